@@ -1,0 +1,81 @@
+//! Says how a stage failed, in the words the retry rules and the report share.
+
+use serde::{Deserialize, Serialize};
+
+/// What kind of failure an attempt ended with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureClass {
+    /// Its processes together held more than `limits.memory`.
+    MemoryLimit,
+    /// It ran longer than `limits.timeout`.
+    TimedOut,
+    /// The kernel's out-of-memory killer ended one of its processes.
+    OomKilled,
+    /// A signal ended it that neither smelt nor the OOM killer sent.
+    KilledExternally,
+    /// The disk ran full.
+    DiskFull,
+    /// The tool said no: a non-zero exit.
+    ToolRejected,
+    /// It said success, but a declared output is not there.
+    OutputMissing,
+    /// It said success, but an output cannot be kept (a symlink, an empty file, a socket).
+    OutputInvalid,
+    /// Its process could not be started.
+    SpawnFailed,
+}
+
+impl FailureClass {
+    /// Whether doing the same again, under the conditions of a later moment, can succeed.
+    ///
+    /// A kill from outside says nothing of the stage; everything else would only fail again.
+    pub fn passes_by_itself(self) -> bool {
+        match self {
+            Self::KilledExternally => true,
+            Self::MemoryLimit
+            | Self::TimedOut
+            | Self::OomKilled
+            | Self::DiskFull
+            | Self::ToolRejected
+            | Self::OutputMissing
+            | Self::OutputInvalid
+            | Self::SpawnFailed => false,
+        }
+    }
+
+    /// Whether an `escalate` step (other params, other limits) can cure it.
+    pub fn cured_by_change(self) -> bool {
+        match self {
+            Self::MemoryLimit | Self::TimedOut | Self::OomKilled | Self::KilledExternally => true,
+            Self::ToolRejected | Self::OutputMissing | Self::OutputInvalid => true,
+            Self::DiskFull | Self::SpawnFailed => false,
+        }
+    }
+
+    /// The class as the report and the journal write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MemoryLimit => "memory-limit",
+            Self::TimedOut => "timed-out",
+            Self::OomKilled => "oom-killed",
+            Self::KilledExternally => "killed-externally",
+            Self::DiskFull => "disk-full",
+            Self::ToolRejected => "tool-rejected",
+            Self::OutputMissing => "output-missing",
+            Self::OutputInvalid => "output-invalid",
+            Self::SpawnFailed => "spawn-failed",
+        }
+    }
+}
+
+/// A failed attempt: its class and the one line a person reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What kind of failure.
+    pub class: FailureClass,
+    /// The stage's own exit code, where it had one.
+    pub exit: Option<i32>,
+    /// One line: what went wrong, in the tool's words where it had any.
+    pub message: String,
+}

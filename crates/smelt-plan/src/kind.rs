@@ -1,0 +1,214 @@
+//! Lists the stage kinds and what each takes; one table serves parsing, keys and messages.
+//!
+//! Knows the shape of a stage, not what it does: the command's workers give the kinds meaning.
+
+use serde::{Deserialize, Serialize};
+
+/// What a stage does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A checkpoint: a directory given by path, or a synthetic one.
+    Source,
+    /// Checkpoint to ONNX.
+    OnnxExport,
+    /// Checkpoint to a checkpoint with other weight types.
+    Quantize,
+    /// ONNX to an engine (trtexec's job).
+    EngineBuild,
+    /// Checkpoint to a decoder engine (trtllm-build's job).
+    LlmEngineBuild,
+    /// Engines against the f32 reference.
+    Verify,
+    /// Engines, tokenizer and preprocessing in the shape `chat` loads.
+    Deployment,
+    /// Any program.
+    Command,
+}
+
+/// What a field of a stage holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Takes {
+    /// The name of a stage of one of these kinds: an edge.
+    Stage(&'static [Kind]),
+    /// `path:DIR` or `synthetic:NAME`.
+    Source,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A whole number in this closed range.
+    Count(u64, u64),
+    /// A non-empty list of texts.
+    Texts,
+    /// A list of stage names and `path:…` texts: edges.
+    Inputs,
+    /// A table of texts.
+    TextTable,
+}
+
+/// What a field is when the file does not give it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absent {
+    /// An error.
+    Refused,
+    /// Nothing; the worker sees no such param.
+    Nothing,
+    /// This word, as if written.
+    Word(&'static str),
+    /// This number, as if written.
+    Number(u64),
+}
+
+/// One field of a stage kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    /// The key in the pipeline file.
+    pub name: &'static str,
+    /// What it holds.
+    pub takes: Takes,
+    /// What its absence means.
+    pub absent: Absent,
+}
+
+const fn field(name: &'static str, takes: Takes, absent: Absent) -> Field {
+    Field { name, takes, absent }
+}
+
+/// Stages whose output is a checkpoint; a `command` may make anything.
+const CHECKPOINT: Takes = Takes::Stage(&[Kind::Source, Kind::Command]);
+const ENGINE: Takes = Takes::Stage(&[Kind::EngineBuild, Kind::Command]);
+const LLM_ENGINE: Takes = Takes::Stage(&[Kind::LlmEngineBuild, Kind::Command]);
+/// Longer contexts need rotary scaling, which no family here declares.
+const SEQ_LEN_MAX: u64 = 131_072;
+/// Slots share one pass over the weights; more than this is a server farm, not a board.
+const SLOTS_MAX: u64 = 64;
+
+const SOURCE: &[Field] = &[field("from", Takes::Source, Absent::Refused)];
+const ONNX_EXPORT: &[Field] = &[
+    field("checkpoint", CHECKPOINT, Absent::Refused),
+    field("part", Takes::Choice(&["vision"]), Absent::Word("vision")),
+    field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
+];
+const QUANTIZE: &[Field] = &[
+    field("checkpoint", CHECKPOINT, Absent::Refused),
+    field("scheme", Takes::Choice(&["none", "int8"]), Absent::Refused),
+];
+const ENGINE_BUILD: &[Field] = &[
+    field("onnx", Takes::Stage(&[Kind::OnnxExport, Kind::Command]), Absent::Refused),
+    field("backend", Takes::Choice(&["native"]), Absent::Word("native")),
+    field("precision", Takes::Choice(&["f32"]), Absent::Word("f32")),
+];
+const LLM_ENGINE_BUILD: &[Field] = &[
+    field(
+        "checkpoint",
+        Takes::Stage(&[Kind::Quantize, Kind::Source, Kind::Command]),
+        Absent::Refused,
+    ),
+    field("backend", Takes::Choice(&["native"]), Absent::Word("native")),
+    field("max-seq-len", Takes::Count(1, SEQ_LEN_MAX), Absent::Number(1024)),
+    field("max-slots", Takes::Count(1, SLOTS_MAX), Absent::Number(1)),
+];
+const VERIFY: &[Field] = &[
+    field("vision", ENGINE, Absent::Refused),
+    field("llm", LLM_ENGINE, Absent::Refused),
+    field("against", CHECKPOINT, Absent::Refused),
+    field("weights", Takes::Stage(&[Kind::Quantize, Kind::Command]), Absent::Nothing),
+];
+const DEPLOYMENT: &[Field] = &[
+    field("checkpoint", CHECKPOINT, Absent::Refused),
+    field("vision", ENGINE, Absent::Refused),
+    field("llm", LLM_ENGINE, Absent::Refused),
+    field("verified", Takes::Stage(&[Kind::Verify]), Absent::Nothing),
+];
+const COMMAND: &[Field] = &[
+    field("argv", Takes::Texts, Absent::Refused),
+    field("inputs", Takes::Inputs, Absent::Nothing),
+    field("outputs", Takes::Texts, Absent::Refused),
+    field("env", Takes::TextTable, Absent::Nothing),
+];
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 8] = [
+        Self::Source,
+        Self::OnnxExport,
+        Self::Quantize,
+        Self::EngineBuild,
+        Self::LlmEngineBuild,
+        Self::Verify,
+        Self::Deployment,
+        Self::Command,
+    ];
+
+    /// The word in the pipeline file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::OnnxExport => "onnx-export",
+            Self::Quantize => "quantize",
+            Self::EngineBuild => "engine-build",
+            Self::LlmEngineBuild => "llm-engine-build",
+            Self::Verify => "verify",
+            Self::Deployment => "deployment",
+            Self::Command => "command",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// The fields a stage of this kind takes, besides `kind`, `limits` and `retry`.
+    pub fn fields(self) -> &'static [Field] {
+        match self {
+            Self::Source => SOURCE,
+            Self::OnnxExport => ONNX_EXPORT,
+            Self::Quantize => QUANTIZE,
+            Self::EngineBuild => ENGINE_BUILD,
+            Self::LlmEngineBuild => LLM_ENGINE_BUILD,
+            Self::Verify => VERIFY,
+            Self::Deployment => DEPLOYMENT,
+            Self::Command => COMMAND,
+        }
+    }
+
+    /// Enters every key of this kind.  Raise it when equal inputs and params would make other
+    /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
+    pub fn version(self) -> u32 {
+        match self {
+            Self::Source
+            | Self::OnnxExport
+            | Self::Quantize
+            | Self::EngineBuild
+            | Self::LlmEngineBuild
+            | Self::Verify
+            | Self::Deployment
+            | Self::Command => 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for kind in Kind::ALL {
+            assert_eq!(Kind::parse(kind.name()), Some(kind));
+        }
+        assert_eq!(Kind::parse("trtexec"), None);
+    }
+
+    #[test]
+    fn field_names_are_unique_and_free_of_the_common_keys() {
+        for kind in Kind::ALL {
+            let mut names: Vec<_> = kind.fields().iter().map(|field| field.name).collect();
+            names.extend(["kind", "limits", "retry"]);
+            let count = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), count, "{}", kind.name());
+        }
+    }
+}

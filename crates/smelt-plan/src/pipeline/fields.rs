@@ -1,0 +1,196 @@
+//! Reads a stage's fields by the table of its kind.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use toml::de::DeValue;
+
+use super::params::Params;
+use super::table::{Item, Table};
+use super::{InputRef, InputSpec, PipelineError, Source};
+use crate::kind::{Absent, Field, Takes};
+use crate::name::StageName;
+
+type Values = BTreeMap<String, Value>;
+
+/// A command that needs longer lists wants a file; the kernel's limit for one argument is 128 KiB.
+const TEXT_BYTES_MAX: usize = 128 << 10;
+
+impl Takes {
+    /// Whether the field names other stages or paths.
+    pub(super) fn is_edge(self) -> bool {
+        matches!(self, Self::Stage(_) | Self::Inputs | Self::Source)
+    }
+}
+
+/// Every field of the stage: the values, and the edges.
+pub(super) fn read(
+    source: &Source<'_>,
+    table: &Table<'_>,
+    fields: &'static [Field],
+    params: &Params,
+) -> Result<(Values, Vec<InputSpec>), PipelineError> {
+    let mut values = Values::new();
+    let mut inputs = Vec::new();
+    for field in fields {
+        match table.get(field.name) {
+            Some(item) => read_field(source, field, &item, params, &mut values, &mut inputs)?,
+            None => fill_absent(table, field, &mut values)?,
+        }
+    }
+    Ok((values, inputs))
+}
+
+/// Only the fields that are there, none of them an edge: an `escalate` step.
+pub(super) fn read_given(
+    source: &Source<'_>,
+    table: &Table<'_>,
+    fields: &[Field],
+    params: &Params,
+) -> Result<Values, PipelineError> {
+    let mut values = Values::new();
+    for field in fields {
+        if let Some(item) = table.get(field.name) {
+            read_field(source, field, &item, params, &mut values, &mut Vec::new())?;
+        }
+    }
+    Ok(values)
+}
+
+fn fill_absent(table: &Table<'_>, field: &Field, values: &mut Values) -> Result<(), PipelineError> {
+    let value = match field.absent {
+        Absent::Refused => return table.required(field.name).map(|_| ()),
+        Absent::Nothing => return Ok(()),
+        Absent::Word(word) => Value::from(word),
+        Absent::Number(number) => Value::from(number),
+    };
+    values.insert(field.name.to_owned(), value);
+    Ok(())
+}
+
+fn read_field(
+    source: &Source<'_>,
+    field: &Field,
+    item: &Item<'_>,
+    params: &Params,
+    values: &mut Values,
+    inputs: &mut Vec<InputSpec>,
+) -> Result<(), PipelineError> {
+    let input = |from| InputSpec { field: field.name, place: source.place(item.offset), from };
+    let value = match field.takes {
+        Takes::Stage(_) => {
+            inputs.push(input(stage(item, &text(item, params)?)?));
+            return Ok(());
+        }
+        Takes::Source => match source_ref(item, text(item, params)?)? {
+            Ok(path) => {
+                inputs.push(input(InputRef::Path(path)));
+                return Ok(());
+            }
+            Err(synthetic) => Value::from(synthetic),
+        },
+        Takes::Inputs => {
+            for item in item.list()? {
+                let from = stage_or_path(&item, text(&item, params)?)?;
+                inputs.push(InputSpec {
+                    field: field.name,
+                    place: source.place(item.offset),
+                    from,
+                });
+            }
+            return Ok(());
+        }
+        Takes::Choice(words) => choice(item, text(item, params)?, words)?,
+        Takes::Count(min, max) => count(item, params, min, max)?,
+        Takes::Texts => texts(item, params)?,
+        Takes::TextTable => text_table(item, params)?,
+    };
+    values.insert(field.name.to_owned(), value);
+    Ok(())
+}
+
+fn text(item: &Item<'_>, params: &Params) -> Result<String, PipelineError> {
+    let (raw, offset) = item.text()?;
+    let text = match params.fill(item.source, &raw, offset)? {
+        Value::String(text) => text,
+        value => value.to_string(),
+    };
+    if text.len() > TEXT_BYTES_MAX || text.contains('\0') {
+        return Err(
+            item.error(format!("\"{}\" holds a NUL or more than {TEXT_BYTES_MAX} bytes", item.key))
+        );
+    }
+    Ok(text)
+}
+
+fn stage(item: &Item<'_>, name: &str) -> Result<InputRef, PipelineError> {
+    StageName::parse(name).map(InputRef::Stage).map_err(|error| item.error(error.to_string()))
+}
+
+fn stage_or_path(item: &Item<'_>, text: String) -> Result<InputRef, PipelineError> {
+    match text.strip_prefix("path:") {
+        Some(path) => Ok(InputRef::Path(nonempty_path(item, path)?)),
+        None => stage(item, &text),
+    }
+}
+
+/// `Ok(path)` for `path:`, `Err(text)` for `synthetic:`.
+fn source_ref(item: &Item<'_>, text: String) -> Result<Result<String, String>, PipelineError> {
+    if let Some(path) = text.strip_prefix("path:") {
+        return Ok(Ok(nonempty_path(item, path)?));
+    }
+    if text.strip_prefix("synthetic:").is_some_and(|name| !name.is_empty()) {
+        return Ok(Err(text));
+    }
+    Err(item.error(format!("\"{}\" must be path:DIR or synthetic:NAME, not \"{text}\"", item.key)))
+}
+
+fn nonempty_path(item: &Item<'_>, path: &str) -> Result<String, PipelineError> {
+    if path.is_empty() {
+        return Err(item.error("\"path:\" names no file or directory"));
+    }
+    Ok(path.to_owned())
+}
+
+fn choice(item: &Item<'_>, word: String, words: &[&str]) -> Result<Value, PipelineError> {
+    if words.contains(&word.as_str()) {
+        return Ok(Value::from(word));
+    }
+    Err(item.error(format!("\"{}\" must be {}, not \"{word}\"", item.key, words.join(" or "))))
+}
+
+/// A number, or a text that is one `${param}` holding a number.
+fn count(item: &Item<'_>, params: &Params, min: u64, max: u64) -> Result<Value, PipelineError> {
+    if !matches!(item.value, DeValue::String(_)) {
+        return item.count(min, max).map(Value::from);
+    }
+    let (raw, offset) = item.text()?;
+    params
+        .fill(item.source, &raw, offset)?
+        .as_u64()
+        .filter(|number| (min..=max).contains(number))
+        .map(Value::from)
+        .ok_or_else(|| {
+            item.error(format!("\"{}\" must be a whole number from {min} to {max}", item.key))
+        })
+}
+
+fn texts(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
+    let list: Vec<String> =
+        item.list()?.iter().map(|item| text(item, params)).collect::<Result<_, _>>()?;
+    if list.is_empty() {
+        return Err(item.error(format!("\"{}\" must not be empty", item.key)));
+    }
+    Ok(Value::from(list))
+}
+
+fn text_table(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
+    let entries = item.table()?.items();
+    let pair = |(_, item): &(usize, Item<'_>)| {
+        if item.key.is_empty() || item.key.contains(['=', '\0']) {
+            return Err(item.error(format!("\"{}\" cannot name a variable", item.key)));
+        }
+        Ok((item.key.to_owned(), Value::from(text(item, params)?)))
+    };
+    entries.iter().map(pair).collect::<Result<serde_json::Map<_, _>, _>>().map(Value::Object)
+}

@@ -1,0 +1,141 @@
+use super::*;
+use serde_json::json;
+
+fn parse(text: &str, sets: &[&str]) -> Result<Pipeline, ParseError> {
+    Pipeline::parse("p.toml", text, &Overrides::parse(sets)?)
+}
+
+const GOOD: &str = r#"
+smelt = 1
+name = "demo"
+[params]
+model = "synthetic:internvl3-tiny"
+seq = 64
+[stage.checkpoint]
+kind = "source"
+from = "${model}"
+[stage.llm-quant]
+kind = "quantize"
+checkpoint = "checkpoint"
+scheme = "int8"
+[stage.llm-engine]
+kind = "llm-engine-build"
+checkpoint = "llm-quant"
+max-seq-len = "${seq}"
+limits = { memory = "3GiB", timeout = "30m" }
+[stage.llm-engine.retry]
+escalate = [{ max-seq-len = 32, limits = { memory = "4GiB" } }]
+"#;
+
+#[test]
+fn a_good_file_reads() {
+    let pipeline = parse(GOOD, &[]).unwrap();
+    let names: Vec<_> = pipeline.stages.iter().map(|stage| stage.name.as_str()).collect();
+    assert_eq!(names, ["checkpoint", "llm-quant", "llm-engine"]);
+    let engine = &pipeline.stages[2];
+    assert_eq!(engine.params["max-seq-len"], json!(64));
+    assert_eq!(engine.params["max-slots"], json!(1), "defaults are filled in");
+    assert_eq!(engine.limits.memory_bytes_max, Some(3 << 30));
+    assert_eq!(engine.attempts_max, 2);
+    assert_eq!(engine.escalate[0].params["max-seq-len"], json!(32));
+    assert_eq!(engine.escalate[0].limits.memory_bytes_max, Some(4 << 30));
+}
+
+#[test]
+fn set_keeps_the_type() {
+    let pipeline = parse(GOOD, &["seq=96", "model=path:../x"]).unwrap();
+    assert_eq!(pipeline.stages[2].params["max-seq-len"], json!(96));
+    assert_eq!(pipeline.paths(), ["../x"].into());
+    for set in ["seq=many", "nope=1", "seq"] {
+        assert!(matches!(parse(GOOD, &[set]), Err(ParseError::Set(_))), "{set}");
+    }
+}
+
+/// Replaces `from` by `to` in the good file; the error must start at `place` and say `words`.
+#[track_caller]
+fn check(from: &str, to: &str, place: &str, words: &str) {
+    let text = GOOD.replacen(from, to, 1);
+    assert_ne!(text, GOOD, "the replacement does nothing");
+    let error = parse(&text, &[]).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("p.toml:{place}: ")), "{error}");
+    assert!(error.contains(words), "{error}");
+    assert!(!error.contains('\n'), "one line: {error}");
+}
+
+#[test]
+fn every_error_has_its_place() {
+    check("scheme", "schema", "13:1", "did you mean \"scheme\"?");
+    check("name = \"demo\"", "name = \"demo\"\nnmae = 1", "4:1", "unknown key \"nmae\"");
+    check("smelt = 1", "smelt = 2", "2:9", "this smelt reads smelt = 1");
+    check("\"quantize\"", "\"quantise\"", "11:8", "did you mean \"quantize\"?");
+    check("\"int8\"", "\"int9\"", "13:10", "must be none or int8, not \"int9\"");
+    check("scheme = \"int8\"", "", "10:1", "needs the key \"scheme\"");
+    check("[stage.llm-quant]", "[stage.LLM]", "10:8", "cannot name a stage");
+    check("= \"llm-quant\"", "= [1]", "16:14", "must be a text in quotes, not array");
+    check("\"${seq}\"", "\"${sqe}\"", "17:15", "did you mean ${seq}?");
+    check("\"${seq}\"", "\"${seq\"", "17:15", "without \"}\"");
+    check("\"${seq}\"", "0", "17:15", "whole number from 1");
+    check("\"${seq}\"", "64", "6:1", "used by no stage");
+    check("3GiB", "3GB", "18:21", "is not a size");
+    check("30m", "soon", "18:39", "is not a duration");
+    check("memory = \"3GiB\"", "ram = 3", "18:12", "unknown key \"ram\"");
+    check(
+        "max-seq-len = 32",
+        "checkpoint = \"x\"",
+        "20:15",
+        "unknown key \"checkpoint\" in an escalate step",
+    );
+    check("synthetic:internvl3-tiny", "hf:x/y", "9:8", "must be path:DIR or synthetic:NAME");
+    check("name = \"demo\"", "name = ", "3:8", "");
+    check("[stage.llm-quant]", "[stage.checkpoint]", "10:8", "");
+}
+
+#[test]
+fn no_stages_is_an_error() {
+    let error = parse("smelt = 1\nname = \"x\"\n", &[]).unwrap_err().to_string();
+    assert!(error.contains("no stages"), "{error}");
+}
+
+#[test]
+fn commands_take_lists_and_tables() {
+    let text = r#"
+smelt = 1
+name = "c"
+[stage.a]
+kind = "command"
+argv = ["sh", "-c", "echo hi > out"]
+inputs = ["path:x.txt", "b"]
+outputs = ["out"]
+env = { LEVEL = "3" }
+"#;
+    let pipeline = parse(text, &[]).unwrap();
+    let stage = &pipeline.stages[0];
+    assert_eq!(stage.params["argv"], json!(["sh", "-c", "echo hi > out"]));
+    assert_eq!(stage.params["env"], json!({"LEVEL": "3"}));
+    let from: Vec<_> = stage.inputs.iter().map(|input| input.from.clone()).collect();
+    let b = StageName::parse("b").unwrap();
+    assert_eq!(from, [InputRef::Path("x.txt".into()), InputRef::Stage(b)]);
+}
+
+#[test]
+fn mangled_files_never_panic() {
+    let mut state = 1_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) as usize
+    };
+    for _ in 0..3_000 {
+        let mut bytes = GOOD.as_bytes().to_vec();
+        for _ in 0..1 + next() % 4 {
+            let at = next() % bytes.len();
+            match next() % 3 {
+                0 => bytes[at] = b"\"[]{}=.$\n\0"[next() % 10],
+                1 if bytes.len() > 1 => drop(bytes.remove(at)),
+                _ => bytes.truncate(at.max(1)),
+            }
+        }
+        if let Ok(text) = String::from_utf8(bytes) {
+            let _ = parse(&text, &[]);
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Orders a pipeline into a DAG with recipe keys: what would run, before anything does.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
+use std::path::PathBuf;
+
+use petgraph::Direction;
+use petgraph::graph::{DiGraph, NodeIndex};
+use serde_json::Value;
+
+use crate::digest::Digest;
+use crate::key::{Explain, KeyDomain, Recipe, digest, walk};
+use crate::kind::{Kind, Takes};
+use crate::name::StageName;
+use crate::pipeline::{InputRef, InputSpec, Limits, Pipeline, PipelineError, StageSpec, Step};
+use crate::text::nearest;
+
+/// A stage's position in its plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StageId(usize);
+
+impl StageId {
+    /// The position, for tables kept beside a plan.
+    pub const fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// What a `path:` was when the plan was made: where it lies and what it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pin {
+    /// The absolute path.
+    pub path: PathBuf,
+    /// The digest of its tree.
+    pub digest: Digest,
+}
+
+/// The pins of every `path:` of a pipeline, by the text in the file.
+pub type Pins = BTreeMap<String, Pin>;
+
+/// A pipeline in order, with keys.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The pipeline's own name.
+    pub name: String,
+    /// Stages, each after all it needs; ties in the order of the file.
+    stages: Vec<Stage>,
+}
+
+/// One stage of a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stage {
+    /// Its name.
+    pub name: StageName,
+    /// What it does.
+    pub kind: Kind,
+    /// The fields that are no edges.
+    pub params: BTreeMap<String, Value>,
+    /// Its edges, in the order of the kind's fields, lists in the order of the file.
+    pub inputs: Vec<Input>,
+    /// Caps on attempt 1.
+    pub limits: Limits,
+    /// Attempts in all.
+    pub attempts_max: u32,
+    /// What changes on attempt 2, 3, ….
+    pub escalate: Vec<Step>,
+    /// The key of the whole sub-recipe, known without running anything.
+    pub recipe_key: Digest,
+}
+
+/// One edge.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Input {
+    /// The field that names it.
+    pub field: &'static str,
+    /// What it points to.
+    pub from: From,
+}
+
+/// What an edge points to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum From {
+    /// The output of a stage.
+    Stage(StageId),
+    /// A pinned path outside the store.
+    Path(Pin),
+}
+
+/// One attempt at a stage: its params and caps after `escalate`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Attempt {
+    /// The fields that are no edges.
+    pub params: BTreeMap<String, Value>,
+    /// Caps.
+    pub limits: Limits,
+    /// What differs from attempt 1, as the file says it.
+    pub changed: Option<String>,
+}
+
+impl Plan {
+    /// Orders `pipeline`; `pins` must hold every path of [`Pipeline::paths`].
+    pub fn build(pipeline: &Pipeline, pins: &Pins) -> Result<Self, PipelineError> {
+        let by_name = index_names(pipeline)?;
+        check_edges(pipeline, &by_name)?;
+        let order = order(pipeline, &by_name)?;
+        let mut position = vec![StageId(0); pipeline.stages.len()];
+        order.iter().enumerate().for_each(|(at, &file_index)| position[file_index] = StageId(at));
+        let mut stages: Vec<Stage> = Vec::with_capacity(order.len());
+        for &file_index in &order {
+            let spec = &pipeline.stages[file_index];
+            let resolve = |input: &InputSpec| Input {
+                field: input.field,
+                from: match &input.from {
+                    InputRef::Stage(name) => From::Stage(position[by_name[name]]),
+                    InputRef::Path(path) => From::Path(pins[path].clone()),
+                },
+            };
+            let inputs: Vec<Input> = spec.inputs.iter().map(resolve).collect();
+            let recipe_key = recipe_key(spec, &inputs, &stages);
+            stages.push(Stage {
+                name: spec.name.clone(),
+                kind: spec.kind,
+                params: spec.params.clone(),
+                inputs,
+                limits: spec.limits,
+                attempts_max: spec.attempts_max,
+                escalate: spec.escalate.clone(),
+                recipe_key,
+            });
+        }
+        Ok(Self { name: pipeline.name.clone(), stages })
+    }
+
+    /// The stages, each after all it needs.
+    pub fn stages(&self) -> impl ExactSizeIterator<Item = (StageId, &Stage)> {
+        self.stages.iter().enumerate().map(|(at, stage)| (StageId(at), stage))
+    }
+
+    /// How many stages.
+    pub fn len(&self) -> usize {
+        self.stages.len()
+    }
+
+    /// Whether there are none; a built plan has at least one.
+    pub fn is_empty(&self) -> bool {
+        self.stages.is_empty()
+    }
+
+    /// One stage.
+    pub fn stage(&self, id: StageId) -> &Stage {
+        &self.stages[id.0]
+    }
+
+    /// The stage of that name, or the name nearest to it.
+    pub fn find(&self, name: &str) -> Result<StageId, UnknownStage> {
+        self.stages.iter().position(|stage| stage.name.as_str() == name).map(StageId).ok_or_else(
+            || UnknownStage {
+                name: name.to_owned(),
+                near: nearest(name, self.stages.iter().map(|stage| stage.name.as_str()))
+                    .map(str::to_owned),
+            },
+        )
+    }
+
+    /// `targets` and everything they need.
+    pub fn closure(&self, targets: &[StageId]) -> BTreeSet<StageId> {
+        let mut needed: BTreeSet<StageId> = targets.iter().copied().collect();
+        for at in (0..self.stages.len()).rev().map(StageId) {
+            if needed.contains(&at) {
+                needed.extend(self.stage(at).needs());
+            }
+        }
+        needed
+    }
+
+    /// The content key of `stage`, once the digests of all it needs are known.
+    pub fn content_key(&self, stage: StageId, output: impl Fn(StageId) -> Digest) -> Digest {
+        let stage = self.stage(stage);
+        let inputs = digests(&stage.inputs, &output);
+        digest(
+            KeyDomain::Content,
+            &Recipe { kind: stage.kind, params: &stage.params, inputs: &inputs },
+        )
+    }
+
+    /// The parts of that content key, for a person.
+    pub fn explain(
+        &self,
+        stage: StageId,
+        output: impl Fn(StageId) -> Digest,
+    ) -> Vec<(String, String)> {
+        let stage = self.stage(stage);
+        let inputs = digests(&stage.inputs, &output);
+        let mut sink = Explain::default();
+        walk(&Recipe { kind: stage.kind, params: &stage.params, inputs: &inputs }, &mut sink);
+        sink.0
+    }
+}
+
+/// No stage has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no stage \"{name}\" in this pipeline{}", near.as_ref().map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default())]
+pub struct UnknownStage {
+    /// The name asked for.
+    pub name: String,
+    /// The nearest there is.
+    pub near: Option<String>,
+}
+
+impl Stage {
+    /// The stages it needs, with repeats where it names one twice.
+    pub fn needs(&self) -> impl Iterator<Item = StageId> {
+        self.inputs.iter().filter_map(|input| match input.from {
+            From::Stage(id) => Some(id),
+            From::Path(_) => None,
+        })
+    }
+
+    /// A `path:` source is not built: the pin is its output.
+    pub fn given(&self) -> Option<&Pin> {
+        match (self.kind, self.inputs.first()) {
+            (Kind::Source, Some(Input { from: From::Path(pin), .. })) => Some(pin),
+            _ => None,
+        }
+    }
+
+    /// The params and caps of attempt `n` (from 1).
+    pub fn attempt(&self, n: u32) -> Attempt {
+        let mut attempt =
+            Attempt { params: self.params.clone(), limits: self.limits, changed: None };
+        let Some(last) = (n as usize).checked_sub(2) else { return attempt };
+        // The ladder's top rung serves every attempt beyond it.
+        let Some(step) = self.escalate.get(last).or(self.escalate.last()) else { return attempt };
+        for (name, value) in &step.params {
+            merge(attempt.params.entry(name.clone()).or_insert(Value::Null), value);
+        }
+        let limits = &mut attempt.limits;
+        limits.memory_bytes_max = step.limits.memory_bytes_max.or(limits.memory_bytes_max);
+        limits.duration_max = step.limits.duration_max.or(limits.duration_max);
+        attempt.changed = Some(step.text.clone());
+        attempt
+    }
+}
+
+/// Tables merge key by key; anything else is replaced.
+fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                into.insert(key.clone(), value.clone());
+            }
+        }
+        (into, from) => *into = from.clone(),
+    }
+}
+
+fn digests(inputs: &[Input], output: impl Fn(StageId) -> Digest) -> Vec<(String, Digest)> {
+    let digest = |input: &Input| match &input.from {
+        From::Stage(id) => output(*id),
+        From::Path(pin) => pin.digest,
+    };
+    inputs.iter().map(|input| (input.field.to_owned(), digest(input))).collect()
+}
+
+fn recipe_key(spec: &StageSpec, inputs: &[Input], stages: &[Stage]) -> Digest {
+    let inputs = digests(inputs, |id| stages[id.0].recipe_key);
+    digest(KeyDomain::Recipe, &Recipe { kind: spec.kind, params: &spec.params, inputs: &inputs })
+}
+
+fn index_names(pipeline: &Pipeline) -> Result<HashMap<&StageName, usize>, PipelineError> {
+    let mut by_name = HashMap::with_capacity(pipeline.stages.len());
+    for (at, stage) in pipeline.stages.iter().enumerate() {
+        if by_name.insert(&stage.name, at).is_some() {
+            return Err(
+                pipeline.error(stage.place, format!("stage \"{}\" is there twice", stage.name))
+            );
+        }
+    }
+    Ok(by_name)
+}
+
+/// Every edge names a stage of a kind its field takes.
+fn check_edges(
+    pipeline: &Pipeline,
+    by_name: &HashMap<&StageName, usize>,
+) -> Result<(), PipelineError> {
+    for stage in &pipeline.stages {
+        for input in &stage.inputs {
+            let InputRef::Stage(name) = &input.from else { continue };
+            let Some(&at) = by_name.get(name) else {
+                return Err(unknown_stage(pipeline, stage, input, name));
+            };
+            check_kind(pipeline, stage, input, &pipeline.stages[at])?;
+        }
+    }
+    Ok(())
+}
+
+fn unknown_stage(
+    pipeline: &Pipeline,
+    stage: &StageSpec,
+    input: &InputSpec,
+    name: &StageName,
+) -> PipelineError {
+    let near = nearest(name.as_str(), pipeline.stages.iter().map(|stage| stage.name.as_str()));
+    let hint = near.map_or(String::new(), |near| format!("; did you mean \"{near}\"?"));
+    let message = format!(
+        "stage \"{}\" needs stage \"{name}\" ({}), which is not in the file{hint}",
+        stage.name, input.field
+    );
+    pipeline.error(input.place, message)
+}
+
+fn check_kind(
+    pipeline: &Pipeline,
+    stage: &StageSpec,
+    input: &InputSpec,
+    found: &StageSpec,
+) -> Result<(), PipelineError> {
+    let field = stage.kind.fields().iter().find(|field| field.name == input.field);
+    let Some(Takes::Stage(kinds)) = field.map(|field| field.takes) else { return Ok(()) };
+    if kinds.contains(&found.kind) {
+        return Ok(());
+    }
+    let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
+    let message = format!(
+        "\"{}\" of stage \"{}\" takes a stage of kind {}; \"{}\" is of kind {}",
+        input.field,
+        stage.name,
+        names.join(" or "),
+        found.name,
+        found.kind.name()
+    );
+    Err(pipeline.error(input.place, message))
+}
+
+/// File indices, each after all it needs; among those ready, the first in the file first.
+fn order(
+    pipeline: &Pipeline,
+    by_name: &HashMap<&StageName, usize>,
+) -> Result<Vec<usize>, PipelineError> {
+    let graph = edges(pipeline, by_name);
+    let mut missing: Vec<usize> = graph
+        .node_indices()
+        .map(|node| graph.neighbors_directed(node, Direction::Incoming).count())
+        .collect();
+    let mut ready: BinaryHeap<Reverse<usize>> =
+        (0..missing.len()).filter(|&at| missing[at] == 0).map(Reverse).collect();
+    let mut order = Vec::with_capacity(missing.len());
+    while let Some(Reverse(at)) = ready.pop() {
+        order.push(at);
+        for next in graph.neighbors(NodeIndex::new(at)) {
+            missing[next.index()] -= 1;
+            if missing[next.index()] == 0 {
+                ready.push(Reverse(next.index()));
+            }
+        }
+    }
+    if order.len() == missing.len() { Ok(order) } else { Err(cycle(pipeline, &graph)) }
+}
+
+/// An arrow from each stage to each that needs it; two edges between a pair count once each.
+fn edges(pipeline: &Pipeline, by_name: &HashMap<&StageName, usize>) -> DiGraph<(), ()> {
+    let mut graph = DiGraph::with_capacity(pipeline.stages.len(), pipeline.stages.len());
+    for _ in &pipeline.stages {
+        graph.add_node(());
+    }
+    for (at, stage) in pipeline.stages.iter().enumerate() {
+        for input in &stage.inputs {
+            if let InputRef::Stage(name) = &input.from {
+                graph.add_edge(NodeIndex::new(by_name[name]), NodeIndex::new(at), ());
+            }
+        }
+    }
+    graph
+}
+
+/// Names one cycle, from its first stage in the file round to itself.
+fn cycle(pipeline: &Pipeline, graph: &DiGraph<(), ()>) -> PipelineError {
+    let knots = petgraph::algo::tarjan_scc(graph);
+    let is_cycle = |knot: &&Vec<NodeIndex>| knot.len() > 1 || graph.contains_edge(knot[0], knot[0]);
+    let knot: BTreeSet<usize> =
+        knots.iter().find(is_cycle).into_iter().flatten().map(|node| node.index()).collect();
+    let first = knot.first().copied().unwrap_or(0);
+    let mut walk = vec![first];
+    // Every stage of a knot needs another of it, so this walk must come back to a stage it saw.
+    let round = loop {
+        let last = walk[walk.len() - 1];
+        let needs = graph.neighbors_directed(NodeIndex::new(last), Direction::Incoming);
+        let next =
+            needs.map(NodeIndex::index).filter(|at| knot.contains(at)).min().unwrap_or(first);
+        if let Some(start) = walk.iter().position(|&at| at == next) {
+            walk.push(next);
+            break &walk[start..];
+        }
+        walk.push(next);
+    };
+    let names: Vec<_> = round.iter().map(|&at| pipeline.stages[at].name.as_str()).collect();
+    let message = format!("stages need each other in a circle: {}", names.join(" needs "));
+    pipeline.error(pipeline.stages[round[0]].place, message)
+}
+
+#[cfg(test)]
+mod tests;

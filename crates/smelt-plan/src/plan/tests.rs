@@ -1,0 +1,114 @@
+use super::*;
+use crate::pipeline::Overrides;
+
+/// A pipeline of `command` stages: "c: a b" is stage c needing a and b.
+fn pipeline(lines: &[&str]) -> Pipeline {
+    let mut text = "smelt = 1\nname = \"t\"\n".to_owned();
+    for line in lines {
+        let (name, needs) = line.split_once(':').unwrap();
+        let needs: Vec<_> = needs.split_whitespace().map(|need| format!("\"{need}\"")).collect();
+        text.push_str(&format!(
+            "[stage.{name}]\nkind = \"command\"\nargv = [\"make\", \"{name}\"]\ninputs = [{}]\noutputs = [\"o\"]\n",
+            needs.join(", ")
+        ));
+    }
+    Pipeline::parse("t.toml", &text, &Overrides::default()).unwrap()
+}
+
+fn plan(lines: &[&str]) -> Result<Plan, PipelineError> {
+    Plan::build(&pipeline(lines), &Pins::new())
+}
+
+fn names(plan: &Plan) -> Vec<&str> {
+    plan.stages().map(|(_, stage)| stage.name.as_str()).collect()
+}
+
+#[test]
+fn needs_come_first_and_ties_keep_the_order_of_the_file() {
+    let plan = plan(&["z: b", "b:", "a:", "y: z a", "c: a a"]).unwrap();
+    assert_eq!(names(&plan), ["b", "z", "a", "y", "c"]);
+    for (id, stage) in plan.stages() {
+        assert!(stage.needs().all(|need| need < id));
+    }
+}
+
+#[test]
+fn circles_are_named() {
+    let check = |lines: &[&str], words: &str| {
+        let error = plan(lines).unwrap_err();
+        assert!(error.message.contains(words), "{error}");
+        assert!(error.place.is_some());
+    };
+    check(&["a: c", "b: a", "c: b", "d: c"], "a needs c needs b needs a");
+    check(&["x:", "a: a"], "a needs a");
+    check(&["d: c", "c: b", "b: c"], "c needs b needs c");
+}
+
+#[test]
+fn unknown_stages_are_refused() {
+    let error = plan(&["alpha:", "b: alhpa"]).unwrap_err().to_string();
+    assert!(error.starts_with("t.toml:11:"), "{error}");
+    assert!(error.contains("did you mean \"alpha\"?"), "{error}");
+}
+
+#[test]
+fn an_edge_must_point_to_a_fitting_kind() {
+    let text = "smelt = 1\nname = \"t\"\n[stage.c]\nkind = \"source\"\nfrom = \"synthetic:x\"\n\
+        [stage.e]\nkind = \"engine-build\"\nonnx = \"c\"\n";
+    let pipeline = Pipeline::parse("t.toml", text, &Overrides::default()).unwrap();
+    let error = Plan::build(&pipeline, &Pins::new()).unwrap_err().to_string();
+    assert!(error.contains("takes a stage of kind onnx-export or command"), "{error}");
+}
+
+#[test]
+fn a_change_reaches_exactly_the_recipe_keys_below_it() {
+    let before = plan(&["a:", "b: a", "c: b", "d:"]).unwrap();
+    let mut changed = pipeline(&["a:", "b: a", "c: b", "d:"]);
+    changed.stages[1].params.insert("argv".into(), Value::from(vec!["other"]));
+    let after = Plan::build(&changed, &Pins::new()).unwrap();
+    let differs: Vec<_> = before
+        .stages()
+        .zip(after.stages())
+        .filter(|(b, a)| b.1.recipe_key != a.1.recipe_key)
+        .map(|(b, _)| b.1.name.as_str())
+        .collect();
+    assert_eq!(differs, ["b", "c"]);
+}
+
+#[test]
+fn limits_and_retry_enter_no_key() {
+    let plain = pipeline(&["a:"]);
+    let mut other = plain.clone();
+    other.stages[0].limits.memory_bytes_max = Some(1 << 30);
+    other.stages[0].attempts_max = 3;
+    other.stages[0].escalate = vec![Step::default()];
+    let key = |p| Plan::build(p, &Pins::new()).unwrap().stages().next().unwrap().1.recipe_key;
+    assert_eq!(key(&plain), key(&other));
+}
+
+#[test]
+fn escalation_overrides_one_attempt() {
+    let mut pipeline = pipeline(&["a:"]);
+    let argv = |word: &str| Value::from(vec![word]);
+    let step = |word: &str| Step {
+        params: [("argv".to_owned(), argv(word))].into(),
+        text: word.to_owned(),
+        ..Step::default()
+    };
+    pipeline.stages[0].escalate = vec![step("second"), step("third")];
+    let plan = Plan::build(&pipeline, &Pins::new()).unwrap();
+    let (_, stage) = plan.stages().next().unwrap();
+    assert_eq!(stage.attempt(1).changed, None);
+    assert_eq!(stage.attempt(2).params["argv"], argv("second"));
+    assert_eq!(stage.attempt(3).params["argv"], argv("third"));
+    assert_eq!(stage.attempt(9).params["argv"], argv("third"));
+}
+
+#[test]
+fn closure_is_everything_needed() {
+    let plan = plan(&["a:", "b: a", "c: b", "d: a"]).unwrap();
+    let wanted = plan.closure(&[plan.find("c").unwrap()]);
+    let names: Vec<_> = wanted.iter().map(|&id| plan.stage(id).name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!(plan.find("bb").unwrap_err().near.as_deref(), Some("b"));
+}

@@ -1,0 +1,356 @@
+//! Decides which stage runs next.
+//!
+//! Takes events, returns commands.  Knows nothing of processes, files or clocks; `smelt-exec`
+//! performs the commands and reports back.
+
+use std::collections::BTreeSet;
+
+use crate::digest::Digest;
+use crate::failure::Failure;
+use crate::plan::{Plan, StageId};
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The store has the result of this stage's key.
+    Found(StageId, Digest),
+    /// The store has no result for it.
+    Missing(StageId),
+    /// Another run is building the key.
+    Held(StageId),
+    /// The attempt ended well and its output is permanent.
+    Sealed(StageId, Digest),
+    /// The attempt failed.
+    Failed(StageId, Failure),
+    /// The attempt ended because we asked.
+    Stopped(StageId),
+    /// Some time has passed: keys held by others are worth another look.
+    Tick,
+    /// The user wants out.
+    Interrupt,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Command {
+    /// Ask the store for this key; answer with `Found` or `Missing`.
+    Look(StageId, Digest),
+    /// Take the key and run this attempt; answer `Held`, `Found`, or how it ended.
+    Start {
+        /// Which stage.
+        stage: StageId,
+        /// Its content key.
+        key: Digest,
+        /// From 1.
+        attempt: u32,
+        /// Run even where the store has the result.
+        forced: bool,
+    },
+    /// End the attempt; answer `Stopped`, or how it ended before that.
+    Stop(StageId),
+}
+
+/// Where a stage stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Not part of this run (`--only`).
+    Unwanted,
+    /// Needs a stage that has no output yet.
+    Waiting,
+    /// The store is being asked.
+    Looking,
+    /// To be started when there is room.
+    Ready,
+    /// An attempt runs.
+    Running {
+        /// From 1.
+        attempt: u32,
+    },
+    /// Another run builds its key.
+    Held,
+    /// The store had it.
+    Hit(Digest),
+    /// Built by this run.
+    Sealed(Digest),
+    /// Given up.
+    Failed,
+    /// Not started, since the run ended before.
+    Skipped,
+    /// Stopped by the user.
+    Interrupted,
+}
+
+impl State {
+    /// Whether nothing will change any more.
+    pub fn is_final(self) -> bool {
+        !matches!(
+            self,
+            Self::Waiting | Self::Looking | Self::Ready | Self::Running { .. } | Self::Held
+        )
+    }
+
+    /// The digest of the output, where there is one.
+    pub fn output(self) -> Option<Digest> {
+        match self {
+            Self::Hit(digest) | Self::Sealed(digest) => Some(digest),
+            _ => None,
+        }
+    }
+}
+
+/// What the user asked of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wishes {
+    /// Attempts at once.
+    pub jobs: usize,
+    /// Go on with what does not need a failed stage.
+    pub keep_going: bool,
+    /// Wait for keys that other runs build; else the run ends there.
+    pub wait: bool,
+    /// Only these and what they need; empty is everything.
+    pub only: Vec<StageId>,
+    /// Run these even where the store has their result.
+    pub force: BTreeSet<StageId>,
+}
+
+impl Default for Wishes {
+    /// One stage at a time: on these devices memory, not cores, is short.
+    fn default() -> Self {
+        Self { jobs: 1, keep_going: false, wait: true, only: Vec::new(), force: BTreeSet::new() }
+    }
+}
+
+/// A plan under way.
+pub struct Schedule<'p> {
+    plan: &'p Plan,
+    wishes: Wishes,
+    states: Vec<State>,
+    dependents: Vec<Vec<StageId>>,
+    /// Why the run starts nothing more, once it does not.
+    ending: Option<Ending>,
+    /// The first failure, which gives the run its exit code.
+    first_failure: Option<(StageId, Failure)>,
+}
+
+/// Why a run starts nothing more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// A stage failed and the user does not want to keep going.
+    Failed,
+    /// The user wants out.
+    Interrupted,
+    /// Another run holds a key and the user does not want to wait.
+    Held,
+}
+
+impl<'p> Schedule<'p> {
+    /// Begins; the commands are those to perform first.
+    pub fn begin(plan: &'p Plan, wishes: Wishes) -> (Self, Vec<Command>) {
+        let wanted = match wishes.only.as_slice() {
+            [] => plan.stages().map(|(id, _)| id).collect(),
+            only => plan.closure(only),
+        };
+        let state = |(id, _)| if wanted.contains(&id) { State::Waiting } else { State::Unwanted };
+        let mut dependents = vec![Vec::new(); plan.len()];
+        for (id, stage) in plan.stages() {
+            stage.needs().for_each(|need| dependents[need.index()].push(id));
+        }
+        let states = plan.stages().map(state).collect();
+        let mut schedule =
+            Self { plan, wishes, states, dependents, ending: None, first_failure: None };
+        let mut commands = Vec::new();
+        for (id, _) in plan.stages() {
+            schedule.look_if_possible(id, &mut commands);
+        }
+        commands.extend(schedule.start_what_fits());
+        (schedule, commands)
+    }
+
+    /// Takes what happened, returns what to do.
+    pub fn on_event(&mut self, event: Event) -> Vec<Command> {
+        let mut commands = Vec::new();
+        match event {
+            Event::Found(stage, output) => self.finish(stage, State::Hit(output), &mut commands),
+            Event::Sealed(stage, output) => {
+                self.finish(stage, State::Sealed(output), &mut commands)
+            }
+            Event::Missing(stage) => self.set(stage, State::Ready),
+            Event::Held(stage) => self.on_held(stage),
+            Event::Failed(stage, failure) => self.on_failed(stage, failure, &mut commands),
+            Event::Stopped(stage) => self.set(stage, State::Interrupted),
+            Event::Tick => self.look_again(&mut commands),
+            Event::Interrupt => self.on_interrupt(&mut commands),
+        }
+        self.skip_what_cannot_run();
+        commands.extend(self.start_what_fits());
+        commands
+    }
+
+    /// Whether every stage is in its last state.
+    pub fn is_finished(&self) -> bool {
+        self.states.iter().all(|state| state.is_final())
+    }
+
+    /// Whether a key held by another run is being waited for.
+    pub fn is_waiting_for_others(&self) -> bool {
+        self.states.contains(&State::Held)
+    }
+
+    /// Where `stage` stands.
+    pub fn state(&self, stage: StageId) -> State {
+        self.states[stage.index()]
+    }
+
+    /// Why the run started nothing more before it was done.
+    pub fn ending(&self) -> Option<Ending> {
+        self.ending
+    }
+
+    /// The failure that came first.
+    pub fn first_failure(&self) -> Option<&(StageId, Failure)> {
+        self.first_failure.as_ref()
+    }
+
+    /// The content key of a stage whose needs all have outputs.
+    pub fn key(&self, stage: StageId) -> Option<Digest> {
+        let known = |need: StageId| self.state(need).output();
+        self.plan.stage(stage).needs().all(|need| known(need).is_some()).then(|| {
+            self.plan.content_key(stage, |need| known(need).expect("checked on the line above"))
+        })
+    }
+
+    fn finish(&mut self, stage: StageId, state: State, commands: &mut Vec<Command>) {
+        self.set(stage, state);
+        for dependent in self.dependents[stage.index()].clone() {
+            self.look_if_possible(dependent, commands);
+        }
+    }
+
+    /// A waiting stage whose needs are all there is looked up, forced, or given.
+    fn look_if_possible(&mut self, stage: StageId, commands: &mut Vec<Command>) {
+        if self.state(stage) != State::Waiting || self.ending.is_some() {
+            return;
+        }
+        let Some(key) = self.key(stage) else { return };
+        if let Some(pin) = self.plan.stage(stage).given() {
+            let digest = pin.digest;
+            return self.finish(stage, State::Hit(digest), commands);
+        }
+        if self.wishes.force.contains(&stage) {
+            return self.set(stage, State::Ready);
+        }
+        self.set(stage, State::Looking);
+        commands.push(Command::Look(stage, key));
+    }
+
+    fn on_held(&mut self, stage: StageId) {
+        if self.ending.is_some() {
+            return self.set(stage, State::Skipped);
+        }
+        self.set(stage, State::Held);
+        if !self.wishes.wait {
+            self.ending = Some(Ending::Held);
+        }
+    }
+
+    fn look_again(&mut self, commands: &mut Vec<Command>) {
+        for (stage, _) in self.plan.stages() {
+            if self.state(stage) != State::Held {
+                continue;
+            }
+            if self.wishes.force.contains(&stage) {
+                self.set(stage, State::Ready);
+            } else {
+                let key = self.key(stage).expect("a held stage has a key");
+                self.set(stage, State::Looking);
+                commands.push(Command::Look(stage, key));
+            }
+        }
+    }
+
+    fn on_failed(&mut self, stage: StageId, failure: Failure, commands: &mut Vec<Command>) {
+        let State::Running { attempt } = self.state(stage) else {
+            panic!("BUG: stage {stage:?} failed while {:?}", self.state(stage));
+        };
+        if self.ending.is_none() && retries(self.plan, stage, attempt, &failure) {
+            let attempt = attempt + 1;
+            let key = self.key(stage).expect("a running stage has a key");
+            self.set(stage, State::Running { attempt });
+            return commands.push(Command::Start { stage, key, attempt, forced: true });
+        }
+        self.set(stage, State::Failed);
+        self.first_failure.get_or_insert((stage, failure));
+        if !self.wishes.keep_going {
+            self.ending.get_or_insert(Ending::Failed);
+        }
+    }
+
+    fn on_interrupt(&mut self, commands: &mut Vec<Command>) {
+        self.ending = Some(Ending::Interrupted);
+        let running =
+            |(id, _): &(StageId, _)| matches!(self.states[id.index()], State::Running { .. });
+        commands.extend(self.plan.stages().filter(running).map(|(id, _)| Command::Stop(id)));
+    }
+
+    /// After the ending nothing starts; without it, only what a failed stage feeds cannot.
+    fn skip_what_cannot_run(&mut self) {
+        for (stage, planned) in self.plan.stages() {
+            let idle = matches!(self.state(stage), State::Waiting | State::Ready | State::Held);
+            let starved = || {
+                planned.needs().any(|need| {
+                    let state = self.state(need);
+                    state.is_final() && state.output().is_none()
+                })
+            };
+            if idle && (self.ending.is_some() || starved()) {
+                self.set(stage, State::Skipped);
+            }
+        }
+    }
+
+    fn start_what_fits(&mut self) -> Vec<Command> {
+        let running = self.states.iter().filter(|s| matches!(s, State::Running { .. })).count();
+        let room = self.wishes.jobs.max(1).saturating_sub(running);
+        let ready = |(id, _): &(StageId, _)| self.states[id.index()] == State::Ready;
+        let next: Vec<StageId> =
+            self.plan.stages().filter(ready).map(|(id, _)| id).take(room).collect();
+        next.into_iter().map(|stage| self.start(stage)).collect()
+    }
+
+    fn start(&mut self, stage: StageId) -> Command {
+        self.set(stage, State::Running { attempt: 1 });
+        let key = self.key(stage).expect("a ready stage has a key");
+        Command::Start { stage, key, attempt: 1, forced: self.wishes.force.contains(&stage) }
+    }
+
+    /// Every state change goes through here; illegal ones are bugs in smelt.
+    fn set(&mut self, stage: StageId, to: State) {
+        use State::{
+            Failed, Held, Hit, Interrupted, Looking, Ready, Running, Sealed, Skipped, Waiting,
+        };
+        let from = self.state(stage);
+        let legal = match (from, to) {
+            (Waiting, Looking | Ready | Hit(_) | Skipped) => true,
+            (Looking, Hit(_) | Ready) => true,
+            (Ready, Running { attempt: 1 } | Skipped) => true,
+            (Running { attempt }, Running { attempt: next }) => next == attempt + 1,
+            // Taking the key can show that another run has it, or has just finished with it.
+            (Running { .. }, Held | Hit(_) | Sealed(_) | Failed | Interrupted | Skipped) => true,
+            (Held, Looking | Ready | Skipped) => true,
+            _ => false,
+        };
+        assert!(legal, "BUG: stage {}: {from:?} -> {to:?}", self.plan.stage(stage).name);
+        self.states[stage.index()] = to;
+    }
+}
+
+/// A retry must change something, or answer a failure that says nothing of the stage.
+fn retries(plan: &Plan, stage: StageId, attempt: u32, failure: &Failure) -> bool {
+    let stage = plan.stage(stage);
+    let step_waits = stage.escalate.len() >= attempt as usize;
+    attempt < stage.attempts_max
+        && (failure.class.passes_by_itself() || (step_waits && failure.class.cured_by_change()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! Finds places in text: byte offset to line and column, and the nearest known word.
+
+use std::fmt;
+
+/// A place in the pipeline file; both numbers start at 1, columns count characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+impl Place {
+    /// The place of byte `offset` of `text`; an offset past the end is the end.
+    pub fn of(text: &str, offset: usize) -> Self {
+        let before = &text.as_bytes()[..offset.min(text.len())];
+        let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
+        let is_char_start = |b: &&u8| (**b & 0xC0) != 0x80;
+        Self {
+            line: before.iter().filter(|&&b| b == b'\n').count() + 1,
+            column: before[line_start..].iter().filter(is_char_start).count() + 1,
+        }
+    }
+}
+
+/// The known word nearest to `word`, if it is near enough to be a slip of the finger.
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .into_iter()
+        .map(|candidate| (edits(word, candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 3)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein distance.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_count_from_one_in_characters() {
+        let text = "ab\ncé x\n";
+        let check = |offset, line, column| {
+            assert_eq!(Place::of(text, offset), Place { line, column }, "offset {offset}");
+        };
+        check(0, 1, 1);
+        check(3, 2, 1);
+        check(7, 2, 4);
+        check(999, 3, 1);
+    }
+
+    #[test]
+    fn slips_find_their_word() {
+        let known = ["checkpoint", "dtype", "part"];
+        assert_eq!(nearest("checkpiont", known), Some("checkpoint"));
+        assert_eq!(nearest("dtyp", known), Some("dtype"));
+        assert_eq!(nearest("banana", known), None);
+    }
+}
