@@ -1,0 +1,16 @@
+//! Measures: `/proc` to [`Sample`]s, samples to [`Peaks`] and a [`Verdict`].
+//!
+//! Reading is thin and separate from judging, which is pure.  Knows nothing of pipelines, stages
+//! or retries.
+
+#![forbid(unsafe_code)]
+
+pub mod machine;
+pub mod peaks;
+pub mod tree;
+pub mod verdict;
+
+pub use machine::Machine;
+pub use peaks::Peaks;
+pub use tree::{Sample, Tree};
+pub use verdict::{Budget, Verdict, Why, judge};

@@ -1,0 +1,75 @@
+//! Keeps the extremes of a series of samples.
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::Machine;
+use crate::tree::Sample;
+
+/// What an attempt took at most, and what it left at least.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Peaks {
+    /// Samples taken; peaks of few samples are weak.
+    pub samples: u64,
+    /// Largest sum of resident memory over the tree.
+    pub peak_rss_bytes: u64,
+    /// Largest sum of anonymous resident memory over the tree.
+    pub peak_rss_anon_bytes: u64,
+    /// Largest resident memory of one process (the kernel's high-water mark).
+    pub peak_rss_process_bytes: u64,
+    /// Largest sum of virtual memory over the tree.
+    pub peak_vms_bytes: u64,
+    /// Largest sum of swapped-out memory over the tree.
+    pub swap_peak_bytes: u64,
+    /// Lowest `MemAvailable` of the machine meanwhile.
+    pub mem_available_min_bytes: Option<u64>,
+    /// Lowest `CmaFree` of the machine meanwhile.
+    pub cma_free_min_bytes: Option<u64>,
+}
+
+impl Peaks {
+    /// Takes one more sample.
+    pub fn take(&mut self, tree: &Sample, machine: &Machine) {
+        self.samples += 1;
+        self.peak_rss_anon_bytes = self.peak_rss_anon_bytes.max(tree.rss_anon_bytes);
+        self.peak_rss_process_bytes = self.peak_rss_process_bytes.max(tree.rss_process_peak_bytes);
+        // A spike of one process between two samples is a spike of the tree as well.
+        self.peak_rss_bytes =
+            self.peak_rss_bytes.max(tree.rss_bytes).max(self.peak_rss_process_bytes);
+        self.peak_vms_bytes = self.peak_vms_bytes.max(tree.vms_bytes);
+        self.swap_peak_bytes = self.swap_peak_bytes.max(tree.swap_bytes);
+        lower(&mut self.mem_available_min_bytes, machine.mem_available_bytes);
+        lower(&mut self.cma_free_min_bytes, machine.cma_free_bytes);
+    }
+}
+
+fn lower(least: &mut Option<u64>, now: Option<u64>) {
+    *least = match (*least, now) {
+        (Some(least), Some(now)) => Some(least.min(now)),
+        (least, now) => least.or(now),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extremes_of_different_samples_are_kept() {
+        let mut peaks = Peaks::default();
+        let tree = |rss_bytes, vms_bytes, hwm| Sample {
+            rss_bytes,
+            vms_bytes,
+            rss_process_peak_bytes: hwm,
+            ..Sample::default()
+        };
+        let machine = |free| Machine { mem_available_bytes: free, ..Machine::default() };
+        peaks.take(&tree(10, 100, 10), &machine(Some(5)));
+        peaks.take(&tree(30, 90, 20), &machine(None));
+        peaks.take(&tree(5, 80, 44), &machine(Some(9)));
+        assert_eq!(peaks.samples, 3);
+        assert_eq!(peaks.peak_rss_bytes, 44, "a spike between samples counts");
+        assert_eq!(peaks.peak_vms_bytes, 100);
+        assert_eq!(peaks.mem_available_min_bytes, Some(5));
+        assert_eq!(peaks.cma_free_min_bytes, None);
+    }
+}
