@@ -1,0 +1,668 @@
+//! Opens a checkpoint directory whose configuration and tensors agree, and serves its weights.
+//!
+//! config.json says which tensors there must be; the safetensors header says which there are.  Any
+//! difference is refused at opening, so that readers never meet a missing or misshapen tensor.
+//! Rows are widened to f32 on the way out, int8 ones times their scale.  Keeps no weight in memory.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use crate::dtype::Dtype;
+use crate::internvl3::{ConfigError, InternVl3, Part};
+use crate::safetensors::{Reader, SafetensorsError, Tensor};
+use crate::scheme::{self, Scheme};
+
+/// The one file of weights.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+
+/// The model's configuration.
+pub const CONFIG_FILE: &str = "config.json";
+
+/// The longest JSON side file read; real ones are a few KiB, and a wrong path costs no more memory.
+pub const JSON_BYTES_MAX: u64 = 16 << 20;
+
+/// The most f32 bytes [`Checkpoint::read_f32`] returns.  Biases, norms and position embeddings fit;
+/// a larger tensor belongs in blocks of rows.
+pub const WHOLE_TENSOR_BYTES_MAX: usize = 16 << 20;
+
+/// Stored bytes widened at a time.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// The name ending of the scales that belong to an int8 weight.
+pub(crate) const SCALE_SUFFIX: &str = "_scale";
+
+/// Why a checkpoint could not be opened or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The system refused a side file.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A side file is too long or no UTF-8.
+    #[error("cannot read {}: {why}", path.display())]
+    BadText {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The configuration was refused.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The weights file was refused.
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
+    /// The weights are split over several files.
+    #[error(
+        "{} holds sharded weights (model.safetensors.index.json), which are not supported; merge them into one {WEIGHTS_FILE}",
+        dir.display()
+    )]
+    Sharded {
+        /// The checkpoint.
+        dir: PathBuf,
+    },
+    /// The weights are pickles, which run code when opened.
+    #[error(
+        "{} holds pickled weights ({file}), which are not read because they can run code; convert them to {WEIGHTS_FILE}",
+        dir.display()
+    )]
+    Pickled {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// The first pickle found.
+        file: String,
+    },
+    /// There are no weights.
+    #[error("{} has no {WEIGHTS_FILE}; is it a checkpoint directory?", dir.display())]
+    NoWeights {
+        /// The checkpoint.
+        dir: PathBuf,
+    },
+    /// A tensor the configuration calls for is absent.
+    #[error(
+        "{} lacks tensor {tensor}, which {CONFIG_FILE} calls for with shape {shape:?}",
+        path.display()
+    )]
+    MissingTensor {
+        /// The weights file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The shape it should have.
+        shape: Vec<usize>,
+    },
+    /// A tensor the configuration does not call for is present.
+    #[error(
+        "{} has tensor {tensor} of shape {shape:?}, which {CONFIG_FILE} does not call for; the two belong to different models",
+        path.display()
+    )]
+    UnexpectedTensor {
+        /// The weights file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// A tensor's shape contradicts the configuration.
+    #[error(
+        "{}: tensor {tensor} has shape {found:?}, but {CONFIG_FILE} calls for {expected:?}",
+        path.display()
+    )]
+    WrongShape {
+        /// The weights file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The shape the configuration calls for.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        found: Vec<usize>,
+    },
+    /// A tensor's element type is not one its place allows.
+    #[error("{}: tensor {tensor} is {found}, but must be {expected}", path.display())]
+    WrongDtype {
+        /// The weights file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The dtype in the file.
+        found: Dtype,
+        /// The dtypes its place allows.
+        expected: &'static str,
+    },
+    /// A caller asked for a tensor this model does not have.
+    #[error("{} has no tensor {tensor}", path.display())]
+    UnknownTensor {
+        /// The weights file.
+        path: PathBuf,
+        /// The tensor asked for.
+        tensor: String,
+    },
+    /// A caller asked for rows past the end of a tensor.
+    #[error("{}: tensor {tensor} has {rows} rows, not rows {start}..{end}", path.display())]
+    NoSuchRows {
+        /// The weights file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Rows it has.
+        rows: usize,
+        /// First row asked for.
+        start: usize,
+        /// One past the last row asked for.
+        end: usize,
+    },
+    /// A caller asked for a large tensor in one piece.
+    #[error(
+        "{}: tensor {tensor} takes {bytes} bytes as f32, more than the {WHOLE_TENSOR_BYTES_MAX} read at once; read it in rows",
+        path.display()
+    )]
+    TooLarge {
+        /// The weights file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Bytes as f32.
+        bytes: usize,
+    },
+    /// The file that marks a quantised checkpoint is wrong.
+    #[error("{}: {why}", path.display())]
+    BadMark {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// An open checkpoint: every tensor its configuration calls for is there, and no other.
+#[derive(Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    config: InternVl3,
+    reader: Reader,
+    scheme: Scheme,
+    /// Whether the vision tower is there; a quantised checkpoint has the language model only.
+    has_vision: bool,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `dir`: an original one, or one that
+    /// [`quantize`](crate::quantize::quantize) wrote.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] naming the file and the field or tensor that is wrong.
+    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        let path = dir.join(CONFIG_FILE);
+        let config = InternVl3::parse(&read_text(&path)?, &path)?;
+        let marked = read_mark(&dir.join(scheme::MARK_FILE))?;
+        let reader = open_weights(dir)?;
+        let scheme = marked.unwrap_or(Scheme::None);
+        let has_vision = marked.is_none();
+        let checkpoint = Self { dir: dir.into(), config, reader, scheme, has_vision };
+        checkpoint.check_tensors()?;
+        Ok(checkpoint)
+    }
+
+    /// The directory, as given to [`Checkpoint::open`].
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The model's dimensions.
+    pub fn config(&self) -> &InternVl3 {
+        &self.config
+    }
+
+    /// Whether the language model's head is stored; if not, the embedding serves as the head.
+    ///
+    /// The file decides, not `tie_word_embeddings`: published configurations contradict themselves.
+    pub fn has_lm_head(&self) -> bool {
+        self.reader.get(LM_HEAD).is_some()
+    }
+
+    /// Whether the vision tower and the projector are stored.
+    pub fn has_vision(&self) -> bool {
+        self.has_vision
+    }
+
+    /// How the language model's linear weights are stored.
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// The tensors by position in the file, an int8 weight's scales included.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.reader.tensors()
+    }
+
+    /// The shape of tensor `name`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`].
+    pub fn shape(&self, name: &str) -> Result<&[usize], CheckpointError> {
+        Ok(&self.tensor(name)?.shape)
+    }
+
+    /// The stored element type of tensor `name`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`].
+    pub fn dtype(&self, name: &str) -> Result<Dtype, CheckpointError> {
+        Ok(self.tensor(name)?.dtype)
+    }
+
+    /// Fills `out` with the stored bytes of tensor `name` from `byte_offset` on.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`], or the reader's if the tensor has no such bytes.
+    pub fn read_bytes(
+        &self,
+        name: &str,
+        byte_offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        Ok(self.reader.read_at(self.tensor(name)?, byte_offset, out)?)
+    }
+
+    /// Puts `rows` of the first dimension of tensor `name` into `out` as f32, row after row with
+    /// the other dimensions flattened: `[rows, elements / shape[0]]`.
+    ///
+    /// `out` is cleared first.  F16 and BF16 are widened; I8 is multiplied by its row's scale.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`], [`CheckpointError::NoSuchRows`], or the reader's.
+    pub fn read_rows_f32(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), CheckpointError> {
+        let tensor = self.tensor(name)?;
+        let count = tensor.shape.first().copied().unwrap_or(1);
+        if rows.start > rows.end || rows.end > count {
+            return Err(self.no_such_rows(name, count, rows));
+        }
+        let width = tensor.shape.iter().skip(1).product::<usize>();
+        out.clear();
+        out.reserve(rows.len() * width);
+        self.read_elements(tensor, rows.start * width..rows.end * width, out)?;
+        if tensor.dtype == Dtype::I8 {
+            self.apply_scales(name, rows, width, out)?;
+        }
+        Ok(())
+    }
+
+    /// The values of tensor `name` as f32, for tensors of at most [`WHOLE_TENSOR_BYTES_MAX`].
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`], [`CheckpointError::TooLarge`], or the reader's.
+    pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
+        let tensor = self.tensor(name)?;
+        let bytes = tensor.elements().saturating_mul(size_of::<f32>());
+        if bytes > WHOLE_TENSOR_BYTES_MAX {
+            let path = self.reader.path().into();
+            return Err(CheckpointError::TooLarge { path, tensor: name.to_owned(), bytes });
+        }
+        let mut out = Vec::new();
+        self.read_rows_f32(name, 0..tensor.shape.first().copied().unwrap_or(1), &mut out)?;
+        Ok(out)
+    }
+
+    /// Appends the elements in `range`, widened, reading one chunk of stored bytes at a time.
+    fn read_elements(
+        &self,
+        tensor: &Tensor,
+        range: Range<usize>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), CheckpointError> {
+        let size = tensor.dtype.size_bytes();
+        let mut chunk = vec![0; CHUNK_BYTES.min(range.len() * size)];
+        let (mut at, end) = (range.start * size, range.end * size);
+        while at < end {
+            let part = chunk.len().min(end - at);
+            let bytes = &mut chunk[..part];
+            self.reader.read_at(tensor, at as u64, bytes)?;
+            if tensor.dtype == Dtype::I8 {
+                out.extend(bytes.iter().map(|&byte| f32::from(byte.cast_signed())));
+            } else if !tensor.dtype.widen(bytes, out) {
+                return Err(self.wrong_dtype(tensor, FLOATS));
+            }
+            at += part;
+        }
+        Ok(())
+    }
+
+    fn apply_scales(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        width: usize,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let mut scales = Vec::with_capacity(rows.len());
+        self.read_elements(self.tensor(&scale_name(name))?, rows, &mut scales)?;
+        for (row, scale) in out.chunks_exact_mut(width.max(1)).zip(scales) {
+            row.iter_mut().for_each(|value| *value *= scale);
+        }
+        Ok(())
+    }
+
+    fn tensor(&self, name: &str) -> Result<&Tensor, CheckpointError> {
+        self.reader.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
+            path: self.reader.path().into(),
+            tensor: name.to_owned(),
+        })
+    }
+
+    fn no_such_rows(&self, name: &str, rows: usize, asked: Range<usize>) -> CheckpointError {
+        let (path, tensor) = (self.reader.path().into(), name.to_owned());
+        CheckpointError::NoSuchRows { path, tensor, rows, start: asked.start, end: asked.end }
+    }
+
+    fn wrong_dtype(&self, tensor: &Tensor, expected: &'static str) -> CheckpointError {
+        let path = self.reader.path().into();
+        CheckpointError::WrongDtype {
+            path,
+            tensor: tensor.name.clone(),
+            found: tensor.dtype,
+            expected,
+        }
+    }
+
+    /// Compares the tensors there are with the tensors there must be.
+    fn check_tensors(&self) -> Result<(), CheckpointError> {
+        let expected = self.expected();
+        for (name, wanted) in &expected {
+            let Some(tensor) = self.reader.get(name) else {
+                let (path, shape) = (self.reader.path().into(), wanted.shape.clone());
+                return Err(CheckpointError::MissingTensor { path, tensor: name.clone(), shape });
+            };
+            self.check_tensor(tensor, wanted)?;
+        }
+        let names: BTreeSet<&String> = expected.iter().map(|(name, _)| name).collect();
+        if let Some(extra) = self.reader.tensors().find(|t| !names.contains(&t.name)) {
+            let (path, shape) = (self.reader.path().into(), extra.shape.clone());
+            let tensor = extra.name.clone();
+            return Err(CheckpointError::UnexpectedTensor { path, tensor, shape });
+        }
+        Ok(())
+    }
+
+    fn check_tensor(&self, tensor: &Tensor, wanted: &Wanted) -> Result<(), CheckpointError> {
+        if tensor.shape != wanted.shape {
+            return Err(CheckpointError::WrongShape {
+                path: self.reader.path().into(),
+                tensor: tensor.name.clone(),
+                expected: wanted.shape.clone(),
+                found: tensor.shape.clone(),
+            });
+        }
+        let (holds, words) = match wanted.kind {
+            Kind::Float => (tensor.dtype.is_float(), FLOATS),
+            Kind::Int8 => (tensor.dtype == Dtype::I8, "I8"),
+            Kind::Scale => (tensor.dtype == Dtype::F32, "F32"),
+        };
+        if holds { Ok(()) } else { Err(self.wrong_dtype(tensor, words)) }
+    }
+
+    /// What the configuration, the scheme and the presence of a head call for, in the model's
+    /// order.
+    fn expected(&self) -> Vec<(String, Wanted)> {
+        let mut parts = if self.has_vision { vec![Part::Vision] } else { vec![] };
+        parts.push(Part::Llm);
+        if self.has_lm_head() || self.scheme == Scheme::Int8 {
+            parts.push(Part::Head);
+        }
+        let mut expected = Vec::new();
+        for (name, shape) in self.config.tensors(&parts) {
+            let quantised = self.scheme == Scheme::Int8 && is_linear(&name);
+            if quantised {
+                let scale = Wanted { shape: vec![shape[0]], kind: Kind::Scale };
+                expected.push((scale_name(&name), scale));
+            }
+            let kind = if quantised { Kind::Int8 } else { Kind::Float };
+            expected.push((name, Wanted { shape, kind }));
+        }
+        expected
+    }
+}
+
+/// The language model's head.
+pub(crate) const LM_HEAD: &str = "language_model.lm_head.weight";
+
+/// The language model's embedding, which serves as the head where there is none.
+pub(crate) const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
+
+/// The dtypes a weight may have, in words.
+const FLOATS: &str = "F32, F16 or BF16";
+
+/// What the file must have under a name.
+struct Wanted {
+    shape: Vec<usize>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Float,
+    Int8,
+    Scale,
+}
+
+/// The name of the scales of the int8 weight `name`.
+pub(crate) fn scale_name(name: &str) -> String {
+    format!("{name}{SCALE_SUFFIX}")
+}
+
+/// Whether `name` is a weight that quantisation touches: a matrix of the language model that
+/// multiplies activations.
+pub(crate) fn is_linear(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix("language_model.") else { return false };
+    rest == "lm_head.weight" || rest.ends_with("_proj.weight")
+}
+
+fn open_weights(dir: &Path) -> Result<Reader, CheckpointError> {
+    let path = dir.join(WEIGHTS_FILE);
+    match Reader::open(&path) {
+        Err(SafetensorsError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Err(explain_absence(dir))
+        }
+        opened => Ok(opened?),
+    }
+}
+
+/// Says what a directory without a weights file holds instead.
+fn explain_absence(dir: &Path) -> CheckpointError {
+    if dir.join("model.safetensors.index.json").exists() {
+        return CheckpointError::Sharded { dir: dir.into() };
+    }
+    match first_pickle(dir) {
+        Some(file) => CheckpointError::Pickled { dir: dir.into(), file },
+        None => CheckpointError::NoWeights { dir: dir.into() },
+    }
+}
+
+fn first_pickle(dir: &Path) -> Option<String> {
+    let names = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.file_name());
+    let is_pickle = |name: &String| {
+        [".bin", ".pt", ".pth", ".ckpt"].iter().any(|ending| name.ends_with(ending))
+    };
+    names.filter_map(|name| name.into_string().ok()).filter(is_pickle).min()
+}
+
+/// The scheme of a directory that [`crate::quantize::quantize`] wrote; nothing for an original one.
+fn read_mark(path: &Path) -> Result<Option<Scheme>, CheckpointError> {
+    let text = match read_text(path) {
+        Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
+        read => read?,
+    };
+    let bad = |why| CheckpointError::BadMark { path: path.into(), why };
+    scheme::parse_mark(&text).map(Some).map_err(bad)
+}
+
+fn read_text(path: &Path) -> Result<String, CheckpointError> {
+    let failed = |source| CheckpointError::Io { path: path.into(), source };
+    let facts = fs::metadata(path).map_err(failed)?;
+    if !facts.is_file() || facts.len() > JSON_BYTES_MAX {
+        let why = format!("it is no file of at most {JSON_BYTES_MAX} bytes");
+        return Err(CheckpointError::BadText { path: path.into(), why });
+    }
+    let bytes = fs::read(path).map_err(failed)?;
+    let not_text = |_| CheckpointError::BadText { path: path.into(), why: "not UTF-8".to_owned() };
+    String::from_utf8(bytes).map_err(not_text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::safetensors::TensorSpec;
+    use crate::sample::{Loaded, Sample, named};
+
+    const GATE: &str = "language_model.model.layers.1.mlp.gate_proj.weight";
+
+    fn refusal(dir: &Path) -> String {
+        Checkpoint::open(dir).unwrap_err().to_string()
+    }
+
+    /// Spoils the tensors of the tiny model; the refusal must hold all `words`.
+    #[track_caller]
+    fn check(spoil: impl FnOnce(&mut Vec<Loaded>), words: &[&str]) {
+        let error = refusal(Sample::changed(spoil).dir());
+        for word in words {
+            assert!(error.contains(word), "{word:?} is not in {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_synthetic_checkpoint_opens() {
+        let sample = Sample::tiny();
+        let ckpt = Checkpoint::open(sample.dir()).unwrap();
+        assert!(ckpt.has_lm_head() && ckpt.has_vision());
+        assert_eq!((ckpt.scheme(), ckpt.dir()), (Scheme::None, sample.dir()));
+        assert_eq!(ckpt.shape(GATE).unwrap(), [160, 64]);
+        assert_eq!(ckpt.dtype(GATE).unwrap(), Dtype::BF16);
+        assert_eq!(ckpt.tensors().count(), 77);
+    }
+
+    #[test]
+    fn a_checkpoint_without_a_head_is_tied_whatever_its_configuration_says() {
+        let sample = Sample::tied();
+        assert!(
+            fs::read_to_string(sample.dir().join(CONFIG_FILE))
+                .unwrap()
+                .contains("\"tie_word_embeddings\": false")
+        );
+        assert!(!Checkpoint::open(sample.dir()).unwrap().has_lm_head());
+    }
+
+    #[test]
+    fn rows_are_the_stored_values_widened() {
+        let sample = Sample::tiny();
+        let ckpt = Checkpoint::open(sample.dir()).unwrap();
+        let whole = ckpt.read_f32(GATE).unwrap();
+        assert_eq!(whole.len(), 160 * 64);
+        let mut stored = [0; 2];
+        ckpt.read_bytes(GATE, 2 * (7 * 64 + 5), &mut stored).unwrap();
+        assert_eq!(whole[7 * 64 + 5], half::bf16::from_le_bytes(stored).to_f32());
+        let mut rows = vec![9.0; 3];
+        ckpt.read_rows_f32(GATE, 7..9, &mut rows).unwrap();
+        assert_eq!(rows, whole[7 * 64..9 * 64]);
+        ckpt.read_rows_f32(GATE, 160..160, &mut rows).unwrap();
+        assert!(rows.is_empty());
+        let patches = "vision_model.embeddings.patch_embedding.weight";
+        ckpt.read_rows_f32(patches, 1..3, &mut rows).unwrap();
+        assert_eq!(rows.len(), 2 * 3 * 14 * 14);
+    }
+
+    #[test]
+    fn rows_wider_than_a_chunk_are_whole() {
+        let sample = Sample::tiny();
+        let ckpt = Checkpoint::open(sample.dir()).unwrap();
+        let name = "vision_model.embeddings.patch_embedding.weight";
+        let tensor = ckpt.tensor(name).unwrap();
+        let mut out = Vec::new();
+        ckpt.read_elements(tensor, 3..tensor.elements() - 1, &mut out).unwrap();
+        assert_eq!(out, ckpt.read_f32(name).unwrap()[3..tensor.elements() - 1]);
+    }
+
+    #[test]
+    fn rows_and_tensors_there_are_not_are_named() {
+        let sample = Sample::tiny();
+        let ckpt = Checkpoint::open(sample.dir()).unwrap();
+        let error = ckpt.read_rows_f32(GATE, 159..161, &mut Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("has 160 rows, not rows 159..161"), "{error}");
+        let error = ckpt.read_f32("nobody.weight").unwrap_err().to_string();
+        assert!(error.ends_with("has no tensor nobody.weight"), "{error}");
+        let error = ckpt.read_bytes(GATE, 160 * 64 * 2, &mut [0]).unwrap_err().to_string();
+        assert!(error.contains(GATE), "{error}");
+    }
+
+    #[test]
+    fn tensors_that_contradict_the_configuration_are_named() {
+        check(|all| all.retain(|(spec, _)| spec.name != GATE), &["lacks", GATE, "[160, 64]"]);
+        let extra = "language_model.model.layers.1.self_attn.q_norm.weight";
+        let spec = TensorSpec { name: extra.to_owned(), dtype: Dtype::F16, shape: vec![2] };
+        check(|all| all.push((spec, vec![0; 4])), &[extra, "[2]", "does not call for"]);
+        let turn = |all: &mut Vec<Loaded>| named(all, GATE).0.shape.reverse();
+        check(turn, &[GATE, "has shape [64, 160]", "calls for [160, 64]"]);
+        let recast = |all: &mut Vec<Loaded>| named(all, GATE).0.dtype = Dtype::I16;
+        check(recast, &[GATE, "is I16, but must be F32, F16 or BF16"]);
+    }
+
+    #[test]
+    fn another_models_configuration_names_the_first_tensor_that_differs() {
+        let sample = Sample::tiny();
+        let path = sample.dir().join(CONFIG_FILE);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace("\"vocab_size\": 512", "\"vocab_size\": 513")).unwrap();
+        let error = refusal(sample.dir());
+        assert!(error.contains(EMBEDDING) && error.contains("[512, 64]"), "{error}");
+        assert!(error.contains("calls for [513, 64]"), "{error}");
+    }
+
+    #[test]
+    fn weights_in_other_forms_are_refused_by_name() {
+        let sample = Sample::tiny();
+        let touch = |name: &str| fs::write(sample.dir().join(name), "x").unwrap();
+        fs::remove_file(sample.weights()).unwrap();
+        assert!(refusal(sample.dir()).contains("has no model.safetensors"));
+        touch("pytorch_model.bin");
+        touch("a.pt");
+        assert!(refusal(sample.dir()).contains("pickled weights (a.pt)"));
+        touch("model.safetensors.index.json");
+        assert!(refusal(sample.dir()).contains("sharded weights (model.safetensors.index.json)"));
+    }
+
+    #[test]
+    fn directories_that_are_no_checkpoint_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(refusal(dir.path()).contains("config.json: No such file"));
+        let config = dir.path().join(CONFIG_FILE);
+        fs::write(&config, b"\xff{}").unwrap();
+        assert!(refusal(dir.path()).contains("not UTF-8"));
+        fs::File::create(&config).unwrap().set_len(JSON_BYTES_MAX + 1).unwrap();
+        assert!(refusal(dir.path()).contains("no file of at most 16777216 bytes"));
+        fs::remove_file(&config).unwrap();
+        fs::create_dir(&config).unwrap();
+        assert!(refusal(dir.path()).contains("no file of at most"));
+    }
+
+    #[test]
+    fn a_wrong_mark_is_refused() {
+        let sample = Sample::tiny();
+        fs::write(sample.dir().join(scheme::MARK_FILE), "{}").unwrap();
+        let error = refusal(sample.dir());
+        assert!(error.contains("smelt-quantize.json: missing field `format`"), "{error}");
+    }
+}

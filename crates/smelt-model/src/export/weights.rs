@@ -1,0 +1,168 @@
+//! Streams checkpoint tensors into a model's external data, rounded to one element type.
+//!
+//! One block of elements is in memory at a time, in buffers that are used again for every
+//! tensor.  Knows nothing of what a tensor is for.
+
+use std::fs;
+use std::path::Path;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use smelt_onnx::{ElementType, ExternalData, Initializer};
+
+use super::ExportError;
+use crate::checkpoint::Checkpoint;
+use crate::dtype::Dtype;
+
+/// Elements converted at a time: few system calls, and the buffers stay in the second-level
+/// cache of small cores.
+const BLOCK_ELEMENTS: usize = 64 << 10;
+
+/// The largest f16, 65504.
+const F16_MAX: f32 = f16::MAX.to_f32_const();
+
+/// Copies tensors of one checkpoint to one external data file.
+pub(super) struct WeightStream<'a> {
+    checkpoint: &'a Checkpoint,
+    element_type: ElementType,
+    file: ExternalData,
+    stored: Vec<u8>,
+    floats: Vec<f32>,
+    rounder: Rounder,
+}
+
+impl<'a> WeightStream<'a> {
+    /// Creates the data file in `out_dir`, and the directory if need be.
+    pub(super) fn create(
+        checkpoint: &'a Checkpoint,
+        dtype: Dtype,
+        out_dir: &Path,
+    ) -> Result<Self, ExportError> {
+        let element_type = element_type(dtype).ok_or(ExportError::NotFloat { dtype })?;
+        fs::create_dir_all(out_dir)
+            .map_err(|source| ExportError::CreateDir { path: out_dir.to_owned(), source })?;
+        let file = ExternalData::create(out_dir)?;
+        let (stored, floats, rounder) = Default::default();
+        Ok(Self { checkpoint, element_type, file, stored, floats, rounder })
+    }
+
+    /// The type every tensor is rounded to.
+    pub(super) fn element_type(&self) -> ElementType {
+        self.element_type
+    }
+
+    /// Copies tensor `name`, declared as `dims`, which may merge dimensions of the stored shape.
+    pub(super) fn copy(&mut self, name: &str, dims: &[usize]) -> Result<Initializer, ExportError> {
+        let dtype = self.checkpoint.dtype(name)?;
+        let mut left: usize = self.checkpoint.shape(name)?.iter().product();
+        let mut tensor = self.file.tensor(name, self.element_type, dims)?;
+        let mut offset = 0;
+        while left > 0 {
+            let elements = left.min(BLOCK_ELEMENTS);
+            self.stored.resize(elements * dtype.size_bytes(), 0);
+            self.checkpoint.read_bytes(name, offset, &mut self.stored)?;
+            if element_type(dtype) == Some(self.element_type) {
+                tensor.write(&self.stored)?;
+            } else {
+                self.floats.clear();
+                assert!(dtype.widen(&self.stored, &mut self.floats), "{name} is of floats");
+                let rounded = self.rounder.round(&self.floats, self.element_type);
+                tensor.write(rounded.map_err(|value| ExportError::BeyondF16 {
+                    tensor: name.to_owned(),
+                    value,
+                })?)?;
+            }
+            offset += self.stored.len() as u64;
+            left -= elements;
+        }
+        Ok(tensor.finish()?)
+    }
+}
+
+/// The graph's name for a dtype that graphs compute in.
+fn element_type(dtype: Dtype) -> Option<ElementType> {
+    match dtype {
+        Dtype::F32 => Some(ElementType::F32),
+        Dtype::F16 => Some(ElementType::F16),
+        Dtype::BF16 => Some(ElementType::Bf16),
+        _ => None,
+    }
+}
+
+/// Rounds floats to nearest, ties to even.
+#[derive(Default)]
+struct Rounder {
+    halves: Vec<f16>,
+    bytes: Vec<u8>,
+}
+
+impl Rounder {
+    /// The little-endian bytes of `floats` as `element_type`; fails with the first value that
+    /// f16 cannot hold.
+    fn round(&mut self, floats: &[f32], element_type: ElementType) -> Result<&[u8], f32> {
+        self.bytes.resize(floats.len() * element_type.bits() / 8, 0);
+        let pairs = self.bytes.as_chunks_mut::<2>().0.iter_mut();
+        match element_type {
+            ElementType::F16 => {
+                check_f16(floats)?;
+                self.halves.resize(floats.len(), f16::ZERO);
+                self.halves.convert_from_f32_slice(floats);
+                pairs.zip(&self.halves).for_each(|(out, v)| *out = v.to_le_bytes());
+            }
+            ElementType::Bf16 => {
+                pairs.zip(floats).for_each(|(out, v)| *out = bf16::from_f32(*v).to_le_bytes());
+            }
+            _ => {
+                let out = self.bytes.as_chunks_mut::<4>().0;
+                out.iter_mut().zip(floats).for_each(|(out, v)| *out = v.to_le_bytes());
+            }
+        }
+        Ok(&self.bytes)
+    }
+}
+
+/// Fails with the first value that is infinite, NaN or beyond the largest f16.
+fn check_f16(floats: &[f32]) -> Result<(), f32> {
+    let fits = |value: &f32| value.abs() <= F16_MAX;
+    // One pass without an exit is vectorised; the search for the culprit may be slow.
+    if floats.iter().fold(true, |all, value| all & fits(value)) {
+        return Ok(());
+    }
+    floats.iter().find(|value| !fits(value)).map_or(Ok(()), |value| Err(*value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(element_type: ElementType, value: f32, expect: &[u8]) {
+        let mut rounder = Rounder::default();
+        let bytes = rounder.round(&[0.0, value], element_type).unwrap();
+        assert_eq!(bytes[expect.len()..], *expect);
+    }
+
+    #[test]
+    fn halves_round_to_even() {
+        check(ElementType::F16, 1.0 + 1.0 / 2048.0, &0x3C00u16.to_le_bytes());
+        check(ElementType::F16, 1.0 + 3.0 / 2048.0, &0x3C02u16.to_le_bytes());
+        check(ElementType::F16, -65504.0, &0xFBFFu16.to_le_bytes());
+        check(ElementType::F16, 2f32.powi(-25), &[0, 0]);
+        check(ElementType::F16, 3.0 * 2f32.powi(-25), &[2, 0]);
+        check(ElementType::Bf16, 1.0 + 1.0 / 256.0, &0x3F80u16.to_le_bytes());
+        check(ElementType::Bf16, 1.0 + 3.0 / 256.0, &0x3F82u16.to_le_bytes());
+        check(ElementType::F32, -0.1, &(-0.1f32).to_le_bytes());
+    }
+
+    #[test]
+    fn what_f16_cannot_hold_is_named() {
+        let round = |value| {
+            let mut rounder = Rounder::default();
+            rounder.round(&[1.0, value, 2.0], ElementType::F16).map(<[u8]>::len)
+        };
+        assert_eq!(round(65504.0), Ok(6));
+        assert_eq!(round(65505.0), Err(65505.0));
+        assert_eq!(round(f32::NEG_INFINITY), Err(f32::NEG_INFINITY));
+        assert!(round(f32::NAN).unwrap_err().is_nan());
+    }
+}

@@ -1,0 +1,19 @@
+//! Reads checkpoints, and makes other files of them: graphs, quantised weights, reference answers.
+//!
+//! A directory becomes a [`checkpoint::Checkpoint`] (its configuration and its tensor table agree),
+//! and everything else reads tensors through it, one block of rows at a time.
+//! Knows nothing of engines, pipelines or the store.
+
+pub mod checkpoint;
+pub mod dtype;
+pub mod export;
+pub mod internvl3;
+pub mod quantize;
+pub mod reference;
+pub mod safetensors;
+pub mod synthetic;
+
+mod scheme;
+
+#[cfg(test)]
+mod sample;

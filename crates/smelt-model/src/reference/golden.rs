@@ -1,0 +1,155 @@
+//! Compares the reference with what transformers gives for a tiny checkpoint in float32.
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::quantize::Scheme;
+use crate::safetensors::Reader;
+
+/// The largest error, as a part of the largest value.  Common mistakes (a wrong epsilon, the tanh
+/// GELU, a transposed shuffle) show at ten times this and more.
+const BOUND: f64 = 5e-5;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/internvl3-tiny").join(name)
+}
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint::open(&golden("checkpoint")).unwrap()
+}
+
+fn bytes(name: &str) -> Vec<u8> {
+    let reader = Reader::open(&golden("golden.safetensors")).unwrap();
+    let tensor = reader.get(name).unwrap();
+    let mut bytes = vec![0; tensor.elements() * tensor.dtype.size_bytes()];
+    reader.read_at(tensor, 0, &mut bytes).unwrap();
+    bytes
+}
+
+fn floats(name: &str) -> Vec<f32> {
+    bytes(name).as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+}
+
+fn tokens(name: &str) -> Vec<u32> {
+    let words = bytes(name);
+    words.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word) as u32).collect()
+}
+
+#[track_caller]
+fn check(found: &[f32], expect: &[f32]) {
+    assert_eq!(found.len(), expect.len());
+    let scale = expect.iter().fold(0.0, |scale: f64, x| scale.max(f64::from(x.abs())));
+    let pairs = found.iter().zip(expect);
+    let error = pairs.fold(0.0, |error: f64, (f, e)| error.max(f64::from((f - e).abs())));
+    assert!(error <= BOUND * scale, "error {:e} of scale", error / scale);
+}
+
+/// The token that `<IMG_CONTEXT>` is in the tiny tokenizer.
+const IMAGE_TOKEN: u32 = 383;
+
+fn image_logits(effort: Effort) -> Vec<f32> {
+    let (tokens, embeds) = (tokens("image_ids"), floats("image_embeds"));
+    let image = Some(Image { token: IMAGE_TOKEN, embeds: &embeds });
+    let prompt = llm::Prompt { tokens: &tokens, image };
+    llm::logits(&checkpoint(), &prompt, 0..tokens.len(), effort, &mut |_| {}).unwrap()
+}
+
+#[test]
+fn image_embeddings_are_those_of_transformers() {
+    let found = vision_embeds(&checkpoint(), &floats("pixel_values"), 2).unwrap();
+    check(&found, &floats("image_embeds"));
+}
+
+#[test]
+fn logits_after_an_image_are_those_of_transformers() {
+    check(&image_logits(Effort::whole_machine()), &floats("image_logits"));
+}
+
+#[test]
+fn logits_of_text_are_those_of_transformers_at_any_positions() {
+    let (ckpt, tokens, expect) = (checkpoint(), tokens("text_ids"), floats("text_logits"));
+    let vocab = ckpt.config().llm.vocab;
+    for positions in [0..tokens.len(), 3..4, tokens.len() - 2..tokens.len()] {
+        let found = logits(&ckpt, &tokens, None, positions.clone(), &mut |_| {}).unwrap();
+        check(&found, &expect[positions.start * vocab..positions.end * vocab]);
+    }
+}
+
+#[test]
+fn one_teacher_forced_pass_repeats_the_greedy_answer() {
+    let ckpt = checkpoint();
+    for (prompt, answer, image) in
+        [("text_ids", "greedy_text_ids", None), ("image_ids", "greedy_image_ids", Some(()))]
+    {
+        let (mut all, answer) = (tokens(prompt), tokens(answer));
+        let start = all.len() - 1;
+        all.extend(&answer[..answer.len() - 1]);
+        let embeds = floats("image_embeds");
+        let image = image.map(|()| Image { token: IMAGE_TOKEN, embeds: &embeds });
+        let found = logits(&ckpt, &all, image, start..all.len(), &mut |_| {}).unwrap();
+        let best = found.chunks(ckpt.config().llm.vocab).map(|row| {
+            let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            row.iter().position(|x| *x == largest).unwrap() as u32
+        });
+        assert_eq!(best.collect::<Vec<_>>(), answer);
+    }
+}
+
+#[test]
+fn neither_threads_nor_blocks_change_a_bit() {
+    let pixels = floats("pixel_values");
+    let embeds = |effort| vision::embeds(&checkpoint(), &pixels, 2, effort).unwrap();
+    let one = Effort { threads: 1, block_bytes: BLOCK_BYTES };
+    let (logits_of_one, embeds_of_one) = (image_logits(one), embeds(one));
+    for (threads, block_bytes) in [(1, 4096), (2, BLOCK_BYTES), (3, 1), (7, 1000)] {
+        let effort = Effort { threads, block_bytes };
+        assert!(image_logits(effort) == logits_of_one, "{threads} threads, {block_bytes} bytes");
+        assert!(embeds(effort) == embeds_of_one, "{threads} threads, {block_bytes} bytes");
+    }
+}
+
+#[test]
+fn an_int8_copy_is_read_times_its_scales() {
+    let dir = std::env::temp_dir().join(format!("smelt-reference-int8-{}", std::process::id()));
+    crate::quantize::quantize(&checkpoint(), Scheme::Int8, &dir, &mut |_| {}).unwrap();
+    let quantised = Checkpoint::open(&dir).unwrap();
+    let tokens = tokens("text_ids");
+    let found = logits(&quantised, &tokens, None, 0..tokens.len(), &mut |_| {}).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    let compared =
+        compare::compare(&floats("text_logits"), &found, quantised.config().llm.vocab).unwrap();
+    // Eight bits cost something, and little.
+    assert!(compared.cosine_min > 0.999 && compared.error_max_of_scale > 1e-4, "{compared:?}");
+}
+
+#[track_caller]
+fn check_error(found: Result<Vec<f32>, ReferenceError>, expect: &str) {
+    assert_eq!(found.unwrap_err().to_string(), expect);
+}
+
+#[test]
+fn input_that_does_not_fit_is_refused() {
+    let ckpt = checkpoint();
+    let score =
+        |tokens: &[u32], image, positions| logits(&ckpt, tokens, image, positions, &mut |_| {});
+    check_error(
+        score(&[1, 384], None, 0..1),
+        "token 384 at position 1 is outside the vocabulary of 384",
+    );
+    check_error(score(&[1, 2], None, 1..3), "positions 1..3 are not in a prompt of 2 tokens");
+    check_error(score(&[], None, 0..0), "positions 0..0 are not in a prompt of 0 tokens");
+    let image = Some(Image { token: 2, embeds: &[0.0; 80] });
+    check_error(
+        score(&[1, 2, 2], image, 0..1),
+        "the prompt has 2 image tokens of width 80, but 80 embedding values",
+    );
+    check_error(
+        score(&vec![1; 32_769], None, 0..1),
+        "a prompt of 32769 tokens is longer than the model's 32768 positions",
+    );
+    check_error(
+        vision_embeds(&ckpt, &[0.0; 9407], 1),
+        "1 tiles of 9408 pixel values need 9408 values, got 9407",
+    );
+    assert!(vision_embeds(&ckpt, &[], usize::MAX).is_err());
+}

@@ -1,0 +1,143 @@
+//! Runs the language model over a whole prompt in one causal pass.
+//!
+//! Embedding rows, decoder layers, final norm, head; only the asked positions reach the head.
+//! Knows nothing of pixels or of how prompts are made.
+
+use std::ops::Range;
+
+use super::attention::{Heads, Projection, attend};
+use super::pointwise::{rms_norm, rotate_half, silu};
+use super::stream::Stream;
+use super::{Effort, Image, ReferenceError, threads};
+use crate::checkpoint::{Checkpoint, EMBEDDING, LM_HEAD};
+use crate::internvl3::Qwen2;
+
+/// Tokens, some of which stand for image embeddings.
+pub(super) struct Prompt<'a> {
+    pub(super) tokens: &'a [u32],
+    pub(super) image: Option<Image<'a>>,
+}
+
+/// See [`super::logits`].
+pub(super) fn logits(
+    ckpt: &Checkpoint,
+    prompt: &Prompt<'_>,
+    positions: Range<usize>,
+    effort: Effort,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<f32>, ReferenceError> {
+    let llm = &ckpt.config().llm;
+    check(prompt, &positions, llm)?;
+    let mut x = embed(ckpt, prompt, llm)?;
+    let mut stream = Stream::new(ckpt, effort);
+    for layer in 0..llm.layers {
+        progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
+        let name = format!("language_model.model.layers.{layer}");
+        attention(&mut stream, llm, &name, &mut x)?;
+        mlp(&mut stream, llm, &name, &mut x)?;
+    }
+    let mut asked = x[positions.start * llm.hidden..positions.end * llm.hidden].to_vec();
+    drop(x);
+    rms_norm(&mut asked, &stream.vector("language_model.model.norm.weight")?, llm.eps);
+    progress("reference head");
+    stream.product(if ckpt.has_lm_head() { LM_HEAD } else { EMBEDDING }, &asked)
+}
+
+fn check(prompt: &Prompt<'_>, positions: &Range<usize>, llm: &Qwen2) -> Result<(), ReferenceError> {
+    let tokens = prompt.tokens;
+    if positions.is_empty() || positions.end > tokens.len() {
+        let positions = positions.clone();
+        return Err(ReferenceError::Positions { positions, tokens: tokens.len() });
+    }
+    if tokens.len() > llm.max_positions {
+        return Err(ReferenceError::TooLong { tokens: tokens.len(), max: llm.max_positions });
+    }
+    let Some(image) = prompt.image else { return Ok(()) };
+    let count = tokens.iter().filter(|token| **token == image.token).count();
+    if count * llm.hidden != image.embeds.len() {
+        let (width, found) = (llm.hidden, image.embeds.len());
+        return Err(ReferenceError::ImageTokens { tokens: count, width, found });
+    }
+    Ok(())
+}
+
+/// One row per token: its embedding, or the next image embedding.
+fn embed(ckpt: &Checkpoint, prompt: &Prompt<'_>, llm: &Qwen2) -> Result<Vec<f32>, ReferenceError> {
+    let mut images = prompt.image.map(|image| image.embeds.chunks(llm.hidden));
+    let image_token = prompt.image.map(|image| image.token);
+    let mut x = Vec::with_capacity(prompt.tokens.len() * llm.hidden);
+    let mut row = Vec::new();
+    for (position, &token) in prompt.tokens.iter().enumerate() {
+        if let Some(images) = images.as_mut().filter(|_| image_token == Some(token)) {
+            x.extend(images.next().expect("there are as many embeddings as image tokens"));
+            continue;
+        }
+        let index = token as usize;
+        if index >= llm.vocab {
+            return Err(ReferenceError::Token { token, position, vocab: llm.vocab });
+        }
+        ckpt.read_rows_f32(EMBEDDING, index..index + 1, &mut row)?;
+        x.extend_from_slice(&row);
+    }
+    Ok(x)
+}
+
+/// `x += o(attend(rotate(q), rotate(k), v))` of the normed rows.
+fn attention(
+    stream: &mut Stream<'_>,
+    llm: &Qwen2,
+    name: &str,
+    x: &mut [f32],
+) -> Result<(), ReferenceError> {
+    let normed = normed(stream, llm, &format!("{name}.input_layernorm.weight"), x)?;
+    let mut q = stream.linear(&format!("{name}.self_attn.q_proj"), &normed)?;
+    let mut k = stream.linear(&format!("{name}.self_attn.k_proj"), &normed)?;
+    let v = stream.linear(&format!("{name}.self_attn.v_proj"), &normed)?;
+    rotate_half(&mut q, llm.q_width(), llm.head_dim, llm.rope_theta);
+    rotate_half(&mut k, llm.kv_width(), llm.head_dim, llm.rope_theta);
+    let heads =
+        Heads { query: llm.heads, key_value: llm.kv_heads, width: llm.head_dim, causal: true };
+    let project = |values, stride| Projection { values, stride };
+    let all =
+        [project(&*q, llm.q_width()), project(&*k, llm.kv_width()), project(&*v, llm.kv_width())];
+    let attended = attend(all, x.len() / llm.hidden, heads, stream.effort.threads);
+    add(x, &stream.product(&format!("{name}.self_attn.o_proj.weight"), &attended)?);
+    Ok(())
+}
+
+/// `x += down(silu(gate) * up)` of the normed rows.
+fn mlp(
+    stream: &mut Stream<'_>,
+    llm: &Qwen2,
+    name: &str,
+    x: &mut [f32],
+) -> Result<(), ReferenceError> {
+    let normed = normed(stream, llm, &format!("{name}.post_attention_layernorm.weight"), x)?;
+    let mut gate = stream.product(&format!("{name}.mlp.gate_proj.weight"), &normed)?;
+    let up = stream.product(&format!("{name}.mlp.up_proj.weight"), &normed)?;
+    threads::for_rows(stream.effort.threads, &mut gate, 1, 1, |first, gate| {
+        for (gate, up) in gate.iter_mut().zip(&up[first..]) {
+            *gate = silu(*gate) * up;
+        }
+    });
+    drop(up);
+    add(x, &stream.product(&format!("{name}.mlp.down_proj.weight"), &gate)?);
+    Ok(())
+}
+
+fn normed(
+    stream: &Stream<'_>,
+    llm: &Qwen2,
+    weight: &str,
+    x: &[f32],
+) -> Result<Vec<f32>, ReferenceError> {
+    let mut normed = x.to_vec();
+    rms_norm(&mut normed, &stream.vector(weight)?, llm.eps);
+    Ok(normed)
+}
+
+fn add(x: &mut [f32], branch: &[f32]) {
+    for (x, branch) in x.iter_mut().zip(branch) {
+        *x += branch;
+    }
+}

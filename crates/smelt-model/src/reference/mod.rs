@@ -1,0 +1,131 @@
+//! Evaluates a checkpoint in f32, layer by layer, as the answer engines are compared with.
+//!
+//! Pixels or tokens come in; image embeddings or logits come out.  Weights stream through one
+//! block of rows at a time, so a model of any size runs in the memory of its activations.
+//! Shares no arithmetic with any engine and knows of none.
+
+use std::ops::Range;
+
+use crate::checkpoint::{Checkpoint, CheckpointError};
+
+pub mod compare;
+
+mod attention;
+#[cfg(test)]
+mod golden;
+mod llm;
+mod matmul;
+mod pointwise;
+mod stream;
+mod threads;
+mod vision;
+
+/// The largest block of weight rows held as f32; its packed copy is as large again.
+pub const BLOCK_BYTES: usize = 8 << 20;
+
+/// Why a reference could not be computed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReferenceError {
+    /// The checkpoint could not be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The pixels are not whole tiles.
+    #[error("{tiles} tiles of {per_tile} pixel values need {} values, got {found}", tiles.saturating_mul(*per_tile))]
+    Pixels {
+        /// Tiles asked for.
+        tiles: usize,
+        /// Values of one tile, `channels * side * side`.
+        per_tile: usize,
+        /// Values given.
+        found: usize,
+    },
+    /// A token is outside the vocabulary.
+    #[error("token {token} at position {position} is outside the vocabulary of {vocab}")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Where it is in the prompt.
+        position: usize,
+        /// Rows of the embedding.
+        vocab: usize,
+    },
+    /// The prompt has more or fewer image tokens than there are embeddings.
+    #[error("the prompt has {tokens} image tokens of width {width}, but {found} embedding values")]
+    ImageTokens {
+        /// Image tokens in the prompt.
+        tokens: usize,
+        /// Channels of a token.
+        width: usize,
+        /// Embedding values given.
+        found: usize,
+    },
+    /// The positions asked for are not in the prompt.
+    #[error("positions {}..{} are not in a prompt of {tokens} tokens", positions.start, positions.end)]
+    Positions {
+        /// Positions asked for.
+        positions: Range<usize>,
+        /// Tokens in the prompt.
+        tokens: usize,
+    },
+    /// The prompt is longer than the model's positions.
+    #[error("a prompt of {tokens} tokens is longer than the model's {max} positions")]
+    TooLong {
+        /// Tokens in the prompt.
+        tokens: usize,
+        /// Positions of the model.
+        max: usize,
+    },
+}
+
+/// Image embeddings that stand in for a token of the prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct Image<'a> {
+    /// The token each embedding replaces, in order.
+    pub token: u32,
+    /// `[count, hidden]`, as many as the prompt has such tokens.
+    pub embeds: &'a [f32],
+}
+
+/// How much of the machine to use.  Answers are the same bits for any effort.
+#[derive(Clone, Copy)]
+struct Effort {
+    threads: usize,
+    block_bytes: usize,
+}
+
+impl Effort {
+    fn whole_machine() -> Self {
+        Self { threads: threads::available(), block_bytes: BLOCK_BYTES }
+    }
+}
+
+/// The image embeddings of `tiles` tiles: `[tiles * tokens_per_tile, hidden]`.
+///
+/// `pixels` is `[tiles, channels, side, side]`, normalised.  Holds one tile's activations at a
+/// time, so the weights are read once per tile.
+///
+/// # Errors
+/// [`ReferenceError`] if the pixels are not `tiles` tiles or the checkpoint cannot be read.
+pub fn vision_embeds(
+    ckpt: &Checkpoint,
+    pixels: &[f32],
+    tiles: usize,
+) -> Result<Vec<f32>, ReferenceError> {
+    vision::embeds(ckpt, pixels, tiles, Effort::whole_machine())
+}
+
+/// The logits at `positions` of `tokens`, in one causal pass: `[positions, vocab]`.
+///
+/// Logits at position p score the token that follows p.  `progress` hears of each layer.
+///
+/// # Errors
+/// [`ReferenceError`] if the prompt does not fit the model or the checkpoint cannot be read.
+pub fn logits(
+    ckpt: &Checkpoint,
+    tokens: &[u32],
+    image: Option<Image<'_>>,
+    positions: Range<usize>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<f32>, ReferenceError> {
+    llm::logits(ckpt, &llm::Prompt { tokens, image }, positions, Effort::whole_machine(), progress)
+}

@@ -1,0 +1,75 @@
+//! Makes small checkpoints for tests, whole or spoilt in one place.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::checkpoint::WEIGHTS_FILE;
+use crate::safetensors::{Reader, TensorSpec, Writer};
+use crate::synthetic;
+
+/// A tensor in memory, as tests change it.
+pub(crate) type Loaded = (TensorSpec, Vec<u8>);
+
+/// A checkpoint in a directory that goes away with it.
+pub(crate) struct Sample(TempDir);
+
+impl Sample {
+    /// The tiny synthetic model.
+    pub(crate) fn tiny() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        synthetic::write("internvl3-tiny", dir.path(), &mut |_| {}).unwrap();
+        Self(dir)
+    }
+
+    /// The tiny model after `change` to its tensors.
+    pub(crate) fn changed(change: impl FnOnce(&mut Vec<Loaded>)) -> Self {
+        let sample = Self::tiny();
+        let mut tensors = load(&sample.weights());
+        change(&mut tensors);
+        save(&sample.weights(), &tensors);
+        sample
+    }
+
+    /// The tiny model without a head of its own.
+    pub(crate) fn tied() -> Self {
+        Self::changed(|tensors| tensors.retain(|(spec, _)| !spec.name.contains("lm_head")))
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(crate) fn weights(&self) -> PathBuf {
+        self.dir().join(WEIGHTS_FILE)
+    }
+}
+
+/// The tensor called `name` among `tensors`.
+pub(crate) fn named<'a>(tensors: &'a mut [Loaded], name: &str) -> &'a mut Loaded {
+    tensors.iter_mut().find(|(spec, _)| spec.name == name).unwrap()
+}
+
+/// Every tensor of the file at `path`.
+pub(crate) fn load(path: &Path) -> Vec<Loaded> {
+    let reader = Reader::open(path).unwrap();
+    let load = |tensor: &crate::safetensors::Tensor| {
+        let mut bytes = vec![0; tensor.size_bytes() as usize];
+        reader.read_at(tensor, 0, &mut bytes).unwrap();
+        let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+        (TensorSpec { name, dtype: tensor.dtype, shape }, bytes)
+    };
+    reader.tensors().map(load).collect()
+}
+
+fn save(path: &Path, tensors: &[Loaded]) {
+    fs::remove_file(path).unwrap();
+    let specs: Vec<TensorSpec> = tensors.iter().map(|(spec, _)| spec.clone()).collect();
+    let mut writer = Writer::create(path, &specs, &BTreeMap::new()).unwrap();
+    for (_, bytes) in tensors {
+        writer.write(bytes).unwrap();
+    }
+    writer.finish().unwrap();
+}

@@ -1,0 +1,287 @@
+//! Holds the dimensions of the synthetic models, and writes them as configuration files.
+//!
+//! A [`Size`] goes out as the JSON texts a published checkpoint has.  Field order is fixed by the
+//! structs, so the bytes are.  Knows nothing of tokens' text or weights.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::{json, tokenizer};
+use crate::internvl3::{ARCHITECTURE, InternVl3, LLM_ARCHITECTURE};
+
+/// The dimensions of one synthetic model.
+pub(super) struct Size {
+    pub(super) name: &'static str,
+    vision: Tower,
+    image_size: usize,
+    max_tiles: usize,
+    llm: Tower,
+    kv_heads: usize,
+    pub(super) vocab: usize,
+    pub(super) max_positions: usize,
+}
+
+/// What both towers have.
+struct Tower {
+    hidden: usize,
+    layers: usize,
+    heads: usize,
+    intermediate: usize,
+}
+
+/// InternViT-300M, the vision tower of every small model of the family.
+const INTERN_VIT_300M: Tower = Tower { hidden: 1024, layers: 24, heads: 16, intermediate: 4096 };
+
+/// Rows of the published models' embedding: 151,643 pieces of text and 31 special tokens.
+const TRUE_VOCAB: usize = 151_674;
+
+/// Every synthetic model: a tiny one for tests, and two of published size.
+pub(super) const ALL: [Size; 3] = [
+    Size {
+        name: "internvl3-tiny",
+        vision: Tower { hidden: 64, layers: 2, heads: 4, intermediate: 128 },
+        image_size: 56,
+        max_tiles: 4,
+        llm: Tower { hidden: 64, layers: 3, heads: 4, intermediate: 160 },
+        kv_heads: 2,
+        vocab: 512,
+        max_positions: 1024,
+    },
+    Size {
+        name: "internvl3-1b",
+        vision: INTERN_VIT_300M,
+        image_size: 448,
+        max_tiles: 12,
+        llm: Tower { hidden: 896, layers: 24, heads: 14, intermediate: 4864 },
+        kv_heads: 2,
+        vocab: TRUE_VOCAB,
+        max_positions: 32768,
+    },
+    Size {
+        name: "internvl3-2b",
+        vision: INTERN_VIT_300M,
+        image_size: 448,
+        max_tiles: 12,
+        llm: Tower { hidden: 1536, layers: 28, heads: 12, intermediate: 8960 },
+        kv_heads: 2,
+        vocab: TRUE_VOCAB,
+        max_positions: 32768,
+    },
+];
+
+impl Size {
+    /// The model, as anyone reads it from the written configuration.
+    pub(super) fn model(&self) -> InternVl3 {
+        InternVl3::parse(&self.config_json(), Path::new(self.name))
+            .expect("the configurations in this file are ones this crate reads")
+    }
+
+    pub(super) fn config_json(&self) -> String {
+        json(&Config {
+            architectures: [ARCHITECTURE],
+            downsample_ratio: 0.5,
+            dynamic_image_size: true,
+            force_image_size: self.image_size,
+            llm_config: self.llm_config(),
+            max_dynamic_patch: self.max_tiles,
+            min_dynamic_patch: 1,
+            model_type: "internvl_chat",
+            ps_version: "v2",
+            select_layer: -1,
+            template: "internvl2_5",
+            tie_word_embeddings: false,
+            torch_dtype: "bfloat16",
+            use_thumbnail: true,
+            vision_config: self.vision_config(),
+        })
+    }
+
+    fn llm_config(&self) -> LlmConfig {
+        LlmConfig {
+            architectures: [LLM_ARCHITECTURE],
+            attention_dropout: 0.0,
+            bos_token_id: tokenizer::id(self.vocab, tokenizer::END_OF_TEXT),
+            eos_token_id: tokenizer::id(self.vocab, tokenizer::TURN_END),
+            hidden_act: "silu",
+            hidden_size: self.llm.hidden,
+            intermediate_size: self.llm.intermediate,
+            max_position_embeddings: self.max_positions,
+            model_type: "qwen2",
+            num_attention_heads: self.llm.heads,
+            num_hidden_layers: self.llm.layers,
+            num_key_value_heads: self.kv_heads,
+            rms_norm_eps: 1e-6,
+            rope_theta: 1_000_000.0,
+            tie_word_embeddings: false,
+            torch_dtype: "bfloat16",
+            use_cache: true,
+            use_sliding_window: false,
+            vocab_size: self.vocab,
+        }
+    }
+
+    fn vision_config(&self) -> VisionConfig {
+        VisionConfig {
+            architectures: ["InternVisionModel"],
+            attention_dropout: 0.0,
+            drop_path_rate: 0.0,
+            dropout: 0.0,
+            hidden_act: "gelu",
+            hidden_size: self.vision.hidden,
+            image_size: self.image_size,
+            intermediate_size: self.vision.intermediate,
+            layer_norm_eps: 1e-6,
+            model_type: "intern_vit_6b",
+            norm_type: "layer_norm",
+            num_attention_heads: self.vision.heads,
+            num_channels: 3,
+            num_hidden_layers: self.vision.layers,
+            patch_size: 14,
+            qk_normalization: false,
+            qkv_bias: true,
+            torch_dtype: "bfloat16",
+        }
+    }
+
+    pub(super) fn generation_json(&self) -> String {
+        let id = |token| tokenizer::id(self.vocab, token);
+        json(&GenerationConfig {
+            bos_token_id: id(tokenizer::END_OF_TEXT),
+            do_sample: false,
+            eos_token_id: [id(tokenizer::TURN_END), id(tokenizer::END_OF_TEXT)],
+            pad_token_id: id(tokenizer::END_OF_TEXT),
+        })
+    }
+
+    /// The published preprocessing: bicubic to a square tile, ImageNet mean and deviation.
+    pub(super) fn preprocessor_json(&self) -> String {
+        json(&Preprocessor {
+            crop_size: self.image_size,
+            do_center_crop: true,
+            do_normalize: true,
+            do_resize: true,
+            feature_extractor_type: "CLIPFeatureExtractor",
+            image_mean: [0.485, 0.456, 0.406],
+            image_std: [0.229, 0.224, 0.225],
+            resample: 3,
+            size: self.image_size,
+        })
+    }
+}
+
+#[derive(Serialize)]
+struct Config {
+    architectures: [&'static str; 1],
+    downsample_ratio: f64,
+    dynamic_image_size: bool,
+    force_image_size: usize,
+    llm_config: LlmConfig,
+    max_dynamic_patch: usize,
+    min_dynamic_patch: usize,
+    model_type: &'static str,
+    ps_version: &'static str,
+    select_layer: i64,
+    template: &'static str,
+    tie_word_embeddings: bool,
+    torch_dtype: &'static str,
+    use_thumbnail: bool,
+    vision_config: VisionConfig,
+}
+
+#[derive(Serialize)]
+struct LlmConfig {
+    architectures: [&'static str; 1],
+    attention_dropout: f64,
+    bos_token_id: usize,
+    eos_token_id: usize,
+    hidden_act: &'static str,
+    hidden_size: usize,
+    intermediate_size: usize,
+    max_position_embeddings: usize,
+    model_type: &'static str,
+    num_attention_heads: usize,
+    num_hidden_layers: usize,
+    num_key_value_heads: usize,
+    rms_norm_eps: f64,
+    rope_theta: f64,
+    tie_word_embeddings: bool,
+    torch_dtype: &'static str,
+    use_cache: bool,
+    use_sliding_window: bool,
+    vocab_size: usize,
+}
+
+#[derive(Serialize)]
+struct VisionConfig {
+    architectures: [&'static str; 1],
+    attention_dropout: f64,
+    drop_path_rate: f64,
+    dropout: f64,
+    hidden_act: &'static str,
+    hidden_size: usize,
+    image_size: usize,
+    intermediate_size: usize,
+    layer_norm_eps: f64,
+    model_type: &'static str,
+    norm_type: &'static str,
+    num_attention_heads: usize,
+    num_channels: usize,
+    num_hidden_layers: usize,
+    patch_size: usize,
+    qk_normalization: bool,
+    qkv_bias: bool,
+    torch_dtype: &'static str,
+}
+
+#[derive(Serialize)]
+struct GenerationConfig {
+    bos_token_id: usize,
+    do_sample: bool,
+    eos_token_id: [usize; 2],
+    pad_token_id: usize,
+}
+
+#[derive(Serialize)]
+struct Preprocessor {
+    crop_size: usize,
+    do_center_crop: bool,
+    do_normalize: bool,
+    do_resize: bool,
+    feature_extractor_type: &'static str,
+    image_mean: [f64; 3],
+    image_std: [f64; 3],
+    resample: u32,
+    size: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::internvl3::Part;
+
+    #[track_caller]
+    fn check(name: &str, tensors: usize, parameters: usize) {
+        let model = ALL.iter().find(|size| size.name == name).unwrap().model();
+        let list = model.tensors(&[Part::Vision, Part::Llm, Part::Head]);
+        assert_eq!(list.len(), tensors);
+        let count = |(_, shape): &(String, Vec<usize>)| shape.iter().product::<usize>();
+        assert_eq!(list.iter().map(count).sum::<usize>(), parameters);
+    }
+
+    // The counts of the published checkpoints.
+    #[test]
+    fn the_1b_has_its_published_size() {
+        check("internvl3-1b", 637, 938_193_024);
+    }
+
+    #[test]
+    fn the_2b_has_its_published_size() {
+        check("internvl3-2b", 685, 2_088_957_440);
+    }
+
+    #[test]
+    fn the_tiny_one_has_every_kind_of_tensor() {
+        check("internvl3-tiny", 4 + 2 * 14 + 6 + 1 + 3 * 12 + 1 + 1, 322_560);
+    }
+}
