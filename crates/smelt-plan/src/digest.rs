@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest as _, Sha256};
 
 /// A SHA-256 digest of some content, or of a framed description of it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,19 +16,25 @@ pub struct Digest([u8; 32]);
 pub struct NotADigest(pub String);
 
 impl Digest {
-    /// Takes the 32 bytes of a finished SHA-256.
-    pub const fn new(bytes: [u8; 32]) -> Self {
+    /// Takes the 32 bytes of a hash computed elsewhere.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The 32 bytes.
-    pub const fn bytes(&self) -> &[u8; 32] {
+    /// The 32 raw bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The first 12 hex digits: enough for a person to tell two digests apart.
+    /// The SHA-256 of `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    /// The first 16 hex digits: enough for a person to tell two digests apart, and to notice
+    /// damage in a short record.
     pub fn short(&self) -> String {
-        self.to_string()[..12].to_owned()
+        self.to_string()[..16].to_owned()
     }
 }
 
@@ -78,8 +85,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_hash_is_sha256() {
+        // FIPS 180-2, appendix B.1.
+        assert_eq!(Digest::of(b"abc").short(), "ba7816bf8f01cfea");
+    }
+
+    #[test]
     fn hex_round_trips() {
-        let digest = Digest::new(std::array::from_fn(|i| (i * 7) as u8));
+        let digest = Digest::from_bytes(std::array::from_fn(|i| (i * 7) as u8));
         assert_eq!(digest.to_string().parse(), Ok(digest));
     }
 

@@ -63,7 +63,7 @@ pub fn digest(domain: KeyDomain, recipe: &Recipe<'_>) -> Digest {
     let mut hasher = Hasher(Sha256::new());
     hasher.field("domain", domain.name());
     walk(recipe, &mut hasher);
-    Digest::new(hasher.0.finalize().into())
+    Digest::from_bytes(hasher.0.finalize().into())
 }
 
 /// Which of the two keys.
@@ -113,8 +113,10 @@ mod tests {
 
     fn key(domain: KeyDomain, params: Value, inputs: &[(&str, u8)]) -> Digest {
         let params = params.as_object().unwrap().clone().into_iter().collect();
-        let inputs: Vec<_> =
-            inputs.iter().map(|(name, n)| ((*name).to_owned(), Digest::new([*n; 32]))).collect();
+        let inputs: Vec<_> = inputs
+            .iter()
+            .map(|(name, n)| ((*name).to_owned(), Digest::from_bytes([*n; 32])))
+            .collect();
         digest(domain, &Recipe { kind: Kind::Command, params: &params, inputs: &inputs })
     }
 

@@ -33,6 +33,8 @@ pub enum Takes {
     Stage(&'static [Kind]),
     /// `path:DIR` or `synthetic:NAME`.
     Source,
+    /// Any text.
+    Text,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// A whole number in this closed range.
@@ -114,6 +116,7 @@ const VERIFY: &[Field] = &[
     field("weights", Takes::Stage(&[Kind::Quantize, Kind::Command]), Absent::Nothing),
 ];
 const DEPLOYMENT: &[Field] = &[
+    field("model", Takes::Text, Absent::Word("internvl3")),
     field("checkpoint", CHECKPOINT, Absent::Refused),
     field("vision", ENGINE, Absent::Refused),
     field("llm", LLM_ENGINE, Absent::Refused),

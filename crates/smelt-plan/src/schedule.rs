@@ -308,7 +308,11 @@ impl<'p> Schedule<'p> {
         }
     }
 
+    /// Waits for every answer of the store, so that of the stages ready the first goes first.
     fn start_what_fits(&mut self) -> Vec<Command> {
+        if self.states.contains(&State::Looking) {
+            return Vec::new();
+        }
         let running = self.states.iter().filter(|s| matches!(s, State::Running { .. })).count();
         let room = self.wishes.jobs.max(1).saturating_sub(running);
         let ready = |(id, _): &(StageId, _)| self.states[id.index()] == State::Ready;

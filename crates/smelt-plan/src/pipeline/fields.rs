@@ -100,6 +100,7 @@ fn read_field(
             }
             return Ok(());
         }
+        Takes::Text => Value::from(text(item, params)?),
         Takes::Choice(words) => choice(item, text(item, params)?, words)?,
         Takes::Count(min, max) => count(item, params, min, max)?,
         Takes::Texts => texts(item, params)?,

@@ -47,7 +47,7 @@ fn failure(chance: &mut Chance) -> Failure {
 }
 
 fn output_of(key: Digest) -> Digest {
-    Digest::new(key.bytes().map(|b| b ^ 0xFF))
+    Digest::from_bytes(key.as_bytes().map(|b| b ^ 0xFF))
 }
 
 /// Plays the world: random finish order, hits, holds, failures, at most one interrupt.
@@ -177,7 +177,7 @@ fn chain() -> Plan {
 fn an_unchanged_output_stops_the_wave() {
     let plan = chain();
     let (a, b) = (plan.find("a").unwrap(), plan.find("b").unwrap());
-    let output = Digest::new([7; 32]);
+    let output = Digest::from_bytes([7; 32]);
     let key_of_b = |event: Event| {
         let (mut schedule, commands) = Schedule::begin(&plan, Wishes::default());
         assert!(matches!(commands[..], [Command::Look(stage, _)] if stage == a));
@@ -189,7 +189,7 @@ fn an_unchanged_output_stops_the_wave() {
     };
     let built = key_of_b(Event::Sealed(a, output));
     let found = key_of_b(Event::Found(a, output));
-    let other = key_of_b(Event::Sealed(a, Digest::new([8; 32])));
+    let other = key_of_b(Event::Sealed(a, Digest::from_bytes([8; 32])));
     assert_eq!(built, found, "b's key covers what a holds, not how it came to be");
     assert_ne!(built, other);
 }

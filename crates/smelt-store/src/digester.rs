@@ -1,0 +1,197 @@
+//! Hashes files, each as seldom as the stat cache allows.
+//!
+//! A file is streamed through one buffer and must look the same before and after.  Knows nothing
+//! of outputs; whether a digest is the right one is for the caller to say.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::digest::Digest;
+use crate::disk::{Disk, DiskError, DiskFile, FileKind, Open, Stat, fault};
+use crate::manifest::{FileEntry, Manifest, ManifestError};
+use crate::stat_cache::{Owner, StatCache};
+use crate::walk::{Found, Links, WalkError, walk};
+
+/// Large enough that system calls cost nothing beside hashing, small beside any budget.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// A tree that has no digest.
+#[derive(Debug, thiserror::Error)]
+pub enum DigestError {
+    /// Someone wrote to it meanwhile.
+    #[error("{} changed while being read; wait until nothing writes to it", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A socket, a pipe, a device, or a link to a directory.
+    #[error("{} is {what}; only files, directories and links to files can be read", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// Manifests are text.
+    #[error("{} has a name that is not UTF-8; rename it", path.display())]
+    NotUtf8 {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The files do not make a tree we keep.
+    #[error("{}: {source}", path.display())]
+    Manifest {
+        /// The tree.
+        path: PathBuf,
+        /// Why not.
+        source: ManifestError,
+    },
+    /// The tree cannot be listed.
+    #[error(transparent)]
+    Walk(#[from] WalkError),
+    /// The disk failed.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// Whether a file is to be durable once it is hashed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AndSync {
+    Yes,
+    No,
+}
+
+/// Hashes files and remembers what it found.
+pub(crate) struct Digester {
+    disk: Arc<dyn Disk>,
+    cache: Mutex<StatCache>,
+    bytes_hashed: AtomicU64,
+}
+
+impl Digester {
+    pub(crate) fn new(disk: Arc<dyn Disk>, cache: StatCache) -> Self {
+        Self { disk, cache: Mutex::new(cache), bytes_hashed: AtomicU64::new(0) }
+    }
+
+    /// How many bytes were hashed since the store was opened.
+    pub(crate) fn bytes_hashed(&self) -> u64 {
+        self.bytes_hashed.load(Ordering::Relaxed)
+    }
+
+    /// Lists and hashes a file or a tree of the user's, following links to files.
+    pub(crate) fn digest_tree(&self, root: &Path) -> Result<Manifest, DigestError> {
+        let manifest = self.digest_source(root);
+        self.save();
+        manifest
+    }
+
+    fn digest_source(&self, root: &Path) -> Result<Manifest, DigestError> {
+        let stat = self.disk.stat(root).map_err(fault("look at", root))?;
+        let (base, found) = if stat.kind == FileKind::Dir {
+            (root, walk(self.disk.as_ref(), root, Links::FollowToFiles)?.files)
+        } else {
+            let name = root.file_name().unwrap_or_default();
+            (root.parent().unwrap_or(root), vec![Found { path: PathBuf::from(name), stat }])
+        };
+        let entries = found.iter().map(|found| self.source_entry(base, found));
+        let entries = entries.collect::<Result<Vec<_>, _>>()?;
+        Manifest::new(entries)
+            .map_err(|source| DigestError::Manifest { path: root.to_owned(), source })
+    }
+
+    fn source_entry(&self, base: &Path, found: &Found) -> Result<FileEntry, DigestError> {
+        let full = base.join(&found.path);
+        if let Some(what) = not_a_file(found.stat.kind) {
+            return Err(DigestError::NotAFile { path: full, what });
+        }
+        let Some(path) = found.path.to_str() else {
+            return Err(DigestError::NotUtf8 { path: full });
+        };
+        let sha256 = self.digest_file(&full, &found.stat, Owner::User)?;
+        let executable = found.stat.is_executable();
+        Ok(FileEntry { path: path.to_owned(), size: found.stat.size, sha256, executable })
+    }
+
+    /// The digest of a file that looks like `stat`, from memory if that is proof enough.
+    pub(crate) fn digest_file(
+        &self,
+        path: &Path,
+        stat: &Stat,
+        owner: Owner,
+    ) -> Result<Digest, DigestError> {
+        let boot = self.disk.moment().boot;
+        if let Some(known) = self.cache().find(path, stat, owner, &boot) {
+            return Ok(known);
+        }
+        let sha256 = self.hash(path, stat, AndSync::No)?;
+        self.remember(path, stat, sha256);
+        Ok(sha256)
+    }
+
+    /// Hashes a file that looks like `stat`, whatever is remembered.
+    pub(crate) fn hash(
+        &self,
+        path: &Path,
+        stat: &Stat,
+        and_sync: AndSync,
+    ) -> Result<Digest, DigestError> {
+        let unchanged = |now: Stat| {
+            let changed = || DigestError::Changed { path: path.to_owned() };
+            (now == *stat).then_some(()).ok_or_else(changed)
+        };
+        let file = self.disk.open(path, Open::Read).map_err(fault("open", path))?;
+        unchanged(file.stat().map_err(fault("look at", path))?)?;
+        let sha256 = self.stream(file.as_ref()).map_err(fault("read", path))?;
+        if and_sync == AndSync::Yes {
+            file.sync().map_err(fault("sync", path))?;
+        }
+        unchanged(file.stat().map_err(fault("look at", path))?)?;
+        Ok(sha256)
+    }
+
+    fn stream(&self, file: &dyn DiskFile) -> std::io::Result<Digest> {
+        let mut hasher = Sha256::new();
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut offset = 0;
+        loop {
+            match file.read_at(offset, &mut buffer)? {
+                0 => break,
+                read => {
+                    hasher.update(&buffer[..read]);
+                    offset += read as u64;
+                }
+            }
+        }
+        self.bytes_hashed.fetch_add(offset, Ordering::Relaxed);
+        Ok(crate::digest::from_hasher(hasher))
+    }
+
+    /// Notes a digest computed just now.
+    pub(crate) fn remember(&self, path: &Path, stat: &Stat, sha256: Digest) {
+        let moment = self.disk.moment();
+        self.cache().remember(path, stat, sha256, moment);
+    }
+
+    /// Lets later runs know what this one found.
+    pub(crate) fn save(&self) {
+        self.cache().save(self.disk.as_ref());
+    }
+
+    fn cache(&self) -> MutexGuard<'_, StatCache> {
+        // A panic elsewhere leaves the cache with whole entries, only fewer.
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Names what is not a regular file.
+pub(crate) fn not_a_file(kind: FileKind) -> Option<&'static str> {
+    match kind {
+        FileKind::File => None,
+        FileKind::Dir => Some("a directory"),
+        FileKind::Link => Some("a symbolic link"),
+        FileKind::Other => Some("a socket, a pipe or a device"),
+    }
+}

@@ -1,0 +1,263 @@
+//! Performs disk operations on the machine's file systems.
+//!
+//! Thin: each method is one or two system calls.  Files are opened close-on-exec (the standard
+//! library's default), so that a child never keeps a lock alive.  Decides nothing.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
+use nix::sys::statfs;
+
+use super::{Disk, DiskFile, FileKind, Held, LockKind, Moment, Open, Stat, Volume, Wait};
+
+/// The machine's own disk.
+pub(crate) struct RealDisk {
+    boot: String,
+    now_ns: fn() -> i64,
+}
+
+impl RealDisk {
+    pub(crate) fn new() -> Self {
+        Self { boot: boot_id(), now_ns }
+    }
+
+    /// A disk on which every file looks an hour old.
+    #[cfg(test)]
+    pub(crate) fn an_hour_later() -> Self {
+        Self { boot: boot_id(), now_ns: || now_ns() + 3_600_000_000_000 }
+    }
+}
+
+/// Identifies this boot.  Where the kernel does not say, every process counts as a boot of its
+/// own: more is verified than needed, never less.
+fn boot_id() -> String {
+    match fs::read_to_string("/proc/sys/kernel/random/boot_id") {
+        Ok(text) => text.trim().to_owned(),
+        Err(_) => format!("unknown-{}-{}", std::process::id(), now_ns()),
+    }
+}
+
+fn now_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+impl Disk for RealDisk {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
+        let mut options = OpenOptions::new();
+        match how {
+            // Non-blocking, so that a pipe put in a file's place cannot hang the reader.
+            Open::Read => options.read(true).custom_flags(OFlag::O_NONBLOCK.bits()),
+            Open::Write => options.read(true).write(true).create(true),
+            Open::New => options.read(true).write(true).create_new(true),
+        };
+        Ok(Box::new(RealFile(options.open(path)?)))
+    }
+
+    fn lstat(&self, path: &Path) -> io::Result<Stat> {
+        fs::symlink_metadata(path).map(|metadata| stat_of(&metadata))
+    }
+
+    fn stat(&self, path: &Path) -> io::Result<Stat> {
+        fs::metadata(path).map(|metadata| stat_of(&metadata))
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect()
+    }
+
+    fn mkdir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn rmdir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+
+    fn chmod(&self, path: &Path, mode: u32) -> io::Result<()> {
+        fs::set_permissions(path, Permissions::from_mode(mode))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        File::open(dir)?.sync_all()
+    }
+
+    fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<Held>> {
+        loop {
+            let file = open_to_lock(path, kind)?;
+            if !take(&file, kind, wait)? {
+                return Ok(None);
+            }
+            // Whoever held it may have removed the file meanwhile; a lock without a name
+            // protects nothing.
+            if still_named(&file, path)? {
+                return Ok(Some(Box::new(RealLock { file, kind })));
+            }
+        }
+    }
+
+    fn volume(&self, path: &Path) -> io::Result<Volume> {
+        let found = statfs::statfs(path)?;
+        let block_bytes = u64::try_from(found.block_size()).unwrap_or(0);
+        let free_bytes = found.blocks_available().saturating_mul(block_bytes);
+        Ok(Volume { free_bytes, network: network_name(found.filesystem_type()) })
+    }
+
+    fn moment(&self) -> Moment {
+        Moment { now_ns: (self.now_ns)(), boot: self.boot.clone() }
+    }
+}
+
+/// File systems of other machines, whose locks may exclude nobody.
+fn network_name(kind: statfs::FsType) -> Option<&'static str> {
+    // The magic numbers are those of Linux's `magic.h`; libc lacks the SMB ones.
+    match u32::try_from(kind.0 & 0xffff_ffff).ok()? {
+        0x6969 => Some("NFS"),
+        0x517b => Some("SMB"),
+        0xff53_4d42 => Some("CIFS"),
+        0xfe53_4d42 => Some("SMB2"),
+        0x0102_1997 => Some("9P"),
+        0x5346_414f | 0x6b41_4653 => Some("AFS"),
+        0x7375_7245 => Some("Coda"),
+        _ => None,
+    }
+}
+
+fn stat_of(metadata: &fs::Metadata) -> Stat {
+    let kind = match metadata.file_type() {
+        kind if kind.is_file() => FileKind::File,
+        kind if kind.is_dir() => FileKind::Dir,
+        kind if kind.is_symlink() => FileKind::Link,
+        _ => FileKind::Other,
+    };
+    let ns = |seconds: i64, rest: i64| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
+    Stat {
+        kind,
+        size: metadata.size(),
+        mtime_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
+        ctime_ns: ns(metadata.ctime(), metadata.ctime_nsec()),
+        inode: metadata.ino(),
+        links: metadata.nlink(),
+        mode: metadata.mode() & 0o7777,
+    }
+}
+
+struct RealFile(File);
+
+impl DiskFile for RealFile {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write_at(bytes, offset)
+    }
+
+    fn truncate(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync_all()
+    }
+
+    fn stat(&self) -> io::Result<Stat> {
+        self.0.metadata().map(|metadata| stat_of(&metadata))
+    }
+}
+
+/// A lock on a file description of its own, so that two locks of one process exclude each other.
+struct RealLock {
+    file: File,
+    kind: LockKind,
+}
+
+impl Drop for RealLock {
+    /// Unlocks by name and not by closing: a child between fork and exec still shares the
+    /// description, and would keep it locked.  If this fails, closing is all that is left to do.
+    fn drop(&mut self) {
+        let _ = match self.kind {
+            LockKind::Byte(at) => byte_lock(&self.file, at, libc::F_UNLCK, Wait::No).map(drop),
+            LockKind::Shared | LockKind::Exclusive => self.file.unlock(),
+        };
+    }
+}
+
+fn open_to_lock(path: &Path, kind: LockKind) -> io::Result<File> {
+    let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+    match opened {
+        // A shared lock needs no right to write, so a read-only store can be looked at.
+        Err(error)
+            if kind == LockKind::Shared
+                && matches!(
+                    error.kind(),
+                    io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied
+                ) =>
+        {
+            File::open(path)
+        }
+        other => other,
+    }
+}
+
+fn take(file: &File, kind: LockKind, wait: Wait) -> io::Result<bool> {
+    match (kind, wait) {
+        (LockKind::Byte(at), wait) => byte_lock(file, at, libc::F_WRLCK, wait),
+        (LockKind::Shared, Wait::Yes) => file.lock_shared().map(|()| true),
+        (LockKind::Exclusive, Wait::Yes) => file.lock().map(|()| true),
+        (LockKind::Shared, Wait::No) => tried(file.try_lock_shared()),
+        (LockKind::Exclusive, Wait::No) => tried(file.try_lock()),
+    }
+}
+
+fn tried(answer: Result<(), TryLockError>) -> io::Result<bool> {
+    match answer {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Locks or unlocks one byte with an open-file-description lock.  Classic `fcntl` locks would be
+/// lost as soon as anything in the process closed the same file.
+fn byte_lock(file: &File, at: u64, kind: libc::c_int, wait: Wait) -> io::Result<bool> {
+    let range = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: libc::off_t::try_from(at).map_err(io::Error::other)?,
+        l_len: 1,
+        l_pid: 0,
+    };
+    let asked = match wait {
+        Wait::Yes => FcntlArg::F_OFD_SETLKW(&range),
+        Wait::No => FcntlArg::F_OFD_SETLK(&range),
+    };
+    match fcntl(file, asked) {
+        Ok(_) => Ok(true),
+        Err(nix::Error::EAGAIN | nix::Error::EACCES) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn still_named(file: &File, path: &Path) -> io::Result<bool> {
+    let held = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(named) => Ok(held.ino() == named.ino() && held.dev() == named.dev()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,38 @@
+//! Keeps: sealed outputs, the action log, journals, locks.
+//!
+//! A [`Store`] is a directory.  A stage works in a private directory, [`Store::seal`] makes that
+//! directory permanent under a key, [`Store::lookup`] finds it again, in this run or any other,
+//! and a crash or a power cut at any point costs nothing that was acknowledged.  The layout on
+//! disk is described in `cache/README.md`.
+//!
+//! Knows nothing of stages, models or GPUs: keys are digests, records are JSON.
+
+mod actions;
+mod ballast;
+mod digest;
+mod digester;
+mod disk;
+mod layout;
+mod log;
+mod manifest;
+mod output;
+mod run;
+mod seal;
+mod stat_cache;
+mod store;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod walk;
+
+pub use digest::{Digest, NotADigest};
+pub use digester::DigestError;
+pub use disk::{DiskError, Wait};
+pub use layout::FORMAT_VERSION;
+pub use log::{LogError, RECORD_BYTES_MAX};
+pub use manifest::{FILES_MAX, FileEntry, Manifest, ManifestError, PATH_BYTES_MAX};
+pub use output::{Damage, Location, Lookup, Output};
+pub use run::{Journal, NotARunId, Run, RunId};
+pub use seal::SealError;
+pub use store::{KeyLock, Store, StoreError};
+pub use walk::WalkError;

@@ -1,0 +1,324 @@
+//! Appends checksummed records to a file and reads back those that are whole.
+//!
+//! One record is one line, `SEQ CHECK JSON\n`.  Reading stops at the first line that is not the
+//! next record, whatever follows.  Appending locks the file, reads what others added, cuts off a
+//! bad tail, writes one line in one call and syncs it; only then is the record acknowledged.
+//! Knows nothing of what the records say.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::digest::from_hasher;
+use crate::disk::{
+    Disk, DiskError, DiskFile, LockKind, Open, Wait, fault, present, write_all, write_new,
+};
+
+/// A record is held in memory whole, and this bounds what a damaged file can make us hold.
+pub const RECORD_BYTES_MAX: usize = 1 << 20;
+/// The payload, a sequence number of at most 20 digits, 16 digits of checksum, 3 separators.
+const LINE_BYTES_MAX: usize = RECORD_BYTES_MAX + 39;
+/// How much of a log is read at a time.
+const CHUNK_BYTES: usize = 64 << 10;
+/// How much of a cut tail is kept for a person to look at.
+const ASIDE_BYTES_MAX: u64 = 4 << 20;
+
+/// A log that cannot take a record.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// See [`RECORD_BYTES_MAX`].
+    #[error(
+        "a record of {bytes} bytes does not fit {}: one record is at most {RECORD_BYTES_MAX}",
+        path.display()
+    )]
+    RecordTooLarge {
+        /// The log.
+        path: PathBuf,
+        /// The record's length.
+        bytes: usize,
+    },
+    /// The log has reached its limit.
+    #[error(
+        "{} has reached its limit of {bytes_max} bytes; move it away (what it lists is built \
+         again) or use another store",
+        path.display()
+    )]
+    Full {
+        /// The log.
+        path: PathBuf,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// A sync failed before: what the disk holds is unknown, and another sync could lie.
+    #[error(
+        "cannot append to {}: the disk failed to keep an earlier record; check the disk, then \
+         run the same command again",
+        path.display()
+    )]
+    Broken {
+        /// The log.
+        path: PathBuf,
+    },
+    /// The disk failed.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+impl LogError {
+    /// Whether free space would cure it.
+    pub fn is_disk_full(&self) -> bool {
+        matches!(self, Self::Disk(error) if error.is_disk_full())
+    }
+}
+
+/// Where a record lies in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    offset: u64,
+    line_bytes: u32,
+    seq: u64,
+}
+
+/// Called with every record read.
+pub(crate) type Visit<'a> = &'a mut dyn FnMut(Place, &str);
+
+/// An open log.
+pub(crate) struct Log {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    /// Where cut tails are kept.
+    aside: PathBuf,
+    bytes_max: u64,
+    file: Box<dyn DiskFile>,
+    good: Good,
+    broken: bool,
+}
+
+/// The part of a log that is known to be whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Good {
+    bytes: u64,
+    records: u64,
+}
+
+impl Good {
+    const NOTHING: Self = Self { bytes: 0, records: 0 };
+}
+
+impl Log {
+    /// Opens a log, creating it durably if it is missing.
+    pub(crate) fn open(
+        disk: Arc<dyn Disk>,
+        path: PathBuf,
+        aside: PathBuf,
+        bytes_max: u64,
+    ) -> Result<Self, DiskError> {
+        let file = disk.open(&path, Open::Write).map_err(fault("open", &path))?;
+        // Always, because whoever created the file may have died before this line.
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        disk.sync_dir(parent).map_err(fault("sync the directory", parent))?;
+        Ok(Self::over(disk, path, aside, bytes_max, file))
+    }
+
+    /// Opens an existing log for reading; `None` if there is none.
+    pub(crate) fn open_to_read(
+        disk: Arc<dyn Disk>,
+        path: PathBuf,
+    ) -> Result<Option<Self>, DiskError> {
+        let opened = present(disk.open(&path, Open::Read)).map_err(fault("open", &path))?;
+        Ok(opened.map(|file| Self::over(disk, path, PathBuf::new(), 0, file)))
+    }
+
+    fn over(
+        disk: Arc<dyn Disk>,
+        path: PathBuf,
+        aside: PathBuf,
+        bytes_max: u64,
+        file: Box<dyn DiskFile>,
+    ) -> Self {
+        Self { disk, path, aside, bytes_max, file, good: Good::NOTHING, broken: false }
+    }
+
+    /// Visits the records added since the last call, and where the log was cut or seems to have
+    /// been, those before them again.  A tail that is no record is left alone: it may be one that
+    /// another process is just writing.
+    pub(crate) fn read_new(&mut self, visit: Visit<'_>) -> Result<(), DiskError> {
+        let before = self.good;
+        let answer = self.file.stat().and_then(|stat| {
+            // Someone may have cut a bad part away that we had read when it was still good.
+            let is_shorter = stat.size < before.bytes;
+            let from = if is_shorter { Good::NOTHING } else { before };
+            let scanned = scan(self.file.as_ref(), from, visit)?;
+            // Or cut it and grown the log past our place, so that we now read across lines.
+            let is_lost = !scanned.is_clean && scanned.good == before && before != Good::NOTHING;
+            if is_lost { scan(self.file.as_ref(), Good::NOTHING, visit) } else { Ok(scanned) }
+        });
+        self.good = answer.map_err(fault("read", &self.path))?.good;
+        Ok(())
+    }
+
+    /// Adds one record durably, after visiting those that others added.
+    pub(crate) fn append(&mut self, payload: &str, visit: Visit<'_>) -> Result<Place, LogError> {
+        debug_assert!(!payload.contains('\n'), "JSON on one line");
+        if self.broken {
+            return Err(LogError::Broken { path: self.path.clone() });
+        }
+        if payload.len() > RECORD_BYTES_MAX {
+            let path = self.path.clone();
+            return Err(LogError::RecordTooLarge { path, bytes: payload.len() });
+        }
+        let lock = self.disk.lock(&self.path, LockKind::Exclusive, Wait::Yes);
+        let _held = lock.map_err(fault("lock", &self.path))?;
+        self.recover(visit)?;
+        let line = line(self.good.records + 1, payload);
+        if self.good.bytes + line.len() as u64 > self.bytes_max {
+            return Err(LogError::Full { path: self.path.clone(), bytes_max: self.bytes_max });
+        }
+        self.write_line(&line)?;
+        let place = Place {
+            offset: self.good.bytes,
+            line_bytes: u32::try_from(line.len()).expect("a line is little over 1 MiB"),
+            seq: self.good.records + 1,
+        };
+        self.good = Good { bytes: place.offset + line.len() as u64, records: place.seq };
+        Ok(place)
+    }
+
+    /// Reads one record again; `None` if it is no longer there as it was.
+    pub(crate) fn read_again(&self, place: Place) -> Result<Option<String>, DiskError> {
+        let mut line = vec![0; place.line_bytes as usize];
+        let mut filled = 0;
+        while filled < line.len() {
+            let offset = place.offset + filled as u64;
+            let read = self.file.read_at(offset, &mut line[filled..]);
+            match read.map_err(fault("read", &self.path))? {
+                0 => return Ok(None),
+                read => filled += read,
+            }
+        }
+        let Some(line) = line.strip_suffix(b"\n") else { return Ok(None) };
+        Ok(parse(line).filter(|&(seq, _)| seq == place.seq).map(|(_, text)| text.to_owned()))
+    }
+
+    /// Finds the end of the good part and cuts off what follows.  Called with the lock held, so a
+    /// bad tail is nobody's work in progress.
+    fn recover(&mut self, visit: Visit<'_>) -> Result<(), DiskError> {
+        let file = self.file.as_ref();
+        let reading = || fault("read", &self.path);
+        let size = file.stat().map_err(reading())?.size;
+        let from = if size < self.good.bytes { Good::NOTHING } else { self.good };
+        let mut scanned = scan(file, from, visit).map_err(reading())?;
+        if !scanned.is_clean && from != Good::NOTHING {
+            // Our own idea of the end may be the wrong one, so the whole file decides.
+            scanned = scan(file, Good::NOTHING, visit).map_err(reading())?;
+        }
+        self.good = scanned.good;
+        if !scanned.is_clean {
+            self.keep_aside(size);
+            file.truncate(self.good.bytes).map_err(fault("cut the bad end of", &self.path))?;
+        }
+        Ok(())
+    }
+
+    /// Copies a tail that holds more than one torn record to the quarantine.  It is only for a
+    /// person to look at, so failing to is no failure.
+    fn keep_aside(&self, size: u64) {
+        let tail_bytes = (size - self.good.bytes).min(ASIDE_BYTES_MAX);
+        let mut tail = vec![0; usize::try_from(tail_bytes).expect("at most 4 MiB")];
+        let read = self.file.read_at(self.good.bytes, &mut tail).unwrap_or(0);
+        tail.truncate(read);
+        if !tail.contains(&b'\n') {
+            return;
+        }
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let path = self.aside.join(format!("{name}.cut-at-{}", self.good.bytes));
+        let _ = write_new(self.disk.as_ref(), &path, &tail);
+    }
+
+    /// Writes and syncs one line, or takes it back as far as possible.
+    fn write_line(&mut self, line: &str) -> Result<(), LogError> {
+        let file = self.file.as_ref();
+        if let Err(error) = write_all(file, &self.path, self.good.bytes, line.as_bytes()) {
+            // If this fails too, the next append finds the torn line and cuts it.
+            let _ = file.truncate(self.good.bytes);
+            return Err(error.into());
+        }
+        if let Err(error) = file.sync() {
+            // The kernel may now believe the pages clean: no later sync of this file is proof.
+            self.broken = true;
+            let _ = self.file.truncate(self.good.bytes);
+            return Err(fault("sync", &self.path)(error).into());
+        }
+        Ok(())
+    }
+}
+
+/// How far a scan came.
+struct Scanned {
+    good: Good,
+    /// Whether the good part ends where the file ends.
+    is_clean: bool,
+}
+
+/// Reads records from `from` on until the end of the file or the first thing that is no record.
+fn scan(file: &dyn DiskFile, from: Good, visit: Visit<'_>) -> io::Result<Scanned> {
+    let mut good = from;
+    let mut pending = Vec::new();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let offset = good.bytes + pending.len() as u64;
+        let read = file.read_at(offset, &mut chunk)?;
+        if read == 0 {
+            return Ok(Scanned { good, is_clean: pending.is_empty() });
+        }
+        pending.extend_from_slice(&chunk[..read]);
+        let Some(taken) = take_lines(&pending, &mut good, visit) else {
+            return Ok(Scanned { good, is_clean: false });
+        };
+        pending.drain(..taken);
+        if pending.len() > LINE_BYTES_MAX {
+            return Ok(Scanned { good, is_clean: false });
+        }
+    }
+}
+
+/// Visits the whole lines at the start of `bytes`; `None` at the first that is not the next
+/// record, with `good` just before it.
+fn take_lines(bytes: &[u8], good: &mut Good, visit: Visit<'_>) -> Option<usize> {
+    let mut taken = 0;
+    while let Some(length) = bytes[taken..].iter().position(|&byte| byte == b'\n') {
+        let (seq, payload) = parse(&bytes[taken..taken + length])?;
+        if seq != good.records + 1 {
+            return None;
+        }
+        let line_bytes = u32::try_from(length + 1).ok()?;
+        visit(Place { offset: good.bytes, line_bytes, seq }, payload);
+        taken += length + 1;
+        *good = Good { bytes: good.bytes + u64::from(line_bytes), records: seq };
+    }
+    Some(taken)
+}
+
+fn line(seq: u64, payload: &str) -> String {
+    format!("{seq} {} {payload}\n", checksum(seq, payload))
+}
+
+/// Takes a line apart (without its newline) if its checksum holds.
+fn parse(line: &[u8]) -> Option<(u64, &str)> {
+    let mut parts = std::str::from_utf8(line).ok()?.splitn(3, ' ');
+    let (seq_text, check, payload) = (parts.next()?, parts.next()?, parts.next()?);
+    let seq: u64 = seq_text.parse().ok()?;
+    let is_whole = payload.len() <= RECORD_BYTES_MAX
+        && seq.to_string() == seq_text
+        && checksum(seq, payload) == check;
+    is_whole.then_some((seq, payload))
+}
+
+fn checksum(seq: u64, payload: &str) -> String {
+    let mut hasher = Sha256::new();
+    hasher.update(seq.to_le_bytes());
+    hasher.update(payload.as_bytes());
+    from_hasher(hasher).short()
+}

@@ -1,0 +1,319 @@
+//! Gives a run its name, its private directories and its journal, and cleans up after dead ones.
+//!
+//! A run lives as long as it holds its lock file.  What a dead one left in `work/` is nobody's and
+//! is deleted; its journal and logs stay.  Knows nothing of what a run does.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use crate::digest::Digest;
+use crate::disk::{
+    Disk, DiskError, Held, LockKind, Open, Wait, fault, make_dir, present, remove_tree, write_all,
+};
+use crate::layout::names;
+use crate::log::{Log, LogError};
+use crate::store::{Store, StoreError};
+
+/// A thousand attempts with a large record each; usual journals are some kilobytes.
+const JOURNAL_BYTES_MAX: u64 = 64 << 20;
+/// Names are drawn from 65 536 in a second.
+const NAME_TRIES: u64 = 64;
+/// Leaves room for an ending within the system's 255.
+const NAME_BYTES_MAX: usize = 200;
+
+/// The name of a run: when it started (UTC) and four digits against coincidence, as in
+/// `20261121-154233-1a2b`.  Sorts by time.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RunId(String);
+
+/// A text that names no run.
+#[derive(Debug, thiserror::Error)]
+#[error("{text:?} is not the name of a run: expected one like 20261121-154233-1a2b")]
+pub struct NotARunId {
+    text: String,
+}
+
+/// A run in progress.
+pub struct Run {
+    store: Store,
+    id: RunId,
+    journal: Journal,
+    lock: Held,
+}
+
+/// The journal of a run in progress.
+pub struct Journal {
+    store: Store,
+    log: Mutex<Log>,
+}
+
+impl Store {
+    /// Starts a run at the time `now`.
+    pub fn begin_run(&self, now: SystemTime) -> Result<Run, StoreError> {
+        self.refuse_read_only("start a run")?;
+        for attempt in 0..NAME_TRIES {
+            let id = RunId::new(now, attempt);
+            if let Some(lock) = self.claim(&id)? {
+                let journal = self.open_journal(&id)?;
+                return Ok(Run { store: self.clone(), id, journal, lock });
+            }
+        }
+        let path = self.layout().runs();
+        Err(fault("find a free name in", &path)(std::io::ErrorKind::AlreadyExists.into()).into())
+    }
+
+    /// Takes the lock of a run that has never been; `None` if it has.
+    fn claim(&self, id: &RunId) -> Result<Option<Held>, DiskError> {
+        let (disk, path) = (self.disk(), self.layout().run_lock(id));
+        for used in [&path, &self.layout().journal(id), &self.layout().work_of(id)] {
+            if present(disk.lstat(used)).map_err(fault("look at", used))?.is_some() {
+                return Ok(None);
+            }
+        }
+        // Held means that another process draws the same name just now, or looks whether it is
+        // dead; the next name is as good.
+        let lock = disk.lock(&path, LockKind::Exclusive, Wait::No).map_err(fault("lock", &path))?;
+        if lock.is_some() {
+            note_pid(disk, &path)?;
+        }
+        Ok(lock)
+    }
+
+    fn open_journal(&self, id: &RunId) -> Result<Journal, StoreError> {
+        let (disk, path) = (self.shared_disk(), self.layout().journal(id));
+        let log = Log::open(disk, path, self.layout().quarantine(), JOURNAL_BYTES_MAX)?;
+        Ok(Journal { store: self.clone(), log: Mutex::new(log) })
+    }
+
+    /// Runs that left something behind and hold their lock no more.
+    pub fn dead_runs(&self) -> Result<Vec<RunId>, StoreError> {
+        self.refuse_read_only("look for dead runs")?;
+        let locks = names(self.disk(), &self.layout().runs())?;
+        let locked = locks.iter().filter_map(|name| name.strip_suffix(".lock"));
+        // A power cut may have kept a working directory and lost the lock file.
+        let work = names(self.disk(), &self.layout().work())?;
+        let ids = locked.chain(work.iter().map(String::as_str));
+        let mut ids: Vec<RunId> = ids.filter_map(|name| name.parse().ok()).collect();
+        ids.sort();
+        ids.dedup();
+        let mut dead = Vec::new();
+        for id in ids {
+            if self.lock_of_dead(&id)?.is_some() {
+                dead.push(id);
+            }
+        }
+        Ok(dead)
+    }
+
+    /// Removes the working directories and the lock file of a dead run; says whether it was dead.
+    pub fn clear_dead(&self, id: &RunId) -> Result<bool, StoreError> {
+        self.refuse_read_only("clear a dead run")?;
+        let Some(lock) = self.lock_of_dead(id)? else { return Ok(false) };
+        self.clear(id, lock)?;
+        Ok(true)
+    }
+
+    fn lock_of_dead(&self, id: &RunId) -> Result<Option<Held>, DiskError> {
+        let path = self.layout().run_lock(id);
+        self.disk().lock(&path, LockKind::Exclusive, Wait::No).map_err(fault("lock", &path))
+    }
+
+    /// The lock file goes last, while it is held: until then the run counts as dead.
+    fn clear(&self, id: &RunId, lock: Held) -> Result<(), DiskError> {
+        remove_tree(self.disk(), &self.layout().work_of(id))?;
+        let path = self.layout().run_lock(id);
+        present(self.disk().unlink(&path)).map_err(fault("remove", &path))?;
+        drop(lock);
+        Ok(())
+    }
+
+    /// Every run that has a journal, oldest first.
+    pub fn journals(&self) -> Result<Vec<RunId>, StoreError> {
+        let names = names(self.disk(), &self.layout().journals())?;
+        let ids = names.iter().filter_map(|name| name.strip_suffix(".log")?.parse().ok());
+        let mut ids: Vec<RunId> = ids.collect();
+        ids.sort();
+        Ok(ids)
+    }
+
+    /// Visits the records of a run, in order, up to the last whole one.
+    pub fn read_journal(&self, id: &RunId, mut visit: impl FnMut(Value)) -> Result<(), StoreError> {
+        let opened = Log::open_to_read(self.shared_disk(), self.layout().journal(id))?;
+        let Some(mut log) = opened else { return Ok(()) };
+        log.read_new(&mut |_, text| {
+            if let Ok(value) = serde_json::from_str(text) {
+                visit(value);
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Where the logs of a run are, whether or not there are any.
+    pub fn logs_dir(&self, id: &RunId) -> PathBuf {
+        self.layout().logs_of(id)
+    }
+}
+
+impl Run {
+    /// The run's name.
+    pub fn id(&self) -> &RunId {
+        &self.id
+    }
+
+    /// The run's journal.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Creates an empty directory for this run alone, removing one of that name.
+    pub fn work_dir(&self, name: &str) -> Result<PathBuf, StoreError> {
+        let (disk, base) = (self.store.disk(), self.store.layout().work_of(&self.id));
+        let dir = base.join(check_name(name)?);
+        make_dir(disk, &base)?;
+        remove_tree(disk, &dir)?;
+        make_dir(disk, &dir)?;
+        Ok(dir)
+    }
+
+    /// The path for a log of this run.  The directory is made, the file is the caller's.
+    pub fn log_path(&self, name: &str) -> Result<PathBuf, StoreError> {
+        let base = self.store.logs_dir(&self.id);
+        let path = base.join(check_name(name)?);
+        make_dir(self.store.disk(), &base)?;
+        Ok(path)
+    }
+
+    /// Ends the run in order: its working directories are removed, its journal and logs stay.
+    /// A run that is only dropped is cleared as a dead one later.
+    pub fn finish(self) -> Result<(), StoreError> {
+        Ok(self.store.clear(&self.id, self.lock)?)
+    }
+}
+
+impl Journal {
+    /// Adds a record; when this returns, it survives a power cut.
+    pub fn append(&self, record: &Value) -> Result<(), LogError> {
+        // A panic elsewhere leaves a log that finds its end again.
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = record.to_string();
+        self.store.with_ballast(|| log.append(&text, &mut |_, _| {}))?;
+        Ok(())
+    }
+}
+
+impl RunId {
+    fn new(now: SystemTime, attempt: u64) -> Self {
+        let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seed = format!("{} {} {attempt}", since.as_nanos(), std::process::id());
+        let chance = Digest::of(seed.as_bytes()).short();
+        Self(format!("{}-{}", utc(since.as_secs()), &chance[..4]))
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for RunId {
+    type Err = NotARunId;
+
+    fn from_str(text: &str) -> Result<Self, NotARunId> {
+        let is_digits =
+            |part: &str, len| part.len() == len && part.bytes().all(|byte| byte.is_ascii_digit());
+        let is_hex = |part: &str| {
+            part.len() == 4 && part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        let parts: Vec<&str> = text.split('-').collect();
+        match parts[..] {
+            [day, time, chance] if is_digits(day, 8) && is_digits(time, 6) && is_hex(chance) => {
+                Ok(Self(text.to_owned()))
+            }
+            _ => Err(NotARunId { text: text.chars().take(80).collect() }),
+        }
+    }
+}
+
+/// Writes a second of the Unix era as `YYYYMMDD-HHMMSS` in UTC.
+///
+/// The date is Howard Hinnant's `civil_from_days`, with years that start in March.
+fn utc(seconds: u64) -> String {
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+/// Leaves the process number for a person to look at; nothing relies on it.
+fn note_pid(disk: &dyn Disk, path: &Path) -> Result<(), DiskError> {
+    let file = disk.open(path, Open::Write).map_err(fault("open", path))?;
+    write_all(file.as_ref(), path, 0, format!("{}\n", std::process::id()).as_bytes())
+}
+
+fn check_name(name: &str) -> Result<&str, StoreError> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty()
+        || name.starts_with('.')
+        || name.len() > NAME_BYTES_MAX
+        || !name.chars().all(is_plain)
+    {
+        return Err(StoreError::BadName { name: name.chars().take(NAME_BYTES_MAX).collect() });
+    }
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_utc(seconds: u64, expect: &str) {
+        assert_eq!(utc(seconds), expect);
+    }
+
+    #[test]
+    fn times_are_utc() {
+        // From `date -u -d @N +%Y%m%d-%H%M%S`.
+        check_utc(0, "19700101-000000");
+        check_utc(951_782_400, "20000229-000000");
+        check_utc(1_795_275_753, "20261121-154233");
+        check_utc(4_107_542_399, "21000228-235959");
+        check_utc(4_107_542_400, "21000301-000000");
+    }
+
+    #[test]
+    fn names_of_runs_are_checked() {
+        assert!("20261121-154233-1a2b".parse::<RunId>().is_ok());
+        for bad in ["", "x", "20261121-154233", "20261121-154233-1A2B", "../../../../etc/passwd-1"]
+        {
+            assert!(bad.parse::<RunId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_of_files_stay_in_their_directory() {
+        assert!(check_name("vision-engine.1.log").is_ok());
+        for bad in ["", ".", "..", ".x", "a/b", "a\0", "é", &"x".repeat(201)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Makes the content of a working directory a permanent output.
+//!
+//! Files are made read-only, hashed and synced; then the directories; then the tree is renamed
+//! into `out/` and that is synced; then the record is appended and synced; then the caller is
+//! told.  A crash anywhere leaves either nothing or a whole tree.  Whether the content is any good
+//! is for the caller to find out before.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::actions::Entry;
+use crate::digest::Digest;
+use crate::digester::{AndSync, DigestError, not_a_file};
+use crate::disk::{DiskError, Stat, fault, remove_tree};
+use crate::log::{LogError, RECORD_BYTES_MAX};
+use crate::manifest::{FileEntry, Manifest, ManifestError};
+use crate::output::{Location, Output};
+use crate::store::{Store, StoreError, is_taken};
+use crate::verify::Verdict;
+use crate::walk::{Found, Links, WalkError, inside, walk};
+
+/// Nobody writes to a sealed file, and any tool may read it.
+const FILE_MODE: u32 = 0o444;
+const EXECUTABLE_MODE: u32 = 0o555;
+/// Writable for the owner, so that a plain `rm -r` removes a store.
+const DIR_MODE: u32 = 0o755;
+/// How often another process may put a tree in our place, or take one away, before we give up.
+const PLACE_TRIES: u32 = 8;
+
+/// A directory that cannot be sealed.
+#[derive(Debug, thiserror::Error)]
+pub enum SealError {
+    /// An output without files would be equal to every other one.
+    #[error("{} holds no file to seal", path.display())]
+    Empty {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Tools refuse links as model data, and a link can lead out of the output.
+    #[error("{} is {what}; an output holds only files and directories", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// Its content could change through the other name.
+    #[error("{} has {links} hard links; copy the file instead of linking it", path.display())]
+    HardLink {
+        /// The file.
+        path: PathBuf,
+        /// How many names it has.
+        links: u64,
+    },
+    /// Manifests are text.
+    #[error("{} has a name that is not UTF-8; rename it", path.display())]
+    NotUtf8 {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The files do not make a tree we keep.
+    #[error("{}: {source}", path.display())]
+    Manifest {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        source: ManifestError,
+    },
+    /// The place in `out/` does not keep still.
+    #[error("cannot place {}: other processes keep changing it", path.display())]
+    Contended {
+        /// The place.
+        path: PathBuf,
+    },
+    /// The directory cannot be listed.
+    #[error(transparent)]
+    Walk(#[from] WalkError),
+    /// A file cannot be hashed.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+    /// The result cannot be recorded.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The disk failed.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+impl SealError {
+    /// Whether free space would cure it.
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Self::Disk(error)
+            | Self::Walk(WalkError::Disk(error))
+            | Self::Digest(DigestError::Disk(error)) => error.is_disk_full(),
+            Self::Store(error) => error.is_disk_full(),
+            _ => false,
+        }
+    }
+}
+
+/// A file that is hashed, read-only and durable.
+struct Finished {
+    entry: FileEntry,
+    stat: Stat,
+}
+
+impl Store {
+    /// Seals everything in `work_dir` as the output of `key`; `record` is kept with it.
+    ///
+    /// When this returns, the output survives a power cut and `work_dir` is gone.  When it fails
+    /// nothing is recorded; `work_dir` may be partly read-only and should be dropped.  Directories
+    /// without files are no part of an output.  May run in any thread.
+    pub fn seal(&self, key: &Digest, work_dir: &Path, record: Value) -> Result<Output, SealError> {
+        self.refuse_read_only("seal")?;
+        let tree = walk(self.disk(), work_dir, Links::Keep)?;
+        let finished = self.finish_files(work_dir, &tree.files)?;
+        self.finish_dirs(work_dir, &tree.dirs)?;
+        let entries = finished.iter().map(|file| file.entry.clone()).collect();
+        let manifest = Manifest::new(entries)
+            .map_err(|source| SealError::Manifest { path: work_dir.to_owned(), source })?;
+        let digest = manifest.digest();
+        let entry = Entry::Seal {
+            key: *key,
+            tree: digest,
+            files: manifest.clone(),
+            record: record.clone(),
+        };
+        self.check_record(&entry)?;
+        let is_placed = self.place(work_dir, &digest, &manifest)?;
+        let out = self.layout().out();
+        self.disk().sync_dir(&out).map_err(fault("sync the directory", &out))?;
+        self.append(&entry)?;
+        let path = self.layout().tree(&digest);
+        if is_placed {
+            self.remember(&path, &finished);
+        } else {
+            // The result stands; a leftover goes with the run's directory.
+            let _ = remove_tree(self.disk(), work_dir);
+        }
+        Ok(Output { digest, location: Location::Sealed(path), manifest, record })
+    }
+
+    /// Checks every file before it touches any.
+    fn finish_files(&self, base: &Path, files: &[Found]) -> Result<Vec<Finished>, SealError> {
+        if files.is_empty() {
+            return Err(SealError::Empty { path: base.to_owned() });
+        }
+        let names = files.iter().map(|found| check(base, found));
+        let names = names.collect::<Result<Vec<_>, _>>()?;
+        let finish = |(found, name): (&Found, String)| self.finish_file(base, found, name);
+        files.iter().zip(names).map(finish).collect()
+    }
+
+    fn finish_file(&self, base: &Path, found: &Found, name: String) -> Result<Finished, SealError> {
+        let full = base.join(&found.path);
+        let executable = found.stat.is_executable();
+        let mode = if executable { EXECUTABLE_MODE } else { FILE_MODE };
+        self.disk().chmod(&full, mode).map_err(fault("make read-only", &full))?;
+        let stat = self.disk().lstat(&full).map_err(fault("look at", &full))?;
+        let sha256 = self.digester().hash(&full, &stat, AndSync::Yes)?;
+        let entry = FileEntry { path: name, size: stat.size, sha256, executable };
+        Ok(Finished { entry, stat })
+    }
+
+    /// Syncs the directories, the inner ones first.
+    fn finish_dirs(&self, base: &Path, dirs: &[PathBuf]) -> Result<(), DiskError> {
+        for dir in dirs.iter().rev() {
+            let full = inside(base, dir);
+            self.disk().chmod(&full, DIR_MODE).map_err(fault("set the mode of", &full))?;
+            self.disk().sync_dir(&full).map_err(fault("sync the directory", &full))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses what no log would take, before anything is moved.
+    fn check_record(&self, entry: &Entry) -> Result<(), StoreError> {
+        let bytes = entry.to_text().len();
+        if bytes > RECORD_BYTES_MAX {
+            let path = self.layout().action_log();
+            return Err(LogError::RecordTooLarge { path, bytes }.into());
+        }
+        Ok(())
+    }
+
+    /// Brings the tree to its place in `out/`, unless a whole one is there; says whether it did.
+    fn place(
+        &self,
+        work_dir: &Path,
+        digest: &Digest,
+        manifest: &Manifest,
+    ) -> Result<bool, SealError> {
+        let place = self.layout().tree(digest);
+        for _ in 0..PLACE_TRIES {
+            match self.verify_tree(digest, manifest)? {
+                Verdict::Whole { strays } => {
+                    self.move_strays(digest, &strays)?;
+                    return Ok(false);
+                }
+                Verdict::Damaged(_) => {
+                    self.quarantine(digest)?;
+                }
+                Verdict::Missing => match self.disk().rename(work_dir, &place) {
+                    Ok(()) => return Ok(true),
+                    // Another process was faster; look at what it placed.
+                    Err(error) if is_taken(&error) => {}
+                    Err(error) => return Err(fault("move into the store", work_dir)(error).into()),
+                },
+            }
+        }
+        Err(SealError::Contended { path: place })
+    }
+
+    /// Spares the next look-up from hashing again what was hashed just now.
+    fn remember(&self, place: &Path, finished: &[Finished]) {
+        for Finished { entry, stat } in finished {
+            self.digester().remember(&place.join(&entry.path), stat, entry.sha256);
+        }
+        self.digester().save();
+    }
+}
+
+/// Refuses what cannot be part of an output; gives the name as text.
+fn check(base: &Path, found: &Found) -> Result<String, SealError> {
+    let path = base.join(&found.path);
+    if let Some(what) = not_a_file(found.stat.kind) {
+        return Err(SealError::NotAFile { path, what });
+    }
+    if found.stat.links > 1 {
+        return Err(SealError::HardLink { path, links: found.stat.links });
+    }
+    found.path.to_str().map(str::to_owned).ok_or(SealError::NotUtf8 { path })
+}

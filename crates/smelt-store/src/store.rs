@@ -1,0 +1,437 @@
+//! Opens the store and answers what is in it.
+//!
+//! One [`Store`] is one shared hold on the directory, cheap to clone and usable from any thread.
+//! Look-ups follow the action log as other runs write it and verify what they return.  Knows
+//! nothing of stages: a key is a digest someone computed.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::Value;
+
+use crate::actions::{ACTION_LOG_BYTES_MAX, Actions, Entry};
+use crate::ballast;
+use crate::digest::Digest;
+use crate::digester::{DigestError, Digester};
+use crate::disk::{Disk, DiskError, Held, LockKind, RealDisk, Wait, fault, present, remove_tree};
+use crate::layout::{FORMAT_VERSION, Layout, key_byte};
+use crate::log::{Log, LogError};
+use crate::manifest::Manifest;
+use crate::output::{Damage, Location, Lookup, Output};
+use crate::stat_cache::StatCache;
+use crate::verify::{Verdict, verify};
+
+/// A race for a name in the quarantine is lost at most this often.
+const QUARANTINE_TRIES: u32 = 8;
+
+/// A store that cannot be used, or a call that cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another process has it, in a way that excludes ours.
+    #[error("the store {} is held by another process; wait until it ends", path.display())]
+    Held {
+        /// The store.
+        path: PathBuf,
+    },
+    /// The directory holds something else.
+    #[error(
+        "{} is not a smelt store: it has no FORMAT file but holds {found:?}; \
+         set SMELT_CACHE to an empty or new directory",
+        path.display()
+    )]
+    NotAStore {
+        /// The directory.
+        path: PathBuf,
+        /// One of the names in it.
+        found: String,
+    },
+    /// There is none, and none may be created.
+    #[error("there is no store in {}; `smelt run` creates one", path.display())]
+    NoStore {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Another version of smelt wrote it.
+    #[error(
+        "{} says {found:?}, this smelt reads \"smelt-store {FORMAT_VERSION}\"; use the smelt that \
+         wrote it, or set SMELT_CACHE to another directory",
+        path.display()
+    )]
+    OtherFormat {
+        /// The FORMAT file.
+        path: PathBuf,
+        /// Its content.
+        found: String,
+    },
+    /// Locks do not work there.
+    #[error(
+        "the store {} is on a network file system ({kind}), where locks between runs cannot be \
+         trusted; set SMELT_CACHE to a local disk",
+        path.display()
+    )]
+    Network {
+        /// The store.
+        path: PathBuf,
+        /// The kind of file system.
+        kind: &'static str,
+    },
+    /// The store was opened for reading only.
+    #[error("cannot {doing}: the store {} is open for reading only", path.display())]
+    ReadOnly {
+        /// What was asked.
+        doing: &'static str,
+        /// The store.
+        path: PathBuf,
+    },
+    /// A name that cannot be a file's.
+    #[error("{name:?} cannot name a file of a run: use letters, digits, '-', '_' and '.'")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// A path that is not text.
+    #[error("{} is not UTF-8; rename it", path.display())]
+    NotUtf8 {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A log cannot take a record.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The disk failed.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+impl StoreError {
+    /// Whether free space would cure it.
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Self::Disk(error) => error.is_disk_full(),
+            Self::Log(error) => error.is_disk_full(),
+            _ => false,
+        }
+    }
+}
+
+/// How a store is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    /// Beside other runs.
+    Shared,
+    /// Alone.
+    Exclusive,
+    /// Beside other runs, changing nothing.
+    ReadOnly,
+}
+
+/// An open store.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    disk: Arc<dyn Disk>,
+    layout: Layout,
+    access: Access,
+    actions: Mutex<Actions>,
+    digester: Digester,
+    _lock: Held,
+}
+
+/// The right to build one key; dropping it gives the right away, as does the end of the process.
+#[must_use = "the key is free again as soon as this is dropped"]
+pub struct KeyLock {
+    _held: Held,
+}
+
+impl Store {
+    /// Opens the store in `root`, beside other runs; creates it if the directory is new or empty.
+    pub fn open(root: &Path, wait: Wait) -> Result<Self, StoreError> {
+        Self::open_with(Arc::new(RealDisk::new()), root, Access::Shared, wait)
+    }
+
+    /// Opens the store in `root` while no one else has it.
+    pub fn open_exclusive(root: &Path, wait: Wait) -> Result<Self, StoreError> {
+        Self::open_with(Arc::new(RealDisk::new()), root, Access::Exclusive, wait)
+    }
+
+    /// Opens an existing store, on a read-only file system too, and changes nothing in it.
+    pub fn open_read_only(root: &Path, wait: Wait) -> Result<Self, StoreError> {
+        Self::open_with(Arc::new(RealDisk::new()), root, Access::ReadOnly, wait)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn open_on(disk: Arc<dyn Disk>, root: &Path) -> Result<Self, StoreError> {
+        Self::open_with(disk, root, Access::Shared, Wait::No)
+    }
+
+    fn open_with(
+        disk: Arc<dyn Disk>,
+        root: &Path,
+        access: Access,
+        wait: Wait,
+    ) -> Result<Self, StoreError> {
+        let root = std::path::absolute(root).map_err(fault("find", root))?;
+        let layout = Layout::new(root);
+        if access == Access::ReadOnly {
+            layout.check(disk.as_ref())?;
+        } else {
+            layout.prepare_root(disk.as_ref())?;
+        }
+        let lock = hold(disk.as_ref(), &layout, access, wait)?;
+        if access != Access::ReadOnly {
+            layout.complete(disk.as_ref())?;
+            ballast::lay(disk.as_ref(), &layout);
+        }
+        let cache = StatCache::load(disk.as_ref(), layout.stat_cache());
+        let digester = Digester::new(Arc::clone(&disk), cache);
+        let mut actions = Actions::new(action_log(&disk, &layout, access)?);
+        actions.refresh()?;
+        let actions = Mutex::new(actions);
+        let inner = Inner { disk, layout, access, actions, digester, _lock: lock };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The absolute path of the store.
+    pub fn root(&self) -> &Path {
+        self.layout().root()
+    }
+
+    /// How much the store's disk can still take.
+    pub fn free_bytes(&self) -> Result<u64, StoreError> {
+        let volume = self.disk().volume(self.root());
+        Ok(volume.map_err(fault("ask the file system of", self.root()))?.free_bytes)
+    }
+
+    /// How many bytes were hashed since the store was opened: what a run without news costs.
+    pub fn bytes_hashed(&self) -> u64 {
+        self.digester().bytes_hashed()
+    }
+
+    /// Claims a key for building.  `None`: someone builds it now, in this process or another;
+    /// ask again, then look the key up.
+    pub fn try_lock_key(&self, key: &Digest) -> Result<Option<KeyLock>, StoreError> {
+        self.refuse_read_only("lock a key")?;
+        let path = self.layout().key_locks();
+        let lock = self.disk().lock(&path, LockKind::Byte(key_byte(key)), Wait::No);
+        Ok(lock.map_err(fault("lock", &path))?.map(|held| KeyLock { _held: held }))
+    }
+
+    /// Finds the output of a key, as this or another run recorded it, and verifies it: every file
+    /// of a sealed tree has its size, its executable bit and its digest (read again once in every
+    /// boot).  A damaged tree is moved to the quarantine.
+    pub fn lookup(&self, key: &Digest) -> Result<Lookup, StoreError> {
+        let Some(entry) = self.actions().find(key)? else { return Ok(Lookup::Miss) };
+        let Some(output) = self.output_of(entry) else { return Ok(Lookup::Miss) };
+        match &output.location {
+            Location::Sealed(_) => self.verified(output),
+            Location::External(path) => {
+                // Whatever keeps it from being read is told by whoever needs the source.
+                let now = self.digest_tree(path);
+                let is_same = now.is_ok_and(|manifest| manifest == output.manifest);
+                Ok(if is_same { Lookup::Hit(Box::new(output)) } else { Lookup::Miss })
+            }
+        }
+    }
+
+    /// Digests a file or a directory outside of the store, following links to files.  A file that
+    /// was digested before and has not been touched is not read.
+    pub fn digest_tree(&self, root: &Path) -> Result<Manifest, DigestError> {
+        let root = std::path::absolute(root).map_err(fault("find", root))?;
+        self.digester().digest_tree(&root)
+    }
+
+    /// Records that a key stands for files outside of the store, as [`Store::digest_tree`] found
+    /// them.
+    pub fn record_reference(
+        &self,
+        key: &Digest,
+        path: &Path,
+        manifest: Manifest,
+        record: Value,
+    ) -> Result<Output, StoreError> {
+        let path = std::path::absolute(path).map_err(fault("find", path))?;
+        let Some(text) = path.to_str() else { return Err(StoreError::NotUtf8 { path }) };
+        let entry = Entry::Reference {
+            key: *key,
+            tree: manifest.digest(),
+            path: text.to_owned(),
+            files: manifest,
+            record,
+        };
+        self.append_once(key, &entry)?;
+        Ok(self.output_of(entry).expect("a reference has an output"))
+    }
+
+    /// Records which content key a recipe key led to.
+    pub fn alias(&self, recipe: &Digest, key: &Digest) -> Result<(), StoreError> {
+        if self.resolve(recipe)? == Some(*key) {
+            return Ok(());
+        }
+        self.append(&Entry::Alias { recipe: *recipe, key: *key })
+    }
+
+    /// The content key a recipe key led to last.
+    pub fn resolve(&self, recipe: &Digest) -> Result<Option<Digest>, StoreError> {
+        Ok(self.actions().resolve(recipe)?)
+    }
+
+    fn output_of(&self, entry: Entry) -> Option<Output> {
+        let (digest, location, manifest, record) = match entry {
+            Entry::Seal { tree, files, record, .. } => {
+                (tree, Location::Sealed(self.layout().tree(&tree)), files, record)
+            }
+            Entry::Reference { tree, path, files, record, .. } => {
+                (tree, Location::External(path.into()), files, record)
+            }
+            Entry::Alias { .. } => return None,
+        };
+        Some(Output { digest, location, manifest, record })
+    }
+
+    fn verified(&self, output: Output) -> Result<Lookup, StoreError> {
+        let verdict = self.verify_tree(&output.digest, &output.manifest)?;
+        self.digester().save();
+        match verdict {
+            Verdict::Missing => Ok(Lookup::Miss),
+            Verdict::Whole { strays } => {
+                self.move_strays(&output.digest, &strays)?;
+                Ok(Lookup::Hit(Box::new(output)))
+            }
+            Verdict::Damaged(what) => {
+                let digest = output.digest;
+                let moved_to = match self.inner.access {
+                    Access::ReadOnly => None,
+                    _ => Some(self.quarantine(&digest)?),
+                };
+                Ok(Lookup::Damaged(Damage { digest, what, moved_to }))
+            }
+        }
+    }
+
+    pub(crate) fn verify_tree(
+        &self,
+        tree: &Digest,
+        manifest: &Manifest,
+    ) -> Result<Verdict, DiskError> {
+        verify(self.disk(), self.digester(), &self.layout().tree(tree), manifest)
+    }
+
+    /// Moves a damaged tree out of `out/`, in the place of an earlier one of that digest.  It is
+    /// not synced: should a crash undo it, the tree is found damaged once more.
+    pub(crate) fn quarantine(&self, tree: &Digest) -> Result<PathBuf, DiskError> {
+        let (from, to) = (self.layout().tree(tree), self.layout().quarantine());
+        let to = to.join(tree.to_string());
+        for _ in 0..QUARANTINE_TRIES {
+            remove_tree(self.disk(), &to)?;
+            match present(self.disk().rename(&from, &to)) {
+                Err(error) if is_taken(&error) => {}
+                // Gone already: another run has found the same.
+                other => return other.map(|_| to).map_err(fault("move away", &from)),
+            }
+        }
+        Err(fault("move away", &from)(io::ErrorKind::DirectoryNotEmpty.into()))
+    }
+
+    /// Moves what was put into a sealed tree later to the quarantine.
+    pub(crate) fn move_strays(&self, tree: &Digest, strays: &[PathBuf]) -> Result<(), DiskError> {
+        if self.inner.access == Access::ReadOnly {
+            return Ok(());
+        }
+        let (from, to) = (self.layout().tree(tree), self.layout().quarantine());
+        for (n, stray) in strays.iter().enumerate() {
+            let from = from.join(stray);
+            let to = to.join(format!("{tree}.stray-{n}"));
+            remove_tree(self.disk(), &to)?;
+            present(self.disk().rename(&from, &to)).map_err(fault("move away", &from))?;
+        }
+        Ok(())
+    }
+
+    /// Appends the entry unless it is the one already recorded for its key.
+    fn append_once(&self, key: &Digest, entry: &Entry) -> Result<(), StoreError> {
+        let recorded = self.actions().find(key)?;
+        if recorded.as_ref() == Some(entry) { Ok(()) } else { self.append(entry) }
+    }
+
+    /// Appends to the action log, dropping the ballast if the disk is full.
+    pub(crate) fn append(&self, entry: &Entry) -> Result<(), StoreError> {
+        self.refuse_read_only("record a result")?;
+        let mut actions = self.actions();
+        Ok(self.with_ballast(|| actions.append(entry))?)
+    }
+
+    /// Tries once more without the ballast if the disk is full.
+    pub(crate) fn with_ballast<T>(
+        &self,
+        mut append: impl FnMut() -> Result<T, LogError>,
+    ) -> Result<T, LogError> {
+        match append() {
+            Err(error) if error.is_disk_full() && ballast::drop_it(self.disk(), self.layout()) => {
+                append()
+            }
+            other => other,
+        }
+    }
+
+    pub(crate) fn refuse_read_only(&self, doing: &'static str) -> Result<(), StoreError> {
+        if self.inner.access == Access::ReadOnly {
+            return Err(StoreError::ReadOnly { doing, path: self.root().to_owned() });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        self.inner.disk.as_ref()
+    }
+
+    pub(crate) fn shared_disk(&self) -> Arc<dyn Disk> {
+        Arc::clone(&self.inner.disk)
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.inner.layout
+    }
+
+    pub(crate) fn digester(&self) -> &Digester {
+        &self.inner.digester
+    }
+
+    fn actions(&self) -> MutexGuard<'_, Actions> {
+        // A panic elsewhere leaves an index that lags behind the log at worst.
+        self.inner.actions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn hold(disk: &dyn Disk, layout: &Layout, access: Access, wait: Wait) -> Result<Held, StoreError> {
+    let kind = match access {
+        Access::Exclusive => LockKind::Exclusive,
+        Access::Shared | Access::ReadOnly => LockKind::Shared,
+    };
+    let path = layout.lock();
+    disk.lock(&path, kind, wait)
+        .map_err(fault("lock", &path))?
+        .ok_or_else(|| StoreError::Held { path: layout.root().to_owned() })
+}
+
+fn action_log(
+    disk: &Arc<dyn Disk>,
+    layout: &Layout,
+    access: Access,
+) -> Result<Option<Log>, DiskError> {
+    let (disk, path) = (Arc::clone(disk), layout.action_log());
+    match access {
+        Access::ReadOnly => Log::open_to_read(disk, path),
+        Access::Shared | Access::Exclusive => {
+            Log::open(disk, path, layout.quarantine(), ACTION_LOG_BYTES_MAX).map(Some)
+        }
+    }
+}
+
+/// Whether a rename of a directory failed because the other name is in use.
+pub(crate) fn is_taken(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty)
+}

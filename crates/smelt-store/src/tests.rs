@@ -1,0 +1,12 @@
+//! Tests the store as a whole.
+//!
+//! `crash` and `failure` play a script on the simulated disk with something going wrong at every
+//! operation; `damage` does the same to logs; `locks`, `sealing` and `sources` use the real one.
+
+mod crash;
+mod damage;
+mod failure;
+mod locks;
+mod script;
+mod sealing;
+mod sources;

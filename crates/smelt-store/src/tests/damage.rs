@@ -1,0 +1,296 @@
+//! Damages logs and small files in every way a disk can, and reads them.
+//!
+//! Whatever the damage: no panic, no record that was not written, and the next append works.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::script::{Promises, ROOT, disk_with_model, key, open, play};
+use crate::disk::sim::{Chance, Left, SimDisk};
+use crate::disk::{Disk, FileKind};
+use crate::log::{Log, LogError, RECORD_BYTES_MAX};
+use crate::output::Lookup;
+
+const LOG: &str = "/log";
+
+fn open_log(disk: &SimDisk) -> Log {
+    let disk: Arc<dyn Disk> = Arc::new(disk.clone());
+    Log::open(disk, PathBuf::from(LOG), PathBuf::from("/aside"), 1 << 30).unwrap()
+}
+
+fn read(log: &mut Log) -> Vec<String> {
+    let mut found = Vec::new();
+    log.read_new(&mut |_, text| found.push(text.to_owned())).unwrap();
+    found
+}
+
+fn append(log: &mut Log, text: &str) -> Vec<String> {
+    let mut others = Vec::new();
+    log.append(text, &mut |_, text| others.push(text.to_owned())).unwrap();
+    others
+}
+
+/// A log with these records, as bytes.
+fn written(records: &[String]) -> Vec<u8> {
+    let disk = SimDisk::new();
+    let mut log = open_log(&disk);
+    for record in records {
+        append(&mut log, record);
+    }
+    disk.get(Path::new(LOG)).unwrap()
+}
+
+fn some_records(chance: &mut Chance) -> Vec<String> {
+    let count = chance.below(12);
+    (0..count)
+        .map(|n| format!("{{\"n\":{n},\"x\":\"{}\"}}", "y".repeat(chance.below(90))))
+        .collect()
+}
+
+/// Changes bytes as bad disks, crashes and people do.
+fn mutate(bytes: &mut Vec<u8>, chance: &mut Chance) {
+    let start = chance.below(bytes.len());
+    let end = start + chance.below(bytes.len() - start);
+    match chance.below(9) {
+        0 if !bytes.is_empty() => bytes[start] ^= 1 << chance.below(8),
+        1 => bytes.truncate(start),
+        2 => bytes[start..end].fill(0),
+        3 => drop(bytes.drain(start..end)),
+        4 => bytes.extend(vec![0; chance.below(200)]),
+        5 => bytes.extend((0..chance.below(200)).map(|_| chance.next() as u8)),
+        6 => {
+            let copied = bytes[start..end].to_vec();
+            let at = chance.below(bytes.len());
+            bytes.splice(at..at, copied);
+        }
+        7 => swap_lines(bytes, chance),
+        _ => bytes[start..end].reverse(),
+    }
+}
+
+fn swap_lines(bytes: &mut Vec<u8>, chance: &mut Chance) {
+    let mut lines: Vec<&[u8]> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
+    let (a, b) = (chance.below(lines.len()), chance.below(lines.len()));
+    if a < lines.len() && b < lines.len() {
+        lines.swap(a, b);
+    }
+    *bytes = lines.concat();
+}
+
+#[test]
+fn a_damaged_log_yields_only_what_was_written() {
+    let mut chance = Chance(7);
+    let mut shorter = 0;
+    for round in 0..4000 {
+        let records = some_records(&mut chance);
+        let mut bytes = written(&records);
+        for _ in 0..=chance.below(3) {
+            mutate(&mut bytes, &mut chance);
+        }
+        let disk = SimDisk::new();
+        disk.put(Path::new(LOG), &bytes);
+        let mut log = open_log(&disk);
+        let found = read(&mut log);
+        assert!(records.starts_with(&found), "round {round}: {found:?} of {records:?}");
+        shorter += usize::from(found.len() < records.len());
+        append(&mut log, "\"after\"");
+        let again = read(&mut open_log(&disk));
+        assert_eq!(again, [&found[..], &["\"after\"".to_owned()]].concat(), "round {round}");
+    }
+    println!("4000 damaged logs, {shorter} of them lost records");
+    assert!(shorter > 1000);
+}
+
+#[test]
+fn a_damaged_action_log_never_leads_to_wrong_content() {
+    let clean = disk_with_model();
+    play(&clean, &mut Promises::default()).unwrap();
+    let names = ["vision-onnx", "vision-engine", "vision-onnx-again", "model"];
+    let store = open(&clean).unwrap();
+    let right = names.map(|name| store.lookup(&key(name)).unwrap().hit().unwrap());
+    drop(store);
+    let mut chance = Chance(8);
+    let (mut hits, mut misses) = (0, 0);
+    for round in 0..400 {
+        let disk = clean.copy();
+        for name in ["ac.log", "stat"] {
+            let path = Path::new(ROOT).join(name);
+            let mut bytes = disk.get(&path).unwrap();
+            mutate(&mut bytes, &mut chance);
+            disk.put(&path, &bytes);
+        }
+        let store = open(&disk).unwrap();
+        for (name, right) in names.iter().zip(&right) {
+            match store.lookup(&key(name)).unwrap() {
+                Lookup::Hit(output) => {
+                    assert_eq!(*output, *right, "round {round}");
+                    hits += 1;
+                }
+                Lookup::Miss => misses += 1,
+                Lookup::Damaged(damage) => panic!("round {round}: {damage:?}"),
+            }
+        }
+    }
+    println!("400 damaged stores: {hits} hits, {misses} misses");
+    assert!(hits > 100 && misses > 100, "{hits} {misses}");
+}
+
+#[test]
+fn a_record_that_contradicts_itself_is_a_miss() {
+    let disk = disk_with_model();
+    play(&disk, &mut Promises::default()).unwrap();
+    let path = Path::new(ROOT).join("ac.log");
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let mut log = Log::open(shared, path, "/aside".into(), 1 << 30).unwrap();
+    let mut seals = Vec::new();
+    log.read_new(&mut |_, text| seals.extend(text.contains("seal\"").then(|| text.to_owned())))
+        .unwrap();
+    let tree = |text: &str| {
+        let record: serde_json::Value = serde_json::from_str(text).unwrap();
+        record["seal"]["tree"].as_str().unwrap().to_owned()
+    };
+    // The first stage's record with the second one's tree.
+    append(&mut log, &seals[0].replace(&tree(&seals[0]), &tree(&seals[1])));
+    let store = open(&disk).unwrap();
+    assert_eq!(store.lookup(&key("vision-onnx")).unwrap(), Lookup::Miss);
+    assert!(store.lookup(&key("vision-engine")).unwrap().hit().is_some());
+}
+
+#[test]
+fn a_record_is_limited() {
+    let disk = SimDisk::new();
+    let mut log = open_log(&disk);
+    let largest = "x".repeat(RECORD_BYTES_MAX);
+    append(&mut log, &largest);
+    let refused = log.append(&format!("{largest}x"), &mut |_, _| {});
+    assert!(
+        matches!(refused, Err(LogError::RecordTooLarge { bytes, .. }) if bytes == 1 + (1 << 20))
+    );
+    append(&mut log, "\"next\"");
+    assert_eq!(read(&mut open_log(&disk)), [largest, "\"next\"".to_owned()]);
+}
+
+#[test]
+fn a_log_is_limited() {
+    let disk = SimDisk::new();
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let mut log = Log::open(shared, LOG.into(), "/aside".into(), 100).unwrap();
+    append(&mut log, &"x".repeat(50));
+    let refused = log.append(&"x".repeat(50), &mut |_, _| {});
+    assert!(matches!(refused, Err(LogError::Full { bytes_max: 100, .. })));
+    append(&mut log, "x");
+}
+
+#[test]
+fn a_line_without_an_end_is_not_read_for_ever() {
+    let disk = SimDisk::new();
+    disk.put(Path::new(LOG), &vec![b'7'; 3 << 20]);
+    assert!(read(&mut open_log(&disk)).is_empty());
+}
+
+#[test]
+fn records_of_others_are_seen() {
+    let disk = SimDisk::new();
+    let (mut ours, mut theirs) = (open_log(&disk), open_log(&disk));
+    append(&mut theirs, "1");
+    assert_eq!(read(&mut ours), ["1"]);
+    append(&mut theirs, "2");
+    assert_eq!(append(&mut ours, "3"), ["2"]);
+    assert_eq!(read(&mut theirs), ["3"]);
+}
+
+#[test]
+fn a_torn_record_is_ignored_then_cut() {
+    let disk = SimDisk::new();
+    let (mut ours, mut theirs) = (open_log(&disk), open_log(&disk));
+    append(&mut ours, "1");
+    let whole = disk.get(Path::new(LOG)).unwrap();
+    disk.put(Path::new(LOG), &[&whole[..], b"2 0123"].concat());
+    assert!(!read(&mut ours).contains(&"2".to_owned()));
+    assert_eq!(append(&mut theirs, "2"), ["1"]);
+    assert_eq!(read(&mut ours), ["2"]);
+    assert_eq!(read(&mut open_log(&disk)), ["1", "2"]);
+}
+
+#[test]
+fn a_log_that_shrank_under_us_is_read_again() {
+    let disk = SimDisk::new();
+    let (mut ours, mut theirs) = (open_log(&disk), open_log(&disk));
+    for record in ["1", "2", "3"] {
+        append(&mut ours, record);
+    }
+    let mut bytes = disk.get(Path::new(LOG)).unwrap();
+    bytes[30] ^= 1; // In the second record.
+    disk.put(Path::new(LOG), &bytes);
+    assert_eq!(append(&mut theirs, "\"two\""), ["1"]);
+    assert_eq!(read(&mut ours), ["1", "\"two\""]);
+    assert_eq!(append(&mut ours, "\"three\""), Vec::<String>::new());
+    assert_eq!(read(&mut open_log(&disk)), ["1", "\"two\"", "\"three\""]);
+}
+
+#[test]
+fn a_log_that_was_cut_and_grew_past_us_is_read_again() {
+    let disk = SimDisk::new();
+    let (mut ours, mut theirs) = (open_log(&disk), open_log(&disk));
+    append(&mut ours, "\"a\"");
+    append(&mut ours, "\"b\"");
+    let mut bytes = disk.get(Path::new(LOG)).unwrap();
+    bytes[2] ^= 1;
+    disk.put(Path::new(LOG), &bytes);
+    append(&mut theirs, "\"a long record that reaches over both of the others\"");
+    append(&mut theirs, "\"c\"");
+    assert_eq!(read(&mut ours).last().map(String::as_str), Some("\"c\""));
+}
+
+#[test]
+fn an_append_of_one_that_fell_behind_cuts_nothing_good() {
+    let disk = SimDisk::new();
+    let (mut ours, mut theirs) = (open_log(&disk), open_log(&disk));
+    append(&mut ours, "\"a\"");
+    append(&mut ours, "\"b\"");
+    let mut bytes = disk.get(Path::new(LOG)).unwrap();
+    bytes[2] ^= 1;
+    disk.put(Path::new(LOG), &bytes);
+    append(&mut theirs, "\"a long record that reaches over both of the others\"");
+    append(&mut ours, "\"c\"");
+    let found = read(&mut open_log(&disk));
+    assert_eq!(found, ["\"a long record that reaches over both of the others\"", "\"c\""]);
+}
+
+#[test]
+fn a_line_is_the_documented_one() {
+    // python3: sha256(pack("<Q", 1) + b'{"n":1}').hexdigest()[:16]
+    let records = ["{\"n\":1}".to_owned(), "\"two\"".to_owned()];
+    let expect = "1 0aa04e635a40cd01 {\"n\":1}\n2 91fa9540f6839d23 \"two\"\n";
+    assert_eq!(String::from_utf8(written(&records)).unwrap(), expect);
+}
+
+#[test]
+fn a_cut_of_whole_records_is_kept_for_a_look() {
+    let disk = SimDisk::new();
+    disk.mkdir(Path::new("/aside")).unwrap();
+    let mut bytes = written(&["1".to_owned(), "2".to_owned(), "3".to_owned()]);
+    bytes[30] ^= 1;
+    disk.put(Path::new(LOG), &bytes);
+    append(&mut open_log(&disk), "\"two\"");
+    let kept = disk.list(Path::new("/aside")).unwrap();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    assert_eq!(disk.lstat(&Path::new("/aside").join(&kept[0])).unwrap().kind, FileKind::File);
+}
+
+#[test]
+fn after_a_failed_sync_a_log_takes_nothing_more() {
+    use crate::disk::sim::{Failure, Trouble};
+    let disk = SimDisk::new();
+    let mut log = open_log(&disk);
+    append(&mut log, "1");
+    disk.plan(Trouble::Nothing);
+    append(&mut log, "2");
+    let sync = disk.operations();
+    disk.plan(Trouble::FailAt(sync, Failure::Eio));
+    let refused = log.append("3", &mut |_, _| {});
+    assert_eq!(disk.met(), "sync /log");
+    assert!(matches!(refused, Err(LogError::Disk(_))), "{refused:?}");
+    assert!(matches!(log.append("4", &mut |_, _| {}), Err(LogError::Broken { .. })));
+    assert_eq!(read(&mut open_log(&disk.after_crash(Left::Nothing))), ["1", "2"]);
+}

@@ -1,0 +1,98 @@
+//! Fails every operation of a run, one at a time, and audits what is left.
+//!
+//! After the failure the run may be repeated on the same disk, or power may be lost; neither may
+//! cost anything promised.
+
+use super::script::{Excuses, Promises, audit, disk_with_model, is_look_at_sealed, play};
+use crate::disk::sim::{Failure, Left, SimDisk, Trouble};
+
+fn operations_of(disk: &SimDisk) -> u64 {
+    let disk = disk.copy();
+    disk.plan(Trouble::Nothing);
+    play(&disk, &mut Promises::default()).unwrap();
+    disk.operations()
+}
+
+/// What came of the failures that met an operation.
+#[derive(Default, Debug, PartialEq, Eq)]
+struct Count {
+    met: usize,
+    reported: usize,
+    /// The run went on: a cache was not written, a damaged output was built again, the ballast
+    /// made room.
+    survived: usize,
+}
+
+fn sweep(start: &SimDisk, failure: Failure) -> Count {
+    let mut count = Count::default();
+    for point in 1..=operations_of(start) {
+        let disk = start.copy();
+        let mut promises = Promises::default();
+        disk.plan(Trouble::FailAt(point, failure));
+        let answer = play(&disk, &mut promises);
+        let met = disk.met();
+        if met.is_empty() {
+            assert_eq!(answer, Ok(()), "nothing failed at {point}");
+            continue;
+        }
+        count.met += 1;
+        *if answer.is_err() { &mut count.reported } else { &mut count.survived } += 1;
+        disk.plan(Trouble::Nothing);
+        // A tree that could not be read has been given up, as it should be.
+        let excuses = Excuses { unreadable: is_look_at_sealed(&met), ..Excuses::default() };
+        for after in [disk.after_crash(Left::Nothing), disk.after_crash(Left::Random(point)), disk]
+        {
+            let wrong = audit(&after, &promises, &excuses);
+            assert!(wrong.is_empty(), "{failure:?} at {point} ({met}): {wrong:?}");
+        }
+    }
+    count
+}
+
+#[test]
+fn an_io_error_anywhere_is_reported_and_cured_by_another_run() {
+    let count = sweep(&disk_with_model(), Failure::Eio);
+    println!("EIO: {count:?}");
+    assert!(count.met > 300 && count.reported > 5 * count.survived, "{count:?}");
+}
+
+#[test]
+fn a_full_disk_anywhere_is_reported_and_cured_by_another_run() {
+    let count = sweep(&disk_with_model(), Failure::Enospc);
+    println!("ENOSPC: {count:?}");
+    assert!(count.met > 50 && count.reported > 5 * count.survived, "{count:?}");
+}
+
+#[test]
+fn a_short_write_anywhere_is_reported_and_cured_by_another_run() {
+    let count = sweep(&disk_with_model(), Failure::ShortWrite);
+    println!("short write: {count:?}");
+    assert!(count.met > 15 && count.reported > count.survived, "{count:?}");
+}
+
+#[test]
+fn failures_in_a_run_that_finds_everything_done_are_cured_too() {
+    let disk = disk_with_model();
+    play(&disk, &mut Promises::default()).unwrap();
+    for failure in [Failure::Eio, Failure::Enospc, Failure::ShortWrite] {
+        println!("{failure:?} in a second run: {:?}", sweep(&disk, failure));
+    }
+}
+
+#[test]
+fn the_ballast_makes_room_for_records() {
+    let disk = disk_with_model();
+    disk.set_free_bytes(1 << 30);
+    play(&disk, &mut Promises::default()).unwrap();
+    let with_ballast = sweep(&disk, Failure::Enospc);
+    disk.set_free_bytes(0);
+    disk.plan(Trouble::Nothing);
+    let without = {
+        let store = super::script::open(&disk).unwrap();
+        assert!(crate::ballast::drop_it(&disk, store.layout()));
+        drop(store);
+        sweep(&disk, Failure::Enospc)
+    };
+    println!("ENOSPC with ballast: {with_ballast:?}, without: {without:?}");
+    assert!(with_ballast.survived > without.survived);
+}
