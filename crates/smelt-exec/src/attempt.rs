@@ -1,0 +1,319 @@
+//! Attends one attempt from its empty directory to its sealed output, in a thread of its own.
+//!
+//! Starts the shim, samples the tree, ends it when its budget or the user says so, classifies the
+//! end, checks the outputs and seals them.  It decides nothing about other stages: it sends what
+//! happened.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::json;
+use smelt_plan::plan::Pin;
+use smelt_plan::{Digest, Failure, FailureClass, StageId};
+use smelt_store::{Output, Store};
+use smelt_watch::{Budget, Machine, Peaks, Sample, Tree, Verdict, judge};
+
+use crate::classify::{End, Outcome, Stopped, classify};
+use crate::log;
+use crate::order::{Order, ShimOrder, ShimReport};
+use crate::orphans;
+use crate::report::AttemptReport;
+use crate::run::Message;
+
+/// Peaks are sampled ten times a second: well under 1 % of a core, and the kernel's own high-water
+/// mark covers what happens between two samples.
+const SAMPLE_PERIOD: Duration = Duration::from_millis(100);
+/// A stage may be over before the first period, so the first samples come quickly.
+const FIRST_SAMPLE: Duration = Duration::from_millis(2);
+/// How often the user hears of a running stage.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+/// A report is one short line of JSON.
+const REPORT_BYTES_MAX: u64 = 64 << 10;
+
+/// The supervisor's hold on a running attempt.
+#[derive(Default)]
+pub(crate) struct Controls {
+    pipe: Mutex<Option<ChildStdin>>,
+    stopped_by_user: AtomicBool,
+}
+
+impl Controls {
+    /// Asks the attempt to end; the shim kills it when it takes too long.
+    pub(crate) fn stop(&self) {
+        self.stopped_by_user.store(true, Ordering::Release);
+        if let Some(pipe) = self.pipe().as_mut() {
+            // A shim that is gone needs no asking.
+            let _ = pipe.write_all(b"stop\n");
+        }
+    }
+
+    /// Ends the attempt now: the shim sees the end of its pipe.
+    pub(crate) fn kill(&self) {
+        drop(self.pipe().take());
+    }
+
+    fn pipe(&self) -> std::sync::MutexGuard<'_, Option<ChildStdin>> {
+        self.pipe.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One attempt about to begin.
+pub(crate) struct Attempt<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) stage: StageId,
+    pub(crate) key: Digest,
+    pub(crate) n: u32,
+    pub(crate) changed: Option<String>,
+    pub(crate) budget: Budget,
+    pub(crate) order: Order,
+    /// The private directory the outputs are made in.
+    pub(crate) out: PathBuf,
+    pub(crate) log: PathBuf,
+    /// `<run>/<stage>.<n>`: what marks its processes.
+    pub(crate) mark: String,
+    /// Inputs outside the store, which must not change under the attempt.
+    pub(crate) pins: Vec<Pin>,
+    /// What the sealed record says besides.
+    pub(crate) record: serde_json::Value,
+    pub(crate) controls: Arc<Controls>,
+    pub(crate) messages: SyncSender<Message>,
+}
+
+/// How it went.
+pub(crate) struct Ended {
+    pub(crate) stage: StageId,
+    pub(crate) report: AttemptReport,
+    pub(crate) result: AttemptResult,
+}
+
+/// What an attempt led to.
+pub(crate) enum AttemptResult {
+    Sealed(Box<Output>),
+    Failed(Failure),
+    Interrupted,
+}
+
+impl Attempt<'_> {
+    /// Attends the attempt and sends how it ended.
+    pub(crate) fn run(self) {
+        let begin = Instant::now();
+        let mut report = AttemptReport {
+            n: self.n,
+            changed: self.changed.clone(),
+            method: "proc".to_owned(),
+            log: self.log.clone(),
+            ..AttemptReport::default()
+        };
+        let result = match self.attend(begin, &mut report) {
+            Outcome::Done => self.seal(),
+            Outcome::Failed(failure) => AttemptResult::Failed(failure),
+            Outcome::Interrupted => AttemptResult::Interrupted,
+        };
+        report.wall_s = begin.elapsed().as_secs_f64();
+        match &result {
+            AttemptResult::Sealed(_) => report.outcome = "sealed".to_owned(),
+            AttemptResult::Interrupted => report.outcome = "interrupted".to_owned(),
+            AttemptResult::Failed(failure) => {
+                report.outcome = "failed".to_owned();
+                report.class = Some(failure.class);
+                report.message = Some(failure.message.clone());
+            }
+        }
+        let ended = Ended { stage: self.stage, report, result };
+        // The run outlives its attempts; were it gone, nobody would want to know.
+        let _ = self.messages.send(Message::Ended(Box::new(ended)));
+    }
+
+    fn attend(&self, begin: Instant, report: &mut AttemptReport) -> Outcome {
+        let oom_kills_before = Machine::read().oom_kills;
+        let (mut shim, stopped) = match self.start() {
+            Ok(shim) => (shim, None::<Stopped>),
+            Err(error) => {
+                let message = format!("cannot start the stage's shim: {error}");
+                return failed(FailureClass::SpawnFailed, message);
+            }
+        };
+        let (said, over) = self.watch(&mut shim, begin, &mut report.peaks);
+        // Without its pipe a shim that still lives ends its tree.
+        self.controls.kill();
+        let _ = shim.wait();
+        report.leftovers = orphans::kill_marked(&self.mark) as u32;
+        let by_user = self.controls.stopped_by_user.load(Ordering::Acquire);
+        let oom_kills_after = Machine::read().oom_kills;
+        let end = End {
+            stopped: stopped.or(over).or(by_user.then_some(Stopped::ByUser)),
+            oom_kills: oom_kills_after.unwrap_or(0).saturating_sub(oom_kills_before.unwrap_or(0)),
+            last_line: log::last_line(&self.log),
+            report: said,
+        };
+        report.oom_kills = end.oom_kills;
+        if let Some(said) = &end.report {
+            (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
+            report.leftovers += said.leftovers;
+        }
+        classify(&end)
+    }
+
+    /// Starts the shim, in a process group of its own so that Ctrl-C reaches only us.
+    fn start(&self) -> io::Result<Child> {
+        let mut order = self.order.clone();
+        order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
+        let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone() })?;
+        line.push(b'\n');
+        let mut shim = Command::new("/proc/self/exe")
+            .args(["stage", "shim"])
+            .env_clear()
+            .env(orphans::MARK, &self.mark)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let mut pipe = shim.stdin.take().expect("asked for a pipe two lines up");
+        // A shim that dies while we write is noticed by its missing report.
+        let _ = pipe.write_all(&line);
+        *self.controls.pipe() = Some(pipe);
+        if self.controls.stopped_by_user.load(Ordering::Acquire) {
+            self.controls.stop();
+        }
+        Ok(shim)
+    }
+
+    /// Samples until the shim has reported or is gone.
+    fn watch(
+        &self,
+        shim: &mut Child,
+        begin: Instant,
+        peaks: &mut Peaks,
+    ) -> (Option<ShimReport>, Option<Stopped>) {
+        let mut stdout = shim.stdout.take().expect("start asked for a pipe");
+        let tree = Tree::new(shim.id());
+        let mut period = FIRST_SAMPLE;
+        let mut over = None;
+        let mut told = begin;
+        while !readable(&stdout, period) {
+            period = (period * 2).min(SAMPLE_PERIOD);
+            let Some(sample) = tree.sample() else { continue };
+            peaks.take(&sample, &Machine::read());
+            if let Verdict::Stop(why) = judge(&self.budget, begin.elapsed(), &sample)
+                && over.is_none()
+            {
+                over = Some(Stopped::Over(why));
+                self.controls.kill();
+            }
+            if told.elapsed() >= PROGRESS_PERIOD {
+                told = Instant::now();
+                self.tell(begin.elapsed(), &sample);
+            }
+        }
+        let mut said = Vec::new();
+        let read = (&mut stdout).take(REPORT_BYTES_MAX).read_to_end(&mut said);
+        (read.ok().and_then(|_| serde_json::from_slice(&said).ok()), over)
+    }
+
+    /// Progress is only for display: when the run is busy it is dropped.
+    fn tell(&self, elapsed: Duration, sample: &Sample) {
+        let _ = self.messages.try_send(Message::Running {
+            stage: self.stage,
+            elapsed,
+            rss_bytes: sample.rss_bytes,
+            last_line: log::last_line(&self.log),
+        });
+    }
+
+    /// Checks what the attempt left and makes it permanent.
+    fn seal(&self) -> AttemptResult {
+        if let Err(failure) = self.check_outputs().and_then(|()| self.check_inputs()) {
+            return AttemptResult::Failed(failure);
+        }
+        // What came from the user while we check may still win; once sealing begins it is done.
+        if self.controls.stopped_by_user.load(Ordering::Acquire) {
+            return AttemptResult::Interrupted;
+        }
+        match self.store.seal(&self.key, &self.out, self.record.clone()) {
+            Ok(output) => AttemptResult::Sealed(Box::new(output)),
+            Err(error) => {
+                let class = if error.is_disk_full() {
+                    FailureClass::DiskFull
+                } else {
+                    FailureClass::OutputInvalid
+                };
+                AttemptResult::Failed(failure(class, format!("cannot seal the output: {error}")))
+            }
+        }
+    }
+
+    /// Exit 0 is not success: every declared output must be there and hold something.
+    fn check_outputs(&self) -> Result<(), Failure> {
+        for name in &self.order.outputs {
+            if !holds_something(&self.out.join(name)) {
+                let message = format!("ended well, but its output \"{name}\" is missing or empty");
+                return Err(failure(FailureClass::OutputMissing, message));
+            }
+        }
+        if !holds_something(&self.out) {
+            let message = "ended well, but made nothing".to_owned();
+            return Err(failure(FailureClass::OutputMissing, message));
+        }
+        Ok(())
+    }
+
+    /// An input that was edited meanwhile would put a wrong output under a right key.
+    fn check_inputs(&self) -> Result<(), Failure> {
+        for pin in &self.pins {
+            let now = self.store.digest_tree(&pin.path).map(|manifest| manifest.digest());
+            if now.as_ref().ok() != Some(&pin.digest) {
+                let message = format!(
+                    "{} was changed while the stage ran; run again to build from what it is now",
+                    pin.path.display()
+                );
+                return Err(failure(FailureClass::OutputInvalid, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a sealed record says: enough to tell how an output came to be.
+pub(crate) fn record(
+    pipeline: &str,
+    stage: &str,
+    n: u32,
+    changed: Option<&str>,
+) -> serde_json::Value {
+    json!({ "pipeline": pipeline, "stage": stage, "attempt": n, "changed": changed })
+}
+
+fn failure(class: FailureClass, message: String) -> Failure {
+    Failure { class, exit: None, message }
+}
+
+fn failed(class: FailureClass, message: String) -> Outcome {
+    Outcome::Failed(failure(class, message))
+}
+
+/// A non-empty file, or a directory with at least one entry.
+fn holds_something(path: &Path) -> bool {
+    match fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => {
+            fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
+        }
+        Ok(meta) => meta.len() > 0,
+        Err(_) => false,
+    }
+}
+
+/// Waits for something to read, or the end, for at most `period`.
+fn readable(from: &impl AsFd, period: Duration) -> bool {
+    let mut fds = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
+    let timeout = PollTimeout::try_from(period).unwrap_or(PollTimeout::MAX);
+    poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
+}

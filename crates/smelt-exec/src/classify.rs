@@ -1,0 +1,153 @@
+//! Says how an attempt ended.  Pure: what the shim, the watch and the kernel said goes in.
+
+use smelt_plan::{Failure, FailureClass};
+use smelt_watch::Why;
+
+use crate::order::ShimReport;
+
+/// Everything known about the end of an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct End {
+    /// What the shim said; `None` when the shim itself died.
+    pub report: Option<ShimReport>,
+    /// Why we ended it, where we did.
+    pub stopped: Option<Stopped>,
+    /// Out-of-memory kills on this machine while it ran.
+    pub oom_kills: u64,
+    /// The last line of its log.
+    pub last_line: String,
+}
+
+/// Why we ended an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// The user asked.
+    ByUser,
+    /// It broke its budget.
+    Over(Why),
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// Its program ended well; the outputs are still to be checked.
+    Done,
+    /// It failed.
+    Failed(Failure),
+    /// We ended it because the user asked.
+    Interrupted,
+}
+
+/// SIGKILL, which the kernel's out-of-memory killer uses.
+const SIGKILL: i32 = 9;
+
+/// Judges an end.  Exit codes lie, so the kernel's count and our own stop are asked first.
+pub fn classify(end: &End) -> Outcome {
+    let exit = end.report.as_ref().and_then(|report| report.exit);
+    let failed = |class, message: String| Outcome::Failed(Failure { class, exit, message });
+    match end.stopped {
+        Some(Stopped::ByUser) => return Outcome::Interrupted,
+        Some(Stopped::Over(Why::MemoryOverBudget)) => {
+            return failed(FailureClass::MemoryLimit, "took more memory than limits.memory".into());
+        }
+        Some(Stopped::Over(Why::TimeOver)) => {
+            return failed(FailureClass::TimedOut, "ran longer than limits.timeout".into());
+        }
+        None => {}
+    }
+    let Some(report) = &end.report else {
+        return failed(FailureClass::KilledExternally, "its shim was killed from outside".into());
+    };
+    if let Some(error) = &report.spawn_error {
+        return failed(FailureClass::SpawnFailed, error.clone());
+    }
+    if report.exit == Some(0) && report.signal.is_none() {
+        return Outcome::Done;
+    }
+    let class = class_of(report, end);
+    failed(class, message(report, end))
+}
+
+fn class_of(report: &ShimReport, end: &End) -> FailureClass {
+    if end.oom_kills > 0 {
+        return FailureClass::OomKilled;
+    }
+    if end.last_line.contains("No space left on device") {
+        return FailureClass::DiskFull;
+    }
+    if end.last_line.starts_with(SPAWN_PREFIX) {
+        return FailureClass::SpawnFailed;
+    }
+    match report.signal {
+        Some(SIGKILL | 15 | 2 | 1) => FailureClass::KilledExternally,
+        _ => FailureClass::ToolRejected,
+    }
+}
+
+/// What `smelt stage exec` prints before any other text when a program cannot be started.
+pub const SPAWN_PREFIX: &str = "smelt: cannot start ";
+
+fn message(report: &ShimReport, end: &End) -> String {
+    let how = match (report.signal, report.exit) {
+        (Some(signal), _) => format!("ended by signal {signal}"),
+        (None, Some(code)) => format!("exit {code}"),
+        (None, None) => "ended".to_owned(),
+    };
+    let said = end.last_line.strip_prefix("smelt: ").unwrap_or(&end.last_line);
+    match (said, end.oom_kills) {
+        ("", 0) => how,
+        ("", _) => format!("{how}; the kernel ran out of memory"),
+        (said, 0) => format!("{said} ({how})"),
+        (said, _) => format!("{said} ({how}; the kernel ran out of memory)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smelt_plan::FailureClass::*;
+
+    fn end(exit: Option<i32>, signal: Option<i32>, last_line: &str) -> End {
+        let report = ShimReport { exit, signal, cpu_s: 0.0, leftovers: 0, spawn_error: None };
+        End { report: Some(report), stopped: None, oom_kills: 0, last_line: last_line.to_owned() }
+    }
+
+    #[track_caller]
+    fn check(end: &End, class: FailureClass, words: &str) {
+        let Outcome::Failed(failure) = classify(end) else { panic!("{end:?} did not fail") };
+        assert_eq!(failure.class, class);
+        assert!(failure.message.contains(words), "{}", failure.message);
+    }
+
+    #[test]
+    fn ends() {
+        assert_eq!(classify(&end(Some(0), None, "whatever")), Outcome::Done);
+        check(&end(Some(1), None, "smelt: bad tensor"), ToolRejected, "bad tensor (exit 1)");
+        check(&end(Some(1), None, ""), ToolRejected, "exit 1");
+        check(&end(None, Some(9), ""), KilledExternally, "signal 9");
+        check(&end(None, Some(11), ""), ToolRejected, "signal 11");
+        check(&end(Some(1), None, "cp: x: No space left on device"), DiskFull, "cp: x");
+        check(&end(Some(127), None, "smelt: cannot start nosuch: no"), SpawnFailed, "cannot start");
+    }
+
+    #[test]
+    fn the_kernels_count_beats_the_exit_code() {
+        let lied = End { oom_kills: 1, ..end(Some(1), None, "") };
+        check(&lied, OomKilled, "ran out of memory");
+    }
+
+    #[test]
+    fn our_own_stop_beats_everything() {
+        let over = |why| End { stopped: Some(Stopped::Over(why)), ..end(None, Some(9), "x") };
+        check(&over(Why::MemoryOverBudget), MemoryLimit, "limits.memory");
+        check(&over(Why::TimeOver), TimedOut, "limits.timeout");
+        let user = End { stopped: Some(Stopped::ByUser), ..end(Some(0), None, "") };
+        assert_eq!(classify(&user), Outcome::Interrupted);
+    }
+
+    #[test]
+    fn a_lost_shim_is_a_kill_from_outside() {
+        let lost = End { report: None, ..end(None, None, "") };
+        check(&lost, KilledExternally, "shim");
+    }
+}

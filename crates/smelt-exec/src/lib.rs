@@ -1,0 +1,20 @@
+//! Does what the schedule says: spawns stages, watches them, stops them, seals and journals.
+//!
+//! Each stage runs under a shim of its own (see [`shim`]).  Decisions are made in `smelt-plan`
+//! (what next), `smelt-watch` (too much?) and [`classify`] (how did it end); this crate obeys.
+//! It does not know what a stage means: the caller turns a stage into an [`Order`].
+
+#![forbid(unsafe_code)]
+
+mod attempt;
+pub mod classify;
+mod log;
+mod order;
+mod orphans;
+pub mod report;
+mod run;
+pub mod shim;
+
+pub use order::{Input, Order, Task};
+pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
+pub use run::{ExecError, Progress, Runner, clear_dead_runs};

@@ -1,0 +1,142 @@
+//! Copies a stage's output to its log, head and tail, with a bound on the file.
+//!
+//! The first part is kept as it comes.  Past that, the newest output is kept in two alternating
+//! segments beside the log, which are appended when the output ends.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// A log is at most head + 2 segments: 64 MiB, more than a person reads and less than a disk.
+const HEAD_BYTES_MAX: u64 = 32 << 20;
+const SEGMENT_BYTES_MAX: u64 = 16 << 20;
+
+/// Copies all of `from` into the log at `path`.
+pub(crate) fn copy(from: impl Read, path: &Path) -> io::Result<()> {
+    copy_within(from, path, HEAD_BYTES_MAX, SEGMENT_BYTES_MAX)
+}
+
+fn copy_within(
+    mut from: impl Read,
+    path: &Path,
+    head_bytes_max: u64,
+    segment_bytes_max: u64,
+) -> io::Result<()> {
+    let mut head = File::create(path)?;
+    io::copy(&mut (&mut from).take(head_bytes_max), &mut head)?;
+    let segments = ["tail-a", "tail-b"].map(|name| segment_path(path, name));
+    let mut lengths = [0_u64; 2];
+    let mut passed = 0;
+    let mut at = 1;
+    loop {
+        let next = 1 - at;
+        let copied = copy_segment(&mut from, &segments[next], segment_bytes_max)?;
+        if copied == 0 {
+            break;
+        }
+        passed += copied;
+        lengths[next] = copied;
+        at = next;
+    }
+    let kept = lengths[0] + lengths[1];
+    if passed > kept {
+        writeln!(head, "\n[smelt: {} bytes left out here]", passed - kept)?;
+    }
+    for older_first in [1 - at, at] {
+        append(&mut head, &segments[older_first], lengths[older_first])?;
+    }
+    Ok(())
+}
+
+fn segment_path(path: &Path, name: &str) -> PathBuf {
+    let mut file = path.as_os_str().to_owned();
+    file.push(".");
+    file.push(name);
+    file.into()
+}
+
+/// Copies up to the bound; a segment that gets nothing is not created.
+fn copy_segment(from: &mut impl Read, path: &Path, bytes_max: u64) -> io::Result<u64> {
+    let mut first = [0];
+    if from.read(&mut first)? == 0 {
+        return Ok(0);
+    }
+    let mut file = File::create(path)?;
+    file.write_all(&first)?;
+    Ok(1 + io::copy(&mut from.take(bytes_max - 1), &mut file)?)
+}
+
+fn append(head: &mut File, segment: &Path, length: u64) -> io::Result<()> {
+    if length > 0 {
+        io::copy(&mut File::open(segment)?, head)?;
+        fs::remove_file(segment)?;
+    }
+    Ok(())
+}
+
+/// The last line of the log that is not blank, shortened; empty where there is none.
+pub(crate) fn last_line(path: &Path) -> String {
+    const TAIL_BYTES: u64 = 4096;
+    const LINE_CHARS_MAX: usize = 500;
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|mut file| {
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
+        file.take(TAIL_BYTES).read_to_end(&mut text)
+    });
+    if read.is_err() {
+        return String::new();
+    }
+    let text = String::from_utf8_lossy(&text);
+    // A progress bar overwrites its line with carriage returns; the last state is what counts.
+    let line = text.split(['\n', '\r']).rfind(|line| !line.trim().is_empty()).unwrap_or("");
+    line.trim().chars().filter(|c| !c.is_control()).take(LINE_CHARS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(bytes: usize, expect_left_out: Option<usize>) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let text: Vec<u8> = (0..bytes).map(|i| b'a' + (i % 23) as u8).collect();
+        copy_within(text.as_slice(), &path, 100, 40).unwrap();
+        let log = fs::read(&path).unwrap();
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1, "no segment is left behind");
+        let Some(left_out) = expect_left_out else {
+            return assert_eq!(log, text);
+        };
+        let note = format!("\n[smelt: {left_out} bytes left out here]\n");
+        let kept = bytes - 100 - left_out;
+        let expect = [&text[..100], note.as_bytes(), &text[bytes - kept..]].concat();
+        assert_eq!(String::from_utf8(log).unwrap(), String::from_utf8(expect).unwrap());
+    }
+
+    #[test]
+    fn head_and_tail_are_kept() {
+        for bytes in [0, 1, 99, 100, 101, 140, 141, 180] {
+            check(bytes, None);
+        }
+        check(181, Some(40));
+        check(220, Some(40));
+        check(221, Some(80));
+        check(1000, Some(840));
+    }
+
+    #[test]
+    fn the_last_line_is_what_a_person_would_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let check = |text: &str, expect: &str| {
+            fs::write(&path, text).unwrap();
+            assert_eq!(last_line(&path), expect);
+        };
+        check("", "");
+        check("one\ntwo\n\n", "two");
+        check("10 %\r55 %\r", "55 %");
+        check("\u{1b}[31mred\u{1b}[0m\n", "[31mred[0m");
+        assert_eq!(last_line(&dir.path().join("nothing")), "");
+    }
+}

@@ -1,0 +1,65 @@
+//! The words between supervisor and shim: one order in, one report out, each a line of JSON.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use smelt_plan::plan::{Attempt, Stage};
+
+/// What the caller turns into an [`Order`]: one attempt and where its inputs and output lie.
+pub struct Task<'a> {
+    /// The stage.
+    pub stage: &'a Stage,
+    /// Its params and caps on this attempt.
+    pub attempt: &'a Attempt,
+    /// The directory (or, for a `path:` file, the file) of each edge, in the order of the edges.
+    pub inputs: Vec<Input<'a>>,
+    /// The empty directory the attempt must fill.
+    pub out: &'a Path,
+}
+
+/// One edge of a task.
+pub struct Input<'a> {
+    /// The field that names it.
+    pub field: &'static str,
+    /// The stage it comes from; `None` for a `path:`.
+    pub stage: Option<&'a Stage>,
+    /// Where it lies.
+    pub path: PathBuf,
+}
+
+/// A program to run as a stage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// The whole environment, besides what smelt adds.
+    pub env: Vec<(String, String)>,
+    /// Where it runs.
+    pub dir: PathBuf,
+    /// What it reads on its standard input.
+    pub input: String,
+    /// Paths under the output directory that must exist when it has ended well.
+    pub outputs: Vec<String>,
+}
+
+/// What the shim is told: the order, and where the log goes.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ShimOrder {
+    pub(crate) order: Order,
+    pub(crate) log: PathBuf,
+}
+
+/// How the stage's leader ended, as the shim saw it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShimReport {
+    /// Its exit code, where it exited.
+    pub exit: Option<i32>,
+    /// The signal that ended it, where one did.
+    pub signal: Option<i32>,
+    /// CPU seconds, user and system, of every process of the tree that was reaped.
+    pub cpu_s: f64,
+    /// Processes that outlived the leader and were killed.
+    pub leftovers: u32,
+    /// Why the leader could not be started at all.
+    pub spawn_error: Option<String>,
+}

@@ -1,0 +1,483 @@
+//! Runs a plan: the one loop that feeds the schedule and performs its commands.
+//!
+//! The loop owns the schedule, the journal, the key locks and the report.  Threads that attend
+//! attempts only send it messages.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, Scope};
+use std::time::Duration;
+
+use serde_json::json;
+use smelt_plan::plan::{From, Pin};
+use smelt_plan::schedule::{Ending, Wishes};
+use smelt_plan::{
+    Command, Digest, Event, Failure, FailureClass, Kind, Plan, Schedule, StageId, State,
+};
+use smelt_store::{KeyLock, Lookup, Output, Run, Store, StoreError};
+use smelt_watch::Budget;
+
+use crate::attempt::{Attempt, AttemptResult, Controls, Ended, record};
+use crate::order::{Input, Order, Task};
+use crate::orphans;
+use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
+
+/// Messages under way; attempts wait when the loop is behind, progress is dropped.
+const MESSAGES_MAX: usize = 256;
+/// How soon a key held by another run is looked at again.
+const TICK: Duration = Duration::from_millis(200);
+
+/// What the attempts, and the signals, tell the loop.
+pub(crate) enum Message {
+    /// An attempt ended.
+    Ended(Box<Ended>),
+    /// An attempt goes on.
+    Running { stage: StageId, elapsed: Duration, rss_bytes: u64, last_line: String },
+    /// SIGINT or SIGTERM.
+    Signal,
+}
+
+/// What the user may be shown.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// The store had it.
+    Hit(StageId),
+    /// An attempt begins.
+    Started {
+        /// Which stage.
+        stage: StageId,
+        /// From 1.
+        attempt: u32,
+        /// What differs from attempt 1.
+        changed: Option<&'a str>,
+    },
+    /// An attempt goes on.
+    Running {
+        /// Which stage.
+        stage: StageId,
+        /// Since its start.
+        elapsed: Duration,
+        /// Of all its processes.
+        rss_bytes: u64,
+        /// The last line of its log.
+        last_line: &'a str,
+    },
+    /// An attempt ended.
+    Ended(StageId, &'a AttemptReport),
+    /// Another run builds its key.
+    Held(StageId),
+    /// A sealed output was damaged and moved aside; the stage is built again.
+    Damaged(StageId, &'a str),
+    /// The user wants out.
+    Stopping,
+}
+
+/// smelt could not do its own part; what a stage did wrong is in the report.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Signals could not be listened to.
+    #[error("cannot listen for signals: {0}")]
+    Signals(std::io::Error),
+}
+
+/// What a run needs.
+pub struct Runner<'a> {
+    /// What is to be done.
+    pub plan: &'a Plan,
+    /// Where results are kept.
+    pub store: &'a Store,
+    /// This run's place in the store.
+    pub run: &'a Run,
+    /// Turns a task into a program to run.
+    pub orders: &'a dyn Fn(&Task<'_>) -> Order,
+    /// Shows the user what goes on.
+    pub progress: &'a mut dyn FnMut(&Progress<'_>),
+}
+
+/// Kills what dead runs left running, then clears their directories.
+pub fn clear_dead_runs(store: &Store) -> Result<(), StoreError> {
+    for run in store.dead_runs()? {
+        orphans::kill_marked(&format!("{run}/"));
+        store.clear_dead(&run)?;
+    }
+    Ok(())
+}
+
+impl Runner<'_> {
+    /// Runs the plan to its end.
+    pub fn run(self, wishes: Wishes) -> Result<RunReport, ExecError> {
+        let (sender, receiver) = sync_channel(MESSAGES_MAX);
+        let signals = listen(sender.clone())?;
+        let report = thread::scope(|scope| {
+            let (schedule, commands) = Schedule::begin(self.plan, wishes);
+            let mut state = Loop {
+                scope,
+                sender,
+                schedule,
+                outputs: HashMap::new(),
+                keys: HashMap::new(),
+                locks: HashMap::new(),
+                controls: HashMap::new(),
+                reports: HashMap::new(),
+                messages: HashMap::new(),
+                runner: self,
+                interrupted: false,
+            };
+            let result = state.work(commands, &receiver);
+            if result.is_err() {
+                // Our own failure: nothing may run on without a supervisor.
+                state.controls.values().for_each(|controls| controls.kill());
+            }
+            result.map(|()| state.report())
+        });
+        signals.close();
+        report
+    }
+}
+
+/// Sends a message for every SIGINT and SIGTERM until closed.
+fn listen(sender: SyncSender<Message>) -> Result<signal_hook::iterator::Handle, ExecError> {
+    use signal_hook::consts::{SIGINT, SIGTERM};
+    let mut signals =
+        signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).map_err(ExecError::Signals)?;
+    let handle = signals.handle();
+    thread::spawn(move || {
+        for _ in signals.forever() {
+            if sender.send(Message::Signal).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(handle)
+}
+
+struct Loop<'scope, 'env, 'a> {
+    scope: &'scope Scope<'scope, 'env>,
+    sender: SyncSender<Message>,
+    schedule: Schedule<'a>,
+    /// Where the outputs lie that stages below may read.
+    outputs: HashMap<StageId, PathBuf>,
+    keys: HashMap<StageId, Digest>,
+    locks: HashMap<StageId, KeyLock>,
+    controls: HashMap<StageId, Arc<Controls>>,
+    reports: HashMap<StageId, Vec<AttemptReport>>,
+    messages: HashMap<StageId, String>,
+    runner: Runner<'a>,
+    interrupted: bool,
+}
+
+impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
+    fn work(
+        &mut self,
+        commands: Vec<Command>,
+        receiver: &Receiver<Message>,
+    ) -> Result<(), ExecError> {
+        self.journal("begin", json!({ "pipeline": self.runner.plan.name }))?;
+        self.note_given();
+        self.perform_all(commands)?;
+        while !self.schedule.is_finished() {
+            match receiver.recv_timeout(TICK) {
+                Ok(message) => self.on_message(message)?,
+                Err(RecvTimeoutError::Timeout) if self.schedule.is_waiting_for_others() => {
+                    self.happened(Event::Tick)?;
+                }
+                Err(_) => {}
+            }
+        }
+        self.journal("end", json!({ "status": self.status() }))
+    }
+
+    /// `path:` sources are outputs from the start.
+    fn note_given(&mut self) {
+        for (id, stage) in self.runner.plan.stages() {
+            if let Some(pin) = stage.given() {
+                self.outputs.insert(id, pin.path.clone());
+            }
+        }
+    }
+
+    fn on_message(&mut self, message: Message) -> Result<(), ExecError> {
+        match message {
+            Message::Ended(ended) => self.on_ended(*ended),
+            Message::Running { stage, elapsed, rss_bytes, last_line } => {
+                self.show(&Progress::Running { stage, elapsed, rss_bytes, last_line: &last_line });
+                Ok(())
+            }
+            Message::Signal if self.interrupted => {
+                // Asked twice: no more patience.
+                self.controls.values().for_each(|controls| controls.kill());
+                Ok(())
+            }
+            Message::Signal => {
+                self.interrupted = true;
+                self.show(&Progress::Stopping);
+                self.happened(Event::Interrupt)
+            }
+        }
+    }
+
+    fn on_ended(&mut self, ended: Ended) -> Result<(), ExecError> {
+        let Ended { stage, report, result } = ended;
+        self.controls.remove(&stage);
+        self.journal("ended", json!({ "stage": self.name(stage), "attempt": report }))?;
+        self.show(&Progress::Ended(stage, &report));
+        self.reports.entry(stage).or_default().push(report);
+        let event = match result {
+            AttemptResult::Sealed(output) => {
+                self.outputs.insert(stage, output.path().to_owned());
+                Event::Sealed(stage, output.digest)
+            }
+            AttemptResult::Failed(failure) => {
+                self.messages.insert(stage, failure.message.clone());
+                Event::Failed(stage, failure)
+            }
+            AttemptResult::Interrupted => Event::Stopped(stage),
+        };
+        self.happened(event)
+    }
+
+    /// Feeds the schedule, and performs what it says until it says nothing more.
+    fn happened(&mut self, event: Event) -> Result<(), ExecError> {
+        let commands = self.schedule.on_event(event);
+        self.perform_all(commands)
+    }
+
+    fn perform_all(&mut self, commands: Vec<Command>) -> Result<(), ExecError> {
+        let mut queue = std::collections::VecDeque::from(commands);
+        while let Some(command) = queue.pop_front() {
+            if let Some(event) = self.perform(command)? {
+                queue.extend(self.schedule.on_event(event));
+            }
+            self.release_what_ended();
+        }
+        self.release_what_ended();
+        Ok(())
+    }
+
+    /// Performs one command; some are answered at once.
+    fn perform(&mut self, command: Command) -> Result<Option<Event>, ExecError> {
+        match command {
+            Command::Look(stage, key) => {
+                self.keys.insert(stage, key);
+                Ok(Some(self.look(stage, &key)?.unwrap_or(Event::Missing(stage))))
+            }
+            Command::Start { stage, key, attempt, forced } => {
+                self.start(stage, key, attempt, forced)
+            }
+            Command::Stop(stage) => {
+                if let Some(controls) = self.controls.get(&stage) {
+                    controls.stop();
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// `Found` if the store has the key.
+    fn look(&mut self, stage: StageId, key: &Digest) -> Result<Option<Event>, ExecError> {
+        match self.runner.store.lookup(key)? {
+            Lookup::Hit(output) => Ok(Some(self.found(stage, &output)?)),
+            Lookup::Miss => Ok(None),
+            Lookup::Damaged(damage) => {
+                self.show(&Progress::Damaged(stage, &damage.what));
+                Ok(None)
+            }
+        }
+    }
+
+    fn found(&mut self, stage: StageId, output: &Output) -> Result<Event, ExecError> {
+        self.outputs.insert(stage, output.path().to_owned());
+        self.journal("hit", json!({ "stage": self.name(stage), "output": output.digest }))?;
+        self.show(&Progress::Hit(stage));
+        Ok(Event::Found(stage, output.digest))
+    }
+
+    /// Takes the key, looks once more (another run may just have built it), and starts.
+    fn start(
+        &mut self,
+        stage: StageId,
+        key: Digest,
+        n: u32,
+        forced: bool,
+    ) -> Result<Option<Event>, ExecError> {
+        self.keys.insert(stage, key);
+        if !self.locks.contains_key(&stage) {
+            let Some(lock) = self.runner.store.try_lock_key(&key)? else {
+                self.show(&Progress::Held(stage));
+                return Ok(Some(Event::Held(stage)));
+            };
+            self.locks.insert(stage, lock);
+        }
+        if !forced && let Some(event) = self.look(stage, &key)? {
+            return Ok(Some(event));
+        }
+        match self.attempt(stage, key, n) {
+            Ok(attempt) => self.launch(stage, attempt)?,
+            Err(error) => {
+                let class = if error.is_disk_full() {
+                    FailureClass::DiskFull
+                } else {
+                    FailureClass::SpawnFailed
+                };
+                let message = error.to_string();
+                self.messages.insert(stage, message.clone());
+                return Ok(Some(Event::Failed(stage, Failure { class, exit: None, message })));
+            }
+        }
+        Ok(None)
+    }
+
+    fn launch(&mut self, stage: StageId, attempt: Attempt<'a>) -> Result<(), ExecError> {
+        let name = self.name(stage);
+        self.journal(
+            "start",
+            json!({ "stage": name, "n": attempt.n, "key": attempt.key, "changed": attempt.changed }),
+        )?;
+        self.show(&Progress::Started {
+            stage,
+            attempt: attempt.n,
+            changed: attempt.changed.as_deref(),
+        });
+        self.controls.insert(stage, attempt.controls.clone());
+        self.scope.spawn(move || attempt.run());
+        Ok(())
+    }
+
+    /// Prepares the directory, the order and all else an attempt needs.
+    fn attempt(&self, stage: StageId, key: Digest, n: u32) -> Result<Attempt<'a>, StoreError> {
+        let Runner { plan, store, run, orders, .. } = &self.runner;
+        let planned = plan.stage(stage);
+        let spec = planned.attempt(n);
+        let label = format!("{}.{n}", planned.name);
+        let out = run.work_dir(&label)?;
+        let task = Task { stage: planned, attempt: &spec, inputs: self.inputs(stage), out: &out };
+        let order = orders(&task);
+        Ok(Attempt {
+            store,
+            stage,
+            key,
+            n,
+            budget: Budget {
+                rss_bytes_max: spec.limits.memory_bytes_max,
+                duration_max: spec.limits.duration_max,
+            },
+            order,
+            log: run.log_path(&format!("{label}.log"))?,
+            mark: format!("{}/{label}", run.id()),
+            pins: self.pins(stage),
+            record: record(&plan.name, planned.name.as_str(), n, spec.changed.as_deref()),
+            changed: spec.changed,
+            out,
+            controls: Arc::default(),
+            messages: self.sender.clone(),
+        })
+    }
+
+    fn inputs(&self, stage: StageId) -> Vec<Input<'a>> {
+        let plan = self.runner.plan;
+        let edges = plan.stage(stage).inputs.iter();
+        edges
+            .map(|edge| match &edge.from {
+                From::Stage(id) => Input {
+                    field: edge.field,
+                    stage: Some(plan.stage(*id)),
+                    path: self.outputs[id].clone(),
+                },
+                From::Path(pin) => Input { field: edge.field, stage: None, path: pin.path.clone() },
+            })
+            .collect()
+    }
+
+    /// What the stage reads outside the store.
+    fn pins(&self, stage: StageId) -> Vec<Pin> {
+        let plan = self.runner.plan;
+        let pin = |from: &From| match from {
+            From::Stage(id) => plan.stage(*id).given().cloned(),
+            From::Path(pin) => Some(pin.clone()),
+        };
+        plan.stage(stage).inputs.iter().filter_map(|edge| pin(&edge.from)).collect()
+    }
+
+    /// A stage that no longer runs gives its key back.
+    fn release_what_ended(&mut self) {
+        let schedule = &self.schedule;
+        self.locks.retain(|stage, _| matches!(schedule.state(*stage), State::Running { .. }));
+    }
+
+    fn name(&self, stage: StageId) -> &str {
+        self.runner.plan.stage(stage).name.as_str()
+    }
+
+    fn show(&mut self, progress: &Progress<'_>) {
+        (self.runner.progress)(progress);
+    }
+
+    fn journal(&self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
+        let record = json!({ "event": what, "detail": detail });
+        Ok(self.runner.run.journal().append(&record).map_err(StoreError::from)?)
+    }
+
+    fn status(&self) -> RunStatus {
+        match self.schedule.ending() {
+            Some(Ending::Interrupted) => RunStatus::Interrupted,
+            Some(Ending::Held) => RunStatus::Held,
+            Some(Ending::Failed) => RunStatus::Failed,
+            None if self.schedule.first_failure().is_some() => RunStatus::Failed,
+            None => RunStatus::Ok,
+        }
+    }
+
+    fn report(&mut self) -> RunReport {
+        let stages = self.runner.plan.stages().map(|(id, _)| id).collect::<Vec<_>>();
+        RunReport {
+            run: self.runner.run.id().to_string(),
+            pipeline: self.runner.plan.name.clone(),
+            status: self.status(),
+            first_failure: self.first_failure(),
+            stages: stages.into_iter().filter_map(|id| self.stage_report(id)).collect(),
+        }
+    }
+
+    fn first_failure(&self) -> Option<FirstFailure> {
+        let (stage, failure) = self.schedule.first_failure()?;
+        let stage = self.runner.plan.stage(*stage);
+        Some(FirstFailure {
+            stage: stage.name.to_string(),
+            // Of a foreign program, 4 and 5 could mean anything.
+            exit: failure.exit.filter(|_| stage.kind != Kind::Command),
+            message: failure.message.clone(),
+        })
+    }
+
+    /// `None` for a stage that was not asked for.
+    fn stage_report(&mut self, id: StageId) -> Option<StageReport> {
+        let status = match self.schedule.state(id) {
+            State::Unwanted => return None,
+            State::Hit(_) => StageStatus::Hit,
+            State::Sealed(_) => StageStatus::Sealed,
+            State::Failed => StageStatus::Failed,
+            State::Interrupted => StageStatus::Interrupted,
+            State::Waiting
+            | State::Looking
+            | State::Ready
+            | State::Running { .. }
+            | State::Held
+            | State::Skipped => StageStatus::Skipped,
+        };
+        let stage = self.runner.plan.stage(id);
+        Some(StageReport {
+            name: stage.name.to_string(),
+            kind: stage.kind,
+            status,
+            key: self.keys.get(&id).copied(),
+            output: self.outputs.get(&id).cloned(),
+            message: self.messages.remove(&id).filter(|_| status == StageStatus::Failed),
+            attempts: self.reports.remove(&id).unwrap_or_default(),
+        })
+    }
+}
