@@ -72,7 +72,7 @@ fn attend_head(
         scores.clear();
         scores.resize(out.len() / heads.width * rows, 0.0);
         let mut target = Target { values: scores, stride: rows, column: 0 };
-        keys.add_product(q.from_row(first), &mut target);
+        keys.add_product(q.skip_rows(first), &mut target);
         for (index, row) in scores.chunks_mut(rows).enumerate() {
             let visible = if heads.causal { first + index + 1 } else { rows };
             softmax(row, visible, scale);

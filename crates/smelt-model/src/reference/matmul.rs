@@ -35,7 +35,7 @@ impl<'a> View<'a> {
     }
 
     /// The same matrix without its first `rows` rows.
-    pub(super) fn from_row(self, rows: usize) -> Self {
+    pub(super) fn skip_rows(self, rows: usize) -> Self {
         Self { values: &self.values[rows * self.row_stride..], ..self }
     }
 
@@ -199,6 +199,6 @@ mod tests {
         let values = noise(3, 12);
         let view = View::rows(&values, 4);
         assert_eq!(view.at(2, 1), view.transposed().at(1, 2));
-        assert_eq!(view.from_row(1).at(1, 1), view.at(2, 1));
+        assert_eq!(view.skip_rows(1).at(1, 1), view.at(2, 1));
     }
 }

@@ -1,0 +1,287 @@
+//! Opens and writes deployments: engines, tokenizer and preprocessing that belong together.
+//!
+//! `deployment.json` names the engines' directories and says how pictures and prompts are made;
+//! tokenizer and chat template lie beside it.  What does not fit together is refused at opening.
+//! Knows nothing of how engines were built.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use smelt_engine::engine_file::OpenError;
+use smelt_engine::llm::LlmEngine;
+use smelt_engine::vision::VisionEngine;
+
+use crate::image::Settings;
+use crate::prompt::ImageTokens;
+use crate::template::{self, Template, TemplateError};
+use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
+
+/// The file that makes a directory a deployment.
+pub const DEPLOYMENT_FILE: &str = "deployment.json";
+
+/// The version of [`DEPLOYMENT_FILE`]; a change of names or meanings raises it.
+pub const FORMAT: u32 = 1;
+
+/// The one family served so far.
+pub const FAMILY: &str = "internvl3";
+
+/// The longest [`DEPLOYMENT_FILE`] or generation_config.json read; real ones are near 1 KiB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Why a deployment could not be opened or written.
+#[derive(Debug, thiserror::Error)]
+pub enum DeploymentError {
+    /// A file cannot be read or written.
+    #[error("cannot {verb} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        verb: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file says something that cannot be.
+    #[error("{}: {why}", path.display())]
+    Bad {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// An engine was refused.
+    #[error(transparent)]
+    Engine(#[from] OpenError),
+    /// The tokenizer was refused.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The chat template was refused.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+}
+
+/// What `deployment.json` says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// The version of the file: [`FORMAT`].
+    pub format: u32,
+    /// The kind of model: [`FAMILY`].
+    pub family: String,
+    /// The model's name, as clients ask for it.
+    pub model: String,
+    /// The vision engine's directory, relative to the deployment.
+    pub vision: String,
+    /// The language model engine's directory, relative to the deployment.
+    pub llm: String,
+    /// How pictures are prepared.
+    pub image: Settings,
+    /// The special tokens of a picture.
+    pub image_tokens: ImageTokens,
+    /// The tokens that end an answer.
+    pub eos: Vec<u32>,
+}
+
+impl Spec {
+    /// What is wrong with the values, if anything.
+    fn fault(&self) -> Option<String> {
+        if self.format != FORMAT {
+            return Some(format!("format {} is not {FORMAT}; deploy again", self.format));
+        }
+        if self.family != FAMILY {
+            return Some(format!("unknown family {:?}; supported: {FAMILY}", self.family));
+        }
+        for (field, dir) in [("vision", &self.vision), ("llm", &self.llm)] {
+            if dir.is_empty() || Path::new(dir).is_absolute() {
+                return Some(format!("{field} is {dir:?}, but must be a relative directory"));
+            }
+        }
+        if self.eos.is_empty() {
+            return Some("eos is empty, so no answer would end; name the end token".to_owned());
+        }
+        self.image.fault().map(|fault| format!("image: {fault}"))
+    }
+}
+
+/// A model ready to answer.
+#[derive(Debug)]
+pub struct Deployment {
+    /// What its file says.
+    pub spec: Spec,
+    /// Text to tokens.
+    pub tokenizer: Tokenizer,
+    /// Conversations to text.
+    pub template: Template,
+    /// Pictures to embeddings.
+    pub vision: VisionEngine,
+    /// Tokens and embeddings to logits.
+    pub llm: LlmEngine,
+    /// The token each image embedding replaces.
+    pub image_token: u32,
+}
+
+impl Deployment {
+    /// Opens the deployment in `dir`.
+    ///
+    /// # Errors
+    /// [`DeploymentError`] naming the file or engine and what does not fit.
+    pub fn open(dir: &Path) -> Result<Self, DeploymentError> {
+        let spec = read_spec(dir)?;
+        let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE))?;
+        let template = Template::open(dir)?;
+        let image_token = image_token(dir, &spec, &tokenizer)?;
+        let vision = VisionEngine::open(&dir.join(&spec.vision))?;
+        let llm = LlmEngine::open(&dir.join(&spec.llm))?;
+        let sizes = Sizes {
+            tile: spec.image.image_size,
+            vision_tile: vision.image_size(),
+            vision_hidden: vision.hidden(),
+            llm_hidden: llm.hidden(),
+            llm_vocab: llm.vocab(),
+            tokenizer_vocab: tokenizer.vocab(),
+            eos_max: spec.eos.iter().copied().max().unwrap_or_default(),
+        };
+        if let Some(why) = sizes.fault() {
+            return Err(DeploymentError::Bad { path: dir.join(DEPLOYMENT_FILE), why });
+        }
+        Ok(Self { spec, tokenizer, template, vision, llm, image_token })
+    }
+
+    /// Writes `spec` into `dir`, which is made if need be, and copies `files` beside it.
+    ///
+    /// # Errors
+    /// [`DeploymentError`] if the spec is wrong, two files share a name, or the disk refuses.
+    pub fn write(dir: &Path, spec: &Spec, files: &[PathBuf]) -> Result<(), DeploymentError> {
+        let path = dir.join(DEPLOYMENT_FILE);
+        if let Some(why) = spec.fault() {
+            return Err(DeploymentError::Bad { path, why });
+        }
+        let io = |verb, path: &Path| {
+            let path = path.to_owned();
+            move |source| DeploymentError::Io { verb, path, source }
+        };
+        fs::create_dir_all(dir).map_err(io("make", dir))?;
+        let mut names = BTreeSet::from([DEPLOYMENT_FILE.into()]);
+        for file in files {
+            let name = file.file_name().unwrap_or_default().to_owned();
+            let copy = dir.join(&name);
+            if name.is_empty() || !names.insert(name) {
+                let why = "there is another file of this name".to_owned();
+                return Err(DeploymentError::Bad { path: file.clone(), why });
+            }
+            // Bytes only: the copy belongs to the deployment, with its own permissions.
+            let mut source = fs::File::open(file).map_err(io("read", file))?;
+            let mut target = fs::File::create(&copy).map_err(io("write", &copy))?;
+            io::copy(&mut source, &mut target).map_err(io("copy", file))?;
+        }
+        let text = serde_json::to_string_pretty(spec).expect("a struct of plain data is JSON");
+        fs::write(&path, text + "\n").map_err(io("write", &path))
+    }
+}
+
+/// The numbers that parts of a deployment must share.
+struct Sizes {
+    tile: usize,
+    vision_tile: usize,
+    vision_hidden: usize,
+    llm_hidden: usize,
+    llm_vocab: usize,
+    tokenizer_vocab: usize,
+    eos_max: u32,
+}
+
+impl Sizes {
+    fn fault(&self) -> Option<String> {
+        if self.tile != self.vision_tile {
+            let (tile, engine) = (self.tile, self.vision_tile);
+            return Some(format!("image_size is {tile}, but the vision engine takes {engine}"));
+        }
+        if self.vision_hidden != self.llm_hidden {
+            let (vision, llm) = (self.vision_hidden, self.llm_hidden);
+            return Some(format!(
+                "the vision engine gives embeddings of {vision}, but the llm engine takes {llm}"
+            ));
+        }
+        if self.tokenizer_vocab > self.llm_vocab {
+            let (tokenizer, llm) = (self.tokenizer_vocab, self.llm_vocab);
+            return Some(format!(
+                "the tokenizer has {tokenizer} tokens, but the llm engine knows {llm}"
+            ));
+        }
+        if self.eos_max as usize >= self.llm_vocab {
+            let (eos, llm) = (self.eos_max, self.llm_vocab);
+            return Some(format!("eos token {eos} is outside the llm engine's {llm} tokens"));
+        }
+        None
+    }
+}
+
+fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
+    let path = dir.join(DEPLOYMENT_FILE);
+    let bad = |why: String| DeploymentError::Bad { path: path.clone(), why };
+    let spec: Spec = serde_json::from_str(&read_text(&path)?)
+        .map_err(|error| bad(format!("not a deployment: {error}")))?;
+    match spec.fault() {
+        Some(why) => Err(bad(why)),
+        None => Ok(spec),
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, DeploymentError> {
+    let failed = |source| DeploymentError::Io { verb: "read", path: path.into(), source };
+    let mut text = String::new();
+    let file = fs::File::open(path).map_err(failed)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        let why = format!("longer than the {FILE_BYTES_MAX} bytes such a file may have");
+        return Err(DeploymentError::Bad { path: path.into(), why });
+    }
+    Ok(text)
+}
+
+/// The token image embeddings replace; the tokens around it must exist as well.
+fn image_token(dir: &Path, spec: &Spec, tokenizer: &Tokenizer) -> Result<u32, DeploymentError> {
+    let ImageTokens { start, image, end } = &spec.image_tokens;
+    let token = |word: &String| {
+        tokenizer.token(word).ok_or_else(|| DeploymentError::Bad {
+            path: dir.join(TOKENIZER_FILE),
+            why: format!("has no token {word:?}, which {DEPLOYMENT_FILE} names"),
+        })
+    };
+    token(start)?;
+    token(end)?;
+    token(image)
+}
+
+/// The tokens that end an answer, by the checkpoint in `dir`: the tokenizer's `eos_token` and the
+/// `eos_token_id`s of generation_config.json, in rising order.
+///
+/// # Errors
+/// [`DeploymentError`] if there are none or a file cannot be read.
+pub fn eos_tokens(dir: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, DeploymentError> {
+    let path = dir.join("generation_config.json");
+    let mut eos = BTreeSet::new();
+    if path.exists() {
+        let bad = |why| DeploymentError::Bad { path: path.clone(), why };
+        let config: serde_json::Value = serde_json::from_str(&read_text(&path)?)
+            .map_err(|error| bad(format!("not JSON: {error}")))?;
+        let field = &config["eos_token_id"];
+        for token in field.as_array().map_or(std::slice::from_ref(field), Vec::as_slice) {
+            match token.as_u64().map(u32::try_from) {
+                Some(Ok(token)) => _ = eos.insert(token),
+                None if token.is_null() => {}
+                _ => return Err(bad(format!("eos_token_id {token} is no token"))),
+            }
+        }
+    }
+    let named = template::special_token(dir, "eos_token")?;
+    eos.extend(named.and_then(|word| tokenizer.token(&word)));
+    if eos.is_empty() {
+        let why = "names no eos_token that the tokenizer has".to_owned();
+        return Err(DeploymentError::Bad { path: dir.join(template::CONFIG_FILE), why });
+    }
+    Ok(eos.into_iter().collect())
+}

@@ -1,0 +1,366 @@
+//! Answers one conversation with a deployment: prompt, pictures, prefill, greedy decoding.
+//!
+//! The steps are plain calls on the engines, in order, on one slot.  Times are taken here and
+//! nowhere below.  Knows nothing of who asks.
+
+use std::time::{Duration, Instant};
+
+use smelt_engine::llm::{ImageEmbeds, Prompt};
+
+use crate::deployment::Deployment;
+use crate::image::{self, Picture};
+use crate::prompt::{self, PromptError, Turn};
+use crate::template::{Message, TemplateError};
+use crate::tokenizer::{Detokenizer, TokenizerError};
+
+/// The slot a lone conversation uses.
+const SLOT: usize = 0;
+
+/// Why a conversation could not be answered.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// Turns and pictures do not fit.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    /// The chat template refused.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The tokenizer failed.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {tokens} tokens, but the engine holds {max} with the answer; shorten it or use fewer tiles"
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Tokens the engine holds.
+        max: usize,
+    },
+    /// The vision engine failed.
+    #[error("the vision engine failed: {0}")]
+    Vision(#[source] smelt_engine::vision::RunError),
+    /// The language model's engine failed.
+    #[error("the llm engine failed: {0}")]
+    Llm(#[source] smelt_engine::llm::RunError),
+    /// The engine gave no usable logits.
+    #[error("the llm engine gave logits that are not finite after {tokens} tokens; verify it")]
+    NotFinite {
+        /// Tokens read and written before.
+        tokens: usize,
+    },
+}
+
+/// A conversation to be continued.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The turns so far.
+    pub turns: &'a [Turn],
+    /// The pictures the turns show, in order.
+    pub pictures: &'a [Picture],
+    /// The most tokens of the answer, at least one.
+    pub new_tokens_max: usize,
+    /// The date templates may show, in seconds since 1970.
+    pub now_s: u64,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it.
+    Stop,
+    /// It reached the length asked for.
+    Length,
+    /// The engine's slot is full.
+    Full,
+}
+
+/// A finished answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// What was said, special tokens left out.
+    pub text: String,
+    /// The tokens, the end token left out.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt, image tokens included.
+    pub prompt_tokens: usize,
+    /// Tiles the pictures were cut into.
+    pub tiles: usize,
+    /// Why it ended.
+    pub finish: Finish,
+    /// How long it took.
+    pub timing: Timing,
+}
+
+/// How long the parts of an answer took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timing {
+    /// Cutting pictures into tiles and encoding them.
+    pub vision: Duration,
+    /// Running the prompt through the language model.
+    pub prefill: Duration,
+    /// From the request to the first token.
+    pub first_token: Duration,
+    /// All decode steps after it.
+    pub decode: Duration,
+    /// How many those were.
+    pub decode_steps: usize,
+}
+
+impl Timing {
+    /// Decode steps per second, if there were any.
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        let seconds = self.decode.as_secs_f64();
+        (self.decode_steps > 0 && seconds > 0.0).then(|| self.decode_steps as f64 / seconds)
+    }
+}
+
+/// A prompt as the language model's engine takes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prepared {
+    /// The tokens, image tokens included.
+    pub tokens: Vec<u32>,
+    /// One embedding per image token: `[image tokens, hidden]`.
+    pub embeds: Vec<f32>,
+    /// Tiles the pictures were cut into.
+    pub tiles: usize,
+}
+
+/// Writes the prompt of `request` and encodes its pictures.
+///
+/// # Errors
+/// [`GenerateError`]; a prompt too long for the engine is refused before any picture is encoded.
+pub fn prepare(
+    deployment: &mut Deployment,
+    request: &Request<'_>,
+) -> Result<Prepared, GenerateError> {
+    let (tokens, tiles) = prompt_tokens(deployment, request)?;
+    let max = deployment.llm.limits().max_seq_len;
+    if tokens.len() > max {
+        return Err(GenerateError::TooLong { tokens: tokens.len(), max });
+    }
+    let mut embeds = Vec::new();
+    for picture in request.pictures {
+        let tiles = image::tiles(picture, &deployment.spec.image);
+        let encoded = deployment.vision.encode(&tiles.pixels, tiles.count);
+        embeds.extend(encoded.map_err(GenerateError::Vision)?);
+    }
+    Ok(Prepared { tokens, embeds, tiles })
+}
+
+/// The tokens of the prompt, and how many tiles its pictures have.
+fn prompt_tokens(
+    deployment: &Deployment,
+    request: &Request<'_>,
+) -> Result<(Vec<u32>, usize), GenerateError> {
+    let Deployment { spec, tokenizer, template, vision, .. } = deployment;
+    prompt::check(request.turns, request.pictures.len(), &spec.image_tokens)?;
+    let messages: Vec<&Message> = request.turns.iter().map(Turn::message).collect();
+    let rendered = template.render(&messages, true, request.now_s)?;
+    let tiles =
+        |picture: &Picture| image::tile_count(picture.width(), picture.height(), &spec.image);
+    let tiles: Vec<usize> = request.pictures.iter().map(tiles).collect();
+    let counts: Vec<usize> = tiles.iter().map(|n| n * vision.tokens_per_tile()).collect();
+    let text = prompt::expand(&rendered, &spec.image_tokens, &counts)?;
+    Ok((tokenizer.encode(&text)?, tiles.iter().sum()))
+}
+
+/// Answers `request`; `on_text` hears each piece of the answer as it comes.
+///
+/// # Errors
+/// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.
+pub fn generate(
+    deployment: &mut Deployment,
+    request: &Request<'_>,
+    on_text: &mut dyn FnMut(&str),
+) -> Result<Answer, GenerateError> {
+    let start = Instant::now();
+    let prepared = prepare(deployment, request)?;
+    let vision = start.elapsed();
+    let mut answer = answer(deployment, &prepared, request.new_tokens_max, on_text)?;
+    answer.timing.vision = vision;
+    answer.timing.first_token += vision;
+    Ok(answer)
+}
+
+/// Answers a prepared prompt with at most `new_tokens_max` tokens, at least one.
+///
+/// # Errors
+/// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.
+pub fn answer(
+    deployment: &mut Deployment,
+    prepared: &Prepared,
+    new_tokens_max: usize,
+    on_text: &mut dyn FnMut(&str),
+) -> Result<Answer, GenerateError> {
+    let answer = decode(deployment, prepared, new_tokens_max, on_text);
+    deployment.llm.release(SLOT);
+    answer
+}
+
+/// Prefills the prompt and decodes greedily.
+fn decode(
+    deployment: &mut Deployment,
+    prepared: &Prepared,
+    new_tokens_max: usize,
+    on_text: &mut dyn FnMut(&str),
+) -> Result<Answer, GenerateError> {
+    let Deployment { spec, tokenizer, llm, image_token, .. } = deployment;
+    let image = ImageEmbeds { token: *image_token, embeds: &prepared.embeds };
+    let image = (!prepared.embeds.is_empty()).then_some(image);
+    let mut progress = Progress {
+        eos: &spec.eos,
+        prompt: prepared.tokens.len(),
+        new_tokens_max: new_tokens_max.max(1),
+        seq_len_max: llm.limits().max_seq_len,
+        tokens: Vec::new(),
+    };
+    let mut speech = Speech { pieces: Detokenizer::new(tokenizer), text: String::new(), on_text };
+    let mut timing = Timing::default();
+    let start = Instant::now();
+    let prompt = Prompt { tokens: &prepared.tokens, image };
+    let mut logits = llm.prefill(SLOT, &prompt).map_err(GenerateError::Llm)?;
+    timing.prefill = start.elapsed();
+    timing.first_token = timing.prefill;
+    let start = Instant::now();
+    let finish = loop {
+        let token = best(&logits).ok_or(GenerateError::NotFinite { tokens: progress.held() })?;
+        let finish = progress.take(token);
+        if finish != Some(Finish::Stop) {
+            speech.say(token)?;
+        }
+        if let Some(finish) = finish {
+            break finish;
+        }
+        let step = llm.decode(&[(SLOT, token)]).map_err(GenerateError::Llm)?;
+        logits = step.into_iter().next().unwrap_or_default();
+        timing.decode_steps += 1;
+    };
+    timing.decode = start.elapsed();
+    Ok(Answer {
+        text: speech.finish()?,
+        tokens: progress.tokens,
+        prompt_tokens: prepared.tokens.len(),
+        tiles: prepared.tiles,
+        finish,
+        timing,
+    })
+}
+
+/// The text of an answer so far, and who hears it.
+struct Speech<'a> {
+    pieces: Detokenizer<'a>,
+    text: String,
+    on_text: &'a mut dyn FnMut(&str),
+}
+
+impl Speech<'_> {
+    fn say(&mut self, token: u32) -> Result<(), TokenizerError> {
+        let piece = self.pieces.push(token)?;
+        self.add(&piece);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<String, TokenizerError> {
+        let rest = self.pieces.finish()?;
+        self.add(&rest);
+        Ok(self.text)
+    }
+
+    fn add(&mut self, piece: &str) {
+        if !piece.is_empty() {
+            (self.on_text)(piece);
+            self.text += piece;
+        }
+    }
+}
+
+/// How far an answer has come, and when it ends.
+struct Progress<'a> {
+    eos: &'a [u32],
+    prompt: usize,
+    new_tokens_max: usize,
+    seq_len_max: usize,
+    tokens: Vec<u32>,
+}
+
+impl Progress<'_> {
+    /// Takes the next token, unless it is an end token; says whether the answer ends with it.
+    fn take(&mut self, token: u32) -> Option<Finish> {
+        if self.eos.contains(&token) {
+            return Some(Finish::Stop);
+        }
+        self.tokens.push(token);
+        if self.tokens.len() >= self.new_tokens_max {
+            return Some(Finish::Length);
+        }
+        // The next step would put this token into the slot.
+        (self.held() > self.seq_len_max).then_some(Finish::Full)
+    }
+
+    /// Tokens read and written so far.
+    fn held(&self) -> usize {
+        self.prompt + self.tokens.len()
+    }
+}
+
+/// The first of the largest logits, unless one is not a number.
+fn best(logits: &[f32]) -> Option<u32> {
+    let mut best = None;
+    let mut largest = f32::NEG_INFINITY;
+    for (token, &logit) in logits.iter().enumerate() {
+        if !logit.is_finite() {
+            return None;
+        }
+        if logit > largest {
+            (best, largest) = (u32::try_from(token).ok(), logit);
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds tokens 1, 2, 3, … to an answer after a prompt of 10.
+    #[track_caller]
+    fn check(eos: &[u32], new_tokens_max: usize, seq_len_max: usize, count: usize, end: Finish) {
+        let mut progress =
+            Progress { eos, prompt: 10, new_tokens_max, seq_len_max, tokens: Vec::new() };
+        let finish = (1..).find_map(|token| progress.take(token)).unwrap();
+        assert_eq!((progress.tokens.len(), finish), (count, end));
+    }
+
+    #[test]
+    fn an_answer_ends_at_the_end_token_or_a_limit() {
+        check(&[9, 4], 100, 100, 3, Finish::Stop);
+        check(&[9], 5, 100, 5, Finish::Length);
+        check(&[5], 5, 100, 4, Finish::Stop);
+        check(&[5], 4, 100, 4, Finish::Length);
+        // Twelve tokens fit the slot; the last one said need not.
+        check(&[9], 100, 12, 3, Finish::Full);
+    }
+
+    #[test]
+    fn the_first_of_equal_logits_is_best() {
+        assert_eq!(best(&[0.0, 2.0, 2.0, -1.0]), Some(1));
+        assert_eq!(best(&[-3.0]), Some(0));
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_not_compared() {
+        assert_eq!(best(&[0.0, f32::NAN]), None);
+        assert_eq!(best(&[f32::INFINITY]), None);
+        assert_eq!(best(&[]), None);
+    }
+
+    #[test]
+    fn speed_needs_a_step() {
+        assert_eq!(Timing::default().tokens_per_second(), None);
+        let timing =
+            Timing { decode: Duration::from_millis(500), decode_steps: 10, ..Timing::default() };
+        assert_eq!(timing.tokens_per_second(), Some(20.0));
+    }
+}

@@ -1,0 +1,213 @@
+//! Decodes picture files into RGB pixels, within limits.
+//!
+//! The header is asked for the size before any pixel is decoded, so that a small file cannot claim
+//! a large memory.  Orientation tags are ignored and transparency is dropped, as the models'
+//! own preprocessing does.  Knows nothing of models.
+
+use std::fs;
+use std::io::{self, Cursor};
+use std::path::{Path, PathBuf};
+
+use ::image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+
+/// The largest picture file read.
+pub const FILE_BYTES_MAX: u64 = 64 << 20;
+
+/// The most pixels of a picture: 150 MB as RGB, above what phone cameras take.
+pub const PIXELS_MAX: u64 = 50_000_000;
+
+/// What the decoder may allocate: 16-bit RGBA of the most pixels, and as much again to work with.
+const DECODER_BYTES_MAX: u64 = PIXELS_MAX * 8 * 2;
+
+/// Why a picture could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PictureError {
+    /// The file cannot be read.
+    #[error("cannot read picture {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file is too long.
+    #[error("the picture has {bytes} bytes, more than the {FILE_BYTES_MAX} allowed")]
+    FileTooLarge {
+        /// Its length.
+        bytes: u64,
+    },
+    /// The picture has too many pixels.
+    #[error(
+        "the picture is {width}x{height}, more than the {PIXELS_MAX} pixels allowed; scale it down"
+    )]
+    TooManyPixels {
+        /// Columns.
+        width: u32,
+        /// Rows.
+        height: u32,
+    },
+    /// The bytes are no picture this build can decode.
+    #[error("cannot decode the picture (png and jpeg are supported): {0}")]
+    Decode(String),
+    /// The pixels given do not match the size given.
+    #[error("{width}x{height} RGB pixels take {expected} bytes, got {found}")]
+    Size {
+        /// Columns.
+        width: usize,
+        /// Rows.
+        height: usize,
+        /// Bytes of such a picture.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+}
+
+/// A decoded picture: rows of RGB bytes, at least one pixel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    width: usize,
+    height: usize,
+    rgb: Vec<u8>,
+}
+
+impl Picture {
+    /// Takes `width * height` RGB pixels, row by row.
+    ///
+    /// # Errors
+    /// [`PictureError::Size`] if there are none or their number does not match.
+    pub fn from_rgb(width: usize, height: usize, rgb: Vec<u8>) -> Result<Self, PictureError> {
+        let expected = width.saturating_mul(height).saturating_mul(3);
+        if rgb.is_empty() || rgb.len() != expected {
+            return Err(PictureError::Size { width, height, expected, found: rgb.len() });
+        }
+        Ok(Self { width, height, rgb })
+    }
+
+    /// Decodes the file at `path`.
+    ///
+    /// # Errors
+    /// [`PictureError`] naming the limit or what the decoder found.
+    pub fn open(path: &Path) -> Result<Self, PictureError> {
+        let read = |source| PictureError::Read { path: path.into(), source };
+        let bytes = fs::metadata(path).map_err(read)?.len();
+        if bytes > FILE_BYTES_MAX {
+            return Err(PictureError::FileTooLarge { bytes });
+        }
+        Self::decode(&fs::read(path).map_err(read)?)
+    }
+
+    /// Decodes the bytes of a PNG or JPEG file.
+    ///
+    /// # Errors
+    /// [`PictureError`] naming the limit or what the decoder found.
+    pub fn decode(bytes: &[u8]) -> Result<Self, PictureError> {
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(PictureError::FileTooLarge { bytes: bytes.len() as u64 });
+        }
+        let failed = |error: ::image::ImageError| PictureError::Decode(error.to_string());
+        let mut reader = ImageReader::new(Cursor::new(bytes))
+            .with_guessed_format()
+            .map_err(|error| PictureError::Decode(error.to_string()))?;
+        let mut limits = Limits::default();
+        limits.max_alloc = Some(DECODER_BYTES_MAX);
+        reader.limits(limits);
+        let decoder = reader.into_decoder().map_err(failed)?;
+        let (width, height) = decoder.dimensions();
+        if u64::from(width) * u64::from(height) > PIXELS_MAX {
+            return Err(PictureError::TooManyPixels { width, height });
+        }
+        let rgb = DynamicImage::from_decoder(decoder).map_err(failed)?.into_rgb8();
+        Self::from_rgb(width as usize, height as usize, rgb.into_raw())
+    }
+
+    /// Columns.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Rows.
+    pub fn height(&self) -> usize {
+        self.height
+    }
+
+    /// `[height, width, 3]`.
+    pub fn rgb(&self) -> &[u8] {
+        &self.rgb
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn png(image: DynamicImage) -> Vec<u8> {
+        let mut bytes = Cursor::new(Vec::new());
+        image.write_to(&mut bytes, ::image::ImageFormat::Png).unwrap();
+        bytes.into_inner()
+    }
+
+    #[test]
+    fn transparency_is_dropped_and_grey_is_tripled() {
+        let rgba = ::image::RgbaImage::from_raw(1, 2, vec![1, 2, 3, 0, 4, 5, 6, 255]).unwrap();
+        let picture = Picture::decode(&png(rgba.into())).unwrap();
+        assert_eq!((picture.width(), picture.height()), (1, 2));
+        assert_eq!(picture.rgb(), [1, 2, 3, 4, 5, 6]);
+        let grey = ::image::GrayImage::from_raw(1, 1, vec![9]).unwrap();
+        assert_eq!(Picture::decode(&png(grey.into())).unwrap().rgb(), [9, 9, 9]);
+    }
+
+    #[test]
+    fn a_jpeg_decodes() {
+        let mut bytes = Cursor::new(Vec::new());
+        let flat = ::image::RgbImage::from_pixel(16, 8, ::image::Rgb([200, 200, 200]));
+        flat.write_to(&mut bytes, ::image::ImageFormat::Jpeg).unwrap();
+        let picture = Picture::decode(bytes.get_ref()).unwrap();
+        assert_eq!((picture.width(), picture.height()), (16, 8));
+        assert!(picture.rgb().iter().all(|x| x.abs_diff(200) <= 2));
+    }
+
+    #[test]
+    fn a_header_that_claims_too_many_pixels_is_refused_before_decoding() {
+        let mut bytes = png(::image::GrayImage::new(8, 8).into());
+        // Width and height are the first two big-endian words of the header chunk.
+        bytes[16..20].copy_from_slice(&60_000_u32.to_be_bytes());
+        bytes[20..24].copy_from_slice(&60_000_u32.to_be_bytes());
+        let crc = crc32(&bytes[12..29]);
+        bytes[29..33].copy_from_slice(&crc.to_be_bytes());
+        let error = Picture::decode(&bytes).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the picture is 60000x60000, more than the 50000000 pixels allowed; scale it down"
+        );
+    }
+
+    fn crc32(bytes: &[u8]) -> u32 {
+        let step = |crc: u32, _| (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg());
+        !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
+    }
+
+    #[test]
+    fn what_is_no_picture_is_refused() {
+        for bytes in [&b""[..], b"hello", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0"] {
+            let error = Picture::decode(bytes).unwrap_err().to_string();
+            assert!(error.starts_with("cannot decode the picture"), "{error}");
+        }
+        let cut = png(::image::GrayImage::new(64, 64).into());
+        assert!(matches!(Picture::decode(&cut[..60]), Err(PictureError::Decode(_))));
+    }
+
+    #[test]
+    fn pixels_must_fill_their_picture() {
+        assert!(Picture::from_rgb(2, 2, vec![0; 12]).is_ok());
+        assert!(Picture::from_rgb(2, 2, vec![0; 11]).is_err());
+        assert!(Picture::from_rgb(0, 0, vec![]).is_err());
+        assert!(Picture::from_rgb(usize::MAX, 2, vec![0; 4]).is_err());
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = Picture::open(Path::new("/nowhere/x.png")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot read picture /nowhere/x.png"), "{error}");
+    }
+}

@@ -1,0 +1,12 @@
+//! Turns requests into tokens: tokenizer, images, templates, generation.
+//!
+//! A deployment directory becomes a [`deployment::Deployment`]; a chat with pictures becomes a
+//! prompt, the prompt engine steps, the steps text.  Knows nothing of pipelines, of how engines
+//! are built or of where they are stored.
+
+pub mod deployment;
+pub mod generate;
+pub mod image;
+pub mod prompt;
+pub mod template;
+pub mod tokenizer;

@@ -1,0 +1,169 @@
+//! Turns text into tokens and tokens back into text, whole or as they arrive.
+//!
+//! The tokenizer.json of a checkpoint decides everything; special tokens in the text are parsed.
+//! Knows nothing of chats, images or engines.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The file a tokenizer is read from, inside a checkpoint or deployment.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// The largest tokenizer.json read.  The largest published ones are near 35 MB.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// Tokens the detokeniser holds back while they do not end on a code point.  A code point has at
+/// most four bytes, so more than this is no UTF-8 and is shown as replacement characters.
+const HELD_TOKENS_MAX: usize = 8;
+
+/// Why a tokenizer could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// The file cannot be read.
+    #[error("cannot read tokenizer {}: {source}; copy {TOKENIZER_FILE} from the checkpoint", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file is longer than any tokenizer.
+    #[error("{} has {bytes} bytes, more than the {FILE_BYTES_MAX} a tokenizer may have", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        bytes: u64,
+    },
+    /// The file is not a tokenizer.
+    #[error("{} is not a usable tokenizer: {why}", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said, on one line.
+        why: String,
+    },
+    /// A text could not be encoded.
+    #[error("cannot encode the text: {0}")]
+    Encode(String),
+    /// Tokens could not be decoded.
+    #[error("cannot decode tokens: {0}")]
+    Decode(String),
+}
+
+/// A tokenizer as its file describes it.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer.json at `path`.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] naming the file and what is wrong with it.
+    pub fn open(path: &Path) -> Result<Self, TokenizerError> {
+        let read = |source| TokenizerError::Read { path: path.into(), source };
+        let bytes = fs::metadata(path).map_err(read)?.len();
+        if bytes > FILE_BYTES_MAX {
+            return Err(TokenizerError::TooLarge { path: path.into(), bytes });
+        }
+        let bytes = fs::read(path).map_err(read)?;
+        let broken = |error: tokenizers::Error| TokenizerError::Broken {
+            path: path.into(),
+            why: one_line(&error.to_string()),
+        };
+        Ok(Self { inner: tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)? })
+    }
+
+    /// The tokens of `text`.  Special tokens written out in it become single tokens; none are added.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`] if the tokenizer's own rules fail on the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode_fast(text, false);
+        let encoding = encoding.map_err(|e| TokenizerError::Encode(one_line(&e.to_string())))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `tokens`; special tokens are left out on request, unknown ones always.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`] if the tokenizer's own rules fail on the tokens.
+    pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
+        let text = self.inner.decode(tokens, skip_special);
+        text.map_err(|error| TokenizerError::Decode(one_line(&error.to_string())))
+    }
+
+    /// The token of a special or ordinary word, if it is exactly one.
+    pub fn token(&self, word: &str) -> Option<u32> {
+        self.inner.token_to_id(word)
+    }
+
+    /// One more than the largest token.
+    pub fn vocab(&self) -> usize {
+        let tokens = self.inner.get_vocab(true);
+        tokens.values().max().map_or(0, |largest| *largest as usize + 1)
+    }
+}
+
+/// Detokenises a growing answer, giving out text as soon as it is whole.
+///
+/// The pieces, with [`Detokenizer::finish`]'s, join to what [`Tokenizer::decode`] gives for all
+/// tokens with special ones left out.  No piece ends inside a code point.
+#[derive(Debug)]
+pub struct Detokenizer<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The tokens of the last piece, which decide spacing, then those held back.
+    window: Vec<u32>,
+    /// How many of `window` have been given out.
+    shown: usize,
+}
+
+impl<'a> Detokenizer<'a> {
+    /// Starts with no text.
+    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+        Self { tokenizer, window: Vec::new(), shown: 0 }
+    }
+
+    /// Takes the next token; returns the text it completes, which may be empty.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`].
+    pub fn push(&mut self, token: u32) -> Result<String, TokenizerError> {
+        self.window.push(token);
+        let piece = self.unseen()?;
+        let held = self.window.len() - self.shown;
+        if piece.is_empty()
+            || (piece.ends_with(char::REPLACEMENT_CHARACTER) && held <= HELD_TOKENS_MAX)
+        {
+            return Ok(String::new());
+        }
+        self.window.drain(..self.shown);
+        self.shown = self.window.len();
+        Ok(piece)
+    }
+
+    /// The text of tokens still held back, bytes that never became a code point; then starts anew.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`].
+    pub fn finish(&mut self) -> Result<String, TokenizerError> {
+        let rest = self.unseen()?;
+        self.window.clear();
+        self.shown = 0;
+        Ok(rest)
+    }
+
+    fn unseen(&self) -> Result<String, TokenizerError> {
+        let shown = self.tokenizer.decode(&self.window[..self.shown], true)?;
+        let all = self.tokenizer.decode(&self.window, true)?;
+        Ok(all.strip_prefix(&shown).unwrap_or_default().to_owned())
+    }
+}
+
+/// Foreign messages may span lines; ours do not.
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

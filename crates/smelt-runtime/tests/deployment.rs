@@ -1,0 +1,202 @@
+//! Builds the tiny checkpoint's engines, deploys them, and compares answers with transformers'.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use smelt_engine::{llm, vision};
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::dtype::Dtype;
+use smelt_model::export;
+use smelt_model::safetensors::Reader;
+use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
+use smelt_runtime::generate::{Finish, GenerateError, Prepared, Request, answer, generate};
+use smelt_runtime::image::{Picture, Settings};
+use smelt_runtime::prompt::{ImageTokens, Turn};
+use smelt_runtime::tokenizer::Tokenizer;
+
+const MAX_SEQ_LEN: usize = 64;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/internvl3-tiny").join(name)
+}
+
+fn spec() -> Spec {
+    Spec {
+        format: FORMAT,
+        family: FAMILY.to_owned(),
+        model: "internvl3-tiny".to_owned(),
+        vision: "../vision".to_owned(),
+        llm: "../llm".to_owned(),
+        image: Settings {
+            image_size: 56,
+            min_tiles: 1,
+            max_tiles: 4,
+            use_thumbnail: true,
+            mean: Settings::IMAGENET_MEAN,
+            std: Settings::IMAGENET_STD,
+        },
+        image_tokens: ImageTokens {
+            start: "<img>".to_owned(),
+            image: "<IMG_CONTEXT>".to_owned(),
+            end: "</img>".to_owned(),
+        },
+        eos: vec![380],
+    }
+}
+
+fn side_files() -> Vec<PathBuf> {
+    ["tokenizer.json", "tokenizer_config.json"].map(|name| golden("checkpoint").join(name)).to_vec()
+}
+
+/// Engines and a deployment of the tiny checkpoint, in a directory of their own.
+fn deploy(dir: &Path) -> PathBuf {
+    let ckpt = Checkpoint::open(&golden("checkpoint")).unwrap();
+    let quiet = &mut |_: &str| {};
+    export::vision(&ckpt, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
+    vision::build(&dir.join("onnx"), &dir.join("vision"), quiet).unwrap();
+    let limits = llm::Limits { max_seq_len: MAX_SEQ_LEN, max_slots: 1 };
+    llm::build(&ckpt, limits, &dir.join("llm"), quiet).unwrap();
+    let deployed = dir.join("deployment");
+    Deployment::write(&deployed, &spec(), &side_files()).unwrap();
+    deployed
+}
+
+fn bytes(name: &str) -> Vec<u8> {
+    let reader = Reader::open(&golden("golden.safetensors")).unwrap();
+    let tensor = reader.get(name).unwrap();
+    let mut bytes = vec![0; tensor.elements() * tensor.dtype.size_bytes()];
+    reader.read_at(tensor, 0, &mut bytes).unwrap();
+    bytes
+}
+
+fn floats(name: &str) -> Vec<f32> {
+    bytes(name).as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+}
+
+fn tokens(name: &str) -> Vec<u32> {
+    let words = bytes(name);
+    words.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word) as u32).collect()
+}
+
+fn request<'a>(turns: &'a [Turn], pictures: &'a [Picture]) -> Request<'a> {
+    Request { turns, pictures, new_tokens_max: 16, now_s: 0 }
+}
+
+#[test]
+fn answers_are_those_of_transformers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let turns = [Turn::from_marked("user", "Name the shapes and colours.", 0).unwrap()];
+    let expect = tokens("greedy_text_ids");
+    // Twice: the first answer leaves nothing behind.
+    for _ in 0..2 {
+        let mut heard = String::new();
+        let said =
+            generate(&mut deployment, &request(&turns, &[]), &mut |piece| heard += piece).unwrap();
+        assert_eq!((said.tokens, said.finish), (expect.clone(), Finish::Length));
+        assert_eq!(said.prompt_tokens, tokens("text_ids").len());
+        assert_eq!(said.text, deployment.tokenizer.decode(&expect, true).unwrap());
+        assert_eq!((heard, said.timing.decode_steps), (said.text, 15));
+    }
+    let embeds = deployment.vision.encode(&floats("pixel_values"), 2).unwrap();
+    let prepared = Prepared { tokens: tokens("image_ids"), embeds, tiles: 2 };
+    let said = answer(&mut deployment, &prepared, 16, &mut |_| {}).unwrap();
+    assert_eq!(said.tokens, tokens("greedy_image_ids"));
+}
+
+#[test]
+fn a_picture_becomes_image_tokens_in_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    // The golden prompt has two tiles of four tokens; a picture of one tile has four fewer tokens.
+    let picture = Picture::from_rgb(56, 56, vec![90; 56 * 56 * 3]).unwrap();
+    let turns = [Turn::from_marked("user", "What is in this picture?", 1).unwrap()];
+    let pictures = [picture];
+    let said = generate(&mut deployment, &request(&turns, &pictures), &mut |_| {}).unwrap();
+    assert_eq!((said.tiles, said.prompt_tokens), (1, tokens("image_ids").len() - 4));
+}
+
+#[test]
+fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let prompt = |count| Prepared { tokens: vec![5; count], embeds: Vec::new(), tiles: 0 };
+    let said = answer(&mut deployment, &prompt(MAX_SEQ_LEN - 2), 16, &mut |_| {}).unwrap();
+    assert_eq!((said.tokens.len(), said.finish), (3, Finish::Full));
+    let said = answer(&mut deployment, &prompt(MAX_SEQ_LEN), 16, &mut |_| {}).unwrap();
+    assert_eq!((said.tokens.len(), said.finish), (1, Finish::Full));
+    let turns = [Turn::from_marked("user", &"word ".repeat(100), 0).unwrap()];
+    let error = generate(&mut deployment, &request(&turns, &[]), &mut |_| {}).unwrap_err();
+    assert!(matches!(error, GenerateError::TooLong { max: MAX_SEQ_LEN, .. }), "{error}");
+}
+
+#[test]
+fn parts_that_do_not_fit_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let deployed = deploy(dir.path());
+    let check = |change: &dyn Fn(&mut Spec), words: &str| {
+        let mut spec = spec();
+        change(&mut spec);
+        let text = serde_json::to_string(&spec).unwrap();
+        fs::write(deployed.join("deployment.json"), text).unwrap();
+        let error = Deployment::open(&deployed).unwrap_err().to_string();
+        assert!(error.contains(words) && error.lines().count() == 1, "{error}");
+    };
+    check(&|spec| spec.format = 2, "format 2 is not 1; deploy again");
+    check(
+        &|spec| spec.family = "qwen9".to_owned(),
+        "unknown family \"qwen9\"; supported: internvl3",
+    );
+    check(&|spec| spec.llm = "/llm".to_owned(), "must be a relative directory");
+    check(&|spec| spec.llm = "../vision".to_owned(), "is a vision engine");
+    check(&|spec| spec.vision = "../none".to_owned(), "cannot read");
+    check(&|spec| spec.image.image_size = 448, "image_size is 448, but the vision engine takes 56");
+    check(&|spec| spec.image.max_tiles = 0, "image: tiles must obey");
+    check(&|spec| spec.image_tokens.image = "<x>".to_owned(), "has no token \"<x>\"");
+    check(&|spec| spec.eos = vec![384], "eos token 384 is outside");
+    check(&|spec| spec.eos.clear(), "eos is empty");
+    fs::write(deployed.join("deployment.json"), "{\"format\": 1, \"speed\": 2}").unwrap();
+    let error = Deployment::open(&deployed).unwrap_err().to_string();
+    assert!(error.contains("unknown field `speed`"), "{error}");
+}
+
+#[test]
+fn a_wrong_spec_or_a_double_name_is_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let wrong = Spec { eos: Vec::new(), ..spec() };
+    assert!(Deployment::write(dir.path(), &wrong, &[]).is_err());
+    assert!(!dir.path().join("deployment.json").exists());
+    let twice = [side_files(), side_files()].concat();
+    assert!(Deployment::write(dir.path(), &spec(), &twice).is_err());
+    assert!(!dir.path().join("deployment.json").exists());
+}
+
+#[test]
+fn end_tokens_come_from_tokenizer_and_generation_config() {
+    let dir = tempfile::tempdir().unwrap();
+    for file in side_files() {
+        fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let tokenizer = Tokenizer::open(&dir.path().join("tokenizer.json")).unwrap();
+    let check = |config: Option<&str>, expect: Result<Vec<u32>, &str>| {
+        let path = dir.path().join("generation_config.json");
+        _ = fs::remove_file(&path);
+        if let Some(text) = config {
+            fs::write(&path, text).unwrap();
+        }
+        let found = eos_tokens(dir.path(), &tokenizer).map_err(|error| error.to_string());
+        match expect {
+            Ok(tokens) => assert_eq!(found, Ok(tokens)),
+            Err(words) => assert!(found.unwrap_err().contains(words)),
+        }
+    };
+    check(None, Ok(vec![380]));
+    check(Some("{}"), Ok(vec![380]));
+    check(Some(r#"{"eos_token_id": 378}"#), Ok(vec![378, 380]));
+    check(Some(r#"{"eos_token_id": [378, 380]}"#), Ok(vec![378, 380]));
+    check(Some(r#"{"eos_token_id": "x"}"#), Err("eos_token_id \"x\" is no token"));
+    fs::write(dir.path().join("tokenizer_config.json"), "{}").unwrap();
+    check(None, Err("names no eos_token"));
+}
