@@ -1,0 +1,533 @@
+//! Reads and writes an engine directory: `engine.json` beside `weights.bin`.
+//!
+//! Building: tensors are laid out first, then streamed into `weights.bin` while they are hashed, and
+//! `engine.json` is written last, so that a broken build leaves no engine.  Opening: `engine.json` is
+//! parsed, every range is checked against the size of `weights.bin`, which is mapped and not read.
+//! Knows nothing of graphs or layers.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use smelt_model::dtype::Dtype;
+
+use crate::cast;
+use crate::kernels::matrix::Elements;
+
+/// The file that says what the engine is.
+pub const ENGINE_FILE: &str = "engine.json";
+/// The file that holds its weights.
+pub const WEIGHTS_FILE: &str = "weights.bin";
+/// Version of the directory's layout; a change of names, meanings or packing raises it.
+pub const FORMAT: u32 = 1;
+
+/// The only processor target so far: every CPU path is in one engine, chosen when it runs.
+const TARGET: &str = "cpu";
+/// Tensors begin at multiples of a cache line, which is also AVX-512's register.
+const TENSOR_ALIGN: u64 = 64;
+/// `weights.bin` is whole pages long.
+const FILE_ALIGN: u64 = 4096;
+/// An `engine.json` longer than this is no engine of ours (a graph of 10 000 nodes takes 3 MiB).
+const ENGINE_FILE_BYTES_MAX: u64 = 64 << 20;
+/// Bytes hashed at a time.
+const HASH_BYTES: usize = 1 << 20;
+
+/// Why a directory could not be opened as an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A file is missing or cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// `engine.json` is not what this version writes.
+    #[error("{} is no engine of this version: {problem}; build the engine again", path.display())]
+    NotAnEngine {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The engine is of another kind than was asked for.
+    #[error(
+        "{} is of kind {found:?}, not {wanted:?}; name the directory of the other engine",
+        path.display()
+    )]
+    OtherKind {
+        /// The file.
+        path: PathBuf,
+        /// The kind it names.
+        found: String,
+        /// The kind that was asked for.
+        wanted: &'static str,
+    },
+    /// The engine does not agree with its weights.
+    #[error("{} is damaged: {problem}; build the engine again", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+/// What every engine says about itself; `T` is what its kind adds.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest<T> {
+    format: u32,
+    kind: String,
+    target: String,
+    engine: T,
+    weights: WeightsEntry,
+    tensors: Vec<TensorEntry>,
+}
+
+/// The parts that are read first, whatever the rest of the file looks like.
+#[derive(Deserialize)]
+struct Heading {
+    format: u32,
+    kind: String,
+    target: String,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WeightsEntry {
+    bytes: u64,
+    sha256: String,
+}
+
+/// One tensor of `weights.bin`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TensorEntry {
+    name: String,
+    dtype: String,
+    shape: Vec<usize>,
+    offset: u64,
+}
+
+/// A tensor before it has a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TensorSpec {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+}
+
+/// Bytes of `shape` numbers of type `dtype`; `None` when the product overflows.
+pub(crate) fn byte_len(dtype: Dtype, shape: &[usize]) -> Option<u64> {
+    let count = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;
+    count.checked_mul(dtype.size_bytes())?.try_into().ok()
+}
+
+/// Writes an engine directory, tensor after tensor.
+pub(crate) struct EngineWriter {
+    dir: PathBuf,
+    out: BufWriter<File>,
+    hash: Sha256,
+    at: u64,
+    entries: Vec<TensorEntry>,
+}
+
+impl EngineWriter {
+    /// Starts the engine in `dir`, which is created where it is missing.
+    pub(crate) fn create(dir: &Path) -> io::Result<Self> {
+        std::fs::create_dir_all(dir)?;
+        Ok(Self {
+            dir: dir.to_owned(),
+            out: BufWriter::new(File::create(dir.join(WEIGHTS_FILE))?),
+            hash: Sha256::new(),
+            at: 0,
+            entries: Vec::new(),
+        })
+    }
+
+    /// Begins the next tensor; its bytes follow through [`Self::write`].
+    pub(crate) fn begin(&mut self, spec: TensorSpec) -> io::Result<()> {
+        self.pad(TENSOR_ALIGN)?;
+        let TensorSpec { name, dtype, shape } = spec;
+        let dtype = dtype.name().to_lowercase();
+        self.entries.push(TensorEntry { name, dtype, shape, offset: self.at });
+        Ok(())
+    }
+
+    /// Appends little-endian bytes.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.out.write_all(bytes)?;
+        self.hash.update(bytes);
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn pad(&mut self, align: u64) -> io::Result<()> {
+        let missing = self.at.next_multiple_of(align) - self.at;
+        self.write(&[0; FILE_ALIGN as usize][..missing as usize])
+    }
+
+    /// Ends `weights.bin`; the engine still lacks its `engine.json`.
+    pub(crate) fn finish<T>(mut self, kind: &str, engine: T) -> io::Result<Unsealed<T>> {
+        self.pad(FILE_ALIGN)?;
+        self.out.flush()?;
+        self.out.get_ref().sync_all()?;
+        let manifest = Manifest {
+            format: FORMAT,
+            kind: kind.to_owned(),
+            target: TARGET.to_owned(),
+            engine,
+            weights: WeightsEntry { bytes: self.at, sha256: hex(&self.hash.finalize()) },
+            tensors: self.entries,
+        };
+        Ok(Unsealed { dir: self.dir, manifest })
+    }
+}
+
+/// An engine whose weights are written and whose `engine.json` is not.
+pub(crate) struct Unsealed<T> {
+    dir: PathBuf,
+    manifest: Manifest<T>,
+}
+
+impl<T> Unsealed<T> {
+    /// What the engine will say about itself.
+    pub(crate) fn engine_mut(&mut self) -> &mut T {
+        &mut self.manifest.engine
+    }
+
+    /// Opens the engine before it is sealed, to try it.
+    pub(crate) fn preview(&self) -> Result<EngineFile<T>, OpenError>
+    where
+        T: Clone,
+    {
+        EngineFile::new(&self.dir, self.manifest.clone())
+    }
+
+    /// Writes `engine.json`, durably.
+    pub(crate) fn seal(self) -> io::Result<()>
+    where
+        T: Serialize,
+    {
+        let text = serde_json::to_string_pretty(&self.manifest).map_err(io::Error::other)? + "\n";
+        let mut file = File::create(self.dir.join(ENGINE_FILE))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A place in `weights.bin` that was checked when the engine was opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    start: usize,
+    len: usize,
+}
+
+/// An opened engine directory.
+#[derive(Debug)]
+pub(crate) struct EngineFile<T> {
+    dir: PathBuf,
+    pub(crate) engine: T,
+    sha256: String,
+    tensors: BTreeMap<String, Stored>,
+    pub(crate) weights: Weights,
+}
+
+/// The mapped `weights.bin`.
+#[derive(Debug)]
+pub(crate) struct Weights(Mmap);
+
+impl<T: DeserializeOwned> EngineFile<T> {
+    /// Opens the engine of `kind` in `dir`.  Reads `engine.json` alone.
+    pub(crate) fn open(dir: &Path, kind: &'static str) -> Result<Self, OpenError> {
+        Self::new(dir, read_manifest(&dir.join(ENGINE_FILE), kind)?)
+    }
+}
+
+fn read_manifest<T: DeserializeOwned>(
+    path: &Path,
+    kind: &'static str,
+) -> Result<Manifest<T>, OpenError> {
+    let read = |source| OpenError::Read { path: path.to_owned(), source };
+    let not_ours = |problem: String| OpenError::NotAnEngine { path: path.to_owned(), problem };
+    let mut text = String::new();
+    let file = File::open(path).map_err(read)?;
+    let long = file.take(ENGINE_FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(read)?;
+    if long as u64 > ENGINE_FILE_BYTES_MAX {
+        return Err(not_ours(format!("it is longer than {ENGINE_FILE_BYTES_MAX} bytes")));
+    }
+    let json = |error: serde_json::Error| not_ours(error.to_string());
+    let heading: Heading = serde_json::from_str(&text).map_err(json)?;
+    if heading.format != FORMAT {
+        return Err(not_ours(format!("format {} is not {FORMAT}", heading.format)));
+    }
+    if heading.kind != kind {
+        let (path, found) = (path.to_owned(), heading.kind);
+        return Err(OpenError::OtherKind { path, found, wanted: kind });
+    }
+    if heading.target != TARGET {
+        return Err(not_ours(format!("target {:?} is not {TARGET:?}", heading.target)));
+    }
+    serde_json::from_str(&text).map_err(json)
+}
+
+fn map_weights(path: &Path, expect: u64) -> Result<Weights, OpenError> {
+    let read = |source| OpenError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(read)?;
+    let found = file.metadata().map_err(read)?.len();
+    if found != expect {
+        let problem = format!("it has {found} bytes where {ENGINE_FILE} says {expect}");
+        return Err(OpenError::Damaged { path: path.to_owned(), problem });
+    }
+    // SAFETY: the map is read only, and engines are written once and sealed; whoever cuts the file
+    // of a running engine ends the process with SIGBUS, which no check here could prevent.
+    unsafe { Mmap::map(&file) }.map(Weights).map_err(read)
+}
+
+fn place_tensors(
+    entries: &[TensorEntry],
+    file_len: usize,
+) -> Result<BTreeMap<String, Stored>, String> {
+    let mut tensors = BTreeMap::new();
+    for entry in entries {
+        let stored =
+            place(entry, file_len).map_err(|why| format!("tensor {:?}: {why}", entry.name))?;
+        if tensors.insert(entry.name.clone(), stored).is_some() {
+            return Err(format!("tensor {:?} is there twice", entry.name));
+        }
+    }
+    Ok(tensors)
+}
+
+fn place(entry: &TensorEntry, file_len: usize) -> Result<Stored, String> {
+    let dtype =
+        Dtype::parse(&entry.dtype).ok_or_else(|| format!("dtype {:?} is unknown", entry.dtype))?;
+    let overflow = || format!("shape {:?} is too large", entry.shape);
+    let len = byte_len(dtype, &entry.shape).ok_or_else(overflow)?;
+    let end = entry.offset.checked_add(len).filter(|&end| end <= file_len as u64);
+    if end.is_none() {
+        return Err(format!("{len} bytes at {} end outside {WEIGHTS_FILE}", entry.offset));
+    }
+    if !entry.offset.is_multiple_of(TENSOR_ALIGN) {
+        return Err(format!("offset {} is no multiple of {TENSOR_ALIGN}", entry.offset));
+    }
+    let fits = "a range inside a mapped file fits usize";
+    Ok(Stored {
+        dtype,
+        shape: entry.shape.clone(),
+        start: entry.offset.try_into().expect(fits),
+        len: len.try_into().expect(fits),
+    })
+}
+
+impl<T> EngineFile<T> {
+    fn new(dir: &Path, manifest: Manifest<T>) -> Result<Self, OpenError> {
+        let weights = map_weights(&dir.join(WEIGHTS_FILE), manifest.weights.bytes)?;
+        let tensors = place_tensors(&manifest.tensors, weights.0.len())
+            .map_err(|problem| OpenError::Damaged { path: dir.join(ENGINE_FILE), problem })?;
+        let (engine, sha256) = (manifest.engine, manifest.weights.sha256);
+        Ok(Self { dir: dir.to_owned(), engine, sha256, tensors, weights })
+    }
+
+    /// The names of all stored tensors.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The stored tensor called `name`.
+    pub(crate) fn stored(&self, name: &str) -> Option<&Stored> {
+        self.tensors.get(name)
+    }
+
+    /// The stored tensor called `name`, of the given type and shape; the error is one line.
+    pub(crate) fn expect(
+        &self,
+        name: &str,
+        shape: &[usize],
+        dtypes: &[Dtype],
+    ) -> Result<Stored, OpenError> {
+        let problem = match self.stored(name) {
+            None => format!("tensor {name:?} is missing"),
+            Some(stored) if stored.shape != shape => {
+                format!("tensor {name:?} has shape {:?}, not {shape:?}", stored.shape)
+            }
+            Some(stored) if !dtypes.contains(&stored.dtype) => {
+                format!("tensor {name:?} has dtype {}", stored.dtype)
+            }
+            Some(stored) => return Ok(stored.clone()),
+        };
+        Err(self.damaged(problem))
+    }
+
+    /// An error about `engine.json`.
+    pub(crate) fn damaged(&self, problem: String) -> OpenError {
+        OpenError::Damaged { path: self.dir.join(ENGINE_FILE), problem }
+    }
+
+    /// Reads all of `weights.bin` and compares its hash with `engine.json`.
+    pub(crate) fn verify_digest(&self) -> Result<(), OpenError> {
+        let mut hash = Sha256::new();
+        self.weights.0.chunks(HASH_BYTES).for_each(|chunk| hash.update(chunk));
+        let found = hex(&hash.finalize());
+        if found == self.sha256 {
+            return Ok(());
+        }
+        let problem = format!("its sha256 is {found} where {ENGINE_FILE} says {}", self.sha256);
+        Err(OpenError::Damaged { path: self.dir.join(WEIGHTS_FILE), problem })
+    }
+}
+
+impl Weights {
+    fn bytes(&self, stored: &Stored) -> &[u8] {
+        &self.0[stored.start..stored.start + stored.len]
+    }
+
+    /// The numbers of a float or i8 tensor; `None` for other types.
+    pub(crate) fn elements(&self, stored: &Stored) -> Option<Elements<'_>> {
+        let bytes = self.bytes(stored);
+        match stored.dtype {
+            Dtype::F32 => cast::slice_of(bytes).map(Elements::F32),
+            Dtype::F16 => cast::slice_of(bytes).map(Elements::F16),
+            Dtype::BF16 => cast::slice_of(bytes).map(Elements::Bf16),
+            Dtype::I8 => cast::slice_of(bytes).map(Elements::I8),
+            _ => None,
+        }
+    }
+
+    /// The numbers of an f32 tensor; `None` for other types.
+    pub(crate) fn floats(&self, stored: &Stored) -> Option<&[f32]> {
+        (stored.dtype == Dtype::F32).then(|| cast::slice_of(self.bytes(stored))).flatten()
+    }
+
+    /// The numbers of an i64 tensor; `None` for other types.
+    pub(crate) fn integers(&self, stored: &Stored) -> Option<&[i64]> {
+        (stored.dtype == Dtype::I64).then(|| cast::slice_of(self.bytes(stored))).flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::TempDir;
+
+    fn spec(name: &str, dtype: Dtype, shape: &[usize]) -> TensorSpec {
+        TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec() }
+    }
+
+    fn write(dir: &Path) {
+        let mut writer = EngineWriter::create(dir).unwrap();
+        writer.begin(spec("a", Dtype::I8, &[3])).unwrap();
+        writer.write(&[1, 2, 0xff]).unwrap();
+        writer.begin(spec("b", Dtype::F32, &[1, 2])).unwrap();
+        writer.write(cast::bytes_of(&[1.5f32, -2.0])).unwrap();
+        writer.begin(spec("c", Dtype::I64, &[])).unwrap();
+        writer.write(cast::bytes_of(&[-7i64])).unwrap();
+        writer.finish("test", 42u32).unwrap().seal().unwrap();
+    }
+
+    fn open(dir: &Path) -> Result<EngineFile<u32>, OpenError> {
+        EngineFile::open(dir, "test")
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let dir = TempDir::new().unwrap();
+        write(dir.path());
+        let file = open(dir.path()).unwrap();
+        assert_eq!(file.engine, 42);
+        let Elements::I8(a) = file.weights.elements(file.stored("a").unwrap()).unwrap() else {
+            panic!()
+        };
+        assert_eq!(a, [1, 2, -1]);
+        let Elements::F32(b) = file.weights.elements(file.stored("b").unwrap()).unwrap() else {
+            panic!()
+        };
+        assert_eq!(b, [1.5, -2.0]);
+        assert_eq!(file.weights.integers(file.stored("c").unwrap()), Some(&[-7][..]));
+        assert_eq!(std::fs::metadata(dir.path().join(WEIGHTS_FILE)).unwrap().len(), 4096);
+        file.verify_digest().unwrap();
+        assert!(file.expect("b", &[1, 2], &[Dtype::F32]).is_ok());
+        for (name, shape, word) in [("b", [2, 1], "shape"), ("d", [1, 2], "missing")] {
+            let error = file.expect(name, &shape, &[Dtype::F32]).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+        let error = file.expect("b", &[1, 2], &[Dtype::I8]).unwrap_err().to_string();
+        assert!(error.contains("dtype F32"), "{error}");
+    }
+
+    #[test]
+    fn two_builds_give_the_same_bytes() {
+        let (one, two) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        write(one.path());
+        write(two.path());
+        for name in [ENGINE_FILE, WEIGHTS_FILE] {
+            let read = |dir: &TempDir| std::fs::read(dir.path().join(name)).unwrap();
+            assert_eq!(read(&one), read(&two), "{name}");
+        }
+    }
+
+    #[track_caller]
+    fn check_edit(from: &str, to: &str, words: &str) {
+        let dir = TempDir::new().unwrap();
+        write(dir.path());
+        let path = dir.path().join(ENGINE_FILE);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{from} is not in {text}");
+        std::fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        let error = open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+        assert!(error.contains(ENGINE_FILE), "{error}");
+    }
+
+    #[test]
+    fn lies_in_engine_json_are_found() {
+        check_edit("\"format\": 1", "\"format\": 2", "format 2 is not 1");
+        check_edit("\"kind\": \"test\"", "\"kind\": \"llm\"", "is of kind \"llm\", not \"test\"");
+        check_edit("\"cpu\"", "\"cuda\"", "target \"cuda\"");
+        check_edit("\"engine\": 42", "\"engine\": \"x\"", "invalid type");
+        check_edit("\"bytes\": 4096", "\"bytes\": 4097", "4096 bytes where");
+        check_edit("\"bytes\": 4096", "\"bites\": 4096", "unknown field");
+        check_edit("\"offset\": 64", "\"offset\": 4096", "end outside");
+        check_edit("\"offset\": 64", "\"offset\": 18446744073709551615", "end outside");
+        check_edit("\"offset\": 64", "\"offset\": 60", "no multiple");
+        check_edit("\"f32\"", "\"f31\"", "dtype \"f31\"");
+        check_edit("\"name\": \"b\"", "\"name\": \"a\"", "twice");
+        check_edit("        2\n", "        9223372036854775807\n", "too large");
+        check_edit("{", "", "no engine");
+    }
+
+    #[test]
+    fn damaged_weights_are_found() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join(WEIGHTS_FILE);
+        assert!(matches!(open(dir.path()), Err(OpenError::Read { .. })));
+        write(dir.path());
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[1] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        let error = open(dir.path()).unwrap().verify_digest().unwrap_err().to_string();
+        assert!(error.contains("sha256"), "{error}");
+        std::fs::write(&path, &bytes[..100]).unwrap();
+        let error = open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("100 bytes where"), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        let error = open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("cannot read"), "{error}");
+    }
+}

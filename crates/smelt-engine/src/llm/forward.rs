@@ -1,0 +1,232 @@
+//! Computes a decoder over a few tokens of one or more slots.
+//!
+//! Embedded tokens in, hidden states out; keys and values go to the slots on the way.  The layers are
+//! Qwen2's: RMSNorm, grouped-query attention with rotary positions, SwiGLU.  Callers have checked
+//! tokens, slots and lengths.
+
+use std::ops::Range;
+
+use super::LlmFile;
+use super::kv::{Kind, Slot};
+use super::weights::{Decoder, Layer, Machine};
+use crate::kernels::activation::swiglu;
+use crate::kernels::matrix::{Elements, Matrix};
+use crate::kernels::norm::rms_norm;
+use crate::kernels::product::{Panels, Product};
+use crate::kernels::rope::Rotation;
+use crate::kernels::softmax::softmax;
+
+/// Tokens of one attention task: with the seven query heads a key head usually has, 224 rows of scores.
+const TASK_TOKENS: usize = 32;
+
+/// Neighbouring tokens of one slot, and the rows where they lie.
+#[derive(Clone, Debug)]
+pub(super) struct Span {
+    pub(super) slot: usize,
+    pub(super) rows: Range<usize>,
+    /// Position of the first of them.
+    pub(super) start: usize,
+}
+
+/// A decoder with all it needs for one forward pass.
+pub(super) struct Pass<'a> {
+    pub(super) sizes: &'a LlmFile,
+    pub(super) decoder: &'a Decoder,
+    pub(super) machine: Machine<'a>,
+}
+
+impl Pass<'_> {
+    /// Runs all layers over `x` `[rows, hidden]` in place; the slots have room, and count the tokens
+    /// afterwards.
+    pub(super) fn layers(&self, x: &mut [f32], spans: &[Span], slots: &mut [Slot]) {
+        let positions = spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
+        let rotations: Vec<Rotation> = positions
+            .map(|position| Rotation::new(position, self.sizes.head_dim, self.sizes.rope_theta))
+            .collect();
+        for (index, layer) in self.decoder.layers.iter().enumerate() {
+            let attended = self.attend(index, layer, x, spans, &rotations, slots);
+            add(x, &self.machine.apply(&layer.o, self.rows(&attended)));
+            let normed = self.normed(x, &layer.mlp_norm);
+            let mut gate = self.machine.apply(&layer.gate, self.rows_of(&normed));
+            let up = self.machine.apply(&layer.up, self.rows_of(&normed));
+            let width = self.sizes.intermediate;
+            let threads = self.machine.threads.for_work(gate.len() * 16);
+            threads.rows(&mut gate, width, |first, rows| {
+                swiglu(rows, &up[first * width..first * width + rows.len()]);
+            });
+            add(x, &self.machine.apply(&layer.down, matrix(&gate, width)));
+        }
+        for span in spans {
+            slots[span.slot].advance(span.rows.len());
+        }
+    }
+
+    /// Logits `[rows, vocab]` of hidden states `[rows, hidden]`.
+    pub(super) fn logits(&self, x: &[f32]) -> Vec<f32> {
+        let normed = self.normed(x, &self.decoder.norm);
+        self.machine.apply(&self.decoder.head, self.rows_of(&normed))
+    }
+
+    fn rows_of<'b>(&self, x: &'b [f32]) -> Matrix<'b> {
+        matrix(x, self.sizes.hidden)
+    }
+
+    fn rows<'b>(&self, attended: &'b [f32]) -> Matrix<'b> {
+        matrix(attended, self.sizes.heads * self.sizes.head_dim)
+    }
+
+    fn normed(&self, x: &[f32], weight: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; x.len()];
+        let hidden = self.sizes.hidden;
+        for (row, out) in x.chunks_exact(hidden).zip(out.chunks_exact_mut(hidden)) {
+            rms_norm(row, weight, self.sizes.eps, out);
+        }
+        out
+    }
+
+    /// Attention of one layer, before its output projection: `[rows, heads * head_dim]`.
+    fn attend(
+        &self,
+        index: usize,
+        layer: &Layer,
+        x: &[f32],
+        spans: &[Span],
+        rotations: &[Rotation],
+        slots: &mut [Slot],
+    ) -> Vec<f32> {
+        let normed = self.normed(x, &layer.input_norm);
+        let mut q = self.machine.apply(&layer.q, self.rows_of(&normed));
+        let mut k = self.machine.apply(&layer.k, self.rows_of(&normed));
+        let v = self.machine.apply(&layer.v, self.rows_of(&normed));
+        let (dim, kv_width) = (self.sizes.head_dim, self.sizes.kv_heads * self.sizes.head_dim);
+        let q_width = self.sizes.heads * dim;
+        for (row, rotation) in rotations.iter().enumerate() {
+            let heads = q[row * q_width..(row + 1) * q_width].chunks_exact_mut(dim);
+            heads.for_each(|head| rotation.apply(head));
+            let heads = k[row * kv_width..(row + 1) * kv_width].chunks_exact_mut(dim);
+            heads.for_each(|head| rotation.apply(head));
+        }
+        for span in spans {
+            let slot = &mut slots[span.slot];
+            for (offset, row) in span.rows.clone().enumerate() {
+                let row = row * kv_width..(row + 1) * kv_width;
+                slot.store(index, Kind::Keys, span.start + offset, &k[row.clone()]);
+                slot.store(index, Kind::Values, span.start + offset, &v[row]);
+            }
+        }
+        self.attend_stored(index, &q, spans, slots)
+    }
+
+    /// Attention of `q` over what the slots hold.
+    fn attend_stored(&self, layer: usize, q: &[f32], spans: &[Span], slots: &[Slot]) -> Vec<f32> {
+        let mut tasks = self.tasks(spans);
+        let work = tasks.iter().map(|task| task.end() * task.rows.len() * self.sizes.head_dim);
+        let work = work.sum::<usize>() * self.sizes.heads / self.sizes.kv_heads;
+        self.machine.threads.for_work(work).rows(&mut tasks, 1, |_, tasks| {
+            let mut panels = Panels::default();
+            for task in tasks {
+                task.out = self.attend_task(layer, q, task, &slots[task.slot], &mut panels);
+            }
+        });
+        let width = self.sizes.heads * self.sizes.head_dim;
+        let mut out = vec![0.0; q.len()];
+        for task in &tasks {
+            let group_width = self.group() * self.sizes.head_dim;
+            for (row, numbers) in task.rows.clone().zip(task.out.chunks_exact(group_width)) {
+                let start = row * width + task.kv_head * group_width;
+                out[start..start + group_width].copy_from_slice(numbers);
+            }
+        }
+        out
+    }
+
+    /// Query heads that share a key head.
+    fn group(&self) -> usize {
+        self.sizes.heads / self.sizes.kv_heads
+    }
+
+    /// Cuts the spans into tasks, one a key head and up to `TASK_TOKENS` tokens.
+    fn tasks(&self, spans: &[Span]) -> Vec<Task> {
+        let mut tasks = Vec::new();
+        for span in spans {
+            for kv_head in 0..self.sizes.kv_heads {
+                for first in span.rows.clone().step_by(TASK_TOKENS) {
+                    let rows = first..(first + TASK_TOKENS).min(span.rows.end);
+                    let start = span.start + (first - span.rows.start);
+                    tasks.push(Task { slot: span.slot, kv_head, rows, start, out: Vec::new() });
+                }
+            }
+        }
+        tasks
+    }
+
+    /// `softmax(q kᵀ / √head_dim) v` for the query heads of one key head, `[tokens, group, head_dim]`.
+    fn attend_task(
+        &self,
+        layer: usize,
+        q: &[f32],
+        task: &Task,
+        slot: &Slot,
+        panels: &mut Panels,
+    ) -> Vec<f32> {
+        let (dim, group, isa) = (self.sizes.head_dim, self.group(), self.machine.isa);
+        let (count, end) = (task.rows.len() * group, task.end());
+        let queries = self.queries(q, task);
+        let queries = matrix(&queries, dim);
+        let mut scores = vec![0.0; count * end];
+        for (range, keys) in slot.head(layer, Kind::Keys, task.kv_head, end) {
+            let product = Product { out_stride: end, ..Product::new(queries, keys) };
+            product.run_here(isa, panels, &mut scores[range.start..]);
+        }
+        for (row, scores) in scores.chunks_exact_mut(end).enumerate() {
+            let visible = task.start + row / group + 1;
+            softmax(&mut scores[..visible]);
+            scores[visible..].fill(0.0);
+        }
+        let mut out = vec![0.0; count * dim];
+        for (range, values) in slot.head(layer, Kind::Values, task.kv_head, end) {
+            let part = Elements::F32(&scores[range.start..]);
+            let part = Matrix::strided(part, count, range.len(), [end, 1]);
+            let product = Product { accumulate: true, ..Product::new(part, values.transposed()) };
+            product.run_here(isa, panels, &mut out);
+        }
+        out
+    }
+
+    /// The queries of a task, scaled: `[tokens, group, head_dim]`.
+    fn queries(&self, q: &[f32], task: &Task) -> Vec<f32> {
+        let (width, part) =
+            (self.sizes.heads * self.sizes.head_dim, self.group() * self.sizes.head_dim);
+        let scale = (self.sizes.head_dim as f32).sqrt().recip();
+        let rows = task.rows.clone().flat_map(|row| {
+            let start = row * width + task.kv_head * part;
+            &q[start..start + part]
+        });
+        rows.map(|value| value * scale).collect()
+    }
+}
+
+/// Some tokens of one slot, for one key head.
+struct Task {
+    slot: usize,
+    kv_head: usize,
+    rows: Range<usize>,
+    /// Position of the first token.
+    start: usize,
+    out: Vec<f32>,
+}
+
+impl Task {
+    /// Positions that the last of its tokens sees.
+    fn end(&self) -> usize {
+        self.start + self.rows.len()
+    }
+}
+
+fn matrix(numbers: &[f32], columns: usize) -> Matrix<'_> {
+    Matrix::new(Elements::F32(numbers), numbers.len() / columns, columns)
+}
+
+fn add(x: &mut [f32], more: &[f32]) {
+    x.iter_mut().zip(more).for_each(|(x, more)| *x += more);
+}

@@ -1,0 +1,147 @@
+//! Finds the tensors of a decoder in an engine file and multiplies by them.
+//!
+//! Names and shapes are checked when the engine is opened; norms and biases, which are small, are widened
+//! then.  Knows nothing of sequences.
+
+use smelt_model::dtype::Dtype;
+
+use super::LlmFile;
+use crate::engine_file::{EngineFile, OpenError, Stored, Weights};
+use crate::kernels::isa::Isa;
+use crate::kernels::matrix::Matrix;
+use crate::kernels::product::Product;
+use crate::kernels::threads::Threads;
+
+/// Types of norms, biases and embeddings.
+const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
+/// Types of linear weights.
+const LINEAR: [Dtype; 4] = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::I8];
+
+/// The embedding, one row a token.
+pub(super) const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
+/// The head; without it the embedding is the head.
+pub(super) const HEAD: &str = "language_model.lm_head.weight";
+
+/// What products run on.
+#[derive(Clone, Copy)]
+pub(super) struct Machine<'a> {
+    pub(super) isa: Isa,
+    pub(super) threads: Threads,
+    pub(super) weights: &'a Weights,
+}
+
+/// A linear layer `[outputs, inputs]`.
+#[derive(Debug)]
+pub(super) struct Linear {
+    weight: Stored,
+    scale: Option<Stored>,
+    bias: Option<Vec<f32>>,
+}
+
+/// One decoder layer.
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) input_norm: Vec<f32>,
+    pub(super) q: Linear,
+    pub(super) k: Linear,
+    pub(super) v: Linear,
+    pub(super) o: Linear,
+    pub(super) mlp_norm: Vec<f32>,
+    pub(super) gate: Linear,
+    pub(super) up: Linear,
+    pub(super) down: Linear,
+}
+
+/// All tensors of a decoder.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    embedding: Stored,
+    pub(super) layers: Vec<Layer>,
+    pub(super) norm: Vec<f32>,
+    pub(super) head: Linear,
+}
+
+impl Decoder {
+    /// Finds every tensor that the sizes of `file` call for.
+    pub(super) fn find(file: &EngineFile<LlmFile>) -> Result<Self, OpenError> {
+        let sizes = &file.engine;
+        let (hidden, vocab) = (sizes.hidden, sizes.vocab);
+        let head = if file.stored(HEAD).is_some() { HEAD } else { EMBEDDING };
+        Ok(Self {
+            embedding: file.expect(EMBEDDING, &[vocab, hidden], &FLOATS)?,
+            layers: (0..sizes.layers).map(|index| layer(file, index)).collect::<Result<_, _>>()?,
+            norm: vector(file, "language_model.model.norm.weight", hidden)?,
+            head: linear(file, head, [vocab, hidden])?,
+        })
+    }
+
+    /// Writes the embedding of `token` to `out`.
+    pub(super) fn embed(&self, token: usize, machine: Machine<'_>, out: &mut [f32]) {
+        let rows = machine.matrix(&self.embedding, None);
+        rows.widen_row(token, out);
+    }
+}
+
+fn layer(file: &EngineFile<LlmFile>, index: usize) -> Result<Layer, OpenError> {
+    let sizes = &file.engine;
+    let (hidden, intermediate) = (sizes.hidden, sizes.intermediate);
+    let (q_width, kv_width) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
+    let name = |rest: &str| format!("language_model.model.layers.{index}.{rest}");
+    let biased = |part: &str, rows: usize| -> Result<Linear, OpenError> {
+        let plain = linear(file, &name(&format!("self_attn.{part}.weight")), [rows, hidden])?;
+        let bias = vector(file, &name(&format!("self_attn.{part}.bias")), rows)?;
+        Ok(Linear { bias: Some(bias), ..plain })
+    };
+    Ok(Layer {
+        input_norm: vector(file, &name("input_layernorm.weight"), hidden)?,
+        q: biased("q_proj", q_width)?,
+        k: biased("k_proj", kv_width)?,
+        v: biased("v_proj", kv_width)?,
+        o: linear(file, &name("self_attn.o_proj.weight"), [hidden, q_width])?,
+        mlp_norm: vector(file, &name("post_attention_layernorm.weight"), hidden)?,
+        gate: linear(file, &name("mlp.gate_proj.weight"), [intermediate, hidden])?,
+        up: linear(file, &name("mlp.up_proj.weight"), [intermediate, hidden])?,
+        down: linear(file, &name("mlp.down_proj.weight"), [hidden, intermediate])?,
+    })
+}
+
+fn linear(file: &EngineFile<LlmFile>, name: &str, shape: [usize; 2]) -> Result<Linear, OpenError> {
+    let weight = file.expect(name, &shape, &LINEAR)?;
+    let scaled = weight.dtype == Dtype::I8;
+    let scale = scaled
+        .then(|| file.expect(&format!("{name}_scale"), &shape[..1], &[Dtype::F32]))
+        .transpose()?;
+    Ok(Linear { weight, scale, bias: None })
+}
+
+fn vector(file: &EngineFile<LlmFile>, name: &str, len: usize) -> Result<Vec<f32>, OpenError> {
+    let stored = file.expect(name, &[len], &FLOATS)?;
+    let elements = file.weights.elements(&stored).expect("floats were asked for");
+    let mut numbers = vec![0.0; len];
+    elements.widen(0, &mut numbers);
+    Ok(numbers)
+}
+
+impl<'a> Machine<'a> {
+    fn matrix(&self, weight: &Stored, scale: Option<&Stored>) -> Matrix<'a> {
+        let elements = self.weights.elements(weight).expect("only floats and i8 were asked for");
+        let matrix = Matrix::new(elements, weight.shape[0], weight.shape[1]);
+        match scale.and_then(|scale| self.weights.floats(scale)) {
+            Some(scales) => matrix.with_row_scales(scales),
+            None => matrix,
+        }
+    }
+
+    /// `x` `[rows, inputs]` through `linear`: `[rows, outputs]`.
+    pub(super) fn apply(&self, linear: &Linear, x: Matrix<'_>) -> Vec<f32> {
+        let weight = self.matrix(&linear.weight, linear.scale.as_ref());
+        let mut out = vec![0.0; x.rows() * weight.rows()];
+        Product::new(x, weight).run(self.isa, self.threads, &mut out);
+        if let Some(bias) = &linear.bias {
+            for row in out.chunks_exact_mut(bias.len()) {
+                row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,180 @@
+//! Holds the engines to numbers that transformers computed for a tiny InternVL3.
+//!
+//! The whole native path runs: checkpoint, export, quantisation, build, open, encode, prefill, decode.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::path::{Path, PathBuf};
+
+use smelt_engine::llm::{self, ImageEmbeds, Limits, LlmEngine, Prompt};
+use smelt_engine::vision::{self, VisionEngine};
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::dtype::Dtype;
+use smelt_model::export;
+use smelt_model::quantize::{self, Scheme};
+use smelt_model::safetensors::Reader;
+use tempfile::TempDir;
+
+/// `<IMG_CONTEXT>` of the tiny tokenizer.
+const IMAGE_TOKEN: u32 = 383;
+/// Largest error of f32 arithmetic, as a part of the largest value.
+const F32_TOLERANCE: f32 = 5e-5;
+const LIMITS: Limits = Limits { max_seq_len: 128, max_slots: 2 };
+
+fn golden_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/internvl3-tiny")
+}
+
+struct Golden {
+    file: Reader,
+    checkpoint: Checkpoint,
+    dir: TempDir,
+}
+
+impl Golden {
+    fn open() -> Self {
+        let file = Reader::open(&golden_dir().join("golden.safetensors")).unwrap();
+        let checkpoint = Checkpoint::open(&golden_dir().join("checkpoint")).unwrap();
+        Self { file, checkpoint, dir: TempDir::new().unwrap() }
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        let tensor = self.file.get(name).unwrap();
+        let count: usize = tensor.shape.iter().product();
+        let mut bytes = vec![0; count * tensor.dtype.size_bytes()];
+        self.file.read_at(tensor, 0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        self.bytes(name).as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+    }
+
+    fn ids(&self, name: &str) -> Vec<u32> {
+        let bytes = self.bytes(name);
+        let ids = bytes.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b));
+        ids.map(|id| u32::try_from(id).unwrap()).collect()
+    }
+
+    fn vision(&self, dtype: Dtype) -> VisionEngine {
+        let (onnx, engine) = (self.dir.path().join("onnx"), self.dir.path().join("vision"));
+        export::vision(&self.checkpoint, dtype, &onnx, &mut |_| {}).unwrap();
+        vision::build(&onnx, &engine, &mut |_| {}).unwrap();
+        VisionEngine::open(&engine).unwrap()
+    }
+
+    fn llm(&self) -> LlmEngine {
+        let engine = self.dir.path().join("llm");
+        llm::build(&self.checkpoint, LIMITS, &engine, &mut |_| {}).unwrap();
+        LlmEngine::open(&engine).unwrap()
+    }
+
+    fn llm_int8(&self) -> LlmEngine {
+        let (quantised, engine) = (self.dir.path().join("int8"), self.dir.path().join("llm-int8"));
+        quantize::quantize(&self.checkpoint, Scheme::Int8, &quantised, &mut |_| {}).unwrap();
+        let checkpoint = Checkpoint::open(&quantised).unwrap();
+        llm::build(&checkpoint, LIMITS, &engine, &mut |_| {}).unwrap();
+        LlmEngine::open(&engine).unwrap()
+    }
+}
+
+/// Largest error as a part of the largest expected value.
+fn error(got: &[f32], expect: &[f32]) -> f32 {
+    assert_eq!(got.len(), expect.len());
+    let scale = expect.iter().fold(0.0f32, |scale, value| scale.max(value.abs()));
+    let apart = got.iter().zip(expect).map(|(a, b)| (a - b).abs());
+    apart.fold(0.0, f32::max) / scale
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+fn greedy(engine: &mut LlmEngine, prompt: &Prompt<'_>, count: usize) -> Vec<u32> {
+    let best = |logits: &[f32]| {
+        let top = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+        u32::try_from(top.0).unwrap()
+    };
+    let mut tokens = vec![best(&engine.prefill(0, prompt).unwrap())];
+    while tokens.len() < count {
+        let logits = engine.decode(&[(0, tokens[tokens.len() - 1])]).unwrap();
+        tokens.push(best(&logits[0]));
+    }
+    engine.release(0);
+    tokens
+}
+
+#[test]
+fn image_embeddings_match_transformers() {
+    let golden = Golden::open();
+    let (pixels, expect) = (golden.floats("pixel_values"), golden.floats("image_embeds"));
+    let mut engine = golden.vision(Dtype::F32);
+    assert_eq!((engine.image_size(), engine.tokens_per_tile(), engine.hidden()), (56, 4, 80));
+    let found = error(&engine.encode(&pixels, 2).unwrap(), &expect);
+    assert!(found <= F32_TOLERANCE, "f32 is off by {found}");
+    // Both narrow types hold these bf16 weights (f16 nearly), and arithmetic stays f32: what differs
+    // is the graph's scalars, such as √2 in GELU.
+    for dtype in [Dtype::F16, Dtype::BF16] {
+        let found = error(&golden.vision(dtype).encode(&pixels, 2).unwrap(), &expect);
+        assert!(found <= 1e-4, "{dtype} is off by {found}");
+    }
+}
+
+#[test]
+fn logits_match_transformers_at_every_position() {
+    let golden = Golden::open();
+    let mut engine = golden.llm();
+    let embeds = golden.floats("image_embeds");
+    let image = Some(ImageEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
+    for (ids, logits, image) in
+        [("text_ids", "text_logits", None), ("image_ids", "image_logits", image)]
+    {
+        let prompt = Prompt { tokens: &golden.ids(ids), image };
+        let found = error(&engine.logits_all(0, &prompt).unwrap(), &golden.floats(logits));
+        engine.release(0);
+        assert!(found <= F32_TOLERANCE, "{logits} are off by {found}");
+    }
+}
+
+#[test]
+fn sixteen_greedy_tokens_match_transformers() {
+    let golden = Golden::open();
+    let embeds = golden.floats("image_embeds");
+    let image = Some(ImageEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
+    for (name, mut engine) in [("f32", golden.llm()), ("int8", golden.llm_int8())] {
+        for (ids, expect, image) in
+            [("text_ids", "greedy_text_ids", None), ("image_ids", "greedy_image_ids", image)]
+        {
+            let prompt = Prompt { tokens: &golden.ids(ids), image };
+            assert_eq!(greedy(&mut engine, &prompt, 16), golden.ids(expect), "{name} {ids}");
+        }
+    }
+}
+
+#[test]
+fn int8_logits_stay_close_to_transformers() {
+    let golden = Golden::open();
+    let mut engine = golden.llm_int8();
+    let prompt = Prompt { tokens: &golden.ids("text_ids"), image: None };
+    let got = engine.logits_all(0, &prompt).unwrap();
+    let expect = golden.floats("text_logits");
+    let vocab = engine.vocab();
+    for (position, (got, expect)) in
+        got.chunks_exact(vocab).zip(expect.chunks_exact(vocab)).enumerate()
+    {
+        let cosine = cosine(got, expect);
+        assert!(cosine >= 0.995, "position {position}: cosine {cosine}");
+    }
+}
+
+#[test]
+fn the_whole_path_from_pixels_gives_the_same_tokens() {
+    let golden = Golden::open();
+    let embeds = golden.vision(Dtype::F32).encode(&golden.floats("pixel_values"), 2).unwrap();
+    let image = Some(ImageEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
+    let prompt = Prompt { tokens: &golden.ids("image_ids"), image };
+    assert_eq!(greedy(&mut golden.llm(), &prompt, 16), golden.ids("greedy_image_ids"));
+}

@@ -1,0 +1,316 @@
+//! Checks language model engines built from a synthetic checkpoint: slots, chunks, limits, damage.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use smelt_engine::llm::{self, BuildError, ImageEmbeds, Limits, LlmEngine, Prompt, RunError};
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::quantize::{self, Scheme};
+use smelt_model::safetensors::{Reader, TensorSpec, Writer};
+use smelt_model::synthetic;
+use tempfile::TempDir;
+
+const LIMITS: Limits = Limits { max_seq_len: 300, max_slots: 3 };
+
+/// A synthetic checkpoint with its engines, made once for all tests.
+struct Built {
+    dir: TempDir,
+}
+
+static BUILT: LazyLock<Built> = LazyLock::new(|| {
+    let dir = TempDir::new().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    synthetic::write("internvl3-tiny", &at("checkpoint"), &mut |_| {}).unwrap();
+    let checkpoint = Checkpoint::open(&at("checkpoint")).unwrap();
+    llm::build(&checkpoint, LIMITS, &at("plain"), &mut |_| {}).unwrap();
+    quantize::quantize(&checkpoint, Scheme::Int8, &at("quantised"), &mut |_| {}).unwrap();
+    let quantised = Checkpoint::open(&at("quantised")).unwrap();
+    llm::build(&quantised, LIMITS, &at("int8"), &mut |_| {}).unwrap();
+    Built { dir }
+});
+
+fn built(name: &str) -> PathBuf {
+    BUILT.dir.path().join(name)
+}
+
+fn open(name: &str) -> LlmEngine {
+    LlmEngine::open(&built(name)).unwrap()
+}
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint::open(&built("checkpoint")).unwrap()
+}
+
+/// Tokens without order, the same every time.
+fn tokens(count: usize, vocab: usize) -> Vec<u32> {
+    (0..count).map(|index| ((index * 7919 + 13) % vocab) as u32).collect()
+}
+
+fn text(tokens: &[u32]) -> Prompt<'_> {
+    Prompt { tokens, image: None }
+}
+
+#[track_caller]
+fn close(got: &[f32], expect: &[f32], tolerance: f32) {
+    assert_eq!(got.len(), expect.len());
+    let scale = expect.iter().fold(0.0f32, |scale, value| scale.max(value.abs()));
+    let apart = got.iter().zip(expect).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(apart <= tolerance * scale, "off by {} of the largest", apart / scale);
+}
+
+#[test]
+fn a_prompt_in_one_go_equals_token_by_token() {
+    for name in ["plain", "int8"] {
+        let mut engine = open(name);
+        // Longer than one chunk and one block of the cache.
+        let tokens = tokens(150, engine.vocab());
+        let whole = engine.logits_all(0, &text(&tokens)).unwrap();
+        let vocab = engine.vocab();
+        let mut single = engine.prefill(1, &text(&tokens[..1])).unwrap();
+        for (index, &token) in tokens.iter().enumerate().skip(1) {
+            close(&single, &whole[(index - 1) * vocab..index * vocab], 2e-5);
+            single = engine.decode(&[(1, token)]).unwrap().swap_remove(0);
+        }
+        close(&single, &whole[149 * vocab..], 2e-5);
+        let last = engine.prefill(2, &text(&tokens)).unwrap();
+        close(&last, &whole[149 * vocab..], 2e-5);
+        assert_eq!((engine.held(0), engine.held(1), engine.held(2)), (150, 150, 150));
+    }
+}
+
+#[test]
+fn a_prompt_may_come_in_parts_of_any_length() {
+    let mut engine = open("plain");
+    let tokens = tokens(200, engine.vocab());
+    let whole = engine.prefill(0, &text(&tokens)).unwrap();
+    for cut in [1, 63, 64, 65, 127, 128, 129, 199] {
+        engine.prefill(1, &text(&tokens[..cut])).unwrap();
+        let parts = engine.prefill(1, &text(&tokens[cut..])).unwrap();
+        close(&parts, &whole, 2e-5);
+        engine.release(1);
+    }
+}
+
+#[test]
+fn slots_do_not_disturb_each_other() {
+    let mut engine = open("int8");
+    let (a, b) = (tokens(70, engine.vocab()), tokens(33, 101));
+    let steps = [5u32, 17, 2, 90];
+    let alone = |engine: &mut LlmEngine, prompt: &[u32]| {
+        engine.prefill(0, &text(prompt)).unwrap();
+        let logits: Vec<Vec<f32>> =
+            steps.iter().map(|&step| engine.decode(&[(0, step)]).unwrap().swap_remove(0)).collect();
+        engine.release(0);
+        logits
+    };
+    let (alone_a, alone_b) = (alone(&mut engine, &a), alone(&mut engine, &b));
+    engine.prefill(2, &text(&a)).unwrap();
+    engine.prefill(1, &text(&b)).unwrap();
+    for (index, &step) in steps.iter().enumerate() {
+        let both = engine.decode(&[(1, step), (2, step)]).unwrap();
+        assert_eq!(both[0], alone_b[index], "the same bits as alone");
+        assert_eq!(both[1], alone_a[index], "the same bits as alone");
+    }
+}
+
+#[test]
+fn a_released_slot_starts_anew() {
+    let mut engine = open("plain");
+    let prompt = tokens(20, engine.vocab());
+    let first = engine.prefill(0, &text(&prompt)).unwrap();
+    engine.release(0);
+    assert_eq!(engine.held(0), 0);
+    assert_eq!(engine.prefill(0, &text(&prompt)).unwrap(), first);
+    engine.release(99);
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let prompt = tokens(140, 200);
+    let run = |threads: usize| {
+        let mut engine = open("int8").with_threads(threads);
+        let mut logits = engine.logits_all(0, &text(&prompt)).unwrap();
+        logits.extend(engine.decode(&[(0, 3)]).unwrap().concat());
+        logits
+    };
+    let one = run(1);
+    assert_eq!(one, run(2));
+    assert_eq!(one, run(7));
+}
+
+#[test]
+fn int8_stays_close_to_the_checkpoint() {
+    let (mut plain, mut int8) = (open("plain"), open("int8"));
+    let prompt = tokens(60, plain.vocab());
+    let expect = plain.logits_all(0, &text(&prompt)).unwrap();
+    let got = int8.logits_all(0, &text(&prompt)).unwrap();
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+    };
+    for (a, b) in got.chunks_exact(plain.vocab()).zip(expect.chunks_exact(plain.vocab())) {
+        let cosine = dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
+        assert!(cosine >= 0.995, "cosine {cosine}");
+    }
+    assert_ne!(got, expect, "int8 is another engine");
+}
+
+#[test]
+fn image_embeddings_take_the_places_of_their_tokens() {
+    let mut engine = open("plain");
+    let hidden = engine.hidden();
+    let mark = 7;
+    // The embeddings of two real tokens, found through the checkpoint, must act as those tokens.
+    let mut rows = Vec::new();
+    let name = "language_model.model.embed_tokens.weight";
+    checkpoint().read_rows_f32(name, 40..42, &mut rows).unwrap();
+    let plain = engine.prefill(0, &text(&[1, 40, 2, 41, 3])).unwrap();
+    let tokens = [1, mark, 2, mark, 3];
+    let prompt =
+        |embeds| Prompt { tokens: &tokens, image: Some(ImageEmbeds { token: mark, embeds }) };
+    assert_eq!(engine.prefill(1, &prompt(&rows)).unwrap(), plain);
+    let swapped = [&rows[hidden..], &rows[..hidden]].concat();
+    assert_ne!(engine.prefill(2, &prompt(&swapped)).unwrap(), plain);
+    let error = engine.prefill(1, &prompt(&rows[1..])).unwrap_err();
+    assert_eq!(error, RunError::ImageCount { places: 2, numbers: 2 * hidden - 1, hidden });
+    assert_eq!(engine.held(1), 5, "a refused prompt leaves the slot alone");
+}
+
+#[test]
+fn requests_that_cannot_be_served_say_why() {
+    let mut engine = open("plain");
+    let vocab = engine.vocab();
+    assert_eq!(engine.limits(), LIMITS);
+    let unknown_slot = RunError::UnknownSlot { slot: 3, max_slots: 3 };
+    assert_eq!(engine.prefill(3, &text(&[1])), Err(unknown_slot));
+    assert_eq!(engine.prefill(0, &text(&[])), Err(RunError::EmptyPrompt));
+    let token = vocab as u32;
+    assert_eq!(engine.prefill(0, &text(&[1, token])), Err(RunError::UnknownToken { token, vocab }));
+    assert_eq!(engine.decode(&[(0, 1)]), Err(RunError::EmptySlot { slot: 0 }));
+    engine.prefill(0, &text(&vec![1; 299])).unwrap();
+    let too_long = |held| RunError::TooLong { slot: 0, held, more: 2, max_seq_len: 300 };
+    assert_eq!(engine.prefill(0, &text(&[1, 2])), Err(too_long(299)));
+    assert_eq!(engine.decode(&[(0, 1), (0, 1)]), Err(RunError::SlotTwice { slot: 0 }));
+    engine.decode(&[(0, 1)]).unwrap();
+    assert!(matches!(engine.decode(&[(0, 1)]), Err(RunError::TooLong { held: 300, more: 1, .. })));
+    assert_eq!(engine.decode(&[]).unwrap(), Vec::<Vec<f32>>::new());
+    let message = too_long(299).to_string();
+    assert!(message.contains("299") && message.contains("300") && !message.contains('\n'));
+}
+
+#[test]
+fn limits_that_make_no_engine_are_refused() {
+    let dir = TempDir::new().unwrap();
+    for (max_seq_len, max_slots, word) in
+        [(0, 1, "max_seq_len 0"), (8, 0, "max_slots 0"), (1 << 19, 1, "positions")]
+    {
+        let limits = Limits { max_seq_len, max_slots };
+        let error = llm::build(&checkpoint(), limits, dir.path(), &mut |_| {}).unwrap_err();
+        assert!(matches!(error, BuildError::Limits { .. }));
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    assert!(!dir.path().join("engine.json").exists());
+}
+
+/// Copies the checkpoint, its head left out or made of the embedding.
+fn with_head_from(head: Option<&str>, to: &Path) -> Checkpoint {
+    const HEAD: &str = "language_model.lm_head.weight";
+    let from = built("checkpoint");
+    fs::create_dir_all(to).unwrap();
+    fs::copy(from.join("config.json"), to.join("config.json")).unwrap();
+    let reader = Reader::open(&from.join("model.safetensors")).unwrap();
+    let tensors: Vec<_> =
+        reader.tensors().filter(|tensor| tensor.name != HEAD || head.is_some()).collect();
+    let specs: Vec<TensorSpec> = tensors
+        .iter()
+        .map(|t| TensorSpec { name: t.name.clone(), dtype: t.dtype, shape: t.shape.clone() })
+        .collect();
+    let path = to.join("model.safetensors");
+    let mut writer = Writer::create(&path, &specs, &BTreeMap::new()).unwrap();
+    for tensor in tensors {
+        let source = if tensor.name == HEAD { head.unwrap() } else { &tensor.name };
+        let source = reader.get(source).unwrap();
+        let count: usize = source.shape.iter().product();
+        let mut bytes = vec![0; count * source.dtype.size_bytes()];
+        reader.read_at(source, 0, &mut bytes).unwrap();
+        writer.write(&bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    Checkpoint::open(to).unwrap()
+}
+
+#[test]
+fn without_a_head_the_embedding_is_the_head() {
+    let dir = TempDir::new().unwrap();
+    let prompt = tokens(10, 100);
+    let run = |name: &str, checkpoint: &Checkpoint| {
+        let engine = dir.path().join(name);
+        llm::build(checkpoint, LIMITS, &engine, &mut |_| {}).unwrap();
+        LlmEngine::open(&engine).unwrap().logits_all(0, &text(&prompt)).unwrap()
+    };
+    let tied = with_head_from(None, &dir.path().join("tied"));
+    assert!(!tied.has_lm_head());
+    let embedding = Some("language_model.model.embed_tokens.weight");
+    let copied = with_head_from(embedding, &dir.path().join("copied"));
+    let logits = run("tied-engine", &tied);
+    assert_eq!(logits, run("copied-engine", &copied));
+    assert_ne!(logits, run("own-engine", &checkpoint()), "the checkpoint's own head is another");
+    // Quantised, a tied head gets an int8 copy of its own.
+    let quantised = dir.path().join("tied-int8");
+    quantize::quantize(&tied, Scheme::Int8, &quantised, &mut |_| {}).unwrap();
+    let int8 = run("int8-engine", &Checkpoint::open(&quantised).unwrap());
+    assert_ne!(int8, logits);
+    close(&int8, &logits, 0.1);
+}
+
+fn copy(from: &Path, to: &Path) {
+    for name in ["engine.json", "weights.bin"] {
+        fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn two_builds_give_the_same_bytes() {
+    let dir = TempDir::new().unwrap();
+    let checkpoint = Checkpoint::open(&built("quantised")).unwrap();
+    llm::build(&checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap();
+    for name in ["engine.json", "weights.bin"] {
+        let (one, two) = (built("int8").join(name), dir.path().join(name));
+        assert!(fs::read(one).unwrap() == fs::read(two).unwrap(), "{name} differs");
+    }
+    open("int8").verify_digest().unwrap();
+}
+
+#[test]
+fn damaged_engines_do_not_open() {
+    let check = |from: &str, to: &str, words: &str| {
+        let dir = TempDir::new().unwrap();
+        copy(&built("int8"), dir.path());
+        let path = dir.path().join("engine.json");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{from}");
+        fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        let error = LlmEngine::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(words) && !error.contains('\n'), "{error}");
+    };
+    check("\"format\": 1", "\"format\": 9", "format 9");
+    check("\"family\": \"qwen2\"", "\"family\": \"qwen9\"", "qwen9");
+    check("\"max_slots\": 3", "\"max_slots\": 0", "max_slots 0");
+    check("\"kv_heads\": 2", "\"kv_heads\": 3", "key heads");
+    check("\"layers\": 3", "\"layers\": 4", "layers.3");
+    check("\"layers\": 3", "\"layers\": 0", "not those of a decoder");
+    check("input_layernorm", "input_layernorn", "is missing");
+    check("\"i8\"", "\"u8\"", "dtype U8");
+    check("\"kind\": \"llm\"", "\"kind\": \"vision\"", "is of kind \"vision\", not \"llm\"");
+}
+
+#[test]
+fn a_vision_engine_does_not_open_as_a_language_model_and_back() {
+    let error = smelt_engine::vision::VisionEngine::open(&built("plain")).unwrap_err().to_string();
+    assert!(error.contains("is of kind \"llm\", not \"vision\""), "{error}");
+    let error = LlmEngine::open(&built("checkpoint")).unwrap_err().to_string();
+    assert!(error.contains("cannot read") && error.contains("engine.json"), "{error}");
+}
