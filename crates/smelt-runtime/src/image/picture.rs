@@ -5,7 +5,7 @@
 //! own preprocessing does.  Knows nothing of models.
 
 use std::fs;
-use std::io::{self, Cursor};
+use std::io::{self, Cursor, Read as _};
 use std::path::{Path, PathBuf};
 
 use ::image::{DynamicImage, ImageDecoder, ImageReader, Limits};
@@ -30,12 +30,17 @@ pub enum PictureError {
         /// What the system said.
         source: io::Error,
     },
-    /// The file is too long.
-    #[error("the picture has {bytes} bytes, more than the {FILE_BYTES_MAX} allowed")]
-    FileTooLarge {
-        /// Its length.
-        bytes: u64,
+    /// The file's content cannot be used.
+    #[error("{}: {problem}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: Box<PictureError>,
     },
+    /// The file is too long.
+    #[error("the picture has more than the {FILE_BYTES_MAX} bytes allowed")]
+    FileTooLarge,
     /// The picture has too many pixels.
     #[error(
         "the picture is {width}x{height}, more than the {PIXELS_MAX} pixels allowed; scale it down"
@@ -87,14 +92,17 @@ impl Picture {
     /// Decodes the file at `path`.
     ///
     /// # Errors
-    /// [`PictureError`] naming the limit or what the decoder found.
+    /// [`PictureError`] naming the file and the limit or what the decoder found.
     pub fn open(path: &Path) -> Result<Self, PictureError> {
         let read = |source| PictureError::Read { path: path.into(), source };
-        let bytes = fs::metadata(path).map_err(read)?.len();
-        if bytes > FILE_BYTES_MAX {
-            return Err(PictureError::FileTooLarge { bytes });
-        }
-        Self::decode(&fs::read(path).map_err(read)?)
+        let mut bytes = Vec::new();
+        // A pipe or device has no length to ask for, so the limit is on what is read.
+        let file = fs::File::open(path).map_err(read)?;
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(read)?;
+        Self::decode(&bytes).map_err(|problem| PictureError::InFile {
+            path: path.into(),
+            problem: Box::new(problem),
+        })
     }
 
     /// Decodes the bytes of a PNG or JPEG file.
@@ -103,7 +111,7 @@ impl Picture {
     /// [`PictureError`] naming the limit or what the decoder found.
     pub fn decode(bytes: &[u8]) -> Result<Self, PictureError> {
         if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(PictureError::FileTooLarge { bytes: bytes.len() as u64 });
+            return Err(PictureError::FileTooLarge);
         }
         let failed = |error: ::image::ImageError| PictureError::Decode(error.to_string());
         let mut reader = ImageReader::new(Cursor::new(bytes))

@@ -1,0 +1,6 @@
+//! The commands a person types: each reads its inputs, calls a library, prints the answer.
+
+pub(crate) mod chat;
+pub(crate) mod out;
+pub(crate) mod plan;
+pub(crate) mod run;

@@ -1,0 +1,60 @@
+//! `smelt plan`: says what a run would do, as a table or as JSON.
+
+use serde_json::{Value, json};
+use smelt_plan::plan::Stage;
+use smelt_plan::{Digest, Plan};
+use smelt_store::Wait;
+
+use crate::exit::{Exit, Failed};
+use crate::flags::PlanFlags;
+use crate::load::{self, Standing};
+use crate::table::Table;
+
+pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
+    let loaded = load::plan(&flags.pipeline, Wait::Yes)?;
+    let standings = load::standings(&loaded)?;
+    let rows = loaded.plan.stages().zip(&standings);
+    if flags.json {
+        let stages: Vec<Value> = rows
+            .map(|((_, stage), (standing, key))| as_json(&loaded.plan, stage, standing, *key))
+            .collect();
+        println!("{}", json!({ "pipeline": loaded.plan.name, "stages": stages }));
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&["Stage", "Kind", "Status", "Key"]);
+    for ((_, stage), (standing, key)) in rows {
+        table.row([
+            stage.name.to_string(),
+            stage.kind.name().to_owned(),
+            status(&loaded.plan, standing),
+            key.map_or_else(|| "-".to_owned(), |key| key.short()),
+        ]);
+    }
+    print!("{table}");
+    Ok(Exit::Ok)
+}
+
+fn status(plan: &Plan, standing: &Standing) -> String {
+    match standing {
+        Standing::Hit(_) => "hit".to_owned(),
+        Standing::Miss => "miss".to_owned(),
+        Standing::Unknown(stage) => format!("unknown until {}", plan.stage(*stage).name),
+    }
+}
+
+fn as_json(plan: &Plan, stage: &Stage, standing: &Standing, key: Option<Digest>) -> Value {
+    let (word, output) = match standing {
+        Standing::Hit(path) => ("hit", Some(path)),
+        Standing::Miss => ("miss", None),
+        Standing::Unknown(_) => ("unknown", None),
+    };
+    json!({
+        "name": stage.name,
+        "kind": stage.kind,
+        "status": word,
+        "reason": status(plan, standing),
+        "key": key,
+        "recipe_key": stage.recipe_key,
+        "output": output,
+    })
+}

@@ -1,0 +1,119 @@
+//! Says how smelt ended, as an exit code and one line.  Scripts depend on the table.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use smelt_exec::ExecError;
+use smelt_plan::PipelineError;
+use smelt_plan::pipeline::ParseError;
+use smelt_store::StoreError;
+
+/// The exit codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// All is well.
+    Ok = 0,
+    /// A stage failed, or what was asked for is not there.
+    StageFailed = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// The pipeline file is wrong.
+    BadPipeline = 3,
+    /// A model or graph file is wrong.
+    BadModel = 4,
+    /// It does not fit this device.
+    DoesNotFit = 5,
+    /// The user stopped it.
+    Interrupted = 6,
+    /// Another run holds the store or a key.
+    Held = 7,
+    /// A bug in smelt.
+    Bug = 70,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why a command ended without its answer: one line, and the code.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub(crate) exit: Exit,
+    message: String,
+}
+
+impl Failed {
+    pub(crate) fn new(exit: Exit, message: impl fmt::Display) -> Self {
+        // Whatever a library's error holds, the user gets one line.
+        let message = message.to_string().replace('\n', "; ");
+        Self { exit, message }
+    }
+
+    pub(crate) fn model(message: impl fmt::Display) -> Self {
+        Self::new(Exit::BadModel, message)
+    }
+
+    pub(crate) fn usage(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<PipelineError> for Failed {
+    fn from(error: PipelineError) -> Self {
+        Self::new(Exit::BadPipeline, error)
+    }
+}
+
+impl From<ParseError> for Failed {
+    fn from(error: ParseError) -> Self {
+        let exit = match error {
+            ParseError::File(_) => Exit::BadPipeline,
+            ParseError::Set(_) => Exit::Usage,
+        };
+        Self::new(exit, error)
+    }
+}
+
+impl From<smelt_plan::plan::UnknownStage> for Failed {
+    fn from(error: smelt_plan::plan::UnknownStage) -> Self {
+        Self::usage(error)
+    }
+}
+
+impl From<StoreError> for Failed {
+    fn from(error: StoreError) -> Self {
+        let exit = match error {
+            StoreError::Held { .. } => Exit::Held,
+            _ => Exit::StageFailed,
+        };
+        Self::new(exit, error)
+    }
+}
+
+impl From<ExecError> for Failed {
+    fn from(error: ExecError) -> Self {
+        match error {
+            ExecError::Store(error) => error.into(),
+            ExecError::Signals(_) => Self::new(Exit::StageFailed, error),
+        }
+    }
+}
+
+/// A panic is a bug: it says so, asks for a report, and exits 70 instead of Rust's 101.
+pub(crate) fn report_bugs() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        default(panic);
+        eprintln!("smelt: this is a bug in smelt; please report it with the lines above");
+        // Work under way is in private directories, so leaving at once loses nothing sealed.
+        std::process::exit(Exit::Bug as i32);
+    }));
+}

@@ -1,0 +1,128 @@
+//! Declares the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser};
+
+/// Turns vision-language models into inference engines on devices too small for the job.
+#[derive(Debug, Parser)]
+#[command(name = "smelt", version, max_term_width = 100)]
+pub(crate) struct Flags {
+    #[command(subcommand)]
+    pub(crate) command: Subcommand,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Subcommand {
+    /// Build everything a pipeline describes; what is already built is reused
+    Run(RunFlags),
+    /// Say what a run would do, without doing it
+    Plan(PlanFlags),
+    /// Print the directory of a stage's sealed output
+    Out(OutFlags),
+    /// Ask a built model about text and pictures
+    Chat(ChatFlags),
+    /// Run one part of a stage (smelt starts these itself)
+    #[command(hide = true)]
+    Stage(StageFlags),
+}
+
+/// Which pipeline, and with which params.
+#[derive(Debug, Args)]
+pub(crate) struct PipelineFlags {
+    /// The pipeline file
+    pub(crate) pipeline: PathBuf,
+    /// Override a param of the pipeline
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) sets: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    /// Build only this stage and what it needs (may be given several times)
+    #[arg(long, value_name = "STAGE")]
+    pub(crate) only: Vec<String>,
+    /// Build this stage even if the store has its result (may be given several times)
+    #[arg(long, value_name = "STAGE")]
+    pub(crate) force: Vec<String>,
+    /// After a failure, go on with the stages that do not need the failed one
+    #[arg(long)]
+    pub(crate) keep_going: bool,
+    /// Stages at once; memory, not cores, is what small devices lack
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = jobs)]
+    pub(crate) jobs: usize,
+    /// Exit with 7 instead of waiting when another run is building the same thing
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    /// Print the report as JSON instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    /// Print the plan as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct OutFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    /// The stage
+    pub(crate) stage: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ChatFlags {
+    /// A pipeline that builds a deployment, or a deployment's directory
+    pub(crate) target: PathBuf,
+    /// What to ask
+    pub(crate) prompt: String,
+    /// A PNG or JPEG picture to ask about (may be given several times)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Vec<PathBuf>,
+    /// The most tokens to answer with
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) max_tokens: usize,
+    /// Override a param of the pipeline
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) sets: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StageFlags {
+    #[command(subcommand)]
+    pub(crate) part: StagePart,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum StagePart {
+    /// Lead a stage's processes
+    Shim,
+    /// Become a stage's program
+    Exec {
+        /// The process id of the shim
+        shim: u32,
+        /// The program and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        argv: Vec<String>,
+    },
+    /// Do the work of a stage of smelt's own
+    Work,
+}
+
+/// More attempts at once than this is a mistake: every one is a whole model in memory.
+const JOBS_MAX: usize = 256;
+
+fn jobs(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|jobs| (1..=JOBS_MAX).contains(jobs))
+        .ok_or_else(|| format!("a whole number from 1 to {JOBS_MAX}"))
+}

@@ -1,0 +1,179 @@
+//! Loads what commands work on: the pipeline file with its pins, the store, finished outputs.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use smelt_plan::pipeline::{InputRef, Overrides};
+use smelt_plan::plan::{From, Pin};
+use smelt_plan::{Digest, Kind, Pins, Pipeline, Plan, StageId};
+use smelt_store::{Lookup, Store, Wait};
+
+use crate::exit::{Exit, Failed};
+use crate::flags::PipelineFlags;
+
+/// Pipelines are written by people or small programs; a larger file is not one.
+const PIPELINE_BYTES_MAX: u64 = 64 << 20;
+/// The kernel gives one environment variable 128 KiB; `SMELT_INPUTS` must fit.
+const INPUTS_BYTES_MAX: usize = 128 << 10;
+
+/// A plan and the store its results are in.
+pub(crate) struct Loaded {
+    pub(crate) plan: Plan,
+    pub(crate) store: Store,
+}
+
+/// The store: `$SMELT_CACHE`, else `./cache`.
+pub(crate) fn store(wait: Wait) -> Result<Store, Failed> {
+    let root =
+        std::env::var_os("SMELT_CACHE").map_or_else(|| PathBuf::from("cache"), PathBuf::from);
+    Ok(Store::open(&root, wait)?)
+}
+
+/// Reads the pipeline, opens the store, pins every `path:` and plans.
+pub(crate) fn plan(flags: &PipelineFlags, wait: Wait) -> Result<Loaded, Failed> {
+    let file = flags.pipeline.display().to_string();
+    let text = read(&flags.pipeline)?;
+    let pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
+    // A pipeline that cannot be ordered is refused before gigabytes are hashed.
+    Plan::build(&pipeline, &unpinned(&pipeline))?;
+    let store = store(wait)?;
+    let pins = pin_all(&pipeline, &flags.pipeline, &store)?;
+    let plan = Plan::build(&pipeline, &pins)?;
+    check_inputs(&file, &plan, &store)?;
+    Ok(Loaded { plan, store })
+}
+
+fn read(path: &Path) -> Result<String, Failed> {
+    let fail = |what: String| {
+        Failed::new(
+            Exit::BadPipeline,
+            format!("cannot read the pipeline {}: {what}", path.display()),
+        )
+    };
+    let file = fs::File::open(path).map_err(|error| fail(error.to_string()))?;
+    let mut text = String::new();
+    let read = file.take(PIPELINE_BYTES_MAX + 1).read_to_string(&mut text);
+    read.map_err(|error| fail(error.to_string()))?;
+    if text.len() as u64 > PIPELINE_BYTES_MAX {
+        return Err(fail(format!("it is larger than {PIPELINE_BYTES_MAX} bytes")));
+    }
+    Ok(text)
+}
+
+fn unpinned(pipeline: &Pipeline) -> Pins {
+    let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
+    pipeline.paths().into_iter().map(|path| (path.to_owned(), pin.clone())).collect()
+}
+
+/// Digests every path the pipeline names, relative to its file.
+fn pin_all(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<Pins, Failed> {
+    let folder = file.parent().unwrap_or_else(|| Path::new(""));
+    let mut pins = Pins::new();
+    for path in pipeline.paths() {
+        let place = place_of(pipeline, path);
+        let fail =
+            |what: String| Failed::new(Exit::BadPipeline, format!("{place}path:{path}: {what}"));
+        let absolute = fs::canonicalize(folder.join(path))
+            .map_err(|error| fail(format!("{}: {error}", folder.join(path).display())))?;
+        let manifest = store.digest_tree(&absolute).map_err(|error| fail(error.to_string()))?;
+        pins.insert(path.to_owned(), Pin { path: absolute, digest: manifest.digest() });
+    }
+    Ok(pins)
+}
+
+/// `FILE:LINE:COLUMN: ` of the first edge that names `path`.
+fn place_of(pipeline: &Pipeline, path: &str) -> String {
+    let mut edges = pipeline.stages.iter().flat_map(|stage| &stage.inputs);
+    let edge = edges.find(|edge| edge.from == InputRef::Path(path.to_owned()));
+    edge.map_or_else(String::new, |edge| format!("{}:{}: ", pipeline.file, edge.place))
+}
+
+fn check_inputs(file: &str, plan: &Plan, store: &Store) -> Result<(), Failed> {
+    // "/out/" and 64 hex digits and a space.
+    let sealed = store.root().as_os_str().len() + 70;
+    for (_, stage) in plan.stages().filter(|(_, stage)| stage.kind == Kind::Command) {
+        let length = |from: &From| match from {
+            From::Stage(id) => {
+                plan.stage(*id).given().map_or(sealed, |pin| pin.path.as_os_str().len() + 1)
+            }
+            From::Path(pin) => pin.path.as_os_str().len() + 1,
+        };
+        let bytes: usize = stage.inputs.iter().map(|input| length(&input.from)).sum();
+        if bytes > INPUTS_BYTES_MAX {
+            let message = format!(
+                "{file}: stage \"{}\" has {} inputs, whose paths do not fit the 128 KiB of SMELT_INPUTS; split the stage",
+                stage.name,
+                stage.inputs.len()
+            );
+            return Err(Failed::new(Exit::BadPipeline, message));
+        }
+    }
+    Ok(())
+}
+
+/// How far the store's results reach into a plan.
+pub(crate) enum Standing {
+    /// The store has the output.
+    Hit(PathBuf),
+    /// The key is known and the store has nothing under it.
+    Miss,
+    /// The key is known only when this stage has been built.
+    Unknown(StageId),
+}
+
+/// Looks up every stage, as far as keys can be known.
+pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>)>, Failed> {
+    let Loaded { plan, store } = loaded;
+    let mut digests: HashMap<StageId, Digest> = HashMap::new();
+    let mut standings = Vec::with_capacity(plan.len());
+    for (id, stage) in plan.stages() {
+        if let Some(pin) = stage.given() {
+            digests.insert(id, pin.digest);
+            standings.push((Standing::Hit(pin.path.clone()), None));
+            continue;
+        }
+        if let Some(missing) = stage.needs().find(|need| !digests.contains_key(need)) {
+            standings.push((Standing::Unknown(root_of(&standings, missing)), None));
+            continue;
+        }
+        let key = plan.content_key(id, |need| digests[&need]);
+        match store.lookup(&key)? {
+            Lookup::Hit(output) => {
+                digests.insert(id, output.digest);
+                standings.push((Standing::Hit(output.path().to_owned()), Some(key)));
+            }
+            Lookup::Miss | Lookup::Damaged(_) => standings.push((Standing::Miss, Some(key))),
+        }
+    }
+    Ok(standings)
+}
+
+/// The stage that must really be built before the key below it is known.
+fn root_of(standings: &[(Standing, Option<Digest>)], stage: StageId) -> StageId {
+    match standings[stage.index()].0 {
+        Standing::Unknown(root) => root,
+        Standing::Hit(_) | Standing::Miss => stage,
+    }
+}
+
+/// The sealed output of one stage, or what to do to have it.
+pub(crate) fn output(
+    flags: &PipelineFlags,
+    loaded: &Loaded,
+    stage: StageId,
+) -> Result<PathBuf, Failed> {
+    let (standing, _) = standings(loaded)?.swap_remove(stage.index());
+    match standing {
+        Standing::Hit(path) => Ok(path),
+        Standing::Miss | Standing::Unknown(_) => Err(Failed::new(
+            Exit::StageFailed,
+            format!(
+                "stage \"{}\" is not built; build it with: smelt run {}",
+                loaded.plan.stage(stage).name,
+                flags.pipeline.display()
+            ),
+        )),
+    }
+}

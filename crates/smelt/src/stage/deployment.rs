@@ -1,0 +1,62 @@
+//! `deployment`: engines, tokenizer, chat template and preprocessing in the shape `chat` loads.
+//!
+//! Engines are gigabytes and immutable, so they are named, not copied: sealed outputs lie beside
+//! each other, and a relative path from one to the next holds wherever the store is.
+
+use std::path::{Path, PathBuf};
+
+use smelt_model::checkpoint::Checkpoint;
+use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
+use smelt_runtime::image::Settings;
+use smelt_runtime::prompt::ImageTokens;
+use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
+
+use super::order::Request;
+use crate::exit::Failed;
+
+/// Files of a checkpoint that a deployment carries, where the checkpoint has them.
+const FILES: [&str; 3] = [TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja"];
+
+pub(crate) fn run(request: &Request) -> Result<(), Failed> {
+    let checkpoint = request.checkpoint("checkpoint")?;
+    let dir = checkpoint.dir();
+    let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
+    let spec = Spec {
+        format: FORMAT,
+        family: FAMILY.to_owned(),
+        model: request.word("model")?.to_owned(),
+        vision: beside(request.input("vision")?)?,
+        llm: beside(request.input("llm")?)?,
+        image: image(&checkpoint),
+        image_tokens: ImageTokens {
+            start: "<img>".to_owned(),
+            image: "<IMG_CONTEXT>".to_owned(),
+            end: "</img>".to_owned(),
+        },
+        eos: eos_tokens(dir, &tokenizer).map_err(Failed::model)?,
+    };
+    let files: Vec<PathBuf> =
+        FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
+    Deployment::write(&request.out, &spec, &files).map_err(Failed::model)
+}
+
+/// InternVL3's preprocessing, by the checkpoint's own numbers.
+fn image(checkpoint: &Checkpoint) -> Settings {
+    let config = checkpoint.config();
+    Settings {
+        image_size: config.image_size,
+        min_tiles: config.min_tiles,
+        max_tiles: config.max_tiles,
+        use_thumbnail: config.use_thumbnail,
+        mean: Settings::IMAGENET_MEAN,
+        std: Settings::IMAGENET_STD,
+    }
+}
+
+/// The path of a sealed output as seen from another one.
+fn beside(sealed: &Path) -> Result<String, Failed> {
+    let name = sealed.file_name().and_then(|name| name.to_str());
+    let name =
+        name.ok_or_else(|| Failed::usage(format!("{} is not a sealed output", sealed.display())))?;
+    Ok(format!("../{name}"))
+}

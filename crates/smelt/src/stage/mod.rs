@@ -1,0 +1,36 @@
+//! The parts of a stage that run in processes of their own: the shim, the program's birth, and
+//! the work of smelt's own kinds.
+
+pub(crate) mod order;
+mod work;
+
+mod deployment;
+mod verify;
+
+use std::io::{self, Read};
+
+use crate::exit::{Exit, Failed};
+use crate::flags::{StageFlags, StagePart};
+
+/// A request names a stage's params and directories; the pipeline's own limits keep it small.
+const REQUEST_BYTES_MAX: u64 = 16 << 20;
+
+pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
+    match &flags.part {
+        StagePart::Shim => match smelt_exec::shim::main() {
+            0 => Ok(Exit::Ok),
+            _ => Ok(Exit::StageFailed),
+        },
+        StagePart::Exec { shim, argv } => {
+            Err(Failed::new(Exit::StageFailed, smelt_exec::shim::exec(*shim, argv)))
+        }
+        StagePart::Work => {
+            let mut request = String::new();
+            io::stdin()
+                .take(REQUEST_BYTES_MAX)
+                .read_to_string(&mut request)
+                .map_err(|error| Failed::usage(format!("cannot read the request: {error}")))?;
+            work::run(&request)
+        }
+    }
+}

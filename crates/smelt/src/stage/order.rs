@@ -1,0 +1,88 @@
+//! Turns a task into a program to run: smelt itself for its own kinds, any program for `command`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use smelt_exec::{Order, Task};
+use smelt_plan::Kind;
+
+/// What a stage of smelt's own reads on its standard input.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) kind: Kind,
+    pub(crate) params: BTreeMap<String, Value>,
+    pub(crate) inputs: BTreeMap<String, PathBuf>,
+    pub(crate) out: PathBuf,
+}
+
+pub(crate) fn order(task: &Task<'_>) -> Order {
+    match task.stage.kind {
+        Kind::Command => command(task),
+        Kind::Source
+        | Kind::OnnxExport
+        | Kind::Quantize
+        | Kind::EngineBuild
+        | Kind::LlmEngineBuild
+        | Kind::Verify
+        | Kind::Deployment => native(task),
+    }
+}
+
+fn native(task: &Task<'_>) -> Order {
+    let request = Request {
+        kind: task.stage.kind,
+        params: task.attempt.params.clone(),
+        inputs: task
+            .inputs
+            .iter()
+            .map(|input| (input.field.to_owned(), input.path.clone()))
+            .collect(),
+        out: task.out.to_owned(),
+    };
+    Order {
+        argv: ["/proc/self/exe", "stage", "work"].map(str::to_owned).into(),
+        env: Vec::new(),
+        dir: task.out.to_owned(),
+        input: serde_json::to_string(&request).expect("a request holds only plain data"),
+        outputs: Vec::new(),
+    }
+}
+
+/// Variables of ours that a program cannot do without; the rest of the environment is the stage's.
+const INHERITED: [&str; 3] = ["PATH", "HOME", "TMPDIR"];
+
+fn command(task: &Task<'_>) -> Order {
+    let texts = |name: &str| -> Vec<String> {
+        let list = task.attempt.params.get(name).and_then(Value::as_array);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        list.map(|list| list.iter().map(text).collect()).unwrap_or_default()
+    };
+    let mut env: Vec<(String, String)> = INHERITED
+        .iter()
+        .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)))
+        .collect();
+    if let Some(table) = task.attempt.params.get("env").and_then(Value::as_object) {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        env.extend(table.iter().map(|(name, value)| (name.clone(), text(value))));
+    }
+    env.extend(inputs(task));
+    Order {
+        argv: texts("argv"),
+        env,
+        dir: task.out.to_owned(),
+        input: String::new(),
+        outputs: texts("outputs"),
+    }
+}
+
+/// `SMELT_IN_<NAME>` for each stage, and `SMELT_INPUTS` for all in order.
+fn inputs(task: &Task<'_>) -> Vec<(String, String)> {
+    let path = |input: &smelt_exec::Input<'_>| input.path.to_string_lossy().into_owned();
+    let named = task.inputs.iter().filter_map(|input| {
+        Some((format!("SMELT_IN_{}", input.stage?.name.as_variable()), path(input)))
+    });
+    let all: Vec<String> = task.inputs.iter().map(path).collect();
+    named.chain([("SMELT_INPUTS".to_owned(), all.join(" "))]).collect()
+}

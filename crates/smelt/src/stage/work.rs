@@ -1,0 +1,113 @@
+//! Does the work of smelt's own kinds: reads a request, calls one library function, exits with a
+//! code the supervisor understands.
+//!
+//! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
+//! is visible to anyone before the supervisor seals it.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use smelt_engine::{llm, vision};
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::dtype::Dtype;
+use smelt_model::quantize::Scheme;
+use smelt_model::{export, quantize, synthetic};
+use smelt_plan::Kind;
+
+use super::order::Request;
+use super::{deployment, verify};
+use crate::exit::{Exit, Failed};
+
+pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
+    let request: Request = serde_json::from_str(request)
+        .map_err(|error| Failed::usage(format!("the stage's request does not read: {error}")))?;
+    match request.kind {
+        Kind::Source => source(&request)?,
+        Kind::OnnxExport => onnx_export(&request)?,
+        Kind::Quantize => quantize(&request)?,
+        Kind::EngineBuild => engine_build(&request)?,
+        Kind::LlmEngineBuild => llm_engine_build(&request)?,
+        Kind::Verify => verify::run(&request)?,
+        Kind::Deployment => deployment::run(&request)?,
+        Kind::Command => return Err(Failed::usage("a command is a program of its own")),
+    }
+    Ok(Exit::Ok)
+}
+
+/// Progress goes to the log; the supervisor shows its last line.
+pub(crate) fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+impl Request {
+    /// A param that the plan has checked to be a word.
+    pub(crate) fn word(&self, name: &str) -> Result<&str, Failed> {
+        self.params
+            .get(name)
+            .and_then(Value::as_str)
+            .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
+    }
+
+    /// A param that the plan has checked to be a number.
+    pub(crate) fn count(&self, name: &str) -> Result<usize, Failed> {
+        self.params
+            .get(name)
+            .and_then(Value::as_u64)
+            .and_then(|count| usize::try_from(count).ok())
+            .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
+    }
+
+    /// The directory of an edge.
+    pub(crate) fn input(&self, field: &str) -> Result<&Path, Failed> {
+        self.optional_input(field)
+            .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{field}\"")))
+    }
+
+    /// The directory of an edge that may be absent.
+    pub(crate) fn optional_input(&self, field: &str) -> Option<&Path> {
+        self.inputs.get(field).map(PathBuf::as_path)
+    }
+
+    /// The checkpoint an edge names.
+    pub(crate) fn checkpoint(&self, field: &str) -> Result<Checkpoint, Failed> {
+        Checkpoint::open(self.input(field)?).map_err(Failed::model)
+    }
+}
+
+fn source(request: &Request) -> Result<(), Failed> {
+    let from = request.word("from")?;
+    let name = from.strip_prefix("synthetic:").unwrap_or(from);
+    synthetic::write(name, &request.out, &mut say).map_err(Failed::model)
+}
+
+fn onnx_export(request: &Request) -> Result<(), Failed> {
+    let checkpoint = request.checkpoint("checkpoint")?;
+    let dtype = match request.word("dtype")? {
+        "f16" => Dtype::F16,
+        "bf16" => Dtype::BF16,
+        _ => Dtype::F32,
+    };
+    export::vision(&checkpoint, dtype, &request.out, &mut say).map_err(Failed::model)
+}
+
+fn quantize(request: &Request) -> Result<(), Failed> {
+    let checkpoint = request.checkpoint("checkpoint")?;
+    let scheme = match request.word("scheme")? {
+        "int8" => Scheme::Int8,
+        _ => Scheme::None,
+    };
+    quantize::quantize(&checkpoint, scheme, &request.out, &mut say).map_err(Failed::model)
+}
+
+fn engine_build(request: &Request) -> Result<(), Failed> {
+    vision::build(request.input("onnx")?, &request.out, &mut say).map_err(Failed::model)
+}
+
+fn llm_engine_build(request: &Request) -> Result<(), Failed> {
+    let checkpoint = request.checkpoint("checkpoint")?;
+    let limits = llm::Limits {
+        max_seq_len: request.count("max-seq-len")?,
+        max_slots: request.count("max-slots")?,
+    };
+    llm::build(&checkpoint, limits, &request.out, &mut say).map_err(Failed::model)
+}

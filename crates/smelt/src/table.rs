@@ -1,0 +1,105 @@
+//! Sets text in columns, and the summary of a run.
+
+use std::fmt;
+
+use smelt_exec::{RunReport, StageReport};
+
+/// Rows of text, as wide as they need.
+pub(crate) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(header: &[&str]) -> Self {
+        Self { rows: vec![header.iter().map(|&cell| cell.to_owned()).collect()] }
+    }
+
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.into());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows[0].len();
+        let width = |column: usize| {
+            self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(&widths) {
+                line.push_str(&format!("{cell:<width$}  "));
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// The table at the end of a run.
+pub(crate) fn summary(report: &RunReport) -> Table {
+    let mut table = Table::new(&["Stage", "Status", "Time", "Peak RSS", "Peak VMS", "Attempts"]);
+    for stage in &report.stages {
+        table.row([
+            stage.name.clone(),
+            stage.status.name().to_owned(),
+            time(stage),
+            peak(stage, |attempt| attempt.peaks.peak_rss_bytes),
+            peak(stage, |attempt| attempt.peaks.peak_vms_bytes),
+            stage.attempts.len().to_string(),
+        ]);
+    }
+    table
+}
+
+fn time(stage: &StageReport) -> String {
+    if stage.attempts.is_empty() {
+        return "-".to_owned();
+    }
+    seconds(stage.attempts.iter().map(|attempt| attempt.wall_s).sum())
+}
+
+fn peak(stage: &StageReport, of: impl Fn(&smelt_exec::AttemptReport) -> u64) -> String {
+    stage.attempts.iter().map(of).max().map_or_else(|| "-".to_owned(), bytes)
+}
+
+/// `0.4 s`, `12.3 s`, `4:05 min`.
+pub(crate) fn seconds(seconds: f64) -> String {
+    if seconds < 60.0 {
+        return format!("{seconds:.1} s");
+    }
+    let whole = seconds.round() as u64;
+    format!("{}:{:02} min", whole / 60, whole % 60)
+}
+
+/// `512 KiB`, `34.5 MiB`, `4.18 GiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let value = bytes as f64;
+    match bytes {
+        0..0x10_0000 => format!("{} KiB", bytes >> 10),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", value / f64::from(1 << 20)),
+        _ => format!("{:.2} GiB", value / f64::from(1 << 30)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_read_well() {
+        assert_eq!(seconds(0.04), "0.0 s");
+        assert_eq!(seconds(245.4), "4:05 min");
+        assert_eq!(bytes(0), "0 KiB");
+        assert_eq!(bytes(36_175_872), "34.5 MiB");
+        assert_eq!(bytes(4_178_000_000), "3.89 GiB");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut table = Table::new(&["A", "B"]);
+        table.row(["longer".into(), "x".into()]);
+        assert_eq!(table.to_string(), "A       B\nlonger  x\n");
+    }
+}

@@ -1,0 +1,252 @@
+//! Whole pipelines of small commands: what is built, what is reused, what is told.
+
+mod world;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::Value;
+use world::{World, commands, statuses};
+
+#[test]
+fn a_second_run_starts_nothing_and_says_so() {
+    let world = World::of_commands(&["a::echo hi > o", "b:a:cat $SMELT_IN_A/o > o"]);
+    assert_eq!(statuses(&world.run(&[])), ["a sealed", "b sealed"]);
+    let again = world.smelt(&["run", "p.toml"]);
+    assert_eq!(again.code, Some(0));
+    assert!(again.stderr.contains("nothing to do"), "{}", again.stderr);
+    let report = world.run(&[]);
+    assert_eq!(statuses(&report), ["a hit", "b hit"]);
+    assert_eq!(report["stages"][0]["attempts"], Value::Array(Vec::new()));
+}
+
+#[test]
+fn the_summary_has_the_columns_people_know() {
+    let world = World::of_commands(&["a::echo hi > o"]);
+    let ended = world.smelt(&["run", "p.toml"]);
+    let header = ended.stdout.lines().next().unwrap();
+    let columns: Vec<_> =
+        header.split("  ").filter(|column| !column.is_empty()).map(str::trim).collect();
+    assert_eq!(columns, ["Stage", "Status", "Time", "Peak RSS", "Peak VMS", "Attempts"]);
+}
+
+#[test]
+fn a_change_reruns_exactly_what_depends_on_it() {
+    let lines = [
+        "a::echo a > o",
+        "b:a:cat $SMELT_IN_A/o > o",
+        "c:b:cat $SMELT_IN_B/o > o",
+        "d::echo d > o",
+    ];
+    let world = World::of_commands(&lines);
+    world.run(&[]);
+    let mut changed = lines;
+    changed[1] = "b:a:cat $SMELT_IN_A/o > o; echo more >> o";
+    world.write("p.toml", &commands(&changed));
+    assert_eq!(statuses(&world.run(&[])), ["a hit", "b sealed", "c sealed", "d hit"]);
+    // Back again: everything is still in the store.
+    world.write("p.toml", &commands(&lines));
+    assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit", "c hit", "d hit"]);
+}
+
+#[test]
+fn an_unchanged_output_stops_the_wave() {
+    let world = World::of_commands(&[
+        "a::echo a > o",
+        "b:a:cat $SMELT_IN_A/o > o",
+        "c:b:cat $SMELT_IN_B/o > o",
+    ]);
+    world.run(&[]);
+    world.write(
+        "p.toml",
+        &commands(&[
+            "a::printf 'a\\n' > o",
+            "b:a:cat $SMELT_IN_A/o > o",
+            "c:b:cat $SMELT_IN_B/o > o",
+        ]),
+    );
+    assert_eq!(statuses(&world.run(&[])), ["a sealed", "b hit", "c hit"]);
+}
+
+#[test]
+fn a_path_is_an_input_by_what_it_holds() {
+    let world = World::of_commands(&["a:x:cat $SMELT_INPUTS > o"]);
+    world.write("p.toml", &world.read("p.toml").replace("\"x\"", "\"path:in.txt\""));
+    world.write("in.txt", "one");
+    world.run(&[]);
+    // Touched, not changed.
+    world.write("in.txt", "one");
+    assert_eq!(statuses(&world.run(&[])), ["a hit"]);
+    // Same size, other content.
+    world.write("in.txt", "two");
+    assert_eq!(statuses(&world.run(&[])), ["a sealed"]);
+    assert_eq!(fs::read_to_string(world.out("a").join("o")).unwrap(), "two");
+}
+
+#[test]
+fn only_and_force() {
+    let world = World::of_commands(&["a::echo a > o", "b:a:echo b > o", "c::echo c > o"]);
+    assert_eq!(statuses(&world.run(&["--only", "b"])), ["a sealed", "b sealed"]);
+    assert_eq!(statuses(&world.run(&["--force", "a"])), ["a sealed", "b hit", "c sealed"]);
+}
+
+#[test]
+fn outputs_are_read_only_real_files_with_one_name() {
+    use std::os::unix::fs::MetadataExt;
+    let world = World::of_commands(&["a::echo a > o; mkdir d; echo x > d/run; chmod +x d/run"]);
+    world.run(&[]);
+    let check = |name: &str, mode: u32| {
+        let meta = fs::symlink_metadata(world.out("a").join(name)).unwrap();
+        assert_eq!(meta.permissions().mode() & 0o777, mode, "{name}");
+        assert!(meta.is_file() && meta.nlink() == 1, "{name}");
+    };
+    check("o", 0o444);
+    check("d/run", 0o555);
+}
+
+#[test]
+fn a_commands_environment_is_its_own() {
+    let world = World::of_commands(&["a::echo a > o", "b-2:a:env > o"]);
+    let text = world.read("p.toml") + "env = { LEVEL = \"3\" }\n";
+    world.write("p.toml", &text);
+    let mut command = world.command(&["run", "p.toml"]);
+    assert!(command.env("SECRET", "x").output().unwrap().status.success());
+    let env = fs::read_to_string(world.out("b-2").join("o")).unwrap();
+    let has = |name: &str| env.lines().any(|line| line.starts_with(name));
+    assert!(
+        has("LEVEL=3") && has("SMELT_IN_A=/") && has("SMELT_INPUTS=/") && has("PATH="),
+        "{env}"
+    );
+    assert!(!has("SECRET") && !has("SMELT_CACHE"), "{env}");
+}
+
+/// What is told about a bad pipeline or command line: the exit code, and one line with `words`.
+#[track_caller]
+fn refused(world: &World, arguments: &[&str], code: i32, words: &str) {
+    let ended = world.smelt(arguments);
+    assert_eq!(ended.code, Some(code), "{}{}", ended.stdout, ended.stderr);
+    assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    assert_eq!(ended.stderr.lines().count(), 1, "one line: {}", ended.stderr);
+}
+
+#[test]
+fn bad_pipelines_are_refused_in_one_line() {
+    let world = World::of_commands(&["a::echo a > o"]);
+    let good = world.read("p.toml");
+    let with = |from: &str, to: &str| {
+        assert!(good.contains(from));
+        world.write("p.toml", &good.replacen(from, to, 1));
+    };
+    with("outputs", "output");
+    refused(&world, &["run", "p.toml"], 3, "p.toml:6:1: unknown key \"output\"");
+    with("inputs = []", "inputs = [\"a\"]");
+    refused(&world, &["run", "p.toml"], 3, "circle: a needs a");
+    with("inputs = []", "inputs = [\"b\"]");
+    refused(&world, &["run", "p.toml"], 3, "stage \"b\"");
+    with("inputs = []", "inputs = [\"path:nothing/here\"]");
+    refused(&world, &["run", "p.toml"], 3, "p.toml:5:11: path:nothing/here");
+    with("\"command\"", "\"comand\"");
+    refused(&world, &["plan", "p.toml"], 3, "did you mean \"command\"?");
+    refused(&world, &["run", "nothing.toml"], 3, "cannot read the pipeline nothing.toml");
+    world.write("p.toml", &good);
+    refused(&world, &["run", "p.toml", "--set", "x=1"], 2, "no such param");
+    refused(&world, &["run", "p.toml", "--only", "aa"], 2, "did you mean \"a\"?");
+    refused(&world, &["out", "p.toml", "a"], 1, "smelt run p.toml");
+    assert_eq!(world.smelt(&["run"]).code, Some(2));
+    assert_eq!(world.smelt(&["nonsense"]).code, Some(2));
+}
+
+/// What is told about a stage that fails: its class and message in the report.
+#[track_caller]
+fn fails(script: &str, class: &str, words: &str) {
+    let world = World::of_commands(&[&format!("a::{script}"), "b:a:echo b > o"]);
+    let ended = world.smelt(&["run", "p.toml", "--json"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(statuses(&report), ["a failed", "b skipped"]);
+    let attempt = &report["stages"][0]["attempts"][0];
+    assert_eq!(attempt["class"], class, "{attempt}");
+    assert!(attempt["message"].as_str().unwrap().contains(words), "{attempt}");
+    assert!(fs::read_dir(world.path("cache/out")).unwrap().next().is_none(), "nothing is sealed");
+    world.assert_nothing_runs();
+}
+
+#[test]
+fn failures_have_a_class_and_a_reason() {
+    fails("echo 'no such layer' >&2; exit 4", "tool-rejected", "no such layer (exit 4)");
+    fails("true", "output-missing", "\"o\" is missing");
+    fails(": > o", "output-missing", "empty");
+    fails("ln -s /etc/hostname o", "output-invalid", "symbolic link");
+    fails("echo x > o; kill -9 $$", "killed-externally", "signal 9");
+    fails("echo x > o; kill -SEGV $$", "tool-rejected", "signal 11");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named() {
+    let world = World::of_commands(&["a::echo"]);
+    world.write("p.toml", &world.read("p.toml").replace("\"sh\"", "\"nosuchprogram\""));
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("cannot start nosuchprogram"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("spawn-failed"), "{}", ended.stderr);
+}
+
+#[test]
+fn limits_end_a_stage_and_a_step_lets_it_through() {
+    let world = World::of_commands(&["a::sleep $SLEEP; echo x > o"]);
+    let more = "env = { SLEEP = \"60\" }\nlimits = { timeout = \"1s\" }\n\
+        [stage.a.retry]\nescalate = [{ env = { SLEEP = \"0\" } }]\n";
+    world.write("p.toml", &(world.read("p.toml") + more));
+    let report = world.run(&[]);
+    let attempts = report["stages"][0]["attempts"].as_array().unwrap();
+    assert_eq!(attempts.len(), 2, "{report}");
+    assert_eq!(attempts[0]["class"], "timed-out");
+    assert_eq!(attempts[1]["outcome"], "sealed");
+    assert!(attempts[1]["changed"].as_str().unwrap().contains("SLEEP = \"0\""));
+    assert_eq!(attempts.iter().filter(|attempt| attempt["log"] != Value::Null).count(), 2);
+}
+
+#[test]
+fn too_much_memory_is_ended() {
+    let world = World::of_commands(&["a::head -c 300000000 /dev/zero | tail; echo x > o"]);
+    world.write("p.toml", &(world.read("p.toml") + "limits = { memory = \"64MiB\" }\n"));
+    let ended = world.smelt(&["run", "p.toml", "--json"]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("memory-limit"), "{}", ended.stderr);
+}
+
+#[test]
+fn an_input_that_changes_meanwhile_spoils_the_attempt() {
+    let world = World::of_commands(&["a:x:cat $SMELT_INPUTS > o; echo more >> $SMELT_INPUTS"]);
+    world.write("p.toml", &world.read("p.toml").replace("\"x\"", "\"path:in.txt\""));
+    world.write("in.txt", "one");
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("in.txt was changed while the stage ran"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_damaged_output_is_built_again() {
+    let world = World::of_commands(&["a::echo a > o", "b:a:cat $SMELT_IN_A/o > o"]);
+    world.run(&[]);
+    let file = world.out("a").join("o");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    fs::write(&file, "b\n").unwrap();
+    let ended = world.smelt(&["run", "p.toml", "--json"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("quarantine"), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(statuses(&report), ["a sealed", "b hit"]);
+    assert_eq!(fs::read_to_string(world.out("a").join("o")).unwrap(), "a\n");
+}
+
+#[test]
+fn plan_says_what_cannot_be_known_yet() {
+    let world = World::of_commands(&["a::echo a > o", "b:a:echo b > o", "c:b:echo c > o"]);
+    let ended = world.smelt(&["plan", "p.toml"]);
+    assert!(ended.stdout.contains("unknown until a"), "{}", ended.stdout);
+    world.run(&["--only", "a"]);
+    let ended = world.smelt(&["plan", "p.toml", "--json"]);
+    let plan: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(statuses(&plan), ["a hit", "b miss", "c unknown"]);
+}

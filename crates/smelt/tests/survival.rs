@@ -1,0 +1,169 @@
+//! What a kill, a Ctrl-C or a second run may cost: the running stage, never more.
+
+mod world;
+
+use std::process::Child;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use world::{World, statuses, until};
+
+fn signal(child: &Child, signal: Signal) {
+    kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+}
+
+/// Stage b says that it runs, then hangs as long as `hang` is there, with a child that has left
+/// its session and a double fork.
+fn hanging() -> World {
+    let world = World::of_commands(&["a::echo a > o"]);
+    let hang = format!(
+        "a::echo a > o\nb:a:(setsid sh -c 'sleep 600 & sleep 600' &) ; sleep 600 & touch {0}/running; while [ -e {0}/hang ]; do sleep 0.02; done; cat $SMELT_IN_A/o > o",
+        world.path("").display()
+    );
+    world.write("p.toml", &world::commands(&hang.lines().collect::<Vec<_>>()));
+    world.write("hang", "");
+    world
+}
+
+/// The next run finishes what was left, without doing `a` again.
+#[track_caller]
+fn finishes(world: &World) {
+    std::fs::remove_file(world.path("hang")).unwrap();
+    assert_eq!(statuses(&world.run(&[])), ["a hit", "b sealed"]);
+    world.assert_nothing_runs();
+    let left = |folder: &str| std::fs::read_dir(world.path(folder)).unwrap().count();
+    assert_eq!((left("cache/work"), left("cache/runs")), (0, 0), "dead runs are cleared");
+}
+
+#[test]
+fn killing_smelt_kills_the_whole_tree() {
+    let world = hanging();
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    signal(&smelt, Signal::SIGKILL);
+    smelt.wait().unwrap();
+    world.assert_nothing_runs();
+    finishes(&world);
+}
+
+#[test]
+fn killing_the_shim_fails_the_stage_and_kills_its_tree() {
+    let world = hanging();
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    let shims = smelt_watch_children(smelt.id());
+    assert_eq!(shims.len(), 1);
+    kill(Pid::from_raw(shims[0].cast_signed()), Signal::SIGKILL).unwrap();
+    assert_eq!(smelt.wait().unwrap().code(), Some(1));
+    world.assert_nothing_runs();
+    finishes(&world);
+}
+
+/// Direct children of a process.
+fn smelt_watch_children(pid: u32) -> Vec<u32> {
+    smelt_watch::Tree::new(pid)
+        .descendants()
+        .into_iter()
+        .filter(|child| {
+            let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+            let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
+            parent == Some(&pid.to_string())
+        })
+        .collect()
+}
+
+#[test]
+fn killing_everything_at_once_leaves_only_work_to_do() {
+    let world = hanging();
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    let mut all = smelt_watch::Tree::new(smelt.id()).descendants();
+    all.push(smelt.id());
+    for pid in all {
+        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+    }
+    smelt.wait().unwrap();
+    // What a double fork hid from us is killed by the next start at the latest.
+    finishes(&world);
+}
+
+#[test]
+fn the_next_start_kills_what_a_lost_run_left() {
+    let world = hanging();
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    // Supervisor and shim vanish together: nobody is left to kill the stage's grandchildren.
+    let shim = smelt_watch_children(smelt.id())[0];
+    signal(&smelt, Signal::SIGSTOP);
+    kill(Pid::from_raw(shim.cast_signed()), Signal::SIGKILL).unwrap();
+    signal(&smelt, Signal::SIGKILL);
+    smelt.wait().unwrap();
+    assert!(!world.processes().is_empty(), "the test needs something left to kill");
+    finishes(&world);
+}
+
+#[test]
+fn ctrl_c_stops_the_stage_and_exits_6() {
+    let world = hanging();
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    signal(&smelt, Signal::SIGINT);
+    assert_eq!(smelt.wait().unwrap().code(), Some(6));
+    world.assert_nothing_runs();
+    assert_eq!(world.smelt(&["out", "p.toml", "b"]).code, Some(1), "nothing half-done is sealed");
+    finishes(&world);
+}
+
+#[test]
+fn a_second_ctrl_c_does_not_wait_for_a_stubborn_stage() {
+    let world = World::of_commands(&["a::echo"]);
+    let script = format!(
+        "a::trap '' TERM INT; touch {}/running; while :; do sleep 0.05; done",
+        world.path("").display()
+    );
+    world.write("p.toml", &world::commands(&[&script]));
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    signal(&smelt, Signal::SIGINT);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let begin = std::time::Instant::now();
+    signal(&smelt, Signal::SIGINT);
+    assert_eq!(smelt.wait().unwrap().code(), Some(6));
+    assert!(
+        begin.elapsed() < smelt_exec::shim::GRACE,
+        "killed at once, not after the grace period"
+    );
+    world.assert_nothing_runs();
+}
+
+#[test]
+fn two_runs_build_each_key_once() {
+    let world = World::of_commands(&["a::echo"]);
+    let script = format!(
+        "a::echo built >> {0}/count; touch {0}/running; while [ -e {0}/hang ]; do sleep 0.02; done; echo a > o",
+        world.path("").display()
+    );
+    world.write("p.toml", &world::commands(&[&script]));
+    world.write("hang", "");
+    let mut first = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    let refused = world.smelt(&["run", "p.toml", "--no-wait"]);
+    assert_eq!(refused.code, Some(7), "{}", refused.stderr);
+    let mut second = world.command(&["run", "p.toml", "--json"]);
+    let second = second
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    // The second run has opened its journal before it asks for the key.
+    let journals = || std::fs::read_dir(world.path("cache/journal")).unwrap().count();
+    assert!(until(|| journals() == 3));
+    std::fs::remove_file(world.path("hang")).unwrap();
+    assert!(first.wait().unwrap().success());
+    let output = second.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(statuses(&report), ["a hit"]);
+    assert_eq!(world.read("count"), "built\n");
+}

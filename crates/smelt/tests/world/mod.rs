@@ -1,0 +1,179 @@
+//! A folder with a pipeline and a store of its own, and the real smelt to run in it.
+
+#![allow(dead_code)] // Each test binary uses its own part.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Long enough for the slowest machine; a test that waits this long has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct World {
+    folder: tempfile::TempDir,
+}
+
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl World {
+    pub fn new(pipeline: &str) -> Self {
+        let world = Self { folder: tempfile::tempdir().unwrap() };
+        world.write("p.toml", pipeline);
+        world
+    }
+
+    /// A pipeline of `command` stages; each line is `name: needs : shell script`.
+    pub fn of_commands(lines: &[&str]) -> Self {
+        Self::new(&commands(lines))
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    pub fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_smelt"));
+        self.prepare(&mut command);
+        command.args(arguments);
+        command
+    }
+
+    /// Any program, with this world's folder and store.
+    pub fn prepare(&self, command: &mut Command) {
+        command
+            .current_dir(self.folder.path())
+            .env("SMELT_CACHE", self.path("cache"))
+            .env("WORLD", self.folder.path())
+            .stdin(Stdio::null());
+    }
+
+    pub fn smelt(&self, arguments: &[&str]) -> Ended {
+        ended(&mut self.command(arguments))
+    }
+
+    /// `run`, which must end well.
+    #[track_caller]
+    pub fn run(&self, arguments: &[&str]) -> Value {
+        let all = [&["run", "p.toml", "--json"], arguments].concat();
+        let ended = self.smelt(&all);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        serde_json::from_str(&ended.stdout).unwrap()
+    }
+
+    pub fn start(&self, arguments: &[&str]) -> Child {
+        self.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    /// The directory of a stage's sealed output.
+    #[track_caller]
+    pub fn out(&self, stage: &str) -> PathBuf {
+        let ended = self.smelt(&["out", "p.toml", stage]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        PathBuf::from(ended.stdout.trim())
+    }
+
+    /// Waits until `file` in the world's folder is there.
+    #[track_caller]
+    pub fn wait_for(&self, file: &str) {
+        let path = self.path(file);
+        assert!(until(|| path.exists()), "{} does not appear", path.display());
+    }
+
+    /// Processes that carry this world's folder in their environment, besides our own.
+    pub fn processes(&self) -> Vec<String> {
+        let mark = format!("WORLD={}", self.folder.path().display());
+        let folder = self.folder.path().display().to_string();
+        let entries = fs::read_dir("/proc").unwrap().flatten();
+        entries
+            .filter(|entry| {
+                entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok())
+            })
+            .filter(|entry| entry.file_name().to_str() != Some(&std::process::id().to_string()))
+            .filter(|entry| {
+                let text = |name| fs::read(entry.path().join(name)).unwrap_or_default();
+                let environment = String::from_utf8_lossy(&text("environ")).into_owned();
+                // Stages have a clean environment, but their paths lead into the world.
+                environment.contains(&mark) || environment.contains(&folder)
+            })
+            .map(|entry| {
+                let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                String::from_utf8_lossy(&line).replace('\0', " ")
+            })
+            .collect()
+    }
+
+    /// No process of this world is left, or soon none is.
+    #[track_caller]
+    pub fn assert_nothing_runs(&self) {
+        let mut left = Vec::new();
+        let gone = until(|| {
+            left = self.processes();
+            left.is_empty()
+        });
+        assert!(gone, "still running: {left:?}");
+    }
+}
+
+pub fn ended(command: &mut Command) -> Ended {
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+pub fn until(mut is: impl FnMut() -> bool) -> bool {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        if is() {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+pub fn commands(lines: &[&str]) -> String {
+    let mut text = "smelt = 1\nname = \"test\"\n".to_owned();
+    for line in lines {
+        let [name, needs, script] = line.splitn(3, ':').collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
+        let needs: Vec<_> = needs.split_whitespace().map(|need| format!("\"{need}\"")).collect();
+        text.push_str(&format!(
+            "[stage.{name}]\nkind = \"command\"\ninputs = [{}]\noutputs = [\"o\"]\nargv = [\"sh\", \"-ec\", '''{}''']\n",
+            needs.join(", "),
+            script.trim(),
+        ));
+    }
+    text
+}
+
+/// `name status` of every stage of a report.
+pub fn statuses(report: &Value) -> Vec<String> {
+    let stages = report["stages"].as_array().unwrap().iter();
+    stages
+        .map(|stage| {
+            format!("{} {}", stage["name"].as_str().unwrap(), stage["status"].as_str().unwrap())
+        })
+        .collect()
+}
+
+/// The folder of a file under the repository's `tests/data`.
+pub fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)
+}

@@ -1,0 +1,46 @@
+//! Runs every check, in the order that fails fastest, and says how long each took.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{root, tidy};
+
+const STEPS: [(&str, &[&str]); 4] = [
+    ("format", &["fmt", "--all", "--check"]),
+    ("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]),
+    ("tests", &["test", "--workspace", "--locked", "--no-fail-fast"]),
+    ("docs", &["doc", "--workspace", "--no-deps", "--locked"]),
+];
+
+/// Fails at the first step that fails.
+pub(crate) fn run() -> Result<()> {
+    let mut times = Vec::new();
+    for (name, arguments) in STEPS {
+        let begin = Instant::now();
+        cargo(arguments).with_context(|| format!("{name} failed"))?;
+        times.push((name, begin.elapsed()));
+    }
+    let begin = Instant::now();
+    tidy::run().context("tidy failed")?;
+    times.push(("tidy", begin.elapsed()));
+    for (name, time) in times {
+        println!("{name:8} {:4} s", time.as_secs());
+    }
+    Ok(())
+}
+
+fn cargo(arguments: &[&str]) -> Result<()> {
+    println!("\n$ cargo {}", arguments.join(" "));
+    let status = Command::new(env!("CARGO"))
+        .args(arguments)
+        .current_dir(root())
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .status()
+        .context("cannot start cargo")?;
+    if !status.success() {
+        bail!("cargo {} ended with {status}", arguments.join(" "));
+    }
+    Ok(())
+}

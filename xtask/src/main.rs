@@ -1,0 +1,36 @@
+//! Runs the development commands: `cargo xtask ci`, `cargo xtask tidy`.
+
+mod ci;
+mod tidy;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo xtask ci|tidy
+
+  ci     everything a change must pass: format, lints, tests, docs, tidy
+  tidy   what compilers do not check: crate edges, file headers, pipelines, README";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["ci"] => ci::run(),
+        ["tidy"] => tidy::run(),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository's root: the folder above this crate.
+fn root() -> std::path::PathBuf {
+    let own = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().expect("xtask lies in the repository").to_owned()
+}

@@ -1,0 +1,124 @@
+//! Checks what compilers do not: crate edges, file headers, leftovers, pipelines, the README.
+//!
+//! It also prints the longest functions and files, as places to look; they fail nothing.
+
+mod edges;
+mod longest;
+mod readme;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::root;
+
+/// A Rust file of the repository.
+pub(crate) struct Source {
+    /// Relative to the root.
+    pub(crate) path: PathBuf,
+    pub(crate) text: String,
+}
+
+/// Prints every finding, then fails if there was one.
+pub(crate) fn run() -> Result<()> {
+    println!("\n$ cargo xtask tidy");
+    let sources = sources()?;
+    let mut findings = edges::check()?;
+    findings.extend(sources.iter().filter_map(header));
+    findings.extend(sources.iter().flat_map(leftovers));
+    let smelt = build_smelt()?;
+    findings.extend(pipelines(&smelt)?);
+    findings.extend(readme::check(&smelt)?);
+    longest::print(&sources);
+    for finding in &findings {
+        eprintln!("tidy: {finding}");
+    }
+    if !findings.is_empty() {
+        bail!("{} findings", findings.len());
+    }
+    Ok(())
+}
+
+fn sources() -> Result<Vec<Source>> {
+    let root = root();
+    let mut sources = Vec::new();
+    let mut folders = vec![root.join("crates"), root.join("xtask")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path)?;
+                sources.push(Source { path: path.strip_prefix(&root)?.to_owned(), text });
+            }
+        }
+    }
+    sources.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(sources)
+}
+
+/// Every file says first what it is for.  A file of tests is named for what it tests.
+fn header(source: &Source) -> Option<String> {
+    let is_tests = source.path.ends_with("tests.rs") || has_folder(&source.path, "tests");
+    let says = source.text.starts_with("//! ");
+    (!says && !is_tests).then(|| format!("{}: starts without a //! header", source.path.display()))
+}
+
+fn has_folder(path: &Path, name: &str) -> bool {
+    path.components().any(|part| part.as_os_str() == name)
+}
+
+/// Marks that are for the time before a commit.  Spelled in halves, so that this file is clean.
+const LEFTOVERS: [&str; 4] =
+    [concat!("dbg", "!("), concat!("todo", "!("), concat!("FIX", "ME"), concat!("XX", "X")];
+
+fn leftovers(source: &Source) -> Vec<String> {
+    let lines = source.text.lines().enumerate();
+    let found = lines.filter(|(_, line)| LEFTOVERS.iter().any(|mark| line.contains(mark)));
+    found
+        .map(|(at, line)| {
+            format!("{}:{}: leftover: {}", source.path.display(), at + 1, line.trim())
+        })
+        .collect()
+}
+
+fn build_smelt() -> Result<PathBuf> {
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "smelt", "--locked"])
+        .current_dir(root())
+        .status()?;
+    if !status.success() {
+        bail!("smelt does not build");
+    }
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    Ok(target.join("debug/smelt"))
+}
+
+/// Every pipeline plans, in a store of its own.  One whose model is not here says in a
+/// `# tidy:` line with which flags it does.
+fn pipelines(smelt: &Path) -> Result<Vec<String>> {
+    let folder = root().join("pipelines");
+    let cache = root().join("target/tidy-cache");
+    let mut findings = Vec::new();
+    for entry in fs::read_dir(&folder)? {
+        let path = entry?.path();
+        let text = fs::read_to_string(&path)?;
+        let flags = text.lines().find_map(|line| line.strip_prefix("# tidy: ")).unwrap_or("");
+        let output = Command::new(smelt)
+            .arg("plan")
+            .arg(&path)
+            .args(flags.split_whitespace())
+            .env("SMELT_CACHE", &cache)
+            .output()
+            .context("cannot start smelt")?;
+        if !output.status.success() {
+            findings
+                .push(format!("does not plan: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        }
+    }
+    Ok(findings)
+}

@@ -1,0 +1,60 @@
+//! Holds the crates' dependencies against the table of the architecture.
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::root;
+
+/// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
+const EDGES: [(&str, &[&str]); 10] = [
+    ("smelt-plan", &[]),
+    ("smelt-watch", &[]),
+    ("smelt-onnx", &[]),
+    ("smelt-model", &["smelt-onnx"]),
+    ("smelt-store", &["smelt-plan"]),
+    ("smelt-engine", &["smelt-onnx", "smelt-model"]),
+    ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
+    ("smelt-runtime", &["smelt-engine", "smelt-watch"]),
+    (
+        "smelt",
+        &[
+            "smelt-plan",
+            "smelt-store",
+            "smelt-watch",
+            "smelt-exec",
+            "smelt-onnx",
+            "smelt-model",
+            "smelt-engine",
+            "smelt-runtime",
+        ],
+    ),
+    ("xtask", &[]),
+];
+
+pub(super) fn check() -> Result<Vec<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--locked"])
+        .current_dir(root())
+        .output()
+        .context("cannot start cargo metadata")?;
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
+    let packages = metadata["packages"].as_array().context("cargo metadata without packages")?;
+    Ok(packages.iter().flat_map(check_package).collect())
+}
+
+/// Edges that tests need may point anywhere: they make no cycle in what is shipped.
+fn check_package(package: &Value) -> Vec<String> {
+    let name = package["name"].as_str().unwrap_or_default();
+    let Some((_, allowed)) = EDGES.iter().find(|(crate_name, _)| *crate_name == name) else {
+        return vec![format!("crate {name} is not in the table of edges")];
+    };
+    let dependencies = package["dependencies"].as_array().into_iter().flatten();
+    dependencies
+        .filter(|dependency| dependency["kind"] != "dev")
+        .filter_map(|dependency| dependency["name"].as_str())
+        .filter(|to| to.starts_with("smelt") && !allowed.contains(to))
+        .map(|to| format!("crate {name} may not depend on {to}"))
+        .collect()
+}
