@@ -1,9 +1,9 @@
 //! Reads and writes an engine directory: `engine.json` beside `weights.bin`.
 //!
-//! Building: tensors are laid out first, then streamed into `weights.bin` while they are hashed, and
-//! `engine.json` is written last, so that a broken build leaves no engine.  Opening: `engine.json` is
-//! parsed, every range is checked against the size of `weights.bin`, which is mapped and not read.
-//! Knows nothing of graphs or layers.
+//! Building: tensors are laid out first, then streamed into `weights.bin` while they are hashed,
+//! and `engine.json` is written last, so that a broken build leaves no engine.  Opening:
+//! `engine.json` is parsed, every range is checked against the size of `weights.bin`, which is
+//! mapped and not read. Knows nothing of graphs or layers.
 
 #![allow(unsafe_code)]
 

@@ -1,6 +1,7 @@
 //! Holds the engines to numbers that transformers computed for a tiny InternVL3.
 //!
-//! The whole native path runs: checkpoint, export, quantisation, build, open, encode, prefill, decode.
+//! The whole native path runs: checkpoint, export, quantisation, build, open, encode, prefill,
+//! decode.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -115,8 +116,8 @@ fn image_embeddings_match_transformers() {
     assert_eq!((engine.image_size(), engine.tokens_per_tile(), engine.hidden()), (56, 4, 80));
     let found = error(&engine.encode(&pixels, 2).unwrap(), &expect);
     assert!(found <= F32_TOLERANCE, "f32 is off by {found}");
-    // Both narrow types hold these bf16 weights (f16 nearly), and arithmetic stays f32: what differs
-    // is the graph's scalars, such as √2 in GELU.
+    // Both narrow types hold these bf16 weights (f16 nearly), and arithmetic stays f32: what
+    // differs is the graph's scalars, such as √2 in GELU.
     for dtype in [Dtype::F16, Dtype::BF16] {
         let found = error(&golden.vision(dtype).encode(&pixels, 2).unwrap(), &expect);
         assert!(found <= 1e-4, "{dtype} is off by {found}");

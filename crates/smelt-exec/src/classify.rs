@@ -47,11 +47,9 @@ pub fn classify(end: &End) -> Outcome {
     let failed = |class, message: String| Outcome::Failed(Failure { class, exit, message });
     match end.stopped {
         Some(Stopped::ByUser) => return Outcome::Interrupted,
-        Some(Stopped::Over(Why::MemoryOverBudget)) => {
-            return failed(FailureClass::MemoryLimit, "took more memory than limits.memory".into());
-        }
-        Some(Stopped::Over(Why::TimeOver)) => {
-            return failed(FailureClass::TimedOut, "ran longer than limits.timeout".into());
+        Some(Stopped::Over(why)) => {
+            let (class, message) = over(why);
+            return failed(class, message);
         }
         None => {}
     }
@@ -66,6 +64,22 @@ pub fn classify(end: &End) -> Outcome {
     }
     let class = class_of(report, end);
     failed(class, message(report, end))
+}
+
+/// In MiB, the unit people set limits in.
+fn over(why: Why) -> (FailureClass, String) {
+    match why {
+        Why::MemoryOverBudget { rss_bytes, rss_bytes_max } => {
+            let [held, max] = [rss_bytes, rss_bytes_max].map(|bytes| bytes.div_ceil(1 << 20));
+            let message = format!("held {held} MiB, more than the {max} MiB of limits.memory");
+            (FailureClass::MemoryLimit, message)
+        }
+        Why::TimeOver { duration_max } => {
+            let message =
+                format!("ran longer than the {} s of limits.timeout", duration_max.as_secs());
+            (FailureClass::TimedOut, message)
+        }
+    }
 }
 
 fn class_of(report: &ShimReport, end: &End) -> FailureClass {
@@ -139,8 +153,10 @@ mod tests {
     #[test]
     fn our_own_stop_beats_everything() {
         let over = |why| End { stopped: Some(Stopped::Over(why)), ..end(None, Some(9), "x") };
-        check(&over(Why::MemoryOverBudget), MemoryLimit, "limits.memory");
-        check(&over(Why::TimeOver), TimedOut, "limits.timeout");
+        let memory = Why::MemoryOverBudget { rss_bytes: 101 << 20, rss_bytes_max: 100 << 20 };
+        check(&over(memory), MemoryLimit, "held 101 MiB, more than the 100 MiB");
+        let time = Why::TimeOver { duration_max: std::time::Duration::from_secs(60) };
+        check(&over(time), TimedOut, "the 60 s of limits.timeout");
         let user = End { stopped: Some(Stopped::ByUser), ..end(Some(0), None, "") };
         assert_eq!(classify(&user), Outcome::Interrupted);
     }

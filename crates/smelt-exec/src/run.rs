@@ -3,7 +3,7 @@
 //! The loop owns the schedule, the journal, the key locks and the report.  Threads that attend
 //! attempts only send it messages.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -125,6 +125,7 @@ impl Runner<'_> {
                 controls: HashMap::new(),
                 reports: HashMap::new(),
                 messages: HashMap::new(),
+                told_held: HashSet::new(),
                 runner: self,
                 interrupted: false,
             };
@@ -167,6 +168,7 @@ struct Loop<'scope, 'env, 'a> {
     controls: HashMap<StageId, Arc<Controls>>,
     reports: HashMap<StageId, Vec<AttemptReport>>,
     messages: HashMap<StageId, String>,
+    told_held: HashSet<StageId>,
     runner: Runner<'a>,
     interrupted: bool,
 }
@@ -229,7 +231,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         self.reports.entry(stage).or_default().push(report);
         let event = match result {
             AttemptResult::Sealed(output) => {
-                self.outputs.insert(stage, output.path().to_owned());
+                self.note_output(stage, &output)?;
                 Event::Sealed(stage, output.digest)
             }
             AttemptResult::Failed(failure) => {
@@ -291,10 +293,17 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     }
 
     fn found(&mut self, stage: StageId, output: &Output) -> Result<Event, ExecError> {
-        self.outputs.insert(stage, output.path().to_owned());
+        self.note_output(stage, output)?;
         self.journal("hit", json!({ "stage": self.name(stage), "output": output.digest }))?;
         self.show(&Progress::Hit(stage));
         Ok(Event::Found(stage, output.digest))
+    }
+
+    /// Stages below may read it, and the next plan knows which key this recipe led to.
+    fn note_output(&mut self, stage: StageId, output: &Output) -> Result<(), ExecError> {
+        self.outputs.insert(stage, output.path().to_owned());
+        let recipe = self.runner.plan.stage(stage).recipe_key;
+        Ok(self.runner.store.alias(&recipe, &self.keys[&stage])?)
     }
 
     /// Takes the key, looks once more (another run may just have built it), and starts.
@@ -308,7 +317,10 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         self.keys.insert(stage, key);
         if !self.locks.contains_key(&stage) {
             let Some(lock) = self.runner.store.try_lock_key(&key)? else {
-                self.show(&Progress::Held(stage));
+                // Told once, although it is asked for again every tick.
+                if self.told_held.insert(stage) {
+                    self.show(&Progress::Held(stage));
+                }
                 return Ok(Some(Event::Held(stage)));
             };
             self.locks.insert(stage, lock);

@@ -60,9 +60,10 @@ fn lead() -> io::Result<()> {
             spawn_error: Some(error.to_string()),
         },
     };
-    let mut stdout = io::stdout();
-    serde_json::to_writer(&mut stdout, &report)?;
-    stdout.flush()
+    let text = serde_json::to_string(&report)?;
+    // A supervisor that is gone wants no report.
+    let _ = io::stdout().write_all(text.as_bytes());
+    Ok(())
 }
 
 /// Starts the leader through [`exec`], which ties its life to ours.

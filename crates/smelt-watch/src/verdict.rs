@@ -26,18 +26,27 @@ pub enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     /// Its processes together hold more than the budget.
-    MemoryOverBudget,
+    MemoryOverBudget {
+        /// What they hold.
+        rss_bytes: u64,
+        /// What they may.
+        rss_bytes_max: u64,
+    },
     /// It has run longer than the budget.
-    TimeOver,
+    TimeOver {
+        /// How long it may.
+        duration_max: Duration,
+    },
 }
 
 /// Judges the newest sample and the time gone.
 pub fn judge(budget: &Budget, elapsed: Duration, sample: &Sample) -> Verdict {
-    if budget.rss_bytes_max.is_some_and(|max| sample.rss_bytes > max) {
-        return Verdict::Stop(Why::MemoryOverBudget);
+    let rss_bytes = sample.rss_bytes;
+    if let Some(rss_bytes_max) = budget.rss_bytes_max.filter(|&max| rss_bytes > max) {
+        return Verdict::Stop(Why::MemoryOverBudget { rss_bytes, rss_bytes_max });
     }
-    if budget.duration_max.is_some_and(|max| elapsed > max) {
-        return Verdict::Stop(Why::TimeOver);
+    if let Some(duration_max) = budget.duration_max.filter(|&max| elapsed > max) {
+        return Verdict::Stop(Why::TimeOver { duration_max });
     }
     Verdict::Fine
 }
@@ -62,10 +71,12 @@ mod tests {
 
     #[test]
     fn budgets() {
+        let memory = Why::MemoryOverBudget { rss_bytes: 101, rss_bytes_max: 100 };
+        let time = Why::TimeOver { duration_max: Duration::from_secs(5) };
         check(None, None, u64::MAX, u64::MAX >> 1, Verdict::Fine);
         check(Some(100), Some(5), 100, 5, Verdict::Fine);
-        check(Some(100), Some(5), 101, 0, Verdict::Stop(Why::MemoryOverBudget));
-        check(Some(100), Some(5), 0, 6, Verdict::Stop(Why::TimeOver));
-        check(Some(100), Some(5), 101, 6, Verdict::Stop(Why::MemoryOverBudget));
+        check(Some(100), Some(5), 101, 0, Verdict::Stop(memory));
+        check(Some(100), Some(5), 0, 6, Verdict::Stop(time));
+        check(Some(100), Some(5), 101, 6, Verdict::Stop(memory));
     }
 }

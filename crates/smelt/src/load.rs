@@ -119,8 +119,14 @@ pub(crate) enum Standing {
     Hit(PathBuf),
     /// The key is known and the store has nothing under it.
     Miss,
-    /// The key is known only when this stage has been built.
-    Unknown(StageId),
+    /// The key is known only when `until` has been built; the key that this recipe led to the
+    /// last time is `last`, where there was one.
+    Unknown {
+        /// The stage that must be built first.
+        until: StageId,
+        /// The key that the whole recipe led to before.
+        last: Option<Digest>,
+    },
 }
 
 /// Looks up every stage, as far as keys can be known.
@@ -135,7 +141,9 @@ pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>
             continue;
         }
         if let Some(missing) = stage.needs().find(|need| !digests.contains_key(need)) {
-            standings.push((Standing::Unknown(root_of(&standings, missing)), None));
+            let until = root_of(&standings, missing);
+            let last = store.resolve(&stage.recipe_key)?;
+            standings.push((Standing::Unknown { until, last }, None));
             continue;
         }
         let key = plan.content_key(id, |need| digests[&need]);
@@ -153,7 +161,7 @@ pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>
 /// The stage that must really be built before the key below it is known.
 fn root_of(standings: &[(Standing, Option<Digest>)], stage: StageId) -> StageId {
     match standings[stage.index()].0 {
-        Standing::Unknown(root) => root,
+        Standing::Unknown { until, .. } => until,
         Standing::Hit(_) | Standing::Miss => stage,
     }
 }
@@ -167,7 +175,7 @@ pub(crate) fn output(
     let (standing, _) = standings(loaded)?.swap_remove(stage.index());
     match standing {
         Standing::Hit(path) => Ok(path),
-        Standing::Miss | Standing::Unknown(_) => Err(Failed::new(
+        Standing::Miss | Standing::Unknown { .. } => Err(Failed::new(
             Exit::StageFailed,
             format!(
                 "stage \"{}\" is not built; build it with: smelt run {}",

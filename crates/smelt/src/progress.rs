@@ -84,7 +84,8 @@ impl<'a> Display<'a> {
     }
 
     fn running(&mut self, stage: StageId, elapsed: Duration, rss_bytes: u64, last_line: &str) {
-        const WIDTH: usize = 100;
+        // No terminal in use is narrower; a longer line would wrap and could not be rewritten.
+        const WIDTH: usize = 79;
         let text = format!(
             "{} {} {} {}",
             self.label(stage),

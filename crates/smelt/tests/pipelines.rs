@@ -1,5 +1,7 @@
 //! Whole pipelines of small commands: what is built, what is reused, what is told.
 
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
 mod world;
 
 use std::fs;
@@ -249,4 +251,15 @@ fn plan_says_what_cannot_be_known_yet() {
     let ended = world.smelt(&["plan", "p.toml", "--json"]);
     let plan: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(statuses(&plan), ["a hit", "b miss", "c unknown"]);
+}
+
+#[test]
+fn plan_remembers_where_a_recipe_led() {
+    let world = World::of_commands(&["a::echo a > o", "b:a:echo b > o"]);
+    let report = world.run(&[]);
+    let key = report["stages"][1]["key"].as_str().unwrap()[..16].to_owned();
+    fs::remove_dir_all(world.out("a")).unwrap();
+    let plan = world.smelt(&["plan", "p.toml"]).stdout;
+    assert!(plan.contains(&format!("unknown until a, last time {key}")), "{plan}");
+    assert_eq!(statuses(&world.run(&[])), ["a sealed", "b hit"]);
 }

@@ -1,5 +1,7 @@
 //! What a kill, a Ctrl-C or a second run may cost: the running stage, never more.
 
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
 mod world;
 
 use std::process::Child;

@@ -1,7 +1,7 @@
 //! Computes exp, erf and what networks make of them: GELU, SiLU, sigmoid, tanh.
 //!
-//! Branch-free polynomials, so that the compiler makes vectors of every loop over them; the same bits on
-//! every machine.  Knows nothing of layers.
+//! Branch-free polynomials, so that the compiler makes vectors of every loop over them; the same
+//! bits on every machine.  Knows nothing of layers.
 
 /// Coefficients, highest power first, of the Chebyshev interpolation of `erf(√t)/√t` over
 /// `t = 8(u + 1)`, u in -1..1 (|x| up to 4); computed with 40 digits, error below 2e-11.

@@ -1,7 +1,7 @@
 //! Picks the instruction set at run time and forwards the two inner kernels to it.
 //!
-//! One build holds every path; the first question to the processor decides.  Knows the shapes of the
-//! inner kernels, nothing of what calls them.
+//! One build holds every path; the first question to the processor decides.  Knows the shapes of
+//! the inner kernels, nothing of what calls them.
 
 #![allow(unsafe_code)]
 

@@ -83,8 +83,8 @@ impl<'a> Matrix<'a> {
         Self::strided(elements, rows, columns, [columns, 1])
     }
 
-    /// A matrix with strides `[row, column]`.  Panics where an element would lie outside: shapes are
-    /// checked before a matrix is made.
+    /// A matrix with strides `[row, column]`.  Panics where an element would lie outside: shapes
+    /// are checked before a matrix is made.
     pub(crate) fn strided(
         elements: Elements<'a>,
         rows: usize,

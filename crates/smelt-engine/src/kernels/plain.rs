@@ -1,7 +1,7 @@
 //! Computes the two inner kernels in portable Rust.
 //!
-//! Packed panels in, one tile out; two rows in, one sum out.  The compiler makes what vectors it can of
-//! it.  Knows nothing of detection.
+//! Packed panels in, one tile out; two rows in, one sum out.  The compiler makes what vectors it
+//! can of it.  Knows nothing of detection.
 
 use half::f16;
 

@@ -1,8 +1,8 @@
 //! Multiplies a matrix with the transpose of another: every output is a dot product of two rows.
 //!
 //! Two [`Matrix`] views in, f32 out.  Many rows go through packed tiles, a few rows (a decode step)
-//! through dot products that read each stored row once.  Each output is summed in an order that depends
-//! on the shapes alone.  Knows nothing of layers or models.
+//! through dot products that read each stored row once.  Each output is summed in an order that
+//! depends on the shapes alone.  Knows nothing of layers or models.
 
 #![allow(unsafe_code)]
 

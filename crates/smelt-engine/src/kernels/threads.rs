@@ -1,7 +1,7 @@
 //! Splits work over threads by ranges that are fixed before the work begins.
 //!
-//! A count comes in, ranges go out, each done by one scoped thread.  Which thread does a range never
-//! changes what the range computes.  Knows nothing of the arithmetic.
+//! A count comes in, ranges go out, each done by one scoped thread.  Which thread does a range
+//! never changes what the range computes.  Knows nothing of the arithmetic.
 
 use std::num::NonZero;
 use std::ops::Range;

@@ -57,8 +57,8 @@ pub enum BuildError {
 /// being done.
 ///
 /// # Errors
-/// When the limits are none, the checkpoint cannot be read, writing fails, or the finished engine does
-/// not run.
+/// When the limits are none, the checkpoint cannot be read, writing fails, or the finished engine
+/// does not run.
 pub fn build(
     checkpoint: &Checkpoint,
     limits: Limits,

@@ -1,8 +1,8 @@
 //! Computes a decoder over a few tokens of one or more slots.
 //!
-//! Embedded tokens in, hidden states out; keys and values go to the slots on the way.  The layers are
-//! Qwen2's: RMSNorm, grouped-query attention with rotary positions, SwiGLU.  Callers have checked
-//! tokens, slots and lengths.
+//! Embedded tokens in, hidden states out; keys and values go to the slots on the way.  The layers
+//! are Qwen2's: RMSNorm, grouped-query attention with rotary positions, SwiGLU.  Callers have
+//! checked tokens, slots and lengths.
 
 use std::ops::Range;
 
@@ -16,7 +16,8 @@ use crate::kernels::product::{Panels, Product};
 use crate::kernels::rope::Rotation;
 use crate::kernels::softmax::softmax;
 
-/// Tokens of one attention task: with the seven query heads a key head usually has, 224 rows of scores.
+/// Tokens of one attention task: with the seven query heads a key head usually has, 224 rows of
+/// scores.
 const TASK_TOKENS: usize = 32;
 
 /// Neighbouring tokens of one slot, and the rows where they lie.
@@ -36,8 +37,8 @@ pub(super) struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Runs all layers over `x` `[rows, hidden]` in place; the slots have room, and count the tokens
-    /// afterwards.
+    /// Runs all layers over `x` `[rows, hidden]` in place; the slots have room, and count the
+    /// tokens afterwards.
     pub(super) fn layers(&self, x: &mut [f32], spans: &[Span], slots: &mut [Slot]) {
         let positions = spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
         let rotations: Vec<Rotation> = positions
@@ -160,7 +161,8 @@ impl Pass<'_> {
         tasks
     }
 
-    /// `softmax(q kᵀ / √head_dim) v` for the query heads of one key head, `[tokens, group, head_dim]`.
+    /// `softmax(q kᵀ / √head_dim) v` for the query heads of one key head, `[tokens, group,
+    /// head_dim]`.
     fn attend_task(
         &self,
         layer: usize,

@@ -1,8 +1,9 @@
 //! Generates text: a decoder with a key-value cache for several sequences.
 //!
-//! [`build`] packs the language model of a checkpoint; [`LlmEngine`] opens what it wrote.  A sequence
-//! lives in a slot: `prefill` appends a prompt, `decode` one token to each of several slots, `release`
-//! forgets.  Knows nothing of text, requests or pictures: image embeddings are numbers here.
+//! [`build`] packs the language model of a checkpoint; [`LlmEngine`] opens what it wrote.  A
+//! sequence lives in a slot: `prefill` appends a prompt, `decode` one token to each of several
+//! slots, `release` forgets.  Knows nothing of text, requests or pictures: image embeddings are
+//! numbers here.
 
 mod build;
 mod forward;

@@ -1,7 +1,7 @@
 //! Finds the tensors of a decoder in an engine file and multiplies by them.
 //!
-//! Names and shapes are checked when the engine is opened; norms and biases, which are small, are widened
-//! then.  Knows nothing of sequences.
+//! Names and shapes are checked when the engine is opened; norms and biases, which are small, are
+//! widened then.  Knows nothing of sequences.
 
 use smelt_model::dtype::Dtype;
 

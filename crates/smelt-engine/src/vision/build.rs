@@ -1,7 +1,8 @@
 //! Builds a vision engine from an ONNX graph: packs it, then loads it and runs it once.
 //!
-//! The graph is judged before a weight is read; weights then go to `weights.bin` in blocks, in their own
-//! type.  Image size, tokens and width come from the graph.  Knows nothing of checkpoints.
+//! The graph is judged before a weight is read; weights then go to `weights.bin` in blocks, in
+//! their own type.  Image size, tokens and width come from the graph.  Knows nothing of
+//! checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -74,8 +75,8 @@ pub enum BuildError {
 /// The same graph gives the same bytes on every machine.  `progress` hears what is being done.
 ///
 /// # Errors
-/// When the graph cannot be read or holds what the engine does not have (the message names the node),
-/// when writing fails, or when the finished engine does not run.
+/// When the graph cannot be read or holds what the engine does not have (the message names the
+/// node), when writing fails, or when the finished engine does not run.
 pub fn build(
     onnx_dir: &Path,
     out_dir: &Path,

@@ -1,7 +1,7 @@
 //! Holds the graph an engine executes, as `engine.json` keeps it.
 //!
-//! An ONNX graph becomes plain nodes here: constants leave the nodes and are stored beside the weights,
-//! names stay.  Knows nothing of what operators do.
+//! An ONNX graph becomes plain nodes here: constants leave the nodes and are stored beside the
+//! weights, names stay.  Knows nothing of what operators do.
 
 use std::collections::{BTreeMap, BTreeSet};
 

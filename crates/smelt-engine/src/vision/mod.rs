@@ -1,8 +1,9 @@
 //! Encodes pictures by executing an ONNX graph on the CPU.
 //!
-//! [`build`] packs a graph and its weights into an engine directory; [`VisionEngine`] opens one and runs
-//! the graph it was given, node by node: renaming values or inserting `Identity` changes nothing, another
-//! GELU changes exactly the answer.  Knows nothing of checkpoints, tiles or prompts.
+//! [`build`] packs a graph and its weights into an engine directory; [`VisionEngine`] opens one and
+//! runs the graph it was given, node by node: renaming values or inserting `Identity` changes
+//! nothing, another GELU changes exactly the answer.  Knows nothing of checkpoints, tiles or
+//! prompts.
 
 mod array;
 mod build;
@@ -30,7 +31,8 @@ use program::Program;
 /// What `engine.json` calls this kind.
 pub(crate) const KIND: &str = "vision";
 
-/// Float constants of up to this many numbers (norms, biases) are widened when the engine is opened.
+/// Float constants of up to this many numbers (norms, biases) are widened when the engine is
+/// opened.
 const WIDE_NUMBERS_MAX: usize = 1 << 14;
 
 /// The sizes of a vision engine, and its graph.

@@ -1,7 +1,7 @@
 //! Names every operator the engine executes, with its attributes read and checked.
 //!
-//! A node and the version of the operator set in, an [`Op`] or one clear line out.  What an operator
-//! computes is in `ops`.
+//! A node and the version of the operator set in, an [`Op`] or one clear line out.  What an
+//! operator computes is in `ops`.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! Turns a graph into steps that can run: names become places, every operator is checked.
 //!
-//! Steps whose inputs are all known and small are computed once, here.  A value is given up after its
-//! last reader, so that it may be overwritten.  Knows nothing of files or pixels.
+//! Steps whose inputs are all known and small are computed once, here.  A value is given up after
+//! its last reader, so that it may be overwritten.  Knows nothing of files or pixels.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -38,7 +38,12 @@ fn status(plan: &Plan, standing: &Standing) -> String {
     match standing {
         Standing::Hit(_) => "hit".to_owned(),
         Standing::Miss => "miss".to_owned(),
-        Standing::Unknown(stage) => format!("unknown until {}", plan.stage(*stage).name),
+        Standing::Unknown { until, last: None } => {
+            format!("unknown until {}", plan.stage(*until).name)
+        }
+        Standing::Unknown { until, last: Some(key) } => {
+            format!("unknown until {}, last time {}", plan.stage(*until).name, key.short())
+        }
     }
 }
 
@@ -46,7 +51,7 @@ fn as_json(plan: &Plan, stage: &Stage, standing: &Standing, key: Option<Digest>)
     let (word, output) = match standing {
         Standing::Hit(path) => ("hit", Some(path)),
         Standing::Miss => ("miss", None),
-        Standing::Unknown(_) => ("unknown", None),
+        Standing::Unknown { .. } => ("unknown", None),
     };
     json!({
         "name": stage.name,

@@ -34,12 +34,13 @@ struct Bound {
     error_max_of_scale: f64,
 }
 
-/// f32 arithmetic over weights that the export may have rounded to f16 or bf16.
-const VISION: Bound = Bound { cosine_min: 0.9999, error_max_of_scale: 1e-2 };
-/// The same weights in another order of summation: only rounding differs.
-const SAME_WEIGHTS: Bound = Bound { cosine_min: 0.999_999, error_max_of_scale: 2e-3 };
-/// int8 per output channel, the coarsest scheme, measures 0.999 and better on real and random
-/// weights; the error of a single logit says little about it.
+/// f32 arithmetic over weights that the export may have rounded: f16 of bf16 weights measures 7e-5
+/// at 24 layers, bf16 of f32 weights could reach 4e-3.
+const VISION: Bound = Bound { cosine_min: 0.9999, error_max_of_scale: 5e-3 };
+/// The same weights in another order of summation: only rounding differs, 2e-6 at 28 layers.
+const SAME_WEIGHTS: Bound = Bound { cosine_min: 0.999_999, error_max_of_scale: 1e-4 };
+/// int8 per output channel, the coarsest scheme, measures 0.9993 and better on random weights; the
+/// error of a single logit says little about it.
 const QUANTISED: Bound = Bound { cosine_min: 0.995, error_max_of_scale: 0.25 };
 
 /// One comparison as the artifact records it.

@@ -1,6 +1,6 @@
 //! A folder with a pipeline and a store of its own, and the real smelt to run in it.
 
-#![allow(dead_code)] // Each test binary uses its own part.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test binary uses its own part, and may unwrap.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -51,7 +51,8 @@ fn rename(value: Value, shape: Vec<usize>, machine: Machine<'_>) -> Result<Value
     }
 }
 
-/// The shape that Reshape gives: 0 copies a dimension unless it is allowed as itself, -1 is the rest.
+/// The shape that Reshape gives: 0 copies a dimension unless it is allowed as itself, -1 is the
+/// rest.
 fn reshaped(from: &[usize], wanted: &[i64], allow_zero: bool) -> Result<Vec<usize>, String> {
     let fail = || format!("cannot give {from:?} the shape {wanted:?}");
     let total = element_count(from)?;

@@ -1,7 +1,7 @@
 //! Computes what each operator means: values in, values out.
 //!
-//! Every operator follows the ONNX standard, broadcasting and negative axes included.  The file of each
-//! group says what it holds; this one sends an [`Op`] to its group.  Knows nothing of graphs.
+//! Every operator follows the ONNX standard, broadcasting and negative axes included.  The file of
+//! each group says what it holds; this one sends an [`Op`] to its group.  Knows nothing of graphs.
 
 mod elementwise;
 mod layout;
