@@ -19,7 +19,7 @@ pub(crate) fn run() -> Result<()> {
     let mut times = Vec::new();
     for (name, arguments) in STEPS {
         let begin = Instant::now();
-        cargo(arguments).with_context(|| format!("{name} failed"))?;
+        cargo(arguments, &[]).with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
     let begin = Instant::now();
@@ -31,12 +31,14 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-fn cargo(arguments: &[&str]) -> Result<()> {
+/// Runs cargo in the root, with these variables besides our own.
+pub(crate) fn cargo(arguments: &[&str], variables: &[(&str, &str)]) -> Result<()> {
     println!("\n$ cargo {}", arguments.join(" "));
     let status = Command::new(env!("CARGO"))
         .args(arguments)
         .current_dir(root())
         .env("RUSTDOCFLAGS", "-D warnings")
+        .envs(variables.iter().copied())
         .status()
         .context("cannot start cargo")?;
     if !status.success() {

@@ -1,19 +1,22 @@
-//! Runs the development commands: `cargo xtask ci`, `cargo xtask tidy`.
+//! Runs the development commands: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask soak`.
 
 mod ci;
+mod soak;
 mod tidy;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask ci|tidy
+const USAGE: &str = "usage: cargo xtask ci|soak|tidy
 
   ci     everything a change must pass: format, lints, tests, docs, tidy
+  soak   the sweeps of ci without their bounds: every system call, a million worlds
   tidy   what compilers do not check: crate edges, file headers, pipelines, README";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["ci"] => ci::run(),
+        ["soak"] => soak::run(),
         ["tidy"] => tidy::run(),
         _ => {
             eprintln!("{USAGE}");

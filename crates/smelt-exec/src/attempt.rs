@@ -19,15 +19,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
-use smelt_store::{Output, Store};
+use smelt_store::Store;
 use smelt_watch::{Budget, Machine, Peaks, Sample, Tree, Verdict, judge};
 
 use crate::classify::{End, Outcome, Stopped, classify};
 use crate::log;
+use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Order, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::report::AttemptReport;
-use crate::run::Message;
 
 /// Peaks are sampled ten times a second: well under 1 % of a core, and the kernel's own high-water
 /// mark covers what happens between two samples.
@@ -86,20 +86,6 @@ pub(crate) struct Attempt<'a> {
     pub(crate) record: serde_json::Value,
     pub(crate) controls: Arc<Controls>,
     pub(crate) messages: SyncSender<Message>,
-}
-
-/// How it went.
-pub(crate) struct Ended {
-    pub(crate) stage: StageId,
-    pub(crate) report: AttemptReport,
-    pub(crate) result: AttemptResult,
-}
-
-/// What an attempt led to.
-pub(crate) enum AttemptResult {
-    Sealed(Box<Output>),
-    Failed(Failure),
-    Interrupted,
 }
 
 impl Attempt<'_> {

@@ -9,6 +9,7 @@
 mod attempt;
 pub mod classify;
 mod log;
+mod message;
 mod order;
 mod orphans;
 pub mod report;

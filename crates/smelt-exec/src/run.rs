@@ -19,7 +19,8 @@ use smelt_plan::{
 use smelt_store::{KeyLock, Lookup, Output, Run, Store, StoreError};
 use smelt_watch::Budget;
 
-use crate::attempt::{Attempt, AttemptResult, Controls, Ended, record};
+use crate::attempt::{Attempt, Controls, record};
+use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
 use crate::orphans;
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
@@ -28,16 +29,6 @@ use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageRepo
 const MESSAGES_MAX: usize = 256;
 /// How soon a key held by another run is looked at again.
 const TICK: Duration = Duration::from_millis(200);
-
-/// What the attempts, and the signals, tell the loop.
-pub(crate) enum Message {
-    /// An attempt ended.
-    Ended(Box<Ended>),
-    /// An attempt goes on.
-    Running { stage: StageId, elapsed: Duration, rss_bytes: u64, last_line: String },
-    /// SIGINT or SIGTERM.
-    Signal,
-}
 
 /// What the user may be shown.
 #[derive(Debug)]

@@ -12,7 +12,8 @@ use std::process::Command;
 use serde_json::Value;
 use world::{World, statuses};
 
-/// Points tried per sweep; each is one killed run, one plan and one finishing run.
+/// Points tried per sweep; each is one killed run, one plan and one finishing run.  A soak tries
+/// every point.
 const POINTS: usize = 110;
 /// System calls that change files, locks or processes: between any two others, nothing differs.
 const CALLS: &str = "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,mkdir,mkdirat,\
@@ -98,12 +99,13 @@ fn check_visible(world: &World, n: usize) -> BTreeSet<String> {
     hits.collect()
 }
 
-/// Evenly spread points over an undisturbed run, at most `POINTS` of them.
+/// Evenly spread points over an undisturbed run.
 fn sweep(name: &str, follow: &[&str]) {
     assert!(have_strace());
     let calls = calls_of_one_thread(follow);
+    let count = if std::env::var_os("SMELT_SOAK").is_some() { calls.max(2) } else { POINTS };
     let points: BTreeSet<usize> =
-        (0..POINTS).map(|at| 1 + at * calls.saturating_sub(1) / (POINTS - 1)).collect();
+        (0..count).map(|at| 1 + at * calls.saturating_sub(1) / (count - 1)).collect();
     points.iter().for_each(|&n| kill_at(n, follow));
     println!("{name}: {} kill points over {calls} system calls of one thread", points.len());
     assert!(points.len() >= 100, "{name}: only {} points over {calls} calls", points.len());

@@ -11,7 +11,7 @@ use smelt_runtime::image::Settings;
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
-use super::order::Request;
+use super::request::Request;
 use crate::exit::Failed;
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.

@@ -1,21 +1,10 @@
 //! Turns a task into a program to run: smelt itself for its own kinds, any program for `command`.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smelt_exec::{Order, Task};
 use smelt_plan::Kind;
 
-/// What a stage of smelt's own reads on its standard input.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Request {
-    pub(crate) kind: Kind,
-    pub(crate) params: BTreeMap<String, Value>,
-    pub(crate) inputs: BTreeMap<String, PathBuf>,
-    pub(crate) out: PathBuf,
-}
+use super::request::Request;
 
 pub(crate) fn order(task: &Task<'_>) -> Order {
     match task.stage.kind {

@@ -18,8 +18,7 @@ use smelt_model::reference::compare::{Comparison, compare};
 use smelt_model::reference::{self, Image};
 use smelt_runtime::tokenizer::Tokenizer;
 
-use super::order::Request;
-use super::work::say;
+use super::request::{Request, say};
 use crate::exit::{Exit, Failed};
 
 /// Tokens the engine answers with.

@@ -4,9 +4,6 @@
 //! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
 //! is visible to anyone before the supervisor seals it.
 
-use std::path::{Path, PathBuf};
-
-use serde_json::Value;
 use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
@@ -14,7 +11,7 @@ use smelt_model::quantize::Scheme;
 use smelt_model::{export, quantize, synthetic};
 use smelt_plan::Kind;
 
-use super::order::Request;
+use super::request::{Request, say};
 use super::{deployment, verify};
 use crate::exit::{Exit, Failed};
 
@@ -32,46 +29,6 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
         Kind::Command => return Err(Failed::usage("a command is a program of its own")),
     }
     Ok(Exit::Ok)
-}
-
-/// Progress goes to the log; the supervisor shows its last line.
-pub(crate) fn say(line: &str) {
-    eprintln!("{line}");
-}
-
-impl Request {
-    /// A param that the plan has checked to be a word.
-    pub(crate) fn word(&self, name: &str) -> Result<&str, Failed> {
-        self.params
-            .get(name)
-            .and_then(Value::as_str)
-            .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
-    }
-
-    /// A param that the plan has checked to be a number.
-    pub(crate) fn count(&self, name: &str) -> Result<usize, Failed> {
-        self.params
-            .get(name)
-            .and_then(Value::as_u64)
-            .and_then(|count| usize::try_from(count).ok())
-            .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
-    }
-
-    /// The directory of an edge.
-    pub(crate) fn input(&self, field: &str) -> Result<&Path, Failed> {
-        self.optional_input(field)
-            .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{field}\"")))
-    }
-
-    /// The directory of an edge that may be absent.
-    pub(crate) fn optional_input(&self, field: &str) -> Option<&Path> {
-        self.inputs.get(field).map(PathBuf::as_path)
-    }
-
-    /// The checkpoint an edge names.
-    pub(crate) fn checkpoint(&self, field: &str) -> Result<Checkpoint, Failed> {
-        Checkpoint::open(self.input(field)?).map_err(Failed::model)
-    }
 }
 
 fn source(request: &Request) -> Result<(), Failed> {

@@ -1,0 +1,24 @@
+//! Runs the sweeps of `ci` without their bounds, which takes the better part of an hour.
+
+use anyhow::{Context, Result};
+
+use crate::ci::cargo;
+
+/// What the tests with a bound look for.
+const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
+
+const SWEEPS: [(&str, &[&str]); 3] = [
+    ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
+    ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
+    (
+        "kill points",
+        &["test", "--locked", "-p", "smelt", "--test", "kill_points", "--", "--nocapture"],
+    ),
+];
+
+pub(crate) fn run() -> Result<()> {
+    for (name, arguments) in SWEEPS {
+        cargo(arguments, &[SOAK]).with_context(|| format!("{name} failed"))?;
+    }
+    Ok(())
+}
