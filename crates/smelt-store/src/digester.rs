@@ -4,8 +4,8 @@
 //! of outputs; whether a digest is the right one is for the caller to say.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 
@@ -14,6 +14,13 @@ use crate::disk::{Disk, DiskError, DiskFile, FileKind, Open, Stat, fault};
 use crate::manifest::{FileEntry, Manifest, ManifestError};
 use crate::stat_cache::{Owner, StatCache};
 use crate::walk::{Found, Links, WalkError, walk};
+
+impl DigestError {
+    /// Whether it ended because the store's stop flag was set.
+    pub fn is_stopped(&self) -> bool {
+        matches!(self, Self::Disk(error) if error.is_stopped())
+    }
+}
 
 /// Large enough that system calls cost nothing beside hashing, small beside any budget.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -69,11 +76,27 @@ pub(crate) struct Digester {
     disk: Arc<dyn Disk>,
     cache: Mutex<StatCache>,
     bytes_hashed: AtomicU64,
+    /// Set by whoever wants hashing to end early.
+    stop: OnceLock<Arc<AtomicBool>>,
 }
 
 impl Digester {
     pub(crate) fn new(disk: Arc<dyn Disk>, cache: StatCache) -> Self {
-        Self { disk, cache: Mutex::new(cache), bytes_hashed: AtomicU64::new(0) }
+        Self {
+            disk,
+            cache: Mutex::new(cache),
+            bytes_hashed: AtomicU64::new(0),
+            stop: OnceLock::new(),
+        }
+    }
+
+    /// Ends hashing with an error once `stop` is set; the first flag given stays.
+    pub(crate) fn stop_on(&self, stop: Arc<AtomicBool>) {
+        let _ = self.stop.set(stop);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.get().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 
     /// How many bytes were hashed since the store was opened.
@@ -157,6 +180,9 @@ impl Digester {
         let mut buffer = vec![0; BUFFER_BYTES];
         let mut offset = 0;
         loop {
+            if self.is_stopped() {
+                return Err(stopped());
+            }
             match file.read_at(offset, &mut buffer)? {
                 0 => break,
                 read => {
@@ -184,6 +210,11 @@ impl Digester {
         // A panic elsewhere leaves the cache with whole entries, only fewer.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The user does not want to wait for gigabytes to be hashed; [`DiskError::is_stopped`] knows it.
+fn stopped() -> std::io::Error {
+    std::io::Error::from_raw_os_error(nix::libc::ECANCELED)
 }
 
 /// Names what is not a regular file.

@@ -172,6 +172,12 @@ impl DiskError {
     pub fn is_disk_full(&self) -> bool {
         matches!(self, Self::Full { .. })
     }
+
+    /// Whether it ended because the store's stop flag was set.
+    pub fn is_stopped(&self) -> bool {
+        let Self::Io { source, .. } = self else { return false };
+        source.raw_os_error() == Some(nix::libc::ECANCELED)
+    }
 }
 
 fn in_bytes(needed: Option<u64>) -> String {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::actions::Entry;
 use crate::digest::Digest;
 use crate::digester::{AndSync, DigestError, not_a_file};
-use crate::disk::{DiskError, Stat, fault, remove_tree};
+use crate::disk::{DiskError, FileKind, Stat, fault, remove_tree};
 use crate::log::{LogError, RECORD_BYTES_MAX};
 use crate::manifest::{FileEntry, Manifest, ManifestError};
 use crate::output::{Location, Output};
@@ -98,6 +98,25 @@ impl SealError {
             _ => false,
         }
     }
+
+    /// Whether it ended because the store's stop flag was set.
+    pub fn is_stopped(&self) -> bool {
+        match self {
+            Self::Disk(error) => error.is_stopped(),
+            Self::Digest(error) => error.is_stopped(),
+            Self::Store(error) => error.is_stopped(),
+            _ => false,
+        }
+    }
+}
+
+fn not_a_dir(kind: FileKind) -> Option<&'static str> {
+    match kind {
+        FileKind::Dir => None,
+        FileKind::File => Some("a file where the output's directory was"),
+        FileKind::Link => Some("a symbolic link where the output's directory was"),
+        FileKind::Other => Some("a socket, a pipe or a device"),
+    }
 }
 
 /// A file that is hashed, read-only and durable.
@@ -114,6 +133,11 @@ impl Store {
     /// without files are no part of an output.  May run in any thread.
     pub fn seal(&self, key: &Digest, work_dir: &Path, record: Value) -> Result<Output, SealError> {
         self.refuse_read_only("seal")?;
+        // The attempt may have put a link in its place, which would lead to files that are not ours.
+        let own = self.disk().lstat(work_dir).map_err(fault("look at", work_dir))?;
+        if let Some(what) = not_a_dir(own.kind) {
+            return Err(SealError::NotAFile { path: work_dir.to_owned(), what });
+        }
         let tree = walk(self.disk(), work_dir, Links::Keep)?;
         let finished = self.finish_files(work_dir, &tree.files)?;
         self.finish_dirs(work_dir, &tree.dirs)?;

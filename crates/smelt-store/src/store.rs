@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
@@ -113,6 +114,11 @@ impl StoreError {
             _ => false,
         }
     }
+
+    /// Whether it ended because the stop flag was set.
+    pub fn is_stopped(&self) -> bool {
+        matches!(self, Self::Disk(error) if error.is_stopped())
+    }
 }
 
 /// How a store is held.
@@ -198,6 +204,12 @@ impl Store {
     /// The absolute path of the store.
     pub fn root(&self) -> &Path {
         self.layout().root()
+    }
+
+    /// Ends hashing, in every call of this store, with an error that says `is_stopped` once `stop`
+    /// is set.
+    pub fn stop_on(&self, stop: Arc<AtomicBool>) {
+        self.digester().stop_on(stop);
     }
 
     /// How much the store's disk can still take.

@@ -118,7 +118,8 @@ fn a_crash_in_the_run_after_a_crash_costs_nothing_promised() {
     let fresh = disk_with_model();
     let changes = changes_of(&fresh);
     let mut chance = Chance(1);
-    for round in 0..400 {
+    let rounds = if std::env::var_os("SMELT_SOAK").is_some() { 40_000 } else { 400 };
+    for round in 0..rounds {
         let (first, second) = (chance.next() % changes, chance.next() % changes);
         let mut promises = Promises::default();
         let mut disk = fresh.copy();

@@ -355,3 +355,33 @@ fn a_store_is_removed_by_plain_means() {
     assert_eq!(mode(output.path()) & 0o700, 0o700);
     assert_eq!(mode(&output.path().join("data")) & 0o700, 0o700);
 }
+
+#[test]
+fn a_link_in_the_place_of_the_work_dir_is_refused_and_not_followed() {
+    let world = World::new();
+    let victim = world.dir.path().join("victim");
+    fs::create_dir(&victim).unwrap();
+    fs::write(victim.join("f"), "not ours").unwrap();
+    fs::set_permissions(victim.join("f"), Permissions::from_mode(0o600)).unwrap();
+    let error = world.refused(|work| {
+        fs::remove_dir_all(work).unwrap();
+        symlink(&victim, work).unwrap();
+    });
+    assert!(error.to_string().contains("symbolic link"), "{error}");
+    let mode = fs::metadata(victim.join("f")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "the foreign file keeps its mode");
+}
+
+#[test]
+fn hashing_ends_when_it_is_told_to() {
+    let world = World::new();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let work = world.work("stopped");
+    world.store.stop_on(stop.clone());
+    let error = world.store.seal(&key("stopped"), &work, json!({})).unwrap_err();
+    assert!(error.is_stopped(), "{error}");
+    assert!(world.store.digest_tree(&work).unwrap_err().is_stopped());
+    stop.store(false, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(world.store.lookup(&key("stopped")).unwrap(), Lookup::Miss);
+    world.seal("afterwards");
+}
