@@ -41,6 +41,8 @@ pub enum Takes {
     Count(u64, u64),
     /// A non-empty list of texts.
     Texts,
+    /// A non-empty list of names of files or directories, relative and without `..`.
+    Names,
     /// A list of stage names and `path:…` texts: edges.
     Inputs,
     /// A table of texts.
@@ -125,7 +127,7 @@ const DEPLOYMENT: &[Field] = &[
 const COMMAND: &[Field] = &[
     field("argv", Takes::Texts, Absent::Refused),
     field("inputs", Takes::Inputs, Absent::Nothing),
-    field("outputs", Takes::Texts, Absent::Refused),
+    field("outputs", Takes::Names, Absent::Refused),
     field("env", Takes::TextTable, Absent::Nothing),
 ];
 

@@ -17,7 +17,7 @@ use toml::de::DeTable;
 use crate::kind::Kind;
 use crate::name::StageName;
 use crate::quantity;
-use crate::text::{Place, nearest};
+use crate::text::{Lines, Place, nearest};
 
 pub use params::Overrides;
 use table::Table;
@@ -138,7 +138,7 @@ pub enum ParseError {
 impl Pipeline {
     /// Reads `text`, the content of `file`, with the `--set` overrides of its params.
     pub fn parse(file: &str, text: &str, overrides: &Overrides) -> Result<Self, ParseError> {
-        let source = Source { file, text };
+        let source = Source { file, lines: Lines::of(text) };
         let root = DeTable::parse(text).map_err(|error| source.syntax(&error))?;
         let mut root = Table::new(&source, root.get_ref(), "the pipeline", 0);
         root.allow(&["smelt", "name", "params", "stage"])?;
@@ -170,12 +170,12 @@ impl Pipeline {
 /// The text under the errors.
 pub(crate) struct Source<'a> {
     file: &'a str,
-    text: &'a str,
+    lines: Lines<'a>,
 }
 
 impl Source<'_> {
     fn place(&self, offset: usize) -> Place {
-        Place::of(self.text, offset)
+        self.lines.place(offset)
     }
 
     fn error(&self, offset: usize, message: impl Into<String>) -> PipelineError {
@@ -200,7 +200,7 @@ fn read_stages(
     let entries = table.map(|table| table.entries()).unwrap_or_default();
     if entries.is_empty() {
         return Err(source.error(
-            source.text.len(),
+            source.lines.bytes(),
             "the pipeline has no stages; add one, as in [stage.checkpoint]",
         ));
     }

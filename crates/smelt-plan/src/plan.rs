@@ -73,6 +73,9 @@ pub struct Stage {
 pub struct Input {
     /// The field that names it.
     pub field: &'static str,
+    /// What the key calls it: the field, and in a list also the stage's name, since a program
+    /// finds its inputs by name.
+    pub label: String,
     /// What it points to.
     pub from: From,
 }
@@ -110,6 +113,7 @@ impl Plan {
             let spec = &pipeline.stages[file_index];
             let resolve = |input: &InputSpec| Input {
                 field: input.field,
+                label: label(spec.kind, input),
                 from: match &input.from {
                     InputRef::Stage(name) => From::Stage(position[by_name[name]]),
                     InputRef::Path(path) => From::Path(pins[path].clone()),
@@ -259,7 +263,16 @@ fn digests(inputs: &[Input], output: impl Fn(StageId) -> Digest) -> Vec<(String,
         From::Stage(id) => output(*id),
         From::Path(pin) => pin.digest,
     };
-    inputs.iter().map(|input| (input.field.to_owned(), digest(input))).collect()
+    inputs.iter().map(|input| (input.label.clone(), digest(input))).collect()
+}
+
+fn label(kind: Kind, input: &InputSpec) -> String {
+    let field = kind.fields().iter().find(|field| field.name == input.field);
+    match (field.map(|field| field.takes), &input.from) {
+        (Some(Takes::Inputs), InputRef::Stage(name)) => format!("{} {name}", input.field),
+        (Some(Takes::Inputs), InputRef::Path(_)) => format!("{} path", input.field),
+        _ => input.field.to_owned(),
+    }
 }
 
 fn recipe_key(spec: &StageSpec, inputs: &[Input], stages: &[Stage]) -> Digest {

@@ -315,10 +315,20 @@ impl<'p> Schedule<'p> {
         }
         let running = self.states.iter().filter(|s| matches!(s, State::Running { .. })).count();
         let room = self.wishes.jobs.max(1).saturating_sub(running);
-        let ready = |(id, _): &(StageId, _)| self.states[id.index()] == State::Ready;
-        let next: Vec<StageId> =
-            self.plan.stages().filter(ready).map(|(id, _)| id).take(room).collect();
+        let mut building: BTreeSet<Digest> = self.running_keys().collect();
+        let mut next = Vec::new();
+        for (id, _) in self.plan.stages().filter(|(id, _)| self.state(*id) == State::Ready) {
+            // Two stages of one key are built once: the second finds what the first has made.
+            if next.len() < room && self.key(id).is_some_and(|key| building.insert(key)) {
+                next.push(id);
+            }
+        }
         next.into_iter().map(|stage| self.start(stage)).collect()
+    }
+
+    fn running_keys(&self) -> impl Iterator<Item = Digest> {
+        let running = |(id, _): &(StageId, _)| matches!(self.state(*id), State::Running { .. });
+        self.plan.stages().filter(running).filter_map(|(id, _)| self.key(id))
     }
 
     fn start(&mut self, stage: StageId) -> Command {

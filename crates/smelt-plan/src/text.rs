@@ -17,16 +17,32 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {
-    /// The place of byte `offset` of `text`; an offset past the end is the end.
-    pub fn of(text: &str, offset: usize) -> Self {
-        let before = &text.as_bytes()[..offset.min(text.len())];
-        let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
+/// A text with its line starts found once, so that a place costs no walk from the beginning.
+pub struct Lines<'a> {
+    text: &'a str,
+    starts: Vec<usize>,
+}
+
+impl<'a> Lines<'a> {
+    /// Finds the lines of `text`.
+    pub fn of(text: &'a str) -> Self {
+        let after =
+            text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1);
+        Self { text, starts: std::iter::once(0).chain(after).collect() }
+    }
+
+    /// How many bytes the text has.
+    pub fn bytes(&self) -> usize {
+        self.text.len()
+    }
+
+    /// The place of byte `offset`; an offset past the end is the end.
+    pub fn place(&self, offset: usize) -> Place {
+        let offset = offset.min(self.text.len());
+        let line = self.starts.partition_point(|&start| start <= offset);
+        let before = &self.text.as_bytes()[self.starts[line - 1]..offset];
         let is_char_start = |b: &&u8| (**b & 0xC0) != 0x80;
-        Self {
-            line: before.iter().filter(|&&b| b == b'\n').count() + 1,
-            column: before[line_start..].iter().filter(is_char_start).count() + 1,
-        }
+        Place { line, column: before.iter().filter(is_char_start).count() + 1 }
     }
 }
 
@@ -64,7 +80,7 @@ mod tests {
     fn places_count_from_one_in_characters() {
         let text = "ab\ncé x\n";
         let check = |offset, line, column| {
-            assert_eq!(Place::of(text, offset), Place { line, column }, "offset {offset}");
+            assert_eq!(Lines::of(text).place(offset), Place { line, column }, "offset {offset}");
         };
         check(0, 1, 1);
         check(3, 2, 1);

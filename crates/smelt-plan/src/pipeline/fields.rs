@@ -103,7 +103,8 @@ fn read_field(
         Takes::Text => Value::from(text(item, params)?),
         Takes::Choice(words) => choice(item, text(item, params)?, words)?,
         Takes::Count(min, max) => count(item, params, min, max)?,
-        Takes::Texts => texts(item, params)?,
+        Takes::Texts => Value::from(texts(item, params)?),
+        Takes::Names => names(item, params)?,
         Takes::TextTable => text_table(item, params)?,
     };
     values.insert(field.name.to_owned(), value);
@@ -176,13 +177,26 @@ fn count(item: &Item<'_>, params: &Params, min: u64, max: u64) -> Result<Value, 
         })
 }
 
-fn texts(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
+/// Outputs stay inside the working directory.
+fn names(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
+    let names = texts(item, params)?;
+    let is_inside = |name: &String| name.split('/').all(|part| !matches!(part, "" | "." | ".."));
+    match names.iter().find(|name| !is_inside(name)) {
+        None => Ok(Value::from(names)),
+        Some(name) => Err(item.error(format!(
+            "\"{}\" must name files or directories inside the stage's working directory, not \"{name}\"",
+            item.key
+        ))),
+    }
+}
+
+fn texts(item: &Item<'_>, params: &Params) -> Result<Vec<String>, PipelineError> {
     let list: Vec<String> =
         item.list()?.iter().map(|item| text(item, params)).collect::<Result<_, _>>()?;
     if list.is_empty() {
         return Err(item.error(format!("\"{}\" must not be empty", item.key)));
     }
-    Ok(Value::from(list))
+    Ok(list)
 }
 
 fn text_table(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {

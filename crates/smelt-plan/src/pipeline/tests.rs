@@ -139,3 +139,17 @@ fn mangled_files_never_panic() {
         }
     }
 }
+
+#[test]
+fn outputs_stay_inside_the_working_directory() {
+    let text = |name: &str| {
+        format!(
+            "smelt = 1\nname = \"c\"\n[stage.a]\nkind = \"command\"\nargv = [\"x\"]\noutputs = [\"{name}\"]\n"
+        )
+    };
+    assert!(parse(&text("d/f.bin"), &[]).is_ok());
+    for name in ["", ".", "..", "/etc/passwd", "a/../../b", "a/./b", "a//b", "a/"] {
+        let error = parse(&text(name), &[]).unwrap_err().to_string();
+        assert!(error.starts_with("p.toml:6:11: ") && error.contains("inside"), "{error}");
+    }
+}

@@ -112,3 +112,14 @@ fn closure_is_everything_needed() {
     assert_eq!(names, ["a", "b", "c"]);
     assert_eq!(plan.find("bb").unwrap_err().near.as_deref(), Some("b"));
 }
+
+#[test]
+fn the_names_a_program_finds_its_inputs_by_are_in_its_key() {
+    let key_of_c = |lines: &[&str]| {
+        let plan = plan(lines).unwrap();
+        let c = plan.find("c").unwrap();
+        // Both inputs hold the same, so only their names can tell the keys apart.
+        plan.content_key(c, |_| Digest::from_bytes([1; 32]))
+    };
+    assert_ne!(key_of_c(&["a:", "b:", "c: a b"]), key_of_c(&["a:", "b:", "c: b a"]));
+}
