@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -28,6 +28,8 @@ use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Order, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::report::AttemptReport;
+use crate::shim::GRACE;
+use crate::shims::Shims;
 
 /// Peaks are sampled ten times a second: well under 1 % of a core, and the kernel's own high-water
 /// mark covers what happens between two samples.
@@ -44,12 +46,21 @@ const REPORT_BYTES_MAX: u64 = 64 << 10;
 pub(crate) struct Controls {
     pipe: Mutex<Option<ChildStdin>>,
     stopped_by_user: AtomicBool,
+    /// When it was first asked to end, and when it was told.
+    asked: OnceLock<Instant>,
+    told: OnceLock<Instant>,
 }
+
+/// How long a shim that has been told may take: it only kills.
+const KILL_PATIENCE: Duration = Duration::from_secs(3);
+/// How long one that has been asked may take: the grace period, and then to kill.
+const STOP_PATIENCE: Duration = Duration::from_secs(GRACE.as_secs() + KILL_PATIENCE.as_secs());
 
 impl Controls {
     /// Asks the attempt to end; the shim kills it when it takes too long.
     pub(crate) fn stop(&self) {
         self.stopped_by_user.store(true, Ordering::Release);
+        self.asked.get_or_init(Instant::now);
         if let Some(pipe) = self.pipe().as_mut() {
             // A shim that is gone needs no asking.
             let _ = pipe.write_all(b"stop\n");
@@ -58,7 +69,14 @@ impl Controls {
 
     /// Ends the attempt now: the shim sees the end of its pipe.
     pub(crate) fn kill(&self) {
+        self.told.get_or_init(Instant::now);
         drop(self.pipe().take());
+    }
+
+    fn is_out_of_patience(&self) -> bool {
+        let over =
+            |since: &OnceLock<Instant>, max| since.get().is_some_and(|at| at.elapsed() > max);
+        over(&self.told, KILL_PATIENCE) || over(&self.asked, STOP_PATIENCE)
     }
 
     fn pipe(&self) -> std::sync::MutexGuard<'_, Option<ChildStdin>> {
@@ -84,6 +102,7 @@ pub(crate) struct Attempt<'a> {
     pub(crate) pins: Vec<Pin>,
     /// What the sealed record says besides.
     pub(crate) record: serde_json::Value,
+    pub(crate) shims: &'a Shims,
     pub(crate) controls: Arc<Controls>,
     pub(crate) messages: SyncSender<Message>,
 }
@@ -121,8 +140,8 @@ impl Attempt<'_> {
 
     fn attend(&self, begin: Instant, report: &mut AttemptReport) -> Outcome {
         let oom_kills_before = Machine::read().oom_kills;
-        let (mut shim, stopped) = match self.start() {
-            Ok(shim) => (shim, None::<Stopped>),
+        let mut shim = match self.start() {
+            Ok(shim) => shim,
             Err(error) => {
                 let message = format!("cannot start the stage's shim: {error}");
                 return failed(FailureClass::SpawnFailed, message);
@@ -132,11 +151,15 @@ impl Attempt<'_> {
         // Without its pipe a shim that still lives ends its tree.
         self.controls.kill();
         let _ = shim.wait();
+        self.shims.forget(shim.id());
         report.leftovers = orphans::kill_marked(&self.mark) as u32;
+        if said.is_none() {
+            report.leftovers += self.shims.kill_adopted() as u32;
+        }
         let by_user = self.controls.stopped_by_user.load(Ordering::Acquire);
         let oom_kills_after = Machine::read().oom_kills;
         let end = End {
-            stopped: stopped.or(over).or(by_user.then_some(Stopped::ByUser)),
+            stopped: over.or(by_user.then_some(Stopped::ByUser)),
             oom_kills: oom_kills_after.unwrap_or(0).saturating_sub(oom_kills_before.unwrap_or(0)),
             last_line: log::last_line(&self.log),
             report: said,
@@ -145,6 +168,8 @@ impl Attempt<'_> {
         if let Some(said) = &end.report {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;
+            report.peaks.take_process_peak(said.rss_process_peak_bytes);
+            report.log_error.clone_from(&said.log_error);
         }
         classify(&end)
     }
@@ -155,14 +180,15 @@ impl Attempt<'_> {
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone() })?;
         line.push(b'\n');
-        let mut shim = Command::new("/proc/self/exe")
-            .args(["stage", "shim"])
-            .env_clear()
-            .env(orphans::MARK, &self.mark)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()?;
+        let mut shim = self.shims.spawn(
+            Command::new("/proc/self/exe")
+                .args(["stage", "shim"])
+                .env_clear()
+                .env(orphans::MARK, &self.mark)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .process_group(0),
+        )?;
         let mut pipe = shim.stdin.take().expect("asked for a pipe two lines up");
         // A shim that dies while we write is noticed by its missing report.
         let _ = pipe.write_all(&line);
@@ -187,6 +213,10 @@ impl Attempt<'_> {
         let mut told = begin;
         while !readable(&stdout, period) {
             period = (period * 2).min(SAMPLE_PERIOD);
+            if self.controls.is_out_of_patience() {
+                // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
+                let _ = shim.kill();
+            }
             let Some(sample) = tree.sample() else { continue };
             peaks.take(&sample, &Machine::read());
             if let Verdict::Stop(why) = judge(&self.budget, begin.elapsed(), &sample)
@@ -226,6 +256,7 @@ impl Attempt<'_> {
         }
         match self.store.seal(&self.key, &self.out, self.record.clone()) {
             Ok(output) => AttemptResult::Sealed(Box::new(output)),
+            Err(error) if error.is_stopped() => AttemptResult::Interrupted,
             Err(error) => {
                 let class = if error.is_disk_full() {
                     FailureClass::DiskFull
@@ -256,7 +287,8 @@ impl Attempt<'_> {
     fn check_inputs(&self) -> Result<(), Failure> {
         for pin in &self.pins {
             let now = self.store.digest_tree(&pin.path).map(|manifest| manifest.digest());
-            if now.as_ref().ok() != Some(&pin.digest) {
+            let is_stopped = now.as_ref().is_err_and(|error| error.is_stopped());
+            if !is_stopped && now.ok() != Some(pin.digest) {
                 let message = format!(
                     "{} was changed while the stage ran; run again to build from what it is now",
                     pin.path.display()
@@ -286,15 +318,23 @@ fn failed(class: FailureClass, message: String) -> Outcome {
     Outcome::Failed(failure(class, message))
 }
 
-/// A non-empty file, or a directory with at least one entry.
+/// A non-empty file, or a directory with some file in it; links are refused when sealing.
 fn holds_something(path: &Path) -> bool {
-    match fs::metadata(path) {
-        Ok(meta) if meta.is_dir() => {
-            fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
-        }
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => holds_a_file(path),
         Ok(meta) => meta.len() > 0,
         Err(_) => false,
     }
+}
+
+/// Directories without files are no part of an output.
+fn holds_a_file(dir: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(dir) else { return false };
+    entries.flatten().any(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => holds_a_file(&entry.path()),
+        Ok(_) => true,
+        Err(_) => false,
+    })
 }
 
 /// Waits for something to read, or the end, for at most `period`.

@@ -122,7 +122,15 @@ mod tests {
     use smelt_plan::FailureClass::*;
 
     fn end(exit: Option<i32>, signal: Option<i32>, last_line: &str) -> End {
-        let report = ShimReport { exit, signal, cpu_s: 0.0, leftovers: 0, spawn_error: None };
+        let report = ShimReport {
+            exit,
+            signal,
+            cpu_s: 0.0,
+            rss_process_peak_bytes: 0,
+            leftovers: 0,
+            spawn_error: None,
+            log_error: None,
+        };
         End { report: Some(report), stopped: None, oom_kills: 0, last_line: last_line.to_owned() }
     }
 

@@ -15,6 +15,7 @@ mod orphans;
 pub mod report;
 mod run;
 pub mod shim;
+mod shims;
 
 pub use order::{Input, Order, Task};
 pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};

@@ -58,8 +58,13 @@ pub struct ShimReport {
     pub signal: Option<i32>,
     /// CPU seconds, user and system, of every process of the tree that was reaped.
     pub cpu_s: f64,
+    /// The largest resident memory of one process of the tree, by the kernel's own count, which
+    /// sees stages too short to be sampled.  It begins with what the shim itself held at the fork.
+    pub rss_process_peak_bytes: u64,
     /// Processes that outlived the leader and were killed.
     pub leftovers: u32,
     /// Why the leader could not be started at all.
     pub spawn_error: Option<String>,
+    /// Why its output could not be kept; the stage itself never notices.
+    pub log_error: Option<String>,
 }

@@ -129,4 +129,6 @@ pub struct AttemptReport {
     pub leftovers: u32,
     /// Its log.
     pub log: PathBuf,
+    /// Why the log is not whole, where it is not.
+    pub log_error: Option<String>,
 }

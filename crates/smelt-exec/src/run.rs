@@ -24,6 +24,7 @@ use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
 use crate::orphans;
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
+use crate::shims::Shims;
 
 /// Messages under way; attempts wait when the loop is behind, progress is dropped.
 const MESSAGES_MAX: usize = 256;
@@ -71,9 +72,9 @@ pub enum ExecError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Signals could not be listened to.
-    #[error("cannot listen for signals: {0}")]
-    Signals(std::io::Error),
+    /// Signals could not be listened to, or orphans not be adopted.
+    #[error("cannot prepare this process to supervise others: {0}")]
+    Process(std::io::Error),
 }
 
 /// What a run needs.
@@ -91,10 +92,14 @@ pub struct Runner<'a> {
 }
 
 /// Kills what dead runs left running, then clears their directories.
-pub fn clear_dead_runs(store: &Store) -> Result<(), StoreError> {
+///
+/// What cannot be removed (another user's files, say) is told of and holds up nobody.
+pub fn clear_dead_runs(store: &Store, tell: &mut dyn FnMut(&StoreError)) -> Result<(), StoreError> {
     for run in store.dead_runs()? {
         orphans::kill_marked(&format!("{run}/"));
-        store.clear_dead(&run)?;
+        if let Err(error) = store.clear_dead(&run) {
+            tell(&error);
+        }
     }
     Ok(())
 }
@@ -104,12 +109,14 @@ impl Runner<'_> {
     pub fn run(self, wishes: Wishes) -> Result<RunReport, ExecError> {
         let (sender, receiver) = sync_channel(MESSAGES_MAX);
         let signals = listen(sender.clone())?;
+        let shims = Shims::new().map_err(ExecError::Process)?;
         let report = thread::scope(|scope| {
             let (schedule, commands) = Schedule::begin(self.plan, wishes);
             let mut state = Loop {
                 scope,
                 sender,
                 schedule,
+                shims: &shims,
                 outputs: HashMap::new(),
                 keys: HashMap::new(),
                 locks: HashMap::new(),
@@ -121,10 +128,10 @@ impl Runner<'_> {
                 interrupted: false,
             };
             let result = state.work(commands, &receiver);
-            if result.is_err() {
-                // Our own failure: nothing may run on without a supervisor.
-                state.controls.values().for_each(|controls| controls.kill());
-            }
+            // Whoever still sends is not heard, and must not wait to be.
+            drop(receiver);
+            // After a failure of our own nothing may run on without a supervisor.
+            state.controls.values().for_each(|controls| controls.kill());
             result.map(|()| state.report())
         });
         signals.close();
@@ -136,7 +143,7 @@ impl Runner<'_> {
 fn listen(sender: SyncSender<Message>) -> Result<signal_hook::iterator::Handle, ExecError> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let mut signals =
-        signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).map_err(ExecError::Signals)?;
+        signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).map_err(ExecError::Process)?;
     let handle = signals.handle();
     thread::spawn(move || {
         for _ in signals.forever() {
@@ -152,6 +159,7 @@ struct Loop<'scope, 'env, 'a> {
     scope: &'scope Scope<'scope, 'env>,
     sender: SyncSender<Message>,
     schedule: Schedule<'a>,
+    shims: &'scope Shims,
     /// Where the outputs lie that stages below may read.
     outputs: HashMap<StageId, PathBuf>,
     keys: HashMap<StageId, Digest>,
@@ -243,10 +251,11 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     fn perform_all(&mut self, commands: Vec<Command>) -> Result<(), ExecError> {
         let mut queue = std::collections::VecDeque::from(commands);
         while let Some(command) = queue.pop_front() {
+            // The key of a stage that has just ended may be the next one's.
+            self.release_what_ended();
             if let Some(event) = self.perform(command)? {
                 queue.extend(self.schedule.on_event(event));
             }
-            self.release_what_ended();
         }
         self.release_what_ended();
         Ok(())
@@ -285,7 +294,6 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
 
     fn found(&mut self, stage: StageId, output: &Output) -> Result<Event, ExecError> {
         self.note_output(stage, output)?;
-        self.journal("hit", json!({ "stage": self.name(stage), "output": output.digest }))?;
         self.show(&Progress::Hit(stage));
         Ok(Event::Found(stage, output.digest))
     }
@@ -335,7 +343,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         Ok(None)
     }
 
-    fn launch(&mut self, stage: StageId, attempt: Attempt<'a>) -> Result<(), ExecError> {
+    fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) -> Result<(), ExecError> {
         let name = self.name(stage);
         self.journal(
             "start",
@@ -352,7 +360,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     }
 
     /// Prepares the directory, the order and all else an attempt needs.
-    fn attempt(&self, stage: StageId, key: Digest, n: u32) -> Result<Attempt<'a>, StoreError> {
+    fn attempt(&self, stage: StageId, key: Digest, n: u32) -> Result<Attempt<'scope>, StoreError> {
         let Runner { plan, store, run, orders, .. } = &self.runner;
         let planned = plan.stage(stage);
         let spec = planned.attempt(n);
@@ -376,6 +384,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             record: record(&plan.name, planned.name.as_str(), n, spec.changed.as_deref()),
             changed: spec.changed,
             out,
+            shims: self.shims,
             controls: Arc::default(),
             messages: self.sender.clone(),
         })
@@ -451,8 +460,10 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         let stage = self.runner.plan.stage(*stage);
         Some(FirstFailure {
             stage: stage.name.to_string(),
-            // Of a foreign program, 4 and 5 could mean anything.
-            exit: failure.exit.filter(|_| stage.kind != Kind::Command),
+            // Of a foreign program 4 and 5 could mean anything, and a full disk is no bad model.
+            exit: failure.exit.filter(|_| {
+                stage.kind != Kind::Command && failure.class == FailureClass::ToolRejected
+            }),
             message: failure.message.clone(),
         })
     }

@@ -56,8 +56,10 @@ fn lead() -> io::Result<()> {
             exit: None,
             signal: None,
             cpu_s: 0.0,
+            rss_process_peak_bytes: 0,
             leftovers: 0,
             spawn_error: Some(error.to_string()),
+            log_error: None,
         },
     };
     let text = serde_json::to_string(&report)?;
@@ -90,18 +92,23 @@ fn start(order: &Order) -> io::Result<(Pid, io::PipeReader)> {
 /// Copies the log, waits for the leader, then for nobody to be left.
 fn attend(
     leader: Pid,
-    output: io::PipeReader,
+    mut output: io::PipeReader,
     orders: impl BufRead + Send + 'static,
     log: &Path,
 ) -> ShimReport {
     let log = log.to_owned();
-    let copier = thread::spawn(move || log::copy(output, &log));
+    let copier = thread::spawn(move || {
+        let error = log::copy(&output, &log).err();
+        // A full disk must not stop the stage's mouth: what cannot be kept is read all the same.
+        let _ = io::copy(&mut output, &mut io::sink());
+        error
+    });
     thread::spawn(move || obey(orders));
     let status = reap_until(leader);
     let leftovers = Tree::new(std::process::id()).descendants().len();
     kill_tree();
     // Every writer of the pipe is dead, so the copier comes to the end.
-    let _ = copier.join();
+    let log_error = copier.join().ok().flatten();
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
     let seconds =
         |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 * 1e-6;
@@ -114,8 +121,12 @@ fn attend(
         exit,
         signal,
         cpu_s: usage.map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time())),
+        // Linux counts ru_maxrss in KiB.
+        rss_process_peak_bytes: usage
+            .map_or(0, |usage| usage.max_rss().max(0).cast_unsigned() * 1024),
         leftovers: leftovers as u32,
         spawn_error: None,
+        log_error: log_error.map(|error| error.to_string()),
     }
 }
 

@@ -12,5 +12,5 @@ pub mod verdict;
 
 pub use machine::Machine;
 pub use peaks::Peaks;
-pub use tree::{Sample, Tree};
+pub use tree::{Sample, Tree, is_zombie};
 pub use verdict::{Budget, Verdict, Why, judge};

@@ -31,14 +31,21 @@ impl Peaks {
     pub fn take(&mut self, tree: &Sample, machine: &Machine) {
         self.samples += 1;
         self.peak_rss_anon_bytes = self.peak_rss_anon_bytes.max(tree.rss_anon_bytes);
-        self.peak_rss_process_bytes = self.peak_rss_process_bytes.max(tree.rss_process_peak_bytes);
-        // A spike of one process between two samples is a spike of the tree as well.
-        self.peak_rss_bytes =
-            self.peak_rss_bytes.max(tree.rss_bytes).max(self.peak_rss_process_bytes);
+        self.peak_rss_bytes = self.peak_rss_bytes.max(tree.rss_bytes);
+        self.take_process_peak(tree.rss_process_peak_bytes);
         self.peak_vms_bytes = self.peak_vms_bytes.max(tree.vms_bytes);
         self.swap_peak_bytes = self.swap_peak_bytes.max(tree.swap_bytes);
         lower(&mut self.mem_available_min_bytes, machine.mem_available_bytes);
         lower(&mut self.cma_free_min_bytes, machine.cma_free_bytes);
+    }
+}
+
+impl Peaks {
+    /// Takes the kernel's word on the largest process.  A spike of one process between two samples is
+    /// a spike of the tree as well.
+    pub fn take_process_peak(&mut self, rss_bytes: u64) {
+        self.peak_rss_process_bytes = self.peak_rss_process_bytes.max(rss_bytes);
+        self.peak_rss_bytes = self.peak_rss_bytes.max(rss_bytes);
     }
 }
 

@@ -40,17 +40,19 @@ impl Tree {
         Self { root }
     }
 
-    /// Reads the tree now; `None` when its root is gone.
+    /// Reads everything below the root now; `None` when nothing is there.  The root only leads, so
+    /// what it takes is not counted.
     pub fn sample(&self) -> Option<Sample> {
-        let own = status(self.root)?;
         let mut total = Sample::default();
-        total.add(&own);
-        for pid in self.descendants() {
-            if let Some(process) = status(pid) {
-                total.add(&process);
-            }
+        for process in self.descendants().into_iter().filter_map(status) {
+            total.add(&process);
         }
-        Some(total)
+        (total.processes > 0).then_some(total)
+    }
+
+    /// Process ids directly below the root.
+    pub fn children(&self) -> Vec<u32> {
+        children(self.root)
     }
 
     /// Process ids below the root, parents before children.
@@ -88,6 +90,12 @@ impl Sample {
             rss_process_peak_bytes: field("VmHWM:"),
         }
     }
+}
+
+/// Whether the process has ended and only waits for its parent to ask how.
+pub fn is_zombie(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
 fn status(pid: u32) -> Option<Sample> {
@@ -167,7 +175,7 @@ mod tests {
         let tree = Tree::new(child.id());
         let mut sample = None;
         for _ in 0..2_000 {
-            sample = tree.sample().filter(|sample| sample.processes == 2);
+            sample = tree.sample().filter(|sample| sample.rss_bytes > 0);
             if sample.is_some() {
                 break;
             }
@@ -177,7 +185,8 @@ mod tests {
         let scanned = children_by_parent(child.id());
         drop(child.stdin.take());
         child.wait().unwrap();
-        let sample = sample.expect("sh and cat are seen together");
+        let sample = sample.expect("cat is seen below sh");
+        assert_eq!(sample.processes, 1, "sh, the root, is not counted");
         assert!(sample.rss_bytes > 0 && sample.vms_bytes >= sample.rss_bytes);
         assert_eq!(listed, scanned);
         assert_eq!(tree.sample(), None, "a tree whose root is gone");
