@@ -16,6 +16,7 @@ const STEPS: [(&str, &[&str]); 4] = [
 
 /// Fails at the first step that fails.
 pub(crate) fn run() -> Result<()> {
+    install_strace()?;
     let mut times = Vec::new();
     for (name, arguments) in STEPS {
         let begin = Instant::now();
@@ -27,6 +28,20 @@ pub(crate) fn run() -> Result<()> {
     times.push(("tidy", begin.elapsed()));
     for (name, time) in times {
         println!("{name:8} {:4} s", time.as_secs());
+    }
+    Ok(())
+}
+
+/// The kill-point sweeps count and cut system calls with strace.
+fn install_strace() -> Result<()> {
+    let runs = |program: &str, arguments: &[&str]| {
+        Command::new(program).args(arguments).status().is_ok_and(|status| status.success())
+    };
+    let installed = runs("strace", &["-V"])
+        || (runs("apt-get", &["update", "-qq"])
+            && runs("apt-get", &["install", "-y", "-qq", "strace"]));
+    if !installed {
+        bail!("the tests need strace, and apt-get could not install it; install it and run again");
     }
     Ok(())
 }

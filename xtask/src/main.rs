@@ -9,7 +9,7 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask ci|soak|tidy
 
   ci     everything a change must pass: format, lints, tests, docs, tidy
-  soak   the sweeps of ci without their bounds: every system call, a million worlds
+  soak   the sweeps of ci without their bounds: a million worlds, the store under every crash
   tidy   what compilers do not check: crate edges, file headers, pipelines, README";
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! Runs the sweeps of `ci` without their bounds, which takes the better part of an hour.
+//! Runs the sweeps of `ci` without their bounds.
 
 use anyhow::{Context, Result};
 
@@ -7,13 +7,9 @@ use crate::ci::cargo;
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
 
-const SWEEPS: [(&str, &[&str]); 3] = [
+const SWEEPS: [(&str, &[&str]); 2] = [
     ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
     ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
-    (
-        "kill points",
-        &["test", "--locked", "-p", "smelt", "--test", "kill_points", "--", "--nocapture"],
-    ),
 ];
 
 pub(crate) fn run() -> Result<()> {

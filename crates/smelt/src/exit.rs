@@ -8,6 +8,8 @@ use smelt_plan::PipelineError;
 use smelt_plan::pipeline::ParseError;
 use smelt_store::StoreError;
 
+use crate::say::tell;
+
 /// The exit codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -51,6 +53,11 @@ impl Failed {
         Self { exit, message }
     }
 
+    /// The user asked to stop before anything was started.
+    pub(crate) fn stopped() -> Self {
+        Self::new(Exit::Interrupted, "stopped; what was sealed is kept")
+    }
+
     pub(crate) fn model(message: impl fmt::Display) -> Self {
         Self::new(Exit::BadModel, message)
     }
@@ -90,8 +97,9 @@ impl From<smelt_plan::plan::UnknownStage> for Failed {
 
 impl From<StoreError> for Failed {
     fn from(error: StoreError) -> Self {
-        let exit = match error {
+        let exit = match &error {
             StoreError::Held { .. } => Exit::Held,
+            error if error.is_stopped() => return Self::stopped(),
             _ => Exit::StageFailed,
         };
         Self::new(exit, error)
@@ -102,7 +110,7 @@ impl From<ExecError> for Failed {
     fn from(error: ExecError) -> Self {
         match error {
             ExecError::Store(error) => error.into(),
-            ExecError::Signals(_) => Self::new(Exit::StageFailed, error),
+            ExecError::Process(_) => Self::new(Exit::StageFailed, error),
         }
     }
 }
@@ -112,7 +120,7 @@ pub(crate) fn report_bugs() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         default(panic);
-        eprintln!("smelt: this is a bug in smelt; please report it with the lines above");
+        tell("smelt: this is a bug in smelt; please report it with the lines above");
         // Work under way is in private directories, so leaving at once loses nothing sealed.
         std::process::exit(Exit::Bug as i32);
     }));

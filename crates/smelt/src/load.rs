@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use smelt_plan::pipeline::{InputRef, Overrides};
 use smelt_plan::plan::{From, Pin};
 use smelt_plan::{Digest, Kind, Pins, Pipeline, Plan, StageId};
-use smelt_store::{Lookup, Store, Wait};
+use smelt_store::{DigestError, Lookup, Store, Wait};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
@@ -24,21 +26,48 @@ pub(crate) struct Loaded {
     pub(crate) store: Store,
 }
 
+/// What a command wants of the store.
+pub(crate) enum Access {
+    /// To look; on a read-only disk too.
+    Read,
+    /// To build.  Hashing ends early when the flag is set.
+    Build(Wait, Arc<AtomicBool>),
+}
+
 /// The store: `$SMELT_CACHE`, else `./cache`.
-pub(crate) fn store(wait: Wait) -> Result<Store, Failed> {
-    let root =
-        std::env::var_os("SMELT_CACHE").map_or_else(|| PathBuf::from("cache"), PathBuf::from);
-    Ok(Store::open(&root, wait)?)
+fn store(access: Access) -> Result<Store, Failed> {
+    let given = std::env::var_os("SMELT_CACHE").filter(|root| !root.is_empty());
+    let root = given.map_or_else(|| PathBuf::from("cache"), PathBuf::from);
+    let absolute = std::path::absolute(&root).unwrap_or_else(|_| root.clone());
+    utf8(&absolute, "set SMELT_CACHE to another directory")?;
+    match access {
+        Access::Build(wait, stop) => {
+            let store = Store::open(&root, wait)?;
+            store.stop_on(stop);
+            Ok(store)
+        }
+        // A store that is new, or was cut short while new, is completed by opening it.
+        Access::Read => Store::open(&root, Wait::Yes).or_else(|first| {
+            let read_only = Store::open_read_only(&root, Wait::Yes);
+            read_only.map_err(|_| first.into())
+        }),
+    }
+}
+
+/// Orders, reports and manifests are text.
+fn utf8(path: &Path, hint: &str) -> Result<(), Failed> {
+    let bad = || Failed::usage(format!("the path {} is not UTF-8; {hint}", path.display()));
+    path.to_str().map(|_| ()).ok_or_else(bad)
 }
 
 /// Reads the pipeline, opens the store, pins every `path:` and plans.
-pub(crate) fn plan(flags: &PipelineFlags, wait: Wait) -> Result<Loaded, Failed> {
+pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Failed> {
     let file = flags.pipeline.display().to_string();
     let text = read(&flags.pipeline)?;
     let pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
     // A pipeline that cannot be ordered is refused before gigabytes are hashed.
     Plan::build(&pipeline, &unpinned(&pipeline))?;
-    let store = store(wait)?;
+    let store = store(access)?;
     let pins = pin_all(&pipeline, &flags.pipeline, &store)?;
     let plan = Plan::build(&pipeline, &pins)?;
     check_inputs(&file, &plan, &store)?;
@@ -77,7 +106,18 @@ fn pin_all(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<Pins, Fail
             |what: String| Failed::new(Exit::BadPipeline, format!("{place}path:{path}: {what}"));
         let absolute = fs::canonicalize(folder.join(path))
             .map_err(|error| fail(format!("{}: {error}", folder.join(path).display())))?;
-        let manifest = store.digest_tree(&absolute).map_err(|error| fail(error.to_string()))?;
+        utf8(&absolute, "rename it")?;
+        if store.root().starts_with(&absolute) {
+            return Err(fail(format!(
+                "it holds the store {}, which changes with every run; set SMELT_CACHE to a directory outside",
+                store.root().display()
+            )));
+        }
+        let digest = |error: DigestError| match error.is_stopped() {
+            true => Failed::stopped(),
+            false => fail(error.to_string()),
+        };
+        let manifest = store.digest_tree(&absolute).map_err(digest)?;
         pins.insert(path.to_owned(), Pin { path: absolute, digest: manifest.digest() });
     }
     Ok(pins)

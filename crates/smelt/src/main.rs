@@ -2,15 +2,18 @@
 //!
 //! The only place that turns errors into exit codes and text; see [`exit`].
 
+// They panic when a reader has gone away; `say` does not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod commands;
 mod exit;
 mod flags;
 mod load;
 mod progress;
+mod say;
 mod stage;
 mod table;
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -30,11 +33,9 @@ fn main() -> ExitCode {
     let exit = match result {
         Ok(exit) => exit,
         Err(error) => {
-            eprintln!("smelt: {error}");
+            say::tell(format_args!("smelt: {error}"));
             error.exit
         }
     };
-    // A reader that has gone away (head, a closed pager) is no failure of ours.
-    let _ = std::io::stdout().flush();
     exit.into()
 }

@@ -1,12 +1,13 @@
 //! Tells the user what goes on, on standard error: a line per event, and on a terminal one live
 //! line for the stage that runs.
 
-use std::io::{IsTerminal, Write, stderr};
+use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
 use smelt_exec::{AttemptReport, Progress};
 use smelt_plan::{Plan, StageId};
 
+use crate::say::{tell, tell_raw};
 use crate::table::{bytes, seconds};
 
 /// Without a terminal a long stage says every so often that it lives.
@@ -57,7 +58,7 @@ impl<'a> Display<'a> {
     /// Leaves the terminal as it was.
     pub(crate) fn finish(&mut self) {
         if self.live {
-            eprint!("\r\x1b[K");
+            tell_raw("\r\x1b[K");
             self.live = false;
         }
     }
@@ -95,8 +96,7 @@ impl<'a> Display<'a> {
         );
         if self.is_terminal {
             let text: String = text.chars().take(WIDTH).collect();
-            eprint!("\r\x1b[K{text}");
-            let _ = stderr().flush();
+            tell_raw(&format!("\r\x1b[K{text}"));
             self.live = true;
         } else if self.told.elapsed() >= HEARTBEAT {
             self.line(&text);
@@ -105,7 +105,7 @@ impl<'a> Display<'a> {
 
     fn line(&mut self, text: &str) {
         self.finish();
-        eprintln!("{text}");
+        tell(text);
         self.told = Instant::now();
     }
 }

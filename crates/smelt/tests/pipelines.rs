@@ -263,3 +263,103 @@ fn plan_remembers_where_a_recipe_led() {
     assert!(plan.contains(&format!("unknown until a, last time {key}")), "{plan}");
     assert_eq!(statuses(&world.run(&[])), ["a sealed", "b hit"]);
 }
+
+#[test]
+fn twins_in_one_run_are_built_once_and_nobody_waits_for_himself() {
+    let script = "echo a > o; sleep 0.2";
+    let world = World::of_commands(&[&format!("a::{script}"), &format!("b::{script}")]);
+    let report = world.run(&["--jobs", "2", "--no-wait"]);
+    assert_eq!(statuses(&report), ["a sealed", "b hit"]);
+}
+
+#[test]
+fn inputs_that_trade_names_are_another_key() {
+    let lines = |a: &str, b: &str, needs: &str| {
+        commands(&[
+            &format!("a::echo {a} > o"),
+            &format!("b::echo {b} > o"),
+            &format!("c:{needs}:cat $SMELT_IN_A/o > o"),
+        ])
+    };
+    let world = World::new(&lines("x", "y", "a b"));
+    world.run(&[]);
+    // The same two contents in the same order, but now a holds y.
+    world.write("p.toml", &lines("y", "x", "b a"));
+    world.run(&[]);
+    assert_eq!(fs::read_to_string(world.out("c").join("o")).unwrap(), "y\n");
+}
+
+#[test]
+fn a_reader_that_has_gone_away_is_no_bug() {
+    let world = World::of_commands(&["a::echo a > o"]);
+    let shell = |script: &str| {
+        let mut command = std::process::Command::new("bash");
+        world.prepare(&mut command);
+        command.args(["-c", script]).env("SMELT", env!("CARGO_BIN_EXE_smelt"));
+        world::ended(&mut command)
+    };
+    let closed = shell("$SMELT plan p.toml | true; echo ${PIPESTATUS[0]}");
+    assert_eq!(closed.stdout, "0\n", "{}", closed.stderr);
+    let closed = shell("($SMELT run p.toml; echo $? > code) 2>&1 | true; cat code");
+    assert_eq!(closed.stdout, "0\n", "{}", closed.stderr);
+    let full = shell("$SMELT out p.toml a > /dev/full");
+    assert_eq!(full.code, Some(1));
+    assert!(full.stderr.contains("cannot write the answer"), "{}", full.stderr);
+    assert_eq!(shell("$SMELT plan nothing.toml 2> /dev/full").code, Some(3));
+}
+
+#[test]
+fn paths_that_are_no_text_are_refused() {
+    use std::os::unix::ffi::OsStringExt;
+    let world = World::of_commands(&["a::echo a > o"]);
+    let root = std::ffi::OsString::from_vec(b"caf\xe9".to_vec());
+    let output = world.command(&["run", "p.toml"]).env("SMELT_CACHE", root).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("not UTF-8"));
+}
+
+#[test]
+fn a_path_that_holds_the_store_is_refused() {
+    let world = World::of_commands(&["a:x:echo a > o"]);
+    world.write("p.toml", &world.read("p.toml").replace("\"x\"", "\"path:.\""));
+    refused(&world, &["run", "p.toml"], 3, "it holds the store");
+}
+
+#[test]
+fn what_cannot_be_removed_holds_up_nobody() {
+    // A file that not even its owner may remove; without the right to make one there is no test.
+    let world = World::of_commands(&["a::echo a > keep; chattr +i keep; exit 3", "b::echo b > o"]);
+    let first = world.smelt(&["run", "p.toml", "--keep-going"]);
+    let freed = || {
+        let _ = std::process::Command::new("chattr")
+            .args(["-R", "-i"])
+            .arg(world.path("cache/work"))
+            .output();
+    };
+    if first.stderr.contains("exit 3") {
+        assert_eq!(first.code, Some(1));
+        assert!(
+            first.stdout.contains("failed") && first.stderr.contains("left behind"),
+            "{}",
+            first.stderr
+        );
+        let second = world.smelt(&["run", "p.toml", "--only", "b"]);
+        freed();
+        assert_eq!(second.code, Some(0), "{}", second.stderr);
+    } else {
+        println!("not run: chattr +i is not allowed here: {}", first.stderr);
+        freed();
+    }
+}
+
+#[test]
+fn a_log_is_bounded_and_a_stage_never_notices() {
+    let world = World::of_commands(&[
+        "a::head -c 80000000 /dev/zero | tr '\\0' x; echo; echo end; echo a > o",
+    ]);
+    let report = world.run(&[]);
+    let log = report["stages"][0]["attempts"][0]["log"].as_str().unwrap().to_owned();
+    let bytes = fs::metadata(&log).unwrap().len();
+    assert!(bytes <= (64 << 20) + 100, "{bytes}");
+    assert!(fs::read(&log).unwrap().ends_with(b"x\nend\n"));
+}

@@ -28,6 +28,10 @@ fn hanging() -> World {
     world
 }
 
+fn children(pid: u32) -> Vec<u32> {
+    smelt_watch::Tree::new(pid).children()
+}
+
 /// The next run finishes what was left, without doing `a` again.
 #[track_caller]
 fn finishes(world: &World) {
@@ -54,25 +58,12 @@ fn killing_the_shim_fails_the_stage_and_kills_its_tree() {
     let world = hanging();
     let mut smelt = world.start(&["run", "p.toml"]);
     world.wait_for("running");
-    let shims = smelt_watch_children(smelt.id());
+    let shims = children(smelt.id());
     assert_eq!(shims.len(), 1);
     kill(Pid::from_raw(shims[0].cast_signed()), Signal::SIGKILL).unwrap();
     assert_eq!(smelt.wait().unwrap().code(), Some(1));
     world.assert_nothing_runs();
     finishes(&world);
-}
-
-/// Direct children of a process.
-fn smelt_watch_children(pid: u32) -> Vec<u32> {
-    smelt_watch::Tree::new(pid)
-        .descendants()
-        .into_iter()
-        .filter(|child| {
-            let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
-            let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
-            parent == Some(&pid.to_string())
-        })
-        .collect()
 }
 
 #[test]
@@ -96,7 +87,7 @@ fn the_next_start_kills_what_a_lost_run_left() {
     let mut smelt = world.start(&["run", "p.toml"]);
     world.wait_for("running");
     // Supervisor and shim vanish together: nobody is left to kill the stage's grandchildren.
-    let shim = smelt_watch_children(smelt.id())[0];
+    let shim = children(smelt.id())[0];
     signal(&smelt, Signal::SIGSTOP);
     kill(Pid::from_raw(shim.cast_signed()), Signal::SIGKILL).unwrap();
     signal(&smelt, Signal::SIGKILL);
@@ -168,4 +159,64 @@ fn two_runs_build_each_key_once() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(statuses(&report), ["a hit"]);
     assert_eq!(world.read("count"), "built\n");
+}
+
+#[test]
+fn a_shim_that_was_stopped_cannot_hold_up_the_run() {
+    let world = hanging();
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    let shim = children(smelt.id())[0];
+    kill(Pid::from_raw(shim.cast_signed()), Signal::SIGSTOP).unwrap();
+    signal(&smelt, Signal::SIGINT);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    signal(&smelt, Signal::SIGINT);
+    assert_eq!(smelt.wait().unwrap().code(), Some(6));
+    world.assert_nothing_runs();
+    finishes(&world);
+}
+
+#[test]
+fn a_lost_shim_leaves_no_orphan_that_hid_its_environment() {
+    let world = World::of_commands(&["a::echo"]);
+    let folder = world.path("").display().to_string();
+    let script = format!(
+        "a::(setsid env -i sh -c 'echo $$ > {folder}hidden; exec sleep 600' &) ; sleep 600"
+    );
+    world.write("p.toml", &world::commands(&[&script]));
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("hidden");
+    assert!(until(|| !world.read("hidden").trim().is_empty()));
+    let hidden: i32 = world.read("hidden").trim().parse().unwrap();
+    kill(Pid::from_raw(children(smelt.id())[0].cast_signed()), Signal::SIGKILL).unwrap();
+    assert_eq!(smelt.wait().unwrap().code(), Some(1));
+    let gone = until(|| kill(Pid::from_raw(hidden), None).is_err());
+    assert!(gone, "process {hidden} lives on");
+}
+
+#[test]
+fn ctrl_c_stops_the_hashing_of_a_large_input() {
+    let world = World::of_commands(&["a:x:echo a > o"]);
+    world.write("p.toml", &world.read("p.toml").replace("\"x\"", "\"path:big\""));
+    // Sparse: it takes no space, and many seconds to hash.
+    let big = std::fs::File::create(world.path("big")).unwrap();
+    big.set_len(200 << 30).unwrap();
+    let mut smelt = world.start(&["run", "p.toml"]);
+    // The store is opened just before the hashing begins.
+    world.wait_for("cache/keys.lock");
+    signal(&smelt, Signal::SIGINT);
+    assert_eq!(smelt.wait().unwrap().code(), Some(6));
+}
+
+#[test]
+fn ctrl_c_stops_the_sealing_of_a_large_output() {
+    let world = World::of_commands(&["a::echo"]);
+    let script = format!("a::truncate -s 200G o; touch {}/running", world.path("").display());
+    world.write("p.toml", &world::commands(&[&script]));
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    signal(&smelt, Signal::SIGINT);
+    assert_eq!(smelt.wait().unwrap().code(), Some(6));
+    assert_eq!(world.smelt(&["out", "p.toml", "a"]).code, Some(1), "nothing half-done is sealed");
 }

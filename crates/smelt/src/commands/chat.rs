@@ -1,6 +1,5 @@
 //! `smelt chat`: asks a built model about text and pictures.
 
-use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,11 +8,12 @@ use smelt_runtime::deployment::{DEPLOYMENT_FILE, Deployment};
 use smelt_runtime::generate::{Answer, Request, generate};
 use smelt_runtime::image::Picture;
 use smelt_runtime::prompt::Turn;
-use smelt_store::Wait;
 
 use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, PipelineFlags};
-use crate::{load, table};
+use crate::load::{self, Access};
+use crate::say::{answer, tell};
+use crate::table;
 
 pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     if flags.max_tokens == 0 {
@@ -34,14 +34,14 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
         new_tokens_max: flags.max_tokens,
         now_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
     };
-    let answer = generate(&mut deployment, &request, &mut |text| {
-        print!("{text}");
-        // A closed pipe is noticed when the answer ends.
-        let _ = stdout().flush();
+    let mut said = Ok(());
+    let result = generate(&mut deployment, &request, &mut |text| {
+        // Told at the end, since the answer cannot be stopped half-way.
+        said = std::mem::replace(&mut said, Ok(())).and_then(|()| answer(text));
     });
-    let answer = answer.map_err(Failed::model)?;
-    println!();
-    eprintln!("{}", summary(&answer));
+    let result = result.map_err(Failed::model)?;
+    said.and_then(|()| answer("\n"))?;
+    tell(summary(&result));
     Ok(Exit::Ok)
 }
 
@@ -57,7 +57,7 @@ fn directory(flags: &ChatFlags) -> Result<PathBuf, Failed> {
         return Ok(flags.target.clone());
     }
     let flags = PipelineFlags { pipeline: flags.target.clone(), sets: flags.sets.clone() };
-    let loaded = load::plan(&flags, Wait::Yes)?;
+    let loaded = load::plan(&flags, Access::Read)?;
     let stage = deployment_stage(&loaded.plan, &flags)?;
     load::output(&flags, &loaded, stage)
 }

@@ -1,14 +1,14 @@
 //! `smelt out`: prints where a stage's output lies, for scripts.
 
-use smelt_store::Wait;
-
 use crate::exit::{Exit, Failed};
 use crate::flags::OutFlags;
-use crate::load;
+use crate::load::{self, Access};
+use crate::say::answer;
 
 pub(crate) fn run(flags: &OutFlags) -> Result<Exit, Failed> {
-    let loaded = load::plan(&flags.pipeline, Wait::Yes)?;
+    let loaded = load::plan(&flags.pipeline, Access::Read)?;
     let stage = loaded.plan.find(&flags.stage)?;
-    println!("{}", load::output(&flags.pipeline, &loaded, stage)?.display());
+    let path = load::output(&flags.pipeline, &loaded, stage)?;
+    answer(format_args!("{}\n", path.display()))?;
     Ok(Exit::Ok)
 }

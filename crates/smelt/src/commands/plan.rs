@@ -3,22 +3,23 @@
 use serde_json::{Value, json};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Digest, Plan};
-use smelt_store::Wait;
 
 use crate::exit::{Exit, Failed};
 use crate::flags::PlanFlags;
-use crate::load::{self, Standing};
+use crate::load::{self, Access, Standing};
+use crate::say::answer;
 use crate::table::Table;
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
-    let loaded = load::plan(&flags.pipeline, Wait::Yes)?;
+    let loaded = load::plan(&flags.pipeline, Access::Read)?;
     let standings = load::standings(&loaded)?;
     let rows = loaded.plan.stages().zip(&standings);
     if flags.json {
         let stages: Vec<Value> = rows
             .map(|((_, stage), (standing, key))| as_json(&loaded.plan, stage, standing, *key))
             .collect();
-        println!("{}", json!({ "pipeline": loaded.plan.name, "stages": stages }));
+        let text = json!({ "pipeline": loaded.plan.name, "stages": stages });
+        answer(format_args!("{text}\n"))?;
         return Ok(Exit::Ok);
     }
     let mut table = Table::new(&["Stage", "Kind", "Status", "Key"]);
@@ -30,7 +31,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
             key.map_or_else(|| "-".to_owned(), |key| key.short()),
         ]);
     }
-    print!("{table}");
+    answer(table)?;
     Ok(Exit::Ok)
 }
 

@@ -1,23 +1,29 @@
 //! `smelt run`: builds what a pipeline describes and prints the summary.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
+use signal_hook::consts::{SIGINT, SIGTERM};
 use smelt_exec::{RunReport, RunStatus, Runner, StageStatus, clear_dead_runs};
-use smelt_plan::Plan;
 use smelt_plan::schedule::Wishes;
-use smelt_store::Wait;
+use smelt_plan::{Plan, StageId};
+use smelt_store::{StoreError, Wait};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
-use crate::load::{self, Loaded};
+use crate::load::{self, Access, Loaded};
 use crate::progress::Display;
+use crate::say::{answer, tell};
 use crate::{stage, table};
 
 pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
-    let Loaded { plan, store } = load::plan(&flags.pipeline, wait)?;
+    let stop = stop_flag()?;
+    let Loaded { plan, store } = load::plan(&flags.pipeline, Access::Build(wait, stop))?;
     let wishes = wishes(flags, &plan)?;
-    clear_dead_runs(&store)?;
+    clear_dead_runs(&store, &mut left_behind)?;
     let run = store.begin_run(SystemTime::now())?;
     let mut display = Display::new(&plan);
     let runner = Runner {
@@ -29,27 +35,48 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
     };
     let report = runner.run(wishes)?;
     display.finish();
-    run.finish()?;
+    if let Err(error) = run.finish() {
+        left_behind(&error);
+    }
     if flags.json {
         let text = serde_json::to_string(&report).expect("a report holds only plain data");
-        println!("{text}");
+        answer(format_args!("{text}\n"))?;
     } else {
-        print!("{}", table::summary(&report));
+        answer(table::summary(&report))?;
     }
     Ok(tell_end(flags, &report))
+}
+
+/// Set by SIGINT and SIGTERM from the first moment on, so that hashing gigabytes can be stopped.
+fn stop_flag() -> Result<Arc<AtomicBool>, Failed> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone()).map_err(|error| {
+            Failed::new(Exit::StageFailed, format!("cannot listen for signals: {error}"))
+        })?;
+    }
+    Ok(stop)
+}
+
+/// A working directory that cannot be removed is in nobody's way.
+fn left_behind(error: &StoreError) {
+    tell(format_args!(
+        "smelt: a working directory is left behind: {error}; remove it as its owner"
+    ));
 }
 
 fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {
     let find = |names: &[String]| -> Result<Vec<_>, Failed> {
         names.iter().map(|name| Ok(plan.find(name)?)).collect()
     };
-    Ok(Wishes {
-        jobs: flags.jobs,
-        keep_going: flags.keep_going,
-        wait: !flags.no_wait,
-        only: find(&flags.only)?,
-        force: find(&flags.force)?.into_iter().collect(),
-    })
+    let only = find(&flags.only)?;
+    let force: BTreeSet<StageId> = find(&flags.force)?.into_iter().collect();
+    let wanted = plan.closure(&only);
+    if let Some(stage) = force.iter().find(|stage| !only.is_empty() && !wanted.contains(stage)) {
+        let name = &plan.stage(*stage).name;
+        return Err(Failed::usage(format!("--force {name}: --only leaves this stage out")));
+    }
+    Ok(Wishes { jobs: flags.jobs, keep_going: flags.keep_going, wait: !flags.no_wait, only, force })
 }
 
 /// The last word, on standard error, and the exit code.
@@ -57,7 +84,7 @@ fn tell_end(flags: &RunFlags, report: &RunReport) -> Exit {
     let pipeline = flags.pipeline.pipeline.display();
     match report.status {
         RunStatus::Ok if report.stages.iter().all(|stage| stage.status == StageStatus::Hit) => {
-            eprintln!("smelt: nothing to do: every stage of {pipeline} is already built");
+            tell(format_args!("smelt: nothing to do: every stage of {pipeline} is already built"));
             Exit::Ok
         }
         RunStatus::Ok => Exit::Ok,
@@ -66,13 +93,15 @@ fn tell_end(flags: &RunFlags, report: &RunReport) -> Exit {
             exit_of_failure(report)
         }
         RunStatus::Interrupted => {
-            eprintln!("smelt: stopped; what was sealed is kept, run the same command to go on");
+            tell(format_args!(
+                "smelt: stopped; what was sealed is kept, run the same command to go on"
+            ));
             Exit::Interrupted
         }
         RunStatus::Held => {
-            eprintln!(
+            tell(format_args!(
                 "smelt: another run is building a stage of {pipeline}; run without --no-wait to wait for it"
-            );
+            ));
             Exit::Held
         }
     }
@@ -81,9 +110,9 @@ fn tell_end(flags: &RunFlags, report: &RunReport) -> Exit {
 fn tell_failures(report: &RunReport) {
     for stage in report.stages.iter().filter(|stage| stage.status == StageStatus::Failed) {
         let message = stage.message.as_deref().unwrap_or("failed");
-        eprintln!("smelt: stage {}: {message}", stage.name);
+        tell(format_args!("smelt: stage {}: {message}", stage.name));
         if let Some(attempt) = stage.attempts.last() {
-            eprintln!("smelt: its log is {}", attempt.log.display());
+            tell(format_args!("smelt: its log is {}", attempt.log.display()));
         }
     }
 }

@@ -9,6 +9,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::Kind;
 
 use crate::exit::Failed;
+use crate::say::tell;
 
 /// What a stage of smelt's own reads on its standard input.
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,7 +22,7 @@ pub(crate) struct Request {
 
 /// Progress goes to the log; the supervisor shows its last line.
 pub(crate) fn say(line: &str) {
-    eprintln!("{line}");
+    tell(line);
 }
 
 impl Request {

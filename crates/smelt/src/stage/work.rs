@@ -5,7 +5,6 @@
 //! is visible to anyone before the supervisor seals it.
 
 use smelt_engine::{llm, vision};
-use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::quantize::Scheme;
 use smelt_model::{export, quantize, synthetic};
