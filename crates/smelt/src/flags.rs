@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser};
+use smelt_model::quantize::Scheme;
 
 /// Turns vision-language models into inference engines on devices too small for the job.
 #[derive(Debug, Parser)]
@@ -22,6 +23,10 @@ pub(crate) enum Subcommand {
     Out(OutFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
+    /// Write a checkpoint's vision tower as ONNX, in bounded memory
+    Export(ExportFlags),
+    /// Write a checkpoint's decoder with smaller weights, in bounded memory
+    Quantize(QuantizeFlags),
     /// Run one part of a stage (smelt starts these itself)
     #[command(hide = true)]
     Stage(StageFlags),
@@ -93,6 +98,53 @@ pub(crate) struct ChatFlags {
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportFlags {
+    /// The checkpoint's directory
+    pub(crate) checkpoint: PathBuf,
+    /// What to export
+    #[arg(long, value_enum)]
+    pub(crate) part: Part,
+    /// The directory to make
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// The type of the weights and of the arithmetic
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(crate) dtype: FloatType,
+}
+
+/// A part of a model that becomes a graph of its own.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// The vision tower with its projector
+    Vision,
+}
+
+/// The float types, by the words used everywhere.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum FloatType {
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct QuantizeFlags {
+    /// The checkpoint's directory
+    pub(crate) checkpoint: PathBuf,
+    /// none, or int8 (per output channel)
+    #[arg(long, value_parser = scheme)]
+    pub(crate) scheme: Scheme,
+    /// The directory to make
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+fn scheme(name: &str) -> Result<Scheme, String> {
+    let known = || Scheme::ALL.map(|scheme| scheme.name()).join(" or ");
+    Scheme::parse(name).ok_or_else(known)
 }
 
 #[derive(Debug, Args)]

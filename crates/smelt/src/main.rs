@@ -8,6 +8,7 @@
 mod commands;
 mod exit;
 mod flags;
+mod fresh;
 mod load;
 mod progress;
 mod say;
@@ -28,6 +29,8 @@ fn main() -> ExitCode {
         Subcommand::Plan(flags) => commands::plan::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),
         Subcommand::Chat(flags) => commands::chat::run(&flags),
+        Subcommand::Export(flags) => commands::export::run(&flags),
+        Subcommand::Quantize(flags) => commands::quantize::run(&flags),
         Subcommand::Stage(flags) => stage::run(&flags),
     };
     let exit = match result {

@@ -344,3 +344,27 @@ fn verify_catches_a_flipped_bit_and_a_short_file() {
         assert!(ended.stderr.lines().last().unwrap().contains("weights.bin"), "{}", ended.stderr);
     }
 }
+
+#[test]
+fn export_and_quantize_make_what_the_stages_make() {
+    let world = demo();
+    world.run(&[]);
+    let checkpoint = world.out("checkpoint").display().to_string();
+    let same = |arguments: &[&str], stage: &str| {
+        let ended = world.smelt(arguments);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        for entry in fs::read_dir(world.out(stage)).unwrap() {
+            let path = entry.unwrap().path();
+            let made = world.path("made").join(path.file_name().unwrap());
+            assert!(fs::read(&made).unwrap() == fs::read(&path).unwrap(), "{}", made.display());
+        }
+        let again = world.smelt(arguments);
+        assert_eq!(again.code, Some(2), "nothing is overwritten: {}", again.stderr);
+        fs::remove_dir_all(world.path("made")).unwrap();
+    };
+    same(&["export", &checkpoint, "--part", "vision", "--out", "made"], "vision-onnx");
+    same(&["quantize", &checkpoint, "--scheme", "int8", "--out", "made"], "llm-quant");
+    let refused = world.smelt(&["export", "nothing", "--part", "vision", "--out", "made"]);
+    assert_eq!(refused.code, Some(4));
+    assert!(!world.path("made").exists());
+}
