@@ -2,8 +2,8 @@
 //!
 //! [`Model::read`] gives plain values; a weight is a name, a shape and a byte range that
 //! [`read_initializer`] reads piece by piece.  [`GraphBuilder`] and [`ExternalData`] make a
-//! model, [`check`] judges one, [`inspect`] describes one and [`eval`]
-//! computes one.  Knows nothing of checkpoints, engines or pipelines.
+//! model, [`check`] judges one, [`inspect`] describes one, [`eval`] computes one and
+//! [`surgery`] changes one.  Knows nothing of checkpoints, engines or pipelines.
 
 mod builder;
 mod check;
@@ -16,6 +16,7 @@ mod inspect;
 mod model;
 mod proto;
 mod skim;
+pub mod surgery;
 
 pub use builder::{GraphBuilder, Value};
 pub use check::{CheckError, IR_VERSION_MAX, IR_VERSION_MIN, OPSET_MAX, OPSET_MIN, check};

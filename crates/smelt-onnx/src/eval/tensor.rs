@@ -128,6 +128,11 @@ impl Tensor {
         }
     }
 
+    /// A tensor without numbers that has only a shape, for `Shape` to read.
+    pub(crate) fn hollow(dims: Vec<usize>) -> Self {
+        Self { dtype: ElementType::Bool, dims, numbers: Numbers::Ints(Vec::new()) }
+    }
+
     /// The same numbers under another shape of as many elements.
     pub(super) fn shaped(&self, dims: Vec<usize>) -> Self {
         debug_assert_eq!(dims.iter().product::<usize>(), self.elements());
