@@ -234,6 +234,12 @@ fn layouts() {
         &[ints(&[], &[5]), ints(&[], &[0]), ints(&[], &[-2])],
         &ints(&[3], &[5, 3, 1]),
     );
+    let none = ints(&[0], &[]);
+    check("Pad", &[], &[ints(&[1], &[1]), ints(&[2], &[1, 0]), none], &ints(&[2], &[0, 1]));
+    let far = [ints(&[1], &[1]), ints(&[2], &[i64::MAX, i64::MAX])];
+    assert!(run("Pad", &[], &far).unwrap_err().contains("over the limit"));
+    let ends = [ints(&[], &[i64::MIN]), ints(&[], &[i64::MAX]), ints(&[], &[i64::MAX])];
+    check("Range", &[], &ends, &ints(&[3], &[i64::MIN, -1, i64::MAX - 1]));
     let huge = run("Expand", &[], &[x, ints(&[3], &[1 << 40, 1, 1])]).unwrap_err();
     assert!(huge.contains("over the limit"), "{huge}");
 }

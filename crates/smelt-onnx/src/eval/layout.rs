@@ -76,14 +76,15 @@ impl Call<'_> {
             return Err(format!("{} pads do not fit rank {rank}", pads.len()));
         }
         let size = |at: usize| {
-            let size = input.dims()[at] as i64 + pads[at] + pads[rank + at];
+            let size =
+                (input.dims()[at] as i64).saturating_add(pads[at]).saturating_add(pads[rank + at]);
             usize::try_from(size).map_err(|_| format!("axis {at} would have {size}"))
         };
         let dims = (0..rank).map(size).collect::<Result<_, _>>()?;
         let step = strides(input.dims());
         self.moved(dims, |index| {
             let place = |at: usize| {
-                let place = usize::try_from(index[at] as i64 - pads[at]).ok()?;
+                let place = usize::try_from((index[at] as i64).checked_sub(pads[at])?).ok()?;
                 (place < input.dims()[at]).then(|| place * step[at])
             };
             (0..rank).map(place).sum()
@@ -132,7 +133,9 @@ impl Call<'_> {
                 (0..parts).map(|at| whole.saturating_sub(at * even).min(even)).collect()
             }
         };
-        if sizes.len() != parts || sizes.iter().sum::<usize>() != whole {
+        if sizes.len() != parts
+            || sizes.iter().fold(0, |sum: usize, size| sum.saturating_add(*size)) != whole
+        {
             return Err(format!("sizes {sizes:?} do not cut {whole} into {parts}"));
         }
         let step = strides(input.dims());
@@ -296,7 +299,11 @@ impl Call<'_> {
             if delta < 0 { (-distance, -i128::from(delta)) } else { (distance, i128::from(delta)) };
         let count = reach.max(0).unsigned_abs().div_ceil(hop.unsigned_abs());
         let count = self.fits(&[usize::try_from(count).unwrap_or(usize::MAX)])?;
-        Ok(Tensor::ints(dtype, &[count], (0..count).map(|at| start + at as i64 * delta).collect()))
+        Ok(Tensor::ints(
+            dtype,
+            &[count],
+            (0..count).map(|at| start.wrapping_add((at as i64).wrapping_mul(delta))).collect(),
+        ))
     }
 
     pub(super) fn trilu(&self) -> Result<Tensor, Why> {

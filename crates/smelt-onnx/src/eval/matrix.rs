@@ -90,6 +90,7 @@ impl Call<'_> {
     /// A convolution over any number of spatial dimensions, with groups and dilations.
     pub(super) fn conv(&self) -> Result<Tensor, Why> {
         let (input, kernel) = (self.input(0)?, self.input(1)?);
+        let (x, w) = (self.floats(0)?, self.floats(1)?);
         let rank = input.dims().len();
         if rank < 3 || kernel.dims().len() != rank {
             return Err("image and kernel do not have the same three or more dimensions".to_owned());
@@ -122,7 +123,6 @@ impl Call<'_> {
         let out: Option<Vec<usize>> = (0..spatial).map(span).collect();
         let out = out.ok_or("its window does not fit the image")?;
         let dims = [&[input.dims()[0], out_channels], &out[..]].concat();
-        let (x, w) = (self.floats(0)?, self.floats(1)?);
         let bias = self.optional(2).map(|_| self.floats(2)).transpose()?;
         if bias.is_some_and(|bias| bias.len() != out_channels) {
             return Err(format!("its bias does not have {out_channels} numbers"));

@@ -149,11 +149,17 @@ impl Tensor {
     ) -> Self {
         let numbers = match &self.numbers {
             Numbers::Floats(values) => {
-                let fill = fill.and_then(Tensor::as_floats).map_or(0.0, |fill| fill[0]);
+                let fill = fill
+                    .and_then(Tensor::as_floats)
+                    .and_then(|fill| fill.first().copied())
+                    .unwrap_or(0.0);
                 Numbers::Floats(sources.map(|at| at.map_or(fill, |at| values[at])).collect())
             }
             Numbers::Ints(values) => {
-                let fill = fill.and_then(Tensor::as_ints).map_or(0, |fill| fill[0]);
+                let fill = fill
+                    .and_then(Tensor::as_ints)
+                    .and_then(|fill| fill.first().copied())
+                    .unwrap_or(0);
                 Numbers::Ints(sources.map(|at| at.map_or(fill, |at| values[at])).collect())
             }
         };
