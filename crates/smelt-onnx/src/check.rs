@@ -280,7 +280,7 @@ fn define<'g>(
 }
 
 /// A node as messages name it.
-fn label(node: &Node) -> String {
+pub(crate) fn label(node: &Node) -> String {
     let name = match node.outputs.first() {
         Some(output) if node.name.is_empty() => output,
         _ => &node.name,

@@ -78,6 +78,11 @@ impl ElementType {
         self.row().2
     }
 
+    /// Whether the elements are floating-point numbers.
+    pub fn is_float(self) -> bool {
+        matches!(self, F16 | Bf16 | F32 | F64)
+    }
+
     /// Bytes of a tensor of shape `dims`, nibbles rounded up to a whole byte; `None` when the
     /// product overflows.
     pub fn byte_len(self, dims: &[usize]) -> Option<usize> {
