@@ -1,0 +1,146 @@
+//! Asks the hub what a revision is: its commit, and its files with their sizes and hashes.
+
+use std::io::Read;
+
+use serde::Deserialize;
+
+use super::cache::Hash;
+use super::error::HubError;
+use super::http::{Answer, Client, Failure, From};
+use super::name::{self, Commit, Repo, Revision};
+
+/// A listing of ten thousand files takes three MiB.
+const LISTING_BYTES_MAX: u64 = 32 << 20;
+
+/// A revision, as the hub describes it.
+pub(super) struct Listing {
+    pub(super) commit: Commit,
+    /// Those that a checkpoint is read from.
+    pub(super) files: Vec<RemoteFile>,
+}
+
+/// A file of a commit.
+#[derive(Debug)]
+pub(super) struct RemoteFile {
+    pub(super) name: String,
+    pub(super) bytes: Option<u64>,
+    pub(super) hash: Option<Hash>,
+}
+
+/// The hub at an endpoint.
+pub(super) struct Api<'a> {
+    pub(super) client: &'a Client,
+    pub(super) endpoint: &'a str,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+    size: Option<u64>,
+}
+
+impl Api<'_> {
+    /// The commit a revision names now, and its files.
+    pub(super) fn listing(&self, repo: &Repo, revision: &Revision) -> Result<Listing, HubError> {
+        let at = revision.in_url();
+        let url = format!("{}/api/models/{repo}/revision/{at}?blobs=true", self.endpoint);
+        let mut patience = self.client.patience();
+        let text = loop {
+            match self.text(&url, repo, revision) {
+                Ok(text) => break text,
+                Err(failure) => patience.after(failure, &url)?,
+            }
+        };
+        let bad = |why: String| HubError::BadAnswer { url: url.clone(), why };
+        let model: Model = serde_json::from_slice(&text).map_err(|error| bad(error.to_string()))?;
+        let commit = Commit::parse(&model.sha)
+            .ok_or_else(|| bad("its \"sha\" is no commit of 40 digits".to_owned()))?;
+        if let Some(evil) = model.siblings.iter().find(|file| !name::stays_inside(&file.rfilename))
+        {
+            return Err(bad(format!("it lists a file {:?}", evil.rfilename)));
+        }
+        let wanted = model.siblings.into_iter().filter(|file| name::is_wanted(&file.rfilename));
+        let mut files: Vec<RemoteFile> = wanted.map(remote_file).collect();
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        files.dedup_by(|a, b| a.name == b.name);
+        Ok(Listing { commit, files })
+    }
+
+    fn text(&self, url: &str, repo: &Repo, revision: &Revision) -> Result<Vec<u8>, Failure> {
+        let answer = self.client.get(url, From { offset: 0, etag: None })?;
+        if answer.status != 200 {
+            return Err(Failure::Lasting(self.refusal(&answer, url, repo, revision.as_str(), "")));
+        }
+        let mut text = Vec::new();
+        let mut body = answer.body.into_reader().take(LISTING_BYTES_MAX + 1);
+        body.read_to_end(&mut text).map_err(|error| Failure::passing(error.to_string()))?;
+        if text.len() as u64 > LISTING_BYTES_MAX {
+            let why = format!("more than {LISTING_BYTES_MAX} bytes");
+            return Err(Failure::Lasting(HubError::BadAnswer { url: url.to_owned(), why }));
+        }
+        Ok(text)
+    }
+
+    /// Where a file of a commit is.
+    pub(super) fn file_url(&self, repo: &Repo, commit: &Commit, file: &str) -> String {
+        // Of the characters that a wanted name may hold only this one means something in a URL.
+        format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, file.replace('+', "%2B"))
+    }
+
+    /// What a status other than success means, in words.
+    pub(super) fn refusal(
+        &self,
+        answer: &Answer,
+        url: &str,
+        repo: &Repo,
+        revision: &str,
+        file: &str,
+    ) -> HubError {
+        let (name, endpoint) = (repo.to_string(), self.endpoint.to_owned());
+        let page = format!("{endpoint}/{repo}");
+        let has_token = self.client.has_token();
+        match (answer.status, answer.header("x-error-code").unwrap_or_default()) {
+            (401 | 403, "GatedRepo") => HubError::Gated { repo: name, page },
+            (403, _) if has_token => HubError::Gated { repo: name, page },
+            (401 | 403, _) => {
+                let token = if has_token { "does not open it" } else { "is not set" };
+                HubError::NotAllowed { repo: name, endpoint, token }
+            }
+            (404, "RevisionNotFound") => {
+                let page = format!("{page}/tree/main");
+                HubError::NoRevision { repo: name, revision: revision.to_owned(), page }
+            }
+            (404, "EntryNotFound") => {
+                HubError::NoFile { repo: name, commit: revision.to_owned(), file: file.to_owned() }
+            }
+            (404, _) => HubError::NoRepo { repo: name, endpoint },
+            (status, _) => HubError::Refused { url: url.to_owned(), status },
+        }
+    }
+}
+
+fn remote_file(sibling: Sibling) -> RemoteFile {
+    let Sibling { rfilename, size, blob_id, lfs } = sibling;
+    // Git knows a large file by the blob of its pointer, which is not what is downloaded.
+    let (hash, bytes) = match lfs {
+        Some(lfs) => (lfs.sha256, lfs.size.or(size)),
+        None => (blob_id, size),
+    };
+    RemoteFile { name: rfilename, bytes, hash: hash.as_deref().and_then(Hash::parse) }
+}

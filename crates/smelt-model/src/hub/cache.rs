@@ -1,0 +1,250 @@
+//! The hub's cache on disk, as Python's `huggingface_hub` lays it out, so that each finds what the
+//! other has fetched.
+//!
+//! ```text
+//! models--ORG--NAME/blobs/<hash>              a file's content
+//! models--ORG--NAME/blobs/<hash>.incomplete   what has arrived of it
+//! models--ORG--NAME/refs/<revision>           the commit that a branch or tag was last seen at
+//! models--ORG--NAME/snapshots/<commit>/<file> a link to a blob
+//! .locks/models--ORG--NAME/<hash>.lock        flock: held while that blob is fetched
+//! ```
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use sha1::Sha1;
+use sha2::{Digest as _, Sha256};
+
+use super::error::{HubError, fault};
+use super::name::{Commit, Repo, Revision, is_hex, is_weights};
+
+/// Bytes read, hashed and written at a time.
+pub(super) const CHUNK_BYTES: usize = 256 << 10;
+/// A ref holds 40 digits.
+const REF_BYTES_MAX: u64 = 128;
+/// An index of a thousand shards takes a few MiB.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// Two processes rarely want the same file; polling costs nothing.
+const LOCK_PERIOD: Duration = Duration::from_millis(200);
+/// A download of the largest file over a slow line; after that something hangs.
+const LOCK_HOURS_MAX: u64 = 12;
+/// Left free for everybody else.
+const FREE_BYTES_MIN: u64 = 256 << 20;
+
+/// The hash that names a blob.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Hash {
+    /// Of the content: large files.
+    Sha256(String),
+    /// Of the content as a git blob: small files.
+    Git(String),
+}
+
+impl Hash {
+    /// Tells the two apart by their length.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        if is_hex(text, 64) {
+            return Some(Self::Sha256(text.to_owned()));
+        }
+        is_hex(text, 40).then(|| Self::Git(text.to_owned()))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        match self {
+            Self::Sha256(text) | Self::Git(text) => text,
+        }
+    }
+
+    /// The hash of this kind that `file` has, read from its start.
+    pub(super) fn of_same_kind(&self, file: &File) -> io::Result<String> {
+        match self {
+            Self::Sha256(_) => digest(Sha256::new(), file),
+            Self::Git(_) => {
+                let header = format!("blob {}\0", file.metadata()?.len());
+                digest(Sha1::new().chain_update(header), file)
+            }
+        }
+    }
+}
+
+fn digest<D: sha2::Digest>(mut hasher: D, file: &File) -> io::Result<String> {
+    use std::os::unix::fs::FileExt;
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut offset = 0;
+    loop {
+        let count = file.read_at(&mut chunk, offset)?;
+        if count == 0 {
+            return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
+        }
+        hasher.update(&chunk[..count]);
+        offset += count as u64;
+    }
+}
+
+/// What the cache holds of one repository.
+pub(super) struct Folder {
+    repo: Repo,
+    root: PathBuf,
+    locks: PathBuf,
+}
+
+impl Folder {
+    pub(super) fn new(cache: &Path, repo: &Repo) -> Self {
+        let name = repo.folder();
+        Self {
+            repo: repo.clone(),
+            root: cache.join(&name),
+            locks: cache.join(".locks").join(&name),
+        }
+    }
+
+    pub(super) fn snapshot(&self, commit: &Commit) -> PathBuf {
+        self.root.join("snapshots").join(commit.as_str())
+    }
+
+    pub(super) fn blob(&self, hash: &Hash) -> PathBuf {
+        self.root.join("blobs").join(hash.as_str())
+    }
+
+    pub(super) fn partial(&self, hash: &Hash) -> PathBuf {
+        self.root.join("blobs").join(format!("{}.incomplete", hash.as_str()))
+    }
+
+    /// Makes the directories that a download writes to.
+    pub(super) fn create(&self, commit: &Commit) -> Result<(), HubError> {
+        for dir in [self.root.join("blobs"), self.snapshot(commit), self.locks.clone()] {
+            fs::create_dir_all(&dir).map_err(fault("create", &dir))?;
+        }
+        Ok(())
+    }
+
+    /// The commit that `revision` was last seen at.
+    pub(super) fn commit_of(&self, revision: &Revision) -> Option<Commit> {
+        if let Some(commit) = revision.as_commit() {
+            return Some(commit);
+        }
+        let file = File::open(self.root.join("refs").join(revision.as_str())).ok()?;
+        let mut text = String::new();
+        file.take(REF_BYTES_MAX).read_to_string(&mut text).ok()?;
+        Commit::parse(text.trim())
+    }
+
+    /// Remembers the commit that `revision` was seen at.
+    pub(super) fn note(&self, revision: &Revision, commit: &Commit) -> Result<(), HubError> {
+        if revision.as_commit().is_some() || self.commit_of(revision).as_ref() == Some(commit) {
+            return Ok(());
+        }
+        let path = self.root.join("refs").join(revision.as_str());
+        let dir = path.parent().unwrap_or(&self.root);
+        fs::create_dir_all(dir).map_err(fault("create", dir))?;
+        // Not beside the refs, where Python would take it for one.
+        let new = self.root.join(format!("blobs/ref.{}.incomplete", std::process::id()));
+        fs::write(&new, commit.as_str()).map_err(fault("write", &new))?;
+        fs::rename(&new, &path).map_err(fault("write", &path))
+    }
+
+    /// Whether the snapshot has the file, of that size where one is known.
+    pub(super) fn has(&self, commit: &Commit, file: &str, bytes: Option<u64>) -> bool {
+        size_of(&self.snapshot(commit).join(file))
+            .is_some_and(|size| bytes.is_none_or(|b| b == size))
+    }
+
+    /// Makes the snapshot's `file` a link to a blob that is there.
+    pub(super) fn link(&self, commit: &Commit, file: &str, hash: &Hash) -> Result<(), HubError> {
+        let path = self.snapshot(commit).join(file);
+        let blob = PathBuf::from(format!("../../blobs/{}", hash.as_str()));
+        // A link that is right is left alone: others may be reading through it.
+        let is_linked = || fs::read_link(&path).is_ok_and(|to| to == blob);
+        if is_linked() {
+            return Ok(());
+        }
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(fault("replace", &path)(error));
+            }
+            _ => {}
+        }
+        match symlink(&blob, &path) {
+            // Another process was quicker.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_linked() => Ok(()),
+            made => made.map_err(fault("link", &path)),
+        }
+    }
+
+    /// Waits until no other process fetches this blob; the lock lasts until it is dropped.
+    pub(super) fn lock(&self, hash: &Hash, file: &str) -> Result<File, HubError> {
+        let path = self.locks.join(format!("{}.lock", hash.as_str()));
+        let lock = File::options().append(true).create(true).open(&path);
+        let lock = lock.map_err(fault("open", &path))?;
+        let begin = Instant::now();
+        loop {
+            match lock.try_lock() {
+                Ok(()) => return Ok(lock),
+                Err(TryLockError::Error(error)) => return Err(fault("lock", &path)(error)),
+                Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PERIOD),
+            }
+            if begin.elapsed() > Duration::from_secs(LOCK_HOURS_MAX * 3600) {
+                let (repo, file) = (self.repo.to_string(), file.to_owned());
+                return Err(HubError::Locked { repo, file, hours: LOCK_HOURS_MAX, path });
+            }
+        }
+    }
+
+    /// Refuses a download that the disk cannot hold.
+    pub(super) fn check_space(&self, missing_bytes: u64) -> Result<(), HubError> {
+        let Ok(disk) = nix::sys::statvfs::statvfs(&self.root) else { return Ok(()) };
+        let free_bytes = disk.blocks_available().saturating_mul(disk.fragment_size());
+        let needed_bytes = missing_bytes.saturating_add(FREE_BYTES_MIN);
+        if missing_bytes == 0 || needed_bytes <= free_bytes {
+            return Ok(());
+        }
+        let (repo, path) = (self.repo.to_string(), self.root.clone());
+        Err(HubError::NoSpace { repo, path, needed_bytes, free_bytes })
+    }
+
+    /// The snapshot, if it holds a configuration and all the weights that it speaks of.
+    pub(super) fn complete(&self, commit: &Commit) -> Option<PathBuf> {
+        let dir = self.snapshot(commit);
+        let has = |file: &str| size_of(&dir.join(file)).is_some();
+        let is_complete = has("config.json")
+            && match shards(&dir) {
+                Some(shards) => shards.iter().all(|shard| has(shard)),
+                None => has("model.safetensors"),
+            };
+        is_complete.then_some(dir)
+    }
+}
+
+/// Makes a finished partial file the blob, for good.
+pub(super) fn publish(partial: &Path, blob: &Path, file: &mut File) -> Result<(), HubError> {
+    file.flush().and_then(|()| file.sync_all()).map_err(fault("sync", partial))?;
+    fs::rename(partial, blob).map_err(fault("rename", partial))?;
+    let dir = blob.parent().unwrap_or(blob);
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(fault("sync", dir))
+}
+
+/// The size of a file, or of the file that a link leads to.
+pub(super) fn size_of(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|meta| meta.len())
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: std::collections::BTreeMap<String, String>,
+}
+
+/// The files of weights that the snapshot's index names; `None` without an index.
+fn shards(dir: &Path) -> Option<Vec<String>> {
+    let file = File::open(dir.join("model.safetensors.index.json")).ok()?;
+    let index = serde_json::from_reader(io::BufReader::new(file.take(INDEX_BYTES_MAX)));
+    let index: Index = index.ok()?;
+    let mut shards: Vec<String> = index.weight_map.into_values().collect();
+    shards.sort_unstable();
+    shards.dedup();
+    Some(shards.into_iter().filter(|shard| is_weights(shard)).collect())
+}

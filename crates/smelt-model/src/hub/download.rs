@@ -1,0 +1,278 @@
+//! Brings the files of one commit into the cache: resumed where they were cut, hashed before they
+//! are named.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use super::Progress;
+use super::api::{Api, RemoteFile};
+use super::cache::{CHUNK_BYTES, Folder, Hash, publish, size_of};
+use super::error::{HubError, fault};
+use super::http::{Answer, Client, Failure, From, Patience};
+use super::name::{Commit, Repo, is_weights};
+
+/// The hub's own limit for one file is 50 GB, of old 500.
+const WEIGHTS_BYTES_MAX: u64 = 512 << 30;
+/// The largest tokenizers take 40 MiB.
+const TEXT_BYTES_MAX: u64 = 256 << 20;
+/// More shards than the largest models have.
+const FILES_MAX: usize = 4096;
+
+/// The download of one commit.
+pub(super) struct Job<'a> {
+    pub(super) api: Api<'a>,
+    pub(super) client: &'a Client,
+    pub(super) folder: &'a Folder,
+    pub(super) repo: &'a Repo,
+    pub(super) commit: &'a Commit,
+}
+
+/// A file whose hash and size are known.
+struct Wanted {
+    name: String,
+    url: String,
+    hash: Hash,
+    bytes: u64,
+}
+
+/// Counts what has arrived of all files.
+struct Tally<'a> {
+    progress: &'a mut dyn FnMut(&Progress<'_>),
+    /// Of the files that are done.
+    before_bytes: u64,
+    all_bytes: u64,
+}
+
+impl Tally<'_> {
+    fn tell(&mut self, file: &str, bytes: u64) {
+        let done_bytes = self.before_bytes + bytes;
+        (self.progress)(&Progress { file, done_bytes, all_bytes: self.all_bytes });
+    }
+}
+
+impl Job<'_> {
+    /// Fetches every file that is not there.
+    pub(super) fn run(
+        &self,
+        files: Vec<RemoteFile>,
+        progress: &mut dyn FnMut(&Progress<'_>),
+    ) -> Result<(), HubError> {
+        let is_checkpoint = files.iter().any(|file| file.name == "config.json")
+            && files.iter().any(|file| is_weights(&file.name))
+            && files.len() <= FILES_MAX;
+        if !is_checkpoint {
+            let (repo, commit) = (self.repo.to_string(), self.commit.to_string());
+            return Err(HubError::NoCheckpoint { repo, commit });
+        }
+        self.folder.create(self.commit)?;
+        let missing =
+            files.into_iter().filter(|file| !self.folder.has(self.commit, &file.name, file.bytes));
+        let missing: Vec<Wanted> =
+            missing.map(|file| self.wanted(file)).collect::<Result<_, _>>()?;
+        self.folder.check_space(missing.iter().map(|file| self.absent_bytes(file)).sum())?;
+        let all_bytes = missing.iter().map(|file| file.bytes).sum();
+        let mut tally = Tally { progress, before_bytes: 0, all_bytes };
+        for file in &missing {
+            self.blob(file, &mut tally)?;
+            self.folder.link(self.commit, &file.name, &file.hash)?;
+            tally.before_bytes += file.bytes;
+            tally.tell(&file.name, 0);
+        }
+        Ok(())
+    }
+
+    /// Completes what the listing says of a file by asking for the file's own headers.
+    fn wanted(&self, file: RemoteFile) -> Result<Wanted, HubError> {
+        let url = self.api.file_url(self.repo, self.commit, &file.name);
+        let RemoteFile { name, bytes, hash } = file;
+        let (hash, bytes) = match (hash, bytes) {
+            (Some(hash), Some(bytes)) => (hash, bytes),
+            _ => self.headers_of(&url, &name)?,
+        };
+        let bytes_max = if is_weights(&name) { WEIGHTS_BYTES_MAX } else { TEXT_BYTES_MAX };
+        if bytes > bytes_max {
+            let repo = self.repo.to_string();
+            return Err(HubError::TooLarge { repo, file: name, bytes, bytes_max });
+        }
+        Ok(Wanted { name, url, hash, bytes })
+    }
+
+    fn headers_of(&self, url: &str, name: &str) -> Result<(Hash, u64), HubError> {
+        let mut patience = self.client.patience();
+        let answer = loop {
+            match self.client.head(url) {
+                Ok(answer) => break answer,
+                Err(failure) => patience.after(failure, url)?,
+            }
+        };
+        if answer.status >= 400 {
+            return Err(self.api.refusal(&answer, url, self.repo, self.commit.as_str(), name));
+        }
+        let hash = answer.hub_etag.as_deref().and_then(Hash::parse);
+        let length = answer.header("content-length").and_then(|length| length.parse().ok());
+        match (hash, answer.hub_size.or(length)) {
+            (Some(hash), Some(bytes)) => Ok((hash, bytes)),
+            _ => Err(HubError::BadAnswer {
+                url: url.to_owned(),
+                why: "it gives no hash or no size, so a download could not be checked".to_owned(),
+            }),
+        }
+    }
+
+    fn absent_bytes(&self, file: &Wanted) -> u64 {
+        if size_of(&self.folder.blob(&file.hash)) == Some(file.bytes) {
+            return 0;
+        }
+        file.bytes.saturating_sub(size_of(&self.folder.partial(&file.hash)).unwrap_or(0))
+    }
+
+    /// Makes the blob exist.  Bytes that are wrong are fetched once more from the start.
+    fn blob(&self, file: &Wanted, tally: &mut Tally<'_>) -> Result<(), HubError> {
+        let blob = self.folder.blob(&file.hash);
+        let _lock = self.folder.lock(&file.hash, &file.name)?;
+        if size_of(&blob) == Some(file.bytes) {
+            return Ok(());
+        }
+        let mut partial = Partial::open(self.folder.partial(&file.hash))?;
+        // What an earlier process left may be what is wrong, and is not held against the server.
+        let mut is_inherited = partial.bytes > 0;
+        let mut damaged = 0;
+        loop {
+            self.fill(file, &mut partial, tally)?;
+            let found = file.hash.of_same_kind(&partial.file);
+            let found = found.map_err(fault("read", &partial.path))?;
+            if found == file.hash.as_str() {
+                return publish(&partial.path, &blob, &mut partial.file);
+            }
+            partial.reset()?;
+            damaged += u32::from(!is_inherited);
+            is_inherited = false;
+            if damaged == 2 {
+                // Nothing of it is worth keeping.
+                let _ = fs::remove_file(&partial.path);
+                let (repo, file, expected) =
+                    (self.repo.to_string(), file.name.clone(), file.hash.as_str().to_owned());
+                return Err(HubError::WrongHash { repo, file, expected, found });
+            }
+        }
+    }
+
+    /// Asks for what is missing until nothing is.
+    fn fill(
+        &self,
+        file: &Wanted,
+        partial: &mut Partial,
+        tally: &mut Tally<'_>,
+    ) -> Result<(), HubError> {
+        if partial.bytes > file.bytes {
+            partial.reset()?;
+        }
+        let mut patience = self.client.patience();
+        let mut seen = Seen { etag: None, bytes: partial.bytes };
+        while partial.bytes < file.bytes {
+            if let Err(failure) = self.fetch(file, partial, &mut seen, &mut patience, tally) {
+                patience.after(failure, &file.url)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One connection's worth of the file.
+    fn fetch(
+        &self,
+        file: &Wanted,
+        partial: &mut Partial,
+        seen: &mut Seen,
+        patience: &mut Patience,
+        tally: &mut Tally<'_>,
+    ) -> Result<(), Failure> {
+        let from = From { offset: partial.bytes, etag: seen.etag.as_deref() };
+        let answer = self.client.get(&file.url, from)?;
+        match answer.status {
+            200 => partial.reset().map_err(Failure::Lasting)?,
+            206 if start_of(&answer) == Some(partial.bytes) => {}
+            206 | 416 => {
+                partial.reset().map_err(Failure::Lasting)?;
+                return Err(Failure::passing("the server sent another part than was asked for"));
+            }
+            _ => {
+                let commit = self.commit.as_str();
+                let refusal = self.api.refusal(&answer, &file.url, self.repo, commit, &file.name);
+                return Err(Failure::Lasting(refusal));
+            }
+        }
+        // Only a strong one promises that the bytes are the same.
+        seen.etag = answer.header("etag").filter(|etag| etag.starts_with('"')).map(str::to_owned);
+        let mut body = answer.body.into_reader();
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            let count = match body.read(&mut chunk) {
+                Ok(0) if partial.bytes < file.bytes => {
+                    return Err(Failure::passing("the connection ended before the file"));
+                }
+                Ok(0) => return Ok(()),
+                Ok(count) => count,
+                Err(error) => return Err(Failure::passing(error.to_string())),
+            };
+            self.check_size(file, partial, count as u64)?;
+            partial.append(&chunk[..count]).map_err(Failure::Lasting)?;
+            if partial.bytes > seen.bytes {
+                seen.bytes = partial.bytes;
+                patience.renew();
+            }
+            tally.tell(&file.name, partial.bytes);
+        }
+    }
+
+    fn check_size(&self, file: &Wanted, partial: &mut Partial, more: u64) -> Result<(), Failure> {
+        let bytes = partial.bytes + more;
+        if bytes <= file.bytes {
+            return Ok(());
+        }
+        partial.reset().map_err(Failure::Lasting)?;
+        let (repo, name, bytes_max) = (self.repo.to_string(), file.name.clone(), file.bytes);
+        Err(Failure::Lasting(HubError::TooLarge { repo, file: name, bytes, bytes_max }))
+    }
+}
+
+/// What connections of this process have met.
+struct Seen {
+    etag: Option<String>,
+    /// The most that was ever there; only more than that is progress.
+    bytes: u64,
+}
+
+/// A file that is arriving.
+struct Partial {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl Partial {
+    fn open(path: PathBuf) -> Result<Self, HubError> {
+        let file = File::options().read(true).append(true).create(true).open(&path);
+        let file = file.map_err(fault("open", &path))?;
+        let bytes = file.metadata().map_err(fault("read", &path))?.len();
+        Ok(Self { path, file, bytes })
+    }
+
+    fn reset(&mut self) -> Result<(), HubError> {
+        self.bytes = 0;
+        self.file.set_len(0).map_err(fault("empty", &self.path))
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), HubError> {
+        let path: &Path = &self.path;
+        self.file.write_all(bytes).map_err(fault("write", path))?;
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// The offset that a part of a file says it begins at.
+fn start_of(answer: &Answer) -> Option<u64> {
+    let range = answer.header("content-range")?.strip_prefix("bytes ")?;
+    range.split('-').next()?.trim().parse().ok()
+}

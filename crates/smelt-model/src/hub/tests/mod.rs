@@ -1,0 +1,337 @@
+//! Downloads from a hub on this machine that cuts, lies and refuses.
+
+mod server;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use self::server::{COMMIT, Fault, REPO, Server, git, sha256};
+use super::{Address, Commit, Hub, HubError, Settings, Token};
+
+const CONFIG: &[u8] = b"{\"model_type\": \"tiny\"}";
+
+/// Larger than a chunk and than a socket's buffer, and no two pages alike.
+fn weights() -> Vec<u8> {
+    (0..900_000u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
+}
+
+struct World {
+    server: Server,
+    dir: TempDir,
+    weights: Vec<u8>,
+}
+
+impl World {
+    fn new() -> Self {
+        let weights = weights();
+        let server = Server::start(&[
+            ("README.md", b"read me", false),
+            ("config.json", CONFIG, false),
+            ("model.safetensors", &weights, true),
+            ("onnx/model.safetensors", b"other", true),
+            ("pytorch_model.bin", b"pickle", true),
+            ("tokenizer.json", b"{}", false),
+        ]);
+        Self { server, dir: TempDir::new().unwrap(), weights }
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            endpoint: self.server.url.clone(),
+            token: None,
+            cache: self.dir.path().to_owned(),
+            is_offline: false,
+            authorities: None,
+            pause: Duration::from_millis(1),
+            silence_max: Duration::from_millis(300),
+        }
+    }
+
+    fn hub(&self) -> Hub {
+        Hub::new(self.settings()).unwrap()
+    }
+
+    fn offline(&self) -> Hub {
+        Hub::new(Settings { is_offline: true, ..self.settings() }).unwrap()
+    }
+
+    fn download(&self) -> Result<PathBuf, HubError> {
+        self.hub().download(&address(), &commit(), &mut |_| {})
+    }
+
+    fn check_content(&self, dir: &Path) {
+        assert_eq!(fs::read(dir.join("config.json")).unwrap(), CONFIG);
+        assert!(fs::read(dir.join("model.safetensors")).unwrap() == self.weights);
+        assert_eq!(fs::read(dir.join("tokenizer.json")).unwrap(), b"{}");
+    }
+
+    fn blobs(&self) -> Vec<String> {
+        let dir = self.dir.path().join("models--org--tiny-model/blobs");
+        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn address() -> Address {
+    REPO.parse().unwrap()
+}
+
+fn commit() -> Commit {
+    Commit::parse(COMMIT).unwrap()
+}
+
+#[test]
+fn a_checkpoint_arrives_in_the_hubs_own_layout() {
+    let world = World::new();
+    assert_eq!(world.hub().resolve(&address()).unwrap(), commit());
+    assert_eq!(fs::read_dir(world.dir.path()).unwrap().count(), 0, "resolving writes nothing");
+    let mut last = (0, 0);
+    let dir = world.hub().download(&address(), &commit(), &mut |progress| {
+        assert!(progress.done_bytes >= last.0 && progress.done_bytes <= progress.all_bytes);
+        last = (progress.done_bytes, progress.all_bytes);
+    });
+    let dir = dir.unwrap();
+    let bytes = (world.weights.len() + CONFIG.len() + 2) as u64;
+    assert_eq!(last, (bytes, bytes));
+    let root = world.dir.path().join("models--org--tiny-model");
+    assert_eq!(dir, root.join("snapshots").join(COMMIT));
+    world.check_content(&dir);
+    let link = fs::read_link(dir.join("model.safetensors")).unwrap();
+    assert_eq!(link, Path::new("../../blobs").join(sha256(&world.weights)));
+    assert_eq!(fs::read_to_string(root.join("refs/main")).unwrap(), COMMIT);
+    let mut blobs = vec![sha256(&world.weights), git(CONFIG), git(b"{}")];
+    blobs.sort();
+    assert_eq!(world.blobs(), blobs);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
+}
+
+#[test]
+fn what_is_there_is_not_fetched_again_and_serves_offline() {
+    let world = World::new();
+    let missing = world.offline().resolve(&address()).unwrap_err();
+    assert!(matches!(missing, HubError::Offline { .. }), "{missing}");
+    let dir = world.download().unwrap();
+    world.server.asked();
+    assert_eq!(world.download().unwrap(), dir);
+    let asked = world.server.asked();
+    assert!(asked.iter().all(|asked| asked.path.starts_with("/api/")), "{asked:?}");
+    let offline = world.offline();
+    assert_eq!(offline.resolve(&address()).unwrap(), commit());
+    assert_eq!(offline.download(&address(), &commit(), &mut |_| {}).unwrap(), dir);
+    assert!(world.server.asked().is_empty());
+    fs::remove_file(dir.join("model.safetensors")).unwrap();
+    let half = offline.download(&address(), &commit(), &mut |_| {}).unwrap_err();
+    assert!(half.to_string().contains("HF_HUB_OFFLINE"), "{half}");
+    // The blob is still there, so only the link is made.
+    world.download().unwrap();
+    assert!(world.server.asked().iter().all(|asked| !asked.is_storage));
+    world.check_content(&dir);
+}
+
+#[test]
+fn a_hub_that_is_away_is_replaced_by_the_cache() {
+    let world = World::new();
+    let dir = world.download().unwrap();
+    let settings = Settings { endpoint: "http://127.0.0.1:1".to_owned(), ..world.settings() };
+    let hub = Hub::new(settings).unwrap();
+    assert_eq!(hub.resolve(&address()).unwrap(), commit());
+    assert_eq!(hub.download(&address(), &commit(), &mut |_| {}).unwrap(), dir);
+    let error = hub.resolve(&"org/other".parse().unwrap()).unwrap_err();
+    assert!(matches!(error, HubError::Unreachable { tries: 5, .. }), "{error}");
+}
+
+#[test]
+fn shards_count_as_there_only_together() {
+    let index = br#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
+    let server = Server::start(&[
+        ("config.json", CONFIG, false),
+        ("model.safetensors.index.json", index, false),
+        ("model-1.safetensors", b"one", true),
+        ("model-2.safetensors", b"two", true),
+    ]);
+    let world = World { server, dir: TempDir::new().unwrap(), weights: Vec::new() };
+    let dir = world.download().unwrap();
+    assert_eq!(world.hub().cached(&address().repo, &commit()), Some(dir.clone()));
+    fs::remove_file(dir.join("model-2.safetensors")).unwrap();
+    assert_eq!(world.hub().cached(&address().repo, &commit()), None);
+}
+
+#[test]
+fn cut_connections_go_on_where_they_ended() {
+    let world = World::new();
+    world.server.set(|state| state.faults = [Fault::Cut(1_000_000), Fault::Cut(700_000)].into());
+    let dir = world.download().unwrap();
+    world.check_content(&dir);
+    let asked = world.server.asked();
+    let asked: Vec<_> = asked.iter().filter(|asked| asked.is_storage).collect();
+    assert_eq!(asked.len(), 3);
+    assert_eq!(asked[1].range.as_deref(), Some("bytes=1000000-"));
+    assert_eq!(asked[1].if_range.as_deref(), Some("\"storage-tag\""));
+    assert_eq!(asked[2].range.as_deref(), Some("bytes=1700000-"));
+}
+
+/// What an earlier process left of the weights.
+fn leave(world: &World, bytes: &[u8]) {
+    let blobs = world.dir.path().join("models--org--tiny-model/blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let name = format!("{}.incomplete", sha256(&world.weights));
+    fs::write(blobs.join(name), bytes).unwrap();
+}
+
+#[test]
+fn what_an_earlier_process_left_is_continued() {
+    let world = World::new();
+    leave(&world, &world.weights[..500_000]);
+    world.check_content(&world.download().unwrap());
+    let asked = world.server.asked();
+    let ranges: Vec<_> = asked.iter().filter(|asked| asked.is_storage).map(|a| &a.range).collect();
+    assert_eq!(ranges, [&Some("bytes=500000-".to_owned())]);
+}
+
+#[test]
+fn leftovers_that_are_wrong_or_too_long_are_dropped() {
+    for leftovers in [vec![7; 500_000], vec![7; 4_000_000]] {
+        let world = World::new();
+        leave(&world, &leftovers);
+        // Not held against the server: it may still be wrong once.
+        world.server.set(|state| state.faults = [Fault::Wrong].into());
+        world.check_content(&world.download().unwrap());
+        assert_eq!(world.blobs().len(), 3);
+    }
+}
+
+#[test]
+fn a_file_that_changed_or_a_server_without_ranges_begins_anew() {
+    let world = World::new();
+    world.server.set(|state| state.faults = [Fault::Cut(1_000_000), Fault::Whole].into());
+    world.check_content(&world.download().unwrap());
+}
+
+#[test]
+fn wrong_bytes_are_fetched_once_more_and_then_refused() {
+    let world = World::new();
+    world.server.set(|state| state.faults = [Fault::Wrong].into());
+    world.check_content(&world.download().unwrap());
+
+    let world = World::new();
+    world.server.set(|state| state.faults = [Fault::Wrong; 9].into());
+    let error = world.download().unwrap_err();
+    let HubError::WrongHash { file, expected, found, .. } = &error else { panic!("{error}") };
+    assert_eq!((file.as_str(), expected), ("model.safetensors", &sha256(&world.weights)));
+    assert_ne!(expected, found);
+    assert_eq!(world.server.asked().iter().filter(|asked| asked.is_storage).count(), 2);
+    assert!(world.hub().cached(&address().repo, &commit()).is_none());
+    assert_eq!(world.blobs(), [git(CONFIG)], "nothing wrong has a name");
+}
+
+#[test]
+fn more_bytes_than_promised_are_refused() {
+    let world = World::new();
+    world.server.set(|state| state.faults = [Fault::Long].into());
+    let error = world.download().unwrap_err();
+    assert!(matches!(error, HubError::TooLarge { .. }), "{error}");
+}
+
+#[test]
+fn passing_failures_are_tried_again_but_not_for_ever() {
+    let world = World::new();
+    let faults = [Fault::Status(503), Fault::Silent, Fault::Status(403), Fault::Cut(0)];
+    world.server.set(|state| {
+        state.faults = faults.into();
+        state.statuses = [500, 502].into();
+    });
+    world.check_content(&world.download().unwrap());
+
+    let world = World::new();
+    world.server.set(|state| state.faults = [Fault::Status(503); 9].into());
+    let error = world.download().unwrap_err();
+    assert!(error.to_string().ends_with("status 503 (5 tries)"), "{error}");
+}
+
+#[test]
+fn two_downloads_at_once_fetch_a_file_once() {
+    let world = World::new();
+    std::thread::scope(|scope| {
+        let both = [0; 2].map(|_| scope.spawn(|| world.download().unwrap()));
+        both.into_iter().for_each(|one| world.check_content(&one.join().unwrap()));
+    });
+    assert_eq!(world.server.asked().iter().filter(|asked| asked.is_storage).count(), 1);
+}
+
+#[test]
+fn what_no_disk_holds_and_no_file_is_are_refused_before_they_come() {
+    let check = |bytes: u64, file: usize, words: &str| {
+        let world = World::new();
+        world.server.set(|state| state.claim = Some((file, bytes)));
+        let error = world.download().unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(world.server.asked().iter().all(|asked| !asked.is_storage));
+        error
+    };
+    assert!(check(500 << 30, 2, "bytes free, but org/tiny-model needs").is_disk_full());
+    check(600 << 30, 2, "model.safetensors of org/tiny-model has 644245094400 bytes");
+    check(300 << 20, 5, "tokenizer.json of org/tiny-model has 314572800 bytes");
+}
+
+#[test]
+fn the_token_goes_to_the_hub_and_to_nobody_else() {
+    let world = World::new();
+    world.server.set(|state| state.token = Some("hf_secret"));
+    let error = world.download().unwrap_err();
+    let page = format!("{}/{REPO}", world.server.url);
+    assert!(error.to_string().contains(&format!("accept its licence at {page}")), "{error}");
+    let token = Token::parse("hf_secret", "HF_TOKEN").unwrap();
+    let hub = Hub::new(Settings { token, ..world.settings() }).unwrap();
+    world.server.asked();
+    world.check_content(&hub.download(&address(), &commit(), &mut |_| {}).unwrap());
+    let asked = world.server.asked();
+    assert!(asked.iter().any(|asked| asked.is_storage));
+    for asked in asked {
+        assert_eq!(asked.authorization.is_some(), !asked.is_storage, "{asked:?}");
+    }
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let check = |status, code, words: &str| {
+        let world = World::new();
+        world.server.set(|state| state.refusal = Some((status, code)));
+        let error = world.hub().resolve(&address()).unwrap_err().to_string();
+        assert!(error.contains(words) && !error.contains('\n'), "{error}");
+    };
+    check(401, "GatedRepo", "accept its licence");
+    check(403, "GatedRepo", "accept its licence");
+    check(401, "RepoNotFound", "is not on http://127.0.0.1");
+    check(404, "RepoNotFound", "has no model org/tiny-model");
+    check(404, "RevisionNotFound", "has no revision \"main\"");
+    check(400, "", "refused with status 400");
+}
+
+#[test]
+fn a_listing_without_hashes_is_completed_by_headers() {
+    let world = World::new();
+    world.server.set(|state| state.has_blobs = false);
+    world.check_content(&world.download().unwrap());
+    assert!(world.blobs().contains(&sha256(&world.weights)));
+}
+
+#[test]
+fn answers_of_something_else_are_refused() {
+    let check = |change: fn(&mut server::State), words: &str| {
+        let world = World::new();
+        world.server.set(change);
+        let error = world.download().unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    check(|state| state.files[0].0 = "../../../evil.json".to_owned(), "evil.json");
+    check(|state| state.files[0].0 = "/etc/config.json".to_owned(), "/etc/config.json");
+    check(|state| state.commit = "main".to_owned(), "no commit");
+    check(|state| state.commit = "1".repeat(40), "it lists 1111");
+    check(|state| drop(state.files.remove(1)), "holds no config.json");
+    check(|state| drop(state.files.remove(2)), "no safetensors weights");
+}
