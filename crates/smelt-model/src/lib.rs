@@ -7,7 +7,6 @@
 pub mod checkpoint;
 pub mod dtype;
 pub mod export;
-pub mod hub;
 pub mod internvl3;
 pub mod quantize;
 pub mod reference;

@@ -368,3 +368,31 @@ fn export_and_quantize_make_what_the_stages_make() {
     assert_eq!(refused.code, Some(4));
     assert!(!world.path("made").exists());
 }
+
+#[test]
+fn onnx_models_are_looked_at_checked_and_operated_on() {
+    let world = demo();
+    world.run(&["--only", "vision-onnx"]);
+    let model = world.out("vision-onnx").display().to_string();
+    let good = |arguments: &[&str]| {
+        let ended = world.smelt(&[&["onnx"], arguments].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended.stdout + &ended.stderr
+    };
+    assert!(good(&["inspect", &model]).contains("LayerNormalization"));
+    assert!(good(&["check", &model]).contains("is sound"));
+    assert!(good(&["set-batch", &model, "--size", "2", "--out", "two"]).contains("nodes became"));
+    assert!(good(&["check", "two"]).contains("is sound"));
+    assert!(good(&["inspect", "two"]).contains('2'));
+    // The tower's last product is cut as a decoder's head is.
+    good(&["split-head", &model, "--parts", "2", "--out", "split"]);
+    assert!(good(&["check", "split"]).contains("is sound"));
+    let split = ["onnx", "split-head", &model, "--parts", "2", "--out", "other", "--head", "logits"];
+    let refused = world.smelt(&split);
+    assert_eq!(refused.code, Some(4), "there is no such output: {}", refused.stderr);
+    assert!(!world.path("other").exists());
+    world.write("bad.onnx", "not a model");
+    assert_eq!(world.smelt(&["onnx", "check", "bad.onnx"]).code, Some(4));
+    let neither = world.smelt(&["onnx", "split-head", &model, "--out", "split"]);
+    assert_eq!(neither.code, Some(2), "{}", neither.stderr);
+}

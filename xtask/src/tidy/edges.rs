@@ -8,10 +8,11 @@ use serde_json::Value;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 10] = [
+const EDGES: [(&str, &[&str]); 11] = [
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
+    ("smelt-hub", &[]),
     ("smelt-model", &["smelt-onnx"]),
     ("smelt-store", &["smelt-plan"]),
     ("smelt-engine", &["smelt-onnx", "smelt-model"]),

@@ -2,6 +2,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod export;
+pub(crate) mod onnx;
 pub(crate) mod out;
 pub(crate) mod plan;
 pub(crate) mod quantize;
