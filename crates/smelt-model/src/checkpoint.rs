@@ -10,8 +10,10 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use crate::config::ConfigError;
+use crate::decoder::{Family, LM_HEAD};
 use crate::dtype::Dtype;
-use crate::internvl3::{ConfigError, InternVl3, Part};
+use crate::internvl3::{InternVl3, Part};
 use crate::safetensors::{Reader, SafetensorsError, Tensor};
 use crate::scheme::{self, Scheme};
 
@@ -100,7 +102,7 @@ pub enum CheckpointError {
     },
     /// A tensor the configuration does not call for is present.
     #[error(
-        "{} has tensor {tensor} of shape {shape:?}, which {CONFIG_FILE} does not call for; the two belong to different models",
+        "{} has tensor {tensor} of shape {shape:?}, which {CONFIG_FILE} does not call for; the two belong to different models, and smelt never aligns one layout to another",
         path.display()
     )]
     UnexpectedTensor {
@@ -110,6 +112,23 @@ pub enum CheckpointError {
         tensor: String,
         /// Its shape.
         shape: Vec<usize>,
+    },
+    /// The weights are those of another family of decoders than the configuration names.
+    #[error(
+        "{}: tensor {tensor} is {presence}, as in {found}, but {CONFIG_FILE} names {named}; smelt never aligns one layout to another: use the {CONFIG_FILE} that came with these weights",
+        path.display()
+    )]
+    OtherDecoder {
+        /// The weights file.
+        path: PathBuf,
+        /// A tensor that tells the two apart.
+        tensor: String,
+        /// `present` or `missing`.
+        presence: &'static str,
+        /// The class whose layers the file has.
+        found: &'static str,
+        /// The class the configuration names.
+        named: &'static str,
     },
     /// A tensor's shape contradicts the configuration.
     #[error(
@@ -380,6 +399,7 @@ impl Checkpoint {
 
     /// Compares the tensors there are with the tensors there must be.
     fn check_tensors(&self) -> Result<(), CheckpointError> {
+        self.check_family()?;
         let expected = self.expected();
         for (name, wanted) in &expected {
             let Some(tensor) = self.reader.get(name) else {
@@ -395,6 +415,28 @@ impl Checkpoint {
             return Err(CheckpointError::UnexpectedTensor { path, tensor, shape });
         }
         Ok(())
+    }
+
+    /// Refuses the weights of one family under the configuration of another, whatever their shapes.
+    fn check_family(&self) -> Result<(), CheckpointError> {
+        let named = self.config.llm.family;
+        let is_there = |name: &str| self.reader.get(name).is_some();
+        let fits = |family: &&Family| family.telltales().iter().all(|(t, has)| is_there(t) == *has);
+        let Some(found) = Family::ALL.into_iter().find(fits).filter(|found| *found != named) else {
+            return Ok(());
+        };
+        let all = found.telltales().into_iter().zip(named.telltales());
+        let mut differing = all.filter(|((_, has), (_, wants))| has != wants).map(|(here, _)| here);
+        let present = |(_, has): &(String, bool)| *has;
+        let telltale = differing.clone().find(present).or_else(|| differing.next());
+        let (tensor, has) = telltale.expect("two families differ in a tensor");
+        Err(CheckpointError::OtherDecoder {
+            path: self.reader.path().into(),
+            tensor,
+            presence: if has { "present" } else { "missing" },
+            found: found.architecture,
+            named: named.architecture,
+        })
     }
 
     fn check_tensor(&self, tensor: &Tensor, wanted: &Wanted) -> Result<(), CheckpointError> {
@@ -435,12 +477,6 @@ impl Checkpoint {
         expected
     }
 }
-
-/// The language model's head.
-pub(crate) const LM_HEAD: &str = "language_model.lm_head.weight";
-
-/// The language model's embedding, which serves as the head where there is none.
-pub(crate) const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
 
 /// The dtypes a weight may have, in words.
 const FLOATS: &str = "F32, F16 or BF16";
@@ -526,6 +562,7 @@ fn read_text(path: &Path) -> Result<String, CheckpointError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decoder::EMBEDDING;
     use crate::safetensors::TensorSpec;
     use crate::sample::{Loaded, Sample, named};
 
@@ -629,6 +666,49 @@ mod tests {
         let error = refusal(sample.dir());
         assert!(error.contains(EMBEDDING) && error.contains("[512, 64]"), "{error}");
         assert!(error.contains("calls for [513, 64]"), "{error}");
+    }
+
+    #[test]
+    fn a_forced_mismatch_of_decoders_is_refused() {
+        let (qwen2, qwen3) = (Sample::tiny(), Sample::named("internvl3_5-tiny"));
+        let swap = |sample: &Sample| fs::read_to_string(sample.dir().join(CONFIG_FILE)).unwrap();
+        let (config2, config3) = (swap(&qwen2), swap(&qwen3));
+        fs::write(qwen2.dir().join(CONFIG_FILE), config3).unwrap();
+        fs::write(qwen3.dir().join(CONFIG_FILE), config2).unwrap();
+        let layer = "tensor language_model.model.layers.0.self_attn";
+        for (sample, tensor, found, named) in [
+            (qwen3, "q_norm.weight", "Qwen3ForCausalLM", "Qwen2ForCausalLM"),
+            (qwen2, "q_proj.bias", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+        ] {
+            let error = refusal(sample.dir());
+            let words = format!("{layer}.{tensor} is present, as in {found}, but");
+            assert!(error.contains(&words), "{error}");
+            assert!(error.contains(&format!("names {named}; smelt never aligns")), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_head_norm_is_called_for_and_every_other_family_s_tensor_refused() {
+        let without = |lost: &str| {
+            let sample = Sample::named("internvl3_5-tiny");
+            let mut all = crate::sample::load(&sample.weights());
+            all.retain(|(spec, _)| spec.name != lost);
+            crate::sample::save(&sample.weights(), &all);
+            refusal(sample.dir())
+        };
+        for lost in ["0.self_attn.q_norm", "0.self_attn.k_norm", "2.self_attn.k_norm"] {
+            let lost = format!("language_model.model.layers.{lost}.weight");
+            let error = without(&lost);
+            assert!(error.contains("lacks") && error.contains(&lost), "{error}");
+        }
+        let sample = Sample::named("internvl3_5-tiny");
+        let mut all = crate::sample::load(&sample.weights());
+        let extra = "language_model.model.layers.1.self_attn.q_proj.bias";
+        let spec = TensorSpec { name: extra.to_owned(), dtype: Dtype::F16, shape: vec![2] };
+        all.push((spec, vec![0; 4]));
+        crate::sample::save(&sample.weights(), &all);
+        let error = refusal(sample.dir());
+        assert!(error.contains(extra) && error.contains("never aligns"), "{error}");
     }
 
     #[test]

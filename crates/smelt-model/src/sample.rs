@@ -19,8 +19,13 @@ pub(crate) struct Sample(TempDir);
 impl Sample {
     /// The tiny synthetic model.
     pub(crate) fn tiny() -> Self {
+        Self::named("internvl3-tiny")
+    }
+
+    /// The synthetic model `name`.
+    pub(crate) fn named(name: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        synthetic::write("internvl3-tiny", dir.path(), &mut |_| {}).unwrap();
+        synthetic::write(name, dir.path(), &mut |_| {}).unwrap();
         Self(dir)
     }
 
@@ -64,7 +69,8 @@ pub(crate) fn load(path: &Path) -> Vec<Loaded> {
     reader.tensors().map(load).collect()
 }
 
-fn save(path: &Path, tensors: &[Loaded]) {
+/// Writes `tensors` over the file at `path`.
+pub(crate) fn save(path: &Path, tensors: &[Loaded]) {
     fs::remove_file(path).unwrap();
     let specs: Vec<TensorSpec> = tensors.iter().map(|(spec, _)| spec.clone()).collect();
     let mut writer = Writer::create(path, &specs, &BTreeMap::new()).unwrap();
