@@ -14,11 +14,14 @@ use crate::config::ConfigError;
 use crate::decoder::{Family, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::internvl3::{InternVl3, Part};
-use crate::safetensors::{Reader, SafetensorsError, Tensor};
+use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
 use crate::scheme::{self, Scheme};
 
 /// The one file of weights.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
+
+/// What says which file holds which weight where there are several.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// The model's configuration.
 pub const CONFIG_FILE: &str = "config.json";
@@ -61,15 +64,9 @@ pub enum CheckpointError {
     /// The weights file was refused.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
-    /// The weights are split over several files.
-    #[error(
-        "{} holds sharded weights (model.safetensors.index.json), which are not supported; merge them into one {WEIGHTS_FILE}",
-        dir.display()
-    )]
-    Sharded {
-        /// The checkpoint.
-        dir: PathBuf,
-    },
+    /// The weights are split over files that do not fit their index.
+    #[error(transparent)]
+    Shards(#[from] ShardError),
     /// The weights are pickles, which run code when opened.
     #[error(
         "{} holds pickled weights ({file}), which are not read because they can run code; convert them to {WEIGHTS_FILE}",
@@ -207,7 +204,7 @@ pub enum CheckpointError {
 pub struct Checkpoint {
     dir: PathBuf,
     config: InternVl3,
-    reader: Reader,
+    files: Shards,
     scheme: Scheme,
     /// Whether the vision tower is there; a quantised checkpoint has the language model only.
     has_vision: bool,
@@ -223,10 +220,10 @@ impl Checkpoint {
         let path = dir.join(CONFIG_FILE);
         let config = InternVl3::parse(&read_text(&path)?, &path)?;
         let marked = read_mark(&dir.join(scheme::MARK_FILE))?;
-        let reader = open_weights(dir)?;
+        let files = open_weights(dir)?;
         let scheme = marked.unwrap_or(Scheme::None);
         let has_vision = marked.is_none();
-        let checkpoint = Self { dir: dir.into(), config, reader, scheme, has_vision };
+        let checkpoint = Self { dir: dir.into(), config, files, scheme, has_vision };
         checkpoint.check_tensors()?;
         Ok(checkpoint)
     }
@@ -245,7 +242,7 @@ impl Checkpoint {
     ///
     /// The file decides, not `tie_word_embeddings`: published configurations contradict themselves.
     pub fn has_lm_head(&self) -> bool {
-        self.reader.get(LM_HEAD).is_some()
+        self.files.get(LM_HEAD).is_some()
     }
 
     /// Whether the vision tower and the projector are stored.
@@ -260,7 +257,7 @@ impl Checkpoint {
 
     /// The tensors by position in the file, an int8 weight's scales included.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.reader.tensors()
+        self.files.tensors()
     }
 
     /// The shape of tensor `name`.
@@ -289,7 +286,7 @@ impl Checkpoint {
         byte_offset: u64,
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        Ok(self.reader.read_at(self.tensor(name)?, byte_offset, out)?)
+        Ok(self.files.read_at(self.tensor(name)?, byte_offset, out)?)
     }
 
     /// Puts `rows` of the first dimension of tensor `name` into `out` as f32, row after row with
@@ -328,7 +325,7 @@ impl Checkpoint {
         let tensor = self.tensor(name)?;
         let bytes = tensor.elements().saturating_mul(size_of::<f32>());
         if bytes > WHOLE_TENSOR_BYTES_MAX {
-            let path = self.reader.path().into();
+            let path = self.files.path().into();
             return Err(CheckpointError::TooLarge { path, tensor: name.to_owned(), bytes });
         }
         let mut out = Vec::new();
@@ -349,7 +346,7 @@ impl Checkpoint {
         while at < end {
             let part = chunk.len().min(end - at);
             let bytes = &mut chunk[..part];
-            self.reader.read_at(tensor, at as u64, bytes)?;
+            self.files.read_at(tensor, at as u64, bytes)?;
             if tensor.dtype == Dtype::I8 {
                 out.extend(bytes.iter().map(|&byte| f32::from(byte.cast_signed())));
             } else if !tensor.dtype.widen(bytes, out) {
@@ -376,19 +373,19 @@ impl Checkpoint {
     }
 
     fn tensor(&self, name: &str) -> Result<&Tensor, CheckpointError> {
-        self.reader.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
-            path: self.reader.path().into(),
+        self.files.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
+            path: self.files.path().into(),
             tensor: name.to_owned(),
         })
     }
 
     fn no_such_rows(&self, name: &str, rows: usize, asked: Range<usize>) -> CheckpointError {
-        let (path, tensor) = (self.reader.path().into(), name.to_owned());
+        let (path, tensor) = (self.files.path().into(), name.to_owned());
         CheckpointError::NoSuchRows { path, tensor, rows, start: asked.start, end: asked.end }
     }
 
     fn wrong_dtype(&self, tensor: &Tensor, expected: &'static str) -> CheckpointError {
-        let path = self.reader.path().into();
+        let path = self.files.path().into();
         CheckpointError::WrongDtype {
             path,
             tensor: tensor.name.clone(),
@@ -402,15 +399,15 @@ impl Checkpoint {
         self.check_family()?;
         let expected = self.expected();
         for (name, wanted) in &expected {
-            let Some(tensor) = self.reader.get(name) else {
-                let (path, shape) = (self.reader.path().into(), wanted.shape.clone());
+            let Some(tensor) = self.files.get(name) else {
+                let (path, shape) = (self.files.path().into(), wanted.shape.clone());
                 return Err(CheckpointError::MissingTensor { path, tensor: name.clone(), shape });
             };
             self.check_tensor(tensor, wanted)?;
         }
         let names: BTreeSet<&String> = expected.iter().map(|(name, _)| name).collect();
-        if let Some(extra) = self.reader.tensors().find(|t| !names.contains(&t.name)) {
-            let (path, shape) = (self.reader.path().into(), extra.shape.clone());
+        if let Some(extra) = self.files.tensors().find(|t| !names.contains(&t.name)) {
+            let (path, shape) = (self.files.path().into(), extra.shape.clone());
             let tensor = extra.name.clone();
             return Err(CheckpointError::UnexpectedTensor { path, tensor, shape });
         }
@@ -420,7 +417,7 @@ impl Checkpoint {
     /// Refuses the weights of one family under the configuration of another, whatever their shapes.
     fn check_family(&self) -> Result<(), CheckpointError> {
         let named = self.config.llm.family;
-        let is_there = |name: &str| self.reader.get(name).is_some();
+        let is_there = |name: &str| self.files.get(name).is_some();
         let fits = |family: &&Family| family.telltales().iter().all(|(t, has)| is_there(t) == *has);
         let Some(found) = Family::ALL.into_iter().find(fits).filter(|found| *found != named) else {
             return Ok(());
@@ -431,7 +428,7 @@ impl Checkpoint {
         let telltale = differing.clone().find(present).or_else(|| differing.next());
         let (tensor, has) = telltale.expect("two families differ in a tensor");
         Err(CheckpointError::OtherDecoder {
-            path: self.reader.path().into(),
+            path: self.files.path().into(),
             tensor,
             presence: if has { "present" } else { "missing" },
             found: found.architecture,
@@ -442,7 +439,7 @@ impl Checkpoint {
     fn check_tensor(&self, tensor: &Tensor, wanted: &Wanted) -> Result<(), CheckpointError> {
         if tensor.shape != wanted.shape {
             return Err(CheckpointError::WrongShape {
-                path: self.reader.path().into(),
+                path: self.files.path().into(),
                 tensor: tensor.name.clone(),
                 expected: wanted.shape.clone(),
                 found: tensor.shape.clone(),
@@ -506,25 +503,25 @@ pub(crate) fn is_linear(name: &str) -> bool {
     rest == "lm_head.weight" || rest.ends_with("_proj.weight")
 }
 
-fn open_weights(dir: &Path) -> Result<Reader, CheckpointError> {
-    let path = dir.join(WEIGHTS_FILE);
-    match Reader::open(&path) {
+fn open_weights(dir: &Path) -> Result<Shards, CheckpointError> {
+    match Shards::single(&dir.join(WEIGHTS_FILE)) {
         Err(SafetensorsError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            Err(explain_absence(dir))
+            open_shards(dir)
         }
         opened => Ok(opened?),
     }
 }
 
-/// Says what a directory without a weights file holds instead.
-fn explain_absence(dir: &Path) -> CheckpointError {
-    if dir.join("model.safetensors.index.json").exists() {
-        return CheckpointError::Sharded { dir: dir.into() };
+/// Opens what a directory without the one file of weights holds instead, or says what that is.
+fn open_shards(dir: &Path) -> Result<Shards, CheckpointError> {
+    let index = dir.join(INDEX_FILE);
+    if index.exists() {
+        return Ok(Shards::indexed(&index)?);
     }
-    match first_pickle(dir) {
+    Err(match first_pickle(dir) {
         Some(file) => CheckpointError::Pickled { dir: dir.into(), file },
         None => CheckpointError::NoWeights { dir: dir.into() },
-    }
+    })
 }
 
 fn first_pickle(dir: &Path) -> Option<String> {
@@ -720,8 +717,30 @@ mod tests {
         touch("pytorch_model.bin");
         touch("a.pt");
         assert!(refusal(sample.dir()).contains("pickled weights (a.pt)"));
-        touch("model.safetensors.index.json");
-        assert!(refusal(sample.dir()).contains("sharded weights (model.safetensors.index.json)"));
+        touch(INDEX_FILE);
+        assert!(refusal(sample.dir()).contains("model.safetensors.index.json: it is no index"));
+    }
+
+    #[test]
+    fn a_sharded_checkpoint_reads_as_the_whole_one() {
+        let (whole, cut) = (Sample::tiny(), Sample::tiny());
+        cut.shard(3);
+        let (whole, cut) = (whole.dir(), cut.dir());
+        let (whole, cut) = (Checkpoint::open(whole).unwrap(), Checkpoint::open(cut).unwrap());
+        assert_eq!(whole.tensors().count(), cut.tensors().count());
+        for tensor in whole.tensors() {
+            let (one, other) = (whole.read_f32(&tensor.name), cut.read_f32(&tensor.name));
+            assert!(one.unwrap() == other.unwrap(), "{}", tensor.name);
+        }
+    }
+
+    #[test]
+    fn a_sharded_checkpoint_that_lacks_a_shard_is_refused() {
+        let sample = Sample::tiny();
+        sample.shard(3);
+        fs::remove_file(sample.dir().join("model-2.safetensors")).unwrap();
+        let error = refusal(sample.dir());
+        assert!(error.contains("shard model-2.safetensors is missing"), "{error}");
     }
 
     #[test]
