@@ -4,7 +4,7 @@
 //! difference is refused at opening, so that readers never meet a missing or misshapen tensor.
 //! Rows are widened to f32 on the way out, int8 ones times their scale.  Keeps no weight in memory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::config::ConfigError;
 use crate::decoder::{Family, LM_HEAD};
 use crate::dtype::Dtype;
+use crate::internvl3::hf::Names;
 use crate::internvl3::{InternVl3, Part};
 use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
 use crate::scheme::{self, Scheme};
@@ -199,12 +200,34 @@ pub enum CheckpointError {
     },
 }
 
+/// A tensor of the model: the rows of one stored tensor, or of several one after another.
+#[derive(Debug)]
+pub struct Weight {
+    /// The name, in the original layout.
+    pub name: String,
+    /// The stored element type.
+    pub dtype: Dtype,
+    /// The dimensions, outermost first.
+    pub shape: Vec<usize>,
+    pieces: Vec<Tensor>,
+}
+
+impl Weight {
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
 /// An open checkpoint: every tensor its configuration calls for is there, and no other.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
     config: InternVl3,
     files: Shards,
+    /// The names in `files`, where they are those of transformers.
+    names: Option<Names>,
+    /// Every tensor of the model, by its name in the original layout.
+    weights: BTreeMap<String, Weight>,
     scheme: Scheme,
     /// Whether the vision tower is there; a quantised checkpoint has the language model only.
     has_vision: bool,
@@ -223,8 +246,11 @@ impl Checkpoint {
         let files = open_weights(dir)?;
         let scheme = marked.unwrap_or(Scheme::None);
         let has_vision = marked.is_none();
-        let checkpoint = Self { dir: dir.into(), config, files, scheme, has_vision };
-        checkpoint.check_tensors()?;
+        // What smelt quantised has the original names, whatever configuration was copied to it.
+        let names = (config.is_hf && marked.is_none()).then(|| hf_names(&files));
+        let (dir, weights) = (dir.to_owned(), BTreeMap::new());
+        let mut checkpoint = Self { dir, config, files, names, weights, scheme, has_vision };
+        checkpoint.weights = checkpoint.find_weights()?;
         Ok(checkpoint)
     }
 
@@ -242,7 +268,7 @@ impl Checkpoint {
     ///
     /// The file decides, not `tie_word_embeddings`: published configurations contradict themselves.
     pub fn has_lm_head(&self) -> bool {
-        self.files.get(LM_HEAD).is_some()
+        self.is_stored(LM_HEAD)
     }
 
     /// Whether the vision tower and the projector are stored.
@@ -255,9 +281,9 @@ impl Checkpoint {
         self.scheme
     }
 
-    /// The tensors by position in the file, an int8 weight's scales included.
-    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.files.tensors()
+    /// The tensors of the model by name, an int8 weight's scales included.
+    pub fn tensors(&self) -> impl Iterator<Item = &Weight> {
+        self.weights.values()
     }
 
     /// The shape of tensor `name`.
@@ -286,7 +312,23 @@ impl Checkpoint {
         byte_offset: u64,
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        Ok(self.files.read_at(self.tensor(name)?, byte_offset, out)?)
+        self.read_at(self.tensor(name)?, byte_offset, out)
+    }
+
+    /// Fills `out` from the pieces that hold the bytes of `weight` from `at` on.
+    fn read_at(&self, weight: &Weight, at: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
+        let (mut at, mut out) = (at, out);
+        let (last, others) = weight.pieces.split_last().expect("a weight has a piece");
+        for piece in others {
+            let left = piece.size_bytes().saturating_sub(at);
+            let here = out.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let (now, later) = out.split_at_mut(here);
+            if here > 0 {
+                self.files.read_at(piece, at, now)?;
+            }
+            (at, out) = (at.saturating_sub(piece.size_bytes()), later);
+        }
+        Ok(self.files.read_at(last, at, out)?)
     }
 
     /// Puts `rows` of the first dimension of tensor `name` into `out` as f32, row after row with
@@ -336,7 +378,7 @@ impl Checkpoint {
     /// Appends the elements in `range`, widened, reading one chunk of stored bytes at a time.
     fn read_elements(
         &self,
-        tensor: &Tensor,
+        tensor: &Weight,
         range: Range<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), CheckpointError> {
@@ -346,11 +388,11 @@ impl Checkpoint {
         while at < end {
             let part = chunk.len().min(end - at);
             let bytes = &mut chunk[..part];
-            self.files.read_at(tensor, at as u64, bytes)?;
+            self.read_at(tensor, at as u64, bytes)?;
             if tensor.dtype == Dtype::I8 {
                 out.extend(bytes.iter().map(|&byte| f32::from(byte.cast_signed())));
             } else if !tensor.dtype.widen(bytes, out) {
-                return Err(self.wrong_dtype(tensor, FLOATS));
+                return Err(self.wrong_dtype(&tensor.name, tensor.dtype, FLOATS));
             }
             at += part;
         }
@@ -372,8 +414,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn tensor(&self, name: &str) -> Result<&Tensor, CheckpointError> {
-        self.files.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
+    fn tensor(&self, name: &str) -> Result<&Weight, CheckpointError> {
+        self.weights.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
             path: self.files.path().into(),
             tensor: name.to_owned(),
         })
@@ -384,40 +426,71 @@ impl Checkpoint {
         CheckpointError::NoSuchRows { path, tensor, rows, start: asked.start, end: asked.end }
     }
 
-    fn wrong_dtype(&self, tensor: &Tensor, expected: &'static str) -> CheckpointError {
-        let path = self.files.path().into();
-        CheckpointError::WrongDtype {
-            path,
-            tensor: tensor.name.clone(),
-            found: tensor.dtype,
-            expected,
-        }
+    fn wrong_dtype(&self, name: &str, found: Dtype, expected: &'static str) -> CheckpointError {
+        let (path, tensor) = (self.files.path().into(), name.to_owned());
+        CheckpointError::WrongDtype { path, tensor, found, expected }
     }
 
-    /// Compares the tensors there are with the tensors there must be.
-    fn check_tensors(&self) -> Result<(), CheckpointError> {
+    /// The stored tensors whose rows make the tensor `name` of the original layout.
+    fn sources(&self, name: &str) -> Vec<String> {
+        self.names.map_or_else(|| vec![name.to_owned()], |names| names.sources(name))
+    }
+
+    fn is_stored(&self, name: &str) -> bool {
+        self.sources(name).iter().all(|source| self.files.get(source).is_some())
+    }
+
+    /// Finds every tensor there must be, and makes sure that there is no other.
+    fn find_weights(&self) -> Result<BTreeMap<String, Weight>, CheckpointError> {
         self.check_family()?;
-        let expected = self.expected();
-        for (name, wanted) in &expected {
-            let Some(tensor) = self.files.get(name) else {
-                let (path, shape) = (self.files.path().into(), wanted.shape.clone());
-                return Err(CheckpointError::MissingTensor { path, tensor: name.clone(), shape });
-            };
-            self.check_tensor(tensor, wanted)?;
+        let (mut weights, mut claimed) = (BTreeMap::new(), BTreeSet::new());
+        for (name, wanted) in self.expected() {
+            let sources = self.sources(&name);
+            let weight = self.find_weight(&name, &sources, wanted)?;
+            weights.insert(name, weight);
+            claimed.extend(sources);
         }
-        let names: BTreeSet<&String> = expected.iter().map(|(name, _)| name).collect();
-        if let Some(extra) = self.files.tensors().find(|t| !names.contains(&t.name)) {
+        if let Some(extra) = self.files.tensors().find(|tensor| !claimed.contains(&tensor.name)) {
             let (path, shape) = (self.files.path().into(), extra.shape.clone());
             let tensor = extra.name.clone();
             return Err(CheckpointError::UnexpectedTensor { path, tensor, shape });
         }
-        Ok(())
+        Ok(weights)
+    }
+
+    fn find_weight(
+        &self,
+        name: &str,
+        sources: &[String],
+        wanted: Wanted,
+    ) -> Result<Weight, CheckpointError> {
+        let mut piece = Wanted { shape: wanted.shape.clone(), kind: wanted.kind };
+        if let Some(rows) = piece.shape.first_mut() {
+            *rows /= sources.len();
+        }
+        let find = |source: &String| self.find_piece(source, &piece).cloned();
+        let pieces = sources.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let dtype = pieces[0].dtype;
+        if let Some(other) = pieces.iter().find(|piece| piece.dtype != dtype) {
+            let rule = "of the same type as its neighbours";
+            return Err(self.wrong_dtype(&other.name, other.dtype, rule));
+        }
+        Ok(Weight { name: name.to_owned(), dtype, shape: wanted.shape, pieces })
+    }
+
+    fn find_piece(&self, source: &str, wanted: &Wanted) -> Result<&Tensor, CheckpointError> {
+        let Some(tensor) = self.files.get(source) else {
+            let (path, shape) = (self.files.path().into(), wanted.shape.clone());
+            return Err(CheckpointError::MissingTensor { path, tensor: source.to_owned(), shape });
+        };
+        self.check_tensor(tensor, wanted)?;
+        Ok(tensor)
     }
 
     /// Refuses the weights of one family under the configuration of another, whatever their shapes.
     fn check_family(&self) -> Result<(), CheckpointError> {
         let named = self.config.llm.family;
-        let is_there = |name: &str| self.files.get(name).is_some();
+        let is_there = |name: &str| self.is_stored(name);
         let fits = |family: &&Family| family.telltales().iter().all(|(t, has)| is_there(t) == *has);
         let Some(found) = Family::ALL.into_iter().find(fits).filter(|found| *found != named) else {
             return Ok(());
@@ -429,7 +502,7 @@ impl Checkpoint {
         let (tensor, has) = telltale.expect("two families differ in a tensor");
         Err(CheckpointError::OtherDecoder {
             path: self.files.path().into(),
-            tensor,
+            tensor: self.sources(&tensor).swap_remove(0),
             presence: if has { "present" } else { "missing" },
             found: found.architecture,
             named: named.architecture,
@@ -450,7 +523,7 @@ impl Checkpoint {
             Kind::Int8 => (tensor.dtype == Dtype::I8, "I8"),
             Kind::Scale => (tensor.dtype == Dtype::F32, "F32"),
         };
-        if holds { Ok(()) } else { Err(self.wrong_dtype(tensor, words)) }
+        if holds { Ok(()) } else { Err(self.wrong_dtype(&tensor.name, tensor.dtype, words)) }
     }
 
     /// What the configuration, the scheme and the presence of a head call for, in the model's
@@ -501,6 +574,12 @@ pub(crate) fn scale_name(name: &str) -> String {
 pub(crate) fn is_linear(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("language_model.") else { return false };
     rest == "lm_head.weight" || rest.ends_with("_proj.weight")
+}
+
+/// Which of the names of transformers the files have.
+fn hf_names(files: &Shards) -> Names {
+    let in_memory = files.tensors().any(|tensor| tensor.name.starts_with("model."));
+    if in_memory { Names::InMemory } else { Names::Saved }
 }
 
 fn open_weights(dir: &Path) -> Result<Shards, CheckpointError> {

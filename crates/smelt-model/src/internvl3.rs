@@ -1,6 +1,6 @@
 //! Reads the configuration of an InternVL3 or 3.5 model, and lists the tensors it calls for.
 //!
-//! The text of a `config.json` in the original layout comes in; checked dimensions come out, from
+//! The text of a `config.json` in the original layout or in that of transformers comes in; checked dimensions come out, from
 //! which every tensor name and shape follows.  What would change the arithmetic and is not built
 //! here (another norm, another rotary scaling) is refused by name.  Knows nothing of tensor files.
 
@@ -12,7 +12,9 @@ use serde_json::Value;
 use crate::config::{ConfigError, ConfigProblem, List, Scope};
 use crate::decoder::{self, Decoder, Family};
 
-/// The model class this module reads.
+pub(crate) mod hf;
+
+/// The model class of the original layout.
 pub const ARCHITECTURE: &str = "InternVLChatModel";
 
 /// The epsilon of the projector's LayerNorm: `nn.LayerNorm`'s default, which no config repeats.
@@ -48,6 +50,8 @@ pub struct InternVl3 {
     pub use_thumbnail: bool,
     /// The name of the conversation template, for example `internvl2_5`.
     pub template: String,
+    /// Whether configuration and weights have the names of transformers (`-hf`).
+    pub(crate) is_hf: bool,
 }
 
 /// The vision tower (InternViT).
@@ -218,7 +222,11 @@ const LLM: Scope = Scope("llm_config");
 
 fn read(json: &str) -> Result<InternVl3, ConfigProblem> {
     let unreadable = |error: serde_json::Error| ConfigProblem::Unreadable(error.to_string());
-    let family = family(&serde_json::from_str(json).map_err(unreadable)?)?;
+    let config: Value = serde_json::from_str(json).map_err(unreadable)?;
+    if first_architecture(&config) == Some(hf::ARCHITECTURE) {
+        return hf::read(&config);
+    }
+    let family = family(&config)?;
     let file: File = serde_json::from_str(json).map_err(unreadable)?;
     check_arithmetic(&file)?;
     let model = InternVl3 {
@@ -230,6 +238,7 @@ fn read(json: &str) -> Result<InternVl3, ConfigProblem> {
         max_tiles: TOP.size("max_dynamic_patch", file.max_dynamic_patch)?,
         use_thumbnail: file.use_thumbnail,
         template: file.template,
+        is_hf: false,
     };
     if model.min_tiles > model.max_tiles {
         return TOP.bad(
@@ -241,9 +250,13 @@ fn read(json: &str) -> Result<InternVl3, ConfigProblem> {
     Ok(model)
 }
 
+fn first_architecture(config: &Value) -> Option<&str> {
+    config["architectures"][0].as_str()
+}
+
 /// Asks for the classes before anything else, so that another model is named, not a missing field.
 fn family(config: &Value) -> Result<&'static Family, ConfigProblem> {
-    let first = |config: &Value| config["architectures"][0].as_str().map(str::to_owned);
+    let first = |config: &Value| first_architecture(config).map(str::to_owned);
     let unknown = |found| ConfigProblem::UnknownArchitecture { found, supported: supported() };
     let found = first(config).unwrap_or_else(|| {
         let kind = config["model_type"].as_str().unwrap_or("none named");
@@ -258,7 +271,7 @@ fn family(config: &Value) -> Result<&'static Family, ConfigProblem> {
 
 fn supported() -> String {
     let families = Family::ALL.map(|family| family.architecture).join(" or ");
-    format!("{ARCHITECTURE} with {families} (InternVL3 and 3.5, original layout)")
+    format!("{ARCHITECTURE} with {families} (InternVL3 and 3.5, original and -hf layouts)")
 }
 
 /// Refuses every setting that means other arithmetic than the one built here.

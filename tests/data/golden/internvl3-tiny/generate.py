@@ -1,7 +1,7 @@
 """Makes the tiny InternVL3 checkpoint and its golden vectors, and checks them.
 
 Run from anywhere: `python generate.py`; it rewrites `checkpoint/`, `golden.safetensors`,
-`golden.json`, `tokenizer_golden.json` and `template_golden.json` beside itself, byte for byte the
+`golden.json`, `hf/`, `tokenizer_golden.json` and `template_golden.json` beside itself, byte for byte the
 same with these versions, in about ten seconds on one core.
 
 Made with Python 3.11, torch 2.15.0, transformers 5.23.0, tokenizers 0.23.3, safetensors 0.8.0
@@ -20,7 +20,9 @@ transformers' InternVLForConditionalGeneration in float32 -> the same numbers fr
 import itertools
 import json
 import math
+import shutil
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -781,6 +783,20 @@ def write_checkpoint(config: dict, weights: Weights):
     write_json(CHECKPOINT / "config.json", config)
 
 
+def write_hf_layout(config: dict, weights: Weights, image_token: int):
+    """What transformers saves of the model: config.json, and name, type and shape of each tensor."""
+    model = transformers_model(config, weights, image_token).to(torch.bfloat16)
+    (HERE / "hf").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as saved:
+        model.save_pretrained(saved)
+        shutil.copy(Path(saved) / "config.json", HERE / "hf" / "config.json")
+        tensors = load_file(Path(saved) / "model.safetensors")
+    shapes = {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+    lines = ",\n".join(f"  {json.dumps(name)}: {shape}" for name, shape in shapes.items())
+    (HERE / "hf" / "tensors.json").write_text(f"{{\n{lines}\n}}\n")
+
+
 def write_golden(golden: Golden):
     tensors = {name: tensor.contiguous() for name, tensor in golden.tensors.items()}
     save_file(tensors, HERE / "golden.safetensors")
@@ -845,6 +861,8 @@ def main(with_text_cases: bool = True):
     golden, weights = first_good(seeds, config, tokenizer, hf_tokenizer)
     write_checkpoint(config, weights)
     write_golden(golden)
+    if with_text_cases:
+        write_hf_layout(config, weights, tokenizer.token_to_id("<IMG_CONTEXT>"))
 
     stored = load_file(CHECKPOINT / "model.safetensors")
     shape = plain_shape(tokenizer)
