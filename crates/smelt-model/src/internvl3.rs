@@ -1,8 +1,9 @@
 //! Reads the configuration of an InternVL3 or 3.5 model, and lists the tensors it calls for.
 //!
-//! The text of a `config.json` in the original layout or in that of transformers comes in; checked dimensions come out, from
-//! which every tensor name and shape follows.  What would change the arithmetic and is not built
-//! here (another norm, another rotary scaling) is refused by name.  Knows nothing of tensor files.
+//! The text of a `config.json` in the original layout or in that of transformers comes in; checked
+//! dimensions come out, from which every tensor name and shape follows.  What would change the
+//! arithmetic and is not built here (another norm, another rotary scaling) is refused by name.
+//! Knows nothing of tensor files.
 
 use std::path::Path;
 
