@@ -1,4 +1,4 @@
-//! Holds the engines to numbers that transformers computed for a tiny InternVL3.
+//! Holds the engines to numbers that transformers computed for a tiny InternVL3 and 3.5.
 //!
 //! The whole native path runs: checkpoint, export, quantisation, build, open, encode, prefill,
 //! decode.
@@ -22,8 +22,12 @@ const IMAGE_TOKEN: u32 = 383;
 const F32_TOLERANCE: f32 = 5e-5;
 const LIMITS: Limits = Limits { max_seq_len: 128, max_slots: 2 };
 
-fn golden_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/internvl3-tiny")
+/// The folders of the two families of decoders.
+const QWEN2: &str = "internvl3-tiny";
+const QWEN3: &str = "internvl3_5-tiny";
+
+fn golden_dir(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden").join(name)
 }
 
 struct Golden {
@@ -33,9 +37,9 @@ struct Golden {
 }
 
 impl Golden {
-    fn open() -> Self {
-        let file = Reader::open(&golden_dir().join("golden.safetensors")).unwrap();
-        let checkpoint = Checkpoint::open(&golden_dir().join("checkpoint")).unwrap();
+    fn open(name: &str) -> Self {
+        let file = Reader::open(&golden_dir(name).join("golden.safetensors")).unwrap();
+        let checkpoint = Checkpoint::open(&golden_dir(name).join("checkpoint")).unwrap();
         Self { file, checkpoint, dir: TempDir::new().unwrap() }
     }
 
@@ -108,12 +112,12 @@ fn greedy(engine: &mut LlmEngine, prompt: &Prompt<'_>, count: usize) -> Vec<u32>
     tokens
 }
 
-#[test]
-fn image_embeddings_match_transformers() {
-    let golden = Golden::open();
+#[track_caller]
+fn check_vision(name: &str, hidden: usize) {
+    let golden = Golden::open(name);
     let (pixels, expect) = (golden.floats("pixel_values"), golden.floats("image_embeds"));
     let mut engine = golden.vision(Dtype::F32);
-    assert_eq!((engine.image_size(), engine.tokens_per_tile(), engine.hidden()), (56, 4, 80));
+    assert_eq!((engine.image_size(), engine.tokens_per_tile(), engine.hidden()), (56, 4, hidden));
     let found = error(&engine.encode(&pixels, 2).unwrap(), &expect);
     assert!(found <= F32_TOLERANCE, "f32 is off by {found}");
     // Both narrow types hold these bf16 weights (f16 nearly), and arithmetic stays f32: what
@@ -125,8 +129,14 @@ fn image_embeddings_match_transformers() {
 }
 
 #[test]
-fn logits_match_transformers_at_every_position() {
-    let golden = Golden::open();
+fn image_embeddings_match_transformers() {
+    check_vision(QWEN2, 80);
+    check_vision(QWEN3, 64);
+}
+
+#[track_caller]
+fn check_logits(name: &str) {
+    let golden = Golden::open(name);
     let mut engine = golden.llm();
     let embeds = golden.floats("image_embeds");
     let image = Some(ImageEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
@@ -136,28 +146,40 @@ fn logits_match_transformers_at_every_position() {
         let prompt = Prompt { tokens: &golden.ids(ids), image };
         let found = error(&engine.logits_all(0, &prompt).unwrap(), &golden.floats(logits));
         engine.release(0);
-        assert!(found <= F32_TOLERANCE, "{logits} are off by {found}");
+        assert!(found <= F32_TOLERANCE, "{name}: {logits} are off by {found}");
+    }
+}
+
+#[test]
+fn logits_match_transformers_at_every_position() {
+    check_logits(QWEN2);
+    check_logits(QWEN3);
+}
+
+#[track_caller]
+fn check_greedy(golden: &Golden, engine: &mut LlmEngine) {
+    let embeds = golden.floats("image_embeds");
+    let image = Some(ImageEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
+    for (ids, expect, image) in
+        [("text_ids", "greedy_text_ids", None), ("image_ids", "greedy_image_ids", image)]
+    {
+        let prompt = Prompt { tokens: &golden.ids(ids), image };
+        assert_eq!(greedy(engine, &prompt, 16), golden.ids(expect), "{ids}");
     }
 }
 
 #[test]
 fn sixteen_greedy_tokens_match_transformers() {
-    let golden = Golden::open();
-    let embeds = golden.floats("image_embeds");
-    let image = Some(ImageEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
-    for (name, mut engine) in [("f32", golden.llm()), ("int8", golden.llm_int8())] {
-        for (ids, expect, image) in
-            [("text_ids", "greedy_text_ids", None), ("image_ids", "greedy_image_ids", image)]
-        {
-            let prompt = Prompt { tokens: &golden.ids(ids), image };
-            assert_eq!(greedy(&mut engine, &prompt, 16), golden.ids(expect), "{name} {ids}");
-        }
-    }
+    let (qwen2, qwen3) = (Golden::open(QWEN2), Golden::open(QWEN3));
+    check_greedy(&qwen2, &mut qwen2.llm());
+    check_greedy(&qwen3, &mut qwen3.llm());
+    // Only Qwen2's answers lead by more than eight bits cost.
+    check_greedy(&qwen2, &mut qwen2.llm_int8());
 }
 
-#[test]
-fn int8_logits_stay_close_to_transformers() {
-    let golden = Golden::open();
+#[track_caller]
+fn check_int8(name: &str) {
+    let golden = Golden::open(name);
     let mut engine = golden.llm_int8();
     let prompt = Prompt { tokens: &golden.ids("text_ids"), image: None };
     let got = engine.logits_all(0, &prompt).unwrap();
@@ -167,15 +189,33 @@ fn int8_logits_stay_close_to_transformers() {
         got.chunks_exact(vocab).zip(expect.chunks_exact(vocab)).enumerate()
     {
         let cosine = cosine(got, expect);
-        assert!(cosine >= 0.995, "position {position}: cosine {cosine}");
+        assert!(cosine >= 0.995, "{name}, position {position}: cosine {cosine}");
     }
 }
 
 #[test]
+fn int8_logits_stay_close_to_transformers() {
+    check_int8(QWEN2);
+    check_int8(QWEN3);
+}
+
+#[test]
 fn the_whole_path_from_pixels_gives_the_same_tokens() {
-    let golden = Golden::open();
-    let embeds = golden.vision(Dtype::F32).encode(&golden.floats("pixel_values"), 2).unwrap();
-    let image = Some(ImageEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
-    let prompt = Prompt { tokens: &golden.ids("image_ids"), image };
-    assert_eq!(greedy(&mut golden.llm(), &prompt, 16), golden.ids("greedy_image_ids"));
+    for name in [QWEN2, QWEN3] {
+        let golden = Golden::open(name);
+        let embeds = golden.vision(Dtype::F32).encode(&golden.floats("pixel_values"), 2).unwrap();
+        let image = Some(ImageEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
+        let prompt = Prompt { tokens: &golden.ids("image_ids"), image };
+        assert_eq!(greedy(&mut golden.llm(), &prompt, 16), golden.ids("greedy_image_ids"));
+    }
+}
+
+#[test]
+fn the_engine_names_its_family() {
+    for (name, family) in [(QWEN2, "qwen2"), (QWEN3, "qwen3")] {
+        let golden = Golden::open(name);
+        golden.llm();
+        let text = std::fs::read_to_string(golden.dir.path().join("llm/engine.json")).unwrap();
+        assert!(text.contains(&format!("\"family\": \"{family}\"")), "{text}");
+    }
 }

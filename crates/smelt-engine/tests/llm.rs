@@ -298,6 +298,7 @@ fn damaged_engines_do_not_open() {
     };
     check("\"format\": 1", "\"format\": 9", "format 9");
     check("\"family\": \"qwen2\"", "\"family\": \"qwen9\"", "qwen9");
+    check("\"family\": \"qwen2\"", "\"family\": \"qwen3\"", "q_norm.weight");
     check("\"max_slots\": 3", "\"max_slots\": 0", "max_slots 0");
     check("\"kv_heads\": 2", "\"kv_heads\": 3", "key heads");
     check("\"layers\": 3", "\"layers\": 4", "layers.3");

@@ -4,19 +4,25 @@
 //! difference is refused at opening, so that readers never meet a missing or misshapen tensor.
 //! Rows are widened to f32 on the way out, int8 ones times their scale.  Keeps no weight in memory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use crate::config::ConfigError;
+use crate::decoder::{Family, LM_HEAD};
 use crate::dtype::Dtype;
-use crate::internvl3::{ConfigError, InternVl3, Part};
-use crate::safetensors::{Reader, SafetensorsError, Tensor};
+use crate::internvl3::hf::Names;
+use crate::internvl3::{InternVl3, Part};
+use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
 use crate::scheme::{self, Scheme};
 
 /// The one file of weights.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
+
+/// What says which file holds which weight where there are several.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// The model's configuration.
 pub const CONFIG_FILE: &str = "config.json";
@@ -59,15 +65,9 @@ pub enum CheckpointError {
     /// The weights file was refused.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
-    /// The weights are split over several files.
-    #[error(
-        "{} holds sharded weights (model.safetensors.index.json), which are not supported; merge them into one {WEIGHTS_FILE}",
-        dir.display()
-    )]
-    Sharded {
-        /// The checkpoint.
-        dir: PathBuf,
-    },
+    /// The weights are split over files that do not fit their index.
+    #[error(transparent)]
+    Shards(#[from] ShardError),
     /// The weights are pickles, which run code when opened.
     #[error(
         "{} holds pickled weights ({file}), which are not read because they can run code; convert them to {WEIGHTS_FILE}",
@@ -100,7 +100,7 @@ pub enum CheckpointError {
     },
     /// A tensor the configuration does not call for is present.
     #[error(
-        "{} has tensor {tensor} of shape {shape:?}, which {CONFIG_FILE} does not call for; the two belong to different models",
+        "{} has tensor {tensor} of shape {shape:?}, which {CONFIG_FILE} does not call for; the two belong to different models, and smelt never aligns one layout to another",
         path.display()
     )]
     UnexpectedTensor {
@@ -110,6 +110,23 @@ pub enum CheckpointError {
         tensor: String,
         /// Its shape.
         shape: Vec<usize>,
+    },
+    /// The weights are those of another family of decoders than the configuration names.
+    #[error(
+        "{}: tensor {tensor} is {presence}, as in {found}, but {CONFIG_FILE} names {named}; smelt never aligns one layout to another: use the {CONFIG_FILE} that came with these weights",
+        path.display()
+    )]
+    OtherDecoder {
+        /// The weights file.
+        path: PathBuf,
+        /// A tensor that tells the two apart.
+        tensor: String,
+        /// `present` or `missing`.
+        presence: &'static str,
+        /// The class whose layers the file has.
+        found: &'static str,
+        /// The class the configuration names.
+        named: &'static str,
     },
     /// A tensor's shape contradicts the configuration.
     #[error(
@@ -183,12 +200,34 @@ pub enum CheckpointError {
     },
 }
 
+/// A tensor of the model: the rows of one stored tensor, or of several one after another.
+#[derive(Debug)]
+pub struct Weight {
+    /// The name, in the original layout.
+    pub name: String,
+    /// The stored element type.
+    pub dtype: Dtype,
+    /// The dimensions, outermost first.
+    pub shape: Vec<usize>,
+    pieces: Vec<Tensor>,
+}
+
+impl Weight {
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
 /// An open checkpoint: every tensor its configuration calls for is there, and no other.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
     config: InternVl3,
-    reader: Reader,
+    files: Shards,
+    /// The names in `files`, where they are those of transformers.
+    names: Option<Names>,
+    /// Every tensor of the model, by its name in the original layout.
+    weights: BTreeMap<String, Weight>,
     scheme: Scheme,
     /// Whether the vision tower is there; a quantised checkpoint has the language model only.
     has_vision: bool,
@@ -204,11 +243,14 @@ impl Checkpoint {
         let path = dir.join(CONFIG_FILE);
         let config = InternVl3::parse(&read_text(&path)?, &path)?;
         let marked = read_mark(&dir.join(scheme::MARK_FILE))?;
-        let reader = open_weights(dir)?;
+        let files = open_weights(dir)?;
         let scheme = marked.unwrap_or(Scheme::None);
         let has_vision = marked.is_none();
-        let checkpoint = Self { dir: dir.into(), config, reader, scheme, has_vision };
-        checkpoint.check_tensors()?;
+        // What smelt quantised has the original names, whatever configuration was copied to it.
+        let names = (config.is_hf && marked.is_none()).then(|| hf_names(&files));
+        let (dir, weights) = (dir.to_owned(), BTreeMap::new());
+        let mut checkpoint = Self { dir, config, files, names, weights, scheme, has_vision };
+        checkpoint.weights = checkpoint.find_weights()?;
         Ok(checkpoint)
     }
 
@@ -226,7 +268,7 @@ impl Checkpoint {
     ///
     /// The file decides, not `tie_word_embeddings`: published configurations contradict themselves.
     pub fn has_lm_head(&self) -> bool {
-        self.reader.get(LM_HEAD).is_some()
+        self.is_stored(LM_HEAD)
     }
 
     /// Whether the vision tower and the projector are stored.
@@ -239,9 +281,9 @@ impl Checkpoint {
         self.scheme
     }
 
-    /// The tensors by position in the file, an int8 weight's scales included.
-    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.reader.tensors()
+    /// The tensors of the model by name, an int8 weight's scales included.
+    pub fn tensors(&self) -> impl Iterator<Item = &Weight> {
+        self.weights.values()
     }
 
     /// The shape of tensor `name`.
@@ -270,7 +312,23 @@ impl Checkpoint {
         byte_offset: u64,
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        Ok(self.reader.read_at(self.tensor(name)?, byte_offset, out)?)
+        self.read_at(self.tensor(name)?, byte_offset, out)
+    }
+
+    /// Fills `out` from the pieces that hold the bytes of `weight` from `at` on.
+    fn read_at(&self, weight: &Weight, at: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
+        let (mut at, mut out) = (at, out);
+        let (last, others) = weight.pieces.split_last().expect("a weight has a piece");
+        for piece in others {
+            let left = piece.size_bytes().saturating_sub(at);
+            let here = out.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let (now, later) = out.split_at_mut(here);
+            if here > 0 {
+                self.files.read_at(piece, at, now)?;
+            }
+            (at, out) = (at.saturating_sub(piece.size_bytes()), later);
+        }
+        Ok(self.files.read_at(last, at, out)?)
     }
 
     /// Puts `rows` of the first dimension of tensor `name` into `out` as f32, row after row with
@@ -309,7 +367,7 @@ impl Checkpoint {
         let tensor = self.tensor(name)?;
         let bytes = tensor.elements().saturating_mul(size_of::<f32>());
         if bytes > WHOLE_TENSOR_BYTES_MAX {
-            let path = self.reader.path().into();
+            let path = self.files.path().into();
             return Err(CheckpointError::TooLarge { path, tensor: name.to_owned(), bytes });
         }
         let mut out = Vec::new();
@@ -320,7 +378,7 @@ impl Checkpoint {
     /// Appends the elements in `range`, widened, reading one chunk of stored bytes at a time.
     fn read_elements(
         &self,
-        tensor: &Tensor,
+        tensor: &Weight,
         range: Range<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), CheckpointError> {
@@ -330,11 +388,11 @@ impl Checkpoint {
         while at < end {
             let part = chunk.len().min(end - at);
             let bytes = &mut chunk[..part];
-            self.reader.read_at(tensor, at as u64, bytes)?;
+            self.read_at(tensor, at as u64, bytes)?;
             if tensor.dtype == Dtype::I8 {
                 out.extend(bytes.iter().map(|&byte| f32::from(byte.cast_signed())));
             } else if !tensor.dtype.widen(bytes, out) {
-                return Err(self.wrong_dtype(tensor, FLOATS));
+                return Err(self.wrong_dtype(&tensor.name, tensor.dtype, FLOATS));
             }
             at += part;
         }
@@ -356,51 +414,105 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn tensor(&self, name: &str) -> Result<&Tensor, CheckpointError> {
-        self.reader.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
-            path: self.reader.path().into(),
+    fn tensor(&self, name: &str) -> Result<&Weight, CheckpointError> {
+        self.weights.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
+            path: self.files.path().into(),
             tensor: name.to_owned(),
         })
     }
 
     fn no_such_rows(&self, name: &str, rows: usize, asked: Range<usize>) -> CheckpointError {
-        let (path, tensor) = (self.reader.path().into(), name.to_owned());
+        let (path, tensor) = (self.files.path().into(), name.to_owned());
         CheckpointError::NoSuchRows { path, tensor, rows, start: asked.start, end: asked.end }
     }
 
-    fn wrong_dtype(&self, tensor: &Tensor, expected: &'static str) -> CheckpointError {
-        let path = self.reader.path().into();
-        CheckpointError::WrongDtype {
-            path,
-            tensor: tensor.name.clone(),
-            found: tensor.dtype,
-            expected,
-        }
+    fn wrong_dtype(&self, name: &str, found: Dtype, expected: &'static str) -> CheckpointError {
+        let (path, tensor) = (self.files.path().into(), name.to_owned());
+        CheckpointError::WrongDtype { path, tensor, found, expected }
     }
 
-    /// Compares the tensors there are with the tensors there must be.
-    fn check_tensors(&self) -> Result<(), CheckpointError> {
-        let expected = self.expected();
-        for (name, wanted) in &expected {
-            let Some(tensor) = self.reader.get(name) else {
-                let (path, shape) = (self.reader.path().into(), wanted.shape.clone());
-                return Err(CheckpointError::MissingTensor { path, tensor: name.clone(), shape });
-            };
-            self.check_tensor(tensor, wanted)?;
+    /// The stored tensors whose rows make the tensor `name` of the original layout.
+    fn sources(&self, name: &str) -> Vec<String> {
+        self.names.map_or_else(|| vec![name.to_owned()], |names| names.sources(name))
+    }
+
+    fn is_stored(&self, name: &str) -> bool {
+        self.sources(name).iter().all(|source| self.files.get(source).is_some())
+    }
+
+    /// Finds every tensor there must be, and makes sure that there is no other.
+    fn find_weights(&self) -> Result<BTreeMap<String, Weight>, CheckpointError> {
+        self.check_family()?;
+        let (mut weights, mut claimed) = (BTreeMap::new(), BTreeSet::new());
+        for (name, wanted) in self.expected() {
+            let sources = self.sources(&name);
+            let weight = self.find_weight(&name, &sources, wanted)?;
+            weights.insert(name, weight);
+            claimed.extend(sources);
         }
-        let names: BTreeSet<&String> = expected.iter().map(|(name, _)| name).collect();
-        if let Some(extra) = self.reader.tensors().find(|t| !names.contains(&t.name)) {
-            let (path, shape) = (self.reader.path().into(), extra.shape.clone());
+        if let Some(extra) = self.files.tensors().find(|tensor| !claimed.contains(&tensor.name)) {
+            let (path, shape) = (self.files.path().into(), extra.shape.clone());
             let tensor = extra.name.clone();
             return Err(CheckpointError::UnexpectedTensor { path, tensor, shape });
         }
-        Ok(())
+        Ok(weights)
+    }
+
+    fn find_weight(
+        &self,
+        name: &str,
+        sources: &[String],
+        wanted: Wanted,
+    ) -> Result<Weight, CheckpointError> {
+        let mut piece = Wanted { shape: wanted.shape.clone(), kind: wanted.kind };
+        if let Some(rows) = piece.shape.first_mut() {
+            *rows /= sources.len();
+        }
+        let find = |source: &String| self.find_piece(source, &piece).cloned();
+        let pieces = sources.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let dtype = pieces[0].dtype;
+        if let Some(other) = pieces.iter().find(|piece| piece.dtype != dtype) {
+            let rule = "of the same type as its neighbours";
+            return Err(self.wrong_dtype(&other.name, other.dtype, rule));
+        }
+        Ok(Weight { name: name.to_owned(), dtype, shape: wanted.shape, pieces })
+    }
+
+    fn find_piece(&self, source: &str, wanted: &Wanted) -> Result<&Tensor, CheckpointError> {
+        let Some(tensor) = self.files.get(source) else {
+            let (path, shape) = (self.files.path().into(), wanted.shape.clone());
+            return Err(CheckpointError::MissingTensor { path, tensor: source.to_owned(), shape });
+        };
+        self.check_tensor(tensor, wanted)?;
+        Ok(tensor)
+    }
+
+    /// Refuses the weights of one family under the configuration of another, whatever their shapes.
+    fn check_family(&self) -> Result<(), CheckpointError> {
+        let named = self.config.llm.family;
+        let is_there = |name: &str| self.is_stored(name);
+        let fits = |family: &&Family| family.telltales().iter().all(|(t, has)| is_there(t) == *has);
+        let Some(found) = Family::ALL.into_iter().find(fits).filter(|found| *found != named) else {
+            return Ok(());
+        };
+        let all = found.telltales().into_iter().zip(named.telltales());
+        let mut differing = all.filter(|((_, has), (_, wants))| has != wants).map(|(here, _)| here);
+        let present = |(_, has): &(String, bool)| *has;
+        let telltale = differing.clone().find(present).or_else(|| differing.next());
+        let (tensor, has) = telltale.expect("two families differ in a tensor");
+        Err(CheckpointError::OtherDecoder {
+            path: self.files.path().into(),
+            tensor: self.sources(&tensor).swap_remove(0),
+            presence: if has { "present" } else { "missing" },
+            found: found.architecture,
+            named: named.architecture,
+        })
     }
 
     fn check_tensor(&self, tensor: &Tensor, wanted: &Wanted) -> Result<(), CheckpointError> {
         if tensor.shape != wanted.shape {
             return Err(CheckpointError::WrongShape {
-                path: self.reader.path().into(),
+                path: self.files.path().into(),
                 tensor: tensor.name.clone(),
                 expected: wanted.shape.clone(),
                 found: tensor.shape.clone(),
@@ -411,7 +523,7 @@ impl Checkpoint {
             Kind::Int8 => (tensor.dtype == Dtype::I8, "I8"),
             Kind::Scale => (tensor.dtype == Dtype::F32, "F32"),
         };
-        if holds { Ok(()) } else { Err(self.wrong_dtype(tensor, words)) }
+        if holds { Ok(()) } else { Err(self.wrong_dtype(&tensor.name, tensor.dtype, words)) }
     }
 
     /// What the configuration, the scheme and the presence of a head call for, in the model's
@@ -435,12 +547,6 @@ impl Checkpoint {
         expected
     }
 }
-
-/// The language model's head.
-pub(crate) const LM_HEAD: &str = "language_model.lm_head.weight";
-
-/// The language model's embedding, which serves as the head where there is none.
-pub(crate) const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
 
 /// The dtypes a weight may have, in words.
 const FLOATS: &str = "F32, F16 or BF16";
@@ -470,25 +576,31 @@ pub(crate) fn is_linear(name: &str) -> bool {
     rest == "lm_head.weight" || rest.ends_with("_proj.weight")
 }
 
-fn open_weights(dir: &Path) -> Result<Reader, CheckpointError> {
-    let path = dir.join(WEIGHTS_FILE);
-    match Reader::open(&path) {
+/// Which of the names of transformers the files have.
+fn hf_names(files: &Shards) -> Names {
+    let in_memory = files.tensors().any(|tensor| tensor.name.starts_with("model."));
+    if in_memory { Names::InMemory } else { Names::Saved }
+}
+
+fn open_weights(dir: &Path) -> Result<Shards, CheckpointError> {
+    match Shards::single(&dir.join(WEIGHTS_FILE)) {
         Err(SafetensorsError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            Err(explain_absence(dir))
+            open_shards(dir)
         }
         opened => Ok(opened?),
     }
 }
 
-/// Says what a directory without a weights file holds instead.
-fn explain_absence(dir: &Path) -> CheckpointError {
-    if dir.join("model.safetensors.index.json").exists() {
-        return CheckpointError::Sharded { dir: dir.into() };
+/// Opens what a directory without the one file of weights holds instead, or says what that is.
+fn open_shards(dir: &Path) -> Result<Shards, CheckpointError> {
+    let index = dir.join(INDEX_FILE);
+    if index.exists() {
+        return Ok(Shards::indexed(&index)?);
     }
-    match first_pickle(dir) {
+    Err(match first_pickle(dir) {
         Some(file) => CheckpointError::Pickled { dir: dir.into(), file },
         None => CheckpointError::NoWeights { dir: dir.into() },
-    }
+    })
 }
 
 fn first_pickle(dir: &Path) -> Option<String> {
@@ -526,6 +638,7 @@ fn read_text(path: &Path) -> Result<String, CheckpointError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decoder::EMBEDDING;
     use crate::safetensors::TensorSpec;
     use crate::sample::{Loaded, Sample, named};
 
@@ -632,6 +745,49 @@ mod tests {
     }
 
     #[test]
+    fn a_forced_mismatch_of_decoders_is_refused() {
+        let (qwen2, qwen3) = (Sample::tiny(), Sample::named("internvl3_5-tiny"));
+        let swap = |sample: &Sample| fs::read_to_string(sample.dir().join(CONFIG_FILE)).unwrap();
+        let (config2, config3) = (swap(&qwen2), swap(&qwen3));
+        fs::write(qwen2.dir().join(CONFIG_FILE), config3).unwrap();
+        fs::write(qwen3.dir().join(CONFIG_FILE), config2).unwrap();
+        let layer = "tensor language_model.model.layers.0.self_attn";
+        for (sample, tensor, found, named) in [
+            (qwen3, "q_norm.weight", "Qwen3ForCausalLM", "Qwen2ForCausalLM"),
+            (qwen2, "q_proj.bias", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+        ] {
+            let error = refusal(sample.dir());
+            let words = format!("{layer}.{tensor} is present, as in {found}, but");
+            assert!(error.contains(&words), "{error}");
+            assert!(error.contains(&format!("names {named}; smelt never aligns")), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_head_norm_is_called_for_and_every_other_family_s_tensor_refused() {
+        let without = |lost: &str| {
+            let sample = Sample::named("internvl3_5-tiny");
+            let mut all = crate::sample::load(&sample.weights());
+            all.retain(|(spec, _)| spec.name != lost);
+            crate::sample::save(&sample.weights(), &all);
+            refusal(sample.dir())
+        };
+        for lost in ["0.self_attn.q_norm", "0.self_attn.k_norm", "2.self_attn.k_norm"] {
+            let lost = format!("language_model.model.layers.{lost}.weight");
+            let error = without(&lost);
+            assert!(error.contains("lacks") && error.contains(&lost), "{error}");
+        }
+        let sample = Sample::named("internvl3_5-tiny");
+        let mut all = crate::sample::load(&sample.weights());
+        let extra = "language_model.model.layers.1.self_attn.q_proj.bias";
+        let spec = TensorSpec { name: extra.to_owned(), dtype: Dtype::F16, shape: vec![2] };
+        all.push((spec, vec![0; 4]));
+        crate::sample::save(&sample.weights(), &all);
+        let error = refusal(sample.dir());
+        assert!(error.contains(extra) && error.contains("never aligns"), "{error}");
+    }
+
+    #[test]
     fn weights_in_other_forms_are_refused_by_name() {
         let sample = Sample::tiny();
         let touch = |name: &str| fs::write(sample.dir().join(name), "x").unwrap();
@@ -640,8 +796,30 @@ mod tests {
         touch("pytorch_model.bin");
         touch("a.pt");
         assert!(refusal(sample.dir()).contains("pickled weights (a.pt)"));
-        touch("model.safetensors.index.json");
-        assert!(refusal(sample.dir()).contains("sharded weights (model.safetensors.index.json)"));
+        touch(INDEX_FILE);
+        assert!(refusal(sample.dir()).contains("model.safetensors.index.json: it is no index"));
+    }
+
+    #[test]
+    fn a_sharded_checkpoint_reads_as_the_whole_one() {
+        let (whole, cut) = (Sample::tiny(), Sample::tiny());
+        cut.shard(3);
+        let (whole, cut) = (whole.dir(), cut.dir());
+        let (whole, cut) = (Checkpoint::open(whole).unwrap(), Checkpoint::open(cut).unwrap());
+        assert_eq!(whole.tensors().count(), cut.tensors().count());
+        for tensor in whole.tensors() {
+            let (one, other) = (whole.read_f32(&tensor.name), cut.read_f32(&tensor.name));
+            assert!(one.unwrap() == other.unwrap(), "{}", tensor.name);
+        }
+    }
+
+    #[test]
+    fn a_sharded_checkpoint_that_lacks_a_shard_is_refused() {
+        let sample = Sample::tiny();
+        sample.shard(3);
+        fs::remove_file(sample.dir().join("model-2.safetensors")).unwrap();
+        let error = refusal(sample.dir());
+        assert!(error.contains("shard model-2.safetensors is missing"), "{error}");
     }
 
     #[test]

@@ -1,75 +1,25 @@
-//! Reads the configuration of an InternVL3 model, and lists the tensors it calls for.
+//! Reads the configuration of an InternVL3 or 3.5 model, and lists the tensors it calls for.
 //!
-//! The text of a `config.json` in the original layout comes in; checked dimensions come out, from
-//! which every tensor name and shape follows.  What would change the arithmetic and is not built
-//! here (another norm, another rotary scaling) is refused by name.  Knows nothing of tensor files.
+//! The text of a `config.json` in the original layout or in that of transformers comes in; checked
+//! dimensions come out, from which every tensor name and shape follows.  What would change the
+//! arithmetic and is not built here (another norm, another rotary scaling) is refused by name.
+//! Knows nothing of tensor files.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The model class this module reads.
+use crate::config::{ConfigError, ConfigProblem, List, Scope};
+use crate::decoder::{self, Decoder, Family};
+
+pub(crate) mod hf;
+
+/// The model class of the original layout.
 pub const ARCHITECTURE: &str = "InternVLChatModel";
-
-/// The language model class this module reads.
-pub const LLM_ARCHITECTURE: &str = "Qwen2ForCausalLM";
-
-/// The largest size of any one dimension.  Real ones stay below 2^20; the bound keeps products of
-/// three of them inside 64 bits.
-pub const DIMENSION_MAX: usize = 1 << 21;
-
-/// The most layers of one tower; the largest published model of the family has 80.
-pub const LAYERS_MAX: usize = 1024;
 
 /// The epsilon of the projector's LayerNorm: `nn.LayerNorm`'s default, which no config repeats.
 pub const PROJECTOR_EPS: f32 = 1e-5;
-
-/// Why a configuration was refused.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {problem}", path.display())]
-pub struct ConfigError {
-    /// The file.
-    pub path: PathBuf,
-    /// What is wrong with it.
-    pub problem: ConfigProblem,
-}
-
-/// What is wrong with a configuration.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigProblem {
-    /// It is not JSON, or a field is missing or of the wrong type.
-    #[error("not a usable model configuration: {0}")]
-    Unreadable(String),
-    /// A model class nobody here knows.
-    #[error(
-        "unknown architecture {found:?}; supported: {ARCHITECTURE} with {LLM_ARCHITECTURE} (InternVL3, original layout)"
-    )]
-    UnknownArchitecture {
-        /// The class the file names.
-        found: String,
-    },
-    /// A field has a value that means arithmetic not built here.
-    #[error("{field} is {found}, but only {supported} is supported")]
-    Unsupported {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        found: String,
-        /// The values that work.
-        supported: &'static str,
-    },
-    /// A number is zero, too large, or does not fit another.
-    #[error("{field} is {found}: {rule}")]
-    BadNumber {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        found: String,
-        /// What it must be.
-        rule: &'static str,
-    },
-}
 
 /// A part of the model that has tensors of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +38,7 @@ pub struct InternVl3 {
     /// The vision tower.
     pub vision: Vision,
     /// The language model.
-    pub llm: Qwen2,
+    pub llm: Decoder,
     /// Side of the token grid after the pixel shuffle, as a fraction of the patch grid: 0.5.
     pub downsample_ratio: f64,
     /// Pixels on a side of one square tile.
@@ -101,6 +51,8 @@ pub struct InternVl3 {
     pub use_thumbnail: bool,
     /// The name of the conversation template, for example `internvl2_5`.
     pub template: String,
+    /// Whether configuration and weights have the names of transformers (`-hf`).
+    pub(crate) is_hf: bool,
 }
 
 /// The vision tower (InternViT).
@@ -124,31 +76,6 @@ pub struct Vision {
     pub eps: f32,
 }
 
-/// The language model (Qwen2).
-#[derive(Clone, Debug, PartialEq)]
-pub struct Qwen2 {
-    /// Channels of a token.
-    pub hidden: usize,
-    /// Decoder layers.
-    pub layers: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Channels of a head.
-    pub head_dim: usize,
-    /// Channels inside the MLP.
-    pub intermediate: usize,
-    /// Rows of the embedding.
-    pub vocab: usize,
-    /// Epsilon of the RMSNorms.
-    pub eps: f32,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
-    /// The longest sequence the rotary table is plain for.
-    pub max_positions: usize,
-}
-
 impl Vision {
     /// Channels of a head.
     pub fn head_dim(&self) -> usize {
@@ -163,18 +90,6 @@ impl Vision {
     /// Patches of a tile.
     pub fn patches(&self) -> usize {
         self.grid() * self.grid()
-    }
-}
-
-impl Qwen2 {
-    /// Rows of the key or the value projection.
-    pub fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
-    }
-
-    /// Rows of the query projection.
-    pub fn q_width(&self) -> usize {
-        self.heads * self.head_dim
     }
 }
 
@@ -203,10 +118,8 @@ impl InternVl3 {
         for part in parts {
             match part {
                 Part::Vision => self.list_vision(&mut list),
-                Part::Llm => self.list_llm(&mut list),
-                Part::Head => {
-                    list.put("language_model.lm_head.weight", &[self.llm.vocab, self.llm.hidden]);
-                }
+                Part::Llm => self.llm.list(&mut list),
+                Part::Head => self.llm.list_head(&mut list),
             }
         }
         list.0
@@ -243,29 +156,6 @@ impl InternVl3 {
         list.linear(&format!("{layer}.mlp.fc2"), hidden, intermediate);
         list.put(format!("{layer}.ls2"), &[hidden]);
     }
-
-    fn list_llm(&self, list: &mut List) {
-        let Qwen2 { hidden, vocab, .. } = self.llm;
-        list.put("language_model.model.embed_tokens.weight", &[vocab, hidden]);
-        for layer in 0..self.llm.layers {
-            self.list_llm_layer(&format!("language_model.model.layers.{layer}"), list);
-        }
-        list.put("language_model.model.norm.weight", &[hidden]);
-    }
-
-    fn list_llm_layer(&self, layer: &str, list: &mut List) {
-        let Qwen2 { hidden, intermediate, .. } = self.llm;
-        let (q_width, kv_width) = (self.llm.q_width(), self.llm.kv_width());
-        list.put(format!("{layer}.input_layernorm.weight"), &[hidden]);
-        list.linear(&format!("{layer}.self_attn.q_proj"), q_width, hidden);
-        list.linear(&format!("{layer}.self_attn.k_proj"), kv_width, hidden);
-        list.linear(&format!("{layer}.self_attn.v_proj"), kv_width, hidden);
-        list.put(format!("{layer}.self_attn.o_proj.weight"), &[hidden, q_width]);
-        list.put(format!("{layer}.post_attention_layernorm.weight"), &[hidden]);
-        list.put(format!("{layer}.mlp.gate_proj.weight"), &[intermediate, hidden]);
-        list.put(format!("{layer}.mlp.up_proj.weight"), &[intermediate, hidden]);
-        list.put(format!("{layer}.mlp.down_proj.weight"), &[hidden, intermediate]);
-    }
 }
 
 /// The block a tensor belongs to: `vision_model.encoder.layers.3`, or the first two words of a name
@@ -279,27 +169,11 @@ pub(crate) fn block_of(name: &str) -> &str {
 /// Patches on a side that the pixel shuffle makes one token of: the inverse of the ratio 0.5.
 const SHUFFLE: usize = 2;
 
-/// Tensor names and shapes being listed.
-#[derive(Default)]
-struct List(Vec<(String, Vec<usize>)>);
-
-impl List {
-    fn put(&mut self, name: impl Into<String>, shape: &[usize]) {
-        self.0.push((name.into(), shape.to_vec()));
-    }
-
-    /// A linear layer with a bias.
-    fn linear(&mut self, name: &str, rows: usize, columns: usize) {
-        self.put(format!("{name}.weight"), &[rows, columns]);
-        self.put(format!("{name}.bias"), &[rows]);
-    }
-}
-
 /// The fields of `config.json` that matter here; others are free.
 #[derive(Deserialize)]
 struct File {
     vision_config: VisionFields,
-    llm_config: LlmFields,
+    llm_config: decoder::Fields,
     downsample_ratio: f64,
     ps_version: String,
     #[serde(default = "last_layer")]
@@ -331,24 +205,6 @@ struct VisionFields {
     hidden_act: String,
 }
 
-#[derive(Deserialize)]
-struct LlmFields {
-    hidden_size: usize,
-    num_hidden_layers: usize,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    head_dim: Option<usize>,
-    intermediate_size: usize,
-    vocab_size: usize,
-    rms_norm_eps: f64,
-    rope_theta: f64,
-    hidden_act: String,
-    max_position_embeddings: Option<usize>,
-    rope_scaling: Option<Value>,
-    #[serde(default)]
-    use_sliding_window: bool,
-}
-
 fn last_layer() -> i64 {
     -1
 }
@@ -361,170 +217,101 @@ fn rgb() -> usize {
     3
 }
 
-/// What Qwen2 configs leave out when it is this.
-const MAX_POSITIONS_DEFAULT: usize = 32768;
+const TOP: Scope = Scope("");
+const VISION: Scope = Scope("vision_config");
+const LLM: Scope = Scope("llm_config");
 
 fn read(json: &str) -> Result<InternVl3, ConfigProblem> {
     let unreadable = |error: serde_json::Error| ConfigProblem::Unreadable(error.to_string());
-    check_architectures(&serde_json::from_str(json).map_err(unreadable)?)?;
+    let config: Value = serde_json::from_str(json).map_err(unreadable)?;
+    if first_architecture(&config) == Some(hf::ARCHITECTURE) {
+        return hf::read(&config);
+    }
+    let family = family(&config)?;
     let file: File = serde_json::from_str(json).map_err(unreadable)?;
     check_arithmetic(&file)?;
     let model = InternVl3 {
         vision: vision(&file.vision_config)?,
-        llm: llm(&file.llm_config)?,
+        llm: file.llm_config.decoder(family, LLM)?,
         downsample_ratio: file.downsample_ratio,
         image_size: file.vision_config.image_size,
-        min_tiles: size("min_dynamic_patch", file.min_dynamic_patch)?,
-        max_tiles: size("max_dynamic_patch", file.max_dynamic_patch)?,
+        min_tiles: TOP.size("min_dynamic_patch", file.min_dynamic_patch)?,
+        max_tiles: TOP.size("max_dynamic_patch", file.max_dynamic_patch)?,
         use_thumbnail: file.use_thumbnail,
         template: file.template,
+        is_hf: false,
     };
     if model.min_tiles > model.max_tiles {
-        return bad("min_dynamic_patch", model.min_tiles, "it must not exceed max_dynamic_patch");
+        return TOP.bad(
+            "min_dynamic_patch",
+            model.min_tiles,
+            "it must not exceed max_dynamic_patch",
+        );
     }
     Ok(model)
 }
 
+fn first_architecture(config: &Value) -> Option<&str> {
+    config["architectures"][0].as_str()
+}
+
 /// Asks for the classes before anything else, so that another model is named, not a missing field.
-fn check_architectures(config: &Value) -> Result<(), ConfigProblem> {
-    let first = |config: &Value| config["architectures"][0].as_str().map(str::to_owned);
+fn family(config: &Value) -> Result<&'static Family, ConfigProblem> {
+    let first = |config: &Value| first_architecture(config).map(str::to_owned);
+    let unknown = |found| ConfigProblem::UnknownArchitecture { found, supported: supported() };
     let found = first(config).unwrap_or_else(|| {
         let kind = config["model_type"].as_str().unwrap_or("none named");
         format!("(model_type {kind})")
     });
     if found != ARCHITECTURE {
-        return Err(ConfigProblem::UnknownArchitecture { found });
+        return Err(unknown(found));
     }
     let llm = first(&config["llm_config"]).unwrap_or_else(|| "(none named)".to_owned());
-    if llm != LLM_ARCHITECTURE {
-        let found = format!("{ARCHITECTURE} with {llm}");
-        return Err(ConfigProblem::UnknownArchitecture { found });
-    }
-    Ok(())
+    Family::of_architecture(&llm).ok_or_else(|| unknown(format!("{ARCHITECTURE} with {llm}")))
+}
+
+fn supported() -> String {
+    let families = Family::ALL.map(|family| family.architecture).join(" or ");
+    format!("{ARCHITECTURE} with {families} (InternVL3 and 3.5, original and -hf layouts)")
 }
 
 /// Refuses every setting that means other arithmetic than the one built here.
 fn check_arithmetic(file: &File) -> Result<(), ConfigProblem> {
-    let (vision, llm) = (&file.vision_config, &file.llm_config);
-    only("downsample_ratio", file.downsample_ratio, "0.5", file.downsample_ratio == 0.5)?;
-    only("ps_version", &file.ps_version, "v2", file.ps_version == "v2")?;
-    only("select_layer", file.select_layer, "-1", file.select_layer == -1)?;
-    only("vision_config.qkv_bias", vision.qkv_bias, "true", vision.qkv_bias)?;
+    let vision = &file.vision_config;
+    TOP.only("downsample_ratio", file.downsample_ratio, "0.5", file.downsample_ratio == 0.5)?;
+    TOP.only("ps_version", &file.ps_version, "v2", file.ps_version == "v2")?;
+    TOP.only("select_layer", file.select_layer, "-1", file.select_layer == -1)?;
+    VISION.only("qkv_bias", vision.qkv_bias, "true", vision.qkv_bias)?;
     let norm = &vision.norm_type;
-    only("vision_config.norm_type", norm, "layer_norm", norm == "layer_norm")?;
+    VISION.only("norm_type", norm, "layer_norm", norm == "layer_norm")?;
     let normed = vision.qk_normalization;
-    only("vision_config.qk_normalization", normed, "false", !normed)?;
+    VISION.only("qk_normalization", normed, "false", !normed)?;
     let gelu = vision.hidden_act == "gelu";
-    only("vision_config.hidden_act", &vision.hidden_act, "gelu", gelu)?;
-    only("llm_config.hidden_act", &llm.hidden_act, "silu", llm.hidden_act == "silu")?;
-    let sliding = llm.use_sliding_window;
-    only("llm_config.use_sliding_window", sliding, "false", !sliding)?;
+    VISION.only("hidden_act", &vision.hidden_act, "gelu", gelu)?;
     let forced = file.force_image_size.unwrap_or(vision.image_size);
     let same = forced == vision.image_size;
-    only("force_image_size", forced, "the value of vision_config.image_size", same)?;
-    check_rope_scaling(llm.rope_scaling.as_ref())
-}
-
-/// Dynamic scaling leaves every position below `max_position_embeddings` as it is, so it is the
-/// one kind that needs no arithmetic of its own.
-fn check_rope_scaling(scaling: Option<&Value>) -> Result<(), ConfigProblem> {
-    let Some(scaling) = scaling.filter(|scaling| !scaling.is_null()) else { return Ok(()) };
-    let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str);
-    let plain = matches!(kind, Some("default" | "dynamic"));
-    only("llm_config.rope_scaling", scaling, "null, \"default\" or \"dynamic\"", plain)
+    TOP.only("force_image_size", forced, "the value of vision_config.image_size", same)
 }
 
 fn vision(fields: &VisionFields) -> Result<Vision, ConfigProblem> {
     let vision = Vision {
-        hidden: size("vision_config.hidden_size", fields.hidden_size)?,
-        layers: layers("vision_config.num_hidden_layers", fields.num_hidden_layers)?,
-        heads: size("vision_config.num_attention_heads", fields.num_attention_heads)?,
-        intermediate: size("vision_config.intermediate_size", fields.intermediate_size)?,
-        image_size: size("vision_config.image_size", fields.image_size)?,
-        patch_size: size("vision_config.patch_size", fields.patch_size)?,
-        channels: size("vision_config.num_channels", fields.num_channels)?,
-        eps: epsilon("vision_config.layer_norm_eps", fields.layer_norm_eps)?,
+        hidden: VISION.size("hidden_size", fields.hidden_size)?,
+        layers: VISION.layers("num_hidden_layers", fields.num_hidden_layers)?,
+        heads: VISION.size("num_attention_heads", fields.num_attention_heads)?,
+        intermediate: VISION.size("intermediate_size", fields.intermediate_size)?,
+        image_size: VISION.size("image_size", fields.image_size)?,
+        patch_size: VISION.size("patch_size", fields.patch_size)?,
+        channels: VISION.size("num_channels", fields.num_channels)?,
+        eps: VISION.epsilon("layer_norm_eps", fields.layer_norm_eps)?,
     };
     if !vision.hidden.is_multiple_of(vision.heads) {
-        return bad("vision_config.hidden_size", vision.hidden, "the heads do not divide it");
+        return VISION.bad("hidden_size", vision.hidden, "the heads do not divide it");
     }
     if !vision.image_size.is_multiple_of(vision.patch_size * SHUFFLE) {
         let rule = "it must hold an even number of patches on a side";
-        return bad("vision_config.image_size", vision.image_size, rule);
+        return VISION.bad("image_size", vision.image_size, rule);
     }
     Ok(vision)
-}
-
-fn llm(fields: &LlmFields) -> Result<Qwen2, ConfigProblem> {
-    let hidden = size("llm_config.hidden_size", fields.hidden_size)?;
-    let heads = size("llm_config.num_attention_heads", fields.num_attention_heads)?;
-    let positions = fields.max_position_embeddings.unwrap_or(MAX_POSITIONS_DEFAULT);
-    let llm = Qwen2 {
-        hidden,
-        layers: layers("llm_config.num_hidden_layers", fields.num_hidden_layers)?,
-        heads,
-        kv_heads: size("llm_config.num_key_value_heads", fields.num_key_value_heads)?,
-        head_dim: size("llm_config.head_dim", fields.head_dim.unwrap_or(hidden / heads))?,
-        intermediate: size("llm_config.intermediate_size", fields.intermediate_size)?,
-        vocab: size("llm_config.vocab_size", fields.vocab_size)?,
-        eps: epsilon("llm_config.rms_norm_eps", fields.rms_norm_eps)?,
-        rope_theta: fields.rope_theta,
-        max_positions: size("llm_config.max_position_embeddings", positions)?,
-    };
-    if fields.head_dim.is_none() && !hidden.is_multiple_of(heads) {
-        return bad("llm_config.hidden_size", hidden, "the heads do not divide it");
-    }
-    if !heads.is_multiple_of(llm.kv_heads) {
-        return bad("llm_config.num_key_value_heads", llm.kv_heads, "it must divide the heads");
-    }
-    if !llm.head_dim.is_multiple_of(2) {
-        return bad("llm_config.head_dim", llm.head_dim, "rotary positions need an even number");
-    }
-    if !(llm.rope_theta.is_finite() && llm.rope_theta > 0.0) {
-        return bad("llm_config.rope_theta", llm.rope_theta, "it must be positive");
-    }
-    Ok(llm)
-}
-
-fn size(field: &'static str, found: usize) -> Result<usize, ConfigProblem> {
-    if (1..=DIMENSION_MAX).contains(&found) {
-        return Ok(found);
-    }
-    bad(field, found, "it must be between 1 and 2097152")
-}
-
-fn layers(field: &'static str, found: usize) -> Result<usize, ConfigProblem> {
-    if (1..=LAYERS_MAX).contains(&found) {
-        return Ok(found);
-    }
-    bad(field, found, "it must be between 1 and 1024")
-}
-
-fn epsilon(field: &'static str, found: f64) -> Result<f32, ConfigProblem> {
-    if found > 0.0 && found < 1.0 {
-        return Ok(found as f32);
-    }
-    bad(field, found, "it must be between 0 and 1")
-}
-
-fn only(
-    field: &'static str,
-    found: impl ToString,
-    supported: &'static str,
-    holds: bool,
-) -> Result<(), ConfigProblem> {
-    if holds {
-        return Ok(());
-    }
-    Err(ConfigProblem::Unsupported { field, found: found.to_string(), supported })
-}
-
-fn bad<T>(
-    field: &'static str,
-    found: impl ToString,
-    rule: &'static str,
-) -> Result<T, ConfigProblem> {
-    Err(ConfigProblem::BadNumber { field, found: found.to_string(), rule })
 }
 
 #[cfg(test)]
@@ -573,10 +360,10 @@ mod tests {
 
     #[test]
     fn other_models_are_named_with_what_is_supported() {
-        let supported = "InternVLChatModel with Qwen2ForCausalLM";
+        let supported = "InternVLChatModel with Qwen2ForCausalLM or Qwen3ForCausalLM";
         check("[\"InternVLChatModel\"]", "[\"LlavaModel\"]", &["\"LlavaModel\"", supported]);
         check("[\"InternVLChatModel\"]", "[]", &["model_type internvl_chat", supported]);
-        check("Qwen2ForCausalLM", "Qwen3ForCausalLM", &["Qwen3ForCausalLM", supported]);
+        check("Qwen2ForCausalLM", "InternLM2ForCausalLM", &["InternLM2ForCausalLM", supported]);
         let error = parse("{}").unwrap_err().to_string();
         assert!(error.contains("(model_type none named)"), "{error}");
     }
@@ -635,6 +422,38 @@ mod tests {
         assert_eq!(shape("vision_model.encoder.layers.1.attn.qkv.weight"), [192, 64]);
         assert_eq!(shape("vision_model.embeddings.position_embedding"), [1, 17, 64]);
         assert_eq!(shape("mlp1.1.weight"), [48, 256]);
+    }
+
+    fn qwen3() -> String {
+        let family = TINY.replace("Qwen2ForCausalLM", "Qwen3ForCausalLM");
+        family.replace("\"vocab_size\"", "\"attention_bias\": false, \"vocab_size\"")
+    }
+
+    #[test]
+    fn qwen3_has_heads_of_their_own_width_norms_and_no_biases() {
+        let model = parse(&qwen3()).unwrap();
+        assert_eq!(
+            (model.llm.family.name, model.llm.head_dim, model.llm.q_width()),
+            ("qwen3", 128, 512)
+        );
+        let own = qwen3().replace("\"vocab_size\"", "\"head_dim\": 20, \"vocab_size\"");
+        let list = parse(&own).unwrap().tensors(&[Part::Llm]);
+        let shape = |part: &str| {
+            let name = format!("language_model.model.layers.1.self_attn.{part}");
+            list.iter().find(|(n, _)| *n == name).map(|(_, shape)| shape.clone())
+        };
+        assert_eq!(shape("q_proj.weight"), Some(vec![80, 48]));
+        assert_eq!(shape("o_proj.weight"), Some(vec![48, 80]));
+        assert_eq!(shape("q_norm.weight"), Some(vec![20]));
+        assert_eq!(shape("k_norm.weight"), Some(vec![20]));
+        assert_eq!((shape("q_proj.bias"), list.len()), (None, 1 + 3 * 11 + 1));
+    }
+
+    #[test]
+    fn qwen3_with_biases_is_refused() {
+        let biased = qwen3().replace("attention_bias\": false", "attention_bias\": true");
+        let error = parse(&biased).unwrap_err().to_string();
+        assert!(error.contains("llm_config.attention_bias is true, but only false"), "{error}");
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! Knows nothing of engines, pipelines or the store.
 
 pub mod checkpoint;
+pub mod config;
+pub mod decoder;
 pub mod dtype;
 pub mod export;
 pub mod internvl3;

@@ -12,9 +12,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{
-    CONFIG_FILE, Checkpoint, CheckpointError, EMBEDDING, LM_HEAD, WEIGHTS_FILE, is_linear,
-    scale_name,
+    CONFIG_FILE, Checkpoint, CheckpointError, WEIGHTS_FILE, is_linear, scale_name,
 };
+use crate::decoder::{EMBEDDING, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::internvl3::{Part, block_of};
 use crate::safetensors::{SafetensorsError, TensorSpec, Writer};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::checkpoint::WEIGHTS_FILE;
+use crate::checkpoint::{INDEX_FILE, WEIGHTS_FILE};
 use crate::safetensors::{Reader, TensorSpec, Writer};
 use crate::synthetic;
 
@@ -19,8 +19,13 @@ pub(crate) struct Sample(TempDir);
 impl Sample {
     /// The tiny synthetic model.
     pub(crate) fn tiny() -> Self {
+        Self::named("internvl3-tiny")
+    }
+
+    /// The synthetic model `name`.
+    pub(crate) fn named(name: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        synthetic::write("internvl3-tiny", dir.path(), &mut |_| {}).unwrap();
+        synthetic::write(name, dir.path(), &mut |_| {}).unwrap();
         Self(dir)
     }
 
@@ -36,6 +41,20 @@ impl Sample {
     /// The tiny model without a head of its own.
     pub(crate) fn tied() -> Self {
         Self::changed(|tensors| tensors.retain(|(spec, _)| !spec.name.contains("lm_head")))
+    }
+
+    /// Spreads the weights over `count` files with an index.
+    pub(crate) fn shard(&self, count: usize) {
+        let tensors = load(&self.weights());
+        let mut places = BTreeMap::new();
+        for (n, shard) in tensors.chunks(tensors.len().div_ceil(count)).enumerate() {
+            let file = format!("model-{}.safetensors", n + 1);
+            save(&self.dir().join(&file), shard);
+            places.extend(shard.iter().map(|(spec, _)| (spec.name.clone(), file.clone())));
+        }
+        let index = serde_json::json!({ "metadata": {}, "weight_map": places });
+        fs::write(self.dir().join(INDEX_FILE), index.to_string()).unwrap();
+        fs::remove_file(self.weights()).unwrap();
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -64,8 +83,8 @@ pub(crate) fn load(path: &Path) -> Vec<Loaded> {
     reader.tensors().map(load).collect()
 }
 
-fn save(path: &Path, tensors: &[Loaded]) {
-    fs::remove_file(path).unwrap();
+/// Writes `tensors` over the file at `path`.
+pub(crate) fn save(path: &Path, tensors: &[Loaded]) {
     let specs: Vec<TensorSpec> = tensors.iter().map(|(spec, _)| spec.clone()).collect();
     let mut writer = Writer::create(path, &specs, &BTreeMap::new()).unwrap();
     for (_, bytes) in tensors {

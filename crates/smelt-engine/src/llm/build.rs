@@ -11,7 +11,7 @@ use smelt_model::dtype::Dtype;
 use smelt_model::internvl3::Part;
 
 use super::weights::HEAD;
-use super::{FAMILY, KIND, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
+use super::{KIND, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
 use crate::engine_file::{EngineWriter, TensorSpec, byte_len};
 
 /// Bytes of a tensor held in memory at a time.
@@ -94,7 +94,7 @@ fn check_limits(checkpoint: &Checkpoint, limits: Limits) -> Result<(), String> {
 fn sizes(checkpoint: &Checkpoint, limits: Limits) -> LlmFile {
     let llm = &checkpoint.config().llm;
     LlmFile {
-        family: FAMILY.to_owned(),
+        family: llm.family.name.to_owned(),
         scheme: checkpoint.scheme().name().to_owned(),
         hidden: llm.hidden,
         layers: llm.layers,

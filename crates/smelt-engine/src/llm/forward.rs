@@ -1,8 +1,8 @@
 //! Computes a decoder over a few tokens of one or more slots.
 //!
 //! Embedded tokens in, hidden states out; keys and values go to the slots on the way.  The layers
-//! are Qwen2's: RMSNorm, grouped-query attention with rotary positions, SwiGLU.  Callers have
-//! checked tokens, slots and lengths.
+//! are RMSNorm, grouped-query attention with rotary positions, SwiGLU; heads are normed where the
+//! family norms them.  Callers have checked tokens, slots and lengths.
 
 use std::ops::Range;
 
@@ -85,6 +85,15 @@ impl Pass<'_> {
         out
     }
 
+    /// Norms each head of `heads` in place.
+    fn norm_heads(&self, heads: &mut [f32], weight: &[f32]) {
+        let mut normed = vec![0.0; weight.len()];
+        for head in heads.chunks_exact_mut(weight.len()) {
+            rms_norm(head, weight, self.sizes.eps, &mut normed);
+            head.copy_from_slice(&normed);
+        }
+    }
+
     /// Attention of one layer, before its output projection: `[rows, heads * head_dim]`.
     fn attend(
         &self,
@@ -101,6 +110,10 @@ impl Pass<'_> {
         let v = self.machine.apply(&layer.v, self.rows_of(&normed));
         let (dim, kv_width) = (self.sizes.head_dim, self.sizes.kv_heads * self.sizes.head_dim);
         let q_width = self.sizes.heads * dim;
+        if let Some(norms) = &layer.head_norms {
+            self.norm_heads(&mut q, &norms.q);
+            self.norm_heads(&mut k, &norms.k);
+        }
         for (row, rotation) in rotations.iter().enumerate() {
             let heads = q[row * q_width..(row + 1) * q_width].chunks_exact_mut(dim);
             heads.for_each(|head| rotation.apply(head));

@@ -13,6 +13,7 @@ mod weights;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use smelt_model::decoder::Family;
 
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
@@ -25,8 +26,6 @@ use weights::{Decoder, Machine};
 
 /// What `engine.json` calls this kind.
 const KIND: &str = "llm";
-/// The only family of decoders so far: Qwen2, as in InternVL3.
-const FAMILY: &str = "qwen2";
 /// Prompt tokens computed at a time, so that memory does not grow with the prompt.
 const CHUNK_TOKENS: usize = 128;
 
@@ -67,8 +66,9 @@ impl LlmFile {
     /// Whether the sizes can belong to a decoder; tensors are compared with them later.
     fn check(&self) -> Result<(), String> {
         let Self { hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, .. } = *self;
-        if self.family != FAMILY {
-            return Err(format!("family {:?} is not {FAMILY:?}", self.family));
+        if Family::named(&self.family).is_none() {
+            let known = Family::ALL.map(|family| family.name).join(", ");
+            return Err(format!("family {:?} is none of {known}", self.family));
         }
         let sizes = [hidden, layers, heads, kv_heads, head_dim, intermediate, vocab];
         /// Products of two sizes then fit any usize.
@@ -85,6 +85,11 @@ impl LlmFile {
             return Err(format!("eps {eps} and rope_theta {theta} are not those of a decoder"));
         }
         self.limits.check()
+    }
+
+    /// What the layers have.  [`Self::check`] has refused unknown names.
+    fn family(&self) -> &'static Family {
+        Family::named(&self.family).expect("the family was checked when the engine was opened")
     }
 }
 

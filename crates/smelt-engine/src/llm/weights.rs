@@ -38,6 +38,13 @@ pub(super) struct Linear {
     bias: Option<Vec<f32>>,
 }
 
+/// The RMSNorms over single heads, `[head_dim]` each.
+#[derive(Debug)]
+pub(super) struct HeadNorms {
+    pub(super) q: Vec<f32>,
+    pub(super) k: Vec<f32>,
+}
+
 /// One decoder layer.
 #[derive(Debug)]
 pub(super) struct Layer {
@@ -45,6 +52,8 @@ pub(super) struct Layer {
     pub(super) q: Linear,
     pub(super) k: Linear,
     pub(super) v: Linear,
+    /// The norms of each head of q and of k, where the family has them.
+    pub(super) head_norms: Option<HeadNorms>,
     pub(super) o: Linear,
     pub(super) mlp_norm: Vec<f32>,
     pub(super) gate: Linear,
@@ -87,16 +96,23 @@ fn layer(file: &EngineFile<LlmFile>, index: usize) -> Result<Layer, OpenError> {
     let (hidden, intermediate) = (sizes.hidden, sizes.intermediate);
     let (q_width, kv_width) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
     let name = |rest: &str| format!("language_model.model.layers.{index}.{rest}");
-    let biased = |part: &str, rows: usize| -> Result<Linear, OpenError> {
-        let plain = linear(file, &name(&format!("self_attn.{part}.weight")), [rows, hidden])?;
-        let bias = vector(file, &name(&format!("self_attn.{part}.bias")), rows)?;
-        Ok(Linear { bias: Some(bias), ..plain })
+    let family = sizes.family();
+    let attention = |rest: &str| name(&format!("self_attn.{rest}"));
+    let projection = |part: &str, rows: usize| -> Result<Linear, OpenError> {
+        let plain = linear(file, &attention(&format!("{part}.weight")), [rows, hidden])?;
+        let bias = || vector(file, &attention(&format!("{part}.bias")), rows);
+        Ok(Linear { bias: family.qkv_bias.then(bias).transpose()?, ..plain })
+    };
+    let head_norms = || -> Result<HeadNorms, OpenError> {
+        let norm = |part: &str| vector(file, &attention(part), sizes.head_dim);
+        Ok(HeadNorms { q: norm("q_norm.weight")?, k: norm("k_norm.weight")? })
     };
     Ok(Layer {
         input_norm: vector(file, &name("input_layernorm.weight"), hidden)?,
-        q: biased("q_proj", q_width)?,
-        k: biased("k_proj", kv_width)?,
-        v: biased("v_proj", kv_width)?,
+        q: projection("q_proj", q_width)?,
+        k: projection("k_proj", kv_width)?,
+        v: projection("v_proj", kv_width)?,
+        head_norms: family.qk_norm.then(head_norms).transpose()?,
         o: linear(file, &name("self_attn.o_proj.weight"), [hidden, q_width])?,
         mlp_norm: vector(file, &name("post_attention_layernorm.weight"), hidden)?,
         gate: linear(file, &name("mlp.gate_proj.weight"), [intermediate, hidden])?,

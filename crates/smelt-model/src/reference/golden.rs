@@ -1,4 +1,4 @@
-//! Compares the reference with what transformers gives for a tiny checkpoint in float32.
+//! Compares the reference with what transformers gives for tiny checkpoints in float32.
 
 use std::path::{Path, PathBuf};
 
@@ -10,29 +10,46 @@ use crate::safetensors::Reader;
 /// GELU, a transposed shuffle) show at ten times this and more.
 const BOUND: f64 = 5e-5;
 
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/internvl3-tiny").join(name)
-}
+/// A folder of `tests/data/golden`.
+#[derive(Clone, Copy)]
+struct Golden(&'static str);
 
-fn checkpoint() -> Checkpoint {
-    Checkpoint::open(&golden("checkpoint")).unwrap()
-}
+const QWEN2: Golden = Golden("internvl3-tiny");
+const QWEN3: Golden = Golden("internvl3_5-tiny");
 
-fn bytes(name: &str) -> Vec<u8> {
-    let reader = Reader::open(&golden("golden.safetensors")).unwrap();
-    let tensor = reader.get(name).unwrap();
-    let mut bytes = vec![0; tensor.elements() * tensor.dtype.size_bytes()];
-    reader.read_at(tensor, 0, &mut bytes).unwrap();
-    bytes
-}
+impl Golden {
+    fn path(self, name: &str) -> PathBuf {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden");
+        root.join(self.0).join(name)
+    }
 
-fn floats(name: &str) -> Vec<f32> {
-    bytes(name).as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
-}
+    fn checkpoint(self) -> Checkpoint {
+        Checkpoint::open(&self.path("checkpoint")).unwrap()
+    }
 
-fn tokens(name: &str) -> Vec<u32> {
-    let words = bytes(name);
-    words.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word) as u32).collect()
+    fn bytes(self, name: &str) -> Vec<u8> {
+        let reader = Reader::open(&self.path("golden.safetensors")).unwrap();
+        let tensor = reader.get(name).unwrap();
+        let mut bytes = vec![0; tensor.elements() * tensor.dtype.size_bytes()];
+        reader.read_at(tensor, 0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn floats(self, name: &str) -> Vec<f32> {
+        self.bytes(name).as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+    }
+
+    fn tokens(self, name: &str) -> Vec<u32> {
+        let words = self.bytes(name);
+        words.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word) as u32).collect()
+    }
+
+    fn image_logits(self, effort: Effort) -> Vec<f32> {
+        let (tokens, embeds) = (self.tokens("image_ids"), self.floats("image_embeds"));
+        let image = Some(Image { token: IMAGE_TOKEN, embeds: &embeds });
+        let prompt = llm::Prompt { tokens: &tokens, image };
+        llm::logits(&self.checkpoint(), &prompt, 0..tokens.len(), effort, &mut |_| {}).unwrap()
+    }
 }
 
 #[track_caller]
@@ -47,63 +64,71 @@ fn check(found: &[f32], expect: &[f32]) {
 /// The token that `<IMG_CONTEXT>` is in the tiny tokenizer.
 const IMAGE_TOKEN: u32 = 383;
 
-fn image_logits(effort: Effort) -> Vec<f32> {
-    let (tokens, embeds) = (tokens("image_ids"), floats("image_embeds"));
-    let image = Some(Image { token: IMAGE_TOKEN, embeds: &embeds });
-    let prompt = llm::Prompt { tokens: &tokens, image };
-    llm::logits(&checkpoint(), &prompt, 0..tokens.len(), effort, &mut |_| {}).unwrap()
-}
-
 #[test]
 fn image_embeddings_are_those_of_transformers() {
-    let found = vision_embeds(&checkpoint(), &floats("pixel_values"), 2).unwrap();
-    check(&found, &floats("image_embeds"));
+    for golden in [QWEN2, QWEN3] {
+        let pixels = golden.floats("pixel_values");
+        let found = vision_embeds(&golden.checkpoint(), &pixels, 2).unwrap();
+        check(&found, &golden.floats("image_embeds"));
+    }
 }
 
 #[test]
 fn logits_after_an_image_are_those_of_transformers() {
-    check(&image_logits(Effort::whole_machine()), &floats("image_logits"));
+    for golden in [QWEN2, QWEN3] {
+        check(&golden.image_logits(Effort::whole_machine()), &golden.floats("image_logits"));
+    }
 }
 
 #[test]
 fn logits_of_text_are_those_of_transformers_at_any_positions() {
-    let (ckpt, tokens, expect) = (checkpoint(), tokens("text_ids"), floats("text_logits"));
-    let vocab = ckpt.config().llm.vocab;
-    for positions in [0..tokens.len(), 3..4, tokens.len() - 2..tokens.len()] {
-        let found = logits(&ckpt, &tokens, None, positions.clone(), &mut |_| {}).unwrap();
-        check(&found, &expect[positions.start * vocab..positions.end * vocab]);
+    for golden in [QWEN2, QWEN3] {
+        let (ckpt, tokens) = (golden.checkpoint(), golden.tokens("text_ids"));
+        let (vocab, expect) = (ckpt.config().llm.vocab, golden.floats("text_logits"));
+        for positions in [0..tokens.len(), 3..4, tokens.len() - 2..tokens.len()] {
+            let found = logits(&ckpt, &tokens, None, positions.clone(), &mut |_| {}).unwrap();
+            check(&found, &expect[positions.start * vocab..positions.end * vocab]);
+        }
     }
 }
 
 #[test]
 fn one_teacher_forced_pass_repeats_the_greedy_answer() {
-    let ckpt = checkpoint();
-    for (prompt, answer, image) in
-        [("text_ids", "greedy_text_ids", None), ("image_ids", "greedy_image_ids", Some(()))]
-    {
-        let (mut all, answer) = (tokens(prompt), tokens(answer));
-        let start = all.len() - 1;
-        all.extend(&answer[..answer.len() - 1]);
-        let embeds = floats("image_embeds");
-        let image = image.map(|()| Image { token: IMAGE_TOKEN, embeds: &embeds });
-        let found = logits(&ckpt, &all, image, start..all.len(), &mut |_| {}).unwrap();
-        let best = found.chunks(ckpt.config().llm.vocab).map(|row| {
-            let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            row.iter().position(|x| *x == largest).unwrap() as u32
-        });
-        assert_eq!(best.collect::<Vec<_>>(), answer);
+    for golden in [QWEN2, QWEN3] {
+        check_greedy(golden, "text_ids", "greedy_text_ids", false);
+        check_greedy(golden, "image_ids", "greedy_image_ids", true);
     }
+}
+
+#[track_caller]
+fn check_greedy(golden: Golden, prompt: &str, answer: &str, has_image: bool) {
+    let ckpt = golden.checkpoint();
+    let (mut all, answer) = (golden.tokens(prompt), golden.tokens(answer));
+    assert_eq!(answer.len(), 16);
+    let start = all.len() - 1;
+    all.extend(&answer[..answer.len() - 1]);
+    let embeds = golden.floats("image_embeds");
+    let image = has_image.then_some(Image { token: IMAGE_TOKEN, embeds: &embeds });
+    let found = logits(&ckpt, &all, image, start..all.len(), &mut |_| {}).unwrap();
+    let best = found.chunks(ckpt.config().llm.vocab).map(|row| {
+        let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        row.iter().position(|x| *x == largest).unwrap() as u32
+    });
+    assert_eq!(best.collect::<Vec<_>>(), answer);
 }
 
 #[test]
 fn neither_threads_nor_blocks_change_a_bit() {
-    let pixels = floats("pixel_values");
-    let embeds = |effort| vision::embeds(&checkpoint(), &pixels, 2, effort).unwrap();
+    let pixels = QWEN2.floats("pixel_values");
+    let embeds = |effort| vision::embeds(&QWEN2.checkpoint(), &pixels, 2, effort).unwrap();
     let one = Effort { threads: 1, block_bytes: BLOCK_BYTES };
-    let (logits_of_one, embeds_of_one) = (image_logits(one), embeds(one));
+    let (logits_of_one, embeds_of_one) = (QWEN2.image_logits(one), embeds(one));
     for (threads, block_bytes) in [(1, 4096), (2, BLOCK_BYTES), (3, 1), (7, 1000)] {
         let effort = Effort { threads, block_bytes };
-        assert!(image_logits(effort) == logits_of_one, "{threads} threads, {block_bytes} bytes");
+        assert!(
+            QWEN2.image_logits(effort) == logits_of_one,
+            "{threads} threads, {block_bytes} bytes"
+        );
         assert!(embeds(effort) == embeds_of_one, "{threads} threads, {block_bytes} bytes");
     }
 }
@@ -111,13 +136,14 @@ fn neither_threads_nor_blocks_change_a_bit() {
 #[test]
 fn an_int8_copy_is_read_times_its_scales() {
     let dir = std::env::temp_dir().join(format!("smelt-reference-int8-{}", std::process::id()));
-    crate::quantize::quantize(&checkpoint(), Scheme::Int8, &dir, &mut |_| {}).unwrap();
+    crate::quantize::quantize(&QWEN2.checkpoint(), Scheme::Int8, &dir, &mut |_| {}).unwrap();
     let quantised = Checkpoint::open(&dir).unwrap();
-    let tokens = tokens("text_ids");
+    let tokens = QWEN2.tokens("text_ids");
     let found = logits(&quantised, &tokens, None, 0..tokens.len(), &mut |_| {}).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
     let compared =
-        compare::compare(&floats("text_logits"), &found, quantised.config().llm.vocab).unwrap();
+        compare::compare(&QWEN2.floats("text_logits"), &found, quantised.config().llm.vocab)
+            .unwrap();
     // Eight bits cost something, and little.
     assert!(compared.cosine_min > 0.999 && compared.error_max_of_scale > 1e-4, "{compared:?}");
 }
@@ -129,7 +155,7 @@ fn check_error(found: Result<Vec<f32>, ReferenceError>, expect: &str) {
 
 #[test]
 fn input_that_does_not_fit_is_refused() {
-    let ckpt = checkpoint();
+    let ckpt = QWEN2.checkpoint();
     let score =
         |tokens: &[u32], image, positions| logits(&ckpt, tokens, image, positions, &mut |_| {});
     check_error(

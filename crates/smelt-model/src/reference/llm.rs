@@ -9,8 +9,8 @@ use super::attention::{Heads, Projection, attend};
 use super::pointwise::{rms_norm, rotate_half, silu};
 use super::stream::Stream;
 use super::{Effort, Image, ReferenceError, threads};
-use crate::checkpoint::{Checkpoint, EMBEDDING, LM_HEAD};
-use crate::internvl3::Qwen2;
+use crate::checkpoint::Checkpoint;
+use crate::decoder::{Decoder, EMBEDDING, LM_HEAD};
 
 /// Tokens, some of which stand for image embeddings.
 pub(super) struct Prompt<'a> {
@@ -43,7 +43,11 @@ pub(super) fn logits(
     stream.product(if ckpt.has_lm_head() { LM_HEAD } else { EMBEDDING }, &asked)
 }
 
-fn check(prompt: &Prompt<'_>, positions: &Range<usize>, llm: &Qwen2) -> Result<(), ReferenceError> {
+fn check(
+    prompt: &Prompt<'_>,
+    positions: &Range<usize>,
+    llm: &Decoder,
+) -> Result<(), ReferenceError> {
     let tokens = prompt.tokens;
     if positions.is_empty() || positions.end > tokens.len() {
         let positions = positions.clone();
@@ -62,7 +66,11 @@ fn check(prompt: &Prompt<'_>, positions: &Range<usize>, llm: &Qwen2) -> Result<(
 }
 
 /// One row per token: its embedding, or the next image embedding.
-fn embed(ckpt: &Checkpoint, prompt: &Prompt<'_>, llm: &Qwen2) -> Result<Vec<f32>, ReferenceError> {
+fn embed(
+    ckpt: &Checkpoint,
+    prompt: &Prompt<'_>,
+    llm: &Decoder,
+) -> Result<Vec<f32>, ReferenceError> {
     let mut images = prompt.image.map(|image| image.embeds.chunks(llm.hidden));
     let image_token = prompt.image.map(|image| image.token);
     let mut x = Vec::with_capacity(prompt.tokens.len() * llm.hidden);
@@ -82,17 +90,22 @@ fn embed(ckpt: &Checkpoint, prompt: &Prompt<'_>, llm: &Qwen2) -> Result<Vec<f32>
     Ok(x)
 }
 
-/// `x += o(attend(rotate(q), rotate(k), v))` of the normed rows.
+/// `x += o(attend(rotate(q), rotate(k), v))` of the normed rows, q and k normed head by head before
+/// where the family does.
 fn attention(
     stream: &mut Stream<'_>,
-    llm: &Qwen2,
+    llm: &Decoder,
     name: &str,
     x: &mut [f32],
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, llm, &format!("{name}.input_layernorm.weight"), x)?;
-    let mut q = stream.linear(&format!("{name}.self_attn.q_proj"), &normed)?;
-    let mut k = stream.linear(&format!("{name}.self_attn.k_proj"), &normed)?;
-    let v = stream.linear(&format!("{name}.self_attn.v_proj"), &normed)?;
+    let mut q = projected(stream, llm, &format!("{name}.self_attn.q_proj"), &normed)?;
+    let mut k = projected(stream, llm, &format!("{name}.self_attn.k_proj"), &normed)?;
+    let v = projected(stream, llm, &format!("{name}.self_attn.v_proj"), &normed)?;
+    if llm.family.qk_norm {
+        rms_norm(&mut q, &stream.vector(&format!("{name}.self_attn.q_norm.weight"))?, llm.eps);
+        rms_norm(&mut k, &stream.vector(&format!("{name}.self_attn.k_norm.weight"))?, llm.eps);
+    }
     rotate_half(&mut q, llm.q_width(), llm.head_dim, llm.rope_theta);
     rotate_half(&mut k, llm.kv_width(), llm.head_dim, llm.rope_theta);
     let heads =
@@ -105,10 +118,22 @@ fn attention(
     Ok(())
 }
 
+fn projected(
+    stream: &mut Stream<'_>,
+    llm: &Decoder,
+    name: &str,
+    x: &[f32],
+) -> Result<Vec<f32>, ReferenceError> {
+    if llm.family.qkv_bias {
+        return stream.linear(name, x);
+    }
+    stream.product(&format!("{name}.weight"), x)
+}
+
 /// `x += down(silu(gate) * up)` of the normed rows.
 fn mlp(
     stream: &mut Stream<'_>,
-    llm: &Qwen2,
+    llm: &Decoder,
     name: &str,
     x: &mut [f32],
 ) -> Result<(), ReferenceError> {
@@ -127,7 +152,7 @@ fn mlp(
 
 fn normed(
     stream: &Stream<'_>,
-    llm: &Qwen2,
+    llm: &Decoder,
     weight: &str,
     x: &[f32],
 ) -> Result<Vec<f32>, ReferenceError> {

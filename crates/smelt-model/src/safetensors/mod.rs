@@ -1,11 +1,13 @@
 //! Reads and writes safetensors files, one slice of one tensor at a time.
 //!
 //! [`header`] turns the JSON table into checked tensors, [`Reader`] serves their bytes by pread,
+//! [`Shards`] makes several files under an index one,
 //! [`Writer`] puts the table first and takes the bytes as a stream.
 //! Knows nothing of models: names, shapes and byte ranges only.
 
 mod header;
 mod reader;
+mod shards;
 mod writer;
 
 use std::io;
@@ -13,6 +15,7 @@ use std::path::PathBuf;
 
 pub use header::{HEADER_BYTES_MAX, Lie, RANK_MAX, Tensor};
 pub use reader::Reader;
+pub use shards::{IndexLie, ShardError, Shards};
 pub use writer::{TensorSpec, Writer};
 
 /// Why a safetensors file could not be read or written; the message names the file.

@@ -138,7 +138,7 @@ mod tests {
     fn unknown_names_are_refused_with_the_known_ones() {
         let dir = tempfile::tempdir().unwrap();
         let error = write("internvl3-3b", &dir.path().join("x"), &mut |_| {}).unwrap_err();
-        let words = "unknown synthetic model \"internvl3-3b\"; known: internvl3-tiny, internvl3-1b, internvl3-2b";
+        let words = "unknown synthetic model \"internvl3-3b\"; known: internvl3-tiny, internvl3-1b, internvl3-2b, internvl3_5-tiny, internvl3_5-1b, internvl3_5-2b";
         assert_eq!(error.to_string(), words);
         assert!(!dir.path().join("x").exists());
     }

@@ -8,7 +8,8 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::{json, tokenizer};
-use crate::internvl3::{ARCHITECTURE, InternVl3, LLM_ARCHITECTURE};
+use crate::decoder::Family;
+use crate::internvl3::{ARCHITECTURE, InternVl3};
 
 /// The dimensions of one synthetic model.
 pub(super) struct Size {
@@ -18,6 +19,7 @@ pub(super) struct Size {
     max_tiles: usize,
     llm: Tower,
     kv_heads: usize,
+    decoder: Own,
     pub(super) vocab: usize,
     pub(super) max_positions: usize,
 }
@@ -30,14 +32,23 @@ struct Tower {
     intermediate: usize,
 }
 
+/// What the families of decoders differ in.
+enum Own {
+    Qwen2,
+    Qwen3 { head_dim: usize },
+}
+
 /// InternViT-300M, the vision tower of every small model of the family.
 const INTERN_VIT_300M: Tower = Tower { hidden: 1024, layers: 24, heads: 16, intermediate: 4096 };
 
 /// Rows of the published models' embedding: 151,643 pieces of text and 31 special tokens.
 const TRUE_VOCAB: usize = 151_674;
 
-/// Every synthetic model: a tiny one for tests, and two of published size.
-pub(super) const ALL: [Size; 3] = [
+/// Rows of the embedding of InternVL3.5, padded beyond its tokens as Qwen3's is.
+const TRUE_VOCAB_3_5: usize = 151_936;
+
+/// Every synthetic model: of each generation a tiny one for tests, and two of published size.
+pub(super) const ALL: [Size; 6] = [
     Size {
         name: "internvl3-tiny",
         vision: Tower { hidden: 64, layers: 2, heads: 4, intermediate: 128 },
@@ -45,6 +56,7 @@ pub(super) const ALL: [Size; 3] = [
         max_tiles: 4,
         llm: Tower { hidden: 64, layers: 3, heads: 4, intermediate: 160 },
         kv_heads: 2,
+        decoder: Own::Qwen2,
         vocab: 512,
         max_positions: 1024,
     },
@@ -55,6 +67,7 @@ pub(super) const ALL: [Size; 3] = [
         max_tiles: 12,
         llm: Tower { hidden: 896, layers: 24, heads: 14, intermediate: 4864 },
         kv_heads: 2,
+        decoder: Own::Qwen2,
         vocab: TRUE_VOCAB,
         max_positions: 32768,
     },
@@ -65,10 +78,62 @@ pub(super) const ALL: [Size; 3] = [
         max_tiles: 12,
         llm: Tower { hidden: 1536, layers: 28, heads: 12, intermediate: 8960 },
         kv_heads: 2,
+        decoder: Own::Qwen2,
         vocab: TRUE_VOCAB,
         max_positions: 32768,
     },
+    Size {
+        name: "internvl3_5-tiny",
+        vision: Tower { hidden: 64, layers: 2, heads: 4, intermediate: 128 },
+        image_size: 56,
+        max_tiles: 4,
+        llm: Tower { hidden: 64, layers: 3, heads: 4, intermediate: 160 },
+        kv_heads: 2,
+        decoder: Own::Qwen3 { head_dim: 32 },
+        vocab: 512,
+        max_positions: 1024,
+    },
+    Size {
+        name: "internvl3_5-1b",
+        vision: INTERN_VIT_300M,
+        image_size: 448,
+        max_tiles: 12,
+        llm: Tower { hidden: 1024, layers: 28, heads: 16, intermediate: 3072 },
+        kv_heads: 8,
+        decoder: Own::Qwen3 { head_dim: 128 },
+        vocab: TRUE_VOCAB_3_5,
+        max_positions: 40960,
+    },
+    Size {
+        name: "internvl3_5-2b",
+        vision: INTERN_VIT_300M,
+        image_size: 448,
+        max_tiles: 12,
+        llm: Tower { hidden: 2048, layers: 28, heads: 16, intermediate: 6144 },
+        kv_heads: 8,
+        decoder: Own::Qwen3 { head_dim: 128 },
+        vocab: TRUE_VOCAB_3_5,
+        max_positions: 40960,
+    },
 ];
+
+impl Own {
+    fn family(&self) -> &'static Family {
+        let name = match self {
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 { .. } => "qwen3",
+        };
+        Family::named(name).expect("the families of this file are ones this crate knows")
+    }
+
+    /// The fields only configurations of this family have.
+    fn head_dim(&self) -> Option<usize> {
+        match *self {
+            Self::Qwen2 => None,
+            Self::Qwen3 { head_dim } => Some(head_dim),
+        }
+    }
+}
 
 impl Size {
     /// The model, as anyone reads it from the written configuration.
@@ -99,15 +164,17 @@ impl Size {
 
     fn llm_config(&self) -> LlmConfig {
         LlmConfig {
-            architectures: [LLM_ARCHITECTURE],
+            architectures: [self.decoder.family().architecture],
+            attention_bias: self.decoder.head_dim().map(|_| false),
             attention_dropout: 0.0,
             bos_token_id: tokenizer::id(self.vocab, tokenizer::END_OF_TEXT),
             eos_token_id: tokenizer::id(self.vocab, tokenizer::TURN_END),
+            head_dim: self.decoder.head_dim(),
             hidden_act: "silu",
             hidden_size: self.llm.hidden,
             intermediate_size: self.llm.intermediate,
             max_position_embeddings: self.max_positions,
-            model_type: "qwen2",
+            model_type: self.decoder.family().name,
             num_attention_heads: self.llm.heads,
             num_hidden_layers: self.llm.layers,
             num_key_value_heads: self.kv_heads,
@@ -192,9 +259,13 @@ struct Config {
 #[derive(Serialize)]
 struct LlmConfig {
     architectures: [&'static str; 1],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_bias: Option<bool>,
     attention_dropout: f64,
     bos_token_id: usize,
     eos_token_id: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head_dim: Option<usize>,
     hidden_act: &'static str,
     hidden_size: usize,
     intermediate_size: usize,
@@ -278,6 +349,16 @@ mod tests {
     #[test]
     fn the_2b_has_its_published_size() {
         check("internvl3-2b", 685, 2_088_957_440);
+    }
+
+    #[test]
+    fn the_3_5_1b_has_its_published_size() {
+        check("internvl3_5-1b", 657, 1_060_897_792);
+    }
+
+    #[test]
+    fn the_3_5_2b_has_its_published_size() {
+        check("internvl3_5-2b", 657, 2_348_347_392);
     }
 
     #[test]

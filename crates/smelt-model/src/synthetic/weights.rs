@@ -145,6 +145,9 @@ fn noise(name: &str, shape: &[usize], model: &InternVl3) -> Noise {
     } else if is(&["lm_head.weight"]) {
         // Logits of deviation 3, the spread at which greedy choices are clear.
         Noise::new(0.0, 3.0 * fan_in)
+    } else if is(&["q_norm.weight", "k_norm.weight"]) {
+        // Normed heads score with deviation 1; this sharpens them as the projections below are.
+        Noise::new(1.5, 0.1)
     } else if is(&["q_proj.weight", "k_proj.weight"]) {
         // Sharper attention than plain noise has, so that context matters.
         Noise::new(0.0, 1.5 * fan_in)

@@ -1,11 +1,13 @@
 """Makes the tiny InternVL3 checkpoint and its golden vectors, and checks them.
 
 Run from anywhere: `python generate.py`; it rewrites `checkpoint/`, `golden.safetensors`,
-`golden.json`, `tokenizer_golden.json` and `template_golden.json` beside itself, byte for byte the
+`golden.json`, `hf/`, `tokenizer_golden.json` and `template_golden.json` beside itself, byte for byte the
 same with these versions, in about ten seconds on one core.
 
 Made with Python 3.11, torch 2.15.0, transformers 5.23.0, tokenizers 0.23.3, safetensors 0.8.0
 (`pip install torch transformers tokenizers safetensors`).
+
+`../internvl3_5-tiny/generate.py` runs this file with a Qwen3 decoder in the place of `LLM`.
 
 `python generate.py --search` looks for the first seed from 1 that has clear greedy margins
 and uses it instead of SEED (minutes).
@@ -18,7 +20,9 @@ transformers' InternVLForConditionalGeneration in float32 -> the same numbers fr
 import itertools
 import json
 import math
+import shutil
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +42,21 @@ HERE = Path(__file__).resolve().parent
 CHECKPOINT = HERE / "checkpoint"
 
 VISION = dict(hidden=48, layers=3, heads=3, inter=112, image=56, patch=14)
-LLM = dict(hidden=80, layers=3, heads=10, kv_heads=2, inter=136, vocab=384)
+LLM = dict(
+    family="qwen2",
+    architecture="Qwen2ForCausalLM",
+    qkv_bias=True,
+    qk_norm=False,
+    hidden=80,
+    layers=3,
+    heads=10,
+    kv_heads=2,
+    head_dim=8,
+    inter=136,
+    vocab=384,
+    rope_scaling={"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"},
+    own_fields={},
+)
 DOWNSAMPLE = 0.5
 TOKENS_PER_TILE = int((VISION["image"] // VISION["patch"] * DOWNSAMPLE) ** 2)
 TILES = 2
@@ -238,7 +256,7 @@ def model_config(tokenizer: Tokenizer) -> dict:
         "dynamic_image_size": True,
         "force_image_size": VISION["image"],
         "llm_config": {
-            "architectures": ["Qwen2ForCausalLM"],
+            "architectures": [LLM["architecture"]],
             "attention_dropout": 0.0,
             "bos_token_id": end_of_text,
             "eos_token_id": end_of_text,
@@ -248,12 +266,12 @@ def model_config(tokenizer: Tokenizer) -> dict:
             "intermediate_size": LLM["inter"],
             "max_position_embeddings": 32768,
             "max_window_layers": 70,
-            "model_type": "qwen2",
+            "model_type": LLM["family"],
             "num_attention_heads": LLM["heads"],
             "num_hidden_layers": LLM["layers"],
             "num_key_value_heads": LLM["kv_heads"],
             "rms_norm_eps": RIGHT.rms_eps,
-            "rope_scaling": {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"},
+            "rope_scaling": LLM["rope_scaling"],
             "rope_theta": RIGHT.rope_theta,
             "sliding_window": None,
             "tie_word_embeddings": False,
@@ -262,6 +280,7 @@ def model_config(tokenizer: Tokenizer) -> dict:
             "use_cache": True,
             "use_sliding_window": False,
             "vocab_size": LLM["vocab"],
+            **LLM["own_fields"],
         },
         "max_dynamic_patch": 4,
         "min_dynamic_patch": 1,
@@ -363,14 +382,18 @@ def draw_projector(draw: Draw):
 
 def draw_llm(draw: Draw):
     hidden, inter = LLM["hidden"], LLM["inter"]
-    kv = hidden // LLM["heads"] * LLM["kv_heads"]
+    q, kv = LLM["heads"] * LLM["head_dim"], LLM["kv_heads"] * LLM["head_dim"]
+    qk_bias, v_bias = (0.4, 0.2) if LLM["qkv_bias"] else (None, None)
     draw.normal("language_model.model.embed_tokens.weight", (LLM["vocab"], hidden), 0.03)
     for index in range(LLM["layers"]):
         layer = f"language_model.model.layers.{index}"
-        draw.linear(f"{layer}.self_attn.q_proj", hidden, hidden, 1.3, 0.4)
-        draw.linear(f"{layer}.self_attn.k_proj", kv, hidden, 1.3, 0.4)
-        draw.linear(f"{layer}.self_attn.v_proj", kv, hidden, 1.0, 0.2)
-        draw.linear(f"{layer}.self_attn.o_proj", hidden, hidden, 0.06, None)
+        draw.linear(f"{layer}.self_attn.q_proj", q, hidden, 1.3, qk_bias)
+        draw.linear(f"{layer}.self_attn.k_proj", kv, hidden, 1.3, qk_bias)
+        draw.linear(f"{layer}.self_attn.v_proj", kv, hidden, 1.0, v_bias)
+        draw.linear(f"{layer}.self_attn.o_proj", hidden, q, 0.06, None)
+        if LLM["qk_norm"]:
+            draw.norm(f"{layer}.self_attn.q_norm", LLM["head_dim"], None)
+            draw.norm(f"{layer}.self_attn.k_norm", LLM["head_dim"], None)
         draw.linear(f"{layer}.mlp.gate_proj", inter, hidden, 1.2, None)
         draw.linear(f"{layer}.mlp.up_proj", inter, hidden, 1.2, None)
         draw.linear(f"{layer}.mlp.down_proj", hidden, inter, 0.05, None)
@@ -447,7 +470,7 @@ def transformers_model(config: dict, weights: Weights, image_token: int):
             use_qk_norm=vision["qk_normalization"],
         ),
         text_config=dict(
-            model_type="qwen2",
+            model_type=llm["model_type"],
             hidden_size=llm["hidden_size"],
             num_hidden_layers=llm["num_hidden_layers"],
             num_attention_heads=llm["num_attention_heads"],
@@ -457,12 +480,9 @@ def transformers_model(config: dict, weights: Weights, image_token: int):
             rms_norm_eps=llm["rms_norm_eps"],
             max_position_embeddings=llm["max_position_embeddings"],
             hidden_act=llm["hidden_act"],
-            rope_parameters={
-                "rope_theta": llm["rope_theta"],
-                "rope_type": llm["rope_scaling"]["rope_type"],
-                "factor": llm["rope_scaling"]["factor"],
-            },
+            rope_parameters=rope_parameters(llm),
             tie_word_embeddings=False,
+            **LLM["own_fields"],
         ),
         downsample_ratio=config["downsample_ratio"],
         vision_feature_layer=config["select_layer"],
@@ -477,8 +497,18 @@ def transformers_model(config: dict, weights: Weights, image_token: int):
     embed = model.get_input_embeddings().weight
     assert model.lm_head.weight.data_ptr() != embed.data_ptr(), "the head got tied"
     assert model.config._attn_implementation == "eager"
-    assert model.model.language_model.rotary_emb.rope_type == "dynamic"
+    rope_type = rope_parameters(llm)["rope_type"]
+    assert model.model.language_model.rotary_emb.rope_type == rope_type
     return model
+
+
+def rope_parameters(llm: dict) -> dict:
+    """The rotary settings as transformers 5 takes them."""
+    scaling = llm["rope_scaling"]
+    if scaling is None:
+        return {"rope_theta": llm["rope_theta"], "rope_type": "default"}
+    kind, factor = scaling["rope_type"], scaling["factor"]
+    return {"rope_theta": llm["rope_theta"], "rope_type": kind, "factor": factor}
 
 
 def make_pixels(seed: int) -> torch.Tensor:
@@ -659,7 +689,7 @@ def mistakes(wide: Weights, pixels: torch.Tensor) -> dict[str, tuple]:
     def weights(changed: Weights):
         return changed, pixels, RIGHT
 
-    return {
+    return decoder_mistakes(wide, pixels) | {
         "ViT eps 1e-5": wrong(vit_eps=1e-5),
         "projector eps 1e-6": wrong(projector_eps=1e-6),
         "RMSNorm eps 1e-5": wrong(rms_eps=1e-5),
@@ -683,9 +713,6 @@ def mistakes(wide: Weights, pixels: torch.Tensor) -> dict[str, tuple]:
         ),
         "gate and up exchanged": weights(swapped(wide, ".gate_proj.", ".up_proj.")),
         "no qkv bias in the ViT": weights(without(wide, "qkv.bias")),
-        "no q bias in the LLM": weights(without(wide, "q_proj.bias")),
-        "no k bias in the LLM": weights(without(wide, "k_proj.bias")),
-        "no v bias in the LLM": weights(without(wide, "v_proj.bias")),
         "no position embedding": weights(without(wide, "position_embedding")),
         "no class embedding": weights(without(wide, "class_embedding")),
         "no patch bias": weights(without(wide, "patch_embedding.bias")),
@@ -701,6 +728,22 @@ def mistakes(wide: Weights, pixels: torch.Tensor) -> dict[str, tuple]:
             without(without(wide, "layers.2.self_attn.o_proj"), "layers.2.mlp.down_proj")
         ),
     }
+
+
+def decoder_mistakes(wide: Weights, pixels: torch.Tensor) -> dict[str, tuple]:
+    """Mistakes about what only one family of decoders has."""
+    found = {}
+    for part in "qkv" if LLM["qkv_bias"] else "":
+        lacking = without(wide, f"{part}_proj.bias")
+        found[f"no {part} bias in the LLM"] = lacking, pixels, RIGHT
+    if LLM["qk_norm"]:
+        for norm in ("q_norm", "k_norm"):
+            left = {name: tensor for name, tensor in wide.items() if norm not in name}
+            found[f"no {norm}"] = left, pixels, RIGHT
+        for order in ("after rope", "whole row"):
+            found[f"q and k normed {order}"] = wide, pixels, replace(RIGHT, qk_norm=order)
+        found["q_norm and k_norm exchanged"] = swapped(wide, ".q_norm.", ".k_norm."), pixels, RIGHT
+    return found
 
 
 def check_mistakes(golden: Golden, weights: Weights, shape: Shape) -> dict[str, float]:
@@ -738,6 +781,20 @@ def write_checkpoint(config: dict, weights: Weights):
     contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(contiguous, CHECKPOINT / "model.safetensors", metadata={"format": "pt"})
     write_json(CHECKPOINT / "config.json", config)
+
+
+def write_hf_layout(config: dict, weights: Weights, image_token: int):
+    """What transformers saves of the model: config.json, and name, type and shape of each tensor."""
+    model = transformers_model(config, weights, image_token).to(torch.bfloat16)
+    (HERE / "hf").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as saved:
+        model.save_pretrained(saved)
+        shutil.copy(Path(saved) / "config.json", HERE / "hf" / "config.json")
+        tensors = load_file(Path(saved) / "model.safetensors")
+    shapes = {name: list(tensor.shape) for name, tensor in sorted(tensors.items())}
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+    lines = ",\n".join(f"  {json.dumps(name)}: {shape}" for name, shape in shapes.items())
+    (HERE / "hf" / "tensors.json").write_text(f"{{\n{lines}\n}}\n")
 
 
 def write_golden(golden: Golden):
@@ -783,7 +840,7 @@ def write_template_golden(hf_tokenizer):
     write_cases(HERE / "template_golden.json", cases)
 
 
-def main():
+def main(with_text_cases: bool = True):
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     CHECKPOINT.mkdir(exist_ok=True)
@@ -795,14 +852,17 @@ def main():
     hf_tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(CHECKPOINT / "tokenizer.json"), chat_template=settings["chat_template"]
     )
-    write_tokenizer_golden(tokenizer, hf_tokenizer)
-    write_template_golden(hf_tokenizer)
+    if with_text_cases:
+        write_tokenizer_golden(tokenizer, hf_tokenizer)
+        write_template_golden(hf_tokenizer)
 
     config = model_config(tokenizer)
     seeds = itertools.count(1) if "--search" in sys.argv else [SEED]
     golden, weights = first_good(seeds, config, tokenizer, hf_tokenizer)
     write_checkpoint(config, weights)
     write_golden(golden)
+    if with_text_cases:
+        write_hf_layout(config, weights, tokenizer.token_to_id("<IMG_CONTEXT>"))
 
     stored = load_file(CHECKPOINT / "model.safetensors")
     shape = plain_shape(tokenizer)

@@ -1,4 +1,4 @@
-"""Runs InternVL3 from its original checkpoint names in plain float64 torch.
+"""Runs InternVL3 or 3.5 from its original checkpoint names in plain float64 torch.
 
 Weights by name -> image embeddings -> logits, one tile or one sequence at a time, written from
 the description of the model. It is the second opinion on the transformers numbers, so it knows
@@ -40,6 +40,7 @@ class Semantics:
     ls_first: str = "ls1"
     rope_pairs: str = "halves"
     kv_of_head: str = "grouped"
+    qk_norm: str = "before rope"
     causal: bool = True
     final_norm: bool = True
     lm_head: str = "language_model.lm_head.weight"
@@ -155,15 +156,36 @@ def rotate(x: torch.Tensor, s: Semantics) -> torch.Tensor:
     return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(n, dim)
 
 
+def head_norm(w: Weights, name: str, x: torch.Tensor, heads: int, s: Semantics) -> torch.Tensor:
+    """The RMSNorm that some families put on each head of x [n, heads * head_dim]."""
+    if f"{name}.weight" not in w:
+        return x
+    if s.qk_norm == "whole row":
+        scale = w[f"{name}.weight"].repeat(heads)
+        return x / ((x * x).mean(-1, keepdim=True) + s.rms_eps).sqrt() * scale
+    return torch.cat([rms_norm(w, name, head, s.rms_eps) for head in x.chunk(heads, -1)], -1)
+
+
+def turned(w: Weights, name: str, x: torch.Tensor, heads: int, s: Semantics):
+    """The heads of x [n, heads * head_dim], normed if the family norms them, and rotated."""
+    if s.qk_norm != "after rope":
+        x = head_norm(w, name, x, heads, s)
+    out = [rotate(head, s) for head in x.chunk(heads, -1)]
+    if s.qk_norm == "after rope":
+        out = [head_norm(w, name, head, 1, s) for head in out]
+    return out
+
+
 def llm_attention(w: Weights, layer: str, x: torch.Tensor, shape: Shape, s: Semantics):
-    q = linear(w, f"{layer}.self_attn.q_proj", x).chunk(shape.heads, -1)
-    k = linear(w, f"{layer}.self_attn.k_proj", x).chunk(shape.kv_heads, -1)
+    name = f"{layer}.self_attn"
+    q = turned(w, f"{name}.q_norm", linear(w, f"{name}.q_proj", x), shape.heads, s)
+    k = turned(w, f"{name}.k_norm", linear(w, f"{name}.k_proj", x), shape.kv_heads, s)
     v = linear(w, f"{layer}.self_attn.v_proj", x).chunk(shape.kv_heads, -1)
     out = []
     for head in range(shape.heads):
         grouped = head // (shape.heads // shape.kv_heads)
         kv = grouped if s.kv_of_head == "grouped" else head % shape.kv_heads
-        out.append(attend(rotate(q[head], s), rotate(k[kv], s), v[kv], s.causal))
+        out.append(attend(q[head], k[kv], v[kv], s.causal))
     return linear(w, f"{layer}.self_attn.o_proj", torch.cat(out, -1))
 
 

@@ -1,0 +1,244 @@
+//! Describes decoders: which tensors their layers have, and what a configuration says of them.
+//!
+//! A family is one small file of facts; checkpoint, quantiser, reference and engine all follow
+//! them, so a new family that differs in these facts needs no other code.  The layers themselves
+//! are of one kind: RMSNorm, grouped-query attention with rotary positions, SwiGLU.
+//! Knows nothing of tensor files or of what else a model has.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::config::{ConfigProblem, List, Scope};
+
+mod qwen2;
+mod qwen3;
+
+/// Where a model keeps its decoder's tensors.
+const PREFIX: &str = "language_model.model";
+
+/// The decoder's embedding, which serves as the head where there is none.
+pub const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
+
+/// The decoder's head.
+pub const LM_HEAD: &str = "language_model.lm_head.weight";
+
+/// What tells one family of decoders from another.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Family {
+    /// The word engines keep.
+    pub name: &'static str,
+    /// The class configurations name.
+    pub architecture: &'static str,
+    /// Whether the query, key and value projections add a bias.
+    pub qkv_bias: bool,
+    /// Whether each head of q and k is normed (RMSNorm over `head_dim`) before it is rotated.
+    pub qk_norm: bool,
+    /// The width of a head where the configuration names none; else the heads share `hidden`.
+    head_dim_default: Option<usize>,
+}
+
+impl Family {
+    /// Every family there is.
+    pub const ALL: [&'static Self; 2] = [&qwen2::QWEN2, &qwen3::QWEN3];
+
+    /// The family called `name`.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        Self::ALL.into_iter().find(|family| family.name == name)
+    }
+
+    /// The family of the class `architecture`.
+    pub(crate) fn of_architecture(architecture: &str) -> Option<&'static Self> {
+        Self::ALL.into_iter().find(|family| family.architecture == architecture)
+    }
+
+    /// The tensors of the first layer that some families have and others lack.
+    pub(crate) fn telltales(&self) -> [(String, bool); 2] {
+        let name = |part: &str| format!("{PREFIX}.layers.0.self_attn.{part}");
+        [(name("q_norm.weight"), self.qk_norm), (name("q_proj.bias"), self.qkv_bias)]
+    }
+}
+
+/// A decoder: its family and its sizes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decoder {
+    /// What its layers have.
+    pub family: &'static Family,
+    /// Channels of a token.
+    pub hidden: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Channels of a head; `heads * head_dim` need not be `hidden`.
+    pub head_dim: usize,
+    /// Channels inside the MLP.
+    pub intermediate: usize,
+    /// Rows of the embedding.
+    pub vocab: usize,
+    /// Epsilon of the RMSNorms.
+    pub eps: f32,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// The longest sequence the rotary table is plain for.
+    pub max_positions: usize,
+}
+
+impl Decoder {
+    /// Rows of the key or the value projection.
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Rows of the query projection.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Every tensor but the head, input to output.
+    pub(crate) fn list(&self, list: &mut List) {
+        list.put(EMBEDDING, &[self.vocab, self.hidden]);
+        for layer in 0..self.layers {
+            self.list_layer(&format!("{PREFIX}.layers.{layer}"), list);
+        }
+        list.put(format!("{PREFIX}.norm.weight"), &[self.hidden]);
+    }
+
+    /// The head, present only where it is not tied to the embedding.
+    pub(crate) fn list_head(&self, list: &mut List) {
+        list.put(LM_HEAD, &[self.vocab, self.hidden]);
+    }
+
+    fn list_layer(&self, layer: &str, list: &mut List) {
+        let Self { hidden, intermediate, .. } = *self;
+        list.put(format!("{layer}.input_layernorm.weight"), &[hidden]);
+        self.list_projection(&format!("{layer}.self_attn.q_proj"), self.q_width(), list);
+        self.list_projection(&format!("{layer}.self_attn.k_proj"), self.kv_width(), list);
+        self.list_projection(&format!("{layer}.self_attn.v_proj"), self.kv_width(), list);
+        if self.family.qk_norm {
+            list.put(format!("{layer}.self_attn.q_norm.weight"), &[self.head_dim]);
+            list.put(format!("{layer}.self_attn.k_norm.weight"), &[self.head_dim]);
+        }
+        list.put(format!("{layer}.self_attn.o_proj.weight"), &[hidden, self.q_width()]);
+        list.put(format!("{layer}.post_attention_layernorm.weight"), &[hidden]);
+        list.put(format!("{layer}.mlp.gate_proj.weight"), &[intermediate, hidden]);
+        list.put(format!("{layer}.mlp.up_proj.weight"), &[intermediate, hidden]);
+        list.put(format!("{layer}.mlp.down_proj.weight"), &[hidden, intermediate]);
+    }
+
+    fn list_projection(&self, name: &str, rows: usize, list: &mut List) {
+        if self.family.qkv_bias {
+            list.linear(name, rows, self.hidden);
+        } else {
+            list.put(format!("{name}.weight"), &[rows, self.hidden]);
+        }
+    }
+}
+
+/// The fields of a decoder's configuration that matter here; others are free.
+#[derive(Deserialize)]
+pub(crate) struct Fields {
+    hidden_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    head_dim: Option<usize>,
+    intermediate_size: usize,
+    vocab_size: usize,
+    rms_norm_eps: f64,
+    rope_theta: Option<f64>,
+    hidden_act: String,
+    max_position_embeddings: Option<usize>,
+    rope_scaling: Option<Value>,
+    /// What transformers 5 writes in the place of `rope_theta` and `rope_scaling`.
+    rope_parameters: Option<RopeParameters>,
+    #[serde(default)]
+    use_sliding_window: bool,
+    #[serde(default)]
+    attention_bias: bool,
+}
+
+#[derive(Deserialize)]
+struct RopeParameters {
+    rope_theta: Option<f64>,
+    rope_type: Option<String>,
+}
+
+/// What configurations leave out when it is this, in both families.
+const MAX_POSITIONS_DEFAULT: usize = 32768;
+
+impl Fields {
+    /// Checks the fields of the object `scope` as a decoder of `family`.
+    pub(crate) fn decoder(
+        &self,
+        family: &'static Family,
+        scope: Scope,
+    ) -> Result<Decoder, ConfigProblem> {
+        self.check_arithmetic(family, scope)?;
+        let hidden = scope.size("hidden_size", self.hidden_size)?;
+        let heads = scope.size("num_attention_heads", self.num_attention_heads)?;
+        let own_dim = self.head_dim.or(family.head_dim_default);
+        let positions = self.max_position_embeddings.unwrap_or(MAX_POSITIONS_DEFAULT);
+        let decoder = Decoder {
+            family,
+            hidden,
+            layers: scope.layers("num_hidden_layers", self.num_hidden_layers)?,
+            heads,
+            kv_heads: scope.size("num_key_value_heads", self.num_key_value_heads)?,
+            head_dim: scope.size("head_dim", own_dim.unwrap_or(hidden / heads))?,
+            intermediate: scope.size("intermediate_size", self.intermediate_size)?,
+            vocab: scope.size("vocab_size", self.vocab_size)?,
+            eps: scope.epsilon("rms_norm_eps", self.rms_norm_eps)?,
+            rope_theta: self.rope_theta()?,
+            max_positions: scope.size("max_position_embeddings", positions)?,
+        };
+        if own_dim.is_none() && !hidden.is_multiple_of(heads) {
+            return scope.bad("hidden_size", hidden, "the heads do not divide it");
+        }
+        if !heads.is_multiple_of(decoder.kv_heads) {
+            return scope.bad("num_key_value_heads", decoder.kv_heads, "it must divide the heads");
+        }
+        if !decoder.head_dim.is_multiple_of(2) {
+            let rule = "rotary positions need an even number";
+            return scope.bad("head_dim", decoder.head_dim, rule);
+        }
+        if !(decoder.rope_theta.is_finite() && decoder.rope_theta > 0.0) {
+            return scope.bad("rope_theta", decoder.rope_theta, "it must be positive");
+        }
+        Ok(decoder)
+    }
+
+    /// Refuses every setting that means other arithmetic than the one built here.
+    fn check_arithmetic(&self, family: &Family, scope: Scope) -> Result<(), ConfigProblem> {
+        scope.only("hidden_act", &self.hidden_act, "silu", self.hidden_act == "silu")?;
+        let sliding = self.use_sliding_window;
+        scope.only("use_sliding_window", sliding, "false", !sliding)?;
+        let biased = self.attention_bias && !family.qkv_bias;
+        scope.only("attention_bias", self.attention_bias, "false", !biased)?;
+        self.check_rope_scaling(scope)
+    }
+
+    /// Dynamic scaling leaves every position below `max_position_embeddings` as it is, so it is the
+    /// one kind that needs no arithmetic of its own.
+    fn check_rope_scaling(&self, scope: Scope) -> Result<(), ConfigProblem> {
+        const PLAIN: [&str; 2] = ["default", "dynamic"];
+        const SUPPORTED: &str = "null, \"default\" or \"dynamic\"";
+        if let Some(kind) = self.rope_parameters.as_ref().and_then(|rope| rope.rope_type.as_ref()) {
+            let plain = PLAIN.contains(&kind.as_str());
+            scope.only("rope_parameters.rope_type", kind, SUPPORTED, plain)?;
+        }
+        let Some(scaling) = self.rope_scaling.as_ref().filter(|value| !value.is_null()) else {
+            return Ok(());
+        };
+        let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str);
+        let plain = kind.is_some_and(|kind| PLAIN.contains(&kind));
+        scope.only("rope_scaling", scaling, SUPPORTED, plain)
+    }
+
+    fn rope_theta(&self) -> Result<f64, ConfigProblem> {
+        let newer = self.rope_parameters.as_ref().and_then(|rope| rope.rope_theta);
+        let missing = || ConfigProblem::Unreadable("missing field `rope_theta`".to_owned());
+        self.rope_theta.or(newer).ok_or_else(missing)
+    }
+}

@@ -1,0 +1,11 @@
+//! Describes the decoder of Qwen2 and Qwen2.5: biases on q, k and v, heads that share the width.
+
+use super::Family;
+
+pub(super) const QWEN2: Family = Family {
+    name: "qwen2",
+    architecture: "Qwen2ForCausalLM",
+    qkv_bias: true,
+    qk_norm: false,
+    head_dim_default: None,
+};

@@ -1,0 +1,12 @@
+//! Describes the decoder of Qwen3: no biases, an RMSNorm on each head of q and k before they are
+//! rotated, and heads of a width of their own.
+
+use super::Family;
+
+pub(super) const QWEN3: Family = Family {
+    name: "qwen3",
+    architecture: "Qwen3ForCausalLM",
+    qkv_bias: false,
+    qk_norm: true,
+    head_dim_default: Some(128),
+};
