@@ -387,7 +387,8 @@ fn onnx_models_are_looked_at_checked_and_operated_on() {
     // The tower's last product is cut as a decoder's head is.
     good(&["split-head", &model, "--parts", "2", "--out", "split"]);
     assert!(good(&["check", "split"]).contains("is sound"));
-    let split = ["onnx", "split-head", &model, "--parts", "2", "--out", "other", "--head", "logits"];
+    let split =
+        ["onnx", "split-head", &model, "--parts", "2", "--out", "other", "--head", "logits"];
     let refused = world.smelt(&split);
     assert_eq!(refused.code, Some(4), "there is no such output: {}", refused.stderr);
     assert!(!world.path("other").exists());
