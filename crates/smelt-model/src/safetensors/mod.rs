@@ -1,6 +1,6 @@
 //! Reads and writes safetensors files, one slice of one tensor at a time.
 //!
-//! [`header`] turns the JSON table into checked tensors, [`Reader`] serves their bytes by pread,
+//! `header` turns the JSON table into checked tensors, [`Reader`] serves their bytes by pread,
 //! [`Shards`] makes several files under an index one,
 //! [`Writer`] puts the table first and takes the bytes as a stream.
 //! Knows nothing of models: names, shapes and byte ranges only.

@@ -68,7 +68,7 @@ pub enum IndexLie {
         /// The file as written.
         file: String,
     },
-    /// More files than [`SHARDS_MAX`].
+    /// More files than `SHARDS_MAX`.
     #[error("it names {shards} files, more than the limit of {SHARDS_MAX}")]
     TooManyShards {
         /// Files it names.

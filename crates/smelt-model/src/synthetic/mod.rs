@@ -40,7 +40,7 @@ pub enum SyntheticError {
     Weights(#[from] SafetensorsError),
 }
 
-/// The names [`write`] knows.
+/// The names [`write()`] knows.
 pub fn names() -> impl Iterator<Item = &'static str> {
     sizes::ALL.iter().map(|size| size.name)
 }
