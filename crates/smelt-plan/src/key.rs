@@ -1,4 +1,4 @@
-//! Keys: what a stage's result depends on, walked once for the hasher and for the reader.
+//! Keys: the hash of everything a stage's result depends on.
 //!
 //! The recipe key covers the whole sub-recipe and is known before anything runs; the content key
 //! covers the digests of the inputs, decides, and lets an unchanged output stop the wave.
@@ -11,12 +11,6 @@ use sha2::{Digest as _, Sha256};
 use crate::digest::Digest;
 use crate::kind::Kind;
 
-/// Takes the fields of a walk, in order.
-pub trait KeySink {
-    /// One named part.
-    fn field(&mut self, name: &str, value: &str);
-}
-
 /// What a stage's key covers.
 pub struct Recipe<'a> {
     /// What it does.
@@ -28,33 +22,33 @@ pub struct Recipe<'a> {
 }
 
 /// Every part of the recipe, in an order fixed for ever.
-pub fn walk(recipe: &Recipe<'_>, sink: &mut impl KeySink) {
-    sink.field("kind", recipe.kind.name());
-    sink.field("kind-version", &recipe.kind.version().to_string());
+fn walk(recipe: &Recipe<'_>, hasher: &mut Hasher) {
+    hasher.field("kind", recipe.kind.name());
+    hasher.field("kind-version", &recipe.kind.version().to_string());
     for (name, value) in recipe.params {
-        walk_value(&format!("param {name}"), value, sink);
+        walk_value(&format!("param {name}"), value, hasher);
     }
     for (field, digest) in recipe.inputs {
-        sink.field(&format!("input {field}"), &digest.to_string());
+        hasher.field(&format!("input {field}"), &digest.to_string());
     }
 }
 
 /// Tables by sorted key and lists by position, so that equal values are equal text.
-fn walk_value(name: &str, value: &Value, sink: &mut impl KeySink) {
+fn walk_value(name: &str, value: &Value, hasher: &mut Hasher) {
     match value {
         Value::Object(table) => {
             let sorted: BTreeMap<_, _> = table.iter().collect();
-            sink.field(name, &format!("table of {}", sorted.len()));
+            hasher.field(name, &format!("table of {}", sorted.len()));
             sorted
                 .iter()
-                .for_each(|(key, value)| walk_value(&format!("{name}.{key}"), value, sink));
+                .for_each(|(key, value)| walk_value(&format!("{name}.{key}"), value, hasher));
         }
         Value::Array(list) => {
-            sink.field(name, &format!("list of {}", list.len()));
-            list.iter().for_each(|value| walk_value(&format!("{name}[]"), value, sink));
+            hasher.field(name, &format!("list of {}", list.len()));
+            list.iter().for_each(|value| walk_value(&format!("{name}[]"), value, hasher));
         }
-        Value::String(text) => sink.field(name, &format!("\"{text}\"")),
-        Value::Null | Value::Bool(_) | Value::Number(_) => sink.field(name, &value.to_string()),
+        Value::String(text) => hasher.field(name, &format!("\"{text}\"")),
+        Value::Null | Value::Bool(_) | Value::Number(_) => hasher.field(name, &value.to_string()),
     }
 }
 
@@ -87,22 +81,12 @@ impl KeyDomain {
 /// Frames every part with its length, so that "ab"+"c" and "a"+"bc" differ.
 struct Hasher(Sha256);
 
-impl KeySink for Hasher {
+impl Hasher {
     fn field(&mut self, name: &str, value: &str) {
         for part in [name, value] {
             self.0.update((part.len() as u64).to_le_bytes());
             self.0.update(part);
         }
-    }
-}
-
-/// Writes `name = value` lines: what `plan --json` and a person read.
-#[derive(Default)]
-pub struct Explain(pub Vec<(String, String)>);
-
-impl KeySink for Explain {
-    fn field(&mut self, name: &str, value: &str) {
-        self.0.push((name.to_owned(), value.to_owned()));
     }
 }
 

@@ -231,8 +231,8 @@ fn read_stage(
     let mut known: Vec<&str> = fields.iter().map(|field| field.name).collect();
     known.extend(["kind", "limits", "retry"]);
     table.allow(&known)?;
-    let (values, inputs) = fields::read(source, &table, fields, params)?;
-    let (attempts_max, escalate) = read_retry(source, table.table("retry")?, kind, params)?;
+    let (values, inputs) = fields::read(&table, fields, params)?;
+    let (attempts_max, escalate) = read_retry(table.table("retry")?, kind, params)?;
     Ok(StageSpec {
         name,
         kind,
@@ -268,7 +268,6 @@ fn read_limits(table: Option<Table<'_>>) -> Result<Limits, PipelineError> {
 }
 
 fn read_retry(
-    source: &Source<'_>,
     table: Option<Table<'_>>,
     kind: Kind,
     params: &params::Params,
@@ -278,7 +277,7 @@ fn read_retry(
     let steps: Vec<Step> = table
         .tables("escalate")?
         .into_iter()
-        .map(|step| read_step(source, step, kind, params))
+        .map(|step| read_step(step, kind, params))
         .collect::<Result<_, _>>()?;
     let attempts = match table.get("attempts") {
         Some(value) => value.count(1, ATTEMPTS_MAX)?,
@@ -291,7 +290,6 @@ fn read_retry(
 }
 
 fn read_step(
-    source: &Source<'_>,
     mut table: Table<'_>,
     kind: Kind,
     params: &params::Params,
@@ -302,7 +300,7 @@ fn read_step(
     let mut known: Vec<&str> = fields.iter().map(|field| field.name).collect();
     known.push("limits");
     table.allow(&known)?;
-    let params = fields::read_given(source, &table, &fields, params)?;
+    let params = fields::read_given(&table, &fields, params)?;
     Ok(Step { text: table.text(), params, limits: read_limits(table.table("limits")?)? })
 }
 

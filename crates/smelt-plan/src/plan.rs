@@ -9,7 +9,7 @@ use petgraph::graph::{DiGraph, NodeIndex};
 use serde_json::Value;
 
 use crate::digest::Digest;
-use crate::key::{Explain, KeyDomain, Recipe, digest, walk};
+use crate::key::{KeyDomain, Recipe, digest};
 use crate::kind::{Kind, Takes};
 use crate::name::StageName;
 use crate::pipeline::{InputRef, InputSpec, Limits, Pipeline, PipelineError, StageSpec, Step};
@@ -185,19 +185,6 @@ impl Plan {
             KeyDomain::Content,
             &Recipe { kind: stage.kind, params: &stage.params, inputs: &inputs },
         )
-    }
-
-    /// The parts of that content key, for a person.
-    pub fn explain(
-        &self,
-        stage: StageId,
-        output: impl Fn(StageId) -> Digest,
-    ) -> Vec<(String, String)> {
-        let stage = self.stage(stage);
-        let inputs = digests(&stage.inputs, &output);
-        let mut sink = Explain::default();
-        walk(&Recipe { kind: stage.kind, params: &stage.params, inputs: &inputs }, &mut sink);
-        sink.0
     }
 }
 

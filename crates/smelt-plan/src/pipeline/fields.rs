@@ -7,7 +7,7 @@ use toml::de::DeValue;
 
 use super::params::Params;
 use super::table::{Item, Table};
-use super::{InputRef, InputSpec, PipelineError, Source};
+use super::{InputRef, InputSpec, PipelineError};
 use crate::kind::{Absent, Field, Takes};
 use crate::name::StageName;
 
@@ -25,7 +25,6 @@ impl Takes {
 
 /// Every field of the stage: the values, and the edges.
 pub(super) fn read(
-    source: &Source<'_>,
     table: &Table<'_>,
     fields: &'static [Field],
     params: &Params,
@@ -34,7 +33,7 @@ pub(super) fn read(
     let mut inputs = Vec::new();
     for field in fields {
         match table.get(field.name) {
-            Some(item) => read_field(source, field, &item, params, &mut values, &mut inputs)?,
+            Some(item) => read_field(field, &item, params, &mut values, &mut inputs)?,
             None => fill_absent(table, field, &mut values)?,
         }
     }
@@ -43,7 +42,6 @@ pub(super) fn read(
 
 /// Only the fields that are there, none of them an edge: an `escalate` step.
 pub(super) fn read_given(
-    source: &Source<'_>,
     table: &Table<'_>,
     fields: &[Field],
     params: &Params,
@@ -51,7 +49,7 @@ pub(super) fn read_given(
     let mut values = Values::new();
     for field in fields {
         if let Some(item) = table.get(field.name) {
-            read_field(source, field, &item, params, &mut values, &mut Vec::new())?;
+            read_field(field, &item, params, &mut values, &mut Vec::new())?;
         }
     }
     Ok(values)
@@ -69,14 +67,13 @@ fn fill_absent(table: &Table<'_>, field: &Field, values: &mut Values) -> Result<
 }
 
 fn read_field(
-    source: &Source<'_>,
     field: &Field,
     item: &Item<'_>,
     params: &Params,
     values: &mut Values,
     inputs: &mut Vec<InputSpec>,
 ) -> Result<(), PipelineError> {
-    let input = |from| InputSpec { field: field.name, place: source.place(item.offset), from };
+    let input = |from| InputSpec { field: field.name, place: item.source.place(item.offset), from };
     let value = match field.takes {
         Takes::Stage(_) => {
             inputs.push(input(stage(item, &text(item, params)?)?));
@@ -94,7 +91,7 @@ fn read_field(
                 let from = stage_or_path(&item, text(&item, params)?)?;
                 inputs.push(InputSpec {
                     field: field.name,
-                    place: source.place(item.offset),
+                    place: item.source.place(item.offset),
                     from,
                 });
             }
