@@ -35,14 +35,19 @@ const EDGES: [(&str, &[&str]); 11] = [
 ];
 
 pub(super) fn check() -> Result<Vec<String>> {
+    let metadata = metadata()?;
+    let packages = metadata["packages"].as_array().context("cargo metadata without packages")?;
+    Ok(packages.iter().flat_map(check_package).collect())
+}
+
+/// What cargo knows of the workspace, without its dependencies.
+pub(super) fn metadata() -> Result<Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--no-deps", "--locked"])
         .current_dir(root())
         .output()
         .context("cannot start cargo metadata")?;
-    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
-    let packages = metadata["packages"].as_array().context("cargo metadata without packages")?;
-    Ok(packages.iter().flat_map(check_package).collect())
+    serde_json::from_slice(&output.stdout).context("cargo metadata")
 }
 
 /// Edges that tests need may point anywhere: they make no cycle in what is shipped.

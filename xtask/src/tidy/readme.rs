@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use super::edges::metadata;
 use crate::root;
 
 /// A line of a shell block, and where it is.
@@ -21,6 +22,9 @@ pub(super) fn check(smelt: &Path) -> Result<Vec<String>> {
     if shown.is_empty() {
         findings.push("README.md: shows no command".to_owned());
     }
+    if !runs_smelt()? {
+        findings.push("README.md: `cargo run` does not run smelt; see default-members".to_owned());
+    }
     for command in &shown {
         if let Some(wrong) = wrong(smelt, &command.words) {
             findings.push(format!(
@@ -31,6 +35,15 @@ pub(super) fn check(smelt: &Path) -> Result<Vec<String>> {
         }
     }
     Ok(findings)
+}
+
+/// Whether `cargo run` without a package has one choice, and that is smelt.
+fn runs_smelt() -> Result<bool> {
+    let metadata = metadata()?;
+    let default = &metadata["workspace_default_members"];
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let smelt = packages.filter(|package| package["name"] == "smelt").map(|package| &package["id"]);
+    Ok(default.as_array().map(Vec::as_slice) == Some(&smelt.cloned().collect::<Vec<_>>()[..]))
 }
 
 /// Lines of ```sh blocks, without comments.
