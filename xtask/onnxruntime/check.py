@@ -87,6 +87,7 @@ def internvl_cases(folder):
 
 
 def export(smelt, folder, part, dtype, grids, out):
+    out.parent.mkdir(parents=True, exist_ok=True)
     command = [smelt, "export", folder / "checkpoint", "--part", part, "--dtype", dtype]
     command += [word for grid in grids for word in ("--grid", grid)]
     ran = subprocess.run([*command, "--out", out], capture_output=True, text=True)

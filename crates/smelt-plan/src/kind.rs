@@ -83,7 +83,7 @@ const fn field(name: &'static str, takes: Takes, absent: Absent) -> Field {
 const CHECKPOINT: Takes = Takes::Stage(&[Kind::Source, Kind::Command]);
 const ENGINE: Takes = Takes::Stage(&[Kind::EngineBuild, Kind::Command]);
 const LLM_ENGINE: Takes = Takes::Stage(&[Kind::LlmEngineBuild, Kind::Command]);
-/// Longer contexts need rotary scaling, which no family here declares.
+/// The longest sequence that a configuration of the families here declares (Llama 3.1).
 const SEQ_LEN_MAX: u64 = 131_072;
 /// Slots share one pass over the weights; more than this is a server farm, not a board.
 const SLOTS_MAX: u64 = 64;

@@ -131,8 +131,8 @@ pub fn vision_peaks(ckpt: &Checkpoint, pixels: &[f32]) -> Result<Vec<Peak>, Refe
     Ok(stream.peaks.take().unwrap_or_default().finish())
 }
 
-/// The largest activation of each block while the [`logits`] after `tokens` are computed, in the
-/// order of the model.
+/// The largest activation of each block while the [`logits`] after all `tokens` are computed, in
+/// the order of the model.
 ///
 /// # Errors
 /// [`ReferenceError`] as for [`logits`].
@@ -144,7 +144,7 @@ pub fn llm_peaks(
     let mut stream = Stream::new(ckpt, Effort::whole_machine());
     stream.peaks = Some(Peaks::default());
     let prompt = llm::Prompt { tokens, image: None };
-    llm::logits_of(&mut stream, &prompt, 0..tokens.len(), progress)?;
+    llm::logits_of(&mut stream, &prompt, tokens.len().saturating_sub(1)..tokens.len(), progress)?;
     Ok(stream.peaks.take().unwrap_or_default().finish())
 }
 

@@ -13,6 +13,9 @@ use crate::fresh::FreshDir;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
+    if flags.input.is_some() && matches!(flags.part, flags::Part::Vision) {
+        return Err(Failed::usage("--input says how tokens enter a decoder; a tower has none"));
+    }
     let checkpoint = Checkpoint::open(&flags.checkpoint).map_err(Failed::model)?;
     let out = FreshDir::begin(&flags.out)?;
     let order = Order::of(flags);
