@@ -147,7 +147,7 @@ def run_case(sessions, case, given, expected):
 
 def attended(name, array, given):
     """What a decoder gives for tokens.  Places of padding see nothing, so what they hold means
-    nothing, and narrow types round it differently."""
+    nothing."""
     mask = given.get("attention_mask")
     if mask is None or not name.startswith(("logits", "present.")):
         return array
