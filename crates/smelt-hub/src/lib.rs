@@ -76,7 +76,7 @@ pub struct Hub {
 impl Hub {
     /// The hub that the environment names.
     pub fn from_env() -> Result<Self, HubError> {
-        Self::new(Settings::read(|name| std::env::var_os(name))?)
+        Self::new(Settings::from_env()?)
     }
 
     /// The hub that `settings` describe.

@@ -77,6 +77,11 @@ const PROXIES: [&str; 8] = [
 ];
 
 impl Settings {
+    /// What the environment says.
+    pub fn from_env() -> Result<Self, HubError> {
+        Self::read(|name| std::env::var_os(name))
+    }
+
     /// The variables, of those that `variable` knows, from which another process reads these
     /// settings again, in whatever directory it runs.
     pub fn variables(

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
@@ -244,6 +244,12 @@ impl Stage {
             (Kind::Source, Some(Input { from: From::Hub(pin), .. })) => Some(pin),
             _ => None,
         }
+    }
+
+    /// Where its output lies, where that is known before anything runs: outside of the store.
+    pub fn outside(&self) -> Option<&Path> {
+        let given = self.given().map(|pin| pin.path.as_path());
+        given.or_else(|| Some(self.fetched()?.path.as_path()))
     }
 
     /// The params and caps of attempt `n` (from 1).

@@ -328,7 +328,7 @@ fn more_bytes_than_promised_are_refused() {
 #[test]
 fn passing_failures_are_tried_again_but_not_for_ever() {
     let world = World::new();
-    let faults = [Fault::Status(503), Fault::Silent, Fault::Status(403), Fault::Cut(0)];
+    let faults = [Fault::Status(503), Fault::Stall(1), Fault::Status(403), Fault::Cut(0)];
     world.server.set(|state| {
         state.faults = faults.into();
         state.statuses = [500, 502].into();
