@@ -127,6 +127,7 @@ impl Runner<'_> {
                 reports: HashMap::new(),
                 messages: HashMap::new(),
                 told_held: HashSet::new(),
+                told_changed: HashSet::new(),
                 runner: self,
                 interrupted: false,
             };
@@ -173,6 +174,7 @@ struct Loop<'scope, 'env, 'a> {
     reports: HashMap<StageId, Vec<AttemptReport>>,
     messages: HashMap<StageId, String>,
     told_held: HashSet<StageId>,
+    told_changed: HashSet<StageId>,
     runner: Runner<'a>,
     interrupted: bool,
 }
@@ -292,7 +294,10 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             Lookup::Hit(output) => Ok(Some(self.found(stage, &output)?)),
             Lookup::Miss => Ok(None),
             Lookup::Changed(what) => {
-                self.show(&Progress::Changed(stage, &what));
+                // A stage is looked up again when it starts.
+                if self.told_changed.insert(stage) {
+                    self.show(&Progress::Changed(stage, &what));
+                }
                 Ok(None)
             }
             Lookup::Damaged(damage) => {

@@ -6,6 +6,7 @@
 //! models--ORG--NAME/blobs/<hash>.incomplete   what has arrived of it
 //! models--ORG--NAME/refs/<revision>           the commit that a branch or tag was last seen at
 //! models--ORG--NAME/snapshots/<commit>/<file> a link to a blob
+//! models--ORG--NAME/trees/<commit>.json       the commit's files, as Python was told of them
 //! models--ORG--NAME/smelt/<commit>/<file>     the same, of the files that we read and no others
 //! .locks/models--ORG--NAME/<hash>.lock        flock: held while that blob is fetched
 //! ```
@@ -23,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::{HubError, fault};
 use super::name::{Commit, Repo, Revision, is_hex};
-use super::select::{is_gguf, is_wanted, is_weights};
+use super::select::{is_weights, select};
 
 /// Bytes read, hashed and written at a time.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
@@ -31,6 +32,8 @@ pub(super) const CHUNK_BYTES: usize = 256 << 10;
 const REF_BYTES_MAX: u64 = 128;
 /// An index of a thousand shards takes a few MiB.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// A listing of ten thousand files takes one MiB.
+const TREE_BYTES_MAX: u64 = 32 << 20;
 /// Two processes rarely want the same file; polling costs nothing.
 const LOCK_PERIOD: Duration = Duration::from_millis(200);
 /// A download of the largest file over a slow line; after that something hangs.
@@ -243,29 +246,40 @@ impl Folder {
         Err(HubError::NoSpace { repo, path, needed_bytes, free_bytes })
     }
 
-    /// What the snapshot holds of the files that we read, if a configuration and all the weights
-    /// that it speaks of are among them.
+    /// What the snapshot holds of the files that we read, if nothing of them is known to be
+    /// missing: of all that Python has listed, else of the weights that an index speaks of.
     pub(super) fn complete(&self, commit: &Commit) -> Option<Vec<Kept>> {
         let dir = self.snapshot(commit);
+        let names = self.listed(commit).or_else(|| names_in(&dir))?;
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut chosen = select(&names).ok()?;
+        chosen.sort_unstable();
+        let shards = shards(&dir).unwrap_or_default();
         let has = |file: &str| size_of(&dir.join(file)).is_some();
-        let names =
-            fs::read_dir(&dir).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut names: Vec<String> = names.filter(|name| is_wanted(name) && has(name)).collect();
-        names.sort_unstable();
-        let has_weights = match shards(&dir) {
-            Some(shards) => shards.iter().all(|shard| has(shard)),
-            None => names.iter().any(|name| is_weights(name)),
-        };
-        let has_config = has("config.json") || names.iter().any(|name| is_gguf(name));
-        let kept = |name: String| {
-            let link = dir.join(&name);
-            let blob =
-                fs::read_link(&link).ok().and_then(|to| Hash::parse(to.file_name()?.to_str()?));
-            let path = blob.as_ref().map_or(link, |hash| self.blob(hash));
-            Kept { name, path, hash: blob }
-        };
-        (has_weights && has_config).then(|| names.into_iter().map(kept).collect())
+        let is_complete = chosen.iter().copied().chain(shards.iter().map(String::as_str)).all(has);
+        is_complete.then(|| chosen.into_iter().map(|name| self.kept(&dir, name)).collect())
     }
+
+    /// The names of a commit's files, where Python has listed them (`huggingface_hub` 2 does).
+    fn listed(&self, commit: &Commit) -> Option<Vec<String>> {
+        let file = File::open(self.root.join("trees").join(format!("{commit}.json"))).ok()?;
+        let tree = serde_json::from_reader(io::BufReader::new(file.take(TREE_BYTES_MAX)));
+        let tree: Tree = tree.ok()?;
+        Some(tree.files.into_keys().collect())
+    }
+
+    fn kept(&self, snapshot: &Path, name: &str) -> Kept {
+        let link = snapshot.join(name);
+        let hash = fs::read_link(&link).ok().and_then(|to| Hash::parse(to.file_name()?.to_str()?));
+        let path = hash.as_ref().map_or(link, |hash| self.blob(hash));
+        Kept { name: name.to_owned(), path, hash }
+    }
+}
+
+/// The names in a directory.
+fn names_in(dir: &Path) -> Option<Vec<String>> {
+    let entries = fs::read_dir(dir).ok()?;
+    Some(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
 }
 
 /// A file of a commit that is in the cache.
@@ -287,6 +301,11 @@ pub(super) fn publish(partial: &Path, blob: &Path, file: &mut File) -> Result<()
 /// The size of a file, or of the file that a link leads to.
 pub(super) fn size_of(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|meta| meta.len())
+}
+
+#[derive(Deserialize)]
+struct Tree {
+    files: std::collections::BTreeMap<String, serde::de::IgnoredAny>,
 }
 
 #[derive(Deserialize)]

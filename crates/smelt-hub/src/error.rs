@@ -23,7 +23,7 @@ pub enum HubError {
         why: String,
     },
     /// No connection, or the server failed again and again.
-    #[error("{url}: {why} ({tries} tries)")]
+    #[error("{url}: {why} ({tries} {})", if *tries == 1 { "try" } else { "tries" })]
     Unreachable {
         /// What was asked for.
         url: String,

@@ -47,7 +47,7 @@ pub(super) fn select<'a>(names: &[&'a str]) -> Result<Vec<&'a str>, Unfit> {
 
 /// Whether a checkpoint is read from files of this name: those at the top of a repository that
 /// hold the configuration, the weights, the tokenizer and the preprocessing.
-pub(super) fn is_wanted(file: &str) -> bool {
+fn is_wanted(file: &str) -> bool {
     const NAMES: [&str; 10] = [
         "config.json",
         "generation_config.json",
@@ -81,7 +81,7 @@ fn is_safetensors(file: &str) -> bool {
 }
 
 /// Configuration, tokenizer and weights in one file.
-pub(super) fn is_gguf(file: &str) -> bool {
+fn is_gguf(file: &str) -> bool {
     file.ends_with(".gguf")
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn fetch(
                 ));
             }
             Progress::Fetching { file, done_bytes, all_bytes } => {
-                if is_due(file) || done_bytes == all_bytes {
+                if is_due(file) {
                     let (done, all) = (bytes(*done_bytes), bytes(*all_bytes));
                     say(&format!("fetching {file}: {done} of {all}"));
                     told = Some(((*file).to_owned(), Instant::now()));

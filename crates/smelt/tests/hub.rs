@@ -202,7 +202,8 @@ fn a_cache_that_was_cleared_or_damaged_is_noticed_and_filled_again() {
     fs::remove_dir_all(hub.world.path("hf")).unwrap();
     let (said, statuses) = hub.run(&[]);
     assert_eq!(statuses, FETCHED_AGAIN);
-    assert!(said.contains("checkpoint is not what was recorded and is built again"), "{said}");
+    let words = "checkpoint is not what was recorded and is built again: cannot look at";
+    assert_eq!(said.matches(words).count(), 1, "{said}");
     assert_eq!(hub.fetched().len(), 2);
     let blob = fs::canonicalize(hub.view().join("model.safetensors")).unwrap();
     let mut bytes = fs::read(&blob).unwrap();
@@ -319,10 +320,12 @@ fn a_stage_that_cannot_fetch_says_why() {
         let line = lines.find(|line| line.starts_with("smelt: stage checkpoint: ")).unwrap();
         assert!(line.contains(words), "{line}");
         assert_eq!(fs::read_dir(hub.world.path("cache/out")).unwrap().count(), 0);
+        ended.stderr
     };
     check(|state| drop(state.files.remove(2)), 4, "only pickled weights (pytorch_model.bin)");
     check(|state| drop(state.files.remove(1)), 4, "holds no config.json");
-    check(|state| state.claim = Some((2, 500 << 30)), 1, "No space left on device");
+    let said = check(|state| state.claim = Some((2, 500 << 30)), 1, "No space left on device");
+    assert!(said.contains("checkpoint failed (disk-full)"), "{said}");
 }
 
 #[test]

@@ -200,6 +200,23 @@ fn shards_count_as_there_only_together() {
 }
 
 #[test]
+fn a_snapshot_that_lacks_what_python_has_listed_is_not_complete() {
+    let world = World::new();
+    let dir = world.download().unwrap();
+    let list = |names: &[&str]| {
+        let files: Vec<String> = names.iter().map(|name| format!("\"{name}\": {{}}")).collect();
+        let text = format!("{{\"format_version\": 1, \"files\": {{{}}}}}", files.join(", "));
+        fs::create_dir_all(world.root().join("trees")).unwrap();
+        fs::write(world.root().join(format!("trees/{COMMIT}.json")), text).unwrap();
+        world.offline().download(&address(), &commit(), &mut |_| {})
+    };
+    let here = ["README.md", "a.bin", "config.json", "model.safetensors", "tokenizer.json"];
+    assert_eq!(list(&here).unwrap(), dir);
+    let refused = list(&[&here[..], &["merges.txt"]].concat()).unwrap_err();
+    assert!(matches!(refused, HubError::Offline { .. }), "{refused}");
+}
+
+#[test]
 fn a_damaged_file_in_the_cache_is_noticed_and_fetched_again() {
     let world = World::new();
     let dir = world.download().unwrap();
