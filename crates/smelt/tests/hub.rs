@@ -133,6 +133,8 @@ fn a_model_is_fetched_once_and_then_found_with_and_without_the_hub() {
     assert!(said.contains("HF_HUB_OFFLINE is set; going on with commit"), "{said}");
     let out = hub.smelt(&["out", "p.toml", "deployment"], &[("HF_ENDPOINT", NOWHERE)]);
     assert_eq!((out.code, out.stderr.as_str()), (Some(0), ""));
+    let chat = hub.smelt(&["chat", "p.toml", "Hello"], &[("HF_ENDPOINT", NOWHERE)]);
+    assert_eq!(chat.code, Some(0), "{}", chat.stderr);
     // The same files under a path are the same model.
     let golden = data("golden/internvl3-tiny/checkpoint");
     let set = format!("model=path:{}", golden.display());
