@@ -10,9 +10,11 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use super::header::start_of;
 use super::{Reader, SafetensorsError, Tensor};
+use crate::foreign::{Expected, recognise};
 
 /// The longest index read; that of a model of 100,000 tensors stays below it.
 const INDEX_BYTES_MAX: u64 = 16 << 20;
@@ -20,6 +22,9 @@ const INDEX_BYTES_MAX: u64 = 16 << 20;
 /// The most shards opened at once: systems let a process hold 1024 files, and the largest
 /// published models have under 200.
 const SHARDS_MAX: usize = 512;
+
+/// The most tensors an index may name: twice those of the largest published model.
+const TENSORS_MAX: usize = 1 << 18;
 
 /// Why sharded weights were refused.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +73,9 @@ pub enum IndexLie {
         /// The file as written.
         file: String,
     },
+    /// More tensors than `TENSORS_MAX`.
+    #[error("it names more than {TENSORS_MAX} tensors")]
+    TooManyTensors,
     /// More files than `SHARDS_MAX`.
     #[error("it names {shards} files, more than the limit of {SHARDS_MAX}")]
     TooManyShards {
@@ -139,9 +147,12 @@ impl Shards {
         }
         let mut shards = BTreeMap::new();
         for file in files {
-            shards.insert(file.as_str(), open_shard(path, file)?);
+            let reader = open_shard(path, file)?;
+            // At once, so that no more tensors are ever held than the index may name.
+            check_shard(file, &reader, &places).map_err(lies)?;
+            shards.insert(file.as_str(), reader);
         }
-        check(&places, &shards).map_err(lies)?;
+        check_places(&places, &shards).map_err(lies)?;
         let readers = shards.into_values().collect();
         Ok(Self { path: path.into(), readers })
     }
@@ -187,10 +198,19 @@ fn read_index(path: &Path) -> io::Result<Result<Vec<u8>, IndexLie>> {
     fs::read(path).map(Ok)
 }
 
-/// The shard of each tensor.
-fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexLie> {
-    let unreadable = |error: serde_json::Error| IndexLie::Unreadable { why: error.to_string() };
+/// Parses an index: the file of each tensor, a plain name.
+///
+/// # Errors
+/// The first [`IndexLie`] found.
+pub fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexLie> {
+    if let Some(what) = recognise(json, Expected::Json) {
+        return Err(IndexLie::Unreadable { why: format!("it is {what}") });
+    }
+    let unreadable = |error| IndexLie::Unreadable { why: start_of(&error) };
     let index: Index = serde_json::from_slice(json).map_err(unreadable)?;
+    if index.weight_map.0.len() > TENSORS_MAX {
+        return Err(IndexLie::TooManyTensors);
+    }
     let mut places = BTreeMap::new();
     for (tensor, file) in index.weight_map.0 {
         if !is_plain_name(&file) {
@@ -223,8 +243,18 @@ fn open_shard(index: &Path, file: &str) -> Result<Reader, ShardError> {
     }
 }
 
-/// Holds the index against the shards, both ways.
-fn check(
+/// Every tensor of a shard is where the index places it.
+fn check_shard(
+    file: &str,
+    shard: &Reader,
+    places: &BTreeMap<String, String>,
+) -> Result<(), IndexLie> {
+    let mut tensors = shard.tensors();
+    tensors.try_for_each(|tensor| check_place(&tensor.name, file, places.get(&tensor.name)))
+}
+
+/// Every tensor that the index names is there.
+fn check_places(
     places: &BTreeMap<String, String>,
     shards: &BTreeMap<&str, Reader>,
 ) -> Result<(), IndexLie> {
@@ -232,11 +262,6 @@ fn check(
         if shards[file.as_str()].get(tensor).is_none() {
             let (tensor, file) = (tensor.clone(), file.clone());
             return Err(IndexLie::NotInShard { tensor, file });
-        }
-    }
-    for (&file, reader) in shards {
-        for tensor in reader.tensors() {
-            check_place(&tensor.name, file, places.get(&tensor.name))?;
         }
     }
     Ok(())
@@ -278,9 +303,13 @@ impl<'de> Visitor<'de> for PlacesVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Places, A::Error> {
         let mut entries = Vec::new();
-        while let Some(entry) = map.next_entry()? {
+        // One more than may be says that there are too many.
+        while entries.len() <= TENSORS_MAX
+            && let Some(entry) = map.next_entry()?
+        {
             entries.push(entry);
         }
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
         Ok(Places(entries))
     }
 }
@@ -355,6 +384,9 @@ mod tests {
         check(&index(&elsewhere), "places tensor c in 1.safetensors, which has no such tensor");
         let unnamed = format!("{A},{C}");
         check(&index(&unnamed), "shard 1.safetensors has tensor b, which the index does not name");
+        let more: Vec<_> = (0..=TENSORS_MAX).map(|n| format!("\"{n}\":\"a\"")).collect();
+        check(&index(&more.join(",")), "it names more than 262144 tensors");
+        check("version https://git-lfs.github.com/spec/v1\n", "it is a git-lfs pointer");
         let many: Vec<_> = (0..=SHARDS_MAX).map(|n| format!("\"t{n}\":\"{n}\"")).collect();
         check(&index(&many.join(",")), "it names 513 files, more than the limit of 512");
     }
