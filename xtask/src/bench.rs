@@ -146,7 +146,7 @@ fn remove(dir: &Path) -> Result<()> {
 }
 
 /// The folder that cargo builds into.
-fn target() -> PathBuf {
+pub(crate) fn target() -> PathBuf {
     let given = std::env::var_os("CARGO_TARGET_DIR");
     given.map_or_else(|| crate::root().join("target"), PathBuf::from)
 }

@@ -1,19 +1,22 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `soak`, `tidy`.
+//! Runs the development commands: `cargo xtask ci`, `bench`, `fuzz`, `soak`, `tidy`.
 
 mod bench;
 mod ci;
+mod fuzz;
 mod soak;
 mod tidy;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask ci|bench front|soak|tidy
+const USAGE: &str = "usage: cargo xtask ci|bench front|fuzz|soak|tidy
 
   ci     everything a change must pass: format, lints, tests, docs, tidy
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
+  fuzz [TARGET]...
+         each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
-         every fuzz target for a minute
+         then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, README";
 
 fn main() -> ExitCode {
@@ -23,6 +26,7 @@ fn main() -> ExitCode {
         ["bench", "front", ref rest @ ..] => bench::front(rest),
         // Started by `bench` for each process it measures.
         ["measure", ..] => bench::measure::child(&arguments[1..]),
+        ["fuzz", ref rest @ ..] => fuzz::run(rest),
         ["soak"] => soak::run(),
         ["tidy"] => tidy::run(),
         _ => {

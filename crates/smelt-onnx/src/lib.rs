@@ -7,6 +7,7 @@
 
 mod builder;
 mod check;
+mod cost;
 mod decode;
 mod element_type;
 mod encode;

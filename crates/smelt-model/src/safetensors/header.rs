@@ -209,7 +209,7 @@ pub enum Lie {
 ///
 /// # Errors
 /// The first [`Lie`] found; JSON that cannot be read on is [`Lie::BadJson`].
-pub fn parse(json: impl Read, data_bytes: u64) -> Result<Vec<Tensor>, Lie> {
+pub(super) fn parse(json: impl Read, data_bytes: u64) -> Result<Vec<Tensor>, Lie> {
     let mut json = serde_json::Deserializer::from_reader(json);
     let table = Table::deserialize(&mut json).and_then(|table| json.end().map(|()| table));
     let table = table.map_err(|error| Lie::BadJson { why: start_of(&error) })?;

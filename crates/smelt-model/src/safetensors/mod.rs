@@ -13,11 +13,9 @@ mod writer;
 use std::io;
 use std::path::PathBuf;
 
-pub use header::{
-    HEADER_BYTES_MAX, Lie, NAME_BYTES_MAX, RANK_MAX, TENSORS_MAX, Tensor, parse as parse_header,
-};
+pub use header::{HEADER_BYTES_MAX, Lie, NAME_BYTES_MAX, RANK_MAX, TENSORS_MAX, Tensor};
 pub use reader::Reader;
-pub use shards::{IndexLie, ShardError, Shards, parse as parse_index};
+pub use shards::{IndexLie, ShardError, Shards};
 pub use writer::{TensorSpec, Writer};
 
 /// Why a safetensors file could not be read or written; the message names the file.

@@ -202,7 +202,7 @@ fn read_index(path: &Path) -> io::Result<Result<Vec<u8>, IndexLie>> {
 ///
 /// # Errors
 /// The first [`IndexLie`] found.
-pub fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexLie> {
+fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexLie> {
     if let Some(what) = recognise(json, Expected::Json) {
         return Err(IndexLie::Unreadable { why: format!("it is {what}") });
     }
