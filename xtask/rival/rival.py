@@ -1,7 +1,7 @@
 """Does the front half's work as a careful Python script would: no torch, no onnx.
 
-    rival.py vision CHECKPOINT OUT            InternVL3's tower as ONNX in f16
-    rival.py rtn CHECKPOINT OUT               its decoder, int8 per row
+    rival.py vision CHECKPOINT OUT                InternVL3's tower as ONNX in f16
+    rival.py rtn CHECKPOINT OUT int8|int4-g128    its decoder in integers, its head in int8
     rival.py split-head MODEL OUT PARTS [consume]
 """
 
@@ -20,7 +20,7 @@ def main(what, source, out, *rest):
     works = {"vision": streams.export_vision, "rtn": streams.quantize}
     if what not in works:
         sys.exit(__doc__)
-    works[what](source, out)
+    works[what](source, out, *rest)
 
 
 main(*sys.argv[1:])

@@ -87,19 +87,22 @@ def export_vision(folder, out):
         file.write(vision.model(config, initializers))
 
 
-def quantize(folder, out):
-    """The decoder's products as int8 with an f32 scale per row; the rest as it is."""
+def quantize(folder, out, scheme):
+    """The decoder's products as integers with their scales; the rest as it is."""
     checkpoint = Checkpoint(folder)
     kept = {n: t for n, t in checkpoint.tensors.items() if n.startswith("language_model.")}
-    linear = [n for n in kept if n.endswith("_proj.weight") or n.endswith("lm_head.weight")]
+    rounders = {name: rounder(name, scheme) for name in kept}
     table, at = {}, 0
     for name, tensor in kept.items():
-        rows = tensor["shape"][0]
-        size = int(np.prod(tensor["shape"]))
-        parts = [(name, "BF16", tensor["shape"], 2 * size)]
-        if name in linear:
-            parts = [(name, "I8", tensor["shape"], size), (f"{name}_scale", "F32", [rows], 4 * rows)]
-        for part, dtype, shape, length in parts:
+        rows, width = tensor["shape"][0], tensor["shape"][-1]
+        parts = [(name, "BF16", tensor["shape"])]
+        if rounders[name] is round_int8:
+            parts = [(name, "I8", [rows, width]), (f"{name}_scale", "F32", [rows])]
+        elif rounders[name] is round_int4:
+            assert width % GROUP == 0, "groups that end short are beyond this script"
+            parts = [(name, "U8", [rows, width // 2]), (f"{name}_scale", "F16", [rows, width // GROUP])]
+        for part, dtype, shape in parts:
+            length = int(np.prod(shape)) * SIZES[dtype]
             table[part] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + length]}
             at += length
     header = json.dumps(table).encode()
@@ -107,31 +110,70 @@ def quantize(folder, out):
     data = open(f"{out}/model.safetensors", "wb", buffering=0)
     data.write(struct.pack("<Q", len(header)) + header)
     for name, tensor in kept.items():
-        if name in linear:
-            data.write(np.concatenate(list(round_rows(checkpoint, name, tensor["shape"][1], data))))
+        if rounders[name]:
+            buffers = Buffers(checkpoint, tensor["shape"][1])
+            blocks = checkpoint.blocks(name, tensor["shape"][1])
+            scales = [rounders[name](name, bits, tensor["shape"][1], buffers, data) for bits in blocks]
+            data.write(np.concatenate(scales))
             continue
         for bits in checkpoint.blocks(name):
             data.write(bits)
     finish(data)
 
 
-def round_rows(checkpoint, name, width, data):
-    """Writes the integers of a matrix; gives the scales of each block."""
-    wide = levels = scratch = None
-    for bits in checkpoint.blocks(name, width):
-        if wide is None:
-            wide, scratch = np.empty(bits.size, np.float32), np.empty(bits.size, np.uint16)
-            levels = np.empty(bits.size, np.int8)
-        bits = bits.reshape(-1, width)
-        top = largest(bits, scratch, name, axis=1)
-        scale = widen(top, np.empty(top.size, np.float32)) / np.float32(127)
-        values = widen(bits, wide)
-        np.divide(values, np.where(scale > 0, scale, 1)[:, None], out=values)
-        np.rint(values, out=values)
-        level = levels[: bits.size].reshape(bits.shape)
-        np.copyto(level, values, casting="unsafe")
-        data.write(level)
-        yield scale
+GROUP = 128
+SIZES = {"BF16": 2, "F16": 2, "F32": 4, "I8": 1, "U8": 1}
+
+
+def rounder(name, scheme):
+    if name.endswith("lm_head.weight"):
+        return round_int8
+    if name.endswith("_proj.weight"):
+        return round_int8 if scheme == "int8" else round_int4
+    return None
+
+
+class Buffers:
+    """What rounding a block needs, once for all blocks of a matrix."""
+
+    def __init__(self, checkpoint, width):
+        size = max(len(checkpoint.buffer) // width, 1) * width
+        self.wide, self.scratch = np.empty(size, np.float32), np.empty(size, np.uint16)
+        self.levels = np.empty(size, np.int8)
+
+
+def place(name, bits, buffers, steps, to_scale):
+    """The values of rows of `bits` in units of their row's scale, and the scales."""
+    top = largest(bits, buffers.scratch, name, axis=1)
+    scale = to_scale(widen(top, np.empty(top.size, np.float32)) / np.float32(steps))
+    values = widen(bits, buffers.wide)
+    np.divide(values, np.where(scale > 0, scale, 1).astype(np.float32)[:, None], out=values)
+    return values, scale
+
+
+def round_int8(name, bits, width, buffers, data):
+    values, scale = place(name, bits.reshape(-1, width), buffers, 127, lambda scale: scale)
+    np.rint(values, out=values)
+    level = buffers.levels[: bits.size].reshape(values.shape)
+    np.copyto(level, values, casting="unsafe")
+    data.write(level)
+    return scale
+
+
+def round_int4(name, bits, width, buffers, data):
+    """Half a step beyond the largest integer rounds to it, so a group reaches 7.5 steps."""
+    rows = bits.reshape(-1, GROUP)
+    values, scale = place(name, rows, buffers, 7.5, lambda scale: scale.astype(np.float16))
+    np.rint(values, out=values)
+    np.clip(values, -8, 7, out=values)
+    np.add(values, 8, out=values)
+    level = buffers.levels[: bits.size].reshape(values.shape)
+    np.copyto(level, values, casting="unsafe")
+    pairs = level.reshape(-1).view(np.uint16)
+    packed = buffers.scratch[: pairs.size]
+    np.bitwise_or(pairs, np.right_shift(pairs, 4, out=packed), out=packed)
+    data.write(packed.astype(np.uint8))
+    return scale
 
 
 def finish(data):
