@@ -67,13 +67,15 @@ fn parse<'a>(arguments: &[&'a str]) -> Result<(usize, Vec<&'a str>)> {
 
 /// Alternates both sides `runs` times.
 fn run(case: &'static Case, runs: usize, inputs: &Inputs) -> Result<Outcome> {
-    let source = match inputs.make(case.input) {
-        Ok(source) => source,
-        Err(why) => {
-            let skipped = Some(format!("{why:#}"));
-            return Ok(Outcome { case, smelt: Figures::default(), rival: None, skipped });
-        }
-    };
+    if let Some(skipped) = lacks(case, inputs)? {
+        return Ok(Outcome {
+            case,
+            smelt: Figures::default(),
+            rival: None,
+            skipped: Some(skipped),
+        });
+    }
+    let source = inputs.make(case.input)?;
     let (mut smelt, mut rival) = (Vec::new(), Vec::new());
     let (ours, theirs) = (inputs.folder.join("out-smelt"), inputs.folder.join("out-rival"));
     for turn in 0..runs {
@@ -91,6 +93,14 @@ fn run(case: &'static Case, runs: usize, inputs: &Inputs) -> Result<Outcome> {
     remove(&theirs)?;
     let rival = (!rival.is_empty()).then(|| Figures::medians(&rival));
     Ok(Outcome { case, smelt: Figures::medians(&smelt), rival, skipped: None })
+}
+
+/// What this smelt cannot do that the case needs.
+fn lacks(case: &Case, inputs: &Inputs) -> Result<Option<String>> {
+    let Some((command, word)) = case.needs else { return Ok(None) };
+    let help = Command::new(&inputs.smelt).args([command, "--help"]).output()?;
+    let knows = String::from_utf8_lossy(&help.stdout).contains(word);
+    Ok((!knows).then(|| format!("`smelt {command}` does not know {word} yet")))
 }
 
 /// One process, its input and output put into the arguments.

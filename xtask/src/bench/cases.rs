@@ -11,6 +11,8 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     /// The work, in the report.
     pub(super) what: &'static str,
+    /// A subcommand and the word its help must have; without it the case is skipped.
+    pub(super) needs: Option<(&'static str, &'static str)>,
     pub(super) input: Input,
     /// smelt's arguments.
     pub(super) smelt: &'static [&'static str],
@@ -39,6 +41,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "vision-1b",
         what: "1B vision tower to ONNX f16",
+        needs: None,
         input: Input::Checkpoint("internvl3-1b"),
         smelt: &["export", "IN", "--part", "vision", "--dtype", "f16", "--out", "OUT"],
         rival: Some(&["vision", "IN", "OUT"]),
@@ -48,6 +51,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "int8-1b",
         what: "1B decoder to int8",
+        needs: None,
         input: Input::Checkpoint("internvl3-1b"),
         smelt: &["quantize", "IN", "--scheme", "int8", "--out", "OUT"],
         rival: Some(&["rtn", "IN", "OUT", "int8"]),
@@ -57,6 +61,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "int8-2b",
         what: "2B decoder to int8",
+        needs: None,
         input: Input::Checkpoint("internvl3-2b"),
         smelt: &["quantize", "IN", "--scheme", "int8", "--out", "OUT"],
         rival: Some(&["rtn", "IN", "OUT", "int8"]),
@@ -66,6 +71,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "int4-1b",
         what: "1B decoder to int4-g128",
+        needs: Some(("quantize", "int4")),
         input: Input::Checkpoint("internvl3-1b"),
         smelt: &["quantize", "IN", "--scheme", "int4-g128", "--out", "OUT"],
         rival: Some(&["rtn", "IN", "OUT", "int4-g128"]),
@@ -75,6 +81,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "int4-2b",
         what: "2B decoder to int4-g128",
+        needs: Some(("quantize", "int4")),
         input: Input::Checkpoint("internvl3-2b"),
         smelt: &["quantize", "IN", "--scheme", "int4-g128", "--out", "OUT"],
         rival: Some(&["rtn", "IN", "OUT", "int4-g128"]),
@@ -84,6 +91,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "split-copy",
         what: "622 MB head of 3.44 GB split in 4, copying",
+        needs: Some(("export", "llm")),
         input: Input::Decoder,
         smelt: &["onnx", "split-head", "IN", "--parts", "4", "--out", "OUT"],
         rival: Some(&["split-head", "IN", "OUT", "4"]),
@@ -93,6 +101,7 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "split-consume",
         what: "622 MB head of 3.44 GB split in 4, consuming",
+        needs: Some(("export", "llm")),
         input: Input::Decoder,
         smelt: &["onnx", "split-head", "IN", "--parts", "4", "--out", "OUT", "--consume"],
         rival: Some(&["split-head", "IN", "OUT", "4", "consume"]),

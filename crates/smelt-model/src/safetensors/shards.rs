@@ -145,11 +145,15 @@ impl Shards {
         if files.len() > SHARDS_MAX {
             return Err(lies(IndexLie::TooManyShards { shards: files.len() }));
         }
+        // All at once first: which one is missing matters more than what the others hold.
+        for file in &files {
+            find_shard(path, file)?;
+        }
         let mut shards = BTreeMap::new();
         for file in files {
-            let reader = open_shard(path, file)?;
+            let reader = Reader::open(&path.with_file_name(file))?;
             // At once, so that no more tensors are ever held than the index may name.
-            check_shard(file, &reader, &places).map_err(lies)?;
+            check_shard(path, file, &reader, &places)?;
             shards.insert(file.as_str(), reader);
         }
         check_places(&places, &shards).map_err(lies)?;
@@ -233,24 +237,41 @@ fn is_plain_name(file: &str) -> bool {
     only && !file.contains(['/', '\0'])
 }
 
-fn open_shard(index: &Path, file: &str) -> Result<Reader, ShardError> {
-    match Reader::open(&index.with_file_name(file)) {
-        Err(SafetensorsError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+fn find_shard(index: &Path, file: &str) -> Result<(), ShardError> {
+    match fs::metadata(index.with_file_name(file)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let lie = IndexLie::MissingShard { file: file.to_owned() };
             Err(ShardError::Lie { path: index.into(), lie })
         }
-        opened => Ok(opened?),
+        // Whatever else keeps it from being read, the reader says.
+        _ => Ok(()),
     }
 }
 
 /// Every tensor of a shard is where the index places it.
 fn check_shard(
+    index: &Path,
     file: &str,
     shard: &Reader,
     places: &BTreeMap<String, String>,
-) -> Result<(), IndexLie> {
-    let mut tensors = shard.tensors();
-    tensors.try_for_each(|tensor| check_place(&tensor.name, file, places.get(&tensor.name)))
+) -> Result<(), ShardError> {
+    let lies = |lie| ShardError::Lie { path: index.into(), lie };
+    for tensor in shard.tensors() {
+        let (tensor, file) = (tensor.name.clone(), file.to_owned());
+        match places.get(&tensor) {
+            None => return Err(lies(IndexLie::NotInIndex { tensor, file })),
+            Some(place) if *place != file => {
+                let (first, second) = (place.clone(), file);
+                let placed = Reader::open(&index.with_file_name(&first))?;
+                return Err(lies(match placed.get(&tensor) {
+                    Some(_) => IndexLie::InTwoShards { tensor, first, second },
+                    None => IndexLie::NotInShard { tensor, file: first },
+                }));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Every tensor that the index names is there.
@@ -265,17 +286,6 @@ fn check_places(
         }
     }
     Ok(())
-}
-
-fn check_place(tensor: &str, file: &str, place: Option<&String>) -> Result<(), IndexLie> {
-    let (tensor, file) = (tensor.to_owned(), file.to_owned());
-    match place {
-        None => Err(IndexLie::NotInIndex { tensor, file }),
-        Some(first) if *first != file => {
-            Err(IndexLie::InTwoShards { tensor, first: first.clone(), second: file })
-        }
-        Some(_) => Ok(()),
-    }
 }
 
 #[derive(Deserialize)]
@@ -382,6 +392,8 @@ mod tests {
         check(&index(&format!("{all},\"d\":\"3.safetensors\"")), "shard 3.safetensors is missing");
         let elsewhere = format!("{A},{B},\"c\":\"1.safetensors\"");
         check(&index(&elsewhere), "places tensor c in 1.safetensors, which has no such tensor");
+        let swapped = "\"a\":\"2.safetensors\",\"b\":\"1.safetensors\",\"c\":\"2.safetensors\"";
+        check(&index(swapped), "places tensor a in 2.safetensors, which has no such tensor");
         let unnamed = format!("{A},{C}");
         check(&index(&unnamed), "shard 1.safetensors has tensor b, which the index does not name");
         let more: Vec<_> = (0..=TENSORS_MAX).map(|n| format!("\"{n}\":\"a\"")).collect();
