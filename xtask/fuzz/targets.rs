@@ -14,7 +14,7 @@ use smelt_model::model::Model as Config;
 use smelt_model::safetensors::{Reader, Shards, TensorSpec, Writer};
 use smelt_onnx::{Model, check, inspect, read_initializer};
 use smelt_plan::pipeline::Overrides;
-use smelt_plan::plan::Pin;
+use smelt_plan::plan::{HubPin, Pin};
 use smelt_plan::{Digest, Pins, Pipeline, Plan};
 
 /// A target by its name: the folder of its corpus, and the function.
@@ -94,8 +94,17 @@ pub(crate) fn pipeline(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(pipeline) = Pipeline::parse("p.toml", text, &Overrides::default()) else { return };
     let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
-    let pins: Pins =
-        pipeline.paths().into_iter().map(|path| (path.to_owned(), pin.clone())).collect();
+    let hub = HubPin {
+        repo: "a/b".to_owned(),
+        revision: "main".to_owned(),
+        commit: "0".repeat(40),
+        path: PathBuf::new(),
+    };
+    let (paths, hubs) = (pipeline.paths().into_iter(), pipeline.hubs().into_iter());
+    let pins = Pins {
+        paths: paths.map(|path| (path.to_owned(), pin.clone())).collect(),
+        hubs: hubs.map(|address| (address.to_owned(), hub.clone())).collect(),
+    };
     if let Ok(plan) = Plan::build(&pipeline, &pins) {
         assert_eq!(plan.len(), pipeline.stages.len());
     }
