@@ -25,7 +25,7 @@ impl<'m> Survey<'m> {
         let mut reads = BTreeMap::new();
         for (at, node) in graph.nodes.iter().enumerate() {
             producers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
-            node_reads(node, &mut |name| *reads.entry(name).or_insert(0) += 1);
+            node.reads(&mut |name| *reads.entry(name).or_insert(0) += 1);
         }
         Self {
             graph,
@@ -116,17 +116,6 @@ fn result_type(node: &Node, types: &BTreeMap<&str, ElementType>) -> Option<Eleme
         // Their results differ in type, or lie in a subgraph.
         "If" | "Loop" | "Scan" | "TopK" | "Unique" | "Dropout" | "MaxPool" => None,
         _ => input(0),
-    }
-}
-
-/// Calls `found` with every value of the outer graph that `node` or a subgraph of it reads.
-pub(super) fn node_reads<'m>(node: &'m Node, found: &mut dyn FnMut(&'m str)) {
-    node.inputs.iter().filter(|name| !name.is_empty()).for_each(|name| found(name));
-    for attribute in &node.attributes {
-        if let AttributeValue::Graph(graph) = &attribute.value {
-            graph.nodes.iter().for_each(|node| node_reads(node, found));
-            graph.outputs.iter().for_each(|output| found(&output.name));
-        }
     }
 }
 
