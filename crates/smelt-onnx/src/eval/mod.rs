@@ -118,7 +118,7 @@ fn last_reads(graph: &Graph) -> BTreeMap<usize, Vec<&str>> {
     let kept: BTreeSet<&str> = graph.outputs.iter().map(|info| info.name.as_str()).collect();
     let mut last = BTreeMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
-        node.reads(&mut |name| drop(last.insert(name, at)));
+        node.reads(&mut |name| last.extend([(name, at)]));
         last.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
     }
     let mut reads: BTreeMap<usize, Vec<&str>> = BTreeMap::new();

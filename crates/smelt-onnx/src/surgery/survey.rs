@@ -70,10 +70,15 @@ impl<'m> Survey<'m> {
 
     /// `base`, or `base.2`, `base.3` … if the graph already has that name.
     pub(super) fn free_name(&self, base: &str) -> String {
+        self.free_name_besides(base, &BTreeSet::new())
+    }
+
+    /// The same, where names in `taken` are not free either.
+    pub(super) fn free_name_besides(&self, base: &str, taken: &BTreeSet<String>) -> String {
         let spellings = (2..).map(|count| format!("{base}.{count}"));
         std::iter::once(base.to_owned())
             .chain(spellings)
-            .find(|name| !self.knows(name))
+            .find(|name| !self.knows(name) && !taken.contains(name))
             .expect("a finite graph leaves a name free")
     }
 
