@@ -1,7 +1,7 @@
 //! Judges a model: versions, names, order, and that every weight is where it says.
 //!
 //! Reads the graph and the sizes of data files, never a weight.  What one back end accepts
-//! beyond the standard is not judged here.
+//! of the standard is judged by `target`.
 
 use std::collections::BTreeSet;
 use std::path::Path;

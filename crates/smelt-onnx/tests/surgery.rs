@@ -284,14 +284,16 @@ fn a_model_is_described() {
     world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(4)]);
     world.weight("w", &Random(5).tensor(ElementType::F32, &[8, 4]));
     gemm(&mut world);
-    let text = inspect(&world.done(dir.path()));
+    let text = inspect(&world.done(dir.path())).to_string();
     for line in [
-        "opset 17, IR version 8",
-        "input x f32 [b, 4]",
-        "output logits f32 of any shape",
-        "       1 Gemm",
-        "       1 f32, 128 bytes",
-        "           128 w f32 [8, 4], model.onnx.data at 0",
+        "opset 17, IR version 8, made by test",
+        "  x  f32  [b, 4]",
+        "  logits  f32  of any shape",
+        "nodes 1",
+        "  Gemm  1",
+        "tensors 1, 128 B",
+        "  f32  1  128 B",
+        "  128 B  w  f32 [8, 4]  model.onnx.data at 0",
     ] {
         assert!(text.lines().any(|got| got == line), "{line:?} is not in\n{text}");
     }

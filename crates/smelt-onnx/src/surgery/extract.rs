@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 
 use super::RuleError;
 use super::patch::Patch;
-use super::survey::Survey;
 use crate::ElementType;
 use crate::model::{Model, ValueInfo};
+use crate::survey::Survey;
 
 /// Cuts out what `outputs` need, taking `inputs` as given; graph inputs that are still needed
 /// stay inputs.

@@ -4,9 +4,9 @@
 //! constants; a head in parts is found part by part.  Knows nothing of what is done to it.
 
 use super::patch::Patch;
-use super::survey::Survey;
 use crate::check::label;
 use crate::model::{Initializer, Node};
+use crate::survey::Survey;
 
 /// Output that is taken for the head's when none is named.
 const LOGITS: &str = "logits";

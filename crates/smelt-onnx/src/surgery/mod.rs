@@ -17,7 +17,6 @@ mod quantise;
 mod quantize_head;
 mod set_batch;
 mod split_head;
-mod survey;
 mod to_opset;
 
 use std::path::{Path, PathBuf};

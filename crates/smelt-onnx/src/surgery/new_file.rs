@@ -1,7 +1,7 @@
 //! Lays tensors out in a data file that a patch makes: one after another, each on a page.
 
-use super::survey::free_location;
 use crate::model::{Data, Initializer, Model};
+use crate::survey::free_location;
 use crate::{ElementType, TENSOR_ALIGNMENT_BYTES};
 
 /// A data file under a name that no tensor of the model uses.

@@ -13,12 +13,12 @@ use std::path::{Component, Path, PathBuf};
 use super::externalize::{place_weights, weights};
 use super::patch::{ColumnCut, Making};
 use super::quantise::Quantisation;
-use super::survey::{free_location, tensors, tensors_mut};
 use super::{ApplyError, Consume};
 use crate::check;
 use crate::encode::WriteError;
 use crate::external::{DataError, TENSOR_ALIGNMENT_BYTES, place};
 use crate::model::{Data, Initializer, Model};
+use crate::survey::{free_location, tensors, tensors_mut};
 
 /// Bytes no tensor refers to that a copied data file may keep; with more, only its tensors
 /// are copied.

@@ -11,9 +11,9 @@ use super::head::{self, Weight};
 use super::new_file::NewFile;
 use super::patch::{Making, Patch};
 use super::quantise::{Quantisation, ROW_BYTES_MAX};
-use super::survey::Survey;
 use crate::ElementType;
 use crate::model::{Attribute, Initializer, Model, Node};
+use crate::survey::Survey;
 
 /// First operator set whose DequantizeLinear has an axis.
 const OPSET_AXIS: i64 = 13;

@@ -8,10 +8,10 @@
 use super::head::{self, Weight};
 use super::new_file::NewFile;
 use super::patch::{ColumnCut, Making, Patch};
-use super::survey::Survey;
 use super::{Parts, RuleError};
 use crate::TENSOR_ALIGNMENT_BYTES;
 use crate::model::{Attribute, AttributeValue, Data, Initializer, Model, Node};
+use crate::survey::Survey;
 
 /// Most parts of a head: each is a node, and more than this serves no memory pool.
 pub const PARTS_MAX: usize = 256;

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::RuleError;
 use super::patch::Patch;
-use super::survey::Survey;
 use crate::ElementType;
 use crate::check::label;
 use crate::model::{AttributeValue, Data, Graph, Initializer, Model, Node, ValueInfo};
+use crate::survey::Survey;
 use steps::Step;
 
 /// Oldest operator set that models are converted to: the first with LayerNormalization.
@@ -86,7 +86,7 @@ fn no_nibbles(graph: &Graph) -> Result<(), String> {
     let refuse = |name: &str| Err(format!("{name:?} has 4-bit numbers, which begin with set 21"));
     let is_nibble = |dtype: ElementType| dtype.bits() == 4;
     let mut found = None;
-    super::survey::tensors(graph, &mut |tensor| {
+    crate::survey::tensors(graph, &mut |tensor| {
         if is_nibble(tensor.dtype) {
             found.get_or_insert_with(|| tensor.name.clone());
         }
