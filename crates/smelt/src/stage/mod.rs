@@ -6,6 +6,7 @@ mod request;
 mod work;
 
 mod deployment;
+mod surgery;
 mod verify;
 
 use std::io::{self, Read};
