@@ -103,7 +103,7 @@ rule = "externalize"
         row.map_or(0, |row| row["count"].as_u64().unwrap())
     };
     assert!(count("mixed", "Cast") > count("vision-onnx", "Cast"));
-    assert_eq!(inspect("vision-onnx")["inputs"][0]["dims"][0], json!("batch"));
+    assert_eq!(inspect("vision-onnx")["inputs"][0]["dims"][0], json!("tiles"));
     assert_eq!(inspect("one")["inputs"][0]["dims"][0], json!("1"));
     assert_eq!(count("rounded", "DequantizeLinear"), 1);
     let inputs = |stage: &str| inspect(stage)["inputs"].as_array().unwrap().len();

@@ -20,7 +20,7 @@ const IR_VERSION_MAX: i64 = 10;
 /// an 8 GB board 622 MB fail and half of it builds.
 const PRODUCT_BYTES_MAX: usize = 320 << 20;
 
-pub(super) const RULES: [TargetRule; 14] = [
+pub(super) const RULES: [TargetRule; 15] = [
     TargetRule { name: "opset", judge: opset },
     TargetRule { name: "ir-version", judge: ir_version },
     TargetRule { name: "domain", judge: domain },
@@ -33,6 +33,7 @@ pub(super) const RULES: [TargetRule; 14] = [
     TargetRule { name: "resize", judge: resize },
     TargetRule { name: "dynamic-dims", judge: dynamic_dims },
     TargetRule { name: "f16-range", judge: f16_range },
+    TargetRule { name: "attention-scale", judge: attention_scale },
     TargetRule { name: "large-product", judge: large_product },
     TargetRule { name: "weight-range", judge: finite::weight_range },
 ];
@@ -356,6 +357,51 @@ fn f16_range(subject: &Subject<'_>, found: &mut Found) -> Judged {
         }
     }
     Ok(())
+}
+
+/// Queries and keys both scaled by a root, as torch writes attention, were fused wrongly, in f32
+/// too (TensorRT#4333, #4328); one scale on the queries is what the fused kernel expects.
+fn attention_scale(subject: &Subject<'_>, found: &mut Found) -> Judged {
+    let graph = &subject.model.graph;
+    for node in graph.nodes.iter().filter(|node| node.op == "Softmax") {
+        let scores = node.inputs.first().and_then(|name| product_behind(subject, name));
+        let Some(scores) = scores else { continue };
+        if scores.inputs.iter().all(|name| is_scaled(subject, name)) {
+            let what = "queries and keys are both scaled, which is fused wrongly";
+            found.warning(label(scores), what, "scale the queries alone, by the whole factor");
+        }
+    }
+    Ok(())
+}
+
+/// The MatMul that gives the scores `value`, perhaps under a mask.
+fn product_behind<'m>(subject: &Subject<'m>, value: &str) -> Option<&'m Node> {
+    let node = given_by(subject, value)?;
+    match node.op.as_str() {
+        "MatMul" => Some(node),
+        "Add" => node
+            .inputs
+            .iter()
+            .find_map(|name| given_by(subject, name).filter(|node| node.op == "MatMul")),
+        _ => None,
+    }
+}
+
+/// Whether `value` is a product with a constant of one number, perhaps turned.
+fn is_scaled(subject: &Subject<'_>, value: &str) -> bool {
+    let Some(node) = given_by(subject, value) else { return false };
+    let is_number = |name: &String| {
+        subject.survey.constant(name).is_some_and(|t| t.dims.iter().product::<usize>() == 1)
+    };
+    match node.op.as_str() {
+        "Transpose" => node.inputs.first().is_some_and(|name| is_scaled(subject, name)),
+        "Mul" => node.inputs.iter().any(is_number),
+        _ => false,
+    }
+}
+
+fn given_by<'m>(subject: &Subject<'m>, value: &str) -> Option<&'m Node> {
+    subject.survey.producer(value).map(|at| &subject.model.graph.nodes[at])
 }
 
 fn large_product(subject: &Subject<'_>, found: &mut Found) -> Judged {

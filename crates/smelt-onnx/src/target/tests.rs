@@ -295,6 +295,28 @@ fn ranges_of_numbers() {
 }
 
 #[test]
+fn attention_scaled_on_both_sides() {
+    let attend = |both: bool| {
+        move |w: &mut World| {
+            w.inline("root", F32, &[], 0.5f32.to_le_bytes().to_vec());
+            let keys = if both { "keys.scaled" } else { "product" };
+            w.model.graph.nodes.extend([
+                node("Mul", &["normal", "root"], "queries", &[]),
+                node("Mul", &["product", "root"], "keys.scaled", &[]),
+                node("Transpose", &[keys], "turned", &[]),
+                node("MatMul", &["queries", "turned"], "scores", &[]),
+                node("Add", &["scores", "root"], "masked", &[]),
+                node("Softmax", &["masked"], "chances", &[]),
+            ]);
+        }
+    };
+    warning(attend(true), "attention-scale", "MatMul node \"SCORES\"", "both scaled");
+    let mut once = world();
+    attend(false)(&mut once);
+    assert_eq!(findings(&once.model, &once.path(), Target::TensorRt10_3).unwrap(), []);
+}
+
+#[test]
 fn products_that_are_one_large_request() {
     let large = |w: &mut World| {
         // Codes of no byte's value matter here, so the range is of zeros, and sparse.
