@@ -18,6 +18,7 @@ pub mod reference;
 pub mod safetensors;
 pub mod synthetic;
 
+mod foreign;
 mod scheme;
 
 #[cfg(test)]
