@@ -6,12 +6,15 @@
 //! Knows nothing of tensor files or of what else a model has.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::config::{ConfigProblem, List, Scope};
 
 mod qwen2;
 mod qwen3;
+mod sections;
+
+pub use sections::Sections;
 
 /// Where a model keeps its decoder's tensors.
 const PREFIX: &str = "language_model.model";
@@ -98,16 +101,6 @@ pub struct Rope {
     pub sections: Option<Sections>,
 }
 
-/// The share of time, height and width in the frequencies of a head (M-RoPE).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sections {
-    /// Frequencies of time, height and width; together half of `head_dim`.
-    pub sizes: [usize; 3],
-    /// Whether the three take turns instead of lying one after another: frequency `3k + 1` is
-    /// height and `3k + 2` width below three times their size, all others time.
-    pub is_interleaved: bool,
-}
-
 impl Decoder {
     /// Rows of the key or the value projection.
     pub fn kv_width(&self) -> usize {
@@ -186,6 +179,8 @@ pub(crate) struct Fields {
 struct RopeParameters {
     rope_theta: Option<f64>,
     rope_type: Option<String>,
+    mrope_section: Option<Value>,
+    mrope_interleaved: Option<bool>,
 }
 
 /// What configurations leave out when it is this, in both families.
@@ -203,17 +198,18 @@ impl Fields {
         let heads = scope.size("num_attention_heads", self.num_attention_heads)?;
         let own_dim = self.head_dim.or(family.head_dim_default);
         let positions = self.max_position_embeddings.unwrap_or(MAX_POSITIONS_DEFAULT);
+        let head_dim = scope.size("head_dim", own_dim.unwrap_or(hidden / heads))?;
         let decoder = Decoder {
             family,
             hidden,
             layers: scope.layers("num_hidden_layers", self.num_hidden_layers)?,
             heads,
             kv_heads: scope.size("num_key_value_heads", self.num_key_value_heads)?,
-            head_dim: scope.size("head_dim", own_dim.unwrap_or(hidden / heads))?,
+            head_dim,
             intermediate: scope.size("intermediate_size", self.intermediate_size)?,
             vocab: scope.size("vocab_size", self.vocab_size)?,
             eps: scope.epsilon("rms_norm_eps", self.rms_norm_eps)?,
-            rope: Rope { theta: self.rope_theta()?, sections: None },
+            rope: Rope { theta: self.rope_theta()?, sections: self.sections(head_dim, scope)? },
             max_positions: scope.size("max_position_embeddings", positions)?,
             deepstack: 0,
         };
@@ -247,8 +243,8 @@ impl Fields {
     /// Dynamic scaling leaves every position below `max_position_embeddings` as it is, so it is the
     /// one kind that needs no arithmetic of its own.
     fn check_rope_scaling(&self, scope: Scope) -> Result<(), ConfigProblem> {
-        const PLAIN: [&str; 2] = ["default", "dynamic"];
-        const SUPPORTED: &str = "null, \"default\" or \"dynamic\"";
+        const PLAIN: [&str; 3] = ["default", "dynamic", "mrope"];
+        const SUPPORTED: &str = "null, \"default\", \"dynamic\" or \"mrope\"";
         if let Some(kind) = self.rope_parameters.as_ref().and_then(|rope| rope.rope_type.as_ref()) {
             let plain = PLAIN.contains(&kind.as_str());
             scope.only("rope_parameters.rope_type", kind, SUPPORTED, plain)?;
@@ -259,6 +255,17 @@ impl Fields {
         let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str);
         let plain = kind.is_some_and(|kind| PLAIN.contains(&kind));
         scope.only("rope_scaling", scaling, SUPPORTED, plain)
+    }
+
+    /// The sections of whichever object has them.
+    fn sections(&self, head_dim: usize, scope: Scope) -> Result<Option<Sections>, ConfigProblem> {
+        let newer = self.rope_parameters.as_ref().and_then(|rope| {
+            let section = rope.mrope_section.as_ref()?;
+            let is_interleaved = rope.mrope_interleaved.unwrap_or(false);
+            Some(json!({ "mrope_section": section, "mrope_interleaved": is_interleaved }))
+        });
+        let scaling = newer.as_ref().or(self.rope_scaling.as_ref()).unwrap_or(&Value::Null);
+        Sections::read(scaling, head_dim / 2, scope)
     }
 
     fn rope_theta(&self) -> Result<f64, ConfigProblem> {
