@@ -11,6 +11,8 @@ pub mod dtype;
 pub mod export;
 pub mod families;
 pub mod grid;
+#[cfg(test)]
+mod golden;
 pub mod model;
 pub mod places;
 pub mod quantize;

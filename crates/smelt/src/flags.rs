@@ -23,7 +23,7 @@ pub(crate) enum Subcommand {
     Out(OutFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
-    /// Write a checkpoint's vision tower as ONNX, in bounded memory
+    /// Write parts of a checkpoint as ONNX, in bounded memory
     Export(ExportFlags),
     /// Write a checkpoint's decoder with smaller weights, in bounded memory
     Quantize(QuantizeFlags),
@@ -116,6 +116,22 @@ pub(crate) struct ExportFlags {
     /// The type of the weights and of the arithmetic
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: FloatType,
+    /// How tokens enter the decoder; as ids where the model is text alone, else as embeddings
+    #[arg(long, value_enum)]
+    pub(crate) input: Option<TokenInput>,
+    /// Run the f32 reference first, record the largest activations in probe.json, and refuse f16
+    /// where one is beyond it
+    #[arg(long)]
+    pub(crate) probe: bool,
+}
+
+/// How tokens enter a decoder's graph.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum TokenInput {
+    /// input_ids
+    Ids,
+    /// inputs_embeds
+    Embeds,
 }
 
 /// A part of a model that becomes a graph of its own.
@@ -123,6 +139,10 @@ pub(crate) struct ExportFlags {
 pub(crate) enum Part {
     /// The vision tower with its projector
     Vision,
+    /// The decoder with its head, and its cache as inputs and outputs
+    Llm,
+    /// Every part there is, each in a directory of its name
+    All,
 }
 
 /// The float types, by the words used everywhere.

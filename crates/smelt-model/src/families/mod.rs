@@ -15,6 +15,7 @@ mod golden;
 pub mod internvl3;
 pub mod qwen2_5_vl;
 pub mod qwen3_vl;
+mod text;
 
 /// A `config.json`, as text (whose errors have a place) and as a tree.
 #[derive(Clone, Copy)]
@@ -43,7 +44,8 @@ struct Family {
     read: fn(Config<'_>) -> Result<Model, ConfigProblem>,
 }
 
-const ALL: [Family; 4] = [internvl3::ORIGINAL, internvl3::HF, qwen2_5_vl::FAMILY, qwen3_vl::FAMILY];
+const ALL: [Family; 5] =
+    [internvl3::ORIGINAL, internvl3::HF, qwen2_5_vl::FAMILY, qwen3_vl::FAMILY, text::TEXT];
 
 /// The model that the text of a configuration describes.
 pub(crate) fn read(text: &str) -> Result<Model, ConfigProblem> {

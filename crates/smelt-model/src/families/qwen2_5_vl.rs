@@ -86,9 +86,9 @@ struct Fields {
     intermediate_size: usize,
     num_heads: usize,
     hidden_act: String,
-    /// The published name, and that of transformers.
-    #[serde(alias = "in_chans", default = "rgb")]
-    in_channels: usize,
+    /// The published name; transformers writes its own beside it.
+    in_chans: Option<usize>,
+    in_channels: Option<usize>,
     out_hidden_size: usize,
     patch_size: usize,
     spatial_merge_size: usize,
@@ -97,9 +97,8 @@ struct Fields {
     fullatt_block_indexes: Vec<usize>,
 }
 
-fn rgb() -> usize {
-    3
-}
+/// Colour channels where no field names them.
+const RGB: usize = 3;
 
 #[derive(Deserialize)]
 struct File {
@@ -132,7 +131,7 @@ fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {
         patch: VISION.size("patch_size", fields.patch_size)?,
         merge: VISION.size("spatial_merge_size", fields.spatial_merge_size)?,
         frames: VISION.size("temporal_patch_size", fields.temporal_patch_size)?,
-        channels: VISION.size("in_channels", fields.in_channels)?,
+        channels: VISION.size("in_chans", fields.in_chans.or(fields.in_channels).unwrap_or(RGB))?,
     };
     let tower = Tower {
         patching,

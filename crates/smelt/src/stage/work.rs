@@ -6,12 +6,15 @@
 
 use smelt_engine::{llm, vision};
 use smelt_model::dtype::Dtype;
+use smelt_model::export::LlmInput;
+use smelt_model::model::Part;
 use smelt_model::quantize::Scheme;
-use smelt_model::{export, quantize, synthetic};
+use smelt_model::{quantize, synthetic};
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
 use super::{deployment, verify};
+use crate::commands::export::Order;
 use crate::exit::{Exit, Failed};
 
 pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
@@ -43,7 +46,14 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
         "bf16" => Dtype::BF16,
         _ => Dtype::F32,
     };
-    export::vision(&checkpoint, dtype, &request.out, &mut say).map_err(Failed::model)
+    let input = match request.word("input") {
+        Ok("ids") => Some(LlmInput::Ids),
+        Ok(_) => Some(LlmInput::Embeds),
+        Err(_) => None,
+    };
+    let order = Order { dtype, input, probe: request.flag("probe") };
+    let part = if request.word("part")? == "llm" { Part::Llm } else { Part::Vision };
+    order.fill(&checkpoint, part, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn quantize(request: &Request) -> Result<(), Failed> {
