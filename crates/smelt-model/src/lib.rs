@@ -10,9 +10,9 @@ pub mod decoder;
 pub mod dtype;
 pub mod export;
 pub mod families;
-pub mod grid;
 #[cfg(test)]
 mod golden;
+pub mod grid;
 pub mod model;
 pub mod places;
 pub mod quantize;

@@ -225,12 +225,7 @@ impl Fields {
         scope.only("mlp_bias", self.mlp_bias, "false", !self.mlp_bias)
     }
 
-    fn rope(
-        &self,
-        family: &Family,
-        head_dim: usize,
-        scope: Scope,
-    ) -> Result<Rope, ConfigProblem> {
+    fn rope(&self, family: &Family, head_dim: usize, scope: Scope) -> Result<Rope, ConfigProblem> {
         let fields = RopeFields {
             theta: self.rope_theta,
             theta_default: family.rope_theta_default,
