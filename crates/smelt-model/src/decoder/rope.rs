@@ -165,7 +165,7 @@ fn scaling(
     value: Option<&Value>,
     scope: Scope,
 ) -> Result<Option<Llama3>, ConfigProblem> {
-    const SUPPORTED: &str = "null, \"default\", \"dynamic\", \"mrope\" or \"llama3\"";
+    const SUPPORTED: &str = "null, \"mrope\", \"default\", \"dynamic\" or \"llama3\"";
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
     let kind = value.get("rope_type").or_else(|| value.get("type"));
     let is_newer = field == "rope_parameters";

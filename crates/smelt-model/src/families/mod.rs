@@ -13,6 +13,8 @@ use crate::model::Model;
 #[cfg(test)]
 mod golden;
 pub mod internvl3;
+#[cfg(test)]
+mod layout_tests;
 pub mod qwen2_5_vl;
 pub mod qwen3_vl;
 mod text;

@@ -48,6 +48,12 @@ impl Request {
         self.params.get(name).and_then(Value::as_bool).unwrap_or(false)
     }
 
+    /// A param that the plan has checked to be a list of texts; absent is empty.
+    pub(crate) fn texts(&self, name: &str) -> impl Iterator<Item = &str> {
+        let list = self.params.get(name).and_then(Value::as_array);
+        list.into_iter().flatten().filter_map(Value::as_str)
+    }
+
     /// The directory of an edge.
     pub(crate) fn input(&self, field: &str) -> Result<&Path, Failed> {
         self.optional_input(field)
