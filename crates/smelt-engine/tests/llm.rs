@@ -315,3 +315,15 @@ fn a_vision_engine_does_not_open_as_a_language_model_and_back() {
     let error = LlmEngine::open(&built("checkpoint")).unwrap_err().to_string();
     assert!(error.contains("cannot read") && error.contains("engine.json"), "{error}");
 }
+
+#[test]
+fn decoders_of_three_positions_a_token_are_refused() {
+    for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden");
+        let checkpoint = Checkpoint::open(&root.join(name).join("checkpoint")).unwrap();
+        let dir = TempDir::new().unwrap();
+        let error = llm::build(&checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap_err();
+        assert!(error.to_string().contains("three positions a token (M-RoPE)"), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

@@ -290,7 +290,7 @@ impl Checkpoint {
     pub fn internvl3(&self) -> Result<&InternVl3, CheckpointError> {
         match &self.model.vision {
             Some(Vision::InternVit(tower)) => Ok(tower),
-            None => Err(self.no_part(Part::Vision)),
+            _ => Err(self.no_part(Part::Vision)),
         }
     }
 

@@ -79,6 +79,22 @@ impl Golden {
         Tensor::from_bytes(dtype, &tensor.shape, &bytes).unwrap()
     }
 
+    /// The image token and the tokens of the first prompt of `prompts.json`, that of case `llm`.
+    pub(crate) fn prompt(&self) -> (u32, Vec<u32>) {
+        #[derive(serde::Deserialize)]
+        struct Prompts {
+            image_token: u32,
+            prompts: Vec<Prompt>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Prompt {
+            ids: Vec<u32>,
+        }
+        let text = std::fs::read_to_string(self.dir.join("prompts.json")).unwrap();
+        let mut all: Prompts = serde_json::from_str(&text).unwrap();
+        (all.image_token, all.prompts.swap_remove(0).ids)
+    }
+
     /// The first sequence, prompt and step together: tokens, and logits at every position.
     pub(crate) fn first_sequence(&self) -> (Vec<u32>, Vec<f32>) {
         let (mut ids, mut logits) = (Vec::new(), Vec::new());
@@ -94,4 +110,21 @@ impl Golden {
         }
         (ids, logits)
     }
+}
+
+/// Demands that no value of `found` is off by more than `bound` times the largest expected.
+#[track_caller]
+pub(crate) fn check_close(what: &str, found: &Tensor, expect: &Tensor, bound: f64) {
+    assert_eq!(found.dims(), expect.dims(), "{what}");
+    check_values(what, found.as_floats().unwrap(), expect.as_floats().unwrap(), bound);
+}
+
+/// [`check_close`] of values alone.
+#[track_caller]
+pub(crate) fn check_values(what: &str, found: &[f64], expect: &[f64], bound: f64) {
+    assert_eq!(found.len(), expect.len(), "{what}");
+    let scale = expect.iter().fold(0.0, |scale: f64, x| scale.max(x.abs()));
+    let pairs = found.iter().zip(expect);
+    let error = pairs.fold(0.0, |error: f64, (f, e)| error.max((f - e).abs()));
+    assert!(error <= bound * scale, "{what} is off by {:e} of scale", error / scale);
 }

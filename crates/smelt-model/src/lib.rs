@@ -12,7 +12,9 @@ pub mod export;
 pub mod families;
 #[cfg(test)]
 mod golden;
+pub mod grid;
 pub mod model;
+pub mod places;
 pub mod quantize;
 pub mod reference;
 pub mod safetensors;

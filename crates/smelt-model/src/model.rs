@@ -8,7 +8,8 @@ use std::path::Path;
 
 use crate::config::{ConfigError, List};
 use crate::decoder::Decoder;
-use crate::families::{self, internvl3::InternVl3};
+use crate::families::internvl3::InternVl3;
+use crate::families::{self, qwen2_5_vl, qwen3_vl};
 
 /// A part of a model that has tensors of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,21 @@ impl Part {
 pub enum Vision {
     /// InternViT, pixel shuffle and projector.
     InternVit(InternVl3),
+    /// The tower of Qwen2.5-VL.
+    Qwen25(qwen2_5_vl::Tower),
+    /// The tower of Qwen3-VL.
+    Qwen3(qwen3_vl::Tower),
+}
+
+impl Vision {
+    /// Every tensor, input to output.
+    fn list(&self, list: &mut List) {
+        match self {
+            Self::InternVit(tower) => tower.list(list),
+            Self::Qwen25(tower) => tower.list(list),
+            Self::Qwen3(tower) => tower.list(list),
+        }
+    }
 }
 
 /// How the files of a checkpoint name the tensors of a model.
@@ -94,7 +110,7 @@ impl Model {
         let mut list = List::default();
         for part in parts {
             match (part, &self.vision, &self.llm) {
-                (Part::Vision, Some(Vision::InternVit(tower)), _) => tower.list(&mut list),
+                (Part::Vision, Some(vision), _) => vision.list(&mut list),
                 (Part::Llm, _, Some(llm)) => llm.list(&mut list),
                 (Part::Head, _, Some(llm)) => llm.list_head(&mut list),
                 _ => {}

@@ -5,6 +5,7 @@
 //! the operator, a count.  Knows nothing of where weights lie.
 
 mod language;
+mod vision;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;

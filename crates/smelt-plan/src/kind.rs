@@ -100,6 +100,7 @@ const ONNX_EXPORT: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
     field("part", Takes::Choice(&["vision", "llm"]), Absent::Word("vision")),
     field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
+    field("grids", Takes::Texts, Absent::Nothing),
     field("input", Takes::Choice(&["ids", "embeds"]), Absent::Nothing),
     field("probe", Takes::Flag, Absent::Nothing),
 ];

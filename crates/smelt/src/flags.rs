@@ -120,6 +120,10 @@ pub(crate) struct ExportFlags {
     /// The type of the weights and of the arithmetic
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: FloatType,
+    /// A size of pictures, for a vision tower that takes any (Qwen-VL): one graph for each (may be
+    /// given several times; a square and two oblong ones of some 250 tokens if never)
+    #[arg(long = "grid", value_name = "HEIGHTxWIDTH")]
+    pub(crate) grids: Vec<smelt_model::grid::Grid>,
     /// How tokens enter the decoder; as ids where the model is text alone, else as embeddings
     #[arg(long, value_enum)]
     pub(crate) input: Option<TokenInput>,

@@ -409,6 +409,45 @@ probe = true
 }
 
 #[test]
+fn towers_over_grids_are_exported_by_stage_and_by_command_alike() {
+    let pipeline = r#"
+smelt = 1
+name = "grids"
+[stage.checkpoint]
+kind = "source"
+from = "path:checkpoint"
+[stage.vision-onnx]
+kind = "onnx-export"
+checkpoint = "checkpoint"
+dtype = "f16"
+grids = ["32x32", "24x40"]
+"#;
+    let world = World::new(pipeline);
+    copy(&data("golden/qwen3_vl-tiny/checkpoint"), &world.path("checkpoint"));
+    world.run(&[]);
+    let export = |more: &[&str]| {
+        let arguments = ["export", "checkpoint", "--part", "vision", "--dtype", "f16", "--out"];
+        world.smelt(&[&arguments[..], &["made"], more].concat())
+    };
+    let ended = export(&["--grid", "32x32", "--grid", "24x40"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for file in ["grid-32x32.onnx", "grid-24x40.onnx", "model.onnx.data", "grids.json"] {
+        let same = fs::read(world.out("vision-onnx").join(file)).unwrap();
+        assert!(fs::read(world.path("made").join(file)).unwrap() == same, "{file}");
+    }
+    fs::remove_dir_all(world.path("made")).unwrap();
+    for (grid, code, words) in [
+        ("32x36", 4, "grid 32x36: both sides must be multiples of 8"),
+        ("32", 2, "grid \"32\" is not HEIGHTxWIDTH in pixels"),
+    ] {
+        let ended = export(&["--grid", grid]);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+        assert!(!world.path("made").exists());
+    }
+}
+
+#[test]
 fn every_part_there_is_goes_to_a_directory_of_its_name() {
     let world = demo();
     world.run(&["--only", "checkpoint"]);

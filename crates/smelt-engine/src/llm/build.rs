@@ -29,6 +29,15 @@ pub enum BuildError {
         /// What is wrong with them.
         problem: String,
     },
+    /// The decoder turns queries and keys by three positions a token.
+    #[error(
+        "{}: the native engine does not build decoders of three positions a token (M-RoPE); export this one with part = \"llm\"",
+        dir.display()
+    )]
+    Places {
+        /// The checkpoint.
+        dir: PathBuf,
+    },
     /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -69,6 +78,9 @@ pub fn build(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
     let llm = checkpoint.decoder()?;
+    if llm.rope.sections.is_some() {
+        return Err(BuildError::Places { dir: checkpoint.dir().to_owned() });
+    }
     check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;

@@ -187,17 +187,18 @@ impl Fields {
         let heads = scope.size("num_attention_heads", self.num_attention_heads)?;
         let own_dim = self.head_dim.or(family.head_dim_default);
         let positions = self.max_position_embeddings.unwrap_or(family.max_positions_default);
+        let head_dim = scope.size("head_dim", own_dim.unwrap_or(hidden / heads))?;
         let decoder = Decoder {
             family,
             hidden,
             layers: scope.layers("num_hidden_layers", self.num_hidden_layers)?,
             heads,
             kv_heads: scope.size("num_key_value_heads", self.num_key_value_heads)?,
-            head_dim: scope.size("head_dim", own_dim.unwrap_or(hidden / heads))?,
+            head_dim,
             intermediate: scope.size("intermediate_size", self.intermediate_size)?,
             vocab: scope.size("vocab_size", self.vocab_size)?,
             eps: scope.epsilon("rms_norm_eps", self.rms_norm_eps)?,
-            rope: self.rope(family, scope)?,
+            rope: self.rope(family, head_dim, scope)?,
             max_positions: scope.size("max_position_embeddings", positions)?,
             deepstack: 0,
         };
@@ -224,13 +225,13 @@ impl Fields {
         scope.only("mlp_bias", self.mlp_bias, "false", !self.mlp_bias)
     }
 
-    fn rope(&self, family: &Family, scope: Scope) -> Result<Rope, ConfigProblem> {
+    fn rope(&self, family: &Family, head_dim: usize, scope: Scope) -> Result<Rope, ConfigProblem> {
         let fields = RopeFields {
             theta: self.rope_theta,
             theta_default: family.rope_theta_default,
             scaling: self.rope_scaling.as_ref(),
             parameters: self.rope_parameters.as_ref(),
         };
-        fields.rope(scope)
+        fields.rope(head_dim, scope)
     }
 }

@@ -41,6 +41,31 @@ impl Sections {
         };
         (0..count).map(axis).collect()
     }
+
+    /// The sections that a scaling object names, of heads with `half` frequencies; nothing if it
+    /// names none.
+    fn read(
+        scaling: Option<&Value>,
+        half: usize,
+        scope: Scope,
+    ) -> Result<Option<Self>, ConfigProblem> {
+        let Some(list) = scaling.and_then(|scaling| scaling.get("mrope_section")) else {
+            return Ok(None);
+        };
+        let size = |value: &Value| value.as_u64().and_then(|size| usize::try_from(size).ok());
+        let sizes: Option<Vec<usize>> = list.as_array().and_then(|l| l.iter().map(size).collect());
+        let sizes = sizes.and_then(|sizes| <[usize; 3]>::try_from(sizes).ok());
+        let fits = |sizes: &[usize; 3]| {
+            sizes.iter().try_fold(0, |sum: usize, size| sum.checked_add(*size)) == Some(half)
+        };
+        let Some(sizes) = sizes.filter(fits) else {
+            let rule = "it must be three numbers whose sum is half of head_dim";
+            return scope.bad("mrope_section", list, rule);
+        };
+        let turns = scaling.and_then(|scaling| scaling.get("mrope_interleaved"));
+        let is_interleaved = turns.and_then(Value::as_bool).unwrap_or(false);
+        Ok(Some(Self { sizes, is_interleaved }))
+    }
 }
 
 /// The scaling of Llama 3.1 and later (`rope_type` `llama3`): slow frequencies are divided, fast
@@ -110,11 +135,14 @@ pub(super) struct RopeFields<'a> {
 }
 
 impl RopeFields<'_> {
-    pub(super) fn rope(&self, scope: Scope) -> Result<Rope, ConfigProblem> {
+    pub(super) fn rope(&self, head_dim: usize, scope: Scope) -> Result<Rope, ConfigProblem> {
         let older = scaling("rope_scaling", self.scaling, scope)?;
         let newer = scaling("rope_parameters", self.parameters, scope)?;
         let theta = self.theta(scope)?;
-        Ok(Rope { theta, scaling: older.or(newer), sections: None })
+        let older_sections = Sections::read(self.scaling, head_dim / 2, scope)?;
+        let newer_sections = Sections::read(self.parameters, head_dim / 2, scope)?;
+        let sections = older_sections.or(newer_sections);
+        Ok(Rope { theta, scaling: older.or(newer), sections })
     }
 
     fn theta(&self, scope: Scope) -> Result<f64, ConfigProblem> {
@@ -137,12 +165,12 @@ fn scaling(
     value: Option<&Value>,
     scope: Scope,
 ) -> Result<Option<Llama3>, ConfigProblem> {
-    const SUPPORTED: &str = "null, \"default\", \"dynamic\" or \"llama3\"";
+    const SUPPORTED: &str = "null, \"mrope\", \"default\", \"dynamic\" or \"llama3\"";
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
     let kind = value.get("rope_type").or_else(|| value.get("type"));
     let is_newer = field == "rope_parameters";
     match kind.and_then(Value::as_str) {
-        Some("default" | "dynamic") => Ok(None),
+        Some("default" | "dynamic" | "mrope") => Ok(None),
         None if kind.is_none() && is_newer => Ok(None),
         Some("llama3") => {
             let unreadable = |e| ConfigProblem::Unreadable(format!("{field} of type llama3: {e}"));
@@ -181,6 +209,21 @@ mod tests {
         let expect = [1.0, 0.079_403_01, 0.004_700_754, 0.000_911_583_1];
         for (found, expect) in rope.frequencies(16).into_iter().zip(expect) {
             assert!((found - expect).abs() < 1e-6 * expect, "{found} {expect}");
+        }
+    }
+
+    #[test]
+    fn sections_that_do_not_fill_a_head_are_refused() {
+        let read = |json: &str| {
+            let scaling: Value = serde_json::from_str(json).unwrap();
+            Sections::read(Some(&scaling), 8, Scope("text_config"))
+        };
+        assert_eq!(read("{}").unwrap(), None);
+        let plain = Sections { sizes: [2, 3, 3], is_interleaved: false };
+        assert_eq!(read(r#"{"mrope_section": [2, 3, 3]}"#).unwrap(), Some(plain));
+        for bad in ["[2, 3, 4]", "[8]", "[2, 3, -3]", "8", "[18446744073709551615, 2, 7]"] {
+            let error = read(&format!(r#"{{"mrope_section": {bad}}}"#)).unwrap_err().to_string();
+            assert!(error.contains("text_config.mrope_section is"), "{error}");
         }
     }
 

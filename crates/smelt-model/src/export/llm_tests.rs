@@ -11,7 +11,7 @@ use super::{ExportError, LlmInput, llm, probe};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::EMBEDDING;
 use crate::dtype::Dtype;
-use crate::golden::{Golden, TEXT, Tensors};
+use crate::golden::{Golden, TEXT, Tensors, check_values};
 use crate::model::Part;
 use crate::quantize::{Scheme, quantize};
 
@@ -79,15 +79,6 @@ fn attended(name: &str, tensor: &Tensor, mask: &Tensor) -> Vec<f64> {
     of_tokens.flat_map(|(_, values)| values.to_vec()).collect()
 }
 
-#[track_caller]
-fn check_close(what: &str, found: &[f64], expect: &[f64], bound: f64) {
-    assert_eq!(found.len(), expect.len(), "{what}");
-    let scale = expect.iter().fold(0.0, |scale: f64, x| scale.max(x.abs()));
-    let pairs = found.iter().zip(expect);
-    let error = pairs.fold(0.0, |error: f64, (f, e)| error.max((f - e).abs()));
-    assert!(error <= bound * scale, "{what} is off by {:e} of scale", error / scale);
-}
-
 /// Every case of the golden, evaluated; outputs the golden does not have are not looked at.
 #[track_caller]
 fn check(name: &str, dtype: Dtype, input: LlmInput, bound: f64) {
@@ -108,7 +99,7 @@ fn check(name: &str, dtype: Dtype, input: LlmInput, bound: f64) {
                 assert_eq!(found.dims(), expect.dims(), "{what}");
                 let [found, expect] =
                     [found, expect].map(|t| attended(&info.name, t, &given["attention_mask"]));
-                check_close(&what, &found, &expect, bound);
+                check_values(&what, &found, &expect, bound);
             }
         }
     }
@@ -125,6 +116,15 @@ fn prompts_and_steps_give_the_logits_and_caches_of_transformers() {
 fn embeddings_may_come_from_outside() {
     for name in ["qwen2-tiny", "qwen2_5-tiny"] {
         check(name, Dtype::F32, LlmInput::Embeds, F32);
+    }
+}
+
+#[test]
+fn tokens_of_three_positions_and_deepstack_give_the_logits_of_transformers() {
+    for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
+        check(name, Dtype::F32, LlmInput::Embeds, F32);
+        check(name, Dtype::F16, LlmInput::Embeds, F16);
+        check(name, Dtype::BF16, LlmInput::Embeds, BF16);
     }
 }
 

@@ -4,10 +4,16 @@
 //! same bytes on every machine.  Weights pass through in blocks; the graph is written by hand,
 //! not traced, so nothing is executed.  Knows nothing of engines.
 
+#[cfg(test)]
+mod grid_tests;
+mod grids;
 mod llm;
 #[cfg(test)]
 mod llm_tests;
+mod patches;
 pub mod probe;
+mod qwen2_5_vl;
+mod qwen3_vl;
 #[cfg(test)]
 mod tests;
 mod vision;
@@ -23,9 +29,17 @@ use smelt_onnx::{
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::dtype::Dtype;
+use crate::grid::{Grid, GridError};
 use crate::model::{Model as Description, Part};
 use crate::reference::ReferenceError;
+use grids::GridTower;
 use weights::WeightStream;
+
+pub use grids::GRIDS_FILE;
+
+/// What is added to the score of what must not be seen: no exponential is left of it beside any score
+/// a model gives, and f16 holds it together with them.
+const HIDDEN_SCORE: f32 = -30_000.0;
 
 /// Why a checkpoint could not be exported.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +56,23 @@ pub enum ExportError {
     NoVision {
         /// The checkpoint.
         dir: PathBuf,
+    },
+    /// The grids asked for do not fit the tower.
+    #[error(transparent)]
+    Grid(#[from] GridError),
+    /// The tower takes pictures of one size.
+    #[error("the vision tower of {family} takes pictures of one size; leave the grids out")]
+    NoGrids {
+        /// The model's family.
+        family: &'static str,
+    },
+    /// The list of grids cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// Graphs compute in floats.
     #[error("cannot export a graph in {dtype}; use f32, f16 or bf16")]
@@ -101,10 +132,11 @@ pub enum ExportError {
     Unsound(#[from] CheckError),
 }
 
-/// Exports the vision tower, pixel shuffle and projector of `checkpoint` to `out_dir`.
+/// Exports the vision tower of `checkpoint` with what leads to the language model to `out_dir`.
 ///
-/// The model maps `pixel_values` [tiles, channels, side, side] to `image_embeds`
-/// [tiles, tokens, hidden], both of type `dtype`; `progress` is told each weight.
+/// InternVL's model maps `pixel_values` [tiles, channels, side, side] to `image_embeds`
+/// [tiles, tokens, hidden].  Those of Qwen-VL are exported for a usual list of grids, see
+/// [`vision_on`].  All is of type `dtype`; `progress` is told each weight.
 ///
 /// # Errors
 /// When `dtype` is no float the graph can have, a weight does not fit it, or a file cannot be
@@ -115,11 +147,38 @@ pub fn vision(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
-    let tower = checkpoint.internvl3()?;
-    if !checkpoint.has(Part::Vision) {
+    vision_on(checkpoint, &[], dtype, out_dir, progress)
+}
+
+/// [`vision`] for pictures of the sizes `grids`, of a tower that takes any (Qwen2.5-VL, Qwen3-VL).
+///
+/// For each grid there is a model that maps `pixel_values` [patches, values], flattened as the
+/// family's image processor does, to `image_embeds` [tokens, hidden] and, where the family has
+/// them, `deepstack_{i}` of the same shape.  One grid makes `model.onnx`, several make
+/// `grid-HEIGHTxWIDTH.onnx` each over one `model.onnx.data`; [`GRIDS_FILE`] lists them.
+///
+/// # Errors
+/// Those of [`vision`], and [`ExportError::Grid`] or [`ExportError::NoGrids`] when the grids do not
+/// fit the tower.
+pub fn vision_on(
+    checkpoint: &Checkpoint,
+    grids: &[Grid],
+    dtype: Dtype,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), ExportError> {
+    let model = checkpoint.model();
+    if model.vision.is_some() && !checkpoint.has(Part::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
-    let weights = vision::weights(checkpoint.model());
+    if let Some(tower) = model.vision.as_ref().and_then(GridTower::of) {
+        return grids::export(checkpoint, tower, grids, dtype, out_dir, progress);
+    }
+    let tower = checkpoint.internvl3()?;
+    if !grids.is_empty() {
+        return Err(ExportError::NoGrids { family: model.family });
+    }
+    let weights = vision::weights(model);
     write(checkpoint, dtype, &weights, out_dir, progress, |element_type, initializers| {
         vision::graph(tower, element_type, initializers)
     })

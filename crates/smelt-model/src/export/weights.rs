@@ -98,6 +98,57 @@ impl<'a> WeightStream<'a> {
     }
 }
 
+/// Tables that the exporter makes itself.
+impl<'a> WeightStream<'a> {
+    /// The checkpoint the weights come from.
+    pub(super) fn checkpoint(&self) -> &'a Checkpoint {
+        self.checkpoint
+    }
+
+    /// Stores a table of floats in the type of the graph.
+    pub(super) fn constant(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        values: &[f32],
+    ) -> Result<Initializer, ExportError> {
+        let mut tensor = self.file.tensor(name, self.element_type, dims)?;
+        for block in values.chunks(BLOCK_ELEMENTS) {
+            let rounded = self.rounder.round(block, self.element_type);
+            tensor.write(rounded.map_err(|value| beyond_f16(name, value))?)?;
+        }
+        Ok(tensor.finish()?)
+    }
+
+    /// Stores a table of floats whose rows are made one at a time, the same way.
+    pub(super) fn rows(
+        &mut self,
+        name: &str,
+        dims: &[usize; 2],
+        mut row: impl FnMut(usize, &mut Vec<f32>) -> Result<(), ExportError>,
+    ) -> Result<Initializer, ExportError> {
+        let mut tensor = self.file.tensor(name, self.element_type, dims)?;
+        for index in 0..dims[0] {
+            row(index, &mut self.floats)?;
+            let rounded = self.rounder.round(&self.floats, self.element_type);
+            tensor.write(rounded.map_err(|value| beyond_f16(name, value))?)?;
+        }
+        Ok(tensor.finish()?)
+    }
+
+    /// Stores a list of integers.
+    pub(super) fn integers(
+        &mut self,
+        name: &str,
+        values: &[i64],
+    ) -> Result<Initializer, ExportError> {
+        let mut tensor = self.file.tensor(name, ElementType::I64, &[values.len()])?;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        tensor.write(&bytes)?;
+        Ok(tensor.finish()?)
+    }
+}
+
 fn beyond_f16(name: &str, value: f32) -> ExportError {
     ExportError::BeyondF16 { tensor: name.to_owned(), value }
 }

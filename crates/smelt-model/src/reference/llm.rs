@@ -8,15 +8,10 @@ use std::ops::Range;
 use super::attention::{Heads, Projection, attend};
 use super::pointwise::{rms_norm, rotate_half, silu};
 use super::stream::Stream;
-use super::{Effort, Image, ReferenceError, threads};
+use super::{Effort, Prompt, ReferenceError, threads};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::{Decoder, EMBEDDING, LM_HEAD};
-
-/// Tokens, some of which stand for image embeddings.
-pub(super) struct Prompt<'a> {
-    pub(super) tokens: &'a [u32],
-    pub(super) image: Option<Image<'a>>,
-}
+use crate::places::Place;
 
 /// See [`super::logits`].
 pub(super) fn logits(
@@ -43,10 +38,13 @@ pub(super) fn logits_of(
     for layer in 0..llm.layers {
         progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
         let name = format!("language_model.model.layers.{layer}");
-        attention(stream, llm, &name, &mut x)?;
+        attention(stream, llm, &name, prompt.places, &mut x)?;
         stream.note(&name, &x);
         mlp(stream, llm, &name, &mut x)?;
         stream.note(&name, &x);
+        if let Some(features) = prompt.deepstack.get(layer) {
+            add_features(prompt, features, llm.hidden, &mut x);
+        }
     }
     let mut asked = x[positions.start * llm.hidden..positions.end * llm.hidden].to_vec();
     drop(x);
@@ -68,7 +66,18 @@ fn check(
     if tokens.len() > llm.max_positions {
         return Err(ReferenceError::TooLong { tokens: tokens.len(), max: llm.max_positions });
     }
+    if let Some(places) = prompt.places.filter(|places| places.len() != tokens.len()) {
+        return Err(ReferenceError::Places { tokens: tokens.len(), found: places.len() });
+    }
     let Some(image) = prompt.image else { return Ok(()) };
+    if llm.rope.sections.is_some() && prompt.places.is_none() {
+        return Err(ReferenceError::Places { tokens: tokens.len(), found: 0 });
+    }
+    let wanted = vec![image.embeds.len(); llm.deepstack];
+    if prompt.deepstack.iter().map(Vec::len).ne(wanted) {
+        let (layers, values) = (llm.deepstack, image.embeds.len());
+        return Err(ReferenceError::Deepstack { layers, values });
+    }
     let count = tokens.iter().filter(|token| **token == image.token).count();
     if count * llm.hidden != image.embeds.len() {
         let (width, found) = (llm.hidden, image.embeds.len());
@@ -102,12 +111,23 @@ fn embed(
     Ok(x)
 }
 
+/// Adds the features of a tower's block to the rows of the tokens that stand for images.
+fn add_features(prompt: &Prompt<'_>, features: &[f32], hidden: usize, x: &mut [f32]) {
+    let image_token = prompt.image.map(|image| image.token);
+    let rows = x.chunks_mut(hidden).zip(prompt.tokens);
+    let rows = rows.filter(|(_, token)| image_token == Some(**token)).map(|(row, _)| row);
+    for (row, features) in rows.zip(features.chunks(hidden)) {
+        add(row, features);
+    }
+}
+
 /// `x += o(attend(rotate(q), rotate(k), v))` of the normed rows, q and k normed head by head before
 /// where the family does.
 fn attention(
     stream: &mut Stream<'_>,
     llm: &Decoder,
     name: &str,
+    places: Option<&[Place]>,
     x: &mut [f32],
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, llm, &format!("{name}.input_layernorm.weight"), x)?;
@@ -118,9 +138,8 @@ fn attention(
         rms_norm(&mut q, &stream.vector(&format!("{name}.self_attn.q_norm.weight"))?, llm.eps);
         rms_norm(&mut k, &stream.vector(&format!("{name}.self_attn.k_norm.weight"))?, llm.eps);
     }
-    let frequencies = llm.rope.frequencies(llm.head_dim);
-    rotate_half(&mut q, llm.q_width(), &frequencies);
-    rotate_half(&mut k, llm.kv_width(), &frequencies);
+    rotate(llm, places, &mut q, llm.q_width());
+    rotate(llm, places, &mut k, llm.kv_width());
     let heads =
         Heads { query: llm.heads, key_value: llm.kv_heads, width: llm.head_dim, causal: true };
     let project = |values, stride| Projection { values, stride };
@@ -129,6 +148,18 @@ fn attention(
     let attended = attend(all, x.len() / llm.hidden, heads, stream.effort.threads);
     add(x, &stream.product(&format!("{name}.self_attn.o_proj.weight"), &attended)?);
     Ok(())
+}
+
+/// Turns rows of `width` by their places, or by their positions where no places are given.
+fn rotate(llm: &Decoder, places: Option<&[Place]>, x: &mut [f32], width: usize) {
+    let frequencies = llm.rope.frequencies(llm.head_dim);
+    let axes = llm.rope.sections.map(|sections| sections.axes());
+    let place = |position: usize, pair: usize| match (places, &axes) {
+        (Some(places), Some(axes)) => places[position][axes[pair]] as f32,
+        _ => position as f32,
+    };
+    let angle = |position, pair: usize| place(position, pair) * frequencies[pair];
+    rotate_half(x, width, frequencies.len(), angle);
 }
 
 fn projected(

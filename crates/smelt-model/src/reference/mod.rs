@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::places::Place;
 
 pub mod compare;
 
@@ -72,6 +73,24 @@ pub enum ReferenceError {
         /// Tokens in the prompt.
         tokens: usize,
     },
+    /// There is not a place for every token.
+    #[error(
+        "the prompt has {tokens} tokens but {found} places; this model turns by three positions a token"
+    )]
+    Places {
+        /// Tokens in the prompt.
+        tokens: usize,
+        /// Places given.
+        found: usize,
+    },
+    /// The features of the tower's blocks are not those the decoder adds.
+    #[error("the decoder adds features after {layers} layers, each of {values} values")]
+    Deepstack {
+        /// Layers after which features are added.
+        layers: usize,
+        /// Values of each: as many as the image embeddings have.
+        values: usize,
+    },
     /// The prompt is longer than the model's positions.
     #[error("a prompt of {tokens} tokens is longer than the model's {max} positions")]
     TooLong {
@@ -89,6 +108,28 @@ pub struct Image<'a> {
     pub token: u32,
     /// `[count, hidden]`, as many as the prompt has such tokens.
     pub embeds: &'a [f32],
+}
+
+/// Tokens, some of which stand for images.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// What stands in for some of them.
+    pub image: Option<Image<'a>>,
+    /// Time, height and width of every token, of a model that turns by them; see
+    /// [`places()`](crate::places::places).  Without images they may be left out.
+    pub places: Option<&'a [Place]>,
+    /// What is added at the image tokens after each of the first layers, `[count, hidden]` each;
+    /// as many as the model's deepstack.
+    pub deepstack: &'a [Vec<f32>],
+}
+
+impl<'a> Prompt<'a> {
+    /// A prompt of a model whose tokens have one position.
+    pub fn plain(tokens: &'a [u32], image: Option<Image<'a>>) -> Self {
+        Self { tokens, image, places: None, deepstack: &[] }
+    }
 }
 
 /// How much of the machine to use.  Answers are the same bits for any effort.
@@ -143,7 +184,7 @@ pub fn llm_peaks(
 ) -> Result<Vec<Peak>, ReferenceError> {
     let mut stream = Stream::new(ckpt, Effort::whole_machine());
     stream.peaks = Some(Peaks::default());
-    let prompt = llm::Prompt { tokens, image: None };
+    let prompt = Prompt::plain(tokens, None);
     llm::logits_of(&mut stream, &prompt, tokens.len().saturating_sub(1)..tokens.len(), progress)?;
     Ok(stream.peaks.take().unwrap_or_default().finish())
 }
@@ -161,5 +202,18 @@ pub fn logits(
     positions: Range<usize>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
-    llm::logits(ckpt, &llm::Prompt { tokens, image }, positions, Effort::whole_machine(), progress)
+    logits_after(ckpt, &Prompt::plain(tokens, image), positions, progress)
+}
+
+/// [`logits`] of a prompt with all that a model may want of it.
+///
+/// # Errors
+/// Those of [`logits`].
+pub fn logits_after(
+    ckpt: &Checkpoint,
+    prompt: &Prompt<'_>,
+    positions: Range<usize>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<f32>, ReferenceError> {
+    llm::logits(ckpt, prompt, positions, Effort::whole_machine(), progress)
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export::{self, ExportError, LlmInput, probe};
+use smelt_model::grid::Grid;
 use smelt_model::model::Part;
 
 use crate::exit::{Exit, Failed};
@@ -16,6 +17,9 @@ use crate::say::tell;
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
     if flags.input.is_some() && matches!(flags.part, flags::Part::Vision) {
         return Err(Failed::usage("--input says how tokens enter a decoder; a tower has none"));
+    }
+    if !flags.grids.is_empty() && matches!(flags.part, flags::Part::Llm) {
+        return Err(Failed::usage("--grid is for the vision tower"));
     }
     let out = FreshDir::begin(&flags.out)?;
     let given = given::open(&flags.checkpoint, &flags.out)?;
@@ -41,12 +45,14 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
 const PARTS: [(Part, &str); 2] = [(Part::Vision, "vision"), (Part::Llm, "llm")];
 
 /// How parts are exported; the stage of a pipeline orders the same.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Order {
     pub(crate) dtype: Dtype,
     /// The usual one of the model if none is asked for.
     pub(crate) input: Option<LlmInput>,
     pub(crate) probe: bool,
+    /// Sizes of pictures, of a tower that takes any; the usual ones if empty.
+    pub(crate) grids: Vec<Grid>,
 }
 
 impl Order {
@@ -60,12 +66,12 @@ impl Order {
             TokenInput::Ids => LlmInput::Ids,
             TokenInput::Embeds => LlmInput::Embeds,
         });
-        Self { dtype, input, probe: flags.probe }
+        Self { dtype, input, probe: flags.probe, grids: flags.grids.clone() }
     }
 
     /// Exports `part` to `dir`, after the probe if one is asked for.
     pub(crate) fn fill(
-        self,
+        &self,
         checkpoint: &Checkpoint,
         part: Part,
         dir: &Path,
@@ -75,7 +81,7 @@ impl Order {
             probe::record(checkpoint, part, self.dtype, dir, say)?;
         }
         if part == Part::Vision {
-            return export::vision(checkpoint, self.dtype, dir, say);
+            return export::vision_on(checkpoint, &self.grids, self.dtype, dir, say);
         }
         let input = self.input.unwrap_or_else(|| LlmInput::usual(checkpoint.model()));
         export::llm(checkpoint, self.dtype, input, dir, say)

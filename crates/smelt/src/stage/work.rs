@@ -7,6 +7,7 @@
 use smelt_engine::{llm, vision};
 use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
+use smelt_model::grid::Grid;
 use smelt_model::model::Part;
 use smelt_model::quantize;
 use smelt_model::quantize::Scheme;
@@ -46,8 +47,14 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
         Ok(_) => Some(LlmInput::Embeds),
         Err(_) => None,
     };
-    let order = Order { dtype, input, probe: request.flag("probe") };
+    let grids =
+        request.texts("grids").iter().map(|text| text.parse()).collect::<Result<Vec<Grid>, _>>();
+    let grids = grids.map_err(Failed::usage)?;
     let part = if request.word("part")? == "llm" { Part::Llm } else { Part::Vision };
+    if part == Part::Llm && !grids.is_empty() {
+        return Err(Failed::usage("\"grids\" is for part \"vision\""));
+    }
+    let order = Order { dtype, input, probe: request.flag("probe"), grids };
     order.fill(&checkpoint, part, &request.out, &mut say).map_err(Failed::model)
 }
 
