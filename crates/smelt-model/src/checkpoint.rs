@@ -11,10 +11,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::config::ConfigError;
-use crate::decoder::{Family, LM_HEAD};
+use crate::decoder::{Decoder, Family, LM_HEAD};
 use crate::dtype::Dtype;
-use crate::internvl3::hf::Names;
-use crate::internvl3::{InternVl3, Part};
+use crate::families::internvl3::InternVl3;
+use crate::model::{Layout, Model, Part, Vision};
 use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
 use crate::scheme::{self, Scheme};
 
@@ -190,6 +190,16 @@ pub enum CheckpointError {
         /// Bytes as f32.
         bytes: usize,
     },
+    /// A caller asked for a part this model does not have.
+    #[error("{} is a {family} model, which has no {part} of the kind asked for", dir.display())]
+    NoPart {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// The part.
+        part: &'static str,
+        /// The model's family.
+        family: &'static str,
+    },
     /// The file that marks a quantised checkpoint is wrong.
     #[error("{}: {why}", path.display())]
     BadMark {
@@ -203,7 +213,7 @@ pub enum CheckpointError {
 /// A tensor of the model: the rows of one stored tensor, or of several one after another.
 #[derive(Debug)]
 pub struct Weight {
-    /// The name, in the original layout.
+    /// The canonical name.
     pub name: String,
     /// The stored element type.
     pub dtype: Dtype,
@@ -222,15 +232,15 @@ impl Weight {
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
-    config: InternVl3,
+    model: Model,
     files: Shards,
-    /// The names in `files`, where they are those of transformers.
-    names: Option<Names>,
-    /// Every tensor of the model, by its name in the original layout.
+    /// How `files` names the tensors.
+    layout: Layout,
+    /// Every tensor of the model, by its canonical name.
     weights: BTreeMap<String, Weight>,
     scheme: Scheme,
-    /// Whether the vision tower is there; a quantised checkpoint has the language model only.
-    has_vision: bool,
+    /// Whether only the language model is here, as [`quantize`](crate::quantize::quantize) writes.
+    is_quantized: bool,
 }
 
 impl Checkpoint {
@@ -241,15 +251,15 @@ impl Checkpoint {
     /// [`CheckpointError`] naming the file and the field or tensor that is wrong.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
         let path = dir.join(CONFIG_FILE);
-        let config = InternVl3::parse(&read_text(&path)?, &path)?;
+        let model = Model::parse(&read_text(&path)?, &path)?;
         let marked = read_mark(&dir.join(scheme::MARK_FILE))?;
         let files = open_weights(dir)?;
         let scheme = marked.unwrap_or(Scheme::None);
-        let has_vision = marked.is_none();
-        // What smelt quantised has the original names, whatever configuration was copied to it.
-        let names = (config.is_hf && marked.is_none()).then(|| hf_names(&files));
+        let is_quantized = marked.is_some();
+        // What smelt quantised has the canonical names, whatever configuration was copied to it.
+        let layout = if is_quantized { Layout::CANONICAL } else { closest_layout(&model, &files) };
         let (dir, weights) = (dir.to_owned(), BTreeMap::new());
-        let mut checkpoint = Self { dir, config, files, names, weights, scheme, has_vision };
+        let mut checkpoint = Self { dir, model, files, layout, weights, scheme, is_quantized };
         checkpoint.weights = checkpoint.find_weights()?;
         Ok(checkpoint)
     }
@@ -259,9 +269,33 @@ impl Checkpoint {
         &self.dir
     }
 
-    /// The model's dimensions.
-    pub fn config(&self) -> &InternVl3 {
-        &self.config
+    /// What the configuration describes.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The language model's family and sizes.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoPart`] if the model has none.
+    pub fn decoder(&self) -> Result<&Decoder, CheckpointError> {
+        self.model.llm.as_ref().ok_or_else(|| self.no_part(Part::Llm))
+    }
+
+    /// The facts of an InternVL3 vision tower, whether or not its weights are here.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoPart`] if the model has no such tower.
+    pub fn internvl3(&self) -> Result<&InternVl3, CheckpointError> {
+        match &self.model.vision {
+            Some(Vision::InternVit(tower)) => Ok(tower),
+            None => Err(self.no_part(Part::Vision)),
+        }
+    }
+
+    fn no_part(&self, part: Part) -> CheckpointError {
+        let (dir, part, family) = (self.dir.clone(), part.words(), self.model.family);
+        CheckpointError::NoPart { dir, part, family }
     }
 
     /// Whether the language model's head is stored; if not, the embedding serves as the head.
@@ -271,9 +305,18 @@ impl Checkpoint {
         self.is_stored(LM_HEAD)
     }
 
-    /// Whether the vision tower and the projector are stored.
-    pub fn has_vision(&self) -> bool {
-        self.has_vision
+    /// Whether the tensors of `part` are stored.
+    pub fn has(&self, part: Part) -> bool {
+        match part {
+            Part::Head => self.has_lm_head(),
+            Part::Llm => self.model.llm.is_some(),
+            Part::Vision => self.model.vision.is_some() && !self.is_quantized,
+        }
+    }
+
+    /// Whether [`quantize`](crate::quantize::quantize) wrote it.
+    pub fn is_quantized(&self) -> bool {
+        self.is_quantized
     }
 
     /// How the language model's linear weights are stored.
@@ -431,9 +474,9 @@ impl Checkpoint {
         CheckpointError::WrongDtype { path, tensor, found, expected }
     }
 
-    /// The stored tensors whose rows make the tensor `name` of the original layout.
+    /// The stored tensors whose rows make the tensor of the canonical `name`.
     fn sources(&self, name: &str) -> Vec<String> {
-        self.names.map_or_else(|| vec![name.to_owned()], |names| names.sources(name))
+        (self.layout.sources)(name)
     }
 
     fn is_stored(&self, name: &str) -> bool {
@@ -450,7 +493,10 @@ impl Checkpoint {
             weights.insert(name, weight);
             claimed.extend(sources);
         }
-        if let Some(extra) = self.files.tensors().find(|tensor| !claimed.contains(&tensor.name)) {
+        let is_extra = |tensor: &&Tensor| {
+            !claimed.contains(&tensor.name) && !(self.layout.ignores)(&tensor.name)
+        };
+        if let Some(extra) = self.files.tensors().find(is_extra) {
             let (path, shape) = (self.files.path().into(), extra.shape.clone());
             let tensor = extra.name.clone();
             return Err(CheckpointError::UnexpectedTensor { path, tensor, shape });
@@ -489,7 +535,7 @@ impl Checkpoint {
 
     /// Refuses the weights of one family under the configuration of another, whatever their shapes.
     fn check_family(&self) -> Result<(), CheckpointError> {
-        let named = self.config.llm.family;
+        let Some(named) = self.model.llm.as_ref().map(|llm| llm.family) else { return Ok(()) };
         let is_there = |name: &str| self.is_stored(name);
         let fits = |family: &&Family| family.telltales().iter().all(|(t, has)| is_there(t) == *has);
         let Some(found) = Family::ALL.into_iter().find(fits).filter(|found| *found != named) else {
@@ -529,13 +575,13 @@ impl Checkpoint {
     /// What the configuration, the scheme and the presence of a head call for, in the model's
     /// order.
     fn expected(&self) -> Vec<(String, Wanted)> {
-        let mut parts = if self.has_vision { vec![Part::Vision] } else { vec![] };
-        parts.push(Part::Llm);
-        if self.has_lm_head() || self.scheme == Scheme::Int8 {
-            parts.push(Part::Head);
-        }
+        let is_there = |part: &Part| match part {
+            Part::Head => self.has_lm_head() || self.scheme == Scheme::Int8,
+            part => self.has(*part),
+        };
+        let parts: Vec<Part> = self.model.parts().into_iter().filter(is_there).collect();
         let mut expected = Vec::new();
-        for (name, shape) in self.config.tensors(&parts) {
+        for (name, shape) in self.model.tensors(&parts) {
             let quantised = self.scheme == Scheme::Int8 && is_linear(&name);
             if quantised {
                 let scale = Wanted { shape: vec![shape[0]], kind: Kind::Scale };
@@ -576,10 +622,18 @@ pub(crate) fn is_linear(name: &str) -> bool {
     rest == "lm_head.weight" || rest.ends_with("_proj.weight")
 }
 
-/// Which of the names of transformers the files have.
-fn hf_names(files: &Shards) -> Names {
-    let in_memory = files.tensors().any(|tensor| tensor.name.starts_with("model."));
-    if in_memory { Names::InMemory } else { Names::Saved }
+/// The layout under which most of the model's tensors are in `files`; the usual one if all fit as
+/// well.
+fn closest_layout(model: &Model, files: &Shards) -> Layout {
+    let names = model.tensors(&model.parts());
+    let found = |layout: &Layout| {
+        let is_there =
+            |name: &String| (layout.sources)(name).iter().all(|n| files.get(n).is_some());
+        names.iter().filter(|(name, _)| is_there(name)).count()
+    };
+    // `max_by_key` gives the last of equals.
+    let best = model.layouts.iter().rev().max_by_key(|layout| found(layout));
+    best.copied().unwrap_or(Layout::CANONICAL)
 }
 
 fn open_weights(dir: &Path) -> Result<Shards, CheckpointError> {
@@ -661,7 +715,7 @@ mod tests {
     fn a_synthetic_checkpoint_opens() {
         let sample = Sample::tiny();
         let ckpt = Checkpoint::open(sample.dir()).unwrap();
-        assert!(ckpt.has_lm_head() && ckpt.has_vision());
+        assert!(ckpt.has_lm_head() && ckpt.has(Part::Vision));
         assert_eq!((ckpt.scheme(), ckpt.dir()), (Scheme::None, sample.dir()));
         assert_eq!(ckpt.shape(GATE).unwrap(), [160, 64]);
         assert_eq!(ckpt.dtype(GATE).unwrap(), Dtype::BF16);

@@ -16,7 +16,7 @@ use crate::checkpoint::{
 };
 use crate::decoder::{EMBEDDING, LM_HEAD};
 use crate::dtype::Dtype;
-use crate::internvl3::{Part, block_of};
+use crate::model::{Part, block_of};
 use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 use crate::scheme;
 
@@ -104,7 +104,7 @@ pub fn quantize(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), QuantizeError> {
-    if !ckpt.has_vision() {
+    if ckpt.is_quantized() {
         let (dir, scheme) = (ckpt.dir().into(), ckpt.scheme());
         return Err(QuantizeError::AlreadyQuantized { dir, scheme });
     }
@@ -143,7 +143,7 @@ fn moves(ckpt: &Checkpoint, scheme: Scheme) -> Result<Vec<Move>, CheckpointError
     if ckpt.has_lm_head() || scheme == Scheme::Int8 {
         parts.push(Part::Head);
     }
-    let tensors = ckpt.config().tensors(&parts).into_iter();
+    let tensors = ckpt.model().tensors(&parts).into_iter();
     tensors
         .map(|(target, shape)| {
             let is_quantized = scheme == Scheme::Int8 && is_linear(&target);
@@ -290,7 +290,7 @@ mod tests {
         let sample = Sample::tiny();
         let original = Checkpoint::open(sample.dir()).unwrap();
         let result = quantized(&sample, Scheme::Int8);
-        assert_eq!((result.scheme(), result.has_vision()), (Scheme::Int8, false));
+        assert_eq!((result.scheme(), result.has(Part::Vision)), (Scheme::Int8, false));
         let names: Vec<_> = result.tensors().filter(|t| t.dtype == Dtype::I8).collect();
         assert_eq!(names.len(), 3 * 7 + 1);
         for tensor in names {

@@ -7,8 +7,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
+use smelt_model::decoder::Decoder;
 use smelt_model::dtype::Dtype;
-use smelt_model::internvl3::Part;
+use smelt_model::model::Part;
+use smelt_model::quantize::Scheme;
 
 use super::weights::HEAD;
 use super::{KIND, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
@@ -65,7 +67,8 @@ pub fn build(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
-    check_limits(checkpoint, limits).map_err(|problem| BuildError::Limits { problem })?;
+    let llm = checkpoint.decoder()?;
+    check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
     let specs = tensors(checkpoint)?;
@@ -74,7 +77,8 @@ pub fn build(
         writer.begin(spec.clone()).map_err(write_error)?;
         pack(checkpoint, spec, &mut |bytes| writer.write(bytes).map_err(write_error))?;
     }
-    let unsealed = writer.finish(KIND, sizes(checkpoint, limits)).map_err(write_error)?;
+    let unsealed =
+        writer.finish(KIND, sizes(llm, checkpoint.scheme(), limits)).map_err(write_error)?;
     progress("stepping one token");
     try_out(LlmEngine::new(unsealed.preview()?)?)?;
     unsealed.seal().map_err(write_error)?;
@@ -82,20 +86,19 @@ pub fn build(
     Ok(())
 }
 
-fn check_limits(checkpoint: &Checkpoint, limits: Limits) -> Result<(), String> {
+fn check_limits(llm: &Decoder, limits: Limits) -> Result<(), String> {
     limits.check()?;
-    let (asked, longest) = (limits.max_seq_len, checkpoint.config().llm.max_positions);
+    let (asked, longest) = (limits.max_seq_len, llm.max_positions);
     if asked > longest {
         return Err(format!("max_seq_len {asked} is more than the model's {longest} positions"));
     }
     Ok(())
 }
 
-fn sizes(checkpoint: &Checkpoint, limits: Limits) -> LlmFile {
-    let llm = &checkpoint.config().llm;
+fn sizes(llm: &Decoder, scheme: Scheme, limits: Limits) -> LlmFile {
     LlmFile {
         family: llm.family.name.to_owned(),
-        scheme: checkpoint.scheme().name().to_owned(),
+        scheme: scheme.name().to_owned(),
         hidden: llm.hidden,
         layers: llm.layers,
         heads: llm.heads,
@@ -104,7 +107,7 @@ fn sizes(checkpoint: &Checkpoint, limits: Limits) -> LlmFile {
         intermediate: llm.intermediate,
         vocab: llm.vocab,
         eps: llm.eps,
-        rope_theta: llm.rope_theta,
+        rope_theta: llm.rope.theta,
         limits,
     }
 }
@@ -116,7 +119,7 @@ fn tensors(checkpoint: &Checkpoint) -> Result<Vec<TensorSpec>, CheckpointError> 
         parts.push(Part::Head);
     }
     let mut specs = Vec::new();
-    for (name, shape) in checkpoint.config().tensors(&parts) {
+    for (name, shape) in checkpoint.model().tensors(&parts) {
         let dtype = checkpoint.dtype(&name)?;
         let rows = shape.first().copied().unwrap_or(1);
         specs.push(TensorSpec { name: name.clone(), dtype, shape });

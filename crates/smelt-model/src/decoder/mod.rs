@@ -79,10 +79,33 @@ pub struct Decoder {
     pub vocab: usize,
     /// Epsilon of the RMSNorms.
     pub eps: f32,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f64,
+    /// How positions turn queries and keys.
+    pub rope: Rope,
     /// The longest sequence the rotary table is plain for.
     pub max_positions: usize,
+    /// How many of the first layers are followed by adding image features to the tokens that stand
+    /// for images (deepstack).
+    pub deepstack: usize,
+}
+
+/// Rotary positions, of the rotate-half form.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Which of the three positions of a token (time, height, width) turns which frequency; nothing
+    /// where a token has one position.
+    pub sections: Option<Sections>,
+}
+
+/// The share of time, height and width in the frequencies of a head (M-RoPE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sections {
+    /// Frequencies of time, height and width; together half of `head_dim`.
+    pub sizes: [usize; 3],
+    /// Whether the three take turns instead of lying one after another: frequency `3k + 1` is
+    /// height and `3k + 2` width below three times their size, all others time.
+    pub is_interleaved: bool,
 }
 
 impl Decoder {
@@ -190,8 +213,9 @@ impl Fields {
             intermediate: scope.size("intermediate_size", self.intermediate_size)?,
             vocab: scope.size("vocab_size", self.vocab_size)?,
             eps: scope.epsilon("rms_norm_eps", self.rms_norm_eps)?,
-            rope_theta: self.rope_theta()?,
+            rope: Rope { theta: self.rope_theta()?, sections: None },
             max_positions: scope.size("max_position_embeddings", positions)?,
+            deepstack: 0,
         };
         if own_dim.is_none() && !hidden.is_multiple_of(heads) {
             return scope.bad("hidden_size", hidden, "the heads do not divide it");
@@ -203,8 +227,9 @@ impl Fields {
             let rule = "rotary positions need an even number";
             return scope.bad("head_dim", decoder.head_dim, rule);
         }
-        if !(decoder.rope_theta.is_finite() && decoder.rope_theta > 0.0) {
-            return scope.bad("rope_theta", decoder.rope_theta, "it must be positive");
+        let theta = decoder.rope.theta;
+        if !(theta.is_finite() && theta > 0.0) {
+            return scope.bad("rope_theta", theta, "it must be positive");
         }
         Ok(decoder)
     }

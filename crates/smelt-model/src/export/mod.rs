@@ -16,6 +16,7 @@ use smelt_onnx::{CheckError, DataError, IR_VERSION, Model, OPSET, WriteError, ch
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::dtype::Dtype;
+use crate::model::Part;
 use weights::WeightStream;
 
 /// Why a checkpoint could not be exported.
@@ -81,12 +82,12 @@ pub fn vision(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
-    if !checkpoint.has_vision() {
+    let tower = checkpoint.internvl3()?;
+    if !checkpoint.has(Part::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
-    let config = checkpoint.config();
     let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
-    let weights = vision::weights(config);
+    let weights = vision::weights(checkpoint.model());
     let mut initializers = Vec::with_capacity(weights.len());
     for (n, (name, dims)) in weights.iter().enumerate() {
         progress(&format!("weight {} of {}: {name}", n + 1, weights.len()));
@@ -98,7 +99,7 @@ pub fn vision(
         other_opsets: vec![],
         producer: "smelt".to_owned(),
         metadata: vec![],
-        graph: vision::graph(config, stream.element_type(), initializers),
+        graph: vision::graph(tower, stream.element_type(), initializers),
     };
     model.write(out_dir)?;
     Ok(check(&model, out_dir)?)

@@ -6,7 +6,8 @@
 
 use smelt_onnx::{Dim, ElementType, Graph, GraphBuilder, Initializer, Value};
 
-use crate::internvl3::{InternVl3, PROJECTOR_EPS, Part, Vision};
+use crate::families::internvl3::{InternVl3, PROJECTOR_EPS, Vit};
+use crate::model::{Model, Part};
 
 const CLASS_EMBEDDING: &str = "vision_model.embeddings.class_embedding";
 const PATCH_WEIGHT: &str = "vision_model.embeddings.patch_embedding.weight";
@@ -16,8 +17,8 @@ const POSITION_EMBEDDING: &str = "vision_model.embeddings.position_embedding";
 /// The tensors of the graph and the shapes it declares for them, in the order they are stored.
 ///
 /// The patch convolution is declared as the matrix it is: its stride is its kernel.
-pub(super) fn weights(config: &InternVl3) -> Vec<(String, Vec<usize>)> {
-    let mut weights = config.tensors(&[Part::Vision]);
+pub(super) fn weights(model: &Model) -> Vec<(String, Vec<usize>)> {
+    let mut weights = model.tensors(&[Part::Vision]);
     for (name, dims) in &mut weights {
         if name == PATCH_WEIGHT {
             *dims = vec![dims[0], dims[1..].iter().product()];
@@ -34,16 +35,16 @@ pub(super) fn graph(
     weights: Vec<Initializer>,
 ) -> Graph {
     let g = GraphBuilder::new("internvl3-vision", element_type, weights);
-    let mut tower = Tower { g, sizes: Sizes::of(&config.vision) };
+    let mut tower = Tower { g, sizes: Sizes::of(&config.vit) };
     let tiles = Dim::Symbol("tiles".to_owned());
-    let (channels, side) = (config.vision.channels, config.image_size);
-    let (tokens, width) = (config.tokens_per_tile(), config.llm.hidden);
+    let (channels, side) = (config.vit.channels, config.image_size);
+    let (tokens, width) = (config.tokens_per_tile(), config.width);
 
     let tile = [channels, side, side].map(Dim::Fixed);
     let pixels = tower.g.input("pixel_values", [&[tiles.clone()][..], &tile].concat());
     let mut x = tower.embeddings(&pixels);
-    for layer in 0..config.vision.layers {
-        x = tower.layer(layer, &x, config.vision.eps);
+    for layer in 0..config.vit.layers {
+        x = tower.layer(layer, &x, config.vit.eps);
     }
     let x = tower.pixel_shuffle(&x);
     let x = tower.projector(&x);
@@ -68,15 +69,15 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(vision: &Vision) -> Self {
+    fn of(vit: &Vit) -> Self {
         Self {
-            channels: vision.channels as i64,
-            patch: vision.patch_size as i64,
-            grid: vision.grid() as i64,
-            positions: vision.patches() as i64 + 1,
-            hidden: vision.hidden as i64,
-            heads: vision.heads as i64,
-            head: (vision.hidden / vision.heads) as i64,
+            channels: vit.channels as i64,
+            patch: vit.patch_size as i64,
+            grid: vit.grid() as i64,
+            positions: vit.patches() as i64 + 1,
+            hidden: vit.hidden as i64,
+            heads: vit.heads as i64,
+            head: (vit.hidden / vit.heads) as i64,
         }
     }
 }

@@ -84,7 +84,7 @@ fn logits_after_an_image_are_those_of_transformers() {
 fn logits_of_text_are_those_of_transformers_at_any_positions() {
     for golden in [QWEN2, QWEN3] {
         let (ckpt, tokens) = (golden.checkpoint(), golden.tokens("text_ids"));
-        let (vocab, expect) = (ckpt.config().llm.vocab, golden.floats("text_logits"));
+        let (vocab, expect) = (ckpt.decoder().unwrap().vocab, golden.floats("text_logits"));
         for positions in [0..tokens.len(), 3..4, tokens.len() - 2..tokens.len()] {
             let found = logits(&ckpt, &tokens, None, positions.clone(), &mut |_| {}).unwrap();
             check(&found, &expect[positions.start * vocab..positions.end * vocab]);
@@ -110,7 +110,7 @@ fn check_greedy(golden: Golden, prompt: &str, answer: &str, has_image: bool) {
     let embeds = golden.floats("image_embeds");
     let image = has_image.then_some(Image { token: IMAGE_TOKEN, embeds: &embeds });
     let found = logits(&ckpt, &all, image, start..all.len(), &mut |_| {}).unwrap();
-    let best = found.chunks(ckpt.config().llm.vocab).map(|row| {
+    let best = found.chunks(ckpt.decoder().unwrap().vocab).map(|row| {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         row.iter().position(|x| *x == largest).unwrap() as u32
     });
@@ -142,7 +142,7 @@ fn an_int8_copy_is_read_times_its_scales() {
     let found = logits(&quantised, &tokens, None, 0..tokens.len(), &mut |_| {}).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
     let compared =
-        compare::compare(&QWEN2.floats("text_logits"), &found, quantised.config().llm.vocab)
+        compare::compare(&QWEN2.floats("text_logits"), &found, quantised.decoder().unwrap().vocab)
             .unwrap();
     // Eight bits cost something, and little.
     assert!(compared.cosine_min > 0.999 && compared.error_max_of_scale > 1e-4, "{compared:?}");

@@ -26,7 +26,7 @@ pub(super) fn logits(
     effort: Effort,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
-    let llm = &ckpt.config().llm;
+    let llm = ckpt.decoder()?;
     check(prompt, &positions, llm)?;
     let mut x = embed(ckpt, prompt, llm)?;
     let mut stream = Stream::new(ckpt, effort);
@@ -106,8 +106,8 @@ fn attention(
         rms_norm(&mut q, &stream.vector(&format!("{name}.self_attn.q_norm.weight"))?, llm.eps);
         rms_norm(&mut k, &stream.vector(&format!("{name}.self_attn.k_norm.weight"))?, llm.eps);
     }
-    rotate_half(&mut q, llm.q_width(), llm.head_dim, llm.rope_theta);
-    rotate_half(&mut k, llm.kv_width(), llm.head_dim, llm.rope_theta);
+    rotate_half(&mut q, llm.q_width(), llm.head_dim, llm.rope.theta);
+    rotate_half(&mut k, llm.kv_width(), llm.head_dim, llm.rope.theta);
     let heads =
         Heads { query: llm.heads, key_value: llm.kv_heads, width: llm.head_dim, causal: true };
     let project = |values, stride| Projection { values, stride };

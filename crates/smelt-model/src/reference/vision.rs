@@ -8,7 +8,7 @@ use super::pointwise::{gelu, layer_norm};
 use super::stream::Stream;
 use super::{Effort, ReferenceError, threads};
 use crate::checkpoint::Checkpoint;
-use crate::internvl3::{PROJECTOR_EPS, Vision};
+use crate::families::internvl3::{PROJECTOR_EPS, Vit};
 
 /// See [`super::vision_embeds`].
 pub(super) fn embeds(
@@ -17,43 +17,43 @@ pub(super) fn embeds(
     tiles: usize,
     effort: Effort,
 ) -> Result<Vec<f32>, ReferenceError> {
-    let vision = &ckpt.config().vision;
-    let per_tile = vision.channels * vision.image_size * vision.image_size;
+    let vit = &ckpt.internvl3()?.vit;
+    let per_tile = vit.channels * vit.image_size * vit.image_size;
     if tiles.checked_mul(per_tile) != Some(pixels.len()) {
         return Err(ReferenceError::Pixels { tiles, per_tile, found: pixels.len() });
     }
     let mut stream = Stream::new(ckpt, effort);
     let mut embeds = Vec::new();
     for tile in pixels.chunks(per_tile) {
-        embeds.extend(tile_embeds(&mut stream, vision, tile)?);
+        embeds.extend(tile_embeds(&mut stream, vit, tile)?);
     }
     Ok(embeds)
 }
 
 fn tile_embeds(
     stream: &mut Stream<'_>,
-    vision: &Vision,
+    vit: &Vit,
     tile: &[f32],
 ) -> Result<Vec<f32>, ReferenceError> {
-    let mut x = embed_patches(stream, vision, tile)?;
-    for layer in 0..vision.layers {
+    let mut x = embed_patches(stream, vit, tile)?;
+    for layer in 0..vit.layers {
         let name = format!("vision_model.encoder.layers.{layer}");
-        attention(stream, vision, &name, &mut x)?;
-        mlp(stream, vision, &name, &mut x)?;
+        attention(stream, vit, &name, &mut x)?;
+        mlp(stream, vit, &name, &mut x)?;
     }
-    let shuffled = shuffle(&x[vision.hidden..], vision.grid(), vision.hidden);
+    let shuffled = shuffle(&x[vit.hidden..], vit.grid(), vit.hidden);
     project(stream, shuffled)
 }
 
 /// The class embedding and one row per patch, each plus its position: `[1 + patches, hidden]`.
 fn embed_patches(
     stream: &mut Stream<'_>,
-    vision: &Vision,
+    vit: &Vit,
     tile: &[f32],
 ) -> Result<Vec<f32>, ReferenceError> {
     let mut x = stream.vector("vision_model.embeddings.class_embedding")?;
     let name = "vision_model.embeddings.patch_embedding";
-    x.extend(stream.linear(name, &unfold(tile, vision))?);
+    x.extend(stream.linear(name, &unfold(tile, vit))?);
     let positions = "vision_model.embeddings.position_embedding";
     for (x, position) in x.iter_mut().zip(stream.vector(positions)?) {
         *x += position;
@@ -62,8 +62,8 @@ fn embed_patches(
 }
 
 /// `[channels, side, side]` to `[patches, channels * patch * patch]`, patches row by row.
-fn unfold(tile: &[f32], vision: &Vision) -> Vec<f32> {
-    let (side, patch, grid) = (vision.image_size, vision.patch_size, vision.grid());
+fn unfold(tile: &[f32], vit: &Vit) -> Vec<f32> {
+    let (side, patch, grid) = (vit.image_size, vit.patch_size, vit.grid());
     let mut rows = Vec::with_capacity(tile.len());
     for (top, left) in (0..grid).flat_map(|row| (0..grid).map(move |column| (row, column))) {
         for channel in tile.chunks(side * side) {
@@ -78,21 +78,17 @@ fn unfold(tile: &[f32], vision: &Vision) -> Vec<f32> {
 /// `x += ls1 * proj(attend(qkv(norm1(x))))`.
 fn attention(
     stream: &mut Stream<'_>,
-    vision: &Vision,
+    vit: &Vit,
     name: &str,
     x: &mut [f32],
 ) -> Result<(), ReferenceError> {
-    let normed = normed(stream, vision, &format!("{name}.norm1"), x)?;
+    let normed = normed(stream, vit, &format!("{name}.norm1"), x)?;
     let qkv = stream.linear(&format!("{name}.attn.qkv"), &normed)?;
     drop(normed);
-    let width = vision.hidden;
+    let width = vit.hidden;
     let part = |index| Projection { values: &qkv[index * width..], stride: 3 * width };
-    let heads = Heads {
-        query: vision.heads,
-        key_value: vision.heads,
-        width: vision.head_dim(),
-        causal: false,
-    };
+    let heads =
+        Heads { query: vit.heads, key_value: vit.heads, width: vit.head_dim(), causal: false };
     let rows = x.len() / width;
     let attended = attend([part(0), part(1), part(2)], rows, heads, stream.effort.threads);
     drop(qkv);
@@ -104,11 +100,11 @@ fn attention(
 /// `x += ls2 * fc2(gelu(fc1(norm2(x))))`.
 fn mlp(
     stream: &mut Stream<'_>,
-    vision: &Vision,
+    vit: &Vit,
     name: &str,
     x: &mut [f32],
 ) -> Result<(), ReferenceError> {
-    let normed = normed(stream, vision, &format!("{name}.norm2"), x)?;
+    let normed = normed(stream, vit, &format!("{name}.norm2"), x)?;
     let mut wide = stream.linear(&format!("{name}.mlp.fc1"), &normed)?;
     activate(&mut wide, stream.effort);
     let branch = stream.linear(&format!("{name}.mlp.fc2"), &wide)?;
@@ -118,14 +114,14 @@ fn mlp(
 
 fn normed(
     stream: &Stream<'_>,
-    vision: &Vision,
+    vit: &Vit,
     name: &str,
     x: &[f32],
 ) -> Result<Vec<f32>, ReferenceError> {
     let weight = stream.vector(&format!("{name}.weight"))?;
     let bias = stream.vector(&format!("{name}.bias"))?;
     let mut normed = x.to_vec();
-    layer_norm(&mut normed, &weight, &bias, vision.eps);
+    layer_norm(&mut normed, &weight, &bias, vit.eps);
     Ok(normed)
 }
 
@@ -201,7 +197,7 @@ mod tests {
 
     #[test]
     fn patches_unfold_channel_by_channel() {
-        let vision = Vision {
+        let vit = Vit {
             hidden: 1,
             layers: 1,
             heads: 1,
@@ -212,7 +208,7 @@ mod tests {
             eps: 1e-6,
         };
         let tile: Vec<f32> = (0..32).map(|i| i as f32).collect();
-        let rows = unfold(&tile, &vision);
+        let rows = unfold(&tile, &vit);
         assert_eq!(rows[..8], [0.0, 1.0, 4.0, 5.0, 16.0, 17.0, 20.0, 21.0]);
         assert_eq!(rows[24..], [10.0, 11.0, 14.0, 15.0, 26.0, 27.0, 30.0, 31.0]);
     }

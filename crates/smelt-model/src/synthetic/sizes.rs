@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::{json, tokenizer};
 use crate::decoder::Family;
-use crate::internvl3::{ARCHITECTURE, InternVl3};
+use crate::families::internvl3::ARCHITECTURE;
+use crate::model::Model;
 
 /// The dimensions of one synthetic model.
 pub(super) struct Size {
@@ -137,8 +138,8 @@ impl Own {
 
 impl Size {
     /// The model, as anyone reads it from the written configuration.
-    pub(super) fn model(&self) -> InternVl3 {
-        InternVl3::parse(&self.config_json(), Path::new(self.name))
+    pub(super) fn model(&self) -> Model {
+        Model::parse(&self.config_json(), Path::new(self.name))
             .expect("the configurations in this file are ones this crate reads")
     }
 
@@ -329,7 +330,7 @@ struct Preprocessor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::internvl3::Part;
+    use crate::model::Part;
 
     #[track_caller]
     fn check(name: &str, tensors: usize, parameters: usize) {

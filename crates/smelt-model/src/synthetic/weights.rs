@@ -10,7 +10,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use crate::dtype::Dtype;
-use crate::internvl3::{InternVl3, Part, block_of};
+use crate::model::{Model, Part, block_of};
 use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 
 /// Bytes made before they are written.
@@ -40,7 +40,7 @@ impl Noise {
 /// Writes the tensors of `model` to `path`; `progress` hears one line per layer.
 pub(super) fn write(
     name: &str,
-    model: &InternVl3,
+    model: &Model,
     path: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), SafetensorsError> {
@@ -63,7 +63,7 @@ pub(super) fn write(
 
 fn write_tensor(
     model_name: &str,
-    model: &InternVl3,
+    model: &Model,
     spec: &TensorSpec,
     chunk: &mut [u8],
     writer: &mut Writer,
@@ -122,7 +122,7 @@ fn to_bf16(value: f32) -> u16 {
 }
 
 /// The scale of a tensor, such that activations keep the size they have in a trained model.
-fn noise(name: &str, shape: &[usize], model: &InternVl3) -> Noise {
+fn noise(name: &str, shape: &[usize], model: &Model) -> Noise {
     let inputs: usize = shape.iter().skip(1).product();
     let fan_in = 1.0 / (inputs as f64).sqrt();
     let is = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
@@ -153,7 +153,7 @@ fn noise(name: &str, shape: &[usize], model: &InternVl3) -> Noise {
         Noise::new(0.0, 1.5 * fan_in)
     } else if is(&["o_proj.weight", "down_proj.weight"]) {
         // All layers together add about twice what the embedding brought.
-        let branches = (2 * model.llm.layers) as f64;
+        let branches = (2 * model.llm.as_ref().map_or(1, |llm| llm.layers)) as f64;
         Noise::new(0.0, 2.0 / branches.sqrt() * fan_in)
     } else {
         Noise::new(0.0, fan_in)
@@ -173,11 +173,16 @@ mod tests {
         Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    fn head_noise(model: &Model) -> Noise {
+        let llm = model.llm.as_ref().unwrap();
+        noise(HEAD, &[llm.vocab, llm.hidden], model)
+    }
+
     /// The first MiB of the large head of the 1B model, made without the rest.
     fn head_start() -> Vec<u8> {
         let model = sizes::ALL[1].model();
         let mut bytes = vec![0; 1 << 20];
-        let noise = noise(HEAD, &[model.llm.vocab, model.llm.hidden], &model);
+        let noise = head_noise(&model);
         fill(key("internvl3-1b", HEAD), noise, 0, &mut bytes);
         bytes
     }
@@ -193,7 +198,7 @@ mod tests {
     #[test]
     fn a_value_depends_on_its_index_alone() {
         let model = sizes::ALL[1].model();
-        let noise = noise(HEAD, &[model.llm.vocab, model.llm.hidden], &model);
+        let noise = head_noise(&model);
         let mut part = vec![0; 2000];
         fill(key("internvl3-1b", HEAD), noise, 12_345, &mut part);
         assert_eq!(part, head_start()[2 * 12_345..][..2000]);

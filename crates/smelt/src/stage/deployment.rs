@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use smelt_model::checkpoint::Checkpoint;
+use smelt_model::families::internvl3::InternVl3;
 use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
 use smelt_runtime::image::Settings;
 use smelt_runtime::prompt::ImageTokens;
@@ -15,7 +15,7 @@ use super::request::Request;
 use crate::exit::Failed;
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
-const FILES: [&str; 3] = [TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja"];
+const FILES: [&str; 3] = [TOKENIZER_FILE, "tokenizer_tower.json", "chat_template.jinja"];
 
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
@@ -27,7 +27,7 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
         model: request.word("model")?.to_owned(),
         vision: beside(request.input("vision")?)?,
         llm: beside(request.input("llm")?)?,
-        image: image(&checkpoint),
+        image: image(checkpoint.internvl3().map_err(Failed::model)?),
         image_tokens: ImageTokens {
             start: "<img>".to_owned(),
             image: "<IMG_CONTEXT>".to_owned(),
@@ -41,13 +41,12 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
 }
 
 /// InternVL3's preprocessing, by the checkpoint's own numbers.
-fn image(checkpoint: &Checkpoint) -> Settings {
-    let config = checkpoint.config();
+fn image(tower: &InternVl3) -> Settings {
     Settings {
-        image_size: config.image_size,
-        min_tiles: config.min_tiles,
-        max_tiles: config.max_tiles,
-        use_thumbnail: config.use_thumbnail,
+        image_size: tower.image_size,
+        min_tiles: tower.min_tiles,
+        max_tiles: tower.max_tiles,
+        use_thumbnail: tower.use_thumbnail,
         mean: Settings::IMAGENET_MEAN,
         std: Settings::IMAGENET_STD,
     }

@@ -13,7 +13,8 @@ use serde::Serialize;
 use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
 use smelt_engine::vision::VisionEngine;
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::internvl3::InternVl3;
+use smelt_model::decoder::Decoder;
+use smelt_model::families::internvl3::InternVl3;
 use smelt_model::reference::compare::{Comparison, compare};
 use smelt_model::reference::{self, Image};
 use smelt_runtime::tokenizer::Tokenizer;
@@ -73,14 +74,14 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     llm.verify_digest().map_err(Failed::model)?;
 
     let mut findings = Vec::new();
-    let config = checkpoint.config();
-    let pixels = picture(config);
+    let (tower, decoder) = facts(&checkpoint)?;
+    let pixels = picture(tower);
     say("vision engine");
     let embeds = vision.encode(&pixels, 1).map_err(Failed::model)?;
     say("vision reference");
     let embeds_reference =
         reference::vision_embeds(&checkpoint, &pixels, 1).map_err(Failed::model)?;
-    let seen = compare(&embeds_reference, &embeds, config.llm.hidden).map_err(Failed::model)?;
+    let seen = compare(&embeds_reference, &embeds, decoder.hidden).map_err(Failed::model)?;
     findings.push(finding("image embeddings", VISION, &seen));
 
     let prompt = tokens(&checkpoint)?;
@@ -93,7 +94,7 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     if let Some(weights) = &weights {
         let image = Image { token: prompt.image_token, embeds: &embeds };
         let expected = reference::logits(weights, &all, Some(image), positions.clone(), &mut say);
-        let same = compare(&expected.map_err(Failed::model)?, &logits, config.llm.vocab);
+        let same = compare(&expected.map_err(Failed::model)?, &logits, decoder.vocab);
         findings.push(finding(
             "logits against the engine's own weights",
             SAME_WEIGHTS,
@@ -102,13 +103,18 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     }
     let image = Image { token: prompt.image_token, embeds: &embeds_reference };
     let expected = reference::logits(&checkpoint, &all, Some(image), positions, &mut say);
-    let whole = compare(&expected.map_err(Failed::model)?, &logits, config.llm.vocab);
+    let whole = compare(&expected.map_err(Failed::model)?, &logits, decoder.vocab);
     findings.push(finding(
         "logits against the checkpoint",
         QUANTISED,
         &whole.map_err(Failed::model)?,
     ));
     finish(&request.out, Record { format: 1, answer, findings })
+}
+
+fn facts(checkpoint: &Checkpoint) -> Result<(&InternVl3, &Decoder), Failed> {
+    let tower = checkpoint.internvl3().map_err(Failed::model)?;
+    Ok((tower, checkpoint.decoder().map_err(Failed::model)?))
 }
 
 /// Writes the record, then says the first thing that is wrong, if anything is.
@@ -158,15 +164,15 @@ fn complaint(finding: &Finding) -> Option<String> {
 
 /// A picture of a colour wash with a bright disc, from whole numbers only, in the range the
 /// preprocessing gives: `[1, channels, side, side]`.
-fn picture(config: &InternVl3) -> Vec<f32> {
-    let side = config.image_size;
+fn picture(tower: &InternVl3) -> Vec<f32> {
+    let side = tower.image_size;
     let pixel = |channel: usize, y: usize, x: usize| {
         let wash = (x * (channel + 1) + y * (3 - channel.min(2))) * 255 / (side * 4);
         let from_centre = (2 * x).abs_diff(side).pow(2) + (2 * y).abs_diff(side).pow(2);
         let level = if from_centre < side * side / 4 { 255 - wash } else { wash };
         (level as f32 - 120.0) / 58.0
     };
-    let pixels = (0..config.vision.channels).flat_map(|channel| {
+    let pixels = (0..tower.vit.channels).flat_map(|channel| {
         (0..side).flat_map(move |y| (0..side).map(move |x| pixel(channel, y, x)))
     });
     pixels.collect()
@@ -184,7 +190,7 @@ fn tokens(checkpoint: &Checkpoint) -> Result<PromptTokens, Failed> {
     let context = "<IMG_CONTEXT>";
     let text = format!(
         "<|im_start|>user\n<img>{}</img>\nDescribe this image.<|im_end|>\n<|im_start|>assistant\n",
-        context.repeat(checkpoint.config().tokens_per_tile())
+        context.repeat(facts(checkpoint)?.0.tokens_per_tile())
     );
     let image_token = tokenizer.token(context).ok_or_else(|| {
         Failed::model(format!(

@@ -6,23 +6,23 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{InternVl3, TOP, VISION, VisionFields, supported, vision};
+use super::{Config, InternVl3, TOP, VISION, VisionFields, model, supported, vit};
 use crate::config::{ConfigProblem, Scope};
 use crate::decoder::{self, Family};
+use crate::model::{Layout, Model};
 
 /// The model class of this layout.
 pub(super) const ARCHITECTURE: &str = "InternVLForConditionalGeneration";
 
 const TEXT: Scope = Scope("text_config");
 
-/// The two ways transformers names the tensors of this layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Names {
-    /// What it saves: `language_model.model.…`, `vision_tower.…`.
-    Saved,
-    /// What version 5 holds in memory, and some tools write: `model.language_model.…`.
-    InMemory,
-}
+/// The two ways transformers names the tensors of this layout: what it saves
+/// (`language_model.model.…`, `vision_tower.…`), and what version 5 holds in memory, and some tools
+/// write (`model.language_model.…`).
+const LAYOUTS: &[Layout] = &[
+    Layout { sources: saved, ..Layout::CANONICAL },
+    Layout { sources: in_memory, ..Layout::CANONICAL },
+];
 
 /// Words of the original names and what this layout has for them.
 const RENAMED: [(&str, &str); 12] = [
@@ -40,34 +40,29 @@ const RENAMED: [(&str, &str); 12] = [
     (".ls", ".lambda_"),
 ];
 
-impl Names {
-    /// The tensors whose rows, one after another, are those of the original layout's `name`.
-    pub(crate) fn sources(self, name: &str) -> Vec<String> {
-        if let Some(rest) = name.strip_prefix("language_model.") {
-            return vec![self.of_decoder(rest)];
-        }
-        let mut name = name.to_owned();
-        for (original, here) in RENAMED {
-            name = name.replace(original, here);
-        }
-        if self == Self::InMemory {
-            name.insert_str(0, "model.");
-        }
-        if !name.contains(".attn.qkv.") {
-            return vec![name];
-        }
-        ["q", "k", "v"]
-            .map(|part| name.replace(".attn.qkv.", &format!(".attention.{part}_proj.")))
-            .to_vec()
-    }
+fn saved(name: &str) -> Vec<String> {
+    if name.starts_with("language_model.") { vec![name.to_owned()] } else { of_vision(name) }
+}
 
-    fn of_decoder(self, rest: &str) -> String {
-        match (self, rest.strip_prefix("model.")) {
-            (Self::Saved, _) => format!("language_model.{rest}"),
-            (Self::InMemory, Some(inner)) => format!("model.language_model.{inner}"),
-            (Self::InMemory, None) => rest.to_owned(),
-        }
+fn in_memory(name: &str) -> Vec<String> {
+    if let Some(rest) = name.strip_prefix("language_model.model.") {
+        return vec![format!("model.language_model.{rest}")];
     }
+    if let Some(head) = name.strip_prefix("language_model.") {
+        return vec![head.to_owned()];
+    }
+    of_vision(name).into_iter().map(|name| format!("model.{name}")).collect()
+}
+
+/// The one fused tensor of q, k and v is three here.
+fn of_vision(name: &str) -> Vec<String> {
+    let rename = |name: String, (original, here): &(&str, &str)| name.replace(original, here);
+    let name = RENAMED.iter().fold(name.to_owned(), rename);
+    if !name.contains(".attn.qkv.") {
+        return vec![name];
+    }
+    let part = |part: &str| name.replace(".attn.qkv.", &format!(".attention.{part}_proj."));
+    ["q", "k", "v"].map(part).to_vec()
 }
 
 /// The fields of `config.json` that matter here; what transformers leaves out is its default.
@@ -138,23 +133,23 @@ fn yes() -> bool {
 const TILES_MAX: usize = 12;
 
 /// Reads the configuration of a model whose first architecture is [`ARCHITECTURE`].
-pub(super) fn read(config: &Value) -> Result<InternVl3, ConfigProblem> {
-    let family = family(&config["text_config"])?;
-    let file =
-        File::deserialize(config).map_err(|error| ConfigProblem::Unreadable(error.to_string()))?;
+pub(super) fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
+    let family = family(&config.tree["text_config"])?;
+    let file: File = config.fields()?;
     check_arithmetic(&file)?;
-    let vision = vision(&file.vision_config.original()?)?;
-    Ok(InternVl3 {
-        image_size: vision.image_size,
-        vision,
-        llm: file.text_config.decoder(family, TEXT)?,
+    let vit = vit(&file.vision_config.original()?)?;
+    let llm = file.text_config.decoder(family, TEXT)?;
+    let tower = InternVl3 {
+        image_size: vit.image_size,
+        vit,
+        width: llm.hidden,
         downsample_ratio: file.downsample_ratio,
         min_tiles: 1,
         max_tiles: TILES_MAX,
         use_thumbnail: true,
         template: "internvl2_5".to_owned(),
-        is_hf: true,
-    })
+    };
+    Ok(model(tower, llm, LAYOUTS))
 }
 
 /// The decoder by its class, which saved configurations may lack, or by its type.

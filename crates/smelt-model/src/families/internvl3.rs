@@ -5,15 +5,14 @@
 //! arithmetic and is not built here (another norm, another rotary scaling) is refused by name.
 //! Knows nothing of tensor files.
 
-use std::path::Path;
-
 use serde::Deserialize;
-use serde_json::Value;
 
-use crate::config::{ConfigError, ConfigProblem, List, Scope};
+use super::Config;
+use crate::config::{ConfigProblem, List, Scope};
 use crate::decoder::{self, Decoder, Family};
+use crate::model::{Layout, Model, Vision};
 
-pub(crate) mod hf;
+mod hf;
 
 /// The model class of the original layout.
 pub const ARCHITECTURE: &str = "InternVLChatModel";
@@ -21,24 +20,13 @@ pub const ARCHITECTURE: &str = "InternVLChatModel";
 /// The epsilon of the projector's LayerNorm: `nn.LayerNorm`'s default, which no config repeats.
 pub const PROJECTOR_EPS: f32 = 1e-5;
 
-/// A part of the model that has tensors of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The vision tower and the projector into the language model's space.
-    Vision,
-    /// The language model without its head.
-    Llm,
-    /// The language model's head, present only where it is not tied to the embedding.
-    Head,
-}
-
-/// An InternVL3 model: vision tower, projector and language model.
+/// What InternVL3 sees with: vision tower, pixel shuffle and projector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InternVl3 {
     /// The vision tower.
-    pub vision: Vision,
-    /// The language model.
-    pub llm: Decoder,
+    pub vit: Vit,
+    /// Channels of an image token: those of the language model.
+    pub width: usize,
     /// Side of the token grid after the pixel shuffle, as a fraction of the patch grid: 0.5.
     pub downsample_ratio: f64,
     /// Pixels on a side of one square tile.
@@ -51,13 +39,11 @@ pub struct InternVl3 {
     pub use_thumbnail: bool,
     /// The name of the conversation template, for example `internvl2_5`.
     pub template: String,
-    /// Whether configuration and weights have the names of transformers (`-hf`).
-    pub(crate) is_hf: bool,
 }
 
 /// The vision tower (InternViT).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Vision {
+pub struct Vit {
     /// Channels of a patch.
     pub hidden: usize,
     /// Encoder layers.
@@ -76,7 +62,7 @@ pub struct Vision {
     pub eps: f32,
 }
 
-impl Vision {
+impl Vit {
     /// Channels of a head.
     pub fn head_dim(&self) -> usize {
         self.hidden / self.heads
@@ -94,57 +80,37 @@ impl Vision {
 }
 
 impl InternVl3 {
-    /// Reads the text of the `config.json` at `path`; the path is for messages only.
-    ///
-    /// # Errors
-    /// [`ConfigError`] naming the field, its value and what would work.
-    pub fn parse(json: &str, path: &Path) -> Result<Self, ConfigError> {
-        read(json).map_err(|problem| ConfigError { path: path.into(), problem })
-    }
-
     /// Image tokens of one tile after the pixel shuffle.
     pub fn tokens_per_tile(&self) -> usize {
-        self.vision.patches() / (SHUFFLE * SHUFFLE)
+        self.vit.patches() / (SHUFFLE * SHUFFLE)
     }
 
     /// Channels of one image token before the projector: the shuffle stacks four patches.
     pub fn shuffled_width(&self) -> usize {
-        self.vision.hidden * SHUFFLE * SHUFFLE
+        self.vit.hidden * SHUFFLE * SHUFFLE
     }
 
-    /// Every tensor of `parts` with its shape, in a fixed order: input to output, layer by layer.
-    pub fn tensors(&self, parts: &[Part]) -> Vec<(String, Vec<usize>)> {
-        let mut list = List::default();
-        for part in parts {
-            match part {
-                Part::Vision => self.list_vision(&mut list),
-                Part::Llm => self.llm.list(&mut list),
-                Part::Head => self.llm.list_head(&mut list),
-            }
-        }
-        list.0
-    }
-
-    fn list_vision(&self, list: &mut List) {
-        let Vision { hidden, patch_size: patch, channels, .. } = self.vision;
+    /// Every tensor, input to output.
+    pub(crate) fn list(&self, list: &mut List) {
+        let Vit { hidden, patch_size: patch, channels, .. } = self.vit;
         let embeddings = "vision_model.embeddings";
         list.put(format!("{embeddings}.class_embedding"), &[1, 1, hidden]);
         list.put(format!("{embeddings}.patch_embedding.weight"), &[hidden, channels, patch, patch]);
         list.put(format!("{embeddings}.patch_embedding.bias"), &[hidden]);
-        let positions = self.vision.patches() + 1;
+        let positions = self.vit.patches() + 1;
         list.put(format!("{embeddings}.position_embedding"), &[1, positions, hidden]);
-        for layer in 0..self.vision.layers {
-            self.list_vision_layer(&format!("vision_model.encoder.layers.{layer}"), list);
+        for layer in 0..self.vit.layers {
+            self.list_layer(&format!("vision_model.encoder.layers.{layer}"), list);
         }
-        let (wide, out) = (self.shuffled_width(), self.llm.hidden);
+        let (wide, out) = (self.shuffled_width(), self.width);
         list.put("mlp1.0.weight", &[wide]);
         list.put("mlp1.0.bias", &[wide]);
         list.linear("mlp1.1", out, wide);
         list.linear("mlp1.3", out, out);
     }
 
-    fn list_vision_layer(&self, layer: &str, list: &mut List) {
-        let Vision { hidden, intermediate, .. } = self.vision;
+    fn list_layer(&self, layer: &str, list: &mut List) {
+        let Vit { hidden, intermediate, .. } = self.vit;
         list.put(format!("{layer}.norm1.weight"), &[hidden]);
         list.put(format!("{layer}.norm1.bias"), &[hidden]);
         list.linear(&format!("{layer}.attn.qkv"), 3 * hidden, hidden);
@@ -156,14 +122,6 @@ impl InternVl3 {
         list.linear(&format!("{layer}.mlp.fc2"), hidden, intermediate);
         list.put(format!("{layer}.ls2"), &[hidden]);
     }
-}
-
-/// The block a tensor belongs to: `vision_model.encoder.layers.3`, or the first two words of a name
-/// outside the layers.
-pub(crate) fn block_of(name: &str) -> &str {
-    let words = if name.contains(".layers.") { 4 } else { 2 };
-    let end = name.match_indices('.').nth(words - 1).map_or(name.len(), |(at, _)| at);
-    &name[..end]
 }
 
 /// Patches on a side that the pixel shuffle makes one token of: the inverse of the ratio 0.5.
@@ -221,53 +179,48 @@ const TOP: Scope = Scope("");
 const VISION: Scope = Scope("vision_config");
 const LLM: Scope = Scope("llm_config");
 
-fn read(json: &str) -> Result<InternVl3, ConfigProblem> {
-    let unreadable = |error: serde_json::Error| ConfigProblem::Unreadable(error.to_string());
-    let config: Value = serde_json::from_str(json).map_err(unreadable)?;
-    if first_architecture(&config) == Some(hf::ARCHITECTURE) {
-        return hf::read(&config);
-    }
-    let family = family(&config)?;
-    let file: File = serde_json::from_str(json).map_err(unreadable)?;
+/// The layout that OpenGVLab publishes.
+pub(super) const ORIGINAL: super::Family =
+    super::Family { architectures: &[ARCHITECTURE], words: supported, read };
+
+/// The layout of transformers.
+pub(super) const HF: super::Family =
+    super::Family { architectures: &[hf::ARCHITECTURE], words: supported, read: hf::read };
+
+fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
+    let family = family(config)?;
+    let file: File = config.fields()?;
     check_arithmetic(&file)?;
-    let model = InternVl3 {
-        vision: vision(&file.vision_config)?,
-        llm: file.llm_config.decoder(family, LLM)?,
+    let llm = file.llm_config.decoder(family, LLM)?;
+    let tower = InternVl3 {
+        vit: vit(&file.vision_config)?,
+        width: llm.hidden,
         downsample_ratio: file.downsample_ratio,
         image_size: file.vision_config.image_size,
         min_tiles: TOP.size("min_dynamic_patch", file.min_dynamic_patch)?,
         max_tiles: TOP.size("max_dynamic_patch", file.max_dynamic_patch)?,
         use_thumbnail: file.use_thumbnail,
         template: file.template,
-        is_hf: false,
     };
-    if model.min_tiles > model.max_tiles {
-        return TOP.bad(
-            "min_dynamic_patch",
-            model.min_tiles,
-            "it must not exceed max_dynamic_patch",
-        );
+    if tower.min_tiles > tower.max_tiles {
+        let rule = "it must not exceed max_dynamic_patch";
+        return TOP.bad("min_dynamic_patch", tower.min_tiles, rule);
     }
-    Ok(model)
+    Ok(model(tower, llm, &[Layout::CANONICAL]))
 }
 
-fn first_architecture(config: &Value) -> Option<&str> {
-    config["architectures"][0].as_str()
+fn model(tower: InternVl3, llm: Decoder, layouts: &'static [Layout]) -> Model {
+    let vision = Some(Vision::InternVit(tower));
+    Model { family: "internvl3", vision, llm: Some(llm), layouts }
 }
 
-/// Asks for the classes before anything else, so that another model is named, not a missing field.
-fn family(config: &Value) -> Result<&'static Family, ConfigProblem> {
-    let first = |config: &Value| first_architecture(config).map(str::to_owned);
-    let unknown = |found| ConfigProblem::UnknownArchitecture { found, supported: supported() };
-    let found = first(config).unwrap_or_else(|| {
-        let kind = config["model_type"].as_str().unwrap_or("none named");
-        format!("(model_type {kind})")
-    });
-    if found != ARCHITECTURE {
-        return Err(unknown(found));
-    }
-    let llm = first(&config["llm_config"]).unwrap_or_else(|| "(none named)".to_owned());
-    Family::of_architecture(&llm).ok_or_else(|| unknown(format!("{ARCHITECTURE} with {llm}")))
+/// The decoder's class, asked for before the fields, so that another is named, not a missing field.
+fn family(config: Config<'_>) -> Result<&'static Family, ConfigProblem> {
+    let found = config.tree["llm_config"]["architectures"][0].as_str().unwrap_or("(none named)");
+    Family::of_architecture(found).ok_or_else(|| ConfigProblem::UnknownArchitecture {
+        found: format!("{ARCHITECTURE} with {found}"),
+        supported: supported(),
+    })
 }
 
 fn supported() -> String {
@@ -293,8 +246,8 @@ fn check_arithmetic(file: &File) -> Result<(), ConfigProblem> {
     TOP.only("force_image_size", forced, "the value of vision_config.image_size", same)
 }
 
-fn vision(fields: &VisionFields) -> Result<Vision, ConfigProblem> {
-    let vision = Vision {
+fn vit(fields: &VisionFields) -> Result<Vit, ConfigProblem> {
+    let vit = Vit {
         hidden: VISION.size("hidden_size", fields.hidden_size)?,
         layers: VISION.layers("num_hidden_layers", fields.num_hidden_layers)?,
         heads: VISION.size("num_attention_heads", fields.num_attention_heads)?,
@@ -304,19 +257,23 @@ fn vision(fields: &VisionFields) -> Result<Vision, ConfigProblem> {
         channels: VISION.size("num_channels", fields.num_channels)?,
         eps: VISION.epsilon("layer_norm_eps", fields.layer_norm_eps)?,
     };
-    if !vision.hidden.is_multiple_of(vision.heads) {
-        return VISION.bad("hidden_size", vision.hidden, "the heads do not divide it");
+    if !vit.hidden.is_multiple_of(vit.heads) {
+        return VISION.bad("hidden_size", vit.hidden, "the heads do not divide it");
     }
-    if !vision.image_size.is_multiple_of(vision.patch_size * SHUFFLE) {
+    if !vit.image_size.is_multiple_of(vit.patch_size * SHUFFLE) {
         let rule = "it must hold an even number of patches on a side";
-        return VISION.bad("image_size", vision.image_size, rule);
+        return VISION.bad("image_size", vit.image_size, rule);
     }
-    Ok(vision)
+    Ok(vit)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::config::ConfigError;
+    use crate::model::Part;
 
     const TINY: &str = r#"{
         "architectures": ["InternVLChatModel"], "model_type": "internvl_chat",
@@ -333,8 +290,13 @@ mod tests {
             "rope_scaling": {"type": "dynamic", "factor": 2.0}}
     }"#;
 
-    fn parse(json: &str) -> Result<InternVl3, ConfigError> {
-        InternVl3::parse(json, Path::new("dir/config.json"))
+    fn parse(json: &str) -> Result<Model, ConfigError> {
+        Model::parse(json, Path::new("dir/config.json"))
+    }
+
+    fn parts(model: &Model) -> (&InternVl3, &Decoder) {
+        let Some(Vision::InternVit(tower)) = &model.vision else { panic!("{model:?}") };
+        (tower, model.llm.as_ref().unwrap())
     }
 
     /// Replaces `from` by `to` in a good configuration; the refusal must hold all `words`.
@@ -351,11 +313,12 @@ mod tests {
     #[test]
     fn a_good_configuration_gives_the_dimensions() {
         let model = parse(TINY).unwrap();
-        assert_eq!((model.vision.patches(), model.tokens_per_tile()), (16, 4));
-        assert_eq!((model.vision.head_dim(), model.shuffled_width()), (16, 256));
-        assert_eq!((model.llm.head_dim, model.llm.q_width(), model.llm.kv_width()), (12, 48, 24));
-        assert_eq!((model.vision.eps, model.llm.rope_theta), (1e-6, 1e6));
-        assert_eq!((model.min_tiles, model.max_tiles, model.use_thumbnail), (1, 4, true));
+        let (tower, llm) = parts(&model);
+        assert_eq!((tower.vit.patches(), tower.tokens_per_tile()), (16, 4));
+        assert_eq!((tower.vit.head_dim(), tower.shuffled_width()), (16, 256));
+        assert_eq!((llm.head_dim, llm.q_width(), llm.kv_width()), (12, 48, 24));
+        assert_eq!((tower.vit.eps, llm.rope.theta), (1e-6, 1e6));
+        assert_eq!((tower.min_tiles, tower.max_tiles, tower.use_thumbnail), (1, 4, true));
     }
 
     #[test]
@@ -432,10 +395,8 @@ mod tests {
     #[test]
     fn qwen3_has_heads_of_their_own_width_norms_and_no_biases() {
         let model = parse(&qwen3()).unwrap();
-        assert_eq!(
-            (model.llm.family.name, model.llm.head_dim, model.llm.q_width()),
-            ("qwen3", 128, 512)
-        );
+        let llm = parts(&model).1;
+        assert_eq!((llm.family.name, llm.head_dim, llm.q_width()), ("qwen3", 128, 512));
         let own = qwen3().replace("\"vocab_size\"", "\"head_dim\": 20, \"vocab_size\"");
         let list = parse(&own).unwrap().tensors(&[Part::Llm]);
         let shape = |part: &str| {
@@ -454,17 +415,5 @@ mod tests {
         let biased = qwen3().replace("attention_bias\": false", "attention_bias\": true");
         let error = parse(&biased).unwrap_err().to_string();
         assert!(error.contains("llm_config.attention_bias is true, but only false"), "{error}");
-    }
-
-    #[test]
-    fn blocks_are_layers_or_the_first_two_words() {
-        for (name, block) in [
-            ("vision_model.encoder.layers.3.attn.qkv.weight", "vision_model.encoder.layers.3"),
-            ("language_model.model.layers.10.mlp.up_proj.weight", "language_model.model.layers.10"),
-            ("language_model.lm_head.weight", "language_model.lm_head"),
-            ("mlp1.0.bias", "mlp1.0"),
-        ] {
-            assert_eq!(block_of(name), block);
-        }
     }
 }

@@ -1,0 +1,135 @@
+//! Says what a configuration describes: the parts a model has, their sizes, their tensors' names.
+//!
+//! The text of a `config.json` comes in; a [`Model`] comes out, from which every tensor name and
+//! shape follows.  Which family reads which configuration is in [`crate::families`].  Knows
+//! nothing of tensor files.
+
+use std::path::Path;
+
+use crate::config::{ConfigError, List};
+use crate::decoder::Decoder;
+use crate::families::{self, internvl3::InternVl3};
+
+/// A part of a model that has tensors of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The vision tower and the projector into the language model's space.
+    Vision,
+    /// The language model without its head.
+    Llm,
+    /// The language model's head, present only where it is not tied to the embedding.
+    Head,
+}
+
+impl Part {
+    /// Every part, input to output.
+    pub const ALL: [Self; 3] = [Self::Vision, Self::Llm, Self::Head];
+
+    /// The part in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Vision => "vision tower",
+            Self::Llm => "language model",
+            Self::Head => "language model's head",
+        }
+    }
+}
+
+/// A vision tower with its way into the space of what follows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Vision {
+    /// InternViT, pixel shuffle and projector.
+    InternVit(InternVl3),
+}
+
+/// How the files of a checkpoint name the tensors of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// The stored tensors whose rows, one after another, are the tensor of that canonical name.
+    pub(crate) sources: fn(&str) -> Vec<String>,
+    /// Stored tensors that are no weights of the model, though real checkpoints have them.
+    pub(crate) ignores: fn(&str) -> bool,
+}
+
+impl Layout {
+    /// Every tensor under its canonical name, and no other.
+    pub(crate) const CANONICAL: Self =
+        Self { sources: |name| vec![name.to_owned()], ignores: |_| false };
+}
+
+/// What a configuration describes.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// The word for the family, for example `internvl3`.
+    pub family: &'static str,
+    /// The vision tower, if there is one.
+    pub vision: Option<Vision>,
+    /// The language model, if there is one.
+    pub llm: Option<Decoder>,
+    /// The layouts its checkpoints come in, the usual one first.
+    pub(crate) layouts: &'static [Layout],
+}
+
+impl Model {
+    /// Reads the text of the `config.json` at `path`; the path is for messages only.
+    ///
+    /// # Errors
+    /// [`ConfigError`] naming the field, its value and what would work.
+    pub fn parse(json: &str, path: &Path) -> Result<Self, ConfigError> {
+        families::read(json).map_err(|problem| ConfigError { path: path.into(), problem })
+    }
+
+    /// The parts a whole checkpoint may have.
+    pub fn parts(&self) -> Vec<Part> {
+        let has = |part: &Part| match part {
+            Part::Vision => self.vision.is_some(),
+            Part::Llm | Part::Head => self.llm.is_some(),
+        };
+        Part::ALL.into_iter().filter(has).collect()
+    }
+
+    /// Every tensor of `parts` with its shape, in a fixed order: input to output, layer by layer.
+    /// Parts the model lacks have none.
+    pub fn tensors(&self, parts: &[Part]) -> Vec<(String, Vec<usize>)> {
+        let mut list = List::default();
+        for part in parts {
+            match (part, &self.vision, &self.llm) {
+                (Part::Vision, Some(Vision::InternVit(tower)), _) => tower.list(&mut list),
+                (Part::Llm, _, Some(llm)) => llm.list(&mut list),
+                (Part::Head, _, Some(llm)) => llm.list_head(&mut list),
+                _ => {}
+            }
+        }
+        list.0
+    }
+}
+
+/// The block a tensor belongs to: `vision_model.encoder.layers.3`, or the first two words of a name
+/// outside the layers.
+pub(crate) fn block_of(name: &str) -> &str {
+    let dots = name.match_indices('.').map(|(at, _)| at).chain([name.len()]);
+    let words: Vec<usize> = dots.collect();
+    let is_number = |n: &usize| name[words[n - 1] + 1..words[*n]].parse::<u32>().is_ok();
+    // A number in second place names a module of a sequence, not a layer.
+    let last = (2..words.len()).find(is_number).unwrap_or(1);
+    &name[..words[last.min(words.len() - 1)]]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_layers_or_the_first_two_words() {
+        for (name, block) in [
+            ("vision_model.encoder.layers.3.attn.qkv.weight", "vision_model.encoder.layers.3"),
+            ("language_model.model.layers.10.mlp.up_proj.weight", "language_model.model.layers.10"),
+            ("visual.blocks.7.norm1.weight", "visual.blocks.7"),
+            ("language_model.lm_head.weight", "language_model.lm_head"),
+            ("mlp1.0.bias", "mlp1.0"),
+            ("logit_scale", "logit_scale"),
+        ] {
+            assert_eq!(block_of(name), block);
+        }
+    }
+}
