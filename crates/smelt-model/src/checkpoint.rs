@@ -289,11 +289,12 @@ impl Checkpoint {
     pub fn internvl3(&self) -> Result<&InternVl3, CheckpointError> {
         match &self.model.vision {
             Some(Vision::InternVit(tower)) => Ok(tower),
-            None => Err(self.no_part(Part::Vision)),
+            _ => Err(self.no_part(Part::Vision)),
         }
     }
 
-    fn no_part(&self, part: Part) -> CheckpointError {
+    /// The refusal of a checkpoint whose model lacks `part`.
+    pub(crate) fn no_part(&self, part: Part) -> CheckpointError {
         let (dir, part, family) = (self.dir.clone(), part.words(), self.model.family);
         CheckpointError::NoPart { dir, part, family }
     }
@@ -311,6 +312,7 @@ impl Checkpoint {
             Part::Head => self.has_lm_head(),
             Part::Llm => self.model.llm.is_some(),
             Part::Vision => self.model.vision.is_some() && !self.is_quantized,
+            Part::Encoder => self.model.encoder.is_some() && !self.is_quantized,
         }
     }
 

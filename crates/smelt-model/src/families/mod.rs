@@ -8,6 +8,8 @@ use serde_json::Value;
 use crate::config::ConfigProblem;
 use crate::model::Model;
 
+pub mod bert;
+pub mod clip;
 pub mod internvl3;
 
 /// A `config.json`, as text (whose errors have a place) and as a tree.
@@ -37,7 +39,7 @@ struct Family {
     read: fn(Config<'_>) -> Result<Model, ConfigProblem>,
 }
 
-const ALL: [Family; 2] = [internvl3::ORIGINAL, internvl3::HF];
+const ALL: [Family; 4] = [internvl3::ORIGINAL, internvl3::HF, bert::BERT, clip::CLIP];
 
 /// The model that the text of a configuration describes.
 pub(crate) fn read(text: &str) -> Result<Model, ConfigProblem> {
