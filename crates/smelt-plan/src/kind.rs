@@ -89,7 +89,8 @@ const SLOTS_MAX: u64 = 64;
 const SOURCE: &[Field] = &[field("from", Takes::Source, Absent::Refused)];
 const ONNX_EXPORT: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("part", Takes::Choice(&["vision"]), Absent::Word("vision")),
+    field("part", Takes::Choice(&["vision", "encoder"]), Absent::Word("vision")),
+    field("size", Takes::Text, Absent::Nothing),
     field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
 ];
 const QUANTIZE: &[Field] = &[
@@ -120,8 +121,9 @@ const VERIFY: &[Field] = &[
 const DEPLOYMENT: &[Field] = &[
     field("model", Takes::Text, Absent::Word("internvl3")),
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("vision", ENGINE, Absent::Refused),
-    field("llm", LLM_ENGINE, Absent::Refused),
+    field("vision", ENGINE, Absent::Nothing),
+    field("llm", LLM_ENGINE, Absent::Nothing),
+    field("encoder", ENGINE, Absent::Nothing),
     field("verified", Takes::Stage(&[Kind::Verify]), Absent::Nothing),
 ];
 const COMMAND: &[Field] = &[
@@ -177,6 +179,20 @@ impl Kind {
         }
     }
 
+    /// What is wrong with the fields that are given together, if anything.
+    pub fn fault(self, is_given: impl Fn(&str) -> bool) -> Option<&'static str> {
+        match self {
+            Self::Deployment if is_given("encoder") => {
+                ["vision", "llm", "verified"].into_iter().any(is_given).then_some(
+                    "\"encoder\" stands alone; leave out \"vision\", \"llm\" and \"verified\"",
+                )
+            }
+            Self::Deployment => (!is_given("vision") || !is_given("llm"))
+                .then_some("needs the keys \"vision\" and \"llm\", or \"encoder\" alone"),
+            _ => None,
+        }
+    }
+
     /// Enters every key of this kind.  Raise it when equal inputs and params would make other
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {
@@ -184,11 +200,11 @@ impl Kind {
             Self::Source
             | Self::OnnxExport
             | Self::Quantize
-            | Self::EngineBuild
-            | Self::LlmEngineBuild
             | Self::Verify
             | Self::Deployment
             | Self::Command => 1,
+            // engine.json is of format 2.
+            Self::EngineBuild | Self::LlmEngineBuild => 2,
         }
     }
 }

@@ -23,7 +23,9 @@ pub(crate) enum Subcommand {
     Out(OutFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
-    /// Write a checkpoint's vision tower as ONNX, in bounded memory
+    /// Print the embeddings of texts by a built encoder, one JSON array a line
+    Embed(EmbedFlags),
+    /// Write a part of a checkpoint as ONNX, in bounded memory
     Export(ExportFlags),
     /// Write a checkpoint's decoder with smaller weights, in bounded memory
     Quantize(QuantizeFlags),
@@ -104,6 +106,21 @@ pub(crate) struct ChatFlags {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct EmbedFlags {
+    /// A pipeline that builds an encoder's deployment, or a deployment's directory
+    pub(crate) target: PathBuf,
+    /// What to embed
+    #[arg(required = true, value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+    /// Print one JSON document with the texts and their numbers of tokens
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Override a param of the pipeline
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) sets: Vec<String>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ExportFlags {
     /// The checkpoint's directory
     pub(crate) checkpoint: PathBuf,
@@ -113,6 +130,9 @@ pub(crate) struct ExportFlags {
     /// The directory to make
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
+    /// The size of pictures in pixels, for a vision tower that takes others than its own (CLIP)
+    #[arg(long, value_name = "HEIGHTxWIDTH", value_parser = crate::size::parse)]
+    pub(crate) size: Option<[usize; 2]>,
     /// The type of the weights and of the arithmetic
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: FloatType,
@@ -123,6 +143,8 @@ pub(crate) struct ExportFlags {
 pub(crate) enum Part {
     /// The vision tower with its projector
     Vision,
+    /// The encoder of texts
+    Encoder,
 }
 
 /// The float types, by the words used everywhere.

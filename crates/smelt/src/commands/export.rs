@@ -5,11 +5,14 @@ use smelt_model::dtype::Dtype;
 use smelt_model::export;
 
 use crate::exit::{Exit, Failed};
-use crate::flags::{ExportFlags, FloatType};
+use crate::flags::{ExportFlags, FloatType, Part};
 use crate::fresh::FreshDir;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
+    if flags.size.is_some() && !matches!(flags.part, Part::Vision) {
+        return Err(Failed::usage("--size is for --part vision"));
+    }
     let checkpoint = Checkpoint::open(&flags.checkpoint).map_err(Failed::model)?;
     let out = FreshDir::begin(&flags.out)?;
     let dtype = match flags.dtype {
@@ -17,8 +20,12 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
         FloatType::F16 => Dtype::F16,
         FloatType::Bf16 => Dtype::BF16,
     };
-    export::vision(&checkpoint, dtype, out.path(), &mut |line| tell(line))
-        .map_err(Failed::model)?;
+    let progress = &mut |line: &str| tell(line);
+    let exported = match flags.part {
+        Part::Vision => export::vision_sized(&checkpoint, dtype, flags.size, out.path(), progress),
+        Part::Encoder => export::encoder(&checkpoint, dtype, out.path(), progress),
+    };
+    exported.map_err(Failed::model)?;
     out.finish()?;
     tell(format_args!("wrote {}", flags.out.display()));
     Ok(Exit::Ok)

@@ -26,11 +26,14 @@ pub(crate) fn say(line: &str) {
 }
 
 impl Request {
+    /// A param that the plan has checked to be a word, if it is given.
+    pub(crate) fn optional_word(&self, name: &str) -> Option<&str> {
+        self.params.get(name).and_then(Value::as_str)
+    }
+
     /// A param that the plan has checked to be a word.
     pub(crate) fn word(&self, name: &str) -> Result<&str, Failed> {
-        self.params
-            .get(name)
-            .and_then(Value::as_str)
+        self.optional_word(name)
             .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
     }
 

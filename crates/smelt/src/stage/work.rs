@@ -4,7 +4,7 @@
 //! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
 //! is visible to anyone before the supervisor seals it.
 
-use smelt_engine::{llm, vision};
+use smelt_engine::{graph, llm};
 use smelt_model::dtype::Dtype;
 use smelt_model::quantize::Scheme;
 use smelt_model::{export, quantize, synthetic};
@@ -13,6 +13,7 @@ use smelt_plan::Kind;
 use super::request::{Request, say};
 use super::{deployment, verify};
 use crate::exit::{Exit, Failed};
+use crate::size;
 
 pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
     let request: Request = serde_json::from_str(request)
@@ -43,7 +44,17 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
         "bf16" => Dtype::BF16,
         _ => Dtype::F32,
     };
-    export::vision(&checkpoint, dtype, &request.out, &mut say).map_err(Failed::model)
+    let out = &request.out;
+    let size = request.optional_word("size").map(size::parse).transpose();
+    let size = size.map_err(Failed::usage)?;
+    let exported = match request.word("part")? {
+        "encoder" if size.is_some() => {
+            return Err(Failed::usage("\"size\" is for part \"vision\""));
+        }
+        "encoder" => export::encoder(&checkpoint, dtype, out, &mut say),
+        _ => export::vision_sized(&checkpoint, dtype, size, out, &mut say),
+    };
+    exported.map_err(Failed::model)
 }
 
 fn quantize(request: &Request) -> Result<(), Failed> {
@@ -56,7 +67,7 @@ fn quantize(request: &Request) -> Result<(), Failed> {
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
-    vision::build(request.input("onnx")?, &request.out, &mut say).map_err(Failed::model)
+    graph::build(request.input("onnx")?, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn llm_engine_build(request: &Request) -> Result<(), Failed> {
