@@ -1,20 +1,20 @@
 //! `smelt export`: a checkpoint's part as ONNX, without a pipeline.
 
-use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
 
 use crate::exit::{Exit, Failed};
 use crate::flags::{ExportFlags, FloatType, Part};
 use crate::fresh::FreshDir;
+use crate::given;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
     if flags.size.is_some() && !matches!(flags.part, Part::Vision) {
         return Err(Failed::usage("--size is for --part vision"));
     }
-    let checkpoint = Checkpoint::open(&flags.checkpoint).map_err(Failed::model)?;
     let out = FreshDir::begin(&flags.out)?;
+    let given = given::open(&flags.checkpoint, &flags.out)?;
     let dtype = match flags.dtype {
         FloatType::F32 => Dtype::F32,
         FloatType::F16 => Dtype::F16,
@@ -22,8 +22,10 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
     };
     let progress = &mut |line: &str| tell(line);
     let exported = match flags.part {
-        Part::Vision => export::vision_sized(&checkpoint, dtype, flags.size, out.path(), progress),
-        Part::Encoder => export::encoder(&checkpoint, dtype, out.path(), progress),
+        Part::Vision => {
+            export::vision_sized(&given.checkpoint, dtype, flags.size, out.path(), progress)
+        }
+        Part::Encoder => export::encoder(&given.checkpoint, dtype, out.path(), progress),
     };
     exported.map_err(Failed::model)?;
     out.finish()?;

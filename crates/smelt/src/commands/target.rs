@@ -21,7 +21,7 @@ pub(super) fn directory(target: &Path, sets: &[String]) -> Result<PathBuf, Faile
         return Ok(target.to_owned());
     }
     let flags = PipelineFlags { pipeline: target.to_owned(), sets: sets.to_vec() };
-    let loaded = load::plan(&flags, Access::Read)?;
+    let loaded = load::plan(&flags, Access::Use)?;
     let stage = deployment_stage(&loaded.plan, &flags)?;
     load::output(&flags, &loaded, stage)
 }
