@@ -16,6 +16,7 @@ pub mod reference;
 pub mod safetensors;
 pub mod synthetic;
 
+mod foreign;
 mod scheme;
 
 #[cfg(test)]

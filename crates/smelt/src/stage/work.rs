@@ -11,7 +11,7 @@ use smelt_model::{export, quantize};
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
-use super::{deployment, source, verify};
+use super::{deployment, source, surgery, verify};
 use crate::exit::{Exit, Failed};
 use crate::size;
 
@@ -21,6 +21,7 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
     match request.kind {
         Kind::Source => source::run(&request)?,
         Kind::OnnxExport => onnx_export(&request)?,
+        Kind::GraphSurgery => surgery::run(&request)?,
         Kind::Quantize => quantize(&request)?,
         Kind::EngineBuild => engine_build(&request)?,
         Kind::LlmEngineBuild => llm_engine_build(&request)?,
