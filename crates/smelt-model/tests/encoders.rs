@@ -79,6 +79,12 @@ fn clip_sees_the_same_in_every_type() {
 }
 
 #[test]
+fn clip_reads_the_same_in_every_type() {
+    check("clip-tiny", "encoder", None);
+    check("clip-text-tiny", "encoder", None);
+}
+
+#[test]
 fn norms_of_bert_stay_wide_and_nothing_else_does() {
     let out = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&golden("bert-tiny").join("checkpoint")).unwrap();
