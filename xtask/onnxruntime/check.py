@@ -89,7 +89,7 @@ def internvl_cases(folder):
 def export(smelt, folder, part, dtype, grids, out):
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [smelt, "export", folder / "checkpoint", "--part", part, "--dtype", dtype]
-    command += [word for grid in grids for word in ("--grid", grid)]
+    command += [word for grid in sorted(grids) for word in ("--grid", grid)]
     ran = subprocess.run([*command, "--out", out], capture_output=True, text=True)
     if ran.returncode != 0:
         last = ran.stderr.strip().splitlines()[-1:] or ["(said nothing)"]
@@ -162,7 +162,11 @@ def off(found, want):
 
 def check_part(smelt, folder, part, dtype, cases, work):
     out = work / folder.name / f"{part}-{dtype}"
-    grids = sorted({m[1] for case in cases if (m := re.fullmatch(r"vision-(\d+x\d+)", case))})
+    grids = {m[1] for case in cases if (m := re.fullmatch(r"vision-(\d+x\d+)", case))}
+    if grids and "vision" in cases:
+        # The size the tower was trained on, besides the others.
+        height, width = cases["vision"][0]["pixel_values"].shape[-2:]
+        grids.add(f"{height}x{width}")
     export(smelt, folder, part, dtype, grids, out)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

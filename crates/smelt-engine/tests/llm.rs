@@ -296,7 +296,7 @@ fn damaged_engines_do_not_open() {
         let error = LlmEngine::open(dir.path()).unwrap_err().to_string();
         assert!(error.contains(words) && !error.contains('\n'), "{error}");
     };
-    check("\"format\": 1", "\"format\": 9", "format 9");
+    check("\"format\": 2", "\"format\": 9", "format 9");
     check("\"family\": \"qwen2\"", "\"family\": \"qwen9\"", "qwen9");
     check("\"family\": \"qwen2\"", "\"family\": \"qwen3\"", "q_norm.weight");
     check("\"max_slots\": 3", "\"max_slots\": 0", "max_slots 0");
@@ -305,13 +305,13 @@ fn damaged_engines_do_not_open() {
     check("\"layers\": 3", "\"layers\": 0", "not those of a decoder");
     check("input_layernorm", "input_layernorn", "is missing");
     check("\"i8\"", "\"u8\"", "dtype U8");
-    check("\"kind\": \"llm\"", "\"kind\": \"vision\"", "is of kind \"vision\", not \"llm\"");
+    check("\"kind\": \"llm\"", "\"kind\": \"graph\"", "is of kind \"graph\", not \"llm\"");
 }
 
 #[test]
 fn a_vision_engine_does_not_open_as_a_language_model_and_back() {
     let error = smelt_engine::vision::VisionEngine::open(&built("plain")).unwrap_err().to_string();
-    assert!(error.contains("is of kind \"llm\", not \"vision\""), "{error}");
+    assert!(error.contains("is of kind \"llm\", not \"graph\""), "{error}");
     let error = LlmEngine::open(&built("checkpoint")).unwrap_err().to_string();
     assert!(error.contains("cannot read") && error.contains("engine.json"), "{error}");
 }

@@ -294,7 +294,8 @@ impl Checkpoint {
         }
     }
 
-    fn no_part(&self, part: Part) -> CheckpointError {
+    /// The refusal of a checkpoint whose model lacks `part`.
+    pub(crate) fn no_part(&self, part: Part) -> CheckpointError {
         let (dir, part, family) = (self.dir.clone(), part.words(), self.model.family);
         CheckpointError::NoPart { dir, part, family }
     }
@@ -312,6 +313,7 @@ impl Checkpoint {
             Part::Head => self.has_lm_head(),
             Part::Llm => self.model.llm.is_some(),
             Part::Vision => self.model.vision.is_some() && !self.is_quantized,
+            Part::Encoder => self.model.encoder.is_some() && !self.is_quantized,
         }
     }
 

@@ -98,7 +98,7 @@ const SLOTS_MAX: u64 = 64;
 const SOURCE: &[Field] = &[field("from", Takes::Source, Absent::Refused)];
 const ONNX_EXPORT: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("part", Takes::Choice(&["vision", "llm"]), Absent::Word("vision")),
+    field("part", Takes::Choice(&["vision", "llm", "encoder"]), Absent::Word("vision")),
     field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
     field("grids", Takes::Texts, Absent::Nothing),
     field("input", Takes::Choice(&["ids", "embeds"]), Absent::Nothing),
@@ -165,8 +165,9 @@ const VERIFY: &[Field] = &[
 const DEPLOYMENT: &[Field] = &[
     field("model", Takes::Text, Absent::Word("internvl3")),
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("vision", ENGINE, Absent::Refused),
-    field("llm", LLM_ENGINE, Absent::Refused),
+    field("vision", ENGINE, Absent::Nothing),
+    field("llm", LLM_ENGINE, Absent::Nothing),
+    field("encoder", ENGINE, Absent::Nothing),
     field("verified", Takes::Stage(&[Kind::Verify]), Absent::Nothing),
 ];
 const COMMAND: &[Field] = &[
@@ -225,6 +226,20 @@ impl Kind {
         }
     }
 
+    /// What is wrong with the fields that are given together, if anything.
+    pub fn fault(self, is_given: impl Fn(&str) -> bool) -> Option<&'static str> {
+        match self {
+            Self::Deployment if is_given("encoder") => {
+                ["vision", "llm", "verified"].into_iter().any(is_given).then_some(
+                    "\"encoder\" stands alone; leave out \"vision\", \"llm\" and \"verified\"",
+                )
+            }
+            Self::Deployment => (!is_given("vision") || !is_given("llm"))
+                .then_some("needs the keys \"vision\" and \"llm\", or \"encoder\" alone"),
+            _ => None,
+        }
+    }
+
     /// What does not go together in the params of a stage: the field at fault, and why.
     pub(crate) fn conflict(self, params: &BTreeMap<String, Value>) -> Option<(String, String)> {
         match self {
@@ -241,11 +256,11 @@ impl Kind {
             | Self::OnnxExport
             | Self::GraphSurgery
             | Self::Quantize
-            | Self::EngineBuild
-            | Self::LlmEngineBuild
             | Self::Verify
             | Self::Deployment
             | Self::Command => 1,
+            // engine.json is of format 2.
+            Self::EngineBuild | Self::LlmEngineBuild => 2,
         }
     }
 }

@@ -27,6 +27,8 @@ pub(crate) enum Subcommand {
     Out(OutFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
+    /// Print the embeddings of texts by a built encoder, one JSON array a line
+    Embed(EmbedFlags),
     /// Write parts of a checkpoint as ONNX, in bounded memory
     Export(ExportFlags),
     /// Write a checkpoint's decoder with smaller weights, in bounded memory
@@ -108,6 +110,21 @@ pub(crate) struct ChatFlags {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct EmbedFlags {
+    /// A pipeline that builds an encoder's deployment, or a deployment's directory
+    pub(crate) target: PathBuf,
+    /// What to embed
+    #[arg(required = true, value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+    /// Print one JSON document with the texts and their numbers of tokens
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Override a param of the pipeline
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) sets: Vec<String>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ExportFlags {
     /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
@@ -120,8 +137,9 @@ pub(crate) struct ExportFlags {
     /// The type of the weights and of the arithmetic
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: FloatType,
-    /// A size of pictures, for a vision tower that takes any (Qwen-VL): one graph for each (may be
-    /// given several times; a square and two oblong ones of some 250 tokens if never)
+    /// A size of pictures, for a vision tower that takes any (Qwen-VL, CLIP): one graph for each (may
+    /// be given several times; if never, a square and two oblong ones of some 250 tokens, for CLIP
+    /// the size it was trained on)
     #[arg(long = "grid", value_name = "HEIGHTxWIDTH")]
     pub(crate) grids: Vec<smelt_model::grid::Grid>,
     /// How tokens enter the decoder; as ids where the model is text alone, else as embeddings
@@ -149,6 +167,8 @@ pub(crate) enum Part {
     Vision,
     /// The decoder with its head, and its cache as inputs and outputs
     Llm,
+    /// The encoder of texts
+    Encoder,
     /// Every part there is, each in a directory of its name
     All,
 }

@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Subcommand::Plan(flags) => commands::plan::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),
         Subcommand::Chat(flags) => commands::chat::run(&flags),
+        Subcommand::Embed(flags) => commands::embed::run(&flags),
         Subcommand::Export(flags) => commands::export::run(&flags),
         Subcommand::Quantize(flags) => commands::quantize::run(&flags),
         Subcommand::Onnx(command) => commands::onnx::run(&command),

@@ -10,12 +10,12 @@ use serde::Serialize;
 use smelt_onnx::{Graph, IR_VERSION, Initializer, MODEL_FILE, Model, OPSET, check};
 
 use super::weights::WeightStream;
-use super::{ExportError, qwen2_5_vl, qwen3_vl};
+use super::{ExportError, clip, qwen2_5_vl, qwen3_vl};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
 use crate::families;
 use crate::grid::{Grid, Lattice, Patching};
-use crate::model::{Part, Vision};
+use crate::model::Part;
 
 /// What says which graph is for which size of picture.
 pub const GRIDS_FILE: &str = "grids.json";
@@ -28,6 +28,7 @@ const FORMAT: u32 = 1;
 pub(super) enum GridTower<'a> {
     Qwen25(&'a families::qwen2_5_vl::Tower),
     Qwen3(&'a families::qwen3_vl::Tower),
+    Clip(&'a families::clip::ClipVision),
 }
 
 /// What [`GRIDS_FILE`] holds.
@@ -52,31 +53,37 @@ struct Entry {
     tokens: usize,
 }
 
-impl<'a> GridTower<'a> {
-    /// The tower, if it is one of this kind.
-    pub(super) fn of(vision: &'a Vision) -> Option<Self> {
-        match vision {
-            Vision::Qwen25(tower) => Some(Self::Qwen25(tower)),
-            Vision::Qwen3(tower) => Some(Self::Qwen3(tower)),
-            Vision::InternVit(_) => None,
-        }
-    }
-
+impl GridTower<'_> {
     fn patching(self) -> Patching {
         match self {
             Self::Qwen25(tower) => tower.patching,
             Self::Qwen3(tower) => tower.patching,
+            Self::Clip(tower) => tower.patching(),
+        }
+    }
+
+    /// The grids that are used where none are named.
+    fn usual_grids(self) -> Vec<Grid> {
+        match self {
+            Self::Qwen25(_) | Self::Qwen3(_) => self.patching().default_grids(),
+            Self::Clip(tower) => vec![Grid { height: tower.image_size, width: tower.image_size }],
         }
     }
 
     /// The tensors that the graphs share, and the shapes they declare.  The patch convolution is
-    /// declared as the matrix it is: its stride is its kernel.
+    /// declared as the matrix it is, since its stride is its kernel; CLIP's class row as a sequence.
     fn weights(checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
         let mut weights = checkpoint.model().tensors(&[Part::Vision]);
-        weights.retain(|(name, _)| name != qwen3_vl::POSITIONS);
+        weights
+            .retain(|(name, _)| ![qwen3_vl::POSITIONS, clip::POSITIONS].contains(&name.as_str()));
         for (name, dims) in &mut weights {
-            if [qwen2_5_vl::PATCH_WEIGHT, qwen3_vl::PATCH_WEIGHT].contains(&name.as_str()) {
-                *dims = vec![dims[0], dims[1..].iter().product()];
+            let patches = [qwen2_5_vl::PATCH_WEIGHT, qwen3_vl::PATCH_WEIGHT, clip::PATCH_WEIGHT];
+            match name.as_str() {
+                name if patches.contains(&name) => {
+                    *dims = vec![dims[0], dims[1..].iter().product()];
+                }
+                clip::CLASS_EMBEDDING => *dims = vec![1, 1, dims[0]],
+                _ => {}
             }
         }
         weights
@@ -91,6 +98,7 @@ impl<'a> GridTower<'a> {
         match self {
             Self::Qwen25(tower) => qwen2_5_vl::graph(tower, lattice, stream, weights),
             Self::Qwen3(tower) => qwen3_vl::graph(tower, lattice, stream, weights),
+            Self::Clip(tower) => clip::vision_graph(tower, lattice, stream, weights),
         }
     }
 }
@@ -105,7 +113,8 @@ pub(super) fn export(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
     let patching = tower.patching();
-    let lattices = patching.lattices(grids)?;
+    let usual = tower.usual_grids();
+    let lattices = patching.lattices(if grids.is_empty() { &usual } else { grids })?;
     let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
     let names = GridTower::weights(checkpoint);
     let mut weights = Vec::with_capacity(names.len());

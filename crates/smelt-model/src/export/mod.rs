@@ -4,13 +4,17 @@
 //! same bytes on every machine.  Weights pass through in blocks; the graph is written by hand,
 //! not traced, so nothing is executed.  Knows nothing of engines.
 
+mod bert;
+mod clip;
 #[cfg(test)]
 mod grid_tests;
 mod grids;
+mod layers;
 mod llm;
 #[cfg(test)]
 mod llm_tests;
 mod patches;
+mod positions;
 pub mod probe;
 mod qwen2_5_vl;
 mod qwen3_vl;
@@ -30,7 +34,7 @@ use smelt_onnx::{
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::dtype::Dtype;
 use crate::grid::{Grid, GridError};
-use crate::model::{Model as Description, Part};
+use crate::model::{Encoder, Model as Description, Part, Vision};
 use crate::reference::ReferenceError;
 use grids::GridTower;
 use weights::WeightStream;
@@ -110,6 +114,9 @@ pub enum ExportError {
         /// The largest activation.
         value: f32,
     },
+    /// The reference has no such part.
+    #[error("the probe runs the f32 reference, which has no encoders of texts; leave it out")]
+    NoProbe,
     /// The reference cannot run the model.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
@@ -132,15 +139,18 @@ pub enum ExportError {
     Unsound(#[from] CheckError),
 }
 
-/// Exports the vision tower of `checkpoint` with what leads to the language model to `out_dir`.
+/// Exports the vision tower of `checkpoint`, with what leads to the space of what follows, to
+/// `out_dir`.
 ///
 /// InternVL's model maps `pixel_values` [tiles, channels, side, side] to `image_embeds`
-/// [tiles, tokens, hidden].  Those of Qwen-VL are exported for a usual list of grids, see
-/// [`vision_on`].  All is of type `dtype`; `progress` is told each weight.
+/// [tiles, tokens, hidden]; CLIP's maps `pixel_values` [pictures, channels, height, width] to
+/// `image_embeds` [pictures, width] (`pooler_output` [pictures, hidden] without a projection) and
+/// `last_hidden_state` [pictures, 1 + patches, hidden].  Those of Qwen-VL are exported for a usual
+/// list of grids, see [`vision_on`].  All is of type `dtype`; `progress` is told each weight.
 ///
 /// # Errors
-/// When `dtype` is no float the graph can have, a weight does not fit it, or a file cannot be
-/// read or written.
+/// When there is no tower, `dtype` is no float the graph can have, a weight does not fit it, or a
+/// file cannot be read or written.
 pub fn vision(
     checkpoint: &Checkpoint,
     dtype: Dtype,
@@ -150,9 +160,10 @@ pub fn vision(
     vision_on(checkpoint, &[], dtype, out_dir, progress)
 }
 
-/// [`vision`] for pictures of the sizes `grids`, of a tower that takes any (Qwen2.5-VL, Qwen3-VL).
+/// [`vision`] for pictures of the sizes `grids`, of a tower that takes any (Qwen2.5-VL,
+/// Qwen3-VL, CLIP with interpolated positions).
 ///
-/// For each grid there is a model that maps `pixel_values` [patches, values], flattened as the
+/// For each grid there is a model.  Qwen-VL's map `pixel_values` [patches, values], flattened as the
 /// family's image processor does, to `image_embeds` [tokens, hidden] and, where the family has
 /// them, `deepstack_{i}` of the same shape.  One grid makes `model.onnx`, several make
 /// `grid-HEIGHTxWIDTH.onnx` each over one `model.onnx.data`; [`GRIDS_FILE`] lists them.
@@ -168,20 +179,32 @@ pub fn vision_on(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
     let model = checkpoint.model();
-    if model.vision.is_some() && !checkpoint.has(Part::Vision) {
+    let Some(tower) = &model.vision else {
+        return Err(checkpoint.no_part(Part::Vision).into());
+    };
+    if !checkpoint.has(Part::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
-    if let Some(tower) = model.vision.as_ref().and_then(GridTower::of) {
-        return grids::export(checkpoint, tower, grids, dtype, out_dir, progress);
-    }
-    let tower = checkpoint.internvl3()?;
-    if !grids.is_empty() {
-        return Err(ExportError::NoGrids { family: model.family });
-    }
-    let weights = vision::weights(model);
-    write(checkpoint, dtype, &weights, out_dir, progress, |element_type, initializers| {
-        vision::graph(tower, element_type, initializers)
-    })
+    let tower = match tower {
+        Vision::Qwen25(tower) => GridTower::Qwen25(tower),
+        Vision::Qwen3(tower) => GridTower::Qwen3(tower),
+        Vision::Clip(tower) => GridTower::Clip(tower),
+        Vision::InternVit(_) if !grids.is_empty() => {
+            return Err(ExportError::NoGrids { family: model.family });
+        }
+        Vision::InternVit(tower) => {
+            let weights = vision::weights(model);
+            return write(
+                checkpoint,
+                dtype,
+                &weights,
+                out_dir,
+                progress,
+                |element_type, weights| vision::graph(tower, element_type, weights),
+            );
+        }
+    };
+    grids::export(checkpoint, tower, grids, dtype, out_dir, progress)
 }
 
 /// How tokens enter the graph of a decoder.
@@ -235,6 +258,32 @@ pub fn llm(
     })
 }
 
+/// Exports the text encoder of `checkpoint` to `out_dir`.
+///
+/// The model maps `input_ids` and `attention_mask` [texts, places], integers, to
+/// `last_hidden_state` [texts, places, hidden] of type `dtype`; CLIP's also to `text_embeds`
+/// [texts, width] (`pooler_output` [texts, hidden] without a projection).  `progress` is told each
+/// weight.
+///
+/// # Errors
+/// When there is no encoder, `dtype` is no float the graph can have, a weight does not fit it, or a
+/// file cannot be read or written.
+pub fn encoder(
+    checkpoint: &Checkpoint,
+    dtype: Dtype,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), ExportError> {
+    let Some(encoder) = &checkpoint.model().encoder else {
+        return Err(checkpoint.no_part(Part::Encoder).into());
+    };
+    let weights = checkpoint.model().tensors(&[Part::Encoder]);
+    write(checkpoint, dtype, &weights, out_dir, progress, |element_type, weights| match encoder {
+        Encoder::Bert(bert) => bert::graph(bert, element_type, weights),
+        Encoder::ClipText(tower) => clip::text_graph(tower, element_type, weights),
+    })
+}
+
 /// Streams `weights` to the data file, then writes and checks the graph that is made over them.
 fn write(
     checkpoint: &Checkpoint,
@@ -245,10 +294,13 @@ fn write(
     graph: impl FnOnce(ElementType, Vec<Initializer>) -> Graph,
 ) -> Result<(), ExportError> {
     let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
+    let is_bert = matches!(checkpoint.model().encoder, Some(Encoder::Bert(_)));
     let mut initializers = Vec::with_capacity(weights.len());
     for (n, (name, dims)) in weights.iter().enumerate() {
         progress(&format!("weight {} of {}: {name}", n + 1, weights.len()));
-        initializers.push(stream.copy(name, dims)?);
+        let is_wide = is_bert && bert::is_wide(name);
+        let element_type = if is_wide { ElementType::F32 } else { stream.element_type() };
+        initializers.push(stream.copy_as(name, dims, element_type)?);
     }
     let model = Model {
         ir_version: IR_VERSION,

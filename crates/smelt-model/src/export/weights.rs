@@ -53,24 +53,34 @@ impl<'a> WeightStream<'a> {
 
     /// Copies tensor `name`, declared as `dims`, which may merge dimensions of the stored shape.
     pub(super) fn copy(&mut self, name: &str, dims: &[usize]) -> Result<Initializer, ExportError> {
+        self.copy_as(name, dims, self.element_type)
+    }
+
+    /// [`Self::copy`], rounded to another type than the rest.
+    pub(super) fn copy_as(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        wanted: ElementType,
+    ) -> Result<Initializer, ExportError> {
         let dtype = self.checkpoint.dtype(name)?;
         if element_type(dtype).is_none() {
             return self.copy_quantised(name, dims);
         }
         let mut left: usize = self.checkpoint.shape(name)?.iter().product();
-        let mut tensor = self.file.tensor(name, self.element_type, dims)?;
+        let mut tensor = self.file.tensor(name, wanted, dims)?;
         let mut offset = 0;
         while left > 0 {
             let elements = left.min(BLOCK_ELEMENTS);
             self.stored.resize(elements * dtype.size_bytes(), 0);
             self.checkpoint.read_bytes(name, offset, &mut self.stored)?;
             check_finite(name, dtype, offset, &self.stored)?;
-            if element_type(dtype) == Some(self.element_type) {
+            if element_type(dtype) == Some(wanted) {
                 tensor.write(&self.stored)?;
             } else {
                 self.floats.clear();
                 assert!(dtype.widen(&self.stored, &mut self.floats), "{name} is of floats");
-                let rounded = self.rounder.round(&self.floats, self.element_type);
+                let rounded = self.rounder.round(&self.floats, wanted);
                 tensor.write(rounded.map_err(|value| beyond_f16(name, value))?)?;
             }
             offset += self.stored.len() as u64;

@@ -230,7 +230,7 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
 
 fn model(tower: InternVl3, llm: Decoder, layouts: &'static [Layout]) -> Model {
     let vision = Some(Vision::InternVit(tower));
-    Model { family: "internvl3", vision, llm: Some(llm), layouts }
+    Model { family: "internvl3", vision, llm: Some(llm), encoder: None, layouts }
 }
 
 /// The decoder's class, asked for before the fields, so that another is named, not a missing field.

@@ -10,6 +10,8 @@ use crate::config::{ConfigProblem, Scope};
 use crate::decoder;
 use crate::model::Model;
 
+pub mod bert;
+pub mod clip;
 #[cfg(test)]
 mod golden;
 pub mod internvl3;
@@ -46,8 +48,15 @@ struct Family {
     read: fn(Config<'_>) -> Result<Model, ConfigProblem>,
 }
 
-const ALL: [Family; 5] =
-    [internvl3::ORIGINAL, internvl3::HF, qwen2_5_vl::FAMILY, qwen3_vl::FAMILY, text::TEXT];
+const ALL: [Family; 7] = [
+    internvl3::ORIGINAL,
+    internvl3::HF,
+    qwen2_5_vl::FAMILY,
+    qwen3_vl::FAMILY,
+    text::TEXT,
+    bert::BERT,
+    clip::CLIP,
+];
 
 /// The model that the text of a configuration describes.
 pub(crate) fn read(text: &str) -> Result<Model, ConfigProblem> {

@@ -121,7 +121,7 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     scope.only("mrope_section", found, "three numbers, not interleaved", contiguous)?;
     let tower = tower(&vision_config, llm.hidden)?;
     let vision = Some(Vision::Qwen25(tower));
-    Ok(Model { family: "qwen2_5_vl", vision, llm: Some(llm), layouts: LAYOUTS })
+    Ok(Model { family: "qwen2_5_vl", vision, llm: Some(llm), encoder: None, layouts: LAYOUTS })
 }
 
 fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {

@@ -139,7 +139,7 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let tower = tower(&vision_config, &llm)?;
     llm.deepstack = tower.deepstack.len();
     let vision = Some(Vision::Qwen3(tower));
-    Ok(Model { family: "qwen3_vl", vision, llm: Some(llm), layouts: LAYOUTS })
+    Ok(Model { family: "qwen3_vl", vision, llm: Some(llm), encoder: None, layouts: LAYOUTS })
 }
 
 fn tower(fields: &Fields, llm: &Decoder) -> Result<Tower, ConfigProblem> {

@@ -35,7 +35,7 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let family = Family::of_architecture(class).expect("the table lists classes of decoders");
     let fields: decoder::Fields = config.fields()?;
     let llm = fields.decoder(family, TOP)?;
-    Ok(Model { family: family.name, vision: None, llm: Some(llm), layouts: LAYOUTS })
+    Ok(Model { family: family.name, vision: None, llm: Some(llm), encoder: None, layouts: LAYOUTS })
 }
 
 #[cfg(test)]

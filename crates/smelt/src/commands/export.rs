@@ -18,7 +18,7 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
     if flags.input.is_some() && matches!(flags.part, flags::Part::Vision) {
         return Err(Failed::usage("--input says how tokens enter a decoder; a tower has none"));
     }
-    if !flags.grids.is_empty() && matches!(flags.part, flags::Part::Llm) {
+    if !flags.grids.is_empty() && matches!(flags.part, flags::Part::Llm | flags::Part::Encoder) {
         return Err(Failed::usage("--grid is for the vision tower"));
     }
     let out = FreshDir::begin(&flags.out)?;
@@ -29,6 +29,7 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
     match flags.part {
         flags::Part::Vision => order.fill(checkpoint, Part::Vision, out.path(), &mut say),
         flags::Part::Llm => order.fill(checkpoint, Part::Llm, out.path(), &mut say),
+        flags::Part::Encoder => order.fill(checkpoint, Part::Encoder, out.path(), &mut say),
         flags::Part::All => {
             PARTS.iter().filter(|(part, _)| checkpoint.has(*part)).try_for_each(|(part, name)| {
                 order.fill(checkpoint, *part, &out.path().join(name), &mut say)
@@ -42,7 +43,8 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
 }
 
 /// What `--part all` exports where it is there, and into which directory.
-const PARTS: [(Part, &str); 2] = [(Part::Vision, "vision"), (Part::Llm, "llm")];
+const PARTS: [(Part, &str); 3] =
+    [(Part::Vision, "vision"), (Part::Llm, "llm"), (Part::Encoder, "encoder")];
 
 /// How parts are exported; the stage of a pipeline orders the same.
 #[derive(Debug, Clone)]
@@ -80,10 +82,13 @@ impl Order {
         if self.probe {
             probe::record(checkpoint, part, self.dtype, dir, say)?;
         }
-        if part == Part::Vision {
-            return export::vision_on(checkpoint, &self.grids, self.dtype, dir, say);
+        match part {
+            Part::Vision => export::vision_on(checkpoint, &self.grids, self.dtype, dir, say),
+            Part::Encoder => export::encoder(checkpoint, self.dtype, dir, say),
+            Part::Llm | Part::Head => {
+                let input = self.input.unwrap_or_else(|| LlmInput::usual(checkpoint.model()));
+                export::llm(checkpoint, self.dtype, input, dir, say)
+            }
         }
-        let input = self.input.unwrap_or_else(|| LlmInput::usual(checkpoint.model()));
-        export::llm(checkpoint, self.dtype, input, dir, say)
     }
 }

@@ -38,9 +38,7 @@ pub(crate) fn say(line: &str) {
 impl Request {
     /// A param that the plan has checked to be a word.
     pub(crate) fn word(&self, name: &str) -> Result<&str, Failed> {
-        self.params
-            .get(name)
-            .and_then(Value::as_str)
+        self.optional_word(name)
             .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
     }
 

@@ -4,7 +4,7 @@
 //! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
 //! is visible to anyone before the supervisor seals it.
 
-use smelt_engine::{llm, vision};
+use smelt_engine::{graph, llm};
 use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
 use smelt_model::grid::Grid;
@@ -50,8 +50,12 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
     let grids =
         request.texts("grids").iter().map(|text| text.parse()).collect::<Result<Vec<Grid>, _>>();
     let grids = grids.map_err(Failed::usage)?;
-    let part = if request.word("part")? == "llm" { Part::Llm } else { Part::Vision };
-    if part == Part::Llm && !grids.is_empty() {
+    let part = match request.word("part")? {
+        "llm" => Part::Llm,
+        "encoder" => Part::Encoder,
+        _ => Part::Vision,
+    };
+    if part != Part::Vision && !grids.is_empty() {
         return Err(Failed::usage("\"grids\" is for part \"vision\""));
     }
     let order = Order { dtype, input, probe: request.flag("probe"), grids };
@@ -68,7 +72,7 @@ fn quantize(request: &Request) -> Result<(), Failed> {
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
-    vision::build(request.input("onnx")?, &request.out, &mut say).map_err(Failed::model)
+    graph::build(request.input("onnx")?, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn llm_engine_build(request: &Request) -> Result<(), Failed> {

@@ -7,7 +7,7 @@ use smelt_model::dtype::Dtype;
 use tempfile::TempDir;
 
 use super::super::array::{Array, Value, Weight, broadcast};
-use super::super::graph::{AttributeFile, NodeFile};
+use super::super::file::{AttributeFile, NodeFile};
 use super::super::op::Op;
 use super::{Inputs, Machine, run};
 use crate::cast::bytes_of;
@@ -647,4 +647,97 @@ fn stored_weights_give_the_same_bits_as_widened_ones() {
         same(&got, &one(&negate, &[&one(&reshape, &[wide, &shape])]), "reshaped");
     }
     same(&one(&Case("Cast", 13, &[("to", Int(10))]), &[&weight]), &wide, "already f16");
+}
+
+#[test]
+fn truth_is_zero_or_one() {
+    let (a, b) = (f(&[2, 1], &[1.0, 3.0]), f(&[3], &[1.0, 2.0, 3.0]));
+    let gives = |op, truths: &[i64]| {
+        Case(op, 17, &[]).gives(&[a.clone(), b.clone()], &i(&[2, 3], truths));
+    };
+    gives("Equal", &[1, 0, 0, 0, 0, 1]);
+    gives("Less", &[0, 1, 1, 0, 0, 0]);
+    gives("LessOrEqual", &[1, 1, 1, 0, 0, 1]);
+    gives("Greater", &[0, 0, 0, 1, 1, 0]);
+    gives("GreaterOrEqual", &[1, 0, 0, 1, 1, 1]);
+    let (x, y) = (list(&[0, 0, 5, 1]), list(&[0, 2, 0, 1]));
+    Case("And", 17, &[]).gives(&[x.clone(), y.clone()], &list(&[0, 0, 0, 1]));
+    Case("Or", 17, &[]).gives(&[x.clone(), y.clone()], &list(&[0, 1, 1, 1]));
+    Case("Equal", 17, &[]).gives(&[x.clone(), y], &list(&[1, 0, 0, 1]));
+    Case("Not", 17, &[]).gives(std::slice::from_ref(&x), &list(&[1, 1, 0, 0]));
+    Case("Cast", 17, &[("to", Int(9))]).gives(&[x], &list(&[0, 0, 1, 1]));
+    Case("Cast", 17, &[("to", Int(9))]).gives(&[f(&[2], &[0.0, -0.5])], &list(&[0, 1]));
+    Case("And", 17, &[]).fails(&[a.clone(), b.clone()], "as integers");
+    Case("Equal", 17, &[]).fails(&[a, list(&[1])], "as floats");
+}
+
+#[test]
+fn where_chooses_and_broadcasts_all_three() {
+    let plain = Case("Where", 17, &[]);
+    let condition = i(&[2, 1], &[1, 0]);
+    let (a, b) = (f(&[3], &[1.0, 2.0, 3.0]), f(&[], &[9.0]));
+    plain.gives(&[condition.clone(), a.clone(), b], &f(&[2, 3], &[1.0, 2.0, 3.0, 9.0, 9.0, 9.0]));
+    plain.gives(&[condition.clone(), list(&[4]), list(&[5])], &i(&[2, 1], &[4, 5]));
+    plain.fails(&[condition, a, f(&[2], &[0.0; 2])], "broadcast");
+}
+
+#[test]
+fn the_largest_is_found_along_any_axis() {
+    let x = f(&[2, 3], &[1.0, 5.0, 5.0, 7.0, 0.0, 2.0]);
+    Case("ArgMax", 17, &[("axis", Int(1))]).gives(std::slice::from_ref(&x), &i(&[2, 1], &[1, 0]));
+    let last = [("axis", Int(-1)), ("select_last_index", Int(1)), ("keepdims", Int(0))];
+    Case("ArgMax", 17, &last).gives(std::slice::from_ref(&x), &list(&[2, 0]));
+    Case("ArgMax", 17, &[("keepdims", Int(0))]).gives(std::slice::from_ref(&x), &list(&[1, 0, 0]));
+    Case("ArgMax", 17, &[]).gives(&[i(&[3], &[4, 9, 9])], &list(&[1]));
+    Case("ArgMax", 17, &[("axis", Int(2))]).fails(&[x], "axis 2");
+}
+
+#[test]
+fn sums_and_extremes_reduce_like_means() {
+    let x = f(&[2, 3], &[1.0, -5.0, 4.0, 7.0, 0.0, 2.0]);
+    let axis = [("axes", Ints(vec![1])), ("keepdims", Int(0))];
+    Case("ReduceMax", 17, &axis).gives(std::slice::from_ref(&x), &f(&[2], &[4.0, 7.0]));
+    Case("ReduceMin", 17, &axis).gives(std::slice::from_ref(&x), &f(&[2], &[-5.0, 0.0]));
+    // ReduceSum has had its axes as an input since opset 13, the others since 18.
+    Case("ReduceSum", 17, &[]).gives(&[x.clone(), list(&[0])], &f(&[1, 3], &[8.0, -5.0, 6.0]));
+    Case("ReduceMax", 18, &[]).gives(&[x.clone(), list(&[0])], &f(&[1, 3], &[7.0, 0.0, 4.0]));
+    Case("ReduceSum", 17, &[]).gives(&[i(&[2, 2], &[1, 2, 3, 4])], &i(&[1, 1], &[10]));
+    Case("ReduceMax", 17, &[]).gives(&[list(&[3, -4])], &list(&[3]));
+    Case("ReduceMean", 17, &[]).fails(&[list(&[3, -4])], "mean of integers");
+}
+
+#[test]
+fn ranges_running_sums_and_triangles() {
+    let one = |value: i64| i(&[], &[value]);
+    Case("Range", 17, &[]).gives(&[one(2), one(9), one(3)], &list(&[2, 5, 8]));
+    Case("Range", 17, &[]).gives(&[one(3), one(0), one(-1)], &list(&[3, 2, 1]));
+    Case("Range", 17, &[]).fails(&[one(3), one(9), one(0)], "step is 0");
+    Case("Range", 17, &[]).fails(&[one(0), one(1 << 40), one(1)], "more than");
+    let x = i(&[2, 3], &[1, 2, 3, 4, 5, 6]);
+    Case("CumSum", 17, &[]).gives(&[x.clone(), one(1)], &i(&[2, 3], &[1, 3, 6, 4, 9, 15]));
+    let other = [("exclusive", Int(1)), ("reverse", Int(1))];
+    Case("CumSum", 17, &other).gives(&[x.clone(), one(1)], &i(&[2, 3], &[5, 3, 0, 11, 6, 0]));
+    Case("CumSum", 17, &[]).gives(&[x.clone(), one(0)], &i(&[2, 3], &[1, 2, 3, 5, 7, 9]));
+    Case("Trilu", 17, &[]).gives(std::slice::from_ref(&x), &i(&[2, 3], &[1, 2, 3, 0, 5, 6]));
+    let lower = [("upper", Int(0))];
+    Case("Trilu", 17, &lower).gives(&[x.clone(), one(0)], &i(&[2, 3], &[1, 0, 0, 4, 5, 0]));
+    Case("Trilu", 17, &[]).gives(&[x, one(2)], &i(&[2, 3], &[0, 0, 3, 0, 0, 0]));
+}
+
+#[test]
+fn rows_are_gathered_from_a_stored_weight_where_it_lies() {
+    let halves: Vec<u16> = (0..6).map(|n| f16::from_f32(n as f32).to_bits()).collect();
+    let (_dir, file) = engine_file(&[3, 2], &halves);
+    let stored = std::sync::Arc::new(file.stored("w").unwrap().clone());
+    let weight = |transposed| {
+        let shape = if transposed { vec![2, 3] } else { vec![3, 2] };
+        Some(Value::Weight(Weight { stored: stored.clone(), shape, transposed }))
+    };
+    let picks = Some(i(&[2, 1], &[2, -3]));
+    let gathered = |value| {
+        let mut values = Case("Gather", 17, &[]).outputs_on(&file, 1, vec![value, picks.clone()]);
+        values.as_mut().map(|values| values.swap_remove(0)).map_err(|error| error.clone())
+    };
+    same(&gathered(weight(false)).unwrap(), &f(&[2, 1, 2], &[4.0, 5.0, 0.0, 1.0]), "rows");
+    assert!(gathered(weight(true)).unwrap_err().contains("outside 2"));
 }

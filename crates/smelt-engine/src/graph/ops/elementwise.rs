@@ -11,6 +11,7 @@ use crate::kernels::activation::{erf, exp, gelu_erf, gelu_tanh, sigmoid};
 pub(super) fn cast(to: CastTo, value: Value, machine: Machine<'_>) -> Result<Value, String> {
     Ok(match (value, to) {
         (Value::I64(array), CastTo::I64) => Value::I64(array),
+        (Value::I64(array), CastTo::Bool) => Value::I64(map(array, |v| i64::from(v != 0))),
         (Value::I64(array), CastTo::I32) => Value::I64(map(array, |v| i64::from(v as i32))),
         (Value::I64(array), _) => {
             let data = array.data().iter().map(|&value| value as f32).collect();
@@ -18,6 +19,11 @@ pub(super) fn cast(to: CastTo, value: Value, machine: Machine<'_>) -> Result<Val
         }
         // Widening keeps every value, so the weight may stay where it is.
         (value @ (Value::F32(_) | Value::Weight(_)), CastTo::F32) => value,
+        (value, CastTo::Bool) => {
+            let array = machine.floats(value)?;
+            let data = array.data().iter().map(|&value| i64::from(value != 0.0)).collect();
+            Value::I64(Array::new(array.shape().to_vec(), data))
+        }
         (value, CastTo::I64 | CastTo::I32) => {
             let array = machine.floats(value)?;
             let wide = to == CastTo::I64;
@@ -33,7 +39,7 @@ fn round(to: CastTo, array: Array<f32>, machine: Machine<'_>) -> Value {
     Value::F32(match to {
         CastTo::F16 => each(array, machine, |v| f16::from_f32(v).to_f32()),
         CastTo::Bf16 => each(array, machine, |v| bf16::from_f32(v).to_f32()),
-        CastTo::F32 | CastTo::I32 | CastTo::I64 => array,
+        CastTo::F32 | CastTo::I32 | CastTo::I64 | CastTo::Bool => array,
     })
 }
 
@@ -61,11 +67,17 @@ fn each(
 }
 
 pub(super) fn unary(kind: Unary, value: Value, machine: Machine<'_>) -> Result<Value, String> {
-    if let (Unary::Neg, Value::I64(array)) = (kind, &value) {
-        return Ok(Value::I64(map(array.clone(), i64::wrapping_neg)));
-    }
+    let value = match (kind, value) {
+        (Unary::Neg, Value::I64(array)) => return Ok(Value::I64(map(array, i64::wrapping_neg))),
+        (Unary::Abs, Value::I64(array)) => return Ok(Value::I64(map(array, i64::wrapping_abs))),
+        (_, value) => value,
+    };
     let array = machine.floats(value)?;
     Ok(Value::F32(match kind {
+        Unary::Abs => each(array, machine, f32::abs),
+        Unary::Reciprocal => each(array, machine, f32::recip),
+        Unary::Cos => each(array, machine, f32::cos),
+        Unary::Sin => each(array, machine, f32::sin),
         Unary::Sqrt => each(array, machine, f32::sqrt),
         Unary::Erf => each(array, machine, erf),
         Unary::Tanh => each(array, machine, f32::tanh),
@@ -101,6 +113,8 @@ pub(super) fn binary(
         Binary::Mul => pairwise(a, b, machine, |a, b| a * b),
         Binary::Div => pairwise(a, b, machine, |a, b| a / b),
         Binary::Pow => power(a, b, machine),
+        Binary::Min => pairwise(a, b, machine, f32::min),
+        Binary::Max => pairwise(a, b, machine, f32::max),
     };
     result.map(Value::F32)
 }
@@ -127,6 +141,8 @@ fn integers(kind: Binary, a: &Array<i64>, b: &Array<i64>) -> Result<Array<i64>, 
                 Binary::Sub => a.checked_sub(b),
                 Binary::Mul => a.checked_mul(b),
                 Binary::Div => a.checked_div(b),
+                Binary::Min => Some(a.min(b)),
+                Binary::Max => Some(a.max(b)),
                 Binary::Pow => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
             };
             if result.is_none() {
@@ -216,8 +232,8 @@ fn zip(
 }
 
 /// How two shapes pair up, as few loops as possible.
-struct Pairing {
-    shape: Vec<usize>,
+pub(super) struct Pairing {
+    pub(super) shape: Vec<usize>,
     loops: Vec<Loop>,
 }
 
@@ -229,16 +245,16 @@ struct Loop {
 }
 
 /// Neighbouring results: `len` of them, from `a` and `b` on with their steps.
-struct Run {
-    len: usize,
-    a: usize,
-    b: usize,
-    a_step: usize,
-    b_step: usize,
+pub(super) struct Run {
+    pub(super) len: usize,
+    pub(super) a: usize,
+    pub(super) b: usize,
+    pub(super) a_step: usize,
+    pub(super) b_step: usize,
 }
 
 impl Pairing {
-    fn new(a: &[usize], b: &[usize]) -> Result<Self, String> {
+    pub(super) fn new(a: &[usize], b: &[usize]) -> Result<Self, String> {
         let shape = broadcast(a, b)?;
         let steps = broadcast_strides(a, &shape).into_iter().zip(broadcast_strides(b, &shape));
         let mut loops: Vec<Loop> = Vec::new();
@@ -257,12 +273,12 @@ impl Pairing {
         Ok(Self { shape, loops })
     }
 
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
     /// Visits the results in `range` run by run, with the index of each run's first result.
-    fn runs(&self, range: std::ops::Range<usize>, mut visit: impl FnMut(usize, Run)) {
+    pub(super) fn runs(&self, range: std::ops::Range<usize>, mut visit: impl FnMut(usize, Run)) {
         let Some((inner, outer)) = self.loops.split_last() else { return };
         let mut at = range.start;
         while at < range.end {

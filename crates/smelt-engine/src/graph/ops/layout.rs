@@ -3,7 +3,7 @@
 use super::super::array::{
     Array, Value, Weight, axis_of, broadcast, broadcast_strides, element_count, strides_of,
 };
-use super::{Inputs, Machine, integers, list};
+use super::{Inputs, Machine, integers, list, only};
 
 /// Applies `$function` to the array inside a value, floats and integers alike.
 macro_rules! either {
@@ -360,6 +360,11 @@ pub(super) fn gather(
     let from = value.shape();
     let shape: Vec<usize> = [&from[..axis], indices.shape(), &from[axis + 1..]].concat();
     element_count(&shape)?;
+    if let (Value::Weight(weight), 0) = (&value, axis)
+        && !weight.transposed
+    {
+        return Ok(Value::F32(Array::new(shape, machine.rows(weight, &picked))));
+    }
     Ok(either!(value, machine, array => {
         let outer: usize = array.shape()[..axis].iter().product();
         let inner: usize = array.shape()[axis + 1..].iter().product();
@@ -408,22 +413,15 @@ pub(super) fn pad(inputs: &mut Inputs, machine: Machine<'_>) -> Result<Value, St
     Ok(match value {
         Value::I64(array) => {
             let fill = fill.map(integers).transpose()?.unwrap_or(Array::scalar(0));
-            Value::I64(frame.apply(&array, only(&fill)?))
+            Value::I64(frame.apply(&array, only(&fill, "fill")?))
         }
         value => {
             let array = machine.floats(value)?;
             let fill = fill.map(|fill| machine.floats(fill)).transpose()?;
             let fill = fill.unwrap_or(Array::scalar(0.0));
-            Value::F32(frame.apply(&array, only(&fill)?))
+            Value::F32(frame.apply(&array, only(&fill, "fill")?))
         }
     })
-}
-
-fn only<T: Copy>(array: &Array<T>) -> Result<T, String> {
-    match array.data() {
-        [value] => Ok(*value),
-        _ => Err(format!("its fill has shape {:?}, not one number", array.shape())),
-    }
 }
 
 /// Where a padded (or, with negative pads, cropped) array lies in its result.

@@ -1,8 +1,7 @@
-//! Builds a vision engine from an ONNX graph: packs it, then loads it and runs it once.
+//! Builds an engine from an ONNX graph: packs it, then loads it and runs it once.
 //!
 //! The graph is judged before a weight is read; weights then go to `weights.bin` in blocks, in
-//! their own type.  Image size, tokens and width come from the graph.  Knows nothing of
-//! checkpoints.
+//! their own type.  Knows nothing of checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,18 +9,20 @@ use std::path::{Path, PathBuf};
 use smelt_model::dtype::Dtype;
 use smelt_onnx::{ElementType, Initializer, Model};
 
-use super::array::Array;
-use super::graph::{Converted, GraphFile, convert, stored_dtype};
+use super::file::{Converted, GraphFile, InputFile, convert, stored_dtype};
 use super::op::{OPSETS, Op};
-use super::{KIND, RunError, VisionEngine, VisionFile};
+use super::tensor::Tensor;
+use super::{GraphEngine, KIND, RunError};
 use crate::engine_file::{EngineWriter, OpenError, TensorSpec};
 
 /// The graph's file in its directory.
 const MODEL_FILE: &str = "model.onnx";
 /// Bytes of a weight held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
-/// A tile larger than this is a broken graph (the largest vision towers take 1792 pixels).
-const IMAGE_SIZE_MAX: usize = 1 << 14;
+/// Open dimensions behind an input's first are this large when the engine is tried: a short text.
+const TRIED_SIZE: usize = 8;
+/// An input of more numbers than this is a broken graph (a picture of 1792 pixels has 10 million).
+const INPUT_NUMBERS_MAX: usize = 1 << 26;
 
 /// Why a graph could not become an engine.
 #[derive(Debug, thiserror::Error)]
@@ -63,7 +64,7 @@ pub enum BuildError {
     #[error("the engine does not run: {0}")]
     Run(#[from] RunError),
     /// The finished engine gives numbers that are no numbers.
-    #[error("the engine gives {found} for a test picture; the weights are not usable in f32")]
+    #[error("the engine gives {found} for a test input; the weights are not usable in f32")]
     NotFinite {
         /// The first such number.
         found: f32,
@@ -89,8 +90,9 @@ pub fn build(
     let graph_error = |problem| BuildError::Graph { path: path.clone(), problem };
     let converted = convert(model).map_err(graph_error)?;
     judge(&converted.graph).map_err(graph_error)?;
-    let (channels, image_size) = image_of(&converted.input_dims).map_err(graph_error)?;
-    let Converted { graph, constants, .. } = converted;
+    let Converted { graph, constants } = converted;
+    let inputs = graph.inputs.iter().map(tried_input).collect::<Result<Vec<_>, _>>();
+    let inputs = inputs.map_err(graph_error)?;
 
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
@@ -101,15 +103,15 @@ pub fn build(
         writer.begin(TensorSpec { name, dtype, shape }).map_err(write_error)?;
         pack(constant, dtype, onnx_dir, &mut |bytes| writer.write(bytes).map_err(write_error))?;
     }
-    let file = VisionFile { channels, image_size, tokens_per_tile: 0, hidden: 0, graph };
-    let mut unsealed = writer.finish(KIND, file).map_err(write_error)?;
+    let mut unsealed = writer.finish(KIND, graph).map_err(write_error)?;
 
     progress("running the engine once");
-    let output = try_out(&VisionEngine::new(unsealed.preview()?)?)?;
-    let engine = unsealed.engine_mut();
-    (engine.tokens_per_tile, engine.hidden) = tokens_of(output.shape()).map_err(graph_error)?;
+    let outputs = try_out(&GraphEngine::new(unsealed.preview()?)?, inputs)?;
+    for (file, output) in unsealed.engine_mut().outputs.iter_mut().zip(&outputs) {
+        output.shape().clone_into(&mut file.tried);
+    }
     unsealed.seal().map_err(write_error)?;
-    VisionEngine::open(out_dir)?;
+    GraphEngine::open(out_dir)?;
     Ok(())
 }
 
@@ -126,30 +128,28 @@ fn judge(graph: &GraphFile) -> Result<(), String> {
     Ok(())
 }
 
-/// Channels and image size of an input `[batch, channels, size, size]`.
-fn image_of(dims: &[Option<usize>]) -> Result<(usize, usize), String> {
-    match *dims {
-        [None | Some(1), Some(channels), Some(height), Some(width)]
-            if height == width
-                && (1..=IMAGE_SIZE_MAX).contains(&width)
-                && (1..=4).contains(&channels) =>
-        {
-            Ok((channels, width))
-        }
-        _ => Err(format!(
-            "its input is {dims:?}, not [batch, channels, size, size] with a batch of 1 or any"
-        )),
+/// Values to try an input with.
+fn tried_input(input: &InputFile) -> Result<Tensor, String> {
+    let mut open = input.dims.iter().enumerate().filter(|(_, dim)| dim.is_none());
+    let first = open.next().map(|(axis, _)| axis);
+    let size = |(axis, dim): (usize, &Option<usize>)| match dim {
+        Some(size) => *size,
+        None if Some(axis) == first => 1,
+        None => TRIED_SIZE,
+    };
+    let shape: Vec<usize> = input.dims.iter().enumerate().map(size).collect();
+    let count = shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
+    let count = count.filter(|count| (1..=INPUT_NUMBERS_MAX).contains(count));
+    let Some(count) = count else {
+        return Err(format!("input {:?} of shape {shape:?} cannot be tried", input.name));
+    };
+    if input.integer {
+        // A token that every vocabulary has, and a place that no mask hides.
+        return Ok(Tensor::I64 { shape, data: vec![1; count] });
     }
-}
-
-/// Tokens and hidden size of an output `[…, tokens, hidden]` of one tile.
-fn tokens_of(shape: &[usize]) -> Result<(usize, usize), String> {
-    match shape {
-        [outer @ .., hidden] if !outer.is_empty() && shape.iter().all(|&dim| dim > 0) => {
-            Ok((outer.iter().product(), *hidden))
-        }
-        _ => Err(format!("its output is {shape:?} for one tile, not [tokens, hidden]")),
-    }
+    // A ramp with jumps, in the range of normalised pixels.
+    let data = (0..count).map(|index| (index % 251) as f32 / 62.5 - 2.0).collect();
+    Ok(Tensor::F32 { shape, data })
 }
 
 /// Sends the bytes of a constant on, a block at a time.
@@ -166,27 +166,31 @@ fn pack(
         let len = (BLOCK_BYTES as u64).min(total - at) as usize;
         smelt_onnx::read_initializer(dir, constant, at, &mut block[..len])?;
         at += len as u64;
-        if dtype == Dtype::I64 && constant.dtype == ElementType::I32 {
-            let quads = block[..len].as_chunks::<4>().0;
-            let wide =
-                quads.iter().flat_map(|&quad| i64::from(i32::from_le_bytes(quad)).to_le_bytes());
-            write(&wide.collect::<Vec<u8>>())?;
-        } else {
-            write(&block[..len])?;
+        match (dtype, constant.dtype) {
+            (Dtype::I64, ElementType::I32) => {
+                let quads = block[..len].as_chunks::<4>().0;
+                let wide = quads.iter().map(|&quad| i64::from(i32::from_le_bytes(quad)));
+                write(&bytes_of(wide))?;
+            }
+            (Dtype::I64, ElementType::Bool) => {
+                write(&bytes_of(block[..len].iter().map(|&byte| i64::from(byte != 0))))?;
+            }
+            _ => write(&block[..len])?,
         }
     }
     Ok(())
 }
 
-/// Encodes a test picture; every number has to be finite.
-fn try_out(engine: &VisionEngine) -> Result<Array<f32>, BuildError> {
-    let VisionFile { channels, image_size, .. } = engine.file.engine;
-    let count = channels * image_size * image_size;
-    // A ramp with jumps, in the range of normalised pixels.
-    let pixels = (0..count).map(|index| (index % 251) as f32 / 62.5 - 2.0).collect();
-    let output = engine.run(Array::new(vec![1, channels, image_size, image_size], pixels))?;
-    match output.data().iter().find(|value| !value.is_finite()) {
+fn bytes_of(numbers: impl Iterator<Item = i64>) -> Vec<u8> {
+    numbers.flat_map(i64::to_le_bytes).collect()
+}
+
+/// Runs the engine once; every number has to be finite.
+fn try_out(engine: &GraphEngine, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, BuildError> {
+    let outputs = engine.run(inputs)?;
+    let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
+    match numbers.find(|value| !value.is_finite()) {
         Some(&found) => Err(BuildError::NotFinite { found }),
-        None => Ok(output),
+        None => Ok(outputs),
     }
 }

@@ -7,6 +7,8 @@ mod elementwise;
 mod layout;
 mod product;
 mod reduce;
+mod sequence;
+mod truth;
 
 use super::array::{Array, Value, Weight};
 use super::op::Op;
@@ -45,6 +47,17 @@ pub(crate) fn run(op: &Op, mut inputs: Inputs, machine: Machine<'_>) -> Result<V
         Op::Cast { to } => elementwise::cast(*to, inputs.take(0), machine),
         Op::Binary(kind) => elementwise::binary(*kind, inputs, machine),
         Op::Unary(kind) => elementwise::unary(*kind, inputs.take(0), machine),
+        Op::Compare(kind) => truth::compare(*kind, inputs, machine),
+        Op::Not => truth::not(inputs.take(0)),
+        Op::Where => truth::choose(inputs, machine),
+        Op::ArgMax { axis, keep_dims, last } => {
+            reduce::arg_max(*axis, *keep_dims, *last, inputs.take(0), machine)
+        }
+        Op::CumSum { exclusive, reverse } => {
+            sequence::running_sum(*exclusive, *reverse, inputs, machine)
+        }
+        Op::Range => sequence::range(inputs, machine),
+        Op::Trilu { upper } => sequence::triangle(*upper, inputs, machine),
         Op::Reshape { allow_zero } => layout::reshape(*allow_zero, inputs, machine),
         Op::Transpose { order } => layout::transpose(order.as_deref(), inputs.take(0), machine),
         Op::Pad => layout::pad(inputs, machine),
@@ -67,8 +80,8 @@ pub(crate) fn run(op: &Op, mut inputs: Inputs, machine: Machine<'_>) -> Result<V
         Op::LayerNormalization { axis, eps } => {
             return reduce::layer_normalization(*axis, *eps, inputs, machine);
         }
-        Op::ReduceMean { axes, keep_dims, none_is_nothing } => {
-            reduce::mean(axes.as_deref(), *keep_dims, *none_is_nothing, inputs, machine)
+        Op::Reduce { kind, axes, keep_dims, none_is_nothing } => {
+            reduce::reduce(*kind, axes.as_deref(), *keep_dims, *none_is_nothing, inputs, machine)
         }
     };
     one.map(|value| vec![value])
@@ -99,6 +112,17 @@ impl Machine<'_> {
         Array::new(weight.shape.clone(), data)
     }
 
+    /// Rows of a stored weight in f32; the others stay in the file.
+    fn rows(self, weight: &Weight, rows: &[usize]) -> Vec<f32> {
+        let elements = self.elements(weight);
+        let width: usize = weight.shape[1..].iter().product();
+        let mut data = vec![0.0; rows.len() * width];
+        for (row, out) in rows.iter().zip(data.chunks_exact_mut(width.max(1))) {
+            elements.widen(row * width, out);
+        }
+        data
+    }
+
     fn elements(&self, weight: &Weight) -> Elements<'_> {
         self.weights.elements(&weight.stored).expect("loading keeps only floats as weights")
     }
@@ -109,6 +133,14 @@ fn integers(value: Value) -> Result<Array<i64>, String> {
     match value {
         Value::I64(array) => Ok(array),
         other => Err(format!("reads floats {:?} as integers", other.shape())),
+    }
+}
+
+/// The one number of a scalar input.
+fn only<T: Copy>(array: &Array<T>, what: &str) -> Result<T, String> {
+    match array.data() {
+        [value] => Ok(*value),
+        _ => Err(format!("its {what} has shape {:?}, not one number", array.shape())),
     }
 }
 

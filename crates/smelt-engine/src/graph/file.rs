@@ -9,15 +9,58 @@ use serde::{Deserialize, Serialize};
 use smelt_model::dtype::Dtype;
 use smelt_onnx::{Attribute, AttributeValue, Data, Dim, ElementType, Initializer, Model};
 
-/// A graph with one input and one output, in execution order.
+use super::tensor::Tensor;
+
+/// A graph, its nodes in execution order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GraphFile {
     /// Version of the default operator set; some operators changed between versions.
     pub(crate) opset: i64,
-    pub(crate) input: String,
-    pub(crate) output: String,
+    pub(crate) inputs: Vec<InputFile>,
+    pub(crate) outputs: Vec<OutputFile>,
     pub(crate) nodes: Vec<NodeFile>,
+}
+
+/// A value the graph reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InputFile {
+    /// Its name.
+    pub name: String,
+    /// Whether it holds integers or booleans, not floats.
+    pub integer: bool,
+    /// Its dimensions, `None` where they may vary.
+    pub dims: Vec<Option<usize>>,
+}
+
+/// A value the graph gives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutputFile {
+    /// Its name.
+    pub name: String,
+    /// The shape it had when the engine was built and tried: the first open dimension of every
+    /// input was 1.
+    pub tried: Vec<usize>,
+}
+
+impl InputFile {
+    /// What keeps `given` from being this input, if anything.
+    pub(crate) fn fault(&self, given: &Tensor) -> Option<String> {
+        let integer = matches!(given, Tensor::I64 { .. });
+        if integer != self.integer {
+            let words = |integer| if integer { "integers" } else { "floats" };
+            return Some(format!("it takes {}, not {}", words(self.integer), words(integer)));
+        }
+        let shape = given.shape();
+        let mut pairs = self.dims.iter().zip(shape);
+        let fits = pairs.all(|(dim, &size)| size > 0 && dim.is_none_or(|dim| dim == size));
+        if !fits || self.dims.len() != shape.len() {
+            return Some(format!("shape {shape:?} is not {:?}", self.dims));
+        }
+        (!given.is_full()).then(|| format!("the numbers do not fill {shape:?}"))
+    }
 }
 
 /// One operation.
@@ -54,11 +97,9 @@ impl NodeFile {
     }
 }
 
-/// What a graph reads and gives, and the constants it needs.
+/// A graph and the constants it needs.
 pub(crate) struct Converted {
     pub(crate) graph: GraphFile,
-    /// Declared dimensions of the input, `None` where they may vary.
-    pub(crate) input_dims: Vec<Option<usize>>,
     /// Every constant a node reads, in the order of their first use.
     pub(crate) constants: Vec<Initializer>,
 }
@@ -72,30 +113,38 @@ pub(crate) fn convert(model: Model) -> Result<Converted, String> {
     let mut inputs = model.graph.inputs;
     // Old files list initializers among the inputs.
     inputs.retain(|input| !constants.contains_key(&input.name));
-    let names = |values: &[smelt_onnx::ValueInfo]| {
-        values.iter().map(|value| value.name.clone()).collect::<Vec<_>>().join(", ")
-    };
-    let [input] = &inputs[..] else {
-        return Err(format!("a vision graph has one input, this one has [{}]", names(&inputs)));
-    };
-    let [output] = &model.graph.outputs[..] else {
-        let found = names(&model.graph.outputs);
-        return Err(format!("a vision graph has one output, this one has [{found}]"));
-    };
-    if !matches!(input.dtype, ElementType::F32 | ElementType::F16 | ElementType::Bf16) {
-        return Err(format!("input {:?} is {}, not f32, f16 or bf16", input.name, input.dtype));
+    let inputs = inputs.iter().map(input_file).collect::<Result<Vec<_>, _>>()?;
+    if model.graph.outputs.is_empty() {
+        return Err("the graph has no output".to_owned());
     }
-    let input_dims = input.dims.as_deref().unwrap_or_default().iter().map(fixed).collect();
-    let (input, output) = (input.name.clone(), output.name.clone());
+    // What shapes the outputs have is known when the engine is tried.
+    let output = |value: smelt_onnx::ValueInfo| OutputFile { name: value.name, tried: vec![] };
+    let outputs = model.graph.outputs.into_iter().map(output).collect();
     let mut nodes = Vec::new();
     for node in model.graph.nodes {
         if let Some(node) = convert_node(node, &mut constants)? {
             nodes.push(node);
         }
     }
-    let graph = GraphFile { opset: model.opset, input, output, nodes };
+    let graph = GraphFile { opset: model.opset, inputs, outputs, nodes };
     let constants = used_constants(&graph, constants);
-    Ok(Converted { graph, input_dims, constants })
+    Ok(Converted { graph, constants })
+}
+
+fn input_file(input: &smelt_onnx::ValueInfo) -> Result<InputFile, String> {
+    use ElementType::{Bf16, Bool, F16, F32, I32, I64};
+    let name = input.name.clone();
+    let integer = match input.dtype {
+        F32 | F16 | Bf16 => false,
+        I64 | I32 | Bool => true,
+        other => {
+            return Err(format!("input {name:?} is {other}, not f32, f16, bf16, i64, i32 or bool"));
+        }
+    };
+    let Some(dims) = &input.dims else {
+        return Err(format!("input {name:?} has no declared dimensions"));
+    };
+    Ok(InputFile { name, integer, dims: dims.iter().map(fixed).collect() })
 }
 
 fn fixed(dim: &Dim) -> Option<usize> {
@@ -173,20 +222,21 @@ fn used_constants(
     graph: &GraphFile,
     mut constants: BTreeMap<String, Initializer>,
 ) -> Vec<Initializer> {
-    let reads = graph.nodes.iter().flat_map(|node| &node.inputs).chain([&graph.output]);
+    let given = graph.outputs.iter().map(|output| &output.name);
+    let reads = graph.nodes.iter().flat_map(|node| &node.inputs).chain(given);
     let mut seen = BTreeSet::new();
     reads.filter(|name| seen.insert(*name)).filter_map(|name| constants.remove(name)).collect()
 }
 
-/// The dtype under which a constant is stored; i32 is stored as i64.
+/// The dtype under which a constant is stored; i32 and bool are stored as i64.
 pub(crate) fn stored_dtype(constant: &Initializer) -> Result<Dtype, String> {
     match constant.dtype {
         ElementType::F32 => Ok(Dtype::F32),
         ElementType::F16 => Ok(Dtype::F16),
         ElementType::Bf16 => Ok(Dtype::BF16),
-        ElementType::I64 | ElementType::I32 => Ok(Dtype::I64),
+        ElementType::I64 | ElementType::I32 | ElementType::Bool => Ok(Dtype::I64),
         other => Err(format!(
-            "constant {:?} is {other}; the native engine takes f32, f16, bf16, i64 and i32",
+            "constant {:?} is {other}; the native engine takes f32, f16, bf16, i64, i32 and bool",
             constant.name
         )),
     }

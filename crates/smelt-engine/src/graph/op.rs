@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::graph::{AttributeFile, NodeFile};
+use super::file::{AttributeFile, NodeFile};
 
 /// Operator sets whose meaning of every operator below is known here.
 pub(crate) const OPSETS: std::ops::RangeInclusive<i64> = 13..=20;
@@ -32,6 +32,24 @@ pub(crate) enum Op {
     MatMul,
     Binary(Binary),
     Unary(Unary),
+    /// Two numbers to 0 or 1.
+    Compare(Compare),
+    Not,
+    Where,
+    /// The place of the largest number along `axis`.
+    ArgMax {
+        axis: i64,
+        keep_dims: bool,
+        last: bool,
+    },
+    CumSum {
+        exclusive: bool,
+        reverse: bool,
+    },
+    Range,
+    Trilu {
+        upper: bool,
+    },
     Softmax {
         axis: i64,
     },
@@ -64,7 +82,8 @@ pub(crate) enum Op {
     },
     ConstantOfShape,
     /// `axes` is the attribute of opset 17 and older; newer ones read an input.
-    ReduceMean {
+    Reduce {
+        kind: Reduce,
         axes: Option<Vec<i64>>,
         keep_dims: bool,
         none_is_nothing: bool,
@@ -80,6 +99,28 @@ pub(crate) enum CastTo {
     Bf16,
     I32,
     I64,
+    Bool,
+}
+
+/// What becomes of the numbers along the axes that go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reduce {
+    Mean,
+    Sum,
+    Max,
+    Min,
+}
+
+/// Operators over two broadcast values that give truth; truth is 0 or 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compare {
+    Equal,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    And,
+    Or,
 }
 
 /// Operators over two broadcast values.
@@ -90,12 +131,18 @@ pub(crate) enum Binary {
     Mul,
     Div,
     Pow,
+    Min,
+    Max,
 }
 
 /// Operators over each number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unary {
+    Abs,
     Sqrt,
+    Reciprocal,
+    Cos,
+    Sin,
     Erf,
     Tanh,
     Sigmoid,
@@ -148,14 +195,20 @@ fn arity(op: &Op, opset: i64) -> (std::ops::RangeInclusive<usize>, usize) {
         | Op::Transpose { .. }
         | Op::Unary(_)
         | Op::Softmax { .. }
+        | Op::Not
+        | Op::ArgMax { .. }
         | Op::Flatten { .. }
         | Op::Shape { .. } => (1..=1, 1),
         Op::Reshape { .. }
         | Op::MatMul
         | Op::Binary(_)
+        | Op::Compare(_)
+        | Op::CumSum { .. }
         | Op::Unsqueeze
         | Op::Expand
         | Op::Gather { .. } => (2..=2, 1),
+        Op::Where | Op::Range => (3..=3, 1),
+        Op::Trilu { .. } => (1..=2, 1),
         Op::Gemm { .. } => (2..=3, 1),
         Op::Conv(_) => (2..=3, 1),
         Op::LayerNormalization { .. } => (2..=3, 3),
@@ -164,7 +217,7 @@ fn arity(op: &Op, opset: i64) -> (std::ops::RangeInclusive<usize>, usize) {
         Op::Split { parts, .. } => (1..=2, *parts),
         Op::Concat { .. } => (1..=usize::MAX, 1),
         Op::Squeeze | Op::ConstantOfShape => (1..=2, 1),
-        Op::ReduceMean { .. } => (1..=if opset >= 18 { 2 } else { 1 }, 1),
+        Op::Reduce { kind, .. } => (1..=if reads_axes(*kind, opset) { 2 } else { 1 }, 1),
     }
 }
 
@@ -186,6 +239,32 @@ fn parse(node: &NodeFile, opset: i64, fields: &mut Fields<'_>) -> Result<Op, Str
         "Mul" => Op::Binary(Binary::Mul),
         "Div" => Op::Binary(Binary::Div),
         "Pow" => Op::Binary(Binary::Pow),
+        "Min" => Op::Binary(Binary::Min),
+        "Max" => Op::Binary(Binary::Max),
+        "Equal" => Op::Compare(Compare::Equal),
+        "Less" => Op::Compare(Compare::Less),
+        "LessOrEqual" => Op::Compare(Compare::LessOrEqual),
+        "Greater" => Op::Compare(Compare::Greater),
+        "GreaterOrEqual" => Op::Compare(Compare::GreaterOrEqual),
+        "And" => Op::Compare(Compare::And),
+        "Or" => Op::Compare(Compare::Or),
+        "Not" => Op::Not,
+        "Where" => Op::Where,
+        "ArgMax" => Op::ArgMax {
+            axis: fields.int("axis")?.unwrap_or(0),
+            keep_dims: fields.flag("keepdims", true)?,
+            last: fields.flag("select_last_index", false)?,
+        },
+        "CumSum" => Op::CumSum {
+            exclusive: fields.flag("exclusive", false)?,
+            reverse: fields.flag("reverse", false)?,
+        },
+        "Range" => Op::Range,
+        "Trilu" => Op::Trilu { upper: fields.flag("upper", true)? },
+        "Abs" => Op::Unary(Unary::Abs),
+        "Reciprocal" => Op::Unary(Unary::Reciprocal),
+        "Cos" => Op::Unary(Unary::Cos),
+        "Sin" => Op::Unary(Unary::Sin),
         "Sqrt" => Op::Unary(Unary::Sqrt),
         "Erf" => Op::Unary(Unary::Erf),
         "Tanh" => Op::Unary(Unary::Tanh),
@@ -209,7 +288,10 @@ fn parse(node: &NodeFile, opset: i64, fields: &mut Fields<'_>) -> Result<Op, Str
         }
         "Shape" => Op::Shape { start: 0, end: None },
         "ConstantOfShape" => Op::ConstantOfShape,
-        "ReduceMean" => reduce_mean(opset, fields)?,
+        "ReduceMean" => reduce(Reduce::Mean, opset, fields)?,
+        "ReduceSum" => reduce(Reduce::Sum, opset, fields)?,
+        "ReduceMax" => reduce(Reduce::Max, opset, fields)?,
+        "ReduceMin" => reduce(Reduce::Min, opset, fields)?,
         "Conv" => Op::Conv(conv(fields)?),
         _ => return Err(format!("the native engine does not have this operator at opset {opset}")),
     })
@@ -224,7 +306,10 @@ fn cast_to(fields: &mut Fields<'_>) -> Result<CastTo, String> {
         Some(16) => Ok(CastTo::Bf16),
         Some(6) => Ok(CastTo::I32),
         Some(7) => Ok(CastTo::I64),
-        Some(other) => Err(format!("casts to ONNX type {other}, not f32, f16, bf16, i32 or i64")),
+        Some(9) => Ok(CastTo::Bool),
+        Some(other) => {
+            Err(format!("casts to ONNX type {other}, not f32, f16, bf16, i32, i64 or bool"))
+        }
         None => Err("has no target type".to_owned()),
     }
 }
@@ -261,13 +346,19 @@ fn split(node: &NodeFile, opset: i64, fields: &mut Fields<'_>) -> Result<Op, Str
     Ok(Op::Split { axis, parts })
 }
 
-fn reduce_mean(opset: i64, fields: &mut Fields<'_>) -> Result<Op, String> {
+/// Whether the axes are an input: ReduceSum led the way.
+fn reads_axes(kind: Reduce, opset: i64) -> bool {
+    opset >= if kind == Reduce::Sum { 13 } else { 18 }
+}
+
+fn reduce(kind: Reduce, opset: i64, fields: &mut Fields<'_>) -> Result<Op, String> {
     let keep_dims = fields.flag("keepdims", true)?;
-    if opset >= 18 {
+    if reads_axes(kind, opset) {
         let none_is_nothing = fields.flag("noop_with_empty_axes", false)?;
-        return Ok(Op::ReduceMean { axes: None, keep_dims, none_is_nothing });
+        return Ok(Op::Reduce { kind, axes: None, keep_dims, none_is_nothing });
     }
-    Ok(Op::ReduceMean { axes: fields.ints("axes")?, keep_dims, none_is_nothing: false })
+    let axes = fields.ints("axes")?;
+    Ok(Op::Reduce { kind, axes, keep_dims, none_is_nothing: false })
 }
 
 fn conv(fields: &mut Fields<'_>) -> Result<Conv, String> {
@@ -388,7 +479,7 @@ mod tests {
         refused(&node("Conv", 2, &[("strides", Ints(vec![0, 1]))]), 17, "stride of 0");
         refused(&node("Conv", 2, &[("auto_pad", Text("SAME_UPPER".into()))]), 17, "auto_pad");
         refused(&node("Pad", 2, &[("mode", Text("reflect".into()))]), 17, "reflect");
-        refused(&node("Cast", 1, &[("to", Int(9))]), 17, "ONNX type 9");
+        refused(&node("Cast", 1, &[("to", Int(11))]), 17, "ONNX type 11");
         refused(&node("Softmax", 1, &[("axes", Int(1))]), 17, "\"axes\" is not known");
         refused(&node("Softmax", 1, &[("axis", Text("x".into()))]), 17, "no integer");
         refused(&node("Add", 1, &[]), 17, "reads 1 values");
@@ -403,7 +494,7 @@ mod tests {
         assert_eq!(parse("Flatten", 1), Op::Flatten { axis: 1 });
         assert_eq!(
             parse("ReduceMean", 1),
-            Op::ReduceMean { axes: None, keep_dims: true, none_is_nothing: false }
+            Op::Reduce { kind: Reduce::Mean, axes: None, keep_dims: true, none_is_nothing: false }
         );
         assert_eq!(
             parse("Gemm", 2),

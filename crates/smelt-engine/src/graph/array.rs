@@ -63,6 +63,11 @@ impl<T: Clone> Array<T> {
         Arc::get_mut(&mut self.data).is_some()
     }
 
+    /// Shape and numbers; copied only if someone else still reads them.
+    pub(crate) fn into_parts(self) -> (Vec<usize>, Vec<T>) {
+        (self.shape, Arc::unwrap_or_clone(self.data))
+    }
+
     /// The same numbers under another shape of the same count.
     pub(crate) fn reshaped(self, shape: Vec<usize>) -> Self {
         assert_eq!(shape.iter().product::<usize>(), self.len(), "a reshape keeps the count");

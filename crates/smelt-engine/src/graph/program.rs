@@ -1,12 +1,12 @@
 //! Turns a graph into steps that can run: names become places, every operator is checked.
 //!
 //! Steps whose inputs are all known and small are computed once, here.  A value is given up after
-//! its last reader, so that it may be overwritten.  Knows nothing of files or pixels.
+//! its last reader, so that it may be overwritten.  Knows nothing of files.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::array::Value;
-use super::graph::{GraphFile, NodeFile};
+use super::file::{GraphFile, NodeFile};
 use super::op::{OPSETS, Op};
 use super::ops::{self, Inputs, Machine};
 
@@ -19,8 +19,8 @@ pub(crate) struct Program {
     steps: Vec<Step>,
     /// Values known before any input, by place.
     known: Vec<Option<Value>>,
-    input: usize,
-    output: usize,
+    inputs: Vec<usize>,
+    outputs: Vec<usize>,
 }
 
 /// One operator with the places it reads and writes.
@@ -67,7 +67,8 @@ impl Program {
             ));
         }
         let mut places = Places(HashMap::new());
-        let input = places.define(&graph.input)?;
+        let inputs = graph.inputs.iter().map(|input| places.define(&input.name));
+        let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
         for name in constants.keys() {
             places.define(name)?;
         }
@@ -75,12 +76,13 @@ impl Program {
         for node in &graph.nodes {
             steps.push(step(node, graph.opset, &mut places)?);
         }
-        let output = places.find(&graph.output)?;
-        // The input has place 0, and the constants follow in their order.
-        let mut known = vec![None];
+        let outputs = graph.outputs.iter().map(|output| places.find(&output.name));
+        let outputs = outputs.collect::<Result<_, _>>()?;
+        // The inputs have the first places, and the constants follow in their order.
+        let mut known = vec![None; inputs.len()];
         known.extend(constants.values().cloned().map(Some));
         known.resize(places.0.len(), None);
-        let mut program = Self { steps, known, input, output };
+        let mut program = Self { steps, known, inputs, outputs };
         program.fold(machine)?;
         program.mark_last_readers();
         Ok(program)
@@ -110,7 +112,7 @@ impl Program {
     /// Lets each step give up what no later step reads.
     fn mark_last_readers(&mut self) {
         let mut read_later = vec![false; self.known.len()];
-        read_later[self.output] = true;
+        self.outputs.iter().for_each(|&place| read_later[place] = true);
         for step in self.steps.iter_mut().rev() {
             let places = step.inputs.iter().chain(&step.outputs).flatten();
             for &place in places {
@@ -121,10 +123,16 @@ impl Program {
         }
     }
 
-    /// Runs the graph on one input.
-    pub(crate) fn run(&self, input: Value, machine: Machine<'_>) -> Result<Value, String> {
+    /// Runs the graph on its inputs, in their order; gives its outputs.
+    pub(crate) fn run(
+        &self,
+        inputs: Vec<Value>,
+        machine: Machine<'_>,
+    ) -> Result<Vec<Value>, String> {
         let mut values = self.known.clone();
-        values[self.input] = Some(input);
+        for (&place, input) in self.inputs.iter().zip(inputs) {
+            values[place] = Some(input);
+        }
         for step in &self.steps {
             for (place, value) in step.run(&mut values, machine)? {
                 values[place] = Some(value);
@@ -133,7 +141,9 @@ impl Program {
                 values[place] = None;
             }
         }
-        values[self.output].take().ok_or_else(|| "the output was never computed".to_owned())
+        let output = |&place: &usize| values[place].clone();
+        let outputs = self.outputs.iter().map(output).collect::<Option<_>>();
+        outputs.ok_or_else(|| "an output was never computed".to_owned())
     }
 }
 
