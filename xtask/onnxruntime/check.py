@@ -87,6 +87,7 @@ def internvl_cases(folder):
 
 
 def export(smelt, folder, part, dtype, grids, out):
+    out.parent.mkdir(parents=True, exist_ok=True)
     command = [smelt, "export", folder / "checkpoint", "--part", part, "--dtype", dtype]
     command += [word for grid in grids for word in ("--grid", grid)]
     ran = subprocess.run([*command, "--out", out], capture_output=True, text=True)
@@ -146,7 +147,7 @@ def run_case(sessions, case, given, expected):
 
 def attended(name, array, given):
     """What a decoder gives for tokens.  Places of padding see nothing, so what they hold means
-    nothing, and narrow types round it differently."""
+    nothing."""
     mask = given.get("attention_mask")
     if mask is None or not name.startswith(("logits", "present.")):
         return array

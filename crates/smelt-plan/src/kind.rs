@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A checkpoint: a directory given by path, or a synthetic one.
+    /// A checkpoint: of a hub, a directory given by path, or a synthetic one.
     Source,
     /// Checkpoint to ONNX.
     OnnxExport,
@@ -31,7 +31,7 @@ pub enum Kind {
 pub enum Takes {
     /// The name of a stage of one of these kinds: an edge.
     Stage(&'static [Kind]),
-    /// `path:DIR` or `synthetic:NAME`.
+    /// `hf:ORG/NAME[@REV]`, `path:DIR` or `synthetic:NAME`.
     Source,
     /// Any text.
     Text,
@@ -83,7 +83,7 @@ const fn field(name: &'static str, takes: Takes, absent: Absent) -> Field {
 const CHECKPOINT: Takes = Takes::Stage(&[Kind::Source, Kind::Command]);
 const ENGINE: Takes = Takes::Stage(&[Kind::EngineBuild, Kind::Command]);
 const LLM_ENGINE: Takes = Takes::Stage(&[Kind::LlmEngineBuild, Kind::Command]);
-/// Longer contexts need rotary scaling, which no family here declares.
+/// The longest sequence that a configuration of the families here declares (Llama 3.1).
 const SEQ_LEN_MAX: u64 = 131_072;
 /// Slots share one pass over the weights; more than this is a server farm, not a board.
 const SLOTS_MAX: u64 = 64;
@@ -97,9 +97,21 @@ const ONNX_EXPORT: &[Field] = &[
     field("input", Takes::Choice(&["ids", "embeds"]), Absent::Nothing),
     field("probe", Takes::Flag, Absent::Nothing),
 ];
+/// The quantiser's words; the worker refuses those that its quantiser does not know.
+const SCHEMES: &[&str] = &[
+    "none",
+    "int8",
+    "int4-g32",
+    "int4-g64",
+    "int4-g128",
+    "int4-g32-asym",
+    "int4-g64-asym",
+    "int4-g128-asym",
+];
+
 const QUANTIZE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("scheme", Takes::Choice(&["none", "int8"]), Absent::Refused),
+    field("scheme", Takes::Choice(SCHEMES), Absent::Refused),
 ];
 const ENGINE_BUILD: &[Field] = &[
     field("onnx", Takes::Stage(&[Kind::OnnxExport, Kind::Command]), Absent::Refused),

@@ -79,6 +79,8 @@ pub enum InputRef {
     Stage(StageName),
     /// A directory or file outside the store, relative to the pipeline file.
     Path(String),
+    /// `ORG/NAME[@REV]` of a hub, as written.
+    Hub(String),
 }
 
 /// Caps on one attempt.
@@ -152,13 +154,23 @@ impl Pipeline {
 
     /// Every `path:` the pipeline names, without the prefix: what must be pinned before planning.
     pub fn paths(&self) -> BTreeSet<&str> {
+        self.named(|from| match from {
+            InputRef::Path(path) => Some(path.as_str()),
+            InputRef::Stage(_) | InputRef::Hub(_) => None,
+        })
+    }
+
+    /// Every `hf:` the pipeline names, without the prefix: what must be pinned before planning.
+    pub fn hubs(&self) -> BTreeSet<&str> {
+        self.named(|from| match from {
+            InputRef::Hub(address) => Some(address.as_str()),
+            InputRef::Stage(_) | InputRef::Path(_) => None,
+        })
+    }
+
+    fn named<'a>(&'a self, name: impl Fn(&'a InputRef) -> Option<&'a str>) -> BTreeSet<&'a str> {
         let inputs = self.stages.iter().flat_map(|stage| &stage.inputs);
-        inputs
-            .filter_map(|input| match &input.from {
-                InputRef::Path(path) => Some(path.as_str()),
-                InputRef::Stage(_) => None,
-            })
-            .collect()
+        inputs.filter_map(|input| name(&input.from)).collect()
     }
 
     /// An error at `place` of this file.

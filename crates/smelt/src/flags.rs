@@ -105,7 +105,7 @@ pub(crate) struct ChatFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportFlags {
-    /// The checkpoint's directory
+    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
     /// What to export
     #[arg(long, value_enum)]
@@ -261,7 +261,7 @@ pub(crate) enum OnnxCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct QuantizeFlags {
-    /// The checkpoint's directory
+    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
     /// none, or int8 (per output channel)
     #[arg(long, value_parser = scheme)]

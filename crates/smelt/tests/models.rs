@@ -404,6 +404,8 @@ probe = true
     assert_eq!(ended.code, Some(4), "{}", ended.stderr);
     assert!(ended.stderr.contains("llama model, which has no vision tower"), "{}", ended.stderr);
     assert!(!world.path("tower").exists());
+    let tower = ["export", "checkpoint", "--part", "vision", "--input", "ids", "--out", "tower"];
+    assert_eq!(world.smelt(&tower).code, Some(2), "a tower takes no tokens");
 }
 
 #[test]

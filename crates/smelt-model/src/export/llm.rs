@@ -5,16 +5,16 @@
 //! every other size is a constant.  Activations are 2-D rows for the linear layers and 4-D in
 //! attention only.  Knows nothing of checkpoints, and of families only their facts.
 
-use half::bf16;
 use smelt_onnx::{Dim, ElementType, Graph, GraphBuilder, Initializer, Value};
 
 use super::LlmInput;
 use crate::decoder::{Decoder, EMBEDDING, LM_HEAD};
 use crate::model::{Model, Part};
 
-/// What hides a place in f16.  The smallest f16 would overflow when a score is added to it, and a
-/// row that sees nothing would become NaN; this leaves scores room on both sides.
-const HIDDEN_F16: f32 = -30000.0;
+/// What hides a place: added to a score, it leaves softmax nothing in any type.  The smallest float
+/// would be infinite in f16, also where a back end lowers an f32 graph to it, and a row of padding,
+/// which sees nothing, would become NaN and spread.
+const HIDDEN: f32 = -30000.0;
 
 /// The tensors of the graph with their shapes, in the order they are stored.
 ///
@@ -39,7 +39,7 @@ pub(super) fn graph(
     let mut g = GraphBuilder::new("llm", element_type, weights);
     let axes = Axes::default();
     let mut x = embedded(&mut g, llm, input, &axes);
-    let step = Step::new(&mut g, llm, element_type, &axes);
+    let step = Step::new(&mut g, llm, &axes);
     let deepstack: Vec<Value> = (0..llm.deepstack)
         .map(|n| g.input(&format!("deepstack_embeds.{n}"), axes.of_tokens(llm.hidden)))
         .collect();
@@ -129,7 +129,7 @@ struct Step {
 }
 
 impl Step {
-    fn new(g: &mut GraphBuilder, llm: &Decoder, element_type: ElementType, axes: &Axes) -> Self {
+    fn new(g: &mut GraphBuilder, llm: &Decoder, axes: &Axes) -> Self {
         g.scope("step");
         let (batch, tokens) = (axes.batch.clone(), axes.tokens.clone());
         let is_three = llm.rope.sections.is_some();
@@ -146,7 +146,7 @@ impl Step {
         let (of_queries, of_keys) = (shape(g, llm.heads), shape(g, llm.kv_heads));
         let [cos, sin] = turns(g, llm, &positions);
         let tokens = g.size(&positions, first + 1);
-        let mask = mask(g, &attended, &tokens, element_type);
+        let mask = mask(g, &attended, &tokens);
         Self { sizes, of_queries, of_keys, cos, sin, mask }
     }
 }
@@ -186,7 +186,7 @@ fn turns(g: &mut GraphBuilder, llm: &Decoder, positions: &str) -> [Value; 2] {
 }
 
 /// A token sees the attended places up to its own.
-fn mask(g: &mut GraphBuilder, attended: &str, tokens: &str, element_type: ElementType) -> Value {
+fn mask(g: &mut GraphBuilder, attended: &str, tokens: &str) -> Value {
     let (zero, total) = (g.integer(0), g.size(attended, 1));
     let past = g.sub(&total, tokens);
     let places = g.range(&zero, &total);
@@ -196,17 +196,8 @@ fn mask(g: &mut GraphBuilder, attended: &str, tokens: &str, element_type: Elemen
     let attended = g.cast(attended, ElementType::Bool);
     let attended = g.unsqueeze(&attended, &[1, 2]);
     let seen = g.both(&is_before, &attended);
-    let (shown, hidden) = (g.scalar(0.0), g.scalar(hidden(element_type)));
+    let (shown, hidden) = (g.scalar(0.0), g.scalar(HIDDEN));
     g.choose(&seen, &shown, &hidden)
-}
-
-/// The mask's value for places that are not seen: as small as the type can have it.
-fn hidden(element_type: ElementType) -> f32 {
-    match element_type {
-        ElementType::F16 => HIDDEN_F16,
-        ElementType::Bf16 => bf16::MIN.to_f32(),
-        _ => f32::MIN,
-    }
 }
 
 /// A decoder being written.

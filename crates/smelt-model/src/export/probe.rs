@@ -1,8 +1,9 @@
 //! Looks for activations that f16 cannot hold, before a graph is exported in it.
 //!
 //! The f32 reference runs once over a built-in prompt or picture; the largest magnitude of each
-//! block goes to `probe.json`.  Real inputs may reach further: the probe finds models that cannot
-//! work in f16, it does not prove that one can.  Knows nothing of graphs.
+//! block goes to `probe.json`.  Real inputs may reach further, and scores of attention are not
+//! looked at: the probe finds models that cannot work in f16, it does not prove that one can.
+//! Knows nothing of graphs.
 
 use std::fs;
 use std::io;
@@ -54,9 +55,9 @@ pub fn record(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
-    let (input, peaks) = match part {
-        Part::Vision => of_vision(checkpoint, progress)?,
-        Part::Llm | Part::Head => of_llm(checkpoint, progress)?,
+    let (part, (input, peaks)) = match part {
+        Part::Vision => ("vision", of_vision(checkpoint, progress)?),
+        Part::Llm | Part::Head => ("llm", of_llm(checkpoint, progress)?),
     };
     if dtype == Dtype::F16
         && let Some(peak) = peaks.iter().find(|peak| peak.largest > F16_MAX)
@@ -68,7 +69,7 @@ pub fn record(
     }
     let block = |peak: &Peak| Block { name: peak.block.clone(), largest: peak.largest };
     let blocks = peaks.iter().map(block).collect();
-    let record = Record { format: 1, part: part.words(), input, blocks };
+    let record = Record { format: 1, part, input, blocks };
     write(out_dir, &record)
         .map_err(|source| ExportError::CreateDir { path: out_dir.to_owned(), source })
 }

@@ -43,7 +43,9 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::checkpoint::Checkpoint;
     use crate::decoder::{EMBEDDING, LM_HEAD};
+    use crate::golden::Golden;
 
     const LLAMA: &str = r#"{
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -84,6 +86,29 @@ mod tests {
         check("\"mlp_bias\": false", "\"mlp_bias\": true", "mlp_bias is true, but only false");
         check("\"silu\"", "\"gelu\"", "hidden_act is gelu");
         check("500000.0", "0.0", "rope_theta is 0");
+    }
+
+    /// Opens the golden `name` under the class of another family.
+    #[track_caller]
+    fn check_mismatch(name: &str, class: &str, words: &str) {
+        let dir = tempfile::tempdir().unwrap();
+        Golden::open(name).copy_checkpoint(dir.path());
+        let path = dir.path().join("config.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        config["architectures"][0] = class.into();
+        std::fs::write(&path, config.to_string()).unwrap();
+        let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(words), "{words:?} is not in {error:?}");
+    }
+
+    #[test]
+    fn weights_of_another_family_are_refused() {
+        let llama = "LlamaForCausalLM";
+        check_mismatch("qwen2-tiny", llama, "q_proj.bias is present, as in Qwen2ForCausalLM");
+        check_mismatch("qwen3-tiny", llama, "q_norm.weight is present, as in Qwen3ForCausalLM");
+        let qwen = "Qwen2ForCausalLM";
+        check_mismatch("llama3-tied-tiny", qwen, "q_proj.bias is missing, as in LlamaForCausalLM");
     }
 
     #[test]

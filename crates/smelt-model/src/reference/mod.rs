@@ -172,8 +172,8 @@ pub fn vision_peaks(ckpt: &Checkpoint, pixels: &[f32]) -> Result<Vec<Peak>, Refe
     Ok(stream.peaks.take().unwrap_or_default().finish())
 }
 
-/// The largest activation of each block while the [`logits`] after `tokens` are computed, in the
-/// order of the model.
+/// The largest activation of each block while the [`logits`] after all `tokens` are computed, in
+/// the order of the model.
 ///
 /// # Errors
 /// [`ReferenceError`] as for [`logits`].
@@ -184,8 +184,8 @@ pub fn llm_peaks(
 ) -> Result<Vec<Peak>, ReferenceError> {
     let mut stream = Stream::new(ckpt, Effort::whole_machine());
     stream.peaks = Some(Peaks::default());
-    let prompt = Prompt::plain(tokens, None);
-    llm::logits_of(&mut stream, &prompt, 0..tokens.len(), progress)?;
+    let last = tokens.len().saturating_sub(1)..tokens.len();
+    llm::logits_of(&mut stream, &Prompt::plain(tokens, None), last, progress)?;
     Ok(stream.peaks.take().unwrap_or_default().finish())
 }
 

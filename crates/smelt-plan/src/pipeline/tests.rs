@@ -46,6 +46,10 @@ fn set_keeps_the_type() {
     let pipeline = parse(GOOD, &["seq=96", "model=path:../x"]).unwrap();
     assert_eq!(pipeline.stages[2].params["max-seq-len"], json!(96));
     assert_eq!(pipeline.paths(), ["../x"].into());
+    assert!(pipeline.hubs().is_empty());
+    let pipeline = parse(GOOD, &["model=hf:x/y@v1"]).unwrap();
+    assert_eq!(pipeline.hubs(), ["x/y@v1"].into());
+    assert!(pipeline.paths().is_empty());
     for set in ["seq=many", "nope=1", "seq"] {
         assert!(matches!(parse(GOOD, &[set]), Err(ParseError::Set(_))), "{set}");
     }
@@ -68,7 +72,7 @@ fn every_error_has_its_place() {
     check("name = \"demo\"", "name = \"demo\"\nnmae = 1", "4:1", "unknown key \"nmae\"");
     check("smelt = 1", "smelt = 2", "2:9", "this smelt reads smelt = 1");
     check("\"quantize\"", "\"quantise\"", "11:8", "did you mean \"quantize\"?");
-    check("\"int8\"", "\"int9\"", "13:10", "must be none or int8, not \"int9\"");
+    check("\"int8\"", "\"int9\"", "13:10", "int4-g128-asym, not \"int9\"");
     check("scheme = \"int8\"", "", "10:1", "needs the key \"scheme\"");
     check("[stage.llm-quant]", "[stage.LLM]", "10:8", "cannot name a stage");
     check("= \"llm-quant\"", "= [1]", "16:14", "must be a text in quotes, not array");
@@ -85,7 +89,10 @@ fn every_error_has_its_place() {
         "20:15",
         "unknown key \"checkpoint\" in an escalate step",
     );
-    check("synthetic:internvl3-tiny", "hf:x/y", "9:8", "must be path:DIR or synthetic:NAME");
+    for bad in ["hf:", "hf", "synthetic:", "https://x/y", "x/y"] {
+        let words = "must be hf:ORG/NAME[@REV], path:DIR or synthetic:NAME";
+        check("synthetic:internvl3-tiny", bad, "9:8", words);
+    }
     check("name = \"demo\"", "name = ", "3:8", "");
     check("[stage.llm-quant]", "[stage.checkpoint]", "10:8", "");
 }

@@ -11,22 +11,27 @@ use smelt_model::model::Part;
 use crate::exit::{Exit, Failed};
 use crate::flags::{self, ExportFlags, FloatType, TokenInput};
 use crate::fresh::FreshDir;
+use crate::given;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
     if !flags.grids.is_empty() && matches!(flags.part, flags::Part::Llm) {
         return Err(Failed::usage("--grid is for the vision tower"));
     }
-    let checkpoint = Checkpoint::open(&flags.checkpoint).map_err(Failed::model)?;
+    if flags.input.is_some() && matches!(flags.part, flags::Part::Vision) {
+        return Err(Failed::usage("--input says how tokens enter a decoder; a tower has none"));
+    }
     let out = FreshDir::begin(&flags.out)?;
+    let given = given::open(&flags.checkpoint, &flags.out)?;
+    let checkpoint = &given.checkpoint;
     let order = Order::of(flags);
     let mut say = |line: &str| tell(line);
     match flags.part {
-        flags::Part::Vision => order.fill(&checkpoint, Part::Vision, out.path(), &mut say),
-        flags::Part::Llm => order.fill(&checkpoint, Part::Llm, out.path(), &mut say),
+        flags::Part::Vision => order.fill(checkpoint, Part::Vision, out.path(), &mut say),
+        flags::Part::Llm => order.fill(checkpoint, Part::Llm, out.path(), &mut say),
         flags::Part::All => {
             PARTS.iter().filter(|(part, _)| checkpoint.has(*part)).try_for_each(|(part, name)| {
-                order.fill(&checkpoint, *part, &out.path().join(name), &mut say)
+                order.fill(checkpoint, *part, &out.path().join(name), &mut say)
             })
         }
     }

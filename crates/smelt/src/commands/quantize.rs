@@ -1,17 +1,17 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
-use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize;
 
 use crate::exit::{Exit, Failed};
 use crate::flags::QuantizeFlags;
 use crate::fresh::FreshDir;
+use crate::given;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
-    let checkpoint = Checkpoint::open(&flags.checkpoint).map_err(Failed::model)?;
     let out = FreshDir::begin(&flags.out)?;
-    quantize::quantize(&checkpoint, flags.scheme, out.path(), &mut |line| tell(line))
+    let given = given::open(&flags.checkpoint, &flags.out)?;
+    quantize::quantize(&given.checkpoint, flags.scheme, out.path(), &mut |line| tell(line))
         .map_err(Failed::model)?;
     out.finish()?;
     tell(format_args!("wrote {}", flags.out.display()));

@@ -6,6 +6,7 @@ mod request;
 mod work;
 
 mod deployment;
+mod source;
 mod verify;
 
 use std::io::{self, Read};

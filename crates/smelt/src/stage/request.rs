@@ -18,6 +18,16 @@ pub(crate) struct Request {
     pub(crate) params: BTreeMap<String, Value>,
     pub(crate) inputs: BTreeMap<String, PathBuf>,
     pub(crate) out: PathBuf,
+    /// For a `source` of a hub: what is to lie in the input `from`.
+    pub(crate) fetch: Option<Fetch>,
+}
+
+/// A commit of a hub.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Fetch {
+    pub(crate) repo: String,
+    pub(crate) revision: String,
+    pub(crate) commit: String,
 }
 
 /// Progress goes to the log; the supervisor shows its last line.

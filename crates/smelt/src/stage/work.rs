@@ -9,12 +9,12 @@ use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
 use smelt_model::grid::Grid;
 use smelt_model::model::Part;
+use smelt_model::quantize;
 use smelt_model::quantize::Scheme;
-use smelt_model::{quantize, synthetic};
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
-use super::{deployment, verify};
+use super::{deployment, source, verify};
 use crate::commands::export::Order;
 use crate::exit::{Exit, Failed};
 
@@ -22,7 +22,7 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
     let request: Request = serde_json::from_str(request)
         .map_err(|error| Failed::usage(format!("the stage's request does not read: {error}")))?;
     match request.kind {
-        Kind::Source => source(&request)?,
+        Kind::Source => source::run(&request)?,
         Kind::OnnxExport => onnx_export(&request)?,
         Kind::Quantize => quantize(&request)?,
         Kind::EngineBuild => engine_build(&request)?,
@@ -32,12 +32,6 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
         Kind::Command => return Err(Failed::usage("a command is a program of its own")),
     }
     Ok(Exit::Ok)
-}
-
-fn source(request: &Request) -> Result<(), Failed> {
-    let from = request.word("from")?;
-    let name = from.strip_prefix("synthetic:").unwrap_or(from);
-    synthetic::write(name, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn onnx_export(request: &Request) -> Result<(), Failed> {
@@ -64,10 +58,10 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
 
 fn quantize(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
-    let scheme = match request.word("scheme")? {
-        "int8" => Scheme::Int8,
-        _ => Scheme::None,
-    };
+    let word = request.word("scheme")?;
+    let scheme = Scheme::parse(word).ok_or_else(|| {
+        Failed::new(Exit::StageFailed, format!("this smelt cannot quantise to \"{word}\" yet"))
+    })?;
     quantize::quantize(&checkpoint, scheme, &request.out, &mut say).map_err(Failed::model)
 }
 
