@@ -114,14 +114,7 @@ impl Golden {
 
 /// Demands that no value of `found` is off by more than `bound` times the largest expected.
 #[track_caller]
-pub(crate) fn check_close(what: &str, found: &Tensor, expect: &Tensor, bound: f64) {
-    assert_eq!(found.dims(), expect.dims(), "{what}");
-    check_values(what, found.as_floats().unwrap(), expect.as_floats().unwrap(), bound);
-}
-
-/// [`check_close`] of values alone.
-#[track_caller]
-pub(crate) fn check_values(what: &str, found: &[f64], expect: &[f64], bound: f64) {
+pub(crate) fn check_close(what: &str, found: &[f64], expect: &[f64], bound: f64) {
     assert_eq!(found.len(), expect.len(), "{what}");
     let scale = expect.iter().fold(0.0, |scale: f64, x| scale.max(x.abs()));
     let pairs = found.iter().zip(expect);

@@ -53,7 +53,9 @@ fn check_graph(golden: &Golden, dir: &Path, file: &str, case: &str, bound: f64) 
     let expected = golden.tensors(case, "out");
     assert_eq!(outputs.len(), expected.len(), "{case}");
     for (info, found) in model.graph.outputs.iter().zip(&outputs) {
-        check_close(&format!("{case} {}", info.name), found, &expected[&info.name], bound);
+        let (what, expect) = (format!("{case} {}", info.name), &expected[&info.name]);
+        assert_eq!(found.dims(), expect.dims(), "{what}");
+        check_close(&what, found.as_floats().unwrap(), expect.as_floats().unwrap(), bound);
     }
 }
 

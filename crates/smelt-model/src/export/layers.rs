@@ -4,11 +4,8 @@
 
 use smelt_onnx::{GraphBuilder, Value};
 
+use super::HIDDEN_SCORE;
 use crate::families::clip::Act;
-
-/// Hides a place from attention when added to its score.  f16 holds it beside any score, and its
-/// exponential is 0 in every float type.
-const HIDDEN_SCORE: f32 = -1e4;
 
 /// How rows fall into sequences.
 pub(super) enum Places {

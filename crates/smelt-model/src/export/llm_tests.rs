@@ -11,7 +11,7 @@ use super::{ExportError, LlmInput, llm, probe};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::EMBEDDING;
 use crate::dtype::Dtype;
-use crate::golden::{Golden, TEXT, Tensors, check_values};
+use crate::golden::{Golden, TEXT, Tensors, check_close};
 use crate::model::Part;
 use crate::quantize::{Scheme, quantize};
 
@@ -99,7 +99,7 @@ fn check(name: &str, dtype: Dtype, input: LlmInput, bound: f64) {
                 assert_eq!(found.dims(), expect.dims(), "{what}");
                 let [found, expect] =
                     [found, expect].map(|t| attended(&info.name, t, &given["attention_mask"]));
-                check_values(&what, &found, &expect, bound);
+                check_close(&what, &found, &expect, bound);
             }
         }
     }
