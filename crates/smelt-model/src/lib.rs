@@ -11,6 +11,7 @@ pub mod dtype;
 pub mod export;
 pub mod families;
 pub mod model;
+pub mod packed;
 pub mod quantize;
 pub mod reference;
 pub mod safetensors;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -37,6 +38,11 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// A tensor of another format's file, whose `range` of data bytes fits shape and type.
+    pub(crate) fn at(name: String, dtype: Dtype, shape: Vec<usize>, range: Range<u64>) -> Self {
+        Self { name, dtype, shape, start: range.start, end: range.end }
+    }
+
     /// Bytes the tensor takes in the file.
     pub fn size_bytes(&self) -> u64 {
         self.end - self.start
