@@ -111,6 +111,8 @@ pub fn quantize(
     fs::create_dir_all(out_dir).map_err(failed(out_dir))?;
     refuse_same_directory(ckpt.dir(), out_dir)?;
     copy_side_files(ckpt.dir(), out_dir)?;
+    let config = out_dir.join(CONFIG_FILE);
+    fs::write(&config, ckpt.config()).map_err(failed(&config))?;
     let mark = out_dir.join(scheme::MARK_FILE);
     fs::write(&mark, scheme::mark(scheme)).map_err(failed(&mark))?;
     let moves = moves(ckpt, scheme)?;
@@ -241,8 +243,8 @@ fn refuse_same_directory(from: &Path, to: &Path) -> Result<(), QuantizeError> {
     Ok(())
 }
 
-fn copy_side_files(from: &Path, to: &Path) -> Result<(), QuantizeError> {
-    copy_file(&from.join(CONFIG_FILE), &to.join(CONFIG_FILE))?;
+/// Copies the side files of a checkpoint that are there, its configuration left out.
+pub(crate) fn copy_side_files(from: &Path, to: &Path) -> Result<(), QuantizeError> {
     for name in SIDE_FILES {
         let source = from.join(name);
         if source.exists() {

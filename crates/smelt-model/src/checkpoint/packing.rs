@@ -15,7 +15,7 @@ use crate::packed::present::{self, Made, Recipe};
 use crate::packed::quantization::{Method, Quantization};
 use crate::packed::stored::{Finder, Stored};
 use crate::packed::zeros::{Label, Seen, judge};
-use crate::packed::{GROUP_SIZES, PackedError, awq, compressed_tensors, gptq};
+use crate::packed::{PackedError, awq, compressed_tensors, gptq, group_of};
 use crate::safetensors::{SafetensorsError, Shards};
 
 use super::weight::{Packed, Source, Weight};
@@ -185,14 +185,6 @@ fn packed_of(stored: &Stored, is_symmetric: bool) -> Packed {
         has_zeros: stored.zeros.is_some() && !is_symmetric,
         order: stored.order.as_deref().map(Arc::from),
     }
-}
-
-/// The group size that gives `groups` groups of a row of `columns`; nothing if none does.
-fn group_of(columns: usize, groups: usize) -> Option<usize> {
-    if groups == 1 {
-        return Some(columns.max(1));
-    }
-    GROUP_SIZES.into_iter().find(|size| columns.div_ceil(*size) == groups)
 }
 
 /// Names the canonical tensors of the weight `name`, and appends them to `weights`.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::dtype::Dtype;
-use crate::packed::present::{MIDDLE, Recipe};
+use crate::packed::present::{MIDDLE, Recipe, inverse};
 use crate::safetensors::{SafetensorsError, Shards, Tensor};
 
 /// A tensor of the model.
@@ -48,11 +48,44 @@ pub(super) struct Packed {
     pub(super) order: Option<Arc<[u32]>>,
 }
 
+/// How a weight is packed, for those who write it for other tools.
+#[derive(Clone, Debug)]
+pub(crate) struct PackedFacts {
+    /// `[out, in]`.
+    pub(crate) shape: [usize; 2],
+    /// Bits of a level: 4 or 8.
+    pub(crate) bits: u32,
+    /// Groups of a row.
+    pub(crate) groups: usize,
+    /// Columns of a group.
+    pub(crate) group: usize,
+    /// Whether groups have zeros.
+    pub(crate) has_zeros: bool,
+    /// The input channel of each column, if columns were sorted.
+    pub(crate) order: Option<Arc<[u32]>>,
+    /// The column of each input channel, if columns were sorted.
+    pub(crate) places: Option<Arc<[u32]>>,
+}
+
+impl PackedFacts {
+    pub(super) fn of(packed: &Packed, shape: [usize; 2]) -> Self {
+        let Packed { bits, group, has_zeros, ref order } = *packed;
+        let groups = shape[1].div_ceil(group).max(1);
+        let places = order.as_deref().map(inverse);
+        Self { shape, bits, groups, group, has_zeros, order: order.clone(), places }
+    }
+}
+
 impl Weight {
     /// A tensor of floats: the rows of `pieces`.
     pub(super) fn of_pieces(name: &str, dtype: Dtype, shape: Vec<usize>, pieces: Vec<Tensor>) -> Self {
         let (logical, source) = (shape.clone(), Source::Pieces(pieces));
         Self { name: name.to_owned(), dtype, shape, logical, source, packed: None }
+    }
+
+    /// Whether it is made of other bytes, so that no reader knows where it ends.
+    pub(super) fn is_made(&self) -> bool {
+        matches!(self.source, Source::Made(_))
     }
 
     /// Bytes of a row of the first dimension.

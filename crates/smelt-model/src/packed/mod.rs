@@ -13,12 +13,13 @@
 
 pub(crate) mod awq;
 pub(crate) mod compressed_tensors;
-pub(crate) mod gguf;
+pub mod gguf;
 pub(crate) mod gptq;
 pub(crate) mod present;
 pub(crate) mod quantization;
 pub(crate) mod stored;
 pub(crate) mod words;
+pub mod write;
 pub(crate) mod zeros;
 
 use std::path::PathBuf;
@@ -28,6 +29,16 @@ use crate::safetensors::SafetensorsError;
 
 /// The group sizes of the canonical form, which is what tells a size from a number of groups.
 pub(crate) const GROUP_SIZES: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
+
+/// The columns that share a scale in a row of `columns` with `groups` scales: all with one, else the
+/// size of the canonical form that gives as many groups (the last may be short); nothing if none
+/// does.
+pub fn group_of(columns: usize, groups: usize) -> Option<usize> {
+    if groups == 1 {
+        return Some(columns.max(1));
+    }
+    GROUP_SIZES.into_iter().find(|size| columns.div_ceil(*size) == groups)
+}
 
 /// Why packed weights could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -115,7 +115,7 @@ pub(crate) fn tensors(stored: Stored, meaning: &Meaning) -> Vec<Made> {
 }
 
 /// The place of each channel in `order`.
-fn inverse(order: &[u32]) -> Arc<[u32]> {
+pub(crate) fn inverse(order: &[u32]) -> Arc<[u32]> {
     let mut places = vec![0; order.len()];
     for (place, &channel) in order.iter().enumerate() {
         places[channel as usize] = place as u32;
