@@ -15,11 +15,11 @@ use crate::decoder::{Decoder, Family, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::families::internvl3::InternVl3;
 use crate::model::{Layout, Model, Part, Vision};
-use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
 use crate::packed::PackedError;
 use crate::packed::gguf::names::LAYOUT as GGUF_LAYOUT;
 use crate::packed::gguf::{Gguf, GgufError};
 use crate::packed::quantization::Quantization;
+use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
 use crate::scheme::{self, Scheme};
 
 mod packing;
@@ -289,8 +289,18 @@ impl Checkpoint {
         let layout = if is_quantized { Layout::CANONICAL } else { closest_layout(&model, &files) };
         let packing = if is_quantized { Packing::Canonical } else { packing };
         let (dir, weights, warnings) = (dir.to_owned(), BTreeMap::new(), Vec::new());
-        let checkpoint =
-            Self { dir, model, config, files, layout, packing, weights, scheme, is_quantized, warnings };
+        let checkpoint = Self {
+            dir,
+            model,
+            config,
+            files,
+            layout,
+            packing,
+            weights,
+            scheme,
+            is_quantized,
+            warnings,
+        };
         checkpoint.with_weights()
     }
 
@@ -483,7 +493,9 @@ impl Checkpoint {
         if weight.is_made() && is_outside {
             let (path, tensor) = (self.files.path().into(), weight.name.clone());
             let (offset, bytes) = (at, out.len());
-            return Err(SafetensorsError::OutsideTensor { path, tensor, offset, bytes, size }.into());
+            return Err(
+                SafetensorsError::OutsideTensor { path, tensor, offset, bytes, size }.into()
+            );
         }
         Ok(weight.read_at(&self.files, at, out)?)
     }

@@ -92,9 +92,12 @@ const ONNX_EXPORT: &[Field] = &[
     field("part", Takes::Choice(&["vision"]), Absent::Word("vision")),
     field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
 ];
+/// The forms of a quantised checkpoint: smelt's own, and those that other servers load.
+const FORMATS: &[&str] = &["smelt", "compressed-tensors", "awq", "gptq"];
 const QUANTIZE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
     field("scheme", Takes::Choice(&["none", "int8"]), Absent::Refused),
+    field("format", Takes::Choice(FORMATS), Absent::Word("smelt")),
 ];
 const ENGINE_BUILD: &[Field] = &[
     field("onnx", Takes::Stage(&[Kind::OnnxExport, Kind::Command]), Absent::Refused),

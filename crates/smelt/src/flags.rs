@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser};
+use smelt_model::packed::write::Format;
 use smelt_model::quantize::Scheme;
 
 /// Turns vision-language models into inference engines on devices too small for the job.
@@ -242,9 +243,17 @@ pub(crate) struct QuantizeFlags {
     /// none, or int8 (per output channel)
     #[arg(long, value_parser = scheme)]
     pub(crate) scheme: Scheme,
+    /// smelt, or what other servers load: compressed-tensors, awq or gptq
+    #[arg(long, default_value = "smelt", value_parser = format)]
+    pub(crate) format: Format,
     /// The directory to make
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
+}
+
+fn format(name: &str) -> Result<Format, String> {
+    let known = || Format::ALL.map(Format::name).join(" or ");
+    Format::parse(name).ok_or_else(known)
 }
 
 fn scheme(name: &str) -> Result<Scheme, String> {

@@ -108,9 +108,9 @@ impl Linear {
         let weight = self.matrix(machine);
         let mut out = vec![0.0; x.rows() * weight.rows()];
         let sorted = self.order().map(|order| gather(x, order));
-        let x = sorted.as_ref().map_or(x, |sorted| {
-            Matrix::new(Elements::F32(sorted), x.rows(), x.columns())
-        });
+        let x = sorted
+            .as_ref()
+            .map_or(x, |sorted| Matrix::new(Elements::F32(sorted), x.rows(), x.columns()));
         Product::new(x, weight).run(machine.isa, machine.threads, &mut out);
         if let Some(bias) = &self.bias {
             for row in out.chunks_exact_mut(bias.len()) {

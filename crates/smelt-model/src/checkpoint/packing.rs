@@ -210,11 +210,7 @@ fn weight(name: &str, logical: &[usize], made: Made, packed: Option<Packed>) -> 
 }
 
 /// A weight in canonical form.
-fn canonical(
-    files: &Shards,
-    source: &str,
-    shape: &[usize],
-) -> Result<Option<Found>, PackedError> {
+fn canonical(files: &Shards, source: &str, shape: &[usize]) -> Result<Option<Found>, PackedError> {
     let &[rows, columns] = shape else { return Ok(None) };
     let finder = Finder { files, module: source, shape: [rows, columns] };
     let Some(levels) = files.get(source).filter(|t| matches!(t.dtype, Dtype::I8 | Dtype::U8))
@@ -310,9 +306,7 @@ fn blocks(
         return Ok(None);
     };
     let interleaved = gguf.interleaved(source, head_dim);
-    let recipe = |take| {
-        Recipe::Blocks(Blocks { tensor: tensor.clone(), kind, take, interleaved })
-    };
+    let recipe = |take| Recipe::Blocks(Blocks { tensor: tensor.clone(), kind, take, interleaved });
     let finder = Finder { files, module: source, shape: [0, 0] };
     let claimed = vec![source.to_owned()];
     if let Kind::Float(dtype) = kind {
@@ -337,8 +331,7 @@ fn blocks(
     let levels =
         Made { suffix: "", dtype, shape: vec![rows, row_bytes], recipe: recipe(Take::Levels) };
     let shape = if groups == 1 { vec![rows] } else { vec![rows, groups] };
-    let scales =
-        Made { suffix: "_scale", dtype: Dtype::F16, shape, recipe: recipe(Take::Scales) };
+    let scales = Made { suffix: "_scale", dtype: Dtype::F16, shape, recipe: recipe(Take::Scales) };
     let packed = Packed { bits, group: BLOCK, has_zeros: false, order: None };
     Ok(Some(Found { form: Form::Made(vec![levels, scales], packed), claimed }))
 }

@@ -78,7 +78,12 @@ impl PackedFacts {
 
 impl Weight {
     /// A tensor of floats: the rows of `pieces`.
-    pub(super) fn of_pieces(name: &str, dtype: Dtype, shape: Vec<usize>, pieces: Vec<Tensor>) -> Self {
+    pub(super) fn of_pieces(
+        name: &str,
+        dtype: Dtype,
+        shape: Vec<usize>,
+        pieces: Vec<Tensor>,
+    ) -> Self {
         let (logical, source) = (shape.clone(), Source::Pieces(pieces));
         Self { name: name.to_owned(), dtype, shape, logical, source, packed: None }
     }

@@ -245,3 +245,28 @@ fn stripes(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = Range<u
         .step_by(step)
         .map(move |start| start.max(rows.start)..rows.end.min(start + step))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stripes_cover_the_rows_and_are_cut_where_words_end() {
+        let check = |rows: Range<usize>, row_bytes: usize, expect: &[Range<usize>]| {
+            assert_eq!(stripes(rows, row_bytes).collect::<Vec<_>>(), expect);
+        };
+        check(0..20, 1 << 18, &[0..8, 8..16, 16..20]);
+        check(3..20, 1 << 18, &[3..8, 8..16, 16..20]);
+        check(9..11, 1 << 30, std::slice::from_ref(&(9..11)));
+        check(0..100, 0, std::slice::from_ref(&(0..100)));
+        check(5..5, 64, &[]);
+    }
+
+    #[test]
+    fn an_order_and_its_inverse_undo_each_other() {
+        let order = [3, 0, 2, 1];
+        let places = inverse(&order);
+        assert_eq!(*places, [1, 3, 2, 0]);
+        assert!((0..4).all(|channel| order[places[channel] as usize] == channel as u32));
+    }
+}

@@ -97,9 +97,7 @@ impl Quantization {
     /// Whether `module` (a stored name without `.weight`) is one that stays floats.
     pub(crate) fn keeps(&self, module: &str) -> bool {
         let is_whole = matches!(self.method, Method::CompressedTensors { .. });
-        self.kept.iter().any(|kept| {
-            if is_whole { kept == module } else { has_part(module, kept) }
-        })
+        self.kept.iter().any(|kept| if is_whole { kept == module } else { has_part(module, kept) })
     }
 }
 
@@ -166,12 +164,10 @@ impl Section<'_> {
     }
 
     fn layer(self, name: &str, weights: &Value) -> Result<Layer, PackedError> {
-        let field = |field: &str| {
-            format!("quantization_config.config_groups.{name}.weights.{field}")
-        };
-        let refuse = |part: &str, expected: &str| {
-            Err(self.bad(&field(part), &weights[part], expected))
-        };
+        let field =
+            |field: &str| format!("quantization_config.config_groups.{name}.weights.{field}");
+        let refuse =
+            |part: &str, expected: &str| Err(self.bad(&field(part), &weights[part], expected));
         let bits = match weights["num_bits"].as_u64() {
             Some(bits @ (4 | 8)) => bits as u32,
             _ => return refuse("num_bits", "4 or 8"),
@@ -226,7 +222,8 @@ impl Section<'_> {
 
     /// The names of modules that were not converted.
     fn kept(self) -> Vec<String> {
-        let lists = ["modules_to_not_convert", "ignore"].map(|field| self.section[field].as_array());
+        let lists =
+            ["modules_to_not_convert", "ignore"].map(|field| self.section[field].as_array());
         let names = lists.into_iter().flatten().flatten().filter_map(Value::as_str);
         names.filter(|name| !name.starts_with("re:")).map(str::to_owned).collect()
     }
@@ -323,7 +320,8 @@ mod tests {
     #[test]
     fn other_forms_are_refused_by_name() {
         let method = |name: &str| format!("{{\"quant_method\":\"{name}\"}}");
-        let bnb = r#"{"quant_method":"bitsandbytes","load_in_4bit":true,"bnb_4bit_quant_type":"nf4"}"#;
+        let bnb =
+            r#"{"quant_method":"bitsandbytes","load_in_4bit":true,"bnb_4bit_quant_type":"nf4"}"#;
         refused(bnb, "are quantised by bitsandbytes (NF4), which smelt does not read; start from");
         refused(&method("bitsandbytes"), "bitsandbytes (FP4)");
         let int8 = r#"{"quant_method":"bitsandbytes","load_in_8bit":true}"#;
@@ -350,7 +348,8 @@ mod tests {
         refused(&awq("4", "48", "gemm"), "group_size is 48, but must be -1 or one of [16, 32");
         refused(&awq("4", "\"x\"", "gemm"), "group_size is \"x\", but must be a number");
         refused(&awq("4", "128", "gemv"), "version is \"gemv\", but must be \"gemm\"");
-        let layer = |weights: &str| format!("{{\"config_groups\":{{\"g\":{{\"weights\":{weights}}}}}}}");
+        let layer =
+            |weights: &str| format!("{{\"config_groups\":{{\"g\":{{\"weights\":{weights}}}}}}}");
         refused(&layer("{}"), "config_groups.g.weights.num_bits is null, but must be 4 or 8");
         let float = r#"{"num_bits":4,"type":"float","strategy":"group","group_size":32}"#;
         refused(&layer(float), "weights.type is \"float\"");

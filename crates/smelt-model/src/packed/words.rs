@@ -100,9 +100,7 @@ impl Grid {
     /// The rows of words that hold rows `rows`.
     fn word_rows(&self, rows: &Range<usize>) -> Range<usize> {
         match self.along {
-            Along::Rows => {
-                rows.start / self.per_word()..rows.end.div_ceil(self.per_word())
-            }
+            Along::Rows => rows.start / self.per_word()..rows.end.div_ceil(self.per_word()),
             Along::Columns => rows.clone(),
         }
     }
@@ -167,7 +165,8 @@ impl Grid {
         let here = self.word_rows(rows);
         let ([_, wide], high, turned) = (self.words([1, columns]), here.len(), self.turned);
         (0..high * wide).map(move |at| {
-            let (down, across) = if turned { (at % high, at / high) } else { (at / wide, at % wide) };
+            let (down, across) =
+                if turned { (at % high, at / high) } else { (at / wide, at % wide) };
             Cell { at, down: here.start + down, across }
         })
     }
@@ -247,7 +246,8 @@ mod tests {
                 let levels: Vec<u8> =
                     (0..rows * columns).map(|_| random.below(1 << grid.bits) as u8).collect();
                 let whole = 0..rows;
-                let stored = grid.pack(&whole, columns, |row, column| levels[row * columns + column]);
+                let stored =
+                    grid.pack(&whole, columns, |row, column| levels[row * columns + column]);
                 let [high, wide] = grid.stored_shape(shape);
                 assert_eq!(stored.len(), high * wide * WORD_BYTES, "{grid:?} {shape:?}");
                 let start = random.below(rows);

@@ -1,16 +1,16 @@
 //! `smelt export`: a checkpoint's part as ONNX, without a pipeline.
 
-use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
 
+use crate::checkpoint;
 use crate::exit::{Exit, Failed};
 use crate::flags::{ExportFlags, FloatType};
 use crate::fresh::FreshDir;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
-    let checkpoint = Checkpoint::open(&flags.checkpoint).map_err(Failed::model)?;
+    let checkpoint = checkpoint::open(&flags.checkpoint)?;
     let out = FreshDir::begin(&flags.out)?;
     let dtype = match flags.dtype {
         FloatType::F32 => Dtype::F32,

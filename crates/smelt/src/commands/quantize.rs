@@ -1,18 +1,16 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
-use smelt_model::checkpoint::Checkpoint;
-use smelt_model::quantize;
-
+use crate::checkpoint;
 use crate::exit::{Exit, Failed};
 use crate::flags::QuantizeFlags;
 use crate::fresh::FreshDir;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
-    let checkpoint = Checkpoint::open(&flags.checkpoint).map_err(Failed::model)?;
+    let checkpoint = checkpoint::open(&flags.checkpoint)?;
     let out = FreshDir::begin(&flags.out)?;
-    quantize::quantize(&checkpoint, flags.scheme, out.path(), &mut |line| tell(line))
-        .map_err(Failed::model)?;
+    let mut say = |line: &str| tell(line);
+    checkpoint::quantize(&checkpoint, flags.scheme, flags.format, out.path(), &mut say)?;
     out.finish()?;
     tell(format_args!("wrote {}", flags.out.display()));
     Ok(Exit::Ok)

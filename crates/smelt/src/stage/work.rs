@@ -6,12 +6,14 @@
 
 use smelt_engine::{llm, vision};
 use smelt_model::dtype::Dtype;
+use smelt_model::packed::write::Format;
 use smelt_model::quantize::Scheme;
-use smelt_model::{export, quantize, synthetic};
+use smelt_model::{export, synthetic};
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
 use super::{deployment, verify};
+use crate::checkpoint;
 use crate::exit::{Exit, Failed};
 
 pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
@@ -52,7 +54,8 @@ fn quantize(request: &Request) -> Result<(), Failed> {
         "int8" => Scheme::Int8,
         _ => Scheme::None,
     };
-    quantize::quantize(&checkpoint, scheme, &request.out, &mut say).map_err(Failed::model)
+    let format = Format::parse(request.word("format")?).unwrap_or(Format::Smelt);
+    checkpoint::quantize(&checkpoint, scheme, format, &request.out, &mut say)
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {

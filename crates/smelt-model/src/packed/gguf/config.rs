@@ -12,11 +12,8 @@ use super::header::{Entry, GgufLie, Header};
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// llama.cpp's architectures that are read, and their classes in transformers.
-const ARCHITECTURES: [(&str, &str); 3] = [
-    ("qwen2", "Qwen2ForCausalLM"),
-    ("qwen3", "Qwen3ForCausalLM"),
-    ("llama", "LlamaForCausalLM"),
-];
+const ARCHITECTURES: [(&str, &str); 3] =
+    [("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM"), ("llama", "LlamaForCausalLM")];
 
 /// The rotary base where the metadata has none: `docs/gguf.md` names no default, llama.cpp has it.
 const ROPE_BASE_DEFAULT: f64 = 10000.0;
@@ -73,9 +70,7 @@ impl Keys<'_> {
         let key = self.key(rest);
         match self.header.entries.get(&key) {
             None => Ok(None),
-            Some(Entry::Integer(found)) if u32::try_from(*found).is_ok() => {
-                Ok(Some(*found as u64))
-            }
+            Some(Entry::Integer(found)) if u32::try_from(*found).is_ok() => Ok(Some(*found as u64)),
             Some(_) => Err(bad(self.header, &key, "a 32-bit number, the same for every layer")),
         }
     }

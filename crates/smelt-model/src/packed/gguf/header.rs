@@ -344,10 +344,8 @@ impl<R: Read> Scan<R> {
             .collect::<Checked<Vec<_>>>()?;
         shape.reverse();
         let number = u32::from_le_bytes(self.bytes(&name)?);
-        let kind = Kind::of_number(number).map_err(|found| GgufLie::UnsupportedKind {
-            tensor: name.clone(),
-            found,
-        })?;
+        let kind = Kind::of_number(number)
+            .map_err(|found| GgufLie::UnsupportedKind { tensor: name.clone(), found })?;
         let offset = u64::from_le_bytes(self.bytes(&name)?);
         Ok(Info { name, shape, kind, offset })
     }

@@ -10,6 +10,8 @@ pub(crate) mod blocks;
 pub(crate) mod config;
 mod header;
 pub(crate) mod names;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -74,8 +74,10 @@ fn gptq(plan: &Plan) -> Value {
         "modules_to_not_convert": kept(plan),
     });
     // GPTQModel's and vLLM's way to leave modules out.
-    let left_out: Map<String, Value> =
-        kept(plan).iter().map(|name| (format!("-:^{}", name.replace('.', "\\.")), json!({}))).collect();
+    let left_out: Map<String, Value> = kept(plan)
+        .iter()
+        .map(|name| (format!("-:^{}", name.replace('.', "\\.")), json!({})))
+        .collect();
     if !left_out.is_empty() {
         section["dynamic"] = Value::Object(left_out);
     }

@@ -54,7 +54,10 @@ pub(super) struct Item {
 pub(super) enum Make {
     Given(Vec<u8>),
     /// A range of a canonical tensor's bytes.
-    Copy { name: String, range: std::ops::Range<u64> },
+    Copy {
+        name: String,
+        range: std::ops::Range<u64>,
+    },
     /// The levels of a canonical weight.
     Words {
         name: String,
@@ -65,9 +68,19 @@ pub(super) enum Make {
         shift: u8,
     },
     /// Canonical zeros.
-    Zeros { name: String, grid: Grid, groups: usize, shift: u8 },
+    Zeros {
+        name: String,
+        grid: Grid,
+        groups: usize,
+        shift: u8,
+    },
     /// Canonical scales.
-    Scales { name: String, groups: usize, dtype: Dtype, is_turned: bool },
+    Scales {
+        name: String,
+        groups: usize,
+        dtype: Dtype,
+        is_turned: bool,
+    },
 }
 
 /// Decides what to write.
