@@ -139,3 +139,26 @@ fn asymmetric_zeros_follow_the_label() {
     checkpoint.read_rows_f32(K_PROJ, 0..16, &mut found).unwrap();
     assert!(found != floats("gptq-v2/k_proj") && checkpoint.warnings().is_empty());
 }
+
+#[test]
+fn gguf_runs_as_its_dequantised_weights_do() {
+    for (case, scheme) in [
+        ("qwen2-q8_0", "int8-g32"),
+        ("qwen3-q4_0", "int4-g32"),
+        ("llama-q4_0", "int4-g32"),
+        ("llama-bf16", "none"),
+    ] {
+        check(&golden_dir().join(format!("{case}.gguf")), case, scheme);
+    }
+}
+
+#[test]
+fn a_directory_means_its_only_gguf_file() {
+    let dir = TempDir::new().unwrap();
+    let source = golden_dir().join("qwen3-q4_0.gguf");
+    fs::copy(&source, dir.path().join("a.gguf")).unwrap();
+    check(dir.path(), "qwen3-q4_0", "int4-g32");
+    fs::copy(&source, dir.path().join("b.gguf")).unwrap();
+    let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("several .gguf files (a.gguf, b.gguf)"), "{error}");
+}

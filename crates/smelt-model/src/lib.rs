@@ -10,6 +10,8 @@ pub mod decoder;
 pub mod dtype;
 pub mod export;
 pub mod families;
+#[cfg(test)]
+mod golden;
 pub mod model;
 pub mod packed;
 pub mod quantize;

@@ -4,6 +4,8 @@
 //! name) and gives a [`Value`].  Names depend on nothing but the order of calls: the scope,
 //! the operator, a count.  Knows nothing of where weights lie.
 
+mod language;
+
 use std::collections::BTreeMap;
 use std::ops::Deref;
 

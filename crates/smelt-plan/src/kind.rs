@@ -39,6 +39,8 @@ pub enum Takes {
     Choice(&'static [&'static str]),
     /// A whole number in this closed range.
     Count(u64, u64),
+    /// `true` or `false`.
+    Flag,
     /// A non-empty list of texts.
     Texts,
     /// A non-empty list of names of files or directories, relative and without `..`.
@@ -89,8 +91,10 @@ const SLOTS_MAX: u64 = 64;
 const SOURCE: &[Field] = &[field("from", Takes::Source, Absent::Refused)];
 const ONNX_EXPORT: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("part", Takes::Choice(&["vision"]), Absent::Word("vision")),
+    field("part", Takes::Choice(&["vision", "llm"]), Absent::Word("vision")),
     field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
+    field("input", Takes::Choice(&["ids", "embeds"]), Absent::Nothing),
+    field("probe", Takes::Flag, Absent::Nothing),
 ];
 /// The forms of a quantised checkpoint: smelt's own, and those that other servers load.
 const FORMATS: &[&str] = &["smelt", "compressed-tensors", "awq", "gptq"];

@@ -13,8 +13,31 @@ use smelt_model::quantize::{self, Scheme};
 use crate::exit::{Exit, Failed};
 use crate::say::tell;
 
+/// The word for smelt's own form.
+const SMELT: &str = "smelt";
+
 /// Where smelt's own form lies while another is made of it.
 const CANONICAL_DIR: &str = ".canonical";
+
+/// The form of a quantised checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// smelt's own.
+    Smelt,
+    /// That of another tool.
+    Foreign(Format),
+}
+
+impl Form {
+    /// The form of a word.
+    pub(crate) fn parse(word: &str) -> Result<Self, String> {
+        if word == SMELT {
+            return Ok(Self::Smelt);
+        }
+        let known = || format!("{SMELT} or {}", Format::ALL.map(Format::name).join(" or "));
+        Format::parse(word).map(Self::Foreign).ok_or_else(known)
+    }
+}
 
 /// Opens the checkpoint at `path`, and says what is odd about it.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failed> {
@@ -23,18 +46,18 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failed> {
     Ok(checkpoint)
 }
 
-/// Quantises `checkpoint` into `out` in `format`; weights that are packed already are packed again
-/// in that format, their integers unchanged, if `scheme` is none.
+/// Quantises `checkpoint` into `out` in `form`; weights that are packed already are packed again
+/// in that form, their integers unchanged, if `scheme` is none.
 pub(crate) fn quantize(
     checkpoint: &Checkpoint,
     scheme: Scheme,
-    format: Format,
+    form: Form,
     out: &Path,
     say: &mut dyn FnMut(&str),
 ) -> Result<(), Failed> {
-    if format == Format::Smelt {
+    let Form::Foreign(format) = form else {
         return quantize::quantize(checkpoint, scheme, out, say).map_err(Failed::model);
-    }
+    };
     if scheme == Scheme::None {
         return write(checkpoint, checkpoint, format, out, say).map_err(Failed::model);
     }

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser};
-use smelt_model::packed::write::Format;
 use smelt_model::quantize::Scheme;
+
+use crate::checkpoint::Form;
 
 /// Turns vision-language models into inference engines on devices too small for the job.
 #[derive(Debug, Parser)]
@@ -24,7 +25,7 @@ pub(crate) enum Subcommand {
     Out(OutFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
-    /// Write a checkpoint's vision tower as ONNX, in bounded memory
+    /// Write parts of a checkpoint as ONNX, in bounded memory
     Export(ExportFlags),
     /// Write a checkpoint's decoder with smaller weights, in bounded memory
     Quantize(QuantizeFlags),
@@ -117,6 +118,22 @@ pub(crate) struct ExportFlags {
     /// The type of the weights and of the arithmetic
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: FloatType,
+    /// How tokens enter the decoder; as ids where the model is text alone, else as embeddings
+    #[arg(long, value_enum)]
+    pub(crate) input: Option<TokenInput>,
+    /// Run the f32 reference first, record the largest activations in probe.json, and refuse f16
+    /// where one is beyond it
+    #[arg(long)]
+    pub(crate) probe: bool,
+}
+
+/// How tokens enter a decoder's graph.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum TokenInput {
+    /// input_ids
+    Ids,
+    /// inputs_embeds
+    Embeds,
 }
 
 /// A part of a model that becomes a graph of its own.
@@ -124,6 +141,10 @@ pub(crate) struct ExportFlags {
 pub(crate) enum Part {
     /// The vision tower with its projector
     Vision,
+    /// The decoder with its head, and its cache as inputs and outputs
+    Llm,
+    /// Every part there is, each in a directory of its name
+    All,
 }
 
 /// The float types, by the words used everywhere.
@@ -244,16 +265,11 @@ pub(crate) struct QuantizeFlags {
     #[arg(long, value_parser = scheme)]
     pub(crate) scheme: Scheme,
     /// smelt, or what other servers load: compressed-tensors, awq or gptq
-    #[arg(long, default_value = "smelt", value_parser = format)]
-    pub(crate) format: Format,
+    #[arg(long, default_value = "smelt", value_parser = Form::parse)]
+    pub(crate) format: Form,
     /// The directory to make
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-}
-
-fn format(name: &str) -> Result<Format, String> {
-    let known = || Format::ALL.map(Format::name).join(" or ");
-    Format::parse(name).ok_or_else(known)
 }
 
 fn scheme(name: &str) -> Result<Scheme, String> {

@@ -13,6 +13,7 @@ use smelt_model::model::Part;
 use super::weights::HEAD;
 use super::{KIND, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
 use crate::engine_file::{EngineWriter, TensorSpec, byte_len};
+use crate::kernels::rope::Llama3;
 
 /// Bytes of a tensor held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
@@ -106,6 +107,12 @@ fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
         vocab: llm.vocab,
         eps: llm.eps,
         rope_theta: llm.rope.theta,
+        rope_scaling: llm.rope.scaling.map(|by| Llama3 {
+            factor: by.factor,
+            low: by.low_freq_factor,
+            high: by.high_freq_factor,
+            original_positions: by.original_max_position_embeddings,
+        }),
         limits,
     }
 }

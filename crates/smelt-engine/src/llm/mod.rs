@@ -19,6 +19,7 @@ use smelt_model::decoder::Family;
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::isa::Isa;
+use crate::kernels::rope::Llama3;
 use crate::kernels::threads::Threads;
 pub use build::{BuildError, build};
 use forward::{Pass, Span};
@@ -60,6 +61,8 @@ pub(crate) struct LlmFile {
     vocab: usize,
     eps: f32,
     rope_theta: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rope_scaling: Option<Llama3>,
     limits: Limits,
 }
 
@@ -84,6 +87,9 @@ impl LlmFile {
         if !numbers_hold {
             let (eps, theta) = (self.eps, self.rope_theta);
             return Err(format!("eps {eps} and rope_theta {theta} are not those of a decoder"));
+        }
+        if let Some(scaling) = self.rope_scaling.filter(|scaling| !scaling.is_sound()) {
+            return Err(format!("{scaling:?} is no scaling of rotary frequencies"));
         }
         self.limits.check()
     }

@@ -4,6 +4,10 @@
 //! same bytes on every machine.  Weights pass through in blocks; the graph is written by hand,
 //! not traced, so nothing is executed.  Knows nothing of engines.
 
+mod llm;
+#[cfg(test)]
+mod llm_tests;
+pub mod probe;
 #[cfg(test)]
 mod tests;
 mod vision;
@@ -12,11 +16,15 @@ mod weights;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use smelt_onnx::{CheckError, DataError, IR_VERSION, Model, OPSET, WriteError, check};
+use smelt_onnx::{
+    CheckError, DataError, ElementType, Graph, IR_VERSION, Initializer, Model, OPSET, WriteError,
+    check,
+};
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::dtype::Dtype;
-use crate::model::Part;
+use crate::model::{Model as Description, Part};
+use crate::reference::ReferenceError;
 use weights::WeightStream;
 
 /// Why a checkpoint could not be exported.
@@ -41,6 +49,16 @@ pub enum ExportError {
         /// The type asked for.
         dtype: Dtype,
     },
+    /// A weight is no number.
+    #[error(
+        "tensor {tensor} holds {value}, which is no number to compute with; the checkpoint is damaged"
+    )]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// The first such value.
+        value: f32,
+    },
     /// A weight has no f16 value.
     #[error("tensor {tensor} holds {value}, beyond f16's 65504; export in bf16 or f32")]
     BeyondF16 {
@@ -49,6 +67,19 @@ pub enum ExportError {
         /// The first such value.
         value: f32,
     },
+    /// An activation of the probe has no f16 value.
+    #[error(
+        "an activation of block {block} reaches {value}, beyond f16's 65504; export in bf16 or f32"
+    )]
+    ActivationBeyondF16 {
+        /// The block.
+        block: String,
+        /// The largest activation.
+        value: f32,
+    },
+    /// The reference cannot run the model.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
     /// The output directory cannot be made.
     #[error("cannot create {}: {source}", path.display())]
     CreateDir {
@@ -86,8 +117,73 @@ pub fn vision(
     if !checkpoint.has(Part::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
-    let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
     let weights = vision::weights(checkpoint.model());
+    write(checkpoint, dtype, &weights, out_dir, progress, |element_type, initializers| {
+        vision::graph(tower, element_type, initializers)
+    })
+}
+
+/// How tokens enter the graph of a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LlmInput {
+    /// `input_ids`; the graph looks their embeddings up.
+    Ids,
+    /// `inputs_embeds`, of which some may be those of images.
+    Embeds,
+}
+
+impl LlmInput {
+    /// Ids for a model of text alone; embeddings for one that sees.
+    pub fn usual(model: &Description) -> Self {
+        if model.vision.is_some() { Self::Embeds } else { Self::Ids }
+    }
+}
+
+/// Exports the decoder of `checkpoint` with its head to `out_dir`.
+///
+/// With B sequences, T new tokens, P cached ones, S = P + T, L layers, K key heads of width D:
+///
+/// | input | shape | |
+/// |---|---|---|
+/// | `input_ids` or `inputs_embeds` | `[B, T]` or `[B, T, hidden]` | as `input` says |
+/// | `position_ids` | `[B, T]`, `[3, B, T]` with M-RoPE | of the new tokens |
+/// | `attention_mask` | `[B, S]` | 1 for tokens, 0 for padding |
+/// | `deepstack_embeds.{i}` | `[B, T, hidden]` | only where the family has them; zero but at images |
+/// | `past_key_values.{i}.key`, `.value` | `[B, K, P, D]` | P may be 0 |
+///
+/// give `logits` `[B, T, vocab]` and `present.{i}.key`, `.value` `[B, K, S, D]`.  Ids, positions and
+/// mask are i64, all else is of type `dtype`; B, T, P and S are open.  A head that is tied to the
+/// embedding is the same tensor, stored once.  Quantised weights are exported as the floats they
+/// stand for.  `progress` is told each weight.
+///
+/// # Errors
+/// When the model has no decoder, `dtype` is no float the graph can have, a weight does not fit it
+/// or is no number, or a file cannot be read or written.
+pub fn llm(
+    checkpoint: &Checkpoint,
+    dtype: Dtype,
+    input: LlmInput,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), ExportError> {
+    let decoder = checkpoint.decoder()?;
+    let is_tied = !checkpoint.has_lm_head();
+    let weights = llm::weights(checkpoint.model(), input, is_tied);
+    write(checkpoint, dtype, &weights, out_dir, progress, |element_type, initializers| {
+        llm::graph(decoder, input, is_tied, element_type, initializers)
+    })
+}
+
+/// Streams `weights` to the data file, then writes and checks the graph that is made over them.
+fn write(
+    checkpoint: &Checkpoint,
+    dtype: Dtype,
+    weights: &[(String, Vec<usize>)],
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+    graph: impl FnOnce(ElementType, Vec<Initializer>) -> Graph,
+) -> Result<(), ExportError> {
+    let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
     let mut initializers = Vec::with_capacity(weights.len());
     for (n, (name, dims)) in weights.iter().enumerate() {
         progress(&format!("weight {} of {}: {name}", n + 1, weights.len()));
@@ -99,7 +195,7 @@ pub fn vision(
         other_opsets: vec![],
         producer: "smelt".to_owned(),
         metadata: vec![],
-        graph: vision::graph(tower, stream.element_type(), initializers),
+        graph: graph(stream.element_type(), initializers),
     };
     model.write(out_dir)?;
     Ok(check(&model, out_dir)?)

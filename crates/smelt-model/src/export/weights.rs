@@ -53,6 +53,18 @@ impl<'a> WeightStream<'a> {
 
     /// Copies tensor `name`, declared as `dims`, which may merge dimensions of the stored shape.
     pub(super) fn copy(&mut self, name: &str, dims: &[usize]) -> Result<Initializer, ExportError> {
+        match element_type(self.checkpoint.dtype(name)?) {
+            Some(stored) => self.copy_floats(name, dims, stored),
+            None => self.copy_quantised(name, dims),
+        }
+    }
+
+    fn copy_floats(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        stored: ElementType,
+    ) -> Result<Initializer, ExportError> {
         let dtype = self.checkpoint.dtype(name)?;
         let mut left: usize = self.checkpoint.shape(name)?.iter().product();
         let mut tensor = self.file.tensor(name, self.element_type, dims)?;
@@ -61,21 +73,58 @@ impl<'a> WeightStream<'a> {
             let elements = left.min(BLOCK_ELEMENTS);
             self.stored.resize(elements * dtype.size_bytes(), 0);
             self.checkpoint.read_bytes(name, offset, &mut self.stored)?;
-            if element_type(dtype) == Some(self.element_type) {
-                tensor.write(&self.stored)?;
-            } else {
+            if !all_finite(&self.stored, stored) || stored != self.element_type {
                 self.floats.clear();
                 assert!(dtype.widen(&self.stored, &mut self.floats), "{name} is of floats");
                 let rounded = self.rounder.round(&self.floats, self.element_type);
-                tensor.write(rounded.map_err(|value| ExportError::BeyondF16 {
-                    tensor: name.to_owned(),
-                    value,
-                })?)?;
+                tensor.write(rounded.map_err(|value| refusal(name, value))?)?;
+            } else {
+                tensor.write(&self.stored)?;
             }
             offset += self.stored.len() as u64;
             left -= elements;
         }
         Ok(tensor.finish()?)
+    }
+
+    /// Copies a tensor of integers with scales as the floats they stand for.
+    fn copy_quantised(&mut self, name: &str, dims: &[usize]) -> Result<Initializer, ExportError> {
+        let (rows, width) = (dims[0], dims[1..].iter().product::<usize>().max(1));
+        let rows_at_once = (BLOCK_ELEMENTS / width).max(1);
+        let mut tensor = self.file.tensor(name, self.element_type, dims)?;
+        for first in (0..rows).step_by(rows_at_once) {
+            let some = first..rows.min(first + rows_at_once);
+            self.checkpoint.read_rows_f32(name, some, &mut self.floats)?;
+            let rounded = self.rounder.round(&self.floats, self.element_type);
+            tensor.write(rounded.map_err(|value| refusal(name, value))?)?;
+        }
+        Ok(tensor.finish()?)
+    }
+}
+
+/// Why `value` of tensor `name` cannot be exported.
+fn refusal(name: &str, value: f32) -> ExportError {
+    let tensor = name.to_owned();
+    if value.is_finite() {
+        return ExportError::BeyondF16 { tensor, value };
+    }
+    ExportError::NotFinite { tensor, value }
+}
+
+/// Whether no stored float is infinite or NaN: its exponent is not all ones.
+fn all_finite(stored: &[u8], element_type: ElementType) -> bool {
+    let halves = |exponent: u16| {
+        let words = stored.as_chunks::<2>().0.iter().map(|word| u16::from_le_bytes(*word));
+        // No early exit, so that the loop is vectorised.
+        words.fold(true, |all, word| all & (word & exponent != exponent))
+    };
+    match element_type {
+        ElementType::F16 => halves(0x7C00),
+        ElementType::Bf16 => halves(0x7F80),
+        _ => {
+            let words = stored.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word));
+            words.fold(true, |all, value| all & value.is_finite())
+        }
     }
 }
 
@@ -98,21 +147,23 @@ struct Rounder {
 
 impl Rounder {
     /// The little-endian bytes of `floats` as `element_type`; fails with the first value that
-    /// f16 cannot hold.
+    /// is no number or that f16 cannot hold.
     fn round(&mut self, floats: &[f32], element_type: ElementType) -> Result<&[u8], f32> {
         self.bytes.resize(floats.len() * element_type.bits() / 8, 0);
         let pairs = self.bytes.as_chunks_mut::<2>().0.iter_mut();
         match element_type {
             ElementType::F16 => {
-                check_f16(floats)?;
+                check(floats, F16_MAX)?;
                 self.halves.resize(floats.len(), f16::ZERO);
                 self.halves.convert_from_f32_slice(floats);
                 pairs.zip(&self.halves).for_each(|(out, v)| *out = v.to_le_bytes());
             }
             ElementType::Bf16 => {
+                check(floats, f32::MAX)?;
                 pairs.zip(floats).for_each(|(out, v)| *out = bf16::from_f32(*v).to_le_bytes());
             }
             _ => {
+                check(floats, f32::MAX)?;
                 let out = self.bytes.as_chunks_mut::<4>().0;
                 out.iter_mut().zip(floats).for_each(|(out, v)| *out = v.to_le_bytes());
             }
@@ -121,9 +172,9 @@ impl Rounder {
     }
 }
 
-/// Fails with the first value that is infinite, NaN or beyond the largest f16.
-fn check_f16(floats: &[f32]) -> Result<(), f32> {
-    let fits = |value: &f32| value.abs() <= F16_MAX;
+/// Fails with the first value that is NaN or beyond `largest`.
+fn check(floats: &[f32], largest: f32) -> Result<(), f32> {
+    let fits = |value: &f32| value.abs() <= largest;
     // One pass without an exit is vectorised; the search for the culprit may be slow.
     if floats.iter().fold(true, |all, value| all & fits(value)) {
         return Ok(());
@@ -152,6 +203,25 @@ mod tests {
         check(ElementType::Bf16, 1.0 + 1.0 / 256.0, &0x3F80u16.to_le_bytes());
         check(ElementType::Bf16, 1.0 + 3.0 / 256.0, &0x3F82u16.to_le_bytes());
         check(ElementType::F32, -0.1, &(-0.1f32).to_le_bytes());
+    }
+
+    #[test]
+    fn what_is_no_number_is_found_in_every_type() {
+        for element_type in [ElementType::F32, ElementType::F16, ElementType::Bf16] {
+            let largest = if element_type == ElementType::F16 { F16_MAX } else { 3e38 };
+            for (value, expect) in [(largest, true), (f32::NAN, false), (f32::INFINITY, false)] {
+                let bytes = match element_type {
+                    ElementType::F32 => [0.0, value].map(f32::to_le_bytes).concat(),
+                    ElementType::F16 => {
+                        [0.0, value].map(|v| f16::from_f32(v).to_le_bytes()).concat()
+                    }
+                    _ => [0.0, value].map(|v| bf16::from_f32(v).to_le_bytes()).concat(),
+                };
+                assert_eq!(all_finite(&bytes, element_type), expect, "{value} in {element_type}");
+            }
+            let mut rounder = Rounder::default();
+            assert!(rounder.round(&[1.0, f32::NAN], element_type).unwrap_err().is_nan());
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::config::ConfigProblem;
 use crate::model::Model;
 
 pub mod internvl3;
+mod text;
 
 /// A `config.json`, as text (whose errors have a place) and as a tree.
 #[derive(Clone, Copy)]
@@ -37,7 +38,7 @@ struct Family {
     read: fn(Config<'_>) -> Result<Model, ConfigProblem>,
 }
 
-const ALL: [Family; 2] = [internvl3::ORIGINAL, internvl3::HF];
+const ALL: [Family; 3] = [internvl3::ORIGINAL, internvl3::HF, text::TEXT];
 
 /// The model that the text of a configuration describes.
 pub(crate) fn read(text: &str) -> Result<Model, ConfigProblem> {

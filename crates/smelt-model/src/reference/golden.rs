@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
+use crate::golden;
 use crate::quantize::Scheme;
 use crate::safetensors::Reader;
 
@@ -89,6 +90,16 @@ fn logits_of_text_are_those_of_transformers_at_any_positions() {
             let found = logits(&ckpt, &tokens, None, positions.clone(), &mut |_| {}).unwrap();
             check(&found, &expect[positions.start * vocab..positions.end * vocab]);
         }
+    }
+}
+
+#[test]
+fn logits_of_text_models_are_those_of_transformers() {
+    for name in golden::TEXT {
+        let golden = golden::Golden::open(name);
+        let (tokens, expect) = golden.first_sequence();
+        let all = 0..tokens.len();
+        check(&logits(&golden.checkpoint(), &tokens, None, all, &mut |_| {}).unwrap(), &expect);
     }
 }
 

@@ -26,15 +26,27 @@ pub(super) fn logits(
     effort: Effort,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
+    logits_of(&mut Stream::new(ckpt, effort), prompt, positions, progress)
+}
+
+/// The same through a stream that may look at activations.
+pub(super) fn logits_of(
+    stream: &mut Stream<'_>,
+    prompt: &Prompt<'_>,
+    positions: Range<usize>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<f32>, ReferenceError> {
+    let ckpt = stream.ckpt;
     let llm = ckpt.decoder()?;
     check(prompt, &positions, llm)?;
     let mut x = embed(ckpt, prompt, llm)?;
-    let mut stream = Stream::new(ckpt, effort);
     for layer in 0..llm.layers {
         progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
         let name = format!("language_model.model.layers.{layer}");
-        attention(&mut stream, llm, &name, &mut x)?;
-        mlp(&mut stream, llm, &name, &mut x)?;
+        attention(stream, llm, &name, &mut x)?;
+        stream.note(&name, &x);
+        mlp(stream, llm, &name, &mut x)?;
+        stream.note(&name, &x);
     }
     let mut asked = x[positions.start * llm.hidden..positions.end * llm.hidden].to_vec();
     drop(x);
@@ -106,8 +118,9 @@ fn attention(
         rms_norm(&mut q, &stream.vector(&format!("{name}.self_attn.q_norm.weight"))?, llm.eps);
         rms_norm(&mut k, &stream.vector(&format!("{name}.self_attn.k_norm.weight"))?, llm.eps);
     }
-    rotate_half(&mut q, llm.q_width(), llm.head_dim, llm.rope.theta);
-    rotate_half(&mut k, llm.kv_width(), llm.head_dim, llm.rope.theta);
+    let frequencies = llm.rope.frequencies(llm.head_dim);
+    rotate_half(&mut q, llm.q_width(), &frequencies);
+    rotate_half(&mut k, llm.kv_width(), &frequencies);
     let heads =
         Heads { query: llm.heads, key_value: llm.kv_heads, width: llm.head_dim, causal: true };
     let project = |values, stride| Projection { values, stride };

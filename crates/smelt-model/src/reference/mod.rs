@@ -15,10 +15,15 @@ mod attention;
 mod golden;
 mod llm;
 mod matmul;
+mod peaks;
 mod pointwise;
 mod stream;
 mod threads;
 mod vision;
+
+pub use peaks::Peak;
+use peaks::Peaks;
+use stream::Stream;
 
 /// The largest block of weight rows held as f32; its packed copy is as large again.
 pub const BLOCK_BYTES: usize = 8 << 20;
@@ -112,6 +117,35 @@ pub fn vision_embeds(
     tiles: usize,
 ) -> Result<Vec<f32>, ReferenceError> {
     vision::embeds(ckpt, pixels, tiles, Effort::whole_machine())
+}
+
+/// The largest activation of each block while [`vision_embeds`] is computed for one tile, in the
+/// order of the model.
+///
+/// # Errors
+/// [`ReferenceError`] as for [`vision_embeds`].
+pub fn vision_peaks(ckpt: &Checkpoint, pixels: &[f32]) -> Result<Vec<Peak>, ReferenceError> {
+    let mut stream = Stream::new(ckpt, Effort::whole_machine());
+    stream.peaks = Some(Peaks::default());
+    vision::embeds_of(&mut stream, pixels, 1)?;
+    Ok(stream.peaks.take().unwrap_or_default().finish())
+}
+
+/// The largest activation of each block while the [`logits`] after `tokens` are computed, in the
+/// order of the model.
+///
+/// # Errors
+/// [`ReferenceError`] as for [`logits`].
+pub fn llm_peaks(
+    ckpt: &Checkpoint,
+    tokens: &[u32],
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Peak>, ReferenceError> {
+    let mut stream = Stream::new(ckpt, Effort::whole_machine());
+    stream.peaks = Some(Peaks::default());
+    let prompt = llm::Prompt { tokens, image: None };
+    llm::logits_of(&mut stream, &prompt, 0..tokens.len(), progress)?;
+    Ok(stream.peaks.take().unwrap_or_default().finish())
 }
 
 /// The logits at `positions` of `tokens`, in one causal pass: `[positions, vocab]`.

@@ -91,13 +91,11 @@ fn erf(x: [f64; SERIES_LANES]) -> [f64; SERIES_LANES] {
 }
 
 /// Rotates the halves of each head of each row of `x [positions, heads * head_dim]` in place:
-/// the pair (i, i + head_dim/2) at position p turns by `p * theta^(-2i/head_dim)`.
+/// the pair (i, i + head_dim/2) at position p turns by `p * frequencies[i]`.
 ///
-/// Frequencies and angles are rounded to f32, as the models were trained.
-pub(super) fn rotate_half(x: &mut [f32], row: usize, head_dim: usize, theta: f64) {
-    let half = head_dim / 2;
-    let exponent = |pair: usize| -2.0 * pair as f64 / head_dim as f64;
-    let frequencies: Vec<f32> = (0..half).map(|i| theta.powf(exponent(i)) as f32).collect();
+/// Angles are rounded to f32, as the models were trained.
+pub(super) fn rotate_half(x: &mut [f32], row: usize, frequencies: &[f32]) {
+    let (half, head_dim) = (frequencies.len(), 2 * frequencies.len());
     for (position, row) in x.chunks_mut(row).enumerate() {
         let angles = frequencies.iter().map(|f| f64::from(position as f32 * f));
         let turns: Vec<(f32, f32)> =
@@ -181,7 +179,7 @@ mod tests {
     fn rotation_pairs_halves_and_leaves_position_zero_alone() {
         // Two positions, one head of four: pairs (0, 2) at 1 rad and (1, 3) at 0.01 rad.
         let mut x = [1.0_f32, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0];
-        rotate_half(&mut x, 4, 4, 1e4);
+        rotate_half(&mut x, 4, &[1.0, 0.01]);
         assert_eq!(x[..4], [1.0, 1.0, 0.0, 0.0]);
         let expect = [1.0_f32.cos(), 0.01_f32.cos(), 1.0_f32.sin(), 0.01_f32.sin()];
         assert!(x[4..].iter().zip(expect).all(|(x, e)| (x - e).abs() < 1e-6), "{x:?}");

@@ -17,15 +17,23 @@ pub(super) fn embeds(
     tiles: usize,
     effort: Effort,
 ) -> Result<Vec<f32>, ReferenceError> {
-    let vit = &ckpt.internvl3()?.vit;
+    embeds_of(&mut Stream::new(ckpt, effort), pixels, tiles)
+}
+
+/// The same through a stream that may look at activations.
+pub(super) fn embeds_of(
+    stream: &mut Stream<'_>,
+    pixels: &[f32],
+    tiles: usize,
+) -> Result<Vec<f32>, ReferenceError> {
+    let vit = &stream.ckpt.internvl3()?.vit;
     let per_tile = vit.channels * vit.image_size * vit.image_size;
     if tiles.checked_mul(per_tile) != Some(pixels.len()) {
         return Err(ReferenceError::Pixels { tiles, per_tile, found: pixels.len() });
     }
-    let mut stream = Stream::new(ckpt, effort);
     let mut embeds = Vec::new();
     for tile in pixels.chunks(per_tile) {
-        embeds.extend(tile_embeds(&mut stream, vit, tile)?);
+        embeds.extend(tile_embeds(stream, vit, tile)?);
     }
     Ok(embeds)
 }
@@ -39,7 +47,9 @@ fn tile_embeds(
     for layer in 0..vit.layers {
         let name = format!("vision_model.encoder.layers.{layer}");
         attention(stream, vit, &name, &mut x)?;
+        stream.note(&name, &x);
         mlp(stream, vit, &name, &mut x)?;
+        stream.note(&name, &x);
     }
     let shuffled = shuffle(&x[vit.hidden..], vit.grid(), vit.hidden);
     project(stream, shuffled)

@@ -43,6 +43,11 @@ impl Tensor {
         Self { name, dtype, shape, start: range.start, end: range.end }
     }
 
+    /// Its first byte, counted from where the data begins.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
     /// Bytes the tensor takes in the file.
     pub fn size_bytes(&self) -> u64 {
         self.end - self.start

@@ -100,6 +100,7 @@ fn read_field(
         Takes::Text => Value::from(text(item, params)?),
         Takes::Choice(words) => choice(item, text(item, params)?, words)?,
         Takes::Count(min, max) => count(item, params, min, max)?,
+        Takes::Flag => flag(item, params)?,
         Takes::Texts => Value::from(texts(item, params)?),
         Takes::Names => names(item, params)?,
         Takes::TextTable => text_table(item, params)?,
@@ -172,6 +173,19 @@ fn count(item: &Item<'_>, params: &Params, min: u64, max: u64) -> Result<Value, 
         .ok_or_else(|| {
             item.error(format!("\"{}\" must be a whole number from {min} to {max}", item.key))
         })
+}
+
+fn flag(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
+    let refused = || item.error(format!("\"{}\" must be true or false", item.key));
+    if let DeValue::Boolean(flag) = item.value {
+        return Ok(Value::from(*flag));
+    }
+    let DeValue::String(_) = item.value else { return Err(refused()) };
+    match text(item, params)?.as_str() {
+        "true" => Ok(Value::from(true)),
+        "false" => Ok(Value::from(false)),
+        _ => Err(refused()),
+    }
 }
 
 /// Outputs stay inside the working directory.

@@ -118,6 +118,39 @@ env = { LEVEL = "3" }
 }
 
 #[test]
+fn flags_are_true_or_false_and_may_come_from_params() {
+    let probe = |written: &str, sets: &[&str]| {
+        let text = format!(
+            r#"
+smelt = 1
+name = "e"
+[params]
+look = "false"
+part = "llm"
+[stage.a]
+kind = "onnx-export"
+checkpoint = "b"
+part = "${{part}}"
+probe = {written}
+[stage.b]
+kind = "command"
+argv = ["echo", "${{look}}"]
+outputs = ["out"]
+"#
+        );
+        parse(&text, sets).map(|pipeline| pipeline.stages[0].params["probe"].clone())
+    };
+    assert_eq!(probe("true", &[]).unwrap(), json!(true));
+    assert_eq!(probe("false", &[]).unwrap(), json!(false));
+    assert_eq!(probe("\"${look}\"", &[]).unwrap(), json!(false));
+    assert_eq!(probe("\"${look}\"", &["look=true"]).unwrap(), json!(true));
+    for wrong in ["1", "\"yes\"", "[]"] {
+        let error = probe(wrong, &[]).unwrap_err().to_string();
+        assert!(error.contains("\"probe\" must be true or false"), "{error}");
+    }
+}
+
+#[test]
 fn mangled_files_never_panic() {
     let mut state = 1_u64;
     let mut next = || {

@@ -6,14 +6,16 @@
 
 use smelt_engine::{llm, vision};
 use smelt_model::dtype::Dtype;
-use smelt_model::packed::write::Format;
+use smelt_model::export::LlmInput;
+use smelt_model::model::Part;
 use smelt_model::quantize::Scheme;
-use smelt_model::{export, synthetic};
+use smelt_model::synthetic;
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
 use super::{deployment, verify};
-use crate::checkpoint;
+use crate::checkpoint::{self, Form};
+use crate::commands::export::Order;
 use crate::exit::{Exit, Failed};
 
 pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
@@ -45,7 +47,14 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
         "bf16" => Dtype::BF16,
         _ => Dtype::F32,
     };
-    export::vision(&checkpoint, dtype, &request.out, &mut say).map_err(Failed::model)
+    let input = match request.word("input") {
+        Ok("ids") => Some(LlmInput::Ids),
+        Ok(_) => Some(LlmInput::Embeds),
+        Err(_) => None,
+    };
+    let order = Order { dtype, input, probe: request.flag("probe") };
+    let part = if request.word("part")? == "llm" { Part::Llm } else { Part::Vision };
+    order.fill(&checkpoint, part, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn quantize(request: &Request) -> Result<(), Failed> {
@@ -54,8 +63,8 @@ fn quantize(request: &Request) -> Result<(), Failed> {
         "int8" => Scheme::Int8,
         _ => Scheme::None,
     };
-    let format = Format::parse(request.word("format")?).unwrap_or(Format::Smelt);
-    checkpoint::quantize(&checkpoint, scheme, format, &request.out, &mut say)
+    let form = Form::parse(request.word("format")?).map_err(Failed::usage)?;
+    checkpoint::quantize(&checkpoint, scheme, form, &request.out, &mut say)
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {

@@ -47,6 +47,10 @@ LINEARS = [
 ]
 WATCHED = "model.layers.0.self_attn.k_proj.weight"
 """The weight of which some dequantised rows are kept beside the logits: a whole head."""
+LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
 WATCHED_ROWS = 16
 LANES_AWQ = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -64,6 +68,7 @@ def model_of(kind):
     )
     config, model, own = classes[kind]
     rope = dict(rope_theta=THETA, rope_type="default")
+    rope = rope | LLAMA3 if kind == "llama" else rope
     config = config(**SIZES, **own, rope_parameters=rope, tie_word_embeddings=False)
     model = model(config).float().eval()
     rng = random(11)
@@ -363,6 +368,23 @@ def unpermute(weight, heads):
     return weight.reshape(shape).swapaxes(1, 2).reshape(weight.shape)
 
 
+def llama3_factors(dim):
+    """LlamaModel.generate_extra_tensors of llama.cpp's convert_hf_to_gguf.py."""
+    low, high, old = (LLAMA3[k] for k in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
+    factors = []
+    for freq in 1.0 / THETA ** (np.arange(0, dim, 2, dtype=np.float32) / dim):
+        wavelength = 2 * np.pi / freq
+        if wavelength < old / high:
+            factors.append(1.0)
+        elif wavelength > old / low:
+            factors.append(LLAMA3["factor"])
+        else:
+            smooth = (old / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / LLAMA3["factor"] + smooth))
+    assert len(set(factors)) == 3, factors
+    return np.array(factors, dtype=np.float32)
+
+
 def write_gguf(name, kind, quant):
     model, state = model_of(kind)
     floats = {}
@@ -377,6 +399,8 @@ def write_gguf(name, kind, quant):
     writer.add_key_length(16)
     writer.add_layer_norm_rms_eps(SIZES["rms_norm_eps"])
     writer.add_rope_freq_base(THETA)
+    if kind == "llama":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(16))
     writer.add_token_list([f"<{i}>" for i in range(SIZES["vocab_size"])])
     for key, tensor in state.items():
         values, heads = tensor.numpy(), 0

@@ -16,11 +16,13 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 pub use header::GgufLie;
 
-use crate::safetensors::{Reader, Shards};
+use crate::dtype::Dtype;
+use crate::safetensors::{Reader, Shards, Tensor};
 use blocks::Kind;
 use header::Header;
 
@@ -66,7 +68,8 @@ impl Gguf {
         let lies = |lie| GgufError::Lie { path: path.into(), lie };
         let file = File::open(path).map_err(failed)?;
         let header = Header::read(&file).map_err(failed)?.map_err(lies)?;
-        let config = config::of(&header).map_err(lies)?;
+        let factors = factors(&file, &header).map_err(failed)?;
+        let config = config::of(&header, factors.as_deref()).map_err(lies)?;
         let is_interleaved = header.text("general.architecture") == Some("llama");
         let Header { data_start, tensors, kinds, .. } = header;
         let reader = Reader::of_ranges(path, file, data_start, tensors);
@@ -78,4 +81,20 @@ impl Gguf {
         let is_rotated = [".attn_q.", ".attn_k."].iter().any(|part| tensor.contains(part));
         (self.is_interleaved && is_rotated).then_some(head_dim)
     }
+}
+
+/// The longest table of rotary factors: those of a head of 8192.
+const FACTOR_BYTES_MAX: u64 = 16 << 10;
+
+/// The rotary factors of the file, if it has some.
+fn factors(file: &File, header: &Header) -> io::Result<Option<Vec<f32>>> {
+    let is_one = |tensor: &&Tensor| {
+        tensor.name == config::ROPE_FACTORS
+            && tensor.dtype == Dtype::F32
+            && tensor.size_bytes() <= FACTOR_BYTES_MAX
+    };
+    let Some(tensor) = header.tensors.iter().find(is_one) else { return Ok(None) };
+    let mut bytes = vec![0; tensor.size_bytes() as usize];
+    file.read_exact_at(&mut bytes, header.data_start + tensor.start())?;
+    Ok(Some(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
 }

@@ -22,7 +22,7 @@ pub(super) fn config(plan: &Plan, whole: &Checkpoint, format: Format) -> String 
     let section = match format {
         Format::Awq => awq(plan),
         Format::Gptq => gptq(plan),
-        Format::CompressedTensors | Format::Smelt => compressed_tensors(plan),
+        Format::CompressedTensors => compressed_tensors(plan),
     };
     change(&mut config, plan);
     for name in NESTED {

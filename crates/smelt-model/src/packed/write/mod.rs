@@ -29,11 +29,9 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// Rows are taken in multiples of this: what shares a word.
 const ROWS_TOGETHER: usize = 8;
 
-/// The form of a quantised checkpoint.
+/// The form of a checkpoint that another tool loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// smelt's own: the canonical tensors.
-    Smelt,
     /// compressed-tensors, "pack-quantized".
     CompressedTensors,
     /// AutoAWQ, "gemm".
@@ -44,12 +42,11 @@ pub enum Format {
 
 impl Format {
     /// Every format, in the order of the enum.
-    pub const ALL: [Self; 4] = [Self::Smelt, Self::CompressedTensors, Self::Awq, Self::Gptq];
+    pub const ALL: [Self; 3] = [Self::CompressedTensors, Self::Awq, Self::Gptq];
 
     /// The word pipelines and flags use.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Smelt => "smelt",
             Self::CompressedTensors => "compressed-tensors",
             Self::Awq => "awq",
             Self::Gptq => "gptq",

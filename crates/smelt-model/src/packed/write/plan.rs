@@ -171,7 +171,7 @@ impl Task<'_> {
             plan.head = Some(module.to_owned());
         }
         let items = match self.format {
-            Format::CompressedTensors | Format::Smelt => self.compressed_tensors()?,
+            Format::CompressedTensors => self.compressed_tensors()?,
             Format::Awq => self.awq()?,
             Format::Gptq => self.gptq()?,
         };
@@ -199,7 +199,7 @@ impl Task<'_> {
         let grids = match self.format {
             Format::Awq => [awq::GRID; 2],
             Format::Gptq => [gptq::levels_grid(bits), gptq::zeros_grid(bits)],
-            Format::CompressedTensors | Format::Smelt => return Ok(()),
+            Format::CompressedTensors => return Ok(()),
         };
         if grids.iter().any(|grid| pads(*grid, shape)) {
             let [rows, columns] = shape;
@@ -214,7 +214,7 @@ impl Task<'_> {
     }
 
     /// Levels and, if the format wants it, `zeros` as words of these grids.
-    fn words(&self, grid: Grid, part: &'static str) -> Part4 {
+    fn words(&self, grid: Grid, part: &'static str) -> StoredPart {
         let PackedFacts { bits, shape, ref places, .. } = self.facts;
         // Canonical bytes are signed; stored ones are offset by 128, which turns the sign bit.
         let shift = if bits == 8 { 128 } else { 0 };
@@ -224,7 +224,7 @@ impl Task<'_> {
     }
 
     /// Stored zeros: the canonical ones, or the middle of every group.
-    fn zeros(&self, grid: Grid, part: &'static str, shift: u8) -> Part4 {
+    fn zeros(&self, grid: Grid, part: &'static str, shift: u8) -> StoredPart {
         let PackedFacts { bits, shape, groups, has_zeros, .. } = self.facts;
         let stored = grid.stored_shape([shape[0], groups]);
         let name = format!("{}_zero", self.name);
@@ -238,7 +238,7 @@ impl Task<'_> {
         (part, Dtype::I32, stored.to_vec(), make)
     }
 
-    fn scales(&self, part: &'static str, is_turned: bool) -> Result<Part4, CheckpointError> {
+    fn scales(&self, part: &'static str, is_turned: bool) -> Result<StoredPart, CheckpointError> {
         let PackedFacts { shape, groups, .. } = self.facts;
         let name = format!("{}_scale", self.name);
         let stored = self.from.dtype(&name)?;
@@ -249,7 +249,7 @@ impl Task<'_> {
     }
 
     /// The group of each input channel.
-    fn group_index(&self, part: &'static str) -> Part4 {
+    fn group_index(&self, part: &'static str) -> StoredPart {
         let PackedFacts { shape, group, ref places, .. } = self.facts;
         let group_of = |channel: usize| {
             let place = places.as_ref().map_or(channel, |places| places[channel] as usize);
@@ -259,12 +259,12 @@ impl Task<'_> {
         (part, Dtype::I32, vec![shape[1]], Make::Given(bytes))
     }
 
-    fn awq(&self) -> Result<Vec<Part4>, CheckpointError> {
+    fn awq(&self) -> Result<Vec<StoredPart>, CheckpointError> {
         let levels = self.words(awq::GRID, "qweight");
         Ok(vec![levels, self.zeros(awq::GRID, "qzeros", 0), self.scales("scales", true)?])
     }
 
-    fn gptq(&self) -> Result<Vec<Part4>, CheckpointError> {
+    fn gptq(&self) -> Result<Vec<StoredPart>, CheckpointError> {
         let PackedFacts { bits, has_zeros, .. } = self.facts;
         // Version 1, where every zero is the middle, stores one less.
         let shift = if has_zeros { 0 } else { u8::MAX };
@@ -273,7 +273,7 @@ impl Task<'_> {
         Ok(vec![levels, zeros, self.scales("scales", true)?, self.group_index("g_idx")])
     }
 
-    fn compressed_tensors(&self) -> Result<Vec<Part4>, CheckpointError> {
+    fn compressed_tensors(&self) -> Result<Vec<StoredPart>, CheckpointError> {
         let PackedFacts { bits, shape, has_zeros, ref order, .. } = self.facts;
         let levels = self.words(compressed_tensors::levels_grid(bits), "weight_packed");
         let sizes = shape.iter().flat_map(|&size| (size as i64).to_le_bytes()).collect();
@@ -290,7 +290,7 @@ impl Task<'_> {
 }
 
 /// A part of a module: its name, type, shape and bytes.
-type Part4 = (&'static str, Dtype, Vec<usize>, Make);
+type StoredPart = (&'static str, Dtype, Vec<usize>, Make);
 
 /// AWQ and GPTQ describe all modules at once.
 fn check_uniform(plan: &Plan, format: Format) -> Result<(), WriteError> {
