@@ -311,7 +311,11 @@ impl Checkpoint {
         let model = Model::parse(&config, path)?;
         let head_dim = model.llm.as_ref().map_or(1, |llm| llm.head_dim);
         let checkpoint = Self {
-            dir: path.parent().unwrap_or(Path::new("")).to_owned(),
+            dir: path
+                .parent()
+                .filter(|dir| !dir.as_os_str().is_empty())
+                .unwrap_or(Path::new("."))
+                .to_owned(),
             model,
             config,
             files,

@@ -237,6 +237,31 @@ fn packed_tensors_that_are_missing_are_named_with_their_weight() {
     check_without("awq", "qweight", &["lacks tensor", &weight, "[64, 96]"]);
 }
 
+/// A copy of `case` after a change of its tensors.
+fn changed(case: &str, change: impl Fn(&str, &mut Vec<u8>)) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let mut tensors = stored(&golden(case));
+    tensors.iter_mut().for_each(|(name, tensor)| change(name, &mut tensor.1));
+    save(dir.path(), &tensors);
+    fs::copy(golden(case).join("config.json"), dir.path().join("config.json")).unwrap();
+    dir
+}
+
+/// What GPTQModel has done: vllm#38966.
+#[test]
+fn zeros_of_version_2_under_the_label_of_version_1_are_read_rightly_and_said() {
+    let dir = changed("gptq", |name, bytes| {
+        if name.ends_with("qzeros") {
+            assert!(bytes.iter().all(|&byte| byte == 0x77));
+            bytes.fill(0x88);
+        }
+    });
+    let found = Checkpoint::open(dir.path()).unwrap();
+    let [warning] = found.warnings() else { panic!("{:?}", found.warnings()) };
+    assert!(warning.contains("the zeros are those of GPTQ version 2 although"), "{warning}");
+    assert!(canonical(&found) == canonical(&Checkpoint::open(&golden("gptq")).unwrap()));
+}
+
 #[test]
 fn groups_that_lie_are_named() {
     let set =

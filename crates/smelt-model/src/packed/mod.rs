@@ -1,6 +1,6 @@
 //! Reads weights that other tools quantised, and writes them for those tools.
 //!
-//! A format's file finds the stored tensors of one weight and checks them ([`Stored`]); `present`
+//! A format's file finds the stored tensors of one weight and checks them (a `Stored`); `present`
 //! makes the canonical tensors of them, a block of rows at a time; `write` goes the other way.
 //! Levels move from word to byte without becoming floats.  Knows tensors and the words of
 //! `quantization_config`, nothing of models.

@@ -56,6 +56,12 @@ pub(crate) struct Layer {
     pub(crate) is_symmetric: bool,
 }
 
+/// The method of configurations older than the field that names it, which say `load_in_4bit`.
+const BITSANDBYTES: &str = "bitsandbytes";
+
+/// The method where none is named.
+const UNNAMED: &str = "compressed-tensors";
+
 /// What to do about weights in a form that is not read.
 const ADVICE: &str = "start from the unquantised checkpoint and use `smelt quantize`";
 
@@ -115,8 +121,9 @@ struct Section<'a> {
 
 impl Section<'_> {
     fn read(self) -> Result<Quantization, PackedError> {
-        let method = self.section["quant_method"].as_str().unwrap_or("compressed-tensors");
-        let method = match method {
+        let is_bitsandbytes = ["load_in_4bit", "load_in_8bit"].map(|f| self.section[f] == true);
+        let unnamed = if is_bitsandbytes.contains(&true) { BITSANDBYTES } else { UNNAMED };
+        let method = match self.section["quant_method"].as_str().unwrap_or(unnamed) {
             "awq" => self.awq()?,
             "gptq" => self.gptq()?,
             "compressed-tensors" => self.compressed_tensors()?,
@@ -230,7 +237,7 @@ impl Section<'_> {
 
     fn refused(self, method: &str) -> PackedError {
         let is = |field: &str| self.section[field] == true;
-        if method == "bitsandbytes" || is("load_in_4bit") || is("load_in_8bit") {
+        if method == BITSANDBYTES {
             let kind = match self.section["bnb_4bit_quant_type"].as_str() {
                 _ if is("load_in_8bit") => "LLM.int8()".to_owned(),
                 kind => kind.unwrap_or("fp4").to_uppercase(),
@@ -326,6 +333,7 @@ mod tests {
         refused(&method("bitsandbytes"), "bitsandbytes (FP4)");
         let int8 = r#"{"quant_method":"bitsandbytes","load_in_8bit":true}"#;
         refused(int8, "bitsandbytes (LLM.int8())");
+        refused(r#"{"load_in_4bit":true}"#, "bitsandbytes (FP4)");
         for (name, words) in REFUSED {
             refused(&method(name), words);
         }

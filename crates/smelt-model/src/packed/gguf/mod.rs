@@ -1,7 +1,7 @@
 //! Reads GGUF files: llama.cpp's one file of configuration and weights.
 //!
 //! `header` parses and checks the file's tables, `config` makes a configuration of the metadata,
-//! `names` maps the tensors, `blocks` takes the quantised ones apart.  A [`Gguf`] is an open file.
+//! `names` maps the tensors, `blocks` takes the quantised ones apart.  A `Gguf` is an open file.
 //! Knows nothing of how a checkpoint uses it.  The tokenizer in the metadata is not read.
 //!
 //! Source of the format: `docs/gguf.md` of <https://github.com/ggml-org/ggml>.
