@@ -244,6 +244,7 @@ fn stripes(rows: Range<usize>, row_bytes: usize) -> impl Iterator<Item = Range<u
     (first..rows.end)
         .step_by(step)
         .map(move |start| start.max(rows.start)..rows.end.min(start + step))
+        .filter(|stripe| !stripe.is_empty())
 }
 
 #[cfg(test)]
