@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export::{self, ExportError, LlmInput, probe};
 use smelt_model::model::Part;
