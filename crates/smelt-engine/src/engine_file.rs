@@ -424,6 +424,18 @@ impl Weights {
         }
     }
 
+    /// The bytes of a tensor of bytes, whatever they mean; `None` for other types.
+    pub(crate) fn raw(&self, stored: &Stored) -> Option<&[u8]> {
+        (stored.dtype.size_bytes() == 1).then(|| self.bytes(stored))
+    }
+
+    /// The channels of an i32 tensor; `None` for other types and for negative numbers.
+    pub(crate) fn channels(&self, stored: &Stored) -> Option<Vec<u32>> {
+        let numbers: &[i32] =
+            (stored.dtype == Dtype::I32).then(|| cast::slice_of(self.bytes(stored))).flatten()?;
+        numbers.iter().map(|&number| number.try_into().ok()).collect()
+    }
+
     /// The numbers of an f32 tensor; `None` for other types.
     pub(crate) fn floats(&self, stored: &Stored) -> Option<&[f32]> {
         (stored.dtype == Dtype::F32).then(|| cast::slice_of(self.bytes(stored))).flatten()

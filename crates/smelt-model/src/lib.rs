@@ -14,6 +14,7 @@ pub mod families;
 mod golden;
 pub mod grid;
 pub mod model;
+pub mod packed;
 pub mod places;
 pub mod quantize;
 pub mod reference;

@@ -63,13 +63,13 @@ pub enum QuantizeError {
         /// What the system said.
         source: io::Error,
     },
-    /// The checkpoint has no vision tower because `quantize` wrote it.
+    /// The weights are integers already.
     #[error("{} is already quantised (scheme {scheme}); quantise the original", dir.display())]
     AlreadyQuantized {
         /// The checkpoint.
         dir: PathBuf,
         /// Its scheme.
-        scheme: Scheme,
+        scheme: String,
     },
     /// The result would overwrite the checkpoint.
     #[error("cannot quantise {} into itself; name another directory", dir.display())]
@@ -104,13 +104,15 @@ pub fn quantize(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), QuantizeError> {
-    if ckpt.is_quantized() {
-        let (dir, scheme) = (ckpt.dir().into(), ckpt.scheme());
+    if ckpt.is_quantized() || ckpt.is_packed() && scheme != Scheme::None {
+        let (dir, scheme) = (ckpt.dir().into(), ckpt.scheme_words());
         return Err(QuantizeError::AlreadyQuantized { dir, scheme });
     }
     fs::create_dir_all(out_dir).map_err(failed(out_dir))?;
     refuse_same_directory(ckpt.dir(), out_dir)?;
     copy_side_files(ckpt.dir(), out_dir)?;
+    let config = out_dir.join(CONFIG_FILE);
+    fs::write(&config, ckpt.config()).map_err(failed(&config))?;
     let mark = out_dir.join(scheme::MARK_FILE);
     fs::write(&mark, scheme::mark(scheme)).map_err(failed(&mark))?;
     let moves = moves(ckpt, scheme)?;
@@ -143,16 +145,23 @@ fn moves(ckpt: &Checkpoint, scheme: Scheme) -> Result<Vec<Move>, CheckpointError
     if ckpt.has_lm_head() || scheme == Scheme::Int8 {
         parts.push(Part::Head);
     }
-    let tensors = ckpt.model().tensors(&parts).into_iter();
-    tensors
-        .map(|(target, shape)| {
-            let is_quantized = scheme == Scheme::Int8 && is_linear(&target);
-            let is_tied = target == LM_HEAD && !ckpt.has_lm_head();
-            let source = if is_tied { EMBEDDING.to_owned() } else { target.clone() };
+    let mut moves = Vec::new();
+    for (target, shape) in ckpt.model().tensors(&parts) {
+        let is_tied = target == LM_HEAD && !ckpt.has_lm_head();
+        let source = if is_tied { EMBEDDING.to_owned() } else { target.clone() };
+        if scheme == Scheme::Int8 && is_linear(&target) {
             let dtype = ckpt.dtype(&source)?;
-            Ok(Move { source, target, dtype, shape, is_quantized })
-        })
-        .collect()
+            moves.push(Move { source, target, dtype, shape, is_quantized: true });
+            continue;
+        }
+        // What another tool packed goes as it is, with its scales, zeros and order.
+        for part in ckpt.parts(&source)? {
+            let target = format!("{target}{}", &part.name[source.len()..]);
+            let (source, dtype, shape) = (part.name.clone(), part.dtype, part.shape.clone());
+            moves.push(Move { source, target, dtype, shape, is_quantized: false });
+        }
+    }
+    Ok(moves)
 }
 
 impl Move {
@@ -241,8 +250,8 @@ fn refuse_same_directory(from: &Path, to: &Path) -> Result<(), QuantizeError> {
     Ok(())
 }
 
-fn copy_side_files(from: &Path, to: &Path) -> Result<(), QuantizeError> {
-    copy_file(&from.join(CONFIG_FILE), &to.join(CONFIG_FILE))?;
+/// Copies the side files of a checkpoint that are there, its configuration left out.
+pub(crate) fn copy_side_files(from: &Path, to: &Path) -> Result<(), QuantizeError> {
     for name in SIDE_FILES {
         let source = from.join(name);
         if source.exists() {

@@ -137,9 +137,12 @@ const SCHEMES: &[&str] = &[
     "int4-g64-asym",
     "int4-g128-asym",
 ];
+/// The forms of a quantised checkpoint: smelt's own, and those that other servers load.
+const FORMATS: &[&str] = &["smelt", "compressed-tensors", "awq", "gptq"];
 const QUANTIZE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
     field("scheme", Takes::Choice(SCHEMES), Absent::Refused),
+    field("format", Takes::Choice(FORMATS), Absent::Word("smelt")),
 ];
 const ENGINE_BUILD: &[Field] = &[
     field("onnx", GRAPH, Absent::Refused),

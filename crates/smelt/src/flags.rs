@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser};
 use smelt_model::quantize::Scheme;
 
+use crate::checkpoint::Form;
 pub(crate) use onnx::{OnnxCommand, Output};
 
 /// Turns vision-language models into inference engines on devices too small for the job.
@@ -188,6 +189,9 @@ pub(crate) struct QuantizeFlags {
     /// none, or int8 (per output channel)
     #[arg(long, value_parser = scheme)]
     pub(crate) scheme: Scheme,
+    /// smelt, or what other servers load: compressed-tensors, awq or gptq
+    #[arg(long, default_value = "smelt", value_parser = Form::parse)]
+    pub(crate) format: Form,
     /// The directory to make
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,

@@ -5,6 +5,7 @@
 // They panic when a reader has gone away; `say` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod checkpoint;
 mod commands;
 mod exit;
 mod flags;

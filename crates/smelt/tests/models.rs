@@ -375,6 +375,43 @@ fn export_and_quantize_make_what_the_stages_make() {
 }
 
 #[test]
+fn packed_checkpoints_are_written_in_the_form_asked_for() {
+    let pipeline = r#"
+smelt = 1
+name = "repack"
+[stage.checkpoint]
+kind = "source"
+from = "path:checkpoint"
+[stage.packed]
+kind = "quantize"
+checkpoint = "checkpoint"
+scheme = "none"
+format = "gptq"
+[stage.engine]
+kind = "llm-engine-build"
+checkpoint = "packed"
+max-seq-len = 16
+"#;
+    let world = World::new(pipeline);
+    copy(&data("golden/packed/awq"), &world.path("checkpoint"));
+    world.run(&[]);
+    let arguments = ["quantize", "checkpoint", "--scheme", "none", "--format", "gptq"];
+    let ended = world.smelt(&[&arguments[..], &["--out", "made"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for file in ["config.json", "model.safetensors"] {
+        let same = fs::read(world.out("packed").join(file)).unwrap();
+        assert!(fs::read(world.path("made").join(file)).unwrap() == same, "{file}");
+    }
+    let config = fs::read_to_string(world.path("made/config.json")).unwrap();
+    let mislabelled = config.replace("\"gptq_v2\"", "\"gptq\"").replace("\"gptq\"", "\"awq\"");
+    fs::write(world.path("made/config.json"), mislabelled).unwrap();
+    let refused = world.smelt(&["quantize", "made", "--scheme", "none", "--out", "again"]);
+    assert_eq!(refused.code, Some(4), "{}", refused.stderr);
+    assert!(refused.stderr.contains("qweight has shape"), "{}", refused.stderr);
+    assert!(!world.path("again").exists());
+}
+
+#[test]
 fn decoders_are_exported_by_stage_and_by_command_alike() {
     let pipeline = r#"
 smelt = 1

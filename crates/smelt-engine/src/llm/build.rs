@@ -8,9 +8,7 @@ use std::path::{Path, PathBuf};
 
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_model::decoder::Decoder;
-use smelt_model::dtype::Dtype;
 use smelt_model::model::Part;
-use smelt_model::quantize::Scheme;
 
 use super::weights::HEAD;
 use super::{KIND, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
@@ -91,7 +89,7 @@ pub fn build(
         pack(checkpoint, spec, &mut |bytes| writer.write(bytes).map_err(write_error))?;
     }
     let unsealed =
-        writer.finish(KIND, sizes(llm, checkpoint.scheme(), limits)).map_err(write_error)?;
+        writer.finish(KIND, sizes(llm, checkpoint.scheme_words(), limits)).map_err(write_error)?;
     progress("stepping one token");
     try_out(LlmEngine::new(unsealed.preview()?)?)?;
     unsealed.seal().map_err(write_error)?;
@@ -108,10 +106,10 @@ fn check_limits(llm: &Decoder, limits: Limits) -> Result<(), String> {
     Ok(())
 }
 
-fn sizes(llm: &Decoder, scheme: Scheme, limits: Limits) -> LlmFile {
+fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
     LlmFile {
         family: llm.family.name.to_owned(),
-        scheme: scheme.name().to_owned(),
+        scheme,
         hidden: llm.hidden,
         layers: llm.layers,
         heads: llm.heads,
@@ -131,21 +129,19 @@ fn sizes(llm: &Decoder, scheme: Scheme, limits: Limits) -> LlmFile {
     }
 }
 
-/// Every tensor to pack, scales right behind their weights.
+/// Every tensor to pack, what belongs to a packed weight right behind it.
 fn tensors(checkpoint: &Checkpoint) -> Result<Vec<TensorSpec>, CheckpointError> {
     let mut parts = vec![Part::Llm];
     if checkpoint.has_lm_head() {
         parts.push(Part::Head);
     }
     let mut specs = Vec::new();
-    for (name, shape) in checkpoint.model().tensors(&parts) {
-        let dtype = checkpoint.dtype(&name)?;
-        let rows = shape.first().copied().unwrap_or(1);
-        specs.push(TensorSpec { name: name.clone(), dtype, shape });
-        if dtype == Dtype::I8 {
-            let (name, shape) = (format!("{name}_scale"), vec![rows]);
-            specs.push(TensorSpec { name, dtype: Dtype::F32, shape });
-        }
+    for (name, _) in checkpoint.model().tensors(&parts) {
+        specs.extend(checkpoint.parts(&name)?.into_iter().map(|part| TensorSpec {
+            name: part.name.clone(),
+            dtype: part.dtype,
+            shape: part.shape.clone(),
+        }));
     }
     debug_assert!(specs.iter().any(|spec| spec.name == HEAD) == checkpoint.has_lm_head());
     Ok(specs)

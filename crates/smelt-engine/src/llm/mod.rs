@@ -8,6 +8,7 @@
 mod build;
 mod forward;
 mod kv;
+mod linear;
 mod weights;
 
 use std::path::Path;

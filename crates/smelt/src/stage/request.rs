@@ -8,6 +8,7 @@ use serde_json::Value;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::Kind;
 
+use crate::checkpoint;
 use crate::exit::Failed;
 use crate::say::tell;
 
@@ -80,6 +81,6 @@ impl Request {
 
     /// The checkpoint an edge names.
     pub(crate) fn checkpoint(&self, field: &str) -> Result<Checkpoint, Failed> {
-        Checkpoint::open(self.input(field)?).map_err(Failed::model)
+        checkpoint::open(self.input(field)?)
     }
 }

@@ -9,12 +9,12 @@ use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
 use smelt_model::grid::Grid;
 use smelt_model::model::Part;
-use smelt_model::quantize;
 use smelt_model::quantize::Scheme;
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
 use super::{deployment, source, surgery, verify};
+use crate::checkpoint::{self, Form};
 use crate::commands::export::Order;
 use crate::exit::{Exit, Failed};
 
@@ -68,7 +68,8 @@ fn quantize(request: &Request) -> Result<(), Failed> {
     let scheme = Scheme::parse(word).ok_or_else(|| {
         Failed::new(Exit::StageFailed, format!("this smelt cannot quantise to \"{word}\" yet"))
     })?;
-    quantize::quantize(&checkpoint, scheme, &request.out, &mut say).map_err(Failed::model)
+    let form = Form::parse(request.word("format")?).map_err(Failed::usage)?;
+    checkpoint::quantize(&checkpoint, scheme, form, &request.out, &mut say)
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
