@@ -30,17 +30,54 @@ pub(super) fn logits(
     check(prompt, &positions, llm)?;
     let mut x = embed(ckpt, prompt, llm)?;
     let mut stream = Stream::new(ckpt, effort);
-    for layer in 0..llm.layers {
-        progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
-        let name = format!("language_model.model.layers.{layer}");
-        attention(&mut stream, llm, &name, &mut x)?;
-        mlp(&mut stream, llm, &name, &mut x)?;
-    }
+    layers(&mut stream, llm, &[prompt.tokens.len()], &mut x, (progress, &mut |_, _| {}))?;
     let mut asked = x[positions.start * llm.hidden..positions.end * llm.hidden].to_vec();
     drop(x);
     rms_norm(&mut asked, &stream.vector("language_model.model.norm.weight")?, llm.eps);
     progress("reference head");
     stream.product(if ckpt.has_lm_head() { LM_HEAD } else { EMBEDDING }, &asked)
+}
+
+/// See [`super::observe`].
+pub(super) fn observe(
+    ckpt: &Checkpoint,
+    prompts: &[Prompt<'_>],
+    effort: Effort,
+    progress: &mut dyn FnMut(&str),
+    see: See<'_>,
+) -> Result<(), ReferenceError> {
+    let llm = ckpt.decoder()?;
+    let mut x = Vec::new();
+    for prompt in prompts {
+        check(prompt, &(0..prompt.tokens.len()), llm)?;
+        x.extend(embed(ckpt, prompt, llm)?);
+    }
+    let lengths: Vec<usize> = prompts.iter().map(|prompt| prompt.tokens.len()).collect();
+    let mut stream = Stream::new(ckpt, effort);
+    layers(&mut stream, llm, &lengths, &mut x, (progress, see))?;
+    rms_norm(&mut x, &stream.vector("language_model.model.norm.weight")?, llm.eps);
+    see("language_model.lm_head", &x);
+    Ok(())
+}
+
+/// Hears the name of the first linear of those that share an input, and that input: `[tokens, _]`.
+pub(super) type See<'a> = &'a mut dyn FnMut(&str, &[f32]);
+
+/// Runs sequences of `lengths` tokens, which see nothing of each other, through all layers in place.
+fn layers(
+    stream: &mut Stream<'_>,
+    llm: &Decoder,
+    lengths: &[usize],
+    x: &mut [f32],
+    (progress, see): (&mut dyn FnMut(&str), See<'_>),
+) -> Result<(), ReferenceError> {
+    for layer in 0..llm.layers {
+        progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
+        let name = format!("language_model.model.layers.{layer}");
+        attention(stream, llm, &name, lengths, x, see)?;
+        mlp(stream, llm, &name, x, see)?;
+    }
+    Ok(())
 }
 
 fn check(
@@ -96,9 +133,12 @@ fn attention(
     stream: &mut Stream<'_>,
     llm: &Decoder,
     name: &str,
+    lengths: &[usize],
     x: &mut [f32],
+    see: See<'_>,
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, llm, &format!("{name}.input_layernorm.weight"), x)?;
+    see(&format!("{name}.self_attn.q_proj"), &normed);
     let mut q = projected(stream, llm, &format!("{name}.self_attn.q_proj"), &normed)?;
     let mut k = projected(stream, llm, &format!("{name}.self_attn.k_proj"), &normed)?;
     let v = projected(stream, llm, &format!("{name}.self_attn.v_proj"), &normed)?;
@@ -106,16 +146,31 @@ fn attention(
         rms_norm(&mut q, &stream.vector(&format!("{name}.self_attn.q_norm.weight"))?, llm.eps);
         rms_norm(&mut k, &stream.vector(&format!("{name}.self_attn.k_norm.weight"))?, llm.eps);
     }
-    rotate_half(&mut q, llm.q_width(), llm.head_dim, llm.rope.theta);
-    rotate_half(&mut k, llm.kv_width(), llm.head_dim, llm.rope.theta);
+    let mut attended = Vec::with_capacity(q.len());
+    let mut first = 0;
+    for length in lengths {
+        let rows = first..first + length;
+        let q = &mut q[rows.start * llm.q_width()..rows.end * llm.q_width()];
+        let k = &mut k[rows.start * llm.kv_width()..rows.end * llm.kv_width()];
+        let v = &v[rows.start * llm.kv_width()..rows.end * llm.kv_width()];
+        attended.extend(attend_sequence(llm, [q, k], v, stream.effort));
+        first += length;
+    }
+    see(&format!("{name}.self_attn.o_proj"), &attended);
+    add(x, &stream.product(&format!("{name}.self_attn.o_proj.weight"), &attended)?);
+    Ok(())
+}
+
+/// Rotates q and k of one sequence and attends: `[tokens, heads * head_dim]`.
+fn attend_sequence(llm: &Decoder, [q, k]: [&mut [f32]; 2], v: &[f32], effort: Effort) -> Vec<f32> {
+    rotate_half(q, llm.q_width(), llm.head_dim, llm.rope.theta);
+    rotate_half(k, llm.kv_width(), llm.head_dim, llm.rope.theta);
     let heads =
         Heads { query: llm.heads, key_value: llm.kv_heads, width: llm.head_dim, causal: true };
     let project = |values, stride| Projection { values, stride };
     let all =
-        [project(&*q, llm.q_width()), project(&*k, llm.kv_width()), project(&*v, llm.kv_width())];
-    let attended = attend(all, x.len() / llm.hidden, heads, stream.effort.threads);
-    add(x, &stream.product(&format!("{name}.self_attn.o_proj.weight"), &attended)?);
-    Ok(())
+        [project(&*q, llm.q_width()), project(&*k, llm.kv_width()), project(v, llm.kv_width())];
+    attend(all, q.len() / llm.q_width(), heads, effort.threads)
 }
 
 fn projected(
@@ -136,8 +191,10 @@ fn mlp(
     llm: &Decoder,
     name: &str,
     x: &mut [f32],
+    see: See<'_>,
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, llm, &format!("{name}.post_attention_layernorm.weight"), x)?;
+    see(&format!("{name}.mlp.gate_proj"), &normed);
     let mut gate = stream.product(&format!("{name}.mlp.gate_proj.weight"), &normed)?;
     let up = stream.product(&format!("{name}.mlp.up_proj.weight"), &normed)?;
     threads::for_rows(stream.effort.threads, &mut gate, 1, 1, |first, gate| {
@@ -146,6 +203,7 @@ fn mlp(
         }
     });
     drop(up);
+    see(&format!("{name}.mlp.down_proj"), &gate);
     add(x, &stream.product(&format!("{name}.mlp.down_proj.weight"), &gate)?);
     Ok(())
 }

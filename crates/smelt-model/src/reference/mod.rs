@@ -11,10 +11,11 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 pub mod compare;
 
 mod attention;
+mod elementary;
 #[cfg(test)]
 mod golden;
 mod llm;
-mod matmul;
+pub(crate) mod matmul;
 mod pointwise;
 mod stream;
 mod threads;
@@ -128,4 +129,30 @@ pub fn logits(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
     llm::logits(ckpt, &llm::Prompt { tokens, image }, positions, Effort::whole_machine(), progress)
+}
+
+/// A prompt to run: tokens, some of which may stand for image embeddings.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// What stands in for the image tokens.
+    pub image: Option<Image<'a>>,
+}
+
+/// Runs `sequences`, which see nothing of each other, and tells `see` the input of each set of linears
+/// that share one: the name of the first of them without `.weight`, and `[tokens, channels]`, the
+/// sequences one after another.  Each weight is read once.
+///
+/// # Errors
+/// [`ReferenceError`] if a prompt does not fit the model or the checkpoint cannot be read.
+pub(crate) fn observe(
+    ckpt: &Checkpoint,
+    sequences: &[Sequence<'_>],
+    progress: &mut dyn FnMut(&str),
+    see: &mut dyn FnMut(&str, &[f32]),
+) -> Result<(), ReferenceError> {
+    let prompts = sequences.iter().map(|&Sequence { tokens, image }| llm::Prompt { tokens, image });
+    let prompts: Vec<_> = prompts.collect();
+    llm::observe(ckpt, &prompts, Effort::whole_machine(), progress, see)
 }
