@@ -2,7 +2,8 @@
 //!
 //! config.json says which tensors there must be; the safetensors header says which there are.  Any
 //! difference is refused at opening, so that readers never meet a missing or misshapen tensor.
-//! Rows are widened to f32 on the way out, int8 ones times their scale.  Keeps no weight in memory.
+//! Rows are widened to f32 on the way out, integers into what they stand for.  Keeps no weight in
+//! memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,13 +11,14 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use crate::canonical::{self, Form, ORDER_SUFFIX, SCALE_SUFFIX, ZERO_SUFFIX};
 use crate::config::ConfigError;
 use crate::decoder::{Decoder, Family, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::families::internvl3::InternVl3;
 use crate::model::{Layout, Model, Part, Vision};
 use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
-use crate::scheme::{self, Scheme};
+use crate::scheme::{self, Mark, Scheme};
 
 /// The one file of weights.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
@@ -36,9 +38,6 @@ pub const WHOLE_TENSOR_BYTES_MAX: usize = 16 << 20;
 
 /// Stored bytes widened at a time.
 const CHUNK_BYTES: usize = 256 << 10;
-
-/// The name ending of the scales that belong to an int8 weight.
-pub(crate) const SCALE_SUFFIX: &str = "_scale";
 
 /// Why a checkpoint could not be opened or read.
 #[derive(Debug, thiserror::Error)]
@@ -200,6 +199,16 @@ pub enum CheckpointError {
         /// The model's family.
         family: &'static str,
     },
+    /// Integers that stand for a weight cannot be read as such.
+    #[error("{}: tensor {tensor}: {why}; quantise the checkpoint again", path.display())]
+    BadIntegers {
+        /// The weights file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        why: &'static str,
+    },
     /// The file that marks a quantised checkpoint is wrong.
     #[error("{}: {why}", path.display())]
     BadMark {
@@ -217,9 +226,11 @@ pub struct Weight {
     pub name: String,
     /// The stored element type.
     pub dtype: Dtype,
-    /// The dimensions, outermost first.
+    /// The dimensions, outermost first; those of the weight where integers of 4 bits stand for it.
     pub shape: Vec<usize>,
     pieces: Vec<Tensor>,
+    /// How its integers are to be read, where it has some.
+    form: Option<Form>,
 }
 
 impl Weight {
@@ -238,9 +249,9 @@ pub struct Checkpoint {
     layout: Layout,
     /// Every tensor of the model, by its canonical name.
     weights: BTreeMap<String, Weight>,
-    scheme: Scheme,
-    /// Whether only the language model is here, as [`quantize`](crate::quantize::quantize) writes.
-    is_quantized: bool,
+    /// What [`quantize`](crate::quantize::quantize) said of the language model it wrote, which is
+    /// all there is then.
+    mark: Option<Mark>,
 }
 
 impl Checkpoint {
@@ -252,14 +263,13 @@ impl Checkpoint {
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
         let path = dir.join(CONFIG_FILE);
         let model = Model::parse(&read_text(&path)?, &path)?;
-        let marked = read_mark(&dir.join(scheme::MARK_FILE))?;
+        let mark = read_mark(&dir.join(scheme::MARK_FILE))?;
         let files = open_weights(dir)?;
-        let scheme = marked.unwrap_or(Scheme::None);
-        let is_quantized = marked.is_some();
         // What smelt quantised has the canonical names, whatever configuration was copied to it.
-        let layout = if is_quantized { Layout::CANONICAL } else { closest_layout(&model, &files) };
+        let layout =
+            if mark.is_some() { Layout::CANONICAL } else { closest_layout(&model, &files) };
         let (dir, weights) = (dir.to_owned(), BTreeMap::new());
-        let mut checkpoint = Self { dir, model, files, layout, weights, scheme, is_quantized };
+        let mut checkpoint = Self { dir, model, files, layout, weights, mark };
         checkpoint.weights = checkpoint.find_weights()?;
         Ok(checkpoint)
     }
@@ -310,21 +320,21 @@ impl Checkpoint {
         match part {
             Part::Head => self.has_lm_head(),
             Part::Llm => self.model.llm.is_some(),
-            Part::Vision => self.model.vision.is_some() && !self.is_quantized,
+            Part::Vision => self.model.vision.is_some() && !self.is_quantized(),
         }
     }
 
     /// Whether [`quantize`](crate::quantize::quantize) wrote it.
     pub fn is_quantized(&self) -> bool {
-        self.is_quantized
+        self.mark.is_some()
     }
 
     /// How the language model's linear weights are stored.
     pub fn scheme(&self) -> Scheme {
-        self.scheme
+        self.mark.as_ref().map_or(Scheme::None, |mark| mark.scheme)
     }
 
-    /// The tensors of the model by name, an int8 weight's scales included.
+    /// The tensors of the model by name, scales, zero points and orders included.
     pub fn tensors(&self) -> impl Iterator<Item = &Weight> {
         self.weights.values()
     }
@@ -377,7 +387,8 @@ impl Checkpoint {
     /// Puts `rows` of the first dimension of tensor `name` into `out` as f32, row after row with
     /// the other dimensions flattened: `[rows, elements / shape[0]]`.
     ///
-    /// `out` is cleared first.  F16 and BF16 are widened; I8 is multiplied by its row's scale.
+    /// `out` is cleared first.  F16 and BF16 are widened; integers become what they stand for, in
+    /// the weight's own order of columns.
     ///
     /// # Errors
     /// [`CheckpointError::UnknownTensor`], [`CheckpointError::NoSuchRows`], or the reader's.
@@ -395,11 +406,10 @@ impl Checkpoint {
         let width = tensor.shape.iter().skip(1).product::<usize>();
         out.clear();
         out.reserve(rows.len() * width);
-        self.read_elements(tensor, rows.start * width..rows.end * width, out)?;
-        if tensor.dtype == Dtype::I8 {
-            self.apply_scales(name, rows, width, out)?;
+        match tensor.form {
+            Some(form) => self.restore_rows(tensor, form, rows, out),
+            None => self.read_elements(tensor, rows.start * width..rows.end * width, out),
         }
-        Ok(())
     }
 
     /// The values of tensor `name` as f32, for tensors of at most [`WHOLE_TENSOR_BYTES_MAX`].
@@ -432,9 +442,7 @@ impl Checkpoint {
             let part = chunk.len().min(end - at);
             let bytes = &mut chunk[..part];
             self.read_at(tensor, at as u64, bytes)?;
-            if tensor.dtype == Dtype::I8 {
-                out.extend(bytes.iter().map(|&byte| f32::from(byte.cast_signed())));
-            } else if !tensor.dtype.widen(bytes, out) {
+            if !tensor.dtype.widen(bytes, out) {
                 return Err(self.wrong_dtype(&tensor.name, tensor.dtype, FLOATS));
             }
             at += part;
@@ -442,19 +450,58 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn apply_scales(
+    /// Appends what the integers of `rows` stand for.
+    fn restore_rows(
         &self,
-        name: &str,
+        tensor: &Weight,
+        form: Form,
         rows: Range<usize>,
-        width: usize,
-        out: &mut [f32],
+        out: &mut Vec<f32>,
     ) -> Result<(), CheckpointError> {
-        let mut scales = Vec::with_capacity(rows.len());
-        self.read_elements(self.tensor(&scale_name(name))?, rows, &mut scales)?;
-        for (row, scale) in out.chunks_exact_mut(width.max(1)).zip(scales) {
-            row.iter_mut().for_each(|value| *value *= scale);
+        let (name, width) = (&tensor.name, tensor.shape[1]);
+        let row_bytes = form.row_bytes(width);
+        let mut scales = Vec::with_capacity(rows.len() * form.groups);
+        let groups = rows.start * form.groups..rows.end * form.groups;
+        self.read_elements(self.tensor(&scale_name(name))?, groups.clone(), &mut scales)?;
+        let mut zeros = vec![0; if form.has_zero { groups.len() } else { 0 }];
+        if form.has_zero {
+            self.read_bytes(&format!("{name}{ZERO_SUFFIX}"), groups.start as u64, &mut zeros)?;
+        }
+        let order = form.has_order.then(|| self.read_order(name, width)).transpose()?;
+        let together = (CHUNK_BYTES / row_bytes).clamp(1, rows.len().max(1));
+        let (mut levels, mut stored) = (vec![0; together * row_bytes], vec![0.0; width]);
+        for (n, row) in rows.clone().enumerate() {
+            if n.is_multiple_of(together) {
+                levels.truncate((rows.end - row) * row_bytes);
+                self.read_at(tensor, (row * row_bytes) as u64, &mut levels)?;
+            }
+            let levels = &levels[n % together * row_bytes..][..row_bytes];
+            let groups = n * form.groups..(n + 1) * form.groups;
+            let zeros = if form.has_zero { &zeros[groups.clone()] } else { &[] };
+            form.restore_row(levels, &scales[groups], zeros, &mut stored);
+            let first = out.len();
+            out.extend_from_slice(&stored);
+            for (value, column) in stored.iter().zip(order.iter().flatten()) {
+                out[first + column] = *value;
+            }
         }
         Ok(())
+    }
+
+    /// The input that each stored column of the weight `name` belongs to; every one is there once.
+    fn read_order(&self, name: &str, width: usize) -> Result<Vec<usize>, CheckpointError> {
+        let name = format!("{name}{ORDER_SUFFIX}");
+        let mut bytes = vec![0; width * size_of::<i32>()];
+        self.read_bytes(&name, 0, &mut bytes)?;
+        let order = bytes.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+        let order: Option<Vec<usize>> = order.map(|input| usize::try_from(input).ok()).collect();
+        let mut seen = vec![false; width];
+        let is_new =
+            |input: &usize| seen.get_mut(*input).is_some_and(|seen| !std::mem::replace(seen, true));
+        order.filter(|order| order.iter().all(is_new)).ok_or_else(|| {
+            let (path, why) = (self.files.path().into(), "it is no order of the inputs");
+            CheckpointError::BadIntegers { path, tensor: name, why }
+        })
     }
 
     fn tensor(&self, name: &str) -> Result<&Weight, CheckpointError> {
@@ -487,7 +534,7 @@ impl Checkpoint {
     fn find_weights(&self) -> Result<BTreeMap<String, Weight>, CheckpointError> {
         self.check_family()?;
         let (mut weights, mut claimed) = (BTreeMap::new(), BTreeSet::new());
-        for (name, wanted) in self.expected() {
+        for (name, wanted) in self.expected()? {
             let sources = self.sources(&name);
             let weight = self.find_weight(&name, &sources, wanted)?;
             weights.insert(name, weight);
@@ -510,7 +557,7 @@ impl Checkpoint {
         sources: &[String],
         wanted: Wanted,
     ) -> Result<Weight, CheckpointError> {
-        let mut piece = Wanted { shape: wanted.shape.clone(), kind: wanted.kind };
+        let mut piece = Wanted { shape: wanted.stored_shape(), kind: wanted.kind };
         if let Some(rows) = piece.shape.first_mut() {
             *rows /= sources.len();
         }
@@ -521,7 +568,8 @@ impl Checkpoint {
             let rule = "of the same type as its neighbours";
             return Err(self.wrong_dtype(&other.name, other.dtype, rule));
         }
-        Ok(Weight { name: name.to_owned(), dtype, shape: wanted.shape, pieces })
+        let form = if let Kind::Levels(form) = wanted.kind { Some(form) } else { None };
+        Ok(Weight { name: name.to_owned(), dtype, shape: wanted.shape, pieces, form })
     }
 
     fn find_piece(&self, source: &str, wanted: &Wanted) -> Result<&Tensor, CheckpointError> {
@@ -566,31 +614,67 @@ impl Checkpoint {
         }
         let (holds, words) = match wanted.kind {
             Kind::Float => (tensor.dtype.is_float(), FLOATS),
-            Kind::Int8 => (tensor.dtype == Dtype::I8, "I8"),
-            Kind::Scale => (tensor.dtype == Dtype::F32, "F32"),
+            Kind::Levels(Form { bits: 8, .. }) => (tensor.dtype == Dtype::I8, "I8"),
+            Kind::Levels(_) | Kind::Zero => (tensor.dtype == Dtype::U8, "U8"),
+            Kind::Order => (tensor.dtype == Dtype::I32, "I32"),
         };
         if holds { Ok(()) } else { Err(self.wrong_dtype(&tensor.name, tensor.dtype, words)) }
     }
 
-    /// What the configuration, the scheme and the presence of a head call for, in the model's
+    /// What the configuration, the presence of a head and that of integers call for, in the model's
     /// order.
-    fn expected(&self) -> Vec<(String, Wanted)> {
-        let is_there = |part: &Part| match part {
-            Part::Head => self.has_lm_head() || self.scheme == Scheme::Int8,
-            part => self.has(*part),
-        };
-        let parts: Vec<Part> = self.model.parts().into_iter().filter(is_there).collect();
+    fn expected(&self) -> Result<Vec<(String, Wanted)>, CheckpointError> {
+        let parts = self.model.parts().into_iter().filter(|part| self.has(*part));
         let mut expected = Vec::new();
-        for (name, shape) in self.model.tensors(&parts) {
-            let quantised = self.scheme == Scheme::Int8 && is_linear(&name);
-            if quantised {
-                let scale = Wanted { shape: vec![shape[0]], kind: Kind::Scale };
-                expected.push((scale_name(&name), scale));
+        for (name, shape) in self.model.tensors(&parts.collect::<Vec<_>>()) {
+            let form = self.form(&name, &shape)?;
+            let Some(form) = form else {
+                expected.push((name, Wanted { shape, kind: Kind::Float }));
+                continue;
+            };
+            let groups = if form.groups == 1 && self.is_flat(&scale_name(&name)) {
+                vec![shape[0]]
+            } else {
+                vec![shape[0], form.groups]
+            };
+            expected.push((scale_name(&name), Wanted { shape: groups.clone(), kind: Kind::Float }));
+            if form.has_zero {
+                let wanted = Wanted { shape: vec![shape[0], form.groups], kind: Kind::Zero };
+                expected.push((format!("{name}{ZERO_SUFFIX}"), wanted));
             }
-            let kind = if quantised { Kind::Int8 } else { Kind::Float };
-            expected.push((name, Wanted { shape, kind }));
+            if form.has_order {
+                let wanted = Wanted { shape: vec![shape[1]], kind: Kind::Order };
+                expected.push((format!("{name}{ORDER_SUFFIX}"), wanted));
+            }
+            expected.push((name, Wanted { shape, kind: Kind::Levels(form) }));
         }
-        expected
+        Ok(expected)
+    }
+
+    fn is_flat(&self, name: &str) -> bool {
+        self.files.get(name).is_some_and(|tensor| tensor.shape.len() == 1)
+    }
+
+    /// How the integers that stand for the weight `name` of `shape` are stored, if any do.
+    fn form(&self, name: &str, shape: &[usize]) -> Result<Option<Form>, CheckpointError> {
+        let Some(tensor) = self.files.get(name).filter(|_| self.is_quantized()) else {
+            return Ok(None);
+        };
+        let bits = match (tensor.dtype, shape) {
+            (Dtype::I8, [_, _]) => 8,
+            (Dtype::U8, [_, _]) => 4,
+            _ => return Ok(None),
+        };
+        let scales = scale_name(name);
+        let stored = self.files.get(&scales).map_or(&[][..], |scales| &scales.shape);
+        let groups = if let [_, groups] = stored { *groups } else { 1 };
+        let Some(group) = canonical::group_size(shape[1], groups) else {
+            let (path, why) = (self.files.path().into(), "no group size gives so many scales");
+            return Err(CheckpointError::BadIntegers { path, tensor: scales, why });
+        };
+        let has = |suffix| self.files.get(&format!("{name}{suffix}")).is_some();
+        let (has_zero, has_order) = (has(ZERO_SUFFIX), has(ORDER_SUFFIX));
+        Ok(Some(Form { bits, group, groups, has_zero, has_order }))
     }
 }
 
@@ -603,14 +687,24 @@ struct Wanted {
     kind: Kind,
 }
 
+impl Wanted {
+    fn stored_shape(&self) -> Vec<usize> {
+        match (self.kind, self.shape.as_slice()) {
+            (Kind::Levels(form), [rows, width]) => vec![*rows, form.row_bytes(*width)],
+            _ => self.shape.clone(),
+        }
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Kind {
     Float,
-    Int8,
-    Scale,
+    Levels(Form),
+    Zero,
+    Order,
 }
 
-/// The name of the scales of the int8 weight `name`.
+/// The name of the scales of the weight `name`.
 pub(crate) fn scale_name(name: &str) -> String {
     format!("{name}{SCALE_SUFFIX}")
 }
@@ -665,8 +759,8 @@ fn first_pickle(dir: &Path) -> Option<String> {
     names.filter_map(|name| name.into_string().ok()).filter(is_pickle).min()
 }
 
-/// The scheme of a directory that [`crate::quantize::quantize`] wrote; nothing for an original one.
-fn read_mark(path: &Path) -> Result<Option<Scheme>, CheckpointError> {
+/// The mark of a directory that [`crate::quantize::quantize`] wrote; nothing for an original one.
+fn read_mark(path: &Path) -> Result<Option<Mark>, CheckpointError> {
     let text = match read_text(path) {
         Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(None);
@@ -674,7 +768,7 @@ fn read_mark(path: &Path) -> Result<Option<Scheme>, CheckpointError> {
         read => read?,
     };
     let bad = |why| CheckpointError::BadMark { path: path.into(), why };
-    scheme::parse_mark(&text).map(Some).map_err(bad)
+    Mark::parse(&text).map(Some).map_err(bad)
 }
 
 fn read_text(path: &Path) -> Result<String, CheckpointError> {

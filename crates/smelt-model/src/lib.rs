@@ -4,6 +4,7 @@
 //! and everything else reads tensors through it, one block of rows at a time.
 //! Knows nothing of engines, pipelines or the store.
 
+pub mod calibrate;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
@@ -16,6 +17,7 @@ pub mod reference;
 pub mod safetensors;
 pub mod synthetic;
 
+mod canonical;
 mod scheme;
 
 #[cfg(test)]
