@@ -15,7 +15,7 @@ use super::request::Request;
 use crate::exit::Failed;
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
-const FILES: [&str; 3] = [TOKENIZER_FILE, "tokenizer_tower.json", "chat_template.jinja"];
+const FILES: [&str; 3] = [TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja"];
 
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
@@ -41,7 +41,7 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
 }
 
 /// InternVL3's preprocessing, by the checkpoint's own numbers.
-fn image(tower: &InternVl3) -> Settings {
+pub(super) fn image(tower: &InternVl3) -> Settings {
     Settings {
         image_size: tower.image_size,
         min_tiles: tower.min_tiles,
