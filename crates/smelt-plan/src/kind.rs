@@ -12,6 +12,8 @@ pub enum Kind {
     Source,
     /// Checkpoint to ONNX.
     OnnxExport,
+    /// Checkpoint and prompts to statistics of what goes into its layers.
+    Calibrate,
     /// Checkpoint to a checkpoint with other weight types.
     Quantize,
     /// ONNX to an engine (trtexec's job).
@@ -33,6 +35,8 @@ pub enum Takes {
     Stage(&'static [Kind]),
     /// `path:DIR` or `synthetic:NAME`.
     Source,
+    /// `path:FILE` or `path:DIR`: an edge.
+    Path,
     /// Any text.
     Text,
     /// One of these words.
@@ -92,9 +96,39 @@ const ONNX_EXPORT: &[Field] = &[
     field("part", Takes::Choice(&["vision"]), Absent::Word("vision")),
     field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
 ];
+/// Quantisers square the number of tokens kept.
+const CALIBRATION_TOKENS_MAX: u64 = 2048;
+const CALIBRATE: &[Field] = &[
+    field("checkpoint", CHECKPOINT, Absent::Refused),
+    field("texts", Takes::Texts, Absent::Nothing),
+    field("prompts", Takes::Path, Absent::Nothing),
+    field("images", Takes::Path, Absent::Nothing),
+    field("vision", ENGINE, Absent::Nothing),
+    field("tokens", Takes::Count(1, CALIBRATION_TOKENS_MAX), Absent::Number(512)),
+];
+/// The schemes of weights: bits, group, zero points.
+pub const SCHEMES: &[&str] = &[
+    "none",
+    "int8",
+    "int8-g32",
+    "int4-g32",
+    "int4-g64",
+    "int4-g128",
+    "int4-g32-asym",
+    "int4-g64-asym",
+    "int4-g128-asym",
+];
+/// The ways to choose the integers of weights.
+pub const METHODS: &[&str] = &["rtn", "mse", "awq", "gptq", "gptq-act-order"];
+const CALIBRATION: Takes = Takes::Stage(&[Kind::Calibrate, Kind::Command]);
 const QUANTIZE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("scheme", Takes::Choice(&["none", "int8"]), Absent::Refused),
+    field("scheme", Takes::Choice(SCHEMES), Absent::Refused),
+    field("head", Takes::Choice(SCHEMES), Absent::Nothing),
+    field("embeddings", Takes::Choice(SCHEMES), Absent::Nothing),
+    field("method", Takes::Choice(METHODS), Absent::Word("rtn")),
+    field("calibration", CALIBRATION, Absent::Nothing),
+    field("exclude", Takes::Texts, Absent::Nothing),
 ];
 const ENGINE_BUILD: &[Field] = &[
     field("onnx", Takes::Stage(&[Kind::OnnxExport, Kind::Command]), Absent::Refused),
@@ -133,9 +167,10 @@ const COMMAND: &[Field] = &[
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Source,
         Self::OnnxExport,
+        Self::Calibrate,
         Self::Quantize,
         Self::EngineBuild,
         Self::LlmEngineBuild,
@@ -149,6 +184,7 @@ impl Kind {
         match self {
             Self::Source => "source",
             Self::OnnxExport => "onnx-export",
+            Self::Calibrate => "calibrate",
             Self::Quantize => "quantize",
             Self::EngineBuild => "engine-build",
             Self::LlmEngineBuild => "llm-engine-build",
@@ -168,6 +204,7 @@ impl Kind {
         match self {
             Self::Source => SOURCE,
             Self::OnnxExport => ONNX_EXPORT,
+            Self::Calibrate => CALIBRATE,
             Self::Quantize => QUANTIZE,
             Self::EngineBuild => ENGINE_BUILD,
             Self::LlmEngineBuild => LLM_ENGINE_BUILD,
@@ -181,9 +218,10 @@ impl Kind {
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {
         match self {
+            Self::Quantize => 2,
             Self::Source
             | Self::OnnxExport
-            | Self::Quantize
+            | Self::Calibrate
             | Self::EngineBuild
             | Self::LlmEngineBuild
             | Self::Verify

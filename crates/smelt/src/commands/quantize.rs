@@ -1,7 +1,7 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::quantize;
+use smelt_model::quantize::{self, Options};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::QuantizeFlags;
@@ -10,10 +10,21 @@ use crate::say::tell;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
     let checkpoint = Checkpoint::open(&flags.checkpoint).map_err(Failed::model)?;
+    let plain = Options::plain(flags.scheme);
+    let options = Options {
+        head: flags.head,
+        embeddings: flags.embeddings,
+        method: flags.method,
+        exclude: flags.exclude.clone(),
+        calibration: flags.calibration.as_deref(),
+        threads: flags.threads.unwrap_or(plain.threads),
+        ..plain
+    };
     let out = FreshDir::begin(&flags.out)?;
-    quantize::quantize(&checkpoint, flags.scheme, out.path(), &mut |line| tell(line))
+    let report = quantize::quantize(&checkpoint, &options, out.path(), &mut |line| tell(line))
         .map_err(Failed::model)?;
     out.finish()?;
+    report.table().iter().for_each(|line| tell(line));
     tell(format_args!("wrote {}", flags.out.display()));
     Ok(Exit::Ok)
 }

@@ -11,6 +11,7 @@ pub(crate) fn order(task: &Task<'_>) -> Order {
         Kind::Command => command(task),
         Kind::Source
         | Kind::OnnxExport
+        | Kind::Calibrate
         | Kind::Quantize
         | Kind::EngineBuild
         | Kind::LlmEngineBuild

@@ -43,6 +43,13 @@ impl Request {
             .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
     }
 
+    /// A param that the plan has checked to be a list of texts; empty where it is absent.
+    pub(crate) fn texts(&self, name: &str) -> Vec<String> {
+        let list = self.params.get(name).and_then(Value::as_array);
+        let texts = list.into_iter().flatten().filter_map(Value::as_str);
+        texts.map(str::to_owned).collect()
+    }
+
     /// The directory of an edge.
     pub(crate) fn input(&self, field: &str) -> Result<&Path, Failed> {
         self.optional_input(field)

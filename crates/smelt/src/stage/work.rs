@@ -6,12 +6,12 @@
 
 use smelt_engine::{llm, vision};
 use smelt_model::dtype::Dtype;
-use smelt_model::quantize::Scheme;
+use smelt_model::quantize::{Method, Options, Scheme};
 use smelt_model::{export, quantize, synthetic};
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
-use super::{deployment, verify};
+use super::{calibrate, deployment, verify};
 use crate::exit::{Exit, Failed};
 
 pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
@@ -20,6 +20,7 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
     match request.kind {
         Kind::Source => source(&request)?,
         Kind::OnnxExport => onnx_export(&request)?,
+        Kind::Calibrate => calibrate::run(&request)?,
         Kind::Quantize => quantize(&request)?,
         Kind::EngineBuild => engine_build(&request)?,
         Kind::LlmEngineBuild => llm_engine_build(&request)?,
@@ -48,11 +49,30 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
 
 fn quantize(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
-    let scheme = match request.word("scheme")? {
-        "int8" => Scheme::Int8,
-        _ => Scheme::None,
+    let head = request.params.contains_key("head").then(|| scheme(request, "head"));
+    let embeddings =
+        request.params.contains_key("embeddings").then(|| scheme(request, "embeddings"));
+    let method = request.word("method")?;
+    let options = Options {
+        head: head.transpose()?,
+        embeddings: embeddings.transpose()?,
+        method: Method::parse(method).ok_or_else(|| unknown("method", method))?,
+        exclude: request.texts("exclude"),
+        calibration: request.optional_input("calibration"),
+        ..Options::plain(scheme(request, "scheme")?)
     };
-    quantize::quantize(&checkpoint, scheme, &request.out, &mut say).map_err(Failed::model)
+    let report = quantize::quantize(&checkpoint, &options, &request.out, &mut say);
+    report.map_err(Failed::model)?.table().iter().for_each(|line| say(line));
+    Ok(())
+}
+
+fn scheme(request: &Request, field: &str) -> Result<Scheme, Failed> {
+    let word = request.word(field)?;
+    Scheme::parse(word).ok_or_else(|| unknown(field, word))
+}
+
+fn unknown(field: &str, word: &str) -> Failed {
+    Failed::usage(format!("the stage's request has no known \"{field}\": {word:?}"))
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
@@ -66,4 +86,15 @@ fn llm_engine_build(request: &Request) -> Result<(), Failed> {
         max_slots: request.count("max-slots")?,
     };
     llm::build(&checkpoint, limits, &request.out, &mut say).map_err(Failed::model)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plan_and_the_quantiser_know_the_same_words() {
+        assert_eq!(smelt_plan::kind::SCHEMES, Scheme::WORDS);
+        assert_eq!(smelt_plan::kind::METHODS, Method::WORDS);
+    }
 }
