@@ -222,3 +222,94 @@ fn drawn(total: usize, count: usize) -> Vec<usize> {
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> CalibrateError {
     move |source| CalibrateError::Io { path: path.into(), source }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::Sample;
+
+    #[test]
+    fn numbers_are_drawn_once_in_order_and_always_the_same() {
+        for (total, count) in [(1, 1), (7, 7), (7, 20), (1000, 64), (8192, 2048)] {
+            let kept = drawn(total, count);
+            assert_eq!(kept.len(), count.min(total));
+            assert!(kept.windows(2).all(|pair| pair[0] < pair[1]));
+            assert!(kept.iter().all(|number| *number < total));
+            assert_eq!(kept, drawn(total, count));
+        }
+        let kept = drawn(10_000, 100);
+        assert!(kept.iter().filter(|number| **number < 5000).count().abs_diff(50) < 25);
+    }
+
+    /// What the linears of the tiny model are fed by `sequences`.
+    fn fed(ckpt: &Checkpoint, sequences: &[&[u32]]) -> Vec<(String, Vec<f32>)> {
+        let sequences: Vec<_> =
+            sequences.iter().map(|tokens| Sequence { tokens, image: None }).collect();
+        let mut fed = Vec::new();
+        let mut see = |name: &str, x: &[f32]| fed.push((name.to_owned(), x.to_vec()));
+        observe(ckpt, &sequences, &mut |_| {}, &mut see).unwrap();
+        fed
+    }
+
+    #[test]
+    fn sequences_see_nothing_of_each_other() {
+        let sample = Sample::tiny();
+        let ckpt = Checkpoint::open(sample.dir()).unwrap();
+        let (a, b) = ([5, 6, 7, 8], [300, 6, 20]);
+        let together = fed(&ckpt, &[&a, &b]);
+        assert_eq!(together.len(), 3 * 4 + 1);
+        for (both, (one, other)) in
+            together.iter().zip(fed(&ckpt, &[&a]).iter().zip(&fed(&ckpt, &[&b])))
+        {
+            assert!(both.1 == [one.1.as_slice(), &other.1].concat(), "{}", both.0);
+        }
+    }
+
+    #[test]
+    fn what_is_read_is_what_was_seen() {
+        let sample = Sample::tiny();
+        let ckpt = Checkpoint::open(sample.dir()).unwrap();
+        let tokens: Vec<u32> = (0..50).map(|n| n * 7 % 500).collect();
+        let sequences = [Sequence { tokens: &tokens, image: None }];
+        let out = sample.dir().join("seen");
+        let options = Options { rows: 20, prompts: "test" };
+        calibrate(&ckpt, &sequences, options, &out, &mut |_| {}).unwrap();
+        let seen = Calibration::open(&out).unwrap();
+        for (name, x) in fed(&ckpt, &[&tokens]) {
+            let channels = x.len() / tokens.len();
+            let linear = format!("{name}.weight");
+            assert_eq!(seen.input_of(&linear, channels).unwrap(), name);
+            let channel = |n: usize| x.iter().skip(n).step_by(channels).map(|x| x.abs());
+            for n in [0, channels / 2, channels - 1] {
+                let mean = channel(n).sum::<f32>() / 50.0;
+                assert!((seen.mean(&name).unwrap()[n] / mean - 1.0).abs() < 1e-5);
+                assert_eq!(seen.largest(&name).unwrap()[n], channel(n).fold(0.0, f32::max));
+            }
+            let kept = seen.activations(&name).unwrap();
+            for (row, kept) in drawn(50, 20).into_iter().zip(kept.chunks(channels)) {
+                let x = &x[row * channels..][..channels];
+                assert!(x.iter().zip(kept).all(|(x, k)| (x - k).abs() <= x.abs() / 256.0));
+            }
+        }
+        let down = "language_model.model.layers.1.mlp.down_proj";
+        let weights = ckpt.read_f32(&format!("{down}.weight")).unwrap();
+        let largest = weights.iter().step_by(160).fold(0.0_f32, |most, w| most.max(w.abs()));
+        let smooth = (seen.largest(down).unwrap()[0] / largest).sqrt();
+        assert_eq!(seen.smooth(down).unwrap()[0], smooth);
+    }
+
+    #[test]
+    fn too_few_and_too_many_tokens_are_refused() {
+        let sample = Sample::tiny();
+        let ckpt = Checkpoint::open(sample.dir()).unwrap();
+        let out = sample.dir().join("seen");
+        for count in [0, TOKENS_MAX + 1] {
+            let tokens = vec![1; count];
+            let sequences = [Sequence { tokens: &tokens, image: None }];
+            let options = Options { rows: 20, prompts: "test" };
+            let error = calibrate(&ckpt, &sequences, options, &out, &mut |_| {}).unwrap_err();
+            assert!(error.to_string().contains(&format!("have {count} tokens")), "{error}");
+            assert!(!out.exists());
+        }
+    }
+}
