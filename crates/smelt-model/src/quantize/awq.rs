@@ -85,6 +85,9 @@ fn scales(mean: &[f32], n: usize) -> Vec<f32> {
     let raw: Vec<f32> = mean.iter().map(|mean| sixteenths(*mean, n)).collect();
     let least = raw.iter().copied().fold(f32::INFINITY, f32::min);
     let most = raw.iter().copied().fold(0.0, f32::max);
+    if least == most {
+        return vec![1.0; raw.len()];
+    }
     let middle = least.sqrt() * most.sqrt();
     raw.iter().map(|scale| scale / middle).collect()
 }
@@ -120,5 +123,68 @@ pub(super) fn fold(vector: &mut [f32], scales: &mut [f32], dtype: Dtype) {
         } else {
             *scale = 1.0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantize::group::UNCLIPPED;
+    use crate::scheme::Scheme;
+
+    #[test]
+    fn sixteenths_are_powers() {
+        for n in 0..EXPONENTS {
+            let power = 3.7_f32.powf(n as f32 / 16.0);
+            assert!((sixteenths(3.7, n) / power - 1.0).abs() < 1e-6, "{n}");
+        }
+        assert_eq!([sixteenths(256.0, 4), sixteenths(0.25, 8)], [4.0, 0.5]);
+    }
+
+    #[test]
+    fn scales_are_balanced_and_one_without_an_exponent() {
+        let mean = [0.1, 4.0, 2.0];
+        assert_eq!(scales(&mean, 0), [1.0; 3]);
+        let scales = scales(&mean, 8);
+        assert!((scales[0] * scales[1] - 1.0).abs() < 1e-6, "{scales:?}");
+        assert!((scales[1] / scales[0] - 40.0_f32.sqrt()).abs() < 1e-5);
+    }
+
+    #[test]
+    fn folding_keeps_every_product() {
+        let vector = [1.0_f32, -0.3, 0.0, 1e-30, 7.77];
+        for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
+            let (mut folded, mut scales) = (vector, [3.3, 0.7, 9.0, 1.5, 1e-3]);
+            fold(&mut folded, &mut scales, dtype);
+            assert_eq!(dtype.narrow(&folded[..3]).unwrap().1, folded[..3], "{dtype} holds it");
+            for ((old, new), scale) in vector.iter().zip(folded).zip(scales) {
+                assert!(
+                    (new * scale - old).abs() <= old.abs() * 1e-6,
+                    "{dtype} {old} {new} {scale}"
+                );
+            }
+            assert_eq!((folded[2], scales[2]), (0.0, 9.0));
+        }
+    }
+
+    #[test]
+    fn loud_inputs_are_scaled_and_equal_ones_are_not() {
+        let rounder = Rounder { grid: Scheme::Int4G32.grid().unwrap(), clips: UNCLIPPED };
+        let rows: Vec<f32> =
+            (0..64 * 32).map(|n| ((n * 7919 % 1009) as f32 / 504.5) - 1.0).collect();
+        let best = |mean: Vec<f32>| {
+            let square = mean.iter().map(|mean| mean * mean * 1.5).collect();
+            let search = Search::new(&Seen { mean, square });
+            let mut costs = [0.0; EXPONENTS];
+            search.weigh(&rows, rounder, &mut costs).unwrap();
+            search.best(&costs)
+        };
+        assert_eq!(best(vec![0.5; 32]), [1.0; 32]);
+        let mut mean = vec![0.5; 32];
+        mean[5] = 40.0;
+        let scales = best(mean);
+        assert!(scales[5] > 1.5 * scales[4], "{scales:?}");
+        let search = Search::new(&Seen { mean: vec![0.0; 32], square: vec![0.0; 32] });
+        assert!(search.candidates.iter().flatten().all(|scale| *scale == 1.0), "never fed");
     }
 }

@@ -346,3 +346,74 @@ fn for_chunks<T: Send>(
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantize::group::CLIPS;
+    use crate::scheme::Scheme;
+
+    fn noise(seed: u32, len: usize) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    /// Inputs that never occur together teach nothing, so each is rounded for itself.
+    #[test]
+    fn unrelated_inputs_are_rounded_as_they_are() {
+        let width = 70;
+        let rows = noise(5, 3 * width);
+        for scheme in [Scheme::Int8, Scheme::Int8G32, Scheme::Int4G64, Scheme::Int4G32Asym] {
+            let grid = scheme.grid().unwrap();
+            let rounder = Rounder { grid, clips: CLIPS };
+            let mut alone = Rounded::default();
+            for row in rows.chunks(width) {
+                rounder.row(row, None, &mut alone).unwrap();
+            }
+            let mut one_each = vec![0.0; width * width];
+            (0..width).for_each(|n| one_each[n * width + n] = 1.0 + n as f32);
+            for x in [one_each, vec![0.0; 2 * width]] {
+                let x = Activations::from_rows(&x, width);
+                let mut found = Rounded::default();
+                Feedback::new(x, grid.group, 2).round(&rows, rounder, &mut found).unwrap();
+                assert_eq!(found.levels, alone.levels, "{scheme}");
+                assert_eq!(
+                    (found.scales, found.zeros),
+                    (alone.scales.clone(), alone.zeros.clone())
+                );
+            }
+        }
+    }
+
+    /// The vectors g by their definition, the matrix to invert written out.
+    #[test]
+    fn gains_are_those_of_the_definition() {
+        let (inputs, samples) = (37, 6);
+        let x = Activations::from_rows(&noise(9, inputs * samples), inputs);
+        let damping = DAMPING * x.energy().iter().sum::<f64>() / inputs as f64;
+        let found = gains(&x, 3);
+        for k in 0..inputs {
+            // (λI + Σ_{j≥k} x_j x_jᵀ) g = x_k, since P_k x_k / (λ + x_k · P_k x_k) is its solution.
+            let gain = &found[k * samples..][..samples];
+            for n in 0..samples {
+                let later = (k..inputs).map(|j| f64::from(x.of(j)[n]) * dot(x.of(j), gain));
+                let product = damping * f64::from(gain[n]) + later.sum::<f64>();
+                let expect = f64::from(x.of(k)[n]);
+                assert!((product - expect).abs() < 1e-4, "{k} {n}: {product} {expect}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_names_its_row() {
+        let mut rows = noise(1, 3 * 40);
+        rows[40 + 7] = f32::NAN;
+        let rounder = Rounder { grid: Scheme::Int4G32.grid().unwrap(), clips: CLIPS };
+        let feedback = Feedback::new(Activations::from_rows(&noise(2, 5 * 40), 40), Some(32), 1);
+        assert_eq!(feedback.round(&rows, rounder, &mut Rounded::default()), Err(1));
+    }
+}

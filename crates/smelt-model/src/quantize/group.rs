@@ -38,35 +38,49 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// The stored byte of `value`, and the value it stands for.
+    /// The nearest integer to `value`, zero taken off, plus [`ROUNDER`].
     #[inline(always)]
-    pub(super) fn round(self, value: f32) -> (u8, f32) {
+    fn shifted(self, value: f32) -> f32 {
         let place = value / self.divisor;
         let place = if place > self.high { self.high } else { place };
         let place = if place < self.low { self.low } else { place };
-        let shifted = place + ROUNDER;
+        place + ROUNDER
+    }
+
+    /// The stored byte of `value`, and the value it stands for.
+    #[inline(always)]
+    pub(super) fn round(self, value: f32) -> (u8, f32) {
+        let shifted = self.shifted(value);
         let level = (shifted.to_bits() as u8).wrapping_add(self.zero);
         (level, (shifted - ROUNDER) * self.scale)
     }
 
     /// Sum of `importance * (w - ŵ)²`, an importance of 1 where none is given.
     fn error(self, values: &[f32], importance: Option<&[f32]>) -> f32 {
+        let Some(importance) = importance else { return self.weighed(values, |_| [1.0; LANES]) };
+        let (weights, last) = importance.as_chunks::<LANES>();
+        let last = padded(last);
+        self.weighed(values, |chunk| weights.get(chunk).copied().unwrap_or(last))
+    }
+
+    #[inline(always)]
+    fn weighed(self, values: &[f32], weights: impl Fn(usize) -> [f32; LANES]) -> f32 {
         let mut sums = [0.0; LANES];
-        let (chunks, last) = values.as_chunks::<LANES>();
-        let mut add = |values: &[f32; LANES], importance: &[f32; LANES]| {
+        let mut add = |chunk: usize, values: &[f32; LANES]| {
+            let (weights, mut errors) = (weights(chunk), [0.0; LANES]);
             for lane in 0..LANES {
-                let error = values[lane] - self.round(values[lane]).1;
-                sums[lane] += error * error * importance[lane];
+                let rounded = (self.shifted(values[lane]) - ROUNDER) * self.scale;
+                errors[lane] = values[lane] - rounded;
+            }
+            for lane in 0..LANES {
+                sums[lane] += errors[lane] * errors[lane] * weights[lane];
             }
         };
-        let Some(importance) = importance else {
-            chunks.iter().for_each(|chunk| add(chunk, &[1.0; LANES]));
-            add(&padded(last), &[1.0; LANES]);
-            return sums.iter().sum();
-        };
-        let (weights, last_weights) = importance.as_chunks::<LANES>();
-        chunks.iter().zip(weights).for_each(|(chunk, weights)| add(chunk, weights));
-        add(&padded(last), &padded(last_weights));
+        let (chunks, last) = values.as_chunks::<LANES>();
+        chunks.iter().enumerate().for_each(|(index, chunk)| add(index, chunk));
+        if !last.is_empty() {
+            add(chunks.len(), &padded(last));
+        }
         sums.iter().sum()
     }
 }
@@ -220,42 +234,58 @@ impl Rounder {
     }
 }
 
+/// Values rounded together: enough for the compiler to see loops it can turn into vector code.
+const BLOCK: usize = 32;
+
 /// Appends the stored integers of one group.
 fn round_group(values: &[f32], step: Step, bits: u8, sums: &mut RowSums, levels: &mut Vec<u8>) {
-    let (chunks, last) = values.as_chunks::<LANES>();
-    for chunk in chunks {
-        let lanes = round_lanes(chunk, step, sums);
-        if bits == 4 {
-            levels.extend(packed(lanes));
-        } else {
-            levels.extend(lanes);
-        }
+    let (blocks, last) = values.as_chunks::<BLOCK>();
+    for block in blocks {
+        put_block(&round_block(block, step, sums), BLOCK, bits, levels);
     }
-    if last.is_empty() {
-        return;
-    }
-    let mut lanes = round_lanes(&padded(last), step, sums);
-    lanes[last.len()..].fill(0);
-    if bits == 4 {
-        levels.extend(&packed(lanes)[..last.len().div_ceil(2)]);
-    } else {
-        levels.extend(&lanes[..last.len()]);
+    if !last.is_empty() {
+        let mut block = [0.0; BLOCK];
+        block[..last.len()].copy_from_slice(last);
+        let mut rounded = round_block(&block, step, sums);
+        // What pads the last byte is 0, whatever stands for 0.
+        rounded[last.len()..].fill(0);
+        put_block(&rounded, last.len(), bits, levels);
     }
 }
 
+/// The stored bytes of a block, one each.
 #[inline(always)]
-fn round_lanes(values: &[f32; LANES], step: Step, sums: &mut RowSums) -> [u8; LANES] {
-    let (mut levels, mut rounded) = ([0; LANES], [0.0; LANES]);
-    for lane in 0..LANES {
-        (levels[lane], rounded[lane]) = step.round(values[lane]);
+fn round_block(values: &[f32; BLOCK], step: Step, sums: &mut RowSums) -> [u8; BLOCK] {
+    let (mut shifted, mut levels) = ([0.0; BLOCK], [0; BLOCK]);
+    for n in 0..BLOCK {
+        shifted[n] = step.shifted(values[n]);
     }
-    sums.add(values, &rounded);
+    for n in 0..BLOCK {
+        levels[n] = (shifted[n].to_bits() as u8).wrapping_add(step.zero);
+    }
+    for value in &mut shifted {
+        *value = (*value - ROUNDER) * step.scale;
+    }
+    let rounded = shifted.as_chunks::<LANES>().0;
+    values.as_chunks::<LANES>().0.iter().zip(rounded).for_each(|(v, r)| sums.add(v, r));
     levels
+}
+
+/// Appends the first `count` integers of a block as they are stored.
+#[inline(always)]
+fn put_block(block: &[u8; BLOCK], count: usize, bits: u8, levels: &mut Vec<u8>) {
+    if bits == 8 {
+        return levels.extend_from_slice(&block[..count]);
+    }
+    let mut pairs = [0; BLOCK / 2];
+    let outs = pairs.as_chunks_mut::<{ LANES / 2 }>().0;
+    outs.iter_mut().zip(block.as_chunks().0).for_each(|(out, lanes)| *out = packed(*lanes));
+    levels.extend_from_slice(&pairs[..count.div_ceil(2)]);
 }
 
 /// Pairs of 4-bit integers, the first in the low half.
 #[inline(always)]
-pub(super) fn packed(levels: [u8; LANES]) -> [u8; LANES / 2] {
+fn packed(levels: [u8; LANES]) -> [u8; LANES / 2] {
     let mut bytes = u64::from_le_bytes(levels);
     bytes = (bytes | bytes >> 4) & 0x00FF_00FF_00FF_00FF;
     bytes = (bytes | bytes >> 8) & 0x0000_FFFF_0000_FFFF;
@@ -285,7 +315,9 @@ impl Extent {
         };
         let (chunks, last) = values.as_chunks::<LANES>();
         chunks.iter().for_each(&mut widen);
-        widen(&padded(last));
+        if !last.is_empty() {
+            widen(&padded(last));
+        }
         let extent = Self {
             low: low.into_iter().fold(0.0, f32::min),
             high: high.into_iter().fold(0.0, f32::max),
@@ -298,7 +330,7 @@ impl Extent {
 ///
 /// Without their sign, the bits of floats order as the floats do, and everything that is not
 /// finite comes last.
-pub(super) fn largest_magnitude(values: &[f32]) -> Option<f32> {
+fn largest_magnitude(values: &[f32]) -> Option<f32> {
     let mut most = [0_i32; LANES];
     let mut widen = |values: &[f32; LANES]| {
         for lane in 0..LANES {
@@ -308,7 +340,9 @@ pub(super) fn largest_magnitude(values: &[f32]) -> Option<f32> {
     };
     let (chunks, last) = values.as_chunks::<LANES>();
     chunks.iter().for_each(&mut widen);
-    widen(&padded(last));
+    if !last.is_empty() {
+        widen(&padded(last));
+    }
     let bits = most.into_iter().max().unwrap_or(0);
     Some(f32::from_bits(bits.cast_unsigned())).filter(|largest| largest.is_finite())
 }

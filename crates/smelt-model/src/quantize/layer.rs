@@ -92,8 +92,7 @@ impl Source<'_> {
             |rest: &str| targets.iter().find(|target| target.name == format!("{layer}.{rest}"));
         for set in &SETS {
             let weight = |name: &&str| find(&format!("{name}.weight"));
-            let linears: Option<Vec<&Target>> =
-                set.linears.iter().map(|name| weight(name)).collect();
+            let linears: Option<Vec<&Target>> = set.linears.iter().map(weight).collect();
             let Some(linears) = linears else { continue };
             let before = set.before.map(|name| weight(&name));
             let is_rounded = |target: &&Target| target.grid().is_some();
