@@ -19,7 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
-use smelt_store::Store;
+use smelt_store::{Output, SealError, Store};
 use smelt_watch::{Budget, Machine, Peaks, Sample, Tree, Verdict, judge};
 
 use crate::classify::{End, Outcome, Stopped, classify};
@@ -95,6 +95,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) order: Order,
     /// The private directory the outputs are made in.
     pub(crate) out: PathBuf,
+    /// Where the output is to be found instead, outside of the store.
+    pub(crate) reference: Option<PathBuf>,
     pub(crate) log: PathBuf,
     /// `<run>/<stage>.<n>`: what marks its processes.
     pub(crate) mark: String,
@@ -254,7 +256,7 @@ impl Attempt<'_> {
         if self.controls.stopped_by_user.load(Ordering::Acquire) {
             return AttemptResult::Interrupted;
         }
-        match self.store.seal(&self.key, &self.out, self.record.clone()) {
+        match self.keep() {
             Ok(output) => AttemptResult::Sealed(Box::new(output)),
             Err(error) if error.is_stopped() => AttemptResult::Interrupted,
             Err(error) => {
@@ -268,6 +270,18 @@ impl Attempt<'_> {
         }
     }
 
+    /// Moves the output into the store, or records what lies outside of it.
+    fn keep(&self) -> Result<Output, SealError> {
+        let record = self.record.clone();
+        match &self.reference {
+            None => self.store.seal(&self.key, &self.out, record),
+            Some(path) => {
+                let manifest = self.store.digest_tree(path)?;
+                Ok(self.store.record_reference(&self.key, path, manifest, record)?)
+            }
+        }
+    }
+
     /// Exit 0 is not success: every declared output must be there and hold something.
     fn check_outputs(&self) -> Result<(), Failure> {
         for name in &self.order.outputs {
@@ -276,7 +290,7 @@ impl Attempt<'_> {
                 return Err(failure(FailureClass::OutputMissing, message));
             }
         }
-        if !holds_something(&self.out) {
+        if !holds_something(self.reference.as_ref().unwrap_or(&self.out)) {
             let message = "ended well, but made nothing".to_owned();
             return Err(failure(FailureClass::OutputMissing, message));
         }

@@ -11,7 +11,8 @@ pub struct Task<'a> {
     pub stage: &'a Stage,
     /// Its params and caps on this attempt.
     pub attempt: &'a Attempt,
-    /// The directory (or, for a `path:` file, the file) of each edge, in the order of the edges.
+    /// The directory (or, for a `path:` file, the file) of each edge, in the order of the edges;
+    /// of an `hf:`, where its files must be when the attempt has ended well.
     pub inputs: Vec<Input<'a>>,
     /// The empty directory the attempt must fill.
     pub out: &'a Path,
@@ -21,7 +22,7 @@ pub struct Task<'a> {
 pub struct Input<'a> {
     /// The field that names it.
     pub field: &'static str,
-    /// The stage it comes from; `None` for a `path:`.
+    /// The stage it comes from; `None` for a `path:` and an `hf:`.
     pub stage: Option<&'a Stage>,
     /// Where it lies.
     pub path: PathBuf,

@@ -11,12 +11,12 @@ use std::thread::{self, Scope};
 use std::time::Duration;
 
 use serde_json::json;
-use smelt_plan::plan::{From, Pin};
+use smelt_plan::plan::{From, HubPin, Pin};
 use smelt_plan::schedule::{Ending, Wishes};
 use smelt_plan::{
     Command, Digest, Event, Failure, FailureClass, Kind, Plan, Schedule, StageId, State,
 };
-use smelt_store::{KeyLock, Lookup, Output, Run, Store, StoreError};
+use smelt_store::{KeyLock, Location, Lookup, Output, Run, Store, StoreError};
 use smelt_watch::Budget;
 
 use crate::attempt::{Attempt, Controls, record};
@@ -62,6 +62,8 @@ pub enum Progress<'a> {
     Held(StageId),
     /// A sealed output was damaged and moved aside; the stage is built again.
     Damaged(StageId, &'a str),
+    /// An output outside of the store is no longer what was recorded; the stage is built again.
+    Changed(StageId, &'a str),
     /// The user wants out.
     Stopping,
 }
@@ -118,12 +120,14 @@ impl Runner<'_> {
                 schedule,
                 shims: &shims,
                 outputs: HashMap::new(),
+                pins: HashMap::new(),
                 keys: HashMap::new(),
                 locks: HashMap::new(),
                 controls: HashMap::new(),
                 reports: HashMap::new(),
                 messages: HashMap::new(),
                 told_held: HashSet::new(),
+                told_changed: HashSet::new(),
                 runner: self,
                 interrupted: false,
             };
@@ -162,12 +166,15 @@ struct Loop<'scope, 'env, 'a> {
     shims: &'scope Shims,
     /// Where the outputs lie that stages below may read.
     outputs: HashMap<StageId, PathBuf>,
+    /// Those outside of the store, which may change while somebody reads them.
+    pins: HashMap<StageId, Pin>,
     keys: HashMap<StageId, Digest>,
     locks: HashMap<StageId, KeyLock>,
     controls: HashMap<StageId, Arc<Controls>>,
     reports: HashMap<StageId, Vec<AttemptReport>>,
     messages: HashMap<StageId, String>,
     told_held: HashSet<StageId>,
+    told_changed: HashSet<StageId>,
     runner: Runner<'a>,
     interrupted: bool,
 }
@@ -198,6 +205,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         for (id, stage) in self.runner.plan.stages() {
             if let Some(pin) = stage.given() {
                 self.outputs.insert(id, pin.path.clone());
+                self.pins.insert(id, pin.clone());
             }
         }
     }
@@ -285,6 +293,13 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         match self.runner.store.lookup(key)? {
             Lookup::Hit(output) => Ok(Some(self.found(stage, &output)?)),
             Lookup::Miss => Ok(None),
+            Lookup::Changed(what) => {
+                // A stage is looked up again when it starts.
+                if self.told_changed.insert(stage) {
+                    self.show(&Progress::Changed(stage, &what));
+                }
+                Ok(None)
+            }
             Lookup::Damaged(damage) => {
                 self.show(&Progress::Damaged(stage, &damage.what));
                 Ok(None)
@@ -301,6 +316,9 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     /// Stages below may read it, and the next plan knows which key this recipe led to.
     fn note_output(&mut self, stage: StageId, output: &Output) -> Result<(), ExecError> {
         self.outputs.insert(stage, output.path().to_owned());
+        if let Location::External(path) = &output.location {
+            self.pins.insert(stage, Pin { path: path.clone(), digest: output.digest });
+        }
         let recipe = self.runner.plan.stage(stage).recipe_key;
         Ok(self.runner.store.alias(&recipe, &self.keys[&stage])?)
     }
@@ -384,6 +402,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             record: record(&plan.name, planned.name.as_str(), n, spec.changed.as_deref()),
             changed: spec.changed,
             out,
+            reference: planned.fetched().map(|pin| pin.path.clone()),
             shims: self.shims,
             controls: Arc::default(),
             messages: self.sender.clone(),
@@ -400,19 +419,23 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
                     stage: Some(plan.stage(*id)),
                     path: self.outputs[id].clone(),
                 },
-                From::Path(pin) => Input { field: edge.field, stage: None, path: pin.path.clone() },
+                From::Path(Pin { path, .. }) | From::Hub(HubPin { path, .. }) => {
+                    Input { field: edge.field, stage: None, path: path.clone() }
+                }
             })
             .collect()
     }
 
     /// What the stage reads outside the store.
     fn pins(&self, stage: StageId) -> Vec<Pin> {
-        let plan = self.runner.plan;
         let pin = |from: &From| match from {
-            From::Stage(id) => plan.stage(*id).given().cloned(),
+            From::Stage(id) => self.pins.get(id).cloned(),
             From::Path(pin) => Some(pin.clone()),
+            // What is fetched is checked by whoever fetches it.
+            From::Hub(_) => None,
         };
-        plan.stage(stage).inputs.iter().filter_map(|edge| pin(&edge.from)).collect()
+        let inputs = self.runner.plan.stage(stage).inputs.iter();
+        inputs.filter_map(|edge| pin(&edge.from)).collect()
     }
 
     /// A stage that no longer runs gives its key back.

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::cache::Hash;
 use super::error::HubError;
-use super::http::{Answer, Client, Failure, From};
+use super::http::{Answer, Client, Failure, From, Patience};
 use super::name::{self, Commit, Repo, Revision};
 
 /// A listing of ten thousand files takes three MiB.
@@ -15,7 +15,7 @@ const LISTING_BYTES_MAX: u64 = 32 << 20;
 /// A revision, as the hub describes it.
 pub(super) struct Listing {
     pub(super) commit: Commit,
-    /// Those that a checkpoint is read from.
+    /// All of them, sorted by name.
     pub(super) files: Vec<RemoteFile>,
 }
 
@@ -57,10 +57,14 @@ struct Lfs {
 
 impl Api<'_> {
     /// The commit a revision names now, and its files.
-    pub(super) fn listing(&self, repo: &Repo, revision: &Revision) -> Result<Listing, HubError> {
+    pub(super) fn listing(
+        &self,
+        repo: &Repo,
+        revision: &Revision,
+        mut patience: Patience,
+    ) -> Result<Listing, HubError> {
         let at = revision.in_url();
         let url = format!("{}/api/models/{repo}/revision/{at}?blobs=true", self.endpoint);
-        let mut patience = self.client.patience();
         let text = loop {
             match self.text(&url, repo, revision) {
                 Ok(text) => break text,
@@ -75,8 +79,7 @@ impl Api<'_> {
         {
             return Err(bad(format!("it lists a file {:?}", evil.rfilename)));
         }
-        let wanted = model.siblings.into_iter().filter(|file| name::is_wanted(&file.rfilename));
-        let mut files: Vec<RemoteFile> = wanted.map(remote_file).collect();
+        let mut files: Vec<RemoteFile> = model.siblings.into_iter().map(remote_file).collect();
         files.sort_by(|a, b| a.name.cmp(&b.name));
         files.dedup_by(|a, b| a.name == b.name);
         Ok(Listing { commit, files })

@@ -6,6 +6,8 @@
 //! models--ORG--NAME/blobs/<hash>.incomplete   what has arrived of it
 //! models--ORG--NAME/refs/<revision>           the commit that a branch or tag was last seen at
 //! models--ORG--NAME/snapshots/<commit>/<file> a link to a blob
+//! models--ORG--NAME/trees/<commit>.json       the commit's files, as Python was told of them
+//! models--ORG--NAME/smelt/<commit>/<file>     the same, of the files that we read and no others
 //! .locks/models--ORG--NAME/<hash>.lock        flock: held while that blob is fetched
 //! ```
 
@@ -21,7 +23,8 @@ use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
 use super::error::{HubError, fault};
-use super::name::{Commit, Repo, Revision, is_hex, is_weights};
+use super::name::{Commit, Repo, Revision, is_hex};
+use super::select::{is_weights, select};
 
 /// Bytes read, hashed and written at a time.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
@@ -29,6 +32,8 @@ pub(super) const CHUNK_BYTES: usize = 256 << 10;
 const REF_BYTES_MAX: u64 = 128;
 /// An index of a thousand shards takes a few MiB.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// A listing of ten thousand files takes one MiB.
+const TREE_BYTES_MAX: u64 = 32 << 20;
 /// Two processes rarely want the same file; polling costs nothing.
 const LOCK_PERIOD: Duration = Duration::from_millis(200);
 /// A download of the largest file over a slow line; after that something hangs.
@@ -58,6 +63,12 @@ impl Hash {
         match self {
             Self::Sha256(text) | Self::Git(text) => text,
         }
+    }
+
+    /// The hash of this kind that the file at `path` has.
+    pub(super) fn of_same_kind_at(&self, path: &Path) -> Result<String, HubError> {
+        let file = File::open(path).map_err(fault("open", path))?;
+        self.of_same_kind(&file).map_err(fault("read", path))
     }
 
     /// The hash of this kind that `file` has, read from its start.
@@ -107,6 +118,11 @@ impl Folder {
         self.root.join("snapshots").join(commit.as_str())
     }
 
+    /// What we read of a commit: Python may add files to a snapshot, but not here.
+    pub(super) fn view(&self, commit: &Commit) -> PathBuf {
+        self.root.join("smelt").join(commit.as_str())
+    }
+
     pub(super) fn blob(&self, hash: &Hash) -> PathBuf {
         self.root.join("blobs").join(hash.as_str())
     }
@@ -117,7 +133,8 @@ impl Folder {
 
     /// Makes the directories that a download writes to.
     pub(super) fn create(&self, commit: &Commit) -> Result<(), HubError> {
-        for dir in [self.root.join("blobs"), self.snapshot(commit), self.locks.clone()] {
+        let dirs = [self.root.join("blobs"), self.snapshot(commit), self.view(commit)];
+        for dir in dirs.into_iter().chain([self.locks.clone()]) {
             fs::create_dir_all(&dir).map_err(fault("create", &dir))?;
         }
         Ok(())
@@ -148,31 +165,53 @@ impl Folder {
         fs::rename(&new, &path).map_err(fault("write", &path))
     }
 
-    /// Whether the snapshot has the file, of that size where one is known.
-    pub(super) fn has(&self, commit: &Commit, file: &str, bytes: Option<u64>) -> bool {
-        size_of(&self.snapshot(commit).join(file))
-            .is_some_and(|size| bytes.is_none_or(|b| b == size))
+    /// Where a file of the commit may lie: as a blob, or, where the cache was copied by something
+    /// that knows no links, in the snapshot itself.
+    pub(super) fn places(&self, commit: &Commit, file: &str, hash: &Hash) -> [PathBuf; 2] {
+        [self.blob(hash), self.snapshot(commit).join(file)]
     }
 
-    /// Makes the snapshot's `file` a link to a blob that is there.
-    pub(super) fn link(&self, commit: &Commit, file: &str, hash: &Hash) -> Result<(), HubError> {
+    /// Makes the snapshot's `file` a link to its blob, unless it is a file of its own.
+    pub(super) fn link(&self, commit: &Commit, file: &str, blob: &Path) -> Result<(), HubError> {
         let path = self.snapshot(commit).join(file);
-        let blob = PathBuf::from(format!("../../blobs/{}", hash.as_str()));
-        // A link that is right is left alone: others may be reading through it.
-        let is_linked = || fs::read_link(&path).is_ok_and(|to| to == blob);
+        if path == blob { Ok(()) } else { self.relink(&path, blob) }
+    }
+
+    /// Makes the view of the commit hold links to these files and nothing else.
+    pub(super) fn show(&self, commit: &Commit, files: &[Kept]) -> Result<PathBuf, HubError> {
+        let view = self.view(commit);
+        fs::create_dir_all(&view).map_err(fault("create", &view))?;
+        for entry in fs::read_dir(&view).map_err(fault("list", &view))? {
+            let path = entry.map_err(fault("list", &view))?.path();
+            if !files.iter().any(|file| path.ends_with(&file.name)) {
+                fs::remove_file(&path).map_err(fault("remove", &path))?;
+            }
+        }
+        for file in files {
+            self.relink(&view.join(&file.name), &file.path)?;
+        }
+        File::open(&view).and_then(|dir| dir.sync_all()).map_err(fault("sync", &view))?;
+        Ok(view)
+    }
+
+    /// Makes `path`, two folders below the root, a relative link to `to`, so that the cache can
+    /// be moved.  A link that is right is left alone: others may be reading through it.
+    fn relink(&self, path: &Path, to: &Path) -> Result<(), HubError> {
+        let to = Path::new("../..").join(to.strip_prefix(&self.root).unwrap_or(to));
+        let is_linked = || fs::read_link(path).is_ok_and(|now| now == to);
         if is_linked() {
             return Ok(());
         }
-        match fs::remove_file(&path) {
+        match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(fault("replace", &path)(error));
+                return Err(fault("replace", path)(error));
             }
             _ => {}
         }
-        match symlink(&blob, &path) {
+        match symlink(&to, path) {
             // Another process was quicker.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_linked() => Ok(()),
-            made => made.map_err(fault("link", &path)),
+            made => made.map_err(fault("link", path)),
         }
     }
 
@@ -207,17 +246,48 @@ impl Folder {
         Err(HubError::NoSpace { repo, path, needed_bytes, free_bytes })
     }
 
-    /// The snapshot, if it holds a configuration and all the weights that it speaks of.
-    pub(super) fn complete(&self, commit: &Commit) -> Option<PathBuf> {
+    /// What the snapshot holds of the files that we read, if nothing of them is known to be
+    /// missing: of all that Python has listed, else of the weights that an index speaks of.
+    pub(super) fn complete(&self, commit: &Commit) -> Option<Vec<Kept>> {
         let dir = self.snapshot(commit);
+        let names = self.listed(commit).or_else(|| names_in(&dir))?;
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut chosen = select(&names).ok()?;
+        chosen.sort_unstable();
+        let shards = shards(&dir).unwrap_or_default();
         let has = |file: &str| size_of(&dir.join(file)).is_some();
-        let is_complete = has("config.json")
-            && match shards(&dir) {
-                Some(shards) => shards.iter().all(|shard| has(shard)),
-                None => has("model.safetensors"),
-            };
-        is_complete.then_some(dir)
+        let is_complete = chosen.iter().copied().chain(shards.iter().map(String::as_str)).all(has);
+        is_complete.then(|| chosen.into_iter().map(|name| self.kept(&dir, name)).collect())
     }
+
+    /// The names of a commit's files, where Python has listed them (`huggingface_hub` 2 does).
+    fn listed(&self, commit: &Commit) -> Option<Vec<String>> {
+        let file = File::open(self.root.join("trees").join(format!("{commit}.json"))).ok()?;
+        let tree = serde_json::from_reader(io::BufReader::new(file.take(TREE_BYTES_MAX)));
+        let tree: Tree = tree.ok()?;
+        Some(tree.files.into_keys().collect())
+    }
+
+    fn kept(&self, snapshot: &Path, name: &str) -> Kept {
+        let link = snapshot.join(name);
+        let hash = fs::read_link(&link).ok().and_then(|to| Hash::parse(to.file_name()?.to_str()?));
+        let path = hash.as_ref().map_or(link, |hash| self.blob(hash));
+        Kept { name: name.to_owned(), path, hash }
+    }
+}
+
+/// The names in a directory.
+fn names_in(dir: &Path) -> Option<Vec<String>> {
+    let entries = fs::read_dir(dir).ok()?;
+    Some(entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect())
+}
+
+/// A file of a commit that is in the cache.
+pub(super) struct Kept {
+    pub(super) name: String,
+    pub(super) path: PathBuf,
+    /// `None` for one that was put there without a hash.
+    pub(super) hash: Option<Hash>,
 }
 
 /// Makes a finished partial file the blob, for good.
@@ -231,6 +301,11 @@ pub(super) fn publish(partial: &Path, blob: &Path, file: &mut File) -> Result<()
 /// The size of a file, or of the file that a link leads to.
 pub(super) fn size_of(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|meta| meta.len())
+}
+
+#[derive(Deserialize)]
+struct Tree {
+    files: std::collections::BTreeMap<String, serde::de::IgnoredAny>,
 }
 
 #[derive(Deserialize)]

@@ -1,23 +1,25 @@
 //! Brings the files of one commit into the cache: resumed where they were cut, hashed before they
 //! are named.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use super::Progress;
 use super::api::{Api, RemoteFile};
-use super::cache::{CHUNK_BYTES, Folder, Hash, publish, size_of};
+use super::cache::{CHUNK_BYTES, Folder, Hash, Kept, publish, size_of};
 use super::error::{HubError, fault};
 use super::http::{Answer, Client, Failure, From, Patience};
-use super::name::{Commit, Repo, is_weights};
+use super::name::{Commit, Repo};
+use super::select::{Unfit, is_weights, select};
 
 /// The hub's own limit for one file is 50 GB, of old 500.
 const WEIGHTS_BYTES_MAX: u64 = 512 << 30;
 /// The largest tokenizers take 40 MiB.
 const TEXT_BYTES_MAX: u64 = 256 << 20;
-/// More shards than the largest models have.
-const FILES_MAX: usize = 4096;
+/// Names in one line of text.
+const MODELS_SHOWN_MAX: usize = 3;
 
 /// The download of one commit.
 pub(super) struct Job<'a> {
@@ -47,39 +49,85 @@ struct Tally<'a> {
 impl Tally<'_> {
     fn tell(&mut self, file: &str, bytes: u64) {
         let done_bytes = self.before_bytes + bytes;
-        (self.progress)(&Progress { file, done_bytes, all_bytes: self.all_bytes });
+        (self.progress)(&Progress::Fetching { file, done_bytes, all_bytes: self.all_bytes });
     }
 }
 
 impl Job<'_> {
-    /// Fetches every file that is not there.
+    /// Fetches every file that a checkpoint is read from and that is not there whole; returns where
+    /// each lies.
     pub(super) fn run(
         &self,
         files: Vec<RemoteFile>,
         progress: &mut dyn FnMut(&Progress<'_>),
-    ) -> Result<(), HubError> {
-        let is_checkpoint = files.iter().any(|file| file.name == "config.json")
-            && files.iter().any(|file| is_weights(&file.name))
-            && files.len() <= FILES_MAX;
-        if !is_checkpoint {
-            let (repo, commit) = (self.repo.to_string(), self.commit.to_string());
-            return Err(HubError::NoCheckpoint { repo, commit });
-        }
+    ) -> Result<Vec<Kept>, HubError> {
+        let files = self.choose(files)?;
         self.folder.create(self.commit)?;
-        let missing =
-            files.into_iter().filter(|file| !self.folder.has(self.commit, &file.name, file.bytes));
-        let missing: Vec<Wanted> =
-            missing.map(|file| self.wanted(file)).collect::<Result<_, _>>()?;
+        let (mut kept, mut missing) = (Vec::with_capacity(files.len()), Vec::new());
+        for file in files {
+            let file = self.wanted(file)?;
+            match self.present(&file, progress)? {
+                Some(path) => kept.push(self.keep(&file, path)?),
+                None => missing.push(file),
+            }
+        }
         self.folder.check_space(missing.iter().map(|file| self.absent_bytes(file)).sum())?;
         let all_bytes = missing.iter().map(|file| file.bytes).sum();
         let mut tally = Tally { progress, before_bytes: 0, all_bytes };
         for file in &missing {
             self.blob(file, &mut tally)?;
-            self.folder.link(self.commit, &file.name, &file.hash)?;
+            kept.push(self.keep(file, self.folder.blob(&file.hash))?);
             tally.before_bytes += file.bytes;
             tally.tell(&file.name, 0);
         }
-        Ok(())
+        Ok(kept)
+    }
+
+    fn choose(&self, files: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, HubError> {
+        let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
+        let chosen = select(&names).map_err(|unfit| self.unfit(unfit))?;
+        let chosen: BTreeSet<String> = chosen.into_iter().map(str::to_owned).collect();
+        Ok(files.into_iter().filter(|file| chosen.contains(&file.name)).collect())
+    }
+
+    fn unfit(&self, unfit: Unfit) -> HubError {
+        let (repo, commit) = (self.repo.to_string(), self.commit.to_string());
+        match unfit {
+            Unfit::NoWeights | Unfit::TooMany => HubError::NoCheckpoint { repo, commit },
+            Unfit::Pickled(file) => HubError::Pickled { repo, file },
+            Unfit::ManyModels(files) => {
+                let count = files.len();
+                let shown = &files[..count.min(MODELS_SHOWN_MAX)];
+                HubError::ManyModels { repo, count, files: shown.join(", ") }
+            }
+        }
+    }
+
+    /// Where the file lies whole, if it does.  What is damaged is removed.
+    fn present(
+        &self,
+        file: &Wanted,
+        progress: &mut dyn FnMut(&Progress<'_>),
+    ) -> Result<Option<PathBuf>, HubError> {
+        for path in self.folder.places(self.commit, &file.name, &file.hash) {
+            if size_of(&path) != Some(file.bytes) {
+                continue;
+            }
+            progress(&Progress::Checking { file: &file.name });
+            let found = file.hash.of_same_kind_at(&path)?;
+            if found == file.hash.as_str() {
+                return Ok(Some(path));
+            }
+            progress(&Progress::Damaged { file: &file.name, found: &found });
+            fs::remove_file(&path).map_err(fault("remove", &path))?;
+        }
+        Ok(None)
+    }
+
+    /// Gives the file its name in the snapshot.
+    fn keep(&self, file: &Wanted, path: PathBuf) -> Result<Kept, HubError> {
+        self.folder.link(self.commit, &file.name, &path)?;
+        Ok(Kept { name: file.name.clone(), path, hash: Some(file.hash.clone()) })
     }
 
     /// Completes what the listing says of a file by asking for the file's own headers.

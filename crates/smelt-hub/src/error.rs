@@ -23,7 +23,7 @@ pub enum HubError {
         why: String,
     },
     /// No connection, or the server failed again and again.
-    #[error("{url}: {why} ({tries} tries)")]
+    #[error("{url}: {why} ({tries} {})", if *tries == 1 { "try" } else { "tries" })]
     Unreachable {
         /// What was asked for.
         url: String,
@@ -88,6 +88,45 @@ pub enum HubError {
         /// The commit.
         commit: String,
     },
+    /// The revision holds weights that only Python can read, by running what is in them.
+    #[error(
+        "{repo} holds only pickled weights ({file}), which can run any program; convert them to \
+         safetensors and use path:"
+    )]
+    Pickled {
+        /// The repository.
+        repo: String,
+        /// One of the files.
+        file: String,
+    },
+    /// The revision holds several models, and nothing says which is meant.
+    #[error("{repo} holds {count} GGUF models ({files}); download the one you want and use path:")]
+    ManyModels {
+        /// The repository.
+        repo: String,
+        /// How many.
+        count: usize,
+        /// The first of them.
+        files: String,
+    },
+    /// A file in the cache is not what its name says, and cannot be fetched again.
+    #[error(
+        "{file} of {repo} is damaged in the cache: the hash of {} is {found}, not {expected}; it is \
+         fetched again when the hub can be asked",
+        path.display()
+    )]
+    Damaged {
+        /// The repository.
+        repo: String,
+        /// The file.
+        file: String,
+        /// Where it lies.
+        path: PathBuf,
+        /// What its name says.
+        expected: String,
+        /// What it holds.
+        found: String,
+    },
     /// The answer is not what a hub says.
     #[error("{url} does not answer as a hub does: {why}")]
     BadAnswer {
@@ -138,7 +177,8 @@ pub enum HubError {
     },
     /// The disk cannot hold what is missing.
     #[error(
-        "{} has {free_bytes} bytes free, but {repo} needs {needed_bytes} more; free some, or set HF_HOME to a larger disk",
+        "No space left on device: {repo} needs {needed_bytes} more bytes in {}, where {free_bytes} \
+         are free; free some, or set HF_HOME to a larger disk",
         path.display()
     )]
     NoSpace {

@@ -18,6 +18,8 @@ use super::settings::{Settings, Token};
 const REDIRECTS_MAX: u32 = 5;
 /// Tries in a row that brought nothing.
 const TRIES_MAX: u32 = 5;
+/// The same where the cache has an answer, if an older one: nobody waits long for a hub that is away.
+const TRIES_MAX_BESIDE_CACHE: u32 = 2;
 /// Tries in all: a connection cut every few bytes ends too.
 const TRIES_IN_ALL_MAX: u32 = 200;
 /// No server is waited for longer than this between two tries.
@@ -113,7 +115,13 @@ impl Client {
     }
 
     pub(super) fn patience(&self) -> Patience {
-        Patience { first: self.pause, pause: self.pause, idle: 0, tries: 0 }
+        let (first, pause) = (self.pause, self.pause);
+        Patience { first, pause, idle_max: TRIES_MAX, idle: 0, tries: 0 }
+    }
+
+    /// What is left of it where the cache can answer instead.
+    pub(super) fn patience_beside_cache(&self) -> Patience {
+        Patience { idle_max: TRIES_MAX_BESIDE_CACHE, ..self.patience() }
     }
 
     /// Asks for `url`, from an offset on.
@@ -221,6 +229,7 @@ fn authorities(settings: &Settings) -> Result<RootCerts, HubError> {
 pub(super) struct Patience {
     first: Duration,
     pause: Duration,
+    idle_max: u32,
     idle: u32,
     tries: u32,
 }
@@ -238,7 +247,7 @@ impl Patience {
             Failure::Passing { why, pause } => (why, pause),
         };
         (self.idle, self.tries) = (self.idle + 1, self.tries + 1);
-        if self.idle >= TRIES_MAX || self.tries >= TRIES_IN_ALL_MAX {
+        if self.idle >= self.idle_max || self.tries >= TRIES_IN_ALL_MAX {
             let tries = self.tries;
             return Err(HubError::Unreachable { url: url.to_owned(), why, tries });
         }

@@ -11,27 +11,60 @@ mod download;
 mod error;
 mod http;
 mod name;
+mod select;
 mod settings;
 
 use std::path::PathBuf;
 
 use api::{Api, Listing};
-use cache::Folder;
+use cache::{Folder, Kept};
 use http::Client;
 
 pub use error::HubError;
 pub use name::{Address, Commit, Repo, Revision};
 pub use settings::{Settings, Token};
 
-/// How far a download is.
+/// Why the hub is not asked when `HF_HUB_OFFLINE` forbids it.
+const OFFLINE: &str = "HF_HUB_OFFLINE is set";
+
+/// What a download does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress<'a> {
-    /// The file that is arriving.
-    pub file: &'a str,
-    /// Of all files, what is here.
-    pub done_bytes: u64,
-    /// Of all files, what there will be.
-    pub all_bytes: u64,
+pub enum Progress<'a> {
+    /// The hub cannot be asked; what the cache has of the commit is taken for all of it.
+    Unasked {
+        /// Why not.
+        why: &'a str,
+    },
+    /// A file that is here is read once, to be sure of it.
+    Checking {
+        /// Its name.
+        file: &'a str,
+    },
+    /// A file that is here is not what its name says; it is removed and fetched again.
+    Damaged {
+        /// Its name.
+        file: &'a str,
+        /// The hash of what it holds.
+        found: &'a str,
+    },
+    /// Bytes have arrived.
+    Fetching {
+        /// The file that is arriving.
+        file: &'a str,
+        /// Of all files that were missing, what is here.
+        done_bytes: u64,
+        /// Of all files that were missing, what there will be.
+        all_bytes: u64,
+    },
+}
+
+/// What an address means now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// The commit.
+    pub commit: Commit,
+    /// Why the cache was asked instead of the hub, where it was: the commit may not be the newest.
+    pub remembered: Option<String>,
 }
 
 /// A hub and its cache.
@@ -43,7 +76,7 @@ pub struct Hub {
 impl Hub {
     /// The hub that the environment names.
     pub fn from_env() -> Result<Self, HubError> {
-        Self::new(Settings::read(|name| std::env::var_os(name))?)
+        Self::new(Settings::from_env()?)
     }
 
     /// The hub that `settings` describe.
@@ -54,34 +87,50 @@ impl Hub {
 
     /// The commit that an address names: as the hub says, or, where it is not to be asked or does
     /// not answer, as the cache remembers.  Downloads nothing and writes nothing.
-    pub fn resolve(&self, address: &Address) -> Result<Commit, HubError> {
-        if let Some(commit) = address.revision.as_commit() {
-            return Ok(commit);
+    pub fn resolve(&self, address: &Address) -> Result<Resolved, HubError> {
+        let Address { repo, revision } = address;
+        let fresh = |commit| Resolved { commit, remembered: None };
+        if let Some(commit) = revision.as_commit() {
+            return Ok(fresh(commit));
         }
-        let remembered = || self.folder(&address.repo).commit_of(&address.revision);
+        let known = self.remembered(address);
+        let old =
+            |why: String| known.clone().map(|commit| Resolved { commit, remembered: Some(why) });
         if self.settings.is_offline {
-            return remembered().ok_or_else(|| self.not_cached(address.to_string()));
+            return old(OFFLINE.to_owned()).ok_or_else(|| self.not_cached(address.to_string()));
         }
-        match self.api().listing(&address.repo, &address.revision) {
-            Ok(listing) => Ok(listing.commit),
-            Err(error @ HubError::Unreachable { .. }) => remembered().ok_or(error),
+        let patience = match &known {
+            Some(_) => self.client.patience_beside_cache(),
+            None => self.client.patience(),
+        };
+        match self.api().listing(repo, revision, patience) {
+            Ok(listing) => Ok(fresh(listing.commit)),
+            Err(error @ HubError::Unreachable { .. }) => old(error.to_string()).ok_or(error),
             Err(error) => Err(error),
         }
     }
 
-    /// Where a commit's files lie once they are here.
-    pub fn snapshot(&self, repo: &Repo, commit: &Commit) -> PathBuf {
-        self.folder(repo).snapshot(commit)
+    /// The commit that the cache remembers for an address.  Asks nobody.
+    pub fn remembered(&self, address: &Address) -> Option<Commit> {
+        self.folder(&address.repo).commit_of(&address.revision)
     }
 
-    /// The directory of a commit whose configuration and weights are all in the cache.  Asks
-    /// nobody.
-    pub fn cached(&self, repo: &Repo, commit: &Commit) -> Option<PathBuf> {
-        self.folder(repo).complete(commit)
+    /// Where the files that a checkpoint is read from lie once they are here, and nothing else.
+    pub fn view(&self, repo: &Repo, commit: &Commit) -> PathBuf {
+        self.folder(repo).view(commit)
+    }
+
+    /// Lets the cache remember what an address was resolved to, if the commit is in the cache.
+    pub fn note(&self, address: &Address, commit: &Commit) -> Result<(), HubError> {
+        let folder = self.folder(&address.repo);
+        if folder.complete(commit).is_some() {
+            folder.note(&address.revision, commit)?;
+        }
+        Ok(())
     }
 
     /// Fetches what is missing of `commit`, to which `address` was resolved, and returns the
-    /// directory that holds it.
+    /// directory that holds it.  What was there before is hashed before it is believed.
     pub fn download(
         &self,
         address: &Address,
@@ -89,27 +138,41 @@ impl Hub {
         progress: &mut dyn FnMut(&Progress<'_>),
     ) -> Result<PathBuf, HubError> {
         let repo = &address.repo;
-        if self.settings.is_offline {
-            let what = || self.not_cached(format!("{repo} at commit {commit}"));
-            return self.cached(repo, commit).ok_or_else(what);
-        }
-        let listing = match self.listing_of(repo, commit) {
-            Ok(listing) => listing,
-            Err(error @ HubError::Unreachable { .. }) => {
-                return self.cached(repo, commit).ok_or(error);
-            }
-            Err(error) => return Err(error),
-        };
         let folder = self.folder(repo);
-        let job =
-            download::Job { api: self.api(), client: &self.client, folder: &folder, repo, commit };
-        job.run(listing.files, progress)?;
+        let kept = if self.settings.is_offline {
+            let what = || self.not_cached(format!("{repo} at commit {commit}"));
+            let kept = folder.complete(commit).ok_or_else(what)?;
+            check(repo, kept, OFFLINE, progress)?
+        } else {
+            match self.listing_of(repo, commit, folder.complete(commit).is_some()) {
+                Ok(listing) => {
+                    let (api, client) = (self.api(), &self.client);
+                    let job = download::Job { api, client, folder: &folder, repo, commit };
+                    job.run(listing.files, progress)?
+                }
+                Err(error @ HubError::Unreachable { .. }) => {
+                    let why = error.to_string();
+                    check(repo, folder.complete(commit).ok_or(error)?, &why, progress)?
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        let view = folder.show(commit, &kept)?;
         folder.note(&address.revision, commit)?;
-        Ok(folder.snapshot(commit))
+        Ok(view)
     }
 
-    fn listing_of(&self, repo: &Repo, commit: &Commit) -> Result<Listing, HubError> {
-        let listing = self.api().listing(repo, &commit.as_str().parse()?)?;
+    fn listing_of(
+        &self,
+        repo: &Repo,
+        commit: &Commit,
+        is_cached: bool,
+    ) -> Result<Listing, HubError> {
+        let patience = match is_cached {
+            true => self.client.patience_beside_cache(),
+            false => self.client.patience(),
+        };
+        let listing = self.api().listing(repo, &commit.as_str().parse()?, patience)?;
         if listing.commit != *commit {
             let why = format!("asked for commit {commit}, it lists {}", listing.commit);
             return Err(HubError::BadAnswer { url: self.settings.endpoint.clone(), why });
@@ -128,6 +191,31 @@ impl Hub {
     fn not_cached(&self, what: String) -> HubError {
         HubError::Offline { what, cache: self.settings.cache.clone() }
     }
+}
+
+/// Hashes what the cache has, where the hub cannot be asked what it should be.
+fn check(
+    repo: &Repo,
+    kept: Vec<Kept>,
+    why: &str,
+    progress: &mut dyn FnMut(&Progress<'_>),
+) -> Result<Vec<Kept>, HubError> {
+    progress(&Progress::Unasked { why });
+    for Kept { name, path, hash } in &kept {
+        let Some(hash) = hash else { continue };
+        progress(&Progress::Checking { file: name });
+        let found = hash.of_same_kind_at(path)?;
+        if found != hash.as_str() {
+            return Err(HubError::Damaged {
+                repo: repo.to_string(),
+                file: name.clone(),
+                path: path.clone(),
+                expected: hash.as_str().to_owned(),
+                found,
+            });
+        }
+    }
+    Ok(kept)
 }
 
 #[cfg(test)]

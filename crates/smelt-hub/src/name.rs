@@ -10,8 +10,6 @@ use super::error::HubError;
 const REPO_BYTES_MAX: usize = 96;
 /// Longer than any branch; keeps paths of refs below the system's limit.
 const REVISION_BYTES_MAX: usize = 128;
-/// Longer than any shard's name; the system's limit is 255.
-const FILE_BYTES_MAX: usize = 200;
 /// The branch that is meant when none is named.
 const MAIN: &str = "main";
 
@@ -156,35 +154,6 @@ pub(super) fn stays_inside(path: &str) -> bool {
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
-/// Whether a checkpoint is read from files of this name: those at the top of a repository that
-/// hold the configuration, the weights, the tokenizer and the preprocessing.
-pub(super) fn is_wanted(file: &str) -> bool {
-    const NAMES: [&str; 8] = [
-        "config.json",
-        "generation_config.json",
-        "merges.txt",
-        "preprocessor_config.json",
-        "processor_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-    ];
-    let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'+');
-    let is_plain =
-        file.len() <= FILE_BYTES_MAX && !file.starts_with('.') && file.bytes().all(legal);
-    is_plain
-        && (NAMES.contains(&file)
-            || is_weights(file)
-            || file.ends_with(".safetensors.index.json")
-            || (file.starts_with("tokenizer") && file.ends_with(".json"))
-            || file.starts_with("chat_template"))
-}
-
-/// Whether files of this name hold weights, which are far larger than all else.
-pub(super) fn is_weights(file: &str) -> bool {
-    file.ends_with(".safetensors")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,16 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn files() {
-        for file in ["config.json", "model-00001-of-00002.safetensors", "tokenizer_config.json"] {
-            assert!(is_wanted(file), "{file}");
-        }
-        for file in ["model.safetensors.index.json", "chat_template.jinja", "merges.txt"] {
-            assert!(is_wanted(file), "{file}");
-        }
-        for file in ["README.md", "pytorch_model.bin", "onnx/model.safetensors", "modeling.py"] {
-            assert!(!is_wanted(file), "{file}");
-        }
+    fn paths() {
         for path in ["../a", "/a", "a/../b", "a//b", "a\\b", ".", "", "a/"] {
             assert!(!stays_inside(path), "{path}");
         }

@@ -64,7 +64,41 @@ impl Token {
     }
 }
 
+/// What a company's network wants to be told; `ureq` reads these itself.
+const PROXIES: [&str; 8] = [
+    "ALL_PROXY",
+    "all_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "HTTP_PROXY",
+    "http_proxy",
+    "NO_PROXY",
+    "no_proxy",
+];
+
 impl Settings {
+    /// What the environment says.
+    pub fn from_env() -> Result<Self, HubError> {
+        Self::read(|name| std::env::var_os(name))
+    }
+
+    /// The variables, of those that `variable` knows, from which another process reads these
+    /// settings again, in whatever directory it runs.
+    pub fn variables(
+        &self,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> Vec<(&'static str, OsString)> {
+        let own = [
+            ("HF_ENDPOINT", Some(self.endpoint.clone().into())),
+            ("HF_HUB_CACHE", Some(self.cache.clone().into())),
+            ("HF_HUB_OFFLINE", self.is_offline.then(|| "1".into())),
+            ("HF_TOKEN", self.token.as_ref().map(|token| token.0.clone().into())),
+            ("SSL_CERT_FILE", self.authorities.clone().map(Into::into)),
+        ];
+        let proxies = PROXIES.into_iter().map(|name| (name, variable(name)));
+        own.into_iter().chain(proxies).filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+
     /// Reads the variables through `variable`: `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`,
     /// `HF_HUB_OFFLINE`, `HF_TOKEN`, `HF_TOKEN_PATH`, and `SSL_CERT_FILE` for a company's proxy.
     pub fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
@@ -75,20 +109,23 @@ impl Settings {
         let home = path("HF_HOME")
             .or_else(|| Some(path("XDG_CACHE_HOME")?.join("huggingface")))
             .or_else(|| Some(user.as_ref()?.join(".cache/huggingface")));
-        let home = home.ok_or_else(|| HubError::BadSetting {
+        let cache = path("HF_HUB_CACHE")
+            .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+            .or_else(|| Some(home.as_ref()?.join("hub")));
+        let cache = cache.ok_or_else(|| HubError::BadSetting {
             name: "HF_HOME".to_owned(),
             why: "neither it nor HOME is set, so there is no place for downloads".to_owned(),
         })?;
-        let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
+        let token_file = path("HF_TOKEN_PATH").or_else(|| Some(home?.join("token")));
         let token = match text("HF_TOKEN").or_else(|| text("HUGGING_FACE_HUB_TOKEN")) {
             Some(token) => Token::parse(&token, "HF_TOKEN")?,
-            None => token_of(&path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token")))?,
+            None => token_file.map_or(Ok(None), |file| token_of(&file))?,
         };
         let is_offline = text("HF_HUB_OFFLINE").or_else(|| text("TRANSFORMERS_OFFLINE"));
         Ok(Self {
             endpoint: endpoint(text("HF_ENDPOINT"))?,
             token,
-            cache: cache.unwrap_or_else(|| home.join("hub")),
+            cache,
             is_offline: is_offline.is_some_and(|value| is_true(&value)),
             authorities: path("SSL_CERT_FILE"),
             pause: PAUSE,
@@ -133,10 +170,12 @@ fn is_true(value: &str) -> bool {
 }
 
 fn expand(path: &Path, user: Option<&Path>) -> PathBuf {
-    match (path.strip_prefix("~"), user) {
+    let path = match (path.strip_prefix("~"), user) {
         (Ok(rest), Some(user)) => user.join(rest),
         _ => path.to_owned(),
-    }
+    };
+    // Processes of ours read the same settings in other directories.
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 #[cfg(test)]
@@ -171,6 +210,33 @@ mod tests {
         assert_eq!(read(&[home]).unwrap().endpoint, ENDPOINT);
         for bad in ["h", "ftp://h", "https://", "https://u@h", "http://a b"] {
             assert!(read(&[home, ("HF_ENDPOINT", bad)]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn another_process_reads_the_same() {
+        let given = [
+            ("HF_HOME", "relative"),
+            ("HF_ENDPOINT", "http://h:1/"),
+            ("HF_TOKEN", "hf_env"),
+            ("HF_HUB_OFFLINE", "yes"),
+            ("SSL_CERT_FILE", "certificates.pem"),
+            ("HTTPS_PROXY", "http://p:2"),
+            ("SECRET", "x"),
+        ];
+        let find = |name: &str| {
+            let found = given.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| OsString::from(value))
+        };
+        for settings in [read(&given).unwrap(), read(&[("HOME", "/nowhere")]).unwrap()] {
+            let passed = settings.variables(find);
+            let lookup = |name: &str| Some(passed.iter().find(|(key, _)| *key == name)?.1.clone());
+            let again = Settings::read(lookup).unwrap();
+            let token = |settings: &Settings| settings.token.as_ref().map(Token::header);
+            assert_eq!(token(&again), token(&settings));
+            assert_eq!(format!("{again:?}"), format!("{settings:?}"));
+            assert!(settings.cache.is_absolute() && lookup("SECRET").is_none());
+            assert_eq!(lookup("HTTPS_PROXY"), Some("http://p:2".into()));
         }
     }
 

@@ -18,6 +18,7 @@ pub mod safetensors;
 pub mod synthetic;
 
 mod canonical;
+mod foreign;
 mod scheme;
 
 #[cfg(test)]

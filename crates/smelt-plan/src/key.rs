@@ -60,6 +60,16 @@ pub fn digest(domain: KeyDomain, recipe: &Recipe<'_>) -> Digest {
     Digest::from_bytes(hasher.0.finalize().into())
 }
 
+/// Stands for a commit of a hub in keys: its files are not known before it is fetched, but they
+/// can never change.
+pub fn of_commit(repo: &str, commit: &str) -> Digest {
+    let mut hasher = Hasher(Sha256::new());
+    hasher.field("domain", "smelt hub commit 1");
+    hasher.field("repo", repo);
+    hasher.field("commit", commit);
+    Digest::from_bytes(hasher.0.finalize().into())
+}
+
 /// Which of the two keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyDomain {

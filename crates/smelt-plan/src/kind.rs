@@ -2,16 +2,21 @@
 //!
 //! Knows the shape of a stage, not what it does: the command's workers give the kinds meaning.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// What a stage does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A checkpoint: a directory given by path, or a synthetic one.
+    /// A checkpoint: of a hub, a directory given by path, or a synthetic one.
     Source,
     /// Checkpoint to ONNX.
     OnnxExport,
+    /// ONNX to ONNX by one rule.
+    GraphSurgery,
     /// Checkpoint and prompts to statistics of what goes into its layers.
     Calibrate,
     /// Checkpoint to a checkpoint with other weight types.
@@ -33,7 +38,7 @@ pub enum Kind {
 pub enum Takes {
     /// The name of a stage of one of these kinds: an edge.
     Stage(&'static [Kind]),
-    /// `path:DIR` or `synthetic:NAME`.
+    /// `hf:ORG/NAME[@REV]`, `path:DIR` or `synthetic:NAME`.
     Source,
     /// `path:FILE` or `path:DIR`: an edge.
     Path,
@@ -43,6 +48,8 @@ pub enum Takes {
     Choice(&'static [&'static str]),
     /// A whole number in this closed range.
     Count(u64, u64),
+    /// A size such as `200MiB`; the worker sees bytes.
+    Bytes,
     /// A non-empty list of texts.
     Texts,
     /// A non-empty list of names of files or directories, relative and without `..`.
@@ -96,6 +103,28 @@ const ONNX_EXPORT: &[Field] = &[
     field("part", Takes::Choice(&["vision"]), Absent::Word("vision")),
     field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
 ];
+/// Stages whose output is a graph.
+const GRAPH: Takes = Takes::Stage(&[Kind::OnnxExport, Kind::GraphSurgery, Kind::Command]);
+/// More parts than this serve no memory pool.
+const PARTS_MAX: u64 = 256;
+/// A batch on these devices; more is a mistake.
+const BATCH_MAX: u64 = 65_536;
+/// Which of these go together is in `surgery`.
+const GRAPH_SURGERY: &[Field] = &[
+    field("onnx", GRAPH, Absent::Refused),
+    field("rule", Takes::Choice(&crate::surgery::WORDS), Absent::Refused),
+    field("parts", Takes::Count(2, PARTS_MAX), Absent::Nothing),
+    field("max-bytes", Takes::Bytes, Absent::Nothing),
+    field("head", Takes::Text, Absent::Nothing),
+    field("scheme", Takes::Choice(&["int8", "int4-g32", "int4-g64", "int4-g128"]), Absent::Nothing),
+    field("size", Takes::Count(1, BATCH_MAX), Absent::Nothing),
+    field("inputs", Takes::Texts, Absent::Nothing),
+    field("outputs", Takes::Texts, Absent::Nothing),
+    field("nodes", Takes::Text, Absent::Nothing),
+    field("to", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Nothing),
+    field("names", Takes::Texts, Absent::Nothing),
+    field("opset", Takes::Count(17, 21), Absent::Nothing),
+];
 /// Quantisers square the number of tokens kept.
 const CALIBRATION_TOKENS_MAX: u64 = 2048;
 const CALIBRATE: &[Field] = &[
@@ -131,7 +160,7 @@ const QUANTIZE: &[Field] = &[
     field("exclude", Takes::Texts, Absent::Nothing),
 ];
 const ENGINE_BUILD: &[Field] = &[
-    field("onnx", Takes::Stage(&[Kind::OnnxExport, Kind::Command]), Absent::Refused),
+    field("onnx", GRAPH, Absent::Refused),
     field("backend", Takes::Choice(&["native"]), Absent::Word("native")),
     field("precision", Takes::Choice(&["f32"]), Absent::Word("f32")),
 ];
@@ -167,9 +196,10 @@ const COMMAND: &[Field] = &[
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Source,
         Self::OnnxExport,
+        Self::GraphSurgery,
         Self::Calibrate,
         Self::Quantize,
         Self::EngineBuild,
@@ -184,6 +214,7 @@ impl Kind {
         match self {
             Self::Source => "source",
             Self::OnnxExport => "onnx-export",
+            Self::GraphSurgery => "graph-surgery",
             Self::Calibrate => "calibrate",
             Self::Quantize => "quantize",
             Self::EngineBuild => "engine-build",
@@ -204,6 +235,7 @@ impl Kind {
         match self {
             Self::Source => SOURCE,
             Self::OnnxExport => ONNX_EXPORT,
+            Self::GraphSurgery => GRAPH_SURGERY,
             Self::Calibrate => CALIBRATE,
             Self::Quantize => QUANTIZE,
             Self::EngineBuild => ENGINE_BUILD,
@@ -214,6 +246,14 @@ impl Kind {
         }
     }
 
+    /// What does not go together in the params of a stage: the field at fault, and why.
+    pub(crate) fn conflict(self, params: &BTreeMap<String, Value>) -> Option<(String, String)> {
+        match self {
+            Self::GraphSurgery => crate::surgery::conflict(params),
+            _ => None,
+        }
+    }
+
     /// Enters every key of this kind.  Raise it when equal inputs and params would make other
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {
@@ -221,6 +261,7 @@ impl Kind {
             Self::Quantize => 2,
             Self::Source
             | Self::OnnxExport
+            | Self::GraphSurgery
             | Self::Calibrate
             | Self::EngineBuild
             | Self::LlmEngineBuild

@@ -79,6 +79,8 @@ pub enum InputRef {
     Stage(StageName),
     /// A directory or file outside the store, relative to the pipeline file.
     Path(String),
+    /// `ORG/NAME[@REV]` of a hub, as written.
+    Hub(String),
 }
 
 /// Caps on one attempt.
@@ -152,13 +154,23 @@ impl Pipeline {
 
     /// Every `path:` the pipeline names, without the prefix: what must be pinned before planning.
     pub fn paths(&self) -> BTreeSet<&str> {
+        self.named(|from| match from {
+            InputRef::Path(path) => Some(path.as_str()),
+            InputRef::Stage(_) | InputRef::Hub(_) => None,
+        })
+    }
+
+    /// Every `hf:` the pipeline names, without the prefix: what must be pinned before planning.
+    pub fn hubs(&self) -> BTreeSet<&str> {
+        self.named(|from| match from {
+            InputRef::Hub(address) => Some(address.as_str()),
+            InputRef::Stage(_) | InputRef::Path(_) => None,
+        })
+    }
+
+    fn named<'a>(&'a self, name: impl Fn(&'a InputRef) -> Option<&'a str>) -> BTreeSet<&'a str> {
         let inputs = self.stages.iter().flat_map(|stage| &stage.inputs);
-        inputs
-            .filter_map(|input| match &input.from {
-                InputRef::Path(path) => Some(path.as_str()),
-                InputRef::Stage(_) => None,
-            })
-            .collect()
+        inputs.filter_map(|input| name(&input.from)).collect()
     }
 
     /// An error at `place` of this file.
@@ -232,7 +244,8 @@ fn read_stage(
     known.extend(["kind", "limits", "retry"]);
     table.allow(&known)?;
     let (values, inputs) = fields::read(&table, fields, params)?;
-    let (attempts_max, escalate) = read_retry(table.table("retry")?, kind, params)?;
+    no_conflict(kind, &values, &table)?;
+    let (attempts_max, escalate) = read_retry(table.table("retry")?, kind, params, &values)?;
     Ok(StageSpec {
         name,
         kind,
@@ -243,6 +256,19 @@ fn read_stage(
         attempts_max,
         escalate,
     })
+}
+
+/// Fields that do not go together are an error where the odd one stands.
+fn no_conflict(
+    kind: Kind,
+    values: &BTreeMap<String, Value>,
+    table: &Table<'_>,
+) -> Result<(), PipelineError> {
+    let Some((field, why)) = kind.conflict(values) else { return Ok(()) };
+    match table.get(&field) {
+        Some(item) => Err(item.error(why)),
+        None => Err(table.error(why)),
+    }
 }
 
 fn read_kind(source: &Source<'_>, table: &Table<'_>) -> Result<Kind, PipelineError> {
@@ -271,13 +297,14 @@ fn read_retry(
     table: Option<Table<'_>>,
     kind: Kind,
     params: &params::Params,
+    values: &BTreeMap<String, Value>,
 ) -> Result<(u32, Vec<Step>), PipelineError> {
     let Some(mut table) = table else { return Ok((1, Vec::new())) };
     table.allow(&["attempts", "escalate"])?;
     let steps: Vec<Step> = table
         .tables("escalate")?
         .into_iter()
-        .map(|step| read_step(step, kind, params))
+        .map(|step| read_step(step, kind, params, values))
         .collect::<Result<_, _>>()?;
     let attempts = match table.get("attempts") {
         Some(value) => value.count(1, ATTEMPTS_MAX)?,
@@ -293,6 +320,7 @@ fn read_step(
     mut table: Table<'_>,
     kind: Kind,
     params: &params::Params,
+    values: &BTreeMap<String, Value>,
 ) -> Result<Step, PipelineError> {
     table.what = "an escalate step".to_owned();
     let fields: Vec<_> =
@@ -301,6 +329,9 @@ fn read_step(
     known.push("limits");
     table.allow(&known)?;
     let params = fields::read_given(&table, &fields, params)?;
+    let mut together = values.clone();
+    together.extend(params.clone());
+    no_conflict(kind, &together, &table)?;
     Ok(Step { text: table.text(), params, limits: read_limits(table.table("limits")?)? })
 }
 

@@ -2,14 +2,14 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use serde_json::Value;
 
 use crate::digest::Digest;
-use crate::key::{KeyDomain, Recipe, digest};
+use crate::key::{self, KeyDomain, Recipe, digest};
 use crate::kind::{Kind, Takes};
 use crate::name::StageName;
 use crate::pipeline::{InputRef, InputSpec, Limits, Pipeline, PipelineError, StageSpec, Step};
@@ -35,8 +35,27 @@ pub struct Pin {
     pub digest: Digest,
 }
 
-/// The pins of every `path:` of a pipeline, by the text in the file.
-pub type Pins = BTreeMap<String, Pin>;
+/// What an `hf:` was when the plan was made: a commit, which never changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubPin {
+    /// `ORG/NAME`.
+    pub repo: String,
+    /// The branch, tag or commit that was asked for.  It enters no key: the commit says more.
+    pub revision: String,
+    /// The commit that it named.
+    pub commit: String,
+    /// Where the commit's files lie once they are here; absolute.
+    pub path: PathBuf,
+}
+
+/// The pins of all that a pipeline names outside of the store, by the text in the file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pins {
+    /// Of every `path:`.
+    pub paths: BTreeMap<String, Pin>,
+    /// Of every `hf:`.
+    pub hubs: BTreeMap<String, HubPin>,
+}
 
 /// A pipeline in order, with keys.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,6 +106,8 @@ pub enum From {
     Stage(StageId),
     /// A pinned path outside the store.
     Path(Pin),
+    /// A commit of a hub.
+    Hub(HubPin),
 }
 
 /// One attempt at a stage: its params and caps after `escalate`.
@@ -101,7 +122,7 @@ pub struct Attempt {
 }
 
 impl Plan {
-    /// Orders `pipeline`; `pins` must hold every path of [`Pipeline::paths`].
+    /// Orders `pipeline`; `pins` must hold every text of [`Pipeline::paths`] and [`Pipeline::hubs`].
     pub fn build(pipeline: &Pipeline, pins: &Pins) -> Result<Self, PipelineError> {
         let by_name = index_names(pipeline)?;
         check_edges(pipeline, &by_name)?;
@@ -116,7 +137,8 @@ impl Plan {
                 label: label(spec.kind, input),
                 from: match &input.from {
                     InputRef::Stage(name) => From::Stage(position[by_name[name]]),
-                    InputRef::Path(path) => From::Path(pins[path].clone()),
+                    InputRef::Path(path) => From::Path(pins.paths[path].clone()),
+                    InputRef::Hub(address) => From::Hub(pins.hubs[address].clone()),
                 },
             };
             let inputs: Vec<Input> = spec.inputs.iter().map(resolve).collect();
@@ -203,7 +225,7 @@ impl Stage {
     pub fn needs(&self) -> impl Iterator<Item = StageId> {
         self.inputs.iter().filter_map(|input| match input.from {
             From::Stage(id) => Some(id),
-            From::Path(_) => None,
+            From::Path(_) | From::Hub(_) => None,
         })
     }
 
@@ -213,6 +235,21 @@ impl Stage {
             (Kind::Source, Some(Input { from: From::Path(pin), .. })) => Some(pin),
             _ => None,
         }
+    }
+
+    /// What an `hf:` source fetches.  Its output stays where the hub's cache keeps it, and the
+    /// store only refers to it.
+    pub fn fetched(&self) -> Option<&HubPin> {
+        match (self.kind, self.inputs.first()) {
+            (Kind::Source, Some(Input { from: From::Hub(pin), .. })) => Some(pin),
+            _ => None,
+        }
+    }
+
+    /// Where its output lies, where that is known before anything runs: outside of the store.
+    pub fn outside(&self) -> Option<&Path> {
+        let given = self.given().map(|pin| pin.path.as_path());
+        given.or_else(|| Some(self.fetched()?.path.as_path()))
     }
 
     /// The params and caps of attempt `n` (from 1).
@@ -249,6 +286,7 @@ fn digests(inputs: &[Input], output: impl Fn(StageId) -> Digest) -> Vec<(String,
     let digest = |input: &Input| match &input.from {
         From::Stage(id) => output(*id),
         From::Path(pin) => pin.digest,
+        From::Hub(pin) => key::of_commit(&pin.repo, &pin.commit),
     };
     inputs.iter().map(|input| (input.label.clone(), digest(input))).collect()
 }

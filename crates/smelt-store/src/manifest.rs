@@ -99,6 +99,25 @@ impl Manifest {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.size))
     }
 
+    /// What a tree that should be this one has otherwise, as a sentence; `None` for equal trees.
+    pub fn difference(&self, found: &Self) -> Option<String> {
+        let find = |of: &Self, path: &str| of.files.iter().find(|file| file.path == path).cloned();
+        let changed = self.files.iter().find_map(|file| match find(found, &file.path) {
+            None => Some(format!("{} is missing", file.path)),
+            Some(now) if now.size != file.size => {
+                Some(format!("{} has {} bytes instead of {}", file.path, now.size, file.size))
+            }
+            Some(now) if now.sha256 != file.sha256 => {
+                Some(format!("{} has other content", file.path))
+            }
+            Some(now) => {
+                (now != *file).then(|| format!("{} has another executable bit", file.path))
+            }
+        });
+        let added = || found.files.iter().find(|file| find(self, &file.path).is_none());
+        changed.or_else(|| Some(format!("{} was added", added()?.path)))
+    }
+
     /// The tree's name: SHA-256 over the framed entries, as `cache/README.md` spells out.
     pub fn digest(&self) -> Digest {
         let mut hasher = Sha256::new();
@@ -192,6 +211,21 @@ mod tests {
             assert!(seen.insert(Manifest::new(vec![file]).unwrap().digest()));
         }
         assert!(seen.insert(Manifest::new(vec![]).unwrap().digest()));
+    }
+
+    #[test]
+    fn differences_are_named() {
+        let of = |files: &[FileEntry]| Manifest::new(files.to_vec()).unwrap();
+        let check = |now: &[FileEntry], words: Option<&str>| {
+            let base = of(&[entry("a"), entry("b")]);
+            assert_eq!(base.difference(&of(now)).as_deref(), words);
+        };
+        check(&[entry("b"), entry("a")], None);
+        check(&[entry("b")], Some("a is missing"));
+        check(&[entry("a"), entry("b"), entry("c")], Some("c was added"));
+        let other = FileEntry { sha256: Digest::of(b"abd"), ..entry("b") };
+        check(&[entry("a"), other.clone()], Some("b has other content"));
+        check(&[entry("a"), FileEntry { size: 4, ..other }], Some("b has 4 bytes instead of 3"));
     }
 
     #[test]

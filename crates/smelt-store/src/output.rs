@@ -45,8 +45,11 @@ impl Output {
 pub enum Lookup {
     /// The output, verified.
     Hit(Box<Output>),
-    /// Nothing, or an external source that has changed.
+    /// Nothing.
     Miss,
+    /// Files outside of the store are no longer what was recorded, as the sentence says; the key
+    /// is a miss.
+    Changed(String),
     /// An output that was no longer what was sealed.  It has been moved away; the key is a miss.
     Damaged(Damage),
 }
@@ -56,7 +59,7 @@ impl Lookup {
     pub fn hit(self) -> Option<Output> {
         match self {
             Self::Hit(output) => Some(*output),
-            Self::Miss | Self::Damaged(_) => None,
+            Self::Miss | Self::Changed(_) | Self::Damaged(_) => None,
         }
     }
 }

@@ -234,18 +234,21 @@ impl Store {
 
     /// Finds the output of a key, as this or another run recorded it, and verifies it: every file
     /// of a sealed tree has its size, its executable bit and its digest (read again once in every
-    /// boot).  A damaged tree is moved to the quarantine.
+    /// boot).  A damaged tree is moved to the quarantine.  Files outside of the store are digested
+    /// as [`Store::digest_tree`] does it.
     pub fn lookup(&self, key: &Digest) -> Result<Lookup, StoreError> {
         let Some(entry) = self.actions().find(key)? else { return Ok(Lookup::Miss) };
         let Some(output) = self.output_of(entry) else { return Ok(Lookup::Miss) };
         match &output.location {
             Location::Sealed(_) => self.verified(output),
-            Location::External(path) => {
-                // Whatever keeps it from being read is told by whoever needs the source.
-                let now = self.digest_tree(path);
-                let is_same = now.is_ok_and(|manifest| manifest == output.manifest);
-                Ok(if is_same { Lookup::Hit(Box::new(output)) } else { Lookup::Miss })
-            }
+            Location::External(path) => match self.digest_tree(path) {
+                Ok(now) => Ok(match output.manifest.difference(&now) {
+                    None => Lookup::Hit(Box::new(output)),
+                    Some(what) => Lookup::Changed(format!("{}: {what}", path.display())),
+                }),
+                Err(DigestError::Disk(error)) if error.is_stopped() => Err(error.into()),
+                Err(error) => Ok(Lookup::Changed(error.to_string())),
+            },
         }
     }
 

@@ -30,6 +30,12 @@ impl FreshDir {
         Ok(Self { work, target: target.to_owned() })
     }
 
+    /// Begins a directory beside `out` that is never finished: it is gone when it is dropped.
+    pub(crate) fn scratch(out: &Path) -> Result<Self, Failed> {
+        let name = out.file_name().unwrap_or_default().to_string_lossy();
+        Self::begin(&out.with_file_name(format!("{name}.checkpoint-{}", std::process::id())))
+    }
+
     /// Where to write.
     pub(crate) fn path(&self) -> &Path {
         &self.work

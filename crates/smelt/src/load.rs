@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use smelt_plan::pipeline::{InputRef, Overrides};
-use smelt_plan::plan::{From, Pin};
-use smelt_plan::{Digest, Kind, Pins, Pipeline, Plan, StageId};
-use smelt_store::{DigestError, Lookup, Store, Wait};
+use smelt_plan::pipeline::Overrides;
+use smelt_plan::plan::{From, HubPin, Pin};
+use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
+use smelt_store::{Lookup, Store, Wait};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
+use crate::pins::{self, Ask};
 
 /// Pipelines are written by people or small programs; a larger file is not one.
 const PIPELINE_BYTES_MAX: u64 = 64 << 20;
@@ -28,36 +29,33 @@ pub(crate) struct Loaded {
 
 /// What a command wants of the store.
 pub(crate) enum Access {
-    /// To look; on a read-only disk too.
-    Read,
+    /// To use what was built, on a read-only disk too; what was built last is meant, so nobody is
+    /// asked whether there is something newer.
+    Use,
+    /// To say what a build would do, on a read-only disk too.
+    Look,
     /// To build.  Hashing ends early when the flag is set.
     Build(Wait, Arc<AtomicBool>),
 }
 
 /// The store: `$SMELT_CACHE`, else `./cache`.
-fn store(access: Access) -> Result<Store, Failed> {
+fn store(access: &Access) -> Result<Store, Failed> {
     let given = std::env::var_os("SMELT_CACHE").filter(|root| !root.is_empty());
     let root = given.map_or_else(|| PathBuf::from("cache"), PathBuf::from);
     let absolute = std::path::absolute(&root).unwrap_or_else(|_| root.clone());
-    utf8(&absolute, "set SMELT_CACHE to another directory")?;
+    pins::utf8(&absolute, "set SMELT_CACHE to another directory")?;
     match access {
         Access::Build(wait, stop) => {
-            let store = Store::open(&root, wait)?;
-            store.stop_on(stop);
+            let store = Store::open(&root, *wait)?;
+            store.stop_on(stop.clone());
             Ok(store)
         }
         // A store that is new, or was cut short while new, is completed by opening it.
-        Access::Read => Store::open(&root, Wait::Yes).or_else(|first| {
+        Access::Use | Access::Look => Store::open(&root, Wait::Yes).or_else(|first| {
             let read_only = Store::open_read_only(&root, Wait::Yes);
             read_only.map_err(|_| first.into())
         }),
     }
-}
-
-/// Orders, reports and manifests are text.
-fn utf8(path: &Path, hint: &str) -> Result<(), Failed> {
-    let bad = || Failed::usage(format!("the path {} is not UTF-8; {hint}", path.display()));
-    path.to_str().map(|_| ()).ok_or_else(bad)
 }
 
 /// Reads the pipeline, opens the store, pins every `path:` and plans.
@@ -65,10 +63,16 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
     let file = flags.pipeline.display().to_string();
     let text = read(&flags.pipeline)?;
     let pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
+    let addresses = pins::addresses(&pipeline)?;
     // A pipeline that cannot be ordered is refused before gigabytes are hashed.
-    Plan::build(&pipeline, &unpinned(&pipeline))?;
-    let store = store(access)?;
-    let pins = pin_all(&pipeline, &flags.pipeline, &store)?;
+    Plan::build(&pipeline, &pins::none(&pipeline))?;
+    let store = store(&access)?;
+    let ask = match &access {
+        Access::Use => Ask::CacheFirst,
+        Access::Look => Ask::Hub,
+        Access::Build(_, stop) => Ask::HubForRun(stop),
+    };
+    let pins = pins::all(&pipeline, &flags.pipeline, addresses, ask, &store)?;
     let plan = Plan::build(&pipeline, &pins)?;
     check_inputs(&file, &plan, &store)?;
     Ok(Loaded { plan, store })
@@ -91,54 +95,14 @@ fn read(path: &Path) -> Result<String, Failed> {
     Ok(text)
 }
 
-fn unpinned(pipeline: &Pipeline) -> Pins {
-    let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
-    pipeline.paths().into_iter().map(|path| (path.to_owned(), pin.clone())).collect()
-}
-
-/// Digests every path the pipeline names, relative to its file.
-fn pin_all(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<Pins, Failed> {
-    let folder = file.parent().unwrap_or_else(|| Path::new(""));
-    let mut pins = Pins::new();
-    for path in pipeline.paths() {
-        let place = place_of(pipeline, path);
-        let fail =
-            |what: String| Failed::new(Exit::BadPipeline, format!("{place}path:{path}: {what}"));
-        let absolute = fs::canonicalize(folder.join(path))
-            .map_err(|error| fail(format!("{}: {error}", folder.join(path).display())))?;
-        utf8(&absolute, "rename it")?;
-        if store.root().starts_with(&absolute) {
-            return Err(fail(format!(
-                "it holds the store {}, which changes with every run; set SMELT_CACHE to a directory outside",
-                store.root().display()
-            )));
-        }
-        let digest = |error: DigestError| match error.is_stopped() {
-            true => Failed::stopped(),
-            false => fail(error.to_string()),
-        };
-        let manifest = store.digest_tree(&absolute).map_err(digest)?;
-        pins.insert(path.to_owned(), Pin { path: absolute, digest: manifest.digest() });
-    }
-    Ok(pins)
-}
-
-/// `FILE:LINE:COLUMN: ` of the first edge that names `path`.
-fn place_of(pipeline: &Pipeline, path: &str) -> String {
-    let mut edges = pipeline.stages.iter().flat_map(|stage| &stage.inputs);
-    let edge = edges.find(|edge| edge.from == InputRef::Path(path.to_owned()));
-    edge.map_or_else(String::new, |edge| format!("{}:{}: ", pipeline.file, edge.place))
-}
-
 fn check_inputs(file: &str, plan: &Plan, store: &Store) -> Result<(), Failed> {
     // "/out/" and 64 hex digits and a space.
     let sealed = store.root().as_os_str().len() + 70;
     for (_, stage) in plan.stages().filter(|(_, stage)| stage.kind == Kind::Command) {
+        let with_space = |path: &Path| path.as_os_str().len() + 1;
         let length = |from: &From| match from {
-            From::Stage(id) => {
-                plan.stage(*id).given().map_or(sealed, |pin| pin.path.as_os_str().len() + 1)
-            }
-            From::Path(pin) => pin.path.as_os_str().len() + 1,
+            From::Stage(id) => plan.stage(*id).outside().map_or(sealed, with_space),
+            From::Path(Pin { path, .. }) | From::Hub(HubPin { path, .. }) => with_space(path),
         };
         let bytes: usize = stage.inputs.iter().map(|input| length(&input.from)).sum();
         if bytes > INPUTS_BYTES_MAX {
@@ -192,7 +156,9 @@ pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>
                 digests.insert(id, output.digest);
                 standings.push((Standing::Hit(output.path().to_owned()), Some(key)));
             }
-            Lookup::Miss | Lookup::Damaged(_) => standings.push((Standing::Miss, Some(key))),
+            Lookup::Miss | Lookup::Changed(_) | Lookup::Damaged(_) => {
+                standings.push((Standing::Miss, Some(key)))
+            }
         }
     }
     Ok(standings)

@@ -49,6 +49,10 @@ impl<'a> Display<'a> {
                 "{} was damaged in the store and moved to quarantine: {what}",
                 self.label(*stage)
             )),
+            Progress::Changed(stage, what) => self.line(&format!(
+                "{} is not what was recorded and is built again: {what}",
+                self.label(*stage)
+            )),
             Progress::Stopping => {
                 self.line("stopping; press Ctrl-C again to kill what still runs");
             }

@@ -25,6 +25,7 @@ const EDGES: [(&str, &[&str]); 11] = [
             "smelt-store",
             "smelt-watch",
             "smelt-exec",
+            "smelt-hub",
             "smelt-onnx",
             "smelt-model",
             "smelt-engine",

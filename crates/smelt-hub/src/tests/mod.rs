@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use self::server::{COMMIT, Fault, REPO, Server, git, sha256};
-use super::{Address, Commit, Hub, HubError, Settings, Token};
+use super::{Address, Commit, Hub, HubError, Progress, Settings, Token};
 
 const CONFIG: &[u8] = b"{\"model_type\": \"tiny\"}";
 
@@ -68,8 +68,16 @@ impl World {
         assert_eq!(fs::read(dir.join("tokenizer.json")).unwrap(), b"{}");
     }
 
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("models--org--tiny-model")
+    }
+
+    fn snapshot(&self) -> PathBuf {
+        self.root().join("snapshots").join(COMMIT)
+    }
+
     fn blobs(&self) -> Vec<String> {
-        let dir = self.dir.path().join("models--org--tiny-model/blobs");
+        let dir = self.root().join("blobs");
         let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
         let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
         names.sort();
@@ -88,26 +96,44 @@ fn commit() -> Commit {
 #[test]
 fn a_checkpoint_arrives_in_the_hubs_own_layout() {
     let world = World::new();
-    assert_eq!(world.hub().resolve(&address()).unwrap(), commit());
+    let resolved = world.hub().resolve(&address()).unwrap();
+    assert_eq!((resolved.commit, resolved.remembered), (commit(), None));
     assert_eq!(fs::read_dir(world.dir.path()).unwrap().count(), 0, "resolving writes nothing");
     let mut last = (0, 0);
     let dir = world.hub().download(&address(), &commit(), &mut |progress| {
-        assert!(progress.done_bytes >= last.0 && progress.done_bytes <= progress.all_bytes);
-        last = (progress.done_bytes, progress.all_bytes);
+        let &Progress::Fetching { done_bytes, all_bytes, .. } = progress else {
+            panic!("{progress:?}")
+        };
+        assert!(done_bytes >= last.0 && done_bytes <= all_bytes);
+        last = (done_bytes, all_bytes);
     });
     let dir = dir.unwrap();
     let bytes = (world.weights.len() + CONFIG.len() + 2) as u64;
     assert_eq!(last, (bytes, bytes));
     let root = world.dir.path().join("models--org--tiny-model");
-    assert_eq!(dir, root.join("snapshots").join(COMMIT));
-    world.check_content(&dir);
-    let link = fs::read_link(dir.join("model.safetensors")).unwrap();
-    assert_eq!(link, Path::new("../../blobs").join(sha256(&world.weights)));
+    assert_eq!(dir, root.join("smelt").join(COMMIT));
+    assert_eq!(dir, world.hub().view(&address().repo, &commit()));
+    for dir in [&dir, &root.join("snapshots").join(COMMIT)] {
+        world.check_content(dir);
+        let link = fs::read_link(dir.join("model.safetensors")).unwrap();
+        assert_eq!(link, Path::new("../../blobs").join(sha256(&world.weights)));
+        assert_eq!(fs::read_dir(dir).unwrap().count(), 3);
+    }
     assert_eq!(fs::read_to_string(root.join("refs/main")).unwrap(), COMMIT);
     let mut blobs = vec![sha256(&world.weights), git(CONFIG), git(b"{}")];
     blobs.sort();
     assert_eq!(world.blobs(), blobs);
+}
+
+#[test]
+fn what_others_add_to_the_snapshot_is_not_seen() {
+    let world = World::new();
+    let dir = world.download().unwrap();
+    fs::write(world.snapshot().join("README.md"), "added").unwrap();
+    fs::write(dir.join("stray.json"), "{}").unwrap();
+    assert_eq!(world.download().unwrap(), dir);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 3);
+    assert!(world.snapshot().join("README.md").exists());
 }
 
 #[test]
@@ -121,10 +147,14 @@ fn what_is_there_is_not_fetched_again_and_serves_offline() {
     let asked = world.server.asked();
     assert!(asked.iter().all(|asked| asked.path.starts_with("/api/")), "{asked:?}");
     let offline = world.offline();
-    assert_eq!(offline.resolve(&address()).unwrap(), commit());
+    let resolved = offline.resolve(&address()).unwrap();
+    assert_eq!(resolved.commit, commit());
+    assert_eq!(resolved.remembered.as_deref(), Some("HF_HUB_OFFLINE is set"));
+    fs::remove_dir_all(&dir).unwrap();
     assert_eq!(offline.download(&address(), &commit(), &mut |_| {}).unwrap(), dir);
+    world.check_content(&dir);
     assert!(world.server.asked().is_empty());
-    fs::remove_file(dir.join("model.safetensors")).unwrap();
+    fs::remove_file(world.snapshot().join("model.safetensors")).unwrap();
     let half = offline.download(&address(), &commit(), &mut |_| {}).unwrap_err();
     assert!(half.to_string().contains("HF_HUB_OFFLINE"), "{half}");
     // The blob is still there, so only the link is made.
@@ -139,8 +169,15 @@ fn a_hub_that_is_away_is_replaced_by_the_cache() {
     let dir = world.download().unwrap();
     let settings = Settings { endpoint: "http://127.0.0.1:1".to_owned(), ..world.settings() };
     let hub = Hub::new(settings).unwrap();
-    assert_eq!(hub.resolve(&address()).unwrap(), commit());
-    assert_eq!(hub.download(&address(), &commit(), &mut |_| {}).unwrap(), dir);
+    let resolved = hub.resolve(&address()).unwrap();
+    assert_eq!(resolved.commit, commit());
+    assert!(resolved.remembered.unwrap().ends_with("(2 tries)"), "it is told why");
+    let mut said = Vec::new();
+    let again = hub.download(&address(), &commit(), &mut |progress| {
+        said.push(format!("{progress:?}"));
+    });
+    assert_eq!(again.unwrap(), dir);
+    assert!(said[0].starts_with("Unasked"), "{said:?}");
     let error = hub.resolve(&"org/other".parse().unwrap()).unwrap_err();
     assert!(matches!(error, HubError::Unreachable { tries: 5, .. }), "{error}");
 }
@@ -156,9 +193,76 @@ fn shards_count_as_there_only_together() {
     ]);
     let world = World { server, dir: TempDir::new().unwrap(), weights: Vec::new() };
     let dir = world.download().unwrap();
-    assert_eq!(world.hub().cached(&address().repo, &commit()), Some(dir.clone()));
-    fs::remove_file(dir.join("model-2.safetensors")).unwrap();
-    assert_eq!(world.hub().cached(&address().repo, &commit()), None);
+    let offline = || world.offline().download(&address(), &commit(), &mut |_| {});
+    assert_eq!(offline().unwrap(), dir);
+    fs::remove_file(world.snapshot().join("model-2.safetensors")).unwrap();
+    assert!(matches!(offline(), Err(HubError::Offline { .. })));
+}
+
+#[test]
+fn a_snapshot_that_lacks_what_python_has_listed_is_not_complete() {
+    let world = World::new();
+    let dir = world.download().unwrap();
+    let list = |names: &[&str]| {
+        let files: Vec<String> = names.iter().map(|name| format!("\"{name}\": {{}}")).collect();
+        let text = format!("{{\"format_version\": 1, \"files\": {{{}}}}}", files.join(", "));
+        fs::create_dir_all(world.root().join("trees")).unwrap();
+        fs::write(world.root().join(format!("trees/{COMMIT}.json")), text).unwrap();
+        world.offline().download(&address(), &commit(), &mut |_| {})
+    };
+    let here = ["README.md", "a.bin", "config.json", "model.safetensors", "tokenizer.json"];
+    assert_eq!(list(&here).unwrap(), dir);
+    let refused = list(&[&here[..], &["merges.txt"]].concat()).unwrap_err();
+    assert!(matches!(refused, HubError::Offline { .. }), "{refused}");
+}
+
+#[test]
+fn a_damaged_file_in_the_cache_is_noticed_and_fetched_again() {
+    let world = World::new();
+    let dir = world.download().unwrap();
+    let blob = fs::canonicalize(dir.join("model.safetensors")).unwrap();
+    let mut bytes = world.weights.clone();
+    bytes[12345] ^= 1;
+    fs::write(&blob, &bytes).unwrap();
+    let error = world.offline().download(&address(), &commit(), &mut |_| {}).unwrap_err();
+    assert!(matches!(&error, HubError::Damaged { path, .. } if *path == blob), "{error}");
+    let mut damaged = 0;
+    let again = world.hub().download(&address(), &commit(), &mut |progress| {
+        damaged += usize::from(matches!(progress, Progress::Damaged { .. }));
+    });
+    assert_eq!((again.unwrap(), damaged), (dir.clone(), 1));
+    world.check_content(&dir);
+}
+
+#[test]
+fn a_cache_that_was_copied_without_links_is_used_as_it_is() {
+    let world = World::new();
+    let dir = world.download().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let path = world.snapshot().join(file);
+        let bytes = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, bytes).unwrap();
+    }
+    fs::remove_dir_all(world.root().join("blobs")).unwrap();
+    world.server.asked();
+    for hub in [world.hub(), world.offline()] {
+        fs::remove_dir_all(&dir).unwrap();
+        world.check_content(&hub.download(&address(), &commit(), &mut |_| {}).unwrap());
+    }
+    assert!(world.server.asked().iter().all(|asked| !asked.is_storage), "nothing is fetched");
+}
+
+#[test]
+fn a_revision_is_remembered_only_with_its_files() {
+    let world = World::new();
+    world.hub().note(&address(), &commit()).unwrap();
+    assert_eq!(world.hub().remembered(&address()), None);
+    world.download().unwrap();
+    let tag: Address = format!("{REPO}@v1").parse().unwrap();
+    assert_eq!(world.hub().remembered(&tag), None);
+    world.hub().note(&tag, &commit()).unwrap();
+    assert_eq!(world.hub().remembered(&tag), Some(commit()));
 }
 
 #[test]
@@ -225,7 +329,8 @@ fn wrong_bytes_are_fetched_once_more_and_then_refused() {
     assert_eq!((file.as_str(), expected), ("model.safetensors", &sha256(&world.weights)));
     assert_ne!(expected, found);
     assert_eq!(world.server.asked().iter().filter(|asked| asked.is_storage).count(), 2);
-    assert!(world.hub().cached(&address().repo, &commit()).is_none());
+    assert!(!world.snapshot().join("model.safetensors").exists());
+    assert!(!world.hub().view(&address().repo, &commit()).join("config.json").exists());
     assert_eq!(world.blobs(), [git(CONFIG)], "nothing wrong has a name");
 }
 
@@ -240,7 +345,7 @@ fn more_bytes_than_promised_are_refused() {
 #[test]
 fn passing_failures_are_tried_again_but_not_for_ever() {
     let world = World::new();
-    let faults = [Fault::Status(503), Fault::Silent, Fault::Status(403), Fault::Cut(0)];
+    let faults = [Fault::Status(503), Fault::Stall(1), Fault::Status(403), Fault::Cut(0)];
     world.server.set(|state| {
         state.faults = faults.into();
         state.statuses = [500, 502].into();
@@ -273,7 +378,7 @@ fn what_no_disk_holds_and_no_file_is_are_refused_before_they_come() {
         assert!(world.server.asked().iter().all(|asked| !asked.is_storage));
         error
     };
-    assert!(check(500 << 30, 2, "bytes free, but org/tiny-model needs").is_disk_full());
+    assert!(check(500 << 30, 2, "No space left on device: org/tiny-model needs").is_disk_full());
     check(600 << 30, 2, "model.safetensors of org/tiny-model has 644245094400 bytes");
     check(300 << 20, 5, "tokenizer.json of org/tiny-model has 314572800 bytes");
 }
@@ -333,5 +438,11 @@ fn answers_of_something_else_are_refused() {
     check(|state| state.commit = "main".to_owned(), "no commit");
     check(|state| state.commit = "1".repeat(40), "it lists 1111");
     check(|state| drop(state.files.remove(1)), "holds no config.json");
-    check(|state| drop(state.files.remove(2)), "no safetensors weights");
+    check(|state| drop(state.files.remove(2)), "only pickled weights (pytorch_model.bin)");
+    check(|state| state.files.retain(|file| !file.0.contains("model")), "no safetensors weights");
+    let two = |state: &mut server::State| {
+        state.files.iter_mut().for_each(|file| file.0 = file.0.replace(".safetensors", ".gguf"));
+        state.files[0].0 = "another.gguf".to_owned();
+    };
+    check(two, "holds 2 GGUF models (another.gguf, model.gguf); download the one you want");
 }

@@ -1,14 +1,14 @@
 //! A hub on this machine, with a second port that stands for the hub's storage, and with faults.
 //!
 //! Speaks what the module under test is said to speak: the revision API, `resolve` with redirects,
-//! ranges, entity tags, tokens and error codes.  Every request is written down.
+//! ranges, entity tags, tokens and error codes.  Every request is written down.  The tests of the
+//! command include this file as well.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use sha1::Sha1;
@@ -30,8 +30,8 @@ pub(super) enum Fault {
     Whole,
     /// A body that goes on for one byte more than it should.
     Long,
-    /// Nothing for a second, in the middle.
-    Silent,
+    /// Nothing more after so many bytes of the body, until the client loses patience or its life.
+    Stall(usize),
 }
 
 /// A request, as far as tests ask for it.
@@ -161,6 +161,9 @@ fn answer(stream: &TcpStream, state: &Mutex<State>, is_storage: bool) -> std::io
         let listing = listing(&state).to_string();
         return send(stream, 200, &[], listing.as_bytes(), &asked);
     }
+    if asked.path.starts_with("/api/models/") {
+        return send(stream, 404, &[("X-Error-Code", "RepoNotFound")], b"", &asked);
+    }
     resolve(stream, &asked, &state)
 }
 
@@ -233,11 +236,10 @@ fn content(
             head(stream, status, headers, part.len())?;
             writer.write_all(&part[..count])
         }
-        Some(Fault::Silent) => {
+        Some(Fault::Stall(count)) => {
             head(stream, status, headers, part.len())?;
-            writer.write_all(&part[..1])?;
-            thread::sleep(Duration::from_secs(1));
-            writer.write_all(&part[1..])
+            writer.write_all(&part[..count])?;
+            writer.read(&mut [0]).map(|_| ())
         }
         _ => send(stream, status, headers, &part, asked),
     }

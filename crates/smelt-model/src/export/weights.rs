@@ -61,6 +61,7 @@ impl<'a> WeightStream<'a> {
             let elements = left.min(BLOCK_ELEMENTS);
             self.stored.resize(elements * dtype.size_bytes(), 0);
             self.checkpoint.read_bytes(name, offset, &mut self.stored)?;
+            check_finite(name, dtype, offset, &self.stored)?;
             if element_type(dtype) == Some(self.element_type) {
                 tensor.write(&self.stored)?;
             } else {
@@ -77,6 +78,16 @@ impl<'a> WeightStream<'a> {
         }
         Ok(tensor.finish()?)
     }
+}
+
+/// Refuses NaN and infinities among `bytes`, which lie at `offset` of `tensor`.
+fn check_finite(tensor: &str, dtype: Dtype, offset: u64, bytes: &[u8]) -> Result<(), ExportError> {
+    let Some(at) = dtype.first_not_finite(bytes) else { return Ok(()) };
+    let size = dtype.size_bytes();
+    let mut value = Vec::new();
+    assert!(dtype.widen(&bytes[at * size..][..size], &mut value), "only floats are not finite");
+    let (tensor, element) = (tensor.to_owned(), offset / size as u64 + at as u64);
+    Err(ExportError::NotFinite { tensor, value: value[0], element })
 }
 
 /// The graph's name for a dtype that graphs compute in.
@@ -121,7 +132,7 @@ impl Rounder {
     }
 }
 
-/// Fails with the first value that is infinite, NaN or beyond the largest f16.
+/// Fails with the first value beyond the largest f16.
 fn check_f16(floats: &[f32]) -> Result<(), f32> {
     let fits = |value: &f32| value.abs() <= F16_MAX;
     // One pass without an exit is vectorised; the search for the culprit may be slow.

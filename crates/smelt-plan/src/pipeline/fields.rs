@@ -10,6 +10,7 @@ use super::table::{Item, Table};
 use super::{InputRef, InputSpec, PipelineError};
 use crate::kind::{Absent, Field, Takes};
 use crate::name::StageName;
+use crate::quantity;
 
 type Values = BTreeMap<String, Value>;
 
@@ -79,12 +80,12 @@ fn read_field(
             inputs.push(input(stage(item, &text(item, params)?)?));
             return Ok(());
         }
-        Takes::Source => match source_ref(item, text(item, params)?)? {
-            Ok(path) => {
-                inputs.push(input(InputRef::Path(path)));
+        Takes::Source => match source(item, text(item, params)?)? {
+            Source::Outside(from) => {
+                inputs.push(input(from));
                 return Ok(());
             }
-            Err(synthetic) => Value::from(synthetic),
+            Source::Made(synthetic) => Value::from(synthetic),
         },
         Takes::Path => {
             inputs.push(input(InputRef::Path(path_ref(item, &text(item, params)?)?)));
@@ -104,6 +105,10 @@ fn read_field(
         Takes::Text => Value::from(text(item, params)?),
         Takes::Choice(words) => choice(item, text(item, params)?, words)?,
         Takes::Count(min, max) => count(item, params, min, max)?,
+        Takes::Bytes => {
+            let bytes = quantity::bytes(&text(item, params)?);
+            Value::from(bytes.map_err(|error| item.error(error.to_string()))?)
+        }
         Takes::Texts => Value::from(texts(item, params)?),
         Takes::Names => names(item, params)?,
         Takes::TextTable => text_table(item, params)?,
@@ -143,15 +148,26 @@ fn path_ref(item: &Item<'_>, text: &str) -> Result<String, PipelineError> {
     nonempty_path(item, text.strip_prefix("path:").ok_or_else(words)?)
 }
 
-/// `Ok(path)` for `path:`, `Err(text)` for `synthetic:`.
-fn source_ref(item: &Item<'_>, text: String) -> Result<Result<String, String>, PipelineError> {
-    if let Some(path) = text.strip_prefix("path:") {
-        return Ok(Ok(nonempty_path(item, path)?));
+/// What a source's `from` says.
+enum Source {
+    /// Content from outside of the store.
+    Outside(InputRef),
+    /// The whole text of a `synthetic:`, which the stage itself makes.
+    Made(String),
+}
+
+fn source(item: &Item<'_>, text: String) -> Result<Source, PipelineError> {
+    match text.split_once(':') {
+        Some(("path", path)) => Ok(Source::Outside(InputRef::Path(nonempty_path(item, path)?))),
+        Some(("hf", address)) if !address.is_empty() => {
+            Ok(Source::Outside(InputRef::Hub(address.to_owned())))
+        }
+        Some(("synthetic", name)) if !name.is_empty() => Ok(Source::Made(text)),
+        _ => Err(item.error(format!(
+            "\"{}\" must be hf:ORG/NAME[@REV], path:DIR or synthetic:NAME, not \"{text}\"",
+            item.key
+        ))),
     }
-    if text.strip_prefix("synthetic:").is_some_and(|name| !name.is_empty()) {
-        return Ok(Err(text));
-    }
-    Err(item.error(format!("\"{}\" must be path:DIR or synthetic:NAME, not \"{text}\"", item.key)))
 }
 
 fn nonempty_path(item: &Item<'_>, path: &str) -> Result<String, PipelineError> {

@@ -46,6 +46,10 @@ fn set_keeps_the_type() {
     let pipeline = parse(GOOD, &["seq=96", "model=path:../x"]).unwrap();
     assert_eq!(pipeline.stages[2].params["max-seq-len"], json!(96));
     assert_eq!(pipeline.paths(), ["../x"].into());
+    assert!(pipeline.hubs().is_empty());
+    let pipeline = parse(GOOD, &["model=hf:x/y@v1"]).unwrap();
+    assert_eq!(pipeline.hubs(), ["x/y@v1"].into());
+    assert!(pipeline.paths().is_empty());
     for set in ["seq=many", "nope=1", "seq"] {
         assert!(matches!(parse(GOOD, &[set]), Err(ParseError::Set(_))), "{set}");
     }
@@ -85,7 +89,10 @@ fn every_error_has_its_place() {
         "20:15",
         "unknown key \"checkpoint\" in an escalate step",
     );
-    check("synthetic:internvl3-tiny", "hf:x/y", "9:8", "must be path:DIR or synthetic:NAME");
+    for bad in ["hf:", "hf", "synthetic:", "https://x/y", "x/y"] {
+        let words = "must be hf:ORG/NAME[@REV], path:DIR or synthetic:NAME";
+        check("synthetic:internvl3-tiny", bad, "9:8", words);
+    }
     check("name = \"demo\"", "name = ", "3:8", "");
     check("[stage.llm-quant]", "[stage.checkpoint]", "10:8", "");
 }
@@ -178,5 +185,33 @@ fn outputs_stay_inside_the_working_directory() {
     for name in ["", ".", "..", "/etc/passwd", "a/../../b", "a/./b", "a//b", "a/"] {
         let error = parse(&text(name), &[]).unwrap_err().to_string();
         assert!(error.starts_with("p.toml:6:11: ") && error.contains("inside"), "{error}");
+    }
+}
+
+/// A stage of surgery with these lines.
+fn surgery(lines: &str) -> Result<Pipeline, ParseError> {
+    let text = "smelt = 1\nname = \"s\"\n[stage.a]\nkind = \"graph-surgery\"\nonnx = \"b\"\n";
+    parse(&format!("{text}{lines}\n"), &[])
+}
+
+#[test]
+fn fields_of_surgery_go_with_their_rule() {
+    let pipeline = surgery("rule = \"split-head\"\nmax-bytes = \"200MiB\"").unwrap();
+    assert_eq!(pipeline.stages[0].params["max-bytes"], json!(200 << 20));
+    for (lines, place, words) in [
+        ("rule = \"split\"", "6:8", "must be split-head or quantize-head"),
+        ("rule = \"split-head\"", "6:8", "needs \"parts\" or \"max-bytes\""),
+        ("rule = \"dedupe\"\nparts = 2", "7:9", "has no \"parts\"; it takes nothing"),
+        ("rule = \"to-opset\"\nopset = 22", "7:9", "whole number from 17 to 21"),
+        ("rule = \"set-batch\"\nsize = 1\nmax-bytes = \"x\"", "8:13", "is not a size"),
+        (
+            "rule = \"set-batch\"\nsize = 1\nretry = { escalate = [{ parts = 4 }] }",
+            "8:33",
+            "rule \"set-batch\" has no \"parts\"",
+        ),
+    ] {
+        let error = surgery(lines).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("p.toml:{place}: ")), "{error}");
+        assert!(error.contains(words), "{error}");
     }
 }

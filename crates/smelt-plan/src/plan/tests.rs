@@ -16,7 +16,7 @@ fn pipeline(lines: &[&str]) -> Pipeline {
 }
 
 fn plan(lines: &[&str]) -> Result<Plan, PipelineError> {
-    Plan::build(&pipeline(lines), &Pins::new())
+    Plan::build(&pipeline(lines), &Pins::default())
 }
 
 fn names(plan: &Plan) -> Vec<&str> {
@@ -56,8 +56,11 @@ fn an_edge_must_point_to_a_fitting_kind() {
     let text = "smelt = 1\nname = \"t\"\n[stage.c]\nkind = \"source\"\nfrom = \"synthetic:x\"\n\
         [stage.e]\nkind = \"engine-build\"\nonnx = \"c\"\n";
     let pipeline = Pipeline::parse("t.toml", text, &Overrides::default()).unwrap();
-    let error = Plan::build(&pipeline, &Pins::new()).unwrap_err().to_string();
-    assert!(error.contains("takes a stage of kind onnx-export or command"), "{error}");
+    let error = Plan::build(&pipeline, &Pins::default()).unwrap_err().to_string();
+    assert!(
+        error.contains("takes a stage of kind onnx-export or graph-surgery or command"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -65,7 +68,7 @@ fn a_change_reaches_exactly_the_recipe_keys_below_it() {
     let before = plan(&["a:", "b: a", "c: b", "d:"]).unwrap();
     let mut changed = pipeline(&["a:", "b: a", "c: b", "d:"]);
     changed.stages[1].params.insert("argv".into(), Value::from(vec!["other"]));
-    let after = Plan::build(&changed, &Pins::new()).unwrap();
+    let after = Plan::build(&changed, &Pins::default()).unwrap();
     let differs: Vec<_> = before
         .stages()
         .zip(after.stages())
@@ -82,7 +85,7 @@ fn limits_and_retry_enter_no_key() {
     other.stages[0].limits.memory_bytes_max = Some(1 << 30);
     other.stages[0].attempts_max = 3;
     other.stages[0].escalate = vec![Step::default()];
-    let key = |p| Plan::build(p, &Pins::new()).unwrap().stages().next().unwrap().1.recipe_key;
+    let key = |p| Plan::build(p, &Pins::default()).unwrap().stages().next().unwrap().1.recipe_key;
     assert_eq!(key(&plain), key(&other));
 }
 
@@ -96,7 +99,7 @@ fn escalation_overrides_one_attempt() {
         ..Step::default()
     };
     pipeline.stages[0].escalate = vec![step("second"), step("third")];
-    let plan = Plan::build(&pipeline, &Pins::new()).unwrap();
+    let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
     let (_, stage) = plan.stages().next().unwrap();
     assert_eq!(stage.attempt(1).changed, None);
     assert_eq!(stage.attempt(2).params["argv"], argv("second"));
@@ -122,4 +125,24 @@ fn the_names_a_program_finds_its_inputs_by_are_in_its_key() {
         plan.content_key(c, |_| Digest::from_bytes([1; 32]))
     };
     assert_ne!(key_of_c(&["a:", "b:", "c: a b"]), key_of_c(&["a:", "b:", "c: b a"]));
+}
+
+#[test]
+fn a_commit_is_in_the_keys_and_its_branch_and_place_are_not() {
+    let text = "smelt = 1\nname = \"t\"\n[stage.c]\nkind = \"source\"\nfrom = \"hf:o/n@main\"\n";
+    let pipeline = Pipeline::parse("t.toml", text, &Overrides::default()).unwrap();
+    let keys = |repo: &str, revision: &str, commit: &str, path: &str| {
+        let [repo, revision, commit] = [repo, revision, commit].map(str::to_owned);
+        let pin = HubPin { repo, revision, commit, path: path.into() };
+        let hubs = [("o/n@main".to_owned(), pin.clone())].into();
+        let plan = Plan::build(&pipeline, &Pins { hubs, ..Pins::default() }).unwrap();
+        let (id, stage) = plan.stages().next().unwrap();
+        assert_eq!((stage.fetched(), stage.given()), (Some(&pin), None));
+        (stage.recipe_key, plan.content_key(id, |_| unreachable!("it needs no stage")))
+    };
+    let base = keys("o/n", "main", "1", "/a");
+    assert_eq!(base, keys("o/n", "v1", "1", "/b"));
+    for other in [keys("o/n", "main", "2", "/a"), keys("o/m", "main", "1", "/a")] {
+        assert!(base.0 != other.0 && base.1 != other.1);
+    }
 }

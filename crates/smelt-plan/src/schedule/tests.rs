@@ -39,7 +39,7 @@ fn random_plan(chance: &mut Chance) -> Plan {
         stage.attempts_max = 1 + chance.below(3) as u32;
         stage.escalate = vec![Step::default(); chance.below(3)];
     }
-    Plan::build(&pipeline, &Pins::new()).unwrap()
+    Plan::build(&pipeline, &Pins::default()).unwrap()
 }
 
 fn failure(chance: &mut Chance) -> Failure {
@@ -176,7 +176,7 @@ fn chain() -> Plan {
         [stage.a]\nkind = \"command\"\nargv = [\"a\"]\noutputs = [\"o\"]\n\
         [stage.b]\nkind = \"command\"\nargv = [\"b\"]\noutputs = [\"o\"]\ninputs = [\"a\"]\n";
     let pipeline = Pipeline::parse("w.toml", text, &Overrides::default()).unwrap();
-    Plan::build(&pipeline, &Pins::new()).unwrap()
+    Plan::build(&pipeline, &Pins::default()).unwrap()
 }
 
 #[test]

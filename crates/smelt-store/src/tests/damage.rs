@@ -127,7 +127,7 @@ fn a_damaged_action_log_never_leads_to_wrong_content() {
                     hits += 1;
                 }
                 Lookup::Miss => misses += 1,
-                Lookup::Damaged(damage) => panic!("round {round}: {damage:?}"),
+                other => panic!("round {round}: {other:?}"),
             }
         }
     }

@@ -152,8 +152,14 @@ fn a_reference_is_a_hit_until_the_source_changes() {
     assert_eq!(other.lookup(&key("model")).unwrap().hit(), Some(recorded));
     assert_eq!(other.bytes_hashed(), 0);
     fs::write(world.model().join("tokens/list"), "[]").unwrap();
-    assert_eq!(other.lookup(&key("model")).unwrap(), Lookup::Miss);
+    let changed = |words: &str| {
+        let Lookup::Changed(what) = other.lookup(&key("model")).unwrap() else { panic!("{words}") };
+        assert!(what.contains(words), "{what}");
+    };
+    changed("tokens/list has other content");
     assert!(world.model().join("tokens/list").exists(), "a source is never moved");
+    fs::remove_dir_all(world.model()).unwrap();
+    changed("cannot look at");
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn directory(flags: &ChatFlags) -> Result<PathBuf, Failed> {
         return Ok(flags.target.clone());
     }
     let flags = PipelineFlags { pipeline: flags.target.clone(), sets: flags.sets.clone() };
-    let loaded = load::plan(&flags, Access::Read)?;
+    let loaded = load::plan(&flags, Access::Use)?;
     let stage = deployment_stage(&loaded.plan, &flags)?;
     load::output(&flags, &loaded, stage)
 }

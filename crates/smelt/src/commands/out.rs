@@ -6,7 +6,7 @@ use crate::load::{self, Access};
 use crate::say::answer;
 
 pub(crate) fn run(flags: &OutFlags) -> Result<Exit, Failed> {
-    let loaded = load::plan(&flags.pipeline, Access::Read)?;
+    let loaded = load::plan(&flags.pipeline, Access::Use)?;
     let stage = loaded.plan.find(&flags.stage)?;
     let path = load::output(&flags.pipeline, &loaded, stage)?;
     answer(format_args!("{}\n", path.display()))?;

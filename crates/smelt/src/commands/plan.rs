@@ -1,7 +1,7 @@
 //! `smelt plan`: says what a run would do, as a table or as JSON.
 
 use serde_json::{Value, json};
-use smelt_plan::plan::Stage;
+use smelt_plan::plan::{HubPin, Stage};
 use smelt_plan::{Digest, Plan};
 
 use crate::exit::{Exit, Failed};
@@ -11,7 +11,7 @@ use crate::say::answer;
 use crate::table::Table;
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
-    let loaded = load::plan(&flags.pipeline, Access::Read)?;
+    let loaded = load::plan(&flags.pipeline, Access::Look)?;
     let standings = load::standings(&loaded)?;
     let rows = loaded.plan.stages().zip(&standings);
     if flags.json {
@@ -32,6 +32,11 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
         ]);
     }
     answer(table)?;
+    for (_, stage) in loaded.plan.stages() {
+        if let Some(HubPin { repo, revision, commit, .. }) = stage.fetched() {
+            answer(format_args!("{} is hf:{repo}@{revision} at commit {commit}\n", stage.name))?;
+        }
+    }
     Ok(Exit::Ok)
 }
 
@@ -62,5 +67,8 @@ fn as_json(plan: &Plan, stage: &Stage, standing: &Standing, key: Option<Digest>)
         "key": key,
         "recipe_key": stage.recipe_key,
         "output": output,
+        "fetches": stage.fetched().map(|HubPin { repo, revision, commit, .. }| {
+            json!({ "repo": repo, "revision": revision, "commit": commit })
+        }),
     })
 }

@@ -1,15 +1,14 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
-use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::QuantizeFlags;
 use crate::fresh::FreshDir;
+use crate::given;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
-    let checkpoint = Checkpoint::open(&flags.checkpoint).map_err(Failed::model)?;
     let plain = Options::plain(flags.scheme);
     let options = Options {
         head: flags.head,
@@ -21,10 +20,12 @@ pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
         ..plain
     };
     let out = FreshDir::begin(&flags.out)?;
-    let report = quantize::quantize(&checkpoint, &options, out.path(), &mut |line| tell(line))
-        .map_err(Failed::model)?;
+    let given = given::open(&flags.checkpoint, &flags.out)?;
+    let report =
+        quantize::quantize(&given.checkpoint, &options, out.path(), &mut |line| tell(line))
+            .map_err(Failed::model)?;
     out.finish()?;
-    report.table().iter().for_each(|line| tell(line));
+    report.table().iter().for_each(tell);
     tell(format_args!("wrote {}", flags.out.display()));
     Ok(Exit::Ok)
 }

@@ -7,6 +7,8 @@ mod work;
 
 pub(crate) mod calibrate;
 mod deployment;
+mod source;
+mod surgery;
 mod verify;
 
 use std::io::{self, Read};

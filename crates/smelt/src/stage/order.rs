@@ -1,16 +1,21 @@
 //! Turns a task into a program to run: smelt itself for its own kinds, any program for `command`.
 
+use std::env;
+use std::ffi::OsString;
+
 use serde_json::Value;
 use smelt_exec::{Order, Task};
+use smelt_hub::Settings;
 use smelt_plan::Kind;
 
-use super::request::Request;
+use super::request::{Fetch, Request};
 
 pub(crate) fn order(task: &Task<'_>) -> Order {
     match task.stage.kind {
         Kind::Command => command(task),
         Kind::Source
         | Kind::OnnxExport
+        | Kind::GraphSurgery
         | Kind::Calibrate
         | Kind::Quantize
         | Kind::EngineBuild
@@ -30,14 +35,27 @@ fn native(task: &Task<'_>) -> Order {
             .map(|input| (input.field.to_owned(), input.path.clone()))
             .collect(),
         out: task.out.to_owned(),
+        fetch: task.stage.fetched().map(|pin| Fetch {
+            repo: pin.repo.clone(),
+            revision: pin.revision.clone(),
+            commit: pin.commit.clone(),
+        }),
     };
     Order {
         argv: ["/proc/self/exe", "stage", "work"].map(str::to_owned).into(),
-        env: Vec::new(),
+        env: if request.fetch.is_some() { hub_variables() } else { Vec::new() },
         dir: task.out.to_owned(),
         input: serde_json::to_string(&request).expect("a request holds only plain data"),
         outputs: Vec::new(),
     }
+}
+
+/// How the worker finds the hub, its cache and the token; settings that cannot be read were refused
+/// when the run planned.
+fn hub_variables() -> Vec<(String, String)> {
+    let variables = Settings::from_env().map(|settings| settings.variables(|n| env::var_os(n)));
+    let text = |(name, value): (&str, OsString)| Some((name.to_owned(), value.into_string().ok()?));
+    variables.unwrap_or_default().into_iter().filter_map(text).collect()
 }
 
 /// Variables of ours that a program cannot do without; the rest of the environment is the stage's.
@@ -51,7 +69,7 @@ fn command(task: &Task<'_>) -> Order {
     };
     let mut env: Vec<(String, String)> = INHERITED
         .iter()
-        .filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)))
+        .filter_map(|name| Some(((*name).to_owned(), env::var(name).ok()?)))
         .collect();
     if let Some(table) = task.attempt.params.get("env").and_then(Value::as_object) {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -18,6 +18,16 @@ pub(crate) struct Request {
     pub(crate) params: BTreeMap<String, Value>,
     pub(crate) inputs: BTreeMap<String, PathBuf>,
     pub(crate) out: PathBuf,
+    /// For a `source` of a hub: what is to lie in the input `from`.
+    pub(crate) fetch: Option<Fetch>,
+}
+
+/// A commit of a hub.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Fetch {
+    pub(crate) repo: String,
+    pub(crate) revision: String,
+    pub(crate) commit: String,
 }
 
 /// Progress goes to the log; the supervisor shows its last line.
@@ -34,6 +44,17 @@ impl Request {
             .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
     }
 
+    /// A word that may be absent.
+    pub(crate) fn optional_word(&self, name: &str) -> Option<&str> {
+        self.params.get(name).and_then(Value::as_str)
+    }
+
+    /// A list of texts; empty when absent.
+    pub(crate) fn texts(&self, name: &str) -> Vec<String> {
+        let list = self.params.get(name).and_then(Value::as_array).into_iter().flatten();
+        list.filter_map(Value::as_str).map(str::to_owned).collect()
+    }
+
     /// A param that the plan has checked to be a number.
     pub(crate) fn count(&self, name: &str) -> Result<usize, Failed> {
         self.params
@@ -41,13 +62,6 @@ impl Request {
             .and_then(Value::as_u64)
             .and_then(|count| usize::try_from(count).ok())
             .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
-    }
-
-    /// A param that the plan has checked to be a list of texts; empty where it is absent.
-    pub(crate) fn texts(&self, name: &str) -> Vec<String> {
-        let list = self.params.get(name).and_then(Value::as_array);
-        let texts = list.into_iter().flatten().filter_map(Value::as_str);
-        texts.map(str::to_owned).collect()
     }
 
     /// The directory of an edge.

@@ -7,19 +7,20 @@
 use smelt_engine::{llm, vision};
 use smelt_model::dtype::Dtype;
 use smelt_model::quantize::{Method, Options, Scheme};
-use smelt_model::{export, quantize, synthetic};
+use smelt_model::{export, quantize};
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
-use super::{calibrate, deployment, verify};
+use super::{calibrate, deployment, source, surgery, verify};
 use crate::exit::{Exit, Failed};
 
 pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
     let request: Request = serde_json::from_str(request)
         .map_err(|error| Failed::usage(format!("the stage's request does not read: {error}")))?;
     match request.kind {
-        Kind::Source => source(&request)?,
+        Kind::Source => source::run(&request)?,
         Kind::OnnxExport => onnx_export(&request)?,
+        Kind::GraphSurgery => surgery::run(&request)?,
         Kind::Calibrate => calibrate::run(&request)?,
         Kind::Quantize => quantize(&request)?,
         Kind::EngineBuild => engine_build(&request)?,
@@ -29,12 +30,6 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
         Kind::Command => return Err(Failed::usage("a command is a program of its own")),
     }
     Ok(Exit::Ok)
-}
-
-fn source(request: &Request) -> Result<(), Failed> {
-    let from = request.word("from")?;
-    let name = from.strip_prefix("synthetic:").unwrap_or(from);
-    synthetic::write(name, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn onnx_export(request: &Request) -> Result<(), Failed> {
@@ -49,25 +44,25 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
 
 fn quantize(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
-    let head = request.params.contains_key("head").then(|| scheme(request, "head"));
-    let embeddings =
-        request.params.contains_key("embeddings").then(|| scheme(request, "embeddings"));
+    let optional = |field: &str| {
+        let word = request.optional_word(field);
+        word.map(|word| scheme(field, word)).transpose()
+    };
     let method = request.word("method")?;
     let options = Options {
-        head: head.transpose()?,
-        embeddings: embeddings.transpose()?,
+        head: optional("head")?,
+        embeddings: optional("embeddings")?,
         method: Method::parse(method).ok_or_else(|| unknown("method", method))?,
         exclude: request.texts("exclude"),
         calibration: request.optional_input("calibration"),
-        ..Options::plain(scheme(request, "scheme")?)
+        ..Options::plain(scheme("scheme", request.word("scheme")?)?)
     };
     let report = quantize::quantize(&checkpoint, &options, &request.out, &mut say);
     report.map_err(Failed::model)?.table().iter().for_each(|line| say(line));
     Ok(())
 }
 
-fn scheme(request: &Request, field: &str) -> Result<Scheme, Failed> {
-    let word = request.word(field)?;
+fn scheme(field: &str, word: &str) -> Result<Scheme, Failed> {
     Scheme::parse(word).ok_or_else(|| unknown(field, word))
 }
 

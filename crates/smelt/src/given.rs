@@ -1,0 +1,54 @@
+//! Opens the checkpoint that a command is given by name: a directory, or what a pipeline's `from`
+//! may say.
+
+use std::path::Path;
+
+use smelt_hub::{Address, Hub, Resolved};
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::synthetic;
+
+use crate::exit::Failed;
+use crate::fresh::FreshDir;
+use crate::hub;
+use crate::say::tell;
+
+/// An open checkpoint, and the directory it was made in, where it was made for the occasion.
+pub(crate) struct Given {
+    pub(crate) checkpoint: Checkpoint,
+    _scratch: Option<FreshDir>,
+}
+
+/// Opens `hf:ORG/NAME[@REV]`, `synthetic:NAME`, `path:DIR` or a plain directory.  What must be made
+/// is made beside `out`, and gone afterwards.
+pub(crate) fn open(name: &Path, out: &Path) -> Result<Given, Failed> {
+    match name.to_str().and_then(|text| text.split_once(':')) {
+        Some(("hf", address)) => of_hub(address),
+        Some(("synthetic", name)) => made(name, out),
+        Some(("path", dir)) => at(Path::new(dir)),
+        _ => at(name),
+    }
+}
+
+fn at(dir: &Path) -> Result<Given, Failed> {
+    let checkpoint = Checkpoint::open(dir).map_err(Failed::model)?;
+    Ok(Given { checkpoint, _scratch: None })
+}
+
+fn of_hub(address: &str) -> Result<Given, Failed> {
+    let failed = |error| hub::failed(&error);
+    let address: Address = address.parse().map_err(failed)?;
+    let hub = Hub::from_env().map_err(failed)?;
+    let Resolved { commit, remembered } = hub.resolve(&address).map_err(failed)?;
+    if let Some(why) = remembered {
+        tell(hub::not_asked(&address, &commit, &why));
+    }
+    let dir = hub::fetch(&hub, &address, &commit, &mut |line| tell(line)).map_err(failed)?;
+    at(&dir)
+}
+
+fn made(name: &str, out: &Path) -> Result<Given, Failed> {
+    let scratch = FreshDir::scratch(out)?;
+    synthetic::write(name, scratch.path(), &mut |line| tell(line)).map_err(Failed::model)?;
+    let checkpoint = Checkpoint::open(scratch.path()).map_err(Failed::model)?;
+    Ok(Given { checkpoint, _scratch: Some(scratch) })
+}

@@ -1,0 +1,74 @@
+//! Speaks with a hub for the command: resolves addresses, fetches commits, tells how far it is.
+//!
+//! What is fetched, and how, is the library's part; here are its words and exit codes.
+
+use std::time::{Duration, Instant};
+
+use smelt_hub::{Address, Commit, Hub, HubError, Progress};
+
+use crate::exit::{Exit, Failed};
+use crate::table::bytes;
+
+/// How often somebody who waits is told.
+const TELL_PERIOD: Duration = Duration::from_secs(1);
+
+/// The exit code of an error: a pipeline that names what is not there is wrong, as is a model that
+/// cannot be read; the rest may be otherwise tomorrow.
+pub(crate) fn exit_of(error: &HubError) -> Exit {
+    match error {
+        HubError::BadName { .. }
+        | HubError::NoRepo { .. }
+        | HubError::NoRevision { .. }
+        | HubError::NotAllowed { .. } => Exit::BadPipeline,
+        HubError::NoCheckpoint { .. }
+        | HubError::Pickled { .. }
+        | HubError::ManyModels { .. }
+        | HubError::TooLarge { .. } => Exit::BadModel,
+        _ => Exit::StageFailed,
+    }
+}
+
+/// A hub's error without a pipeline around it.
+pub(crate) fn failed(error: &HubError) -> Failed {
+    let exit = match exit_of(error) {
+        Exit::BadPipeline => Exit::Usage,
+        other => other,
+    };
+    Failed::new(exit, error)
+}
+
+/// What the user hears when the hub was not asked.
+pub(crate) fn not_asked(address: &Address, commit: &Commit, why: &str) -> String {
+    format!("hf:{address}: {why}; going on with commit {commit}, which the cache remembers")
+}
+
+/// Fetches what the cache lacks of a commit; returns the directory of its files.
+pub(crate) fn fetch(
+    hub: &Hub,
+    address: &Address,
+    commit: &Commit,
+    say: &mut dyn FnMut(&str),
+) -> Result<std::path::PathBuf, HubError> {
+    let mut told: Option<(String, Instant)> = None;
+    hub.download(address, commit, &mut |progress| {
+        let is_due = |file: &str| {
+            told.as_ref().is_none_or(|(last, at)| last != file || at.elapsed() >= TELL_PERIOD)
+        };
+        match progress {
+            Progress::Unasked { why } => say(&format!("{why}; using what the cache has")),
+            Progress::Checking { file } => say(&format!("checking {file}")),
+            Progress::Damaged { file, found } => {
+                say(&format!(
+                    "{file} is damaged in the cache (its hash is {found}); fetching it again"
+                ));
+            }
+            Progress::Fetching { file, done_bytes, all_bytes } => {
+                if is_due(file) {
+                    let (done, all) = (bytes(*done_bytes), bytes(*all_bytes));
+                    say(&format!("fetching {file}: {done} of {all}"));
+                    told = Some(((*file).to_owned(), Instant::now()));
+                }
+            }
+        }
+    })
+}

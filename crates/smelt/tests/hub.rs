@@ -1,0 +1,367 @@
+//! Pipelines whose model comes from a hub: one on this machine that stalls, lies, moves and refuses.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+#[allow(dead_code, unreachable_pub)] // Shared with the tests of the crate that downloads.
+#[path = "../../smelt-hub/src/tests/server.rs"]
+mod server;
+mod world;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use server::{COMMIT, Fault, REPO, Server};
+use world::{Ended, World, commands, data, ended, statuses, until};
+
+const DEMO: &str = include_str!("../../../pipelines/demo.toml");
+/// Nobody listens there.
+const NOWHERE: &str = "http://127.0.0.1:1";
+
+struct HubWorld {
+    world: World,
+    server: Server,
+}
+
+impl HubWorld {
+    fn new(pipeline: &str) -> Self {
+        let golden = data("golden/internvl3-tiny/checkpoint");
+        let read = |name: &str| fs::read(golden.join(name)).unwrap();
+        let server = Server::start(&[
+            ("README.md", b"a model", false),
+            ("config.json", &read("config.json"), false),
+            ("model.safetensors", &read("model.safetensors"), true),
+            ("pytorch_model.bin", b"a pickle", true),
+            ("tokenizer.json", &read("tokenizer.json"), false),
+            ("tokenizer_config.json", &read("tokenizer_config.json"), false),
+        ]);
+        let world =
+            World::new(&pipeline.replace("synthetic:internvl3-tiny", &format!("hf:{REPO}")));
+        Self { world, server }
+    }
+
+    fn demo() -> Self {
+        Self::new(DEMO)
+    }
+
+    /// With the hub's variables, and without those of whoever runs the tests.
+    fn command(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
+        let mut command = self.world.command(arguments);
+        let theirs = |name: &str| {
+            let name = name.to_ascii_uppercase();
+            name.starts_with("HF_") || name.ends_with("_PROXY") || name == "SSL_CERT_FILE"
+        };
+        std::env::vars().filter(|(name, _)| theirs(name)).for_each(|(name, _)| {
+            command.env_remove(name);
+        });
+        // Relative: the worker runs in a directory of its own.
+        command.env("HF_ENDPOINT", &self.server.url).env("HF_HOME", "hf");
+        command.envs(variables.iter().copied());
+        command
+    }
+
+    fn smelt(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
+        ended(&mut self.command(arguments, variables))
+    }
+
+    /// A run that must end well: what it says, and every stage's name with its status.
+    #[track_caller]
+    fn run(&self, variables: &[(&str, &str)]) -> (String, Vec<String>) {
+        let ended = self.smelt(&["run", "p.toml", "--json"], variables);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+        (ended.stderr, statuses(&report))
+    }
+
+    #[track_caller]
+    fn all_are(&self, status: &str, variables: &[(&str, &str)]) -> String {
+        let (said, statuses) = self.run(variables);
+        assert!(statuses.iter().all(|one| one.ends_with(status)), "{statuses:?}\n{said}");
+        said
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.world.path("hf/hub/models--org--tiny-model")
+    }
+
+    fn view(&self) -> PathBuf {
+        self.folder().join("smelt").join(COMMIT)
+    }
+
+    /// How often the content of a large file was asked for, and from which byte.
+    fn fetched(&self) -> Vec<Option<String>> {
+        let asked = self.server.asked().into_iter();
+        asked.filter(|asked| asked.is_storage).map(|asked| asked.range).collect()
+    }
+}
+
+/// `checkpoint` alone is built again; what it led to is the same.
+const FETCHED_AGAIN: [&str; 7] = [
+    "checkpoint sealed",
+    "vision-onnx hit",
+    "vision-engine hit",
+    "llm-quant hit",
+    "llm-engine hit",
+    "verify hit",
+    "deployment hit",
+];
+
+#[test]
+fn a_model_is_fetched_once_and_then_found_with_and_without_the_hub() {
+    let hub = HubWorld::demo();
+    let plan = hub.smelt(&["plan", "p.toml"], &[]);
+    assert!(plan.stdout.contains(&format!("hf:{REPO}@main at commit {COMMIT}")), "{}", plan.stdout);
+    assert!(!hub.world.path("hf").exists(), "a plan downloads nothing");
+    hub.all_are("sealed", &[]);
+    assert_eq!(hub.fetched().len(), 1);
+    let out = hub.smelt(&["out", "p.toml", "checkpoint"], &[]);
+    assert_eq!(Path::new(out.stdout.trim()), hub.view());
+    assert!(hub.server.asked().is_empty(), "to use what was built nobody is asked");
+    assert_eq!(fs::read_dir(hub.view()).unwrap().count(), 4);
+    // Python fetches the rest of the repository into the same snapshot.
+    fs::write(hub.folder().join("snapshots").join(COMMIT).join("README.md"), "a model").unwrap();
+    hub.all_are("hit", &[]);
+    assert!(hub.fetched().is_empty());
+    let said = hub.all_are("hit", &[("HF_ENDPOINT", NOWHERE)]);
+    assert!(said.contains("which the cache remembers"), "{said}");
+    let said = hub.all_are("hit", &[("HF_HUB_OFFLINE", "1")]);
+    assert!(said.contains("HF_HUB_OFFLINE is set; going on with commit"), "{said}");
+    let out = hub.smelt(&["out", "p.toml", "deployment"], &[("HF_ENDPOINT", NOWHERE)]);
+    assert_eq!((out.code, out.stderr.as_str()), (Some(0), ""));
+    let chat = hub.smelt(&["chat", "p.toml", "Hello"], &[("HF_ENDPOINT", NOWHERE)]);
+    assert_eq!(chat.code, Some(0), "{}", chat.stderr);
+    // The same files under a path are the same model.
+    let golden = data("golden/internvl3-tiny/checkpoint");
+    let set = format!("model=path:{}", golden.display());
+    let report = hub.smelt(&["run", "p.toml", "--set", &set, "--json"], &[]);
+    let report: Value = serde_json::from_str(&report.stdout).unwrap();
+    assert!(statuses(&report).iter().all(|one| one.ends_with("hit")), "{report}");
+}
+
+#[test]
+fn a_download_that_was_killed_goes_on_where_it_ended() {
+    let hub = HubWorld::demo();
+    hub.server.set(|state| state.faults = [Fault::Stall(300_000)].into());
+    let mut smelt = hub.command(&["run", "p.toml"], &[]).spawn().unwrap();
+    let arrived = || {
+        let blobs = fs::read_dir(hub.folder().join("blobs")).into_iter().flatten().flatten();
+        blobs.map(|blob| blob.metadata().map_or(0, |meta| meta.len())).max() == Some(300_000)
+    };
+    assert!(until(arrived), "nothing arrives");
+    smelt.kill().unwrap();
+    smelt.wait().unwrap();
+    hub.world.assert_nothing_runs();
+    assert_eq!(hub.fetched(), [None]);
+    hub.all_are("sealed", &[]);
+    assert_eq!(hub.fetched(), [Some("bytes=300000-".to_owned())]);
+}
+
+#[test]
+fn a_branch_that_moves_is_built_anew_as_far_as_its_files_changed() {
+    let hub = HubWorld::demo();
+    hub.run(&[]);
+    assert_eq!(hub.fetched().len(), 1);
+    let first = COMMIT.to_owned();
+    hub.server.set(|state| state.commit = "1".repeat(40));
+    assert_eq!(hub.run(&[]).1, FETCHED_AGAIN, "only the commit's name is new");
+    assert!(hub.fetched().is_empty(), "its files are all here");
+    hub.server.set(|state| {
+        state.commit = "2".repeat(40);
+        let weights = &mut state.files[2].1;
+        let at = weights.len() - 2;
+        weights[at] ^= 1;
+    });
+    let changed = ["checkpoint sealed", "vision-onnx sealed", "vision-engine sealed"];
+    assert_eq!(hub.run(&[]).1[..3], changed, "the last tensor is the vision tower's");
+    assert_eq!(hub.fetched().len(), 1);
+    hub.server.set(|state| state.commit = first);
+    hub.all_are("hit", &[]);
+}
+
+#[test]
+fn wrong_bytes_never_become_a_model() {
+    let hub = HubWorld::demo();
+    hub.server.set(|state| state.faults = [Fault::Wrong; 9].into());
+    let ended = hub.smelt(&["run", "p.toml"], &[]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let words =
+        "smelt: stage checkpoint: model.safetensors of org/tiny-model arrived damaged twice";
+    assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    assert_eq!(fs::read_dir(hub.world.path("cache/out")).unwrap().count(), 0);
+    hub.server.set(|state| state.faults.clear());
+    hub.all_are("sealed", &[]);
+}
+
+#[test]
+fn a_cache_that_was_cleared_or_damaged_is_noticed_and_filled_again() {
+    let hub = HubWorld::demo();
+    hub.run(&[]);
+    fs::remove_dir_all(hub.world.path("hf")).unwrap();
+    let (said, statuses) = hub.run(&[]);
+    assert_eq!(statuses, FETCHED_AGAIN);
+    let words = "checkpoint is not what was recorded and is built again: cannot look at";
+    assert_eq!(said.matches(words).count(), 1, "{said}");
+    assert_eq!(hub.fetched().len(), 2);
+    let blob = fs::canonicalize(hub.view().join("model.safetensors")).unwrap();
+    let mut bytes = fs::read(&blob).unwrap();
+    bytes[400_000] ^= 1;
+    fs::write(&blob, bytes).unwrap();
+    let offline = hub.smelt(&["run", "p.toml"], &[("HF_HUB_OFFLINE", "1")]);
+    assert_eq!(offline.code, Some(1), "{}", offline.stderr);
+    let words = "stage checkpoint: model.safetensors of org/tiny-model is damaged in the cache";
+    assert!(offline.stderr.contains(words), "{}", offline.stderr);
+    let (said, statuses) = hub.run(&[]);
+    assert_eq!(statuses, FETCHED_AGAIN);
+    assert!(said.contains("model.safetensors has other content"), "{said}");
+    let log = fs::read_dir(hub.world.path("cache/logs")).unwrap().flatten();
+    let logs = log.map(|run| fs::read_to_string(run.path().join("checkpoint.1.log")));
+    let logs: Vec<String> = logs.map(Result::unwrap_or_default).collect();
+    let told = |words: &str| logs.iter().any(|log| log.contains(words));
+    assert!(told("model.safetensors is damaged in the cache (its hash is"), "{logs:?}");
+    assert!(told("fetching model.safetensors: ") && told("checking tokenizer.json"), "{logs:?}");
+    hub.all_are("hit", &[]);
+}
+
+#[test]
+fn a_cache_that_changes_under_a_stage_spoils_its_attempt() {
+    let spoil = "[ -e tokenizer.json ] || echo >> $SMELT_IN_MODEL/tokenizer.json; echo x > o";
+    let text = commands(&[&format!("spoil:model:{spoil}")])
+        + &format!("[stage.model]\nkind = \"source\"\nfrom = \"hf:{REPO}\"\n");
+    let hub = HubWorld::new(&text);
+    let ended = hub.smelt(&["run", "p.toml"], &[]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("was changed while the stage ran"), "{}", ended.stderr);
+}
+
+#[test]
+fn the_token_reaches_the_worker_and_nothing_that_is_kept() {
+    let hub = HubWorld::demo();
+    hub.server.set(|state| state.token = Some("hf_secret"));
+    let refused = hub.smelt(&["run", "p.toml"], &[]);
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("accept its licence"), "{}", refused.stderr);
+    assert_eq!(refused.stderr.lines().count(), 1, "{}", refused.stderr);
+    hub.all_are("sealed", &[("HF_TOKEN", "hf_secret")]);
+    let found = Command::new("grep").arg("-rl").arg("hf_secret").arg(hub.world.path("")).output();
+    assert_eq!(String::from_utf8(found.unwrap().stdout).unwrap(), "");
+    // A token that was stored by Python's login serves as well.
+    fs::remove_dir_all(hub.folder()).unwrap();
+    fs::write(hub.world.path("hf/token"), "hf_secret\n").unwrap();
+    assert_eq!(hub.run(&[]).1, FETCHED_AGAIN);
+}
+
+#[test]
+fn what_cannot_be_had_is_one_line_with_its_place() {
+    let check = |change: fn(&mut server::State), from: &str, code: i32, words: &str| {
+        let hub = HubWorld::new(&DEMO.replace("synthetic:internvl3-tiny", from));
+        hub.server.set(change);
+        for command in ["plan", "run"] {
+            let ended = hub.smelt(&[command, "p.toml"], &[]);
+            assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+            assert!(ended.stderr.starts_with("smelt: p.toml:16:8: hf:"), "{}", ended.stderr);
+            assert!(ended.stderr.contains(words), "{}", ended.stderr);
+            assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        }
+    };
+    let good = "hf:org/tiny-model";
+    check(|_| {}, "hf:tiny", 3, "write ORG/NAME");
+    check(|_| {}, "hf:org/tiny@a b", 3, "a revision is a branch, a tag or a commit");
+    check(|_| {}, "hf:../x", 3, "does not name a repository");
+    check(
+        |state| state.refusal = Some((404, "RepoNotFound")),
+        good,
+        3,
+        "has no model org/tiny-model",
+    );
+    check(
+        |state| state.refusal = Some((401, "RepoNotFound")),
+        good,
+        3,
+        "or is private and HF_TOKEN",
+    );
+    let missing = "has no revision \"v9\"; see http";
+    check(|state| state.refusal = Some((404, "RevisionNotFound")), "hf:a/b@v9", 3, missing);
+    check(|state| state.refusal = Some((401, "GatedRepo")), good, 1, "then set HF_TOKEN");
+    let hub = HubWorld::demo();
+    for (variable, words) in
+        [(("HF_ENDPOINT", NOWHERE), "Connection refused"), (("HF_HUB_OFFLINE", "1"), "is not in")]
+    {
+        let ended = hub.smelt(&["run", "p.toml"], &[variable]);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_hub_that_is_silent_does_not_hold_up_ctrl_c() {
+    let hub = HubWorld::demo();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let mut smelt = hub.command(&["run", "p.toml"], &[("HF_ENDPOINT", &endpoint)]).spawn().unwrap();
+    let _asked = silent.accept().unwrap();
+    let begin = Instant::now();
+    kill(Pid::from_raw(smelt.id().cast_signed()), Signal::SIGINT).unwrap();
+    assert_eq!(smelt.wait().unwrap().code(), Some(6));
+    assert!(begin.elapsed() < Duration::from_secs(5), "the connection's own patience is 30 s");
+}
+
+#[test]
+fn a_stage_that_cannot_fetch_says_why() {
+    let check = |change: fn(&mut server::State), code: i32, words: &str| {
+        let hub = HubWorld::demo();
+        hub.server.set(change);
+        let ended = hub.smelt(&["run", "p.toml"], &[]);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        let mut lines = ended.stderr.lines();
+        let line = lines.find(|line| line.starts_with("smelt: stage checkpoint: ")).unwrap();
+        assert!(line.contains(words), "{line}");
+        assert_eq!(fs::read_dir(hub.world.path("cache/out")).unwrap().count(), 0);
+        ended.stderr
+    };
+    check(|state| drop(state.files.remove(2)), 4, "only pickled weights (pytorch_model.bin)");
+    check(|state| drop(state.files.remove(1)), 4, "holds no config.json");
+    let said = check(|state| state.claim = Some((2, 500 << 30)), 1, "No space left on device");
+    assert!(said.contains("checkpoint failed (disk-full)"), "{said}");
+}
+
+#[test]
+fn commands_take_what_a_pipeline_takes() {
+    let hub = HubWorld::demo();
+    let name = format!("hf:{REPO}");
+    let golden = data("golden/internvl3-tiny/checkpoint").display().to_string();
+    let path = format!("path:{golden}");
+    let export = |from: &str, out: &str| {
+        let ended = hub.smelt(&["export", from, "--part", "vision", "--out", out], &[]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        fs::read(hub.world.path(out).join("model.onnx.data")).unwrap()
+    };
+    let graph = export(&name, "a");
+    assert!(graph == export(&golden, "b") && graph == export(&path, "c"));
+    assert_eq!(hub.fetched().len(), 1);
+    export("synthetic:internvl3-tiny", "d");
+    let scheme = ["--scheme", "int8", "--out", "e"];
+    let ended = hub.smelt(&[&["quantize", &name], &scheme[..]].concat(), &[]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let made = |name: &str| hub.world.path(name).exists();
+    assert!(made("e/config.json") || made("e/smelt-quantize.json"));
+    let names = fs::read_dir(hub.world.path("")).unwrap().flatten();
+    let left: Vec<_> = names.filter(|name| name.file_name().len() > "p.toml".len()).collect();
+    assert!(left.is_empty(), "nothing is left behind: {left:?}");
+    let refused = |from: &str, code: i32, words: &str| {
+        let ended = hub.smelt(&["export", from, "--part", "vision", "--out", "f"], &[]);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        let line = ended.stderr.lines().last().unwrap();
+        assert!(line.contains(words), "{}", ended.stderr);
+        assert!(!made("f"));
+    };
+    refused("hf:tiny", 2, "write ORG/NAME");
+    refused("hf:org/other", 2, "has no model org/other");
+    refused("synthetic:nothing", 4, "nothing");
+    refused("path:nowhere", 4, "nowhere");
+}
