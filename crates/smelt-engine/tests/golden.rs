@@ -12,7 +12,7 @@ use smelt_engine::vision::{self, VisionEngine};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
-use smelt_model::quantize::{self, Scheme};
+use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::safetensors::Reader;
 use tempfile::TempDir;
 
@@ -80,7 +80,13 @@ impl Golden {
 
     fn llm_int8(&self) -> LlmEngine {
         let (quantised, engine) = (self.dir.path().join("int8"), self.dir.path().join("llm-int8"));
-        quantize::quantize(&self.checkpoint, Scheme::Int8, &quantised, &mut |_| {}).unwrap();
+        quantize::quantize(
+            &self.checkpoint,
+            &Options::plain(Scheme::Int8),
+            &quantised,
+            &mut |_| {},
+        )
+        .unwrap();
         let checkpoint = Checkpoint::open(&quantised).unwrap();
         llm::build(&checkpoint, LIMITS, &engine, &mut |_| {}).unwrap();
         LlmEngine::open(&engine).unwrap()

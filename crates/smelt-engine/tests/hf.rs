@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
-use smelt_model::quantize::{self, Scheme};
+use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::safetensors::{Reader, TensorSpec, Writer};
 use smelt_model::{export, reference};
 use tempfile::TempDir;
@@ -119,7 +119,8 @@ fn everything(checkpoint: &Checkpoint) -> BTreeMap<PathBuf, Vec<u8>> {
     }
     vision::build(&at("F32"), &at("vision"), &mut |_| {}).unwrap();
     llm::build(checkpoint, limits, &at("llm"), &mut |_| {}).unwrap();
-    quantize::quantize(checkpoint, Scheme::Int8, quantised.path(), &mut |_| {}).unwrap();
+    quantize::quantize(checkpoint, &Options::plain(Scheme::Int8), quantised.path(), &mut |_| {})
+        .unwrap();
     let int8 = Checkpoint::open(quantised.path()).unwrap();
     llm::build(&int8, limits, &at("int8"), &mut |_| {}).unwrap();
     files(out.path())

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use smelt_engine::llm::{self, BuildError, ImageEmbeds, Limits, LlmEngine, Prompt, RunError};
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::quantize::{self, Scheme};
+use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::safetensors::{Reader, TensorSpec, Writer};
 use smelt_model::synthetic;
 use tempfile::TempDir;
@@ -27,7 +27,8 @@ static BUILT: LazyLock<Built> = LazyLock::new(|| {
     synthetic::write("internvl3-tiny", &at("checkpoint"), &mut |_| {}).unwrap();
     let checkpoint = Checkpoint::open(&at("checkpoint")).unwrap();
     llm::build(&checkpoint, LIMITS, &at("plain"), &mut |_| {}).unwrap();
-    quantize::quantize(&checkpoint, Scheme::Int8, &at("quantised"), &mut |_| {}).unwrap();
+    quantize::quantize(&checkpoint, &Options::plain(Scheme::Int8), &at("quantised"), &mut |_| {})
+        .unwrap();
     let quantised = Checkpoint::open(&at("quantised")).unwrap();
     llm::build(&quantised, LIMITS, &at("int8"), &mut |_| {}).unwrap();
     Built { dir }
@@ -260,7 +261,7 @@ fn without_a_head_the_embedding_is_the_head() {
     assert_ne!(logits, run("own-engine", &checkpoint()), "the checkpoint's own head is another");
     // Quantised, a tied head gets an int8 copy of its own.
     let quantised = dir.path().join("tied-int8");
-    quantize::quantize(&tied, Scheme::Int8, &quantised, &mut |_| {}).unwrap();
+    quantize::quantize(&tied, &Options::plain(Scheme::Int8), &quantised, &mut |_| {}).unwrap();
     let int8 = run("int8-engine", &Checkpoint::open(&quantised).unwrap());
     assert_ne!(int8, logits);
     close(&int8, &logits, 0.1);

@@ -2,7 +2,8 @@
 //!
 //! config.json says which tensors there must be; the safetensors header says which there are.  Any
 //! difference is refused at opening, so that readers never meet a missing or misshapen tensor.
-//! Rows are widened to f32 on the way out, int8 ones times their scale.  Keeps no weight in memory.
+//! Rows are widened to f32 on the way out, integers into what they stand for.  Keeps no weight in
+//! memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +22,7 @@ use crate::packed::gguf::names::LAYOUT as GGUF_LAYOUT;
 use crate::packed::gguf::{Gguf, GgufError};
 use crate::packed::quantization::Quantization;
 use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
-use crate::scheme::{self, Scheme};
+use crate::scheme::{self, Mark, Scheme};
 
 mod packing;
 mod weight;
@@ -261,9 +262,9 @@ pub struct Checkpoint {
     packing: Packing,
     /// Every tensor of the model, by its canonical name.
     weights: BTreeMap<String, Weight>,
-    scheme: Scheme,
-    /// Whether only the language model is here, as [`quantize`](crate::quantize::quantize) writes.
-    is_quantized: bool,
+    /// What [`quantize`](crate::quantize::quantize) said of the language model it wrote, which is
+    /// all there is then.
+    mark: Option<Mark>,
     warnings: Vec<String>,
 }
 
@@ -282,26 +283,16 @@ impl Checkpoint {
         let config = read_text(&path)?;
         let packing = packing_of(&config, &path)?;
         let model = Model::parse(&config, &path)?;
-        let marked = read_mark(&dir.join(scheme::MARK_FILE))?;
+        let mark = read_mark(&dir.join(scheme::MARK_FILE))?;
         let files = open_weights(dir)?;
-        let scheme = marked.unwrap_or(Scheme::None);
-        let is_quantized = marked.is_some();
         // What smelt quantised has the canonical names, whatever configuration was copied to it.
-        let layout = if is_quantized { Layout::CANONICAL } else { closest_layout(&model, &files) };
-        let packing = if is_quantized { Packing::Canonical } else { packing };
-        let (dir, weights, warnings) = (dir.to_owned(), BTreeMap::new(), Vec::new());
-        let checkpoint = Self {
-            dir,
-            model,
-            config,
-            files,
-            layout,
-            packing,
-            weights,
-            scheme,
-            is_quantized,
-            warnings,
+        let (layout, packing) = match mark {
+            Some(_) => (Layout::CANONICAL, Packing::Canonical),
+            None => (closest_layout(&model, &files), packing),
         };
+        let (dir, weights, warnings) = (dir.to_owned(), BTreeMap::new(), Vec::new());
+        let checkpoint =
+            Self { dir, model, config, files, layout, packing, weights, mark, warnings };
         checkpoint.with_weights()
     }
 
@@ -323,8 +314,7 @@ impl Checkpoint {
             layout: GGUF_LAYOUT,
             packing: Packing::Gguf(gguf, head_dim),
             weights: BTreeMap::new(),
-            scheme: Scheme::None,
-            is_quantized: false,
+            mark: None,
             warnings: Vec::new(),
         };
         checkpoint.with_weights()
@@ -444,19 +434,19 @@ impl Checkpoint {
         match part {
             Part::Head => self.has_lm_head(),
             Part::Llm => self.model.llm.is_some(),
-            Part::Vision => self.model.vision.is_some() && !self.is_quantized,
-            Part::Encoder => self.model.encoder.is_some() && !self.is_quantized,
+            Part::Vision => self.model.vision.is_some() && !self.is_quantized(),
+            Part::Encoder => self.model.encoder.is_some() && !self.is_quantized(),
         }
     }
 
     /// Whether [`quantize`](crate::quantize::quantize) wrote it.
     pub fn is_quantized(&self) -> bool {
-        self.is_quantized
+        self.mark.is_some()
     }
 
     /// How the language model's linear weights are stored.
     pub fn scheme(&self) -> Scheme {
-        self.scheme
+        self.mark.as_ref().map_or(Scheme::None, |mark| mark.scheme)
     }
 
     /// The tensors of the model by name, in canonical form, a packed weight's scales, zeros and
@@ -763,11 +753,11 @@ impl Checkpoint {
         Err(self.wrong_dtype(&tensor.name, tensor.dtype, FLOATS))
     }
 
-    /// What the configuration, the scheme and the presence of a head call for, in the model's
+    /// What the configuration, the presence of a head and that of integers call for, in the model's
     /// order.
     fn expected(&self) -> Vec<(String, Vec<usize>)> {
         let is_there = |part: &Part| match part {
-            Part::Head => self.has_lm_head() || self.scheme == Scheme::Int8,
+            Part::Head => self.has_lm_head(),
             part => self.has(*part),
         };
         let parts: Vec<Part> = self.model.parts().into_iter().filter(is_there).collect();
@@ -861,8 +851,8 @@ fn first_pickle(dir: &Path) -> Option<String> {
     names.filter_map(|name| name.into_string().ok()).filter(is_pickle).min()
 }
 
-/// The scheme of a directory that [`crate::quantize::quantize`] wrote; nothing for an original one.
-fn read_mark(path: &Path) -> Result<Option<Scheme>, CheckpointError> {
+/// The mark of a directory that [`crate::quantize::quantize`] wrote; nothing for an original one.
+fn read_mark(path: &Path) -> Result<Option<Mark>, CheckpointError> {
     let text = match read_text(path) {
         Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(None);
@@ -870,7 +860,7 @@ fn read_mark(path: &Path) -> Result<Option<Scheme>, CheckpointError> {
         read => read?,
     };
     let bad = |why| CheckpointError::BadMark { path: path.into(), why };
-    scheme::parse_mark(&text).map(Some).map_err(bad)
+    Mark::parse(&text).map(Some).map_err(bad)
 }
 
 fn read_text(path: &Path) -> Result<String, CheckpointError> {

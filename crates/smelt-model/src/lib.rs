@@ -4,6 +4,7 @@
 //! and everything else reads tensors through it, one block of rows at a time.
 //! Knows nothing of engines, pipelines or the store.
 
+pub mod calibrate;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;

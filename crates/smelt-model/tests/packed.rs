@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use smelt_model::checkpoint::{Checkpoint, Weight};
 use smelt_model::dtype::Dtype;
 use smelt_model::packed::write::{Format, write};
-use smelt_model::quantize::{Scheme, quantize};
+use smelt_model::quantize::{Options, Scheme, quantize};
 use smelt_model::safetensors::{Reader, Tensor, TensorSpec, Writer};
 use tempfile::TempDir;
 
@@ -117,7 +117,7 @@ fn a_quantised_checkpoint_keeps_its_vision_tower_when_written_for_others() {
     let original = golden("../internvl3-tiny/checkpoint");
     let (original, dir) = (Checkpoint::open(&original).unwrap(), TempDir::new().unwrap());
     let at = |name: &str| dir.path().join(name);
-    quantize(&original, Scheme::Int8, &at("int8"), &mut |_| {}).unwrap();
+    quantize(&original, &Options::plain(Scheme::Int8), &at("int8"), &mut |_| {}).unwrap();
     let int8 = Checkpoint::open(&at("int8")).unwrap();
     for format in [Format::Gptq, Format::CompressedTensors] {
         let out = at(format.name());
@@ -142,14 +142,20 @@ fn a_quantised_checkpoint_keeps_its_vision_tower_when_written_for_others() {
 fn a_foreign_checkpoint_is_repacked_and_not_quantised_again() {
     for case in ["awq", "gptq-act-order", "gptq-int8", "ct"] {
         let (source, dir) = (Checkpoint::open(&golden(case)).unwrap(), TempDir::new().unwrap());
-        quantize(&source, Scheme::None, &dir.path().join("none"), &mut |_| {}).unwrap();
+        quantize(&source, &Options::plain(Scheme::None), &dir.path().join("none"), &mut |_| {})
+            .unwrap();
         let result = Checkpoint::open(&dir.path().join("none")).unwrap();
         assert_eq!(result.scheme_words(), source.scheme_words());
         let expect = canonical(&source);
         for (name, tensor) in canonical(&result) {
             assert!(tensor == expect[&name], "{case}: {name} differs");
         }
-        let again = quantize(&source, Scheme::Int8, &dir.path().join("again"), &mut |_| {});
+        let again = quantize(
+            &source,
+            &Options::plain(Scheme::Int8),
+            &dir.path().join("again"),
+            &mut |_| {},
+        );
         let error = again.unwrap_err().to_string();
         assert!(error.contains("is already quantised (scheme int"), "{error}");
     }

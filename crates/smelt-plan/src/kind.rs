@@ -17,6 +17,8 @@ pub enum Kind {
     OnnxExport,
     /// ONNX to ONNX by one rule.
     GraphSurgery,
+    /// Checkpoint and prompts to statistics of what goes into its layers.
+    Calibrate,
     /// Checkpoint to a checkpoint with other weight types.
     Quantize,
     /// ONNX to an engine (trtexec's job).
@@ -38,6 +40,8 @@ pub enum Takes {
     Stage(&'static [Kind]),
     /// `hf:ORG/NAME[@REV]`, `path:DIR` or `synthetic:NAME`.
     Source,
+    /// `path:FILE` or `path:DIR`: an edge.
+    Path,
     /// Any text.
     Text,
     /// One of these words.
@@ -126,10 +130,21 @@ const GRAPH_SURGERY: &[Field] = &[
     field("names", Takes::Texts, Absent::Nothing),
     field("opset", Takes::Count(17, 21), Absent::Nothing),
 ];
-/// The quantiser's words; the worker refuses those that its quantiser does not know.
-const SCHEMES: &[&str] = &[
+/// Quantisers square the number of tokens kept.
+const CALIBRATION_TOKENS_MAX: u64 = 2048;
+const CALIBRATE: &[Field] = &[
+    field("checkpoint", CHECKPOINT, Absent::Refused),
+    field("texts", Takes::Texts, Absent::Nothing),
+    field("prompts", Takes::Path, Absent::Nothing),
+    field("images", Takes::Path, Absent::Nothing),
+    field("vision", ENGINE, Absent::Nothing),
+    field("tokens", Takes::Count(1, CALIBRATION_TOKENS_MAX), Absent::Number(512)),
+];
+/// The schemes of weights: bits, group, zero points.
+pub const SCHEMES: &[&str] = &[
     "none",
     "int8",
+    "int8-g32",
     "int4-g32",
     "int4-g64",
     "int4-g128",
@@ -139,9 +154,17 @@ const SCHEMES: &[&str] = &[
 ];
 /// The forms of a quantised checkpoint: smelt's own, and those that other servers load.
 const FORMATS: &[&str] = &["smelt", "compressed-tensors", "awq", "gptq"];
+/// The ways to choose the integers of weights.
+pub const METHODS: &[&str] = &["rtn", "mse", "awq", "gptq", "gptq-act-order"];
+const CALIBRATION: Takes = Takes::Stage(&[Kind::Calibrate, Kind::Command]);
 const QUANTIZE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
     field("scheme", Takes::Choice(SCHEMES), Absent::Refused),
+    field("head", Takes::Choice(SCHEMES), Absent::Nothing),
+    field("embeddings", Takes::Choice(SCHEMES), Absent::Nothing),
+    field("method", Takes::Choice(METHODS), Absent::Word("rtn")),
+    field("calibration", CALIBRATION, Absent::Nothing),
+    field("exclude", Takes::Texts, Absent::Nothing),
     field("format", Takes::Choice(FORMATS), Absent::Word("smelt")),
 ];
 const ENGINE_BUILD: &[Field] = &[
@@ -182,10 +205,11 @@ const COMMAND: &[Field] = &[
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Source,
         Self::OnnxExport,
         Self::GraphSurgery,
+        Self::Calibrate,
         Self::Quantize,
         Self::EngineBuild,
         Self::LlmEngineBuild,
@@ -200,6 +224,7 @@ impl Kind {
             Self::Source => "source",
             Self::OnnxExport => "onnx-export",
             Self::GraphSurgery => "graph-surgery",
+            Self::Calibrate => "calibrate",
             Self::Quantize => "quantize",
             Self::EngineBuild => "engine-build",
             Self::LlmEngineBuild => "llm-engine-build",
@@ -220,6 +245,7 @@ impl Kind {
             Self::Source => SOURCE,
             Self::OnnxExport => ONNX_EXPORT,
             Self::GraphSurgery => GRAPH_SURGERY,
+            Self::Calibrate => CALIBRATE,
             Self::Quantize => QUANTIZE,
             Self::EngineBuild => ENGINE_BUILD,
             Self::LlmEngineBuild => LLM_ENGINE_BUILD,
@@ -255,10 +281,11 @@ impl Kind {
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {
         match self {
+            Self::Quantize => 2,
             Self::Source
             | Self::OnnxExport
             | Self::GraphSurgery
-            | Self::Quantize
+            | Self::Calibrate
             | Self::Verify
             | Self::Deployment
             | Self::Command => 1,

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::packed::write::{Format, write};
-use smelt_model::quantize::{self, Scheme};
+use smelt_model::quantize::{self, Options, Report, Scheme};
 
 use crate::exit::{Exit, Failed};
 use crate::say::tell;
@@ -47,27 +47,31 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failed> {
 }
 
 /// Quantises `checkpoint` into `out` in `form`; weights that are packed already are packed again
-/// in that form, their integers unchanged, if `scheme` is none.
+/// in that form, their integers unchanged, if the scheme is none.  Returns what rounding cost, if
+/// anything was rounded.
 pub(crate) fn quantize(
     checkpoint: &Checkpoint,
-    scheme: Scheme,
+    options: &Options<'_>,
     form: Form,
     out: &Path,
     say: &mut dyn FnMut(&str),
-) -> Result<(), Failed> {
+) -> Result<Option<Report>, Failed> {
     let Form::Foreign(format) = form else {
-        return quantize::quantize(checkpoint, scheme, out, say).map_err(Failed::model);
+        let report = quantize::quantize(checkpoint, options, out, say);
+        return report.map(Some).map_err(Failed::model);
     };
-    if scheme == Scheme::None {
-        return write(checkpoint, checkpoint, format, out, say).map_err(Failed::model);
+    if options.scheme == Scheme::None {
+        write(checkpoint, checkpoint, format, out, say).map_err(Failed::model)?;
+        return Ok(None);
     }
     let canonical = out.join(CANONICAL_DIR);
-    quantize::quantize(checkpoint, scheme, &canonical, say).map_err(Failed::model)?;
+    let report = quantize::quantize(checkpoint, options, &canonical, say).map_err(Failed::model)?;
     let packed = Checkpoint::open(&canonical).map_err(Failed::model)?;
     write(&packed, checkpoint, format, out, say).map_err(Failed::model)?;
     drop(packed);
     fs::remove_dir_all(&canonical).map_err(|error| {
         let text = format!("cannot remove {}: {error}", canonical.display());
         Failed::new(Exit::StageFailed, text)
-    })
+    })?;
+    Ok(Some(report))
 }

@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Subcommand::Chat(flags) => commands::chat::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),
         Subcommand::Export(flags) => commands::export::run(&flags),
+        Subcommand::Calibrate(flags) => commands::calibrate::run(&flags),
         Subcommand::Quantize(flags) => commands::quantize::run(&flags),
         Subcommand::Onnx(command) => commands::onnx::run(&command),
         Subcommand::Stage(flags) => stage::run(&flags),

@@ -239,6 +239,11 @@ impl LlmEngine {
         self.file.engine.vocab
     }
 
+    /// The scheme of its linear weights, by the word pipelines use.
+    pub fn scheme(&self) -> &str {
+        &self.file.engine.scheme
+    }
+
     /// Numbers in a token's embedding.
     pub fn hidden(&self) -> usize {
         self.file.engine.hidden

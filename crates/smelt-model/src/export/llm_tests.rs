@@ -13,7 +13,7 @@ use crate::decoder::EMBEDDING;
 use crate::dtype::Dtype;
 use crate::golden::{Golden, TEXT, Tensors, check_close};
 use crate::model::Part;
-use crate::quantize::{Scheme, quantize};
+use crate::quantize::{Options, Scheme, quantize};
 
 /// The largest errors, as parts of the largest value of an output.
 const F32: f64 = 5e-5;
@@ -199,7 +199,7 @@ fn only_plain_operators_are_used_and_none_is_trigonometry_in_narrow_types() {
 fn quantised_weights_are_exported_as_the_floats_they_stand_for() {
     let (golden, dir) = (Golden::open("qwen2-tiny"), tempfile::tempdir().unwrap());
     let quantised = dir.path().join("int8");
-    quantize(&golden.checkpoint(), Scheme::Int8, &quantised, &mut |_| {}).unwrap();
+    quantize(&golden.checkpoint(), &Options::plain(Scheme::Int8), &quantised, &mut |_| {}).unwrap();
     let checkpoint = Checkpoint::open(&quantised).unwrap();
     let graph = export(&checkpoint, Dtype::F32, LlmInput::Ids);
     for name in

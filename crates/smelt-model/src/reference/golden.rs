@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::golden;
-use crate::quantize::Scheme;
+use crate::quantize::{Options, Scheme};
 use crate::safetensors::Reader;
 
 /// The largest error, as a part of the largest value.  Common mistakes (a wrong epsilon, the tanh
@@ -147,7 +147,13 @@ fn neither_threads_nor_blocks_change_a_bit() {
 #[test]
 fn an_int8_copy_is_read_times_its_scales() {
     let dir = std::env::temp_dir().join(format!("smelt-reference-int8-{}", std::process::id()));
-    crate::quantize::quantize(&QWEN2.checkpoint(), Scheme::Int8, &dir, &mut |_| {}).unwrap();
+    crate::quantize::quantize(
+        &QWEN2.checkpoint(),
+        &Options::plain(Scheme::Int8),
+        &dir,
+        &mut |_| {},
+    )
+    .unwrap();
     let quantised = Checkpoint::open(&dir).unwrap();
     let tokens = QWEN2.tokens("text_ids");
     let found = logits(&quantised, &tokens, None, 0..tokens.len(), &mut |_| {}).unwrap();

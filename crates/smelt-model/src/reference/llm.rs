@@ -35,22 +35,56 @@ pub(super) fn logits_of(
     let llm = ckpt.decoder()?;
     check(prompt, &positions, llm)?;
     let mut x = embed(ckpt, prompt, llm)?;
-    for layer in 0..llm.layers {
-        progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
-        let name = format!("language_model.model.layers.{layer}");
-        attention(stream, llm, &name, prompt.places, &mut x)?;
-        stream.note(&name, &x);
-        mlp(stream, llm, &name, &mut x)?;
-        stream.note(&name, &x);
-        if let Some(features) = prompt.deepstack.get(layer) {
-            add_features(prompt, features, llm.hidden, &mut x);
-        }
-    }
+    layers(stream, llm, std::slice::from_ref(prompt), &mut x, (progress, &mut |_, _| {}))?;
     let mut asked = x[positions.start * llm.hidden..positions.end * llm.hidden].to_vec();
     drop(x);
     rms_norm(&mut asked, &stream.vector("language_model.model.norm.weight")?, llm.eps);
     progress("reference head");
     stream.product(if ckpt.has_lm_head() { LM_HEAD } else { EMBEDDING }, &asked)
+}
+
+/// See [`super::observe`].
+pub(super) fn observe(
+    ckpt: &Checkpoint,
+    prompts: &[Prompt<'_>],
+    effort: Effort,
+    progress: &mut dyn FnMut(&str),
+    see: See<'_>,
+) -> Result<(), ReferenceError> {
+    let llm = ckpt.decoder()?;
+    let mut x = Vec::new();
+    for prompt in prompts {
+        check(prompt, &(0..prompt.tokens.len()), llm)?;
+        x.extend(embed(ckpt, prompt, llm)?);
+    }
+    let mut stream = Stream::new(ckpt, effort);
+    layers(&mut stream, llm, prompts, &mut x, (progress, see))?;
+    rms_norm(&mut x, &stream.vector("language_model.model.norm.weight")?, llm.eps);
+    see("language_model.lm_head", &x);
+    Ok(())
+}
+
+/// Hears the name of the first linear of those that share an input, and that input: `[tokens, _]`.
+pub(super) type See<'a> = &'a mut dyn FnMut(&str, &[f32]);
+
+/// Runs the rows `x` of `prompts`, which see nothing of each other, through all layers in place.
+fn layers(
+    stream: &mut Stream<'_>,
+    llm: &Decoder,
+    prompts: &[Prompt<'_>],
+    x: &mut [f32],
+    (progress, see): (&mut dyn FnMut(&str), See<'_>),
+) -> Result<(), ReferenceError> {
+    for layer in 0..llm.layers {
+        progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
+        let name = format!("language_model.model.layers.{layer}");
+        attention(stream, llm, &name, prompts, x, see)?;
+        stream.note(&name, x);
+        mlp(stream, llm, &name, x, see)?;
+        stream.note(&name, x);
+        add_features(prompts, layer, llm.hidden, x);
+    }
+    Ok(())
 }
 
 fn check(
@@ -111,13 +145,21 @@ fn embed(
     Ok(x)
 }
 
-/// Adds the features of a tower's block to the rows of the tokens that stand for images.
-fn add_features(prompt: &Prompt<'_>, features: &[f32], hidden: usize, x: &mut [f32]) {
-    let image_token = prompt.image.map(|image| image.token);
-    let rows = x.chunks_mut(hidden).zip(prompt.tokens);
-    let rows = rows.filter(|(_, token)| image_token == Some(**token)).map(|(row, _)| row);
-    for (row, features) in rows.zip(features.chunks(hidden)) {
-        add(row, features);
+/// Adds what a tower's block says of images (deepstack) to the rows of the tokens that stand for
+/// them, behind those layers that have such.
+fn add_features(prompts: &[Prompt<'_>], layer: usize, hidden: usize, x: &mut [f32]) {
+    let mut rows = x.chunks_mut(hidden);
+    for prompt in prompts {
+        let image_token = prompt.image.map(|image| image.token);
+        let own = rows.by_ref().take(prompt.tokens.len()).zip(prompt.tokens);
+        let own = own.filter(|(_, token)| image_token == Some(**token)).map(|(row, _)| row);
+        let features = prompt.deepstack.get(layer).map_or(&[][..], Vec::as_slice);
+        // All rows are taken, so that the next prompt begins with its own.
+        for (n, row) in own.enumerate() {
+            if let Some(features) = features.get(n * hidden..(n + 1) * hidden) {
+                add(row, features);
+            }
+        }
     }
 }
 
@@ -127,10 +169,12 @@ fn attention(
     stream: &mut Stream<'_>,
     llm: &Decoder,
     name: &str,
-    places: Option<&[Place]>,
+    prompts: &[Prompt<'_>],
     x: &mut [f32],
+    see: See<'_>,
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, llm, &format!("{name}.input_layernorm.weight"), x)?;
+    see(&format!("{name}.self_attn.q_proj"), &normed);
     let mut q = projected(stream, llm, &format!("{name}.self_attn.q_proj"), &normed)?;
     let mut k = projected(stream, llm, &format!("{name}.self_attn.k_proj"), &normed)?;
     let v = projected(stream, llm, &format!("{name}.self_attn.v_proj"), &normed)?;
@@ -138,16 +182,37 @@ fn attention(
         rms_norm(&mut q, &stream.vector(&format!("{name}.self_attn.q_norm.weight"))?, llm.eps);
         rms_norm(&mut k, &stream.vector(&format!("{name}.self_attn.k_norm.weight"))?, llm.eps);
     }
-    rotate(llm, places, &mut q, llm.q_width());
-    rotate(llm, places, &mut k, llm.kv_width());
+    let mut attended = Vec::with_capacity(q.len());
+    let mut first = 0;
+    for prompt in prompts {
+        let rows = first..first + prompt.tokens.len();
+        let q = &mut q[rows.start * llm.q_width()..rows.end * llm.q_width()];
+        let k = &mut k[rows.start * llm.kv_width()..rows.end * llm.kv_width()];
+        let v = &v[rows.start * llm.kv_width()..rows.end * llm.kv_width()];
+        attended.extend(attend_prompt(llm, prompt.places, [q, k], v, stream.effort));
+        first = rows.end;
+    }
+    see(&format!("{name}.self_attn.o_proj"), &attended);
+    add(x, &stream.product(&format!("{name}.self_attn.o_proj.weight"), &attended)?);
+    Ok(())
+}
+
+/// Rotates q and k of one prompt and attends: `[tokens, heads * head_dim]`.
+fn attend_prompt(
+    llm: &Decoder,
+    places: Option<&[Place]>,
+    [q, k]: [&mut [f32]; 2],
+    v: &[f32],
+    effort: Effort,
+) -> Vec<f32> {
+    rotate(llm, places, q, llm.q_width());
+    rotate(llm, places, k, llm.kv_width());
     let heads =
         Heads { query: llm.heads, key_value: llm.kv_heads, width: llm.head_dim, causal: true };
     let project = |values, stride| Projection { values, stride };
     let all =
-        [project(&*q, llm.q_width()), project(&*k, llm.kv_width()), project(&*v, llm.kv_width())];
-    let attended = attend(all, x.len() / llm.hidden, heads, stream.effort.threads);
-    add(x, &stream.product(&format!("{name}.self_attn.o_proj.weight"), &attended)?);
-    Ok(())
+        [project(&*q, llm.q_width()), project(&*k, llm.kv_width()), project(v, llm.kv_width())];
+    attend(all, q.len() / llm.q_width(), heads, effort.threads)
 }
 
 /// Turns rows of `width` by their places, or by their positions where no places are given.
@@ -180,8 +245,10 @@ fn mlp(
     llm: &Decoder,
     name: &str,
     x: &mut [f32],
+    see: See<'_>,
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, llm, &format!("{name}.post_attention_layernorm.weight"), x)?;
+    see(&format!("{name}.mlp.gate_proj"), &normed);
     let mut gate = stream.product(&format!("{name}.mlp.gate_proj.weight"), &normed)?;
     let up = stream.product(&format!("{name}.mlp.up_proj.weight"), &normed)?;
     threads::for_rows(stream.effort.threads, &mut gate, 1, 1, |first, gate| {
@@ -190,6 +257,7 @@ fn mlp(
         }
     });
     drop(up);
+    see(&format!("{name}.mlp.down_proj"), &gate);
     add(x, &stream.product(&format!("{name}.mlp.down_proj.weight"), &gate)?);
     Ok(())
 }

@@ -12,10 +12,11 @@ use crate::places::Place;
 pub mod compare;
 
 mod attention;
+mod elementary;
 #[cfg(test)]
 mod golden;
 mod llm;
-mod matmul;
+pub(crate) mod matmul;
 mod peaks;
 mod pointwise;
 mod stream;
@@ -216,4 +217,19 @@ pub fn logits_after(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
     llm::logits(ckpt, prompt, positions, Effort::whole_machine(), progress)
+}
+
+/// Runs `prompts`, which see nothing of each other, and tells `see` the input of each set of linears
+/// that share one: the name of the first of them without `.weight`, and `[tokens, channels]`, the
+/// prompts one after another.  Each weight is read once.
+///
+/// # Errors
+/// [`ReferenceError`] if a prompt does not fit the model or the checkpoint cannot be read.
+pub(crate) fn observe(
+    ckpt: &Checkpoint,
+    prompts: &[Prompt<'_>],
+    progress: &mut dyn FnMut(&str),
+    see: &mut dyn FnMut(&str, &[f32]),
+) -> Result<(), ReferenceError> {
+    llm::observe(ckpt, prompts, Effort::whole_machine(), progress, see)
 }

@@ -2,6 +2,8 @@
 //!
 //! Sums and transcendental functions are taken in f64 and rounded once.  Reads no files.
 
+use super::elementary::{exp, sin_cos};
+
 /// `(x - mean) / sqrt(variance + eps) * weight + bias`, row by row, in place.
 pub(super) fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
     let width = weight.len() as f64;
@@ -34,7 +36,7 @@ pub(super) fn softmax(row: &mut [f32], visible: usize, scale: f32) {
     let largest = seen.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
     for x in seen.iter_mut() {
-        *x = ((*x - largest) * scale).exp();
+        *x = exp(f64::from((*x - largest) * scale)) as f32;
         sum += f64::from(*x);
     }
     for x in seen {
@@ -45,7 +47,7 @@ pub(super) fn softmax(row: &mut [f32], visible: usize, scale: f32) {
 /// `x * sigmoid(x)`.
 pub(super) fn silu(x: f32) -> f32 {
     let x = f64::from(x);
-    (x / (1.0 + (-x).exp())) as f32
+    (x / (1.0 + exp(-x))) as f32
 }
 
 /// Elements whose series are summed side by side, so that the loop runs in vector registers.
@@ -85,7 +87,7 @@ fn erf(x: [f64; SERIES_LANES]) -> [f64; SERIES_LANES] {
     }
     let mut erf = [0.0; SERIES_LANES];
     for ((erf, sum), x) in erf.iter_mut().zip(sums).zip(x) {
-        *erf = std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * x * sum;
+        *erf = std::f64::consts::FRAC_2_SQRT_PI * exp(-x * x) * x * sum;
     }
     erf
 }
@@ -103,7 +105,7 @@ pub(super) fn rotate_half(
     for (position, row) in x.chunks_mut(row).enumerate() {
         let angles = (0..half).map(|pair| f64::from(angle(position, pair)));
         let turns: Vec<(f32, f32)> =
-            angles.map(|angle| (angle.sin() as f32, angle.cos() as f32)).collect();
+            angles.map(sin_cos).map(|(sin, cos)| (sin as f32, cos as f32)).collect();
         for head in row.chunks_mut(2 * half) {
             let (low, high) = head.split_at_mut(half);
             for ((low, high), (sin, cos)) in low.iter_mut().zip(high).zip(&turns) {

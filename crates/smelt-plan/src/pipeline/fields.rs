@@ -20,7 +20,7 @@ const TEXT_BYTES_MAX: usize = 128 << 10;
 impl Takes {
     /// Whether the field names other stages or paths.
     pub(super) fn is_edge(self) -> bool {
-        matches!(self, Self::Stage(_) | Self::Inputs | Self::Source)
+        matches!(self, Self::Stage(_) | Self::Inputs | Self::Source | Self::Path)
     }
 }
 
@@ -87,6 +87,10 @@ fn read_field(
             }
             Source::Made(synthetic) => Value::from(synthetic),
         },
+        Takes::Path => {
+            inputs.push(input(InputRef::Path(path_ref(item, &text(item, params)?)?)));
+            return Ok(());
+        }
         Takes::Inputs => {
             for item in item.list()? {
                 let from = stage_or_path(&item, text(&item, params)?)?;
@@ -137,6 +141,12 @@ fn stage_or_path(item: &Item<'_>, text: String) -> Result<InputRef, PipelineErro
         Some(path) => Ok(InputRef::Path(nonempty_path(item, path)?)),
         None => stage(item, &text),
     }
+}
+
+fn path_ref(item: &Item<'_>, text: &str) -> Result<String, PipelineError> {
+    let words =
+        || item.error(format!("\"{}\" must be path:FILE or path:DIR, not \"{text}\"", item.key));
+    nonempty_path(item, text.strip_prefix("path:").ok_or_else(words)?)
 }
 
 /// What a source's `from` says.

@@ -72,7 +72,7 @@ fn every_error_has_its_place() {
     check("name = \"demo\"", "name = \"demo\"\nnmae = 1", "4:1", "unknown key \"nmae\"");
     check("smelt = 1", "smelt = 2", "2:9", "this smelt reads smelt = 1");
     check("\"quantize\"", "\"quantise\"", "11:8", "did you mean \"quantize\"?");
-    check("\"int8\"", "\"int9\"", "13:10", "int4-g128-asym, not \"int9\"");
+    check("\"int8\"", "\"int9\"", "13:10", "or int4-g128-asym, not \"int9\"");
     check("scheme = \"int8\"", "", "10:1", "needs the key \"scheme\"");
     check("[stage.llm-quant]", "[stage.LLM]", "10:8", "cannot name a stage");
     check("= \"llm-quant\"", "= [1]", "16:14", "must be a text in quotes, not array");
@@ -154,6 +154,33 @@ outputs = ["out"]
     for wrong in ["1", "\"yes\"", "[]"] {
         let error = probe(wrong, &[]).unwrap_err().to_string();
         assert!(error.contains("\"probe\" must be true or false"), "{error}");
+    }
+}
+
+#[test]
+fn a_path_field_takes_a_path_and_no_stage() {
+    let text = r#"
+smelt = 1
+name = "c"
+[stage.a]
+kind = "source"
+from = "synthetic:x"
+[stage.b]
+kind = "calibrate"
+checkpoint = "a"
+prompts = "path:x.txt"
+"#;
+    let pipeline = parse(text, &[]).unwrap();
+    let stage = &pipeline.stages[1];
+    assert_eq!(stage.params["tokens"], json!(512));
+    assert_eq!(stage.inputs[1].from, InputRef::Path("x.txt".into()));
+    for (given, words) in [
+        ("x.txt", "\"prompts\" must be path:FILE or path:DIR, not \"x.txt\""),
+        ("a", "not \"a\""),
+        ("path:", "names no file"),
+    ] {
+        let error = parse(&text.replace("path:x.txt", given), &[]).unwrap_err().to_string();
+        assert!(error.starts_with("p.toml:10:11: ") && error.contains(words), "{error}");
     }
 }
 

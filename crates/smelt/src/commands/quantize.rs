@@ -1,5 +1,7 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
+use smelt_model::quantize::{Options, Report};
+
 use crate::checkpoint;
 use crate::exit::{Exit, Failed};
 use crate::flags::QuantizeFlags;
@@ -8,11 +10,23 @@ use crate::given;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
+    let plain = Options::plain(flags.scheme);
+    let options = Options {
+        head: flags.head,
+        embeddings: flags.embeddings,
+        method: flags.method,
+        exclude: flags.exclude.clone(),
+        calibration: flags.calibration.as_deref(),
+        threads: flags.threads.unwrap_or(plain.threads),
+        ..plain
+    };
     let out = FreshDir::begin(&flags.out)?;
     let given = given::open(&flags.checkpoint, &flags.out)?;
     let mut say = |line: &str| tell(line);
-    checkpoint::quantize(&given.checkpoint, flags.scheme, flags.format, out.path(), &mut say)?;
+    let report =
+        checkpoint::quantize(&given.checkpoint, &options, flags.format, out.path(), &mut say)?;
     out.finish()?;
+    report.iter().flat_map(Report::table).for_each(tell);
     tell(format_args!("wrote {}", flags.out.display()));
     Ok(Exit::Ok)
 }

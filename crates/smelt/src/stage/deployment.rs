@@ -77,7 +77,7 @@ fn chat(request: &Request) -> Result<(), Failed> {
 }
 
 /// InternVL3's preprocessing, by the checkpoint's own numbers.
-fn image(tower: &InternVl3) -> Settings {
+pub(super) fn image(tower: &InternVl3) -> Settings {
     Settings {
         image_size: tower.image_size,
         min_tiles: tower.min_tiles,
