@@ -1,8 +1,9 @@
-//! Runs the sweeps of `ci` without their bounds.
+//! Runs the sweeps of `ci` without their bounds, then every fuzz target for a minute.
 
 use anyhow::{Context, Result};
 
 use crate::ci::cargo;
+use crate::fuzz;
 
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
@@ -16,5 +17,5 @@ pub(crate) fn run() -> Result<()> {
     for (name, arguments) in SWEEPS {
         cargo(arguments, &[SOAK]).with_context(|| format!("{name} failed"))?;
     }
-    Ok(())
+    fuzz::run(&[])
 }

@@ -14,6 +14,7 @@ use crate::config::ConfigError;
 use crate::decoder::{Decoder, Family, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::families::internvl3::InternVl3;
+use crate::foreign::{Expected, recognise};
 use crate::model::{Layout, Model, Part, Vision};
 use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
 use crate::scheme::{self, Scheme};
@@ -28,7 +29,7 @@ pub const INDEX_FILE: &str = "model.safetensors.index.json";
 pub const CONFIG_FILE: &str = "config.json";
 
 /// The longest JSON side file read; real ones are a few KiB, and a wrong path costs no more memory.
-pub const JSON_BYTES_MAX: u64 = 16 << 20;
+pub const JSON_BYTES_MAX: u64 = 4 << 20;
 
 /// The most f32 bytes [`Checkpoint::read_f32`] returns.  Biases, norms and position embeddings fit;
 /// a larger tensor belongs in blocks of rows.
@@ -686,6 +687,9 @@ fn read_text(path: &Path) -> Result<String, CheckpointError> {
     }
     let bytes = fs::read(path).map_err(failed)?;
     let not_text = |_| CheckpointError::BadText { path: path.into(), why: "not UTF-8".to_owned() };
+    if let Some(what) = recognise(&bytes, Expected::Json) {
+        return Err(CheckpointError::BadText { path: path.into(), why: format!("it is {what}") });
+    }
     String::from_utf8(bytes).map_err(not_text)
 }
 
@@ -883,8 +887,12 @@ mod tests {
         let config = dir.path().join(CONFIG_FILE);
         fs::write(&config, b"\xff{}").unwrap();
         assert!(refusal(dir.path()).contains("not UTF-8"));
+        fs::write(&config, "version https://git-lfs.github.com/spec/v1\n").unwrap();
+        assert!(refusal(dir.path()).contains("config.json: it is a git-lfs pointer"));
+        fs::write(&config, "<!DOCTYPE html><html></html>").unwrap();
+        assert!(refusal(dir.path()).contains("config.json: it is a web page"));
         fs::File::create(&config).unwrap().set_len(JSON_BYTES_MAX + 1).unwrap();
-        assert!(refusal(dir.path()).contains("no file of at most 16777216 bytes"));
+        assert!(refusal(dir.path()).contains("no file of at most 4194304 bytes"));
         fs::remove_file(&config).unwrap();
         fs::create_dir(&config).unwrap();
         assert!(refusal(dir.path()).contains("no file of at most"));

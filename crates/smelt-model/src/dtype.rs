@@ -101,6 +101,23 @@ impl Dtype {
         matches!(self, Self::F16 | Self::BF16 | Self::F32)
     }
 
+    /// The index of the first NaN or infinity among little-endian elements; nothing where all are
+    /// finite, and for types that are no F16, BF16 or F32.
+    ///
+    /// Without its sign, a float's bits order as floats do, and everything that is not finite comes
+    /// last: the common case is one pass of integer comparisons.
+    pub fn first_not_finite(self, bytes: &[u8]) -> Option<usize> {
+        let (pairs, quads) = (bytes.as_chunks::<2>().0, bytes.as_chunks::<4>().0);
+        let half = |bytes: &[u8; 2]| u16::from_le_bytes(*bytes) & 0x7FFF;
+        let single = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes) & 0x7FFF_FFFF;
+        match self {
+            Self::F16 => first_from(pairs, half, 0x7C00),
+            Self::BF16 => first_from(pairs, half, 0x7F80),
+            Self::F32 => first_from(quads, single, 0x7F80_0000),
+            _ => None,
+        }
+    }
+
     /// Appends the f32 values of little-endian `bytes` to `out`; returns false, adding nothing,
     /// if this is not F16, BF16 or F32 or the bytes do not hold whole elements.
     #[must_use]
@@ -117,6 +134,17 @@ impl Dtype {
         }
         true
     }
+}
+
+/// The index of the first item whose magnitude is `limit` or more.
+fn first_from<T, M: Ord + Copy>(
+    items: &[T],
+    magnitude: impl Fn(&T) -> M,
+    limit: M,
+) -> Option<usize> {
+    // One pass without an exit is vectorised; the search for the culprit may be slow.
+    items.iter().map(&magnitude).max().filter(|largest| *largest >= limit)?;
+    items.iter().position(|item| magnitude(item) >= limit)
 }
 
 fn bf16_to_f32(bytes: [u8; 2]) -> f32 {
@@ -151,6 +179,24 @@ mod tests {
             assert_eq!(out[0].to_bits(), f16::from_bits(bits).to_f32().to_bits());
             assert_eq!(out[1].to_bits(), u32::from(bits) << 16);
         }
+    }
+
+    #[test]
+    fn every_value_that_is_not_finite_is_found() {
+        let after_zero = |bytes: &[u8]| [&vec![0; bytes.len()], bytes].concat();
+        for bits in 0..=u16::MAX {
+            let bytes = after_zero(&bits.to_le_bytes());
+            let found = |is_finite: bool| (!is_finite).then_some(1);
+            let (half, brain) = (f16::from_bits(bits), half::bf16::from_bits(bits));
+            assert_eq!(Dtype::F16.first_not_finite(&bytes), found(half.is_finite()), "{bits:x}");
+            assert_eq!(Dtype::BF16.first_not_finite(&bytes), found(brain.is_finite()), "{bits:x}");
+        }
+        for value in [f32::MAX, -f32::MAX, 0.0, f32::NAN, -f32::NAN, f32::INFINITY, -f32::INFINITY]
+        {
+            let found = Dtype::F32.first_not_finite(&after_zero(&value.to_le_bytes()));
+            assert_eq!(found, (!value.is_finite()).then_some(1), "{value}");
+        }
+        assert_eq!(Dtype::I32.first_not_finite(&[0xFF; 4]), None);
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod reference;
 pub mod safetensors;
 pub mod synthetic;
 
+mod foreign;
 mod scheme;
 
 #[cfg(test)]

@@ -32,6 +32,10 @@ impl Model {
     pub fn read(path: &Path) -> Result<Self, ReadError> {
         let fail = |fault| ReadError { path: path.to_owned(), fault };
         let own_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        // Asked before opening: a pipe would keep the open waiting for a writer.
+        if !std::fs::metadata(path).map_err(|error| fail(error.into()))?.is_file() {
+            return Err(fail(ReadFault::NotAFile));
+        }
         let file = File::open(path).map_err(|error| fail(error.into()))?;
         skim(file).and_then(|skimmed| model(skimmed, own_name)).map_err(fail)
     }

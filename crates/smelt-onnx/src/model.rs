@@ -82,6 +82,17 @@ impl Node {
         self.attributes.iter().find(|attribute| attribute.name == name).map(|a| &a.value)
     }
 
+    /// Calls `found` with every value that the node reads, and that its subgraphs read.
+    pub(crate) fn reads<'m>(&'m self, found: &mut dyn FnMut(&'m str)) {
+        self.inputs.iter().filter(|name| !name.is_empty()).for_each(|name| found(name));
+        for attribute in &self.attributes {
+            if let AttributeValue::Graph(graph) = &attribute.value {
+                graph.nodes.iter().for_each(|node| node.reads(found));
+                graph.outputs.iter().for_each(|output| found(&output.name));
+            }
+        }
+    }
+
     /// Attribute `name` as an integer; `None` if absent or of another type.
     pub fn int(&self, name: &str) -> Option<i64> {
         match self.attribute(name)? {
@@ -104,6 +115,13 @@ impl Node {
             AttributeValue::Float(value) => Some(*value),
             _ => None,
         }
+    }
+}
+
+impl Attribute {
+    /// An attribute `name` that holds `value`.
+    pub(crate) fn int(name: &str, value: i64) -> Self {
+        Self { name: name.to_owned(), value: AttributeValue::Int(value) }
     }
 }
 

@@ -10,18 +10,16 @@ use std::io::{self, BufReader, Read, Seek};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
+use crate::cost::{self, Message as Kind};
 use crate::proto::{GraphProto, ModelProto, TensorProto};
 
 /// Largest model file: protobuf lengths are signed 32-bit in most readers, so no tool writes
 /// a longer one; larger weights belong in external data.
 pub const PROTOBUF_BYTES_MAX: u64 = i32::MAX as u64;
 
-/// Most bytes of a model file that are held in memory, weights apart: a 28-layer decoder has
-/// about 1 MB of them, and decoding multiplies them, a hundredfold in a hostile file.
-pub const GRAPH_BYTES_MAX: u64 = 32 << 20;
-
-/// Memory that a kept field costs beyond its bytes, charged against [`GRAPH_BYTES_MAX`].
-const FIELD_COST_BYTES: u64 = 64;
+/// Most memory that a decoded model file may take, weights apart.  A 28-layer decoder takes about
+/// 5 MB; while a file is turned into plain values, it is held about three times.
+pub const GRAPH_BYTES_MAX: u64 = 64 << 20;
 
 /// Longest tensor payload kept in memory: shapes and scalars are far below, weights above.
 pub const INLINE_BYTES_MAX: u64 = 16 << 10;
@@ -192,7 +190,7 @@ impl<R: Read + Seek> Walk<BufReader<R>> {
                     return Err(ReadFault::Unsupported { what: what.to_owned() });
                 }
                 (number, _) if number::MODEL_KEPT.contains(&number) => {
-                    self.keep(field, &mut model)?;
+                    self.keep(field, Kind::Model, &mut model)?;
                 }
                 _ => self.skip(field)?,
             }
@@ -214,9 +212,12 @@ impl<R: Read + Seek> Walk<BufReader<R>> {
         while let Some(field) = self.field(end)? {
             match (field.number, field.payload) {
                 (number::GRAPH_INITIALIZER, Payload::Bytes(length)) => {
+                    self.charge(cost::field(Kind::Graph, field.number, &[]))?;
                     tensors.push(self.tensor(self.at + length)?);
                 }
-                (number, _) if number::GRAPH_KEPT.contains(&number) => self.keep(field, kept)?,
+                (number, _) if number::GRAPH_KEPT.contains(&number) => {
+                    self.keep(field, Kind::Graph, kept)?
+                }
                 _ => self.skip(field)?,
             }
         }
@@ -238,9 +239,9 @@ impl<R: Read + Seek> Walk<BufReader<R>> {
                     }
                     self.skip(field)?;
                 }
-                (number::TENSOR_DATA_LOCATION, _) => self.keep(field, &mut kept)?,
+                (number::TENSOR_DATA_LOCATION, _) => self.keep(field, Kind::Tensor, &mut kept)?,
                 (number, _) if number::TENSOR_KEPT.contains(&number) => {
-                    self.keep(field, &mut kept)?;
+                    self.keep(field, Kind::Tensor, &mut kept)?;
                 }
                 _ => self.skip(field)?,
             }
@@ -294,8 +295,8 @@ impl<R: Read + Seek> Walk<BufReader<R>> {
         Err(ReadFault::NotOnnx { why: format!("the number at byte {begin} has no end") })
     }
 
-    /// Copies a field, key and all, to `kept`.
-    fn keep(&mut self, field: Field, kept: &mut Vec<u8>) -> Result<(), ReadFault> {
+    /// Copies a field of a `within`, key and all, to `kept`.
+    fn keep(&mut self, field: Field, within: Kind, kept: &mut Vec<u8>) -> Result<(), ReadFault> {
         encode_key(field.number, field.payload.wire_type(), kept);
         match field.payload {
             Payload::Varint(value) => encode_varint(value, kept),
@@ -303,13 +304,18 @@ impl<R: Read + Seek> Walk<BufReader<R>> {
             Payload::Fixed64 | Payload::Fixed32 => {}
         }
         let length = field.payload.length();
-        self.kept += length + FIELD_COST_BYTES;
-        if self.kept > GRAPH_BYTES_MAX {
-            return Err(ReadFault::GraphTooLarge);
-        }
+        self.charge(length)?;
         let begin = kept.len();
         kept.resize(begin + length as usize, 0);
-        self.read(&mut kept[begin..])
+        self.read(&mut kept[begin..])?;
+        // Its bytes are charged already, before they were read.
+        self.charge(cost::field(within, field.number, &kept[begin..]).saturating_sub(length))
+    }
+
+    /// Counts memory against the limit.
+    fn charge(&mut self, bytes: u64) -> Result<(), ReadFault> {
+        self.kept += bytes;
+        if self.kept > GRAPH_BYTES_MAX { Err(ReadFault::GraphTooLarge) } else { Ok(()) }
     }
 
     fn skip(&mut self, field: Field) -> Result<(), ReadFault> {

@@ -115,8 +115,8 @@ fn external(location: &str, offset: u64, length: u64) -> Data {
 
 #[test]
 fn versions_outside_the_window_are_found() {
-    check_broken(|m| m.opset = 8, "operator set 8 is not between 9 and 20");
-    check_broken(|m| m.opset = 21, "operator set 21");
+    check_broken(|m| m.opset = 8, "operator set 8 is not between 9 and 28");
+    check_broken(|m| m.opset = 29, "operator set 29");
     check_broken(|m| m.ir_version = 2, "IR version 2");
     check_broken(|m| m.ir_version = 99, "IR version 99");
 }

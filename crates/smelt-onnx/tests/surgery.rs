@@ -2,317 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's failure is a panic")]
 
-use std::collections::BTreeMap;
+mod world;
+
 use std::fs;
 use std::path::Path;
 
-use smelt_onnx::eval::{Tensor, evaluate, load};
-use smelt_onnx::surgery::{Consume, Parts, Report, Rule, apply, weights};
-use smelt_onnx::{
-    Attribute, AttributeValue, Data, Dim, ElementType, ExternalData, Graph, Initializer, Model,
-    Node, ValueInfo, check, inspect,
-};
-
-/// A splitmix64 sequence: the same worlds every time.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    fn chance(&mut self) -> bool {
-        self.next() & 1 == 1
-    }
-
-    fn tensor(&mut self, dtype: ElementType, dims: &[usize]) -> Tensor {
-        let count = dims.iter().product();
-        if dtype.is_float() {
-            let values = (0..count).map(|_| self.below(2001) as f64 / 1000.0 - 1.0).collect();
-            return Tensor::floats(dtype, dims, values);
-        }
-        Tensor::ints(dtype, dims, (0..count).map(|_| self.below(5) as i64).collect())
-    }
-}
-
-/// A model under construction in a directory.
-struct World {
-    data: ExternalData,
-    model: Model,
-}
-
-impl World {
-    fn new(dir: &Path) -> Self {
-        let data = ExternalData::create(dir).unwrap();
-        let model = Model {
-            ir_version: 8,
-            opset: 17,
-            other_opsets: vec![],
-            producer: "test".into(),
-            metadata: vec![],
-            graph: Graph { name: "g".into(), ..Graph::default() },
-        };
-        Self { data, model }
-    }
-
-    fn input(&mut self, name: &str, dtype: ElementType, dims: &[Dim]) {
-        let info = ValueInfo { name: name.into(), dtype, dims: Some(dims.to_vec()) };
-        self.model.graph.inputs.push(info);
-    }
-
-    fn output(&mut self, name: &str, dtype: ElementType) {
-        let info = ValueInfo { name: name.into(), dtype, dims: None };
-        self.model.graph.outputs.push(info);
-    }
-
-    fn weight(&mut self, name: &str, tensor: &Tensor) {
-        let mut writer = self.data.tensor(name, tensor.dtype(), tensor.dims()).unwrap();
-        writer.write(&tensor.to_bytes()).unwrap();
-        self.model.graph.initializers.push(writer.finish().unwrap());
-    }
-
-    fn inline(&mut self, name: &str, tensor: &Tensor) {
-        self.model.graph.initializers.push(Initializer {
-            name: name.into(),
-            dtype: tensor.dtype(),
-            dims: tensor.dims().to_vec(),
-            data: Data::Inline(tensor.to_bytes()),
-        });
-    }
-
-    fn node(&mut self, op: &str, inputs: &[&str], output: &str, ints: &[(&str, i64)]) {
-        let attribute = |(name, value): &(&str, i64)| attribute(name, AttributeValue::Int(*value));
-        self.model.graph.nodes.push(Node {
-            name: format!("n{}", self.model.graph.nodes.len()),
-            op: op.into(),
-            inputs: inputs.iter().map(|name| (*name).to_owned()).collect(),
-            outputs: vec![output.into()],
-            attributes: ints.iter().map(attribute).collect(),
-            ..Node::default()
-        });
-    }
-
-    fn done(self, dir: &Path) -> Model {
-        check(&self.model, dir).unwrap();
-        self.model.write(dir).unwrap();
-        self.model
-    }
-}
-
-fn attribute(name: &str, value: AttributeValue) -> Attribute {
-    Attribute { name: name.into(), value }
-}
-
-fn symbol(name: &str) -> Dim {
-    Dim::Symbol(name.into())
-}
-
-fn random_inputs(model: &Model, random: &mut Random, batch: usize) -> BTreeMap<String, Tensor> {
-    let size = |dim: &Dim| if let Dim::Fixed(size) = dim { *size } else { batch };
-    let given = model.graph.inputs.iter().map(|info| {
-        let dims: Vec<usize> = info.dims.iter().flatten().map(size).collect();
-        (info.name.clone(), random.tensor(info.dtype, &dims))
-    });
-    given.collect()
-}
-
-fn ints(values: &[i64]) -> Tensor {
-    Tensor::ints(ElementType::I64, &[values.len()], values.to_vec())
-}
-
-/// Applies `rule` both ways (copying, consuming) and holds both results to the old meaning.
-#[track_caller]
-fn same_meaning(dir: &Path, rule: &Rule, random: &mut Random, tolerance: f64) -> (Model, Report) {
-    let model = Model::read(&dir.join("model.onnx")).unwrap();
-    let inputs = random_inputs(&model, random, 2);
-    let expect = evaluate(&model, dir, &inputs).unwrap();
-    let (copied, consumed) = (dir.join("copied"), dir.join("consumed"));
-    let report = apply(dir, rule, &copied, Consume::No).unwrap();
-    apply(dir, rule, &consumed, Consume::Yes).unwrap();
-    assert!(!dir.join("model.onnx").exists(), "the source is used up");
-    let mut next = None;
-    for out in [&copied, &consumed] {
-        let model = Model::read(&out.join("model.onnx")).unwrap();
-        check(&model, out).unwrap();
-        let mut inputs = inputs.clone();
-        for weight in weights(&model) {
-            inputs.insert(weight.name.clone(), load(out, &weight).unwrap());
-        }
-        let got = evaluate(&model, out, &inputs).unwrap();
-        assert_eq!(got.len(), expect.len());
-        for (got, expect) in got.iter().zip(&expect) {
-            close(got, expect, tolerance);
-        }
-        next.get_or_insert(model);
-    }
-    (next.unwrap(), report)
-}
-
-#[track_caller]
-fn close(got: &Tensor, expect: &Tensor, tolerance: f64) {
-    assert_eq!((got.dtype(), got.dims()), (expect.dtype(), expect.dims()));
-    assert_eq!(got.as_ints(), expect.as_ints());
-    let pairs = got.as_floats().into_iter().flatten().zip(expect.as_floats().into_iter().flatten());
-    for (got, expect) in pairs {
-        let room = tolerance * (1.0 + expect.abs());
-        assert!((got - expect).abs() <= room, "{got} is not {expect}");
-    }
-}
-
-/// How a random head stores its weight.
-const HEADS: [&str; 7] =
-    ["gemm-rows", "gemm-columns", "matmul", "tied", "dequantised", "cast", "dequantised-tied"];
-
-/// A graph with a head of `kind`, and after it whatever may stand between it and the output.
-fn head_world(dir: &Path, kind: &str, random: &mut Random) -> Model {
-    use ElementType::{F16, F32, I8, I64};
-    let (hidden, vocab) = (1 + random.below(6), 5 + random.below(12));
-    let mut world = World::new(dir);
-    let pad = [1 + random.below(9)];
-    world.weight("pad", &random.tensor(F32, &pad));
-    world.input("x", F32, &[symbol("b"), Dim::Fixed(hidden)]);
-    let (rows, columns) = ([vocab, hidden], [hidden, vocab]);
-    let out = "head";
-    match kind {
-        "gemm-rows" => {
-            world.weight("w", &random.tensor(F32, &rows));
-            let bias: &[&[usize]] = &[&[vocab], &[1, vocab], &[], &[1], &[2, vocab], &[2, 1]];
-            let bias = bias[random.below(6)];
-            world.weight("c", &random.tensor(F32, bias));
-            world.node("Gemm", &["x", "w", "c"], out, &[("transB", 1)]);
-        }
-        "gemm-columns" => {
-            world.weight("w", &random.tensor(F32, &columns));
-            world.node("Gemm", &["x", "w"], out, &[]);
-        }
-        "matmul" => {
-            let tensor = random.tensor(F32, &columns);
-            if random.chance() {
-                world.weight("w", &tensor)
-            } else {
-                world.inline("w", &tensor)
-            }
-            world.node("MatMul", &["x", "w"], out, &[]);
-        }
-        "tied" => {
-            world.weight("w", &random.tensor(F32, &rows));
-            world.input("ids", I64, &[symbol("b")]);
-            world.node("Gather", &["w", "ids"], "tokens", &[]);
-            world.node("Add", &["x", "tokens"], "sum", &[]);
-            world.node("Transpose", &["w"], "turned", &[]);
-            world.node("MatMul", &["sum", "turned"], out, &[]);
-        }
-        "cast" => {
-            world.weight("w", &random.tensor(F16, &columns));
-            world.node("Cast", &["w"], "wide", &[("to", 1)]);
-            world.node("MatMul", &["x", "wide"], out, &[]);
-        }
-        _ => {
-            let axis = i64::from(random.chance());
-            world.weight("w", &random.tensor(I8, &rows));
-            let count = if axis == 0 { vocab } else { hidden };
-            world.weight("s", &random.tensor(F32, &[count]));
-            world.weight("z", &random.tensor(I8, &[count]));
-            world.node("DequantizeLinear", &["w", "s", "z"], "real", &[("axis", axis)]);
-            if kind == "dequantised-tied" {
-                world.input("ids", I64, &[symbol("b")]);
-                world.node("Gather", &["real", "ids"], "tokens", &[]);
-                world.output("tokens", F32);
-            }
-            world.node("Gemm", &["x", "real"], out, &[("transB", 1)]);
-        }
-    }
-    let mut last = out.to_owned();
-    for step in 0..random.below(4) {
-        let next = format!("after{step}");
-        match random.below(4) {
-            0 => world.node("Identity", &[&last], &next, &[]),
-            1 => world.node("Cast", &[&last], &next, &[("to", 1)]),
-            2 => {
-                world.weight(&next.replace("after", "bias"), &random.tensor(F32, &[1]));
-                world.node("Add", &[&next.replace("after", "bias"), &last], &next, &[]);
-            }
-            _ => {
-                world.inline(&next.replace("after", "dims"), &ints(&[0, 0]));
-                world.node("Reshape", &[&last, &next.replace("after", "dims")], &next, &[]);
-            }
-        }
-        last = next;
-    }
-    if random.chance() {
-        world.node("Exp", &[out], "second", &[]);
-        world.output("second", F32);
-    }
-    // The output is the head itself, or what stands behind it.
-    world.node("Identity", &[&last], "logits", &[]);
-    if random.chance() {
-        world.output(out, F32);
-    }
-    world.output("logits", F32);
-    world.done(dir)
-}
-
-#[test]
-fn a_split_head_means_the_same() {
-    let mut random = Random(1);
-    let mut small = 0;
-    for round in 0..210 {
-        let dir = tempfile::tempdir().unwrap();
-        let kind = HEADS[round % HEADS.len()];
-        head_world(dir.path(), kind, &mut random);
-        let row = (1 + random.below(3)) as u64 * 24;
-        let rule = if random.chance() || kind.starts_with("dequantised") {
-            Rule::SplitHead { output: None, parts: Parts::Count(2 + random.below(4)) }
-        } else {
-            Rule::SplitHead { output: Some("head".into()), parts: Parts::MaxBytes(row) }
-        };
-        // Only an addend that is added after the parts are joined is rounded on its own.
-        let (next, report) = same_meaning(dir.path(), &rule, &mut random, 1e-6);
-        if report.summary.is_none() {
-            small += 1;
-            continue;
-        }
-        let joined = next.graph.nodes.iter().filter(|node| node.op == "Concat").count();
-        assert_eq!(joined, 1, "{kind}: {report:?}");
-    }
-    assert!(small < 40, "{small} heads were too small to split");
-}
-
-#[test]
-fn rows_of_a_head_are_split_without_a_copy_of_them() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut world = World::new(dir.path());
-    world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(256)]);
-    world.weight("w", &Random(3).tensor(ElementType::F32, &[64, 256]));
-    world.node("Gemm", &["x", "w"], "logits", &[("transB", 1)]);
-    world.output("logits", ElementType::F32);
-    world.done(dir.path());
-    let before = fs::read(dir.path().join("model.onnx.data")).unwrap();
-    let rule = Rule::SplitHead { output: None, parts: Parts::Count(3) };
-    let out = dir.path().join("out");
-    let report = apply(dir.path(), &rule, &out, Consume::No).unwrap();
-    assert_eq!((report.nodes, report.initializers), ([1, 4], [1, 3]));
-    assert_eq!(fs::read(out.join("model.onnx.data")).unwrap(), before);
-    let model = Model::read(&out.join("model.onnx")).unwrap();
-    let places: Vec<_> = model.graph.initializers.iter().map(|t| (&t.dims[..], &t.data)).collect();
-    let at = |offset, length| Data::External { location: "model.onnx.data".into(), offset, length };
-    assert_eq!(
-        places,
-        [
-            (&[20, 256][..], &at(0, 20_480)),
-            (&[20, 256], &at(20_480, 20_480)),
-            (&[24, 256], &at(40_960, 24_576))
-        ],
-        "parts begin on pages"
-    );
-}
+use smelt_onnx::eval::{evaluate, load};
+use smelt_onnx::surgery::{Consume, Parts, Rule, apply, weights};
+use smelt_onnx::{Dim, ElementType, Model, ValueInfo, inspect};
+use world::{Random, World, close, ints, listing, random_inputs, same_meaning, symbol};
 
 #[track_caller]
 fn refused(rule: &Rule, change: impl Fn(&mut World), expect: &str) {
@@ -328,13 +26,6 @@ fn refused(rule: &Rule, change: impl Fn(&mut World), expect: &str) {
         assert!(error.to_string().contains(expect), "{error}");
         assert_eq!(listing(dir.path()), before, "nothing is left behind");
     }
-}
-
-fn listing(dir: &Path) -> Vec<String> {
-    let names = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    names
 }
 
 fn gemm(world: &mut World) {
@@ -593,14 +284,16 @@ fn a_model_is_described() {
     world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(4)]);
     world.weight("w", &Random(5).tensor(ElementType::F32, &[8, 4]));
     gemm(&mut world);
-    let text = inspect(&world.done(dir.path()));
+    let text = inspect(&world.done(dir.path())).to_string();
     for line in [
-        "opset 17, IR version 8",
-        "input x f32 [b, 4]",
-        "output logits f32 of any shape",
-        "       1 Gemm",
-        "       1 f32, 128 bytes",
-        "           128 w f32 [8, 4], model.onnx.data at 0",
+        "opset 17, IR version 8, made by test",
+        "  x  f32  [b, 4]",
+        "  logits  f32  of any shape",
+        "nodes 1",
+        "  Gemm  1",
+        "tensors 1, 128 B",
+        "  f32  1  128 B",
+        "  128 B  w  f32 [8, 4]  model.onnx.data at 0",
     ] {
         assert!(text.lines().any(|got| got == line), "{line:?} is not in\n{text}");
     }

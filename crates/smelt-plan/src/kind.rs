@@ -2,7 +2,10 @@
 //!
 //! Knows the shape of a stage, not what it does: the command's workers give the kinds meaning.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// What a stage does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -12,6 +15,8 @@ pub enum Kind {
     Source,
     /// Checkpoint to ONNX.
     OnnxExport,
+    /// ONNX to ONNX by one rule.
+    GraphSurgery,
     /// Checkpoint to a checkpoint with other weight types.
     Quantize,
     /// ONNX to an engine (trtexec's job).
@@ -41,6 +46,8 @@ pub enum Takes {
     Count(u64, u64),
     /// `true` or `false`.
     Flag,
+    /// A size such as `200MiB`; the worker sees bytes.
+    Bytes,
     /// A non-empty list of texts.
     Texts,
     /// A non-empty list of names of files or directories, relative and without `..`.
@@ -97,6 +104,28 @@ const ONNX_EXPORT: &[Field] = &[
     field("input", Takes::Choice(&["ids", "embeds"]), Absent::Nothing),
     field("probe", Takes::Flag, Absent::Nothing),
 ];
+/// Stages whose output is a graph.
+const GRAPH: Takes = Takes::Stage(&[Kind::OnnxExport, Kind::GraphSurgery, Kind::Command]);
+/// More parts than this serve no memory pool.
+const PARTS_MAX: u64 = 256;
+/// A batch on these devices; more is a mistake.
+const BATCH_MAX: u64 = 65_536;
+/// Which of these go together is in `surgery`.
+const GRAPH_SURGERY: &[Field] = &[
+    field("onnx", GRAPH, Absent::Refused),
+    field("rule", Takes::Choice(&crate::surgery::WORDS), Absent::Refused),
+    field("parts", Takes::Count(2, PARTS_MAX), Absent::Nothing),
+    field("max-bytes", Takes::Bytes, Absent::Nothing),
+    field("head", Takes::Text, Absent::Nothing),
+    field("scheme", Takes::Choice(&["int8", "int4-g32", "int4-g64", "int4-g128"]), Absent::Nothing),
+    field("size", Takes::Count(1, BATCH_MAX), Absent::Nothing),
+    field("inputs", Takes::Texts, Absent::Nothing),
+    field("outputs", Takes::Texts, Absent::Nothing),
+    field("nodes", Takes::Text, Absent::Nothing),
+    field("to", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Nothing),
+    field("names", Takes::Texts, Absent::Nothing),
+    field("opset", Takes::Count(17, 21), Absent::Nothing),
+];
 /// The quantiser's words; the worker refuses those that its quantiser does not know.
 const SCHEMES: &[&str] = &[
     "none",
@@ -108,13 +137,12 @@ const SCHEMES: &[&str] = &[
     "int4-g64-asym",
     "int4-g128-asym",
 ];
-
 const QUANTIZE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
     field("scheme", Takes::Choice(SCHEMES), Absent::Refused),
 ];
 const ENGINE_BUILD: &[Field] = &[
-    field("onnx", Takes::Stage(&[Kind::OnnxExport, Kind::Command]), Absent::Refused),
+    field("onnx", GRAPH, Absent::Refused),
     field("backend", Takes::Choice(&["native"]), Absent::Word("native")),
     field("precision", Takes::Choice(&["f32"]), Absent::Word("f32")),
 ];
@@ -150,9 +178,10 @@ const COMMAND: &[Field] = &[
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Source,
         Self::OnnxExport,
+        Self::GraphSurgery,
         Self::Quantize,
         Self::EngineBuild,
         Self::LlmEngineBuild,
@@ -166,6 +195,7 @@ impl Kind {
         match self {
             Self::Source => "source",
             Self::OnnxExport => "onnx-export",
+            Self::GraphSurgery => "graph-surgery",
             Self::Quantize => "quantize",
             Self::EngineBuild => "engine-build",
             Self::LlmEngineBuild => "llm-engine-build",
@@ -185,6 +215,7 @@ impl Kind {
         match self {
             Self::Source => SOURCE,
             Self::OnnxExport => ONNX_EXPORT,
+            Self::GraphSurgery => GRAPH_SURGERY,
             Self::Quantize => QUANTIZE,
             Self::EngineBuild => ENGINE_BUILD,
             Self::LlmEngineBuild => LLM_ENGINE_BUILD,
@@ -194,12 +225,21 @@ impl Kind {
         }
     }
 
+    /// What does not go together in the params of a stage: the field at fault, and why.
+    pub(crate) fn conflict(self, params: &BTreeMap<String, Value>) -> Option<(String, String)> {
+        match self {
+            Self::GraphSurgery => crate::surgery::conflict(params),
+            _ => None,
+        }
+    }
+
     /// Enters every key of this kind.  Raise it when equal inputs and params would make other
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {
         match self {
             Self::Source
             | Self::OnnxExport
+            | Self::GraphSurgery
             | Self::Quantize
             | Self::EngineBuild
             | Self::LlmEngineBuild

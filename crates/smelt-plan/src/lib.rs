@@ -15,6 +15,7 @@ pub mod pipeline;
 pub mod plan;
 pub mod quantity;
 pub mod schedule;
+mod surgery;
 pub mod text;
 
 pub use digest::Digest;

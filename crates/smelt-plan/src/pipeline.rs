@@ -244,7 +244,8 @@ fn read_stage(
     known.extend(["kind", "limits", "retry"]);
     table.allow(&known)?;
     let (values, inputs) = fields::read(&table, fields, params)?;
-    let (attempts_max, escalate) = read_retry(table.table("retry")?, kind, params)?;
+    no_conflict(kind, &values, &table)?;
+    let (attempts_max, escalate) = read_retry(table.table("retry")?, kind, params, &values)?;
     Ok(StageSpec {
         name,
         kind,
@@ -255,6 +256,19 @@ fn read_stage(
         attempts_max,
         escalate,
     })
+}
+
+/// Fields that do not go together are an error where the odd one stands.
+fn no_conflict(
+    kind: Kind,
+    values: &BTreeMap<String, Value>,
+    table: &Table<'_>,
+) -> Result<(), PipelineError> {
+    let Some((field, why)) = kind.conflict(values) else { return Ok(()) };
+    match table.get(&field) {
+        Some(item) => Err(item.error(why)),
+        None => Err(table.error(why)),
+    }
 }
 
 fn read_kind(source: &Source<'_>, table: &Table<'_>) -> Result<Kind, PipelineError> {
@@ -283,13 +297,14 @@ fn read_retry(
     table: Option<Table<'_>>,
     kind: Kind,
     params: &params::Params,
+    values: &BTreeMap<String, Value>,
 ) -> Result<(u32, Vec<Step>), PipelineError> {
     let Some(mut table) = table else { return Ok((1, Vec::new())) };
     table.allow(&["attempts", "escalate"])?;
     let steps: Vec<Step> = table
         .tables("escalate")?
         .into_iter()
-        .map(|step| read_step(step, kind, params))
+        .map(|step| read_step(step, kind, params, values))
         .collect::<Result<_, _>>()?;
     let attempts = match table.get("attempts") {
         Some(value) => value.count(1, ATTEMPTS_MAX)?,
@@ -305,6 +320,7 @@ fn read_step(
     mut table: Table<'_>,
     kind: Kind,
     params: &params::Params,
+    values: &BTreeMap<String, Value>,
 ) -> Result<Step, PipelineError> {
     table.what = "an escalate step".to_owned();
     let fields: Vec<_> =
@@ -313,6 +329,9 @@ fn read_step(
     known.push("limits");
     table.allow(&known)?;
     let params = fields::read_given(&table, &fields, params)?;
+    let mut together = values.clone();
+    together.extend(params.clone());
+    no_conflict(kind, &together, &table)?;
     Ok(Step { text: table.text(), params, limits: read_limits(table.table("limits")?)? })
 }
 

@@ -48,8 +48,9 @@ pub(crate) struct Failed {
 
 impl Failed {
     pub(crate) fn new(exit: Exit, message: impl fmt::Display) -> Self {
-        // Whatever a library's error holds, the user gets one line.
+        // Whatever a library's error or a name in a file holds, the user gets one line of text.
         let message = message.to_string().replace('\n', "; ");
+        let message = message.replace(char::is_control, "\u{FFFD}");
         Self { exit, message }
     }
 

@@ -67,9 +67,8 @@ fn commands(text: &str) -> Vec<Shown> {
 fn wrong(smelt: &Path, words: &[String]) -> Option<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["cargo", "xtask", what, ..] => {
-            (!["ci", "soak", "tidy"].contains(what)).then(|| format!("no xtask {what}"))
-        }
+        ["cargo", "xtask", what, ..] => (!["bench", "ci", "fuzz", "soak", "tidy"].contains(what))
+            .then(|| format!("no xtask {what}")),
         ["cargo", "run", "--release", "--", arguments @ ..]
         | ["smelt" | "target/release/smelt", arguments @ ..] => wrong_flags(smelt, arguments),
         ["cargo" | "git" | "cd" | "kill" | "ls" | "cp" | "cat", ..] => None,

@@ -80,15 +80,17 @@ pub enum ExportError {
         /// The type asked for.
         dtype: Dtype,
     },
-    /// A weight is no number.
+    /// A weight is NaN or infinite.
     #[error(
-        "tensor {tensor} holds {value}, which is no number to compute with; the checkpoint is damaged"
+        "tensor {tensor} holds {value} at element {element}; every answer would be NaN, so fetch the checkpoint again"
     )]
     NotFinite {
         /// The tensor.
         tensor: String,
-        /// The first such value.
+        /// NaN or an infinity.
         value: f32,
+        /// The index of the first such element, counted through the tensor.
+        element: u64,
     },
     /// A weight has no f16 value.
     #[error("tensor {tensor} holds {value}, beyond f16's 65504; export in bf16 or f32")]

@@ -118,6 +118,23 @@ fn a_weight_beyond_f16_is_refused_by_name() {
 }
 
 #[test]
+fn a_weight_that_is_not_finite_is_refused_by_name_and_place() {
+    let tensor = "vision_model.encoder.layers.1.mlp.fc2.weight";
+    for (bits, value) in [(0x7FC0, "NaN"), (0x7F80, "inf"), (0xFF80, "-inf")] {
+        let dir = tiny();
+        patch(dir.path(), tensor, bits);
+        // Copied as it is, rounded and widened: all see it.
+        for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
+            let error = export(dir.path(), dtype).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("tensor {tensor} holds {value} at element 0; ")),
+                "{error}"
+            );
+        }
+    }
+}
+
+#[test]
 fn only_floats_are_exported() {
     let error = export(tiny().path(), Dtype::I8).unwrap_err().to_string();
     assert_eq!(error, "cannot export a graph in I8; use f32, f16 or bf16");

@@ -1,13 +1,15 @@
 //! Parses a safetensors header and finds every way in which it can lie.
 //!
-//! Header bytes and the length of the data come in; tensors whose ranges tile the data exactly
-//! come out, in file order.  Knows nothing of files: it never reads anything itself.
+//! The JSON as a stream and the length of the data come in; tensors whose ranges tile the data
+//! exactly come out, in file order.  What a header can make us hold is bounded by its limits, not
+//! by its length.  Knows nothing of files: it never opens anything itself.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write};
+use std::io::Read;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::dtype::Dtype;
 
@@ -17,6 +19,19 @@ pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// The most dimensions a tensor may have; real ones have five, and a bound keeps checks short.
 pub const RANK_MAX: usize = 16;
+
+/// The most tensors of one file.  The largest published models have under 140,000, spread over
+/// more than fifty files.
+pub const TENSORS_MAX: usize = 1 << 17;
+
+/// The longest name of a tensor; real ones stay below 200 bytes.
+pub const NAME_BYTES_MAX: usize = 1024;
+
+/// The most bytes of a parser's words that are repeated: it quotes what it met, however long.
+const WORDS_BYTES_MAX: usize = 200;
+
+/// The most bytes of an unknown dtype word that are repeated.
+const DTYPE_BYTES_MAX: usize = 32;
 
 /// The key of a header that is no tensor: free text about the file.
 pub(super) const METADATA: &str = "__metadata__";
@@ -51,9 +66,12 @@ impl Tensor {
 /// One way in which a file contradicts the format or itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lie {
-    /// The file is the small text that stands for a file in a git-lfs repository.
-    #[error("it is a git-lfs pointer, not the weights; run `git lfs pull` where it came from")]
-    GitLfsPointer,
+    /// The file is something else: a git-lfs pointer, a web page, an archive.
+    #[error("it is {what}")]
+    Foreign {
+        /// What it is and what to do.
+        what: &'static str,
+    },
     /// Fewer than the eight bytes of the header length.
     #[error("it has {file} bytes, fewer than the 8 of the header length; fetch it again")]
     NoHeader {
@@ -87,6 +105,15 @@ pub enum Lie {
     DuplicateName {
         /// The name.
         name: String,
+    },
+    /// More tensors than [`TENSORS_MAX`].
+    #[error("its header names more than {TENSORS_MAX} tensors")]
+    TooManyTensors,
+    /// A name longer than [`NAME_BYTES_MAX`].
+    #[error("its header has a name of {bytes} bytes, more than the limit of {NAME_BYTES_MAX}")]
+    NameTooLong {
+        /// Its length.
+        bytes: usize,
     },
     /// A dtype word nobody knows.
     #[error("tensor {tensor} has the unknown dtype {dtype:?}")]
@@ -176,14 +203,18 @@ pub enum Lie {
     },
 }
 
-/// Parses `json` and checks it against `data_bytes`, the length of what follows the header.
+/// Parses the JSON of a header and checks it against `data_bytes`, the length of what follows it.
 ///
 /// Returns the tensors by position in the file.
-pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<Vec<Tensor>, Lie> {
-    let table: Table =
-        serde_json::from_slice(json).map_err(|error| Lie::BadJson { why: error.to_string() })?;
-    if let Some(name) = table.duplicate {
-        return Err(Lie::DuplicateName { name });
+///
+/// # Errors
+/// The first [`Lie`] found; JSON that cannot be read on is [`Lie::BadJson`].
+pub(super) fn parse(json: impl Read, data_bytes: u64) -> Result<Vec<Tensor>, Lie> {
+    let mut json = serde_json::Deserializer::from_reader(json);
+    let table = Table::deserialize(&mut json).and_then(|table| json.end().map(|()| table));
+    let table = table.map_err(|error| Lie::BadJson { why: start_of(&error) })?;
+    if let Some(lie) = table.lie {
+        return Err(lie);
     }
     let mut tensors = Vec::with_capacity(table.entries.len());
     for (name, entry) in table.entries {
@@ -194,13 +225,39 @@ pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<Vec<Tensor>, Lie> {
     Ok(tensors)
 }
 
+/// The first words of an error, on one line.
+pub(super) fn start_of(error: &serde_json::Error) -> String {
+    let mut words = Words(String::new());
+    // It fails when there are enough words: that is how the rest is left out.
+    let _ = write!(words, "{error}");
+    words.0
+}
+
+/// Text that takes no more than [`WORDS_BYTES_MAX`], and no control characters.
+struct Words(String);
+
+impl Write for Words {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            if self.0.len() >= WORDS_BYTES_MAX {
+                self.0.push('…');
+                return Err(fmt::Error);
+            }
+            self.0.push(if character.is_control() { ' ' } else { character });
+        }
+        Ok(())
+    }
+}
+
 fn tensor(name: String, entry: Entry) -> Result<Tensor, Lie> {
-    let Entry { dtype: word, shape, data_offsets: (start, end) } = entry;
-    let Some(dtype) = Dtype::ALL.into_iter().find(|dtype| dtype.name() == word) else {
-        return Err(Lie::UnknownDtype { tensor: name, dtype: word });
+    let Entry { dtype: Word(dtype), shape, data_offsets: (start, end) } = entry;
+    let dtype = match dtype {
+        Ok(dtype) => dtype,
+        Err(dtype) => return Err(Lie::UnknownDtype { tensor: name, dtype }),
     };
-    if shape.len() > RANK_MAX {
-        return Err(Lie::RankTooHigh { tensor: name, rank: shape.len() });
+    let Shape { dims: shape, rank } = shape;
+    if rank > RANK_MAX {
+        return Err(Lie::RankTooHigh { tensor: name, rank });
     }
     let Some(range) = end.checked_sub(start) else {
         return Err(Lie::ReversedRange { tensor: name, start, end });
@@ -255,17 +312,17 @@ fn check_neighbours(previous: Option<&Tensor>, tensor: &Tensor) -> Result<(), Li
     Ok(())
 }
 
-/// The header as written: entries in order, and the first name seen twice.
+/// The header as written: entries in order, and the first lie found among them.
 struct Table {
     entries: BTreeMap<String, Entry>,
-    duplicate: Option<String>,
+    lie: Option<Lie>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    dtype: String,
-    shape: Vec<usize>,
+    dtype: Word,
+    shape: Shape,
     data_offsets: (u64, u64),
 }
 
@@ -285,21 +342,117 @@ impl<'de> Visitor<'de> for TableVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Table, A::Error> {
-        let mut table = Table { entries: BTreeMap::new(), duplicate: None };
+        let mut table = Table { entries: BTreeMap::new(), lie: None };
         let mut metadata_seen = false;
-        while let Some(name) = map.next_key::<String>()? {
-            let repeated = if name == METADATA {
-                map.next_value::<Metadata>()?;
-                std::mem::replace(&mut metadata_seen, true)
-            } else {
-                let entry = map.next_value()?;
-                table.entries.insert(name.clone(), entry).is_some()
+        while table.lie.is_none()
+            && let Some(Name(name)) = map.next_key()?
+        {
+            table.lie = match name {
+                Err(bytes) => Some(Lie::NameTooLong { bytes }),
+                Ok(name) if name == METADATA => {
+                    map.next_value::<Metadata>()?;
+                    let again = std::mem::replace(&mut metadata_seen, true);
+                    again.then_some(Lie::DuplicateName { name })
+                }
+                Ok(_) if table.entries.len() == TENSORS_MAX => Some(Lie::TooManyTensors),
+                Ok(name) if table.entries.contains_key(&name) => Some(Lie::DuplicateName { name }),
+                Ok(name) => {
+                    table.entries.insert(name, map.next_value()?);
+                    None
+                }
             };
-            if repeated && table.duplicate.is_none() {
-                table.duplicate = Some(name);
+        }
+        skip_rest(&table, &mut map)?;
+        Ok(table)
+    }
+}
+
+/// After a lie only the form of the rest matters.
+fn skip_rest<'de, A: MapAccess<'de>>(table: &Table, map: &mut A) -> Result<(), A::Error> {
+    if let Some(lie) = &table.lie {
+        // Metadata that comes twice has had its value read; every other key has not.
+        let value_read = matches!(lie, Lie::DuplicateName { name } if name == METADATA);
+        if !value_read {
+            map.next_value::<IgnoredAny>()?;
+        }
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+    }
+    Ok(())
+}
+
+/// Implements a visitor of text that keeps of it only what `from` makes.
+macro_rules! from_text {
+    ($type:ident, $expecting:literal, $from:expr) => {
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Text;
+                impl Visitor<'_> for Text {
+                    type Value = $type;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str($expecting)
+                    }
+
+                    fn visit_str<E>(self, text: &str) -> Result<$type, E> {
+                        Ok($from(text))
+                    }
+                }
+                deserializer.deserialize_str(Text)
             }
         }
-        Ok(table)
+    };
+}
+
+/// A name, or the length of one that is too long.
+struct Name(Result<String, usize>);
+
+from_text!(Name, "a name", |text: &str| {
+    Name(if text.len() > NAME_BYTES_MAX { Err(text.len()) } else { Ok(text.to_owned()) })
+});
+
+/// A dtype, or the start of a word that is none.
+struct Word(Result<Dtype, String>);
+
+from_text!(Word, "a dtype", |text: &str| {
+    let known = Dtype::ALL.into_iter().find(|dtype| dtype.name() == text);
+    Word(known.ok_or_else(|| text.chars().take(DTYPE_BYTES_MAX).collect()))
+});
+
+/// Text that is checked to be some, then dropped.
+struct Dropped;
+
+from_text!(Dropped, "a string", |_: &str| Dropped);
+
+/// The dimensions, as many as may be, and how many there are.
+struct Shape {
+    dims: Vec<usize>,
+    rank: usize,
+}
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ShapeVisitor)
+    }
+}
+
+struct ShapeVisitor;
+
+impl<'de> Visitor<'de> for ShapeVisitor {
+    type Value = Shape;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of dimensions")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
+        let mut shape = Shape { dims: Vec::new(), rank: 0 };
+        while let Some(dim) = seq.next_element()? {
+            if shape.rank < RANK_MAX {
+                shape.dims.push(dim);
+            }
+            shape.rank += 1;
+        }
+        Ok(shape)
     }
 }
 
@@ -308,7 +461,22 @@ struct Metadata;
 
 impl<'de> Deserialize<'de> for Metadata {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        BTreeMap::<String, String>::deserialize(deserializer).map(|_| Self)
+        deserializer.deserialize_map(MetadataVisitor)
+    }
+}
+
+struct MetadataVisitor;
+
+impl<'de> Visitor<'de> for MetadataVisitor {
+    type Value = Metadata;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of strings")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
+        while map.next_entry::<Dropped, Dropped>()?.is_some() {}
+        Ok(Metadata)
     }
 }
 
@@ -339,7 +507,7 @@ mod tests {
         let facts: Vec<_> =
             tensors.iter().map(|t| (t.name.as_str(), t.dtype, t.elements(), t.start)).collect();
         assert_eq!(facts, [("a", Dtype::F32, 1, 0), ("b", Dtype::BF16, 6, 4)]);
-        assert_eq!(parse(b"{}   ", 0).unwrap(), []);
+        assert_eq!(parse(&b"{}   "[..], 0).unwrap(), []);
     }
 
     #[test]
@@ -404,7 +572,26 @@ mod tests {
         for json in ["", "[]", "null", "{", "{} x", "\u{feff}{}"] {
             assert!(lie(json, 0).starts_with(unparsable), "{json:?}");
         }
-        assert!(parse(b"{\"\xff\":1}", 0).is_err());
+        assert!(parse(&b"{\"\xff\":1}"[..], 0).is_err());
+    }
+
+    #[test]
+    fn what_a_header_can_make_us_hold_is_bounded() {
+        let name = "n".repeat(NAME_BYTES_MAX + 1);
+        let long = lie(&GOOD.replace("\"a\":", &format!("\"{name}\":")), 16);
+        assert_eq!(long, "its header has a name of 1025 bytes, more than the limit of 1024");
+        let entry = |n| format!(r#""{n}":{{"dtype":"I8","shape":[0],"data_offsets":[0,0]}}"#);
+        let entries: Vec<String> = (0..=TENSORS_MAX).map(entry).collect();
+        let many = format!("{{{}}}", entries[..TENSORS_MAX].join(","));
+        assert_eq!(parse(many.as_bytes(), 0).unwrap().len(), TENSORS_MAX);
+        let more = format!("{{{}}}", entries.join(","));
+        assert_eq!(lie(&more, 0), "its header names more than 131072 tensors");
+        assert!(lie(&more[..more.len() - 1], 0).starts_with("its header does not parse: EOF"));
+        let quoted = lie(&GOOD.replace("\"F32\"", &format!("\"F32\",\"{name}\\n\":1")), 16);
+        assert!(quoted.len() < 300 && !quoted.contains('\n'), "{quoted}");
+        let quoted = lie(&GOOD.replace("F32", &name), 16);
+        assert!(quoted.len() < 100, "{quoted}");
+        check("[2,3]", &format!("[{}1]", "1,".repeat(100_000)), "tensor b has 100001 dimensions");
     }
 
     /// Changes up to four bytes of a good header at random places; no outcome may be a panic, and
@@ -428,7 +615,7 @@ mod tests {
                     _ => drop(json.remove(at)),
                 }
             }
-            if let Ok(tensors) = parse(&json, 16) {
+            if let Ok(tensors) = parse(&json[..], 16) {
                 good += 1;
                 assert_eq!(tensors.iter().map(Tensor::size_bytes).sum::<u64>(), 16);
             }

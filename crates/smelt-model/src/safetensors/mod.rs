@@ -13,7 +13,7 @@ mod writer;
 use std::io;
 use std::path::PathBuf;
 
-pub use header::{HEADER_BYTES_MAX, Lie, RANK_MAX, Tensor};
+pub use header::{HEADER_BYTES_MAX, Lie, NAME_BYTES_MAX, RANK_MAX, TENSORS_MAX, Tensor};
 pub use reader::Reader;
 pub use shards::{IndexLie, ShardError, Shards};
 pub use writer::{TensorSpec, Writer};

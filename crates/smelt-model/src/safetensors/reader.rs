@@ -3,16 +3,14 @@
 //! The header is read and checked once, at opening; after that each read is one pread into the
 //! caller's buffer.  Maps nothing and keeps no tensor, so memory is the caller's choice.
 
-use std::fs::File;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::SafetensorsError;
 use super::header::{self, HEADER_BYTES_MAX, Lie, Tensor};
-
-/// How a git-lfs pointer file starts: <https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md>.
-const GIT_LFS_START: &[u8] = b"version https://git-lfs";
+use crate::foreign::{Expected, START_BYTES, recognise};
 
 /// Bytes of the header length, a little-endian u64.
 const LENGTH_BYTES: u64 = 8;
@@ -36,18 +34,19 @@ impl Reader {
     pub fn open(path: &Path) -> Result<Self, SafetensorsError> {
         let failed =
             |action| move |source| SafetensorsError::Io { action, path: path.into(), source };
-        let file = File::open(path).map_err(failed("open"))?;
-        let facts = file.metadata().map_err(failed("open"))?;
+        // Asked before opening: a pipe would keep the open waiting for a writer.
+        let facts = fs::metadata(path).map_err(failed("open"))?;
         if !facts.is_file() {
             return Err(failed("open")(io::Error::other("it is not a regular file")));
         }
-        let header = read_header(&file, facts.len()).map_err(failed("read"))?;
-        let checked = header.and_then(|json| {
-            let data_start = LENGTH_BYTES + json.len() as u64;
-            header::parse(&json, facts.len() - data_start).map(|tensors| (data_start, tensors))
-        });
-        let (data_start, tensors) =
-            checked.map_err(|lie| SafetensorsError::Lie { path: path.into(), lie })?;
+        let file = File::open(path).map_err(failed("open"))?;
+        let header = header_bytes(&file, facts.len()).map_err(failed("read"))?;
+        let lies = |lie| SafetensorsError::Lie { path: path.into(), lie };
+        let claimed = header.map_err(lies)?;
+        let data_start = LENGTH_BYTES + claimed;
+        (&file).seek(SeekFrom::Start(LENGTH_BYTES)).map_err(failed("read"))?;
+        let json = BufReader::new((&file).take(claimed));
+        let tensors = header::parse(json, facts.len() - data_start).map_err(lies)?;
         let by_name = index(&tensors);
         Ok(Self { path: path.into(), file, data_start, tensors, by_name })
     }
@@ -102,35 +101,25 @@ impl Reader {
     }
 }
 
-/// Reads the header's JSON; the outer error is the system's, the inner one the file's.
-fn read_header(file: &File, file_bytes: u64) -> io::Result<Result<Vec<u8>, Lie>> {
-    if is_git_lfs_pointer(file, file_bytes)? {
-        return Ok(Err(Lie::GitLfsPointer));
+/// Bytes of the header's JSON; the outer error is the system's, the inner one the file's.
+fn header_bytes(file: &File, file_bytes: u64) -> io::Result<Result<u64, Lie>> {
+    let mut start = [0; START_BYTES];
+    let start = &mut start[..file_bytes.min(START_BYTES as u64) as usize];
+    file.read_exact_at(start, 0)?;
+    if let Some(what) = recognise(start, Expected::Weights) {
+        return Ok(Err(Lie::Foreign { what }));
     }
-    if file_bytes < LENGTH_BYTES {
+    let Some(length) = start.first_chunk() else {
         return Ok(Err(Lie::NoHeader { file: file_bytes }));
-    }
-    let mut length = [0; LENGTH_BYTES as usize];
-    file.read_exact_at(&mut length, 0)?;
-    let (claimed, present) = (u64::from_le_bytes(length), file_bytes - LENGTH_BYTES);
-    if claimed > HEADER_BYTES_MAX {
-        return Ok(Err(Lie::HeaderTooLong { claimed }));
-    }
-    if claimed > present {
-        return Ok(Err(Lie::HeaderCutOff { claimed, present }));
-    }
-    let mut json = vec![0; claimed as usize];
-    file.read_exact_at(&mut json, LENGTH_BYTES)?;
-    Ok(Ok(json))
-}
-
-fn is_git_lfs_pointer(file: &File, file_bytes: u64) -> io::Result<bool> {
-    let mut start = [0; GIT_LFS_START.len()];
-    if file_bytes < start.len() as u64 {
-        return Ok(false);
-    }
-    file.read_exact_at(&mut start, 0)?;
-    Ok(start == GIT_LFS_START)
+    };
+    let (claimed, present) = (u64::from_le_bytes(*length), file_bytes - LENGTH_BYTES);
+    Ok(if claimed > HEADER_BYTES_MAX {
+        Err(Lie::HeaderTooLong { claimed })
+    } else if claimed > present {
+        Err(Lie::HeaderCutOff { claimed, present })
+    } else {
+        Ok(claimed)
+    })
 }
 
 fn index(tensors: &[Tensor]) -> Vec<usize> {

@@ -10,9 +10,11 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
+use super::header::start_of;
 use super::{Reader, SafetensorsError, Tensor};
+use crate::foreign::{Expected, recognise};
 
 /// The longest index read; that of a model of 100,000 tensors stays below it.
 const INDEX_BYTES_MAX: u64 = 16 << 20;
@@ -20,6 +22,9 @@ const INDEX_BYTES_MAX: u64 = 16 << 20;
 /// The most shards opened at once: systems let a process hold 1024 files, and the largest
 /// published models have under 200.
 const SHARDS_MAX: usize = 512;
+
+/// The most tensors an index may name: twice those of the largest published model.
+const TENSORS_MAX: usize = 1 << 18;
 
 /// Why sharded weights were refused.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +73,9 @@ pub enum IndexLie {
         /// The file as written.
         file: String,
     },
+    /// More tensors than `TENSORS_MAX`.
+    #[error("it names more than {TENSORS_MAX} tensors")]
+    TooManyTensors,
     /// More files than `SHARDS_MAX`.
     #[error("it names {shards} files, more than the limit of {SHARDS_MAX}")]
     TooManyShards {
@@ -137,11 +145,18 @@ impl Shards {
         if files.len() > SHARDS_MAX {
             return Err(lies(IndexLie::TooManyShards { shards: files.len() }));
         }
+        // All at once first: which one is missing matters more than what the others hold.
+        for file in &files {
+            find_shard(path, file)?;
+        }
         let mut shards = BTreeMap::new();
         for file in files {
-            shards.insert(file.as_str(), open_shard(path, file)?);
+            let reader = Reader::open(&path.with_file_name(file))?;
+            // At once, so that no more tensors are ever held than the index may name.
+            check_shard(path, file, &reader, &places)?;
+            shards.insert(file.as_str(), reader);
         }
-        check(&places, &shards).map_err(lies)?;
+        check_places(&places, &shards).map_err(lies)?;
         let readers = shards.into_values().collect();
         Ok(Self { path: path.into(), readers })
     }
@@ -187,10 +202,19 @@ fn read_index(path: &Path) -> io::Result<Result<Vec<u8>, IndexLie>> {
     fs::read(path).map(Ok)
 }
 
-/// The shard of each tensor.
+/// Parses an index: the file of each tensor, a plain name.
+///
+/// # Errors
+/// The first [`IndexLie`] found.
 fn parse(json: &[u8]) -> Result<BTreeMap<String, String>, IndexLie> {
-    let unreadable = |error: serde_json::Error| IndexLie::Unreadable { why: error.to_string() };
+    if let Some(what) = recognise(json, Expected::Json) {
+        return Err(IndexLie::Unreadable { why: format!("it is {what}") });
+    }
+    let unreadable = |error| IndexLie::Unreadable { why: start_of(&error) };
     let index: Index = serde_json::from_slice(json).map_err(unreadable)?;
+    if index.weight_map.0.len() > TENSORS_MAX {
+        return Err(IndexLie::TooManyTensors);
+    }
     let mut places = BTreeMap::new();
     for (tensor, file) in index.weight_map.0 {
         if !is_plain_name(&file) {
@@ -213,18 +237,45 @@ fn is_plain_name(file: &str) -> bool {
     only && !file.contains(['/', '\0'])
 }
 
-fn open_shard(index: &Path, file: &str) -> Result<Reader, ShardError> {
-    match Reader::open(&index.with_file_name(file)) {
-        Err(SafetensorsError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+fn find_shard(index: &Path, file: &str) -> Result<(), ShardError> {
+    match fs::metadata(index.with_file_name(file)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let lie = IndexLie::MissingShard { file: file.to_owned() };
             Err(ShardError::Lie { path: index.into(), lie })
         }
-        opened => Ok(opened?),
+        // Whatever else keeps it from being read, the reader says.
+        _ => Ok(()),
     }
 }
 
-/// Holds the index against the shards, both ways.
-fn check(
+/// Every tensor of a shard is where the index places it.
+fn check_shard(
+    index: &Path,
+    file: &str,
+    shard: &Reader,
+    places: &BTreeMap<String, String>,
+) -> Result<(), ShardError> {
+    let lies = |lie| ShardError::Lie { path: index.into(), lie };
+    for tensor in shard.tensors() {
+        let (tensor, file) = (tensor.name.clone(), file.to_owned());
+        match places.get(&tensor) {
+            None => return Err(lies(IndexLie::NotInIndex { tensor, file })),
+            Some(place) if *place != file => {
+                let (first, second) = (place.clone(), file);
+                let placed = Reader::open(&index.with_file_name(&first))?;
+                return Err(lies(match placed.get(&tensor) {
+                    Some(_) => IndexLie::InTwoShards { tensor, first, second },
+                    None => IndexLie::NotInShard { tensor, file: first },
+                }));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Every tensor that the index names is there.
+fn check_places(
     places: &BTreeMap<String, String>,
     shards: &BTreeMap<&str, Reader>,
 ) -> Result<(), IndexLie> {
@@ -234,23 +285,7 @@ fn check(
             return Err(IndexLie::NotInShard { tensor, file });
         }
     }
-    for (&file, reader) in shards {
-        for tensor in reader.tensors() {
-            check_place(&tensor.name, file, places.get(&tensor.name))?;
-        }
-    }
     Ok(())
-}
-
-fn check_place(tensor: &str, file: &str, place: Option<&String>) -> Result<(), IndexLie> {
-    let (tensor, file) = (tensor.to_owned(), file.to_owned());
-    match place {
-        None => Err(IndexLie::NotInIndex { tensor, file }),
-        Some(first) if *first != file => {
-            Err(IndexLie::InTwoShards { tensor, first: first.clone(), second: file })
-        }
-        Some(_) => Ok(()),
-    }
 }
 
 #[derive(Deserialize)]
@@ -278,9 +313,13 @@ impl<'de> Visitor<'de> for PlacesVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Places, A::Error> {
         let mut entries = Vec::new();
-        while let Some(entry) = map.next_entry()? {
+        // One more than may be says that there are too many.
+        while entries.len() <= TENSORS_MAX
+            && let Some(entry) = map.next_entry()?
+        {
             entries.push(entry);
         }
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
         Ok(Places(entries))
     }
 }
@@ -353,8 +392,13 @@ mod tests {
         check(&index(&format!("{all},\"d\":\"3.safetensors\"")), "shard 3.safetensors is missing");
         let elsewhere = format!("{A},{B},\"c\":\"1.safetensors\"");
         check(&index(&elsewhere), "places tensor c in 1.safetensors, which has no such tensor");
+        let swapped = "\"a\":\"2.safetensors\",\"b\":\"1.safetensors\",\"c\":\"2.safetensors\"";
+        check(&index(swapped), "places tensor a in 2.safetensors, which has no such tensor");
         let unnamed = format!("{A},{C}");
         check(&index(&unnamed), "shard 1.safetensors has tensor b, which the index does not name");
+        let more: Vec<_> = (0..=TENSORS_MAX).map(|n| format!("\"{n}\":\"a\"")).collect();
+        check(&index(&more.join(",")), "it names more than 262144 tensors");
+        check("version https://git-lfs.github.com/spec/v1\n", "it is a git-lfs pointer");
         let many: Vec<_> = (0..=SHARDS_MAX).map(|n| format!("\"t{n}\":\"{n}\"")).collect();
         check(&index(&many.join(",")), "it names 513 files, more than the limit of 512");
     }

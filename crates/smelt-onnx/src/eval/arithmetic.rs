@@ -1,37 +1,15 @@
 //! Computes operators that work number by number, and reductions.
 
-use super::{Call, Tensor, Why, axis_of, broadcast, broadcast_source, strides, unravel};
+use super::{Call, Tensor, Why, axis_of, broadcast, broadcast_source, one, strides, unravel};
 use crate::ElementType;
+
+/// What an operator does to one float.
+type Function = Box<dyn Fn(f64) -> f64>;
 
 impl Call<'_> {
     /// The operator over each number, if it is one.
     pub(super) fn unary(&self) -> Result<Option<Tensor>, Why> {
-        let function: fn(f64) -> f64 = match self.node.op.as_str() {
-            "Sqrt" => f64::sqrt,
-            "Exp" => f64::exp,
-            "Log" => f64::ln,
-            "Sin" => f64::sin,
-            "Cos" => f64::cos,
-            "Tanh" => f64::tanh,
-            "Erf" => erf,
-            "Reciprocal" => f64::recip,
-            "Floor" => f64::floor,
-            "Ceil" => f64::ceil,
-            "Round" => f64::round_ties_even,
-            "Sigmoid" => |x| 1.0 / (1.0 + (-x).exp()),
-            "Relu" => |x| x.max(0.0),
-            "Neg" => |x| -x,
-            "Abs" => f64::abs,
-            "Gelu" => match self.text("approximate", "none") {
-                "none" => |x| x / 2.0 * (1.0 + erf(x / std::f64::consts::SQRT_2)),
-                "tanh" => |x| {
-                    let root = (2.0 / std::f64::consts::PI).sqrt();
-                    x / 2.0 * (1.0 + (root * (x + 0.044715 * x * x * x)).tanh())
-                },
-                other => return Err(format!("approximation {other:?} is not known here")),
-            },
-            _ => return Ok(None),
-        };
+        let Some(function) = self.float_function()? else { return Ok(None) };
         let input = self.input(0)?;
         if let Some(values) = input.as_floats() {
             let values = values.iter().map(|value| function(*value)).collect();
@@ -41,9 +19,56 @@ impl Call<'_> {
         let values = match self.node.op.as_str() {
             "Neg" => values.map(|value| value.wrapping_neg()).collect(),
             "Abs" => values.map(|value| value.wrapping_abs()).collect(),
+            "Sign" => values.map(|value| value.signum()).collect(),
+            "Relu" => values.map(|value| (*value).max(0)).collect(),
             _ => return Err("its input is no float".to_owned()),
         };
         Ok(Some(Tensor::ints(input.dtype(), input.dims(), values)))
+    }
+
+    /// What the node does to one float, if it goes number by number.
+    fn float_function(&self) -> Result<Option<Function>, Why> {
+        let alpha = |default: f32| f64::from(self.node.float("alpha").unwrap_or(default));
+        let function: Function = match self.node.op.as_str() {
+            "Sqrt" => Box::new(f64::sqrt),
+            "Exp" => Box::new(f64::exp),
+            "Log" => Box::new(f64::ln),
+            "Sin" => Box::new(f64::sin),
+            "Cos" => Box::new(f64::cos),
+            "Tan" => Box::new(f64::tan),
+            "Atan" => Box::new(f64::atan),
+            "Tanh" => Box::new(f64::tanh),
+            "Erf" => Box::new(erf),
+            "Reciprocal" => Box::new(f64::recip),
+            "Floor" => Box::new(f64::floor),
+            "Ceil" => Box::new(f64::ceil),
+            "Round" => Box::new(f64::round_ties_even),
+            "Sign" => Box::new(|x| if x == 0.0 { 0.0 } else { x.signum() }),
+            "Sigmoid" => Box::new(sigmoid),
+            "Softplus" => Box::new(|x| x.max(0.0) + (-x.abs()).exp().ln_1p()),
+            "HardSwish" => Box::new(|x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),
+            "Relu" => Box::new(|x| x.max(0.0)),
+            "LeakyRelu" => {
+                let alpha = alpha(0.01);
+                Box::new(move |x| if x < 0.0 { alpha * x } else { x })
+            }
+            "Elu" => {
+                let alpha = alpha(1.0);
+                Box::new(move |x| if x < 0.0 { alpha * x.exp_m1() } else { x })
+            }
+            "Neg" => Box::new(|x| -x),
+            "Abs" => Box::new(f64::abs),
+            "Gelu" => match self.text("approximate", "none") {
+                "none" => Box::new(|x| x / 2.0 * (1.0 + erf(x / std::f64::consts::SQRT_2))),
+                "tanh" => Box::new(|x| {
+                    let root = (2.0 / std::f64::consts::PI).sqrt();
+                    x / 2.0 * (1.0 + (root * (x + 0.044715 * x * x * x)).tanh())
+                }),
+                other => return Err(format!("approximation {other:?} is not known here")),
+            },
+            _ => return Ok(None),
+        };
+        Ok(Some(function))
     }
 
     pub(super) fn not(&self) -> Result<Tensor, Why> {
@@ -51,26 +76,77 @@ impl Call<'_> {
         Ok(Tensor::ints(ElementType::Bool, self.input(0)?.dims(), values))
     }
 
-    /// The operator over two broadcast tensors; `Min` and `Max` here take exactly two.
+    /// IsNaN, or IsInf of the signs it looks for.
+    pub(super) fn is_odd(&self) -> Result<Tensor, Why> {
+        let (up, down) = (self.flag("detect_positive", true), self.flag("detect_negative", true));
+        let odd = |value: &f64| match self.node.op.as_str() {
+            "IsNaN" => value.is_nan(),
+            _ => value.is_infinite() && if *value > 0.0 { up } else { down },
+        };
+        let flags = self.floats(0)?.iter().map(|value| i64::from(odd(value))).collect();
+        Ok(Tensor::ints(ElementType::Bool, self.input(0)?.dims(), flags))
+    }
+
+    /// Min, Max, Sum or Mean of one or more broadcast tensors.
+    pub(super) fn variadic(&self) -> Result<Tensor, Why> {
+        let mut result = self.input(0)?.clone();
+        for at in 1..self.inputs.len() {
+            result = self.two(&result, self.input(at)?)?;
+        }
+        if self.node.op == "Mean" {
+            let count = self.inputs.len() as f64;
+            let values = result.as_floats().ok_or("its inputs are no floats")?;
+            let values = values.iter().map(|value| value / count).collect();
+            return Ok(Tensor::floats(result.dtype(), result.dims(), values));
+        }
+        Ok(result)
+    }
+
+    pub(super) fn clip(&self) -> Result<Tensor, Why> {
+        let input = self.input(0)?;
+        if let Some(values) = input.as_floats() {
+            let bound = |at: usize| self.optional(at).map(|_| one(self.floats(at)?)).transpose();
+            let (low, high) = (bound(1)?, bound(2)?);
+            let clip = |x: &f64| x.max(low.unwrap_or(*x)).min(high.unwrap_or(f64::INFINITY));
+            return Ok(Tensor::floats(
+                input.dtype(),
+                input.dims(),
+                values.iter().map(clip).collect(),
+            ));
+        }
+        let bound = |at: usize| self.optional(at).map(|_| one(self.ints(at)?)).transpose();
+        let (low, high) = (bound(1)?.unwrap_or(i64::MIN), bound(2)?.unwrap_or(i64::MAX));
+        let values = self.ints(0)?.iter().map(|x| (*x).max(low).min(high)).collect();
+        Ok(Tensor::ints(input.dtype(), input.dims(), values))
+    }
+
+    /// The operator over two broadcast tensors.
     pub(super) fn binary(&self) -> Result<Tensor, Why> {
         let (a, b) = (self.input(0)?, self.input(1)?);
         if self.inputs.len() != 2 {
             return Err("it is computed here over exactly two inputs".to_owned());
         }
+        self.two(a, b)
+    }
+
+    fn two(&self, a: &Tensor, b: &Tensor) -> Result<Tensor, Why> {
         if a.dtype() != b.dtype() && self.node.op != "Pow" {
             return Err(format!("it mixes {} and {}", a.dtype(), b.dtype()));
         }
         let dims = broadcast(a.dims(), b.dims())?;
         self.fits(&dims)?;
-        match (a.as_floats(), b.as_floats()) {
-            (Some(x), Some(y)) => {
+        match (a.as_floats(), b.as_floats(), a.as_ints(), b.as_ints()) {
+            (Some(x), Some(y), ..) => {
                 let pairs = pairs(&dims, a, b).map(|(i, j)| (x[i], y[j]));
                 self.of_floats(a.dtype(), &dims, pairs)
             }
-            (None, None) => {
-                let (x, y) = (self.ints(0)?, self.ints(1)?);
+            (.., Some(x), Some(y)) => {
                 let pairs = pairs(&dims, a, b).map(|(i, j)| (x[i], y[j]));
                 self.of_ints(a.dtype(), &dims, pairs)
+            }
+            (Some(x), _, _, Some(y)) if self.node.op == "Pow" => {
+                let pairs = pairs(&dims, a, b).map(|(i, j)| (x[i], y[j] as f64));
+                self.of_floats(a.dtype(), &dims, pairs)
             }
             _ => Err("it mixes floats and integers".to_owned()),
         }
@@ -84,11 +160,13 @@ impl Call<'_> {
     ) -> Result<Tensor, Why> {
         let op = self.node.op.as_str();
         let function: fn(f64, f64) -> f64 = match op {
-            "Add" => |x, y| x + y,
+            "Add" | "Sum" | "Mean" => |x, y| x + y,
             "Sub" => |x, y| x - y,
             "Mul" => |x, y| x * y,
             "Div" => |x, y| x / y,
             "Pow" => f64::powf,
+            "PRelu" => |x, y| if x < 0.0 { x * y } else { x },
+            "Mod" if self.flag("fmod", false) => |x, y| x % y,
             "Min" => f64::min,
             "Max" => f64::max,
             _ => {
@@ -114,12 +192,13 @@ impl Call<'_> {
         mut pairs: impl Iterator<Item = (i64, i64)>,
     ) -> Result<Tensor, Why> {
         let (function, dtype): (fn(i64, i64) -> Option<i64>, _) = match self.node.op.as_str() {
-            "Add" => (|x, y| Some(x.wrapping_add(y)), dtype),
+            "Add" | "Sum" => (|x, y| Some(x.wrapping_add(y)), dtype),
             "Sub" => (|x, y| Some(x.wrapping_sub(y)), dtype),
             "Mul" => (|x, y| Some(x.wrapping_mul(y)), dtype),
             // C truncates, and so does the standard for integers.
             "Div" => (i64::checked_div, dtype),
             "Mod" if !self.flag("fmod", false) => (floor_mod, dtype),
+            "Mod" => (i64::checked_rem, dtype),
             "Min" => (|x, y| Some(x.min(y)), dtype),
             "Max" => (|x, y| Some(x.max(y)), dtype),
             "Pow" => (|x, y| x.checked_pow(u32::try_from(y).ok()?), dtype),
@@ -174,13 +253,8 @@ impl Call<'_> {
             unravel(flat, input.dims(), &mut index);
             groups[broadcast_source(&kept, &into, &index)].push(*value);
         }
-        let fold = |values: &Vec<f64>| match self.node.op.as_str() {
-            "ReduceMean" => values.iter().sum::<f64>() / values.len() as f64,
-            "ReduceSum" => values.iter().sum(),
-            "ReduceMax" => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            _ => values.iter().copied().fold(f64::INFINITY, f64::min),
-        };
-        let values = groups.iter().map(fold).collect();
+        let fold = fold(&self.node.op)?;
+        let values = groups.iter().map(|group| fold(group)).collect();
         let result = Tensor::floats(ElementType::F64, &kept, values).cast(input.dtype());
         if self.flag("keepdims", true) {
             return Ok(result);
@@ -193,13 +267,15 @@ impl Call<'_> {
         let input = self.input(0)?;
         let axis = axis_of(self.node.int("axis").unwrap_or(-1), input.dims().len())?;
         let (size, step) = (input.dims()[axis], strides(input.dims())[axis]);
+        let log = self.node.op == "LogSoftmax";
         let mut values = self.floats(0)?.to_vec();
         for begin in (0..values.len()).filter(|at| at / step % size.max(1) == 0) {
             let line = || (0..size).map(|k| begin + k * step);
             let peak = line().map(|at| values[at]).fold(f64::NEG_INFINITY, f64::max);
             let total: f64 = line().map(|at| (values[at] - peak).exp()).sum();
             for at in line() {
-                values[at] = (values[at] - peak).exp() / total;
+                let shifted = values[at] - peak;
+                values[at] = if log { shifted - total.ln() } else { shifted.exp() / total };
             }
         }
         Ok(Tensor::floats(input.dtype(), input.dims(), values))
@@ -227,64 +303,6 @@ impl Call<'_> {
         }
         Ok(Tensor::floats(input.dtype(), dims, values))
     }
-
-    pub(super) fn dequantize(&self) -> Result<Tensor, Why> {
-        let input = self.input(0)?;
-        let values = self.ints(0)?;
-        let scale = self.floats(1)?;
-        let zero = self.optional(2).map(|_| self.ints(2)).transpose()?;
-        let group = self.scale_groups(input, scale.len(), zero.map(<[i64]>::len))?;
-        let real = |(flat, value): (usize, &i64)| {
-            let at = group(flat);
-            (*value - zero.map_or(0, |zero| zero[at])) as f64 * scale[at]
-        };
-        let values = values.iter().enumerate().map(real).collect();
-        Ok(Tensor::floats(self.input(1)?.dtype(), input.dims(), values))
-    }
-
-    pub(super) fn quantize(&self) -> Result<Tensor, Why> {
-        let input = self.input(0)?;
-        let scale = self.floats(1)?;
-        let zero = self.optional(2).map(|_| self.ints(2)).transpose()?;
-        let dtype = self.optional(2).map_or(ElementType::U8, Tensor::dtype);
-        let (low, high) = match dtype {
-            ElementType::I8 => (-128.0, 127.0),
-            ElementType::U8 => (0.0, 255.0),
-            other => return Err(format!("it quantises to {other}, which is not known here")),
-        };
-        let group = self.scale_groups(input, scale.len(), zero.map(<[i64]>::len))?;
-        let code = |(flat, value): (usize, &f64)| {
-            let at = group(flat);
-            let zero = zero.map_or(0, |zero| zero[at]) as f64;
-            ((value / scale[at]).round_ties_even() + zero).clamp(low, high) as i64
-        };
-        let values = self.floats(0)?.iter().enumerate().map(code).collect();
-        Ok(Tensor::ints(dtype, input.dims(), values))
-    }
-
-    /// Which scale an element takes: the only one, or that of its place along the axis.
-    fn scale_groups(
-        &self,
-        input: &Tensor,
-        scales: usize,
-        zeros: Option<usize>,
-    ) -> Result<impl Fn(usize) -> usize + use<>, Why> {
-        if self.input(1)?.dims().len() > 1 {
-            return Err("block scales are not known here".to_owned());
-        }
-        if zeros.is_some_and(|zeros| zeros != scales) {
-            return Err("scales and zero points differ in number".to_owned());
-        }
-        let (mut size, mut step) = (1, 1);
-        if self.input(1)?.dims().len() == 1 && scales != 1 {
-            let axis = axis_of(self.node.int("axis").unwrap_or(1), input.dims().len())?;
-            (size, step) = (input.dims()[axis], strides(input.dims())[axis]);
-            if size != scales {
-                return Err(format!("{scales} scales do not fit an axis of {size}"));
-            }
-        }
-        Ok(move |flat: usize| flat / step % size)
-    }
 }
 
 /// For each element of the broadcast shape, the elements of `a` and `b` it reads.
@@ -299,6 +317,27 @@ fn pairs<'d>(
         unravel(flat, dims, &mut index);
         (broadcast_source(a.dims(), &of_a, &index), broadcast_source(b.dims(), &of_b, &index))
     })
+}
+
+/// What a reduction makes of the numbers it joins.
+fn fold(op: &str) -> Result<fn(&[f64]) -> f64, Why> {
+    Ok(match op {
+        "ReduceMean" => |values| values.iter().sum::<f64>() / values.len() as f64,
+        "ReduceSum" => |values| values.iter().sum(),
+        "ReduceProd" => |values| values.iter().product(),
+        "ReduceL1" => |values| values.iter().map(|x| x.abs()).sum(),
+        "ReduceL2" => |values| values.iter().map(|x| x * x).sum::<f64>().sqrt(),
+        "ReduceSumSquare" => |values| values.iter().map(|x| x * x).sum(),
+        "ReduceLogSum" => |values| values.iter().sum::<f64>().ln(),
+        "ReduceLogSumExp" => |values| values.iter().map(|x| x.exp()).sum::<f64>().ln(),
+        "ReduceMax" => |values| values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        "ReduceMin" => |values| values.iter().copied().fold(f64::INFINITY, f64::min),
+        _ => return Err("the evaluator does not have this operator".to_owned()),
+    })
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 /// The remainder with the sign of the divisor, as Python has it.

@@ -1,12 +1,12 @@
 //! Computes operators that move elements without changing them, and shapes.
 
-use super::{Call, Tensor, Why, axis_of, broadcast, broadcast_source, strides, unravel};
+use super::{Call, Tensor, Why, axis_of, broadcast, broadcast_source, one, strides, unravel};
 use crate::ElementType;
 use crate::model::{AttributeValue, Data};
 
 impl Call<'_> {
     /// A tensor of shape `dims` whose element at an index is `source(index)` of the input.
-    fn moved(
+    pub(super) fn moved(
         &self,
         dims: Vec<usize>,
         mut source: impl FnMut(&[usize]) -> Option<usize>,
@@ -68,27 +68,48 @@ impl Call<'_> {
     pub(super) fn pad(&self) -> Result<Tensor, Why> {
         let input = self.input(0)?;
         let rank = input.dims().len();
-        if self.text("mode", "constant") != "constant" || self.optional(3).is_some() {
-            return Err("only constant padding of all axes is known here".to_owned());
-        }
-        let pads = self.ints(1)?;
-        if pads.len() != 2 * rank {
-            return Err(format!("{} pads do not fit rank {rank}", pads.len()));
-        }
+        let source: fn(i64, i64) -> Option<i64> = match self.text("mode", "constant") {
+            "constant" => |at, size| (0..size).contains(&at).then_some(at),
+            "edge" => |at, size| Some(at.clamp(0, size - 1)),
+            "wrap" => |at, size| at.checked_rem_euclid(size),
+            "reflect" => reflect,
+            other => return Err(format!("mode {other:?} is not known here")),
+        };
+        let pads = self.pads(rank)?;
         let size = |at: usize| {
-            let size =
-                (input.dims()[at] as i64).saturating_add(pads[at]).saturating_add(pads[rank + at]);
+            let size = (input.dims()[at] as i64).saturating_add(pads[at].0);
+            let size = size.saturating_add(pads[at].1);
             usize::try_from(size).map_err(|_| format!("axis {at} would have {size}"))
         };
         let dims = (0..rank).map(size).collect::<Result<_, _>>()?;
         let step = strides(input.dims());
         self.moved(dims, |index| {
             let place = |at: usize| {
-                let place = usize::try_from((index[at] as i64).checked_sub(pads[at])?).ok()?;
-                (place < input.dims()[at]).then(|| place * step[at])
+                let place = (index[at] as i64).checked_sub(pads[at].0)?;
+                let place = source(place, input.dims()[at] as i64)?;
+                usize::try_from(place).ok().map(|place| place * step[at])
             };
             (0..rank).map(place).sum()
         })
+    }
+
+    /// Entries before and after every axis.
+    fn pads(&self, rank: usize) -> Result<Vec<(i64, i64)>, Why> {
+        let pads = self.ints(1)?;
+        let axes: Vec<usize> = match self.optional(3) {
+            None => (0..rank).collect(),
+            Some(_) => {
+                self.ints(3)?.iter().map(|axis| axis_of(*axis, rank)).collect::<Result<_, _>>()?
+            }
+        };
+        if pads.len() != 2 * axes.len() {
+            return Err(format!("{} pads do not fit {} axes", pads.len(), axes.len()));
+        }
+        let mut all = vec![(0, 0); rank];
+        for (at, axis) in axes.iter().enumerate() {
+            all[*axis] = (pads[at], pads[axes.len() + at]);
+        }
+        Ok(all)
     }
 
     pub(super) fn slice(&self) -> Result<Tensor, Why> {
@@ -323,17 +344,20 @@ impl Call<'_> {
     }
 
     /// Input `at` as sizes of a shape.
-    fn sizes(&self, at: usize) -> Result<Vec<usize>, Why> {
+    pub(super) fn sizes(&self, at: usize) -> Result<Vec<usize>, Why> {
         let size = |size: &i64| usize::try_from(*size).map_err(|_| format!("size {size}"));
         self.ints(at)?.iter().map(size).collect()
     }
 }
 
-fn one<T: Copy>(values: &[T]) -> Result<T, Why> {
-    match values {
-        [value] => Ok(*value),
-        _ => Err("one of its inputs is not one number".to_owned()),
+/// The entry of an axis that stands mirrored at `at`, the edge itself once.
+fn reflect(at: i64, size: i64) -> Option<i64> {
+    if size == 1 {
+        return Some(0);
     }
+    let period = 2 * (size - 1);
+    let at = at.checked_rem_euclid(period)?;
+    Some(if at < size { at } else { period - at })
 }
 
 /// How many entries a slice has, and the first of them.

@@ -5,8 +5,11 @@
 //! after every node.  Weights are read when a node needs them.  Knows nothing of surgery.
 
 mod arithmetic;
+mod index;
 mod layout;
 mod matrix;
+mod quantised;
+mod resize;
 mod tensor;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +27,7 @@ pub use tensor::Tensor;
 pub const EVAL_ELEMENTS_MAX: usize = 64 << 20;
 
 /// Operator sets whose definitions are written here.
-const OPSETS: std::ops::RangeInclusive<i64> = 13..=20;
+const OPSETS: std::ops::RangeInclusive<i64> = 13..=21;
 
 /// A graph that could not be computed.
 #[derive(Debug, thiserror::Error)]
@@ -115,9 +118,8 @@ fn last_reads(graph: &Graph) -> BTreeMap<usize, Vec<&str>> {
     let kept: BTreeSet<&str> = graph.outputs.iter().map(|info| info.name.as_str()).collect();
     let mut last = BTreeMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
-        for name in node.inputs.iter().chain(&node.outputs) {
-            last.insert(name.as_str(), at);
-        }
+        node.reads(&mut |name| last.extend([(name, at)]));
+        last.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
     }
     let mut reads: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
     for (name, at) in last.into_iter().filter(|(name, _)| !kept.contains(name)) {
@@ -134,6 +136,9 @@ struct Run<'m> {
 
 impl Run<'_> {
     fn node(&mut self, node: &Node) -> Result<(), EvalError> {
+        if node.op == "If" && node.domain.is_empty() {
+            return self.branch(node);
+        }
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for name in &node.inputs {
             inputs.push(if name.is_empty() { None } else { Some(self.value(name)?) });
@@ -143,6 +148,31 @@ impl Run<'_> {
         let outputs = call.run().map_err(|why| EvalError::Node { node: label(node), why })?;
         for (name, tensor) in node.outputs.iter().zip(outputs) {
             self.values.insert(name.clone(), Rc::new(tensor));
+        }
+        Ok(())
+    }
+
+    /// Computes the branch of an If that its condition picks; names are unique across graphs.
+    fn branch(&mut self, node: &Node) -> Result<(), EvalError> {
+        let fail = |why: &str| EvalError::Node { node: label(node), why: why.to_owned() };
+        let condition = node.inputs.first().ok_or_else(|| fail("it has no condition"))?;
+        let condition = self.value(condition)?;
+        let Some(&[flag]) = condition.as_ints() else {
+            return Err(fail("its condition is no flag"));
+        };
+        let name = if flag != 0 { "then_branch" } else { "else_branch" };
+        let Some(AttributeValue::Graph(graph)) = node.attribute(name) else {
+            return Err(fail("it has no such branch"));
+        };
+        for tensor in &graph.initializers {
+            self.values.insert(tensor.name.clone(), Rc::new(load(self.dir, tensor)?));
+        }
+        for inner in &graph.nodes {
+            self.node(inner)?;
+        }
+        for (name, info) in node.outputs.iter().zip(&graph.outputs) {
+            let value = self.value(&info.name)?;
+            self.values.insert(name.clone(), value);
         }
         Ok(())
     }
@@ -196,13 +226,29 @@ impl<'a> Call<'a> {
             "Gemm" => self.gemm(),
             "MatMul" => self.matmul(),
             "Conv" => self.conv(),
-            "Softmax" => self.softmax(),
+            "Softmax" | "LogSoftmax" => self.softmax(),
             "LayerNormalization" => self.layer_normalization(),
             "DequantizeLinear" => self.dequantize(),
             "QuantizeLinear" => self.quantize(),
             "Where" => self.where_(),
             "Not" => self.not(),
-            "ReduceMean" | "ReduceSum" | "ReduceMax" | "ReduceMin" => self.reduce(),
+            "IsNaN" | "IsInf" => self.is_odd(),
+            "Clip" => self.clip(),
+            "Min" | "Max" | "Sum" | "Mean" => self.variadic(),
+            op if op.starts_with("Reduce") => self.reduce(),
+            "Tile" => self.tile(),
+            "GatherElements" => self.gather_elements(),
+            "GatherND" => self.gather_nd(),
+            "ScatterND" => self.scatter_nd(),
+            "CumSum" => self.cumsum(),
+            "ArgMax" => self.arg(true),
+            "ArgMin" => self.arg(false),
+            "Resize" => self.resize(),
+            "Size" => {
+                let count = self.input(0)?.elements() as i64;
+                Ok(Tensor::ints(ElementType::I64, &[], vec![count]))
+            }
+            "CastLike" => Ok(self.input(0)?.cast(self.input(1)?.dtype())),
             "Reshape" => self.reshape(),
             "Transpose" => self.transpose(),
             "Pad" => self.pad(),
@@ -313,6 +359,14 @@ fn axis_of(axis: i64, rank: usize) -> Result<usize, Why> {
         .ok()
         .filter(|axis| *axis < rank)
         .ok_or_else(|| format!("axis {axis} is outside rank {rank}"))
+}
+
+/// The only element of `values`.
+fn one<T: Copy>(values: &[T]) -> Result<T, Why> {
+    match values {
+        [value] => Ok(*value),
+        _ => Err("one of its inputs is not one number".to_owned()),
+    }
 }
 
 /// Elements between two neighbours along each dimension.

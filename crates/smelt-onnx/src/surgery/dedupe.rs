@@ -10,9 +10,9 @@ use sha2::{Digest, Sha256};
 
 use super::RuleError;
 use super::patch::Patch;
-use super::survey::Survey;
 use crate::external::{DataError, read_initializer};
 use crate::model::{Data, Initializer, Model};
+use crate::survey::Survey;
 
 /// Bytes read at a time.
 const BLOCK_BYTES: usize = 1 << 20;

@@ -5,8 +5,8 @@
 
 use super::RuleError;
 use super::patch::Patch;
-use super::survey::Survey;
 use crate::model::{Data, Dim, Initializer, Model, ValueInfo};
+use crate::survey::Survey;
 
 /// Metadata key of a weight's place is this and its name; the value is
 /// `offset length location`.

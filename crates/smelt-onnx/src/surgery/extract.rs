@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 
 use super::RuleError;
 use super::patch::Patch;
-use super::survey::{Survey, node_reads};
 use crate::ElementType;
 use crate::model::{Model, ValueInfo};
+use crate::survey::Survey;
 
 /// Cuts out what `outputs` need, taking `inputs` as given; graph inputs that are still needed
 /// stay inputs.
@@ -73,7 +73,7 @@ impl<'m> Needed<'m> {
             }
             let Some(at) = survey.producer(value) else { continue };
             if needed.nodes.insert(at) {
-                node_reads(&survey.graph.nodes[at], &mut |name| open.push(name));
+                survey.graph.nodes[at].reads(&mut |name| open.push(name));
             }
         }
         needed

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use super::RuleError;
 use super::patch::Patch;
-use super::survey::{Survey, has_subgraph};
 use crate::ElementType;
 use crate::eval::{Call, Tensor};
 use crate::model::{Data, Dim, Initializer, Model, Node};
+use crate::survey::{Survey, has_subgraph};
 
 /// Most elements of a tensor that is read or made: shapes have a handful, masks of small
 /// grids some thousands.

@@ -5,9 +5,9 @@
 
 use super::RuleError;
 use super::patch::Patch;
-use super::survey::Survey;
 use crate::ElementType;
 use crate::model::{Attribute, AttributeValue, Model, Node};
+use crate::survey::Survey;
 
 /// Computes the nodes called `nodes` (by name, first output or operator) in type `to`.
 ///

@@ -8,12 +8,16 @@ mod dedupe;
 mod externalize;
 mod extract;
 mod fold;
+mod head;
 mod insert_cast;
+mod new_file;
 mod output;
 mod patch;
+mod quantise;
+mod quantize_head;
 mod set_batch;
 mod split_head;
-mod survey;
+mod to_opset;
 
 use std::path::{Path, PathBuf};
 
@@ -23,9 +27,12 @@ pub use extract::extract;
 pub use fold::{FOLD_BYTES_MAX, FOLD_ELEMENTS_MAX, fold_constants};
 pub use insert_cast::insert_cast;
 pub use output::{DEAD_BYTES_MAX, OutputError};
-pub use patch::{ColumnCut, Patch, PatchError};
+pub use patch::{ColumnCut, Making, Patch, PatchError};
+pub use quantise::Quantisation;
+pub use quantize_head::{HeadScheme, quantize_head};
 pub use set_batch::set_batch;
 pub use split_head::{PARTS_MAX, split_head};
+pub use to_opset::{TARGET_MAX, TARGET_MIN, to_opset};
 
 use crate::encode::MODEL_FILE;
 use crate::model::Model;
@@ -40,6 +47,18 @@ pub enum Rule {
         output: Option<String>,
         /// Into how many.
         parts: Parts,
+    },
+    /// Round the weight of the vocabulary product to few bits.
+    QuantizeHead {
+        /// The output it gives; `logits` or the only one when not named.
+        output: Option<String>,
+        /// To how many bits, with which scales.
+        scheme: HeadScheme,
+    },
+    /// Say the same in another operator set.
+    ToOpset {
+        /// Its version.
+        version: i64,
     },
     /// Fix the batch size.
     SetBatch {
@@ -88,6 +107,10 @@ impl Rule {
     pub fn patch(&self, model: &Model, dir: &Path) -> Result<Option<Patch>, RuleError> {
         match self {
             Rule::SplitHead { output, parts } => split_head(model, output.as_deref(), *parts),
+            Rule::QuantizeHead { output, scheme } => {
+                quantize_head(model, output.as_deref(), *scheme)
+            }
+            Rule::ToOpset { version } => to_opset(model, *version),
             Rule::SetBatch { size } => set_batch(model, *size),
             Rule::Dedupe => dedupe(model, dir),
             Rule::FoldConstants => fold_constants(model),
@@ -207,7 +230,7 @@ pub fn apply(
     let counts = |model: &Model| [model.graph.nodes.len(), model.graph.initializers.len()];
     let ([nodes, initializers], [nodes_next, initializers_next]) = (counts(&model), counts(&next));
     drop(model);
-    let written = output::write(next, &given.cuts, &path, out_dir, consume)?;
+    let written = output::write(next, &given.makings, &path, out_dir, consume)?;
     Ok(Report {
         summary: patch.map(|patch| patch.summary),
         nodes: [nodes, nodes_next],

@@ -11,13 +11,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::externalize::{place_weights, weights};
-use super::patch::ColumnCut;
-use super::survey::{free_location, tensors, tensors_mut};
+use super::patch::{ColumnCut, Making};
+use super::quantise::Quantisation;
 use super::{ApplyError, Consume};
 use crate::check;
 use crate::encode::WriteError;
 use crate::external::{DataError, TENSOR_ALIGNMENT_BYTES, place};
 use crate::model::{Data, Initializer, Model};
+use crate::survey::{free_location, tensors, tensors_mut};
 
 /// Bytes no tensor refers to that a copied data file may keep; with more, only its tensors
 /// are copied.
@@ -49,6 +50,14 @@ pub enum OutputError {
     /// A tensor's data is not where the model says.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A weight could not be rounded.
+    #[error("cannot round tensor {name:?}: {why}")]
+    Quantise {
+        /// The weight.
+        name: String,
+        /// Why not.
+        why: String,
+    },
     /// The model file could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -65,7 +74,7 @@ pub(super) struct Written {
 /// Writes `model`, a patched form of the model file `source`, as directory `out_dir`.
 pub(super) fn write(
     mut model: Model,
-    cuts: &[ColumnCut],
+    makings: &[Making],
     source: &Path,
     out_dir: &Path,
     consume: Consume,
@@ -78,8 +87,8 @@ pub(super) fn write(
         written: Written::default(),
         renames: Vec::new(),
     };
-    transfer.deal_columns(cuts)?;
-    transfer.data_files(&mut model, cuts, own_name, consume)?;
+    transfer.make(makings)?;
+    transfer.data_files(&mut model, makings, own_name, consume)?;
     model.write(&partial.dir).map_err(OutputError::from)?;
     let mut undo = Undo::default();
     for (from, into) in std::mem::take(&mut transfer.renames) {
@@ -174,7 +183,7 @@ impl Transfer<'_> {
     fn data_files(
         &mut self,
         model: &mut Model,
-        cuts: &[ColumnCut],
+        makings: &[Making],
         own_name: &str,
         consume: Consume,
     ) -> Result<(), OutputError> {
@@ -182,7 +191,7 @@ impl Transfer<'_> {
         tensors_mut(&mut model.graph, &mut plain_location);
         inputs.iter_mut().for_each(plain_location);
         let new: BTreeSet<&str> =
-            cuts.iter().flat_map(|cut| &cut.parts).filter_map(location).collect();
+            makings.iter().flat_map(Making::results).filter_map(location).collect();
         let mut ranges: BTreeMap<String, Vec<(u64, u64)>> = BTreeMap::new();
         let mut note = |tensor: &Initializer| {
             if let Data::External { location, offset, length } = &tensor.data
@@ -251,27 +260,48 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    fn deal_columns(&mut self, cuts: &[ColumnCut]) -> Result<(), OutputError> {
-        for cut in cuts {
-            let Data::External { location, offset, .. } = &cut.from.data else { continue };
-            let from = place(self.from, &cut.from.name, location)?;
-            let source = File::open(&from).map_err(io_error("read", &from))?;
-            let mut targets = Vec::new();
-            for part in &cut.parts {
-                let Data::External { location, offset, length } = &part.data else { continue };
-                let into = self.target(location)?;
-                let mut options = File::options();
-                let target = options.create(true).write(true).truncate(false).open(&into);
-                let target = target.map_err(io_error("create", &into))?;
-                let width = part.dtype.bits() / 8 * part.dims[1];
-                targets.push(Column { target, offset: *offset, width });
-                self.written.bytes_written += length;
+    fn make(&mut self, makings: &[Making]) -> Result<(), OutputError> {
+        for making in makings {
+            match making {
+                Making::Columns(cut) => self.deal_columns(cut)?,
+                Making::Quantised(made) => self.quantise(made)?,
             }
-            deal_rows(&source, *offset, cut.from.dims[0], &targets)
-                .map_err(io_error("cut columns of", &from))?;
+            let lengths = making.results().into_iter().filter_map(Initializer::byte_len);
+            self.written.bytes_written += lengths.sum::<usize>() as u64;
         }
         Ok(())
     }
+
+    fn quantise(&mut self, made: &Quantisation) -> Result<(), OutputError> {
+        let Some(location) = location(&made.codes) else { return Ok(()) };
+        let target = open_new(&self.target(location)?)?;
+        made.write(self.from, &target).map_err(|source| OutputError::Quantise {
+            name: made.from.name.clone(),
+            why: source.to_string(),
+        })
+    }
+
+    fn deal_columns(&mut self, cut: &ColumnCut) -> Result<(), OutputError> {
+        let Data::External { location, offset, .. } = &cut.from.data else { return Ok(()) };
+        let from = place(self.from, &cut.from.name, location)?;
+        let source = File::open(&from).map_err(io_error("read", &from))?;
+        let mut targets = Vec::new();
+        for part in &cut.parts {
+            let Data::External { location, offset, .. } = &part.data else { continue };
+            let target = open_new(&self.target(location)?)?;
+            let width = part.dtype.bits() * part.dims[1] / 8;
+            targets.push(Column { target, offset: *offset, width });
+        }
+        deal_rows(&source, *offset, cut.from.dims[0], &targets)
+            .map_err(io_error("cut columns of", &from))
+    }
+}
+
+/// Opens a file that is being made, in pieces perhaps.
+fn open_new(path: &Path) -> Result<File, OutputError> {
+    let mut options = File::options();
+    let file = options.create(true).write(true).truncate(false).open(path);
+    file.map_err(io_error("create", path))
 }
 
 /// Columns of a matrix on their way to their own place.

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::quantise::Quantisation;
 use crate::model::{AttributeValue, Graph, Initializer, Model, Node, ValueInfo};
 
 /// What a rule wants changed.  Indices and names are those of the model it looked at.
@@ -28,8 +29,29 @@ pub struct Patch {
     pub outputs: Option<Vec<ValueInfo>>,
     /// Metadata that comes.
     pub metadata: Vec<(String, String)>,
+    /// The operator set and the file format from now on.
+    pub versions: Option<(i64, i64)>,
     /// Tensor data that must be made, in files that do not exist yet.
-    pub cuts: Vec<ColumnCut>,
+    pub makings: Vec<Making>,
+}
+
+/// Tensor data that is made from a tensor of the old model.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Making {
+    /// Columns are dealt out.
+    Columns(ColumnCut),
+    /// Numbers are rounded to few bits.
+    Quantised(Quantisation),
+}
+
+impl Making {
+    /// The tensors that are made.
+    pub(super) fn results(&self) -> Vec<&Initializer> {
+        match self {
+            Making::Columns(cut) => cut.parts.iter().collect(),
+            Making::Quantised(made) => vec![&made.codes, &made.scale],
+        }
+    }
 }
 
 /// A matrix whose columns are dealt out to several new tensors in one pass over its rows.
@@ -78,6 +100,9 @@ impl Patch {
         }
         if let Some(outputs) = &self.outputs {
             graph.outputs.clone_from(outputs);
+        }
+        if let Some((opset, ir_version)) = self.versions {
+            (next.opset, next.ir_version) = (opset, ir_version);
         }
         next.metadata.extend(self.metadata.iter().cloned());
         Ok(next)

@@ -5,17 +5,16 @@
 //! once or twice or from outside, reads the same.  Rows of a `[vocab, hidden]` weight are
 //! two ranges of one file; columns of a `[hidden, vocab]` weight are copied in one pass.
 
-use super::patch::{ColumnCut, Patch};
-use super::survey::{Survey, free_location};
+use super::head::{self, Weight};
+use super::new_file::NewFile;
+use super::patch::{ColumnCut, Making, Patch};
 use super::{Parts, RuleError};
 use crate::TENSOR_ALIGNMENT_BYTES;
 use crate::model::{Attribute, AttributeValue, Data, Initializer, Model, Node};
+use crate::survey::Survey;
 
 /// Most parts of a head: each is a node, and more than this serves no memory pool.
 pub const PARTS_MAX: usize = 256;
-
-/// Output that is taken for the head's when none is named.
-const LOGITS: &str = "logits";
 
 /// Splits the product that gives `output` (`logits`, or the only output, when not named).
 ///
@@ -27,110 +26,33 @@ pub fn split_head(
     parts: Parts,
 ) -> Result<Option<Patch>, RuleError> {
     let survey = Survey::new(&model.graph);
-    let head = find_head(&survey, head_output(&survey, output)?)?;
-    let weight = Weight::find(&survey, head)?;
-    let Some(cuts) = weight.cuts(parts)? else { return Ok(None) };
-    Split { survey: &survey, head, weight, cuts, patch: Patch::default() }.patch(model).map(Some)
+    let products = head::output(&survey, output)
+        .and_then(|output| head::products(&survey, output))
+        .map_err(refuse)?;
+    let &[head] = &products[..] else {
+        return Err(refuse(format!("the head is in {} parts already", products.len())));
+    };
+    let weight = Weight::find(&survey, head).map_err(refuse)?;
+    let Some(cuts) = Cutter { weight: &weight }.cuts(parts)? else { return Ok(None) };
+    let (file, patch) = (NewFile::beside(model), Patch::default());
+    Split { survey: &survey, head, weight, cuts, file, patch }.patch().map(Some)
 }
 
-fn head_output<'m>(survey: &Survey<'m>, named: Option<&'m str>) -> Result<&'m str, RuleError> {
-    let outputs = &survey.graph.outputs;
-    match (named, &outputs[..]) {
-        (Some(name), _) if survey.knows(name) => Ok(name),
-        (Some(name), _) => Err(refuse(format!("the graph has no value {name:?}"))),
-        (None, [only]) => Ok(&only.name),
-        (None, _) => outputs
-            .iter()
-            .map(|info| info.name.as_str())
-            .find(|name| *name == LOGITS)
-            .ok_or_else(|| refuse(format!("no output is called {LOGITS:?}; name the output"))),
-    }
+/// Where a head may be cut.
+struct Cutter<'w, 'm> {
+    weight: &'w Weight<'m>,
 }
 
-/// The index of the product behind `value`.
-fn find_head(survey: &Survey<'_>, value: &str) -> Result<usize, RuleError> {
-    let mut value = value;
-    loop {
-        let Some(at) = survey.producer(value) else {
-            return Err(refuse(format!("walking back ends at {value:?}, which no node gives")));
-        };
-        let node = &survey.graph.nodes[at];
-        let step = match node.op.as_str() {
-            _ if !node.domain.is_empty() => None,
-            "MatMul" | "Gemm" => return Ok(at),
-            "Cast" | "Identity" | "Reshape" | "Transpose" => node.inputs.first(),
-            "Add" => {
-                let mut moving = node.inputs.iter().filter(|name| {
-                    survey.constant(name).is_none() && constant_node(survey, name).is_none()
-                });
-                moving.next().filter(|_| moving.next().is_none())
-            }
-            _ => None,
-        };
-        value = step.ok_or_else(|| {
-            refuse(format!(
-                "walking back ends at {}, which is no product",
-                crate::check::label(node)
-            ))
-        })?;
-    }
-}
-
-fn constant_node(survey: &Survey<'_>, value: &str) -> Option<usize> {
-    survey.producer(value).filter(|at| survey.graph.nodes[*at].op == "Constant")
-}
-
-/// The head's weight and the nodes between it and the product, weight first.
-struct Weight<'m> {
-    tensor: &'m Initializer,
-    chain: Vec<usize>,
-    /// The vocabulary's dimension in the stored tensor.
-    axis: usize,
-}
-
-impl<'m> Weight<'m> {
-    fn find(survey: &Survey<'m>, head: usize) -> Result<Self, RuleError> {
-        let node = &survey.graph.nodes[head];
-        let mut name = node.inputs.get(1).ok_or_else(|| refuse("the head has no weight".into()))?;
-        let mut axis =
-            if node.op == "Gemm" && node.int("transB").unwrap_or(0) != 0 { 0 } else { 1 };
-        let mut chain = Vec::new();
-        let tensor = loop {
-            if let Some(tensor) = survey.constant(name) {
-                break tensor;
-            }
-            let producer = survey.producer(name);
-            let step = producer.map(|at| &survey.graph.nodes[at]).filter(|n| n.domain.is_empty());
-            let Some(step) = step.filter(|node| carries_weight(node)) else {
-                return Err(refuse(format!("the head's weight {name:?} is no initializer")));
-            };
-            if step.op == "Transpose" && step.ints("perm") != Some(&[0, 1]) {
-                axis = 1 - axis;
-            }
-            chain.extend(producer);
-            name = &step.inputs[0];
-        };
-        if tensor.dims.len() != 2 {
-            let dims = &tensor.dims;
-            return Err(refuse(format!("the head's weight has shape {dims:?}, not a matrix's")));
-        }
-        chain.reverse();
-        Ok(Self { tensor, chain, axis })
-    }
-
-    fn vocab(&self) -> usize {
-        self.tensor.dims[self.axis]
-    }
-
+impl Cutter<'_, '_> {
     /// Bits that one token takes.
     fn token_bits(&self) -> usize {
-        self.tensor.dims[1 - self.axis] * self.tensor.dtype.bits()
+        self.weight.tensor.dims[1 - self.weight.axis] * self.weight.tensor.dtype.bits()
     }
 
     /// Where the parts begin, and the end; `None` when one part is enough.
     fn cuts(&self, parts: Parts) -> Result<Option<Vec<usize>>, RuleError> {
-        let (vocab, bytes) = (self.vocab(), self.token_bits().div_ceil(8).max(1));
-        let grain = self.grain()?;
+        let (vocab, bytes) = (self.weight.vocab(), self.token_bits().div_ceil(8).max(1));
+        let [must, wish] = self.grains()?;
         let size = match parts {
             Parts::Count(count) if count <= 1 => return Ok(None),
             Parts::Count(count) if count > vocab => {
@@ -142,12 +64,12 @@ impl<'m> Weight<'m> {
         if size >= vocab {
             return Ok(None);
         }
-        if size == 0 || vocab / size > PARTS_MAX {
+        if size < must || vocab / size > PARTS_MAX {
             return Err(refuse(format!(
                 "that makes more than {PARTS_MAX} parts of {vocab} tokens"
             )));
         }
-        let grain = if size >= grain { grain } else { 1 };
+        let grain = if size >= wish { wish } else { must };
         let mut cuts: Vec<usize> = match parts {
             Parts::Count(count) => {
                 (0..count).map(|at| at * vocab / count / grain * grain).collect()
@@ -158,12 +80,15 @@ impl<'m> Weight<'m> {
         Ok(Some(cuts))
     }
 
-    /// Tokens after which a part may begin so that it begins on a page, or on a whole byte.
-    fn grain(&self) -> Result<usize, RuleError> {
-        if self.axis == 1 {
-            return match self.tensor.dtype.bits() % 8 {
-                0 => Ok(1),
-                _ => Err(refuse("columns of nibbles cannot be cut; store the head by rows".into())),
+    /// Tokens after which a part may begin so that it begins on a whole byte, and on a page.
+    fn grains(&self) -> Result<[usize; 2], RuleError> {
+        let weight = self.weight;
+        if weight.axis == 1 {
+            let row_bits = weight.vocab() * weight.tensor.dtype.bits();
+            return match (weight.tensor.dtype.bits() % 8, row_bits % 8) {
+                (0, _) => Ok([1, 1]),
+                (_, 0) => Ok([2, 2]),
+                _ => Err(refuse("its rows do not end on whole bytes".into())),
             };
         }
         if !self.token_bits().is_multiple_of(8) {
@@ -171,18 +96,7 @@ impl<'m> Weight<'m> {
         }
         let row = self.token_bits() as u64 / 8;
         let shared = 1u64 << row.trailing_zeros().min(TENSOR_ALIGNMENT_BYTES.trailing_zeros());
-        Ok((TENSOR_ALIGNMENT_BYTES / shared) as usize)
-    }
-}
-
-/// Nodes that may stand between a stored weight and the product.
-fn carries_weight(node: &Node) -> bool {
-    match node.op.as_str() {
-        "Cast" | "Identity" | "DequantizeLinear" => !node.inputs.is_empty(),
-        "Transpose" => {
-            !node.inputs.is_empty() && matches!(node.ints("perm"), None | Some([0, 1] | [1, 0]))
-        }
-        _ => false,
+        Ok([1, (TENSOR_ALIGNMENT_BYTES / shared) as usize])
     }
 }
 
@@ -191,14 +105,15 @@ struct Split<'s, 'm> {
     head: usize,
     weight: Weight<'m>,
     cuts: Vec<usize>,
+    file: NewFile,
     patch: Patch,
 }
 
 impl Split<'_, '_> {
-    fn patch(mut self, model: &Model) -> Result<Patch, RuleError> {
+    fn patch(mut self) -> Result<Patch, RuleError> {
         let head = &self.survey.graph.nodes[self.head];
         let count = self.cuts.len() - 1;
-        let weights = self.cut_weight(model)?;
+        let weights = self.cut_tensor(self.weight.tensor, self.weight.axis)?;
         let mut chains = vec![weights; 1];
         for at in self.weight.chain.clone() {
             let before = chains.last().expect("the weights are there");
@@ -229,7 +144,7 @@ impl Split<'_, '_> {
         }
         self.join(head, results, joined, late_bias);
         self.patch.remove_nodes.insert(self.head);
-        self.drop_unread();
+        self.weight.drop_unread(self.survey, self.head, &mut self.patch);
         self.patch.summary = format!(
             "{} is cut into {count} parts of at most {} tokens",
             crate::check::label(head),
@@ -272,28 +187,21 @@ impl Split<'_, '_> {
         }
     }
 
-    /// Names of the parts of the stored weight.
-    fn cut_weight(&mut self, model: &Model) -> Result<Vec<String>, RuleError> {
-        let tensor = self.weight.tensor;
-        if self.weight.axis == 0 || matches!(tensor.data, Data::Inline(_)) {
-            return self.cut_along(tensor, self.weight.axis);
+    /// Cuts a tensor along one of its axes: by rows where it lies, by columns into a new file.
+    fn cut_tensor(&mut self, tensor: &Initializer, axis: usize) -> Result<Vec<String>, RuleError> {
+        if axis == 0 || matches!(tensor.data, Data::Inline(_)) {
+            return self.cut_along(tensor, axis);
         }
-        let location = free_location(model);
-        let mut end = 0u64;
         let mut parts = Vec::new();
         for part in 0..self.cuts.len() - 1 {
             let dims = vec![tensor.dims[0], self.cuts[part + 1] - self.cuts[part]];
-            let length =
-                tensor.dtype.byte_len(&dims).ok_or_else(|| refuse("it overflows".into()))?;
-            let offset = end.next_multiple_of(TENSOR_ALIGNMENT_BYTES);
-            end = offset + length as u64;
-            let data = Data::External { location: location.clone(), offset, length: length as u64 };
             let name = self.part_name(&tensor.name, part);
-            parts.push(Initializer { name, dtype: tensor.dtype, dims, data });
+            let part = self.file.tensor(name, tensor.dtype, dims);
+            parts.push(part.ok_or_else(|| refuse("it overflows".into()))?);
         }
         self.patch.add_initializers.extend(parts.iter().cloned());
         let names = parts.iter().map(|part| part.name.clone()).collect();
-        self.patch.cuts.push(ColumnCut { from: tensor.clone(), parts });
+        self.patch.makings.push(Making::Columns(ColumnCut { from: tensor.clone(), parts }));
         Ok(names)
     }
 
@@ -370,7 +278,7 @@ impl Split<'_, '_> {
             [] => Ok(shared),
             [count] => {
                 let axis = node.int("axis").unwrap_or(1).rem_euclid(2) as usize;
-                if axis != self.axis_at(at) {
+                if axis != self.weight.axis_at(self.survey, at) {
                     Ok(shared)
                 } else if *count == self.weight.vocab() {
                     self.cut_along(tensor, 0)
@@ -378,18 +286,16 @@ impl Split<'_, '_> {
                     Err(refuse(format!("{name:?} does not have one number for every token")))
                 }
             }
+            [_, _] if node.int("block_size").unwrap_or(0) > 0 => {
+                let axis = self.weight.axis_at(self.survey, at);
+                if tensor.dims[axis] == self.weight.vocab() {
+                    self.cut_tensor(tensor, axis)
+                } else {
+                    Err(refuse(format!("the blocks of {name:?} go along the vocabulary")))
+                }
+            }
             dims => Err(refuse(format!("scales of shape {dims:?} cannot be cut"))),
         }
-    }
-
-    /// The vocabulary's dimension where node `at` of the chain reads the weight.
-    fn axis_at(&self, at: usize) -> usize {
-        let before = self.weight.chain.iter().take_while(|step| **step != at);
-        let turns = before.filter(|step| {
-            let node = &self.survey.graph.nodes[**step];
-            node.op == "Transpose" && node.ints("perm") != Some(&[0, 1])
-        });
-        (self.weight.axis + turns.count()) % 2
     }
 
     /// The addend of a Gemm for every part, or whether it is added after the parts are joined.
@@ -410,34 +316,6 @@ impl Split<'_, '_> {
             return Err(refuse(format!("the addend {name:?} is scaled and cannot be cut")));
         }
         Ok((None, true))
-    }
-
-    /// Removes nodes and tensors that only the old head read.
-    fn drop_unread(&mut self) {
-        let mut left = Vec::new();
-        let gone = |patch: &Patch, survey: &Survey<'_>, value: &str| {
-            let dropped = patch.remove_nodes.iter().map(|at| {
-                let inputs = &survey.graph.nodes[*at].inputs;
-                inputs.iter().filter(|name| *name == value).count()
-            });
-            let kept = survey.reads(value) > dropped.sum();
-            let reread =
-                patch.insert_nodes.iter().any(|(_, n)| n.inputs.iter().any(|i| i == value));
-            !kept && !reread && !survey.is_output(value)
-        };
-        for at in self.weight.chain.iter().rev() {
-            let node = &self.survey.graph.nodes[*at];
-            left.extend(node.inputs.iter().cloned());
-            if gone(&self.patch, self.survey, &node.outputs[0]) {
-                self.patch.remove_nodes.insert(*at);
-            }
-        }
-        left.extend(self.survey.graph.nodes[self.head].inputs.iter().skip(1).cloned());
-        for name in left {
-            if self.survey.constant(&name).is_some() && gone(&self.patch, self.survey, &name) {
-                self.patch.remove_initializers.insert(name);
-            }
-        }
     }
 }
 

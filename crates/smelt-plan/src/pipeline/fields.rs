@@ -10,6 +10,7 @@ use super::table::{Item, Table};
 use super::{InputRef, InputSpec, PipelineError};
 use crate::kind::{Absent, Field, Takes};
 use crate::name::StageName;
+use crate::quantity;
 
 type Values = BTreeMap<String, Value>;
 
@@ -101,6 +102,10 @@ fn read_field(
         Takes::Choice(words) => choice(item, text(item, params)?, words)?,
         Takes::Count(min, max) => count(item, params, min, max)?,
         Takes::Flag => flag(item, params)?,
+        Takes::Bytes => {
+            let bytes = quantity::bytes(&text(item, params)?);
+            Value::from(bytes.map_err(|error| item.error(error.to_string()))?)
+        }
         Takes::Texts => Value::from(texts(item, params)?),
         Takes::Names => names(item, params)?,
         Takes::TextTable => text_table(item, params)?,

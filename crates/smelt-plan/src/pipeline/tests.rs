@@ -193,3 +193,31 @@ fn outputs_stay_inside_the_working_directory() {
         assert!(error.starts_with("p.toml:6:11: ") && error.contains("inside"), "{error}");
     }
 }
+
+/// A stage of surgery with these lines.
+fn surgery(lines: &str) -> Result<Pipeline, ParseError> {
+    let text = "smelt = 1\nname = \"s\"\n[stage.a]\nkind = \"graph-surgery\"\nonnx = \"b\"\n";
+    parse(&format!("{text}{lines}\n"), &[])
+}
+
+#[test]
+fn fields_of_surgery_go_with_their_rule() {
+    let pipeline = surgery("rule = \"split-head\"\nmax-bytes = \"200MiB\"").unwrap();
+    assert_eq!(pipeline.stages[0].params["max-bytes"], json!(200 << 20));
+    for (lines, place, words) in [
+        ("rule = \"split\"", "6:8", "must be split-head or quantize-head"),
+        ("rule = \"split-head\"", "6:8", "needs \"parts\" or \"max-bytes\""),
+        ("rule = \"dedupe\"\nparts = 2", "7:9", "has no \"parts\"; it takes nothing"),
+        ("rule = \"to-opset\"\nopset = 22", "7:9", "whole number from 17 to 21"),
+        ("rule = \"set-batch\"\nsize = 1\nmax-bytes = \"x\"", "8:13", "is not a size"),
+        (
+            "rule = \"set-batch\"\nsize = 1\nretry = { escalate = [{ parts = 4 }] }",
+            "8:33",
+            "rule \"set-batch\" has no \"parts\"",
+        ),
+    ] {
+        let error = surgery(lines).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("p.toml:{place}: ")), "{error}");
+        assert!(error.contains(words), "{error}");
+    }
+}

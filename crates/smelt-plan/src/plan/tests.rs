@@ -57,7 +57,10 @@ fn an_edge_must_point_to_a_fitting_kind() {
         [stage.e]\nkind = \"engine-build\"\nonnx = \"c\"\n";
     let pipeline = Pipeline::parse("t.toml", text, &Overrides::default()).unwrap();
     let error = Plan::build(&pipeline, &Pins::default()).unwrap_err().to_string();
-    assert!(error.contains("takes a stage of kind onnx-export or command"), "{error}");
+    assert!(
+        error.contains("takes a stage of kind onnx-export or graph-surgery or command"),
+        "{error}"
+    );
 }
 
 #[test]

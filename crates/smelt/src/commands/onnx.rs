@@ -1,9 +1,12 @@
 //! `smelt onnx`: looks at ONNX models, checks them and operates on them, weights left on disk.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use serde_json::{Value, json};
 use smelt_onnx::surgery::{Consume, Parts, Report, Rule, apply};
-use smelt_onnx::{ElementType, MODEL_FILE, Model, check, inspect};
+use smelt_onnx::target::{Finding, Severity, Target, findings};
+use smelt_onnx::{ElementType, Inspection, Large, MODEL_FILE, Model, Port, check, inspect};
 use smelt_plan::quantity;
 
 use crate::exit::{Exit, Failed};
@@ -13,16 +16,25 @@ use crate::table::bytes;
 
 pub(crate) fn run(command: &OnnxCommand) -> Result<Exit, Failed> {
     match command {
-        OnnxCommand::Inspect { model } => answer(inspect(&read(model)?.0))?,
-        OnnxCommand::Check { model } => {
-            let (read, dir) = read(model)?;
-            check(&read, &dir).map_err(|error| at(model, error))?;
-            answer(format_args!("{} is sound\n", model.display()))?;
+        OnnxCommand::Inspect { model, json } => {
+            let inspection = inspect(&read(model)?.model);
+            match json {
+                true => answer(format_args!("{:#}\n", description(&inspection)))?,
+                false => answer(inspection)?,
+            }
         }
+        OnnxCommand::Check { model, target, json } => judge(model, *target, *json)?,
         OnnxCommand::SplitHead { model, head, parts, max_bytes, output } => {
             let rule =
                 Rule::SplitHead { output: head.clone(), parts: cut(*parts, max_bytes.as_deref())? };
             operate(model, &rule, output)?;
+        }
+        OnnxCommand::QuantizeHead { model, head, scheme, output } => {
+            let rule = Rule::QuantizeHead { output: head.clone(), scheme: *scheme };
+            operate(model, &rule, output)?;
+        }
+        OnnxCommand::ToOpset { model, version, output } => {
+            operate(model, &Rule::ToOpset { version: *version }, output)?;
         }
         OnnxCommand::SetBatch { model, size, output } => {
             operate(model, &Rule::SetBatch { size: *size }, output)?;
@@ -65,16 +77,95 @@ fn summary(report: &Report, out: &Path) -> String {
     )
 }
 
-/// The model, and the directory its weights are beside.
-fn read(model: &Path) -> Result<(Model, PathBuf), Failed> {
-    let file = if model.is_dir() { model.join(MODEL_FILE) } else { model.to_owned() };
-    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let dir = dir.unwrap_or_else(|| Path::new(".")).to_owned();
-    Ok((Model::read(&file).map_err(Failed::model)?, dir))
+/// A model file, read.
+struct Read {
+    model: Model,
+    file: PathBuf,
 }
 
-fn at(model: &Path, error: impl std::fmt::Display) -> Failed {
-    Failed::model(format!("{}: {error}", model.display()))
+fn read(model: &Path) -> Result<Read, Failed> {
+    let file = if model.is_dir() { model.join(MODEL_FILE) } else { model.to_owned() };
+    Ok(Read { model: Model::read(&file).map_err(Failed::model)?, file })
+}
+
+fn judge(model: &Path, target: Option<(&str, Target)>, json: bool) -> Result<(), Failed> {
+    let at = |error: &dyn Display| Failed::model(format!("{}: {error}", model.display()));
+    let read = read(model)?;
+    let dir = read.file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    check(&read.model, dir.unwrap_or(Path::new("."))).map_err(|error| at(&error))?;
+    let found = match target {
+        Some((_, target)) => {
+            findings(&read.model, &read.file, target).map_err(|error| at(&error))?
+        }
+        None => Vec::new(),
+    };
+    let errors = found.iter().filter(|finding| finding.severity == Severity::Error).count();
+    let by = target.map_or(String::new(), |(word, _)| format!(" for {word}"));
+    if json {
+        let rows: Vec<Value> = found.iter().map(finding).collect();
+        let target = target.map(|(word, _)| word);
+        let document = json!({ "target": target, "sound": errors == 0, "findings": rows });
+        answer(format_args!("{document:#}\n"))?;
+    } else {
+        found.iter().try_for_each(|finding| answer(format_args!("{finding}\n")))?;
+        if errors == 0 {
+            answer(format_args!("{} is sound{by}\n", model.display()))?;
+        }
+    }
+    match errors {
+        0 => Ok(()),
+        1 => Err(at(&format_args!("it breaks the rules{by} in 1 place"))),
+        count => Err(at(&format_args!("it breaks the rules{by} in {count} places"))),
+    }
+}
+
+fn finding(finding: &Finding) -> Value {
+    json!({
+        "severity": finding.severity.to_string(),
+        "rule": finding.rule,
+        "place": finding.place,
+        "what": finding.what,
+        "remedy": finding.remedy,
+    })
+}
+
+fn description(inspection: &Inspection) -> Value {
+    let ports = |ports: &[Port]| -> Vec<Value> {
+        let port =
+            |port: &Port| json!({ "name": port.name, "dtype": port.dtype, "dims": port.dims });
+        ports.iter().map(port).collect()
+    };
+    let operators: Vec<Value> = (inspection.operators.iter())
+        .map(|(op, count)| json!({ "operator": op, "count": count }))
+        .collect();
+    let weights: Vec<Value> = (inspection.weights.iter())
+        .map(|row| json!({ "dtype": row.dtype, "count": row.count, "bytes": row.bytes }))
+        .collect();
+    let large = |tensor: &Large| {
+        let place = tensor.place.as_ref();
+        json!({
+            "name": tensor.name,
+            "dtype": tensor.dtype,
+            "dims": tensor.dims,
+            "bytes": tensor.bytes,
+            "location": place.map(|(location, _)| location),
+            "offset": place.map(|(_, offset)| offset),
+        })
+    };
+    let opsets: Vec<Value> = (inspection.other_opsets.iter())
+        .map(|(domain, version)| json!({ "domain": domain, "version": version }))
+        .collect();
+    json!({
+        "opset": inspection.opset,
+        "ir_version": inspection.ir_version,
+        "other_opsets": opsets,
+        "producer": inspection.producer,
+        "inputs": ports(&inspection.inputs),
+        "outputs": ports(&inspection.outputs),
+        "operators": operators,
+        "weights": weights,
+        "largest": inspection.largest.iter().map(large).collect::<Vec<_>>(),
+    })
 }
 
 fn cut(parts: Option<usize>, max_bytes: Option<&str>) -> Result<Parts, Failed> {

@@ -7,6 +7,7 @@ mod work;
 
 mod deployment;
 mod source;
+mod surgery;
 mod verify;
 
 use std::io::{self, Read};

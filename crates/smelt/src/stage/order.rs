@@ -15,6 +15,7 @@ pub(crate) fn order(task: &Task<'_>) -> Order {
         Kind::Command => command(task),
         Kind::Source
         | Kind::OnnxExport
+        | Kind::GraphSurgery
         | Kind::Quantize
         | Kind::EngineBuild
         | Kind::LlmEngineBuild

@@ -44,6 +44,17 @@ impl Request {
             .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
     }
 
+    /// A word that may be absent.
+    pub(crate) fn optional_word(&self, name: &str) -> Option<&str> {
+        self.params.get(name).and_then(Value::as_str)
+    }
+
+    /// A list of texts; empty when absent.
+    pub(crate) fn texts(&self, name: &str) -> Vec<String> {
+        let list = self.params.get(name).and_then(Value::as_array).into_iter().flatten();
+        list.filter_map(Value::as_str).map(str::to_owned).collect()
+    }
+
     /// A param that the plan has checked to be a number.
     pub(crate) fn count(&self, name: &str) -> Result<usize, Failed> {
         self.params
@@ -56,12 +67,6 @@ impl Request {
     /// A param that the plan has checked to be true or false; absent is false.
     pub(crate) fn flag(&self, name: &str) -> bool {
         self.params.get(name).and_then(Value::as_bool).unwrap_or(false)
-    }
-
-    /// A param that the plan has checked to be a list of texts; absent is empty.
-    pub(crate) fn texts(&self, name: &str) -> impl Iterator<Item = &str> {
-        let list = self.params.get(name).and_then(Value::as_array);
-        list.into_iter().flatten().filter_map(Value::as_str)
     }
 
     /// The directory of an edge.

@@ -14,7 +14,7 @@ use smelt_model::quantize::Scheme;
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
-use super::{deployment, source, verify};
+use super::{deployment, source, surgery, verify};
 use crate::commands::export::Order;
 use crate::exit::{Exit, Failed};
 
@@ -24,6 +24,7 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
     match request.kind {
         Kind::Source => source::run(&request)?,
         Kind::OnnxExport => onnx_export(&request)?,
+        Kind::GraphSurgery => surgery::run(&request)?,
         Kind::Quantize => quantize(&request)?,
         Kind::EngineBuild => engine_build(&request)?,
         Kind::LlmEngineBuild => llm_engine_build(&request)?,
@@ -46,7 +47,8 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
         Ok(_) => Some(LlmInput::Embeds),
         Err(_) => None,
     };
-    let grids = request.texts("grids").map(str::parse).collect::<Result<Vec<Grid>, _>>();
+    let grids = request.texts("grids");
+    let grids = grids.iter().map(|grid| grid.parse()).collect::<Result<Vec<Grid>, _>>();
     let grids = grids.map_err(Failed::usage)?;
     let part = if request.word("part")? == "llm" { Part::Llm } else { Part::Vision };
     if part == Part::Llm && !grids.is_empty() {

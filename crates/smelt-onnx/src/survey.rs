@@ -1,4 +1,4 @@
-//! Answers what every rule asks of a graph: who gives a value, who reads it, what type it is,
+//! Answers what rules ask of a graph: who gives a value, who reads it, what type it is,
 //! which names are free.
 //!
 //! Subgraphs are looked into, for they read values of the graph around them.
@@ -10,8 +10,8 @@ use crate::eval::cast_target;
 use crate::model::{AttributeValue, Data, Graph, Initializer, Model, Node};
 
 /// A graph, looked over once.
-pub(super) struct Survey<'m> {
-    pub(super) graph: &'m Graph,
+pub(crate) struct Survey<'m> {
+    pub(crate) graph: &'m Graph,
     producers: BTreeMap<&'m str, usize>,
     reads: BTreeMap<&'m str, usize>,
     initializers: BTreeMap<&'m str, &'m Initializer>,
@@ -20,12 +20,12 @@ pub(super) struct Survey<'m> {
 }
 
 impl<'m> Survey<'m> {
-    pub(super) fn new(graph: &'m Graph) -> Self {
+    pub(crate) fn new(graph: &'m Graph) -> Self {
         let mut producers = BTreeMap::new();
         let mut reads = BTreeMap::new();
         for (at, node) in graph.nodes.iter().enumerate() {
             producers.extend(node.outputs.iter().map(|name| (name.as_str(), at)));
-            node_reads(node, &mut |name| *reads.entry(name).or_insert(0) += 1);
+            node.reads(&mut |name| *reads.entry(name).or_insert(0) += 1);
         }
         Self {
             graph,
@@ -38,30 +38,30 @@ impl<'m> Survey<'m> {
     }
 
     /// The node that gives `value`.
-    pub(super) fn producer(&self, value: &str) -> Option<usize> {
+    pub(crate) fn producer(&self, value: &str) -> Option<usize> {
         self.producers.get(value).copied()
     }
 
     /// The constant tensor `name`; an initializer that a caller may override is none.
-    pub(super) fn constant(&self, name: &str) -> Option<&'m Initializer> {
+    pub(crate) fn constant(&self, name: &str) -> Option<&'m Initializer> {
         self.initializers.get(name).copied().filter(|_| !self.inputs.contains(name))
     }
 
     /// How many inputs of nodes, subgraphs included, read `value`.
-    pub(super) fn reads(&self, value: &str) -> usize {
+    pub(crate) fn reads(&self, value: &str) -> usize {
         self.reads.get(value).copied().unwrap_or(0)
     }
 
-    pub(super) fn is_input(&self, value: &str) -> bool {
+    pub(crate) fn is_input(&self, value: &str) -> bool {
         self.inputs.contains(value)
     }
 
-    pub(super) fn is_output(&self, value: &str) -> bool {
+    pub(crate) fn is_output(&self, value: &str) -> bool {
         self.outputs.contains(value)
     }
 
     /// Whether anything in the graph is called `name`.
-    pub(super) fn knows(&self, name: &str) -> bool {
+    pub(crate) fn knows(&self, name: &str) -> bool {
         self.is_input(name)
             || self.initializers.contains_key(name)
             || self.producers.contains_key(name)
@@ -69,16 +69,21 @@ impl<'m> Survey<'m> {
     }
 
     /// `base`, or `base.2`, `base.3` … if the graph already has that name.
-    pub(super) fn free_name(&self, base: &str) -> String {
+    pub(crate) fn free_name(&self, base: &str) -> String {
+        self.free_name_besides(base, &BTreeSet::new())
+    }
+
+    /// The same, where names in `taken` are not free either.
+    pub(crate) fn free_name_besides(&self, base: &str, taken: &BTreeSet<String>) -> String {
         let spellings = (2..).map(|count| format!("{base}.{count}"));
         std::iter::once(base.to_owned())
             .chain(spellings)
-            .find(|name| !self.knows(name))
+            .find(|name| !self.knows(name) && !taken.contains(name))
             .expect("a finite graph leaves a name free")
     }
 
     /// The element types of all values whose type follows from what is declared.
-    pub(super) fn types(&self) -> BTreeMap<&'m str, ElementType> {
+    pub(crate) fn types(&self) -> BTreeMap<&'m str, ElementType> {
         let mut types: BTreeMap<&str, ElementType> =
             self.graph.inputs.iter().map(|info| (info.name.as_str(), info.dtype)).collect();
         types.extend(self.graph.initializers.iter().map(|t| (t.name.as_str(), t.dtype)));
@@ -119,24 +124,13 @@ fn result_type(node: &Node, types: &BTreeMap<&str, ElementType>) -> Option<Eleme
     }
 }
 
-/// Calls `found` with every value of the outer graph that `node` or a subgraph of it reads.
-pub(super) fn node_reads<'m>(node: &'m Node, found: &mut dyn FnMut(&'m str)) {
-    node.inputs.iter().filter(|name| !name.is_empty()).for_each(|name| found(name));
-    for attribute in &node.attributes {
-        if let AttributeValue::Graph(graph) = &attribute.value {
-            graph.nodes.iter().for_each(|node| node_reads(node, found));
-            graph.outputs.iter().for_each(|output| found(&output.name));
-        }
-    }
-}
-
 /// Whether a node holds a subgraph.
-pub(super) fn has_subgraph(node: &Node) -> bool {
+pub(crate) fn has_subgraph(node: &Node) -> bool {
     node.attributes.iter().any(|a| matches!(a.value, AttributeValue::Graph(_)))
 }
 
 /// Calls `visit` with every tensor of the graph: initializers, attributes, subgraphs.
-pub(super) fn tensors(graph: &Graph, visit: &mut dyn FnMut(&Initializer)) {
+pub(crate) fn tensors(graph: &Graph, visit: &mut dyn FnMut(&Initializer)) {
     graph.initializers.iter().for_each(&mut *visit);
     for attribute in graph.nodes.iter().flat_map(|node| &node.attributes) {
         match &attribute.value {
@@ -148,7 +142,7 @@ pub(super) fn tensors(graph: &Graph, visit: &mut dyn FnMut(&Initializer)) {
 }
 
 /// Calls `visit` with every tensor of the graph, to change it.
-pub(super) fn tensors_mut(graph: &mut Graph, visit: &mut dyn FnMut(&mut Initializer)) {
+pub(crate) fn tensors_mut(graph: &mut Graph, visit: &mut dyn FnMut(&mut Initializer)) {
     graph.initializers.iter_mut().for_each(&mut *visit);
     for attribute in graph.nodes.iter_mut().flat_map(|node| &mut node.attributes) {
         match &mut attribute.value {
@@ -160,7 +154,7 @@ pub(super) fn tensors_mut(graph: &mut Graph, visit: &mut dyn FnMut(&mut Initiali
 }
 
 /// A name for a data file that no tensor of `model` lies in.
-pub(super) fn free_location(model: &Model) -> String {
+pub(crate) fn free_location(model: &Model) -> String {
     let mut taken = BTreeSet::from([crate::MODEL_FILE.to_owned()]);
     let mut note = |tensor: &Initializer| {
         if let Data::External { location, .. } = &tensor.data {
@@ -168,7 +162,7 @@ pub(super) fn free_location(model: &Model) -> String {
         }
     };
     tensors(&model.graph, &mut note);
-    super::externalize::weights(model).iter().for_each(note);
+    crate::surgery::weights(model).iter().for_each(note);
     let spellings = (2..).map(|count| format!("model.onnx.{count}.data"));
     std::iter::once(crate::DATA_FILE.to_owned())
         .chain(spellings)

@@ -1,0 +1,31 @@
+//! Lays tensors out in a data file that a patch makes: one after another, each on a page.
+
+use crate::model::{Data, Initializer, Model};
+use crate::survey::free_location;
+use crate::{ElementType, TENSOR_ALIGNMENT_BYTES};
+
+/// A data file under a name that no tensor of the model uses.
+pub(super) struct NewFile {
+    location: String,
+    end: u64,
+}
+
+impl NewFile {
+    pub(super) fn beside(model: &Model) -> Self {
+        Self { location: free_location(model), end: 0 }
+    }
+
+    /// The next tensor of the file; `None` when its size overflows.
+    pub(super) fn tensor(
+        &mut self,
+        name: String,
+        dtype: ElementType,
+        dims: Vec<usize>,
+    ) -> Option<Initializer> {
+        let length = dtype.byte_len(&dims)? as u64;
+        let offset = self.end.next_multiple_of(TENSOR_ALIGNMENT_BYTES);
+        self.end = offset.checked_add(length)?;
+        let data = Data::External { location: self.location.clone(), offset, length };
+        Some(Initializer { name, dtype, dims, data })
+    }
+}

@@ -1,0 +1,144 @@
+//! Takes any bytes as each kind of file that smelt reads, and holds the reader to its word.
+//!
+//! A reader may refuse; it may not panic, and what it accepts must be what it says.  The fuzzer
+//! and the test that replays the corpus call the same functions.  Each process has a folder in
+//! memory for the files, since readers take paths.
+
+#![allow(dead_code, reason = "each fuzz target calls one of these")]
+#![allow(clippy::unwrap_used, reason = "a failure is a panic")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use smelt_model::model::Model as Config;
+use smelt_model::safetensors::{Reader, Shards, TensorSpec, Writer};
+use smelt_onnx::{Model, check, inspect, read_initializer};
+use smelt_plan::pipeline::Overrides;
+use smelt_plan::plan::{HubPin, Pin};
+use smelt_plan::{Digest, Pins, Pipeline, Plan};
+
+/// A target by its name: the folder of its corpus, and the function.
+pub(crate) type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub(crate) const ALL: &[Target] = &[
+    ("safetensors", safetensors),
+    ("index", index),
+    ("onnx", onnx),
+    ("pipeline", pipeline),
+    ("config", config),
+];
+
+/// A file of weights: the ranges of what opens tile it, and every tensor reads.
+pub(crate) fn safetensors(data: &[u8]) {
+    let path = folder("safetensors").join("x.safetensors");
+    write(&path, data);
+    let Ok(reader) = Reader::open(&path) else { return };
+    let header = 8 + u64::from_le_bytes(*data.first_chunk().unwrap());
+    let tensors: u64 = reader.tensors().map(|tensor| tensor.size_bytes()).sum();
+    assert_eq!(header + tensors, data.len() as u64);
+    for tensor in reader.tensors() {
+        let size = tensor.elements() * tensor.dtype.size_bytes();
+        assert_eq!(size as u64, tensor.size_bytes());
+        reader.read_at(tensor, 0, &mut vec![0; size]).unwrap();
+        assert_eq!(reader.get(&tensor.name), Some(tensor));
+    }
+}
+
+/// An index over two small shards, `a` and `b` in one and `c` in the other.
+pub(crate) fn index(data: &[u8]) {
+    let folder = folder("index");
+    let path = folder.join("model.safetensors.index.json");
+    for (file, names) in [("1.safetensors", &["a", "b"][..]), ("2.safetensors", &["c"])] {
+        if !folder.join(file).exists() {
+            shard(&folder.join(file), names);
+        }
+    }
+    write(&path, data);
+    let Ok(shards) = Shards::indexed(&path) else { return };
+    for tensor in shards.tensors() {
+        shards.read_at(tensor, 0, &mut [0]).unwrap();
+    }
+}
+
+fn shard(path: &Path, names: &[&str]) {
+    let dtype = smelt_model::dtype::Dtype::I8;
+    let spec = |name: &&str| TensorSpec { name: (*name).to_owned(), dtype, shape: vec![1] };
+    let specs: Vec<TensorSpec> = names.iter().map(spec).collect();
+    let mut writer = Writer::create(path, &specs, &Default::default()).unwrap();
+    writer.write(&vec![7; names.len()]).unwrap();
+    writer.finish().unwrap();
+}
+
+/// A graph: what reads can be described and judged; what is sound is written and reads back the
+/// same.
+pub(crate) fn onnx(data: &[u8]) {
+    let folder = folder("onnx");
+    let path = folder.join("read.onnx");
+    write(&path, data);
+    let Ok(model) = Model::read(&path) else { return };
+    let _ = inspect(&model);
+    for tensor in &model.graph.initializers {
+        let _ = read_initializer(&folder, tensor, 0, &mut [0; 64]);
+    }
+    if check(&model, &folder).is_err() || model.write(&folder).is_err() {
+        return;
+    }
+    let again = Model::read(&folder.join(smelt_onnx::MODEL_FILE)).unwrap();
+    // As text, since a NaN is not equal to itself.
+    assert_eq!(format!("{again:?}"), format!("{model:?}"));
+}
+
+/// A pipeline file: what parses can be planned or is refused with a place.
+pub(crate) fn pipeline(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(pipeline) = Pipeline::parse("p.toml", text, &Overrides::default()) else { return };
+    let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
+    let hub = HubPin {
+        repo: "a/b".to_owned(),
+        revision: "main".to_owned(),
+        commit: "0".repeat(40),
+        path: PathBuf::new(),
+    };
+    let (paths, hubs) = (pipeline.paths().into_iter(), pipeline.hubs().into_iter());
+    let pins = Pins {
+        paths: paths.map(|path| (path.to_owned(), pin.clone())).collect(),
+        hubs: hubs.map(|address| (address.to_owned(), hub.clone())).collect(),
+    };
+    if let Ok(plan) = Plan::build(&pipeline, &pins) {
+        assert_eq!(plan.len(), pipeline.stages.len());
+    }
+}
+
+/// A model's configuration: what is accepted has tensors whose sizes can be counted.
+pub(crate) fn config(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(config) = Config::parse(text, Path::new("config.json")) else { return };
+    for (name, shape) in config.tensors(&config.parts()) {
+        let elements = shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64));
+        assert!(elements.is_some_and(|elements| elements > 0), "{name}: {shape:?}");
+    }
+}
+
+/// A folder of this process for `target`, in memory where there is such a place.
+fn folder(target: &str) -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    let base = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    let folder = base.join(format!("smelt-fuzz-{}", std::process::id())).join(target);
+    if !folder.is_dir() {
+        fs::create_dir_all(&folder).unwrap();
+    }
+    folder
+}
+
+fn write(path: &Path, data: &[u8]) {
+    fs::write(path, data).unwrap();
+}
+
+/// Removes what the targets of this process left.
+pub(crate) fn clean_up() {
+    let folder = folder("").parent().map(Path::to_owned);
+    if let Some(folder) = folder.filter(|folder| folder.is_dir()) {
+        let _ = fs::remove_dir_all(folder);
+    }
+}

@@ -1,0 +1,162 @@
+//! Runs smelt beside a rival that does the same work, in the same minutes, and holds it to targets.
+//!
+//! `cases` is the table of what is run; `inputs` makes true-size random models once, under
+//! `target/bench`; `measure` runs one process and says what it took.  Both sides alternate, so
+//! that a busy machine is busy for both, and medians are compared.  Results must hold the same
+//! weights, byte for byte: a fast wrong answer is no answer.
+
+mod cases;
+mod inputs;
+pub(crate) mod measure;
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use cases::{CASES, Case};
+use inputs::Inputs;
+use measure::Figures;
+
+/// Runs of each side when `--runs` does not say.
+const RUNS: usize = 5;
+
+/// What a side took, and what it should have.
+struct Outcome {
+    case: &'static Case,
+    smelt: Figures,
+    rival: Option<Figures>,
+    /// Why the case did not run.
+    skipped: Option<String>,
+}
+
+/// `cargo xtask bench front [--runs N] [CASE]…`: cases by their names, all when none is named.
+pub(crate) fn front(arguments: &[&str]) -> Result<()> {
+    let (runs, names) = parse(arguments)?;
+    let inputs = Inputs::prepare()?;
+    let mut outcomes = Vec::new();
+    for case in CASES.iter().filter(|case| names.is_empty() || names.contains(&case.name)) {
+        eprintln!("bench: {}", case.name);
+        outcomes.push(run(case, runs, &inputs).with_context(|| case.name.to_owned())?);
+    }
+    let missed = report::write(&outcomes, runs, &inputs.folder.join("front.json"))?;
+    if !missed.is_empty() {
+        bail!("targets missed: {}", missed.join("; "));
+    }
+    Ok(())
+}
+
+fn parse<'a>(arguments: &[&'a str]) -> Result<(usize, Vec<&'a str>)> {
+    let (mut runs, mut names) = (RUNS, Vec::new());
+    let mut arguments = arguments.iter();
+    while let Some(&argument) = arguments.next() {
+        if argument == "--runs" {
+            let count = arguments.next().and_then(|text| text.parse().ok());
+            runs = count.filter(|&runs| runs > 0).context("--runs takes a number")?;
+        } else if CASES.iter().any(|case| case.name == argument) {
+            names.push(argument);
+        } else {
+            let known: Vec<_> = CASES.iter().map(|case| case.name).collect();
+            bail!("no case {argument}; there are {}", known.join(", "));
+        }
+    }
+    Ok((runs, names))
+}
+
+/// Alternates both sides `runs` times.
+fn run(case: &'static Case, runs: usize, inputs: &Inputs) -> Result<Outcome> {
+    if let Some(skipped) = lacks(case, inputs)? {
+        return Ok(Outcome {
+            case,
+            smelt: Figures::default(),
+            rival: None,
+            skipped: Some(skipped),
+        });
+    }
+    let source = inputs.make(case.input)?;
+    let (mut smelt, mut rival) = (Vec::new(), Vec::new());
+    let (ours, theirs) = (inputs.folder.join("out-smelt"), inputs.folder.join("out-rival"));
+    for turn in 0..runs {
+        remove(&ours)?;
+        smelt.push(one(&inputs.smelt, &[], case.smelt, case, &source, &ours)?);
+        let Some(arguments) = case.rival else { continue };
+        remove(&theirs)?;
+        let script = inputs.script("rival.py");
+        rival.push(one(&inputs.python, &[&script], arguments, case, &source, &theirs)?);
+        if turn == 0 {
+            same(inputs, &ours, &theirs)?;
+        }
+    }
+    remove(&ours)?;
+    remove(&theirs)?;
+    let rival = (!rival.is_empty()).then(|| Figures::medians(&rival));
+    Ok(Outcome { case, smelt: Figures::medians(&smelt), rival, skipped: None })
+}
+
+/// What this smelt cannot do that the case needs.
+fn lacks(case: &Case, inputs: &Inputs) -> Result<Option<String>> {
+    let Some((command, word)) = case.needs else { return Ok(None) };
+    let help = Command::new(&inputs.smelt).args([command, "--help"]).output()?;
+    let knows = String::from_utf8_lossy(&help.stdout).contains(word);
+    Ok((!knows).then(|| format!("`smelt {command}` does not know {word} yet")))
+}
+
+/// One process, its input and output put into the arguments.
+fn one(
+    program: &Path,
+    first: &[&Path],
+    arguments: &[&str],
+    case: &Case,
+    source: &Path,
+    out: &Path,
+) -> Result<Figures> {
+    let used = if case.consumes { inputs::twin(source)? } else { source.to_owned() };
+    let place = |argument: &&str| match *argument {
+        "IN" => used.clone().into_os_string(),
+        "OUT" => out.to_owned().into_os_string(),
+        word => word.into(),
+    };
+    let mut command = vec![program.as_os_str().to_owned()];
+    command.extend(first.iter().map(|path| path.as_os_str().to_owned()));
+    command.extend(arguments.iter().map(place));
+    measure::run(&command)
+}
+
+/// Both results hold the same weights, and a rival's graph is sound.
+fn same(inputs: &Inputs, ours: &Path, theirs: &Path) -> Result<()> {
+    let mut compare = Command::new(&inputs.python);
+    compare.arg(inputs.script("same.py")).args([ours, theirs]);
+    succeed(&mut compare).context("the two results differ")?;
+    if theirs.join("model.onnx").exists() {
+        succeed(Command::new(&inputs.smelt).args(["onnx", "check"]).arg(theirs))?;
+    }
+    Ok(())
+}
+
+/// Runs a command that must succeed; what it prints goes to standard error.
+fn succeed(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    eprintln!("  {}{}", text(&output.stdout), text(&output.stderr));
+    if !output.status.success() {
+        bail!("{command:?} ended with {}", output.status);
+    }
+    Ok(())
+}
+
+fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The folder that cargo builds into.
+pub(crate) fn target() -> PathBuf {
+    let given = std::env::var_os("CARGO_TARGET_DIR");
+    given.map_or_else(|| crate::root().join("target"), PathBuf::from)
+}

@@ -1,0 +1,111 @@
+//! Lists what is measured, and what each case may take.
+//!
+//! A new case is a new entry: a command line with `IN` and `OUT` in it, the same for the rival if
+//! it has one, and the targets.
+
+use super::inputs::Input;
+
+/// One piece of work, done by smelt and perhaps by the rival.
+pub(super) struct Case {
+    /// The word for it on the command line.
+    pub(super) name: &'static str,
+    /// The work, in the report.
+    pub(super) what: &'static str,
+    /// A subcommand and the word its help must have; without it the case is skipped.
+    pub(super) needs: Option<(&'static str, &'static str)>,
+    pub(super) input: Input,
+    /// smelt's arguments.
+    pub(super) smelt: &'static [&'static str],
+    /// The arguments of `xtask/rival/rival.py`; nothing where smelt's figures stand alone.
+    pub(super) rival: Option<&'static [&'static str]>,
+    /// Whether the input is used up: each run gets a twin of it.
+    pub(super) consumes: bool,
+    pub(super) targets: Targets,
+}
+
+/// The most a case may take; nothing where nothing is promised.
+#[derive(Default)]
+pub(super) struct Targets {
+    pub(super) rss_mib_max: Option<f64>,
+    pub(super) cpu_s_max: Option<f64>,
+    /// CPU time as a share of the rival's.
+    pub(super) cpu_ratio_max: Option<f64>,
+}
+
+const fn within(rss_mib: f64, cpu_s: Option<f64>, cpu_ratio: Option<f64>) -> Targets {
+    Targets { rss_mib_max: Some(rss_mib), cpu_s_max: cpu_s, cpu_ratio_max: cpu_ratio }
+}
+
+/// Every case.
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "vision-1b",
+        what: "1B vision tower to ONNX f16",
+        needs: None,
+        input: Input::Checkpoint("internvl3-1b"),
+        smelt: &["export", "IN", "--part", "vision", "--dtype", "f16", "--out", "OUT"],
+        rival: Some(&["vision", "IN", "OUT"]),
+        consumes: false,
+        targets: within(30.0, Some(1.5), None),
+    },
+    Case {
+        name: "int8-1b",
+        what: "1B decoder to int8",
+        needs: None,
+        input: Input::Checkpoint("internvl3-1b"),
+        smelt: &["quantize", "IN", "--scheme", "int8", "--out", "OUT"],
+        rival: Some(&["rtn", "IN", "OUT", "int8"]),
+        consumes: false,
+        targets: within(48.0, None, Some(0.5)),
+    },
+    Case {
+        name: "int8-2b",
+        what: "2B decoder to int8",
+        needs: None,
+        input: Input::Checkpoint("internvl3-2b"),
+        smelt: &["quantize", "IN", "--scheme", "int8", "--out", "OUT"],
+        rival: Some(&["rtn", "IN", "OUT", "int8"]),
+        consumes: false,
+        targets: within(48.0, None, Some(0.5)),
+    },
+    Case {
+        name: "int4-1b",
+        what: "1B decoder to int4-g128",
+        needs: Some(("quantize", "int4")),
+        input: Input::Checkpoint("internvl3-1b"),
+        smelt: &["quantize", "IN", "--scheme", "int4-g128", "--out", "OUT"],
+        rival: Some(&["rtn", "IN", "OUT", "int4-g128"]),
+        consumes: false,
+        targets: within(48.0, None, Some(0.5)),
+    },
+    Case {
+        name: "int4-2b",
+        what: "2B decoder to int4-g128",
+        needs: Some(("quantize", "int4")),
+        input: Input::Checkpoint("internvl3-2b"),
+        smelt: &["quantize", "IN", "--scheme", "int4-g128", "--out", "OUT"],
+        rival: Some(&["rtn", "IN", "OUT", "int4-g128"]),
+        consumes: false,
+        targets: within(48.0, None, Some(0.5)),
+    },
+    Case {
+        name: "split-copy",
+        what: "622 MB head of 3.44 GB split in 4, copying",
+        needs: Some(("export", "llm")),
+        input: Input::Decoder,
+        smelt: &["onnx", "split-head", "IN", "--parts", "4", "--out", "OUT"],
+        rival: Some(&["split-head", "IN", "OUT", "4"]),
+        consumes: false,
+        targets: within(40.0, Some(3.0), None),
+    },
+    Case {
+        name: "split-consume",
+        what: "622 MB head of 3.44 GB split in 4, consuming",
+        needs: Some(("export", "llm")),
+        input: Input::Decoder,
+        smelt: &["onnx", "split-head", "IN", "--parts", "4", "--out", "OUT", "--consume"],
+        rival: Some(&["split-head", "IN", "OUT", "4", "consume"]),
+        consumes: true,
+        targets: within(40.0, Some(0.8), None),
+    },
+];

@@ -1,0 +1,124 @@
+//! Makes what the cases work on, once: smelt itself, the rival's Python, true-size random models.
+//!
+//! All lies under `target/bench`, about 15 GB of it, and is kept until someone removes it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::{succeed, target};
+use crate::ci::cargo;
+use crate::root;
+
+/// The version of the rival's only package: the newest when it was written.
+const NUMPY: &str = "numpy==2.4.6";
+
+/// What a case reads.
+#[derive(Clone, Copy)]
+pub(super) enum Input {
+    /// A synthetic checkpoint, by its name.
+    Checkpoint(&'static str),
+    /// The decoder of InternVL3.5-2B as ONNX in f16: 3.44 GB, its head 622 MB.
+    Decoder,
+}
+
+/// Where everything is.
+pub(super) struct Inputs {
+    pub(super) folder: PathBuf,
+    pub(super) smelt: PathBuf,
+    pub(super) python: PathBuf,
+}
+
+impl Inputs {
+    /// Builds smelt as it is released, and the rival's Python.
+    pub(super) fn prepare() -> Result<Self> {
+        cargo(&["build", "--release", "--locked", "--package", "smelt"], &[])?;
+        let (folder, smelt) = (target().join("bench"), target().join("release/smelt"));
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let python = folder.join("venv/bin/python");
+        if !python.exists() {
+            succeed(Command::new("python3").args(["-m", "venv"]).arg(folder.join("venv")))?;
+        }
+        let mut install = Command::new(&python);
+        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", NUMPY]);
+        succeed(&mut install).context("the rival needs numpy")?;
+        Ok(Self { folder, smelt, python })
+    }
+
+    pub(super) fn script(&self, name: &str) -> PathBuf {
+        root().join("xtask/rival").join(name)
+    }
+
+    /// The directory of `input`, made if it is not there.
+    pub(super) fn make(&self, input: Input) -> Result<PathBuf> {
+        match input {
+            Input::Checkpoint(name) => self.checkpoint(name),
+            Input::Decoder => self.once("decoder", |out| {
+                let checkpoint = self.checkpoint("internvl3_5-2b")?;
+                let mut export = Command::new(&self.smelt);
+                export.arg("export").arg(checkpoint).args(["--part", "llm", "--dtype", "f16"]);
+                succeed(export.arg("--out").arg(out))
+            }),
+        }
+    }
+
+    /// A pipeline of one stage writes it; what it sealed is moved out of its store.
+    fn checkpoint(&self, name: &str) -> Result<PathBuf> {
+        self.once(name, |out| {
+            let work = out.with_extension("work");
+            fs::create_dir_all(&work)?;
+            let pipeline = work.join("p.toml");
+            let text = format!(
+                "smelt = 1\nname = \"bench\"\n[stage.checkpoint]\nkind = \"source\"\nfrom = \"synthetic:{name}\"\n"
+            );
+            fs::write(&pipeline, text)?;
+            let smelt = |verb: &str| {
+                let mut command = Command::new(&self.smelt);
+                command.arg(verb).arg(&pipeline).env("SMELT_CACHE", work.join("cache"));
+                command
+            };
+            succeed(&mut smelt("run"))?;
+            let sealed = smelt("out").arg("checkpoint").output()?;
+            let sealed = String::from_utf8(sealed.stdout)?;
+            fs::rename(sealed.trim(), out).with_context(|| format!("rename {sealed}"))?;
+            Ok(fs::remove_dir_all(&work)?)
+        })
+    }
+
+    fn once(&self, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        let done = self.folder.join(name);
+        if !done.exists() {
+            let begun = self.folder.join(format!("{name}.begun"));
+            if begun.exists() {
+                fs::remove_dir_all(&begun)?;
+            }
+            make(&begun)?;
+            fs::rename(&begun, &done)?;
+        }
+        Ok(done)
+    }
+}
+
+/// A second model beside `model` that may be used up: its data is a link to the same bytes.
+pub(super) fn twin(model: &Path) -> Result<PathBuf> {
+    let twin = model.with_extension("twin");
+    if twin.exists() {
+        fs::remove_dir_all(&twin)?;
+    }
+    fs::create_dir(&twin)?;
+    for entry in fs::read_dir(model)? {
+        let name = entry?.file_name();
+        let (from, to) = (model.join(&name), twin.join(&name));
+        if name == "model.onnx" {
+            fs::copy(from, to)?;
+        } else {
+            fs::hard_link(from, to)?;
+        }
+    }
+    if fs::read_dir(&twin)?.next().is_none() {
+        bail!("{} holds no model", model.display());
+    }
+    Ok(twin)
+}

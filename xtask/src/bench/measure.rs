@@ -1,0 +1,94 @@
+//! Runs one process and says what it took: CPU seconds, peak resident memory, wall time.
+//!
+//! A process of its own, `xtask measure`, waits for the one that is measured: what the kernel
+//! counts for a process's children is then the work of that one alone.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use serde_json::{Value, json};
+
+use super::target;
+
+/// What one process took; as medians, each figure for itself.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Figures {
+    /// User and system time.
+    pub(super) cpu_s: f64,
+    pub(super) user_s: f64,
+    pub(super) wall_s: f64,
+    /// The largest resident set, file pages included.
+    pub(super) rss_mib: f64,
+}
+
+impl Figures {
+    pub(super) fn medians(runs: &[Self]) -> Self {
+        let median = |figure: fn(&Self) -> f64| {
+            let mut all: Vec<f64> = runs.iter().map(figure).collect();
+            all.sort_by(f64::total_cmp);
+            all[all.len() / 2]
+        };
+        Self {
+            cpu_s: median(|f| f.cpu_s),
+            user_s: median(|f| f.user_s),
+            wall_s: median(|f| f.wall_s),
+            rss_mib: median(|f| f.rss_mib),
+        }
+    }
+}
+
+/// Runs `command`, which must succeed.
+pub(super) fn run(command: &[OsString]) -> Result<Figures> {
+    let log = target().join("bench/last.log");
+    let own = std::env::current_exe().context("cannot find xtask's own program")?;
+    let output = Command::new(own)
+        .arg("measure")
+        .args(command)
+        .stderr(File::create(&log).with_context(|| log.display().to_string())?)
+        .output()
+        .context("cannot start xtask")?;
+    if !output.status.success() {
+        bail!("{command:?} failed: {}", std::fs::read_to_string(&log).unwrap_or_default());
+    }
+    let figures: Value = serde_json::from_slice(&output.stdout).context("xtask measure")?;
+    let number = |name: &str| figures[name].as_f64().with_context(|| format!("no {name}"));
+    Ok(Figures {
+        cpu_s: number("user_s")? + number("system_s")?,
+        user_s: number("user_s")?,
+        wall_s: number("wall_s")?,
+        rss_mib: number("rss_kib")? / 1024.0,
+    })
+}
+
+/// `xtask measure PROGRAM ARGUMENT…`: runs it and prints its figures.
+pub(crate) fn child(command: &[String]) -> Result<()> {
+    let (program, arguments) = command.split_first().context("nothing to measure")?;
+    let begin = Instant::now();
+    let status = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .with_context(|| format!("cannot start {program}"))?;
+    let wall = begin.elapsed();
+    if !status.success() {
+        bail!("{program} ended with {status}");
+    }
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("getrusage")?;
+    let seconds = |time: nix::sys::time::TimeVal| time.num_microseconds() as f64 / 1e6;
+    println!(
+        "{}",
+        json!({
+            "user_s": seconds(usage.user_time()),
+            "system_s": seconds(usage.system_time()),
+            "wall_s": wall.as_secs_f64(),
+            "rss_kib": usage.max_rss(),
+        })
+    );
+    Ok(())
+}
