@@ -9,7 +9,7 @@ use smelt_onnx::{DATA_FILE, Data, ElementType, MODEL_FILE, Model};
 use tempfile::TempDir;
 
 use super::{ExportError, GRIDS_FILE, vision, vision_on};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, WEIGHTS_FILE};
 use crate::dtype::Dtype;
 use crate::golden::{Golden, check_close};
 use crate::grid::Grid;
@@ -145,6 +145,21 @@ fn grids_that_do_not_fit_leave_nothing() {
     let error = error.unwrap_err().to_string();
     assert!(error.starts_with("grid 24x20: both sides must be multiples of 8"), "{error}");
     assert!(!out.exists());
+}
+
+#[test]
+fn a_learned_position_that_is_no_number_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    Golden::open(QWEN3).copy_checkpoint(dir.path());
+    let weights = dir.path().join(WEIGHTS_FILE);
+    let mut tensors = crate::sample::load(&weights);
+    let positions = crate::sample::named(&mut tensors, super::qwen3_vl::POSITIONS);
+    // Row 7, channel 3, of rows of 32.
+    positions.1[2 * (7 * 32 + 3)..][..2].copy_from_slice(&0x7FC0_u16.to_le_bytes());
+    crate::sample::save(&weights, &tensors);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let error = export(&checkpoint, &grids(&["24x40"]), Dtype::F32).unwrap_err().to_string();
+    assert!(error.contains("pos_embed.weight holds NaN at element 227"), "{error}");
 }
 
 #[test]

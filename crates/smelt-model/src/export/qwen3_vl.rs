@@ -57,6 +57,11 @@ fn mix(
     out.clear();
     for tap in taps {
         checkpoint.read_rows_f32(POSITIONS, tap.row..tap.row + 1, learned)?;
+        if let Some(at) = learned.iter().position(|value| !value.is_finite()) {
+            let (tensor, value) = (POSITIONS.to_owned(), learned[at]);
+            let element = (tap.row * learned.len() + at) as u64;
+            return Err(ExportError::NotFinite { tensor, value, element });
+        }
         out.resize(learned.len(), 0.0);
         for (out, learned) in out.iter_mut().zip(&*learned) {
             *out += tap.share * learned;

@@ -48,8 +48,8 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
         Ok(_) => Some(LlmInput::Embeds),
         Err(_) => None,
     };
-    let grids =
-        request.texts("grids").iter().map(|text| text.parse()).collect::<Result<Vec<Grid>, _>>();
+    let grids = request.texts("grids");
+    let grids = grids.iter().map(|grid| grid.parse()).collect::<Result<Vec<Grid>, _>>();
     let grids = grids.map_err(Failed::usage)?;
     let part = match request.word("part")? {
         "llm" => Part::Llm,
