@@ -305,7 +305,7 @@ fn damaged_engines_do_not_open() {
     check("\"layers\": 3", "\"layers\": 4", "layers.3");
     check("\"layers\": 3", "\"layers\": 0", "not those of a decoder");
     check("input_layernorm", "input_layernorn", "is missing");
-    check("\"i8\"", "\"u8\"", "dtype U8");
+    check("\"i8\"", "\"u8\"", "has shape [64, 64], not [64, 32]");
     check("\"kind\": \"llm\"", "\"kind\": \"graph\"", "is of kind \"graph\", not \"llm\"");
 }
 

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::config::ConfigError;
-use crate::decoder::{Decoder, Family, LM_HEAD};
+use crate::decoder::{Decoder, FIRST_NORM, Family, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::families::internvl3::InternVl3;
 use crate::foreign::{Expected, recognise};
@@ -718,6 +718,10 @@ impl Checkpoint {
     /// Biases in `idle` do not count.
     fn check_family(&self, idle: &BTreeSet<String>) -> Result<(), CheckpointError> {
         let Some(named) = self.model.llm.as_ref().map(|llm| llm.family) else { return Ok(()) };
+        // A file without the decoder's first layer belongs to no family.
+        if !self.is_stored(FIRST_NORM) {
+            return Ok(());
+        }
         let is_idle = |name: &str| self.sources(name).iter().all(|source| idle.contains(source));
         let is_there = |name: &str| self.is_stored(name) && !is_idle(name);
         let fits = |family: &&Family| family.telltales().iter().all(|(t, has)| is_there(t) == *has);

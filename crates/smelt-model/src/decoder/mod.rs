@@ -24,6 +24,9 @@ const PREFIX: &str = "language_model.model";
 /// The decoder's embedding, which serves as the head where there is none.
 pub const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
 
+/// The first norm, which every decoder has and nothing packs.
+pub(crate) const FIRST_NORM: &str = "language_model.model.layers.0.input_layernorm.weight";
+
 /// The decoder's head.
 pub const LM_HEAD: &str = "language_model.lm_head.weight";
 

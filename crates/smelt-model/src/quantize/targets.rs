@@ -41,16 +41,15 @@ impl Target {
         };
         let (rows, width) = (self.shape[0], self.shape[1]);
         let levels = if grid.bits == 4 { Dtype::U8 } else { Dtype::I8 };
-        let (scales, groups) = match grid.group {
-            None => (Dtype::F32, vec![rows]),
-            Some(_) => (Dtype::F16, vec![rows, grid.groups(width)]),
-        };
+        let groups = grid.groups(width);
+        let scales = if grid.group.is_none() { Dtype::F32 } else { Dtype::F16 };
+        let scales_of = if groups == 1 { vec![rows] } else { vec![rows, groups] };
         let mut specs = vec![
             spec(self.name.clone(), levels, vec![rows, grid.row_bytes(width)]),
-            spec(scale_name(&self.name), scales, groups.clone()),
+            spec(scale_name(&self.name), scales, scales_of),
         ];
         if grid.has_zero {
-            specs.push(spec(format!("{}{ZERO_SUFFIX}", self.name), Dtype::U8, groups));
+            specs.push(spec(format!("{}{ZERO_SUFFIX}", self.name), Dtype::U8, vec![rows, groups]));
         }
         if self.is_ordered {
             specs.push(spec(format!("{}{ORDER_SUFFIX}", self.name), Dtype::I32, vec![width]));
