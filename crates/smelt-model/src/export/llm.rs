@@ -11,11 +11,6 @@ use super::LlmInput;
 use crate::decoder::{Decoder, EMBEDDING, LM_HEAD};
 use crate::model::{Model, Part};
 
-/// What hides a place: added to a score, it leaves softmax nothing in any type.  The smallest float
-/// would be infinite in f16, also where a back end lowers an f32 graph to it, and a row of padding,
-/// which sees nothing, would become NaN and spread.
-const HIDDEN: f32 = -30000.0;
-
 /// The tensors of the graph with their shapes, in the order they are stored.
 ///
 /// The embedding is there where ids look rows up in it or it serves as the head.
@@ -196,7 +191,7 @@ fn mask(g: &mut GraphBuilder, attended: &str, tokens: &str) -> Value {
     let attended = g.cast(attended, ElementType::Bool);
     let attended = g.unsqueeze(&attended, &[1, 2]);
     let seen = g.both(&is_before, &attended);
-    let (shown, hidden) = (g.scalar(0.0), g.scalar(HIDDEN));
+    let (shown, hidden) = (g.scalar(0.0), g.scalar(super::HIDDEN_SCORE));
     g.choose(&seen, &shown, &hidden)
 }
 
