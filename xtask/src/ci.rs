@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{root, tidy};
+use crate::{onnxruntime, root, tidy};
 
 const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
@@ -23,11 +23,15 @@ pub(crate) fn run() -> Result<()> {
         cargo(arguments, &[]).with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    let begin = Instant::now();
-    tidy::run().context("tidy failed")?;
-    times.push(("tidy", begin.elapsed()));
+    for (name, step) in
+        [("onnxruntime", onnxruntime::run as fn() -> Result<()>), ("tidy", tidy::run)]
+    {
+        let begin = Instant::now();
+        step().with_context(|| format!("{name} failed"))?;
+        times.push((name, begin.elapsed()));
+    }
     for (name, time) in times {
-        println!("{name:8} {:4} s", time.as_secs());
+        println!("{name:11} {:4} s", time.as_secs());
     }
     Ok(())
 }

@@ -1,20 +1,23 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `fuzz`, `soak`, `tidy`.
+//! Runs the development commands: `cargo xtask ci`, `bench`, `fuzz`, `onnxruntime`, `soak`, `tidy`.
 
 mod bench;
 mod ci;
 mod fuzz;
+mod onnxruntime;
 mod soak;
 mod tidy;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask ci|bench front|fuzz|soak|tidy
+const USAGE: &str = "usage: cargo xtask ci|bench front|fuzz|onnxruntime|soak|tidy
 
-  ci     everything a change must pass: format, lints, tests, docs, tidy
+  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
   fuzz [TARGET]...
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
+  onnxruntime
+          the exported golden graphs in onnxruntime against what transformers computed
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
          then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, README";
@@ -23,6 +26,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["ci"] => ci::run(),
+        ["onnxruntime"] => onnxruntime::run(),
         ["bench", "front", ref rest @ ..] => bench::front(rest),
         // Started by `bench` for each process it measures.
         ["measure", ..] => bench::measure::child(&arguments[1..]),
@@ -41,6 +45,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Where cargo builds.
+fn target() -> std::path::PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into)
 }
 
 /// The repository's root: the folder above this crate.

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::root;
+use crate::{root, target};
 
 /// A Rust file of the repository.
 pub(crate) struct Source {
@@ -85,7 +85,8 @@ fn leftovers(source: &Source) -> Vec<String> {
         .collect()
 }
 
-fn build_smelt() -> Result<PathBuf> {
+/// The command, built.
+pub(crate) fn build_smelt() -> Result<PathBuf> {
     let status = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--package", "smelt", "--locked"])
         .current_dir(root())
@@ -93,9 +94,7 @@ fn build_smelt() -> Result<PathBuf> {
     if !status.success() {
         bail!("smelt does not build");
     }
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    Ok(target.join("debug/smelt"))
+    Ok(target().join("debug/smelt"))
 }
 
 /// Every pipeline plans, in a store of its own.  One whose model is not here says in a

@@ -26,7 +26,7 @@ pub const ENGINE_FILE: &str = "engine.json";
 /// The file that holds its weights.
 pub const WEIGHTS_FILE: &str = "weights.bin";
 /// Version of the directory's layout; a change of names, meanings or packing raises it.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// The only processor target so far: every CPU path is in one engine, chosen when it runs.
 const TARGET: &str = "cpu";
@@ -70,6 +70,16 @@ pub enum OpenError {
         found: String,
         /// The kind that was asked for.
         wanted: &'static str,
+    },
+    /// The engine serves another purpose than it was opened for.
+    #[error("{} is no engine for {purpose}: {problem}", path.display())]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// What it was opened for.
+        purpose: &'static str,
+        /// What is in the way.
+        problem: String,
     },
     /// The engine does not agree with its weights.
     #[error("{} is damaged: {problem}; build the engine again", path.display())]
@@ -379,6 +389,11 @@ impl<T> EngineFile<T> {
         OpenError::Damaged { path: self.dir.join(ENGINE_FILE), problem }
     }
 
+    /// The refusal of an engine that is whole, but not for `purpose`.
+    pub(crate) fn unfit(&self, purpose: &'static str, problem: String) -> OpenError {
+        OpenError::Unfit { path: self.dir.join(ENGINE_FILE), purpose, problem }
+    }
+
     /// Reads all of `weights.bin` and compares its hash with `engine.json`.
     pub(crate) fn verify_digest(&self) -> Result<(), OpenError> {
         let mut hash = Sha256::new();
@@ -407,6 +422,18 @@ impl Weights {
             Dtype::I8 => cast::slice_of(bytes).map(Elements::I8),
             _ => None,
         }
+    }
+
+    /// The bytes of a tensor of bytes, whatever they mean; `None` for other types.
+    pub(crate) fn raw(&self, stored: &Stored) -> Option<&[u8]> {
+        (stored.dtype.size_bytes() == 1).then(|| self.bytes(stored))
+    }
+
+    /// The channels of an i32 tensor; `None` for other types and for negative numbers.
+    pub(crate) fn channels(&self, stored: &Stored) -> Option<Vec<u32>> {
+        let numbers: &[i32] =
+            (stored.dtype == Dtype::I32).then(|| cast::slice_of(self.bytes(stored))).flatten()?;
+        numbers.iter().map(|&number| number.try_into().ok()).collect()
     }
 
     /// The numbers of an f32 tensor; `None` for other types.
@@ -497,7 +524,7 @@ mod tests {
 
     #[test]
     fn lies_in_engine_json_are_found() {
-        check_edit("\"format\": 1", "\"format\": 2", "format 2 is not 1");
+        check_edit("\"format\": 2", "\"format\": 1", "format 1 is not 2");
         check_edit("\"kind\": \"test\"", "\"kind\": \"llm\"", "is of kind \"llm\", not \"test\"");
         check_edit("\"cpu\"", "\"cuda\"", "target \"cuda\"");
         check_edit("\"engine\": 42", "\"engine\": \"x\"", "invalid type");

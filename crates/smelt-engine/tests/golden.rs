@@ -12,7 +12,7 @@ use smelt_engine::vision::{self, VisionEngine};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
-use smelt_model::quantize::{self, Scheme};
+use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::safetensors::Reader;
 use tempfile::TempDir;
 
@@ -38,7 +38,11 @@ struct Golden {
 
 impl Golden {
     fn open(name: &str) -> Self {
-        let file = Reader::open(&golden_dir(name).join("golden.safetensors")).unwrap();
+        Self::open_file(name, "golden.safetensors")
+    }
+
+    fn open_file(name: &str, file: &str) -> Self {
+        let file = Reader::open(&golden_dir(name).join(file)).unwrap();
         let checkpoint = Checkpoint::open(&golden_dir(name).join("checkpoint")).unwrap();
         Self { file, checkpoint, dir: TempDir::new().unwrap() }
     }
@@ -76,7 +80,13 @@ impl Golden {
 
     fn llm_int8(&self) -> LlmEngine {
         let (quantised, engine) = (self.dir.path().join("int8"), self.dir.path().join("llm-int8"));
-        quantize::quantize(&self.checkpoint, Scheme::Int8, &quantised, &mut |_| {}).unwrap();
+        quantize::quantize(
+            &self.checkpoint,
+            &Options::plain(Scheme::Int8),
+            &quantised,
+            &mut |_| {},
+        )
+        .unwrap();
         let checkpoint = Checkpoint::open(&quantised).unwrap();
         llm::build(&checkpoint, LIMITS, &engine, &mut |_| {}).unwrap();
         LlmEngine::open(&engine).unwrap()
@@ -217,5 +227,33 @@ fn the_engine_names_its_family() {
         golden.llm();
         let text = std::fs::read_to_string(golden.dir.path().join("llm/engine.json")).unwrap();
         assert!(text.contains(&format!("\"family\": \"{family}\"")), "{text}");
+    }
+}
+
+/// The text-only checkpoints.
+const TEXT: [&str; 6] = [
+    "qwen2-tiny",
+    "qwen2_5-tiny",
+    "qwen3-tiny",
+    "qwen3-tied-tiny",
+    "llama3-tiny",
+    "llama3-tied-tiny",
+];
+
+#[test]
+fn text_models_give_the_logits_of_transformers_prompt_and_step() {
+    for name in TEXT {
+        let golden = Golden::open_file(name, "cases.safetensors");
+        let mut engine = golden.llm();
+        for case in ["llm", "llm-step"] {
+            let (ids, logits) = (format!("{case}/in/input_ids"), format!("{case}/out/logits"));
+            // The second sequence is padded, which engines never are.
+            let half = |len: usize| len / 2;
+            let (ids, expect) = (golden.ids(&ids), golden.floats(&logits));
+            let prompt = Prompt { tokens: &ids[..half(ids.len())], image: None };
+            let found = engine.logits_all(0, &prompt).unwrap();
+            let off = error(&found, &expect[..half(expect.len())]);
+            assert!(off <= F32_TOLERANCE, "{name}: {case} is off by {off}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
-use smelt_model::quantize::{self, Scheme};
+use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::safetensors::{Reader, TensorSpec, Writer};
 use smelt_model::{export, reference};
 use tempfile::TempDir;
@@ -119,7 +119,8 @@ fn everything(checkpoint: &Checkpoint) -> BTreeMap<PathBuf, Vec<u8>> {
     }
     vision::build(&at("F32"), &at("vision"), &mut |_| {}).unwrap();
     llm::build(checkpoint, limits, &at("llm"), &mut |_| {}).unwrap();
-    quantize::quantize(checkpoint, Scheme::Int8, quantised.path(), &mut |_| {}).unwrap();
+    quantize::quantize(checkpoint, &Options::plain(Scheme::Int8), quantised.path(), &mut |_| {})
+        .unwrap();
     let int8 = Checkpoint::open(quantised.path()).unwrap();
     llm::build(&int8, limits, &at("int8"), &mut |_| {}).unwrap();
     files(out.path())
@@ -186,7 +187,7 @@ fn check(from: &str, to: &str, words: &[&str]) {
 
 #[test]
 fn what_is_wrong_is_named_as_the_checkpoint_names_it() {
-    check("\"qwen2\"", "\"llama\"", &["InternVLForConditionalGeneration with llama"]);
+    check("\"qwen2\"", "\"gemma\"", &["InternVLForConditionalGeneration with gemma"]);
     check(
         "\"hidden_size\": 80",
         "\"hidden_size\": 100",
@@ -200,10 +201,10 @@ fn what_is_wrong_is_named_as_the_checkpoint_names_it() {
     check(
         "\"use_qk_norm\": false",
         "\"use_qk_norm\": true",
-        &["vision_config.use_qk_norm is true"],
+        &["lacks tensor", "attention.q_norm.weight"],
     );
     check("\"use_mean_pooling\": true", "\"use_mean_pooling\": false", &["use_mean_pooling"]);
-    check("\"dynamic\"", "\"yarn\"", &["text_config.rope_parameters.rope_type is yarn"]);
+    check("\"dynamic\"", "\"yarn\"", &["text_config.rope_parameters is", "yarn"]);
     check("\"projector_hidden_act\": \"gelu\"", "\"projector_hidden_act\": \"relu\"", &["relu"]);
     check("\"downsample_ratio\": 0.5", "\"downsample_ratio\": 0.25", &["downsample_ratio is 0.25"]);
     check("      56,", "      70,", &["vision_config.image_size is [70,56]"]);

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use smelt_engine::llm::{self, BuildError, ImageEmbeds, Limits, LlmEngine, Prompt, RunError};
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::quantize::{self, Scheme};
+use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::safetensors::{Reader, TensorSpec, Writer};
 use smelt_model::synthetic;
 use tempfile::TempDir;
@@ -27,7 +27,8 @@ static BUILT: LazyLock<Built> = LazyLock::new(|| {
     synthetic::write("internvl3-tiny", &at("checkpoint"), &mut |_| {}).unwrap();
     let checkpoint = Checkpoint::open(&at("checkpoint")).unwrap();
     llm::build(&checkpoint, LIMITS, &at("plain"), &mut |_| {}).unwrap();
-    quantize::quantize(&checkpoint, Scheme::Int8, &at("quantised"), &mut |_| {}).unwrap();
+    quantize::quantize(&checkpoint, &Options::plain(Scheme::Int8), &at("quantised"), &mut |_| {})
+        .unwrap();
     let quantised = Checkpoint::open(&at("quantised")).unwrap();
     llm::build(&quantised, LIMITS, &at("int8"), &mut |_| {}).unwrap();
     Built { dir }
@@ -260,7 +261,7 @@ fn without_a_head_the_embedding_is_the_head() {
     assert_ne!(logits, run("own-engine", &checkpoint()), "the checkpoint's own head is another");
     // Quantised, a tied head gets an int8 copy of its own.
     let quantised = dir.path().join("tied-int8");
-    quantize::quantize(&tied, Scheme::Int8, &quantised, &mut |_| {}).unwrap();
+    quantize::quantize(&tied, &Options::plain(Scheme::Int8), &quantised, &mut |_| {}).unwrap();
     let int8 = run("int8-engine", &Checkpoint::open(&quantised).unwrap());
     assert_ne!(int8, logits);
     close(&int8, &logits, 0.1);
@@ -296,7 +297,7 @@ fn damaged_engines_do_not_open() {
         let error = LlmEngine::open(dir.path()).unwrap_err().to_string();
         assert!(error.contains(words) && !error.contains('\n'), "{error}");
     };
-    check("\"format\": 1", "\"format\": 9", "format 9");
+    check("\"format\": 2", "\"format\": 9", "format 9");
     check("\"family\": \"qwen2\"", "\"family\": \"qwen9\"", "qwen9");
     check("\"family\": \"qwen2\"", "\"family\": \"qwen3\"", "q_norm.weight");
     check("\"max_slots\": 3", "\"max_slots\": 0", "max_slots 0");
@@ -304,14 +305,26 @@ fn damaged_engines_do_not_open() {
     check("\"layers\": 3", "\"layers\": 4", "layers.3");
     check("\"layers\": 3", "\"layers\": 0", "not those of a decoder");
     check("input_layernorm", "input_layernorn", "is missing");
-    check("\"i8\"", "\"u8\"", "dtype U8");
-    check("\"kind\": \"llm\"", "\"kind\": \"vision\"", "is of kind \"vision\", not \"llm\"");
+    check("\"i8\"", "\"u8\"", "has shape [64, 64], not [64, 32]");
+    check("\"kind\": \"llm\"", "\"kind\": \"graph\"", "is of kind \"graph\", not \"llm\"");
 }
 
 #[test]
 fn a_vision_engine_does_not_open_as_a_language_model_and_back() {
     let error = smelt_engine::vision::VisionEngine::open(&built("plain")).unwrap_err().to_string();
-    assert!(error.contains("is of kind \"llm\", not \"vision\""), "{error}");
+    assert!(error.contains("is of kind \"llm\", not \"graph\""), "{error}");
     let error = LlmEngine::open(&built("checkpoint")).unwrap_err().to_string();
     assert!(error.contains("cannot read") && error.contains("engine.json"), "{error}");
+}
+
+#[test]
+fn decoders_of_three_positions_a_token_are_refused() {
+    for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden");
+        let checkpoint = Checkpoint::open(&root.join(name).join("checkpoint")).unwrap();
+        let dir = TempDir::new().unwrap();
+        let error = llm::build(&checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap_err();
+        assert!(error.to_string().contains("three positions a token (M-RoPE)"), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
 }

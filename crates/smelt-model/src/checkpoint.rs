@@ -2,7 +2,8 @@
 //!
 //! config.json says which tensors there must be; the safetensors header says which there are.  Any
 //! difference is refused at opening, so that readers never meet a missing or misshapen tensor.
-//! Rows are widened to f32 on the way out, int8 ones times their scale.  Keeps no weight in memory.
+//! Rows are widened to f32 on the way out, integers into what they stand for.  Keeps no weight in
+//! memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,14 +11,27 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use crate::config::ConfigError;
-use crate::decoder::{Decoder, Family, LM_HEAD};
+use crate::decoder::{Decoder, FIRST_NORM, Family, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::families::internvl3::InternVl3;
 use crate::foreign::{Expected, recognise};
 use crate::model::{Layout, Model, Part, Vision};
-use crate::safetensors::{SafetensorsError, ShardError, Shards, Tensor};
-use crate::scheme::{self, Scheme};
+use crate::packed::gguf::Gguf;
+use crate::packed::gguf::names::LAYOUT as GGUF_LAYOUT;
+use crate::packed::quantization::Quantization;
+use crate::safetensors::{SafetensorsError, Shards, Tensor};
+use crate::scheme::{self, Mark, Scheme};
+
+mod error;
+mod packing;
+#[cfg(test)]
+mod tests;
+mod weight;
+
+pub use error::CheckpointError;
+use packing::{Found, Packing};
+pub(crate) use weight::PackedFacts;
+pub use weight::Weight;
 
 /// The one file of weights.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
@@ -38,234 +52,96 @@ pub const WHOLE_TENSOR_BYTES_MAX: usize = 16 << 20;
 /// Stored bytes widened at a time.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// The name ending of the scales that belong to an int8 weight.
+/// Bytes of packed levels multiplied out at a time: rows of turned formats are cheap only together.
+const LEVEL_BYTES: usize = 1 << 20;
+
+/// The name ending of the scales that belong to a packed weight.
 pub(crate) const SCALE_SUFFIX: &str = "_scale";
 
-/// Why a checkpoint could not be opened or read.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
-    /// The system refused a side file.
-    #[error("cannot read {}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A side file is too long or no UTF-8.
-    #[error("cannot read {}: {why}", path.display())]
-    BadText {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// The configuration was refused.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The weights file was refused.
-    #[error(transparent)]
-    Safetensors(#[from] SafetensorsError),
-    /// The weights are split over files that do not fit their index.
-    #[error(transparent)]
-    Shards(#[from] ShardError),
-    /// The weights are pickles, which run code when opened.
-    #[error(
-        "{} holds pickled weights ({file}), which are not read because they can run code; convert them to {WEIGHTS_FILE}",
-        dir.display()
-    )]
-    Pickled {
-        /// The checkpoint.
-        dir: PathBuf,
-        /// The first pickle found.
-        file: String,
-    },
-    /// There are no weights.
-    #[error("{} has no {WEIGHTS_FILE}; is it a checkpoint directory?", dir.display())]
-    NoWeights {
-        /// The checkpoint.
-        dir: PathBuf,
-    },
-    /// A tensor the configuration calls for is absent.
-    #[error(
-        "{} lacks tensor {tensor}, which {CONFIG_FILE} calls for with shape {shape:?}",
-        path.display()
-    )]
-    MissingTensor {
-        /// The weights file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The shape it should have.
-        shape: Vec<usize>,
-    },
-    /// A tensor the configuration does not call for is present.
-    #[error(
-        "{} has tensor {tensor} of shape {shape:?}, which {CONFIG_FILE} does not call for; the two belong to different models, and smelt never aligns one layout to another",
-        path.display()
-    )]
-    UnexpectedTensor {
-        /// The weights file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Its shape.
-        shape: Vec<usize>,
-    },
-    /// The weights are those of another family of decoders than the configuration names.
-    #[error(
-        "{}: tensor {tensor} is {presence}, as in {found}, but {CONFIG_FILE} names {named}; smelt never aligns one layout to another: use the {CONFIG_FILE} that came with these weights",
-        path.display()
-    )]
-    OtherDecoder {
-        /// The weights file.
-        path: PathBuf,
-        /// A tensor that tells the two apart.
-        tensor: String,
-        /// `present` or `missing`.
-        presence: &'static str,
-        /// The class whose layers the file has.
-        found: &'static str,
-        /// The class the configuration names.
-        named: &'static str,
-    },
-    /// A tensor's shape contradicts the configuration.
-    #[error(
-        "{}: tensor {tensor} has shape {found:?}, but {CONFIG_FILE} calls for {expected:?}",
-        path.display()
-    )]
-    WrongShape {
-        /// The weights file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The shape the configuration calls for.
-        expected: Vec<usize>,
-        /// The shape in the file.
-        found: Vec<usize>,
-    },
-    /// A tensor's element type is not one its place allows.
-    #[error("{}: tensor {tensor} is {found}, but must be {expected}", path.display())]
-    WrongDtype {
-        /// The weights file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The dtype in the file.
-        found: Dtype,
-        /// The dtypes its place allows.
-        expected: &'static str,
-    },
-    /// A caller asked for a tensor this model does not have.
-    #[error("{} has no tensor {tensor}", path.display())]
-    UnknownTensor {
-        /// The weights file.
-        path: PathBuf,
-        /// The tensor asked for.
-        tensor: String,
-    },
-    /// A caller asked for rows past the end of a tensor.
-    #[error("{}: tensor {tensor} has {rows} rows, not rows {start}..{end}", path.display())]
-    NoSuchRows {
-        /// The weights file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Rows it has.
-        rows: usize,
-        /// First row asked for.
-        start: usize,
-        /// One past the last row asked for.
-        end: usize,
-    },
-    /// A caller asked for a large tensor in one piece.
-    #[error(
-        "{}: tensor {tensor} takes {bytes} bytes as f32, more than the {WHOLE_TENSOR_BYTES_MAX} read at once; read it in rows",
-        path.display()
-    )]
-    TooLarge {
-        /// The weights file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Bytes as f32.
-        bytes: usize,
-    },
-    /// A caller asked for a part this model does not have.
-    #[error("{} is a {family} model, which has no {part} of the kind asked for", dir.display())]
-    NoPart {
-        /// The checkpoint.
-        dir: PathBuf,
-        /// The part.
-        part: &'static str,
-        /// The model's family.
-        family: &'static str,
-    },
-    /// The file that marks a quantised checkpoint is wrong.
-    #[error("{}: {why}", path.display())]
-    BadMark {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-}
+/// The name ending of its zeros.
+pub(crate) const ZERO_SUFFIX: &str = "_zero";
 
-/// A tensor of the model: the rows of one stored tensor, or of several one after another.
-#[derive(Debug)]
-pub struct Weight {
-    /// The canonical name.
-    pub name: String,
-    /// The stored element type.
-    pub dtype: Dtype,
-    /// The dimensions, outermost first.
-    pub shape: Vec<usize>,
-    pieces: Vec<Tensor>,
-}
-
-impl Weight {
-    fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-}
+/// The name ending of the order of its columns.
+pub(crate) const ORDER_SUFFIX: &str = "_order";
 
 /// An open checkpoint: every tensor its configuration calls for is there, and no other.
 #[derive(Debug)]
 pub struct Checkpoint {
     dir: PathBuf,
     model: Model,
+    /// The text of the configuration.
+    config: String,
     files: Shards,
     /// How `files` names the tensors.
     layout: Layout,
+    /// How `files` stores weights that are no floats.
+    packing: Packing,
     /// Every tensor of the model, by its canonical name.
     weights: BTreeMap<String, Weight>,
-    scheme: Scheme,
-    /// Whether only the language model is here, as [`quantize`](crate::quantize::quantize) writes.
-    is_quantized: bool,
+    /// What [`quantize`](crate::quantize::quantize) said of the language model it wrote, which is
+    /// all there is then.
+    mark: Option<Mark>,
+    warnings: Vec<String>,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in `dir`: an original one, or one that
-    /// [`quantize`](crate::quantize::quantize) wrote.
+    /// Opens the checkpoint in `dir`: an original one, one that AWQ, GPTQ or compressed-tensors
+    /// quantised, one that [`quantize`](crate::quantize::quantize) wrote, or a GGUF file (its path,
+    /// or that of a directory that holds it and no configuration).
     ///
     /// # Errors
     /// [`CheckpointError`] naming the file and the field or tensor that is wrong.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        if let Some(file) = gguf_file(dir)? {
+            return Self::open_gguf(&file);
+        }
         let path = dir.join(CONFIG_FILE);
-        let model = Model::parse(&read_text(&path)?, &path)?;
-        let marked = read_mark(&dir.join(scheme::MARK_FILE))?;
+        let config = read_text(&path)?;
+        let packing = packing_of(&config, &path)?;
+        let model = Model::parse(&config, &path)?;
+        let mark = read_mark(&dir.join(scheme::MARK_FILE))?;
         let files = open_weights(dir)?;
-        let scheme = marked.unwrap_or(Scheme::None);
-        let is_quantized = marked.is_some();
         // What smelt quantised has the canonical names, whatever configuration was copied to it.
-        let layout = if is_quantized { Layout::CANONICAL } else { closest_layout(&model, &files) };
-        let (dir, weights) = (dir.to_owned(), BTreeMap::new());
-        let mut checkpoint = Self { dir, model, files, layout, weights, scheme, is_quantized };
-        checkpoint.weights = checkpoint.find_weights()?;
-        Ok(checkpoint)
+        let (layout, packing) = match mark {
+            Some(_) => (Layout::CANONICAL, Packing::Canonical),
+            None => (closest_layout(&model, &files), packing),
+        };
+        let (dir, weights, warnings) = (dir.to_owned(), BTreeMap::new(), Vec::new());
+        let checkpoint =
+            Self { dir, model, config, files, layout, packing, weights, mark, warnings };
+        checkpoint.with_weights()
     }
 
-    /// The directory, as given to [`Checkpoint::open`].
+    /// Opens the GGUF file at `path`.
+    fn open_gguf(path: &Path) -> Result<Self, CheckpointError> {
+        let (gguf, files) = Gguf::open(path)?;
+        let config = gguf.config.clone();
+        let model = Model::parse(&config, path)?;
+        let head_dim = model.llm.as_ref().map_or(1, |llm| llm.head_dim);
+        let checkpoint = Self {
+            dir: path
+                .parent()
+                .filter(|dir| !dir.as_os_str().is_empty())
+                .unwrap_or(Path::new("."))
+                .to_owned(),
+            model,
+            config,
+            files,
+            layout: GGUF_LAYOUT,
+            packing: Packing::Gguf(gguf, head_dim),
+            weights: BTreeMap::new(),
+            mark: None,
+            warnings: Vec::new(),
+        };
+        checkpoint.with_weights()
+    }
+
+    fn with_weights(mut self) -> Result<Self, CheckpointError> {
+        self.weights = self.find_weights()?;
+        Ok(self)
+    }
+
+    /// The directory, as given to [`Checkpoint::open`]; that of a GGUF file.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -273,6 +149,68 @@ impl Checkpoint {
     /// What the configuration describes.
     pub fn model(&self) -> &Model {
         &self.model
+    }
+
+    /// The text of the configuration; for a GGUF file, one made of its metadata.
+    pub fn config(&self) -> &str {
+        &self.config
+    }
+
+    /// What the user should know of the weights, a line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Whether weights of the language model are stored as integers, whoever made them.
+    pub fn is_packed(&self) -> bool {
+        self.weights.values().any(|weight| weight.packed.is_some())
+    }
+
+    /// The word for how most of the packed linear weights are stored, for example
+    /// `int4-g128-asym`; `none` if none is.
+    pub fn scheme_words(&self) -> String {
+        let linears = self.weights.values().filter(|weight| is_linear(&weight.name));
+        let packed = linears.filter_map(|weight| {
+            let columns = *weight.logical.last()?;
+            weight.packed.as_ref().map(|packed| packed.words(columns))
+        });
+        let mut counts = BTreeMap::<String, usize>::new();
+        packed.for_each(|words| *counts.entry(words).or_default() += 1);
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        most.map_or_else(|| Scheme::None.name().to_owned(), |(words, _)| words)
+    }
+
+    /// The canonical tensors that tensor `name` consists of: itself, and behind it the scales,
+    /// zeros and order of a packed weight.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`].
+    pub fn parts(&self, name: &str) -> Result<Vec<&Weight>, CheckpointError> {
+        let mut parts = vec![self.tensor(name)?];
+        let suffixes = [SCALE_SUFFIX, ZERO_SUFFIX, ORDER_SUFFIX];
+        parts.extend(suffixes.iter().filter_map(|end| self.weights.get(&format!("{name}{end}"))));
+        Ok(parts)
+    }
+
+    /// How the weight `name` is packed; nothing if it is floats.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`].
+    pub(crate) fn packed_facts(&self, name: &str) -> Result<Option<PackedFacts>, CheckpointError> {
+        let weight = self.tensor(name)?;
+        let (Some(packed), &[rows, columns]) = (&weight.packed, weight.logical.as_slice()) else {
+            return Ok(None);
+        };
+        Ok(Some(PackedFacts::of(packed, [rows, columns])))
+    }
+
+    /// The names under which another checkpoint of this layout stores the tensor `name`; GGUF's are
+    /// known to GGUF files alone, so there they are those of the family.
+    pub(crate) fn names_of(&self, name: &str) -> Vec<String> {
+        match (&self.packing, self.model.layouts.first()) {
+            (Packing::Gguf(..), Some(layout)) => (layout.sources)(name),
+            _ => self.sources(name),
+        }
     }
 
     /// The language model's family and sizes.
@@ -290,11 +228,12 @@ impl Checkpoint {
     pub fn internvl3(&self) -> Result<&InternVl3, CheckpointError> {
         match &self.model.vision {
             Some(Vision::InternVit(tower)) => Ok(tower),
-            None => Err(self.no_part(Part::Vision)),
+            _ => Err(self.no_part(Part::Vision)),
         }
     }
 
-    fn no_part(&self, part: Part) -> CheckpointError {
+    /// The refusal of a checkpoint whose model lacks `part`.
+    pub(crate) fn no_part(&self, part: Part) -> CheckpointError {
         let (dir, part, family) = (self.dir.clone(), part.words(), self.model.family);
         CheckpointError::NoPart { dir, part, family }
     }
@@ -311,34 +250,36 @@ impl Checkpoint {
         match part {
             Part::Head => self.has_lm_head(),
             Part::Llm => self.model.llm.is_some(),
-            Part::Vision => self.model.vision.is_some() && !self.is_quantized,
+            Part::Vision => self.model.vision.is_some() && !self.is_quantized(),
+            Part::Encoder => self.model.encoder.is_some() && !self.is_quantized(),
         }
     }
 
     /// Whether [`quantize`](crate::quantize::quantize) wrote it.
     pub fn is_quantized(&self) -> bool {
-        self.is_quantized
+        self.mark.is_some()
     }
 
     /// How the language model's linear weights are stored.
     pub fn scheme(&self) -> Scheme {
-        self.scheme
+        self.mark.as_ref().map_or(Scheme::None, |mark| mark.scheme)
     }
 
-    /// The tensors of the model by name, an int8 weight's scales included.
+    /// The tensors of the model by name, in canonical form, a packed weight's scales, zeros and
+    /// order included.
     pub fn tensors(&self) -> impl Iterator<Item = &Weight> {
         self.weights.values()
     }
 
-    /// The shape of tensor `name`.
+    /// The shape of tensor `name` in the model: `[out, in]` for a weight, however it is packed.
     ///
     /// # Errors
     /// [`CheckpointError::UnknownTensor`].
     pub fn shape(&self, name: &str) -> Result<&[usize], CheckpointError> {
-        Ok(&self.tensor(name)?.shape)
+        Ok(&self.tensor(name)?.logical)
     }
 
-    /// The stored element type of tensor `name`.
+    /// The element type of tensor `name` in canonical form.
     ///
     /// # Errors
     /// [`CheckpointError::UnknownTensor`].
@@ -346,7 +287,7 @@ impl Checkpoint {
         Ok(self.tensor(name)?.dtype)
     }
 
-    /// Fills `out` with the stored bytes of tensor `name` from `byte_offset` on.
+    /// Fills `out` with the bytes of tensor `name`, in canonical form, from `byte_offset` on.
     ///
     /// # Errors
     /// [`CheckpointError::UnknownTensor`], or the reader's if the tensor has no such bytes.
@@ -359,26 +300,24 @@ impl Checkpoint {
         self.read_at(self.tensor(name)?, byte_offset, out)
     }
 
-    /// Fills `out` from the pieces that hold the bytes of `weight` from `at` on.
     fn read_at(&self, weight: &Weight, at: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
-        let (mut at, mut out) = (at, out);
-        let (last, others) = weight.pieces.split_last().expect("a weight has a piece");
-        for piece in others {
-            let left = piece.size_bytes().saturating_sub(at);
-            let here = out.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            let (now, later) = out.split_at_mut(here);
-            if here > 0 {
-                self.files.read_at(piece, at, now)?;
-            }
-            (at, out) = (at.saturating_sub(piece.size_bytes()), later);
+        let size = weight.size_bytes();
+        let is_outside = at.checked_add(out.len() as u64).is_none_or(|end| end > size);
+        if weight.is_made() && is_outside {
+            let (path, tensor) = (self.files.path().into(), weight.name.clone());
+            let (offset, bytes) = (at, out.len());
+            return Err(
+                SafetensorsError::OutsideTensor { path, tensor, offset, bytes, size }.into()
+            );
         }
-        Ok(self.files.read_at(last, at, out)?)
+        Ok(weight.read_at(&self.files, at, out)?)
     }
 
     /// Puts `rows` of the first dimension of tensor `name` into `out` as f32, row after row with
     /// the other dimensions flattened: `[rows, elements / shape[0]]`.
     ///
-    /// `out` is cleared first.  F16 and BF16 are widened; I8 is multiplied by its row's scale.
+    /// `out` is cleared first.  F16 and BF16 are widened; packed weights are multiplied out, in the
+    /// order of the input channels.
     ///
     /// # Errors
     /// [`CheckpointError::UnknownTensor`], [`CheckpointError::NoSuchRows`], or the reader's.
@@ -389,18 +328,17 @@ impl Checkpoint {
         out: &mut Vec<f32>,
     ) -> Result<(), CheckpointError> {
         let tensor = self.tensor(name)?;
-        let count = tensor.shape.first().copied().unwrap_or(1);
+        let count = tensor.logical.first().copied().unwrap_or(1);
         if rows.start > rows.end || rows.end > count {
             return Err(self.no_such_rows(name, count, rows));
         }
-        let width = tensor.shape.iter().skip(1).product::<usize>();
+        let width = tensor.logical.iter().skip(1).product::<usize>();
         out.clear();
         out.reserve(rows.len() * width);
-        self.read_elements(tensor, rows.start * width..rows.end * width, out)?;
-        if tensor.dtype == Dtype::I8 {
-            self.apply_scales(name, rows, width, out)?;
+        if tensor.packed.is_some() {
+            return self.read_packed(tensor, rows, width, out);
         }
-        Ok(())
+        self.read_elements(tensor, rows.start * width..rows.end * width, out)
     }
 
     /// The values of tensor `name` as f32, for tensors of at most [`WHOLE_TENSOR_BYTES_MAX`].
@@ -409,13 +347,14 @@ impl Checkpoint {
     /// [`CheckpointError::UnknownTensor`], [`CheckpointError::TooLarge`], or the reader's.
     pub fn read_f32(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
         let tensor = self.tensor(name)?;
-        let bytes = tensor.elements().saturating_mul(size_of::<f32>());
+        let elements = tensor.logical.iter().product::<usize>();
+        let bytes = elements.saturating_mul(size_of::<f32>());
         if bytes > WHOLE_TENSOR_BYTES_MAX {
             let path = self.files.path().into();
             return Err(CheckpointError::TooLarge { path, tensor: name.to_owned(), bytes });
         }
         let mut out = Vec::new();
-        self.read_rows_f32(name, 0..tensor.shape.first().copied().unwrap_or(1), &mut out)?;
+        self.read_rows_f32(name, 0..tensor.logical.first().copied().unwrap_or(1), &mut out)?;
         Ok(out)
     }
 
@@ -433,9 +372,7 @@ impl Checkpoint {
             let part = chunk.len().min(end - at);
             let bytes = &mut chunk[..part];
             self.read_at(tensor, at as u64, bytes)?;
-            if tensor.dtype == Dtype::I8 {
-                out.extend(bytes.iter().map(|&byte| f32::from(byte.cast_signed())));
-            } else if !tensor.dtype.widen(bytes, out) {
+            if !tensor.dtype.widen(bytes, out) {
                 return Err(self.wrong_dtype(&tensor.name, tensor.dtype, FLOATS));
             }
             at += part;
@@ -443,17 +380,37 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn apply_scales(
+    /// Appends rows of a packed weight, multiplied out, reading some rows of levels at a time.
+    fn read_packed(
         &self,
-        name: &str,
+        weight: &Weight,
         rows: Range<usize>,
-        width: usize,
-        out: &mut [f32],
+        columns: usize,
+        out: &mut Vec<f32>,
     ) -> Result<(), CheckpointError> {
-        let mut scales = Vec::with_capacity(rows.len());
-        self.read_elements(self.tensor(&scale_name(name))?, rows, &mut scales)?;
-        for (row, scale) in out.chunks_exact_mut(width.max(1)).zip(scales) {
-            row.iter_mut().for_each(|value| *value *= scale);
+        let Some(packed) = &weight.packed else { return Ok(()) };
+        let scales = self.tensor(&scale_name(&weight.name))?;
+        let zeros = packed.has_zeros.then(|| self.tensor(&format!("{}{ZERO_SUFFIX}", weight.name)));
+        let zeros = zeros.transpose()?;
+        let (row_bytes, groups) = (weight.row_bytes(), scales.shape.get(1).copied().unwrap_or(1));
+        let step = (LEVEL_BYTES / row_bytes.max(1)).max(1);
+        let (mut levels, mut scale, mut zero) = (Vec::new(), Vec::new(), Vec::new());
+        for first in rows.clone().step_by(step) {
+            let here = first..rows.end.min(first + step);
+            levels.resize(here.len() * row_bytes, 0);
+            self.read_at(weight, (first * row_bytes) as u64, &mut levels)?;
+            scale.clear();
+            self.read_elements(scales, first * groups..here.end * groups, &mut scale)?;
+            if let Some(zeros) = zeros {
+                zero.resize(here.len() * groups, 0);
+                self.read_at(zeros, (first * groups) as u64, &mut zero)?;
+            }
+            for row in 0..here.len() {
+                let of_row = row * groups..(row + 1) * groups;
+                let levels = &levels[row * row_bytes..(row + 1) * row_bytes];
+                let zero = zeros.map(|_| &zero[of_row.clone()]);
+                packed.widen_row(levels, columns, &scale[of_row], zero, out);
+            }
         }
         Ok(())
     }
@@ -481,16 +438,23 @@ impl Checkpoint {
     }
 
     fn is_stored(&self, name: &str) -> bool {
-        self.sources(name).iter().all(|source| self.files.get(source).is_some())
+        self.sources(name).iter().all(|source| self.packing.has(&self.files, source))
     }
 
     /// Finds every tensor there must be, and makes sure that there is no other.
-    fn find_weights(&self) -> Result<BTreeMap<String, Weight>, CheckpointError> {
-        self.check_family()?;
-        let (mut weights, mut claimed) = (BTreeMap::new(), BTreeSet::new());
-        for (name, wanted) in self.expected() {
+    fn find_weights(&mut self) -> Result<BTreeMap<String, Weight>, CheckpointError> {
+        let expected = self.expected();
+        let mut claimed = self.idle_biases(&expected)?;
+        self.check_family(&claimed)?;
+        let (mut weights, mut packed) = (BTreeMap::new(), Vec::new());
+        for (name, shape) in expected {
             let sources = self.sources(&name);
-            let weight = self.find_weight(&name, &sources, wanted)?;
+            if let Some(found) = self.find_packed(&sources, &shape)? {
+                claimed.extend(found.claimed.iter().cloned());
+                packed.push((name, shape, found));
+                continue;
+            }
+            let weight = self.find_weight(&name, &sources, shape)?;
             weights.insert(name, weight);
             claimed.extend(sources);
         }
@@ -502,17 +466,49 @@ impl Checkpoint {
             let tensor = extra.name.clone();
             return Err(CheckpointError::UnexpectedTensor { path, tensor, shape });
         }
+        let (made, warning) = self.packing.present(&self.files, packed)?;
+        weights.extend(made.into_iter().map(|weight| (weight.name.clone(), weight)));
+        let path = self.files.path().display();
+        self.warnings.extend(warning.map(|warning| format!("{path}: {warning}")));
         Ok(weights)
+    }
+
+    /// The packed weight that makes a tensor; several sources (a fused tensor that is stored in
+    /// parts) are floats in every layout.
+    fn find_packed(
+        &self,
+        sources: &[String],
+        shape: &[usize],
+    ) -> Result<Option<Found>, CheckpointError> {
+        let [source] = sources else { return Ok(None) };
+        Ok(self.packing.find(&self.files, source, shape)?)
+    }
+
+    /// Stored biases of packed weights that the model does not call for and that add nothing.
+    fn idle_biases(
+        &self,
+        expected: &[(String, Vec<usize>)],
+    ) -> Result<BTreeSet<String>, CheckpointError> {
+        let names: BTreeSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
+        let mut idle = BTreeSet::new();
+        for name in &names {
+            let Some(module) = name.strip_suffix(".weight") else { continue };
+            let is_wanted = names.contains(format!("{module}.bias").as_str());
+            for source in self.sources(name) {
+                idle.extend(self.packing.idle_bias(&self.files, &source, is_wanted)?);
+            }
+        }
+        Ok(idle)
     }
 
     fn find_weight(
         &self,
         name: &str,
         sources: &[String],
-        wanted: Wanted,
+        shape: Vec<usize>,
     ) -> Result<Weight, CheckpointError> {
-        let mut piece = Wanted { shape: wanted.shape.clone(), kind: wanted.kind };
-        if let Some(rows) = piece.shape.first_mut() {
+        let mut piece = shape.clone();
+        if let Some(rows) = piece.first_mut() {
             *rows /= sources.len();
         }
         let find = |source: &String| self.find_piece(source, &piece).cloned();
@@ -522,22 +518,28 @@ impl Checkpoint {
             let rule = "of the same type as its neighbours";
             return Err(self.wrong_dtype(&other.name, other.dtype, rule));
         }
-        Ok(Weight { name: name.to_owned(), dtype, shape: wanted.shape, pieces })
+        Ok(Weight::of_pieces(name, dtype, shape, pieces))
     }
 
-    fn find_piece(&self, source: &str, wanted: &Wanted) -> Result<&Tensor, CheckpointError> {
+    fn find_piece(&self, source: &str, shape: &[usize]) -> Result<&Tensor, CheckpointError> {
         let Some(tensor) = self.files.get(source) else {
-            let (path, shape) = (self.files.path().into(), wanted.shape.clone());
+            let (path, shape) = (self.files.path().into(), shape.to_vec());
             return Err(CheckpointError::MissingTensor { path, tensor: source.to_owned(), shape });
         };
-        self.check_tensor(tensor, wanted)?;
+        self.check_tensor(tensor, shape)?;
         Ok(tensor)
     }
 
     /// Refuses the weights of one family under the configuration of another, whatever their shapes.
-    fn check_family(&self) -> Result<(), CheckpointError> {
+    /// Biases in `idle` do not count.
+    fn check_family(&self, idle: &BTreeSet<String>) -> Result<(), CheckpointError> {
         let Some(named) = self.model.llm.as_ref().map(|llm| llm.family) else { return Ok(()) };
-        let is_there = |name: &str| self.is_stored(name);
+        // A file without the decoder's first layer belongs to no family.
+        if !self.is_stored(FIRST_NORM) {
+            return Ok(());
+        }
+        let is_idle = |name: &str| self.sources(name).iter().all(|source| idle.contains(source));
+        let is_there = |name: &str| self.is_stored(name) && !is_idle(name);
         let fits = |family: &&Family| family.telltales().iter().all(|(t, has)| is_there(t) == *has);
         let Some(found) = Family::ALL.into_iter().find(fits).filter(|found| *found != named) else {
             return Ok(());
@@ -556,62 +558,37 @@ impl Checkpoint {
         })
     }
 
-    fn check_tensor(&self, tensor: &Tensor, wanted: &Wanted) -> Result<(), CheckpointError> {
-        if tensor.shape != wanted.shape {
+    fn check_tensor(&self, tensor: &Tensor, shape: &[usize]) -> Result<(), CheckpointError> {
+        if tensor.shape != shape {
             return Err(CheckpointError::WrongShape {
                 path: self.files.path().into(),
                 tensor: tensor.name.clone(),
-                expected: wanted.shape.clone(),
+                expected: shape.to_vec(),
                 found: tensor.shape.clone(),
             });
         }
-        let (holds, words) = match wanted.kind {
-            Kind::Float => (tensor.dtype.is_float(), FLOATS),
-            Kind::Int8 => (tensor.dtype == Dtype::I8, "I8"),
-            Kind::Scale => (tensor.dtype == Dtype::F32, "F32"),
-        };
-        if holds { Ok(()) } else { Err(self.wrong_dtype(&tensor.name, tensor.dtype, words)) }
+        if tensor.dtype.is_float() {
+            return Ok(());
+        }
+        Err(self.wrong_dtype(&tensor.name, tensor.dtype, FLOATS))
     }
 
-    /// What the configuration, the scheme and the presence of a head call for, in the model's
+    /// What the configuration, the presence of a head and that of integers call for, in the model's
     /// order.
-    fn expected(&self) -> Vec<(String, Wanted)> {
+    fn expected(&self) -> Vec<(String, Vec<usize>)> {
         let is_there = |part: &Part| match part {
-            Part::Head => self.has_lm_head() || self.scheme == Scheme::Int8,
+            Part::Head => self.has_lm_head(),
             part => self.has(*part),
         };
         let parts: Vec<Part> = self.model.parts().into_iter().filter(is_there).collect();
-        let mut expected = Vec::new();
-        for (name, shape) in self.model.tensors(&parts) {
-            let quantised = self.scheme == Scheme::Int8 && is_linear(&name);
-            if quantised {
-                let scale = Wanted { shape: vec![shape[0]], kind: Kind::Scale };
-                expected.push((scale_name(&name), scale));
-            }
-            let kind = if quantised { Kind::Int8 } else { Kind::Float };
-            expected.push((name, Wanted { shape, kind }));
-        }
-        expected
+        self.model.tensors(&parts)
     }
 }
 
 /// The dtypes a weight may have, in words.
 const FLOATS: &str = "F32, F16 or BF16";
 
-/// What the file must have under a name.
-struct Wanted {
-    shape: Vec<usize>,
-    kind: Kind,
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    Float,
-    Int8,
-    Scale,
-}
-
-/// The name of the scales of the int8 weight `name`.
+/// The name of the scales of the packed weight `name`.
 pub(crate) fn scale_name(name: &str) -> String {
     format!("{name}{SCALE_SUFFIX}")
 }
@@ -635,6 +612,34 @@ fn closest_layout(model: &Model, files: &Shards) -> Layout {
     // `max_by_key` gives the last of equals.
     let best = model.layouts.iter().rev().max_by_key(|layout| found(layout));
     best.copied().unwrap_or(Layout::CANONICAL)
+}
+
+/// How the weights of a checkpoint with the configuration `text` are packed.
+fn packing_of(text: &str, path: &Path) -> Result<Packing, CheckpointError> {
+    // What is no JSON is refused with its place by the families.
+    let config = serde_json::from_str(text).unwrap_or(serde_json::Value::Null);
+    let quantization = Quantization::of(&config, path)?;
+    Ok(quantization.map_or(Packing::Floats, Packing::Foreign))
+}
+
+/// The GGUF file that `path` means: itself, or the only one of a directory without a configuration.
+fn gguf_file(path: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    let is_gguf = |path: &Path| path.extension().is_some_and(|ending| ending == "gguf");
+    if path.is_file() {
+        return Ok(is_gguf(path).then(|| path.to_owned()));
+    }
+    let Some(entries) = fs::read_dir(path).ok().filter(|_| !path.join(CONFIG_FILE).exists()) else {
+        return Ok(None);
+    };
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|file| is_gguf(file));
+    files.sort();
+    if let [first, second, ..] = files.as_slice() {
+        let name = |file: &Path| file.file_name().unwrap_or_default().to_string_lossy().into();
+        let (dir, first, second) = (path.into(), name(first), name(second));
+        return Err(CheckpointError::SeveralGguf { dir, first, second });
+    }
+    Ok(files.pop())
 }
 
 fn open_weights(dir: &Path) -> Result<Shards, CheckpointError> {
@@ -666,8 +671,8 @@ fn first_pickle(dir: &Path) -> Option<String> {
     names.filter_map(|name| name.into_string().ok()).filter(is_pickle).min()
 }
 
-/// The scheme of a directory that [`crate::quantize::quantize`] wrote; nothing for an original one.
-fn read_mark(path: &Path) -> Result<Option<Scheme>, CheckpointError> {
+/// The mark of a directory that [`crate::quantize::quantize`] wrote; nothing for an original one.
+fn read_mark(path: &Path) -> Result<Option<Mark>, CheckpointError> {
     let text = match read_text(path) {
         Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(None);
@@ -675,7 +680,7 @@ fn read_mark(path: &Path) -> Result<Option<Scheme>, CheckpointError> {
         read => read?,
     };
     let bad = |why| CheckpointError::BadMark { path: path.into(), why };
-    scheme::parse_mark(&text).map(Some).map_err(bad)
+    Mark::parse(&text).map(Some).map_err(bad)
 }
 
 fn read_text(path: &Path) -> Result<String, CheckpointError> {
@@ -691,218 +696,4 @@ fn read_text(path: &Path) -> Result<String, CheckpointError> {
         return Err(CheckpointError::BadText { path: path.into(), why: format!("it is {what}") });
     }
     String::from_utf8(bytes).map_err(not_text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::decoder::EMBEDDING;
-    use crate::safetensors::TensorSpec;
-    use crate::sample::{Loaded, Sample, named};
-
-    const GATE: &str = "language_model.model.layers.1.mlp.gate_proj.weight";
-
-    fn refusal(dir: &Path) -> String {
-        Checkpoint::open(dir).unwrap_err().to_string()
-    }
-
-    /// Spoils the tensors of the tiny model; the refusal must hold all `words`.
-    #[track_caller]
-    fn check(spoil: impl FnOnce(&mut Vec<Loaded>), words: &[&str]) {
-        let error = refusal(Sample::changed(spoil).dir());
-        for word in words {
-            assert!(error.contains(word), "{word:?} is not in {error:?}");
-        }
-    }
-
-    #[test]
-    fn a_synthetic_checkpoint_opens() {
-        let sample = Sample::tiny();
-        let ckpt = Checkpoint::open(sample.dir()).unwrap();
-        assert!(ckpt.has_lm_head() && ckpt.has(Part::Vision));
-        assert_eq!((ckpt.scheme(), ckpt.dir()), (Scheme::None, sample.dir()));
-        assert_eq!(ckpt.shape(GATE).unwrap(), [160, 64]);
-        assert_eq!(ckpt.dtype(GATE).unwrap(), Dtype::BF16);
-        assert_eq!(ckpt.tensors().count(), 77);
-    }
-
-    #[test]
-    fn a_checkpoint_without_a_head_is_tied_whatever_its_configuration_says() {
-        let sample = Sample::tied();
-        assert!(
-            fs::read_to_string(sample.dir().join(CONFIG_FILE))
-                .unwrap()
-                .contains("\"tie_word_embeddings\": false")
-        );
-        assert!(!Checkpoint::open(sample.dir()).unwrap().has_lm_head());
-    }
-
-    #[test]
-    fn rows_are_the_stored_values_widened() {
-        let sample = Sample::tiny();
-        let ckpt = Checkpoint::open(sample.dir()).unwrap();
-        let whole = ckpt.read_f32(GATE).unwrap();
-        assert_eq!(whole.len(), 160 * 64);
-        let mut stored = [0; 2];
-        ckpt.read_bytes(GATE, 2 * (7 * 64 + 5), &mut stored).unwrap();
-        assert_eq!(whole[7 * 64 + 5], half::bf16::from_le_bytes(stored).to_f32());
-        let mut rows = vec![9.0; 3];
-        ckpt.read_rows_f32(GATE, 7..9, &mut rows).unwrap();
-        assert_eq!(rows, whole[7 * 64..9 * 64]);
-        ckpt.read_rows_f32(GATE, 160..160, &mut rows).unwrap();
-        assert!(rows.is_empty());
-        let patches = "vision_model.embeddings.patch_embedding.weight";
-        ckpt.read_rows_f32(patches, 1..3, &mut rows).unwrap();
-        assert_eq!(rows.len(), 2 * 3 * 14 * 14);
-    }
-
-    #[test]
-    fn rows_wider_than_a_chunk_are_whole() {
-        let sample = Sample::tiny();
-        let ckpt = Checkpoint::open(sample.dir()).unwrap();
-        let name = "vision_model.embeddings.patch_embedding.weight";
-        let tensor = ckpt.tensor(name).unwrap();
-        let mut out = Vec::new();
-        ckpt.read_elements(tensor, 3..tensor.elements() - 1, &mut out).unwrap();
-        assert_eq!(out, ckpt.read_f32(name).unwrap()[3..tensor.elements() - 1]);
-    }
-
-    #[test]
-    fn rows_and_tensors_there_are_not_are_named() {
-        let sample = Sample::tiny();
-        let ckpt = Checkpoint::open(sample.dir()).unwrap();
-        let error = ckpt.read_rows_f32(GATE, 159..161, &mut Vec::new()).unwrap_err().to_string();
-        assert!(error.contains("has 160 rows, not rows 159..161"), "{error}");
-        let error = ckpt.read_f32("nobody.weight").unwrap_err().to_string();
-        assert!(error.ends_with("has no tensor nobody.weight"), "{error}");
-        let error = ckpt.read_bytes(GATE, 160 * 64 * 2, &mut [0]).unwrap_err().to_string();
-        assert!(error.contains(GATE), "{error}");
-    }
-
-    #[test]
-    fn tensors_that_contradict_the_configuration_are_named() {
-        check(|all| all.retain(|(spec, _)| spec.name != GATE), &["lacks", GATE, "[160, 64]"]);
-        let extra = "language_model.model.layers.1.self_attn.q_norm.weight";
-        let spec = TensorSpec { name: extra.to_owned(), dtype: Dtype::F16, shape: vec![2] };
-        check(|all| all.push((spec, vec![0; 4])), &[extra, "[2]", "does not call for"]);
-        let turn = |all: &mut Vec<Loaded>| named(all, GATE).0.shape.reverse();
-        check(turn, &[GATE, "has shape [64, 160]", "calls for [160, 64]"]);
-        let recast = |all: &mut Vec<Loaded>| named(all, GATE).0.dtype = Dtype::I16;
-        check(recast, &[GATE, "is I16, but must be F32, F16 or BF16"]);
-    }
-
-    #[test]
-    fn another_models_configuration_names_the_first_tensor_that_differs() {
-        let sample = Sample::tiny();
-        let path = sample.dir().join(CONFIG_FILE);
-        let text = fs::read_to_string(&path).unwrap();
-        fs::write(&path, text.replace("\"vocab_size\": 512", "\"vocab_size\": 513")).unwrap();
-        let error = refusal(sample.dir());
-        assert!(error.contains(EMBEDDING) && error.contains("[512, 64]"), "{error}");
-        assert!(error.contains("calls for [513, 64]"), "{error}");
-    }
-
-    #[test]
-    fn a_forced_mismatch_of_decoders_is_refused() {
-        let (qwen2, qwen3) = (Sample::tiny(), Sample::named("internvl3_5-tiny"));
-        let swap = |sample: &Sample| fs::read_to_string(sample.dir().join(CONFIG_FILE)).unwrap();
-        let (config2, config3) = (swap(&qwen2), swap(&qwen3));
-        fs::write(qwen2.dir().join(CONFIG_FILE), config3).unwrap();
-        fs::write(qwen3.dir().join(CONFIG_FILE), config2).unwrap();
-        let layer = "tensor language_model.model.layers.0.self_attn";
-        for (sample, tensor, found, named) in [
-            (qwen3, "q_norm.weight", "Qwen3ForCausalLM", "Qwen2ForCausalLM"),
-            (qwen2, "q_proj.bias", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
-        ] {
-            let error = refusal(sample.dir());
-            let words = format!("{layer}.{tensor} is present, as in {found}, but");
-            assert!(error.contains(&words), "{error}");
-            assert!(error.contains(&format!("names {named}; smelt never aligns")), "{error}");
-        }
-    }
-
-    #[test]
-    fn every_head_norm_is_called_for_and_every_other_family_s_tensor_refused() {
-        let without = |lost: &str| {
-            let sample = Sample::named("internvl3_5-tiny");
-            let mut all = crate::sample::load(&sample.weights());
-            all.retain(|(spec, _)| spec.name != lost);
-            crate::sample::save(&sample.weights(), &all);
-            refusal(sample.dir())
-        };
-        for lost in ["0.self_attn.q_norm", "0.self_attn.k_norm", "2.self_attn.k_norm"] {
-            let lost = format!("language_model.model.layers.{lost}.weight");
-            let error = without(&lost);
-            assert!(error.contains("lacks") && error.contains(&lost), "{error}");
-        }
-        let sample = Sample::named("internvl3_5-tiny");
-        let mut all = crate::sample::load(&sample.weights());
-        let extra = "language_model.model.layers.1.self_attn.q_proj.bias";
-        let spec = TensorSpec { name: extra.to_owned(), dtype: Dtype::F16, shape: vec![2] };
-        all.push((spec, vec![0; 4]));
-        crate::sample::save(&sample.weights(), &all);
-        let error = refusal(sample.dir());
-        assert!(error.contains(extra) && error.contains("never aligns"), "{error}");
-    }
-
-    #[test]
-    fn weights_in_other_forms_are_refused_by_name() {
-        let sample = Sample::tiny();
-        let touch = |name: &str| fs::write(sample.dir().join(name), "x").unwrap();
-        fs::remove_file(sample.weights()).unwrap();
-        assert!(refusal(sample.dir()).contains("has no model.safetensors"));
-        touch("pytorch_model.bin");
-        touch("a.pt");
-        assert!(refusal(sample.dir()).contains("pickled weights (a.pt)"));
-        touch(INDEX_FILE);
-        assert!(refusal(sample.dir()).contains("model.safetensors.index.json: it is no index"));
-    }
-
-    #[test]
-    fn a_sharded_checkpoint_reads_as_the_whole_one() {
-        let (whole, cut) = (Sample::tiny(), Sample::tiny());
-        cut.shard(3);
-        let (whole, cut) = (whole.dir(), cut.dir());
-        let (whole, cut) = (Checkpoint::open(whole).unwrap(), Checkpoint::open(cut).unwrap());
-        assert_eq!(whole.tensors().count(), cut.tensors().count());
-        for tensor in whole.tensors() {
-            let (one, other) = (whole.read_f32(&tensor.name), cut.read_f32(&tensor.name));
-            assert!(one.unwrap() == other.unwrap(), "{}", tensor.name);
-        }
-    }
-
-    #[test]
-    fn a_sharded_checkpoint_that_lacks_a_shard_is_refused() {
-        let sample = Sample::tiny();
-        sample.shard(3);
-        fs::remove_file(sample.dir().join("model-2.safetensors")).unwrap();
-        let error = refusal(sample.dir());
-        assert!(error.contains("shard model-2.safetensors is missing"), "{error}");
-    }
-
-    #[test]
-    fn directories_that_are_no_checkpoint_are_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        assert!(refusal(dir.path()).contains("config.json: No such file"));
-        let config = dir.path().join(CONFIG_FILE);
-        fs::write(&config, b"\xff{}").unwrap();
-        assert!(refusal(dir.path()).contains("not UTF-8"));
-        fs::write(&config, "version https://git-lfs.github.com/spec/v1\n").unwrap();
-        assert!(refusal(dir.path()).contains("config.json: it is a git-lfs pointer"));
-        fs::write(&config, "<!DOCTYPE html><html></html>").unwrap();
-        assert!(refusal(dir.path()).contains("config.json: it is a web page"));
-        fs::File::create(&config).unwrap().set_len(JSON_BYTES_MAX + 1).unwrap();
-        assert!(refusal(dir.path()).contains("no file of at most 4194304 bytes"));
-        fs::remove_file(&config).unwrap();
-        fs::create_dir(&config).unwrap();
-        assert!(refusal(dir.path()).contains("no file of at most"));
-    }
-
-    #[test]
-    fn a_wrong_mark_is_refused() {
-        let sample = Sample::tiny();
-        fs::write(sample.dir().join(scheme::MARK_FILE), "{}").unwrap();
-        let error = refusal(sample.dir());
-        assert!(error.contains("smelt-quantize.json: missing field `format`"), "{error}");
-    }
 }

@@ -126,6 +126,12 @@ impl List {
         self.0.push((name.into(), shape.to_vec()));
     }
 
+    /// A layer normalisation with scale and bias.
+    pub(crate) fn norm(&mut self, name: &str, width: usize) {
+        self.put(format!("{name}.weight"), &[width]);
+        self.put(format!("{name}.bias"), &[width]);
+    }
+
     /// A linear layer with a bias.
     pub(crate) fn linear(&mut self, name: &str, rows: usize, columns: usize) {
         self.put(format!("{name}.weight"), &[rows, columns]);

@@ -3,7 +3,7 @@
 //! A dtype word or a block of little-endian bytes comes in, a [`Dtype`] or f32 values go out.
 //! Knows nothing of files or models.
 
-use half::f16;
+use half::{bf16, f16};
 
 /// The type of one stored element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,6 +134,20 @@ impl Dtype {
         }
         true
     }
+
+    /// The little-endian bytes of `values`, rounded to nearest even, and the values they stand for;
+    /// nothing if this is not F16, BF16 or F32.
+    #[must_use]
+    pub(crate) fn narrow(self, values: &[f32]) -> Option<(Vec<u8>, Vec<f32>)> {
+        let bytes: Vec<u8> = match self {
+            Self::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+            Self::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+            Self::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            _ => return None,
+        };
+        let mut held = Vec::with_capacity(values.len());
+        self.widen(&bytes, &mut held).then_some((bytes, held))
+    }
 }
 
 /// The index of the first item whose magnitude is `limit` or more.
@@ -179,6 +193,15 @@ mod tests {
             assert_eq!(out[0].to_bits(), f16::from_bits(bits).to_f32().to_bits());
             assert_eq!(out[1].to_bits(), u32::from(bits) << 16);
         }
+    }
+
+    #[test]
+    fn narrowing_rounds_and_says_what_is_held() {
+        let (bytes, held) = Dtype::BF16.narrow(&[1.0, 1.005]).unwrap();
+        assert_eq!((bytes, held), (vec![0x80, 0x3F, 0x81, 0x3F], vec![1.0, 1.0078125]));
+        assert_eq!(Dtype::F16.narrow(&[0.1]).unwrap().1, [0.099975586]);
+        assert_eq!(Dtype::F32.narrow(&[0.1]).unwrap().1, [0.1]);
+        assert!(Dtype::I8.narrow(&[0.1]).is_none());
     }
 
     #[test]

@@ -4,13 +4,19 @@
 //! and everything else reads tensors through it, one block of rows at a time.
 //! Knows nothing of engines, pipelines or the store.
 
+pub mod calibrate;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
 pub mod dtype;
 pub mod export;
 pub mod families;
+#[cfg(test)]
+mod golden;
+pub mod grid;
 pub mod model;
+pub mod packed;
+pub mod places;
 pub mod quantize;
 pub mod reference;
 pub mod safetensors;

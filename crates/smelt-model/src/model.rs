@@ -8,7 +8,10 @@ use std::path::Path;
 
 use crate::config::{ConfigError, List};
 use crate::decoder::Decoder;
-use crate::families::{self, internvl3::InternVl3};
+use crate::families::bert::Bert;
+use crate::families::clip::{ClipText, ClipVision};
+use crate::families::internvl3::InternVl3;
+use crate::families::{self, qwen2_5_vl, qwen3_vl};
 
 /// A part of a model that has tensors of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,11 +22,13 @@ pub enum Part {
     Llm,
     /// The language model's head, present only where it is not tied to the embedding.
     Head,
+    /// The encoder of texts.
+    Encoder,
 }
 
 impl Part {
     /// Every part, input to output.
-    pub const ALL: [Self; 3] = [Self::Vision, Self::Llm, Self::Head];
+    pub const ALL: [Self; 4] = [Self::Vision, Self::Llm, Self::Head, Self::Encoder];
 
     /// The part in words.
     pub fn words(self) -> &'static str {
@@ -31,6 +36,7 @@ impl Part {
             Self::Vision => "vision tower",
             Self::Llm => "language model",
             Self::Head => "language model's head",
+            Self::Encoder => "text encoder",
         }
     }
 }
@@ -40,6 +46,42 @@ impl Part {
 pub enum Vision {
     /// InternViT, pixel shuffle and projector.
     InternVit(InternVl3),
+    /// The tower of Qwen2.5-VL.
+    Qwen25(qwen2_5_vl::Tower),
+    /// The tower of Qwen3-VL.
+    Qwen3(qwen3_vl::Tower),
+    /// CLIP's ViT with its projection, if it has one.
+    Clip(ClipVision),
+}
+
+/// An encoder of texts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Encoder {
+    /// BERT, every place sees every other.
+    Bert(Bert),
+    /// CLIP's text tower, causal.
+    ClipText(ClipText),
+}
+
+impl Vision {
+    /// Every tensor, input to output.
+    fn list(&self, list: &mut List) {
+        match self {
+            Self::InternVit(tower) => tower.list(list),
+            Self::Qwen25(tower) => tower.list(list),
+            Self::Qwen3(tower) => tower.list(list),
+            Self::Clip(tower) => tower.list(list),
+        }
+    }
+}
+
+impl Encoder {
+    fn list(&self, list: &mut List) {
+        match self {
+            Self::Bert(bert) => bert.list(list),
+            Self::ClipText(tower) => tower.list(list),
+        }
+    }
 }
 
 /// How the files of a checkpoint name the tensors of a model.
@@ -66,6 +108,8 @@ pub struct Model {
     pub vision: Option<Vision>,
     /// The language model, if there is one.
     pub llm: Option<Decoder>,
+    /// The encoder of texts, if there is one.
+    pub encoder: Option<Encoder>,
     /// The layouts its checkpoints come in, the usual one first.
     pub(crate) layouts: &'static [Layout],
 }
@@ -84,6 +128,7 @@ impl Model {
         let has = |part: &Part| match part {
             Part::Vision => self.vision.is_some(),
             Part::Llm | Part::Head => self.llm.is_some(),
+            Part::Encoder => self.encoder.is_some(),
         };
         Part::ALL.into_iter().filter(has).collect()
     }
@@ -93,11 +138,11 @@ impl Model {
     pub fn tensors(&self, parts: &[Part]) -> Vec<(String, Vec<usize>)> {
         let mut list = List::default();
         for part in parts {
-            match (part, &self.vision, &self.llm) {
-                (Part::Vision, Some(Vision::InternVit(tower)), _) => tower.list(&mut list),
-                (Part::Llm, _, Some(llm)) => llm.list(&mut list),
-                (Part::Head, _, Some(llm)) => llm.list_head(&mut list),
-                _ => {}
+            match part {
+                Part::Vision => self.vision.iter().for_each(|vision| vision.list(&mut list)),
+                Part::Llm => self.llm.iter().for_each(|llm| llm.list(&mut list)),
+                Part::Head => self.llm.iter().for_each(|llm| llm.list_head(&mut list)),
+                Part::Encoder => self.encoder.iter().for_each(|encoder| encoder.list(&mut list)),
             }
         }
         list.0

@@ -4,6 +4,10 @@
 //! name) and gives a [`Value`].  Names depend on nothing but the order of calls: the scope,
 //! the operator, a count.  Knows nothing of where weights lie.
 
+mod encoder;
+mod language;
+mod vision;
+
 use std::collections::BTreeMap;
 use std::ops::Deref;
 

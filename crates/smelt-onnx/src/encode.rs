@@ -39,9 +39,11 @@ pub enum WriteError {
     },
     /// A weight still lies in the file that would be overwritten.
     #[error(
-        "cannot write {MODEL_FILE}: tensor {name:?} lies inside a file of that name; copy it to external data first"
+        "cannot write {file}: tensor {name:?} lies inside a file of that name; copy it to external data first"
     )]
     Overwrites {
+        /// The file.
+        file: String,
         /// The tensor.
         name: String,
     },
@@ -55,9 +57,19 @@ impl Model {
     /// When a weight lies in the file to be overwritten, the file would be over 2 GiB, or it
     /// cannot be written.
     pub fn write(&self, dir: &Path) -> Result<(), WriteError> {
+        self.write_as(dir, MODEL_FILE)
+    }
+
+    /// Writes the model as `file` in `dir`, as [`Model::write`] does: for models that share their
+    /// external data.
+    ///
+    /// # Errors
+    /// Those of [`Model::write`].
+    pub fn write_as(&self, dir: &Path, file: &str) -> Result<(), WriteError> {
         for tensor in &self.graph.initializers {
-            if matches!(&tensor.data, Data::External { location, .. } if location == MODEL_FILE) {
-                return Err(WriteError::Overwrites { name: tensor.name.clone() });
+            if matches!(&tensor.data, Data::External { location, .. } if location == file) {
+                let (file, name) = (file.to_owned(), tensor.name.clone());
+                return Err(WriteError::Overwrites { file, name });
             }
         }
         let proto = model(self);
@@ -65,7 +77,7 @@ impl Model {
         if bytes as u64 > PROTOBUF_BYTES_MAX {
             return Err(WriteError::TooLarge { bytes });
         }
-        let path = dir.join(MODEL_FILE);
+        let path = dir.join(file);
         std::fs::write(&path, proto.encode_to_vec())
             .map_err(|source| WriteError::Io { path, source })
     }

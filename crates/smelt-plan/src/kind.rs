@@ -17,6 +17,8 @@ pub enum Kind {
     OnnxExport,
     /// ONNX to ONNX by one rule.
     GraphSurgery,
+    /// Checkpoint and prompts to statistics of what goes into its layers.
+    Calibrate,
     /// Checkpoint to a checkpoint with other weight types.
     Quantize,
     /// ONNX to an engine (trtexec's job).
@@ -38,12 +40,16 @@ pub enum Takes {
     Stage(&'static [Kind]),
     /// `hf:ORG/NAME[@REV]`, `path:DIR` or `synthetic:NAME`.
     Source,
+    /// `path:FILE` or `path:DIR`: an edge.
+    Path,
     /// Any text.
     Text,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// A whole number in this closed range.
     Count(u64, u64),
+    /// `true` or `false`.
+    Flag,
     /// A size such as `200MiB`; the worker sees bytes.
     Bytes,
     /// A non-empty list of texts.
@@ -88,7 +94,7 @@ const fn field(name: &'static str, takes: Takes, absent: Absent) -> Field {
 const CHECKPOINT: Takes = Takes::Stage(&[Kind::Source, Kind::Command]);
 const ENGINE: Takes = Takes::Stage(&[Kind::EngineBuild, Kind::Command]);
 const LLM_ENGINE: Takes = Takes::Stage(&[Kind::LlmEngineBuild, Kind::Command]);
-/// Longer contexts need rotary scaling, which no family here declares.
+/// The longest sequence that a configuration of the families here declares (Llama 3.1).
 const SEQ_LEN_MAX: u64 = 131_072;
 /// Slots share one pass over the weights; more than this is a server farm, not a board.
 const SLOTS_MAX: u64 = 64;
@@ -96,8 +102,11 @@ const SLOTS_MAX: u64 = 64;
 const SOURCE: &[Field] = &[field("from", Takes::Source, Absent::Refused)];
 const ONNX_EXPORT: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("part", Takes::Choice(&["vision"]), Absent::Word("vision")),
+    field("part", Takes::Choice(&["vision", "llm", "encoder"]), Absent::Word("vision")),
     field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
+    field("grids", Takes::Texts, Absent::Nothing),
+    field("input", Takes::Choice(&["ids", "embeds"]), Absent::Nothing),
+    field("probe", Takes::Flag, Absent::Nothing),
 ];
 /// Stages whose output is a graph.
 const GRAPH: Takes = Takes::Stage(&[Kind::OnnxExport, Kind::GraphSurgery, Kind::Command]);
@@ -121,10 +130,21 @@ const GRAPH_SURGERY: &[Field] = &[
     field("names", Takes::Texts, Absent::Nothing),
     field("opset", Takes::Count(17, 21), Absent::Nothing),
 ];
-/// The quantiser's words; the worker refuses those that its quantiser does not know.
-const SCHEMES: &[&str] = &[
+/// Quantisers square the number of tokens kept.
+const CALIBRATION_TOKENS_MAX: u64 = 2048;
+const CALIBRATE: &[Field] = &[
+    field("checkpoint", CHECKPOINT, Absent::Refused),
+    field("texts", Takes::Texts, Absent::Nothing),
+    field("prompts", Takes::Path, Absent::Nothing),
+    field("images", Takes::Path, Absent::Nothing),
+    field("vision", ENGINE, Absent::Nothing),
+    field("tokens", Takes::Count(1, CALIBRATION_TOKENS_MAX), Absent::Number(512)),
+];
+/// The schemes of weights: bits, group, zero points.
+pub const SCHEMES: &[&str] = &[
     "none",
     "int8",
+    "int8-g32",
     "int4-g32",
     "int4-g64",
     "int4-g128",
@@ -132,9 +152,20 @@ const SCHEMES: &[&str] = &[
     "int4-g64-asym",
     "int4-g128-asym",
 ];
+/// The forms of a quantised checkpoint: smelt's own, and those that other servers load.
+const FORMATS: &[&str] = &["smelt", "compressed-tensors", "awq", "gptq"];
+/// The ways to choose the integers of weights.
+pub const METHODS: &[&str] = &["rtn", "mse", "awq", "gptq", "gptq-act-order"];
+const CALIBRATION: Takes = Takes::Stage(&[Kind::Calibrate, Kind::Command]);
 const QUANTIZE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
     field("scheme", Takes::Choice(SCHEMES), Absent::Refused),
+    field("head", Takes::Choice(SCHEMES), Absent::Nothing),
+    field("embeddings", Takes::Choice(SCHEMES), Absent::Nothing),
+    field("method", Takes::Choice(METHODS), Absent::Word("rtn")),
+    field("calibration", CALIBRATION, Absent::Nothing),
+    field("exclude", Takes::Texts, Absent::Nothing),
+    field("format", Takes::Choice(FORMATS), Absent::Word("smelt")),
 ];
 const ENGINE_BUILD: &[Field] = &[
     field("onnx", GRAPH, Absent::Refused),
@@ -160,8 +191,9 @@ const VERIFY: &[Field] = &[
 const DEPLOYMENT: &[Field] = &[
     field("model", Takes::Text, Absent::Word("internvl3")),
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("vision", ENGINE, Absent::Refused),
-    field("llm", LLM_ENGINE, Absent::Refused),
+    field("vision", ENGINE, Absent::Nothing),
+    field("llm", LLM_ENGINE, Absent::Nothing),
+    field("encoder", ENGINE, Absent::Nothing),
     field("verified", Takes::Stage(&[Kind::Verify]), Absent::Nothing),
 ];
 const COMMAND: &[Field] = &[
@@ -173,10 +205,11 @@ const COMMAND: &[Field] = &[
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Source,
         Self::OnnxExport,
         Self::GraphSurgery,
+        Self::Calibrate,
         Self::Quantize,
         Self::EngineBuild,
         Self::LlmEngineBuild,
@@ -191,6 +224,7 @@ impl Kind {
             Self::Source => "source",
             Self::OnnxExport => "onnx-export",
             Self::GraphSurgery => "graph-surgery",
+            Self::Calibrate => "calibrate",
             Self::Quantize => "quantize",
             Self::EngineBuild => "engine-build",
             Self::LlmEngineBuild => "llm-engine-build",
@@ -211,12 +245,27 @@ impl Kind {
             Self::Source => SOURCE,
             Self::OnnxExport => ONNX_EXPORT,
             Self::GraphSurgery => GRAPH_SURGERY,
+            Self::Calibrate => CALIBRATE,
             Self::Quantize => QUANTIZE,
             Self::EngineBuild => ENGINE_BUILD,
             Self::LlmEngineBuild => LLM_ENGINE_BUILD,
             Self::Verify => VERIFY,
             Self::Deployment => DEPLOYMENT,
             Self::Command => COMMAND,
+        }
+    }
+
+    /// What is wrong with the fields that are given together, if anything.
+    pub fn fault(self, is_given: impl Fn(&str) -> bool) -> Option<&'static str> {
+        match self {
+            Self::Deployment if is_given("encoder") => {
+                ["vision", "llm", "verified"].into_iter().any(is_given).then_some(
+                    "\"encoder\" stands alone; leave out \"vision\", \"llm\" and \"verified\"",
+                )
+            }
+            Self::Deployment => (!is_given("vision") || !is_given("llm"))
+                .then_some("needs the keys \"vision\" and \"llm\", or \"encoder\" alone"),
+            _ => None,
         }
     }
 
@@ -232,15 +281,16 @@ impl Kind {
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {
         match self {
+            Self::Quantize => 2,
             Self::Source
             | Self::OnnxExport
             | Self::GraphSurgery
-            | Self::Quantize
-            | Self::EngineBuild
-            | Self::LlmEngineBuild
+            | Self::Calibrate
             | Self::Verify
             | Self::Deployment
             | Self::Command => 1,
+            // engine.json is of format 2.
+            Self::EngineBuild | Self::LlmEngineBuild => 2,
         }
     }
 }

@@ -244,6 +244,9 @@ fn read_stage(
     known.extend(["kind", "limits", "retry"]);
     table.allow(&known)?;
     let (values, inputs) = fields::read(&table, fields, params)?;
+    if let Some(fault) = kind.fault(|key| table.get(key).is_some()) {
+        return Err(table.error(format!("{}: {fault}", table.what)));
+    }
     no_conflict(kind, &values, &table)?;
     let (attempts_max, escalate) = read_retry(table.table("retry")?, kind, params, &values)?;
     Ok(StageSpec {

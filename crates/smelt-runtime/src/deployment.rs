@@ -155,31 +155,40 @@ impl Deployment {
     /// # Errors
     /// [`DeploymentError`] if the spec is wrong, two files share a name, or the disk refuses.
     pub fn write(dir: &Path, spec: &Spec, files: &[PathBuf]) -> Result<(), DeploymentError> {
-        let path = dir.join(DEPLOYMENT_FILE);
-        if let Some(why) = spec.fault() {
-            return Err(DeploymentError::Bad { path, why });
+        match spec.fault() {
+            Some(why) => Err(DeploymentError::Bad { path: dir.join(DEPLOYMENT_FILE), why }),
+            None => write_files(dir, spec, files),
         }
-        let io = |verb, path: &Path| {
-            let path = path.to_owned();
-            move |source| DeploymentError::Io { verb, path, source }
-        };
-        fs::create_dir_all(dir).map_err(io("make", dir))?;
-        let mut names = BTreeSet::from([DEPLOYMENT_FILE.into()]);
-        for file in files {
-            let name = file.file_name().unwrap_or_default().to_owned();
-            let copy = dir.join(&name);
-            if name.is_empty() || !names.insert(name) {
-                let why = "there is another file of this name".to_owned();
-                return Err(DeploymentError::Bad { path: file.clone(), why });
-            }
-            // Bytes only: the copy belongs to the deployment, with its own permissions.
-            let mut source = fs::File::open(file).map_err(io("read", file))?;
-            let mut target = fs::File::create(&copy).map_err(io("write", &copy))?;
-            io::copy(&mut source, &mut target).map_err(io("copy", file))?;
-        }
-        let text = serde_json::to_string_pretty(spec).expect("a struct of plain data is JSON");
-        fs::write(&path, text + "\n").map_err(io("write", &path))
     }
+}
+
+/// Writes what `spec` says into `dir`, which is made if need be, and copies `files` beside it.
+pub(crate) fn write_files(
+    dir: &Path,
+    spec: &impl Serialize,
+    files: &[PathBuf],
+) -> Result<(), DeploymentError> {
+    let io = |verb, path: &Path| {
+        let path = path.to_owned();
+        move |source| DeploymentError::Io { verb, path, source }
+    };
+    fs::create_dir_all(dir).map_err(io("make", dir))?;
+    let mut names = BTreeSet::from([DEPLOYMENT_FILE.into()]);
+    for file in files {
+        let name = file.file_name().unwrap_or_default().to_owned();
+        let copy = dir.join(&name);
+        if name.is_empty() || !names.insert(name) {
+            let why = "there is another file of this name".to_owned();
+            return Err(DeploymentError::Bad { path: file.clone(), why });
+        }
+        // Bytes only: the copy belongs to the deployment, with its own permissions.
+        let mut source = fs::File::open(file).map_err(io("read", file))?;
+        let mut target = fs::File::create(&copy).map_err(io("write", &copy))?;
+        io::copy(&mut source, &mut target).map_err(io("copy", file))?;
+    }
+    let path = dir.join(DEPLOYMENT_FILE);
+    let text = serde_json::to_string_pretty(spec).expect("a struct of plain data is JSON");
+    fs::write(&path, text + "\n").map_err(io("write", &path))
 }
 
 /// The numbers that parts of a deployment must share.
@@ -230,7 +239,8 @@ fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
     }
 }
 
-fn read_text(path: &Path) -> Result<String, DeploymentError> {
+/// The text of a side file of bounded length.
+pub(crate) fn read_text(path: &Path) -> Result<String, DeploymentError> {
     let failed = |source| DeploymentError::Io { verb: "read", path: path.into(), source };
     let mut text = String::new();
     let file = fs::File::open(path).map_err(failed)?;

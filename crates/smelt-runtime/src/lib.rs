@@ -1,10 +1,11 @@
 //! Turns requests into tokens: tokenizer, images, templates, generation.
 //!
 //! A deployment directory becomes a [`deployment::Deployment`]; a chat with pictures becomes a
-//! prompt, the prompt engine steps, the steps text.  Knows nothing of pipelines, of how engines
+//! prompt, the prompt engine steps, the steps text; a text becomes an embedding.  Knows nothing of pipelines, of how engines
 //! are built or of where they are stored.
 
 pub mod deployment;
+pub mod embed;
 pub mod generate;
 pub mod image;
 pub mod prompt;

@@ -7,6 +7,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use tokenizers::TruncationParams;
+
 /// The file a tokenizer is read from, inside a checkpoint or deployment.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
@@ -83,6 +85,29 @@ impl Tokenizer {
     /// [`TokenizerError::Encode`] if the tokenizer's own rules fail on the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.inner.encode_fast(text, false);
+        let encoding = encoding.map_err(|e| TokenizerError::Encode(one_line(&e.to_string())))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The same tokenizer for whole texts of at most `tokens_max` tokens: cut there, never padded,
+    /// whatever its file says of lengths.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`] if the special tokens alone are more.
+    pub fn cut_at(mut self, tokens_max: usize) -> Result<Self, TokenizerError> {
+        let cut = TruncationParams { max_length: tokens_max, ..TruncationParams::default() };
+        let cut = self.inner.with_truncation(Some(cut));
+        cut.map_err(|error| TokenizerError::Encode(one_line(&error.to_string())))?;
+        self.inner.with_padding(None);
+        Ok(self)
+    }
+
+    /// The tokens of `text` between the special ones that its file puts around a text.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`] if the tokenizer's own rules fail on the text.
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode_fast(text, true);
         let encoding = encoding.map_err(|e| TokenizerError::Encode(one_line(&e.to_string())))?;
         Ok(encoding.get_ids().to_vec())
     }

@@ -150,7 +150,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         "unknown family \"qwen9\"; supported: internvl3",
     );
     check(&|spec| spec.llm = "/llm".to_owned(), "must be a relative directory");
-    check(&|spec| spec.llm = "../vision".to_owned(), "is of kind \"vision\"");
+    check(&|spec| spec.llm = "../vision".to_owned(), "is of kind \"graph\"");
     check(&|spec| spec.vision = "../none".to_owned(), "cannot read");
     check(&|spec| spec.image.image_size = 448, "image_size is 448, but the vision engine takes 56");
     check(&|spec| spec.image.max_tiles = 0, "image: tiles must obey");

@@ -5,8 +5,10 @@ mod onnx;
 use std::path::PathBuf;
 
 use clap::{Args, Parser};
-use smelt_model::quantize::Scheme;
+use smelt_model::calibrate::ROWS_MAX;
+use smelt_model::quantize::{Method, Scheme};
 
+use crate::checkpoint::Form;
 pub(crate) use onnx::{OnnxCommand, Output};
 
 /// Turns vision-language models into inference engines on devices too small for the job.
@@ -27,8 +29,12 @@ pub(crate) enum Subcommand {
     Out(OutFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
-    /// Write a checkpoint's vision tower as ONNX, in bounded memory
+    /// Print the embeddings of texts by a built encoder, one JSON array a line
+    Embed(EmbedFlags),
+    /// Write parts of a checkpoint as ONNX, in bounded memory
     Export(ExportFlags),
+    /// Watch what a checkpoint's decoder is fed, so that it can be quantised by that
+    Calibrate(CalibrateFlags),
     /// Write a checkpoint's decoder with smaller weights, in bounded memory
     Quantize(QuantizeFlags),
     /// Look at, check and operate on ONNX models, weights left on disk
@@ -108,6 +114,21 @@ pub(crate) struct ChatFlags {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct EmbedFlags {
+    /// A pipeline that builds an encoder's deployment, or a deployment's directory
+    pub(crate) target: PathBuf,
+    /// What to embed
+    #[arg(required = true, value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+    /// Print one JSON document with the texts and their numbers of tokens
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Override a param of the pipeline
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) sets: Vec<String>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ExportFlags {
     /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
@@ -120,6 +141,27 @@ pub(crate) struct ExportFlags {
     /// The type of the weights and of the arithmetic
     #[arg(long, value_enum, default_value = "f32")]
     pub(crate) dtype: FloatType,
+    /// A size of pictures, for a vision tower that takes any (Qwen-VL, CLIP): one graph for each (may
+    /// be given several times; if never, a square and two oblong ones of some 250 tokens, for CLIP
+    /// the size it was trained on)
+    #[arg(long = "grid", value_name = "HEIGHTxWIDTH")]
+    pub(crate) grids: Vec<smelt_model::grid::Grid>,
+    /// How tokens enter the decoder; as ids where the model is text alone, else as embeddings
+    #[arg(long, value_enum)]
+    pub(crate) input: Option<TokenInput>,
+    /// Run the f32 reference first, record the largest activations in probe.json, and refuse f16
+    /// where one is beyond it
+    #[arg(long)]
+    pub(crate) probe: bool,
+}
+
+/// How tokens enter a decoder's graph.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum TokenInput {
+    /// input_ids
+    Ids,
+    /// inputs_embeds
+    Embeds,
 }
 
 /// A part of a model that becomes a graph of its own.
@@ -127,6 +169,12 @@ pub(crate) struct ExportFlags {
 pub(crate) enum Part {
     /// The vision tower with its projector
     Vision,
+    /// The decoder with its head, and its cache as inputs and outputs
+    Llm,
+    /// The encoder of texts
+    Encoder,
+    /// Every part there is, each in a directory of its name
+    All,
 }
 
 /// The float types, by the words used everywhere.
@@ -138,20 +186,70 @@ pub(crate) enum FloatType {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct CalibrateFlags {
+    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
+    pub(crate) checkpoint: PathBuf,
+    /// A file of prompts, one a line; without it and pictures a small built-in set is used
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// A PNG or JPEG picture to look at (may be given several times)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Vec<PathBuf>,
+    /// Of how many tokens to keep the activations
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = tokens)]
+    pub(crate) tokens: usize,
+    /// The directory to make
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct QuantizeFlags {
     /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
-    /// none, or int8 (per output channel)
+    /// none, int8 (per output channel), int8-g32, or int4-g32, -g64 or -g128, each int4 also -asym
     #[arg(long, value_parser = scheme)]
     pub(crate) scheme: Scheme,
+    /// smelt, or what other servers load: compressed-tensors, awq or gptq
+    #[arg(long, default_value = "smelt", value_parser = Form::parse)]
+    pub(crate) format: Form,
+    /// The head's scheme; that of the layers, but int8 where they have int4, when not given
+    #[arg(long, value_name = "SCHEME", value_parser = scheme)]
+    pub(crate) head: Option<Scheme>,
+    /// The embedding's scheme; it stays as it is when not given
+    #[arg(long, value_name = "SCHEME", value_parser = scheme)]
+    pub(crate) embeddings: Option<Scheme>,
+    /// How integers are chosen: rtn, mse, awq, gptq or gptq-act-order
+    #[arg(long, default_value = "rtn", value_parser = method)]
+    pub(crate) method: Method,
+    /// What `smelt calibrate` made of this checkpoint; awq and gptq need it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) calibration: Option<PathBuf>,
+    /// Leave the tensors of these names as they are; * is any run of characters (may be given
+    /// several times)
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) exclude: Vec<String>,
+    /// Threads to work with; the result does not depend on it
+    #[arg(long, value_name = "N", value_parser = jobs)]
+    pub(crate) threads: Option<usize>,
     /// The directory to make
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
 }
 
 fn scheme(name: &str) -> Result<Scheme, String> {
-    let known = || Scheme::ALL.map(|scheme| scheme.name()).join(" or ");
-    Scheme::parse(name).ok_or_else(known)
+    Scheme::parse(name).ok_or_else(|| Scheme::WORDS.join(" or "))
+}
+
+fn method(name: &str) -> Result<Method, String> {
+    Method::parse(name).ok_or_else(|| Method::WORDS.join(" or "))
+}
+
+fn tokens(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|tokens| (1..=ROWS_MAX).contains(tokens))
+        .ok_or_else(|| format!("a whole number from 1 to {ROWS_MAX}"))
 }
 
 #[derive(Debug, Args)]

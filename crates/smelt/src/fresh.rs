@@ -62,7 +62,12 @@ impl Drop for FreshDir {
 
 fn sync(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
-        File::open(entry?.path())?.sync_all()?;
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            sync(&entry.path())?;
+        } else {
+            File::open(entry.path())?.sync_all()?;
+        }
     }
     File::open(dir)?.sync_all()
 }

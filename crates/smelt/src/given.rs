@@ -7,6 +7,7 @@ use smelt_hub::{Address, Hub, Resolved};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::synthetic;
 
+use crate::checkpoint;
 use crate::exit::Failed;
 use crate::fresh::FreshDir;
 use crate::hub;
@@ -30,7 +31,7 @@ pub(crate) fn open(name: &Path, out: &Path) -> Result<Given, Failed> {
 }
 
 fn at(dir: &Path) -> Result<Given, Failed> {
-    let checkpoint = Checkpoint::open(dir).map_err(Failed::model)?;
+    let checkpoint = checkpoint::open(dir)?;
     Ok(Given { checkpoint, _scratch: None })
 }
 

@@ -5,6 +5,7 @@
 // They panic when a reader has gone away; `say` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod checkpoint;
 mod commands;
 mod exit;
 mod flags;
@@ -32,7 +33,9 @@ fn main() -> ExitCode {
         Subcommand::Plan(flags) => commands::plan::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),
         Subcommand::Chat(flags) => commands::chat::run(&flags),
+        Subcommand::Embed(flags) => commands::embed::run(&flags),
         Subcommand::Export(flags) => commands::export::run(&flags),
+        Subcommand::Calibrate(flags) => commands::calibrate::run(&flags),
         Subcommand::Quantize(flags) => commands::quantize::run(&flags),
         Subcommand::Onnx(command) => commands::onnx::run(&command),
         Subcommand::Stage(flags) => stage::run(&flags),

@@ -79,12 +79,17 @@ fn a_change_of_scheme_rebuilds_the_decoder_alone() {
 /// The golden checkpoint in a folder of this world, to be changed.
 fn golden() -> World {
     let world = demo();
-    fs::create_dir(world.path("model")).unwrap();
-    for entry in fs::read_dir(data("golden/internvl3-tiny/checkpoint")).unwrap() {
-        let path = entry.unwrap().path();
-        fs::copy(&path, world.path("model").join(path.file_name().unwrap())).unwrap();
-    }
+    copy(&data("golden/internvl3-tiny/checkpoint"), &world.path("model"));
     world
+}
+
+/// The files of a folder in a new one.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
 }
 
 const GOLDEN: [&str; 2] = ["--set", "model=path:model"];
@@ -367,6 +372,130 @@ fn export_and_quantize_make_what_the_stages_make() {
     let refused = world.smelt(&["export", "nothing", "--part", "vision", "--out", "made"]);
     assert_eq!(refused.code, Some(4));
     assert!(!world.path("made").exists());
+}
+
+#[test]
+fn packed_checkpoints_are_written_in_the_form_asked_for() {
+    let pipeline = r#"
+smelt = 1
+name = "repack"
+[stage.checkpoint]
+kind = "source"
+from = "path:checkpoint"
+[stage.packed]
+kind = "quantize"
+checkpoint = "checkpoint"
+scheme = "none"
+format = "gptq"
+[stage.engine]
+kind = "llm-engine-build"
+checkpoint = "packed"
+max-seq-len = 16
+"#;
+    let world = World::new(pipeline);
+    copy(&data("golden/packed/awq"), &world.path("checkpoint"));
+    world.run(&[]);
+    let arguments = ["quantize", "checkpoint", "--scheme", "none", "--format", "gptq"];
+    let ended = world.smelt(&[&arguments[..], &["--out", "made"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for file in ["config.json", "model.safetensors"] {
+        let same = fs::read(world.out("packed").join(file)).unwrap();
+        assert!(fs::read(world.path("made").join(file)).unwrap() == same, "{file}");
+    }
+    let config = fs::read_to_string(world.path("made/config.json")).unwrap();
+    let mislabelled = config.replace("\"gptq_v2\"", "\"gptq\"").replace("\"gptq\"", "\"awq\"");
+    fs::write(world.path("made/config.json"), mislabelled).unwrap();
+    let refused = world.smelt(&["quantize", "made", "--scheme", "none", "--out", "again"]);
+    assert_eq!(refused.code, Some(4), "{}", refused.stderr);
+    assert!(refused.stderr.contains("qweight has shape"), "{}", refused.stderr);
+    assert!(!world.path("again").exists());
+}
+
+#[test]
+fn decoders_are_exported_by_stage_and_by_command_alike() {
+    let pipeline = r#"
+smelt = 1
+name = "text"
+[stage.checkpoint]
+kind = "source"
+from = "path:checkpoint"
+[stage.llm-onnx]
+kind = "onnx-export"
+checkpoint = "checkpoint"
+part = "llm"
+dtype = "f16"
+input = "embeds"
+probe = true
+"#;
+    let world = World::new(pipeline);
+    copy(&data("golden/llama3-tied-tiny/checkpoint"), &world.path("checkpoint"));
+    world.run(&[]);
+    let arguments = ["export", "checkpoint", "--part", "llm", "--dtype", "f16", "--out", "made"];
+    let ended = world.smelt(&[&arguments[..], &["--input", "embeds", "--probe"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for file in ["model.onnx", "model.onnx.data", "probe.json"] {
+        let same = fs::read(world.out("llm-onnx").join(file)).unwrap();
+        assert!(fs::read(world.path("made").join(file)).unwrap() == same, "{file}");
+    }
+    let ended = world.smelt(&["export", "checkpoint", "--part", "vision", "--out", "tower"]);
+    assert_eq!(ended.code, Some(4), "{}", ended.stderr);
+    assert!(ended.stderr.contains("llama model, which has no vision tower"), "{}", ended.stderr);
+    assert!(!world.path("tower").exists());
+    let tower = ["export", "checkpoint", "--part", "vision", "--input", "ids", "--out", "tower"];
+    assert_eq!(world.smelt(&tower).code, Some(2), "a tower takes no tokens");
+}
+
+#[test]
+fn towers_over_grids_are_exported_by_stage_and_by_command_alike() {
+    let pipeline = r#"
+smelt = 1
+name = "grids"
+[stage.checkpoint]
+kind = "source"
+from = "path:checkpoint"
+[stage.vision-onnx]
+kind = "onnx-export"
+checkpoint = "checkpoint"
+dtype = "f16"
+grids = ["32x32", "24x40"]
+"#;
+    let world = World::new(pipeline);
+    copy(&data("golden/qwen3_vl-tiny/checkpoint"), &world.path("checkpoint"));
+    world.run(&[]);
+    let export = |more: &[&str]| {
+        let arguments = ["export", "checkpoint", "--part", "vision", "--dtype", "f16", "--out"];
+        world.smelt(&[&arguments[..], &["made"], more].concat())
+    };
+    let ended = export(&["--grid", "32x32", "--grid", "24x40"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for file in ["grid-32x32.onnx", "grid-24x40.onnx", "model.onnx.data", "grids.json"] {
+        let same = fs::read(world.out("vision-onnx").join(file)).unwrap();
+        assert!(fs::read(world.path("made").join(file)).unwrap() == same, "{file}");
+    }
+    fs::remove_dir_all(world.path("made")).unwrap();
+    for (grid, code, words) in [
+        ("32x36", 4, "grid 32x36: both sides must be multiples of 8"),
+        ("32", 2, "grid \"32\" is not HEIGHTxWIDTH in pixels"),
+    ] {
+        let ended = export(&["--grid", grid]);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+        assert!(!world.path("made").exists());
+    }
+}
+
+#[test]
+fn every_part_there_is_goes_to_a_directory_of_its_name() {
+    let world = demo();
+    world.run(&["--only", "checkpoint"]);
+    let checkpoint = world.out("checkpoint").display().to_string();
+    let ended = world.smelt(&["export", &checkpoint, "--part", "all", "--out", "all"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for part in ["vision", "llm"] {
+        let model = format!("all/{part}");
+        let checked = world.smelt(&["onnx", "check", &model]);
+        assert_eq!(checked.code, Some(0), "{}", checked.stderr);
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
+use super::grouped::Grouped;
+
 /// Numbers as they are stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Elements<'a> {
@@ -66,10 +68,19 @@ fn each<T: Copy>(run: &[T], out: &mut [f32], widen: impl Fn(T) -> f32) {
     }
 }
 
+/// What a matrix sees.
+#[derive(Clone, Copy, Debug)]
+enum Numbers<'a> {
+    /// Numbers, each at its place.
+    Plain(Elements<'a>),
+    /// Packed rows.
+    Grouped(Grouped<'a>),
+}
+
 /// `rows` by `columns` numbers: element (r, c) lies at `r * row_stride + c * column_stride`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix<'a> {
-    elements: Elements<'a>,
+    numbers: Numbers<'a>,
     rows: usize,
     columns: usize,
     row_stride: usize,
@@ -95,7 +106,16 @@ impl<'a> Matrix<'a> {
             let last = (rows - 1) * row_stride + (columns - 1) * column_stride;
             assert!(last < elements.len(), "a {rows}x{columns} matrix ends outside its numbers");
         }
-        Self { elements, rows, columns, row_stride, column_stride, row_scales: None }
+        let numbers = Numbers::Plain(elements);
+        Self { numbers, rows, columns, row_stride, column_stride, row_scales: None }
+    }
+
+    /// Packed weights, their scales applied as they are widened.
+    pub(crate) fn grouped(grouped: Grouped<'a>) -> Self {
+        grouped.check();
+        let Grouped { rows, columns, .. } = grouped;
+        let numbers = Numbers::Grouped(grouped);
+        Self { numbers, rows, columns, row_stride: columns, column_stride: 1, row_scales: None }
     }
 
     /// The same numbers, row `r` multiplied by `scales[r]`.
@@ -107,6 +127,7 @@ impl<'a> Matrix<'a> {
     /// Rows and columns exchanged; nothing moves.
     pub(crate) fn transposed(self) -> Self {
         assert!(self.row_scales.is_none(), "row scales cannot become column scales");
+        assert!(matches!(self.numbers, Numbers::Plain(_)), "packed rows cannot become columns");
         Self {
             rows: self.columns,
             columns: self.rows,
@@ -131,8 +152,13 @@ impl<'a> Matrix<'a> {
 
     /// Row `row` as stored, where its numbers lie side by side; without its scale.
     pub(crate) fn row(&self, row: usize) -> Option<Elements<'a>> {
-        let together = self.column_stride == 1 || self.columns <= 1;
-        together.then(|| self.elements.part(row * self.row_stride, self.columns))
+        let Numbers::Plain(elements) = self.numbers else { return None };
+        self.is_by_rows().then(|| elements.part(row * self.row_stride, self.columns))
+    }
+
+    /// Whether the numbers of a row lie side by side.
+    pub(crate) fn is_by_rows(&self) -> bool {
+        self.column_stride == 1 || self.columns <= 1
     }
 
     /// Row `row` in f32, scale applied.
@@ -146,11 +172,14 @@ impl<'a> Matrix<'a> {
     /// Numbers `column..column + out.len()` of row `row`, without the scale.
     fn widen(&self, row: usize, column: usize, out: &mut [f32]) {
         let start = row * self.row_stride + column * self.column_stride;
-        if self.column_stride == 1 {
-            return self.elements.widen(start, out);
-        }
-        for (index, out) in out.iter_mut().enumerate() {
-            *out = self.elements.at(start + index * self.column_stride);
+        match self.numbers {
+            Numbers::Grouped(grouped) => grouped.widen(row, column, out),
+            Numbers::Plain(elements) if self.column_stride == 1 => elements.widen(start, out),
+            Numbers::Plain(elements) => {
+                for (index, out) in out.iter_mut().enumerate() {
+                    *out = elements.at(start + index * self.column_stride);
+                }
+            }
         }
     }
 
@@ -168,10 +197,10 @@ impl<'a> Matrix<'a> {
         if here < W {
             panel.fill(0.0);
         }
-        if self.row_stride == 1 {
+        if let (Numbers::Plain(elements), 1) = (self.numbers, self.row_stride) {
             for (p, out) in panel.chunks_exact_mut(W).enumerate() {
                 let start = row + (column + p) * self.column_stride;
-                self.elements.widen(start, &mut out[..here]);
+                elements.widen(start, &mut out[..here]);
             }
             return;
         }

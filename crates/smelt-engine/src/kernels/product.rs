@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::isa::{Isa, TILE_COLUMNS, TILE_ROWS, Tile};
-use super::matrix::Matrix;
+use super::matrix::{Elements, Matrix};
 use super::threads::Threads;
 
 /// Columns of `a` and `b` multiplied at a time: a packed panel of `b` then is 32 KiB.
@@ -87,7 +87,7 @@ impl<'a> Product<'a> {
         let few = self.a.rows() <= FEW_ROWS;
         // SAFETY: handed on unchanged.
         unsafe {
-            if few && self.b.row(0).is_some() {
+            if few && self.b.is_by_rows() {
                 self.dots(isa, columns, out);
             } else {
                 self.tiles(isa, columns, out, panels);
@@ -105,8 +105,14 @@ impl<'a> Product<'a> {
         for (row, line) in a.chunks_exact_mut(k.max(1)).enumerate() {
             self.a.widen_row(row, line);
         }
+        let mut line = Vec::new();
         for column in columns {
-            let b = self.b.row(column).expect("the caller asked for the first row");
+            let b = self.b.row(column).unwrap_or_else(|| {
+                // Packed rows are widened once for all rows of `a`.
+                line.resize(k, 0.0);
+                self.b.widen_row(column, &mut line);
+                Elements::F32(&line)
+            });
             let scale = self.b.row_scales().map_or(1.0, |scales| scales[column]);
             for row in 0..m {
                 let sum = isa.dot(b, &a[row * k..(row + 1) * k]) * scale;
@@ -239,7 +245,7 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::matrix::Elements;
+    use crate::kernels::grouped::{Grouped, Levels};
     use crate::kernels::testing::{Random, close};
     use half::{bf16, f16};
 
@@ -290,6 +296,20 @@ mod tests {
             check(a, Matrix::new(Elements::Bf16(&brains), n, k), &format!("bf16 {what}"));
             let scaled = Matrix::new(Elements::I8(&bytes), n, k).with_row_scales(&scales);
             check(a, scaled, &format!("i8 {what}"));
+            let groups = k.div_ceil(16);
+            let [nibbles, zeros] = [n * k.div_ceil(2), n * groups]
+                .map(|len| (0..len).map(|_| random.below(256) as u8).collect::<Vec<u8>>());
+            let scales = random.floats(n * groups);
+            let grouped = Grouped {
+                levels: Levels::Nibbles(&nibbles),
+                rows: n,
+                columns: k,
+                groups,
+                group: 16,
+                scales: Elements::F32(&scales),
+                zeros: Some(&zeros),
+            };
+            check(a, Matrix::grouped(grouped), &format!("grouped {what}"));
             let turned = Matrix::new(Elements::F16(&halves), k, n).transposed();
             check(a, turned, &format!("f16 transposed {what}"));
         }

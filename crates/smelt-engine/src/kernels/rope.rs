@@ -1,20 +1,53 @@
 //! Rotates heads by their position (rotary embedding, rotate-half form).
 
+use serde::{Deserialize, Serialize};
+
 /// Cosines and sines of one position for heads of `2 * len` numbers.
 pub(crate) struct Rotation {
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
 
+/// How frequencies were stretched for longer texts (`rope_type` `llama3`), as `engine.json` keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Llama3 {
+    /// What waves longer than the original positions hold `low` times are slowed by.
+    pub(crate) factor: f64,
+    pub(crate) low: f64,
+    /// Waves that the original positions hold this often keep their frequency.
+    pub(crate) high: f64,
+    pub(crate) original_positions: f64,
+}
+
+impl Llama3 {
+    /// Whether every frequency it gives is a positive number.
+    pub(crate) fn is_sound(&self) -> bool {
+        let all = [self.factor, self.low, self.high, self.original_positions];
+        all.iter().all(|value| value.is_finite() && *value > 0.0) && self.high > self.low
+    }
+
+    /// The formula of `_compute_llama3_parameters` in transformers, by wavelength.
+    fn scaled(&self, frequency: f64) -> f64 {
+        let wave = std::f64::consts::TAU / frequency;
+        let keep = (self.original_positions / wave - self.low) / (self.high - self.low);
+        let keep = keep.clamp(0.0, 1.0);
+        frequency * (keep + (1.0 - keep) / self.factor)
+    }
+}
+
+/// Angles per position, `theta^(-2i / head_dim)` scaled, rounded to f32 as models were trained.
+pub(crate) fn frequencies(head_dim: usize, theta: f64, scaling: Option<Llama3>) -> Vec<f32> {
+    let plain = |i: usize| theta.powf(-(2.0 * i as f64) / head_dim as f64);
+    let scaled = |frequency| scaling.map_or(frequency, |by| by.scaled(frequency));
+    (0..head_dim / 2).map(|i| scaled(plain(i)) as f32).collect()
+}
+
 impl Rotation {
-    /// Angles `position * theta^(-2i / head_dim)`, rounded to f32 where the usual implementations
-    /// round: the inverse frequency first, then the angle.
-    pub(crate) fn new(position: usize, head_dim: usize, theta: f64) -> Self {
-        let half = head_dim / 2;
-        let angle = |i: usize| {
-            let frequency = theta.powf(-(2.0 * i as f64) / head_dim as f64) as f32;
-            frequency * position as f32
-        };
+    /// Angles `position * frequency`, rounded to f32 where the usual implementations round.
+    pub(crate) fn new(position: usize, frequencies: &[f32]) -> Self {
+        let half = frequencies.len();
+        let angle = |i: usize| frequencies[i] * position as f32;
         let (sin, cos) =
             (0..half).map(|i| (f64::from(angle(i))).sin_cos()).unzip::<f64, f64, Vec<_>, Vec<_>>();
         let narrow = |wide: Vec<f64>| wide.into_iter().map(|value| value as f32).collect();
@@ -38,14 +71,14 @@ mod tests {
     #[test]
     fn position_zero_changes_nothing() {
         let mut head = [1.0, -2.0, 3.0, 4.0];
-        Rotation::new(0, 4, 1e6).apply(&mut head);
+        Rotation::new(0, &frequencies(4, 1e6, None)).apply(&mut head);
         assert_eq!(head, [1.0, -2.0, 3.0, 4.0]);
     }
 
     #[test]
     fn pairs_are_turned_by_their_angle() {
         let mut head = [1.0, 1.0, 0.0, 0.0];
-        Rotation::new(3, 4, 100.0).apply(&mut head);
+        Rotation::new(3, &frequencies(4, 100.0, None)).apply(&mut head);
         let expect = [3f64.cos(), 0.3f64.cos(), 3f64.sin(), 0.3f64.sin()];
         for (got, expect) in head.iter().zip(expect) {
             assert!((f64::from(*got) - expect).abs() < 1e-6);
@@ -53,10 +86,21 @@ mod tests {
     }
 
     #[test]
+    fn llama3_slows_long_waves_only() {
+        let by = Llama3 { factor: 8.0, low: 1.0, high: 4.0, original_positions: 64.0 };
+        // Waves of 6 positions stay, of 32 are blended, of 167 are slowed.
+        let expect = [1.0, 0.079_403_01, 0.004_700_754, 0.000_911_583_1];
+        for (got, expect) in frequencies(16, 5e5, Some(by)).into_iter().zip(expect) {
+            assert!((got - expect).abs() < 1e-6 * expect, "{got} {expect}");
+        }
+        assert!(by.is_sound() && !Llama3 { high: 1.0, ..by }.is_sound());
+    }
+
+    #[test]
     fn products_depend_on_the_distance_alone() {
         let turned = |position: usize, head: [f32; 4]| {
             let mut head = head;
-            Rotation::new(position, 4, 1e4).apply(&mut head);
+            Rotation::new(position, &frequencies(4, 1e4, None)).apply(&mut head);
             head
         };
         let dot = |a: [f32; 4], b: [f32; 4]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();

@@ -8,13 +8,12 @@ use std::path::{Path, PathBuf};
 
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_model::decoder::Decoder;
-use smelt_model::dtype::Dtype;
 use smelt_model::model::Part;
-use smelt_model::quantize::Scheme;
 
 use super::weights::HEAD;
 use super::{KIND, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
 use crate::engine_file::{EngineWriter, TensorSpec, byte_len};
+use crate::kernels::rope::Llama3;
 
 /// Bytes of a tensor held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
@@ -27,6 +26,15 @@ pub enum BuildError {
     Limits {
         /// What is wrong with them.
         problem: String,
+    },
+    /// The decoder turns queries and keys by three positions a token.
+    #[error(
+        "{}: the native engine does not build decoders of three positions a token (M-RoPE); export this one with part = \"llm\"",
+        dir.display()
+    )]
+    Places {
+        /// The checkpoint.
+        dir: PathBuf,
     },
     /// The checkpoint cannot be read.
     #[error(transparent)]
@@ -68,6 +76,9 @@ pub fn build(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
     let llm = checkpoint.decoder()?;
+    if llm.rope.sections.is_some() {
+        return Err(BuildError::Places { dir: checkpoint.dir().to_owned() });
+    }
     check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
@@ -78,7 +89,7 @@ pub fn build(
         pack(checkpoint, spec, &mut |bytes| writer.write(bytes).map_err(write_error))?;
     }
     let unsealed =
-        writer.finish(KIND, sizes(llm, checkpoint.scheme(), limits)).map_err(write_error)?;
+        writer.finish(KIND, sizes(llm, checkpoint.scheme_words(), limits)).map_err(write_error)?;
     progress("stepping one token");
     try_out(LlmEngine::new(unsealed.preview()?)?)?;
     unsealed.seal().map_err(write_error)?;
@@ -95,10 +106,10 @@ fn check_limits(llm: &Decoder, limits: Limits) -> Result<(), String> {
     Ok(())
 }
 
-fn sizes(llm: &Decoder, scheme: Scheme, limits: Limits) -> LlmFile {
+fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
     LlmFile {
         family: llm.family.name.to_owned(),
-        scheme: scheme.name().to_owned(),
+        scheme,
         hidden: llm.hidden,
         layers: llm.layers,
         heads: llm.heads,
@@ -108,25 +119,29 @@ fn sizes(llm: &Decoder, scheme: Scheme, limits: Limits) -> LlmFile {
         vocab: llm.vocab,
         eps: llm.eps,
         rope_theta: llm.rope.theta,
+        rope_scaling: llm.rope.scaling.map(|by| Llama3 {
+            factor: by.factor,
+            low: by.low_freq_factor,
+            high: by.high_freq_factor,
+            original_positions: by.original_max_position_embeddings,
+        }),
         limits,
     }
 }
 
-/// Every tensor to pack, scales right behind their weights.
+/// Every tensor to pack, what belongs to a packed weight right behind it.
 fn tensors(checkpoint: &Checkpoint) -> Result<Vec<TensorSpec>, CheckpointError> {
     let mut parts = vec![Part::Llm];
     if checkpoint.has_lm_head() {
         parts.push(Part::Head);
     }
     let mut specs = Vec::new();
-    for (name, shape) in checkpoint.model().tensors(&parts) {
-        let dtype = checkpoint.dtype(&name)?;
-        let rows = shape.first().copied().unwrap_or(1);
-        specs.push(TensorSpec { name: name.clone(), dtype, shape });
-        if dtype == Dtype::I8 {
-            let (name, shape) = (format!("{name}_scale"), vec![rows]);
-            specs.push(TensorSpec { name, dtype: Dtype::F32, shape });
-        }
+    for (name, _) in checkpoint.model().tensors(&parts) {
+        specs.extend(checkpoint.parts(&name)?.into_iter().map(|part| TensorSpec {
+            name: part.name.clone(),
+            dtype: part.dtype,
+            shape: part.shape.clone(),
+        }));
     }
     debug_assert!(specs.iter().any(|spec| spec.name == HEAD) == checkpoint.has_lm_head());
     Ok(specs)

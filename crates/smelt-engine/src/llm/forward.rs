@@ -13,7 +13,7 @@ use crate::kernels::activation::swiglu;
 use crate::kernels::matrix::{Elements, Matrix};
 use crate::kernels::norm::rms_norm;
 use crate::kernels::product::{Panels, Product};
-use crate::kernels::rope::Rotation;
+use crate::kernels::rope::{Rotation, frequencies};
 use crate::kernels::softmax::softmax;
 
 /// Tokens of one attention task: with the seven query heads a key head usually has, 224 rows of
@@ -41,9 +41,10 @@ impl Pass<'_> {
     /// tokens afterwards.
     pub(super) fn layers(&self, x: &mut [f32], spans: &[Span], slots: &mut [Slot]) {
         let positions = spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
-        let rotations: Vec<Rotation> = positions
-            .map(|position| Rotation::new(position, self.sizes.head_dim, self.sizes.rope_theta))
-            .collect();
+        let LlmFile { head_dim, rope_theta, rope_scaling, .. } = *self.sizes;
+        let frequencies = frequencies(head_dim, rope_theta, rope_scaling);
+        let rotations: Vec<Rotation> =
+            positions.map(|position| Rotation::new(position, &frequencies)).collect();
         for (index, layer) in self.decoder.layers.iter().enumerate() {
             let attended = self.attend(index, layer, x, spans, &rotations, slots);
             add(x, &self.machine.apply(&layer.o, self.rows(&attended)));

@@ -8,6 +8,7 @@
 mod build;
 mod forward;
 mod kv;
+mod linear;
 mod weights;
 
 use std::path::Path;
@@ -18,6 +19,7 @@ use smelt_model::decoder::Family;
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::isa::Isa;
+use crate::kernels::rope::Llama3;
 use crate::kernels::threads::Threads;
 pub use build::{BuildError, build};
 use forward::{Pass, Span};
@@ -59,6 +61,8 @@ pub(crate) struct LlmFile {
     vocab: usize,
     eps: f32,
     rope_theta: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rope_scaling: Option<Llama3>,
     limits: Limits,
 }
 
@@ -83,6 +87,9 @@ impl LlmFile {
         if !numbers_hold {
             let (eps, theta) = (self.eps, self.rope_theta);
             return Err(format!("eps {eps} and rope_theta {theta} are not those of a decoder"));
+        }
+        if let Some(scaling) = self.rope_scaling.filter(|scaling| !scaling.is_sound()) {
+            return Err(format!("{scaling:?} is no scaling of rotary frequencies"));
         }
         self.limits.check()
     }
@@ -230,6 +237,11 @@ impl LlmEngine {
     /// Logits of each step.
     pub fn vocab(&self) -> usize {
         self.file.engine.vocab
+    }
+
+    /// The scheme of its linear weights, by the word pipelines use.
+    pub fn scheme(&self) -> &str {
+        &self.file.engine.scheme
     }
 
     /// Numbers in a token's embedding.

@@ -1,4 +1,4 @@
-//! Finds the tensors of a decoder in an engine file and multiplies by them.
+//! Finds the tensors of a decoder in an engine file.
 //!
 //! Names and shapes are checked when the engine is opened; norms and biases, which are small, are
 //! widened then.  Knows nothing of sequences.
@@ -6,16 +6,14 @@
 use smelt_model::dtype::Dtype;
 
 use super::LlmFile;
-use crate::engine_file::{EngineFile, OpenError, Stored, Weights};
+use super::linear::Linear;
+use crate::engine_file::{EngineFile, OpenError, Weights};
 use crate::kernels::isa::Isa;
 use crate::kernels::matrix::Matrix;
-use crate::kernels::product::Product;
 use crate::kernels::threads::Threads;
 
 /// Types of norms, biases and embeddings.
-const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
-/// Types of linear weights.
-const LINEAR: [Dtype; 4] = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::I8];
+pub(super) const FLOATS: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::BF16];
 
 /// The embedding, one row a token.
 pub(super) const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
@@ -28,14 +26,6 @@ pub(super) struct Machine<'a> {
     pub(super) isa: Isa,
     pub(super) threads: Threads,
     pub(super) weights: &'a Weights,
-}
-
-/// A linear layer `[outputs, inputs]`.
-#[derive(Debug)]
-pub(super) struct Linear {
-    weight: Stored,
-    scale: Option<Stored>,
-    bias: Option<Vec<f32>>,
 }
 
 /// The RMSNorms over single heads, `[head_dim]` each.
@@ -64,7 +54,7 @@ pub(super) struct Layer {
 /// All tensors of a decoder.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    embedding: Stored,
+    embedding: Linear,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Vec<f32>,
     pub(super) head: Linear,
@@ -77,17 +67,16 @@ impl Decoder {
         let (hidden, vocab) = (sizes.hidden, sizes.vocab);
         let head = if file.stored(HEAD).is_some() { HEAD } else { EMBEDDING };
         Ok(Self {
-            embedding: file.expect(EMBEDDING, &[vocab, hidden], &FLOATS)?,
+            embedding: Linear::find(file, EMBEDDING, [vocab, hidden])?,
             layers: (0..sizes.layers).map(|index| layer(file, index)).collect::<Result<_, _>>()?,
             norm: vector(file, "language_model.model.norm.weight", hidden)?,
-            head: linear(file, head, [vocab, hidden])?,
+            head: Linear::find(file, head, [vocab, hidden])?,
         })
     }
 
     /// Writes the embedding of `token` to `out`.
     pub(super) fn embed(&self, token: usize, machine: Machine<'_>, out: &mut [f32]) {
-        let rows = machine.matrix(&self.embedding, None);
-        rows.widen_row(token, out);
+        self.embedding.widen_row(token, &machine, out);
     }
 }
 
@@ -99,9 +88,9 @@ fn layer(file: &EngineFile<LlmFile>, index: usize) -> Result<Layer, OpenError> {
     let family = sizes.family();
     let attention = |rest: &str| name(&format!("self_attn.{rest}"));
     let projection = |part: &str, rows: usize| -> Result<Linear, OpenError> {
-        let plain = linear(file, &attention(&format!("{part}.weight")), [rows, hidden])?;
+        let plain = Linear::find(file, &attention(&format!("{part}.weight")), [rows, hidden])?;
         let bias = || vector(file, &attention(&format!("{part}.bias")), rows);
-        Ok(Linear { bias: family.qkv_bias.then(bias).transpose()?, ..plain })
+        Ok(plain.with_bias(family.qkv_bias.then(bias).transpose()?))
     };
     let head_norms = || -> Result<HeadNorms, OpenError> {
         let norm = |part: &str| vector(file, &attention(part), sizes.head_dim);
@@ -113,21 +102,12 @@ fn layer(file: &EngineFile<LlmFile>, index: usize) -> Result<Layer, OpenError> {
         k: projection("k_proj", kv_width)?,
         v: projection("v_proj", kv_width)?,
         head_norms: family.qk_norm.then(head_norms).transpose()?,
-        o: linear(file, &name("self_attn.o_proj.weight"), [hidden, q_width])?,
+        o: Linear::find(file, &name("self_attn.o_proj.weight"), [hidden, q_width])?,
         mlp_norm: vector(file, &name("post_attention_layernorm.weight"), hidden)?,
-        gate: linear(file, &name("mlp.gate_proj.weight"), [intermediate, hidden])?,
-        up: linear(file, &name("mlp.up_proj.weight"), [intermediate, hidden])?,
-        down: linear(file, &name("mlp.down_proj.weight"), [hidden, intermediate])?,
+        gate: Linear::find(file, &name("mlp.gate_proj.weight"), [intermediate, hidden])?,
+        up: Linear::find(file, &name("mlp.up_proj.weight"), [intermediate, hidden])?,
+        down: Linear::find(file, &name("mlp.down_proj.weight"), [hidden, intermediate])?,
     })
-}
-
-fn linear(file: &EngineFile<LlmFile>, name: &str, shape: [usize; 2]) -> Result<Linear, OpenError> {
-    let weight = file.expect(name, &shape, &LINEAR)?;
-    let scaled = weight.dtype == Dtype::I8;
-    let scale = scaled
-        .then(|| file.expect(&format!("{name}_scale"), &shape[..1], &[Dtype::F32]))
-        .transpose()?;
-    Ok(Linear { weight, scale, bias: None })
 }
 
 fn vector(file: &EngineFile<LlmFile>, name: &str, len: usize) -> Result<Vec<f32>, OpenError> {
@@ -138,26 +118,9 @@ fn vector(file: &EngineFile<LlmFile>, name: &str, len: usize) -> Result<Vec<f32>
     Ok(numbers)
 }
 
-impl<'a> Machine<'a> {
-    fn matrix(&self, weight: &Stored, scale: Option<&Stored>) -> Matrix<'a> {
-        let elements = self.weights.elements(weight).expect("only floats and i8 were asked for");
-        let matrix = Matrix::new(elements, weight.shape[0], weight.shape[1]);
-        match scale.and_then(|scale| self.weights.floats(scale)) {
-            Some(scales) => matrix.with_row_scales(scales),
-            None => matrix,
-        }
-    }
-
+impl Machine<'_> {
     /// `x` `[rows, inputs]` through `linear`: `[rows, outputs]`.
     pub(super) fn apply(&self, linear: &Linear, x: Matrix<'_>) -> Vec<f32> {
-        let weight = self.matrix(&linear.weight, linear.scale.as_ref());
-        let mut out = vec![0.0; x.rows() * weight.rows()];
-        Product::new(x, weight).run(self.isa, self.threads, &mut out);
-        if let Some(bias) = &linear.bias {
-            for row in out.chunks_exact_mut(bias.len()) {
-                row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
-            }
-        }
-        out
+        linear.apply(self, x)
     }
 }

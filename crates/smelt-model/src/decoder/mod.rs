@@ -10,8 +10,13 @@ use serde_json::Value;
 
 use crate::config::{ConfigProblem, List, Scope};
 
+mod llama;
 mod qwen2;
 mod qwen3;
+mod rope;
+
+use rope::RopeFields;
+pub use rope::{Llama3, Rope, Sections};
 
 /// Where a model keeps its decoder's tensors.
 const PREFIX: &str = "language_model.model";
@@ -19,11 +24,14 @@ const PREFIX: &str = "language_model.model";
 /// The decoder's embedding, which serves as the head where there is none.
 pub const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
 
+/// The first norm, which every decoder has and nothing packs.
+pub(crate) const FIRST_NORM: &str = "language_model.model.layers.0.input_layernorm.weight";
+
 /// The decoder's head.
 pub const LM_HEAD: &str = "language_model.lm_head.weight";
 
 /// What tells one family of decoders from another.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub struct Family {
     /// The word engines keep.
     pub name: &'static str,
@@ -35,11 +43,15 @@ pub struct Family {
     pub qk_norm: bool,
     /// The width of a head where the configuration names none; else the heads share `hidden`.
     head_dim_default: Option<usize>,
+    /// The longest sequence where the configuration names none.
+    max_positions_default: usize,
+    /// The base of the rotary frequencies where the configuration may leave it out.
+    rope_theta_default: Option<f64>,
 }
 
 impl Family {
     /// Every family there is.
-    pub const ALL: [&'static Self; 2] = [&qwen2::QWEN2, &qwen3::QWEN3];
+    pub const ALL: [&'static Self; 3] = [&qwen2::QWEN2, &qwen3::QWEN3, &llama::LLAMA];
 
     /// The family called `name`.
     pub fn named(name: &str) -> Option<&'static Self> {
@@ -52,9 +64,11 @@ impl Family {
     }
 
     /// The tensors of the first layer that some families have and others lack.
-    pub(crate) fn telltales(&self) -> [(String, bool); 2] {
+    pub(crate) fn telltales(&self) -> [(String, bool); 3] {
         let name = |part: &str| format!("{PREFIX}.layers.0.self_attn.{part}");
-        [(name("q_norm.weight"), self.qk_norm), (name("q_proj.bias"), self.qkv_bias)]
+        let norms = ["q_norm.weight", "k_norm.weight"].map(|part| (name(part), self.qk_norm));
+        let [q_norm, k_norm] = norms;
+        [q_norm, k_norm, (name("q_proj.bias"), self.qkv_bias)]
     }
 }
 
@@ -86,26 +100,6 @@ pub struct Decoder {
     /// How many of the first layers are followed by adding image features to the tokens that stand
     /// for images (deepstack).
     pub deepstack: usize,
-}
-
-/// Rotary positions, of the rotate-half form.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rope {
-    /// Base of the frequencies.
-    pub theta: f64,
-    /// Which of the three positions of a token (time, height, width) turns which frequency; nothing
-    /// where a token has one position.
-    pub sections: Option<Sections>,
-}
-
-/// The share of time, height and width in the frequencies of a head (M-RoPE).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sections {
-    /// Frequencies of time, height and width; together half of `head_dim`.
-    pub sizes: [usize; 3],
-    /// Whether the three take turns instead of lying one after another: frequency `3k + 1` is
-    /// height and `3k + 2` width below three times their size, all others time.
-    pub is_interleaved: bool,
 }
 
 impl Decoder {
@@ -175,21 +169,14 @@ pub(crate) struct Fields {
     max_position_embeddings: Option<usize>,
     rope_scaling: Option<Value>,
     /// What transformers 5 writes in the place of `rope_theta` and `rope_scaling`.
-    rope_parameters: Option<RopeParameters>,
+    rope_parameters: Option<Value>,
     #[serde(default)]
     use_sliding_window: bool,
     #[serde(default)]
     attention_bias: bool,
+    #[serde(default)]
+    mlp_bias: bool,
 }
-
-#[derive(Deserialize)]
-struct RopeParameters {
-    rope_theta: Option<f64>,
-    rope_type: Option<String>,
-}
-
-/// What configurations leave out when it is this, in both families.
-const MAX_POSITIONS_DEFAULT: usize = 32768;
 
 impl Fields {
     /// Checks the fields of the object `scope` as a decoder of `family`.
@@ -202,18 +189,19 @@ impl Fields {
         let hidden = scope.size("hidden_size", self.hidden_size)?;
         let heads = scope.size("num_attention_heads", self.num_attention_heads)?;
         let own_dim = self.head_dim.or(family.head_dim_default);
-        let positions = self.max_position_embeddings.unwrap_or(MAX_POSITIONS_DEFAULT);
+        let positions = self.max_position_embeddings.unwrap_or(family.max_positions_default);
+        let head_dim = scope.size("head_dim", own_dim.unwrap_or(hidden / heads))?;
         let decoder = Decoder {
             family,
             hidden,
             layers: scope.layers("num_hidden_layers", self.num_hidden_layers)?,
             heads,
             kv_heads: scope.size("num_key_value_heads", self.num_key_value_heads)?,
-            head_dim: scope.size("head_dim", own_dim.unwrap_or(hidden / heads))?,
+            head_dim,
             intermediate: scope.size("intermediate_size", self.intermediate_size)?,
             vocab: scope.size("vocab_size", self.vocab_size)?,
             eps: scope.epsilon("rms_norm_eps", self.rms_norm_eps)?,
-            rope: Rope { theta: self.rope_theta()?, sections: None },
+            rope: self.rope(family, head_dim, scope)?,
             max_positions: scope.size("max_position_embeddings", positions)?,
             deepstack: 0,
         };
@@ -227,10 +215,6 @@ impl Fields {
             let rule = "rotary positions need an even number";
             return scope.bad("head_dim", decoder.head_dim, rule);
         }
-        let theta = decoder.rope.theta;
-        if !(theta.is_finite() && theta > 0.0) {
-            return scope.bad("rope_theta", theta, "it must be positive");
-        }
         Ok(decoder)
     }
 
@@ -241,29 +225,16 @@ impl Fields {
         scope.only("use_sliding_window", sliding, "false", !sliding)?;
         let biased = self.attention_bias && !family.qkv_bias;
         scope.only("attention_bias", self.attention_bias, "false", !biased)?;
-        self.check_rope_scaling(scope)
+        scope.only("mlp_bias", self.mlp_bias, "false", !self.mlp_bias)
     }
 
-    /// Dynamic scaling leaves every position below `max_position_embeddings` as it is, so it is the
-    /// one kind that needs no arithmetic of its own.
-    fn check_rope_scaling(&self, scope: Scope) -> Result<(), ConfigProblem> {
-        const PLAIN: [&str; 2] = ["default", "dynamic"];
-        const SUPPORTED: &str = "null, \"default\" or \"dynamic\"";
-        if let Some(kind) = self.rope_parameters.as_ref().and_then(|rope| rope.rope_type.as_ref()) {
-            let plain = PLAIN.contains(&kind.as_str());
-            scope.only("rope_parameters.rope_type", kind, SUPPORTED, plain)?;
-        }
-        let Some(scaling) = self.rope_scaling.as_ref().filter(|value| !value.is_null()) else {
-            return Ok(());
+    fn rope(&self, family: &Family, head_dim: usize, scope: Scope) -> Result<Rope, ConfigProblem> {
+        let fields = RopeFields {
+            theta: self.rope_theta,
+            theta_default: family.rope_theta_default,
+            scaling: self.rope_scaling.as_ref(),
+            parameters: self.rope_parameters.as_ref(),
         };
-        let kind = scaling.get("rope_type").or_else(|| scaling.get("type")).and_then(Value::as_str);
-        let plain = kind.is_some_and(|kind| PLAIN.contains(&kind));
-        scope.only("rope_scaling", scaling, SUPPORTED, plain)
-    }
-
-    fn rope_theta(&self) -> Result<f64, ConfigProblem> {
-        let newer = self.rope_parameters.as_ref().and_then(|rope| rope.rope_theta);
-        let missing = || ConfigProblem::Unreadable("missing field `rope_theta`".to_owned());
-        self.rope_theta.or(newer).ok_or_else(missing)
+        fields.rope(head_dim, scope)
     }
 }

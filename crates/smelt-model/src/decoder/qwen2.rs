@@ -8,4 +8,6 @@ pub(super) const QWEN2: Family = Family {
     qkv_bias: true,
     qk_norm: false,
     head_dim_default: None,
+    max_positions_default: 32768,
+    rope_theta_default: None,
 };

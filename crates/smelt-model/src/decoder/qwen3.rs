@@ -9,4 +9,6 @@ pub(super) const QWEN3: Family = Family {
     qkv_bias: false,
     qk_norm: true,
     head_dim_default: Some(128),
+    max_positions_default: 32768,
+    rope_theta_default: None,
 };

@@ -4,6 +4,20 @@
 //! same bytes on every machine.  Weights pass through in blocks; the graph is written by hand,
 //! not traced, so nothing is executed.  Knows nothing of engines.
 
+mod bert;
+mod clip;
+#[cfg(test)]
+mod grid_tests;
+mod grids;
+mod layers;
+mod llm;
+#[cfg(test)]
+mod llm_tests;
+mod patches;
+mod positions;
+pub mod probe;
+mod qwen2_5_vl;
+mod qwen3_vl;
 #[cfg(test)]
 mod tests;
 mod vision;
@@ -12,12 +26,24 @@ mod weights;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use smelt_onnx::{CheckError, DataError, IR_VERSION, Model, OPSET, WriteError, check};
+use smelt_onnx::{
+    CheckError, DataError, ElementType, Graph, IR_VERSION, Initializer, Model, OPSET, WriteError,
+    check,
+};
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::dtype::Dtype;
-use crate::model::Part;
+use crate::grid::{Grid, GridError};
+use crate::model::{Encoder, Model as Description, Part, Vision};
+use crate::reference::ReferenceError;
+use grids::GridTower;
 use weights::WeightStream;
+
+pub use grids::GRIDS_FILE;
+
+/// What is added to the score of what must not be seen: no exponential is left of it beside any score
+/// a model gives, and f16 holds it together with them.
+const HIDDEN_SCORE: f32 = -30_000.0;
 
 /// Why a checkpoint could not be exported.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +60,23 @@ pub enum ExportError {
     NoVision {
         /// The checkpoint.
         dir: PathBuf,
+    },
+    /// The grids asked for do not fit the tower.
+    #[error(transparent)]
+    Grid(#[from] GridError),
+    /// The tower takes pictures of one size.
+    #[error("the vision tower of {family} takes pictures of one size; leave the grids out")]
+    NoGrids {
+        /// The model's family.
+        family: &'static str,
+    },
+    /// The list of grids cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// Graphs compute in floats.
     #[error("cannot export a graph in {dtype}; use f32, f16 or bf16")]
@@ -61,6 +104,22 @@ pub enum ExportError {
         /// The first such value.
         value: f32,
     },
+    /// An activation of the probe has no f16 value.
+    #[error(
+        "an activation of block {block} reaches {value}, beyond f16's 65504; export in bf16 or f32"
+    )]
+    ActivationBeyondF16 {
+        /// The block.
+        block: String,
+        /// The largest activation.
+        value: f32,
+    },
+    /// The reference has no such part.
+    #[error("the probe runs the f32 reference, which has no encoders of texts; leave it out")]
+    NoProbe,
+    /// The reference cannot run the model.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
     /// The output directory cannot be made.
     #[error("cannot create {}: {source}", path.display())]
     CreateDir {
@@ -80,30 +139,168 @@ pub enum ExportError {
     Unsound(#[from] CheckError),
 }
 
-/// Exports the vision tower, pixel shuffle and projector of `checkpoint` to `out_dir`.
+/// Exports the vision tower of `checkpoint`, with what leads to the space of what follows, to
+/// `out_dir`.
 ///
-/// The model maps `pixel_values` [tiles, channels, side, side] to `image_embeds`
-/// [tiles, tokens, hidden], both of type `dtype`; `progress` is told each weight.
+/// InternVL's model maps `pixel_values` [tiles, channels, side, side] to `image_embeds`
+/// [tiles, tokens, hidden]; CLIP's maps `pixel_values` [pictures, channels, height, width] to
+/// `image_embeds` [pictures, width] (`pooler_output` [pictures, hidden] without a projection) and
+/// `last_hidden_state` [pictures, 1 + patches, hidden].  Those of Qwen-VL are exported for a usual
+/// list of grids, see [`vision_on`].  All is of type `dtype`; `progress` is told each weight.
 ///
 /// # Errors
-/// When `dtype` is no float the graph can have, a weight does not fit it, or a file cannot be
-/// read or written.
+/// When there is no tower, `dtype` is no float the graph can have, a weight does not fit it, or a
+/// file cannot be read or written.
 pub fn vision(
     checkpoint: &Checkpoint,
     dtype: Dtype,
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
-    let tower = checkpoint.internvl3()?;
+    vision_on(checkpoint, &[], dtype, out_dir, progress)
+}
+
+/// [`vision`] for pictures of the sizes `grids`, of a tower that takes any (Qwen2.5-VL,
+/// Qwen3-VL, CLIP with interpolated positions).
+///
+/// For each grid there is a model.  Qwen-VL's map `pixel_values` [patches, values], flattened as the
+/// family's image processor does, to `image_embeds` [tokens, hidden] and, where the family has
+/// them, `deepstack_{i}` of the same shape.  One grid makes `model.onnx`, several make
+/// `grid-HEIGHTxWIDTH.onnx` each over one `model.onnx.data`; [`GRIDS_FILE`] lists them.
+///
+/// # Errors
+/// Those of [`vision`], and [`ExportError::Grid`] or [`ExportError::NoGrids`] when the grids do not
+/// fit the tower.
+pub fn vision_on(
+    checkpoint: &Checkpoint,
+    grids: &[Grid],
+    dtype: Dtype,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), ExportError> {
+    let model = checkpoint.model();
+    let Some(tower) = &model.vision else {
+        return Err(checkpoint.no_part(Part::Vision).into());
+    };
     if !checkpoint.has(Part::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
+    let tower = match tower {
+        Vision::Qwen25(tower) => GridTower::Qwen25(tower),
+        Vision::Qwen3(tower) => GridTower::Qwen3(tower),
+        Vision::Clip(tower) => GridTower::Clip(tower),
+        Vision::InternVit(_) if !grids.is_empty() => {
+            return Err(ExportError::NoGrids { family: model.family });
+        }
+        Vision::InternVit(tower) => {
+            let weights = vision::weights(model);
+            return write(
+                checkpoint,
+                dtype,
+                &weights,
+                out_dir,
+                progress,
+                |element_type, weights| vision::graph(tower, element_type, weights),
+            );
+        }
+    };
+    grids::export(checkpoint, tower, grids, dtype, out_dir, progress)
+}
+
+/// How tokens enter the graph of a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LlmInput {
+    /// `input_ids`; the graph looks their embeddings up.
+    Ids,
+    /// `inputs_embeds`, of which some may be those of images.
+    Embeds,
+}
+
+impl LlmInput {
+    /// Ids for a model of text alone; embeddings for one that sees.
+    pub fn usual(model: &Description) -> Self {
+        if model.vision.is_some() { Self::Embeds } else { Self::Ids }
+    }
+}
+
+/// Exports the decoder of `checkpoint` with its head to `out_dir`.
+///
+/// With B sequences, T new tokens, P cached ones, S = P + T, L layers, K key heads of width D:
+///
+/// | input | shape | |
+/// |---|---|---|
+/// | `input_ids` or `inputs_embeds` | `[B, T]` or `[B, T, hidden]` | as `input` says |
+/// | `position_ids` | `[B, T]`, `[3, B, T]` with M-RoPE | of the new tokens |
+/// | `attention_mask` | `[B, S]` | 1 for tokens, 0 for padding |
+/// | `deepstack_embeds.{i}` | `[B, T, hidden]` | only where the family has them; zero but at images |
+/// | `past_key_values.{i}.key`, `.value` | `[B, K, P, D]` | P may be 0 |
+///
+/// give `logits` `[B, T, vocab]` and `present.{i}.key`, `.value` `[B, K, S, D]`.  Ids, positions and
+/// mask are i64, all else is of type `dtype`; B, T, P and S are open.  A head that is tied to the
+/// embedding is the same tensor, stored once.  Quantised weights are exported as the floats they
+/// stand for.  `progress` is told each weight.
+///
+/// # Errors
+/// When the model has no decoder, `dtype` is no float the graph can have, a weight does not fit it
+/// or is no number, or a file cannot be read or written.
+pub fn llm(
+    checkpoint: &Checkpoint,
+    dtype: Dtype,
+    input: LlmInput,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), ExportError> {
+    let decoder = checkpoint.decoder()?;
+    let is_tied = !checkpoint.has_lm_head();
+    let weights = llm::weights(checkpoint.model(), input, is_tied);
+    write(checkpoint, dtype, &weights, out_dir, progress, |element_type, initializers| {
+        llm::graph(decoder, input, is_tied, element_type, initializers)
+    })
+}
+
+/// Exports the text encoder of `checkpoint` to `out_dir`.
+///
+/// The model maps `input_ids` and `attention_mask` [texts, places], integers, to
+/// `last_hidden_state` [texts, places, hidden] of type `dtype`; CLIP's also to `text_embeds`
+/// [texts, width] (`pooler_output` [texts, hidden] without a projection).  `progress` is told each
+/// weight.
+///
+/// # Errors
+/// When there is no encoder, `dtype` is no float the graph can have, a weight does not fit it, or a
+/// file cannot be read or written.
+pub fn encoder(
+    checkpoint: &Checkpoint,
+    dtype: Dtype,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), ExportError> {
+    let Some(encoder) = &checkpoint.model().encoder else {
+        return Err(checkpoint.no_part(Part::Encoder).into());
+    };
+    let weights = checkpoint.model().tensors(&[Part::Encoder]);
+    write(checkpoint, dtype, &weights, out_dir, progress, |element_type, weights| match encoder {
+        Encoder::Bert(bert) => bert::graph(bert, element_type, weights),
+        Encoder::ClipText(tower) => clip::text_graph(tower, element_type, weights),
+    })
+}
+
+/// Streams `weights` to the data file, then writes and checks the graph that is made over them.
+fn write(
+    checkpoint: &Checkpoint,
+    dtype: Dtype,
+    weights: &[(String, Vec<usize>)],
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+    graph: impl FnOnce(ElementType, Vec<Initializer>) -> Graph,
+) -> Result<(), ExportError> {
     let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
-    let weights = vision::weights(checkpoint.model());
+    let is_bert = matches!(checkpoint.model().encoder, Some(Encoder::Bert(_)));
     let mut initializers = Vec::with_capacity(weights.len());
     for (n, (name, dims)) in weights.iter().enumerate() {
         progress(&format!("weight {} of {}: {name}", n + 1, weights.len()));
-        initializers.push(stream.copy(name, dims)?);
+        let is_wide = is_bert && bert::is_wide(name);
+        let element_type = if is_wide { ElementType::F32 } else { stream.element_type() };
+        initializers.push(stream.copy_as(name, dims, element_type)?);
     }
     let model = Model {
         ir_version: IR_VERSION,
@@ -111,7 +308,7 @@ pub fn vision(
         other_opsets: vec![],
         producer: "smelt".to_owned(),
         metadata: vec![],
-        graph: vision::graph(tower, stream.element_type(), initializers),
+        graph: graph(stream.element_type(), initializers),
     };
     model.write(out_dir)?;
     Ok(check(&model, out_dir)?)

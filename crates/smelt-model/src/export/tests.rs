@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::{ExportError, vision};
 use crate::checkpoint::{Checkpoint, WEIGHTS_FILE};
 use crate::dtype::Dtype;
-use crate::quantize::{Scheme, quantize};
+use crate::quantize::{Options, Scheme, quantize};
 use crate::synthetic;
 
 fn tiny() -> TempDir {
@@ -144,7 +144,7 @@ fn only_floats_are_exported() {
 fn a_quantised_checkpoint_has_no_tower() {
     let (dir, out) = (tiny(), tempfile::tempdir().unwrap());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    quantize(&checkpoint, Scheme::Int8, out.path(), &mut |_| {}).unwrap();
+    quantize(&checkpoint, &Options::plain(Scheme::Int8), out.path(), &mut |_| {}).unwrap();
     let error = export(out.path(), Dtype::F32).unwrap_err().to_string();
     assert!(error.contains("has no vision tower"), "{error}");
 }

@@ -35,7 +35,7 @@ pub(super) fn graph(
     weights: Vec<Initializer>,
 ) -> Graph {
     let g = GraphBuilder::new("internvl3-vision", element_type, weights);
-    let mut tower = Tower { g, sizes: Sizes::of(&config.vit) };
+    let mut tower = Tower { g, vit: &config.vit, sizes: Sizes::of(&config.vit) };
     let tiles = Dim::Symbol("tiles".to_owned());
     let (channels, side) = (config.vit.channels, config.image_size);
     let (tokens, width) = (config.tokens_per_tile(), config.width);
@@ -44,7 +44,7 @@ pub(super) fn graph(
     let pixels = tower.g.input("pixel_values", [&[tiles.clone()][..], &tile].concat());
     let mut x = tower.embeddings(&pixels);
     for layer in 0..config.vit.layers {
-        x = tower.layer(layer, &x, config.vit.eps);
+        x = tower.layer(layer, &x);
     }
     let x = tower.pixel_shuffle(&x);
     let x = tower.projector(&x);
@@ -82,12 +82,13 @@ impl Sizes {
     }
 }
 
-struct Tower {
+struct Tower<'a> {
     g: GraphBuilder,
+    vit: &'a Vit,
     sizes: Sizes,
 }
 
-impl Tower {
+impl Tower<'_> {
     /// [tiles, channels, side, side] -> [tiles · positions, hidden].
     ///
     /// Patch rows are padded with a zero row in front and the class embedding with zero rows
@@ -109,17 +110,17 @@ impl Tower {
     }
 
     /// One encoder layer: attention and MLP, each normed before, scaled after, added to `x`.
-    fn layer(&mut self, layer: usize, x: &str, epsilon: f32) -> Value {
+    fn layer(&mut self, layer: usize, x: &str) -> Value {
         let name = format!("vision_model.encoder.layers.{layer}");
 
         self.g.scope(&format!("layers.{layer}/attn"));
-        let normed = self.norm(x, &format!("{name}.norm1"), epsilon);
+        let normed = self.layer_norm(x, &format!("{name}.norm1"));
         let branch = self.attention(&normed, &format!("{name}.attn"));
         let branch = self.g.mul(&branch, &format!("{name}.ls1"));
         let x = self.g.add(x, &branch);
 
         self.g.scope(&format!("layers.{layer}/mlp"));
-        let normed = self.norm(&x, &format!("{name}.norm2"), epsilon);
+        let normed = self.layer_norm(&x, &format!("{name}.norm2"));
         let wide = self.linear(&normed, &format!("{name}.mlp.fc1"));
         let wide = self.g.gelu(&wide);
         let branch = self.linear(&wide, &format!("{name}.mlp.fc2"));
@@ -130,9 +131,17 @@ impl Tower {
     /// softmax(q · head^-½ · kᵀ) · v over all positions of a tile; rows [tiles · positions, hidden].
     fn attention(&mut self, x: &str, name: &str) -> Value {
         let Sizes { positions, hidden, heads, head, .. } = self.sizes;
-        let qkv = self.linear(x, &format!("{name}.qkv"));
-        let g = &mut self.g;
-        let [q, k, v] = g.split(&qkv, 1, hidden as usize);
+        let qkv = if self.vit.qkv_bias {
+            self.linear(x, &format!("{name}.qkv"))
+        } else {
+            self.g.product(x, &format!("{name}.qkv.weight"))
+        };
+        let (g, eps) = (&mut self.g, self.vit.eps);
+        let [mut q, mut k, v] = g.split(&qkv, 1, hidden as usize);
+        if self.vit.qk_norm {
+            q = g.rms_norm(&q, &format!("{name}.q_norm.weight"), eps);
+            k = g.rms_norm(&k, &format!("{name}.k_norm.weight"), eps);
+        }
         let [q, k, v] = [q, k, v].map(|rows| g.reshape(&rows, &[-1, positions, heads, head]));
         let q = g.transpose(&q, &[0, 2, 1, 3]);
         let k = g.transpose(&k, &[0, 2, 3, 1]);
@@ -170,6 +179,14 @@ impl Tower {
         let x = self.linear(&x, "mlp1.1");
         let x = self.g.gelu(&x);
         self.linear(&x, "mlp1.3")
+    }
+
+    /// The norm of a layer, of the kind the tower has.
+    fn layer_norm(&mut self, x: &str, name: &str) -> Value {
+        if self.vit.rms_norm {
+            return self.g.rms_norm(x, &format!("{name}.weight"), self.vit.eps);
+        }
+        self.norm(x, name, self.vit.eps)
     }
 
     fn norm(&mut self, x: &str, name: &str, epsilon: f32) -> Value {

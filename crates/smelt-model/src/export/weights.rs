@@ -53,31 +53,114 @@ impl<'a> WeightStream<'a> {
 
     /// Copies tensor `name`, declared as `dims`, which may merge dimensions of the stored shape.
     pub(super) fn copy(&mut self, name: &str, dims: &[usize]) -> Result<Initializer, ExportError> {
+        self.copy_as(name, dims, self.element_type)
+    }
+
+    /// [`Self::copy`], rounded to another type than the rest.
+    pub(super) fn copy_as(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        wanted: ElementType,
+    ) -> Result<Initializer, ExportError> {
         let dtype = self.checkpoint.dtype(name)?;
+        if element_type(dtype).is_none() {
+            return self.copy_quantised(name, dims);
+        }
         let mut left: usize = self.checkpoint.shape(name)?.iter().product();
-        let mut tensor = self.file.tensor(name, self.element_type, dims)?;
+        let mut tensor = self.file.tensor(name, wanted, dims)?;
         let mut offset = 0;
         while left > 0 {
             let elements = left.min(BLOCK_ELEMENTS);
             self.stored.resize(elements * dtype.size_bytes(), 0);
             self.checkpoint.read_bytes(name, offset, &mut self.stored)?;
             check_finite(name, dtype, offset, &self.stored)?;
-            if element_type(dtype) == Some(self.element_type) {
+            if element_type(dtype) == Some(wanted) {
                 tensor.write(&self.stored)?;
             } else {
                 self.floats.clear();
                 assert!(dtype.widen(&self.stored, &mut self.floats), "{name} is of floats");
-                let rounded = self.rounder.round(&self.floats, self.element_type);
-                tensor.write(rounded.map_err(|value| ExportError::BeyondF16 {
-                    tensor: name.to_owned(),
-                    value,
-                })?)?;
+                let rounded = self.rounder.round(&self.floats, wanted);
+                tensor.write(rounded.map_err(|value| beyond_f16(name, value))?)?;
             }
             offset += self.stored.len() as u64;
             left -= elements;
         }
         Ok(tensor.finish()?)
     }
+
+    /// Copies a tensor of integers with scales as the floats they stand for.
+    fn copy_quantised(&mut self, name: &str, dims: &[usize]) -> Result<Initializer, ExportError> {
+        let (rows, width) = (dims[0], dims[1..].iter().product::<usize>().max(1));
+        let rows_at_once = (BLOCK_ELEMENTS / width).max(1);
+        let mut tensor = self.file.tensor(name, self.element_type, dims)?;
+        for first in (0..rows).step_by(rows_at_once) {
+            let some = first..rows.min(first + rows_at_once);
+            self.checkpoint.read_rows_f32(name, some, &mut self.floats)?;
+            if let Some(at) = self.floats.iter().position(|value| !value.is_finite()) {
+                let (tensor, element) = (name.to_owned(), (first * width + at) as u64);
+                return Err(ExportError::NotFinite { tensor, value: self.floats[at], element });
+            }
+            let rounded = self.rounder.round(&self.floats, self.element_type);
+            tensor.write(rounded.map_err(|value| beyond_f16(name, value))?)?;
+        }
+        Ok(tensor.finish()?)
+    }
+}
+
+/// Tables that the exporter makes itself.
+impl<'a> WeightStream<'a> {
+    /// The checkpoint the weights come from.
+    pub(super) fn checkpoint(&self) -> &'a Checkpoint {
+        self.checkpoint
+    }
+
+    /// Stores a table of floats in the type of the graph.
+    pub(super) fn constant(
+        &mut self,
+        name: &str,
+        dims: &[usize],
+        values: &[f32],
+    ) -> Result<Initializer, ExportError> {
+        let mut tensor = self.file.tensor(name, self.element_type, dims)?;
+        for block in values.chunks(BLOCK_ELEMENTS) {
+            let rounded = self.rounder.round(block, self.element_type);
+            tensor.write(rounded.map_err(|value| beyond_f16(name, value))?)?;
+        }
+        Ok(tensor.finish()?)
+    }
+
+    /// Stores a table of floats whose rows are made one at a time, the same way.
+    pub(super) fn rows(
+        &mut self,
+        name: &str,
+        dims: &[usize; 2],
+        mut row: impl FnMut(usize, &mut Vec<f32>) -> Result<(), ExportError>,
+    ) -> Result<Initializer, ExportError> {
+        let mut tensor = self.file.tensor(name, self.element_type, dims)?;
+        for index in 0..dims[0] {
+            row(index, &mut self.floats)?;
+            let rounded = self.rounder.round(&self.floats, self.element_type);
+            tensor.write(rounded.map_err(|value| beyond_f16(name, value))?)?;
+        }
+        Ok(tensor.finish()?)
+    }
+
+    /// Stores a list of integers.
+    pub(super) fn integers(
+        &mut self,
+        name: &str,
+        values: &[i64],
+    ) -> Result<Initializer, ExportError> {
+        let mut tensor = self.file.tensor(name, ElementType::I64, &[values.len()])?;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        tensor.write(&bytes)?;
+        Ok(tensor.finish()?)
+    }
+}
+
+fn beyond_f16(name: &str, value: f32) -> ExportError {
+    ExportError::BeyondF16 { tensor: name.to_owned(), value }
 }
 
 /// Refuses NaN and infinities among `bytes`, which lie at `offset` of `tensor`.

@@ -58,8 +58,14 @@ pub struct Vit {
     pub patch_size: usize,
     /// Colour channels.
     pub channels: usize,
-    /// Epsilon of the encoder's LayerNorms.
+    /// Epsilon of the encoder's norms.
     pub eps: f32,
+    /// Whether the layers norm by RMSNorm (InternViT-6B) and not by LayerNorm.
+    pub rms_norm: bool,
+    /// Whether the whole rows of q and of k pass an RMSNorm before the heads are cut.
+    pub qk_norm: bool,
+    /// Whether q, k and v add a bias.
+    pub qkv_bias: bool,
 }
 
 impl Vit {
@@ -111,16 +117,29 @@ impl InternVl3 {
 
     fn list_layer(&self, layer: &str, list: &mut List) {
         let Vit { hidden, intermediate, .. } = self.vit;
-        list.put(format!("{layer}.norm1.weight"), &[hidden]);
-        list.put(format!("{layer}.norm1.bias"), &[hidden]);
-        list.linear(&format!("{layer}.attn.qkv"), 3 * hidden, hidden);
+        self.list_norm(&format!("{layer}.norm1"), list);
+        list.put(format!("{layer}.attn.qkv.weight"), &[3 * hidden, hidden]);
+        if self.vit.qkv_bias {
+            list.put(format!("{layer}.attn.qkv.bias"), &[3 * hidden]);
+        }
+        if self.vit.qk_norm {
+            list.put(format!("{layer}.attn.q_norm.weight"), &[hidden]);
+            list.put(format!("{layer}.attn.k_norm.weight"), &[hidden]);
+        }
         list.linear(&format!("{layer}.attn.proj"), hidden, hidden);
         list.put(format!("{layer}.ls1"), &[hidden]);
-        list.put(format!("{layer}.norm2.weight"), &[hidden]);
-        list.put(format!("{layer}.norm2.bias"), &[hidden]);
+        self.list_norm(&format!("{layer}.norm2"), list);
         list.linear(&format!("{layer}.mlp.fc1"), intermediate, hidden);
         list.linear(&format!("{layer}.mlp.fc2"), hidden, intermediate);
         list.put(format!("{layer}.ls2"), &[hidden]);
+    }
+
+    /// A norm of a layer; only LayerNorms have a bias.
+    fn list_norm(&self, name: &str, list: &mut List) {
+        list.put(format!("{name}.weight"), &[self.vit.hidden]);
+        if !self.vit.rms_norm {
+            list.put(format!("{name}.bias"), &[self.vit.hidden]);
+        }
     }
 }
 
@@ -211,7 +230,7 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
 
 fn model(tower: InternVl3, llm: Decoder, layouts: &'static [Layout]) -> Model {
     let vision = Some(Vision::InternVit(tower));
-    Model { family: "internvl3", vision, llm: Some(llm), layouts }
+    Model { family: "internvl3", vision, llm: Some(llm), encoder: None, layouts }
 }
 
 /// The decoder's class, asked for before the fields, so that another is named, not a missing field.
@@ -234,17 +253,21 @@ fn check_arithmetic(file: &File) -> Result<(), ConfigProblem> {
     TOP.only("downsample_ratio", file.downsample_ratio, "0.5", file.downsample_ratio == 0.5)?;
     TOP.only("ps_version", &file.ps_version, "v2", file.ps_version == "v2")?;
     TOP.only("select_layer", file.select_layer, "-1", file.select_layer == -1)?;
-    VISION.only("qkv_bias", vision.qkv_bias, "true", vision.qkv_bias)?;
-    let norm = &vision.norm_type;
-    VISION.only("norm_type", norm, "layer_norm", norm == "layer_norm")?;
-    let normed = vision.qk_normalization;
-    VISION.only("qk_normalization", normed, "false", !normed)?;
+    check_norm(&vision.norm_type)?;
     let gelu = vision.hidden_act == "gelu";
     VISION.only("hidden_act", &vision.hidden_act, "gelu", gelu)?;
     let forced = file.force_image_size.unwrap_or(vision.image_size);
     let same = forced == vision.image_size;
     TOP.only("force_image_size", forced, "the value of vision_config.image_size", same)
 }
+
+fn check_norm(norm: &str) -> Result<(), ConfigProblem> {
+    let known = ["layer_norm", RMS_NORM].contains(&norm);
+    VISION.only("norm_type", norm, "layer_norm or rms_norm", known)
+}
+
+/// The norm of InternViT-6B.
+const RMS_NORM: &str = "rms_norm";
 
 fn vit(fields: &VisionFields) -> Result<Vit, ConfigProblem> {
     let vit = Vit {
@@ -256,6 +279,9 @@ fn vit(fields: &VisionFields) -> Result<Vit, ConfigProblem> {
         patch_size: VISION.size("patch_size", fields.patch_size)?,
         channels: VISION.size("num_channels", fields.num_channels)?,
         eps: VISION.epsilon("layer_norm_eps", fields.layer_norm_eps)?,
+        rms_norm: fields.norm_type == RMS_NORM,
+        qk_norm: fields.qk_normalization,
+        qkv_bias: fields.qkv_bias,
     };
     if !vit.hidden.is_multiple_of(vit.heads) {
         return VISION.bad("hidden_size", vit.hidden, "the heads do not divide it");
@@ -336,9 +362,7 @@ mod tests {
         check("0.5", "0.25", &["downsample_ratio is 0.25", "only 0.5"]);
         check("\"v2\"", "\"v1\"", &["ps_version is v1", "only v2"]);
         check("-1", "-4", &["select_layer is -4"]);
-        check("\"qkv_bias\": true", "\"qkv_bias\": false", &["vision_config.qkv_bias is false"]);
-        check("layer_norm\"", "rms_norm\"", &["vision_config.norm_type is rms_norm"]);
-        check("_normalization\": false", "_normalization\": true", &["qk_normalization is true"]);
+        check("layer_norm\"", "batch_norm\"", &["vision_config.norm_type is batch_norm"]);
         check("\"gelu\"", "\"quick_gelu\"", &["vision_config.hidden_act is quick_gelu"]);
         check("\"silu\"", "\"relu\"", &["llm_config.hidden_act is relu"]);
         check("\"dynamic\"", "\"yarn\"", &["llm_config.rope_scaling is", "yarn"]);
@@ -385,6 +409,22 @@ mod tests {
         assert_eq!(shape("vision_model.encoder.layers.1.attn.qkv.weight"), [192, 64]);
         assert_eq!(shape("vision_model.embeddings.position_embedding"), [1, 17, 64]);
         assert_eq!(shape("mlp1.1.weight"), [48, 256]);
+    }
+
+    #[test]
+    fn the_large_tower_has_other_norms_and_no_bias_on_q_k_v() {
+        let large = TINY
+            .replace("\"layer_norm\"", "\"rms_norm\"")
+            .replace("\"qk_normalization\": false", "\"qk_normalization\": true")
+            .replace("\"qkv_bias\": true", "\"qkv_bias\": false");
+        let list = parse(&large).unwrap().tensors(&[Part::Vision]);
+        let layer = "vision_model.encoder.layers.1.";
+        let names: Vec<&str> =
+            list.iter().filter_map(|(name, _)| name.strip_prefix(layer)).collect();
+        let expect = "norm1.weight attn.qkv.weight attn.q_norm.weight attn.k_norm.weight \
+                      attn.proj.weight attn.proj.bias ls1 norm2.weight mlp.fc1.weight mlp.fc1.bias \
+                      mlp.fc2.weight mlp.fc2.bias ls2";
+        assert_eq!(names.join(" "), expect);
     }
 
     fn qwen3() -> String {

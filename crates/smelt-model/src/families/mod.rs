@@ -3,12 +3,23 @@
 //! A family is one file that reads like the model's description: the fields of its configuration,
 //! its sizes, its tensors, how its checkpoints name them.  Adding one is that file and a row here.
 
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::config::ConfigProblem;
+use crate::config::{ConfigProblem, Scope};
+use crate::decoder;
 use crate::model::Model;
 
+pub mod bert;
+pub mod clip;
+#[cfg(test)]
+mod golden;
 pub mod internvl3;
+#[cfg(test)]
+mod layout_tests;
+pub mod qwen2_5_vl;
+pub mod qwen3_vl;
+mod text;
 
 /// A `config.json`, as text (whose errors have a place) and as a tree.
 #[derive(Clone, Copy)]
@@ -37,7 +48,15 @@ struct Family {
     read: fn(Config<'_>) -> Result<Model, ConfigProblem>,
 }
 
-const ALL: [Family; 2] = [internvl3::ORIGINAL, internvl3::HF];
+const ALL: [Family; 7] = [
+    internvl3::ORIGINAL,
+    internvl3::HF,
+    qwen2_5_vl::FAMILY,
+    qwen3_vl::FAMILY,
+    text::TEXT,
+    bert::BERT,
+    clip::CLIP,
+];
 
 /// The model that the text of a configuration describes.
 pub(crate) fn read(text: &str) -> Result<Model, ConfigProblem> {
@@ -65,6 +84,45 @@ fn supported() -> String {
     let mut words: Vec<String> = ALL.iter().map(|family| (family.words)()).collect();
     words.dedup();
     words.join("; ")
+}
+
+/// The decoder's fields of a Qwen-VL configuration and where they are: an object of their own, or
+/// the top of the file.
+fn text_fields(config: Config<'_>) -> Result<(decoder::Fields, Scope), ConfigProblem> {
+    match config.tree.get("text_config") {
+        Some(text) => Ok((decoder::Fields::deserialize(text).map_err(unreadable)?, NESTED)),
+        None => Ok((config.fields()?, Scope(""))),
+    }
+}
+
+const NESTED: Scope = Scope("text_config");
+
+/// The one stored name of a Qwen-VL tensor where the tower's begin with `visual` and the decoder's
+/// with `text`; the head stands alone.
+fn vl_names(name: &str, visual: &str, text: &str) -> Vec<String> {
+    let place = |start: &str, here: &str| Some(format!("{here}{}", name.strip_prefix(start)?));
+    let stored = place("language_model.model.", text)
+        .or_else(|| place("language_model.", ""))
+        .or_else(|| place("model.visual.", visual))
+        .or_else(|| place("visual.", visual));
+    vec![stored.unwrap_or_else(|| name.to_owned())]
+}
+
+/// Refuses a Qwen-VL tower whose heads do not share its width in whole pairs for rows and columns,
+/// or whose image tokens are not as wide as the decoder's.
+fn vl_sizes(
+    scope: Scope,
+    [hidden, heads]: [usize; 2],
+    [out, width]: [usize; 2],
+) -> Result<(), ConfigProblem> {
+    if !hidden.is_multiple_of(heads * 4) {
+        let rule = "the heads must share it, each a multiple of 4";
+        return scope.bad("hidden_size", hidden, rule);
+    }
+    if out != width {
+        return scope.bad("out_hidden_size", out, "it must be the hidden_size of the decoder");
+    }
+    Ok(())
 }
 
 fn unreadable(error: serde_json::Error) -> ConfigProblem {

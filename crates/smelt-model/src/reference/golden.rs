@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::quantize::Scheme;
+use crate::golden;
+use crate::quantize::{Options, Scheme};
 use crate::safetensors::Reader;
 
 /// The largest error, as a part of the largest value.  Common mistakes (a wrong epsilon, the tanh
@@ -47,7 +48,7 @@ impl Golden {
     fn image_logits(self, effort: Effort) -> Vec<f32> {
         let (tokens, embeds) = (self.tokens("image_ids"), self.floats("image_embeds"));
         let image = Some(Image { token: IMAGE_TOKEN, embeds: &embeds });
-        let prompt = llm::Prompt { tokens: &tokens, image };
+        let prompt = Prompt::plain(&tokens, image);
         llm::logits(&self.checkpoint(), &prompt, 0..tokens.len(), effort, &mut |_| {}).unwrap()
     }
 }
@@ -89,6 +90,16 @@ fn logits_of_text_are_those_of_transformers_at_any_positions() {
             let found = logits(&ckpt, &tokens, None, positions.clone(), &mut |_| {}).unwrap();
             check(&found, &expect[positions.start * vocab..positions.end * vocab]);
         }
+    }
+}
+
+#[test]
+fn logits_of_text_models_are_those_of_transformers() {
+    for name in golden::TEXT {
+        let golden = golden::Golden::open(name);
+        let (tokens, expect) = golden.first_sequence();
+        let all = 0..tokens.len();
+        check(&logits(&golden.checkpoint(), &tokens, None, all, &mut |_| {}).unwrap(), &expect);
     }
 }
 
@@ -136,7 +147,13 @@ fn neither_threads_nor_blocks_change_a_bit() {
 #[test]
 fn an_int8_copy_is_read_times_its_scales() {
     let dir = std::env::temp_dir().join(format!("smelt-reference-int8-{}", std::process::id()));
-    crate::quantize::quantize(&QWEN2.checkpoint(), Scheme::Int8, &dir, &mut |_| {}).unwrap();
+    crate::quantize::quantize(
+        &QWEN2.checkpoint(),
+        &Options::plain(Scheme::Int8),
+        &dir,
+        &mut |_| {},
+    )
+    .unwrap();
     let quantised = Checkpoint::open(&dir).unwrap();
     let tokens = QWEN2.tokens("text_ids");
     let found = logits(&quantised, &tokens, None, 0..tokens.len(), &mut |_| {}).unwrap();
@@ -178,4 +195,51 @@ fn input_that_does_not_fit_is_refused() {
         "1 tiles of 9408 pixel values need 9408 values, got 9407",
     );
     assert!(vision_embeds(&ckpt, &[], usize::MAX).is_err());
+}
+
+/// The case `llm` of a Qwen-VL golden, its images and features out of the cases of the towers.
+#[track_caller]
+fn check_qwen_vl(name: &str, grids: [&str; 2], blocks: usize) {
+    let golden = crate::golden::Golden::open(name);
+    let floats = |case: &str, output: &str| -> Vec<f32> {
+        let tensor = &golden.tensors(case, "out")[output];
+        tensor.as_floats().unwrap().iter().map(|x| *x as f32).collect()
+    };
+    let rows = |output: &str| grids.map(|grid| floats(&format!("vision-{grid}"), output)).concat();
+    let (token, tokens) = golden.prompt();
+    let given = &golden.tensors("llm", "in")["position_ids"];
+    let (ids, count) = (given.as_ints().unwrap(), tokens.len());
+    let place = |at: usize| [0, 1, 2].map(|axis| ids[axis * count + at] as u32);
+    let places: Vec<Place> = (0..count).map(place).collect();
+    let deepstack: Vec<Vec<f32>> =
+        (0..blocks).map(|block| rows(&format!("deepstack_{block}"))).collect();
+    let embeds = rows("image_embeds");
+    let image = Some(Image { token, embeds: &embeds });
+    let prompt = Prompt { tokens: &tokens, image, places: Some(&places), deepstack: &deepstack };
+    let ckpt = golden.checkpoint();
+    let found = logits_after(&ckpt, &prompt, 0..count, &mut |_| {}).unwrap();
+    check(&found, &floats("llm", "logits"));
+    let refused = |prompt: Prompt<'_>| logits_after(&ckpt, &prompt, 0..1, &mut |_| {});
+    assert!(refused(Prompt { places: None, ..prompt }).is_err(), "images have places");
+    assert!(refused(Prompt { places: Some(&places[1..]), ..prompt }).is_err());
+    if blocks > 0 {
+        assert!(refused(Prompt { deepstack: &deepstack[1..], ..prompt }).is_err());
+    }
+}
+
+#[test]
+fn tokens_of_three_positions_and_deepstack_are_those_of_transformers() {
+    check_qwen_vl("qwen2_5_vl-tiny", ["40x56", "16x32"], 0);
+    check_qwen_vl("qwen3_vl-tiny", ["24x40", "48x16"], 2);
+}
+
+#[test]
+fn the_large_intern_vit_is_that_of_transformers() {
+    let golden = crate::golden::Golden::open("internvit6b-tiny");
+    let floats = |side: &str, name: &str| -> Vec<f32> {
+        let tensor = &golden.tensors("vision", side)[name];
+        tensor.as_floats().unwrap().iter().map(|x| *x as f32).collect()
+    };
+    let found = vision_embeds(&golden.checkpoint(), &floats("in", "pixel_values"), 2).unwrap();
+    check(&found, &floats("out", "image_embeds"));
 }

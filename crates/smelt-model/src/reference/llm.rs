@@ -8,15 +8,10 @@ use std::ops::Range;
 use super::attention::{Heads, Projection, attend};
 use super::pointwise::{rms_norm, rotate_half, silu};
 use super::stream::Stream;
-use super::{Effort, Image, ReferenceError, threads};
+use super::{Effort, Prompt, ReferenceError, threads};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::{Decoder, EMBEDDING, LM_HEAD};
-
-/// Tokens, some of which stand for image embeddings.
-pub(super) struct Prompt<'a> {
-    pub(super) tokens: &'a [u32],
-    pub(super) image: Option<Image<'a>>,
-}
+use crate::places::Place;
 
 /// See [`super::logits`].
 pub(super) fn logits(
@@ -26,21 +21,70 @@ pub(super) fn logits(
     effort: Effort,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
+    logits_of(&mut Stream::new(ckpt, effort), prompt, positions, progress)
+}
+
+/// The same through a stream that may look at activations.
+pub(super) fn logits_of(
+    stream: &mut Stream<'_>,
+    prompt: &Prompt<'_>,
+    positions: Range<usize>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<f32>, ReferenceError> {
+    let ckpt = stream.ckpt;
     let llm = ckpt.decoder()?;
     check(prompt, &positions, llm)?;
     let mut x = embed(ckpt, prompt, llm)?;
-    let mut stream = Stream::new(ckpt, effort);
-    for layer in 0..llm.layers {
-        progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
-        let name = format!("language_model.model.layers.{layer}");
-        attention(&mut stream, llm, &name, &mut x)?;
-        mlp(&mut stream, llm, &name, &mut x)?;
-    }
+    layers(stream, llm, std::slice::from_ref(prompt), &mut x, (progress, &mut |_, _| {}))?;
     let mut asked = x[positions.start * llm.hidden..positions.end * llm.hidden].to_vec();
     drop(x);
     rms_norm(&mut asked, &stream.vector("language_model.model.norm.weight")?, llm.eps);
     progress("reference head");
     stream.product(if ckpt.has_lm_head() { LM_HEAD } else { EMBEDDING }, &asked)
+}
+
+/// See [`super::observe`].
+pub(super) fn observe(
+    ckpt: &Checkpoint,
+    prompts: &[Prompt<'_>],
+    effort: Effort,
+    progress: &mut dyn FnMut(&str),
+    see: See<'_>,
+) -> Result<(), ReferenceError> {
+    let llm = ckpt.decoder()?;
+    let mut x = Vec::new();
+    for prompt in prompts {
+        check(prompt, &(0..prompt.tokens.len()), llm)?;
+        x.extend(embed(ckpt, prompt, llm)?);
+    }
+    let mut stream = Stream::new(ckpt, effort);
+    layers(&mut stream, llm, prompts, &mut x, (progress, see))?;
+    rms_norm(&mut x, &stream.vector("language_model.model.norm.weight")?, llm.eps);
+    see("language_model.lm_head", &x);
+    Ok(())
+}
+
+/// Hears the name of the first linear of those that share an input, and that input: `[tokens, _]`.
+pub(super) type See<'a> = &'a mut dyn FnMut(&str, &[f32]);
+
+/// Runs the rows `x` of `prompts`, which see nothing of each other, through all layers in place.
+fn layers(
+    stream: &mut Stream<'_>,
+    llm: &Decoder,
+    prompts: &[Prompt<'_>],
+    x: &mut [f32],
+    (progress, see): (&mut dyn FnMut(&str), See<'_>),
+) -> Result<(), ReferenceError> {
+    for layer in 0..llm.layers {
+        progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
+        let name = format!("language_model.model.layers.{layer}");
+        attention(stream, llm, &name, prompts, x, see)?;
+        stream.note(&name, x);
+        mlp(stream, llm, &name, x, see)?;
+        stream.note(&name, x);
+        add_features(prompts, layer, llm.hidden, x);
+    }
+    Ok(())
 }
 
 fn check(
@@ -56,7 +100,18 @@ fn check(
     if tokens.len() > llm.max_positions {
         return Err(ReferenceError::TooLong { tokens: tokens.len(), max: llm.max_positions });
     }
+    if let Some(places) = prompt.places.filter(|places| places.len() != tokens.len()) {
+        return Err(ReferenceError::Places { tokens: tokens.len(), found: places.len() });
+    }
     let Some(image) = prompt.image else { return Ok(()) };
+    if llm.rope.sections.is_some() && prompt.places.is_none() {
+        return Err(ReferenceError::Places { tokens: tokens.len(), found: 0 });
+    }
+    let wanted = vec![image.embeds.len(); llm.deepstack];
+    if prompt.deepstack.iter().map(Vec::len).ne(wanted) {
+        let (layers, values) = (llm.deepstack, image.embeds.len());
+        return Err(ReferenceError::Deepstack { layers, values });
+    }
     let count = tokens.iter().filter(|token| **token == image.token).count();
     if count * llm.hidden != image.embeds.len() {
         let (width, found) = (llm.hidden, image.embeds.len());
@@ -90,15 +145,36 @@ fn embed(
     Ok(x)
 }
 
+/// Adds what a tower's block says of images (deepstack) to the rows of the tokens that stand for
+/// them, behind those layers that have such.
+fn add_features(prompts: &[Prompt<'_>], layer: usize, hidden: usize, x: &mut [f32]) {
+    let mut rows = x.chunks_mut(hidden);
+    for prompt in prompts {
+        let image_token = prompt.image.map(|image| image.token);
+        let own = rows.by_ref().take(prompt.tokens.len()).zip(prompt.tokens);
+        let own = own.filter(|(_, token)| image_token == Some(**token)).map(|(row, _)| row);
+        let features = prompt.deepstack.get(layer).map_or(&[][..], Vec::as_slice);
+        // All rows are taken, so that the next prompt begins with its own.
+        for (n, row) in own.enumerate() {
+            if let Some(features) = features.get(n * hidden..(n + 1) * hidden) {
+                add(row, features);
+            }
+        }
+    }
+}
+
 /// `x += o(attend(rotate(q), rotate(k), v))` of the normed rows, q and k normed head by head before
 /// where the family does.
 fn attention(
     stream: &mut Stream<'_>,
     llm: &Decoder,
     name: &str,
+    prompts: &[Prompt<'_>],
     x: &mut [f32],
+    see: See<'_>,
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, llm, &format!("{name}.input_layernorm.weight"), x)?;
+    see(&format!("{name}.self_attn.q_proj"), &normed);
     let mut q = projected(stream, llm, &format!("{name}.self_attn.q_proj"), &normed)?;
     let mut k = projected(stream, llm, &format!("{name}.self_attn.k_proj"), &normed)?;
     let v = projected(stream, llm, &format!("{name}.self_attn.v_proj"), &normed)?;
@@ -106,16 +182,49 @@ fn attention(
         rms_norm(&mut q, &stream.vector(&format!("{name}.self_attn.q_norm.weight"))?, llm.eps);
         rms_norm(&mut k, &stream.vector(&format!("{name}.self_attn.k_norm.weight"))?, llm.eps);
     }
-    rotate_half(&mut q, llm.q_width(), llm.head_dim, llm.rope.theta);
-    rotate_half(&mut k, llm.kv_width(), llm.head_dim, llm.rope.theta);
+    let mut attended = Vec::with_capacity(q.len());
+    let mut first = 0;
+    for prompt in prompts {
+        let rows = first..first + prompt.tokens.len();
+        let q = &mut q[rows.start * llm.q_width()..rows.end * llm.q_width()];
+        let k = &mut k[rows.start * llm.kv_width()..rows.end * llm.kv_width()];
+        let v = &v[rows.start * llm.kv_width()..rows.end * llm.kv_width()];
+        attended.extend(attend_prompt(llm, prompt.places, [q, k], v, stream.effort));
+        first = rows.end;
+    }
+    see(&format!("{name}.self_attn.o_proj"), &attended);
+    add(x, &stream.product(&format!("{name}.self_attn.o_proj.weight"), &attended)?);
+    Ok(())
+}
+
+/// Rotates q and k of one prompt and attends: `[tokens, heads * head_dim]`.
+fn attend_prompt(
+    llm: &Decoder,
+    places: Option<&[Place]>,
+    [q, k]: [&mut [f32]; 2],
+    v: &[f32],
+    effort: Effort,
+) -> Vec<f32> {
+    rotate(llm, places, q, llm.q_width());
+    rotate(llm, places, k, llm.kv_width());
     let heads =
         Heads { query: llm.heads, key_value: llm.kv_heads, width: llm.head_dim, causal: true };
     let project = |values, stride| Projection { values, stride };
     let all =
-        [project(&*q, llm.q_width()), project(&*k, llm.kv_width()), project(&*v, llm.kv_width())];
-    let attended = attend(all, x.len() / llm.hidden, heads, stream.effort.threads);
-    add(x, &stream.product(&format!("{name}.self_attn.o_proj.weight"), &attended)?);
-    Ok(())
+        [project(&*q, llm.q_width()), project(&*k, llm.kv_width()), project(v, llm.kv_width())];
+    attend(all, q.len() / llm.q_width(), heads, effort.threads)
+}
+
+/// Turns rows of `width` by their places, or by their positions where no places are given.
+fn rotate(llm: &Decoder, places: Option<&[Place]>, x: &mut [f32], width: usize) {
+    let frequencies = llm.rope.frequencies(llm.head_dim);
+    let axes = llm.rope.sections.map(|sections| sections.axes());
+    let place = |position: usize, pair: usize| match (places, &axes) {
+        (Some(places), Some(axes)) => places[position][axes[pair]] as f32,
+        _ => position as f32,
+    };
+    let angle = |position, pair: usize| place(position, pair) * frequencies[pair];
+    rotate_half(x, width, frequencies.len(), angle);
 }
 
 fn projected(
@@ -136,8 +245,10 @@ fn mlp(
     llm: &Decoder,
     name: &str,
     x: &mut [f32],
+    see: See<'_>,
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, llm, &format!("{name}.post_attention_layernorm.weight"), x)?;
+    see(&format!("{name}.mlp.gate_proj"), &normed);
     let mut gate = stream.product(&format!("{name}.mlp.gate_proj.weight"), &normed)?;
     let up = stream.product(&format!("{name}.mlp.up_proj.weight"), &normed)?;
     threads::for_rows(stream.effort.threads, &mut gate, 1, 1, |first, gate| {
@@ -146,6 +257,7 @@ fn mlp(
         }
     });
     drop(up);
+    see(&format!("{name}.mlp.down_proj"), &gate);
     add(x, &stream.product(&format!("{name}.mlp.down_proj.weight"), &gate)?);
     Ok(())
 }

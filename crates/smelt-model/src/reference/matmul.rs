@@ -18,7 +18,7 @@ const GROUP: usize = 16;
 
 /// A matrix inside a slice: element (r, c) is `values[r * row_stride + c * column_stride]`.
 #[derive(Clone, Copy)]
-pub(super) struct View<'a> {
+pub(crate) struct View<'a> {
     values: &'a [f32],
     row_stride: usize,
     column_stride: usize,
@@ -26,16 +26,16 @@ pub(super) struct View<'a> {
 
 impl<'a> View<'a> {
     /// Rows that start `row_stride` apart, each dense.
-    pub(super) fn rows(values: &'a [f32], row_stride: usize) -> Self {
+    pub(crate) fn rows(values: &'a [f32], row_stride: usize) -> Self {
         Self { values, row_stride, column_stride: 1 }
     }
 
-    pub(super) fn transposed(self) -> Self {
+    pub(crate) fn transposed(self) -> Self {
         Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
     }
 
     /// The same matrix without its first `rows` rows.
-    pub(super) fn skip_rows(self, rows: usize) -> Self {
+    pub(crate) fn skip_rows(self, rows: usize) -> Self {
         Self { values: &self.values[rows * self.row_stride..], ..self }
     }
 
@@ -45,17 +45,17 @@ impl<'a> View<'a> {
 }
 
 /// Where a product goes: `values` holds dense rows of `stride`, columns start at `column`.
-pub(super) struct Target<'a> {
-    pub(super) values: &'a mut [f32],
-    pub(super) stride: usize,
-    pub(super) column: usize,
+pub(crate) struct Target<'a> {
+    pub(crate) values: &'a mut [f32],
+    pub(crate) stride: usize,
+    pub(crate) column: usize,
 }
 
 /// The right side of a product, `depth` by `columns`, stored as `[panel][depth][LANES]`.
 ///
 /// Columns that pad the last panel hold zeros and are never written to a target.
 #[derive(Default)]
-pub(super) struct Panels {
+pub(crate) struct Panels {
     values: Vec<f32>,
     columns: usize,
     depth: usize,
@@ -63,7 +63,7 @@ pub(super) struct Panels {
 
 impl Panels {
     /// Packs `weights`, whose rows become the columns here: `[columns, depth]`.
-    pub(super) fn pack(&mut self, weights: View<'_>, columns: usize, depth: usize, threads: usize) {
+    pub(crate) fn pack(&mut self, weights: View<'_>, columns: usize, depth: usize, threads: usize) {
         (self.columns, self.depth) = (columns, depth);
         self.values.clear();
         self.values.resize(columns.div_ceil(LANES) * depth * LANES, 0.0);
@@ -75,7 +75,7 @@ impl Panels {
     }
 
     /// Adds `x · self` to `target`; `x` has as many rows as `target` and `depth` columns.
-    pub(super) fn add_product(&self, x: View<'_>, target: &mut Target<'_>) {
+    pub(crate) fn add_product(&self, x: View<'_>, target: &mut Target<'_>) {
         let rows = target.values.len() / target.stride;
         let mut tile = [[0.0; ROWS]; DEPTH];
         for start in (0..self.depth).step_by(DEPTH) {

@@ -7,18 +7,25 @@
 use std::ops::Range;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::places::Place;
 
 pub mod compare;
 
 mod attention;
+mod elementary;
 #[cfg(test)]
 mod golden;
 mod llm;
-mod matmul;
+pub(crate) mod matmul;
+mod peaks;
 mod pointwise;
 mod stream;
 mod threads;
 mod vision;
+
+pub use peaks::Peak;
+use peaks::Peaks;
+use stream::Stream;
 
 /// The largest block of weight rows held as f32; its packed copy is as large again.
 pub const BLOCK_BYTES: usize = 8 << 20;
@@ -67,6 +74,24 @@ pub enum ReferenceError {
         /// Tokens in the prompt.
         tokens: usize,
     },
+    /// There is not a place for every token.
+    #[error(
+        "the prompt has {tokens} tokens but {found} places; this model turns by three positions a token"
+    )]
+    Places {
+        /// Tokens in the prompt.
+        tokens: usize,
+        /// Places given.
+        found: usize,
+    },
+    /// The features of the tower's blocks are not those the decoder adds.
+    #[error("the decoder adds features after {layers} layers, each of {values} values")]
+    Deepstack {
+        /// Layers after which features are added.
+        layers: usize,
+        /// Values of each: as many as the image embeddings have.
+        values: usize,
+    },
     /// The prompt is longer than the model's positions.
     #[error("a prompt of {tokens} tokens is longer than the model's {max} positions")]
     TooLong {
@@ -84,6 +109,28 @@ pub struct Image<'a> {
     pub token: u32,
     /// `[count, hidden]`, as many as the prompt has such tokens.
     pub embeds: &'a [f32],
+}
+
+/// Tokens, some of which stand for images.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a> {
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// What stands in for some of them.
+    pub image: Option<Image<'a>>,
+    /// Time, height and width of every token, of a model that turns by them; see
+    /// [`places()`](crate::places::places).  Without images they may be left out.
+    pub places: Option<&'a [Place]>,
+    /// What is added at the image tokens after each of the first layers, `[count, hidden]` each;
+    /// as many as the model's deepstack.
+    pub deepstack: &'a [Vec<f32>],
+}
+
+impl<'a> Prompt<'a> {
+    /// A prompt of a model whose tokens have one position.
+    pub fn plain(tokens: &'a [u32], image: Option<Image<'a>>) -> Self {
+        Self { tokens, image, places: None, deepstack: &[] }
+    }
 }
 
 /// How much of the machine to use.  Answers are the same bits for any effort.
@@ -114,6 +161,35 @@ pub fn vision_embeds(
     vision::embeds(ckpt, pixels, tiles, Effort::whole_machine())
 }
 
+/// The largest activation of each block while [`vision_embeds`] is computed for one tile, in the
+/// order of the model.
+///
+/// # Errors
+/// [`ReferenceError`] as for [`vision_embeds`].
+pub fn vision_peaks(ckpt: &Checkpoint, pixels: &[f32]) -> Result<Vec<Peak>, ReferenceError> {
+    let mut stream = Stream::new(ckpt, Effort::whole_machine());
+    stream.peaks = Some(Peaks::default());
+    vision::embeds_of(&mut stream, pixels, 1)?;
+    Ok(stream.peaks.take().unwrap_or_default().finish())
+}
+
+/// The largest activation of each block while the [`logits`] after all `tokens` are computed, in
+/// the order of the model.
+///
+/// # Errors
+/// [`ReferenceError`] as for [`logits`].
+pub fn llm_peaks(
+    ckpt: &Checkpoint,
+    tokens: &[u32],
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Peak>, ReferenceError> {
+    let mut stream = Stream::new(ckpt, Effort::whole_machine());
+    stream.peaks = Some(Peaks::default());
+    let prompt = Prompt::plain(tokens, None);
+    llm::logits_of(&mut stream, &prompt, tokens.len().saturating_sub(1)..tokens.len(), progress)?;
+    Ok(stream.peaks.take().unwrap_or_default().finish())
+}
+
 /// The logits at `positions` of `tokens`, in one causal pass: `[positions, vocab]`.
 ///
 /// Logits at position p score the token that follows p.  `progress` hears of each layer.
@@ -127,5 +203,33 @@ pub fn logits(
     positions: Range<usize>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
-    llm::logits(ckpt, &llm::Prompt { tokens, image }, positions, Effort::whole_machine(), progress)
+    logits_after(ckpt, &Prompt::plain(tokens, image), positions, progress)
+}
+
+/// [`logits`] of a prompt with all that a model may want of it.
+///
+/// # Errors
+/// Those of [`logits`].
+pub fn logits_after(
+    ckpt: &Checkpoint,
+    prompt: &Prompt<'_>,
+    positions: Range<usize>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<f32>, ReferenceError> {
+    llm::logits(ckpt, prompt, positions, Effort::whole_machine(), progress)
+}
+
+/// Runs `prompts`, which see nothing of each other, and tells `see` the input of each set of linears
+/// that share one: the name of the first of them without `.weight`, and `[tokens, channels]`, the
+/// prompts one after another.  Each weight is read once.
+///
+/// # Errors
+/// [`ReferenceError`] if a prompt does not fit the model or the checkpoint cannot be read.
+pub(crate) fn observe(
+    ckpt: &Checkpoint,
+    prompts: &[Prompt<'_>],
+    progress: &mut dyn FnMut(&str),
+    see: &mut dyn FnMut(&str, &[f32]),
+) -> Result<(), ReferenceError> {
+    llm::observe(ckpt, prompts, Effort::whole_machine(), progress, see)
 }

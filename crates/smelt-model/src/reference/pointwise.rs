@@ -2,6 +2,8 @@
 //!
 //! Sums and transcendental functions are taken in f64 and rounded once.  Reads no files.
 
+use super::elementary::{exp, sin_cos};
+
 /// `(x - mean) / sqrt(variance + eps) * weight + bias`, row by row, in place.
 pub(super) fn layer_norm(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
     let width = weight.len() as f64;
@@ -34,7 +36,7 @@ pub(super) fn softmax(row: &mut [f32], visible: usize, scale: f32) {
     let largest = seen.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
     for x in seen.iter_mut() {
-        *x = ((*x - largest) * scale).exp();
+        *x = exp(f64::from((*x - largest) * scale)) as f32;
         sum += f64::from(*x);
     }
     for x in seen {
@@ -45,7 +47,7 @@ pub(super) fn softmax(row: &mut [f32], visible: usize, scale: f32) {
 /// `x * sigmoid(x)`.
 pub(super) fn silu(x: f32) -> f32 {
     let x = f64::from(x);
-    (x / (1.0 + (-x).exp())) as f32
+    (x / (1.0 + exp(-x))) as f32
 }
 
 /// Elements whose series are summed side by side, so that the loop runs in vector registers.
@@ -85,24 +87,26 @@ fn erf(x: [f64; SERIES_LANES]) -> [f64; SERIES_LANES] {
     }
     let mut erf = [0.0; SERIES_LANES];
     for ((erf, sum), x) in erf.iter_mut().zip(sums).zip(x) {
-        *erf = std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * x * sum;
+        *erf = std::f64::consts::FRAC_2_SQRT_PI * exp(-x * x) * x * sum;
     }
     erf
 }
 
-/// Rotates the halves of each head of each row of `x [positions, heads * head_dim]` in place:
-/// the pair (i, i + head_dim/2) at position p turns by `p * theta^(-2i/head_dim)`.
+/// Rotates the halves of each head of each row of `x [positions, heads * 2 * half]` in place: the
+/// pair (i, i + half) of row p turns by `angle(p, i)`.
 ///
-/// Frequencies and angles are rounded to f32, as the models were trained.
-pub(super) fn rotate_half(x: &mut [f32], row: usize, head_dim: usize, theta: f64) {
-    let half = head_dim / 2;
-    let exponent = |pair: usize| -2.0 * pair as f64 / head_dim as f64;
-    let frequencies: Vec<f32> = (0..half).map(|i| theta.powf(exponent(i)) as f32).collect();
+/// Angles are in f32, as the models were trained.
+pub(super) fn rotate_half(
+    x: &mut [f32],
+    row: usize,
+    half: usize,
+    angle: impl Fn(usize, usize) -> f32,
+) {
     for (position, row) in x.chunks_mut(row).enumerate() {
-        let angles = frequencies.iter().map(|f| f64::from(position as f32 * f));
+        let angles = (0..half).map(|pair| f64::from(angle(position, pair)));
         let turns: Vec<(f32, f32)> =
-            angles.map(|angle| (angle.sin() as f32, angle.cos() as f32)).collect();
-        for head in row.chunks_mut(head_dim) {
+            angles.map(sin_cos).map(|(sin, cos)| (sin as f32, cos as f32)).collect();
+        for head in row.chunks_mut(2 * half) {
             let (low, high) = head.split_at_mut(half);
             for ((low, high), (sin, cos)) in low.iter_mut().zip(high).zip(&turns) {
                 (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
@@ -181,7 +185,7 @@ mod tests {
     fn rotation_pairs_halves_and_leaves_position_zero_alone() {
         // Two positions, one head of four: pairs (0, 2) at 1 rad and (1, 3) at 0.01 rad.
         let mut x = [1.0_f32, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0];
-        rotate_half(&mut x, 4, 4, 1e4);
+        rotate_half(&mut x, 4, 2, |position, pair| position as f32 * [1.0, 0.01][pair]);
         assert_eq!(x[..4], [1.0, 1.0, 0.0, 0.0]);
         let expect = [1.0_f32.cos(), 0.01_f32.cos(), 1.0_f32.sin(), 0.01_f32.sin()];
         assert!(x[4..].iter().zip(expect).all(|(x, e)| (x - e).abs() < 1e-6), "{x:?}");

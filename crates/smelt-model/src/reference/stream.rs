@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::thread;
 
 use super::matmul::{Panels, Target, View};
+use super::peaks::Peaks;
 use super::{Effort, ReferenceError, threads};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
@@ -14,13 +15,22 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 pub(super) struct Stream<'a> {
     pub(super) ckpt: &'a Checkpoint,
     pub(super) effort: Effort,
+    /// The largest activations so far, where someone asked for them.
+    pub(super) peaks: Option<Peaks>,
     rows: Vec<f32>,
     panels: Panels,
 }
 
 impl<'a> Stream<'a> {
     pub(super) fn new(ckpt: &'a Checkpoint, effort: Effort) -> Self {
-        Self { ckpt, effort, rows: Vec::new(), panels: Panels::default() }
+        Self { ckpt, effort, peaks: None, rows: Vec::new(), panels: Panels::default() }
+    }
+
+    /// Looks at the activations `values` beside the tensor `name`.
+    pub(super) fn note(&mut self, name: &str, values: &[f32]) {
+        if let Some(peaks) = &mut self.peaks {
+            peaks.note(name, values);
+        }
     }
 
     /// A whole small tensor: a norm, a bias.
@@ -55,6 +65,7 @@ impl<'a> Stream<'a> {
         mut out: Vec<f32>,
     ) -> Result<Vec<f32>, ReferenceError> {
         let (columns, depth) = (self.ckpt.shape(weight)?[0], self.depth(weight)?);
+        self.note(weight, x);
         let blocks = blocks(columns, depth, self.effort.block_bytes);
         let mut blocks = blocks.peekable();
         if let Some(first) = blocks.peek() {
@@ -66,6 +77,7 @@ impl<'a> Stream<'a> {
             let target = Target { values: &mut out, stride: columns, column: block.start };
             self.multiply_and_read(View::rows(x, depth), target, weight, blocks.peek().cloned())?;
         }
+        self.note(weight, &out);
         Ok(out)
     }
 

@@ -4,7 +4,7 @@
 //! the width of its tokens.
 
 use super::attention::{Heads, Projection, attend};
-use super::pointwise::{gelu, layer_norm};
+use super::pointwise::{gelu, layer_norm, rms_norm};
 use super::stream::Stream;
 use super::{Effort, ReferenceError, threads};
 use crate::checkpoint::Checkpoint;
@@ -17,15 +17,23 @@ pub(super) fn embeds(
     tiles: usize,
     effort: Effort,
 ) -> Result<Vec<f32>, ReferenceError> {
-    let vit = &ckpt.internvl3()?.vit;
+    embeds_of(&mut Stream::new(ckpt, effort), pixels, tiles)
+}
+
+/// The same through a stream that may look at activations.
+pub(super) fn embeds_of(
+    stream: &mut Stream<'_>,
+    pixels: &[f32],
+    tiles: usize,
+) -> Result<Vec<f32>, ReferenceError> {
+    let vit = &stream.ckpt.internvl3()?.vit;
     let per_tile = vit.channels * vit.image_size * vit.image_size;
     if tiles.checked_mul(per_tile) != Some(pixels.len()) {
         return Err(ReferenceError::Pixels { tiles, per_tile, found: pixels.len() });
     }
-    let mut stream = Stream::new(ckpt, effort);
     let mut embeds = Vec::new();
     for tile in pixels.chunks(per_tile) {
-        embeds.extend(tile_embeds(&mut stream, vit, tile)?);
+        embeds.extend(tile_embeds(stream, vit, tile)?);
     }
     Ok(embeds)
 }
@@ -39,7 +47,9 @@ fn tile_embeds(
     for layer in 0..vit.layers {
         let name = format!("vision_model.encoder.layers.{layer}");
         attention(stream, vit, &name, &mut x)?;
+        stream.note(&name, &x);
         mlp(stream, vit, &name, &mut x)?;
+        stream.note(&name, &x);
     }
     let shuffled = shuffle(&x[vit.hidden..], vit.grid(), vit.hidden);
     project(stream, shuffled)
@@ -83,9 +93,16 @@ fn attention(
     x: &mut [f32],
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, vit, &format!("{name}.norm1"), x)?;
-    let qkv = stream.linear(&format!("{name}.attn.qkv"), &normed)?;
+    let mut qkv = if vit.qkv_bias {
+        stream.linear(&format!("{name}.attn.qkv"), &normed)?
+    } else {
+        stream.product(&format!("{name}.attn.qkv.weight"), &normed)?
+    };
     drop(normed);
     let width = vit.hidden;
+    if vit.qk_norm {
+        norm_q_and_k(stream, vit, name, &mut qkv)?;
+    }
     let part = |index| Projection { values: &qkv[index * width..], stride: 3 * width };
     let heads =
         Heads { query: vit.heads, key_value: vit.heads, width: vit.head_dim(), causal: false };
@@ -94,6 +111,23 @@ fn attention(
     drop(qkv);
     let branch = stream.linear(&format!("{name}.attn.proj"), &attended)?;
     add_scaled(x, &branch, &stream.vector(&format!("{name}.ls1"))?);
+    Ok(())
+}
+
+/// The RMSNorms of q and of k over whole rows, in rows of q, k and v.
+fn norm_q_and_k(
+    stream: &Stream<'_>,
+    vit: &Vit,
+    name: &str,
+    qkv: &mut [f32],
+) -> Result<(), ReferenceError> {
+    let q_norm = stream.vector(&format!("{name}.attn.q_norm.weight"))?;
+    let k_norm = stream.vector(&format!("{name}.attn.k_norm.weight"))?;
+    for row in qkv.chunks_mut(3 * vit.hidden) {
+        let (q, kv) = row.split_at_mut(vit.hidden);
+        rms_norm(q, &q_norm, vit.eps);
+        rms_norm(&mut kv[..vit.hidden], &k_norm, vit.eps);
+    }
     Ok(())
 }
 
@@ -119,8 +153,12 @@ fn normed(
     x: &[f32],
 ) -> Result<Vec<f32>, ReferenceError> {
     let weight = stream.vector(&format!("{name}.weight"))?;
-    let bias = stream.vector(&format!("{name}.bias"))?;
     let mut normed = x.to_vec();
+    if vit.rms_norm {
+        rms_norm(&mut normed, &weight, vit.eps);
+        return Ok(normed);
+    }
+    let bias = stream.vector(&format!("{name}.bias"))?;
     layer_norm(&mut normed, &weight, &bias, vit.eps);
     Ok(normed)
 }
@@ -206,6 +244,9 @@ mod tests {
             patch_size: 2,
             channels: 2,
             eps: 1e-6,
+            rms_norm: false,
+            qk_norm: false,
+            qkv_bias: true,
         };
         let tile: Vec<f32> = (0..32).map(|i| i as f32).collect();
         let rows = unfold(&tile, &vit);

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::io::Read;
+use std::ops::Range;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -52,6 +53,16 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// A tensor of another format's file, whose `range` of data bytes fits shape and type.
+    pub(crate) fn at(name: String, dtype: Dtype, shape: Vec<usize>, range: Range<u64>) -> Self {
+        Self { name, dtype, shape, start: range.start, end: range.end }
+    }
+
+    /// Its first byte, counted from where the data begins.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
+    }
+
     /// Bytes the tensor takes in the file.
     pub fn size_bytes(&self) -> u64 {
         self.end - self.start

@@ -51,6 +51,17 @@ impl Reader {
         Ok(Self { path: path.into(), file, data_start, tensors, by_name })
     }
 
+    /// Serves the tensors of another format's file, whose ranges have been checked.
+    pub(crate) fn of_ranges(
+        path: &Path,
+        file: File,
+        data_start: u64,
+        tensors: Vec<Tensor>,
+    ) -> Self {
+        let by_name = index(&tensors);
+        Self { path: path.into(), file, data_start, tensors, by_name }
+    }
+
     /// The file's path, as given to [`Reader::open`].
     pub fn path(&self) -> &Path {
         &self.path

@@ -132,6 +132,11 @@ impl Shards {
         Ok(Self { path: path.into(), readers: vec![Reader::open(path)?] })
     }
 
+    /// Takes an open file as the only one.
+    pub(crate) fn of_reader(reader: Reader) -> Self {
+        Self { path: reader.path().into(), readers: vec![reader] }
+    }
+
     /// Opens every file that the index at `path` names.
     ///
     /// # Errors

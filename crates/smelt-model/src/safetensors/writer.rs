@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Seek, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -76,6 +77,19 @@ impl Writer {
         Ok(())
     }
 
+    /// Takes the next `bytes` of the data, to be written in any order.
+    ///
+    /// # Errors
+    /// [`SafetensorsError::WrongLength`] if the table has no room for them.
+    pub(crate) fn region(&mut self, bytes: u64) -> Result<Region<'_>, SafetensorsError> {
+        let given = self.given + bytes;
+        if given > self.promised {
+            return Err(self.wrong_length(given));
+        }
+        let start = self.file.stream_position().map_err(|source| self.write_failed(source))?;
+        Ok(Region { writer: self, start, bytes, written: 0 })
+    }
+
     /// Flushes the file after checking that every promised byte arrived.
     ///
     /// # Errors
@@ -94,6 +108,44 @@ impl Writer {
 
     fn write_failed(&self, source: std::io::Error) -> SafetensorsError {
         SafetensorsError::Io { action: "write", path: self.path.clone(), source }
+    }
+}
+
+/// A part of a file whose bytes come in any order, each once.
+pub(crate) struct Region<'a> {
+    writer: &'a mut Writer,
+    start: u64,
+    bytes: u64,
+    written: u64,
+}
+
+impl Region<'_> {
+    /// Writes `bytes` at `offset` of the region.
+    ///
+    /// # Errors
+    /// [`SafetensorsError::WrongLength`] if they end outside it, or the system's.
+    pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), SafetensorsError> {
+        self.written += bytes.len() as u64;
+        if offset + bytes.len() as u64 > self.bytes {
+            return Err(self.writer.wrong_length(self.writer.given + offset + bytes.len() as u64));
+        }
+        let file = self.writer.file.get_ref();
+        file.write_all_at(bytes, self.start + offset)
+            .map_err(|source| self.writer.write_failed(source))
+    }
+
+    /// Goes on behind the region.
+    ///
+    /// # Errors
+    /// [`SafetensorsError::WrongLength`] if not as many bytes were written as it has.
+    pub(crate) fn finish(self) -> Result<(), SafetensorsError> {
+        if self.written != self.bytes {
+            return Err(self.writer.wrong_length(self.writer.given + self.written));
+        }
+        let end = std::io::SeekFrom::Start(self.start + self.bytes);
+        self.writer.file.seek(end).map_err(|source| self.writer.write_failed(source))?;
+        self.writer.given += self.bytes;
+        Ok(())
     }
 }
 

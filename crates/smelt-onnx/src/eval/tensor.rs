@@ -182,7 +182,7 @@ impl Tensor {
     }
 
     /// The numbers in type `to`: floats to integers toward zero, anything but zero to true.
-    pub(super) fn cast(&self, to: ElementType) -> Self {
+    pub fn cast(&self, to: ElementType) -> Self {
         match (&self.numbers, to) {
             (Numbers::Floats(values), ElementType::Bool) => {
                 Self::ints(to, &self.dims, values.iter().map(|v| i64::from(*v != 0.0)).collect())

@@ -20,7 +20,7 @@ const TEXT_BYTES_MAX: usize = 128 << 10;
 impl Takes {
     /// Whether the field names other stages or paths.
     pub(super) fn is_edge(self) -> bool {
-        matches!(self, Self::Stage(_) | Self::Inputs | Self::Source)
+        matches!(self, Self::Stage(_) | Self::Inputs | Self::Source | Self::Path)
     }
 }
 
@@ -87,6 +87,10 @@ fn read_field(
             }
             Source::Made(synthetic) => Value::from(synthetic),
         },
+        Takes::Path => {
+            inputs.push(input(InputRef::Path(path_ref(item, &text(item, params)?)?)));
+            return Ok(());
+        }
         Takes::Inputs => {
             for item in item.list()? {
                 let from = stage_or_path(&item, text(&item, params)?)?;
@@ -101,6 +105,7 @@ fn read_field(
         Takes::Text => Value::from(text(item, params)?),
         Takes::Choice(words) => choice(item, text(item, params)?, words)?,
         Takes::Count(min, max) => count(item, params, min, max)?,
+        Takes::Flag => flag(item, params)?,
         Takes::Bytes => {
             let bytes = quantity::bytes(&text(item, params)?);
             Value::from(bytes.map_err(|error| item.error(error.to_string()))?)
@@ -136,6 +141,12 @@ fn stage_or_path(item: &Item<'_>, text: String) -> Result<InputRef, PipelineErro
         Some(path) => Ok(InputRef::Path(nonempty_path(item, path)?)),
         None => stage(item, &text),
     }
+}
+
+fn path_ref(item: &Item<'_>, text: &str) -> Result<String, PipelineError> {
+    let words =
+        || item.error(format!("\"{}\" must be path:FILE or path:DIR, not \"{text}\"", item.key));
+    nonempty_path(item, text.strip_prefix("path:").ok_or_else(words)?)
 }
 
 /// What a source's `from` says.
@@ -188,6 +199,19 @@ fn count(item: &Item<'_>, params: &Params, min: u64, max: u64) -> Result<Value, 
         .ok_or_else(|| {
             item.error(format!("\"{}\" must be a whole number from {min} to {max}", item.key))
         })
+}
+
+fn flag(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
+    let refused = || item.error(format!("\"{}\" must be true or false", item.key));
+    if let DeValue::Boolean(flag) = item.value {
+        return Ok(Value::from(*flag));
+    }
+    let DeValue::String(_) = item.value else { return Err(refused()) };
+    match text(item, params)?.as_str() {
+        "true" => Ok(Value::from(true)),
+        "false" => Ok(Value::from(false)),
+        _ => Err(refused()),
+    }
 }
 
 /// Outputs stay inside the working directory.

@@ -72,7 +72,7 @@ fn every_error_has_its_place() {
     check("name = \"demo\"", "name = \"demo\"\nnmae = 1", "4:1", "unknown key \"nmae\"");
     check("smelt = 1", "smelt = 2", "2:9", "this smelt reads smelt = 1");
     check("\"quantize\"", "\"quantise\"", "11:8", "did you mean \"quantize\"?");
-    check("\"int8\"", "\"int9\"", "13:10", "int4-g128-asym, not \"int9\"");
+    check("\"int8\"", "\"int9\"", "13:10", "or int4-g128-asym, not \"int9\"");
     check("scheme = \"int8\"", "", "10:1", "needs the key \"scheme\"");
     check("[stage.llm-quant]", "[stage.LLM]", "10:8", "cannot name a stage");
     check("= \"llm-quant\"", "= [1]", "16:14", "must be a text in quotes, not array");
@@ -122,6 +122,66 @@ env = { LEVEL = "3" }
     let from: Vec<_> = stage.inputs.iter().map(|input| input.from.clone()).collect();
     let b = StageName::parse("b").unwrap();
     assert_eq!(from, [InputRef::Path("x.txt".into()), InputRef::Stage(b)]);
+}
+
+#[test]
+fn flags_are_true_or_false_and_may_come_from_params() {
+    let probe = |written: &str, sets: &[&str]| {
+        let text = format!(
+            r#"
+smelt = 1
+name = "e"
+[params]
+look = "false"
+part = "llm"
+[stage.a]
+kind = "onnx-export"
+checkpoint = "b"
+part = "${{part}}"
+probe = {written}
+[stage.b]
+kind = "command"
+argv = ["echo", "${{look}}"]
+outputs = ["out"]
+"#
+        );
+        parse(&text, sets).map(|pipeline| pipeline.stages[0].params["probe"].clone())
+    };
+    assert_eq!(probe("true", &[]).unwrap(), json!(true));
+    assert_eq!(probe("false", &[]).unwrap(), json!(false));
+    assert_eq!(probe("\"${look}\"", &[]).unwrap(), json!(false));
+    assert_eq!(probe("\"${look}\"", &["look=true"]).unwrap(), json!(true));
+    for wrong in ["1", "\"yes\"", "[]"] {
+        let error = probe(wrong, &[]).unwrap_err().to_string();
+        assert!(error.contains("\"probe\" must be true or false"), "{error}");
+    }
+}
+
+#[test]
+fn a_path_field_takes_a_path_and_no_stage() {
+    let text = r#"
+smelt = 1
+name = "c"
+[stage.a]
+kind = "source"
+from = "synthetic:x"
+[stage.b]
+kind = "calibrate"
+checkpoint = "a"
+prompts = "path:x.txt"
+"#;
+    let pipeline = parse(text, &[]).unwrap();
+    let stage = &pipeline.stages[1];
+    assert_eq!(stage.params["tokens"], json!(512));
+    assert_eq!(stage.inputs[1].from, InputRef::Path("x.txt".into()));
+    for (given, words) in [
+        ("x.txt", "\"prompts\" must be path:FILE or path:DIR, not \"x.txt\""),
+        ("a", "not \"a\""),
+        ("path:", "names no file"),
+    ] {
+        let error = parse(&text.replace("path:x.txt", given), &[]).unwrap_err().to_string();
+        assert!(error.starts_with("p.toml:10:11: ") && error.contains(words), "{error}");
+    }
 }
 
 #[test]

@@ -1,17 +1,15 @@
 //! `smelt chat`: asks a built model about text and pictures.
 
-use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use smelt_plan::{Kind, Plan, StageId};
-use smelt_runtime::deployment::{DEPLOYMENT_FILE, Deployment};
+use smelt_runtime::deployment::Deployment;
 use smelt_runtime::generate::{Answer, Request, generate};
 use smelt_runtime::image::Picture;
 use smelt_runtime::prompt::Turn;
 
+use super::target;
 use crate::exit::{Exit, Failed};
-use crate::flags::{ChatFlags, PipelineFlags};
-use crate::load::{self, Access};
+use crate::flags::ChatFlags;
 use crate::say::{answer, tell};
 use crate::table;
 
@@ -19,7 +17,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     if flags.max_tokens == 0 {
         return Err(Failed::usage("--max-tokens must be at least 1"));
     }
-    let dir = directory(flags)?;
+    let dir = target::directory(&flags.target, &flags.sets)?;
     let pictures: Vec<Picture> = flags
         .image
         .iter()
@@ -43,46 +41,6 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     said.and_then(|()| answer("\n"))?;
     tell(summary(&result));
     Ok(Exit::Ok)
-}
-
-/// The deployment's directory: given, or the output of the pipeline's deployment stage.
-fn directory(flags: &ChatFlags) -> Result<PathBuf, Failed> {
-    if flags.target.is_dir() {
-        if !flags.target.join(DEPLOYMENT_FILE).exists() {
-            return Err(Failed::usage(format!(
-                "{} is no deployment: it has no {DEPLOYMENT_FILE}; name a pipeline or a deployment's directory",
-                flags.target.display()
-            )));
-        }
-        return Ok(flags.target.clone());
-    }
-    let flags = PipelineFlags { pipeline: flags.target.clone(), sets: flags.sets.clone() };
-    let loaded = load::plan(&flags, Access::Use)?;
-    let stage = deployment_stage(&loaded.plan, &flags)?;
-    load::output(&flags, &loaded, stage)
-}
-
-fn deployment_stage(plan: &Plan, flags: &PipelineFlags) -> Result<StageId, Failed> {
-    let is_deployment = |(id, stage): (StageId, &smelt_plan::plan::Stage)| {
-        (stage.kind == Kind::Deployment).then_some(id)
-    };
-    let found: Vec<StageId> = plan.stages().filter_map(is_deployment).collect();
-    match found.as_slice() {
-        [stage] => Ok(*stage),
-        [] => Err(Failed::new(
-            Exit::BadPipeline,
-            format!("{} has no stage of kind \"deployment\"", flags.pipeline.display()),
-        )),
-        several => {
-            let outs: Vec<String> =
-                several.iter().map(|id| plan.stage(*id).name.to_string()).collect();
-            Err(Failed::usage(format!(
-                "{} has several deployments ({}); name one's directory, which `smelt out` prints",
-                flags.pipeline.display(),
-                outs.join(", ")
-            )))
-        }
-    }
 }
 
 /// What the answer cost.

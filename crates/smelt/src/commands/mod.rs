@@ -1,9 +1,13 @@
 //! The commands a person types: each reads its inputs, calls a library, prints the answer.
 
+pub(crate) mod calibrate;
 pub(crate) mod chat;
+pub(crate) mod embed;
 pub(crate) mod export;
 pub(crate) mod onnx;
 pub(crate) mod out;
 pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod run;
+
+mod target;

@@ -1,7 +1,8 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
-use smelt_model::quantize;
+use smelt_model::quantize::{Options, Report};
 
+use crate::checkpoint;
 use crate::exit::{Exit, Failed};
 use crate::flags::QuantizeFlags;
 use crate::fresh::FreshDir;
@@ -9,11 +10,23 @@ use crate::given;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
+    let plain = Options::plain(flags.scheme);
+    let options = Options {
+        head: flags.head,
+        embeddings: flags.embeddings,
+        method: flags.method,
+        exclude: flags.exclude.clone(),
+        calibration: flags.calibration.as_deref(),
+        threads: flags.threads.unwrap_or(plain.threads),
+        ..plain
+    };
     let out = FreshDir::begin(&flags.out)?;
     let given = given::open(&flags.checkpoint, &flags.out)?;
-    quantize::quantize(&given.checkpoint, flags.scheme, out.path(), &mut |line| tell(line))
-        .map_err(Failed::model)?;
+    let mut say = |line: &str| tell(line);
+    let report =
+        checkpoint::quantize(&given.checkpoint, &options, flags.format, out.path(), &mut say)?;
     out.finish()?;
+    report.iter().flat_map(Report::table).for_each(tell);
     tell(format_args!("wrote {}", flags.out.display()));
     Ok(Exit::Ok)
 }

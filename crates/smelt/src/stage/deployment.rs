@@ -6,7 +6,9 @@
 use std::path::{Path, PathBuf};
 
 use smelt_model::families::internvl3::InternVl3;
+use smelt_model::model::Encoder;
 use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
+use smelt_runtime::embed::{self, Recipe};
 use smelt_runtime::image::Settings;
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
@@ -18,6 +20,40 @@ use crate::exit::Failed;
 const FILES: [&str; 3] = [TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja"];
 
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
+    match request.optional_input("encoder") {
+        Some(engine) => encoder(request, engine),
+        None => chat(request),
+    }
+}
+
+/// An encoder that embeds sentences, by the checkpoint's own recipe.
+fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
+    let checkpoint = request.checkpoint("checkpoint")?;
+    let dir = checkpoint.dir();
+    let recipe = Recipe::of_checkpoint(dir).map_err(Failed::model)?;
+    let places = match &checkpoint.model().encoder {
+        Some(Encoder::Bert(bert)) => bert.positions,
+        _ => {
+            let dir = dir.display();
+            return Err(Failed::model(format!("{dir} is no checkpoint of a sentence encoder")));
+        }
+    };
+    let spec = embed::Spec {
+        format: FORMAT,
+        family: embed::FAMILY.to_owned(),
+        model: request.word("model")?.to_owned(),
+        encoder: beside(engine)?,
+        max_tokens: recipe.max_tokens.unwrap_or(places).min(places),
+        pooling: recipe.pooling,
+        normalize: recipe.normalize,
+    };
+    spec.write(&request.out, &dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
+    Tokenizer::open(&request.out.join(TOKENIZER_FILE)).map_err(Failed::model)?;
+    Ok(())
+}
+
+/// A language model that sees.
+fn chat(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let dir = checkpoint.dir();
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
@@ -41,7 +77,7 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
 }
 
 /// InternVL3's preprocessing, by the checkpoint's own numbers.
-fn image(tower: &InternVl3) -> Settings {
+pub(super) fn image(tower: &InternVl3) -> Settings {
     Settings {
         image_size: tower.image_size,
         min_tiles: tower.min_tiles,

@@ -5,6 +5,7 @@ pub(crate) mod order;
 mod request;
 mod work;
 
+pub(crate) mod calibrate;
 mod deployment;
 mod source;
 mod surgery;

@@ -16,6 +16,7 @@ pub(crate) fn order(task: &Task<'_>) -> Order {
         Kind::Source
         | Kind::OnnxExport
         | Kind::GraphSurgery
+        | Kind::Calibrate
         | Kind::Quantize
         | Kind::EngineBuild
         | Kind::LlmEngineBuild

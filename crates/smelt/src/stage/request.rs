@@ -8,6 +8,7 @@ use serde_json::Value;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::Kind;
 
+use crate::checkpoint;
 use crate::exit::Failed;
 use crate::say::tell;
 
@@ -38,9 +39,7 @@ pub(crate) fn say(line: &str) {
 impl Request {
     /// A param that the plan has checked to be a word.
     pub(crate) fn word(&self, name: &str) -> Result<&str, Failed> {
-        self.params
-            .get(name)
-            .and_then(Value::as_str)
+        self.optional_word(name)
             .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
     }
 
@@ -64,6 +63,11 @@ impl Request {
             .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
     }
 
+    /// A param that the plan has checked to be true or false; absent is false.
+    pub(crate) fn flag(&self, name: &str) -> bool {
+        self.params.get(name).and_then(Value::as_bool).unwrap_or(false)
+    }
+
     /// The directory of an edge.
     pub(crate) fn input(&self, field: &str) -> Result<&Path, Failed> {
         self.optional_input(field)
@@ -77,6 +81,6 @@ impl Request {
 
     /// The checkpoint an edge names.
     pub(crate) fn checkpoint(&self, field: &str) -> Result<Checkpoint, Failed> {
-        Checkpoint::open(self.input(field)?).map_err(Failed::model)
+        checkpoint::open(self.input(field)?)
     }
 }

@@ -4,14 +4,18 @@
 //! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
 //! is visible to anyone before the supervisor seals it.
 
-use smelt_engine::{llm, vision};
+use smelt_engine::{graph, llm};
 use smelt_model::dtype::Dtype;
-use smelt_model::quantize::Scheme;
-use smelt_model::{export, quantize};
+use smelt_model::export::LlmInput;
+use smelt_model::grid::Grid;
+use smelt_model::model::Part;
+use smelt_model::quantize::{Method, Options, Report, Scheme};
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
-use super::{deployment, source, surgery, verify};
+use super::{calibrate, deployment, source, surgery, verify};
+use crate::checkpoint::{self, Form};
+use crate::commands::export::Order;
 use crate::exit::{Exit, Failed};
 
 pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
@@ -21,6 +25,7 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
         Kind::Source => source::run(&request)?,
         Kind::OnnxExport => onnx_export(&request)?,
         Kind::GraphSurgery => surgery::run(&request)?,
+        Kind::Calibrate => calibrate::run(&request)?,
         Kind::Quantize => quantize(&request)?,
         Kind::EngineBuild => engine_build(&request)?,
         Kind::LlmEngineBuild => llm_engine_build(&request)?,
@@ -38,20 +43,57 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
         "bf16" => Dtype::BF16,
         _ => Dtype::F32,
     };
-    export::vision(&checkpoint, dtype, &request.out, &mut say).map_err(Failed::model)
+    let input = match request.word("input") {
+        Ok("ids") => Some(LlmInput::Ids),
+        Ok(_) => Some(LlmInput::Embeds),
+        Err(_) => None,
+    };
+    let grids = request.texts("grids");
+    let grids = grids.iter().map(|grid| grid.parse()).collect::<Result<Vec<Grid>, _>>();
+    let grids = grids.map_err(Failed::usage)?;
+    let part = match request.word("part")? {
+        "llm" => Part::Llm,
+        "encoder" => Part::Encoder,
+        _ => Part::Vision,
+    };
+    if part != Part::Vision && !grids.is_empty() {
+        return Err(Failed::usage("\"grids\" is for part \"vision\""));
+    }
+    let order = Order { dtype, input, probe: request.flag("probe"), grids };
+    order.fill(&checkpoint, part, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn quantize(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
-    let word = request.word("scheme")?;
-    let scheme = Scheme::parse(word).ok_or_else(|| {
-        Failed::new(Exit::StageFailed, format!("this smelt cannot quantise to \"{word}\" yet"))
-    })?;
-    quantize::quantize(&checkpoint, scheme, &request.out, &mut say).map_err(Failed::model)
+    let optional = |field: &str| {
+        let word = request.optional_word(field);
+        word.map(|word| scheme(field, word)).transpose()
+    };
+    let method = request.word("method")?;
+    let options = Options {
+        head: optional("head")?,
+        embeddings: optional("embeddings")?,
+        method: Method::parse(method).ok_or_else(|| unknown("method", method))?,
+        exclude: request.texts("exclude"),
+        calibration: request.optional_input("calibration"),
+        ..Options::plain(scheme("scheme", request.word("scheme")?)?)
+    };
+    let form = Form::parse(request.word("format")?).map_err(Failed::usage)?;
+    let report = checkpoint::quantize(&checkpoint, &options, form, &request.out, &mut say)?;
+    report.iter().flat_map(Report::table).for_each(|line| say(&line));
+    Ok(())
+}
+
+fn scheme(field: &str, word: &str) -> Result<Scheme, Failed> {
+    Scheme::parse(word).ok_or_else(|| unknown(field, word))
+}
+
+fn unknown(field: &str, word: &str) -> Failed {
+    Failed::usage(format!("the stage's request has no known \"{field}\": {word:?}"))
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
-    vision::build(request.input("onnx")?, &request.out, &mut say).map_err(Failed::model)
+    graph::build(request.input("onnx")?, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn llm_engine_build(request: &Request) -> Result<(), Failed> {
@@ -61,4 +103,15 @@ fn llm_engine_build(request: &Request) -> Result<(), Failed> {
         max_slots: request.count("max-slots")?,
     };
     llm::build(&checkpoint, limits, &request.out, &mut say).map_err(Failed::model)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plan_and_the_quantiser_know_the_same_words() {
+        assert_eq!(smelt_plan::kind::SCHEMES, Scheme::WORDS);
+        assert_eq!(smelt_plan::kind::METHODS, Method::WORDS);
+    }
 }

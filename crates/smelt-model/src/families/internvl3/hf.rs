@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Config, InternVl3, TOP, VISION, VisionFields, model, supported, vit};
+use super::{Config, InternVl3, TOP, VISION, VisionFields, check_norm, model, supported, vit};
 use crate::config::{ConfigProblem, Scope};
 use crate::decoder::{self, Family};
 use crate::model::{Layout, Model};
@@ -25,13 +25,15 @@ const LAYOUTS: &[Layout] = &[
 ];
 
 /// Words of the original names and what this layout has for them.
-const RENAMED: [(&str, &str); 12] = [
+const RENAMED: [(&str, &str); 14] = [
     ("vision_model.embeddings.class_embedding", "vision_tower.embeddings.cls_token"),
     ("vision_model.embeddings.position_embedding", "vision_tower.embeddings.position_embeddings"),
     (".patch_embedding.", ".patch_embeddings.projection."),
     ("vision_model.encoder.layers.", "vision_tower.encoder.layer."),
     ("vision_model.", "vision_tower."),
     (".attn.proj.", ".attention.projection_layer."),
+    (".attn.q_norm.", ".attention.q_norm."),
+    (".attn.k_norm.", ".attention.k_norm."),
     (".norm1.", ".layernorm_before."),
     (".norm2.", ".layernorm_after."),
     ("mlp1.0.", "multi_modal_projector.layer_norm."),
@@ -175,9 +177,10 @@ fn check_arithmetic(file: &File) -> Result<(), ConfigProblem> {
     TOP.only("vision_feature_select_strategy", rows, "default", rows == "default")?;
     let act = &file.projector_hidden_act;
     TOP.only("projector_hidden_act", act, "gelu", act == "gelu")?;
-    VISION.only("attention_bias", tower.attention_bias, "true", tower.attention_bias)?;
-    VISION.only("use_qk_norm", tower.use_qk_norm, "false", !tower.use_qk_norm)?;
-    VISION.only("norm_type", &tower.norm_type, "layer_norm", tower.norm_type == "layer_norm")?;
+    check_norm(&tower.norm_type)?;
+    // The norms of q and k take this epsilon whatever the configuration says.
+    let (eps, same) = (tower.layer_norm_eps, !tower.use_qk_norm || tower.layer_norm_eps == 1e-6);
+    VISION.only("layer_norm_eps", eps, "1e-6 where use_qk_norm is true", same)?;
     VISION.only("hidden_act", &tower.hidden_act, "gelu", tower.hidden_act == "gelu")?;
     VISION.only("use_mask_token", tower.use_mask_token, "false", !tower.use_mask_token)?;
     let placed = tower.use_absolute_position_embeddings;

@@ -1,0 +1,196 @@
+//! Builds an engine from an ONNX graph: packs it, then loads it and runs it once.
+//!
+//! The graph is judged before a weight is read; weights then go to `weights.bin` in blocks, in
+//! their own type.  Knows nothing of checkpoints.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use smelt_model::dtype::Dtype;
+use smelt_onnx::{ElementType, Initializer, Model};
+
+use super::file::{Converted, GraphFile, InputFile, convert, stored_dtype};
+use super::op::{OPSETS, Op};
+use super::tensor::Tensor;
+use super::{GraphEngine, KIND, RunError};
+use crate::engine_file::{EngineWriter, OpenError, TensorSpec};
+
+/// The graph's file in its directory.
+const MODEL_FILE: &str = "model.onnx";
+/// Bytes of a weight held in memory at a time.
+const BLOCK_BYTES: usize = 8 << 20;
+/// Open dimensions behind an input's first are this large when the engine is tried: a short text.
+const TRIED_SIZE: usize = 8;
+/// An input of more numbers than this is a broken graph (a picture of 1792 pixels has 10 million).
+const INPUT_NUMBERS_MAX: usize = 1 << 26;
+
+/// Why a graph could not become an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The model file cannot be read.
+    #[error(transparent)]
+    Read(#[from] smelt_onnx::ReadError),
+    /// The model file breaks the standard's rules.
+    #[error("{} is no valid graph: {source}", path.display())]
+    Check {
+        /// The model file.
+        path: PathBuf,
+        /// The first broken rule.
+        source: smelt_onnx::CheckError,
+    },
+    /// The native engine cannot execute the graph.
+    #[error("{} cannot become a native engine: {problem}", path.display())]
+    Graph {
+        /// The model file.
+        path: PathBuf,
+        /// The node and what is wrong with it.
+        problem: String,
+    },
+    /// A weight cannot be read.
+    #[error(transparent)]
+    Weight(#[from] smelt_onnx::DataError),
+    /// The engine cannot be written.
+    #[error("cannot write the engine in {}: {source}", dir.display())]
+    Write {
+        /// The engine's directory.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The finished engine does not open.
+    #[error("the engine does not open: {0}")]
+    Open(#[from] OpenError),
+    /// The finished engine does not run.
+    #[error("the engine does not run: {0}")]
+    Run(#[from] RunError),
+    /// The finished engine gives numbers that are no numbers.
+    #[error("the engine gives {found} for a test input; the weights are not usable in f32")]
+    NotFinite {
+        /// The first such number.
+        found: f32,
+    },
+}
+
+/// Builds an engine in `out_dir` from `model.onnx` in `onnx_dir`, and runs it once.
+///
+/// The same graph gives the same bytes on every machine.  `progress` hears what is being done.
+///
+/// # Errors
+/// When the graph cannot be read or holds what the engine does not have (the message names the
+/// node), when writing fails, or when the finished engine does not run.
+pub fn build(
+    onnx_dir: &Path,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), BuildError> {
+    let path = onnx_dir.join(MODEL_FILE);
+    let model = Model::read(&path)?;
+    smelt_onnx::check(&model, onnx_dir)
+        .map_err(|source| BuildError::Check { path: path.clone(), source })?;
+    let graph_error = |problem| BuildError::Graph { path: path.clone(), problem };
+    let converted = convert(model).map_err(graph_error)?;
+    judge(&converted.graph).map_err(graph_error)?;
+    let Converted { graph, constants } = converted;
+    let inputs = graph.inputs.iter().map(tried_input).collect::<Result<Vec<_>, _>>();
+    let inputs = inputs.map_err(graph_error)?;
+
+    let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
+    let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
+    progress(&format!("packing {} constants", constants.len()));
+    for constant in &constants {
+        let dtype = stored_dtype(constant).map_err(graph_error)?;
+        let (name, shape) = (constant.name.clone(), constant.dims.clone());
+        writer.begin(TensorSpec { name, dtype, shape }).map_err(write_error)?;
+        pack(constant, dtype, onnx_dir, &mut |bytes| writer.write(bytes).map_err(write_error))?;
+    }
+    let mut unsealed = writer.finish(KIND, graph).map_err(write_error)?;
+
+    progress("running the engine once");
+    let outputs = try_out(&GraphEngine::new(unsealed.preview()?)?, inputs)?;
+    for (file, output) in unsealed.engine_mut().outputs.iter_mut().zip(&outputs) {
+        output.shape().clone_into(&mut file.tried);
+    }
+    unsealed.seal().map_err(write_error)?;
+    GraphEngine::open(out_dir)?;
+    Ok(())
+}
+
+/// Finds operators that the engine does not have before any weight is read.
+fn judge(graph: &GraphFile) -> Result<(), String> {
+    if !OPSETS.contains(&graph.opset) {
+        let (first, last) = (OPSETS.start(), OPSETS.end());
+        let found = graph.opset;
+        return Err(format!("opset {found} is not in {first}..={last}; export the model again"));
+    }
+    for node in &graph.nodes {
+        Op::parse(node, graph.opset).map_err(|problem| format!("{}: {problem}", node.title()))?;
+    }
+    Ok(())
+}
+
+/// Values to try an input with.
+fn tried_input(input: &InputFile) -> Result<Tensor, String> {
+    let mut open = input.dims.iter().enumerate().filter(|(_, dim)| dim.is_none());
+    let first = open.next().map(|(axis, _)| axis);
+    let size = |(axis, dim): (usize, &Option<usize>)| match dim {
+        Some(size) => *size,
+        None if Some(axis) == first => 1,
+        None => TRIED_SIZE,
+    };
+    let shape: Vec<usize> = input.dims.iter().enumerate().map(size).collect();
+    let count = shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
+    let count = count.filter(|count| (1..=INPUT_NUMBERS_MAX).contains(count));
+    let Some(count) = count else {
+        return Err(format!("input {:?} of shape {shape:?} cannot be tried", input.name));
+    };
+    if input.integer {
+        // A token that every vocabulary has, and a place that no mask hides.
+        return Ok(Tensor::I64 { shape, data: vec![1; count] });
+    }
+    // A ramp with jumps, in the range of normalised pixels.
+    let data = (0..count).map(|index| (index % 251) as f32 / 62.5 - 2.0).collect();
+    Ok(Tensor::F32 { shape, data })
+}
+
+/// Sends the bytes of a constant on, a block at a time.
+fn pack(
+    constant: &Initializer,
+    dtype: Dtype,
+    dir: &Path,
+    write: &mut dyn FnMut(&[u8]) -> Result<(), BuildError>,
+) -> Result<(), BuildError> {
+    let total = constant.byte_len().expect("the check multiplied every shape") as u64;
+    let mut block = vec![0; (BLOCK_BYTES as u64).min(total) as usize];
+    let mut at = 0;
+    while at < total {
+        let len = (BLOCK_BYTES as u64).min(total - at) as usize;
+        smelt_onnx::read_initializer(dir, constant, at, &mut block[..len])?;
+        at += len as u64;
+        match (dtype, constant.dtype) {
+            (Dtype::I64, ElementType::I32) => {
+                let quads = block[..len].as_chunks::<4>().0;
+                let wide = quads.iter().map(|&quad| i64::from(i32::from_le_bytes(quad)));
+                write(&bytes_of(wide))?;
+            }
+            (Dtype::I64, ElementType::Bool) => {
+                write(&bytes_of(block[..len].iter().map(|&byte| i64::from(byte != 0))))?;
+            }
+            _ => write(&block[..len])?,
+        }
+    }
+    Ok(())
+}
+
+fn bytes_of(numbers: impl Iterator<Item = i64>) -> Vec<u8> {
+    numbers.flat_map(i64::to_le_bytes).collect()
+}
+
+/// Runs the engine once; every number has to be finite.
+fn try_out(engine: &GraphEngine, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, BuildError> {
+    let outputs = engine.run(inputs)?;
+    let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
+    match numbers.find(|value| !value.is_finite()) {
+        Some(&found) => Err(BuildError::NotFinite { found }),
+        None => Ok(outputs),
+    }
+}

@@ -1,0 +1,138 @@
+//! Holds engines built from exported encoders to numbers that transformers computed.
+//!
+//! The whole path runs: checkpoint, export, build, open, run; BERT with and without its prefix,
+//! CLIP's towers with and without projections, pictures of other sizes.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::path::{Path, PathBuf};
+
+use smelt_engine::graph::{self, GraphEngine, Tensor};
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::dtype::Dtype;
+use smelt_model::export;
+use smelt_model::grid::Grid;
+use smelt_model::safetensors::Reader;
+use tempfile::TempDir;
+
+/// Largest error of f32 arithmetic, as a part of the largest value.
+const F32_TOLERANCE: f32 = 5e-5;
+/// The same where weights are rounded to f16 and activations stay wide, as they do in the engine.
+const F16_TOLERANCE: f32 = 4e-3;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden").join(name)
+}
+
+/// The tensors `CASE/direction/NAME` of a golden's file, without the front of their names.
+fn tensors(name: &str, front: &str) -> Vec<(String, Tensor)> {
+    let file = Reader::open(&golden(name).join("cases.safetensors")).unwrap();
+    let of_case = file.tensors().filter_map(|t| Some((t.name.strip_prefix(front)?.to_owned(), t)));
+    let read = |(name, tensor): (String, &smelt_model::safetensors::Tensor)| {
+        let mut bytes = vec![0; tensor.elements() * tensor.dtype.size_bytes()];
+        file.read_at(tensor, 0, &mut bytes).unwrap();
+        let shape = tensor.shape.clone();
+        let tensor = if tensor.dtype == Dtype::I64 {
+            let data = bytes.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect();
+            Tensor::I64 { shape, data }
+        } else {
+            let data = bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+            Tensor::F32 { shape, data }
+        };
+        (name, tensor)
+    };
+    of_case.map(read).collect()
+}
+
+/// Exports the part a case is of and builds its engine.
+fn engine(dir: &Path, name: &str, case: &str, dtype: Dtype) -> GraphEngine {
+    let checkpoint = Checkpoint::open(&golden(name).join("checkpoint")).unwrap();
+    let (onnx, built) = (dir.join("onnx"), dir.join("engine"));
+    if case == "encoder" {
+        export::encoder(&checkpoint, dtype, &onnx, &mut |_| {}).unwrap();
+    } else {
+        let grids: Vec<Grid> =
+            case.strip_prefix("vision-").map(|grid| grid.parse().unwrap()).into_iter().collect();
+        export::vision_on(&checkpoint, &grids, dtype, &onnx, &mut |_| {}).unwrap();
+    }
+    graph::build(&onnx, &built, &mut |_| {}).unwrap();
+    GraphEngine::open(&built).unwrap()
+}
+
+fn error(got: &Tensor, expect: &Tensor) -> f32 {
+    assert_eq!(got.shape(), expect.shape());
+    let (got, expect) = (got.floats().unwrap(), expect.floats().unwrap());
+    let scale = expect.iter().fold(0.0f32, |scale, value| scale.max(value.abs()));
+    got.iter().zip(expect).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / scale
+}
+
+#[track_caller]
+fn check(name: &str, case: &str, dtype: Dtype, tolerance: f32) {
+    let dir = TempDir::new().unwrap();
+    let engine = engine(dir.path(), name, case, dtype);
+    let given = tensors(name, &format!("{case}/in/"));
+    let input = |name: &str| given.iter().find(|(n, _)| n == name).unwrap().1.clone();
+    let inputs = engine.inputs().iter().map(|declared| input(&declared.name)).collect();
+    let outputs = engine.run(inputs).unwrap();
+    let expect = tensors(name, &format!("{case}/out/"));
+    assert_eq!((outputs.len(), given.len()), (expect.len(), engine.inputs().len()));
+    for (declared, got) in engine.outputs().iter().zip(&outputs) {
+        let (_, expect) = expect.iter().find(|(name, _)| *name == declared.name).unwrap();
+        let error = error(got, expect);
+        assert!(error <= tolerance, "{name} {case} {}: {error:e} of scale", declared.name);
+    }
+}
+
+#[track_caller]
+fn check_all(name: &str, cases: &[&str]) {
+    for case in cases {
+        check(name, case, Dtype::F32, F32_TOLERANCE);
+        check(name, case, Dtype::F16, F16_TOLERANCE);
+    }
+}
+
+#[test]
+fn bert_gives_the_states_of_transformers() {
+    check_all("bert-tiny", &["encoder"]);
+}
+
+#[test]
+fn bert_under_a_head_and_a_prefix_is_the_same_encoder() {
+    check_all("bert-mlm-tiny", &["encoder"]);
+}
+
+#[test]
+fn clip_sees_pictures_of_any_size_and_reads_texts() {
+    check_all("clip-tiny", &["vision", "vision-48x40", "vision-24x24", "encoder"]);
+}
+
+#[test]
+fn clips_towers_stand_alone_without_projections() {
+    check_all("clip-vision-tiny", &["vision", "vision-48x40", "vision-24x24"]);
+    check_all("clip-text-tiny", &["encoder"]);
+}
+
+#[test]
+fn what_does_not_fit_the_graph_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let engine = engine(dir.path(), "bert-tiny", "encoder", Dtype::F32);
+    let ids = |shape: &[usize], id: i64| {
+        let data = vec![id; shape.iter().product()];
+        Tensor::I64 { shape: shape.to_vec(), data }
+    };
+    let refused = |inputs: Vec<Tensor>| engine.run(inputs).unwrap_err().to_string();
+    let good = ids(&[1, 4], 1);
+    let error = refused(vec![ids(&[4], 1), good.clone()]);
+    assert!(error.contains("input \"input_ids\": shape [4]"), "{error}");
+    let error = refused(vec![good.clone(), Tensor::F32 { shape: vec![1, 4], data: vec![1.0; 4] }]);
+    assert!(error.contains("\"attention_mask\": it takes integers, not floats"), "{error}");
+    let error = refused(vec![good.clone()]);
+    assert!(error.contains("reads 2 inputs, 1 are given"), "{error}");
+    let error = refused(vec![good.clone(), Tensor::I64 { shape: vec![1, 4], data: vec![1] }]);
+    assert!(error.contains("do not fill"), "{error}");
+    let error = refused(vec![ids(&[1, 4], 80), good]);
+    assert!(error.contains("index 80 is outside 80"), "{error}");
+    // Longer than the table of positions: 32 places.
+    let error = refused(vec![ids(&[1, 33], 1), ids(&[1, 33], 1)]);
+    assert!(error.contains("do not broadcast"), "{error}");
+}

@@ -1,0 +1,164 @@
+//! Holds checkpoints that other tools quantised to what transformers computes with the same
+//! weights: read, through the reference, and through an engine.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use smelt_engine::llm::{self, Limits, LlmEngine, Prompt};
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::reference;
+use smelt_model::safetensors::Reader;
+use tempfile::TempDir;
+
+/// Largest error of f32 arithmetic, as a part of the largest value.
+const TOLERANCE: f32 = 5e-5;
+
+const LIMITS: Limits = Limits { max_seq_len: 32, max_slots: 1 };
+
+const K_PROJ: &str = "language_model.model.layers.0.self_attn.k_proj.weight";
+
+fn golden_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/packed")
+}
+
+fn bytes(name: &str) -> Vec<u8> {
+    let file = Reader::open(&golden_dir().join("golden.safetensors")).unwrap();
+    let tensor = file.get(name).unwrap();
+    let mut bytes = vec![0; tensor.size_bytes() as usize];
+    file.read_at(tensor, 0, &mut bytes).unwrap();
+    bytes
+}
+
+fn floats(name: &str) -> Vec<f32> {
+    bytes(name).as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+fn tokens() -> Vec<u32> {
+    bytes("tokens").as_chunks().0.iter().map(|&b| i64::from_le_bytes(b) as u32).collect()
+}
+
+#[track_caller]
+fn close(found: &[f32], expect: &[f32], what: &str) {
+    assert_eq!(found.len(), expect.len(), "{what}");
+    let scale = expect.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
+    let apart = found.iter().zip(expect).fold(0.0_f32, |most, (f, e)| most.max((f - e).abs()));
+    assert!(apart <= TOLERANCE * scale, "{what}: {:e} of the largest", apart / scale);
+}
+
+/// The checkpoint at `path` must have the weights, and give the logits, of `case`.
+#[track_caller]
+fn check(path: &Path, case: &str, scheme: &str) -> Checkpoint {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    assert_eq!(checkpoint.scheme_words(), scheme, "{case}");
+    let expect = floats(&format!("{case}/k_proj"));
+    let mut found = Vec::new();
+    checkpoint.read_rows_f32(K_PROJ, 0..16, &mut found).unwrap();
+    assert!(found == expect, "{case}: k_proj differs");
+    // Rows that share words with rows that were not asked for.
+    checkpoint.read_rows_f32(K_PROJ, 3..14, &mut found).unwrap();
+    assert!(found == expect[3 * 64..14 * 64], "{case}: part of k_proj differs");
+
+    let (tokens, expect) = (tokens(), floats(&format!("{case}/logits")));
+    let all = 0..tokens.len();
+    let found = reference::logits(&checkpoint, &tokens, None, all, &mut |_| {}).unwrap();
+    close(&found, &expect, &format!("{case}: reference"));
+
+    let dir = TempDir::new().unwrap();
+    llm::build(&checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap();
+    let mut engine = LlmEngine::open(dir.path()).unwrap();
+    let prompt = Prompt { tokens: &tokens, image: None };
+    let found = engine.logits_all(0, &prompt).unwrap();
+    close(&found, &expect, &format!("{case}: engine"));
+    engine.release(0);
+    // Token by token, which takes the path of few rows.
+    engine.prefill(0, &Prompt { tokens: &tokens[..1], image: None }).unwrap();
+    for (index, &token) in tokens.iter().enumerate().skip(1) {
+        let found = engine.decode(&[(0, token)]).unwrap().swap_remove(0);
+        close(&found, &expect[index * 32..(index + 1) * 32], &format!("{case}: step {index}"));
+    }
+    checkpoint
+}
+
+#[test]
+fn awq_runs_as_its_dequantised_weights_do() {
+    let checkpoint = check(&golden_dir().join("awq"), "awq", "int4-g32-asym");
+    assert!(checkpoint.warnings().is_empty());
+    assert!(checkpoint.has_lm_head() && checkpoint.is_packed());
+}
+
+#[test]
+fn gptq_of_both_versions_runs_as_its_dequantised_weights_do() {
+    for (case, scheme) in [
+        ("gptq", "int4-g32"),
+        ("gptq-act-order", "int4-g32-asym"),
+        ("gptq-v2", "int4-g32-asym"),
+        ("gptq-int8", "int8"),
+    ] {
+        assert!(check(&golden_dir().join(case), case, scheme).warnings().is_empty());
+    }
+}
+
+#[test]
+fn compressed_tensors_run_as_their_dequantised_weights_do() {
+    for (case, scheme) in [
+        ("ct", "int4-g32"),
+        ("ct-asym", "int4-g32-asym"),
+        ("ct-act-order", "int4-g32-asym"),
+        ("ct-int8", "int8"),
+    ] {
+        assert!(check(&golden_dir().join(case), case, scheme).warnings().is_empty());
+    }
+}
+
+/// A copy of `case` whose configuration was changed.
+fn changed(case: &str, from: &str, to: &str) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let source = golden_dir().join(case);
+    fs::copy(source.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    let text = fs::read_to_string(source.join("config.json")).unwrap();
+    assert!(text.contains(from), "{from} is not in {text}");
+    fs::write(dir.path().join("config.json"), text.replacen(from, to, 1)).unwrap();
+    dir
+}
+
+#[test]
+fn zeros_of_version_1_under_the_label_of_version_2_are_read_rightly_and_said() {
+    let dir = changed("gptq", "\"gptq\"\n", "\"gptq_v2\"\n");
+    let checkpoint = check(dir.path(), "gptq", "int4-g32");
+    let [warning] = checkpoint.warnings() else { panic!("{:?}", checkpoint.warnings()) };
+    assert!(warning.contains("model.safetensors: the zeros are those of GPTQ version 1"));
+}
+
+#[test]
+fn asymmetric_zeros_follow_the_label() {
+    let dir = changed("gptq-v2", "\"gptq_v2\"", "\"gptq\"");
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let mut found = Vec::new();
+    checkpoint.read_rows_f32(K_PROJ, 0..16, &mut found).unwrap();
+    assert!(found != floats("gptq-v2/k_proj") && checkpoint.warnings().is_empty());
+}
+
+#[test]
+fn gguf_runs_as_its_dequantised_weights_do() {
+    for (case, scheme) in [
+        ("qwen2-q8_0", "int8-g32"),
+        ("qwen3-q4_0", "int4-g32"),
+        ("llama-q4_0", "int4-g32"),
+        ("llama-bf16", "none"),
+    ] {
+        check(&golden_dir().join(format!("{case}.gguf")), case, scheme);
+    }
+}
+
+#[test]
+fn a_directory_means_its_only_gguf_file() {
+    let dir = TempDir::new().unwrap();
+    let source = golden_dir().join("qwen3-q4_0.gguf");
+    fs::copy(&source, dir.path().join("a.gguf")).unwrap();
+    check(dir.path(), "qwen3-q4_0", "int4-g32");
+    fs::copy(&source, dir.path().join("b.gguf")).unwrap();
+    let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("several .gguf files (a.gguf, b.gguf)"), "{error}");
+}

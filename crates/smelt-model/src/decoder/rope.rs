@@ -1,0 +1,237 @@
+//! Describes rotary positions: the frequencies of a head, their scaling, who turns which.
+//!
+//! A configuration's `rope_theta`, `rope_scaling` and `rope_parameters` come in; a checked [`Rope`]
+//! comes out, which gives the frequencies.  Knows nothing of sines, heads or tensors.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::config::{ConfigProblem, Scope};
+
+/// Rotary positions, of the rotate-half form.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// How the frequencies were stretched for longer texts, if they were.
+    pub scaling: Option<Llama3>,
+    /// Which of the three positions of a token (time, height, width) turns which frequency; nothing
+    /// where a token has one position.
+    pub sections: Option<Sections>,
+}
+
+/// The share of time, height and width in the frequencies of a head (M-RoPE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sections {
+    /// Frequencies of time, height and width; together half of `head_dim`.
+    pub sizes: [usize; 3],
+    /// Whether the three take turns instead of lying one after another: frequency `3k + 1` is
+    /// height and `3k + 2` width below three times their size, all others time.
+    pub is_interleaved: bool,
+}
+
+impl Sections {
+    /// Which position turns each frequency of a head: 0 time, 1 height, 2 width.
+    pub fn axes(&self) -> Vec<usize> {
+        let count = self.sizes.iter().sum();
+        let axis = |i: usize| match (self.is_interleaved, i % 3) {
+            (true, axis) if axis > 0 && i < 3 * self.sizes[axis] => axis,
+            (true, _) => 0,
+            (false, _) => (0..2).filter(|n| i >= self.sizes[..=*n].iter().sum()).count(),
+        };
+        (0..count).map(axis).collect()
+    }
+
+    /// The sections that a scaling object names, of heads with `half` frequencies; nothing if it
+    /// names none.
+    fn read(
+        scaling: Option<&Value>,
+        half: usize,
+        scope: Scope,
+    ) -> Result<Option<Self>, ConfigProblem> {
+        let Some(list) = scaling.and_then(|scaling| scaling.get("mrope_section")) else {
+            return Ok(None);
+        };
+        let size = |value: &Value| value.as_u64().and_then(|size| usize::try_from(size).ok());
+        let sizes: Option<Vec<usize>> = list.as_array().and_then(|l| l.iter().map(size).collect());
+        let sizes = sizes.and_then(|sizes| <[usize; 3]>::try_from(sizes).ok());
+        let fits = |sizes: &[usize; 3]| {
+            sizes.iter().try_fold(0, |sum: usize, size| sum.checked_add(*size)) == Some(half)
+        };
+        let Some(sizes) = sizes.filter(fits) else {
+            let rule = "it must be three numbers whose sum is half of head_dim";
+            return scope.bad("mrope_section", list, rule);
+        };
+        let turns = scaling.and_then(|scaling| scaling.get("mrope_interleaved"));
+        let is_interleaved = turns.and_then(Value::as_bool).unwrap_or(false);
+        Ok(Some(Self { sizes, is_interleaved }))
+    }
+}
+
+/// The scaling of Llama 3.1 and later (`rope_type` `llama3`): slow frequencies are divided, fast
+/// ones stay, those between are blended.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct Llama3 {
+    /// What slow frequencies are divided by.
+    pub factor: f64,
+    /// Turns in the original positions below which a frequency is slow.
+    pub low_freq_factor: f64,
+    /// Turns in the original positions above which a frequency is fast.
+    pub high_freq_factor: f64,
+    /// Positions the model was first trained for.
+    pub original_max_position_embeddings: f64,
+}
+
+impl Llama3 {
+    /// `_compute_llama3_parameters` of transformers' `modeling_rope_utils.py`.
+    fn scaled(&self, frequency: f64) -> f64 {
+        let turns = self.original_max_position_embeddings * frequency / std::f64::consts::TAU;
+        if turns > self.high_freq_factor {
+            return frequency;
+        }
+        if turns < self.low_freq_factor {
+            return frequency / self.factor;
+        }
+        let span = self.high_freq_factor - self.low_freq_factor;
+        let fast = (turns - self.low_freq_factor) / span;
+        (1.0 - fast) * frequency / self.factor + fast * frequency
+    }
+
+    fn check(&self, scope: Scope) -> Result<(), ConfigProblem> {
+        let is_number = |value: f64| value.is_finite() && value > 0.0;
+        let all = [self.factor, self.low_freq_factor, self.original_max_position_embeddings];
+        if !all.into_iter().all(is_number) {
+            let rule =
+                "factor, low_freq_factor and original_max_position_embeddings must be positive";
+            return scope.bad("rope_scaling", format!("{all:?}"), rule);
+        }
+        let high = self.high_freq_factor;
+        if !(is_number(high) && high > self.low_freq_factor) {
+            let rule = "it must be more than low_freq_factor";
+            return scope.bad("rope_scaling.high_freq_factor", high, rule);
+        }
+        Ok(())
+    }
+}
+
+impl Rope {
+    /// The angle per position of each pair of a head, `theta^(-2i / head_dim)` scaled, in f32 as
+    /// models were trained: `[head_dim / 2]`.
+    pub fn frequencies(&self, head_dim: usize) -> Vec<f32> {
+        let plain = |pair: usize| self.theta.powf(-2.0 * pair as f64 / head_dim as f64);
+        let scaled = |frequency| self.scaling.map_or(frequency, |by| by.scaled(frequency));
+        (0..head_dim / 2).map(|pair| scaled(plain(pair)) as f32).collect()
+    }
+}
+
+/// The fields of a configuration that say how positions turn.
+pub(super) struct RopeFields<'a> {
+    pub(super) theta: Option<f64>,
+    pub(super) theta_default: Option<f64>,
+    /// `rope_scaling`.
+    pub(super) scaling: Option<&'a Value>,
+    /// `rope_parameters`, what transformers 5 writes in the place of both others.
+    pub(super) parameters: Option<&'a Value>,
+}
+
+impl RopeFields<'_> {
+    pub(super) fn rope(&self, head_dim: usize, scope: Scope) -> Result<Rope, ConfigProblem> {
+        let older = scaling("rope_scaling", self.scaling, scope)?;
+        let newer = scaling("rope_parameters", self.parameters, scope)?;
+        let theta = self.theta(scope)?;
+        let older_sections = Sections::read(self.scaling, head_dim / 2, scope)?;
+        let newer_sections = Sections::read(self.parameters, head_dim / 2, scope)?;
+        let sections = older_sections.or(newer_sections);
+        Ok(Rope { theta, scaling: older.or(newer), sections })
+    }
+
+    fn theta(&self, scope: Scope) -> Result<f64, ConfigProblem> {
+        let newer = self.parameters.and_then(|rope| rope.get("rope_theta")).and_then(Value::as_f64);
+        let missing = || ConfigProblem::Unreadable("missing field `rope_theta`".to_owned());
+        let theta = self.theta.or(newer).or(self.theta_default).ok_or_else(missing)?;
+        if !(theta.is_finite() && theta > 0.0) {
+            return scope.bad("rope_theta", theta, "it must be positive");
+        }
+        Ok(theta)
+    }
+}
+
+/// The scaling that the object in `field` describes.
+///
+/// Dynamic scaling leaves every position below `max_position_embeddings` as it is, so it needs no
+/// arithmetic of its own.
+fn scaling(
+    field: &'static str,
+    value: Option<&Value>,
+    scope: Scope,
+) -> Result<Option<Llama3>, ConfigProblem> {
+    const SUPPORTED: &str = "null, \"mrope\", \"default\", \"dynamic\" or \"llama3\"";
+    let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
+    let kind = value.get("rope_type").or_else(|| value.get("type"));
+    let is_newer = field == "rope_parameters";
+    match kind.and_then(Value::as_str) {
+        Some("default" | "dynamic" | "mrope") => Ok(None),
+        None if kind.is_none() && is_newer => Ok(None),
+        Some("llama3") => {
+            let unreadable = |e| ConfigProblem::Unreadable(format!("{field} of type llama3: {e}"));
+            let scaling = Llama3::deserialize(value).map_err(unreadable)?;
+            scaling.check(scope)?;
+            Ok(Some(scaling))
+        }
+        _ => {
+            scope.only(field, value, SUPPORTED, false)?;
+            Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCALING: Llama3 = Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 64.0,
+    };
+
+    #[test]
+    fn plain_frequencies_fall_from_one() {
+        let rope = Rope { theta: 1e4, scaling: None, sections: None };
+        assert_eq!(rope.frequencies(8), [1.0, 0.1, 0.01, 0.001]);
+    }
+
+    /// Values of transformers' `ROPE_INIT_FUNCTIONS["llama3"]` for the same numbers.
+    #[test]
+    fn llama3_keeps_fast_frequencies_and_divides_slow_ones() {
+        let rope = Rope { theta: 5e5, scaling: Some(SCALING), sections: None };
+        let expect = [1.0, 0.079_403_01, 0.004_700_754, 0.000_911_583_1];
+        for (found, expect) in rope.frequencies(16).into_iter().zip(expect) {
+            assert!((found - expect).abs() < 1e-6 * expect, "{found} {expect}");
+        }
+    }
+
+    #[test]
+    fn sections_that_do_not_fill_a_head_are_refused() {
+        let read = |json: &str| {
+            let scaling: Value = serde_json::from_str(json).unwrap();
+            Sections::read(Some(&scaling), 8, Scope("text_config"))
+        };
+        assert_eq!(read("{}").unwrap(), None);
+        let plain = Sections { sizes: [2, 3, 3], is_interleaved: false };
+        assert_eq!(read(r#"{"mrope_section": [2, 3, 3]}"#).unwrap(), Some(plain));
+        for bad in ["[2, 3, 4]", "[8]", "[2, 3, -3]", "8", "[18446744073709551615, 2, 7]"] {
+            let error = read(&format!(r#"{{"mrope_section": {bad}}}"#)).unwrap_err().to_string();
+            assert!(error.contains("text_config.mrope_section is"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sections_lie_in_a_row_or_take_turns() {
+        let contiguous = Sections { sizes: [1, 2, 3], is_interleaved: false };
+        assert_eq!(contiguous.axes(), [0, 1, 1, 2, 2, 2]);
+        let interleaved = Sections { sizes: [4, 2, 2], is_interleaved: true };
+        assert_eq!(interleaved.axes(), [0, 1, 2, 0, 1, 2, 0, 0]);
+    }
+}

@@ -1,0 +1,166 @@
+//! Exports towers over fixed grids: one graph for each, all over the same weights.
+//!
+//! Weights go to one data file first, then every grid's constants and its graph.  `grids.json`
+//! says which file is for which size of picture.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+use smelt_onnx::{Graph, IR_VERSION, Initializer, MODEL_FILE, Model, OPSET, check};
+
+use super::weights::WeightStream;
+use super::{ExportError, clip, qwen2_5_vl, qwen3_vl};
+use crate::checkpoint::Checkpoint;
+use crate::dtype::Dtype;
+use crate::families;
+use crate::grid::{Grid, Lattice, Patching};
+use crate::model::Part;
+
+/// What says which graph is for which size of picture.
+pub const GRIDS_FILE: &str = "grids.json";
+
+/// Version of [`GRIDS_FILE`]'s form.
+const FORMAT: u32 = 1;
+
+/// A tower that is exported for a list of grids.
+#[derive(Clone, Copy)]
+pub(super) enum GridTower<'a> {
+    Qwen25(&'a families::qwen2_5_vl::Tower),
+    Qwen3(&'a families::qwen3_vl::Tower),
+    Clip(&'a families::clip::ClipVision),
+}
+
+/// What [`GRIDS_FILE`] holds.
+#[derive(Serialize)]
+struct Record {
+    format: u32,
+    /// Pixels on a side of a patch, patches on a side of an image token, frames of a patch.
+    patch_size: usize,
+    merge_size: usize,
+    temporal_patch_size: usize,
+    grids: Vec<Entry>,
+}
+
+/// One graph.
+#[derive(Serialize)]
+struct Entry {
+    file: String,
+    /// The picture, in pixels.
+    height: usize,
+    width: usize,
+    patches: usize,
+    tokens: usize,
+}
+
+impl GridTower<'_> {
+    fn patching(self) -> Patching {
+        match self {
+            Self::Qwen25(tower) => tower.patching,
+            Self::Qwen3(tower) => tower.patching,
+            Self::Clip(tower) => tower.patching(),
+        }
+    }
+
+    /// The grids that are used where none are named.
+    fn usual_grids(self) -> Vec<Grid> {
+        match self {
+            Self::Qwen25(_) | Self::Qwen3(_) => self.patching().default_grids(),
+            Self::Clip(tower) => vec![Grid { height: tower.image_size, width: tower.image_size }],
+        }
+    }
+
+    /// The tensors that the graphs share, and the shapes they declare.  The patch convolution is
+    /// declared as the matrix it is, since its stride is its kernel; CLIP's class row as a sequence.
+    fn weights(checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
+        let mut weights = checkpoint.model().tensors(&[Part::Vision]);
+        weights
+            .retain(|(name, _)| ![qwen3_vl::POSITIONS, clip::POSITIONS].contains(&name.as_str()));
+        for (name, dims) in &mut weights {
+            let patches = [qwen2_5_vl::PATCH_WEIGHT, qwen3_vl::PATCH_WEIGHT, clip::PATCH_WEIGHT];
+            match name.as_str() {
+                name if patches.contains(&name) => {
+                    *dims = vec![dims[0], dims[1..].iter().product()];
+                }
+                clip::CLASS_EMBEDDING => *dims = vec![1, 1, dims[0]],
+                _ => {}
+            }
+        }
+        weights
+    }
+
+    fn graph(
+        self,
+        lattice: &Lattice,
+        stream: &mut WeightStream<'_>,
+        weights: Vec<Initializer>,
+    ) -> Result<Graph, ExportError> {
+        match self {
+            Self::Qwen25(tower) => qwen2_5_vl::graph(tower, lattice, stream, weights),
+            Self::Qwen3(tower) => qwen3_vl::graph(tower, lattice, stream, weights),
+            Self::Clip(tower) => clip::vision_graph(tower, lattice, stream, weights),
+        }
+    }
+}
+
+/// See [`super::vision_on`].
+pub(super) fn export(
+    checkpoint: &Checkpoint,
+    tower: GridTower<'_>,
+    grids: &[Grid],
+    dtype: Dtype,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), ExportError> {
+    let patching = tower.patching();
+    let usual = tower.usual_grids();
+    let lattices = patching.lattices(if grids.is_empty() { &usual } else { grids })?;
+    let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
+    let names = GridTower::weights(checkpoint);
+    let mut weights = Vec::with_capacity(names.len());
+    for (n, (name, dims)) in names.iter().enumerate() {
+        progress(&format!("weight {} of {}: {name}", n + 1, names.len()));
+        weights.push(stream.copy(name, dims)?);
+    }
+    let mut entries = Vec::with_capacity(lattices.len());
+    for (grid, lattice) in &lattices {
+        progress(&format!("grid {grid}"));
+        let file = if lattices.len() == 1 { MODEL_FILE.to_owned() } else { file_of(*grid) };
+        let graph = tower.graph(lattice, &mut stream, weights.clone())?;
+        write_graph(graph, out_dir, &file)?;
+        let (patches, tokens) = (lattice.patches(), lattice.tokens());
+        entries.push(Entry { file, height: grid.height, width: grid.width, patches, tokens });
+    }
+    write_record(&patching, entries, out_dir)
+}
+
+/// The graph of `grid` where there are several.
+fn file_of(grid: Grid) -> String {
+    format!("grid-{grid}.onnx")
+}
+
+fn write_graph(graph: Graph, out_dir: &Path, file: &str) -> Result<(), ExportError> {
+    let model = Model {
+        ir_version: IR_VERSION,
+        opset: OPSET,
+        other_opsets: vec![],
+        producer: "smelt".to_owned(),
+        metadata: vec![],
+        graph,
+    };
+    model.write_as(out_dir, file)?;
+    Ok(check(&model, out_dir)?)
+}
+
+fn write_record(patching: &Patching, grids: Vec<Entry>, out_dir: &Path) -> Result<(), ExportError> {
+    let record = Record {
+        format: FORMAT,
+        patch_size: patching.patch,
+        merge_size: patching.merge,
+        temporal_patch_size: patching.frames,
+        grids,
+    };
+    let text = serde_json::to_string_pretty(&record).expect("a record holds only plain data");
+    let path = out_dir.join(GRIDS_FILE);
+    fs::write(&path, text + "\n").map_err(|source| ExportError::Record { path, source })
+}

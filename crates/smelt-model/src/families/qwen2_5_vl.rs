@@ -1,0 +1,223 @@
+//! Reads the configuration of a Qwen2.5-VL model, and lists the tensors of its vision tower.
+//!
+//! The flat `config.json` that is published, or the nested one that transformers writes, comes in;
+//! checked dimensions come out.  The tower has RMSNorms, a gated MLP and attention inside windows
+//! except in some layers; the decoder is Qwen2's with three positions a token.  Knows nothing of
+//! tensor files.
+
+use serde::Deserialize;
+
+use super::{Config, Family, text_fields, vl_names, vl_sizes};
+use crate::config::{ConfigProblem, List, Scope};
+use crate::decoder;
+use crate::grid::Patching;
+use crate::model::{Layout, Model, Vision};
+
+/// The model class.
+pub const ARCHITECTURE: &str = "Qwen2_5_VLForConditionalGeneration";
+
+/// The epsilon of the tower's norms, which no configuration names.
+pub const NORM_EPS: f32 = 1e-6;
+
+/// The vision tower with its merger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tower {
+    /// How it cuts pictures.
+    pub patching: Patching,
+    /// Channels of a patch.
+    pub hidden: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Channels inside the MLP.
+    pub intermediate: usize,
+    /// Channels of an image token: those of the language model.
+    pub width: usize,
+    /// Image tokens on a side of a window.
+    pub window: usize,
+    /// Blocks whose attention sees the whole picture.
+    pub full_attention: Vec<usize>,
+}
+
+impl Tower {
+    /// Every tensor, input to output.
+    pub(crate) fn list(&self, list: &mut List) {
+        let Self { patching, hidden, width, .. } = *self;
+        let Patching { patch, frames, channels, .. } = patching;
+        list.put("visual.patch_embed.proj.weight", &[hidden, channels, frames, patch, patch]);
+        for layer in 0..self.layers {
+            self.list_block(&format!("visual.blocks.{layer}"), list);
+        }
+        let wide = hidden * patching.unit();
+        list.put("visual.merger.ln_q.weight", &[hidden]);
+        list.linear("visual.merger.mlp.0", wide, wide);
+        list.linear("visual.merger.mlp.2", width, wide);
+    }
+
+    fn list_block(&self, block: &str, list: &mut List) {
+        let Self { hidden, intermediate, .. } = *self;
+        list.put(format!("{block}.norm1.weight"), &[hidden]);
+        list.linear(&format!("{block}.attn.qkv"), 3 * hidden, hidden);
+        list.linear(&format!("{block}.attn.proj"), hidden, hidden);
+        list.put(format!("{block}.norm2.weight"), &[hidden]);
+        list.linear(&format!("{block}.mlp.gate_proj"), intermediate, hidden);
+        list.linear(&format!("{block}.mlp.up_proj"), intermediate, hidden);
+        list.linear(&format!("{block}.mlp.down_proj"), hidden, intermediate);
+    }
+}
+
+/// What is published; what transformers 5 holds in memory, and some tools write; the canonical
+/// names of the decoder.
+const LAYOUTS: &[Layout] = &[
+    Layout { sources: |name| vl_names(name, "visual.", "model."), ..Layout::CANONICAL },
+    Layout {
+        sources: |name| vl_names(name, "model.visual.", "model.language_model."),
+        ..Layout::CANONICAL
+    },
+    Layout::CANONICAL,
+];
+
+/// The fields of `vision_config` that matter here; others are free.
+#[derive(Deserialize)]
+struct Fields {
+    depth: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_heads: usize,
+    hidden_act: String,
+    /// The published name; transformers writes its own beside it.
+    in_chans: Option<usize>,
+    in_channels: Option<usize>,
+    out_hidden_size: usize,
+    patch_size: usize,
+    spatial_merge_size: usize,
+    temporal_patch_size: usize,
+    window_size: usize,
+    fullatt_block_indexes: Vec<usize>,
+}
+
+/// Colour channels where no field names them.
+const RGB: usize = 3;
+
+#[derive(Deserialize)]
+struct File {
+    vision_config: Fields,
+}
+
+const VISION: Scope = Scope("vision_config");
+
+/// The row of this family.
+pub(super) const FAMILY: Family =
+    Family { architectures: &[ARCHITECTURE], words: || ARCHITECTURE.to_owned(), read };
+
+fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
+    let File { vision_config } = config.fields()?;
+    let (text, scope) = text_fields(config)?;
+    let qwen2 = decoder::Family::named("qwen2").expect("Qwen2 is a family of decoders");
+    let llm = text.decoder(qwen2, scope)?;
+    let contiguous = llm.rope.sections.is_some_and(|sections| !sections.is_interleaved);
+    let found = if llm.rope.sections.is_some() { "interleaved" } else { "missing" };
+    scope.only("mrope_section", found, "three numbers, not interleaved", contiguous)?;
+    let tower = tower(&vision_config, llm.hidden)?;
+    let vision = Some(Vision::Qwen25(tower));
+    Ok(Model { family: "qwen2_5_vl", vision, llm: Some(llm), encoder: None, layouts: LAYOUTS })
+}
+
+fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {
+    let act = &fields.hidden_act;
+    VISION.only("hidden_act", act, "silu", act == "silu")?;
+    let patching = Patching {
+        patch: VISION.size("patch_size", fields.patch_size)?,
+        merge: VISION.size("spatial_merge_size", fields.spatial_merge_size)?,
+        frames: VISION.size("temporal_patch_size", fields.temporal_patch_size)?,
+        channels: VISION.size("in_chans", fields.in_chans.or(fields.in_channels).unwrap_or(RGB))?,
+    };
+    let tower = Tower {
+        patching,
+        hidden: VISION.size("hidden_size", fields.hidden_size)?,
+        layers: VISION.layers("depth", fields.depth)?,
+        heads: VISION.size("num_heads", fields.num_heads)?,
+        intermediate: VISION.size("intermediate_size", fields.intermediate_size)?,
+        width,
+        window: VISION.size("window_size", fields.window_size)? / (patching.patch * patching.merge),
+        full_attention: fields.fullatt_block_indexes.clone(),
+    };
+    vl_sizes(VISION, [tower.hidden, tower.heads], [fields.out_hidden_size, width])?;
+    if tower.window * patching.patch * patching.merge != fields.window_size {
+        let rule = "it must be a multiple of patch_size times spatial_merge_size";
+        return VISION.bad("window_size", fields.window_size, rule);
+    }
+    if let Some(block) = tower.full_attention.iter().find(|block| **block >= tower.layers) {
+        return VISION.bad("fullatt_block_indexes", block, "there is no such block");
+    }
+    Ok(tower)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::golden::{Golden, check_refusal, parameters};
+    use super::*;
+
+    const GOLDEN: Golden = Golden("qwen2_5_vl-tiny");
+
+    fn tower_of(model: &Model) -> &Tower {
+        let Some(Vision::Qwen25(tower)) = &model.vision else { panic!("{model:?}") };
+        tower
+    }
+
+    #[test]
+    fn the_flat_configuration_and_the_nested_one_are_one_model() {
+        let flat = GOLDEN.parse(&GOLDEN.config("checkpoint")).unwrap();
+        let nested = GOLDEN.parse(&GOLDEN.config("nested")).unwrap();
+        assert_eq!(
+            (flat.family, &flat.llm, &flat.vision),
+            ("qwen2_5_vl", &nested.llm, &nested.vision)
+        );
+        let (tower, llm) = (tower_of(&flat), flat.llm.as_ref().unwrap());
+        assert_eq!((tower.window, &tower.full_attention[..]), (3, &[1, 3][..]));
+        let sections = decoder::Sections { sizes: [2, 3, 3], is_interleaved: false };
+        assert_eq!(
+            (llm.rope.sections, llm.deepstack, llm.family.name),
+            (Some(sections), 0, "qwen2")
+        );
+    }
+
+    #[test]
+    fn the_published_3b_has_its_parameters() {
+        let sizes = [
+            ("\"depth\": 4", "\"depth\": 32"),
+            ("\"hidden_size\": 32", "\"hidden_size\": 1280"),
+            ("\"intermediate_size\": 42", "\"intermediate_size\": 3420"),
+            ("\"num_heads\": 2", "\"num_heads\": 16"),
+            ("\"out_hidden_size\": 64", "\"out_hidden_size\": 2048"),
+            ("\"patch_size\": 4", "\"patch_size\": 14"),
+            ("\"window_size\": 24", "\"window_size\": 112"),
+            ("\"hidden_size\": 64", "\"hidden_size\": 2048"),
+            ("\"intermediate_size\": 104", "\"intermediate_size\": 11008"),
+            ("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 36"),
+            ("\"num_attention_heads\": 4", "\"num_attention_heads\": 16"),
+            ("\"vocab_size\": 256", "\"vocab_size\": 151936"),
+            ("2,\n      3,\n      3\n", "16,\n      24,\n      24\n"),
+        ];
+        assert_eq!(parameters(&GOLDEN.changed(&sizes)), 3_754_622_976);
+    }
+
+    #[test]
+    fn other_arithmetic_is_refused_by_field() {
+        let check = |from: &str, to: &str, words: &[&str]| check_refusal(GOLDEN, from, to, words);
+        let act = "\"hidden_act\": \"silu\",\n    \"hidden_size\": 32";
+        let gelu = act.replace("silu", "gelu");
+        check(act, &gelu, &["vision_config.hidden_act is gelu"]);
+        check("\"window_size\": 24", "\"window_size\": 20", &["vision_config.window_size is 20"]);
+        check("\"num_heads\": 2", "\"num_heads\": 3", &["vision_config.hidden_size is 32"]);
+        check("\"num_heads\": 2", "\"num_heads\": 16", &["vision_config.hidden_size is 32"]);
+        check("_hidden_size\": 64", "_hidden_size\": 65", &["vision_config.out_hidden_size is 65"]);
+        check("\"depth\": 4", "\"depth\": 3", &["fullatt_block_indexes is 3", "no such block"]);
+        check("\"type\": \"mrope\"", "\"type\": \"yarn\"", &["rope_scaling is", "yarn"]);
+        check("mrope_section", "section", &["mrope_section is missing"]);
+        check("\"type\"", "\"mrope_interleaved\": true, \"type\"", &["mrope_section is interl"]);
+        check("\"patch_size\": 4,", "", &["missing field `patch_size`"]);
+        check("\"vocab_size\": 256", "\"vocab_size\": 0", &["vocab_size is 0"]);
+    }
+}

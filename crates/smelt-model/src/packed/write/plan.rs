@@ -1,0 +1,314 @@
+//! Lists the tensors of a checkpoint for another tool, and where the bytes of each come from.
+//!
+//! Every tensor of the model becomes one or several stored ones under the names of the source's
+//! layout; what the format cannot hold is refused here, before anything is written.
+//! Reads no weights.
+
+use std::sync::Arc;
+
+use super::{Format, WriteError, pads};
+use crate::checkpoint::{Checkpoint, CheckpointError, PackedFacts};
+use crate::decoder::LM_HEAD;
+use crate::dtype::Dtype;
+use crate::model::Part;
+use crate::packed::present::MIDDLE;
+use crate::packed::words::Grid;
+use crate::packed::{awq, compressed_tensors, gptq};
+use crate::safetensors::TensorSpec;
+
+/// What is written.
+pub(super) struct Plan {
+    /// The stored tensors, in the order of the file.
+    pub(super) items: Vec<Item>,
+    /// The packed modules, by their stored names.
+    pub(super) packed: Vec<(String, Layer)>,
+    /// The stored names of modules that multiply and stay floats.
+    pub(super) kept: Vec<String>,
+    /// The stored name of the head's module, if the head is packed.
+    pub(super) head: Option<String>,
+    /// Whether the source has no head and the result has one.
+    pub(super) is_untied: bool,
+    /// Whether some columns were sorted.
+    pub(super) has_order: bool,
+}
+
+/// What describes the packing of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Layer {
+    pub(super) bits: u32,
+    /// Nothing for one group a row.
+    pub(super) group: Option<usize>,
+    pub(super) is_symmetric: bool,
+    pub(super) has_order: bool,
+}
+
+/// One stored tensor.
+pub(super) struct Item {
+    pub(super) spec: TensorSpec,
+    pub(super) make: Make,
+    /// Whether its bytes come from the packed checkpoint, not the whole one.
+    pub(super) is_of_packed: bool,
+}
+
+/// Where bytes come from.
+pub(super) enum Make {
+    Given(Vec<u8>),
+    /// A range of a canonical tensor's bytes.
+    Copy {
+        name: String,
+        range: std::ops::Range<u64>,
+    },
+    /// The levels of a canonical weight.
+    Words {
+        name: String,
+        grid: Grid,
+        columns: usize,
+        places: Option<Arc<[u32]>>,
+        /// Added to each level.
+        shift: u8,
+    },
+    /// Canonical zeros.
+    Zeros {
+        name: String,
+        grid: Grid,
+        groups: usize,
+        shift: u8,
+    },
+    /// Canonical scales.
+    Scales {
+        name: String,
+        groups: usize,
+        dtype: Dtype,
+        is_turned: bool,
+    },
+}
+
+/// Decides what to write.
+pub(super) fn plan(
+    packed: &Checkpoint,
+    whole: &Checkpoint,
+    format: Format,
+) -> Result<Plan, WriteError> {
+    let model = whole.model();
+    let has = |part: &Part| packed.has(*part) || whole.has(*part);
+    let parts: Vec<Part> = model.parts().into_iter().filter(has).collect();
+    let mut plan = Plan {
+        items: Vec::new(),
+        packed: Vec::new(),
+        kept: Vec::new(),
+        head: None,
+        is_untied: packed.has_lm_head() && !whole.has_lm_head(),
+        has_order: false,
+    };
+    for (name, shape) in model.tensors(&parts) {
+        let is_of_packed = packed.dtype(&name).is_ok();
+        let from = if is_of_packed { packed } else { whole };
+        let sources = whole.names_of(&name);
+        match (from.packed_facts(&name)?, &sources[..]) {
+            (Some(facts), [source]) => {
+                let task = Task { format, from, name: &name, source, facts, is_of_packed };
+                task.run(&mut plan)?;
+            }
+            _ => keep(&name, &shape, &sources, from, is_of_packed, &mut plan)?,
+        }
+    }
+    check_uniform(&plan, format)?;
+    Ok(plan)
+}
+
+/// Copies a tensor of floats, whose rows are those of `sources` one after another.
+fn keep(
+    name: &str,
+    shape: &[usize],
+    sources: &[String],
+    from: &Checkpoint,
+    is_of_packed: bool,
+    plan: &mut Plan,
+) -> Result<(), CheckpointError> {
+    let dtype = from.dtype(name)?;
+    let mut piece = shape.to_vec();
+    if let Some(rows) = piece.first_mut() {
+        *rows /= sources.len();
+    }
+    let bytes = (piece.iter().product::<usize>() * dtype.size_bytes()) as u64;
+    for (index, source) in (0..).zip(sources) {
+        let range = index * bytes..(index + 1) * bytes;
+        let make = Make::Copy { name: name.to_owned(), range };
+        let spec = TensorSpec { name: source.clone(), dtype, shape: piece.clone() };
+        plan.items.push(Item { spec, make, is_of_packed });
+        let module = source.strip_suffix(".weight").filter(|_| shape.len() >= 2);
+        plan.kept.extend(module.filter(|module| !module.contains("embed")).map(str::to_owned));
+    }
+    Ok(())
+}
+
+/// A packed weight to be written.
+struct Task<'a> {
+    format: Format,
+    from: &'a Checkpoint,
+    name: &'a str,
+    source: &'a str,
+    facts: PackedFacts,
+    is_of_packed: bool,
+}
+
+impl Task<'_> {
+    fn run(&self, plan: &mut Plan) -> Result<(), WriteError> {
+        self.check()?;
+        let Some(module) = self.source.strip_suffix(".weight") else {
+            return Err(self.refused("it is no module's weight"));
+        };
+        let PackedFacts { bits, groups, group, has_zeros, ref order, .. } = self.facts;
+        let layer = Layer {
+            bits,
+            group: (groups > 1).then_some(group),
+            is_symmetric: !has_zeros,
+            has_order: order.is_some(),
+        };
+        plan.packed.push((module.to_owned(), layer));
+        plan.has_order |= order.is_some();
+        if self.name == LM_HEAD {
+            plan.head = Some(module.to_owned());
+        }
+        let items = match self.format {
+            Format::CompressedTensors => self.compressed_tensors()?,
+            Format::Awq => self.awq()?,
+            Format::Gptq => self.gptq()?,
+        };
+        for (part, dtype, shape, make) in items {
+            let spec = TensorSpec { name: format!("{module}.{part}"), dtype, shape };
+            plan.items.push(Item { spec, make, is_of_packed: self.is_of_packed });
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), WriteError> {
+        let PackedFacts { bits, groups, group, shape, ref order, .. } = self.facts;
+        if self.name == crate::decoder::EMBEDDING {
+            return Err(self.refused("it is the embedding; leave it as floats"));
+        }
+        if self.format == Format::Awq && bits != 4 {
+            return Err(self.refused("it has 8 bits; use an int4 scheme, or gptq"));
+        }
+        if self.format == Format::Awq && order.is_some() {
+            return Err(self.refused("its columns were sorted (act-order); use gptq"));
+        }
+        if groups > 1 && !shape[1].is_multiple_of(group) {
+            return Err(self.refused("its last group is short; choose a group that divides it"));
+        }
+        let grids = match self.format {
+            Format::Awq => [awq::GRID; 2],
+            Format::Gptq => [gptq::levels_grid(bits), gptq::zeros_grid(bits)],
+            Format::CompressedTensors => return Ok(()),
+        };
+        if grids.iter().any(|grid| pads(*grid, shape)) {
+            let [rows, columns] = shape;
+            return Err(self.refused(&format!("{rows}x{columns} does not fill its words")));
+        }
+        Ok(())
+    }
+
+    fn refused(&self, why: &str) -> WriteError {
+        let (format, tensor) = (self.format.name(), self.source.to_owned());
+        WriteError::CannotHold { format, tensor, why: why.to_owned() }
+    }
+
+    /// Levels and, if the format wants it, `zeros` as words of these grids.
+    fn words(&self, grid: Grid, part: &'static str) -> StoredPart {
+        let PackedFacts { bits, shape, ref places, .. } = self.facts;
+        // Canonical bytes are signed; stored ones are offset by 128, which turns the sign bit.
+        let shift = if bits == 8 { 128 } else { 0 };
+        let (name, places) = (self.name.to_owned(), places.clone());
+        let make = Make::Words { name, grid, columns: shape[1], places, shift };
+        (part, Dtype::I32, grid.stored_shape(shape).to_vec(), make)
+    }
+
+    /// Stored zeros: the canonical ones, or the middle of every group.
+    fn zeros(&self, grid: Grid, part: &'static str, shift: u8) -> StoredPart {
+        let PackedFacts { bits, shape, groups, has_zeros, .. } = self.facts;
+        let stored = grid.stored_shape([shape[0], groups]);
+        let name = format!("{}_zero", self.name);
+        let make = if has_zeros {
+            Make::Zeros { name, grid, groups, shift }
+        } else {
+            let middle = if bits == 4 { MIDDLE } else { 128 };
+            let level = middle.wrapping_add(shift);
+            Make::Given(grid.pack(&(0..shape[0]), groups, |_, _| level))
+        };
+        (part, Dtype::I32, stored.to_vec(), make)
+    }
+
+    fn scales(&self, part: &'static str, is_turned: bool) -> Result<StoredPart, CheckpointError> {
+        let PackedFacts { shape, groups, .. } = self.facts;
+        let name = format!("{}_scale", self.name);
+        let stored = self.from.dtype(&name)?;
+        let is_short = matches!(stored, Dtype::F16 | Dtype::BF16);
+        let dtype = if is_turned || !is_short { Dtype::F16 } else { stored };
+        let shape = if is_turned { vec![groups, shape[0]] } else { vec![shape[0], groups] };
+        Ok((part, dtype, shape, Make::Scales { name, groups, dtype, is_turned }))
+    }
+
+    /// The group of each input channel.
+    fn group_index(&self, part: &'static str) -> StoredPart {
+        let PackedFacts { shape, group, ref places, .. } = self.facts;
+        let group_of = |channel: usize| {
+            let place = places.as_ref().map_or(channel, |places| places[channel] as usize);
+            (place / group) as i32
+        };
+        let bytes = (0..shape[1]).flat_map(|channel| group_of(channel).to_le_bytes()).collect();
+        (part, Dtype::I32, vec![shape[1]], Make::Given(bytes))
+    }
+
+    fn awq(&self) -> Result<Vec<StoredPart>, CheckpointError> {
+        let levels = self.words(awq::GRID, "qweight");
+        Ok(vec![levels, self.zeros(awq::GRID, "qzeros", 0), self.scales("scales", true)?])
+    }
+
+    fn gptq(&self) -> Result<Vec<StoredPart>, CheckpointError> {
+        let PackedFacts { bits, has_zeros, .. } = self.facts;
+        // Version 1, where every zero is the middle, stores one less.
+        let shift = if has_zeros { 0 } else { u8::MAX };
+        let levels = self.words(gptq::levels_grid(bits), "qweight");
+        let zeros = self.zeros(gptq::zeros_grid(bits), "qzeros", shift);
+        Ok(vec![levels, zeros, self.scales("scales", true)?, self.group_index("g_idx")])
+    }
+
+    fn compressed_tensors(&self) -> Result<Vec<StoredPart>, CheckpointError> {
+        let PackedFacts { bits, shape, has_zeros, ref order, .. } = self.facts;
+        let levels = self.words(compressed_tensors::levels_grid(bits), "weight_packed");
+        let sizes = shape.iter().flat_map(|&size| (size as i64).to_le_bytes()).collect();
+        let sizes = ("weight_shape", Dtype::I64, vec![2], Make::Given(sizes));
+        let mut all = vec![levels, self.scales("weight_scale", false)?, sizes];
+        if has_zeros {
+            all.push(self.zeros(compressed_tensors::zeros_grid(bits), "weight_zero_point", 0));
+        }
+        if order.is_some() {
+            all.push(self.group_index("weight_g_idx"));
+        }
+        Ok(all)
+    }
+}
+
+/// A part of a module: its name, type, shape and bytes.
+type StoredPart = (&'static str, Dtype, Vec<usize>, Make);
+
+/// AWQ and GPTQ describe all modules at once.
+fn check_uniform(plan: &Plan, format: Format) -> Result<(), WriteError> {
+    if format == Format::CompressedTensors {
+        return Ok(());
+    }
+    let same = |a: &Layer, b: &Layer| {
+        (a.bits, a.group, a.is_symmetric) == (b.bits, b.group, b.is_symmetric)
+    };
+    let Some((_, first)) = plan.packed.first() else { return Ok(()) };
+    match plan.packed.iter().find(|(_, layer)| !same(layer, first)) {
+        None => Ok(()),
+        Some((module, _)) => Err(WriteError::CannotHold {
+            format: format.name(),
+            tensor: format!("{module}.weight"),
+            why: "it is packed otherwise than the first layer; leave it as floats (the head: \
+                --head none), or use compressed-tensors"
+                .to_owned(),
+        }),
+    }
+}

@@ -1,0 +1,178 @@
+//! Counts the three positions (time, height, width) of every token of a prompt with pictures.
+//!
+//! Tokens and the sizes of the pictures come in; places come out, as M-RoPE turns queries and keys
+//! by them.  Knows nothing of pixels or of how prompts are made.
+
+use crate::grid::Lattice;
+
+/// Time, height and width of one token.
+pub type Place = [u32; 3];
+
+/// The places of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// One for each token.
+    pub tokens: Vec<Place>,
+    /// The place, in all three directions, of the token after the prompt.  A picture takes fewer
+    /// places than it has tokens, so this is not the number of tokens.
+    pub next: u32,
+}
+
+/// A prompt whose image tokens are not those of its pictures.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlacesError {
+    /// A run of image tokens ends inside a picture.
+    #[error(
+        "picture {picture} takes {wanted} image tokens, but only {found} follow one another at position {position}"
+    )]
+    CutShort {
+        /// Which picture, from 0.
+        picture: usize,
+        /// Its image tokens.
+        wanted: usize,
+        /// The image tokens there are.
+        found: usize,
+        /// The first of them.
+        position: usize,
+    },
+    /// Image tokens belong to no picture.
+    #[error("the image token at position {position} belongs to none of the {pictures} pictures")]
+    NoPicture {
+        /// Where it is.
+        position: usize,
+        /// Pictures given.
+        pictures: usize,
+    },
+    /// Pictures have no image tokens.
+    #[error("only {placed} of {pictures} pictures have image tokens in the prompt")]
+    LeftOver {
+        /// Pictures that have.
+        placed: usize,
+        /// Pictures given.
+        pictures: usize,
+    },
+}
+
+/// The places of `tokens`, in which every run of `image_token` stands for the next of `pictures`
+/// (`get_rope_index` of transformers' Qwen2.5-VL and Qwen3-VL, for stills).
+///
+/// Text counts on in all three; a picture's tokens share one time and count rows and columns from
+/// it, and text goes on after the longer side.
+///
+/// # Errors
+/// [`PlacesError`] if image tokens and pictures do not match.
+pub fn places(
+    tokens: &[u32],
+    image_token: u32,
+    pictures: &[Lattice],
+) -> Result<Places, PlacesError> {
+    let mut found = Places { tokens: Vec::with_capacity(tokens.len()), next: 0 };
+    let mut left = pictures.iter();
+    while found.tokens.len() < tokens.len() {
+        let position = found.tokens.len();
+        if tokens[position] != image_token {
+            found.tokens.push([found.next; 3]);
+            found.next += 1;
+            continue;
+        }
+        let picture = pictures.len() - left.len();
+        let Some(lattice) = left.next() else {
+            return Err(PlacesError::NoPicture { position, pictures: pictures.len() });
+        };
+        let run = tokens[position..].iter().take_while(|token| **token == image_token).count();
+        let wanted = lattice.tokens();
+        if run < wanted {
+            return Err(PlacesError::CutShort { picture, wanted, found: run, position });
+        }
+        found.put(lattice);
+    }
+    match left.len() {
+        0 => Ok(found),
+        lost => {
+            let pictures = pictures.len();
+            Err(PlacesError::LeftOver { placed: pictures - lost, pictures })
+        }
+    }
+}
+
+impl Places {
+    /// Adds the tokens of one picture.
+    fn put(&mut self, lattice: &Lattice) {
+        let (rows, columns, start) =
+            (lattice.token_rows() as u32, lattice.token_columns() as u32, self.next);
+        for row in 0..rows {
+            self.tokens.extend((0..columns).map(|column| [start, start + row, start + column]));
+        }
+        self.next += rows.max(columns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::grid::{Grid, Patching};
+
+    #[derive(Deserialize)]
+    struct Golden {
+        image_token: u32,
+        prompts: Vec<Prompt>,
+    }
+
+    #[derive(Deserialize)]
+    struct Prompt {
+        grids: Vec<[usize; 2]>,
+        ids: Vec<u32>,
+        position_ids: [Vec<u32>; 3],
+        delta: i64,
+    }
+
+    const PATCHING: Patching = Patching { patch: 4, merge: 2, frames: 2, channels: 3 };
+
+    #[test]
+    fn places_are_those_of_transformers() {
+        for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
+            let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden");
+            let text = std::fs::read_to_string(root.join(name).join("prompts.json")).unwrap();
+            let golden: Golden = serde_json::from_str(&text).unwrap();
+            assert_eq!(golden.prompts.len(), 4);
+            for prompt in golden.prompts {
+                let grid = |&[height, width]: &[usize; 2]| Grid { height, width };
+                let pictures: Vec<Lattice> =
+                    prompt.grids.iter().map(|g| PATCHING.lattice(grid(g)).unwrap()).collect();
+                let found = places(&prompt.ids, golden.image_token, &pictures).unwrap();
+                for (axis, expect) in prompt.position_ids.iter().enumerate() {
+                    let found: Vec<u32> = found.tokens.iter().map(|place| place[axis]).collect();
+                    assert_eq!(found, *expect, "{name}");
+                }
+                assert_eq!(i64::from(found.next), prompt.ids.len() as i64 + prompt.delta);
+            }
+        }
+    }
+
+    #[test]
+    fn pictures_may_follow_one_another() {
+        let two = [Lattice { rows: 2, columns: 4, merge: 2 }; 2];
+        let found = places(&[9, 9, 9, 9, 1], 9, &two).unwrap();
+        assert_eq!(found.tokens, [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]);
+        assert_eq!(found.next, 5);
+    }
+
+    #[test]
+    fn tokens_that_are_not_the_pictures_are_refused() {
+        let one = [Lattice { rows: 2, columns: 6, merge: 2 }];
+        let refused = |tokens: &[u32]| places(tokens, 9, &one).unwrap_err().to_string();
+        assert_eq!(
+            refused(&[1, 9, 9, 1, 9]),
+            "picture 0 takes 3 image tokens, but only 2 follow one another at position 1"
+        );
+        assert_eq!(
+            refused(&[9, 9, 9, 9]),
+            "the image token at position 3 belongs to none of the 1 pictures"
+        );
+        assert_eq!(refused(&[1, 2]), "only 0 of 1 pictures have image tokens in the prompt");
+    }
+}

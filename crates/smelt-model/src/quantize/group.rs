@@ -1,0 +1,492 @@
+//! Puts the values that share a scale on a grid of integers.
+//!
+//! [`Rounder::fit`] finds the step of a group, trying the clips it was given; [`Rounder::row`]
+//! rounds a row of groups and measures what that costs.  Every step is one correctly rounded
+//! operation per element in a fixed order, so the bytes are equal on every machine.
+//! Knows nothing of tensors or files.
+
+use half::f16;
+
+use super::figures::{LANES, RowSums, Sums, padded};
+use crate::scheme::Grid;
+
+/// Added to a small f32 and taken away again, it leaves the nearest integer, ties to even:
+/// 1.5 * 2^23, above which neighbouring floats are one apart and the low bits are the integer.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// No clipping: the largest value of a group is on the grid.
+pub(super) const UNCLIPPED: &[f32] = &[1.0];
+
+/// The fractions of the largest value tried where a search pays: random 4-bit groups are best near
+/// 0.8, groups with one outlier below; under a half no group of real weights has its best.
+pub(super) const CLIPS: &[f32] = &[
+    1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.86, 0.84, 0.82, 0.8, 0.78, 0.76, 0.74, 0.72, 0.7,
+    0.68, 0.66, 0.64, 0.62, 0.6, 0.58, 0.56, 0.54, 0.52, 0.5,
+];
+
+/// Where the integers of one group lie: w = (q - zero) * scale.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Step {
+    pub(super) scale: f32,
+    /// The stored integer that means 0.
+    pub(super) zero: u8,
+    /// What values are divided by: the scale, or 1 where that is 0.
+    divisor: f32,
+    /// The smallest and the largest integer, zero taken off; both 0 where the scale is.
+    low: f32,
+    high: f32,
+}
+
+impl Step {
+    /// The nearest integer to `value`, zero taken off, plus [`ROUNDER`].
+    #[inline(always)]
+    fn shifted(self, value: f32) -> f32 {
+        let place = value / self.divisor;
+        let place = if place > self.high { self.high } else { place };
+        let place = if place < self.low { self.low } else { place };
+        place + ROUNDER
+    }
+
+    /// The stored byte of `value`, and the value it stands for.
+    #[inline(always)]
+    pub(super) fn round(self, value: f32) -> (u8, f32) {
+        let shifted = self.shifted(value);
+        let level = (shifted.to_bits() as u8).wrapping_add(self.zero);
+        (level, (shifted - ROUNDER) * self.scale)
+    }
+
+    /// Sum of `importance * (w - ŵ)²`, an importance of 1 where none is given.
+    fn error(self, values: &[f32], importance: Option<&[f32]>) -> f32 {
+        let Some(importance) = importance else { return self.weighed(values, |_| [1.0; LANES]) };
+        let (weights, last) = importance.as_chunks::<LANES>();
+        let last = padded(last);
+        self.weighed(values, |chunk| weights.get(chunk).copied().unwrap_or(last))
+    }
+
+    #[inline(always)]
+    fn weighed(self, values: &[f32], weights: impl Fn(usize) -> [f32; LANES]) -> f32 {
+        let mut sums = [0.0; LANES];
+        let mut add = |chunk: usize, values: &[f32; LANES]| {
+            let (weights, mut errors) = (weights(chunk), [0.0; LANES]);
+            for lane in 0..LANES {
+                let rounded = (self.shifted(values[lane]) - ROUNDER) * self.scale;
+                errors[lane] = values[lane] - rounded;
+            }
+            for lane in 0..LANES {
+                sums[lane] += errors[lane] * errors[lane] * weights[lane];
+            }
+        };
+        let (chunks, last) = values.as_chunks::<LANES>();
+        chunks.iter().enumerate().for_each(|(index, chunk)| add(index, chunk));
+        if !last.is_empty() {
+            add(chunks.len(), &padded(last));
+        }
+        sums.iter().sum()
+    }
+}
+
+/// What a row is rounded to: bytes as they are stored.
+#[derive(Default)]
+pub(super) struct Rounded {
+    /// Integers, two in a byte where they have 4 bits, the low half first.
+    pub(super) levels: Vec<u8>,
+    /// Little-endian scales.
+    pub(super) scales: Vec<u8>,
+    /// Zero points, where the grid has them.
+    pub(super) zeros: Vec<u8>,
+}
+
+impl Rounded {
+    pub(super) fn clear(&mut self) {
+        self.levels.clear();
+        self.scales.clear();
+        self.zeros.clear();
+    }
+
+    pub(super) fn append(&mut self, next: &Self) {
+        self.levels.extend_from_slice(&next.levels);
+        self.scales.extend_from_slice(&next.scales);
+        self.zeros.extend_from_slice(&next.zeros);
+    }
+
+    /// What the bytes of the one row here, `width` inputs wide, stand for.
+    pub(super) fn restore(&self, grid: Grid, width: usize) -> Vec<f32> {
+        let group = grid.group.unwrap_or(width);
+        let scale = |index: usize| match grid.group {
+            None => f32::from_le_bytes(self.scales.as_chunks().0[index]),
+            Some(_) => f16::from_le_bytes(self.scales.as_chunks().0[index]).to_f32(),
+        };
+        let value = |column: usize| {
+            let level = if grid.bits == 4 {
+                let byte = self.levels[column / 2];
+                let level = if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
+                i16::from(level) - self.zeros.get(column / group).map_or(8, |zero| i16::from(*zero))
+            } else {
+                i16::from(self.levels[column].cast_signed())
+            };
+            f32::from(level) * scale(column / group)
+        };
+        (0..width).map(value).collect()
+    }
+}
+
+/// How groups are put on a grid.
+#[derive(Clone, Copy)]
+pub(super) struct Rounder {
+    pub(super) grid: Grid,
+    /// Fractions of the largest value to try; the first is taken where none is better.
+    pub(super) clips: &'static [f32],
+}
+
+impl Rounder {
+    /// The step of a group, or nothing if a value is not finite or too large for the scale's type.
+    ///
+    /// A group whose scale would not be a normal number counts as zeros.
+    pub(super) fn fit(self, values: &[f32], importance: Option<&[f32]>) -> Option<Step> {
+        let extent = Extent::of(values, self.grid.has_zero)?;
+        let first = self.step(extent, self.clips[0])?;
+        if self.clips.len() == 1 || first.scale == 0.0 {
+            return Some(first);
+        }
+        let (mut best, mut least) = (first, first.error(values, importance));
+        for clip in &self.clips[1..] {
+            let step = self.step(extent, *clip)?;
+            let error = step.error(values, importance);
+            if step.scale > 0.0 && error < least {
+                (best, least) = (step, error);
+            }
+        }
+        Some(best)
+    }
+
+    fn step(self, extent: Extent, clip: f32) -> Option<Step> {
+        let Extent { low, high } = extent;
+        // Half a step beyond the largest integer rounds to it, so 4 bits reach 7.5 steps.
+        let (levels, zero_of_none) = match (self.grid.bits, self.grid.has_zero) {
+            (4, true) => (15.0, 0),
+            (4, false) => (7.5, 8),
+            _ => (127.0, 0),
+        };
+        let scale = self.stored((high - low) * clip / levels)?;
+        let zero = match (self.grid.has_zero, scale > 0.0) {
+            (true, true) => (-low * clip / scale).round_ties_even().clamp(0.0, 15.0) as u8,
+            _ => zero_of_none,
+        };
+        if scale == 0.0 {
+            return Some(Step { scale, zero, divisor: 1.0, low: 0.0, high: 0.0 });
+        }
+        let (low, high) = if self.grid.bits == 4 {
+            (-f32::from(zero), 15.0 - f32::from(zero))
+        } else {
+            (-127.0, 127.0)
+        };
+        Some(Step { scale, zero, divisor: scale, low, high })
+    }
+
+    /// The scale as it can be stored.
+    fn stored(self, scale: f32) -> Option<f32> {
+        if self.grid.group.is_none() {
+            return Some(if scale < f32::MIN_POSITIVE { 0.0 } else { scale });
+        }
+        let stored = f16::from_f32(scale).to_f32();
+        stored.is_finite().then_some(stored)
+    }
+
+    /// Appends `row` to `out` and says what rounding it costs, or nothing if a value cannot be held.
+    ///
+    /// `importance`, where given, has one weight per input for the choice of clips.
+    pub(super) fn row(
+        self,
+        row: &[f32],
+        importance: Option<&[f32]>,
+        out: &mut Rounded,
+    ) -> Option<Sums> {
+        let width = self.grid.group.unwrap_or(row.len());
+        let mut sums = RowSums::default();
+        for (index, values) in row.chunks(width).enumerate() {
+            let importance = importance.map(|all| &all[index * width..][..values.len()]);
+            let step = self.fit(values, importance)?;
+            self.put_step(step, out);
+            round_group(values, step, self.grid.bits, &mut sums, &mut out.levels);
+        }
+        Some(sums.sums())
+    }
+
+    /// Appends the scale of a group, and its zero point where the grid has them.
+    pub(super) fn put_step(self, step: Step, out: &mut Rounded) {
+        match self.grid.group {
+            None => out.scales.extend(step.scale.to_le_bytes()),
+            Some(_) => out.scales.extend(f16::from_f32(step.scale).to_le_bytes()),
+        }
+        if self.grid.has_zero {
+            out.zeros.push(step.zero);
+        }
+    }
+
+    /// Appends a row of integers, one a byte, as they are stored.
+    pub(super) fn put_levels(self, levels: &[u8], out: &mut Rounded) {
+        if self.grid.bits == 4 {
+            out.levels
+                .extend(levels.chunks(2).map(|pair| pair[0] | pair.get(1).unwrap_or(&0) << 4));
+        } else {
+            out.levels.extend(levels);
+        }
+    }
+}
+
+/// Values rounded together: enough for the compiler to see loops it can turn into vector code.
+const BLOCK: usize = 32;
+
+/// Appends the stored integers of one group.
+fn round_group(values: &[f32], step: Step, bits: u8, sums: &mut RowSums, levels: &mut Vec<u8>) {
+    let (blocks, last) = values.as_chunks::<BLOCK>();
+    for block in blocks {
+        put_block(&round_block(block, step, sums), BLOCK, bits, levels);
+    }
+    if !last.is_empty() {
+        let mut block = [0.0; BLOCK];
+        block[..last.len()].copy_from_slice(last);
+        let mut rounded = round_block(&block, step, sums);
+        // What pads the last byte is 0, whatever stands for 0.
+        rounded[last.len()..].fill(0);
+        put_block(&rounded, last.len(), bits, levels);
+    }
+}
+
+/// The stored bytes of a block, one each.
+#[inline(always)]
+fn round_block(values: &[f32; BLOCK], step: Step, sums: &mut RowSums) -> [u8; BLOCK] {
+    let (mut shifted, mut levels) = ([0.0; BLOCK], [0; BLOCK]);
+    for n in 0..BLOCK {
+        shifted[n] = step.shifted(values[n]);
+    }
+    for n in 0..BLOCK {
+        levels[n] = (shifted[n].to_bits() as u8).wrapping_add(step.zero);
+    }
+    for value in &mut shifted {
+        *value = (*value - ROUNDER) * step.scale;
+    }
+    let rounded = shifted.as_chunks::<LANES>().0;
+    values.as_chunks::<LANES>().0.iter().zip(rounded).for_each(|(v, r)| sums.add(v, r));
+    levels
+}
+
+/// Appends the first `count` integers of a block as they are stored.
+#[inline(always)]
+fn put_block(block: &[u8; BLOCK], count: usize, bits: u8, levels: &mut Vec<u8>) {
+    if bits == 8 {
+        return levels.extend_from_slice(&block[..count]);
+    }
+    let mut pairs = [0; BLOCK / 2];
+    let outs = pairs.as_chunks_mut::<{ LANES / 2 }>().0;
+    outs.iter_mut().zip(block.as_chunks().0).for_each(|(out, lanes)| *out = packed(*lanes));
+    levels.extend_from_slice(&pairs[..count.div_ceil(2)]);
+}
+
+/// Pairs of 4-bit integers, the first in the low half.
+#[inline(always)]
+fn packed(levels: [u8; LANES]) -> [u8; LANES / 2] {
+    let mut bytes = u64::from_le_bytes(levels);
+    bytes = (bytes | bytes >> 4) & 0x00FF_00FF_00FF_00FF;
+    bytes = (bytes | bytes >> 8) & 0x0000_FFFF_0000_FFFF;
+    ((bytes | bytes >> 16) as u32).to_le_bytes()
+}
+
+/// What a group reaches from: all its values and 0 lie between.
+#[derive(Clone, Copy)]
+struct Extent {
+    low: f32,
+    high: f32,
+}
+
+impl Extent {
+    /// The extent of `values`, or nothing if one is not finite; a symmetric one is `0..max|w|`.
+    fn of(values: &[f32], is_signed: bool) -> Option<Self> {
+        let largest = largest_magnitude(values)?;
+        if !is_signed {
+            return Some(Self { low: 0.0, high: largest });
+        }
+        let (mut low, mut high) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+        let mut widen = |values: &[f32; LANES]| {
+            for lane in 0..LANES {
+                low[lane] = if values[lane] < low[lane] { values[lane] } else { low[lane] };
+                high[lane] = if values[lane] > high[lane] { values[lane] } else { high[lane] };
+            }
+        };
+        let (chunks, last) = values.as_chunks::<LANES>();
+        chunks.iter().for_each(&mut widen);
+        if !last.is_empty() {
+            widen(&padded(last));
+        }
+        let extent = Self {
+            low: low.into_iter().fold(0.0, f32::min),
+            high: high.into_iter().fold(0.0, f32::max),
+        };
+        (extent.high - extent.low).is_finite().then_some(extent)
+    }
+}
+
+/// The largest |value|, or nothing if one is not finite.
+///
+/// Without their sign, the bits of floats order as the floats do, and everything that is not
+/// finite comes last.
+fn largest_magnitude(values: &[f32]) -> Option<f32> {
+    let mut most = [0_i32; LANES];
+    let mut widen = |values: &[f32; LANES]| {
+        for lane in 0..LANES {
+            let bits = (values[lane].to_bits() & 0x7FFF_FFFF).cast_signed();
+            most[lane] = if bits > most[lane] { bits } else { most[lane] };
+        }
+    };
+    let (chunks, last) = values.as_chunks::<LANES>();
+    chunks.iter().for_each(&mut widen);
+    if !last.is_empty() {
+        widen(&padded(last));
+    }
+    let bits = most.into_iter().max().unwrap_or(0);
+    Some(f32::from_bits(bits.cast_unsigned())).filter(|largest| largest.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheme::Scheme;
+
+    fn noise(seed: u32, len: usize) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..len).map(|_| next() * next() + next() * 0.1).collect()
+    }
+
+    fn rounder(scheme: Scheme, clips: &'static [f32]) -> Rounder {
+        Rounder { grid: scheme.grid().unwrap(), clips }
+    }
+
+    fn schemes() -> impl Iterator<Item = Scheme> {
+        Scheme::ALL.into_iter().filter(|scheme| scheme.grid().is_some())
+    }
+
+    #[test]
+    fn every_value_lies_within_half_a_step_at_any_width() {
+        for scheme in schemes() {
+            for width in [1, 5, 31, 32, 33, 127, 128, 200, 257] {
+                let values = noise(width as u32, width);
+                let rounder = rounder(scheme, UNCLIPPED);
+                let mut row = Rounded::default();
+                let sums = rounder.row(&values, None, &mut row).unwrap();
+                assert_eq!(row.levels.len(), rounder.grid.row_bytes(width));
+                let group = rounder.grid.group.unwrap_or(width);
+                let restored = row.restore(rounder.grid, width);
+                for (index, (values, restored)) in
+                    values.chunks(group).zip(restored.chunks(group)).enumerate()
+                {
+                    let step = rounder.fit(values, None).unwrap();
+                    for (value, restored) in values.iter().zip(restored) {
+                        // The zero point and the f16 scale are rounded, too.
+                        let slack = if rounder.grid.has_zero { 1.01 } else { 0.505 };
+                        let error = (value - restored).abs();
+                        assert!(error <= slack * step.scale, "{scheme} {width} {index}: {error}");
+                    }
+                }
+                let mut expect = RowSums::default();
+                expect.add_row(&values, &restored);
+                assert_eq!(expect.sums().largest, sums.largest, "{scheme} {width}");
+                assert!((expect.sums().error - sums.error).abs() <= 1e-6 * sums.error);
+            }
+        }
+    }
+
+    #[test]
+    fn a_search_never_costs_more_and_mostly_less() {
+        for scheme in schemes() {
+            let values = noise(7, 1024);
+            let cost = |clips| {
+                let mut row = Rounded::default();
+                rounder(scheme, clips).row(&values, None, &mut row).unwrap().error
+            };
+            let (plain, searched) = (cost(UNCLIPPED), cost(CLIPS));
+            assert!(searched <= plain, "{scheme}");
+            if scheme.grid().unwrap().bits == 4 {
+                assert!(searched < 0.99 * plain, "{scheme}: {searched} {plain}");
+            }
+        }
+    }
+
+    #[test]
+    fn importance_moves_the_clip() {
+        let rounder = rounder(Scheme::Int4G32, CLIPS);
+        let mut values = noise(3, 32);
+        values[0] = 6.0;
+        let mut importance = vec![1.0; 32];
+        let held = rounder.fit(&values, Some(&importance)).unwrap();
+        importance[0] = 1e-6;
+        let let_go = rounder.fit(&values, Some(&importance)).unwrap();
+        assert!(let_go.scale < 0.7 * held.scale, "{let_go:?} {held:?}");
+    }
+
+    #[test]
+    fn integers_reach_both_ends() {
+        let ends = |scheme: Scheme, values: &[f32]| {
+            let mut row = Rounded::default();
+            rounder(scheme, UNCLIPPED).row(values, None, &mut row).unwrap();
+            row
+        };
+        assert_eq!(ends(Scheme::Int8, &[-1.0, 1.0]).levels, [129, 127]);
+        assert_eq!(ends(Scheme::Int4G32, &[-7.5, 7.5, 0.0]).levels, [0xF0, 8]);
+        let row = ends(Scheme::Int4G32Asym, &[-1.0, 14.0, 0.0]);
+        assert_eq!((row.levels, row.zeros), (vec![0xF0, 1], vec![1]));
+    }
+
+    #[test]
+    fn values_of_one_sign_keep_zero_on_the_grid() {
+        for values in [[3.0_f32, 4.0], [-3.0, -4.0]] {
+            let step = rounder(Scheme::Int4G128Asym, UNCLIPPED).fit(&values, None).unwrap();
+            assert_eq!(step.round(0.0).1, 0.0);
+            assert!((step.round(values[0]).1 - values[0]).abs() < step.scale);
+        }
+    }
+
+    #[test]
+    fn rows_round_to_even_and_use_every_level() {
+        // Powers of two make the scale exact, so ties are real ties.
+        let values: Vec<f32> = (-254..=254).map(|half| half as f32 / 2.0 * 0.25).collect();
+        let mut row = Rounded::default();
+        rounder(Scheme::Int8, UNCLIPPED).row(&values, None, &mut row).unwrap();
+        assert_eq!(row.scales, 0.25_f32.to_le_bytes());
+        for (value, level) in values.iter().zip(row.levels) {
+            assert_eq!(f32::from(level.cast_signed()), (value / 0.25).round_ties_even());
+        }
+    }
+
+    #[test]
+    fn rows_at_the_ends_of_f32_stay_finite() {
+        let row = |values: &[f32]| {
+            let mut row = Rounded::default();
+            rounder(Scheme::Int8, UNCLIPPED).row(values, None, &mut row)?;
+            Some((f32::from_le_bytes(row.scales.as_chunks().0[0]), row.levels))
+        };
+        let tiny = f32::from_bits(1);
+        assert_eq!(row(&[tiny, -tiny, 0.0]), Some((0.0, vec![0, 0, 0])));
+        assert_eq!(row(&[f32::MAX, -f32::MAX]), Some((f32::MAX / 127.0, vec![127, 129])));
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(row(&[1.0, bad]), None);
+            for scheme in schemes() {
+                assert!(rounder(scheme, CLIPS).fit(&[0.0, bad], None).is_none());
+            }
+        }
+        assert!(rounder(Scheme::Int4G32, UNCLIPPED).fit(&[1e6], None).is_none());
+        assert!(
+            rounder(Scheme::Int4G32Asym, UNCLIPPED).fit(&[f32::MAX, -f32::MAX], None).is_none()
+        );
+        let zeros = rounder(Scheme::Int4G32, CLIPS).fit(&[tiny], None).unwrap();
+        assert_eq!(zeros.round(tiny), (8, 0.0));
+    }
+
+    #[test]
+    fn packing_puts_the_first_in_the_low_half() {
+        assert_eq!(packed([1, 2, 3, 4, 5, 6, 15, 0]), [0x21, 0x43, 0x65, 0x0F]);
+    }
+}

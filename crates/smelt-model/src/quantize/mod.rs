@@ -1,0 +1,401 @@
+//! Quantises the linear weights of a checkpoint's language model.
+//!
+//! A checkpoint becomes a directory that [`Checkpoint::open`] opens again: side files byte for
+//! byte, a mark that names the schemes, a report of what rounding cost, and the language model's
+//! tensors.  `targets` decides what becomes of each, `tensor` reads, rounds and writes it a block
+//! of rows at a time, `group` puts values on a grid; `awq` and `gptq` choose by what a `calibrate`
+//! stage saw.  Memory does not grow with the model, and bytes are equal on every machine.
+//! Knows nothing of engines: how a kernel packs the integers is not decided here.
+
+mod awq;
+mod figures;
+mod glob;
+mod gptq;
+mod group;
+mod in_order;
+mod layer;
+mod report;
+mod side_files;
+mod targets;
+mod tensor;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::calibrate::{Calibration, CalibrationError};
+use crate::checkpoint::{CONFIG_FILE, Checkpoint, CheckpointError, WEIGHTS_FILE};
+use crate::decoder::EMBEDDING;
+use crate::model::block_of;
+use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
+use crate::scheme::{self, Mark};
+
+use figures::Sums;
+use gptq::{Activations, Feedback};
+use group::{CLIPS, Rounder, UNCLIPPED};
+use layer::{Changes, Source};
+use report::Draft;
+pub(crate) use side_files::copy_side_files;
+use targets::{Target, targets};
+use tensor::{Change, Choice};
+
+pub use crate::scheme::{Grid, Scheme};
+pub use figures::Figures;
+pub use report::{REPORT_FILE, Report, TensorReport};
+
+/// How the integers of a weight are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Each value to the nearest integer, the largest of a group being the largest integer.
+    Rtn,
+    /// The same, each group clipped where its squared error is least.
+    Mse,
+    /// AWQ: inputs scaled by what was seen of them, then clipped where the output error is least.
+    Awq,
+    /// GPTQ: each input makes up for the errors of those before it.
+    Gptq,
+    /// GPTQ, the largest inputs first; columns are stored in that order where groups share scales.
+    GptqActOrder,
+}
+
+impl Method {
+    /// Every method, in the order of the enum.
+    pub const ALL: [Self; 5] = [Self::Rtn, Self::Mse, Self::Awq, Self::Gptq, Self::GptqActOrder];
+
+    /// The words of [`Method::ALL`], as pipelines and flags use them.
+    pub const WORDS: [&'static str; 5] = ["rtn", "mse", "awq", "gptq", "gptq-act-order"];
+
+    /// The word pipelines and flags use.
+    pub fn name(self) -> &'static str {
+        Self::WORDS[self as usize]
+    }
+
+    /// The method of a word.
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|method| method.name() == word)
+    }
+
+    /// Whether it needs what a `calibrate` stage saw.
+    pub fn needs_calibration(self) -> bool {
+        matches!(self, Self::Awq | Self::Gptq | Self::GptqActOrder)
+    }
+
+    fn reorders(self) -> bool {
+        self == Self::GptqActOrder
+    }
+}
+
+/// What to quantise, and how.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// Of the linear weights of the layers.
+    pub scheme: Scheme,
+    /// Of the head; if not given that of the layers, but 8 bits per output channel where theirs has
+    /// 4: the head decides each token at once, and nothing after it makes up for its errors.
+    pub head: Option<Scheme>,
+    /// Of the embedding; if not given it stays as it is.
+    pub embeddings: Option<Scheme>,
+    /// How integers are chosen.
+    pub method: Method,
+    /// Patterns of the names of tensors that stay as they are: `*` any characters, `?` any one.
+    pub exclude: Vec<String>,
+    /// What a `calibrate` stage saw of this checkpoint.
+    pub calibration: Option<&'a Path>,
+    /// Threads to round with; the result does not depend on it.
+    pub threads: usize,
+}
+
+impl Options<'_> {
+    /// Plain rounding under `scheme`, on all threads of the machine.
+    pub fn plain(scheme: Scheme) -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            scheme,
+            head: None,
+            embeddings: None,
+            method: Method::Rtn,
+            exclude: Vec::new(),
+            calibration: None,
+            threads,
+        }
+    }
+
+    fn head(&self) -> Scheme {
+        self.head.unwrap_or(match self.scheme.grid() {
+            Some(Grid { bits: 4, .. }) => Scheme::Int8,
+            _ => self.scheme,
+        })
+    }
+
+    /// Whether anything is to be rounded.
+    fn rounds(&self) -> bool {
+        [self.scheme, self.head(), self.embeddings()].iter().any(|scheme| scheme.grid().is_some())
+    }
+
+    fn embeddings(&self) -> Scheme {
+        self.embeddings.unwrap_or(Scheme::None)
+    }
+
+    fn mark(&self) -> Mark {
+        Mark {
+            scheme: self.scheme,
+            head: self.head(),
+            embeddings: self.embeddings(),
+            method: self.method.name().to_owned(),
+            exclude: self.exclude.clone(),
+        }
+    }
+}
+
+/// Why a checkpoint could not be quantised.
+#[derive(Debug, thiserror::Error)]
+pub enum QuantizeError {
+    /// The checkpoint could not be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// What was seen of the checkpoint could not be read.
+    #[error(transparent)]
+    Calibration(#[from] CalibrationError),
+    /// The weights could not be written.
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsError),
+    /// The system refused a side file or the directory.
+    #[error("cannot write {}: {source}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The weights are integers already.
+    #[error("{} is already quantised (scheme {scheme}); quantise the original", dir.display())]
+    AlreadyQuantized {
+        /// The checkpoint.
+        dir: PathBuf,
+        /// Its scheme.
+        scheme: String,
+    },
+    /// The result would overwrite the checkpoint.
+    #[error("cannot quantise {} into itself; name another directory", dir.display())]
+    SameDirectory {
+        /// The checkpoint.
+        dir: PathBuf,
+    },
+    /// A weight is infinite or not a number, or too large for the type of its scale.
+    #[error(
+        "tensor {tensor} has a value in row {row} that is not finite or too large; no scale can hold it"
+    )]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// The row.
+        row: usize,
+    },
+    /// The method chooses by activations, and there are none.
+    #[error("method {} needs what `smelt calibrate` saw of this checkpoint; name it as calibration", method.name())]
+    NoCalibration {
+        /// The method.
+        method: Method,
+    },
+    /// A pattern keeps nothing from being rounded.
+    #[error(
+        "exclude {pattern:?} matches no weight that would be quantised; see the names in quantize-report.json"
+    )]
+    IdlePattern {
+        /// The pattern.
+        pattern: String,
+    },
+}
+
+/// Writes the language model of `ckpt` into `out_dir`, which is created if absent, and says what
+/// that cost.
+///
+/// A weight `[out, in]` under a scheme of 8 bits becomes I8 of the same shape, under one of 4 bits U8
+/// `[out, ceil(in / 2)]`, the even column in the low half.  `<name>_scale` is F32 `[out]`, or F16
+/// `[out, groups]` where runs of inputs share a scale; `<name>_zero` is U8 `[out, groups]` where the
+/// scheme has zero points; `<name>_order` I32 `[in]` says which input each stored column belongs to
+/// where the method reorders them.  A weight is `(q - zero) * scale`, the zero of 4 bits without
+/// zero points being 8.  Plain rounding takes `scale = max|w| / 127`, or `/ 7.5` for 4 bits, or the
+/// range from the least to the largest over 15 with zero points, and rounds ties to even.  A group
+/// of zeros has scale 0.  A tied head that is quantised becomes a copy of the embedding.  Norms and
+/// biases keep their bytes, except those AWQ divides.
+///
+/// `progress` hears one line per layer.
+///
+/// # Errors
+/// [`QuantizeError`] naming the file or tensor; what was written until then stays.
+pub fn quantize(
+    ckpt: &Checkpoint,
+    options: &Options<'_>,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report, QuantizeError> {
+    if ckpt.is_quantized() || ckpt.is_packed() && options.rounds() {
+        let (dir, scheme) = (ckpt.dir().into(), ckpt.scheme_words());
+        return Err(QuantizeError::AlreadyQuantized { dir, scheme });
+    }
+    ckpt.decoder()?;
+    let calibration = calibration(options)?;
+    let targets = targets(ckpt, options)?;
+    fs::create_dir_all(out_dir).map_err(failed(out_dir))?;
+    refuse_same_directory(ckpt.dir(), out_dir)?;
+    copy_side_files(ckpt.dir(), out_dir)?;
+    write(&out_dir.join(CONFIG_FILE), ckpt.config())?;
+    let mark = options.mark();
+    write(&out_dir.join(scheme::MARK_FILE), &mark.text())?;
+    let specs: Vec<TensorSpec> = targets.iter().flat_map(Target::specs).collect();
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let writer = Writer::create(&out_dir.join(WEIGHTS_FILE), &specs, &metadata)?;
+    let (method, threads) = (options.method, options.threads.max(1));
+    let source = calibration.as_ref().map(|seen| Source { ckpt, calibration: seen, threads });
+    let draft = Draft::default();
+    let mut work = Work { ckpt, method, threads, source, writer, draft, feedback: None };
+    for layer in targets.chunk_by(|a, b| block_of(&a.name) == block_of(&b.name)) {
+        progress(block_of(&layer[0].name));
+        work.layer(layer)?;
+    }
+    work.writer.finish()?;
+    let report = work.draft.finish(&mark);
+    write(&out_dir.join(REPORT_FILE), &report.text())?;
+    Ok(report)
+}
+
+fn calibration(options: &Options<'_>) -> Result<Option<Calibration>, QuantizeError> {
+    let method = options.method;
+    match options.calibration.filter(|_| method.needs_calibration()) {
+        Some(dir) => Ok(Some(Calibration::open(dir)?)),
+        None if method.needs_calibration() => Err(QuantizeError::NoCalibration { method }),
+        None => Ok(None),
+    }
+}
+
+/// A checkpoint being quantised.
+struct Work<'a> {
+    ckpt: &'a Checkpoint,
+    method: Method,
+    threads: usize,
+    /// What was seen, where the method chooses by it.
+    source: Option<Source<'a>>,
+    writer: Writer,
+    draft: Draft,
+    /// The feedback of the last input: linears that share one come one after another.
+    feedback: Option<InputFeedback>,
+}
+
+/// What GPTQ knows of one input.
+struct InputFeedback {
+    input: String,
+    group: Option<usize>,
+    order: Option<Vec<usize>>,
+    feedback: Feedback,
+}
+
+impl Work<'_> {
+    /// Writes the tensors of one layer.
+    fn layer(&mut self, targets: &[Target]) -> Result<(), QuantizeError> {
+        let mut changes = match self.source {
+            Some(source) if self.method == Method::Awq => {
+                source.changes(block_of(&targets[0].name), targets)?
+            }
+            _ => Changes::default(),
+        };
+        for target in targets {
+            let Some(grid) = target.grid() else {
+                match changes.vectors.get(&target.name) {
+                    Some(bytes) => self.writer.write(bytes)?,
+                    None => tensor::copy(self.ckpt, target, &mut self.writer)?,
+                }
+                continue;
+            };
+            let sums = self.round(target, grid, &mut changes)?;
+            self.draft.add(&target.name, target.scheme, &target.shape, sums);
+        }
+        Ok(())
+    }
+
+    fn round(
+        &mut self,
+        target: &Target,
+        grid: Grid,
+        changes: &mut Changes,
+    ) -> Result<Sums, QuantizeError> {
+        let clips = if self.method == Method::Rtn { UNCLIPPED } else { CLIPS };
+        let rounder = Rounder { grid, clips };
+        let mut choice = Choice::Alone { change: Change::default(), importance: None };
+        // Nothing multiplies the embedding, so nothing was seen.
+        let source = self.source.filter(|_| target.name != EMBEDDING);
+        match (source, self.method) {
+            (Some(source), Method::Awq) => {
+                let importance = match changes.importance.remove(&target.name) {
+                    Some(importance) => importance,
+                    None => source.seen(&target.name, target.shape[1])?.square,
+                };
+                let change = changes.weights.remove(&target.name).unwrap_or_default();
+                choice = Choice::Alone { change, importance: Some(importance) };
+            }
+            (Some(source), Method::Gptq | Method::GptqActOrder) => {
+                return self.round_with_feedback(source, target, rounder);
+            }
+            _ => {}
+        }
+        tensor::round(self.ckpt, target, (rounder, &choice), &mut self.writer, self.threads)
+    }
+
+    fn round_with_feedback(
+        &mut self,
+        source: Source<'_>,
+        target: &Target,
+        rounder: Rounder,
+    ) -> Result<Sums, QuantizeError> {
+        let input = source.calibration.input_of(&target.name, target.shape[1])?;
+        let group = rounder.grid.group;
+        let is_known = |known: &InputFeedback| known.input == input && known.group == group;
+        let known = match self.feedback.take().filter(is_known) {
+            Some(known) => known,
+            None => InputFeedback::find(source, target, input, group)?,
+        };
+        let choice = Choice::Feedback { feedback: &known.feedback, order: known.order.as_deref() };
+        let how = (rounder, &choice);
+        let sums = tensor::round(self.ckpt, target, how, &mut self.writer, self.threads)?;
+        self.feedback = Some(known);
+        Ok(sums)
+    }
+}
+
+impl InputFeedback {
+    fn find(
+        source: Source<'_>,
+        target: &Target,
+        input: &str,
+        group: Option<usize>,
+    ) -> Result<Self, QuantizeError> {
+        let rows = source.calibration.activations(input)?;
+        let mut x = Activations::from_rows(&rows, target.shape[1]);
+        drop(rows);
+        let order = target.is_ordered.then(|| x.order());
+        if let Some(order) = &order {
+            x = x.reordered(order);
+        }
+        let feedback = Feedback::new(x, group, source.threads);
+        Ok(Self { input: input.to_owned(), group, order, feedback })
+    }
+}
+
+fn refuse_same_directory(from: &Path, to: &Path) -> Result<(), QuantizeError> {
+    let real = |path: &Path| fs::canonicalize(path).map_err(failed(path));
+    if real(from)? == real(to)? {
+        return Err(QuantizeError::SameDirectory { dir: from.into() });
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), QuantizeError> {
+    fs::write(path, text).map_err(failed(path))
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> QuantizeError {
+    move |source| QuantizeError::Io { path: path.into(), source }
+}

@@ -1,0 +1,190 @@
+//! Writes one tensor of the result: its own bytes, or integers with what belongs to them.
+//!
+//! Row blocks are read and rounded by as many threads as there are, and written in order.  Scales,
+//! zero points and sums are all that is kept until the end of a tensor.
+
+use super::QuantizeError;
+use super::figures::{RowSums, Sums};
+use super::gptq::Feedback;
+use super::group::{Rounded, Rounder};
+use super::in_order::in_order;
+use super::targets::Target;
+use crate::checkpoint::Checkpoint;
+use crate::safetensors::Writer;
+
+/// The f32 bytes of a block of rows: small enough for a core's cache.
+const BLOCK_BYTES: usize = 256 << 10;
+
+/// The same where each row meets every activation: blocks of rows share the packing of those.
+const FEEDBACK_BLOCK_BYTES: usize = 2 << 20;
+
+/// How a weight is changed before it is rounded: w[r, c] * columns[c] / rows[r].
+#[derive(Default)]
+pub(super) struct Change {
+    pub(super) columns: Option<Vec<f32>>,
+    pub(super) rows: Option<Vec<f32>>,
+}
+
+impl Change {
+    fn is_none(&self) -> bool {
+        self.columns.is_none() && self.rows.is_none()
+    }
+
+    fn apply(&self, row: usize, values: &mut [f32]) {
+        if let Some(columns) = &self.columns {
+            values.iter_mut().zip(columns).for_each(|(value, scale)| *value *= scale);
+        }
+        if let Some(rows) = &self.rows {
+            values.iter_mut().for_each(|value| *value /= rows[row]);
+        }
+    }
+
+    fn undo(&self, row: usize, values: &mut [f32]) {
+        if let Some(columns) = &self.columns {
+            values.iter_mut().zip(columns).for_each(|(value, scale)| *value /= scale);
+        }
+        if let Some(rows) = &self.rows {
+            values.iter_mut().for_each(|value| *value *= rows[row]);
+        }
+    }
+}
+
+/// How integers are chosen for one tensor.
+pub(super) enum Choice<'a> {
+    /// Each group for itself, after a change, the inputs mattering as given.
+    Alone { change: Change, importance: Option<Vec<f32>> },
+    /// Each input making up for those before it, in an order.
+    Feedback { feedback: &'a Feedback, order: Option<&'a [usize]> },
+}
+
+/// Copies the bytes of `target` as they are.
+pub(super) fn copy(
+    ckpt: &Checkpoint,
+    target: &Target,
+    writer: &mut Writer,
+) -> Result<(), QuantizeError> {
+    let size = target.shape.iter().product::<usize>() * target.dtype.size_bytes();
+    let mut block = vec![0; BLOCK_BYTES.min(size)];
+    let mut at = 0;
+    while at < size {
+        let part = block.len().min(size - at);
+        let bytes = &mut block[..part];
+        ckpt.read_bytes(&target.source, at as u64, bytes)?;
+        writer.write(bytes)?;
+        at += part;
+    }
+    Ok(())
+}
+
+/// What one thread works with.
+#[derive(Default)]
+struct Scratch {
+    values: Vec<f32>,
+    changed: Vec<f32>,
+    rounded: Rounded,
+    sums: Sums,
+}
+
+/// Writes the integers of `target`, then its scales, zero points and order; says what it cost.
+pub(super) fn round(
+    ckpt: &Checkpoint,
+    target: &Target,
+    (rounder, choice): (Rounder, &Choice<'_>),
+    writer: &mut Writer,
+    threads: usize,
+) -> Result<Sums, QuantizeError> {
+    let (rows, width) = (target.shape[0], target.shape[1]);
+    let block_bytes = match choice {
+        Choice::Alone { .. } => BLOCK_BYTES,
+        Choice::Feedback { .. } => FEEDBACK_BLOCK_BYTES,
+    };
+    let step = (block_bytes / size_of::<f32>() / width).max(1);
+    let (mut scales, mut zeros, mut sums) = (Vec::new(), Vec::new(), Sums::default());
+    let make = |scratch: &mut Scratch, index: usize| {
+        let first = index * step;
+        let block = first..rows.min(first + step);
+        ckpt.read_rows_f32(&target.source, block, &mut scratch.values)?;
+        scratch.rounded.clear();
+        let bad = |row| {
+            let (tensor, row) = (target.source.clone(), first + row);
+            QuantizeError::NotFinite { tensor, row }
+        };
+        scratch.sums = scratch.round(first, width, rounder, choice).map_err(bad)?;
+        Ok(())
+    };
+    let take = |scratch: &mut Scratch| {
+        scales.extend_from_slice(&scratch.rounded.scales);
+        zeros.extend_from_slice(&scratch.rounded.zeros);
+        sums.add(scratch.sums);
+        Ok(writer.write(&scratch.rounded.levels)?)
+    };
+    in_order::<Scratch, QuantizeError>(rows.div_ceil(step), threads, make, take)?;
+    writer.write(&scales)?;
+    writer.write(&zeros)?;
+    if let (true, Choice::Feedback { order: Some(order), .. }) = (target.is_ordered, choice) {
+        let order = order.iter().flat_map(|input| (*input as i32).to_le_bytes());
+        writer.write(&order.collect::<Vec<u8>>())?;
+    }
+    Ok(sums)
+}
+
+impl Scratch {
+    /// Rounds the block of rows in `values`, the first of which is `first`, into `rounded`; says what
+    /// it costs, or which row of the block cannot be rounded.
+    fn round(
+        &mut self,
+        first: usize,
+        width: usize,
+        rounder: Rounder,
+        choice: &Choice<'_>,
+    ) -> Result<Sums, usize> {
+        match choice {
+            Choice::Feedback { feedback, order } => {
+                for row in self.values.chunks_mut(width) {
+                    let Some(order) = order else { break };
+                    self.changed.clear();
+                    self.changed.extend(order.iter().map(|input| row[*input]));
+                    row.copy_from_slice(&self.changed);
+                }
+                feedback.round(&self.values, rounder, &mut self.rounded)
+            }
+            Choice::Alone { change, importance } if change.is_none() => {
+                let mut sums = Sums::default();
+                for (n, row) in self.values.chunks(width).enumerate() {
+                    let cost = rounder.row(row, importance.as_deref(), &mut self.rounded);
+                    sums.add(cost.ok_or(n)?);
+                }
+                Ok(sums)
+            }
+            Choice::Alone { change, importance } => {
+                self.round_changed(first, width, rounder, (change, importance.as_deref()))
+            }
+        }
+    }
+
+    /// The same after a change; the cost is that of the weights before it.
+    fn round_changed(
+        &mut self,
+        first: usize,
+        width: usize,
+        rounder: Rounder,
+        (change, importance): (&Change, Option<&[f32]>),
+    ) -> Result<Sums, usize> {
+        let mut sums = Sums::default();
+        let mut one = Rounded::default();
+        for (n, row) in self.values.chunks(width).enumerate() {
+            self.changed.clear();
+            self.changed.extend_from_slice(row);
+            change.apply(first + n, &mut self.changed);
+            one.clear();
+            rounder.row(&self.changed, importance, &mut one).ok_or(n)?;
+            self.rounded.append(&one);
+            let mut restored = one.restore(rounder.grid, width);
+            change.undo(first + n, &mut restored);
+            let mut cost = RowSums::default();
+            cost.add_row(row, &restored);
+            sums.add(cost.sums());
+        }
+        Ok(sums)
+    }
+}

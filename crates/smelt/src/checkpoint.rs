@@ -1,0 +1,77 @@
+//! Opens checkpoints and quantises them, for commands and stages alike.
+//!
+//! What the user should know of a checkpoint's weights is said when it is opened.  A format that
+//! other servers load is written from smelt's own, which lies beside it until then.
+
+use std::fs;
+use std::path::Path;
+
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::packed::write::{Format, write};
+use smelt_model::quantize::{self, Options, Report, Scheme};
+
+use crate::exit::{Exit, Failed};
+use crate::say::tell;
+
+/// The word for smelt's own form.
+const SMELT: &str = "smelt";
+
+/// Where smelt's own form lies while another is made of it.
+const CANONICAL_DIR: &str = ".canonical";
+
+/// The form of a quantised checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// smelt's own.
+    Smelt,
+    /// That of another tool.
+    Foreign(Format),
+}
+
+impl Form {
+    /// The form of a word.
+    pub(crate) fn parse(word: &str) -> Result<Self, String> {
+        if word == SMELT {
+            return Ok(Self::Smelt);
+        }
+        let known = || format!("{SMELT} or {}", Format::ALL.map(Format::name).join(" or "));
+        Format::parse(word).map(Self::Foreign).ok_or_else(known)
+    }
+}
+
+/// Opens the checkpoint at `path`, and says what is odd about it.
+pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failed> {
+    let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
+    checkpoint.warnings().iter().for_each(|line| tell(format_args!("warning: {line}")));
+    Ok(checkpoint)
+}
+
+/// Quantises `checkpoint` into `out` in `form`; weights that are packed already are packed again
+/// in that form, their integers unchanged, if the scheme is none.  Returns what rounding cost, if
+/// anything was rounded.
+pub(crate) fn quantize(
+    checkpoint: &Checkpoint,
+    options: &Options<'_>,
+    form: Form,
+    out: &Path,
+    say: &mut dyn FnMut(&str),
+) -> Result<Option<Report>, Failed> {
+    let Form::Foreign(format) = form else {
+        let report = quantize::quantize(checkpoint, options, out, say);
+        return report.map(Some).map_err(Failed::model);
+    };
+    if options.scheme == Scheme::None {
+        write(checkpoint, checkpoint, format, out, say).map_err(Failed::model)?;
+        return Ok(None);
+    }
+    let canonical = out.join(CANONICAL_DIR);
+    let report = quantize::quantize(checkpoint, options, &canonical, say).map_err(Failed::model)?;
+    let packed = Checkpoint::open(&canonical).map_err(Failed::model)?;
+    write(&packed, checkpoint, format, out, say).map_err(Failed::model)?;
+    drop(packed);
+    fs::remove_dir_all(&canonical).map_err(|error| {
+        let text = format!("cannot remove {}: {error}", canonical.display());
+        Failed::new(Exit::StageFailed, text)
+    })?;
+    Ok(Some(report))
+}

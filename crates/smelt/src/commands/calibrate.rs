@@ -1,0 +1,19 @@
+//! `smelt calibrate`: what a checkpoint's layers are fed, without a pipeline.
+
+use crate::exit::{Exit, Failed};
+use crate::flags::CalibrateFlags;
+use crate::fresh::FreshDir;
+use crate::given;
+use crate::say::tell;
+use crate::stage::calibrate::{Asked, prompts, watch};
+
+pub(crate) fn run(flags: &CalibrateFlags) -> Result<Exit, Failed> {
+    let texts = flags.text.as_deref().map(prompts).transpose()?.unwrap_or_default();
+    let asked = Asked { texts, pictures: flags.image.clone(), vision: None, rows: flags.tokens };
+    let out = FreshDir::begin(&flags.out)?;
+    let given = given::open(&flags.checkpoint, &flags.out)?;
+    watch(&given.checkpoint, &asked, out.path(), &mut |line| tell(line))?;
+    out.finish()?;
+    tell(format_args!("wrote {}", flags.out.display()));
+    Ok(Exit::Ok)
+}

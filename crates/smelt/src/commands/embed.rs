@@ -1,0 +1,29 @@
+//! `smelt embed`: gives the embeddings of texts by a built encoder.
+
+use serde_json::json;
+use smelt_runtime::embed::{Embedding, SentenceEncoder};
+
+use super::target;
+use crate::exit::{Exit, Failed};
+use crate::flags::EmbedFlags;
+use crate::say::answer;
+
+pub(crate) fn run(flags: &EmbedFlags) -> Result<Exit, Failed> {
+    let dir = target::directory(&flags.target, &flags.sets)?;
+    let encoder = SentenceEncoder::open(&dir).map_err(Failed::model)?;
+    let mut embeddings = Vec::new();
+    for text in &flags.texts {
+        let embedding = encoder.embed(text).map_err(Failed::model)?;
+        if flags.json {
+            embeddings.push(embedding);
+        } else {
+            answer(format_args!("{}\n", json!(embedding.row)))?;
+        }
+    }
+    if flags.json {
+        let of = |(text, embedding): (&String, &Embedding)| json!({ "text": text, "tokens": embedding.tokens, "embedding": embedding.row });
+        let all: Vec<_> = flags.texts.iter().zip(&embeddings).map(of).collect();
+        answer(format_args!("{}\n", json!({ "model": encoder.spec().model, "embeddings": all })))?;
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,92 @@
+//! Quantising by what a model was seen to do: the stage, the commands, and what they refuse.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::fs;
+
+use world::{World, data, statuses};
+
+/// The demo, with a decoder quantised by statistics instead.
+fn calibrated(extra: &str) -> World {
+    let demo = include_str!("../../../pipelines/demo.toml");
+    let plain = "scheme = \"${scheme}\"";
+    assert!(demo.contains(plain));
+    let quantize = format!("{plain}\nmethod = \"awq\"\ncalibration = \"seen\"");
+    let stage =
+        format!("\n[stage.seen]\nkind = \"calibrate\"\ncheckpoint = \"checkpoint\"\n{extra}");
+    World::new(&(demo.replace(plain, &quantize) + &stage))
+}
+
+#[test]
+fn a_decoder_is_quantised_by_what_it_was_seen_to_do() {
+    let picture = data("picture.png").display().to_string();
+    let world = calibrated(&format!(
+        "texts = [\"What is this?\"]\nprompts = \"path:prompts.txt\"\nimages = \"path:{picture}\"\n\
+         vision = \"vision-engine\"\ntokens = 96\n"
+    ));
+    world.write("prompts.txt", "Count to ten.\n\nName three rivers, and the seas they run into.\n");
+    let report = world.run(&[]);
+    assert!(statuses(&report).iter().all(|status| status.ends_with("sealed")), "{report}");
+    let text = fs::read_to_string(world.out("llm-quant").join("quantize-report.json")).unwrap();
+    assert!(text.contains("\"method\": \"awq\""), "{text}");
+    let text = fs::read_to_string(world.out("seen").join("calibrate.json")).unwrap();
+    assert!(text.contains("\"prompts\": \"given\"") && text.contains("\"rows\": 96"), "{text}");
+    assert!(statuses(&world.run(&[])).iter().all(|status| status.ends_with("hit")));
+    world.write("prompts.txt", "Count to eleven.\n");
+    let again = statuses(&world.run(&[]));
+    assert!(again.contains(&"seen sealed".to_owned()), "{again:?}");
+}
+
+#[test]
+fn the_commands_make_what_the_stages_make() {
+    let world = calibrated("tokens = 64\n");
+    world.run(&["--only", "llm-quant"]);
+    let checkpoint = world.out("checkpoint").display().to_string();
+    let same = |arguments: &[&str], stage: &str, made: &str| {
+        let ended = world.smelt(arguments);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        for entry in fs::read_dir(world.out(stage)).unwrap() {
+            let path = entry.unwrap().path();
+            let made = world.path(made).join(path.file_name().unwrap());
+            assert!(fs::read(&made).unwrap() == fs::read(&path).unwrap(), "{}", made.display());
+        }
+        ended.stderr
+    };
+    let said = same(&["calibrate", &checkpoint, "--tokens", "64", "--out", "seen"], "seen", "seen");
+    assert!(said.contains("using the built-in"), "{said}");
+    let quantize = ["quantize", &checkpoint, "--scheme", "int8", "--method", "awq"];
+    let rest = ["--calibration", "seen", "--threads", "3", "--out", "made"];
+    let said = same(&[&quantize[..], &rest].concat(), "llm-quant", "made");
+    assert!(said.contains("SNR dB") && said.contains("22 tensors rounded by awq"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_calibrated_or_quantised_is_refused_in_one_line() {
+    let world = calibrated("");
+    world.run(&["--only", "checkpoint"]);
+    let checkpoint = world.out("checkpoint").display().to_string();
+    let refused = |arguments: &[&str], code: i32, words: &str| {
+        let ended = world.smelt(&[arguments, &["--out", "made"]].concat());
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        assert!(ended.stderr.contains(words), "{last}");
+        assert!(!world.path("made").exists());
+    };
+    let quantize = ["quantize", checkpoint.as_str(), "--scheme", "int4-g32"];
+    refused(
+        &[&quantize[..], &["--method", "gptq"]].concat(),
+        4,
+        "needs what `smelt calibrate` saw",
+    );
+    let elsewhere = ["--method", "gptq", "--calibration", "nowhere"];
+    refused(&[&quantize[..], &elsewhere].concat(), 4, "nowhere/calibrate.json");
+    refused(&[&quantize[..], &["--exclude", "*.attn.*"]].concat(), 4, "matches no weight");
+    refused(&["quantize", &checkpoint, "--scheme", "int3"], 2, "int4-g128-asym");
+    world.write("empty.txt", "\n");
+    refused(&["calibrate", &checkpoint, "--text", "empty.txt"], 2, "it holds no prompt");
+    world.write("long.txt", &"word ".repeat(20_000));
+    refused(&["calibrate", &checkpoint, "--text", "long.txt"], 4, "tokens");
+    refused(&["calibrate", &checkpoint, "--image", "empty.txt"], 4, "empty.txt");
+}
