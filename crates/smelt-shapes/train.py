@@ -22,8 +22,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import nn
 
+ANSWER_TOKENS_MAX = 64
 TASKS = ["describe", "count", "attribute", "where", "beside", "read", "which"]
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
@@ -331,12 +333,40 @@ def score(model, items, log):
     return scores
 
 
+@torch.no_grad()
+def answer(model, args, end, path):
+    """Greedy answers to the first prompts that --prompts sends, a line of JSON each."""
+    words = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    lines = []
+    for pixels, tokens, answers in batches(args.prompts):
+        for question in range(tokens.shape[1]):
+            start, stop = (int(x) for x in answers[0, question, :2])
+            said = tokens[:, question : question + 1, : stop - 1].astype(np.int64)
+            asked = words.decode(said[0, 0, :start].tolist()).split("\n")[-3]
+            # What is right is a guess that one pass confirms up to the first token said otherwise.
+            while True:
+                place = np.array([[[start, said.shape[-1] + 1, 0]]])
+                batch = Batch.pack(pixels, np.pad(said, ((0, 0), (0, 0), (0, 1))), place, model.image_token)
+                best = model(batch.to("cpu")).argmax(-1).numpy()
+                same = np.cumprod(best[:-1] == said[0, 0, start:]).sum()
+                said = np.concatenate([said[:, :, : start + same], best[None, None, same : same + 1]], -1)
+                if said[0, 0, -1] == end or said.shape[-1] - start >= ANSWER_TOKENS_MAX:
+                    break
+            said = said[:, :, :-1] if said[0, 0, -1] == end else said
+            ids = said[0, 0, start:].tolist()
+            lines.append(json.dumps({"question": asked, "answer": words.decode(ids), "tokens": ids}))
+            if len(lines) == args.answers:
+                return path.write_text("\n".join(lines) + "\n")
+
+
 def main():
     flags = argparse.ArgumentParser()
     flags.add_argument("--model", type=pathlib.Path, required=True)
-    flags.add_argument("--stream", required=True)
+    flags.add_argument("--stream")
+    flags.add_argument("--prompts", help="a command; answer what it sends on the CPU, into answers.jsonl")
+    flags.add_argument("--answers", type=int, default=500)
     flags.add_argument("--shared", help="a command that sends the training batches instead")
-    flags.add_argument("--steps", type=int, required=True)
+    flags.add_argument("--steps", type=int, default=1000000)
     flags.add_argument("--minutes", type=float, default=1e9, help="end the schedule by then")
     flags.add_argument("--rate", type=float, default=1.5e-3)
     flags.add_argument("--held-out", type=int, default=48, help="batches of the last score")
@@ -345,7 +375,9 @@ def main():
     flags.add_argument("--score-only", action="store_true")
     flags.add_argument("--device", default="cuda")
     args = flags.parse_args()
-    file = (args.model / ("scores.log" if args.score_only else "train.log")).open("w")
+    if args.prompts:
+        args.device = "cpu"
+    file = None if args.prompts else (args.model / ("scores.log" if args.score_only else "train.log")).open("w")
 
     def log(line):
         print(line, flush=True)
@@ -360,14 +392,18 @@ def main():
     image_token = next(t["id"] for t in added if t["content"] == "<IMG_CONTEXT>")
     model = Model(config, image_token).to(args.device)
     count = sum(p.numel() for p in model.parameters())
-    log(f"{count} parameters, {torch.__version__}, {args.steps} steps, rate {args.rate}")
+    if not args.prompts:
+        log(f"{count} parameters, {torch.__version__}, {args.steps} steps, rate {args.rate}")
     send = lambda stream: ahead(batches(stream), image_token, args.device)
     held_out = lambda n: send(f"{args.stream} --held-out --count {n}")
+    if args.prompts:
+        load(model, args.model)
+        end = next(t["id"] for t in added if t["content"] == "<|im_end|>")
+        return answer(model, args, end, args.model / "answers.jsonl")
     if not args.score_only:
         train(model, args, log, send(args.shared or args.stream), held_out)
         save(model, args.model / "model.safetensors")
-    state = load_file(args.model / "model.safetensors")
-    model.load_state_dict({k: v.float() for k, v in state.items()})
+    load(model, args.model)
     log("the saved weights in f32:")
     scores = score(model, held_out(args.held_out), log)
     (args.model / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
@@ -376,6 +412,11 @@ def main():
 def save(model, path):
     state = {k: v.detach().bfloat16().contiguous().cpu() for k, v in model.state_dict().items()}
     save_file(state, path, {"format": "pt"})
+
+
+def load(model, path):
+    state = load_file(path / "model.safetensors")
+    model.load_state_dict({k: v.float() for k, v in state.items()})
 
 
 def train(model, args, log, items, held_out):

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use smelt_shapes::{Canvas, Random, Sample, Shown, Split};
+use smelt_shapes::{Canvas, Sample, Shown, Split};
 
 /// One question, as a line of `questions.jsonl`.
 #[derive(Serialize)]
@@ -18,25 +18,11 @@ struct Line<'a> {
     answer: &'a str,
 }
 
-/// The sizes that pictures come in.
-const SIZES: [(i32, i32); 8] =
-    [(96, 96), (128, 128), (120, 100), (100, 120), (192, 96), (96, 192), (240, 120), (192, 192)];
-
-/// What sample `index` shows: mostly one picture.
-fn shown(index: u64) -> Shown {
-    let mut random = Random::new(index);
-    if random.chance(15) {
-        return Shown::Several(random.between(2, 3) as usize, 96);
-    }
-    let (width, height) = random.pick(&SIZES);
-    Shown::One(width, height)
-}
-
 pub(crate) fn write(first: u64, count: u64, questions: usize, out: &Path) -> Result<()> {
     fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let mut lines = String::new();
     for index in first..first + count {
-        let sample = Sample::new(Split::HeldOut, index, shown(index));
+        let sample = Sample::new(Split::HeldOut, index, Shown::of(index));
         let name = |n: usize| format!("{index:06}-{}.png", n + 1);
         let images: Vec<String> = (0..sample.pictures.len()).map(name).collect();
         for (name, picture) in images.iter().zip(&sample.pictures) {

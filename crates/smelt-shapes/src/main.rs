@@ -45,6 +45,8 @@ enum Command {
         #[arg(long)]
         out: PathBuf,
     },
+    /// Write the prompts of held-out samples to standard output, each sample as a batch of its own.
+    Prompts(stream::Prompts),
     /// Write training batches to standard output until it closes.
     Stream(stream::Flags),
 }
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Generate { first, count, questions, out } => {
             generate::write(first, count, questions, &out)
         }
+        Command::Prompts(flags) => stream::write_prompts(&flags),
         Command::Stream(flags) => stream::write(&flags),
     };
     match result {

@@ -38,6 +38,22 @@ pub struct Sample {
     pub questions: Vec<Question>,
 }
 
+/// The sizes that pictures of held-out samples come in.
+const SIZES: [(i32, i32); 8] =
+    [(96, 96), (128, 128), (120, 100), (100, 120), (192, 96), (96, 192), (240, 120), (192, 192)];
+
+impl Shown {
+    /// What the sample `index` shows where nobody says otherwise: mostly one picture.
+    pub fn of(index: u64) -> Self {
+        let mut random = Random::new(index);
+        if random.chance(15) {
+            return Self::Several(random.between(2, 3) as usize, 96);
+        }
+        let (width, height) = random.pick(&SIZES);
+        Self::One(width, height)
+    }
+}
+
 impl Split {
     fn seed(self, index: u64) -> u64 {
         // Odd and even numbers; the generator scatters neighbours.

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
@@ -51,6 +51,20 @@ pub(crate) struct Flags {
     /// Batches to write; endless if absent.
     #[arg(long)]
     count: Option<u64>,
+}
+
+/// Which prompts to write.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Prompts {
+    /// A directory that `files` wrote.
+    #[arg(long)]
+    model: PathBuf,
+    /// Held-out samples.
+    #[arg(long, default_value_t = 300)]
+    count: u64,
+    /// Questions of each, at most.
+    #[arg(long, default_value_t = 2)]
+    questions: usize,
 }
 
 /// What the pictures of one batch are like: all become as many tiles.
@@ -116,8 +130,8 @@ struct Reader {
 }
 
 impl Reader {
-    fn open(flags: &Flags) -> Result<Self> {
-        let path = flags.model.join("config.json");
+    fn open(model: &Path) -> Result<Self> {
+        let path = model.join("config.json");
         let text = std::fs::read_to_string(&path);
         let text = text.with_context(|| format!("cannot read {}", path.display()))?;
         let config: serde_json::Value = serde_json::from_str(&text)?;
@@ -128,8 +142,8 @@ impl Reader {
         let side = number(&config["vision_config"]["image_size"])?;
         let grid = side / number(&config["vision_config"]["patch_size"])? / 2;
         Ok(Self {
-            template: Template::open(&flags.model)?,
-            tokenizer: Tokenizer::open(&flags.model.join("tokenizer.json"))?,
+            template: Template::open(model)?,
+            tokenizer: Tokenizer::open(&model.join("tokenizer.json"))?,
             image_tokens: ImageTokens {
                 start: "<img>".to_owned(),
                 image: "<IMG_CONTEXT>".to_owned(),
@@ -150,15 +164,11 @@ impl Reader {
     /// The bytes of batch `number`.
     fn batch(&self, number: u64, flags: &Flags, known: &mut Known) -> Result<Vec<u8>> {
         let kind = Kind::of(number);
-        let (tiles, side) = (kind.tiles(), self.settings.image_size);
+        let tiles = kind.tiles();
         let pictures = (flags.pictures / tiles).max(1);
         let length = tiles * self.tokens_per_tile + TEXT_TOKENS_MAX;
-        let sizes = [pictures, tiles, flags.questions, length, side];
-        let mut out = MAGIC.to_le_bytes().to_vec();
-        for size in sizes {
-            out.extend(u32::try_from(size)?.to_le_bytes());
-        }
-        let (mut tokens, mut answers) = (Vec::new(), Vec::new());
+        let mut out = self.header(pictures, tiles, flags.questions)?;
+        let mut text = Text::default();
         for index in 0..pictures as u64 {
             let index = number * flags.pictures as u64 + index;
             let mut random = Random::new(!index);
@@ -168,16 +178,44 @@ impl Reader {
             for question in 0..flags.questions {
                 // A sample with few questions repeats them.
                 let question = &sample.questions[question % sample.questions.len()];
-                let (asked, answered) = self.encode(question, &counts(kind), known)?;
-                let all = asked.len() + answered.len();
-                ensure!(all <= length, "{question:?} takes {all} of {length} tokens");
-                tokens.extend(asked.iter().chain(&answered));
-                tokens.extend(std::iter::repeat_n(0, length - all));
-                answers.extend([asked.len() as u16, all as u16, question.task as u16]);
+                let both = self.encode(question, &counts(kind), known)?;
+                text.push(question, both, length)?;
             }
         }
-        out.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-        out.extend(answers.iter().flat_map(|at| at.to_le_bytes()));
+        out.extend(text.bytes());
+        Ok(out)
+    }
+
+    /// The sizes that a batch begins with.
+    fn header(&self, pictures: usize, tiles: usize, questions: usize) -> Result<Vec<u8>> {
+        let length = tiles * self.tokens_per_tile + TEXT_TOKENS_MAX;
+        let mut out = MAGIC.to_le_bytes().to_vec();
+        for size in [pictures, tiles, questions, length, self.settings.image_size] {
+            out.extend(u32::try_from(size)?.to_le_bytes());
+        }
+        Ok(out)
+    }
+
+    /// A held-out sample with its first questions as a batch; nothing if it has none.
+    fn prompts(&self, index: u64, most: usize) -> Result<Vec<u8>> {
+        let sample = Sample::new(Split::HeldOut, index, Shown::of(index));
+        let questions = sample.questions.get(..most).unwrap_or(&sample.questions);
+        if questions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let count = |picture: &Canvas| tile_count(picture.width, picture.height, &self.settings);
+        let counts: Vec<usize> = sample.pictures.iter().map(count).collect();
+        let tiles = counts.iter().sum::<usize>();
+        let mut out = self.header(1, tiles, questions.len())?;
+        for picture in &sample.pictures {
+            out.extend(pixels(picture, &self.settings)?);
+        }
+        let (mut text, mut known) = (Text::default(), Known::new());
+        for question in questions {
+            let both = self.encode(question, &counts, &mut known)?;
+            text.push(question, both, tiles * self.tokens_per_tile + TEXT_TOKENS_MAX)?;
+        }
+        out.extend(text.bytes());
         Ok(out)
     }
 
@@ -244,6 +282,34 @@ impl Reader {
     }
 }
 
+/// What a batch says after its pixels.
+#[derive(Default)]
+struct Text {
+    tokens: Vec<u16>,
+    answers: Vec<u16>,
+}
+
+impl Text {
+    /// A prompt with its answer, filled up to `length` tokens.
+    fn push(
+        &mut self,
+        question: &Question,
+        (asked, answered): (Vec<u16>, Vec<u16>),
+        length: usize,
+    ) -> Result<()> {
+        let all = asked.len() + answered.len();
+        ensure!(all <= length, "{question:?} takes {all} of {length} tokens");
+        self.tokens.extend(asked.iter().chain(&answered));
+        self.tokens.extend(std::iter::repeat_n(0, length - all));
+        self.answers.extend([asked.len() as u16, all as u16, question.task as u16]);
+        Ok(())
+    }
+
+    fn bytes(self) -> impl Iterator<Item = u8> {
+        self.tokens.into_iter().chain(self.answers).flat_map(u16::to_le_bytes)
+    }
+}
+
 /// Tiles of each picture.
 fn counts(kind: Kind) -> Vec<usize> {
     match kind {
@@ -273,7 +339,7 @@ fn pixels(canvas: &Canvas, settings: &Settings) -> Result<Vec<u8>> {
 }
 
 pub(crate) fn write(flags: &Flags) -> Result<()> {
-    let reader = Reader::open(flags)?;
+    let reader = Reader::open(&flags.model)?;
     ensure!(flags.threads > 0 && flags.questions > 0, "give at least one thread and question");
     let end = flags.count.map_or(u64::MAX, |count| flags.first + count);
     thread::scope(|scope| {
@@ -300,6 +366,15 @@ pub(crate) fn write(flags: &Flags) -> Result<()> {
         }
         Ok(())
     })
+}
+
+pub(crate) fn write_prompts(flags: &Prompts) -> Result<()> {
+    let reader = Reader::open(&flags.model)?;
+    let mut out = io::stdout().lock();
+    for index in 0..flags.count {
+        out.write_all(&reader.prompts(index, flags.questions)?)?;
+    }
+    Ok(())
 }
 
 /// Makes every batch of a thread, until nobody takes them.
