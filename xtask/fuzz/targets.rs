@@ -10,6 +10,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use smelt_model::checkpoint::Checkpoint;
 use smelt_model::model::Model as Config;
 use smelt_model::safetensors::{Reader, Shards, TensorSpec, Writer};
 use smelt_onnx::{Model, check, inspect, read_initializer};
@@ -27,6 +28,7 @@ pub(crate) const ALL: &[Target] = &[
     ("onnx", onnx),
     ("pipeline", pipeline),
     ("config", config),
+    ("gguf", gguf),
 ];
 
 /// A file of weights: the ranges of what opens tile it, and every tensor reads.
@@ -117,6 +119,23 @@ pub(crate) fn config(data: &[u8]) {
     for (name, shape) in config.tensors(&config.parts()) {
         let elements = shape.iter().try_fold(1_u64, |n, dim| n.checked_mul(*dim as u64));
         assert!(elements.is_some_and(|elements| elements > 0), "{name}: {shape:?}");
+    }
+}
+
+/// A GGUF file: what opens has weights whose every byte and every row reads, as many as they say.
+pub(crate) fn gguf(data: &[u8]) {
+    let path = folder("gguf").join("x.gguf");
+    write(&path, data);
+    let Ok(checkpoint) = Checkpoint::open(&path) else { return };
+    let mut rows = Vec::new();
+    for weight in checkpoint.tensors() {
+        let size = weight.shape.iter().product::<usize>() * weight.dtype.size_bytes();
+        checkpoint.read_bytes(&weight.name, 0, &mut vec![0; size]).unwrap();
+        if weight.shape.len() == 2 && !weight.name.contains(".weight_") {
+            let shape = checkpoint.shape(&weight.name).unwrap();
+            checkpoint.read_rows_f32(&weight.name, 0..shape[0], &mut rows).unwrap();
+            assert_eq!(rows.len(), shape[0] * shape[1]);
+        }
     }
 }
 

@@ -59,6 +59,28 @@ fn engine(dir: &Path, name: &str, case: &str, dtype: Dtype) -> GraphEngine {
     GraphEngine::open(&built).unwrap()
 }
 
+#[test]
+fn graphs_of_several_grids_are_no_engine() {
+    let dir = TempDir::new().unwrap();
+    let checkpoint = Checkpoint::open(&golden("qwen3_vl-tiny").join("checkpoint")).unwrap();
+    let grids = ["32x32", "24x40"].map(|grid| grid.parse().unwrap());
+    export::vision_on(&checkpoint, &grids, Dtype::F32, dir.path(), &mut |_| {}).unwrap();
+    let built = dir.path().join("engine");
+    let error = graph::build(dir.path(), &built, &mut |_| {}).unwrap_err().to_string();
+    assert!(error.ends_with("an engine is of one: export one grid for it"), "{error}");
+    assert!(!built.exists());
+}
+
+#[test]
+fn a_decoder_with_a_cache_is_no_graph_engine() {
+    let dir = TempDir::new().unwrap();
+    let checkpoint = Checkpoint::open(&golden("llama3-tiny").join("checkpoint")).unwrap();
+    let input = export::LlmInput::Ids;
+    export::llm(&checkpoint, Dtype::F32, input, dir.path(), &mut |_| {}).unwrap();
+    let error = graph::build(dir.path(), &dir.path().join("engine"), &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("by llm-engine-build, from the checkpoint"), "{error}");
+}
+
 fn error(got: &Tensor, expect: &Tensor) -> f32 {
     assert_eq!(got.shape(), expect.shape());
     let (got, expect) = (got.floats().unwrap(), expect.floats().unwrap());

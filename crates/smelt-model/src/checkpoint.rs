@@ -300,6 +300,25 @@ impl Checkpoint {
         self.read_at(self.tensor(name)?, byte_offset, out)
     }
 
+    /// Fills `out` as [`Checkpoint::read_bytes`] does with whole elements, and refuses floats that
+    /// are NaN or infinite.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::read_bytes`], or [`CheckpointError::NotFinite`].
+    pub(crate) fn read_finite(
+        &self,
+        name: &str,
+        byte_offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let weight = self.tensor(name)?;
+        self.read_at(weight, byte_offset, out)?;
+        let Some(at) = weight.dtype.first_not_finite(out) else { return Ok(()) };
+        let element = byte_offset / weight.dtype.size_bytes() as u64 + at as u64;
+        let (path, tensor) = (self.files.path().into(), name.to_owned());
+        Err(CheckpointError::NotFinite { path, tensor, element })
+    }
+
     fn read_at(&self, weight: &Weight, at: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
         let size = weight.size_bytes();
         let is_outside = at.checked_add(out.len() as u64).is_none_or(|end| end > size);

@@ -139,6 +139,25 @@ fn a_quantised_checkpoint_keeps_its_vision_tower_when_written_for_others() {
 }
 
 #[test]
+fn a_tied_head_that_stays_floats_is_named_to_other_tools() {
+    let original = Checkpoint::open(&golden("../llama3-tied-tiny/checkpoint")).unwrap();
+    let dir = TempDir::new().unwrap();
+    let options = Options { head: Some(Scheme::None), ..Options::plain(Scheme::Int8) };
+    quantize(&original, &options, &dir.path().join("int8"), &mut |_| {}).unwrap();
+    let int8 = Checkpoint::open(&dir.path().join("int8")).unwrap();
+    for (format, field) in
+        [(Format::CompressedTensors, "ignore"), (Format::Gptq, "modules_to_not_convert")]
+    {
+        let out = dir.path().join(format.name());
+        write(&int8, &original, format, &out, &mut |_| {}).unwrap();
+        let config = fs::read_to_string(out.join("config.json")).unwrap();
+        let config: Value = serde_json::from_str(&config).unwrap();
+        assert_eq!(config["quantization_config"][field], json!(["lm_head"]), "{field}");
+        assert!(!Checkpoint::open(&out).unwrap().has_lm_head());
+    }
+}
+
+#[test]
 fn a_foreign_checkpoint_is_repacked_and_not_quantised_again() {
     for case in ["awq", "gptq-act-order", "gptq-int8", "ct"] {
         let (source, dir) = (Checkpoint::open(&golden(case)).unwrap(), TempDir::new().unwrap());

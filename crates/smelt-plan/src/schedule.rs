@@ -177,7 +177,11 @@ impl<'p> Schedule<'p> {
             Event::Missing(stage) => self.set(stage, State::Ready),
             Event::Held(stage) => self.on_held(stage),
             Event::Failed(stage, failure) => self.on_failed(stage, failure, &mut commands),
-            Event::Stopped(stage) => self.set(stage, State::Interrupted),
+            // An attempt may learn of the user's wish before the schedule does.
+            Event::Stopped(stage) => {
+                self.set(stage, State::Interrupted);
+                self.on_interrupt(&mut commands);
+            }
             Event::Tick => self.look_again(&mut commands),
             Event::Interrupt => self.on_interrupt(&mut commands),
         }

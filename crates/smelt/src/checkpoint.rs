@@ -8,7 +8,7 @@ use std::path::Path;
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::packed::write::{Format, write};
-use smelt_model::quantize::{self, Options, Report, Scheme};
+use smelt_model::quantize::{self, Grid, Options, Report, Scheme};
 
 use crate::exit::{Exit, Failed};
 use crate::say::tell;
@@ -47,7 +47,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failed> {
 }
 
 /// Quantises `checkpoint` into `out` in `form`; weights that are packed already are packed again
-/// in that form, their integers unchanged, if the scheme is none.  Returns what rounding cost, if
+/// in that form, their integers unchanged, if every scheme is none.  Returns what rounding cost, if
 /// anything was rounded.
 pub(crate) fn quantize(
     checkpoint: &Checkpoint,
@@ -60,10 +60,11 @@ pub(crate) fn quantize(
         let report = quantize::quantize(checkpoint, options, out, say);
         return report.map(Some).map_err(Failed::model);
     };
-    if options.scheme == Scheme::None {
+    if !options.rounds() {
         write(checkpoint, checkpoint, format, out, say).map_err(Failed::model)?;
         return Ok(None);
     }
+    let options = &for_format(options, format);
     let canonical = out.join(CANONICAL_DIR);
     let report = quantize::quantize(checkpoint, options, &canonical, say).map_err(Failed::model)?;
     let packed = Checkpoint::open(&canonical).map_err(Failed::model)?;
@@ -74,4 +75,13 @@ pub(crate) fn quantize(
         Failed::new(Exit::StageFailed, text)
     })?;
     Ok(Some(report))
+}
+
+/// `options` with what `format` can describe for defaults: AWQ and GPTQ say one thing of all
+/// modules, so a head that would be packed otherwise than the layers stays floats unless asked for.
+fn for_format<'a>(options: &Options<'a>, format: Format) -> Options<'a> {
+    let differs = matches!(options.scheme.grid(), Some(Grid { bits: 4, .. }));
+    let is_one = matches!(format, Format::Awq | Format::Gptq);
+    let head = options.head.or_else(|| (differs && is_one).then_some(Scheme::None));
+    Options { head, ..options.clone() }
 }

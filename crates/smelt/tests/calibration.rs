@@ -82,6 +82,8 @@ fn what_cannot_be_calibrated_or_quantised_is_refused_in_one_line() {
     );
     let elsewhere = ["--method", "gptq", "--calibration", "nowhere"];
     refused(&[&quantize[..], &elsewhere].concat(), 4, "nowhere/calibrate.json");
+    let idle = ["--method", "mse", "--calibration", "nowhere"];
+    refused(&[&quantize[..], &idle].concat(), 2, "method mse reads no --calibration");
     refused(&[&quantize[..], &["--exclude", "*.attn.*"]].concat(), 4, "matches no weight");
     refused(&["quantize", &checkpoint, "--scheme", "int3"], 2, "int4-g128-asym");
     world.write("empty.txt", "\n");

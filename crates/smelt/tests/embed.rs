@@ -110,8 +110,12 @@ fn parts_and_sizes_that_a_model_lacks_are_refused_in_one_line() {
         "clip-tiny",
         &["--part", "encoder", "--grid", "32x32"],
         2,
-        "--grid is for the vision tower",
+        "grids are for the vision tower",
     );
+    let all = ["--part", "all", "--grid", "32x32"];
+    refused("bert-tiny", &all, 2, "grids are for the vision tower");
+    let input = ["--part", "encoder", "--input", "ids"];
+    refused("bert-tiny", &input, 2, "is for part llm");
 }
 
 #[test]

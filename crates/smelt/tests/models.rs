@@ -422,6 +422,9 @@ max-seq-len = 16
         let same = fs::read(world.out("packed").join(file)).unwrap();
         assert!(fs::read(world.path("made").join(file)).unwrap() == same, "{file}");
     }
+    let head = world.smelt(&[&arguments[..], &["--head", "int8", "--out", "head"]].concat());
+    assert_eq!(head.code, Some(4), "{}", head.stderr);
+    assert!(head.stderr.contains("is already quantised (scheme int4-g32-asym)"), "{}", head.stderr);
     let config = fs::read_to_string(world.path("made/config.json")).unwrap();
     let mislabelled = config.replace("\"gptq_v2\"", "\"gptq\"").replace("\"gptq\"", "\"awq\"");
     fs::write(world.path("made/config.json"), mislabelled).unwrap();
@@ -429,6 +432,21 @@ max-seq-len = 16
     assert_eq!(refused.code, Some(4), "{}", refused.stderr);
     assert!(refused.stderr.contains("qweight has shape"), "{}", refused.stderr);
     assert!(!world.path("again").exists());
+}
+
+#[test]
+fn the_head_stays_floats_where_a_format_describes_all_layers_at_once() {
+    let world = World::new("smelt = 1\n");
+    let original = data("golden/packed/llama-bf16.gguf").display().to_string();
+    let quantize = ["quantize", original.as_str(), "--scheme", "int4-g32", "--format"];
+    for (format, packed) in [("awq", false), ("gptq", false), ("compressed-tensors", true)] {
+        let ended = world.smelt(&[&quantize[..], &[format, "--out", format]].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let weights = fs::read(world.path(format).join("model.safetensors")).unwrap();
+        let header = String::from_utf8_lossy(&weights[..16 << 10]).into_owned();
+        let floats = header.contains("\"lm_head.weight\"");
+        assert_eq!(floats, !packed, "{format}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use smelt_model::dtype::Dtype;
+use smelt_model::export::GRIDS_FILE;
 use smelt_onnx::{ElementType, Initializer, Model};
 
 use super::file::{Converted, GraphFile, InputFile, convert, stored_dtype};
@@ -17,6 +18,8 @@ use crate::engine_file::{EngineWriter, OpenError, TensorSpec};
 
 /// The graph's file in its directory.
 const MODEL_FILE: &str = "model.onnx";
+/// How the inputs that hold a decoder's cache begin.
+const CACHE_INPUT: &str = "past_key_values.";
 /// Bytes of a weight held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
 /// Open dimensions behind an input's first are this large when the engine is tried: a short text.
@@ -30,6 +33,15 @@ pub enum BuildError {
     /// The model file cannot be read.
     #[error(transparent)]
     Read(#[from] smelt_onnx::ReadError),
+    /// The directory has a graph for each of several sizes of pictures.
+    #[error(
+        "{} holds graphs for several grids and no {MODEL_FILE}; an engine is of one: export one grid for it",
+        dir.display()
+    )]
+    SeveralGrids {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// The model file breaks the standard's rules.
     #[error("{} is no valid graph: {source}", path.display())]
     Check {
@@ -84,6 +96,9 @@ pub fn build(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
     let path = onnx_dir.join(MODEL_FILE);
+    if !path.exists() && onnx_dir.join(GRIDS_FILE).exists() {
+        return Err(BuildError::SeveralGrids { dir: onnx_dir.to_owned() });
+    }
     let model = Model::read(&path)?;
     smelt_onnx::check(&model, onnx_dir)
         .map_err(|source| BuildError::Check { path: path.clone(), source })?;
@@ -117,6 +132,12 @@ pub fn build(
 
 /// Finds operators that the engine does not have before any weight is read.
 fn judge(graph: &GraphFile) -> Result<(), String> {
+    if let Some(input) = graph.inputs.iter().find(|input| input.name.starts_with(CACHE_INPUT)) {
+        let name = &input.name;
+        return Err(format!(
+            "input {name:?} is a decoder's cache; decoders become engines by llm-engine-build, from the checkpoint"
+        ));
+    }
     if !OPSETS.contains(&graph.opset) {
         let (first, last) = (OPSETS.start(), OPSETS.end());
         let found = graph.opset;

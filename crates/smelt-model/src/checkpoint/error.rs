@@ -141,6 +141,19 @@ pub enum CheckpointError {
         /// The dtypes its place allows.
         expected: &'static str,
     },
+    /// A weight is NaN or infinite.
+    #[error(
+        "{}: tensor {tensor} holds NaN or an infinity at element {element}; every answer would be NaN, so fetch the checkpoint again",
+        path.display()
+    )]
+    NotFinite {
+        /// The weights file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The index of the first such element, counted through the tensor.
+        element: u64,
+    },
     /// A caller asked for a tensor this model does not have.
     #[error("{} has no tensor {tensor}", path.display())]
     UnknownTensor {

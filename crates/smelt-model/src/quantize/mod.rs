@@ -131,7 +131,7 @@ impl Options<'_> {
     }
 
     /// Whether anything is to be rounded.
-    fn rounds(&self) -> bool {
+    pub fn rounds(&self) -> bool {
         [self.scheme, self.head(), self.embeddings()].iter().any(|scheme| scheme.grid().is_some())
     }
 
@@ -202,11 +202,13 @@ pub enum QuantizeError {
     },
     /// A pattern keeps nothing from being rounded.
     #[error(
-        "exclude {pattern:?} matches no weight that would be quantised; see the names in quantize-report.json"
+        "exclude {pattern:?} matches no weight that would be quantised; their names are like {example}"
     )]
     IdlePattern {
         /// The pattern.
         pattern: String,
+        /// The first weight that would be quantised.
+        example: String,
     },
 }
 

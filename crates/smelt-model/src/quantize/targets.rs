@@ -115,12 +115,14 @@ fn check_patterns(
     tensors: &[(String, Vec<usize>)],
     options: &Options<'_>,
 ) -> Result<(), QuantizeError> {
-    let keeps = |pattern: &&String| {
-        let rounded = tensors.iter().filter(|(name, _)| wanted(name, options) != Scheme::None);
-        rounded.clone().any(|(name, _)| glob::matches(pattern, name))
-    };
+    let rounded = tensors.iter().filter(|(name, _)| wanted(name, options) != Scheme::None);
+    let keeps = |pattern: &&String| rounded.clone().any(|(name, _)| glob::matches(pattern, name));
     match options.exclude.iter().find(|pattern| !keeps(pattern)) {
-        Some(pattern) => Err(QuantizeError::IdlePattern { pattern: pattern.clone() }),
+        Some(pattern) => {
+            let example =
+                rounded.clone().next().map_or("none", |(name, _)| name.as_str()).to_owned();
+            Err(QuantizeError::IdlePattern { pattern: pattern.clone(), example })
+        }
         None => Ok(()),
     }
 }

@@ -57,7 +57,7 @@ pub(super) enum Choice<'a> {
     Feedback { feedback: &'a Feedback, order: Option<&'a [usize]> },
 }
 
-/// Copies the bytes of `target` as they are.
+/// Copies the bytes of `target` as they are; floats must be finite.
 pub(super) fn copy(
     ckpt: &Checkpoint,
     target: &Target,
@@ -69,7 +69,7 @@ pub(super) fn copy(
     while at < size {
         let part = block.len().min(size - at);
         let bytes = &mut block[..part];
-        ckpt.read_bytes(&target.source, at as u64, bytes)?;
+        ckpt.read_finite(&target.source, at as u64, bytes)?;
         writer.write(bytes)?;
         at += part;
     }

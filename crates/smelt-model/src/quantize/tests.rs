@@ -125,6 +125,18 @@ fn a_weight_that_is_not_finite_is_named() {
 }
 
 #[test]
+fn what_is_copied_must_be_finite_too() {
+    const NORM: &str = "language_model.model.layers.1.input_layernorm.weight";
+    for (tensor, value) in [(NORM, half::bf16::NAN), (EMBEDDING, half::bf16::NEG_INFINITY)] {
+        let sample = Sample::changed(|all| {
+            named(all, tensor).1[2 * 5..][..2].copy_from_slice(&value.to_le_bytes());
+        });
+        let error = refusal(&sample);
+        assert!(error.contains(tensor) && error.contains("at element 5;"), "{error}");
+    }
+}
+
+#[test]
 fn a_result_is_not_quantised_again() {
     let sample = Sample::tiny();
     let result = quantized(&sample, Scheme::Int8);

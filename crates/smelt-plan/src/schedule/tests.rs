@@ -211,3 +211,15 @@ fn nobody_waits_with_no_wait() {
     assert!(schedule.is_finished());
     assert_eq!(schedule.ending(), Some(Ending::Held));
 }
+
+#[test]
+fn an_attempt_that_the_user_stopped_ends_the_run_as_stopped() {
+    let plan = chain();
+    let a = plan.find("a").unwrap();
+    let (mut schedule, _) = Schedule::begin(&plan, Wishes::default());
+    schedule.on_event(Event::Missing(a));
+    // Its sealing saw the flag before the schedule heard of the signal.
+    schedule.on_event(Event::Stopped(a));
+    assert!(schedule.is_finished());
+    assert_eq!(schedule.ending(), Some(Ending::Interrupted));
+}

@@ -15,31 +15,41 @@ use crate::given;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
-    if flags.input.is_some() && matches!(flags.part, flags::Part::Vision) {
-        return Err(Failed::usage("--input says how tokens enter a decoder; a tower has none"));
-    }
-    if !flags.grids.is_empty() && matches!(flags.part, flags::Part::Llm | flags::Part::Encoder) {
-        return Err(Failed::usage("--grid is for the vision tower"));
-    }
+    let order = Order::of(flags);
+    let one = match flags.part {
+        flags::Part::Vision => Some(Part::Vision),
+        flags::Part::Llm => Some(Part::Llm),
+        flags::Part::Encoder => Some(Part::Encoder),
+        flags::Part::All => None,
+    };
+    one.map_or(Ok(()), |part| order.check(&[part]))?;
     let out = FreshDir::begin(&flags.out)?;
     let given = given::open(&flags.checkpoint, &flags.out)?;
-    let checkpoint = &given.checkpoint;
-    let order = Order::of(flags);
     let mut say = |line: &str| tell(line);
-    match flags.part {
-        flags::Part::Vision => order.fill(checkpoint, Part::Vision, out.path(), &mut say),
-        flags::Part::Llm => order.fill(checkpoint, Part::Llm, out.path(), &mut say),
-        flags::Part::Encoder => order.fill(checkpoint, Part::Encoder, out.path(), &mut say),
-        flags::Part::All => {
-            PARTS.iter().filter(|(part, _)| checkpoint.has(*part)).try_for_each(|(part, name)| {
-                order.fill(checkpoint, *part, &out.path().join(name), &mut say)
-            })
+    match one {
+        Some(part) => {
+            order.fill(&given.checkpoint, part, out.path(), &mut say).map_err(Failed::model)?
         }
+        None => all(&order, &given.checkpoint, out.path(), &mut say)?,
     }
-    .map_err(Failed::model)?;
     out.finish()?;
     tell(format_args!("wrote {}", flags.out.display()));
     Ok(Exit::Ok)
+}
+
+/// Exports every part that is there, each into a directory of its own.
+fn all(
+    order: &Order,
+    checkpoint: &Checkpoint,
+    out: &Path,
+    say: &mut dyn FnMut(&str),
+) -> Result<(), Failed> {
+    let here = PARTS.iter().filter(|(part, _)| checkpoint.has(*part));
+    order.check(&here.clone().map(|(part, _)| *part).collect::<Vec<_>>())?;
+    for (part, name) in here {
+        order.fill(checkpoint, *part, &out.join(name), say).map_err(Failed::model)?;
+    }
+    Ok(())
 }
 
 /// What `--part all` exports where it is there, and into which directory.
@@ -69,6 +79,19 @@ impl Order {
             TokenInput::Embeds => LlmInput::Embeds,
         });
         Self { dtype, input, probe: flags.probe, grids: flags.grids.clone() }
+    }
+
+    /// Refuses what none of `parts` takes.
+    pub(crate) fn check(&self, parts: &[Part]) -> Result<(), Failed> {
+        if self.input.is_some() && !parts.contains(&Part::Llm) {
+            return Err(Failed::usage(
+                "an input, ids or embeds, is for part llm: it says how tokens enter a decoder",
+            ));
+        }
+        if !self.grids.is_empty() && !parts.contains(&Part::Vision) {
+            return Err(Failed::usage("grids are for the vision tower"));
+        }
+        Ok(())
     }
 
     /// Exports `part` to `dir`, after the probe if one is asked for.

@@ -10,6 +10,12 @@ use crate::given;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
+    if flags.calibration.is_some() && !flags.method.needs_calibration() {
+        let method = flags.method.name();
+        let words =
+            format!("method {method} reads no --calibration; leave it out, or name a --method");
+        return Err(Failed::usage(words));
+    }
     let plain = Options::plain(flags.scheme);
     let options = Options {
         head: flags.head,

@@ -6,14 +6,21 @@
 use std::fs;
 use std::path::Path;
 
-use smelt_onnx::ElementType;
+use smelt_model::export::GRIDS_FILE;
 use smelt_onnx::surgery::{Consume, HeadScheme, Parts, Rule, apply};
+use smelt_onnx::{ElementType, MODEL_FILE};
 
 use super::request::{Request, say};
 use crate::exit::{Exit, Failed};
 
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     let from = request.input("onnx")?;
+    if !from.join(MODEL_FILE).exists() && from.join(GRIDS_FILE).exists() {
+        return Err(Failed::model(format!(
+            "{} holds graphs for several grids and no {MODEL_FILE}; a rule changes one: export one grid for it",
+            from.display()
+        )));
+    }
     // A rule makes a directory of its own, whole or not at all; its files move up from there.
     let made = request.out.join("made");
     let report = apply(from, &rule(request)?, &made, Consume::No).map_err(Failed::model)?;

@@ -56,10 +56,8 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
         "encoder" => Part::Encoder,
         _ => Part::Vision,
     };
-    if part != Part::Vision && !grids.is_empty() {
-        return Err(Failed::usage("\"grids\" is for part \"vision\""));
-    }
     let order = Order { dtype, input, probe: request.flag("probe"), grids };
+    order.check(&[part])?;
     order.fill(&checkpoint, part, &request.out, &mut say).map_err(Failed::model)
 }
 

@@ -164,7 +164,7 @@ fn copy(
     let mut block = vec![0; BLOCK_BYTES];
     while at < range.end {
         let bytes = &mut block[..BLOCK_BYTES.min((range.end - at) as usize)];
-        ckpt.read_bytes(name, at, bytes)?;
+        ckpt.read_finite(name, at, bytes)?;
         writer.write(bytes)?;
         at += bytes.len() as u64;
     }

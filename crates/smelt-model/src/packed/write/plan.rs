@@ -112,6 +112,12 @@ pub(super) fn plan(
             _ => keep(&name, &shape, &sources, from, is_of_packed, &mut plan)?,
         }
     }
+    if model.llm.is_some() && !packed.has_lm_head() && !whole.has_lm_head() {
+        // Other tools make a module of a tied head too, and must know that it is not packed.
+        let head = whole.names_of(LM_HEAD);
+        plan.kept
+            .extend(head.iter().filter_map(|name| name.strip_suffix(".weight")).map(str::to_owned));
+    }
     check_uniform(&plan, format)?;
     Ok(plan)
 }
