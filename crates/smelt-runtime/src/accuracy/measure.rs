@@ -109,8 +109,9 @@ pub fn measure(
 
 /// The bytes of an engine's files.
 fn bytes(dir: PathBuf) -> Result<u64, MeasureError> {
-    let sum = || fs::read_dir(&dir)?.map(|entry| Ok(entry?.metadata()?.len())).sum();
-    sum().map_err(|source| MeasureError::Engine { path: dir.clone(), source })
+    let length = |entry: io::Result<fs::DirEntry>| Ok(entry?.metadata()?.len());
+    let sum: io::Result<u64> = fs::read_dir(&dir).and_then(|entries| entries.map(length).sum());
+    sum.map_err(|source| MeasureError::Engine { path: dir.clone(), source })
 }
 
 /// What came of the model's own answers.
