@@ -4,12 +4,13 @@ mod bench;
 mod ci;
 mod fuzz;
 mod onnxruntime;
+mod shapes;
 mod soak;
 mod tidy;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask ci|bench front|fuzz|onnxruntime|soak|tidy
+const USAGE: &str = "usage: cargo xtask ci|bench front|fuzz|shapes|onnxruntime|soak|tidy
 
   ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy
   bench front [--runs N] [CASE]...
@@ -18,6 +19,8 @@ const USAGE: &str = "usage: cargo xtask ci|bench front|fuzz|onnxruntime|soak|tid
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   onnxruntime
           the exported golden graphs in onnxruntime against what transformers computed
+  shapes train|eval|generate DIR [FLAG]...
+         train the models of tests/data/shapes-vl, score one, or draw held-out pictures into DIR
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
          then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, README";
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         // Started by `bench` for each process it measures.
         ["measure", ..] => bench::measure::child(&arguments[1..]),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
+        ["shapes", ref rest @ ..] => shapes::run(rest),
         ["soak"] => soak::run(),
         ["tidy"] => tidy::run(),
         _ => {

@@ -6,11 +6,11 @@ mod world;
 
 use std::fs;
 
-use world::{World, data, statuses};
+use world::{World, data, random, statuses};
 
 /// The demo, with a decoder quantised by statistics instead.
 fn calibrated(extra: &str) -> World {
-    let demo = include_str!("../../../pipelines/demo.toml");
+    let demo = random(include_str!("../../../pipelines/demo.toml"));
     let plain = "scheme = \"${scheme}\"";
     assert!(demo.contains(plain));
     let quantize = format!("{plain}\nmethod = \"awq\"\ncalibration = \"seen\"");

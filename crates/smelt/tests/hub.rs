@@ -41,7 +41,7 @@ impl HubWorld {
             ("tokenizer_config.json", &read("tokenizer_config.json"), false),
         ]);
         let world =
-            World::new(&pipeline.replace("synthetic:internvl3-tiny", &format!("hf:{REPO}")));
+            World::new(&pipeline.replace("path:../tests/data/shapes-vl", &format!("hf:{REPO}")));
         Self { world, server }
     }
 
@@ -258,7 +258,7 @@ fn the_token_reaches_the_worker_and_nothing_that_is_kept() {
 #[test]
 fn what_cannot_be_had_is_one_line_with_its_place() {
     let check = |change: fn(&mut server::State), from: &str, code: i32, words: &str| {
-        let hub = HubWorld::new(&DEMO.replace("synthetic:internvl3-tiny", from));
+        let hub = HubWorld::new(&DEMO.replace("path:../tests/data/shapes-vl", from));
         hub.server.set(change);
         for command in ["plan", "run"] {
             let ended = hub.smelt(&[command, "p.toml"], &[]);

@@ -12,12 +12,12 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 use smelt_plan::Digest;
-use world::{Ended, World, data, statuses};
+use world::{Ended, World, data, random, statuses};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
 fn demo() -> World {
-    World::new(DEMO)
+    World::new(&random(DEMO))
 }
 
 #[test]
@@ -38,6 +38,26 @@ fn the_demo_answers_and_a_second_run_does_nothing() {
     let other = world.smelt(&["chat", "p.toml", "Describe this image."]);
     assert_ne!(other.stdout, chat.stdout, "the picture matters");
     assert!(statuses(&world.run(&[])).iter().all(|status| status.ends_with("hit")));
+}
+
+#[test]
+fn the_demos_model_sees() {
+    let world = World::new(DEMO);
+    let model = format!("model=path:{}", data("shapes-vl").display());
+    world.run(&["--set", &model]);
+    let picture = data("shapes-1.png").display().to_string();
+    let ask = |question: &str, answer: &str| {
+        let ended =
+            world.smelt(&["chat", "p.toml", "--set", &model, "--image", &picture, question]);
+        assert_eq!(ended.stdout.trim(), answer, "{question} {}", ended.stderr);
+    };
+    ask("What is left of the red circle?", "a blue circle");
+    ask("How many circles are there?", "2");
+    ask("What number is written?", "24");
+    ask(
+        "Describe this image.",
+        "a large blue circle, a large red circle, a small green ring, the number 24",
+    );
 }
 
 /// The digests of every output of the demo.  They change only with a kind's version: when this

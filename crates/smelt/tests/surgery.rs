@@ -7,15 +7,16 @@ mod world;
 use std::fs;
 
 use serde_json::{Value, json};
-use world::{World, statuses};
+use world::{World, random, statuses};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
 /// The demo with stages of surgery `lines`, of which `last` is what the engine is built from.
 fn demo(last: &str, lines: &str) -> World {
     let engine = "kind = \"engine-build\"\nonnx = \"vision-onnx\"";
-    let text = DEMO.replace(engine, &format!("kind = \"engine-build\"\nonnx = \"{last}\""));
-    assert_ne!(text, DEMO);
+    let demo = random(DEMO);
+    let text = demo.replace(engine, &format!("kind = \"engine-build\"\nonnx = \"{last}\""));
+    assert_ne!(text, demo);
     World::new(&format!("{text}\n{lines}"))
 }
 
@@ -89,7 +90,7 @@ kind = "graph-surgery"
 onnx = "rounded"
 rule = "externalize"
 "#;
-    let world = World::new(&format!("{DEMO}{stages}"));
+    let world = World::new(&format!("{}{stages}", random(DEMO)));
     world.run(&["--only", "bare"]);
     let inspect = |stage: &str| -> Value {
         let model = world.out(stage).display().to_string();
@@ -131,7 +132,7 @@ fn a_rule_that_does_not_fit_is_a_bad_graph() {
 
 #[test]
 fn models_are_judged_for_a_back_end() {
-    let world = World::new(DEMO);
+    let world = World::new(&random(DEMO));
     world.run(&["--only", "vision-onnx"]);
     let model = world.out("vision-onnx").display().to_string();
     let judge = |model: &str, target: &str| {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 11] = [
+const EDGES: [(&str, &[&str]); 12] = [
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
@@ -32,6 +32,7 @@ const EDGES: [(&str, &[&str]); 11] = [
             "smelt-runtime",
         ],
     ),
+    ("smelt-shapes", &["smelt-runtime"]),
     ("xtask", &[]),
 ];
 

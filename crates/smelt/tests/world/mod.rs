@@ -173,6 +173,11 @@ pub fn statuses(report: &Value) -> Vec<String> {
         .collect()
 }
 
+/// The demo's pipeline with random weights, which are made in no time and lie nowhere.
+pub fn random(demo: &str) -> String {
+    demo.replace("path:../tests/data/shapes-vl", "synthetic:internvl3-tiny")
+}
+
 /// The folder of a file under the repository's `tests/data`.
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)

@@ -1,0 +1,141 @@
+//! Makes samples: one picture or several, and questions about them.
+
+use crate::canvas::Canvas;
+use crate::question::{self, Question, Task};
+use crate::random::Random;
+use crate::scene::Scene;
+
+/// Shapes on one picture, at most.
+const ITEMS_MAX: i32 = 6;
+
+/// Shapes on each of several pictures, at most.
+const ITEMS_MAX_OF_SEVERAL: i32 = 3;
+
+/// Which samples: a seed of one split is never one of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// What models learn from.
+    Train,
+    /// What they are asked afterwards.
+    HeldOut,
+}
+
+/// What a sample shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// One picture of this width and height.
+    One(i32, i32),
+    /// This many square pictures of this side.
+    Several(usize, i32),
+}
+
+/// Pictures, and questions about them in any order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// The pictures.
+    pub pictures: Vec<Canvas>,
+    /// The questions: the tasks take turns, so that the first ones differ in kind.
+    pub questions: Vec<Question>,
+}
+
+/// The sizes that pictures of held-out samples come in.
+const SIZES: [(i32, i32); 8] =
+    [(96, 96), (128, 128), (120, 100), (100, 120), (192, 96), (96, 192), (240, 120), (192, 192)];
+
+impl Shown {
+    /// What the sample `index` shows where nobody says otherwise: mostly one picture.
+    pub fn of(index: u64) -> Self {
+        let mut random = Random::new(index);
+        if random.chance(15) {
+            return Self::Several(random.between(2, 3) as usize, 96);
+        }
+        let (width, height) = random.pick(&SIZES);
+        Self::One(width, height)
+    }
+}
+
+impl Split {
+    fn seed(self, index: u64) -> u64 {
+        // Odd and even numbers; the generator scatters neighbours.
+        index.wrapping_mul(2).wrapping_add(u64::from(self == Self::HeldOut))
+    }
+}
+
+impl Sample {
+    /// The sample `index` of `split`.
+    pub fn new(split: Split, index: u64, shown: Shown) -> Self {
+        let mut random = Random::new(split.seed(index));
+        let scenes: Vec<Scene> = match shown {
+            Shown::One(width, height) => vec![Scene::new(width, height, ITEMS_MAX, &mut random)],
+            Shown::Several(count, side) => {
+                let mut one = || Scene::new(side, side, ITEMS_MAX_OF_SEVERAL, &mut random);
+                (0..count).map(|_| one()).collect()
+            }
+        };
+        let questions = questions(&scenes, &mut random);
+        Self { pictures: scenes.iter().map(Scene::draw).collect(), questions }
+    }
+}
+
+/// Every question about one picture or several, a round of tasks after another.
+fn questions(scenes: &[Scene], random: &mut Random) -> Vec<Question> {
+    let mut groups: Vec<Vec<Question>> = match scenes {
+        [scene] => Task::ALL.map(|task| question::about(scene, task)).into(),
+        several => vec![question::which(several, random)],
+    };
+    groups.iter_mut().for_each(|group| random.shuffle(group));
+    let mut all = Vec::new();
+    while groups.iter().any(|group| !group.is_empty()) {
+        random.shuffle(&mut groups);
+        all.extend(groups.iter_mut().filter_map(Vec::pop));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+
+    #[test]
+    fn the_bytes_are_pinned() {
+        let mut hasher = Sha256::new();
+        for index in 0..50 {
+            for split in [Split::Train, Split::HeldOut] {
+                for shown in [Shown::One(96, 96), Shown::One(192, 130), Shown::Several(3, 96)] {
+                    let sample = Sample::new(split, index, shown);
+                    sample.pictures.iter().for_each(|picture| hasher.update(&picture.rgb));
+                    for question in sample.questions {
+                        hasher.update(question.text);
+                        hasher.update(question.answer);
+                    }
+                }
+            }
+        }
+        let digest: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(digest, "12b12a737e561fda0df90517aa330d8f0c7c51bef694b68bfe4df41b16847a62");
+    }
+
+    #[test]
+    fn splits_share_no_picture() {
+        let show = |split, index| Sample::new(split, index, Shown::One(96, 96)).pictures;
+        for index in 0..300 {
+            let held_out = show(Split::HeldOut, index);
+            assert!((0..3).all(|other| show(Split::Train, index + other) != held_out));
+        }
+    }
+
+    #[test]
+    fn every_task_is_asked_often() {
+        let mut asked = Task::ALL.map(|task| (task, 0));
+        for index in 0..600 {
+            let shown = if index % 3 == 0 { Shown::Several(2, 96) } else { Shown::One(96, 96) };
+            for question in Sample::new(Split::Train, index, shown).questions {
+                let (_, count) = asked.iter_mut().find(|(task, _)| *task == question.task).unwrap();
+                *count += 1;
+            }
+        }
+        assert!(asked.iter().all(|(_, count)| *count > 100), "{asked:?}");
+    }
+}
