@@ -8,7 +8,7 @@ mod world;
 use std::fs;
 
 use serde_json::Value;
-use world::{World, data};
+use world::{World, data, random};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
@@ -33,7 +33,7 @@ const QUESTIONS: &str = r#"{"task":"see","images":["picture.png"],"question":"Wh
 
 /// Two deployments, built, and questions about a picture.
 fn world() -> World {
-    let world = World::new(&[DEMO, SECOND].concat());
+    let world = World::new(&random(&[DEMO, SECOND].concat()));
     world.write("q.jsonl", QUESTIONS);
     fs::copy(data("picture.png"), world.path("picture.png")).unwrap();
     world
