@@ -48,7 +48,7 @@ fn cells(row: &Row, tasks: &[&str]) -> Vec<String> {
     let of_task = |task: &&str| score.tasks.get(*task).map_or("-".to_owned(), |&t| percent(t));
     cells.extend(tasks.iter().map(of_task));
     cells.extend([
-        format!("{:.4}", score.perplexity()),
+        format!("{:.5}", score.perplexity()),
         score.kl_nats.map_or("-".to_owned(), |kl| format!("{kl:.6}")),
         mebibytes(score.engine_bytes()),
         format!("{:.1} ms", score.first_token_s * 1e3),
@@ -125,8 +125,8 @@ pub(super) mod tests {
             "\
 | Target | Exact | count | read | Perplexity | KL, nats | Engines | First token | Tokens/s | Peak RSS |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| a | 95.0 % (190/200) | 90.0 % | 100.0 % | 1.0000 | 0.250000 | 4.0 MiB | 12.5 ms | 10.0 | 1.5 MiB |
-| b\\|c | 50.0 % (50/100) | 50.0 % | - | 1.0000 | - | 2.0 MiB | 12.5 ms | - | 1.5 MiB |
+| a | 95.0 % (190/200) | 90.0 % | 100.0 % | 1.00000 | 0.250000 | 4.0 MiB | 12.5 ms | 10.0 | 1.5 MiB |
+| b\\|c | 50.0 % (50/100) | 50.0 % | - | 1.00000 | - | 2.0 MiB | 12.5 ms | - | 1.5 MiB |
 "
         );
     }

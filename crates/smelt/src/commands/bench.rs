@@ -13,7 +13,7 @@ use smelt_runtime::accuracy::question;
 use smelt_runtime::accuracy::report::{Row, document, markdown};
 use smelt_runtime::accuracy::score::Tally;
 use smelt_runtime::deployment::Deployment;
-use smelt_watch::Tree;
+use smelt_watch::Sample;
 
 use super::target::{self, Target};
 use crate::exit::{Exit, Failed};
@@ -110,15 +110,15 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
     let mut progress = |all: Tally| {
         let is_last = all.of == questions.len() as u64;
         if is_last || told.elapsed() >= HEARTBEAT {
-            let (of, right) = (questions.len(), all.right);
-            tell(format_args!("{}: {right} of {} right ({of} questions)", flags.name, all.of));
+            let Tally { right, of } = all;
+            tell(format_args!("{}: asked {of} of {}, {right} right", flags.name, questions.len()));
             told = Instant::now();
         }
     };
     let score =
         measure((&mut deployment, &flags.dir), (&questions, folder), against, &mut progress)
             .map_err(Failed::model)?;
-    let peak = Tree::new(process::id()).sample().map(|sample| sample.rss_process_peak_bytes);
+    let peak = Sample::of(process::id()).map(|sample| sample.rss_process_peak_bytes);
     let row = Row { target: flags.name.clone(), score, peak_rss_bytes: peak.unwrap_or_default() };
     answer(serde_json::to_string(&row).expect("plain data is JSON"))?;
     Ok(Exit::Ok)
