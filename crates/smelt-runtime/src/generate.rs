@@ -127,6 +127,14 @@ pub struct Prepared {
     pub tiles: usize,
 }
 
+impl Prepared {
+    /// For the engine, with embeddings in the places of `image_token`.
+    fn prompt(&self, image_token: u32) -> Prompt<'_> {
+        let image = ImageEmbeds { token: image_token, embeds: &self.embeds };
+        Prompt { tokens: &self.tokens, image: (!self.embeds.is_empty()).then_some(image) }
+    }
+}
+
 /// Writes the prompt of `request` and encodes its pictures.
 ///
 /// # Errors
@@ -207,8 +215,6 @@ fn decode(
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
     let Deployment { spec, tokenizer, llm, image_token, .. } = deployment;
-    let image = ImageEmbeds { token: *image_token, embeds: &prepared.embeds };
-    let image = (!prepared.embeds.is_empty()).then_some(image);
     let mut progress = Progress {
         eos: &spec.eos,
         prompt: prepared.tokens.len(),
@@ -219,7 +225,7 @@ fn decode(
     let mut speech = Speech { pieces: Detokenizer::new(tokenizer), text: String::new(), on_text };
     let mut timing = Timing::default();
     let start = Instant::now();
-    let prompt = Prompt { tokens: &prepared.tokens, image };
+    let prompt = prepared.prompt(*image_token);
     let mut logits = llm.prefill(SLOT, &prompt).map_err(GenerateError::Llm)?;
     timing.prefill = start.elapsed();
     timing.first_token = timing.prefill;
@@ -246,6 +252,46 @@ fn decode(
         finish,
         timing,
     })
+}
+
+/// Follows a given answer to a prepared prompt, by the steps of [`answer`]: `visit` sees each token
+/// and the logits `[vocab]` before it, all finite.
+///
+/// # Errors
+/// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.
+pub fn follow(
+    deployment: &mut Deployment,
+    prepared: &Prepared,
+    tokens: &[u32],
+    visit: &mut dyn FnMut(u32, &[f32]),
+) -> Result<(), GenerateError> {
+    let result = steps(deployment, prepared, tokens, visit);
+    deployment.llm.release(SLOT);
+    result
+}
+
+fn steps(
+    deployment: &mut Deployment,
+    prepared: &Prepared,
+    tokens: &[u32],
+    visit: &mut dyn FnMut(u32, &[f32]),
+) -> Result<(), GenerateError> {
+    let Deployment { llm, image_token, .. } = deployment;
+    let mut before: Option<u32> = None;
+    for (index, &token) in tokens.iter().enumerate() {
+        let logits = match before {
+            None => llm.prefill(SLOT, &prepared.prompt(*image_token)),
+            Some(last) => {
+                llm.decode(&[(SLOT, last)]).map(|step| step.into_iter().next().unwrap_or_default())
+            }
+        };
+        let logits = logits.map_err(GenerateError::Llm)?;
+        let held = prepared.tokens.len() + index;
+        best(&logits).ok_or(GenerateError::NotFinite { tokens: held })?;
+        visit(token, &logits);
+        before = Some(token);
+    }
+    Ok(())
 }
 
 /// The text of an answer so far, and who hears it.

@@ -4,6 +4,7 @@
 //! prompt, the prompt engine steps, the steps text; a text becomes an embedding.  Knows nothing of pipelines, of how engines
 //! are built or of where they are stored.
 
+pub mod accuracy;
 pub mod deployment;
 pub mod embed;
 pub mod generate;

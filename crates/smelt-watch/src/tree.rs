@@ -68,6 +68,11 @@ impl Tree {
 }
 
 impl Sample {
+    /// What the process `pid` takes alone, and has taken at most; `None` when it is not there.
+    pub fn of(pid: u32) -> Option<Self> {
+        status(pid)
+    }
+
     fn add(&mut self, process: &Self) {
         self.processes += process.processes;
         self.rss_bytes += process.rss_bytes;
@@ -139,6 +144,13 @@ fn parent_of(stat: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_knows_its_own_peak() {
+        let own = Sample::of(std::process::id()).unwrap();
+        assert!(own.processes == 1 && own.rss_process_peak_bytes >= own.rss_bytes / 2);
+        assert_eq!(Sample::of(u32::MAX), None, "there is no such process");
+    }
     use std::process::{Command, Stdio};
 
     #[test]

@@ -1,5 +1,6 @@
 //! Declares the command line.
 
+mod bench;
 mod onnx;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{Method, Scheme};
 
 use crate::checkpoint::Form;
+pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
 pub(crate) use onnx::{OnnxCommand, Output};
 
 /// Turns vision-language models into inference engines on devices too small for the job.
@@ -40,6 +42,9 @@ pub(crate) enum Subcommand {
     /// Look at, check and operate on ONNX models, weights left on disk
     #[command(subcommand)]
     Onnx(OnnxCommand),
+    /// Compare what was built
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Run one part of a stage (smelt starts these itself)
     #[command(hide = true)]
     Stage(StageFlags),
@@ -98,7 +103,7 @@ pub(crate) struct OutFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatFlags {
-    /// A pipeline that builds a deployment, or a deployment's directory
+    /// A pipeline that builds a deployment, PIPELINE#STAGE, or a deployment's directory
     pub(crate) target: PathBuf,
     /// What to ask
     pub(crate) prompt: String,
@@ -115,7 +120,7 @@ pub(crate) struct ChatFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct EmbedFlags {
-    /// A pipeline that builds an encoder's deployment, or a deployment's directory
+    /// A pipeline that builds an encoder's deployment, PIPELINE#STAGE, or a deployment's directory
     pub(crate) target: PathBuf,
     /// What to embed
     #[arg(required = true, value_name = "TEXT")]

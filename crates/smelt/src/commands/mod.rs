@@ -1,5 +1,6 @@
 //! The commands a person types: each reads its inputs, calls a library, prints the answer.
 
+pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod embed;

@@ -1,4 +1,6 @@
-//! Finds the deployment that a command asks: a directory, or the output of a pipeline's stage.
+//! Finds the deployments that a command asks: directories, or outputs of a pipeline's stages.
+//!
+//! `PIPELINE` stands for its deployment stage, `PIPELINE#STAGE` for one of several.
 
 use std::path::{Path, PathBuf};
 
@@ -7,44 +9,141 @@ use smelt_runtime::deployment::DEPLOYMENT_FILE;
 
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
-use crate::load::{self, Access};
+use crate::load::{self, Access, Loaded};
 
-/// The deployment's directory: given, or the output of the pipeline's deployment stage.
-pub(super) fn directory(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
-    if target.is_dir() {
-        if !target.join(DEPLOYMENT_FILE).exists() {
-            return Err(Failed::usage(format!(
-                "{} is no deployment: it has no {DEPLOYMENT_FILE}; name a pipeline or a deployment's directory",
-                target.display()
-            )));
-        }
-        return Ok(target.to_owned());
-    }
-    let flags = PipelineFlags { pipeline: target.to_owned(), sets: sets.to_vec() };
-    let loaded = load::plan(&flags, Access::Use)?;
-    let stage = deployment_stage(&loaded.plan, &flags)?;
-    load::output(&flags, &loaded, stage)
+/// A deployment and what to call it.
+pub(super) struct Target {
+    pub(super) name: String,
+    pub(super) dir: PathBuf,
 }
 
-fn deployment_stage(plan: &Plan, flags: &PipelineFlags) -> Result<StageId, Failed> {
+/// The one deployment that `target` names: its directory.
+pub(super) fn directory(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
+    if target.is_dir() {
+        return given(target);
+    }
+    let asked = Asked::new(target, sets)?;
+    match asked.stages()?.as_slice() {
+        [stage] => asked.output(*stage),
+        several => {
+            let names: Vec<String> = several.iter().map(|&stage| asked.name(stage)).collect();
+            Err(Failed::usage(format!(
+                "{file} has several deployments ({}); name one as {file}#{}",
+                names.join(", "),
+                names[0],
+                file = asked.flags.pipeline.display(),
+            )))
+        }
+    }
+}
+
+/// All deployments that `targets` name.  They are called by their stages where that tells them
+/// apart.
+pub(super) fn all(targets: &[PathBuf], sets: &[String]) -> Result<Vec<Target>, Failed> {
+    let mut found = Vec::new();
+    for target in targets {
+        if target.is_dir() {
+            let name = target.display().to_string();
+            found.push((name.clone(), Target { name, dir: given(target)? }));
+            continue;
+        }
+        let asked = Asked::new(target, sets)?;
+        for stage in asked.stages()? {
+            let name = asked.name(stage);
+            let full = format!("{}#{name}", asked.flags.pipeline.display());
+            found.push((full, Target { name, dir: asked.output(stage)? }));
+        }
+    }
+    let is_twice = |name: &str| found.iter().filter(|(_, other)| other.name == name).count() > 1;
+    let twice: Vec<bool> = found.iter().map(|(_, target)| is_twice(&target.name)).collect();
+    let called = |((full, target), is_twice)| match is_twice {
+        true => Target { name: full, ..target },
+        false => target,
+    };
+    Ok(found.into_iter().zip(twice).map(called).collect())
+}
+
+/// A directory, which must be a deployment.
+fn given(dir: &Path) -> Result<PathBuf, Failed> {
+    if dir.join(DEPLOYMENT_FILE).exists() {
+        return Ok(dir.to_owned());
+    }
+    Err(Failed::usage(format!(
+        "{} is no deployment: it has no {DEPLOYMENT_FILE}; name a pipeline or a deployment's directory",
+        dir.display()
+    )))
+}
+
+/// A pipeline that was asked for, and perhaps one of its stages.
+struct Asked {
+    flags: PipelineFlags,
+    stage: Option<String>,
+    loaded: Loaded,
+}
+
+impl Asked {
+    fn new(target: &Path, sets: &[String]) -> Result<Self, Failed> {
+        let (pipeline, stage) = split(target);
+        let flags = PipelineFlags { pipeline, sets: sets.to_vec() };
+        let loaded = load::plan(&flags, Access::Use)?;
+        Ok(Self { flags, stage, loaded })
+    }
+
+    fn name(&self, stage: StageId) -> String {
+        self.loaded.plan.stage(stage).name.to_string()
+    }
+
+    /// The deployment stages that are meant, at least one.
+    fn stages(&self) -> Result<Vec<StageId>, Failed> {
+        let all = deployments(&self.loaded.plan);
+        let file = self.flags.pipeline.display();
+        if all.is_empty() {
+            let message = format!("{file} has no stage of kind \"deployment\"");
+            return Err(Failed::new(Exit::BadPipeline, message));
+        }
+        let Some(wanted) = &self.stage else { return Ok(all) };
+        let found = all.iter().copied().find(|&stage| self.name(stage) == *wanted);
+        found.map(|stage| vec![stage]).ok_or_else(|| {
+            let names: Vec<String> = all.iter().map(|&stage| self.name(stage)).collect();
+            Failed::usage(format!(
+                "{file} has no deployment \"{wanted}\", but {}",
+                names.join(", ")
+            ))
+        })
+    }
+
+    fn output(&self, stage: StageId) -> Result<PathBuf, Failed> {
+        load::output(&self.flags, &self.loaded, stage)
+    }
+}
+
+/// The pipeline and the stage in `PIPELINE#STAGE`; a file that has the whole name is a pipeline.
+fn split(target: &Path) -> (PathBuf, Option<String>) {
+    let parts = target.to_str().filter(|_| !target.exists()).and_then(|text| text.rsplit_once('#'));
+    match parts {
+        Some((pipeline, stage)) => (pipeline.into(), Some(stage.to_owned())),
+        None => (target.to_owned(), None),
+    }
+}
+
+fn deployments(plan: &Plan) -> Vec<StageId> {
     let is_deployment = |(id, stage): (StageId, &smelt_plan::plan::Stage)| {
         (stage.kind == Kind::Deployment).then_some(id)
     };
-    let found: Vec<StageId> = plan.stages().filter_map(is_deployment).collect();
-    match found.as_slice() {
-        [stage] => Ok(*stage),
-        [] => Err(Failed::new(
-            Exit::BadPipeline,
-            format!("{} has no stage of kind \"deployment\"", flags.pipeline.display()),
-        )),
-        several => {
-            let outs: Vec<String> =
-                several.iter().map(|id| plan.stage(*id).name.to_string()).collect();
-            Err(Failed::usage(format!(
-                "{} has several deployments ({}); name one's directory, which `smelt out` prints",
-                flags.pipeline.display(),
-                outs.join(", ")
-            )))
-        }
+    plan.stages().filter_map(is_deployment).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_follows_the_last_hash_unless_the_file_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        assert_eq!(split(&path("p.toml")), (path("p.toml"), None));
+        assert_eq!(split(&path("a#b.toml#int8")), (path("a#b.toml"), Some("int8".to_owned())));
+        std::fs::write(path("p#1.toml"), "").unwrap();
+        assert_eq!(split(&path("p#1.toml")), (path("p#1.toml"), None));
     }
 }

@@ -1,0 +1,193 @@
+//! Asks one deployment every question: its own answer, greedily; then the right answer, token by
+//! token, for what it thinks of it.
+//!
+//! The right answer goes through the same decode steps that an answer takes, so the figures are of
+//! the kernels that speak, not of those that read prompts.  Pictures are opened as they are needed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::distributions::{Player, Recorder};
+use super::question::Question;
+use super::score::{Mean, Score, Tally, kl, median, median_s, nll};
+use crate::deployment::Deployment;
+use crate::generate::{self, GenerateError, Prepared, Request};
+use crate::image::{Picture, PictureError};
+use crate::prompt::Turn;
+
+/// An answer that goes on so far beyond the right one is wrong; what follows is not waited for.
+const TOKENS_BEYOND: usize = 16;
+
+/// The date that templates may show (2025-01-01): figures do not depend on the day.
+const NOW_S: u64 = 1_735_689_600;
+
+/// Why a deployment has no figures.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasureError {
+    /// A picture was refused.
+    #[error(transparent)]
+    Picture(#[from] PictureError),
+    /// A question cannot be asked.
+    #[error("question {number}: {source}")]
+    Question {
+        /// Which one, from 1.
+        number: usize,
+        /// What is wrong.
+        source: GenerateError,
+    },
+    /// The engines' sizes cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Engine {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file of distributions failed.
+    #[error("cannot keep or read the logits to compare: {0}")]
+    Distributions(#[source] io::Error),
+}
+
+/// What the distributions over right answers are compared with.
+#[derive(Debug)]
+pub enum Against {
+    /// This deployment is the first; the others are compared with what is recorded here.
+    Itself(Recorder),
+    /// The first deployment's.
+    First(Player),
+}
+
+/// The figures of the deployment in `dir` over `questions`, whose pictures are in `folder`.
+/// `progress` hears the answers so far after each.
+///
+/// # Errors
+/// [`MeasureError`] naming the question or file.
+pub fn measure(
+    (deployment, dir): (&mut Deployment, &Path),
+    (questions, folder): (&[Question], &Path),
+    against: Against,
+    progress: &mut dyn FnMut(Tally),
+) -> Result<Score, MeasureError> {
+    let vision_bytes = bytes(dir.join(&deployment.spec.vision))?;
+    let llm_bytes = bytes(dir.join(&deployment.spec.llm))?;
+    let mut asked = Asked::default();
+    let mut right = Right { against, is_same: true, nll: Mean::default(), kl: Mean::default() };
+    for (index, question) in questions.iter().enumerate() {
+        let pictures = question.images.iter().map(|image| Picture::open(&folder.join(image)));
+        let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
+        let failed = |source| MeasureError::Question { number: index + 1, source };
+        let tokens = deployment.tokenizer.encode(&question.answer);
+        let tokens = tokens.map_err(|error| failed(error.into()))?;
+        let prepared = asked.ask(deployment, question, &pictures, tokens.len()).map_err(failed)?;
+        right.begin(deployment.llm.vocab(), &tokens)?;
+        let mut kept = Ok(());
+        generate::follow(deployment, &prepared, &tokens, &mut |token, logits| {
+            if kept.is_ok() {
+                kept = right.take(token, logits);
+            }
+        })
+        .map_err(failed)?;
+        kept?;
+        progress(asked.all);
+    }
+    let (answer_tokens, nll_nats) = (right.nll.count, right.nll.value());
+    Ok(Score {
+        scheme: deployment.llm.scheme().to_owned(),
+        tasks: asked.tasks,
+        answer_tokens,
+        nll_nats,
+        kl_nats: right.finish()?,
+        vision_bytes,
+        llm_bytes,
+        first_token_s: median_s(&asked.first_tokens),
+        tokens_per_second: median(asked.rates),
+    })
+}
+
+/// The bytes of an engine's files.
+fn bytes(dir: PathBuf) -> Result<u64, MeasureError> {
+    let length = |entry: io::Result<fs::DirEntry>| Ok(entry?.metadata()?.len());
+    let sum: io::Result<u64> = fs::read_dir(&dir).and_then(|entries| entries.map(length).sum());
+    sum.map_err(|source| MeasureError::Engine { path: dir.clone(), source })
+}
+
+/// What came of the model's own answers.
+#[derive(Default)]
+struct Asked {
+    tasks: BTreeMap<String, Tally>,
+    all: Tally,
+    first_tokens: Vec<Duration>,
+    rates: Vec<f64>,
+}
+
+impl Asked {
+    /// Asks one question and gives its prompt back.
+    fn ask(
+        &mut self,
+        deployment: &mut Deployment,
+        question: &Question,
+        pictures: &[Picture],
+        answer_tokens: usize,
+    ) -> Result<Prepared, GenerateError> {
+        let turns = [Turn::from_marked("user", &question.prompt(), pictures.len())?];
+        let new_tokens_max = answer_tokens + TOKENS_BEYOND;
+        let request = Request { turns: &turns, pictures, new_tokens_max, now_s: NOW_S };
+        let start = Instant::now();
+        let prepared = generate::prepare(deployment, &request)?;
+        let prepared_after = start.elapsed();
+        let answer = generate::answer(deployment, &prepared, new_tokens_max, &mut |_| {})?;
+        let is_right = question.is_right(&answer.text);
+        self.tasks.entry(question.task.clone()).or_default().take(is_right);
+        self.all.take(is_right);
+        self.first_tokens.push(prepared_after + answer.timing.first_token);
+        self.rates.extend(answer.timing.tokens_per_second());
+        Ok(prepared)
+    }
+}
+
+/// What the model thinks of the right answers.
+struct Right {
+    against: Against,
+    /// Whether the first deployment's rows are over the same tokens, so far.
+    is_same: bool,
+    nll: Mean,
+    kl: Mean,
+}
+
+impl Right {
+    fn begin(&mut self, vocab: usize, tokens: &[u32]) -> Result<(), MeasureError> {
+        match &mut self.against {
+            Against::Itself(recorder) => recorder.begin(vocab, tokens),
+            Against::First(_) if !self.is_same => Ok(()),
+            Against::First(player) => player.begin(vocab, tokens).map(|same| self.is_same = same),
+        }
+        .map_err(MeasureError::Distributions)
+    }
+
+    /// Takes the logits before `token`.
+    fn take(&mut self, token: u32, logits: &[f32]) -> Result<(), MeasureError> {
+        self.nll.take(nll(logits, token));
+        match &mut self.against {
+            Against::Itself(recorder) => {
+                self.kl.take(0.0);
+                recorder.row(logits)
+            }
+            Against::First(player) if self.is_same => {
+                player.row().map(|first| self.kl.take(kl(&first, logits)))
+            }
+            Against::First(_) => Ok(()),
+        }
+        .map_err(MeasureError::Distributions)
+    }
+
+    /// The mean divergence, if all could be compared.
+    fn finish(self) -> Result<Option<f64>, MeasureError> {
+        if let Against::Itself(recorder) = self.against {
+            recorder.finish().map_err(MeasureError::Distributions)?;
+        }
+        Ok(self.is_same.then(|| self.kl.value()))
+    }
+}

@@ -1,0 +1,286 @@
+//! Draws exact answers against size and against time as SVG: what is worth its price lies on a line.
+//!
+//! Two panels over one scale; a deployment that no other beats in both is filled and joined to its
+//! neighbours.  Plain shapes and text, the same bytes for the same figures.
+
+use std::fmt::Write;
+
+use super::report::Row;
+
+const WIDTH: f64 = 1000.0;
+const HEIGHT: f64 = 460.0;
+/// The top and bottom of both panels.
+const TOP: f64 = 60.0;
+const BOTTOM: f64 = 390.0;
+/// The left and right of each panel.
+const PANELS: [(f64, f64); 2] = [(80.0, 490.0), (570.0, 980.0)];
+/// Room for a point's name to the right of it, and for lines of text above each other.
+const CHARACTER: f64 = 6.7;
+const LINE: f64 = 15.0;
+
+/// A deployment in one panel.
+#[derive(Clone, Debug, PartialEq)]
+struct Point<'a> {
+    name: &'a str,
+    /// What it costs.
+    x: f64,
+    /// Exact answers in percent.
+    y: f64,
+}
+
+/// The plot of `rows`.
+pub fn svg(rows: &[Row]) -> String {
+    let exact = |row: &Row| row.score.overall().share() * 100.0;
+    let points = |cost: fn(&Row) -> Option<f64>| -> Vec<Point<'_>> {
+        let costs = rows.iter().filter_map(|row| Some((row, cost(row)?)));
+        costs.map(|(row, x)| Point { name: &row.target, x, y: exact(row) }).collect()
+    };
+    let scale = Scale::around(rows.iter().map(exact), Some(100.0));
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
+    );
+    text(
+        &mut out,
+        PANELS[0].0,
+        28.0,
+        "start",
+        "Exact answers, % (filled: no other is better in both)",
+    );
+    panel(&mut out, PANELS[0], "engines, MiB", &scale, &points(mebibytes));
+    panel(&mut out, PANELS[1], "time per token, ms", &scale, &points(token_ms));
+    out + "</svg>\n"
+}
+
+/// What the engines take on disk.
+fn mebibytes(row: &Row) -> Option<f64> {
+    Some(row.score.engine_bytes() as f64 / f64::from(1 << 20))
+}
+
+/// What a token takes, if that was measured.
+fn token_ms(row: &Row) -> Option<f64> {
+    row.score.tokens_per_second.map(|rate| 1e3 / rate)
+}
+
+/// One panel with axes, the front and every point with its name.
+fn panel(
+    out: &mut String,
+    (left, right): (f64, f64),
+    label: &str,
+    y: &Scale,
+    points: &[Point<'_>],
+) {
+    let x = Scale::around(points.iter().map(|point| point.x), None);
+    let at_x = |value| left + x.part(value) * (right - left);
+    let at_y = |value| BOTTOM - y.part(value) * (BOTTOM - TOP);
+    for (tick, name) in y.ticks() {
+        line(out, [(left, at_y(tick)), (right, at_y(tick))], "#ddd");
+        text(out, left - 8.0, at_y(tick) + 4.0, "end", &name);
+    }
+    for (tick, name) in x.ticks() {
+        line(out, [(at_x(tick), TOP), (at_x(tick), BOTTOM)], "#eee");
+        text(out, at_x(tick), BOTTOM + 18.0, "middle", &name);
+    }
+    text(out, f64::midpoint(left, right), BOTTOM + 42.0, "middle", label);
+    let front = front(points);
+    let corners: Vec<(f64, f64)> =
+        front.iter().map(|&index| (at_x(points[index].x), at_y(points[index].y))).collect();
+    corners.windows(2).for_each(|pair| line(out, [pair[0], pair[1]], "#2a6fb0"));
+    let places: Vec<(f64, f64)> =
+        points.iter().map(|point| (at_x(point.x), at_y(point.y))).collect();
+    let names: Vec<&str> = points.iter().map(|point| point.name).collect();
+    for (index, label) in labels(&places, &names, right).into_iter().enumerate() {
+        let (place, name) = (places[index], names[index]);
+        let fill = if front.contains(&index) { "#2a6fb0" } else { "white" };
+        line(out, [place, (label.x, label.y - 4.0)], "#999");
+        let (cx, cy) = place;
+        let _ = writeln!(
+            out,
+            "<circle cx=\"{cx:.1}\" cy=\"{cy:.1}\" r=\"4.5\" fill=\"{fill}\" stroke=\"#2a6fb0\" stroke-width=\"1.5\"/>"
+        );
+        text(out, label.x, label.y, if label.is_left { "end" } else { "start" }, name);
+    }
+}
+
+/// The points that no other beats: none is as cheap and better, or cheaper and as good.  From cheap
+/// to dear.
+fn front(points: &[Point<'_>]) -> Vec<usize> {
+    let beats = |a: &Point<'_>, b: &Point<'_>| a.x <= b.x && a.y >= b.y && (a.x < b.x || a.y > b.y);
+    let mut front: Vec<usize> = (0..points.len())
+        .filter(|&index| !points.iter().any(|other| beats(other, &points[index])))
+        .collect();
+    front.sort_by(|&a, &b| points[a].x.total_cmp(&points[b].x));
+    front
+}
+
+/// Where a point's name is written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Label {
+    x: f64,
+    /// The line the letters stand on.
+    y: f64,
+    /// Whether it ends at `x` instead of beginning there.
+    is_left: bool,
+    width: f64,
+}
+
+impl Label {
+    fn overlaps(&self, other: &Self) -> bool {
+        let span = |label: &Self| {
+            let start = if label.is_left { label.x - label.width } else { label.x };
+            (start, start + label.width)
+        };
+        let ((a, a_end), (b, b_end)) = (span(self), span(other));
+        a < b_end && b < a_end && (self.y - other.y).abs() < LINE
+    }
+}
+
+/// Places for the names beside their `places`, none over another: from the top down, each as near
+/// to its point as what lies above it allows.
+fn labels(places: &[(f64, f64)], names: &[&str], right: f64) -> Vec<Label> {
+    let mut order: Vec<usize> = (0..places.len()).collect();
+    order.sort_by(|&a, &b| places[a].1.total_cmp(&places[b].1));
+    let mut placed: Vec<(usize, Label)> = Vec::with_capacity(places.len());
+    for index in order {
+        let (x, y) = places[index];
+        let width = names[index].chars().count() as f64 * CHARACTER;
+        let is_left = x + 12.0 + width > right;
+        let x = if is_left { x - 12.0 } else { x + 12.0 };
+        let mut label = Label { x, y: y + 4.0, is_left, width };
+        // Each step leaves one label behind for good, so this ends.
+        while let Some((_, other)) = placed.iter().find(|(_, other)| label.overlaps(other)) {
+            label.y = other.y + LINE;
+        }
+        placed.push((index, label));
+    }
+    placed.sort_by_key(|&(index, _)| index);
+    placed.into_iter().map(|(_, label)| label).collect()
+}
+
+/// The values along an axis.
+struct Scale {
+    low: f64,
+    high: f64,
+    step: f64,
+}
+
+impl Scale {
+    /// A scale of round steps that holds `values` with some room, but nothing below 0 or beyond
+    /// `most`.
+    fn around(values: impl Iterator<Item = f64>, most: Option<f64>) -> Self {
+        let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+            (low.min(value), high.max(value))
+        });
+        let (low, high) = if low <= high { (low, high) } else { (0.0, 1.0) };
+        let room = ((high - low) * 0.15).max(high.abs() * 0.005).max(1e-3);
+        let (low, high) = ((low - room).max(0.0), (high + room).min(most.unwrap_or(f64::INFINITY)));
+        let step = round_step((high - low) / 5.0);
+        let low = (low / step).floor() * step;
+        let high = (high / step).ceil() * step;
+        Self { low, high: most.map_or(high, |most| high.min(most.max(low + step))), step }
+    }
+
+    /// How far along the axis a value lies, 0 to 1.
+    fn part(&self, value: f64) -> f64 {
+        (value - self.low) / (self.high - self.low)
+    }
+
+    /// Where lines are drawn, and their names.
+    fn ticks(&self) -> Vec<(f64, String)> {
+        let digits = (-self.step.log10().floor()).max(0.0) as usize;
+        let count = ((self.high - self.low) / self.step).round() as usize;
+        let tick = |index| {
+            let value = self.low + index as f64 * self.step;
+            (value, format!("{value:.digits$}"))
+        };
+        (0..=count).map(tick).collect()
+    }
+}
+
+/// The smallest of 1, 2 or 5 times a power of ten that is not below `least`.
+fn round_step(least: f64) -> f64 {
+    let power = 10f64.powf(least.log10().floor());
+    [1.0, 2.0, 5.0]
+        .into_iter()
+        .map(|n| n * power)
+        .find(|&step| step >= least)
+        .unwrap_or(10.0 * power)
+}
+
+fn line(out: &mut String, [(x1, y1), (x2, y2)]: [(f64, f64); 2], colour: &str) {
+    let _ = writeln!(
+        out,
+        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{colour}\"/>"
+    );
+}
+
+fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
+    let words = words.replace('&', "&amp;").replace('<', "&lt;");
+    let _ =
+        writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{words}</text>");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::tests::row;
+    use super::*;
+
+    fn points(values: &[(f64, f64)]) -> Vec<Point<'static>> {
+        values.iter().map(|&(x, y)| Point { name: "p", x, y }).collect()
+    }
+
+    #[test]
+    fn the_front_is_what_nothing_beats() {
+        assert_eq!(
+            front(&points(&[(9.0, 99.0), (4.0, 97.0), (5.0, 96.0), (2.0, 50.0)])),
+            [3, 1, 0]
+        );
+        assert_eq!(front(&points(&[(3.0, 90.0), (2.0, 90.0), (2.0, 80.0)])), [1]);
+        assert_eq!(front(&points(&[(2.0, 90.0), (2.0, 90.0)])), [0, 1], "equals stand together");
+    }
+
+    #[test]
+    fn steps_are_round() {
+        for (least, step) in [(0.9, 1.0), (1.2, 2.0), (3.0, 5.0), (7.0, 10.0), (0.03, 0.05)] {
+            assert!((round_step(least) - step).abs() < 1e-9, "{least}");
+        }
+    }
+
+    #[test]
+    fn a_scale_holds_its_values() {
+        let close = |values: [f64; 2], most, names: &[&str]| {
+            let scale = Scale::around(values.into_iter(), most);
+            assert!(values.iter().all(|&value| (0.0..=1.0).contains(&scale.part(value))));
+            let found: Vec<String> = scale.ticks().into_iter().map(|(_, name)| name).collect();
+            assert_eq!(found, names);
+        };
+        close([90.0, 100.0], Some(100.0), &["85", "90", "95", "100"]);
+        close([100.0, 100.0], Some(100.0), &["99.5", "99.6", "99.7", "99.8", "99.9", "100.0"]);
+        close(
+            [0.0, 0.0],
+            Some(100.0),
+            &["0.0000", "0.0002", "0.0004", "0.0006", "0.0008", "0.0010"],
+        );
+        close([4.0, 11.0], None, &["2", "4", "6", "8", "10", "12", "14"]);
+    }
+
+    #[test]
+    fn names_do_not_lie_over_each_other() {
+        let places = [(100.0, 70.0), (101.0, 70.0), (102.0, 71.0), (480.0, 70.0), (100.0, 300.0)];
+        let labels = labels(&places, &["one", "two", "three", "four", "five"], 490.0);
+        for (index, label) in labels.iter().enumerate() {
+            assert!(labels[..index].iter().all(|other| !label.overlaps(other)), "{labels:?}");
+        }
+        assert!(labels[3].is_left, "there is no room to the right");
+        assert!((labels[4].y - 304.0).abs() < 1e-9, "alone, it is beside its point");
+    }
+
+    #[test]
+    fn the_plot_names_every_target() {
+        let plot = svg(&[row("none", 99, 9, 10.0), row("int4 <x>", 80, 2, 30.0)]);
+        assert_eq!(plot.matches("<circle").count(), 4);
+        assert_eq!(plot.matches(">int4 &lt;x></text>").count(), 2);
+        let mut still = row("none", 99, 9, 10.0);
+        still.score.tokens_per_second = None;
+        assert_eq!(svg(&[still]).matches("<circle").count(), 1, "no time, no point");
+    }
+}

@@ -1,0 +1,137 @@
+//! `smelt bench accuracy`: asks deployments questions with known answers, each in a process of its
+//! own, so that memory and time are that deployment's alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use smelt_runtime::accuracy::distributions::{Player, Recorder};
+use smelt_runtime::accuracy::measure::{Against, measure};
+use smelt_runtime::accuracy::plot::svg;
+use smelt_runtime::accuracy::question;
+use smelt_runtime::accuracy::report::{Row, document, markdown};
+use smelt_runtime::accuracy::score::Tally;
+use smelt_runtime::deployment::Deployment;
+use smelt_watch::Sample;
+
+use super::target::{self, Target};
+use crate::exit::{Exit, Failed};
+use crate::flags::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
+use crate::fresh::FreshDir;
+use crate::say::{answer, tell};
+
+/// How often a deployment says how far it has come.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(command: &BenchCommand) -> Result<Exit, Failed> {
+    match command {
+        BenchCommand::Accuracy(flags) => accuracy(flags),
+        BenchCommand::AccuracyOf(flags) => accuracy_of(flags),
+    }
+}
+
+fn accuracy(flags: &AccuracyFlags) -> Result<Exit, Failed> {
+    question::read(&flags.questions, flags.limit).map_err(Failed::usage)?;
+    let targets = target::all(&flags.targets, &flags.sets)?;
+    let out = flags.out.as_deref().map(FreshDir::begin).transpose()?;
+    let beside = flags.out.clone().unwrap_or_else(|| std::env::temp_dir().join("smelt-accuracy"));
+    let scratch = FreshDir::scratch(&beside)?;
+    let mut rows = Vec::with_capacity(targets.len());
+    for (index, target) in targets.iter().enumerate() {
+        tell(format_args!("[{}/{}] {} started", index + 1, targets.len(), target.name));
+        match measured(flags, target, &scratch.path().join("logits"))? {
+            Measured::Row(row) => rows.push(row),
+            Measured::Failed(exit) => return Ok(exit),
+        }
+    }
+    if let Some(out) = out {
+        write(&rows, out)?;
+    }
+    if flags.json {
+        answer(format_args!("{}\n", document(&rows)))?;
+    } else {
+        answer(markdown(&rows))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// What came of one deployment's process.
+enum Measured {
+    Row(Row),
+    /// It has said why.
+    Failed(Exit),
+}
+
+/// Measures one deployment in a process of its own.
+fn measured(flags: &AccuracyFlags, target: &Target, logits: &Path) -> Result<Measured, Failed> {
+    let failed =
+        |why: String| Failed::new(Exit::StageFailed, format!("measuring {}: {why}", target.name));
+    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+    let mut command = Command::new(program);
+    command.args(["bench", "accuracy-of", "--name", &target.name, "--questions"]);
+    command.arg(&flags.questions).arg("--logits").arg(logits);
+    command.args(flags.limit.map(|limit| format!("--limit={limit}")));
+    command.arg("--").arg(&target.dir).stdin(Stdio::null()).stderr(Stdio::inherit());
+    let ended = command.output().map_err(|error| failed(error.to_string()))?;
+    if ended.status.success() {
+        let row = serde_json::from_slice(&ended.stdout);
+        return row.map(Measured::Row).map_err(|error| failed(error.to_string()));
+    }
+    let known = [Exit::Usage, Exit::BadModel, Exit::Bug];
+    let exit = known.into_iter().find(|&exit| ended.status.code() == Some(exit as i32));
+    exit.map(Measured::Failed).ok_or_else(|| failed(ended.status.to_string()))
+}
+
+/// Puts the figures, the table and the plot in place, all or none.
+fn write(rows: &[Row], out: FreshDir) -> Result<(), Failed> {
+    let json = serde_json::to_string_pretty(&document(rows)).expect("plain data is JSON");
+    let files = [
+        ("accuracy.json", json + "\n"),
+        ("accuracy.md", markdown(rows)),
+        ("accuracy.svg", svg(rows)),
+    ];
+    for (name, text) in files {
+        let path: PathBuf = out.path().join(name);
+        fs::write(&path, text).map_err(|error| {
+            Failed::new(Exit::StageFailed, format!("cannot write {}: {error}", path.display()))
+        })?;
+    }
+    out.finish()
+}
+
+/// The process of one deployment: prints its row as JSON.
+fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
+    let questions = question::read(&flags.questions, flags.limit).map_err(Failed::usage)?;
+    let folder = flags.questions.parent().unwrap_or(Path::new(""));
+    let mut deployment = Deployment::open(&flags.dir).map_err(Failed::model)?;
+    let against = against(&flags.logits)?;
+    let mut told = Instant::now();
+    let mut progress = |all: Tally| {
+        let is_last = all.of == questions.len() as u64;
+        if is_last || told.elapsed() >= HEARTBEAT {
+            let Tally { right, of } = all;
+            tell(format_args!("{}: asked {of} of {}, {right} right", flags.name, questions.len()));
+            told = Instant::now();
+        }
+    };
+    let score =
+        measure((&mut deployment, &flags.dir), (&questions, folder), against, &mut progress)
+            .map_err(Failed::model)?;
+    let peak = Sample::of(process::id()).map(|sample| sample.rss_process_peak_bytes);
+    let row = Row { target: flags.name.clone(), score, peak_rss_bytes: peak.unwrap_or_default() };
+    answer(serde_json::to_string(&row).expect("plain data is JSON"))?;
+    Ok(Exit::Ok)
+}
+
+/// The first deployment finds no logits and writes them, the others read them.
+fn against(logits: &Path) -> Result<Against, Failed> {
+    let against = if logits.exists() {
+        Player::open(logits).map(Against::First)
+    } else {
+        Recorder::create(logits).map(Against::Itself)
+    };
+    against.map_err(|error| {
+        Failed::new(Exit::StageFailed, format!("cannot open {}: {error}", logits.display()))
+    })
+}
