@@ -76,15 +76,17 @@ fn run(case: &'static Case, runs: usize, inputs: &Inputs) -> Result<Outcome> {
         });
     }
     let source = inputs.make(case.input)?;
+    let seen = if case.smelt.contains(&"SEEN") { Some(inputs.seen(&source)?) } else { None };
+    let (source, seen) = (source.as_path(), seen.as_deref());
     let (mut smelt, mut rival) = (Vec::new(), Vec::new());
     let (ours, theirs) = (inputs.folder.join("out-smelt"), inputs.folder.join("out-rival"));
     for turn in 0..runs {
         remove(&ours)?;
-        smelt.push(one(&inputs.smelt, &[], case.smelt, case, &source, &ours)?);
+        smelt.push(one(&inputs.smelt, &[], case.smelt, case, (source, seen), &ours)?);
         let Some(arguments) = case.rival else { continue };
         remove(&theirs)?;
         let script = inputs.script("rival.py");
-        rival.push(one(&inputs.python, &[&script], arguments, case, &source, &theirs)?);
+        rival.push(one(&inputs.python, &[&script], arguments, case, (source, None), &theirs)?);
         if turn == 0 {
             same(inputs, &ours, &theirs)?;
         }
@@ -109,13 +111,14 @@ fn one(
     first: &[&Path],
     arguments: &[&str],
     case: &Case,
-    source: &Path,
+    (source, seen): (&Path, Option<&Path>),
     out: &Path,
 ) -> Result<Figures> {
     let used = if case.consumes { inputs::twin(source)? } else { source.to_owned() };
     let place = |argument: &&str| match *argument {
         "IN" => used.clone().into_os_string(),
         "OUT" => out.to_owned().into_os_string(),
+        "SEEN" => seen.unwrap_or(source).to_owned().into_os_string(),
         word => word.into(),
     };
     let mut command = vec![program.as_os_str().to_owned()];

@@ -346,6 +346,17 @@ impl Checkpoint {
         rows: Range<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), CheckpointError> {
+        self.read_rows_through(name, rows, &mut Vec::new(), out)
+    }
+
+    /// [`Checkpoint::read_rows_f32`] with a buffer for stored bytes that serves many calls.
+    pub(crate) fn read_rows_through(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        stored: &mut Vec<u8>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), CheckpointError> {
         let tensor = self.tensor(name)?;
         let count = tensor.logical.first().copied().unwrap_or(1);
         if rows.start > rows.end || rows.end > count {
@@ -355,9 +366,9 @@ impl Checkpoint {
         out.clear();
         out.reserve(rows.len() * width);
         if tensor.packed.is_some() {
-            return self.read_packed(tensor, rows, width, out);
+            return self.read_packed(tensor, rows, width, stored, out);
         }
-        self.read_elements(tensor, rows.start * width..rows.end * width, out)
+        self.read_elements(tensor, rows.start * width..rows.end * width, stored, out)
     }
 
     /// The values of tensor `name` as f32, for tensors of at most [`WHOLE_TENSOR_BYTES_MAX`].
@@ -382,14 +393,15 @@ impl Checkpoint {
         &self,
         tensor: &Weight,
         range: Range<usize>,
+        stored: &mut Vec<u8>,
         out: &mut Vec<f32>,
     ) -> Result<(), CheckpointError> {
         let size = tensor.dtype.size_bytes();
-        let mut chunk = vec![0; CHUNK_BYTES.min(range.len() * size)];
+        stored.resize(CHUNK_BYTES.min(range.len() * size), 0);
         let (mut at, end) = (range.start * size, range.end * size);
         while at < end {
-            let part = chunk.len().min(end - at);
-            let bytes = &mut chunk[..part];
+            let part = stored.len().min(end - at);
+            let bytes = &mut stored[..part];
             self.read_at(tensor, at as u64, bytes)?;
             if !tensor.dtype.widen(bytes, out) {
                 return Err(self.wrong_dtype(&tensor.name, tensor.dtype, FLOATS));
@@ -405,6 +417,7 @@ impl Checkpoint {
         weight: &Weight,
         rows: Range<usize>,
         columns: usize,
+        stored: &mut Vec<u8>,
         out: &mut Vec<f32>,
     ) -> Result<(), CheckpointError> {
         let Some(packed) = &weight.packed else { return Ok(()) };
@@ -419,7 +432,8 @@ impl Checkpoint {
             levels.resize(here.len() * row_bytes, 0);
             self.read_at(weight, (first * row_bytes) as u64, &mut levels)?;
             scale.clear();
-            self.read_elements(scales, first * groups..here.end * groups, &mut scale)?;
+            let of_scales = first * groups..here.end * groups;
+            self.read_elements(scales, of_scales, stored, &mut scale)?;
             if let Some(zeros) = zeros {
                 zero.resize(here.len() * groups, 0);
                 self.read_at(zeros, (first * groups) as u64, &mut zero)?;

@@ -1,7 +1,7 @@
 //! Lists what is measured, and what each case may take.
 //!
-//! A new case is a new entry: a command line with `IN` and `OUT` in it, the same for the rival if
-//! it has one, and the targets.
+//! A new case is a new entry: a command line with `IN` and `OUT` in it (and `SEEN`, where it needs
+//! what calibrating the input gives), the same for the rival if it has one, and the targets.
 
 use super::inputs::Input;
 
@@ -24,12 +24,16 @@ pub(super) struct Case {
 }
 
 /// The most a case may take; nothing where nothing is promised.
-#[derive(Default)]
 pub(super) struct Targets {
     pub(super) rss_mib_max: Option<f64>,
     pub(super) cpu_s_max: Option<f64>,
     /// CPU time as a share of the rival's.
     pub(super) cpu_ratio_max: Option<f64>,
+}
+
+impl Targets {
+    /// Figures that stand for themselves.
+    const NONE: Self = Self { rss_mib_max: None, cpu_s_max: None, cpu_ratio_max: None };
 }
 
 const fn within(rss_mib: f64, cpu_s: Option<f64>, cpu_ratio: Option<f64>) -> Targets {
@@ -107,5 +111,67 @@ pub(super) const CASES: &[Case] = &[
         rival: Some(&["split-head", "IN", "OUT", "4", "consume"]),
         consumes: true,
         targets: within(40.0, Some(0.8), None),
+    },
+    Case {
+        name: "minilm",
+        what: "MiniLM encoder to ONNX f32",
+        needs: None,
+        input: Input::Sentences,
+        smelt: &["export", "IN", "--part", "encoder", "--dtype", "f32", "--out", "OUT"],
+        rival: None,
+        consumes: false,
+        targets: Targets::NONE,
+    },
+    Case {
+        name: "mse-1b",
+        what: "1B decoder to int4-g128, clips by MSE",
+        needs: None,
+        input: Input::Checkpoint("internvl3-1b"),
+        smelt: &["quantize", "IN", "--scheme", "int4-g128", "--method", "mse", "--out", "OUT"],
+        rival: None,
+        consumes: false,
+        targets: Targets::NONE,
+    },
+    Case {
+        name: "awq-1b",
+        what: "1B decoder to int4-g128-asym by AWQ",
+        needs: None,
+        input: Input::Checkpoint("internvl3-1b"),
+        smelt: &[
+            "quantize",
+            "IN",
+            "--scheme",
+            "int4-g128-asym",
+            "--method",
+            "awq",
+            "--calibration",
+            "SEEN",
+            "--out",
+            "OUT",
+        ],
+        rival: None,
+        consumes: false,
+        targets: Targets::NONE,
+    },
+    Case {
+        name: "gptq-1b",
+        what: "1B decoder to int4-g128 by GPTQ",
+        needs: None,
+        input: Input::Checkpoint("internvl3-1b"),
+        smelt: &[
+            "quantize",
+            "IN",
+            "--scheme",
+            "int4-g128",
+            "--method",
+            "gptq",
+            "--calibration",
+            "SEEN",
+            "--out",
+            "OUT",
+        ],
+        rival: None,
+        consumes: false,
+        targets: Targets::NONE,
     },
 ];

@@ -15,11 +15,16 @@ use crate::root;
 /// The version of the rival's only package: the newest when it was written.
 const NUMPY: &str = "numpy==2.4.6";
 
+/// The pipeline whose first stage fetches MiniLM.
+const MINILM: &str = include_str!("../../../pipelines/minilm.toml");
+
 /// What a case reads.
 #[derive(Clone, Copy)]
 pub(super) enum Input {
     /// A synthetic checkpoint, by its name.
     Checkpoint(&'static str),
+    /// The MiniLM sentence encoder, with its real weights.
+    Sentences,
     /// The decoder of InternVL3.5-2B as ONNX in f16: 3.44 GB, its head 622 MB.
     Decoder,
 }
@@ -55,6 +60,10 @@ impl Inputs {
     pub(super) fn make(&self, input: Input) -> Result<PathBuf> {
         match input {
             Input::Checkpoint(name) => self.checkpoint(name),
+            Input::Sentences => {
+                let end = MINILM.find("[stage.encoder-onnx]").context("minilm.toml has changed")?;
+                self.sealed("minilm", &MINILM[..end])
+            }
             Input::Decoder => self.once("decoder", |out| {
                 let checkpoint = self.checkpoint("internvl3_5-2b")?;
                 let mut export = Command::new(&self.smelt);
@@ -64,15 +73,26 @@ impl Inputs {
         }
     }
 
-    /// A pipeline of one stage writes it; what it sealed is moved out of its store.
     fn checkpoint(&self, name: &str) -> Result<PathBuf> {
+        let stage = format!("[stage.checkpoint]\nkind = \"source\"\nfrom = \"synthetic:{name}\"\n");
+        self.sealed(name, &format!("smelt = 1\nname = \"bench\"\n{stage}"))
+    }
+
+    /// What `smelt calibrate` sees of the checkpoint at `source` with its own prompts.
+    pub(super) fn seen(&self, source: &Path) -> Result<PathBuf> {
+        let name = source.file_name().and_then(|name| name.to_str()).context("no name")?;
+        self.once(&format!("{name}.seen"), |out| {
+            let mut calibrate = Command::new(&self.smelt);
+            succeed(calibrate.arg("calibrate").arg(source).arg("--out").arg(out))
+        })
+    }
+
+    /// A pipeline of one stage, `checkpoint`, writes it; what it sealed is moved out of its store.
+    fn sealed(&self, name: &str, text: &str) -> Result<PathBuf> {
         self.once(name, |out| {
             let work = out.with_extension("work");
             fs::create_dir_all(&work)?;
             let pipeline = work.join("p.toml");
-            let text = format!(
-                "smelt = 1\nname = \"bench\"\n[stage.checkpoint]\nkind = \"source\"\nfrom = \"synthetic:{name}\"\n"
-            );
             fs::write(&pipeline, text)?;
             let smelt = |verb: &str| {
                 let mut command = Command::new(&self.smelt);

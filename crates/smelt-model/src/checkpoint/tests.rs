@@ -69,7 +69,7 @@ fn rows_wider_than_a_chunk_are_whole() {
     let tensor = ckpt.tensor(name).unwrap();
     let mut out = Vec::new();
     let end = tensor.shape.iter().product::<usize>() - 1;
-    ckpt.read_elements(tensor, 3..end, &mut out).unwrap();
+    ckpt.read_elements(tensor, 3..end, &mut Vec::new(), &mut out).unwrap();
     assert_eq!(out, ckpt.read_f32(name).unwrap()[3..end]);
 }
 

@@ -74,12 +74,21 @@ impl RowSums {
     /// Takes the next values of the row and what they are rounded to.
     #[inline(always)]
     pub(super) fn add(&mut self, values: &[f32; LANES], rounded: &[f32; LANES]) {
+        let mut errors = [0.0; LANES];
         for lane in 0..LANES {
-            let error = values[lane] - rounded[lane];
+            errors[lane] = values[lane] - rounded[lane];
+        }
+        for lane in 0..LANES {
             self.square[lane] += values[lane] * values[lane];
-            self.error[lane] += error * error;
-            self.cross[lane] += values[lane] * error;
-            let size = error.abs();
+        }
+        for lane in 0..LANES {
+            self.error[lane] += errors[lane] * errors[lane];
+        }
+        for lane in 0..LANES {
+            self.cross[lane] += values[lane] * errors[lane];
+        }
+        for lane in 0..LANES {
+            let size = errors[lane].abs();
             self.largest[lane] = if size > self.largest[lane] { size } else { self.largest[lane] };
         }
     }

@@ -240,13 +240,15 @@ const BLOCK: usize = 32;
 /// Appends the stored integers of one group.
 fn round_group(values: &[f32], step: Step, bits: u8, sums: &mut RowSums, levels: &mut Vec<u8>) {
     let (blocks, last) = values.as_chunks::<BLOCK>();
+    let mut rounded = [0; BLOCK];
     for block in blocks {
-        put_block(&round_block(block, step, sums), BLOCK, bits, levels);
+        round_block(block, &step, sums, &mut rounded);
+        put_block(&rounded, BLOCK, bits, levels);
     }
     if !last.is_empty() {
         let mut block = [0.0; BLOCK];
         block[..last.len()].copy_from_slice(last);
-        let mut rounded = round_block(&block, step, sums);
+        round_block(&block, &step, sums, &mut rounded);
         // What pads the last byte is 0, whatever stands for 0.
         rounded[last.len()..].fill(0);
         put_block(&rounded, last.len(), bits, levels);
@@ -254,21 +256,27 @@ fn round_group(values: &[f32], step: Step, bits: u8, sums: &mut RowSums, levels:
 }
 
 /// The stored bytes of a block, one each.
-#[inline(always)]
-fn round_block(values: &[f32; BLOCK], step: Step, sums: &mut RowSums) -> [u8; BLOCK] {
-    let (mut shifted, mut levels) = ([0.0; BLOCK], [0; BLOCK]);
-    for n in 0..BLOCK {
-        shifted[n] = step.shifted(values[n]);
+///
+/// Never inlined: sums that stay in memory are added to as vectors, while a loop that carries them
+/// is compiled to shuffles of single lanes, and int8 takes a fifth longer.
+#[inline(never)]
+fn round_block(values: &[f32; BLOCK], step: &Step, sums: &mut RowSums, levels: &mut [u8; BLOCK]) {
+    let (step, mut bits) = (*step, [0; BLOCK]);
+    let lanes = values.as_chunks::<LANES>().0.iter().zip(bits.as_chunks_mut::<LANES>().0);
+    for (values, bits) in lanes {
+        let mut rounded = [0.0; LANES];
+        for lane in 0..LANES {
+            rounded[lane] = step.shifted(values[lane]);
+        }
+        *bits = rounded.map(f32::to_bits);
+        for value in &mut rounded {
+            *value = (*value - ROUNDER) * step.scale;
+        }
+        sums.add(values, &rounded);
     }
-    for n in 0..BLOCK {
-        levels[n] = (shifted[n].to_bits() as u8).wrapping_add(step.zero);
+    for (level, bits) in levels.iter_mut().zip(bits) {
+        *level = (bits as u8).wrapping_add(step.zero);
     }
-    for value in &mut shifted {
-        *value = (*value - ROUNDER) * step.scale;
-    }
-    let rounded = shifted.as_chunks::<LANES>().0;
-    values.as_chunks::<LANES>().0.iter().zip(rounded).for_each(|(v, r)| sums.add(v, r));
-    levels
 }
 
 /// Appends the first `count` integers of a block as they are stored.

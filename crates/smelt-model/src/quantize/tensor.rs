@@ -18,6 +18,9 @@ const BLOCK_BYTES: usize = 256 << 10;
 /// The same where each row meets every activation: blocks of rows share the packing of those.
 const FEEDBACK_BLOCK_BYTES: usize = 2 << 20;
 
+/// Bytes copied at a time: as many as the writer collects, so that it passes them on as they are.
+const COPY_BYTES: usize = 1 << 20;
+
 /// How a weight is changed before it is rounded: w[r, c] * columns[c] / rows[r].
 #[derive(Default)]
 pub(super) struct Change {
@@ -64,7 +67,7 @@ pub(super) fn copy(
     writer: &mut Writer,
 ) -> Result<(), QuantizeError> {
     let size = target.shape.iter().product::<usize>() * target.dtype.size_bytes();
-    let mut block = vec![0; BLOCK_BYTES.min(size)];
+    let mut block = vec![0; COPY_BYTES.min(size)];
     let mut at = 0;
     while at < size {
         let part = block.len().min(size - at);
@@ -79,6 +82,7 @@ pub(super) fn copy(
 /// What one thread works with.
 #[derive(Default)]
 struct Scratch {
+    stored: Vec<u8>,
     values: Vec<f32>,
     changed: Vec<f32>,
     rounded: Rounded,
@@ -103,7 +107,7 @@ pub(super) fn round(
     let make = |scratch: &mut Scratch, index: usize| {
         let first = index * step;
         let block = first..rows.min(first + step);
-        ckpt.read_rows_f32(&target.source, block, &mut scratch.values)?;
+        ckpt.read_rows_through(&target.source, block, &mut scratch.stored, &mut scratch.values)?;
         scratch.rounded.clear();
         let bad = |row| {
             let (tensor, row) = (target.source.clone(), first + row);
