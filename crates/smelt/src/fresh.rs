@@ -1,10 +1,24 @@
 //! Makes an output directory appear whole or not at all: work goes into a sibling, renamed last.
+//!
+//! A command that is interrupted takes its siblings with it.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::exit::{Exit, Failed};
+use crate::say::tell;
+
+/// The directories under construction; whoever holds the lock may make or remove one.
+static UNDER_WORK: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// How often a directory is removed that a worker still writes into.
+const REMOVALS_MAX: usize = 100;
 
 /// A directory under construction; dropped without [`FreshDir::finish`], it is gone.
 pub(crate) struct FreshDir {
@@ -26,7 +40,10 @@ impl FreshDir {
             )));
         }
         let work = target.with_file_name(format!(".{name}.smelt-{}", std::process::id()));
+        clean_up_when_interrupted();
+        let mut all = under_work();
         fs::create_dir(&work).map_err(|error| cannot("make", &work, &error))?;
+        all.push(work.clone());
         Ok(Self { work, target: target.to_owned() })
     }
 
@@ -44,8 +61,11 @@ impl FreshDir {
     /// Makes what was written durable, and visible under its name.
     pub(crate) fn finish(self) -> Result<(), Failed> {
         sync(&self.work).map_err(|error| cannot("sync", &self.work, &error))?;
+        let mut all = under_work();
         fs::rename(&self.work, &self.target)
             .map_err(|error| cannot("put in place", &self.target, &error))?;
+        all.retain(|work| *work != self.work);
+        drop(all);
         // Some file systems cannot sync a folder; the rename itself has succeeded.
         let _ =
             self.target.parent().map(File::open).map(|folder| folder.and_then(|f| f.sync_all()));
@@ -57,7 +77,39 @@ impl Drop for FreshDir {
     fn drop(&mut self) {
         // After `finish` there is nothing under this name any more.
         let _ = fs::remove_dir_all(&self.work);
+        under_work().retain(|work| *work != self.work);
     }
+}
+
+fn under_work() -> MutexGuard<'static, Vec<PathBuf>> {
+    // A panic elsewhere leaves whole paths.
+    UNDER_WORK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on an interrupt removes what is under work and ends the process.  A machine that cannot
+/// listen for signals is left to its ways.
+fn clean_up_when_interrupted() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if let Ok(mut signals) = Signals::new([SIGINT, SIGTERM]) {
+            thread::spawn(move || {
+                if signals.forever().next().is_some() {
+                    interrupted();
+                }
+            });
+        }
+    });
+}
+
+/// Never gives the lock back: nothing may be put in place after this.
+fn interrupted() -> ! {
+    let all = under_work();
+    for work in all.iter() {
+        let gone = |_: &usize| fs::remove_dir_all(work).is_ok() || !work.exists();
+        let _ = (0..REMOVALS_MAX).find(gone);
+    }
+    tell("smelt: stopped; nothing was made");
+    std::process::exit(Exit::Interrupted as i32)
 }
 
 fn sync(dir: &Path) -> io::Result<()> {

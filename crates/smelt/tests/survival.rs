@@ -220,3 +220,15 @@ fn ctrl_c_stops_the_sealing_of_a_large_output() {
     assert_eq!(smelt.wait().unwrap().code(), Some(6));
     assert_eq!(world.smelt(&["out", "p.toml", "a"]).code, Some(1), "nothing half-done is sealed");
 }
+
+#[test]
+fn ctrl_c_leaves_nothing_of_a_command_that_makes_a_directory() {
+    let world = World::new("");
+    let made = || std::fs::read_dir(world.path("")).unwrap().count() - 1;
+    let arguments = ["quantize", "synthetic:internvl3-1b", "--scheme", "int8", "--out", "out"];
+    let mut smelt = world.start(&arguments);
+    assert!(until(|| made() > 1), "a model is made beside what is made of it");
+    signal(&smelt, Signal::SIGINT);
+    assert_eq!(smelt.wait().unwrap().code(), Some(6));
+    assert_eq!(made(), 0);
+}
