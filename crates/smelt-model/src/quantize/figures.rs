@@ -70,27 +70,26 @@ pub(super) struct RowSums {
     largest: [f32; LANES],
 }
 
+/// Each lane of `sums` by itself, which the compiler does side by side.
+#[inline(always)]
+fn accumulate(sums: &mut [f32; LANES], next: impl Fn(usize, f32) -> f32) {
+    for (lane, sum) in sums.iter_mut().enumerate() {
+        *sum = next(lane, *sum);
+    }
+}
+
 impl RowSums {
     /// Takes the next values of the row and what they are rounded to.
     #[inline(always)]
     pub(super) fn add(&mut self, values: &[f32; LANES], rounded: &[f32; LANES]) {
-        let mut errors = [0.0; LANES];
-        for lane in 0..LANES {
-            errors[lane] = values[lane] - rounded[lane];
-        }
-        for lane in 0..LANES {
-            self.square[lane] += values[lane] * values[lane];
-        }
-        for lane in 0..LANES {
-            self.error[lane] += errors[lane] * errors[lane];
-        }
-        for lane in 0..LANES {
-            self.cross[lane] += values[lane] * errors[lane];
-        }
-        for lane in 0..LANES {
+        let errors: [f32; LANES] = std::array::from_fn(|lane| values[lane] - rounded[lane]);
+        accumulate(&mut self.square, |lane, sum| sum + values[lane] * values[lane]);
+        accumulate(&mut self.error, |lane, sum| sum + errors[lane] * errors[lane]);
+        accumulate(&mut self.cross, |lane, sum| sum + values[lane] * errors[lane]);
+        accumulate(&mut self.largest, |lane, most| {
             let size = errors[lane].abs();
-            self.largest[lane] = if size > self.largest[lane] { size } else { self.largest[lane] };
-        }
+            if size > most { size } else { most }
+        });
     }
 
     /// Takes a whole row at once.
