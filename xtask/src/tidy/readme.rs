@@ -67,8 +67,10 @@ fn commands(text: &str) -> Vec<Shown> {
 fn wrong(smelt: &Path, words: &[String]) -> Option<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["cargo", "xtask", what, ..] => (!["bench", "ci", "fuzz", "soak", "tidy"].contains(what))
-            .then(|| format!("no xtask {what}")),
+        ["cargo", "xtask", what, ..] => {
+            (!["bench", "ci", "fuzz", "onnxruntime", "shapes", "soak", "tidy"].contains(what))
+                .then(|| format!("no xtask {what}"))
+        }
         ["cargo", "run", "--release", "--", arguments @ ..]
         | ["smelt" | "target/release/smelt", arguments @ ..] => wrong_flags(smelt, arguments),
         ["cargo" | "git" | "cd" | "kill" | "ls" | "cp" | "cat", ..] => None,
@@ -79,7 +81,10 @@ fn wrong(smelt: &Path, words: &[String]) -> Option<String> {
 /// The subcommand is there, and its help knows every long flag.
 fn wrong_flags(smelt: &Path, arguments: &[&str]) -> Option<String> {
     let (command, rest) = arguments.split_first()?;
-    let output = Command::new(smelt).args([command, "--help"]).output().ok()?;
+    // The second word may be a command of its own; a plain argument changes nothing of the help.
+    let second = rest.first().filter(|word| !word.starts_with('-'));
+    let help = [command].into_iter().chain(second).chain([&"--help"]);
+    let output = Command::new(smelt).args(help).output().ok()?;
     if !output.status.success() {
         return Some(format!("no command {command}"));
     }
