@@ -12,6 +12,7 @@ mod log;
 mod message;
 mod order;
 mod orphans;
+pub mod recorded;
 pub mod report;
 mod run;
 pub mod shim;

@@ -64,7 +64,8 @@ impl Cgroups {
         let own = text("proc/self/cgroup");
         let places = |mount: &Mount| places(root, mount, &own);
         let v2 = mounts.iter().find(|mount| mount.is_v2);
-        if let Some(memory) = v2.and_then(|mount| places(mount).into_iter().find(hands_out_memory))
+        if let Some(memory) =
+            v2.and_then(|mount| places(mount).into_iter().find(|dir| hands_out_memory(dir)))
         {
             return Some(Self { version: Version::V2, memory, unified: None });
         }
@@ -194,7 +195,7 @@ fn remove(dir: &Path) {
 }
 
 /// Whether groups made in `dir` will count memory.
-fn hands_out_memory(dir: &PathBuf) -> bool {
+fn hands_out_memory(dir: &Path) -> bool {
     read(dir, "cgroup.subtree_control").split_ascii_whitespace().any(|name| name == "memory")
 }
 

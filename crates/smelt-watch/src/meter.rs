@@ -118,7 +118,21 @@ impl Meter {
 
 const PROC: &str = "proc";
 const GROUP: &str = "cgroup";
+const RUSAGE: &str = "rusage";
 const MACHINE: &str = "machine";
+
+impl Measured {
+    /// Takes the kernel's account of the processes that have ended, which knows one process's most
+    /// memory, and the faults that no group has counted.
+    pub fn take_usage(&mut self, rss_process_peak_bytes: u64, major_faults: u64) {
+        self.peaks.take_process_peak(rss_process_peak_bytes);
+        let means = self.methods.entry("major_faults".to_owned()).or_default();
+        if means != GROUP {
+            RUSAGE.clone_into(means);
+            self.counters.major_faults = Some(major_faults);
+        }
+    }
+}
 
 /// The figures that are sampled from `/proc`, and those that are the whole machine's.
 const SAMPLED: [&str; 4] =
@@ -211,6 +225,21 @@ mod tests {
         assert_eq!(of("swap_in_pages"), Some("machine"));
         assert_eq!(of("page_cache_peak_bytes"), Some("cgroup"));
         assert_eq!(of("cma_alloc_fails"), None, "nobody counts them");
+    }
+
+    #[test]
+    fn faults_of_the_whole_machine_are_not_an_attempts() {
+        let machine = Counters { major_faults: Some(900), ..Counters::default() };
+        let check = |group: Counters, faults, means: &str| {
+            let methods = methods(GROUP, &group, &machine, &Peaks::default());
+            let counters = group.or(&machine);
+            let mut measured = Measured { counters, methods, ..Measured::default() };
+            measured.take_usage(1, 3);
+            assert_eq!(measured.counters.major_faults, Some(faults));
+            assert_eq!(measured.methods["major_faults"], means);
+        };
+        check(Counters::default(), 3, "rusage");
+        check(Counters { major_faults: Some(5), ..Counters::default() }, 5, "cgroup");
     }
 
     #[test]
