@@ -7,3 +7,8 @@ pub(crate) mod trace;
 
 mod curves;
 mod timeline;
+
+#[cfg(test)]
+mod browser;
+#[cfg(test)]
+mod tests;

@@ -94,7 +94,7 @@ fn place(began_s: f64, wall_s: f64, whole: f64) -> (f64, f64) {
     (left, (wall_s / whole * 100.0).clamp(0.0, 100.0 - left))
 }
 
-/// The time taken, beside the bars; before them where there is no room behind.
+/// The time taken: behind the bars, before them, or on them, wherever there is room.
 fn label(stage: &StageReport, whole: f64) -> String {
     let took: f64 = stage.attempts.iter().map(|attempt| attempt.wall_s).sum();
     let tries = match stage.attempts.len() {
@@ -103,24 +103,12 @@ fn label(stage: &StageReport, whole: f64) -> String {
     };
     let end = stage.attempts.iter().map(ended).fold(0.0, f64::max) / whole * 100.0;
     let begin = stage.attempts.first().map_or(0.0, |attempt| attempt.began_s) / whole * 100.0;
-    let (class, at) = if end <= LABEL_AFTER_MAX || begin < 100.0 - LABEL_AFTER_MAX {
-        // Over its own bar where that leaves no room on either side.
-        (
-            "time",
-            if end <= LABEL_AFTER_MAX {
-                end
-            } else {
-                return inside(begin, &(seconds(took) + &tries));
-            },
-        )
-    } else {
-        ("time before", begin)
+    let (class, at) = match (begin, end) {
+        (_, end) if end <= LABEL_AFTER_MAX => ("time", end),
+        (begin, _) if begin >= 100.0 - LABEL_AFTER_MAX => ("time before", begin),
+        (begin, _) => ("time inside", begin),
     };
     format!("<span class=\"{class}\" style=\"left:{at:.3}%\">{}{tries}</span>", seconds(took))
-}
-
-fn inside(begin: f64, text: &str) -> String {
-    format!("<span class=\"time inside\" style=\"left:{begin:.3}%\">{text}</span>")
 }
 
 fn hint(attempt: &AttemptReport) -> String {
