@@ -14,6 +14,7 @@ mod given;
 mod graph;
 mod history;
 mod hub;
+mod live;
 mod load;
 mod pins;
 mod progress;
