@@ -16,7 +16,7 @@ use nix::pty::{Winsize, openpty};
 use serde_json::Value;
 use world::{World, until};
 
-const COLUMNS: u16 = 44;
+const COLUMNS: u16 = 60;
 const ROWS: u16 = 12;
 
 /// A terminal that smelt's standard error is.
@@ -65,7 +65,9 @@ impl Terminal {
 fn a_terminal_has_a_line_for_each_stage_that_runs() {
     let long = "模型加载中 and then a very long line that no terminal of this size could hold";
     let wait = |name: &str| {
-        format!("{name}::echo '{long}'; while ! test -e $GO; do sleep 0.02; done; echo x > o")
+        format!(
+            "{name}:: : {name}; echo '{long}'; while ! test -e $GO; do sleep 0.02; done; echo x > o"
+        )
     };
     let lines = [wait("first"), wait("second"), "last:first second:echo x > o".to_owned()];
     let world = World::of_commands(&lines.iter().map(String::as_str).collect::<Vec<_>>());

@@ -85,7 +85,7 @@ fn charts(curve: &Curve) -> String {
     if has(&curve.stalled_us) {
         let values = curve.stalled_share();
         let most = values.iter().copied().fold(0.0, f64::max) * 100.0;
-        let what = format!("waiting for memory, most {most:.1} % of the time");
+        let what = format!("stalled for memory, most {most:.1} %");
         text.push_str(&chart(&curve.at_ms, &[Line { class: "stall", what, values }], Some(1.0)));
     }
     if has(&curve.cma_free_kib) {

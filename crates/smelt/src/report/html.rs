@@ -112,7 +112,7 @@ fn failure(stage: &StageReport) -> String {
             escape(attempt.message.as_deref().unwrap_or("no message")),
         );
     }
-    if let Some(last) = stage.attempts.last() {
+    if let Some(last) = stage.attempts.last().filter(|last| last.log.is_absolute()) {
         let _ =
             writeln!(text, "<p class=\"dim\">Log: {}</p>", escape(&last.log.display().to_string()));
         let tail = log_tail(&last.log, TAIL_LINES);

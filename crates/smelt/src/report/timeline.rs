@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use smelt_exec::{AttemptReport, RunReport, StageReport};
+use smelt_exec::{AttemptReport, RunReport, StageReport, StageStatus};
 
 use super::html::{escape, left_out};
 use crate::table::seconds;
@@ -10,9 +10,9 @@ use crate::table::seconds;
 /// As [`super::html`]'s table.
 const ROWS_MAX: usize = 1000;
 /// What the axis may be divided by, in seconds.
-const STEPS: [f64; 17] = [
-    0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0,
-    14_400.0, 86_400.0,
+const STEPS: [f64; 22] = [
+    0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+    900.0, 1800.0, 3600.0, 7200.0, 14_400.0, 86_400.0,
 ];
 /// On a phone, more labels would touch.
 const TICKS_MAX: f64 = 5.0;
@@ -23,7 +23,10 @@ const LABEL_AFTER_MAX: f64 = 70.0;
 pub(super) fn section(report: &RunReport) -> String {
     let ran: Vec<_> = report.stages.iter().filter(|stage| !stage.attempts.is_empty()).collect();
     if ran.is_empty() {
-        return "<h2>Timeline</h2>\n<div class=\"card\"><p>Nothing ran: every stage that was asked for was already built.</p></div>\n".to_owned();
+        return format!(
+            "<h2>Timeline</h2>\n<div class=\"card\"><p>{}</p></div>\n",
+            nothing_ran(report)
+        );
     }
     let ends = ran.iter().flat_map(|stage| &stage.attempts).map(ended);
     let whole = ends.fold(report.wall_s, f64::max).max(1e-3);
@@ -34,6 +37,14 @@ pub(super) fn section(report: &RunReport) -> String {
     }
     text.push_str("</div>\n");
     text + &left_out(ran.len(), ROWS_MAX, "stages")
+}
+
+fn nothing_ran(report: &RunReport) -> &'static str {
+    if report.stages.iter().all(|stage| stage.status == StageStatus::Hit) {
+        "Nothing ran: every stage that was asked for was already built."
+    } else {
+        "Nothing ran."
+    }
 }
 
 fn ended(attempt: &AttemptReport) -> f64 {
@@ -79,7 +90,7 @@ fn row(stage: &StageReport, whole: f64) -> String {
         let (left, width) = place(attempt.began_s, attempt.wall_s, whole);
         let _ = write!(
             text,
-            "<div class=\"bar {}\" style=\"left:{left:.3}%;width:{width:.3}%\" title=\"{}\"></div>",
+            "<div class=\"bar {}\" style=\"left:min({left:.3}%, 100% - 3px);width:{width:.3}%\" title=\"{}\"></div>",
             escape(&attempt.outcome),
             escape(&hint(attempt)),
         );
