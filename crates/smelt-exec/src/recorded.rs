@@ -16,6 +16,31 @@ use crate::report::{AttemptReport, RunReport, RunStatus, StageReport, StageStatu
 /// The form of a journal's records, in its first one.
 pub const FORMAT: u64 = 1;
 
+/// The store takes records of 1 MiB; this leaves room for what is estimated.
+const GROUP_BYTES_MAX: usize = 512 << 10;
+/// The fields of a stage with their names, beside its texts of any length.
+const STAGE_BYTES: usize = 320;
+
+/// The stages in groups that each fit a record.
+pub(crate) fn groups(stages: &[StageReport]) -> Vec<&[StageReport]> {
+    let bytes = |stage: &StageReport| {
+        let output = stage.output.as_ref().map_or(0, |path| path.as_os_str().len());
+        // Letters may be escaped.
+        STAGE_BYTES + 2 * (output + stage.message.as_ref().map_or(0, String::len))
+    };
+    let mut groups = Vec::new();
+    let (mut begin, mut sum) = (0, 0);
+    for (at, stage) in stages.iter().enumerate() {
+        sum += bytes(stage);
+        if sum > GROUP_BYTES_MAX && at > begin {
+            groups.push(&stages[begin..at]);
+            (begin, sum) = (at, bytes(stage));
+        }
+    }
+    groups.extend((begin < stages.len()).then(|| &stages[begin..]));
+    groups
+}
+
 /// Why a journal cannot be read.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RecordError {
@@ -70,6 +95,11 @@ struct Start {
 }
 
 #[derive(Deserialize)]
+struct Stages {
+    stages: Vec<StageReport>,
+}
+
+#[derive(Deserialize)]
 struct Ended {
     stage: String,
     attempt: AttemptReport,
@@ -87,8 +117,14 @@ pub fn report(run: &str, records: Vec<Value>, is_running: bool) -> Result<RunRep
     let Some(Begin { pipeline, .. }) = begin.filter(|_| format == Some(FORMAT)) else {
         return Err(RecordError::Format { run: run.to_owned(), format });
     };
-    let mut fold =
-        Fold { run, wall_s: 0.0, stages: Vec::new(), places: BTreeMap::new(), end: None };
+    let mut fold = Fold {
+        run,
+        wall_s: 0.0,
+        stages: Vec::new(),
+        places: BTreeMap::new(),
+        all: Vec::new(),
+        end: None,
+    };
     for record in records {
         fold.take(record)?;
     }
@@ -101,7 +137,9 @@ struct Fold<'a> {
     /// The stages that had attempts, in the order of their first.
     stages: Vec<StageReport>,
     places: BTreeMap<String, usize>,
-    /// The run's last word, without attempts.
+    /// Every stage as it stood at the end, without attempts.
+    all: Vec<StageReport>,
+    /// The run's last word, without stages.
     end: Option<RunReport>,
 }
 
@@ -117,6 +155,10 @@ impl Fold<'_> {
             "ended" => {
                 let ended: Ended = self.parse(detail)?;
                 self.ended(ended);
+            }
+            "stages" => {
+                let stages: Stages = self.parse(detail)?;
+                self.all.extend(stages.stages);
             }
             "end" => self.end = Some(self.parse(detail)?),
             // Later versions may say more without changing what these say.
@@ -173,6 +215,7 @@ impl Fold<'_> {
 
     fn report(mut self, pipeline: String, is_running: bool) -> RunReport {
         let Some(mut end) = self.end.take() else { return self.unfinished(pipeline, is_running) };
+        end.stages = std::mem::take(&mut self.all);
         for stage in &mut end.stages {
             if let Some(&place) = self.places.get(&stage.name) {
                 stage.attempts = std::mem::take(&mut self.stages[place].attempts);
@@ -264,12 +307,16 @@ mod tests {
     #[test]
     fn a_last_word_stands() {
         let end = json!({ "event": "end", "at_s": 4.0, "detail": {
-            "run": "r", "pipeline": "p", "status": "ok", "wall_s": 4.0, "first_failure": null,
-            "stages": [
-                { "name": "h", "kind": "source", "status": "hit", "key": null, "output": "/o", "message": null },
-                { "name": "a", "kind": "command", "status": "sealed", "key": null, "output": "/a", "message": null },
-            ] } });
-        let records = vec![begin(), start("a", 1, 1.0), ended("a", 1, "sealed", 2.0), end];
+            "run": "r", "pipeline": "p", "status": "ok", "wall_s": 4.0, "first_failure": null } });
+        let stages = |stage: Value| json!({ "event": "stages", "at_s": 4.0, "detail": { "stages": [stage] } });
+        let hit = stages(
+            json!({ "name": "h", "kind": "source", "status": "hit", "key": null, "output": "/o", "message": null }),
+        );
+        let sealed = stages(
+            json!({ "name": "a", "kind": "command", "status": "sealed", "key": null, "output": "/a", "message": null }),
+        );
+        let (start, ended) = (start("a", 1, 1.0), ended("a", 1, "sealed", 2.0));
+        let records = vec![begin(), start, ended, hit, sealed, end];
         let report = report("r", records, false).unwrap();
         assert_eq!(statuses(&report), ["h hit", "a sealed"]);
         assert_eq!(report.stages[1].attempts.len(), 1);
@@ -292,6 +339,28 @@ mod tests {
             vec![begin(), json!({ "event": "start", "at_s": 1.0, "detail": {} })],
             "missing field",
         );
+    }
+
+    #[test]
+    fn groups_fit_their_records() {
+        let stage = |at: usize| StageReport {
+            name: format!("stage-{at}"),
+            kind: Kind::EngineBuild,
+            status: StageStatus::Interrupted,
+            key: Some(Digest::of(b"x")),
+            output: Some(PathBuf::from("\"".repeat(at * 7 % 4000))),
+            message: Some("\\".repeat(at % 600)),
+            attempts: Vec::new(),
+        };
+        for count in [0, 1, 5000] {
+            let stages: Vec<_> = (0..count).map(stage).collect();
+            let groups = groups(&stages);
+            assert_eq!(groups.iter().map(|group| group.len()).sum::<usize>(), count);
+            for group in groups {
+                let text = serde_json::to_string(group).unwrap();
+                assert!(!group.is_empty() && text.len() < 1 << 20, "{} bytes", text.len());
+            }
+        }
     }
 
     #[test]

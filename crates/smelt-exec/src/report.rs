@@ -24,6 +24,7 @@ pub struct RunReport {
     /// The failure that came first, which gives the run its exit code.
     pub first_failure: Option<FirstFailure>,
     /// Each stage, in the order of the plan.
+    #[serde(default)]
     pub stages: Vec<StageReport>,
 }
 

@@ -23,7 +23,7 @@ use crate::attempt::{Attempt, Controls, record, seconds};
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
 use crate::orphans;
-use crate::recorded::FORMAT;
+use crate::recorded::{FORMAT, groups};
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 use crate::shims::Shims;
 
@@ -214,16 +214,21 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         Ok(())
     }
 
-    /// The report, the last word of the journal too.
+    /// The report, the last words of the journal too.
     fn finish(&mut self) -> Result<RunReport, ExecError> {
         let mut report = self.report();
+        let mut stages = std::mem::take(&mut report.stages);
         // The attempts have records of their own.
         let attempts: Vec<_> =
-            report.stages.iter_mut().map(|stage| std::mem::take(&mut stage.attempts)).collect();
+            stages.iter_mut().map(|stage| std::mem::take(&mut stage.attempts)).collect();
+        for group in groups(&stages) {
+            self.journal("stages", json!({ "stages": group }))?;
+        }
         self.journal("end", json!(report))?;
-        for (stage, attempts) in report.stages.iter_mut().zip(attempts) {
+        for (stage, attempts) in stages.iter_mut().zip(attempts) {
             stage.attempts = attempts;
         }
+        report.stages = stages;
         Ok(report)
     }
 
