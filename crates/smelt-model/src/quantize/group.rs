@@ -9,7 +9,7 @@ use half::f16;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::figures::{LANES, Lanes, RowSums, Sums, padded, store};
-use crate::scheme::Grid;
+use crate::scheme::IntGrid;
 
 /// Added to a small f32 and taken away again, it leaves the nearest integer, ties to even:
 /// 1.5 * 2^23, above which neighbouring floats are one apart and the low bits are the integer.
@@ -149,7 +149,7 @@ impl Rounded {
     }
 
     /// What the bytes of the one row here, `width` inputs wide, stand for.
-    pub(super) fn restore(&self, grid: Grid, width: usize) -> Vec<f32> {
+    pub(super) fn restore(&self, grid: IntGrid, width: usize) -> Vec<f32> {
         let group = grid.group.unwrap_or(width);
         let scale = |index: usize| match grid.group {
             None => f32::from_le_bytes(self.scales.as_chunks().0[index]),
@@ -172,7 +172,7 @@ impl Rounded {
 /// How groups are put on a grid.
 #[derive(Clone, Copy)]
 pub(super) struct Rounder {
-    pub(super) grid: Grid,
+    pub(super) grid: IntGrid,
     /// Fractions of the largest value to try; the first is taken where none is better.
     pub(super) clips: &'static [f32],
 }
