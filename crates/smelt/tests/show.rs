@@ -7,31 +7,32 @@ mod world;
 use std::fs::File;
 use std::io::Read;
 use std::num::NonZero;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
 use nix::pty::{Winsize, openpty};
 use serde_json::Value;
-use world::{World, until};
+use world::{World, statuses, until};
 
 const COLUMNS: u16 = 60;
 const ROWS: u16 = 12;
 
 /// A terminal that smelt's standard error is.
 struct Terminal {
+    smelt: Child,
     parser: vt100::Parser,
     output: Receiver<Vec<u8>>,
 }
 
 impl Terminal {
-    /// Starts smelt in the world; the second value is the process.
-    fn start(world: &World, arguments: &[&str]) -> (Self, std::process::Child) {
+    /// Starts smelt in the world.
+    fn start(world: &World, arguments: &[&str]) -> Self {
         let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(&size, None).unwrap();
         let mut command = world.command(arguments);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::from(pty.slave)).spawn().unwrap();
+        let smelt = command.stdout(Stdio::null()).stderr(Stdio::from(pty.slave)).spawn().unwrap();
         // The command keeps a copy of the terminal's other end.
         drop(command);
         let (sender, output) = channel();
@@ -46,7 +47,7 @@ impl Terminal {
             }
         });
         let [rows, columns] = [ROWS, COLUMNS].map(|n| NonZero::new(n).unwrap());
-        (Self { parser: vt100::Parser::new(rows, columns, 0), output }, child)
+        Self { smelt, parser: vt100::Parser::new(rows, columns, 0), output }
     }
 
     /// Takes what has come; no line may ever be wrapped.
@@ -58,6 +59,14 @@ impl Terminal {
             assert_eq!(wrapped, None, "{}", screen.contents());
         }
         self.parser.screen().contents().lines().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Terminal {
+    /// A test that failed leaves nothing running.
+    fn drop(&mut self) {
+        let _ = self.smelt.kill();
+        let _ = self.smelt.wait();
     }
 }
 
@@ -74,7 +83,7 @@ fn a_terminal_has_a_line_for_each_stage_that_runs() {
     let go = world.path("go");
     let text = world.read("p.toml").replace("$GO", &go.display().to_string());
     world.write("p.toml", &text);
-    let (mut terminal, mut smelt) = Terminal::start(&world, &["run", "p.toml", "--jobs", "2"]);
+    let mut terminal = Terminal::start(&world, &["run", "p.toml", "--jobs", "2"]);
     let mut shown = Vec::new();
     let both = until(|| {
         shown = terminal.lines();
@@ -87,7 +96,7 @@ fn a_terminal_has_a_line_for_each_stage_that_runs() {
         "{shown:?}"
     );
     world.write("go", "");
-    smelt.wait().unwrap();
+    terminal.smelt.wait().unwrap();
     let shown = terminal.lines();
     assert_eq!(shown.len(), 3, "{shown:?}");
     assert!(
@@ -203,6 +212,8 @@ fn a_run_that_goes_on_and_one_that_died_are_told_apart() {
     assert_eq!(died["stages"][0]["status"], "sealed");
     assert_eq!(world.smelt(&["report", "--html", "r.html"]).code, Some(0));
     assert!(world.read("r.html").contains("it has no last word"));
+    // The next run clears what the dead one left, its control group too.
+    assert_eq!(statuses(&world.run(&["--only", "a"])), ["a hit"]);
 }
 
 #[test]
