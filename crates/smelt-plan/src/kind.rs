@@ -187,6 +187,7 @@ const VERIFY: &[Field] = &[
     field("llm", LLM_ENGINE, Absent::Refused),
     field("against", CHECKPOINT, Absent::Refused),
     field("weights", Takes::Stage(&[Kind::Quantize, Kind::Command]), Absent::Nothing),
+    field("prompts", Takes::Path, Absent::Nothing),
 ];
 const DEPLOYMENT: &[Field] = &[
     field("model", Takes::Text, Absent::Word("internvl3")),
@@ -281,12 +282,12 @@ impl Kind {
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {
         match self {
-            Self::Quantize => 2,
+            // verify.json is of format 2.
+            Self::Quantize | Self::Verify => 2,
             Self::Source
             | Self::OnnxExport
             | Self::GraphSurgery
             | Self::Calibrate
-            | Self::Verify
             | Self::Deployment
             | Self::Command => 1,
             // engine.json is of format 2.

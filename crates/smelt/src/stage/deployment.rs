@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::internvl3::InternVl3;
 use smelt_model::model::Encoder;
 use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
@@ -56,13 +57,27 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
 fn chat(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let dir = checkpoint.dir();
+    let engines = [request.input("vision")?, request.input("llm")?];
+    let spec = spec(&checkpoint, request.word("model")?, engines)?;
+    let files: Vec<PathBuf> =
+        FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
+    Deployment::write(&request.out, &spec, &files).map_err(Failed::model)
+}
+
+/// What a deployment of `checkpoint` called `model` says, its engines in these directories.
+pub(super) fn spec(
+    checkpoint: &Checkpoint,
+    model: &str,
+    [vision, llm]: [&Path; 2],
+) -> Result<Spec, Failed> {
+    let dir = checkpoint.dir();
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    let spec = Spec {
+    Ok(Spec {
         format: FORMAT,
         family: FAMILY.to_owned(),
-        model: request.word("model")?.to_owned(),
-        vision: beside(request.input("vision")?)?,
-        llm: beside(request.input("llm")?)?,
+        model: model.to_owned(),
+        vision: beside(vision)?,
+        llm: beside(llm)?,
         image: image(checkpoint.internvl3().map_err(Failed::model)?),
         image_tokens: ImageTokens {
             start: "<img>".to_owned(),
@@ -70,10 +85,7 @@ fn chat(request: &Request) -> Result<(), Failed> {
             end: "</img>".to_owned(),
         },
         eos: eos_tokens(dir, &tokenizer).map_err(Failed::model)?,
-    };
-    let files: Vec<PathBuf> =
-        FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
-    Deployment::write(&request.out, &spec, &files).map_err(Failed::model)
+    })
 }
 
 /// InternVL3's preprocessing, by the checkpoint's own numbers.
