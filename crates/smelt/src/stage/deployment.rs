@@ -58,7 +58,10 @@ fn chat(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let dir = checkpoint.dir();
     let engines = [request.input("vision")?, request.input("llm")?];
-    let spec = spec(&checkpoint, request.word("model")?, engines)?;
+    let mut spec = spec(&checkpoint, request.word("model")?, engines)?;
+    if request.params.contains_key("tiles") {
+        spec.image = with_tiles(spec.image, request.count("tiles")?);
+    }
     let files: Vec<PathBuf> =
         FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
     Deployment::write(&request.out, &spec, &files).map_err(Failed::model)
@@ -98,6 +101,12 @@ pub(super) fn image(tower: &InternVl3) -> Settings {
         mean: Settings::IMAGENET_MEAN,
         std: Settings::IMAGENET_STD,
     }
+}
+
+/// The same preprocessing with at most `tiles` tiles a picture, the thumbnail not counted; fewer tiles
+/// are fewer tokens.
+fn with_tiles(image: Settings, tiles: usize) -> Settings {
+    Settings { min_tiles: image.min_tiles.min(tiles), max_tiles: tiles, ..image }
 }
 
 /// The path of a sealed output as seen from another one.
