@@ -5,6 +5,7 @@
 //! form they are stored in.  Decides nothing about how far numbers may differ.
 
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
+use smelt_model::dtype::Dtype;
 
 use super::build::{sizes, tensors};
 use super::linear::Linear;
@@ -44,6 +45,12 @@ impl LlmEngine {
         let wanted = sizes(checkpoint.decoder()?, checkpoint.scheme_words(), own.limits);
         let size = other_size(own, &wanted);
         size.map_or_else(|| self.other_tensor(checkpoint), |size| Ok(Some(size)))
+    }
+
+    /// Whether any weight is stored as levels with scales.
+    pub fn is_packed(&self) -> bool {
+        let mut stored = self.file.names().filter_map(|name| self.file.stored(name));
+        stored.any(|stored| matches!(stored.dtype, Dtype::I8 | Dtype::U8))
     }
 
     fn other_tensor(&self, checkpoint: &Checkpoint) -> Result<Option<String>, CheckpointError> {

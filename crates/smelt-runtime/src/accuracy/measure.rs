@@ -88,7 +88,7 @@ pub fn measure(
                 kept = right.take(token, logits);
             }
         };
-        asked.ask(deployment, question, &pictures, (&tokens, &mut visit)).map_err(failed)?;
+        asked.ask(deployment, question, &pictures, &tokens, &mut visit).map_err(failed)?;
         kept?;
         progress(asked.all);
     }
@@ -113,6 +113,9 @@ fn bytes(dir: PathBuf) -> Result<u64, MeasureError> {
     sum.map_err(|source| MeasureError::Engine { path: dir.clone(), source })
 }
 
+/// Sees each token of a right answer and the logits before it.
+type Visit<'a> = &'a mut dyn FnMut(u32, &[f32]);
+
 /// What came of the model's own answers.
 #[derive(Default)]
 struct Asked {
@@ -129,7 +132,8 @@ impl Asked {
         deployment: &mut Deployment,
         question: &Question,
         pictures: &[Picture],
-        (right, visit): (&[u32], &mut dyn FnMut(u32, &[f32])),
+        right: &[u32],
+        visit: Visit<'_>,
     ) -> Result<(), GenerateError> {
         let new_tokens_max = right.len() + TOKENS_BEYOND;
         let start = Instant::now();

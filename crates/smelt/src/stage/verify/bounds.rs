@@ -26,11 +26,7 @@ const INT4: Bound = Bound { cosine_min: 0.5, error_max_of_scale: 2.0 };
 
 /// What quantisation may cost a decoder of `scheme`.
 pub(super) fn quantised(scheme: &str) -> Bound {
-    match scheme {
-        _ if scheme.starts_with("int4") => INT4,
-        "none" => SAME_WEIGHTS,
-        _ => INT8,
-    }
+    if scheme.starts_with("int4") { INT4 } else { INT8 }
 }
 
 /// What an encoder of pictures may cost, all of whose weights are the checkpoint's or not.
@@ -111,11 +107,10 @@ mod tests {
     }
 
     #[test]
-    fn four_bits_may_cost_more_than_eight_and_floats_nothing() {
+    fn four_bits_may_cost_more_than_eight() {
         for scheme in smelt_model::quantize::Scheme::WORDS {
             let (bound, is_int4) = (quantised(scheme), scheme.starts_with("int4"));
             assert_eq!(bound.cosine_min < INT8.cosine_min, is_int4, "{scheme}");
-            assert_eq!(bound == SAME_WEIGHTS, *scheme == "none", "{scheme}");
         }
     }
 }

@@ -51,6 +51,13 @@ struct Parties {
     weights: Option<Checkpoint>,
 }
 
+impl Parties {
+    /// Whether the decoder has the very weights of the reference.
+    fn is_plain(&self) -> bool {
+        !self.against.is_quantized() && !self.llm.is_packed()
+    }
+}
+
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     let mut parties = open(request)?;
     let mut record = Record { format: 2, ..Record::default() };
@@ -91,8 +98,7 @@ fn compare_weights(parties: &Parties) -> Result<Vec<Weights>, Failed> {
     let Parties { vision, llm, against, weights } = parties;
     let mut compared = vec![weights::vision(vision, against)?];
     // A decoder of plain weights was built from the checkpoint itself.
-    let own =
-        weights.as_ref().or((!against.is_quantized() && llm.scheme() == "none").then_some(against));
+    let own = weights.as_ref().or(parties.is_plain().then_some(against));
     let Some(own) = own else {
         say("the decoder's weights are not compared one by one: \"weights\" does not name them");
         return Ok(compared);
@@ -107,6 +113,7 @@ fn compare_weights(parties: &Parties) -> Result<Vec<Weights>, Failed> {
 
 /// Compares what the engines compute with what the reference does.
 fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
+    let is_plain = parties.is_plain();
     let Parties { vision, llm, against, weights } = parties;
     let tower = against.internvl3().map_err(Failed::model)?;
     let decoder = against.decoder().map_err(Failed::model)?;
@@ -140,7 +147,7 @@ fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
     let image = Image { token: prompt.image_token, embeds: &embeds_reference };
     let expected = reference::logits(against, &all, Some(image), positions, &mut say);
     let whole = compare(&expected.map_err(Failed::model)?, &logits, decoder.vocab);
-    let bound = bounds::quantised(llm.scheme());
+    let bound = if is_plain { SAME_WEIGHTS } else { bounds::quantised(llm.scheme()) };
     found(Finding::new("logits against the checkpoint", bound, &whole.map_err(Failed::invalid)?));
     record.answer = answer;
     Ok(())
