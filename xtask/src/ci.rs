@@ -18,6 +18,8 @@ const STEPS: [(&str, &[&str]); 4] = [
 pub(crate) fn run() -> Result<()> {
     // The kill-point sweeps count and cut system calls with it.
     debian::need("strace", || debian::runs("strace", "-V"))?;
+    // Pages of runs are looked at in it.
+    debian::need("chromium", || debian::runs("chromium", "--version"))?;
     let mut times = Vec::new();
     for (name, arguments) in STEPS {
         let begin = Instant::now();

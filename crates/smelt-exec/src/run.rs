@@ -4,11 +4,11 @@
 //! attempts only send it messages.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, Scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use smelt_plan::plan::{From, HubPin, Pin};
@@ -17,12 +17,13 @@ use smelt_plan::{
     Command, Digest, Event, Failure, FailureClass, Kind, Plan, Schedule, StageId, State,
 };
 use smelt_store::{KeyLock, Location, Lookup, Output, Run, Store, StoreError};
-use smelt_watch::Budget;
+use smelt_watch::{Budget, Cgroups};
 
-use crate::attempt::{Attempt, Controls, record};
+use crate::attempt::{Attempt, Controls, record, seconds};
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
 use crate::orphans;
+use crate::recorded::{FORMAT, groups};
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 use crate::shims::Shims;
 
@@ -97,8 +98,14 @@ pub struct Runner<'a> {
 ///
 /// What cannot be removed (another user's files, say) is told of and holds up nobody.
 pub fn clear_dead_runs(store: &Store, tell: &mut dyn FnMut(&StoreError)) -> Result<(), StoreError> {
-    for run in store.dead_runs()? {
-        orphans::kill_marked(&format!("{run}/"));
+    let dead = store.dead_runs()?;
+    let cgroups = if dead.is_empty() { None } else { Cgroups::find(Path::new("/")) };
+    for run in dead {
+        let mark = format!("{run}/");
+        orphans::kill_marked(&mark);
+        if let Some(cgroups) = &cgroups {
+            cgroups.sweep(&mark);
+        }
         if let Err(error) = store.clear_dead(&run) {
             tell(&error);
         }
@@ -112,13 +119,16 @@ impl Runner<'_> {
         let (sender, receiver) = sync_channel(MESSAGES_MAX);
         let signals = listen(sender.clone())?;
         let shims = Shims::new().map_err(ExecError::Process)?;
+        let cgroups = Cgroups::find(Path::new("/"));
         let report = thread::scope(|scope| {
             let (schedule, commands) = Schedule::begin(self.plan, wishes);
             let mut state = Loop {
                 scope,
                 sender,
                 schedule,
+                begin: Instant::now(),
                 shims: &shims,
+                cgroups: cgroups.as_ref(),
                 outputs: HashMap::new(),
                 pins: HashMap::new(),
                 keys: HashMap::new(),
@@ -136,7 +146,7 @@ impl Runner<'_> {
             drop(receiver);
             // After a failure of our own nothing may run on without a supervisor.
             state.controls.values().for_each(|controls| controls.kill());
-            result.map(|()| state.report())
+            result.and_then(|()| state.finish())
         });
         signals.close();
         report
@@ -163,7 +173,9 @@ struct Loop<'scope, 'env, 'a> {
     scope: &'scope Scope<'scope, 'env>,
     sender: SyncSender<Message>,
     schedule: Schedule<'a>,
+    begin: Instant,
     shims: &'scope Shims,
+    cgroups: Option<&'scope Cgroups>,
     /// Where the outputs lie that stages below may read.
     outputs: HashMap<StageId, PathBuf>,
     /// Those outside of the store, which may change while somebody reads them.
@@ -185,7 +197,9 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         commands: Vec<Command>,
         receiver: &Receiver<Message>,
     ) -> Result<(), ExecError> {
-        self.journal("begin", json!({ "pipeline": self.runner.plan.name }))?;
+        let method = self.cgroups.map_or("proc", Cgroups::name);
+        let name = &self.runner.plan.name;
+        self.journal("begin", json!({ "format": FORMAT, "pipeline": name, "method": method }))?;
         self.note_given();
         self.perform_all(commands)?;
         while !self.schedule.is_finished() {
@@ -197,7 +211,25 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
                 Err(_) => {}
             }
         }
-        self.journal("end", json!({ "status": self.status() }))
+        Ok(())
+    }
+
+    /// The report, the last words of the journal too.
+    fn finish(&mut self) -> Result<RunReport, ExecError> {
+        let mut report = self.report();
+        let mut stages = std::mem::take(&mut report.stages);
+        // The attempts have records of their own.
+        let attempts: Vec<_> =
+            stages.iter_mut().map(|stage| std::mem::take(&mut stage.attempts)).collect();
+        for group in groups(&stages) {
+            self.journal("stages", json!({ "stages": group }))?;
+        }
+        self.journal("end", json!(report))?;
+        for (stage, attempts) in stages.iter_mut().zip(attempts) {
+            stage.attempts = attempts;
+        }
+        report.stages = stages;
+        Ok(report)
     }
 
     /// `path:` sources are outputs from the start.
@@ -233,7 +265,10 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     fn on_ended(&mut self, ended: Ended) -> Result<(), ExecError> {
         let Ended { stage, report, result } = ended;
         self.controls.remove(&stage);
-        self.journal("ended", json!({ "stage": self.name(stage), "attempt": report }))?;
+        self.journal(
+            "ended",
+            json!({ "stage": self.name(stage), "attempt": report, "curve": report.curve }),
+        )?;
         self.show(&Progress::Ended(stage, &report));
         self.reports.entry(stage).or_default().push(report);
         let event = match result {
@@ -362,10 +397,11 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     }
 
     fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) -> Result<(), ExecError> {
-        let name = self.name(stage);
+        let Attempt { n, key, changed, log, .. } = &attempt;
+        let (name, kind) = (self.name(stage), self.runner.plan.stage(stage).kind);
         self.journal(
             "start",
-            json!({ "stage": name, "n": attempt.n, "key": attempt.key, "changed": attempt.changed }),
+            json!({ "stage": name, "kind": kind, "n": n, "key": key, "changed": changed, "log": log }),
         )?;
         self.show(&Progress::Started {
             stage,
@@ -391,6 +427,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             stage,
             key,
             n,
+            began: self.begin.elapsed(),
             budget: Budget {
                 rss_bytes_max: spec.limits.memory_bytes_max,
                 duration_max: spec.limits.duration_max,
@@ -404,6 +441,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             out,
             reference: planned.fetched().map(|pin| pin.path.clone()),
             shims: self.shims,
+            cgroups: self.cgroups,
             controls: Arc::default(),
             messages: self.sender.clone(),
         })
@@ -453,7 +491,8 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     }
 
     fn journal(&self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
-        let record = json!({ "event": what, "detail": detail });
+        let at_s = seconds(self.begin.elapsed());
+        let record = json!({ "event": what, "at_s": at_s, "detail": detail });
         Ok(self.runner.run.journal().append(&record).map_err(StoreError::from)?)
     }
 
@@ -473,6 +512,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             run: self.runner.run.id().to_string(),
             pipeline: self.runner.plan.name.clone(),
             status: self.status(),
+            wall_s: seconds(self.begin.elapsed()),
             first_failure: self.first_failure(),
             stages: stages.into_iter().filter_map(|id| self.stage_report(id)).collect(),
         }
