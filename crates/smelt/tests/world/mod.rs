@@ -173,12 +173,15 @@ pub fn statuses(report: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The demo's pipeline with random weights, which are made in no time, lie nowhere, and answer no
-/// prompt.
+/// The demo's pipeline with random weights, which are made in no time and lie nowhere.
 pub fn random(demo: &str) -> String {
-    let lines = demo.lines().filter(|line| !line.starts_with("prompts = "));
-    let demo = lines.map(|line| line.to_owned() + "\n").collect::<String>();
-    demo.replace("path:../tests/data/shapes-vl", "synthetic:internvl3-tiny")
+    unasked(demo).replace("path:../tests/data/shapes-vl", "synthetic:internvl3-tiny")
+}
+
+/// A pipeline without golden prompts, which random weights do not answer.
+pub fn unasked(pipeline: &str) -> String {
+    let lines = pipeline.lines().filter(|line| !line.starts_with("prompts = "));
+    lines.map(|line| line.to_owned() + "\n").collect()
 }
 
 /// A pipeline of the repository, to be run from anywhere.
