@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
 use serde_json::Value;
 use world::{World, statuses, until};
@@ -31,6 +32,8 @@ impl Terminal {
     fn start(world: &World, arguments: &[&str]) -> Self {
         let size = Winsize { ws_row: ROWS, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(&size, None).unwrap();
+        // With a copy of our end smelt could not see that nobody looks any more.
+        fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
         let mut command = world.command(arguments);
         let smelt = command.stdout(Stdio::null()).stderr(Stdio::from(pty.slave)).spawn().unwrap();
         // The command keeps a copy of the terminal's other end.
