@@ -107,9 +107,9 @@ fn chart(at_ms: &[u64], lines: &[Line], top: Option<f64>) -> String {
         let Line { class, what, .. } = line;
         let _ = write!(text, "<span class=\"key {class}\"><span>{what}</span></span> ");
     }
-    let _ = write!(
+    let _ = writeln!(
         text,
-        "</span><span class=\"dim\">{}</span></figcaption>\n",
+        "</span><span class=\"dim\">{}</span></figcaption>",
         seconds(end as f64 / 1e3)
     );
     let _ = write!(

@@ -75,7 +75,7 @@ fn axis(whole: f64) -> String {
 
 fn tick(at: f64) -> String {
     match at {
-        at if at == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         at if at < 1.0 => format!("{at:.2} s"),
         at if at < 60.0 => format!("{at:.0} s"),
         at if at < 3600.0 => format!("{:.0} min", at / 60.0),
