@@ -19,6 +19,10 @@ use crate::layout::names;
 use crate::log::{Log, LogError};
 use crate::store::{Store, StoreError};
 
+/// What the first record of a journal says it is written in.  Journals without it are of format 1.
+pub const JOURNAL_FORMAT: u64 = 1;
+/// The field of the first record that says so.
+const FORMAT_FIELD: &str = "format";
 /// A thousand attempts with a large record each; usual journals are some kilobytes.
 const JOURNAL_BYTES_MAX: u64 = 64 << 20;
 /// Names are drawn from 65 536 in a second.
@@ -58,7 +62,7 @@ impl Store {
         self.refuse_read_only("start a run")?;
         for attempt in 0..NAME_TRIES {
             let id = RunId::new(now, attempt);
-            if let Some(lock) = self.claim(&id)? {
+            if let Some(lock) = self.take_name(&id)? {
                 let journal = self.open_journal(&id)?;
                 return Ok(Run { store: self.clone(), id, journal, lock });
             }
@@ -68,7 +72,7 @@ impl Store {
     }
 
     /// Takes the lock of a run that has never been; `None` if it has.
-    fn claim(&self, id: &RunId) -> Result<Option<Held>, DiskError> {
+    fn take_name(&self, id: &RunId) -> Result<Option<Held>, DiskError> {
         let (disk, path) = (self.disk(), self.layout().run_lock(id));
         for used in [&path, &self.layout().journal(id), &self.layout().work_of(id)] {
             if present(disk.lstat(used)).map_err(fault("look at", used))?.is_some() {
@@ -94,11 +98,12 @@ impl Store {
     pub fn dead_runs(&self) -> Result<Vec<RunId>, StoreError> {
         self.refuse_read_only("look for dead runs")?;
         let locks = names(self.disk(), &self.layout().runs())?;
-        let locked = locks.iter().filter_map(|name| name.strip_suffix(".lock"));
+        let name_of = |name: &'_ str| name.rsplit_once('.').map_or("", |(run, _)| run).to_owned();
+        let locked = locks.iter().map(|name| name_of(name));
         // A power cut may have kept a working directory and lost the lock file.
         let work = names(self.disk(), &self.layout().work())?;
-        let ids = locked.chain(work.iter().map(String::as_str));
-        let mut ids: Vec<RunId> = ids.filter_map(|name| name.parse().ok()).collect();
+        let mut ids: Vec<RunId> =
+            locked.chain(work).filter_map(|name| name.parse().ok()).collect();
         ids.sort();
         ids.dedup();
         let mut dead = Vec::new();
@@ -126,8 +131,9 @@ impl Store {
     /// The lock file goes last, while it is held: until then the run counts as dead.
     fn clear(&self, id: &RunId, lock: Held) -> Result<(), DiskError> {
         remove_tree(self.disk(), &self.layout().work_of(id))?;
-        let path = self.layout().run_lock(id);
-        present(self.disk().unlink(&path)).map_err(fault("remove", &path))?;
+        for path in [self.layout().run_roots(id), self.layout().run_lock(id)] {
+            present(self.disk().unlink(&path)).map_err(fault("remove", &path))?;
+        }
         drop(lock);
         Ok(())
     }
@@ -141,16 +147,26 @@ impl Store {
         Ok(ids)
     }
 
-    /// Visits the records of a run, in order, up to the last whole one.
+    /// Visits the records of a run, in order, up to the last whole one.  A journal of a format that
+    /// is newer than ours is refused.
     pub fn read_journal(&self, id: &RunId, mut visit: impl FnMut(Value)) -> Result<(), StoreError> {
         let opened = Log::open_to_read(self.shared_disk(), self.layout().journal(id))?;
         let Some(mut log) = opened else { return Ok(()) };
-        log.read_new(&mut |_, text| {
-            if let Ok(value) = serde_json::from_str(text) {
+        let mut newer = None;
+        log.read_new(&mut |place, text| {
+            let Ok(mut value) = serde_json::from_str::<Value>(text) else { return };
+            if place.seq() == 1 {
+                let format = value.as_object_mut().and_then(|record| record.remove(FORMAT_FIELD));
+                newer = format.filter(|format| format.as_u64().is_none_or(|n| n > JOURNAL_FORMAT));
+            }
+            if newer.is_none() {
                 visit(value);
             }
         })?;
-        Ok(())
+        let path = || self.layout().journal(id);
+        newer.map_or(Ok(()), |found| {
+            Err(StoreError::OtherJournal { path: path(), found: found.to_string() })
+        })
     }
 
     /// Where the logs of a run are, whether or not there are any.
@@ -163,6 +179,10 @@ impl Run {
     /// The run's name.
     pub fn id(&self) -> &RunId {
         &self.id
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
     }
 
     /// The run's journal.
@@ -200,6 +220,10 @@ impl Journal {
     pub fn append(&self, record: &Value) -> Result<(), LogError> {
         // A panic elsewhere leaves a log that finds its end again.
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = record.clone();
+        if let (0, Some(record)) = (log.records(), record.as_object_mut()) {
+            record.insert(FORMAT_FIELD.to_owned(), JOURNAL_FORMAT.into());
+        }
         let text = record.to_string();
         self.store.with_ballast(|| log.append(&text, &mut |_, _| {}))?;
         Ok(())

@@ -20,9 +20,12 @@ use crate::layout::{FORMAT_VERSION, Layout, key_byte};
 use crate::log::{Log, LogError};
 use crate::manifest::Manifest;
 use crate::output::{Damage, Location, Lookup, Output};
+use crate::run::JOURNAL_FORMAT;
 use crate::stat_cache::StatCache;
-use crate::verify::{Verdict, verify};
+use crate::verify::{Memo, Verdict, verify};
 
+/// How exactly it is known when an output was used last: a time is written once in that period.
+const USE_TICK_NS: i64 = 24 * 3_600_000_000_000;
 /// A race for a name in the quarantine is lost at most this often.
 const QUARANTINE_TRIES: u32 = 8;
 
@@ -64,6 +67,28 @@ pub enum StoreError {
         path: PathBuf,
         /// Its content.
         found: String,
+    },
+    /// Another version of smelt wrote a journal.
+    #[error(
+        "{} is of journal format {found}, this smelt reads up to {JOURNAL_FORMAT}; use the smelt \
+         that wrote it",
+        path.display()
+    )]
+    OtherJournal {
+        /// The journal.
+        path: PathBuf,
+        /// What it says.
+        found: String,
+    },
+    /// It cannot be known what must be kept.
+    #[error(
+        "{} is damaged, so what must be kept is not known; repair the store with: smelt cache \
+         fsck --repair",
+        path.display()
+    )]
+    BadRoots {
+        /// The file.
+        path: PathBuf,
     },
     /// Locks do not work there.
     #[error(
@@ -252,6 +277,20 @@ impl Store {
         }
     }
 
+    /// Finds the output of a key as [`Store::lookup`] does, and records that a recipe key led to it.
+    ///
+    /// A collection spares what the recipe keys of a living run lead to, so an output found here
+    /// stays as long as the run that holds `recipe`: it is looked up once more when the record is
+    /// new, because a collection may have come between.
+    pub fn claim(&self, recipe: &Digest, key: &Digest) -> Result<Lookup, StoreError> {
+        let found = self.lookup(key)?;
+        if !matches!(found, Lookup::Hit(_)) || self.resolve(recipe)? == Some(*key) {
+            return Ok(found);
+        }
+        self.alias(recipe, key)?;
+        self.lookup(key)
+    }
+
     /// Digests a file or a directory outside of the store, following links to files.  A file that
     /// was digested before and has not been touched is not read.
     pub fn digest_tree(&self, root: &Path) -> Result<Manifest, DigestError> {
@@ -308,12 +347,13 @@ impl Store {
     }
 
     fn verified(&self, output: Output) -> Result<Lookup, StoreError> {
-        let verdict = self.verify_tree(&output.digest, &output.manifest)?;
+        let verdict = self.verify_tree(&output.digest, &output.manifest, Memo::Trusted)?;
         self.digester().save();
         match verdict {
             Verdict::Missing => Ok(Lookup::Miss),
-            Verdict::Whole { strays } => {
+            Verdict::Whole { strays, used_ns } => {
                 self.move_strays(&output.digest, &strays)?;
+                self.note_use(&output.digest, used_ns);
                 Ok(Lookup::Hit(Box::new(output)))
             }
             Verdict::Damaged(what) => {
@@ -331,8 +371,18 @@ impl Store {
         &self,
         tree: &Digest,
         manifest: &Manifest,
+        memo: Memo,
     ) -> Result<Verdict, DiskError> {
-        verify(self.disk(), self.digester(), &self.layout().tree(tree), manifest)
+        verify(self.disk(), self.digester(), &self.layout().tree(tree), manifest, memo)
+    }
+
+    /// Writes down, now and then, that a tree is in use.  Nothing depends on it but the order in
+    /// which outputs are collected, so a failure is none.
+    fn note_use(&self, tree: &Digest, used_ns: i64) {
+        let now_ns = self.disk().moment().now_ns;
+        if self.inner.access != Access::ReadOnly && now_ns.saturating_sub(used_ns) > USE_TICK_NS {
+            let _ = self.disk().touch(&self.layout().tree(tree));
+        }
     }
 
     /// Moves a damaged tree out of `out/`, in the place of an earlier one of that digest.  It is
@@ -376,7 +426,16 @@ impl Store {
     pub(crate) fn append(&self, entry: &Entry) -> Result<(), StoreError> {
         self.refuse_read_only("record a result")?;
         let mut actions = self.actions();
-        Ok(self.with_ballast(|| actions.append(entry))?)
+        let mut answer = self.with_ballast(|| actions.append(entry));
+        if matches!(answer, Err(LogError::Full { .. })) {
+            actions.compact(&mut |_| true, &[])?;
+            answer = actions.append(entry);
+        }
+        if answer.is_ok() && actions.is_mostly_dead() {
+            // The record is safe; a log that stays long is no failure.
+            let _ = actions.compact(&mut |_| true, &[]);
+        }
+        Ok(answer?)
     }
 
     /// Tries once more without the ballast if the disk is full.
@@ -415,7 +474,7 @@ impl Store {
         &self.inner.digester
     }
 
-    fn actions(&self) -> MutexGuard<'_, Actions> {
+    pub(crate) fn actions(&self) -> MutexGuard<'_, Actions> {
         // A panic elsewhere leaves an index that lags behind the log at worst.
         self.inner.actions.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -18,6 +18,8 @@ use super::{Disk, DiskFile, FileKind, Held, LockKind, Moment, Open, Stat, Volume
 /// Small, so that even short records are torn.
 const BLOCK_BYTES: usize = 64;
 const ROOT: u64 = 1;
+/// 2026-11-21 15:42:33 UTC.
+const START_NS: i64 = 1_795_275_753_000_000_000;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +83,7 @@ struct World {
 #[derive(Clone)]
 enum Node {
     File(FileNode),
-    Dir { live: Names, durable: Names, mode: u32 },
+    Dir { live: Names, durable: Names, mode: u32, mtime_ns: i64 },
 }
 
 type Names = BTreeMap<OsString, u64>;
@@ -117,13 +119,18 @@ struct Lock {
 
 impl SimDisk {
     pub(crate) fn new() -> Self {
-        let root = Node::Dir { live: BTreeMap::new(), durable: BTreeMap::new(), mode: 0o755 };
+        let root = Node::Dir {
+            live: BTreeMap::new(),
+            durable: BTreeMap::new(),
+            mode: 0o755,
+            mtime_ns: START_NS,
+        };
         let world = World {
             nodes: BTreeMap::from([(ROOT, root)]),
             pending: Vec::new(),
             locks: Vec::new(),
             next_id: ROOT + 1,
-            now_ns: 1_795_275_753_000_000_000,
+            now_ns: START_NS,
             boot: 1,
             free_bytes: 32 << 20,
             trouble: Trouble::Nothing,
@@ -384,7 +391,8 @@ impl World {
     }
 
     fn mkdir(&mut self, path: &Path) -> io::Result<u64> {
-        self.add(path, Node::Dir { live: Names::new(), durable: Names::new(), mode: 0o755 })
+        let (live, durable, mtime_ns) = (Names::new(), Names::new(), self.now_ns);
+        self.add(path, Node::Dir { live, durable, mode: 0o755, mtime_ns })
     }
 
     fn stat(&self, id: u64) -> Stat {
@@ -398,7 +406,9 @@ impl World {
             mode: 0,
         };
         match &self.nodes[&id] {
-            Node::Dir { mode, .. } => Stat { mode: *mode, ..common },
+            Node::Dir { mode, mtime_ns, .. } => {
+                Stat { mode: *mode, mtime_ns: *mtime_ns, ..common }
+            }
             Node::File(file) => Stat {
                 kind: FileKind::File,
                 size: file.live.bytes.len() as u64,
@@ -643,6 +653,25 @@ impl Disk for SimDisk {
         assert!(taken.is_some() || wait == Wait::No, "{} waits for itself", path.display());
         let held = |id| Box::new(SimLock { world: Arc::clone(&self.world), id }) as Held;
         Ok(taken.map(held))
+    }
+
+    fn is_byte_locked(&self, path: &Path, at: u64) -> io::Result<bool> {
+        let mut world = self.world();
+        world.step("look at the lock", path, Needs::Nothing)?;
+        let is_it = |lock: &Lock| lock.path == path && lock.kind == LockKind::Byte(at);
+        Ok(world.locks.iter().any(is_it))
+    }
+
+    fn touch(&self, path: &Path) -> io::Result<()> {
+        let mut world = self.world();
+        world.step("touch", path, Needs::Change)?;
+        let (id, now_ns) = (world.find(path)?, world.now_ns);
+        match world.nodes.get_mut(&id) {
+            Some(Node::Dir { mtime_ns, .. }) => *mtime_ns = now_ns,
+            Some(Node::File(file)) => (file.mtime_ns, file.ctime_ns) = (now_ns, now_ns),
+            None => unreachable!("found above"),
+        }
+        Ok(())
     }
 
     fn volume(&self, path: &Path) -> io::Result<Volume> {
