@@ -137,6 +137,12 @@ impl Actions {
         log.bytes() >= COMPACT_BYTES_MIN && log.records() >= RECORDS_PER_LIVE_ONE * live
     }
 
+    /// Whether some record says nothing that a later one does not.
+    pub(crate) fn has_superseded(&self) -> bool {
+        let live = (self.index.outputs.len() + self.index.aliases.len()) as u64;
+        self.log.as_ref().is_some_and(|log| log.records() > live)
+    }
+
     /// Drops what is superseded and what `is_live` denies; `added` comes after what stays.  Records of a shape that we do not know stay.
     pub(crate) fn compact(
         &mut self,

@@ -218,7 +218,10 @@ impl Log {
         }
         let lock = self.disk.lock(&self.path, LockKind::Exclusive, Wait::Yes);
         let _held = lock.map_err(fault("lock", &self.path))?;
-        self.recover(visit)?;
+        let (size, is_clean) = self.find_end(visit)?;
+        if !is_clean {
+            self.keep_aside(size);
+        }
         let draft = self.path.with_extension("log.new");
         let written = self.write_draft(&draft, &mut live, added);
         if let Err(error) = written {
@@ -310,6 +313,17 @@ impl Log {
     /// Finds the end of the good part and cuts off what follows.  Called with the lock held, so a
     /// bad tail is nobody's work in progress.
     fn recover(&mut self, visit: Visit<'_>) -> Result<(), DiskError> {
+        let (size, is_clean) = self.find_end(visit)?;
+        if !is_clean {
+            self.keep_aside(size);
+            let cut = self.file.truncate(self.good.bytes);
+            cut.map_err(fault("cut the bad end of", &self.path))?;
+        }
+        Ok(())
+    }
+
+    /// Finds the end of the good part; the size of the file, and whether that is where it ends.
+    fn find_end(&mut self, visit: Visit<'_>) -> Result<(u64, bool), DiskError> {
         let size = self.follow()?.map_err(fault("look at", &self.path))?;
         let file = self.file.as_ref();
         let reading = || fault("read", &self.path);
@@ -320,11 +334,7 @@ impl Log {
             scanned = scan(file, Good::NOTHING, visit).map_err(reading())?;
         }
         self.good = scanned.good;
-        if !scanned.is_clean {
-            self.keep_aside(size);
-            file.truncate(self.good.bytes).map_err(fault("cut the bad end of", &self.path))?;
-        }
-        Ok(())
+        Ok((size, scanned.is_clean))
     }
 
     /// Copies a tail that holds more than one torn record to the quarantine.  It is only for a

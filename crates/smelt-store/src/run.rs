@@ -19,10 +19,6 @@ use crate::layout::names;
 use crate::log::{Log, LogError};
 use crate::store::{Store, StoreError};
 
-/// What the first record of a journal says it is written in.  Journals without it are of format 1.
-pub const JOURNAL_FORMAT: u64 = 1;
-/// The field of the first record that says so.
-const FORMAT_FIELD: &str = "format";
 /// A thousand attempts with a large record each; usual journals are some kilobytes.
 const JOURNAL_BYTES_MAX: u64 = 64 << 20;
 /// Names are drawn from 65 536 in a second.
@@ -147,26 +143,16 @@ impl Store {
         Ok(ids)
     }
 
-    /// Visits the records of a run, in order, up to the last whole one.  A journal of a format that
-    /// is newer than ours is refused.
+    /// Visits the records of a run, in order, up to the last whole one.
     pub fn read_journal(&self, id: &RunId, mut visit: impl FnMut(Value)) -> Result<(), StoreError> {
         let opened = Log::open_to_read(self.shared_disk(), self.layout().journal(id))?;
         let Some(mut log) = opened else { return Ok(()) };
-        let mut newer = None;
-        log.read_new(&mut |place, text| {
-            let Ok(mut value) = serde_json::from_str::<Value>(text) else { return };
-            if place.seq() == 1 {
-                let format = value.as_object_mut().and_then(|record| record.remove(FORMAT_FIELD));
-                newer = format.filter(|format| format.as_u64().is_none_or(|n| n > JOURNAL_FORMAT));
-            }
-            if newer.is_none() {
+        log.read_new(&mut |_, text| {
+            if let Ok(value) = serde_json::from_str(text) {
                 visit(value);
             }
         })?;
-        let path = || self.layout().journal(id);
-        newer.map_or(Ok(()), |found| {
-            Err(StoreError::OtherJournal { path: path(), found: found.to_string() })
-        })
+        Ok(())
     }
 
     /// Where the logs of a run are, whether or not there are any.
@@ -220,10 +206,6 @@ impl Journal {
     pub fn append(&self, record: &Value) -> Result<(), LogError> {
         // A panic elsewhere leaves a log that finds its end again.
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut record = record.clone();
-        if let (0, Some(record)) = (log.records(), record.as_object_mut()) {
-            record.insert(FORMAT_FIELD.to_owned(), JOURNAL_FORMAT.into());
-        }
         let text = record.to_string();
         self.store.with_ballast(|| log.append(&text, &mut |_, _| {}))?;
         Ok(())

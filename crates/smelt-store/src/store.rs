@@ -20,7 +20,6 @@ use crate::layout::{FORMAT_VERSION, Layout, key_byte};
 use crate::log::{Log, LogError};
 use crate::manifest::Manifest;
 use crate::output::{Damage, Location, Lookup, Output};
-use crate::run::JOURNAL_FORMAT;
 use crate::stat_cache::StatCache;
 use crate::verify::{Memo, Verdict, verify};
 
@@ -66,18 +65,6 @@ pub enum StoreError {
         /// The FORMAT file.
         path: PathBuf,
         /// Its content.
-        found: String,
-    },
-    /// Another version of smelt wrote a journal.
-    #[error(
-        "{} is of journal format {found}, this smelt reads up to {JOURNAL_FORMAT}; use the smelt \
-         that wrote it",
-        path.display()
-    )]
-    OtherJournal {
-        /// The journal.
-        path: PathBuf,
-        /// What it says.
         found: String,
     },
     /// It cannot be known what must be kept.
@@ -197,6 +184,11 @@ impl Store {
     #[cfg(test)]
     pub(crate) fn open_on(disk: Arc<dyn Disk>, root: &Path) -> Result<Self, StoreError> {
         Self::open_with(disk, root, Access::Shared, Wait::No)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn open_alone_on(disk: Arc<dyn Disk>, root: &Path) -> Result<Self, StoreError> {
+        Self::open_with(disk, root, Access::Exclusive, Wait::No)
     }
 
     fn open_with(
@@ -456,6 +448,13 @@ impl Store {
             return Err(StoreError::ReadOnly { doing, path: self.root().to_owned() });
         }
         Ok(())
+    }
+
+    pub(crate) fn refuse_shared(&self, doing: &'static str) -> Result<(), StoreError> {
+        if self.inner.access != Access::Exclusive {
+            return Err(StoreError::Held { path: self.root().to_owned() });
+        }
+        self.refuse_read_only(doing)
     }
 
     pub(crate) fn disk(&self) -> &dyn Disk {

@@ -38,12 +38,17 @@ pub(crate) enum Access {
     Build(Wait, Arc<AtomicBool>),
 }
 
-/// The store: `$SMELT_CACHE`, else `./cache`.
-fn store(access: &Access) -> Result<Store, Failed> {
+/// Where the store is: `$SMELT_CACHE`, else `./cache`.
+pub(crate) fn store_root() -> Result<PathBuf, Failed> {
     let given = std::env::var_os("SMELT_CACHE").filter(|root| !root.is_empty());
     let root = given.map_or_else(|| PathBuf::from("cache"), PathBuf::from);
     let absolute = std::path::absolute(&root).unwrap_or_else(|_| root.clone());
     pins::utf8(&absolute, "set SMELT_CACHE to another directory")?;
+    Ok(absolute)
+}
+
+fn store(access: &Access) -> Result<Store, Failed> {
+    let root = store_root()?;
     match access {
         Access::Build(wait, stop) => {
             let store = Store::open(&root, *wait)?;

@@ -199,6 +199,15 @@ impl SimDisk {
         world.now_ns += 3_600_000_000_000;
     }
 
+    /// Flips a bit of a file as a bad disk does: no time of the file changes.
+    pub(crate) fn corrupt(&self, path: &Path) {
+        let mut world = self.world();
+        let id = world.find(path).expect("there is such a file");
+        let file = world.file(id);
+        file.live.bytes[0] ^= 1;
+        file.durable.bytes[0] ^= 1;
+    }
+
     pub(crate) fn get(&self, path: &Path) -> Option<Vec<u8>> {
         let mut world = self.world();
         let id = world.find(path).ok()?;
