@@ -13,6 +13,7 @@ mod message;
 mod order;
 mod orphans;
 pub mod report;
+mod room;
 mod run;
 pub mod shim;
 mod shims;

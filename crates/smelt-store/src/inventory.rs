@@ -246,7 +246,7 @@ fn changed_ns(disk: &dyn Disk, path: &Path) -> Result<Option<i64>, DiskError> {
 }
 
 /// The sizes of all files in a tree that others may be removing meanwhile.
-fn bytes_below(disk: &dyn Disk, path: &Path) -> Result<u64, DiskError> {
+pub(crate) fn bytes_below(disk: &dyn Disk, path: &Path) -> Result<u64, DiskError> {
     let Some(stat) = present(disk.lstat(path)).map_err(fault("look at", path))? else {
         return Ok(0);
     };

@@ -15,7 +15,8 @@ use crate::actions::{ACTION_LOG_BYTES_MAX, Actions, Entry};
 use crate::ballast;
 use crate::digest::Digest;
 use crate::digester::{DigestError, Digester};
-use crate::disk::{Disk, DiskError, Held, LockKind, RealDisk, Wait, fault, present, remove_tree};
+use crate::disk::{Disk, DiskError, FileKind, Held, LockKind, RealDisk, Wait, fault, present, remove_tree};
+use crate::inventory::bytes_below;
 use crate::layout::{FORMAT_VERSION, Layout, key_byte};
 use crate::log::{Log, LogError};
 use crate::manifest::Manifest;
@@ -283,6 +284,33 @@ impl Store {
         self.lookup(key)
     }
 
+    /// How large the output of a key was, or else the last one of a recipe key: 0 if unknown.
+    pub fn known_bytes(&self, recipe: &Digest, key: &Digest) -> Result<u64, StoreError> {
+        let before = self.resolve(recipe)?;
+        for key in [Some(*key), before].into_iter().flatten() {
+            if let Some(Entry::Seal { files, .. }) = self.actions().find(&key)? {
+                return Ok(files.bytes());
+            }
+        }
+        Ok(0)
+    }
+
+    /// The sizes of all files in a tree; 0 if there is none.
+    pub fn bytes_below(&self, path: &Path) -> Result<u64, StoreError> {
+        Ok(bytes_below(self.disk(), path)?)
+    }
+
+    /// Whether there is a file that is not empty, or a directory with some file in it: directories
+    /// alone are no part of an output.
+    pub fn holds_something(&self, path: &Path) -> Result<bool, StoreError> {
+        let stat = present(self.disk().lstat(path)).map_err(fault("look at", path))?;
+        match stat {
+            Some(stat) if stat.kind == FileKind::Dir => Ok(holds_a_file(self.disk(), path)?),
+            Some(stat) => Ok(stat.size > 0),
+            None => Ok(false),
+        }
+    }
+
     /// Digests a file or a directory outside of the store, following links to files.  A file that
     /// was digested before and has not been touched is not read.
     pub fn digest_tree(&self, root: &Path) -> Result<Manifest, DigestError> {
@@ -477,6 +505,17 @@ impl Store {
         // A panic elsewhere leaves an index that lags behind the log at worst.
         self.inner.actions.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn holds_a_file(disk: &dyn Disk, dir: &Path) -> Result<bool, DiskError> {
+    for name in disk.list(dir).map_err(fault("list", dir))? {
+        let path = dir.join(name);
+        let stat = disk.lstat(&path).map_err(fault("look at", &path))?;
+        if stat.kind != FileKind::Dir || holds_a_file(disk, &path)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn hold(disk: &dyn Disk, layout: &Layout, access: Access, wait: Wait) -> Result<Held, StoreError> {
