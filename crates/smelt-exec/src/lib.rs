@@ -17,6 +17,8 @@ mod room;
 mod run;
 pub mod shim;
 mod shims;
+#[cfg(test)]
+mod simulation;
 
 pub use order::{Input, Order, Task};
 pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};

@@ -546,7 +546,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         }
     }
 
-    fn report(&mut self) -> RunReport {
+    pub(crate) fn report(&mut self) -> RunReport {
         let stages = self.runner.plan.stages().map(|(id, _)| id).collect::<Vec<_>>();
         RunReport {
             run: self.runner.run.id().to_string(),

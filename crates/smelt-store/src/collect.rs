@@ -113,9 +113,8 @@ pub fn choose(inventory: &Inventory, limits: &Limits) -> Vec<Victim> {
         Duration::from_nanos(inventory.now_ns.saturating_sub(candidate.used_ns).max(0) as u64)
     };
     candidates.retain(|candidate| {
-        let why = of_no_use(inventory, candidate, age(candidate)).or_else(|| {
-            limits.age_max.is_some_and(|max| age(candidate) > max).then_some(Why::Old)
-        });
+        let why = of_no_use(inventory, candidate, age(candidate))
+            .or_else(|| limits.age_max.is_some_and(|max| age(candidate) > max).then_some(Why::Old));
         why.inspect(|why| take(candidate, *why, &mut bytes)).is_none()
     });
     for candidate in &candidates {
@@ -353,8 +352,7 @@ mod tests {
             What::Output(tree) => *tree,
             other => panic!("{other:?}"),
         };
-        let found: Vec<_> =
-            choose(inventory, &limits).iter().map(|v| (name(v), v.why)).collect();
+        let found: Vec<_> = choose(inventory, &limits).iter().map(|v| (name(v), v.why)).collect();
         let expect: Vec<_> = expect.iter().map(|(name, why)| (tree(name), *why)).collect();
         assert_eq!(found, expect);
     }
@@ -430,9 +428,8 @@ mod tests {
             quarantined: vec![bad("x", 4), bad("y", 169)],
             ..of(vec![output("a", 4)])
         };
-        let whats = |limits| {
-            choose(&inventory, &limits).into_iter().map(|v| v.what).collect::<Vec<_>>()
-        };
+        let whats =
+            |limits| choose(&inventory, &limits).into_iter().map(|v| v.what).collect::<Vec<_>>();
         let y = What::Quarantined("y".to_owned());
         assert_eq!(whats(Limits::default()), [y.clone()]);
         let x = What::Quarantined("x".to_owned());

@@ -11,8 +11,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 mod real;
-#[cfg(test)]
-pub(crate) mod sim;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
+#[cfg(any(test, feature = "sim"))]
+pub mod turns;
 
 pub(crate) use real::RealDisk;
 
@@ -128,6 +130,8 @@ pub(crate) struct Volume {
 pub(crate) struct Moment {
     pub(crate) now_ns: i64,
     pub(crate) boot: String,
+    /// A number that differs between processes that run at one time.
+    pub(crate) process: u32,
 }
 
 /// A disk operation that failed.

@@ -167,8 +167,7 @@ impl Store {
 
     pub(crate) fn inventory_by(&self, links: &Links) -> Result<Inventory, StoreError> {
         let (disk, layout) = (self.disk(), self.layout());
-        let mut inventory =
-            Inventory { now_ns: disk.moment().now_ns, ..Inventory::default() };
+        let mut inventory = Inventory { now_ns: disk.moment().now_ns, ..Inventory::default() };
         for name in sorted(names(disk, &layout.out())?) {
             if let Ok(tree) = name.parse::<Digest>() {
                 inventory.outputs.extend(self.output_item(tree, links)?);

@@ -33,6 +33,8 @@ pub use collect::{Collection, Limits, Victim, What, Why, choose};
 pub use digest::{Digest, NotADigest};
 pub use digester::DigestError;
 pub use disk::{DiskError, Wait};
+#[cfg(feature = "sim")]
+pub use disk::{sim, turns};
 pub use fsck::Checkup;
 pub use inventory::{Inventory, OutputItem, QuarantinedItem, RunItem};
 pub use layout::FORMAT_VERSION;

@@ -135,7 +135,8 @@ impl Log {
         disk: Arc<dyn Disk>,
         path: PathBuf,
     ) -> Result<Option<Self>, DiskError> {
-        let Some(file) = present(disk.open(&path, Open::Read)).map_err(fault("open", &path))? else {
+        let Some(file) = present(disk.open(&path, Open::Read)).map_err(fault("open", &path))?
+        else {
             return Ok(None);
         };
         let inode = file.stat().map_err(fault("look at", &path))?.inode;

@@ -70,8 +70,7 @@ impl Run {
         if read_last(disk, &path).is_ok_and(|last| last.as_ref().is_some_and(same)) {
             return Ok(());
         }
-        let last =
-            Last { pipeline: pipeline.to_owned(), run: self.id().to_string(), list };
+        let last = Last { pipeline: pipeline.to_owned(), run: self.id().to_string(), list };
         let text = serde_json::to_string(&last).expect("strings and a digest are JSON");
         Ok(replace_beside_others(disk, &path, self.id(), text.as_bytes())?)
     }

@@ -57,7 +57,7 @@ impl Store {
     pub fn begin_run(&self, now: SystemTime) -> Result<Run, StoreError> {
         self.refuse_read_only("start a run")?;
         for attempt in 0..NAME_TRIES {
-            let id = RunId::new(now, attempt);
+            let id = RunId::new(now, self.disk().moment().process, attempt);
             if let Some(lock) = self.take_name(&id)? {
                 let journal = self.open_journal(&id)?;
                 return Ok(Run { store: self.clone(), id, journal, lock });
@@ -98,8 +98,7 @@ impl Store {
         let locked = locks.iter().map(|name| name_of(name));
         // A power cut may have kept a working directory and lost the lock file.
         let work = names(self.disk(), &self.layout().work())?;
-        let mut ids: Vec<RunId> =
-            locked.chain(work).filter_map(|name| name.parse().ok()).collect();
+        let mut ids: Vec<RunId> = locked.chain(work).filter_map(|name| name.parse().ok()).collect();
         ids.sort();
         ids.dedup();
         let mut dead = Vec::new();
@@ -213,9 +212,9 @@ impl Journal {
 }
 
 impl RunId {
-    fn new(now: SystemTime, attempt: u64) -> Self {
+    fn new(now: SystemTime, process: u32, attempt: u64) -> Self {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let seed = format!("{} {} {attempt}", since.as_nanos(), std::process::id());
+        let seed = format!("{} {process} {attempt}", since.as_nanos());
         let chance = Digest::of(seed.as_bytes()).short();
         Self(format!("{}-{}", utc(since.as_secs()), &chance[..4]))
     }

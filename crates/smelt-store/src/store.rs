@@ -15,7 +15,9 @@ use crate::actions::{ACTION_LOG_BYTES_MAX, Actions, Entry};
 use crate::ballast;
 use crate::digest::Digest;
 use crate::digester::{DigestError, Digester};
-use crate::disk::{Disk, DiskError, FileKind, Held, LockKind, RealDisk, Wait, fault, present, remove_tree};
+use crate::disk::{
+    Disk, DiskError, FileKind, Held, LockKind, RealDisk, Wait, fault, present, remove_tree,
+};
 use crate::inventory::bytes_below;
 use crate::layout::{FORMAT_VERSION, Layout, key_byte};
 use crate::log::{Log, LogError};
@@ -182,7 +184,7 @@ impl Store {
         Self::open_with(Arc::new(RealDisk::new()), root, Access::ReadOnly, wait)
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn open_on(disk: Arc<dyn Disk>, root: &Path) -> Result<Self, StoreError> {
         Self::open_with(disk, root, Access::Shared, Wait::No)
     }

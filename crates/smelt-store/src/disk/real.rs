@@ -133,7 +133,8 @@ impl Disk for RealDisk {
     }
 
     fn moment(&self) -> Moment {
-        Moment { now_ns: (self.now_ns)(), boot: self.boot.clone() }
+        let process = std::process::id();
+        Moment { now_ns: (self.now_ns)(), boot: self.boot.clone(), process }
     }
 }
 

@@ -94,7 +94,8 @@ fn a_crash_anywhere_in_a_collection_leaves_outputs_whole_or_gone() {
     count.plan(Trouble::Nothing);
     store.collect(&NOTHING_MAY_STAY).unwrap();
     let changes = count.changes();
-    let kinds = [Left::Nothing, Left::NamesOnly, Left::Everything, Left::Random(1), Left::Random(2)];
+    let kinds =
+        [Left::Nothing, Left::NamesOnly, Left::Everything, Left::Random(1), Left::Random(2)];
     for point in 0..=changes {
         let disk = start.copy();
         let store = open(&disk).unwrap();

@@ -195,7 +195,9 @@ fn tell_what_stays(flags: &GcFlags, done: &Collection) {
         ));
     }
     if flags.max_size.is_none() && flags.max_age.is_none() {
-        tell("smelt: no limit was given; --max-size or --max-age removes outputs that are not needed");
+        tell(
+            "smelt: no limit was given; --max-size or --max-age removes outputs that are not needed",
+        );
     }
 }
 
