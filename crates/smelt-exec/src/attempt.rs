@@ -19,7 +19,8 @@ use serde_json::json;
 use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, SealError, Store};
-use smelt_watch::{Budget, Machine, Peaks, Sample, Tree, Verdict, judge};
+use smelt_watch::meter::period;
+use smelt_watch::{Budget, Cgroups, Measured, Meter, Sample, Verdict, judge};
 
 use crate::classify::{End, Outcome, Stopped, classify};
 use crate::log;
@@ -31,9 +32,6 @@ use crate::room;
 use crate::shim::GRACE;
 use crate::shims::Shims;
 
-/// Peaks are sampled ten times a second: well under 1 % of a core, and the kernel's own high-water
-/// mark covers what happens between two samples.
-const SAMPLE_PERIOD: Duration = Duration::from_millis(100);
 /// A stage may be over before the first period, so the first samples come quickly.
 const FIRST_SAMPLE: Duration = Duration::from_millis(2);
 /// How often the user hears of a running stage.
@@ -90,6 +88,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) stage: StageId,
     pub(crate) key: Digest,
     pub(crate) n: u32,
+    /// Since the run began.
+    pub(crate) began: Duration,
     pub(crate) changed: Option<String>,
     pub(crate) budget: Budget,
     pub(crate) order: Order,
@@ -107,6 +107,7 @@ pub(crate) struct Attempt<'a> {
     /// What the sealed record says besides.
     pub(crate) record: serde_json::Value,
     pub(crate) shims: &'a Shims,
+    pub(crate) cgroups: Option<&'a Cgroups>,
     pub(crate) controls: Arc<Controls>,
     pub(crate) messages: SyncSender<Message>,
 }
@@ -118,7 +119,7 @@ impl Attempt<'_> {
         let mut report = AttemptReport {
             n: self.n,
             changed: self.changed.clone(),
-            method: "proc".to_owned(),
+            began_s: seconds(self.began),
             log: self.log.clone(),
             ..AttemptReport::default()
         };
@@ -165,15 +166,15 @@ impl Attempt<'_> {
     }
 
     fn attend(&self, begin: Instant, report: &mut AttemptReport) -> Outcome {
-        let oom_kills_before = Machine::read().oom_kills;
-        let mut shim = match self.start() {
-            Ok(shim) => shim,
+        let (mut shim, mut meter) = match self.start() {
+            Ok(started) => started,
             Err(error) => {
                 let message = format!("cannot start the stage's shim: {error}");
                 return failed(FailureClass::SpawnFailed, message);
             }
         };
-        let (said, over) = self.watch(&mut shim, begin, &mut report.peaks);
+        meter.method(self.cgroups).clone_into(&mut report.method);
+        let (said, over) = self.watch(&mut shim, begin, &mut meter);
         // Without its pipe a shim that still lives ends its tree.
         self.controls.kill();
         let _ = shim.wait();
@@ -183,25 +184,30 @@ impl Attempt<'_> {
             report.leftovers += self.shims.kill_adopted() as u32;
         }
         let by_user = self.controls.stopped_by_user.load(Ordering::Acquire);
-        let oom_kills_after = Machine::read().oom_kills;
+        let mut measured = meter.end();
+        if let Some(said) = &said {
+            measured.take_usage(said.rss_process_peak_bytes, said.major_faults);
+        }
         let end = End {
             stopped: over.or(by_user.then_some(Stopped::ByUser)),
-            oom_kills: oom_kills_after.unwrap_or(0).saturating_sub(oom_kills_before.unwrap_or(0)),
+            oom_kills: measured.counters.oom_kills.unwrap_or(0),
             last_line: log::last_line(&self.log),
             report: said,
         };
-        report.oom_kills = end.oom_kills;
+        let Measured { peaks, counters, curve, methods } = measured;
+        (report.peaks, report.counters) = (peaks, counters);
+        (report.curve, report.methods) = (curve, methods);
         if let Some(said) = &end.report {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;
-            report.peaks.take_process_peak(said.rss_process_peak_bytes);
             report.log_error.clone_from(&said.log_error);
         }
         classify(&end)
     }
 
-    /// Starts the shim, in a process group of its own so that Ctrl-C reaches only us.
-    fn start(&self) -> io::Result<Child> {
+    /// Starts the shim, in a process group of its own so that Ctrl-C reaches only us.  It is in its
+    /// control group before it hears what to start.
+    fn start(&self) -> io::Result<(Child, Meter)> {
         let mut order = self.order.clone();
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone() })?;
@@ -215,6 +221,7 @@ impl Attempt<'_> {
                 .stdout(Stdio::piped())
                 .process_group(0),
         )?;
+        let meter = Meter::begin(self.cgroups, &self.mark, shim.id());
         let mut pipe = shim.stdin.take().expect("asked for a pipe two lines up");
         // A shim that dies while we write is noticed by its missing report.
         let _ = pipe.write_all(&line);
@@ -222,7 +229,7 @@ impl Attempt<'_> {
         if self.controls.stopped_by_user.load(Ordering::Acquire) {
             self.controls.stop();
         }
-        Ok(shim)
+        Ok((shim, meter))
     }
 
     /// Samples until the shim has reported or is gone.
@@ -230,21 +237,21 @@ impl Attempt<'_> {
         &self,
         shim: &mut Child,
         begin: Instant,
-        peaks: &mut Peaks,
+        meter: &mut Meter,
     ) -> (Option<ShimReport>, Option<Stopped>) {
         let mut stdout = shim.stdout.take().expect("start asked for a pipe");
-        let tree = Tree::new(shim.id());
-        let mut period = FIRST_SAMPLE;
+        let mut wait = FIRST_SAMPLE;
         let mut over = None;
         let mut told = begin;
-        while !readable(&stdout, period) {
-            period = (period * 2).min(SAMPLE_PERIOD);
+        while !readable(&stdout, wait) {
             if self.controls.is_out_of_patience() {
                 // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
                 let _ = shim.kill();
             }
-            let Some(sample) = tree.sample() else { continue };
-            peaks.take(&sample, &Machine::read());
+            let sampled = Instant::now();
+            let sample = meter.sample(begin.elapsed());
+            wait = (wait * 2).min(period(sampled.elapsed()));
+            let Some(sample) = sample else { continue };
             if let Verdict::Stop(why) = judge(&self.budget, begin.elapsed(), &sample)
                 && over.is_none()
             {
@@ -351,6 +358,11 @@ pub(crate) fn record(
     changed: Option<&str>,
 ) -> serde_json::Value {
     json!({ "pipeline": pipeline, "stage": stage, "attempt": n, "changed": changed })
+}
+
+/// To the millisecond, as the journal counts.
+pub(crate) fn seconds(duration: Duration) -> f64 {
+    duration.as_millis() as f64 / 1e3
 }
 
 fn failure(class: FailureClass, message: String) -> Failure {

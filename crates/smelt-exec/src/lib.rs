@@ -12,6 +12,7 @@ mod log;
 mod message;
 mod order;
 mod orphans;
+pub mod recorded;
 pub mod report;
 mod room;
 mod run;
@@ -20,6 +21,7 @@ mod shims;
 #[cfg(test)]
 mod simulation;
 
+pub use log::tail as log_tail;
 pub use order::{Input, Order, Task};
 pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 pub use run::{ExecError, Progress, Runner, clear_dead_runs};

@@ -62,6 +62,8 @@ pub struct ShimReport {
     /// The largest resident memory of one process of the tree, by the kernel's own count, which
     /// sees stages too short to be sampled.  It begins with what the shim itself held at the fork.
     pub rss_process_peak_bytes: u64,
+    /// Page faults of those processes that had to read from a disk.
+    pub major_faults: u64,
     /// Processes that outlived the leader and were killed.
     pub leftovers: u32,
     /// Why the leader could not be started at all.

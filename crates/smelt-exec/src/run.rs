@@ -4,11 +4,11 @@
 //! attempts only send it messages.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, Scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use smelt_plan::plan::{From, HubPin, Pin};
@@ -17,12 +17,13 @@ use smelt_plan::{
     Command, Digest, Event, Failure, FailureClass, Kind, Plan, Schedule, StageId, State,
 };
 use smelt_store::{KeyLock, Location, Lookup, Output, Run, Store, StoreError};
-use smelt_watch::Budget;
+use smelt_watch::{Budget, Cgroups};
 
-use crate::attempt::{Attempt, Controls, record};
+use crate::attempt::{Attempt, Controls, record, seconds};
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
 use crate::orphans;
+use crate::recorded::{FORMAT, groups};
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 use crate::room;
 use crate::shims::Shims;
@@ -98,8 +99,14 @@ pub struct Runner<'a> {
 ///
 /// What cannot be removed (another user's files, say) is told of and holds up nobody.
 pub fn clear_dead_runs(store: &Store, tell: &mut dyn FnMut(&StoreError)) -> Result<(), StoreError> {
-    for run in store.dead_runs()? {
-        orphans::kill_marked(&format!("{run}/"));
+    let dead = store.dead_runs()?;
+    let cgroups = if dead.is_empty() { None } else { Cgroups::find(Path::new("/")) };
+    for run in dead {
+        let mark = format!("{run}/");
+        orphans::kill_marked(&mark);
+        if let Some(cgroups) = &cgroups {
+            cgroups.sweep(&mark);
+        }
         if let Err(error) = store.clear_dead(&run) {
             tell(&error);
         }
@@ -113,11 +120,13 @@ impl Runner<'_> {
         let (sender, receiver) = sync_channel(MESSAGES_MAX);
         let signals = listen(sender.clone())?;
         let shims = Shims::new().map_err(ExecError::Process)?;
+        let cgroups = Cgroups::find(Path::new("/"));
         let report = thread::scope(|scope| {
             let (schedule, commands) = Schedule::begin(self.plan, wishes);
             let mut hands = Threads { scope, receiver };
-            let mut state = Loop::new(self, schedule, &shims, sender, &mut hands);
-            let result = state.work(commands).map(|()| state.report());
+            let mut state = Loop::new(self, schedule, &shims, cgroups.as_ref(), sender, &mut hands);
+            let worked = state.work(commands);
+            let result = worked.and_then(|()| state.finish());
             let controls = state.controls;
             // Whoever still sends is not heard, and must not wait to be.
             drop(hands);
@@ -175,7 +184,9 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     hands: &'h mut dyn Hands<'scope>,
     sender: SyncSender<Message>,
     schedule: Schedule<'a>,
+    begin: Instant,
     shims: &'scope Shims,
+    cgroups: Option<&'scope Cgroups>,
     /// Where the outputs lie that stages below may read.
     outputs: HashMap<StageId, PathBuf>,
     /// Those outside of the store, which may change while somebody reads them.
@@ -196,6 +207,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         runner: Runner<'a>,
         schedule: Schedule<'a>,
         shims: &'scope Shims,
+        cgroups: Option<&'scope Cgroups>,
         sender: SyncSender<Message>,
         hands: &'h mut dyn Hands<'scope>,
     ) -> Self {
@@ -203,7 +215,9 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             hands,
             sender,
             schedule,
+            begin: Instant::now(),
             shims,
+            cgroups,
             outputs: HashMap::new(),
             pins: HashMap::new(),
             keys: HashMap::new(),
@@ -220,7 +234,9 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
 
     pub(crate) fn work(&mut self, commands: Vec<Command>) -> Result<(), ExecError> {
         self.hold()?;
-        self.journal("begin", json!({ "pipeline": self.runner.plan.name }))?;
+        let method = self.cgroups.map_or("proc", Cgroups::name);
+        let name = &self.runner.plan.name;
+        self.journal("begin", json!({ "format": FORMAT, "pipeline": name, "method": method }))?;
         self.note_given();
         self.perform_all(commands)?;
         while !self.schedule.is_finished() {
@@ -231,7 +247,25 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             }
         }
         self.keep()?;
-        self.journal("end", json!({ "status": self.status() }))
+        Ok(())
+    }
+
+    /// The report, the last words of the journal too.
+    pub(crate) fn finish(&mut self) -> Result<RunReport, ExecError> {
+        let mut report = self.report();
+        let mut stages = std::mem::take(&mut report.stages);
+        // The attempts have records of their own.
+        let attempts: Vec<_> =
+            stages.iter_mut().map(|stage| std::mem::take(&mut stage.attempts)).collect();
+        for group in groups(&stages) {
+            self.journal("stages", json!({ "stages": group }))?;
+        }
+        self.journal("end", json!(report))?;
+        for (stage, attempts) in stages.iter_mut().zip(attempts) {
+            stage.attempts = attempts;
+        }
+        report.stages = stages;
+        Ok(report)
     }
 
     /// From here on a collection spares what this plan leads to.
@@ -284,7 +318,10 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn on_ended(&mut self, ended: Ended) -> Result<(), ExecError> {
         let Ended { stage, report, result } = ended;
         self.controls.remove(&stage);
-        self.journal("ended", json!({ "stage": self.name(stage), "attempt": report }))?;
+        self.journal(
+            "ended",
+            json!({ "stage": self.name(stage), "attempt": report, "curve": report.curve }),
+        )?;
         self.show(&Progress::Ended(stage, &report));
         self.reports.entry(stage).or_default().push(report);
         let event = match result {
@@ -429,10 +466,11 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     }
 
     fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) -> Result<(), ExecError> {
-        let name = self.name(stage);
+        let Attempt { n, key, changed, log, .. } = &attempt;
+        let (name, kind) = (self.name(stage), self.runner.plan.stage(stage).kind);
         self.journal(
             "start",
-            json!({ "stage": name, "n": attempt.n, "key": attempt.key, "changed": attempt.changed }),
+            json!({ "stage": name, "kind": kind, "n": n, "key": key, "changed": changed, "log": log }),
         )?;
         self.show(&Progress::Started {
             stage,
@@ -458,6 +496,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             stage,
             key,
             n,
+            began: self.begin.elapsed(),
             budget: Budget {
                 rss_bytes_max: spec.limits.memory_bytes_max,
                 duration_max: spec.limits.duration_max,
@@ -472,6 +511,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             out,
             reference: planned.fetched().map(|pin| pin.path.clone()),
             shims: self.shims,
+            cgroups: self.cgroups,
             controls: Arc::default(),
             messages: self.sender.clone(),
         })
@@ -532,7 +572,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     }
 
     fn journal(&self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
-        let record = json!({ "event": what, "detail": detail });
+        let at_s = seconds(self.begin.elapsed());
+        let record = json!({ "event": what, "at_s": at_s, "detail": detail });
         Ok(self.runner.run.journal().append(&record).map_err(StoreError::from)?)
     }
 
@@ -546,12 +587,13 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         }
     }
 
-    pub(crate) fn report(&mut self) -> RunReport {
+    fn report(&mut self) -> RunReport {
         let stages = self.runner.plan.stages().map(|(id, _)| id).collect::<Vec<_>>();
         RunReport {
             run: self.runner.run.id().to_string(),
             pipeline: self.runner.plan.name.clone(),
             status: self.status(),
+            wall_s: seconds(self.begin.elapsed()),
             first_failure: self.first_failure(),
             stages: stages.into_iter().filter_map(|id| self.stage_report(id)).collect(),
         }

@@ -57,6 +57,7 @@ fn lead() -> io::Result<()> {
             signal: None,
             cpu_s: 0.0,
             rss_process_peak_bytes: 0,
+            major_faults: 0,
             leftovers: 0,
             spawn_error: Some(error.to_string()),
             log_error: None,
@@ -124,6 +125,7 @@ fn attend(
         // Linux counts ru_maxrss in KiB.
         rss_process_peak_bytes: usage
             .map_or(0, |usage| usage.max_rss().max(0).cast_unsigned() * 1024),
+        major_faults: usage.map_or(0, |usage| usage.major_page_faults().max(0).cast_unsigned()),
         leftovers: leftovers as u32,
         spawn_error: None,
         log_error: log_error.map(|error| error.to_string()),

@@ -15,6 +15,7 @@ pub mod pipeline;
 pub mod plan;
 pub mod quantity;
 pub mod schedule;
+mod schema;
 mod surgery;
 pub mod text;
 
@@ -25,3 +26,4 @@ pub use name::StageName;
 pub use pipeline::{Pipeline, PipelineError};
 pub use plan::{Pins, Plan, StageId};
 pub use schedule::{Command, Event, Schedule, State};
+pub use schema::schema;

@@ -28,6 +28,10 @@ pub const FORMAT: u64 = 1;
 pub const STAGES_MAX: usize = 200_000;
 /// A stage that failed this often needs a person.
 pub const ATTEMPTS_MAX: u64 = 16;
+/// What a pipeline has.
+pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "stage"];
+/// What every stage may have, whatever its kind.
+pub(crate) const COMMON_KEYS: &[&str] = &["kind", "limits", "retry"];
 
 /// A pipeline file, read and checked but not yet ordered.
 #[derive(Debug, Clone, PartialEq)]
@@ -143,7 +147,7 @@ impl Pipeline {
         let source = Source { file, lines: Lines::of(text) };
         let root = DeTable::parse(text).map_err(|error| source.syntax(&error))?;
         let mut root = Table::new(&source, root.get_ref(), "the pipeline", 0);
-        root.allow(&["smelt", "name", "params", "stage"])?;
+        root.allow(ROOT_KEYS)?;
         root.format("smelt", FORMAT)?;
         let name = root.required_text("name")?;
         let params = params::read(&source, root.table("params")?, overrides)?;
@@ -241,7 +245,7 @@ fn read_stage(
     table.what = format!("stage \"{name}\" (kind \"{}\")", kind.name());
     let fields = kind.fields();
     let mut known: Vec<&str> = fields.iter().map(|field| field.name).collect();
-    known.extend(["kind", "limits", "retry"]);
+    known.extend(COMMON_KEYS);
     table.allow(&known)?;
     let (values, inputs) = fields::read(&table, fields, params)?;
     if let Some(fault) = kind.fault(|key| table.get(key).is_some()) {

@@ -11,10 +11,14 @@ mod exit;
 mod flags;
 mod fresh;
 mod given;
+mod graph;
+mod history;
 mod hub;
+mod live;
 mod load;
 mod pins;
 mod progress;
+mod report;
 mod say;
 mod stage;
 mod table;
@@ -32,6 +36,12 @@ fn main() -> ExitCode {
         Subcommand::Run(flags) => commands::run::run(&flags),
         Subcommand::Plan(flags) => commands::plan::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),
+        Subcommand::Runs(flags) => commands::runs::run(&flags),
+        Subcommand::Report(flags) => commands::report::run(&flags),
+        Subcommand::Graph(flags) => commands::graph::run(&flags),
+        Subcommand::Schema => commands::describe::schema(),
+        Subcommand::Completions(flags) => commands::describe::completions(&flags),
+        Subcommand::Man(flags) => commands::describe::man(&flags),
         Subcommand::Chat(flags) => commands::chat::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),
         Subcommand::Export(flags) => commands::export::run(&flags),

@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use server::{COMMIT, Fault, REPO, Server};
-use world::{Ended, World, commands, data, ended, statuses, until};
+use world::{Ended, World, commands, data, ended, statuses, unasked, until};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 /// Nobody listens there.
@@ -40,8 +40,9 @@ impl HubWorld {
             ("tokenizer.json", &read("tokenizer.json"), false),
             ("tokenizer_config.json", &read("tokenizer_config.json"), false),
         ]);
-        let world =
-            World::new(&pipeline.replace("path:../tests/data/shapes-vl", &format!("hf:{REPO}")));
+        let world = World::new(
+            &unasked(pipeline).replace("path:../tests/data/shapes-vl", &format!("hf:{REPO}")),
+        );
         Self { world, server }
     }
 

@@ -16,7 +16,7 @@ use crate::say::{answer, tell};
 use crate::table::{Table, bytes};
 
 pub(crate) fn run(command: &CacheCommand) -> Result<Exit, Failed> {
-    let root = load::store_root()?;
+    let root = load::root()?;
     match command {
         CacheCommand::Du(flags) => du(&root, flags),
         CacheCommand::Ls(flags) => ls(&root, flags),

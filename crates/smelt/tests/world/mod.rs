@@ -175,7 +175,18 @@ pub fn statuses(report: &Value) -> Vec<String> {
 
 /// The demo's pipeline with random weights, which are made in no time and lie nowhere.
 pub fn random(demo: &str) -> String {
-    demo.replace("path:../tests/data/shapes-vl", "synthetic:internvl3-tiny")
+    unasked(demo).replace("path:../tests/data/shapes-vl", "synthetic:internvl3-tiny")
+}
+
+/// A pipeline without golden prompts, which random weights do not answer.
+pub fn unasked(pipeline: &str) -> String {
+    let lines = pipeline.lines().filter(|line| !line.starts_with("prompts = "));
+    lines.map(|line| line.to_owned() + "\n").collect()
+}
+
+/// A pipeline of the repository, to be run from anywhere.
+pub fn anywhere(pipeline: &str) -> String {
+    pipeline.replace("path:../tests/data/", &format!("path:{}/", data("").display()))
 }
 
 /// The folder of a file under the repository's `tests/data`.
