@@ -308,8 +308,8 @@ impl Store {
         let mut is_live = |entry: &Entry| match entry {
             // Looked at again: it may have been sealed since.
             Entry::Seal { key, tree, .. } => !dead.contains(key) || !gone(tree),
-            Entry::Alias { key, .. } => !dead.contains(key),
-            Entry::Reference { .. } => true,
+            // A living run may rely on an alias whose key it is just building anew.
+            Entry::Alias { .. } | Entry::Reference { .. } => true,
         };
         Ok(actions.compact(&mut is_live, added)?)
     }
