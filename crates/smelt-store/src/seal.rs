@@ -12,7 +12,9 @@ use serde_json::Value;
 use crate::actions::Entry;
 use crate::digest::Digest;
 use crate::digester::{AndSync, DigestError, not_a_file};
-use crate::disk::{DiskError, FileKind, Open, Stat, fault, read_small, remove_tree, write_all};
+use crate::disk::{
+    DiskError, FileKind, Held, Open, Stat, fault, read_small, remove_tree, write_all,
+};
 use crate::log::{LogError, RECORD_BYTES_MAX};
 use crate::manifest::{FileEntry, Manifest, ManifestError};
 use crate::output::{Location, Output};
@@ -166,8 +168,8 @@ impl Store {
         };
         self.check_record(&entry)?;
         // From its place on to its record, no collection may come between.
-        let unseen = self.share_roots()?;
-        let is_placed = self.place(work_dir, &digest, &manifest)?;
+        let mut unseen = Some(self.share_roots()?);
+        let is_placed = self.place(work_dir, &digest, &manifest, &mut unseen)?;
         let out = self.layout().out();
         self.disk().sync_dir(&out).map_err(fault("sync the directory", &out))?;
         self.append(&entry)?;
@@ -255,6 +257,7 @@ impl Store {
         work_dir: &Path,
         digest: &Digest,
         manifest: &Manifest,
+        unseen: &mut Option<Held>,
     ) -> Result<bool, SealError> {
         let place = self.layout().tree(digest);
         for _ in 0..PLACE_TRIES {
@@ -264,7 +267,10 @@ impl Store {
                     return Ok(false);
                 }
                 Verdict::Damaged(_) => {
-                    self.quarantine(digest)?;
+                    // Moving it away needs the lock alone, so ours goes first.
+                    drop(unseen.take());
+                    self.give_up(digest, manifest)?;
+                    *unseen = Some(self.share_roots()?);
                 }
                 Verdict::Missing => match self.disk().rename(work_dir, &place) {
                     Ok(()) => return Ok(true),

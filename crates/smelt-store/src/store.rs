@@ -283,6 +283,8 @@ impl Store {
             return Ok(found);
         }
         self.alias(recipe, key)?;
+        // A collection that did not see the alias is through with the output after this.
+        drop(self.share_roots()?);
         self.lookup(key)
     }
 
@@ -382,7 +384,7 @@ impl Store {
                 let digest = output.digest;
                 let moved_to = match self.inner.access {
                     Access::ReadOnly => None,
-                    _ => Some(self.quarantine(&digest)?),
+                    _ => self.give_up(&digest, &output.manifest)?,
                 };
                 Ok(Lookup::Damaged(Damage { digest, what, moved_to }))
             }
@@ -404,6 +406,20 @@ impl Store {
         let now_ns = self.disk().moment().now_ns;
         if self.inner.access != Access::ReadOnly && now_ns.saturating_sub(used_ns) > USE_TICK_NS {
             let _ = self.disk().touch(&self.layout().tree(tree));
+        }
+    }
+
+    /// Moves a tree away that is still damaged when nobody can be at it: it may have been collected
+    /// under our eyes, and sealed anew.
+    pub(crate) fn give_up(
+        &self,
+        tree: &Digest,
+        manifest: &Manifest,
+    ) -> Result<Option<PathBuf>, DiskError> {
+        let _alone = self.lock_roots_alone()?;
+        match self.verify_tree(tree, manifest, Memo::Trusted)? {
+            Verdict::Damaged(_) => self.quarantine(tree).map(Some),
+            Verdict::Missing | Verdict::Whole { .. } => Ok(None),
         }
     }
 
