@@ -197,8 +197,9 @@ impl Layout {
 
     /// Refuses what is no store; creates nothing.
     pub(crate) fn check(&self, disk: &dyn Disk) -> Result<(), StoreError> {
-        self.refuse_network(disk)?;
-        self.version(disk)?.map(drop).ok_or_else(|| StoreError::NoStore { path: self.root.clone() })
+        let version = self.version(disk)?;
+        version.ok_or_else(|| StoreError::NoStore { path: self.root.clone() })?;
+        self.refuse_network(disk)
     }
 
     /// The version in FORMAT, which is ours, or `None` if there is no such file.

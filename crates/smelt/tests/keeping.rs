@@ -215,22 +215,3 @@ fn a_store_on_a_read_only_disk_still_plans_and_reports() {
         assert!(ended.stderr.contains("mounted read-only"), "{arguments:?}: {}", ended.stderr);
     }
 }
-
-#[test]
-fn a_deployment_keeps_its_engines() {
-    let demo = world::random(include_str!("../../../pipelines/demo.toml"));
-    let world = World::new(&demo);
-    // Only what is under test is asked to be kept.
-    let ended = world.smelt(&["run", "p.toml", "--only", "deployment"]);
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let ls = json(&world, &["ls"]);
-    let of = |stage: &str| {
-        let outputs = ls["outputs"].as_array().unwrap().iter();
-        outputs.clone().find(|o| o["record"]["stage"] == stage).unwrap().clone()
-    };
-    let dry = json(&world, &["gc", "--max-size", "1B", "--dry-run"]);
-    let order: Vec<_> =
-        dry["removed"].as_array().unwrap().iter().map(|victim| victim["name"].clone()).collect();
-    let at = |stage: &str| order.iter().position(|name| *name == of(stage)["digest"]).unwrap();
-    assert!(at("deployment") < at("llm-engine") && at("deployment") < at("vision-engine"));
-}
