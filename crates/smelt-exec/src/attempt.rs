@@ -4,7 +4,6 @@
 //! end, checks the outputs and seals them.  It decides nothing about other stages: it sends what
 //! happened.
 
-use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -29,6 +28,7 @@ use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Order, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::report::AttemptReport;
+use crate::room;
 use crate::shim::GRACE;
 use crate::shims::Shims;
 
@@ -102,6 +102,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) mark: String,
     /// Inputs outside the store, which must not change under the attempt.
     pub(crate) pins: Vec<Pin>,
+    /// Outputs that this one will name.
+    pub(crate) refers: Vec<Digest>,
     /// What the sealed record says besides.
     pub(crate) record: serde_json::Value,
     pub(crate) shims: &'a Shims,
@@ -121,12 +123,23 @@ impl Attempt<'_> {
             log: self.log.clone(),
             ..AttemptReport::default()
         };
-        let result = match self.attend(begin, &mut report) {
+        let outcome = self.attend(begin, &mut report);
+        report.wall_s = begin.elapsed().as_secs_f64();
+        let sealing = Instant::now();
+        let mut ended = self.conclude(outcome, report);
+        ended.report.wall_s += sealing.elapsed().as_secs_f64();
+        // The run outlives its attempts; were it gone, nobody would want to know.
+        let _ = self.messages.send(Message::Ended(Box::new(ended)));
+    }
+
+    /// Seals what ended well, and says how it ended.
+    pub(crate) fn conclude(&self, outcome: Outcome, mut report: AttemptReport) -> Ended {
+        let result = match outcome {
             Outcome::Done => self.seal(),
             Outcome::Failed(failure) => AttemptResult::Failed(failure),
             Outcome::Interrupted => AttemptResult::Interrupted,
         };
-        report.wall_s = begin.elapsed().as_secs_f64();
+        let result = self.with_advice(result);
         match &result {
             AttemptResult::Sealed(_) => report.outcome = "sealed".to_owned(),
             AttemptResult::Interrupted => report.outcome = "interrupted".to_owned(),
@@ -136,9 +149,20 @@ impl Attempt<'_> {
                 report.message = Some(failure.message.clone());
             }
         }
-        let ended = Ended { stage: self.stage, report, result };
-        // The run outlives its attempts; were it gone, nobody would want to know.
-        let _ = self.messages.send(Message::Ended(Box::new(ended)));
+        Ended { stage: self.stage, report, result }
+    }
+
+    /// A disk that ran full: how much to free.
+    fn with_advice(&self, result: AttemptResult) -> AttemptResult {
+        match result {
+            AttemptResult::Failed(mut failure) if failure.class == FailureClass::DiskFull => {
+                let free_bytes = self.store.free_bytes().unwrap_or(0);
+                let written_bytes = self.store.bytes_below(&self.out).unwrap_or(0);
+                failure.message += &room::advice(written_bytes, free_bytes);
+                AttemptResult::Failed(failure)
+            }
+            other => other,
+        }
     }
 
     fn attend(&self, begin: Instant, report: &mut AttemptReport) -> Outcome {
@@ -281,7 +305,7 @@ impl Attempt<'_> {
     fn keep(&self) -> Result<Output, SealError> {
         let record = self.record.clone();
         match &self.reference {
-            None => self.store.seal(&self.key, &self.out, record),
+            None => self.store.seal_referring(&self.key, &self.out, record, &self.refers),
             Some(path) => {
                 let manifest = self.store.digest_tree(path)?;
                 Ok(self.store.record_reference(&self.key, path, manifest, record)?)
@@ -292,16 +316,21 @@ impl Attempt<'_> {
     /// Exit 0 is not success: every declared output must be there and hold something.
     fn check_outputs(&self) -> Result<(), Failure> {
         for name in &self.order.outputs {
-            if !holds_something(&self.out.join(name)) {
+            if !self.holds_something(&self.out.join(name)) {
                 let message = format!("ended well, but its output \"{name}\" is missing or empty");
                 return Err(failure(FailureClass::OutputMissing, message));
             }
         }
-        if !holds_something(self.reference.as_ref().unwrap_or(&self.out)) {
+        if !self.holds_something(self.reference.as_ref().unwrap_or(&self.out)) {
             let message = "ended well, but made nothing".to_owned();
             return Err(failure(FailureClass::OutputMissing, message));
         }
         Ok(())
+    }
+
+    /// Links are refused when sealing.
+    fn holds_something(&self, path: &Path) -> bool {
+        self.store.holds_something(path).unwrap_or(false)
     }
 
     /// An input that was edited meanwhile would put a wrong output under a right key.
@@ -342,25 +371,6 @@ fn failure(class: FailureClass, message: String) -> Failure {
 
 fn failed(class: FailureClass, message: String) -> Outcome {
     Outcome::Failed(failure(class, message))
-}
-
-/// A non-empty file, or a directory with some file in it; links are refused when sealing.
-fn holds_something(path: &Path) -> bool {
-    match fs::symlink_metadata(path) {
-        Ok(meta) if meta.is_dir() => holds_a_file(path),
-        Ok(meta) => meta.len() > 0,
-        Err(_) => false,
-    }
-}
-
-/// Directories without files are no part of an output.
-fn holds_a_file(dir: &Path) -> bool {
-    let Ok(entries) = fs::read_dir(dir) else { return false };
-    entries.flatten().any(|entry| match entry.file_type() {
-        Ok(kind) if kind.is_dir() => holds_a_file(&entry.path()),
-        Ok(_) => true,
-        Err(_) => false,
-    })
 }
 
 /// Waits for something to read, or the end, for at most `period`.

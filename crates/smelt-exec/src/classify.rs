@@ -86,7 +86,9 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     if end.oom_kills > 0 {
         return FailureClass::OomKilled;
     }
-    if end.last_line.contains("No space left on device") {
+    // The log may be what the disk could not take.
+    let log_error = report.log_error.as_deref().unwrap_or_default();
+    if [&end.last_line, log_error].iter().any(|text| text.contains("No space left on device")) {
         return FailureClass::DiskFull;
     }
     if end.last_line.starts_with(SPAWN_PREFIX) {

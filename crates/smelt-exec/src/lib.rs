@@ -14,9 +14,12 @@ mod order;
 mod orphans;
 pub mod recorded;
 pub mod report;
+mod room;
 mod run;
 pub mod shim;
 mod shims;
+#[cfg(test)]
+mod simulation;
 
 pub use log::tail as log_tail;
 pub use order::{Input, Order, Task};

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use crate::order::{Input, Order, Task};
 use crate::orphans;
 use crate::recorded::{FORMAT, groups};
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
+use crate::room;
 use crate::shims::Shims;
 
 /// Messages under way; attempts wait when the loop is behind, progress is dropped.
@@ -122,34 +123,44 @@ impl Runner<'_> {
         let cgroups = Cgroups::find(Path::new("/"));
         let report = thread::scope(|scope| {
             let (schedule, commands) = Schedule::begin(self.plan, wishes);
-            let mut state = Loop {
-                scope,
-                sender,
-                schedule,
-                begin: Instant::now(),
-                shims: &shims,
-                cgroups: cgroups.as_ref(),
-                outputs: HashMap::new(),
-                pins: HashMap::new(),
-                keys: HashMap::new(),
-                locks: HashMap::new(),
-                controls: HashMap::new(),
-                reports: HashMap::new(),
-                messages: HashMap::new(),
-                told_held: HashSet::new(),
-                told_changed: HashSet::new(),
-                runner: self,
-                interrupted: false,
-            };
-            let result = state.work(commands, &receiver);
+            let mut hands = Threads { scope, receiver };
+            let mut state = Loop::new(self, schedule, &shims, cgroups.as_ref(), sender, &mut hands);
+            let worked = state.work(commands);
+            let result = worked.and_then(|()| state.finish());
+            let controls = state.controls;
             // Whoever still sends is not heard, and must not wait to be.
-            drop(receiver);
+            drop(hands);
             // After a failure of our own nothing may run on without a supervisor.
-            state.controls.values().for_each(|controls| controls.kill());
-            result.and_then(|()| state.finish())
+            controls.values().for_each(|controls| controls.kill());
+            result
         });
         signals.close();
         report
+    }
+}
+
+/// What the loop does to the world, and how it hears of it: with threads and processes in a real
+/// run, in one thread and without processes in a simulated one.
+pub(crate) trait Hands<'s> {
+    /// Begins an attempt; how it ends is a message.
+    fn launch(&mut self, attempt: Attempt<'s>);
+    /// The next message, or `None` after a tick without one.
+    fn next(&mut self) -> Option<Message>;
+}
+
+/// A thread for every attempt.
+struct Threads<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    receiver: Receiver<Message>,
+}
+
+impl<'scope> Hands<'scope> for Threads<'scope, '_> {
+    fn launch(&mut self, attempt: Attempt<'scope>) {
+        self.scope.spawn(move || attempt.run());
+    }
+
+    fn next(&mut self) -> Option<Message> {
+        self.receiver.recv_timeout(TICK).ok()
     }
 }
 
@@ -169,8 +180,8 @@ fn listen(sender: SyncSender<Message>) -> Result<signal_hook::iterator::Handle, 
     Ok(handle)
 }
 
-struct Loop<'scope, 'env, 'a> {
-    scope: &'scope Scope<'scope, 'env>,
+pub(crate) struct Loop<'h, 'scope, 'a> {
+    hands: &'h mut dyn Hands<'scope>,
     sender: SyncSender<Message>,
     schedule: Schedule<'a>,
     begin: Instant,
@@ -191,31 +202,56 @@ struct Loop<'scope, 'env, 'a> {
     interrupted: bool,
 }
 
-impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
-    fn work(
-        &mut self,
-        commands: Vec<Command>,
-        receiver: &Receiver<Message>,
-    ) -> Result<(), ExecError> {
+impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
+    pub(crate) fn new(
+        runner: Runner<'a>,
+        schedule: Schedule<'a>,
+        shims: &'scope Shims,
+        cgroups: Option<&'scope Cgroups>,
+        sender: SyncSender<Message>,
+        hands: &'h mut dyn Hands<'scope>,
+    ) -> Self {
+        Self {
+            hands,
+            sender,
+            schedule,
+            begin: Instant::now(),
+            shims,
+            cgroups,
+            outputs: HashMap::new(),
+            pins: HashMap::new(),
+            keys: HashMap::new(),
+            locks: HashMap::new(),
+            controls: HashMap::new(),
+            reports: HashMap::new(),
+            messages: HashMap::new(),
+            told_held: HashSet::new(),
+            told_changed: HashSet::new(),
+            runner,
+            interrupted: false,
+        }
+    }
+
+    pub(crate) fn work(&mut self, commands: Vec<Command>) -> Result<(), ExecError> {
+        self.hold()?;
         let method = self.cgroups.map_or("proc", Cgroups::name);
         let name = &self.runner.plan.name;
         self.journal("begin", json!({ "format": FORMAT, "pipeline": name, "method": method }))?;
         self.note_given();
         self.perform_all(commands)?;
         while !self.schedule.is_finished() {
-            match receiver.recv_timeout(TICK) {
-                Ok(message) => self.on_message(message)?,
-                Err(RecvTimeoutError::Timeout) if self.schedule.is_waiting_for_others() => {
-                    self.happened(Event::Tick)?;
-                }
-                Err(_) => {}
+            match self.hands.next() {
+                Some(message) => self.on_message(message)?,
+                None if self.schedule.is_waiting_for_others() => self.happened(Event::Tick)?,
+                None => {}
             }
         }
+        self.keep()?;
         Ok(())
     }
 
     /// The report, the last words of the journal too.
-    fn finish(&mut self) -> Result<RunReport, ExecError> {
+    pub(crate) fn finish(&mut self) -> Result<RunReport, ExecError> {
         let mut report = self.report();
         let mut stages = std::mem::take(&mut report.stages);
         // The attempts have records of their own.
@@ -230,6 +266,23 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         }
         report.stages = stages;
         Ok(report)
+    }
+
+    /// From here on a collection spares what this plan leads to.
+    fn hold(&self) -> Result<(), ExecError> {
+        let stages = self.runner.plan.stages();
+        let recipes: Vec<Digest> = stages.map(|(_, stage)| stage.recipe_key).collect();
+        Ok(self.runner.run.hold(&recipes)?)
+    }
+
+    /// A good run of the whole plan is what a collection leaves of the pipeline.
+    fn keep(&self) -> Result<(), ExecError> {
+        let mut states = self.runner.plan.stages().map(|(id, _)| self.schedule.state(id));
+        if self.status() != RunStatus::Ok || states.any(|state| state == State::Unwanted) {
+            return Ok(());
+        }
+        let keys: Vec<Digest> = self.keys.values().copied().collect();
+        Ok(self.runner.run.keep_for(&self.runner.plan.name, &keys)?)
     }
 
     /// `path:` sources are outputs from the start.
@@ -325,7 +378,9 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
 
     /// `Found` if the store has the key.
     fn look(&mut self, stage: StageId, key: &Digest) -> Result<Option<Event>, ExecError> {
-        match self.runner.store.lookup(key)? {
+        // Claimed, so that no collection takes it away as long as this run lives.
+        let recipe = self.runner.plan.stage(stage).recipe_key;
+        match self.runner.store.claim(&recipe, key)? {
             Lookup::Hit(output) => Ok(Some(self.found(stage, &output)?)),
             Lookup::Miss => Ok(None),
             Lookup::Changed(what) => {
@@ -380,6 +435,11 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         if !forced && let Some(event) = self.look(stage, &key)? {
             return Ok(Some(event));
         }
+        if let Some(message) = self.lacks_room(stage, &key)? {
+            self.messages.insert(stage, message.clone());
+            let class = FailureClass::DiskFull;
+            return Ok(Some(Event::Failed(stage, Failure { class, exit: None, message })));
+        }
         match self.attempt(stage, key, n) {
             Ok(attempt) => self.launch(stage, attempt)?,
             Err(error) => {
@@ -396,6 +456,15 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         Ok(None)
     }
 
+    /// Why the disk cannot take what the stage is known to make, if it cannot.
+    fn lacks_room(&self, stage: StageId, key: &Digest) -> Result<Option<String>, ExecError> {
+        let store = self.runner.store;
+        let recipe = self.runner.plan.stage(stage).recipe_key;
+        // The disk is asked first, because it nearly always has room.
+        let free_bytes = store.free_bytes()?;
+        Ok(room::shortage(free_bytes, || store.known_bytes(&recipe, key))?)
+    }
+
     fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) -> Result<(), ExecError> {
         let Attempt { n, key, changed, log, .. } = &attempt;
         let (name, kind) = (self.name(stage), self.runner.plan.stage(stage).kind);
@@ -409,7 +478,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             changed: attempt.changed.as_deref(),
         });
         self.controls.insert(stage, attempt.controls.clone());
-        self.scope.spawn(move || attempt.run());
+        self.hands.launch(attempt);
         Ok(())
     }
 
@@ -436,6 +505,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             log: run.log_path(&format!("{label}.log"))?,
             mark: format!("{}/{label}", run.id()),
             pins: self.pins(stage),
+            refers: self.refers(stage),
             record: record(&plan.name, planned.name.as_str(), n, spec.changed.as_deref()),
             changed: spec.changed,
             out,
@@ -462,6 +532,17 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
                 }
             })
             .collect()
+    }
+
+    /// The outputs that the stage's own output will name, and be nothing without.
+    fn refers(&self, stage: StageId) -> Vec<Digest> {
+        let stage = self.runner.plan.stage(stage);
+        let named = stage.inputs.iter().filter(|edge| stage.kind.names_by_path(edge.field));
+        let digest = |from: &From| match from {
+            From::Stage(id) => self.schedule.state(*id).output(),
+            From::Path(_) | From::Hub(_) => None,
+        };
+        named.filter_map(|edge| digest(&edge.from)).collect()
     }
 
     /// What the stage reads outside the store.

@@ -238,6 +238,11 @@ impl Kind {
         }
     }
 
+    /// Whether the output names what this field takes by path, instead of holding a copy.
+    pub fn names_by_path(self, field: &str) -> bool {
+        self == Self::Deployment && matches!(field, "vision" | "llm" | "encoder")
+    }
+
     /// The kind of that name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)

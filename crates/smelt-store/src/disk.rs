@@ -11,8 +11,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 mod real;
-#[cfg(test)]
-pub(crate) mod sim;
+#[cfg(any(test, feature = "sim"))]
+pub mod sim;
+#[cfg(any(test, feature = "sim"))]
+pub mod turns;
 
 pub(crate) use real::RealDisk;
 
@@ -35,6 +37,10 @@ pub(crate) trait Disk: Send + Sync {
     /// Takes a lock on the file at `path`, which is created if missing.  `None` means held by
     /// someone else, and is returned only for [`Wait::No`].
     fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<Held>>;
+    /// Whether someone else holds this byte of a lock file, without taking it.
+    fn is_byte_locked(&self, path: &Path, at: u64) -> io::Result<bool>;
+    /// Sets the time of a file or a directory to now.
+    fn touch(&self, path: &Path) -> io::Result<()>;
     fn volume(&self, path: &Path) -> io::Result<Volume>;
     fn moment(&self) -> Moment;
 }
@@ -124,6 +130,8 @@ pub(crate) struct Volume {
 pub(crate) struct Moment {
     pub(crate) now_ns: i64,
     pub(crate) boot: String,
+    /// A number that differs between processes that run at one time.
+    pub(crate) process: u32,
 }
 
 /// A disk operation that failed.

@@ -19,13 +19,16 @@ const FORMAT_BYTES_MAX: u64 = 64;
 /// The lock byte held while a store is laid out; keys use the bytes below it.
 const LAYOUT_BYTE: u64 = 1 << 62;
 /// The directories of a store.
-const DIRS: [&str; 6] = ["out", "journal", "logs", "work", "runs", "quarantine"];
+const DIRS: [&str; 9] =
+    ["out", "seals", "roots", "journal", "logs", "work", "runs", "quarantine", "trash"];
 /// What else may lie in a directory that is to become a store.
-const OTHER_NAMES: [&str; 10] = [
+const OTHER_NAMES: [&str; 12] = [
     "FORMAT.new",
     "lock",
     "keys.lock",
+    "roots.lock",
     "ac.log",
+    "ac.log.new",
     "stat",
     "stat.new",
     "ballast",
@@ -81,6 +84,26 @@ impl Layout {
         self.out().join(digest.to_string())
     }
 
+    pub(crate) fn seals(&self) -> PathBuf {
+        self.root.join("seals")
+    }
+
+    pub(crate) fn seal(&self, key: &Digest) -> PathBuf {
+        self.seals().join(key.to_string())
+    }
+
+    pub(crate) fn roots(&self) -> PathBuf {
+        self.root.join("roots")
+    }
+
+    pub(crate) fn roots_lock(&self) -> PathBuf {
+        self.root.join("roots.lock")
+    }
+
+    pub(crate) fn trash(&self) -> PathBuf {
+        self.root.join("trash")
+    }
+
     pub(crate) fn quarantine(&self) -> PathBuf {
         self.root.join("quarantine")
     }
@@ -93,8 +116,12 @@ impl Layout {
         self.journals().join(format!("{run}.log"))
     }
 
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+
     pub(crate) fn logs_of(&self, run: &RunId) -> PathBuf {
-        self.root.join("logs").join(run.as_str())
+        self.logs().join(run.as_str())
     }
 
     pub(crate) fn work(&self) -> PathBuf {
@@ -111,6 +138,10 @@ impl Layout {
 
     pub(crate) fn run_lock(&self, run: &RunId) -> PathBuf {
         self.runs().join(format!("{run}.lock"))
+    }
+
+    pub(crate) fn run_roots(&self, run: &RunId) -> PathBuf {
+        self.runs().join(format!("{run}.roots"))
     }
 
     /// Makes sure that the root exists, is on a disk of this machine, and is a store or empty.
@@ -166,8 +197,9 @@ impl Layout {
 
     /// Refuses what is no store; creates nothing.
     pub(crate) fn check(&self, disk: &dyn Disk) -> Result<(), StoreError> {
-        self.refuse_network(disk)?;
-        self.version(disk)?.map(drop).ok_or_else(|| StoreError::NoStore { path: self.root.clone() })
+        let version = self.version(disk)?;
+        version.ok_or_else(|| StoreError::NoStore { path: self.root.clone() })?;
+        self.refuse_network(disk)
     }
 
     /// The version in FORMAT, which is ours, or `None` if there is no such file.

@@ -1,4 +1,4 @@
-//! Keeps: sealed outputs, the action log, journals, locks.
+//! Keeps: sealed outputs, the action log, journals, locks; and takes away what is no longer needed.
 //!
 //! A [`Store`] is a directory.  A stage works in a private directory, [`Store::seal`] makes that
 //! directory permanent under a key, [`Store::lookup`] finds it again, in this run or any other,
@@ -9,13 +9,17 @@
 
 mod actions;
 mod ballast;
+mod collect;
 mod digest;
 mod digester;
 mod disk;
+mod fsck;
+mod inventory;
 mod layout;
 mod log;
 mod manifest;
 mod output;
+mod roots;
 mod run;
 mod seal;
 mod stat_cache;
@@ -25,9 +29,14 @@ mod tests;
 mod verify;
 mod walk;
 
+pub use collect::{Collection, Limits, Victim, What, Why, choose};
 pub use digest::{Digest, NotADigest};
 pub use digester::DigestError;
 pub use disk::{DiskError, Wait};
+#[cfg(feature = "sim")]
+pub use disk::{sim, turns};
+pub use fsck::Checkup;
+pub use inventory::{Inventory, OutputItem, QuarantinedItem, RunItem};
 pub use layout::FORMAT_VERSION;
 pub use log::{LogError, RECORD_BYTES_MAX};
 pub use manifest::{FILES_MAX, FileEntry, Manifest, ManifestError, PATH_BYTES_MAX};

@@ -3,7 +3,8 @@
 //! One record is one line, `SEQ CHECK JSON\n`.  Reading stops at the first line that is not the
 //! next record, whatever follows.  Appending locks the file, reads what others added, cuts off a
 //! bad tail, writes one line in one call and syncs it; only then is the record acknowledged.
-//! Knows nothing of what the records say.
+//! Compaction puts a shorter log in the place of the old one; whoever has the old one open finds
+//! out by its inode.  Knows nothing of what the records say.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -81,6 +82,13 @@ pub(crate) struct Place {
     seq: u64,
 }
 
+impl Place {
+    /// The record's number, from 1.
+    pub(crate) fn seq(self) -> u64 {
+        self.seq
+    }
+}
+
 /// Called with every record read.
 pub(crate) type Visit<'a> = &'a mut dyn FnMut(Place, &str);
 
@@ -91,7 +99,9 @@ pub(crate) struct Log {
     /// Where cut tails are kept.
     aside: PathBuf,
     bytes_max: u64,
+    how: Open,
     file: Box<dyn DiskFile>,
+    inode: u64,
     good: Good,
     broken: bool,
 }
@@ -115,11 +125,9 @@ impl Log {
         aside: PathBuf,
         bytes_max: u64,
     ) -> Result<Self, DiskError> {
-        let file = disk.open(&path, Open::Write).map_err(fault("open", &path))?;
-        // Always, because whoever created the file may have died before this line.
-        let parent = path.parent().unwrap_or(Path::new("/"));
-        disk.sync_dir(parent).map_err(fault("sync the directory", parent))?;
-        Ok(Self::over(disk, path, aside, bytes_max, file))
+        let (file, inode) = open_for_good(disk.as_ref(), &path)?;
+        let (how, good) = (Open::Write, Good::NOTHING);
+        Ok(Self { disk, path, aside, bytes_max, how, file, inode, good, broken: false })
     }
 
     /// Opens an existing log for reading; `None` if there is none.
@@ -127,28 +135,40 @@ impl Log {
         disk: Arc<dyn Disk>,
         path: PathBuf,
     ) -> Result<Option<Self>, DiskError> {
-        let opened = present(disk.open(&path, Open::Read)).map_err(fault("open", &path))?;
-        Ok(opened.map(|file| Self::over(disk, path, PathBuf::new(), 0, file)))
+        let Some(file) = present(disk.open(&path, Open::Read)).map_err(fault("open", &path))?
+        else {
+            return Ok(None);
+        };
+        let inode = file.stat().map_err(fault("look at", &path))?.inode;
+        let (how, good) = (Open::Read, Good::NOTHING);
+        let (aside, bytes_max) = (PathBuf::new(), 0);
+        Ok(Some(Self { disk, path, aside, bytes_max, how, file, inode, good, broken: false }))
     }
 
-    fn over(
-        disk: Arc<dyn Disk>,
-        path: PathBuf,
-        aside: PathBuf,
-        bytes_max: u64,
-        file: Box<dyn DiskFile>,
-    ) -> Self {
-        Self { disk, path, aside, bytes_max, file, good: Good::NOTHING, broken: false }
+    /// How long the part is that is known to be whole.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.good.bytes
+    }
+
+    /// How many records that part has.
+    pub(crate) fn records(&self) -> u64 {
+        self.good.records
+    }
+
+    /// The file that is read: another number means that the log was compacted.
+    pub(crate) fn inode(&self) -> u64 {
+        self.inode
     }
 
     /// Visits the records added since the last call, and where the log was cut or seems to have
     /// been, those before them again.  A tail that is no record is left alone: it may be one that
     /// another process is just writing.
     pub(crate) fn read_new(&mut self, visit: Visit<'_>) -> Result<(), DiskError> {
+        let size = self.follow()?;
         let before = self.good;
-        let answer = self.file.stat().and_then(|stat| {
+        let answer = size.and_then(|size| {
             // Someone may have cut a bad part away that we had read when it was still good.
-            let is_shorter = stat.size < before.bytes;
+            let is_shorter = size < before.bytes;
             let from = if is_shorter { Good::NOTHING } else { before };
             let scanned = scan(self.file.as_ref(), from, visit)?;
             // Or cut it and grown the log past our place, so that we now read across lines.
@@ -157,6 +177,95 @@ impl Log {
         });
         self.good = answer.map_err(fault("read", &self.path))?.good;
         Ok(())
+    }
+
+    /// Turns to the file that has the log's name now, if it is another one than we have open; its
+    /// size.
+    fn follow(&mut self) -> Result<io::Result<u64>, DiskError> {
+        match present(self.disk.lstat(&self.path)) {
+            Ok(Some(stat)) if stat.inode == self.inode => Ok(Ok(stat.size)),
+            Ok(Some(_)) => {
+                (self.file, self.inode) = match self.how {
+                    Open::Read => {
+                        let opened = self.disk.open(&self.path, Open::Read);
+                        let file = opened.map_err(fault("open", &self.path))?;
+                        let inode = file.stat().map_err(fault("look at", &self.path))?.inode;
+                        (file, inode)
+                    }
+                    _ => open_for_good(self.disk.as_ref(), &self.path)?,
+                };
+                // Nothing is known of the new file, and nothing that was broken is in it.
+                (self.good, self.broken) = (Good::NOTHING, false);
+                Ok(self.file.stat().map(|stat| stat.size))
+            }
+            // Moved away by hand: what we have open is all there is to read.
+            Ok(None) => Ok(self.file.stat().map(|stat| stat.size)),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    /// Puts a log of those records alone that are `live` in the place of this one, and visits them.
+    ///
+    /// The old log keeps its name until the new one is whole and durable.  Whoever waits for the
+    /// lock meanwhile appends to the new one.
+    pub(crate) fn compact(
+        &mut self,
+        mut live: impl FnMut(Place, &str) -> bool,
+        added: &[String],
+        visit: Visit<'_>,
+    ) -> Result<(), LogError> {
+        if self.broken {
+            return Err(LogError::Broken { path: self.path.clone() });
+        }
+        let lock = self.disk.lock(&self.path, LockKind::Exclusive, Wait::Yes);
+        let _held = lock.map_err(fault("lock", &self.path))?;
+        let (size, is_clean) = self.find_end(visit)?;
+        if !is_clean {
+            self.keep_aside(size);
+        }
+        let draft = self.path.with_extension("log.new");
+        let written = self.write_draft(&draft, &mut live, added);
+        if let Err(error) = written {
+            // The draft is only in the way; the log stands as it was.
+            let _ = self.disk.unlink(&draft);
+            return Err(error.into());
+        }
+        self.disk.rename(&draft, &self.path).map_err(fault("rename to", &self.path))?;
+        let parent = self.path.parent().unwrap_or(Path::new("/"));
+        if let Err(error) = self.disk.sync_dir(parent) {
+            // Records appended to the new file may vanish with its name.
+            self.broken = true;
+            return Err(fault("sync the directory", parent)(error).into());
+        }
+        Ok(self.read_new(visit)?)
+    }
+
+    /// Writes the draft of a compacted log, synced.
+    fn write_draft(
+        &self,
+        draft: &Path,
+        live: &mut dyn FnMut(Place, &str) -> bool,
+        added: &[String],
+    ) -> Result<(), DiskError> {
+        present(self.disk.unlink(draft)).map_err(fault("remove the leftover", draft))?;
+        let opened = self.disk.open(draft, Open::New);
+        let mut writer = Writer {
+            file: opened.map_err(fault("create", draft))?,
+            path: draft,
+            written: 0,
+            pending: String::new(),
+            records: 0,
+        };
+        let mut outcome = Ok(());
+        let mut keep = |place: Place, text: &str| {
+            if outcome.is_ok() && live(place, text) {
+                outcome = writer.add(text);
+            }
+        };
+        scan(self.file.as_ref(), Good::NOTHING, &mut keep).map_err(fault("read", &self.path))?;
+        outcome?;
+        added.iter().try_for_each(|text| writer.add(text))?;
+        writer.finish()
     }
 
     /// Adds one record durably, after visiting those that others added.
@@ -205,9 +314,20 @@ impl Log {
     /// Finds the end of the good part and cuts off what follows.  Called with the lock held, so a
     /// bad tail is nobody's work in progress.
     fn recover(&mut self, visit: Visit<'_>) -> Result<(), DiskError> {
+        let (size, is_clean) = self.find_end(visit)?;
+        if !is_clean {
+            self.keep_aside(size);
+            let cut = self.file.truncate(self.good.bytes);
+            cut.map_err(fault("cut the bad end of", &self.path))?;
+        }
+        Ok(())
+    }
+
+    /// Finds the end of the good part; the size of the file, and whether that is where it ends.
+    fn find_end(&mut self, visit: Visit<'_>) -> Result<(u64, bool), DiskError> {
+        let size = self.follow()?.map_err(fault("look at", &self.path))?;
         let file = self.file.as_ref();
         let reading = || fault("read", &self.path);
-        let size = file.stat().map_err(reading())?.size;
         let from = if size < self.good.bytes { Good::NOTHING } else { self.good };
         let mut scanned = scan(file, from, visit).map_err(reading())?;
         if !scanned.is_clean && from != Good::NOTHING {
@@ -215,11 +335,7 @@ impl Log {
             scanned = scan(file, Good::NOTHING, visit).map_err(reading())?;
         }
         self.good = scanned.good;
-        if !scanned.is_clean {
-            self.keep_aside(size);
-            file.truncate(self.good.bytes).map_err(fault("cut the bad end of", &self.path))?;
-        }
-        Ok(())
+        Ok((size, scanned.is_clean))
     }
 
     /// Copies a tail that holds more than one torn record to the quarantine.  It is only for a
@@ -252,6 +368,83 @@ impl Log {
             return Err(fault("sync", &self.path)(error).into());
         }
         Ok(())
+    }
+}
+
+/// Opens or creates a log so that its name is durable; its inode.
+fn open_for_good(disk: &dyn Disk, path: &Path) -> Result<(Box<dyn DiskFile>, u64), DiskError> {
+    let file = disk.open(path, Open::Write).map_err(fault("open", path))?;
+    // Always, because whoever created or renamed the file may have died before this line.
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    disk.sync_dir(parent).map_err(fault("sync the directory", parent))?;
+    let inode = file.stat().map_err(fault("look at", path))?.inode;
+    Ok((file, inode))
+}
+
+/// Writes the lines of a new log, many at a time.
+struct Writer<'a> {
+    file: Box<dyn DiskFile>,
+    path: &'a Path,
+    written: u64,
+    pending: String,
+    records: u64,
+}
+
+impl Writer<'_> {
+    fn add(&mut self, payload: &str) -> Result<(), DiskError> {
+        self.records += 1;
+        self.pending += &line(self.records, payload);
+        if self.pending.len() < RECORD_BYTES_MAX { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> Result<(), DiskError> {
+        write_all(self.file.as_ref(), self.path, self.written, self.pending.as_bytes())?;
+        self.written += self.pending.len() as u64;
+        self.pending.clear();
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(), DiskError> {
+        self.flush()?;
+        self.file.sync().map_err(fault("sync", self.path))
+    }
+}
+
+/// Visits every line of a log that is a record, whatever lies between them and whatever numbers
+/// they have: what can be saved of a log that was damaged in its middle.  Says whether it was.
+pub(crate) fn salvage(
+    disk: &dyn Disk,
+    path: &Path,
+    visit: &mut dyn FnMut(&str),
+) -> Result<bool, DiskError> {
+    let opened = present(disk.open(path, Open::Read)).map_err(fault("open", path))?;
+    let Some(file) = opened else { return Ok(false) };
+    let mut pending: Vec<u8> = Vec::new();
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let (mut offset, mut last_seq, mut is_damaged) = (0, 0, false);
+    loop {
+        let read = file.read_at(offset, &mut chunk).map_err(fault("read", path))?;
+        if read == 0 {
+            return Ok(is_damaged);
+        }
+        offset += read as u64;
+        pending.extend_from_slice(&chunk[..read]);
+        let whole = pending.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        for line in pending[..whole].split_inclusive(|&byte| byte == b'\n') {
+            match parse(&line[..line.len() - 1]) {
+                Some((seq, text)) => {
+                    is_damaged |= seq != last_seq + 1;
+                    last_seq = seq;
+                    visit(text);
+                }
+                None => is_damaged = true,
+            }
+        }
+        pending.drain(..whole);
+        if pending.len() > LINE_BYTES_MAX {
+            // No record is that long; what follows is looked at afresh.
+            (is_damaged, pending) = (true, Vec::new());
+        }
     }
 }
 

@@ -57,8 +57,8 @@ impl Store {
     pub fn begin_run(&self, now: SystemTime) -> Result<Run, StoreError> {
         self.refuse_read_only("start a run")?;
         for attempt in 0..NAME_TRIES {
-            let id = RunId::new(now, attempt);
-            if let Some(lock) = self.claim(&id)? {
+            let id = RunId::new(now, self.disk().moment().process, attempt);
+            if let Some(lock) = self.take_name(&id)? {
                 let journal = self.open_journal(&id)?;
                 return Ok(Run { store: self.clone(), id, journal, lock });
             }
@@ -68,7 +68,7 @@ impl Store {
     }
 
     /// Takes the lock of a run that has never been; `None` if it has.
-    fn claim(&self, id: &RunId) -> Result<Option<Held>, DiskError> {
+    fn take_name(&self, id: &RunId) -> Result<Option<Held>, DiskError> {
         let (disk, path) = (self.disk(), self.layout().run_lock(id));
         for used in [&path, &self.layout().journal(id), &self.layout().work_of(id)] {
             if present(disk.lstat(used)).map_err(fault("look at", used))?.is_some() {
@@ -94,11 +94,11 @@ impl Store {
     pub fn dead_runs(&self) -> Result<Vec<RunId>, StoreError> {
         self.refuse_read_only("look for dead runs")?;
         let locks = names(self.disk(), &self.layout().runs())?;
-        let locked = locks.iter().filter_map(|name| name.strip_suffix(".lock"));
+        let name_of = |name: &'_ str| name.rsplit_once('.').map_or("", |(run, _)| run).to_owned();
+        let locked = locks.iter().map(|name| name_of(name));
         // A power cut may have kept a working directory and lost the lock file.
         let work = names(self.disk(), &self.layout().work())?;
-        let ids = locked.chain(work.iter().map(String::as_str));
-        let mut ids: Vec<RunId> = ids.filter_map(|name| name.parse().ok()).collect();
+        let mut ids: Vec<RunId> = locked.chain(work).filter_map(|name| name.parse().ok()).collect();
         ids.sort();
         ids.dedup();
         let mut dead = Vec::new();
@@ -126,8 +126,9 @@ impl Store {
     /// The lock file goes last, while it is held: until then the run counts as dead.
     fn clear(&self, id: &RunId, lock: Held) -> Result<(), DiskError> {
         remove_tree(self.disk(), &self.layout().work_of(id))?;
-        let path = self.layout().run_lock(id);
-        present(self.disk().unlink(&path)).map_err(fault("remove", &path))?;
+        for path in [self.layout().run_roots(id), self.layout().run_lock(id)] {
+            present(self.disk().unlink(&path)).map_err(fault("remove", &path))?;
+        }
         drop(lock);
         Ok(())
     }
@@ -175,6 +176,10 @@ impl Run {
         &self.id
     }
 
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// The run's journal.
     pub fn journal(&self) -> &Journal {
         &self.journal
@@ -217,9 +222,9 @@ impl Journal {
 }
 
 impl RunId {
-    fn new(now: SystemTime, attempt: u64) -> Self {
+    fn new(now: SystemTime, process: u32, attempt: u64) -> Self {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let seed = format!("{} {} {attempt}", since.as_nanos(), std::process::id());
+        let seed = format!("{} {process} {attempt}", since.as_nanos());
         let chance = Digest::of(seed.as_bytes()).short();
         Self(format!("{}-{}", utc(since.as_secs()), &chance[..4]))
     }

@@ -12,12 +12,14 @@ use serde_json::Value;
 use crate::actions::Entry;
 use crate::digest::Digest;
 use crate::digester::{AndSync, DigestError, not_a_file};
-use crate::disk::{DiskError, FileKind, Stat, fault, remove_tree};
+use crate::disk::{
+    DiskError, FileKind, Held, Open, Stat, fault, read_small, remove_tree, write_all,
+};
 use crate::log::{LogError, RECORD_BYTES_MAX};
 use crate::manifest::{FileEntry, Manifest, ManifestError};
 use crate::output::{Location, Output};
 use crate::store::{Store, StoreError, is_taken};
-use crate::verify::Verdict;
+use crate::verify::{Memo, Verdict};
 use crate::walk::{Found, Links, WalkError, inside, walk};
 
 /// Nobody writes to a sealed file, and any tool may read it.
@@ -132,6 +134,18 @@ impl Store {
     /// nothing is recorded; `work_dir` may be partly read-only and should be dropped.  Directories
     /// without files are no part of an output.  May run in any thread.
     pub fn seal(&self, key: &Digest, work_dir: &Path, record: Value) -> Result<Output, SealError> {
+        self.seal_referring(key, work_dir, record, &[])
+    }
+
+    /// Seals an output that names others in `out/` and is nothing without them: a collection spares
+    /// `refers` as long as it spares this.
+    pub fn seal_referring(
+        &self,
+        key: &Digest,
+        work_dir: &Path,
+        record: Value,
+        refers: &[Digest],
+    ) -> Result<Output, SealError> {
         self.refuse_read_only("seal")?;
         // The attempt may have put a link in its place, which would lead to files that are not ours.
         let own = self.disk().lstat(work_dir).map_err(fault("look at", work_dir))?;
@@ -150,12 +164,17 @@ impl Store {
             tree: digest,
             files: manifest.clone(),
             record: record.clone(),
+            refers: refers.to_vec(),
         };
         self.check_record(&entry)?;
-        let is_placed = self.place(work_dir, &digest, &manifest)?;
+        // From its place on to its record, no collection may come between.
+        let mut unseen = Some(self.share_roots()?);
+        let is_placed = self.place(work_dir, &digest, &manifest, &mut unseen)?;
         let out = self.layout().out();
         self.disk().sync_dir(&out).map_err(fault("sync the directory", &out))?;
         self.append(&entry)?;
+        drop(unseen);
+        self.lay_seal(key, &entry);
         let path = self.layout().tree(&digest);
         if is_placed {
             self.remember(&path, &finished);
@@ -198,6 +217,30 @@ impl Store {
         Ok(())
     }
 
+    /// Leaves a copy of the record beside the outputs, from which `fsck` makes the log anew should
+    /// it be lost.  It is not synced: the log is, and both go only in two accidents at once.
+    pub(crate) fn lay_seal(&self, key: &Digest, entry: &Entry) {
+        let path = self.layout().seal(key);
+        let text = entry.to_text();
+        let line = format!("{} {text}\n", Digest::of(text.as_bytes()).short());
+        if let Ok(file) = self.disk().open(&path, Open::Write)
+            && file.truncate(0).is_ok()
+        {
+            let _ = write_all(file.as_ref(), &path, 0, line.as_bytes());
+        }
+    }
+
+    /// Reads such a copy; `None` if it is damaged.
+    pub(crate) fn read_seal(&self, key: &Digest) -> Result<Option<Entry>, DiskError> {
+        let path = self.layout().seal(key);
+        let bytes = read_small(self.disk(), &path, 2 * RECORD_BYTES_MAX as u64)?;
+        let text = String::from_utf8(bytes.unwrap_or_default()).unwrap_or_default();
+        let line = text.strip_suffix('\n').and_then(|line| line.split_once(' '));
+        let json = line.filter(|(check, json)| Digest::of(json.as_bytes()).short() == *check);
+        let entry = json.and_then(|(_, json)| serde_json::from_str::<Entry>(json).ok());
+        Ok(entry.filter(|entry| matches!(entry, Entry::Seal { key: of, .. } if of == key)))
+    }
+
     /// Refuses what no log would take, before anything is moved.
     fn check_record(&self, entry: &Entry) -> Result<(), StoreError> {
         let bytes = entry.to_text().len();
@@ -214,16 +257,20 @@ impl Store {
         work_dir: &Path,
         digest: &Digest,
         manifest: &Manifest,
+        unseen: &mut Option<Held>,
     ) -> Result<bool, SealError> {
         let place = self.layout().tree(digest);
         for _ in 0..PLACE_TRIES {
-            match self.verify_tree(digest, manifest)? {
-                Verdict::Whole { strays } => {
+            match self.verify_tree(digest, manifest, Memo::Trusted)? {
+                Verdict::Whole { strays, .. } => {
                     self.move_strays(digest, &strays)?;
                     return Ok(false);
                 }
                 Verdict::Damaged(_) => {
-                    self.quarantine(digest)?;
+                    // Moving it away needs the lock alone, so ours goes first.
+                    drop(unseen.take());
+                    self.give_up(digest, manifest)?;
+                    *unseen = Some(self.share_roots()?);
                 }
                 Verdict::Missing => match self.disk().rename(work_dir, &place) {
                     Ok(()) => return Ok(true),

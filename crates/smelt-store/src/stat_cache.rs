@@ -50,7 +50,7 @@ struct Remembered {
 impl Remembered {
     fn new(path: String, stat: &Stat, sha256: Digest, moment: Moment) -> Self {
         let Stat { size, mtime_ns, ctime_ns, inode, .. } = *stat;
-        let Moment { now_ns: seen_ns, boot } = moment;
+        let Moment { now_ns: seen_ns, boot, .. } = moment;
         Self { path, size, mtime_ns, ctime_ns, inode, sha256, seen_ns, boot }
     }
 
@@ -130,7 +130,10 @@ impl StatCache {
 
     fn write(&self, disk: &dyn Disk) -> Option<()> {
         let mut text = String::new();
-        for entry in self.entries.values() {
+        let mut entries: Vec<&Remembered> = self.entries.values().collect();
+        // In one order for one content, so that a simulated run replays.
+        entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        for entry in entries {
             let json = serde_json::to_string(entry).ok()?;
             text += &format!("{} {json}\n", Digest::of(json.as_bytes()).short());
         }
@@ -176,7 +179,8 @@ mod tests {
     /// A file last changed at second 1000, hashed `age_s` later, looked up in the boot `boot`.
     #[track_caller]
     fn check(age_s: i64, owner: Owner, boot: &str, expect: bool) {
-        let moment = Moment { now_ns: (1000 + age_s) * SECOND_NS, boot: "this".to_owned() };
+        let moment =
+            Moment { now_ns: (1000 + age_s) * SECOND_NS, boot: "this".to_owned(), process: 0 };
         let entry = Remembered::new("/f".to_owned(), &stat(1000), Digest::of(b""), moment);
         assert_eq!(entry.is_proof(&stat(1000), owner, boot), expect);
     }
@@ -214,7 +218,7 @@ mod tests {
 
     #[test]
     fn every_fact_counts() {
-        let moment = Moment { now_ns: 5000 * SECOND_NS, boot: "this".to_owned() };
+        let moment = Moment { now_ns: 5000 * SECOND_NS, boot: "this".to_owned(), process: 0 };
         let entry = Remembered::new("/f".to_owned(), &stat(1000), Digest::of(b""), moment);
         for other in [
             Stat { size: 6, ..stat(1000) },
@@ -231,7 +235,7 @@ mod tests {
         let mut cache =
             StatCache { path: PathBuf::from("/stat"), entries: HashMap::new(), is_dirty: false };
         for n in 0..=ENTRIES_MAX {
-            let moment = Moment { now_ns: n as i64, boot: String::new() };
+            let moment = Moment { now_ns: n as i64, boot: String::new(), process: 0 };
             cache.remember(Path::new(&format!("/{n}")), &stat(0), Digest::of(b""), moment);
         }
         cache.forget_oldest();

@@ -15,14 +15,19 @@ use crate::actions::{ACTION_LOG_BYTES_MAX, Actions, Entry};
 use crate::ballast;
 use crate::digest::Digest;
 use crate::digester::{DigestError, Digester};
-use crate::disk::{Disk, DiskError, Held, LockKind, RealDisk, Wait, fault, present, remove_tree};
+use crate::disk::{
+    Disk, DiskError, FileKind, Held, LockKind, RealDisk, Wait, fault, present, remove_tree,
+};
+use crate::inventory::bytes_below;
 use crate::layout::{FORMAT_VERSION, Layout, key_byte};
 use crate::log::{Log, LogError};
 use crate::manifest::Manifest;
 use crate::output::{Damage, Location, Lookup, Output};
 use crate::stat_cache::StatCache;
-use crate::verify::{Verdict, verify};
+use crate::verify::{Memo, Verdict, verify};
 
+/// How exactly it is known when an output was used last: a time is written once in that period.
+const USE_TICK_NS: i64 = 24 * 3_600_000_000_000;
 /// A race for a name in the quarantine is lost at most this often.
 const QUARANTINE_TRIES: u32 = 8;
 
@@ -64,6 +69,16 @@ pub enum StoreError {
         path: PathBuf,
         /// Its content.
         found: String,
+    },
+    /// It cannot be known what must be kept.
+    #[error(
+        "{} is damaged, so what must be kept is not known; repair the store with: smelt cache \
+         fsck --repair",
+        path.display()
+    )]
+    BadRoots {
+        /// The file.
+        path: PathBuf,
     },
     /// Locks do not work there.
     #[error(
@@ -169,9 +184,14 @@ impl Store {
         Self::open_with(Arc::new(RealDisk::new()), root, Access::ReadOnly, wait)
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn open_on(disk: Arc<dyn Disk>, root: &Path) -> Result<Self, StoreError> {
         Self::open_with(disk, root, Access::Shared, Wait::No)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn open_alone_on(disk: Arc<dyn Disk>, root: &Path) -> Result<Self, StoreError> {
+        Self::open_with(disk, root, Access::Exclusive, Wait::No)
     }
 
     fn open_with(
@@ -252,6 +272,49 @@ impl Store {
         }
     }
 
+    /// Finds the output of a key as [`Store::lookup`] does, and records that a recipe key led to it.
+    ///
+    /// A collection spares what the recipe keys of a living run lead to, so an output found here
+    /// stays as long as the run that holds `recipe`: it is looked up once more when the record is
+    /// new, because a collection may have come between.
+    pub fn claim(&self, recipe: &Digest, key: &Digest) -> Result<Lookup, StoreError> {
+        let found = self.lookup(key)?;
+        if !matches!(found, Lookup::Hit(_)) || self.resolve(recipe)? == Some(*key) {
+            return Ok(found);
+        }
+        self.alias(recipe, key)?;
+        // A collection that did not see the alias is through with the output after this.
+        drop(self.share_roots()?);
+        self.lookup(key)
+    }
+
+    /// How large the output of a key was, or else the last one of a recipe key: 0 if unknown.
+    pub fn known_bytes(&self, recipe: &Digest, key: &Digest) -> Result<u64, StoreError> {
+        let before = self.resolve(recipe)?;
+        for key in [Some(*key), before].into_iter().flatten() {
+            if let Some(Entry::Seal { files, .. }) = self.actions().find(&key)? {
+                return Ok(files.bytes());
+            }
+        }
+        Ok(0)
+    }
+
+    /// The sizes of all files in a tree; 0 if there is none.
+    pub fn bytes_below(&self, path: &Path) -> Result<u64, StoreError> {
+        Ok(bytes_below(self.disk(), path)?)
+    }
+
+    /// Whether there is a file that is not empty, or a directory with some file in it: directories
+    /// alone are no part of an output.
+    pub fn holds_something(&self, path: &Path) -> Result<bool, StoreError> {
+        let stat = present(self.disk().lstat(path)).map_err(fault("look at", path))?;
+        match stat {
+            Some(stat) if stat.kind == FileKind::Dir => Ok(holds_a_file(self.disk(), path)?),
+            Some(stat) => Ok(stat.size > 0),
+            None => Ok(false),
+        }
+    }
+
     /// Digests a file or a directory outside of the store, following links to files.  A file that
     /// was digested before and has not been touched is not read.
     pub fn digest_tree(&self, root: &Path) -> Result<Manifest, DigestError> {
@@ -308,19 +371,20 @@ impl Store {
     }
 
     fn verified(&self, output: Output) -> Result<Lookup, StoreError> {
-        let verdict = self.verify_tree(&output.digest, &output.manifest)?;
+        let verdict = self.verify_tree(&output.digest, &output.manifest, Memo::Trusted)?;
         self.digester().save();
         match verdict {
             Verdict::Missing => Ok(Lookup::Miss),
-            Verdict::Whole { strays } => {
+            Verdict::Whole { strays, used_ns } => {
                 self.move_strays(&output.digest, &strays)?;
+                self.note_use(&output.digest, used_ns);
                 Ok(Lookup::Hit(Box::new(output)))
             }
             Verdict::Damaged(what) => {
                 let digest = output.digest;
                 let moved_to = match self.inner.access {
                     Access::ReadOnly => None,
-                    _ => Some(self.quarantine(&digest)?),
+                    _ => self.give_up(&digest, &output.manifest)?,
                 };
                 Ok(Lookup::Damaged(Damage { digest, what, moved_to }))
             }
@@ -331,8 +395,32 @@ impl Store {
         &self,
         tree: &Digest,
         manifest: &Manifest,
+        memo: Memo,
     ) -> Result<Verdict, DiskError> {
-        verify(self.disk(), self.digester(), &self.layout().tree(tree), manifest)
+        verify(self.disk(), self.digester(), &self.layout().tree(tree), manifest, memo)
+    }
+
+    /// Writes down, now and then, that a tree is in use.  Nothing depends on it but the order in
+    /// which outputs are collected, so a failure is none.
+    fn note_use(&self, tree: &Digest, used_ns: i64) {
+        let now_ns = self.disk().moment().now_ns;
+        if self.inner.access != Access::ReadOnly && now_ns.saturating_sub(used_ns) > USE_TICK_NS {
+            let _ = self.disk().touch(&self.layout().tree(tree));
+        }
+    }
+
+    /// Moves a tree away that is still damaged when nobody can be at it: it may have been collected
+    /// under our eyes, and sealed anew.
+    pub(crate) fn give_up(
+        &self,
+        tree: &Digest,
+        manifest: &Manifest,
+    ) -> Result<Option<PathBuf>, DiskError> {
+        let _alone = self.lock_roots_alone()?;
+        match self.verify_tree(tree, manifest, Memo::Trusted)? {
+            Verdict::Damaged(_) => self.quarantine(tree).map(Some),
+            Verdict::Missing | Verdict::Whole { .. } => Ok(None),
+        }
     }
 
     /// Moves a damaged tree out of `out/`, in the place of an earlier one of that digest.  It is
@@ -376,7 +464,16 @@ impl Store {
     pub(crate) fn append(&self, entry: &Entry) -> Result<(), StoreError> {
         self.refuse_read_only("record a result")?;
         let mut actions = self.actions();
-        Ok(self.with_ballast(|| actions.append(entry))?)
+        let mut answer = self.with_ballast(|| actions.append(entry));
+        if matches!(answer, Err(LogError::Full { .. })) {
+            actions.compact(&mut |_| true, &[])?;
+            answer = actions.append(entry);
+        }
+        if answer.is_ok() && actions.is_mostly_dead() {
+            // The record is safe; a log that stays long is no failure.
+            let _ = actions.compact(&mut |_| true, &[]);
+        }
+        Ok(answer?)
     }
 
     /// Tries once more without the ballast if the disk is full.
@@ -399,6 +496,13 @@ impl Store {
         Ok(())
     }
 
+    pub(crate) fn refuse_shared(&self, doing: &'static str) -> Result<(), StoreError> {
+        if self.inner.access != Access::Exclusive {
+            return Err(StoreError::Held { path: self.root().to_owned() });
+        }
+        self.refuse_read_only(doing)
+    }
+
     pub(crate) fn disk(&self) -> &dyn Disk {
         self.inner.disk.as_ref()
     }
@@ -415,10 +519,21 @@ impl Store {
         &self.inner.digester
     }
 
-    fn actions(&self) -> MutexGuard<'_, Actions> {
+    pub(crate) fn actions(&self) -> MutexGuard<'_, Actions> {
         // A panic elsewhere leaves an index that lags behind the log at worst.
         self.inner.actions.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn holds_a_file(disk: &dyn Disk, dir: &Path) -> Result<bool, DiskError> {
+    for name in disk.list(dir).map_err(fault("list", dir))? {
+        let path = dir.join(name);
+        let stat = disk.lstat(&path).map_err(fault("look at", &path))?;
+        if stat.kind != FileKind::Dir || holds_a_file(disk, &path)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn hold(disk: &dyn Disk, layout: &Layout, access: Access, wait: Wait) -> Result<Held, StoreError> {

@@ -1,8 +1,11 @@
 //! Tests the store as a whole.
 //!
 //! `crash` and `failure` play a script on the simulated disk with something going wrong at every
-//! operation; `damage` does the same to logs; `locks`, `sealing` and `sources` use the real one.
+//! operation; `collecting` and `checking` do so to collections and repairs; `damage` damages logs;
+//! `locks`, `sealing` and `sources` use the real one.
 
+mod checking;
+mod collecting;
 mod crash;
 mod damage;
 mod failure;

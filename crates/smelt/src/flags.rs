@@ -1,6 +1,7 @@
 //! Declares the command line.
 
 mod bench;
+mod cache;
 mod onnx;
 mod show;
 
@@ -12,6 +13,7 @@ use smelt_model::quantize::{Method, Scheme};
 
 use crate::checkpoint::Form;
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
+pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use show::{
     CompletionsFlags, GraphFlags, GraphFormat, ManFlags, ReportFlags, RunsFlags,
@@ -52,6 +54,9 @@ pub(crate) enum Subcommand {
     /// Look at, check and operate on ONNX models, weights left on disk
     #[command(subcommand)]
     Onnx(OnnxCommand),
+    /// Look after the store: how large it is, what may go, whether it is sound
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Compare what was built
     #[command(subcommand)]
     Bench(BenchCommand),

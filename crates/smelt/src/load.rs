@@ -39,7 +39,7 @@ pub(crate) enum Access {
 }
 
 /// Where the store is: `$SMELT_CACHE`, else `./cache`.
-fn root() -> Result<PathBuf, Failed> {
+pub(crate) fn root() -> Result<PathBuf, Failed> {
     let given = std::env::var_os("SMELT_CACHE").filter(|root| !root.is_empty());
     let root = given.map_or_else(|| PathBuf::from("cache"), PathBuf::from);
     let absolute = std::path::absolute(&root).unwrap_or_else(|_| root.clone());

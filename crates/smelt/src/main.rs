@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         Subcommand::Calibrate(flags) => commands::calibrate::run(&flags),
         Subcommand::Quantize(flags) => commands::quantize::run(&flags),
         Subcommand::Onnx(command) => commands::onnx::run(&command),
+        Subcommand::Cache(command) => commands::cache::run(&command),
         Subcommand::Bench(command) => commands::bench::run(&command),
         Subcommand::Stage(flags) => stage::run(&flags),
     };

@@ -3,7 +3,10 @@
 //! Two states of the world are kept: the live one, which programs see, and the durable one, which
 //! a crash leaves.  `sync` moves blocks of a file from one to the other, `sync_dir` the names of a
 //! directory; a failed `sync` forgets which blocks were dirty, as kernels do.  On order the disk
-//! fails its Nth operation, or dies after its Nth change.  Knows nothing of the store.
+//! fails its Nth operation, runs full, or dies after its Nth change.  Several actors may share it
+//! in turns that a seed decides.  Knows nothing of the store but how to open one.
+
+#![allow(unreachable_pub)] // Other crates' tests see it too, by the feature `sim`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -13,25 +16,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::libc;
 
+use super::turns::Turns;
 use super::{Disk, DiskFile, FileKind, Held, LockKind, Moment, Open, Stat, Volume, Wait};
+use crate::store::{Store, StoreError};
 
 /// Small, so that even short records are torn.
 const BLOCK_BYTES: usize = 64;
 const ROOT: u64 = 1;
+/// 2026-11-21 15:42:33 UTC.
+const START_NS: i64 = 1_795_275_753_000_000_000;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub enum Trouble {
+    /// All is well.
     Nothing,
     /// Every operation after the Nth change fails.
     CrashAfterChange(u64),
     /// The Nth operation fails, once.
     FailAt(u64, Failure),
+    /// From the Nth operation on nothing that needs space succeeds.
+    FullFrom(u64),
 }
 
 /// How an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
+pub enum Failure {
+    /// The system says EIO.
     Eio,
     /// Only for operations that may need space; others succeed.
     Enospc,
@@ -41,21 +52,28 @@ pub(crate) enum Failure {
 
 /// Which un-synced things a crash leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
+pub enum Left {
+    /// Neither names nor content.
     Nothing,
     /// All names and sizes, no content: what file systems with delayed allocation do.
     NamesOnly,
+    /// All content, no names.
     ContentOnly,
+    /// All of it.
     Everything,
+    /// Each thing or not, by this seed.
     Random(u64),
 }
 
 /// A broken disk (or a program that forgot to sync): for these paths, sync does nothing.
-pub(crate) type Deaf = fn(&Path) -> bool;
+pub type Deaf = fn(&Path) -> bool;
 
+/// A disk in memory; a clone is the same disk.
 #[derive(Clone)]
-pub(crate) struct SimDisk {
+pub struct SimDisk {
     world: Arc<Mutex<World>>,
+    /// Who waits for its turn at every operation.
+    actor: Option<(Arc<Turns>, usize)>,
 }
 
 #[derive(Clone)]
@@ -81,7 +99,7 @@ struct World {
 #[derive(Clone)]
 enum Node {
     File(FileNode),
-    Dir { live: Names, durable: Names, mode: u32 },
+    Dir { live: Names, durable: Names, mode: u32, mtime_ns: i64 },
 }
 
 type Names = BTreeMap<OsString, u64>;
@@ -116,14 +134,20 @@ struct Lock {
 }
 
 impl SimDisk {
-    pub(crate) fn new() -> Self {
-        let root = Node::Dir { live: BTreeMap::new(), durable: BTreeMap::new(), mode: 0o755 };
+    /// An empty disk.
+    pub fn new() -> Self {
+        let root = Node::Dir {
+            live: BTreeMap::new(),
+            durable: BTreeMap::new(),
+            mode: 0o755,
+            mtime_ns: START_NS,
+        };
         let world = World {
             nodes: BTreeMap::from([(ROOT, root)]),
             pending: Vec::new(),
             locks: Vec::new(),
             next_id: ROOT + 1,
-            now_ns: 1_795_275_753_000_000_000,
+            now_ns: START_NS,
             boot: 1,
             free_bytes: 32 << 20,
             trouble: Trouble::Nothing,
@@ -134,54 +158,101 @@ impl SimDisk {
             is_down: false,
             met: String::new(),
         };
-        Self { world: Arc::new(Mutex::new(world)) }
+        Self { world: Arc::new(Mutex::new(world)), actor: None }
+    }
+
+    /// The same disk as one actor sees it: each operation may let others go first.
+    pub fn for_actor(&self, turns: &Arc<Turns>, actor: usize) -> Self {
+        Self { world: Arc::clone(&self.world), actor: Some((Arc::clone(turns), actor)) }
+    }
+
+    /// Opens the store in `root`, beside others.
+    pub fn open(&self, root: &Path) -> Result<Store, StoreError> {
+        Store::open_on(Arc::new(self.clone()), root)
+    }
+
+    /// Sets the clock forward or back.
+    pub fn jump(&self, ns: i64) {
+        self.peek().now_ns += ns;
+    }
+
+    /// The time by its clock, in nanoseconds of the Unix era.
+    pub fn now_ns(&self) -> i64 {
+        self.peek().now_ns
+    }
+
+    /// Whether power is gone.
+    pub fn is_down(&self) -> bool {
+        self.peek().is_down
+    }
+
+    /// Makes a file as a program does: nothing is synced.
+    pub fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let file = Disk::open(self, path, Open::New)?;
+        match file.write_at(0, bytes)? {
+            written if written == bytes.len() => Ok(()),
+            _ => Err(os(libc::ENOSPC)),
+        }
+    }
+
+    /// Reads a file as a program does.
+    pub fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let file = Disk::open(self, path, Open::Read)?;
+        let mut bytes = vec![0; file.stat()?.size as usize];
+        let read = file.read_at(0, &mut bytes)?;
+        bytes.truncate(read);
+        Ok(bytes)
     }
 
     /// A disk of its own in the same state.
-    pub(crate) fn copy(&self) -> Self {
-        Self { world: Arc::new(Mutex::new(self.world().clone())) }
+    pub fn copy(&self) -> Self {
+        Self { world: Arc::new(Mutex::new(self.peek().clone())), actor: None }
     }
 
     /// Counts from here on, and goes wrong as told.
-    pub(crate) fn plan(&self, trouble: Trouble) {
-        let mut world = self.world();
+    pub fn plan(&self, trouble: Trouble) {
+        let mut world = self.peek();
         (world.trouble, world.operations, world.changes) = (trouble, 0, 0);
         world.met = String::new();
     }
 
-    pub(crate) fn ignore_syncs(&self, files: Deaf, dirs: Deaf) {
-        let mut world = self.world();
+    /// Turns the disk deaf for some files and directories.
+    pub fn ignore_syncs(&self, files: Deaf, dirs: Deaf) {
+        let mut world = self.peek();
         (world.deaf_to_sync, world.deaf_to_sync_dir) = (files, dirs);
     }
 
-    pub(crate) fn set_free_bytes(&self, free_bytes: u64) {
-        self.world().free_bytes = free_bytes;
+    /// What `statfs` says; writing does not use it up.
+    pub fn set_free_bytes(&self, free_bytes: u64) {
+        self.peek().free_bytes = free_bytes;
     }
 
-    pub(crate) fn operations(&self) -> u64 {
-        self.world().operations
+    /// Operations since the last plan.
+    pub fn operations(&self) -> u64 {
+        self.peek().operations
     }
 
-    pub(crate) fn changes(&self) -> u64 {
-        self.world().changes
+    /// Those that changed something.
+    pub fn changes(&self) -> u64 {
+        self.peek().changes
     }
 
     /// The operation at which the trouble came; empty if it did not.
-    pub(crate) fn met(&self) -> String {
-        self.world().met.clone()
+    pub fn met(&self) -> String {
+        self.peek().met.clone()
     }
 
     /// Writes a file durably, with its directories, an hour ago.
-    pub(crate) fn put(&self, path: &Path, bytes: &[u8]) {
-        let mut world = self.world();
+    pub fn put(&self, path: &Path, bytes: &[u8]) {
+        let mut world = self.peek();
         let mut dir = PathBuf::from("/");
-        for part in path.parent().unwrap().components().skip(1) {
+        for part in path.parent().expect("not the root").components().skip(1) {
             dir.push(part);
             let _ = world.mkdir(&dir);
         }
         let id = match world.find(path) {
             Ok(id) => id,
-            Err(_) => world.create(path).unwrap(),
+            Err(_) => world.create(path).expect("its directory was made above"),
         };
         let file = world.file(id);
         file.live.bytes = bytes.to_vec();
@@ -192,8 +263,18 @@ impl SimDisk {
         world.now_ns += 3_600_000_000_000;
     }
 
-    pub(crate) fn get(&self, path: &Path) -> Option<Vec<u8>> {
-        let mut world = self.world();
+    /// Flips a bit of a file as a bad disk does: no time of the file changes.
+    pub fn corrupt(&self, path: &Path) {
+        let mut world = self.peek();
+        let id = world.find(path).expect("there is such a file");
+        let file = world.file(id);
+        file.live.bytes[0] ^= 1;
+        file.durable.bytes[0] ^= 1;
+    }
+
+    /// The content of a file, by no operation.
+    pub fn get(&self, path: &Path) -> Option<Vec<u8>> {
+        let mut world = self.peek();
         let id = world.find(path).ok()?;
         match world.nodes.get(&id)? {
             Node::File(file) => Some(file.live.bytes.clone()),
@@ -202,22 +283,43 @@ impl SimDisk {
     }
 
     /// The disk after power was lost and came back.
-    pub(crate) fn after_crash(&self, left: Left) -> Self {
-        let mut world = self.world().clone();
+    pub fn after_crash(&self, left: Left) -> Self {
+        let mut world = self.peek().clone();
         world.lose(left);
-        Self { world: Arc::new(Mutex::new(world)) }
+        Self { world: Arc::new(Mutex::new(world)), actor: None }
     }
 
+    /// For an operation: in the actor's turn.
     fn world(&self) -> MutexGuard<'_, World> {
+        take_turn(self.actor.as_ref());
+        self.peek()
+    }
+
+    /// For the test itself, which is no actor.
+    fn peek(&self) -> MutexGuard<'_, World> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+fn take_turn(actor: Option<&(Arc<Turns>, usize)>) {
+    if let Some((turns, actor)) = actor {
+        turns.step(*actor);
+    }
+}
+
+impl Default for SimDisk {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// A small random sequence (splitmix64), the same for the same seed everywhere.
-pub(crate) struct Chance(pub(crate) u64);
+pub struct Chance(pub u64);
 
 impl Chance {
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next number.
+    #[allow(clippy::should_implement_trait)] // It has no end, and is no iterator.
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -225,11 +327,13 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit.max(1) as u64) as usize
     }
 
-    fn coin(&mut self) -> bool {
+    /// Heads or tails.
+    pub fn coin(&mut self) -> bool {
         self.next() & 1 == 1
     }
 }
@@ -264,11 +368,17 @@ impl World {
             }
             self.changes += 1;
         }
-        let Trouble::FailAt(at, failure) = self.trouble else { return Ok(false) };
-        if at != self.operations {
-            return Ok(false);
-        }
         let takes_space = matches!(needs, Needs::ChangeAndSpace | Needs::Write);
+        let (at, failure) = match self.trouble {
+            Trouble::FailAt(at, failure) if at == self.operations => (at, failure),
+            // The first write is a short one.
+            Trouble::FullFrom(at) if at <= self.operations && takes_space => {
+                let is_first = self.met.is_empty() && needs == Needs::Write;
+                (at, if is_first { Failure::ShortWrite } else { Failure::Enospc })
+            }
+            _ => return Ok(false),
+        };
+        debug_assert!(at <= self.operations);
         let meets = match failure {
             Failure::Eio => true,
             Failure::Enospc => takes_space,
@@ -384,7 +494,8 @@ impl World {
     }
 
     fn mkdir(&mut self, path: &Path) -> io::Result<u64> {
-        self.add(path, Node::Dir { live: Names::new(), durable: Names::new(), mode: 0o755 })
+        let (live, durable, mtime_ns) = (Names::new(), Names::new(), self.now_ns);
+        self.add(path, Node::Dir { live, durable, mode: 0o755, mtime_ns })
     }
 
     fn stat(&self, id: u64) -> Stat {
@@ -398,7 +509,7 @@ impl World {
             mode: 0,
         };
         match &self.nodes[&id] {
-            Node::Dir { mode, .. } => Stat { mode: *mode, ..common },
+            Node::Dir { mode, mtime_ns, .. } => Stat { mode: *mode, mtime_ns: *mtime_ns, ..common },
             Node::File(file) => Stat {
                 kind: FileKind::File,
                 size: file.live.bytes.len() as u64,
@@ -567,7 +678,8 @@ impl Disk for SimDisk {
         if matches!(world.nodes[&id], Node::Dir { .. }) {
             return Err(os(libc::EISDIR));
         }
-        Ok(Box::new(SimFile { world: Arc::clone(&self.world), id, path: path.to_owned() }))
+        let (world, actor) = (Arc::clone(&self.world), self.actor.clone());
+        Ok(Box::new(SimFile { world, actor, id, path: path.to_owned() }))
     }
 
     fn lstat(&self, path: &Path) -> io::Result<Stat> {
@@ -632,17 +744,42 @@ impl Disk for SimDisk {
     }
 
     fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<Held>> {
-        let mut world = self.world();
-        let there = world.find(path);
-        let needs = if there.is_ok() { Needs::Nothing } else { Needs::ChangeAndSpace };
-        world.step("lock", path, needs)?;
-        if there.is_err() {
-            world.create(path)?;
+        loop {
+            let mut world = self.world();
+            let there = world.find(path);
+            let needs = if there.is_ok() { Needs::Nothing } else { Needs::ChangeAndSpace };
+            world.step("lock", path, needs)?;
+            if there.is_err() {
+                world.create(path)?;
+            }
+            let taken = world.take_lock(path, kind);
+            drop(world);
+            if taken.is_some() || wait == Wait::No {
+                let held = |id| Box::new(SimLock { world: Arc::clone(&self.world), id }) as Held;
+                return Ok(taken.map(held));
+            }
+            let (turns, actor) = self.actor.as_ref().expect("an actor alone waits for itself");
+            turns.give_way(*actor);
         }
-        let taken = world.take_lock(path, kind);
-        assert!(taken.is_some() || wait == Wait::No, "{} waits for itself", path.display());
-        let held = |id| Box::new(SimLock { world: Arc::clone(&self.world), id }) as Held;
-        Ok(taken.map(held))
+    }
+
+    fn is_byte_locked(&self, path: &Path, at: u64) -> io::Result<bool> {
+        let mut world = self.world();
+        world.step("look at the lock", path, Needs::Nothing)?;
+        let is_it = |lock: &Lock| lock.path == path && lock.kind == LockKind::Byte(at);
+        Ok(world.locks.iter().any(is_it))
+    }
+
+    fn touch(&self, path: &Path) -> io::Result<()> {
+        let mut world = self.world();
+        world.step("touch", path, Needs::Change)?;
+        let (id, now_ns) = (world.find(path)?, world.now_ns);
+        match world.nodes.get_mut(&id) {
+            Some(Node::Dir { mtime_ns, .. }) => *mtime_ns = now_ns,
+            Some(Node::File(file)) => (file.mtime_ns, file.ctime_ns) = (now_ns, now_ns),
+            None => unreachable!("found above"),
+        }
+        Ok(())
     }
 
     fn volume(&self, path: &Path) -> io::Result<Volume> {
@@ -653,18 +790,21 @@ impl Disk for SimDisk {
 
     fn moment(&self) -> Moment {
         let world = self.world();
-        Moment { now_ns: world.now_ns, boot: world.boot.to_string() }
+        let process = self.actor.as_ref().map_or(0, |(_, actor)| *actor as u32);
+        Moment { now_ns: world.now_ns, boot: world.boot.to_string(), process }
     }
 }
 
 struct SimFile {
     world: Arc<Mutex<World>>,
+    actor: Option<(Arc<Turns>, usize)>,
     id: u64,
     path: PathBuf,
 }
 
 impl SimFile {
     fn world(&self) -> MutexGuard<'_, World> {
+        take_turn(self.actor.as_ref());
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -48,7 +48,7 @@ fn some_records(chance: &mut Chance) -> Vec<String> {
 }
 
 /// Changes bytes as bad disks, crashes and people do.
-fn mutate(bytes: &mut Vec<u8>, chance: &mut Chance) {
+pub(super) fn mutate(bytes: &mut Vec<u8>, chance: &mut Chance) {
     let start = chance.below(bytes.len());
     let end = start + chance.below(bytes.len() - start);
     match chance.below(9) {

@@ -10,6 +10,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
+use crate::collect::Limits;
 use crate::digest::Digest;
 use crate::disk::sim::SimDisk;
 use crate::disk::{Disk, FileKind, Open, make_dir, write_all};
@@ -52,6 +53,13 @@ pub(super) struct Promises {
     journals: BTreeMap<RunId, Vec<Value>>,
 }
 
+impl Promises {
+    /// What was promised of outputs and journals alone.
+    pub(super) fn without_aliases(&self) -> Self {
+        Self { aliases: Vec::new(), source: false, ..self.clone() }
+    }
+}
+
 /// A disk with a model on it.
 pub(super) fn disk_with_model() -> SimDisk {
     let disk = SimDisk::new();
@@ -87,6 +95,8 @@ pub(super) fn play(disk: &SimDisk, promises: &mut Promises) -> Played<()> {
     }
     let now = UNIX_EPOCH + Duration::from_nanos(disk.moment().now_ns as u64);
     let run = store.begin_run(now).map_err(text)?;
+    let recipes: Vec<Digest> = STAGES.iter().map(|stage| recipe(stage.name)).collect();
+    run.hold(&recipes).map_err(text)?;
     note(&run, promises, json!({"event": "started"}))?;
     reference(&store, promises)?;
     for stage in &STAGES {
@@ -97,8 +107,13 @@ pub(super) fn play(disk: &SimDisk, promises: &mut Promises) -> Played<()> {
             return Err(format!("{} was built and is not there", stage.name));
         }
     }
+    let keys: Vec<Digest> = STAGES.iter().map(|stage| key(stage.name)).collect();
+    run.keep_for("script", &keys).map_err(text)?;
     note(&run, promises, json!({"event": "ended"}))?;
-    run.finish().map_err(text)
+    run.finish().map_err(text)?;
+    // Without limits nothing goes that anyone was promised.
+    store.collect(&Limits::default()).map_err(text)?;
+    Ok(())
 }
 
 fn note(run: &Run, promises: &mut Promises, record: Value) -> Played<()> {
@@ -125,7 +140,7 @@ fn build(
 ) -> Played<()> {
     let key = key(stage.name);
     let _lock = store.try_lock_key(&key).map_err(text)?.ok_or("the key is locked")?;
-    if store.lookup(&key).map_err(text)?.hit().is_none() {
+    if store.claim(&recipe(stage.name), &key).map_err(text)?.hit().is_none() {
         let dir = run.work_dir(stage.name).map_err(text)?;
         make(disk, &dir, stage.files)?;
         let output = store.seal(&key, &dir, json!({"stage": stage.name})).map_err(text)?;
@@ -244,7 +259,7 @@ fn is_whole(disk: &SimDisk, tree: &Path) -> bool {
     read_only && tree.file_name().unwrap() == digest.as_str()
 }
 
-fn broken_promises(
+pub(super) fn broken_promises(
     disk: &SimDisk,
     store: &Store,
     promises: &Promises,
@@ -298,7 +313,7 @@ fn wrong_output(
 }
 
 /// What clearing the dead runs leaves behind.
-fn leftovers(disk: &SimDisk, store: &Store) -> Vec<String> {
+pub(super) fn leftovers(disk: &SimDisk, store: &Store) -> Vec<String> {
     let cleared = store
         .dead_runs()
         .and_then(|dead| dead.iter().try_for_each(|id| store.clear_dead(id).map(drop)));

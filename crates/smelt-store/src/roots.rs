@@ -1,0 +1,222 @@
+//! Keeps lists of keys whose outputs a collection must not touch.
+//!
+//! A run holds one list while it lives; a pipeline keeps that of its last good run.  A list may
+//! name recipe keys, content keys and trees.  Whoever changes what is held takes `roots.lock`
+//! shared for a moment; a collection takes it alone for each thing it removes, and reads the lists
+//! again whenever they are not the ones it knows.  A server that has loaded an output holds it in
+//! the same way: it begins a run and holds the tree.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::disk::{
+    Disk, DiskError, Held, LockKind, Open, Wait, fault, present, read_small, write_all, write_new,
+};
+use crate::layout::names;
+use crate::run::{Run, RunId};
+use crate::store::{Store, StoreError};
+
+/// Two million keys: far above any plan, and bounds what a damaged file makes us hold.
+const LIST_BYTES_MAX: u64 = 64 << 20;
+/// One short line of JSON, or one digest.
+const NOTE_BYTES_MAX: u64 = 4096;
+/// A digest in a list.
+const KEY_BYTES: usize = 32;
+
+/// What a pipeline's last good run was, in `roots/last-…`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Last {
+    pipeline: String,
+    /// The run that first led to these outputs.
+    run: String,
+    list: Digest,
+}
+
+/// What is held just now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Roots {
+    /// The lists, by the file that names them.
+    lists: BTreeMap<PathBuf, Digest>,
+    /// Runs whose journals are kept: the living, and the last good ones.
+    pub(crate) runs: Vec<RunId>,
+}
+
+impl Run {
+    /// From now on a collection spares what these keys lead to, until the run has ended.
+    ///
+    /// Recipe keys are followed to the content keys they lead to at the time, so that a plan's
+    /// recipe keys hold what the run has found and built, and will.  Call it before any look-up.
+    pub fn hold(&self, keys: &[Digest]) -> Result<(), StoreError> {
+        let (disk, path) = (self.store().disk(), self.store().layout().run_roots(self.id()));
+        let _short = self.store().share_roots()?;
+        let list = self.store().lay_list(self.id(), keys)?;
+        // Not synced: after a power cut the run is no more.
+        present(disk.unlink(&path)).map_err(fault("remove", &path))?;
+        let file = disk.open(&path, Open::New).map_err(fault("create", &path))?;
+        Ok(write_all(file.as_ref(), &path, 0, format!("{list}\n").as_bytes())?)
+    }
+
+    /// A collection spares what these keys lead to, and this run's journal and logs, until another
+    /// run of the pipeline says the same.
+    pub fn keep_for(&self, pipeline: &str, keys: &[Digest]) -> Result<(), StoreError> {
+        let (disk, layout) = (self.store().disk(), self.store().layout());
+        let path = layout.roots().join(last_name(pipeline));
+        let _short = self.store().share_roots()?;
+        let list = self.store().lay_list(self.id(), keys)?;
+        let same = |last: &Last| last.list == list && last.pipeline == pipeline;
+        if read_last(disk, &path).is_ok_and(|last| last.as_ref().is_some_and(same)) {
+            return Ok(());
+        }
+        let last = Last { pipeline: pipeline.to_owned(), run: self.id().to_string(), list };
+        let text = serde_json::to_string(&last).expect("strings and a digest are JSON");
+        Ok(replace_beside_others(disk, &path, self.id(), text.as_bytes())?)
+    }
+}
+
+impl Store {
+    /// Held while something is made that a collection must see whole or not at all.
+    pub(crate) fn share_roots(&self) -> Result<Held, DiskError> {
+        self.lock_roots(LockKind::Shared)
+    }
+
+    /// Held while one thing is removed.
+    pub(crate) fn lock_roots_alone(&self) -> Result<Held, DiskError> {
+        self.lock_roots(LockKind::Exclusive)
+    }
+
+    fn lock_roots(&self, kind: LockKind) -> Result<Held, DiskError> {
+        let path = self.layout().roots_lock();
+        let lock = self.disk().lock(&path, kind, Wait::Yes).map_err(fault("lock", &path))?;
+        Ok(lock.expect("a lock that is waited for comes, or an error does"))
+    }
+
+    /// Makes sure that a list is there; its name.
+    fn lay_list(&self, run: &RunId, keys: &[Digest]) -> Result<Digest, StoreError> {
+        let mut keys: Vec<&[u8; KEY_BYTES]> = keys.iter().map(Digest::as_bytes).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let bytes: Vec<u8> = keys.into_iter().flatten().copied().collect();
+        let list = Digest::of(&bytes);
+        let path = self.layout().roots().join(list.to_string());
+        if present(self.disk().lstat(&path)).map_err(fault("look at", &path))?.is_none() {
+            replace_beside_others(self.disk(), &path, run, &bytes)?;
+        }
+        Ok(list)
+    }
+
+    /// Reads which lists are held, and by whom.  A `runs/….roots` counts whether or not its run
+    /// lives: whoever clears the dead removes it.
+    pub(crate) fn read_roots(&self) -> Result<Roots, StoreError> {
+        let (disk, layout) = (self.disk(), self.layout());
+        let mut roots = Roots::default();
+        for name in names(disk, &layout.runs())? {
+            let Some((run, ending)) = name.rsplit_once('.') else { continue };
+            let Ok(run) = run.parse::<RunId>() else { continue };
+            let path = layout.runs().join(&name);
+            match ending {
+                "lock" => roots.runs.push(run),
+                "roots" => {
+                    if let Some(list) = read_held(disk, &path)? {
+                        roots.lists.insert(path, list);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for name in names(disk, &layout.roots())?.into_iter().filter(|name| is_last(name)) {
+            let path = layout.roots().join(name);
+            if let Some(last) = read_last(disk, &path)? {
+                roots.runs.extend(last.run.parse::<RunId>());
+                roots.lists.insert(path, last.list);
+            }
+        }
+        roots.runs.sort();
+        Ok(roots)
+    }
+
+    /// Every key in the lists that are held.
+    pub(crate) fn held_keys(&self, roots: &Roots) -> Result<Vec<Digest>, StoreError> {
+        let mut lists: Vec<&Digest> = roots.lists.values().collect();
+        lists.sort_unstable();
+        lists.dedup();
+        let mut keys = Vec::new();
+        for list in lists {
+            let path = self.layout().roots().join(list.to_string());
+            let bytes = read_small(self.disk(), &path, LIST_BYTES_MAX)?.unwrap_or_default();
+            if Digest::of(&bytes) != *list {
+                return Err(StoreError::BadRoots { path });
+            }
+            let (whole, _) = bytes.as_chunks::<KEY_BYTES>();
+            keys.extend(whole.iter().map(|key| Digest::from_bytes(*key)));
+        }
+        Ok(keys)
+    }
+
+    /// Files in `roots/` that nobody needs: lists that are not held, and drafts that a crash left.
+    /// Called with `roots.lock` held alone.
+    pub(crate) fn unheld_lists(&self, roots: &Roots) -> Result<Vec<PathBuf>, DiskError> {
+        let dir = self.layout().roots();
+        let is_held = |name: &String| {
+            is_last(name) || roots.lists.values().any(|list| list.to_string() == *name)
+        };
+        let names = names(self.disk(), &dir)?;
+        Ok(names.into_iter().filter(|name| !is_held(name)).map(|name| dir.join(name)).collect())
+    }
+
+    /// Files in `roots/` and `runs/` that cannot be read or name a list that cannot.
+    pub(crate) fn bad_roots(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let (disk, layout) = (self.disk(), self.layout());
+        let lasts = names(disk, &layout.roots())?.into_iter().filter(|name| is_last(name));
+        let runs = names(disk, &layout.runs())?.into_iter().filter(|n| n.ends_with(".roots"));
+        let lasts = lasts.map(|name| layout.roots().join(name));
+        let runs = runs.map(|name| layout.runs().join(name));
+        let is_bad = |path: &PathBuf| {
+            let list = match path.starts_with(layout.roots()) {
+                true => read_last(disk, path).map(|last| last.map(|last| last.list)),
+                false => read_held(disk, path),
+            };
+            let Ok(Some(list)) = list else { return list.is_err() };
+            let one = Roots { lists: BTreeMap::from([(path.clone(), list)]), runs: Vec::new() };
+            self.held_keys(&one).is_err()
+        };
+        Ok(lasts.chain(runs).filter(is_bad).collect())
+    }
+}
+
+fn last_name(pipeline: &str) -> String {
+    format!("last-{}", Digest::of(pipeline.as_bytes()).short())
+}
+
+fn is_last(name: &str) -> bool {
+    name.strip_prefix("last-").is_some_and(|rest| !rest.contains('.'))
+}
+
+fn read_held(disk: &dyn Disk, path: &Path) -> Result<Option<Digest>, StoreError> {
+    let Some(bytes) = read_small(disk, path, NOTE_BYTES_MAX)? else { return Ok(None) };
+    let list = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim_end().parse().ok());
+    list.map(Some).ok_or_else(|| StoreError::BadRoots { path: path.to_owned() })
+}
+
+fn read_last(disk: &dyn Disk, path: &Path) -> Result<Option<Last>, StoreError> {
+    let Some(bytes) = read_small(disk, path, NOTE_BYTES_MAX)? else { return Ok(None) };
+    let last = serde_json::from_slice(&bytes).ok();
+    last.map(Some).ok_or_else(|| StoreError::BadRoots { path: path.to_owned() })
+}
+
+/// Replaces a file durably while other runs may do the same: each has a draft of its own.
+fn replace_beside_others(
+    disk: &dyn Disk,
+    path: &Path,
+    run: &RunId,
+    bytes: &[u8],
+) -> Result<(), DiskError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let draft = path.with_file_name(format!("{name}.{run}.new"));
+    write_new(disk, &draft, bytes)?;
+    disk.rename(&draft, path).map_err(fault("rename to", path))?;
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    disk.sync_dir(parent).map_err(fault("sync the directory", parent))
+}

@@ -1,0 +1,276 @@
+//! Collects garbage on the simulated disk, with something going wrong at every operation, and on
+//! the real one beside runs.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::json;
+
+use super::script::{
+    Excuses, Promises, ROOT, audit, broken_promises, disk_with_model, half_made, key, leftovers,
+    open, play,
+};
+use crate::collect::{Limits, What};
+use crate::digest::Digest;
+use crate::disk::sim::{Failure, Left, SimDisk, Trouble};
+use crate::disk::{Disk, Wait};
+use crate::output::{Lookup, Output};
+use crate::run::Run;
+use crate::store::{Store, StoreError};
+
+const NOTHING_MAY_STAY: Limits = Limits { bytes_max: Some(0), age_max: None };
+
+/// A store with what the script keeps, two outputs that nobody holds, a quarantined one, and an
+/// action log with superseded records.
+fn full_disk(promises: &mut Promises) -> SimDisk {
+    let disk = disk_with_model();
+    play(&disk, promises).unwrap();
+    let store = open(&disk).unwrap();
+    let run = store.begin_run(UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+    for name in ["old", "older"] {
+        for version in ["1", "2"] {
+            make(&disk, &store, &run, name, version);
+        }
+    }
+    run.finish().unwrap();
+    disk.put(&Path::new(ROOT).join("quarantine/x/file"), b"damaged");
+    disk.put(&Path::new(ROOT).join("trash/y/file"), b"left by a crash");
+    disk
+}
+
+fn make(disk: &SimDisk, store: &Store, run: &Run, name: &str, content: &str) -> Output {
+    let dir = run.work_dir(name).unwrap();
+    disk.put(&dir.join("file"), format!("{name} {content}").as_bytes());
+    store.seal(&key(name), &dir, json!({"stage": name})).unwrap()
+}
+
+fn trees(disk: &SimDisk) -> usize {
+    disk.list(&Path::new(ROOT).join("out")).unwrap().len()
+}
+
+/// Everything that is wrong after a collection that may have been cut.
+fn wrong(disk: &SimDisk, promises: &Promises) -> Vec<String> {
+    let mut wrong = half_made(disk);
+    let store = open(disk).unwrap();
+    wrong.extend(broken_promises(disk, &store, promises, false));
+    wrong.extend(leftovers(disk, &store));
+    let again = store.collect(&NOTHING_MAY_STAY);
+    wrong.extend(again.err().map(|error| error.to_string()));
+    wrong.extend((trees(disk) != 2).then(|| format!("{} trees are left", trees(disk))));
+    for empty in ["trash", "quarantine"] {
+        let left = disk.list(&Path::new(ROOT).join(empty)).unwrap().len();
+        wrong.extend((left != 0).then(|| format!("{left} things are left in {empty}/")));
+    }
+    wrong.extend(broken_promises(disk, &store, promises, false));
+    wrong
+}
+
+#[test]
+fn what_nobody_holds_goes_and_what_is_held_stays() {
+    let mut promises = Promises::default();
+    let disk = full_disk(&mut promises);
+    assert_eq!(trees(&disk), 6);
+    let store = open(&disk).unwrap();
+    let before = disk.get(&Path::new(ROOT).join("ac.log")).unwrap().len();
+    let done = store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert_eq!(wrong(&disk, &promises), Vec::<String>::new());
+    let outputs = done.removed.iter().filter(|victim| matches!(victim.what, What::Output(_)));
+    assert_eq!(outputs.count(), 4);
+    assert!(done.spared.is_empty() && done.bytes_held > 0);
+    assert!(matches!(store.lookup(&key("old")).unwrap(), Lookup::Miss));
+    let after = disk.get(&Path::new(ROOT).join("ac.log")).unwrap().len();
+    assert!(after < before, "the log is compacted: {before} -> {after}");
+    let seals = disk.list(&Path::new(ROOT).join("seals")).unwrap().len();
+    assert_eq!(seals, 3, "the copies of removed records go too");
+    assert_eq!(audit(&disk, &promises, &Excuses::default()), Vec::<String>::new());
+}
+
+#[test]
+fn a_crash_anywhere_in_a_collection_leaves_outputs_whole_or_gone() {
+    let mut promises = Promises::default();
+    let start = full_disk(&mut promises);
+    let count = start.copy();
+    let store = open(&count).unwrap();
+    count.plan(Trouble::Nothing);
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    let changes = count.changes();
+    let kinds =
+        [Left::Nothing, Left::NamesOnly, Left::Everything, Left::Random(1), Left::Random(2)];
+    for point in 0..=changes {
+        let disk = start.copy();
+        let store = open(&disk).unwrap();
+        disk.plan(Trouble::CrashAfterChange(point));
+        let _ = store.collect(&NOTHING_MAY_STAY);
+        for left in kinds {
+            let after = disk.after_crash(left);
+            let wrong = wrong(&after, &promises);
+            assert!(wrong.is_empty(), "{point} ({}), {left:?}: {wrong:?}", disk.met());
+        }
+    }
+    println!("{} crashes in a collection", (changes + 1) * kinds.len() as u64);
+    assert!(changes > 20, "{changes}");
+}
+
+#[test]
+fn a_failure_anywhere_in_a_collection_costs_nothing_that_is_held() {
+    let mut promises = Promises::default();
+    let start = full_disk(&mut promises);
+    let count = start.copy();
+    let store = open(&count).unwrap();
+    count.plan(Trouble::Nothing);
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    for failure in [Failure::Eio, Failure::Enospc, Failure::ShortWrite] {
+        for point in 1..=count.operations() {
+            let disk = start.copy();
+            let store = open(&disk).unwrap();
+            disk.plan(Trouble::FailAt(point, failure));
+            let _ = store.collect(&NOTHING_MAY_STAY);
+            let met = disk.met();
+            disk.plan(Trouble::Nothing);
+            drop(store);
+            for after in [disk.after_crash(Left::Random(point)), disk] {
+                let wrong = wrong(&after, &promises);
+                assert!(wrong.is_empty(), "{failure:?} at {point} ({met}): {wrong:?}");
+            }
+        }
+    }
+}
+
+/// A store on the real disk with a run that built `names`.
+fn real(names: &[&str]) -> (tempfile::TempDir, Store, Run) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), Wait::No).unwrap();
+    let run = store.begin_run(SystemTime::now()).unwrap();
+    for name in names {
+        real_output(&store, &run, name, &[]);
+    }
+    (dir, store, run)
+}
+
+fn real_output(store: &Store, run: &Run, name: &str, refers: &[Digest]) -> Output {
+    let work = run.work_dir(name).unwrap();
+    std::fs::write(work.join("file"), name).unwrap();
+    store.seal_referring(&key(name), &work, json!(null), refers).unwrap()
+}
+
+fn is_there(store: &Store, name: &str) -> bool {
+    store.lookup(&key(name)).unwrap().hit().is_some()
+}
+
+#[test]
+fn a_living_run_holds_what_its_recipes_lead_to_now_and_later() {
+    let (_dir, store, run) = real(&["a", "b", "c"]);
+    let recipe = |name: &str| Digest::of(format!("recipe of {name}").as_bytes());
+    run.hold(&[recipe("a"), recipe("b"), key("c")]).unwrap();
+    assert!(store.claim(&recipe("a"), &key("a")).unwrap().hit().is_some());
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(is_there(&store, "a") && is_there(&store, "c"));
+    assert!(!is_there(&store, "b"), "no alias led to it yet");
+    real_output(&store, &run, "b", &[]);
+    store.alias(&recipe("b"), &key("b")).unwrap();
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(is_there(&store, "b"));
+    run.finish().unwrap();
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(!["a", "b", "c"].iter().any(|name| is_there(&store, name)));
+}
+
+#[test]
+fn the_last_good_run_of_every_pipeline_keeps_its_outputs_and_its_journal() {
+    let (_dir, store, run) = real(&["a", "b"]);
+    run.journal().append(&json!({"event": "begin"})).unwrap();
+    run.keep_for("one", &[key("a")]).unwrap();
+    run.keep_for("two", &[key("b")]).unwrap();
+    let first = run.id().clone();
+    run.finish().unwrap();
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(is_there(&store, "a") && is_there(&store, "b"));
+    assert_eq!(store.journals().unwrap(), std::slice::from_ref(&first));
+    let next = store.begin_run(SystemTime::now()).unwrap();
+    next.keep_for("one", &[key("b")]).unwrap();
+    next.finish().unwrap();
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(!is_there(&store, "a") && is_there(&store, "b"));
+    assert_eq!(store.journals().unwrap().len(), 2, "the first is still the last good one of two");
+    let lists = std::fs::read_dir(store.root().join("roots")).unwrap().count();
+    assert_eq!(lists, 3, "two pipelines with one list between them");
+}
+
+#[test]
+fn a_key_that_is_being_built_is_spared() {
+    let (_dir, store, run) = real(&["a"]);
+    run.finish().unwrap();
+    let building = store.try_lock_key(&key("a")).unwrap();
+    let done = store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(is_there(&store, "a"));
+    let spared = done.spared.iter().filter(|victim| matches!(victim.what, What::Output(_)));
+    assert_eq!(spared.count(), 1);
+    drop(building);
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(!is_there(&store, "a"));
+}
+
+#[test]
+fn an_output_that_a_held_one_names_is_held() {
+    let (_dir, store, run) = real(&["other"]);
+    let engine = real_output(&store, &run, "engine", &[]);
+    real_output(&store, &run, "deployment", &[engine.digest]);
+    run.hold(&[key("deployment")]).unwrap();
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(is_there(&store, "engine") && is_there(&store, "deployment"));
+    assert!(!is_there(&store, "other"));
+}
+
+#[test]
+fn a_store_opened_before_a_compaction_follows_it() {
+    let (dir, ours, run) = real(&["a"]);
+    run.hold(&[key("a"), key("b"), key("c")]).unwrap();
+    real_output(&ours, &run, "a", &[]);
+    real_output(&ours, &run, "gone", &[]);
+    let theirs = Store::open(dir.path(), Wait::No).unwrap();
+    assert!(is_there(&theirs, "a") && is_there(&theirs, "gone"));
+    ours.collect(&NOTHING_MAY_STAY).unwrap();
+    let their_run = theirs.begin_run(SystemTime::now()).unwrap();
+    real_output(&theirs, &their_run, "b", &[]);
+    real_output(&ours, &run, "c", &[]);
+    for store in [&ours, &theirs, &Store::open(dir.path(), Wait::No).unwrap()] {
+        assert!(["a", "b", "c"].iter().all(|name| is_there(store, name)));
+        assert!(!is_there(store, "gone"));
+    }
+}
+
+#[test]
+fn a_log_that_is_mostly_superseded_is_compacted_by_itself() {
+    let (dir, store, _run) = real(&[]);
+    let log = dir.path().join("ac.log");
+    let size = || std::fs::metadata(&log).unwrap().len();
+    let long = "x".repeat(100 << 10);
+    let mut largest = 0;
+    for n in 0..30 {
+        // Each supersedes the last.
+        let manifest = crate::manifest::Manifest::new(Vec::new()).unwrap();
+        let record = json!({"n": n, "long": long});
+        store.record_reference(&key("r"), Path::new("/nowhere"), manifest, record).unwrap();
+        largest = size().max(largest);
+    }
+    assert!(largest < 3 << 19, "3 MiB were written, and {largest} bytes were kept");
+}
+
+#[test]
+fn damaged_lists_end_a_collection_before_it_removes_anything() {
+    let (dir, store, run) = real(&["a"]);
+    run.keep_for("one", &[key("a")]).unwrap();
+    run.finish().unwrap();
+    let roots = dir.path().join("roots");
+    for entry in std::fs::read_dir(&roots).unwrap().flatten() {
+        std::fs::write(entry.path(), "rubbish").unwrap();
+    }
+    let refused = store.collect(&NOTHING_MAY_STAY).unwrap_err();
+    assert!(matches!(refused, StoreError::BadRoots { .. }), "{refused}");
+    assert!(is_there(&store, "a"));
+    drop(store);
+    let alone = Store::open_exclusive(dir.path(), Wait::No).unwrap();
+    assert!(!alone.repair().unwrap().is_sound());
+    assert!(alone.repair().unwrap().is_sound());
+    alone.collect(&NOTHING_MAY_STAY).unwrap();
+}

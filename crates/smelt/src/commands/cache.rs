@@ -1,0 +1,283 @@
+//! `smelt cache`: how much the store holds, what may go, and whether it is sound.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use smelt_exec::clear_dead_runs;
+use smelt_store::{
+    Checkup, Collection, Damage, Inventory, Limits, OutputItem, Store, StoreError, Victim, Wait,
+    What, Why, choose,
+};
+
+use crate::exit::{Exit, Failed};
+use crate::flags::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
+use crate::load;
+use crate::say::{answer, tell};
+use crate::table::{Table, bytes};
+
+pub(crate) fn run(command: &CacheCommand) -> Result<Exit, Failed> {
+    let root = load::root()?;
+    match command {
+        CacheCommand::Du(flags) => du(&root, flags),
+        CacheCommand::Ls(flags) => ls(&root, flags),
+        CacheCommand::Gc(flags) => gc(&root, flags),
+        CacheCommand::Fsck(flags) => fsck(&root, flags),
+    }
+}
+
+/// Only looks, on a read-only disk too; a store that is not there is not made.
+fn look(root: &Path) -> Result<Inventory, Failed> {
+    Ok(Store::open_read_only(root, Wait::Yes)?.inventory()?)
+}
+
+fn du(root: &Path, flags: &DuFlags) -> Result<Exit, Failed> {
+    let inventory = look(root)?;
+    let held = inventory.outputs.iter().filter(|output| output.is_held);
+    let outputs_held: u64 = held.map(|output| output.bytes).sum();
+    let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.sum::<u64>();
+    let outputs = sum(&mut inventory.outputs.iter().map(|output| output.bytes));
+    let runs = sum(&mut inventory.runs.iter().map(|run| run.bytes));
+    let runs_held = sum(&mut inventory.runs.iter().filter(|r| r.is_held).map(|run| run.bytes));
+    let quarantine = sum(&mut inventory.quarantined.iter().map(|item| item.bytes));
+    if flags.json {
+        let text = json!({
+            "store": root,
+            "bytes": inventory.bytes(),
+            "outputs": { "count": inventory.outputs.len(), "bytes": outputs, "held_bytes": outputs_held },
+            "runs": { "count": inventory.runs.len(), "bytes": runs, "held_bytes": runs_held },
+            "quarantine": { "count": inventory.quarantined.len(), "bytes": quarantine },
+            "work_bytes": inventory.work_bytes,
+            "index_bytes": inventory.index_bytes,
+        });
+        answer(format_args!("{text}\n"))?;
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&["What", "Number", "Size", "Needed"]);
+    let mut row = |what: &str, number: Option<usize>, size: u64, held: Option<u64>| {
+        let number = number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        table.row([what.to_owned(), number, bytes(size), held.map_or("-".to_owned(), bytes)]);
+    };
+    row("outputs", Some(inventory.outputs.len()), outputs, Some(outputs_held));
+    row("journals and logs", Some(inventory.runs.len()), runs, Some(runs_held));
+    row("quarantine", Some(inventory.quarantined.len()), quarantine, None);
+    row("work", None, inventory.work_bytes, None);
+    row("indices", None, inventory.index_bytes, None);
+    row("together", None, inventory.bytes(), Some(outputs_held + runs_held));
+    answer(table)?;
+    Ok(Exit::Ok)
+}
+
+fn ls(root: &Path, flags: &LsFlags) -> Result<Exit, Failed> {
+    let mut inventory = look(root)?;
+    inventory.outputs.sort_by_key(|output| std::cmp::Reverse((output.used_ns, output.tree)));
+    if flags.json {
+        let outputs: Vec<Value> = inventory.outputs.iter().map(|o| as_json(root, o)).collect();
+        answer(format_args!("{}\n", json!({ "store": root, "outputs": outputs })))?;
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&["Output", "Size", "Used", "Needed", "Stage"]);
+    for output in &inventory.outputs {
+        table.row([
+            output.tree.short(),
+            bytes(output.bytes),
+            ago(inventory.now_ns, output.used_ns),
+            if output.is_held { "yes" } else { "-" }.to_owned(),
+            made_by(output),
+        ]);
+    }
+    answer(table)?;
+    Ok(Exit::Ok)
+}
+
+fn as_json(root: &Path, output: &OutputItem) -> Value {
+    json!({
+        "digest": output.tree,
+        "path": root.join("out").join(output.tree.to_string()),
+        "bytes": output.bytes,
+        "used_s": output.used_ns / 1_000_000_000,
+        "needed": output.is_held,
+        "keys": output.keys,
+        "record": output.record,
+    })
+}
+
+/// What the record says of where the output came from: pipeline and stage.
+fn made_by(output: &OutputItem) -> String {
+    let word = |name: &str| output.record.get(name).and_then(Value::as_str);
+    match (word("pipeline"), word("stage")) {
+        (Some(pipeline), Some(stage)) => format!("{pipeline} {stage}"),
+        _ => "-".to_owned(),
+    }
+}
+
+/// `today`, or in days, which is as exact as it is known.
+fn ago(now_ns: i64, then_ns: i64) -> String {
+    const DAY_NS: i64 = 86_400_000_000_000;
+    match now_ns.saturating_sub(then_ns) / DAY_NS {
+        i64::MIN..=0 => "today".to_owned(),
+        days => format!("{days} d ago"),
+    }
+}
+
+fn gc(root: &Path, flags: &GcFlags) -> Result<Exit, Failed> {
+    let limits = Limits { bytes_max: flags.max_size, age_max: flags.max_age };
+    if flags.dry_run {
+        let inventory = look(root)?;
+        let victims = choose(&inventory, &limits);
+        let freed: u64 = victims.iter().map(|victim| victim.bytes).sum();
+        tell_victims(flags, "would go", &victims, inventory.bytes() - freed)?;
+        return Ok(Exit::Ok);
+    }
+    look(root)?;
+    let store = Store::open(root, Wait::Yes)?;
+    clear_dead_runs(&store, &mut left_behind)?;
+    let done = store.collect(&limits)?;
+    tell_victims(flags, "removed", &done.removed, done.bytes_left)?;
+    tell_what_stays(flags, &done);
+    Ok(Exit::Ok)
+}
+
+fn tell_victims(
+    flags: &GcFlags,
+    verb: &str,
+    victims: &[Victim],
+    bytes_left: u64,
+) -> Result<(), Failed> {
+    let freed: u64 = victims.iter().map(|victim| victim.bytes).sum();
+    if flags.json {
+        let rows: Vec<Value> = victims.iter().map(victim_as_json).collect();
+        let text = json!({ "dry_run": flags.dry_run, "removed": rows, "freed_bytes": freed, "left_bytes": bytes_left });
+        return answer(format_args!("{text}\n"));
+    }
+    for victim in victims {
+        let (what, name) = named(&victim.what);
+        answer(format_args!("{verb}: {what} {name}, {}, {}\n", bytes(victim.bytes), why(victim)))?;
+    }
+    answer(format_args!(
+        "{} of {} things, {} are left\n",
+        bytes(freed),
+        victims.len(),
+        bytes(bytes_left)
+    ))
+}
+
+fn victim_as_json(victim: &Victim) -> Value {
+    let (what, name) = named(&victim.what);
+    json!({ "what": what, "name": name, "bytes": victim.bytes, "why": why(victim) })
+}
+
+fn named(what: &What) -> (&'static str, String) {
+    match what {
+        What::Output(tree) => ("output", tree.to_string()),
+        What::Run(id) => ("run", id.to_string()),
+        What::Quarantined(name) => ("damaged", name.clone()),
+    }
+}
+
+fn why(victim: &Victim) -> &'static str {
+    match victim.why {
+        Why::Nameless => "nothing leads to it",
+        Why::Old => "old",
+        Why::Room => "unused for the longest time",
+    }
+}
+
+fn tell_what_stays(flags: &GcFlags, done: &Collection) {
+    if !done.spared.is_empty() {
+        tell(format_args!("smelt: {} things came into use and stay", done.spared.len()));
+    }
+    if let Some(max) = flags.max_size.filter(|max| done.bytes_left > *max) {
+        tell(format_args!(
+            "smelt: {} are left, more than {}: running builds and the last good run of every pipeline need {}",
+            bytes(done.bytes_left),
+            bytes(max),
+            bytes(done.bytes_held)
+        ));
+    }
+    if flags.max_size.is_none() && flags.max_age.is_none() {
+        tell(
+            "smelt: no limit was given; --max-size or --max-age removes outputs that are not needed",
+        );
+    }
+}
+
+fn left_behind(error: &StoreError) {
+    tell(format_args!("smelt: a working directory stays: {error}; remove it as its owner"));
+}
+
+fn fsck(root: &Path, flags: &FsckFlags) -> Result<Exit, Failed> {
+    look(root).map(drop).or_else(|error| if flags.repair { Ok(()) } else { Err(error) })?;
+    let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
+    let checkup = if flags.repair {
+        let store = Store::open_exclusive(root, wait)?;
+        clear_dead_runs(&store, &mut left_behind)?;
+        store.repair()?
+    } else {
+        Store::open(root, wait)?.check()?
+    };
+    if flags.json {
+        answer(format_args!("{}\n", checkup_as_json(flags, &checkup)))?;
+    } else {
+        tell_checkup(&checkup)?;
+    }
+    Ok(end(flags, &checkup))
+}
+
+fn end(flags: &FsckFlags, checkup: &Checkup) -> Exit {
+    if checkup.is_sound() {
+        return Exit::Ok;
+    }
+    if flags.repair {
+        tell("smelt: repaired; what was damaged is built again by the next run that needs it");
+        return Exit::Ok;
+    }
+    let hint = if checkup.log_is_damaged || checkup.lost > 0 || !checkup.bad_roots.is_empty() {
+        "repair the store with: smelt cache fsck --repair"
+    } else {
+        "what is damaged is in the quarantine, and is built again by the next run that needs it"
+    };
+    tell(format_args!("smelt: the store was damaged; {hint}"));
+    Exit::StageFailed
+}
+
+fn tell_checkup(checkup: &Checkup) -> Result<(), Failed> {
+    let Checkup { trees, bytes: read, nameless, gone, strays, lost, .. } = checkup;
+    for Damage { digest, what, .. } in &checkup.damaged {
+        answer(format_args!("damaged: output {digest}: {what}\n"))?;
+    }
+    if checkup.log_is_damaged {
+        answer("damaged: the action log has lines that are no records\n")?;
+    }
+    for path in &checkup.bad_roots {
+        answer(format_args!("damaged: {}\n", path.display()))?;
+    }
+    let counts = [
+        (*lost, "results that the action log has lost"),
+        (*strays, "files that were put into outputs later, moved to the quarantine"),
+        (*nameless, "outputs to which nothing leads; smelt cache gc removes them"),
+        (*gone, "results whose output was removed"),
+    ];
+    for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
+        answer(format_args!("{count} {what}\n"))?;
+    }
+    answer(format_args!("{trees} outputs are whole, {} were read\n", bytes(*read)))
+}
+
+fn checkup_as_json(flags: &FsckFlags, checkup: &Checkup) -> Value {
+    let damaged = checkup.damaged.iter().map(|damage| {
+        json!({ "digest": damage.digest, "what": damage.what, "moved_to": damage.moved_to })
+    });
+    json!({
+        "sound": checkup.is_sound(),
+        "repaired": flags.repair && !checkup.is_sound(),
+        "outputs": checkup.trees,
+        "bytes": checkup.bytes,
+        "damaged": damaged.collect::<Vec<_>>(),
+        "log_damaged": checkup.log_is_damaged,
+        "lost": checkup.lost,
+        "nameless": checkup.nameless,
+        "gone": checkup.gone,
+        "strays": checkup.strays,
+        "bad_roots": checkup.bad_roots,
+    })
+}

@@ -1,0 +1,217 @@
+//! `smelt cache` as a user sees it; a full disk; a store on a read-only file system.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use world::{World, statuses};
+
+const TWO: [&str; 2] = ["a::echo a > o", "b:a:cat $SMELT_IN_A/o > o; echo b >> o"];
+
+fn json(world: &World, arguments: &[&str]) -> Value {
+    let ended = world.smelt(&[&["cache"], arguments, &["--json"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+#[test]
+fn du_and_ls_say_what_is_kept_and_needed() {
+    let world = World::of_commands(&TWO);
+    let none = world.smelt(&["cache", "du"]);
+    assert_eq!(none.code, Some(1));
+    assert!(none.stderr.contains("there is no store"), "{}", none.stderr);
+    assert!(!world.path("cache").exists(), "asking makes nothing");
+    world.run(&[]);
+    let du = json(&world, &["du"]);
+    assert_eq!((&du["outputs"]["count"], &du["outputs"]["bytes"]), (&2.into(), &6.into()));
+    assert_eq!(du["outputs"]["held_bytes"], 6);
+    let ls = json(&world, &["ls"]);
+    let stages = ls["outputs"].as_array().unwrap().iter().map(|output| {
+        assert!(Path::new(output["path"].as_str().unwrap()).join("o").exists());
+        output["record"]["stage"].as_str().unwrap()
+    });
+    let mut stages: Vec<_> = stages.collect();
+    stages.sort_unstable();
+    assert_eq!(stages, ["a", "b"]);
+    for (what, words) in [("du", "together"), ("ls", "test b")] {
+        let table = world.smelt(&["cache", what]);
+        assert!(table.code == Some(0) && table.stdout.contains(words), "{}", table.stdout);
+    }
+}
+
+#[test]
+fn gc_leaves_what_the_last_good_run_of_each_pipeline_needs() {
+    let world = World::of_commands(&TWO);
+    world.run(&[]);
+    world.write("p.toml", &world.read("p.toml").replace("echo b", "echo c"));
+    world.run(&[]);
+    assert_eq!(json(&world, &["du"])["outputs"]["count"], 3);
+    let dry = json(&world, &["gc", "--max-size", "0", "--dry-run"]);
+    let whats: Vec<_> = dry["removed"].as_array().unwrap().iter().map(|v| &v["what"]).collect();
+    assert_eq!(whats.iter().filter(|what| **what == "output").count(), 1, "{dry}");
+    assert_eq!(json(&world, &["du"])["outputs"]["count"], 3, "only said");
+    let done = json(&world, &["gc", "--max-size", "0"]);
+    assert_eq!(done["removed"], dry["removed"]);
+    assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit"]);
+    assert_eq!(json(&world, &["du"])["outputs"]["count"], 2);
+    let again = world.smelt(&["cache", "gc", "--max-size", "0"]);
+    assert!(again.stderr.contains("the last good run of every pipeline need"), "{}", again.stderr);
+    // A failed run and a part of a pipeline change nothing about what is needed.
+    let good = world.read("p.toml");
+    world.write("p.toml", &good.replace("echo c", "false"));
+    assert_eq!(world.smelt(&["run", "p.toml"]).code, Some(1));
+    world.write("p.toml", &good);
+    world.run(&["--only", "a"]);
+    json(&world, &["gc", "--max-size", "0"]);
+    assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit"]);
+}
+
+#[test]
+fn gc_clears_what_dead_runs_left() {
+    let world = World::of_commands(&TWO);
+    world.run(&[]);
+    std::fs::create_dir_all(world.path("cache/work/20260101-000000-0000/a.1")).unwrap();
+    world.write("cache/work/20260101-000000-0000/a.1/half", "x");
+    json(&world, &["gc"]);
+    assert_eq!(std::fs::read_dir(world.path("cache/work")).unwrap().count(), 0);
+}
+
+#[test]
+fn limits_are_checked() {
+    let world = World::of_commands(&TWO);
+    for bad in
+        [["--max-size", "20"], ["--max-size", "-1GiB"], ["--max-age", "30"], ["--max-age", "x"]]
+    {
+        let refused = world.smelt(&["cache", "gc", bad[0], bad[1]]);
+        assert_eq!(refused.code, Some(2), "{bad:?}: {}", refused.stderr);
+    }
+}
+
+#[test]
+fn fsck_finds_damage_and_repair_brings_a_lost_log_back() {
+    let world = World::of_commands(&TWO);
+    world.run(&[]);
+    assert_eq!(json(&world, &["fsck"])["sound"], true);
+    std::fs::write(world.path("cache/ac.log"), "rubbish\n").unwrap();
+    let found = world.smelt(&["cache", "fsck"]);
+    assert_eq!(found.code, Some(1), "{}", found.stdout);
+    assert!(found.stdout.contains("2 results that the action log has lost"), "{}", found.stdout);
+    assert!(found.stderr.contains("smelt cache fsck --repair"), "{}", found.stderr);
+    assert_eq!(json(&world, &["fsck", "--repair"])["repaired"], true);
+    assert_eq!(json(&world, &["fsck"])["sound"], true);
+    assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit"]);
+    let file = world.out("a").join("o");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, "x\n").unwrap();
+    let found = world.smelt(&["cache", "fsck"]);
+    assert_eq!(found.code, Some(1), "{}", found.stdout);
+    assert!(found.stdout.contains("other content than was sealed"), "{}", found.stdout);
+    assert_eq!(world.smelt(&["cache", "fsck", "--repair"]).code, Some(0));
+    assert_eq!(statuses(&world.run(&[])), ["a sealed", "b hit"], "the wave stops at once");
+}
+
+#[test]
+fn repair_waits_for_runs_or_says_that_it_would() {
+    let world = World::of_commands(&["a::echo"]);
+    let script = format!(
+        "a::touch {0}/running; while [ -e {0}/hang ]; do sleep 0.02; done; echo a > o",
+        world.path("").display()
+    );
+    world.write("p.toml", &world::commands(&[&script]));
+    world.write("hang", "");
+    let mut run = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    assert_eq!(world.smelt(&["cache", "fsck", "--repair", "--no-wait"]).code, Some(7));
+    assert_eq!(world.smelt(&["cache", "fsck"]).code, Some(0), "a check goes beside a run");
+    assert_eq!(world.smelt(&["cache", "gc", "--max-size", "0"]).code, Some(0));
+    std::fs::remove_file(world.path("hang")).unwrap();
+    assert!(run.wait().unwrap().success());
+}
+
+/// A file system of 12 MiB in the world, where the user may mount one.
+struct Mounted {
+    at: std::path::PathBuf,
+}
+
+impl Mounted {
+    fn tmpfs(world: &World) -> Option<Self> {
+        let at = world.path("small");
+        std::fs::create_dir(&at).unwrap();
+        let ended = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=12m", "tmpfs"])
+            .arg(&at)
+            .output();
+        let is_mounted = ended.is_ok_and(|output| output.status.success());
+        if !is_mounted {
+            println!("may not mount; a full and a read-only disk are left to the simulated one");
+        }
+        is_mounted.then_some(Self { at })
+    }
+
+    fn read_only(&self) {
+        let options = ["-o", "remount,ro"];
+        assert!(Command::new("mount").args(options).arg(&self.at).status().unwrap().success());
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+    }
+}
+
+fn smelt_on(world: &World, mounted: &Mounted, arguments: &[&str]) -> world::Ended {
+    let mut command = world.command(arguments);
+    command.env("SMELT_CACHE", mounted.at.join("cache"));
+    world::ended(&mut command)
+}
+
+#[test]
+fn a_full_disk_fails_the_stage_and_leaves_the_store_sound() {
+    let world = World::of_commands(&["a::echo a > o", "b:a:head -c 20M /dev/zero > o"]);
+    let Some(mounted) = Mounted::tmpfs(&world) else { return };
+    let full = smelt_on(&world, &mounted, &["run", "p.toml", "--json"]);
+    assert_eq!(full.code, Some(1), "{}", full.stderr);
+    let report: Value = serde_json::from_str(&full.stdout).unwrap();
+    assert_eq!(statuses(&report), ["a sealed", "b failed"]);
+    let attempt = &report["stages"][1]["attempts"][0];
+    assert_eq!(attempt["class"], "disk-full", "{report}");
+    assert!(attempt["message"].as_str().unwrap().contains("free at least"), "{attempt}");
+    let sound = smelt_on(&world, &mounted, &["cache", "fsck"]);
+    assert_eq!(sound.code, Some(0), "{}{}", sound.stdout, sound.stderr);
+    world.write("p.toml", &world.read("p.toml").replace("20M", "5M"));
+    let good = smelt_on(&world, &mounted, &["run", "p.toml", "--json"]);
+    assert_eq!(good.code, Some(0), "{}", good.stderr);
+    assert_eq!(statuses(&serde_json::from_str(&good.stdout).unwrap()), ["a hit", "b sealed"]);
+    // Known to need 5 MiB now, it is not even started where there is no room for a second one.
+    let early = smelt_on(&world, &mounted, &["run", "p.toml", "--force", "b", "--json"]);
+    assert_eq!(early.code, Some(1), "{}", early.stdout);
+    assert!(early.stderr.contains("not started: its output took 5 MiB"), "{}", early.stderr);
+}
+
+#[test]
+fn a_store_on_a_read_only_disk_still_plans_and_reports() {
+    let world = World::of_commands(&TWO);
+    let Some(mounted) = Mounted::tmpfs(&world) else { return };
+    assert_eq!(smelt_on(&world, &mounted, &["run", "p.toml"]).code, Some(0));
+    mounted.read_only();
+    for arguments in [
+        &["plan", "p.toml"][..],
+        &["out", "p.toml", "b"],
+        &["cache", "du"],
+        &["cache", "ls"],
+        &["cache", "gc", "--dry-run"],
+    ] {
+        let ended = smelt_on(&world, &mounted, arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {}", ended.stderr);
+    }
+    for arguments in [&["run", "p.toml"][..], &["cache", "gc"], &["cache", "fsck"]] {
+        let ended = smelt_on(&world, &mounted, arguments);
+        assert_eq!(ended.code, Some(1), "{arguments:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains("mounted read-only"), "{arguments:?}: {}", ended.stderr);
+    }
+}

@@ -1,0 +1,105 @@
+//! Eight runs of overlapping pipelines in one store, and a loop of collections beside them that
+//! leave nothing that is not needed.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::collections::BTreeMap;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use serde_json::Value;
+use world::{World, ended};
+
+const RUNS: usize = 8;
+const ROUNDS: usize = 3;
+
+/// Pipeline `n` of a round: three stages that all have, one that two have, one of its own, and one
+/// that no round changes.
+fn pipeline(world: &World, round: usize, n: usize) -> String {
+    let stage = |name: &str, inputs: &[&str], id: &str| {
+        let inputs: Vec<_> = inputs.iter().map(|input| format!("\"{input}\"")).collect();
+        format!(
+            "[stage.{name}]\nkind = \"command\"\ninputs = [{}]\noutputs = [\"o\"]\nargv = [\"sh\", \"-ec\", \
+             '''echo {id} >> {}; cat /dev/null $(for i in $SMELT_INPUTS; do echo $i/o; done) > o; echo {id} >> o''']\n",
+            inputs.join(", "),
+            world.path("built").display(),
+        )
+    };
+    [
+        format!("smelt = 1\nname = \"pipeline-{n}\"\n"),
+        stage("always", &[], "always"),
+        stage("base", &["always"], &format!("base-{round}")),
+        stage("left", &["base"], &format!("left-{round}")),
+        stage("right", &["base"], &format!("right-{round}")),
+        stage("pair", &["left", "right"], &format!("pair-{round}-{}", n / 2)),
+        stage("own", &["pair", "always"], &format!("own-{round}-{n}")),
+    ]
+    .concat()
+}
+
+/// What the stage `own` must hold in the end.
+fn expected(round: usize, n: usize) -> String {
+    let base = format!("always\nbase-{round}\n");
+    let pair = format!("{base}left-{round}\n{base}right-{round}\npair-{round}-{}\n", n / 2);
+    format!("{pair}always\nown-{round}-{n}\n")
+}
+
+fn start(world: &World, n: usize) -> Child {
+    let file = format!("p{n}.toml");
+    world.start(&["run", &file, "--jobs", "2"])
+}
+
+/// How often each stage was built, by what it is called.
+fn built(world: &World) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for line in world.read("built").lines() {
+        *counts.entry(line.to_owned()).or_default() += 1;
+    }
+    counts
+}
+
+#[test]
+fn overlapping_runs_and_collections_lose_nothing_and_build_nothing_twice() {
+    let world = World::new("");
+    let (over, collections) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        let collector = scope.spawn(|| {
+            world.wait_for("cache/FORMAT");
+            while !over.load(Ordering::Relaxed) {
+                let done = world.smelt(&["cache", "gc", "--max-size", "0", "--max-age", "0d"]);
+                assert_eq!(done.code, Some(0), "{}", done.stderr);
+                collections.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        for round in 0..ROUNDS {
+            for n in 0..RUNS {
+                world.write(&format!("p{n}.toml"), &pipeline(&world, round, n));
+            }
+            let runs: Vec<_> = (0..RUNS).map(|n| start(&world, n)).collect();
+            for (n, mut run) in runs.into_iter().enumerate() {
+                assert!(run.wait().unwrap().success(), "round {round}, run {n}");
+            }
+            for n in 0..RUNS {
+                let out = ended(&mut world.command(&["out", &format!("p{n}.toml"), "own"]));
+                assert_eq!(out.code, Some(0), "round {round}, run {n}: {}", out.stderr);
+                let file = std::path::Path::new(out.stdout.trim()).join("o");
+                assert_eq!(std::fs::read_to_string(file).unwrap(), expected(round, n));
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        collector.join().unwrap();
+    });
+    let counts = built(&world);
+    let twice: Vec<_> = counts.iter().filter(|(_, count)| **count > 1).collect();
+    assert!(twice.is_empty(), "built more than once: {twice:?}");
+    assert_eq!(counts.len(), 1 + ROUNDS * (3 + RUNS / 2 + RUNS));
+    println!("{} collections beside {} runs", collections.load(Ordering::Relaxed), ROUNDS * RUNS);
+    assert!(collections.load(Ordering::Relaxed) > 3);
+    let checked = world.smelt(&["cache", "fsck", "--json"]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.stdout, checked.stderr);
+    let checked: Value = serde_json::from_str(&checked.stdout).unwrap();
+    // Of earlier rounds only what this one needs too is left.
+    assert_eq!(checked["outputs"], 1 + 3 + RUNS / 2 + RUNS);
+}
