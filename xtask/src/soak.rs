@@ -8,10 +8,9 @@ use crate::fuzz;
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
 
-const SWEEPS: [(&str, &[&str]); 3] = [
+const SWEEPS: [(&str, &[&str]); 2] = [
     ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
     ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
-    ("worlds", &["test", "--locked", "-p", "smelt-exec", "in_every_world", "--", "--nocapture"]),
 ];
 
 pub(crate) fn run() -> Result<()> {
