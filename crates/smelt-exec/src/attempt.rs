@@ -5,11 +5,10 @@
 //! happened.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -20,22 +19,23 @@ use serde_json::json;
 use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, SealError, Store};
-use smelt_watch::{Budget, Machine, Peaks, Sample, Tree, Verdict, judge};
+use smelt_watch::{Budget, Machine, Peaks, Sample, Tree, Verdict, judge, oom_kills};
 
 use crate::classify::{End, Outcome, Stopped, classify};
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
-use crate::order::{Order, ShimOrder, ShimReport};
+use crate::order::{Order, SMALL_BYTES_MAX, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::report::AttemptReport;
 use crate::shim::GRACE;
-use crate::shims::Shims;
+use crate::shims::{Shim, Shims};
 
 /// Peaks are sampled ten times a second: well under 1 % of a core, and the kernel's own high-water
 /// mark covers what happens between two samples.
 const SAMPLE_PERIOD: Duration = Duration::from_millis(100);
-/// A stage may be over before the first period, so the first samples come quickly.
-const FIRST_SAMPLE: Duration = Duration::from_millis(2);
+/// A stage may be over before the first period, so the first samples come quickly, but not so quickly
+/// that looking costs more than a small stage itself.
+const FIRST_SAMPLE: Duration = Duration::from_millis(20);
 /// How often the user hears of a running stage.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 /// A report is one short line of JSON.
@@ -82,6 +82,12 @@ impl Controls {
     fn pipe(&self) -> std::sync::MutexGuard<'_, Option<ChildStdin>> {
         self.pipe.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A shim that leads this attempt; its input is with the controls.
+struct Led {
+    process: Child,
+    output: ChildStdout,
 }
 
 /// One attempt about to begin.
@@ -141,7 +147,7 @@ impl Attempt<'_> {
     }
 
     fn attend(&self, begin: Instant, report: &mut AttemptReport) -> Outcome {
-        let oom_kills_before = Machine::read().oom_kills;
+        let oom_kills_before = oom_kills();
         let mut shim = match self.start() {
             Ok(shim) => shim,
             Err(error) => {
@@ -150,19 +156,11 @@ impl Attempt<'_> {
             }
         };
         let (said, over) = self.watch(&mut shim, begin, &mut report.peaks);
-        // Without its pipe a shim that still lives ends its tree.
-        self.controls.kill();
-        let _ = shim.wait();
-        self.shims.forget(shim.id());
-        report.leftovers = orphans::kill_marked(&self.mark) as u32;
-        if said.is_none() {
-            report.leftovers += self.shims.kill_adopted() as u32;
-        }
+        self.part(shim, said.as_ref(), report);
         let by_user = self.controls.stopped_by_user.load(Ordering::Acquire);
-        let oom_kills_after = Machine::read().oom_kills;
         let end = End {
             stopped: over.or(by_user.then_some(Stopped::ByUser)),
-            oom_kills: oom_kills_after.unwrap_or(0).saturating_sub(oom_kills_before.unwrap_or(0)),
+            oom_kills: oom_kills().saturating_sub(oom_kills_before),
             last_line: log::last_line(&self.log),
             report: said,
         };
@@ -176,48 +174,58 @@ impl Attempt<'_> {
         classify(&end)
     }
 
-    /// Starts the shim, in a process group of its own so that Ctrl-C reaches only us.
-    fn start(&self) -> io::Result<Child> {
+    /// Takes a shim and gives it the order.
+    fn start(&self) -> io::Result<Led> {
         let mut order = self.order.clone();
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone() })?;
         line.push(b'\n');
-        let mut shim = self.shims.spawn(
-            Command::new("/proc/self/exe")
-                .args(["stage", "shim"])
-                .env_clear()
-                .env(orphans::MARK, &self.mark)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .process_group(0),
-        )?;
-        let mut pipe = shim.stdin.take().expect("asked for a pipe two lines up");
+        let Shim { process, mut input, output } = self.shims.take()?;
         // A shim that dies while we write is noticed by its missing report.
-        let _ = pipe.write_all(&line);
-        *self.controls.pipe() = Some(pipe);
+        let _ = input.write_all(&line);
+        *self.controls.pipe() = Some(input);
         if self.controls.stopped_by_user.load(Ordering::Acquire) {
             self.controls.stop();
         }
-        Ok(shim)
+        Ok(Led { process, output })
+    }
+
+    /// Leaves the shim to the next stage, or ends it where anything was out of order.
+    fn part(&self, shim: Led, said: Option<&ShimReport>, report: &mut AttemptReport) {
+        let Led { mut process, output } = shim;
+        let is_asked = self.controls.asked.get().is_some() || self.controls.told.get().is_some();
+        let is_small = |said: &ShimReport| said.rss_process_peak_bytes <= SMALL_BYTES_MAX;
+        let input = self.controls.pipe().take();
+        if let (Some(input), Some(said), false) = (input, said, is_asked)
+            && is_small(said)
+        {
+            return self.shims.give_back(Shim { process, input, output });
+        }
+        // Its pipe is closed now, and one that still lives ends its tree.
+        let _ = process.wait();
+        self.shims.forget(process.id());
+        if said.is_none() {
+            report.leftovers = orphans::kill_marked(&self.mark) as u32;
+            report.leftovers += self.shims.kill_adopted() as u32;
+        }
     }
 
     /// Samples until the shim has reported or is gone.
     fn watch(
         &self,
-        shim: &mut Child,
+        shim: &mut Led,
         begin: Instant,
         peaks: &mut Peaks,
     ) -> (Option<ShimReport>, Option<Stopped>) {
-        let mut stdout = shim.stdout.take().expect("start asked for a pipe");
-        let tree = Tree::new(shim.id());
+        let tree = Tree::new(shim.process.id());
         let mut period = FIRST_SAMPLE;
         let mut over = None;
         let mut told = begin;
-        while !readable(&stdout, period) {
+        while !readable(&shim.output, period) {
             period = (period * 2).min(SAMPLE_PERIOD);
             if self.controls.is_out_of_patience() {
                 // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
-                let _ = shim.kill();
+                let _ = shim.process.kill();
             }
             let Some(sample) = tree.sample() else { continue };
             peaks.take(&sample, &Machine::read());
@@ -232,9 +240,9 @@ impl Attempt<'_> {
                 self.tell(begin.elapsed(), &sample);
             }
         }
-        let mut said = Vec::new();
-        let read = (&mut stdout).take(REPORT_BYTES_MAX).read_to_end(&mut said);
-        (read.ok().and_then(|_| serde_json::from_slice(&said).ok()), over)
+        let mut said = String::new();
+        let read = BufReader::new((&mut shim.output).take(REPORT_BYTES_MAX)).read_line(&mut said);
+        (read.ok().and_then(|_| serde_json::from_str(&said).ok()), over)
     }
 
     /// Progress is only for display: when the run is busy it is dropped.

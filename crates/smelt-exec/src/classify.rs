@@ -89,17 +89,11 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     if end.last_line.contains("No space left on device") {
         return FailureClass::DiskFull;
     }
-    if end.last_line.starts_with(SPAWN_PREFIX) {
-        return FailureClass::SpawnFailed;
-    }
     match report.signal {
         Some(SIGKILL | 15 | 2 | 1) => FailureClass::KilledExternally,
         _ => FailureClass::ToolRejected,
     }
 }
-
-/// What `smelt stage exec` prints before any other text when a program cannot be started.
-pub const SPAWN_PREFIX: &str = "smelt: cannot start ";
 
 fn message(report: &ShimReport, end: &End) -> String {
     let how = match (report.signal, report.exit) {
@@ -149,7 +143,9 @@ mod tests {
         check(&end(None, Some(9), ""), KilledExternally, "signal 9");
         check(&end(None, Some(11), ""), ToolRejected, "signal 11");
         check(&end(Some(1), None, "cp: x: No space left on device"), DiskFull, "cp: x");
-        check(&end(Some(127), None, "smelt: cannot start nosuch: no"), SpawnFailed, "cannot start");
+        let mut unborn = end(None, None, "");
+        unborn.report.as_mut().unwrap().spawn_error = Some("cannot start nosuch: no".to_owned());
+        check(&unborn, SpawnFailed, "cannot start");
     }
 
     #[test]

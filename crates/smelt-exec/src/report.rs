@@ -58,6 +58,8 @@ pub struct StageReport {
     pub status: StageStatus,
     /// Its content key, where it became known.
     pub key: Option<Digest>,
+    /// The digest of its output, where it has one.
+    pub digest: Option<Digest>,
     /// Where its output lies, where it has one.
     pub output: Option<PathBuf>,
     /// The one line on why it failed.

@@ -31,6 +31,9 @@ const MESSAGES_MAX: usize = 256;
 /// How soon a key held by another run is looked at again.
 const TICK: Duration = Duration::from_millis(200);
 
+/// The journal is not synced for an attempt that is over sooner: its result is in the action log.
+const SHORT: Duration = Duration::from_secs(1);
+
 /// What the user may be shown.
 #[derive(Debug)]
 pub enum Progress<'a> {
@@ -106,12 +109,24 @@ pub fn clear_dead_runs(store: &Store, tell: &mut dyn FnMut(&StoreError)) -> Resu
     Ok(())
 }
 
+/// Puts a run into the journals that knew beforehand that every stage is built.
+pub fn journal_without_news(run: &Run, report: &RunReport) -> Result<(), ExecError> {
+    let records = [
+        json!({ "event": "begin", "detail": { "pipeline": report.pipeline } }),
+        json!({ "event": "end", "detail": { "status": report.status } }),
+    ];
+    for record in records {
+        run.journal().append(&record).map_err(StoreError::from)?;
+    }
+    Ok(())
+}
+
 impl Runner<'_> {
     /// Runs the plan to its end.
     pub fn run(self, wishes: Wishes) -> Result<RunReport, ExecError> {
         let (sender, receiver) = sync_channel(MESSAGES_MAX);
         let signals = listen(sender.clone())?;
-        let shims = Shims::new().map_err(ExecError::Process)?;
+        let shims = Shims::new(self.run.id().as_str()).map_err(ExecError::Process)?;
         let report = thread::scope(|scope| {
             let (schedule, commands) = Schedule::begin(self.plan, wishes);
             let mut state = Loop {
@@ -130,6 +145,7 @@ impl Runner<'_> {
                 told_changed: HashSet::new(),
                 runner: self,
                 interrupted: false,
+                is_behind: false,
             };
             let result = state.work(commands, &receiver);
             // Whoever still sends is not heard, and must not wait to be.
@@ -138,6 +154,7 @@ impl Runner<'_> {
             state.controls.values().for_each(|controls| controls.kill());
             result.map(|()| state.report())
         });
+        shims.close();
         signals.close();
         report
     }
@@ -177,6 +194,8 @@ struct Loop<'scope, 'env, 'a> {
     told_changed: HashSet<StageId>,
     runner: Runner<'a>,
     interrupted: bool,
+    /// The journal has records that a power cut would take.
+    is_behind: bool,
 }
 
 impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
@@ -197,7 +216,8 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
                 Err(_) => {}
             }
         }
-        self.journal("end", json!({ "status": self.status() }))
+        let status = self.status();
+        self.journal("end", json!({ "status": status }))
     }
 
     /// `path:` sources are outputs from the start.
@@ -214,6 +234,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         match message {
             Message::Ended(ended) => self.on_ended(*ended),
             Message::Running { stage, elapsed, rss_bytes, last_line } => {
+                self.catch_up()?;
                 self.show(&Progress::Running { stage, elapsed, rss_bytes, last_line: &last_line });
                 Ok(())
             }
@@ -233,7 +254,12 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     fn on_ended(&mut self, ended: Ended) -> Result<(), ExecError> {
         let Ended { stage, report, result } = ended;
         self.controls.remove(&stage);
-        self.journal("ended", json!({ "stage": self.name(stage), "attempt": report }))?;
+        let record = json!({ "stage": self.name(stage), "attempt": report });
+        if report.wall_s < SHORT.as_secs_f64() && matches!(result, AttemptResult::Sealed(_)) {
+            self.journal_later("ended", record)?;
+        } else {
+            self.journal("ended", record)?;
+        }
         self.show(&Progress::Ended(stage, &report));
         self.reports.entry(stage).or_default().push(report);
         let event = match result {
@@ -363,7 +389,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
 
     fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) -> Result<(), ExecError> {
         let name = self.name(stage);
-        self.journal(
+        self.journal_later(
             "start",
             json!({ "stage": name, "n": attempt.n, "key": attempt.key, "changed": attempt.changed }),
         )?;
@@ -384,7 +410,13 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         let spec = planned.attempt(n);
         let label = format!("{}.{n}", planned.name);
         let out = run.work_dir(&label)?;
-        let task = Task { stage: planned, attempt: &spec, inputs: self.inputs(stage), out: &out };
+        let task = Task {
+            stage: planned,
+            attempt: &spec,
+            inputs: self.inputs(stage),
+            leases: self.schedule.leases(stage),
+            out: &out,
+        };
         let order = orders(&task);
         Ok(Attempt {
             store,
@@ -416,11 +448,11 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             .map(|edge| match &edge.from {
                 From::Stage(id) => Input {
                     field: edge.field,
-                    stage: Some(plan.stage(*id)),
+                    name: Some(edge.known_as.as_ref().unwrap_or(&plan.stage(*id).name)),
                     path: self.outputs[id].clone(),
                 },
                 From::Path(Pin { path, .. }) | From::Hub(HubPin { path, .. }) => {
-                    Input { field: edge.field, stage: None, path: path.clone() }
+                    Input { field: edge.field, name: None, path: path.clone() }
                 }
             })
             .collect()
@@ -452,9 +484,29 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         (self.runner.progress)(progress);
     }
 
-    fn journal(&self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
+    fn journal(&mut self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
         let record = json!({ "event": what, "detail": detail });
-        Ok(self.runner.run.journal().append(&record).map_err(StoreError::from)?)
+        self.runner.run.journal().append(&record).map_err(StoreError::from)?;
+        self.is_behind = false;
+        Ok(())
+    }
+
+    /// For what a power cut may take while it is young: [`Loop::catch_up`] follows when an attempt
+    /// goes on.
+    fn journal_later(&mut self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
+        let record = json!({ "event": what, "detail": detail });
+        self.runner.run.journal().append_later(&record).map_err(StoreError::from)?;
+        self.is_behind = true;
+        Ok(())
+    }
+
+    /// After a board was reset, the journal says what ran.
+    fn catch_up(&mut self) -> Result<(), ExecError> {
+        if self.is_behind {
+            self.runner.run.journal().sync().map_err(StoreError::from)?;
+            self.is_behind = false;
+        }
+        Ok(())
     }
 
     fn status(&self) -> RunStatus {
@@ -512,6 +564,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             kind: stage.kind,
             status,
             key: self.keys.get(&id).copied(),
+            digest: self.schedule.state(id).output(),
             output: self.outputs.get(&id).cloned(),
             message: self.messages.remove(&id).filter(|_| status == StageStatus::Failed),
             attempts: self.reports.remove(&id).unwrap_or_default(),

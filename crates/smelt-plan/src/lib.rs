@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods)]
 
+pub mod device;
 pub mod digest;
+pub mod explain;
 pub mod failure;
 pub mod key;
 pub mod kind;
@@ -17,6 +19,7 @@ pub mod quantity;
 pub mod schedule;
 mod surgery;
 pub mod text;
+pub mod tokens;
 
 pub use digest::Digest;
 pub use failure::{Failure, FailureClass};

@@ -74,7 +74,12 @@ impl Actions {
         let Self { log: Some(log), index } = self else {
             unreachable!("a store that is open for reading only refuses before it comes here");
         };
-        let place = log.append(&text, &mut |place, text| index.note(place, text))?;
+        let visit = &mut |place: Place, text: &str| index.note(place, text);
+        let place = match entry {
+            // It only spares a question, and the record that it speaks of has been synced.
+            Entry::Alias { .. } => log.append_later(&text, visit)?,
+            Entry::Seal { .. } | Entry::Reference { .. } => log.append(&text, visit)?,
+        };
         index.note(place, &text);
         Ok(())
     }

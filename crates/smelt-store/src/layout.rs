@@ -21,7 +21,9 @@ const LAYOUT_BYTE: u64 = 1 << 62;
 /// The directories of a store.
 const DIRS: [&str; 6] = ["out", "journal", "logs", "work", "runs", "quarantine"];
 /// What else may lie in a directory that is to become a store.
-const OTHER_NAMES: [&str; 10] = [
+const OTHER_NAMES: [&str; 12] = [
+    "memo",
+    "notes",
     "FORMAT.new",
     "lock",
     "keys.lock",
@@ -79,6 +81,14 @@ impl Layout {
 
     pub(crate) fn tree(&self, digest: &Digest) -> PathBuf {
         self.out().join(digest.to_string())
+    }
+
+    pub(crate) fn memos(&self) -> PathBuf {
+        self.root.join("memo")
+    }
+
+    pub(crate) fn notes(&self) -> PathBuf {
+        self.root.join("notes")
     }
 
     pub(crate) fn quarantine(&self) -> PathBuf {

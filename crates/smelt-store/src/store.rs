@@ -192,11 +192,10 @@ impl Store {
             layout.complete(disk.as_ref())?;
             ballast::lay(disk.as_ref(), &layout);
         }
-        let cache = StatCache::load(disk.as_ref(), layout.stat_cache());
+        let cache = StatCache::new(layout.stat_cache());
         let digester = Digester::new(Arc::clone(&disk), cache);
-        let mut actions = Actions::new(action_log(&disk, &layout, access)?);
-        actions.refresh()?;
-        let actions = Mutex::new(actions);
+        // Read when it is first asked.
+        let actions = Mutex::new(Actions::new(action_log(&disk, &layout, access)?));
         let inner = Inner { disk, layout, access, actions, digester, _lock: lock };
         Ok(Self { inner: Arc::new(inner) })
     }

@@ -10,7 +10,7 @@ pub mod peaks;
 pub mod tree;
 pub mod verdict;
 
-pub use machine::Machine;
+pub use machine::{Machine, oom_kills};
 pub use peaks::Peaks;
 pub use tree::{Sample, Tree, is_zombie};
 pub use verdict::{Budget, Verdict, Why, judge};

@@ -33,6 +33,13 @@ impl Machine {
     }
 }
 
+/// Processes the out-of-memory killer has ended since boot, machine wide; 0 where the kernel does
+/// not say.
+pub fn oom_kills() -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    number(&text, "oom_kill").unwrap_or(0)
+}
+
 /// The value of a `Name:   123 kB` line, in bytes.
 pub(crate) fn kib(text: &str, name: &str) -> Option<u64> {
     number(text, name)?.checked_mul(1024)

@@ -27,6 +27,8 @@ pub(crate) enum Subcommand {
     Run(RunFlags),
     /// Say what a run would do, without doing it
     Plan(PlanFlags),
+    /// Say why a stage would be built or not: what changed since the last run
+    Explain(ExplainFlags),
     /// Print the directory of a stage's sealed output
     Out(OutFlags),
     /// Ask a built model about text and pictures
@@ -89,6 +91,17 @@ pub(crate) struct PlanFlags {
     #[command(flatten)]
     pub(crate) pipeline: PipelineFlags,
     /// Print the plan as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    /// The stage
+    pub(crate) stage: String,
+    /// Print the explanation as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -267,14 +280,6 @@ pub(crate) struct StageFlags {
 pub(crate) enum StagePart {
     /// Lead a stage's processes
     Shim,
-    /// Become a stage's program
-    Exec {
-        /// The process id of the shim
-        shim: u32,
-        /// The program and its arguments
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        argv: Vec<String>,
-    },
     /// Do the work of a stage of smelt's own
     Work,
 }

@@ -7,12 +7,15 @@
 
 mod checkpoint;
 mod commands;
+mod device;
 mod exit;
 mod flags;
 mod fresh;
 mod given;
 mod hub;
+mod last;
 mod load;
+mod memo;
 mod pins;
 mod progress;
 mod say;
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
     let result = match flags.command {
         Subcommand::Run(flags) => commands::run::run(&flags),
         Subcommand::Plan(flags) => commands::plan::run(&flags),
+        Subcommand::Explain(flags) => commands::explain::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),
         Subcommand::Chat(flags) => commands::chat::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),

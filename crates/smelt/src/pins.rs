@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
@@ -14,12 +14,12 @@ use std::time::Duration;
 use smelt_hub::{Address, Hub, HubError, Resolved};
 use smelt_plan::pipeline::InputRef;
 use smelt_plan::plan::{HubPin, Pin};
-use smelt_plan::{Digest, Pins, Pipeline};
+use smelt_plan::{Pins, Pipeline};
 use smelt_store::{DigestError, Store};
 
 use crate::exit::{Exit, Failed};
-use crate::hub;
 use crate::say::tell;
+use crate::{device, hub};
 
 /// How soon somebody who presses Ctrl-C while a hub is slow gets an answer.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
@@ -33,17 +33,6 @@ pub(crate) enum Ask<'a> {
     Hub,
     /// The same for a run, which the flag stops, and which lets the cache remember the answer.
     HubForRun(&'a AtomicBool),
-}
-
-/// Pins that mean nothing, to order a pipeline before anything is asked or read.
-pub(crate) fn none(pipeline: &Pipeline) -> Pins {
-    let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
-    let [repo, revision, commit] = [const { String::new() }; 3];
-    let hub = HubPin { repo, revision, commit, path: PathBuf::new() };
-    Pins {
-        paths: pipeline.paths().into_iter().map(|path| (path.to_owned(), pin.clone())).collect(),
-        hubs: pipeline.hubs().into_iter().map(|text| (text.to_owned(), hub.clone())).collect(),
-    }
 }
 
 /// The addresses behind every `hf:`, by the text in the file.
@@ -64,7 +53,8 @@ pub(crate) fn all(
     store: &Store,
 ) -> Result<Pins, Failed> {
     let hubs = if addresses.is_empty() { BTreeMap::new() } else { hubs(pipeline, addresses, ask)? };
-    Ok(Pins { paths: paths(pipeline, file, store)?, hubs })
+    let paths = paths(pipeline, file, store)?;
+    Ok(Pins { paths, hubs, device: device::facts(pipeline) })
 }
 
 fn paths(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<BTreeMap<String, Pin>, Failed> {

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod embed;
+pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod onnx;
 pub(crate) mod out;

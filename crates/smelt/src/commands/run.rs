@@ -9,11 +9,13 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use smelt_exec::{RunReport, RunStatus, Runner, StageStatus, clear_dead_runs};
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Plan, StageId};
-use smelt_store::{StoreError, Wait};
+use smelt_store::{Run, StoreError, Wait};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
+use crate::last;
 use crate::load::{self, Access, Loaded};
+use crate::memo::Memo;
 use crate::progress::Display;
 use crate::say::{answer, tell};
 use crate::{stage, table};
@@ -21,30 +23,50 @@ use crate::{stage, table};
 pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
     let stop = stop_flag()?;
-    let Loaded { plan, store } = load::plan(&flags.pipeline, Access::Build(wait, stop))?;
-    let wishes = wishes(flags, &plan)?;
-    clear_dead_runs(&store, &mut left_behind)?;
+    let access = Access::Build(wait, stop);
+    let memo = Memo::of(flags)?;
+    if let Some(report) = memo.as_ref().map(|memo| memo.recall(&access)).transpose()?.flatten() {
+        return answer_report(flags, &report);
+    }
+    let loaded = load::plan(&flags.pipeline, access)?;
+    let Loaded { plan, store, .. } = &loaded;
+    let wishes = wishes(flags, plan)?;
+    clear_dead_runs(store, &mut left_behind)?;
     let run = store.begin_run(SystemTime::now())?;
-    let mut display = Display::new(&plan);
+    let mut display = Display::new(plan);
     let runner = Runner {
-        plan: &plan,
-        store: &store,
+        plan,
+        store,
         run: &run,
         orders: &stage::order::order,
         progress: &mut |progress| display.show(progress),
     };
     let report = runner.run(wishes)?;
     display.finish();
+    last::keep(store, &flags.pipeline.pipeline, plan, &report);
+    if let Some(memo) = memo.filter(|_| report.status == RunStatus::Ok) {
+        // Without it the next run only takes a little longer.
+        let _ = memo.keep(&loaded, &report);
+    }
+    finish(run);
+    answer_report(flags, &report)
+}
+
+fn answer_report(flags: &RunFlags, report: &RunReport) -> Result<Exit, Failed> {
+    if flags.json {
+        let text = serde_json::to_string(report).expect("a report holds only plain data");
+        answer(format_args!("{text}\n"))?;
+    } else {
+        answer(table::summary(report))?;
+    }
+    Ok(tell_end(flags, report))
+}
+
+/// Ends the run in order.
+pub(crate) fn finish(run: Run) {
     if let Err(error) = run.finish() {
         left_behind(&error);
     }
-    if flags.json {
-        let text = serde_json::to_string(&report).expect("a report holds only plain data");
-        answer(format_args!("{text}\n"))?;
-    } else {
-        answer(table::summary(&report))?;
-    }
-    Ok(tell_end(flags, &report))
 }
 
 /// Set by SIGINT and SIGTERM from the first moment on, so that hashing gigabytes can be stopped.
@@ -59,7 +81,7 @@ fn stop_flag() -> Result<Arc<AtomicBool>, Failed> {
 }
 
 /// A working directory that cannot be removed is in nobody's way.
-fn left_behind(error: &StoreError) {
+pub(crate) fn left_behind(error: &StoreError) {
     tell(format_args!(
         "smelt: a working directory is left behind: {error}; remove it as its owner"
     ));
