@@ -346,7 +346,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             self.pins.insert(stage, Pin { path: path.clone(), digest: output.digest });
         }
         let recipe = self.runner.plan.stage(stage).recipe_key;
-        Ok(self.runner.store.alias(&recipe, &self.keys[&stage])?)
+        Ok(self.runner.store.alias_later(&recipe, &self.keys[&stage])?)
     }
 
     /// Takes the key, looks once more (another run may just have built it), and starts.

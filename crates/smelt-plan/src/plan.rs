@@ -133,56 +133,77 @@ pub struct Attempt {
     pub changed: Option<String>,
 }
 
-impl Plan {
-    /// Whether `pipeline` can be ordered at all, before anything is pinned.
-    pub fn check(pipeline: &Pipeline) -> Result<(), PipelineError> {
-        let by_name = index_names(pipeline)?;
-        check_edges(pipeline, &by_name)?;
-        order(pipeline, &by_name).map(drop)
-    }
+/// The order in which a pipeline can run, found before anything is pinned.
+pub struct Order {
+    /// By name, the position in the order.
+    positions: HashMap<StageName, StageId>,
+    /// Positions in the file, each after all it needs.
+    order: Vec<usize>,
+}
 
-    /// Orders `pipeline`; `pins` must hold every text of [`Pipeline::paths`] and [`Pipeline::hubs`].
-    pub fn build(pipeline: &Pipeline, pins: &Pins) -> Result<Self, PipelineError> {
+impl Order {
+    /// Resolves names and orders the stages, or says which name or circle is in the way.
+    pub fn of(pipeline: &Pipeline) -> Result<Self, PipelineError> {
         let by_name = index_names(pipeline)?;
         check_edges(pipeline, &by_name)?;
         let order = order(pipeline, &by_name)?;
-        let mut position = vec![StageId(0); pipeline.stages.len()];
-        order.iter().enumerate().for_each(|(at, &file_index)| position[file_index] = StageId(at));
+        let position = |(at, &file_index): (usize, &usize)| {
+            (pipeline.stages[file_index].name.clone(), StageId(at))
+        };
+        Ok(Self { positions: order.iter().enumerate().map(position).collect(), order })
+    }
+}
+
+/// A stage with its edges resolved, but without its key.
+fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins) -> Stage {
+    let resolve = |input: InputSpec| Input {
+        field: input.field,
+        label: label(spec.kind, &input),
+        known_as: input.known_as,
+        from: match input.from {
+            InputRef::Stage(name) => From::Stage(positions[&name]),
+            InputRef::Path(path) => From::Path(pins.paths[&path].clone()),
+            InputRef::Hub(address) => From::Hub(pins.hubs[&address].clone()),
+        },
+    };
+    let fact = |&fact: &&'static str| {
+        let value = pins.device.get(fact).map_or(device::ABSENT, String::as_str);
+        (fact, value.to_owned())
+    };
+    Stage {
+        name: spec.name,
+        kind: spec.kind,
+        inputs: spec.inputs.into_iter().map(resolve).collect(),
+        params: spec.params,
+        device: spec.device.iter().map(fact).collect(),
+        limits: spec.limits,
+        resources: spec.resources,
+        attempts_max: spec.attempts_max,
+        escalate: spec.escalate,
+        recipe_key: Digest::from_bytes([0; 32]),
+    }
+}
+
+impl Plan {
+    /// Orders `pipeline`; `pins` must hold every text of [`Pipeline::paths`] and [`Pipeline::hubs`].
+    pub fn build(pipeline: &Pipeline, pins: &Pins) -> Result<Self, PipelineError> {
+        let order = Order::of(pipeline)?;
+        Ok(Self::in_order(pipeline.clone(), order, pins))
+    }
+
+    /// The plan of a pipeline that has been ordered; nothing of it is copied.
+    pub fn in_order(pipeline: Pipeline, order: Order, pins: &Pins) -> Self {
+        let Order { positions, order } = order;
+        let Pipeline { name, resources: capacity, stages: specs, .. } = pipeline;
+        let mut specs: Vec<Option<StageSpec>> = specs.into_iter().map(Some).collect();
         let mut stages: Vec<Stage> = Vec::with_capacity(order.len());
-        for &file_index in &order {
-            let spec = &pipeline.stages[file_index];
-            let resolve = |input: &InputSpec| Input {
-                field: input.field,
-                label: label(spec.kind, input),
-                known_as: input.known_as.clone(),
-                from: match &input.from {
-                    InputRef::Stage(name) => From::Stage(position[by_name[name]]),
-                    InputRef::Path(path) => From::Path(pins.paths[path].clone()),
-                    InputRef::Hub(address) => From::Hub(pins.hubs[address].clone()),
-                },
-            };
-            let inputs: Vec<Input> = spec.inputs.iter().map(resolve).collect();
-            let fact = |&fact: &&'static str| {
-                let value = pins.device.get(fact).map_or(device::ABSENT, String::as_str);
-                (fact, value.to_owned())
-            };
-            let mut stage = Stage {
-                name: spec.name.clone(),
-                kind: spec.kind,
-                params: spec.params.clone(),
-                inputs,
-                device: spec.device.iter().map(fact).collect(),
-                limits: spec.limits,
-                resources: spec.resources.clone(),
-                attempts_max: spec.attempts_max,
-                escalate: spec.escalate.clone(),
-                recipe_key: Digest::from_bytes([0; 32]),
-            };
+        for file_index in order {
+            let spec = specs[file_index].take().expect("an order names each stage once");
+            let mut stage = planned(spec, &positions, pins);
             stage.recipe_key = stage.key(KeyDomain::Recipe, |id| stages[id.0].recipe_key);
             stages.push(stage);
         }
-        let capacity = pipeline.resources.clone();
-        Ok(Self { name: pipeline.name.clone(), capacity, stages })
+        Self { name, capacity, stages }
     }
 
     /// How much there is of what stages share.

@@ -228,7 +228,7 @@ impl Digester {
         }
     }
 
-    fn save_now(&self) {
+    pub(crate) fn save_now(&self) {
         self.bytes_saved.store(self.bytes_hashed(), Ordering::Relaxed);
         self.cache().save(self.disk.as_ref());
     }

@@ -288,6 +288,18 @@ impl Store {
         self.append(&Entry::Alias { recipe: *recipe, key: *key })
     }
 
+    /// The same, but a power cut may take it until something is sealed: all it does is to spare the
+    /// next plan a question.
+    pub fn alias_later(&self, recipe: &Digest, key: &Digest) -> Result<(), StoreError> {
+        if self.resolve(recipe)? == Some(*key) {
+            return Ok(());
+        }
+        self.refuse_read_only("record a result")?;
+        let entry = Entry::Alias { recipe: *recipe, key: *key };
+        let mut actions = self.actions();
+        Ok(self.with_ballast(|| actions.append_later(&entry))?)
+    }
+
     /// The content key a recipe key led to last.
     pub fn resolve(&self, recipe: &Digest) -> Result<Option<Digest>, StoreError> {
         Ok(self.actions().resolve(recipe)?)

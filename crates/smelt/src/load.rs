@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use smelt_plan::pipeline::Overrides;
-use smelt_plan::plan::{From, HubPin, Pin};
+use smelt_plan::plan::{From, HubPin, Order, Pin};
 use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
 use smelt_store::{Lookup, Store, Wait};
 
@@ -70,7 +70,7 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
     let pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
     let addresses = pins::addresses(&pipeline)?;
     // A pipeline that cannot be ordered is refused before gigabytes are hashed.
-    Plan::check(&pipeline)?;
+    let order = Order::of(&pipeline)?;
     let store = store(&access)?;
     let ask = match &access {
         Access::Use => Ask::CacheFirst,
@@ -78,11 +78,11 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
         Access::Build(_, stop) => Ask::HubForRun(stop),
     };
     let pins = pins::all(&pipeline, &flags.pipeline, addresses, ask, &store)?;
-    let plan = Plan::build(&pipeline, &pins)?;
-    check_inputs(&file, &plan, &store)?;
     let folder = flags.pipeline.parent().unwrap_or_else(|| Path::new(""));
     let absolute = |path: &str| std::path::absolute(folder.join(path));
     let roots = pipeline.paths().into_iter().filter_map(|path| absolute(path).ok()).collect();
+    let plan = Plan::in_order(pipeline, order, &pins);
+    check_inputs(&file, &plan, &store)?;
     Ok(Loaded { plan, store, roots })
 }
 

@@ -337,7 +337,7 @@ fn errors_of_a_matrix_have_their_place() {
         "9:39",
         "\"kind\"",
     );
-    check_matrix("[64, 128]", "[64, \"a b\"]", "20:21", "cannot be part");
+    check_matrix("[64, 128]", "[64, \"a b\"]", "20:20", "cannot be part");
     check_matrix("[64, 128]", "[64, 64]", "20:20", "there twice");
     check_matrix("[64, 128]", "[]", "20:15", "has no values");
     check_matrix("[64, 128]", "7", "20:15", "must be a list");

@@ -34,12 +34,15 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
             why(&story, id),
         ]);
     }
-    answer(table)?;
+    answer(&table)?;
     for (_, stage) in loaded.plan.stages() {
         if let Some(HubPin { repo, revision, commit, .. }) = stage.fetched() {
             answer(format_args!("{} is hf:{repo}@{revision} at commit {commit}\n", stage.name))?;
         }
     }
+    // The process ends here, and giving back a large plan piece by piece would take a tenth as long as
+    // making it; the store is closed in order.
+    std::mem::forget((loaded.plan, table));
     Ok(Exit::Ok)
 }
 
