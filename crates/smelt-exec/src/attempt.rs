@@ -101,6 +101,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) order: Order,
     /// The private directory the outputs are made in.
     pub(crate) out: PathBuf,
+    /// What it must make again, byte for byte, where it is only checked; nothing is sealed then.
+    pub(crate) compare: Option<Output>,
     /// Where the output is to be found instead, outside of the store.
     pub(crate) reference: Option<PathBuf>,
     pub(crate) log: PathBuf,
@@ -264,6 +266,9 @@ impl Attempt<'_> {
         if self.controls.stopped_by_user.load(Ordering::Acquire) {
             return AttemptResult::Interrupted;
         }
+        if let Some(sealed) = &self.compare {
+            return self.compared(sealed);
+        }
         match self.keep() {
             Ok(output) => AttemptResult::Sealed(Box::new(output)),
             Err(error) if error.is_stopped() => AttemptResult::Interrupted,
@@ -275,6 +280,23 @@ impl Attempt<'_> {
                 };
                 AttemptResult::Failed(failure(class, format!("cannot seal the output: {error}")))
             }
+        }
+    }
+
+    /// Whether the attempt made what was sealed before.
+    fn compared(&self, sealed: &Output) -> AttemptResult {
+        let made = self.store.digest_tree(self.reference.as_ref().unwrap_or(&self.out));
+        let difference = match &made {
+            Ok(made) => sealed.manifest.difference(made),
+            Err(error) if error.is_stopped() => return AttemptResult::Interrupted,
+            Err(error) => Some(error.to_string()),
+        };
+        match difference {
+            None => AttemptResult::Sealed(Box::new(sealed.clone())),
+            Some(what) => AttemptResult::Failed(failure(
+                FailureClass::NotReproducible,
+                format!("built again, it is not what {} holds: {what}", sealed.path().display()),
+            )),
         }
     }
 

@@ -3,7 +3,7 @@
 //! The loop owns the schedule, the journal, the key locks and the report.  Threads that attend
 //! attempts only send it messages.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -90,6 +90,8 @@ pub struct Runner<'a> {
     pub store: &'a Store,
     /// This run's place in the store.
     pub run: &'a Run,
+    /// Stages to build again and compare with what the store has; they are to be forced.
+    pub check: BTreeSet<StageId>,
     /// Turns a task into a program to run.
     pub orders: &'a dyn Fn(&Task<'_>) -> Order,
     /// Shows the user what goes on.
@@ -434,11 +436,20 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             record: record(&plan.name, planned.name.as_str(), n, spec.changed.as_deref()),
             changed: spec.changed,
             out,
+            compare: self.to_compare(stage, &key)?,
             reference: planned.fetched().map(|pin| pin.path.clone()),
             shims: self.shims,
             controls: Arc::default(),
             messages: self.sender.clone(),
         })
+    }
+
+    /// What a stage that is only checked must make again.
+    fn to_compare(&self, stage: StageId, key: &Digest) -> Result<Option<Output>, StoreError> {
+        if !self.runner.check.contains(&stage) {
+            return Ok(None);
+        }
+        Ok(self.runner.store.lookup(key)?.hit())
     }
 
     fn inputs(&self, stage: StageId) -> Vec<Input<'a>> {
@@ -566,6 +577,11 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             key: self.keys.get(&id).copied(),
             digest: self.schedule.state(id).output(),
             output: self.outputs.get(&id).cloned(),
+            reproducible: match status {
+                StageStatus::Sealed if self.runner.check.contains(&id) => Some(true),
+                StageStatus::Failed if self.runner.check.contains(&id) => Some(false),
+                _ => stage.kind.is_reproducible(),
+            },
             message: self.messages.remove(&id).filter(|_| status == StageStatus::Failed),
             attempts: self.reports.remove(&id).unwrap_or_default(),
         })

@@ -7,6 +7,7 @@ mod crash;
 mod damage;
 mod failure;
 mod locks;
+mod memos;
 mod script;
 mod sealing;
 mod sources;

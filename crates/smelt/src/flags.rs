@@ -72,6 +72,10 @@ pub(crate) struct RunFlags {
     /// Build this stage even if the store has its result (may be given several times)
     #[arg(long, value_name = "STAGE")]
     pub(crate) force: Vec<String>,
+    /// Build this stage once more and compare: exit 1 where it made other bytes (may be given several
+    /// times)
+    #[arg(long, value_name = "STAGE")]
+    pub(crate) check: Vec<String>,
     /// After a failure, go on with the stages that do not need the failed one
     #[arg(long)]
     pub(crate) keep_going: bool,

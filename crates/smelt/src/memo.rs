@@ -30,7 +30,7 @@ pub(crate) struct Memo {
 impl Memo {
     /// `None` for a run that is told which stages to build.
     pub(crate) fn of(flags: &RunFlags) -> Result<Option<Self>, Failed> {
-        if !flags.only.is_empty() || !flags.force.is_empty() {
+        if [&flags.only, &flags.force, &flags.check].iter().any(|named| !named.is_empty()) {
             return Ok(None);
         }
         let text = load::read(&flags.pipeline.pipeline)?;
@@ -133,9 +133,11 @@ impl Rows {
         while let Some(name) = parts.next() {
             let [kind, key, digest, output] =
                 [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
+            let kind = Kind::parse(kind)?;
             stages.push(StageReport {
                 name: name.to_owned(),
-                kind: Kind::parse(kind)?,
+                kind,
+                reproducible: kind.is_reproducible(),
                 status: StageStatus::Hit,
                 key: if key.is_empty() { None } else { Some(key.parse().ok()?) },
                 digest: if digest.is_empty() { None } else { Some(digest.parse().ok()?) },

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
-use smelt_exec::{RunReport, RunStatus, Runner, StageStatus, clear_dead_runs};
+use smelt_exec::{Progress, RunReport, RunStatus, Runner, StageStatus, clear_dead_runs};
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Plan, StageId};
 use smelt_store::{Run, StoreError, Wait};
@@ -34,14 +34,18 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
     clear_dead_runs(store, &mut left_behind)?;
     let run = store.begin_run(SystemTime::now())?;
     let mut display = Display::new(plan);
-    let runner = Runner {
-        plan,
-        store,
-        run: &run,
-        orders: &stage::order::order,
-        progress: &mut |progress| display.show(progress),
+    let mut show = |progress: &Progress<'_>| display.show(progress);
+    let mut runner = |check: BTreeSet<StageId>, wishes| {
+        let orders = &stage::order::order;
+        Runner { plan, store, run: &run, check, orders, progress: &mut show }.run(wishes)
     };
-    let report = runner.run(wishes)?;
+    let again = checks(flags, plan, &wishes)?;
+    let mut report = runner(BTreeSet::new(), wishes.clone())?;
+    if report.status == RunStatus::Ok && !again.is_empty() {
+        let only = again.iter().copied().collect();
+        let wishes = Wishes { only, force: again.clone(), keep_going: true, ..wishes };
+        report = with_checked(report, runner(again, wishes)?);
+    }
     display.finish();
     last::keep(store, &flags.pipeline.pipeline, plan, &report);
     if let Some(memo) = memo.filter(|_| report.status == RunStatus::Ok) {
@@ -99,6 +103,43 @@ fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {
         return Err(Failed::usage(format!("--force {name}: --only leaves this stage out")));
     }
     Ok(Wishes { jobs: flags.jobs, keep_going: flags.keep_going, wait: !flags.no_wait, only, force })
+}
+
+/// The stages to build twice; what makes other bytes every time need not be tried.
+fn checks(flags: &RunFlags, plan: &Plan, wishes: &Wishes) -> Result<BTreeSet<StageId>, Failed> {
+    let wanted = plan.closure(&wishes.only);
+    let mut checks = BTreeSet::new();
+    for name in &flags.check {
+        let id = plan.find(name)?;
+        let stage = plan.stage(id);
+        if stage.kind.is_reproducible() == Some(false) || stage.given().is_some() {
+            let kind = stage.kind.name();
+            let message = format!(
+                "--check {name}: a stage of kind \"{kind}\" promises no equal bytes, or is only read"
+            );
+            return Err(Failed::usage(message));
+        }
+        if !wishes.only.is_empty() && !wanted.contains(&id) {
+            return Err(Failed::usage(format!("--check {name}: --only leaves this stage out")));
+        }
+        checks.insert(id);
+    }
+    Ok(checks)
+}
+
+/// The report of a run, with the stages that were built once more as they came out.
+fn with_checked(mut report: RunReport, again: RunReport) -> RunReport {
+    for checked in again.stages.into_iter().filter(|stage| !stage.attempts.is_empty()) {
+        if let Some(stage) = report.stages.iter_mut().find(|stage| stage.name == checked.name) {
+            // What was built first stays; a check that failed is the stage's failure.
+            let attempts = std::mem::take(&mut stage.attempts);
+            *stage = checked;
+            stage.attempts.splice(0..0, attempts);
+        }
+    }
+    report.status = again.status;
+    report.first_failure = again.first_failure;
+    report
 }
 
 /// The last word, on standard error, and the exit code.
