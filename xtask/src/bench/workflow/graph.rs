@@ -11,6 +11,8 @@ use anyhow::{Context, Result};
 
 /// How many stages follow each other; a graph of 10,000 has 200 such chains.
 const DEPTH: usize = 50;
+/// The paths of a stage's inputs must fit one variable of its environment.
+const JOINED_MAX: usize = 500;
 /// What the first stage reads.
 const SEED_BYTES: usize = 4 << 10;
 
@@ -31,7 +33,10 @@ impl Graph {
         let is_end = |&at: &usize| at % DEPTH == 0 || at == stages - 2;
         match stage {
             0 => Reads::Seed,
-            at if at == stages - 1 => Reads::Ends((1..stages - 1).filter(is_end).collect()),
+            at if at == stages - 1 => {
+                let ends = (1..stages - 1).filter(is_end);
+                Reads::Ends(ends.rev().take(JOINED_MAX).collect())
+            }
             at if at % DEPTH == 1 => Reads::One(0),
             at => Reads::One(at - 1),
         }
