@@ -1,6 +1,6 @@
 """Trains a small vision-language model on what `smelt-shapes stream` sends.
 
-    python train.py --model DIR --stream "smelt-shapes stream --model DIR --threads 8" --steps 20000
+    python train.py --model DIR --stream "smelt-shapes stream --model DIR --threads 8"
 
 DIR holds config.json as `smelt-shapes files` wrote it; model.safetensors (bf16, the names of the
 InternVL3 layout), train.log and scores.json are added to it.  One GPU, minutes.
@@ -366,14 +366,13 @@ def main():
     flags.add_argument("--prompts", help="a command; answer what it sends on the CPU, into answers.jsonl")
     flags.add_argument("--answers", type=int, default=500)
     flags.add_argument("--shared", help="a command that sends the training batches instead")
-    flags.add_argument("--steps", type=int, default=1000000)
-    flags.add_argument("--minutes", type=float, default=1e9, help="end the schedule by then")
-    flags.add_argument("--rate", type=float, default=1.5e-3)
+    flags.add_argument("--steps", type=int, default=31336, help="of the schedule, which ends with them")
+    flags.add_argument("--rate", type=float, default=1.3e-3)
     flags.add_argument("--held-out", type=int, default=48, help="batches of the last score")
     flags.add_argument("--eager", action="store_true", help="compile nothing")
     flags.add_argument("--score-every", type=int, default=4000, help="steps")
     flags.add_argument("--score-only", action="store_true")
-    flags.add_argument("--device", default="cuda")
+    flags.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = flags.parse_args()
     if args.prompts:
         args.device = "cpu"
@@ -430,7 +429,7 @@ def train(model, args, log, items, held_out):
     begin, shift = time.time(), 0.0
     losses = []
     for step, batch in enumerate(items):
-        done = max(step / args.steps, (time.time() - begin) / 60 / args.minutes)
+        done = step / args.steps
         if done >= 1:
             break
         rate = args.rate * min(step / 600 + 1e-3, 1) * (0.5 + 0.5 * math.cos(math.pi * done))

@@ -12,7 +12,7 @@ mod report;
 pub(crate) mod workflow;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -29,8 +29,6 @@ struct Outcome {
     case: &'static Case,
     smelt: Figures,
     rival: Option<Figures>,
-    /// Why the case did not run.
-    skipped: Option<String>,
 }
 
 /// `cargo xtask bench front [--runs N] [CASE]…`: cases by their names, all when none is named.
@@ -68,16 +66,8 @@ fn parse<'a>(arguments: &[&'a str]) -> Result<(usize, Vec<&'a str>)> {
 
 /// Alternates both sides `runs` times.
 fn run(case: &'static Case, runs: usize, inputs: &Inputs) -> Result<Outcome> {
-    if let Some(skipped) = lacks(case, inputs)? {
-        return Ok(Outcome {
-            case,
-            smelt: Figures::default(),
-            rival: None,
-            skipped: Some(skipped),
-        });
-    }
     let source = inputs.make(case.input)?;
-    let seen = if case.smelt.contains(&"SEEN") { Some(inputs.seen(&source)?) } else { None };
+    let seen = if case.smelt.contains("SEEN") { Some(inputs.seen(&source)?) } else { None };
     let (source, seen) = (source.as_path(), seen.as_deref());
     let (mut smelt, mut rival) = (Vec::new(), Vec::new());
     let (ours, theirs) = (inputs.folder.join("out-smelt"), inputs.folder.join("out-rival"));
@@ -86,7 +76,7 @@ fn run(case: &'static Case, runs: usize, inputs: &Inputs) -> Result<Outcome> {
         smelt.push(one(&inputs.smelt, &[], case.smelt, case, (source, seen), &ours)?);
         let Some(arguments) = case.rival else { continue };
         remove(&theirs)?;
-        let script = inputs.script("rival.py");
+        let script = inputs::script("rival.py");
         rival.push(one(&inputs.python, &[&script], arguments, case, (source, None), &theirs)?);
         if turn == 0 {
             same(inputs, &ours, &theirs)?;
@@ -95,28 +85,20 @@ fn run(case: &'static Case, runs: usize, inputs: &Inputs) -> Result<Outcome> {
     remove(&ours)?;
     remove(&theirs)?;
     let rival = (!rival.is_empty()).then(|| Figures::medians(&rival));
-    Ok(Outcome { case, smelt: Figures::medians(&smelt), rival, skipped: None })
-}
-
-/// What this smelt cannot do that the case needs.
-fn lacks(case: &Case, inputs: &Inputs) -> Result<Option<String>> {
-    let Some((command, word)) = case.needs else { return Ok(None) };
-    let help = Command::new(&inputs.smelt).args([command, "--help"]).output()?;
-    let knows = String::from_utf8_lossy(&help.stdout).contains(word);
-    Ok((!knows).then(|| format!("`smelt {command}` does not know {word} yet")))
+    Ok(Outcome { case, smelt: Figures::medians(&smelt), rival })
 }
 
 /// One process, its input and output put into the arguments.
 fn one(
     program: &Path,
     first: &[&Path],
-    arguments: &[&str],
+    arguments: &str,
     case: &Case,
     (source, seen): (&Path, Option<&Path>),
     out: &Path,
 ) -> Result<Figures> {
     let used = if case.consumes { inputs::twin(source)? } else { source.to_owned() };
-    let place = |argument: &&str| match *argument {
+    let place = |argument: &str| match argument {
         "IN" => used.clone().into_os_string(),
         "OUT" => out.to_owned().into_os_string(),
         "SEEN" => seen.unwrap_or(source).to_owned().into_os_string(),
@@ -124,14 +106,14 @@ fn one(
     };
     let mut command = vec![program.as_os_str().to_owned()];
     command.extend(first.iter().map(|path| path.as_os_str().to_owned()));
-    command.extend(arguments.iter().map(place));
+    command.extend(arguments.split(' ').map(place));
     measure::run(&command)
 }
 
 /// Both results hold the same weights, and a rival's graph is sound.
 fn same(inputs: &Inputs, ours: &Path, theirs: &Path) -> Result<()> {
     let mut compare = Command::new(&inputs.python);
-    compare.arg(inputs.script("same.py")).args([ours, theirs]);
+    compare.arg(inputs::script("same.py")).args([ours, theirs]);
     succeed(&mut compare).context("the two results differ")?;
     if theirs.join("model.onnx").exists() {
         succeed(Command::new(&inputs.smelt).args(["onnx", "check"]).arg(theirs))?;
@@ -157,10 +139,4 @@ fn remove(dir: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// The folder that cargo builds into.
-pub(crate) fn target() -> PathBuf {
-    let given = std::env::var_os("CARGO_TARGET_DIR");
-    given.map_or_else(|| crate::root().join("target"), PathBuf::from)
 }

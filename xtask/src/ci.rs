@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{onnxruntime, root, tidy};
+use crate::{debian, onnxruntime, root, tidy};
 
 const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
@@ -16,7 +16,10 @@ const STEPS: [(&str, &[&str]); 4] = [
 
 /// Fails at the first step that fails.
 pub(crate) fn run() -> Result<()> {
-    install_strace()?;
+    // The kill-point sweeps count and cut system calls with it.
+    debian::need("strace", || debian::runs("strace", "-V"))?;
+    // Pages of runs are looked at in it.
+    debian::need("chromium", || debian::runs("chromium", "--version"))?;
     let mut times = Vec::new();
     for (name, arguments) in STEPS {
         let begin = Instant::now();
@@ -32,20 +35,6 @@ pub(crate) fn run() -> Result<()> {
     }
     for (name, time) in times {
         println!("{name:11} {:4} s", time.as_secs());
-    }
-    Ok(())
-}
-
-/// The kill-point sweeps count and cut system calls with strace.
-fn install_strace() -> Result<()> {
-    let runs = |program: &str, arguments: &[&str]| {
-        Command::new(program).args(arguments).status().is_ok_and(|status| status.success())
-    };
-    let installed = runs("strace", &["-V"])
-        || (runs("apt-get", &["update", "-qq"])
-            && runs("apt-get", &["install", "-y", "-qq", "strace"]));
-    if !installed {
-        bail!("the tests need strace, and apt-get could not install it; install it and run again");
     }
     Ok(())
 }

@@ -8,9 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bench::target;
 use crate::ci::cargo;
-use crate::root;
+use crate::{root, target};
 
 /// The version of cargo-fuzz: the newest when this was written.
 const CARGO_FUZZ: &str = "0.13.2";

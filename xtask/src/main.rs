@@ -2,8 +2,10 @@
 
 mod bench;
 mod ci;
+mod debian;
 mod fuzz;
 mod onnxruntime;
+mod python;
 mod shapes;
 mod soak;
 mod tidy;

@@ -5,10 +5,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::root;
+use crate::{python, root, target};
 
-/// What turns a stream into a model; a `python` with torch, numpy, safetensors and tokenizers.
+/// What turns a stream into a model.
 const SCRIPT: &str = "crates/smelt-shapes/train.py";
+/// What it needs of PyPI.
+const REQUIREMENTS: &str = "crates/smelt-shapes/requirements.txt";
 
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
@@ -37,10 +39,10 @@ fn script(dir: &str, flags: &[&str]) -> Result<()> {
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--release", "--locked", "-p", "smelt-shapes"]).current_dir(root());
     finish(&mut build)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root().join("target"), Into::into);
-    let binary = target.join("release/smelt-shapes");
+    let binary = target().join("release/smelt-shapes");
     let stream = format!("'{}' stream --model '{dir}'", binary.display());
-    let mut python = Command::new("python");
+    let python = python::environment("shapes", &root().join(REQUIREMENTS))?;
+    let mut python = Command::new(python);
     python.arg(root().join(SCRIPT)).args(["--model", dir, "--stream", &stream]).args(flags);
     finish(&mut python)
 }

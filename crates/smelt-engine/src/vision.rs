@@ -6,6 +6,7 @@
 use std::path::Path;
 
 pub use crate::engine_file::OpenError;
+pub use crate::graph::Constant;
 pub use crate::graph::{BuildError, build};
 use crate::graph::{GraphEngine, InputFile, Tensor};
 
@@ -98,6 +99,11 @@ impl VisionEngine {
     /// When they differ.
     pub fn verify_digest(&self) -> Result<(), OpenError> {
         self.graph.verify_digest()
+    }
+
+    /// The constant `name` of the graph, if it is of floats and a node reads it.
+    pub fn constant(&self, name: &str) -> Option<Constant<'_>> {
+        self.graph.constant(name)
     }
 
     /// Embeds `tiles` tiles: pixels `[tiles, channels, image_size, image_size]` already normalised,

@@ -130,6 +130,21 @@ fn a_released_slot_starts_anew() {
 }
 
 #[test]
+fn a_truncated_slot_goes_on_from_what_is_left() {
+    let mut engine = open("int8");
+    let tokens = tokens(9, engine.vocab());
+    let straight = engine.prefill(0, &text(&tokens[..6])).unwrap();
+    engine.prefill(0, &text(&tokens[6..])).unwrap();
+    engine.truncate(0, 5);
+    assert_eq!(engine.held(0), 5);
+    engine.truncate(0, 7);
+    engine.truncate(99, 0);
+    assert_eq!(engine.held(0), 5, "nothing comes back");
+    let again = engine.decode(&[(0, tokens[5])]).unwrap().remove(0);
+    close(&again, &straight, 1e-5);
+}
+
+#[test]
 fn the_number_of_threads_changes_no_bit() {
     let prompt = tokens(140, 200);
     let run = |threads: usize| {

@@ -19,7 +19,8 @@ use serde_json::json;
 use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, SealError, Store};
-use smelt_watch::{Budget, Machine, Peaks, Sample, Tree, Verdict, judge, oom_kills};
+use smelt_watch::meter::period;
+use smelt_watch::{Budget, Cgroups, Group, Measured, Meter, Sample, Verdict, judge};
 
 use crate::classify::{End, Outcome, Stopped, classify};
 use crate::log;
@@ -30,9 +31,6 @@ use crate::report::AttemptReport;
 use crate::shim::GRACE;
 use crate::shims::{Shim, Shims};
 
-/// Peaks are sampled ten times a second: well under 1 % of a core, and the kernel's own high-water
-/// mark covers what happens between two samples.
-const SAMPLE_PERIOD: Duration = Duration::from_millis(100);
 /// A stage may be over before the first period, so the first samples come quickly, but not so quickly
 /// that looking costs more than a small stage itself.
 const FIRST_SAMPLE: Duration = Duration::from_millis(20);
@@ -96,6 +94,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) stage: StageId,
     pub(crate) key: Digest,
     pub(crate) n: u32,
+    /// Since the run began.
+    pub(crate) began: Duration,
     pub(crate) changed: Option<String>,
     pub(crate) budget: Budget,
     pub(crate) order: Order,
@@ -113,6 +113,7 @@ pub(crate) struct Attempt<'a> {
     /// What the sealed record says besides.
     pub(crate) record: serde_json::Value,
     pub(crate) shims: &'a Shims,
+    pub(crate) cgroups: Option<&'a Cgroups>,
     pub(crate) controls: Arc<Controls>,
     pub(crate) messages: SyncSender<Message>,
 }
@@ -124,7 +125,7 @@ impl Attempt<'_> {
         let mut report = AttemptReport {
             n: self.n,
             changed: self.changed.clone(),
-            method: "proc".to_owned(),
+            began_s: seconds(self.began),
             log: self.log.clone(),
             ..AttemptReport::default()
         };
@@ -149,51 +150,67 @@ impl Attempt<'_> {
     }
 
     fn attend(&self, begin: Instant, report: &mut AttemptReport) -> Outcome {
-        let oom_kills_before = oom_kills();
-        let mut shim = match self.start() {
-            Ok(shim) => shim,
+        let (mut shim, mut meter) = match self.start() {
+            Ok(started) => started,
             Err(error) => {
                 let message = format!("cannot start the stage's shim: {error}");
                 return failed(FailureClass::SpawnFailed, message);
             }
         };
-        let (said, over) = self.watch(&mut shim, begin, &mut report.peaks);
-        self.part(shim, said.as_ref(), report);
+        meter.method(self.cgroups).clone_into(&mut report.method);
+        let (said, over) = self.watch(&mut shim, begin, &mut meter);
+        let kept = self.part(shim, said.as_ref(), report);
         let by_user = self.controls.stopped_by_user.load(Ordering::Acquire);
+        let (mut measured, group) = meter.finish();
+        self.settle(kept, group);
+        if let Some(said) = &said {
+            measured.take_usage(said.rss_process_peak_bytes, said.major_faults);
+        }
         let end = End {
             stopped: over.or(by_user.then_some(Stopped::ByUser)),
-            oom_kills: oom_kills().saturating_sub(oom_kills_before),
+            oom_kills: measured.counters.oom_kills.unwrap_or(0),
             last_line: log::last_line(&self.log),
             report: said,
         };
-        report.oom_kills = end.oom_kills;
+        let Measured { peaks, counters, curve, methods } = measured;
+        (report.peaks, report.counters) = (peaks, counters);
+        (report.curve, report.methods) = (curve, methods);
         if let Some(said) = &end.report {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;
-            report.peaks.take_process_peak(said.rss_process_peak_bytes);
             report.log_error.clone_from(&said.log_error);
         }
         classify(&end)
     }
 
-    /// Takes a shim and gives it the order.
-    fn start(&self) -> io::Result<Led> {
+    /// Takes a shim and gives it the order.  It is in the attempt's control group before it hears what
+    /// to start, and out of that of the last one.
+    fn start(&self) -> io::Result<(Led, Meter)> {
         let mut order = self.order.clone();
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone() })?;
         line.push(b'\n');
-        let Shim { process, mut input, output } = self.shims.take()?;
+        let Shim { process, mut input, output, group } = self.shims.take()?;
+        let meter = Meter::begin(self.cgroups, &self.mark, process.id());
+        if let Some(group) = group {
+            group.remove();
+        }
         // A shim that dies while we write is noticed by its missing report.
         let _ = input.write_all(&line);
         *self.controls.pipe() = Some(input);
         if self.controls.stopped_by_user.load(Ordering::Acquire) {
             self.controls.stop();
         }
-        Ok(Led { process, output })
+        Ok((Led { process, output }, meter))
     }
 
-    /// Leaves the shim to the next stage, or ends it where anything was out of order.
-    fn part(&self, shim: Led, said: Option<&ShimReport>, report: &mut AttemptReport) {
+    /// Keeps the shim for the next stage, or ends it where anything was out of order.
+    fn part(
+        &self,
+        shim: Led,
+        said: Option<&ShimReport>,
+        report: &mut AttemptReport,
+    ) -> Option<Shim> {
         let Led { mut process, output } = shim;
         let is_asked = self.controls.asked.get().is_some() || self.controls.told.get().is_some();
         let is_small = |said: &ShimReport| said.rss_process_peak_bytes <= SMALL_BYTES_MAX;
@@ -201,7 +218,7 @@ impl Attempt<'_> {
         if let (Some(input), Some(said), false) = (input, said, is_asked)
             && is_small(said)
         {
-            return self.shims.give_back(Shim { process, input, output });
+            return Some(Shim { process, input, output, group: None });
         }
         // Its pipe is closed now, and one that still lives ends its tree.
         let _ = process.wait();
@@ -210,6 +227,16 @@ impl Attempt<'_> {
             report.leftovers = orphans::kill_marked(&self.mark) as u32;
             report.leftovers += self.shims.kill_adopted() as u32;
         }
+        None
+    }
+
+    /// A shim that waits stays in its group, which goes when the shim has joined the next one.
+    fn settle(&self, kept: Option<Shim>, group: Option<Group>) {
+        match (kept, group) {
+            (Some(shim), group) => self.shims.give_back(Shim { group, ..shim }),
+            (None, Some(group)) => group.remove(),
+            (None, None) => {}
+        }
     }
 
     /// Samples until the shim has reported or is gone.
@@ -217,20 +244,20 @@ impl Attempt<'_> {
         &self,
         shim: &mut Led,
         begin: Instant,
-        peaks: &mut Peaks,
+        meter: &mut Meter,
     ) -> (Option<ShimReport>, Option<Stopped>) {
-        let tree = Tree::new(shim.process.id());
-        let mut period = FIRST_SAMPLE;
+        let mut wait = FIRST_SAMPLE;
         let mut over = None;
         let mut told = begin;
-        while !readable(&shim.output, period) {
-            period = (period * 2).min(SAMPLE_PERIOD);
+        while !readable(&shim.output, wait) {
             if self.controls.is_out_of_patience() {
                 // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
                 let _ = shim.process.kill();
             }
-            let Some(sample) = tree.sample() else { continue };
-            peaks.take(&sample, &Machine::read());
+            let sampled = Instant::now();
+            let sample = meter.sample(begin.elapsed());
+            wait = (wait * 2).min(period(sampled.elapsed()));
+            let Some(sample) = sample else { continue };
             if let Verdict::Stop(why) = judge(&self.budget, begin.elapsed(), &sample)
                 && over.is_none()
             {
@@ -352,6 +379,11 @@ pub(crate) fn record(
     changed: Option<&str>,
 ) -> serde_json::Value {
     json!({ "pipeline": pipeline, "stage": stage, "attempt": n, "changed": changed })
+}
+
+/// To the millisecond, as the journal counts.
+pub(crate) fn seconds(duration: Duration) -> f64 {
+    duration.as_millis() as f64 / 1e3
 }
 
 fn failure(class: FailureClass, message: String) -> Failure {

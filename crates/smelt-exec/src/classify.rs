@@ -89,10 +89,22 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     if end.last_line.contains("No space left on device") {
         return FailureClass::DiskFull;
     }
+    let said = said(&end.last_line);
+    if said.starts_with(INVALID_PREFIX) {
+        return FailureClass::OutputInvalid;
+    }
     match report.signal {
         Some(SIGKILL | 15 | 2 | 1) => FailureClass::KilledExternally,
         _ => FailureClass::ToolRejected,
     }
+}
+
+/// What a stage of smelt's own says first where what it looked at is not what it must be.
+pub const INVALID_PREFIX: &str = "output invalid: ";
+
+/// The last line without smelt's name.
+fn said(last_line: &str) -> &str {
+    last_line.strip_prefix("smelt: ").unwrap_or(last_line)
 }
 
 fn message(report: &ShimReport, end: &End) -> String {
@@ -101,7 +113,7 @@ fn message(report: &ShimReport, end: &End) -> String {
         (None, Some(code)) => format!("exit {code}"),
         (None, None) => "ended".to_owned(),
     };
-    let said = end.last_line.strip_prefix("smelt: ").unwrap_or(&end.last_line);
+    let said = said(&end.last_line);
     match (said, end.oom_kills) {
         ("", 0) => how,
         ("", _) => format!("{how}; the kernel ran out of memory"),
@@ -121,6 +133,7 @@ mod tests {
             signal,
             cpu_s: 0.0,
             rss_process_peak_bytes: 0,
+            major_faults: 0,
             leftovers: 0,
             spawn_error: None,
             log_error: None,
@@ -140,6 +153,7 @@ mod tests {
         assert_eq!(classify(&end(Some(0), None, "whatever")), Outcome::Done);
         check(&end(Some(1), None, "smelt: bad tensor"), ToolRejected, "bad tensor (exit 1)");
         check(&end(Some(1), None, ""), ToolRejected, "exit 1");
+        check(&end(Some(1), None, "smelt: output invalid: no"), OutputInvalid, "invalid: no");
         check(&end(None, Some(9), ""), KilledExternally, "signal 9");
         check(&end(None, Some(11), ""), ToolRejected, "signal 11");
         check(&end(Some(1), None, "cp: x: No space left on device"), DiskFull, "cp: x");

@@ -12,11 +12,13 @@ mod log;
 mod message;
 mod order;
 mod orphans;
+pub mod recorded;
 pub mod report;
 mod run;
 pub mod shim;
 mod shims;
 
+pub use log::tail as log_tail;
 pub use order::{Input, Order, Task};
 pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 pub use run::{ExecError, Progress, Runner, clear_dead_runs, journal_without_news};

@@ -78,24 +78,50 @@ fn append(head: &mut File, segment: &Path, length: u64) -> io::Result<()> {
 pub(crate) fn last_line(path: &Path) -> String {
     const TAIL_BYTES: u64 = 4096;
     const LINE_CHARS_MAX: usize = 500;
-    let mut text = Vec::new();
-    let read = File::open(path).and_then(|mut file| {
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
-        file.take(TAIL_BYTES).read_to_end(&mut text)
-    });
-    if read.is_err() {
-        return String::new();
-    }
+    let text = last_bytes(path, TAIL_BYTES).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     // A progress bar overwrites its line with carriage returns; the last state is what counts.
     let line = text.split(['\n', '\r']).rfind(|line| !line.trim().is_empty()).unwrap_or("");
     line.trim().chars().filter(|c| !c.is_control()).take(LINE_CHARS_MAX).collect()
 }
 
+/// The last lines of a log, for a person to read: no control characters, overwritten lines as they
+/// were last.  Empty where there is no log.
+pub fn tail(path: &Path, lines_max: usize) -> String {
+    const BYTES_PER_LINE: u64 = 400;
+    let text = last_bytes(path, lines_max as u64 * BYTES_PER_LINE).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let shown = |line: &str| -> String {
+        let last = line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default();
+        last.chars().filter(|c| !c.is_control() || *c == '\t').collect()
+    };
+    let lines: Vec<String> = text.trim_end().lines().map(shown).collect();
+    lines[lines.len().saturating_sub(lines_max)..].join("\n")
+}
+
+fn last_bytes(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(bytes_max)))?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tail_is_the_last_lines_as_they_were_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let many: String = (0..100).map(|n| format!("line {n}\n")).collect();
+        fs::write(&path, many + "1 %\r99 %\n\u{1b}[31mred\r\n\n").unwrap();
+        assert_eq!(tail(&path, 3), "line 99\n99 %\n[31mred");
+        assert_eq!(tail(&path, 1000).lines().count(), 102);
+        assert_eq!(tail(&dir.path().join("nothing"), 3), "");
+    }
 
     #[track_caller]
     fn check(bytes: usize, expect_left_out: Option<usize>) {

@@ -71,6 +71,8 @@ pub struct ShimReport {
     /// sees stages too short to be sampled.  An upper bound: the count begins with what the shim held
     /// at the fork, and with what stages it led before have taken; see [`SMALL_BYTES_MAX`].
     pub rss_process_peak_bytes: u64,
+    /// Page faults of those processes that had to read from a disk.
+    pub major_faults: u64,
     /// Processes that outlived the leader and were killed.
     pub leftovers: u32,
     /// Why the leader could not be started at all.

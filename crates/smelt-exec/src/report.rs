@@ -1,14 +1,17 @@
-//! What a run did, in the shape `run --json` prints and the journal keeps.  Fields may be added,
+//! What a run did, in the shape that `run --json` and `report --json` print.  Fields may be added,
 //! never renamed.
+//!
+//! Plain data: [`crate::recorded`] makes it from a journal, the loop of a run as it goes.
 
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smelt_plan::{Digest, FailureClass, Kind};
-use smelt_watch::Peaks;
+use smelt_watch::{Counters, Curve, Peaks};
+use std::collections::BTreeMap;
 
 /// A whole run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunReport {
     /// The run's id.
     pub run: String,
@@ -16,14 +19,17 @@ pub struct RunReport {
     pub pipeline: String,
     /// How it ended.
     pub status: RunStatus,
+    /// Wall seconds from its begin to its end, or to the last that is known of it.
+    pub wall_s: f64,
     /// The failure that came first, which gives the run its exit code.
     pub first_failure: Option<FirstFailure>,
     /// Each stage, in the order of the plan.
+    #[serde(default)]
     pub stages: Vec<StageReport>,
 }
 
 /// The failure that came first.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FirstFailure {
     /// Which stage.
     pub stage: String,
@@ -34,7 +40,7 @@ pub struct FirstFailure {
 }
 
 /// How a run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunStatus {
     /// Every wanted stage has its output.
@@ -45,10 +51,28 @@ pub enum RunStatus {
     Interrupted,
     /// Another run holds a key, and the user did not want to wait.
     Held,
+    /// It goes on.
+    Running,
+    /// It was killed, or the machine went down: it neither goes on nor did it end.
+    Died,
+}
+
+impl RunStatus {
+    /// The word in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed => "failed",
+            Self::Interrupted => "interrupted",
+            Self::Held => "held",
+            Self::Running => "running",
+            Self::Died => "died",
+        }
+    }
 }
 
 /// One stage of a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StageReport {
     /// Its name.
     pub name: String,
@@ -68,11 +92,12 @@ pub struct StageReport {
     /// The one line on why it failed.
     pub message: Option<String>,
     /// The attempts of this run; none for a hit.
+    #[serde(default)]
     pub attempts: Vec<AttemptReport>,
 }
 
 /// How a stage stands at the end of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StageStatus {
     /// The store had its output.
@@ -83,8 +108,10 @@ pub enum StageStatus {
     Failed,
     /// It was not started.
     Skipped,
-    /// It was stopped by the user.
+    /// It was stopped by the user, or its run died.
     Interrupted,
+    /// It goes on.
+    Running,
 }
 
 impl StageStatus {
@@ -96,17 +123,21 @@ impl StageStatus {
             Self::Failed => "failed",
             Self::Skipped => "skipped",
             Self::Interrupted => "interrupted",
+            Self::Running => "running",
         }
     }
 }
 
 /// One attempt.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct AttemptReport {
     /// From 1.
     pub n: u32,
-    /// `sealed`, `failed` or `interrupted`.
+    /// `sealed`, `failed` or `interrupted`; `running` or `died` where nothing else is known.
     pub outcome: String,
+    /// Seconds from the run's begin to its start.
+    pub began_s: f64,
     /// The failure class, where it failed.
     pub class: Option<FailureClass>,
     /// Its exit code, where it exited.
@@ -117,8 +148,12 @@ pub struct AttemptReport {
     pub message: Option<String>,
     /// What differed from attempt 1.
     pub changed: Option<String>,
-    /// How memory was measured: `proc` is sampling of `/proc`.
+    /// How memory was measured: by samples of `/proc` (`proc`), or by a control group besides
+    /// (`cgroup-v1`, `cgroup-v2`).
     pub method: String,
+    /// What each figure was measured with: `proc`, `cgroup`, `rusage` (the kernel's account of
+    /// ended processes) or `machine` (it is of the whole machine meanwhile).
+    pub methods: BTreeMap<String, String>,
     /// Wall seconds, sealing included.
     pub wall_s: f64,
     /// CPU seconds of its processes.
@@ -126,10 +161,12 @@ pub struct AttemptReport {
     /// Peaks and lows while it ran.
     #[serde(flatten)]
     pub peaks: Peaks,
-    /// Page cache peak; only a cgroup can tell.
-    pub page_cache_peak_bytes: Option<u64>,
-    /// Out-of-memory kills on this machine while it ran.
-    pub oom_kills: u64,
+    /// What happened while it ran.
+    #[serde(flatten)]
+    pub counters: Counters,
+    /// The course of its memory.  The journal keeps it, JSON reports leave it out: it is drawn.
+    #[serde(skip)]
+    pub curve: Curve,
     /// Processes that outlived it and were killed.
     pub leftovers: u32,
     /// Its log.

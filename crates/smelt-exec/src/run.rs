@@ -4,11 +4,11 @@
 //! attempts only send it messages.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, Scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use smelt_plan::plan::{From, HubPin, Pin};
@@ -17,12 +17,13 @@ use smelt_plan::{
     Command, Digest, Event, Failure, FailureClass, Kind, Plan, Schedule, StageId, State,
 };
 use smelt_store::{KeyLock, Location, Lookup, Output, Run, Store, StoreError};
-use smelt_watch::Budget;
+use smelt_watch::{Budget, Cgroups};
 
-use crate::attempt::{Attempt, Controls, record};
+use crate::attempt::{Attempt, Controls, record, seconds};
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
 use crate::orphans;
+use crate::recorded::{FORMAT, groups};
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 use crate::shims::Shims;
 
@@ -102,8 +103,14 @@ pub struct Runner<'a> {
 ///
 /// What cannot be removed (another user's files, say) is told of and holds up nobody.
 pub fn clear_dead_runs(store: &Store, tell: &mut dyn FnMut(&StoreError)) -> Result<(), StoreError> {
-    for run in store.dead_runs()? {
-        orphans::kill_marked(&format!("{run}/"));
+    let dead = store.dead_runs()?;
+    let cgroups = if dead.is_empty() { None } else { Cgroups::find(Path::new("/")) };
+    for run in dead {
+        let mark = format!("{run}/");
+        orphans::kill_marked(&mark);
+        if let Some(cgroups) = &cgroups {
+            cgroups.sweep(&mark);
+        }
         if let Err(error) = store.clear_dead(&run) {
             tell(&error);
         }
@@ -111,13 +118,13 @@ pub fn clear_dead_runs(store: &Store, tell: &mut dyn FnMut(&StoreError)) -> Resu
     Ok(())
 }
 
-/// Puts a run into the journals that knew beforehand that every stage is built.
+/// Puts a run into the journals that knew beforehand that every stage is built.  Its stages are those
+/// of the run before, and are not written again.
 pub fn journal_without_news(run: &Run, report: &RunReport) -> Result<(), ExecError> {
-    let records = [
-        json!({ "event": "begin", "detail": { "pipeline": report.pipeline } }),
-        json!({ "event": "end", "detail": { "status": report.status } }),
-    ];
-    for record in records {
+    let last = RunReport { stages: Vec::new(), ..report.clone() };
+    let begin = json!({ "format": FORMAT, "pipeline": report.pipeline, "method": "proc" });
+    for (event, detail) in [("begin", begin), ("end", json!(last))] {
+        let record = json!({ "event": event, "at_s": 0.0, "detail": detail });
         run.journal().append(&record).map_err(StoreError::from)?;
     }
     Ok(())
@@ -129,13 +136,16 @@ impl Runner<'_> {
         let (sender, receiver) = sync_channel(MESSAGES_MAX);
         let signals = listen(sender.clone())?;
         let shims = Shims::new(self.run.id().as_str()).map_err(ExecError::Process)?;
+        let cgroups = Cgroups::find(Path::new("/"));
         let report = thread::scope(|scope| {
             let (schedule, commands) = Schedule::begin(self.plan, wishes);
             let mut state = Loop {
                 scope,
                 sender,
                 schedule,
+                begin: Instant::now(),
                 shims: &shims,
+                cgroups: cgroups.as_ref(),
                 outputs: HashMap::new(),
                 pins: HashMap::new(),
                 keys: HashMap::new(),
@@ -154,7 +164,7 @@ impl Runner<'_> {
             drop(receiver);
             // After a failure of our own nothing may run on without a supervisor.
             state.controls.values().for_each(|controls| controls.kill());
-            result.map(|()| state.report())
+            result.and_then(|()| state.finish())
         });
         shims.close();
         signals.close();
@@ -182,7 +192,9 @@ struct Loop<'scope, 'env, 'a> {
     scope: &'scope Scope<'scope, 'env>,
     sender: SyncSender<Message>,
     schedule: Schedule<'a>,
+    begin: Instant,
     shims: &'scope Shims,
+    cgroups: Option<&'scope Cgroups>,
     /// Where the outputs lie that stages below may read.
     outputs: HashMap<StageId, PathBuf>,
     /// Those outside of the store, which may change while somebody reads them.
@@ -206,7 +218,9 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
         commands: Vec<Command>,
         receiver: &Receiver<Message>,
     ) -> Result<(), ExecError> {
-        self.journal("begin", json!({ "pipeline": self.runner.plan.name }))?;
+        let method = self.cgroups.map_or("proc", Cgroups::name);
+        let name = &self.runner.plan.name;
+        self.journal("begin", json!({ "format": FORMAT, "pipeline": name, "method": method }))?;
         self.note_given();
         self.perform_all(commands)?;
         while !self.schedule.is_finished() {
@@ -218,8 +232,25 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
                 Err(_) => {}
             }
         }
-        let status = self.status();
-        self.journal("end", json!({ "status": status }))
+        Ok(())
+    }
+
+    /// The report, the last words of the journal too.
+    fn finish(&mut self) -> Result<RunReport, ExecError> {
+        let mut report = self.report();
+        let mut stages = std::mem::take(&mut report.stages);
+        // The attempts have records of their own.
+        let attempts: Vec<_> =
+            stages.iter_mut().map(|stage| std::mem::take(&mut stage.attempts)).collect();
+        for group in groups(&stages) {
+            self.journal("stages", json!({ "stages": group }))?;
+        }
+        self.journal("end", json!(report))?;
+        for (stage, attempts) in stages.iter_mut().zip(attempts) {
+            stage.attempts = attempts;
+        }
+        report.stages = stages;
+        Ok(report)
     }
 
     /// `path:` sources are outputs from the start.
@@ -256,7 +287,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     fn on_ended(&mut self, ended: Ended) -> Result<(), ExecError> {
         let Ended { stage, report, result } = ended;
         self.controls.remove(&stage);
-        let record = json!({ "stage": self.name(stage), "attempt": report });
+        let record = json!({ "stage": self.name(stage), "attempt": report, "curve": report.curve });
         if report.wall_s < SHORT.as_secs_f64() && matches!(result, AttemptResult::Sealed(_)) {
             self.journal_later("ended", record)?;
         } else {
@@ -390,10 +421,11 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     }
 
     fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) -> Result<(), ExecError> {
-        let name = self.name(stage);
+        let Attempt { n, key, changed, log, .. } = &attempt;
+        let (name, kind) = (self.name(stage), self.runner.plan.stage(stage).kind);
         self.journal_later(
             "start",
-            json!({ "stage": name, "n": attempt.n, "key": attempt.key, "changed": attempt.changed }),
+            json!({ "stage": name, "kind": kind, "n": n, "key": key, "changed": changed, "log": log }),
         )?;
         self.show(&Progress::Started {
             stage,
@@ -425,6 +457,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             stage,
             key,
             n,
+            began: self.begin.elapsed(),
             budget: Budget {
                 rss_bytes_max: spec.limits.memory_bytes_max,
                 duration_max: spec.limits.duration_max,
@@ -439,6 +472,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             compare: self.to_compare(stage, &key)?,
             reference: planned.fetched().map(|pin| pin.path.clone()),
             shims: self.shims,
+            cgroups: self.cgroups,
             controls: Arc::default(),
             messages: self.sender.clone(),
         })
@@ -496,7 +530,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     }
 
     fn journal(&mut self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
-        let record = json!({ "event": what, "detail": detail });
+        let record = self.record_of(what, detail);
         self.runner.run.journal().append(&record).map_err(StoreError::from)?;
         self.is_behind = false;
         Ok(())
@@ -505,10 +539,14 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
     /// For what a power cut may take while it is young: [`Loop::catch_up`] follows when an attempt
     /// goes on.
     fn journal_later(&mut self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
-        let record = json!({ "event": what, "detail": detail });
+        let record = self.record_of(what, detail);
         self.runner.run.journal().append_later(&record).map_err(StoreError::from)?;
         self.is_behind = true;
         Ok(())
+    }
+
+    fn record_of(&self, what: &str, detail: serde_json::Value) -> serde_json::Value {
+        json!({ "event": what, "at_s": seconds(self.begin.elapsed()), "detail": detail })
     }
 
     /// After a board was reset, the journal says what ran.
@@ -536,6 +574,7 @@ impl<'scope, 'env, 'a: 'scope> Loop<'scope, 'env, 'a> {
             run: self.runner.run.id().to_string(),
             pipeline: self.runner.plan.name.clone(),
             status: self.status(),
+            wall_s: seconds(self.begin.elapsed()),
             first_failure: self.first_failure(),
             stages: stages.into_iter().filter_map(|id| self.stage_report(id)).collect(),
         }

@@ -64,6 +64,7 @@ fn lead() -> io::Result<()> {
                 signal: None,
                 cpu_s: 0.0,
                 rss_process_peak_bytes: 0,
+                major_faults: 0,
                 leftovers: 0,
                 spawn_error: Some(error.to_string()),
                 log_error: None,
@@ -143,6 +144,7 @@ fn found(program: &str, order: &Order) -> PathBuf {
 struct Usage {
     cpu_s: f64,
     rss_peak_bytes: u64,
+    major_faults: u64,
 }
 
 impl Usage {
@@ -155,6 +157,7 @@ impl Usage {
                 .map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time())),
             // Linux counts ru_maxrss in KiB.
             rss_peak_bytes: usage.map_or(0, |usage| usage.max_rss().max(0).cast_unsigned() * 1024),
+            major_faults: usage.map_or(0, |usage| usage.major_page_faults().max(0).cast_unsigned()),
         }
     }
 }
@@ -183,6 +186,7 @@ fn attend(leader: Pid, mut output: io::PipeReader, log: &Path, before: &Usage) -
         signal,
         cpu_s: after.cpu_s - before.cpu_s,
         rss_process_peak_bytes: after.rss_peak_bytes,
+        major_faults: after.major_faults.saturating_sub(before.major_faults),
         leftovers: leftovers as u32,
         spawn_error: None,
         log_error: log_error.map(|error| error.to_string()),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use smelt_watch::{Tree, is_zombie};
+use smelt_watch::{Group, Tree, is_zombie};
 
 use crate::orphans::MARK;
 
@@ -37,6 +37,8 @@ pub(crate) struct Shim {
     pub(crate) process: Child,
     pub(crate) input: ChildStdin,
     pub(crate) output: ChildStdout,
+    /// The control group it is in, of the stage it led last.
+    pub(crate) group: Option<Group>,
 }
 
 impl Shims {
@@ -54,7 +56,10 @@ impl Shims {
             match shim.process.try_wait() {
                 Ok(None) => return Ok(shim),
                 // Somebody has killed it while it waited.
-                _ => self.forget(shim.process.id()),
+                _ => {
+                    self.forget(shim.process.id());
+                    shim.group.into_iter().for_each(Group::remove);
+                }
             }
         }
     }
@@ -74,7 +79,7 @@ impl Shims {
         live.insert(process.id());
         let input = process.stdin.take().expect("asked for a pipe five lines up");
         let output = process.stdout.take().expect("asked for a pipe five lines up");
-        Ok(Shim { process, input, output })
+        Ok(Shim { process, input, output, group: None })
     }
 
     /// Keeps a shim that has ended its stage in order for the next one.
@@ -89,10 +94,11 @@ impl Shims {
 
     /// Ends those that lead nothing: without its pipe a shim is done.
     pub(crate) fn close(&self) {
-        for Shim { mut process, input, output } in self.idle().drain(..) {
+        for Shim { mut process, input, output, group } in self.idle().drain(..) {
             drop((input, output));
             let _ = process.wait();
             self.forget(process.id());
+            group.into_iter().for_each(Group::remove);
         }
     }
 

@@ -4,6 +4,7 @@
 //! Knows nothing of files or models.
 
 use half::{bf16, f16};
+use pulp::Arch;
 
 /// The type of one stored element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -127,7 +128,9 @@ impl Dtype {
         }
         let (pairs, quads) = (bytes.as_chunks::<2>().0, bytes.as_chunks::<4>().0);
         match self {
-            Self::BF16 => out.extend(pairs.iter().map(|&b| bf16_to_f32(b))),
+            Self::BF16 => {
+                Arch::new().dispatch(|| out.extend(pairs.iter().map(|&b| bf16_to_f32(b))))
+            }
             Self::F16 => out.extend(pairs.iter().map(|&b| f16::from_le_bytes(b).to_f32())),
             Self::F32 => out.extend(quads.iter().map(|&b| f32::from_le_bytes(b))),
             _ => return false,
@@ -157,7 +160,8 @@ fn first_from<T, M: Ord + Copy>(
     limit: M,
 ) -> Option<usize> {
     // One pass without an exit is vectorised; the search for the culprit may be slow.
-    items.iter().map(&magnitude).max().filter(|largest| *largest >= limit)?;
+    let largest = Arch::new().dispatch(|| items.iter().map(&magnitude).max());
+    largest.filter(|largest| *largest >= limit)?;
     items.iter().position(|item| magnitude(item) >= limit)
 }
 

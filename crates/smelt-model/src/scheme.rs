@@ -1,6 +1,6 @@
 //! Names the ways a checkpoint's linear weights are stored, and marks a directory with one.
 //!
-//! A word becomes a [`Scheme`], a scheme the [`Grid`] its integers lie on; text of
+//! A word becomes a [`Scheme`], a scheme the [`IntGrid`] its integers lie on; text of
 //! `smelt-quantize.json` comes in or goes out.  Knows nothing of tensors.
 
 use std::fmt;
@@ -38,7 +38,7 @@ pub enum Scheme {
 
 /// The integers of a scheme, and how many inputs share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
+pub struct IntGrid {
     /// Bits of an integer: 8 or 4.
     pub bits: u8,
     /// Inputs that share a scale; a whole row does where there is none.
@@ -47,7 +47,7 @@ pub struct Grid {
     pub has_zero: bool,
 }
 
-impl Grid {
+impl IntGrid {
     /// Scales of a row of `width` inputs; the last group may be short.
     pub fn groups(self, width: usize) -> usize {
         self.group.map_or(1, |group| width.div_ceil(group))
@@ -97,8 +97,8 @@ impl Scheme {
     }
 
     /// The grid its integers lie on; nothing for floats.
-    pub fn grid(self) -> Option<Grid> {
-        let grid = |bits, group, has_zero| Some(Grid { bits, group, has_zero });
+    pub fn grid(self) -> Option<IntGrid> {
+        let grid = |bits, group, has_zero| Some(IntGrid { bits, group, has_zero });
         match self {
             Self::None => None,
             Self::Int8 => grid(8, None, false),

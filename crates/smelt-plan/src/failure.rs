@@ -20,7 +20,8 @@ pub enum FailureClass {
     ToolRejected,
     /// It said success, but a declared output is not there.
     OutputMissing,
-    /// It said success, but an output cannot be kept (a symlink, an empty file, a socket).
+    /// It said success, but an output cannot be kept (a symlink, an empty file, a socket); or
+    /// `verify` found that it does not hold what it must.
     OutputInvalid,
     /// Its process could not be started.
     SpawnFailed,

@@ -187,13 +187,17 @@ const VERIFY: &[Field] = &[
     field("llm", LLM_ENGINE, Absent::Refused),
     field("against", CHECKPOINT, Absent::Refused),
     field("weights", Takes::Stage(&[Kind::Quantize, Kind::Command]), Absent::Nothing),
+    field("prompts", Takes::Path, Absent::Nothing),
 ];
+/// More tiles of one picture than models are trained with (InternVL's 12, its video's 40).
+const TILES_MAX: u64 = 64;
 const DEPLOYMENT: &[Field] = &[
     field("model", Takes::Text, Absent::Word("internvl3")),
     field("checkpoint", CHECKPOINT, Absent::Refused),
     field("vision", ENGINE, Absent::Nothing),
     field("llm", LLM_ENGINE, Absent::Nothing),
     field("encoder", ENGINE, Absent::Nothing),
+    field("tiles", Takes::Count(1, TILES_MAX), Absent::Nothing),
     field("verified", Takes::Stage(&[Kind::Verify]), Absent::Nothing),
 ];
 const COMMAND: &[Field] = &[
@@ -259,8 +263,8 @@ impl Kind {
     pub fn fault(self, is_given: impl Fn(&str) -> bool) -> Option<&'static str> {
         match self {
             Self::Deployment if is_given("encoder") => {
-                ["vision", "llm", "verified"].into_iter().any(is_given).then_some(
-                    "\"encoder\" stands alone; leave out \"vision\", \"llm\" and \"verified\"",
+                ["vision", "llm", "verified", "tiles"].into_iter().any(is_given).then_some(
+                    "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\" and \"tiles\"",
                 )
             }
             Self::Deployment => (!is_given("vision") || !is_given("llm"))
@@ -298,12 +302,14 @@ impl Kind {
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {
         match self {
-            Self::Quantize => 2,
+            // Errors are summed by sixteens, which may choose another clip.
+            Self::Quantize => 3,
+            // verify.json is of format 2.
+            Self::Verify => 2,
             Self::Source
             | Self::OnnxExport
             | Self::GraphSurgery
             | Self::Calibrate
-            | Self::Verify
             | Self::Deployment
             | Self::Command => 1,
             // engine.json is of format 2.

@@ -35,6 +35,11 @@ pub const FORMAT: u64 = 1;
 pub const STAGES_MAX: usize = 200_000;
 /// A stage that failed this often needs a person.
 pub const ATTEMPTS_MAX: u64 = 16;
+/// What a pipeline has.
+pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "resources", "stage"];
+/// What every stage may have, whatever its kind.
+pub(crate) const COMMON_KEYS: &[&str] =
+    &["kind", "limits", "retry", "matrix", "resources", "device"];
 
 /// A pipeline file, read and checked but not yet ordered.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,7 +164,7 @@ impl Pipeline {
         let source = Source { file, lines: Lines::of(text) };
         let root = DeTable::parse(text).map_err(|error| source.syntax(&error))?;
         let mut root = Table::new(&source, root.get_ref(), "the pipeline", 0);
-        root.allow(&["smelt", "name", "params", "resources", "stage"])?;
+        root.allow(ROOT_KEYS)?;
         root.format("smelt", FORMAT)?;
         let name = root.required_text("name")?;
         let params = params::read(&source, root.table("params")?, overrides)?;
@@ -314,9 +319,6 @@ fn read_variants<'a>(
     Ok(stages)
 }
 
-/// Keys that every stage may have, whatever its kind.
-const COMMON: [&str; 6] = ["kind", "limits", "retry", "matrix", "resources", "device"];
-
 fn read_stage(
     around: &Around<'_>,
     name: &str,
@@ -336,7 +338,7 @@ fn read_stage(
     table.what = format!("stage \"{name}\" (kind \"{}\")", kind.name());
     let fields = kind.fields();
     let mut known: Vec<&str> = fields.iter().map(|field| field.name).collect();
-    known.extend(COMMON);
+    known.extend(COMMON_KEYS);
     table.allow(&known)?;
     let (values, inputs) = fields::read(&table, fields, scope)?;
     if let Some(fault) = kind.fault(|key| table.get(key).is_some()) {

@@ -130,11 +130,24 @@ impl Deployment {
     /// [`DeploymentError`] naming the file or engine and what does not fit.
     pub fn open(dir: &Path) -> Result<Self, DeploymentError> {
         let spec = read_spec(dir)?;
+        let vision = VisionEngine::open(&dir.join(&spec.vision))?;
+        let llm = LlmEngine::open(&dir.join(&spec.llm))?;
+        Self::of_engines(dir, spec, vision, llm)
+    }
+
+    /// The deployment of engines that are open, with the tokenizer and the chat template of `dir`.
+    ///
+    /// # Errors
+    /// [`DeploymentError`] naming the file or engine and what does not fit.
+    pub fn of_engines(
+        dir: &Path,
+        spec: Spec,
+        vision: VisionEngine,
+        llm: LlmEngine,
+    ) -> Result<Self, DeploymentError> {
         let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE))?;
         let template = Template::open(dir)?;
         let image_token = image_token(dir, &spec, &tokenizer)?;
-        let vision = VisionEngine::open(&dir.join(&spec.vision))?;
-        let llm = LlmEngine::open(&dir.join(&spec.llm))?;
         let sizes = Sizes {
             tile: spec.image.image_size,
             vision_tile: vision.image_size(),

@@ -3,9 +3,10 @@
 //! The steps are plain calls on the engines, in order, on one slot.  Times are taken here and
 //! nowhere below.  Knows nothing of who asks.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use smelt_engine::llm::{ImageEmbeds, Prompt};
+use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
 
 use crate::deployment::Deployment;
 use crate::image::{self, Picture};
@@ -202,19 +203,59 @@ pub fn answer(
     new_tokens_max: usize,
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
-    let answer = decode(deployment, prepared, new_tokens_max, on_text);
+    let read = read(deployment, prepared);
+    let answer = read.and_then(|read| say(deployment, prepared, &read, new_tokens_max, on_text));
     deployment.llm.release(SLOT);
     answer
 }
 
-/// Prefills the prompt and decodes greedily.
-fn decode(
+/// Answers a prepared prompt as [`answer`] does; then follows a `given` answer from the same prompt,
+/// which is read once, by the steps of an answer: `visit` sees each token and the logits `[vocab]`
+/// before it, all finite.
+///
+/// # Errors
+/// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.
+pub fn answer_and_follow(
     deployment: &mut Deployment,
     prepared: &Prepared,
     new_tokens_max: usize,
+    given: &[u32],
+    visit: &mut dyn FnMut(u32, &[f32]),
+) -> Result<Answer, GenerateError> {
+    let both = read(deployment, prepared).and_then(|read| {
+        let answer = say(deployment, prepared, &read, new_tokens_max, &mut |_| {})?;
+        deployment.llm.truncate(SLOT, prepared.tokens.len());
+        follow(deployment, read, given, visit)?;
+        Ok(answer)
+    });
+    deployment.llm.release(SLOT);
+    both
+}
+
+/// A prompt that the slot holds.
+struct Read {
+    /// What follows it: `[vocab]`.
+    logits: Vec<f32>,
+    took: Duration,
+}
+
+/// Runs the prompt through the language model.
+fn read(deployment: &mut Deployment, prepared: &Prepared) -> Result<Read, GenerateError> {
+    let Deployment { llm, image_token, .. } = deployment;
+    let start = Instant::now();
+    let logits = llm.prefill(SLOT, &prepared.prompt(*image_token)).map_err(GenerateError::Llm)?;
+    Ok(Read { logits, took: start.elapsed() })
+}
+
+/// Decodes greedily behind the prompt that was read.
+fn say(
+    deployment: &mut Deployment,
+    prepared: &Prepared,
+    read: &Read,
+    new_tokens_max: usize,
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
-    let Deployment { spec, tokenizer, llm, image_token, .. } = deployment;
+    let Deployment { spec, tokenizer, llm, .. } = deployment;
     let mut progress = Progress {
         eos: &spec.eos,
         prompt: prepared.tokens.len(),
@@ -223,13 +264,10 @@ fn decode(
         tokens: Vec::new(),
     };
     let mut speech = Speech { pieces: Detokenizer::new(tokenizer), text: String::new(), on_text };
-    let mut timing = Timing::default();
+    let (prefill, first_token) = (read.took, read.took);
+    let mut timing = Timing { prefill, first_token, ..Timing::default() };
     let start = Instant::now();
-    let prompt = prepared.prompt(*image_token);
-    let mut logits = llm.prefill(SLOT, &prompt).map_err(GenerateError::Llm)?;
-    timing.prefill = start.elapsed();
-    timing.first_token = timing.prefill;
-    let start = Instant::now();
+    let mut logits = Cow::Borrowed(&read.logits[..]);
     let finish = loop {
         let token = best(&logits).ok_or(GenerateError::NotFinite { tokens: progress.held() })?;
         let finish = progress.take(token);
@@ -239,8 +277,7 @@ fn decode(
         if let Some(finish) = finish {
             break finish;
         }
-        let step = llm.decode(&[(SLOT, token)]).map_err(GenerateError::Llm)?;
-        logits = step.into_iter().next().unwrap_or_default();
+        logits = Cow::Owned(step(llm, token)?);
         timing.decode_steps += 1;
     };
     timing.decode = start.elapsed();
@@ -254,44 +291,29 @@ fn decode(
     })
 }
 
-/// Follows a given answer to a prepared prompt, by the steps of [`answer`]: `visit` sees each token
-/// and the logits `[vocab]` before it, all finite.
-///
-/// # Errors
-/// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.
-pub fn follow(
+/// Shows the tokens of a given answer behind the prompt that was read.
+fn follow(
     deployment: &mut Deployment,
-    prepared: &Prepared,
+    read: Read,
     tokens: &[u32],
     visit: &mut dyn FnMut(u32, &[f32]),
 ) -> Result<(), GenerateError> {
-    let result = steps(deployment, prepared, tokens, visit);
-    deployment.llm.release(SLOT);
-    result
-}
-
-fn steps(
-    deployment: &mut Deployment,
-    prepared: &Prepared,
-    tokens: &[u32],
-    visit: &mut dyn FnMut(u32, &[f32]),
-) -> Result<(), GenerateError> {
-    let Deployment { llm, image_token, .. } = deployment;
-    let mut before: Option<u32> = None;
+    let llm = &mut deployment.llm;
+    let mut logits = read.logits;
     for (index, &token) in tokens.iter().enumerate() {
-        let logits = match before {
-            None => llm.prefill(SLOT, &prepared.prompt(*image_token)),
-            Some(last) => {
-                llm.decode(&[(SLOT, last)]).map(|step| step.into_iter().next().unwrap_or_default())
-            }
-        };
-        let logits = logits.map_err(GenerateError::Llm)?;
-        let held = prepared.tokens.len() + index;
-        best(&logits).ok_or(GenerateError::NotFinite { tokens: held })?;
+        if index > 0 {
+            logits = step(llm, tokens[index - 1])?;
+        }
+        best(&logits).ok_or(GenerateError::NotFinite { tokens: llm.held(SLOT) })?;
         visit(token, &logits);
-        before = Some(token);
     }
     Ok(())
+}
+
+/// Puts `token` behind what the slot holds; gives what follows.
+fn step(llm: &mut LlmEngine, token: u32) -> Result<Vec<f32>, GenerateError> {
+    let step = llm.decode(&[(SLOT, token)]).map_err(GenerateError::Llm)?;
+    Ok(step.into_iter().next().unwrap_or_default())
 }
 
 /// The text of an answer so far, and who hears it.

@@ -132,6 +132,16 @@ impl Store {
         Ok(())
     }
 
+    /// Whether the run goes on, in some process of this machine: it holds its lock.
+    pub fn is_running(&self, id: &RunId) -> Result<bool, StoreError> {
+        let (disk, path) = (self.disk(), self.layout().run_lock(id));
+        if present(disk.lstat(&path)).map_err(fault("look at", &path))?.is_none() {
+            return Ok(false);
+        }
+        let lock = disk.lock(&path, LockKind::Shared, Wait::No).map_err(fault("lock", &path))?;
+        Ok(lock.is_none())
+    }
+
     /// Every run that has a journal, oldest first.
     pub fn journals(&self) -> Result<Vec<RunId>, StoreError> {
         let names = names(self.disk(), &self.layout().journals())?;
@@ -232,6 +242,14 @@ impl RunId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// When it began (UTC), as in `2026-11-21 15:42:33`.
+    pub fn began(&self) -> String {
+        let digits = &self.0;
+        let date = [&digits[..4], &digits[4..6], &digits[6..8]].join("-");
+        let time = [&digits[9..11], &digits[11..13], &digits[13..15]].join(":");
+        format!("{date} {time}")
+    }
 }
 
 impl fmt::Display for RunId {
@@ -316,7 +334,8 @@ mod tests {
 
     #[test]
     fn names_of_runs_are_checked() {
-        assert!("20261121-154233-1a2b".parse::<RunId>().is_ok());
+        let id: RunId = "20261121-154233-1a2b".parse().unwrap();
+        assert_eq!(id.began(), "2026-11-21 15:42:33");
         for bad in ["", "x", "20261121-154233", "20261121-154233-1A2B", "../../../../etc/passwd-1"]
         {
             assert!(bad.parse::<RunId>().is_err(), "{bad}");

@@ -1,16 +1,26 @@
-//! Measures: `/proc` to [`Sample`]s, samples to [`Peaks`] and a [`Verdict`].
+//! Measures: `/proc` and control groups to [`Sample`]s, samples to [`Peaks`], a [`Curve`] and a
+//! [`Verdict`].
 //!
 //! Reading is thin and separate from judging, which is pure.  Knows nothing of pipelines, stages
 //! or retries.
 
 #![forbid(unsafe_code)]
 
+pub mod cgroup;
+pub mod counters;
+pub mod curve;
 pub mod machine;
+pub mod meter;
 pub mod peaks;
+pub mod pressure;
 pub mod tree;
 pub mod verdict;
 
-pub use machine::{Machine, oom_kills};
+pub use cgroup::{Cgroups, Group};
+pub use counters::Counters;
+pub use curve::Curve;
+pub use machine::Machine;
+pub use meter::{Measured, Meter};
 pub use peaks::Peaks;
 pub use tree::{Sample, Tree, is_zombie};
 pub use verdict::{Budget, Verdict, Why, judge};

@@ -1,6 +1,7 @@
-//! Reads what the whole machine has left: `/proc/meminfo` and `/proc/vmstat`.
+//! Reads what the whole machine has left: `/proc/meminfo`.
 
 use std::fs;
+use std::path::Path;
 
 /// One reading; `None` where this kernel does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -11,33 +12,22 @@ pub struct Machine {
     pub swap_free_bytes: Option<u64>,
     /// Bytes of the contiguous memory area that nothing, not even movable pages, holds.
     pub cma_free_bytes: Option<u64>,
-    /// Processes the out-of-memory killer has ended since boot, machine wide.
-    pub oom_kills: Option<u64>,
 }
 
 impl Machine {
-    /// Reads the machine now.
-    pub fn read() -> Self {
-        let text = |path| fs::read_to_string(path).unwrap_or_default();
-        Self::parse(&text("/proc/meminfo"), &text("/proc/vmstat"))
+    /// Reads the machine whose file system is at `root`: `/`, or a captured tree.
+    pub fn read(root: &Path) -> Self {
+        Self::parse(&fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default())
     }
 
-    /// Takes the two files' texts apart.
-    pub fn parse(meminfo: &str, vmstat: &str) -> Self {
+    /// Takes the file's text apart.
+    pub fn parse(meminfo: &str) -> Self {
         Self {
             mem_available_bytes: kib(meminfo, "MemAvailable:"),
             swap_free_bytes: kib(meminfo, "SwapFree:"),
             cma_free_bytes: kib(meminfo, "CmaFree:"),
-            oom_kills: number(vmstat, "oom_kill"),
         }
     }
-}
-
-/// Processes the out-of-memory killer has ended since boot, machine wide; 0 where the kernel does
-/// not say.
-pub fn oom_kills() -> u64 {
-    let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    number(&text, "oom_kill").unwrap_or(0)
 }
 
 /// The value of a `Name:   123 kB` line, in bytes.
@@ -46,7 +36,7 @@ pub(crate) fn kib(text: &str, name: &str) -> Option<u64> {
 }
 
 /// The first number of the line whose first word is `name`.
-fn number(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn number(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
         (words.next() == Some(name)).then(|| words.next()?.parse().ok()).flatten()
@@ -60,20 +50,19 @@ mod tests {
     #[test]
     fn lines_are_found_by_their_whole_name() {
         let meminfo = "MemTotal:  10 kB\nMemAvailable:    5 kB\nSwapFree: 0 kB\nCmaFree: 36 kB\n";
-        let machine = Machine::parse(meminfo, "oom_kill_disable 9\noom_kill 3\n");
+        let machine = Machine::parse(meminfo);
         assert_eq!(machine.mem_available_bytes, Some(5 * 1024));
         assert_eq!(machine.swap_free_bytes, Some(0));
         assert_eq!(machine.cma_free_bytes, Some(36 * 1024));
-        assert_eq!(machine.oom_kills, Some(3));
     }
 
     #[test]
     fn a_kernel_that_does_not_say_is_no_error() {
-        assert_eq!(Machine::parse("", "garbage\n"), Machine::default());
+        assert_eq!(Machine::parse("garbage\n"), Machine::default());
     }
 
     #[test]
     fn this_machine_says_what_is_available() {
-        assert!(Machine::read().mem_available_bytes.is_some_and(|bytes| bytes > 0));
+        assert!(Machine::read(Path::new("/")).mem_available_bytes.is_some_and(|bytes| bytes > 0));
     }
 }

@@ -7,6 +7,7 @@ use crate::tree::Sample;
 
 /// What an attempt took at most, and what it left at least.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Peaks {
     /// Samples taken; peaks of few samples are weak.
     pub samples: u64,
@@ -16,7 +17,7 @@ pub struct Peaks {
     pub peak_rss_anon_bytes: u64,
     /// Largest resident memory of one process (the kernel's high-water mark).
     pub peak_rss_process_bytes: u64,
-    /// Largest sum of virtual memory over the tree.
+    /// Largest sum of virtual memory over the tree, or of one process by the kernel's mark.
     pub peak_vms_bytes: u64,
     /// Largest sum of swapped-out memory over the tree.
     pub swap_peak_bytes: u64,
@@ -24,6 +25,11 @@ pub struct Peaks {
     pub mem_available_min_bytes: Option<u64>,
     /// Lowest `CmaFree` of the machine meanwhile.
     pub cma_free_min_bytes: Option<u64>,
+    /// Most file pages charged to the attempt's control group.
+    pub page_cache_peak_bytes: Option<u64>,
+    /// Most of all memory charged to that group by the kernel's own mark: page cache and kernel
+    /// memory count.
+    pub cgroup_peak_bytes: Option<u64>,
 }
 
 impl Peaks {
@@ -33,14 +39,18 @@ impl Peaks {
         self.peak_rss_anon_bytes = self.peak_rss_anon_bytes.max(tree.rss_anon_bytes);
         self.peak_rss_bytes = self.peak_rss_bytes.max(tree.rss_bytes);
         self.take_process_peak(tree.rss_process_peak_bytes);
-        self.peak_vms_bytes = self.peak_vms_bytes.max(tree.vms_bytes);
+        self.peak_vms_bytes =
+            self.peak_vms_bytes.max(tree.vms_bytes).max(tree.vms_process_peak_bytes);
         self.swap_peak_bytes = self.swap_peak_bytes.max(tree.swap_bytes);
         lower(&mut self.mem_available_min_bytes, machine.mem_available_bytes);
         lower(&mut self.cma_free_min_bytes, machine.cma_free_bytes);
     }
-}
 
-impl Peaks {
+    /// Takes what the attempt's control group holds now.
+    pub fn take_page_cache(&mut self, bytes: Option<u64>) {
+        self.page_cache_peak_bytes = self.page_cache_peak_bytes.max(bytes);
+    }
+
     /// Takes the kernel's word on the largest process.  A spike of one process between two samples is
     /// a spike of the tree as well.
     pub fn take_process_peak(&mut self, rss_bytes: u64) {

@@ -23,6 +23,8 @@ pub struct Sample {
     /// The largest high-water mark (`VmHWM`) of one process.  The kernel keeps it, so a spike
     /// between two samples is in it as long as the process lives to the next sample.
     pub rss_process_peak_bytes: u64,
+    /// The same of virtual memory (`VmPeak`).
+    pub vms_process_peak_bytes: u64,
 }
 
 /// The processes below and including one.
@@ -81,6 +83,8 @@ impl Sample {
         self.swap_bytes += process.swap_bytes;
         self.rss_process_peak_bytes =
             self.rss_process_peak_bytes.max(process.rss_process_peak_bytes);
+        self.vms_process_peak_bytes =
+            self.vms_process_peak_bytes.max(process.vms_process_peak_bytes);
     }
 
     /// One process from the text of its `status` file; a zombie has no memory and counts as zero.
@@ -93,6 +97,7 @@ impl Sample {
             vms_bytes: field("VmSize:"),
             swap_bytes: field("VmSwap:"),
             rss_process_peak_bytes: field("VmHWM:"),
+            vms_process_peak_bytes: field("VmPeak:"),
         }
     }
 }
@@ -155,13 +160,14 @@ mod tests {
 
     #[test]
     fn a_status_file_is_taken_apart() {
-        let text = "Name:\tx\nVmSize:\t  300 kB\nVmHWM:\t 20 kB\nVmRSS:\t 10 kB\nRssAnon:\t 4 kB\nVmSwap:\t 1 kB\n";
+        let text = "Name:\tx\nVmPeak:\t 400 kB\nVmSize:\t  300 kB\nVmHWM:\t 20 kB\nVmRSS:\t 10 kB\nRssAnon:\t 4 kB\nVmSwap:\t 1 kB\n";
         let sample = Sample::parse(text);
         assert_eq!(sample.rss_bytes, 10 << 10);
         assert_eq!(sample.rss_anon_bytes, 4 << 10);
         assert_eq!(sample.vms_bytes, 300 << 10);
         assert_eq!(sample.swap_bytes, 1 << 10);
         assert_eq!(sample.rss_process_peak_bytes, 20 << 10);
+        assert_eq!(sample.vms_process_peak_bytes, 400 << 10);
     }
 
     #[test]

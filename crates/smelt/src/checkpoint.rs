@@ -8,7 +8,7 @@ use std::path::Path;
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::packed::write::{Format, write};
-use smelt_model::quantize::{self, Grid, Options, Report, Scheme};
+use smelt_model::quantize::{self, IntGrid, Options, Report, Scheme};
 
 use crate::exit::{Exit, Failed};
 use crate::say::tell;
@@ -80,7 +80,7 @@ pub(crate) fn quantize(
 /// `options` with what `format` can describe for defaults: AWQ and GPTQ say one thing of all
 /// modules, so a head that would be packed otherwise than the layers stays floats unless asked for.
 fn for_format<'a>(options: &Options<'a>, format: Format) -> Options<'a> {
-    let differs = matches!(options.scheme.grid(), Some(Grid { bits: 4, .. }));
+    let differs = matches!(options.scheme.grid(), Some(IntGrid { bits: 4, .. }));
     let is_one = matches!(format, Format::Awq | Format::Gptq);
     let head = options.head.or_else(|| (differs && is_one).then_some(Scheme::None));
     Options { head, ..options.clone() }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use smelt_exec::ExecError;
+use smelt_exec::classify::INVALID_PREFIX;
 use smelt_plan::PipelineError;
 use smelt_plan::pipeline::ParseError;
 use smelt_store::StoreError;
@@ -61,6 +62,11 @@ impl Failed {
 
     pub(crate) fn model(message: impl fmt::Display) -> Self {
         Self::new(Exit::BadModel, message)
+    }
+
+    /// What was made does not hold what it must.
+    pub(crate) fn invalid(message: impl fmt::Display) -> Self {
+        Self::new(Exit::StageFailed, format!("{INVALID_PREFIX}{message}"))
     }
 
     pub(crate) fn usage(message: impl fmt::Display) -> Self {

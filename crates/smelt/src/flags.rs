@@ -2,6 +2,7 @@
 
 mod bench;
 mod onnx;
+mod show;
 
 use std::path::PathBuf;
 
@@ -12,6 +13,9 @@ use smelt_model::quantize::{Method, Scheme};
 use crate::checkpoint::Form;
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
 pub(crate) use onnx::{OnnxCommand, Output};
+pub(crate) use show::{
+    CompletionsFlags, GraphFlags, GraphFormat, ManFlags, ReportFlags, RunsFlags,
+};
 
 /// Turns vision-language models into inference engines on devices too small for the job.
 #[derive(Debug, Parser)]
@@ -31,6 +35,12 @@ pub(crate) enum Subcommand {
     Explain(ExplainFlags),
     /// Print the directory of a stage's sealed output
     Out(OutFlags),
+    /// List the runs so far, newest first
+    Runs(RunsFlags),
+    /// Tell what a run did: a table, JSON, a page for a browser, a trace
+    Report(ReportFlags),
+    /// Draw a pipeline, coloured by what is built
+    Graph(GraphFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
     /// Print the embeddings of texts by a built encoder, one JSON array a line
@@ -47,6 +57,12 @@ pub(crate) enum Subcommand {
     /// Compare what was built
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Print the JSON Schema of the pipeline file, for editors
+    Schema,
+    /// Print completions for a shell, as in: smelt completions bash > /etc/bash_completion.d/smelt
+    Completions(CompletionsFlags),
+    /// Print a manual page, as in: smelt man run | man -l -
+    Man(ManFlags),
     /// Run one part of a stage (smelt starts these itself)
     #[command(hide = true)]
     Stage(StageFlags),

@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -60,9 +60,15 @@ impl FreshDir {
 
     /// Makes what was written durable, and visible under its name.
     pub(crate) fn finish(self) -> Result<(), Failed> {
-        sync(&self.work).map_err(|error| cannot("sync", &self.work, &error))?;
+        let made = self.work.clone();
+        self.finish_with(&made)
+    }
+
+    /// [`FreshDir::finish`] with `made`, a directory inside, alone.
+    pub(crate) fn finish_with(self, made: &Path) -> Result<(), Failed> {
+        sync(made).map_err(|error| cannot("sync", made, &error))?;
         let mut all = under_work();
-        fs::rename(&self.work, &self.target)
+        fs::rename(made, &self.target)
             .map_err(|error| cannot("put in place", &self.target, &error))?;
         all.retain(|work| *work != self.work);
         drop(all);
@@ -84,6 +90,14 @@ impl Drop for FreshDir {
 fn under_work() -> MutexGuard<'static, Vec<PathBuf>> {
     // A panic elsewhere leaves whole paths.
     UNDER_WORK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on no interrupt ends the process: what it does has no way but forward, and is short.
+pub(crate) fn go_through() {
+    for signal in [SIGINT, SIGTERM] {
+        // Where signals cannot be listened for, nothing is lost but this.
+        let _ = signal_hook::flag::register(signal, Arc::default());
+    }
 }
 
 /// From now on an interrupt removes what is under work and ends the process.  A machine that cannot

@@ -40,15 +40,17 @@ pub(crate) enum Access {
 }
 
 /// Where the store is: `$SMELT_CACHE`, else `./cache`.
-pub(crate) fn store_root() -> PathBuf {
+pub(crate) fn root() -> Result<PathBuf, Failed> {
     let given = std::env::var_os("SMELT_CACHE").filter(|root| !root.is_empty());
-    given.map_or_else(|| PathBuf::from("cache"), PathBuf::from)
-}
-
-pub(crate) fn store(access: &Access) -> Result<Store, Failed> {
-    let root = store_root();
+    let root = given.map_or_else(|| PathBuf::from("cache"), PathBuf::from);
     let absolute = std::path::absolute(&root).unwrap_or_else(|_| root.clone());
     pins::utf8(&absolute, "set SMELT_CACHE to another directory")?;
+    Ok(root)
+}
+
+/// Opens the store.
+pub(crate) fn store(access: &Access) -> Result<Store, Failed> {
+    let root = root()?;
     match access {
         Access::Build(wait, stop) => {
             let store = Store::open(&root, *wait)?;
@@ -61,6 +63,19 @@ pub(crate) fn store(access: &Access) -> Result<Store, Failed> {
             read_only.map_err(|_| first.into())
         }),
     }
+}
+
+/// The same store, only to read: nothing is made or completed.
+pub(crate) fn store_to_read() -> Result<Store, Failed> {
+    Ok(Store::open_read_only(&root()?, Wait::Yes)?)
+}
+
+/// The plan of a pipeline whose inputs nobody has looked at: its keys mean nothing.
+pub(crate) fn plan_unpinned(flags: &PipelineFlags) -> Result<Plan, Failed> {
+    let file = flags.pipeline.display().to_string();
+    let pipeline =
+        Pipeline::parse(&file, &read(&flags.pipeline)?, &Overrides::parse(&flags.sets)?)?;
+    Ok(Plan::build(&pipeline, &pins::none(&pipeline))?)
 }
 
 /// Reads the pipeline, opens the store, pins every `path:` and plans.

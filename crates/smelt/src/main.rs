@@ -12,12 +12,16 @@ mod exit;
 mod flags;
 mod fresh;
 mod given;
+mod graph;
+mod history;
 mod hub;
 mod last;
+mod live;
 mod load;
 mod memo;
 mod pins;
 mod progress;
+mod report;
 mod say;
 mod stage;
 mod table;
@@ -36,6 +40,12 @@ fn main() -> ExitCode {
         Subcommand::Plan(flags) => commands::plan::run(&flags),
         Subcommand::Explain(flags) => commands::explain::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),
+        Subcommand::Runs(flags) => commands::runs::run(&flags),
+        Subcommand::Report(flags) => commands::report::run(&flags),
+        Subcommand::Graph(flags) => commands::graph::run(&flags),
+        Subcommand::Schema => commands::describe::schema(),
+        Subcommand::Completions(flags) => commands::describe::completions(&flags),
+        Subcommand::Man(flags) => commands::describe::man(&flags),
         Subcommand::Chat(flags) => commands::chat::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),
         Subcommand::Export(flags) => commands::export::run(&flags),

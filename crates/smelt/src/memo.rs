@@ -51,7 +51,7 @@ impl Memo {
     /// The report of a run with nothing to do, if that is what this is.  It is in the journals like
     /// any other.
     pub(crate) fn recall(&self, access: &Access) -> Result<Option<RunReport>, Failed> {
-        if !load::store_root().join("memo").join(self.name.to_string()).exists() {
+        if !load::root()?.join("memo").join(self.name.to_string()).exists() {
             return Ok(None);
         }
         let store = load::store(access)?;
@@ -64,6 +64,7 @@ impl Memo {
             run: run.id().to_string(),
             pipeline: rows.pipeline,
             status: RunStatus::Ok,
+            wall_s: 0.0,
             first_failure: None,
             stages: rows.stages,
         };

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use smelt_hub::{Address, Hub, HubError, Resolved};
 use smelt_plan::pipeline::InputRef;
 use smelt_plan::plan::{HubPin, Pin};
-use smelt_plan::{Pins, Pipeline};
+use smelt_plan::{Digest, Pins, Pipeline};
 use smelt_store::{DigestError, Store};
 
 use crate::exit::{Exit, Failed};
@@ -33,6 +33,18 @@ pub(crate) enum Ask<'a> {
     Hub,
     /// The same for a run, which the flag stops, and which lets the cache remember the answer.
     HubForRun(&'a AtomicBool),
+}
+
+/// Pins that mean nothing, to order a pipeline of which nothing is asked or read.
+pub(crate) fn none(pipeline: &Pipeline) -> Pins {
+    let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
+    let [repo, revision, commit] = [const { String::new() }; 3];
+    let hub = HubPin { repo, revision, commit, path: PathBuf::new() };
+    Pins {
+        paths: pipeline.paths().into_iter().map(|path| (path.to_owned(), pin.clone())).collect(),
+        hubs: pipeline.hubs().into_iter().map(|text| (text.to_owned(), hub.clone())).collect(),
+        ..Pins::default()
+    }
 }
 
 /// The addresses behind every `hf:`, by the text in the file.

@@ -1,42 +1,48 @@
 //! Tells the user what goes on, on standard error: a line per event, and on a terminal one live
-//! line for the stage that runs.
+//! line for each stage that runs.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
 use smelt_exec::{AttemptReport, Progress};
 use smelt_plan::{Plan, StageId};
 
+use crate::live::{Foot, Size};
 use crate::say::{tell, tell_raw};
 use crate::table::{bytes, seconds};
 
+/// Of a terminal that does not tell its size.
+const USUAL: Size = Size { columns: 80, rows: 24 };
 /// Without a terminal a long stage says every so often that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Display<'a> {
     plan: &'a Plan,
     is_terminal: bool,
-    /// Something is on the live line.
-    live: bool,
+    /// What runs, and its live line.
+    running: BTreeMap<StageId, String>,
+    foot: Foot,
     told: Instant,
 }
 
 impl<'a> Display<'a> {
     pub(crate) fn new(plan: &'a Plan) -> Self {
-        Self { plan, is_terminal: stderr().is_terminal(), live: false, told: Instant::now() }
+        Self {
+            plan,
+            is_terminal: stderr().is_terminal(),
+            running: BTreeMap::new(),
+            foot: Foot::default(),
+            told: Instant::now(),
+        }
     }
 
     pub(crate) fn show(&mut self, progress: &Progress<'_>) {
         match progress {
             Progress::Hit(stage) => self.line(&format!("{} hit", self.label(*stage))),
-            Progress::Started { stage, attempt: 1, .. } => {
-                self.line(&format!("{} started", self.label(*stage)));
+            Progress::Started { stage, attempt, changed } => {
+                self.started(*stage, *attempt, *changed);
             }
-            Progress::Started { stage, attempt, changed } => self.line(&format!(
-                "{} attempt {attempt}, with {}",
-                self.label(*stage),
-                changed.unwrap_or("nothing changed")
-            )),
             Progress::Running { stage, elapsed, rss_bytes, last_line } => {
                 self.running(*stage, *elapsed, *rss_bytes, last_line);
             }
@@ -61,9 +67,9 @@ impl<'a> Display<'a> {
 
     /// Leaves the terminal as it was.
     pub(crate) fn finish(&mut self) {
-        if self.live {
-            tell_raw("\r\x1b[K");
-            self.live = false;
+        let text = self.foot.clear();
+        if !text.is_empty() {
+            tell_raw(&text);
         }
     }
 
@@ -71,7 +77,24 @@ impl<'a> Display<'a> {
         format!("[{}/{}] {}", stage.index() + 1, self.plan.len(), self.plan.stage(stage).name)
     }
 
+    /// A terminal sees on the stage's live line that it runs.
+    fn started(&mut self, stage: StageId, attempt: u32, changed: Option<&str>) {
+        let label = self.label(stage);
+        if self.is_terminal {
+            self.running.insert(stage, format!("{label} starts"));
+        }
+        match attempt {
+            1 if self.is_terminal => self.draw(),
+            1 => self.line(&format!("{label} started")),
+            _ => {
+                let changed = changed.unwrap_or("nothing changed");
+                self.line(&format!("{label} attempt {attempt}, with {changed}"));
+            }
+        }
+    }
+
     fn ended(&mut self, stage: StageId, report: &AttemptReport) {
+        self.running.remove(&stage);
         let label = self.label(stage);
         let text = match &report.message {
             None => format!(
@@ -89,8 +112,6 @@ impl<'a> Display<'a> {
     }
 
     fn running(&mut self, stage: StageId, elapsed: Duration, rss_bytes: u64, last_line: &str) {
-        // No terminal in use is narrower; a longer line would wrap and could not be rewritten.
-        const WIDTH: usize = 79;
         let text = format!(
             "{} {} {} {}",
             self.label(stage),
@@ -99,9 +120,8 @@ impl<'a> Display<'a> {
             last_line
         );
         if self.is_terminal {
-            let text: String = text.chars().take(WIDTH).collect();
-            tell_raw(&format!("\r\x1b[K{text}"));
-            self.live = true;
+            self.running.insert(stage, text);
+            self.draw();
         } else if self.told.elapsed() >= HEARTBEAT {
             self.line(&text);
         }
@@ -111,5 +131,18 @@ impl<'a> Display<'a> {
         self.finish();
         tell(text);
         self.told = Instant::now();
+        self.draw();
+    }
+
+    /// Writes the live lines anew.
+    fn draw(&mut self) {
+        if self.running.is_empty() {
+            return;
+        }
+        let size = terminal_size::terminal_size_of(stderr()).map_or(USUAL, |(columns, rows)| {
+            Size { columns: columns.0.into(), rows: rows.0.into() }
+        });
+        let lines: Vec<String> = self.running.values().cloned().collect();
+        tell_raw(&self.foot.draw(&lines, size));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use smelt_exec::{RunReport, StageReport};
+use smelt_exec::{RunReport, StageReport, StageStatus};
 
 /// Rows of text, as wide as they need.
 pub(crate) struct Table {
@@ -55,6 +55,22 @@ pub(crate) fn summary(report: &RunReport) -> Table {
         ]);
     }
     table
+}
+
+/// Why stages failed and where their logs lie, a line each; empty where none did.
+pub(crate) fn failures(report: &RunReport) -> String {
+    let mut text = String::new();
+    for stage in report.stages.iter().filter(|stage| stage.status == StageStatus::Failed) {
+        let message = stage.message.as_deref().unwrap_or("failed");
+        text.push_str(&format!("\nstage {}: {message}\n", stage.name));
+        for attempt in &stage.attempts {
+            let class = attempt.class.map_or(attempt.outcome.as_str(), |class| class.name());
+            let changed = attempt.changed.as_deref().unwrap_or("nothing changed");
+            let (n, log) = (attempt.n, attempt.log.display());
+            text.push_str(&format!("  attempt {n}, {changed}: {class}; its log is {log}\n"));
+        }
+    }
+    text
 }
 
 fn time(stage: &StageReport) -> String {

@@ -8,7 +8,7 @@ mod world;
 use std::fs;
 
 use serde_json::Value;
-use world::{World, data, random};
+use world::{World, data, random, until};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
@@ -76,6 +76,55 @@ fn deployments_are_compared_with_the_first() {
     assert_eq!(chat.code, Some(2));
     assert!(chat.stderr.contains("p.toml#deployment"), "{}", chat.stderr);
     assert_eq!(world.smelt(&["chat", "p.toml#plain", "Hi"]).code, Some(0));
+}
+
+/// What lies in the world's folder.
+fn names(world: &World) -> Vec<String> {
+    let entries = fs::read_dir(world.path("")).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_stopped_bench_leaves_nothing_behind() {
+    let world = world();
+    world.run(&[]);
+    world.write("many.jsonl", &QUESTIONS.repeat(50_000));
+    let before = names(&world);
+    let arguments = ["bench", "accuracy", "p.toml#plain", "--questions", "many.jsonl"];
+    let mut bench = world.start(&[&arguments[..], &["--out", "figures"]].concat());
+    let asks = || names(&world).iter().any(|name| world.path(name).join("logits").exists());
+    assert!(until(asks), "the first deployment is asked");
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(bench.id()).unwrap());
+    // The bench alone, as a service manager would: whoever it started has to notice.
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(bench.wait().unwrap().code(), Some(6));
+    world.assert_nothing_runs();
+    assert_eq!(names(&world), before);
+}
+
+#[test]
+fn what_building_took_comes_from_the_runs_report() {
+    let world = world();
+    let report = world.run(&[]);
+    world.write("report.json", &report.to_string());
+    let bench = ["bench", "accuracy", "p.toml", "--questions", "q.jsonl", "--json", "--report"];
+    let ended = world.smelt(&[&bench[..], &["report.json"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let document: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let stages = report["stages"].as_array().unwrap();
+    // `plain` needs neither the quantised decoder nor the proof of the other deployment.
+    let needed = ["checkpoint", "vision-onnx", "vision-engine", "plain-llm", "plain"];
+    let of_needed = stages.iter().filter(|stage| needed.contains(&stage["name"].as_str().unwrap()));
+    let attempts = of_needed.flat_map(|stage| stage["attempts"].as_array().unwrap());
+    let most = attempts.map(|attempt| attempt["peak_rss_bytes"].as_u64().unwrap()).max();
+    assert_eq!(document["targets"][1]["build_rss_bytes"].as_u64(), most);
+    assert!(most > Some(0));
+    let refused = world.smelt(&[&bench[..], &["q.jsonl"]].concat());
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("not what `smelt run --json` prints"), "{}", refused.stderr);
 }
 
 #[test]

@@ -8,12 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{succeed, target};
+use super::succeed;
 use crate::ci::cargo;
-use crate::root;
-
-/// The version of the rival's only package: the newest when it was written.
-const NUMPY: &str = "numpy==2.4.6";
+use crate::{python, root, target};
 
 /// The pipeline whose first stage fetches MiniLM.
 const MINILM: &str = include_str!("../../../pipelines/minilm.toml");
@@ -37,23 +34,13 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// Builds smelt as it is released, and the rival's Python.
+    /// Builds smelt as it is released, and makes the rival's Python.
     pub(super) fn prepare() -> Result<Self> {
         cargo(&["build", "--release", "--locked", "--package", "smelt"], &[])?;
         let (folder, smelt) = (target().join("bench"), target().join("release/smelt"));
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        let python = folder.join("venv/bin/python");
-        if !python.exists() {
-            succeed(Command::new("python3").args(["-m", "venv"]).arg(folder.join("venv")))?;
-        }
-        let mut install = Command::new(&python);
-        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", NUMPY]);
-        succeed(&mut install).context("the rival needs numpy")?;
+        let python = python::environment("rival", &script("requirements.txt"))?;
         Ok(Self { folder, smelt, python })
-    }
-
-    pub(super) fn script(&self, name: &str) -> PathBuf {
-        root().join("xtask/rival").join(name)
     }
 
     /// The directory of `input`, made if it is not there.
@@ -119,6 +106,11 @@ impl Inputs {
         }
         Ok(done)
     }
+}
+
+/// A file of the rival's.
+pub(super) fn script(name: &str) -> PathBuf {
+    root().join("xtask/rival").join(name)
 }
 
 /// A second model beside `model` that may be used up: its data is a link to the same bytes.

@@ -13,7 +13,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde_json::{Value, json};
 
-use super::target;
+use crate::target;
 
 /// What one process took; as medians, each figure for itself.
 #[derive(Clone, Copy, Default)]

@@ -25,9 +25,6 @@ pub(super) fn write(outcomes: &[Outcome], runs: usize, path: &Path) -> Result<Ve
 
 fn row(outcome: &Outcome) -> String {
     let what = outcome.case.what;
-    if let Some(why) = &outcome.skipped {
-        return format!("| {what} | skipped: {why} | | | | | | | |");
-    }
     let rival = outcome.rival.as_ref().map_or("| | ".to_owned(), side);
     let ratio = ratio(outcome).map_or(String::new(), |ratio| format!("{ratio:.2}"));
     let missed = missed(outcome);
@@ -46,9 +43,6 @@ fn ratio(outcome: &Outcome) -> Option<f64> {
 }
 
 fn missed(outcome: &Outcome) -> Vec<String> {
-    if outcome.skipped.is_some() {
-        return Vec::new();
-    }
     let targets = &outcome.case.targets;
     let checks = [
         ("MiB", Some(outcome.smelt.rss_mib), targets.rss_mib_max),
@@ -68,8 +62,7 @@ fn to_json(outcome: &Outcome) -> Value {
     json!({
         "name": case.name,
         "what": case.what,
-        "skipped": outcome.skipped,
-        "smelt": outcome.skipped.is_none().then(|| figures(&outcome.smelt)),
+        "smelt": figures(&outcome.smelt),
         "rival": outcome.rival.as_ref().map(figures),
         "cpu_ratio": ratio(outcome),
         "targets": {

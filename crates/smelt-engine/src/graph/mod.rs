@@ -17,9 +17,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use smelt_model::dtype::Dtype;
+
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::isa::Isa;
+use crate::kernels::matrix::Elements;
 use crate::kernels::threads::Threads;
 use array::{Array, Value, Weight};
 pub use build::{BuildError, build};
@@ -104,6 +107,15 @@ impl GraphEngine {
         self.file.verify_digest()
     }
 
+    /// The constant `name`, if it is of floats and a node reads it.
+    pub fn constant(&self, name: &str) -> Option<Constant<'_>> {
+        let mut inputs = self.file.engine.nodes.iter().flat_map(|node| &node.inputs);
+        inputs.find(|input| *input == name)?;
+        let stored = self.file.stored(name)?;
+        let elements = self.file.weights.elements(stored)?;
+        (stored.dtype != Dtype::I8).then_some(Constant { elements, dtype: stored.dtype })
+    }
+
     /// The refusal of an engine that does not serve its purpose.
     pub(crate) fn unfit(&self, purpose: &'static str, problem: String) -> OpenError {
         self.file.unfit(purpose, problem)
@@ -136,6 +148,30 @@ impl GraphEngine {
             }
         }
         Ok(())
+    }
+}
+
+/// Floats that a graph holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Constant<'a> {
+    elements: Elements<'a>,
+    dtype: Dtype,
+}
+
+impl Constant<'_> {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// The type they are stored in.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Fills `out` with the numbers from `start`.  Panics where they end before that.
+    pub fn widen(&self, start: usize, out: &mut [f32]) {
+        self.elements.widen(start, out);
     }
 }
 

@@ -106,7 +106,8 @@ fn check_limits(llm: &Decoder, limits: Limits) -> Result<(), String> {
     Ok(())
 }
 
-fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
+/// What `engine.json` says of an engine of `llm`.
+pub(super) fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
     LlmFile {
         family: llm.family.name.to_owned(),
         scheme,
@@ -130,7 +131,7 @@ fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
 }
 
 /// Every tensor to pack, what belongs to a packed weight right behind it.
-fn tensors(checkpoint: &Checkpoint) -> Result<Vec<TensorSpec>, CheckpointError> {
+pub(super) fn tensors(checkpoint: &Checkpoint) -> Result<Vec<TensorSpec>, CheckpointError> {
     let mut parts = vec![Part::Llm];
     if checkpoint.has_lm_head() {
         parts.push(Part::Head);

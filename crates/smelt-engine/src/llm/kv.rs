@@ -66,6 +66,11 @@ impl Slot {
         *self = Self::new(self.shape);
     }
 
+    /// Forgets what is behind the first `len` tokens; their memory is kept for the next.
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
     /// Makes room for `count` more tokens.
     pub(super) fn reserve(&mut self, count: usize) {
         let blocks = (self.len + count).div_ceil(BLOCK_POSITIONS);

@@ -6,6 +6,7 @@
 //! numbers here.
 
 mod build;
+mod content;
 mod forward;
 mod kv;
 mod linear;
@@ -22,6 +23,7 @@ use crate::kernels::isa::Isa;
 use crate::kernels::rope::Llama3;
 use crate::kernels::threads::Threads;
 pub use build::{BuildError, build};
+pub use content::Tensor;
 use forward::{Pass, Span};
 use kv::{KvShape, Slot};
 use weights::{Decoder, Machine};
@@ -315,6 +317,14 @@ impl LlmEngine {
     pub fn release(&mut self, slot: usize) {
         if let Some(slot) = self.slots.get_mut(slot) {
             slot.clear();
+        }
+    }
+
+    /// Forgets what `slot` holds behind its first `len` tokens; a slot that does not exist, or holds
+    /// fewer, stays as it is.
+    pub fn truncate(&mut self, slot: usize, len: usize) {
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.truncate(len);
         }
     }
 

@@ -110,7 +110,12 @@ fn layer(file: &EngineFile<LlmFile>, index: usize) -> Result<Layer, OpenError> {
     })
 }
 
-fn vector(file: &EngineFile<LlmFile>, name: &str, len: usize) -> Result<Vec<f32>, OpenError> {
+/// The floats of tensor `name` `[len]`, widened.
+pub(super) fn vector(
+    file: &EngineFile<LlmFile>,
+    name: &str,
+    len: usize,
+) -> Result<Vec<f32>, OpenError> {
     let stored = file.expect(name, &[len], &FLOATS)?;
     let elements = file.weights.elements(&stored).expect("floats were asked for");
     let mut numbers = vec![0.0; len];

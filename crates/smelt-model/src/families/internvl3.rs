@@ -109,8 +109,7 @@ impl InternVl3 {
             self.list_layer(&format!("vision_model.encoder.layers.{layer}"), list);
         }
         let (wide, out) = (self.shuffled_width(), self.width);
-        list.put("mlp1.0.weight", &[wide]);
-        list.put("mlp1.0.bias", &[wide]);
+        list.norm("mlp1.0", wide);
         list.linear("mlp1.1", out, wide);
         list.linear("mlp1.3", out, out);
     }

@@ -63,25 +63,20 @@ impl Tower {
 
     fn list_block(&self, block: &str, list: &mut List) {
         let Self { hidden, intermediate, .. } = *self;
-        list_norm(&format!("{block}.norm1"), hidden, list);
+        list.norm(&format!("{block}.norm1"), hidden);
         list.linear(&format!("{block}.attn.qkv"), 3 * hidden, hidden);
         list.linear(&format!("{block}.attn.proj"), hidden, hidden);
-        list_norm(&format!("{block}.norm2"), hidden, list);
+        list.norm(&format!("{block}.norm2"), hidden);
         list.linear(&format!("{block}.mlp.linear_fc1"), intermediate, hidden);
         list.linear(&format!("{block}.mlp.linear_fc2"), hidden, intermediate);
     }
 
     fn list_merger(&self, merger: &str, normed: usize, list: &mut List) {
         let wide = self.hidden * self.patching.unit();
-        list_norm(&format!("{merger}.norm"), normed, list);
+        list.norm(&format!("{merger}.norm"), normed);
         list.linear(&format!("{merger}.linear_fc1"), wide, wide);
         list.linear(&format!("{merger}.linear_fc2"), self.width, wide);
     }
-}
-
-fn list_norm(name: &str, width: usize, list: &mut List) {
-    list.put(format!("{name}.weight"), &[width]);
-    list.put(format!("{name}.bias"), &[width]);
 }
 
 /// What is published, which is what transformers holds in memory; the shorter names that some

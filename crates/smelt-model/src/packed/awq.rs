@@ -7,11 +7,11 @@
 
 use super::PackedError;
 use super::stored::{Finder, Stored};
-use super::words::{Along, Grid};
+use super::words::{Along, WordLayout};
 
 /// How levels and zeros lie.
-pub(crate) const GRID: Grid =
-    Grid { bits: 4, along: Along::Rows, turned: true, lanes: [0, 2, 4, 6, 1, 3, 5, 7] };
+pub(crate) const GRID: WordLayout =
+    WordLayout { bits: 4, along: Along::Rows, turned: true, lanes: [0, 2, 4, 6, 1, 3, 5, 7] };
 
 /// The tensor that tells a packed module from one that was not converted.
 pub(crate) const LEVELS: &str = "qweight";

@@ -13,19 +13,19 @@ use crate::safetensors::Tensor;
 use super::PackedError;
 use super::quantization::Layer;
 use super::stored::{Finder, Stored};
-use super::words::{Along, Grid, NATURAL};
+use super::words::{Along, NATURAL, WordLayout};
 
 /// The tensor that tells a packed module from one that was not converted.
 pub(crate) const LEVELS: &str = "weight_packed";
 
 /// How levels of `bits` bits lie.
-pub(crate) fn levels_grid(bits: u32) -> Grid {
-    Grid { bits, along: Along::Columns, turned: false, lanes: NATURAL }
+pub(crate) fn levels_grid(bits: u32) -> WordLayout {
+    WordLayout { bits, along: Along::Columns, turned: false, lanes: NATURAL }
 }
 
 /// How zeros of `bits` bits lie.
-pub(crate) fn zeros_grid(bits: u32) -> Grid {
-    Grid { bits, along: Along::Rows, turned: false, lanes: NATURAL }
+pub(crate) fn zeros_grid(bits: u32) -> WordLayout {
+    WordLayout { bits, along: Along::Rows, turned: false, lanes: NATURAL }
 }
 
 /// Finds the module's tensors, stored as the one of `layers` whose shapes they have.
@@ -58,7 +58,7 @@ fn zeros(
     finder: &Finder<'_>,
     layer: &Layer,
     groups: usize,
-) -> Result<Option<(Tensor, Grid)>, PackedError> {
+) -> Result<Option<(Tensor, WordLayout)>, PackedError> {
     if layer.is_symmetric {
         return Ok(None);
     }

@@ -11,7 +11,7 @@ use crate::safetensors::Tensor;
 
 use super::PackedError;
 use super::stored::{Finder, Stored};
-use super::words::{Along, Grid, NATURAL};
+use super::words::{Along, NATURAL, WordLayout};
 
 /// The tensor that tells a packed module from one that was not converted.
 pub(crate) const LEVELS: &str = "qweight";
@@ -20,13 +20,13 @@ pub(crate) const LEVELS: &str = "qweight";
 const BIAS_BYTES_MAX: u64 = 8 << 20;
 
 /// How levels of `bits` bits lie.
-pub(crate) fn levels_grid(bits: u32) -> Grid {
-    Grid { bits, along: Along::Columns, turned: true, lanes: NATURAL }
+pub(crate) fn levels_grid(bits: u32) -> WordLayout {
+    WordLayout { bits, along: Along::Columns, turned: true, lanes: NATURAL }
 }
 
 /// How zeros of `bits` bits lie.
-pub(crate) fn zeros_grid(bits: u32) -> Grid {
-    Grid { bits, along: Along::Rows, turned: true, lanes: NATURAL }
+pub(crate) fn zeros_grid(bits: u32) -> WordLayout {
+    WordLayout { bits, along: Along::Rows, turned: true, lanes: NATURAL }
 }
 
 /// Finds the module's tensors; `group` is the group size, nothing for one group a row.

@@ -13,7 +13,7 @@ use crate::safetensors::{SafetensorsError, Shards, Tensor};
 
 use super::gguf::blocks::Blocks;
 use super::stored::Stored;
-use super::words::{Grid, Runs};
+use super::words::{Runs, WordLayout};
 use super::zeros::{Meaning, Seen};
 
 /// Stored bytes held at a time.  A turned tensor is read in one piece per input channel, so a
@@ -45,7 +45,7 @@ pub(crate) enum Recipe {
     /// Levels moved to their columns: nibbles of two columns a byte, or bytes less 128.
     Levels {
         /// The stored words.
-        words: (Tensor, Grid),
+        words: (Tensor, WordLayout),
         /// Levels of a row.
         columns: usize,
         /// The column each stored column moves to, if they move.
@@ -54,7 +54,7 @@ pub(crate) enum Recipe {
     /// Zeros, a byte each.
     Zeros {
         /// The stored words.
-        words: (Tensor, Grid),
+        words: (Tensor, WordLayout),
         /// Groups of a row.
         groups: usize,
         /// Added to each stored zero.
@@ -198,7 +198,7 @@ impl Recipe {
 }
 
 /// Rows that a tensor of words has room for; padding counts, and no caller asks for it.
-fn row_count(tensor: &Tensor, grid: Grid) -> usize {
+fn row_count(tensor: &Tensor, grid: WordLayout) -> usize {
     let words = if grid.turned { tensor.shape[1] } else { tensor.shape[0] };
     match grid.along {
         super::words::Along::Rows => words * grid.per_word(),

@@ -6,7 +6,7 @@
 use crate::dtype::Dtype;
 use crate::safetensors::{Shards, Tensor};
 
-use super::words::Grid;
+use super::words::WordLayout;
 use super::{GROUP_SIZES, PackedError};
 
 /// The types scales come in.
@@ -20,11 +20,11 @@ pub(crate) struct Stored {
     /// Groups of a row.
     pub(crate) groups: usize,
     /// The levels, and how they lie; 8-bit ones are offset by 128, 4-bit ones by their zero.
-    pub(crate) levels: (Tensor, Grid),
+    pub(crate) levels: (Tensor, WordLayout),
     /// The scales, and whether they are stored `[groups, out]`.
     pub(crate) scales: (Tensor, bool),
     /// The zeros, if the format stores them.
-    pub(crate) zeros: Option<(Tensor, Grid)>,
+    pub(crate) zeros: Option<(Tensor, WordLayout)>,
     /// The input channel of each column once columns are sorted by group; nothing where they are.
     pub(crate) order: Option<Vec<u32>>,
 }

@@ -1,6 +1,6 @@
 //! Unpacks small integers from 32-bit words, and packs them.
 //!
-//! A [`Grid`] says how a matrix of levels `[rows, columns]` lies in a matrix of words: which way
+//! A [`WordLayout`] says how a matrix of levels `[rows, columns]` lies in a matrix of words: which way
 //! levels run inside a word, in which order, and whether the words are stored turned (columns
 //! first).  Rows are taken in stripes, so that a turned matrix is read and written without being
 //! held.  Knows neither the formats that use it nor files: a stripe's bytes come from a closure.
@@ -21,7 +21,7 @@ pub(crate) enum Along {
 
 /// How levels lie in words.  Levels past the end of a row or column pad the last word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grid {
+pub(crate) struct WordLayout {
     /// Bits of a level: 4 or 8.
     pub(crate) bits: u32,
     /// The way levels run.
@@ -77,7 +77,7 @@ impl Runs {
     }
 }
 
-impl Grid {
+impl WordLayout {
     /// Levels in a word.
     pub(crate) fn per_word(&self) -> usize {
         (u32::BITS / self.bits) as usize
@@ -118,7 +118,7 @@ impl Grid {
     }
 
     /// Hands every level of rows `rows` to `put(row - rows.start, column, level)`; `stripe` holds
-    /// the bytes of [`Grid::runs`], one piece after another.
+    /// the bytes of [`WordLayout::runs`], one piece after another.
     pub(crate) fn unpack(
         &self,
         stripe: &[u8],
@@ -135,7 +135,7 @@ impl Grid {
         }
     }
 
-    /// The bytes of [`Grid::runs`] for rows `rows`, one piece after another, made of the levels
+    /// The bytes of [`WordLayout::runs`] for rows `rows`, one piece after another, made of the levels
     /// `get(row - rows.start, column)`; padding is zero.
     pub(crate) fn pack(
         &self,
@@ -219,13 +219,13 @@ mod tests {
         }
     }
 
-    fn grids() -> impl Iterator<Item = Grid> {
+    fn grids() -> impl Iterator<Item = WordLayout> {
         let lanes = [NATURAL, [0, 2, 4, 6, 1, 3, 5, 7]];
         let alongs = [Along::Rows, Along::Columns];
         alongs.into_iter().flat_map(move |along| {
             let four = lanes.map(|lanes| [(4, lanes)]).concat().into_iter().chain([(8, NATURAL)]);
             four.flat_map(move |(bits, lanes)| {
-                [false, true].map(|turned| Grid { bits, along, turned, lanes })
+                [false, true].map(|turned| WordLayout { bits, along, turned, lanes })
             })
         })
     }
@@ -268,9 +268,9 @@ mod tests {
 
     #[test]
     fn lanes_are_counted_from_the_lowest_bits() {
-        let grid = Grid { bits: 4, along: Along::Rows, turned: true, lanes: NATURAL };
+        let grid = WordLayout { bits: 4, along: Along::Rows, turned: true, lanes: NATURAL };
         let word = |lanes| {
-            let stored = Grid { lanes, ..grid }.pack(&(0..8), 1, |row, _| row as u8);
+            let stored = WordLayout { lanes, ..grid }.pack(&(0..8), 1, |row, _| row as u8);
             u32::from_le_bytes(stored.try_into().unwrap())
         };
         assert_eq!(word(NATURAL), 0x7654_3210);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn whole_matrices_are_one_stretch() {
-        let grid = Grid { bits: 4, along: Along::Columns, turned: true, lanes: NATURAL };
+        let grid = WordLayout { bits: 4, along: Along::Columns, turned: true, lanes: NATURAL };
         assert_eq!(grid.runs(&(0..6), [6, 16]).stretches().collect::<Vec<_>>(), [(0, 48)]);
         let places: Vec<_> = grid.runs(&(2..4), [6, 16]).stretches().collect();
         assert_eq!(places, [(8, 8), (32, 8)]);

@@ -59,7 +59,7 @@ impl Search {
             for ((scales, importance), cost) in all {
                 scaled.iter_mut().zip(row).zip(scales).for_each(|((out, w), s)| *out = w * s);
                 out.clear();
-                rounder.row(&scaled, None, &mut out).ok_or(n)?;
+                rounder.rows(&scaled, width, None, &mut out).map_err(|_| n)?;
                 let rounded = out.restore(rounder.grid, width);
                 let error = scaled.iter().zip(&rounded).zip(importance);
                 *cost += error.map(|((w, r), i)| f64::from((w - r) * (w - r) * i)).sum::<f64>();

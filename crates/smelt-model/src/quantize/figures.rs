@@ -1,12 +1,17 @@
 //! Measures what rounding a tensor has cost.
 //!
 //! Rows are summed as they are rounded, in a fixed order, so the figures are the same bits for any
-//! number of threads.  Knows nothing of schemes or files.
+//! number of threads and any width of the processor's vectors.  Knows nothing of schemes or files.
 
+use pulp::{Arch, Simd, WithSimd};
 use serde::Serialize;
 
-/// Lanes of a row's partial sums: two SSE or NEON registers.
-pub(super) const LANES: usize = 8;
+/// Partial sums of a row: value n of a group goes to sum n % LANES.  The widest vectors hold as many;
+/// narrower ones take several to the same sums.
+pub(super) const LANES: usize = 16;
+
+/// [`LANES`] numbers in the vectors of `S`: the first `LANES / S::F32_LANES` of these.
+pub(super) type Lanes<S> = [<S as Simd>::f32s; LANES];
 
 /// The sums of one row, or of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -70,36 +75,48 @@ pub(super) struct RowSums {
     largest: [f32; LANES],
 }
 
-/// Each lane of `sums` by itself, which the compiler does side by side.
-#[inline(always)]
-fn accumulate(sums: &mut [f32; LANES], next: impl Fn(usize, f32) -> f32) {
-    for (lane, sum) in sums.iter_mut().enumerate() {
-        *sum = next(lane, *sum);
+/// [`RowSums`] in the processor's registers.
+pub(super) struct VectorSums<S: Simd> {
+    square: Lanes<S>,
+    error: Lanes<S>,
+    cross: Lanes<S>,
+    largest: Lanes<S>,
+}
+
+impl<S: Simd> VectorSums<S> {
+    /// Takes the next values of vector `n`, and how far they are from what they are rounded to.
+    #[inline(always)]
+    pub(super) fn add(&mut self, simd: S, n: usize, values: S::f32s, errors: S::f32s) {
+        let add_product = |sum, a, b| simd.add_f32s(sum, simd.mul_f32s(a, b));
+        self.square[n] = add_product(self.square[n], values, values);
+        self.error[n] = add_product(self.error[n], errors, errors);
+        self.cross[n] = add_product(self.cross[n], values, errors);
+        self.largest[n] = simd.max_f32s(self.largest[n], simd.abs_f32s(errors));
     }
 }
 
 impl RowSums {
-    /// Takes the next values of the row and what they are rounded to.
     #[inline(always)]
-    pub(super) fn add(&mut self, values: &[f32; LANES], rounded: &[f32; LANES]) {
-        let errors: [f32; LANES] = std::array::from_fn(|lane| values[lane] - rounded[lane]);
-        accumulate(&mut self.square, |lane, sum| sum + values[lane] * values[lane]);
-        accumulate(&mut self.error, |lane, sum| sum + errors[lane] * errors[lane]);
-        accumulate(&mut self.cross, |lane, sum| sum + values[lane] * errors[lane]);
-        accumulate(&mut self.largest, |lane, most| {
-            let size = errors[lane].abs();
-            if size > most { size } else { most }
-        });
+    pub(super) fn load<S: Simd>(&self, simd: S) -> VectorSums<S> {
+        VectorSums {
+            square: load(simd, &self.square),
+            error: load(simd, &self.error),
+            cross: load(simd, &self.cross),
+            largest: load(simd, &self.largest),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn store<S: Simd>(&mut self, sums: &VectorSums<S>) {
+        store::<S>(&sums.square, &mut self.square);
+        store::<S>(&sums.error, &mut self.error);
+        store::<S>(&sums.cross, &mut self.cross);
+        store::<S>(&sums.largest, &mut self.largest);
     }
 
     /// Takes a whole row at once.
     pub(super) fn add_row(&mut self, values: &[f32], rounded: &[f32]) {
-        let (values, last) = values.as_chunks::<LANES>();
-        let (rounded, last_rounded) = rounded.as_chunks::<LANES>();
-        for (values, rounded) in values.iter().zip(rounded) {
-            self.add(values, rounded);
-        }
-        self.add(&padded(last), &padded(last_rounded));
+        Arch::new().dispatch(AddRow { sums: self, values, rounded });
     }
 
     pub(super) fn sums(&self) -> Sums {
@@ -111,6 +128,44 @@ impl RowSums {
             largest: self.largest.into_iter().fold(0.0, f32::max),
         }
     }
+}
+
+struct AddRow<'a> {
+    sums: &'a mut RowSums,
+    values: &'a [f32],
+    rounded: &'a [f32],
+}
+
+impl WithSimd for AddRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let mut sums = self.sums.load(simd);
+        let mut add = |values: &[f32; LANES], rounded: &[f32; LANES]| {
+            let rounded = S::as_simd_f32s(rounded).0;
+            for (n, values) in S::as_simd_f32s(values).0.iter().enumerate() {
+                sums.add(simd, n, *values, simd.sub_f32s(*values, rounded[n]));
+            }
+        };
+        let (values, last) = self.values.as_chunks();
+        let (rounded, last_rounded) = self.rounded.as_chunks();
+        values.iter().zip(rounded).for_each(|(values, rounded)| add(values, rounded));
+        add(&padded(last), &padded(last_rounded));
+        self.sums.store(&sums);
+    }
+}
+
+#[inline(always)]
+pub(super) fn load<S: Simd>(simd: S, from: &[f32; LANES]) -> Lanes<S> {
+    let mut lanes = [simd.splat_f32s(0.0); LANES];
+    lanes[..LANES / S::F32_LANES].copy_from_slice(S::as_simd_f32s(from).0);
+    lanes
+}
+
+#[inline(always)]
+pub(super) fn store<S: Simd>(from: &Lanes<S>, to: &mut [f32; LANES]) {
+    S::as_mut_simd_f32s(to).0.copy_from_slice(&from[..LANES / S::F32_LANES]);
 }
 
 /// Fewer than [`LANES`] values, and zeros.

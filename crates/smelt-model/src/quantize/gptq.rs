@@ -371,9 +371,7 @@ mod tests {
             let grid = scheme.grid().unwrap();
             let rounder = Rounder { grid, clips: CLIPS };
             let mut alone = Rounded::default();
-            for row in rows.chunks(width) {
-                rounder.row(row, None, &mut alone).unwrap();
-            }
+            rounder.rows(&rows, width, None, &mut alone).unwrap();
             let mut one_each = vec![0.0; width * width];
             (0..width).for_each(|n| one_each[n * width + n] = 1.0 + n as f32);
             for x in [one_each, vec![0.0; 2 * width]] {

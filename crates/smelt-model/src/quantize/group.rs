@@ -1,14 +1,15 @@
 //! Puts the values that share a scale on a grid of integers.
 //!
-//! [`Rounder::fit`] finds the step of a group, trying the clips it was given; [`Rounder::row`]
-//! rounds a row of groups and measures what that costs.  Every step is one correctly rounded
-//! operation per element in a fixed order, so the bytes are equal on every machine.
-//! Knows nothing of tensors or files.
+//! [`Rounder::fit`] finds the step of a group, trying the clips it was given; [`Rounder::rows`]
+//! rounds rows of groups and measures what that costs.  It runs on the widest vectors that this
+//! processor has; every step is one correctly rounded operation per element in a fixed order, so
+//! the bytes are equal on every machine.  Knows nothing of tensors or files.
 
 use half::f16;
+use pulp::{Arch, Simd, WithSimd};
 
-use super::figures::{LANES, RowSums, Sums, padded};
-use crate::scheme::Grid;
+use super::figures::{LANES, Lanes, RowSums, Sums, padded, store};
+use crate::scheme::IntGrid;
 
 /// Added to a small f32 and taken away again, it leaves the nearest integer, ties to even:
 /// 1.5 * 2^23, above which neighbouring floats are one apart and the low bits are the integer.
@@ -56,37 +57,75 @@ impl Step {
     }
 
     /// Sum of `importance * (w - ŵ)²`, an importance of 1 where none is given.
-    fn error(self, values: &[f32], importance: Option<&[f32]>) -> f32 {
-        let Some(importance) = importance else { return self.weighed(values, |_| [1.0; LANES]) };
-        let (weights, last) = importance.as_chunks::<LANES>();
-        let last = padded(last);
-        self.weighed(values, |chunk| weights.get(chunk).copied().unwrap_or(last))
-    }
-
     #[inline(always)]
-    fn weighed(self, values: &[f32], weights: impl Fn(usize) -> [f32; LANES]) -> f32 {
-        let mut sums = [0.0; LANES];
-        let mut add = |chunk: usize, values: &[f32; LANES]| {
-            let (weights, mut errors) = (weights(chunk), [0.0; LANES]);
-            for lane in 0..LANES {
-                let rounded = (self.shifted(values[lane]) - ROUNDER) * self.scale;
-                errors[lane] = values[lane] - rounded;
-            }
-            for lane in 0..LANES {
-                sums[lane] += errors[lane] * errors[lane] * weights[lane];
+    fn error<S: Simd>(self, simd: S, values: &[f32], importance: Option<&[f32]>) -> f32 {
+        let step = StepVectors::new(simd, self);
+        let mut sums: Lanes<S> = [simd.splat_f32s(0.0); LANES];
+        let mut add = |values: &[f32; LANES], weights: Option<&[f32; LANES]>| {
+            let weights = weights.map(|weights| S::as_simd_f32s(weights).0);
+            for (n, values) in S::as_simd_f32s(values).0.iter().enumerate() {
+                let errors = step.errors(simd, *values, step.shifted(simd, *values));
+                let mut squares = simd.mul_f32s(errors, errors);
+                if let Some(weights) = weights {
+                    squares = simd.mul_f32s(squares, weights[n]);
+                }
+                sums[n] = simd.add_f32s(sums[n], squares);
             }
         };
-        let (chunks, last) = values.as_chunks::<LANES>();
-        chunks.iter().enumerate().for_each(|(index, chunk)| add(index, chunk));
-        if !last.is_empty() {
-            add(chunks.len(), &padded(last));
+        let weights = importance.map(|importance| importance.as_chunks::<LANES>());
+        let (chunks, last) = values.as_chunks();
+        for (n, chunk) in chunks.iter().enumerate() {
+            add(chunk, weights.map(|(weights, _)| &weights[n]));
         }
-        sums.iter().sum()
+        if !last.is_empty() {
+            add(&padded(last), weights.map(|(_, last)| padded(last)).as_ref());
+        }
+        let mut lanes = [0.0; LANES];
+        store::<S>(&sums, &mut lanes);
+        lanes.iter().sum()
+    }
+}
+
+/// A step in the processor's registers.
+#[derive(Clone, Copy)]
+struct StepVectors<S: Simd> {
+    scale: S::f32s,
+    divisor: S::f32s,
+    low: S::f32s,
+    high: S::f32s,
+    rounder: S::f32s,
+}
+
+impl<S: Simd> StepVectors<S> {
+    #[inline(always)]
+    fn new(simd: S, step: Step) -> Self {
+        Self {
+            scale: simd.splat_f32s(step.scale),
+            divisor: simd.splat_f32s(step.divisor),
+            low: simd.splat_f32s(step.low),
+            high: simd.splat_f32s(step.high),
+            rounder: simd.splat_f32s(ROUNDER),
+        }
+    }
+
+    /// [`Step::shifted`].
+    #[inline(always)]
+    fn shifted(&self, simd: S, values: S::f32s) -> S::f32s {
+        let place = simd.div_f32s(values, self.divisor);
+        let place = simd.max_f32s(simd.min_f32s(place, self.high), self.low);
+        simd.add_f32s(place, self.rounder)
+    }
+
+    /// What the integers of `shifted` are short of `values`.
+    #[inline(always)]
+    fn errors(&self, simd: S, values: S::f32s, shifted: S::f32s) -> S::f32s {
+        let level = simd.sub_f32s(shifted, self.rounder);
+        simd.sub_f32s(values, simd.mul_f32s(level, self.scale))
     }
 }
 
 /// What a row is rounded to: bytes as they are stored.
-#[derive(Default)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Rounded {
     /// Integers, two in a byte where they have 4 bits, the low half first.
     pub(super) levels: Vec<u8>,
@@ -110,7 +149,7 @@ impl Rounded {
     }
 
     /// What the bytes of the one row here, `width` inputs wide, stand for.
-    pub(super) fn restore(&self, grid: Grid, width: usize) -> Vec<f32> {
+    pub(super) fn restore(&self, grid: IntGrid, width: usize) -> Vec<f32> {
         let group = grid.group.unwrap_or(width);
         let scale = |index: usize| match grid.group {
             None => f32::from_le_bytes(self.scales.as_chunks().0[index]),
@@ -133,7 +172,7 @@ impl Rounded {
 /// How groups are put on a grid.
 #[derive(Clone, Copy)]
 pub(super) struct Rounder {
-    pub(super) grid: Grid,
+    pub(super) grid: IntGrid,
     /// Fractions of the largest value to try; the first is taken where none is better.
     pub(super) clips: &'static [f32],
 }
@@ -143,15 +182,25 @@ impl Rounder {
     ///
     /// A group whose scale would not be a normal number counts as zeros.
     pub(super) fn fit(self, values: &[f32], importance: Option<&[f32]>) -> Option<Step> {
+        Arch::new().dispatch(Fit { rounder: self, values, importance })
+    }
+
+    #[inline(always)]
+    fn fit_with<S: Simd>(
+        self,
+        simd: S,
+        values: &[f32],
+        importance: Option<&[f32]>,
+    ) -> Option<Step> {
         let extent = Extent::of(values, self.grid.has_zero)?;
         let first = self.step(extent, self.clips[0])?;
         if self.clips.len() == 1 || first.scale == 0.0 {
             return Some(first);
         }
-        let (mut best, mut least) = (first, first.error(values, importance));
+        let (mut best, mut least) = (first, first.error(simd, values, importance));
         for clip in &self.clips[1..] {
             let step = self.step(extent, *clip)?;
-            let error = step.error(values, importance);
+            let error = step.error(simd, values, importance);
             if step.scale > 0.0 && error < least {
                 (best, least) = (step, error);
             }
@@ -159,6 +208,7 @@ impl Rounder {
         Some(best)
     }
 
+    #[inline(always)]
     fn step(self, extent: Extent, clip: f32) -> Option<Step> {
         let Extent { low, high } = extent;
         // Half a step beyond the largest integer rounds to it, so 4 bits reach 7.5 steps.
@@ -184,6 +234,7 @@ impl Rounder {
     }
 
     /// The scale as it can be stored.
+    #[inline(always)]
     fn stored(self, scale: f32) -> Option<f32> {
         if self.grid.group.is_none() {
             return Some(if scale < f32::MIN_POSITIVE { 0.0 } else { scale });
@@ -192,11 +243,24 @@ impl Rounder {
         stored.is_finite().then_some(stored)
     }
 
-    /// Appends `row` to `out` and says what rounding it costs, or nothing if a value cannot be held.
+    /// Appends rows of `width` values to `out` and says what rounding them costs, or which row has a
+    /// value that cannot be held.
     ///
     /// `importance`, where given, has one weight per input for the choice of clips.
-    pub(super) fn row(
+    pub(super) fn rows(
         self,
+        rows: &[f32],
+        width: usize,
+        importance: Option<&[f32]>,
+        out: &mut Rounded,
+    ) -> Result<Sums, usize> {
+        Arch::new().dispatch(Rows { rounder: self, rows, width, importance, out })
+    }
+
+    #[inline(always)]
+    fn row<S: Simd>(
+        self,
+        simd: S,
         row: &[f32],
         importance: Option<&[f32]>,
         out: &mut Rounded,
@@ -205,14 +269,15 @@ impl Rounder {
         let mut sums = RowSums::default();
         for (index, values) in row.chunks(width).enumerate() {
             let importance = importance.map(|all| &all[index * width..][..values.len()]);
-            let step = self.fit(values, importance)?;
+            let step = self.fit_with(simd, values, importance)?;
             self.put_step(step, out);
-            round_group(values, step, self.grid.bits, &mut sums, &mut out.levels);
+            round_group(simd, values, (step, self.grid.bits), &mut sums, &mut out.levels);
         }
         Some(sums.sums())
     }
 
     /// Appends the scale of a group, and its zero point where the grid has them.
+    #[inline(always)]
     pub(super) fn put_step(self, step: Step, out: &mut Rounded) {
         match self.grid.group {
             None => out.scales.extend(step.scale.to_le_bytes()),
@@ -234,70 +299,104 @@ impl Rounder {
     }
 }
 
-/// Values rounded together: enough for the compiler to see loops it can turn into vector code.
-const BLOCK: usize = 32;
+struct Fit<'a> {
+    rounder: Rounder,
+    values: &'a [f32],
+    importance: Option<&'a [f32]>,
+}
+
+impl WithSimd for Fit<'_> {
+    type Output = Option<Step>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Option<Step> {
+        self.rounder.fit_with(simd, self.values, self.importance)
+    }
+}
+
+struct Rows<'a> {
+    rounder: Rounder,
+    rows: &'a [f32],
+    width: usize,
+    importance: Option<&'a [f32]>,
+    out: &'a mut Rounded,
+}
+
+impl WithSimd for Rows<'_> {
+    type Output = Result<Sums, usize>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Result<Sums, usize> {
+        let mut sums = Sums::default();
+        for (n, row) in self.rows.chunks(self.width).enumerate() {
+            let cost = self.rounder.row(simd, row, self.importance, self.out);
+            sums.add(cost.ok_or(n)?);
+        }
+        Ok(sums)
+    }
+}
+
+/// Values rounded together: a group of them, or what a core's registers and first cache like.
+const BLOCK: usize = 128;
 
 /// Appends the stored integers of one group.
-fn round_group(values: &[f32], step: Step, bits: u8, sums: &mut RowSums, levels: &mut Vec<u8>) {
-    let (blocks, last) = values.as_chunks::<BLOCK>();
+#[inline(always)]
+fn round_group<S: Simd>(
+    simd: S,
+    values: &[f32],
+    (step, bits): (Step, u8),
+    sums: &mut RowSums,
+    levels: &mut Vec<u8>,
+) {
     let mut rounded = [0; BLOCK];
-    for block in blocks {
-        round_block(block, &step, sums, &mut rounded);
-        put_block(&rounded, BLOCK, bits, levels);
-    }
-    if !last.is_empty() {
-        let mut block = [0.0; BLOCK];
-        block[..last.len()].copy_from_slice(last);
-        round_block(&block, &step, sums, &mut rounded);
-        // What pads the last byte is 0, whatever stands for 0.
-        rounded[last.len()..].fill(0);
-        put_block(&rounded, last.len(), bits, levels);
+    for block in values.chunks(BLOCK) {
+        let count = block.len();
+        if count.is_multiple_of(LANES) {
+            round_block(simd, block, step, sums, &mut rounded);
+        } else {
+            let mut whole = [0.0; BLOCK];
+            whole[..count].copy_from_slice(block);
+            let whole = &whole[..count.next_multiple_of(LANES)];
+            round_block(simd, whole, step, sums, &mut rounded);
+        }
+        put_block(&rounded[..count], bits, levels);
     }
 }
 
-/// The stored bytes of a block, one each.
-///
-/// Never inlined: sums that stay in memory are added to as vectors, while a loop that carries them
-/// is compiled to shuffles of single lanes, and int8 takes a fifth longer.
-#[inline(never)]
-fn round_block(values: &[f32; BLOCK], step: &Step, sums: &mut RowSums, levels: &mut [u8; BLOCK]) {
-    let (step, mut bits) = (*step, [0; BLOCK]);
-    let lanes = values.as_chunks::<LANES>().0.iter().zip(bits.as_chunks_mut::<LANES>().0);
-    for (values, bits) in lanes {
-        let mut rounded = [0.0; LANES];
-        for lane in 0..LANES {
-            rounded[lane] = step.shifted(values[lane]);
-        }
-        *bits = rounded.map(f32::to_bits);
-        for value in &mut rounded {
-            *value = (*value - ROUNDER) * step.scale;
-        }
-        sums.add(values, &rounded);
-    }
-    for (level, bits) in levels.iter_mut().zip(bits) {
-        *level = (bits as u8).wrapping_add(step.zero);
-    }
-}
-
-/// Appends the first `count` integers of a block as they are stored.
+/// Puts the stored bytes of a block of whole lanes into `levels`, one each.
 #[inline(always)]
-fn put_block(block: &[u8; BLOCK], count: usize, bits: u8, levels: &mut Vec<u8>) {
+fn round_block<S: Simd>(
+    simd: S,
+    values: &[f32],
+    step: Step,
+    sums: &mut RowSums,
+    levels: &mut [u8; BLOCK],
+) {
+    let vectors = StepVectors::new(simd, step);
+    let (mut totals, mut shifted) = (sums.load(simd), [0.0; BLOCK]);
+    let lanes = values.as_chunks::<LANES>().0.iter().zip(shifted.as_chunks_mut::<LANES>().0);
+    for (values, shifted) in lanes {
+        let shifted = S::as_mut_simd_f32s(shifted).0;
+        for (n, values) in S::as_simd_f32s(values).0.iter().enumerate() {
+            shifted[n] = vectors.shifted(simd, *values);
+            totals.add(simd, n, *values, vectors.errors(simd, *values, shifted[n]));
+        }
+    }
+    sums.store(&totals);
+    for (level, shifted) in levels.iter_mut().zip(shifted) {
+        *level = (shifted.to_bits() as u8).wrapping_add(step.zero);
+    }
+}
+
+/// Appends integers as they are stored; 4-bit ones are pairs, the first in the low half.
+#[inline(always)]
+fn put_block(block: &[u8], bits: u8, levels: &mut Vec<u8>) {
     if bits == 8 {
-        return levels.extend_from_slice(&block[..count]);
+        return levels.extend_from_slice(block);
     }
-    let mut pairs = [0; BLOCK / 2];
-    let outs = pairs.as_chunks_mut::<{ LANES / 2 }>().0;
-    outs.iter_mut().zip(block.as_chunks().0).for_each(|(out, lanes)| *out = packed(*lanes));
-    levels.extend_from_slice(&pairs[..count.div_ceil(2)]);
-}
-
-/// Pairs of 4-bit integers, the first in the low half.
-#[inline(always)]
-fn packed(levels: [u8; LANES]) -> [u8; LANES / 2] {
-    let mut bytes = u64::from_le_bytes(levels);
-    bytes = (bytes | bytes >> 4) & 0x00FF_00FF_00FF_00FF;
-    bytes = (bytes | bytes >> 8) & 0x0000_FFFF_0000_FFFF;
-    ((bytes | bytes >> 16) as u32).to_le_bytes()
+    let (pairs, last) = block.as_chunks();
+    levels.extend(pairs.iter().map(|[low, high]| low | high << 4));
+    levels.extend(last);
 }
 
 /// What a group reaches from: all its values and 0 lie between.
@@ -309,54 +408,41 @@ struct Extent {
 
 impl Extent {
     /// The extent of `values`, or nothing if one is not finite; a symmetric one is `0..max|w|`.
+    #[inline(always)]
     fn of(values: &[f32], is_signed: bool) -> Option<Self> {
         let largest = largest_magnitude(values)?;
         if !is_signed {
             return Some(Self { low: 0.0, high: largest });
         }
-        let (mut low, mut high) = ([0.0_f32; LANES], [0.0_f32; LANES]);
-        let mut widen = |values: &[f32; LANES]| {
-            for lane in 0..LANES {
-                low[lane] = if values[lane] < low[lane] { values[lane] } else { low[lane] };
-                high[lane] = if values[lane] > high[lane] { values[lane] } else { high[lane] };
-            }
-        };
-        let (chunks, last) = values.as_chunks::<LANES>();
-        chunks.iter().for_each(&mut widen);
-        if !last.is_empty() {
-            widen(&padded(last));
-        }
-        let extent = Self {
-            low: low.into_iter().fold(0.0, f32::min),
-            high: high.into_iter().fold(0.0, f32::max),
-        };
+        let orders = values.iter().map(|value| order(value.to_bits().cast_signed()));
+        let (low, high) = orders.fold((0, 0), |(low, high), next| (next.min(low), next.max(high)));
+        let value = |bits: i32| f32::from_bits(order(bits).cast_unsigned());
+        let extent = Self { low: value(low), high: value(high) };
         (extent.high - extent.low).is_finite().then_some(extent)
     }
+}
+
+/// Between the bits of a float and an integer that orders as the float does.
+#[inline(always)]
+fn order(bits: i32) -> i32 {
+    bits ^ (bits >> 31 & i32::MAX)
 }
 
 /// The largest |value|, or nothing if one is not finite.
 ///
 /// Without their sign, the bits of floats order as the floats do, and everything that is not
 /// finite comes last.
+#[inline(always)]
 fn largest_magnitude(values: &[f32]) -> Option<f32> {
-    let mut most = [0_i32; LANES];
-    let mut widen = |values: &[f32; LANES]| {
-        for lane in 0..LANES {
-            let bits = (values[lane].to_bits() & 0x7FFF_FFFF).cast_signed();
-            most[lane] = if bits > most[lane] { bits } else { most[lane] };
-        }
-    };
-    let (chunks, last) = values.as_chunks::<LANES>();
-    chunks.iter().for_each(&mut widen);
-    if !last.is_empty() {
-        widen(&padded(last));
-    }
-    let bits = most.into_iter().max().unwrap_or(0);
+    let magnitude = |value: &f32| (value.to_bits() & 0x7FFF_FFFF).cast_signed();
+    let bits = values.iter().map(magnitude).fold(0, i32::max);
     Some(f32::from_bits(bits.cast_unsigned())).filter(|largest| largest.is_finite())
 }
 
 #[cfg(test)]
 mod tests {
+    use pulp::{Scalar, Scalar128b, Scalar512b};
+
     use super::*;
     use crate::scheme::Scheme;
 
@@ -384,7 +470,7 @@ mod tests {
                 let values = noise(width as u32, width);
                 let rounder = rounder(scheme, UNCLIPPED);
                 let mut row = Rounded::default();
-                let sums = rounder.row(&values, None, &mut row).unwrap();
+                let sums = rounder.rows(&values, width, None, &mut row).unwrap();
                 assert_eq!(row.levels.len(), rounder.grid.row_bytes(width));
                 let group = rounder.grid.group.unwrap_or(width);
                 let restored = row.restore(rounder.grid, width);
@@ -413,7 +499,7 @@ mod tests {
             let values = noise(7, 1024);
             let cost = |clips| {
                 let mut row = Rounded::default();
-                rounder(scheme, clips).row(&values, None, &mut row).unwrap().error
+                rounder(scheme, clips).rows(&values, values.len(), None, &mut row).unwrap().error
             };
             let (plain, searched) = (cost(UNCLIPPED), cost(CLIPS));
             assert!(searched <= plain, "{scheme}");
@@ -439,7 +525,7 @@ mod tests {
     fn integers_reach_both_ends() {
         let ends = |scheme: Scheme, values: &[f32]| {
             let mut row = Rounded::default();
-            rounder(scheme, UNCLIPPED).row(values, None, &mut row).unwrap();
+            rounder(scheme, UNCLIPPED).rows(values, values.len(), None, &mut row).unwrap();
             row
         };
         assert_eq!(ends(Scheme::Int8, &[-1.0, 1.0]).levels, [129, 127]);
@@ -462,7 +548,7 @@ mod tests {
         // Powers of two make the scale exact, so ties are real ties.
         let values: Vec<f32> = (-254..=254).map(|half| half as f32 / 2.0 * 0.25).collect();
         let mut row = Rounded::default();
-        rounder(Scheme::Int8, UNCLIPPED).row(&values, None, &mut row).unwrap();
+        rounder(Scheme::Int8, UNCLIPPED).rows(&values, values.len(), None, &mut row).unwrap();
         assert_eq!(row.scales, 0.25_f32.to_le_bytes());
         for (value, level) in values.iter().zip(row.levels) {
             assert_eq!(f32::from(level.cast_signed()), (value / 0.25).round_ties_even());
@@ -473,7 +559,7 @@ mod tests {
     fn rows_at_the_ends_of_f32_stay_finite() {
         let row = |values: &[f32]| {
             let mut row = Rounded::default();
-            rounder(Scheme::Int8, UNCLIPPED).row(values, None, &mut row)?;
+            rounder(Scheme::Int8, UNCLIPPED).rows(values, values.len(), None, &mut row).ok()?;
             Some((f32::from_le_bytes(row.scales.as_chunks().0[0]), row.levels))
         };
         let tiny = f32::from_bits(1);
@@ -494,7 +580,32 @@ mod tests {
     }
 
     #[test]
+    fn bytes_and_sums_do_not_depend_on_the_width_of_vectors() {
+        fn made<S: Simd>(simd: S, rounder: Rounder, rows: &[f32], width: usize) -> (Rounded, Sums) {
+            let (mut out, importance) = (Rounded::default(), noise(9, width));
+            let importance = Some(importance.as_slice());
+            let rows = Rows { rounder, rows, width, importance, out: &mut out };
+            let sums = rows.with_simd(simd).unwrap();
+            (out, sums)
+        }
+        for (scheme, width) in schemes().flat_map(|scheme| [7, 32, 200].map(|w| (scheme, w))) {
+            for clips in [UNCLIPPED, CLIPS] {
+                let (rounder, rows) = (rounder(scheme, clips), noise(width as u32, 3 * width));
+                let one = made(Scalar, rounder, &rows, width);
+                assert_eq!(made(Scalar128b, rounder, &rows, width), one);
+                assert_eq!(made(Scalar512b, rounder, &rows, width), one);
+                let importance = noise(9, width);
+                let mut out = Rounded::default();
+                let sums = rounder.rows(&rows, width, Some(&importance), &mut out).unwrap();
+                assert_eq!((out, sums), one);
+            }
+        }
+    }
+
+    #[test]
     fn packing_puts_the_first_in_the_low_half() {
-        assert_eq!(packed([1, 2, 3, 4, 5, 6, 15, 0]), [0x21, 0x43, 0x65, 0x0F]);
+        let mut packed = Vec::new();
+        put_block(&[1, 2, 3, 4, 5, 6, 15, 0], 4, &mut packed);
+        assert_eq!(packed, [0x21, 0x43, 0x65, 0x0F]);
     }
 }

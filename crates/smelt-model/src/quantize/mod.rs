@@ -42,7 +42,7 @@ pub(crate) use side_files::copy_side_files;
 use targets::{Target, targets};
 use tensor::{Change, Choice};
 
-pub use crate::scheme::{Grid, Scheme};
+pub use crate::scheme::{IntGrid, Scheme};
 pub use figures::Figures;
 pub use report::{REPORT_FILE, Report, TensorReport};
 
@@ -125,7 +125,7 @@ impl Options<'_> {
 
     fn head(&self) -> Scheme {
         self.head.unwrap_or(match self.scheme.grid() {
-            Some(Grid { bits: 4, .. }) => Scheme::Int8,
+            Some(IntGrid { bits: 4, .. }) => Scheme::Int8,
             _ => self.scheme,
         })
     }
@@ -321,7 +321,7 @@ impl Work<'_> {
     fn round(
         &mut self,
         target: &Target,
-        grid: Grid,
+        grid: IntGrid,
         changes: &mut Changes,
     ) -> Result<Sums, QuantizeError> {
         let clips = if self.method == Method::Rtn { UNCLIPPED } else { CLIPS };

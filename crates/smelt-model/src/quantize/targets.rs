@@ -10,7 +10,7 @@ use crate::decoder::{EMBEDDING, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::model::Part;
 use crate::safetensors::TensorSpec;
-use crate::scheme::{Grid, Scheme};
+use crate::scheme::{IntGrid, Scheme};
 
 /// One tensor of the result: where it comes from and what happens to it.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub(super) struct Target {
 
 impl Target {
     /// The integers it becomes, if any.
-    pub(super) fn grid(&self) -> Option<Grid> {
+    pub(super) fn grid(&self) -> Option<IntGrid> {
         self.scheme.grid()
     }
 

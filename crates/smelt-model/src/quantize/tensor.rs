@@ -18,7 +18,11 @@ const BLOCK_BYTES: usize = 256 << 10;
 /// The same where each row meets every activation: blocks of rows share the packing of those.
 const FEEDBACK_BLOCK_BYTES: usize = 2 << 20;
 
-/// Bytes copied at a time: as many as the writer collects, so that it passes them on as they are.
+/// Blocks of rows that a thread makes before it writes: the system takes few large writes at less
+/// cost than many small ones.
+const TURN_BLOCKS: usize = 4;
+
+/// Bytes copied at a time.
 const COPY_BYTES: usize = 1 << 20;
 
 /// How a weight is changed before it is rounded: w[r, c] * columns[c] / rows[r].
@@ -103,17 +107,23 @@ pub(super) fn round(
         Choice::Feedback { .. } => FEEDBACK_BLOCK_BYTES,
     };
     let step = (block_bytes / size_of::<f32>() / width).max(1);
+    let turn = step * TURN_BLOCKS;
     let (mut scales, mut zeros, mut sums) = (Vec::new(), Vec::new(), Sums::default());
     let make = |scratch: &mut Scratch, index: usize| {
-        let first = index * step;
-        let block = first..rows.min(first + step);
-        ckpt.read_rows_through(&target.source, block, &mut scratch.stored, &mut scratch.values)?;
         scratch.rounded.clear();
-        let bad = |row| {
-            let (tensor, row) = (target.source.clone(), first + row);
-            QuantizeError::NotFinite { tensor, row }
-        };
-        scratch.sums = scratch.round(first, width, rounder, choice).map_err(bad)?;
+        scratch.sums = Sums::default();
+        let end = rows.min((index + 1) * turn);
+        for first in (index * turn..end).step_by(step) {
+            let block = first..end.min(first + step);
+            let Scratch { stored, values, .. } = scratch;
+            ckpt.read_rows_through(&target.source, block, stored, values)?;
+            let bad = |row| {
+                let (tensor, row) = (target.source.clone(), first + row);
+                QuantizeError::NotFinite { tensor, row }
+            };
+            let sums = scratch.round(first, width, rounder, choice).map_err(bad)?;
+            scratch.sums.add(sums);
+        }
         Ok(())
     };
     let take = |scratch: &mut Scratch| {
@@ -122,7 +132,7 @@ pub(super) fn round(
         sums.add(scratch.sums);
         Ok(writer.write(&scratch.rounded.levels)?)
     };
-    in_order::<Scratch, QuantizeError>(rows.div_ceil(step), threads, make, take)?;
+    in_order::<Scratch, QuantizeError>(rows.div_ceil(turn), threads, make, take)?;
     writer.write(&scales)?;
     writer.write(&zeros)?;
     if let (true, Choice::Feedback { order: Some(order), .. }) = (target.is_ordered, choice) {
@@ -153,12 +163,8 @@ impl Scratch {
                 feedback.round(&self.values, rounder, &mut self.rounded)
             }
             Choice::Alone { change, importance } if change.is_none() => {
-                let mut sums = Sums::default();
-                for (n, row) in self.values.chunks(width).enumerate() {
-                    let cost = rounder.row(row, importance.as_deref(), &mut self.rounded);
-                    sums.add(cost.ok_or(n)?);
-                }
-                Ok(sums)
+                let importance = importance.as_deref();
+                rounder.rows(&self.values, width, importance, &mut self.rounded)
             }
             Choice::Alone { change, importance } => {
                 self.round_changed(first, width, rounder, (change, importance.as_deref()))
@@ -181,7 +187,7 @@ impl Scratch {
             self.changed.extend_from_slice(row);
             change.apply(first + n, &mut self.changed);
             one.clear();
-            rounder.row(&self.changed, importance, &mut one).ok_or(n)?;
+            rounder.rows(&self.changed, width, importance, &mut one).map_err(|_| n)?;
             self.rounded.append(&one);
             let mut restored = one.restore(rounder.grid, width);
             change.undo(first + n, &mut restored);

@@ -433,9 +433,7 @@ fn rounded(scheme: Scheme, method: Method) -> (group::Rounded, Vec<usize>) {
     let reorder = |row: &[f32]| order.iter().map(|n| row[*n]).collect::<Vec<_>>();
     let weights: Vec<f32> = weights.chunks(shape[1]).flat_map(reorder).collect();
     if matches!(method, Method::Rtn | Method::Mse) {
-        weights.chunks(shape[1]).for_each(|row| {
-            rounder.row(row, None, &mut out).unwrap();
-        });
+        rounder.rows(&weights, shape[1], None, &mut out).unwrap();
     } else {
         x = x.reordered(&order);
         Feedback::new(x, Some(32), 2).round(&weights, rounder, &mut out).unwrap();

@@ -16,8 +16,8 @@ use super::SafetensorsError;
 use super::header::{self, HEADER_BYTES_MAX, Lie, METADATA};
 use crate::dtype::Dtype;
 
-/// Bytes collected before they go to the system.
-const BUFFER_BYTES: usize = 1 << 20;
+/// Bytes collected before they go to the system; blocks of as many go there as they are.
+const BUFFER_BYTES: usize = 128 << 10;
 
 /// The header is padded with spaces to a multiple of this, so that data starts aligned.
 const ALIGN_BYTES: usize = 8;

@@ -19,7 +19,7 @@ const TEXT_BYTES_MAX: usize = 128 << 10;
 
 impl Takes {
     /// Whether the field names other stages or paths.
-    pub(super) fn is_edge(self) -> bool {
+    pub(crate) fn is_edge(self) -> bool {
         matches!(self, Self::Stage(_) | Self::Inputs | Self::Source | Self::Path)
     }
 }

@@ -19,7 +19,7 @@ use crate::image::{Picture, PictureError};
 use crate::prompt::Turn;
 
 /// An answer that goes on so far beyond the right one is wrong; what follows is not waited for.
-const TOKENS_BEYOND: usize = 16;
+pub(super) const TOKENS_BEYOND: usize = 16;
 
 /// The date that templates may show (2025-01-01): figures do not depend on the day.
 const NOW_S: u64 = 1_735_689_600;
@@ -81,15 +81,14 @@ pub fn measure(
         let failed = |source| MeasureError::Question { number: index + 1, source };
         let tokens = deployment.tokenizer.encode(&question.answer);
         let tokens = tokens.map_err(|error| failed(error.into()))?;
-        let prepared = asked.ask(deployment, question, &pictures, tokens.len()).map_err(failed)?;
         right.begin(deployment.llm.vocab(), &tokens)?;
         let mut kept = Ok(());
-        generate::follow(deployment, &prepared, &tokens, &mut |token, logits| {
+        let mut visit = |token, logits: &[f32]| {
             if kept.is_ok() {
                 kept = right.take(token, logits);
             }
-        })
-        .map_err(failed)?;
+        };
+        asked.ask(deployment, question, &pictures, &tokens, &mut visit).map_err(failed)?;
         kept?;
         progress(asked.all);
     }
@@ -114,6 +113,9 @@ fn bytes(dir: PathBuf) -> Result<u64, MeasureError> {
     sum.map_err(|source| MeasureError::Engine { path: dir.clone(), source })
 }
 
+/// Sees each token of a right answer and the logits before it.
+type Visit<'a> = &'a mut dyn FnMut(u32, &[f32]);
+
 /// What came of the model's own answers.
 #[derive(Default)]
 struct Asked {
@@ -124,28 +126,39 @@ struct Asked {
 }
 
 impl Asked {
-    /// Asks one question and gives its prompt back.
+    /// Asks one question, and shows what is thought of the tokens of its right answer.
     fn ask(
         &mut self,
         deployment: &mut Deployment,
         question: &Question,
         pictures: &[Picture],
-        answer_tokens: usize,
-    ) -> Result<Prepared, GenerateError> {
-        let turns = [Turn::from_marked("user", &question.prompt(), pictures.len())?];
-        let new_tokens_max = answer_tokens + TOKENS_BEYOND;
-        let request = Request { turns: &turns, pictures, new_tokens_max, now_s: NOW_S };
+        right: &[u32],
+        visit: Visit<'_>,
+    ) -> Result<(), GenerateError> {
+        let new_tokens_max = right.len() + TOKENS_BEYOND;
         let start = Instant::now();
-        let prepared = generate::prepare(deployment, &request)?;
+        let prepared = prepare(deployment, question, pictures)?;
         let prepared_after = start.elapsed();
-        let answer = generate::answer(deployment, &prepared, new_tokens_max, &mut |_| {})?;
+        let answer =
+            generate::answer_and_follow(deployment, &prepared, new_tokens_max, right, visit)?;
         let is_right = question.is_right(&answer.text);
         self.tasks.entry(question.task.clone()).or_default().take(is_right);
         self.all.take(is_right);
         self.first_tokens.push(prepared_after + answer.timing.first_token);
         self.rates.extend(answer.timing.tokens_per_second());
-        Ok(prepared)
+        Ok(())
     }
+}
+
+/// The prompt that asks `question`, its pictures encoded.
+pub(super) fn prepare(
+    deployment: &mut Deployment,
+    question: &Question,
+    pictures: &[Picture],
+) -> Result<Prepared, GenerateError> {
+    let turns = [Turn::from_marked("user", &question.prompt(), pictures.len())?];
+    let request = Request { turns: &turns, pictures, new_tokens_max: 1, now_s: NOW_S };
+    generate::prepare(deployment, &request)
 }
 
 /// What the model thinks of the right answers.

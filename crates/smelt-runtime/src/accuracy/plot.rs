@@ -17,6 +17,11 @@ const PANELS: [(f64, f64); 2] = [(80.0, 490.0), (570.0, 980.0)];
 /// Room for a point's name to the right of it, and for lines of text above each other.
 const CHARACTER: f64 = 6.7;
 const LINE: f64 = 15.0;
+/// How far letters reach above the line they stand on, and below.
+const ASCENT: f64 = 10.0;
+const DESCENT: f64 = 3.0;
+/// A circle with its stroke, from its middle.
+const CIRCLE: f64 = 5.5;
 
 /// A deployment in one panel.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,7 +93,7 @@ fn panel(
     let places: Vec<(f64, f64)> =
         points.iter().map(|point| (at_x(point.x), at_y(point.y))).collect();
     let names: Vec<&str> = points.iter().map(|point| point.name).collect();
-    for (index, label) in labels(&places, &names, right).into_iter().enumerate() {
+    for (index, label) in labels(&places, &names, (left, right)).into_iter().enumerate() {
         let (place, name) = (places[index], names[index]);
         let fill = if front.contains(&index) { "#2a6fb0" } else { "white" };
         line(out, [place, (label.x, label.y - 4.0)], "#999");
@@ -124,36 +129,61 @@ struct Label {
 }
 
 impl Label {
+    /// From its beginning to its end.
+    fn span(&self) -> (f64, f64) {
+        let start = if self.is_left { self.x - self.width } else { self.x };
+        (start, start + self.width)
+    }
+
     fn overlaps(&self, other: &Self) -> bool {
-        let span = |label: &Self| {
-            let start = if label.is_left { label.x - label.width } else { label.x };
-            (start, start + label.width)
-        };
-        let ((a, a_end), (b, b_end)) = (span(self), span(other));
+        let ((a, a_end), (b, b_end)) = (self.span(), other.span());
         a < b_end && b < a_end && (self.y - other.y).abs() < LINE
+    }
+
+    /// Whether letters run into the circle at a point.
+    fn touches(&self, (x, y): (f64, f64)) -> bool {
+        let (start, end) = self.span();
+        let (above, below) = (self.y - ASCENT, self.y + DESCENT);
+        start - CIRCLE < x && x < end + CIRCLE && above - CIRCLE < y && y < below + CIRCLE
     }
 }
 
-/// Places for the names beside their `places`, none over another: from the top down, each as near
-/// to its point as what lies above it allows.
-fn labels(places: &[(f64, f64)], names: &[&str], right: f64) -> Vec<Label> {
+/// Places for the names beside their `places`, none over another or over a circle: from the top down,
+/// each as near to its point as what lies there already allows.
+fn labels(places: &[(f64, f64)], names: &[&str], (left, right): (f64, f64)) -> Vec<Label> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     order.sort_by(|&a, &b| places[a].1.total_cmp(&places[b].1));
     let mut placed: Vec<(usize, Label)> = Vec::with_capacity(places.len());
     for index in order {
-        let (x, y) = places[index];
         let width = names[index].chars().count() as f64 * CHARACTER;
-        let is_left = x + 12.0 + width > right;
-        let x = if is_left { x - 12.0 } else { x + 12.0 };
-        let mut label = Label { x, y: y + 4.0, is_left, width };
-        // Each step leaves one label behind for good, so this ends.
-        while let Some((_, other)) = placed.iter().find(|(_, other)| label.overlaps(other)) {
-            label.y = other.y + LINE;
-        }
+        let is_free = |label: &Label| {
+            let (start, end) = label.span();
+            let is_inside = left <= start && end <= right && label.y - ASCENT >= TOP - LINE;
+            is_inside
+                && !placed.iter().any(|(_, other)| label.overlaps(other))
+                && !places.iter().any(|&place| label.touches(place))
+        };
+        let mut near = nearest(places[index], width);
+        // Where a name fits nowhere, it lies over something.
+        let label = near.find(is_free).unwrap_or_else(|| beside(places[index], width, 0.0, false));
         placed.push((index, label));
     }
     placed.sort_by_key(|&(index, _)| index);
     placed.into_iter().map(|(_, label)| label).collect()
+}
+
+/// Where a name may lie, the nearest first: to the right or the left of its point, and ever farther
+/// below or above.
+fn nearest(place: (f64, f64), width: f64) -> impl Iterator<Item = Label> {
+    let steps = (0..).map(|step| f64::from(step) * LINE / 2.0);
+    let steps = steps.take_while(|step| *step <= BOTTOM - TOP);
+    let offsets = steps.flat_map(|step| [step, -step]);
+    offsets.flat_map(move |down| [false, true].map(|is_left| beside(place, width, down, is_left)))
+}
+
+fn beside((x, y): (f64, f64), width: f64, down: f64, is_left: bool) -> Label {
+    let x = if is_left { x - 12.0 } else { x + 12.0 };
+    Label { x, y: y + 4.0 + down, is_left, width }
 }
 
 /// The values along an axis.
@@ -266,12 +296,25 @@ mod tests {
     #[test]
     fn names_do_not_lie_over_each_other() {
         let places = [(100.0, 70.0), (101.0, 70.0), (102.0, 71.0), (480.0, 70.0), (100.0, 300.0)];
-        let labels = labels(&places, &["one", "two", "three", "four", "five"], 490.0);
+        let labels = labels(&places, &["one", "two", "three", "four", "five"], (80.0, 490.0));
         for (index, label) in labels.iter().enumerate() {
             assert!(labels[..index].iter().all(|other| !label.overlaps(other)), "{labels:?}");
+            assert!(places.iter().all(|&place| !label.touches(place)), "{labels:?}");
         }
         assert!(labels[3].is_left, "there is no room to the right");
         assert!((labels[4].y - 304.0).abs() < 1e-9, "alone, it is beside its point");
+    }
+
+    /// Targets tie at the top of a plot: circles in a row, closer to each other than names are long.
+    #[test]
+    fn names_do_not_run_into_circles_in_a_row() {
+        let places: Vec<(f64, f64)> =
+            (0..10).map(|n| (100.0 + 17.0 * f64::from(n), 62.0 + f64::from(n % 2))).collect();
+        let labels = labels(&places, &["int4-g128-head-none"; 10], (80.0, 490.0));
+        for (index, label) in labels.iter().enumerate() {
+            assert!(labels[..index].iter().all(|other| !label.overlaps(other)), "{labels:?}");
+            assert!(places.iter().all(|&place| !label.touches(place)), "{labels:?}");
+        }
     }
 
     #[test]

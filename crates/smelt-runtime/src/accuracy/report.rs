@@ -16,6 +16,8 @@ pub struct Row {
     pub score: Score,
     /// The most memory the process that answered held.
     pub peak_rss_bytes: u64,
+    /// The most memory that a stage took which built it, where that is known.
+    pub build_rss_bytes: Option<u64>,
 }
 
 /// The figures as a Markdown table, a row for each deployment, the first being what others are
@@ -28,11 +30,16 @@ pub fn markdown(rows: &[Row]) -> String {
     let mut header = vec!["Target", "Exact"];
     header.extend(&tasks);
     header.extend(["Perplexity", "KL, nats", "Engines", "First token", "Tokens/s", "Peak RSS"]);
+    let is_built = rows.iter().any(|row| row.build_rss_bytes.is_some());
+    header.extend(is_built.then_some("Build RSS"));
     let header: Vec<String> = header.into_iter().map(escaped).collect();
     // Names to the left, figures to the right.
     let rule: Vec<String> =
         (0..header.len()).map(|column| if column == 0 { "---" } else { "---:" }.into()).collect();
-    let body = rows.iter().map(|row| cells(row, &tasks));
+    let body = rows.iter().map(|row| {
+        let built = row.build_rss_bytes.map_or("-".to_owned(), mebibytes);
+        cells(row, &tasks).into_iter().chain(is_built.then_some(built)).collect()
+    });
     let lines = [header, rule].into_iter().chain(body);
     lines.map(|cells| format!("| {} |\n", cells.join(" | "))).collect()
 }
@@ -42,7 +49,7 @@ fn has_one_task(rows: &[Row]) -> bool {
 }
 
 fn cells(row: &Row, tasks: &[&str]) -> Vec<String> {
-    let Row { target, score, peak_rss_bytes } = row;
+    let Row { target, score, peak_rss_bytes, .. } = row;
     let all = score.overall();
     let mut cells = vec![escaped(target), format!("{} ({}/{})", percent(all), all.right, all.of)];
     let of_task = |task: &&str| score.tasks.get(*task).map_or("-".to_owned(), |&t| percent(t));
@@ -73,7 +80,7 @@ fn mebibytes(bytes: u64) -> String {
 /// The figures as one document.
 pub fn document(rows: &[Row]) -> Value {
     let target = |row: &Row| {
-        let Row { target, score, peak_rss_bytes } = row;
+        let Row { target, score, peak_rss_bytes, build_rss_bytes } = row;
         json!({
             "target": target,
             "scheme": score.scheme,
@@ -87,6 +94,7 @@ pub fn document(rows: &[Row]) -> Value {
             "first_token_s": score.first_token_s,
             "tokens_per_second": score.tokens_per_second,
             "peak_rss_bytes": peak_rss_bytes,
+            "build_rss_bytes": build_rss_bytes,
         })
     };
     let baseline = rows.first().map(|row| &row.target);
@@ -111,7 +119,7 @@ pub(super) mod tests {
             first_token_s: 0.0125,
             tokens_per_second: Some(rate),
         };
-        Row { target: target.into(), score, peak_rss_bytes: 3 << 19 }
+        Row { target: target.into(), score, peak_rss_bytes: 3 << 19, build_rss_bytes: None }
     }
 
     #[test]
@@ -129,6 +137,17 @@ pub(super) mod tests {
 | b\\|c | 50.0 % (50/100) | 50.0 % | - | 1.00000 | - | 2.0 MiB | 12.5 ms | - | 1.5 MiB |
 "
         );
+    }
+
+    #[test]
+    fn what_building_took_has_a_column_where_it_is_known() {
+        let known = Row { build_rss_bytes: Some(5 << 20), ..row("a", 90, 3, 10.0) };
+        let table = markdown(&[known, row("b", 90, 3, 10.0)]);
+        let ends =
+            ["| Peak RSS | Build RSS |", "---: |", "| 1.5 MiB | 5.0 MiB |", "| 1.5 MiB | - |"];
+        for (line, end) in table.lines().zip(ends) {
+            assert!(line.ends_with(end), "{line}");
+        }
     }
 
     #[test]

@@ -62,10 +62,14 @@ fn a_live_run_is_not_dead() {
     assert!(!b.clear_dead(run.id()).unwrap());
     assert!(dir.path().join("work").join(run.id().as_str()).exists());
     let id = run.id().clone();
+    assert!(a.is_running(&id).unwrap() && b.is_running(&id).unwrap());
     drop(run);
+    assert!(!b.is_running(&id).unwrap());
     assert_eq!(b.dead_runs().unwrap(), std::slice::from_ref(&id));
     assert!(b.clear_dead(&id).unwrap());
     assert!(b.dead_runs().unwrap().is_empty());
+    assert!(!a.is_running(&id).unwrap());
+    assert!(b.dead_runs().unwrap().is_empty(), "asking leaves nothing behind");
 }
 
 #[test]

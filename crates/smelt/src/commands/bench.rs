@@ -2,10 +2,13 @@
 //! own, so that memory and time are that deployment's alone.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use serde::Deserialize;
 use smelt_runtime::accuracy::distributions::{Player, Recorder};
 use smelt_runtime::accuracy::measure::{Against, measure};
 use smelt_runtime::accuracy::plot::svg;
@@ -34,6 +37,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<Exit, Failed> {
 fn accuracy(flags: &AccuracyFlags) -> Result<Exit, Failed> {
     question::read(&flags.questions, flags.limit).map_err(Failed::usage)?;
     let targets = target::all(&flags.targets, &flags.sets)?;
+    let built = flags.report.as_deref().map(Built::read).transpose()?;
     let out = flags.out.as_deref().map(FreshDir::begin).transpose()?;
     let beside = flags.out.clone().unwrap_or_else(|| std::env::temp_dir().join("smelt-accuracy"));
     let scratch = FreshDir::scratch(&beside)?;
@@ -41,7 +45,11 @@ fn accuracy(flags: &AccuracyFlags) -> Result<Exit, Failed> {
     for (index, target) in targets.iter().enumerate() {
         tell(format_args!("[{}/{}] {} started", index + 1, targets.len(), target.name));
         match measured(flags, target, &scratch.path().join("logits"))? {
-            Measured::Row(row) => rows.push(row),
+            Measured::Row(row) => {
+                let build_rss_bytes =
+                    built.as_ref().and_then(|built| built.peak_of(&target.stages));
+                rows.push(Row { build_rss_bytes, ..row });
+            }
             Measured::Failed(exit) => return Ok(exit),
         }
     }
@@ -54,6 +62,38 @@ fn accuracy(flags: &AccuracyFlags) -> Result<Exit, Failed> {
         answer(markdown(&rows))?;
     }
     Ok(Exit::Ok)
+}
+
+/// The report of a run: the memory that the attempts at each stage took.
+#[derive(Deserialize)]
+struct Built {
+    stages: Vec<BuiltStage>,
+}
+
+#[derive(Deserialize)]
+struct BuiltStage {
+    name: String,
+    attempts: Vec<BuiltAttempt>,
+}
+
+#[derive(Deserialize)]
+struct BuiltAttempt {
+    peak_rss_bytes: u64,
+}
+
+impl Built {
+    fn read(path: &Path) -> Result<Self, Failed> {
+        let failed = |why: String| Failed::usage(format!("--report {}: {why}", path.display()));
+        let text = fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        serde_json::from_str(&text)
+            .map_err(|error| failed(format!("not what `smelt run --json` prints: {error}")))
+    }
+
+    /// The most that a stage of these names took; none where all were there already.
+    fn peak_of(&self, names: &[String]) -> Option<u64> {
+        let stages = self.stages.iter().filter(|stage| names.contains(&stage.name));
+        stages.flat_map(|stage| &stage.attempts).map(|attempt| attempt.peak_rss_bytes).max()
+    }
 }
 
 /// What came of one deployment's process.
@@ -72,8 +112,13 @@ fn measured(flags: &AccuracyFlags, target: &Target, logits: &Path) -> Result<Mea
     command.args(["bench", "accuracy-of", "--name", &target.name, "--questions"]);
     command.arg(&flags.questions).arg("--logits").arg(logits);
     command.args(flags.limit.map(|limit| format!("--limit={limit}")));
-    command.arg("--").arg(&target.dir).stdin(Stdio::null()).stderr(Stdio::inherit());
-    let ended = command.output().map_err(|error| failed(error.to_string()))?;
+    command.arg("--").arg(&target.dir);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    // Held open until the answer is there: its end is ours.
+    let lifeline = child.stdin.take();
+    let ended = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
+    drop(lifeline);
     if ended.status.success() {
         let row = serde_json::from_slice(&ended.stdout);
         return row.map(Measured::Row).map_err(|error| failed(error.to_string()));
@@ -102,6 +147,7 @@ fn write(rows: &[Row], out: FreshDir) -> Result<(), Failed> {
 
 /// The process of one deployment: prints its row as JSON.
 fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
+    end_with_the_parent();
     let questions = question::read(&flags.questions, flags.limit).map_err(Failed::usage)?;
     let folder = flags.questions.parent().unwrap_or(Path::new(""));
     let mut deployment = Deployment::open(&flags.dir).map_err(Failed::model)?;
@@ -119,9 +165,23 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
         measure((&mut deployment, &flags.dir), (&questions, folder), against, &mut progress)
             .map_err(Failed::model)?;
     let peak = Sample::of(process::id()).map(|sample| sample.rss_process_peak_bytes);
-    let row = Row { target: flags.name.clone(), score, peak_rss_bytes: peak.unwrap_or_default() };
+    let row = Row {
+        target: flags.name.clone(),
+        score,
+        peak_rss_bytes: peak.unwrap_or_default(),
+        build_rss_bytes: None,
+    };
     answer(serde_json::to_string(&row).expect("plain data is JSON"))?;
     Ok(Exit::Ok)
+}
+
+/// Ends this process when whoever started it does not hold its standard input any more: a bench that
+/// was stopped leaves nobody behind who asks on.
+fn end_with_the_parent() {
+    thread::spawn(|| {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        process::exit(Exit::Interrupted as i32);
+    });
 }
 
 /// The first deployment finds no logits and writes them, the others read them.

@@ -3,13 +3,17 @@
 pub(crate) mod bench;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
+pub(crate) mod describe;
 pub(crate) mod embed;
 pub(crate) mod explain;
 pub(crate) mod export;
+pub(crate) mod graph;
 pub(crate) mod onnx;
 pub(crate) mod out;
 pub(crate) mod plan;
 pub(crate) mod quantize;
+pub(crate) mod report;
 pub(crate) mod run;
+pub(crate) mod runs;
 
 mod target;

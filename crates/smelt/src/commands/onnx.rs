@@ -11,6 +11,7 @@ use smelt_plan::quantity;
 
 use crate::exit::{Exit, Failed};
 use crate::flags::{FloatType, OnnxCommand, Output};
+use crate::fresh::{FreshDir, go_through};
 use crate::say::{answer, tell};
 use crate::table::bytes;
 
@@ -59,8 +60,17 @@ pub(crate) fn run(command: &OnnxCommand) -> Result<Exit, Failed> {
 }
 
 fn operate(model: &Path, rule: &Rule, output: &Output) -> Result<(), Failed> {
-    let consume = if output.consume { Consume::Yes } else { Consume::No };
-    let report = apply(model, rule, &output.out, consume).map_err(Failed::model)?;
+    let report = if output.consume {
+        // Half-way through, parts of the model lie in the output.
+        go_through();
+        apply(model, rule, &output.out, Consume::Yes).map_err(Failed::model)?
+    } else {
+        let fresh = FreshDir::begin(&output.out)?;
+        let made = fresh.path().join("model");
+        let report = apply(model, rule, &made, Consume::No).map_err(Failed::model)?;
+        fresh.finish_with(&made)?;
+        report
+    };
     tell(summary(&report, &output.out));
     Ok(())
 }

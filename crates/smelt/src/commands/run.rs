@@ -167,6 +167,7 @@ fn tell_end(flags: &RunFlags, report: &RunReport) -> Exit {
             ));
             Exit::Held
         }
+        RunStatus::Running | RunStatus::Died => unreachable!("only journals tell of such runs"),
     }
 }
 

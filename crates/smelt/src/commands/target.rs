@@ -15,6 +15,8 @@ use crate::load::{self, Access, Loaded};
 pub(super) struct Target {
     pub(super) name: String,
     pub(super) dir: PathBuf,
+    /// The stages it was made by, its own among them; none of a directory that was given.
+    pub(super) stages: Vec<String>,
 }
 
 /// The one deployment that `target` names: its directory.
@@ -44,14 +46,15 @@ pub(super) fn all(targets: &[PathBuf], sets: &[String]) -> Result<Vec<Target>, F
     for target in targets {
         if target.is_dir() {
             let name = target.display().to_string();
-            found.push((name.clone(), Target { name, dir: given(target)? }));
+            found.push((name.clone(), Target { name, dir: given(target)?, stages: Vec::new() }));
             continue;
         }
         let asked = Asked::new(target, sets)?;
         for stage in asked.stages()? {
             let name = asked.name(stage);
             let full = format!("{}#{name}", asked.flags.pipeline.display());
-            found.push((full, Target { name, dir: asked.output(stage)? }));
+            let (dir, stages) = (asked.output(stage)?, asked.made_by(stage));
+            found.push((full, Target { name, dir, stages }));
         }
     }
     let is_twice = |name: &str| found.iter().filter(|(_, other)| other.name == name).count() > 1;
@@ -110,6 +113,20 @@ impl Asked {
                 names.join(", ")
             ))
         })
+    }
+
+    /// The names of `stage` and of all it needs.
+    fn made_by(&self, stage: StageId) -> Vec<String> {
+        let (mut seen, mut open) = (vec![stage], vec![stage]);
+        while let Some(stage) = open.pop() {
+            for need in self.loaded.plan.stage(stage).needs() {
+                if !seen.contains(&need) {
+                    seen.push(need);
+                    open.push(need);
+                }
+            }
+        }
+        seen.into_iter().map(|stage| self.name(stage)).collect()
     }
 
     fn output(&self, stage: StageId) -> Result<PathBuf, Failed> {

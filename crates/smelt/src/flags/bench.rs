@@ -26,6 +26,10 @@ pub(crate) struct AccuracyFlags {
     /// Ask only the first N questions
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) limit: Option<usize>,
+    /// What `smelt run --json` printed when it built the pipeline: adds the most memory that a stage
+    /// of each deployment took
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
     /// The directory to make, with accuracy.json, accuracy.md and the plot accuracy.svg
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::internvl3::InternVl3;
 use smelt_model::model::Encoder;
 use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
@@ -56,13 +57,30 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
 fn chat(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let dir = checkpoint.dir();
+    let engines = [request.input("vision")?, request.input("llm")?];
+    let mut spec = spec(&checkpoint, request.word("model")?, engines)?;
+    if request.params.contains_key("tiles") {
+        spec.image = with_tiles(spec.image, request.count("tiles")?);
+    }
+    let files: Vec<PathBuf> =
+        FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
+    Deployment::write(&request.out, &spec, &files).map_err(Failed::model)
+}
+
+/// What a deployment of `checkpoint` called `model` says, its engines in these directories.
+pub(super) fn spec(
+    checkpoint: &Checkpoint,
+    model: &str,
+    [vision, llm]: [&Path; 2],
+) -> Result<Spec, Failed> {
+    let dir = checkpoint.dir();
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    let spec = Spec {
+    Ok(Spec {
         format: FORMAT,
         family: FAMILY.to_owned(),
-        model: request.word("model")?.to_owned(),
-        vision: beside(request.input("vision")?)?,
-        llm: beside(request.input("llm")?)?,
+        model: model.to_owned(),
+        vision: beside(vision)?,
+        llm: beside(llm)?,
         image: image(checkpoint.internvl3().map_err(Failed::model)?),
         image_tokens: ImageTokens {
             start: "<img>".to_owned(),
@@ -70,10 +88,7 @@ fn chat(request: &Request) -> Result<(), Failed> {
             end: "</img>".to_owned(),
         },
         eos: eos_tokens(dir, &tokenizer).map_err(Failed::model)?,
-    };
-    let files: Vec<PathBuf> =
-        FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
-    Deployment::write(&request.out, &spec, &files).map_err(Failed::model)
+    })
 }
 
 /// InternVL3's preprocessing, by the checkpoint's own numbers.
@@ -86,6 +101,12 @@ pub(super) fn image(tower: &InternVl3) -> Settings {
         mean: Settings::IMAGENET_MEAN,
         std: Settings::IMAGENET_STD,
     }
+}
+
+/// The same preprocessing with at most `tiles` tiles a picture, the thumbnail not counted; fewer tiles
+/// are fewer tokens.
+fn with_tiles(image: Settings, tiles: usize) -> Settings {
+    Settings { min_tiles: image.min_tiles.min(tiles), max_tiles: tiles, ..image }
 }
 
 /// The path of a sealed output as seen from another one.

@@ -173,9 +173,17 @@ pub fn statuses(report: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The demo's pipeline with random weights, which are made in no time and lie nowhere.
+/// The demo's pipeline with random weights, which are made in no time, lie nowhere, and answer no
+/// prompt.
 pub fn random(demo: &str) -> String {
+    let lines = demo.lines().filter(|line| !line.starts_with("prompts = "));
+    let demo = lines.map(|line| line.to_owned() + "\n").collect::<String>();
     demo.replace("path:../tests/data/shapes-vl", "synthetic:internvl3-tiny")
+}
+
+/// A pipeline of the repository, to be run from anywhere.
+pub fn anywhere(pipeline: &str) -> String {
+    pipeline.replace("path:../tests/data/", &format!("path:{}/", data("").display()))
 }
 
 /// The folder of a file under the repository's `tests/data`.

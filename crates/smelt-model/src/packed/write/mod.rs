@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 
-use super::words::{Along, Grid, Runs};
+use super::words::{Along, Runs, WordLayout};
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, CheckpointError, WEIGHTS_FILE};
 use crate::dtype::Dtype;
 use crate::quantize::{QuantizeError, copy_side_files};
@@ -196,7 +196,7 @@ impl Levels<'_> {
 fn put_words(
     ckpt: &Checkpoint,
     name: &str,
-    grid: Grid,
+    grid: WordLayout,
     levels: &Levels<'_>,
     shift: u8,
     writer: &mut Writer,
@@ -269,7 +269,7 @@ fn blocks(rows: usize, row_bytes: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Whether words of `grid` pad rows or columns of a matrix of `shape`.
-fn pads(grid: Grid, [rows, columns]: [usize; 2]) -> bool {
+fn pads(grid: WordLayout, [rows, columns]: [usize; 2]) -> bool {
     let along = if grid.along == Along::Rows { rows } else { columns };
     !along.is_multiple_of(grid.per_word())
 }

@@ -12,7 +12,7 @@ use crate::decoder::LM_HEAD;
 use crate::dtype::Dtype;
 use crate::model::Part;
 use crate::packed::present::MIDDLE;
-use crate::packed::words::Grid;
+use crate::packed::words::WordLayout;
 use crate::packed::{awq, compressed_tensors, gptq};
 use crate::safetensors::TensorSpec;
 
@@ -61,7 +61,7 @@ pub(super) enum Make {
     /// The levels of a canonical weight.
     Words {
         name: String,
-        grid: Grid,
+        grid: WordLayout,
         columns: usize,
         places: Option<Arc<[u32]>>,
         /// Added to each level.
@@ -70,7 +70,7 @@ pub(super) enum Make {
     /// Canonical zeros.
     Zeros {
         name: String,
-        grid: Grid,
+        grid: WordLayout,
         groups: usize,
         shift: u8,
     },
@@ -220,7 +220,7 @@ impl Task<'_> {
     }
 
     /// Levels and, if the format wants it, `zeros` as words of these grids.
-    fn words(&self, grid: Grid, part: &'static str) -> StoredPart {
+    fn words(&self, grid: WordLayout, part: &'static str) -> StoredPart {
         let PackedFacts { bits, shape, ref places, .. } = self.facts;
         // Canonical bytes are signed; stored ones are offset by 128, which turns the sign bit.
         let shift = if bits == 8 { 128 } else { 0 };
@@ -230,7 +230,7 @@ impl Task<'_> {
     }
 
     /// Stored zeros: the canonical ones, or the middle of every group.
-    fn zeros(&self, grid: Grid, part: &'static str, shift: u8) -> StoredPart {
+    fn zeros(&self, grid: WordLayout, part: &'static str, shift: u8) -> StoredPart {
         let PackedFacts { bits, shape, groups, has_zeros, .. } = self.facts;
         let stored = grid.stored_shape([shape[0], groups]);
         let name = format!("{}_zero", self.name);

@@ -1,0 +1,97 @@
+//! Says what an engine holds, so that it can be compared with what it was built from.
+//!
+//! Sizes and the list of tensors are compared here; numbers come out row by row as the layers see
+//! them, packed weights multiplied out and columns in the order of the input channels, whatever
+//! form they are stored in.  Decides nothing about how far numbers may differ.
+
+use smelt_model::checkpoint::{Checkpoint, CheckpointError};
+use smelt_model::dtype::Dtype;
+
+use super::build::{sizes, tensors};
+use super::linear::Linear;
+use super::weights::{Machine, vector};
+use super::{LlmEngine, LlmFile, OpenError};
+
+/// A weight of an engine.
+pub struct Tensor<'a> {
+    form: Form,
+    machine: Machine<'a>,
+}
+
+enum Form {
+    /// Norms and biases are one row.
+    Vector(Vec<f32>),
+    Matrix(Linear),
+}
+
+impl Tensor<'_> {
+    /// Puts row `row` into `out`, which is as long as a row.  Panics where there is no such row.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        match &self.form {
+            Form::Vector(numbers) => out.copy_from_slice(numbers),
+            Form::Matrix(linear) => linear.widen_row(row, &self.machine, out),
+        }
+    }
+}
+
+impl LlmEngine {
+    /// The first size or tensor in which the engine is not one of `checkpoint`, in words; numbers are
+    /// not compared.
+    ///
+    /// # Errors
+    /// When the checkpoint has no decoder or lacks a tensor.
+    pub fn unlike(&self, checkpoint: &Checkpoint) -> Result<Option<String>, CheckpointError> {
+        let own = &self.file.engine;
+        let wanted = sizes(checkpoint.decoder()?, checkpoint.scheme_words(), own.limits);
+        let size = other_size(own, &wanted);
+        size.map_or_else(|| self.other_tensor(checkpoint), |size| Ok(Some(size)))
+    }
+
+    /// Whether any weight is stored as levels with scales.
+    pub fn is_packed(&self) -> bool {
+        let mut stored = self.file.names().filter_map(|name| self.file.stored(name));
+        stored.any(|stored| matches!(stored.dtype, Dtype::I8 | Dtype::U8))
+    }
+
+    fn other_tensor(&self, checkpoint: &Checkpoint) -> Result<Option<String>, CheckpointError> {
+        let specs = tensors(checkpoint)?;
+        for spec in &specs {
+            let Some(stored) = self.file.stored(&spec.name) else {
+                return Ok(Some(format!("it has no tensor {}", spec.name)));
+            };
+            if (stored.dtype, &stored.shape) != (spec.dtype, &spec.shape) {
+                return Ok(Some(format!(
+                    "its {} is {} {:?}, not {} {:?}",
+                    spec.name, stored.dtype, stored.shape, spec.dtype, spec.shape
+                )));
+            }
+        }
+        let is_more = |name: &&str| specs.iter().all(|spec| spec.name != *name);
+        Ok(self.file.names().find(is_more).map(|name| format!("it has a tensor {name} too many")))
+    }
+
+    /// The weight `name` of `shape`: a vector, or a matrix of rows.
+    ///
+    /// # Errors
+    /// When the engine has none of that shape.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, OpenError> {
+        let form = match *shape {
+            [len] => Form::Vector(vector(&self.file, name, len)?),
+            [rows, columns] => Form::Matrix(Linear::find(&self.file, name, [rows, columns])?),
+            _ => {
+                let problem = format!("tensor {name:?} cannot have shape {shape:?}");
+                return Err(self.file.damaged(problem));
+            }
+        };
+        Ok(Tensor { form, machine: self.machine() })
+    }
+}
+
+/// The first field of `own` that is not as in `wanted`.
+fn other_size(own: &LlmFile, wanted: &LlmFile) -> Option<String> {
+    let fields = |file: &LlmFile| serde_json::to_value(file).expect("plain data is JSON");
+    let (own, wanted) = (fields(own), fields(wanted));
+    let names = wanted.as_object().into_iter().chain(own.as_object()).flat_map(|all| all.keys());
+    let mut other = names.filter(|&name| own[name] != wanted[name]);
+    other.next().map(|name| format!("its {name} is {}, not {}", own[name], wanted[name]))
+}

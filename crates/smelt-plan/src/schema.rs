@@ -1,0 +1,240 @@
+//! Describes the pipeline file as a JSON Schema (draft 2020-12), so that editors complete and check it.
+//!
+//! Made from the table of kinds that the parser reads by, so the two cannot drift.  A schema sees
+//! one value at a time: that a stage's name is one in the file, or which fields go together, only
+//! the parser knows.
+
+use serde_json::{Map, Value, json};
+
+use crate::device::FACTS;
+use crate::kind::{Absent, Field, Kind, Takes};
+use crate::pipeline::{ATTEMPTS_MAX, FORMAT};
+use crate::tokens::DEVICES_MAX;
+
+/// A text that holds `${name}` may become anything.
+const PARAM: &str = "\\$\\{[^}]*\\}";
+/// As [`crate::name::StageName`] has it.
+const STAGE_NAME: &str = "^[a-z0-9][a-z0-9-]*$";
+/// The same, or one of its variants.
+const VARIANT_NAME: &str = "^[a-z0-9][a-z0-9-]*(\\.[a-z0-9][a-z0-9-]*)*$";
+
+/// The schema.
+pub fn schema() -> Value {
+    let kinds: Vec<Value> = Kind::ALL.into_iter().map(stage).collect();
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "smelt pipeline",
+        "type": "object",
+        "required": ["smelt", "name", "stage"],
+        "additionalProperties": false,
+        "properties": {
+            "smelt": { "const": FORMAT, "description": "format of this file" },
+            "name": { "type": "string" },
+            "params": {
+                "type": "object",
+                "description": "values that ${name} stands for and --set overrides",
+                "additionalProperties": { "type": ["string", "number", "boolean"] },
+            },
+            "resources": {
+                "type": "object",
+                "description": "how much there is of what stages share: a number of devices, their ids, or a size",
+                "additionalProperties": {
+                    "anyOf": [
+                        { "type": "integer", "minimum": 1, "maximum": DEVICES_MAX },
+                        { "type": "string" },
+                        { "type": "array", "minItems": 1, "items": { "type": "string" } },
+                    ],
+                },
+            },
+            "stage": {
+                "type": "object",
+                "minProperties": 1,
+                "propertyNames": { "pattern": STAGE_NAME },
+                "additionalProperties": {
+                    "type": "object",
+                    "required": ["kind"],
+                    "properties": { "kind": { "enum": Kind::ALL.map(Kind::name) } },
+                    "oneOf": kinds,
+                },
+            },
+        },
+        "$defs": { "limits": limits() },
+    })
+}
+
+/// A stage of one kind.
+fn stage(kind: Kind) -> Value {
+    let fields = kind.fields();
+    let mut properties: Map<String, Value> =
+        fields.iter().map(|field| (field.name.to_owned(), of_field(field))).collect();
+    properties.insert("kind".to_owned(), json!({ "const": kind.name() }));
+    properties.insert("limits".to_owned(), json!({ "$ref": "#/$defs/limits" }));
+    properties.insert("retry".to_owned(), retry(fields));
+    properties.insert("matrix".to_owned(), matrix());
+    properties.insert("device".to_owned(), device());
+    properties.insert("resources".to_owned(), resources());
+    let needed = fields.iter().filter(|field| field.absent == Absent::Refused);
+    let required: Vec<&str> = needed.map(|field| field.name).collect();
+    json!({
+        "properties": properties,
+        // What a matrix gives need not stand in the stage itself.
+        "anyOf": [{ "required": required }, { "required": ["matrix"] }],
+        "additionalProperties": false,
+    })
+}
+
+fn matrix() -> Value {
+    json!({
+        "type": "object",
+        "minProperties": 1,
+        "description": "variants of the stage, and of all that need it",
+        "additionalProperties": {
+            "anyOf": [
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": { "type": ["string", "integer", "boolean"] },
+                    "description": "values of the field of this name",
+                },
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "additionalProperties": { "type": "object" },
+                    "description": "named variants, and the keys each replaces",
+                },
+            ],
+        },
+    })
+}
+
+fn device() -> Value {
+    json!({
+        "type": "array",
+        "items": { "enum": FACTS },
+        "description": "facts about the device that the result depends on",
+    })
+}
+
+fn resources() -> Value {
+    json!({
+        "type": "object",
+        "description": "how much it takes of what stages share, while it runs",
+        "additionalProperties": {
+            "anyOf": [{ "type": "integer", "minimum": 1 }, { "type": "string" }],
+        },
+    })
+}
+
+fn limits() -> Value {
+    json!({
+        "type": "object",
+        "description": "caps on one attempt",
+        "additionalProperties": false,
+        "properties": {
+            "memory": { "type": "string", "description": "of all its processes, as in \"3GiB\"" },
+            "timeout": { "type": "string", "description": "wall time, as in \"30m\"" },
+        },
+    })
+}
+
+/// What an attempt may change are the fields that are no edges, and limits.
+fn retry(fields: &[Field]) -> Value {
+    let own = fields.iter().filter(|field| !field.takes.is_edge());
+    let mut step: Map<String, Value> =
+        own.map(|field| (field.name.to_owned(), of_field(field))).collect();
+    step.insert("limits".to_owned(), json!({ "$ref": "#/$defs/limits" }));
+    json!({
+        "type": "object",
+        "additionalProperties": false,
+        "properties": {
+            "attempts": { "type": "integer", "minimum": 1, "maximum": ATTEMPTS_MAX },
+            "escalate": {
+                "type": "array",
+                "maxItems": ATTEMPTS_MAX - 1,
+                "description": "what changes on attempt 2, 3, …",
+                "items": {
+                    "type": "object", "additionalProperties": false, "properties": step,
+                },
+            },
+        },
+    })
+}
+
+fn of_field(field: &Field) -> Value {
+    let mut value = of_value(field.takes);
+    match field.absent {
+        Absent::Word(word) => value["default"] = json!(word),
+        Absent::Number(number) => value["default"] = json!(number),
+        Absent::Refused | Absent::Nothing => {}
+    }
+    value
+}
+
+/// What the parser takes for a field; nearly everything may be written as a text with params.
+fn of_value(takes: Takes) -> Value {
+    let or_param =
+        |value: Value| json!({ "anyOf": [value, { "type": "string", "pattern": PARAM }] });
+    let texts = json!({ "type": "array", "minItems": 1, "items": { "type": "string" } });
+    match takes {
+        Takes::Stage(kinds) => {
+            let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+            let mut value = or_param(json!({ "type": "string", "pattern": VARIANT_NAME }));
+            value["description"] = json!(format!("a stage of kind {}", names.join(" or ")));
+            value
+        }
+        Takes::Source => or_param(json!({ "type": "string", "pattern": "^(hf|path|synthetic):." })),
+        Takes::Path => or_param(json!({ "type": "string", "pattern": "^path:." })),
+        Takes::Text => json!({ "type": "string" }),
+        Takes::Choice(words) => or_param(json!({ "enum": words })),
+        Takes::Count(min, max) => {
+            or_param(json!({ "type": "integer", "minimum": min, "maximum": max }))
+        }
+        Takes::Flag => or_param(json!({ "enum": [true, false, "true", "false"] })),
+        Takes::Bytes => {
+            json!({ "type": "string", "description": "a size, as in \"200MiB\"" })
+        }
+        Takes::Texts => texts,
+        Takes::Names => {
+            let mut value = texts;
+            value["description"] =
+                json!("files or directories inside the stage's working directory");
+            value
+        }
+        Takes::Inputs => json!({
+            "type": "array",
+            "items": { "type": "string" },
+            "description": "names of stages, and path:… texts",
+        }),
+        Takes::TextTable => json!({
+            "type": "object",
+            "additionalProperties": { "type": "string" },
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::{COMMON_KEYS, ROOT_KEYS};
+
+    #[track_caller]
+    fn check<'a>(properties: &Value, keys: impl Iterator<Item = &'a str>) {
+        let mut expect: Vec<&str> = keys.collect();
+        expect.sort_unstable();
+        let mut found: Vec<&str> =
+            properties.as_object().unwrap().keys().map(String::as_str).collect();
+        found.sort_unstable();
+        assert_eq!(found, expect);
+    }
+
+    #[test]
+    fn it_has_the_keys_that_the_parser_knows() {
+        let schema = schema();
+        check(&schema["properties"], ROOT_KEYS.iter().copied());
+        let stages = &schema["properties"]["stage"]["additionalProperties"]["oneOf"];
+        for (kind, stage) in Kind::ALL.into_iter().zip(stages.as_array().unwrap()) {
+            let own = kind.fields().iter().map(|field| field.name);
+            check(&stage["properties"], own.chain(COMMON_KEYS.iter().copied()));
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Asks a deployment golden prompts: questions that it must answer right.
+//!
+//! Each goes the whole way of a conversation: pictures, template, tokenizer, both engines.  The
+//! answers come back beside the tokens they followed, for whoever wants to know why one is wrong.
+
+use std::path::Path;
+
+use super::measure::{TOKENS_BEYOND, prepare};
+use super::question::Question;
+use crate::deployment::Deployment;
+use crate::generate::{self, GenerateError, Prepared};
+use crate::image::{self, Picture, PictureError};
+use crate::tokenizer::TokenizerError;
+
+/// Why a golden prompt has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum GoldenError {
+    /// A picture was refused.
+    #[error(transparent)]
+    Picture(#[from] PictureError),
+    /// The deployment gave none.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// The right answer is not to be written in tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// What came of a golden prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    /// What was said.
+    pub text: String,
+    /// Whether that is the answer.
+    pub is_right: bool,
+    /// The prompt.
+    pub prepared: Prepared,
+    /// The tokens that were said.
+    pub tokens: Vec<u32>,
+}
+
+/// Asks `question`, whose pictures are in `folder`.
+///
+/// # Errors
+/// [`GoldenError`] naming the picture, or the part of the deployment that failed.
+pub fn ask(
+    deployment: &mut Deployment,
+    question: &Question,
+    folder: &Path,
+) -> Result<Given, GoldenError> {
+    let pictures = pictures(question, folder)?;
+    let new_tokens_max = deployment.tokenizer.encode(&question.answer)?.len() + TOKENS_BEYOND;
+    let prepared = prepare(deployment, question, &pictures)?;
+    let answer = generate::answer(deployment, &prepared, new_tokens_max, &mut |_| {})?;
+    let is_right = question.is_right(&answer.text);
+    Ok(Given { text: answer.text, is_right, prepared, tokens: answer.tokens })
+}
+
+/// The pixels of the question's pictures as the vision engine takes them,
+/// `[tiles, channels, side, side]`, and how many tiles these are.
+///
+/// # Errors
+/// [`PictureError`] naming the picture.
+pub fn pixels(
+    deployment: &Deployment,
+    question: &Question,
+    folder: &Path,
+) -> Result<(Vec<f32>, usize), PictureError> {
+    let (mut pixels, mut count) = (Vec::new(), 0);
+    for picture in pictures(question, folder)? {
+        let tiles = image::tiles(&picture, &deployment.spec.image);
+        pixels.extend(tiles.pixels);
+        count += tiles.count;
+    }
+    Ok((pixels, count))
+}
+
+fn pictures(question: &Question, folder: &Path) -> Result<Vec<Picture>, PictureError> {
+    question.images.iter().map(|image| Picture::open(&folder.join(image))).collect()
+}

@@ -1,0 +1,412 @@
+//! Makes a control group for an attempt and reads what the kernel counts in it.
+//!
+//! Three kinds of kernel: version 2 with memory, version 1 memory (with a version 2 group beside
+//! it for pressure and for killing, where that hierarchy is mounted), or neither; then `/proc` is
+//! all there is.  Groups are made below our own, so that our own limits go on to hold; where that
+//! one hands out no memory control, at the root, which only a privileged user can write to.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use crate::counters::Counters;
+use crate::machine::number;
+use crate::pressure::Pressure;
+
+/// What tells our groups from others'.
+const PREFIX: &str = "smelt-";
+/// A group whose processes were just killed is busy until the kernel has let go of them.
+const REMOVE_TRIES: u32 = 50;
+const REMOVE_PAUSE: Duration = Duration::from_millis(2);
+
+/// How memory is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// A group of version 1.
+    V1,
+    /// A group of version 2.
+    V2,
+}
+
+/// Where groups can be made on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cgroups {
+    version: Version,
+    /// The directory that groups which count memory are made in.
+    memory: PathBuf,
+    /// With version 1, the one in the hierarchy of version 2.
+    unified: Option<PathBuf>,
+}
+
+/// The group of one attempt.  It must be removed when the attempt has ended.
+#[derive(Debug)]
+pub struct Group {
+    version: Version,
+    memory: PathBuf,
+    unified: Option<PathBuf>,
+}
+
+/// What a group holds now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Held {
+    /// File pages charged to it.
+    pub page_cache_bytes: Option<u64>,
+}
+
+impl Cgroups {
+    /// Looks for hierarchies that we may make groups in, on the machine whose file system is at
+    /// `root`; `None` where there are none.
+    pub fn find(root: &Path) -> Option<Self> {
+        let text = |path| fs::read_to_string(root.join(path)).unwrap_or_default();
+        let mounts = mounts(&text("proc/self/mountinfo"));
+        let own = text("proc/self/cgroup");
+        let places = |mount: &Mount| places(root, mount, &own);
+        let v2 = mounts.iter().find(|mount| mount.is_v2);
+        if let Some(memory) =
+            v2.and_then(|mount| places(mount).into_iter().find(|dir| hands_out_memory(dir)))
+        {
+            return Some(Self { version: Version::V2, memory, unified: None });
+        }
+        let v1 = mounts.iter().find(|mount| mount.has_memory)?;
+        let is_there = |dir: &PathBuf| dir.join("cgroup.procs").exists();
+        let first = |mount: &Mount| places(mount).into_iter().find(is_there);
+        Some(Self { version: Version::V1, memory: first(v1)?, unified: v2.and_then(first) })
+    }
+
+    /// The word for reports.
+    pub fn name(&self) -> &'static str {
+        match self.version {
+            Version::V1 => "cgroup-v1",
+            Version::V2 => "cgroup-v2",
+        }
+    }
+
+    /// Makes a group for what is called `name`, a relative path or plain name.
+    pub fn create(&self, name: &str) -> io::Result<Group> {
+        let name = group_name(name);
+        let memory = self.memory.join(&name);
+        fs::create_dir(&memory)?;
+        // Without its sibling a group still counts memory.
+        let unified = self.unified.as_ref().map(|base| base.join(&name));
+        let unified = unified.filter(|dir| fs::create_dir(dir).is_ok());
+        Ok(Group { version: self.version, memory, unified })
+    }
+
+    /// Kills what is left in groups whose names begin like `name`, and removes them.
+    pub fn sweep(&self, name: &str) {
+        let start = group_name(name);
+        for base in [Some(&self.memory), self.unified.as_ref()].into_iter().flatten() {
+            let Ok(entries) = fs::read_dir(base) else { continue };
+            let ours = entries
+                .flatten()
+                .filter(|entry| entry.file_name().to_str().is_some_and(|n| n.starts_with(&start)));
+            for entry in ours {
+                // Only version 2 kills by group.
+                let _ = fs::write(entry.path().join("cgroup.kill"), "1");
+                remove(&entry.path());
+            }
+        }
+    }
+}
+
+impl Group {
+    /// Moves a process in; its descendants from then on are born there.
+    pub fn add(&self, pid: u32) -> io::Result<()> {
+        let pid = pid.to_string();
+        fs::write(self.memory.join("cgroup.procs"), &pid)?;
+        self.unified.as_ref().map_or(Ok(()), |dir| fs::write(dir.join("cgroup.procs"), &pid))
+    }
+
+    /// What it holds now.
+    pub fn held(&self) -> Held {
+        let stat = read(&self.memory, "memory.stat");
+        let name = match self.version {
+            Version::V1 => "total_cache",
+            Version::V2 => "file",
+        };
+        Held { page_cache_bytes: number(&stat, name) }
+    }
+
+    /// The most memory ever charged to it, page cache and the kernel's own included, in bytes.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        let name = match self.version {
+            Version::V1 => "memory.max_usage_in_bytes",
+            Version::V2 => "memory.peak",
+        };
+        read(&self.memory, name).trim().parse().ok()
+    }
+
+    /// What happened in it since it was made.
+    pub fn counters(&self) -> Counters {
+        let stat = read(&self.memory, "memory.stat");
+        let (faults, events) = match self.version {
+            Version::V1 => ("total_pgmajfault", "memory.oom_control"),
+            Version::V2 => ("pgmajfault", "memory.events"),
+        };
+        let pressure = self.pressure();
+        Counters {
+            major_faults: number(&stat, faults),
+            // Version 2 counts these since Linux 6.11; version 1 does not.
+            swap_in_pages: number(&stat, "pswpin"),
+            swap_out_pages: number(&stat, "pswpout"),
+            pressure_some_us: pressure.map(|pressure| pressure.some_us),
+            pressure_full_us: pressure.map(|pressure| pressure.full_us),
+            cma_alloc_fails: None,
+            oom_kills: number(&read(&self.memory, events), "oom_kill"),
+        }
+    }
+
+    /// How long its tasks have waited for memory.
+    pub fn pressure(&self) -> Option<Pressure> {
+        let dir = match self.version {
+            Version::V1 => self.unified.as_ref()?,
+            Version::V2 => &self.memory,
+        };
+        Pressure::parse(&read(dir, "memory.pressure"))
+    }
+
+    /// Removes it, once its processes are gone.  One that stays is in nobody's way and is swept up
+    /// by a later start.
+    pub fn remove(self) {
+        for dir in [Some(self.memory), self.unified].into_iter().flatten() {
+            remove(&dir);
+        }
+    }
+}
+
+fn group_name(name: &str) -> String {
+    format!("{PREFIX}{}", name.replace('/', "."))
+}
+
+fn read(dir: &Path, name: &str) -> String {
+    fs::read_to_string(dir.join(name)).unwrap_or_default()
+}
+
+fn remove(dir: &Path) {
+    for _ in 0..REMOVE_TRIES {
+        match fs::remove_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            _ => return,
+        }
+        thread::sleep(REMOVE_PAUSE);
+    }
+}
+
+/// Whether groups made in `dir` will count memory.
+fn hands_out_memory(dir: &Path) -> bool {
+    read(dir, "cgroup.subtree_control").split_ascii_whitespace().any(|name| name == "memory")
+}
+
+/// A mounted hierarchy.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    /// What of the hierarchy is seen at the mount point.
+    root: String,
+    at: String,
+    is_v2: bool,
+    /// A hierarchy of version 1 with the memory controller.
+    has_memory: bool,
+}
+
+/// Reads `/proc/self/mountinfo`: `31 23 0:28 ROOT POINT OPTIONS … - TYPE SOURCE OPTIONS`.
+fn mounts(mountinfo: &str) -> Vec<Mount> {
+    let mount = |line: &str| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ').skip(3);
+        let mut right = right.split(' ');
+        let (root, at, kind) = (left.next()?, left.next()?, right.next()?);
+        let is_v2 = kind == "cgroup2";
+        let has_memory =
+            kind == "cgroup" && right.nth(1)?.split(',').any(|controller| controller == "memory");
+        (is_v2 || has_memory).then(|| Mount {
+            root: root.to_owned(),
+            at: at.to_owned(),
+            is_v2,
+            has_memory,
+        })
+    };
+    mountinfo.lines().filter_map(mount).collect()
+}
+
+/// Our own group's directory in a hierarchy, then the hierarchy's root.
+fn places(root: &Path, mount: &Mount, own: &str) -> Vec<PathBuf> {
+    let at = root.join(mount.at.trim_start_matches('/'));
+    let own = own.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (id, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let is_it = if mount.is_v2 {
+            id == "0"
+        } else {
+            controllers.split(',').any(|controller| controller == "memory")
+        };
+        is_it.then_some(path)
+    });
+    // In a container the mount may begin at our own group, and the path is then seen from above.
+    let below = own.map(|path| path.strip_prefix(&mount.root).unwrap_or(path));
+    let own = below.map(|path| at.join(path.trim_start_matches('/')));
+    own.into_iter().filter(|dir| dir.is_dir()).chain([at]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// A captured tree: files by path.
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        dir
+    }
+
+    const V2: &str = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+    const HYBRID: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
+                          36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                          41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
+
+    #[test]
+    fn a_session_that_hands_out_no_memory_is_passed_over() {
+        let session = "sys/fs/cgroup/user.slice/session-3.scope";
+        let root = tree(&[
+            ("proc/self/mountinfo", V2),
+            ("proc/self/cgroup", "0::/user.slice/session-3.scope\n"),
+            (&format!("{session}/cgroup.subtree_control"), "\n"),
+            ("sys/fs/cgroup/cgroup.subtree_control", "cpu memory pids\n"),
+        ]);
+        let found = Cgroups::find(root.path()).unwrap();
+        assert_eq!((found.name(), &found.unified), ("cgroup-v2", &None));
+        assert_eq!(found.memory, root.path().join("sys/fs/cgroup"));
+        fs::write(root.path().join(session).join("cgroup.subtree_control"), "memory").unwrap();
+        assert_eq!(Cgroups::find(root.path()).unwrap().memory, root.path().join(session));
+    }
+
+    #[test]
+    fn version_1_gets_a_sibling_of_version_2() {
+        let root = tree(&[
+            ("proc/self/mountinfo", HYBRID),
+            ("proc/self/cgroup", "4:memory:/a/b\n1:cpu:/c\n0::/\n"),
+            ("sys/fs/cgroup/memory/a/b/cgroup.procs", ""),
+            ("sys/fs/cgroup/memory/cgroup.procs", ""),
+            ("sys/fs/cgroup/unified/cgroup.procs", ""),
+            ("sys/fs/cgroup/unified/cgroup.subtree_control", "hugetlb\n"),
+        ]);
+        let found = Cgroups::find(root.path()).unwrap();
+        assert_eq!(found.name(), "cgroup-v1");
+        assert_eq!(found.memory, root.path().join("sys/fs/cgroup/memory/a/b"));
+        assert_eq!(found.unified, Some(root.path().join("sys/fs/cgroup/unified")));
+    }
+
+    #[test]
+    fn a_container_sees_its_own_group_as_the_root() {
+        let root = tree(&[
+            (
+                "proc/self/mountinfo",
+                "35 31 0:32 /docker/1f /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
+            ),
+            ("proc/self/cgroup", "4:memory:/docker/1f\n"),
+            ("sys/fs/cgroup/memory/cgroup.procs", ""),
+        ]);
+        let found = Cgroups::find(root.path()).unwrap();
+        assert_eq!(found.memory, root.path().join("sys/fs/cgroup/memory"));
+    }
+
+    #[test]
+    fn a_machine_without_groups_has_none() {
+        assert_eq!(Cgroups::find(tree(&[]).path()), None);
+        let garbage = tree(&[("proc/self/mountinfo", "1 2 - x\n - cgroup2\n")]);
+        assert_eq!(Cgroups::find(garbage.path()), None);
+    }
+
+    #[test]
+    fn a_captured_group_is_read() {
+        let check = |version, files: &[(&str, &str)]| {
+            let root = tree(files);
+            let dir = |name: &str| root.path().join(name);
+            let group = Group { version, memory: dir("m"), unified: Some(dir("u")) };
+            let expect = Counters {
+                major_faults: Some(7),
+                oom_kills: Some(2),
+                pressure_some_us: Some(5),
+                pressure_full_us: Some(4),
+                ..Counters::default()
+            };
+            assert_eq!(group.counters(), expect);
+            assert_eq!(group.peak_bytes(), Some(4096));
+            assert_eq!(group.held().page_cache_bytes, Some(300));
+        };
+        let pressure = "some avg10=0.00 total=5\nfull avg10=0.00 total=4\n";
+        check(
+            Version::V1,
+            &[
+                ("m/memory.stat", "cache 1\ntotal_cache 300\ntotal_pgmajfault 7\n"),
+                ("m/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
+                ("m/memory.max_usage_in_bytes", "4096\n"),
+                ("u/memory.pressure", pressure),
+            ],
+        );
+        check(
+            Version::V2,
+            &[
+                ("m/memory.stat", "anon 9\nfile 300\npgmajfault 7\n"),
+                ("m/memory.events", "low 0\noom 1\noom_kill 2\noom_group_kill 0\n"),
+                ("m/memory.peak", "4096\n"),
+                ("m/memory.pressure", pressure),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_real_group_counts_and_is_removed() {
+        let Some(cgroups) = Cgroups::find(Path::new("/")) else { return };
+        let name = format!("test/{}", std::process::id());
+        // Whoever may not make groups measures by /proc alone.
+        let Ok(group) = cgroups.create(&name) else { return };
+        let mut child = Command::new("sh")
+            .args([
+                "-c",
+                "read go; head -c 30000000 /dev/zero | tail -c 30000000 > /dev/null; read end",
+            ])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        group.add(child.id()).unwrap();
+        let mut input = child.stdin.take().unwrap();
+        io::Write::write_all(&mut input, b"go\nend\n").unwrap();
+        child.wait().unwrap();
+        assert!(group.peak_bytes().is_some_and(|bytes| bytes > 29_000_000));
+        assert_eq!(group.counters().oom_kills, Some(0));
+        let dir = group.memory.clone();
+        group.remove();
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn a_sweep_kills_and_removes_what_was_left() {
+        let Some(cgroups) = Cgroups::find(Path::new("/")) else { return };
+        let name = format!("swept/{}", std::process::id());
+        let Ok(group) = cgroups.create(&format!("{name}/a.1")) else { return };
+        let other = cgroups.create("other").ok();
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        group.add(child.id()).unwrap();
+        let can_kill = group.unified.as_ref().unwrap_or(&group.memory).join("cgroup.kill").exists();
+        if !can_kill {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        cgroups.sweep(&name);
+        child.wait().unwrap();
+        cgroups.sweep(&name);
+        assert!(!group.memory.exists());
+        if let Some(other) = other {
+            assert!(other.memory.exists(), "another's group stays");
+            other.remove();
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Reads what only ever grows (faults, swapping, stalls, kills), so that two readings tell what
+//! happened between them.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::number;
+use crate::pressure::Pressure;
+
+/// Where the machine's account of stalls is.
+const PRESSURE: &str = "proc/pressure/memory";
+
+/// One reading, or the difference of two; `None` where nobody counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counters {
+    /// Page faults that had to read from a disk.
+    pub major_faults: Option<u64>,
+    /// Pages read back from swap.
+    pub swap_in_pages: Option<u64>,
+    /// Pages written to swap.
+    pub swap_out_pages: Option<u64>,
+    /// Microseconds in which at least one task waited for memory.
+    pub pressure_some_us: Option<u64>,
+    /// Microseconds in which every task did.
+    pub pressure_full_us: Option<u64>,
+    /// Contiguous allocations that the kernel had to refuse.
+    pub cma_alloc_fails: Option<u64>,
+    /// Processes that the out-of-memory killer ended.
+    pub oom_kills: Option<u64>,
+}
+
+impl Counters {
+    /// Reads the machine whose file system is at `root`.
+    pub fn read(root: &Path) -> Self {
+        Self::parse(
+            &fs::read_to_string(root.join("proc/vmstat")).unwrap_or_default(),
+            &fs::read_to_string(root.join(PRESSURE)).unwrap_or_default(),
+        )
+    }
+
+    /// Reads the machine's stalls alone, which is quicker.
+    pub fn read_pressure(root: &Path) -> Option<Pressure> {
+        Pressure::parse(&fs::read_to_string(root.join(PRESSURE)).ok()?)
+    }
+
+    /// Takes the two files' texts apart.
+    pub fn parse(vmstat: &str, pressure: &str) -> Self {
+        let pressure = Pressure::parse(pressure);
+        Self {
+            major_faults: number(vmstat, "pgmajfault"),
+            swap_in_pages: number(vmstat, "pswpin"),
+            swap_out_pages: number(vmstat, "pswpout"),
+            pressure_some_us: pressure.map(|pressure| pressure.some_us),
+            pressure_full_us: pressure.map(|pressure| pressure.full_us),
+            cma_alloc_fails: number(vmstat, "cma_alloc_fail"),
+            oom_kills: number(vmstat, "oom_kill"),
+        }
+    }
+
+    /// What happened since `before`; what either reading lacks is unknown.
+    pub fn since(&self, before: &Self) -> Self {
+        self.with(before, |now, before| Some(now?.saturating_sub(before?)))
+    }
+
+    /// These, and where they lack one that of `other`.
+    pub fn or(&self, other: &Self) -> Self {
+        self.with(other, Option::or)
+    }
+
+    fn with(&self, b: &Self, of: fn(Option<u64>, Option<u64>) -> Option<u64>) -> Self {
+        Self {
+            major_faults: of(self.major_faults, b.major_faults),
+            swap_in_pages: of(self.swap_in_pages, b.swap_in_pages),
+            swap_out_pages: of(self.swap_out_pages, b.swap_out_pages),
+            pressure_some_us: of(self.pressure_some_us, b.pressure_some_us),
+            pressure_full_us: of(self.pressure_full_us, b.pressure_full_us),
+            cma_alloc_fails: of(self.cma_alloc_fails, b.cma_alloc_fails),
+            oom_kills: of(self.oom_kills, b.oom_kills),
+        }
+    }
+
+    /// Each figure by the name that reports use.
+    pub fn named(&self) -> [(&'static str, Option<u64>); 7] {
+        [
+            ("major_faults", self.major_faults),
+            ("swap_in_pages", self.swap_in_pages),
+            ("swap_out_pages", self.swap_out_pages),
+            ("pressure_some_us", self.pressure_some_us),
+            ("pressure_full_us", self.pressure_full_us),
+            ("cma_alloc_fails", self.cma_alloc_fails),
+            ("oom_kills", self.oom_kills),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(oom_kills: Option<u64>, swap_in_pages: Option<u64>) -> Counters {
+        Counters { oom_kills, swap_in_pages, ..Counters::default() }
+    }
+
+    #[test]
+    fn a_kernels_files_are_taken_apart() {
+        let vmstat = "pswpin 1\npswpout 2\npgmajfault 3\ncma_alloc_success 9\ncma_alloc_fail 4\n\
+                      oom_kill_disable 9\noom_kill 5\n";
+        let pressure = "some avg10=0.00 total=6\nfull avg10=0.00 total=7\n";
+        let values = Counters::parse(vmstat, pressure).named().map(|(_, value)| value);
+        assert_eq!(values, [3, 1, 2, 6, 7, 4, 5].map(Some));
+        assert_eq!(Counters::parse("", ""), Counters::default());
+    }
+
+    #[test]
+    fn a_difference_needs_both_ends() {
+        let now = reading(Some(7), Some(3));
+        assert_eq!(now.since(&reading(Some(5), None)), reading(Some(2), None));
+        assert_eq!(now.or(&reading(None, Some(9))), now);
+        assert_eq!(
+            reading(None, Some(3)).or(&reading(Some(1), Some(9))),
+            reading(Some(1), Some(3))
+        );
+    }
+
+    #[test]
+    fn names_are_those_of_the_fields() {
+        let full = Counters::parse("", "").with(&Counters::default(), |_, _| Some(1));
+        let json = serde_json::to_value(full).unwrap();
+        let names: Vec<_> = full.named().iter().map(|(name, _)| *name).collect();
+        let mut fields: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        fields.sort_unstable();
+        let mut sorted = names.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, fields);
+    }
+}

@@ -1,0 +1,275 @@
+//! Measures one attempt from its start to its end: samples of its tree, the machine and its
+//! control group become peaks, counters and a curve.
+//!
+//! What a figure was measured with depends on the kernel, so each says so.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::cgroup::{Cgroups, Group};
+use crate::counters::Counters;
+use crate::curve::{Curve, Point};
+use crate::machine::Machine;
+use crate::peaks::Peaks;
+use crate::tree::{Sample, Tree};
+
+/// Ten samples a second see what a person would want to see.
+const PERIOD_MIN: Duration = Duration::from_millis(100);
+/// A limit that is held by sampling must be held within this.
+const PERIOD_MAX: Duration = Duration::from_millis(500);
+/// A sample may take this part of the time until the next: 1 % of one core.
+const PERIOD_PER_COST: u32 = 100;
+
+/// How long to wait for the next sample when the last took `cost`.
+pub fn period(cost: Duration) -> Duration {
+    (cost * PERIOD_PER_COST).clamp(PERIOD_MIN, PERIOD_MAX)
+}
+
+/// Measures one attempt.
+#[derive(Debug)]
+pub struct Meter {
+    root: PathBuf,
+    tree: Tree,
+    group: Option<Group>,
+    before: Counters,
+    /// Stalls up to the last sample.
+    stalled_us: u64,
+    peaks: Peaks,
+    curve: Curve,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Measured {
+    /// Extremes.
+    pub peaks: Peaks,
+    /// What happened.
+    pub counters: Counters,
+    /// The course of it.
+    pub curve: Curve,
+    /// By which means each figure was measured.
+    pub methods: BTreeMap<String, String>,
+}
+
+impl Meter {
+    /// Begins with the tree below the process `leader`, in a group called `name` where that can be
+    /// had; the leader must not have children yet.
+    pub fn begin(cgroups: Option<&Cgroups>, name: &str, leader: u32) -> Self {
+        let root = PathBuf::from("/");
+        let group = cgroups.and_then(|cgroups| join(cgroups, name, leader));
+        let before = Counters::read(&root);
+        let stalled_us = stalled(group.as_ref(), &root);
+        let tree = Tree::new(leader);
+        Self {
+            root,
+            tree,
+            group,
+            before,
+            stalled_us,
+            peaks: Peaks::default(),
+            curve: Curve::default(),
+        }
+    }
+
+    /// How memory is measured: `cgroup-v1` or `cgroup-v2` besides `/proc`, or `proc` alone.
+    pub fn method(&self, cgroups: Option<&Cgroups>) -> &'static str {
+        match (&self.group, cgroups) {
+            (Some(_), Some(cgroups)) => cgroups.name(),
+            _ => PROC,
+        }
+    }
+
+    /// Takes a sample `at` a time since the attempt began; `None` when nothing runs.
+    pub fn sample(&mut self, at: Duration) -> Option<Sample> {
+        let sample = self.tree.sample()?;
+        let machine = Machine::read(&self.root);
+        self.peaks.take(&sample, &machine);
+        self.peaks
+            .take_page_cache(self.group.as_ref().and_then(|group| group.held().page_cache_bytes));
+        let stalled_us = stalled(self.group.as_ref(), &self.root);
+        self.curve.push(&Point {
+            at,
+            rss_bytes: sample.rss_bytes,
+            swap_bytes: sample.swap_bytes,
+            stalled_us: stalled_us.saturating_sub(self.stalled_us),
+            cma_free_bytes: machine.cma_free_bytes.unwrap_or(0),
+        });
+        self.stalled_us = stalled_us;
+        Some(sample)
+    }
+
+    /// Ends when nothing of the attempt runs any more, and gives its group, which whoever still is in it
+    /// must leave before it can be removed.
+    pub fn finish(mut self) -> (Measured, Option<Group>) {
+        let machine = Counters::read(&self.root).since(&self.before);
+        let mut group = Counters::default();
+        let mut name = PROC;
+        if let Some(own) = &self.group {
+            self.peaks.take_page_cache(own.held().page_cache_bytes);
+            self.peaks.cgroup_peak_bytes = own.peak_bytes();
+            group = own.counters();
+            name = GROUP;
+        }
+        let methods = methods(name, &group, &machine, &self.peaks);
+        let (peaks, curve) = (self.peaks, self.curve);
+        (Measured { peaks, counters: group.or(&machine), curve, methods }, self.group)
+    }
+}
+
+const PROC: &str = "proc";
+const GROUP: &str = "cgroup";
+const RUSAGE: &str = "rusage";
+const MACHINE: &str = "machine";
+
+impl Measured {
+    /// Takes the kernel's account of the processes that have ended, which knows one process's most
+    /// memory, and the faults that no group has counted.
+    pub fn take_usage(&mut self, rss_process_peak_bytes: u64, major_faults: u64) {
+        self.peaks.take_process_peak(rss_process_peak_bytes);
+        let means = self.methods.entry("major_faults".to_owned()).or_default();
+        if means != GROUP {
+            RUSAGE.clone_into(means);
+            self.counters.major_faults = Some(major_faults);
+        }
+    }
+}
+
+/// The figures that are sampled from `/proc`, and those that are the whole machine's.
+const SAMPLED: [&str; 4] =
+    ["peak_rss_bytes", "peak_rss_process_bytes", "peak_vms_bytes", "swap_peak_bytes"];
+const LOWS: [&str; 2] = ["mem_available_min_bytes", "cma_free_min_bytes"];
+
+/// The means of every figure that there is.
+fn methods(
+    own: &str,
+    group: &Counters,
+    machine: &Counters,
+    peaks: &Peaks,
+) -> BTreeMap<String, String> {
+    let mut methods: BTreeMap<String, String> = BTreeMap::new();
+    let mut say = |figure: &str, means: &str| methods.insert(figure.to_owned(), means.to_owned());
+    SAMPLED.iter().for_each(|figure| drop(say(figure, PROC)));
+    for (figure, is_there) in LOWS
+        .into_iter()
+        .zip([peaks.mem_available_min_bytes.is_some(), peaks.cma_free_min_bytes.is_some()])
+    {
+        if is_there {
+            say(figure, MACHINE);
+        }
+    }
+    for (figure, value) in [
+        ("page_cache_peak_bytes", peaks.page_cache_peak_bytes),
+        ("cgroup_peak_bytes", peaks.cgroup_peak_bytes),
+    ] {
+        if value.is_some() {
+            say(figure, own);
+        }
+    }
+    for ((figure, of_group), (_, of_machine)) in group.named().into_iter().zip(machine.named()) {
+        match (of_group, of_machine) {
+            (Some(_), _) => drop(say(figure, own)),
+            (None, Some(_)) => drop(say(figure, MACHINE)),
+            (None, None) => {}
+        }
+    }
+    methods
+}
+
+/// A group with the leader in it; a machine that refuses is measured by `/proc`.
+fn join(cgroups: &Cgroups, name: &str, leader: u32) -> Option<Group> {
+    let group = cgroups.create(name).ok()?;
+    if group.add(leader).is_err() {
+        group.remove();
+        return None;
+    }
+    Some(group)
+}
+
+/// Microseconds that somebody was stalled: of the group, else of the machine.
+fn stalled(group: Option<&Group>, root: &Path) -> u64 {
+    let own = group.and_then(Group::pressure);
+    own.map_or_else(
+        || Counters::read_pressure(root).map_or(0, |pressure| pressure.some_us),
+        |pressure| pressure.some_us,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn sampling_costs_no_more_than_it_may() {
+        let check = |cost_us, expect_ms| {
+            assert_eq!(period(Duration::from_micros(cost_us)), Duration::from_millis(expect_ms));
+        };
+        check(0, 100);
+        check(900, 100);
+        check(2_000, 200);
+        check(90_000, 500);
+    }
+
+    #[test]
+    fn every_figure_names_its_means() {
+        let peaks = Peaks { page_cache_peak_bytes: Some(1), ..Peaks::default() };
+        let group = Counters { oom_kills: Some(0), ..Counters::default() };
+        let machine =
+            Counters { oom_kills: Some(3), swap_in_pages: Some(1), ..Counters::default() };
+        let methods = methods(GROUP, &group, &machine, &peaks);
+        let of = |figure: &str| methods.get(figure).map(String::as_str);
+        assert_eq!(of("peak_rss_bytes"), Some("proc"));
+        assert_eq!(of("oom_kills"), Some("cgroup"), "the group's own count is the better one");
+        assert_eq!(of("swap_in_pages"), Some("machine"));
+        assert_eq!(of("page_cache_peak_bytes"), Some("cgroup"));
+        assert_eq!(of("cma_alloc_fails"), None, "nobody counts them");
+    }
+
+    #[test]
+    fn faults_of_the_whole_machine_are_not_an_attempts() {
+        let machine = Counters { major_faults: Some(900), ..Counters::default() };
+        let check = |group: Counters, faults, means: &str| {
+            let methods = methods(GROUP, &group, &machine, &Peaks::default());
+            let counters = group.or(&machine);
+            let mut measured = Measured { counters, methods, ..Measured::default() };
+            measured.take_usage(1, 3);
+            assert_eq!(measured.counters.major_faults, Some(faults));
+            assert_eq!(measured.methods["major_faults"], means);
+        };
+        check(Counters::default(), 3, "rusage");
+        check(Counters { major_faults: Some(5), ..Counters::default() }, 5, "cgroup");
+    }
+
+    #[test]
+    fn a_real_tree_is_measured() {
+        let mut leader = Command::new("sh")
+            .args([
+                "-c",
+                "read go; sh -c 'x=$(head -c 20000000 /dev/zero | tr \"\\\\0\" x); read end'; true",
+            ])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let cgroups = Cgroups::find(Path::new("/"));
+        let name = format!("meter/{}", std::process::id());
+        let mut meter = Meter::begin(cgroups.as_ref(), &name, leader.id());
+        assert!(["proc", "cgroup-v1", "cgroup-v2"].contains(&meter.method(cgroups.as_ref())));
+        let mut input = leader.stdin.take().unwrap();
+        input.write_all(b"go\n").unwrap();
+        let mut at = Duration::ZERO;
+        while meter.peaks.peak_rss_bytes < 20_000_000 {
+            at += Duration::from_millis(1);
+            meter.sample(at);
+            assert!(at < Duration::from_secs(100), "the shell's string never became large");
+        }
+        input.write_all(b"end\n").unwrap();
+        leader.wait().unwrap();
+        let measured = meter.end();
+        assert!(measured.curve.rss_kib.iter().max().is_some_and(|&kib| kib > 19_000));
+        assert!(measured.peaks.peak_vms_bytes > measured.peaks.peak_rss_process_bytes);
+        assert_eq!(measured.counters.oom_kills.unwrap_or(0), 0);
+    }
+}

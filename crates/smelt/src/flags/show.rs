@@ -1,0 +1,72 @@
+//! The flags of the commands that show something: `runs`, `report`, `graph`, `completions`, `man`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::PipelineFlags;
+
+/// As many as fit a screen.
+const RUNS_SHOWN: usize = 20;
+
+#[derive(Debug, Args)]
+pub(crate) struct RunsFlags {
+    /// Show the last N
+    #[arg(long, value_name = "N", default_value_t = RUNS_SHOWN)]
+    pub(crate) last: usize,
+    /// Show all
+    #[arg(long, conflicts_with = "last")]
+    pub(crate) all: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReportFlags {
+    /// The run, as `smelt runs` names it, or a part of its name that no other has; the last run when
+    /// not given
+    pub(crate) run: Option<String>,
+    /// Print what `smelt run --json` printed
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write one self-contained page: timeline, curves of memory, table, failures
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Write Chrome trace events, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GraphFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    /// What to draw it as
+    #[arg(long, value_enum, default_value = "dot")]
+    pub(crate) format: GraphFormat,
+}
+
+/// The languages of graphs.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum GraphFormat {
+    /// For Graphviz
+    Dot,
+    /// For Markdown
+    Mermaid,
+    /// A picture
+    Svg,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsFlags {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManFlags {
+    /// The command the page is of, as in `smelt man onnx check`; smelt itself when not given
+    #[arg(value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}

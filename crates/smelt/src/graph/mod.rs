@@ -1,0 +1,104 @@
+//! Draws a pipeline: its stages, what each needs, and how each stands in the store.
+//!
+//! Pure: a [`Picture`] goes in, text comes out, the same for the same pipeline.
+
+mod dot;
+mod layout;
+mod mermaid;
+mod order;
+mod svg;
+
+pub(crate) use dot::dot;
+pub(crate) use mermaid::mermaid;
+pub(crate) use svg::svg;
+
+use smelt_plan::Plan;
+
+use crate::load::Standing;
+
+/// What is drawn.
+pub(crate) struct Picture {
+    /// The pipeline's name.
+    pub(crate) name: String,
+    /// Its stages, each after all it needs.
+    pub(crate) boxes: Vec<StageBox>,
+}
+
+/// One stage.
+pub(crate) struct StageBox {
+    pub(crate) name: String,
+    pub(crate) kind: &'static str,
+    /// `None` where the store was not asked.
+    pub(crate) mark: Option<Mark>,
+    /// The stages it needs, each once, by position.
+    pub(crate) needs: Vec<usize>,
+}
+
+/// How a stage stands in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    Hit,
+    Miss,
+    Unknown,
+}
+
+impl Mark {
+    pub(crate) const ALL: [Self; 3] = [Self::Hit, Self::Miss, Self::Unknown];
+
+    /// The word of `smelt plan`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Hit => "hit",
+            Self::Miss => "miss",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// A fill that dark text reads well on.
+    pub(crate) fn fill(self) -> &'static str {
+        match self {
+            Self::Hit => "#cde7d6",
+            Self::Miss => "#f6d9c4",
+            Self::Unknown => "#e4e6ea",
+        }
+    }
+}
+
+impl Picture {
+    /// The plan, with how its stages stand where that is known.
+    pub(crate) fn of(plan: &Plan, standings: Option<&[Standing]>) -> Self {
+        let mark = |standing: &Standing| match standing {
+            Standing::Hit { .. } => Mark::Hit,
+            Standing::Miss(_) => Mark::Miss,
+            Standing::Unknown { .. } => Mark::Unknown,
+        };
+        let boxes = plan.stages().map(|(id, stage)| {
+            let mut needs: Vec<usize> = stage.needs().map(|need| need.index()).collect();
+            needs.sort_unstable();
+            needs.dedup();
+            StageBox {
+                name: stage.name.to_string(),
+                kind: stage.kind.name(),
+                mark: standings.map(|standings| mark(&standings[id.index()])),
+                needs,
+            }
+        });
+        Self { name: plan.name.clone(), boxes: boxes.collect() }
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    use super::{Picture, StageBox};
+
+    /// Stages by what each needs.
+    pub(super) fn picture(needs: &[&[usize]]) -> Picture {
+        let stage = |(at, needs): (usize, &&[usize])| StageBox {
+            name: format!("s{at}"),
+            kind: "command",
+            mark: None,
+            needs: needs.to_vec(),
+        };
+        Picture { name: "p".to_owned(), boxes: needs.iter().enumerate().map(stage).collect() }
+    }
+}

@@ -1,0 +1,140 @@
+//! Asks golden prompts, and says of a wrong answer whether the engines or the model are to blame.
+//!
+//! The prompts are `questions.jsonl` of a directory, its pictures beside it, in the form that `smelt
+//! bench accuracy` reads.  Of the first wrong answer the f32 reference scores every token.
+
+use std::path::Path;
+
+use serde::Serialize;
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::reference::{self, Image};
+use smelt_runtime::accuracy::golden::{self, Given};
+use smelt_runtime::accuracy::question::{self, Question};
+use smelt_runtime::deployment::Deployment;
+
+use super::Parties;
+use super::probe::argmax;
+use crate::exit::Failed;
+use crate::stage::deployment;
+use crate::stage::request::{Request, say};
+
+/// The file of prompts in its directory.
+const PROMPTS_FILE: &str = "questions.jsonl";
+
+/// A golden prompt as the artifact records it.
+#[derive(Debug, Serialize)]
+pub(super) struct Prompted {
+    number: usize,
+    prompt: String,
+    expected: String,
+    given: String,
+    is_right: bool,
+}
+
+/// Asks the prompts of `folder` and records what was said; gives what a person reads of the wrong
+/// answers.
+pub(super) fn ask(
+    request: &Request,
+    parties: Parties,
+    folder: &Path,
+    record: &mut Vec<Prompted>,
+) -> Result<Vec<String>, Failed> {
+    let Parties { vision, llm, against, .. } = parties;
+    let questions = question::read(&folder.join(PROMPTS_FILE), None).map_err(Failed::usage)?;
+    let engines = [request.input("vision")?, request.input("llm")?];
+    let spec = deployment::spec(&against, "verified", engines)?;
+    let deployment = Deployment::of_engines(against.dir(), spec, vision, llm);
+    let mut deployment = deployment.map_err(Failed::invalid)?;
+    let mut complaints = Vec::new();
+    for (index, question) in questions.iter().enumerate() {
+        let number = index + 1;
+        say(&format!("golden prompt {number} of {}", questions.len()));
+        let given = golden::ask(&mut deployment, question, folder);
+        let given =
+            given.map_err(|why| Failed::invalid(format!("golden prompt {number}: {why}")))?;
+        if !given.is_right {
+            let mut complaint = wrong(number, question, &given);
+            if complaints.is_empty() {
+                complaint += &blame(&against, &deployment, (question, folder), &given)?;
+            }
+            complaints.push(complaint);
+        }
+        record.push(Prompted {
+            number,
+            prompt: question.prompt(),
+            expected: question.answer.clone(),
+            given: given.text,
+            is_right: given.is_right,
+        });
+    }
+    say(&format!(
+        "golden prompts: {} of {} right",
+        questions.len() - complaints.len(),
+        questions.len()
+    ));
+    Ok(complaints)
+}
+
+fn wrong(number: usize, question: &Question, given: &Given) -> String {
+    let pictures: Vec<String> =
+        question.images.iter().map(|image| image.display().to_string()).collect();
+    let on =
+        if pictures.is_empty() { String::new() } else { format!(" on {}", pictures.join(", ")) };
+    let (prompt, answer) = (question.prompt(), &question.answer);
+    format!(
+        "golden prompt {number}, {prompt:?}{on}, is answered {:?} and not {answer:?}",
+        given.text
+    )
+}
+
+/// Where the f32 reference, seeing the same pictures with its own eyes, would have said another token.
+fn blame(
+    against: &Checkpoint,
+    deployment: &Deployment,
+    (question, folder): (&Question, &Path),
+    given: &Given,
+) -> Result<String, Failed> {
+    let (pixels, tiles) = golden::pixels(deployment, question, folder).map_err(Failed::model)?;
+    let embeds = match tiles {
+        0 => Vec::new(),
+        _ => reference::vision_embeds(against, &pixels, tiles).map_err(Failed::model)?,
+    };
+    let image = Image { token: deployment.image_token, embeds: &embeds };
+    let prompt = &given.prepared.tokens;
+    let all = [prompt.as_slice(), &given.tokens].concat();
+    // The token behind the answer is its end.
+    let positions = prompt.len() - 1..all.len();
+    let logits =
+        reference::logits(against, &all, (tiles > 0).then_some(image), positions, &mut say);
+    let vocab = against.decoder().map_err(Failed::model)?.vocab;
+    let preferred: Vec<u32> =
+        logits.map_err(Failed::model)?.chunks_exact(vocab).map(argmax).collect();
+    Ok(verdict(&given.tokens, &preferred, |tokens| {
+        deployment.tokenizer.decode(tokens, false).unwrap_or_default()
+    }))
+}
+
+/// Compares an answer with the tokens that the reference prefers at each of its places and behind it.
+fn verdict(given: &[u32], preferred: &[u32], text: impl Fn(&[u32]) -> String) -> String {
+    match given.iter().zip(preferred).position(|(given, preferred)| given != preferred) {
+        Some(at) => {
+            let said = text(&[given[at]]);
+            let other = text(&[preferred[at]]);
+            format!("; the f32 reference says {other:?} in place of {said:?} at token {}", at + 1)
+        }
+        None => "; the f32 reference says the same, so it is the prompt or the model that is wrong, not the engine".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verdict_names_the_first_other_token() {
+        let text = |tokens: &[u32]| tokens.iter().map(|token| format!("t{token}")).collect();
+        let other = verdict(&[1, 2, 3], &[1, 5, 6, 0], text);
+        assert_eq!(other, "; the f32 reference says \"t5\" in place of \"t2\" at token 2");
+        assert!(verdict(&[1, 2], &[1, 2, 0], text).contains("says the same"));
+    }
+}

@@ -1,0 +1,175 @@
+//! `verify`: engines against the f32 reference and the weights they were built from, and golden
+//! prompts.
+//!
+//! Cheapest first, and what is wrong is named as closely as it can be: digests; then sizes and every
+//! weight, beside the checkpoint's own ([`weights`]); then what the engines compute.  They answer a
+//! built-in prompt ([`probe`]) with 16 tokens; the reference, which shares no arithmetic with them,
+//! scores prompt and answer in one teacher-forced pass that streams the checkpoint: the vision
+//! engine, the decoder against the very weights it was built from (tight: only rounding may differ),
+//! and the whole against the checkpoint (loose: quantisation may cost something).  Last, golden
+//! prompts go the way of a conversation and must be answered as expected ([`golden`]).
+
+mod bounds;
+mod golden;
+mod probe;
+mod weights;
+
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+use smelt_engine::llm::LlmEngine;
+use smelt_engine::vision::VisionEngine;
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::reference::compare::compare;
+use smelt_model::reference::{self, Image};
+
+use super::request::{Request, say};
+use crate::exit::{Exit, Failed};
+use bounds::{Finding, SAME_WEIGHTS};
+use golden::Prompted;
+use probe::ANSWER_TOKENS;
+use weights::Weights;
+
+/// The artifact: `verify.json`.
+#[derive(Debug, Default, Serialize)]
+struct Record {
+    format: u32,
+    weights: Vec<Weights>,
+    answer: Vec<u32>,
+    findings: Vec<Finding>,
+    prompts: Vec<Prompted>,
+}
+
+/// The engines, and what they are compared with.
+struct Parties {
+    vision: VisionEngine,
+    llm: LlmEngine,
+    /// The f32 reference.
+    against: Checkpoint,
+    /// What the decoder was built from, where that is named.
+    weights: Option<Checkpoint>,
+}
+
+impl Parties {
+    /// Whether the decoder has the very weights of the reference.
+    fn is_plain(&self) -> bool {
+        !self.against.is_quantized() && !self.llm.is_packed()
+    }
+}
+
+pub(crate) fn run(request: &Request) -> Result<(), Failed> {
+    let mut parties = open(request)?;
+    let mut record = Record { format: 2, ..Record::default() };
+    say("comparing weights");
+    record.weights = compare_weights(&parties)?;
+    for weights in &record.weights {
+        say(&weights.line());
+    }
+    conclude(&request.out, &record, record.weights.iter().filter_map(Weights::complaint))?;
+
+    compute(&mut parties, &mut record)?;
+    let wrong: Vec<String> = record.findings.iter().filter_map(Finding::complaint).collect();
+    let hint = record.weights.iter().find_map(|weights| weights.elsewhere().first());
+    let hint = hint.map(|name| format!("; no node reads {name}")).unwrap_or_default();
+    conclude(&request.out, &record, wrong.into_iter().map(|wrong| wrong + &hint))?;
+
+    if let Some(folder) = request.optional_input("prompts") {
+        let complaints = golden::ask(request, parties, folder, &mut record.prompts)?;
+        conclude(&request.out, &record, complaints)?;
+    }
+    write(&request.out, &record)
+}
+
+/// Opens everything; an engine that does not open or has another digest is damaged.
+fn open(request: &Request) -> Result<Parties, Failed> {
+    let against = request.checkpoint("against")?;
+    let weights = request.optional_input("weights").map(Checkpoint::open).transpose();
+    let weights = weights.map_err(Failed::model)?;
+    let vision = VisionEngine::open(request.input("vision")?).map_err(Failed::invalid)?;
+    let llm = LlmEngine::open(request.input("llm")?).map_err(Failed::invalid)?;
+    say("checking digests");
+    vision.verify_digest().map_err(Failed::invalid)?;
+    llm.verify_digest().map_err(Failed::invalid)?;
+    Ok(Parties { vision, llm, against, weights })
+}
+
+fn compare_weights(parties: &Parties) -> Result<Vec<Weights>, Failed> {
+    let Parties { vision, llm, against, weights } = parties;
+    let mut compared = vec![weights::vision(vision, against)?];
+    // A decoder of plain weights was built from the checkpoint itself.
+    let own = weights.as_ref().or(parties.is_plain().then_some(against));
+    let Some(own) = own else {
+        say("the decoder's weights are not compared one by one: \"weights\" does not name them");
+        return Ok(compared);
+    };
+    if let Some(why) = llm.unlike(own).map_err(Failed::model)? {
+        let dir = own.dir().display();
+        return Err(Failed::invalid(format!("the llm engine was not built from {dir}: {why}")));
+    }
+    compared.push(weights::llm(llm, own)?);
+    Ok(compared)
+}
+
+/// Compares what the engines compute with what the reference does.
+fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
+    let is_plain = parties.is_plain();
+    let Parties { vision, llm, against, weights } = parties;
+    let tower = against.internvl3().map_err(Failed::model)?;
+    let decoder = against.decoder().map_err(Failed::model)?;
+    let mut found = |finding: Finding| {
+        say(&finding.line());
+        record.findings.push(finding);
+    };
+    let pixels = probe::picture(tower);
+    say("vision engine");
+    let embeds = vision.encode(&pixels, 1).map_err(Failed::invalid)?;
+    say("vision reference");
+    let embeds_reference = reference::vision_embeds(against, &pixels, 1).map_err(Failed::model)?;
+    let seen = compare(&embeds_reference, &embeds, decoder.hidden).map_err(Failed::invalid)?;
+    let bound = bounds::vision(record.weights.first().is_some_and(Weights::is_same));
+    found(Finding::new("image embeddings", bound, &seen));
+
+    let prompt = probe::tokens(against)?;
+    say("decoder");
+    let (answer, logits) = probe::answer(llm, &prompt, &embeds)?;
+    let last = prompt.tokens.len() - 1;
+    let all = [prompt.tokens.as_slice(), &answer].concat();
+    // The last answered token is scored by nothing.
+    let positions = last..last + ANSWER_TOKENS;
+    if let Some(weights) = weights {
+        let image = Image { token: prompt.image_token, embeds: &embeds };
+        let expected = reference::logits(weights, &all, Some(image), positions.clone(), &mut say);
+        let same = compare(&expected.map_err(Failed::model)?, &logits, decoder.vocab);
+        let what = "logits against the engine's own weights";
+        found(Finding::new(what, SAME_WEIGHTS, &same.map_err(Failed::invalid)?));
+    }
+    let image = Image { token: prompt.image_token, embeds: &embeds_reference };
+    let expected = reference::logits(against, &all, Some(image), positions, &mut say);
+    let whole = compare(&expected.map_err(Failed::model)?, &logits, decoder.vocab);
+    let bound = if is_plain { SAME_WEIGHTS } else { bounds::quantised(llm.scheme()) };
+    found(Finding::new("logits against the checkpoint", bound, &whole.map_err(Failed::invalid)?));
+    record.answer = answer;
+    Ok(())
+}
+
+/// Where something is wrong: says all of it, keeps the record, and fails with the first.
+fn conclude(
+    out: &Path,
+    record: &Record,
+    complaints: impl IntoIterator<Item = String>,
+) -> Result<(), Failed> {
+    let complaints: Vec<String> = complaints.into_iter().collect();
+    let Some(first) = complaints.first() else { return Ok(()) };
+    complaints.iter().for_each(|complaint| say(complaint));
+    write(out, record)?;
+    Err(Failed::invalid(format!("{first}; build the engine again with --force")))
+}
+
+fn write(out: &Path, record: &Record) -> Result<(), Failed> {
+    let text = serde_json::to_string_pretty(record).expect("a record holds only plain data");
+    let path = out.join("verify.json");
+    fs::write(&path, text + "\n").map_err(|error| {
+        Failed::new(Exit::StageFailed, format!("cannot write {}: {error}", path.display()))
+    })
+}

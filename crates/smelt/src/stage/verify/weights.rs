@@ -1,0 +1,252 @@
+//! Compares every weight of an engine with the checkpoint it was built from, row by row.
+//!
+//! The engine multiplies its weights out as its layers see them, the checkpoint's reader does the
+//! same in its own way, and the numbers have to be equal, or rounded where the engine's type is
+//! smaller.  So a wrong block or scale has a name before anything is computed with it.
+
+use std::ops::Range;
+
+use serde::Serialize;
+use smelt_engine::llm::LlmEngine;
+use smelt_engine::vision::VisionEngine;
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::dtype::Dtype;
+use smelt_model::model::Part;
+
+use crate::exit::Failed;
+
+/// Numbers of a tensor in memory at a time.
+const BLOCK_NUMBERS: usize = 1 << 18;
+/// Tensors that a complaint names.
+const NAMED_MAX: usize = 3;
+
+/// How far a stored number may be from the checkpoint's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Rounding {
+    relative: f32,
+    absolute: f32,
+}
+
+impl Rounding {
+    /// Of numbers of type `from` kept in type `to`: half a unit in the last place, and half of the
+    /// smallest number, or less than any that matters.
+    fn of(from: Dtype, to: Dtype) -> Self {
+        match to {
+            _ if from == to => Self { relative: 0.0, absolute: 0.0 },
+            Dtype::BF16 => Self { relative: 1.0 / 256.0, absolute: f32::MIN_POSITIVE },
+            Dtype::F16 => Self { relative: 1.0 / 2048.0, absolute: 1.0 / (1 << 25) as f32 },
+            _ => Self { relative: 0.0, absolute: 0.0 },
+        }
+    }
+
+    /// The first number of `found` that is not the expected one.
+    fn first_fault(self, expected: &[f32], found: &[f32]) -> Option<usize> {
+        let is_near = |(expected, found): (&f32, &f32)| {
+            // A number that is none is near nothing.
+            (expected - found).abs() <= expected.abs() * self.relative + self.absolute
+        };
+        expected.iter().zip(found).position(|pair| !is_near(pair))
+    }
+}
+
+/// A tensor that is not as it was.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Fault {
+    tensor: String,
+    rows: usize,
+    rows_wrong: usize,
+    first_row: usize,
+    first_column: usize,
+    expected: f32,
+    found: f32,
+}
+
+impl Fault {
+    fn words(&self) -> String {
+        let Self { tensor, rows, rows_wrong, first_row, first_column, expected, found } = self;
+        format!(
+            "{tensor} in {rows_wrong} of {rows} rows, first at row {first_row}, column {first_column}: {found} in place of {expected}"
+        )
+    }
+}
+
+/// What the comparison of an engine's weights found.
+#[derive(Debug, Serialize)]
+pub(super) struct Weights {
+    what: &'static str,
+    tensors: usize,
+    /// Tensors of the checkpoint that the engine has under no name, or in another form.
+    elsewhere: Vec<String>,
+    /// Whether a number had to be rounded.
+    rounded: bool,
+    faults: Vec<Fault>,
+}
+
+impl Weights {
+    fn new(what: &'static str) -> Self {
+        Self { what, tensors: 0, elsewhere: Vec::new(), rounded: false, faults: Vec::new() }
+    }
+
+    /// Whether the engine computes with exactly the numbers of the checkpoint.
+    pub(super) fn is_same(&self) -> bool {
+        self.elsewhere.is_empty() && !self.rounded && self.faults.is_empty()
+    }
+
+    /// What was found, in a line.
+    pub(super) fn line(&self) -> String {
+        let Self { what, tensors, elsewhere, rounded, .. } = self;
+        let like = if *rounded { "the checkpoint's, rounded" } else { "the checkpoint's" };
+        let mut line = format!("{what}: {tensors} tensors are {like}");
+        if let Some(first) = elsewhere.first() {
+            line += &format!("; {} have another form, such as {first}", elsewhere.len());
+        }
+        line
+    }
+
+    /// Tensors that the engine does not have as the checkpoint does.
+    pub(super) fn elsewhere(&self) -> &[String] {
+        &self.elsewhere
+    }
+
+    /// What a person reads where a weight is wrong.
+    pub(super) fn complaint(&self) -> Option<String> {
+        let Self { what, faults, .. } = self;
+        if faults.is_empty() {
+            return None;
+        }
+        let named: Vec<String> = faults.iter().take(NAMED_MAX).map(Fault::words).collect();
+        let more = faults.len().saturating_sub(NAMED_MAX);
+        let more = if more > 0 { format!("; and {more} tensors more") } else { String::new() };
+        let named = named.join("; ");
+        Some(format!("{what} has other weights than the checkpoint: {named}{more}"))
+    }
+
+    /// Compares tensor `name` of `shape`; `find` puts rows of the engine's into a block.
+    fn take(
+        &mut self,
+        checkpoint: &Checkpoint,
+        name: &str,
+        shape: &[usize],
+        rounding: Rounding,
+        mut find: impl FnMut(Range<usize>, &mut [f32]),
+    ) -> Result<(), Failed> {
+        // The checkpoint reads rows of the first dimension; a vector's are single numbers.
+        let rows = shape.first().copied().unwrap_or(1);
+        let width = shape.iter().skip(1).product::<usize>().max(1);
+        let some = if shape.len() < 2 { rows } else { (BLOCK_NUMBERS / width).max(1) };
+        let (mut expected, mut found) = (Vec::new(), Vec::new());
+        let mut fault: Option<Fault> = None;
+        for first in (0..rows).step_by(some.max(1)) {
+            let block = first..rows.min(first + some);
+            let read = checkpoint.read_rows_f32(name, block.clone(), &mut expected);
+            read.map_err(Failed::model)?;
+            found.resize(expected.len(), 0.0);
+            find(block, &mut found);
+            let pairs = expected.chunks(width).zip(found.chunks(width));
+            for (row, (expected, found)) in pairs.enumerate() {
+                let Some(column) = rounding.first_fault(expected, found) else { continue };
+                let fault = fault.get_or_insert_with(|| Fault {
+                    tensor: name.to_owned(),
+                    rows,
+                    rows_wrong: 0,
+                    first_row: first + row,
+                    first_column: column,
+                    expected: expected[column],
+                    found: found[column],
+                });
+                fault.rows_wrong += 1;
+            }
+        }
+        self.tensors += 1;
+        self.faults.extend(fault);
+        Ok(())
+    }
+}
+
+/// Compares the decoder with the checkpoint it was built from.
+pub(super) fn llm(engine: &LlmEngine, checkpoint: &Checkpoint) -> Result<Weights, Failed> {
+    let mut parts = vec![Part::Llm];
+    parts.extend(checkpoint.has_lm_head().then_some(Part::Head));
+    let mut weights = Weights::new("the llm engine");
+    for (name, shape) in checkpoint.model().tensors(&parts) {
+        let tensor = engine.tensor(&name, &shape).map_err(Failed::invalid)?;
+        let exact = Rounding { relative: 0.0, absolute: 0.0 };
+        weights.take(checkpoint, &name, &shape, exact, |rows, out| match shape[..] {
+            [_, width] => {
+                let lines = out.chunks_exact_mut(width.max(1));
+                rows.zip(lines).for_each(|(row, line)| tensor.row(row, line));
+            }
+            _ => tensor.row(0, out),
+        })?;
+    }
+    Ok(weights)
+}
+
+/// Compares the constants of the vision graph with the checkpoint, as far as they keep their names;
+/// what a change of the graph has made of the others shows in what it computes.
+pub(super) fn vision(engine: &VisionEngine, checkpoint: &Checkpoint) -> Result<Weights, Failed> {
+    let mut weights = Weights::new("the vision engine");
+    for (name, shape) in checkpoint.model().tensors(&[Part::Vision]) {
+        let count = shape.iter().product::<usize>();
+        let constant = engine.constant(&name).filter(|constant| constant.count() == count);
+        let Some(constant) = constant else {
+            weights.elsewhere.push(name);
+            continue;
+        };
+        let dtype = checkpoint.dtype(&name).map_err(Failed::model)?;
+        let rounding = Rounding::of(dtype, constant.dtype());
+        weights.rounded |= rounding.relative > 0.0;
+        let width = shape.iter().skip(1).product::<usize>().max(1);
+        weights.take(checkpoint, &name, &shape, rounding, |rows, out| {
+            constant.widen(rows.start * width, out);
+        })?;
+    }
+    Ok(weights)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_numbers_are_near_and_others_are_not() {
+        let exact = Rounding::of(Dtype::BF16, Dtype::F32);
+        assert_eq!(exact.first_fault(&[1.0, -0.0], &[1.0, 0.0]), None);
+        assert_eq!(exact.first_fault(&[1.0, 2.0], &[1.0, 2.000_000_2]), Some(1));
+        for found in [f32::NAN, f32::INFINITY, 0.0] {
+            assert_eq!(exact.first_fault(&[1.0], &[found]), Some(0), "{found}");
+            let rounded = Rounding::of(Dtype::F32, Dtype::BF16);
+            assert_eq!(rounded.first_fault(&[1.0], &[found]), Some(0), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_rounded_number_is_within_half_a_unit() {
+        let half = Rounding::of(Dtype::F32, Dtype::F16);
+        assert_eq!(half.first_fault(&[1.000_244, 1e-9], &[1.0, 0.0]), None);
+        assert_eq!(half.first_fault(&[1.0], &[1.001]), Some(0));
+        let brain = Rounding::of(Dtype::F32, Dtype::BF16);
+        assert_eq!(brain.first_fault(&[1.003], &[1.0]), None);
+        assert_eq!(brain.first_fault(&[1.0], &[1.007_812_5]), Some(0));
+    }
+
+    #[test]
+    fn a_complaint_names_the_first_tensors() {
+        let fault = |tensor: &str| Fault {
+            tensor: tensor.into(),
+            rows: 8,
+            rows_wrong: 2,
+            first_row: 3,
+            first_column: 5,
+            expected: 0.5,
+            found: 0.0,
+        };
+        let mut weights = Weights::new("the llm engine");
+        assert_eq!(weights.complaint(), None);
+        weights.faults = ["a", "b", "c", "d"].map(fault).into();
+        let complaint = weights.complaint().unwrap();
+        let words = "a in 2 of 8 rows, first at row 3, column 5: 0 in place of 0.5; b in";
+        assert!(complaint.contains(words), "{complaint}");
+        assert!(complaint.ends_with("and 1 tensors more"), "{complaint}");
+    }
+}

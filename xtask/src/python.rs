@@ -1,0 +1,41 @@
+//! Makes Python environments that hold exactly what a requirements file pins.
+//!
+//! They lie under the target directory and are made again when the file changes.  Nothing is
+//! skipped: without Python or its packages the check that asked fails and says so.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{debian, target};
+
+/// The Python of the environment `name`, which has what the file `requirements` pins.
+pub(crate) fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {
+    let wanted =
+        fs::read_to_string(requirements).with_context(|| requirements.display().to_string())?;
+    let dir = target().join("python").join(name);
+    let (python, mark) = (dir.join("bin/python"), dir.join("requirements.txt"));
+    if fs::read_to_string(&mark).is_ok_and(|made| made == wanted) {
+        return Ok(python);
+    }
+    // Debian packages venv apart from python3.
+    debian::need("python3-venv", || make(&dir))?;
+    let installed = Command::new(&python)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"])
+        .arg(requirements)
+        .status()
+        .context("cannot start the new environment's python")?;
+    if !installed.success() {
+        bail!("pip could not install {}", requirements.display());
+    }
+    // Last, so that an environment half made is made again.
+    fs::write(mark, wanted)?;
+    Ok(python)
+}
+
+fn make(dir: &Path) -> bool {
+    let mut venv = Command::new("python3");
+    venv.args(["-m", "venv", "--clear"]).arg(dir).status().is_ok_and(|status| status.success())
+}
