@@ -366,6 +366,8 @@ mod tests {
             kind: Kind::EngineBuild,
             status: StageStatus::Interrupted,
             key: Some(Digest::of(b"x")),
+            digest: None,
+            reproducible: None,
             output: Some(PathBuf::from("\"".repeat(at * 7 % 4000))),
             message: Some("\\".repeat(at % 600)),
             attempts: Vec::new(),
