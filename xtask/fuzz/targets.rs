@@ -106,6 +106,7 @@ pub(crate) fn pipeline(data: &[u8]) {
     let pins = Pins {
         paths: paths.map(|path| (path.to_owned(), pin.clone())).collect(),
         hubs: hubs.map(|address| (address.to_owned(), hub.clone())).collect(),
+        ..Pins::default()
     };
     if let Ok(plan) = Plan::build(&pipeline, &pins) {
         assert_eq!(plan.len(), pipeline.stages.len());

@@ -12,11 +12,14 @@ mod tidy;
 
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask ci|bench front|fuzz|shapes|onnxruntime|soak|tidy
+const USAGE: &str =
+    "usage: cargo xtask ci|bench front|bench workflow|fuzz|shapes|onnxruntime|soak|tidy
 
   ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
+  bench workflow [--runs N] [CASE]...
+         runs with nothing to do, the cost of a stage, plans and hashing beside ninja and openssl
   fuzz [TARGET]...
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   onnxruntime
@@ -33,6 +36,9 @@ fn main() -> ExitCode {
         ["ci"] => ci::run(),
         ["onnxruntime"] => onnxruntime::run(),
         ["bench", "front", ref rest @ ..] => bench::front(rest),
+        ["bench", "workflow", ref rest @ ..] => bench::workflow::run(rest),
+        // Started by `bench workflow`, and measured.
+        ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.
         ["measure", ..] => bench::measure::child(&arguments[1..]),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),

@@ -4,11 +4,10 @@
 //! end, checks the outputs and seals them.  It decides nothing about other stages: it sends what
 //! happened.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -20,20 +19,21 @@ use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, SealError, Store};
 use smelt_watch::meter::period;
-use smelt_watch::{Budget, Cgroups, Measured, Meter, Sample, Verdict, judge};
+use smelt_watch::{Budget, Cgroups, Group, Measured, Meter, Sample, Verdict, judge};
 
 use crate::classify::{End, Outcome, Stopped, classify};
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
-use crate::order::{Order, ShimOrder, ShimReport};
+use crate::order::{Order, SMALL_BYTES_MAX, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::report::AttemptReport;
 use crate::room;
 use crate::shim::GRACE;
-use crate::shims::Shims;
+use crate::shims::{Shim, Shims};
 
-/// A stage may be over before the first period, so the first samples come quickly.
-const FIRST_SAMPLE: Duration = Duration::from_millis(2);
+/// A stage may be over before the first period, so the first samples come quickly, but not so quickly
+/// that looking costs more than a small stage itself.
+const FIRST_SAMPLE: Duration = Duration::from_millis(20);
 /// How often the user hears of a running stage.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 /// A report is one short line of JSON.
@@ -82,6 +82,12 @@ impl Controls {
     }
 }
 
+/// A shim that leads this attempt; its input is with the controls.
+struct Led {
+    process: Child,
+    output: ChildStdout,
+}
+
 /// One attempt about to begin.
 pub(crate) struct Attempt<'a> {
     pub(crate) store: &'a Store,
@@ -95,6 +101,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) order: Order,
     /// The private directory the outputs are made in.
     pub(crate) out: PathBuf,
+    /// What it must make again, byte for byte, where it is only checked; nothing is sealed then.
+    pub(crate) compare: Option<Output>,
     /// Where the output is to be found instead, outside of the store.
     pub(crate) reference: Option<PathBuf>,
     pub(crate) log: PathBuf,
@@ -175,16 +183,10 @@ impl Attempt<'_> {
         };
         meter.method(self.cgroups).clone_into(&mut report.method);
         let (said, over) = self.watch(&mut shim, begin, &mut meter);
-        // Without its pipe a shim that still lives ends its tree.
-        self.controls.kill();
-        let _ = shim.wait();
-        self.shims.forget(shim.id());
-        report.leftovers = orphans::kill_marked(&self.mark) as u32;
-        if said.is_none() {
-            report.leftovers += self.shims.kill_adopted() as u32;
-        }
+        let kept = self.part(shim, said.as_ref(), report);
         let by_user = self.controls.stopped_by_user.load(Ordering::Acquire);
-        let mut measured = meter.end();
+        let (mut measured, group) = meter.finish();
+        self.settle(kept, group);
         if let Some(said) = &said {
             measured.take_usage(said.rss_process_peak_bytes, said.major_faults);
         }
@@ -205,48 +207,76 @@ impl Attempt<'_> {
         classify(&end)
     }
 
-    /// Starts the shim, in a process group of its own so that Ctrl-C reaches only us.  It is in its
-    /// control group before it hears what to start.
-    fn start(&self) -> io::Result<(Child, Meter)> {
+    /// Takes a shim and gives it the order.  It is in the attempt's control group before it hears what
+    /// to start, and out of that of the last one.
+    fn start(&self) -> io::Result<(Led, Meter)> {
         let mut order = self.order.clone();
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone() })?;
         line.push(b'\n');
-        let mut shim = self.shims.spawn(
-            Command::new("/proc/self/exe")
-                .args(["stage", "shim"])
-                .env_clear()
-                .env(orphans::MARK, &self.mark)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .process_group(0),
-        )?;
-        let meter = Meter::begin(self.cgroups, &self.mark, shim.id());
-        let mut pipe = shim.stdin.take().expect("asked for a pipe two lines up");
+        let Shim { process, mut input, output, group } = self.shims.take()?;
+        let meter = Meter::begin(self.cgroups, &self.mark, process.id());
+        if let Some(group) = group {
+            group.remove();
+        }
         // A shim that dies while we write is noticed by its missing report.
-        let _ = pipe.write_all(&line);
-        *self.controls.pipe() = Some(pipe);
+        let _ = input.write_all(&line);
+        *self.controls.pipe() = Some(input);
         if self.controls.stopped_by_user.load(Ordering::Acquire) {
             self.controls.stop();
         }
-        Ok((shim, meter))
+        Ok((Led { process, output }, meter))
+    }
+
+    /// Keeps the shim for the next stage, or ends it where anything was out of order.
+    fn part(
+        &self,
+        shim: Led,
+        said: Option<&ShimReport>,
+        report: &mut AttemptReport,
+    ) -> Option<Shim> {
+        let Led { mut process, output } = shim;
+        let is_asked = self.controls.asked.get().is_some() || self.controls.told.get().is_some();
+        let is_small = |said: &ShimReport| said.rss_process_peak_bytes <= SMALL_BYTES_MAX;
+        let input = self.controls.pipe().take();
+        if let (Some(input), Some(said), false) = (input, said, is_asked)
+            && is_small(said)
+        {
+            return Some(Shim { process, input, output, group: None });
+        }
+        // Its pipe is closed now, and one that still lives ends its tree.
+        let _ = process.wait();
+        self.shims.forget(process.id());
+        if said.is_none() {
+            report.leftovers = orphans::kill_marked(&self.mark) as u32;
+            report.leftovers += self.shims.kill_adopted() as u32;
+        }
+        None
+    }
+
+    /// A shim that waits stays in its group, which goes when the shim has joined the next one.
+    fn settle(&self, kept: Option<Shim>, group: Option<Group>) {
+        match (kept, group) {
+            (Some(shim), group) => self.shims.give_back(Shim { group, ..shim }),
+            (None, Some(group)) => group.remove(),
+            (None, None) => {}
+        }
     }
 
     /// Samples until the shim has reported or is gone.
     fn watch(
         &self,
-        shim: &mut Child,
+        shim: &mut Led,
         begin: Instant,
         meter: &mut Meter,
     ) -> (Option<ShimReport>, Option<Stopped>) {
-        let mut stdout = shim.stdout.take().expect("start asked for a pipe");
         let mut wait = FIRST_SAMPLE;
         let mut over = None;
         let mut told = begin;
-        while !readable(&stdout, wait) {
+        while !readable(&shim.output, wait) {
             if self.controls.is_out_of_patience() {
                 // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
-                let _ = shim.kill();
+                let _ = shim.process.kill();
             }
             let sampled = Instant::now();
             let sample = meter.sample(begin.elapsed());
@@ -263,9 +293,9 @@ impl Attempt<'_> {
                 self.tell(begin.elapsed(), &sample);
             }
         }
-        let mut said = Vec::new();
-        let read = (&mut stdout).take(REPORT_BYTES_MAX).read_to_end(&mut said);
-        (read.ok().and_then(|_| serde_json::from_slice(&said).ok()), over)
+        let mut said = String::new();
+        let read = BufReader::new((&mut shim.output).take(REPORT_BYTES_MAX)).read_line(&mut said);
+        (read.ok().and_then(|_| serde_json::from_str(&said).ok()), over)
     }
 
     /// Progress is only for display: when the run is busy it is dropped.
@@ -287,6 +317,9 @@ impl Attempt<'_> {
         if self.controls.stopped_by_user.load(Ordering::Acquire) {
             return AttemptResult::Interrupted;
         }
+        if let Some(sealed) = &self.compare {
+            return self.compared(sealed);
+        }
         match self.keep() {
             Ok(output) => AttemptResult::Sealed(Box::new(output)),
             Err(error) if error.is_stopped() => AttemptResult::Interrupted,
@@ -298,6 +331,23 @@ impl Attempt<'_> {
                 };
                 AttemptResult::Failed(failure(class, format!("cannot seal the output: {error}")))
             }
+        }
+    }
+
+    /// Whether the attempt made what was sealed before.
+    fn compared(&self, sealed: &Output) -> AttemptResult {
+        let made = self.store.digest_tree(self.reference.as_ref().unwrap_or(&self.out));
+        let difference = match &made {
+            Ok(made) => sealed.manifest.difference(made),
+            Err(error) if error.is_stopped() => return AttemptResult::Interrupted,
+            Err(error) => Some(error.to_string()),
+        };
+        match difference {
+            None => AttemptResult::Sealed(Box::new(sealed.clone())),
+            Some(what) => AttemptResult::Failed(failure(
+                FailureClass::NotReproducible,
+                format!("built again, it is not what {} holds: {what}", sealed.path().display()),
+            )),
         }
     }
 

@@ -91,9 +91,6 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     if [&end.last_line, log_error].iter().any(|text| text.contains("No space left on device")) {
         return FailureClass::DiskFull;
     }
-    if end.last_line.starts_with(SPAWN_PREFIX) {
-        return FailureClass::SpawnFailed;
-    }
     let said = said(&end.last_line);
     if said.starts_with(INVALID_PREFIX) {
         return FailureClass::OutputInvalid;
@@ -103,9 +100,6 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
         _ => FailureClass::ToolRejected,
     }
 }
-
-/// What `smelt stage exec` prints before any other text when a program cannot be started.
-pub const SPAWN_PREFIX: &str = "smelt: cannot start ";
 
 /// What a stage of smelt's own says first where what it looked at is not what it must be.
 pub const INVALID_PREFIX: &str = "output invalid: ";
@@ -165,7 +159,9 @@ mod tests {
         check(&end(None, Some(9), ""), KilledExternally, "signal 9");
         check(&end(None, Some(11), ""), ToolRejected, "signal 11");
         check(&end(Some(1), None, "cp: x: No space left on device"), DiskFull, "cp: x");
-        check(&end(Some(127), None, "smelt: cannot start nosuch: no"), SpawnFailed, "cannot start");
+        let mut unborn = end(None, None, "");
+        unborn.report.as_mut().unwrap().spawn_error = Some("cannot start nosuch: no".to_owned());
+        check(&unborn, SpawnFailed, "cannot start");
     }
 
     #[test]

@@ -24,4 +24,4 @@ mod simulation;
 pub use log::tail as log_tail;
 pub use order::{Input, Order, Task};
 pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
-pub use run::{ExecError, Progress, Runner, clear_dead_runs};
+pub use run::{ExecError, Progress, Runner, clear_dead_runs, journal_without_news};

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use smelt_plan::StageName;
 use smelt_plan::plan::{Attempt, Stage};
+use smelt_plan::tokens::Lease;
 
 /// What the caller turns into an [`Order`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
@@ -14,6 +16,8 @@ pub struct Task<'a> {
     /// The directory (or, for a `path:` file, the file) of each edge, in the order of the edges;
     /// of an `hf:`, where its files must be when the attempt has ended well.
     pub inputs: Vec<Input<'a>>,
+    /// What it holds of what stages share.
+    pub leases: &'a [Lease],
     /// The empty directory the attempt must fill.
     pub out: &'a Path,
 }
@@ -22,8 +26,8 @@ pub struct Task<'a> {
 pub struct Input<'a> {
     /// The field that names it.
     pub field: &'static str,
-    /// The stage it comes from; `None` for a `path:` and an `hf:`.
-    pub stage: Option<&'a Stage>,
+    /// The name a program knows it by; `None` for a `path:` and an `hf:`.
+    pub name: Option<&'a StageName>,
     /// Where it lies.
     pub path: PathBuf,
 }
@@ -50,6 +54,10 @@ pub(crate) struct ShimOrder {
     pub(crate) log: PathBuf,
 }
 
+/// A shim that has led a stage larger than this leads no other: the kernel keeps one high-water mark
+/// for all children, and a larger one would be taken for the next stage's.
+pub(crate) const SMALL_BYTES_MAX: u64 = 32 << 20;
+
 /// How the stage's leader ended, as the shim saw it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShimReport {
@@ -60,7 +68,8 @@ pub struct ShimReport {
     /// CPU seconds, user and system, of every process of the tree that was reaped.
     pub cpu_s: f64,
     /// The largest resident memory of one process of the tree, by the kernel's own count, which
-    /// sees stages too short to be sampled.  It begins with what the shim itself held at the fork.
+    /// sees stages too short to be sampled.  An upper bound: the count begins with what the shim held
+    /// at the fork, and with what stages it led before have taken; see [`SMALL_BYTES_MAX`].
     pub rss_process_peak_bytes: u64,
     /// Page faults of those processes that had to read from a disk.
     pub major_faults: u64,

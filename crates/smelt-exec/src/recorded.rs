@@ -124,6 +124,7 @@ pub fn report(run: &str, records: Vec<Value>, is_running: bool) -> Result<RunRep
         places: BTreeMap::new(),
         all: Vec::new(),
         end: None,
+        is_again: false,
     };
     for record in records {
         fold.take(record)?;
@@ -141,6 +142,8 @@ struct Fold<'a> {
     all: Vec<StageReport>,
     /// The run's last word, without stages.
     end: Option<RunReport>,
+    /// It has built some stages once more, to compare them.
+    is_again: bool,
 }
 
 impl Fold<'_> {
@@ -158,13 +161,26 @@ impl Fold<'_> {
             }
             "stages" => {
                 let stages: Stages = self.parse(detail)?;
-                self.all.extend(stages.stages);
+                self.stages_stand(stages.stages);
             }
+            "begin" => self.is_again = true,
             "end" => self.end = Some(self.parse(detail)?),
             // Later versions may say more without changing what these say.
             _ => {}
         }
         Ok(())
+    }
+
+    /// A stage that was only checked stands as it came out of the check.
+    fn stages_stand(&mut self, stages: Vec<StageReport>) {
+        if !self.is_again {
+            return self.all.extend(stages);
+        }
+        for stage in stages.into_iter().filter(|stage| stage.status != StageStatus::Hit) {
+            if let Some(before) = self.all.iter_mut().find(|before| before.name == stage.name) {
+                *before = stage;
+            }
+        }
     }
 
     fn parse<T: DeserializeOwned>(&self, value: Value) -> Result<T, RecordError> {
@@ -182,7 +198,9 @@ impl Fold<'_> {
                 kind,
                 status: StageStatus::Running,
                 key: Some(key),
+                digest: None,
                 output: None,
+                reproducible: kind.is_reproducible(),
                 message: None,
                 attempts: Vec::new(),
             });
@@ -348,6 +366,8 @@ mod tests {
             kind: Kind::EngineBuild,
             status: StageStatus::Interrupted,
             key: Some(Digest::of(b"x")),
+            digest: None,
+            reproducible: None,
             output: Some(PathBuf::from("\"".repeat(at * 7 % 4000))),
             message: Some("\\".repeat(at % 600)),
             attempts: Vec::new(),

@@ -82,8 +82,13 @@ pub struct StageReport {
     pub status: StageStatus,
     /// Its content key, where it became known.
     pub key: Option<Digest>,
+    /// The digest of its output, where it has one.
+    pub digest: Option<Digest>,
     /// Where its output lies, where it has one.
     pub output: Option<PathBuf>,
+    /// Whether the same inputs give the same bytes: as its kind promises or, after `--check`, as it was
+    /// found; `None` for a program nobody has checked.
+    pub reproducible: Option<bool>,
     /// The one line on why it failed.
     pub message: Option<String>,
     /// The attempts of this run; none for a hit.

@@ -3,7 +3,7 @@
 //! The loop owns the schedule, the journal, the key locks and the report.  Threads that attend
 //! attempts only send it messages.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -32,6 +32,9 @@ use crate::shims::Shims;
 const MESSAGES_MAX: usize = 256;
 /// How soon a key held by another run is looked at again.
 const TICK: Duration = Duration::from_millis(200);
+
+/// The journal is not synced for an attempt that is over sooner: its result is in the action log.
+const SHORT: Duration = Duration::from_secs(1);
 
 /// What the user may be shown.
 #[derive(Debug)]
@@ -89,6 +92,8 @@ pub struct Runner<'a> {
     pub store: &'a Store,
     /// This run's place in the store.
     pub run: &'a Run,
+    /// Stages to build again and compare with what the store has; they are to be forced.
+    pub check: BTreeSet<StageId>,
     /// Turns a task into a program to run.
     pub orders: &'a dyn Fn(&Task<'_>) -> Order,
     /// Shows the user what goes on.
@@ -114,12 +119,24 @@ pub fn clear_dead_runs(store: &Store, tell: &mut dyn FnMut(&StoreError)) -> Resu
     Ok(())
 }
 
+/// Puts a run into the journals that knew beforehand that every stage is built.  Its stages are those
+/// of the run before, and are not written again.
+pub fn journal_without_news(run: &Run, report: &RunReport) -> Result<(), ExecError> {
+    let last = RunReport { stages: Vec::new(), ..report.clone() };
+    let begin = json!({ "format": FORMAT, "pipeline": report.pipeline, "method": "proc" });
+    for (event, detail) in [("begin", begin), ("end", json!(last))] {
+        let record = json!({ "event": event, "at_s": 0.0, "detail": detail });
+        run.journal().append(&record).map_err(StoreError::from)?;
+    }
+    Ok(())
+}
+
 impl Runner<'_> {
     /// Runs the plan to its end.
     pub fn run(self, wishes: Wishes) -> Result<RunReport, ExecError> {
         let (sender, receiver) = sync_channel(MESSAGES_MAX);
         let signals = listen(sender.clone())?;
-        let shims = Shims::new().map_err(ExecError::Process)?;
+        let shims = Shims::new(self.run.id().as_str()).map_err(ExecError::Process)?;
         let cgroups = Cgroups::find(Path::new("/"));
         let report = thread::scope(|scope| {
             let (schedule, commands) = Schedule::begin(self.plan, wishes);
@@ -134,6 +151,7 @@ impl Runner<'_> {
             controls.values().for_each(|controls| controls.kill());
             result
         });
+        shims.close();
         signals.close();
         report
     }
@@ -200,6 +218,8 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     told_changed: HashSet<StageId>,
     runner: Runner<'a>,
     interrupted: bool,
+    /// The journal has records that a power cut would take.
+    is_behind: bool,
 }
 
 impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
@@ -229,6 +249,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             told_changed: HashSet::new(),
             runner,
             interrupted: false,
+            is_behind: false,
         }
     }
 
@@ -299,6 +320,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         match message {
             Message::Ended(ended) => self.on_ended(*ended),
             Message::Running { stage, elapsed, rss_bytes, last_line } => {
+                self.catch_up()?;
                 self.show(&Progress::Running { stage, elapsed, rss_bytes, last_line: &last_line });
                 Ok(())
             }
@@ -318,10 +340,12 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn on_ended(&mut self, ended: Ended) -> Result<(), ExecError> {
         let Ended { stage, report, result } = ended;
         self.controls.remove(&stage);
-        self.journal(
-            "ended",
-            json!({ "stage": self.name(stage), "attempt": report, "curve": report.curve }),
-        )?;
+        let record = json!({ "stage": self.name(stage), "attempt": report, "curve": report.curve });
+        if report.wall_s < SHORT.as_secs_f64() && matches!(result, AttemptResult::Sealed(_)) {
+            self.journal_later("ended", record)?;
+        } else {
+            self.journal("ended", record)?;
+        }
         self.show(&Progress::Ended(stage, &report));
         self.reports.entry(stage).or_default().push(report);
         let event = match result {
@@ -410,7 +434,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             self.pins.insert(stage, Pin { path: path.clone(), digest: output.digest });
         }
         let recipe = self.runner.plan.stage(stage).recipe_key;
-        Ok(self.runner.store.alias(&recipe, &self.keys[&stage])?)
+        Ok(self.runner.store.alias_later(&recipe, &self.keys[&stage])?)
     }
 
     /// Takes the key, looks once more (another run may just have built it), and starts.
@@ -468,7 +492,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) -> Result<(), ExecError> {
         let Attempt { n, key, changed, log, .. } = &attempt;
         let (name, kind) = (self.name(stage), self.runner.plan.stage(stage).kind);
-        self.journal(
+        self.journal_later(
             "start",
             json!({ "stage": name, "kind": kind, "n": n, "key": key, "changed": changed, "log": log }),
         )?;
@@ -489,7 +513,13 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         let spec = planned.attempt(n);
         let label = format!("{}.{n}", planned.name);
         let out = run.work_dir(&label)?;
-        let task = Task { stage: planned, attempt: &spec, inputs: self.inputs(stage), out: &out };
+        let task = Task {
+            stage: planned,
+            attempt: &spec,
+            inputs: self.inputs(stage),
+            leases: self.schedule.leases(stage),
+            out: &out,
+        };
         let order = orders(&task);
         Ok(Attempt {
             store,
@@ -509,12 +539,21 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             record: record(&plan.name, planned.name.as_str(), n, spec.changed.as_deref()),
             changed: spec.changed,
             out,
+            compare: self.to_compare(stage, &key)?,
             reference: planned.fetched().map(|pin| pin.path.clone()),
             shims: self.shims,
             cgroups: self.cgroups,
             controls: Arc::default(),
             messages: self.sender.clone(),
         })
+    }
+
+    /// What a stage that is only checked must make again.
+    fn to_compare(&self, stage: StageId, key: &Digest) -> Result<Option<Output>, StoreError> {
+        if !self.runner.check.contains(&stage) {
+            return Ok(None);
+        }
+        Ok(self.runner.store.lookup(key)?.hit())
     }
 
     fn inputs(&self, stage: StageId) -> Vec<Input<'a>> {
@@ -524,11 +563,11 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             .map(|edge| match &edge.from {
                 From::Stage(id) => Input {
                     field: edge.field,
-                    stage: Some(plan.stage(*id)),
+                    name: Some(edge.known_as.as_ref().unwrap_or(&plan.stage(*id).name)),
                     path: self.outputs[id].clone(),
                 },
                 From::Path(Pin { path, .. }) | From::Hub(HubPin { path, .. }) => {
-                    Input { field: edge.field, stage: None, path: path.clone() }
+                    Input { field: edge.field, name: None, path: path.clone() }
                 }
             })
             .collect()
@@ -571,10 +610,33 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         (self.runner.progress)(progress);
     }
 
-    fn journal(&self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
-        let at_s = seconds(self.begin.elapsed());
-        let record = json!({ "event": what, "at_s": at_s, "detail": detail });
-        Ok(self.runner.run.journal().append(&record).map_err(StoreError::from)?)
+    fn journal(&mut self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
+        let record = self.record_of(what, detail);
+        self.runner.run.journal().append(&record).map_err(StoreError::from)?;
+        self.is_behind = false;
+        Ok(())
+    }
+
+    /// For what a power cut may take while it is young: [`Loop::catch_up`] follows when an attempt
+    /// goes on.
+    fn journal_later(&mut self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
+        let record = self.record_of(what, detail);
+        self.runner.run.journal().append_later(&record).map_err(StoreError::from)?;
+        self.is_behind = true;
+        Ok(())
+    }
+
+    fn record_of(&self, what: &str, detail: serde_json::Value) -> serde_json::Value {
+        json!({ "event": what, "at_s": seconds(self.begin.elapsed()), "detail": detail })
+    }
+
+    /// After a board was reset, the journal says what ran.
+    fn catch_up(&mut self) -> Result<(), ExecError> {
+        if self.is_behind {
+            self.runner.run.journal().sync().map_err(StoreError::from)?;
+            self.is_behind = false;
+        }
+        Ok(())
     }
 
     fn status(&self) -> RunStatus {
@@ -633,7 +695,13 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             kind: stage.kind,
             status,
             key: self.keys.get(&id).copied(),
+            digest: self.schedule.state(id).output(),
             output: self.outputs.get(&id).cloned(),
+            reproducible: match status {
+                StageStatus::Sealed if self.runner.check.contains(&id) => Some(true),
+                StageStatus::Failed if self.runner.check.contains(&id) => Some(false),
+                _ => stage.kind.is_reproducible(),
+            },
             message: self.messages.remove(&id).filter(|_| status == StageStatus::Failed),
             attempts: self.reports.remove(&id).unwrap_or_default(),
         })

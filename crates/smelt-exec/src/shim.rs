@@ -1,16 +1,18 @@
-//! Leads one stage: starts it, reaps it, and kills its whole tree when the supervisor is gone.
+//! Leads stages, one after another: starts each, reaps it, and kills its whole tree when the
+//! supervisor is gone.
 //!
-//! The supervisor starts `smelt stage shim` with a pipe as its standard input.  The first line is
-//! the order.  After that, `stop` asks the tree to end and kills it after a grace period, and the
-//! end of the pipe, which the kernel closes however the supervisor dies, kills the tree at once.
-//! The shim is a subreaper, so processes that double-fork stay below it.
+//! The supervisor starts `smelt stage shim` with a pipe as its standard input.  A line is an order,
+//! answered by a report when the stage is over.  `stop` asks the tree to end and kills it after a
+//! grace period, and the end of the pipe, which the kernel closes however the supervisor dies, kills
+//! the tree at once.  The shim is a subreaper, so processes that double-fork stay below it, and
+//! whatever is below it belongs to the stage it leads.
 
 use std::fs;
 use std::io::{self, BufRead, Read, Write};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,8 +20,8 @@ use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{Pid, getppid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{AccessFlags, Pid, access};
 use smelt_watch::Tree;
 
 use crate::log;
@@ -44,59 +46,124 @@ pub fn main() -> u8 {
     }
 }
 
+/// Whether the stage was asked to end, or the supervisor is gone; then no other stage is led.
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+/// Whether it is to be killed and not asked.
+static IS_LOST: AtomicBool = AtomicBool::new(false);
+
 fn lead() -> io::Result<()> {
     prctl::set_child_subreaper(true)?;
-    let mut line = String::new();
-    let mut input = io::BufReader::new(io::stdin());
-    (&mut input).take(ORDER_BYTES_MAX).read_line(&mut line)?;
-    let ShimOrder { order, log } = serde_json::from_str(&line)?;
-    let report = match start(&order) {
-        Ok((leader, output)) => attend(leader, output, input, &log),
-        Err(error) => ShimReport {
-            exit: None,
-            signal: None,
-            cpu_s: 0.0,
-            rss_process_peak_bytes: 0,
-            major_faults: 0,
-            leftovers: 0,
-            spawn_error: Some(error.to_string()),
-            log_error: None,
-        },
-    };
-    let text = serde_json::to_string(&report)?;
-    // A supervisor that is gone wants no report.
-    let _ = io::stdout().write_all(text.as_bytes());
+    let (sender, orders) = sync_channel(1);
+    thread::spawn(move || obey(&sender));
+    while let Ok(ShimOrder { order, log }) = orders.recv() {
+        let before = Usage::of_children();
+        let report = match start(&order) {
+            Ok((leader, output)) => attend(leader, output, &log, &before),
+            Err(error) => ShimReport {
+                exit: None,
+                signal: None,
+                cpu_s: 0.0,
+                rss_process_peak_bytes: 0,
+                major_faults: 0,
+                leftovers: 0,
+                spawn_error: Some(error.to_string()),
+                log_error: None,
+            },
+        };
+        let mut text = serde_json::to_vec(&report)?;
+        text.push(b'\n');
+        // A supervisor that is gone wants no report.
+        let _ = io::stdout().write_all(&text);
+        if IS_ENDING.load(Ordering::SeqCst) {
+            break;
+        }
+    }
     Ok(())
 }
 
-/// Starts the leader through [`exec`], which ties its life to ours.
+/// Starts the leader.
 fn start(order: &Order) -> io::Result<(Pid, io::PipeReader)> {
+    let (program, arguments) =
+        order.argv.split_first().ok_or_else(|| io::Error::other("no program to run"))?;
     let (reader, writer) = io::pipe()?;
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(found(program, order));
     command
-        .args(["stage", "exec", &std::process::id().to_string(), "--"])
-        .args(&order.argv)
+        .args(arguments)
         .env_clear()
         .envs(order.env.iter().map(|(name, value)| (name, value)))
         .current_dir(&order.dir)
-        .stdin(Stdio::piped())
+        .stdin(if order.input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(writer.try_clone()?)
         .stderr(writer);
-    let mut child = command.spawn()?;
-    let mut input = child.stdin.take().expect("asked for a pipe three lines up");
-    let text = order.input.clone();
-    // A stage that never reads its input must not hold up the shim.
-    thread::spawn(move || input.write_all(text.as_bytes()));
+    let mut child = spawn(&mut command).map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot start {program}: {error}"))
+    })?;
+    if let Some(mut input) = child.stdin.take() {
+        let text = order.input.clone();
+        // A stage that never reads its input must not hold up the shim.
+        thread::spawn(move || input.write_all(text.as_bytes()));
+    }
+    // The order to end may have come before there was anything to end.
+    if IS_LOST.load(Ordering::SeqCst) {
+        kill_tree();
+    } else if IS_ENDING.load(Ordering::SeqCst) {
+        signal_tree(Signal::SIGTERM);
+    }
     Ok((Pid::from_raw(child.id().cast_signed()), reader))
 }
 
+/// A child inherits how soon it is killed when memory runs out.  Raising the score needs no right,
+/// nor does taking back what was raised; where the kernel refuses, the stage runs with ours.
+fn spawn(command: &mut Command) -> io::Result<Child> {
+    const SCORE: &str = "/proc/self/oom_score_adj";
+    let own = fs::read_to_string(SCORE);
+    let raised = own.is_ok() && fs::write(SCORE, OOM_SCORE_ADJ).is_ok();
+    let child = command.spawn();
+    if let (Ok(own), true) = (own, raised) {
+        let _ = fs::write(SCORE, own.trim());
+    }
+    child
+}
+
+/// The program's file by the stage's own `PATH`: with a path the standard library need not fork to
+/// look it up.  What is not found is left to fail under its name.
+fn found(program: &str, order: &Order) -> PathBuf {
+    let name = PathBuf::from(program);
+    let path = order.env.iter().find(|(name, _)| name == "PATH");
+    let Some((_, path)) = path.filter(|_| !program.contains('/')) else { return name };
+    let is_program = |file: &PathBuf| {
+        fs::metadata(file).is_ok_and(|meta| meta.is_file())
+            && access(file, AccessFlags::X_OK).is_ok()
+    };
+    let files =
+        path.split(':').filter(|dir| dir.starts_with('/')).map(|dir| Path::new(dir).join(program));
+    files.into_iter().find(is_program).unwrap_or(name)
+}
+
+/// What the children of this process have taken that were reaped.
+struct Usage {
+    cpu_s: f64,
+    rss_peak_bytes: u64,
+    major_faults: u64,
+}
+
+impl Usage {
+    fn of_children() -> Self {
+        let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
+        let seconds =
+            |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 * 1e-6;
+        Self {
+            cpu_s: usage
+                .map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time())),
+            // Linux counts ru_maxrss in KiB.
+            rss_peak_bytes: usage.map_or(0, |usage| usage.max_rss().max(0).cast_unsigned() * 1024),
+            major_faults: usage.map_or(0, |usage| usage.major_page_faults().max(0).cast_unsigned()),
+        }
+    }
+}
+
 /// Copies the log, waits for the leader, then for nobody to be left.
-fn attend(
-    leader: Pid,
-    mut output: io::PipeReader,
-    orders: impl BufRead + Send + 'static,
-    log: &Path,
-) -> ShimReport {
+fn attend(leader: Pid, mut output: io::PipeReader, log: &Path, before: &Usage) -> ShimReport {
     let log = log.to_owned();
     let copier = thread::spawn(move || {
         let error = log::copy(&output, &log).err();
@@ -104,15 +171,11 @@ fn attend(
         let _ = io::copy(&mut output, &mut io::sink());
         error
     });
-    thread::spawn(move || obey(orders));
     let status = reap_until(leader);
-    let leftovers = Tree::new(std::process::id()).descendants().len();
-    kill_tree();
+    let leftovers = end_tree();
     // Every writer of the pipe is dead, so the copier comes to the end.
     let log_error = copier.join().ok().flatten();
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
-    let seconds =
-        |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 * 1e-6;
+    let after = Usage::of_children();
     let (exit, signal) = match status {
         Some(WaitStatus::Exited(_, code)) => (Some(code), None),
         Some(WaitStatus::Signaled(_, signal, _)) => (None, Some(signal as i32)),
@@ -121,15 +184,25 @@ fn attend(
     ShimReport {
         exit,
         signal,
-        cpu_s: usage.map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time())),
-        // Linux counts ru_maxrss in KiB.
-        rss_process_peak_bytes: usage
-            .map_or(0, |usage| usage.max_rss().max(0).cast_unsigned() * 1024),
-        major_faults: usage.map_or(0, |usage| usage.major_page_faults().max(0).cast_unsigned()),
+        cpu_s: after.cpu_s - before.cpu_s,
+        rss_process_peak_bytes: after.rss_peak_bytes,
+        major_faults: after.major_faults.saturating_sub(before.major_faults),
         leftovers: leftovers as u32,
         spawn_error: None,
         log_error: log_error.map(|error| error.to_string()),
     }
+}
+
+/// Kills what outlived the leader; says how many there were.
+fn end_tree() -> usize {
+    // Whatever the leader started comes to us when its parent ends: without a child of ours there is
+    // nobody, and nothing to look for.
+    if waitpid(None, Some(WaitPidFlag::WNOHANG)) == Err(Errno::ECHILD) {
+        return 0;
+    }
+    let leftovers = Tree::new(std::process::id()).descendants().len();
+    kill_tree();
+    leftovers
 }
 
 /// Reaps whatever ends until the leader has.
@@ -144,14 +217,23 @@ fn reap_until(leader: Pid) -> Option<WaitStatus> {
 }
 
 /// Listens to the supervisor until it is gone.
-fn obey(mut orders: impl BufRead) {
+fn obey(orders: &SyncSender<ShimOrder>) {
+    let mut input = io::BufReader::new(io::stdin());
     let mut line = String::new();
     loop {
         line.clear();
-        match orders.read_line(&mut line) {
+        match (&mut input).take(ORDER_BYTES_MAX).read_line(&mut line) {
             Ok(1..) if line.trim() == "stop" => stop_tree(),
-            Ok(1..) => {}
-            Ok(0) | Err(_) => return kill_tree(),
+            Ok(1..) => match serde_json::from_str(&line) {
+                // The shim takes the next order only when it has answered the last.
+                Ok(order) => drop(orders.send(order)),
+                Err(error) => eprintln!("smelt: stage shim: {error}"),
+            },
+            Ok(0) | Err(_) => {
+                IS_ENDING.store(true, Ordering::SeqCst);
+                IS_LOST.store(true, Ordering::SeqCst);
+                return kill_tree();
+            }
         }
     }
 }
@@ -159,8 +241,7 @@ fn obey(mut orders: impl BufRead) {
 /// Asks the tree to end; a second thread loses patience, so that this one can still hear the end
 /// of the pipe.
 fn stop_tree() {
-    static ASKED: AtomicBool = AtomicBool::new(false);
-    if ASKED.swap(true, Ordering::Relaxed) {
+    if IS_ENDING.swap(true, Ordering::SeqCst) {
         return;
     }
     signal_tree(Signal::SIGTERM);
@@ -180,9 +261,7 @@ fn kill_tree() {
             return;
         }
         // The main thread reaps while it waits for the leader; afterwards nobody else does.
-        while waitpid(None, Some(nix::sys::wait::WaitPidFlag::WNOHANG))
-            .is_ok_and(|s| s.pid().is_some())
-        {}
+        while waitpid(None, Some(WaitPidFlag::WNOHANG)).is_ok_and(|s| s.pid().is_some()) {}
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -193,25 +272,4 @@ fn signal_tree(signal: Signal) -> usize {
         let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
     }
     pids.len()
-}
-
-/// Becomes the stage's program; returns only why it could not.
-///
-/// Between fork and exec nothing may be set without `unsafe`, so this small process sets itself up
-/// and then turns into the program: it dies with the shim, and before anything else when memory
-/// runs out.
-pub fn exec(shim: u32, argv: &[String]) -> String {
-    let Some((program, arguments)) = argv.split_first() else {
-        return "no program to run".to_owned();
-    };
-    if let Err(error) = prctl::set_pdeathsig(Signal::SIGKILL) {
-        return format!("cannot tie {program} to its shim: {error}");
-    }
-    if getppid().as_raw() != shim.cast_signed() {
-        return format!("the shim of {program} is gone");
-    }
-    // Not every kernel or container lets us; then the stage runs with the usual score.
-    let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
-    let error = Command::new(program).args(arguments).exec();
-    format!("cannot start {program}: {error}")
 }

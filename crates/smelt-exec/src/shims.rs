@@ -1,4 +1,4 @@
-//! Knows the shims that live, and kills what comes to us from one that was lost.
+//! Starts shims and lends them to attempts, and kills what comes to us from one that was lost.
 //!
 //! The supervisor is a subreaper too: when a shim is killed from outside, its descendants become our
 //! children, whatever session or environment they have.  Every child of ours that is no shim is such
@@ -6,7 +6,8 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::process::{Child, Command};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,32 +15,91 @@ use std::time::{Duration, Instant};
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use smelt_watch::{Tree, is_zombie};
+use smelt_watch::{Group, Tree, is_zombie};
+
+use crate::orphans::MARK;
 
 /// SIGKILL is prompt; what is still there after this is stuck in the kernel.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The process ids of the shims that have not been waited for.
-pub(crate) struct Shims(Mutex<BTreeSet<u32>>);
+/// The shims of a run: those that lead a stage, and those that wait for one.
+pub(crate) struct Shims {
+    /// What marks the processes of this run.
+    mark: String,
+    /// The process ids of those that have not been waited for.
+    live: Mutex<BTreeSet<u32>>,
+    /// Starting one costs more than many a stage, so they lead one stage after another.
+    idle: Mutex<Vec<Shim>>,
+}
+
+/// A shim, with the pipes to it.
+pub(crate) struct Shim {
+    pub(crate) process: Child,
+    pub(crate) input: ChildStdin,
+    pub(crate) output: ChildStdout,
+    /// The control group it is in, of the stage it led last.
+    pub(crate) group: Option<Group>,
+}
 
 impl Shims {
     /// From now on orphans come to this process.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub(crate) fn new(run: &str) -> io::Result<Self> {
         prctl::set_child_subreaper(true)?;
-        Ok(Self(Mutex::default()))
+        let mark = format!("{run}/shim");
+        Ok(Self { mark, live: Mutex::default(), idle: Mutex::default() })
     }
 
-    /// Starts a shim; the lock keeps `kill_adopted` from taking it for an orphan.
-    pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+    /// A shim that leads nothing.
+    pub(crate) fn take(&self) -> io::Result<Shim> {
+        loop {
+            let Some(mut shim) = self.idle().pop() else { return self.start() };
+            match shim.process.try_wait() {
+                Ok(None) => return Ok(shim),
+                // Somebody has killed it while it waited.
+                _ => {
+                    self.forget(shim.process.id());
+                    shim.group.into_iter().for_each(Group::remove);
+                }
+            }
+        }
+    }
+
+    /// Starts a shim, in a process group of its own so that Ctrl-C reaches only us; the lock keeps
+    /// `kill_adopted` from taking it for an orphan.
+    fn start(&self) -> io::Result<Shim> {
         let mut live = self.live();
-        let shim = command.spawn()?;
-        live.insert(shim.id());
-        Ok(shim)
+        let mut process = Command::new("/proc/self/exe")
+            .args(["stage", "shim"])
+            .env_clear()
+            .env(MARK, &self.mark)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        live.insert(process.id());
+        let input = process.stdin.take().expect("asked for a pipe five lines up");
+        let output = process.stdout.take().expect("asked for a pipe five lines up");
+        Ok(Shim { process, input, output, group: None })
+    }
+
+    /// Keeps a shim that has ended its stage in order for the next one.
+    pub(crate) fn give_back(&self, shim: Shim) {
+        self.idle().push(shim);
     }
 
     /// A shim that has been waited for.
     pub(crate) fn forget(&self, shim: u32) {
         self.live().remove(&shim);
+    }
+
+    /// Ends those that lead nothing: without its pipe a shim is done.
+    pub(crate) fn close(&self) {
+        for Shim { mut process, input, output, group } in self.idle().drain(..) {
+            drop((input, output));
+            let _ = process.wait();
+            self.forget(process.id());
+            group.into_iter().for_each(Group::remove);
+        }
     }
 
     /// Kills every child of ours that is no shim, with all below it.  Returns how many there were.
@@ -71,6 +131,10 @@ impl Shims {
     }
 
     fn live(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Shim>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -246,7 +246,7 @@ fn run(
     let wishes = Wishes { jobs, keep_going, ..Wishes::default() };
     let (schedule, commands) = Schedule::begin(&plan, wishes);
     let runner =
-        Runner { plan: &plan, store: &store, run: &run, orders: &order, progress: &mut |_| {} };
+        Runner { plan: &plan, store: &store, run: &run, orders: &order, check: BTreeSet::new(), progress: &mut |_| {} };
     let (sender, _receiver) = sync_channel(1);
     let turns = Arc::clone(turns);
     let mut hands = Simulated {
@@ -387,7 +387,7 @@ fn play(seed: u64) -> (u64, u64) {
     let mut chance = Chance(seed);
     let drawn = Drawn::draw(&mut chance);
     let pipelines = [drawn.clone(), drawn.sibling(&mut chance)];
-    let world = World { ledger: Mutex::default(), shims: Shims::new().unwrap() };
+    let world = World { ledger: Mutex::default(), shims: Shims::new("sim").unwrap() };
     let mut disk = SimDisk::new();
     disk.put(Path::new("/data/there"), b"");
     for _ in 0..=chance.below(3) {

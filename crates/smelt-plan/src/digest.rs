@@ -34,13 +34,21 @@ impl Digest {
     /// The first 16 hex digits: enough for a person to tell two digests apart, and to notice
     /// damage in a short record.
     pub fn short(&self) -> String {
-        self.to_string()[..16].to_owned()
+        self.hex()[..8].iter().flatten().map(|&digit| char::from(digit)).collect()
+    }
+
+    /// The digits in pairs.  Digests are written by the hundred thousand when a large plan is made,
+    /// which the formatting of numbers is too slow for.
+    fn hex(&self) -> [[u8; 2]; 32] {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        self.0.map(|byte| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]])
     }
 }
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        let hex = self.hex();
+        f.write_str(str::from_utf8(hex.as_flattened()).map_err(|_| fmt::Error)?)
     }
 }
 
@@ -55,13 +63,18 @@ impl FromStr for Digest {
 
     fn from_str(text: &str) -> Result<Self, NotADigest> {
         let bad = || NotADigest(text.chars().take(80).collect());
-        if text.len() != 64 || !text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Some(byte - b'0'),
+            b'a'..=b'f' => Some(byte - b'a' + 10),
+            _ => None,
+        };
+        if text.len() != 64 {
             return Err(bad());
         }
         let mut bytes = [0; 32];
         for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| bad())?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| bad())?;
+            let [high, low] = [pair[0], pair[1]].map(digit);
+            *byte = (high.ok_or_else(bad)? << 4) | low.ok_or_else(bad)?;
         }
         Ok(Self(bytes))
     }

@@ -25,6 +25,8 @@ pub enum FailureClass {
     OutputInvalid,
     /// Its process could not be started.
     SpawnFailed,
+    /// Built again to be compared, it made other bytes.
+    NotReproducible,
 }
 
 impl FailureClass {
@@ -41,7 +43,8 @@ impl FailureClass {
             | Self::ToolRejected
             | Self::OutputMissing
             | Self::OutputInvalid
-            | Self::SpawnFailed => false,
+            | Self::SpawnFailed
+            | Self::NotReproducible => false,
         }
     }
 
@@ -50,7 +53,7 @@ impl FailureClass {
         match self {
             Self::MemoryLimit | Self::TimedOut | Self::OomKilled | Self::KilledExternally => true,
             Self::ToolRejected | Self::OutputMissing | Self::OutputInvalid => true,
-            Self::DiskFull | Self::SpawnFailed => false,
+            Self::DiskFull | Self::SpawnFailed | Self::NotReproducible => false,
         }
     }
 
@@ -66,6 +69,7 @@ impl FailureClass {
             Self::OutputMissing => "output-missing",
             Self::OutputInvalid => "output-invalid",
             Self::SpawnFailed => "spawn-failed",
+            Self::NotReproducible => "not-reproducible",
         }
     }
 }

@@ -4,6 +4,7 @@
 //! covers the digests of the inputs, decides, and lets an unchanged output stop the wave.
 
 use std::collections::BTreeMap;
+use std::fmt::{Arguments, Write as _};
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -17,57 +18,67 @@ pub struct Recipe<'a> {
     pub kind: Kind,
     /// The fields that are no edges, defaults filled in.
     pub params: &'a BTreeMap<String, Value>,
+    /// The facts about the device that it declares, and what they are.
+    pub device: &'a [(&'static str, String)],
     /// Per edge: the field, and the digest (content key) or recipe key of what it names.
-    pub inputs: &'a [(String, Digest)],
+    pub inputs: &'a [(&'a str, Digest)],
+}
+
+/// Takes the parts of a recipe one by one: to hash them, or to show them.
+trait KeySink {
+    fn field(&mut self, name: Arguments<'_>, value: Arguments<'_>);
 }
 
 /// Every part of the recipe, in an order fixed for ever.
-fn walk(recipe: &Recipe<'_>, hasher: &mut Hasher) {
-    hasher.field("kind", recipe.kind.name());
-    hasher.field("kind-version", &recipe.kind.version().to_string());
+fn walk(recipe: &Recipe<'_>, sink: &mut impl KeySink) {
+    sink.field(format_args!("kind"), format_args!("{}", recipe.kind.name()));
+    sink.field(format_args!("kind-version"), format_args!("{}", recipe.kind.version()));
     for (name, value) in recipe.params {
-        walk_value(&format!("param {name}"), value, hasher);
+        walk_value(format_args!("param {name}"), value, sink);
+    }
+    for (fact, value) in recipe.device {
+        sink.field(format_args!("device {fact}"), format_args!("{value}"));
     }
     for (field, digest) in recipe.inputs {
-        hasher.field(&format!("input {field}"), &digest.to_string());
+        sink.field(format_args!("input {field}"), format_args!("{digest}"));
     }
 }
 
 /// Tables by sorted key and lists by position, so that equal values are equal text.
-fn walk_value(name: &str, value: &Value, hasher: &mut Hasher) {
+fn walk_value(name: Arguments<'_>, value: &Value, sink: &mut impl KeySink) {
     match value {
         Value::Object(table) => {
             let sorted: BTreeMap<_, _> = table.iter().collect();
-            hasher.field(name, &format!("table of {}", sorted.len()));
-            sorted
-                .iter()
-                .for_each(|(key, value)| walk_value(&format!("{name}.{key}"), value, hasher));
+            sink.field(name, format_args!("table of {}", sorted.len()));
+            for (key, value) in sorted {
+                walk_value(format_args!("{name}.{key}"), value, sink);
+            }
         }
         Value::Array(list) => {
-            hasher.field(name, &format!("list of {}", list.len()));
-            list.iter().for_each(|value| walk_value(&format!("{name}[]"), value, hasher));
+            sink.field(name, format_args!("list of {}", list.len()));
+            list.iter().for_each(|value| walk_value(format_args!("{name}[]"), value, sink));
         }
-        Value::String(text) => hasher.field(name, &format!("\"{text}\"")),
-        Value::Null | Value::Bool(_) | Value::Number(_) => hasher.field(name, &value.to_string()),
+        Value::String(text) => sink.field(name, format_args!("\"{text}\"")),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {
+            sink.field(name, format_args!("{value}"));
+        }
     }
 }
 
 /// The digest of a recipe under `domain`, so that a recipe key never equals a content key.
 pub fn digest(domain: KeyDomain, recipe: &Recipe<'_>) -> Digest {
-    let mut hasher = Hasher(Sha256::new());
-    hasher.field("domain", domain.name());
+    let mut hasher = Hasher::new(domain.name());
     walk(recipe, &mut hasher);
-    Digest::from_bytes(hasher.0.finalize().into())
+    hasher.finish()
 }
 
 /// Stands for a commit of a hub in keys: its files are not known before it is fetched, but they
 /// can never change.
 pub fn of_commit(repo: &str, commit: &str) -> Digest {
-    let mut hasher = Hasher(Sha256::new());
-    hasher.field("domain", "smelt hub commit 1");
-    hasher.field("repo", repo);
-    hasher.field("commit", commit);
-    Digest::from_bytes(hasher.0.finalize().into())
+    let mut hasher = Hasher::new("smelt hub commit 1");
+    hasher.field(format_args!("repo"), format_args!("{repo}"));
+    hasher.field(format_args!("commit"), format_args!("{commit}"));
+    hasher.finish()
 }
 
 /// Which of the two keys.
@@ -88,14 +99,61 @@ impl KeyDomain {
     }
 }
 
+/// One part of a recipe as a person reads it: its name and value.
+pub type Field = (String, String);
+
+/// What a key is made of.  The parts of a list have one name in the key; here each has its number.
+pub fn fields(recipe: &Recipe<'_>) -> Vec<Field> {
+    let mut shown = Shown(Vec::new());
+    walk(recipe, &mut shown);
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    for (name, _) in &mut shown.0 {
+        let count = seen.entry(name.clone()).or_default();
+        *count += 1;
+        if let Some(list) = name.strip_suffix("[]") {
+            *name = format!("{list}[{}]", *count - 1);
+        } else if *count > 1 {
+            *name = format!("{name} #{count}");
+        }
+    }
+    shown.0
+}
+
+/// Keeps the parts to show them.
+struct Shown(Vec<Field>);
+
+impl KeySink for Shown {
+    fn field(&mut self, name: Arguments<'_>, value: Arguments<'_>) {
+        self.0.push((name.to_string(), value.to_string()));
+    }
+}
+
 /// Frames every part with its length, so that "ab"+"c" and "a"+"bc" differ.
-struct Hasher(Sha256);
+struct Hasher {
+    sha256: Sha256,
+    /// The part at hand; kept, so that no part costs an allocation.
+    text: String,
+}
 
 impl Hasher {
-    fn field(&mut self, name: &str, value: &str) {
+    fn new(domain: &str) -> Self {
+        let mut hasher = Self { sha256: Sha256::new(), text: String::new() };
+        hasher.field(format_args!("domain"), format_args!("{domain}"));
+        hasher
+    }
+
+    fn finish(self) -> Digest {
+        Digest::from_bytes(self.sha256.finalize().into())
+    }
+}
+
+impl KeySink for Hasher {
+    fn field(&mut self, name: Arguments<'_>, value: Arguments<'_>) {
         for part in [name, value] {
-            self.0.update((part.len() as u64).to_le_bytes());
-            self.0.update(part);
+            self.text.clear();
+            self.text.write_fmt(part).expect("a string takes any text");
+            self.sha256.update((self.text.len() as u64).to_le_bytes());
+            self.sha256.update(&self.text);
         }
     }
 }
@@ -107,11 +165,12 @@ mod tests {
 
     fn key(domain: KeyDomain, params: Value, inputs: &[(&str, u8)]) -> Digest {
         let params = params.as_object().unwrap().clone().into_iter().collect();
-        let inputs: Vec<_> = inputs
-            .iter()
-            .map(|(name, n)| ((*name).to_owned(), Digest::from_bytes([*n; 32])))
-            .collect();
-        digest(domain, &Recipe { kind: Kind::Command, params: &params, inputs: &inputs })
+        let inputs: Vec<_> =
+            inputs.iter().map(|(name, n)| (*name, Digest::from_bytes([*n; 32]))).collect();
+        digest(
+            domain,
+            &Recipe { kind: Kind::Command, params: &params, device: &[], inputs: &inputs },
+        )
     }
 
     #[test]
@@ -129,6 +188,43 @@ mod tests {
         for other in others {
             assert_ne!(base, other);
         }
+    }
+
+    #[test]
+    fn device_facts_matter_where_they_are_declared() {
+        let params = BTreeMap::new();
+        let of = |device: &[(&'static str, String)]| {
+            let recipe = Recipe { kind: Kind::Command, params: &params, device, inputs: &[] };
+            (digest(KeyDomain::Content, &recipe), fields(&recipe))
+        };
+        let (none, _) = of(&[]);
+        let (orin, shown) = of(&[("gpu", "Orin".to_owned())]);
+        let (other, _) = of(&[("gpu", "Xavier".to_owned())]);
+        assert!(none != orin && orin != other);
+        assert!(shown.contains(&("device gpu".to_owned(), "Orin".to_owned())), "{shown:?}");
+    }
+
+    #[test]
+    fn what_is_shown_is_what_is_hashed() {
+        let params = json!({"argv": ["a", "b"], "env": {"X": "1"}});
+        let params: BTreeMap<String, Value> = serde_json::from_value(params).unwrap();
+        let inputs = [("inputs path", Digest::of(b"x")), ("inputs path", Digest::of(b"y"))];
+        let recipe = Recipe { kind: Kind::Command, params: &params, device: &[], inputs: &inputs };
+        let names: Vec<String> = fields(&recipe).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(
+            names,
+            [
+                "kind",
+                "kind-version",
+                "param argv",
+                "param argv[0]",
+                "param argv[1]",
+                "param env",
+                "param env.X",
+                "input inputs path",
+                "input inputs path #2"
+            ]
+        );
     }
 
     #[test]

@@ -286,6 +286,23 @@ impl Kind {
         }
     }
 
+    /// Whether a stage of this kind makes the same bytes from the same inputs, on any machine and any
+    /// number of threads; `None` where that is the program's affair.
+    pub fn is_reproducible(self) -> Option<bool> {
+        match self {
+            Self::Source
+            | Self::OnnxExport
+            | Self::GraphSurgery
+            | Self::Calibrate
+            | Self::Quantize
+            | Self::EngineBuild
+            | Self::LlmEngineBuild
+            | Self::Deployment => Some(true),
+            Self::Verify => Some(false),
+            Self::Command => None,
+        }
+    }
+
     /// Enters every key of this kind.  Raise it when equal inputs and params would make other
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {

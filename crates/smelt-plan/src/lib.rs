@@ -6,7 +6,9 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods)]
 
+pub mod device;
 pub mod digest;
+pub mod explain;
 pub mod failure;
 pub mod key;
 pub mod kind;
@@ -18,6 +20,7 @@ pub mod schedule;
 mod schema;
 mod surgery;
 pub mod text;
+pub mod tokens;
 
 pub use digest::Digest;
 pub use failure::{Failure, FailureClass};

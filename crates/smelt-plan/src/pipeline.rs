@@ -4,7 +4,9 @@
 //! serde enums lose the place of an error.  Edges are names here; [`crate::plan`] resolves them.
 
 mod fields;
+mod matrix;
 mod params;
+mod resources;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,12 +16,17 @@ use std::time::Duration;
 use serde_json::Value;
 use toml::de::DeTable;
 
+use crate::device;
 use crate::kind::Kind;
 use crate::name::StageName;
 use crate::quantity;
 use crate::text::{Lines, Place, nearest};
+use crate::tokens::Capacity;
 
+pub use matrix::VARIANTS_MAX;
+use matrix::{Matrix, Variant};
 pub use params::Overrides;
+use params::Scope;
 use table::Table;
 
 /// The newest pipeline format this crate reads: the value of `smelt` in the file.
@@ -29,9 +36,10 @@ pub const STAGES_MAX: usize = 200_000;
 /// A stage that failed this often needs a person.
 pub const ATTEMPTS_MAX: u64 = 16;
 /// What a pipeline has.
-pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "stage"];
+pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "resources", "stage"];
 /// What every stage may have, whatever its kind.
-pub(crate) const COMMON_KEYS: &[&str] = &["kind", "limits", "retry"];
+pub(crate) const COMMON_KEYS: &[&str] =
+    &["kind", "limits", "retry", "matrix", "resources", "device"];
 
 /// A pipeline file, read and checked but not yet ordered.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +48,8 @@ pub struct Pipeline {
     pub file: String,
     /// The pipeline's own name.
     pub name: String,
+    /// How much there is of what stages share: `[resources]`.
+    pub resources: BTreeMap<String, Capacity>,
     /// The stages in the order of the file.
     pub stages: Vec<StageSpec>,
 }
@@ -59,6 +69,10 @@ pub struct StageSpec {
     pub inputs: Vec<InputSpec>,
     /// Caps on one attempt.
     pub limits: Limits,
+    /// How much it takes of what stages share, while it runs.
+    pub resources: BTreeMap<String, u64>,
+    /// The facts about the device that its result depends on, as it names them.
+    pub device: Vec<&'static str>,
     /// Attempts in all; 1 without `retry`.
     pub attempts_max: u32,
     /// What changes on attempt 2, 3, ….
@@ -74,6 +88,9 @@ pub struct InputSpec {
     pub place: Place,
     /// What it points to.
     pub from: InputRef,
+    /// How the file names the stage where it stands for one of its variants: what programs and keys
+    /// call it.
+    pub known_as: Option<StageName>,
 }
 
 /// What an edge points to.
@@ -151,9 +168,11 @@ impl Pipeline {
         root.format("smelt", FORMAT)?;
         let name = root.required_text("name")?;
         let params = params::read(&source, root.table("params")?, overrides)?;
-        let stages = read_stages(&source, root.table("stage")?, &params)?;
+        let resources = resources::capacity(root.table("resources")?)?;
+        let around = Around { source: &source, params: &params, resources: &resources };
+        let stages = read_stages(&around, root.table("stage")?)?;
         params.all_used(&source)?;
-        Ok(Self { file: file.to_owned(), name, stages })
+        Ok(Self { file: file.to_owned(), name, resources, stages })
     }
 
     /// Every `path:` the pipeline names, without the prefix: what must be pinned before planning.
@@ -208,11 +227,21 @@ impl Source<'_> {
     }
 }
 
+/// What every stage is read by.
+struct Around<'a> {
+    source: &'a Source<'a>,
+    params: &'a params::Params,
+    resources: &'a BTreeMap<String, Capacity>,
+}
+
+/// A stage of the file: its name, where that stands, its table.
+type Entry<'a> = (&'a str, usize, Option<Table<'a>>);
+
 fn read_stages(
-    source: &Source<'_>,
+    around: &Around<'_>,
     table: Option<Table<'_>>,
-    params: &params::Params,
 ) -> Result<Vec<StageSpec>, PipelineError> {
+    let source = around.source;
     let entries = table.map(|table| table.entries()).unwrap_or_default();
     if entries.is_empty() {
         return Err(source.error(
@@ -220,24 +249,88 @@ fn read_stages(
             "the pipeline has no stages; add one, as in [stage.checkpoint]",
         ));
     }
-    if entries.len() > STAGES_MAX {
+    let mut matrix = Matrix::default();
+    let mut own = BTreeMap::new();
+    for (name, _, table) in &entries {
+        let Some(axes) = table.as_ref().and_then(|table| table.get("matrix")) else { continue };
+        own.insert((*name).to_owned(), matrix.declare(name, axes.table()?)?);
+    }
+    let stages = if matrix.is_empty() {
+        let alone = |(name, offset, table): &Entry<'_>| {
+            read_stage(around, name, *offset, table.as_ref(), &Variant::default())
+        };
+        entries.iter().map(alone).collect::<Result<Vec<_>, _>>()?
+    } else {
+        read_variants(around, &entries, &mut matrix, &own)?
+    };
+    if stages.len() > STAGES_MAX {
         return Err(source.error(0, format!("more than {STAGES_MAX} stages")));
     }
-    entries
-        .into_iter()
-        .map(|(name, offset, table)| read_stage(source, name, offset, table, params))
-        .collect()
+    Ok(stages)
+}
+
+/// Reads every stage once for what it needs, and then each of its variants.
+fn read_variants<'a>(
+    around: &Around<'a>,
+    entries: &[Entry<'a>],
+    matrix: &mut Matrix<'a>,
+    own: &BTreeMap<String, Vec<usize>>,
+) -> Result<Vec<StageSpec>, PipelineError> {
+    let mut needs: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (name, offset, table) in entries {
+        let needed = needs.entry((*name).to_owned()).or_default();
+        let axes = own.get(*name).map_or(&[][..], Vec::as_slice);
+        let too_many = || around.source.error(*offset, matrix.too_many(name, axes));
+        for choice in matrix.choices(axes).ok_or_else(too_many)? {
+            let overlay = matrix.overlay(name, &choice);
+            let table = table.as_ref().map(|table| table.under(overlay));
+            let variant = Variant::unknown();
+            let spec = read_stage(around, name, *offset, table.as_ref(), &variant)?;
+            needed.extend(spec.inputs.iter().filter_map(|input| match &input.from {
+                InputRef::Stage(name) => Some(name.as_str().to_owned()),
+                InputRef::Path(_) | InputRef::Hub(_) => None,
+            }));
+        }
+    }
+    matrix.follow(own, &needs);
+    let mut stages = Vec::new();
+    for (name, offset, table) in entries {
+        let axes = matrix.axes_of(name);
+        let too_many = || around.source.error(*offset, matrix.too_many(name, axes));
+        for choice in matrix.choices(axes).ok_or_else(too_many)? {
+            let table = table.as_ref().map(|table| table.under(matrix.overlay(name, &choice)));
+            let variant = matrix.variant(&choice);
+            let mut spec = read_stage(around, name, *offset, table.as_ref(), &variant)?;
+            let long = matrix.name(name, &choice);
+            spec.name = StageName::parse(&long)
+                .map_err(|error| around.source.error(*offset, error.to_string()))?;
+            matrix.resolve(&mut spec, &choice, &|place, message| PipelineError {
+                file: around.source.file.to_owned(),
+                place: Some(place),
+                message,
+            })?;
+            stages.push(spec);
+        }
+        // Before a product of products is made.
+        if stages.len() > STAGES_MAX {
+            return Err(around.source.error(*offset, format!("more than {STAGES_MAX} stages")));
+        }
+    }
+    Ok(stages)
 }
 
 fn read_stage(
-    source: &Source<'_>,
+    around: &Around<'_>,
     name: &str,
     offset: usize,
-    table: Option<Table<'_>>,
-    params: &params::Params,
+    table: Option<&Table<'_>>,
+    variant: &Variant,
 ) -> Result<StageSpec, PipelineError> {
-    let name = StageName::parse(name).map_err(|error| source.error(offset, error.to_string()))?;
-    let mut table = table.ok_or_else(|| {
+    let source = around.source;
+    let scope = &Scope { params: around.params, variant };
+    let name =
+        StageName::parse_base(name).map_err(|error| source.error(offset, error.to_string()))?;
+    let mut table = table.cloned().ok_or_else(|| {
         source.error(offset, format!("stage \"{name}\" is a table: write [stage.{name}]"))
     })?;
     table.what = format!("stage \"{name}\"");
@@ -247,12 +340,12 @@ fn read_stage(
     let mut known: Vec<&str> = fields.iter().map(|field| field.name).collect();
     known.extend(COMMON_KEYS);
     table.allow(&known)?;
-    let (values, inputs) = fields::read(&table, fields, params)?;
+    let (values, inputs) = fields::read(&table, fields, scope)?;
     if let Some(fault) = kind.fault(|key| table.get(key).is_some()) {
         return Err(table.error(format!("{}: {fault}", table.what)));
     }
     no_conflict(kind, &values, &table)?;
-    let (attempts_max, escalate) = read_retry(table.table("retry")?, kind, params, &values)?;
+    let (attempts_max, escalate) = read_retry(table.table("retry")?, kind, scope, &values)?;
     Ok(StageSpec {
         name,
         kind,
@@ -260,9 +353,27 @@ fn read_stage(
         params: values,
         inputs,
         limits: read_limits(table.table("limits")?)?,
+        resources: resources::wanted(table.table("resources")?, around.resources)?,
+        device: read_device(&table)?,
         attempts_max,
         escalate,
     })
+}
+
+/// The facts a stage depends on, in the order of the table of facts, so that the order in the file
+/// means nothing.
+fn read_device(table: &Table<'_>) -> Result<Vec<&'static str>, PipelineError> {
+    let Some(list) = table.get("device") else { return Ok(Vec::new()) };
+    let mut named = BTreeSet::new();
+    for item in list.list()? {
+        let (word, _) = item.text()?;
+        let at = device::FACTS.iter().position(|fact| *fact == word).ok_or_else(|| {
+            let facts = device::FACTS.join(", ");
+            item.error(format!("\"{word}\" is no fact about a device; there are {facts}"))
+        })?;
+        named.insert(at);
+    }
+    Ok(named.into_iter().map(|at| device::FACTS[at]).collect())
 }
 
 /// Fields that do not go together are an error where the odd one stands.
@@ -303,7 +414,7 @@ fn read_limits(table: Option<Table<'_>>) -> Result<Limits, PipelineError> {
 fn read_retry(
     table: Option<Table<'_>>,
     kind: Kind,
-    params: &params::Params,
+    params: &Scope<'_>,
     values: &BTreeMap<String, Value>,
 ) -> Result<(u32, Vec<Step>), PipelineError> {
     let Some(mut table) = table else { return Ok((1, Vec::new())) };
@@ -326,7 +437,7 @@ fn read_retry(
 fn read_step(
     mut table: Table<'_>,
     kind: Kind,
-    params: &params::Params,
+    params: &Scope<'_>,
     values: &BTreeMap<String, Value>,
 ) -> Result<Step, PipelineError> {
     table.what = "an escalate step".to_owned();

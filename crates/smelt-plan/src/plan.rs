@@ -8,12 +8,14 @@ use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use serde_json::Value;
 
+use crate::device::{self, Facts};
 use crate::digest::Digest;
 use crate::key::{self, KeyDomain, Recipe, digest};
 use crate::kind::{Kind, Takes};
 use crate::name::StageName;
 use crate::pipeline::{InputRef, InputSpec, Limits, Pipeline, PipelineError, StageSpec, Step};
 use crate::text::nearest;
+use crate::tokens::Capacity;
 
 /// A stage's position in its plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +57,8 @@ pub struct Pins {
     pub paths: BTreeMap<String, Pin>,
     /// Of every `hf:`.
     pub hubs: BTreeMap<String, HubPin>,
+    /// What is true of the device, as far as stages declare that they depend on it.
+    pub device: Facts,
 }
 
 /// A pipeline in order, with keys.
@@ -62,6 +66,8 @@ pub struct Pins {
 pub struct Plan {
     /// The pipeline's own name.
     pub name: String,
+    /// How much there is of what stages share.
+    capacity: BTreeMap<String, Capacity>,
     /// Stages, each after all it needs; ties in the order of the file.
     stages: Vec<Stage>,
 }
@@ -77,8 +83,12 @@ pub struct Stage {
     pub params: BTreeMap<String, Value>,
     /// Its edges, in the order of the kind's fields, lists in the order of the file.
     pub inputs: Vec<Input>,
+    /// The facts about the device that its result depends on, and what they are here.
+    pub device: Vec<(&'static str, String)>,
     /// Caps on attempt 1.
     pub limits: Limits,
+    /// How much it takes of what stages share, while it runs.
+    pub resources: BTreeMap<String, u64>,
     /// Attempts in all.
     pub attempts_max: u32,
     /// What changes on attempt 2, 3, ….
@@ -95,6 +105,8 @@ pub struct Input {
     /// What the key calls it: the field, and in a list also the stage's name, since a program
     /// finds its inputs by name.
     pub label: String,
+    /// How programs know it, where that is not the name of the stage it comes from.
+    pub known_as: Option<StageName>,
     /// What it points to.
     pub from: From,
 }
@@ -121,40 +133,82 @@ pub struct Attempt {
     pub changed: Option<String>,
 }
 
-impl Plan {
-    /// Orders `pipeline`; `pins` must hold every text of [`Pipeline::paths`] and [`Pipeline::hubs`].
-    pub fn build(pipeline: &Pipeline, pins: &Pins) -> Result<Self, PipelineError> {
+/// The order in which a pipeline can run, found before anything is pinned.
+pub struct Order {
+    /// By name, the position in the order.
+    positions: HashMap<StageName, StageId>,
+    /// Positions in the file, each after all it needs.
+    order: Vec<usize>,
+}
+
+impl Order {
+    /// Resolves names and orders the stages, or says which name or circle is in the way.
+    pub fn of(pipeline: &Pipeline) -> Result<Self, PipelineError> {
         let by_name = index_names(pipeline)?;
         check_edges(pipeline, &by_name)?;
         let order = order(pipeline, &by_name)?;
-        let mut position = vec![StageId(0); pipeline.stages.len()];
-        order.iter().enumerate().for_each(|(at, &file_index)| position[file_index] = StageId(at));
+        let position = |(at, &file_index): (usize, &usize)| {
+            (pipeline.stages[file_index].name.clone(), StageId(at))
+        };
+        Ok(Self { positions: order.iter().enumerate().map(position).collect(), order })
+    }
+}
+
+/// A stage with its edges resolved, but without its key.
+fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins) -> Stage {
+    let resolve = |input: InputSpec| Input {
+        field: input.field,
+        label: label(spec.kind, &input),
+        known_as: input.known_as,
+        from: match input.from {
+            InputRef::Stage(name) => From::Stage(positions[&name]),
+            InputRef::Path(path) => From::Path(pins.paths[&path].clone()),
+            InputRef::Hub(address) => From::Hub(pins.hubs[&address].clone()),
+        },
+    };
+    let fact = |&fact: &&'static str| {
+        let value = pins.device.get(fact).map_or(device::ABSENT, String::as_str);
+        (fact, value.to_owned())
+    };
+    Stage {
+        name: spec.name,
+        kind: spec.kind,
+        inputs: spec.inputs.into_iter().map(resolve).collect(),
+        params: spec.params,
+        device: spec.device.iter().map(fact).collect(),
+        limits: spec.limits,
+        resources: spec.resources,
+        attempts_max: spec.attempts_max,
+        escalate: spec.escalate,
+        recipe_key: Digest::from_bytes([0; 32]),
+    }
+}
+
+impl Plan {
+    /// Orders `pipeline`; `pins` must hold every text of [`Pipeline::paths`] and [`Pipeline::hubs`].
+    pub fn build(pipeline: &Pipeline, pins: &Pins) -> Result<Self, PipelineError> {
+        let order = Order::of(pipeline)?;
+        Ok(Self::in_order(pipeline.clone(), order, pins))
+    }
+
+    /// The plan of a pipeline that has been ordered; nothing of it is copied.
+    pub fn in_order(pipeline: Pipeline, order: Order, pins: &Pins) -> Self {
+        let Order { positions, order } = order;
+        let Pipeline { name, resources: capacity, stages: specs, .. } = pipeline;
+        let mut specs: Vec<Option<StageSpec>> = specs.into_iter().map(Some).collect();
         let mut stages: Vec<Stage> = Vec::with_capacity(order.len());
-        for &file_index in &order {
-            let spec = &pipeline.stages[file_index];
-            let resolve = |input: &InputSpec| Input {
-                field: input.field,
-                label: label(spec.kind, input),
-                from: match &input.from {
-                    InputRef::Stage(name) => From::Stage(position[by_name[name]]),
-                    InputRef::Path(path) => From::Path(pins.paths[path].clone()),
-                    InputRef::Hub(address) => From::Hub(pins.hubs[address].clone()),
-                },
-            };
-            let inputs: Vec<Input> = spec.inputs.iter().map(resolve).collect();
-            let recipe_key = recipe_key(spec, &inputs, &stages);
-            stages.push(Stage {
-                name: spec.name.clone(),
-                kind: spec.kind,
-                params: spec.params.clone(),
-                inputs,
-                limits: spec.limits,
-                attempts_max: spec.attempts_max,
-                escalate: spec.escalate.clone(),
-                recipe_key,
-            });
+        for file_index in order {
+            let spec = specs[file_index].take().expect("an order names each stage once");
+            let mut stage = planned(spec, &positions, pins);
+            stage.recipe_key = stage.key(KeyDomain::Recipe, |id| stages[id.0].recipe_key);
+            stages.push(stage);
         }
-        Ok(Self { name: pipeline.name.clone(), stages })
+        Self { name, capacity, stages }
+    }
+
+    /// How much there is of what stages share.
+    pub fn capacity(&self) -> &BTreeMap<String, Capacity> {
+        &self.capacity
     }
 
     /// The stages, each after all it needs.
@@ -201,12 +255,17 @@ impl Plan {
 
     /// The content key of `stage`, once the digests of all it needs are known.
     pub fn content_key(&self, stage: StageId, output: impl Fn(StageId) -> Digest) -> Digest {
+        self.stage(stage).key(KeyDomain::Content, output)
+    }
+
+    /// What the content key of `stage` is made of, field by field, for people to compare.
+    pub fn content_fields(
+        &self,
+        stage: StageId,
+        output: impl Fn(StageId) -> Digest,
+    ) -> Vec<key::Field> {
         let stage = self.stage(stage);
-        let inputs = digests(&stage.inputs, &output);
-        digest(
-            KeyDomain::Content,
-            &Recipe { kind: stage.kind, params: &stage.params, inputs: &inputs },
-        )
+        key::fields(&stage.recipe(&digests(&stage.inputs, output)))
     }
 }
 
@@ -221,12 +280,25 @@ pub struct UnknownStage {
 }
 
 impl Stage {
+    fn recipe<'a>(&'a self, inputs: &'a [(&'a str, Digest)]) -> Recipe<'a> {
+        Recipe { kind: self.kind, params: &self.params, device: &self.device, inputs }
+    }
+
+    fn key(&self, domain: KeyDomain, output: impl Fn(StageId) -> Digest) -> Digest {
+        digest(domain, &self.recipe(&digests(&self.inputs, output)))
+    }
+
     /// The stages it needs, with repeats where it names one twice.
     pub fn needs(&self) -> impl Iterator<Item = StageId> {
         self.inputs.iter().filter_map(|input| match input.from {
             From::Stage(id) => Some(id),
             From::Path(_) | From::Hub(_) => None,
         })
+    }
+
+    /// Which of its inputs is the output of `need`, the first where there are several.
+    pub fn needs_at(&self, need: StageId) -> Option<usize> {
+        self.inputs.iter().position(|input| matches!(input.from, From::Stage(id) if id == need))
     }
 
     /// A `path:` source is not built: the pin is its output.
@@ -282,27 +354,24 @@ fn merge(into: &mut Value, from: &Value) {
     }
 }
 
-fn digests(inputs: &[Input], output: impl Fn(StageId) -> Digest) -> Vec<(String, Digest)> {
+fn digests(inputs: &[Input], output: impl Fn(StageId) -> Digest) -> Vec<(&str, Digest)> {
     let digest = |input: &Input| match &input.from {
         From::Stage(id) => output(*id),
         From::Path(pin) => pin.digest,
         From::Hub(pin) => key::of_commit(&pin.repo, &pin.commit),
     };
-    inputs.iter().map(|input| (input.label.clone(), digest(input))).collect()
+    inputs.iter().map(|input| (input.label.as_str(), digest(input))).collect()
 }
 
 fn label(kind: Kind, input: &InputSpec) -> String {
     let field = kind.fields().iter().find(|field| field.name == input.field);
     match (field.map(|field| field.takes), &input.from) {
-        (Some(Takes::Inputs), InputRef::Stage(name)) => format!("{} {name}", input.field),
+        (Some(Takes::Inputs), InputRef::Stage(name)) => {
+            format!("{} {}", input.field, input.known_as.as_ref().unwrap_or(name))
+        }
         (Some(Takes::Inputs), InputRef::Path(_)) => format!("{} path", input.field),
         _ => input.field.to_owned(),
     }
-}
-
-fn recipe_key(spec: &StageSpec, inputs: &[Input], stages: &[Stage]) -> Digest {
-    let inputs = digests(inputs, |id| stages[id.0].recipe_key);
-    digest(KeyDomain::Recipe, &Recipe { kind: spec.kind, params: &spec.params, inputs: &inputs })
 }
 
 fn index_names(pipeline: &Pipeline) -> Result<HashMap<&StageName, usize>, PipelineError> {

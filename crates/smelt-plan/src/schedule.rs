@@ -3,11 +3,12 @@
 //! Takes events, returns commands.  Knows nothing of processes, files or clocks; `smelt-exec`
 //! performs the commands and reports back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::plan::{Plan, StageId};
+use crate::tokens::{Lease, Leases, Pools};
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq)]
@@ -125,11 +126,54 @@ pub struct Schedule<'p> {
     plan: &'p Plan,
     wishes: Wishes,
     states: Vec<State>,
+    /// The stages in some states, so that an event costs what it touches and not a walk of the plan.
+    tally: Tally,
     dependents: Vec<Vec<StageId>>,
+    pools: Pools,
+    /// What the attempts under way hold.
+    leases: BTreeMap<StageId, Leases>,
     /// Why the run starts nothing more, once it does not.
     ending: Option<Ending>,
     /// The first failure, which gives the run its exit code.
     first_failure: Option<(StageId, Failure)>,
+}
+
+/// Which stages are in which states, as far as events ask; [`Schedule::set`] keeps it.
+#[derive(Default)]
+struct Tally {
+    unfinished: usize,
+    looking: usize,
+    ready: BTreeSet<StageId>,
+    held: BTreeSet<StageId>,
+    running: BTreeMap<StageId, Digest>,
+    /// Ended without an output since their dependents were last looked at.
+    lost: Vec<StageId>,
+}
+
+impl Tally {
+    fn note(&mut self, stage: StageId, from: State, to: State) {
+        match from {
+            State::Looking => self.looking -= 1,
+            State::Ready => drop(self.ready.remove(&stage)),
+            State::Held => drop(self.held.remove(&stage)),
+            State::Running { .. } if !matches!(to, State::Running { .. }) => {
+                self.running.remove(&stage);
+            }
+            _ => {}
+        }
+        match to {
+            State::Looking => self.looking += 1,
+            State::Ready => drop(self.ready.insert(stage)),
+            State::Held => drop(self.held.insert(stage)),
+            _ => {}
+        }
+        if to.is_final() {
+            self.unfinished -= 1;
+            if to.output().is_none() {
+                self.lost.push(stage);
+            }
+        }
+    }
 }
 
 /// Why a run starts nothing more.
@@ -155,9 +199,20 @@ impl<'p> Schedule<'p> {
         for (id, stage) in plan.stages() {
             stage.needs().for_each(|need| dependents[need.index()].push(id));
         }
-        let states = plan.stages().map(state).collect();
-        let mut schedule =
-            Self { plan, wishes, states, dependents, ending: None, first_failure: None };
+        let states: Vec<State> = plan.stages().map(state).collect();
+        let unfinished = states.iter().filter(|state| !state.is_final()).count();
+        let tally = Tally { unfinished, ..Tally::default() };
+        let mut schedule = Self {
+            plan,
+            wishes,
+            states,
+            tally,
+            dependents,
+            pools: Pools::of(plan.capacity()),
+            leases: BTreeMap::new(),
+            ending: None,
+            first_failure: None,
+        };
         let mut commands = Vec::new();
         for (id, _) in plan.stages() {
             schedule.look_if_possible(id, &mut commands);
@@ -192,12 +247,12 @@ impl<'p> Schedule<'p> {
 
     /// Whether every stage is in its last state.
     pub fn is_finished(&self) -> bool {
-        self.states.iter().all(|state| state.is_final())
+        self.tally.unfinished == 0
     }
 
     /// Whether a key held by another run is being waited for.
     pub fn is_waiting_for_others(&self) -> bool {
-        self.states.contains(&State::Held)
+        !self.tally.held.is_empty()
     }
 
     /// Where `stage` stands.
@@ -215,12 +270,14 @@ impl<'p> Schedule<'p> {
         self.first_failure.as_ref()
     }
 
+    /// The tokens that the attempt under way of `stage` holds.
+    pub fn leases(&self, stage: StageId) -> &[Lease] {
+        self.leases.get(&stage).map_or(&[], Vec::as_slice)
+    }
+
     /// The content key of a stage whose needs all have outputs.
     pub fn key(&self, stage: StageId) -> Option<Digest> {
-        let known = |need: StageId| self.state(need).output();
-        self.plan.stage(stage).needs().all(|need| known(need).is_some()).then(|| {
-            self.plan.content_key(stage, |need| known(need).expect("checked on the line above"))
-        })
+        key_of(self.plan, &self.states, stage)
     }
 
     fn finish(&mut self, stage: StageId, state: State, commands: &mut Vec<Command>) {
@@ -258,10 +315,7 @@ impl<'p> Schedule<'p> {
     }
 
     fn look_again(&mut self, commands: &mut Vec<Command>) {
-        for (stage, _) in self.plan.stages() {
-            if self.state(stage) != State::Held {
-                continue;
-            }
+        for stage in self.tally.held.clone() {
             if self.wishes.force.contains(&stage) {
                 self.set(stage, State::Ready);
             } else {
@@ -291,53 +345,59 @@ impl<'p> Schedule<'p> {
 
     fn on_interrupt(&mut self, commands: &mut Vec<Command>) {
         self.ending = Some(Ending::Interrupted);
-        let running =
-            |(id, _): &(StageId, _)| matches!(self.states[id.index()], State::Running { .. });
-        commands.extend(self.plan.stages().filter(running).map(|(id, _)| Command::Stop(id)));
+        commands.extend(self.tally.running.keys().map(|&id| Command::Stop(id)));
     }
 
     /// After the ending nothing starts; without it, only what a failed stage feeds cannot.
     fn skip_what_cannot_run(&mut self) {
-        for (stage, planned) in self.plan.stages() {
-            let idle = matches!(self.state(stage), State::Waiting | State::Ready | State::Held);
-            let starved = || {
-                planned.needs().any(|need| {
-                    let state = self.state(need);
-                    state.is_final() && state.output().is_none()
-                })
-            };
-            if idle && (self.ending.is_some() || starved()) {
-                self.set(stage, State::Skipped);
+        let idle = |state| matches!(state, State::Waiting | State::Ready | State::Held);
+        if self.ending.is_some() && self.tally.unfinished > 0 {
+            for (stage, _) in self.plan.stages() {
+                if idle(self.state(stage)) {
+                    self.set(stage, State::Skipped);
+                }
+            }
+        }
+        while let Some(lost) = self.tally.lost.pop() {
+            for dependent in self.dependents[lost.index()].clone() {
+                if idle(self.state(dependent)) {
+                    self.set(dependent, State::Skipped);
+                }
             }
         }
     }
 
     /// Waits for every answer of the store, so that of the stages ready the first goes first.
     fn start_what_fits(&mut self) -> Vec<Command> {
-        if self.states.contains(&State::Looking) {
+        let mut room = self.wishes.jobs.max(1).saturating_sub(self.tally.running.len());
+        if self.tally.looking > 0 || room == 0 || self.tally.ready.is_empty() {
             return Vec::new();
         }
-        let running = self.states.iter().filter(|s| matches!(s, State::Running { .. })).count();
-        let room = self.wishes.jobs.max(1).saturating_sub(running);
-        let mut building: BTreeSet<Digest> = self.running_keys().collect();
+        let mut building: BTreeSet<Digest> = self.tally.running.values().copied().collect();
         let mut next = Vec::new();
-        for (id, _) in self.plan.stages().filter(|(id, _)| self.state(*id) == State::Ready) {
+        for &stage in &self.tally.ready {
+            // What waits for tokens is passed by those that need others, or fewer.
+            let wanted = &self.plan.stage(stage).resources;
+            if !self.pools.have(wanted) {
+                continue;
+            }
+            let key = key_of(self.plan, &self.states, stage).expect("a ready stage has a key");
             // Two stages of one key are built once: the second finds what the first has made.
-            if next.len() < room && self.key(id).is_some_and(|key| building.insert(key)) {
-                next.push(id);
+            if building.insert(key) {
+                next.push((stage, key, self.pools.take(wanted)));
+                room -= 1;
+            }
+            if room == 0 {
+                break;
             }
         }
-        next.into_iter().map(|stage| self.start(stage)).collect()
+        next.into_iter().map(|(stage, key, leases)| self.start(stage, key, leases)).collect()
     }
 
-    fn running_keys(&self) -> impl Iterator<Item = Digest> {
-        let running = |(id, _): &(StageId, _)| matches!(self.state(*id), State::Running { .. });
-        self.plan.stages().filter(running).filter_map(|(id, _)| self.key(id))
-    }
-
-    fn start(&mut self, stage: StageId) -> Command {
+    fn start(&mut self, stage: StageId, key: Digest, leases: Leases) -> Command {
         self.set(stage, State::Running { attempt: 1 });
-        let key = self.key(stage).expect("a ready stage has a key");
+        self.tally.running.insert(stage, key);
+        self.leases.insert(stage, leases);
         Command::Start { stage, key, attempt: 1, forced: self.wishes.force.contains(&stage) }
     }
 
@@ -359,7 +419,20 @@ impl<'p> Schedule<'p> {
         };
         assert!(legal, "BUG: stage {}: {from:?} -> {to:?}", self.plan.stage(stage).name);
         self.states[stage.index()] = to;
+        self.tally.note(stage, from, to);
+        let is_over = !matches!(to, Running { .. });
+        if is_over && let Some(leases) = self.leases.remove(&stage) {
+            self.pools.give_back(leases);
+        }
     }
+}
+
+fn key_of(plan: &Plan, states: &[State], stage: StageId) -> Option<Digest> {
+    let known = |need: StageId| states[need.index()].output();
+    plan.stage(stage)
+        .needs()
+        .all(|need| known(need).is_some())
+        .then(|| plan.content_key(stage, |need| known(need).expect("checked on the line above")))
 }
 
 /// A retry must change something, or answer a failure that says nothing of the stage.

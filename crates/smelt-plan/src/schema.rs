@@ -6,13 +6,17 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::device::FACTS;
 use crate::kind::{Absent, Field, Kind, Takes};
 use crate::pipeline::{ATTEMPTS_MAX, FORMAT};
+use crate::tokens::DEVICES_MAX;
 
 /// A text that holds `${name}` may become anything.
 const PARAM: &str = "\\$\\{[^}]*\\}";
 /// As [`crate::name::StageName`] has it.
 const STAGE_NAME: &str = "^[a-z0-9][a-z0-9-]*$";
+/// The same, or one of its variants.
+const VARIANT_NAME: &str = "^[a-z0-9][a-z0-9-]*(\\.[a-z0-9][a-z0-9-]*)*$";
 
 /// The schema.
 pub fn schema() -> Value {
@@ -30,6 +34,17 @@ pub fn schema() -> Value {
                 "type": "object",
                 "description": "values that ${name} stands for and --set overrides",
                 "additionalProperties": { "type": ["string", "number", "boolean"] },
+            },
+            "resources": {
+                "type": "object",
+                "description": "how much there is of what stages share: a number of devices, their ids, or a size",
+                "additionalProperties": {
+                    "anyOf": [
+                        { "type": "integer", "minimum": 1, "maximum": DEVICES_MAX },
+                        { "type": "string" },
+                        { "type": "array", "minItems": 1, "items": { "type": "string" } },
+                    ],
+                },
             },
             "stage": {
                 "type": "object",
@@ -55,12 +70,58 @@ fn stage(kind: Kind) -> Value {
     properties.insert("kind".to_owned(), json!({ "const": kind.name() }));
     properties.insert("limits".to_owned(), json!({ "$ref": "#/$defs/limits" }));
     properties.insert("retry".to_owned(), retry(fields));
+    properties.insert("matrix".to_owned(), matrix());
+    properties.insert("device".to_owned(), device());
+    properties.insert("resources".to_owned(), resources());
     let needed = fields.iter().filter(|field| field.absent == Absent::Refused);
     let required: Vec<&str> = needed.map(|field| field.name).collect();
     json!({
         "properties": properties,
-        "required": required,
+        // What a matrix gives need not stand in the stage itself.
+        "anyOf": [{ "required": required }, { "required": ["matrix"] }],
         "additionalProperties": false,
+    })
+}
+
+fn matrix() -> Value {
+    json!({
+        "type": "object",
+        "minProperties": 1,
+        "description": "variants of the stage, and of all that need it",
+        "additionalProperties": {
+            "anyOf": [
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": { "type": ["string", "integer", "boolean"] },
+                    "description": "values of the field of this name",
+                },
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "additionalProperties": { "type": "object" },
+                    "description": "named variants, and the keys each replaces",
+                },
+            ],
+        },
+    })
+}
+
+fn device() -> Value {
+    json!({
+        "type": "array",
+        "items": { "enum": FACTS },
+        "description": "facts about the device that the result depends on",
+    })
+}
+
+fn resources() -> Value {
+    json!({
+        "type": "object",
+        "description": "how much it takes of what stages share, while it runs",
+        "additionalProperties": {
+            "anyOf": [{ "type": "integer", "minimum": 1 }, { "type": "string" }],
+        },
     })
 }
 
@@ -117,7 +178,7 @@ fn of_value(takes: Takes) -> Value {
     match takes {
         Takes::Stage(kinds) => {
             let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
-            let mut value = or_param(json!({ "type": "string", "pattern": STAGE_NAME }));
+            let mut value = or_param(json!({ "type": "string", "pattern": VARIANT_NAME }));
             value["description"] = json!(format!("a stage of kind {}", names.join(" or ")));
             value
         }

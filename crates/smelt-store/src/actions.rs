@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::digest::Digest;
 use crate::disk::DiskError;
-use crate::log::{Log, LogError, Place};
+use crate::log::{Log, LogError, Place, Visit};
 use crate::manifest::Manifest;
 
 /// At a usual 1 KiB a record, a quarter of a million results.
@@ -93,11 +93,20 @@ impl Actions {
     }
 
     pub(crate) fn append(&mut self, entry: &Entry) -> Result<(), LogError> {
+        self.add(entry, Log::append)
+    }
+
+    /// For what a power cut may take.
+    pub(crate) fn append_later(&mut self, entry: &Entry) -> Result<(), LogError> {
+        self.add(entry, Log::append_later)
+    }
+
+    fn add(&mut self, entry: &Entry, add: Add) -> Result<(), LogError> {
         let text = entry.to_text();
         let Self { log: Some(log), index } = self else {
             unreachable!("a store that is open for reading only refuses before it comes here");
         };
-        let place = log.append(&text, &mut |place, text| index.note(place, text))?;
+        let place = add(log, &text, &mut |place, text| index.note(place, text))?;
         index.note(place, &text);
         Ok(())
     }
@@ -171,6 +180,9 @@ impl Actions {
         done
     }
 }
+
+/// A way to append a record.
+type Add = fn(&mut Log, &str, Visit<'_>) -> Result<Place, LogError>;
 
 impl Entry {
     pub(crate) fn to_text(&self) -> String {

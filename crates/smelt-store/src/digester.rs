@@ -4,8 +4,9 @@
 //! of outputs; whether a digest is the right one is for the caller to say.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
 
 use sha2::{Digest as _, Sha256};
 
@@ -24,6 +25,13 @@ impl DigestError {
 
 /// Large enough that system calls cost nothing beside hashing, small beside any budget.
 const BUFFER_BYTES: usize = 1 << 20;
+
+/// A killed run loses no more than this much hashing: a tenth of a second of it.
+const UNSAVED_BYTES_MAX: u64 = 128 << 20;
+/// Below this a thread costs more than it saves.
+const SIDE_BY_SIDE_BYTES_MIN: u64 = 8 << 20;
+/// Four cores with SHA instructions hash 5 GiB/s, more than the disks of these devices read.
+const THREADS_MAX: usize = 4;
 
 /// A tree that has no digest.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +84,8 @@ pub(crate) struct Digester {
     disk: Arc<dyn Disk>,
     cache: Mutex<StatCache>,
     bytes_hashed: AtomicU64,
+    /// What was hashed when the cache was last written.
+    bytes_saved: AtomicU64,
     /// Set by whoever wants hashing to end early.
     stop: OnceLock<Arc<AtomicBool>>,
 }
@@ -86,6 +96,7 @@ impl Digester {
             disk,
             cache: Mutex::new(cache),
             bytes_hashed: AtomicU64::new(0),
+            bytes_saved: AtomicU64::new(0),
             stop: OnceLock::new(),
         }
     }
@@ -119,8 +130,8 @@ impl Digester {
             let name = root.file_name().unwrap_or_default();
             (root.parent().unwrap_or(root), vec![Found { path: PathBuf::from(name), stat }])
         };
-        let entries = found.iter().map(|found| self.source_entry(base, found));
-        let entries = entries.collect::<Result<Vec<_>, _>>()?;
+        let bytes = found.iter().map(|found| found.stat.size).sum();
+        let entries = side_by_side(&found, bytes, |found| self.source_entry(base, found))?;
         Manifest::new(entries)
             .map_err(|source| DigestError::Manifest { path: root.to_owned(), source })
     }
@@ -145,13 +156,18 @@ impl Digester {
         stat: &Stat,
         owner: Owner,
     ) -> Result<Digest, DigestError> {
-        let boot = self.disk.moment().boot;
-        if let Some(known) = self.cache().find(path, stat, owner, &boot) {
+        if let Some(known) = self.known(path, stat, owner) {
             return Ok(known);
         }
         let sha256 = self.hash(path, stat, AndSync::No)?;
         self.remember(path, stat, sha256);
         Ok(sha256)
+    }
+
+    /// The digest that a file with these looks certainly has, if it was ever hashed.
+    pub(crate) fn known(&self, path: &Path, stat: &Stat, owner: Owner) -> Option<Digest> {
+        let boot = self.disk.moment().boot;
+        self.cache().find(self.disk.as_ref(), path, stat, owner, &boot)
     }
 
     /// Hashes a file that looks like `stat`, whatever is remembered.
@@ -167,7 +183,7 @@ impl Digester {
         };
         let file = self.disk.open(path, Open::Read).map_err(fault("open", path))?;
         unchanged(file.stat().map_err(fault("look at", path))?)?;
-        let sha256 = self.stream(file.as_ref()).map_err(fault("read", path))?;
+        let sha256 = self.stream(file.as_ref(), stat.size).map_err(fault("read", path))?;
         if and_sync == AndSync::Yes {
             file.sync().map_err(fault("sync", path))?;
         }
@@ -175,9 +191,11 @@ impl Digester {
         Ok(sha256)
     }
 
-    fn stream(&self, file: &dyn DiskFile) -> std::io::Result<Digest> {
+    fn stream(&self, file: &dyn DiskFile, size: u64) -> std::io::Result<Digest> {
         let mut hasher = Sha256::new();
-        let mut buffer = vec![0; BUFFER_BYTES];
+        // A small file gets a small buffer, with room to see that it has grown.
+        let bytes = usize::try_from(size).map_or(BUFFER_BYTES, |size| (size + 1).min(BUFFER_BYTES));
+        let mut buffer = vec![0; bytes];
         let mut offset = 0;
         loop {
             if self.is_stopped() {
@@ -197,12 +215,21 @@ impl Digester {
 
     /// Notes a digest computed just now.
     pub(crate) fn remember(&self, path: &Path, stat: &Stat, sha256: Digest) {
-        let moment = self.disk.moment();
-        self.cache().remember(path, stat, sha256, moment);
+        self.cache().remember(self.disk.as_ref(), path, stat, sha256);
     }
 
-    /// Lets later runs know what this one found.
+    /// Lets later runs know what this one found, if it would be a loss.  The cache is one file, and
+    /// writing it for every small output would cost more than the outputs; what is not written now is
+    /// when the store is closed.
     pub(crate) fn save(&self) {
+        let unsaved = self.bytes_hashed().saturating_sub(self.bytes_saved.load(Ordering::Relaxed));
+        if unsaved >= UNSAVED_BYTES_MAX {
+            self.save_now();
+        }
+    }
+
+    pub(crate) fn save_now(&self) {
+        self.bytes_saved.store(self.bytes_hashed(), Ordering::Relaxed);
         self.cache().save(self.disk.as_ref());
     }
 
@@ -210,6 +237,49 @@ impl Digester {
         // A panic elsewhere leaves the cache with whole entries, only fewer.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Drop for Digester {
+    fn drop(&mut self) {
+        self.save_now();
+    }
+}
+
+/// Does `work` for each item, in threads where there are enough bytes; the answers are in order, and
+/// of several errors it is the first item's.
+pub(crate) fn side_by_side<T: Sync, R: Send, E: Send>(
+    items: &[T],
+    bytes: u64,
+    work: impl Fn(&T) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, E> {
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
+    let threads = cores.min(THREADS_MAX).min(items.len());
+    if threads < 2 || bytes < SIDE_BY_SIDE_BYTES_MIN {
+        return items.iter().map(work).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { return done };
+            let answer = work(item);
+            if answer.is_err() {
+                // The others finish what they have begun and take no more.
+                next.store(items.len(), Ordering::Relaxed);
+            }
+            done.push((at, answer));
+        }
+    };
+    let mut all: Vec<(usize, Result<R, E>)> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined
+            .flat_map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, answer)| answer).collect()
 }
 
 /// The user does not want to wait for gigabytes to be hashed; [`DiskError::is_stopped`] knows it.

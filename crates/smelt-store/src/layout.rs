@@ -22,7 +22,9 @@ const LAYOUT_BYTE: u64 = 1 << 62;
 const DIRS: [&str; 9] =
     ["out", "seals", "roots", "journal", "logs", "work", "runs", "quarantine", "trash"];
 /// What else may lie in a directory that is to become a store.
-const OTHER_NAMES: [&str; 12] = [
+const OTHER_NAMES: [&str; 14] = [
+    "memo",
+    "notes",
     "FORMAT.new",
     "lock",
     "keys.lock",
@@ -102,6 +104,14 @@ impl Layout {
 
     pub(crate) fn trash(&self) -> PathBuf {
         self.root.join("trash")
+    }
+
+    pub(crate) fn memos(&self) -> PathBuf {
+        self.root.join("memo")
+    }
+
+    pub(crate) fn notes(&self) -> PathBuf {
+        self.root.join("notes")
     }
 
     pub(crate) fn quarantine(&self) -> PathBuf {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use sha2::{Digest as _, Sha256};
 
 use crate::digest::from_hasher;
+use crate::digester::AndSync;
 use crate::disk::{
     Disk, DiskError, DiskFile, LockKind, Open, Wait, fault, present, write_all, write_new,
 };
@@ -167,6 +168,10 @@ impl Log {
         let size = self.follow()?;
         let before = self.good;
         let answer = size.and_then(|size| {
+            if size == before.bytes {
+                // Asked for at every look-up, and nearly always there is nothing new.
+                return Ok(Scanned { good: before, is_clean: true });
+            }
             // Someone may have cut a bad part away that we had read when it was still good.
             let is_shorter = size < before.bytes;
             let from = if is_shorter { Good::NOTHING } else { before };
@@ -270,6 +275,35 @@ impl Log {
 
     /// Adds one record durably, after visiting those that others added.
     pub(crate) fn append(&mut self, payload: &str, visit: Visit<'_>) -> Result<Place, LogError> {
+        self.add(payload, AndSync::Yes, visit)
+    }
+
+    /// Adds one record that is durable only with the next one, or with [`Log::sync`]: one that a
+    /// power cut may take.
+    pub(crate) fn append_later(
+        &mut self,
+        payload: &str,
+        visit: Visit<'_>,
+    ) -> Result<Place, LogError> {
+        self.add(payload, AndSync::No, visit)
+    }
+
+    /// Makes what was added durable.
+    pub(crate) fn sync(&mut self) -> Result<(), LogError> {
+        if let Err(error) = self.file.sync() {
+            // The kernel may now believe the pages clean: no later sync of this file is proof.
+            self.broken = true;
+            return Err(fault("sync", &self.path)(error).into());
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        payload: &str,
+        and_sync: AndSync,
+        visit: Visit<'_>,
+    ) -> Result<Place, LogError> {
         debug_assert!(!payload.contains('\n'), "JSON on one line");
         if self.broken {
             return Err(LogError::Broken { path: self.path.clone() });
@@ -285,7 +319,7 @@ impl Log {
         if self.good.bytes + line.len() as u64 > self.bytes_max {
             return Err(LogError::Full { path: self.path.clone(), bytes_max: self.bytes_max });
         }
-        self.write_line(&line)?;
+        self.write_line(&line, and_sync)?;
         let place = Place {
             offset: self.good.bytes,
             line_bytes: u32::try_from(line.len()).expect("a line is little over 1 MiB"),
@@ -328,6 +362,9 @@ impl Log {
         let size = self.follow()?.map_err(fault("look at", &self.path))?;
         let file = self.file.as_ref();
         let reading = || fault("read", &self.path);
+        if size == self.good.bytes {
+            return Ok((size, true));
+        }
         let from = if size < self.good.bytes { Good::NOTHING } else { self.good };
         let mut scanned = scan(file, from, visit).map_err(reading())?;
         if !scanned.is_clean && from != Good::NOTHING {
@@ -354,18 +391,15 @@ impl Log {
     }
 
     /// Writes and syncs one line, or takes it back as far as possible.
-    fn write_line(&mut self, line: &str) -> Result<(), LogError> {
+    fn write_line(&mut self, line: &str, and_sync: AndSync) -> Result<(), LogError> {
         let file = self.file.as_ref();
         if let Err(error) = write_all(file, &self.path, self.good.bytes, line.as_bytes()) {
             // If this fails too, the next append finds the torn line and cuts it.
             let _ = file.truncate(self.good.bytes);
             return Err(error.into());
         }
-        if let Err(error) = file.sync() {
-            // The kernel may now believe the pages clean: no later sync of this file is proof.
-            self.broken = true;
-            let _ = self.file.truncate(self.good.bytes);
-            return Err(fault("sync", &self.path)(error).into());
+        if and_sync == AndSync::Yes {
+            self.sync().inspect_err(|_| drop(self.file.truncate(self.good.bytes)))?;
         }
         Ok(())
     }

@@ -219,6 +219,20 @@ impl Journal {
         self.store.with_ballast(|| log.append(&text, &mut |_, _| {}))?;
         Ok(())
     }
+
+    /// Adds a record that a power cut may take until the next one is added, or [`Journal::sync`]
+    /// called: what happens in less than the time that syncing takes.
+    pub fn append_later(&self, record: &Value) -> Result<(), LogError> {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = record.to_string();
+        self.store.with_ballast(|| log.append_later(&text, &mut |_, _| {}))?;
+        Ok(())
+    }
+
+    /// Makes every record durable.
+    pub fn sync(&self) -> Result<(), LogError> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).sync()
+    }
 }
 
 impl RunId {

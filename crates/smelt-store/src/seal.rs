@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::actions::Entry;
 use crate::digest::Digest;
-use crate::digester::{AndSync, DigestError, not_a_file};
+use crate::digester::{AndSync, DigestError, not_a_file, side_by_side};
 use crate::disk::{
     DiskError, FileKind, Held, Open, Stat, fault, read_small, remove_tree, write_all,
 };
@@ -192,8 +192,9 @@ impl Store {
         }
         let names = files.iter().map(|found| check(base, found));
         let names = names.collect::<Result<Vec<_>, _>>()?;
-        let finish = |(found, name): (&Found, String)| self.finish_file(base, found, name);
-        files.iter().zip(names).map(finish).collect()
+        let finish = |(found, name): &(&Found, String)| self.finish_file(base, found, name.clone());
+        let bytes = files.iter().map(|found| found.stat.size).sum();
+        side_by_side(&files.iter().zip(names).collect::<Vec<_>>(), bytes, finish)
     }
 
     fn finish_file(&self, base: &Path, found: &Found, name: String) -> Result<Finished, SealError> {

@@ -18,7 +18,7 @@ const ENTRIES_MAX: usize = 16_384;
 const LINE_BYTES_MAX: u64 = 8 << 10;
 /// A file changed again within one tick of its clock keeps its times.  The coarsest clock of a
 /// file system we may meet (FAT) ticks every 2 s.
-const TICK_NS: i64 = 2_000_000_000;
+pub(crate) const TICK_NS: i64 = 2_000_000_000;
 /// Content that was in memory only may be lost in a power cut while size and times survive.  The
 /// kernel writes back after 30 s; this leaves it four times as long.
 const SETTLED_NS: i64 = 120_000_000_000;
@@ -71,33 +71,39 @@ impl Remembered {
 /// The cache, in memory and on disk.
 pub(crate) struct StatCache {
     path: PathBuf,
-    entries: HashMap<String, Remembered>,
+    /// `None` until somebody asks: a run may have nothing to hash.
+    entries: Option<HashMap<String, Remembered>>,
     /// Whether there is something to save.
     is_dirty: bool,
 }
 
 impl StatCache {
-    /// Reads the cache; what is missing or damaged in it is simply not remembered.
-    pub(crate) fn load(disk: &dyn Disk, path: PathBuf) -> Self {
-        let entries = read_entries(disk, &path);
-        Self { path, entries, is_dirty: false }
+    /// The cache in that file, which is read when it is first asked for.
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, entries: None, is_dirty: false }
+    }
+
+    /// What is missing or damaged in the file is simply not remembered.
+    fn entries(&mut self, disk: &dyn Disk) -> &mut HashMap<String, Remembered> {
+        self.entries.get_or_insert_with(|| read_entries(disk, &self.path))
     }
 
     pub(crate) fn find(
-        &self,
+        &mut self,
+        disk: &dyn Disk,
         path: &Path,
         stat: &Stat,
         owner: Owner,
         boot: &str,
     ) -> Option<Digest> {
-        let found = self.entries.get(path.to_str()?)?;
+        let found = self.entries(disk).get(path.to_str()?)?;
         found.is_proof(stat, owner, boot).then_some(found.sha256)
     }
 
-    pub(crate) fn remember(&mut self, path: &Path, stat: &Stat, sha256: Digest, moment: Moment) {
+    pub(crate) fn remember(&mut self, disk: &dyn Disk, path: &Path, stat: &Stat, sha256: Digest) {
         let Some(path) = path.to_str() else { return };
-        let entry = Remembered::new(path.to_owned(), stat, sha256, moment);
-        self.entries.insert(path.to_owned(), entry);
+        let entry = Remembered::new(path.to_owned(), stat, sha256, disk.moment());
+        self.entries(disk).insert(path.to_owned(), entry);
         self.is_dirty = true;
     }
 
@@ -106,31 +112,21 @@ impl StatCache {
         if !self.is_dirty {
             return;
         }
-        for (path, theirs) in read_entries(disk, &self.path) {
-            let ours = self.entries.get(&path);
-            if ours.is_none_or(|ours| ours.seen_ns < theirs.seen_ns) {
-                self.entries.insert(path, theirs);
+        let theirs = read_entries(disk, &self.path);
+        let all = self.entries(disk);
+        for (path, theirs) in theirs {
+            if all.get(&path).is_none_or(|ours| ours.seen_ns < theirs.seen_ns) {
+                all.insert(path, theirs);
             }
         }
-        self.forget_oldest();
+        forget_oldest(all);
         // A cache: neither synced nor missed.
         self.is_dirty = self.write(disk).is_none();
     }
 
-    fn forget_oldest(&mut self) {
-        if self.entries.len() <= ENTRIES_MAX {
-            return;
-        }
-        let mut seen: Vec<i64> = self.entries.values().map(|entry| entry.seen_ns).collect();
-        // Down to three quarters, so that this is not done again at once.
-        let surplus = seen.len() - ENTRIES_MAX / 4 * 3;
-        let (_, &mut newest_forgotten, _) = seen.select_nth_unstable(surplus - 1);
-        self.entries.retain(|_, entry| entry.seen_ns > newest_forgotten);
-    }
-
     fn write(&self, disk: &dyn Disk) -> Option<()> {
         let mut text = String::new();
-        let mut entries: Vec<&Remembered> = self.entries.values().collect();
+        let mut entries: Vec<&Remembered> = self.entries.iter().flat_map(HashMap::values).collect();
         // In one order for one content, so that a simulated run replays.
         entries.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         for entry in entries {
@@ -143,6 +139,17 @@ impl StatCache {
         write_all(file.as_ref(), &draft, 0, text.as_bytes()).ok()?;
         disk.rename(&draft, &self.path).ok()
     }
+}
+
+fn forget_oldest(entries: &mut HashMap<String, Remembered>) {
+    if entries.len() <= ENTRIES_MAX {
+        return;
+    }
+    let mut seen: Vec<i64> = entries.values().map(|entry| entry.seen_ns).collect();
+    // Down to three quarters, so that this is not done again at once.
+    let surplus = seen.len() - ENTRIES_MAX / 4 * 3;
+    let (_, &mut newest_forgotten, _) = seen.select_nth_unstable(surplus - 1);
+    entries.retain(|_, entry| entry.seen_ns > newest_forgotten);
 }
 
 fn read_entries(disk: &dyn Disk, path: &Path) -> HashMap<String, Remembered> {
@@ -232,14 +239,13 @@ mod tests {
 
     #[test]
     fn the_cache_is_bounded() {
-        let mut cache =
-            StatCache { path: PathBuf::from("/stat"), entries: HashMap::new(), is_dirty: false };
-        for n in 0..=ENTRIES_MAX {
+        let entry = |n: usize| {
             let moment = Moment { now_ns: n as i64, boot: String::new(), process: 0 };
-            cache.remember(Path::new(&format!("/{n}")), &stat(0), Digest::of(b""), moment);
-        }
-        cache.forget_oldest();
-        assert_eq!(cache.entries.len(), ENTRIES_MAX / 4 * 3);
-        assert!(cache.entries.contains_key(&format!("/{ENTRIES_MAX}")));
+            (format!("/{n}"), Remembered::new(format!("/{n}"), &stat(0), Digest::of(b""), moment))
+        };
+        let mut entries: HashMap<_, _> = (0..=ENTRIES_MAX).map(entry).collect();
+        forget_oldest(&mut entries);
+        assert_eq!(entries.len(), ENTRIES_MAX / 4 * 3);
+        assert!(entries.contains_key(&format!("/{ENTRIES_MAX}")));
     }
 }

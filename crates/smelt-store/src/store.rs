@@ -212,11 +212,10 @@ impl Store {
             layout.complete(disk.as_ref())?;
             ballast::lay(disk.as_ref(), &layout);
         }
-        let cache = StatCache::load(disk.as_ref(), layout.stat_cache());
+        let cache = StatCache::new(layout.stat_cache());
         let digester = Digester::new(Arc::clone(&disk), cache);
-        let mut actions = Actions::new(action_log(&disk, &layout, access)?);
-        actions.refresh()?;
-        let actions = Mutex::new(actions);
+        // Read when it is first asked.
+        let actions = Mutex::new(Actions::new(action_log(&disk, &layout, access)?));
         let inner = Inner { disk, layout, access, actions, digester, _lock: lock };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -350,6 +349,18 @@ impl Store {
             return Ok(());
         }
         self.append(&Entry::Alias { recipe: *recipe, key: *key })
+    }
+
+    /// The same, but a power cut may take it until something is sealed: all it does is to spare the
+    /// next plan a question.
+    pub fn alias_later(&self, recipe: &Digest, key: &Digest) -> Result<(), StoreError> {
+        if self.resolve(recipe)? == Some(*key) {
+            return Ok(());
+        }
+        self.refuse_read_only("record a result")?;
+        let entry = Entry::Alias { recipe: *recipe, key: *key };
+        let mut actions = self.actions();
+        Ok(self.with_ballast(|| actions.append_later(&entry))?)
     }
 
     /// The content key a recipe key led to last.

@@ -10,6 +10,7 @@ mod crash;
 mod damage;
 mod failure;
 mod locks;
+mod memos;
 mod script;
 mod sealing;
 mod sources;

@@ -16,7 +16,7 @@ pub mod pressure;
 pub mod tree;
 pub mod verdict;
 
-pub use cgroup::Cgroups;
+pub use cgroup::{Cgroups, Group};
 pub use counters::Counters;
 pub use curve::Curve;
 pub use machine::Machine;

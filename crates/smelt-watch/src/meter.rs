@@ -99,20 +99,21 @@ impl Meter {
         Some(sample)
     }
 
-    /// Ends when nothing of the attempt runs any more, and removes its group.
-    pub fn end(mut self) -> Measured {
+    /// Ends when nothing of the attempt runs any more, and gives its group, which whoever still is in it
+    /// must leave before it can be removed.
+    pub fn finish(mut self) -> (Measured, Option<Group>) {
         let machine = Counters::read(&self.root).since(&self.before);
         let mut group = Counters::default();
         let mut name = PROC;
-        if let Some(own) = self.group.take() {
+        if let Some(own) = &self.group {
             self.peaks.take_page_cache(own.held().page_cache_bytes);
             self.peaks.cgroup_peak_bytes = own.peak_bytes();
             group = own.counters();
             name = GROUP;
-            own.remove();
         }
         let methods = methods(name, &group, &machine, &self.peaks);
-        Measured { peaks: self.peaks, counters: group.or(&machine), curve: self.curve, methods }
+        let (peaks, curve) = (self.peaks, self.curve);
+        (Measured { peaks, counters: group.or(&machine), curve, methods }, self.group)
     }
 }
 

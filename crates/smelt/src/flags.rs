@@ -33,6 +33,8 @@ pub(crate) enum Subcommand {
     Run(RunFlags),
     /// Say what a run would do, without doing it
     Plan(PlanFlags),
+    /// Say why a stage would be built or not: what changed since the last run
+    Explain(ExplainFlags),
     /// Print the directory of a stage's sealed output
     Out(OutFlags),
     /// List the runs so far, newest first
@@ -91,6 +93,10 @@ pub(crate) struct RunFlags {
     /// Build this stage even if the store has its result (may be given several times)
     #[arg(long, value_name = "STAGE")]
     pub(crate) force: Vec<String>,
+    /// Build this stage once more and compare: exit 1 where it made other bytes (may be given several
+    /// times)
+    #[arg(long, value_name = "STAGE")]
+    pub(crate) check: Vec<String>,
     /// After a failure, go on with the stages that do not need the failed one
     #[arg(long)]
     pub(crate) keep_going: bool,
@@ -110,6 +116,17 @@ pub(crate) struct PlanFlags {
     #[command(flatten)]
     pub(crate) pipeline: PipelineFlags,
     /// Print the plan as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    /// The stage
+    pub(crate) stage: String,
+    /// Print the explanation as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -288,14 +305,6 @@ pub(crate) struct StageFlags {
 pub(crate) enum StagePart {
     /// Lead a stage's processes
     Shim,
-    /// Become a stage's program
-    Exec {
-        /// The process id of the shim
-        shim: u32,
-        /// The program and its arguments
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        argv: Vec<String>,
-    },
     /// Do the work of a stage of smelt's own
     Work,
 }

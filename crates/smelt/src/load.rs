@@ -1,6 +1,5 @@
 //! Loads what commands work on: the pipeline file with its pins, the store, finished outputs.
 
-use std::collections::HashMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -8,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use smelt_plan::pipeline::Overrides;
-use smelt_plan::plan::{From, HubPin, Pin};
+use smelt_plan::plan::{From, HubPin, Order, Pin};
 use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
 use smelt_store::{Lookup, Store, Wait};
 
@@ -25,6 +24,8 @@ const INPUTS_BYTES_MAX: usize = 128 << 10;
 pub(crate) struct Loaded {
     pub(crate) plan: Plan,
     pub(crate) store: Store,
+    /// Where every `path:` lies, as the file says it: links in it are not followed yet.
+    pub(crate) roots: Vec<PathBuf>,
 }
 
 /// What a command wants of the store.
@@ -48,7 +49,7 @@ pub(crate) fn root() -> Result<PathBuf, Failed> {
 }
 
 /// Opens the store.
-fn store(access: &Access) -> Result<Store, Failed> {
+pub(crate) fn store(access: &Access) -> Result<Store, Failed> {
     let root = root()?;
     match access {
         Access::Build(wait, stop) => {
@@ -84,7 +85,7 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
     let pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
     let addresses = pins::addresses(&pipeline)?;
     // A pipeline that cannot be ordered is refused before gigabytes are hashed.
-    Plan::build(&pipeline, &pins::none(&pipeline))?;
+    let order = Order::of(&pipeline)?;
     let store = store(&access)?;
     let ask = match &access {
         Access::Use => Ask::CacheFirst,
@@ -92,12 +93,15 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
         Access::Build(_, stop) => Ask::HubForRun(stop),
     };
     let pins = pins::all(&pipeline, &flags.pipeline, addresses, ask, &store)?;
-    let plan = Plan::build(&pipeline, &pins)?;
+    let folder = flags.pipeline.parent().unwrap_or_else(|| Path::new(""));
+    let absolute = |path: &str| std::path::absolute(folder.join(path));
+    let roots = pipeline.paths().into_iter().filter_map(|path| absolute(path).ok()).collect();
+    let plan = Plan::in_order(pipeline, order, &pins);
     check_inputs(&file, &plan, &store)?;
-    Ok(Loaded { plan, store })
+    Ok(Loaded { plan, store, roots })
 }
 
-fn read(path: &Path) -> Result<String, Failed> {
+pub(crate) fn read(path: &Path) -> Result<String, Failed> {
     let fail = |what: String| {
         Failed::new(
             Exit::BadPipeline,
@@ -139,9 +143,15 @@ fn check_inputs(file: &str, plan: &Plan, store: &Store) -> Result<(), Failed> {
 /// How far the store's results reach into a plan.
 pub(crate) enum Standing {
     /// The store has the output.
-    Hit(PathBuf),
-    /// The key is known and the store has nothing under it.
-    Miss,
+    Hit {
+        /// Where it lies.
+        path: PathBuf,
+        /// The digest of its files.
+        digest: Digest,
+    },
+    /// The key is known and the store has nothing under it that can be used, with the reason where it
+    /// had something.
+    Miss(Option<String>),
     /// The key is known only when `until` has been built; the key that this recipe led to the
     /// last time is `last`, where there was one.
     Unknown {
@@ -152,31 +162,51 @@ pub(crate) enum Standing {
     },
 }
 
+impl Standing {
+    /// The word of `plan --json`.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Hit { .. } => "hit",
+            Self::Miss(_) => "miss",
+            Self::Unknown { .. } => "unknown",
+        }
+    }
+}
+
 /// Looks up every stage, as far as keys can be known.
 pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>)>, Failed> {
-    let Loaded { plan, store } = loaded;
-    let mut digests: HashMap<StageId, Digest> = HashMap::new();
+    let Loaded { plan, store, .. } = loaded;
+    let mut digests: Vec<Option<Digest>> = vec![None; plan.len()];
     let mut standings = Vec::with_capacity(plan.len());
     for (id, stage) in plan.stages() {
         if let Some(pin) = stage.given() {
-            digests.insert(id, pin.digest);
-            standings.push((Standing::Hit(pin.path.clone()), None));
+            digests[id.index()] = Some(pin.digest);
+            let Pin { path, digest } = pin.clone();
+            standings.push((Standing::Hit { path, digest }, None));
             continue;
         }
-        if let Some(missing) = stage.needs().find(|need| !digests.contains_key(need)) {
+        if let Some(missing) = stage.needs().find(|need| digests[need.index()].is_none()) {
             let until = root_of(&standings, missing);
             let last = store.resolve(&stage.recipe_key)?;
             standings.push((Standing::Unknown { until, last }, None));
             continue;
         }
-        let key = plan.content_key(id, |need| digests[&need]);
+        let known = |need: StageId| digests[need.index()].expect("none is missing");
+        let key = plan.content_key(id, known);
         match store.lookup(&key)? {
             Lookup::Hit(output) => {
-                digests.insert(id, output.digest);
-                standings.push((Standing::Hit(output.path().to_owned()), Some(key)));
+                digests[id.index()] = Some(output.digest);
+                let (path, digest) = (output.path().to_owned(), output.digest);
+                standings.push((Standing::Hit { path, digest }, Some(key)));
             }
-            Lookup::Miss | Lookup::Changed(_) | Lookup::Damaged(_) => {
-                standings.push((Standing::Miss, Some(key)))
+            Lookup::Miss => standings.push((Standing::Miss(None), Some(key))),
+            Lookup::Changed(what) => {
+                let why = format!("not what was recorded: {what}");
+                standings.push((Standing::Miss(Some(why)), Some(key)));
+            }
+            Lookup::Damaged(damage) => {
+                let why = format!("it was damaged in the store: {}", damage.what);
+                standings.push((Standing::Miss(Some(why)), Some(key)));
             }
         }
     }
@@ -187,7 +217,7 @@ pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>
 fn root_of(standings: &[(Standing, Option<Digest>)], stage: StageId) -> StageId {
     match standings[stage.index()].0 {
         Standing::Unknown { until, .. } => until,
-        Standing::Hit(_) | Standing::Miss => stage,
+        Standing::Hit { .. } | Standing::Miss(_) => stage,
     }
 }
 
@@ -199,8 +229,8 @@ pub(crate) fn output(
 ) -> Result<PathBuf, Failed> {
     let (standing, _) = standings(loaded)?.swap_remove(stage.index());
     match standing {
-        Standing::Hit(path) => Ok(path),
-        Standing::Miss | Standing::Unknown { .. } => Err(Failed::new(
+        Standing::Hit { path, .. } => Ok(path),
+        Standing::Miss(_) | Standing::Unknown { .. } => Err(Failed::new(
             Exit::StageFailed,
             format!(
                 "stage \"{}\" is not built; build it with: smelt run {}",

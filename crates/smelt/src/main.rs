@@ -7,6 +7,7 @@
 
 mod checkpoint;
 mod commands;
+mod device;
 mod exit;
 mod flags;
 mod fresh;
@@ -14,8 +15,10 @@ mod given;
 mod graph;
 mod history;
 mod hub;
+mod last;
 mod live;
 mod load;
+mod memo;
 mod pins;
 mod progress;
 mod report;
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     let result = match flags.command {
         Subcommand::Run(flags) => commands::run::run(&flags),
         Subcommand::Plan(flags) => commands::plan::run(&flags),
+        Subcommand::Explain(flags) => commands::explain::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),
         Subcommand::Runs(flags) => commands::runs::run(&flags),
         Subcommand::Report(flags) => commands::report::run(&flags),

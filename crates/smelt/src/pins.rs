@@ -18,8 +18,8 @@ use smelt_plan::{Digest, Pins, Pipeline};
 use smelt_store::{DigestError, Store};
 
 use crate::exit::{Exit, Failed};
-use crate::hub;
 use crate::say::tell;
+use crate::{device, hub};
 
 /// How soon somebody who presses Ctrl-C while a hub is slow gets an answer.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
@@ -35,7 +35,7 @@ pub(crate) enum Ask<'a> {
     HubForRun(&'a AtomicBool),
 }
 
-/// Pins that mean nothing, to order a pipeline before anything is asked or read.
+/// Pins that mean nothing, to order a pipeline of which nothing is asked or read.
 pub(crate) fn none(pipeline: &Pipeline) -> Pins {
     let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
     let [repo, revision, commit] = [const { String::new() }; 3];
@@ -43,6 +43,7 @@ pub(crate) fn none(pipeline: &Pipeline) -> Pins {
     Pins {
         paths: pipeline.paths().into_iter().map(|path| (path.to_owned(), pin.clone())).collect(),
         hubs: pipeline.hubs().into_iter().map(|text| (text.to_owned(), hub.clone())).collect(),
+        ..Pins::default()
     }
 }
 
@@ -64,7 +65,8 @@ pub(crate) fn all(
     store: &Store,
 ) -> Result<Pins, Failed> {
     let hubs = if addresses.is_empty() { BTreeMap::new() } else { hubs(pipeline, addresses, ask)? };
-    Ok(Pins { paths: paths(pipeline, file, store)?, hubs })
+    let paths = paths(pipeline, file, store)?;
+    Ok(Pins { paths, hubs, device: device::facts(pipeline) })
 }
 
 fn paths(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<BTreeMap<String, Pin>, Failed> {

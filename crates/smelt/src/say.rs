@@ -21,8 +21,10 @@ pub(crate) fn tell_raw(text: &str) {
 
 /// Writes a part of the answer and shows it at once.
 pub(crate) fn answer(text: impl fmt::Display) -> Result<(), Failed> {
+    // In one piece: standard output is written line by line, and a table can have thousands.
+    let text = text.to_string();
     let mut stdout = io::stdout().lock();
-    match write!(stdout, "{text}").and_then(|()| stdout.flush()) {
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failed::new(Exit::StageFailed, format!("cannot write the answer: {error}")))
         }

@@ -26,12 +26,16 @@ impl fmt::Display for Table {
             self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut line = String::new();
         for row in &self.rows {
-            let mut line = String::new();
+            line.clear();
             for (cell, width) in row.iter().zip(&widths) {
-                line.push_str(&format!("{cell:<width$}  "));
+                line.push_str(cell);
+                let gap = width.saturating_sub(cell.chars().count()) + 2;
+                line.extend(std::iter::repeat_n(' ', gap));
             }
-            writeln!(f, "{}", line.trim_end())?;
+            f.write_str(line.trim_end())?;
+            f.write_str("\n")?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use toml::de::DeValue;
 
-use super::params::Params;
+use super::params::Scope;
 use super::table::{Item, Table};
 use super::{InputRef, InputSpec, PipelineError};
 use crate::kind::{Absent, Field, Takes};
@@ -28,7 +28,7 @@ impl Takes {
 pub(super) fn read(
     table: &Table<'_>,
     fields: &'static [Field],
-    params: &Params,
+    params: &Scope<'_>,
 ) -> Result<(Values, Vec<InputSpec>), PipelineError> {
     let mut values = Values::new();
     let mut inputs = Vec::new();
@@ -45,7 +45,7 @@ pub(super) fn read(
 pub(super) fn read_given(
     table: &Table<'_>,
     fields: &[Field],
-    params: &Params,
+    params: &Scope<'_>,
 ) -> Result<Values, PipelineError> {
     let mut values = Values::new();
     for field in fields {
@@ -70,11 +70,16 @@ fn fill_absent(table: &Table<'_>, field: &Field, values: &mut Values) -> Result<
 fn read_field(
     field: &Field,
     item: &Item<'_>,
-    params: &Params,
+    params: &Scope<'_>,
     values: &mut Values,
     inputs: &mut Vec<InputSpec>,
 ) -> Result<(), PipelineError> {
-    let input = |from| InputSpec { field: field.name, place: item.source.place(item.offset), from };
+    let input = |from| InputSpec {
+        field: field.name,
+        place: item.source.place(item.offset),
+        from,
+        known_as: None,
+    };
     let value = match field.takes {
         Takes::Stage(_) => {
             inputs.push(input(stage(item, &text(item, params)?)?));
@@ -98,6 +103,7 @@ fn read_field(
                     field: field.name,
                     place: item.source.place(item.offset),
                     from,
+                    known_as: None,
                 });
             }
             return Ok(());
@@ -118,7 +124,7 @@ fn read_field(
     Ok(())
 }
 
-fn text(item: &Item<'_>, params: &Params) -> Result<String, PipelineError> {
+fn text(item: &Item<'_>, params: &Scope<'_>) -> Result<String, PipelineError> {
     let (raw, offset) = item.text()?;
     let text = match params.fill(item.source, &raw, offset)? {
         Value::String(text) => text,
@@ -139,7 +145,9 @@ fn stage(item: &Item<'_>, name: &str) -> Result<InputRef, PipelineError> {
 fn stage_or_path(item: &Item<'_>, text: String) -> Result<InputRef, PipelineError> {
     match text.strip_prefix("path:") {
         Some(path) => Ok(InputRef::Path(nonempty_path(item, path)?)),
-        None => stage(item, &text),
+        None => StageName::parse_pattern(&text)
+            .map(InputRef::Stage)
+            .map_err(|error| item.error(error.to_string())),
     }
 }
 
@@ -186,7 +194,7 @@ fn choice(item: &Item<'_>, word: String, words: &[&str]) -> Result<Value, Pipeli
 }
 
 /// A number, or a text that is one `${param}` holding a number.
-fn count(item: &Item<'_>, params: &Params, min: u64, max: u64) -> Result<Value, PipelineError> {
+fn count(item: &Item<'_>, params: &Scope<'_>, min: u64, max: u64) -> Result<Value, PipelineError> {
     if !matches!(item.value, DeValue::String(_)) {
         return item.count(min, max).map(Value::from);
     }
@@ -201,7 +209,7 @@ fn count(item: &Item<'_>, params: &Params, min: u64, max: u64) -> Result<Value, 
         })
 }
 
-fn flag(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
+fn flag(item: &Item<'_>, params: &Scope<'_>) -> Result<Value, PipelineError> {
     let refused = || item.error(format!("\"{}\" must be true or false", item.key));
     if let DeValue::Boolean(flag) = item.value {
         return Ok(Value::from(*flag));
@@ -215,7 +223,7 @@ fn flag(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
 }
 
 /// Outputs stay inside the working directory.
-fn names(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
+fn names(item: &Item<'_>, params: &Scope<'_>) -> Result<Value, PipelineError> {
     let names = texts(item, params)?;
     let is_inside = |name: &String| name.split('/').all(|part| !matches!(part, "" | "." | ".."));
     match names.iter().find(|name| !is_inside(name)) {
@@ -227,7 +235,7 @@ fn names(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
     }
 }
 
-fn texts(item: &Item<'_>, params: &Params) -> Result<Vec<String>, PipelineError> {
+fn texts(item: &Item<'_>, params: &Scope<'_>) -> Result<Vec<String>, PipelineError> {
     let list: Vec<String> =
         item.list()?.iter().map(|item| text(item, params)).collect::<Result<_, _>>()?;
     if list.is_empty() {
@@ -236,7 +244,7 @@ fn texts(item: &Item<'_>, params: &Params) -> Result<Vec<String>, PipelineError>
     Ok(list)
 }
 
-fn text_table(item: &Item<'_>, params: &Params) -> Result<Value, PipelineError> {
+fn text_table(item: &Item<'_>, params: &Scope<'_>) -> Result<Value, PipelineError> {
     let entries = item.table()?.items();
     let pair = |(_, item): &(usize, Item<'_>)| {
         if item.key.is_empty() || item.key.contains(['=', '\0']) {

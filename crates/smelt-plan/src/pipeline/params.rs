@@ -1,11 +1,13 @@
 //! Reads `[params]`, applies `--set`, and puts the values into `${name}`.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use toml::de::DeValue;
 
+use super::matrix::Variant;
 use super::table::{Item, Table};
 use super::{ParseError, PipelineError, Source};
 use crate::text::nearest;
@@ -44,6 +46,10 @@ pub(super) fn read(
     let mut params =
         Params { values: BTreeMap::new(), offsets: BTreeMap::new(), used: RefCell::default() };
     for (offset, item) in table.map(|table| table.items()).unwrap_or_default() {
+        if item.key.starts_with(VARIANT) {
+            let message = "a param's name does not start with \"variant\", which matrix uses";
+            return Err(item.error(message).into());
+        }
         params.values.insert(item.key.to_owned(), scalar(&item)?);
         params.offsets.insert(item.key.to_owned(), offset);
     }
@@ -98,7 +104,16 @@ fn retyped(like: &Value, text: &str) -> Option<Value> {
     }
 }
 
-impl Params {
+/// The params, and the variant of the stage that is read.
+pub(super) struct Scope<'a> {
+    pub(super) params: &'a Params,
+    pub(super) variant: &'a Variant,
+}
+
+/// What a param may not be called: `${variant}` is the variant's name.
+const VARIANT: &str = "variant";
+
+impl Scope<'_> {
     /// `text` with every `${name}` replaced; a text that is one `${name}` keeps the param's type.
     pub(super) fn fill(
         &self,
@@ -109,7 +124,7 @@ impl Params {
         if let Some(name) = text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'))
             && !name.contains('}')
         {
-            return self.get(source, name, offset).cloned();
+            return self.get(source, name, offset).map(Cow::into_owned);
         }
         let mut filled = String::new();
         let mut rest = text;
@@ -118,7 +133,7 @@ impl Params {
                 source.error(offset, format!("\"{text}\" has \"${{\" without \"}}\""))
             })?;
             filled.push_str(before);
-            match self.get(source, name, offset)? {
+            match self.get(source, name, offset)?.as_ref() {
                 Value::String(value) => filled.push_str(value),
                 value => filled.push_str(&value.to_string()),
             }
@@ -128,6 +143,21 @@ impl Params {
         Ok(Value::from(filled))
     }
 
+    fn get(
+        &self,
+        source: &Source<'_>,
+        name: &str,
+        offset: usize,
+    ) -> Result<Cow<'_, Value>, PipelineError> {
+        if let Some(axis) = name.strip_prefix(VARIANT) {
+            let word = self.variant.word(axis).map_err(|why| source.error(offset, why))?;
+            return Ok(Cow::Owned(Value::from(word)));
+        }
+        self.params.get(source, name, offset).map(Cow::Borrowed)
+    }
+}
+
+impl Params {
     fn get(&self, source: &Source<'_>, name: &str, offset: usize) -> Result<&Value, PipelineError> {
         self.used.borrow_mut().insert(name.to_owned());
         self.values.get(name).ok_or_else(|| {

@@ -5,13 +5,17 @@ use std::borrow::Cow;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::matrix::Overlay;
 use super::{PipelineError, Source};
 use crate::text::nearest;
 
 /// A table, what to call it in messages, and where it starts.
+#[derive(Clone)]
 pub(super) struct Table<'a> {
     pub(super) source: &'a Source<'a>,
     table: &'a DeTable<'a>,
+    /// What replaces keys of the table, each with its own place.
+    over: Overlay<'a>,
     pub(super) what: String,
     offset: usize,
 }
@@ -32,7 +36,17 @@ impl<'a> Table<'a> {
         what: &str,
         offset: usize,
     ) -> Self {
-        Self { source, table, what: what.to_owned(), offset }
+        Self { source, table, over: Vec::new(), what: what.to_owned(), offset }
+    }
+
+    /// The same table with some keys replaced or added.
+    pub(super) fn under(&self, over: Overlay<'a>) -> Self {
+        Self { over, ..self.clone() }
+    }
+
+    /// Its keys with their values as they stand in the file.
+    pub(super) fn spans(&self) -> Overlay<'a> {
+        self.table.iter().map(|(key, value)| (key.get_ref().as_ref(), value)).collect()
     }
 
     pub(super) fn error(&self, message: impl Into<String>) -> PipelineError {
@@ -41,19 +55,21 @@ impl<'a> Table<'a> {
 
     /// Refuses keys that are not among `known`, the first in the file first.
     pub(super) fn allow(&mut self, known: &[&str]) -> Result<(), PipelineError> {
-        let unknown = self.table.keys().filter(|key| !known.contains(&key.get_ref().as_ref()));
-        let Some(key) = unknown.min_by_key(|key| key.span().start) else { return Ok(()) };
-        let word = key.get_ref();
+        let own = self.table.keys().map(|key| (key.get_ref().as_ref(), key.span().start));
+        let over = self.over.iter().map(|(key, value)| (*key, value.span().start));
+        let unknown = own.chain(over).filter(|(key, _)| !known.contains(key));
+        let Some((word, start)) = unknown.min_by_key(|(_, start)| *start) else { return Ok(()) };
         let hint = match nearest(word, known.iter().copied()) {
             Some(near) => format!("did you mean \"{near}\"?"),
             None => format!("it takes {}", known.join(", ")),
         };
         let message = format!("unknown key \"{word}\" in {}; {hint}", self.what);
-        Err(self.source.error(key.span().start, message))
+        Err(self.source.error(start, message))
     }
 
     pub(super) fn get(&self, key: &'a str) -> Option<Item<'a>> {
-        let value = self.table.get(key)?;
+        let over = self.over.iter().rev().find(|(name, _)| *name == key);
+        let value = over.map(|(_, value)| *value).or_else(|| self.table.get(key))?;
         Some(item(self.source, key, value))
     }
 
@@ -154,6 +170,11 @@ impl<'a> Item<'a> {
     pub(super) fn table(&self) -> Result<Table<'a>, PipelineError> {
         let table = self.value.as_table().ok_or_else(|| self.expected("a table"))?;
         Ok(Table::new(self.source, table, &format!("\"{}\"", self.key), self.offset))
+    }
+
+    /// The values of a list as they stand in the file.
+    pub(super) fn spans(&self) -> Result<Vec<&'a Spanned<DeValue<'a>>>, PipelineError> {
+        Ok(self.value.as_array().ok_or_else(|| self.expected("a list"))?.iter().collect())
     }
 
     pub(super) fn list(&self) -> Result<Vec<Item<'a>>, PipelineError> {

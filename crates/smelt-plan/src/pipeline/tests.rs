@@ -248,3 +248,149 @@ fn fields_of_surgery_go_with_their_rule() {
         assert!(error.contains(words), "{error}");
     }
 }
+
+const MATRIX: &str = r#"
+smelt = 1
+name = "m"
+[stage.quant]
+kind = "quantize"
+checkpoint = "source"
+[stage.quant.matrix.scheme]
+none = { scheme = "none" }
+fine = { scheme = "int4-g128", method = "awq", calibration = "seen", limits = { memory = "1GiB" } }
+[stage.source]
+kind = "source"
+from = "synthetic:internvl3-tiny"
+[stage.seen]
+kind = "calibrate"
+checkpoint = "source"
+[stage.llm]
+kind = "llm-engine-build"
+checkpoint = "quant"
+[stage.llm.matrix]
+max-seq-len = [64, 128]
+[stage.one]
+kind = "llm-engine-build"
+checkpoint = "quant.none"
+[stage.label]
+kind = "command"
+argv = ["echo", "${variant} ${variant.scheme}"]
+inputs = ["llm"]
+outputs = ["o"]
+[stage.table]
+kind = "command"
+argv = ["cat"]
+inputs = ["label.*", "one"]
+outputs = ["o"]
+"#;
+
+#[test]
+fn a_matrix_makes_variants_of_a_stage_and_of_all_that_need_it() {
+    let pipeline = parse(MATRIX, &[]).unwrap();
+    let names: Vec<_> = pipeline.stages.iter().map(|stage| stage.name.as_str()).collect();
+    let expect = "quant.none quant.fine source seen llm.none.64 llm.none.128 llm.fine.64 \
+        llm.fine.128 one label.none.64 label.none.128 label.fine.64 label.fine.128 table";
+    assert_eq!(names, expect.split_whitespace().collect::<Vec<_>>());
+    let stage = |name: &str| pipeline.stages.iter().find(|s| s.name.as_str() == name).unwrap();
+    let needs = |name: &str| -> Vec<String> {
+        let named = |input: &InputSpec| match &input.from {
+            InputRef::Stage(name) => name.to_string(),
+            other => panic!("{other:?}"),
+        };
+        stage(name).inputs.iter().map(named).collect()
+    };
+    assert_eq!(stage("quant.none").params["method"], json!("rtn"));
+    assert_eq!(needs("quant.none"), ["source"]);
+    assert_eq!(stage("quant.fine").params["scheme"], json!("int4-g128"));
+    assert_eq!(stage("quant.fine").limits.memory_bytes_max, Some(1 << 30));
+    assert_eq!(needs("quant.fine"), ["source", "seen"]);
+    assert_eq!(stage("llm.fine.64").params["max-seq-len"], json!(64));
+    assert_eq!(needs("llm.fine.64"), ["quant.fine"]);
+    assert_eq!(needs("one"), ["quant.none"]);
+    assert_eq!(stage("label.fine.128").params["argv"], json!(["echo", "fine.128 fine"]));
+    assert_eq!(needs("label.fine.128"), ["llm.fine.128"]);
+    let known_as = stage("label.fine.128").inputs[0].known_as.as_ref().unwrap();
+    assert_eq!(known_as.as_str(), "llm", "a program finds the variant under its stage's name");
+    let all = ["label.none.64", "label.none.128", "label.fine.64", "label.fine.128", "one"];
+    assert_eq!(needs("table"), all);
+}
+
+/// Replaces `from` by `to` in the matrix file; the error must start at `place` and say `words`.
+#[track_caller]
+fn check_matrix(from: &str, to: &str, place: &str, words: &str) {
+    let text = MATRIX.replacen(from, to, 1);
+    assert_ne!(text, MATRIX, "the replacement does nothing");
+    let error = parse(&text, &[]).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("p.toml:{place}: ")), "{error}");
+    assert!(error.contains(words), "{error}");
+}
+
+#[test]
+fn errors_of_a_matrix_have_their_place() {
+    check_matrix("none = { scheme = \"none\" }", "none = { schema = 1 }", "8:19", "\"scheme\"?");
+    check_matrix("none = { scheme = \"none\" }", "none = { scheme = \"nine\" }", "8:19", "nine");
+    check_matrix("none = {", "no.ne = {", "8:9", "unknown key \"ne\"");
+    check_matrix("none = {", "None = {", "8:1", "cannot be part of a stage's name");
+    check_matrix(
+        "\"int4-g128\", method",
+        "\"int4-g128\", kind = \"source\", method",
+        "9:39",
+        "\"kind\"",
+    );
+    check_matrix("[64, 128]", "[64, \"a b\"]", "20:20", "cannot be part");
+    check_matrix("[64, 128]", "[64, 64]", "20:20", "there twice");
+    check_matrix("[64, 128]", "[]", "20:15", "has no values");
+    check_matrix("[64, 128]", "7", "20:15", "must be a list");
+    check_matrix("${variant.scheme}", "${variant.size}", "26:17", "${variant.scheme}");
+    check_matrix("\"one\"]", "\"one.*\"]", "32:22", "has no variants");
+    check_matrix(
+        "\"synthetic:internvl3-tiny\"",
+        "\"synthetic:${variant}\"",
+        "12:8",
+        "no ${variant}",
+    );
+    let many: Vec<String> = (1..=600).map(|n| n.to_string()).collect();
+    check_matrix("[64, 128]", &format!("[{}]", many.join(",")), "16:8", "more than 1024 variants");
+}
+
+#[test]
+fn a_circle_of_variants_is_left_to_the_plan() {
+    let text = MATRIX.replace("inputs = [\"llm\"]", "inputs = [\"llm\", \"table\"]");
+    let pipeline = parse(&text, &[]).unwrap();
+    let error = crate::Plan::build(&pipeline, &crate::Pins::default()).unwrap_err();
+    assert!(error.to_string().contains("in a circle"), "{error}");
+}
+
+#[test]
+fn resources_are_declared_and_taken() {
+    let text = |capacity: &str, wanted: &str| {
+        format!(
+            "smelt = 1\nname = \"r\"\n[resources]\n{capacity}\n[stage.a]\nkind = \"command\"\n\
+             argv = [\"x\"]\noutputs = [\"o\"]\nresources = {{ {wanted} }}\n"
+        )
+    };
+    let pipeline = parse(&text("gpu = 2\nmemory = \"6GiB\"", "gpu = 1, memory = \"2GiB\""), &[]);
+    let pipeline = pipeline.unwrap();
+    assert_eq!(pipeline.resources["gpu"], Capacity::Devices(vec!["0".into(), "1".into()]));
+    assert_eq!(pipeline.stages[0].resources["memory"], 2 << 30);
+    let check = |capacity: &str, wanted: &str, words: &str| {
+        let error = parse(&text(capacity, wanted), &[]).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    check("gpu = 1", "gpu = 2", "takes more \"gpu\" than there is: 1");
+    check("gpu = 1", "gup = 1", "did you mean \"gpu\"?");
+    check("gpu = 1", "dla = 1", "[resources] dla = 1");
+    check("gpu = 0", "gpu = 1", "whole number from 1");
+    check("gpu = [\"a\", \"a\"]", "gpu = 1", "there twice");
+    check("memory = \"6GB\"", "memory = \"1GiB\"", "is not a size");
+    check("GPU = 1", "GPU = 1", "cannot name a resource");
+}
+
+#[test]
+fn device_facts_are_words_of_a_table() {
+    let text = "smelt = 1\nname = \"d\"\n[stage.a]\nkind = \"command\"\nargv = [\"x\"]\n\
+        outputs = [\"o\"]\ndevice = [\"gpu\", \"arch\", \"gpu\"]\n";
+    assert_eq!(parse(text, &[]).unwrap().stages[0].device, ["arch", "gpu"]);
+    let error = parse(&text.replace("arch", "colour"), &[]).unwrap_err().to_string();
+    assert!(error.starts_with("p.toml:7:18: ") && error.contains("tensorrt"), "{error}");
+}

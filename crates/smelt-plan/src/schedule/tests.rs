@@ -23,7 +23,7 @@ impl Chance {
 
 fn random_plan(chance: &mut Chance) -> Plan {
     let count = 1 + chance.below(9);
-    let mut text = "smelt = 1\nname = \"w\"\n".to_owned();
+    let mut text = "smelt = 1\nname = \"w\"\n[resources]\ngpu = 2\n".to_owned();
     for at in 0..count {
         let needs: Vec<_> =
             (0..at).filter(|_| chance.one_in(3)).map(|need| format!("\"s{need}\"")).collect();
@@ -33,6 +33,10 @@ fn random_plan(chance: &mut Chance) -> Plan {
             "[stage.s{at}]\nkind = \"command\"\nargv = [\"{work}\"]\noutputs = [\"o\"]\ninputs = [{}]\n",
             needs.join(", ")
         ));
+        let tokens = chance.below(3);
+        if tokens > 0 {
+            text.push_str(&format!("resources = {{ gpu = {tokens} }}\n"));
+        }
     }
     let mut pipeline = Pipeline::parse("w.toml", &text, &Overrides::default()).unwrap();
     for stage in &mut pipeline.stages {
@@ -90,6 +94,7 @@ fn simulate(seed: u64) {
                     let before = running.insert(stage, (key, attempt));
                     assert!(before.is_none(), "seed {seed}: started twice");
                     assert!(running.len() <= wishes.jobs, "seed {seed}: too many at once");
+                    check_leases(seed, &plan, &schedule, running.keys());
                 }
                 Command::Stop(stage) => {
                     assert!(
@@ -144,6 +149,22 @@ fn simulate(seed: u64) {
         commands = schedule.on_event(event);
     }
     check_the_end(seed, &plan, &schedule, &running, interrupted);
+}
+
+/// Every stage that runs holds what it needs, and nothing is held twice.
+fn check_leases<'a>(
+    seed: u64,
+    plan: &Plan,
+    schedule: &Schedule<'_>,
+    running: impl Iterator<Item = &'a StageId>,
+) {
+    let mut held = HashSet::new();
+    for &stage in running {
+        let ids = schedule.leases(stage).iter().flat_map(|lease| &lease.ids);
+        let count = ids.filter(|id| held.insert((*id).clone())).count() as u64;
+        let wanted = plan.stage(stage).resources.get("gpu").copied().unwrap_or(0);
+        assert_eq!(count, wanted, "seed {seed}: {:?}", schedule.leases(stage));
+    }
 }
 
 fn check_the_end(

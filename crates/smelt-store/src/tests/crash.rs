@@ -54,7 +54,7 @@ fn sweep(start: &SimDisk, kinds: &[Left]) -> (usize, Vec<String>) {
 fn a_crash_anywhere_costs_nothing_promised() {
     let (crashes, wrong) = sweep(&disk_with_model(), &LEFT);
     println!("{crashes} crashes of a first run: {} wrong", wrong.len());
-    assert!(crashes > 900, "{crashes}");
+    assert!(crashes > 800, "{crashes}");
     assert!(wrong.is_empty(), "{} wrong, the first: {}", wrong.len(), wrong[0]);
 }
 
@@ -62,7 +62,7 @@ fn a_crash_anywhere_costs_nothing_promised() {
 fn a_crash_while_clearing_up_costs_nothing_promised() {
     let (crashes, wrong) = sweep(&untidy_disk(), &LEFT);
     println!("{crashes} crashes of a run that clears up: {} wrong", wrong.len());
-    assert!(crashes > 500, "{crashes}");
+    assert!(crashes > 450, "{crashes}");
     assert!(wrong.is_empty(), "{} wrong, the first: {}", wrong.len(), wrong[0]);
 }
 

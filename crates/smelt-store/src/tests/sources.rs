@@ -148,6 +148,7 @@ fn a_reference_is_a_hit_until_the_source_changes() {
     let size = fs::metadata(world.dir.path().join("cache/ac.log")).unwrap().len();
     store.record_reference(&key("model"), &world.model(), manifest, json!({"n": 1})).unwrap();
     assert_eq!(fs::metadata(world.dir.path().join("cache/ac.log")).unwrap().len(), size);
+    drop(store);
     let other = world.store();
     assert_eq!(other.lookup(&key("model")).unwrap().hit(), Some(recorded));
     assert_eq!(other.bytes_hashed(), 0);

@@ -6,6 +6,7 @@ pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod describe;
 pub(crate) mod embed;
+pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod graph;
 pub(crate) mod onnx;

@@ -2,48 +2,71 @@
 
 use serde_json::{Value, json};
 use smelt_plan::plan::{HubPin, Stage};
-use smelt_plan::{Digest, Plan};
+use smelt_plan::{Plan, StageId};
 
+use super::explain::Story;
 use crate::exit::{Exit, Failed};
 use crate::flags::PlanFlags;
+use crate::last::Last;
 use crate::load::{self, Access, Standing};
 use crate::say::answer;
 use crate::table::Table;
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;
-    let standings = load::standings(&loaded)?;
-    let rows = loaded.plan.stages().zip(&standings);
+    let last = Last::read(&loaded.store, &flags.pipeline.pipeline);
+    let story = Story::of(&loaded, &last)?;
     if flags.json {
-        let stages: Vec<Value> = rows
-            .map(|((_, stage), (standing, key))| as_json(&loaded.plan, stage, standing, *key))
-            .collect();
+        let stages: Vec<Value> =
+            loaded.plan.stages().map(|(id, stage)| as_json(&story, id, stage)).collect();
         let text = json!({ "pipeline": loaded.plan.name, "stages": stages });
         answer(format_args!("{text}\n"))?;
         return Ok(Exit::Ok);
     }
-    let mut table = Table::new(&["Stage", "Kind", "Status", "Key"]);
-    for ((_, stage), (standing, key)) in rows {
+    let mut table = Table::new(&["Stage", "Kind", "Status", "Key", "Why"]);
+    for (id, stage) in loaded.plan.stages() {
+        let (standing, key) = &story.standings[id.index()];
         table.row([
             stage.name.to_string(),
             stage.kind.name().to_owned(),
             status(&loaded.plan, standing),
             key.map_or_else(|| "-".to_owned(), |key| key.short()),
+            why(&story, id),
         ]);
     }
-    answer(table)?;
+    answer(&table)?;
     for (_, stage) in loaded.plan.stages() {
         if let Some(HubPin { repo, revision, commit, .. }) = stage.fetched() {
             answer(format_args!("{} is hf:{repo}@{revision} at commit {commit}\n", stage.name))?;
         }
     }
+    // The process ends here, and giving back a large plan piece by piece would take a tenth as long as
+    // making it; the store is closed in order.
+    std::mem::forget((loaded.plan, table));
     Ok(Exit::Ok)
+}
+
+/// The first change, or what else makes it a miss; a hit needs no reason.
+fn why(story: &Story<'_>, id: StageId) -> String {
+    let (standing, _) = &story.standings[id.index()];
+    let mut changes = story.changes(id);
+    match (standing, changes.len()) {
+        (Standing::Hit { .. }, 0) | (Standing::Unknown { .. }, 0) => String::new(),
+        (Standing::Hit { .. }, _) | (Standing::Miss(_) | Standing::Unknown { .. }, 1) => {
+            changes.swap_remove(0)
+        }
+        (Standing::Miss(_), 0) => {
+            let verdict = story.verdict(id);
+            verdict.strip_prefix("miss, ").unwrap_or(&verdict).to_owned()
+        }
+        (_, count) => format!("{}; and {} more", changes.swap_remove(0), count - 1),
+    }
 }
 
 fn status(plan: &Plan, standing: &Standing) -> String {
     match standing {
-        Standing::Hit(_) => "hit".to_owned(),
-        Standing::Miss => "miss".to_owned(),
+        Standing::Hit { .. } => "hit".to_owned(),
+        Standing::Miss(_) => "miss".to_owned(),
         Standing::Unknown { until, last: None } => {
             format!("unknown until {}", plan.stage(*until).name)
         }
@@ -53,17 +76,18 @@ fn status(plan: &Plan, standing: &Standing) -> String {
     }
 }
 
-fn as_json(plan: &Plan, stage: &Stage, standing: &Standing, key: Option<Digest>) -> Value {
-    let (word, output) = match standing {
-        Standing::Hit(path) => ("hit", Some(path)),
-        Standing::Miss => ("miss", None),
-        Standing::Unknown { .. } => ("unknown", None),
+fn as_json(story: &Story<'_>, id: StageId, stage: &Stage) -> Value {
+    let (standing, key) = &story.standings[id.index()];
+    let output = match standing {
+        Standing::Hit { path, .. } => Some(path),
+        Standing::Miss(_) | Standing::Unknown { .. } => None,
     };
     json!({
         "name": stage.name,
         "kind": stage.kind,
-        "status": word,
-        "reason": status(plan, standing),
+        "status": standing.word(),
+        "reason": story.verdict(id),
+        "changes": story.changes(id),
         "key": key,
         "recipe_key": stage.recipe_key,
         "output": output,

@@ -6,14 +6,16 @@ use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
-use smelt_exec::{RunReport, RunStatus, Runner, StageStatus, clear_dead_runs};
+use smelt_exec::{Progress, RunReport, RunStatus, Runner, StageStatus, clear_dead_runs};
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Plan, StageId};
-use smelt_store::{StoreError, Wait};
+use smelt_store::{Run, StoreError, Wait};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
+use crate::last;
 use crate::load::{self, Access, Loaded};
+use crate::memo::Memo;
 use crate::progress::Display;
 use crate::say::{answer, tell};
 use crate::{stage, table};
@@ -21,30 +23,54 @@ use crate::{stage, table};
 pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
     let stop = stop_flag()?;
-    let Loaded { plan, store } = load::plan(&flags.pipeline, Access::Build(wait, stop))?;
-    let wishes = wishes(flags, &plan)?;
-    clear_dead_runs(&store, &mut left_behind)?;
+    let access = Access::Build(wait, stop);
+    let memo = Memo::of(flags)?;
+    if let Some(report) = memo.as_ref().map(|memo| memo.recall(&access)).transpose()?.flatten() {
+        return answer_report(flags, &report);
+    }
+    let loaded = load::plan(&flags.pipeline, access)?;
+    let Loaded { plan, store, .. } = &loaded;
+    let wishes = wishes(flags, plan)?;
+    clear_dead_runs(store, &mut left_behind)?;
     let run = store.begin_run(SystemTime::now())?;
-    let mut display = Display::new(&plan);
-    let runner = Runner {
-        plan: &plan,
-        store: &store,
-        run: &run,
-        orders: &stage::order::order,
-        progress: &mut |progress| display.show(progress),
+    let mut display = Display::new(plan);
+    let mut show = |progress: &Progress<'_>| display.show(progress);
+    let mut runner = |check: BTreeSet<StageId>, wishes| {
+        let orders = &stage::order::order;
+        Runner { plan, store, run: &run, check, orders, progress: &mut show }.run(wishes)
     };
-    let report = runner.run(wishes)?;
+    let again = checks(flags, plan, &wishes)?;
+    let mut report = runner(BTreeSet::new(), wishes.clone())?;
+    if report.status == RunStatus::Ok && !again.is_empty() {
+        let only = again.iter().copied().collect();
+        let wishes = Wishes { only, force: again.clone(), keep_going: true, ..wishes };
+        report = with_checked(report, runner(again, wishes)?);
+    }
     display.finish();
+    last::keep(store, &flags.pipeline.pipeline, plan, &report);
+    if let Some(memo) = memo.filter(|_| report.status == RunStatus::Ok) {
+        // Without it the next run only takes a little longer.
+        let _ = memo.keep(&loaded, &report);
+    }
+    finish(run);
+    answer_report(flags, &report)
+}
+
+fn answer_report(flags: &RunFlags, report: &RunReport) -> Result<Exit, Failed> {
+    if flags.json {
+        let text = serde_json::to_string(report).expect("a report holds only plain data");
+        answer(format_args!("{text}\n"))?;
+    } else {
+        answer(table::summary(report))?;
+    }
+    Ok(tell_end(flags, report))
+}
+
+/// Ends the run in order.
+pub(crate) fn finish(run: Run) {
     if let Err(error) = run.finish() {
         left_behind(&error);
     }
-    if flags.json {
-        let text = serde_json::to_string(&report).expect("a report holds only plain data");
-        answer(format_args!("{text}\n"))?;
-    } else {
-        answer(table::summary(&report))?;
-    }
-    Ok(tell_end(flags, &report))
 }
 
 /// Set by SIGINT and SIGTERM from the first moment on, so that hashing gigabytes can be stopped.
@@ -59,7 +85,7 @@ fn stop_flag() -> Result<Arc<AtomicBool>, Failed> {
 }
 
 /// A working directory that cannot be removed is in nobody's way.
-fn left_behind(error: &StoreError) {
+pub(crate) fn left_behind(error: &StoreError) {
     tell(format_args!(
         "smelt: a working directory is left behind: {error}; remove it as its owner"
     ));
@@ -77,6 +103,43 @@ fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {
         return Err(Failed::usage(format!("--force {name}: --only leaves this stage out")));
     }
     Ok(Wishes { jobs: flags.jobs, keep_going: flags.keep_going, wait: !flags.no_wait, only, force })
+}
+
+/// The stages to build twice; what makes other bytes every time need not be tried.
+fn checks(flags: &RunFlags, plan: &Plan, wishes: &Wishes) -> Result<BTreeSet<StageId>, Failed> {
+    let wanted = plan.closure(&wishes.only);
+    let mut checks = BTreeSet::new();
+    for name in &flags.check {
+        let id = plan.find(name)?;
+        let stage = plan.stage(id);
+        if stage.kind.is_reproducible() == Some(false) || stage.given().is_some() {
+            let kind = stage.kind.name();
+            let message = format!(
+                "--check {name}: a stage of kind \"{kind}\" promises no equal bytes, or is only read"
+            );
+            return Err(Failed::usage(message));
+        }
+        if !wishes.only.is_empty() && !wanted.contains(&id) {
+            return Err(Failed::usage(format!("--check {name}: --only leaves this stage out")));
+        }
+        checks.insert(id);
+    }
+    Ok(checks)
+}
+
+/// The report of a run, with the stages that were built once more as they came out.
+fn with_checked(mut report: RunReport, again: RunReport) -> RunReport {
+    for checked in again.stages.into_iter().filter(|stage| !stage.attempts.is_empty()) {
+        if let Some(stage) = report.stages.iter_mut().find(|stage| stage.name == checked.name) {
+            // What was built first stays; a check that failed is the stage's failure.
+            let attempts = std::mem::take(&mut stage.attempts);
+            *stage = checked;
+            stage.attempts.splice(0..0, attempts);
+        }
+    }
+    report.status = again.status;
+    report.first_failure = again.first_failure;
+    report
 }
 
 /// The last word, on standard error, and the exit code.

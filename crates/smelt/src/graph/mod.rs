@@ -68,8 +68,8 @@ impl Picture {
     /// The plan, with how its stages stand where that is known.
     pub(crate) fn of(plan: &Plan, standings: Option<&[Standing]>) -> Self {
         let mark = |standing: &Standing| match standing {
-            Standing::Hit(_) => Mark::Hit,
-            Standing::Miss => Mark::Miss,
+            Standing::Hit { .. } => Mark::Hit,
+            Standing::Miss(_) => Mark::Miss,
             Standing::Unknown { .. } => Mark::Unknown,
         };
         let boxes = plan.stages().map(|(id, stage)| {

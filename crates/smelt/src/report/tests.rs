@@ -34,7 +34,19 @@ const MEASURE: &str = "
 fn stage(name: &str, status: StageStatus, attempts: Vec<AttemptReport>) -> StageReport {
     let message = attempts.last().and_then(|attempt| attempt.message.clone());
     let kind = Kind::Command;
-    StageReport { name: name.to_owned(), kind, status, key: None, output: None, message, attempts }
+    let (digest, reproducible) = (None, kind.is_reproducible());
+    let name = name.to_owned();
+    StageReport {
+        name,
+        kind,
+        status,
+        key: None,
+        digest,
+        output: None,
+        reproducible,
+        message,
+        attempts,
+    }
 }
 
 /// An attempt whose memory rises and whose machine stalls and lends CMA.

@@ -1,4 +1,4 @@
-//! The parts of a stage that run in processes of their own: the shim, the program's birth, and
+//! The parts of a stage that run in processes of their own: the shim, and
 //! the work of smelt's own kinds.
 
 pub(crate) mod order;
@@ -25,9 +25,6 @@ pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
             0 => Ok(Exit::Ok),
             _ => Ok(Exit::StageFailed),
         },
-        StagePart::Exec { shim, argv } => {
-            Err(Failed::new(Exit::StageFailed, smelt_exec::shim::exec(*shim, argv)))
-        }
         StagePart::Work => {
             let mut request = String::new();
             io::stdin()

@@ -7,6 +7,7 @@ use serde_json::Value;
 use smelt_exec::{Order, Task};
 use smelt_hub::Settings;
 use smelt_plan::Kind;
+use smelt_plan::tokens::Lease;
 
 use super::request::{Fetch, Request};
 
@@ -41,9 +42,10 @@ fn native(task: &Task<'_>) -> Order {
             commit: pin.commit.clone(),
         }),
     };
+    let fetching = if request.fetch.is_some() { hub_variables() } else { Vec::new() };
     Order {
         argv: ["/proc/self/exe", "stage", "work"].map(str::to_owned).into(),
-        env: if request.fetch.is_some() { hub_variables() } else { Vec::new() },
+        env: task.leases.iter().flat_map(lease).chain(fetching).collect(),
         dir: task.out.to_owned(),
         input: serde_json::to_string(&request).expect("a request holds only plain data"),
         outputs: Vec::new(),
@@ -76,6 +78,7 @@ fn command(task: &Task<'_>) -> Order {
         env.extend(table.iter().map(|(name, value)| (name.clone(), text(value))));
     }
     env.extend(inputs(task));
+    env.extend(task.leases.iter().flat_map(lease));
     Order {
         argv: texts("argv"),
         env,
@@ -85,12 +88,26 @@ fn command(task: &Task<'_>) -> Order {
     }
 }
 
+/// `SMELT_<RESOURCE>` is what the stage holds: the ids of devices, else the amount.  CUDA's own
+/// variable hides the GPUs that are lent to others.
+fn lease(lease: &Lease) -> Vec<(String, String)> {
+    let held = match lease.ids.as_slice() {
+        [] => lease.amount.to_string(),
+        ids => ids.join(","),
+    };
+    let name = format!("SMELT_{}", lease.resource.to_ascii_uppercase().replace('-', "_"));
+    let cuda = (lease.resource == "gpu" && !lease.ids.is_empty())
+        .then(|| ("CUDA_VISIBLE_DEVICES".to_owned(), held.clone()));
+    [(name, held)].into_iter().chain(cuda).collect()
+}
+
 /// `SMELT_IN_<NAME>` for each stage, and `SMELT_INPUTS` for all in order.
 fn inputs(task: &Task<'_>) -> Vec<(String, String)> {
     let path = |input: &smelt_exec::Input<'_>| input.path.to_string_lossy().into_owned();
-    let named = task.inputs.iter().filter_map(|input| {
-        Some((format!("SMELT_IN_{}", input.stage?.name.as_variable()), path(input)))
-    });
+    let named = task
+        .inputs
+        .iter()
+        .filter_map(|input| Some((format!("SMELT_IN_{}", input.name?.as_variable()), path(input))));
     let all: Vec<String> = task.inputs.iter().map(path).collect();
     named.chain([("SMELT_INPUTS".to_owned(), all.join(" "))]).collect()
 }
