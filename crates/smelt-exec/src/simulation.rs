@@ -245,8 +245,14 @@ fn run(
     let keep_going = chance.coin();
     let wishes = Wishes { jobs, keep_going, ..Wishes::default() };
     let (schedule, commands) = Schedule::begin(&plan, wishes);
-    let runner =
-        Runner { plan: &plan, store: &store, run: &run, orders: &order, check: BTreeSet::new(), progress: &mut |_| {} };
+    let runner = Runner {
+        plan: &plan,
+        store: &store,
+        run: &run,
+        orders: &order,
+        check: BTreeSet::new(),
+        progress: &mut |_| {},
+    };
     let (sender, _receiver) = sync_channel(1);
     let turns = Arc::clone(turns);
     let mut hands = Simulated {

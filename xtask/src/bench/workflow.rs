@@ -17,8 +17,9 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::measure::{self, Figures};
-use super::{remove, target};
+use super::remove;
 use crate::ci::cargo;
+use crate::target;
 use graph::Graph;
 
 pub(crate) use floor::run as floor;
