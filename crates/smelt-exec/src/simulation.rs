@@ -234,7 +234,7 @@ fn run(
     is_rough: bool,
 ) -> Result<RunReport, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let store = disk.open(Path::new(ROOT)).map_err(|error| text(&error))?;
+    let store = disk.open_store(Path::new(ROOT)).map_err(|error| text(&error))?;
     for dead in store.dead_runs().map_err(|error| text(&error))? {
         store.clear_dead(&dead).map_err(|error| text(&error))?;
     }
@@ -307,7 +307,7 @@ fn check_report(world: &World, disk: &SimDisk, drawn: &Drawn, plan: &Plan, repor
 
 /// A collection beside the runs; what it takes away is promised no longer.
 fn collect(world: &World, disk: &SimDisk, mut chance: Chance) -> Result<(), String> {
-    let store = disk.open(Path::new(ROOT)).map_err(|error| error.to_string())?;
+    let store = disk.open_store(Path::new(ROOT)).map_err(|error| error.to_string())?;
     for _ in 0..=chance.below(2) {
         let bytes_max = [None, Some(0), Some(200)][chance.below(3)];
         let age_max = [None, Some(Duration::ZERO)][chance.below(2)];
@@ -374,7 +374,7 @@ fn live(world: &World, disk: &SimDisk, pipelines: &[Drawn], chance: &mut Chance)
 
 /// What must hold of a disk between two lives.
 fn check_between(world: &World, disk: &SimDisk) {
-    let store = disk.open(Path::new(ROOT)).expect("a store that was opened once opens again");
+    let store = disk.open_store(Path::new(ROOT)).expect("a store that was opened once opens again");
     let checkup = store.check().expect("nothing goes wrong while we look");
     assert!(checkup.damaged.is_empty(), "half-made: {:?}", checkup.damaged);
     assert_eq!(checkup.lost, 0, "the action log has lost results");

@@ -167,7 +167,7 @@ impl SimDisk {
     }
 
     /// Opens the store in `root`, beside others.
-    pub fn open(&self, root: &Path) -> Result<Store, StoreError> {
+    pub fn open_store(&self, root: &Path) -> Result<Store, StoreError> {
         Store::open_on(Arc::new(self.clone()), root)
     }
 
