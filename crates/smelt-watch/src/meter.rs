@@ -267,7 +267,8 @@ mod tests {
         }
         input.write_all(b"end\n").unwrap();
         leader.wait().unwrap();
-        let measured = meter.end();
+        let (measured, group) = meter.finish();
+        group.into_iter().for_each(Group::remove);
         assert!(measured.curve.rss_kib.iter().max().is_some_and(|&kib| kib > 19_000));
         assert!(measured.peaks.peak_vms_bytes > measured.peaks.peak_rss_process_bytes);
         assert_eq!(measured.counters.oom_kills.unwrap_or(0), 0);
