@@ -4,6 +4,7 @@
 //! end, checks the outputs and seals them.  It decides nothing about other stages: it sends what
 //! happened.
 
+use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -160,13 +161,14 @@ impl Attempt<'_> {
         Ended { stage: self.stage, report, result }
     }
 
-    /// A disk that ran full: how much to free.
+    /// A disk that ran full: how much to free.  What was written makes room for the journal's records.
     fn with_advice(&self, result: AttemptResult) -> AttemptResult {
         match result {
             AttemptResult::Failed(mut failure) if failure.class == FailureClass::DiskFull => {
                 let free_bytes = self.store.free_bytes().unwrap_or(0);
                 let written_bytes = self.store.bytes_below(&self.out).unwrap_or(0);
                 failure.message += &room::advice(written_bytes, free_bytes);
+                let _ = fs::remove_dir_all(&self.out);
                 AttemptResult::Failed(failure)
             }
             other => other,

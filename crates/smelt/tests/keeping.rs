@@ -176,7 +176,7 @@ fn a_full_disk_fails_the_stage_and_leaves_the_store_sound() {
     let Some(mounted) = Mounted::tmpfs(&world) else { return };
     let full = smelt_on(&world, &mounted, &["run", "p.toml", "--json"]);
     assert_eq!(full.code, Some(1), "{}", full.stderr);
-    let report: Value = serde_json::from_str(&full.stdout).unwrap();
+    let report: Value = serde_json::from_str(&full.stdout).expect(&full.stderr);
     assert_eq!(statuses(&report), ["a sealed", "b failed"]);
     let attempt = &report["stages"][1]["attempts"][0];
     assert_eq!(attempt["class"], "disk-full", "{report}");

@@ -38,7 +38,7 @@ fn the_demo_answers_and_a_second_run_does_nothing() {
 
 #[test]
 fn the_demos_model_sees() {
-    let world = World::new(DEMO);
+    let world = World::new(&DEMO.replace("../tests/data/", &data("").display().to_string()));
     let model = format!("model=path:{}", data("shapes-vl").display());
     world.run(&["--set", &model]);
     let picture = data("shapes-1.png").display().to_string();
