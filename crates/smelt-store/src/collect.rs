@@ -431,7 +431,7 @@ mod tests {
         let whats =
             |limits| choose(&inventory, &limits).into_iter().map(|v| v.what).collect::<Vec<_>>();
         let y = What::Quarantined("y".to_owned());
-        assert_eq!(whats(Limits::default()), [y.clone()]);
+        assert_eq!(whats(Limits::default()), std::slice::from_ref(&y));
         let x = What::Quarantined("x".to_owned());
         let one = What::Run("20261121-154233-0001".parse().unwrap());
         assert_eq!(whats(size(1)), [y, x, one, What::Output(tree("a"))]);

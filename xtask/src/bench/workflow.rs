@@ -92,7 +92,8 @@ struct Place {
 
 /// `cargo xtask bench workflow [--runs N] [CASE]…`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
-    const CASES: [(&str, fn(&Place, usize) -> Result<Row>); 5] = [
+    type Case = fn(&Place, usize) -> Result<Row>;
+    const CASES: [(&str, Case); 5] = [
         ("no-op", no_op),
         ("cold", cold),
         ("plan", plan),
