@@ -55,8 +55,9 @@ pub(crate) struct ShimOrder {
 }
 
 /// A shim that has led a stage larger than this leads no other: the kernel keeps one high-water mark
-/// for all children, and a larger one would be taken for the next stage's.
-pub(crate) const SMALL_BYTES_MAX: u64 = 32 << 20;
+/// for all children, and a larger one would be taken for the next stage's.  It is little more than
+/// what a shim itself holds when it forks, which is the least that is ever counted.
+pub(crate) const SMALL_BYTES_MAX: u64 = 10 << 20;
 
 /// How the stage's leader ended, as the shim saw it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

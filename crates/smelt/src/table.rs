@@ -81,7 +81,9 @@ fn time(stage: &StageReport) -> String {
 }
 
 fn peak(stage: &StageReport, of: impl Fn(&smelt_exec::AttemptReport) -> u64) -> String {
-    stage.attempts.iter().map(of).max().map_or_else(|| "-".to_owned(), bytes)
+    // Nothing is known of what ended before it could be looked at.
+    let most = stage.attempts.iter().map(of).max().filter(|&most| most > 0);
+    most.map_or_else(|| "-".to_owned(), bytes)
 }
 
 /// `0.4 s`, `12.3 s`, `4:05 min`.
