@@ -290,12 +290,7 @@ impl Rounder {
 
     /// Appends a row of integers, one a byte, as they are stored.
     pub(super) fn put_levels(self, levels: &[u8], out: &mut Rounded) {
-        if self.grid.bits == 4 {
-            out.levels
-                .extend(levels.chunks(2).map(|pair| pair[0] | pair.get(1).unwrap_or(&0) << 4));
-        } else {
-            out.levels.extend(levels);
-        }
+        put_block(levels, self.grid.bits, &mut out.levels);
     }
 }
 
