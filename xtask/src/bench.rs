@@ -33,7 +33,8 @@ struct Outcome {
 
 /// `cargo xtask bench front [--runs N] [CASE]…`: cases by their names, all when none is named.
 pub(crate) fn front(arguments: &[&str]) -> Result<()> {
-    let (runs, names) = parse(arguments)?;
+    let known: Vec<_> = CASES.iter().map(|case| case.name).collect();
+    let (runs, names) = parse(arguments, &known, RUNS)?;
     let inputs = Inputs::prepare()?;
     let mut outcomes = Vec::new();
     for case in CASES.iter().filter(|case| names.is_empty() || names.contains(&case.name)) {
@@ -47,17 +48,21 @@ pub(crate) fn front(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn parse<'a>(arguments: &[&'a str]) -> Result<(usize, Vec<&'a str>)> {
-    let (mut runs, mut names) = (RUNS, Vec::new());
+/// `[--runs N] [CASE]…`: how often, `runs` times when it is not said, and the cases named.
+fn parse<'a>(
+    arguments: &[&'a str],
+    known: &[&str],
+    mut runs: usize,
+) -> Result<(usize, Vec<&'a str>)> {
+    let mut names = Vec::new();
     let mut arguments = arguments.iter();
     while let Some(&argument) = arguments.next() {
         if argument == "--runs" {
             let count = arguments.next().and_then(|text| text.parse().ok());
             runs = count.filter(|&runs| runs > 0).context("--runs takes a number")?;
-        } else if CASES.iter().any(|case| case.name == argument) {
+        } else if known.contains(&argument) {
             names.push(argument);
         } else {
-            let known: Vec<_> = CASES.iter().map(|case| case.name).collect();
             bail!("no case {argument}; there are {}", known.join(", "));
         }
     }

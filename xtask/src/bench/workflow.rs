@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::measure::{self, Figures};
-use super::remove;
+use super::{parse, remove};
 use crate::ci::cargo;
 use crate::target;
 use graph::Graph;
@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ("hash", hash),
         ("hash-again", hash_again),
     ];
-    let (runs, names) = parse(arguments, &CASES.map(|(name, _)| name))?;
+    let (runs, names) = parse(arguments, &CASES.map(|(name, _)| name), RUNS)?;
     cargo(&["build", "--release", "--locked", "--package", "smelt"], &[])?;
     let place =
         Place { folder: target().join("bench/workflow"), smelt: target().join("release/smelt") };
@@ -111,22 +111,6 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         rows.push(case(&place, runs).with_context(|| (*name).to_owned())?);
     }
     report(&rows, runs, &place.folder.join("workflow.json"))
-}
-
-fn parse<'a>(arguments: &[&'a str], known: &[&str]) -> Result<(usize, Vec<&'a str>)> {
-    let (mut runs, mut names) = (RUNS, Vec::new());
-    let mut arguments = arguments.iter();
-    while let Some(&argument) = arguments.next() {
-        if argument == "--runs" {
-            let count = arguments.next().and_then(|text| text.parse().ok());
-            runs = count.filter(|&runs| runs > 0).context("--runs takes a number")?;
-        } else if known.contains(&argument) {
-            names.push(argument);
-        } else {
-            bail!("no case {argument}; there are {}", known.join(", "));
-        }
-    }
-    Ok((runs, names))
 }
 
 impl Place {
