@@ -84,6 +84,11 @@ impl Cgroups {
         }
     }
 
+    /// The directory that groups are made in.
+    pub fn place(&self) -> &Path {
+        &self.memory
+    }
+
     /// Makes a group for what is called `name`, a relative path or plain name.
     pub fn create(&self, name: &str) -> io::Result<Group> {
         let name = group_name(name);

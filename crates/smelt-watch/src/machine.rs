@@ -7,10 +7,14 @@ use crate::kernel_file;
 /// One reading; `None` where this kernel does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Machine {
+    /// Bytes of memory that the kernel hands out.
+    pub mem_total_bytes: Option<u64>,
     /// Bytes a new process could have without swapping.
     pub mem_available_bytes: Option<u64>,
     /// Bytes of swap not in use.
     pub swap_free_bytes: Option<u64>,
+    /// Bytes of the contiguous memory area.
+    pub cma_total_bytes: Option<u64>,
     /// Bytes of the contiguous memory area that nothing, not even movable pages, holds.
     pub cma_free_bytes: Option<u64>,
 }
@@ -24,8 +28,10 @@ impl Machine {
     /// Takes the file's text apart.
     pub fn parse(meminfo: &str) -> Self {
         Self {
+            mem_total_bytes: kib(meminfo, "MemTotal:"),
             mem_available_bytes: kib(meminfo, "MemAvailable:"),
             swap_free_bytes: kib(meminfo, "SwapFree:"),
+            cma_total_bytes: kib(meminfo, "CmaTotal:"),
             cma_free_bytes: kib(meminfo, "CmaFree:"),
         }
     }
