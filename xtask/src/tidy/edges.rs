@@ -8,12 +8,13 @@ use serde_json::Value;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 12] = [
+const EDGES: [(&str, &[&str]); 13] = [
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
     ("smelt-hub", &[]),
     ("smelt-model", &["smelt-onnx"]),
+    ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan"]),
     ("smelt-engine", &["smelt-onnx", "smelt-model"]),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
@@ -24,6 +25,7 @@ const EDGES: [(&str, &[&str]); 12] = [
             "smelt-plan",
             "smelt-store",
             "smelt-watch",
+            "smelt-doctor",
             "smelt-exec",
             "smelt-hub",
             "smelt-onnx",

@@ -1,0 +1,189 @@
+//! Examines: a device's files to [`Facts`], facts to [`Finding`]s.
+//!
+//! [`Facts::read`] is thin and takes any root, so that a captured tree of files reproduces a board;
+//! judging is pure, one function for each check, beside the facts it needs.  Nothing is changed and
+//! no program is started: a finding says which command would cure it, and others run that.  Knows
+//! nothing of pipelines and stores.
+
+#![forbid(unsafe_code)]
+
+mod accounting;
+mod disk;
+mod finding;
+mod heat;
+mod measure;
+mod memory;
+mod packages;
+mod power;
+mod processes;
+mod release;
+mod tree;
+
+use std::path::Path;
+
+use accounting::Accounting;
+use disk::Disks;
+pub use finding::{Finding, Fix, Severity};
+pub use measure::Measured;
+use memory::Memory;
+use packages::Packages;
+use power::Power;
+use processes::Processes;
+use release::Board;
+use tree::Tree;
+
+/// What is true of a device.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    board: Board,
+    packages: Packages,
+    memory: Memory,
+    processes: Processes,
+    power: Power,
+    zones: Vec<heat::Zone>,
+    accounting: Accounting,
+    disks: Disks,
+    measured: Measured,
+}
+
+impl Facts {
+    /// Reads the device we run on; `store` is the folder of the store, whose disk is measured.
+    pub fn of_this_device(store: &Path) -> Self {
+        // A store that is not there yet is made in the nearest folder that is; a link leads to
+        // another disk.
+        let folder = store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+        let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        let mut facts = Self::read(&Tree::at(Path::new("/")), &folder);
+        facts.measured = Measured::measure(&folder);
+        facts
+    }
+
+    /// Reads a tree that was captured on a device, whose store is taken to be on its root's disk.
+    pub fn of_captured(root: &Path) -> Self {
+        let tree = Tree::at(root);
+        let mut facts = Self::read(&tree, Path::new("/"));
+        facts.measured = Measured::captured(&tree);
+        facts
+    }
+
+    fn read(tree: &Tree, store: &Path) -> Self {
+        let disks = Disks::read(tree, store);
+        let memory = Memory::read(tree, &disks);
+        Self {
+            board: Board::read(tree, memory.machine.mem_total_bytes),
+            packages: Packages::read(tree),
+            memory,
+            processes: Processes::read(tree),
+            power: Power::read(tree),
+            zones: heat::read(tree),
+            accounting: Accounting::read(tree),
+            disks,
+            measured: Measured::default(),
+        }
+    }
+
+    /// What was measured.
+    pub fn measured(&self) -> &Measured {
+        &self.measured
+    }
+}
+
+/// Judges every fact, the gravest finding first.
+pub fn judge(facts: &Facts) -> Vec<Finding> {
+    let Facts { board, packages, memory, disks, measured, .. } = facts;
+    let jetson = || [release::l4t(board)].into_iter().filter(|_| board.is_jetson);
+    let mut findings: Vec<Finding> = [release::board(board)]
+        .into_iter()
+        .chain(jetson())
+        .chain(release::kernel(board, packages))
+        .chain(packages::check(board, packages))
+        .chain([memory::swap(board, memory, disks)])
+        .chain(memory::zram(memory))
+        .chain(memory::swap_medium(memory))
+        .chain(memory::cma(board, memory))
+        .chain(processes::headless(board, &facts.processes))
+        .chain(processes::gpu_users(board, &facts.processes))
+        .chain(power::mode(&facts.power))
+        .chain(power::clocks(&facts.power))
+        .chain(power::supply(&facts.power))
+        .chain(heat::thermal(&facts.zones))
+        .chain([accounting::cgroup(&facts.accounting)])
+        .chain([accounting::pressure(board, &facts.accounting)])
+        .chain([disk::kind(board, disks)])
+        .chain(disk::space(measured))
+        .chain(disk::speed(measured))
+        .chain(disk::honesty(disks, measured))
+        .collect();
+    findings.sort_by_key(|finding| finding.severity);
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::tests::tree;
+
+    #[test]
+    fn nothing_at_all_is_judged_without_a_word_of_jetsons() {
+        let findings = judge(&Facts::of_captured(Path::new("/nowhere/at/all")));
+        let ids: Vec<_> = findings.iter().map(|finding| finding.id).collect();
+        assert_eq!(ids, ["swap", "cgroup", "pressure", "disk", "board"]);
+    }
+
+    #[test]
+    fn every_file_may_be_missing() {
+        let whole = [
+            ("etc/nv_tegra_release", "# R36 (release), REVISION: 4.7, GCID: 1\n"),
+            ("etc/nvpmodel.conf", "< POWER_MODEL ID=0 NAME=15W >\n"),
+            ("var/lib/nvpmodel/status", "pmode:0000\n"),
+            ("proc/meminfo", "MemTotal: 7800000 kB\nCmaTotal: 262144 kB\n"),
+            ("proc/swaps", "Filename\n/dev/zram0 partition 3900000 0 5\n"),
+            ("proc/self/mountinfo", "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n"),
+        ];
+        for left_out in 0..whole.len() {
+            let mut files = whole.to_vec();
+            files.remove(left_out);
+            let (dir, _) = tree(&files);
+            assert!(judge(&Facts::of_captured(dir.path())).len() >= 5);
+        }
+    }
+
+    #[test]
+    fn hostile_files_are_bounded_and_harmless() {
+        let long = "x".repeat(1 << 20);
+        let numbers = "9".repeat(4096) + "\n";
+        for text in
+            [long.as_str(), &numbers, "\0\0\0", "\u{1b}]0;title\u{7}\n\n : = \n", "-1\n", ""]
+        {
+            let (dir, _) = tree(&[
+                ("etc/nv_tegra_release", text),
+                ("etc/nvpmodel.conf", text),
+                ("var/lib/nvpmodel/status", text),
+                ("var/lib/dpkg/status", text),
+                ("proc/meminfo", text),
+                ("proc/vmstat", text),
+                ("proc/swaps", text),
+                ("proc/cmdline", text),
+                ("proc/self/mountinfo", text),
+                ("proc/device-tree/model", text),
+                ("proc/1/comm", text),
+                ("proc/4294967296/comm", text),
+                ("sys/class/thermal/thermal_zone0/temp", text),
+                ("measured.json", text),
+            ]);
+            for finding in judge(&Facts::of_captured(dir.path())) {
+                let lines = finding.evidence.iter().chain([&finding.title]);
+                assert!(lines.into_iter().all(|l| l.len() < 1000 && !l.contains(char::is_control)));
+            }
+        }
+    }
+
+    #[test]
+    fn this_device_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let facts = Facts::of_this_device(&dir.path().join("not/yet"));
+        assert!(facts.board.memory_bytes.is_some_and(|bytes| bytes > 0));
+        assert!(!facts.disks.mounts.is_empty() && facts.measured().free_bytes.is_some());
+        assert!(judge(&facts).iter().any(|finding| finding.id == "disk-space"));
+    }
+}
