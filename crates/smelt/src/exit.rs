@@ -16,7 +16,7 @@ use crate::say::tell;
 pub(crate) enum Exit {
     /// All is well.
     Ok = 0,
-    /// A stage failed, or what was asked for is not there.
+    /// A stage failed, what was asked for is not there, or what was examined is not sound.
     StageFailed = 1,
     /// The command line is wrong.
     Usage = 2,

@@ -2,6 +2,7 @@
 
 mod bench;
 mod cache;
+mod doctor;
 mod onnx;
 mod show;
 
@@ -14,6 +15,7 @@ use smelt_model::quantize::{Method, Scheme};
 use crate::checkpoint::Form;
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
+pub(crate) use doctor::DoctorFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use show::{
     CompletionsFlags, GraphFlags, GraphFormat, ManFlags, ReportFlags, RunsFlags,
@@ -62,6 +64,8 @@ pub(crate) enum Subcommand {
     /// Compare what was built
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Examine this device: what would make builds fail or slow, and the command that cures it
+    Doctor(DoctorFlags),
     /// Print the JSON Schema of the pipeline file, for editors
     Schema,
     /// Print completions for a shell, as in: smelt completions bash > /etc/bash_completion.d/smelt

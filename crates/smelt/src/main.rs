@@ -43,6 +43,7 @@ fn main() -> ExitCode {
         Subcommand::Runs(flags) => commands::runs::run(&flags),
         Subcommand::Report(flags) => commands::report::run(&flags),
         Subcommand::Graph(flags) => commands::graph::run(&flags),
+        Subcommand::Doctor(flags) => commands::doctor::run(&flags),
         Subcommand::Schema => commands::describe::schema(),
         Subcommand::Completions(flags) => commands::describe::completions(&flags),
         Subcommand::Man(flags) => commands::describe::man(&flags),

@@ -5,6 +5,7 @@ pub(crate) mod cache;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod describe;
+pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod explain;
 pub(crate) mod export;
