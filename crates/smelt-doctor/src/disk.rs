@@ -100,16 +100,20 @@ impl Disks {
             _ => 2,
         };
         let fits = |mount: &&Mount| {
-            let is_plain = |c: char| c.is_ascii_alphanumeric() || "/_.-".contains(c);
             // Other file systems need more than fallocate, and names in a shell more than care.
             matches!(mount.kind.as_str(), "ext4" | "xfs")
                 && mount.options.split(',').any(|option| option == "rw")
-                && mount.at.chars().all(is_plain)
+                && is_plain(&mount.at)
                 && !mount.at.starts_with("/boot")
                 && mount.medium.is_some()
         };
         self.mounts.iter().filter(fits).min_by_key(|mount| (rank(mount), mount.at.len()))
     }
+}
+
+/// Whether a shell takes a path as it is.
+fn is_plain(path: &str) -> bool {
+    path.chars().all(|c| c.is_ascii_alphanumeric() || "/_.-".contains(c))
 }
 
 /// The innermost mount that a path is in; of several at one place the last.
@@ -249,54 +253,52 @@ pub(crate) fn speed(measured: &Measured) -> Option<Finding> {
     )
 }
 
-/// `fsync`: whether what was acknowledged can be believed to survive a power cut.
+/// `fsync`: whether what was acknowledged can be believed to survive a power cut; `None` where it
+/// was not measured, or the store is in memory.
 pub(crate) fn honesty(disks: &Disks, measured: &Measured) -> Option<Finding> {
-    const ID: &str = "fsync";
     let store = disks.store.as_ref();
-    let cache = store.and_then(|store| store.write_cache.as_deref());
-    let barriers_off = store
-        .filter(|store| store.options.split(',').any(|o| o == "nobarrier" || o == "barrier=0"));
-    if let Some(store) = barriers_off {
-        let at = &store.at;
-        return Some(
-            Finding::new(Severity::Problem, ID, "the file system does not flush the disk's cache")
-                .seen(format!("/proc/self/mountinfo: {at} has {}", store.options))
-                .because(
-                    "After a power cut, results that were acknowledged may be gone or damaged.",
-                )
-                .cured_by(Fix::now(format!("sudo mount -o remount,barrier=1 {at}")).by_hand()),
-        );
-    }
-    let median = measured.sync_median_us?;
-    let cache_words = cache.unwrap_or("unknown");
-    let seen = |finding: Finding| {
-        finding
-            .seen(format!("fsync of 4 KiB appended: {median} µs, median of {}", measured.syncs))
-            .seen(format!("/sys/block/*/queue/write_cache: {cache_words}"))
-    };
     if store.is_some_and(|store| store.medium == Some(Medium::Memory)) {
         return None;
     }
-    if cache == Some("write back") && median < SYNC_CREDIBLE_US {
-        return Some(
-            seen(Finding::new(
-                Severity::Warning,
-                ID,
-                "the disk acknowledges faster than flash is written",
-            ))
-            .because(
-                "It says that it has a cache which a power cut empties, and answers a flush of it \
-                     sooner than flash can be written. Some disks have a capacitor and say nothing \
-                     of it; others, and virtual machines told to ignore flushes, lose what they \
-                     acknowledged. smelt finds damage when it reads a result, and builds it again.",
-            ),
-        );
+    let unflushed = store.filter(|store| {
+        store.options.split(',').any(|option| matches!(option, "nobarrier" | "barrier=0"))
+    });
+    match unflushed {
+        Some(store) => Some(not_flushed(store)),
+        None => acknowledged(store, measured),
     }
-    Some(seen(Finding::new(
-        Severity::Ok,
-        ID,
-        format!("a sync takes {median} µs, write cache: {cache_words}"),
-    )))
+}
+
+fn not_flushed(store: &Mount) -> Finding {
+    let at = &store.at;
+    let fix = || Fix::now(format!("sudo mount -o remount,barrier=1 {at}")).by_hand();
+    Finding::new(Severity::Problem, "fsync", "the file system does not flush the disk's cache")
+        .seen(format!("/proc/self/mountinfo: {at} has {}", store.options))
+        .because("After a power cut, results that were acknowledged may be gone or damaged.")
+        .cured_by(is_plain(at).then(fix))
+}
+
+fn acknowledged(store: Option<&Mount>, measured: &Measured) -> Option<Finding> {
+    const ID: &str = "fsync";
+    let median = measured.sync_median_us?;
+    let disk = store.and_then(|store| store.disk.as_deref()).unwrap_or("?");
+    let cache = store.and_then(|store| store.write_cache.as_deref()).unwrap_or("unknown");
+    let seen = |finding: Finding| {
+        finding
+            .seen(format!("fsync of 4 KiB appended: {median} µs, median of {}", measured.syncs))
+            .seen(format!("/sys/block/{disk}/queue/write_cache: {cache}"))
+    };
+    if cache != "write back" || median >= SYNC_CREDIBLE_US {
+        let title = format!("a sync takes {median} µs, write cache: {cache}");
+        return Some(seen(Finding::new(Severity::Ok, ID, title)));
+    }
+    let title = "the disk acknowledges faster than flash is written";
+    Some(seen(Finding::new(Severity::Warning, ID, title)).because(
+        "It says that it has a cache which a power cut empties, and answers a flush of it sooner \
+         than flash can be written. Some disks have a capacitor and say nothing of it; others, and \
+         virtual machines told to ignore flushes, lose what they acknowledged. smelt finds damage \
+         when it reads a result, and builds it again.",
+    ))
 }
 
 #[cfg(test)]
@@ -416,5 +418,7 @@ mod tests {
         check(Some("write back"), "rw", None, None);
         check(Some("write back"), "rw,nobarrier", None, Some(Severity::Problem));
         check(None, "rw,barrier=0", Some(5000), Some(Severity::Problem));
+        let hostile = Mount { at: "/; reboot".to_owned(), ..Mount::default() };
+        assert_eq!(not_flushed(&hostile).fix, None);
     }
 }

@@ -33,7 +33,8 @@ pub(crate) fn run(flags: &DoctorFlags) -> Result<Exit, Failed> {
         return Ok(exit(&findings));
     }
     answer(report(&findings))?;
-    if let Some(error) = &facts.measured().error {
+    // What a captured tree says of its errors is not for a terminal.
+    if let (None, Some(error)) = (&flags.root, &facts.measured().error) {
         tell(format_args!("smelt: {error}"));
     }
     if !flags.fix {
