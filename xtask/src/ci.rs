@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{debian, onnxruntime, root, tidy};
+use crate::{debian, onnxruntime, power_cuts, root, tidy};
 
 const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
@@ -26,9 +26,12 @@ pub(crate) fn run() -> Result<()> {
         cargo(arguments, &[]).with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    for (name, step) in
-        [("onnxruntime", onnxruntime::run as fn() -> Result<()>), ("tidy", tidy::run)]
-    {
+    let steps: [(&str, fn() -> Result<()>); 3] = [
+        ("onnxruntime", onnxruntime::run),
+        ("tidy", tidy::run),
+        ("power cuts", || power_cuts::run(power_cuts::CI)),
+    ];
+    for (name, step) in steps {
         let begin = Instant::now();
         step().with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
