@@ -80,6 +80,22 @@ fn gc_clears_what_dead_runs_left() {
     assert_eq!(std::fs::read_dir(world.path("cache/work")).unwrap().count(), 0);
 }
 
+/// The list that a run holds is not synced: a power cut leaves an empty file, and its run is dead.
+#[test]
+fn what_a_power_cut_leaves_of_a_runs_list_is_no_damage() {
+    let world = World::of_commands(&TWO);
+    world.run(&[]);
+    for command in [&["fsck"][..], &["gc", "--max-size", "1GiB"]] {
+        for ending in ["lock", "roots"] {
+            world.write(&format!("cache/runs/20260101-000000-abcd.{ending}"), "");
+        }
+        json(&world, command);
+        let left = std::fs::read_dir(world.path("cache/runs")).unwrap().count();
+        assert_eq!(left, 0, "{command:?} clears what dead runs left");
+    }
+    assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit"]);
+}
+
 #[test]
 fn limits_are_checked() {
     let world = World::of_commands(&TWO);
