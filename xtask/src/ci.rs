@@ -14,6 +14,9 @@ const STEPS: [(&str, &[&str]); 4] = [
     ("docs", &["doc", "--workspace", "--no-deps", "--locked"]),
 ];
 
+/// A check that is our own.
+type Step = fn() -> Result<()>;
+
 /// Fails at the first step that fails.
 pub(crate) fn run() -> Result<()> {
     // The kill-point sweeps count and cut system calls with it.
@@ -26,7 +29,7 @@ pub(crate) fn run() -> Result<()> {
         cargo(arguments, &[]).with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    let steps: [(&str, fn() -> Result<()>); 3] = [
+    let steps: [(&str, Step); 3] = [
         ("onnxruntime", onnxruntime::run),
         ("tidy", tidy::run),
         ("power cuts", || power_cuts::run(power_cuts::CI)),

@@ -236,11 +236,11 @@ fn files(smelt: &Path, syncless: &Path, folder: &Path) -> Result<Vec<(String, Ve
     let library = fs::canonicalize(syncless.join(format!("{SYNCLESS_FILE}.1")))
         .with_context(|| format!("{SYNCLESS} has no {SYNCLESS_FILE}"))?;
     let mut paths = vec![
-        ("bin/busybox".to_owned(), busybox),
+        ("bin/busybox".to_owned(), busybox.clone()),
         ("bin/smelt".to_owned(), small.clone()),
         (format!("lib/{SYNCLESS_FILE}"), library.clone()),
     ];
-    for program in [&small, &library] {
+    for program in [&small, &library, &busybox] {
         let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
         let libraries = libraries(&String::from_utf8_lossy(&output.stdout));
         paths.extend(libraries.into_iter().map(|path| (path_in_guest(&path), path.into())));

@@ -126,7 +126,7 @@ impl Recording {
                 }
                 moment @ Moment::Between => {
                     let after = 1 + random.below(self.log.requests.len());
-                    (Cut { after, unflushed: Unflushed::Drawn(seed) }, moment)
+                    (Cut { after, unflushed: Unflushed::Drawn(random.next()) }, moment)
                 }
             });
         }
