@@ -130,6 +130,7 @@ fn order(task: &Task<'_>) -> Order {
         dir: task.out.to_owned(),
         input: String::new(),
         outputs: vec!["o".to_owned()],
+        writes: Vec::new(),
     }
 }
 
