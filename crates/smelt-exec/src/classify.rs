@@ -42,6 +42,8 @@ pub enum Outcome {
     Interrupted,
 }
 
+/// What shells say where they may not execute a file; they complain in the same words of it.
+const NO_PROGRAM: i32 = 126;
 /// SIGKILL, which the kernel's out-of-memory killer uses.
 const SIGKILL: i32 = 9;
 
@@ -110,7 +112,8 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     if said.starts_with(INVALID_PREFIX) {
         return FailureClass::OutputInvalid;
     }
-    if end.refused.is_some() && report.signal.is_none() {
+    let may_be_write = report.signal.is_none() && report.exit != Some(NO_PROGRAM);
+    if may_be_write && end.refused.is_some() {
         return FailureClass::UndeclaredWrite;
     }
     match report.signal {
@@ -203,6 +206,7 @@ mod tests {
         check(&refused(end(Some(0), None, "done")), UndeclaredWrite, "write /etc/x, outside");
         check(&refused(end(Some(2), None, "sh: no")), UndeclaredWrite, "it said: sh: no (exit 2)");
         check(&refused(end(None, Some(9), "")), KilledExternally, "signal 9");
+        check(&refused(end(Some(126), None, "sh: x")), ToolRejected, "sh: x");
         check(&refused(end(Some(1), None, "No space left on device")), DiskFull, "No space");
     }
 

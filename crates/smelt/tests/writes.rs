@@ -118,6 +118,29 @@ fn temporary_files_have_a_place() {
     assert_eq!(fs::read_to_string(world.out("b").join("o")).unwrap().trim(), "0");
 }
 
+/// On a kernel without Landlock, or with its first form, which forbids renames, stages run all the
+/// same, and the report says it.
+#[test]
+fn an_older_kernel_watches_nobody() {
+    for answer in ["error=ENOSYS", "error=EOPNOTSUPP", "retval=1"] {
+        let world = World::of_commands(&["a::mkdir d; echo x > d/f; mv d/f o; touch $OUT"]);
+        let out = world.path("out").display().to_string();
+        world.write("p.toml", &world.read("p.toml").replace("$OUT", &out));
+        let mut strace = std::process::Command::new("strace");
+        world.prepare(&mut strace);
+        let inject = format!("inject=landlock_create_ruleset:{answer}");
+        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=landlock_create_ruleset"]);
+        strace.args(["-e", &inject, env!("CARGO_BIN_EXE_smelt"), "run", "p.toml", "--json"]);
+        let ended = world::ended(&mut strace);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!(report["stages"][0]["attempts"][0]["writes"], "unwatched", "{answer}");
+        assert!(world.path("out").exists());
+        let told = world.smelt(&["report"]).stdout;
+        assert!(told.contains("was not watched: the kernel has no Landlock"), "{told}");
+    }
+}
+
 /// Root may write everywhere, but for this.
 #[test]
 fn what_is_sealed_cannot_be_spoiled() {
