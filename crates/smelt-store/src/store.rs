@@ -359,6 +359,16 @@ impl Store {
         Ok(self.actions().resolve(recipe)?)
     }
 
+    /// The same for many recipe keys at one time.
+    pub fn resolve_each<'a>(
+        &self,
+        recipes: impl Iterator<Item = &'a Digest>,
+    ) -> Result<Vec<Option<Digest>>, StoreError> {
+        let mut actions = self.actions();
+        actions.refresh()?;
+        Ok(recipes.map(|recipe| actions.known_alias(recipe)).collect())
+    }
+
     fn output_of(&self, entry: Entry) -> Option<Output> {
         let (digest, location, manifest, record) = match entry {
             Entry::Seal { tree, files, record, .. } => {
