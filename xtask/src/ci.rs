@@ -19,7 +19,7 @@ type Step = fn() -> Result<()>;
 
 /// Fails at the first step that fails.
 pub(crate) fn run() -> Result<()> {
-    // The kill-point sweeps count and cut system calls with it.
+    // The kill-point sweeps count and cut system calls with it, and the order of syncs is seen by it.
     debian::need("strace", || debian::runs("strace", "-V"))?;
     // Pages of runs are looked at in it.
     debian::need("chromium", || debian::runs("chromium", "--version"))?;

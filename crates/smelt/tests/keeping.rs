@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use world::{World, statuses};
+use world::{World, statuses, until};
 
 const TWO: [&str; 2] = ["a::echo a > o", "b:a:cat $SMELT_IN_A/o > o; echo b >> o"];
 
@@ -137,7 +137,7 @@ fn repair_waits_for_runs_or_says_that_it_would() {
         "a::touch {0}/running; while [ -e {0}/hang ]; do sleep 0.02; done; echo a > o",
         world.path("").display()
     );
-    world.write("p.toml", &world::commands(&[&script]));
+    world.write("p.toml", &world::writing(&[&script]));
     world.write("hang", "");
     let mut run = world.start(&["run", "p.toml"]);
     world.wait_for("running");
@@ -170,7 +170,10 @@ impl Mounted {
 
     fn read_only(&self) {
         let options = ["-o", "remount,ro"];
-        assert!(Command::new("mount").args(options).arg(&self.at).status().unwrap().success());
+        // What confined a stage refers to its directory for some moments after both are gone.
+        let mut mount = Command::new("mount");
+        mount.args(options).arg(&self.at);
+        assert!(until(|| mount.output().unwrap().status.success()));
     }
 }
 

@@ -35,7 +35,7 @@ fn tokens_are_lent_by_name_and_never_twice() {
     let stage = |name: &str| {
         // Whoever finds the other's mark has met it on the same device.
         format!(
-            "[stage.{name}]\nkind = \"command\"\noutputs = [\"o\"]\nresources = {{ gpu = 1, slots = \"1B\" }}\n\
+            "[stage.{name}]\nkind = \"command\"\noutputs = [\"o\"]\nwrites = [\".\"]\nresources = {{ gpu = 1, slots = \"1B\" }}\n\
              argv = [\"sh\", \"-ec\", \"test $SMELT_GPU = $CUDA_VISIBLE_DEVICES; mkdir WORLD/busy-$SMELT_GPU; \
              sleep 0.1; rmdir WORLD/busy-$SMELT_GPU; echo {name} $SMELT_GPU $SMELT_SLOTS > o\"]\n"
         )
