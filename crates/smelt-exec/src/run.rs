@@ -298,6 +298,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
 
     /// A good run of the whole plan is what a collection leaves of the pipeline.
     fn keep(&self) -> Result<(), ExecError> {
+        // What is reported next must not be lost with a power cut.
+        self.runner.store.sync()?;
         let mut states = self.runner.plan.stages().map(|(id, _)| self.schedule.state(id));
         if self.status() != RunStatus::Ok || states.any(|state| state == State::Unwanted) {
             return Ok(());
@@ -385,7 +387,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn perform(&mut self, command: Command) -> Result<Option<Event>, ExecError> {
         match command {
             Command::Look(stage, key) => {
-                self.keys.insert(stage, key);
+                self.claim(stage, key)?;
                 Ok(Some(self.look(stage, &key)?.unwrap_or(Event::Missing(stage))))
             }
             Command::Start { stage, key, attempt, forced } => {
@@ -400,11 +402,15 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         }
     }
 
-    /// `Found` if the store has the key.
+    /// No collection takes away from now on what the key leads to, as long as this run lives.
+    fn claim(&mut self, stage: StageId, key: Digest) -> Result<(), ExecError> {
+        self.keys.insert(stage, key);
+        Ok(self.runner.run.claim(&key)?)
+    }
+
+    /// `Found` if the store has the key, which is claimed.
     fn look(&mut self, stage: StageId, key: &Digest) -> Result<Option<Event>, ExecError> {
-        // Claimed, so that no collection takes it away as long as this run lives.
-        let recipe = self.runner.plan.stage(stage).recipe_key;
-        match self.runner.store.claim(&recipe, key)? {
+        match self.runner.store.lookup(key)? {
             Lookup::Hit(output) => Ok(Some(self.found(stage, &output)?)),
             Lookup::Miss => Ok(None),
             Lookup::Changed(what) => {
@@ -445,7 +451,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         n: u32,
         forced: bool,
     ) -> Result<Option<Event>, ExecError> {
-        self.keys.insert(stage, key);
+        self.claim(stage, key)?;
         if !self.locks.contains_key(&stage) {
             let Some(lock) = self.runner.store.try_lock_key(&key)? else {
                 // Told once, although it is asked for again every tick.

@@ -52,6 +52,8 @@ pub(crate) struct Actions {
 
 #[derive(Default)]
 struct Index {
+    /// How often the log was read from its start.
+    readings: u64,
     outputs: HashMap<Digest, Place>,
     /// The key, and which record said so.
     aliases: HashMap<Digest, (Digest, u64)>,
@@ -60,7 +62,7 @@ struct Index {
 /// See [`Actions::version`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Version {
-    inode: u64,
+    readings: u64,
     records: u64,
 }
 
@@ -101,6 +103,11 @@ impl Actions {
         self.add(entry, Log::append_later)
     }
 
+    /// Makes durable what was appended, by other processes too.
+    pub(crate) fn sync(&mut self) -> Result<(), LogError> {
+        self.log.as_mut().map_or(Ok(()), Log::sync)
+    }
+
     fn add(&mut self, entry: &Entry, add: Add) -> Result<(), LogError> {
         let text = entry.to_text();
         let Self { log: Some(log), index } = self else {
@@ -114,8 +121,8 @@ impl Actions {
     /// Where the log stands: the same answer twice means that nothing was recorded in between.
     pub(crate) fn version(&mut self) -> Result<Version, DiskError> {
         self.refresh()?;
-        let version = |log: &Log| Version { inode: log.inode(), records: log.records() };
-        Ok(self.log.as_ref().map(version).unwrap_or_default())
+        let records = self.log.as_ref().map_or(0, Log::records);
+        Ok(Version { readings: self.index.readings, records })
     }
 
     /// The content key a recipe key led to last, as far as the log has been read.
@@ -222,7 +229,7 @@ impl Index {
     fn note(&mut self, place: Place, text: &str) {
         if place.seq() == 1 {
             // The log is read from its start again, because it was cut or compacted.
-            *self = Self::default();
+            *self = Self { readings: self.readings + 1, ..Self::default() };
         }
         match serde_json::from_str(text) {
             Ok(Entry::Seal { key, .. } | Entry::Reference { key, .. }) => {

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use crate::actions::Entry;
 use crate::digest::Digest;
-use crate::disk::{fault, present, remove_tree};
+use crate::disk::{DiskError, fault, present, remove_tree};
 use crate::inventory::{Inventory, Links, OutputItem};
-use crate::layout::{key_byte, names};
+use crate::layout::names;
 use crate::run::RunId;
 use crate::store::{Store, StoreError};
 
@@ -183,7 +183,10 @@ impl Store {
     pub fn collect(&self, limits: &Limits) -> Result<Collection, StoreError> {
         self.refuse_read_only("collect garbage")?;
         self.empty_trash()?;
-        let mut links = self.links()?;
+        let mut links = {
+            let _alone = self.lock_roots_alone()?;
+            self.links()?
+        };
         let inventory = self.inventory_by(&links)?;
         let mut done = Collection::default();
         let mut away = Vec::new();
@@ -225,7 +228,7 @@ impl Store {
         if self.links_version()? != links.version {
             *links = self.links()?;
         }
-        if links.is_held(tree) || self.is_being_built(links.keys(tree))? {
+        if links.is_held(tree) {
             return Ok(false);
         }
         let to = layout.trash().join(format!("{tree}.{}", disk.moment().now_ns));
@@ -233,22 +236,7 @@ impl Store {
         if present(disk.rename(&from, &to)).map_err(fault("move away", &from))?.is_some() {
             away.push(to);
         }
-        for key in links.keys(tree) {
-            let path = layout.seal(key);
-            present(disk.unlink(&path)).map_err(fault("remove", &path))?;
-        }
         Ok(true)
-    }
-
-    /// Whether somebody holds one of these keys: it has been sealed just now, or will be.
-    fn is_being_built(&self, keys: &[Digest]) -> Result<bool, StoreError> {
-        let path = self.layout().key_locks();
-        for key in keys {
-            if self.disk().is_byte_locked(&path, key_byte(key)).map_err(fault("look at", &path))? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// Removes a run's logs, then its journal, unless the run lives.
@@ -287,10 +275,12 @@ impl Store {
 
     /// Rewrites the action log without what leads nowhere, if there is such.
     fn compact_log(&self) -> Result<(), StoreError> {
+        let _alone = self.lock_roots_alone()?;
         self.rewrite_log(&[], When::IfShorter)
     }
 
-    /// Rewrites the action log without what leads nowhere; `added` comes last.
+    /// Rewrites the action log without what leads nowhere; `added` comes last.  Called while nobody
+    /// can seal.
     pub(crate) fn rewrite_log(&self, added: &[Entry], when: When) -> Result<(), StoreError> {
         let mut actions = self.actions();
         let gone = |tree: &Digest| {
@@ -305,13 +295,26 @@ impl Store {
         if when == When::IfShorter && dead.is_empty() && !actions.has_superseded() {
             return Ok(());
         }
+        self.remove_seals(&dead)?;
         let mut is_live = |entry: &Entry| match entry {
-            // Looked at again: it may have been sealed since.
-            Entry::Seal { key, tree, .. } => !dead.contains(key) || !gone(tree),
+            Entry::Seal { key, .. } => !dead.contains(key),
             // A living run may rely on an alias whose key it is just building anew.
             Entry::Alias { .. } | Entry::Reference { .. } => true,
         };
         Ok(actions.compact(&mut is_live, added)?)
+    }
+
+    /// Removes the copies of records for good, so that none is taken for one that the log has lost.
+    fn remove_seals(&self, keys: &HashSet<Digest>) -> Result<(), DiskError> {
+        for key in keys {
+            let path = self.layout().seal(key);
+            present(self.disk().unlink(&path)).map_err(fault("remove", &path))?;
+        }
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let seals = self.layout().seals();
+        self.disk().sync_dir(&seals).map_err(fault("sync the directory", &seals))
     }
 }
 

@@ -252,9 +252,12 @@ pub(crate) fn side_by_side<T: Sync, R: Send, E: Send>(
     bytes: u64,
     work: impl Fn(&T) -> Result<R, E> + Sync,
 ) -> Result<Vec<R>, E> {
-    let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
+    // How many cores there are takes a dozen system calls to answer.
+    let is_worth_it = items.len() > 1 && bytes >= SIDE_BY_SIDE_BYTES_MIN;
+    let cores =
+        if is_worth_it { thread::available_parallelism().map_or(1, usize::from) } else { 1 };
     let threads = cores.min(THREADS_MAX).min(items.len());
-    if threads < 2 || bytes < SIDE_BY_SIDE_BYTES_MIN {
+    if threads < 2 {
         return items.iter().map(work).collect();
     }
     let next = AtomicUsize::new(0);

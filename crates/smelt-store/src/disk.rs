@@ -37,8 +37,6 @@ pub(crate) trait Disk: Send + Sync {
     /// Takes a lock on the file at `path`, which is created if missing.  `None` means held by
     /// someone else, and is returned only for [`Wait::No`].
     fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<Held>>;
-    /// Whether someone else holds this byte of a lock file, without taking it.
-    fn is_byte_locked(&self, path: &Path, at: u64) -> io::Result<bool>;
     /// Sets the time of a file or a directory to now.
     fn touch(&self, path: &Path) -> io::Result<()>;
     fn volume(&self, path: &Path) -> io::Result<Volume>;

@@ -13,7 +13,7 @@ use crate::digest::Digest;
 use crate::digester::{AndSync, DigestError};
 use crate::disk::{DiskError, fault, present, remove_tree};
 use crate::layout::names;
-use crate::log::salvage;
+use crate::log::is_damaged;
 use crate::manifest::{FileEntry, Manifest};
 use crate::output::Damage;
 use crate::store::{Store, StoreError};
@@ -85,18 +85,11 @@ impl Store {
                 known.insert(tree, files);
             }
         })?;
-        let log = self.layout().action_log();
-        let mut behind = |text: &str| match serde_json::from_str::<Entry>(text) {
-            Ok(entry @ Entry::Seal { key, .. }) if entry.is_whole() => {
-                salvaged.insert(key, entry);
-            }
-            _ => {}
-        };
-        checkup.log_is_damaged = salvage(self.disk(), &log, &mut behind)?;
+        checkup.log_is_damaged = is_damaged(self.disk(), &self.layout().action_log())?;
         for name in names(self.disk(), &self.layout().seals())? {
             let Ok(key) = name.parse::<Digest>() else { continue };
             if let Some(entry) = self.read_seal(&key)?.filter(Entry::is_whole) {
-                salvaged.entry(key).or_insert(entry);
+                salvaged.insert(key, entry);
             }
         }
         // What the log says itself needs no saving.

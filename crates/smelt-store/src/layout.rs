@@ -22,9 +22,11 @@ const LAYOUT_BYTE: u64 = 1 << 62;
 const DIRS: [&str; 9] =
     ["out", "seals", "roots", "journal", "logs", "work", "runs", "quarantine", "trash"];
 /// What else may lie in a directory that is to become a store.
-const OTHER_NAMES: [&str; 14] = [
+const OTHER_NAMES: [&str; 15] = [
     "memo",
     "notes",
+    // Another process may have laid it out since it was asked for.
+    "FORMAT",
     "FORMAT.new",
     "lock",
     "keys.lock",
@@ -152,6 +154,10 @@ impl Layout {
 
     pub(crate) fn run_roots(&self, run: &RunId) -> PathBuf {
         self.runs().join(format!("{run}.roots"))
+    }
+
+    pub(crate) fn run_claims(&self, run: &RunId) -> PathBuf {
+        self.runs().join(format!("{run}.claims"))
     }
 
     /// Makes sure that the root exists, is on a disk of this machine, and is a store or empty.

@@ -1,8 +1,8 @@
 //! Appends checksummed records to a file and reads back those that are whole.
 //!
-//! One record is one line, `SEQ CHECK JSON\n`.  Reading stops at the first line that is not the
-//! next record, whatever follows.  Appending locks the file, reads what others added, cuts off a
-//! bad tail, writes one line in one call and syncs it; only then is the record acknowledged.
+//! One record is one line, `SEQ CHECK JSON\n`.  Reading passes over what is no record.  Appending
+//! locks the file, reads what others added, cuts off a bad tail, writes one line in one call and
+//! syncs it; only then is the record acknowledged.
 //! Compaction puts a shorter log in the place of the old one; whoever has the old one open finds
 //! out by its inode.  Knows nothing of what the records say.
 
@@ -156,11 +156,6 @@ impl Log {
         self.good.records
     }
 
-    /// The file that is read: another number means that the log was compacted.
-    pub(crate) fn inode(&self) -> u64 {
-        self.inode
-    }
-
     /// Visits the records added since the last call, and where the log was cut or seems to have
     /// been, those before them again.  A tail that is no record is left alone: it may be one that
     /// another process is just writing.
@@ -170,17 +165,21 @@ impl Log {
         let answer = size.and_then(|size| {
             if size == before.bytes {
                 // Asked for at every look-up, and nearly always there is nothing new.
-                return Ok(Scanned { good: before, is_clean: true });
+                return Ok(before);
             }
             // Someone may have cut a bad part away that we had read when it was still good.
             let is_shorter = size < before.bytes;
             let from = if is_shorter { Good::NOTHING } else { before };
             let scanned = scan(self.file.as_ref(), from, visit)?;
             // Or cut it and grown the log past our place, so that we now read across lines.
-            let is_lost = !scanned.is_clean && scanned.good == before && before != Good::NOTHING;
-            if is_lost { scan(self.file.as_ref(), Good::NOTHING, visit) } else { Ok(scanned) }
+            let is_odd = scanned.skipped || (!scanned.is_clean && scanned.good == before);
+            let is_lost = is_odd && before != Good::NOTHING;
+            if !is_lost {
+                return Ok(scanned.good);
+            }
+            Ok(scan(self.file.as_ref(), Good::NOTHING, visit)?.good)
         });
-        self.good = answer.map_err(fault("read", &self.path))?.good;
+        self.good = answer.map_err(fault("read", &self.path))?;
         Ok(())
     }
 
@@ -290,12 +289,29 @@ impl Log {
 
     /// Makes what was added durable.
     pub(crate) fn sync(&mut self) -> Result<(), LogError> {
-        if let Err(error) = self.file.sync() {
-            // The kernel may now believe the pages clean: no later sync of this file is proof.
-            self.broken = true;
-            return Err(fault("sync", &self.path)(error).into());
+        let Err(error) = self.file.sync() else { return Ok(()) };
+        self.give_up();
+        Err(fault("sync", &self.path)(error).into())
+    }
+
+    /// Takes no more records: after a failed sync the kernel may believe pages clean that it has
+    /// lost, so that no later one is proof.  But others rely on theirs for what they wrote and read,
+    /// and of what is written again it is.  Says whether that could be done.
+    fn give_up(&mut self) -> bool {
+        self.broken = true;
+        self.write_again().is_ok()
+    }
+
+    fn write_again(&self) -> Result<(), DiskError> {
+        let (mut chunk, mut at) = (vec![0; CHUNK_BYTES], 0);
+        loop {
+            let read = self.file.read_at(at, &mut chunk).map_err(fault("read", &self.path))?;
+            if read == 0 {
+                return Ok(());
+            }
+            write_all(self.file.as_ref(), &self.path, at, &chunk[..read])?;
+            at += read as u64;
         }
-        Ok(())
     }
 
     fn add(
@@ -367,7 +383,7 @@ impl Log {
         }
         let from = if size < self.good.bytes { Good::NOTHING } else { self.good };
         let mut scanned = scan(file, from, visit).map_err(reading())?;
-        if !scanned.is_clean && from != Good::NOTHING {
+        if (scanned.skipped || !scanned.is_clean) && from != Good::NOTHING {
             // Our own idea of the end may be the wrong one, so the whole file decides.
             scanned = scan(file, Good::NOTHING, visit).map_err(reading())?;
         }
@@ -390,16 +406,22 @@ impl Log {
         let _ = write_new(self.disk.as_ref(), &path, &tail);
     }
 
-    /// Writes and syncs one line, or takes it back as far as possible.
+    /// Writes and syncs one line, or takes it back as far as possible: unless it can be written once
+    /// more for another's sync, since others may have read it.
     fn write_line(&mut self, line: &str, and_sync: AndSync) -> Result<(), LogError> {
-        let file = self.file.as_ref();
-        if let Err(error) = write_all(file, &self.path, self.good.bytes, line.as_bytes()) {
+        let (file, at) = (self.file.as_ref(), self.good.bytes);
+        if let Err(error) = write_all(file, &self.path, at, line.as_bytes()) {
             // If this fails too, the next append finds the torn line and cuts it.
-            let _ = file.truncate(self.good.bytes);
+            let _ = file.truncate(at);
             return Err(error.into());
         }
-        if and_sync == AndSync::Yes {
-            self.sync().inspect_err(|_| drop(self.file.truncate(self.good.bytes)))?;
+        if and_sync == AndSync::Yes
+            && let Err(error) = file.sync()
+        {
+            if !self.give_up() {
+                let _ = self.file.truncate(at);
+            }
+            return Err(fault("sync", &self.path)(error).into());
         }
         Ok(())
     }
@@ -444,42 +466,12 @@ impl Writer<'_> {
     }
 }
 
-/// Visits every line of a log that is a record, whatever lies between them and whatever numbers
-/// they have: what can be saved of a log that was damaged in its middle.  Says whether it was.
-pub(crate) fn salvage(
-    disk: &dyn Disk,
-    path: &Path,
-    visit: &mut dyn FnMut(&str),
-) -> Result<bool, DiskError> {
+/// Whether a log has lines that are no records; a torn one at its end does not count.
+pub(crate) fn is_damaged(disk: &dyn Disk, path: &Path) -> Result<bool, DiskError> {
     let opened = present(disk.open(path, Open::Read)).map_err(fault("open", path))?;
     let Some(file) = opened else { return Ok(false) };
-    let mut pending: Vec<u8> = Vec::new();
-    let mut chunk = vec![0; CHUNK_BYTES];
-    let (mut offset, mut last_seq, mut is_damaged) = (0, 0, false);
-    loop {
-        let read = file.read_at(offset, &mut chunk).map_err(fault("read", path))?;
-        if read == 0 {
-            return Ok(is_damaged);
-        }
-        offset += read as u64;
-        pending.extend_from_slice(&chunk[..read]);
-        let whole = pending.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-        for line in pending[..whole].split_inclusive(|&byte| byte == b'\n') {
-            match parse(&line[..line.len() - 1]) {
-                Some((seq, text)) => {
-                    is_damaged |= seq != last_seq + 1;
-                    last_seq = seq;
-                    visit(text);
-                }
-                None => is_damaged = true,
-            }
-        }
-        pending.drain(..whole);
-        if pending.len() > LINE_BYTES_MAX {
-            // No record is that long; what follows is looked at afresh.
-            (is_damaged, pending) = (true, Vec::new());
-        }
-    }
+    let scanned = scan(file.as_ref(), Good::NOTHING, &mut |_, _| {});
+    Ok(scanned.map_err(fault("read", path))?.skipped)
 }
 
 /// How far a scan came.
@@ -487,45 +479,55 @@ struct Scanned {
     good: Good,
     /// Whether the good part ends where the file ends.
     is_clean: bool,
+    /// Whether there were lines on the way that are no records.
+    skipped: bool,
 }
 
-/// Reads records from `from` on until the end of the file or the first thing that is no record.
+/// Reads records from `from` on until the end of the file.
+///
+/// What is no record is passed over: a disk that fails may lose a record that need not be durable,
+/// and whoever writes the next one cannot know.  A record says what is true by itself, so that none
+/// hangs on those before it.
 fn scan(file: &dyn DiskFile, from: Good, visit: Visit<'_>) -> io::Result<Scanned> {
-    let mut good = from;
+    let (mut good, mut skipped) = (from, false);
     let mut pending = Vec::new();
     let mut chunk = vec![0; CHUNK_BYTES];
+    let mut offset = from.bytes;
     loop {
-        let offset = good.bytes + pending.len() as u64;
-        let read = file.read_at(offset, &mut chunk)?;
+        let read = file.read_at(offset + pending.len() as u64, &mut chunk)?;
         if read == 0 {
-            return Ok(Scanned { good, is_clean: pending.is_empty() });
+            let is_clean = pending.is_empty() && good.bytes == offset;
+            return Ok(Scanned { good, is_clean, skipped });
         }
         pending.extend_from_slice(&chunk[..read]);
-        let Some(taken) = take_lines(&pending, &mut good, visit) else {
-            return Ok(Scanned { good, is_clean: false });
-        };
-        pending.drain(..taken);
-        if pending.len() > LINE_BYTES_MAX {
-            return Ok(Scanned { good, is_clean: false });
+        let mut taken = 0;
+        while let Some(length) = pending[taken..].iter().position(|&byte| byte == b'\n') {
+            let at = offset + taken as u64;
+            skipped |= !take_line(&pending[taken..taken + length], at, &mut good, visit);
+            taken += length + 1;
         }
+        if pending.len() - taken > LINE_BYTES_MAX {
+            // No record is that long; what follows is looked at afresh.
+            (skipped, taken) = (true, pending.len());
+        }
+        pending.drain(..taken);
+        offset += taken as u64;
     }
 }
 
-/// Visits the whole lines at the start of `bytes`; `None` at the first that is not the next
-/// record, with `good` just before it.
-fn take_lines(bytes: &[u8], good: &mut Good, visit: Visit<'_>) -> Option<usize> {
-    let mut taken = 0;
-    while let Some(length) = bytes[taken..].iter().position(|&byte| byte == b'\n') {
-        let (seq, payload) = parse(&bytes[taken..taken + length])?;
-        if seq != good.records + 1 {
-            return None;
-        }
-        let line_bytes = u32::try_from(length + 1).ok()?;
-        visit(Place { offset: good.bytes, line_bytes, seq }, payload);
-        taken += length + 1;
-        *good = Good { bytes: good.bytes + u64::from(line_bytes), records: seq };
-    }
-    Some(taken)
+/// Visits a line if it is a record that comes after the good ones; says whether it is nothing else.
+fn take_line(line: &[u8], offset: u64, good: &mut Good, visit: Visit<'_>) -> bool {
+    // What a disk has lost reads as zeros, and the end of the line before may be lost with it.
+    let lost = line.iter().rposition(|&byte| byte == 0).map_or(0, |at| at + 1);
+    let (line, offset) = (&line[lost..], offset + lost as u64);
+    let later = good.records + 1..u64::MAX;
+    let Some((seq, payload)) = parse(line).filter(|(seq, _)| later.contains(seq)) else {
+        return false;
+    };
+    let line_bytes = u32::try_from(line.len() + 1).expect("a record is little over 1 MiB");
+    visit(Place { offset, line_bytes, seq }, payload);
+    *good = Good { bytes: offset + u64::from(line_bytes), records: seq };
+    lost == 0
 }
 
 fn line(seq: u64, payload: &str) -> String {

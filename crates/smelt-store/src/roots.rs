@@ -1,10 +1,11 @@
 //! Keeps lists of keys whose outputs a collection must not touch.
 //!
-//! A run holds one list while it lives; a pipeline keeps that of its last good run.  A list may
-//! name recipe keys, content keys and trees.  Whoever changes what is held takes `roots.lock`
-//! shared for a moment; a collection takes it alone for each thing it removes, and reads the lists
-//! again whenever they are not the ones it knows.  A server that has loaded an output holds it in
-//! the same way: it begins a run and holds the tree.
+//! A run holds one list while it lives, and claims each key before it looks for its output or
+//! builds it; a pipeline keeps the list of its last good run.  A list may name recipe keys, content
+//! keys and trees.  Whoever changes what is held takes `roots.lock` shared for a moment; a collection
+//! takes it alone for each thing it removes, and reads all again that is not as it knows it: so what
+//! is found after it was claimed stays.  A server that has loaded an output holds it in the same way:
+//! it begins a run and holds the tree.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ const LIST_BYTES_MAX: u64 = 64 << 20;
 /// One short line of JSON, or one digest.
 const NOTE_BYTES_MAX: u64 = 4096;
 /// A digest in a list.
-const KEY_BYTES: usize = 32;
+pub(crate) const KEY_BYTES: usize = 32;
 
 /// What a pipeline's last good run was, in `roots/last-…`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +41,8 @@ struct Last {
 pub(crate) struct Roots {
     /// The lists, by the file that names them.
     lists: BTreeMap<PathBuf, Digest>,
+    /// The files of claims, which only grow, with their sizes.
+    claims: BTreeMap<PathBuf, u64>,
     /// Runs whose journals are kept: the living, and the last good ones.
     pub(crate) runs: Vec<RunId>,
 }
@@ -47,8 +50,8 @@ pub(crate) struct Roots {
 impl Run {
     /// From now on a collection spares what these keys lead to, until the run has ended.
     ///
-    /// Recipe keys are followed to the content keys they lead to at the time, so that a plan's
-    /// recipe keys hold what the run has found and built, and will.  Call it before any look-up.
+    /// Recipe keys are followed to the content keys they lead to at the time: a plan's recipe keys
+    /// spare the run work.  What it relies on, it claims besides.
     pub fn hold(&self, keys: &[Digest]) -> Result<(), StoreError> {
         let (disk, path) = (self.store().disk(), self.store().layout().run_roots(self.id()));
         let _short = self.store().share_roots()?;
@@ -57,6 +60,25 @@ impl Run {
         present(disk.unlink(&path)).map_err(fault("remove", &path))?;
         let file = disk.open(&path, Open::New).map_err(fault("create", &path))?;
         Ok(write_all(file.as_ref(), &path, 0, format!("{list}\n").as_bytes())?)
+    }
+
+    /// From now on a collection spares what this key leads to, and will once it is built, until the
+    /// run has ended.  Call it before the look-up: what that finds then stays.
+    pub fn claim(&self, key: &Digest) -> Result<(), StoreError> {
+        let mut claimed = self.claimed();
+        if claimed.contains(key) {
+            return Ok(());
+        }
+        let (store, path) = (self.store(), self.store().layout().run_claims(self.id()));
+        let at = (claimed.len() * KEY_BYTES) as u64;
+        let _short = store.share_roots()?;
+        store.with_ballast(|| {
+            let file = store.disk().open(&path, Open::Write).map_err(fault("open", &path))?;
+            // Not synced: after a power cut the run is no more.
+            Ok(write_all(file.as_ref(), &path, at, key.as_bytes())?)
+        })?;
+        claimed.insert(*key);
+        Ok(())
     }
 
     /// A collection spares what these keys lead to, and this run's journal and logs, until another
@@ -107,8 +129,8 @@ impl Store {
         Ok(list)
     }
 
-    /// Reads which lists are held, and by whom.  A `runs/….roots` counts whether or not its run
-    /// lives: whoever clears the dead removes it.
+    /// Reads which lists are held, and by whom, and how much is claimed.  A `runs/….roots` or
+    /// `.claims` counts whether or not its run lives: whoever clears the dead removes it.
     pub(crate) fn read_roots(&self) -> Result<Roots, StoreError> {
         let (disk, layout) = (self.disk(), self.layout());
         let mut roots = Roots::default();
@@ -122,6 +144,10 @@ impl Store {
                     if let Some(list) = read_held(disk, &path)? {
                         roots.lists.insert(path, list);
                     }
+                }
+                "claims" => {
+                    let stat = present(disk.lstat(&path)).map_err(fault("look at", &path))?;
+                    roots.claims.extend(stat.map(|stat| (path, stat.size)));
                 }
                 _ => {}
             }
@@ -137,7 +163,7 @@ impl Store {
         Ok(roots)
     }
 
-    /// Every key in the lists that are held.
+    /// Every key in the lists that are held, and every claimed one.
     pub(crate) fn held_keys(&self, roots: &Roots) -> Result<Vec<Digest>, StoreError> {
         let mut lists: Vec<&Digest> = roots.lists.values().collect();
         lists.sort_unstable();
@@ -149,8 +175,12 @@ impl Store {
             if Digest::of(&bytes) != *list {
                 return Err(StoreError::BadRoots { path });
             }
-            let (whole, _) = bytes.as_chunks::<KEY_BYTES>();
-            keys.extend(whole.iter().map(|key| Digest::from_bytes(*key)));
+            keys.extend(keys_in(&bytes));
+        }
+        for path in roots.claims.keys() {
+            // Gone with its run, perhaps.
+            let bytes = read_small(self.disk(), path, LIST_BYTES_MAX)?.unwrap_or_default();
+            keys.extend(keys_in(&bytes));
         }
         Ok(keys)
     }
@@ -179,11 +209,17 @@ impl Store {
                 false => read_held(disk, path),
             };
             let Ok(Some(list)) = list else { return list.is_err() };
-            let one = Roots { lists: BTreeMap::from([(path.clone(), list)]), runs: Vec::new() };
+            let one = Roots { lists: BTreeMap::from([(path.clone(), list)]), ..Roots::default() };
             self.held_keys(&one).is_err()
         };
         Ok(lasts.chain(runs).filter(is_bad).collect())
     }
+}
+
+/// The keys in a file of them; the beginning of one more, which a crash may leave, is none.
+fn keys_in(bytes: &[u8]) -> impl Iterator<Item = Digest> {
+    let (whole, _) = bytes.as_chunks::<KEY_BYTES>();
+    whole.iter().map(|key| Digest::from_bytes(*key))
 }
 
 fn last_name(pipeline: &str) -> String {
@@ -195,7 +231,11 @@ fn is_last(name: &str) -> bool {
 }
 
 fn read_held(disk: &dyn Disk, path: &Path) -> Result<Option<Digest>, StoreError> {
-    let Some(bytes) = read_small(disk, path, NOTE_BYTES_MAX)? else { return Ok(None) };
+    let bytes = read_small(disk, path, NOTE_BYTES_MAX)?.unwrap_or_default();
+    if bytes.is_empty() {
+        // About to be written: the run holds nothing yet.
+        return Ok(None);
+    }
     let list = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim_end().parse().ok());
     list.map(Some).ok_or_else(|| StoreError::BadRoots { path: path.to_owned() })
 }

@@ -3,10 +3,11 @@
 //! A run lives as long as it holds its lock file.  What a dead one left in `work/` is nobody's and
 //! is deleted; its journal and logs stay.  Knows nothing of what a run does.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
@@ -43,6 +44,8 @@ pub struct Run {
     store: Store,
     id: RunId,
     journal: Journal,
+    /// See [`Run::claim`].
+    claimed: Mutex<HashSet<Digest>>,
     lock: Held,
 }
 
@@ -60,7 +63,8 @@ impl Store {
             let id = RunId::new(now, self.disk().moment().process, attempt);
             if let Some(lock) = self.take_name(&id)? {
                 let journal = self.open_journal(&id)?;
-                return Ok(Run { store: self.clone(), id, journal, lock });
+                let claimed = Mutex::default();
+                return Ok(Run { store: self.clone(), id, journal, claimed, lock });
             }
         }
         let path = self.layout().runs();
@@ -126,7 +130,8 @@ impl Store {
     /// The lock file goes last, while it is held: until then the run counts as dead.
     fn clear(&self, id: &RunId, lock: Held) -> Result<(), DiskError> {
         remove_tree(self.disk(), &self.layout().work_of(id))?;
-        for path in [self.layout().run_roots(id), self.layout().run_lock(id)] {
+        let layout = self.layout();
+        for path in [layout.run_roots(id), layout.run_claims(id), layout.run_lock(id)] {
             present(self.disk().unlink(&path)).map_err(fault("remove", &path))?;
         }
         drop(lock);
@@ -178,6 +183,11 @@ impl Run {
 
     pub(crate) fn store(&self) -> &Store {
         &self.store
+    }
+
+    pub(crate) fn claimed(&self) -> MutexGuard<'_, HashSet<Digest>> {
+        // A panic elsewhere leaves a set that lacks a key at worst, which is then claimed again.
+        self.claimed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The run's journal.

@@ -173,8 +173,8 @@ impl Store {
         let out = self.layout().out();
         self.disk().sync_dir(&out).map_err(fault("sync the directory", &out))?;
         self.append(&entry)?;
-        drop(unseen);
         self.lay_seal(key, &entry);
+        drop(unseen);
         let path = self.layout().tree(&digest);
         if is_placed {
             self.remember(&path, &finished);

@@ -271,22 +271,6 @@ impl Store {
         }
     }
 
-    /// Finds the output of a key as [`Store::lookup`] does, and records that a recipe key led to it.
-    ///
-    /// A collection spares what the recipe keys of a living run lead to, so an output found here
-    /// stays as long as the run that holds `recipe`: it is looked up once more when the record is
-    /// new, because a collection may have come between.
-    pub fn claim(&self, recipe: &Digest, key: &Digest) -> Result<Lookup, StoreError> {
-        let found = self.lookup(key)?;
-        if !matches!(found, Lookup::Hit(_)) || self.resolve(recipe)? == Some(*key) {
-            return Ok(found);
-        }
-        self.alias(recipe, key)?;
-        // A collection that did not see the alias is through with the output after this.
-        drop(self.share_roots()?);
-        self.lookup(key)
-    }
-
     /// How large the output of a key was, or else the last one of a recipe key: 0 if unknown.
     pub fn known_bytes(&self, recipe: &Digest, key: &Digest) -> Result<u64, StoreError> {
         let before = self.resolve(recipe)?;
@@ -363,9 +347,26 @@ impl Store {
         Ok(self.with_ballast(|| actions.append_later(&entry))?)
     }
 
+    /// Makes everything durable that look-ups have found: another process may have written a record
+    /// and not have synced it yet.
+    pub fn sync(&self) -> Result<(), StoreError> {
+        self.refuse_read_only("sync")?;
+        Ok(self.actions().sync()?)
+    }
+
     /// The content key a recipe key led to last.
     pub fn resolve(&self, recipe: &Digest) -> Result<Option<Digest>, StoreError> {
         Ok(self.actions().resolve(recipe)?)
+    }
+
+    /// The same for many recipe keys at one time.
+    pub fn resolve_each<'a>(
+        &self,
+        recipes: impl Iterator<Item = &'a Digest>,
+    ) -> Result<Vec<Option<Digest>>, StoreError> {
+        let mut actions = self.actions();
+        actions.refresh()?;
+        Ok(recipes.map(|recipe| actions.known_alias(recipe)).collect())
     }
 
     fn output_of(&self, entry: Entry) -> Option<Output> {

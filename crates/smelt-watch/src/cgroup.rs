@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::counters::Counters;
+use crate::kernel_file;
 use crate::machine::number;
 use crate::pressure::Pressure;
 
@@ -59,7 +60,7 @@ impl Cgroups {
     /// Looks for hierarchies that we may make groups in, on the machine whose file system is at
     /// `root`; `None` where there are none.
     pub fn find(root: &Path) -> Option<Self> {
-        let text = |path| fs::read_to_string(root.join(path)).unwrap_or_default();
+        let text = |path| kernel_file::text(root.join(path)).unwrap_or_default();
         let mounts = mounts(&text("proc/self/mountinfo"));
         let own = text("proc/self/cgroup");
         let places = |mount: &Mount| places(root, mount, &own);
@@ -181,7 +182,7 @@ fn group_name(name: &str) -> String {
 }
 
 fn read(dir: &Path, name: &str) -> String {
-    fs::read_to_string(dir.join(name)).unwrap_or_default()
+    kernel_file::text(dir.join(name)).unwrap_or_default()
 }
 
 fn remove(dir: &Path) {

@@ -1,11 +1,11 @@
 //! Reads what only ever grows (faults, swapping, stalls, kills), so that two readings tell what
 //! happened between them.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kernel_file;
 use crate::machine::number;
 use crate::pressure::Pressure;
 
@@ -36,14 +36,14 @@ impl Counters {
     /// Reads the machine whose file system is at `root`.
     pub fn read(root: &Path) -> Self {
         Self::parse(
-            &fs::read_to_string(root.join("proc/vmstat")).unwrap_or_default(),
-            &fs::read_to_string(root.join(PRESSURE)).unwrap_or_default(),
+            &kernel_file::text(root.join("proc/vmstat")).unwrap_or_default(),
+            &kernel_file::text(root.join(PRESSURE)).unwrap_or_default(),
         )
     }
 
     /// Reads the machine's stalls alone, which is quicker.
     pub fn read_pressure(root: &Path) -> Option<Pressure> {
-        Pressure::parse(&fs::read_to_string(root.join(PRESSURE)).ok()?)
+        Pressure::parse(&kernel_file::text(root.join(PRESSURE)).ok()?)
     }
 
     /// Takes the two files' texts apart.

@@ -9,6 +9,7 @@
 pub mod cgroup;
 pub mod counters;
 pub mod curve;
+mod kernel_file;
 pub mod machine;
 pub mod meter;
 pub mod peaks;

@@ -1,7 +1,8 @@
 //! Reads what the whole machine has left: `/proc/meminfo`.
 
-use std::fs;
 use std::path::Path;
+
+use crate::kernel_file;
 
 /// One reading; `None` where this kernel does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -17,7 +18,7 @@ pub struct Machine {
 impl Machine {
     /// Reads the machine whose file system is at `root`: `/`, or a captured tree.
     pub fn read(root: &Path) -> Self {
-        Self::parse(&fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default())
+        Self::parse(&kernel_file::text(root.join("proc/meminfo")).unwrap_or_default())
     }
 
     /// Takes the file's text apart.

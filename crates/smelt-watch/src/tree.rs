@@ -5,6 +5,7 @@
 
 use std::fs;
 
+use crate::kernel_file;
 use crate::machine::kib;
 
 /// One reading of a tree.
@@ -104,12 +105,12 @@ impl Sample {
 
 /// Whether the process has ended and only waits for its parent to ask how.
 pub fn is_zombie(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = kernel_file::text(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
 fn status(pid: u32) -> Option<Sample> {
-    fs::read_to_string(format!("/proc/{pid}/status")).ok().map(|text| Sample::parse(&text))
+    kernel_file::text(format!("/proc/{pid}/status")).ok().map(|text| Sample::parse(&text))
 }
 
 /// Children of every thread of `pid`.
@@ -117,7 +118,7 @@ fn children(pid: u32) -> Vec<u32> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     let mut pids = Vec::new();
     for task in tasks.flatten() {
-        match fs::read_to_string(task.path().join("children")) {
+        match kernel_file::text(task.path().join("children")) {
             Ok(text) => {
                 pids.extend(text.split_ascii_whitespace().filter_map(|p| p.parse::<u32>().ok()))
             }
@@ -131,7 +132,7 @@ fn children(pid: u32) -> Vec<u32> {
 fn children_by_parent(parent: u32) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let is_child = |pid: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let stat = kernel_file::text(format!("/proc/{pid}/stat")).unwrap_or_default();
         parent_of(&stat) == Some(parent)
     };
     entries

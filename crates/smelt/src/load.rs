@@ -178,6 +178,7 @@ pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>
     let Loaded { plan, store, .. } = loaded;
     let mut digests: Vec<Option<Digest>> = vec![None; plan.len()];
     let mut standings = Vec::with_capacity(plan.len());
+    let lasts = store.resolve_each(plan.stages().map(|(_, stage)| &stage.recipe_key))?;
     for (id, stage) in plan.stages() {
         if let Some(pin) = stage.given() {
             digests[id.index()] = Some(pin.digest);
@@ -187,7 +188,7 @@ pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>
         }
         if let Some(missing) = stage.needs().find(|need| digests[need.index()].is_none()) {
             let until = root_of(&standings, missing);
-            let last = store.resolve(&stage.recipe_key)?;
+            let last = lasts[id.index()];
             standings.push((Standing::Unknown { until, last }, None));
             continue;
         }

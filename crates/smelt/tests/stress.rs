@@ -6,7 +6,7 @@
 mod world;
 
 use std::collections::BTreeMap;
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use serde_json::Value;
@@ -48,7 +48,23 @@ fn expected(round: usize, n: usize) -> String {
 
 fn start(world: &World, n: usize) -> Child {
     let file = format!("p{n}.toml");
-    world.start(&["run", &file, "--jobs", "2"])
+    let mut command = world.command(&["run", &file, "--jobs", "2"]);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Ends the collector's loop however the runs ended: a scope waits for its threads, so a failed
+/// assertion would otherwise wait for ever, and never be read.
+struct EndsIt<'a>(&'a AtomicBool);
+
+impl Drop for EndsIt<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn collect(world: &World) {
+    let done = world.smelt(&["cache", "gc", "--max-size", "0", "--max-age", "0d"]);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
 }
 
 /// How often each stage was built, by what it is called.
@@ -68,18 +84,20 @@ fn overlapping_runs_and_collections_lose_nothing_and_build_nothing_twice() {
         let collector = scope.spawn(|| {
             world.wait_for("cache/FORMAT");
             while !over.load(Ordering::Relaxed) {
-                let done = world.smelt(&["cache", "gc", "--max-size", "0", "--max-age", "0d"]);
-                assert_eq!(done.code, Some(0), "{}", done.stderr);
+                collect(&world);
                 collections.fetch_add(1, Ordering::Relaxed);
             }
         });
+        let ends_it = EndsIt(&over);
         for round in 0..ROUNDS {
             for n in 0..RUNS {
                 world.write(&format!("p{n}.toml"), &pipeline(&world, round, n));
             }
             let runs: Vec<_> = (0..RUNS).map(|n| start(&world, n)).collect();
-            for (n, mut run) in runs.into_iter().enumerate() {
-                assert!(run.wait().unwrap().success(), "round {round}, run {n}");
+            for (n, run) in runs.into_iter().enumerate() {
+                let run = run.wait_with_output().unwrap();
+                let said = String::from_utf8_lossy(&run.stderr);
+                assert!(run.status.success(), "round {round}, run {n}: {said}");
             }
             for n in 0..RUNS {
                 let out = ended(&mut world.command(&["out", &format!("p{n}.toml"), "own"]));
@@ -88,7 +106,7 @@ fn overlapping_runs_and_collections_lose_nothing_and_build_nothing_twice() {
                 assert_eq!(std::fs::read_to_string(file).unwrap(), expected(round, n));
             }
         }
-        over.store(true, Ordering::Relaxed);
+        drop(ends_it);
         collector.join().unwrap();
     });
     let counts = built(&world);
@@ -97,6 +115,8 @@ fn overlapping_runs_and_collections_lose_nothing_and_build_nothing_twice() {
     assert_eq!(counts.len(), 1 + ROUNDS * (3 + RUNS / 2 + RUNS));
     println!("{} collections beside {} runs", collections.load(Ordering::Relaxed), ROUNDS * RUNS);
     assert!(collections.load(Ordering::Relaxed) > 3);
+    // One that sees no run alive.
+    collect(&world);
     let checked = world.smelt(&["cache", "fsck", "--json"]);
     assert_eq!(checked.code, Some(0), "{}{}", checked.stdout, checked.stderr);
     let checked: Value = serde_json::from_str(&checked.stdout).unwrap();

@@ -91,6 +91,31 @@ fn explain_names_the_file_and_the_param_that_changed() {
     assert!(plan.contains("in: file x changed (3 -> 5 bytes); and 1 more"), "{plan}");
 }
 
+#[test]
+fn a_plan_forecasts_what_the_last_time_showed() {
+    let world = World::of_commands(&["a::sleep 0.2; echo one > o", "b:a:cat $SMELT_IN_A/o > o"]);
+    let plan = |world: &World| world.smelt(&["plan", "p.toml"]).stdout;
+    assert!(!plan(&world).contains("forecast, "), "nothing was ever built: {}", plan(&world));
+    world.run(&[]);
+    assert!(!plan(&world).contains("forecast, "), "nothing is to be built: {}", plan(&world));
+    // A run that finds everything takes nothing away of what is known.
+    world.run(&[]);
+    world.write(
+        "p.toml",
+        &commands(&["a::sleep 0.2; echo two > o", "b:a:cat $SMELT_IN_A/o > o", "c::echo > o"]),
+    );
+    let said = plan(&world);
+    let a = said.lines().find(|line| line.starts_with("a ")).unwrap();
+    assert!(a.contains(" 0.2 s, ") || a.contains(" 0.3 s, "), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(last.starts_with("forecast, as the last time: 0."), "{said}");
+    assert!(last.ends_with("one after the other; 1 more were never built here"), "{said}");
+    let json = world.smelt(&["plan", "p.toml", "--json"]).stdout;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["stages"][0]["forecast"]["wall_s"].as_f64().unwrap() >= 0.2, "{json}");
+    assert!(json["stages"][2]["forecast"].is_null(), "{json}");
+}
+
 /// A chain long enough to be remembered.
 fn chain() -> Vec<String> {
     let stage = |at: usize| match at {

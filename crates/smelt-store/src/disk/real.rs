@@ -110,17 +110,6 @@ impl Disk for RealDisk {
         }
     }
 
-    fn is_byte_locked(&self, path: &Path, at: u64) -> io::Result<bool> {
-        let file = match OpenOptions::new().read(true).write(true).open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        let mut range = byte_range(at, libc::F_WRLCK)?;
-        fcntl(&file, FcntlArg::F_OFD_GETLK(&mut range))?;
-        Ok(range.l_type != libc::F_UNLCK as libc::c_short)
-    }
-
     fn touch(&self, path: &Path) -> io::Result<()> {
         File::open(path)?.set_modified(SystemTime::now())
     }
@@ -251,7 +240,13 @@ fn tried(answer: Result<(), TryLockError>) -> io::Result<bool> {
 /// Locks or unlocks one byte with an open-file-description lock.  Classic `fcntl` locks would be
 /// lost as soon as anything in the process closed the same file.
 fn byte_lock(file: &File, at: u64, kind: libc::c_int, wait: Wait) -> io::Result<bool> {
-    let range = byte_range(at, kind)?;
+    let range = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: libc::off_t::try_from(at).map_err(io::Error::other)?,
+        l_len: 1,
+        l_pid: 0,
+    };
     let asked = match wait {
         Wait::Yes => FcntlArg::F_OFD_SETLKW(&range),
         Wait::No => FcntlArg::F_OFD_SETLK(&range),
@@ -261,16 +256,6 @@ fn byte_lock(file: &File, at: u64, kind: libc::c_int, wait: Wait) -> io::Result<
         Err(nix::Error::EAGAIN | nix::Error::EACCES) => Ok(false),
         Err(error) => Err(error.into()),
     }
-}
-
-fn byte_range(at: u64, kind: libc::c_int) -> io::Result<libc::flock> {
-    Ok(libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: libc::off_t::try_from(at).map_err(io::Error::other)?,
-        l_len: 1,
-        l_pid: 0,
-    })
 }
 
 fn still_named(file: &File, path: &Path) -> io::Result<bool> {

@@ -763,13 +763,6 @@ impl Disk for SimDisk {
         }
     }
 
-    fn is_byte_locked(&self, path: &Path, at: u64) -> io::Result<bool> {
-        let mut world = self.world();
-        world.step("look at the lock", path, Needs::Nothing)?;
-        let is_it = |lock: &Lock| lock.path == path && lock.kind == LockKind::Byte(at);
-        Ok(world.locks.iter().any(is_it))
-    }
-
     fn touch(&self, path: &Path) -> io::Result<()> {
         let mut world = self.world();
         world.step("touch", path, Needs::Change)?;

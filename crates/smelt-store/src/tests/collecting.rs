@@ -162,7 +162,7 @@ fn a_living_run_holds_what_its_recipes_lead_to_now_and_later() {
     let (_dir, store, run) = real(&["a", "b", "c"]);
     let recipe = |name: &str| Digest::of(format!("recipe of {name}").as_bytes());
     run.hold(&[recipe("a"), recipe("b"), key("c")]).unwrap();
-    assert!(store.claim(&recipe("a"), &key("a")).unwrap().hit().is_some());
+    store.alias(&recipe("a"), &key("a")).unwrap();
     store.collect(&NOTHING_MAY_STAY).unwrap();
     assert!(is_there(&store, "a") && is_there(&store, "c"));
     assert!(!is_there(&store, "b"), "no alias led to it yet");
@@ -197,17 +197,22 @@ fn the_last_good_run_of_every_pipeline_keeps_its_outputs_and_its_journal() {
 }
 
 #[test]
-fn a_key_that_is_being_built_is_spared() {
-    let (_dir, store, run) = real(&["a"]);
-    run.finish().unwrap();
-    let building = store.try_lock_key(&key("a")).unwrap();
-    let done = store.collect(&NOTHING_MAY_STAY).unwrap();
-    assert!(is_there(&store, "a"));
-    let spared = done.spared.iter().filter(|victim| matches!(victim.what, What::Output(_)));
-    assert_eq!(spared.count(), 1);
-    drop(building);
+fn what_a_run_claims_stays_whatever_its_recipe_leads_to() {
+    let (_dir, store, run) = real(&["a", "b"]);
+    let recipe = Digest::of(b"recipe of a");
+    run.hold(&[recipe]).unwrap();
+    for name in ["a", "later", "a"] {
+        run.claim(&key(name)).unwrap();
+    }
+    // Another run of the recipe, that found other inputs.
+    store.alias(&recipe, &key("b")).unwrap();
+    real_output(&store, &run, "later", &[]);
     store.collect(&NOTHING_MAY_STAY).unwrap();
-    assert!(!is_there(&store, "a"));
+    assert!(["a", "b", "later"].iter().all(|name| is_there(&store, name)));
+    run.finish().unwrap();
+    assert_eq!(std::fs::read_dir(store.root().join("runs")).unwrap().count(), 0);
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(!["a", "b", "later"].iter().any(|name| is_there(&store, name)));
 }
 
 #[test]

@@ -140,7 +140,8 @@ fn build(
 ) -> Played<()> {
     let key = key(stage.name);
     let _lock = store.try_lock_key(&key).map_err(text)?.ok_or("the key is locked")?;
-    if store.claim(&recipe(stage.name), &key).map_err(text)?.hit().is_none() {
+    run.claim(&key).map_err(text)?;
+    if store.lookup(&key).map_err(text)?.hit().is_none() {
         let dir = run.work_dir(stage.name).map_err(text)?;
         make(disk, &dir, stage.files)?;
         let output = store.seal(&key, &dir, json!({"stage": stage.name})).map_err(text)?;
