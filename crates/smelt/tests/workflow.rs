@@ -91,6 +91,41 @@ fn explain_names_the_file_and_the_param_that_changed() {
     assert!(plan.contains("in: file x changed (3 -> 5 bytes); and 1 more"), "{plan}");
 }
 
+/// When the content of `file` was read last, in the file-stat cache.
+fn read_at(world: &World, file: &str) -> u64 {
+    let ending = format!("/{file}");
+    let stat = world.read("cache/stat");
+    let entries = stat.lines().filter_map(|line| line.split_once(' '));
+    let entry = entries
+        .map(|(_, json)| serde_json::from_str::<serde_json::Value>(json).unwrap())
+        .find(|entry| entry["path"].as_str().unwrap().ends_with(&ending));
+    entry.expect("the input was hashed")["seen_ns"].as_u64().unwrap()
+}
+
+#[test]
+fn an_input_counts_by_content_and_is_read_when_it_may_have_changed() {
+    let world = World::new("");
+    world.write("p.toml", &commands(&["a:@in:cat $SMELT_INPUTS/x > o"]).replace("@in", "path:in"));
+    fs::create_dir(world.path("in")).unwrap();
+    world.write("in/x", "one");
+    // Two changes within a tick of the clock would not show: only what is older is known to stay.
+    std::thread::sleep(std::time::Duration::from_millis(2200));
+    assert_eq!(statuses(&world.run(&[])), ["a sealed"]);
+    let first = read_at(&world, "in/x");
+    assert_eq!(statuses(&world.run(&[])), ["a hit"]);
+    assert_eq!(read_at(&world, "in/x"), first, "it is not read again");
+    let input = fs::File::options().write(true).open(world.path("in/x")).unwrap();
+    let then = input.metadata().unwrap().modified().unwrap();
+    input.set_modified(std::time::SystemTime::now()).unwrap();
+    assert_eq!(statuses(&world.run(&[])), ["a hit"], "touched, and the same");
+    assert!(read_at(&world, "in/x") > first, "but that had to be seen");
+    // Other content of the same size and time.
+    world.write("in/x", "two");
+    input.set_modified(then).unwrap();
+    assert_eq!(statuses(&world.run(&[])), ["a sealed"]);
+    assert_eq!(fs::read_to_string(world.out("a").join("o")).unwrap(), "two");
+}
+
 #[test]
 fn a_plan_forecasts_what_the_last_time_showed() {
     let world = World::of_commands(&["a::sleep 0.2; echo one > o", "b:a:cat $SMELT_IN_A/o > o"]);
