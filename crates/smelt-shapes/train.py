@@ -3,7 +3,8 @@
     python train.py --model DIR --stream "smelt-shapes stream --model DIR --threads 8"
 
 DIR holds config.json as `smelt-shapes files` wrote it; model.safetensors (bf16, the names of the
-InternVL3 layout), train.log and scores.json are added to it.  One GPU, minutes.
+InternVL3 layout), train.log and scores.json are added to it.  One GPU, minutes; a processor works,
+and takes more than a week.  --score-only scores what is there and writes nothing.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import queue
 import shlex
 import struct
 import subprocess
+import sys
 import threading
 import time
 
@@ -316,6 +318,13 @@ def ahead(items, image_token, device, depth=8):
         yield item
 
 
+def told(items, count):
+    """The same items, each told of when it is asked for."""
+    for number, item in enumerate(items, 1):
+        print(f"batch {number} of {count}", file=sys.stderr)
+        yield item
+
+
 @torch.no_grad()
 def score(model, items, log):
     """Share of answers that greedy decoding gives to the letter, by task."""
@@ -367,21 +376,26 @@ def main():
     flags.add_argument("--answers", type=int, default=500)
     flags.add_argument("--shared", help="a command that sends the training batches instead")
     flags.add_argument("--steps", type=int, default=31336, help="of the schedule, which ends with them")
+    flags.add_argument("--pictures", type=int, help="of a batch; fewer go faster and learn less")
     flags.add_argument("--rate", type=float, default=1.3e-3)
     flags.add_argument("--held-out", type=int, default=48, help="batches of the last score")
     flags.add_argument("--eager", action="store_true", help="compile nothing")
     flags.add_argument("--score-every", type=int, default=4000, help="steps")
+    flags.add_argument("--log-every", type=int, help="steps; 200, without a GPU 1")
     flags.add_argument("--score-only", action="store_true")
     flags.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = flags.parse_args()
     if args.prompts:
         args.device = "cpu"
-    file = None if args.prompts else (args.model / ("scores.log" if args.score_only else "train.log")).open("w")
+    args.log_every = args.log_every or (1 if args.device == "cpu" else 200)
+    if args.pictures:
+        args.stream += f" --pictures {args.pictures}"
+    file = None if args.prompts or args.score_only else (args.model / "train.log").open("w")
 
     def log(line):
         print(line, flush=True)
-        file.write(line + "\n")
-        file.flush()
+        if file:
+            print(line, file=file, flush=True)
 
     torch.manual_seed(7)
     torch.set_float32_matmul_precision("highest")
@@ -393,6 +407,8 @@ def main():
     count = sum(p.numel() for p in model.parameters())
     if not args.prompts:
         log(f"{count} parameters, {torch.__version__}, {args.steps} steps, rate {args.rate}")
+    if args.device == "cpu" and not (args.prompts or args.score_only):
+        log("no GPU: watch how long a step takes; --steps 20 --pictures 24 --held-out 1 is a trial")
     send = lambda stream: ahead(batches(stream), image_token, args.device)
     held_out = lambda n: send(f"{args.stream} --held-out --count {n}")
     if args.prompts:
@@ -404,8 +420,9 @@ def main():
         save(model, args.model / "model.safetensors")
     load(model, args.model)
     log("the saved weights in f32:")
-    scores = score(model, held_out(args.held_out), log)
-    (args.model / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
+    scores = score(model, told(held_out(args.held_out), args.held_out), log)
+    if not args.score_only:
+        (args.model / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
 
 
 def save(model, path):
@@ -419,7 +436,8 @@ def load(model, path):
 
 
 def train(model, args, log, items, held_out):
-    if not args.eager:
+    # Compiling pays where steps are many.
+    if not args.eager and args.device != "cpu":
         for layer in [*model.language_model.model.layers, *model.vision_model.encoder.layers]:
             layer.compile()
     decay = [p for p in model.parameters() if p.ndim > 1]
@@ -443,7 +461,7 @@ def train(model, args, log, items, held_out):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.detach())
-        if step % 200 == 199:
+        if step % args.log_every == args.log_every - 1:
             mean = torch.stack(losses).mean().item()
             losses.clear()
             log(f"step {step + 1} loss {mean:.4f} rate {rate:.2e} {time.time() - begin:.0f} s")

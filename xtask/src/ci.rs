@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{debian, onnxruntime, root, tidy};
+use crate::{debian, onnxruntime, power_cuts, root, tidy};
 
 const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
@@ -14,9 +14,12 @@ const STEPS: [(&str, &[&str]); 4] = [
     ("docs", &["doc", "--workspace", "--no-deps", "--locked"]),
 ];
 
+/// A check that is our own.
+type Step = fn() -> Result<()>;
+
 /// Fails at the first step that fails.
 pub(crate) fn run() -> Result<()> {
-    // The kill-point sweeps count and cut system calls with it.
+    // The kill-point sweeps count and cut system calls with it, and the order of syncs is seen by it.
     debian::need("strace", || debian::runs("strace", "-V"))?;
     // Pages of runs are looked at in it.
     debian::need("chromium", || debian::runs("chromium", "--version"))?;
@@ -26,9 +29,12 @@ pub(crate) fn run() -> Result<()> {
         cargo(arguments, &[]).with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    for (name, step) in
-        [("onnxruntime", onnxruntime::run as fn() -> Result<()>), ("tidy", tidy::run)]
-    {
+    let steps: [(&str, Step); 3] = [
+        ("onnxruntime", onnxruntime::run),
+        ("tidy", tidy::run),
+        ("power cuts", || power_cuts::run(power_cuts::CI)),
+    ];
+    for (name, step) in steps {
         let begin = Instant::now();
         step().with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));

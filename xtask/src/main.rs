@@ -1,10 +1,12 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `fuzz`, `onnxruntime`, `soak`, `tidy`.
+//! Runs the development commands: `cargo xtask ci`, `bench`, `fuzz`, `onnxruntime`, `power-cuts`,
+//! `soak`, `tidy`.
 
 mod bench;
 mod ci;
 mod debian;
 mod fuzz;
 mod onnxruntime;
+mod power_cuts;
 mod python;
 mod shapes;
 mod soak;
@@ -13,9 +15,10 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask ci|bench front|bench workflow|fuzz|shapes|onnxruntime|soak|tidy
+    "usage: cargo xtask ci|bench front|bench workflow|fuzz|shapes|onnxruntime|power-cuts|soak|tidy
 
-  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy
+  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy,
+         20 power cuts
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
   bench workflow [--runs N] [CASE]...
@@ -24,10 +27,12 @@ const USAGE: &str =
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   onnxruntime
           the exported golden graphs in onnxruntime against what transformers computed
+  power-cuts [--points N] [--seed S] [--again]
+         smelt in a virtual machine whose power is cut N times: nothing it told of may be lost
   shapes train|eval|generate DIR [FLAG]...
          train the models of tests/data/shapes-vl, score one, or draw held-out pictures into DIR
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
-         then fuzz
+         200 power cuts, then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, README";
 
 fn main() -> ExitCode {
@@ -42,6 +47,7 @@ fn main() -> ExitCode {
         // Started by `bench` for each process it measures.
         ["measure", ..] => bench::measure::child(&arguments[1..]),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
+        ["power-cuts", ref rest @ ..] => power_cuts::run(rest),
         ["shapes", ref rest @ ..] => shapes::run(rest),
         ["soak"] => soak::run(),
         ["tidy"] => tidy::run(),

@@ -20,6 +20,7 @@ pub(crate) fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {
     if fs::read_to_string(&mark).is_ok_and(|made| made == wanted) {
         return Ok(python);
     }
+    eprintln!("xtask: installing {} into {}", requirements.display(), dir.display());
     // Debian packages venv apart from python3.
     debian::need("python3-venv", || make(&dir))?;
     let installed = Command::new(&python)

@@ -13,17 +13,22 @@ const SCRIPT: &str = "crates/smelt-shapes/train.py";
 const REQUIREMENTS: &str = "crates/smelt-shapes/requirements.txt";
 
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    let need = |dir: &str, name: &str, make: &str| {
+        let is_there = Path::new(dir).join(name).exists();
+        ensure!(is_there, "{dir} has no {name}; make it: {make} {dir}");
+        Ok(())
+    };
     match arguments {
         ["generate", dir, flags @ ..] => generator(&[&["generate", "--out", dir], flags].concat()),
         ["train", dir, flags @ ..] => {
-            if !Path::new(dir).join("config.json").exists() {
-                bail!(
-                    "{dir} has no config.json; make one: cargo run --release -p smelt-shapes -- files --decoder qwen2 --out {dir}"
-                );
-            }
+            let files = "cargo run --release -p smelt-shapes -- files --decoder qwen2 --out";
+            need(dir, "config.json", files)?;
             script(dir, flags)
         }
-        ["eval", dir, flags @ ..] => script(dir, &[&["--score-only"], flags].concat()),
+        ["eval", dir, flags @ ..] => {
+            need(dir, "model.safetensors", "cargo xtask shapes train")?;
+            script(dir, &[&["--score-only"], flags].concat())
+        }
         _ => bail!("say shapes train DIR, shapes eval DIR or shapes generate DIR"),
     }
 }

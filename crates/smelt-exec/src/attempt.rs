@@ -23,10 +23,12 @@ use smelt_watch::meter::period;
 use smelt_watch::{Budget, Cgroups, Group, Measured, Meter, Sample, Verdict, judge};
 
 use crate::classify::{End, Outcome, Stopped, classify};
+use crate::confine::Writes;
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Order, SMALL_BYTES_MAX, ShimOrder, ShimReport};
 use crate::orphans;
+use crate::refused;
 use crate::report::AttemptReport;
 use crate::room;
 use crate::shim::GRACE;
@@ -185,6 +187,7 @@ impl Attempt<'_> {
         };
         meter.method(self.cgroups).clone_into(&mut report.method);
         let (said, over) = self.watch(&mut shim, begin, &mut meter);
+        let refused = self.refused(shim.process.id(), said.as_ref());
         let kept = self.part(shim, said.as_ref(), report);
         let by_user = self.controls.stopped_by_user.load(Ordering::Acquire);
         let (mut measured, group) = meter.finish();
@@ -195,6 +198,7 @@ impl Attempt<'_> {
         let end = End {
             stopped: over.or(by_user.then_some(Stopped::ByUser)),
             oom_kills: measured.counters.oom_kills.unwrap_or(0),
+            refused,
             last_line: log::last_line(&self.log),
             report: said,
         };
@@ -204,6 +208,7 @@ impl Attempt<'_> {
         if let Some(said) = &end.report {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;
+            report.writes = said.writes;
             report.log_error.clone_from(&said.log_error);
         }
         classify(&end)
@@ -214,9 +219,10 @@ impl Attempt<'_> {
     fn start(&self) -> io::Result<(Led, Meter)> {
         let mut order = self.order.clone();
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
-        let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone() })?;
-        line.push(b'\n');
         let Shim { process, mut input, output, group } = self.shims.take()?;
+        let scratch = self.scratch(process.id());
+        let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone(), scratch })?;
+        line.push(b'\n');
         let meter = Meter::begin(self.cgroups, &self.mark, process.id());
         if let Some(group) = group {
             group.remove();
@@ -228,6 +234,24 @@ impl Attempt<'_> {
             self.controls.stop();
         }
         Ok((Led { process, output }, meter))
+    }
+
+    /// A shim's directory for temporary files: beside that of the output, so that it has the same file
+    /// system and the same end.  Names of attempts have a dot.
+    fn scratch(&self, shim: u32) -> PathBuf {
+        self.out.with_file_name(format!("tmp-{shim}"))
+    }
+
+    /// Where it was refused a write, as far as its log says.
+    fn refused(&self, shim: u32, said: Option<&ShimReport>) -> Option<PathBuf> {
+        if said?.writes != Some(Writes::Confined) {
+            return None;
+        }
+        let scratch = self.scratch(shim);
+        let own = [self.order.dir.as_path(), &scratch];
+        let places: Vec<&Path> =
+            own.into_iter().chain(self.order.writes.iter().map(AsRef::as_ref)).collect();
+        refused::find(&self.log, &self.order.dir, &places)
     }
 
     /// Keeps the shim for the next stage, or ends it where anything was out of order.

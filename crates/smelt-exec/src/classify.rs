@@ -1,5 +1,7 @@
 //! Says how an attempt ended.  Pure: what the shim, the watch and the kernel said goes in.
 
+use std::path::{Path, PathBuf};
+
 use smelt_plan::{Failure, FailureClass};
 use smelt_watch::Why;
 
@@ -14,6 +16,8 @@ pub struct End {
     pub stopped: Option<Stopped>,
     /// Out-of-memory kills on this machine while it ran.
     pub oom_kills: u64,
+    /// A path that it was not allowed to write, where its log complains of one.
+    pub refused: Option<PathBuf>,
     /// The last line of its log.
     pub last_line: String,
 }
@@ -38,6 +42,8 @@ pub enum Outcome {
     Interrupted,
 }
 
+/// What shells say where they may not execute a file; they complain in the same words of it.
+const NO_PROGRAM: i32 = 126;
 /// SIGKILL, which the kernel's out-of-memory killer uses.
 const SIGKILL: i32 = 9;
 
@@ -60,10 +66,21 @@ pub fn classify(end: &End) -> Outcome {
         return failed(FailureClass::SpawnFailed, error.clone());
     }
     if report.exit == Some(0) && report.signal.is_none() {
-        return Outcome::Done;
+        return match &end.refused {
+            Some(path) => {
+                failed(FailureClass::UndeclaredWrite, format!("{} (exit 0)", tried(path)))
+            }
+            None => Outcome::Done,
+        };
     }
     let class = class_of(report, end);
-    failed(class, message(report, end))
+    let message = message(report, end);
+    match &end.refused {
+        Some(path) if class == FailureClass::UndeclaredWrite => {
+            failed(class, format!("{}; it said: {message}", tried(path)))
+        }
+        _ => failed(class, message),
+    }
 }
 
 /// In MiB, the unit people set limits in.
@@ -95,6 +112,10 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     if said.starts_with(INVALID_PREFIX) {
         return FailureClass::OutputInvalid;
     }
+    let may_be_write = report.signal.is_none() && report.exit != Some(NO_PROGRAM);
+    if may_be_write && end.refused.is_some() {
+        return FailureClass::UndeclaredWrite;
+    }
     match report.signal {
         Some(SIGKILL | 15 | 2 | 1) => FailureClass::KilledExternally,
         _ => FailureClass::ToolRejected,
@@ -103,6 +124,14 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
 
 /// What a stage of smelt's own says first where what it looked at is not what it must be.
 pub const INVALID_PREFIX: &str = "output invalid: ";
+
+/// A tool that goes on all the same has not failed yet, but whatever it needs to write should be known.
+fn tried(path: &Path) -> String {
+    format!(
+        "it tried to write {}, outside of its own directory; declare that in \"writes\", or keep it from doing so",
+        path.display()
+    )
+}
 
 /// The last line without smelt's name.
 fn said(last_line: &str) -> &str {
@@ -137,10 +166,17 @@ mod tests {
             rss_process_peak_bytes: 0,
             major_faults: 0,
             leftovers: 0,
+            writes: None,
             spawn_error: None,
             log_error: None,
         };
-        End { report: Some(report), stopped: None, oom_kills: 0, last_line: last_line.to_owned() }
+        End {
+            report: Some(report),
+            stopped: None,
+            oom_kills: 0,
+            refused: None,
+            last_line: last_line.to_owned(),
+        }
     }
 
     #[track_caller]
@@ -162,6 +198,16 @@ mod tests {
         let mut unborn = end(None, None, "");
         unborn.report.as_mut().unwrap().spawn_error = Some("cannot start nosuch: no".to_owned());
         check(&unborn, SpawnFailed, "cannot start");
+    }
+
+    #[test]
+    fn a_refused_write_fails_whatever_the_exit_says() {
+        let refused = |end| End { refused: Some("/etc/x".into()), ..end };
+        check(&refused(end(Some(0), None, "done")), UndeclaredWrite, "write /etc/x, outside");
+        check(&refused(end(Some(2), None, "sh: no")), UndeclaredWrite, "it said: sh: no (exit 2)");
+        check(&refused(end(None, Some(9), "")), KilledExternally, "signal 9");
+        check(&refused(end(Some(126), None, "sh: x")), ToolRejected, "sh: x");
+        check(&refused(end(Some(1), None, "No space left on device")), DiskFull, "No space");
     }
 
     #[test]

@@ -8,11 +8,13 @@
 
 mod attempt;
 pub mod classify;
+mod confine;
 mod log;
 mod message;
 mod order;
 mod orphans;
 pub mod recorded;
+mod refused;
 pub mod report;
 mod room;
 mod run;
@@ -21,6 +23,7 @@ mod shims;
 #[cfg(test)]
 mod simulation;
 
+pub use confine::Writes;
 pub use log::tail as log_tail;
 pub use order::{Input, Order, Task};
 pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};

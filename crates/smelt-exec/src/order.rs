@@ -7,6 +7,8 @@ use smelt_plan::StageName;
 use smelt_plan::plan::{Attempt, Stage};
 use smelt_plan::tokens::Lease;
 
+use crate::confine::Writes;
+
 /// What the caller turns into an [`Order`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
     /// The stage.
@@ -45,13 +47,18 @@ pub struct Order {
     pub input: String,
     /// Paths under the output directory that must exist when it has ended well.
     pub outputs: Vec<String>,
+    /// Where it may write besides `dir` and a directory for temporary files: absolute, and there
+    /// already.  `/` is everywhere.
+    pub writes: Vec<PathBuf>,
 }
 
-/// What the shim is told: the order, and where the log goes.
+/// What the shim is told: the order, and where its log and its temporary files go.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ShimOrder {
     pub(crate) order: Order,
     pub(crate) log: PathBuf,
+    /// The shim's directory for temporary files: made if it is not there, and left empty.
+    pub(crate) scratch: PathBuf,
 }
 
 /// A shim that has led a stage larger than this leads no other: the kernel keeps one high-water mark
@@ -76,6 +83,8 @@ pub struct ShimReport {
     pub major_faults: u64,
     /// Processes that outlived the leader and were killed.
     pub leftovers: u32,
+    /// How its writes were held to what it declares, where it was started.
+    pub writes: Option<Writes>,
     /// Why the leader could not be started at all.
     pub spawn_error: Option<String>,
     /// Why its output could not be kept; the stage itself never notices.

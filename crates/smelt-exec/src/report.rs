@@ -10,6 +10,8 @@ use smelt_plan::{Digest, FailureClass, Kind};
 use smelt_watch::{Counters, Curve, Peaks};
 use std::collections::BTreeMap;
 
+use crate::confine::Writes;
+
 /// A whole run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunReport {
@@ -169,6 +171,8 @@ pub struct AttemptReport {
     pub curve: Curve,
     /// Processes that outlived it and were killed.
     pub leftovers: u32,
+    /// How its writes were held to what it declares, where it was started.
+    pub writes: Option<Writes>,
     /// Its log.
     pub log: PathBuf,
     /// Why the log is not whole, where it is not.

@@ -24,6 +24,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{AccessFlags, Pid, access};
 use smelt_watch::Tree;
 
+use crate::confine::{self, Writes};
 use crate::log;
 use crate::order::{Order, ShimOrder, ShimReport};
 
@@ -55,10 +56,12 @@ fn lead() -> io::Result<()> {
     prctl::set_child_subreaper(true)?;
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
-    while let Ok(ShimOrder { order, log }) = orders.recv() {
+    while let Ok(ShimOrder { order, log, scratch }) = orders.recv() {
         let before = Usage::of_children();
-        let report = match start(&order) {
-            Ok((leader, output)) => attend(leader, output, &log, &before),
+        let report = match start(&order, &scratch) {
+            Ok((leader, output, writes)) => {
+                ShimReport { writes: Some(writes), ..attend(leader, output, &log, &before) }
+            }
             Err(error) => ShimReport {
                 exit: None,
                 signal: None,
@@ -66,10 +69,12 @@ fn lead() -> io::Result<()> {
                 rss_process_peak_bytes: 0,
                 major_faults: 0,
                 leftovers: 0,
+                writes: None,
                 spawn_error: Some(error.to_string()),
                 log_error: None,
             },
         };
+        let _ = empty(&scratch);
         let mut text = serde_json::to_vec(&report)?;
         text.push(b'\n');
         // A supervisor that is gone wants no report.
@@ -81,21 +86,29 @@ fn lead() -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the leader.
-fn start(order: &Order) -> io::Result<(Pid, io::PipeReader)> {
+/// Starts the leader, which writes nowhere but where it may.
+fn start(order: &Order, scratch: &Path) -> io::Result<(Pid, io::PipeReader, Writes)> {
     let (program, arguments) =
         order.argv.split_first().ok_or_else(|| io::Error::other("no program to run"))?;
+    fs::create_dir_all(scratch).map_err(|error| {
+        let what = format!("cannot make {} for temporary files: {error}", scratch.display());
+        io::Error::new(error.kind(), what)
+    })?;
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new(found(program, order));
     command
         .args(arguments)
         .env_clear()
+        .env("TMPDIR", scratch)
         .envs(order.env.iter().map(|(name, value)| (name, value)))
         .current_dir(&order.dir)
         .stdin(if order.input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(writer.try_clone()?)
         .stderr(writer);
-    let mut child = spawn(&mut command).map_err(|error| {
+    let own = [order.dir.as_path(), scratch];
+    let places: Vec<&Path> =
+        own.into_iter().chain(order.writes.iter().map(AsRef::as_ref)).collect();
+    let (mut child, writes) = spawn(&mut command, &places).map_err(|error| {
         io::Error::new(error.kind(), format!("cannot start {program}: {error}"))
     })?;
     if let Some(mut input) = child.stdin.take() {
@@ -109,20 +122,29 @@ fn start(order: &Order) -> io::Result<(Pid, io::PipeReader)> {
     } else if IS_ENDING.load(Ordering::SeqCst) {
         signal_tree(Signal::SIGTERM);
     }
-    Ok((Pid::from_raw(child.id().cast_signed()), reader))
+    Ok((Pid::from_raw(child.id().cast_signed()), reader, writes))
 }
 
 /// A child inherits how soon it is killed when memory runs out.  Raising the score needs no right,
 /// nor does taking back what was raised; where the kernel refuses, the stage runs with ours.
-fn spawn(command: &mut Command) -> io::Result<Child> {
+fn spawn(command: &mut Command, places: &[&Path]) -> io::Result<(Child, Writes)> {
     const SCORE: &str = "/proc/self/oom_score_adj";
     let own = fs::read_to_string(SCORE);
     let raised = own.is_ok() && fs::write(SCORE, OOM_SCORE_ADJ).is_ok();
-    let child = command.spawn();
+    let child = confine::spawn(command, places);
     if let (Ok(own), true) = (own, raised) {
         let _ = fs::write(SCORE, own.trim());
     }
     child
+}
+
+/// Removes a stage's temporary files.  Most leave none, and making a directory anew costs more than
+/// many a stage; what cannot be removed goes with the run's directory.
+fn empty(scratch: &Path) -> io::Result<()> {
+    if fs::read_dir(scratch)?.next().is_some() {
+        fs::remove_dir_all(scratch)?;
+    }
+    Ok(())
 }
 
 /// The program's file by the stage's own `PATH`: with a path the standard library need not fork to
@@ -188,6 +210,7 @@ fn attend(leader: Pid, mut output: io::PipeReader, log: &Path, before: &Usage) -
         rss_process_peak_bytes: after.rss_peak_bytes,
         major_faults: after.major_faults.saturating_sub(before.major_faults),
         leftovers: leftovers as u32,
+        writes: None,
         spawn_error: None,
         log_error: log_error.map(|error| error.to_string()),
     }

@@ -8,6 +8,8 @@
 //! and no key is built twice at one time.  In the last life nothing goes wrong, and a run must end
 //! well.  A seed that fails is printed; `SMELT_SIM_SEED` plays it alone.
 
+mod sweep;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -36,7 +38,7 @@ const ROOT: &str = "/data/cache";
 const TICKS_MAX: u32 = 20_000;
 
 /// What every actor of a world may see: the promises, and what is under way.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Ledger {
     /// Keys that were acknowledged, with their trees, and that nobody may lose.
     sealed: BTreeMap<Digest, Digest>,
@@ -131,6 +133,7 @@ fn order(task: &Task<'_>) -> Order {
         dir: task.out.to_owned(),
         input: String::new(),
         outputs: vec!["o".to_owned()],
+        writes: Vec::new(),
     }
 }
 

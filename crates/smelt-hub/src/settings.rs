@@ -82,6 +82,11 @@ impl Settings {
         Self::read(|name| std::env::var_os(name))
     }
 
+    /// Where what is fetched is kept.
+    pub fn cache(&self) -> &Path {
+        &self.cache
+    }
+
     /// The variables, of those that `variable` knows, from which another process reads these
     /// settings again, in whatever directory it runs.
     pub fn variables(

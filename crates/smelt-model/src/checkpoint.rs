@@ -67,6 +67,8 @@ pub(crate) const ORDER_SUFFIX: &str = "_order";
 /// An open checkpoint: every tensor its configuration calls for is there, and no other.
 #[derive(Debug)]
 pub struct Checkpoint {
+    /// What was opened: a directory, or a GGUF file.
+    path: PathBuf,
     dir: PathBuf,
     model: Model,
     /// The text of the configuration.
@@ -106,9 +108,10 @@ impl Checkpoint {
             Some(_) => (Layout::CANONICAL, Packing::Canonical),
             None => (closest_layout(&model, &files), packing),
         };
-        let (dir, weights, warnings) = (dir.to_owned(), BTreeMap::new(), Vec::new());
+        let (path, dir) = (dir.to_owned(), dir.to_owned());
+        let (weights, warnings) = (BTreeMap::new(), Vec::new());
         let checkpoint =
-            Self { dir, model, config, files, layout, packing, weights, mark, warnings };
+            Self { path, dir, model, config, files, layout, packing, weights, mark, warnings };
         checkpoint.with_weights()
     }
 
@@ -119,6 +122,7 @@ impl Checkpoint {
         let model = Model::parse(&config, path)?;
         let head_dim = model.llm.as_ref().map_or(1, |llm| llm.head_dim);
         let checkpoint = Self {
+            path: path.to_owned(),
             dir: path
                 .parent()
                 .filter(|dir| !dir.as_os_str().is_empty())
@@ -141,7 +145,12 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// The directory, as given to [`Checkpoint::open`]; that of a GGUF file.
+    /// What holds the weights, for messages: the directory, or the GGUF file itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory of the side files; for a GGUF file, the one it lies in.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -234,8 +243,8 @@ impl Checkpoint {
 
     /// The refusal of a checkpoint whose model lacks `part`.
     pub(crate) fn no_part(&self, part: Part) -> CheckpointError {
-        let (dir, part, family) = (self.dir.clone(), part.words(), self.model.family);
-        CheckpointError::NoPart { dir, part, family }
+        let (path, part, family) = (self.path.clone(), part.words(), self.model.family);
+        CheckpointError::NoPart { path, part, family }
     }
 
     /// Whether the language model's head is stored; if not, the embedding serves as the head.

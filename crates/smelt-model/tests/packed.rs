@@ -87,6 +87,37 @@ fn whatever_format_is_written_reads_back_as_the_same_canonical_bytes() {
     }
 }
 
+/// GGUF files pack the embedding, and no other format does.
+#[test]
+fn gguf_is_written_for_others_with_its_integers_and_an_embedding_of_floats() {
+    let embedding = "language_model.model.embed_tokens.weight";
+    for (case, format, scheme) in [
+        ("qwen2-q8_0.gguf", Format::Gptq, "int8-g32"),
+        ("qwen2-q8_0.gguf", Format::CompressedTensors, "int8-g32"),
+        ("qwen3-q4_0.gguf", Format::Awq, "int4-g32"),
+        ("llama-q4_0.gguf", Format::Gptq, "int4-g32"),
+    ] {
+        let source = Checkpoint::open(&golden(case)).unwrap();
+        let (_dir, result) = rewritten(case, format);
+        assert_eq!((result.scheme_words(), result.warnings().len()), (scheme.to_owned(), 0));
+        let (mut expect, mut found) = (canonical(&source), canonical(&result));
+        let (mut values, mut near) = (Vec::new(), Vec::new());
+        let rows = source.shape(embedding).unwrap()[0];
+        source.read_rows_f32(embedding, 0..rows, &mut values).unwrap();
+        result.read_rows_f32(embedding, 0..rows, &mut near).unwrap();
+        assert_eq!(found[embedding].0, Dtype::F16);
+        let rounded = values.iter().map(|value| half::f16::from_f32(*value).to_f32());
+        assert!(rounded.eq(near), "{case} {format:?}");
+        for tensors in [&mut expect, &mut found] {
+            tensors.retain(|name, _| !name.starts_with(embedding));
+        }
+        assert!(found.keys().eq(expect.keys()), "{case} {format:?}");
+        for (name, tensor) in found {
+            assert!(tensor == expect[&name], "{case} {format:?}: {name} differs");
+        }
+    }
+}
+
 /// The golden files were packed by the tools' own packages, or a transcription of them.
 #[test]
 fn what_is_written_is_byte_for_byte_what_the_tools_write() {
@@ -181,10 +212,24 @@ fn a_foreign_checkpoint_is_repacked_and_not_quantised_again() {
 }
 
 #[test]
+fn refusals_name_the_gguf_file_and_not_its_directory() {
+    let (out, source) = (TempDir::new().unwrap(), Checkpoint::open(&golden("llama-q4_0.gguf")));
+    let source = source.unwrap();
+    let again = quantize(&source, &Options::plain(Scheme::Int8), out.path(), &mut |_| {});
+    let error = again.unwrap_err().to_string();
+    assert!(error.contains("llama-q4_0.gguf is already quantised (scheme int4-g32)"), "{error}");
+    let error = source.internvl3().unwrap_err().to_string();
+    assert!(error.contains("llama-q4_0.gguf is a llama model, which has no vision"), "{error}");
+    let floats = Checkpoint::open(&golden("llama-bf16.gguf")).unwrap();
+    let error = write(&floats, &floats, Format::Awq, out.path(), &mut |_| {}).unwrap_err();
+    assert!(error.to_string().contains("llama-bf16.gguf has no packed weights"), "{error}");
+}
+
+#[test]
 fn what_a_format_cannot_hold_is_refused_before_anything_is_written() {
     for (case, words) in [
         ("ct-act-order", "its columns were sorted (act-order); use gptq"),
-        ("ct-int8", "it has 8 bits; use an int4 scheme, or gptq"),
+        ("ct-int8", "it has 8 bits; use gptq or compressed-tensors"),
     ] {
         let (source, dir) = (Checkpoint::open(&golden(case)).unwrap(), TempDir::new().unwrap());
         let out = dir.path().join("out");

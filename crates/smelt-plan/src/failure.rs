@@ -23,6 +23,8 @@ pub enum FailureClass {
     /// It said success, but an output cannot be kept (a symlink, an empty file, a socket); or
     /// `verify` found that it does not hold what it must.
     OutputInvalid,
+    /// It tried to write where it may not: outside of its own directory and of what it declares.
+    UndeclaredWrite,
     /// Its process could not be started.
     SpawnFailed,
     /// Built again to be compared, it made other bytes.
@@ -43,6 +45,7 @@ impl FailureClass {
             | Self::ToolRejected
             | Self::OutputMissing
             | Self::OutputInvalid
+            | Self::UndeclaredWrite
             | Self::SpawnFailed
             | Self::NotReproducible => false,
         }
@@ -53,6 +56,7 @@ impl FailureClass {
         match self {
             Self::MemoryLimit | Self::TimedOut | Self::OomKilled | Self::KilledExternally => true,
             Self::ToolRejected | Self::OutputMissing | Self::OutputInvalid => true,
+            Self::UndeclaredWrite => true,
             Self::DiskFull | Self::SpawnFailed | Self::NotReproducible => false,
         }
     }
@@ -68,6 +72,7 @@ impl FailureClass {
             Self::ToolRejected => "tool-rejected",
             Self::OutputMissing => "output-missing",
             Self::OutputInvalid => "output-invalid",
+            Self::UndeclaredWrite => "undeclared-write",
             Self::SpawnFailed => "spawn-failed",
             Self::NotReproducible => "not-reproducible",
         }

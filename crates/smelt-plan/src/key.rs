@@ -33,7 +33,7 @@ trait KeySink {
 fn walk(recipe: &Recipe<'_>, sink: &mut impl KeySink) {
     sink.field(format_args!("kind"), format_args!("{}", recipe.kind.name()));
     sink.field(format_args!("kind-version"), format_args!("{}", recipe.kind.version()));
-    for (name, value) in recipe.params {
+    for (name, value) in recipe.params.iter().filter(|(name, _)| recipe.kind.is_keyed(name)) {
         walk_value(format_args!("param {name}"), value, sink);
     }
     for (fact, value) in recipe.device {
@@ -187,6 +187,15 @@ mod tests {
         ];
         for other in others {
             assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn where_a_program_may_write_does_not_matter() {
+        let params = |writes: Value| json!({"argv": ["ab", "c"], "writes": writes});
+        for domain in [KeyDomain::Recipe, KeyDomain::Content] {
+            let without = key(domain, json!({"argv": ["ab", "c"]}), &[]);
+            assert_eq!(key(domain, params(json!(["/"])), &[]), without);
         }
     }
 

@@ -56,6 +56,8 @@ pub enum Takes {
     Texts,
     /// A non-empty list of names of files or directories, relative and without `..`.
     Names,
+    /// A non-empty list of files or directories: absolute, from `~`, or relative to the pipeline file.
+    Places,
     /// A list of stage names and `path:…` texts: edges.
     Inputs,
     /// A table of texts.
@@ -200,11 +202,14 @@ const DEPLOYMENT: &[Field] = &[
     field("tiles", Takes::Count(1, TILES_MAX), Absent::Nothing),
     field("verified", Takes::Stage(&[Kind::Verify]), Absent::Nothing),
 ];
+/// Where a program may write besides its working directory.
+pub const WRITES: &str = "writes";
 const COMMAND: &[Field] = &[
     field("argv", Takes::Texts, Absent::Refused),
     field("inputs", Takes::Inputs, Absent::Nothing),
     field("outputs", Takes::Names, Absent::Refused),
     field("env", Takes::TextTable, Absent::Nothing),
+    field(WRITES, Takes::Places, Absent::Nothing),
 ];
 
 impl Kind {
@@ -241,6 +246,12 @@ impl Kind {
     /// Whether the output names what this field takes by path, instead of holding a copy.
     pub fn names_by_path(self, field: &str) -> bool {
         self == Self::Deployment && matches!(field, "vision" | "llm" | "encoder")
+    }
+
+    /// Whether a field that is no edge enters the keys.  Where a program may write is the machine's
+    /// affair, as are limits: a result that is there was made without, or with no need of it.
+    pub fn is_keyed(self, field: &str) -> bool {
+        self != Self::Command || field != WRITES
     }
 
     /// The kind of that name.

@@ -200,6 +200,13 @@ fn of_value(takes: Takes) -> Value {
                 json!("files or directories inside the stage's working directory");
             value
         }
+        Takes::Places => {
+            let mut value = texts;
+            value["description"] = json!(
+                "files or directories outside of the stage's own that its program writes to; \"/\" is everywhere"
+            );
+            value
+        }
         Takes::Inputs => json!({
             "type": "array",
             "items": { "type": "string" },

@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 
 mod real;
 #[cfg(any(test, feature = "sim"))]
+#[cfg_attr(not(feature = "sim"), allow(dead_code))] // Other crates' tests need the rest.
 pub mod sim;
 #[cfg(any(test, feature = "sim"))]
+#[cfg_attr(not(feature = "sim"), allow(dead_code))]
 pub mod turns;
 
 pub(crate) use real::RealDisk;
@@ -128,8 +130,6 @@ pub(crate) struct Volume {
 pub(crate) struct Moment {
     pub(crate) now_ns: i64,
     pub(crate) boot: String,
-    /// A number that differs between processes that run at one time.
-    pub(crate) process: u32,
 }
 
 /// A disk operation that failed.

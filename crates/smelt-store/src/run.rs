@@ -22,13 +22,13 @@ use crate::store::{Store, StoreError};
 
 /// A thousand attempts with a large record each; usual journals are some kilobytes.
 const JOURNAL_BYTES_MAX: u64 = 64 << 20;
-/// Names are drawn from 65 536 in a second.
+/// So many runs begun in one moment have a name each.
 const NAME_TRIES: u64 = 64;
 /// Leaves room for an ending within the system's 255.
 const NAME_BYTES_MAX: usize = 200;
 
-/// The name of a run: when it started (UTC) and four digits against coincidence, as in
-/// `20261121-154233-1a2b`.  Sorts by time.
+/// The name of a run: when it started (UTC), the last four digits being 65,536ths of the second, as
+/// in `20261121-154233-1a2b`.  Sorts by time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(String);
 
@@ -60,7 +60,7 @@ impl Store {
     pub fn begin_run(&self, now: SystemTime) -> Result<Run, StoreError> {
         self.refuse_read_only("start a run")?;
         for attempt in 0..NAME_TRIES {
-            let id = RunId::new(now, self.disk().moment().process, attempt);
+            let id = RunId::new(now, attempt);
             if let Some(lock) = self.take_name(&id)? {
                 let journal = self.open_journal(&id)?;
                 let claimed = Mutex::default();
@@ -246,11 +246,12 @@ impl Journal {
 }
 
 impl RunId {
-    fn new(now: SystemTime, process: u32, attempt: u64) -> Self {
+    /// The `attempt`th name from that moment on.
+    fn new(now: SystemTime, attempt: u64) -> Self {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let seed = format!("{} {process} {attempt}", since.as_nanos());
-        let chance = Digest::of(seed.as_bytes()).short();
-        Self(format!("{}-{}", utc(since.as_secs()), &chance[..4]))
+        let ticks = (u64::from(since.subsec_nanos()) << 16) / 1_000_000_000 + attempt;
+        let (second, tick) = (since.as_secs() + (ticks >> 16), ticks & 0xffff);
+        Self(format!("{}-{tick:04x}", utc(second)))
     }
 
     /// The name as text.
@@ -345,6 +346,16 @@ mod tests {
         check_utc(1_795_275_753, "20261121-154233");
         check_utc(4_107_542_399, "21000228-235959");
         check_utc(4_107_542_400, "21000301-000000");
+    }
+
+    #[test]
+    fn names_of_runs_sort_by_time() {
+        let at = |second, ns| RunId::new(UNIX_EPOCH + std::time::Duration::new(second, ns), 0);
+        assert_eq!(at(1_795_275_753, 0).as_str(), "20261121-154233-0000");
+        assert_eq!(at(1_795_275_753, 500_000_000).as_str(), "20261121-154233-8000");
+        assert_eq!(at(1_795_275_753, 999_999_999).as_str(), "20261121-154233-ffff");
+        let late = UNIX_EPOCH + std::time::Duration::new(1_795_275_753, 999_999_999);
+        assert_eq!(RunId::new(late, 1).as_str(), "20261121-154234-0000");
     }
 
     #[test]

@@ -186,8 +186,7 @@ mod tests {
     /// A file last changed at second 1000, hashed `age_s` later, looked up in the boot `boot`.
     #[track_caller]
     fn check(age_s: i64, owner: Owner, boot: &str, expect: bool) {
-        let moment =
-            Moment { now_ns: (1000 + age_s) * SECOND_NS, boot: "this".to_owned(), process: 0 };
+        let moment = Moment { now_ns: (1000 + age_s) * SECOND_NS, boot: "this".to_owned() };
         let entry = Remembered::new("/f".to_owned(), &stat(1000), Digest::of(b""), moment);
         assert_eq!(entry.is_proof(&stat(1000), owner, boot), expect);
     }
@@ -225,7 +224,7 @@ mod tests {
 
     #[test]
     fn every_fact_counts() {
-        let moment = Moment { now_ns: 5000 * SECOND_NS, boot: "this".to_owned(), process: 0 };
+        let moment = Moment { now_ns: 5000 * SECOND_NS, boot: "this".to_owned() };
         let entry = Remembered::new("/f".to_owned(), &stat(1000), Digest::of(b""), moment);
         for other in [
             Stat { size: 6, ..stat(1000) },
@@ -240,7 +239,7 @@ mod tests {
     #[test]
     fn the_cache_is_bounded() {
         let entry = |n: usize| {
-            let moment = Moment { now_ns: n as i64, boot: String::new(), process: 0 };
+            let moment = Moment { now_ns: n as i64, boot: String::new() };
             (format!("/{n}"), Remembered::new(format!("/{n}"), &stat(0), Digest::of(b""), moment))
         };
         let mut entries: HashMap<_, _> = (0..=ENTRIES_MAX).map(entry).collect();

@@ -64,6 +64,12 @@ pub(crate) fn quantize(
         write(checkpoint, checkpoint, format, out, say).map_err(Failed::model)?;
         return Ok(None);
     }
+    if options.embeddings.is_some_and(|scheme| scheme.grid().is_some()) {
+        let format = format.name();
+        return Err(Failed::model(format!(
+            "the {format} format cannot hold a packed embedding; leave out embeddings"
+        )));
+    }
     let options = &for_format(options, format);
     let canonical = out.join(CANONICAL_DIR);
     let report = quantize::quantize(checkpoint, options, &canonical, say).map_err(Failed::model)?;

@@ -1,7 +1,8 @@
-//! Keeps what the keys of a pipeline's last run were made of, and says what has changed since.
+//! Keeps what the keys of a pipeline's last run were made of and what its stages took, and says what
+//! has changed since.
 //!
-//! After a run, each stage that has an output leaves its walk: the parts of its key, and for what it
-//! reads outside of the store the files.  One note for each pipeline file; a stage that a later run
+//! After a run, each stage that has an output leaves its walk: the parts of its key, for what it
+//! reads outside of the store the files, and what building it took when it was built last.  One note for each pipeline file; a stage that a later run
 //! did not get to keeps its older walk.
 
 use std::collections::{HashMap, HashSet};
@@ -9,7 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use smelt_exec::{RunReport, StageStatus};
+use smelt_exec::{RunReport, StageReport, StageStatus};
 use smelt_plan::explain::{Difference, bounded, differences};
 use smelt_plan::key::Field;
 use smelt_plan::plan::{From, Stage};
@@ -30,6 +31,18 @@ pub(crate) struct Walk {
     pub(crate) fields: Vec<Field>,
     /// What it read outside of the store.
     outside: Vec<Outside>,
+    /// What the attempt took that built it last, in this run or an earlier one.
+    #[serde(default)]
+    pub(crate) took: Option<Took>,
+}
+
+/// What an attempt that ended well took.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Took {
+    /// Sealing included.
+    pub(crate) wall_s: f64,
+    /// 0 where it ended before it could be looked at.
+    pub(crate) peak_rss_bytes: u64,
 }
 
 /// An input outside of the store.
@@ -75,7 +88,8 @@ pub(crate) fn keep(store: &Store, file: &Path, plan: &Plan, report: &RunReport) 
             continue;
         };
         let built = row.status == StageStatus::Sealed;
-        if let Some(walk) = walk(store, plan, id, &report.run, built, &output) {
+        if let Some(mut walk) = walk(store, plan, id, &report.run, built, &output) {
+            walk.took = took(row).or_else(|| walks.get(&walk.stage)?.took);
             walks.insert(walk.stage.clone(), walk);
         }
     }
@@ -86,6 +100,12 @@ pub(crate) fn keep(store: &Store, file: &Path, plan: &Plan, report: &RunReport) 
     }
     // A full disk, say; the run itself has ended well or has said why not.
     let _ = store.keep_note(&name, &text);
+}
+
+/// What building a stage took, if this run has built it.
+fn took(row: &StageReport) -> Option<Took> {
+    let attempt = row.attempts.last().filter(|_| row.status == StageStatus::Sealed)?;
+    Some(Took { wall_s: attempt.wall_s, peak_rss_bytes: attempt.peaks.peak_rss_bytes })
 }
 
 /// The walk of one stage now, as far as the outputs it needs are known.
@@ -110,6 +130,7 @@ pub(crate) fn walk(
         built,
         outside: outside(store, stage, &fields),
         fields,
+        took: None,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use smelt_exec::{RunReport, StageReport, StageStatus};
+use smelt_exec::{RunReport, StageReport, StageStatus, Writes};
 
 /// Rows of text, as wide as they need.
 pub(crate) struct Table {
@@ -71,6 +71,16 @@ pub(crate) fn failures(report: &RunReport) -> String {
         }
     }
     text
+}
+
+/// What cannot be known where nobody watched what stages wrote, a line; empty where somebody did.
+pub(crate) fn unwatched(report: &RunReport) -> &'static str {
+    let mut attempts = report.stages.iter().flat_map(|stage| &stage.attempts);
+    if attempts.any(|attempt| attempt.writes == Some(Writes::Unwatched)) {
+        "What stages wrote outside of their directories was not watched: the kernel has no Landlock for it (Linux 5.19 has).\n"
+    } else {
+        ""
+    }
 }
 
 fn time(stage: &StageReport) -> String {

@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use server::{COMMIT, Fault, REPO, Server};
-use world::{Ended, World, commands, data, ended, statuses, unasked, until};
+use world::{Ended, World, data, ended, statuses, unasked, until, writing};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 /// Nobody listens there.
@@ -231,7 +231,7 @@ fn a_cache_that_was_cleared_or_damaged_is_noticed_and_filled_again() {
 #[test]
 fn a_cache_that_changes_under_a_stage_spoils_its_attempt() {
     let spoil = "[ -e tokenizer.json ] || echo >> $SMELT_IN_MODEL/tokenizer.json; echo x > o";
-    let text = commands(&[&format!("spoil:model:{spoil}")])
+    let text = writing(&[&format!("spoil:model:{spoil}")])
         + &format!("[stage.model]\nkind = \"source\"\nfrom = \"hf:{REPO}\"\n");
     let hub = HubWorld::new(&text);
     let ended = hub.smelt(&["run", "p.toml"], &[]);

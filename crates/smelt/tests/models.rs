@@ -266,6 +266,11 @@ fn the_head_stays_floats_where_a_format_describes_all_layers_at_once() {
         let floats = header.contains("\"lm_head.weight\"");
         assert_eq!(floats, !packed, "{format}");
     }
+    let packed = ["awq", "--embeddings", "int8", "--out", "packed"];
+    let refused = world.smelt(&[&quantize[..], &packed].concat());
+    assert_eq!(refused.code, Some(4), "{}", refused.stderr);
+    assert!(refused.stderr.contains("cannot hold a packed embedding"), "{}", refused.stderr);
+    assert!(!world.path("packed").exists());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
-use world::{World, commands, statuses};
+use world::{World, commands, statuses, writing};
 
 #[test]
 fn a_second_run_starts_nothing_and_says_so() {
@@ -219,7 +219,7 @@ fn too_much_memory_is_ended() {
 
 #[test]
 fn an_input_that_changes_meanwhile_spoils_the_attempt() {
-    let world = World::of_commands(&["a:x:cat $SMELT_INPUTS > o; echo more >> $SMELT_INPUTS"]);
+    let world = World::new(&writing(&["a:x:cat $SMELT_INPUTS > o; echo more >> $SMELT_INPUTS"]));
     world.write("p.toml", &world.read("p.toml").replace("\"x\"", "\"path:in.txt\""));
     world.write("in.txt", "one");
     let ended = world.smelt(&["run", "p.toml"]);

@@ -192,9 +192,10 @@ fn a_failure_is_told_with_its_attempts_and_logs() {
 
 #[test]
 fn a_run_that_goes_on_and_one_that_died_are_told_apart() {
-    let world = World::of_commands(&["a::echo a > o", "b:a:touch $OUT; sleep 1000"]);
-    let started = world.path("started");
-    world.write("p.toml", &world.read("p.toml").replace("$OUT", &started.display().to_string()));
+    let world = World::new("");
+    let started = world.path("started").display().to_string();
+    let lines = ["a::echo a > o", "b:a:touch $OUT; sleep 1000"];
+    world.write("p.toml", &world::writing(&lines).replace("$OUT", &started));
     let mut smelt = world.start(&["run", "p.toml"]);
     world.wait_for("started");
     let status = || json(&world, &["report", "--json"]);

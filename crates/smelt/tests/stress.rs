@@ -21,7 +21,7 @@ fn pipeline(world: &World, round: usize, n: usize) -> String {
     let stage = |name: &str, inputs: &[&str], id: &str| {
         let inputs: Vec<_> = inputs.iter().map(|input| format!("\"{input}\"")).collect();
         format!(
-            "[stage.{name}]\nkind = \"command\"\ninputs = [{}]\noutputs = [\"o\"]\nargv = [\"sh\", \"-ec\", \
+            "[stage.{name}]\nkind = \"command\"\nwrites = [\"built\"]\ninputs = [{}]\noutputs = [\"o\"]\nargv = [\"sh\", \"-ec\", \
              '''echo {id} >> {}; cat /dev/null $(for i in $SMELT_INPUTS; do echo $i/o; done) > o; echo {id} >> o''']\n",
             inputs.join(", "),
             world.path("built").display(),
@@ -79,6 +79,7 @@ fn built(world: &World) -> BTreeMap<String, usize> {
 #[test]
 fn overlapping_runs_and_collections_lose_nothing_and_build_nothing_twice() {
     let world = World::new("");
+    world.write("built", "");
     let (over, collections) = (AtomicBool::new(false), AtomicU32::new(0));
     std::thread::scope(|scope| {
         let collector = scope.spawn(|| {

@@ -35,7 +35,7 @@ fn tokens_are_lent_by_name_and_never_twice() {
     let stage = |name: &str| {
         // Whoever finds the other's mark has met it on the same device.
         format!(
-            "[stage.{name}]\nkind = \"command\"\noutputs = [\"o\"]\nresources = {{ gpu = 1, slots = \"1B\" }}\n\
+            "[stage.{name}]\nkind = \"command\"\noutputs = [\"o\"]\nwrites = [\".\"]\nresources = {{ gpu = 1, slots = \"1B\" }}\n\
              argv = [\"sh\", \"-ec\", \"test $SMELT_GPU = $CUDA_VISIBLE_DEVICES; mkdir WORLD/busy-$SMELT_GPU; \
              sleep 0.1; rmdir WORLD/busy-$SMELT_GPU; echo {name} $SMELT_GPU $SMELT_SLOTS > o\"]\n"
         )
@@ -89,6 +89,66 @@ fn explain_names_the_file_and_the_param_that_changed() {
     assert!(said.contains("b: unknown until a\n"), "{said}");
     let plan = world.smelt(&["plan", "p.toml"]).stdout;
     assert!(plan.contains("in: file x changed (3 -> 5 bytes); and 1 more"), "{plan}");
+}
+
+/// When the content of `file` was read last, in the file-stat cache.
+fn read_at(world: &World, file: &str) -> u64 {
+    let ending = format!("/{file}");
+    let stat = world.read("cache/stat");
+    let entries = stat.lines().filter_map(|line| line.split_once(' '));
+    let entry = entries
+        .map(|(_, json)| serde_json::from_str::<serde_json::Value>(json).unwrap())
+        .find(|entry| entry["path"].as_str().unwrap().ends_with(&ending));
+    entry.expect("the input was hashed")["seen_ns"].as_u64().unwrap()
+}
+
+#[test]
+fn an_input_counts_by_content_and_is_read_when_it_may_have_changed() {
+    let world = World::new("");
+    world.write("p.toml", &commands(&["a:@in:cat $SMELT_INPUTS/x > o"]).replace("@in", "path:in"));
+    fs::create_dir(world.path("in")).unwrap();
+    world.write("in/x", "one");
+    // Two changes within a tick of the clock would not show: only what is older is known to stay.
+    std::thread::sleep(std::time::Duration::from_millis(2200));
+    assert_eq!(statuses(&world.run(&[])), ["a sealed"]);
+    let first = read_at(&world, "in/x");
+    assert_eq!(statuses(&world.run(&[])), ["a hit"]);
+    assert_eq!(read_at(&world, "in/x"), first, "it is not read again");
+    let input = fs::File::options().write(true).open(world.path("in/x")).unwrap();
+    let then = input.metadata().unwrap().modified().unwrap();
+    input.set_modified(std::time::SystemTime::now()).unwrap();
+    assert_eq!(statuses(&world.run(&[])), ["a hit"], "touched, and the same");
+    assert!(read_at(&world, "in/x") > first, "but that had to be seen");
+    // Other content of the same size and time.
+    world.write("in/x", "two");
+    input.set_modified(then).unwrap();
+    assert_eq!(statuses(&world.run(&[])), ["a sealed"]);
+    assert_eq!(fs::read_to_string(world.out("a").join("o")).unwrap(), "two");
+}
+
+#[test]
+fn a_plan_forecasts_what_the_last_time_showed() {
+    let world = World::of_commands(&["a::sleep 0.2; echo one > o", "b:a:cat $SMELT_IN_A/o > o"]);
+    let plan = |world: &World| world.smelt(&["plan", "p.toml"]).stdout;
+    assert!(!plan(&world).contains("forecast, "), "nothing was ever built: {}", plan(&world));
+    world.run(&[]);
+    assert!(!plan(&world).contains("forecast, "), "nothing is to be built: {}", plan(&world));
+    // A run that finds everything takes nothing away of what is known.
+    world.run(&[]);
+    world.write(
+        "p.toml",
+        &commands(&["a::sleep 0.2; echo two > o", "b:a:cat $SMELT_IN_A/o > o", "c::echo > o"]),
+    );
+    let said = plan(&world);
+    let a = said.lines().find(|line| line.starts_with("a ")).unwrap();
+    assert!(a.contains(" 0.2 s, ") || a.contains(" 0.3 s, "), "{said}");
+    let last = said.lines().last().unwrap();
+    assert!(last.starts_with("forecast, as the last time: 0."), "{said}");
+    assert!(last.ends_with("one after the other; 1 more were never built here"), "{said}");
+    let json = world.smelt(&["plan", "p.toml", "--json"]).stdout;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["stages"][0]["forecast"]["wall_s"].as_f64().unwrap() >= 0.2, "{json}");
+    assert!(json["stages"][2]["forecast"].is_null(), "{json}");
 }
 
 /// A chain long enough to be remembered.

@@ -30,11 +30,11 @@ pub enum BuildError {
     /// The decoder turns queries and keys by three positions a token.
     #[error(
         "{}: the native engine does not build decoders of three positions a token (M-RoPE); export this one with part = \"llm\"",
-        dir.display()
+        path.display()
     )]
     Places {
         /// The checkpoint.
-        dir: PathBuf,
+        path: PathBuf,
     },
     /// The checkpoint cannot be read.
     #[error(transparent)]
@@ -77,7 +77,7 @@ pub fn build(
 ) -> Result<(), BuildError> {
     let llm = checkpoint.decoder()?;
     if llm.rope.sections.is_some() {
-        return Err(BuildError::Places { dir: checkpoint.dir().to_owned() });
+        return Err(BuildError::Places { path: checkpoint.path().to_owned() });
     }
     check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };

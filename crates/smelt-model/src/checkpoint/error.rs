@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::{CONFIG_FILE, WEIGHTS_FILE, WHOLE_TENSOR_BYTES_MAX};
+use super::{WEIGHTS_FILE, WHOLE_TENSOR_BYTES_MAX};
 use crate::config::ConfigError;
 use crate::dtype::Dtype;
 use crate::packed::PackedError;
@@ -73,7 +73,7 @@ pub enum CheckpointError {
     },
     /// A tensor the configuration calls for is absent.
     #[error(
-        "{} lacks tensor {tensor}, which {CONFIG_FILE} calls for with shape {shape:?}",
+        "{} lacks tensor {tensor}, which the configuration calls for with shape {shape:?}",
         path.display()
     )]
     MissingTensor {
@@ -86,7 +86,7 @@ pub enum CheckpointError {
     },
     /// A tensor the configuration does not call for is present.
     #[error(
-        "{} has tensor {tensor} of shape {shape:?}, which {CONFIG_FILE} does not call for; the two belong to different models, and smelt never aligns one layout to another",
+        "{} has tensor {tensor} of shape {shape:?}, which the configuration does not call for; the two belong to different models, and smelt never aligns one layout to another",
         path.display()
     )]
     UnexpectedTensor {
@@ -99,7 +99,7 @@ pub enum CheckpointError {
     },
     /// The weights are those of another family of decoders than the configuration names.
     #[error(
-        "{}: tensor {tensor} is {presence}, as in {found}, but {CONFIG_FILE} names {named}; smelt never aligns one layout to another: use the {CONFIG_FILE} that came with these weights",
+        "{}: tensor {tensor} is {presence}, as in {found}, but the configuration names {named}; smelt never aligns one layout to another: use the configuration that came with these weights",
         path.display()
     )]
     OtherDecoder {
@@ -116,7 +116,7 @@ pub enum CheckpointError {
     },
     /// A tensor's shape contradicts the configuration.
     #[error(
-        "{}: tensor {tensor} has shape {found:?}, but {CONFIG_FILE} calls for {expected:?}",
+        "{}: tensor {tensor} has shape {found:?}, but the configuration calls for {expected:?}",
         path.display()
     )]
     WrongShape {
@@ -190,10 +190,10 @@ pub enum CheckpointError {
         bytes: usize,
     },
     /// A caller asked for a part this model does not have.
-    #[error("{} is a {family} model, which has no {part} of the kind asked for", dir.display())]
+    #[error("{} is a {family} model, which has no {part} of the kind asked for", path.display())]
     NoPart {
         /// The checkpoint.
-        dir: PathBuf,
+        path: PathBuf,
         /// The part.
         part: &'static str,
         /// The model's family.

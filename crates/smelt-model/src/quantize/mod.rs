@@ -171,10 +171,10 @@ pub enum QuantizeError {
         source: io::Error,
     },
     /// The weights are integers already.
-    #[error("{} is already quantised (scheme {scheme}); quantise the original", dir.display())]
+    #[error("{} is already quantised (scheme {scheme}); quantise the original", path.display())]
     AlreadyQuantized {
         /// The checkpoint.
-        dir: PathBuf,
+        path: PathBuf,
         /// Its scheme.
         scheme: String,
     },
@@ -236,8 +236,8 @@ pub fn quantize(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report, QuantizeError> {
     if ckpt.is_quantized() || ckpt.is_packed() && options.rounds() {
-        let (dir, scheme) = (ckpt.dir().into(), ckpt.scheme_words());
-        return Err(QuantizeError::AlreadyQuantized { dir, scheme });
+        let (path, scheme) = (ckpt.path().into(), ckpt.scheme_words());
+        return Err(QuantizeError::AlreadyQuantized { path, scheme });
     }
     ckpt.decoder()?;
     let calibration = calibration(options)?;

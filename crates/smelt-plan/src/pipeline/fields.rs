@@ -116,7 +116,7 @@ fn read_field(
             let bytes = quantity::bytes(&text(item, params)?);
             Value::from(bytes.map_err(|error| item.error(error.to_string()))?)
         }
-        Takes::Texts => Value::from(texts(item, params)?),
+        Takes::Texts | Takes::Places => Value::from(texts(item, params)?),
         Takes::Names => names(item, params)?,
         Takes::TextTable => text_table(item, params)?,
     };

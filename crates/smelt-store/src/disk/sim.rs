@@ -783,8 +783,7 @@ impl Disk for SimDisk {
 
     fn moment(&self) -> Moment {
         let world = self.world();
-        let process = self.actor.as_ref().map_or(0, |(_, actor)| *actor as u32);
-        Moment { now_ns: world.now_ns, boot: world.boot.to_string(), process }
+        Moment { now_ns: world.now_ns, boot: world.boot.to_string() }
     }
 }
 

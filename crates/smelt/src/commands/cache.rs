@@ -30,6 +30,12 @@ fn look(root: &Path) -> Result<Inventory, Failed> {
     Ok(Store::open_read_only(root, Wait::Yes)?.inventory()?)
 }
 
+/// Asking about a store makes none.
+fn is_there(root: &Path) -> Result<(), Failed> {
+    Store::open_read_only(root, Wait::Yes)?;
+    Ok(())
+}
+
 fn du(root: &Path, flags: &DuFlags) -> Result<Exit, Failed> {
     let inventory = look(root)?;
     let held = inventory.outputs.iter().filter(|output| output.is_held);
@@ -128,8 +134,9 @@ fn gc(root: &Path, flags: &GcFlags) -> Result<Exit, Failed> {
         tell_victims(flags, "would go", &victims, inventory.bytes() - freed)?;
         return Ok(Exit::Ok);
     }
-    look(root)?;
+    is_there(root)?;
     let store = Store::open(root, Wait::Yes)?;
+    // First: what a power cut left of the lists that these held cannot be read.
     clear_dead_runs(&store, &mut left_behind)?;
     let done = store.collect(&limits)?;
     tell_victims(flags, "removed", &done.removed, done.bytes_left)?;
@@ -206,14 +213,16 @@ fn left_behind(error: &StoreError) {
 }
 
 fn fsck(root: &Path, flags: &FsckFlags) -> Result<Exit, Failed> {
-    look(root).map(drop).or_else(|error| if flags.repair { Ok(()) } else { Err(error) })?;
+    is_there(root).or_else(|error| if flags.repair { Ok(()) } else { Err(error) })?;
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
     let checkup = if flags.repair {
         let store = Store::open_exclusive(root, wait)?;
         clear_dead_runs(&store, &mut left_behind)?;
         store.repair()?
     } else {
-        Store::open(root, wait)?.check()?
+        let store = Store::open(root, wait)?;
+        clear_dead_runs(&store, &mut left_behind)?;
+        store.check()?
     };
     if flags.json {
         answer(format_args!("{}\n", checkup_as_json(flags, &checkup)))?;

@@ -6,7 +6,7 @@ use smelt_plan::{Digest, StageId};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::ExplainFlags;
-use crate::last::{self, Last};
+use crate::last::{self, Last, Took};
 use crate::load::{self, Access, Loaded, Standing};
 use crate::say::answer;
 
@@ -50,6 +50,16 @@ impl<'a> Story<'a> {
         match &self.standings[id.index()].0 {
             Standing::Hit { digest, .. } => Some(*digest),
             Standing::Miss(_) | Standing::Unknown { .. } => None,
+        }
+    }
+
+    /// What a stage that must be built took when it was built last, for want of a better forecast.
+    pub(crate) fn forecast(&self, id: StageId) -> Option<Took> {
+        match self.standings[id.index()].0 {
+            Standing::Hit { .. } => None,
+            Standing::Miss(_) | Standing::Unknown { .. } => {
+                self.last.of(self.loaded.plan.stage(id).name.as_str())?.took
+            }
         }
     }
 

@@ -7,10 +7,10 @@ use smelt_plan::{Plan, StageId};
 use super::explain::Story;
 use crate::exit::{Exit, Failed};
 use crate::flags::PlanFlags;
-use crate::last::Last;
+use crate::last::{Last, Took};
 use crate::load::{self, Access, Standing};
 use crate::say::answer;
-use crate::table::Table;
+use crate::table::{Table, bytes, seconds};
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;
@@ -23,7 +23,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
         answer(format_args!("{text}\n"))?;
         return Ok(Exit::Ok);
     }
-    let mut table = Table::new(&["Stage", "Kind", "Status", "Key", "Why"]);
+    let mut table = Table::new(&["Stage", "Kind", "Status", "Key", "Forecast", "Why"]);
     for (id, stage) in loaded.plan.stages() {
         let (standing, key) = &story.standings[id.index()];
         table.row([
@@ -31,10 +31,14 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
             stage.kind.name().to_owned(),
             status(&loaded.plan, standing),
             key.map_or_else(|| "-".to_owned(), |key| key.short()),
+            story.forecast(id).map_or_else(|| "-".to_owned(), forecast),
             why(&story, id),
         ]);
     }
     answer(&table)?;
+    if let Some(line) = all_in_all(&loaded.plan, &story) {
+        answer(format_args!("{line}\n"))?;
+    }
     for (_, stage) in loaded.plan.stages() {
         if let Some(HubPin { repo, revision, commit, .. }) = stage.fetched() {
             answer(format_args!("{} is hf:{repo}@{revision} at commit {commit}\n", stage.name))?;
@@ -44,6 +48,29 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     // making it; the store is closed in order.
     std::mem::forget((loaded.plan, table));
     Ok(Exit::Ok)
+}
+
+fn forecast(took: Took) -> String {
+    match took.peak_rss_bytes {
+        0 => seconds(took.wall_s),
+        peak => format!("{}, {}", seconds(took.wall_s), bytes(peak)),
+    }
+}
+
+/// What the run will take, if each stage takes what it took when it was built last.
+fn all_in_all(plan: &Plan, story: &Story<'_>) -> Option<String> {
+    let is_hit = |(standing, _): &&(Standing, _)| matches!(standing, Standing::Hit { .. });
+    let to_build = story.standings.len() - story.standings.iter().filter(is_hit).count();
+    let known: Vec<Took> = plan.stages().filter_map(|(id, _)| story.forecast(id)).collect();
+    let sum = Took {
+        wall_s: known.iter().map(|took| took.wall_s).sum(),
+        peak_rss_bytes: known.iter().map(|took| took.peak_rss_bytes).max()?,
+    };
+    let rest = match to_build - known.len() {
+        0 => String::new(),
+        unknown => format!("; {unknown} more were never built here"),
+    };
+    Some(format!("forecast, as the last time: {} one after the other{rest}", forecast(sum)))
 }
 
 /// The first change, or what else makes it a miss; a hit needs no reason.
@@ -88,6 +115,7 @@ fn as_json(story: &Story<'_>, id: StageId, stage: &Stage) -> Value {
         "status": standing.word(),
         "reason": story.verdict(id),
         "changes": story.changes(id),
+        "forecast": story.forecast(id),
         "key": key,
         "recipe_key": stage.recipe_key,
         "output": output,

@@ -34,6 +34,7 @@ pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {
         ))?;
         answer(table::summary(&report))?;
         answer(table::failures(&report))?;
+        answer(table::unwatched(&report))?;
     }
     Ok(Exit::Ok)
 }

@@ -1,12 +1,13 @@
 //! `smelt run`: builds what a pipeline describes and prints the summary.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
-use smelt_exec::{Progress, RunReport, RunStatus, Runner, StageStatus, clear_dead_runs};
+use smelt_exec::{Progress, RunReport, RunStatus, Runner, StageStatus, Task, clear_dead_runs};
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Plan, StageId};
 use smelt_store::{Run, StoreError, Wait};
@@ -36,7 +37,8 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
     let mut display = Display::new(plan);
     let mut show = |progress: &Progress<'_>| display.show(progress);
     let mut runner = |check: BTreeSet<StageId>, wishes| {
-        let orders = &stage::order::order;
+        let folder = flags.pipeline.pipeline.parent().unwrap_or_else(|| Path::new(""));
+        let orders = &|task: &Task<'_>| stage::order::order(task, folder);
         Runner { plan, store, run: &run, check, orders, progress: &mut show }.run(wishes)
     };
     let again = checks(flags, plan, &wishes)?;

@@ -10,7 +10,7 @@ use smelt_exec::{AttemptReport, RunReport, RunStatus, StageReport, StageStatus, 
 
 use super::{curves, timeline};
 use crate::commands::runs::counts;
-use crate::table::{bytes, seconds};
+use crate::table::{bytes, seconds, unwatched};
 
 /// A row for each of so many stages; a page of more is no help to anybody.
 const ROWS_MAX: usize = 1000;
@@ -213,6 +213,9 @@ fn methods(report: &RunReport) -> String {
             method => format!("samples of /proc, and a control group ({})", escape(method)),
         }
     );
+    for line in unwatched(report).lines() {
+        let _ = writeln!(text, "<p>{line}</p>");
+    }
     for (means, figures) in by_means {
         let _ =
             writeln!(text, "<p><b>{}</b>: {}</p>", means_text(means), escape(&figures.join(", ")));

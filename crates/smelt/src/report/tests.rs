@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use smelt_exec::{AttemptReport, RunReport, RunStatus, StageReport, StageStatus};
+use smelt_exec::{AttemptReport, RunReport, RunStatus, StageReport, StageStatus, Writes};
 use smelt_plan::{FailureClass, Kind};
 use smelt_watch::curve::Point;
 
@@ -151,6 +151,17 @@ fn a_failure_shows_its_attempts_and_what_was_said() {
     // Memory, stalls and CMA of four attempts.
     assert_eq!(wide.facts["charts"], 12);
     assert!(pixels(&wide, RED) > 2000 && pixels(&wide, BLUE) > 200);
+}
+
+#[test]
+fn it_says_where_nobody_watched_what_was_written() {
+    let page = |writes| {
+        let attempt = AttemptReport { writes: Some(writes), ..attempt(1, 0.0, 1.0, "sealed") };
+        let stages = vec![stage("a", StageStatus::Sealed, vec![attempt])];
+        html::page(&report(RunStatus::Ok, 1.0, stages), "2026-11-21 15:42:33")
+    };
+    assert!(page(Writes::Unwatched).contains("was not watched: the kernel has no Landlock"));
+    assert!(!page(Writes::Confined).contains("was not watched"));
 }
 
 #[test]

@@ -2,18 +2,22 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use smelt_exec::{Order, Task};
 use smelt_hub::Settings;
 use smelt_plan::Kind;
+use smelt_plan::kind::WRITES;
 use smelt_plan::tokens::Lease;
 
 use super::request::{Fetch, Request};
 
-pub(crate) fn order(task: &Task<'_>) -> Order {
+/// The program of a stage of the pipeline in `folder`.
+pub(crate) fn order(task: &Task<'_>, folder: &Path) -> Order {
     match task.stage.kind {
-        Kind::Command => command(task),
+        Kind::Command => command(task, folder),
         Kind::Source
         | Kind::OnnxExport
         | Kind::GraphSurgery
@@ -42,28 +46,45 @@ fn native(task: &Task<'_>) -> Order {
             commit: pin.commit.clone(),
         }),
     };
-    let fetching = if request.fetch.is_some() { hub_variables() } else { Vec::new() };
+    let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
     Order {
         argv: ["/proc/self/exe", "stage", "work"].map(str::to_owned).into(),
         env: task.leases.iter().flat_map(lease).chain(fetching).collect(),
         dir: task.out.to_owned(),
         input: serde_json::to_string(&request).expect("a request holds only plain data"),
         outputs: Vec::new(),
+        writes,
     }
 }
 
-/// How the worker finds the hub, its cache and the token; settings that cannot be read were refused
-/// when the run planned.
-fn hub_variables() -> Vec<(String, String)> {
-    let variables = Settings::from_env().map(|settings| settings.variables(|n| env::var_os(n)));
+/// How the worker finds the hub, its cache and the token, and where it writes: what it fetches goes
+/// to the cache.  Settings that cannot be read were refused when the run planned.
+fn hub() -> (Vec<(String, String)>, Vec<PathBuf>) {
+    let Ok(settings) = Settings::from_env() else { return Default::default() };
     let text = |(name, value): (&str, OsString)| Some((name.to_owned(), value.into_string().ok()?));
-    variables.unwrap_or_default().into_iter().filter_map(text).collect()
+    let variables = settings.variables(|name| env::var_os(name));
+    // What is in its way the worker finds again, and says.
+    let _ = fs::create_dir_all(settings.cache());
+    (variables.into_iter().filter_map(text).collect(), vec![settings.cache().to_owned()])
+}
+
+/// A place that a program may write to, as the pipeline names it.
+fn place(text: &str, folder: &Path) -> PathBuf {
+    let home = || Some(PathBuf::from(env::var_os("HOME")?));
+    let path = match text.strip_prefix('~') {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => {
+            home().map(|home| home.join(rest.trim_start_matches('/')))
+        }
+        _ => None,
+    };
+    let path = path.unwrap_or_else(|| folder.join(text));
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 /// Variables of ours that a program cannot do without; the rest of the environment is the stage's.
-const INHERITED: [&str; 3] = ["PATH", "HOME", "TMPDIR"];
+const INHERITED: [&str; 2] = ["PATH", "HOME"];
 
-fn command(task: &Task<'_>) -> Order {
+fn command(task: &Task<'_>, folder: &Path) -> Order {
     let texts = |name: &str| -> Vec<String> {
         let list = task.attempt.params.get(name).and_then(Value::as_array);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -85,6 +106,7 @@ fn command(task: &Task<'_>) -> Order {
         dir: task.out.to_owned(),
         input: String::new(),
         outputs: texts("outputs"),
+        writes: texts(WRITES).iter().map(|text| place(text, folder)).collect(),
     }
 }
 

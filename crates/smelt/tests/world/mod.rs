@@ -163,6 +163,12 @@ pub fn commands(lines: &[&str]) -> String {
     text
 }
 
+/// The same of stages that may write anywhere in the world's folder, to be seen by the test.
+pub fn writing(lines: &[&str]) -> String {
+    let kind = "kind = \"command\"\n";
+    commands(lines).replace(kind, &format!("{kind}writes = [\".\"]\n"))
+}
+
 /// `name status` of every stage of a report.
 pub fn statuses(report: &Value) -> Vec<String> {
     let stages = report["stages"].as_array().unwrap().iter();

@@ -89,19 +89,29 @@ pub enum WriteError {
         /// What is in the way, and what to do.
         why: String,
     },
+    /// A weight that becomes floats has one that is too large for them, or none.
+    #[error("{}: tensor {tensor} has a value in row {row} that F16 cannot hold", path.display())]
+    BeyondF16 {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The row.
+        row: usize,
+    },
     /// No weight is packed.
-    #[error("{} has no packed weights; quantise it to int4 or int8 first", dir.display())]
+    #[error("{} has no packed weights; quantise it to int4 or int8 first", path.display())]
     NothingPacked {
         /// The checkpoint.
-        dir: PathBuf,
+        path: PathBuf,
     },
 }
 
 /// Writes the packed weights of `packed` in `format` into `out_dir`, which is created if absent,
 /// with everything else of `whole`: its names, its configuration, its vision tower.
 ///
-/// Both may be the same checkpoint.  Tensors that both have are taken from `packed`.  `progress`
-/// hears one line per stored tensor.
+/// Both may be the same checkpoint.  Tensors that both have are taken from `packed`.  A packed
+/// embedding, which no format holds, becomes f16.  `progress` hears one line per stored tensor.
 ///
 /// # Errors
 /// [`WriteError`] naming the tensor that the format cannot hold, or the file.
@@ -113,7 +123,7 @@ pub fn write(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), WriteError> {
     if !packed.is_packed() {
-        return Err(WriteError::NothingPacked { dir: packed.dir().into() });
+        return Err(WriteError::NothingPacked { path: packed.path().into() });
     }
     let plan = plan(packed, whole, format)?;
     let config = description::config(&plan, whole, format);
@@ -148,6 +158,7 @@ fn put(item: &Item, ckpt: &Checkpoint, writer: &mut Writer) -> Result<(), WriteE
             let zeros = Levels { bits: 8, columns: *groups, places: None };
             put_words(ckpt, name, *grid, &zeros, *shift, writer)
         }
+        Make::Floats { name } => put_floats(ckpt, name, writer),
         Make::Scales { name, groups, dtype, is_turned } => {
             put_scales(ckpt, name, *groups, *dtype, *is_turned, writer)
         }
@@ -221,6 +232,24 @@ fn put_words(
         }
     }
     Ok(region.finish()?)
+}
+
+/// Writes the packed weight `name` as the f16 values nearest to what it stands for.
+fn put_floats(ckpt: &Checkpoint, name: &str, writer: &mut Writer) -> Result<(), WriteError> {
+    let &[rows, columns] = ckpt.shape(name)? else { return Ok(()) };
+    let (mut values, mut bytes) = (Vec::new(), Vec::new());
+    for here in blocks(rows, columns * size_of::<f32>()) {
+        let first = here.start;
+        ckpt.read_rows_f32(name, here, &mut values)?;
+        if let Some(at) = values.iter().position(|value| !f16::from_f32(*value).is_finite()) {
+            let (path, tensor) = (ckpt.path().into(), name.to_owned());
+            return Err(WriteError::BeyondF16 { path, tensor, row: first + at / columns });
+        }
+        bytes.clear();
+        bytes.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()));
+        writer.write(&bytes)?;
+    }
+    Ok(())
 }
 
 /// Writes scales as `dtype`, `[groups, out]` if they are turned.

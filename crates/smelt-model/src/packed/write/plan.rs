@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Format, WriteError, pads};
 use crate::checkpoint::{Checkpoint, CheckpointError, PackedFacts};
-use crate::decoder::LM_HEAD;
+use crate::decoder::{EMBEDDING, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::model::Part;
 use crate::packed::present::MIDDLE;
@@ -74,6 +74,10 @@ pub(super) enum Make {
         groups: usize,
         shift: u8,
     },
+    /// A packed weight, multiplied out to f16.
+    Floats {
+        name: String,
+    },
     /// Canonical scales.
     Scales {
         name: String,
@@ -105,6 +109,11 @@ pub(super) fn plan(
         let from = if is_of_packed { packed } else { whole };
         let sources = whole.names_of(&name);
         match (from.packed_facts(&name)?, &sources[..]) {
+            // No format packs the embedding, and GGUF files do.
+            (Some(_), [source]) if name == EMBEDDING => {
+                let spec = TensorSpec { name: source.clone(), dtype: Dtype::F16, shape };
+                plan.items.push(Item { spec, make: Make::Floats { name }, is_of_packed });
+            }
             (Some(facts), [source]) => {
                 let task = Task { format, from, name: &name, source, facts, is_of_packed };
                 task.run(&mut plan)?;
@@ -118,7 +127,7 @@ pub(super) fn plan(
         plan.kept
             .extend(head.iter().filter_map(|name| name.strip_suffix(".weight")).map(str::to_owned));
     }
-    check_uniform(&plan, format)?;
+    check_uniform(&plan, format, packed.is_quantized())?;
     Ok(plan)
 }
 
@@ -190,11 +199,12 @@ impl Task<'_> {
 
     fn check(&self) -> Result<(), WriteError> {
         let PackedFacts { bits, groups, group, shape, ref order, .. } = self.facts;
-        if self.name == crate::decoder::EMBEDDING {
-            return Err(self.refused("it is the embedding; leave it as floats"));
-        }
         if self.format == Format::Awq && bits != 4 {
-            return Err(self.refused("it has 8 bits; use an int4 scheme, or gptq"));
+            return Err(self.refused(if self.from.is_quantized() {
+                "it has 8 bits; use an int4 scheme, or gptq"
+            } else {
+                "it has 8 bits; use gptq or compressed-tensors"
+            }));
         }
         if self.format == Format::Awq && order.is_some() {
             return Err(self.refused("its columns were sorted (act-order); use gptq"));
@@ -298,8 +308,8 @@ impl Task<'_> {
 /// A part of a module: its name, type, shape and bytes.
 type StoredPart = (&'static str, Dtype, Vec<usize>, Make);
 
-/// AWQ and GPTQ describe all modules at once.
-fn check_uniform(plan: &Plan, format: Format) -> Result<(), WriteError> {
+/// AWQ and GPTQ describe all modules at once.  What smelt quantised can be quantised otherwise.
+fn check_uniform(plan: &Plan, format: Format, is_ours: bool) -> Result<(), WriteError> {
     if format == Format::CompressedTensors {
         return Ok(());
     }
@@ -312,9 +322,13 @@ fn check_uniform(plan: &Plan, format: Format) -> Result<(), WriteError> {
         Some((module, _)) => Err(WriteError::CannotHold {
             format: format.name(),
             tensor: format!("{module}.weight"),
-            why: "it is packed otherwise than the first layer; leave it as floats (the head: \
-                --head none), or use compressed-tensors"
-                .to_owned(),
+            why: if is_ours {
+                "it is packed otherwise than the first layer; leave it as floats (the head: \
+                 --head none), or use compressed-tensors"
+            } else {
+                "it is packed otherwise than the first layer; use compressed-tensors"
+            }
+            .to_owned(),
         }),
     }
 }

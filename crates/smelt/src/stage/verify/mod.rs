@@ -104,8 +104,8 @@ fn compare_weights(parties: &Parties) -> Result<Vec<Weights>, Failed> {
         return Ok(compared);
     };
     if let Some(why) = llm.unlike(own).map_err(Failed::model)? {
-        let dir = own.dir().display();
-        return Err(Failed::invalid(format!("the llm engine was not built from {dir}: {why}")));
+        let path = own.path().display();
+        return Err(Failed::invalid(format!("the llm engine was not built from {path}: {why}")));
     }
     compared.push(weights::llm(llm, own)?);
     Ok(compared)
