@@ -34,7 +34,7 @@ pub(crate) struct Power {
     /// The mode's number, and the file that says so.
     chosen: Option<(u32, &'static str)>,
     gpu: Option<Clock>,
-    /// Counts since the boot, of [`ALARMS`].
+    /// Counts since the boot, in the order of `ALARMS`.
     alarms: Option<[u64; 3]>,
 }
 
