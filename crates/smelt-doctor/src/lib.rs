@@ -1,6 +1,6 @@
 //! Examines: a device's files to [`Facts`], facts to [`Finding`]s.
 //!
-//! [`Facts::read`] is thin and takes any root, so that a captured tree of files reproduces a board;
+//! Reading is thin and takes any root, so that a captured tree of files reproduces a board;
 //! judging is pure, one function for each check, beside the facts it needs.  Nothing is changed and
 //! no program is started: a finding says which command would cure it, and others run that.  Knows
 //! nothing of pipelines and stores.

@@ -10,6 +10,8 @@ use crate::tree::Tree;
 const GIB: u64 = 1 << 30;
 /// With this much memory no model that smelt builds needs swap.
 const PLENTY_BYTES: u64 = 32 * GIB;
+/// Boards of 8 GB and less cannot build the models they can run without swap on a disk.
+const SMALL_BYTES: u64 = 12 * GIB;
 /// As much again as boards of 8 GB have: exporters and engine builders hold nearly all of that.
 const SWAP_LEAST_BYTES: u64 = 8 * GIB;
 /// Above zram's, which is 5 on Jetsons: a full zram is memory lost to what runs.
@@ -96,7 +98,8 @@ pub(crate) fn swap(board: &Board, memory: &Memory, disks: &Disks) -> Finding {
     const ID: &str = "swap";
     let total = memory.machine.mem_total_bytes.unwrap_or(0);
     let [zram, disk] = memory.swap_bytes();
-    let missing = if board.is_jetson { Severity::Problem } else { Severity::Warning };
+    let is_small = board.is_jetson && (1..SMALL_BYTES).contains(&total);
+    let missing = if is_small { Severity::Problem } else { Severity::Warning };
     let add = || add_swap(disks);
     let finding = match (disk, zram) {
         _ if total >= PLENTY_BYTES => {
@@ -284,7 +287,11 @@ mod tests {
         check(8, &[zram, ("/swap", 7, -2)], Warning);
         check(8, &[("/swap", 8, -2)], Ok);
         check(4, &[("/swap", 4, -2)], Ok);
-        check(31, &[], Problem);
+        check(11, &[zram], Problem);
+        check(12, &[zram], Warning);
+        check(31, &[], Warning);
+        // Nobody said how much memory there is.
+        check(0, &[], Warning);
         check(32, &[], Ok);
         let server = swap(&Board::default(), &memory(8, &[]), &Disks::default());
         assert_eq!((server.severity, server.fix), (Warning, None));
