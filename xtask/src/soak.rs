@@ -1,5 +1,7 @@
 //! Runs the sweeps of `ci` without their bounds, then cuts power, then every fuzz target for a minute.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result};
 
 use crate::ci::cargo;
@@ -8,14 +10,19 @@ use crate::{fuzz, power_cuts};
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
 
-const SWEEPS: [(&str, &[&str]); 2] = [
+const SWEEPS: [(&str, &[&str]); 5] = [
     ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
     ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
+    ("whole runs", &["test", "--locked", "-p", "smelt-exec", "every_world", "--", "--nocapture"]),
+    ("prompts", &["test", "--locked", "-p", "smelt-runtime", "--test", "shapes"]),
+    ("damaged engines", &["test", "--locked", "-p", "smelt", "--test", "verify"]),
 ];
 
 pub(crate) fn run() -> Result<()> {
     for (name, arguments) in SWEEPS {
+        let begin = Instant::now();
         cargo(arguments, &[SOAK]).with_context(|| format!("{name} failed"))?;
+        println!("soak: {name} held, {} s", begin.elapsed().as_secs());
     }
     power_cuts::run(power_cuts::SOAK)?;
     fuzz::run(&[])
