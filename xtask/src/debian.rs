@@ -19,6 +19,8 @@ pub(crate) fn need_alone(package: &str, present: impl Fn() -> bool) -> Result<()
 fn need_with(flags: &[&str], package: &str, present: impl Fn() -> bool) -> Result<()> {
     let install = |flags: &[&str]| {
         let mut apt = Command::new("apt-get");
+        // Nobody is there to be asked.
+        apt.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
         succeeds(apt.args(["install", "-y", "-qq"]).args(flags).arg(package))
     };
     let has = present() || update() && install(flags) && present();
