@@ -6,11 +6,11 @@ import wire
 
 
 def split_head(folder, out, parts, consume):
-    """The Gemm that gives the logits as several over row ranges of its one weight, joined again."""
+    """The last Gemm, which gives the logits, as several over row ranges of its one weight, joined again."""
     with open(f"{folder}/model.onnx", "rb") as file:
         model = wire.decode(file.read())
     graph = wire.decode(dict(model)[7])
-    at, head = next((i, n) for i, (field, n) in enumerate(graph) if field == 1 and gives_logits(n))
+    at, head = [(i, n) for i, (field, n) in enumerate(graph) if field == 1 and is_gemm(n)][-1]
     head = wire.decode(head)
     inputs = [value.decode() for field, value in head if field == 1]
     place, weight = next(
@@ -41,8 +41,8 @@ def split_head(folder, out, parts, consume):
         file.write(wire.encode(model))
 
 
-def gives_logits(node):
-    return any(field == 2 and value == b"logits" for field, value in wire.decode(node))
+def is_gemm(node):
+    return any(field == 4 and value == b"Gemm" for field, value in wire.decode(node))
 
 
 def tensor_name(tensor):
