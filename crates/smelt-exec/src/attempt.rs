@@ -247,11 +247,7 @@ impl Attempt<'_> {
         if said?.writes != Some(Writes::Confined) {
             return None;
         }
-        let scratch = self.scratch(shim);
-        let own = [self.order.dir.as_path(), &scratch];
-        let places: Vec<&Path> =
-            own.into_iter().chain(self.order.writes.iter().map(AsRef::as_ref)).collect();
-        refused::find(&self.log, &self.order.dir, &places)
+        refused::find(&self.log, &self.order.dir, &self.order.places(&self.scratch(shim)))
     }
 
     /// Keeps the shim for the next stage, or ends it where anything was out of order.

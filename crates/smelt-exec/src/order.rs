@@ -52,6 +52,14 @@ pub struct Order {
     pub writes: Vec<PathBuf>,
 }
 
+impl Order {
+    /// Everywhere it may write but devices; `scratch` is its directory for temporary files.
+    pub(crate) fn places<'a>(&'a self, scratch: &'a Path) -> Vec<&'a Path> {
+        let declared = self.writes.iter().map(PathBuf::as_path);
+        [self.dir.as_path(), scratch].into_iter().chain(declared).collect()
+    }
+}
+
 /// What the shim is told: the order, and where its log and its temporary files go.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ShimOrder {

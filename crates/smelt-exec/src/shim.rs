@@ -105,10 +105,7 @@ fn start(order: &Order, scratch: &Path) -> io::Result<(Pid, io::PipeReader, Writ
         .stdin(if order.input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(writer.try_clone()?)
         .stderr(writer);
-    let own = [order.dir.as_path(), scratch];
-    let places: Vec<&Path> =
-        own.into_iter().chain(order.writes.iter().map(AsRef::as_ref)).collect();
-    let (mut child, writes) = spawn(&mut command, &places).map_err(|error| {
+    let (mut child, writes) = spawn(&mut command, &order.places(scratch)).map_err(|error| {
         io::Error::new(error.kind(), format!("cannot start {program}: {error}"))
     })?;
     if let Some(mut input) = child.stdin.take() {

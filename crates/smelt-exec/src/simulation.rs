@@ -52,6 +52,17 @@ struct Ledger {
     hits: u64,
 }
 
+impl Ledger {
+    /// Whoever built has ended, in whatever way.
+    fn end_life(&mut self, disk: &SimDisk) {
+        self.building.clear();
+        if disk.met().contains("/out/") && !disk.is_down() {
+            // A sealed file that could not be read is given up, as it should be.
+            self.sealed.clear();
+        }
+    }
+}
+
 /// One world.
 struct World {
     ledger: Mutex<Ledger>,
@@ -406,11 +417,7 @@ fn play(seed: u64) -> (u64, u64) {
         }
         disk.plan(trouble(&mut chance));
         live(&world, &disk, &pipelines, &mut chance);
-        world.ledger().building.clear();
-        if disk.met().contains("/out/") && !disk.is_down() {
-            // A sealed file that could not be read is given up, as it should be.
-            world.ledger().sealed.clear();
-        }
+        world.ledger().end_life(&disk);
         if disk.is_down() || chance.below(3) == 0 {
             disk = disk.after_crash(Left::Random(chance.next()));
         }

@@ -25,7 +25,7 @@ const LIST_BYTES_MAX: u64 = 64 << 20;
 /// One short line of JSON, or one digest.
 const NOTE_BYTES_MAX: u64 = 4096;
 /// A digest in a list.
-pub(crate) const KEY_BYTES: usize = 32;
+const KEY_BYTES: usize = 32;
 
 /// What a pipeline's last good run was, in `roots/last-…`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

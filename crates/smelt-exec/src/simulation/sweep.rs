@@ -16,15 +16,6 @@ use super::{Drawn, Ledger, ROOT, World, check_between, run};
 use crate::report::{RunReport, RunStatus};
 use crate::shims::Shims;
 
-const LEFT: [Left; 6] = [
-    Left::Nothing,
-    Left::NamesOnly,
-    Left::ContentOnly,
-    Left::Everything,
-    Left::Random(1),
-    Left::Random(2),
-];
-
 /// What the last stage reads is read by another, too.
 fn pipeline() -> Drawn {
     let words = ["tool-0", "tool-1", "tool-2"].map(str::to_owned).into();
@@ -66,11 +57,7 @@ impl Scene {
         // The chance of one seed, so that every operation has the same number each time.
         let answer = run(&world, &seen, (&turns, 0), &self.pipeline, Chance(1), false);
         let mut ledger = world.ledger().clone();
-        ledger.building.clear();
-        if disk.met().contains("/out/") && !disk.is_down() {
-            // A sealed file that could not be read is given up, as it should be.
-            ledger.sealed.clear();
-        }
+        ledger.end_life(&disk);
         (Self { disk, ledger, pipeline: self.pipeline.clone() }, answer)
     }
 
@@ -148,7 +135,7 @@ fn a_failure_anywhere_is_cured_by_another_run() {
 #[test]
 fn a_power_cut_anywhere_costs_nothing_promised() {
     for (what, start) in [("new", Scene::new()), ("changed", Scene::changed())] {
-        let count = cuts(&start, &LEFT).expect(what);
+        let count = cuts(&start, &Left::EACH).expect(what);
         println!("{what}: {count} power cuts");
         assert!(count > 300, "{what}: {count}");
     }

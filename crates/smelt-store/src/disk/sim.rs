@@ -65,6 +65,20 @@ pub enum Left {
     Random(u64),
 }
 
+impl Left {
+    /// What a sweep tries.
+    pub const EACH: [Self; 8] = [
+        Self::Nothing,
+        Self::NamesOnly,
+        Self::ContentOnly,
+        Self::Everything,
+        Self::Random(1),
+        Self::Random(2),
+        Self::Random(3),
+        Self::Random(4),
+    ];
+}
+
 /// A broken disk (or a program that forgot to sync): for these paths, sync does nothing.
 pub type Deaf = fn(&Path) -> bool;
 

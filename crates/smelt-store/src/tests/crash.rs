@@ -8,17 +8,6 @@ use super::script::{Excuses, Promises, ROOT, audit, disk_with_model, half_made, 
 use crate::disk::Disk;
 use crate::disk::sim::{Chance, Deaf, Left, SimDisk, Trouble};
 
-const LEFT: [Left; 8] = [
-    Left::Nothing,
-    Left::NamesOnly,
-    Left::ContentOnly,
-    Left::Everything,
-    Left::Random(1),
-    Left::Random(2),
-    Left::Random(3),
-    Left::Random(4),
-];
-
 /// How many changes the script makes on a disk.
 fn changes_of(disk: &SimDisk) -> u64 {
     let disk = disk.copy();
@@ -52,7 +41,7 @@ fn sweep(start: &SimDisk, kinds: &[Left]) -> (usize, Vec<String>) {
 
 #[test]
 fn a_crash_anywhere_costs_nothing_promised() {
-    let (crashes, wrong) = sweep(&disk_with_model(), &LEFT);
+    let (crashes, wrong) = sweep(&disk_with_model(), &Left::EACH);
     println!("{crashes} crashes of a first run: {} wrong", wrong.len());
     assert!(crashes > 800, "{crashes}");
     assert!(wrong.is_empty(), "{} wrong, the first: {}", wrong.len(), wrong[0]);
@@ -60,7 +49,7 @@ fn a_crash_anywhere_costs_nothing_promised() {
 
 #[test]
 fn a_crash_while_clearing_up_costs_nothing_promised() {
-    let (crashes, wrong) = sweep(&untidy_disk(), &LEFT);
+    let (crashes, wrong) = sweep(&untidy_disk(), &Left::EACH);
     println!("{crashes} crashes of a run that clears up: {} wrong", wrong.len());
     assert!(crashes > 450, "{crashes}");
     assert!(wrong.is_empty(), "{} wrong, the first: {}", wrong.len(), wrong[0]);
