@@ -223,7 +223,7 @@ impl Attempt<'_> {
         let scratch = self.scratch(process.id());
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone(), scratch })?;
         line.push(b'\n');
-        let meter = Meter::begin(self.cgroups, &self.mark, process.id());
+        let meter = Meter::begin(self.cgroups, self.shims.listener(), &self.mark, process.id());
         if let Some(group) = group {
             group.remove();
         }

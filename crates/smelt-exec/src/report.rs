@@ -153,8 +153,9 @@ pub struct AttemptReport {
     /// How memory was measured: by samples of `/proc` (`proc`), or by a control group besides
     /// (`cgroup-v1`, `cgroup-v2`).
     pub method: String,
-    /// What each figure was measured with: `proc`, `cgroup`, `rusage` (the kernel's account of
-    /// ended processes) or `machine` (it is of the whole machine meanwhile).
+    /// What each figure was measured with: `proc`, `cgroup`, `taskstats` (the kernel told of every
+    /// end of a task), `rusage` (its account of ended processes) or `machine` (it is of the whole
+    /// machine meanwhile).
     pub methods: BTreeMap<String, String>,
     /// Wall seconds, sealing included.
     pub wall_s: f64,

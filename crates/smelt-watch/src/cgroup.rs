@@ -159,8 +159,8 @@ impl Group {
             swap_out_pages: number(&stat, "pswpout"),
             pressure_some_us: pressure.map(|pressure| pressure.some_us),
             pressure_full_us: pressure.map(|pressure| pressure.full_us),
-            cma_alloc_fails: None,
             oom_kills: number(&read(&self.memory, events), "oom_kill"),
+            ..Counters::default()
         }
     }
 

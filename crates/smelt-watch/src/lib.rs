@@ -9,17 +9,23 @@
 pub mod cgroup;
 pub mod counters;
 pub mod curve;
+pub mod exits;
+pub mod family;
+mod genetlink;
 mod kernel_file;
+pub mod listener;
 pub mod machine;
 pub mod meter;
 pub mod peaks;
 pub mod pressure;
+mod taskstats;
 pub mod tree;
 pub mod verdict;
 
 pub use cgroup::{Cgroups, Group};
 pub use counters::Counters;
 pub use curve::Curve;
+pub use listener::Listener;
 pub use machine::Machine;
 pub use meter::{Measured, Meter};
 pub use peaks::Peaks;
