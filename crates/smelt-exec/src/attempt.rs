@@ -202,9 +202,10 @@ impl Attempt<'_> {
             last_line: log::last_line(&self.log),
             report: said,
         };
-        let Measured { peaks, counters, curve, methods } = measured;
+        let Measured { peaks, counters, curve, methods, kernel_events } = measured;
         (report.peaks, report.counters) = (peaks, counters);
         (report.curve, report.methods) = (curve, methods);
+        report.kernel_events = kernel_events;
         if let Some(said) = &end.report {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use smelt_plan::{Digest, FailureClass, Kind};
-use smelt_watch::{Counters, Curve, Peaks};
+use smelt_watch::{Counters, Curve, KernelEvent, Peaks};
 use std::collections::BTreeMap;
 
 use crate::confine::Writes;
@@ -170,6 +170,9 @@ pub struct AttemptReport {
     /// The course of its memory.  The journal keeps it, JSON reports leave it out: it is drawn.
     #[serde(skip)]
     pub curve: Curve,
+    /// What the kernel wrote into its log meanwhile that may have ended it; of the whole machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kernel_events: Vec<KernelEvent>,
     /// Processes that outlived it and were killed.
     pub leftovers: u32,
     /// How its writes were held to what it declares, where it was started.

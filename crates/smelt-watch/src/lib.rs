@@ -1,5 +1,5 @@
-//! Measures: `/proc` and control groups to [`Sample`]s, samples to [`Peaks`], a [`Curve`] and a
-//! [`Verdict`].
+//! Measures: `/proc` and control groups to [`Sample`]s, samples and what the kernel tells by itself
+//! ([`Listener`]) to [`Peaks`], a [`Curve`] and a [`Verdict`].
 //!
 //! Reading is thin and separate from judging, which is pure.  Knows nothing of pipelines, stages
 //! or retries.
@@ -13,6 +13,7 @@ pub mod exits;
 pub mod family;
 mod genetlink;
 mod kernel_file;
+pub mod kernel_log;
 pub mod listener;
 pub mod machine;
 pub mod meter;
@@ -25,6 +26,7 @@ pub mod verdict;
 pub use cgroup::{Cgroups, Group};
 pub use counters::Counters;
 pub use curve::Curve;
+pub use kernel_log::KernelEvent;
 pub use listener::Listener;
 pub use machine::Machine;
 pub use meter::{Measured, Meter};

@@ -5,11 +5,13 @@ use std::path::Path;
 
 use crate::exits::Exits;
 use crate::kernel_file;
+use crate::kernel_log::KernelLog;
 
 /// What of it this process may hear.
 #[derive(Debug, Clone, Default)]
 pub struct Listener {
     pub(crate) exits: Option<Exits>,
+    pub(crate) log: Option<KernelLog>,
     /// Whether the kernel says that it counts how long tasks wait.
     pub(crate) has_waits: bool,
 }
@@ -19,7 +21,11 @@ impl Listener {
     /// samples.
     pub fn start() -> Self {
         let root = Path::new("/");
-        Self { exits: Exits::listen(root).ok(), has_waits: has_waits(root) }
+        Self {
+            exits: Exits::listen(root).ok(),
+            log: KernelLog::open(root).ok(),
+            has_waits: has_waits(root),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::counters::Counters;
 use crate::curve::{Curve, Point};
 use crate::exits::Followed;
 use crate::family::Told;
+use crate::kernel_log::{KernelEvent, KernelLog, Mark};
 use crate::listener::Listener;
 use crate::machine::Machine;
 use crate::peaks::Peaks;
@@ -38,6 +39,8 @@ pub struct Meter {
     /// The ends of its tasks, where the kernel tells of them.
     followed: Option<Followed>,
     has_waits: bool,
+    /// The kernel's log, where we may read it, and where in it the attempt began.
+    log: Option<(KernelLog, Mark)>,
     before: Counters,
     /// Stalls up to the last sample.
     stalled_us: u64,
@@ -56,6 +59,8 @@ pub struct Measured {
     pub curve: Curve,
     /// By which means each figure was measured.
     pub methods: BTreeMap<String, String>,
+    /// What the kernel wrote into its log meanwhile that may have ended it; of the whole machine.
+    pub kernel_events: Vec<KernelEvent>,
 }
 
 impl Meter {
@@ -73,6 +78,10 @@ impl Meter {
             group,
             followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
             has_waits: listener.has_waits,
+            log: listener.log.clone().map(|log| {
+                let mark = log.mark();
+                (log, mark)
+            }),
             before,
             stalled_us,
             peaks: Peaks::default(),
@@ -125,7 +134,9 @@ impl Meter {
         }
         let methods = methods(name, &group, &machine, &self.peaks);
         let counters = group.or(&machine);
-        let mut measured = Measured { peaks: self.peaks, counters, curve: self.curve, methods };
+        let (peaks, curve) = (self.peaks, self.curve);
+        let kernel_events = self.log.map_or_else(Vec::new, |(log, mark)| log.since(mark));
+        let mut measured = Measured { peaks, counters, curve, methods, kernel_events };
         if let Some(followed) = self.followed.take() {
             measured.take_told(&followed.told(), self.has_waits);
         }
