@@ -5,6 +5,8 @@
 //! all there is.  Groups are made below our own, so that our own limits go on to hold; where that
 //! one hands out no memory control, at the root, which only a privileged user can write to.
 
+mod running;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use crate::counters::Counters;
 use crate::kernel_file;
 use crate::machine::number;
 use crate::pressure::Pressure;
+pub use running::RunningGroup;
 
 /// What tells our groups from others'.
 const PREFIX: &str = "smelt-";

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod activity;
 pub mod cgroup;
 pub mod counters;
 pub mod curve;
@@ -17,9 +18,14 @@ pub mod kernel_log;
 pub mod listener;
 pub mod machine;
 pub mod meter;
+pub mod nvmap;
 pub mod peaks;
 pub mod pressure;
+pub mod processes;
+pub mod survey;
+pub mod swaps;
 mod taskstats;
+pub mod tegrastats;
 pub mod tree;
 pub mod verdict;
 
@@ -31,5 +37,6 @@ pub use listener::Listener;
 pub use machine::Machine;
 pub use meter::{Measured, Meter};
 pub use peaks::Peaks;
+pub use survey::Survey;
 pub use tree::{Sample, Tree, is_zombie};
 pub use verdict::{Budget, Verdict, Why, judge};
