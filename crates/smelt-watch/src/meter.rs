@@ -16,7 +16,7 @@ use crate::kernel_log::{KernelEvent, KernelLog, Mark};
 use crate::listener::Listener;
 use crate::machine::Machine;
 use crate::peaks::Peaks;
-use crate::tree::{Sample, Tree};
+use crate::tree::{PROCESSES_MAX, Sample, Tree};
 
 /// Ten samples a second see what a person would want to see.
 const PERIOD_MIN: Duration = Duration::from_millis(100);
@@ -99,7 +99,7 @@ impl Meter {
 
     /// Takes a sample `at` a time since the attempt began; `None` when nothing runs.
     pub fn sample(&mut self, at: Duration) -> Option<Sample> {
-        let pids = self.tree.descendants();
+        let pids = self.pids();
         if let Some(followed) = &self.followed {
             followed.saw(&pids);
         }
@@ -118,6 +118,16 @@ impl Meter {
         });
         self.stalled_us = stalled_us;
         Some(sample)
+    }
+
+    /// The processes that the leader leads.
+    fn pids(&self) -> Vec<u32> {
+        let of_group = self.group.as_ref().and_then(Group::pids);
+        let followers = |pids: Vec<u32>| {
+            let is_follower = |pid: &u32| *pid != self.tree.root();
+            pids.into_iter().filter(is_follower).take(PROCESSES_MAX).collect()
+        };
+        of_group.map_or_else(|| self.tree.descendants(), followers)
     }
 
     /// Ends when nothing of the attempt runs any more, and gives its group, which whoever still is in it

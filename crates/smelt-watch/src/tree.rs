@@ -35,7 +35,7 @@ pub struct Tree {
 }
 
 /// A tree of more processes is a fork storm; the sample then covers the first this many.
-const PROCESSES_MAX: usize = 4096;
+pub(crate) const PROCESSES_MAX: usize = 4096;
 
 impl Tree {
     /// The tree whose topmost process is `root`.
@@ -47,6 +47,11 @@ impl Tree {
     /// what it takes is not counted.
     pub fn sample(&self) -> Option<Sample> {
         Sample::of_all(&self.descendants())
+    }
+
+    /// The topmost process.
+    pub fn root(&self) -> u32 {
+        self.root
     }
 
     /// Process ids directly below the root.
