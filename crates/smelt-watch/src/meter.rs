@@ -16,6 +16,7 @@ use crate::kernel_log::{KernelEvent, KernelLog, Mark};
 use crate::listener::Listener;
 use crate::machine::Machine;
 use crate::peaks::Peaks;
+use crate::roster::Roster;
 use crate::tree::{PROCESSES_MAX, Sample, Tree};
 
 /// Ten samples a second see what a person would want to see.
@@ -35,6 +36,7 @@ pub fn period(cost: Duration) -> Duration {
 pub struct Meter {
     root: PathBuf,
     tree: Tree,
+    roster: Roster,
     group: Option<Group>,
     /// The ends of its tasks, where the kernel tells of them.
     followed: Option<Followed>,
@@ -75,6 +77,7 @@ impl Meter {
         Self {
             root,
             tree,
+            roster: Roster::new(),
             group,
             followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
             has_waits: listener.has_waits,
@@ -103,7 +106,7 @@ impl Meter {
         if let Some(followed) = &self.followed {
             followed.saw(&pids);
         }
-        let sample = Sample::of_all(&pids)?;
+        let sample = self.roster.sample(&pids, self.followed.is_some())?;
         let machine = Machine::read(&self.root);
         self.peaks.take(&sample, &machine);
         self.peaks

@@ -86,7 +86,7 @@ impl Sample {
         (total.processes > 0).then_some(total)
     }
 
-    fn add(&mut self, process: &Self) {
+    pub(crate) fn add(&mut self, process: &Self) {
         self.processes += process.processes;
         self.rss_bytes += process.rss_bytes;
         self.rss_anon_bytes += process.rss_anon_bytes;
