@@ -169,9 +169,10 @@ impl Attempt<'_> {
             last_line: log::last_line(&self.log),
             report: said,
         };
-        let Measured { peaks, counters, curve, methods } = measured;
+        let Measured { peaks, counters, curve, methods, kernel_events } = measured;
         (report.peaks, report.counters) = (peaks, counters);
         (report.curve, report.methods) = (curve, methods);
+        report.kernel_events = kernel_events;
         if let Some(said) = &end.report {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;
@@ -190,8 +191,11 @@ impl Attempt<'_> {
         let scratch = self.scratch(process.id());
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone(), scratch })?;
         line.push(b'\n');
-        let limit = self.budget.rss_bytes_max;
-        let meter = Meter::begin(self.cgroups, &self.mark, process.id(), limit);
+        let listener = self.shims.listener();
+        let mut meter = Meter::begin(self.cgroups, listener, &self.mark, process.id());
+        if let Some(bytes) = self.budget.rss_bytes_max {
+            meter.keep_within(bytes);
+        }
         if let Some(group) = group {
             group.remove();
         }

@@ -5,6 +5,8 @@
 //! all there is.  Groups are made below our own, so that our own limits go on to hold; where that
 //! one hands out no memory control, at the root, which only a privileged user can write to.
 
+mod running;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ use crate::freezer::Freezer;
 use crate::kernel_file;
 use crate::machine::number;
 use crate::pressure::Pressure;
+pub use running::RunningGroup;
 
 /// What tells our groups from others'.
 const PREFIX: &str = "smelt-";
@@ -213,8 +216,8 @@ impl Group {
             swap_out_pages: number(&stat, "pswpout"),
             pressure_some_us: pressure.map(|pressure| pressure.some_us),
             pressure_full_us: pressure.map(|pressure| pressure.full_us),
-            cma_alloc_fails: None,
             oom_kills: number(&read(&self.memory, events), "oom_kill"),
+            ..Counters::default()
         }
     }
 
