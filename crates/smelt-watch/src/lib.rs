@@ -7,12 +7,16 @@
 #![forbid(unsafe_code)]
 
 pub mod activity;
+pub mod budget;
+pub mod ceiling;
 pub mod cgroup;
 pub mod counters;
 pub mod curve;
 pub mod exits;
 pub mod family;
+pub mod freezer;
 mod genetlink;
+pub mod guard;
 mod kernel_file;
 pub mod kernel_log;
 pub mod listener;
@@ -28,11 +32,14 @@ pub mod swaps;
 mod taskstats;
 pub mod tegrastats;
 pub mod tree;
-pub mod verdict;
 
+pub use budget::{Broken, Budget};
+pub use ceiling::Ceiling;
 pub use cgroup::{Cgroups, Group};
 pub use counters::Counters;
 pub use curve::Curve;
+pub use freezer::Freezer;
+pub use guard::{Attended, Guard, Look, Verdict};
 pub use kernel_log::KernelEvent;
 pub use listener::Listener;
 pub use machine::Machine;
@@ -40,4 +47,3 @@ pub use meter::{Measured, Meter};
 pub use peaks::Peaks;
 pub use survey::Survey;
 pub use tree::{Sample, Tree, is_zombie};
-pub use verdict::{Budget, Verdict, Why, judge};

@@ -4,6 +4,7 @@
 //! What a figure was measured with depends on the kernel, so each says so.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::counters::Counters;
 use crate::curve::{Curve, Point};
 use crate::exits::Followed;
 use crate::family::Told;
+use crate::freezer::Freezer;
 use crate::kernel_log::{KernelEvent, KernelLog, Mark};
 use crate::listener::Listener;
 use crate::machine::Machine;
@@ -31,13 +33,30 @@ pub fn period(cost: Duration) -> Duration {
     (cost * PERIOD_PER_COST).clamp(PERIOD_MIN, PERIOD_MAX)
 }
 
+/// An attempt is at its limit from this percentage on: the kernel charges pages in batches.
+const AT_LIMIT: u64 = 95;
+
+/// How hard an attempt has it; unknown where it has no group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Strain {
+    /// Microseconds that some of its tasks have waited for memory.
+    pub stalled_us: Option<u64>,
+    /// Processor time of all its processes.
+    pub cpu: Option<Duration>,
+    /// It has all that its own limit lets it have.
+    pub is_at_limit: bool,
+}
+
 /// Measures one attempt.
 #[derive(Debug)]
 pub struct Meter {
     root: PathBuf,
+    leader: u32,
     tree: Tree,
     roster: Roster,
     group: Option<Group>,
+    /// What the kernel keeps the group within.
+    limit_bytes: Option<u64>,
     /// The ends of its tasks, where the kernel tells of them.
     followed: Option<Followed>,
     has_waits: bool,
@@ -76,9 +95,11 @@ impl Meter {
         let tree = Tree::new(leader);
         Self {
             root,
+            leader,
             tree,
             roster: Roster::new(),
             group,
+            limit_bytes: None,
             followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
             has_waits: listener.has_waits,
             log: listener.log.clone().map(|log| {
@@ -97,6 +118,45 @@ impl Meter {
         match (&self.group, cgroups) {
             (Some(_), Some(cgroups)) => cgroups.name(),
             _ => PROC,
+        }
+    }
+
+    /// Has the kernel keep the attempt within a limit where it can ([`Meter::holds_limit`]).
+    pub fn keep_within(&mut self, bytes: u64) {
+        let is_kept = self.group.as_ref().is_some_and(|group| group.limit(bytes).is_ok());
+        self.limit_bytes = is_kept.then_some(bytes);
+    }
+
+    /// Whether the kernel keeps the attempt within its limit.
+    pub fn holds_limit(&self) -> bool {
+        self.limit_bytes.is_some()
+    }
+
+    /// How to halt the attempt; `None` where its leader must.
+    pub fn freezer(&self) -> Option<Freezer> {
+        self.group.as_ref()?.freezer(self.leader)
+    }
+
+    /// Writes what the attempt holds to swap; nothing without a group.
+    pub fn page_out(&self) -> io::Result<()> {
+        self.group.as_ref().map_or(Ok(()), Group::page_out)
+    }
+
+    /// How long nothing of the attempt could run for want of memory.
+    pub fn starved(&self) -> Duration {
+        let pressure = self.group.as_ref().and_then(Group::pressure);
+        Duration::from_micros(pressure.map_or(0, |pressure| pressure.full_us))
+    }
+
+    /// How hard the attempt has it.
+    pub fn strain(&self) -> Strain {
+        let Some(group) = &self.group else { return Strain::default() };
+        let is_at_limit =
+            |max: u64| group.charged_bytes().is_some_and(|bytes| bytes >= max / 100 * AT_LIMIT);
+        Strain {
+            stalled_us: group.pressure().map(|pressure| pressure.some_us),
+            cpu: group.cpu(),
+            is_at_limit: self.limit_bytes.is_some_and(is_at_limit),
         }
     }
 
@@ -213,8 +273,13 @@ impl Measured {
 }
 
 /// The figures that are sampled from `/proc`, and those that are the whole machine's.
-const SAMPLED: [&str; 4] =
-    ["peak_rss_bytes", "peak_rss_process_bytes", "peak_vms_bytes", "swap_peak_bytes"];
+const SAMPLED: [&str; 5] = [
+    "peak_rss_bytes",
+    "peak_rss_process_bytes",
+    "peak_vms_bytes",
+    "swap_peak_bytes",
+    "held_peak_bytes",
+];
 const LOWS: [&str; 2] = ["mem_available_min_bytes", "cma_free_min_bytes"];
 
 /// The means of every figure that there is.
@@ -372,10 +437,12 @@ mod tests {
         let name = format!("meter/{}", std::process::id());
         let listener = Listener::start();
         let mut meter = Meter::begin(cgroups.as_ref(), &listener, &name, leader.id());
+        meter.keep_within(1 << 30);
         assert!(["proc", "cgroup-v1", "cgroup-v2"].contains(&meter.method(cgroups.as_ref())));
         let mut input = leader.stdin.take().unwrap();
         input.write_all(b"go\n").unwrap();
         let mut at = Duration::ZERO;
+        assert_eq!(meter.holds_limit(), meter.group.is_some());
         while meter.peaks.peak_rss_bytes < 20_000_000 {
             at += Duration::from_millis(1);
             meter.sample(at);

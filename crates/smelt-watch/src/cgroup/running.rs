@@ -107,7 +107,9 @@ mod tests {
         put("m/smelt-r.b.1/cgroup.procs", "7\n");
         put("m/other/cgroup.procs", "8\n9\n");
         let unified = Some(root.path().join("u"));
-        let cgroups = Cgroups { version: Version::V1, memory: root.path().join("m"), unified };
+        let memory = root.path().join("m");
+        let top = memory.clone();
+        let cgroups = Cgroups { version: Version::V1, memory, top, unified };
         let running = cgroups.running();
         assert_eq!(running.len(), 1);
         assert_eq!((running[0].name.as_str(), running[0].processes), ("r.a.1", 2));
