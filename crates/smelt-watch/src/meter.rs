@@ -187,7 +187,7 @@ impl Meter {
     fn pids(&self) -> Vec<u32> {
         let of_group = self.group.as_ref().and_then(Group::pids);
         let followers = |pids: Vec<u32>| {
-            let is_follower = |pid: &u32| *pid != self.tree.root();
+            let is_follower = |pid: &u32| *pid != self.leader;
             pids.into_iter().filter(is_follower).take(PROCESSES_MAX).collect()
         };
         of_group.map_or_else(|| self.tree.descendants(), followers)

@@ -49,11 +49,6 @@ impl Tree {
         Sample::of_all(&self.descendants())
     }
 
-    /// The topmost process.
-    pub fn root(&self) -> u32 {
-        self.root
-    }
-
     /// Process ids directly below the root.
     pub fn children(&self) -> Vec<u32> {
         children(self.root)

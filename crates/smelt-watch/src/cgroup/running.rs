@@ -55,17 +55,17 @@ impl Cgroups {
         if processes < 2 {
             return None;
         }
-        let [now, max] = match self.version {
-            Version::V1 => ["memory.usage_in_bytes", "memory.limit_in_bytes"],
-            Version::V2 => ["memory.current", "memory.max"],
+        let max = match self.version {
+            Version::V1 => "memory.limit_in_bytes",
+            Version::V2 => "memory.max",
         };
-        let number = |file| read(&group.memory, file).trim().parse::<u64>().ok();
+        let max = read(&group.memory, max).trim().parse::<u64>().ok();
         Some(RunningGroup {
             name: name.strip_prefix(PREFIX)?.to_owned(),
             processes,
-            memory_bytes: number(now),
+            memory_bytes: group.charged_bytes(),
             memory_peak_bytes: group.peak_bytes(),
-            memory_max_bytes: number(max).filter(|&max| max < NO_LIMIT),
+            memory_max_bytes: max.filter(|&max| max < NO_LIMIT),
             page_cache_bytes: group.held().page_cache_bytes,
             pressure_some_us: group.pressure().map(|pressure| pressure.some_us),
             oom_kills: group.counters().oom_kills,
