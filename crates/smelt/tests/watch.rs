@@ -5,7 +5,7 @@
 mod world;
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::num::NonZero;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde_json::{Value, json};
 use world::{World, commands};
 
 #[test]
@@ -158,4 +158,68 @@ fn a_terminal_sees_one_screen_and_gets_it_back() {
     assert!(text.contains("Memory  ") && text.contains("more"), "{text}");
     assert_eq!(screen.cursor_position().1, 0, "the prompt begins a line");
     assert!(!screen.hide_cursor());
+}
+
+/// A run of one stage that waits until the test has done something; its only attempt's report.
+fn attempt_meanwhile(script: &str, act: impl FnOnce()) -> Value {
+    let world = World::of_commands(&[]);
+    let [go, here] = ["go", "here"].map(|name| world.path(name));
+    let mode = nix::sys::stat::Mode::S_IRWXU;
+    nix::unistd::mkfifo(&go, mode).unwrap();
+    nix::unistd::mkfifo(&here, mode).unwrap();
+    let line = format!(
+        "a: : cat {} > /dev/null; {script}; echo > o; cat {}",
+        here.display(),
+        go.display()
+    );
+    world.write("p.toml", &commands(&[&line]));
+    let mut run =
+        world.command(&["run", "--json", "p.toml"]).stdout(Stdio::piped()).spawn().unwrap();
+    // Returns when the stage has opened it.
+    std::fs::write(here, "").unwrap();
+    act();
+    std::fs::write(go, "").unwrap();
+    let mut text = String::new();
+    run.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(run.wait().unwrap().success(), "{text}");
+    let report: Value = serde_json::from_str(&text).unwrap();
+    report["stages"][0]["attempts"][0].clone()
+}
+
+/// Processes that are gone before anybody looks, below one that is gone as well.
+#[test]
+fn peaks_that_no_sample_saw_are_reported() {
+    let spike = "(bash -c 'x=$(head -c 60000000 /dev/zero | tr \"\\\\0\" x)' &); sleep 0.5; true";
+    let attempt = attempt_meanwhile(spike, || {});
+    let method = |figure: &str| attempt["methods"][figure].as_str().unwrap().to_owned();
+    if attempt["exits"].is_null() {
+        // Whoever may not hear of ends has samples.
+        assert_eq!(method("peak_rss_process_bytes"), "proc");
+        return;
+    }
+    assert_eq!(attempt["exits_lost"], 0);
+    assert!(attempt["exits"].as_u64() >= Some(5), "{attempt}");
+    assert_eq!(method("peak_rss_process_bytes"), "taskstats");
+    assert!(attempt["peak_rss_process_bytes"].as_u64() > Some(60_000_000), "{attempt}");
+    assert!(attempt["peak_vms_bytes"].as_u64() >= attempt["peak_rss_process_bytes"].as_u64());
+}
+
+#[test]
+fn what_the_kernel_logs_meanwhile_is_reported() {
+    // Whoever may not write there has no log to test with.
+    let Ok(mut kmsg) = File::options().write(true).open("/dev/kmsg") else { return };
+    let area = format!("test{}", std::process::id());
+    let mut log = |pages: u32| {
+        let line =
+            format!("cma: cma_alloc: {area}: alloc failed, req-size: {pages} pages, ret: -12\n");
+        kmsg.write_all(line.as_bytes()).unwrap();
+    };
+    log(1);
+    let attempt = attempt_meanwhile("true", || log(8100));
+    log(3);
+    let events = attempt["kernel_events"].as_array().unwrap().iter();
+    let ours: Vec<_> =
+        events.map(|event| &event["what"]).filter(|what| what["area"] == area).collect();
+    let expect = json!({ "kind": "cma-alloc-failed", "area": area, "pages": 8100, "error": 12 });
+    assert_eq!(ours, [&expect]);
 }
