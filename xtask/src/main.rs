@@ -5,6 +5,7 @@ mod bench;
 mod ci;
 mod debian;
 mod fuzz;
+mod guest;
 mod onnxruntime;
 mod power_cuts;
 mod python;
