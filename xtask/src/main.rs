@@ -1,5 +1,5 @@
 //! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `fuzz`, `onnxruntime`,
-//! `power-cuts`, `soak`, `tidy`.
+//! `power-cuts`, `scale`, `soak`, `tidy`.
 
 mod bench;
 mod ci;
@@ -11,6 +11,7 @@ mod guest;
 mod onnxruntime;
 mod power_cuts;
 mod python;
+mod scale;
 mod shapes;
 mod soak;
 mod tidy;
@@ -18,7 +19,7 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask ci|bench front|bench workflow|cma|fuzz|shapes|onnxruntime|power-cuts|soak|tidy
+    "usage: cargo xtask ci|bench front|bench workflow|cma|fuzz|shapes|onnxruntime|power-cuts|scale|soak|tidy
 
   ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy,
          exhausted contiguous memory, 20 power cuts
@@ -37,6 +38,9 @@ const USAGE: &str =
          smelt in a virtual machine whose power is cut N times: nothing it told of may be lost
   shapes train|eval|generate DIR [FLAG]...
          train the models of tests/data/shapes-vl, score one, or draw held-out pictures into DIR
+  scale [--memory 1536MiB] [--keep]
+         the 2B pipeline on weights of true size inside a control group of so much memory, then its
+         decoder build killed for want of memory and done by its retry
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
          exhausted contiguous memory, 200 power cuts, then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, README";
@@ -55,6 +59,7 @@ fn main() -> ExitCode {
         ["cma", ref rest @ ..] => cma::run(rest),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
         ["power-cuts", ref rest @ ..] => power_cuts::run(rest),
+        ["scale", ref rest @ ..] => scale::run(rest),
         ["shapes", ref rest @ ..] => shapes::run(rest),
         ["soak"] => soak::run(),
         ["tidy"] => tidy::run(),
