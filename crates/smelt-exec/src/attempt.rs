@@ -8,10 +8,9 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Child, ChildStdout};
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,18 +19,18 @@ use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, SealError, Store};
 use smelt_watch::meter::period;
-use smelt_watch::{Budget, Cgroups, Group, Measured, Meter, Sample, Verdict, judge};
+use smelt_watch::{Budget, Cgroups, Group, Measured, Meter, Sample};
 
 use crate::classify::{End, Outcome, Stopped, classify};
 use crate::confine::Writes;
+use crate::controls::{Controls, Seen};
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Order, SMALL_BYTES_MAX, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::refused;
-use crate::report::AttemptReport;
+use crate::report::{AttemptReport, LimitHeld};
 use crate::room;
-use crate::shim::GRACE;
 use crate::shims::{Shim, Shims};
 
 /// A stage may be over before the first period, so the first samples come quickly, but not so quickly
@@ -41,49 +40,6 @@ const FIRST_SAMPLE: Duration = Duration::from_millis(20);
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 /// A report is one short line of JSON.
 const REPORT_BYTES_MAX: u64 = 64 << 10;
-
-/// The supervisor's hold on a running attempt.
-#[derive(Default)]
-pub(crate) struct Controls {
-    pipe: Mutex<Option<ChildStdin>>,
-    stopped_by_user: AtomicBool,
-    /// When it was first asked to end, and when it was told.
-    asked: OnceLock<Instant>,
-    told: OnceLock<Instant>,
-}
-
-/// How long a shim that has been told may take: it only kills.
-const KILL_PATIENCE: Duration = Duration::from_secs(3);
-/// How long one that has been asked may take: the grace period, and then to kill.
-const STOP_PATIENCE: Duration = Duration::from_secs(GRACE.as_secs() + KILL_PATIENCE.as_secs());
-
-impl Controls {
-    /// Asks the attempt to end; the shim kills it when it takes too long.
-    pub(crate) fn stop(&self) {
-        self.stopped_by_user.store(true, Ordering::Release);
-        self.asked.get_or_init(Instant::now);
-        if let Some(pipe) = self.pipe().as_mut() {
-            // A shim that is gone needs no asking.
-            let _ = pipe.write_all(b"stop\n");
-        }
-    }
-
-    /// Ends the attempt now: the shim sees the end of its pipe.
-    pub(crate) fn kill(&self) {
-        self.told.get_or_init(Instant::now);
-        drop(self.pipe().take());
-    }
-
-    fn is_out_of_patience(&self) -> bool {
-        let over =
-            |since: &OnceLock<Instant>, max| since.get().is_some_and(|at| at.elapsed() > max);
-        over(&self.told, KILL_PATIENCE) || over(&self.asked, STOP_PATIENCE)
-    }
-
-    fn pipe(&self) -> std::sync::MutexGuard<'_, Option<ChildStdin>> {
-        self.pipe.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A shim that leads this attempt; its input is with the controls.
 struct Led {
@@ -99,6 +55,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) n: u32,
     /// Since the run began.
     pub(crate) began: Duration,
+    /// How long it waited for memory before that.
+    pub(crate) waited: Duration,
     pub(crate) changed: Option<String>,
     pub(crate) budget: Budget,
     pub(crate) order: Order,
@@ -131,6 +89,7 @@ impl Attempt<'_> {
             n: self.n,
             changed: self.changed.clone(),
             began_s: seconds(self.began),
+            waited_s: seconds(self.waited),
             log: self.log.clone(),
             ..AttemptReport::default()
         };
@@ -186,25 +145,34 @@ impl Attempt<'_> {
             }
         };
         meter.method(self.cgroups).clone_into(&mut report.method);
-        let (said, over) = self.watch(&mut shim, begin, &mut meter);
+        report.limit = match self.budget.rss_bytes_max {
+            Some(_) if meter.holds_limit() => Some(LimitHeld::Kernel),
+            Some(_) => Some(LimitHeld::Sampling),
+            None => None,
+        };
+        let said = self.watch(&mut shim, begin, &mut meter);
         let refused = self.refused(shim.process.id(), said.as_ref());
         let kept = self.part(shim, said.as_ref(), report);
-        let by_user = self.controls.stopped_by_user.load(Ordering::Acquire);
+        let holds_limit = meter.holds_limit();
+        report.parked_s = seconds(self.controls.parked());
+        report.starved_s = seconds(meter.starved());
         let (mut measured, group) = meter.finish();
         self.settle(kept, group);
         if let Some(said) = &said {
             measured.take_usage(said.rss_process_peak_bytes, said.major_faults);
         }
         let end = End {
-            stopped: over.or(by_user.then_some(Stopped::ByUser)),
+            stopped: self.controls.why(),
+            limit_bytes: self.budget.rss_bytes_max.filter(|_| holds_limit),
             oom_kills: measured.counters.oom_kills.unwrap_or(0),
             refused,
             last_line: log::last_line(&self.log),
             report: said,
         };
-        let Measured { peaks, counters, curve, methods } = measured;
+        let Measured { peaks, counters, curve, methods, kernel_events } = measured;
         (report.peaks, report.counters) = (peaks, counters);
         (report.curve, report.methods) = (curve, methods);
+        report.kernel_events = kernel_events;
         if let Some(said) = &end.report {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;
@@ -223,16 +191,17 @@ impl Attempt<'_> {
         let scratch = self.scratch(process.id());
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone(), scratch })?;
         line.push(b'\n');
-        let meter = Meter::begin(self.cgroups, &self.mark, process.id());
+        let listener = self.shims.listener();
+        let mut meter = Meter::begin(self.cgroups, listener, &self.mark, process.id());
+        if let Some(bytes) = self.budget.rss_bytes_max {
+            meter.keep_within(bytes);
+        }
         if let Some(group) = group {
             group.remove();
         }
         // A shim that dies while we write is noticed by its missing report.
         let _ = input.write_all(&line);
-        *self.controls.pipe() = Some(input);
-        if self.controls.stopped_by_user.load(Ordering::Acquire) {
-            self.controls.stop();
-        }
+        self.controls.attach(input, meter.freezer());
         Ok((Led { process, output }, meter))
     }
 
@@ -258,10 +227,9 @@ impl Attempt<'_> {
         report: &mut AttemptReport,
     ) -> Option<Shim> {
         let Led { mut process, output } = shim;
-        let is_asked = self.controls.asked.get().is_some() || self.controls.told.get().is_some();
         let is_small = |said: &ShimReport| said.rss_process_peak_bytes <= SMALL_BYTES_MAX;
-        let input = self.controls.pipe().take();
-        if let (Some(input), Some(said), false) = (input, said, is_asked)
+        let input = self.controls.detach();
+        if let (Some(input), Some(said), false) = (input, said, self.controls.is_ending())
             && is_small(said)
         {
             return Some(Shim { process, input, output, group: None });
@@ -286,38 +254,48 @@ impl Attempt<'_> {
     }
 
     /// Samples until the shim has reported or is gone.
-    fn watch(
-        &self,
-        shim: &mut Led,
-        begin: Instant,
-        meter: &mut Meter,
-    ) -> (Option<ShimReport>, Option<Stopped>) {
+    fn watch(&self, shim: &mut Led, begin: Instant, meter: &mut Meter) -> Option<ShimReport> {
         let mut wait = FIRST_SAMPLE;
-        let mut over = None;
         let mut told = begin;
         while !readable(&shim.output, wait) {
             if self.controls.is_out_of_patience() {
                 // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
                 let _ = shim.process.kill();
             }
+            if self.controls.take_page_out() {
+                // What cannot be swapped out stays, and is halted all the same.
+                let _ = meter.page_out();
+            }
             let sampled = Instant::now();
             let sample = meter.sample(begin.elapsed());
             wait = (wait * 2).min(period(sampled.elapsed()));
             let Some(sample) = sample else { continue };
-            if let Verdict::Stop(why) = judge(&self.budget, begin.elapsed(), &sample)
-                && over.is_none()
-            {
-                over = Some(Stopped::Over(why));
-                self.controls.kill();
-            }
+            self.judge(begin, &sample, meter);
             if told.elapsed() >= PROGRESS_PERIOD {
                 told = Instant::now();
+                self.controls.see(Seen { sample, strain: meter.strain() });
                 self.tell(begin.elapsed(), &sample);
             }
         }
         let mut said = String::new();
         let read = BufReader::new((&mut shim.output).take(REPORT_BYTES_MAX)).read_line(&mut said);
-        (read.ok().and_then(|_| serde_json::from_str(&said).ok()), over)
+        read.ok().and_then(|_| serde_json::from_str(&said).ok())
+    }
+
+    /// Ends the attempt where it has broken its budget.
+    fn judge(&self, begin: Instant, sample: &Sample, meter: &Meter) {
+        let budget = Budget {
+            // Where the kernel holds the limit, it has the better view: shared pages count once.
+            rss_bytes_max: self.budget.rss_bytes_max.filter(|_| !meter.holds_limit()),
+            ..self.budget
+        };
+        let elapsed = begin.elapsed();
+        let is_late = budget.duration_max.is_some_and(|max| elapsed > max);
+        let excused = || self.controls.parked() + meter.starved();
+        let excused = is_late.then(excused).unwrap_or_default();
+        if let Some(broken) = budget.broken_by(elapsed, excused, sample) {
+            self.controls.kill_for(Stopped::Over(broken));
+        }
     }
 
     /// Progress is only for display: when the run is busy it is dropped.
@@ -336,7 +314,7 @@ impl Attempt<'_> {
             return AttemptResult::Failed(failure);
         }
         // What came from the user while we check may still win; once sealing begins it is done.
-        if self.controls.stopped_by_user.load(Ordering::Acquire) {
+        if self.controls.is_stopped_by_user() {
             return AttemptResult::Interrupted;
         }
         if let Some(sealed) = &self.compare {

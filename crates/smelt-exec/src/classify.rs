@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use smelt_plan::{Failure, FailureClass};
-use smelt_watch::Why;
+use smelt_watch::Broken;
 
 use crate::order::ShimReport;
 
@@ -16,6 +16,8 @@ pub struct End {
     pub stopped: Option<Stopped>,
     /// Out-of-memory kills on this machine while it ran.
     pub oom_kills: u64,
+    /// What the kernel kept it within, where it did.
+    pub limit_bytes: Option<u64>,
     /// A path that it was not allowed to write, where its log complains of one.
     pub refused: Option<PathBuf>,
     /// The last line of its log.
@@ -28,7 +30,11 @@ pub enum Stopped {
     /// The user asked.
     ByUser,
     /// It broke its budget.
-    Over(Why),
+    Over(Broken),
+    /// Memory and swap of the whole machine were used up.
+    Exhausted,
+    /// It went on asking for contiguous memory that was not there.
+    CmaStuck,
 }
 
 /// How an attempt ended.
@@ -53,13 +59,21 @@ pub fn classify(end: &End) -> Outcome {
     let failed = |class, message: String| Outcome::Failed(Failure { class, exit, message });
     match end.stopped {
         Some(Stopped::ByUser) => return Outcome::Interrupted,
-        Some(Stopped::Over(why)) => {
-            let (class, message) = over(why);
+        Some(Stopped::Over(broken)) => {
+            let (class, message) = over(broken);
             return failed(class, message);
+        }
+        Some(Stopped::Exhausted) => return failed(FailureClass::Thrash, EXHAUSTED.to_owned()),
+        Some(Stopped::CmaStuck) => {
+            return failed(FailureClass::CmaExhausted, CMA_STUCK.to_owned());
         }
         None => {}
     }
     let Some(report) = &end.report else {
+        if end.oom_kills > 0 {
+            let message = format!("its shim was killed; {}", out_of_memory(end.limit_bytes));
+            return failed(FailureClass::OomKilled, message);
+        }
         return failed(FailureClass::KilledExternally, "its shim was killed from outside".into());
     };
     if let Some(error) = &report.spawn_error {
@@ -83,15 +97,19 @@ pub fn classify(end: &End) -> Outcome {
     }
 }
 
+const EXHAUSTED: &str = "ended, since memory and swap of this machine were both used up (the kernel would have killed next)";
+const CMA_STUCK: &str =
+    "ended, since it got no contiguous memory (CMA) for two minutes and did nothing else meanwhile";
+
 /// In MiB, the unit people set limits in.
-fn over(why: Why) -> (FailureClass, String) {
-    match why {
-        Why::MemoryOverBudget { rss_bytes, rss_bytes_max } => {
+fn over(broken: Broken) -> (FailureClass, String) {
+    match broken {
+        Broken::Memory { rss_bytes, rss_bytes_max } => {
             let [held, max] = [rss_bytes, rss_bytes_max].map(|bytes| bytes.div_ceil(1 << 20));
             let message = format!("held {held} MiB, more than the {max} MiB of limits.memory");
             (FailureClass::MemoryLimit, message)
         }
-        Why::TimeOver { duration_max } => {
+        Broken::Time { duration_max } => {
             let message =
                 format!("ran longer than the {} s of limits.timeout", duration_max.as_secs());
             (FailureClass::TimedOut, message)
@@ -144,12 +162,23 @@ fn message(report: &ShimReport, end: &End) -> String {
         (None, Some(code)) => format!("exit {code}"),
         (None, None) => "ended".to_owned(),
     };
-    let said = said(&end.last_line);
-    match (said, end.oom_kills) {
-        ("", 0) => how,
-        ("", _) => format!("{how}; the kernel ran out of memory"),
-        (said, 0) => format!("{said} ({how})"),
-        (said, _) => format!("{said} ({how}; the kernel ran out of memory)"),
+    let how = match end.oom_kills {
+        0 => how,
+        _ => format!("{how}; {}", out_of_memory(end.limit_bytes)),
+    };
+    match said(&end.last_line) {
+        "" => how,
+        said => format!("{said} ({how})"),
+    }
+}
+
+fn out_of_memory(limit_bytes: Option<u64>) -> String {
+    match limit_bytes {
+        None => "the kernel ran out of memory".to_owned(),
+        Some(bytes) => format!(
+            "the kernel had no memory for it within the {} MiB of limits.memory, nor swap",
+            bytes.div_ceil(1 << 20)
+        ),
     }
 }
 
@@ -174,6 +203,7 @@ mod tests {
             report: Some(report),
             stopped: None,
             oom_kills: 0,
+            limit_bytes: None,
             refused: None,
             last_line: last_line.to_owned(),
         }
@@ -214,14 +244,24 @@ mod tests {
     fn the_kernels_count_beats_the_exit_code() {
         let lied = End { oom_kills: 1, ..end(Some(1), None, "") };
         check(&lied, OomKilled, "ran out of memory");
+        let within = End { limit_bytes: Some(512 << 20), ..lied.clone() };
+        check(&within, OomKilled, "within the 512 MiB of limits.memory");
+        check(&End { report: None, ..lied }, OomKilled, "shim");
+    }
+
+    #[test]
+    fn the_guards_word_is_the_class() {
+        let stopped = |why| End { stopped: Some(why), ..end(None, Some(9), "") };
+        check(&stopped(Stopped::Exhausted), Thrash, "memory and swap");
+        check(&stopped(Stopped::CmaStuck), CmaExhausted, "contiguous");
     }
 
     #[test]
     fn our_own_stop_beats_everything() {
         let over = |why| End { stopped: Some(Stopped::Over(why)), ..end(None, Some(9), "x") };
-        let memory = Why::MemoryOverBudget { rss_bytes: 101 << 20, rss_bytes_max: 100 << 20 };
+        let memory = Broken::Memory { rss_bytes: 101 << 20, rss_bytes_max: 100 << 20 };
         check(&over(memory), MemoryLimit, "held 101 MiB, more than the 100 MiB");
-        let time = Why::TimeOver { duration_max: std::time::Duration::from_secs(60) };
+        let time = Broken::Time { duration_max: std::time::Duration::from_secs(60) };
         check(&over(time), TimedOut, "the 60 s of limits.timeout");
         let user = End { stopped: Some(Stopped::ByUser), ..end(Some(0), None, "") };
         assert_eq!(classify(&user), Outcome::Interrupted);

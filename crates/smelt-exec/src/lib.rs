@@ -9,6 +9,7 @@
 mod attempt;
 pub mod classify;
 mod confine;
+mod controls;
 mod log;
 mod message;
 mod order;
@@ -27,4 +28,4 @@ pub use confine::Writes;
 pub use log::tail as log_tail;
 pub use order::{Input, Order, Task};
 pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
-pub use run::{ExecError, Progress, Runner, clear_dead_runs, journal_without_news};
+pub use run::{ExecError, Progress, Runner, clear_dead_runs, journal_without_news, room_of};

@@ -3,14 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use smelt_plan::StageName;
 use smelt_plan::plan::{Attempt, Stage};
 use smelt_plan::tokens::Lease;
+use smelt_plan::{StageId, StageName};
 
 use crate::confine::Writes;
 
 /// What the caller turns into an [`Order`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
+    /// The stage's place in its plan.
+    pub id: StageId,
     /// The stage.
     pub stage: &'a Stage,
     /// Its params and caps on this attempt.
@@ -72,7 +74,7 @@ pub(crate) struct ShimOrder {
 /// A shim that has led a stage larger than this leads no other: the kernel keeps one high-water mark
 /// for all children, and a larger one would be taken for the next stage's.  It is little more than
 /// what a shim itself holds when it forks, which is the least that is ever counted.
-pub(crate) const SMALL_BYTES_MAX: u64 = 10 << 20;
+pub(crate) const SMALL_BYTES_MAX: u64 = smelt_watch::meter::CARRIED_BYTES_MAX;
 
 /// How the stage's leader ended, as the shim saw it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use smelt_plan::{Digest, FailureClass, Kind};
-use smelt_watch::{Counters, Curve, Peaks};
+use smelt_watch::{Counters, Curve, KernelEvent, Peaks};
 use std::collections::BTreeMap;
 
 use crate::confine::Writes;
@@ -153,8 +153,9 @@ pub struct AttemptReport {
     /// How memory was measured: by samples of `/proc` (`proc`), or by a control group besides
     /// (`cgroup-v1`, `cgroup-v2`).
     pub method: String,
-    /// What each figure was measured with: `proc`, `cgroup`, `rusage` (the kernel's account of
-    /// ended processes) or `machine` (it is of the whole machine meanwhile).
+    /// What each figure was measured with: `proc`, `cgroup`, `taskstats` (the kernel told of every
+    /// end of a task), `rusage` (its account of ended processes) or `machine` (it is of the whole
+    /// machine meanwhile).
     pub methods: BTreeMap<String, String>,
     /// Wall seconds, sealing included.
     pub wall_s: f64,
@@ -169,12 +170,33 @@ pub struct AttemptReport {
     /// The course of its memory.  The journal keeps it, JSON reports leave it out: it is drawn.
     #[serde(skip)]
     pub curve: Curve,
+    /// What the kernel wrote into its log meanwhile that may have ended it; of the whole machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kernel_events: Vec<KernelEvent>,
     /// Processes that outlived it and were killed.
     pub leftovers: u32,
+    /// Seconds that it waited for memory before it began.
+    pub waited_s: f64,
+    /// Seconds that it was halted, for others to come to an end.
+    pub parked_s: f64,
+    /// Seconds that nothing of it could run for want of memory, where its group counts them.
+    pub starved_s: f64,
+    /// By what means its `limits.memory` was held, where it has one.
+    pub limit: Option<LimitHeld>,
     /// How its writes were held to what it declares, where it was started.
     pub writes: Option<Writes>,
     /// Its log.
     pub log: PathBuf,
     /// Why the log is not whole, where it is not.
     pub log_error: Option<String>,
+}
+
+/// By what means a memory limit is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LimitHeld {
+    /// A control group: the kernel swaps out, drops caches, and kills where neither helps.
+    Kernel,
+    /// Samples, and an end to whoever is found above it.
+    Sampling,
 }

@@ -12,6 +12,12 @@ pub enum FailureClass {
     TimedOut,
     /// The kernel's out-of-memory killer ended one of its processes.
     OomKilled,
+    /// It was ended because memory and swap of the machine were used up.
+    Thrash,
+    /// The kernel had no contiguous memory (CMA) for it.
+    CmaExhausted,
+    /// It needs more memory than this device has; it was not started.
+    DoesNotFit,
     /// A signal ended it that neither smelt nor the OOM killer sent.
     KilledExternally,
     /// The disk ran full.
@@ -37,8 +43,10 @@ impl FailureClass {
     /// A kill from outside says nothing of the stage; everything else would only fail again.
     pub fn passes_by_itself(self) -> bool {
         match self {
-            Self::KilledExternally => true,
-            Self::MemoryLimit
+            // What took the memory then may be gone.
+            Self::KilledExternally | Self::Thrash | Self::CmaExhausted => true,
+            Self::DoesNotFit
+            | Self::MemoryLimit
             | Self::TimedOut
             | Self::OomKilled
             | Self::DiskFull
@@ -55,6 +63,7 @@ impl FailureClass {
     pub fn cured_by_change(self) -> bool {
         match self {
             Self::MemoryLimit | Self::TimedOut | Self::OomKilled | Self::KilledExternally => true,
+            Self::Thrash | Self::CmaExhausted | Self::DoesNotFit => true,
             Self::ToolRejected | Self::OutputMissing | Self::OutputInvalid => true,
             Self::UndeclaredWrite => true,
             Self::DiskFull | Self::SpawnFailed | Self::NotReproducible => false,
@@ -67,6 +76,9 @@ impl FailureClass {
             Self::MemoryLimit => "memory-limit",
             Self::TimedOut => "timed-out",
             Self::OomKilled => "oom-killed",
+            Self::Thrash => "thrash",
+            Self::CmaExhausted => "cma-exhausted",
+            Self::DoesNotFit => "does-not-fit",
             Self::KilledExternally => "killed-externally",
             Self::DiskFull => "disk-full",
             Self::ToolRejected => "tool-rejected",

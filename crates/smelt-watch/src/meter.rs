@@ -4,12 +4,18 @@
 //! What a figure was measured with depends on the kernel, so each says so.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cgroup::{Cgroups, Group};
 use crate::counters::Counters;
 use crate::curve::{Curve, Point};
+use crate::exits::Followed;
+use crate::family::Told;
+use crate::freezer::Freezer;
+use crate::kernel_log::{KernelEvent, KernelLog, Mark};
+use crate::listener::Listener;
 use crate::machine::Machine;
 use crate::peaks::Peaks;
 use crate::tree::{Sample, Tree};
@@ -26,12 +32,34 @@ pub fn period(cost: Duration) -> Duration {
     (cost * PERIOD_PER_COST).clamp(PERIOD_MIN, PERIOD_MAX)
 }
 
+/// An attempt is at its limit from this percentage on: the kernel charges pages in batches.
+const AT_LIMIT: u64 = 95;
+
+/// How hard an attempt has it; unknown where it has no group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Strain {
+    /// Microseconds that some of its tasks have waited for memory.
+    pub stalled_us: Option<u64>,
+    /// Processor time of all its processes.
+    pub cpu: Option<Duration>,
+    /// It has all that its own limit lets it have.
+    pub is_at_limit: bool,
+}
+
 /// Measures one attempt.
 #[derive(Debug)]
 pub struct Meter {
     root: PathBuf,
+    leader: u32,
     tree: Tree,
     group: Option<Group>,
+    /// What the kernel keeps the group within.
+    limit_bytes: Option<u64>,
+    /// The ends of its tasks, where the kernel tells of them.
+    followed: Option<Followed>,
+    has_waits: bool,
+    /// The kernel's log, where we may read it, and where in it the attempt began.
+    log: Option<(KernelLog, Mark)>,
     before: Counters,
     /// Stalls up to the last sample.
     stalled_us: u64,
@@ -50,12 +78,14 @@ pub struct Measured {
     pub curve: Curve,
     /// By which means each figure was measured.
     pub methods: BTreeMap<String, String>,
+    /// What the kernel wrote into its log meanwhile that may have ended it; of the whole machine.
+    pub kernel_events: Vec<KernelEvent>,
 }
 
 impl Meter {
     /// Begins with the tree below the process `leader`, in a group called `name` where that can be
     /// had; the leader must not have children yet.
-    pub fn begin(cgroups: Option<&Cgroups>, name: &str, leader: u32) -> Self {
+    pub fn begin(cgroups: Option<&Cgroups>, listener: &Listener, name: &str, leader: u32) -> Self {
         let root = PathBuf::from("/");
         let group = cgroups.and_then(|cgroups| join(cgroups, name, leader));
         let before = Counters::read(&root);
@@ -63,8 +93,16 @@ impl Meter {
         let tree = Tree::new(leader);
         Self {
             root,
+            leader,
             tree,
             group,
+            limit_bytes: None,
+            followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
+            has_waits: listener.has_waits,
+            log: listener.log.clone().map(|log| {
+                let mark = log.mark();
+                (log, mark)
+            }),
             before,
             stalled_us,
             peaks: Peaks::default(),
@@ -80,9 +118,52 @@ impl Meter {
         }
     }
 
+    /// Has the kernel keep the attempt within a limit where it can ([`Meter::holds_limit`]).
+    pub fn keep_within(&mut self, bytes: u64) {
+        let is_kept = self.group.as_ref().is_some_and(|group| group.limit(bytes).is_ok());
+        self.limit_bytes = is_kept.then_some(bytes);
+    }
+
+    /// Whether the kernel keeps the attempt within its limit.
+    pub fn holds_limit(&self) -> bool {
+        self.limit_bytes.is_some()
+    }
+
+    /// How to halt the attempt; `None` where its leader must.
+    pub fn freezer(&self) -> Option<Freezer> {
+        self.group.as_ref()?.freezer(self.leader)
+    }
+
+    /// Writes what the attempt holds to swap; nothing without a group.
+    pub fn page_out(&self) -> io::Result<()> {
+        self.group.as_ref().map_or(Ok(()), Group::page_out)
+    }
+
+    /// How long nothing of the attempt could run for want of memory.
+    pub fn starved(&self) -> Duration {
+        let pressure = self.group.as_ref().and_then(Group::pressure);
+        Duration::from_micros(pressure.map_or(0, |pressure| pressure.full_us))
+    }
+
+    /// How hard the attempt has it.
+    pub fn strain(&self) -> Strain {
+        let Some(group) = &self.group else { return Strain::default() };
+        let is_at_limit =
+            |max: u64| group.charged_bytes().is_some_and(|bytes| bytes >= max / 100 * AT_LIMIT);
+        Strain {
+            stalled_us: group.pressure().map(|pressure| pressure.some_us),
+            cpu: group.cpu(),
+            is_at_limit: self.limit_bytes.is_some_and(is_at_limit),
+        }
+    }
+
     /// Takes a sample `at` a time since the attempt began; `None` when nothing runs.
     pub fn sample(&mut self, at: Duration) -> Option<Sample> {
-        let sample = self.tree.sample()?;
+        let pids = self.tree.descendants();
+        if let Some(followed) = &self.followed {
+            followed.saw(&pids);
+        }
+        let sample = Sample::of_all(&pids)?;
         let machine = Machine::read(&self.root);
         self.peaks.take(&sample, &machine);
         self.peaks
@@ -112,8 +193,14 @@ impl Meter {
             name = GROUP;
         }
         let methods = methods(name, &group, &machine, &self.peaks);
+        let counters = group.or(&machine);
         let (peaks, curve) = (self.peaks, self.curve);
-        (Measured { peaks, counters: group.or(&machine), curve, methods }, self.group)
+        let kernel_events = self.log.map_or_else(Vec::new, |(log, mark)| log.since(mark));
+        let mut measured = Measured { peaks, counters, curve, methods, kernel_events };
+        if let Some(followed) = self.followed.take() {
+            measured.take_told(&followed.told(), self.has_waits);
+        }
+        (measured, self.group)
     }
 }
 
@@ -121,12 +208,49 @@ const PROC: &str = "proc";
 const GROUP: &str = "cgroup";
 const RUSAGE: &str = "rusage";
 const MACHINE: &str = "machine";
+const TASKSTATS: &str = "taskstats";
+
+/// A process's account of its ended children begins with what it held itself and what earlier ones
+/// took; whoever keeps that below this may be believed above.
+pub const CARRIED_BYTES_MAX: u64 = 10 << 20;
 
 impl Measured {
+    /// Takes what the ends of its tasks have told.  A figure that they gave names them, if every end
+    /// was heard; one that is a sum over the tree is sampled and may be larger.
+    fn take_told(&mut self, told: &Told, has_waits: bool) {
+        self.peaks.take_told(told);
+        if told.exits == 0 || told.lost > 0 {
+            return;
+        }
+        let mut say = |figure: &str| self.methods.insert(figure.to_owned(), TASKSTATS.to_owned());
+        say("peak_rss_process_bytes");
+        if self.peaks.peak_rss_bytes == told.rss_process_peak_bytes {
+            say("peak_rss_bytes");
+        }
+        if self.peaks.peak_vms_bytes == told.vms_process_peak_bytes {
+            say("peak_vms_bytes");
+        }
+        for (figure, wait_ns, counter) in [
+            ("swap_in_wait_us", told.swap_in_wait_ns, &mut self.counters.swap_in_wait_us),
+            ("thrashing_wait_us", told.thrashing_wait_ns, &mut self.counters.thrashing_wait_us),
+        ] {
+            if has_waits || wait_ns > 0 {
+                say(figure);
+                *counter = Some(wait_ns / 1000);
+            }
+        }
+    }
+
     /// Takes the kernel's account of the processes that have ended, which knows one process's most
-    /// memory, and the faults that no group has counted.
+    /// memory, and the faults that no group has counted.  Where their ends have told, only a program
+    /// that replaced itself by a smaller one is known better here.
     pub fn take_usage(&mut self, rss_process_peak_bytes: u64, major_faults: u64) {
-        self.peaks.take_process_peak(rss_process_peak_bytes);
+        let means = self.methods.get("peak_rss_process_bytes");
+        if means.is_none_or(|means| means != TASKSTATS)
+            || rss_process_peak_bytes > CARRIED_BYTES_MAX
+        {
+            self.peaks.take_process_peak(rss_process_peak_bytes);
+        }
         let means = self.methods.entry("major_faults".to_owned()).or_default();
         if means != GROUP {
             RUSAGE.clone_into(means);
@@ -136,8 +260,13 @@ impl Measured {
 }
 
 /// The figures that are sampled from `/proc`, and those that are the whole machine's.
-const SAMPLED: [&str; 4] =
-    ["peak_rss_bytes", "peak_rss_process_bytes", "peak_vms_bytes", "swap_peak_bytes"];
+const SAMPLED: [&str; 5] = [
+    "peak_rss_bytes",
+    "peak_rss_process_bytes",
+    "peak_vms_bytes",
+    "swap_peak_bytes",
+    "held_peak_bytes",
+];
 const LOWS: [&str; 2] = ["mem_available_min_bytes", "cma_free_min_bytes"];
 
 /// The means of every figure that there is.
@@ -214,6 +343,44 @@ mod tests {
     }
 
     #[test]
+    fn what_the_ends_of_tasks_told_names_them() {
+        let check = |told: Told, own: u64, means: [&str; 3], exact: u64| {
+            let mut measured = Measured {
+                peaks: Peaks { peak_rss_bytes: 70, peak_vms_bytes: 700, ..Peaks::default() },
+                methods: methods(
+                    PROC,
+                    &Counters::default(),
+                    &Counters::default(),
+                    &Peaks::default(),
+                ),
+                ..Measured::default()
+            };
+            measured.take_told(&told, true);
+            measured.take_usage(own, 0);
+            let figures = ["peak_rss_process_bytes", "peak_rss_bytes", "peak_vms_bytes"];
+            assert_eq!(figures.map(|figure| measured.methods[figure].as_str()), means);
+            assert_eq!(measured.peaks.peak_rss_process_bytes, exact);
+            measured
+        };
+        let told = Told {
+            exits: 1,
+            rss_process_peak_bytes: 60,
+            vms_process_peak_bytes: 600,
+            swap_in_wait_ns: 5_999,
+            ..Told::default()
+        };
+        let counters = check(told, 65, ["taskstats", "proc", "proc"], 60).counters;
+        assert_eq!((counters.swap_in_wait_us, counters.thrashing_wait_us), (Some(5), Some(0)));
+        let replaced = CARRIED_BYTES_MAX + 1;
+        check(told, replaced, ["taskstats", "proc", "proc"], replaced);
+        let spike = Told { rss_process_peak_bytes: 90, vms_process_peak_bytes: 900, ..told };
+        check(spike, 0, ["taskstats"; 3], 90);
+        let lossy = Told { lost: 1, ..spike };
+        check(lossy, 95, ["proc"; 3], 95);
+        check(Told::default(), 65, ["proc"; 3], 65);
+    }
+
+    #[test]
     fn every_figure_names_its_means() {
         let peaks = Peaks { page_cache_peak_bytes: Some(1), ..Peaks::default() };
         let group = Counters { oom_kills: Some(0), ..Counters::default() };
@@ -255,11 +422,14 @@ mod tests {
             .unwrap();
         let cgroups = Cgroups::find(Path::new("/"));
         let name = format!("meter/{}", std::process::id());
-        let mut meter = Meter::begin(cgroups.as_ref(), &name, leader.id());
+        let listener = Listener::start();
+        let mut meter = Meter::begin(cgroups.as_ref(), &listener, &name, leader.id());
+        meter.keep_within(1 << 30);
         assert!(["proc", "cgroup-v1", "cgroup-v2"].contains(&meter.method(cgroups.as_ref())));
         let mut input = leader.stdin.take().unwrap();
         input.write_all(b"go\n").unwrap();
         let mut at = Duration::ZERO;
+        assert_eq!(meter.holds_limit(), meter.group.is_some());
         while meter.peaks.peak_rss_bytes < 20_000_000 {
             at += Duration::from_millis(1);
             meter.sample(at);
@@ -271,6 +441,7 @@ mod tests {
         group.into_iter().for_each(Group::remove);
         assert!(measured.curve.rss_kib.iter().max().is_some_and(|&kib| kib > 19_000));
         assert!(measured.peaks.peak_vms_bytes > measured.peaks.peak_rss_process_bytes);
+        assert_eq!(listener.exits.is_some(), measured.peaks.exits.is_some_and(|exits| exits >= 3));
         assert_eq!(measured.counters.oom_kills.unwrap_or(0), 0);
     }
 }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::family::Told;
 use crate::machine::Machine;
 use crate::tree::Sample;
 
@@ -21,6 +22,8 @@ pub struct Peaks {
     pub peak_vms_bytes: u64,
     /// Largest sum of swapped-out memory over the tree.
     pub swap_peak_bytes: u64,
+    /// Largest sum of anonymous and swapped-out memory over the tree: what the kernel could not drop.
+    pub held_peak_bytes: u64,
     /// Lowest `MemAvailable` of the machine meanwhile.
     pub mem_available_min_bytes: Option<u64>,
     /// Lowest `CmaFree` of the machine meanwhile.
@@ -30,6 +33,10 @@ pub struct Peaks {
     /// Most of all memory charged to that group by the kernel's own mark: page cache and kernel
     /// memory count.
     pub cgroup_peak_bytes: Option<u64>,
+    /// Ends of its processes and threads that the kernel told of; `None` where it tells nothing.
+    pub exits: Option<u64>,
+    /// Times that ends were not heard, and ends that nobody could tell whose they were.
+    pub exits_lost: Option<u64>,
 }
 
 impl Peaks {
@@ -42,6 +49,8 @@ impl Peaks {
         self.peak_vms_bytes =
             self.peak_vms_bytes.max(tree.vms_bytes).max(tree.vms_process_peak_bytes);
         self.swap_peak_bytes = self.swap_peak_bytes.max(tree.swap_bytes);
+        let held_bytes = tree.rss_anon_bytes.saturating_add(tree.swap_bytes);
+        self.held_peak_bytes = self.held_peak_bytes.max(held_bytes);
         lower(&mut self.mem_available_min_bytes, machine.mem_available_bytes);
         lower(&mut self.cma_free_min_bytes, machine.cma_free_bytes);
     }
@@ -49,6 +58,14 @@ impl Peaks {
     /// Takes what the attempt's control group holds now.
     pub fn take_page_cache(&mut self, bytes: Option<u64>) {
         self.page_cache_peak_bytes = self.page_cache_peak_bytes.max(bytes);
+    }
+
+    /// Takes what the ends of its tasks have told.
+    pub fn take_told(&mut self, told: &Told) {
+        self.exits = Some(told.exits);
+        self.exits_lost = Some(told.lost);
+        self.take_process_peak(told.rss_process_peak_bytes);
+        self.peak_vms_bytes = self.peak_vms_bytes.max(told.vms_process_peak_bytes);
     }
 
     /// Takes the kernel's word on the largest process.  A spike of one process between two samples is

@@ -14,7 +14,8 @@ use smelt_store::{Run, StoreError, Wait};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
-use crate::last;
+use crate::forecast::{self, Alike};
+use crate::last::{self, Last};
 use crate::load::{self, Access, Loaded};
 use crate::memo::Memo;
 use crate::progress::Display;
@@ -34,12 +35,18 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
     let wishes = wishes(flags, plan)?;
     clear_dead_runs(store, &mut left_behind)?;
     let run = store.begin_run(SystemTime::now())?;
+    let last = Last::read(store, &flags.pipeline.pipeline);
+    let alike = Alike::read(store);
     let mut display = Display::new(plan);
     let mut show = |progress: &Progress<'_>| display.show(progress);
     let mut runner = |check: BTreeSet<StageId>, wishes| {
         let folder = flags.pipeline.pipeline.parent().unwrap_or_else(|| Path::new(""));
         let orders = &|task: &Task<'_>| stage::order::order(task, folder);
-        Runner { plan, store, run: &run, check, orders, progress: &mut show }.run(wishes)
+        let forecasts = &|task: &Task<'_>| forecast::of_task(task, &last, &alike);
+        let overcommit = flags.overcommit;
+        let progress = &mut show;
+        Runner { plan, store, run: &run, check, forecasts, overcommit, orders, progress }
+            .run(wishes)
     };
     let again = checks(flags, plan, &wishes)?;
     let mut report = runner(BTreeSet::new(), wishes.clone())?;
@@ -50,6 +57,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
     }
     display.finish();
     last::keep(store, &flags.pipeline.pipeline, plan, &report);
+    Alike::keep(store, plan, &report);
     if let Some(memo) = memo.filter(|_| report.status == RunStatus::Ok) {
         // Without it the next run only takes a little longer.
         let _ = memo.keep(&loaded, &report);

@@ -227,6 +227,7 @@ fn means_text(means: &str) -> String {
     match means {
         "proc" => "sampled from /proc".to_owned(),
         "cgroup" => "counted by the kernel for the attempt's control group".to_owned(),
+        "taskstats" => "told by the kernel at every end of a task".to_owned(),
         "rusage" => "the kernel's account of ended processes".to_owned(),
         "machine" => "of the whole machine while the attempt ran".to_owned(),
         other => escape(other),
