@@ -21,7 +21,7 @@ use smelt_store::{Output, SealError, Store};
 use smelt_watch::meter::period;
 use smelt_watch::{Budget, Cgroups, Group, Measured, Meter, Sample};
 
-use crate::classify::{End, Outcome, Stopped, classify};
+use crate::classify::{End, Outcome, Stopped, classify, for_want_of_memory};
 use crate::confine::Writes;
 use crate::controls::{Controls, Seen};
 use crate::log;
@@ -109,7 +109,7 @@ impl Attempt<'_> {
             Outcome::Failed(failure) => AttemptResult::Failed(failure),
             Outcome::Interrupted => AttemptResult::Interrupted,
         };
-        let result = self.with_advice(result);
+        let result = self.with_advice(self.with_reason(result, &report));
         match &result {
             AttemptResult::Sealed(_) => report.outcome = "sealed".to_owned(),
             AttemptResult::Interrupted => report.outcome = "interrupted".to_owned(),
@@ -120,6 +120,14 @@ impl Attempt<'_> {
             }
         }
         Ended { stage: self.stage, report, result }
+    }
+
+    /// The reason behind what its output shows.
+    fn with_reason(&self, result: AttemptResult, report: &AttemptReport) -> AttemptResult {
+        let AttemptResult::Failed(failure) = result else { return result };
+        let limit = self.budget.rss_bytes_max.filter(|_| report.limit == Some(LimitHeld::Kernel));
+        let oom_kills = report.counters.oom_kills.unwrap_or(0);
+        AttemptResult::Failed(for_want_of_memory(failure, oom_kills, limit))
     }
 
     /// A disk that ran full: how much to free.  What was written makes room for the journal's records.

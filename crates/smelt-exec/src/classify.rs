@@ -172,6 +172,18 @@ fn message(report: &ShimReport, end: &End) -> String {
     }
 }
 
+/// An output that is not there, or not what it must be, after one of its processes was killed: the kill
+/// is the reason.
+pub(crate) fn for_want_of_memory(failure: Failure, oom_kills: u64, limit: Option<u64>) -> Failure {
+    let is_about_output =
+        matches!(failure.class, FailureClass::OutputMissing | FailureClass::OutputInvalid);
+    if oom_kills == 0 || !is_about_output {
+        return failure;
+    }
+    let message = format!("{}; {}", failure.message, out_of_memory(limit));
+    Failure { class: FailureClass::OomKilled, message, ..failure }
+}
+
 fn out_of_memory(limit_bytes: Option<u64>) -> String {
     match limit_bytes {
         None => "the kernel ran out of memory".to_owned(),
@@ -247,6 +259,18 @@ mod tests {
         let within = End { limit_bytes: Some(512 << 20), ..lied.clone() };
         check(&within, OomKilled, "within the 512 MiB of limits.memory");
         check(&End { report: None, ..lied }, OomKilled, "shim");
+    }
+
+    #[test]
+    fn a_kill_is_the_reason_for_a_missing_output() {
+        let missing = |class| Failure { class, exit: Some(0), message: "missing".to_owned() };
+        let check = |class, kills, expect| {
+            assert_eq!(for_want_of_memory(missing(class), kills, None).class, expect);
+        };
+        check(OutputMissing, 0, OutputMissing);
+        check(OutputMissing, 1, OomKilled);
+        check(OutputInvalid, 2, OomKilled);
+        check(DiskFull, 1, DiskFull);
     }
 
     #[test]
