@@ -6,6 +6,7 @@ use smelt_plan::{Failure, FailureClass};
 use smelt_watch::Why;
 
 use crate::order::ShimReport;
+use crate::signatures::Finding;
 
 /// Everything known about the end of an attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,12 +15,57 @@ pub struct End {
     pub report: Option<ShimReport>,
     /// Why we ended it, where we did.
     pub stopped: Option<Stopped>,
-    /// Out-of-memory kills on this machine while it ran.
-    pub oom_kills: u64,
+    /// Processes that the kernel killed for memory while it ran.
+    pub oom_kills: OomKills,
+    /// How it stood with memory otherwise.
+    pub strain: Strain,
+    /// What its log says, by the signatures of known failures.
+    pub found: Option<Finding>,
     /// A path that it was not allowed to write, where its log complains of one.
     pub refused: Option<PathBuf>,
     /// The last line of its log.
     pub last_line: String,
+}
+
+/// The kernel's count of kills for memory, and of whom it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OomKills {
+    /// Of the attempt's own control group: exact.
+    Own(u64),
+    /// Of the whole machine: somebody else's may be among them.
+    Machine(u64),
+    /// This kernel does not say.
+    Unknown,
+}
+
+impl OomKills {
+    /// Whether a failed attempt is to be put down to them.
+    fn explain_failure(self) -> bool {
+        matches!(self, Self::Own(1..) | Self::Machine(1..))
+    }
+}
+
+/// How an attempt stood with memory, besides kills.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Strain {
+    /// Contiguous allocations that the kernel refused on this machine meanwhile.
+    pub cma_alloc_fails: u64,
+    /// Which part of its time all its tasks waited for memory, 0 to 1.
+    pub stalled: f64,
+    /// Bytes read back from swap.
+    pub swapped_in_bytes: u64,
+}
+
+/// A stage that spent this part of its time waiting for memory, and read this much back from swap,
+/// has thrashed: healthy swapping stalls less, and short stalls read little.
+const THRASH_STALLED_MIN: f64 = 0.25;
+const THRASH_SWAPPED_IN_MIN: u64 = 64 << 20;
+
+impl Strain {
+    /// Whether it waited for memory and not for itself.
+    fn is_thrash(&self) -> bool {
+        self.stalled >= THRASH_STALLED_MIN && self.swapped_in_bytes >= THRASH_SWAPPED_IN_MIN
+    }
 }
 
 /// Why we ended an attempt.
@@ -46,6 +92,9 @@ pub enum Outcome {
 const NO_PROGRAM: i32 = 126;
 /// SIGKILL, which the kernel's out-of-memory killer uses.
 const SIGKILL: i32 = 9;
+/// What a shell says whose child was ended by a signal: 128 and the signal's number.
+const SHELL_SIGKILL: i32 = 128 + SIGKILL;
+const SHELL_SIGTERM: i32 = 128 + 15;
 
 /// Judges an end.  Exit codes lie, so the kernel's count and our own stop are asked first.
 pub fn classify(end: &End) -> Outcome {
@@ -54,27 +103,26 @@ pub fn classify(end: &End) -> Outcome {
     match end.stopped {
         Some(Stopped::ByUser) => return Outcome::Interrupted,
         Some(Stopped::Over(why)) => {
-            let (class, message) = over(why);
+            let (class, message) = over(why, &end.strain);
             return failed(class, message);
         }
         None => {}
     }
     let Some(report) = &end.report else {
-        return failed(FailureClass::KilledExternally, "its shim was killed from outside".into());
+        let (class, message) = lost_shim(end.oom_kills);
+        return failed(class, message);
     };
     if let Some(error) = &report.spawn_error {
         return failed(FailureClass::SpawnFailed, error.clone());
     }
     if report.exit == Some(0) && report.signal.is_none() {
-        return match &end.refused {
-            Some(path) => {
-                failed(FailureClass::UndeclaredWrite, format!("{} (exit 0)", tried(path)))
-            }
+        return match said_success(end) {
+            Some((class, message)) => failed(class, message),
             None => Outcome::Done,
         };
     }
     let class = class_of(report, end);
-    let message = message(report, end);
+    let message = message(report, end, class);
     match &end.refused {
         Some(path) if class == FailureClass::UndeclaredWrite => {
             failed(class, format!("{}; it said: {message}", tried(path)))
@@ -83,8 +131,39 @@ pub fn classify(end: &End) -> Outcome {
     }
 }
 
+/// What is wrong although it exited 0.
+fn said_success(end: &End) -> Option<(FailureClass, String)> {
+    if let Some(path) = &end.refused {
+        return Some((FailureClass::UndeclaredWrite, format!("{} (exit 0)", tried(path))));
+    }
+    // Of the machine's count the victim may have been anybody.
+    let OomKills::Own(kills @ 1..) = end.oom_kills else { return None };
+    let message = format!(
+        "the kernel ran out of memory and killed {kills} of its processes, although it ended with exit 0"
+    );
+    Some((FailureClass::OomKilled, message))
+}
+
+/// Of a stage that said success and left no output: what its log says of that, if anything.
+pub(crate) fn missing(message: String, found: Option<&Finding>) -> (FailureClass, String) {
+    match found {
+        Some(found) => (found.class, explained(found, &message)),
+        None => (FailureClass::OutputMissing, message),
+    }
+}
+
+fn lost_shim(oom_kills: OomKills) -> (FailureClass, String) {
+    match oom_kills {
+        OomKills::Own(1..) => {
+            let message = "the kernel ran out of memory and killed its shim as well";
+            (FailureClass::OomKilled, message.to_owned())
+        }
+        _ => (FailureClass::KilledExternally, "its shim was killed from outside".to_owned()),
+    }
+}
+
 /// In MiB, the unit people set limits in.
-fn over(why: Why) -> (FailureClass, String) {
+fn over(why: Why, strain: &Strain) -> (FailureClass, String) {
     match why {
         Why::MemoryOverBudget { rss_bytes, rss_bytes_max } => {
             let [held, max] = [rss_bytes, rss_bytes_max].map(|bytes| bytes.div_ceil(1 << 20));
@@ -94,13 +173,21 @@ fn over(why: Why) -> (FailureClass, String) {
         Why::TimeOver { duration_max } => {
             let message =
                 format!("ran longer than the {} s of limits.timeout", duration_max.as_secs());
-            (FailureClass::TimedOut, message)
+            if !strain.is_thrash() {
+                return (FailureClass::TimedOut, message);
+            }
+            let message = format!(
+                "{message}, waiting for memory {:.0} % of the time and reading {} MiB back from swap",
+                strain.stalled * 100.0,
+                strain.swapped_in_bytes >> 20
+            );
+            (FailureClass::Thrash, message)
         }
     }
 }
 
 fn class_of(report: &ShimReport, end: &End) -> FailureClass {
-    if end.oom_kills > 0 {
+    if end.oom_kills.explain_failure() {
         return FailureClass::OomKilled;
     }
     // The log may be what the disk could not take.
@@ -116,10 +203,22 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     if may_be_write && end.refused.is_some() {
         return FailureClass::UndeclaredWrite;
     }
-    match report.signal {
-        Some(SIGKILL | 15 | 2 | 1) => FailureClass::KilledExternally,
-        _ => FailureClass::ToolRejected,
+    let found = end.found.as_ref().map(|found| found.class);
+    let of_device = matches!(found, None | Some(FailureClass::DeviceMemory));
+    if end.strain.cma_alloc_fails > 0 && of_device && !is_from_outside(report) {
+        return FailureClass::CmaExhausted;
     }
+    match found {
+        Some(class) => class,
+        None if is_from_outside(report) => FailureClass::KilledExternally,
+        None => FailureClass::ToolRejected,
+    }
+}
+
+/// Whether it ended by a signal that people and supervisors send, or its shell says so of a child.
+fn is_from_outside(report: &ShimReport) -> bool {
+    matches!(report.signal, Some(SIGKILL | 15 | 2 | 1))
+        || matches!(report.exit, Some(SHELL_SIGKILL | SHELL_SIGTERM))
 }
 
 /// What a stage of smelt's own says first where what it looked at is not what it must be.
@@ -138,18 +237,44 @@ fn said(last_line: &str) -> &str {
     last_line.strip_prefix("smelt: ").unwrap_or(last_line)
 }
 
-fn message(report: &ShimReport, end: &End) -> String {
+fn message(report: &ShimReport, end: &End, class: FailureClass) -> String {
     let how = match (report.signal, report.exit) {
         (Some(signal), _) => format!("ended by signal {signal}"),
         (None, Some(code)) => format!("exit {code}"),
         (None, None) => "ended".to_owned(),
     };
-    let said = said(&end.last_line);
-    match (said, end.oom_kills) {
-        ("", 0) => how,
-        ("", _) => format!("{how}; the kernel ran out of memory"),
-        (said, 0) => format!("{said} ({how})"),
-        (said, _) => format!("{said} ({how}; the kernel ran out of memory)"),
+    let how = match class {
+        FailureClass::OomKilled => format!("{how}; the kernel ran out of memory"),
+        FailureClass::CmaExhausted => {
+            let fails = end.strain.cma_alloc_fails;
+            format!("{how}; the kernel refused contiguous memory {fails} times meanwhile")
+        }
+        FailureClass::KilledExternally if end.oom_kills != OomKills::Unknown => {
+            format!("{how}; not by the kernel for want of memory, as its count says")
+        }
+        _ => how,
+    };
+    if let Some(found) = end.found.as_ref().filter(|found| class == found.class) {
+        return explained(found, &how);
+    }
+    match said(&end.last_line) {
+        "" => how,
+        said => format!("{said} ({how})"),
+    }
+}
+
+/// The line that decided, what it means, the size that was asked for, and what to try.
+fn explained(found: &Finding, how: &str) -> String {
+    let Finding { line, means, remedy, .. } = found;
+    let size = found.size_bytes.map_or(String::new(), |bytes| format!(" ({})", amount(bytes)));
+    format!("{line} ({how}): {means}{size}; to try: {remedy}")
+}
+
+/// In MiB, and in bytes where that is less than one.
+fn amount(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => format!("{bytes} bytes"),
+        mebibytes => format!("{mebibytes} MiB, {bytes} bytes"),
     }
 }
 
@@ -173,7 +298,9 @@ mod tests {
         End {
             report: Some(report),
             stopped: None,
-            oom_kills: 0,
+            oom_kills: OomKills::Own(0),
+            strain: Strain::default(),
+            found: None,
             refused: None,
             last_line: last_line.to_owned(),
         }
@@ -212,8 +339,71 @@ mod tests {
 
     #[test]
     fn the_kernels_count_beats_the_exit_code() {
-        let lied = End { oom_kills: 1, ..end(Some(1), None, "") };
-        check(&lied, OomKilled, "ran out of memory");
+        let killed = |oom_kills, end| End { oom_kills, ..end };
+        let (own, machine) = (OomKills::Own(1), OomKills::Machine(1));
+        check(&killed(own, end(Some(1), None, "")), OomKilled, "ran out of memory");
+        check(&killed(machine, end(Some(1), None, "x")), OomKilled, "x (exit 1; the kernel ran");
+        check(&killed(own, end(Some(0), None, "done")), OomKilled, "killed 1 of its processes");
+        // Of the whole machine it may have been anybody.
+        assert_eq!(classify(&killed(machine, end(Some(0), None, "done"))), Outcome::Done);
+        check(&End { report: None, ..killed(own, end(None, None, "")) }, OomKilled, "its shim");
+    }
+
+    #[test]
+    fn a_kill_from_outside_is_told_apart() {
+        check(&end(Some(137), None, "Killed"), KilledExternally, "not by the kernel");
+        check(&end(None, Some(9), "x"), KilledExternally, "x (ended by signal 9; not by");
+        let unknown = End { oom_kills: OomKills::Unknown, ..end(None, Some(9), "x") };
+        check(&unknown, KilledExternally, "x (ended by signal 9)");
+    }
+
+    fn saying(log: &str, end: End) -> End {
+        let signatures = crate::signatures::Signatures::built_in();
+        let last_line = log.lines().last().unwrap_or_default().to_owned();
+        End { found: signatures.find(log.lines()), last_line, ..end }
+    }
+
+    #[test]
+    fn what_the_log_says_is_told_with_the_size_and_the_remedy() {
+        let log = "CUDA error 2 for 622329856-byte allocation\nBuilding engine failed";
+        let said = saying(log, end(Some(1), None, ""));
+        check(
+            &said,
+            DeviceMemory,
+            "CUDA error 2 for 622329856-byte allocation (exit 1): CUDA could",
+        );
+        check(&said, DeviceMemory, "(593 MiB, 622329856 bytes); to try: ");
+        let log = "NvMapMemAllocInternalTagged: 1075072515 error 12";
+        let Outcome::Failed(failure) = classify(&saying(log, end(Some(1), None, ""))) else {
+            panic!("exit 1 is a failure")
+        };
+        assert!(!failure.message.contains("MiB"), "{}", failure.message);
+        let warned = saying("Tactic Device request: 9MB Available: 1MB.", end(Some(0), None, ""));
+        assert_eq!(classify(&warned), Outcome::Done, "a warning is no failure");
+    }
+
+    #[test]
+    fn an_output_that_is_missing_may_be_explained_by_the_log() {
+        let signatures = crate::signatures::Signatures::built_in();
+        let found = |log: &'static str| signatures.find(log.lines());
+        let log = "Could not find any implementation for node x.\nPASSED";
+        let (class, message) = missing("no \"o\"".to_owned(), found(log).as_ref());
+        assert_eq!(class, NoTactic);
+        assert!(message.starts_with("Could not find any implementation for node x. (no \"o\"): "));
+        assert_eq!(missing("m".to_owned(), found("PASSED").as_ref()).0, OutputMissing);
+    }
+
+    #[test]
+    fn refused_contiguous_memory_explains_what_nothing_else_does() {
+        let strain = Strain { cma_alloc_fails: 3, ..Strain::default() };
+        let refused = |end| End { strain, ..end };
+        check(&refused(end(Some(1), None, "no")), CmaExhausted, "no (exit 1; the kernel refused");
+        let log = "NvMapMemAllocInternalTagged: 1075072515 error 12";
+        check(&refused(saying(log, end(Some(1), None, ""))), CmaExhausted, "contiguous memory 3");
+        let log = "Parsing model failed";
+        check(&refused(saying(log, end(Some(1), None, ""))), ToolRejected, "Parsing model failed");
+        assert_eq!(classify(&refused(end(Some(0), None, ""))), Outcome::Done);
+        check(&refused(end(None, Some(9), "")), KilledExternally, "signal 9");
     }
 
     #[test]
@@ -223,6 +413,9 @@ mod tests {
         check(&over(memory), MemoryLimit, "held 101 MiB, more than the 100 MiB");
         let time = Why::TimeOver { duration_max: std::time::Duration::from_secs(60) };
         check(&over(time), TimedOut, "the 60 s of limits.timeout");
+        let thrash = Strain { stalled: 0.4, swapped_in_bytes: 700 << 20, ..Strain::default() };
+        let waited = End { strain: thrash, ..over(time) };
+        check(&waited, Thrash, "waiting for memory 40 % of the time and reading 700 MiB back");
         let user = End { stopped: Some(Stopped::ByUser), ..end(Some(0), None, "") };
         assert_eq!(classify(&user), Outcome::Interrupted);
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureClass {
-    /// Its processes together held more than `limits.memory`.
+    /// Its processes together held more than `limits.memory`, or the system refused them more.
     MemoryLimit,
     /// It ran longer than `limits.timeout`.
     TimedOut,
@@ -29,15 +29,26 @@ pub enum FailureClass {
     SpawnFailed,
     /// Built again to be compared, it made other bytes.
     NotReproducible,
+    /// The kernel could not find contiguous memory for a device.
+    CmaExhausted,
+    /// The device refused memory: of a GPU that shares the machine's, or of its own.
+    DeviceMemory,
+    /// An engine builder found no kernel for a node, most often since none got the memory to be tried.
+    NoTactic,
+    /// It lived, but waited for memory and not for itself.
+    Thrash,
+    /// The board went down under it: a brown-out, a watchdog, heat.
+    BoardReset,
 }
 
 impl FailureClass {
     /// Whether doing the same again, under the conditions of a later moment, can succeed.
     ///
-    /// A kill from outside says nothing of the stage; everything else would only fail again.
+    /// A kill from outside says nothing of the stage, and a reset board has changed more than we could;
+    /// everything else would only fail again.
     pub fn passes_by_itself(self) -> bool {
         match self {
-            Self::KilledExternally => true,
+            Self::KilledExternally | Self::BoardReset => true,
             Self::MemoryLimit
             | Self::TimedOut
             | Self::OomKilled
@@ -47,8 +58,24 @@ impl FailureClass {
             | Self::OutputInvalid
             | Self::UndeclaredWrite
             | Self::SpawnFailed
-            | Self::NotReproducible => false,
+            | Self::NotReproducible
+            | Self::CmaExhausted
+            | Self::DeviceMemory
+            | Self::NoTactic
+            | Self::Thrash => false,
         }
+    }
+
+    /// Whether the machine had too little memory for it, so that having more may cure it.
+    pub fn lacks_memory(self) -> bool {
+        matches!(
+            self,
+            Self::OomKilled
+                | Self::Thrash
+                | Self::CmaExhausted
+                | Self::DeviceMemory
+                | Self::NoTactic
+        )
     }
 
     /// Whether an `escalate` step (other params, other limits) can cure it.
@@ -56,7 +83,8 @@ impl FailureClass {
         match self {
             Self::MemoryLimit | Self::TimedOut | Self::OomKilled | Self::KilledExternally => true,
             Self::ToolRejected | Self::OutputMissing | Self::OutputInvalid => true,
-            Self::UndeclaredWrite => true,
+            Self::UndeclaredWrite | Self::BoardReset => true,
+            Self::CmaExhausted | Self::DeviceMemory | Self::NoTactic | Self::Thrash => true,
             Self::DiskFull | Self::SpawnFailed | Self::NotReproducible => false,
         }
     }
@@ -75,6 +103,11 @@ impl FailureClass {
             Self::UndeclaredWrite => "undeclared-write",
             Self::SpawnFailed => "spawn-failed",
             Self::NotReproducible => "not-reproducible",
+            Self::CmaExhausted => "cma-exhausted",
+            Self::DeviceMemory => "device-memory",
+            Self::NoTactic => "no-tactic",
+            Self::Thrash => "thrash",
+            Self::BoardReset => "board-reset",
         }
     }
 }
