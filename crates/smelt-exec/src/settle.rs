@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(looks(Some(1000), |look| (100 * look).min(500)), (20, Settled::Still));
         assert_eq!(looks(None, |_| 300), (16, Settled::Still));
         let slow = looks(Some(100_000), |look| if look < 40 { look / 2 * 10 } else { 200 });
-        assert_eq!(slow, (53, Settled::Still), "half a look's growth is growth");
+        assert_eq!(slow, (55, Settled::Still), "half a look's growth is growth");
     }
 
     #[test]
