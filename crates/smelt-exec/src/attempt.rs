@@ -8,10 +8,9 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Child, ChildStdout};
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,19 +19,19 @@ use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, SealError, Store};
 use smelt_watch::meter::{GROUP, period};
-use smelt_watch::{Budget, Cgroups, Counters, Group, Measured, Meter, Sample, Verdict, judge};
+use smelt_watch::{Budget, Cgroups, Counters, Group, Measured, Meter, Sample};
 
-use crate::classify::{End, OomKills, Outcome, Stopped, Strain, classify, missing};
+use crate::classify::{End, OomKills, Outcome, Shortage, Stopped, classify, missing};
 use crate::confine::Writes;
+use crate::controls::{Controls, Seen};
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Order, SMALL_BYTES_MAX, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::prepare::Preparation;
 use crate::refused;
-use crate::report::AttemptReport;
+use crate::report::{AttemptReport, LimitHeld};
 use crate::room;
-use crate::shim::GRACE;
 use crate::shims::{Shim, Shims};
 use crate::signatures::{Finding, Signatures};
 
@@ -43,54 +42,6 @@ const FIRST_SAMPLE: Duration = Duration::from_millis(20);
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 /// A report is one short line of JSON.
 const REPORT_BYTES_MAX: u64 = 64 << 10;
-
-/// The supervisor's hold on a running attempt.
-#[derive(Default)]
-pub(crate) struct Controls {
-    pipe: Mutex<Option<ChildStdin>>,
-    stopped_by_user: AtomicBool,
-    /// When it was first asked to end, and when it was told.
-    asked: OnceLock<Instant>,
-    told: OnceLock<Instant>,
-}
-
-/// How long a shim that has been told may take: it only kills.
-const KILL_PATIENCE: Duration = Duration::from_secs(3);
-/// How long one that has been asked may take: the grace period, and then to kill.
-const STOP_PATIENCE: Duration = Duration::from_secs(GRACE.as_secs() + KILL_PATIENCE.as_secs());
-
-impl Controls {
-    /// Asks the attempt to end; the shim kills it when it takes too long.
-    pub(crate) fn stop(&self) {
-        self.stopped_by_user.store(true, Ordering::Release);
-        self.asked.get_or_init(Instant::now);
-        if let Some(pipe) = self.pipe().as_mut() {
-            // A shim that is gone needs no asking.
-            let _ = pipe.write_all(b"stop\n");
-        }
-    }
-
-    /// Ends the attempt now: the shim sees the end of its pipe.
-    pub(crate) fn kill(&self) {
-        self.told.get_or_init(Instant::now);
-        drop(self.pipe().take());
-    }
-
-    /// Whether it is to end, in whatever way.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.asked.get().is_some() || self.told.get().is_some()
-    }
-
-    fn is_out_of_patience(&self) -> bool {
-        let over =
-            |since: &OnceLock<Instant>, max| since.get().is_some_and(|at| at.elapsed() > max);
-        over(&self.told, KILL_PATIENCE) || over(&self.asked, STOP_PATIENCE)
-    }
-
-    fn pipe(&self) -> std::sync::MutexGuard<'_, Option<ChildStdin>> {
-        self.pipe.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A shim that leads this attempt; its input is with the controls.
 struct Led {
@@ -106,6 +57,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) n: u32,
     /// Since the run began.
     pub(crate) began: Duration,
+    /// How long it waited for memory before that.
+    pub(crate) waited: Duration,
     pub(crate) changed: Option<String>,
     pub(crate) budget: Budget,
     /// What changes before it starts.
@@ -141,13 +94,14 @@ impl Attempt<'_> {
             n: self.n,
             changed: self.changed.clone(),
             began_s: seconds(self.began),
+            waited_s: seconds(self.waited),
             log: self.log.clone(),
             ..AttemptReport::default()
         };
         let swap = self.prepare(&mut report);
         report.began_s += seconds(begin.elapsed());
         let begin = Instant::now();
-        let outcome = match self.controls.is_asked() {
+        let outcome = match self.controls.is_ending() {
             true => Outcome::Interrupted,
             false => self.attend(begin, &mut report),
         };
@@ -204,19 +158,27 @@ impl Attempt<'_> {
             }
         };
         meter.method(self.cgroups).clone_into(&mut report.method);
-        let (said, over) = self.watch(&mut shim, begin, &mut meter);
+        report.limit = match self.budget.rss_bytes_max {
+            Some(_) if meter.holds_limit() => Some(LimitHeld::Kernel),
+            Some(_) => Some(LimitHeld::Sampling),
+            None => None,
+        };
+        let said = self.watch(&mut shim, begin, &mut meter);
         let refused = self.refused(shim.process.id(), said.as_ref());
         let kept = self.part(shim, said.as_ref(), report);
-        let by_user = self.controls.stopped_by_user.load(Ordering::Acquire);
+        let holds_limit = meter.holds_limit();
+        report.parked_s = seconds(self.controls.parked());
+        report.starved_s = seconds(meter.starved());
         let (mut measured, group) = meter.finish();
         self.settle(kept, group);
         if let Some(said) = &said {
             measured.take_usage(said.rss_process_peak_bytes, said.major_faults);
         }
         let end = End {
-            stopped: over.or(by_user.then_some(Stopped::ByUser)),
+            stopped: self.controls.why(),
+            limit_bytes: self.budget.rss_bytes_max.filter(|_| holds_limit),
             oom_kills: oom_kills(&measured),
-            strain: strain(&measured.counters, begin.elapsed()),
+            shortage: shortage(&measured.counters, begin.elapsed()),
             found: self.found(said.as_ref()),
             refused,
             last_line: log::last_line(&self.log),
@@ -255,19 +217,14 @@ impl Attempt<'_> {
         let scratch = self.scratch(process.id());
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone(), scratch })?;
         line.push(b'\n');
-        let meter = Meter::begin(self.cgroups, &self.mark, process.id());
+        let limit = self.budget.rss_bytes_max;
+        let meter = Meter::begin(self.cgroups, &self.mark, process.id(), limit);
         if let Some(group) = group {
             group.remove();
         }
         // A shim that dies while we write is noticed by its missing report.
         let _ = input.write_all(&line);
-        *self.controls.pipe() = Some(input);
-        if self.controls.stopped_by_user.load(Ordering::Acquire) {
-            self.controls.stop();
-        }
-        if self.controls.told.get().is_some() {
-            self.controls.kill();
-        }
+        self.controls.attach(input, meter.freezer());
         Ok((Led { process, output }, meter))
     }
 
@@ -293,10 +250,9 @@ impl Attempt<'_> {
         report: &mut AttemptReport,
     ) -> Option<Shim> {
         let Led { mut process, output } = shim;
-        let is_asked = self.controls.is_asked();
         let is_small = |said: &ShimReport| said.rss_process_peak_bytes <= SMALL_BYTES_MAX;
-        let input = self.controls.pipe().take();
-        if let (Some(input), Some(said), false) = (input, said, is_asked)
+        let input = self.controls.detach();
+        if let (Some(input), Some(said), false) = (input, said, self.controls.is_ending())
             && is_small(said)
         {
             return Some(Shim { process, input, output, group: None });
@@ -321,38 +277,48 @@ impl Attempt<'_> {
     }
 
     /// Samples until the shim has reported or is gone.
-    fn watch(
-        &self,
-        shim: &mut Led,
-        begin: Instant,
-        meter: &mut Meter,
-    ) -> (Option<ShimReport>, Option<Stopped>) {
+    fn watch(&self, shim: &mut Led, begin: Instant, meter: &mut Meter) -> Option<ShimReport> {
         let mut wait = FIRST_SAMPLE;
-        let mut over = None;
         let mut told = begin;
         while !readable(&shim.output, wait) {
             if self.controls.is_out_of_patience() {
                 // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
                 let _ = shim.process.kill();
             }
+            if self.controls.take_page_out() {
+                // What cannot be swapped out stays, and is halted all the same.
+                let _ = meter.page_out();
+            }
             let sampled = Instant::now();
             let sample = meter.sample(begin.elapsed());
             wait = (wait * 2).min(period(sampled.elapsed()));
             let Some(sample) = sample else { continue };
-            if let Verdict::Stop(why) = judge(&self.budget, begin.elapsed(), &sample)
-                && over.is_none()
-            {
-                over = Some(Stopped::Over(why));
-                self.controls.kill();
-            }
+            self.judge(begin, &sample, meter);
             if told.elapsed() >= PROGRESS_PERIOD {
                 told = Instant::now();
+                self.controls.see(Seen { sample, strain: meter.strain() });
                 self.tell(begin.elapsed(), &sample);
             }
         }
         let mut said = String::new();
         let read = BufReader::new((&mut shim.output).take(REPORT_BYTES_MAX)).read_line(&mut said);
-        (read.ok().and_then(|_| serde_json::from_str(&said).ok()), over)
+        read.ok().and_then(|_| serde_json::from_str(&said).ok())
+    }
+
+    /// Ends the attempt where it has broken its budget.
+    fn judge(&self, begin: Instant, sample: &Sample, meter: &Meter) {
+        let budget = Budget {
+            // Where the kernel holds the limit, it has the better view: shared pages count once.
+            rss_bytes_max: self.budget.rss_bytes_max.filter(|_| !meter.holds_limit()),
+            ..self.budget
+        };
+        let elapsed = begin.elapsed();
+        let is_late = budget.duration_max.is_some_and(|max| elapsed > max);
+        let excused = || self.controls.parked() + meter.starved();
+        let excused = is_late.then(excused).unwrap_or_default();
+        if let Some(broken) = budget.broken_by(elapsed, excused, sample) {
+            self.controls.kill_for(Stopped::Over(broken));
+        }
     }
 
     /// Progress is only for display: when the run is busy it is dropped.
@@ -381,7 +347,7 @@ impl Attempt<'_> {
             return AttemptResult::Failed(failure);
         }
         // What came from the user while we check may still win; once sealing begins it is done.
-        if self.controls.stopped_by_user.load(Ordering::Acquire) {
+        if self.controls.is_stopped_by_user() {
             return AttemptResult::Interrupted;
         }
         if let Some(sealed) = &self.compare {
@@ -498,10 +464,10 @@ fn oom_kills(measured: &Measured) -> OomKills {
     }
 }
 
-fn strain(counters: &Counters, wall: Duration) -> Strain {
+fn shortage(counters: &Counters, wall: Duration) -> Shortage {
     const PAGE_BYTES: u64 = 4096;
     let stalled_us = counters.pressure_full_us.unwrap_or(0) as f64;
-    Strain {
+    Shortage {
         cma_alloc_fails: counters.cma_alloc_fails.unwrap_or(0),
         stalled: stalled_us / wall.as_micros().max(1) as f64,
         swapped_in_bytes: counters.swap_in_pages.unwrap_or(0) * PAGE_BYTES,

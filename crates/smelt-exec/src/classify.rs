@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use smelt_plan::{Failure, FailureClass};
-use smelt_watch::Why;
+use smelt_watch::Broken;
 
 use crate::order::ShimReport;
 use crate::signatures::Finding;
@@ -18,9 +18,11 @@ pub struct End {
     /// Processes that the kernel killed for memory while it ran.
     pub oom_kills: OomKills,
     /// How it stood with memory otherwise.
-    pub strain: Strain,
+    pub shortage: Shortage,
     /// What its log says, by the signatures of known failures.
     pub found: Option<Finding>,
+    /// What the kernel kept it within, where it did.
+    pub limit_bytes: Option<u64>,
     /// A path that it was not allowed to write, where its log complains of one.
     pub refused: Option<PathBuf>,
     /// The last line of its log.
@@ -47,7 +49,7 @@ impl OomKills {
 
 /// How an attempt stood with memory, besides kills.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Strain {
+pub struct Shortage {
     /// Contiguous allocations that the kernel refused on this machine meanwhile.
     pub cma_alloc_fails: u64,
     /// Which part of its time all its tasks waited for memory, 0 to 1.
@@ -61,7 +63,7 @@ pub struct Strain {
 const THRASH_STALLED_MIN: f64 = 0.25;
 const THRASH_SWAPPED_IN_MIN: u64 = 64 << 20;
 
-impl Strain {
+impl Shortage {
     /// Whether it waited for memory and not for itself.
     fn is_thrash(&self) -> bool {
         self.stalled >= THRASH_STALLED_MIN && self.swapped_in_bytes >= THRASH_SWAPPED_IN_MIN
@@ -74,7 +76,11 @@ pub enum Stopped {
     /// The user asked.
     ByUser,
     /// It broke its budget.
-    Over(Why),
+    Over(Broken),
+    /// Memory and swap of the whole machine were used up.
+    Exhausted,
+    /// It went on asking for contiguous memory that was not there.
+    CmaStuck,
 }
 
 /// How an attempt ended.
@@ -102,14 +108,18 @@ pub fn classify(end: &End) -> Outcome {
     let failed = |class, message: String| Outcome::Failed(Failure { class, exit, message });
     match end.stopped {
         Some(Stopped::ByUser) => return Outcome::Interrupted,
-        Some(Stopped::Over(why)) => {
-            let (class, message) = over(why, &end.strain);
+        Some(Stopped::Over(broken)) => {
+            let (class, message) = over(broken, &end.shortage);
             return failed(class, message);
+        }
+        Some(Stopped::Exhausted) => return failed(FailureClass::Thrash, EXHAUSTED.to_owned()),
+        Some(Stopped::CmaStuck) => {
+            return failed(FailureClass::CmaExhausted, CMA_STUCK.to_owned());
         }
         None => {}
     }
     let Some(report) = &end.report else {
-        let (class, message) = lost_shim(end.oom_kills);
+        let (class, message) = lost_shim(end);
         return failed(class, message);
     };
     if let Some(error) = &report.spawn_error {
@@ -138,9 +148,8 @@ fn said_success(end: &End) -> Option<(FailureClass, String)> {
     }
     // Of the machine's count the victim may have been anybody.
     let OomKills::Own(kills @ 1..) = end.oom_kills else { return None };
-    let message = format!(
-        "the kernel ran out of memory and killed {kills} of its processes, although it ended with exit 0"
-    );
+    let why = out_of_memory(end.limit_bytes);
+    let message = format!("ended with exit 0, but {why}, and killed {kills} of its processes");
     Some((FailureClass::OomKilled, message))
 }
 
@@ -152,34 +161,36 @@ pub(crate) fn missing(message: String, found: Option<&Finding>) -> (FailureClass
     }
 }
 
-fn lost_shim(oom_kills: OomKills) -> (FailureClass, String) {
-    match oom_kills {
-        OomKills::Own(1..) => {
-            let message = "the kernel ran out of memory and killed its shim as well";
-            (FailureClass::OomKilled, message.to_owned())
-        }
-        _ => (FailureClass::KilledExternally, "its shim was killed from outside".to_owned()),
+fn lost_shim(end: &End) -> (FailureClass, String) {
+    if end.oom_kills.explain_failure() {
+        let message = format!("its shim was killed; {}", out_of_memory(end.limit_bytes));
+        return (FailureClass::OomKilled, message);
     }
+    (FailureClass::KilledExternally, "its shim was killed from outside".to_owned())
 }
 
+const EXHAUSTED: &str = "ended, since memory and swap of this machine were both used up (the kernel would have killed next)";
+const CMA_STUCK: &str =
+    "ended, since it got no contiguous memory (CMA) for two minutes and did nothing else meanwhile";
+
 /// In MiB, the unit people set limits in.
-fn over(why: Why, strain: &Strain) -> (FailureClass, String) {
-    match why {
-        Why::MemoryOverBudget { rss_bytes, rss_bytes_max } => {
+fn over(broken: Broken, shortage: &Shortage) -> (FailureClass, String) {
+    match broken {
+        Broken::Memory { rss_bytes, rss_bytes_max } => {
             let [held, max] = [rss_bytes, rss_bytes_max].map(|bytes| bytes.div_ceil(1 << 20));
             let message = format!("held {held} MiB, more than the {max} MiB of limits.memory");
             (FailureClass::MemoryLimit, message)
         }
-        Why::TimeOver { duration_max } => {
+        Broken::Time { duration_max } => {
             let message =
                 format!("ran longer than the {} s of limits.timeout", duration_max.as_secs());
-            if !strain.is_thrash() {
+            if !shortage.is_thrash() {
                 return (FailureClass::TimedOut, message);
             }
             let message = format!(
                 "{message}, waiting for memory {:.0} % of the time and reading {} MiB back from swap",
-                strain.stalled * 100.0,
-                strain.swapped_in_bytes >> 20
+                shortage.stalled * 100.0,
+                shortage.swapped_in_bytes >> 20
             );
             (FailureClass::Thrash, message)
         }
@@ -205,7 +216,7 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     }
     let found = end.found.as_ref().map(|found| found.class);
     let of_device = matches!(found, None | Some(FailureClass::DeviceMemory));
-    if end.strain.cma_alloc_fails > 0 && of_device && !is_from_outside(report) {
+    if end.shortage.cma_alloc_fails > 0 && of_device && !is_from_outside(report) {
         return FailureClass::CmaExhausted;
     }
     match found {
@@ -244,9 +255,9 @@ fn message(report: &ShimReport, end: &End, class: FailureClass) -> String {
         (None, None) => "ended".to_owned(),
     };
     let how = match class {
-        FailureClass::OomKilled => format!("{how}; the kernel ran out of memory"),
+        FailureClass::OomKilled => format!("{how}; {}", out_of_memory(end.limit_bytes)),
         FailureClass::CmaExhausted => {
-            let fails = end.strain.cma_alloc_fails;
+            let fails = end.shortage.cma_alloc_fails;
             format!("{how}; the kernel refused contiguous memory {fails} times meanwhile")
         }
         FailureClass::KilledExternally if end.oom_kills != OomKills::Unknown => {
@@ -278,6 +289,16 @@ fn amount(bytes: u64) -> String {
     }
 }
 
+fn out_of_memory(limit_bytes: Option<u64>) -> String {
+    match limit_bytes {
+        None => "the kernel ran out of memory".to_owned(),
+        Some(bytes) => format!(
+            "the kernel had no memory for it within the {} MiB of limits.memory, nor swap",
+            bytes.div_ceil(1 << 20)
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,8 +320,9 @@ mod tests {
             report: Some(report),
             stopped: None,
             oom_kills: OomKills::Own(0),
-            strain: Strain::default(),
+            shortage: Shortage::default(),
             found: None,
+            limit_bytes: None,
             refused: None,
             last_line: last_line.to_owned(),
         }
@@ -347,6 +369,15 @@ mod tests {
         // Of the whole machine it may have been anybody.
         assert_eq!(classify(&killed(machine, end(Some(0), None, "done"))), Outcome::Done);
         check(&End { report: None, ..killed(own, end(None, None, "")) }, OomKilled, "its shim");
+        let within = End { limit_bytes: Some(512 << 20), ..killed(own, end(Some(1), None, "")) };
+        check(&within, OomKilled, "within the 512 MiB of limits.memory");
+    }
+
+    #[test]
+    fn the_guards_word_is_the_class() {
+        let stopped = |why| End { stopped: Some(why), ..end(None, Some(9), "") };
+        check(&stopped(Stopped::Exhausted), Thrash, "memory and swap");
+        check(&stopped(Stopped::CmaStuck), CmaExhausted, "contiguous");
     }
 
     #[test]
@@ -395,8 +426,8 @@ mod tests {
 
     #[test]
     fn refused_contiguous_memory_explains_what_nothing_else_does() {
-        let strain = Strain { cma_alloc_fails: 3, ..Strain::default() };
-        let refused = |end| End { strain, ..end };
+        let shortage = Shortage { cma_alloc_fails: 3, ..Shortage::default() };
+        let refused = |end| End { shortage, ..end };
         check(&refused(end(Some(1), None, "no")), CmaExhausted, "no (exit 1; the kernel refused");
         let log = "NvMapMemAllocInternalTagged: 1075072515 error 12";
         check(&refused(saying(log, end(Some(1), None, ""))), CmaExhausted, "contiguous memory 3");
@@ -409,12 +440,12 @@ mod tests {
     #[test]
     fn our_own_stop_beats_everything() {
         let over = |why| End { stopped: Some(Stopped::Over(why)), ..end(None, Some(9), "x") };
-        let memory = Why::MemoryOverBudget { rss_bytes: 101 << 20, rss_bytes_max: 100 << 20 };
+        let memory = Broken::Memory { rss_bytes: 101 << 20, rss_bytes_max: 100 << 20 };
         check(&over(memory), MemoryLimit, "held 101 MiB, more than the 100 MiB");
-        let time = Why::TimeOver { duration_max: std::time::Duration::from_secs(60) };
+        let time = Broken::Time { duration_max: std::time::Duration::from_secs(60) };
         check(&over(time), TimedOut, "the 60 s of limits.timeout");
-        let thrash = Strain { stalled: 0.4, swapped_in_bytes: 700 << 20, ..Strain::default() };
-        let waited = End { strain: thrash, ..over(time) };
+        let thrash = Shortage { stalled: 0.4, swapped_in_bytes: 700 << 20, ..Shortage::default() };
+        let waited = End { shortage: thrash, ..over(time) };
         check(&waited, Thrash, "waiting for memory 40 % of the time and reading 700 MiB back");
         let user = End { stopped: Some(Stopped::ByUser), ..end(Some(0), None, "") };
         assert_eq!(classify(&user), Outcome::Interrupted);

@@ -12,6 +12,7 @@ mod caches;
 pub mod classify;
 mod condition;
 mod confine;
+mod controls;
 pub mod dead;
 mod log;
 mod message;
@@ -41,5 +42,5 @@ pub use order::{Input, Order, Task};
 pub use report::{
     AttemptReport, FirstFailure, RunReport, RunStatus, RungReport, StageReport, StageStatus,
 };
-pub use run::{ExecError, Progress, Runner, journal_without_news};
+pub use run::{ExecError, Progress, Runner, journal_without_news, room_of};
 pub use signatures::{SignatureError, Signatures};

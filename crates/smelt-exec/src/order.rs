@@ -3,14 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use smelt_plan::StageName;
 use smelt_plan::plan::{Attempt, Stage};
 use smelt_plan::tokens::Lease;
+use smelt_plan::{StageId, StageName};
 
 use crate::confine::Writes;
 
 /// What the caller turns into an [`Order`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
+    /// The stage's place in its plan.
+    pub id: StageId,
     /// The stage.
     pub stage: &'a Stage,
     /// Its params and caps on this attempt.

@@ -45,7 +45,7 @@ impl Attempt<'_> {
         report.before = Some(Condition::read(Path::new(ROOT)));
         let mut on = None;
         for change in &self.preparation.changes {
-            if self.controls.is_asked() {
+            if self.controls.is_ending() {
                 return on;
             }
             self.say(&format!("before it runs: {change}"));
@@ -91,7 +91,7 @@ impl Attempt<'_> {
         loop {
             let available = Machine::read(Path::new(ROOT)).mem_available_bytes;
             let available = available.ok_or("this kernel does not say what is available")?;
-            let is_over = begin.elapsed() >= wait_max || self.controls.is_asked();
+            let is_over = begin.elapsed() >= wait_max || self.controls.is_ending();
             if settling.take(available) != Settled::NotYet || is_over {
                 return Ok(settling.text(begin.elapsed()));
             }
@@ -108,6 +108,7 @@ impl Attempt<'_> {
             key: self.key,
             n: self.n,
             began: self.began,
+            waited: Duration::ZERO,
             changed: None,
             budget: Budget { rss_bytes_max: None, duration_max: None },
             preparation: Preparation::default(),

@@ -187,12 +187,30 @@ pub struct AttemptReport {
     pub curve: Curve,
     /// Processes that outlived it and were killed.
     pub leftovers: u32,
+    /// Seconds that it waited for memory before it began.
+    pub waited_s: f64,
+    /// Seconds that it was halted, for others to come to an end.
+    pub parked_s: f64,
+    /// Seconds that nothing of it could run for want of memory, where its group counts them.
+    pub starved_s: f64,
+    /// By what means its `limits.memory` was held, where it has one.
+    pub limit: Option<LimitHeld>,
     /// How its writes were held to what it declares, where it was started.
     pub writes: Option<Writes>,
     /// Its log.
     pub log: PathBuf,
     /// Why the log is not whole, where it is not.
     pub log_error: Option<String>,
+}
+
+/// By what means a memory limit is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LimitHeld {
+    /// A control group: the kernel swaps out, drops caches, and kills where neither helps.
+    Kernel,
+    /// Samples, and an end to whoever is found above it.
+    Sampling,
 }
 
 /// A rung of the ladder that was climbed for an attempt, or could not be.

@@ -11,6 +11,7 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use smelt_plan::admission::{Forecast, Room};
 use smelt_plan::plan::{From, HubPin, Pin};
 use smelt_plan::schedule::{Ending, Wishes};
 use smelt_plan::{
@@ -18,10 +19,11 @@ use smelt_plan::{
     State, WarmUp,
 };
 use smelt_store::{KeyLock, Location, Lookup, Output, Run, Store, StoreError};
-use smelt_watch::{Budget, Cgroups};
+use smelt_watch::{Budget, Cgroups, Counters, Machine};
 
-use crate::attempt::{Attempt, Controls, record, seconds};
+use crate::attempt::{Attempt, record, seconds};
 use crate::boot::boot_id;
+use crate::controls::Controls;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
 use crate::prepare::Preparation;
@@ -31,6 +33,11 @@ use crate::room;
 use crate::shims::Shims;
 use crate::signatures::Signatures;
 
+mod memory;
+
+use memory::Memory;
+pub use memory::room_of;
+
 /// Messages under way; attempts wait when the loop is behind, progress is dropped.
 const MESSAGES_MAX: usize = 256;
 /// How soon a key held by another run is looked at again.
@@ -38,6 +45,18 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// The journal is not synced for an attempt that is over sooner: its result is in the action log.
 const SHORT: Duration = Duration::from_secs(1);
+
+/// The exit code of whatever does not fit this device.
+const DOES_NOT_FIT: i32 = 5;
+
+/// An attempt that the schedule wants started.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Start {
+    pub(crate) stage: StageId,
+    key: Digest,
+    n: u32,
+    forced: bool,
+}
 
 /// What the user may be shown.
 #[derive(Debug)]
@@ -68,6 +87,12 @@ pub enum Progress<'a> {
     Ended(StageId, &'a AttemptReport),
     /// Another run builds its key.
     Held(StageId),
+    /// It waits for memory: what it is expected to take, and what is free.
+    Crowded(StageId, Option<Forecast>, Room),
+    /// An attempt is halted, so that the others come to an end.
+    Parked(StageId),
+    /// A halted attempt goes on.
+    Resumed(StageId),
     /// A sealed output was damaged and moved aside; the stage is built again.
     Damaged(StageId, &'a str),
     /// An output outside of the store is no longer what was recorded; the stage is built again.
@@ -97,6 +122,10 @@ pub struct Runner<'a> {
     pub run: &'a Run,
     /// Stages to build again and compare with what the store has; they are to be forced.
     pub check: BTreeSet<StageId>,
+    /// What an attempt is expected to take, where anything is known of it.
+    pub forecasts: &'a dyn Fn(&Task<'_>) -> Option<Forecast>,
+    /// Stages start whatever they are expected to take.
+    pub overcommit: bool,
     /// Turns a task into a program to run.
     pub orders: &'a dyn Fn(&Task<'_>) -> Order,
     /// Turns a warm-up into a program to run.
@@ -141,7 +170,8 @@ impl Runner<'_> {
         let cgroups = Cgroups::find(Path::new("/"));
         let report = thread::scope(|scope| {
             let (schedule, commands) = Schedule::begin(self.plan, wishes);
-            let mut hands = Threads { scope, receiver };
+            let mut hands =
+                Threads { scope, receiver, cgroups: cgroups.as_ref(), begin: Instant::now() };
             let mut state = Loop::new(self, schedule, &shims, cgroups.as_ref(), sender, &mut hands);
             let worked = state.work(commands);
             let result = worked.and_then(|()| state.finish());
@@ -173,12 +203,18 @@ pub(crate) trait Hands<'s> {
     fn launch(&mut self, attempt: Attempt<'s>);
     /// The next message, or `None` after a tick without one.
     fn next(&mut self) -> Option<Message>;
+    /// What the machine has left and has counted.
+    fn machine(&mut self) -> (Machine, Counters);
+    /// Since the run began.
+    fn now(&self) -> Duration;
 }
 
 /// A thread for every attempt.
 struct Threads<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     receiver: Receiver<Message>,
+    cgroups: Option<&'scope Cgroups>,
+    begin: Instant,
 }
 
 impl<'scope> Hands<'scope> for Threads<'scope, '_> {
@@ -188,6 +224,17 @@ impl<'scope> Hands<'scope> for Threads<'scope, '_> {
 
     fn next(&mut self) -> Option<Message> {
         self.receiver.recv_timeout(TICK).ok()
+    }
+
+    fn machine(&mut self) -> (Machine, Counters) {
+        let root = Path::new("/");
+        let machine = Machine::read(root);
+        let ceiling = self.cgroups.map(Cgroups::ceiling).unwrap_or_default();
+        (ceiling.over(machine), Counters::read(root))
+    }
+
+    fn now(&self) -> Duration {
+        self.begin.elapsed()
     }
 }
 
@@ -221,11 +268,14 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     keys: HashMap<StageId, Digest>,
     locks: HashMap<StageId, KeyLock>,
     controls: HashMap<StageId, Arc<Controls>>,
+    /// What is to change before attempts that have not begun.
+    changes: HashMap<StageId, Vec<Change>>,
     reports: HashMap<StageId, Vec<AttemptReport>>,
     messages: HashMap<StageId, String>,
     told_held: HashSet<StageId>,
     told_changed: HashSet<StageId>,
     runner: Runner<'a>,
+    memory: Memory,
     interrupted: bool,
     /// The journal has records that a power cut would take.
     is_behind: bool,
@@ -252,11 +302,13 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             keys: HashMap::new(),
             locks: HashMap::new(),
             controls: HashMap::new(),
+            changes: HashMap::new(),
             reports: HashMap::new(),
             messages: HashMap::new(),
             told_held: HashSet::new(),
             told_changed: HashSet::new(),
             runner,
+            memory: Memory::default(),
             interrupted: false,
             is_behind: false,
         }
@@ -279,6 +331,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 None if self.schedule.is_waiting_for_others() => self.happened(Event::Tick)?,
                 None => {}
             }
+            self.attend_memory()?;
         }
         self.keep()?;
         Ok(())
@@ -355,6 +408,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn on_ended(&mut self, ended: Ended) -> Result<(), ExecError> {
         let Ended { stage, report, result } = ended;
         self.controls.remove(&stage);
+        self.memory.ended(stage);
         let record = json!({ "stage": self.name(stage), "attempt": report, "curve": report.curve });
         if report.wall_s < SHORT.as_secs_f64() && matches!(result, AttemptResult::Sealed(_)) {
             self.journal_later("ended", record)?;
@@ -404,9 +458,13 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 Ok(Some(self.look(stage, &key)?.unwrap_or(Event::Missing(stage))))
             }
             Command::Start { stage, key, attempt, forced, changes } => {
-                self.start(stage, key, attempt, forced, changes)
+                self.changes.insert(stage, changes);
+                self.start(Start { stage, key, n: attempt, forced })
             }
             Command::Stop(stage) => {
+                if self.memory.gives_up(stage) {
+                    return Ok(Some(Event::Stopped(stage)));
+                }
                 if let Some(controls) = self.controls.get(&stage) {
                     controls.stop();
                 }
@@ -457,14 +515,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     }
 
     /// Takes the key, looks once more (another run may just have built it), and starts.
-    fn start(
-        &mut self,
-        stage: StageId,
-        key: Digest,
-        n: u32,
-        forced: bool,
-        changes: Vec<Change>,
-    ) -> Result<Option<Event>, ExecError> {
+    fn start(&mut self, start: Start) -> Result<Option<Event>, ExecError> {
+        let Start { stage, key, forced, .. } = start;
         self.claim(stage, key)?;
         if !self.locks.contains_key(&stage) {
             let Some(lock) = self.runner.store.try_lock_key(&key)? else {
@@ -480,24 +532,36 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             return Ok(Some(event));
         }
         if let Some(message) = self.lacks_room(stage, &key)? {
-            self.messages.insert(stage, message.clone());
-            let class = FailureClass::DiskFull;
-            return Ok(Some(Event::Failed(stage, Failure { class, exit: None, message })));
+            return Ok(Some(self.not_started(stage, FailureClass::DiskFull, message)));
         }
+        self.admit(start)
+    }
+
+    /// Begins an attempt that has waited so long for memory.
+    fn begin(&mut self, start: Start, waited: Duration) -> Result<Option<Event>, ExecError> {
+        let Start { stage, key, n, .. } = start;
+        let changes = self.changes.remove(&stage).unwrap_or_default();
         match self.attempt(stage, key, n, changes) {
-            Ok(attempt) => self.launch(stage, attempt)?,
+            Ok(attempt) => {
+                let attempt = Attempt { waited, ..attempt };
+                self.launch(stage, attempt)?;
+                Ok(None)
+            }
             Err(error) => {
                 let class = if error.is_disk_full() {
                     FailureClass::DiskFull
                 } else {
                     FailureClass::SpawnFailed
                 };
-                let message = error.to_string();
-                self.messages.insert(stage, message.clone());
-                return Ok(Some(Event::Failed(stage, Failure { class, exit: None, message })));
+                Ok(Some(self.not_started(stage, class, error.to_string())))
             }
         }
-        Ok(None)
+    }
+
+    fn not_started(&mut self, stage: StageId, class: FailureClass, message: String) -> Event {
+        self.messages.insert(stage, message.clone());
+        let exit = (class == FailureClass::DoesNotFit).then_some(DOES_NOT_FIT);
+        Event::Failed(stage, Failure { class, exit, message })
     }
 
     /// Why the disk cannot take what the stage is known to make, if it cannot.
@@ -526,6 +590,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             changed: attempt.changed.as_deref(),
         });
         self.controls.insert(stage, attempt.controls.clone());
+        self.memory.launched(stage);
         self.hands.launch(attempt);
         Ok(())
     }
@@ -543,14 +608,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         let spec = planned.attempt(n);
         let label = format!("{}.{n}", planned.name);
         let out = run.work_dir(&label)?;
-        let task = Task {
-            stage: planned,
-            attempt: &spec,
-            inputs: self.inputs(stage),
-            leases: self.schedule.leases(stage),
-            out: &out,
-        };
-        let order = orders(&task);
+        let order = orders(&self.task(stage, &spec, &out));
         let changed = changed(&changes, spec.changed.as_deref());
         Ok(Attempt {
             store,
@@ -558,6 +616,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             key,
             n,
             began: self.begin.elapsed(),
+            waited: Duration::ZERO,
             budget: Budget {
                 rss_bytes_max: spec.limits.memory_bytes_max,
                 duration_max: spec.limits.duration_max,
@@ -594,6 +653,22 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             target_bytes: before.and_then(|before| before.mem_available_bytes),
             folder: self.runner.folder.to_owned(),
             is_rebooted: self.runner.is_rebooted,
+        }
+    }
+
+    fn task<'t>(
+        &'t self,
+        stage: StageId,
+        attempt: &'t smelt_plan::plan::Attempt,
+        out: &'t Path,
+    ) -> Task<'t> {
+        Task {
+            id: stage,
+            stage: self.runner.plan.stage(stage),
+            attempt,
+            inputs: self.inputs(stage),
+            leases: self.schedule.leases(stage),
+            out,
         }
     }
 
@@ -718,7 +793,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             stage: stage.name.to_string(),
             // Of a foreign program 4 and 5 could mean anything, and a full disk is no bad model.
             exit: failure.exit.filter(|_| {
-                stage.kind != Kind::Command && failure.class == FailureClass::ToolRejected
+                failure.class == FailureClass::DoesNotFit
+                    || stage.kind != Kind::Command && failure.class == FailureClass::ToolRejected
             }),
             message: failure.message.clone(),
         })

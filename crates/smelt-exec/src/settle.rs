@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn the_text_says_what_came_back() {
         let mut settling = Settling::new(None);
-        [100, 700, 650].map(|mib: u64| settling.take(mib << 20));
+        let _ = [100, 700, 650].map(|mib: u64| settling.take(mib << 20));
         let text = settling.text(Duration::from_millis(600));
         assert_eq!(text, "waited 0.6 s: 100 MiB available, then 700 MiB");
     }

@@ -2,8 +2,8 @@
 //! supervisor is gone.
 //!
 //! The supervisor starts `smelt stage shim` with a pipe as its standard input.  A line is an order,
-//! answered by a report when the stage is over.  `stop` asks the tree to end and kills it after a
-//! grace period, and the end of the pipe, which the kernel closes however the supervisor dies, kills
+//! answered by a report when the stage is over.  `halt` and `go on` stop and continue the tree where no
+//! control group does; `stop` asks it to end and kills it after a grace period, and the end of the pipe, which the kernel closes however the supervisor dies, kills
 //! the tree at once.  The shim is a subreaper, so processes that double-fork stay below it, and
 //! whatever is below it belongs to the stage it leads.
 
@@ -35,6 +35,9 @@ const ORDER_BYTES_MAX: u64 = 16 << 20;
 /// Stages are killed before the supervisor when the machine runs out of memory.  Raising needs no
 /// capability; lowering the supervisor's would.
 const OOM_SCORE_ADJ: &str = "500";
+
+/// A tree that still grows then is a fork storm, which halting does not cure.
+const HALT_PASSES: u32 = 10;
 
 /// Runs the shim to its end; the process then exits with the code returned.
 pub fn main() -> u8 {
@@ -244,6 +247,8 @@ fn obey(orders: &SyncSender<ShimOrder>) {
         line.clear();
         match (&mut input).take(ORDER_BYTES_MAX).read_line(&mut line) {
             Ok(1..) if line.trim() == "stop" => stop_tree(),
+            Ok(1..) if line.trim() == "halt" => halt_tree(),
+            Ok(1..) if line.trim() == "go on" => drop(signal_tree(Signal::SIGCONT)),
             Ok(1..) => match serde_json::from_str(&line) {
                 // The shim takes the next order only when it has answered the last.
                 Ok(order) => drop(orders.send(order)),
@@ -265,10 +270,24 @@ fn stop_tree() {
         return;
     }
     signal_tree(Signal::SIGTERM);
+    // One that is halted hears it only when it goes on.
+    signal_tree(Signal::SIGCONT);
     thread::spawn(|| {
         thread::sleep(GRACE);
         kill_tree();
     });
+}
+
+/// Halts every process below us where no control group does it.  What is born while we look is found by
+/// the next pass, until one finds nobody new.
+fn halt_tree() {
+    let mut halted = 0;
+    for _ in 0..HALT_PASSES {
+        match signal_tree(Signal::SIGSTOP) {
+            all if all == halted => return,
+            all => halted = all,
+        }
+    }
 }
 
 /// Kills every process below us, again and again until none is left: a fork storm can outrun one

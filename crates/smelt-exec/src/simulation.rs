@@ -10,23 +10,27 @@
 
 mod sweep;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
+use smelt_plan::admission::{Basis, Forecast};
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::Pins;
 use smelt_plan::schedule::Wishes;
-use smelt_plan::{Digest, Failure, FailureClass, Pipeline, Plan, Schedule};
+use smelt_plan::{Digest, Failure, FailureClass, Pipeline, Plan, Schedule, StageId};
 use smelt_store::sim::{Chance, Failure as DiskFailure, Left, SimDisk, Trouble};
 use smelt_store::turns::Turns;
 use smelt_store::{Limits, Store, What};
+use smelt_watch::meter::Strain;
+use smelt_watch::{Counters, Machine, Sample};
 
 use crate::attempt::Attempt;
-use crate::classify::Outcome;
+use crate::classify::{Outcome, Stopped};
+use crate::controls::Seen;
 use crate::message::{AttemptResult, Message};
 use crate::order::{Order, Task};
 use crate::report::{AttemptReport, RunReport, RunStatus, StageStatus};
@@ -174,6 +178,7 @@ struct Simulated<'s> {
     /// What this run has sealed itself, and so holds.
     sealed: BTreeSet<Digest>,
     ticks: u32,
+    counters: Counters,
 }
 
 impl<'s> Hands<'s> for Simulated<'s> {
@@ -216,12 +221,55 @@ impl<'s> Hands<'s> for Simulated<'s> {
         drop(ledger);
         Some(Message::Ended(Box::new(ended)))
     }
+
+    /// What others take comes and goes; what runs here takes what it is expected to, or less.
+    fn machine(&mut self) -> (Machine, Counters) {
+        let others = if self.is_rough { self.chance.below(800) as u64 * MIB } else { 0 };
+        let held = self.running.iter().map(|attempt| self.hold(attempt)).sum::<u64>();
+        let free = (MEMORY_BYTES + SWAP_BYTES).saturating_sub(others + held);
+        let machine = Machine {
+            mem_total_bytes: Some(MEMORY_BYTES),
+            mem_available_bytes: Some(free.saturating_sub(SWAP_BYTES)),
+            swap_total_bytes: Some(SWAP_BYTES),
+            swap_free_bytes: Some(free.min(SWAP_BYTES)),
+            ..Machine::default()
+        };
+        for pages in [&mut self.counters.swap_in_pages, &mut self.counters.swap_out_pages] {
+            let swapped = if others + held > MEMORY_BYTES { 5_000 } else { 0 };
+            *pages = Some(pages.unwrap_or(0) + swapped);
+        }
+        (machine, self.counters)
+    }
+
+    fn now(&self) -> Duration {
+        TICK * self.ticks
+    }
 }
 
+const MIB: u64 = 1 << 20;
+const MEMORY_BYTES: u64 = 1000 * MIB;
+const SWAP_BYTES: u64 = 500 * MIB;
+/// How long a simulated tick is.
+const TICK: Duration = Duration::from_millis(250);
+
 impl Simulated<'_> {
+    /// Lets the loop see what an attempt holds.
+    fn hold(&self, attempt: &Attempt<'_>) -> u64 {
+        let most = if self.is_rough { 4 * MIB } else { MIB };
+        let held = u64::from(attempt.key.as_bytes()[0]) * most;
+        let sample = Sample { rss_anon_bytes: held, ..Sample::default() };
+        let strain =
+            Strain { stalled_us: Some(u64::from(self.ticks) * 100_000), ..Strain::default() };
+        attempt.controls.see(Seen { sample, strain });
+        held
+    }
+
     fn outcome(&mut self, attempt: &Attempt<'_>) -> Outcome {
         let failed =
             |class, message: String| Outcome::Failed(Failure { class, exit: None, message });
+        if attempt.controls.why() == Some(Stopped::Exhausted) {
+            return failed(FailureClass::Thrash, "memory and swap were used up".to_owned());
+        }
         if self.is_rough && self.chance.below(12) == 0 {
             let classes = [FailureClass::ToolRejected, FailureClass::KilledExternally];
             return failed(classes[self.chance.below(2)], "as the seed says".to_owned());
@@ -252,6 +300,18 @@ impl Simulated<'_> {
     }
 }
 
+/// What some stages are expected to take, and now and then more than there is.
+fn forecasts(plan: &Plan, chance: &mut Chance, is_rough: bool) -> HashMap<StageId, Forecast> {
+    if chance.coin() {
+        return HashMap::new();
+    }
+    let most = if is_rough { 1600 } else { 900 };
+    let bases = [Basis::Learned, Basis::Alike, Basis::Estimated, Basis::Declared];
+    let mut forecast =
+        || Forecast { bytes: chance.below(most) as u64 * MIB, basis: bases[chance.below(4)] };
+    plan.stages().map(|(id, _)| (id, forecast())).collect()
+}
+
 /// One run from opening the store to its last word; `Err` if smelt could not do its part.
 fn run(
     world: &World,
@@ -273,6 +333,7 @@ fn run(
     let keep_going = chance.coin();
     let wishes = Wishes { jobs, keep_going, ..Wishes::default() };
     let (schedule, commands) = Schedule::begin(&plan, wishes);
+    let forecasts = forecasts(&plan, &mut chance, is_rough);
     let runner = Runner {
         plan: &plan,
         store: &store,
@@ -284,6 +345,8 @@ fn run(
         command: &serde_json::Value::Null,
         check: BTreeSet::new(),
         signatures: &world.signatures,
+        forecasts: &|task| forecasts.get(&task.id).copied(),
+        overcommit: false,
         progress: &mut |_| {},
     };
     let (sender, _receiver) = sync_channel(1);
@@ -298,6 +361,7 @@ fn run(
         running: Vec::new(),
         sealed: BTreeSet::new(),
         ticks: 0,
+        counters: Counters::default(),
     };
     let mut state = Loop::new(runner, schedule, &world.shims, None, sender, &mut hands);
     let worked = state.work(commands);

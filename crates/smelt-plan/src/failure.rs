@@ -6,12 +6,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureClass {
-    /// Its processes together held more than `limits.memory`, or the system refused them more.
+    /// Its processes together held more than `limits.memory`.
     MemoryLimit,
     /// It ran longer than `limits.timeout`.
     TimedOut,
     /// The kernel's out-of-memory killer ended one of its processes.
     OomKilled,
+    /// It was ended because memory and swap of the machine were used up.
+    Thrash,
+    /// The kernel had no contiguous memory (CMA) for it.
+    CmaExhausted,
+    /// It needs more memory than this device has; it was not started.
+    DoesNotFit,
     /// A signal ended it that neither smelt nor the OOM killer sent.
     KilledExternally,
     /// The disk ran full.
@@ -29,14 +35,10 @@ pub enum FailureClass {
     SpawnFailed,
     /// Built again to be compared, it made other bytes.
     NotReproducible,
-    /// The kernel could not find contiguous memory for a device.
-    CmaExhausted,
     /// The device refused memory: of a GPU that shares the machine's, or of its own.
     DeviceMemory,
     /// An engine builder found no kernel for a node, most often since none got the memory to be tried.
     NoTactic,
-    /// It lived, but waited for memory and not for itself.
-    Thrash,
     /// The board went down under it: a brown-out, a watchdog, heat.
     BoardReset,
 }
@@ -48,8 +50,11 @@ impl FailureClass {
     /// everything else would only fail again.
     pub fn passes_by_itself(self) -> bool {
         match self {
-            Self::KilledExternally | Self::BoardReset => true,
-            Self::MemoryLimit
+            // What took the memory then may be gone.
+            Self::KilledExternally | Self::Thrash | Self::CmaExhausted => true,
+            Self::BoardReset => true,
+            Self::DoesNotFit
+            | Self::MemoryLimit
             | Self::TimedOut
             | Self::OomKilled
             | Self::DiskFull
@@ -59,10 +64,8 @@ impl FailureClass {
             | Self::UndeclaredWrite
             | Self::SpawnFailed
             | Self::NotReproducible
-            | Self::CmaExhausted
             | Self::DeviceMemory
-            | Self::NoTactic
-            | Self::Thrash => false,
+            | Self::NoTactic => false,
         }
     }
 
@@ -82,9 +85,10 @@ impl FailureClass {
     pub fn cured_by_change(self) -> bool {
         match self {
             Self::MemoryLimit | Self::TimedOut | Self::OomKilled | Self::KilledExternally => true,
+            Self::Thrash | Self::CmaExhausted | Self::DoesNotFit => true,
             Self::ToolRejected | Self::OutputMissing | Self::OutputInvalid => true,
             Self::UndeclaredWrite | Self::BoardReset => true,
-            Self::CmaExhausted | Self::DeviceMemory | Self::NoTactic | Self::Thrash => true,
+            Self::DeviceMemory | Self::NoTactic => true,
             Self::DiskFull | Self::SpawnFailed | Self::NotReproducible => false,
         }
     }
@@ -95,6 +99,9 @@ impl FailureClass {
             Self::MemoryLimit => "memory-limit",
             Self::TimedOut => "timed-out",
             Self::OomKilled => "oom-killed",
+            Self::Thrash => "thrash",
+            Self::CmaExhausted => "cma-exhausted",
+            Self::DoesNotFit => "does-not-fit",
             Self::KilledExternally => "killed-externally",
             Self::DiskFull => "disk-full",
             Self::ToolRejected => "tool-rejected",
@@ -103,10 +110,8 @@ impl FailureClass {
             Self::UndeclaredWrite => "undeclared-write",
             Self::SpawnFailed => "spawn-failed",
             Self::NotReproducible => "not-reproducible",
-            Self::CmaExhausted => "cma-exhausted",
             Self::DeviceMemory => "device-memory",
             Self::NoTactic => "no-tactic",
-            Self::Thrash => "thrash",
             Self::BoardReset => "board-reset",
         }
     }

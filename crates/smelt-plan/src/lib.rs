@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::disallowed_methods)]
 
+pub mod admission;
 pub mod device;
 pub mod digest;
 pub mod explain;

@@ -121,8 +121,12 @@ impl Rung {
     fn cures(self, class: FailureClass) -> bool {
         match self {
             Self::Settle | Self::WarmUp | Self::DropCaches | Self::Reboot => class.lacks_memory(),
-            // What counts against a limit may lie in swap instead.
-            Self::TemporarySwap => class.lacks_memory() || class == FailureClass::MemoryLimit,
+            // What counts against a limit may lie in swap instead, and swap is room.
+            Self::TemporarySwap => {
+                let is_limit =
+                    matches!(class, FailureClass::MemoryLimit | FailureClass::DoesNotFit);
+                class.lacks_memory() || is_limit
+            }
             Self::Escalate => class.cured_by_change(),
         }
     }
@@ -266,6 +270,7 @@ mod tests {
             check(&full(), 2, class, &[], Some(all));
         }
         check(&full(), 2, MemoryLimit, &[], Some("temporary-swap"));
+        check(&full(), 2, DoesNotFit, &[], Some("temporary-swap"));
         check(&full(), 3, MemoryLimit, &[], Some("temporary-swap, { a }"));
         check(&full(), 3, ToolRejected, &[], Some("{ a }"));
         check(&full(), 2, ToolRejected, &[], None);

@@ -3,6 +3,7 @@
 //! The FORMAT file is written last and durably, so a directory that has one has everything else.
 //! Knows nothing of what the files hold.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::digest::Digest;
@@ -207,8 +208,23 @@ impl Layout {
             disk.sync_dir(&self.root).map_err(fault("sync the directory", &self.root))?;
         }
         if is_new {
+            self.sync_above(disk)?;
             let line = format!("smelt-store {FORMAT_VERSION}\n");
             replace_file(disk, &self.format(), line.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Makes the root's own name durable, and those above it: who made them may have died, or failed,
+    /// before it had.  A directory that we may not read holds no new name of ours, nor does one that
+    /// cannot be synced (an automounter's, say).
+    fn sync_above(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+        use io::ErrorKind::{InvalidInput, PermissionDenied};
+        for dir in self.root.ancestors().skip(1) {
+            match disk.sync_dir(dir) {
+                Err(error) if matches!(error.kind(), PermissionDenied | InvalidInput) => {}
+                synced => synced.map_err(fault("sync the directory", dir))?,
+            }
         }
         Ok(())
     }

@@ -327,16 +327,15 @@ impl Store {
         Ok(self.output_of(entry).expect("a reference has an output"))
     }
 
-    /// Records which content key a recipe key led to.
-    pub fn alias(&self, recipe: &Digest, key: &Digest) -> Result<(), StoreError> {
-        if self.resolve(recipe)? == Some(*key) {
-            return Ok(());
-        }
-        self.append(&Entry::Alias { recipe: *recipe, key: *key })
+    /// [`Store::alias_later`], made durable.
+    #[cfg(test)]
+    pub(crate) fn alias(&self, recipe: &Digest, key: &Digest) -> Result<(), StoreError> {
+        self.alias_later(recipe, key)?;
+        self.sync()
     }
 
-    /// The same, but a power cut may take it until something is sealed: all it does is to spare the
-    /// next plan a question.
+    /// Records which content key a recipe key led to.  A power cut may take it until something is
+    /// sealed: all it does is to spare the next plan a question.
     pub fn alias_later(&self, recipe: &Digest, key: &Digest) -> Result<(), StoreError> {
         if self.resolve(recipe)? == Some(*key) {
             return Ok(());

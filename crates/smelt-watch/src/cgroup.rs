@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use crate::ceiling::Ceiling;
 use crate::counters::Counters;
+use crate::freezer::Freezer;
 use crate::kernel_file;
 use crate::machine::number;
 use crate::pressure::Pressure;
@@ -37,6 +39,8 @@ pub struct Cgroups {
     version: Version,
     /// The directory that groups which count memory are made in.
     memory: PathBuf,
+    /// Where that hierarchy begins.
+    top: PathBuf,
     /// With version 1, the one in the hierarchy of version 2.
     unified: Option<PathBuf>,
 }
@@ -64,16 +68,22 @@ impl Cgroups {
         let mounts = mounts(&text("proc/self/mountinfo"));
         let own = text("proc/self/cgroup");
         let places = |mount: &Mount| places(root, mount, &own);
+        let top = |mount: &Mount| root.join(mount.at.trim_start_matches('/'));
         let v2 = mounts.iter().find(|mount| mount.is_v2);
-        if let Some(memory) =
-            v2.and_then(|mount| places(mount).into_iter().find(|dir| hands_out_memory(dir)))
-        {
-            return Some(Self { version: Version::V2, memory, unified: None });
+        let handed_out = |mount| places(mount).into_iter().find(|dir| hands_out_memory(dir));
+        if let Some((mount, memory)) = v2.and_then(|mount| Some((mount, handed_out(mount)?))) {
+            return Some(Self { version: Version::V2, memory, top: top(mount), unified: None });
         }
         let v1 = mounts.iter().find(|mount| mount.has_memory)?;
         let is_there = |dir: &PathBuf| dir.join("cgroup.procs").exists();
         let first = |mount: &Mount| places(mount).into_iter().find(is_there);
-        Some(Self { version: Version::V1, memory: first(v1)?, unified: v2.and_then(first) })
+        let unified = v2.and_then(first);
+        Some(Self { version: Version::V1, memory: first(v1)?, top: top(v1), unified })
+    }
+
+    /// What the groups above those we make leave of the machine.
+    pub fn ceiling(&self) -> Ceiling {
+        Ceiling::read(self.version, &self.memory, &self.top)
     }
 
     /// The word for reports.
@@ -125,6 +135,36 @@ impl Group {
         self.unified.as_ref().map_or(Ok(()), |dir| fs::write(dir.join("cgroup.procs"), &pid))
     }
 
+    /// The kernel keeps what is charged to it, page cache included, within `bytes`: it swaps out, drops
+    /// caches, and kills where neither helps.
+    pub fn limit(&self, bytes: u64) -> io::Result<()> {
+        let name = match self.version {
+            Version::V1 => "memory.limit_in_bytes",
+            Version::V2 => "memory.max",
+        };
+        fs::write(self.memory.join(name), bytes.to_string())
+    }
+
+    /// How to halt all its processes but the one that leads them; `None` where the kernel has no such
+    /// group.
+    pub fn freezer(&self, leader: u32) -> Option<Freezer> {
+        Freezer::of(self.hierarchy_of_2()?, leader)
+    }
+
+    /// Writes what its processes hold to swap, as far as there is swap, and drops its cached files.  Takes
+    /// as long as the disk; of use only while they are halted.
+    pub fn page_out(&self) -> io::Result<()> {
+        match self.version {
+            Version::V1 => fs::write(self.memory.join("memory.force_empty"), "0"),
+            // `memory.reclaim` would say it better, but not on the kernels of the boards (5.15).
+            Version::V2 => {
+                let high = self.memory.join("memory.high");
+                let lowered = fs::write(&high, "0");
+                fs::write(&high, "max").and(lowered)
+            }
+        }
+    }
+
     /// What it holds now.
     pub fn held(&self) -> Held {
         let stat = read(&self.memory, "memory.stat");
@@ -142,6 +182,20 @@ impl Group {
             Version::V2 => "memory.peak",
         };
         read(&self.memory, name).trim().parse().ok()
+    }
+
+    /// What is charged to it now, page cache included, in bytes.
+    pub fn charged_bytes(&self) -> Option<u64> {
+        let name = match self.version {
+            Version::V1 => "memory.usage_in_bytes",
+            Version::V2 => "memory.current",
+        };
+        read(&self.memory, name).trim().parse().ok()
+    }
+
+    /// Processor time of all that ran in it.
+    pub fn cpu(&self) -> Option<Duration> {
+        number(&read(self.hierarchy_of_2()?, "cpu.stat"), "usage_usec").map(Duration::from_micros)
     }
 
     /// What happened in it since it was made.
@@ -166,11 +220,15 @@ impl Group {
 
     /// How long its tasks have waited for memory.
     pub fn pressure(&self) -> Option<Pressure> {
-        let dir = match self.version {
-            Version::V1 => self.unified.as_ref()?,
-            Version::V2 => &self.memory,
-        };
-        Pressure::parse(&read(dir, "memory.pressure"))
+        Pressure::parse(&read(self.hierarchy_of_2()?, "memory.pressure"))
+    }
+
+    /// Its directory in the hierarchy of version 2.
+    fn hierarchy_of_2(&self) -> Option<&Path> {
+        match self.version {
+            Version::V1 => self.unified.as_deref(),
+            Version::V2 => Some(&self.memory),
+        }
     }
 
     /// Removes it, once its processes are gone.  One that stays is in nobody's way and is swept up

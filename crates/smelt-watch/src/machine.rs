@@ -11,6 +11,8 @@ pub struct Machine {
     pub mem_total_bytes: Option<u64>,
     /// Bytes a new process could have without swapping.
     pub mem_available_bytes: Option<u64>,
+    /// Bytes of swap there are.
+    pub swap_total_bytes: Option<u64>,
     /// Bytes of swap not in use.
     pub swap_free_bytes: Option<u64>,
     /// Bytes of the contiguous memory area.
@@ -30,6 +32,7 @@ impl Machine {
         Self {
             mem_total_bytes: kib(meminfo, "MemTotal:"),
             mem_available_bytes: kib(meminfo, "MemAvailable:"),
+            swap_total_bytes: kib(meminfo, "SwapTotal:"),
             swap_free_bytes: kib(meminfo, "SwapFree:"),
             cma_total_bytes: kib(meminfo, "CmaTotal:"),
             cma_free_bytes: kib(meminfo, "CmaFree:"),

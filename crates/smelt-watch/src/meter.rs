@@ -4,12 +4,14 @@
 //! What a figure was measured with depends on the kernel, so each says so.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cgroup::{Cgroups, Group};
 use crate::counters::Counters;
 use crate::curve::{Curve, Point};
+use crate::freezer::Freezer;
 use crate::machine::Machine;
 use crate::peaks::Peaks;
 use crate::tree::{Sample, Tree};
@@ -26,12 +28,29 @@ pub fn period(cost: Duration) -> Duration {
     (cost * PERIOD_PER_COST).clamp(PERIOD_MIN, PERIOD_MAX)
 }
 
+/// An attempt is at its limit from this percentage on: the kernel charges pages in batches.
+const AT_LIMIT: u64 = 95;
+
+/// How hard an attempt has it; unknown where it has no group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Strain {
+    /// Microseconds that some of its tasks have waited for memory.
+    pub stalled_us: Option<u64>,
+    /// Processor time of all its processes.
+    pub cpu: Option<Duration>,
+    /// It has all that its own limit lets it have.
+    pub is_at_limit: bool,
+}
+
 /// Measures one attempt.
 #[derive(Debug)]
 pub struct Meter {
     root: PathBuf,
+    leader: u32,
     tree: Tree,
     group: Option<Group>,
+    /// What the kernel keeps the group within.
+    limit_bytes: Option<u64>,
     before: Counters,
     /// Stalls up to the last sample.
     stalled_us: u64,
@@ -54,17 +73,27 @@ pub struct Measured {
 
 impl Meter {
     /// Begins with the tree below the process `leader`, in a group called `name` where that can be
-    /// had; the leader must not have children yet.
-    pub fn begin(cgroups: Option<&Cgroups>, name: &str, leader: u32) -> Self {
+    /// had; the leader must not have children yet.  The kernel keeps the group within `limit_bytes`
+    /// where it can ([`Meter::holds_limit`]).
+    pub fn begin(
+        cgroups: Option<&Cgroups>,
+        name: &str,
+        leader: u32,
+        limit_bytes: Option<u64>,
+    ) -> Self {
         let root = PathBuf::from("/");
         let group = cgroups.and_then(|cgroups| join(cgroups, name, leader));
+        let limit_bytes =
+            limit_bytes.filter(|&max| group.as_ref().is_some_and(|own| own.limit(max).is_ok()));
         let before = Counters::read(&root);
         let stalled_us = stalled(group.as_ref(), &root);
         let tree = Tree::new(leader);
         Self {
             root,
+            leader,
             tree,
             group,
+            limit_bytes,
             before,
             stalled_us,
             peaks: Peaks::default(),
@@ -77,6 +106,39 @@ impl Meter {
         match (&self.group, cgroups) {
             (Some(_), Some(cgroups)) => cgroups.name(),
             _ => PROC,
+        }
+    }
+
+    /// Whether the kernel keeps the attempt within its limit.
+    pub fn holds_limit(&self) -> bool {
+        self.limit_bytes.is_some()
+    }
+
+    /// How to halt the attempt; `None` where its leader must.
+    pub fn freezer(&self) -> Option<Freezer> {
+        self.group.as_ref()?.freezer(self.leader)
+    }
+
+    /// Writes what the attempt holds to swap; nothing without a group.
+    pub fn page_out(&self) -> io::Result<()> {
+        self.group.as_ref().map_or(Ok(()), Group::page_out)
+    }
+
+    /// How long nothing of the attempt could run for want of memory.
+    pub fn starved(&self) -> Duration {
+        let pressure = self.group.as_ref().and_then(Group::pressure);
+        Duration::from_micros(pressure.map_or(0, |pressure| pressure.full_us))
+    }
+
+    /// How hard the attempt has it.
+    pub fn strain(&self) -> Strain {
+        let Some(group) = &self.group else { return Strain::default() };
+        let is_at_limit =
+            |max: u64| group.charged_bytes().is_some_and(|bytes| bytes >= max / 100 * AT_LIMIT);
+        Strain {
+            stalled_us: group.pressure().map(|pressure| pressure.some_us),
+            cpu: group.cpu(),
+            is_at_limit: self.limit_bytes.is_some_and(is_at_limit),
         }
     }
 
@@ -137,8 +199,13 @@ impl Measured {
 }
 
 /// The figures that are sampled from `/proc`, and those that are the whole machine's.
-const SAMPLED: [&str; 4] =
-    ["peak_rss_bytes", "peak_rss_process_bytes", "peak_vms_bytes", "swap_peak_bytes"];
+const SAMPLED: [&str; 5] = [
+    "peak_rss_bytes",
+    "peak_rss_process_bytes",
+    "peak_vms_bytes",
+    "swap_peak_bytes",
+    "held_peak_bytes",
+];
 const LOWS: [&str; 2] = ["mem_available_min_bytes", "cma_free_min_bytes"];
 
 /// The means of every figure that there is.
@@ -256,11 +323,12 @@ mod tests {
             .unwrap();
         let cgroups = Cgroups::find(Path::new("/"));
         let name = format!("meter/{}", std::process::id());
-        let mut meter = Meter::begin(cgroups.as_ref(), &name, leader.id());
+        let mut meter = Meter::begin(cgroups.as_ref(), &name, leader.id(), Some(1 << 30));
         assert!(["proc", "cgroup-v1", "cgroup-v2"].contains(&meter.method(cgroups.as_ref())));
         let mut input = leader.stdin.take().unwrap();
         input.write_all(b"go\n").unwrap();
         let mut at = Duration::ZERO;
+        assert_eq!(meter.holds_limit(), meter.group.is_some());
         while meter.peaks.peak_rss_bytes < 20_000_000 {
             at += Duration::from_millis(1);
             meter.sample(at);

@@ -21,6 +21,8 @@ pub struct Peaks {
     pub peak_vms_bytes: u64,
     /// Largest sum of swapped-out memory over the tree.
     pub swap_peak_bytes: u64,
+    /// Largest sum of anonymous and swapped-out memory over the tree: what the kernel could not drop.
+    pub held_peak_bytes: u64,
     /// Lowest `MemAvailable` of the machine meanwhile.
     pub mem_available_min_bytes: Option<u64>,
     /// Lowest `CmaFree` of the machine meanwhile.
@@ -42,6 +44,8 @@ impl Peaks {
         self.peak_vms_bytes =
             self.peak_vms_bytes.max(tree.vms_bytes).max(tree.vms_process_peak_bytes);
         self.swap_peak_bytes = self.swap_peak_bytes.max(tree.swap_bytes);
+        let held_bytes = tree.rss_anon_bytes.saturating_add(tree.swap_bytes);
+        self.held_peak_bytes = self.held_peak_bytes.max(held_bytes);
         lower(&mut self.mem_available_min_bytes, machine.mem_available_bytes);
         lower(&mut self.cma_free_min_bytes, machine.cma_free_bytes);
     }

@@ -109,6 +109,9 @@ pub(crate) struct RunFlags {
     /// Stages at once; memory, not cores, is what small devices lack
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = jobs)]
     pub(crate) jobs: usize,
+    /// Start stages although this device is not expected to hold them
+    #[arg(long)]
+    pub(crate) overcommit: bool,
     /// Exit with 7 instead of waiting when another run is building the same thing
     #[arg(long)]
     pub(crate) no_wait: bool,

@@ -37,6 +37,11 @@ impl History {
         self.runs.iter().rev().take(count)
     }
 
+    /// Every run, oldest first.
+    pub(crate) fn all(&self) -> &[RunId] {
+        &self.runs
+    }
+
     /// The run whose id is or contains `text`; the newest without one, which was no warm-up of another.
     pub(crate) fn find(&self, text: Option<&str>) -> Result<&RunId, Failed> {
         let none = || Failed::new(Exit::StageFailed, "no run is recorded in this store");

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use smelt_exec::{RunReport, StageReport, StageStatus};
+use smelt_exec::{AttemptReport, RunReport, StageReport, StageStatus};
 use smelt_plan::explain::{Difference, bounded, differences};
 use smelt_plan::key::Field;
 use smelt_plan::plan::{From, Stage};
@@ -37,12 +37,31 @@ pub(crate) struct Walk {
 }
 
 /// What an attempt that ended well took.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Took {
     /// Sealing included.
     pub(crate) wall_s: f64,
     /// 0 where it ended before it could be looked at.
     pub(crate) peak_rss_bytes: u64,
+    /// Of its memory, in RAM and swapped out, what the kernel could not drop.
+    #[serde(default)]
+    pub(crate) held_bytes: u64,
+    /// What the stage was then.
+    #[serde(default)]
+    pub(crate) recipe: Option<Digest>,
+}
+
+impl Took {
+    /// What an attempt that ended well took.
+    pub(crate) fn of(attempt: &AttemptReport) -> Option<Self> {
+        let peaks = &attempt.peaks;
+        (attempt.outcome == "sealed").then(|| Self {
+            wall_s: attempt.wall_s,
+            peak_rss_bytes: peaks.peak_rss_bytes,
+            held_bytes: peaks.held_peak_bytes,
+            recipe: None,
+        })
+    }
 }
 
 /// An input outside of the store.
@@ -89,7 +108,7 @@ pub(crate) fn keep(store: &Store, file: &Path, plan: &Plan, report: &RunReport) 
         };
         let built = row.status == StageStatus::Sealed;
         if let Some(mut walk) = walk(store, plan, id, &report.run, built, &output) {
-            walk.took = took(row).or_else(|| walks.get(&walk.stage)?.took);
+            walk.took = took(stage, row).or_else(|| walks.get(&walk.stage)?.took);
             walks.insert(walk.stage.clone(), walk);
         }
     }
@@ -103,9 +122,11 @@ pub(crate) fn keep(store: &Store, file: &Path, plan: &Plan, report: &RunReport) 
 }
 
 /// What building a stage took, if this run has built it.
-fn took(row: &StageReport) -> Option<Took> {
+fn took(stage: &Stage, row: &StageReport) -> Option<Took> {
     let attempt = row.attempts.last().filter(|_| row.status == StageStatus::Sealed)?;
-    Some(Took { wall_s: attempt.wall_s, peak_rss_bytes: attempt.peaks.peak_rss_bytes })
+    // An attempt with something changed is another one.
+    let recipe = attempt.changed.is_none().then_some(stage.recipe_key);
+    Some(Took { recipe, ..Took::of(attempt)? })
 }
 
 /// The walk of one stage now, as far as the outputs it needs are known.

@@ -6,6 +6,7 @@ use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
 use smelt_exec::{AttemptReport, Progress};
+use smelt_plan::admission::{Forecast, Room};
 use smelt_plan::{Plan, StageId};
 
 use crate::live::{Foot, Size};
@@ -51,6 +52,12 @@ impl<'a> Display<'a> {
                 "{} is being built by another run; waiting for it",
                 self.label(*stage)
             )),
+            Progress::Crowded(stage, forecast, room) => self.crowded(*stage, *forecast, room),
+            Progress::Parked(stage) => self.line(&format!(
+                "{} is halted, so that what else runs comes to an end: together they only swap",
+                self.label(*stage)
+            )),
+            Progress::Resumed(stage) => self.line(&format!("{} goes on", self.label(*stage))),
             Progress::Damaged(stage, what) => self.line(&format!(
                 "{} was damaged in the store and moved to quarantine: {what}",
                 self.label(*stage)
@@ -91,6 +98,22 @@ impl<'a> Display<'a> {
                 self.line(&format!("{label} attempt {attempt}, with {changed}"));
             }
         }
+    }
+
+    fn crowded(&mut self, stage: StageId, forecast: Option<Forecast>, room: &Room) {
+        let label = self.label(stage);
+        let text = match forecast {
+            Some(forecast) => format!(
+                "{label} waits for memory: it needs {} ({}); of {}, {} are free{}",
+                bytes(forecast.bytes),
+                forecast.basis.name(),
+                bytes(room.total_bytes),
+                bytes(room.available_bytes.saturating_sub(room.promised_bytes)),
+                if room.promised_bytes > 0 { " beside what already runs" } else { "" }
+            ),
+            None => format!("{label} waits: what already runs leaves no memory"),
+        };
+        self.line(&text);
     }
 
     fn ended(&mut self, stage: StageId, report: &AttemptReport) {

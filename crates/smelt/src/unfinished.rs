@@ -33,6 +33,7 @@ pub(crate) struct Told {
     force: Vec<String>,
     check: Vec<String>,
     keep_going: bool,
+    overcommit: bool,
     jobs: usize,
 }
 
@@ -48,6 +49,7 @@ impl Told {
             force: flags.force.clone(),
             check: flags.check.clone(),
             keep_going: flags.keep_going,
+            overcommit: flags.overcommit,
             jobs: flags.jobs,
         })
     }
@@ -65,6 +67,7 @@ impl Told {
             force: self.force.clone(),
             check: self.check.clone(),
             keep_going: self.keep_going,
+            overcommit: self.overcommit,
             jobs: self.jobs,
             no_wait: false,
             warm_up: false,

@@ -84,6 +84,36 @@ fn a_warm_up_is_really_built_and_cures() {
 }
 
 #[test]
+fn whether_the_warm_up_helped_has_an_answer_in_numbers() {
+    let world = world(
+        UNTIL_CURED,
+        "attempts = 3\nwarm-up = \"warm.toml#small\"\nescalate = [{}, { env = { W = \"FOLDER\" } }]",
+    );
+    let folder = world.path("").display().to_string();
+    let warm = format!("small::test ! -e {folder}/helps || touch {folder}/cured; echo w > o");
+    world.write("warm.toml", &world::writing(&[&warm]));
+    // Twice it is no use, once it helps.
+    for _ in 0..2 {
+        assert_eq!(world.smelt(&["run", "p.toml"]).code, Some(1));
+    }
+    world.write("helps", "");
+    world.run(&[]);
+    let text = world.smelt(&["report", "--arms"]).stdout;
+    assert!(text.contains("device-memory"), "{text}");
+    assert!(text.contains("1 of 3 (6 to 79 %)"), "{text}");
+    let arms: Value =
+        serde_json::from_str(&world.smelt(&["report", "--arms", "--json"]).stdout).unwrap();
+    let of = |rung: &str| {
+        let rows = arms["arms"].as_array().unwrap().iter();
+        let row = rows.filter(|row| row["rung"] == rung).next().unwrap();
+        ["with", "without"].map(|side| (row[side]["sealed"].clone(), row[side]["tried"].clone()))
+    };
+    let pair = |sealed: u32, tried: u32| (Value::from(sealed), Value::from(tried));
+    assert_eq!(of("warm-up"), [pair(1, 3), pair(0, 2)]);
+    assert_eq!(of("escalate"), [pair(0, 2), pair(1, 3)]);
+}
+
+#[test]
 fn a_warm_up_that_fails_costs_the_retry_nothing() {
     let script =
         "test $(wc -l < $W/runs) -gt 1 || { echo 'CUDA out of memory'; exit 1; }; echo ok > o";

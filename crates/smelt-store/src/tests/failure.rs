@@ -118,3 +118,23 @@ fn the_ballast_makes_room_for_records() {
     println!("ENOSPC with ballast: {with_ballast:?}, without: {without:?}");
     assert!(with_ballast.survived > without.survived);
 }
+
+/// Who finds a directory that somebody else could not make durable must not take it for granted.
+#[test]
+fn a_run_after_a_failure_keeps_its_word_through_a_power_cut() {
+    let start = disk_with_model();
+    for point in 1..=operations_of(&start) {
+        let disk = start.copy();
+        disk.plan(Trouble::FailAt(point, Failure::Eio));
+        let failed = play(&disk, &mut Promises::default());
+        let met = disk.met();
+        disk.plan(Trouble::Nothing);
+        let mut promises = Promises::default();
+        let again = play(&disk, &mut promises);
+        assert_eq!(again, Ok(()), "after {failed:?} at {point} ({met})");
+        for left in [Left::Nothing, Left::Random(point)] {
+            let wrong = audit(&disk.after_crash(left), &promises, &Excuses::default());
+            assert!(wrong.is_empty(), "{left:?} after EIO at {point} ({met}): {wrong:?}");
+        }
+    }
+}

@@ -9,6 +9,7 @@ use crate::exit::{Exit, Failed};
 use crate::flags::PlanFlags;
 use crate::last::{Last, Took};
 use crate::load::{self, Access, Standing};
+use crate::needs::{Fits, Needs};
 use crate::say::answer;
 use crate::table::{Table, bytes, seconds};
 
@@ -16,9 +17,10 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;
     let last = Last::read(&loaded.store, &flags.pipeline.pipeline);
     let story = Story::of(&loaded, &last)?;
+    let needs = Needs::of_now(&loaded, &last, &story);
     if flags.json {
         let stages: Vec<Value> =
-            loaded.plan.stages().map(|(id, stage)| as_json(&story, id, stage)).collect();
+            loaded.plan.stages().map(|(id, stage)| as_json(&story, &needs, id, stage)).collect();
         let text = json!({ "pipeline": loaded.plan.name, "stages": stages });
         answer(format_args!("{text}\n"))?;
         return Ok(Exit::Ok);
@@ -31,11 +33,14 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
             stage.kind.name().to_owned(),
             status(&loaded.plan, standing),
             key.map_or_else(|| "-".to_owned(), |key| key.short()),
-            story.forecast(id).map_or_else(|| "-".to_owned(), forecast),
+            forecast(&story, &needs, id),
             why(&story, id),
         ]);
     }
     answer(&table)?;
+    for line in needs.advice(&story) {
+        answer(format_args!("{line}\n"))?;
+    }
     if let Some(line) = all_in_all(&loaded.plan, &story) {
         answer(format_args!("{line}\n"))?;
     }
@@ -50,7 +55,20 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     Ok(Exit::Ok)
 }
 
-fn forecast(took: Took) -> String {
+/// How long it took, what it is expected to hold, and whether that fits.
+fn forecast(story: &Story<'_>, needs: &Needs<'_>, id: StageId) -> String {
+    let took = story.forecast(id).map(|took| seconds(took.wall_s));
+    let held = needs.of(story, id).map(|(forecast, fits)| match fits {
+        Fits::Yes => bytes(forecast.bytes),
+        fits => format!("{}: {}", bytes(forecast.bytes), fits.words()),
+    });
+    match (took, held) {
+        (None, None) => "-".to_owned(),
+        (took, held) => took.into_iter().chain(held).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn sum(took: Took) -> String {
     match took.peak_rss_bytes {
         0 => seconds(took.wall_s),
         peak => format!("{}, {}", seconds(took.wall_s), bytes(peak)),
@@ -62,15 +80,16 @@ fn all_in_all(plan: &Plan, story: &Story<'_>) -> Option<String> {
     let is_hit = |(standing, _): &&(Standing, _)| matches!(standing, Standing::Hit { .. });
     let to_build = story.standings.len() - story.standings.iter().filter(is_hit).count();
     let known: Vec<Took> = plan.stages().filter_map(|(id, _)| story.forecast(id)).collect();
-    let sum = Took {
+    let all = Took {
         wall_s: known.iter().map(|took| took.wall_s).sum(),
         peak_rss_bytes: known.iter().map(|took| took.peak_rss_bytes).max()?,
+        ..Took::default()
     };
     let rest = match to_build - known.len() {
         0 => String::new(),
         unknown => format!("; {unknown} more were never built here"),
     };
-    Some(format!("forecast, as the last time: {} one after the other{rest}", forecast(sum)))
+    Some(format!("forecast, as the last time: {} one after the other{rest}", sum(all)))
 }
 
 /// The first change, or what else makes it a miss; a hit needs no reason.
@@ -103,12 +122,13 @@ fn status(plan: &Plan, standing: &Standing) -> String {
     }
 }
 
-fn as_json(story: &Story<'_>, id: StageId, stage: &Stage) -> Value {
+fn as_json(story: &Story<'_>, needs: &Needs<'_>, id: StageId, stage: &Stage) -> Value {
     let (standing, key) = &story.standings[id.index()];
     let output = match standing {
         Standing::Hit { path, .. } => Some(path),
         Standing::Miss(_) | Standing::Unknown { .. } => None,
     };
+    let need = needs.of(story, id);
     json!({
         "name": stage.name,
         "kind": stage.kind,
@@ -116,6 +136,11 @@ fn as_json(story: &Story<'_>, id: StageId, stage: &Stage) -> Value {
         "reason": story.verdict(id),
         "changes": story.changes(id),
         "forecast": story.forecast(id),
+        "forecast_rss_bytes": story.forecast(id).map(|took| took.peak_rss_bytes),
+        "need": need.map(|(forecast, fits)| {
+            json!({ "bytes": forecast.bytes, "basis": forecast.basis, "fits": fits.name() })
+        }),
+        "largest_allocation_bytes": needs.largest(id).map(|tensor| tensor.bytes),
         "key": key,
         "recipe_key": stage.recipe_key,
         "output": output,

@@ -17,9 +17,10 @@ use smelt_store::{Run, Store, StoreError, Wait};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
+use crate::forecast::{self, Alike};
 use crate::known;
 use crate::ladder;
-use crate::last;
+use crate::last::{self, Last};
 use crate::load::{self, Access, Loaded};
 use crate::memo::Memo;
 use crate::progress::Display;
@@ -63,11 +64,15 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     }
     wishes.earlier = ladder::earlier(plan, &left);
     let run = store.begin_run(SystemTime::now())?;
+    let last = Last::read(store, &flags.pipeline.pipeline);
+    let alike = Alike::read(store);
     let mut display = Display::new(plan);
     let mut show = |progress: &Progress<'_>| display.show(progress);
     let mut runner = |check: BTreeSet<StageId>, wishes| {
         let folder = flags.pipeline.pipeline.parent().unwrap_or_else(|| Path::new(""));
         let orders = &|task: &Task<'_>| stage::order::order(task, folder);
+        let forecasts = &|task: &Task<'_>| forecast::of_task(task, &last, &alike);
+        let overcommit = flags.overcommit;
         let warm_ups = &|warm_up: &WarmUp| ladder::warm_up(warm_up, folder, store);
         let is_rebooted = left.is_rebooted();
         let progress = &mut show;
@@ -76,6 +81,8 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
             store,
             run: &run,
             check,
+            forecasts,
+            overcommit,
             orders,
             warm_ups,
             folder,
@@ -95,6 +102,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     }
     display.finish();
     last::keep(store, &flags.pipeline.pipeline, plan, &report);
+    Alike::keep(store, plan, &report);
     if let Some(memo) = memo.filter(|_| report.status == RunStatus::Ok) {
         // Without it the next run only takes a little longer.
         let _ = memo.keep(&loaded, &report);

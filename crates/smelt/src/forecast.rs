@@ -1,0 +1,240 @@
+//! Says what a stage is expected to take: what it took the last time, what one like it took, what its
+//! inputs tell, or at least what it may.
+//!
+//! What is forecast is memory that the kernel cannot drop.  An engine that maps gigabytes of weights
+//! needs little of it, and runs on a board with less than its resident memory elsewhere.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use smelt_exec::{RunReport, StageStatus, Task};
+use smelt_plan::admission::{Basis, Forecast};
+use smelt_plan::pipeline::Limits;
+use smelt_plan::plan::{Attempt, Stage};
+use smelt_plan::{Digest, Kind, Plan};
+use smelt_store::Store;
+
+use crate::last::{Last, Took};
+
+/// What stages that stream hold at most: one block of a tensor in, one out, and the graph.  `cargo xtask
+/// bench` measures a quarter of it.
+const STREAMING_BYTES: u64 = 48 << 20;
+/// Of stages of one kind and way so many are remembered.
+const ALIKE_MAX: usize = 16;
+/// A stage that reads over this many times more than one before it is not like it.
+const ALIKE_TIMES_MAX: u64 = 8;
+/// Files of one input that are counted; engines and checkpoints have a few dozen.
+const FILES_MAX: usize = 4096;
+
+/// What stages of every kind took on this machine.
+#[derive(Default)]
+pub(crate) struct Alike(Vec<Taken>);
+
+/// What one stage took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Taken {
+    kind: Kind,
+    /// Its params that decide how it works.
+    how: String,
+    input_bytes: u64,
+    held_bytes: u64,
+}
+
+impl Alike {
+    pub(crate) fn read(store: &Store) -> Self {
+        let text = store.note(&note()).unwrap_or_default();
+        let lines = text.split(|&byte| byte == b'\n');
+        Self(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    }
+
+    /// Adds what a run has built.  A note that cannot be kept costs a forecast and nothing else.
+    pub(crate) fn keep(store: &Store, plan: &Plan, report: &RunReport) {
+        let mut all = Self::read(store);
+        let before = all.0.len();
+        for row in report.stages.iter().filter(|row| row.status == StageStatus::Sealed) {
+            let stage = plan.find(&row.name).ok().map(|id| plan.stage(id));
+            let took = row.attempts.last().and_then(Took::of);
+            let Some((stage, took)) =
+                stage.zip(took).filter(|(stage, _)| stage.kind != Kind::Command)
+            else {
+                continue;
+            };
+            let outputs = stage.needs().filter_map(|need| {
+                let name = plan.stage(need).name.as_str();
+                report.stages.iter().find(|row| row.name == name)?.output.as_deref()
+            });
+            let input_bytes = outputs.map(bytes_below).sum();
+            all.add(Taken {
+                kind: stage.kind,
+                how: how(&stage.params),
+                input_bytes,
+                held_bytes: took.held_bytes,
+            });
+        }
+        if all.0.len() > before || before == 0 {
+            let lines = all.0.iter().map(|taken| serde_json::to_vec(taken).expect("plain data"));
+            let _ = store.keep_note(&note(), &lines.collect::<Vec<_>>().join(&b'\n'));
+        }
+    }
+
+    /// The newest count; of one size the last is enough.
+    fn add(&mut self, taken: Taken) {
+        let is_same = |other: &Taken| (other.kind, &other.how) == (taken.kind, &taken.how);
+        self.0.retain(|other| !(is_same(other) && other.input_bytes == taken.input_bytes));
+        let same: Vec<usize> = (0..self.0.len()).filter(|&at| is_same(&self.0[at])).collect();
+        if same.len() >= ALIKE_MAX {
+            self.0.remove(same[0]);
+        }
+        self.0.push(taken);
+    }
+
+    /// From the stage nearest in size: as much for a smaller one, in proportion for a larger one.
+    fn of(&self, kind: Kind, how: &str, input_bytes: u64) -> Option<u64> {
+        let alike = self.0.iter().filter(|taken| taken.kind == kind && taken.how == how);
+        let nearest = alike.min_by_key(|taken| taken.input_bytes.abs_diff(input_bytes))?;
+        let base = nearest.input_bytes.max(1);
+        if input_bytes / base >= ALIKE_TIMES_MAX {
+            return None;
+        }
+        let scaled = u128::from(nearest.held_bytes) * u128::from(input_bytes) / u128::from(base);
+        Some(u64::try_from(scaled).unwrap_or(u64::MAX).max(nearest.held_bytes))
+    }
+}
+
+/// The forecast of an attempt that is about to begin.
+pub(crate) fn of_task(task: &Task<'_>, last: &Last, alike: &Alike) -> Option<Forecast> {
+    let Attempt { params, limits, changed } = task.attempt;
+    let asked = Asked { stage: task.stage, params, limits, is_changed: changed.is_some() };
+    let input_bytes = || Some(task.inputs.iter().map(|input| bytes_below(&input.path)).sum());
+    asked.forecast(last, alike, &input_bytes)
+}
+
+/// The forecast of a stage's first attempt; how much it reads is asked only where that tells something,
+/// and may not be known yet.
+pub(crate) fn of_stage(
+    stage: &Stage,
+    last: &Last,
+    alike: &Alike,
+    input_bytes: &dyn Fn() -> Option<u64>,
+) -> Option<Forecast> {
+    let Stage { params, limits, .. } = stage;
+    Asked { stage, params, limits, is_changed: false }.forecast(last, alike, input_bytes)
+}
+
+/// An attempt at a stage.
+struct Asked<'a> {
+    stage: &'a Stage,
+    params: &'a BTreeMap<String, Value>,
+    limits: &'a Limits,
+    is_changed: bool,
+}
+
+impl Asked<'_> {
+    fn forecast(
+        &self,
+        last: &Last,
+        alike: &Alike,
+        input_bytes: &dyn Fn() -> Option<u64>,
+    ) -> Option<Forecast> {
+        let Stage { kind, name, recipe_key, .. } = self.stage;
+        let known = |basis, bytes: Option<u64>| {
+            Some(Forecast { bytes: bytes.filter(|&bytes| bytes > 0)?, basis })
+        };
+        let took = last.of(name.as_str()).and_then(|walk| walk.took);
+        // What was learned holds for the stage as it is written.
+        let is_same = |took: &Took| took.recipe == Some(*recipe_key) && !self.is_changed;
+        let learned = known(Basis::Learned, took.filter(is_same).map(|took| took.held_bytes));
+        let before = || known(Basis::Alike, took.map(|took| took.held_bytes));
+        let estimated = || known(Basis::Estimated, streaming(*kind));
+        let like = || {
+            let bytes = || alike.of(*kind, &how(self.params), input_bytes()?);
+            known(Basis::Alike, (*kind != Kind::Command).then(bytes).flatten())
+        };
+        let declared = || known(Basis::Declared, self.limits.memory_bytes_max);
+        learned.or_else(estimated).or_else(like).or_else(before).or_else(declared)
+    }
+}
+
+/// What a stage of ours that streams holds at most, whatever it reads.
+fn streaming(kind: Kind) -> Option<u64> {
+    match kind {
+        Kind::OnnxExport | Kind::GraphSurgery | Kind::Quantize | Kind::Deployment => {
+            Some(STREAMING_BYTES)
+        }
+        Kind::Source
+        | Kind::Calibrate
+        | Kind::EngineBuild
+        | Kind::LlmEngineBuild
+        | Kind::Verify
+        | Kind::Command => None,
+    }
+}
+
+/// The params that decide how a kind works.
+fn how(params: &BTreeMap<String, Value>) -> String {
+    const DECIDING: [&str; 6] = ["backend", "dtype", "part", "precision", "scheme", "format"];
+    let said = |name: &&str| params.get(*name).map(|value| format!("{name}={value}"));
+    DECIDING.iter().filter_map(said).collect::<Vec<_>>().join(" ")
+}
+
+fn note() -> Digest {
+    Digest::of(b"what stages took")
+}
+
+/// The bytes of a file, or of all files below a directory.
+pub(crate) fn bytes_below(path: &Path) -> u64 {
+    let mut sum = 0;
+    let mut left = vec![path.to_owned()];
+    for _ in 0..FILES_MAX {
+        let Some(path) = left.pop() else { break };
+        match fs::metadata(&path) {
+            Ok(meta) if meta.is_file() => sum += meta.len(),
+            Ok(meta) if meta.is_dir() => {
+                let entries = fs::read_dir(&path).into_iter().flatten().flatten();
+                left.extend(entries.map(|entry| entry.path()));
+            }
+            _ => {}
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(how: &str, input_bytes: u64, held_bytes: u64) -> Taken {
+        Taken { kind: Kind::EngineBuild, how: how.to_owned(), input_bytes, held_bytes }
+    }
+
+    #[test]
+    fn a_larger_stage_is_expected_to_take_more_and_a_smaller_one_no_less() {
+        let mut alike = Alike::default();
+        alike.add(taken("precision=f32", 1000, 400));
+        alike.add(taken("precision=f32", 4000, 1000));
+        let check = |input, expect| {
+            assert_eq!(alike.of(Kind::EngineBuild, "precision=f32", input), expect);
+        };
+        check(1000, Some(400));
+        check(500, Some(400));
+        check(2000, Some(800));
+        check(6000, Some(1500));
+        check(100_000, None);
+        assert_eq!(alike.of(Kind::EngineBuild, "precision=int8", 1000), None);
+        assert_eq!(alike.of(Kind::Verify, "precision=f32", 1000), None);
+    }
+
+    #[test]
+    fn of_one_size_the_last_is_remembered_and_of_many_the_newest() {
+        let mut alike = Alike::default();
+        alike.add(taken("a", 1, 5));
+        alike.add(taken("a", 1, 7));
+        assert_eq!(alike.of(Kind::EngineBuild, "a", 1), Some(7));
+        (0..100).for_each(|n| alike.add(taken("b", 1000 + n, n)));
+        assert_eq!(alike.0.len(), 1 + ALIKE_MAX);
+        assert_eq!(alike.of(Kind::EngineBuild, "b", 1099), Some(99));
+    }
+}
