@@ -40,6 +40,10 @@ pub(crate) struct ReportFlags {
     /// The run, as `smelt runs` names it, or a part of its name that no other has; the last run when
     /// not given
     pub(crate) run: Option<String>,
+    /// Compare, over all runs, retries with each rung of their ladder and without it: success rates by
+    /// stage and class
+    #[arg(long, conflicts_with_all = ["run", "html", "trace"])]
+    pub(crate) arms: bool,
     /// Print what `smelt run --json` printed
     #[arg(long)]
     pub(crate) json: bool,
