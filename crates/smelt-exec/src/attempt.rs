@@ -24,6 +24,7 @@ use smelt_watch::{Budget, Cgroups, Counters, Group, Measured, Meter, Sample};
 use crate::classify::{End, OomKills, Outcome, Shortage, Stopped, classify, missing};
 use crate::confine::Writes;
 use crate::controls::{Controls, Seen};
+use crate::form;
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Order, SMALL_BYTES_MAX, ShimOrder, ShimReport};
@@ -406,6 +407,17 @@ impl Attempt<'_> {
         }
         if !self.holds_something(self.reference.as_ref().unwrap_or(&self.out)) {
             return Err(self.missing("ended well, but made nothing".to_owned()));
+        }
+        self.check_forms()
+    }
+
+    /// A file that merely stopped growing is not complete.
+    fn check_forms(&self) -> Result<(), Failure> {
+        for (name, validity) in &self.order.validate {
+            if let Some(why) = form::fault(&self.out.join(name), validity) {
+                let message = format!("ended well, but its output \"{name}\" is not whole: {why}");
+                return Err(failure(FailureClass::OutputInvalid, message));
+            }
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ mod condition;
 mod confine;
 mod controls;
 pub mod dead;
+mod form;
 mod log;
 mod message;
 mod order;

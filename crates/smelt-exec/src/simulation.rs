@@ -150,6 +150,7 @@ fn order(task: &Task<'_>) -> Order {
         dir: task.out.to_owned(),
         input: String::new(),
         outputs: vec!["o".to_owned()],
+        validate: Vec::new(),
         writes: Vec::new(),
     }
 }
@@ -161,6 +162,7 @@ fn warm_up(_: &smelt_plan::WarmUp) -> Order {
         dir: PathBuf::from("/"),
         input: String::new(),
         outputs: Vec::new(),
+        validate: Vec::new(),
         writes: Vec::new(),
     }
 }

@@ -23,6 +23,7 @@ mod schema;
 mod surgery;
 pub mod text;
 pub mod tokens;
+pub mod validity;
 
 pub use digest::Digest;
 pub use failure::{Failure, FailureClass};

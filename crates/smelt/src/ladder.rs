@@ -61,6 +61,7 @@ pub(crate) fn warm_up(warm_up: &WarmUp, folder: &Path, store: &Store) -> Order {
         dir: std::env::current_dir().unwrap_or_default(),
         input: String::new(),
         outputs: Vec::new(),
+        validate: Vec::new(),
         // It confines its own stages.
         writes: vec!["/".into()],
     }

@@ -265,6 +265,32 @@ fn users_teach_it_the_words_of_their_tools() {
     assert!(bad.stderr.contains("bad.toml: line 2"), "{}", bad.stderr);
 }
 
+#[test]
+fn what_a_program_left_half_done_is_not_sealed() {
+    let check = |script: &str, validate: &str, words: Option<&str>| {
+        let world = World::new(&format!(
+            "smelt = 1\nname = \"t\"\n[stage.s]\nkind = \"command\"\noutputs = [\"o\"]\n\
+             argv = [\"sh\", \"-ec\", \"\"\"{script}\"\"\"]\nvalidate = {{ o = \"{validate}\" }}\n"
+        ));
+        let ended = world.smelt(&["run", "p.toml", "--json"]);
+        assert_eq!(ended.code, Some(i32::from(words.is_some())), "{}", ended.stderr);
+        assert!(words.is_none_or(|words| ended.stderr.contains(words)), "{}", ended.stderr);
+        if words.is_some() {
+            let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+            assert_eq!(attempts(&report)[0]["class"], "output-invalid");
+        }
+    };
+    // ir_version 8, and a graph of five bytes; then one cut short.
+    let whole = "printf '\\\\010\\\\010:\\\\005graph' > o";
+    let cut = "printf '\\\\010\\\\010:\\\\005gra' > o";
+    check(whole, "onnx", None);
+    check(whole, "onnx >= 1KiB", Some("it has 9 bytes, and must have 1024 at least"));
+    check(cut, "onnx", Some("\"o\" is not whole: it ends before its own header says"));
+    check(whole, "gguf", Some("does not begin as GGUF"));
+    check("echo hello > o", "any >= 1KiB", Some("must have 1024 at least"));
+    check("echo hello > o", "any", None);
+}
+
 /// Runs smelt as if this were another boot: another file lies over the kernel's.
 fn in_boot(world: &World, boot: &str, arguments: &[&str]) -> Command {
     world.write(boot, &format!("{boot}\n"));
