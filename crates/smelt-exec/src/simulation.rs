@@ -36,6 +36,7 @@ use crate::order::{Order, Task};
 use crate::report::{AttemptReport, RunReport, RunStatus, StageStatus};
 use crate::run::{Hands, Loop, Runner};
 use crate::shims::Shims;
+use crate::signatures::Signatures;
 
 const ROOT: &str = "/data/cache";
 /// A run that ticks so often without an end is stuck.
@@ -71,6 +72,7 @@ impl Ledger {
 struct World {
     ledger: Mutex<Ledger>,
     shims: Shims,
+    signatures: Signatures,
 }
 
 impl World {
@@ -148,6 +150,19 @@ fn order(task: &Task<'_>) -> Order {
         dir: task.out.to_owned(),
         input: String::new(),
         outputs: vec!["o".to_owned()],
+        validate: Vec::new(),
+        writes: Vec::new(),
+    }
+}
+
+fn warm_up(_: &smelt_plan::WarmUp) -> Order {
+    Order {
+        argv: vec!["warm".to_owned()],
+        env: Vec::new(),
+        dir: PathBuf::from("/"),
+        input: String::new(),
+        outputs: Vec::new(),
+        validate: Vec::new(),
         writes: Vec::new(),
     }
 }
@@ -326,7 +341,12 @@ fn run(
         store: &store,
         run: &run,
         orders: &order,
+        warm_ups: &warm_up,
+        folder: Path::new("/"),
+        is_rebooted: false,
+        command: &serde_json::Value::Null,
         check: BTreeSet::new(),
+        signatures: &world.signatures,
         forecasts: &|task| forecasts.get(&task.id).copied(),
         overcommit: false,
         progress: &mut |_| {},
@@ -471,7 +491,11 @@ fn play(seed: u64) -> (u64, u64) {
     let mut chance = Chance(seed);
     let drawn = Drawn::draw(&mut chance);
     let pipelines = [drawn.clone(), drawn.sibling(&mut chance)];
-    let world = World { ledger: Mutex::default(), shims: Shims::new("sim").unwrap() };
+    let world = World {
+        ledger: Mutex::default(),
+        shims: Shims::new("sim").unwrap(),
+        signatures: Signatures::none(),
+    };
     let mut disk = SimDisk::new();
     disk.put(Path::new("/data/there"), b"");
     for _ in 0..=chance.below(3) {

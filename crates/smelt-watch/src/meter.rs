@@ -218,7 +218,8 @@ impl Meter {
 }
 
 const PROC: &str = "proc";
-const GROUP: &str = "cgroup";
+/// The means of a figure that the kernel counted for the attempt's own control group.
+pub const GROUP: &str = "cgroup";
 const RUSAGE: &str = "rusage";
 const MACHINE: &str = "machine";
 const TASKSTATS: &str = "taskstats";

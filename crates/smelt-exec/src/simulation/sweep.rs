@@ -15,6 +15,7 @@ use smelt_store::turns::Turns;
 use super::{Drawn, Ledger, ROOT, World, check_between, run};
 use crate::report::{RunReport, RunStatus};
 use crate::shims::Shims;
+use crate::signatures::Signatures;
 
 /// What the last stage reads is read by another, too.
 fn pipeline() -> Drawn {
@@ -51,6 +52,7 @@ impl Scene {
         let world = World {
             ledger: Mutex::new(self.ledger.clone()),
             shims: Shims::new("sim").expect("a process may adopt orphans"),
+            signatures: Signatures::none(),
         };
         let turns = Arc::new(Turns::new(1, 0));
         let seen = disk.for_actor(&turns, 0);
@@ -76,7 +78,8 @@ impl Scene {
 
     fn check(&self) {
         let shims = Shims::new("sim").expect("a process may adopt orphans");
-        check_between(&World { ledger: Mutex::new(self.ledger.clone()), shims }, &self.disk);
+        let ledger = Mutex::new(self.ledger.clone());
+        check_between(&World { ledger, shims, signatures: Signatures::none() }, &self.disk);
     }
 }
 

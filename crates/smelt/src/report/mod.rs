@@ -2,6 +2,7 @@
 //!
 //! Pure but for the tails of logs: a report goes in, text comes out.
 
+pub(crate) mod arms;
 pub(crate) mod html;
 pub(crate) mod trace;
 
