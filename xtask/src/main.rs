@@ -19,7 +19,7 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask ci|bench front|bench workflow|cma|fuzz|shapes|onnxruntime|power-cuts|scale|soak|tidy
+    "usage: cargo xtask ci|bench front|bench workflow|bench watch|cma|fuzz|shapes|onnxruntime|power-cuts|scale|soak|tidy
 
   ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy,
          exhausted contiguous memory, 20 power cuts
@@ -27,6 +27,8 @@ const USAGE: &str =
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
   bench workflow [--runs N] [CASE]...
          runs with nothing to do, the cost of a stage, plans and hashing beside ninja and openssl
+  bench watch [--runs N]
+         what sampling 11 and 51 processes ten times a second costs the supervisor
   cma [--if-possible]
          smelt for aarch64 in a guest whose contiguous memory is exhausted: seen, classed, retried;
          and low for a harmless reason: no alarm
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         ["onnxruntime"] => onnxruntime::run(),
         ["bench", "front", ref rest @ ..] => bench::front(rest),
         ["bench", "workflow", ref rest @ ..] => bench::workflow::run(rest),
+        ["bench", "watch", ref rest @ ..] => bench::watch::run(rest),
         // Started by `bench workflow`, and measured.
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.

@@ -111,7 +111,7 @@ impl Bench {
         println!(
             "the group's peak {} MiB, page cache counted; {} processes killed for want of memory",
             taken.peak_bytes >> 20,
-            taken.oom_kills
+            stages.iter().map(Stage::oom_kills).sum::<u64>()
         );
         Ok(stages)
     }

@@ -27,5 +27,6 @@ mod simulation;
 pub use confine::Writes;
 pub use log::tail as log_tail;
 pub use order::{Input, Order, Task};
+pub use orphans::MARK as ATTEMPT_MARK;
 pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 pub use run::{ExecError, Progress, Runner, clear_dead_runs, journal_without_news, room_of};

@@ -27,6 +27,7 @@ mod report;
 mod say;
 mod stage;
 mod table;
+mod view;
 
 use std::process::ExitCode;
 
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Subcommand::Report(flags) => commands::report::run(&flags),
         Subcommand::Graph(flags) => commands::graph::run(&flags),
         Subcommand::Doctor(flags) => commands::doctor::run(&flags),
+        Subcommand::Watch(flags) => commands::watch::run(&flags),
         Subcommand::Schema => commands::describe::schema(),
         Subcommand::Completions(flags) => commands::describe::completions(&flags),
         Subcommand::Man(flags) => commands::describe::man(&flags),

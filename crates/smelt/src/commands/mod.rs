@@ -17,5 +17,6 @@ pub(crate) mod quantize;
 pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod runs;
+pub(crate) mod watch;
 
 mod target;
