@@ -39,6 +39,8 @@ struct Attempt {
     class: Option<String>,
     message: Option<String>,
     changed: Option<String>,
+    /// What was done before it.
+    rungs: Vec<String>,
     method: String,
     cma_alloc_fails: Option<u64>,
     cma_free_min_kib: Option<u64>,
@@ -75,11 +77,13 @@ pub(super) fn read(console: &str) -> Result<Facts> {
 }
 
 fn attempt(report: &Value) -> Attempt {
+    let rungs = report["rungs"].as_array();
     Attempt {
         outcome: text(&report["outcome"]).unwrap_or_default(),
         class: text(&report["class"]),
         message: text(&report["message"]),
         changed: text(&report["changed"]),
+        rungs: rungs.into_iter().flatten().filter_map(|rung| text(&rung["what"])).collect(),
         method: text(&report["method"]).unwrap_or_default(),
         cma_alloc_fails: report["cma_alloc_fails"].as_u64(),
         cma_free_min_kib: report["cma_free_min_bytes"].as_u64().map(|bytes| bytes >> 10),
@@ -152,7 +156,8 @@ impl Case {
                 attempt.cma_alloc_fails.map_or("?".to_owned(), |fails| fails.to_string()),
                 attempt.method,
             );
-            for more in [&attempt.class, &attempt.message, &attempt.changed].into_iter().flatten() {
+            let known = [&attempt.class, &attempt.message, &attempt.changed];
+            for more in known.into_iter().flatten().chain(&attempt.rungs) {
                 let _ = write!(line, "; {more}");
             }
             line
