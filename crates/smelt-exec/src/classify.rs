@@ -293,8 +293,11 @@ fn amount(bytes: u64) -> String {
 /// An output that is not there, or not what it must be, after one of its processes was killed: the kill
 /// is the reason.
 pub(crate) fn for_want_of_memory(failure: Failure, oom_kills: u64, limit: Option<u64>) -> Failure {
-    let is_about_output =
-        matches!(failure.class, FailureClass::OutputMissing | FailureClass::OutputInvalid);
+    // A shell that said success may have written that a child was killed.
+    let is_about_output = matches!(
+        failure.class,
+        FailureClass::OutputMissing | FailureClass::OutputInvalid | FailureClass::KilledExternally
+    );
     if oom_kills == 0 || !is_about_output {
         return failure;
     }
@@ -394,6 +397,7 @@ mod tests {
         check(OutputMissing, 0, OutputMissing);
         check(OutputMissing, 1, OomKilled);
         check(OutputInvalid, 2, OomKilled);
+        check(KilledExternally, 1, OomKilled);
         check(DiskFull, 1, DiskFull);
     }
 
