@@ -18,10 +18,13 @@ use serde_json::json;
 use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, SealError, Store};
+use smelt_watch::kernel_log::What;
 use smelt_watch::meter::{GROUP, period};
-use smelt_watch::{Budget, Cgroups, Counters, Group, Measured, Meter, Sample};
+use smelt_watch::{Budget, Cgroups, Group, KernelEvent, Measured, Meter, Sample};
 
-use crate::classify::{End, OomKills, Outcome, Shortage, Stopped, classify, missing};
+use crate::classify::{
+    End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing,
+};
 use crate::confine::Writes;
 use crate::controls::{Controls, Seen};
 use crate::form;
@@ -122,7 +125,7 @@ impl Attempt<'_> {
             Outcome::Failed(failure) => AttemptResult::Failed(failure),
             Outcome::Interrupted => AttemptResult::Interrupted,
         };
-        let result = self.with_advice(result);
+        let result = self.with_advice(self.with_reason(result, &report));
         match &result {
             AttemptResult::Sealed(_) => report.outcome = "sealed".to_owned(),
             AttemptResult::Interrupted => report.outcome = "interrupted".to_owned(),
@@ -133,6 +136,14 @@ impl Attempt<'_> {
             }
         }
         Ended { stage: self.stage, report, result }
+    }
+
+    /// The reason behind what its output shows.
+    fn with_reason(&self, result: AttemptResult, report: &AttemptReport) -> AttemptResult {
+        let AttemptResult::Failed(failure) = result else { return result };
+        let limit = self.budget.rss_bytes_max.filter(|_| report.limit == Some(LimitHeld::Kernel));
+        let oom_kills = report.counters.oom_kills.unwrap_or(0);
+        AttemptResult::Failed(for_want_of_memory(failure, oom_kills, limit))
     }
 
     /// A disk that ran full: how much to free.  What was written makes room for the journal's records.
@@ -179,15 +190,16 @@ impl Attempt<'_> {
             stopped: self.controls.why(),
             limit_bytes: self.budget.rss_bytes_max.filter(|_| holds_limit),
             oom_kills: oom_kills(&measured),
-            shortage: shortage(&measured.counters, begin.elapsed()),
+            shortage: shortage(&measured, begin.elapsed()),
             found: self.found(said.as_ref()),
             refused,
             last_line: log::last_line(&self.log),
             report: said,
         };
-        let Measured { peaks, counters, curve, methods } = measured;
+        let Measured { peaks, counters, curve, methods, kernel_events } = measured;
         (report.peaks, report.counters) = (peaks, counters);
         (report.curve, report.methods) = (curve, methods);
+        report.kernel_events = kernel_events;
         if let Some(said) = &end.report {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;
@@ -198,6 +210,7 @@ impl Attempt<'_> {
             report.signature = Some(found.id.clone());
             report.refused_bytes = found.size_bytes;
         }
+        report.refused_bytes = report.refused_bytes.or(end.shortage.cma_refused_bytes);
         classify(&end)
     }
 
@@ -218,8 +231,11 @@ impl Attempt<'_> {
         let scratch = self.scratch(process.id());
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone(), scratch })?;
         line.push(b'\n');
-        let limit = self.budget.rss_bytes_max;
-        let meter = Meter::begin(self.cgroups, &self.mark, process.id(), limit);
+        let listener = self.shims.listener();
+        let mut meter = Meter::begin(self.cgroups, listener, &self.mark, process.id());
+        if let Some(bytes) = self.budget.rss_bytes_max {
+            meter.keep_within(bytes);
+        }
         if let Some(group) = group {
             group.remove();
         }
@@ -476,11 +492,22 @@ fn oom_kills(measured: &Measured) -> OomKills {
     }
 }
 
-fn shortage(counters: &Counters, wall: Duration) -> Shortage {
+fn shortage(measured: &Measured, wall: Duration) -> Shortage {
+    // Boards and servers that this runs on have pages of 4 KiB.
     const PAGE_BYTES: u64 = 4096;
+    let Measured { counters, kernel_events, .. } = measured;
+    let refused = |event: &KernelEvent| match event.what {
+        What::CmaAllocFailed { pages, .. } => Some(pages.saturating_mul(PAGE_BYTES)),
+        _ => None,
+    };
+    let refused: Vec<u64> = kernel_events.iter().filter_map(refused).collect();
+    let is_nvmap = |event: &&KernelEvent| matches!(event.what, What::NvMapFailed { error: 12, .. });
     let stalled_us = counters.pressure_full_us.unwrap_or(0) as f64;
     Shortage {
-        cma_alloc_fails: counters.cma_alloc_fails.unwrap_or(0),
+        nvmap_fails: kernel_events.iter().filter(is_nvmap).count() as u64,
+        // Kernels that do not count may still say.
+        cma_alloc_fails: counters.cma_alloc_fails.unwrap_or(0).max(refused.len() as u64),
+        cma_refused_bytes: refused.into_iter().max(),
         stalled: stalled_us / wall.as_micros().max(1) as f64,
         swapped_in_bytes: counters.swap_in_pages.unwrap_or(0) * PAGE_BYTES,
     }

@@ -52,6 +52,10 @@ impl OomKills {
 pub struct Shortage {
     /// Contiguous allocations that the kernel refused on this machine meanwhile.
     pub cma_alloc_fails: u64,
+    /// Requests of the GPU's driver that were refused memory, as the kernel's log tells.
+    pub nvmap_fails: u64,
+    /// The largest contiguous one in bytes, where the kernel's log tells.
+    pub cma_refused_bytes: Option<u64>,
     /// Which part of its time all its tasks waited for memory, 0 to 1.
     pub stalled: f64,
     /// Bytes read back from swap.
@@ -126,8 +130,10 @@ pub fn classify(end: &End) -> Outcome {
         return failed(FailureClass::SpawnFailed, error.clone());
     }
     if report.exit == Some(0) && report.signal.is_none() {
-        return match said_success(end) {
-            Some((class, message)) => failed(class, message),
+        return match &end.refused {
+            Some(path) => {
+                failed(FailureClass::UndeclaredWrite, format!("{} (exit 0)", tried(path)))
+            }
             None => Outcome::Done,
         };
     }
@@ -139,18 +145,6 @@ pub fn classify(end: &End) -> Outcome {
         }
         _ => failed(class, message),
     }
-}
-
-/// What is wrong although it exited 0.
-fn said_success(end: &End) -> Option<(FailureClass, String)> {
-    if let Some(path) = &end.refused {
-        return Some((FailureClass::UndeclaredWrite, format!("{} (exit 0)", tried(path))));
-    }
-    // Of the machine's count the victim may have been anybody.
-    let OomKills::Own(kills @ 1..) = end.oom_kills else { return None };
-    let why = out_of_memory(end.limit_bytes);
-    let message = format!("ended with exit 0, but {why}, and killed {kills} of its processes");
-    Some((FailureClass::OomKilled, message))
 }
 
 /// Of a stage that said success and left no output: what its log says of that, if anything.
@@ -221,6 +215,9 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     }
     match found {
         Some(class) => class,
+        None if end.shortage.nvmap_fails > 0 && !is_from_outside(report) => {
+            FailureClass::DeviceMemory
+        }
         None if is_from_outside(report) => FailureClass::KilledExternally,
         None => FailureClass::ToolRejected,
     }
@@ -257,8 +254,12 @@ fn message(report: &ShimReport, end: &End, class: FailureClass) -> String {
     let how = match class {
         FailureClass::OomKilled => format!("{how}; {}", out_of_memory(end.limit_bytes)),
         FailureClass::CmaExhausted => {
-            let fails = end.shortage.cma_alloc_fails;
-            format!("{how}; the kernel refused contiguous memory {fails} times meanwhile")
+            let Shortage { cma_alloc_fails: fails, cma_refused_bytes: bytes, .. } = end.shortage;
+            let size = bytes.map_or(String::new(), |bytes| format!(" (up to {})", amount(bytes)));
+            format!("{how}; the kernel refused contiguous memory {fails} times meanwhile{size}")
+        }
+        FailureClass::DeviceMemory if end.found.is_none() => {
+            format!("{how}; the kernel's log says that the GPU's driver was refused memory")
         }
         FailureClass::KilledExternally if end.oom_kills != OomKills::Unknown => {
             format!("{how}; not by the kernel for want of memory, as its count says")
@@ -287,6 +288,18 @@ fn amount(bytes: u64) -> String {
         0 => format!("{bytes} bytes"),
         mebibytes => format!("{mebibytes} MiB, {bytes} bytes"),
     }
+}
+
+/// An output that is not there, or not what it must be, after one of its processes was killed: the kill
+/// is the reason.
+pub(crate) fn for_want_of_memory(failure: Failure, oom_kills: u64, limit: Option<u64>) -> Failure {
+    let is_about_output =
+        matches!(failure.class, FailureClass::OutputMissing | FailureClass::OutputInvalid);
+    if oom_kills == 0 || !is_about_output {
+        return failure;
+    }
+    let message = format!("{}; {}", failure.message, out_of_memory(limit));
+    Failure { class: FailureClass::OomKilled, message, ..failure }
 }
 
 fn out_of_memory(limit_bytes: Option<u64>) -> String {
@@ -365,12 +378,23 @@ mod tests {
         let (own, machine) = (OomKills::Own(1), OomKills::Machine(1));
         check(&killed(own, end(Some(1), None, "")), OomKilled, "ran out of memory");
         check(&killed(machine, end(Some(1), None, "x")), OomKilled, "x (exit 1; the kernel ran");
-        check(&killed(own, end(Some(0), None, "done")), OomKilled, "killed 1 of its processes");
-        // Of the whole machine it may have been anybody.
-        assert_eq!(classify(&killed(machine, end(Some(0), None, "done"))), Outcome::Done);
+        // What it left is still to be looked at.
+        assert_eq!(classify(&killed(own, end(Some(0), None, "done"))), Outcome::Done);
         check(&End { report: None, ..killed(own, end(None, None, "")) }, OomKilled, "its shim");
         let within = End { limit_bytes: Some(512 << 20), ..killed(own, end(Some(1), None, "")) };
         check(&within, OomKilled, "within the 512 MiB of limits.memory");
+    }
+
+    #[test]
+    fn a_kill_is_the_reason_for_a_missing_output() {
+        let missing = |class| Failure { class, exit: Some(0), message: "missing".to_owned() };
+        let check = |class, kills, expect| {
+            assert_eq!(for_want_of_memory(missing(class), kills, None).class, expect);
+        };
+        check(OutputMissing, 0, OutputMissing);
+        check(OutputMissing, 1, OomKilled);
+        check(OutputInvalid, 2, OomKilled);
+        check(DiskFull, 1, DiskFull);
     }
 
     #[test]
@@ -429,8 +453,14 @@ mod tests {
         let shortage = Shortage { cma_alloc_fails: 3, ..Shortage::default() };
         let refused = |end| End { shortage, ..end };
         check(&refused(end(Some(1), None, "no")), CmaExhausted, "no (exit 1; the kernel refused");
+        let sized = Shortage { cma_refused_bytes: Some(8 << 20), ..shortage };
+        let sized = End { shortage: sized, ..end(Some(1), None, "no") };
+        check(&sized, CmaExhausted, "3 times meanwhile (up to 8 MiB, 8388608 bytes)");
         let log = "NvMapMemAllocInternalTagged: 1075072515 error 12";
         check(&refused(saying(log, end(Some(1), None, ""))), CmaExhausted, "contiguous memory 3");
+        let of_gpu = Shortage { nvmap_fails: 1, ..Shortage::default() };
+        let of_gpu = End { shortage: of_gpu, ..end(Some(1), None, "no") };
+        check(&of_gpu, DeviceMemory, "no (exit 1; the kernel's log says");
         let log = "Parsing model failed";
         check(&refused(saying(log, end(Some(1), None, ""))), ToolRejected, "Parsing model failed");
         assert_eq!(classify(&refused(end(Some(0), None, ""))), Outcome::Done);

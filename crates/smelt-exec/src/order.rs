@@ -77,7 +77,7 @@ pub(crate) struct ShimOrder {
 /// A shim that has led a stage larger than this leads no other: the kernel keeps one high-water mark
 /// for all children, and a larger one would be taken for the next stage's.  It is little more than
 /// what a shim itself holds when it forks, which is the least that is ever counted.
-pub(crate) const SMALL_BYTES_MAX: u64 = 10 << 20;
+pub(crate) const SMALL_BYTES_MAX: u64 = smelt_watch::meter::CARRIED_BYTES_MAX;
 
 /// How the stage's leader ended, as the shim saw it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use smelt_plan::{Digest, FailureClass, Kind, Rung};
-use smelt_watch::{Counters, Curve, Peaks};
+use smelt_watch::{Counters, Curve, KernelEvent, Peaks};
 use std::collections::BTreeMap;
 
 use crate::condition::Condition;
@@ -169,8 +169,9 @@ pub struct AttemptReport {
     /// How memory was measured: by samples of `/proc` (`proc`), or by a control group besides
     /// (`cgroup-v1`, `cgroup-v2`).
     pub method: String,
-    /// What each figure was measured with: `proc`, `cgroup`, `rusage` (the kernel's account of
-    /// ended processes) or `machine` (it is of the whole machine meanwhile).
+    /// What each figure was measured with: `proc`, `cgroup`, `taskstats` (the kernel told of every
+    /// end of a task), `rusage` (its account of ended processes) or `machine` (it is of the whole
+    /// machine meanwhile).
     pub methods: BTreeMap<String, String>,
     /// Wall seconds, sealing included.
     pub wall_s: f64,
@@ -185,6 +186,9 @@ pub struct AttemptReport {
     /// The course of its memory.  The journal keeps it, JSON reports leave it out: it is drawn.
     #[serde(skip)]
     pub curve: Curve,
+    /// What the kernel wrote into its log meanwhile that may have ended it; of the whole machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub kernel_events: Vec<KernelEvent>,
     /// Processes that outlived it and were killed.
     pub leftovers: u32,
     /// Seconds that it waited for memory before it began.

@@ -8,14 +8,14 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use smelt_watch::{Group, Tree, is_zombie};
+use smelt_watch::{Group, Listener, Tree, is_zombie};
 
 use crate::orphans::MARK;
 
@@ -30,6 +30,8 @@ pub(crate) struct Shims {
     live: Mutex<BTreeSet<u32>>,
     /// Starting one costs more than many a stage, so they lead one stage after another.
     idle: Mutex<Vec<Shim>>,
+    /// Hears what the kernel tells of their trees; a run that starts nothing needs none.
+    listener: OnceLock<Listener>,
 }
 
 /// A shim, with the pipes to it.
@@ -46,7 +48,13 @@ impl Shims {
     pub(crate) fn new(run: &str) -> io::Result<Self> {
         prctl::set_child_subreaper(true)?;
         let mark = format!("{run}/shim");
-        Ok(Self { mark, live: Mutex::default(), idle: Mutex::default() })
+        let listener = OnceLock::new();
+        Ok(Self { mark, live: Mutex::default(), idle: Mutex::default(), listener })
+    }
+
+    /// What hears of the trees below them.
+    pub(crate) fn listener(&self) -> &Listener {
+        self.listener.get_or_init(Listener::start)
     }
 
     /// A shim that leads nothing.

@@ -5,6 +5,8 @@
 //! all there is.  Groups are made below our own, so that our own limits go on to hold; where that
 //! one hands out no memory control, at the root, which only a privileged user can write to.
 
+mod running;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ use crate::freezer::Freezer;
 use crate::kernel_file;
 use crate::machine::number;
 use crate::pressure::Pressure;
+pub use running::RunningGroup;
 
 /// What tells our groups from others'.
 const PREFIX: &str = "smelt-";
@@ -213,8 +216,8 @@ impl Group {
             swap_out_pages: number(&stat, "pswpout"),
             pressure_some_us: pressure.map(|pressure| pressure.some_us),
             pressure_full_us: pressure.map(|pressure| pressure.full_us),
-            cma_alloc_fails: None,
             oom_kills: number(&read(&self.memory, events), "oom_kill"),
+            ..Counters::default()
         }
     }
 
@@ -294,7 +297,7 @@ fn mounts(mountinfo: &str) -> Vec<Mount> {
     mountinfo.lines().filter_map(mount).collect()
 }
 
-/// Our own group's directory in a hierarchy, then the hierarchy's root.
+/// Our own group's directory in a hierarchy, then those above it up to the hierarchy's root.
 fn places(root: &Path, mount: &Mount, own: &str) -> Vec<PathBuf> {
     let at = root.join(mount.at.trim_start_matches('/'));
     let own = own.lines().find_map(|line| {
@@ -309,8 +312,9 @@ fn places(root: &Path, mount: &Mount, own: &str) -> Vec<PathBuf> {
     });
     // In a container the mount may begin at our own group, and the path is then seen from above.
     let below = own.map(|path| path.strip_prefix(&mount.root).unwrap_or(path));
-    let own = below.map(|path| at.join(path.trim_start_matches('/')));
-    own.into_iter().filter(|dir| dir.is_dir()).chain([at]).collect()
+    let own = below.map(|path| at.join(path.trim_start_matches('/'))).filter(|dir| dir.is_dir());
+    let own = own.unwrap_or_else(|| at.clone());
+    own.ancestors().take_while(|dir| dir.starts_with(&at)).map(Path::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -30,6 +30,10 @@ pub struct Counters {
     pub cma_alloc_fails: Option<u64>,
     /// Processes that the out-of-memory killer ended.
     pub oom_kills: Option<u64>,
+    /// Microseconds that tasks waited for pages to be read back from swap, each for itself.
+    pub swap_in_wait_us: Option<u64>,
+    /// Microseconds that tasks waited for pages that had only just been given up.
+    pub thrashing_wait_us: Option<u64>,
 }
 
 impl Counters {
@@ -57,6 +61,9 @@ impl Counters {
             pressure_full_us: pressure.map(|pressure| pressure.full_us),
             cma_alloc_fails: number(vmstat, "cma_alloc_fail"),
             oom_kills: number(vmstat, "oom_kill"),
+            // These are told of tasks that end.
+            swap_in_wait_us: None,
+            thrashing_wait_us: None,
         }
     }
 
@@ -79,11 +86,13 @@ impl Counters {
             pressure_full_us: of(self.pressure_full_us, b.pressure_full_us),
             cma_alloc_fails: of(self.cma_alloc_fails, b.cma_alloc_fails),
             oom_kills: of(self.oom_kills, b.oom_kills),
+            swap_in_wait_us: of(self.swap_in_wait_us, b.swap_in_wait_us),
+            thrashing_wait_us: of(self.thrashing_wait_us, b.thrashing_wait_us),
         }
     }
 
     /// Each figure by the name that reports use.
-    pub fn named(&self) -> [(&'static str, Option<u64>); 7] {
+    pub fn named(&self) -> [(&'static str, Option<u64>); 9] {
         [
             ("major_faults", self.major_faults),
             ("swap_in_pages", self.swap_in_pages),
@@ -92,6 +101,8 @@ impl Counters {
             ("pressure_full_us", self.pressure_full_us),
             ("cma_alloc_fails", self.cma_alloc_fails),
             ("oom_kills", self.oom_kills),
+            ("swap_in_wait_us", self.swap_in_wait_us),
+            ("thrashing_wait_us", self.thrashing_wait_us),
         ]
     }
 }
@@ -110,7 +121,7 @@ mod tests {
                       oom_kill_disable 9\noom_kill 5\n";
         let pressure = "some avg10=0.00 total=6\nfull avg10=0.00 total=7\n";
         let values = Counters::parse(vmstat, pressure).named().map(|(_, value)| value);
-        assert_eq!(values, [3, 1, 2, 6, 7, 4, 5].map(Some));
+        assert_eq!(values[..7], [3, 1, 2, 6, 7, 4, 5].map(Some));
         assert_eq!(Counters::parse("", ""), Counters::default());
     }
 

@@ -11,7 +11,11 @@ use std::time::Duration;
 use crate::cgroup::{Cgroups, Group};
 use crate::counters::Counters;
 use crate::curve::{Curve, Point};
+use crate::exits::Followed;
+use crate::family::Told;
 use crate::freezer::Freezer;
+use crate::kernel_log::{KernelEvent, KernelLog, Mark};
+use crate::listener::Listener;
 use crate::machine::Machine;
 use crate::peaks::Peaks;
 use crate::tree::{Sample, Tree};
@@ -51,6 +55,11 @@ pub struct Meter {
     group: Option<Group>,
     /// What the kernel keeps the group within.
     limit_bytes: Option<u64>,
+    /// The ends of its tasks, where the kernel tells of them.
+    followed: Option<Followed>,
+    has_waits: bool,
+    /// The kernel's log, where we may read it, and where in it the attempt began.
+    log: Option<(KernelLog, Mark)>,
     before: Counters,
     /// Stalls up to the last sample.
     stalled_us: u64,
@@ -69,22 +78,16 @@ pub struct Measured {
     pub curve: Curve,
     /// By which means each figure was measured.
     pub methods: BTreeMap<String, String>,
+    /// What the kernel wrote into its log meanwhile that may have ended it; of the whole machine.
+    pub kernel_events: Vec<KernelEvent>,
 }
 
 impl Meter {
     /// Begins with the tree below the process `leader`, in a group called `name` where that can be
-    /// had; the leader must not have children yet.  The kernel keeps the group within `limit_bytes`
-    /// where it can ([`Meter::holds_limit`]).
-    pub fn begin(
-        cgroups: Option<&Cgroups>,
-        name: &str,
-        leader: u32,
-        limit_bytes: Option<u64>,
-    ) -> Self {
+    /// had; the leader must not have children yet.
+    pub fn begin(cgroups: Option<&Cgroups>, listener: &Listener, name: &str, leader: u32) -> Self {
         let root = PathBuf::from("/");
         let group = cgroups.and_then(|cgroups| join(cgroups, name, leader));
-        let limit_bytes =
-            limit_bytes.filter(|&max| group.as_ref().is_some_and(|own| own.limit(max).is_ok()));
         let before = Counters::read(&root);
         let stalled_us = stalled(group.as_ref(), &root);
         let tree = Tree::new(leader);
@@ -93,7 +96,13 @@ impl Meter {
             leader,
             tree,
             group,
-            limit_bytes,
+            limit_bytes: None,
+            followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
+            has_waits: listener.has_waits,
+            log: listener.log.clone().map(|log| {
+                let mark = log.mark();
+                (log, mark)
+            }),
             before,
             stalled_us,
             peaks: Peaks::default(),
@@ -107,6 +116,12 @@ impl Meter {
             (Some(_), Some(cgroups)) => cgroups.name(),
             _ => PROC,
         }
+    }
+
+    /// Has the kernel keep the attempt within a limit where it can ([`Meter::holds_limit`]).
+    pub fn keep_within(&mut self, bytes: u64) {
+        let is_kept = self.group.as_ref().is_some_and(|group| group.limit(bytes).is_ok());
+        self.limit_bytes = is_kept.then_some(bytes);
     }
 
     /// Whether the kernel keeps the attempt within its limit.
@@ -144,7 +159,11 @@ impl Meter {
 
     /// Takes a sample `at` a time since the attempt began; `None` when nothing runs.
     pub fn sample(&mut self, at: Duration) -> Option<Sample> {
-        let sample = self.tree.sample()?;
+        let pids = self.tree.descendants();
+        if let Some(followed) = &self.followed {
+            followed.saw(&pids);
+        }
+        let sample = Sample::of_all(&pids)?;
         let machine = Machine::read(&self.root);
         self.peaks.take(&sample, &machine);
         self.peaks
@@ -174,8 +193,14 @@ impl Meter {
             name = GROUP;
         }
         let methods = methods(name, &group, &machine, &self.peaks);
+        let counters = group.or(&machine);
         let (peaks, curve) = (self.peaks, self.curve);
-        (Measured { peaks, counters: group.or(&machine), curve, methods }, self.group)
+        let kernel_events = self.log.map_or_else(Vec::new, |(log, mark)| log.since(mark));
+        let mut measured = Measured { peaks, counters, curve, methods, kernel_events };
+        if let Some(followed) = self.followed.take() {
+            measured.take_told(&followed.told(), self.has_waits);
+        }
+        (measured, self.group)
     }
 }
 
@@ -184,12 +209,49 @@ const PROC: &str = "proc";
 pub const GROUP: &str = "cgroup";
 const RUSAGE: &str = "rusage";
 const MACHINE: &str = "machine";
+const TASKSTATS: &str = "taskstats";
+
+/// A process's account of its ended children begins with what it held itself and what earlier ones
+/// took; whoever keeps that below this may be believed above.
+pub const CARRIED_BYTES_MAX: u64 = 10 << 20;
 
 impl Measured {
+    /// Takes what the ends of its tasks have told.  A figure that they gave names them, if every end
+    /// was heard; one that is a sum over the tree is sampled and may be larger.
+    fn take_told(&mut self, told: &Told, has_waits: bool) {
+        self.peaks.take_told(told);
+        if told.exits == 0 || told.lost > 0 {
+            return;
+        }
+        let mut say = |figure: &str| self.methods.insert(figure.to_owned(), TASKSTATS.to_owned());
+        say("peak_rss_process_bytes");
+        if self.peaks.peak_rss_bytes == told.rss_process_peak_bytes {
+            say("peak_rss_bytes");
+        }
+        if self.peaks.peak_vms_bytes == told.vms_process_peak_bytes {
+            say("peak_vms_bytes");
+        }
+        for (figure, wait_ns, counter) in [
+            ("swap_in_wait_us", told.swap_in_wait_ns, &mut self.counters.swap_in_wait_us),
+            ("thrashing_wait_us", told.thrashing_wait_ns, &mut self.counters.thrashing_wait_us),
+        ] {
+            if has_waits || wait_ns > 0 {
+                say(figure);
+                *counter = Some(wait_ns / 1000);
+            }
+        }
+    }
+
     /// Takes the kernel's account of the processes that have ended, which knows one process's most
-    /// memory, and the faults that no group has counted.
+    /// memory, and the faults that no group has counted.  Where their ends have told, only a program
+    /// that replaced itself by a smaller one is known better here.
     pub fn take_usage(&mut self, rss_process_peak_bytes: u64, major_faults: u64) {
-        self.peaks.take_process_peak(rss_process_peak_bytes);
+        let means = self.methods.get("peak_rss_process_bytes");
+        if means.is_none_or(|means| means != TASKSTATS)
+            || rss_process_peak_bytes > CARRIED_BYTES_MAX
+        {
+            self.peaks.take_process_peak(rss_process_peak_bytes);
+        }
         let means = self.methods.entry("major_faults".to_owned()).or_default();
         if means != GROUP {
             RUSAGE.clone_into(means);
@@ -282,6 +344,44 @@ mod tests {
     }
 
     #[test]
+    fn what_the_ends_of_tasks_told_names_them() {
+        let check = |told: Told, own: u64, means: [&str; 3], exact: u64| {
+            let mut measured = Measured {
+                peaks: Peaks { peak_rss_bytes: 70, peak_vms_bytes: 700, ..Peaks::default() },
+                methods: methods(
+                    PROC,
+                    &Counters::default(),
+                    &Counters::default(),
+                    &Peaks::default(),
+                ),
+                ..Measured::default()
+            };
+            measured.take_told(&told, true);
+            measured.take_usage(own, 0);
+            let figures = ["peak_rss_process_bytes", "peak_rss_bytes", "peak_vms_bytes"];
+            assert_eq!(figures.map(|figure| measured.methods[figure].as_str()), means);
+            assert_eq!(measured.peaks.peak_rss_process_bytes, exact);
+            measured
+        };
+        let told = Told {
+            exits: 1,
+            rss_process_peak_bytes: 60,
+            vms_process_peak_bytes: 600,
+            swap_in_wait_ns: 5_999,
+            ..Told::default()
+        };
+        let counters = check(told, 65, ["taskstats", "proc", "proc"], 60).counters;
+        assert_eq!((counters.swap_in_wait_us, counters.thrashing_wait_us), (Some(5), Some(0)));
+        let replaced = CARRIED_BYTES_MAX + 1;
+        check(told, replaced, ["taskstats", "proc", "proc"], replaced);
+        let spike = Told { rss_process_peak_bytes: 90, vms_process_peak_bytes: 900, ..told };
+        check(spike, 0, ["taskstats"; 3], 90);
+        let lossy = Told { lost: 1, ..spike };
+        check(lossy, 95, ["proc"; 3], 95);
+        check(Told::default(), 65, ["proc"; 3], 65);
+    }
+
+    #[test]
     fn every_figure_names_its_means() {
         let peaks = Peaks { page_cache_peak_bytes: Some(1), ..Peaks::default() };
         let group = Counters { oom_kills: Some(0), ..Counters::default() };
@@ -323,7 +423,9 @@ mod tests {
             .unwrap();
         let cgroups = Cgroups::find(Path::new("/"));
         let name = format!("meter/{}", std::process::id());
-        let mut meter = Meter::begin(cgroups.as_ref(), &name, leader.id(), Some(1 << 30));
+        let listener = Listener::start();
+        let mut meter = Meter::begin(cgroups.as_ref(), &listener, &name, leader.id());
+        meter.keep_within(1 << 30);
         assert!(["proc", "cgroup-v1", "cgroup-v2"].contains(&meter.method(cgroups.as_ref())));
         let mut input = leader.stdin.take().unwrap();
         input.write_all(b"go\n").unwrap();
@@ -340,6 +442,7 @@ mod tests {
         group.into_iter().for_each(Group::remove);
         assert!(measured.curve.rss_kib.iter().max().is_some_and(|&kib| kib > 19_000));
         assert!(measured.peaks.peak_vms_bytes > measured.peaks.peak_rss_process_bytes);
+        assert_eq!(listener.exits.is_some(), measured.peaks.exits.is_some_and(|exits| exits >= 3));
         assert_eq!(measured.counters.oom_kills.unwrap_or(0), 0);
     }
 }

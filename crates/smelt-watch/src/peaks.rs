@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::family::Told;
 use crate::machine::Machine;
 use crate::tree::Sample;
 
@@ -32,6 +33,10 @@ pub struct Peaks {
     /// Most of all memory charged to that group by the kernel's own mark: page cache and kernel
     /// memory count.
     pub cgroup_peak_bytes: Option<u64>,
+    /// Ends of its processes and threads that the kernel told of; `None` where it tells nothing.
+    pub exits: Option<u64>,
+    /// Times that ends were not heard, and ends that nobody could tell whose they were.
+    pub exits_lost: Option<u64>,
 }
 
 impl Peaks {
@@ -40,12 +45,12 @@ impl Peaks {
         self.samples += 1;
         self.peak_rss_anon_bytes = self.peak_rss_anon_bytes.max(tree.rss_anon_bytes);
         self.peak_rss_bytes = self.peak_rss_bytes.max(tree.rss_bytes);
+        let held_bytes = tree.rss_anon_bytes.saturating_add(tree.swap_bytes);
+        self.held_peak_bytes = self.held_peak_bytes.max(held_bytes);
         self.take_process_peak(tree.rss_process_peak_bytes);
         self.peak_vms_bytes =
             self.peak_vms_bytes.max(tree.vms_bytes).max(tree.vms_process_peak_bytes);
         self.swap_peak_bytes = self.swap_peak_bytes.max(tree.swap_bytes);
-        let held_bytes = tree.rss_anon_bytes.saturating_add(tree.swap_bytes);
-        self.held_peak_bytes = self.held_peak_bytes.max(held_bytes);
         lower(&mut self.mem_available_min_bytes, machine.mem_available_bytes);
         lower(&mut self.cma_free_min_bytes, machine.cma_free_bytes);
     }
@@ -55,9 +60,19 @@ impl Peaks {
         self.page_cache_peak_bytes = self.page_cache_peak_bytes.max(bytes);
     }
 
+    /// Takes what the ends of its tasks have told.
+    pub fn take_told(&mut self, told: &Told) {
+        self.exits = Some(told.exits);
+        self.exits_lost = Some(told.lost);
+        self.take_process_peak(told.rss_process_peak_bytes);
+        self.peak_vms_bytes = self.peak_vms_bytes.max(told.vms_process_peak_bytes);
+    }
+
     /// Takes the kernel's word on the largest process.  A spike of one process between two samples is
     /// a spike of the tree as well.
     pub fn take_process_peak(&mut self, rss_bytes: u64) {
+        // Spikes are memory that somebody allocated.
+        self.held_peak_bytes += rss_bytes.saturating_sub(self.peak_rss_bytes);
         self.peak_rss_process_bytes = self.peak_rss_process_bytes.max(rss_bytes);
         self.peak_rss_bytes = self.peak_rss_bytes.max(rss_bytes);
     }
@@ -89,6 +104,7 @@ mod tests {
         peaks.take(&tree(5, 80, 44), &machine(Some(9)));
         assert_eq!(peaks.samples, 3);
         assert_eq!(peaks.peak_rss_bytes, 44, "a spike between samples counts");
+        assert_eq!(peaks.held_peak_bytes, 14, "and is held");
         assert_eq!(peaks.peak_vms_bytes, 100);
         assert_eq!(peaks.mem_available_min_bytes, Some(5));
         assert_eq!(peaks.cma_free_min_bytes, None);

@@ -46,11 +46,7 @@ impl Tree {
     /// Reads everything below the root now; `None` when nothing is there.  The root only leads, so
     /// what it takes is not counted.
     pub fn sample(&self) -> Option<Sample> {
-        let mut total = Sample::default();
-        for process in self.descendants().into_iter().filter_map(status) {
-            total.add(&process);
-        }
-        (total.processes > 0).then_some(total)
+        Sample::of_all(&self.descendants())
     }
 
     /// Process ids directly below the root.
@@ -74,6 +70,15 @@ impl Sample {
     /// What the process `pid` takes alone, and has taken at most; `None` when it is not there.
     pub fn of(pid: u32) -> Option<Self> {
         status(pid)
+    }
+
+    /// What these processes take together; `None` when none of them is there.
+    pub fn of_all(pids: &[u32]) -> Option<Self> {
+        let mut total = Self::default();
+        for process in pids.iter().copied().filter_map(status) {
+            total.add(&process);
+        }
+        (total.processes > 0).then_some(total)
     }
 
     fn add(&mut self, process: &Self) {

@@ -148,7 +148,7 @@ impl Asked<'_> {
         let is_same = |took: &Took| took.recipe == Some(*recipe_key) && !self.is_changed;
         let learned = known(Basis::Learned, took.filter(is_same).map(|took| took.held_bytes));
         let before = || known(Basis::Alike, took.map(|took| took.held_bytes));
-        let estimated = || known(Basis::Estimated, streaming(*kind));
+        let estimated = || known(Basis::Estimated, streaming(*kind, self.params));
         let like = || {
             let bytes = || alike.of(*kind, &how(self.params), input_bytes()?);
             known(Basis::Alike, (*kind != Kind::Command).then(bytes).flatten())
@@ -159,23 +159,29 @@ impl Asked<'_> {
 }
 
 /// What a stage of ours that streams holds at most, whatever it reads.
-fn streaming(kind: Kind) -> Option<u64> {
-    match kind {
-        Kind::OnnxExport | Kind::GraphSurgery | Kind::Quantize | Kind::Deployment => {
-            Some(STREAMING_BYTES)
-        }
+fn streaming(kind: Kind, params: &BTreeMap<String, Value>) -> Option<u64> {
+    let text = |name: &str| params.get(name).and_then(Value::as_str);
+    let streams = match kind {
+        // A probe runs the model.
+        Kind::OnnxExport => params.get("probe").and_then(Value::as_bool) != Some(true),
+        Kind::GraphSurgery => true,
+        // The other methods solve for every layer's inputs.
+        Kind::Quantize => matches!(text("method"), None | Some("rtn" | "mse")),
         Kind::Source
         | Kind::Calibrate
         | Kind::EngineBuild
         | Kind::LlmEngineBuild
         | Kind::Verify
-        | Kind::Command => None,
-    }
+        | Kind::Deployment
+        | Kind::Command => false,
+    };
+    streams.then_some(STREAMING_BYTES)
 }
 
 /// The params that decide how a kind works.
 fn how(params: &BTreeMap<String, Value>) -> String {
-    const DECIDING: [&str; 6] = ["backend", "dtype", "part", "precision", "scheme", "format"];
+    const DECIDING: [&str; 7] =
+        ["backend", "dtype", "part", "precision", "scheme", "method", "probe"];
     let said = |name: &&str| params.get(*name).map(|value| format!("{name}={value}"));
     DECIDING.iter().filter_map(said).collect::<Vec<_>>().join(" ")
 }
@@ -225,6 +231,20 @@ mod tests {
         check(100_000, None);
         assert_eq!(alike.of(Kind::EngineBuild, "precision=int8", 1000), None);
         assert_eq!(alike.of(Kind::Verify, "precision=f32", 1000), None);
+    }
+
+    #[test]
+    fn what_runs_a_model_does_not_stream() {
+        let check = |kind, params: Value, streams: bool| {
+            let params = params.as_object().unwrap().clone().into_iter().collect();
+            assert_eq!(streaming(kind, &params).is_some(), streams, "{params:?}");
+        };
+        check(Kind::OnnxExport, serde_json::json!({ "part": "llm" }), true);
+        check(Kind::OnnxExport, serde_json::json!({ "part": "llm", "probe": true }), false);
+        check(Kind::Quantize, serde_json::json!({ "scheme": "int8" }), true);
+        check(Kind::Quantize, serde_json::json!({ "method": "mse" }), true);
+        check(Kind::Quantize, serde_json::json!({ "method": "gptq" }), false);
+        check(Kind::Verify, serde_json::json!({}), false);
     }
 
     #[test]

@@ -214,7 +214,11 @@ fn too_much_memory_is_ended() {
     world.write("p.toml", &(world.read("p.toml") + "limits = { memory = \"64MiB\" }\n"));
     let ended = world.smelt(&["run", "p.toml", "--json"]);
     assert_eq!(ended.code, Some(1));
-    assert!(ended.stderr.contains("memory-limit"), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let attempt = &report["stages"][0]["attempts"][0];
+    let class = if attempt["limit"] == "kernel" { "oom-killed" } else { "memory-limit" };
+    assert_eq!(attempt["class"], class, "{report}");
+    assert!(ended.stderr.contains("64 MiB of limits.memory"), "{}", ended.stderr);
 }
 
 #[test]

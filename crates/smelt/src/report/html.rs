@@ -125,11 +125,12 @@ fn failure(stage: &StageReport) -> String {
 
 /// The columns, and how each is made of an attempt.
 type Column = (&'static str, fn(&AttemptReport) -> String);
-const COLUMNS: [Column; 15] = [
+const COLUMNS: [Column; 18] = [
     ("Time", |attempt| seconds(attempt.wall_s)),
     ("CPU", |attempt| seconds(attempt.cpu_s)),
     ("Peak RSS", |attempt| bytes(attempt.peaks.peak_rss_bytes)),
     ("Largest process", |attempt| bytes(attempt.peaks.peak_rss_process_bytes)),
+    ("Most held", |attempt| bytes(attempt.peaks.held_peak_bytes)),
     ("Peak VMS", |attempt| bytes(attempt.peaks.peak_vms_bytes)),
     ("Swap", |attempt| bytes(attempt.peaks.swap_peak_bytes)),
     ("Page cache", |attempt| known(attempt.peaks.page_cache_peak_bytes, bytes)),
@@ -141,11 +142,18 @@ const COLUMNS: [Column; 15] = [
         format!("{to}/{from}")
     }),
     ("Stalled", |attempt| known(attempt.counters.pressure_some_us, |us| seconds(us as f64 / 1e6))),
+    ("Waited", |attempt| passed(attempt.waited_s)),
+    ("Halted", |attempt| passed(attempt.parked_s)),
     ("Least available", |attempt| known(attempt.peaks.mem_available_min_bytes, bytes)),
     ("Least CmaFree", |attempt| known(attempt.peaks.cma_free_min_bytes, bytes)),
     ("CMA refused", |attempt| known(attempt.counters.cma_alloc_fails, |n| n.to_string())),
     ("OOM kills", |attempt| known(attempt.counters.oom_kills, |n| n.to_string())),
 ];
+
+/// Time that few attempts have.
+fn passed(time_s: f64) -> String {
+    if time_s > 0.0 { seconds(time_s) } else { "–".to_owned() }
+}
 
 fn known(value: Option<u64>, text: impl Fn(u64) -> String) -> String {
     value.map_or_else(|| "–".to_owned(), text)
@@ -227,6 +235,7 @@ fn means_text(means: &str) -> String {
     match means {
         "proc" => "sampled from /proc".to_owned(),
         "cgroup" => "counted by the kernel for the attempt's control group".to_owned(),
+        "taskstats" => "told by the kernel at every end of a task".to_owned(),
         "rusage" => "the kernel's account of ended processes".to_owned(),
         "machine" => "of the whole machine while the attempt ran".to_owned(),
         other => escape(other),
