@@ -102,8 +102,15 @@ fn the_latest_run_is_watched() {
     let seen = world.smelt(&["watch", "--once", "--json", "--run", &name]);
     let reading: Value = serde_json::from_str(&seen.stdout).unwrap();
     assert_eq!(reading["watched"]["name"], format!("run {name}"));
+    let flags = ["watch", "--interval", "0.1", "--run", &name];
+    let mut watch = world.command(&flags).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains(&name));
     std::fs::write(go, "").unwrap();
     run.wait().unwrap();
+    let last = lines.last().unwrap().unwrap();
+    assert!(last.starts_with(&format!("run {name} has ended after ")), "{last}");
+    assert_eq!(watch.wait().unwrap().code(), Some(0));
     assert_eq!(world.smelt(&["watch", "--once", "--run", &name]).code, Some(1));
 }
 
@@ -189,7 +196,8 @@ fn attempt_meanwhile(script: &str, act: impl FnOnce()) -> Value {
 /// Processes that are gone before anybody looks, below one that is gone as well.
 #[test]
 fn peaks_that_no_sample_saw_are_reported() {
-    let spike = "(bash -c 'x=$(head -c 60000000 /dev/zero | tr \"\\\\0\" x)' &); sleep 0.5; true";
+    let spike = "(bash -c 'x=$(head -c 60000000 /dev/zero | tr \"\\0\" x); : > s' &); \
+                 while [ ! -e s ]; do sleep 0.01; done; rm s";
     let attempt = attempt_meanwhile(spike, || {});
     let method = |figure: &str| attempt["methods"][figure].as_str().unwrap().to_owned();
     if attempt["exits"].is_null() {
