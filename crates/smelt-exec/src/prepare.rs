@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use smelt_plan::{Change, SwapSpec};
+use smelt_plan::{Change, FailureClass, SwapSpec};
 use smelt_watch::{Budget, Machine};
 
 use crate::attempt::Attempt;
@@ -17,7 +17,7 @@ use crate::classify::Outcome;
 use crate::condition::Condition;
 use crate::order::Order;
 use crate::report::{AttemptReport, RungReport};
-use crate::settle::{self, Settled, Settling};
+use crate::settle::{self, Awaited, Settled, Settling};
 use crate::swap::{self, TemporarySwap, wanted_bytes};
 use crate::swap_tools::{Tools, ground};
 
@@ -28,12 +28,26 @@ pub(crate) struct Preparation {
     pub(crate) changes: Vec<Change>,
     /// The program of the warm-up, where there is one.
     pub(crate) warm_up: Option<Order>,
-    /// What was available before attempt 1, in bytes, where that is known.
-    pub(crate) target_bytes: Option<u64>,
+    /// What a settling waits for.
+    pub(crate) awaited: Awaited,
     /// Where relative directories of the pipeline begin.
     pub(crate) folder: PathBuf,
     /// Whether the board has been rebooted since the attempt before.
     pub(crate) is_rebooted: bool,
+}
+
+/// What a settling waits for after these attempts at a stage.
+pub(crate) fn awaited(attempts: &[AttemptReport]) -> Awaited {
+    match attempts.last() {
+        Some(last) if last.class == Some(FailureClass::CmaExhausted) => {
+            let before = last.prepared.or(last.before);
+            Awaited::Contiguous { before: before.and_then(|before| before.cma_free_bytes) }
+        }
+        _ => {
+            let before = attempts.first().and_then(|first| first.before);
+            Awaited::Available { before: before.and_then(|before| before.mem_available_bytes) }
+        }
+    }
 }
 
 /// The machine as the kernel shows it.
@@ -87,9 +101,10 @@ impl Attempt<'_> {
 
     fn settle_memory(&self, wait_max: Duration) -> Result<String, String> {
         let begin = Instant::now();
-        let mut settling = Settling::new(self.preparation.target_bytes);
+        let awaited = self.preparation.awaited;
+        let mut settling = Settling::new(awaited);
         loop {
-            let available = Machine::read(Path::new(ROOT)).mem_available_bytes;
+            let available = awaited.now(&Machine::read(Path::new(ROOT)));
             let available = available.ok_or("this kernel does not say what is available")?;
             let is_over = begin.elapsed() >= wait_max || self.controls.is_ending();
             if settling.take(available) != Settled::NotYet || is_over {

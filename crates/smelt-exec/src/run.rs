@@ -26,7 +26,7 @@ use crate::boot::boot_id;
 use crate::controls::Controls;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
-use crate::prepare::Preparation;
+use crate::prepare::{Preparation, awaited};
 use crate::recorded::{FORMAT, groups};
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 use crate::room;
@@ -645,12 +645,11 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             Change::WarmUp(warm_up) => Some((self.runner.warm_ups)(warm_up)),
             _ => None,
         });
-        let first = self.reports.get(&stage).and_then(|reports| reports.first());
-        let before = first.and_then(|report| report.before);
+        let reports = self.reports.get(&stage).map(Vec::as_slice).unwrap_or_default();
         Preparation {
             changes,
             warm_up,
-            target_bytes: before.and_then(|before| before.mem_available_bytes),
+            awaited: awaited(reports),
             folder: self.runner.folder.to_owned(),
             is_rebooted: self.runner.is_rebooted,
         }

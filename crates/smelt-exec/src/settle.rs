@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use smelt_watch::Machine;
+
 /// How often is looked.
 pub(crate) const PERIOD: Duration = Duration::from_millis(200);
 /// As much of what there was before the first attempt counts as all of it: something always grows.
@@ -11,10 +13,35 @@ const STILL_LOOKS: usize = 15;
 /// Growth below this (1 MiB) is noise.
 const NOISE_BYTES: u64 = 1 << 20;
 
-/// Memory available at each look, in bytes.
+/// What is waited for, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    /// Memory, as much as there was before the first attempt, where that is known.
+    Available { before: Option<u64> },
+    /// Contiguous memory, more than there was before an attempt that was refused some: as much again
+    /// would be too little again.
+    Contiguous { before: Option<u64> },
+}
+
+impl Default for Awaited {
+    fn default() -> Self {
+        Self::Available { before: None }
+    }
+}
+
+impl Awaited {
+    /// What there is now.
+    pub(crate) fn now(self, machine: &Machine) -> Option<u64> {
+        match self {
+            Self::Available { .. } => machine.mem_available_bytes,
+            Self::Contiguous { .. } => machine.cma_free_bytes,
+        }
+    }
+}
+
+/// What there is at each look, in bytes.
 pub(crate) struct Settling {
-    /// What was available before the first attempt, where that is known.
-    target_bytes: Option<u64>,
+    awaited: Awaited,
     most_bytes: u64,
     first_bytes: u64,
     looks_since_growth: usize,
@@ -33,8 +60,8 @@ pub(crate) enum Settled {
 }
 
 impl Settling {
-    pub(crate) fn new(target_bytes: Option<u64>) -> Self {
-        Self { target_bytes, most_bytes: 0, first_bytes: 0, looks_since_growth: 0, looks: 0 }
+    pub(crate) fn new(awaited: Awaited) -> Self {
+        Self { awaited, most_bytes: 0, first_bytes: 0, looks_since_growth: 0, looks: 0 }
     }
 
     /// Takes a look.
@@ -49,22 +76,29 @@ impl Settling {
         } else {
             self.looks_since_growth += 1;
         }
-        let is_enough = |target: u64| available_bytes >= target / 100 * RECOVERED_PERCENT;
-        if self.target_bytes.is_some_and(is_enough) {
-            return Settled::Recovered;
+        let is_still = self.looks_since_growth >= STILL_LOOKS;
+        let enough = |before: u64| available_bytes >= before / 100 * RECOVERED_PERCENT;
+        match self.awaited {
+            Awaited::Available { before: Some(before) } if enough(before) => Settled::Recovered,
+            Awaited::Contiguous { before: Some(before) }
+                if self.most_bytes <= before + NOISE_BYTES =>
+            {
+                Settled::NotYet
+            }
+            _ if is_still => Settled::Still,
+            _ => Settled::NotYet,
         }
-        if self.looks_since_growth >= STILL_LOOKS { Settled::Still } else { Settled::NotYet }
     }
 
     /// How it went, for a person.
     pub(crate) fn text(&self, waited: Duration) -> String {
         let [first, most] = [self.first_bytes, self.most_bytes.max(self.first_bytes)];
-        format!(
-            "waited {:.1} s: {} MiB available, then {} MiB",
-            waited.as_secs_f64(),
-            first >> 20,
-            most >> 20
-        )
+        let what = match self.awaited {
+            Awaited::Available { .. } => "available",
+            Awaited::Contiguous { .. } => "of contiguous memory free",
+        };
+        let waited = waited.as_secs_f64();
+        format!("waited {waited:.1} s: {} MiB {what}, then {} MiB", first >> 20, most >> 20)
     }
 }
 
@@ -74,7 +108,11 @@ mod tests {
 
     /// After how many looks it is settled, and how.
     fn looks(target: Option<u64>, available: impl Fn(u64) -> u64) -> (u64, Settled) {
-        let mut settling = Settling::new(target.map(|mib| mib << 20));
+        settles(Awaited::Available { before: target.map(|mib| mib << 20) }, available)
+    }
+
+    fn settles(awaited: Awaited, available: impl Fn(u64) -> u64) -> (u64, Settled) {
+        let mut settling = Settling::new(awaited);
         (1..1000)
             .map(|look| (look, settling.take(available(look) << 20)))
             .find(|(_, settled)| *settled != Settled::NotYet)
@@ -92,8 +130,20 @@ mod tests {
     }
 
     #[test]
+    fn contiguous_memory_is_waited_for_until_there_is_more_than_was_too_little() {
+        let looks = |before: Option<u64>, free: fn(u64) -> u64| {
+            settles(Awaited::Contiguous { before: before.map(|mib| mib << 20) }, free)
+        };
+        let freed_late = |look| if look < 40 { 97 } else { 255 };
+        assert_eq!(looks(Some(97), freed_late), (55, Settled::Still));
+        assert_eq!(looks(None, |_| 97), (16, Settled::Still));
+        let mut never = Settling::new(Awaited::Contiguous { before: Some(97 << 20) });
+        assert!((0..1000).all(|_| never.take(97 << 20) == Settled::NotYet));
+    }
+
+    #[test]
     fn the_text_says_what_came_back() {
-        let mut settling = Settling::new(None);
+        let mut settling = Settling::new(Awaited::default());
         let _ = [100, 700, 650].map(|mib: u64| settling.take(mib << 20));
         let text = settling.text(Duration::from_millis(600));
         assert_eq!(text, "waited 0.6 s: 100 MiB available, then 700 MiB");

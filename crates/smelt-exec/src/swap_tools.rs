@@ -146,7 +146,8 @@ pub(crate) fn ground(dir: &Path) -> Result<Ground, String> {
     let fail = |error: io::Error| format!("cannot look at {}: {error}", dir.display());
     let volume = statfs(dir).map_err(|error| fail(error.into()))?;
     let device = fs::metadata(dir).map_err(fail)?.dev();
-    let free_bytes = volume.blocks_available() * volume.block_size().max(0).cast_unsigned();
+    // Its type is another with each C library.
+    let free_bytes = volume.blocks_available() * u64::try_from(volume.block_size()).unwrap_or(0);
     Ok(Ground {
         file_system: named(volume.filesystem_type()),
         ram_device: ram_device(device),
@@ -158,7 +159,7 @@ pub(crate) fn ground(dir: &Path) -> Result<Ground, String> {
 fn named(kind: statfs::FsType) -> Result<&'static str, String> {
     match kind {
         statfs::EXT4_SUPER_MAGIC => Ok("ext4"),
-        statfs::XFS_SUPER_MAGIC => Ok("xfs"),
+        XFS => Ok("xfs"),
         F2FS => Ok("f2fs"),
         statfs::TMPFS_MAGIC => Err("tmpfs is memory itself; name a directory on a disk".to_owned()),
         statfs::BTRFS_SUPER_MAGIC => {
@@ -171,7 +172,9 @@ fn named(kind: statfs::FsType) -> Result<&'static str, String> {
     }
 }
 
-/// `F2FS_SUPER_MAGIC` of `linux/magic.h`.
+/// `XFS_SUPER_MAGIC` of `linux/magic.h`, which not every C library has.
+const XFS: statfs::FsType = statfs::FsType(0x5846_5342);
+/// `F2FS_SUPER_MAGIC` of the same.
 const F2FS: statfs::FsType = statfs::FsType(0xF2F5_2010);
 
 /// The name of the block device, where it is memory.
