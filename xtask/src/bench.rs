@@ -9,6 +9,7 @@ mod cases;
 mod inputs;
 pub(crate) mod measure;
 mod report;
+pub(crate) mod watch;
 pub(crate) mod workflow;
 
 use std::fs;

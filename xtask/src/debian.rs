@@ -23,7 +23,7 @@ fn need_with(flags: &[&str], package: &str, present: impl Fn() -> bool) -> Resul
         apt.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
         succeeds(apt.args(["install", "-y", "-qq"]).args(flags).arg(package))
     };
-    let has = present() || update() && install(flags) && present();
+    let has = present() || Packages::own().update() && install(flags) && present();
     ensure!(
         has,
         "this needs {package}, and apt-get could not install it; install it and run again"
@@ -31,44 +31,91 @@ fn need_with(flags: &[&str], package: &str, present: impl Fn() -> bool) -> Resul
     Ok(())
 }
 
-/// The newest package that `package` stands for: the first whose name begins with `prefix` among
-/// those it depends on.
-pub(crate) fn dependency(package: &str, prefix: &str) -> Result<String> {
-    let find = || {
-        let output = Command::new("apt-cache").args(["depends", package]).output().ok()?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let mut names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        names.find(|name| name.starts_with(prefix)).map(str::to_owned)
-    };
-    let found = find().or_else(|| update().then(find).flatten());
-    found.with_context(|| format!("this needs {package}, and apt-cache does not know it"))
+/// The packages of one architecture.
+pub(crate) struct Packages {
+    /// What each of apt's programs is told first.
+    flags: Vec<String>,
 }
 
-/// Unpacks a package into a folder under `folder`, without installing it; says which folder.
-pub(crate) fn unpack(package: &str, folder: &Path) -> Result<PathBuf> {
-    let unpacked = folder.join(package);
-    if unpacked.exists() {
-        return Ok(unpacked);
+impl Packages {
+    /// Those of this machine.
+    pub(crate) fn own() -> Self {
+        Self { flags: Vec::new() }
     }
-    let draft = folder.join(format!("{package}.new"));
-    if draft.exists() {
-        fs::remove_dir_all(&draft).with_context(|| draft.display().to_string())?;
+
+    /// Those of another architecture, from this machine's own sources.  What apt remembers of them
+    /// is in `folder`, so this machine's lists and architectures stay as they are.
+    pub(crate) fn of(architecture: &str, folder: &Path) -> Result<Self> {
+        let state = folder.join(format!("apt-{architecture}"));
+        for needed in ["lists/partial", "archives/partial"] {
+            let needed = state.join(needed);
+            fs::create_dir_all(&needed).with_context(|| needed.display().to_string())?;
+        }
+        let status = state.join("status");
+        fs::write(&status, "").with_context(|| status.display().to_string())?;
+        let flags = [
+            format!("Dir::State={}", state.display()),
+            format!("Dir::State::status={}", status.display()),
+            format!("Dir::Cache={}", state.display()),
+            format!("APT::Architecture={architecture}"),
+            format!("APT::Architectures::={architecture}"),
+            "Acquire::Languages=none".to_owned(),
+            // Its own user may not write where we may.
+            "APT::Sandbox::User=root".to_owned(),
+        ];
+        Ok(Self { flags: flags.into_iter().map(|flag| format!("-o{flag}")).collect() })
     }
-    fs::create_dir_all(&draft).with_context(|| draft.display().to_string())?;
-    let download = || {
-        let mut apt = Command::new("apt-get");
-        succeeds(apt.args(["download", "-qq", package]).current_dir(&draft).stderr(Stdio::null()))
-    };
-    let is_here = download() || update() && download();
-    ensure!(is_here, "this needs {package}, and apt-get could not download it");
-    for entry in fs::read_dir(&draft)? {
-        let deb = entry?.path();
-        let mut extract = Command::new("dpkg-deb");
-        ensure!(succeeds(extract.arg("-x").arg(&deb).arg(&draft)), "{extract:?} failed");
-        fs::remove_file(&deb)?;
+
+    fn apt(&self, program: &str) -> Command {
+        let mut apt = Command::new(program);
+        apt.args(&self.flags);
+        apt
     }
-    fs::rename(&draft, &unpacked).with_context(|| unpacked.display().to_string())?;
-    Ok(unpacked)
+
+    fn update(&self) -> bool {
+        succeeds(self.apt("apt-get").args(["update", "-qq"]))
+    }
+
+    /// The newest package that `package` stands for: the first whose name begins with `prefix`
+    /// among those it depends on.
+    pub(crate) fn dependency(&self, package: &str, prefix: &str) -> Result<String> {
+        let find = || {
+            let output = self.apt("apt-cache").args(["depends", package]).output().ok()?;
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let mut names = text.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+            names.find(|name| name.starts_with(prefix)).map(str::to_owned)
+        };
+        let found = find().or_else(|| self.update().then(find).flatten());
+        found.with_context(|| format!("this needs {package}, and apt-cache does not know it"))
+    }
+
+    /// Unpacks a package into a folder under `folder`, without installing it; says which folder.
+    pub(crate) fn unpack(&self, package: &str, folder: &Path) -> Result<PathBuf> {
+        let unpacked = folder.join(package);
+        if unpacked.exists() {
+            return Ok(unpacked);
+        }
+        let draft = folder.join(format!("{package}.new"));
+        if draft.exists() {
+            fs::remove_dir_all(&draft).with_context(|| draft.display().to_string())?;
+        }
+        fs::create_dir_all(&draft).with_context(|| draft.display().to_string())?;
+        let download = || {
+            let mut apt = self.apt("apt-get");
+            let apt = apt.args(["download", "-qq", package]).current_dir(&draft);
+            succeeds(apt.stderr(Stdio::null()))
+        };
+        let is_here = download() || self.update() && download();
+        ensure!(is_here, "this needs {package}, and apt-get could not download it");
+        for entry in fs::read_dir(&draft)? {
+            let deb = entry?.path();
+            let mut extract = Command::new("dpkg-deb");
+            ensure!(succeeds(extract.arg("-x").arg(&deb).arg(&draft)), "{extract:?} failed");
+            fs::remove_file(&deb)?;
+        }
+        fs::rename(&draft, &unpacked).with_context(|| unpacked.display().to_string())?;
+        Ok(unpacked)
+    }
 }
 
 /// Where a program lies that was asked for with `need`.
@@ -81,10 +128,6 @@ pub(crate) fn path_of(program: &str) -> Result<PathBuf> {
 /// Whether `program --version` (or what the program has instead) ends well.
 pub(crate) fn runs(program: &str, version: &str) -> bool {
     succeeds(Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()))
-}
-
-fn update() -> bool {
-    succeeds(Command::new("apt-get").args(["update", "-qq"]))
 }
 
 fn succeeds(command: &mut Command) -> bool {

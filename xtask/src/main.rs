@@ -1,13 +1,17 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `fuzz`, `onnxruntime`, `power-cuts`,
-//! `soak`, `tidy`.
+//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `fuzz`, `onnxruntime`,
+//! `power-cuts`, `scale`, `soak`, `tidy`.
 
 mod bench;
 mod ci;
+mod cma;
+mod cross;
 mod debian;
 mod fuzz;
+mod guest;
 mod onnxruntime;
 mod power_cuts;
 mod python;
+mod scale;
 mod shapes;
 mod soak;
 mod tidy;
@@ -15,14 +19,19 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask ci|bench front|bench workflow|fuzz|shapes|onnxruntime|power-cuts|soak|tidy
+    "usage: cargo xtask ci|bench front|bench workflow|bench watch|cma|fuzz|shapes|onnxruntime|power-cuts|scale|soak|tidy
 
   ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy,
-         20 power cuts
+         exhausted contiguous memory, 20 power cuts
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
   bench workflow [--runs N] [CASE]...
          runs with nothing to do, the cost of a stage, plans and hashing beside ninja and openssl
+  bench watch [--runs N]
+         what sampling 11 and 51 processes ten times a second costs the supervisor
+  cma [--if-possible]
+         smelt for aarch64 in a guest whose contiguous memory is exhausted: seen, classed, retried;
+         and low for a harmless reason: no alarm
   fuzz [TARGET]...
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   onnxruntime
@@ -31,8 +40,11 @@ const USAGE: &str =
          smelt in a virtual machine whose power is cut N times: nothing it told of may be lost
   shapes train|eval|generate DIR [FLAG]...
          train the models of tests/data/shapes-vl, score one, or draw held-out pictures into DIR
+  scale [--memory 1536MiB] [--keep]
+         the 2B pipeline on weights of true size inside a control group of so much memory, then its
+         decoder build killed for want of memory and done by its retry
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
-         200 power cuts, then fuzz
+         exhausted contiguous memory, 200 power cuts, then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, README";
 
 fn main() -> ExitCode {
@@ -42,12 +54,15 @@ fn main() -> ExitCode {
         ["onnxruntime"] => onnxruntime::run(),
         ["bench", "front", ref rest @ ..] => bench::front(rest),
         ["bench", "workflow", ref rest @ ..] => bench::workflow::run(rest),
+        ["bench", "watch", ref rest @ ..] => bench::watch::run(rest),
         // Started by `bench workflow`, and measured.
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.
         ["measure", ..] => bench::measure::child(&arguments[1..]),
+        ["cma", ref rest @ ..] => cma::run(rest),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
         ["power-cuts", ref rest @ ..] => power_cuts::run(rest),
+        ["scale", ref rest @ ..] => scale::run(rest),
         ["shapes", ref rest @ ..] => shapes::run(rest),
         ["soak"] => soak::run(),
         ["tidy"] => tidy::run(),

@@ -1,15 +1,13 @@
 //! Cuts the power of virtual machines in which smelt runs, and looks at what is left on the disk.
 //!
-//! `workload` says what smelt does and what it promises by that, `recording` runs it in a `guest`
+//! `workload` says what smelt does and what it promises by that, `recording` runs it in a `machine`
 //! with every request to the disk written down, `block_log` makes the disk that a cut leaves, other
 //! guests look at such disks, and `judge` decides.  A second recording, in which smelt's syncs do
 //! nothing, is the control: its cuts must lose something, or this test could not fail.
 
 mod block_log;
-mod cpio;
-mod guest;
 mod judge;
-mod modules;
+mod machine;
 mod random;
 mod recording;
 mod workload;
@@ -23,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::guest::Machine;
 use crate::target;
 use crate::tidy::build_smelt;
 use block_log::{BLOCK, Cut, Replay};
-use guest::Guests;
 use judge::{Verdict, judge};
 use recording::{DEVICE, Moment, Recording, Syncs};
 use workload::FRESH;
@@ -97,20 +95,20 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let folder = target().join("power-cuts");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let smelt = build_smelt()?;
-    let guests = match Guests::prepare(&smelt, &folder) {
+    let machine = match machine::prepare(&smelt, &folder) {
         Err(error) if settings.if_possible => {
             println!("NOT RUN, no power was cut: {error:#}");
             return Ok(());
         }
-        guests => guests?,
+        machine => machine?,
     };
-    let [subject, control] = record(&guests, &folder, settings.again)?;
+    let [subject, control] = record(&machine, &folder, settings.again)?;
     println!("recorded: {} in {} s", subject.summary(), begin.elapsed().as_secs());
     let cuts = subject.draw(settings.points, settings.seed)?;
     let control_cuts = control.draw(CONTROL_POINTS, settings.seed)?;
     let mut jobs = Job::split(&control, &control_cuts);
     jobs.extend(Job::split(&subject, &cuts));
-    let outcomes = look(&guests, &folder, jobs)?;
+    let outcomes = look(&machine, &folder, jobs)?;
     let (subjects, controls): (Vec<_>, Vec<_>) =
         outcomes.iter().partition(|outcome| outcome.recording == SUBJECT);
     tell(&subjects);
@@ -122,7 +120,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         subjects.len(),
         sums(&subjects),
         settings.seed,
-        guests.accelerator.name(),
+        machine.accelerator.name(),
         begin.elapsed().as_secs()
     );
     ensure!(
@@ -137,11 +135,11 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
 }
 
 /// The recordings of smelt as it is, and of the control, made side by side.
-fn record(guests: &Guests, folder: &Path, again: bool) -> Result<[Recording; 2]> {
+fn record(machine: &Machine, folder: &Path, again: bool) -> Result<[Recording; 2]> {
     let both = [(SUBJECT, Syncs::Work), (CONTROL, Syncs::DoNothing)];
     if !again {
         let results = thread::scope(|scope| {
-            let make = |(name, syncs)| Recording::make(guests, folder, name, syncs);
+            let make = |(name, syncs)| Recording::make(machine, folder, name, syncs);
             both.map(|one| scope.spawn(move || make(one))).map(|thread| thread.join())
         });
         for result in results {
@@ -183,7 +181,7 @@ impl<'a> Job<'a> {
     }
 
     /// Makes the disks, lets a guest look at them, and judges.
-    fn look(&self, guests: &Guests, folder: &Path) -> Result<Vec<Outcome>> {
+    fn look(&self, machine: &Machine, folder: &Path) -> Result<Vec<Outcome>> {
         let Self { recording, first, cuts } = self;
         let name = format!("{}-looks-{first}", recording.name);
         let facts = folder.join(format!("{name}.facts"));
@@ -201,7 +199,7 @@ impl<'a> Job<'a> {
         }
         script.push_str("checked\n");
         let limit = START + EACH * u32::try_from(cuts.len())?;
-        guests.run(&name, &script, &disks, limit)?;
+        machine.run(&name, &script, &disks, limit)?;
         let facts = fs::read(&facts)?;
         let facts = facts.split(|&byte| byte == 0).next().unwrap_or_default();
         let mut found = judge::read(&String::from_utf8_lossy(facts))?;
@@ -229,14 +227,14 @@ impl<'a> Job<'a> {
 const FACTS: u64 = 16 << 20;
 
 /// Does all jobs, as many at once as there are guests; outcomes are in the order of the cuts.
-fn look(guests: &Guests, folder: &Path, jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
+fn look(machine: &Machine, folder: &Path, jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
     let queue = Mutex::new(jobs.into_iter());
     let work = || -> Result<Vec<Outcome>> {
         let mut outcomes = Vec::new();
         loop {
             let job = queue.lock().expect("nobody panics with the queue").next();
             let Some(job) = job else { return Ok(outcomes) };
-            outcomes.extend(job.look(guests, folder)?);
+            outcomes.extend(job.look(machine, folder)?);
         }
     };
     let results = thread::scope(|scope| {

@@ -16,8 +16,6 @@ const SMALL_BYTES: u64 = 12 * GIB;
 const SWAP_LEAST_BYTES: u64 = 8 * GIB;
 /// Above zram's, which is 5 on Jetsons: a full zram is memory lost to what runs.
 const SWAP_PRIORITY: u32 = 10;
-/// Swap files and devices; the kernel has room for 32.
-const SWAPS_MAX: usize = 32;
 /// A swap file must leave this much of its disk.
 const DISK_LEAVE_BYTES: u64 = 4 * GIB;
 /// What Jetsons have without `cma=` on the kernel's command line.
@@ -76,16 +74,14 @@ impl Memory {
     }
 }
 
-/// Reads `/proc/swaps`: `NAME TYPE KIB USED PRIORITY` under a line of names.
 fn swaps(text: &str) -> Vec<Swap> {
-    let swap = |line: &str| {
-        let mut words = line.split_ascii_whitespace();
-        let (name, _kind) = (words.next()?, words.next()?);
-        let size_bytes = words.next()?.parse::<u64>().ok()?.checked_mul(1024)?;
-        let priority = words.nth(1)?.parse().ok()?;
-        Some(Swap { name: name.to_owned(), size_bytes, priority, medium: None })
+    let swap = |swap: smelt_watch::swaps::Swap| Swap {
+        name: swap.name,
+        size_bytes: swap.size_bytes,
+        priority: swap.priority,
+        medium: None,
     };
-    text.lines().skip(1).filter_map(swap).take(SWAPS_MAX).collect()
+    smelt_watch::swaps::Swap::parse(text).into_iter().map(swap).collect()
 }
 
 /// The last `cma=` counts, as for the kernel.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use smelt_watch::nvmap::NvmapClient;
+
 use crate::finding::{Finding, Fix, Severity, size};
 use crate::release::Board;
 use crate::tree::Tree;
@@ -110,16 +112,9 @@ fn uses_gpu(tree: &Tree, files: &str) -> bool {
     })
 }
 
-/// Reads nvmap's clients, `user NAME PID SIZE` with sizes as `17854K`, to bytes by process.  Some
-/// releases have a column of shares before the size.
+/// Bytes of the GPU's memory by process.
 fn held(text: &str) -> BTreeMap<u32, u64> {
-    let client = |line: &str| {
-        let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        let pid = words.iter().skip(2).find_map(|word| word.parse().ok())?;
-        let kib: u64 = words.last()?.strip_suffix('K')?.parse().ok()?;
-        Some((pid, kib.checked_mul(1024)?))
-    };
-    text.lines().filter_map(client).collect()
+    NvmapClient::parse(text).into_iter().map(|client| (client.pid, client.bytes)).collect()
 }
 
 /// `headless`: whether a desktop takes memory; `None` where memory is plenty.
@@ -261,12 +256,5 @@ mod tests {
         let found = gpu_users(&jetson(), &Processes { hidden: 3, ..Processes::default() }).unwrap();
         assert_eq!(found.severity, Severity::Ok);
         assert!(found.title.ends_with("3 processes can be looked into by root alone"));
-    }
-
-    #[test]
-    fn columns_of_nvmap_vary() {
-        let text = "user                   nvargus-daemon     4678          0K         76K\n\
-                    user  two words 12 7K\nuser x 13 7M\nuser y 99999999999 1K\n";
-        assert_eq!(held(text), [(4678, 76 << 10), (12, 7 << 10)].into());
     }
 }

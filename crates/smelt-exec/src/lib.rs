@@ -40,6 +40,7 @@ pub use confine::Writes;
 pub use dead::{Closed, clear_dead_runs, clear_dead_swap};
 pub use log::tail as log_tail;
 pub use order::{Input, Order, Task};
+pub use orphans::MARK as ATTEMPT_MARK;
 pub use report::{
     AttemptReport, FirstFailure, RunReport, RunStatus, RungReport, StageReport, StageStatus,
 };

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// The variable that marks a stage's processes.
-pub(crate) const MARK: &str = "SMELT_ATTEMPT";
+/// The variable that marks a stage's processes: `RUN/STAGE.N`, and `RUN/shim` for a shim that waits.
+pub const MARK: &str = "SMELT_ATTEMPT";
 
 /// SIGKILL is prompt; what is still there after this is stuck in the kernel.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -28,12 +28,14 @@ use crate::taskstats;
 const GET_FAMILY: u8 = 3;
 const FAMILY_NAME: u16 = 2;
 const FAMILY_ID: u16 = 1;
-/// An end takes some 2 KiB there: a thousand until the thread comes, a hundred thousand a second.
-const SOCKET_BYTES: usize = 1 << 20;
+/// An end takes some 2 KiB there, and the kernel doubles what is asked for: four thousand until the
+/// thread comes, forty thousand a second.  It is taken when it is needed.
+const SOCKET_BYTES: usize = 4 << 20;
 /// A datagram tells of one end in a KiB or two.
 const DATAGRAM_BYTES: usize = 16 << 10;
-/// How long ends gather before the thread takes them.
-const GATHER_MS: u16 = 10;
+/// How long ends gather before the thread takes them: beside a build of other software there are
+/// hundreds a second, and waking up for each would cost more than reading them.
+const GATHER_MS: u16 = 100;
 /// The kernel answers at once; ends of other tasks may come before its answer.
 const ANSWER_MS: u16 = 200;
 const ANSWER_DATAGRAMS_MAX: usize = 4096;

@@ -26,6 +26,7 @@ pub mod nvmap;
 pub mod peaks;
 pub mod pressure;
 pub mod processes;
+mod roster;
 pub mod survey;
 pub mod swaps;
 mod taskstats;

@@ -18,7 +18,8 @@ use crate::kernel_log::{KernelEvent, KernelLog, Mark};
 use crate::listener::Listener;
 use crate::machine::Machine;
 use crate::peaks::Peaks;
-use crate::tree::{Sample, Tree};
+use crate::roster::Roster;
+use crate::tree::{PROCESSES_MAX, Sample, Tree};
 
 /// Ten samples a second see what a person would want to see.
 const PERIOD_MIN: Duration = Duration::from_millis(100);
@@ -52,6 +53,7 @@ pub struct Meter {
     root: PathBuf,
     leader: u32,
     tree: Tree,
+    roster: Roster,
     group: Option<Group>,
     /// What the kernel keeps the group within.
     limit_bytes: Option<u64>,
@@ -95,6 +97,7 @@ impl Meter {
             root,
             leader,
             tree,
+            roster: Roster::new(),
             group,
             limit_bytes: None,
             followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
@@ -159,11 +162,11 @@ impl Meter {
 
     /// Takes a sample `at` a time since the attempt began; `None` when nothing runs.
     pub fn sample(&mut self, at: Duration) -> Option<Sample> {
-        let pids = self.tree.descendants();
+        let pids = self.pids();
         if let Some(followed) = &self.followed {
             followed.saw(&pids);
         }
-        let sample = Sample::of_all(&pids)?;
+        let sample = self.roster.sample(&pids, self.followed.is_some())?;
         let machine = Machine::read(&self.root);
         self.peaks.take(&sample, &machine);
         self.peaks
@@ -178,6 +181,16 @@ impl Meter {
         });
         self.stalled_us = stalled_us;
         Some(sample)
+    }
+
+    /// The processes that the leader leads.
+    fn pids(&self) -> Vec<u32> {
+        let of_group = self.group.as_ref().and_then(Group::pids);
+        let followers = |pids: Vec<u32>| {
+            let is_follower = |pid: &u32| *pid != self.leader;
+            pids.into_iter().filter(is_follower).take(PROCESSES_MAX).collect()
+        };
+        of_group.map_or_else(|| self.tree.descendants(), followers)
     }
 
     /// Ends when nothing of the attempt runs any more, and gives its group, which whoever still is in it

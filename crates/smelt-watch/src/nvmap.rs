@@ -1,7 +1,7 @@
 //! Reads who holds a Jetson's GPU memory: `/sys/kernel/debug/nvmap/iovmm/clients`, for root alone.
 //!
 //! Lines are `CLIENT PROCESS PID SIZE`, the size with a `K` or `M`, and a last one `total SIZE`.  Some
-//! releases have a column of proportional sizes behind.  None of it is in any process's RSS.
+//! releases have a column of shares before the size.  None of it is in any process's RSS.
 
 use std::path::Path;
 
@@ -43,13 +43,13 @@ impl NvmapClient {
 fn client(line: &str) -> Option<NvmapClient> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let is_size = |word: &&str| bytes(word).is_some() && word.parse::<u64>().is_err();
-    // Two where there is a proportional size as well.
+    // Two where there is a share as well.
     let sizes = words.iter().rev().take_while(|word| is_size(word)).count();
     let at = words.len().checked_sub(sizes + 1).filter(|&at| sizes > 0 && at >= 2)?;
     Some(NvmapClient {
         pid: words[at].parse().ok()?,
         name: words[1..at].join(" "),
-        bytes: bytes(words[at + 1])?,
+        bytes: bytes(words.last()?)?,
     })
 }
 
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn other_releases_and_odd_names_are_read() {
         check("user tmux: server 77 5M\n", &[(77, "tmux: server", 5 << 20)]);
-        check("user python3 77 2048K 1024K\n", &[(77, "python3", 2 << 20)]);
+        check("user python3 77 1024K 2048K\n", &[(77, "python3", 2 << 20)]);
         check(
             "user a 1 2\nuser 77 5K\ntotal 4K\n\nx\nuser p q 5K\nuser p 1 99999999999999999999K\n",
             &[],

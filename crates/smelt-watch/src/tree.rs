@@ -35,7 +35,7 @@ pub struct Tree {
 }
 
 /// A tree of more processes is a fork storm; the sample then covers the first this many.
-const PROCESSES_MAX: usize = 4096;
+pub(crate) const PROCESSES_MAX: usize = 4096;
 
 impl Tree {
     /// The tree whose topmost process is `root`.
@@ -81,7 +81,7 @@ impl Sample {
         (total.processes > 0).then_some(total)
     }
 
-    fn add(&mut self, process: &Self) {
+    pub(crate) fn add(&mut self, process: &Self) {
         self.processes += process.processes;
         self.rss_bytes += process.rss_bytes;
         self.rss_anon_bytes += process.rss_anon_bytes;

@@ -5,6 +5,7 @@ mod cache;
 mod doctor;
 mod onnx;
 mod show;
+mod watch;
 
 use std::path::PathBuf;
 
@@ -20,6 +21,7 @@ pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use show::{
     CompletionsFlags, GraphFlags, GraphFormat, ManFlags, ReportFlags, ResumeFlags, RunsFlags,
 };
+pub(crate) use watch::WatchFlags;
 
 /// Turns vision-language models into inference engines on devices too small for the job.
 #[derive(Debug, Parser)]
@@ -68,6 +70,8 @@ pub(crate) enum Subcommand {
     Bench(BenchCommand),
     /// Examine this device: what would make builds fail or slow, and the command that cures it
     Doctor(DoctorFlags),
+    /// Show what memory, GPU and attempts do: live, as lines, or as JSON
+    Watch(WatchFlags),
     /// Print the JSON Schema of the pipeline file, for editors
     Schema,
     /// Print completions for a shell, as in: smelt completions bash > /etc/bash_completion.d/smelt

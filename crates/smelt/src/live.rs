@@ -2,6 +2,8 @@
 //!
 //! Knows nothing of stages.  What goes to the terminal is decided in plain functions: text to text.
 
+use std::os::fd::AsFd;
+
 use unicode_width::UnicodeWidthChar;
 
 /// The size of a terminal.
@@ -9,6 +11,19 @@ use unicode_width::UnicodeWidthChar;
 pub(crate) struct Size {
     pub(crate) columns: usize,
     pub(crate) rows: usize,
+}
+
+/// Of a terminal that does not tell its size.
+const USUAL: Size = Size { columns: 80, rows: 24 };
+
+impl Size {
+    /// Of the terminal that an output leads to.
+    pub(crate) fn of(output: &impl AsFd) -> Self {
+        terminal_size::terminal_size_of(output).map_or(USUAL, |(columns, rows)| Self {
+            columns: columns.0.into(),
+            rows: rows.0.into(),
+        })
+    }
 }
 
 /// What stands at the foot of the terminal now.

@@ -31,6 +31,7 @@ mod say;
 mod stage;
 mod table;
 mod unfinished;
+mod view;
 
 use std::process::ExitCode;
 
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Subcommand::Report(flags) => commands::report::run(&flags),
         Subcommand::Graph(flags) => commands::graph::run(&flags),
         Subcommand::Doctor(flags) => commands::doctor::run(&flags),
+        Subcommand::Watch(flags) => commands::watch::run(&flags),
         Subcommand::Schema => commands::describe::schema(),
         Subcommand::Completions(flags) => commands::describe::completions(&flags),
         Subcommand::Man(flags) => commands::describe::man(&flags),

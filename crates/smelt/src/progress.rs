@@ -13,8 +13,6 @@ use crate::live::{Foot, Size};
 use crate::say::{tell, tell_raw};
 use crate::table::{bytes, seconds};
 
-/// Of a terminal that does not tell its size.
-const USUAL: Size = Size { columns: 80, rows: 24 };
 /// Without a terminal a long stage says every so often that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
@@ -162,10 +160,7 @@ impl<'a> Display<'a> {
         if self.running.is_empty() {
             return;
         }
-        let size = terminal_size::terminal_size_of(stderr()).map_or(USUAL, |(columns, rows)| {
-            Size { columns: columns.0.into(), rows: rows.0.into() }
-        });
         let lines: Vec<String> = self.running.values().cloned().collect();
-        tell_raw(&self.foot.draw(&lines, size));
+        tell_raw(&self.foot.draw(&lines, Size::of(&stderr())));
     }
 }

@@ -21,6 +21,11 @@ pub(crate) fn tell_raw(text: &str) {
 
 /// Writes a part of the answer and shows it at once.
 pub(crate) fn answer(text: impl fmt::Display) -> Result<(), Failed> {
+    offer(text).map(drop)
+}
+
+/// Writes a part of an answer that goes on for ever; says whether somebody still reads.
+pub(crate) fn offer(text: impl fmt::Display) -> Result<bool, Failed> {
     // In one piece: standard output is written line by line, and a table can have thousands.
     let text = text.to_string();
     let mut stdout = io::stdout().lock();
@@ -28,6 +33,6 @@ pub(crate) fn answer(text: impl fmt::Display) -> Result<(), Failed> {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failed::new(Exit::StageFailed, format!("cannot write the answer: {error}")))
         }
-        _ => Ok(()),
+        written => Ok(written.is_ok()),
     }
 }

@@ -46,7 +46,7 @@ struct Row {
     checks: Vec<Check>,
 }
 
-struct Check {
+pub(super) struct Check {
     unit: &'static str,
     found: f64,
     bound: Bound,
@@ -58,7 +58,7 @@ enum Bound {
 }
 
 impl Check {
-    fn at_most(unit: &'static str, found: f64, max: f64) -> Self {
+    pub(super) fn at_most(unit: &'static str, found: f64, max: f64) -> Self {
         Self { unit, found, bound: Bound::Max(max) }
     }
 
@@ -66,14 +66,14 @@ impl Check {
         Self { unit, found, bound: Bound::Min(min) }
     }
 
-    fn is_held(&self) -> bool {
+    pub(super) fn is_held(&self) -> bool {
         match self.bound {
             Bound::Max(max) => self.found <= max,
             Bound::Min(min) => self.found >= min,
         }
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let Self { unit, found, .. } = self;
         let (word, bound) = match self.bound {
             Bound::Max(max) => ("at most", max),

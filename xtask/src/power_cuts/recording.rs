@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::block_log::{BLOCK, BlockLog, Cut, Request, SECTOR, Unflushed};
-use super::guest::{Guests, syncless};
+use super::machine::syncless;
 use super::random::Random;
 use super::workload::{Promises, SCRIPT, Told, all_told, promises};
+use crate::guest::Machine;
 
 /// The file system, in blocks; what the script builds fits many times.
 const BLOCKS: usize = 15 << 10;
@@ -43,7 +44,7 @@ pub(super) struct Recording {
 
 impl Recording {
     /// Runs the script in a guest and keeps what its disk was told in `folder`.
-    pub(super) fn make(guests: &Guests, folder: &Path, name: &str, syncs: Syncs) -> Result<()> {
+    pub(super) fn make(machine: &Machine, folder: &Path, name: &str, syncs: Syncs) -> Result<()> {
         let path = |end: &str| folder.join(format!("{name}.{end}"));
         let (base, disk, log) = (path("base"), path("disk"), path("log"));
         make_file_system(&base)?;
@@ -64,7 +65,7 @@ impl Recording {
             .collect::<Vec<_>>();
         let preload = if syncs == Syncs::Work { String::new() } else { syncless() };
         let script = format!("PRELOAD={preload}\nrecord {BLOCKS}\n{SCRIPT}recorded\n");
-        guests.run(name, &script, &disks, LIMIT)?;
+        machine.run(name, &script, &disks, LIMIT)?;
         fs::remove_file(&disk)?;
         Ok(())
     }

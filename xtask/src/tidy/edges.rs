@@ -35,7 +35,7 @@ const EDGES: [(&str, &[&str]); 13] = [
         ],
     ),
     ("smelt-shapes", &["smelt-runtime"]),
-    ("xtask", &[]),
+    ("xtask", &["smelt-watch"]),
 ];
 
 pub(super) fn check() -> Result<Vec<String>> {

@@ -1,13 +1,6 @@
-#!/bin/busybox sh
-# The first process of a guest: makes a system, then does what the lines behind these say.
+# What the scripts of power cuts are made of; /disk is the disk that is cut off.
 
-/bin/busybox mkdir -p /proc /sys /dev /tmp /disk
-/bin/busybox --install -s /bin
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev
-while read -r module; do insmod "/modules/$module.ko"; done </modules/order
-export PATH=/bin HOME=/tmp TMPDIR=/tmp SMELT_CACHE=/disk/cache
+export SMELT_CACHE=/disk/cache
 
 # The device whose serial number is $1.
 disk() {

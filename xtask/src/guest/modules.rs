@@ -40,24 +40,38 @@ fn order(wanted: &[&str], find: &impl Fn(&str) -> Option<Vec<String>>) -> Vec<St
     order
 }
 
-/// Names and contents of the modules `wanted` under `folder`, in the order to load them.
-pub(super) fn load(folder: &Path, wanted: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
+/// A module and what it is told when it is loaded.
+pub(super) struct Module {
+    pub(super) name: String,
+    /// As `insmod` takes them: `name=value …`.
+    pub(super) options: String,
+    pub(super) content: Vec<u8>,
+}
+
+/// The modules `wanted` (a name, and behind it options) from under `folder`, and what they need, in
+/// the order to load them.
+pub(super) fn load(folder: &Path, wanted: &[&str]) -> Result<Vec<Module>> {
+    let wanted: Vec<(&str, &str)> =
+        wanted.iter().map(|words| words.split_once(' ').unwrap_or((words, ""))).collect();
+    let names: Vec<&str> = wanted.iter().map(|(name, _)| *name).collect();
     let mut files = Vec::new();
     list(folder, &mut files)?;
-    let path = |name: &str| files.iter().find(|path| names(path, name));
+    let path = |name: &str| files.iter().find(|path| is_of(path, name));
     let read = |name: &str| fs::read(path(name)?).ok();
-    let order = order(wanted, &|name| Some(needs(&read(name)?)));
+    let order = order(&names, &|name| Some(needs(&read(name)?)));
     let with_content = |name: String| {
         let content = read(&name).with_context(|| format!("cannot read module {name}"))?;
-        Ok((name, content))
+        let options = wanted.iter().find(|(wanted, _)| *wanted == name);
+        let options = options.map_or("", |(_, options)| options).to_owned();
+        Ok(Module { name, options, content })
     };
     order.into_iter().map(with_content).collect()
 }
 
-/// Files spell with `-` what modules call `_`, and not always.
-fn names(path: &Path, module: &str) -> bool {
+/// `-` and `_` are one to modules, and their files and those who need them spell either.
+fn is_of(path: &Path, module: &str) -> bool {
     let stem = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".ko"));
-    stem.is_some_and(|stem| stem.replace('-', "_") == module)
+    stem.is_some_and(|stem| stem.replace('-', "_") == module.replace('-', "_"))
 }
 
 fn list(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
@@ -97,6 +111,8 @@ mod tests {
         );
         assert!(needs(b"\0depends=\0retpoline=Y\0").is_empty());
         assert!(needs(b"nothing").is_empty());
-        assert!(names(Path::new("/a/crc32c-intel.ko"), "crc32c_intel"));
+        assert!(is_of(Path::new("/a/crc32c-intel.ko"), "crc32c_intel"));
+        assert!(is_of(Path::new("/a/rc-core.ko"), "rc-core"));
+        assert!(!is_of(Path::new("/a/core.ko"), "rc_core"));
     }
 }

@@ -1,0 +1,53 @@
+//! Builds for the boards that smelt is for: aarch64, linked statically.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{debian, root, target};
+
+const TARGET: &str = "aarch64-unknown-linux-musl";
+
+/// Debian's C compiler for them: `ring` brings C and assembly, and a guest's client is C.
+const COMPILER: &str = "aarch64-linux-gnu-gcc";
+
+/// Where cargo and `cc` look for the target's linker and compiler.  Symbols would be nine tenths of
+/// the file.
+const BUILD: [(&str, &str); 4] = [
+    ("CC_aarch64_unknown_linux_musl", COMPILER),
+    ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
+    ("CARGO_PROFILE_DEV_DEBUG", "0"),
+    ("CARGO_PROFILE_DEV_STRIP", "symbols"),
+];
+
+/// The command, built for the boards.
+pub(crate) fn build_smelt() -> Result<PathBuf> {
+    need_compiler()?;
+    // What Debian's toolchains come with needs no rustup; cargo says what is missing.
+    let _ = Command::new("rustup").args(["target", "add", TARGET]).output();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .args(["build", "--quiet", "--package", "smelt", "--locked", "--target", TARGET])
+        .current_dir(root())
+        .envs(BUILD);
+    ensure!(
+        cargo.status().context("cannot start cargo")?.success(),
+        "smelt does not build for {TARGET}"
+    );
+    Ok(target().join(TARGET).join("debug/smelt"))
+}
+
+/// Compiles a C file into a program without libraries.
+pub(crate) fn compile(source: &Path, program: &Path) -> Result<()> {
+    need_compiler()?;
+    let mut compiler = Command::new(COMPILER);
+    compiler.args(["-static", "-O2", "-Wall", "-Wextra", "-Werror", "-s", "-o"]);
+    compiler.arg(program).arg(source);
+    ensure!(compiler.status().context("cannot start it")?.success(), "{compiler:?} failed");
+    Ok(())
+}
+
+fn need_compiler() -> Result<()> {
+    debian::need("gcc-aarch64-linux-gnu", || debian::runs(COMPILER, "--version"))
+}
