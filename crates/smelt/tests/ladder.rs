@@ -104,8 +104,8 @@ fn whether_the_warm_up_helped_has_an_answer_in_numbers() {
     let arms: Value =
         serde_json::from_str(&world.smelt(&["report", "--arms", "--json"]).stdout).unwrap();
     let of = |rung: &str| {
-        let rows = arms["arms"].as_array().unwrap().iter();
-        let row = rows.filter(|row| row["rung"] == rung).next().unwrap();
+        let mut rows = arms["arms"].as_array().unwrap().iter();
+        let row = rows.find(|row| row["rung"] == rung).unwrap();
         ["with", "without"].map(|side| (row[side]["sealed"].clone(), row[side]["tried"].clone()))
     };
     let pair = |sealed: u32, tried: u32| (Value::from(sealed), Value::from(tried));

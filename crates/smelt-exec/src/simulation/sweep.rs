@@ -20,7 +20,7 @@ use crate::signatures::Signatures;
 /// What the last stage reads is read by another, too.
 fn pipeline() -> Drawn {
     let words = ["tool-0", "tool-1", "tool-2"].map(str::to_owned).into();
-    Drawn { name: "one", needs: vec![vec![], vec![0], vec![0, 1]], words, attempts: 1 }
+    Drawn { name: "one", needs: vec![vec![], vec![0], vec![0, 1]], words, attempts: 1, rungs: "" }
 }
 
 /// A disk, what was promised of it, and the pipeline that is run on it.
