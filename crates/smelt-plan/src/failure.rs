@@ -50,10 +50,10 @@ impl FailureClass {
     /// everything else would only fail again.
     pub fn passes_by_itself(self) -> bool {
         match self {
-            // What took the memory then may be gone.
-            Self::KilledExternally | Self::Thrash | Self::CmaExhausted => true,
-            Self::BoardReset => true,
+            Self::KilledExternally | Self::BoardReset => true,
             Self::DoesNotFit
+            | Self::Thrash
+            | Self::CmaExhausted
             | Self::MemoryLimit
             | Self::TimedOut
             | Self::OomKilled

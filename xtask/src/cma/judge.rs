@@ -215,14 +215,19 @@ mod tests {
         let (failed, well) = (attempt(Some("cma-exhausted"), 1, 90), attempt(None, 0, 90));
         let low = attempt(None, 0, 70);
         let good = [failed.clone(), well.clone()];
-        check(&good, &[low.clone()], REFUSED, &[]);
-        check(&good, &[low.clone()], "cma: Reserved 256 MiB", &["the kernel refused nobody"]);
+        check(&good, std::slice::from_ref(&low), REFUSED, &[]);
+        check(
+            &good,
+            std::slice::from_ref(&low),
+            "cma: Reserved 256 MiB",
+            &["the kernel refused nobody"],
+        );
         let only_well = ["did not fail", "not attempted again"];
-        check(&[well.clone()], &[low.clone()], REFUSED, &only_well);
+        check(std::slice::from_ref(&well), std::slice::from_ref(&low), REFUSED, &only_well);
         let only_failed = ["not attempted again", "did not succeed"];
-        check(&[failed.clone()], &[low.clone()], REFUSED, &only_failed);
+        check(std::slice::from_ref(&failed), std::slice::from_ref(&low), REFUSED, &only_failed);
         let other = attempt(Some("tool-rejected"), 1, 90);
-        check(&[other, well.clone()], &[low.clone()], REFUSED, &["not classed"]);
+        check(&[other, well.clone()], std::slice::from_ref(&low), REFUSED, &["not classed"]);
         let uncounted = attempt(Some("cma-exhausted"), 0, 90);
         check(&[uncounted, well], &[low], REFUSED, &["does not count"]);
         check(&good, &[attempt(None, 0, 200)], REFUSED, &["did not lower"]);

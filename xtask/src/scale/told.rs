@@ -182,7 +182,7 @@ mod tests {
         let limit = attempt(Some("memory-limit"), 0, None);
         check("sealed", "d1", &[limit, done], &["killed nothing", "not classed"]);
         let only_once = ["to be the last", "nothing was changed", "not done"];
-        check("failed", "d1", &[killed.clone()], &only_once);
+        check("failed", "d1", std::slice::from_ref(&killed), &only_once);
         check("sealed", "d1", &[killed, attempt(None, 0, None)], &["nothing was changed"]);
         assert_eq!(wrongs_of_killed(None, Some(&plain)).len(), 1);
     }
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn an_undisturbed_run_has_one_attempt_of_each() {
         let done = attempt(None, 0, None);
-        let good = [stage("sealed", "d", &[done.clone()]), stage("hit", "d", &[])];
+        let good = [stage("sealed", "d", std::slice::from_ref(&done)), stage("hit", "d", &[])];
         assert_eq!(wrongs(&good), Vec::<String>::new());
         let bad = [stage("failed", "d", &[done.clone(), done])];
         assert_eq!(wrongs(&bad), ["llm-engine is failed", "llm-engine took more than one attempt"]);
