@@ -4,6 +4,7 @@
 
 pub(crate) mod arms;
 pub(crate) mod html;
+mod ladder;
 pub(crate) mod trace;
 
 mod curves;
