@@ -120,6 +120,10 @@ impl Facts {
         let first_failed = attempts.first().is_some_and(|attempt| attempt.outcome == "failed");
         check(first_failed, "the stage did not fail while the other had the area");
         check(attempts.len() > 1, "the stage was not attempted again");
+        let dropped = |attempt: &Attempt| {
+            attempt.rungs.iter().any(|what| what.starts_with("dropped the caches"))
+        };
+        check(attempts.iter().skip(1).all(dropped), "a retry began without caches dropped");
         check(self.exhausted.is_sealed(), "the stage did not succeed after the other had ended");
         for attempt in attempts.iter().filter(|attempt| attempt.outcome == "failed") {
             check(failed(attempt), "a failure for want of the area is not classed cma-exhausted");
@@ -174,7 +178,8 @@ mod tests {
 
     fn attempt(class: Option<&str>, fails: u64, low_mib: u64) -> Value {
         let outcome = if class.is_some() { "failed" } else { "sealed" };
-        json!({"outcome": outcome, "class": class, "method": "cgroup-v2",
+        let rungs = [json!({"rung": "drop-caches", "what": "dropped the caches of files"})];
+        json!({"outcome": outcome, "class": class, "method": "cgroup-v2", "rungs": rungs,
                "cma_alloc_fails": fails, "cma_free_min_bytes": low_mib << 20})
     }
 
@@ -228,6 +233,9 @@ mod tests {
         check(std::slice::from_ref(&failed), std::slice::from_ref(&low), REFUSED, &only_failed);
         let other = attempt(Some("tool-rejected"), 1, 90);
         check(&[other, well.clone()], std::slice::from_ref(&low), REFUSED, &["not classed"]);
+        let mut bare = well.clone();
+        bare["rungs"] = json!([]);
+        check(&[failed.clone(), bare], std::slice::from_ref(&low), REFUSED, &["caches dropped"]);
         let uncounted = attempt(Some("cma-exhausted"), 0, 90);
         check(&[uncounted, well], &[low], REFUSED, &["does not count"]);
         check(&good, &[attempt(None, 0, 200)], REFUSED, &["did not lower"]);
