@@ -106,7 +106,9 @@ fn prepare(folder: &Path) -> Result<Machine> {
 fn runs_on_this_machine(smelt: &Path) -> Result<()> {
     debian::need_alone("qemu-user", || debian::runs("qemu-aarch64", "--version"))?;
     let cache = target().join("cma/cache");
-    for arguments in [&["--version"][..], &["plan", "pipelines/demo.toml"]] {
+    let each =
+        [&["--version"][..], &["plan", "pipelines/demo.toml"], &["watch", "--once", "--json"]];
+    for arguments in each {
         let mut emulator = Command::new("qemu-aarch64");
         emulator.arg(smelt).args(arguments).current_dir(root()).env("SMELT_CACHE", &cache);
         let output = emulator.output().context("cannot start qemu-aarch64")?;

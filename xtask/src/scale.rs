@@ -21,7 +21,7 @@ const KILLED: &str = "xtask/src/scale/killed.toml";
 /// The stage of it that is killed.
 const STAGE: &str = "llm-engine";
 
-/// The board has 8 GB; this is a fifth, of which file pages take what is left.
+/// A fifth of what the boards have; file pages take what the stages leave of it.
 const MEMORY: u64 = 1536 << 20;
 
 struct Settings {
@@ -111,7 +111,7 @@ impl Bench {
         println!(
             "the group's peak {} MiB, page cache counted; {} processes killed for want of memory",
             taken.peak_bytes >> 20,
-            taken.oom_kills
+            stages.iter().map(Stage::oom_kills).sum::<u64>()
         );
         Ok(stages)
     }

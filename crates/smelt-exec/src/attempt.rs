@@ -18,20 +18,26 @@ use serde_json::json;
 use smelt_plan::plan::Pin;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, SealError, Store};
-use smelt_watch::meter::period;
-use smelt_watch::{Budget, Cgroups, Group, Measured, Meter, Sample};
+use smelt_watch::kernel_log::What;
+use smelt_watch::meter::{GROUP, period};
+use smelt_watch::{Budget, Cgroups, Group, KernelEvent, Measured, Meter, Sample};
 
-use crate::classify::{End, Outcome, Stopped, classify, for_want_of_memory};
+use crate::classify::{
+    End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing,
+};
 use crate::confine::Writes;
 use crate::controls::{Controls, Seen};
+use crate::form;
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Order, SMALL_BYTES_MAX, ShimOrder, ShimReport};
 use crate::orphans;
+use crate::prepare::Preparation;
 use crate::refused;
 use crate::report::{AttemptReport, LimitHeld};
 use crate::room;
 use crate::shims::{Shim, Shims};
+use crate::signatures::{Finding, Signatures};
 
 /// A stage may be over before the first period, so the first samples come quickly, but not so quickly
 /// that looking costs more than a small stage itself.
@@ -59,6 +65,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) waited: Duration,
     pub(crate) changed: Option<String>,
     pub(crate) budget: Budget,
+    /// What changes before it starts.
+    pub(crate) preparation: Preparation,
     pub(crate) order: Order,
     /// The private directory the outputs are made in.
     pub(crate) out: PathBuf,
@@ -75,6 +83,7 @@ pub(crate) struct Attempt<'a> {
     pub(crate) refers: Vec<Digest>,
     /// What the sealed record says besides.
     pub(crate) record: serde_json::Value,
+    pub(crate) signatures: &'a Signatures,
     pub(crate) shims: &'a Shims,
     pub(crate) cgroups: Option<&'a Cgroups>,
     pub(crate) controls: Arc<Controls>,
@@ -93,8 +102,15 @@ impl Attempt<'_> {
             log: self.log.clone(),
             ..AttemptReport::default()
         };
-        let outcome = self.attend(begin, &mut report);
+        let swap = self.prepare(&mut report);
+        report.began_s += seconds(begin.elapsed());
+        let begin = Instant::now();
+        let outcome = match self.controls.is_ending() {
+            true => Outcome::Interrupted,
+            false => self.attend(begin, &mut report),
+        };
         report.wall_s = begin.elapsed().as_secs_f64();
+        self.put_back(swap, &mut report);
         let sealing = Instant::now();
         let mut ended = self.conclude(outcome, report);
         ended.report.wall_s += sealing.elapsed().as_secs_f64();
@@ -144,7 +160,8 @@ impl Attempt<'_> {
         }
     }
 
-    fn attend(&self, begin: Instant, report: &mut AttemptReport) -> Outcome {
+    /// Has a shim lead it to its end, and says how that was.
+    pub(crate) fn attend(&self, begin: Instant, report: &mut AttemptReport) -> Outcome {
         let (mut shim, mut meter) = match self.start() {
             Ok(started) => started,
             Err(error) => {
@@ -172,7 +189,9 @@ impl Attempt<'_> {
         let end = End {
             stopped: self.controls.why(),
             limit_bytes: self.budget.rss_bytes_max.filter(|_| holds_limit),
-            oom_kills: measured.counters.oom_kills.unwrap_or(0),
+            oom_kills: oom_kills(&measured),
+            shortage: shortage(&measured, begin.elapsed()),
+            found: self.found(said.as_ref()),
             refused,
             last_line: log::last_line(&self.log),
             report: said,
@@ -187,7 +206,20 @@ impl Attempt<'_> {
             report.writes = said.writes;
             report.log_error.clone_from(&said.log_error);
         }
+        if let Some(found) = &end.found {
+            report.signature = Some(found.id.clone());
+            report.refused_bytes = found.size_bytes;
+        }
+        report.refused_bytes = report.refused_bytes.or(end.shortage.cma_refused_bytes);
         classify(&end)
+    }
+
+    /// What the log of an attempt that did not end well says.
+    fn found(&self, said: Option<&ShimReport>) -> Option<Finding> {
+        if said.is_some_and(|said| said.exit == Some(0)) {
+            return None;
+        }
+        self.signatures.find(log::head_and_tail(&self.log).lines())
     }
 
     /// Takes a shim and gives it the order.  It is in the attempt's control group before it hears what
@@ -316,6 +348,16 @@ impl Attempt<'_> {
         });
     }
 
+    /// What is done before it starts, in the place of what it says itself.
+    pub(crate) fn say(&self, what: &str) {
+        let _ = self.messages.try_send(Message::Running {
+            stage: self.stage,
+            elapsed: Duration::ZERO,
+            rss_bytes: 0,
+            last_line: what.to_owned(),
+        });
+    }
+
     /// Checks what the attempt left and makes it permanent.
     fn seal(&self) -> AttemptResult {
         if let Err(failure) = self.check_outputs().and_then(|()| self.check_inputs()) {
@@ -376,14 +418,31 @@ impl Attempt<'_> {
         for name in &self.order.outputs {
             if !self.holds_something(&self.out.join(name)) {
                 let message = format!("ended well, but its output \"{name}\" is missing or empty");
-                return Err(failure(FailureClass::OutputMissing, message));
+                return Err(self.missing(message));
             }
         }
         if !self.holds_something(self.reference.as_ref().unwrap_or(&self.out)) {
-            let message = "ended well, but made nothing".to_owned();
-            return Err(failure(FailureClass::OutputMissing, message));
+            return Err(self.missing("ended well, but made nothing".to_owned()));
+        }
+        self.check_forms()
+    }
+
+    /// A file that merely stopped growing is not complete.
+    fn check_forms(&self) -> Result<(), Failure> {
+        for (name, validity) in &self.order.validate {
+            if let Some(why) = form::fault(&self.out.join(name), validity) {
+                let message = format!("ended well, but its output \"{name}\" is not whole: {why}");
+                return Err(failure(FailureClass::OutputInvalid, message));
+            }
         }
         Ok(())
+    }
+
+    /// A tool that says success and leaves nothing may have said why on the way.
+    fn missing(&self, message: String) -> Failure {
+        let log = log::head_and_tail(&self.log);
+        let (class, message) = missing(message, self.signatures.find(log.lines()).as_ref());
+        failure(class, message)
     }
 
     /// Links are refused when sealing.
@@ -421,6 +480,37 @@ pub(crate) fn record(
 /// To the millisecond, as the journal counts.
 pub(crate) fn seconds(duration: Duration) -> f64 {
     duration.as_millis() as f64 / 1e3
+}
+
+/// The kernel's count of kills, as exact as it was taken.
+fn oom_kills(measured: &Measured) -> OomKills {
+    let is_own = measured.methods.get("oom_kills").is_some_and(|means| means == GROUP);
+    match measured.counters.oom_kills {
+        Some(kills) if is_own => OomKills::Own(kills),
+        Some(kills) => OomKills::Machine(kills),
+        None => OomKills::Unknown,
+    }
+}
+
+fn shortage(measured: &Measured, wall: Duration) -> Shortage {
+    // Boards and servers that this runs on have pages of 4 KiB.
+    const PAGE_BYTES: u64 = 4096;
+    let Measured { counters, kernel_events, .. } = measured;
+    let refused = |event: &KernelEvent| match event.what {
+        What::CmaAllocFailed { pages, .. } => Some(pages.saturating_mul(PAGE_BYTES)),
+        _ => None,
+    };
+    let refused: Vec<u64> = kernel_events.iter().filter_map(refused).collect();
+    let is_nvmap = |event: &&KernelEvent| matches!(event.what, What::NvMapFailed { error: 12, .. });
+    let stalled_us = counters.pressure_full_us.unwrap_or(0) as f64;
+    Shortage {
+        nvmap_fails: kernel_events.iter().filter(is_nvmap).count() as u64,
+        // Kernels that do not count may still say.
+        cma_alloc_fails: counters.cma_alloc_fails.unwrap_or(0).max(refused.len() as u64),
+        cma_refused_bytes: refused.into_iter().max(),
+        stalled: stalled_us / wall.as_micros().max(1) as f64,
+        swapped_in_bytes: counters.swap_in_pages.unwrap_or(0) * PAGE_BYTES,
+    }
 }
 
 fn failure(class: FailureClass, message: String) -> Failure {

@@ -6,6 +6,7 @@ use smelt_plan::{Failure, FailureClass};
 use smelt_watch::Broken;
 
 use crate::order::ShimReport;
+use crate::signatures::Finding;
 
 /// Everything known about the end of an attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,14 +15,63 @@ pub struct End {
     pub report: Option<ShimReport>,
     /// Why we ended it, where we did.
     pub stopped: Option<Stopped>,
-    /// Out-of-memory kills on this machine while it ran.
-    pub oom_kills: u64,
+    /// Processes that the kernel killed for memory while it ran.
+    pub oom_kills: OomKills,
+    /// How it stood with memory otherwise.
+    pub shortage: Shortage,
+    /// What its log says, by the signatures of known failures.
+    pub found: Option<Finding>,
     /// What the kernel kept it within, where it did.
     pub limit_bytes: Option<u64>,
     /// A path that it was not allowed to write, where its log complains of one.
     pub refused: Option<PathBuf>,
     /// The last line of its log.
     pub last_line: String,
+}
+
+/// The kernel's count of kills for memory, and of whom it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OomKills {
+    /// Of the attempt's own control group: exact.
+    Own(u64),
+    /// Of the whole machine: somebody else's may be among them.
+    Machine(u64),
+    /// This kernel does not say.
+    Unknown,
+}
+
+impl OomKills {
+    /// Whether a failed attempt is to be put down to them.
+    fn explain_failure(self) -> bool {
+        matches!(self, Self::Own(1..) | Self::Machine(1..))
+    }
+}
+
+/// How an attempt stood with memory, besides kills.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Shortage {
+    /// Contiguous allocations that the kernel refused on this machine meanwhile.
+    pub cma_alloc_fails: u64,
+    /// Requests of the GPU's driver that were refused memory, as the kernel's log tells.
+    pub nvmap_fails: u64,
+    /// The largest contiguous one in bytes, where the kernel's log tells.
+    pub cma_refused_bytes: Option<u64>,
+    /// Which part of its time all its tasks waited for memory, 0 to 1.
+    pub stalled: f64,
+    /// Bytes read back from swap.
+    pub swapped_in_bytes: u64,
+}
+
+/// A stage that spent this part of its time waiting for memory, and read this much back from swap,
+/// has thrashed: healthy swapping stalls less, and short stalls read little.
+const THRASH_STALLED_MIN: f64 = 0.25;
+const THRASH_SWAPPED_IN_MIN: u64 = 64 << 20;
+
+impl Shortage {
+    /// Whether it waited for memory and not for itself.
+    fn is_thrash(&self) -> bool {
+        self.stalled >= THRASH_STALLED_MIN && self.swapped_in_bytes >= THRASH_SWAPPED_IN_MIN
+    }
 }
 
 /// Why we ended an attempt.
@@ -52,6 +102,9 @@ pub enum Outcome {
 const NO_PROGRAM: i32 = 126;
 /// SIGKILL, which the kernel's out-of-memory killer uses.
 const SIGKILL: i32 = 9;
+/// What a shell says whose child was ended by a signal: 128 and the signal's number.
+const SHELL_SIGKILL: i32 = 128 + SIGKILL;
+const SHELL_SIGTERM: i32 = 128 + 15;
 
 /// Judges an end.  Exit codes lie, so the kernel's count and our own stop are asked first.
 pub fn classify(end: &End) -> Outcome {
@@ -60,7 +113,7 @@ pub fn classify(end: &End) -> Outcome {
     match end.stopped {
         Some(Stopped::ByUser) => return Outcome::Interrupted,
         Some(Stopped::Over(broken)) => {
-            let (class, message) = over(broken);
+            let (class, message) = over(broken, &end.shortage);
             return failed(class, message);
         }
         Some(Stopped::Exhausted) => return failed(FailureClass::Thrash, EXHAUSTED.to_owned()),
@@ -70,11 +123,8 @@ pub fn classify(end: &End) -> Outcome {
         None => {}
     }
     let Some(report) = &end.report else {
-        if end.oom_kills > 0 {
-            let message = format!("its shim was killed; {}", out_of_memory(end.limit_bytes));
-            return failed(FailureClass::OomKilled, message);
-        }
-        return failed(FailureClass::KilledExternally, "its shim was killed from outside".into());
+        let (class, message) = lost_shim(end);
+        return failed(class, message);
     };
     if let Some(error) = &report.spawn_error {
         return failed(FailureClass::SpawnFailed, error.clone());
@@ -88,7 +138,7 @@ pub fn classify(end: &End) -> Outcome {
         };
     }
     let class = class_of(report, end);
-    let message = message(report, end);
+    let message = message(report, end, class);
     match &end.refused {
         Some(path) if class == FailureClass::UndeclaredWrite => {
             failed(class, format!("{}; it said: {message}", tried(path)))
@@ -97,12 +147,28 @@ pub fn classify(end: &End) -> Outcome {
     }
 }
 
+/// Of a stage that said success and left no output: what its log says of that, if anything.
+pub(crate) fn missing(message: String, found: Option<&Finding>) -> (FailureClass, String) {
+    match found {
+        Some(found) => (found.class, explained(found, &message)),
+        None => (FailureClass::OutputMissing, message),
+    }
+}
+
+fn lost_shim(end: &End) -> (FailureClass, String) {
+    if end.oom_kills.explain_failure() {
+        let message = format!("its shim was killed; {}", out_of_memory(end.limit_bytes));
+        return (FailureClass::OomKilled, message);
+    }
+    (FailureClass::KilledExternally, "its shim was killed from outside".to_owned())
+}
+
 const EXHAUSTED: &str = "ended, since memory and swap of this machine were both used up (the kernel would have killed next)";
 const CMA_STUCK: &str =
     "ended, since it got no contiguous memory (CMA) for two minutes and did nothing else meanwhile";
 
 /// In MiB, the unit people set limits in.
-fn over(broken: Broken) -> (FailureClass, String) {
+fn over(broken: Broken, shortage: &Shortage) -> (FailureClass, String) {
     match broken {
         Broken::Memory { rss_bytes, rss_bytes_max } => {
             let [held, max] = [rss_bytes, rss_bytes_max].map(|bytes| bytes.div_ceil(1 << 20));
@@ -112,13 +178,21 @@ fn over(broken: Broken) -> (FailureClass, String) {
         Broken::Time { duration_max } => {
             let message =
                 format!("ran longer than the {} s of limits.timeout", duration_max.as_secs());
-            (FailureClass::TimedOut, message)
+            if !shortage.is_thrash() {
+                return (FailureClass::TimedOut, message);
+            }
+            let message = format!(
+                "{message}, waiting for memory {:.0} % of the time and reading {} MiB back from swap",
+                shortage.stalled * 100.0,
+                shortage.swapped_in_bytes >> 20
+            );
+            (FailureClass::Thrash, message)
         }
     }
 }
 
 fn class_of(report: &ShimReport, end: &End) -> FailureClass {
-    if end.oom_kills > 0 {
+    if end.oom_kills.explain_failure() {
         return FailureClass::OomKilled;
     }
     // The log may be what the disk could not take.
@@ -134,10 +208,25 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     if may_be_write && end.refused.is_some() {
         return FailureClass::UndeclaredWrite;
     }
-    match report.signal {
-        Some(SIGKILL | 15 | 2 | 1) => FailureClass::KilledExternally,
-        _ => FailureClass::ToolRejected,
+    let found = end.found.as_ref().map(|found| found.class);
+    let of_device = matches!(found, None | Some(FailureClass::DeviceMemory));
+    if end.shortage.cma_alloc_fails > 0 && of_device && !is_from_outside(report) {
+        return FailureClass::CmaExhausted;
     }
+    match found {
+        Some(class) => class,
+        None if end.shortage.nvmap_fails > 0 && !is_from_outside(report) => {
+            FailureClass::DeviceMemory
+        }
+        None if is_from_outside(report) => FailureClass::KilledExternally,
+        None => FailureClass::ToolRejected,
+    }
+}
+
+/// Whether it ended by a signal that people and supervisors send, or its shell says so of a child.
+fn is_from_outside(report: &ShimReport) -> bool {
+    matches!(report.signal, Some(SIGKILL | 15 | 2 | 1))
+        || matches!(report.exit, Some(SHELL_SIGKILL | SHELL_SIGTERM))
 }
 
 /// What a stage of smelt's own says first where what it looked at is not what it must be.
@@ -156,27 +245,59 @@ fn said(last_line: &str) -> &str {
     last_line.strip_prefix("smelt: ").unwrap_or(last_line)
 }
 
-fn message(report: &ShimReport, end: &End) -> String {
+fn message(report: &ShimReport, end: &End, class: FailureClass) -> String {
     let how = match (report.signal, report.exit) {
         (Some(signal), _) => format!("ended by signal {signal}"),
         (None, Some(code)) => format!("exit {code}"),
         (None, None) => "ended".to_owned(),
     };
-    let how = match end.oom_kills {
-        0 => how,
-        _ => format!("{how}; {}", out_of_memory(end.limit_bytes)),
+    let how = match class {
+        FailureClass::OomKilled => format!("{how}; {}", out_of_memory(end.limit_bytes)),
+        FailureClass::CmaExhausted => {
+            let Shortage { cma_alloc_fails: fails, cma_refused_bytes: bytes, .. } = end.shortage;
+            let size = bytes.map_or(String::new(), |bytes| format!(" (up to {})", amount(bytes)));
+            format!("{how}; the kernel refused contiguous memory {fails} times meanwhile{size}")
+        }
+        FailureClass::DeviceMemory if end.found.is_none() => {
+            format!("{how}; the kernel's log says that the GPU's driver was refused memory")
+        }
+        FailureClass::KilledExternally if end.oom_kills != OomKills::Unknown => {
+            format!("{how}; not by the kernel for want of memory, as its count says")
+        }
+        _ => how,
     };
+    if let Some(found) = end.found.as_ref().filter(|found| class == found.class) {
+        return explained(found, &how);
+    }
     match said(&end.last_line) {
         "" => how,
         said => format!("{said} ({how})"),
     }
 }
 
+/// The line that decided, what it means, the size that was asked for, and what to try.
+fn explained(found: &Finding, how: &str) -> String {
+    let Finding { line, means, remedy, .. } = found;
+    let size = found.size_bytes.map_or(String::new(), |bytes| format!(" ({})", amount(bytes)));
+    format!("{line} ({how}): {means}{size}; to try: {remedy}")
+}
+
+/// In MiB, and in bytes where that is less than one.
+fn amount(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => format!("{bytes} bytes"),
+        mebibytes => format!("{mebibytes} MiB, {bytes} bytes"),
+    }
+}
+
 /// An output that is not there, or not what it must be, after one of its processes was killed: the kill
 /// is the reason.
 pub(crate) fn for_want_of_memory(failure: Failure, oom_kills: u64, limit: Option<u64>) -> Failure {
-    let is_about_output =
-        matches!(failure.class, FailureClass::OutputMissing | FailureClass::OutputInvalid);
+    // A shell that said success may have written that a child was killed.
+    let is_about_output = matches!(
+        failure.class,
+        FailureClass::OutputMissing | FailureClass::OutputInvalid | FailureClass::KilledExternally
+    );
     if oom_kills == 0 || !is_about_output {
         return failure;
     }
@@ -214,7 +335,9 @@ mod tests {
         End {
             report: Some(report),
             stopped: None,
-            oom_kills: 0,
+            oom_kills: OomKills::Own(0),
+            shortage: Shortage::default(),
+            found: None,
             limit_bytes: None,
             refused: None,
             last_line: last_line.to_owned(),
@@ -254,11 +377,15 @@ mod tests {
 
     #[test]
     fn the_kernels_count_beats_the_exit_code() {
-        let lied = End { oom_kills: 1, ..end(Some(1), None, "") };
-        check(&lied, OomKilled, "ran out of memory");
-        let within = End { limit_bytes: Some(512 << 20), ..lied.clone() };
+        let killed = |oom_kills, end| End { oom_kills, ..end };
+        let (own, machine) = (OomKills::Own(1), OomKills::Machine(1));
+        check(&killed(own, end(Some(1), None, "")), OomKilled, "ran out of memory");
+        check(&killed(machine, end(Some(1), None, "x")), OomKilled, "x (exit 1; the kernel ran");
+        // What it left is still to be looked at.
+        assert_eq!(classify(&killed(own, end(Some(0), None, "done"))), Outcome::Done);
+        check(&End { report: None, ..killed(own, end(None, None, "")) }, OomKilled, "its shim");
+        let within = End { limit_bytes: Some(512 << 20), ..killed(own, end(Some(1), None, "")) };
         check(&within, OomKilled, "within the 512 MiB of limits.memory");
-        check(&End { report: None, ..lied }, OomKilled, "shim");
     }
 
     #[test]
@@ -270,6 +397,7 @@ mod tests {
         check(OutputMissing, 0, OutputMissing);
         check(OutputMissing, 1, OomKilled);
         check(OutputInvalid, 2, OomKilled);
+        check(KilledExternally, 1, OomKilled);
         check(DiskFull, 1, DiskFull);
     }
 
@@ -281,12 +409,78 @@ mod tests {
     }
 
     #[test]
+    fn a_kill_from_outside_is_told_apart() {
+        check(&end(Some(137), None, "Killed"), KilledExternally, "not by the kernel");
+        check(&end(None, Some(9), "x"), KilledExternally, "x (ended by signal 9; not by");
+        let unknown = End { oom_kills: OomKills::Unknown, ..end(None, Some(9), "x") };
+        check(&unknown, KilledExternally, "x (ended by signal 9)");
+    }
+
+    fn saying(log: &str, end: End) -> End {
+        let signatures = crate::signatures::Signatures::built_in();
+        let last_line = log.lines().last().unwrap_or_default().to_owned();
+        End { found: signatures.find(log.lines()), last_line, ..end }
+    }
+
+    #[test]
+    fn what_the_log_says_is_told_with_the_size_and_the_remedy() {
+        let log = "CUDA error 2 for 622329856-byte allocation\nBuilding engine failed";
+        let said = saying(log, end(Some(1), None, ""));
+        check(
+            &said,
+            DeviceMemory,
+            "CUDA error 2 for 622329856-byte allocation (exit 1): CUDA could",
+        );
+        check(&said, DeviceMemory, "(593 MiB, 622329856 bytes); to try: ");
+        let log = "NvMapMemAllocInternalTagged: 1075072515 error 12";
+        let Outcome::Failed(failure) = classify(&saying(log, end(Some(1), None, ""))) else {
+            panic!("exit 1 is a failure")
+        };
+        assert!(!failure.message.contains("MiB"), "{}", failure.message);
+        let warned = saying("Tactic Device request: 9MB Available: 1MB.", end(Some(0), None, ""));
+        assert_eq!(classify(&warned), Outcome::Done, "a warning is no failure");
+    }
+
+    #[test]
+    fn an_output_that_is_missing_may_be_explained_by_the_log() {
+        let signatures = crate::signatures::Signatures::built_in();
+        let found = |log: &'static str| signatures.find(log.lines());
+        let log = "Could not find any implementation for node x.\nPASSED";
+        let (class, message) = missing("no \"o\"".to_owned(), found(log).as_ref());
+        assert_eq!(class, NoTactic);
+        assert!(message.starts_with("Could not find any implementation for node x. (no \"o\"): "));
+        assert_eq!(missing("m".to_owned(), found("PASSED").as_ref()).0, OutputMissing);
+    }
+
+    #[test]
+    fn refused_contiguous_memory_explains_what_nothing_else_does() {
+        let shortage = Shortage { cma_alloc_fails: 3, ..Shortage::default() };
+        let refused = |end| End { shortage, ..end };
+        check(&refused(end(Some(1), None, "no")), CmaExhausted, "no (exit 1; the kernel refused");
+        let sized = Shortage { cma_refused_bytes: Some(8 << 20), ..shortage };
+        let sized = End { shortage: sized, ..end(Some(1), None, "no") };
+        check(&sized, CmaExhausted, "3 times meanwhile (up to 8 MiB, 8388608 bytes)");
+        let log = "NvMapMemAllocInternalTagged: 1075072515 error 12";
+        check(&refused(saying(log, end(Some(1), None, ""))), CmaExhausted, "contiguous memory 3");
+        let of_gpu = Shortage { nvmap_fails: 1, ..Shortage::default() };
+        let of_gpu = End { shortage: of_gpu, ..end(Some(1), None, "no") };
+        check(&of_gpu, DeviceMemory, "no (exit 1; the kernel's log says");
+        let log = "Parsing model failed";
+        check(&refused(saying(log, end(Some(1), None, ""))), ToolRejected, "Parsing model failed");
+        assert_eq!(classify(&refused(end(Some(0), None, ""))), Outcome::Done);
+        check(&refused(end(None, Some(9), "")), KilledExternally, "signal 9");
+    }
+
+    #[test]
     fn our_own_stop_beats_everything() {
         let over = |why| End { stopped: Some(Stopped::Over(why)), ..end(None, Some(9), "x") };
         let memory = Broken::Memory { rss_bytes: 101 << 20, rss_bytes_max: 100 << 20 };
         check(&over(memory), MemoryLimit, "held 101 MiB, more than the 100 MiB");
         let time = Broken::Time { duration_max: std::time::Duration::from_secs(60) };
         check(&over(time), TimedOut, "the 60 s of limits.timeout");
+        let thrash = Shortage { stalled: 0.4, swapped_in_bytes: 700 << 20, ..Shortage::default() };
+        let waited = End { shortage: thrash, ..over(time) };
+        check(&waited, Thrash, "waiting for memory 40 % of the time and reading 700 MiB back");
         let user = End { stopped: Some(Stopped::ByUser), ..end(Some(0), None, "") };
         assert_eq!(classify(&user), Outcome::Interrupted);
     }

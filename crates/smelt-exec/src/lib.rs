@@ -7,26 +7,42 @@
 #![forbid(unsafe_code)]
 
 mod attempt;
+mod boot;
+mod caches;
 pub mod classify;
+mod condition;
 mod confine;
 mod controls;
+pub mod dead;
+mod form;
 mod log;
 mod message;
 mod order;
 mod orphans;
+mod prepare;
 pub mod recorded;
 mod refused;
 pub mod report;
 mod room;
 mod run;
+mod settle;
 pub mod shim;
 mod shims;
+pub mod signatures;
 #[cfg(test)]
 mod simulation;
+mod swap;
+mod swap_tools;
 
+pub use boot::boot_id;
+pub use condition::Condition;
 pub use confine::Writes;
+pub use dead::{Closed, clear_dead_runs, clear_dead_swap};
 pub use log::tail as log_tail;
 pub use order::{Input, Order, Task};
 pub use orphans::MARK as ATTEMPT_MARK;
-pub use report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
-pub use run::{ExecError, Progress, Runner, clear_dead_runs, journal_without_news, room_of};
+pub use report::{
+    AttemptReport, FirstFailure, RunReport, RunStatus, RungReport, StageReport, StageStatus,
+};
+pub use run::{ExecError, Progress, Runner, journal_without_news, room_of};
+pub use signatures::{SignatureError, Signatures};

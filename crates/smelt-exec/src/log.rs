@@ -99,6 +99,31 @@ pub fn tail(path: &Path, lines_max: usize) -> String {
     lines[lines.len().saturating_sub(lines_max)..].join("\n")
 }
 
+/// What is searched of a log for signatures: a build of hours says what it is first, and what went
+/// wrong last.
+const SEARCHED_HEAD_BYTES: u64 = 256 << 10;
+const SEARCHED_TAIL_BYTES: u64 = 2 << 20;
+
+/// The head and the tail of a log as text; empty where there is none.
+pub(crate) fn head_and_tail(path: &Path) -> String {
+    read_ends(path, SEARCHED_HEAD_BYTES, SEARCHED_TAIL_BYTES).unwrap_or_default()
+}
+
+fn read_ends(path: &Path, head_bytes: u64, tail_bytes: u64) -> io::Result<String> {
+    let length = fs::metadata(path)?.len();
+    if length <= head_bytes + tail_bytes {
+        return Ok(String::from_utf8_lossy(&last_bytes(path, length)?).into_owned());
+    }
+    let mut head = Vec::new();
+    File::open(path)?.take(head_bytes).read_to_end(&mut head)?;
+    // What was cut is not taken for a line.
+    head.truncate(head.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1));
+    let tail = last_bytes(path, tail_bytes)?;
+    let begin = tail.iter().position(|&byte| byte == b'\n').map_or(tail.len(), |at| at + 1);
+    head.extend_from_slice(&tail[begin..]);
+    Ok(String::from_utf8_lossy(&head).into_owned())
+}
+
 fn last_bytes(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
@@ -149,6 +174,18 @@ mod tests {
         check(220, Some(40));
         check(221, Some(80));
         check(1000, Some(840));
+    }
+
+    #[test]
+    fn of_a_long_log_the_whole_lines_of_its_ends_are_searched() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let text: String = (10..40).map(|n| format!("line {n}\n")).collect();
+        fs::write(&path, &text).unwrap();
+        assert_eq!(read_ends(&path, 100, 1000).unwrap(), text);
+        let ends = read_ends(&path, 20, 20).unwrap();
+        assert_eq!(ends, "line 10\nline 11\nline 38\nline 39\n");
+        assert_eq!(head_and_tail(&dir.path().join("nothing")), "");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use smelt_plan::plan::{Attempt, Stage};
 use smelt_plan::tokens::Lease;
+use smelt_plan::validity::Validity;
 use smelt_plan::{StageId, StageName};
 
 use crate::confine::Writes;
@@ -49,6 +50,8 @@ pub struct Order {
     pub input: String,
     /// Paths under the output directory that must exist when it has ended well.
     pub outputs: Vec<String>,
+    /// What some of them must be.
+    pub validate: Vec<(String, Validity)>,
     /// Where it may write besides `dir` and a directory for temporary files: absolute, and there
     /// already.  `/` is everywhere.
     pub writes: Vec<PathBuf>,

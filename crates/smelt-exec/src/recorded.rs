@@ -3,13 +3,18 @@
 //! A run that was killed has no last word; what its attempts wrote is then all there is.  Pure:
 //! the caller reads the journal and says whether the run goes on.
 
-use serde::Deserialize;
+mod open;
+
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use smelt_plan::{Digest, Kind};
+use smelt_plan::{Digest, FailureClass, Kind, Rung};
 use smelt_watch::Curve;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
+
+pub use open::{Open, Started, open};
 
 use crate::report::{AttemptReport, RunReport, RunStatus, StageReport, StageStatus};
 
@@ -82,6 +87,32 @@ struct Record {
 struct Begin {
     format: Option<u64>,
     pipeline: String,
+    #[serde(default)]
+    boot: String,
+    #[serde(default)]
+    command: Value,
+}
+
+/// How a run ended that has no last word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Death {
+    /// smelt was killed; its stages are not to blame.
+    Died,
+    /// The board went down: this is another boot.
+    BoardReset,
+}
+
+impl Death {
+    /// What became of a run that began in the boot `then`, found dead in the boot `now`.
+    fn between(then: &str, now: &str) -> Self {
+        if then.is_empty() || now.is_empty() || then == now { Self::Died } else { Self::BoardReset }
+    }
+}
+
+#[derive(Deserialize)]
+struct End {
+    how: Death,
 }
 
 #[derive(Deserialize)]
@@ -91,6 +122,8 @@ struct Start {
     n: u32,
     key: Digest,
     changed: Option<String>,
+    #[serde(default)]
+    rungs: BTreeSet<Rung>,
     log: PathBuf,
 }
 
@@ -106,15 +139,20 @@ struct Ended {
     curve: Curve,
 }
 
-/// The report of the run, from the records of its journal in order.
-pub fn report(run: &str, records: Vec<Value>, is_running: bool) -> Result<RunReport, RecordError> {
+/// The report of the run, from the records of its journal in order; `boot` is the name of this one.
+pub fn report(
+    run: &str,
+    records: Vec<Value>,
+    is_running: bool,
+    boot: &str,
+) -> Result<RunReport, RecordError> {
     let mut records = records.into_iter();
     let Some(first) = records.next() else {
         return Err(RecordError::Empty { run: run.to_owned() });
     };
     let begin = first.get("detail").and_then(|detail| Begin::deserialize(detail).ok());
     let format = begin.as_ref().and_then(|begin| begin.format);
-    let Some(Begin { pipeline, .. }) = begin.filter(|_| format == Some(FORMAT)) else {
+    let Some(Begin { pipeline, boot: then, .. }) = begin.filter(|_| format == Some(FORMAT)) else {
         return Err(RecordError::Format { run: run.to_owned(), format });
     };
     let mut fold = Fold {
@@ -124,6 +162,7 @@ pub fn report(run: &str, records: Vec<Value>, is_running: bool) -> Result<RunRep
         places: BTreeMap::new(),
         all: Vec::new(),
         end: None,
+        death: Death::between(&then, boot),
         is_again: false,
     };
     for record in records {
@@ -142,6 +181,8 @@ struct Fold<'a> {
     all: Vec<StageReport>,
     /// The run's last word, without stages.
     end: Option<RunReport>,
+    /// How it ended, if it has no last word and does not go on.
+    death: Death,
     /// It has built some stages once more, to compare them.
     is_again: bool,
 }
@@ -165,6 +206,7 @@ impl Fold<'_> {
             }
             "begin" => self.is_again = true,
             "end" => self.end = Some(self.parse(detail)?),
+            "closed" => self.death = self.parse::<End>(detail)?.how,
             // Later versions may say more without changing what these say.
             _ => {}
         }
@@ -191,7 +233,7 @@ impl Fold<'_> {
     }
 
     fn start(&mut self, start: Start, at_s: f64) {
-        let Start { stage, kind, n, key, changed, log } = start;
+        let Start { stage, kind, n, key, changed, log, rungs: _ } = start;
         let place = *self.places.entry(stage.clone()).or_insert_with(|| {
             self.stages.push(StageReport {
                 name: stage,
@@ -254,6 +296,11 @@ impl Fold<'_> {
             if let Some(attempt) = stage.attempts.last_mut() {
                 outcome.clone_into(&mut attempt.outcome);
                 attempt.wall_s = self.wall_s - attempt.began_s;
+                if !is_running && self.death == Death::BoardReset {
+                    attempt.class = Some(FailureClass::BoardReset);
+                    let message = "the board was reset while it ran".to_owned();
+                    attempt.message = Some(message);
+                }
             }
         }
         RunReport {
@@ -310,16 +357,37 @@ mod tests {
             start("b", 2, 3.0),
             start("c", 1, 5.5),
         ];
-        let died = report("r", records.clone(), false).unwrap();
+        let died = report("r", records.clone(), false, "b").unwrap();
         assert_eq!(died.status, RunStatus::Died);
         assert_eq!(statuses(&died), ["a sealed", "b interrupted", "c interrupted"]);
         let b = &died.stages[1];
         assert_eq!(b.attempts[0].outcome, "failed");
         assert_eq!((b.attempts[1].outcome.as_str(), b.attempts[1].wall_s), ("died", 2.5));
         assert_eq!(died.stages[0].attempts[0].curve.rss_kib, [2]);
-        let running = report("r", records, true).unwrap();
+        assert_eq!(b.attempts[1].class, None, "a kill of smelt is nobody's failure");
+        let running = report("r", records, true, "b").unwrap();
         assert_eq!(running.status, RunStatus::Running);
         assert_eq!(statuses(&running), ["a sealed", "b running", "c running"]);
+    }
+
+    #[test]
+    fn what_ran_in_another_boot_was_cut_off_by_a_reset() {
+        let class = |records: Vec<Value>, boot: &str| {
+            let report = report("r", records, false, boot).unwrap();
+            report.stages[0].attempts[0].class
+        };
+        let mut begin = begin();
+        begin["detail"]["boot"] = json!("a");
+        let running = vec![begin, start("s", 1, 1.0)];
+        assert_eq!(class(running.clone(), "a"), None);
+        assert_eq!(class(running.clone(), "b"), Some(FailureClass::BoardReset));
+        assert_eq!(class(running.clone(), ""), None, "a kernel that has no name for it");
+        let closed = |how: &str| {
+            let end = json!({ "event": "closed", "at_s": 1.0, "detail": { "how": how } });
+            [running.clone(), vec![end]].concat()
+        };
+        assert_eq!(class(closed("died"), "b"), None, "it was found dead in its own boot");
+        assert_eq!(class(closed("board-reset"), "a"), Some(FailureClass::BoardReset));
     }
 
     #[test]
@@ -335,7 +403,7 @@ mod tests {
         );
         let (start, ended) = (start("a", 1, 1.0), ended("a", 1, "sealed", 2.0));
         let records = vec![begin(), start, ended, hit, sealed, end];
-        let report = report("r", records, false).unwrap();
+        let report = report("r", records, false, "b").unwrap();
         assert_eq!(statuses(&report), ["h hit", "a sealed"]);
         assert_eq!(report.stages[1].attempts.len(), 1);
         assert_eq!(report.wall_s, 4.0);
@@ -344,7 +412,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_refused_by_name() {
         let check = |records: Vec<Value>, words: &str| {
-            let error = report("r", records, false).unwrap_err().to_string();
+            let error = report("r", records, false, "b").unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         };
         check(vec![], "the journal of r is empty");
@@ -386,6 +454,6 @@ mod tests {
     #[test]
     fn what_a_later_version_adds_is_passed_over() {
         let more = json!({ "event": "parked", "at_s": 1.0, "detail": {} });
-        assert!(report("r", vec![begin(), more], false).unwrap().stages.is_empty());
+        assert!(report("r", vec![begin(), more], false, "b").unwrap().stages.is_empty());
     }
 }

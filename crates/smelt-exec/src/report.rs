@@ -6,10 +6,11 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use smelt_plan::{Digest, FailureClass, Kind};
+use smelt_plan::{Digest, FailureClass, Kind, Rung};
 use smelt_watch::{Counters, Curve, KernelEvent, Peaks};
 use std::collections::BTreeMap;
 
+use crate::condition::Condition;
 use crate::confine::Writes;
 
 /// A whole run.
@@ -53,6 +54,8 @@ pub enum RunStatus {
     Interrupted,
     /// Another run holds a key, and the user did not want to wait.
     Held,
+    /// A stage wants the board rebooted before its next attempt; the next run goes on with it.
+    Rebooting,
     /// It goes on.
     Running,
     /// It was killed, or the machine went down: it neither goes on nor did it end.
@@ -67,6 +70,7 @@ impl RunStatus {
             Self::Failed => "failed",
             Self::Interrupted => "interrupted",
             Self::Held => "held",
+            Self::Rebooting => "rebooting",
             Self::Running => "running",
             Self::Died => "died",
         }
@@ -148,8 +152,20 @@ pub struct AttemptReport {
     pub signal: Option<i32>,
     /// The one line on why it failed.
     pub message: Option<String>,
+    /// The signature of a known failure that its log holds, where it failed.
+    pub signature: Option<String>,
+    /// Bytes that were asked for and refused, where the log tells.
+    pub refused_bytes: Option<u64>,
     /// What differed from attempt 1.
     pub changed: Option<String>,
+    /// What was changed before it, rung by rung.
+    pub rungs: Vec<RungReport>,
+    /// How the machine stood before anything was changed, where that was looked at.
+    pub before: Option<Condition>,
+    /// How it stood as the attempt started, where something was changed.
+    pub prepared: Option<Condition>,
+    /// How it stood when everything was over and put back.
+    pub after: Option<Condition>,
     /// How memory was measured: by samples of `/proc` (`proc`), or by a control group besides
     /// (`cgroup-v1`, `cgroup-v2`).
     pub method: String,
@@ -199,4 +215,17 @@ pub enum LimitHeld {
     Kernel,
     /// Samples, and an end to whoever is found above it.
     Sampling,
+}
+
+/// A rung of the ladder that was climbed for an attempt, or could not be.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RungReport {
+    /// Which.
+    pub rung: Rung,
+    /// Whether it was done.
+    pub done: bool,
+    /// What was done, or why it was not.
+    pub what: String,
+    /// Seconds it took.
+    pub wall_s: f64,
 }

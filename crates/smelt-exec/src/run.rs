@@ -15,20 +15,23 @@ use smelt_plan::admission::{Forecast, Room};
 use smelt_plan::plan::{From, HubPin, Pin};
 use smelt_plan::schedule::{Ending, Wishes};
 use smelt_plan::{
-    Command, Digest, Event, Failure, FailureClass, Kind, Plan, Schedule, StageId, State,
+    Change, Command, Digest, Event, Failure, FailureClass, Kind, Plan, Rung, Schedule, StageId,
+    State, WarmUp,
 };
 use smelt_store::{KeyLock, Location, Lookup, Output, Run, Store, StoreError};
 use smelt_watch::{Budget, Cgroups, Counters, Machine};
 
 use crate::attempt::{Attempt, record, seconds};
+use crate::boot::boot_id;
 use crate::controls::Controls;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
-use crate::orphans;
+use crate::prepare::{Preparation, awaited};
 use crate::recorded::{FORMAT, groups};
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 use crate::room;
 use crate::shims::Shims;
+use crate::signatures::Signatures;
 
 mod memory;
 
@@ -125,34 +128,32 @@ pub struct Runner<'a> {
     pub overcommit: bool,
     /// Turns a task into a program to run.
     pub orders: &'a dyn Fn(&Task<'_>) -> Order,
+    /// Turns a warm-up into a program to run.
+    pub warm_ups: &'a dyn Fn(&WarmUp) -> Order,
+    /// Where relative paths of the pipeline begin.
+    pub folder: &'a Path,
+    /// Whether the board has been rebooted since the run that this one continues.
+    pub is_rebooted: bool,
+    /// What starts this run again, in the words of whoever wants to: it goes into the journal.
+    pub command: &'a serde_json::Value,
+    /// What known failures say in logs.
+    pub signatures: &'a Signatures,
     /// Shows the user what goes on.
     pub progress: &'a mut dyn FnMut(&Progress<'_>),
 }
 
-/// Kills what dead runs left running, then clears their directories.
-///
-/// What cannot be removed (another user's files, say) is told of and holds up nobody.
-pub fn clear_dead_runs(store: &Store, tell: &mut dyn FnMut(&StoreError)) -> Result<(), StoreError> {
-    let dead = store.dead_runs()?;
-    let cgroups = if dead.is_empty() { None } else { Cgroups::find(Path::new("/")) };
-    for run in dead {
-        let mark = format!("{run}/");
-        orphans::kill_marked(&mark);
-        if let Some(cgroups) = &cgroups {
-            cgroups.sweep(&mark);
-        }
-        if let Err(error) = store.clear_dead(&run) {
-            tell(&error);
-        }
-    }
-    Ok(())
-}
-
-/// Puts a run into the journals that knew beforehand that every stage is built.  Its stages are those
-/// of the run before, and are not written again.
-pub fn journal_without_news(run: &Run, report: &RunReport) -> Result<(), ExecError> {
+/// Puts a run into the journals that knew its end beforehand: every stage is built, or it is not worth
+/// beginning.  Stages are those of the run before, and are not written again.
+pub fn journal_without_news(
+    run: &Run,
+    report: &RunReport,
+    command: &serde_json::Value,
+) -> Result<(), ExecError> {
     let last = RunReport { stages: Vec::new(), ..report.clone() };
-    let begin = json!({ "format": FORMAT, "pipeline": report.pipeline, "method": "proc" });
+    let begin = json!({
+        "format": FORMAT, "pipeline": report.pipeline, "method": "proc", "boot": boot_id(),
+        "command": command,
+    });
     for (event, detail) in [("begin", begin), ("end", json!(last))] {
         let record = json!({ "event": event, "at_s": 0.0, "detail": detail });
         run.journal().append(&record).map_err(StoreError::from)?;
@@ -185,6 +186,14 @@ impl Runner<'_> {
         signals.close();
         report
     }
+}
+
+/// What differs from attempt 1, for a person: the rungs, and the step's text where it still holds.
+fn changed(changes: &[Change], step: Option<&str>) -> Option<String> {
+    let mut all: Vec<String> = changes.iter().map(ToString::to_string).collect();
+    let has_step = changes.iter().any(|change| matches!(change, Change::Escalate(_)));
+    all.extend(step.filter(|step| !has_step && *step != "{}").map(str::to_owned));
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 /// What the loop does to the world, and how it hears of it: with threads and processes in a real
@@ -259,6 +268,8 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     keys: HashMap<StageId, Digest>,
     locks: HashMap<StageId, KeyLock>,
     controls: HashMap<StageId, Arc<Controls>>,
+    /// What is to change before attempts that have not begun.
+    changes: HashMap<StageId, Vec<Change>>,
     reports: HashMap<StageId, Vec<AttemptReport>>,
     messages: HashMap<StageId, String>,
     told_held: HashSet<StageId>,
@@ -291,6 +302,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             keys: HashMap::new(),
             locks: HashMap::new(),
             controls: HashMap::new(),
+            changes: HashMap::new(),
             reports: HashMap::new(),
             messages: HashMap::new(),
             told_held: HashSet::new(),
@@ -306,7 +318,11 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         self.hold()?;
         let method = self.cgroups.map_or("proc", Cgroups::name);
         let name = &self.runner.plan.name;
-        self.journal("begin", json!({ "format": FORMAT, "pipeline": name, "method": method }))?;
+        let (boot, command) = (boot_id(), self.runner.command);
+        let begin = json!({
+            "format": FORMAT, "pipeline": name, "method": method, "boot": boot, "command": command,
+        });
+        self.journal("begin", begin)?;
         self.note_given();
         self.perform_all(commands)?;
         while !self.schedule.is_finished() {
@@ -441,7 +457,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 self.claim(stage, key)?;
                 Ok(Some(self.look(stage, &key)?.unwrap_or(Event::Missing(stage))))
             }
-            Command::Start { stage, key, attempt, forced } => {
+            Command::Start { stage, key, attempt, forced, changes } => {
+                self.changes.insert(stage, changes);
                 self.start(Start { stage, key, n: attempt, forced })
             }
             Command::Stop(stage) => {
@@ -523,7 +540,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     /// Begins an attempt that has waited so long for memory.
     fn begin(&mut self, start: Start, waited: Duration) -> Result<Option<Event>, ExecError> {
         let Start { stage, key, n, .. } = start;
-        match self.attempt(stage, key, n) {
+        let changes = self.changes.remove(&stage).unwrap_or_default();
+        match self.attempt(stage, key, n, changes) {
             Ok(attempt) => {
                 let attempt = Attempt { waited, ..attempt };
                 self.launch(stage, attempt)?;
@@ -556,11 +574,15 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     }
 
     fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) -> Result<(), ExecError> {
-        let Attempt { n, key, changed, log, .. } = &attempt;
+        let Attempt { n, key, changed, log, preparation, .. } = &attempt;
+        let rungs: Vec<Rung> = preparation.changes.iter().map(Change::rung).collect();
         let (name, kind) = (self.name(stage), self.runner.plan.stage(stage).kind);
         self.journal_later(
             "start",
-            json!({ "stage": name, "kind": kind, "n": n, "key": key, "changed": changed, "log": log }),
+            json!({
+                "stage": name, "kind": kind, "n": n, "key": key, "changed": changed,
+                "rungs": rungs, "log": log,
+            }),
         )?;
         self.show(&Progress::Started {
             stage,
@@ -574,13 +596,20 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     }
 
     /// Prepares the directory, the order and all else an attempt needs.
-    fn attempt(&self, stage: StageId, key: Digest, n: u32) -> Result<Attempt<'scope>, StoreError> {
-        let Runner { plan, store, run, orders, .. } = &self.runner;
+    fn attempt(
+        &self,
+        stage: StageId,
+        key: Digest,
+        n: u32,
+        changes: Vec<Change>,
+    ) -> Result<Attempt<'scope>, StoreError> {
+        let Runner { plan, store, run, orders, signatures, .. } = &self.runner;
         let planned = plan.stage(stage);
         let spec = planned.attempt(n);
         let label = format!("{}.{n}", planned.name);
         let out = run.work_dir(&label)?;
         let order = orders(&self.task(stage, &spec, &out));
+        let changed = changed(&changes, spec.changed.as_deref());
         Ok(Attempt {
             store,
             stage,
@@ -597,16 +626,33 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             mark: format!("{}/{label}", run.id()),
             pins: self.pins(stage),
             refers: self.refers(stage),
-            record: record(&plan.name, planned.name.as_str(), n, spec.changed.as_deref()),
-            changed: spec.changed,
+            record: record(&plan.name, planned.name.as_str(), n, changed.as_deref()),
+            changed,
+            preparation: self.preparation(stage, changes),
             out,
             compare: self.to_compare(stage, &key)?,
             reference: planned.fetched().map(|pin| pin.path.clone()),
+            signatures,
             shims: self.shims,
             cgroups: self.cgroups,
             controls: Arc::default(),
             messages: self.sender.clone(),
         })
+    }
+
+    fn preparation(&self, stage: StageId, changes: Vec<Change>) -> Preparation {
+        let warm_up = changes.iter().find_map(|change| match change {
+            Change::WarmUp(warm_up) => Some((self.runner.warm_ups)(warm_up)),
+            _ => None,
+        });
+        let reports = self.reports.get(&stage).map(Vec::as_slice).unwrap_or_default();
+        Preparation {
+            changes,
+            warm_up,
+            awaited: awaited(reports),
+            folder: self.runner.folder.to_owned(),
+            is_rebooted: self.runner.is_rebooted,
+        }
     }
 
     fn task<'t>(
@@ -720,6 +766,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         match self.schedule.ending() {
             Some(Ending::Interrupted) => RunStatus::Interrupted,
             Some(Ending::Held) => RunStatus::Held,
+            Some(Ending::Reboot) => RunStatus::Rebooting,
             Some(Ending::Failed) => RunStatus::Failed,
             None if self.schedule.first_failure().is_some() => RunStatus::Failed,
             None => RunStatus::Ok,

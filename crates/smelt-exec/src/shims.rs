@@ -127,11 +127,13 @@ impl Shims {
         }
     }
 
-    /// The living below us that belong to no live shim.  The dead wait for us to end.
+    /// The living below us that we have not started ourselves.  The dead wait for us to end.
     fn orphans(&self) -> Vec<u32> {
         let live = self.live();
         let children = Tree::new(std::process::id()).children();
-        let adopted = children.into_iter().filter(|pid| !live.contains(pid));
+        let listens = self.listener.get().and_then(Listener::child);
+        let is_ours = |pid: &u32| live.contains(pid) || listens == Some(*pid);
+        let adopted = children.into_iter().filter(|pid| !is_ours(pid));
         adopted
             .flat_map(|pid| std::iter::once(pid).chain(Tree::new(pid).descendants()))
             .filter(|&pid| !is_zombie(pid))

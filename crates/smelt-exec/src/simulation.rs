@@ -21,7 +21,9 @@ use smelt_plan::admission::{Basis, Forecast};
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::Pins;
 use smelt_plan::schedule::Wishes;
-use smelt_plan::{Digest, Failure, FailureClass, Pipeline, Plan, Schedule, StageId};
+use smelt_plan::{
+    Change, Digest, Earlier, Failure, FailureClass, Pipeline, Plan, Rung, Schedule, StageId,
+};
 use smelt_store::sim::{Chance, Failure as DiskFailure, Left, SimDisk, Trouble};
 use smelt_store::turns::Turns;
 use smelt_store::{Limits, Store, What};
@@ -29,13 +31,16 @@ use smelt_watch::meter::Strain;
 use smelt_watch::{Counters, Machine, Sample};
 
 use crate::attempt::Attempt;
+use crate::boot::boot_id;
 use crate::classify::{Outcome, Stopped};
 use crate::controls::Seen;
 use crate::message::{AttemptResult, Message};
 use crate::order::{Order, Task};
+use crate::recorded;
 use crate::report::{AttemptReport, RunReport, RunStatus, StageStatus};
 use crate::run::{Hands, Loop, Runner};
 use crate::shims::Shims;
+use crate::signatures::Signatures;
 
 const ROOT: &str = "/data/cache";
 /// A run that ticks so often without an end is stuck.
@@ -71,6 +76,7 @@ impl Ledger {
 struct World {
     ledger: Mutex<Ledger>,
     shims: Shims,
+    signatures: Signatures,
 }
 
 impl World {
@@ -87,7 +93,17 @@ struct Drawn {
     /// What the stages' programs are called; another word is another key.
     words: Vec<String>,
     attempts: usize,
+    /// The rungs between them, as a pipeline says them.
+    rungs: &'static str,
 }
+
+/// Ladders of several shapes; an attempt of a simulated world performs none of them.
+const RUNGS: [&str; 4] = [
+    "",
+    ", settle = \"1s\", warm-up = \"w.toml#s\"",
+    ", temporary-swap = \"1MiB\", escalate = [{}, { env = { A = \"1\" } }]",
+    ", drop-caches = true, reboot = true",
+];
 
 impl Drawn {
     fn draw(chance: &mut Chance) -> Self {
@@ -98,7 +114,8 @@ impl Drawn {
         let needs = (0..count).map(|n| need(n, chance)).collect();
         // Equal words of stages that read the same are equal keys.
         let words = (0..count).map(|n| format!("tool-{}", n.min(2))).collect();
-        Self { name: "one", needs, words, attempts: 1 + chance.below(2) }
+        let rungs = RUNGS[chance.below(RUNGS.len())];
+        Self { name: "one", needs, words, attempts: 1 + chance.below(3), rungs }
     }
 
     /// Another pipeline that shares stages with this one.
@@ -115,10 +132,11 @@ impl Drawn {
             let inputs: Vec<_> = needs.iter().map(|need| format!("\"s{need}\"")).collect();
             text += &format!(
                 "[stage.s{n}]\nkind = \"command\"\nargv = [\"{}\"]\noutputs = [\"o\"]\ninputs = [{}]\n\
-                 retry = {{ attempts = {} }}\n",
+                 retry = {{ attempts = {}{} }}\n",
                 self.words[n],
                 inputs.join(", "),
-                self.attempts
+                self.attempts,
+                self.rungs
             );
         }
         let overrides = Overrides::parse::<&str>(&[]).unwrap();
@@ -148,8 +166,56 @@ fn order(task: &Task<'_>) -> Order {
         dir: task.out.to_owned(),
         input: String::new(),
         outputs: vec!["o".to_owned()],
+        validate: Vec::new(),
         writes: Vec::new(),
     }
+}
+
+fn warm_up(_: &smelt_plan::WarmUp) -> Order {
+    Order {
+        argv: vec!["warm".to_owned()],
+        env: Vec::new(),
+        dir: PathBuf::from("/"),
+        input: String::new(),
+        outputs: Vec::new(),
+        validate: Vec::new(),
+        writes: Vec::new(),
+    }
+}
+
+/// An attempt that failed: which, how, and the rungs used so far.
+type Failed = (u32, FailureClass, BTreeSet<Rung>);
+
+const CLASSES: [FailureClass; 5] = [
+    FailureClass::ToolRejected,
+    FailureClass::KilledExternally,
+    FailureClass::OomKilled,
+    FailureClass::DeviceMemory,
+    FailureClass::Thrash,
+];
+
+/// What journals say that runs of this pipeline have left which did not end, the newest first.
+fn earlier(store: &Store, pipeline: &str) -> Result<BTreeMap<Digest, Earlier>, String> {
+    let mut all: BTreeMap<Digest, Earlier> = BTreeMap::new();
+    for run in store.journals().map_err(|error| error.to_string())?.iter().rev() {
+        if store.is_running(run).map_err(|error| error.to_string())? {
+            continue;
+        }
+        let mut records = Vec::new();
+        let read = store.read_journal(run, |record| records.push(record));
+        read.map_err(|error| error.to_string())?;
+        let is_ours = records.first().is_some_and(|begin| begin["detail"]["pipeline"] == pipeline);
+        match recorded::open(&records, &boot_id()) {
+            Some(open) if is_ours => {
+                for (key, (_, earlier)) in open.ladders {
+                    all.entry(key).or_insert(earlier);
+                }
+            }
+            None if is_ours => break,
+            _ => {}
+        }
+    }
+    Ok(all)
 }
 
 /// Ends attempts in an order that chance gives, in the thread of the loop.
@@ -164,6 +230,11 @@ struct Simulated<'s> {
     running: Vec<Attempt<'s>>,
     /// What this run has sealed itself, and so holds.
     sealed: BTreeSet<Digest>,
+    /// How attempts at a key failed last, with the rungs that were climbed for it.
+    failed: BTreeMap<Digest, Failed>,
+    /// What runs before had left of that.
+    before: BTreeMap<Digest, Failed>,
+    attempts_max: u32,
     ticks: u32,
     counters: Counters,
 }
@@ -182,6 +253,7 @@ impl<'s> Hands<'s> for Simulated<'s> {
         assert!(!known || is_unreadable, "{} was acknowledged and is built again", attempt.mark);
         ledger.builds += 1;
         drop(ledger);
+        self.check_retry(&attempt);
         self.running.push(attempt);
     }
 
@@ -199,6 +271,11 @@ impl<'s> Hands<'s> for Simulated<'s> {
         let outcome = self.outcome(&attempt);
         let report = AttemptReport { n: attempt.n, ..AttemptReport::default() };
         let ended = attempt.conclude(outcome, report);
+        if let AttemptResult::Failed(failure) = &ended.result {
+            let used = self.failed.remove(&attempt.key).filter(|_| attempt.n > 1);
+            let used = used.map_or_else(BTreeSet::new, |(_, _, used)| used);
+            self.failed.insert(attempt.key, (attempt.n, failure.class, used));
+        }
         let mut ledger = self.world.ledger();
         ledger.building.remove(&attempt.key);
         if let AttemptResult::Sealed(output) = &ended.result {
@@ -251,6 +328,30 @@ impl Simulated<'_> {
         held
     }
 
+    /// A retry goes on where the ladder was left, has changed something, and climbs nothing in vain.
+    fn check_retry(&mut self, attempt: &Attempt<'_>) {
+        assert!(attempt.n <= self.attempts_max, "{}: too often", attempt.mark);
+        let rungs: BTreeSet<Rung> = attempt.preparation.changes.iter().map(Change::rung).collect();
+        if attempt.n == 1 {
+            return assert!(rungs.is_empty(), "{}: attempt 1 changes nothing", attempt.mark);
+        }
+        if let Some(before) = self.before.get(&attempt.key).filter(|(n, ..)| n + 1 == attempt.n) {
+            // A twin begins where the run before left the key, whatever the first has done.
+            self.failed.insert(attempt.key, before.clone());
+        }
+        let none = || (0, FailureClass::DoesNotFit, BTreeSet::new());
+        let (n, class, used) = self.failed.entry(attempt.key).or_insert_with(none);
+        assert!(attempt.n > *n, "{}: an attempt twice", attempt.mark);
+        // An attempt that there was no room for was never begun, and nobody here knows its class.
+        let is_known = attempt.n == *n + 1;
+        let changed = class.passes_by_itself() || !rungs.is_empty();
+        assert!(!is_known || changed, "{}: nothing changed", attempt.mark);
+        for once in [Rung::WarmUp, Rung::Reboot] {
+            assert!(!(rungs.contains(&once) && used.contains(&once)), "{}: again", attempt.mark);
+        }
+        used.extend(rungs);
+    }
+
     fn outcome(&mut self, attempt: &Attempt<'_>) -> Outcome {
         let failed =
             |class, message: String| Outcome::Failed(Failure { class, exit: None, message });
@@ -258,8 +359,8 @@ impl Simulated<'_> {
             return failed(FailureClass::Thrash, "memory and swap were used up".to_owned());
         }
         if self.is_rough && self.chance.below(12) == 0 {
-            let classes = [FailureClass::ToolRejected, FailureClass::KilledExternally];
-            return failed(classes[self.chance.below(2)], "as the seed says".to_owned());
+            let class = CLASSES[self.chance.below(CLASSES.len())];
+            return failed(class, "as the seed says".to_owned());
         }
         match self.make(attempt) {
             Ok(()) => Outcome::Done,
@@ -318,7 +419,12 @@ fn run(
     let plan = drawn.plan();
     let jobs = 1 + chance.below(3);
     let keep_going = chance.coin();
-    let wishes = Wishes { jobs, keep_going, ..Wishes::default() };
+    let earlier = earlier(&store, drawn.name)?;
+    let before = earlier
+        .iter()
+        .map(|(key, earlier)| (*key, (earlier.attempts, earlier.class, earlier.used.clone())));
+    let before: BTreeMap<Digest, Failed> = before.collect();
+    let wishes = Wishes { jobs, keep_going, earlier, ..Wishes::default() };
     let (schedule, commands) = Schedule::begin(&plan, wishes);
     let forecasts = forecasts(&plan, &mut chance, is_rough);
     let runner = Runner {
@@ -326,7 +432,12 @@ fn run(
         store: &store,
         run: &run,
         orders: &order,
+        warm_ups: &warm_up,
+        folder: Path::new("/"),
+        is_rebooted: false,
+        command: &serde_json::Value::Null,
         check: BTreeSet::new(),
+        signatures: &world.signatures,
         forecasts: &|task| forecasts.get(&task.id).copied(),
         overcommit: false,
         progress: &mut |_| {},
@@ -342,6 +453,9 @@ fn run(
         is_rough,
         running: Vec::new(),
         sealed: BTreeSet::new(),
+        failed: before.clone(),
+        before,
+        attempts_max: drawn.attempts as u32,
         ticks: 0,
         counters: Counters::default(),
     };
@@ -471,7 +585,11 @@ fn play(seed: u64) -> (u64, u64) {
     let mut chance = Chance(seed);
     let drawn = Drawn::draw(&mut chance);
     let pipelines = [drawn.clone(), drawn.sibling(&mut chance)];
-    let world = World { ledger: Mutex::default(), shims: Shims::new("sim").unwrap() };
+    let world = World {
+        ledger: Mutex::default(),
+        shims: Shims::new("sim").unwrap(),
+        signatures: Signatures::none(),
+    };
     let mut disk = SimDisk::new();
     disk.put(Path::new("/data/there"), b"");
     for _ in 0..=chance.below(3) {

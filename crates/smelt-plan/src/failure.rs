@@ -35,17 +35,25 @@ pub enum FailureClass {
     SpawnFailed,
     /// Built again to be compared, it made other bytes.
     NotReproducible,
+    /// The device refused memory: of a GPU that shares the machine's, or of its own.
+    DeviceMemory,
+    /// An engine builder found no kernel for a node, most often since none got the memory to be tried.
+    NoTactic,
+    /// The board went down under it: a brown-out, a watchdog, heat.
+    BoardReset,
 }
 
 impl FailureClass {
     /// Whether doing the same again, under the conditions of a later moment, can succeed.
     ///
-    /// A kill from outside says nothing of the stage; everything else would only fail again.
+    /// A kill from outside says nothing of the stage, and a reset board has changed more than we could;
+    /// everything else would only fail again.
     pub fn passes_by_itself(self) -> bool {
         match self {
-            // What took the memory then may be gone.
-            Self::KilledExternally | Self::Thrash | Self::CmaExhausted => true,
+            Self::KilledExternally | Self::BoardReset => true,
             Self::DoesNotFit
+            | Self::Thrash
+            | Self::CmaExhausted
             | Self::MemoryLimit
             | Self::TimedOut
             | Self::OomKilled
@@ -55,8 +63,22 @@ impl FailureClass {
             | Self::OutputInvalid
             | Self::UndeclaredWrite
             | Self::SpawnFailed
-            | Self::NotReproducible => false,
+            | Self::NotReproducible
+            | Self::DeviceMemory
+            | Self::NoTactic => false,
         }
+    }
+
+    /// Whether the machine had too little memory for it, so that having more may cure it.
+    pub fn lacks_memory(self) -> bool {
+        matches!(
+            self,
+            Self::OomKilled
+                | Self::Thrash
+                | Self::CmaExhausted
+                | Self::DeviceMemory
+                | Self::NoTactic
+        )
     }
 
     /// Whether an `escalate` step (other params, other limits) can cure it.
@@ -65,7 +87,8 @@ impl FailureClass {
             Self::MemoryLimit | Self::TimedOut | Self::OomKilled | Self::KilledExternally => true,
             Self::Thrash | Self::CmaExhausted | Self::DoesNotFit => true,
             Self::ToolRejected | Self::OutputMissing | Self::OutputInvalid => true,
-            Self::UndeclaredWrite => true,
+            Self::UndeclaredWrite | Self::BoardReset => true,
+            Self::DeviceMemory | Self::NoTactic => true,
             Self::DiskFull | Self::SpawnFailed | Self::NotReproducible => false,
         }
     }
@@ -87,6 +110,9 @@ impl FailureClass {
             Self::UndeclaredWrite => "undeclared-write",
             Self::SpawnFailed => "spawn-failed",
             Self::NotReproducible => "not-reproducible",
+            Self::DeviceMemory => "device-memory",
+            Self::NoTactic => "no-tactic",
+            Self::BoardReset => "board-reset",
         }
     }
 }

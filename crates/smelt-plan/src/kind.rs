@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::validity::VALIDATE;
+
 /// What a stage does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -210,6 +212,7 @@ const COMMAND: &[Field] = &[
     field("outputs", Takes::Names, Absent::Refused),
     field("env", Takes::TextTable, Absent::Nothing),
     field(WRITES, Takes::Places, Absent::Nothing),
+    field(VALIDATE, Takes::TextTable, Absent::Nothing),
 ];
 
 impl Kind {
@@ -293,6 +296,7 @@ impl Kind {
     pub(crate) fn conflict(self, params: &BTreeMap<String, Value>) -> Option<(String, String)> {
         match self {
             Self::GraphSurgery => crate::surgery::conflict(params),
+            Self::Command => crate::validity::conflict(params),
             _ => None,
         }
     }

@@ -7,6 +7,7 @@ mod fields;
 mod matrix;
 mod params;
 mod resources;
+mod retry;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,7 @@ use crate::device;
 use crate::kind::Kind;
 use crate::name::StageName;
 use crate::quantity;
+use crate::retry::Retry;
 use crate::text::{Lines, Place, nearest};
 use crate::tokens::Capacity;
 
@@ -27,6 +29,8 @@ pub use matrix::VARIANTS_MAX;
 use matrix::{Matrix, Variant};
 pub use params::Overrides;
 use params::Scope;
+#[cfg(test)]
+pub(crate) use retry::RETRY_KEYS;
 use table::Table;
 
 /// The newest pipeline format this crate reads: the value of `smelt` in the file.
@@ -73,10 +77,8 @@ pub struct StageSpec {
     pub resources: BTreeMap<String, u64>,
     /// The facts about the device that its result depends on, as it names them.
     pub device: Vec<&'static str>,
-    /// Attempts in all; 1 without `retry`.
-    pub attempts_max: u32,
-    /// What changes on attempt 2, 3, ….
-    pub escalate: Vec<Step>,
+    /// How often it is tried, and what changes in between.
+    pub retry: Retry,
 }
 
 /// An edge as written.
@@ -122,6 +124,13 @@ pub struct Step {
     pub limits: Limits,
     /// The step as a person reads it, for the report's `changed`.
     pub text: String,
+}
+
+impl Step {
+    /// An empty step stands for an attempt that changes nothing in the stage itself.
+    pub fn changes_something(&self) -> bool {
+        !self.params.is_empty() || self.limits != Limits::default()
+    }
 }
 
 /// What is wrong with a pipeline file, and where.
@@ -345,7 +354,7 @@ fn read_stage(
         return Err(table.error(format!("{}: {fault}", table.what)));
     }
     no_conflict(kind, &values, &table)?;
-    let (attempts_max, escalate) = read_retry(table.table("retry")?, kind, scope, &values)?;
+    let retry = retry::read(table.table("retry")?, kind, scope, &values)?;
     Ok(StageSpec {
         name,
         kind,
@@ -355,8 +364,7 @@ fn read_stage(
         limits: read_limits(table.table("limits")?)?,
         resources: resources::wanted(table.table("resources")?, around.resources)?,
         device: read_device(&table)?,
-        attempts_max,
-        escalate,
+        retry,
     })
 }
 
@@ -409,48 +417,6 @@ fn read_limits(table: Option<Table<'_>>) -> Result<Limits, PipelineError> {
         memory_bytes_max: table.parsed("memory", quantity::bytes)?,
         duration_max: table.parsed("timeout", quantity::duration)?,
     })
-}
-
-fn read_retry(
-    table: Option<Table<'_>>,
-    kind: Kind,
-    params: &Scope<'_>,
-    values: &BTreeMap<String, Value>,
-) -> Result<(u32, Vec<Step>), PipelineError> {
-    let Some(mut table) = table else { return Ok((1, Vec::new())) };
-    table.allow(&["attempts", "escalate"])?;
-    let steps: Vec<Step> = table
-        .tables("escalate")?
-        .into_iter()
-        .map(|step| read_step(step, kind, params, values))
-        .collect::<Result<_, _>>()?;
-    let attempts = match table.get("attempts") {
-        Some(value) => value.count(1, ATTEMPTS_MAX)?,
-        None => (steps.len() as u64 + 1).min(ATTEMPTS_MAX),
-    };
-    if steps.len() as u64 >= ATTEMPTS_MAX {
-        return Err(table.error(format!("at most {} escalate steps", ATTEMPTS_MAX - 1)));
-    }
-    Ok((attempts as u32, steps))
-}
-
-fn read_step(
-    mut table: Table<'_>,
-    kind: Kind,
-    params: &Scope<'_>,
-    values: &BTreeMap<String, Value>,
-) -> Result<Step, PipelineError> {
-    table.what = "an escalate step".to_owned();
-    let fields: Vec<_> =
-        kind.fields().iter().copied().filter(|field| !field.takes.is_edge()).collect();
-    let mut known: Vec<&str> = fields.iter().map(|field| field.name).collect();
-    known.push("limits");
-    table.allow(&known)?;
-    let params = fields::read_given(&table, &fields, params)?;
-    let mut together = values.clone();
-    together.extend(params.clone());
-    no_conflict(kind, &together, &table)?;
-    Ok(Step { text: table.text(), params, limits: read_limits(table.table("limits")?)? })
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@ use crate::digest::Digest;
 use crate::key::{self, KeyDomain, Recipe, digest};
 use crate::kind::{Kind, Takes};
 use crate::name::StageName;
-use crate::pipeline::{InputRef, InputSpec, Limits, Pipeline, PipelineError, StageSpec, Step};
+use crate::pipeline::{InputRef, InputSpec, Limits, Pipeline, PipelineError, StageSpec};
+use crate::retry::Retry;
 use crate::text::nearest;
 use crate::tokens::Capacity;
 
@@ -89,10 +90,8 @@ pub struct Stage {
     pub limits: Limits,
     /// How much it takes of what stages share, while it runs.
     pub resources: BTreeMap<String, u64>,
-    /// Attempts in all.
-    pub attempts_max: u32,
-    /// What changes on attempt 2, 3, ….
-    pub escalate: Vec<Step>,
+    /// How often it is tried, and what changes in between.
+    pub retry: Retry,
     /// The key of the whole sub-recipe, known without running anything.
     pub recipe_key: Digest,
 }
@@ -178,8 +177,7 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
         device: spec.device.iter().map(fact).collect(),
         limits: spec.limits,
         resources: spec.resources,
-        attempts_max: spec.attempts_max,
-        escalate: spec.escalate,
+        retry: spec.retry,
         recipe_key: Digest::from_bytes([0; 32]),
     }
 }
@@ -330,7 +328,8 @@ impl Stage {
             Attempt { params: self.params.clone(), limits: self.limits, changed: None };
         let Some(last) = (n as usize).checked_sub(2) else { return attempt };
         // The ladder's top rung serves every attempt beyond it.
-        let Some(step) = self.escalate.get(last).or(self.escalate.last()) else { return attempt };
+        let steps = &self.retry.escalate;
+        let Some(step) = steps.get(last).or(steps.last()) else { return attempt };
         for (name, value) in &step.params {
             merge(attempt.params.entry(name.clone()).or_insert(Value::Null), value);
         }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::digest::Digest;
 use crate::failure::Failure;
 use crate::plan::{Plan, StageId};
+use crate::retry::{Change, Earlier, Rung};
 use crate::tokens::{Lease, Leases, Pools};
 
 /// What happened.
@@ -46,6 +47,8 @@ pub enum Command {
         attempt: u32,
         /// Run even where the store has the result.
         forced: bool,
+        /// What changes before it, and holds while it runs.
+        changes: Vec<Change>,
     },
     /// End the attempt; answer `Stopped`, or how it ended before that.
     Stop(StageId),
@@ -112,12 +115,24 @@ pub struct Wishes {
     pub only: Vec<StageId>,
     /// Run these even where the store has their result.
     pub force: BTreeSet<StageId>,
+    /// Try every stage once, whatever its `retry` says.
+    pub once: bool,
+    /// What runs that did not end have tried, by content key.
+    pub earlier: BTreeMap<Digest, Earlier>,
 }
 
 impl Default for Wishes {
     /// One stage at a time: on these devices memory, not cores, is short.
     fn default() -> Self {
-        Self { jobs: 1, keep_going: false, wait: true, only: Vec::new(), force: BTreeSet::new() }
+        Self {
+            jobs: 1,
+            keep_going: false,
+            wait: true,
+            only: Vec::new(),
+            force: BTreeSet::new(),
+            once: false,
+            earlier: BTreeMap::new(),
+        }
     }
 }
 
@@ -132,6 +147,8 @@ pub struct Schedule<'p> {
     pools: Pools,
     /// What the attempts under way hold.
     leases: BTreeMap<StageId, Leases>,
+    /// The rungs that were climbed for stages that have failed.
+    used: BTreeMap<StageId, BTreeSet<Rung>>,
     /// Why the run starts nothing more, once it does not.
     ending: Option<Ending>,
     /// The first failure, which gives the run its exit code.
@@ -185,6 +202,8 @@ pub enum Ending {
     Interrupted,
     /// Another run holds a key and the user does not want to wait.
     Held,
+    /// A stage wants the board rebooted before its next attempt.
+    Reboot,
 }
 
 impl<'p> Schedule<'p> {
@@ -210,6 +229,7 @@ impl<'p> Schedule<'p> {
             dependents,
             pools: Pools::of(plan.capacity()),
             leases: BTreeMap::new(),
+            used: BTreeMap::new(),
             ending: None,
             first_failure: None,
         };
@@ -330,12 +350,42 @@ impl<'p> Schedule<'p> {
         let State::Running { attempt } = self.state(stage) else {
             panic!("BUG: stage {stage:?} failed while {:?}", self.state(stage));
         };
-        if self.ending.is_none() && retries(self.plan, stage, attempt, &failure) {
-            let attempt = attempt + 1;
-            let key = self.key(stage).expect("a running stage has a key");
-            self.set(stage, State::Running { attempt });
-            return commands.push(Command::Start { stage, key, attempt, forced: true });
+        let changes = self.retry(stage, attempt + 1, &failure);
+        match changes.filter(|_| self.ending.is_none()) {
+            Some(changes) if changes.contains(&Change::Reboot) => self.wait_for_reboot(stage),
+            Some(changes) => self.try_again(stage, attempt + 1, changes, commands),
+            None => self.give_up(stage, failure),
         }
+    }
+
+    /// What changes before attempt `n`, if there is to be one.
+    fn retry(&self, stage: StageId, n: u32, failure: &Failure) -> Option<Vec<Change>> {
+        let none = BTreeSet::new();
+        let used = self.used.get(&stage).unwrap_or(&none);
+        let retry = &self.plan.stage(stage).retry;
+        retry.changes(n, failure.class, used).filter(|_| !self.wishes.once)
+    }
+
+    fn try_again(
+        &mut self,
+        stage: StageId,
+        attempt: u32,
+        changes: Vec<Change>,
+        commands: &mut Vec<Command>,
+    ) {
+        let key = self.key(stage).expect("a running stage has a key");
+        self.set(stage, State::Running { attempt });
+        self.used.entry(stage).or_default().extend(changes.iter().map(Change::rung));
+        commands.push(Command::Start { stage, key, attempt, forced: true, changes });
+    }
+
+    /// What runs may end; the next run, after the reboot, goes on with the stage.
+    fn wait_for_reboot(&mut self, stage: StageId) {
+        self.set(stage, State::Interrupted);
+        self.ending = Some(Ending::Reboot);
+    }
+
+    fn give_up(&mut self, stage: StageId, failure: Failure) {
         self.set(stage, State::Failed);
         self.first_failure.get_or_insert((stage, failure));
         if !self.wishes.keep_going {
@@ -394,11 +444,34 @@ impl<'p> Schedule<'p> {
         next.into_iter().map(|(stage, key, leases)| self.start(stage, key, leases)).collect()
     }
 
+    /// Attempt 1, or the one that a run before did not get to.
     fn start(&mut self, stage: StageId, key: Digest, leases: Leases) -> Command {
-        self.set(stage, State::Running { attempt: 1 });
+        let (attempt, changes) = self.first_attempt(stage, &key);
+        self.set(stage, State::Running { attempt });
         self.tally.running.insert(stage, key);
         self.leases.insert(stage, leases);
-        Command::Start { stage, key, attempt: 1, forced: self.wishes.force.contains(&stage) }
+        let forced = self.wishes.force.contains(&stage);
+        Command::Start { stage, key, attempt, forced, changes }
+    }
+
+    fn first_attempt(&mut self, stage: StageId, key: &Digest) -> (u32, Vec<Change>) {
+        let Some(earlier) = self.wishes.earlier.get(key) else { return (1, Vec::new()) };
+        let Earlier { attempts, class, used, rebooted } = earlier;
+        let retry = &self.plan.stage(stage).retry;
+        let mut changes = match retry.changes(attempts + 1, *class, used) {
+            Some(changes) => changes,
+            None if *rebooted && *attempts < retry.attempts_max => Vec::new(),
+            // With its attempts used up it begins anew: somebody has asked for that.
+            None => return (1, Vec::new()),
+        };
+        changes.retain(|change| *change != Change::Reboot);
+        if *rebooted {
+            changes.insert(0, Change::Reboot);
+        }
+        let all = used.iter().copied().chain(changes.iter().map(Change::rung)).collect();
+        let attempt = attempts + 1;
+        self.used.insert(stage, all);
+        (attempt, changes)
     }
 
     /// Every state change goes through here; illegal ones are bugs in smelt.
@@ -410,7 +483,7 @@ impl<'p> Schedule<'p> {
         let legal = match (from, to) {
             (Waiting, Looking | Ready | Hit(_) | Skipped) => true,
             (Looking, Hit(_) | Ready) => true,
-            (Ready, Running { attempt: 1 } | Skipped) => true,
+            (Ready, Running { .. } | Skipped) => true,
             (Running { attempt }, Running { attempt: next }) => next == attempt + 1,
             // Taking the key can show that another run has it, or has just finished with it.
             (Running { .. }, Held | Hit(_) | Sealed(_) | Failed | Interrupted | Skipped) => true,
@@ -433,14 +506,6 @@ fn key_of(plan: &Plan, states: &[State], stage: StageId) -> Option<Digest> {
         .needs()
         .all(|need| known(need).is_some())
         .then(|| plan.content_key(stage, |need| known(need).expect("checked on the line above")))
-}
-
-/// A retry must change something, or answer a failure that says nothing of the stage.
-fn retries(plan: &Plan, stage: StageId, attempt: u32, failure: &Failure) -> bool {
-    let stage = plan.stage(stage);
-    let step_waits = stage.escalate.len() >= attempt as usize;
-    attempt < stage.attempts_max
-        && (failure.class.passes_by_itself() || (step_waits && failure.class.cured_by_change()))
 }
 
 #[cfg(test)]

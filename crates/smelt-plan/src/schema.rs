@@ -148,6 +148,24 @@ fn retry(fields: &[Field]) -> Value {
         "additionalProperties": false,
         "properties": {
             "attempts": { "type": "integer", "minimum": 1, "maximum": ATTEMPTS_MAX },
+            "settle": {
+                "type": "string",
+                "description": "before a retry, wait so long at most until memory is available again, as in \"60s\"",
+            },
+            "drop-caches": {
+                "type": "boolean",
+                "description": "before a retry, drop the page cache and compact memory (root, the whole machine)",
+            },
+            "temporary-swap": temporary_swap(),
+            "warm-up": {
+                "type": "string",
+                "pattern": format!("#|{PARAM}"),
+                "description": "before the first retry, build this stage of another pipeline: PIPELINE#STAGE",
+            },
+            "reboot": {
+                "type": "boolean",
+                "description": "before the last attempt, reboot the board and go on afterwards",
+            },
             "escalate": {
                 "type": "array",
                 "maxItems": ATTEMPTS_MAX - 1,
@@ -157,6 +175,25 @@ fn retry(fields: &[Field]) -> Value {
                 },
             },
         },
+    })
+}
+
+fn temporary_swap() -> Value {
+    let size = json!({ "type": "string", "description": "a size, as in \"4GiB\"" });
+    json!({
+        "description": "while a retry runs, have a swap file on a disk (root)",
+        "anyOf": [
+            { "type": "boolean" },
+            size,
+            {
+                "type": "object",
+                "additionalProperties": false,
+                "properties": {
+                    "size": size,
+                    "dir": { "type": "string", "description": "where the file lies, instead of in the store" },
+                },
+            },
+        ],
     })
 }
 
@@ -222,7 +259,7 @@ fn of_value(takes: Takes) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::{COMMON_KEYS, ROOT_KEYS};
+    use crate::pipeline::{COMMON_KEYS, RETRY_KEYS, ROOT_KEYS};
 
     #[track_caller]
     fn check<'a>(properties: &Value, keys: impl Iterator<Item = &'a str>) {
@@ -242,6 +279,8 @@ mod tests {
         for (kind, stage) in Kind::ALL.into_iter().zip(stages.as_array().unwrap()) {
             let own = kind.fields().iter().map(|field| field.name);
             check(&stage["properties"], own.chain(COMMON_KEYS.iter().copied()));
+            let retry = &stage["properties"]["retry"]["properties"];
+            check(retry, RETRY_KEYS.iter().copied());
         }
     }
 }

@@ -60,6 +60,10 @@ fn wrong_keys_and_values_are_refused_by_both() {
         "limits = { ram = \"1GiB\" }",
         "retry = { tries = 2 }",
         "retry = { attempts = 0 }",
+        "retry = { settle = 5 }",
+        "retry = { temporary-swap = { bytes = \"1GiB\" } }",
+        "retry = { warm-up = \"a.toml\" }",
+        "retry = { reboot = \"yes\" }",
         "retry = { escalate = [{ scheme = \"int9\" }] }",
         "retry = { escalate = [{ checkpoint = \"d\" }] }",
         "method = \"best\"",
@@ -70,6 +74,9 @@ fn wrong_keys_and_values_are_refused_by_both() {
     for more in [
         "method = \"gptq\"",
         "retry = { escalate = [{ scheme = \"int4-g32\" }] }",
+        "retry = { settle = \"60s\", drop-caches = true, reboot = true }",
+        "retry = { temporary-swap = true, warm-up = \"../a.toml#llm-engine\" }",
+        "retry = { temporary-swap = { size = \"1GiB\", dir = \"/ssd\" } }",
         "limits = { memory = \"1GiB\", timeout = \"5m\" }",
         "exclude = [\"a\"]",
     ] {

@@ -23,8 +23,10 @@ const LAYOUT_BYTE: u64 = 1 << 62;
 const DIRS: [&str; 9] =
     ["out", "seals", "roots", "journal", "logs", "work", "runs", "quarantine", "trash"];
 /// What else may lie in a directory that is to become a store.
-const OTHER_NAMES: [&str; 15] = [
+const OTHER_NAMES: [&str; 17] = [
     "memo",
+    "swap",
+    "resume",
     "notes",
     // Another process may have laid it out since it was asked for.
     "FORMAT",

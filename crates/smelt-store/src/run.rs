@@ -122,6 +122,19 @@ impl Store {
         Ok(true)
     }
 
+    /// Adds a last record to the journal of a dead run; says whether it was dead and had a journal.
+    pub fn close_journal(&self, id: &RunId, record: &Value) -> Result<bool, StoreError> {
+        self.refuse_read_only("close a journal")?;
+        let path = self.layout().journal(id);
+        let is_there =
+            present(self.disk().lstat(&path)).map_err(fault("look at", &path))?.is_some();
+        let Some(_dead) = self.lock_of_dead(id)?.filter(|_| is_there) else { return Ok(false) };
+        let journal = self.open_journal(id)?;
+        // What is no record at its end is cut off.
+        journal.append(record)?;
+        Ok(true)
+    }
+
     fn lock_of_dead(&self, id: &RunId) -> Result<Option<Held>, DiskError> {
         let path = self.layout().run_lock(id);
         self.disk().lock(&path, LockKind::Exclusive, Wait::No).map_err(fault("lock", &path))

@@ -124,10 +124,10 @@ impl<Id: Copy + Ord> Guard<Id> {
         if let Some(id) = self.stuck(&change, &look) {
             return Verdict::CmaStuck(id);
         }
-        if let Some(id) = self.to_park(&look) {
+        if let Some(id) = self.next_parked(&look) {
             return Verdict::Park(id);
         }
-        if let Some(id) = self.to_resume(&look) {
+        if let Some(id) = self.next_resumed(&look) {
             return Verdict::Resume(id);
         }
         let is_full = look.machine.available_part().is_some_and(|part| part < ROOM_MIN);
@@ -156,7 +156,7 @@ impl<Id: Copy + Ord> Guard<Id> {
     }
 
     /// The youngest of those that run, if they keep each other from getting on.
-    fn to_park(&mut self, look: &Look<Id>) -> Option<Id> {
+    fn next_parked(&mut self, look: &Look<Id>) -> Option<Id> {
         self.thrash_since.filter(|&since| look.at >= since + THRASH_MIN)?;
         let running: Vec<_> = look.running().filter(|attempt| !attempt.is_at_limit).collect();
         let [_, .., youngest] = running.as_slice() else { return None };
@@ -170,7 +170,7 @@ impl<Id: Copy + Ord> Guard<Id> {
     }
 
     /// The oldest of the parked, once nobody runs or there is room for it.
-    fn to_resume(&mut self, look: &Look<Id>) -> Option<Id> {
+    fn next_resumed(&mut self, look: &Look<Id>) -> Option<Id> {
         let oldest = look.attempts.iter().find(|attempt| attempt.is_parked)?;
         let is_calm = self.calm_since.is_some_and(|since| look.at >= since + CALM_MIN);
         let has_room =

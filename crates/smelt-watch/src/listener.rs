@@ -1,11 +1,17 @@
-//! Listens to what the kernel tells by itself, from the first attempt of a run on: the ends of tasks
-//! and its log.
+//! Listens to what the machine tells by itself, from the first attempt of a run on: the ends of tasks,
+//! the kernel's log, and on a Jetson its GPU, power and heat.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::exits::Exits;
 use crate::kernel_file;
 use crate::kernel_log::KernelLog;
+use crate::tegrastats::Teller;
+
+/// Heat and power change slowly, and the tool that tells them takes time itself.
+const BOARD_PERIOD: Duration = Duration::from_secs(1);
 
 /// What of it this process may hear.
 #[derive(Debug, Clone, Default)]
@@ -14,6 +20,8 @@ pub struct Listener {
     pub(crate) log: Option<KernelLog>,
     /// Whether the kernel says that it counts how long tasks wait.
     pub(crate) has_waits: bool,
+    /// What a Jetson's own tool says.
+    pub(crate) board: Option<Arc<Teller>>,
 }
 
 impl Listener {
@@ -25,7 +33,13 @@ impl Listener {
             exits: Exits::listen(root).ok(),
             log: KernelLog::open(root).ok(),
             has_waits: has_waits(root),
+            board: Teller::start(BOARD_PERIOD).ok().map(Arc::new),
         }
+    }
+
+    /// The process that it has started to listen to, which is no orphan.
+    pub fn child(&self) -> Option<u32> {
+        self.board.as_ref().map(|board| board.pid())
     }
 }
 

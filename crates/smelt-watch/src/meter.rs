@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cgroup::{Cgroups, Group};
@@ -19,6 +20,7 @@ use crate::listener::Listener;
 use crate::machine::Machine;
 use crate::peaks::Peaks;
 use crate::roster::Roster;
+use crate::tegrastats::Teller;
 use crate::tree::{PROCESSES_MAX, Sample, Tree};
 
 /// Ten samples a second see what a person would want to see.
@@ -60,6 +62,7 @@ pub struct Meter {
     /// The ends of its tasks, where the kernel tells of them.
     followed: Option<Followed>,
     has_waits: bool,
+    board: Option<Arc<Teller>>,
     /// The kernel's log, where we may read it, and where in it the attempt began.
     log: Option<(KernelLog, Mark)>,
     before: Counters,
@@ -102,6 +105,7 @@ impl Meter {
             limit_bytes: None,
             followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
             has_waits: listener.has_waits,
+            board: listener.board.clone(),
             log: listener.log.clone().map(|log| {
                 let mark = log.mark();
                 (log, mark)
@@ -171,6 +175,9 @@ impl Meter {
         self.peaks.take(&sample, &machine);
         self.peaks
             .take_page_cache(self.group.as_ref().and_then(|group| group.held().page_cache_bytes));
+        if let Some(said) = self.board.as_ref().and_then(|board| board.latest()) {
+            self.peaks.take_board(&said);
+        }
         let stalled_us = stalled(self.group.as_ref(), &self.root);
         self.curve.push(&Point {
             at,
@@ -218,7 +225,9 @@ impl Meter {
 }
 
 const PROC: &str = "proc";
-const GROUP: &str = "cgroup";
+const BOARD: &str = "tegrastats";
+/// The means of a figure that the kernel counted for the attempt's own control group.
+pub const GROUP: &str = "cgroup";
 const RUSAGE: &str = "rusage";
 const MACHINE: &str = "machine";
 const TASKSTATS: &str = "taskstats";
@@ -298,6 +307,15 @@ fn methods(
     {
         if is_there {
             say(figure, MACHINE);
+        }
+    }
+    for (figure, is_there) in [
+        ("gpu_max_percent", peaks.gpu_max_percent.is_some()),
+        ("power_max_mw", peaks.power_max_mw.is_some()),
+        ("temperature_max_c", peaks.temperature_max_c.is_some()),
+    ] {
+        if is_there {
+            say(figure, BOARD);
         }
     }
     for (figure, value) in [

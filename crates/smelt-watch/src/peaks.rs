@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::family::Told;
 use crate::machine::Machine;
+use crate::tegrastats::Tegrastats;
 use crate::tree::Sample;
 
 /// What an attempt took at most, and what it left at least.
@@ -30,6 +31,12 @@ pub struct Peaks {
     pub cma_free_min_bytes: Option<u64>,
     /// Most file pages charged to the attempt's control group.
     pub page_cache_peak_bytes: Option<u64>,
+    /// Most load of the GPU in percent, where the board's own tool tells.
+    pub gpu_max_percent: Option<u32>,
+    /// Most that the board drew, in milliwatts.
+    pub power_max_mw: Option<u64>,
+    /// The hottest that it was, in whole degrees Celsius.
+    pub temperature_max_c: Option<u32>,
     /// Most of all memory charged to that group by the kernel's own mark: page cache and kernel
     /// memory count.
     pub cgroup_peak_bytes: Option<u64>,
@@ -53,6 +60,14 @@ impl Peaks {
         self.swap_peak_bytes = self.swap_peak_bytes.max(tree.swap_bytes);
         lower(&mut self.mem_available_min_bytes, machine.mem_available_bytes);
         lower(&mut self.cma_free_min_bytes, machine.cma_free_bytes);
+    }
+
+    /// Takes what the board's own tool says now.
+    pub fn take_board(&mut self, said: &Tegrastats) {
+        self.gpu_max_percent = self.gpu_max_percent.max(said.gpu_percent);
+        self.power_max_mw = self.power_max_mw.max(said.drawn_mw());
+        let degrees = said.hottest_c().map(|degrees| degrees.round().max(0.0) as u32);
+        self.temperature_max_c = self.temperature_max_c.max(degrees);
     }
 
     /// Takes what the attempt's control group holds now.
@@ -88,6 +103,16 @@ fn lower(least: &mut Option<u64>, now: Option<u64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_board_is_as_hot_as_it_was() {
+        let mut peaks = Peaks::default();
+        for line in ["GR3D_FREQ 9%@306 tj@61.6C", "GR3D_FREQ 88%@306 VDD_IN 7100mW/7000mW"] {
+            peaks.take_board(&Tegrastats::parse(line).unwrap());
+        }
+        let found = (peaks.gpu_max_percent, peaks.power_max_mw, peaks.temperature_max_c);
+        assert_eq!(found, (Some(88), Some(7100), Some(62)));
+    }
 
     #[test]
     fn extremes_of_different_samples_are_kept() {

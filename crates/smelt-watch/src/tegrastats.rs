@@ -168,6 +168,11 @@ impl Teller {
         Ok(Self { child, latest })
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What it said last; `None` before its first line.
     pub fn latest(&self) -> Option<Tegrastats> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()

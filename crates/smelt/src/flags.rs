@@ -21,7 +21,7 @@ pub(crate) use doctor::DoctorFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
 pub(crate) use show::{
-    CompletionsFlags, GraphFlags, GraphFormat, ManFlags, ReportFlags, RunsFlags,
+    CompletionsFlags, GraphFlags, GraphFormat, ManFlags, ReportFlags, ResumeFlags, RunsFlags,
 };
 pub(crate) use watch::WatchFlags;
 
@@ -37,6 +37,8 @@ pub(crate) struct Flags {
 pub(crate) enum Subcommand {
     /// Build everything a pipeline describes; what is already built is reused
     Run(RunFlags),
+    /// Go on with runs that were killed, cut off by a reset of the board, or wait for a reboot
+    Resume(ResumeFlags),
     /// Say what a run would do, without doing it
     Plan(PlanFlags),
     /// Say why a stage would be built or not: what changed since the last run
@@ -119,6 +121,9 @@ pub(crate) struct RunFlags {
     /// Exit with 7 instead of waiting when another run is building the same thing
     #[arg(long)]
     pub(crate) no_wait: bool,
+    /// This is the warm-up of another run's stage (smelt starts these itself)
+    #[arg(long, hide = true)]
+    pub(crate) warm_up: bool,
     /// Print the report as JSON instead of the table
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,23 +1,35 @@
 //! Finds runs of the past in the store, and reads what their journals say.
 
-use smelt_exec::{RunReport, recorded};
+use serde_json::Value;
+use smelt_exec::recorded::{self, Open};
+use smelt_exec::{RunReport, boot_id};
 use smelt_store::{RunId, Store};
 
 use crate::exit::{Exit, Failed};
 use crate::load;
+use crate::unfinished::WARM_UP;
+
+/// A run has a warm-up for each of its stages at most; so many in a row were no person's.
+const WARM_UPS_MAX: usize = 64;
 
 /// The store's runs, oldest first.
 pub(crate) struct History {
     store: Store,
     runs: Vec<RunId>,
+    /// The name of this boot.
+    boot: String,
 }
 
 impl History {
     /// Opens the store to read, so that one on a read-only disk will do.
     pub(crate) fn open() -> Result<Self, Failed> {
-        let store = load::store_to_read()?;
+        Self::of(load::store_to_read()?)
+    }
+
+    /// The runs of a store that is open.
+    pub(crate) fn of(store: Store) -> Result<Self, Failed> {
         let runs = store.journals()?;
-        Ok(Self { store, runs })
+        Ok(Self { store, runs, boot: boot_id() })
     }
 
     /// The newest `count` runs, newest first.
@@ -25,11 +37,16 @@ impl History {
         self.runs.iter().rev().take(count)
     }
 
-    /// The run whose id is or contains `text`; the newest without one.
+    /// Every run, oldest first.
+    pub(crate) fn all(&self) -> &[RunId] {
+        &self.runs
+    }
+
+    /// The run whose id is or contains `text`; the newest without one, which was no warm-up of another.
     pub(crate) fn find(&self, text: Option<&str>) -> Result<&RunId, Failed> {
         let none = || Failed::new(Exit::StageFailed, "no run is recorded in this store");
         let last = self.runs.last().ok_or_else(none)?;
-        let Some(text) = text else { return Ok(last) };
+        let Some(text) = text else { return Ok(self.newest_asked_for()?.unwrap_or(last)) };
         let mut found = self.runs.iter().filter(|run| run.as_str().contains(text));
         match (found.next(), found.next()) {
             (Some(run), None) => Ok(run),
@@ -43,12 +60,44 @@ impl History {
         }
     }
 
+    fn newest_asked_for(&self) -> Result<Option<&RunId>, Failed> {
+        for run in self.newest(WARM_UPS_MAX) {
+            if self.command(run)? != WARM_UP {
+                return Ok(Some(run));
+            }
+        }
+        Ok(None)
+    }
+
     /// What the run did.
     pub(crate) fn report(&self, run: &RunId) -> Result<RunReport, Failed> {
         let is_running = self.store.is_running(run)?;
+        recorded::report(run.as_str(), self.records(run)?, is_running, &self.boot)
+            .map_err(|error| Failed::new(Exit::StageFailed, error))
+    }
+
+    /// What the run leaves to do; `None` where it ended in order, or goes on.
+    pub(crate) fn open_run(&self, run: &RunId) -> Result<Option<Open>, Failed> {
+        if self.store.is_running(run)? {
+            return Ok(None);
+        }
+        Ok(recorded::open(&self.records(run)?, &self.boot))
+    }
+
+    /// What the run was told, as far as its journal says.
+    pub(crate) fn command(&self, run: &RunId) -> Result<Value, Failed> {
+        let mut first = Value::Null;
+        self.store.read_journal(run, |record| {
+            if first.is_null() {
+                first = record;
+            }
+        })?;
+        Ok(first["detail"]["command"].take())
+    }
+
+    fn records(&self, run: &RunId) -> Result<Vec<Value>, Failed> {
         let mut records = Vec::new();
         self.store.read_journal(run, |record| records.push(record))?;
-        recorded::report(run.as_str(), records, is_running)
-            .map_err(|error| Failed::new(Exit::StageFailed, error))
+        Ok(records)
     }
 }

@@ -55,12 +55,13 @@ impl Took {
     /// What an attempt that ended well took.
     pub(crate) fn of(attempt: &AttemptReport) -> Option<Self> {
         let peaks = &attempt.peaks;
-        (attempt.outcome == "sealed").then(|| Self {
+        let took = Self {
             wall_s: attempt.wall_s,
             peak_rss_bytes: peaks.peak_rss_bytes,
             held_bytes: peaks.held_peak_bytes,
             recipe: None,
-        })
+        };
+        (attempt.outcome == "sealed").then_some(took)
     }
 }
 

@@ -102,18 +102,20 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
 }
 
 pub(crate) fn read(path: &Path) -> Result<String, Failed> {
-    let fail = |what: String| {
-        Failed::new(
-            Exit::BadPipeline,
-            format!("cannot read the pipeline {}: {what}", path.display()),
-        )
+    read_within(path, "the pipeline", PIPELINE_BYTES_MAX)
+}
+
+/// The text of a file that `what` is in, if it has no more than `bytes_max`.
+pub(crate) fn read_within(path: &Path, what: &str, bytes_max: u64) -> Result<String, Failed> {
+    let fail = |why: String| {
+        Failed::new(Exit::BadPipeline, format!("cannot read {what} {}: {why}", path.display()))
     };
     let file = fs::File::open(path).map_err(|error| fail(error.to_string()))?;
     let mut text = String::new();
-    let read = file.take(PIPELINE_BYTES_MAX + 1).read_to_string(&mut text);
+    let read = file.take(bytes_max + 1).read_to_string(&mut text);
     read.map_err(|error| fail(error.to_string()))?;
-    if text.len() as u64 > PIPELINE_BYTES_MAX {
-        return Err(fail(format!("it is larger than {PIPELINE_BYTES_MAX} bytes")));
+    if text.len() as u64 > bytes_max {
+        return Err(fail(format!("it is larger than {bytes_max} bytes")));
     }
     Ok(text)
 }

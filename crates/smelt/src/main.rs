@@ -16,6 +16,8 @@ mod given;
 mod graph;
 mod history;
 mod hub;
+mod known;
+mod ladder;
 mod last;
 mod live;
 mod load;
@@ -23,10 +25,12 @@ mod memo;
 mod needs;
 mod pins;
 mod progress;
+mod reboot;
 mod report;
 mod say;
 mod stage;
 mod table;
+mod unfinished;
 mod view;
 
 use std::process::ExitCode;
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
     let flags = Flags::parse();
     let result = match flags.command {
         Subcommand::Run(flags) => commands::run::run(&flags),
+        Subcommand::Resume(flags) => commands::resume::run(&flags),
         Subcommand::Plan(flags) => commands::plan::run(&flags),
         Subcommand::Explain(flags) => commands::explain::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),

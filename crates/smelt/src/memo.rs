@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use serde_json::json;
-use smelt_exec::{RunReport, RunStatus, StageReport, StageStatus, clear_dead_runs};
+use smelt_exec::{RunReport, RunStatus, StageReport, StageStatus};
 use smelt_plan::pipeline::FORMAT;
 use smelt_plan::{Digest, Kind};
 use smelt_store::{Basis, Location, Lookup, StoreError};
 
-use crate::commands::run::{finish, left_behind};
+use crate::commands::run::{clear_dead, finish};
 use crate::exit::Failed;
 use crate::flags::RunFlags;
 use crate::load::{self, Access, Loaded};
@@ -58,7 +58,7 @@ impl Memo {
         let Some(rows) = store.recall(&self.name).and_then(|bytes| Rows::read(&bytes)) else {
             return Ok(None);
         };
-        clear_dead_runs(&store, &mut left_behind)?;
+        clear_dead(&store)?;
         let run = store.begin_run(SystemTime::now())?;
         let report = RunReport {
             run: run.id().to_string(),
@@ -68,7 +68,7 @@ impl Memo {
             first_failure: None,
             stages: rows.stages,
         };
-        smelt_exec::journal_without_news(&run, &report)?;
+        smelt_exec::journal_without_news(&run, &report, &serde_json::Value::Null)?;
         finish(run);
         Ok(Some(report))
     }

@@ -102,21 +102,48 @@ fn the_latest_run_is_watched() {
     let seen = world.smelt(&["watch", "--once", "--json", "--run", &name]);
     let reading: Value = serde_json::from_str(&seen.stdout).unwrap();
     assert_eq!(reading["watched"]["name"], format!("run {name}"));
+    let flags = ["watch", "--interval", "0.1", "--run", &name];
+    let mut watch = world.command(&flags).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains(&name));
     std::fs::write(go, "").unwrap();
     run.wait().unwrap();
+    let last = lines.last().unwrap().unwrap();
+    assert!(last.starts_with(&format!("run {name} has ended after ")), "{last}");
+    assert_eq!(watch.wait().unwrap().code(), Some(0));
     assert_eq!(world.smelt(&["watch", "--once", "--run", &name]).code, Some(1));
+}
+
+/// A board's own tool in the world's folder; the `PATH` that has it.
+fn board(world: &World) -> String {
+    let tool = world.path("tegrastats");
+    let line = "RAM 519/7607MB (lfb 61x4MB) GR3D_FREQ 45%@[1018] tj@49.3C VDD_IN 5971mW/5900mW";
+    let script = format!("#!/bin/sh\necho $$ > pid\necho '{line}'\nexec sleep 1000\n");
+    std::fs::write(&tool, script).unwrap();
+    std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", world.path("").display(), std::env::var("PATH").unwrap())
+}
+
+/// What it says while an attempt runs is in the report, and the tool ends with the run.
+#[test]
+fn an_attempts_report_has_what_the_board_took() {
+    let world = World::of_commands(&["a::sleep 1; echo x > o"]);
+    let path = board(&world);
+    let output = world.command(&["run", "p.toml", "--json"]).env("PATH", path).output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let attempt = &report["stages"][0]["attempts"][0];
+    let figures = ["gpu_max_percent", "power_max_mw", "temperature_max_c"];
+    assert_eq!(figures.map(|name| attempt[name].as_u64().unwrap()), [45, 5971, 49], "{report}");
+    assert_eq!(attempt["methods"]["power_max_mw"], "tegrastats");
+    let pid = world.read("pid").trim().to_owned();
+    assert!(!pid.is_empty() && !Path::new("/proc").join(pid).exists());
 }
 
 /// The board's own tool is asked, and ended with us.
 #[test]
 fn a_jetsons_own_tool_is_asked() {
     let world = World::of_commands(&[]);
-    let tool = world.path("tegrastats");
-    let line = "RAM 519/7607MB (lfb 61x4MB) GR3D_FREQ 45%@[1018] tj@49.3C VDD_IN 5971mW/5900mW";
-    let script = format!("#!/bin/sh\necho $$ > pid\necho '{line}'\nexec sleep 1000\n");
-    std::fs::write(&tool, script).unwrap();
-    std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", world.path("").display(), std::env::var("PATH").unwrap());
+    let path = board(&world);
     let output = world.command(&["watch", "--once"]).env("PATH", path).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("GPU       45 % · 1018 MHz"), "{text}");
@@ -189,7 +216,8 @@ fn attempt_meanwhile(script: &str, act: impl FnOnce()) -> Value {
 /// Processes that are gone before anybody looks, below one that is gone as well.
 #[test]
 fn peaks_that_no_sample_saw_are_reported() {
-    let spike = "(bash -c 'x=$(head -c 60000000 /dev/zero | tr \"\\\\0\" x)' &); sleep 0.5; true";
+    let spike = "(bash -c 'x=$(head -c 60000000 /dev/zero | tr \"\\0\" x); : > s' &); \
+                 while [ ! -e s ]; do sleep 0.01; done; rm s";
     let attempt = attempt_meanwhile(spike, || {});
     let method = |figure: &str| attempt["methods"][figure].as_str().unwrap().to_owned();
     if attempt["exits"].is_null() {

@@ -39,6 +39,8 @@ struct Attempt {
     class: Option<String>,
     message: Option<String>,
     changed: Option<String>,
+    /// What was done before it.
+    rungs: Vec<String>,
     method: String,
     cma_alloc_fails: Option<u64>,
     cma_free_min_kib: Option<u64>,
@@ -75,11 +77,13 @@ pub(super) fn read(console: &str) -> Result<Facts> {
 }
 
 fn attempt(report: &Value) -> Attempt {
+    let rungs = report["rungs"].as_array();
     Attempt {
         outcome: text(&report["outcome"]).unwrap_or_default(),
         class: text(&report["class"]),
         message: text(&report["message"]),
         changed: text(&report["changed"]),
+        rungs: rungs.into_iter().flatten().filter_map(|rung| text(&rung["what"])).collect(),
         method: text(&report["method"]).unwrap_or_default(),
         cma_alloc_fails: report["cma_alloc_fails"].as_u64(),
         cma_free_min_kib: report["cma_free_min_bytes"].as_u64().map(|bytes| bytes >> 10),
@@ -116,6 +120,10 @@ impl Facts {
         let first_failed = attempts.first().is_some_and(|attempt| attempt.outcome == "failed");
         check(first_failed, "the stage did not fail while the other had the area");
         check(attempts.len() > 1, "the stage was not attempted again");
+        let dropped = |attempt: &Attempt| {
+            attempt.rungs.iter().any(|what| what.starts_with("dropped the caches"))
+        };
+        check(attempts.iter().skip(1).all(dropped), "a retry began without caches dropped");
         check(self.exhausted.is_sealed(), "the stage did not succeed after the other had ended");
         for attempt in attempts.iter().filter(|attempt| attempt.outcome == "failed") {
             check(failed(attempt), "a failure for want of the area is not classed cma-exhausted");
@@ -152,7 +160,8 @@ impl Case {
                 attempt.cma_alloc_fails.map_or("?".to_owned(), |fails| fails.to_string()),
                 attempt.method,
             );
-            for more in [&attempt.class, &attempt.message, &attempt.changed].into_iter().flatten() {
+            let known = [&attempt.class, &attempt.message, &attempt.changed];
+            for more in known.into_iter().flatten().chain(&attempt.rungs) {
                 let _ = write!(line, "; {more}");
             }
             line
@@ -169,7 +178,8 @@ mod tests {
 
     fn attempt(class: Option<&str>, fails: u64, low_mib: u64) -> Value {
         let outcome = if class.is_some() { "failed" } else { "sealed" };
-        json!({"outcome": outcome, "class": class, "method": "cgroup-v2",
+        let rungs = [json!({"rung": "drop-caches", "what": "dropped the caches of files"})];
+        json!({"outcome": outcome, "class": class, "method": "cgroup-v2", "rungs": rungs,
                "cma_alloc_fails": fails, "cma_free_min_bytes": low_mib << 20})
     }
 
@@ -210,14 +220,22 @@ mod tests {
         let (failed, well) = (attempt(Some("cma-exhausted"), 1, 90), attempt(None, 0, 90));
         let low = attempt(None, 0, 70);
         let good = [failed.clone(), well.clone()];
-        check(&good, &[low.clone()], REFUSED, &[]);
-        check(&good, &[low.clone()], "cma: Reserved 256 MiB", &["the kernel refused nobody"]);
+        check(&good, std::slice::from_ref(&low), REFUSED, &[]);
+        check(
+            &good,
+            std::slice::from_ref(&low),
+            "cma: Reserved 256 MiB",
+            &["the kernel refused nobody"],
+        );
         let only_well = ["did not fail", "not attempted again"];
-        check(&[well.clone()], &[low.clone()], REFUSED, &only_well);
+        check(std::slice::from_ref(&well), std::slice::from_ref(&low), REFUSED, &only_well);
         let only_failed = ["not attempted again", "did not succeed"];
-        check(&[failed.clone()], &[low.clone()], REFUSED, &only_failed);
+        check(std::slice::from_ref(&failed), std::slice::from_ref(&low), REFUSED, &only_failed);
         let other = attempt(Some("tool-rejected"), 1, 90);
-        check(&[other, well.clone()], &[low.clone()], REFUSED, &["not classed"]);
+        check(&[other, well.clone()], std::slice::from_ref(&low), REFUSED, &["not classed"]);
+        let mut bare = well.clone();
+        bare["rungs"] = json!([]);
+        check(&[failed.clone(), bare], std::slice::from_ref(&low), REFUSED, &["caches dropped"]);
         let uncounted = attempt(Some("cma-exhausted"), 0, 90);
         check(&[uncounted, well], &[low], REFUSED, &["does not count"]);
         check(&good, &[attempt(None, 0, 200)], REFUSED, &["did not lower"]);

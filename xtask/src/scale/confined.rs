@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use smelt_watch::{Cgroups, Counters};
+use smelt_watch::Cgroups;
 
 use crate::root;
 
@@ -35,8 +35,6 @@ pub(super) struct Taken {
     pub(super) status: ExitStatus,
     /// Most that was charged to the group: page cache counts.
     pub(super) peak_bytes: u64,
-    /// Processes that the kernel killed for want of memory, on the whole machine meanwhile.
-    pub(super) oom_kills: u64,
 }
 
 /// A group with a limit; gone when this is dropped.
@@ -102,8 +100,6 @@ pub(super) fn run(
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&ends)).context("signals")?;
     }
-    let kills = || Counters::read(Path::new("/")).oom_kills.unwrap_or(0);
-    let before = kills();
     let outer = Outer::make(memory_bytes)?;
     let mut child = Command::new("sh")
         .args(["-c", WAIT])
@@ -124,7 +120,7 @@ pub(super) fn run(
     drop(input);
     let status = wait(&mut child, &ends)?;
     joined.context("cannot join the control group")?;
-    Ok(Taken { status, peak_bytes: outer.peak_bytes()?, oom_kills: kills().saturating_sub(before) })
+    Ok(Taken { status, peak_bytes: outer.peak_bytes()? })
 }
 
 /// Waits for the end; when we are asked to end, the program is asked first.

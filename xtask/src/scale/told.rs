@@ -27,6 +27,13 @@ struct Attempt {
     oom_kills: u64,
 }
 
+impl Stage {
+    /// Of its processes, by the kernel's count in the groups of its attempts.
+    pub(super) fn oom_kills(&self) -> u64 {
+        self.attempts.iter().map(|attempt| attempt.oom_kills).sum()
+    }
+}
+
 /// The stages of what `smelt report --json` prints.
 pub(super) fn read(report: &str) -> Result<Vec<Stage>> {
     let report: Value = serde_json::from_str(report).context("smelt report --json")?;
@@ -62,12 +69,12 @@ fn text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
-/// What `smelt plan --json` expects a stage to take, in bytes.
+/// What `smelt plan --json` expects a stage to hold that the kernel cannot drop, in bytes.
 pub(super) fn forecast(plan: &str, stage: &str) -> Result<Option<u64>> {
     let plan: Value = serde_json::from_str(plan).context("smelt plan --json")?;
     let stages = plan["stages"].as_array().context("a plan without stages")?;
     let found = stages.iter().find(|found| found["name"] == stage);
-    Ok(found.and_then(|found| found["forecast_rss_bytes"].as_u64()))
+    Ok(found.and_then(|found| found["need"]["bytes"].as_u64()))
 }
 
 /// A line of the table that [`HEAD`] begins for every attempt.
@@ -106,6 +113,8 @@ pub(super) fn wrongs(stages: &[Stage]) -> Vec<String> {
         undone.map(|stage| format!("{} is {}", stage.name, stage.status)).collect();
     let again = stages.iter().filter(|stage| stage.attempts.len() > 1);
     wrongs.extend(again.map(|stage| format!("{} took more than one attempt", stage.name)));
+    let killed = stages.iter().filter(|stage| stage.oom_kills() > 0);
+    wrongs.extend(killed.map(|stage| format!("the kernel killed something of {}", stage.name)));
     wrongs
 }
 
@@ -173,7 +182,7 @@ mod tests {
         let limit = attempt(Some("memory-limit"), 0, None);
         check("sealed", "d1", &[limit, done], &["killed nothing", "not classed"]);
         let only_once = ["to be the last", "nothing was changed", "not done"];
-        check("failed", "d1", &[killed.clone()], &only_once);
+        check("failed", "d1", std::slice::from_ref(&killed), &only_once);
         check("sealed", "d1", &[killed, attempt(None, 0, None)], &["nothing was changed"]);
         assert_eq!(wrongs_of_killed(None, Some(&plain)).len(), 1);
     }
@@ -181,7 +190,7 @@ mod tests {
     #[test]
     fn an_undisturbed_run_has_one_attempt_of_each() {
         let done = attempt(None, 0, None);
-        let good = [stage("sealed", "d", &[done.clone()]), stage("hit", "d", &[])];
+        let good = [stage("sealed", "d", std::slice::from_ref(&done)), stage("hit", "d", &[])];
         assert_eq!(wrongs(&good), Vec::<String>::new());
         let bad = [stage("failed", "d", &[done.clone(), done])];
         assert_eq!(wrongs(&bad), ["llm-engine is failed", "llm-engine took more than one attempt"]);
@@ -197,7 +206,7 @@ mod tests {
             ]
         );
         assert_eq!(lines[0].find("failed"), HEAD.find("outcome"));
-        let plan = json!({"stages": [{"name": "a", "forecast_rss_bytes": 7}]}).to_string();
+        let plan = json!({"stages": [{"name": "a", "need": {"bytes": 7}}]}).to_string();
         assert_eq!(forecast(&plan, "a").unwrap(), Some(7));
         assert_eq!(forecast(&plan, "b").unwrap(), None);
     }

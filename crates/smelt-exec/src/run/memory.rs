@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use smelt_plan::StageId;
 use smelt_plan::admission::{Admission, Forecast, Room, admit, refusal};
-use smelt_plan::{Event, FailureClass};
+use smelt_plan::{Change, Event, FailureClass};
 use smelt_watch::guard::LOOK_PERIOD;
 use smelt_watch::{Attended, Guard, Look, Machine, Verdict};
 
@@ -77,6 +77,7 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         let now = self.hands.now();
         let forecast = self.forecast(&start);
         let room = self.room(now, forecast.is_some());
+        let room = self.with_temporary_swap(&start, room);
         let waited = self.memory.waited(start.stage, now);
         let admission = match forecast {
             _ if self.memory.is_strained && room.running > 0 => Admission::Wait,
@@ -132,6 +133,21 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         self.memory.reading = Some((now, machine));
         let promised_bytes = self.promised_bytes();
         Room { promised_bytes, running, ..room_of(&machine) }
+    }
+
+    /// The swap file that is turned on before it starts is room as well.
+    fn with_temporary_swap(&self, start: &Start, room: Room) -> Room {
+        let changes = self.changes.get(&start.stage).into_iter().flatten();
+        let bytes = changes.map(|change| match change {
+            Change::TemporarySwap(spec) => spec.bytes.unwrap_or(0),
+            _ => 0,
+        });
+        let bytes = bytes.fold(0, u64::saturating_add);
+        Room {
+            swap_total_bytes: room.swap_total_bytes.saturating_add(bytes),
+            swap_free_bytes: room.swap_free_bytes.saturating_add(bytes),
+            ..room
+        }
     }
 
     /// What those that run will still take.

@@ -15,11 +15,12 @@ use smelt_store::turns::Turns;
 use super::{Drawn, Ledger, ROOT, World, check_between, run};
 use crate::report::{RunReport, RunStatus};
 use crate::shims::Shims;
+use crate::signatures::Signatures;
 
 /// What the last stage reads is read by another, too.
 fn pipeline() -> Drawn {
     let words = ["tool-0", "tool-1", "tool-2"].map(str::to_owned).into();
-    Drawn { name: "one", needs: vec![vec![], vec![0], vec![0, 1]], words, attempts: 1 }
+    Drawn { name: "one", needs: vec![vec![], vec![0], vec![0, 1]], words, attempts: 1, rungs: "" }
 }
 
 /// A disk, what was promised of it, and the pipeline that is run on it.
@@ -51,6 +52,7 @@ impl Scene {
         let world = World {
             ledger: Mutex::new(self.ledger.clone()),
             shims: Shims::new("sim").expect("a process may adopt orphans"),
+            signatures: Signatures::none(),
         };
         let turns = Arc::new(Turns::new(1, 0));
         let seen = disk.for_actor(&turns, 0);
@@ -76,7 +78,8 @@ impl Scene {
 
     fn check(&self) {
         let shims = Shims::new("sim").expect("a process may adopt orphans");
-        check_between(&World { ledger: Mutex::new(self.ledger.clone()), shims }, &self.disk);
+        let ledger = Mutex::new(self.ledger.clone());
+        check_between(&World { ledger, shims, signatures: Signatures::none() }, &self.disk);
     }
 }
 

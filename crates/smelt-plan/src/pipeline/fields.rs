@@ -124,7 +124,7 @@ fn read_field(
     Ok(())
 }
 
-fn text(item: &Item<'_>, params: &Scope<'_>) -> Result<String, PipelineError> {
+pub(super) fn text(item: &Item<'_>, params: &Scope<'_>) -> Result<String, PipelineError> {
     let (raw, offset) = item.text()?;
     let text = match params.fill(item.source, &raw, offset)? {
         Value::String(text) => text,

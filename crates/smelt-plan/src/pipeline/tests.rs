@@ -1,4 +1,5 @@
 use super::*;
+use crate::retry::SwapSpec;
 use serde_json::json;
 
 fn parse(text: &str, sets: &[&str]) -> Result<Pipeline, ParseError> {
@@ -36,9 +37,60 @@ fn a_good_file_reads() {
     assert_eq!(engine.params["max-seq-len"], json!(64));
     assert_eq!(engine.params["max-slots"], json!(1), "defaults are filled in");
     assert_eq!(engine.limits.memory_bytes_max, Some(3 << 30));
-    assert_eq!(engine.attempts_max, 2);
-    assert_eq!(engine.escalate[0].params["max-seq-len"], json!(32));
-    assert_eq!(engine.escalate[0].limits.memory_bytes_max, Some(4 << 30));
+    assert_eq!(engine.retry.attempts_max, 2);
+    assert_eq!(engine.retry.escalate[0].params["max-seq-len"], json!(32));
+    assert_eq!(engine.retry.escalate[0].limits.memory_bytes_max, Some(4 << 30));
+}
+
+fn retry(text: &str) -> Result<Retry, ParseError> {
+    let text = format!(
+        "smelt = 1\nname = \"p\"\n[params]\nsmall = \"a.toml\"\n[stage.a]\nkind = \"command\"\n\
+         argv = [\"x\"]\nenv = {{ A = \"${{small}}\" }}\noutputs = [\"o\"]\n[stage.a.retry]\n{text}\n"
+    );
+    parse(&text, &[]).map(|pipeline| pipeline.stages[0].retry.clone())
+}
+
+#[test]
+fn a_ladder_reads() {
+    let full = retry(
+        "attempts = 4\nsettle = \"90s\"\ndrop-caches = true\ntemporary-swap = \"2GiB\"\n\
+         warm-up = \"${small}#llm-engine\"\nescalate = [{}, { env = { N = \"2\" } }]\nreboot = true",
+    )
+    .unwrap();
+    assert_eq!(full.attempts_max, 4);
+    assert_eq!(full.settle, Some(std::time::Duration::from_secs(90)));
+    assert!(full.drop_caches && full.reboot);
+    assert_eq!(full.temporary_swap.unwrap().bytes, Some(2 << 30));
+    let warm_up = full.warm_up.unwrap();
+    assert_eq!((warm_up.pipeline.as_str(), warm_up.stage.as_str()), ("a.toml", "llm-engine"));
+    assert_eq!(
+        full.escalate.iter().map(Step::changes_something).collect::<Vec<_>>(),
+        [false, true]
+    );
+
+    let swap = |text: &str| retry(&format!("temporary-swap = {text}")).unwrap();
+    assert_eq!(swap("true").temporary_swap, Some(SwapSpec::default()));
+    assert_eq!(swap("true").attempts_max, 2, "a rung wants an attempt");
+    assert_eq!(swap("false"), Retry::default());
+    let table = SwapSpec { bytes: Some(1 << 30), dir: Some("/ssd".to_owned()) };
+    assert_eq!(swap("{ size = \"1GiB\", dir = \"/ssd\" }").temporary_swap, Some(table));
+}
+
+#[test]
+fn a_ladder_that_is_none_is_refused_where_it_stands() {
+    let check = |text: &str, words: &str| {
+        let error = retry(text).unwrap_err().to_string();
+        assert!(error.starts_with("p.toml:11:") && error.contains(words), "{error}");
+    };
+    check("settle = \"2h\"", "at most \"1h\"");
+    check("settle = 5", "a text in quotes");
+    check("warm-up = \"a.toml\"", "write PIPELINE#STAGE");
+    check("warm-up = \"a.toml#B\"", "B");
+    check("drop-caches = \"yes\"", "must be true or false");
+    check("temporary-swap = \"12KiB\"", "1MiB at least");
+    check("temporary-swap = 5", "a text in quotes");
+    check("temporary-swap = { bytes = \"1GiB\" }", "unknown key \"bytes\"");
+    check("warmup = \"a.toml#b\"", "did you mean \"warm-up\"?");
 }
 
 #[test]

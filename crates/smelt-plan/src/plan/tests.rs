@@ -1,5 +1,6 @@
 use super::*;
 use crate::pipeline::Overrides;
+use crate::pipeline::Step;
 
 /// A pipeline of `command` stages: "c: a b" is stage c needing a and b.
 fn pipeline(lines: &[&str]) -> Pipeline {
@@ -83,8 +84,8 @@ fn limits_and_retry_enter_no_key() {
     let plain = pipeline(&["a:"]);
     let mut other = plain.clone();
     other.stages[0].limits.memory_bytes_max = Some(1 << 30);
-    other.stages[0].attempts_max = 3;
-    other.stages[0].escalate = vec![Step::default()];
+    other.stages[0].retry.attempts_max = 3;
+    other.stages[0].retry.escalate = vec![Step::default()];
     let key = |p| Plan::build(p, &Pins::default()).unwrap().stages().next().unwrap().1.recipe_key;
     assert_eq!(key(&plain), key(&other));
 }
@@ -98,7 +99,7 @@ fn escalation_overrides_one_attempt() {
         text: word.to_owned(),
         ..Step::default()
     };
-    pipeline.stages[0].escalate = vec![step("second"), step("third")];
+    pipeline.stages[0].retry.escalate = vec![step("second"), step("third")];
     let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
     let (_, stage) = plan.stages().next().unwrap();
     assert_eq!(stage.attempt(1).changed, None);

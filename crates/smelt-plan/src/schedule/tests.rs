@@ -4,6 +4,7 @@ use super::*;
 use crate::failure::FailureClass;
 use crate::pipeline::{Overrides, Pipeline, Step};
 use crate::plan::Pins;
+use crate::retry::{Retry, SwapSpec, WarmUp};
 
 /// xorshift64*: the worlds need variety, not quality.
 struct Chance(u64);
@@ -40,39 +41,115 @@ fn random_plan(chance: &mut Chance) -> Plan {
     }
     let mut pipeline = Pipeline::parse("w.toml", &text, &Overrides::default()).unwrap();
     for stage in &mut pipeline.stages {
-        stage.attempts_max = 1 + chance.below(3) as u32;
-        stage.escalate = vec![Step::default(); chance.below(3)];
+        stage.retry = random_retry(chance);
     }
     Plan::build(&pipeline, &Pins::default()).unwrap()
 }
 
+fn random_retry(chance: &mut Chance) -> Retry {
+    let step = |chance: &mut Chance| match chance.below(3) {
+        0 => Step::default(),
+        n => Step { params: [("x".to_owned(), n.into())].into(), ..Step::default() },
+    };
+    Retry {
+        attempts_max: 1 + chance.below(4) as u32,
+        settle: chance.one_in(3).then_some(std::time::Duration::from_secs(1)),
+        drop_caches: chance.one_in(3),
+        temporary_swap: chance.one_in(3).then(SwapSpec::default),
+        warm_up: chance.one_in(3).then(|| WarmUp::parse("p.toml#s").unwrap()),
+        escalate: (0..chance.below(3)).map(|_| step(chance)).collect(),
+        reboot: chance.one_in(4),
+    }
+}
+
+const CLASSES: [FailureClass; 8] = [
+    FailureClass::KilledExternally,
+    FailureClass::MemoryLimit,
+    FailureClass::DiskFull,
+    FailureClass::OomKilled,
+    FailureClass::DeviceMemory,
+    FailureClass::Thrash,
+    FailureClass::ToolRejected,
+    FailureClass::BoardReset,
+];
+
 fn failure(chance: &mut Chance) -> Failure {
-    let classes =
-        [FailureClass::KilledExternally, FailureClass::MemoryLimit, FailureClass::DiskFull];
-    Failure { class: classes[chance.below(3)], exit: None, message: String::new() }
+    Failure { class: CLASSES[chance.below(CLASSES.len())], exit: None, message: String::new() }
+}
+
+/// What is known of the attempts of a stage, over runs.
+#[derive(Default, Clone)]
+struct Past {
+    attempts: u32,
+    class: Option<FailureClass>,
+    used: BTreeSet<Rung>,
+}
+
+impl Past {
+    /// The next attempt changes something or answers what passes by itself, and climbs no rung in vain.
+    fn check(&mut self, seed: u64, retry: &Retry, n: u32, changes: &[Change], rebooted: bool) {
+        assert!(n <= retry.attempts_max, "seed {seed}: too often");
+        let rungs: BTreeSet<Rung> = changes.iter().map(Change::rung).collect();
+        assert_eq!(rungs.len(), changes.len(), "seed {seed}: a rung twice for one attempt");
+        if n == 1 {
+            assert_eq!(changes, [], "seed {seed}: attempt 1 is the stage as written");
+            return *self = Self { attempts: 1, ..Self::default() };
+        }
+        assert_eq!(n, self.attempts + 1, "seed {seed}: an attempt was left out");
+        let passes = self.class.is_some_and(FailureClass::passes_by_itself);
+        assert!(passes || !changes.is_empty(), "seed {seed}: nothing changed");
+        let again = rungs.contains(&Rung::WarmUp) && self.used.contains(&Rung::WarmUp);
+        assert!(!again, "seed {seed}: warmed up twice");
+        assert_eq!(rungs.contains(&Rung::Reboot), rebooted, "seed {seed}: only a new run reboots");
+        assert!(!rebooted || !self.used.contains(&Rung::Reboot), "seed {seed}: rebooted twice");
+        self.used.extend(rungs);
+        self.attempts = n;
+    }
 }
 
 fn output_of(key: Digest) -> Digest {
     Digest::from_bytes(key.as_bytes().map(|b| b ^ 0xFF))
 }
 
-/// Plays the world: random finish order, hits, holds, failures, at most one interrupt.
-fn simulate(seed: u64) {
+/// Plays the world: random finish order, hits, holds, failures, at most one interrupt in each run, and
+/// another run after a reboot.  Returns how many reboots there were.
+fn simulate(seed: u64) -> u32 {
     let mut chance = Chance(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let plan = random_plan(&mut chance);
     let ids: Vec<StageId> = plan.stages().map(|(id, _)| id).collect();
-    let wishes = Wishes {
+    let mut wishes = Wishes {
         jobs: 1 + chance.below(3),
         keep_going: chance.one_in(2),
         wait: !chance.one_in(4),
         only: if chance.one_in(4) { vec![ids[chance.below(ids.len())]] } else { Vec::new() },
         force: ids.iter().copied().filter(|_| chance.one_in(6)).collect(),
+        once: chance.one_in(8),
+        earlier: BTreeMap::new(),
     };
-    let (mut schedule, mut commands) = Schedule::begin(&plan, wishes.clone());
+    let mut past = HashMap::new();
+    let mut reboots = 0;
+    while let Some(earlier) = play(seed, &mut chance, &plan, &wishes, &mut past) {
+        reboots += 1;
+        assert!(reboots <= 10, "seed {seed}: every stage reboots once at most");
+        wishes.earlier = earlier;
+    }
+    reboots
+}
+
+/// One run; what it leaves to the next where the board is to be rebooted.
+fn play(
+    seed: u64,
+    chance: &mut Chance,
+    plan: &Plan,
+    wishes: &Wishes,
+    past: &mut HashMap<Digest, Past>,
+) -> Option<BTreeMap<Digest, Earlier>> {
+    let (mut schedule, mut commands) = Schedule::begin(plan, wishes.clone());
     let mut running: HashMap<StageId, (Digest, u32)> = HashMap::new();
     let mut looking: Vec<(StageId, Digest)> = Vec::new();
     let mut done: HashSet<StageId> = HashSet::new();
     let mut stopped: HashSet<StageId> = HashSet::new();
+    let mut running_once: HashSet<StageId> = HashSet::new();
     let mut interrupted = false;
     let mut steps = 0;
     loop {
@@ -82,10 +159,24 @@ fn simulate(seed: u64) {
                     assert!(!interrupted, "seed {seed}: looked after an interrupt");
                     looking.push((stage, key));
                 }
-                Command::Start { stage, key, attempt, forced } => {
+                Command::Start { stage, key, attempt, forced, changes } => {
                     assert!(!interrupted, "seed {seed}: started after an interrupt");
-                    assert!(attempt <= plan.stage(stage).attempts_max, "seed {seed}: too often");
-                    assert!(attempt > 1 || forced == wishes.force.contains(&stage));
+                    let is_new = !running_once.contains(&stage);
+                    assert!(
+                        !wishes.once || is_new,
+                        "seed {seed}: tried again although once is enough"
+                    );
+                    assert!(!is_new || forced == wishes.force.contains(&stage));
+                    let earlier = wishes.earlier.get(&key).filter(|_| is_new);
+                    let rebooted = attempt > 1 && earlier.is_some_and(|earlier| earlier.rebooted);
+                    let retry = &plan.stage(stage).retry;
+                    if let Some(Earlier { attempts, class, used, .. }) = earlier {
+                        // A twin begins where the run before left the key, whatever the first has done.
+                        let (attempts, class) = (*attempts, Some(*class));
+                        past.insert(key, Past { attempts, class, used: used.clone() });
+                    }
+                    past.entry(key).or_default().check(seed, retry, attempt, &changes, rebooted);
+                    running_once.insert(stage);
                     let needs = || plan.stage(stage).needs();
                     assert!(needs().all(|need| done.contains(&need)), "seed {seed}: too early");
                     assert_eq!(schedule.key(stage), Some(key));
@@ -94,7 +185,7 @@ fn simulate(seed: u64) {
                     let before = running.insert(stage, (key, attempt));
                     assert!(before.is_none(), "seed {seed}: started twice");
                     assert!(running.len() <= wishes.jobs, "seed {seed}: too many at once");
-                    check_leases(seed, &plan, &schedule, running.keys());
+                    check_leases(seed, plan, &schedule, running.keys());
                 }
                 Command::Stop(stage) => {
                     assert!(
@@ -137,8 +228,15 @@ fn simulate(seed: u64) {
                 Event::Stopped(stage)
             } else {
                 match chance.below(8) {
-                    0 | 1 => Event::Failed(stage, failure(&mut chance)),
-                    2 if attempt == 1 => Event::Held(stage),
+                    0..3 => {
+                        let failure = failure(chance);
+                        past.entry(key).or_default().class = Some(failure.class);
+                        Event::Failed(stage, failure)
+                    }
+                    3 if attempt == 1 => {
+                        running_once.remove(&stage);
+                        Event::Held(stage)
+                    }
                     _ => {
                         done.insert(stage);
                         Event::Sealed(stage, output_of(key))
@@ -148,7 +246,24 @@ fn simulate(seed: u64) {
         };
         commands = schedule.on_event(event);
     }
-    check_the_end(seed, &plan, &schedule, &running, interrupted);
+    check_the_end(seed, plan, &schedule, &running, interrupted);
+    (schedule.ending() == Some(Ending::Reboot)).then(|| left(plan, &schedule, past))
+}
+
+/// What the journal of a run that ended for a reboot says of the stages that had not.
+fn left(
+    plan: &Plan,
+    schedule: &Schedule<'_>,
+    past: &HashMap<Digest, Past>,
+) -> BTreeMap<Digest, Earlier> {
+    let waits = plan.stages().filter(|(id, _)| schedule.state(*id) == State::Interrupted);
+    let earlier = |(id, _)| {
+        let key = schedule.key(id).expect("a stage that failed has a key");
+        let Past { attempts, class, used } = past[&key].clone();
+        let class = class.expect("a stage that waits for a reboot has failed");
+        (key, Earlier { attempts, class, used, rebooted: true })
+    };
+    waits.map(earlier).collect()
 }
 
 /// Every stage that runs holds what it needs, and nothing is held twice.
@@ -176,7 +291,8 @@ fn check_the_end(
 ) {
     assert!(running.is_empty(), "seed {seed}: finished while something runs");
     let any = |wanted: State| plan.stages().any(|(id, _)| schedule.state(id) == wanted);
-    assert!(interrupted || !any(State::Interrupted), "seed {seed}");
+    let reboots = schedule.ending() == Some(Ending::Reboot);
+    assert!(interrupted || reboots || !any(State::Interrupted), "seed {seed}");
     assert_eq!(any(State::Failed), schedule.first_failure().is_some(), "seed {seed}");
     let all_good = plan.stages().all(|(id, _)| {
         schedule.state(id).output().is_some() || schedule.state(id) == State::Unwanted
@@ -188,8 +304,9 @@ fn check_the_end(
 #[test]
 fn any_world_ends_and_keeps_the_rules() {
     let worlds = if std::env::var_os("SMELT_SOAK").is_some() { 1_000_000 } else { 20_000 };
-    (1..=worlds).for_each(simulate);
-    println!("{worlds} worlds");
+    let reboots: u32 = (1..=worlds).map(simulate).sum();
+    println!("{worlds} worlds, {reboots} reboots");
+    assert!(u64::from(reboots) > worlds / 100);
 }
 
 fn chain() -> Plan {

@@ -15,6 +15,7 @@ pub(crate) mod out;
 pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod report;
+pub(crate) mod resume;
 pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod watch;

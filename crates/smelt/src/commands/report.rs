@@ -3,15 +3,21 @@
 use std::fs;
 use std::path::Path;
 
+use serde_json::json;
+
 use crate::exit::{Exit, Failed};
 use crate::flags::ReportFlags;
 use crate::history::History;
+use crate::report::arms::{Arms, Count, Row, Side};
 use crate::report::{html, trace};
 use crate::say::{answer, tell};
-use crate::table;
+use crate::table::{self, Table};
 
 pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {
     let history = History::open()?;
+    if flags.arms {
+        return arms(flags, &history);
+    }
     let id = history.find(flags.run.as_deref())?;
     let report = history.report(id)?;
     if let Some(file) = &flags.html {
@@ -37,6 +43,48 @@ pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {
         answer(table::unwatched(&report))?;
     }
     Ok(Exit::Ok)
+}
+
+/// Rungs with and without, over all runs that can be read.
+fn arms(flags: &ReportFlags, history: &History) -> Result<Exit, Failed> {
+    let mut arms = Arms::default();
+    for report in history.all().iter().filter_map(|run| history.report(run).ok()) {
+        arms.take(&report);
+    }
+    let rows = arms.rows();
+    if flags.json {
+        let row = |row: &Row| {
+            json!({
+                "pipeline": row.pipeline, "stage": row.stage, "class": row.class, "rung": row.rung,
+                "with": Side::from(row.with), "without": Side::from(row.without),
+            })
+        };
+        let list: Vec<_> = rows.iter().map(row).collect();
+        answer(format_args!("{}\n", json!({ "arms": list })))?;
+        return Ok(Exit::Ok);
+    }
+    if rows.is_empty() {
+        tell(format_args!("smelt: no stage was tried again with a rung of its ladder yet"));
+    }
+    let header = ["Pipeline", "Stage", "After", "Rung", "With it", "Without it"];
+    let mut table = Table::new(&header);
+    for row in rows {
+        let (with, without) = (side(row.with), side(row.without));
+        let (class, rung) = (row.class.to_owned(), row.rung.name().to_owned());
+        table.row([row.pipeline, row.stage, class, rung, with, without]);
+    }
+    answer(table)?;
+    Ok(Exit::Ok)
+}
+
+/// `7 of 9 (45 to 94 %)`.
+fn side(count: Count) -> String {
+    if count.tried == 0 {
+        return "-".to_owned();
+    }
+    let (low, high) = count.interval();
+    let Count { tried, sealed } = count;
+    format!("{sealed} of {tried} ({:.0} to {:.0} %)", low * 100.0, high * 100.0)
 }
 
 fn write(file: &Path, text: &str) -> Result<(), Failed> {

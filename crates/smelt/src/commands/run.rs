@@ -1,28 +1,48 @@
 //! `smelt run`: builds what a pipeline describes and prints the summary.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
-use smelt_exec::{Progress, RunReport, RunStatus, Runner, StageStatus, Task, clear_dead_runs};
+use smelt_exec::recorded::Death;
+use smelt_exec::{
+    Progress, RunReport, RunStatus, Runner, StageStatus, Task, clear_dead_runs, clear_dead_swap,
+};
 use smelt_plan::schedule::Wishes;
-use smelt_plan::{Plan, StageId};
-use smelt_store::{Run, StoreError, Wait};
+use smelt_plan::{Plan, StageId, WarmUp};
+use smelt_store::{Run, Store, StoreError, Wait};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
 use crate::forecast::{self, Alike};
+use crate::known;
+use crate::ladder;
 use crate::last::{self, Last};
 use crate::load::{self, Access, Loaded};
 use crate::memo::Memo;
 use crate::progress::Display;
+use crate::reboot;
 use crate::say::{answer, tell};
+use crate::unfinished::{Left, Told};
 use crate::{stage, table};
 
+/// Who starts a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// Somebody who may want a stage begun anew whose attempts are used up.
+    ByUser,
+    /// Nobody: the board has booted.
+    AfterBoot,
+}
+
 pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
+    run_as(flags, Start::ByUser)
+}
+
+pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
     let stop = stop_flag()?;
     let access = Access::Build(wait, stop);
@@ -32,8 +52,17 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
     }
     let loaded = load::plan(&flags.pipeline, access)?;
     let Loaded { plan, store, .. } = &loaded;
-    let wishes = wishes(flags, plan)?;
-    clear_dead_runs(store, &mut left_behind)?;
+    let mut wishes = wishes(flags, plan)?;
+    let signatures = &known::signatures(&flags.pipeline.pipeline)?;
+    ladder::check_warm_ups(&flags.pipeline.pipeline, plan)?;
+    clear_dead(store)?;
+    let told = Told::of(flags);
+    let left = Left::by(told.as_ref().filter(|_| ladder::is_any(plan)), store)?;
+    let command = &Told::value(told.as_ref());
+    if let Some(message) = ladder::used_up(plan, &left).filter(|_| start == Start::AfterBoot) {
+        return ladder::give_up(store, plan, command, &message);
+    }
+    wishes.earlier = ladder::earlier(plan, &left);
     let run = store.begin_run(SystemTime::now())?;
     let last = Last::read(store, &flags.pipeline.pipeline);
     let alike = Alike::read(store);
@@ -44,9 +73,25 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
         let orders = &|task: &Task<'_>| stage::order::order(task, folder);
         let forecasts = &|task: &Task<'_>| forecast::of_task(task, &last, &alike);
         let overcommit = flags.overcommit;
+        let warm_ups = &|warm_up: &WarmUp| ladder::warm_up(warm_up, folder, store);
+        let is_rebooted = left.is_rebooted();
         let progress = &mut show;
-        Runner { plan, store, run: &run, check, forecasts, overcommit, orders, progress }
-            .run(wishes)
+        Runner {
+            plan,
+            store,
+            run: &run,
+            check,
+            forecasts,
+            overcommit,
+            orders,
+            warm_ups,
+            folder,
+            is_rebooted,
+            command,
+            signatures,
+            progress,
+        }
+        .run(wishes)
     };
     let again = checks(flags, plan, &wishes)?;
     let mut report = runner(BTreeSet::new(), wishes.clone())?;
@@ -63,7 +108,23 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
         let _ = memo.keep(&loaded, &report);
     }
     finish(run);
-    answer_report(flags, &report)
+    let exit = answer_report(flags, &report)?;
+    if report.status == RunStatus::Rebooting {
+        reboot::reboot(store.root());
+    }
+    Ok(exit)
+}
+
+/// Ends what dead runs have left, and says what became of them.
+pub(crate) fn clear_dead(store: &Store) -> Result<(), Failed> {
+    let closed = clear_dead_runs(store, &mut left_behind)?;
+    for run in closed.iter().filter(|run| run.death == Death::BoardReset) {
+        tell(format_args!("smelt: {run}"));
+    }
+    for line in clear_dead_swap(store) {
+        tell(format_args!("smelt: {line}"));
+    }
+    Ok(())
 }
 
 fn answer_report(flags: &RunFlags, report: &RunReport) -> Result<Exit, Failed> {
@@ -112,7 +173,16 @@ fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {
         let name = &plan.stage(*stage).name;
         return Err(Failed::usage(format!("--force {name}: --only leaves this stage out")));
     }
-    Ok(Wishes { jobs: flags.jobs, keep_going: flags.keep_going, wait: !flags.no_wait, only, force })
+    Ok(Wishes {
+        jobs: flags.jobs,
+        keep_going: flags.keep_going,
+        wait: !flags.no_wait,
+        only,
+        force,
+        // A warm-up that failed is not tried again, and wants no warm-up of its own.
+        once: flags.warm_up,
+        earlier: BTreeMap::new(),
+    })
 }
 
 /// The stages to build twice; what makes other bytes every time need not be tried.
@@ -168,6 +238,12 @@ fn tell_end(flags: &RunFlags, report: &RunReport) -> Exit {
         RunStatus::Interrupted => {
             tell(format_args!(
                 "smelt: stopped; what was sealed is kept, run the same command to go on"
+            ));
+            Exit::Interrupted
+        }
+        RunStatus::Rebooting => {
+            tell(format_args!(
+                "smelt: the next attempt wants a reboot; what was sealed is kept, `smelt resume` goes on"
             ));
             Exit::Interrupted
         }

@@ -64,7 +64,11 @@ struct Watch {
 enum Whom {
     Nobody,
     Process(u32),
-    Run(String),
+    Run {
+        name: String,
+        /// Who starts its stages; between two of them nothing else is there.
+        supervisor: Option<u32>,
+    },
 }
 
 /// A reading, to be shown.
@@ -85,7 +89,7 @@ impl Watch {
         let name = match &whom {
             Whom::Nobody => String::new(),
             Whom::Process(pid) => format!("process {pid}"),
-            Whom::Run(run) => format!("run {run}"),
+            Whom::Run { name, .. } => format!("run {name}"),
         };
         // A captured tree tells nothing of the board we are on.
         let board = flags.root.is_none().then(|| Teller::start(flags.interval).ok()).flatten();
@@ -111,7 +115,7 @@ impl Watch {
         let survey = Survey::read(&self.root, self.cgroups.as_ref(), said);
         let at = Instant::now();
         let members = members(&self.whom, &self.root, &survey.processes);
-        if members.as_ref().is_some_and(Vec::is_empty) {
+        if members.as_ref().is_some_and(Vec::is_empty) && !self.goes_on() {
             self.has_ended = true;
             return Ok(None);
         }
@@ -125,6 +129,14 @@ impl Watch {
         let (_, survey) = self.last.insert((at, survey));
         let family = is_watched.then_some(&self.family);
         Ok(Some(Seen { survey, change, family, top: self.top }))
+    }
+
+    /// Whether whoever has no processes now may have some later.
+    fn goes_on(&self) -> bool {
+        match self.whom {
+            Whom::Run { supervisor: Some(pid), .. } => is_there(&self.root, pid),
+            _ => false,
+        }
     }
 
     fn await_board(&self) {
@@ -147,7 +159,7 @@ impl Watch {
 /// Finds whoever is to be watched; an error where there is nobody.
 fn whom(flags: &WatchFlags, root: &Path) -> Result<Whom, Failed> {
     if let Some(pid) = flags.pid {
-        if !root.join(format!("proc/{pid}")).is_dir() {
+        if !is_there(root, pid) {
             return Err(Failed::new(Exit::StageFailed, format!("there is no process {pid}")));
         }
         return Ok(Whom::Process(pid));
@@ -160,14 +172,29 @@ fn whom(flags: &WatchFlags, root: &Path) -> Result<Whom, Failed> {
     runs.dedup();
     if text == LATEST {
         // Their names begin with the time.
-        let last = runs.last().map(|run| Whom::Run((*run).to_owned()));
+        let last = runs.last().map(|run| of_run(run, root, &marks));
         return last.ok_or_else(|| Failed::new(Exit::StageFailed, "no run builds anything now"));
     }
     match runs.iter().filter(|run| run.contains(text)).collect::<Vec<_>>()[..] {
-        [run] => Ok(Whom::Run((*run).to_owned())),
+        [run] => Ok(of_run(run, root, &marks)),
         [] => Err(Failed::new(Exit::StageFailed, format!("no run {text} builds anything now"))),
         [one, other, ..] => Err(Failed::usage(format!("{text} may be {one} or {other}"))),
     }
+}
+
+/// A run, and its supervisor: the parent of the shims, which carry no stage's mark.
+fn of_run(name: &str, root: &Path, marks: &[(u32, String)]) -> Whom {
+    let shim = format!("{name}/shim");
+    let all = Process::read_all(root);
+    let is_shim = |process: &&Process| marks.contains(&(process.pid, shim.clone()));
+    Whom::Run {
+        name: name.to_owned(),
+        supervisor: all.iter().find(is_shim).map(|process| process.parent),
+    }
+}
+
+fn is_there(root: &Path, pid: u32) -> bool {
+    root.join(format!("proc/{pid}")).is_dir()
 }
 
 /// The processes that are watched; `None` where nobody is.
@@ -175,8 +202,8 @@ fn members<'a>(whom: &Whom, root: &Path, all: &'a [Process]) -> Option<Vec<&'a P
     match whom {
         Whom::Nobody => None,
         Whom::Process(pid) => Some(family(all, *pid)),
-        Whom::Run(run) => {
-            let start = format!("{run}/");
+        Whom::Run { name, .. } => {
+            let start = format!("{name}/");
             let marks = marked(root, ATTEMPT_MARK);
             let is_member = |process: &&Process| {
                 marks.iter().any(|(pid, mark)| *pid == process.pid && mark.starts_with(&start))

@@ -23,10 +23,27 @@ pub(crate) struct RunsFlags {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ResumeFlags {
+    /// Only what a boot ended, and nothing whose attempts are used up: for a unit or crontab
+    #[arg(long)]
+    pub(crate) after_boot: bool,
+    /// List them, and go on with none
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// With --list: print one JSON document
+    #[arg(long, requires = "list")]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ReportFlags {
     /// The run, as `smelt runs` names it, or a part of its name that no other has; the last run when
     /// not given
     pub(crate) run: Option<String>,
+    /// Compare, over all runs, retries with each rung of their ladder and without it: success rates by
+    /// stage and class
+    #[arg(long, conflicts_with_all = ["run", "html", "trace"])]
+    pub(crate) arms: bool,
     /// Print what `smelt run --json` printed
     #[arg(long)]
     pub(crate) json: bool,

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use smelt_exec::{AttemptReport, RunReport, RunStatus, StageReport, StageStatus, log_tail};
 
-use super::{curves, timeline};
+use super::{curves, ladder, timeline};
 use crate::commands::runs::counts;
 use crate::table::{bytes, seconds, unwatched};
 
@@ -28,6 +28,7 @@ pub(crate) fn page(report: &RunReport, began: &str) -> String {
     page.push_str("</style></head><body>\n");
     page.push_str(&head(report, began));
     page.push_str(&failures(report));
+    page.push_str(&ladder::section(report));
     page.push_str(&timeline::section(report));
     page.push_str(&curves::section(report));
     page.push_str(&table(report));
@@ -125,7 +126,7 @@ fn failure(stage: &StageReport) -> String {
 
 /// The columns, and how each is made of an attempt.
 type Column = (&'static str, fn(&AttemptReport) -> String);
-const COLUMNS: [Column; 18] = [
+const COLUMNS: [Column; 21] = [
     ("Time", |attempt| seconds(attempt.wall_s)),
     ("CPU", |attempt| seconds(attempt.cpu_s)),
     ("Peak RSS", |attempt| bytes(attempt.peaks.peak_rss_bytes)),
@@ -148,6 +149,13 @@ const COLUMNS: [Column; 18] = [
     ("Least CmaFree", |attempt| known(attempt.peaks.cma_free_min_bytes, bytes)),
     ("CMA refused", |attempt| known(attempt.counters.cma_alloc_fails, |n| n.to_string())),
     ("OOM kills", |attempt| known(attempt.counters.oom_kills, |n| n.to_string())),
+    ("GPU", |attempt| known(attempt.peaks.gpu_max_percent.map(u64::from), |n| format!("{n} %"))),
+    ("Power", |attempt| {
+        known(attempt.peaks.power_max_mw, |mw| format!("{:.1} W", mw as f64 / 1e3))
+    }),
+    ("Heat", |attempt| {
+        known(attempt.peaks.temperature_max_c.map(u64::from), |c| format!("{c} °C"))
+    }),
 ];
 
 /// Time that few attempts have.

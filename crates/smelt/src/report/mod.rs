@@ -2,7 +2,9 @@
 //!
 //! Pure but for the tails of logs: a report goes in, text comes out.
 
+pub(crate) mod arms;
 pub(crate) mod html;
+mod ladder;
 pub(crate) mod trace;
 
 mod curves;

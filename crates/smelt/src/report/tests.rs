@@ -4,7 +4,10 @@
 
 use std::time::Duration;
 
-use smelt_exec::{AttemptReport, RunReport, RunStatus, StageReport, StageStatus, Writes};
+use smelt_exec::{
+    AttemptReport, Condition, RunReport, RunStatus, RungReport, StageReport, StageStatus, Writes,
+};
+use smelt_plan::retry::Rung;
 use smelt_plan::{FailureClass, Kind};
 use smelt_watch::curve::Point;
 
@@ -151,6 +154,31 @@ fn a_failure_shows_its_attempts_and_what_was_said() {
     // Memory, stalls and CMA of four attempts.
     assert_eq!(wide.facts["charts"], 12);
     assert!(pixels(&wide, RED) > 2000 && pixels(&wide, BLUE) > 200);
+}
+
+#[test]
+fn it_says_what_was_changed_and_how_the_machine_stood() {
+    let stood =
+        |mib: u64| Some(Condition { mem_available_bytes: Some(mib << 20), ..Condition::default() });
+    let what = "waited 4.2 s: <enough> is free".to_owned();
+    let settled = RungReport { rung: Rung::Settle, done: true, what, wall_s: 4.2 };
+    let what = "needs root".to_owned();
+    let refused = RungReport { rung: Rung::DropCaches, done: false, what, wall_s: 0.0 };
+    let changed = AttemptReport {
+        rungs: vec![settled, refused],
+        before: stood(100),
+        prepared: stood(900),
+        after: stood(800),
+        ..attempt(2, 32.0, 25.0, "sealed")
+    };
+    let attempts = vec![attempt(1, 0.0, 30.0, "failed"), changed];
+    let report = report(RunStatus::Ok, 60.0, vec![stage("a", StageStatus::Sealed, attempts)]);
+    let page = html::page(&report, "now");
+    assert!(page.contains("<b>settle</b> waited 4.2 s: &lt;enough&gt; is free (4.2 s)"), "{page}");
+    assert!(page.contains("<b>drop-caches</b> not done: needs root</td>"), "{page}");
+    assert!(page.contains("100.0 MiB → 900.0 MiB → 800.0 MiB"), "{page}");
+    let [wide, phone] = seen(&report);
+    assert!(wide.facts["flat"] == 0 && phone.facts["flat"] == 0, "nothing is squeezed flat");
 }
 
 #[test]

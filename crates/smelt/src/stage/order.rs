@@ -11,6 +11,7 @@ use smelt_hub::Settings;
 use smelt_plan::Kind;
 use smelt_plan::kind::WRITES;
 use smelt_plan::tokens::Lease;
+use smelt_plan::validity::Validity;
 
 use super::request::{Fetch, Request};
 
@@ -53,6 +54,7 @@ fn native(task: &Task<'_>) -> Order {
         dir: task.out.to_owned(),
         input: serde_json::to_string(&request).expect("a request holds only plain data"),
         outputs: Vec::new(),
+        validate: Vec::new(),
         writes,
     }
 }
@@ -106,6 +108,7 @@ fn command(task: &Task<'_>, folder: &Path) -> Order {
         dir: task.out.to_owned(),
         input: String::new(),
         outputs: texts("outputs"),
+        validate: Validity::of(&task.attempt.params),
         writes: texts(WRITES).iter().map(|text| place(text, folder)).collect(),
     }
 }

@@ -1,0 +1,98 @@
+//! Ends what dead runs left running, closes their journals, clears their directories.
+
+use std::fmt;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use smelt_store::{RunId, Store, StoreError};
+use smelt_watch::Cgroups;
+
+use crate::boot::boot_id;
+use crate::orphans;
+use crate::recorded::{self, Death};
+use crate::swap;
+use crate::swap_tools::Tools;
+
+/// A run that did not come to its end, and was found so now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Closed {
+    /// The run.
+    pub run: RunId,
+    /// Its pipeline's name.
+    pub pipeline: String,
+    /// How it ended.
+    pub death: Death,
+    /// The stages that ran, each with the attempt.
+    pub running: Vec<(String, u32)>,
+}
+
+impl fmt::Display for Closed {
+    /// One line for a person.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { run, pipeline, death, running } = self;
+        let how = match death {
+            Death::BoardReset => "was cut off by a reset of the board",
+            Death::Died => "was killed",
+        };
+        write!(f, "run {run} of {pipeline} {how}")?;
+        for (at, (stage, n)) in running.iter().enumerate() {
+            f.write_str(if at == 0 { " while it was at " } else { ", " })?;
+            write!(f, "{stage} (attempt {n})")?;
+        }
+        Ok(())
+    }
+}
+
+/// Kills what dead runs left running, says in their journals how they ended, and clears their
+/// directories.
+///
+/// What cannot be removed (another user's files, say) is told of and holds up nobody.
+pub fn clear_dead_runs(
+    store: &Store,
+    tell: &mut dyn FnMut(&StoreError),
+) -> Result<Vec<Closed>, StoreError> {
+    let dead = store.dead_runs()?;
+    let cgroups = if dead.is_empty() { None } else { Cgroups::find(Path::new("/")) };
+    let now = boot_id();
+    let mut closed = Vec::new();
+    for run in dead {
+        let mark = format!("{run}/");
+        orphans::kill_marked(&mark);
+        if let Some(cgroups) = &cgroups {
+            cgroups.sweep(&mark);
+        }
+        closed.extend(close(store, &run, &now)?);
+        if let Err(error) = store.clear_dead(&run) {
+            tell(&error);
+        }
+    }
+    Ok(closed)
+}
+
+/// Says in the journal how the run ended, once, as long as it is known: two boots later a kill and a
+/// reset look alike.
+fn close(store: &Store, run: &RunId, now: &str) -> Result<Option<Closed>, StoreError> {
+    let records = read(store, run)?;
+    let Some(open) = recorded::open(&records, now) else { return Ok(None) };
+    if open.is_closed {
+        return Ok(None);
+    }
+    let record = json!({ "event": "closed", "at_s": open.at_s, "detail": { "how": open.death } });
+    if !store.close_journal(run, &record)? {
+        return Ok(None);
+    }
+    let running = open.running.into_iter().map(|(stage, start)| (stage, start.n)).collect();
+    Ok(Some(Closed { run: run.clone(), pipeline: open.pipeline, death: open.death, running }))
+}
+
+fn read(store: &Store, run: &RunId) -> Result<Vec<Value>, StoreError> {
+    let mut records = Vec::new();
+    store.read_journal(run, |record| records.push(record))?;
+    Ok(records)
+}
+
+/// Turns off and removes the swap files that dead runs left on; a line for each.
+pub fn clear_dead_swap(store: &Store) -> Vec<String> {
+    let notes = std::path::absolute(store.root().join(swap::DIR));
+    notes.map_or_else(|_| Vec::new(), |notes| swap::clear_dead(&Tools, &notes))
+}

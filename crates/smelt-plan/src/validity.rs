@@ -1,0 +1,121 @@
+//! What an output of a foreign program must be to be kept: `validate = { "m.gguf" = "gguf >= 100MiB" }`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::quantity;
+
+/// The field of a `command` that says what its outputs must be.
+pub const VALIDATE: &str = "validate";
+
+/// What a file's own header says that it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Form {
+    /// Nothing is known of it.
+    Any,
+    /// A model of llama.cpp.
+    Gguf,
+    /// An ONNX graph.
+    Onnx,
+    /// Weights.
+    Safetensors,
+}
+
+impl Form {
+    const ALL: [(&str, Self); 4] = [
+        ("any", Self::Any),
+        ("gguf", Self::Gguf),
+        ("onnx", Self::Onnx),
+        ("safetensors", Self::Safetensors),
+    ];
+}
+
+/// What one output must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Validity {
+    /// Its form.
+    pub form: Form,
+    /// Its least size in bytes.
+    pub bytes_min: u64,
+}
+
+impl Validity {
+    /// Reads `FORM` or `FORM >= SIZE`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (word, size) = match text.split_once(">=") {
+            Some((word, size)) => (word.trim(), Some(size.trim())),
+            None => (text.trim(), None),
+        };
+        let form = Form::ALL.iter().find(|(name, _)| *name == word).map(|(_, form)| *form);
+        let form = form.ok_or_else(|| {
+            let words = Form::ALL.map(|(name, _)| name).join(", ");
+            format!("\"{text}\" says no form: write one of {words}, as in \"gguf >= 100MiB\"")
+        })?;
+        let bytes_min = size.map_or(Ok(1), quantity::bytes).map_err(|error| error.to_string())?;
+        Ok(Self { form, bytes_min })
+    }
+
+    /// What the params of a `command` say of its outputs; texts that say nothing were refused before.
+    pub fn of(params: &BTreeMap<String, Value>) -> Vec<(String, Self)> {
+        let table = params.get(VALIDATE).and_then(Value::as_object).into_iter().flatten();
+        let read = |(name, text): (&String, &Value)| {
+            Some((name.clone(), Self::parse(text.as_str()?).ok()?))
+        };
+        table.filter_map(read).collect()
+    }
+}
+
+/// What is wrong with `validate`, if anything.
+pub(crate) fn conflict(params: &BTreeMap<String, Value>) -> Option<(String, String)> {
+    let table = params.get(VALIDATE).and_then(Value::as_object)?;
+    let outputs: Vec<&str> = params
+        .get("outputs")
+        .and_then(Value::as_array)
+        .map_or_else(Vec::new, |list| list.iter().filter_map(Value::as_str).collect());
+    let is_output = |name: &str| {
+        let below =
+            |output: &&str| name.strip_prefix(output).is_some_and(|rest| rest.starts_with('/'));
+        !name.split('/').any(|part| part == "..")
+            && (outputs.contains(&name) || outputs.iter().any(below))
+    };
+    table.iter().find_map(|(name, text)| {
+        if !is_output(name) {
+            let message = format!("\"{VALIDATE}\": \"{name}\" is none of its outputs, nor in one");
+            return Some((VALIDATE.to_owned(), message));
+        }
+        let error = Validity::parse(text.as_str().unwrap_or_default()).err()?;
+        Some((VALIDATE.to_owned(), format!("\"{VALIDATE}\": {error}")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn forms_and_sizes() {
+        let gguf = Validity { form: Form::Gguf, bytes_min: 100 << 20 };
+        assert_eq!(Validity::parse("gguf >= 100MiB"), Ok(gguf));
+        assert_eq!(Validity::parse("any>=1GiB").unwrap().bytes_min, 1 << 30);
+        assert_eq!(Validity::parse("onnx"), Ok(Validity { form: Form::Onnx, bytes_min: 1 }));
+        for text in ["", "plan", "gguf 5MiB", "gguf >= 5", ">= 5MiB"] {
+            assert!(Validity::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_outputs_are_validated() {
+        let params = |validate: Value| {
+            [("outputs".to_owned(), json!(["o", "dir"])), (VALIDATE.to_owned(), validate)].into()
+        };
+        assert_eq!(conflict(&params(json!({ "o": "any", "dir/m.gguf": "gguf" }))), None);
+        for (name, text) in [("p", "any"), ("directory", "any"), ("dir/../x", "any"), ("o", "x")] {
+            assert!(conflict(&params(json!({ name: text }))).is_some(), "{name} {text}");
+        }
+    }
+}

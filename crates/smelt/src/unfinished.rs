@@ -1,0 +1,152 @@
+//! Finds what runs of a command have left that did not end: killed, cut off by a reset of the board, or
+//! waiting for a reboot.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use smelt_exec::recorded::{Death, Open};
+use smelt_plan::{Digest, Earlier};
+use smelt_store::{RunId, Store};
+
+use crate::exit::Failed;
+use crate::flags::{PipelineFlags, RunFlags};
+use crate::history::History;
+
+/// So many runs are looked back at: whoever lets more pass does not go on, but begins.
+const LOOKED_BACK_MAX: usize = 64;
+/// After so many starts that no stage came out of, going on by itself is no use: something resets the
+/// board, and it is not a stage.
+pub(crate) const RESUMES_MAX: usize = 16;
+
+/// What the journal of a warm-up says in the place of a command.
+pub(crate) const WARM_UP: &str = "warm-up";
+
+/// What `smelt run` was told: enough to start it again, and to know the same again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) dir: PathBuf,
+    pipeline: PathBuf,
+    sets: Vec<String>,
+    only: Vec<String>,
+    force: Vec<String>,
+    check: Vec<String>,
+    keep_going: bool,
+    overcommit: bool,
+    jobs: usize,
+}
+
+impl Told {
+    /// `None` for a warm-up, which ends with the run that wanted it.
+    pub(crate) fn of(flags: &RunFlags) -> Option<Self> {
+        let RunFlags { pipeline: PipelineFlags { pipeline, sets }, .. } = flags;
+        (!flags.warm_up).then(|| Self {
+            dir: std::env::current_dir().unwrap_or_default(),
+            pipeline: pipeline.clone(),
+            sets: sets.clone(),
+            only: flags.only.clone(),
+            force: flags.force.clone(),
+            check: flags.check.clone(),
+            keep_going: flags.keep_going,
+            overcommit: flags.overcommit,
+            jobs: flags.jobs,
+        })
+    }
+
+    /// As it is in a journal.
+    pub(crate) fn value(told: Option<&Self>) -> Value {
+        told.map_or_else(|| json!(WARM_UP), |told| json!(told))
+    }
+
+    /// The flags that say the same.
+    pub(crate) fn flags(&self) -> RunFlags {
+        RunFlags {
+            pipeline: PipelineFlags { pipeline: self.pipeline.clone(), sets: self.sets.clone() },
+            only: self.only.clone(),
+            force: self.force.clone(),
+            check: self.check.clone(),
+            keep_going: self.keep_going,
+            overcommit: self.overcommit,
+            jobs: self.jobs,
+            no_wait: false,
+            warm_up: false,
+            json: false,
+        }
+    }
+}
+
+/// The runs of one command since the last that ended, newest first.
+#[derive(Default)]
+pub(crate) struct Left(Vec<Open>);
+
+impl Left {
+    /// What runs of this command have left in the store.
+    pub(crate) fn by(told: Option<&Told>, store: &Store) -> Result<Self, Failed> {
+        let Some(told) = told else { return Ok(Self::default()) };
+        let history = History::of(store.clone())?;
+        let command = json!(told);
+        let mut left = Vec::new();
+        for run in history.newest(LOOKED_BACK_MAX) {
+            if history.command(run)? != command {
+                continue;
+            }
+            match history.open_run(run)? {
+                Some(open) => left.push(open),
+                None => break,
+            }
+        }
+        Ok(Self(left))
+    }
+
+    /// How many runs in a row did not end.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether the board was rebooted since one of them asked for it.
+    pub(crate) fn is_rebooted(&self) -> bool {
+        self.0.iter().any(|open| open.wants_reboot && open.is_other_boot)
+    }
+
+    /// How far the ladders of stages were climbed, with the stages' names.
+    pub(crate) fn ladders(&self) -> BTreeMap<Digest, (String, Earlier)> {
+        let mut all: BTreeMap<Digest, (String, Earlier)> = BTreeMap::new();
+        for (key, (stage, earlier)) in self.0.iter().flat_map(|open| &open.ladders) {
+            match all.get_mut(key) {
+                // What an older run did before counts with what a newer one went on with.
+                Some((_, newer)) if newer.attempts > earlier.attempts => {
+                    newer.used.extend(earlier.used.iter().copied());
+                }
+                Some(_) => {}
+                None => drop(all.insert(*key, (stage.clone(), earlier.clone()))),
+            }
+        }
+        all
+    }
+}
+
+/// The newest run of each command that did not end, oldest first, with what it was told.
+pub(crate) fn all(history: &History) -> Result<Vec<(RunId, Told, Open)>, Failed> {
+    let mut known = HashSet::new();
+    let mut all = Vec::new();
+    for run in history.newest(LOOKED_BACK_MAX) {
+        let command = history.command(run)?;
+        let Ok(told) = Told::deserialize(&command) else { continue };
+        if !known.insert(command.to_string()) {
+            continue;
+        }
+        all.extend(history.open_run(run)?.map(|open| (run.clone(), told, open)));
+    }
+    all.reverse();
+    Ok(all)
+}
+
+/// Why a run did not end, for a person.
+pub(crate) fn why(open: &Open) -> &'static str {
+    match (open.wants_reboot, open.death) {
+        (true, _) => "waits for a reboot",
+        (false, Death::BoardReset) => "was cut off by a reset of the board",
+        (false, Death::Died) => "was killed",
+    }
+}
