@@ -1,4 +1,4 @@
-//! Answers one conversation with a deployment: prompt, pictures, prefill, greedy decoding.
+//! Answers one conversation with a deployment: prompt, pictures, prefill, decoding.
 //!
 //! The steps are plain calls on the engines, in order, on one slot.  Times are taken here and
 //! nowhere below.  Knows nothing of who asks.
@@ -11,8 +11,10 @@ use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
 use crate::deployment::Deployment;
 use crate::image::{self, Picture};
 use crate::prompt::{self, PromptError, Turn};
+use crate::sampling::{Logprobs, Sampler, SettingError, Settings};
+use crate::stop::{Stop, StopError};
 use crate::template::{Message, TemplateError};
-use crate::tokenizer::{Detokenizer, TokenizerError};
+use crate::tokenizer::{Detokenizer, Tokenizer, TokenizerError};
 
 /// The slot a lone conversation uses.
 const SLOT: usize = 0;
@@ -29,6 +31,12 @@ pub enum GenerateError {
     /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A setting of the sampler has no meaning.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// A stop string cannot be looked for.
+    #[error(transparent)]
+    Stop(#[from] StopError),
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {tokens} tokens, but the engine holds {max} with the answer; shorten it or use fewer tiles"
@@ -60,16 +68,39 @@ pub struct Request<'a> {
     pub turns: &'a [Turn],
     /// The pictures the turns show, in order.
     pub pictures: &'a [Picture],
-    /// The most tokens of the answer, at least one.
-    pub new_tokens_max: usize,
+    /// How it is answered.
+    pub manner: Manner<'a>,
     /// The date templates may show, in seconds since 1970.
     pub now_s: u64,
+}
+
+/// How an answer is said, and where it ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Manner<'a> {
+    /// How tokens are chosen.
+    pub sampling: &'a Settings,
+    /// The text ends before the first of these.
+    pub stop_strings: &'a [String],
+    /// Tokens that end it beside the model's own end tokens.
+    pub stop_tokens: &'a [u32],
+    /// The most tokens of the answer, at least one.
+    pub new_tokens_max: usize,
+}
+
+/// Settings of [`Manner::greedy`].
+static GREEDY: Settings = Settings::GREEDY;
+
+impl Manner<'_> {
+    /// Always the likeliest token, at most so many, until the model ends.
+    pub fn greedy(new_tokens_max: usize) -> Self {
+        Self { sampling: &GREEDY, stop_strings: &[], stop_tokens: &[], new_tokens_max }
+    }
 }
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it.
+    /// The model ended it, or a stop token or string did.
     Stop,
     /// It reached the length asked for.
     Length,
@@ -77,13 +108,25 @@ pub enum Finish {
     Full,
 }
 
+impl Finish {
+    /// The finish reason of OpenAI's API.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length | Self::Full => "length",
+        }
+    }
+}
+
 /// A finished answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// What was said, special tokens left out.
+    /// What was said, special tokens left out, up to a stop string.
     pub text: String,
-    /// The tokens, the end token left out.
+    /// The tokens, the end token left out; those of a stop string are there.
     pub tokens: Vec<u32>,
+    /// How likely the model found each of them, if asked for.
+    pub logprobs: Vec<Logprobs>,
     /// Tokens of the prompt, image tokens included.
     pub prompt_tokens: usize,
     /// Tiles the pictures were cut into.
@@ -187,29 +230,29 @@ pub fn generate(
     let start = Instant::now();
     let prepared = prepare(deployment, request)?;
     let vision = start.elapsed();
-    let mut answer = answer(deployment, &prepared, request.new_tokens_max, on_text)?;
+    let mut answer = answer(deployment, &prepared, &request.manner, on_text)?;
     answer.timing.vision = vision;
     answer.timing.first_token += vision;
     Ok(answer)
 }
 
-/// Answers a prepared prompt with at most `new_tokens_max` tokens, at least one.
+/// Answers a prepared prompt in a `manner`.
 ///
 /// # Errors
 /// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.
 pub fn answer(
     deployment: &mut Deployment,
     prepared: &Prepared,
-    new_tokens_max: usize,
+    manner: &Manner<'_>,
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
     let read = read(deployment, prepared);
-    let answer = read.and_then(|read| say(deployment, prepared, &read, new_tokens_max, on_text));
+    let answer = read.and_then(|read| say(deployment, prepared, &read, manner, on_text));
     deployment.llm.release(SLOT);
     answer
 }
 
-/// Answers a prepared prompt as [`answer`] does; then follows a `given` answer from the same prompt,
+/// Answers a prepared prompt greedily as [`answer`] does; then follows a `given` answer from the same prompt,
 /// which is read once, by the steps of an answer: `visit` sees each token and the logits `[vocab]`
 /// before it, all finite.
 ///
@@ -223,7 +266,8 @@ pub fn answer_and_follow(
     visit: &mut dyn FnMut(u32, &[f32]),
 ) -> Result<Answer, GenerateError> {
     let both = read(deployment, prepared).and_then(|read| {
-        let answer = say(deployment, prepared, &read, new_tokens_max, &mut |_| {})?;
+        let manner = Manner::greedy(new_tokens_max);
+        let answer = say(deployment, prepared, &read, &manner, &mut |_| {})?;
         deployment.llm.truncate(SLOT, prepared.tokens.len());
         follow(deployment, read, given, visit)?;
         Ok(answer)
@@ -247,46 +291,56 @@ fn read(deployment: &mut Deployment, prepared: &Prepared) -> Result<Read, Genera
     Ok(Read { logits, took: start.elapsed() })
 }
 
-/// Decodes greedily behind the prompt that was read.
+/// Decodes behind the prompt that was read.
 fn say(
     deployment: &mut Deployment,
     prepared: &Prepared,
     read: &Read,
-    new_tokens_max: usize,
+    manner: &Manner<'_>,
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
     let Deployment { spec, tokenizer, llm, .. } = deployment;
+    let mut sampler = Sampler::new(manner.sampling, &prepared.tokens, llm.vocab())?;
     let mut progress = Progress {
-        eos: &spec.eos,
+        ends: [&spec.eos, manner.stop_tokens],
         prompt: prepared.tokens.len(),
-        new_tokens_max: new_tokens_max.max(1),
+        new_tokens_max: manner.new_tokens_max.max(1),
         seq_len_max: llm.limits().max_seq_len,
         tokens: Vec::new(),
     };
-    let mut speech = Speech { pieces: Detokenizer::new(tokenizer), text: String::new(), on_text };
+    let mut speech = Speech::new(tokenizer, manner.stop_strings, on_text)?;
+    let mut logprobs = Vec::new();
     let (prefill, first_token) = (read.took, read.took);
     let mut timing = Timing { prefill, first_token, ..Timing::default() };
     let start = Instant::now();
     let mut logits = Cow::Borrowed(&read.logits[..]);
     let finish = loop {
-        let token = best(&logits).ok_or(GenerateError::NotFinite { tokens: progress.held() })?;
-        let finish = progress.take(token);
+        let held = progress.held();
+        let not_finite = |_| GenerateError::NotFinite { tokens: held };
+        let choice = sampler.choose(&logits).map_err(not_finite)?;
+        let mut finish = progress.take(choice.token);
+        // Only an end token is not part of the answer.
         if finish != Some(Finish::Stop) {
-            speech.say(token)?;
+            logprobs.extend(choice.logprobs.cloned());
+            if speech.say(choice.token)? {
+                finish = Some(Finish::Stop);
+            }
         }
         if let Some(finish) = finish {
             break finish;
         }
-        logits = Cow::Owned(step(llm, token)?);
+        logits = Cow::Owned(step(llm, choice.token)?);
         timing.decode_steps += 1;
     };
     timing.decode = start.elapsed();
+    let (text, is_stopped) = speech.finish()?;
     Ok(Answer {
-        text: speech.finish()?,
+        text,
         tokens: progress.tokens,
+        logprobs,
         prompt_tokens: prepared.tokens.len(),
         tiles: prepared.tiles,
-        finish,
+        finish: if is_stopped { Finish::Stop } else { finish },
         timing,
     })
 }
@@ -304,7 +358,9 @@ fn follow(
         if index > 0 {
             logits = step(llm, tokens[index - 1])?;
         }
-        best(&logits).ok_or(GenerateError::NotFinite { tokens: llm.held(SLOT) })?;
+        if !logits.iter().all(|logit| logit.is_finite()) {
+            return Err(GenerateError::NotFinite { tokens: llm.held(SLOT) });
+        }
         visit(token, &logits);
     }
     Ok(())
@@ -319,21 +375,35 @@ fn step(llm: &mut LlmEngine, token: u32) -> Result<Vec<f32>, GenerateError> {
 /// The text of an answer so far, and who hears it.
 struct Speech<'a> {
     pieces: Detokenizer<'a>,
+    stop: Stop<'a>,
     text: String,
     on_text: &'a mut dyn FnMut(&str),
 }
 
-impl Speech<'_> {
-    fn say(&mut self, token: u32) -> Result<(), TokenizerError> {
-        let piece = self.pieces.push(token)?;
-        self.add(&piece);
-        Ok(())
+impl<'a> Speech<'a> {
+    fn new(
+        tokenizer: &'a Tokenizer,
+        stop_strings: &'a [String],
+        on_text: &'a mut dyn FnMut(&str),
+    ) -> Result<Self, StopError> {
+        let stop = Stop::new(stop_strings)?;
+        Ok(Self { pieces: Detokenizer::new(tokenizer), stop, text: String::new(), on_text })
     }
 
-    fn finish(mut self) -> Result<String, TokenizerError> {
+    /// Says one more token; returns whether a stop string ends the answer.
+    fn say(&mut self, token: u32) -> Result<bool, TokenizerError> {
+        let piece = self.pieces.push(token)?;
+        let piece = self.stop.push(&piece);
+        self.add(&piece);
+        Ok(self.stop.is_met())
+    }
+
+    /// The whole text, and whether a stop string ended it.
+    fn finish(mut self) -> Result<(String, bool), TokenizerError> {
         let rest = self.pieces.finish()?;
+        let rest = self.stop.push(&rest) + &self.stop.finish();
         self.add(&rest);
-        Ok(self.text)
+        Ok((self.text, self.stop.is_met()))
     }
 
     fn add(&mut self, piece: &str) {
@@ -346,7 +416,8 @@ impl Speech<'_> {
 
 /// How far an answer has come, and when it ends.
 struct Progress<'a> {
-    eos: &'a [u32],
+    /// The model's end tokens and those of the request.
+    ends: [&'a [u32]; 2],
     prompt: usize,
     new_tokens_max: usize,
     seq_len_max: usize,
@@ -356,7 +427,7 @@ struct Progress<'a> {
 impl Progress<'_> {
     /// Takes the next token, unless it is an end token; says whether the answer ends with it.
     fn take(&mut self, token: u32) -> Option<Finish> {
-        if self.eos.contains(&token) {
+        if self.ends.iter().any(|ends| ends.contains(&token)) {
             return Some(Finish::Stop);
         }
         self.tokens.push(token);
@@ -373,55 +444,33 @@ impl Progress<'_> {
     }
 }
 
-/// The first of the largest logits, unless one is not a number.
-fn best(logits: &[f32]) -> Option<u32> {
-    let mut best = None;
-    let mut largest = f32::NEG_INFINITY;
-    for (token, &logit) in logits.iter().enumerate() {
-        if !logit.is_finite() {
-            return None;
-        }
-        if logit > largest {
-            (best, largest) = (u32::try_from(token).ok(), logit);
-        }
-    }
-    best
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Feeds tokens 1, 2, 3, … to an answer after a prompt of 10.
     #[track_caller]
-    fn check(eos: &[u32], new_tokens_max: usize, seq_len_max: usize, count: usize, end: Finish) {
+    fn check(
+        ends: [&[u32]; 2],
+        new_tokens_max: usize,
+        seq_len_max: usize,
+        count: usize,
+        end: Finish,
+    ) {
         let mut progress =
-            Progress { eos, prompt: 10, new_tokens_max, seq_len_max, tokens: Vec::new() };
+            Progress { ends, prompt: 10, new_tokens_max, seq_len_max, tokens: Vec::new() };
         let finish = (1..).find_map(|token| progress.take(token)).unwrap();
         assert_eq!((progress.tokens.len(), finish), (count, end));
     }
 
     #[test]
     fn an_answer_ends_at_the_end_token_or_a_limit() {
-        check(&[9, 4], 100, 100, 3, Finish::Stop);
-        check(&[9], 5, 100, 5, Finish::Length);
-        check(&[5], 5, 100, 4, Finish::Stop);
-        check(&[5], 4, 100, 4, Finish::Length);
+        check([&[9], &[4]], 100, 100, 3, Finish::Stop);
+        check([&[9], &[]], 5, 100, 5, Finish::Length);
+        check([&[5], &[]], 5, 100, 4, Finish::Stop);
+        check([&[5], &[]], 4, 100, 4, Finish::Length);
         // Twelve tokens fit the slot; the last one said need not.
-        check(&[9], 100, 12, 3, Finish::Full);
-    }
-
-    #[test]
-    fn the_first_of_equal_logits_is_best() {
-        assert_eq!(best(&[0.0, 2.0, 2.0, -1.0]), Some(1));
-        assert_eq!(best(&[-3.0]), Some(0));
-    }
-
-    #[test]
-    fn logits_that_are_no_numbers_are_not_compared() {
-        assert_eq!(best(&[0.0, f32::NAN]), None);
-        assert_eq!(best(&[f32::INFINITY]), None);
-        assert_eq!(best(&[]), None);
+        check([&[9], &[]], 100, 12, 3, Finish::Full);
     }
 
     #[test]

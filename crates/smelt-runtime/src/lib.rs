@@ -10,5 +10,7 @@ pub mod embed;
 pub mod generate;
 pub mod image;
 pub mod prompt;
+pub mod sampling;
+pub mod stop;
 pub mod template;
 pub mod tokenizer;

@@ -15,9 +15,12 @@ pub const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The largest tokenizer.json read.  The largest published ones are near 35 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Tokens the detokeniser holds back while they do not end on a code point.  A code point has at
-/// most four bytes, so more than this is no UTF-8 and is shown as replacement characters.
-const HELD_TOKENS_MAX: usize = 8;
+/// Replacement characters at the end of a text that more tokens may yet turn into a code point: it has
+/// at most four bytes, so three of them may be waiting.
+const HELD_CHARS_MAX: usize = 3;
+
+/// Tokens that are decoded together at most.  A code point takes four; some give no text.
+const WINDOW_TOKENS_MAX: usize = 32;
 
 /// Why a tokenizer could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -121,6 +124,12 @@ impl Tokenizer {
         text.map_err(|error| TokenizerError::Decode(one_line(&error.to_string())))
     }
 
+    /// Whether `token` adds to a text without special tokens.
+    fn shows(&self, token: u32) -> bool {
+        let word = self.inner.id_to_token(token);
+        word.is_some_and(|word| !self.inner.get_added_vocabulary().is_special_token(&word))
+    }
+
     /// The token of a special or ordinary word, if it is exactly one.
     pub fn token(&self, word: &str) -> Option<u32> {
         self.inner.token_to_id(word)
@@ -137,19 +146,24 @@ impl Tokenizer {
 ///
 /// The pieces, with [`Detokenizer::finish`]'s, join to what [`Tokenizer::decode`] gives for all
 /// tokens with special ones left out.  No piece ends inside a code point.
+///
+/// One case differs: where a run of byte tokens of a SentencePiece vocabulary is no UTF-8, decoding
+/// all at once replaces the whole run, the code points before the fault too, which are told by then.
 #[derive(Debug)]
 pub struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
-    /// The tokens of the last piece, which decide spacing, then those held back.
+    /// The tokens of the last piece, which decide spacing, then those that are not all told.
     window: Vec<u32>,
-    /// How many of `window` have been given out.
-    shown: usize,
+    /// How many tokens at the front of `window` are certainly told.
+    context: usize,
+    /// The text of `window` that was given out.
+    told: String,
 }
 
 impl<'a> Detokenizer<'a> {
     /// Starts with no text.
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, window: Vec::new(), shown: 0 }
+        Self { tokenizer, window: Vec::new(), context: 0, told: String::new() }
     }
 
     /// Takes the next token; returns the text it completes, which may be empty.
@@ -157,17 +171,19 @@ impl<'a> Detokenizer<'a> {
     /// # Errors
     /// [`TokenizerError::Decode`].
     pub fn push(&mut self, token: u32) -> Result<String, TokenizerError> {
-        self.window.push(token);
-        let piece = self.unseen()?;
-        let held = self.window.len() - self.shown;
-        if piece.is_empty()
-            || (piece.ends_with(char::REPLACEMENT_CHARACTER) && held <= HELD_TOKENS_MAX)
-        {
+        if !self.tokenizer.shows(token) {
             return Ok(String::new());
         }
-        self.window.drain(..self.shown);
-        self.shown = self.window.len();
-        Ok(piece)
+        self.window.push(token);
+        let fresh = self.fresh()?;
+        let (whole, held) = fresh.split_at(fresh.len() - unsettled(&fresh));
+        self.told += whole;
+        if held.is_empty() && !whole.is_empty() {
+            self.drop_first(self.context)?;
+        } else if self.window.len() > WINDOW_TOKENS_MAX {
+            return self.drop_half(whole, held);
+        }
+        Ok(whole.to_owned())
     }
 
     /// The text of tokens still held back, bytes that never became a code point; then starts anew.
@@ -175,17 +191,58 @@ impl<'a> Detokenizer<'a> {
     /// # Errors
     /// [`TokenizerError::Decode`].
     pub fn finish(&mut self) -> Result<String, TokenizerError> {
-        let rest = self.unseen()?;
-        self.window.clear();
-        self.shown = 0;
+        let rest = self.fresh()?;
+        self.clear();
         Ok(rest)
     }
 
-    fn unseen(&self) -> Result<String, TokenizerError> {
-        let shown = self.tokenizer.decode(&self.window[..self.shown], true)?;
+    /// The text of the window that was not given out.
+    fn fresh(&mut self) -> Result<String, TokenizerError> {
         let all = self.tokenizer.decode(&self.window, true)?;
-        Ok(all.strip_prefix(&shown).unwrap_or_default().to_owned())
+        if let Some(fresh) = all.strip_prefix(&self.told) {
+            return Ok(fresh.to_owned());
+        }
+        // New bytes made a told run of bytes invalid; what is told stays, and the run begins here.
+        self.window.drain(..self.context);
+        self.context = 0;
+        self.told.clear();
+        self.tokenizer.decode(&self.window, true)
     }
+
+    /// Leaves the first tokens out of the window, all of which is told.
+    fn drop_first(&mut self, count: usize) -> Result<(), TokenizerError> {
+        self.window.drain(..count);
+        self.context = self.window.len();
+        self.told = self.tokenizer.decode(&self.window, true)?;
+        Ok(())
+    }
+
+    /// Halves a window that never becomes whole, whose end `held` may still become text.
+    ///
+    /// What becomes of the last bytes depends on the few before them, so the halves may part inside a
+    /// code point.  If it does show, no text is due to the bytes held, and they are told as they are.
+    fn drop_half(&mut self, whole: &str, held: &str) -> Result<String, TokenizerError> {
+        self.drop_first(self.window.len() / 2)?;
+        self.context -= HELD_CHARS_MAX;
+        if let Some(told) = self.told.strip_suffix(held).map(str::len) {
+            self.told.truncate(told);
+            return Ok(whole.to_owned());
+        }
+        self.clear();
+        Ok(format!("{whole}{held}"))
+    }
+
+    fn clear(&mut self) {
+        self.window.clear();
+        self.context = 0;
+        self.told.clear();
+    }
+}
+
+/// Bytes at the end of `text` that the next tokens may turn into something else.
+fn unsettled(text: &str) -> usize {
+    let replaced = text.chars().rev().take_while(|c| *c == char::REPLACEMENT_CHARACTER).count();
+    replaced.min(HELD_CHARS_MAX) * char::REPLACEMENT_CHARACTER.len_utf8()
 }
 
 /// Foreign messages may span lines; ours do not.

@@ -11,9 +11,12 @@ use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_model::safetensors::Reader;
 use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
-use smelt_runtime::generate::{Finish, GenerateError, Prepared, Request, answer, generate};
+use smelt_runtime::generate::{
+    Answer, Finish, GenerateError, Manner, Prepared, Request, answer, generate,
+};
 use smelt_runtime::image::{Picture, Settings};
 use smelt_runtime::prompt::{ImageTokens, Turn};
+use smelt_runtime::sampling::Settings as Sampling;
 use smelt_runtime::tokenizer::Tokenizer;
 
 const MAX_SEQ_LEN: usize = 64;
@@ -81,7 +84,7 @@ fn tokens(name: &str) -> Vec<u32> {
 }
 
 fn request<'a>(turns: &'a [Turn], pictures: &'a [Picture]) -> Request<'a> {
-    Request { turns, pictures, new_tokens_max: 16, now_s: 0 }
+    Request { turns, pictures, manner: Manner::greedy(16), now_s: 0 }
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn answers_are_those_of_transformers() {
     }
     let embeds = deployment.vision.encode(&floats("pixel_values"), 2).unwrap();
     let prepared = Prepared { tokens: tokens("image_ids"), embeds, tiles: 2 };
-    let said = answer(&mut deployment, &prepared, 16, &mut |_| {}).unwrap();
+    let said = answer(&mut deployment, &prepared, &Manner::greedy(16), &mut |_| {}).unwrap();
     assert_eq!(said.tokens, tokens("greedy_image_ids"));
 }
 
@@ -123,13 +126,93 @@ fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
     let prompt = |count| Prepared { tokens: vec![5; count], embeds: Vec::new(), tiles: 0 };
-    let said = answer(&mut deployment, &prompt(MAX_SEQ_LEN - 2), 16, &mut |_| {}).unwrap();
+    let said = answer(&mut deployment, &prompt(MAX_SEQ_LEN - 2), &Manner::greedy(16), &mut |_| {})
+        .unwrap();
     assert_eq!((said.tokens.len(), said.finish), (3, Finish::Full));
-    let said = answer(&mut deployment, &prompt(MAX_SEQ_LEN), 16, &mut |_| {}).unwrap();
+    let said =
+        answer(&mut deployment, &prompt(MAX_SEQ_LEN), &Manner::greedy(16), &mut |_| {}).unwrap();
     assert_eq!((said.tokens.len(), said.finish), (1, Finish::Full));
     let turns = [Turn::from_marked("user", &"word ".repeat(100), 0).unwrap()];
     let error = generate(&mut deployment, &request(&turns, &[]), &mut |_| {}).unwrap_err();
     assert!(matches!(error, GenerateError::TooLong { max: MAX_SEQ_LEN, .. }), "{error}");
+}
+
+/// What is said in a manner to a fixed prompt, and what was heard of it.
+fn said(deployment: &mut Deployment, manner: Manner<'_>) -> (Answer, String) {
+    let turns = [Turn::from_marked("user", "Name the shapes and colours.", 0).unwrap()];
+    let request = Request { turns: &turns, pictures: &[], manner, now_s: 0 };
+    let mut heard = String::new();
+    let said = generate(deployment, &request, &mut |piece| heard += piece).unwrap();
+    (said, heard)
+}
+
+#[test]
+fn a_seed_draws_the_same_answer_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut tokens = |temperature, seed| {
+        let sampling = Sampling { temperature, seed, top_p: 0.9, ..Sampling::default() };
+        said(&mut deployment, Manner { sampling: &sampling, ..Manner::greedy(16) }).0.tokens
+    };
+    let first = tokens(1.0, 7);
+    assert_eq!(tokens(1.0, 7), first);
+    assert_ne!(tokens(1.0, 8), first);
+    assert_eq!(tokens(0.0, 8), tokens(0.0, 7));
+}
+
+#[test]
+fn an_answer_ends_before_a_stop_string_and_at_a_stop_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let (all, _) = said(&mut deployment, Manner::greedy(16));
+    // Every stretch of the text in turn, so that some begin and end inside of tokens.
+    let chars: Vec<char> = all.text.chars().collect();
+    assert!(chars.len() > 8, "{:?}", all.text);
+    for stretch in chars.windows(4) {
+        let stops = [stretch.iter().collect::<String>()];
+        let manner = Manner { stop_strings: &stops, ..Manner::greedy(16) };
+        let (answer, heard) = said(&mut deployment, manner);
+        let end = all.text.find(&stops[0]).unwrap();
+        assert_eq!((&answer.text[..], answer.finish), (&all.text[..end], Finish::Stop));
+        assert_eq!(heard, answer.text);
+        assert_eq!(answer.tokens, all.tokens[..answer.tokens.len()]);
+    }
+    let stop = all.tokens[5];
+    let first = all.tokens.iter().position(|token| *token == stop).unwrap();
+    let manner = Manner { stop_tokens: &[stop], ..Manner::greedy(16) };
+    let (answer, _) = said(&mut deployment, manner);
+    assert_eq!((&answer.tokens[..], answer.finish), (&all.tokens[..first], Finish::Stop));
+}
+
+#[test]
+fn logprobs_are_told_of_every_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let sampling = Sampling { top_logprobs: Some(2), ..Sampling::default() };
+    let (answer, _) = said(&mut deployment, Manner { sampling: &sampling, ..Manner::greedy(16) });
+    assert_eq!(answer.logprobs.len(), answer.tokens.len());
+    for (token, told) in answer.tokens.iter().zip(&answer.logprobs) {
+        assert_eq!(told.top[0], (*token, told.chosen));
+        assert!(told.top[1].1 <= told.chosen && told.chosen < 0.0);
+    }
+}
+
+#[test]
+fn a_manner_that_has_no_meaning_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut refused = |manner: Manner<'_>| {
+        let prepared = Prepared { tokens: vec![5; 4], embeds: Vec::new(), tiles: 0 };
+        answer(&mut deployment, &prepared, &manner, &mut |_| {}).unwrap_err().to_string()
+    };
+    let sampling = Sampling { logit_bias: vec![(384, 1.0)], ..Sampling::default() };
+    let error = refused(Manner { sampling: &sampling, ..Manner::greedy(1) });
+    assert_eq!(error, "logit_bias names token 384, but the model has 384");
+    let stops = [String::new()];
+    let error = refused(Manner { stop_strings: &stops, ..Manner::greedy(1) });
+    assert_eq!(error, "a stop string must not be empty");
+    let (answer, _) = said(&mut deployment, Manner::greedy(2));
+    assert_eq!(answer.tokens.len(), 2, "the slot is free again");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
-use smelt_runtime::generate::{Request, generate};
+use smelt_runtime::generate::{Manner, Request, generate};
 use smelt_runtime::image::{Picture, Settings};
 use smelt_runtime::prompt::{ImageTokens, Turn};
 use smelt_runtime::tokenizer::Tokenizer;
@@ -85,7 +85,8 @@ fn answers_are_those_of_pytorch(name: &str) {
         let golden: Value = serde_json::from_str(line).unwrap();
         assert_eq!(golden["question"], question);
         let turns = [Turn::from_marked("user", &question, pictures.len()).unwrap()];
-        let request = Request { turns: &turns, pictures: &pictures, new_tokens_max: 64, now_s: 0 };
+        let manner = Manner::greedy(64);
+        let request = Request { turns: &turns, pictures: &pictures, manner, now_s: 0 };
         let said = generate(&mut deployment, &request, &mut |_| {}).unwrap();
         assert_eq!(golden["tokens"], serde_json::json!(said.tokens), "{question} {}", said.text);
         asked += 1;

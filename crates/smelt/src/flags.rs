@@ -4,6 +4,7 @@ mod bench;
 mod cache;
 mod doctor;
 mod onnx;
+mod sampling;
 mod show;
 mod watch;
 
@@ -18,6 +19,7 @@ pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
 pub(crate) use doctor::DoctorFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
+pub(crate) use sampling::SamplingFlags;
 pub(crate) use show::{
     CompletionsFlags, GraphFlags, GraphFormat, ManFlags, ReportFlags, ResumeFlags, RunsFlags,
 };
@@ -167,6 +169,8 @@ pub(crate) struct ChatFlags {
     /// The most tokens to answer with
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) max_tokens: usize,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingFlags,
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,

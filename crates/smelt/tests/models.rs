@@ -37,6 +37,31 @@ fn the_demo_answers_and_a_second_run_does_nothing() {
 }
 
 #[test]
+fn an_answer_is_drawn_by_its_seed_and_settings_out_of_range_are_usage_errors() {
+    let world = demo();
+    let chat = |more: &[&str]| world.smelt(&[&["chat", "p.toml", "Hi"], more].concat());
+    let refused = |more: &[&str], words: &str| {
+        let ended = chat(more);
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    };
+    // Before anything is built, and so before anything is loaded.
+    refused(&["--temperature", "3"], "temperature must be 0 to 2, not 3");
+    refused(&["--temperature", "1", "--top-p", "0"], "top_p must be more than 0");
+    refused(&["--top-p", "0.5"], "--temperature");
+    refused(&["--stop", ""], "a stop string must not be empty");
+    refused(&["--logit-bias", "5"], "as in 42=-5");
+    world.run(&[]);
+    refused(&["--logit-bias", "99999999=1"], "logit_bias names token 99999999");
+    let drawn = |seed| chat(&["--temperature", "1", "--top-k", "50", "--seed", seed]);
+    let first = drawn("7");
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    assert!(first.stderr.trim_end().ends_with("; seed 7"), "{}", first.stderr);
+    assert_eq!(drawn("7").stdout, first.stdout);
+    assert_ne!(drawn("8").stdout, first.stdout);
+}
+
+#[test]
 fn the_demos_model_sees() {
     let world = World::new(&DEMO.replace("../tests/data/", &data("").display().to_string()));
     let model = format!("model=path:{}", data("shapes-vl").display());

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::measure::{TOKENS_BEYOND, prepare};
 use super::question::Question;
 use crate::deployment::Deployment;
-use crate::generate::{self, GenerateError, Prepared};
+use crate::generate::{self, GenerateError, Manner, Prepared};
 use crate::image::{self, Picture, PictureError};
 use crate::tokenizer::TokenizerError;
 
@@ -51,7 +51,8 @@ pub fn ask(
     let pictures = pictures(question, folder)?;
     let new_tokens_max = deployment.tokenizer.encode(&question.answer)?.len() + TOKENS_BEYOND;
     let prepared = prepare(deployment, question, &pictures)?;
-    let answer = generate::answer(deployment, &prepared, new_tokens_max, &mut |_| {})?;
+    let manner = Manner::greedy(new_tokens_max);
+    let answer = generate::answer(deployment, &prepared, &manner, &mut |_| {})?;
     let is_right = question.is_right(&answer.text);
     Ok(Given { text: answer.text, is_right, prepared, tokens: answer.tokens })
 }

@@ -14,7 +14,7 @@ use super::distributions::{Player, Recorder};
 use super::question::Question;
 use super::score::{Mean, Score, Tally, kl, median, median_s, nll};
 use crate::deployment::Deployment;
-use crate::generate::{self, GenerateError, Prepared, Request};
+use crate::generate::{self, GenerateError, Manner, Prepared, Request};
 use crate::image::{Picture, PictureError};
 use crate::prompt::Turn;
 
@@ -157,7 +157,7 @@ pub(super) fn prepare(
     pictures: &[Picture],
 ) -> Result<Prepared, GenerateError> {
     let turns = [Turn::from_marked("user", &question.prompt(), pictures.len())?];
-    let request = Request { turns: &turns, pictures, new_tokens_max: 1, now_s: NOW_S };
+    let request = Request { turns: &turns, pictures, manner: Manner::greedy(1), now_s: NOW_S };
     generate::prepare(deployment, &request)
 }
 

@@ -3,13 +3,15 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_runtime::deployment::Deployment;
-use smelt_runtime::generate::{Answer, Request, generate};
+use smelt_runtime::generate::{Answer, GenerateError, Manner, Request, generate};
 use smelt_runtime::image::Picture;
 use smelt_runtime::prompt::Turn;
+use smelt_runtime::sampling::Settings;
+use smelt_runtime::stop;
 
 use super::target;
 use crate::exit::{Exit, Failed};
-use crate::flags::ChatFlags;
+use crate::flags::{ChatFlags, SamplingFlags};
 use crate::say::{answer, tell};
 use crate::table;
 
@@ -17,6 +19,11 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     if flags.max_tokens == 0 {
         return Err(Failed::usage("--max-tokens must be at least 1"));
     }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // Only the seed wants a moment that nobody chose.
+    let sampling = settings(&flags.sampling, now.as_nanos() as u64 % SEEDS);
+    sampling.check().map_err(Failed::usage)?;
+    stop::check(&flags.sampling.stop).map_err(Failed::usage)?;
     let dir = target::directory(&flags.target, &flags.sets)?;
     let pictures: Vec<Picture> = flags
         .image
@@ -29,28 +36,63 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let request = Request {
         turns: &[turn],
         pictures: &pictures,
-        new_tokens_max: flags.max_tokens,
-        now_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        manner: Manner {
+            sampling: &sampling,
+            stop_strings: &flags.sampling.stop,
+            stop_tokens: &[],
+            new_tokens_max: flags.max_tokens,
+        },
+        now_s: now.as_secs(),
     };
     let mut said = Ok(());
     let result = generate(&mut deployment, &request, &mut |text| {
         // Told at the end, since the answer cannot be stopped half-way.
         said = std::mem::replace(&mut said, Ok(())).and_then(|()| answer(text));
     });
-    let result = result.map_err(Failed::model)?;
+    let result = result.map_err(failed)?;
     said.and_then(|()| answer("\n"))?;
-    tell(summary(&result));
+    tell(summary(&result, &sampling));
     Ok(Exit::Ok)
 }
 
+/// Seeds that are drawn from the clock: short enough to be typed again.
+const SEEDS: u64 = 1_000_000;
+
+/// What the flags say; a seed that they do not name is `seed`.
+fn settings(flags: &SamplingFlags, seed: u64) -> Settings {
+    let neutral = Settings::GREEDY;
+    Settings {
+        temperature: flags.temperature.unwrap_or(neutral.temperature),
+        top_k: flags.top_k.unwrap_or(neutral.top_k),
+        top_p: flags.top_p.unwrap_or(neutral.top_p),
+        min_p: flags.min_p.unwrap_or(neutral.min_p),
+        repetition_penalty: flags.repetition_penalty,
+        presence_penalty: flags.presence_penalty,
+        frequency_penalty: flags.frequency_penalty,
+        logit_bias: flags.logit_bias.clone(),
+        seed: flags.seed.unwrap_or(seed),
+        top_logprobs: None,
+    }
+}
+
+/// A setting that only this model refuses is still the command line's fault.
+fn failed(error: GenerateError) -> Failed {
+    match error {
+        GenerateError::Setting(error) => Failed::usage(error),
+        error => Failed::model(error),
+    }
+}
+
 /// What the answer cost.
-fn summary(answer: &Answer) -> String {
+fn summary(answer: &Answer, sampling: &Settings) -> String {
     let timing = &answer.timing;
     let rate = timing
         .tokens_per_second()
         .map_or_else(String::new, |rate| format!(", then {rate:.1} tokens/s"));
+    let seed =
+        if sampling.is_greedy() { String::new() } else { format!("; seed {}", sampling.seed) };
     format!(
-        "{} prompt tokens ({} tiles), {} answered; first token after {}{rate}",
+        "{} prompt tokens ({} tiles), {} answered; first token after {}{rate}{seed}",
         answer.prompt_tokens,
         answer.tiles,
         answer.tokens.len(),

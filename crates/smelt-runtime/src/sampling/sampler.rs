@@ -1,0 +1,293 @@
+//! Chooses the tokens of one answer, each from a row of logits.
+//!
+//! A choice depends on the settings, the tokens before it and its row, on nothing else: the random number
+//! of the answer's token `n` is a function of the seed and `n`.  Buffers are kept from token to token.
+
+use super::philox::uniform;
+use super::select::{self, Candidate};
+use super::weights::{self, weight};
+use super::{SettingError, Settings};
+
+/// Candidates looked at first where a probability decides how many count; most rows need no more.
+const CANDIDATES_FIRST: usize = 64;
+
+/// How many times more are looked at when those were too few.
+const CANDIDATES_GROWTH: usize = 32;
+
+/// A row of logits from which nothing can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the logits are not all finite")]
+pub struct NotFinite;
+
+/// A chosen token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice<'a> {
+    /// The token.
+    pub token: u32,
+    /// How likely the model finds it, and what it finds likeliest, if asked for.
+    pub logprobs: Option<&'a Logprobs>,
+}
+
+/// Natural logarithms of probabilities in the model's own distribution: before bias, penalties,
+/// temperature and cuts, as OpenAI's API and vLLM tell them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Logprobs {
+    /// Of the chosen token.
+    pub chosen: f32,
+    /// Of the likeliest tokens, likeliest first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// A token that penalties touch.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    token: u32,
+    /// How many times the answer has it.
+    said: u32,
+}
+
+/// Chooses the tokens of one answer.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    settings: Settings,
+    /// In the order of tokens.
+    seen: Vec<Seen>,
+    /// Tokens chosen so far.
+    chosen: u64,
+    row: Vec<f32>,
+    candidates: Vec<Candidate>,
+    blocks: Vec<f64>,
+    logprobs: Logprobs,
+}
+
+impl Sampler {
+    /// Starts an answer to `prompt` by a model of `vocab` tokens.
+    ///
+    /// # Errors
+    /// [`SettingError`] if a setting has no meaning.
+    pub fn new(settings: &Settings, prompt: &[u32], vocab: usize) -> Result<Self, SettingError> {
+        settings.check()?;
+        let unknown = settings.logit_bias.iter().find(|(token, _)| *token as usize >= vocab);
+        if let Some(&(token, _)) = unknown {
+            return Err(SettingError::Token { token, vocab });
+        }
+        let mut seen = Vec::new();
+        if settings.repetition_penalty != 1.0 {
+            let mut tokens = prompt.to_vec();
+            tokens.sort_unstable();
+            tokens.dedup();
+            seen.extend(tokens.into_iter().map(|token| Seen { token, said: 0 }));
+        }
+        Ok(Self {
+            settings: settings.clone(),
+            seen,
+            chosen: 0,
+            row: Vec::new(),
+            candidates: Vec::new(),
+            blocks: Vec::new(),
+            logprobs: Logprobs::default(),
+        })
+    }
+
+    /// Chooses the next token from `logits`, one for each token of the vocabulary.
+    ///
+    /// # Errors
+    /// [`NotFinite`] if there is none, or one is infinite or not a number.
+    pub fn choose(&mut self, logits: &[f32]) -> Result<Choice<'_>, NotFinite> {
+        let token = if self.is_adjusting() {
+            let mut row = std::mem::take(&mut self.row);
+            row.clear();
+            row.extend_from_slice(logits);
+            self.adjust(&mut row);
+            let token = self.pick(&row);
+            self.row = row;
+            token?
+        } else {
+            self.pick(logits)?
+        };
+        self.tell(logits, token)?;
+        self.count(token);
+        let logprobs = self.settings.top_logprobs.is_some().then_some(&self.logprobs);
+        Ok(Choice { token, logprobs })
+    }
+
+    /// The tokens that may come next and their probabilities, in the order of tokens.
+    #[cfg(test)]
+    pub(super) fn distribution(&mut self, logits: &[f32]) -> Result<Vec<(u32, f64)>, NotFinite> {
+        let mut row = logits.to_vec();
+        self.adjust(&mut row);
+        let largest = weights::largest(&row).ok_or(NotFinite)?;
+        let scale = 1.0 / self.settings.temperature;
+        let count = self.cut(&row, largest, scale);
+        let weight = |logit| f64::from(weight(logit, largest, scale));
+        let kept = &self.candidates[..count];
+        let all: f64 = kept.iter().map(|c| weight(c.logit())).sum();
+        let mut kept: Vec<_> = kept.iter().map(|c| (c.token(), weight(c.logit()) / all)).collect();
+        kept.sort_by_key(|(token, _)| *token);
+        Ok(kept)
+    }
+
+    fn is_penalizing(&self) -> bool {
+        let Settings { repetition_penalty, presence_penalty, frequency_penalty, .. } =
+            self.settings;
+        repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0
+    }
+
+    fn is_adjusting(&self) -> bool {
+        !self.settings.logit_bias.is_empty() || self.is_penalizing()
+    }
+
+    /// Puts bias and penalties on a row.
+    fn adjust(&self, row: &mut [f32]) {
+        let settings = &self.settings;
+        for &(token, bias) in &settings.logit_bias {
+            if let Some(logit) = row.get_mut(token as usize) {
+                *logit += bias;
+            }
+        }
+        for seen in &self.seen {
+            let Some(logit) = row.get_mut(seen.token as usize) else { continue };
+            let penalty = settings.repetition_penalty;
+            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            if seen.said > 0 {
+                *logit -= settings.frequency_penalty * seen.said as f32;
+                *logit -= settings.presence_penalty;
+            }
+        }
+    }
+
+    /// The token of an adjusted row.
+    fn pick(&mut self, row: &[f32]) -> Result<u32, NotFinite> {
+        let largest = weights::largest(row).ok_or(NotFinite)?;
+        if self.settings.is_greedy() {
+            return first(row, largest).ok_or(NotFinite);
+        }
+        let scale = 1.0 / self.settings.temperature;
+        let draw = uniform(self.settings.seed, self.chosen);
+        let Settings { top_k, top_p, min_p, .. } = self.settings;
+        if top_k == 0 && top_p >= 1.0 && min_p == 0.0 {
+            return Ok(self.draw_of_all(row, largest, scale, draw));
+        }
+        let count = self.cut(row, largest, scale);
+        Ok(draw_of(&self.candidates[..count], largest, scale, draw))
+    }
+
+    /// Draws from the whole row, in the order of tokens.
+    fn draw_of_all(&mut self, row: &[f32], largest: f32, scale: f32, draw: f64) -> u32 {
+        let mut left = draw * weights::sum(row, largest, scale, &mut self.blocks);
+        let mut last = 0;
+        for (block, weight) in self.blocks.iter().enumerate() {
+            last = block;
+            if left <= *weight {
+                break;
+            }
+            left -= weight;
+        }
+        let start = last * weights::BLOCK;
+        let end = row.len().min(start + weights::BLOCK);
+        let block = (start as u32..).zip(row[start..end].iter().copied());
+        draw_along(block, largest, scale, left)
+    }
+
+    /// Writes the likeliest of `row` to the candidates; returns how many of them count.
+    fn cut(&mut self, row: &[f32], largest: f32, scale: f32) -> usize {
+        let Settings { top_k, top_p, min_p, .. } = self.settings;
+        let most = if top_k == 0 { row.len() } else { top_k.min(row.len()) };
+        if top_k > 0 {
+            select::largest(row, most, &mut self.candidates);
+            let all =
+                self.candidates.iter().map(|c| f64::from(weight(c.logit(), largest, scale))).sum();
+            return counting(&self.candidates, (largest, scale), (top_p, min_p), all);
+        }
+        let all = if top_p < 1.0 {
+            weights::sum(row, largest, scale, &mut self.blocks)
+        } else {
+            f64::INFINITY
+        };
+        let mut looked = CANDIDATES_FIRST.min(most);
+        loop {
+            select::largest(row, looked, &mut self.candidates);
+            let count = counting(&self.candidates, (largest, scale), (top_p, min_p), all);
+            // If all of these count, others may, too.
+            if count < looked || looked == most {
+                return count;
+            }
+            looked = (looked * CANDIDATES_GROWTH).min(most);
+        }
+    }
+
+    /// Writes the model's logprobs, if asked for.
+    fn tell(&mut self, logits: &[f32], token: u32) -> Result<(), NotFinite> {
+        let Some(count) = self.settings.top_logprobs else { return Ok(()) };
+        let largest = weights::largest(logits).ok_or(NotFinite)?;
+        let all = weights::sum(logits, largest, 1.0, &mut self.blocks).ln();
+        let logprob = |logit: f32| (f64::from(logit) - f64::from(largest) - all) as f32;
+        select::largest(logits, count, &mut self.candidates);
+        self.logprobs.chosen = logprob(logits[token as usize]);
+        self.logprobs.top.clear();
+        let top = self.candidates.iter().map(|top| (top.token(), logprob(top.logit())));
+        self.logprobs.top.extend(top);
+        Ok(())
+    }
+
+    /// Takes note of a token of the answer.
+    pub(super) fn count(&mut self, token: u32) {
+        self.chosen += 1;
+        if !self.is_penalizing() {
+            return;
+        }
+        match self.seen.binary_search_by_key(&token, |seen| seen.token) {
+            Ok(place) => self.seen[place].said += 1,
+            Err(place) => self.seen.insert(place, Seen { token, said: 1 }),
+        }
+    }
+}
+
+/// The first token with this logit.
+fn first(row: &[f32], logit: f32) -> Option<u32> {
+    row.iter().position(|other| *other == logit).and_then(|token| u32::try_from(token).ok())
+}
+
+/// How many of `candidates`, likeliest first, have together `top_p` of the weight of `all`, and each
+/// `min_p` of the likeliest's weight, which is one; at least one.
+fn counting(
+    candidates: &[Candidate],
+    (largest, scale): (f32, f32),
+    (top_p, min_p): (f32, f32),
+    all: f64,
+) -> usize {
+    let enough = if top_p < 1.0 { f64::from(top_p) * all } else { f64::INFINITY };
+    let mut before = 0.0;
+    let counts = |candidate: &&Candidate| {
+        let weight = weight(candidate.logit(), largest, scale);
+        let does = before < enough && weight >= min_p;
+        before += f64::from(weight);
+        does
+    };
+    candidates.iter().take_while(counts).count().max(1)
+}
+
+/// Draws from `candidates` by their weights.
+fn draw_of(candidates: &[Candidate], largest: f32, scale: f32, draw: f64) -> u32 {
+    let all: f64 = candidates.iter().map(|c| f64::from(weight(c.logit(), largest, scale))).sum();
+    let candidates = candidates.iter().map(|c| (c.token(), c.logit()));
+    draw_along(candidates, largest, scale, draw * all)
+}
+
+/// The first of `candidates` up to which they weigh `left`; the last if rounding left a little over.
+fn draw_along(
+    candidates: impl Iterator<Item = (u32, f32)>,
+    largest: f32,
+    scale: f32,
+    mut left: f64,
+) -> u32 {
+    let mut last = 0;
+    for (token, logit) in candidates {
+        last = token;
+        left -= f64::from(weight(logit, largest, scale));
+        if left <= 0.0 {
+            break;
+        }
+    }
+    last
+}

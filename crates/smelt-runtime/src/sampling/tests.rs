@@ -1,0 +1,320 @@
+//! Tries settings and samplers: golden distributions of transformers, and what must hold for any row.
+
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::sampler::Sampler;
+use super::*;
+
+#[track_caller]
+fn check(change: impl Fn(&mut Settings), expect: &str) {
+    let mut settings = Settings::default();
+    change(&mut settings);
+    let said = settings.check().map_or_else(|error| error.to_string(), |()| String::new());
+    assert_eq!(said, expect);
+}
+
+#[test]
+fn settings_out_of_range_are_named() {
+    check(|_| {}, "");
+    check(|s| s.temperature = 2.0, "");
+    check(|s| s.temperature = -0.1, "temperature must be 0 to 2, not -0.1");
+    check(|s| s.temperature = f32::NAN, "temperature must be 0 to 2, not NaN");
+    check(|s| s.top_p = 0.0, "top_p must be more than 0 and at most 1, not 0");
+    check(|s| s.top_p = f32::NAN, "top_p must be more than 0 and at most 1, not NaN");
+    check(|s| s.min_p = 1.5, "min_p must be 0 to 1, not 1.5");
+    check(|s| s.repetition_penalty = 0.0, "repetition_penalty must be 0.1 to 10, not 0");
+    check(|s| s.presence_penalty = 3.0, "presence_penalty must be -2 to 2, not 3");
+    check(|s| s.frequency_penalty = -3.0, "frequency_penalty must be -2 to 2, not -3");
+    check(|s| s.logit_bias = vec![(0, 101.0)], "logit_bias must be -100 to 100, not 101");
+    let many = "entries of logit_bias must be at most 1024, not 1025";
+    check(|s| s.logit_bias = vec![(0, 0.0); 1025], many);
+    check(|s| s.top_logprobs = Some(21), "top_logprobs must be at most 20, not 21");
+}
+
+#[test]
+fn the_default_and_the_smallest_temperatures_are_greedy() {
+    assert!(Settings::default().is_greedy());
+    assert!(Settings { temperature: 9e-6, ..Settings::default() }.is_greedy());
+    assert!(!Settings { temperature: 2e-5, ..Settings::default() }.is_greedy());
+}
+
+/// Fields of `cases.json`; its README says what they mean.
+#[derive(Deserialize)]
+struct Golden {
+    settings: serde_json::Map<String, serde_json::Value>,
+    prompt: Vec<u32>,
+    said: Vec<u32>,
+    logits: Vec<f32>,
+    greedy: u32,
+    greedy_logprob: f32,
+    top_logprobs: Vec<(u32, f32)>,
+    probabilities: Vec<(u32, f64)>,
+}
+
+impl Golden {
+    fn all() -> Vec<Self> {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/sampling");
+        serde_json::from_str(&fs::read_to_string(data.join("cases.json")).unwrap()).unwrap()
+    }
+
+    /// Every setting of the case; neutral where it names none.
+    fn settings(&self) -> Settings {
+        let mut settings = Settings { temperature: 1.0, ..Settings::default() };
+        for (name, value) in &self.settings {
+            let number = value.as_f64().unwrap_or_default() as f32;
+            match &name[..] {
+                "temperature" => settings.temperature = number,
+                "top_k" => settings.top_k = number as usize,
+                "top_p" => settings.top_p = number,
+                "min_p" => settings.min_p = number,
+                "repetition_penalty" => settings.repetition_penalty = number,
+                "presence_penalty" => settings.presence_penalty = number,
+                "frequency_penalty" => settings.frequency_penalty = number,
+                "logit_bias" => {
+                    settings.logit_bias = serde_json::from_value(value.clone()).unwrap();
+                }
+                name => panic!("no setting {name}"),
+            }
+        }
+        settings
+    }
+
+    /// A sampler that has said what the case says.
+    fn sampler(&self, settings: &Settings) -> Sampler {
+        let mut sampler = Sampler::new(settings, &self.prompt, self.logits.len()).unwrap();
+        self.said.iter().for_each(|token| sampler.count(*token));
+        sampler
+    }
+}
+
+#[test]
+fn distributions_are_those_of_transformers() {
+    let golden = Golden::all();
+    assert_eq!(golden.len(), 60);
+    for case in golden {
+        let found = case.sampler(&case.settings()).distribution(&case.logits).unwrap();
+        let tokens = |list: &[(u32, f64)]| list.iter().map(|(token, _)| *token).collect::<Vec<_>>();
+        assert_eq!(tokens(&found), tokens(&case.probabilities), "{:?}", case.settings);
+        for (found, expect) in found.iter().zip(&case.probabilities) {
+            let off = (found.1 - expect.1).abs();
+            assert!(
+                off < 1e-6 && off < 1e-8 + 2e-5 * expect.1,
+                "{found:?} {expect:?} {:?}",
+                case.settings
+            );
+        }
+    }
+}
+
+#[test]
+fn greedy_tokens_and_logprobs_are_those_of_transformers() {
+    for case in Golden::all() {
+        let settings = Settings { temperature: 0.0, top_logprobs: Some(5), ..case.settings() };
+        let mut sampler = case.sampler(&settings);
+        let choice = sampler.choose(&case.logits).unwrap();
+        assert_eq!(choice.token, case.greedy, "{:?}", case.settings);
+        let logprobs = choice.logprobs.unwrap();
+        assert!((logprobs.chosen - case.greedy_logprob).abs() < 2e-6);
+        assert_eq!(logprobs.top.len(), 5);
+        for (found, expect) in logprobs.top.iter().zip(&case.top_logprobs) {
+            assert!(
+                found.0 == expect.0 && (found.1 - expect.1).abs() < 2e-6,
+                "{found:?} {expect:?}"
+            );
+        }
+    }
+}
+
+/// A small random sequence.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    /// A part of one.
+    fn part(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 31) as f32
+    }
+
+    /// So many logits; of some sizes many are equal.
+    fn row(&mut self, tokens: usize) -> Vec<f32> {
+        let steps = [3.0, 50.0, 1e6][self.next() as usize % 3];
+        (0..tokens).map(|_| (self.part() * steps).round() / steps * 16.0 - 8.0).collect()
+    }
+
+    fn settings(&mut self) -> Settings {
+        let top_k = [0, 0, 1, 5, 300][self.next() as usize % 5];
+        let top_p = [1.0, 0.01 + 0.98 * self.part()][self.next() as usize % 2];
+        let min_p = [0.0, self.part()][self.next() as usize % 2];
+        let temperature = 0.05 + 1.9 * self.part();
+        Settings { temperature, top_k, top_p, min_p, seed: self.next(), ..Settings::default() }
+    }
+}
+
+#[test]
+fn any_distribution_is_whole_and_holds_the_smallest_set() {
+    for seed in 0..600 {
+        let mut random = Random(seed);
+        let tokens = 1 + random.next() as usize % 700;
+        let (row, settings) = (random.row(tokens), random.settings());
+        let distribution = |settings: &Settings| {
+            Sampler::new(settings, &[], tokens).unwrap().distribution(&row).unwrap()
+        };
+        let kept = distribution(&settings);
+        let sum: f64 = kept.iter().map(|(_, part)| part).sum();
+        assert!((sum - 1.0).abs() < 1e-6, "{settings:?}: {sum}");
+        assert!(settings.top_k == 0 || kept.len() <= settings.top_k, "{settings:?}");
+        // Against all that top-k leaves: those kept reach top-p, and not without the least likely.
+        let before = distribution(&Settings { top_p: 1.0, min_p: 0.0, ..settings.clone() });
+        let cut = distribution(&Settings { min_p: 0.0, ..settings.clone() });
+        let mut parts: Vec<f64> = before
+            .iter()
+            .filter(|(token, _)| cut.iter().any(|(kept, _)| kept == token))
+            .map(|(_, part)| *part)
+            .collect();
+        parts.sort_by(f64::total_cmp);
+        let sum: f64 = parts.iter().sum();
+        let top_p = f64::from(settings.top_p);
+        assert!(sum > top_p - 1e-6, "{settings:?}: {sum}");
+        assert!(top_p == 1.0 || parts.len() == 1 || sum - parts[0] < top_p + 1e-6, "{settings:?}");
+        // And min-p takes from these exactly the too unlikely.
+        let most = parts[parts.len() - 1];
+        let likely =
+            parts.iter().filter(|part| **part > (f64::from(settings.min_p) + 1e-6) * most).count();
+        let maybe =
+            parts.iter().filter(|part| **part > (f64::from(settings.min_p) - 1e-6) * most).count();
+        assert!((likely..=maybe).contains(&kept.len()), "{settings:?}");
+    }
+}
+
+#[test]
+fn no_temperature_and_one_candidate_are_greedy() {
+    for seed in 0..300 {
+        let mut random = Random(seed);
+        let tokens = 1 + random.next() as usize % 300;
+        let row = random.row(tokens);
+        let settings = random.settings();
+        let choose = |settings: Settings| {
+            Sampler::new(&settings, &[], row.len()).unwrap().choose(&row).unwrap().token
+        };
+        let greedy = choose(Settings::default());
+        let largest = row.iter().copied().fold(f32::MIN, f32::max);
+        assert_eq!(Some(greedy as usize), row.iter().position(|logit| *logit == largest));
+        assert_eq!(choose(Settings { temperature: 0.0, ..settings.clone() }), greedy);
+        assert_eq!(choose(Settings { top_k: 1, ..settings.clone() }), greedy);
+        // Nearly none finds one of the equally likely.
+        let near = choose(Settings { temperature: 2e-5, ..settings });
+        assert!(largest - row[near as usize] < 1e-3);
+    }
+}
+
+#[test]
+fn draws_are_as_frequent_as_they_are_likely() {
+    /// Passed once in a thousand with so many degrees of freedom (Wilson and Hilferty).
+    fn limit(freedom: f64) -> f64 {
+        let part = 2.0 / (9.0 * freedom);
+        freedom * (1.0 - part + 3.09 * part.sqrt()).powi(3)
+    }
+    const DRAWS: u32 = 20_000;
+    let changes: [fn(&mut Settings); 4] =
+        [|_| {}, |s| s.top_k = 9, |s| s.top_p = 0.9, |s| s.min_p = 0.1];
+    // Two hundred tokens are several blocks of weights.
+    let row: Vec<f32> = (0..200).map(|token| ((token * 37) % 50) as f32 / 12.0).collect();
+    for change in changes {
+        let mut settings = Settings { temperature: 0.9, seed: 11, ..Settings::default() };
+        change(&mut settings);
+        let mut sampler = Sampler::new(&settings, &[], row.len()).unwrap();
+        let distribution = sampler.distribution(&row).unwrap();
+        let mut counts = vec![0u32; row.len()];
+        for _ in 0..DRAWS {
+            counts[sampler.choose(&row).unwrap().token as usize] += 1;
+        }
+        let expected = |part: f64| part * f64::from(DRAWS);
+        let mut chi_square = 0.0;
+        for &(token, part) in &distribution {
+            let count = f64::from(std::mem::take(&mut counts[token as usize]));
+            chi_square += (count - expected(part)).powi(2) / expected(part);
+        }
+        let limit = limit(distribution.len() as f64 - 1.0);
+        assert!(chi_square < limit, "{settings:?}: {chi_square} of {limit}");
+        assert_eq!(counts.iter().sum::<u32>(), 0, "{settings:?}: only what counts is drawn");
+    }
+}
+
+#[test]
+fn equal_seeds_give_equal_tokens_at_any_place_of_a_batch() {
+    let mut random = Random(3);
+    let rows: Vec<Vec<f32>> = (0..40).map(|_| random.row(500)).collect();
+    let settings: Vec<Settings> = (0..8).map(|_| random.settings()).collect();
+    let sampler = |settings: &Settings| Sampler::new(settings, &[1, 2], 500).unwrap();
+    let alone = |settings: &Settings| -> Vec<u32> {
+        let mut sampler = sampler(settings);
+        rows.iter().map(|row| sampler.choose(row).unwrap().token).collect()
+    };
+    // Eight answers step together; each begins one step after the one before.
+    let mut batch: Vec<Sampler> = settings.iter().map(sampler).collect();
+    let mut said = vec![Vec::new(); batch.len()];
+    for step in 0..rows.len() + batch.len() {
+        for (slot, sampler) in batch.iter_mut().enumerate() {
+            if let Some(row) = step.checked_sub(slot).and_then(|step| rows.get(step)) {
+                said[slot].push(sampler.choose(row).unwrap().token);
+            }
+        }
+    }
+    for (settings, said) in settings.iter().zip(&said) {
+        assert_eq!(*said, alone(settings));
+    }
+    let seeded = |seed| alone(&Settings { temperature: 1.0, seed, ..Settings::default() });
+    assert_ne!(seeded(1), seeded(2), "the seed matters");
+}
+
+#[test]
+fn penalties_see_what_was_chosen() {
+    let settings = Settings { frequency_penalty: 1.0, ..Settings::default() };
+    let mut sampler = Sampler::new(&settings, &[0], 3).unwrap();
+    let said: Vec<u32> = (0..6).map(|_| sampler.choose(&[2.5, 1.8, -1.0]).unwrap().token).collect();
+    // The first two of the rows: 2.5 1.8, 1.5 1.8, 1.5 0.8, 0.5 0.8, 0.5 -0.2, -0.5 -0.2.
+    assert_eq!(said, [0, 1, 0, 1, 0, 1]);
+}
+
+#[test]
+fn rows_that_are_not_finite_are_refused_by_every_way() {
+    let mut random = Random(9);
+    for fault in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for place in [0, 63, 99] {
+            let mut row = random.row(100);
+            row[place] = fault;
+            for seed in 0..20 {
+                let mut settings = Random(seed).settings();
+                settings.top_logprobs = (seed % 2 == 0).then_some(3);
+                settings.repetition_penalty = 1.0 + (seed % 3) as f32;
+                let mut sampler = Sampler::new(&settings, &[place as u32], 100).unwrap();
+                assert_eq!(sampler.choose(&row), Err(NotFinite));
+            }
+            assert_eq!(
+                Sampler::new(&Settings::GREEDY, &[], 100).unwrap().choose(&row),
+                Err(NotFinite)
+            );
+        }
+    }
+    assert_eq!(Sampler::new(&Settings::GREEDY, &[], 0).unwrap().choose(&[]), Err(NotFinite));
+    // Logits that only a penalty takes out of range.
+    let settings = Settings { repetition_penalty: 10.0, ..Settings::default() };
+    let mut sampler = Sampler::new(&settings, &[0], 2).unwrap();
+    assert_eq!(sampler.choose(&[-3e38, 0.0]), Err(NotFinite));
+}
+
+#[test]
+fn a_bias_on_no_token_of_the_model_is_refused() {
+    let settings = Settings { logit_bias: vec![(7, 1.0)], ..Settings::default() };
+    let error = Sampler::new(&settings, &[], 7).unwrap_err();
+    assert_eq!(error.to_string(), "logit_bias names token 7, but the model has 7");
+    assert!(Sampler::new(&settings, &[], 8).is_ok());
+}
