@@ -11,8 +11,10 @@ mod retry;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::num::NonZero;
+use std::panic::resume_unwind;
 use std::time::Duration;
+use std::{fmt, thread};
 
 use serde_json::Value;
 use toml::de::DeTable;
@@ -236,6 +238,11 @@ impl Source<'_> {
     }
 }
 
+/// Fewer stages than this are read by one thread sooner than others have begun.
+const SHARED_MIN: usize = 4096;
+/// The rest of a plan is made by one thread, so that more of them would gain little.
+const THREADS_MAX: usize = 4;
+
 /// What every stage is read by.
 struct Around<'a> {
     source: &'a Source<'a>,
@@ -265,10 +272,7 @@ fn read_stages(
         own.insert((*name).to_owned(), matrix.declare(name, axes.table()?)?);
     }
     let stages = if matrix.is_empty() {
-        let alone = |(name, offset, table): &Entry<'_>| {
-            read_stage(around, name, *offset, table.as_ref(), &Variant::default())
-        };
-        entries.iter().map(alone).collect::<Result<Vec<_>, _>>()?
+        read_alone(around, &entries)?
     } else {
         read_variants(around, &entries, &mut matrix, &own)?
     };
@@ -276,6 +280,30 @@ fn read_stages(
         return Err(source.error(0, format!("more than {STAGES_MAX} stages")));
     }
     Ok(stages)
+}
+
+/// Reads the stages of a pipeline without variants, those of a large one by several threads.  Of errors
+/// the first in the file is told, as if it were read in order.
+fn read_alone(around: &Around<'_>, entries: &[Entry<'_>]) -> Result<Vec<StageSpec>, PipelineError> {
+    let read = |part: &[Entry<'_>]| {
+        let alone = |(name, offset, table): &Entry<'_>| {
+            read_stage(around, name, *offset, table.as_ref(), &Variant::default())
+        };
+        part.iter().map(alone).collect::<Result<Vec<_>, _>>()
+    };
+    if entries.len() < SHARED_MIN {
+        return read(entries);
+    }
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
+    thread::scope(|scope| {
+        let parts = entries.chunks(entries.len().div_ceil(threads));
+        let parts: Vec<_> = parts.map(|part| scope.spawn(move || read(part))).collect();
+        let mut stages = Vec::with_capacity(entries.len());
+        for part in parts {
+            stages.extend(part.join().unwrap_or_else(|panic| resume_unwind(panic))?);
+        }
+        Ok(stages)
+    })
 }
 
 /// Reads every stage once for what it needs, and then each of its variants.

@@ -155,7 +155,8 @@ fn a_jetsons_own_tool_is_asked() {
 #[test]
 fn a_terminal_sees_one_screen_and_gets_it_back() {
     let world = World::of_commands(&[]);
-    let (rows, columns) = (24, 80);
+    // So low that not all processes fit, however few there are.
+    let (rows, columns) = (10, 80);
     let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     let pty = openpty(&size, None).unwrap();
     let mut watch = world

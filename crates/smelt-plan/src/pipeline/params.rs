@@ -1,8 +1,8 @@
 //! Reads `[params]`, applies `--set`, and puts the values into `${name}`.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use serde_json::Value;
 use toml::de::DeValue;
@@ -33,8 +33,14 @@ impl Overrides {
 /// The params with their final values.
 pub(super) struct Params {
     values: BTreeMap<String, Value>,
-    offsets: BTreeMap<String, usize>,
-    used: RefCell<BTreeSet<String>>,
+    declared: BTreeMap<String, Declared>,
+}
+
+/// Where a param stands in the file.
+struct Declared {
+    offset: usize,
+    /// Whether a stage names it; stages are read by several threads.
+    is_used: AtomicBool,
 }
 
 /// Reads the table and applies the overrides; each keeps the type the file gave the param.
@@ -43,15 +49,15 @@ pub(super) fn read(
     table: Option<Table<'_>>,
     overrides: &Overrides,
 ) -> Result<Params, ParseError> {
-    let mut params =
-        Params { values: BTreeMap::new(), offsets: BTreeMap::new(), used: RefCell::default() };
+    let mut params = Params { values: BTreeMap::new(), declared: BTreeMap::new() };
     for (offset, item) in table.map(|table| table.items()).unwrap_or_default() {
         if item.key.starts_with(VARIANT) {
             let message = "a param's name does not start with \"variant\", which matrix uses";
             return Err(item.error(message).into());
         }
         params.values.insert(item.key.to_owned(), scalar(&item)?);
-        params.offsets.insert(item.key.to_owned(), offset);
+        let declared = Declared { offset, is_used: AtomicBool::new(false) };
+        params.declared.insert(item.key.to_owned(), declared);
     }
     for (name, text) in &overrides.0 {
         let Some(value) = params.values.get_mut(name) else {
@@ -159,7 +165,9 @@ impl Scope<'_> {
 
 impl Params {
     fn get(&self, source: &Source<'_>, name: &str, offset: usize) -> Result<&Value, PipelineError> {
-        self.used.borrow_mut().insert(name.to_owned());
+        if let Some(declared) = self.declared.get(name) {
+            declared.is_used.store(true, Relaxed);
+        }
         self.values.get(name).ok_or_else(|| {
             let near = nearest(name, self.values.keys().map(String::as_str));
             let hint = near.map_or_else(
@@ -172,9 +180,8 @@ impl Params {
 
     /// A param that nothing reads is a slip: its author believes it does something.
     pub(super) fn all_used(&self, source: &Source<'_>) -> Result<(), PipelineError> {
-        let used = self.used.borrow();
-        let unused = self.offsets.iter().find(|(name, _)| !used.contains(*name));
-        unused.map_or(Ok(()), |(name, offset)| {
+        let unused = self.declared.iter().find(|(_, declared)| !declared.is_used.load(Relaxed));
+        unused.map_or(Ok(()), |(name, Declared { offset, .. })| {
             let message = format!("param \"{name}\" is used by no stage; remove it or write ${{{name}}} where it belongs");
             Err(source.error(*offset, message))
         })

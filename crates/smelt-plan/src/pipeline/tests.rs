@@ -446,3 +446,25 @@ fn device_facts_are_words_of_a_table() {
     let error = parse(&text.replace("arch", "colour"), &[]).unwrap_err().to_string();
     assert!(error.starts_with("p.toml:7:18: ") && error.contains("tensorrt"), "{error}");
 }
+
+#[test]
+fn a_large_pipeline_is_read_by_several_threads_as_by_one() {
+    let text = |wrong: &[usize]| {
+        let stage = |n: usize| {
+            let outputs = if wrong.contains(&n) { "\"o\"" } else { "[\"o\"]" };
+            format!("[stage.s{n}]\nkind = \"command\"\nargv = [\"x\"]\noutputs = {outputs}\n")
+        };
+        let stages: String = (0..2 * super::SHARED_MIN).map(stage).collect();
+        format!("smelt = 1\nname = \"x\"\n{stages}")
+    };
+    let parse = |wrong: &[usize]| {
+        Pipeline::parse("p.toml", &text(wrong), &Overrides::parse::<&str>(&[]).unwrap())
+    };
+    let stages = parse(&[]).unwrap().stages;
+    let is_in_order = |(n, stage): (usize, &StageSpec)| stage.name.as_str() == format!("s{n}");
+    assert_eq!(stages.len(), 2 * super::SHARED_MIN);
+    assert!(stages.iter().enumerate().all(is_in_order));
+    let line = |n: usize| 2 + 4 * n + 4;
+    let message = parse(&[8000, 5000, 7]).unwrap_err().to_string();
+    assert!(message.starts_with(&format!("p.toml:{}:", line(7))), "{message}");
+}
