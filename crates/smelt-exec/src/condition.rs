@@ -23,8 +23,8 @@ pub struct Condition {
 impl Condition {
     /// Reads the machine whose file system is at `root`.
     pub(crate) fn read(root: &Path) -> Self {
-        let machine = Machine::read(root);
         let meminfo = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+        let machine = Machine::parse(&meminfo);
         Self {
             mem_available_bytes: machine.mem_available_bytes,
             swap_free_bytes: machine.swap_free_bytes,

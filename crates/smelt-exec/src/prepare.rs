@@ -34,6 +34,8 @@ pub(crate) struct Preparation {
     pub(crate) folder: PathBuf,
     /// Whether the board has been rebooted since the attempt before.
     pub(crate) is_rebooted: bool,
+    /// Whether there may be another attempt, which wants to know how the machine stood.
+    pub(crate) has_ladder: bool,
 }
 
 /// What a settling waits for after these attempts at a stage.
@@ -56,7 +58,7 @@ const ROOT: &str = "/";
 impl Attempt<'_> {
     /// Performs the changes, and gives what is to be put back.
     pub(crate) fn prepare(&self, report: &mut AttemptReport) -> Option<TemporarySwap<Tools>> {
-        report.before = Some(Condition::read(Path::new(ROOT)));
+        report.before = self.condition();
         let mut on = None;
         for change in &self.preparation.changes {
             if self.controls.is_ending() {
@@ -189,6 +191,12 @@ impl Attempt<'_> {
                 rung.what += &format!("; it is still on, and the next start tries again: {why}");
             }
         }
-        report.after = Some(Condition::read(Path::new(ROOT)));
+        report.after = self.condition();
+    }
+
+    /// How the machine stands.  A stage without a ladder need not know, and may be over sooner than
+    /// that is read.
+    fn condition(&self) -> Option<Condition> {
+        self.preparation.has_ladder.then(|| Condition::read(Path::new(ROOT)))
     }
 }

@@ -652,6 +652,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             awaited: awaited(reports),
             folder: self.runner.folder.to_owned(),
             is_rebooted: self.runner.is_rebooted,
+            has_ladder: self.runner.plan.stage(stage).retry.attempts_max > 1,
         }
     }
 
