@@ -1,6 +1,7 @@
 //! `smelt plan`: says what a run would do, as a table or as JSON.
 
 use serde_json::{Value, json};
+use smelt_plan::admission::Basis;
 use smelt_plan::plan::{HubPin, Stage};
 use smelt_plan::{Plan, StageId};
 
@@ -58,9 +59,13 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
 /// How long it took, what it is expected to hold, and whether that fits.
 fn forecast(story: &Story<'_>, needs: &Needs<'_>, id: StageId) -> String {
     let took = story.forecast(id).map(|took| seconds(took.wall_s));
-    let held = needs.of(story, id).map(|(forecast, fits)| match fits {
-        Fits::Yes => bytes(forecast.bytes),
-        fits => format!("{}: {}", bytes(forecast.bytes), fits.words()),
+    let held = needs.of(story, id).map(|(forecast, fits)| {
+        let at_most = if forecast.basis == Basis::Declared { "at most " } else { "" };
+        let amount = format!("{at_most}{}", bytes(forecast.bytes));
+        match fits {
+            Fits::Yes => amount,
+            fits => format!("{amount}: {}", fits.words()),
+        }
     });
     match (took, held) {
         (None, None) => "-".to_owned(),
