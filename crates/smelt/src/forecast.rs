@@ -4,13 +4,13 @@
 //! What is forecast is memory that the kernel cannot drop.  An engine that maps gigabytes of weights
 //! needs little of it, and runs on a board with less than its resident memory elsewhere.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use smelt_exec::{RunReport, StageStatus, Task};
+use smelt_exec::{RunReport, StageReport, StageStatus, Task};
 use smelt_plan::admission::{Basis, Forecast};
 use smelt_plan::pipeline::Limits;
 use smelt_plan::plan::{Attempt, Stage};
@@ -52,32 +52,14 @@ impl Alike {
 
     /// Adds what a run has built.  A note that cannot be kept costs a forecast and nothing else.
     pub(crate) fn keep(store: &Store, plan: &Plan, report: &RunReport) {
+        let new = taken(plan, report);
+        if new.is_empty() {
+            return;
+        }
         let mut all = Self::read(store);
-        let before = all.0.len();
-        for row in report.stages.iter().filter(|row| row.status == StageStatus::Sealed) {
-            let stage = plan.find(&row.name).ok().map(|id| plan.stage(id));
-            let took = row.attempts.last().and_then(Took::of);
-            let Some((stage, took)) =
-                stage.zip(took).filter(|(stage, _)| stage.kind != Kind::Command)
-            else {
-                continue;
-            };
-            let outputs = stage.needs().filter_map(|need| {
-                let name = plan.stage(need).name.as_str();
-                report.stages.iter().find(|row| row.name == name)?.output.as_deref()
-            });
-            let input_bytes = outputs.map(bytes_below).sum();
-            all.add(Taken {
-                kind: stage.kind,
-                how: how(&stage.params),
-                input_bytes,
-                held_bytes: took.held_bytes,
-            });
-        }
-        if all.0.len() > before || before == 0 {
-            let lines = all.0.iter().map(|taken| serde_json::to_vec(taken).expect("plain data"));
-            let _ = store.keep_note(&note(), &lines.collect::<Vec<_>>().join(&b'\n'));
-        }
+        new.into_iter().for_each(|taken| all.add(taken));
+        let lines = all.0.iter().map(|taken| serde_json::to_vec(taken).expect("plain data"));
+        let _ = store.keep_note(&note(), &lines.collect::<Vec<_>>().join(&b'\n'));
     }
 
     /// The newest count; of one size the last is enough.
@@ -102,6 +84,25 @@ impl Alike {
         let scaled = u128::from(nearest.held_bytes) * u128::from(input_bytes) / u128::from(base);
         Some(u64::try_from(scaled).unwrap_or(u64::MAX).max(nearest.held_bytes))
     }
+}
+
+/// What the stages took that a run has built; programs are like nothing but themselves.
+fn taken(plan: &Plan, report: &RunReport) -> Vec<Taken> {
+    let rows: HashMap<&str, &StageReport> =
+        report.stages.iter().map(|row| (row.name.as_str(), row)).collect();
+    let output = |need| rows.get(plan.stage(need).name.as_str())?.output.as_deref();
+    let taken = |(_, stage): (_, &Stage)| {
+        let row = rows.get(stage.name.as_str())?;
+        let is_built = row.status == StageStatus::Sealed && stage.kind != Kind::Command;
+        let took = row.attempts.last().filter(|_| is_built).and_then(Took::of)?;
+        Some(Taken {
+            kind: stage.kind,
+            how: how(&stage.params),
+            input_bytes: stage.needs().filter_map(output).map(bytes_below).sum(),
+            held_bytes: took.held_bytes,
+        })
+    };
+    plan.stages().filter_map(taken).collect()
 }
 
 /// The forecast of an attempt that is about to begin.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::admission::{Admission, Forecast, Room, admit};
+use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, StageId};
 use smelt_watch::{Cgroups, Machine};
 
@@ -21,9 +22,9 @@ const HALF_BYTES: u64 = 2;
 /// What a plan's stages need, on this device as it is now.
 pub(crate) struct Needs<'a> {
     loaded: &'a Loaded,
-    last: &'a Last,
-    alike: Alike,
     room: Room,
+    /// Of the stages that must be built, in the order of the plan.
+    held: Vec<Option<(Forecast, Fits)>>,
     largest: HashMap<StageId, Tensor>,
 }
 
@@ -55,31 +56,20 @@ struct Largest {
 }
 
 impl<'a> Needs<'a> {
-    pub(crate) fn of_now(loaded: &'a Loaded, last: &'a Last, story: &Story<'_>) -> Self {
-        Self {
-            loaded,
-            last,
-            alike: Alike::read(&loaded.store),
-            room: room_now(),
-            largest: largest(loaded, story),
-        }
+    pub(crate) fn of_now(loaded: &'a Loaded, last: &Last, story: &Story<'_>) -> Self {
+        let room = room_now();
+        let alike = Alike::read(&loaded.store);
+        let held = |(id, stage): (StageId, &Stage)| {
+            let forecast = forecast_of(id, stage, story, last, &alike)?;
+            Some((forecast, fits(forecast, &room)))
+        };
+        let held = loaded.plan.stages().map(held).collect();
+        Self { loaded, room, held, largest: largest(loaded, story) }
     }
 
     /// What a stage that must be built will hold, and whether that fits.
-    pub(crate) fn of(&self, story: &Story<'_>, id: StageId) -> Option<(Forecast, Fits)> {
-        if matches!(story.standings[id.index()].0, Standing::Hit { .. }) {
-            return None;
-        }
-        let stage = self.loaded.plan.stage(id);
-        let input_bytes = || {
-            let path = |need: StageId| match &story.standings[need.index()].0 {
-                Standing::Hit { path, .. } => Some(bytes_below(path)),
-                Standing::Miss(_) | Standing::Unknown { .. } => None,
-            };
-            stage.needs().map(path).sum()
-        };
-        let forecast = forecast::of_stage(stage, self.last, &self.alike, &input_bytes)?;
-        Some((forecast, fits(forecast, &self.room)))
+    pub(crate) fn of(&self, id: StageId) -> Option<(Forecast, Fits)> {
+        self.held[id.index()]
     }
 
     /// The largest tensor that a stage handles, where the checkpoint is there to be asked.
@@ -103,7 +93,7 @@ impl<'a> Needs<'a> {
             ));
         }
         let no = |id: StageId| {
-            let (forecast, fits) = self.of(story, id)?;
+            let (forecast, fits) = self.of(id)?;
             let stage = &self.loaded.plan.stage(id).name;
             (fits == Fits::No).then(|| {
                 format!(
@@ -140,6 +130,27 @@ impl Fits {
             Self::No => "does not fit",
         }
     }
+}
+
+/// The forecast of a stage that must be built.
+fn forecast_of(
+    id: StageId,
+    stage: &Stage,
+    story: &Story<'_>,
+    last: &Last,
+    alike: &Alike,
+) -> Option<Forecast> {
+    if matches!(story.standings[id.index()].0, Standing::Hit { .. }) {
+        return None;
+    }
+    let input_bytes = || {
+        let path = |need: StageId| match &story.standings[need.index()].0 {
+            Standing::Hit { path, .. } => Some(bytes_below(path)),
+            Standing::Miss(_) | Standing::Unknown { .. } => None,
+        };
+        stage.needs().map(path).sum()
+    };
+    forecast::of_stage(stage, last, alike, &input_bytes)
 }
 
 /// Whether a stage fits alone.

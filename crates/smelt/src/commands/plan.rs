@@ -59,7 +59,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
 /// How long it took, what it is expected to hold, and whether that fits.
 fn forecast(story: &Story<'_>, needs: &Needs<'_>, id: StageId) -> String {
     let took = story.forecast(id).map(|took| seconds(took.wall_s));
-    let held = needs.of(story, id).map(|(forecast, fits)| {
+    let held = needs.of(id).map(|(forecast, fits)| {
         let at_most = if forecast.basis == Basis::Declared { "at most " } else { "" };
         let amount = format!("{at_most}{}", bytes(forecast.bytes));
         match fits {
@@ -133,7 +133,7 @@ fn as_json(story: &Story<'_>, needs: &Needs<'_>, id: StageId, stage: &Stage) -> 
         Standing::Hit { path, .. } => Some(path),
         Standing::Miss(_) | Standing::Unknown { .. } => None,
     };
-    let need = needs.of(story, id);
+    let need = needs.of(id);
     json!({
         "name": stage.name,
         "kind": stage.kind,
