@@ -23,10 +23,10 @@ pub struct Activity {
     pub compact_stalls: Option<u64>,
     /// Times that moving did not help.
     pub compact_fails: Option<u64>,
-    /// Contiguous allocations that were granted, pages.
-    pub cma_alloc_pages: Option<u64>,
-    /// Contiguous allocations that were refused, pages.
-    pub cma_refused_pages: Option<u64>,
+    /// Contiguous allocations that were granted: the kernel counts calls, not pages.
+    pub cma_allocs: Option<u64>,
+    /// Contiguous allocations that were refused.
+    pub cma_alloc_fails: Option<u64>,
     /// Processes that were killed since memory had run out.
     pub oom_kills: Option<u64>,
 }
@@ -72,8 +72,8 @@ impl Activity {
             "pswpout" => &mut self.swap_out_pages,
             "compact_stall" => &mut self.compact_stalls,
             "compact_fail" => &mut self.compact_fails,
-            "cma_alloc_success" => &mut self.cma_alloc_pages,
-            "cma_alloc_fail" => &mut self.cma_refused_pages,
+            "cma_alloc_success" => &mut self.cma_allocs,
+            "cma_alloc_fail" => &mut self.cma_alloc_fails,
             "oom_kill" => &mut self.oom_kills,
             // One for each zone of memory.
             name if name.starts_with("allocstall") => &mut self.alloc_stalls,
@@ -110,7 +110,7 @@ mod tests {
             swap_in_pages: Some(7),
             alloc_stalls: Some(7),
             compact_stalls: Some(5),
-            cma_refused_pages: Some(3),
+            cma_alloc_fails: Some(3),
             ..Activity::default()
         };
         assert_eq!(found, expect);

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::activity::Activity;
 use crate::kernel_file;
-use crate::machine::number;
 use crate::pressure::Pressure;
 
 /// Where the machine's account of stalls is.
@@ -53,14 +53,15 @@ impl Counters {
     /// Takes the two files' texts apart.
     pub fn parse(vmstat: &str, pressure: &str) -> Self {
         let pressure = Pressure::parse(pressure);
+        let activity = Activity::parse(vmstat);
         Self {
-            major_faults: number(vmstat, "pgmajfault"),
-            swap_in_pages: number(vmstat, "pswpin"),
-            swap_out_pages: number(vmstat, "pswpout"),
+            major_faults: activity.major_faults,
+            swap_in_pages: activity.swap_in_pages,
+            swap_out_pages: activity.swap_out_pages,
             pressure_some_us: pressure.map(|pressure| pressure.some_us),
             pressure_full_us: pressure.map(|pressure| pressure.full_us),
-            cma_alloc_fails: number(vmstat, "cma_alloc_fail"),
-            oom_kills: number(vmstat, "oom_kill"),
+            cma_alloc_fails: activity.cma_alloc_fails,
+            oom_kills: activity.oom_kills,
             // These are told of tasks that end.
             swap_in_wait_us: None,
             thrashing_wait_us: None,

@@ -268,7 +268,7 @@ impl View<'_> {
         if total == 0 {
             return Vec::new();
         }
-        let refused = self.survey.activity.cma_refused_pages;
+        let refused = self.survey.activity.cma_alloc_fails;
         let refused = refused.map(|pages| format!("refused {pages} pages"));
         [format!("{} of {} free", bytes(free), bytes(total))].into_iter().chain(refused).collect()
     }
