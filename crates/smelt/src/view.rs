@@ -269,7 +269,7 @@ impl View<'_> {
             return Vec::new();
         }
         let refused = self.survey.activity.cma_alloc_fails;
-        let refused = refused.map(|pages| format!("refused {pages} pages"));
+        let refused = refused.map(|times| format!("refused {times} times"));
         [format!("{} of {} free", bytes(free), bytes(total))].into_iter().chain(refused).collect()
     }
 
