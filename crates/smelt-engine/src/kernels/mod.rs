@@ -13,6 +13,7 @@ pub(crate) mod isa;
 pub(crate) mod matrix;
 pub(crate) mod norm;
 mod plain;
+pub(crate) mod pool;
 pub(crate) mod product;
 pub(crate) mod rope;
 pub(crate) mod softmax;
