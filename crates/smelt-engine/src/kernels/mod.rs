@@ -17,6 +17,8 @@ pub(crate) mod pool;
 pub(crate) mod product;
 pub(crate) mod rope;
 pub(crate) mod softmax;
+pub(crate) mod striped;
+mod target;
 pub(crate) mod threads;
 
 #[cfg(test)]
