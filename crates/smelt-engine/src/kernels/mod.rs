@@ -8,7 +8,6 @@ pub(crate) mod activation;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-pub(crate) mod grouped;
 pub(crate) mod isa;
 pub(crate) mod matrix;
 pub(crate) mod norm;
