@@ -50,12 +50,14 @@ const SHORT: Duration = Duration::from_secs(1);
 const DOES_NOT_FIT: i32 = 5;
 
 /// An attempt that the schedule wants started.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Start {
-    pub(crate) stage: StageId,
+#[derive(Debug, Clone)]
+struct Start {
+    stage: StageId,
     key: Digest,
     n: u32,
     forced: bool,
+    /// What changes before it.
+    changes: Vec<Change>,
 }
 
 /// What the user may be shown.
@@ -268,8 +270,6 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     keys: HashMap<StageId, Digest>,
     locks: HashMap<StageId, KeyLock>,
     controls: HashMap<StageId, Arc<Controls>>,
-    /// What is to change before attempts that have not begun.
-    changes: HashMap<StageId, Vec<Change>>,
     reports: HashMap<StageId, Vec<AttemptReport>>,
     messages: HashMap<StageId, String>,
     told_held: HashSet<StageId>,
@@ -302,7 +302,6 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             keys: HashMap::new(),
             locks: HashMap::new(),
             controls: HashMap::new(),
-            changes: HashMap::new(),
             reports: HashMap::new(),
             messages: HashMap::new(),
             told_held: HashSet::new(),
@@ -458,8 +457,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 Ok(Some(self.look(stage, &key)?.unwrap_or(Event::Missing(stage))))
             }
             Command::Start { stage, key, attempt, forced, changes } => {
-                self.changes.insert(stage, changes);
-                self.start(Start { stage, key, n: attempt, forced })
+                self.start(Start { stage, key, n: attempt, forced, changes })
             }
             Command::Stop(stage) => {
                 if self.memory.gives_up(stage) {
@@ -534,16 +532,15 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         if let Some(message) = self.lacks_room(stage, &key)? {
             return Ok(Some(self.not_started(stage, FailureClass::DiskFull, message)));
         }
-        self.admit(start)
+        let forecast = self.forecast(&start);
+        self.admit(start, forecast)
     }
 
     /// Begins an attempt that has waited so long for memory.
     fn begin(&mut self, start: Start, waited: Duration) -> Result<Option<Event>, ExecError> {
-        let Start { stage, key, n, .. } = start;
-        let changes = self.changes.remove(&stage).unwrap_or_default();
-        match self.attempt(stage, key, n, changes) {
+        let stage = start.stage;
+        match self.attempt(start, waited) {
             Ok(attempt) => {
-                let attempt = Attempt { waited, ..attempt };
                 self.launch(stage, attempt)?;
                 Ok(None)
             }
@@ -596,13 +593,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     }
 
     /// Prepares the directory, the order and all else an attempt needs.
-    fn attempt(
-        &self,
-        stage: StageId,
-        key: Digest,
-        n: u32,
-        changes: Vec<Change>,
-    ) -> Result<Attempt<'scope>, StoreError> {
+    fn attempt(&self, start: Start, waited: Duration) -> Result<Attempt<'scope>, StoreError> {
+        let Start { stage, key, n, changes, .. } = start;
         let Runner { plan, store, run, orders, signatures, .. } = &self.runner;
         let planned = plan.stage(stage);
         let spec = planned.attempt(n);
@@ -616,7 +608,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             key,
             n,
             began: self.begin.elapsed(),
-            waited: Duration::ZERO,
+            waited,
             budget: Budget {
                 rss_bytes_max: spec.limits.memory_bytes_max,
                 duration_max: spec.limits.duration_max,

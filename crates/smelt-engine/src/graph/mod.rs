@@ -75,7 +75,7 @@ impl GraphEngine {
 
     fn new(file: EngineFile<GraphFile>) -> Result<Self, OpenError> {
         let (isa, threads) = (Isa::detect(), Threads::available());
-        let machine = Machine { isa, threads, weights: &file.weights };
+        let machine = Machine { isa, threads: &threads, weights: &file.weights };
         let constants = load_constants(&file, machine)?;
         let program = Program::new(&file.engine, &constants, machine)
             .map_err(|problem| file.damaged(problem))?;
@@ -128,7 +128,8 @@ impl GraphEngine {
     /// When an input has another type or shape than the graph declares, or an operator fails.
     pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         self.check(&inputs)?;
-        let machine = Machine { isa: self.isa, threads: self.threads, weights: &self.file.weights };
+        let machine =
+            Machine { isa: self.isa, threads: &self.threads, weights: &self.file.weights };
         let inputs = inputs.into_iter().map(Tensor::into_value).collect();
         let values = self.program.run(inputs, machine).map_err(RunError::Graph)?;
         Ok(values.into_iter().map(|value| Tensor::from_value(value, machine)).collect())

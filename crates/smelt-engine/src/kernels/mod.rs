@@ -13,9 +13,12 @@ pub(crate) mod isa;
 pub(crate) mod matrix;
 pub(crate) mod norm;
 mod plain;
+pub(crate) mod pool;
 pub(crate) mod product;
 pub(crate) mod rope;
 pub(crate) mod softmax;
+pub(crate) mod striped;
+mod target;
 pub(crate) mod threads;
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ impl<'a> Product<'a> {
     }
 
     /// Does it on `threads`, which share the rows of `b`.
-    pub(crate) fn run(&self, isa: Isa, threads: Threads, out: &mut [f32]) {
+    pub(crate) fn run(&self, isa: Isa, threads: &Threads, out: &mut [f32]) {
         let out = self.target(out);
         let work = self.a.rows() * self.b.rows() * self.a.columns();
         threads.for_work(work).ranges(self.b.rows(), TILE_COLUMNS, |columns| {
@@ -269,10 +269,10 @@ mod tests {
         let expect = naive(&a, &b);
         for isa in Isa::all() {
             let mut one = vec![5.0; expect.len()];
-            Product::new(a, b).run(isa, Threads::new(1), &mut one);
+            Product::new(a, b).run(isa, &Threads::new(1), &mut one);
             close(&one, &expect, 2e-6, &format!("{what} {isa:?}"));
             let mut many = vec![6.0; expect.len()];
-            Product::new(a, b).run(isa, Threads::new(5), &mut many);
+            Product::new(a, b).run(isa, &Threads::new(5), &mut many);
             assert_eq!(one, many, "{what} {isa:?}: threads");
         }
     }

@@ -1,24 +1,36 @@
 //! Splits work over threads by ranges that are fixed before the work begins.
 //!
-//! A count comes in, ranges go out, each done by one scoped thread.  Which thread does a range
-//! never changes what the range computes.  Knows nothing of the arithmetic.
+//! A count comes in, ranges go out, each done by one thread of a [`pool`](super::pool).  Which thread
+//! does a range never changes what the range computes.  Knows nothing of the arithmetic.
 
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
-use std::thread::{self, Builder};
+use std::thread;
+
+use super::pool::Pool;
 
 /// More threads than this gain nothing on the machines this engine is for.
 const THREADS_MAX: usize = 64;
+/// Ranges a thread: a thread that the system takes away for a while leaves the others this much finer
+/// a remainder, and each range is long enough to stream.
+const RANGES_PER_THREAD: usize = 4;
 
-/// How many threads one engine may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Threads(usize);
+/// The threads of one engine.
+#[derive(Debug)]
+pub(crate) struct Threads(Pool);
+
+/// The threads that share one piece of work.
+#[derive(Clone, Copy)]
+pub(crate) struct Team<'a> {
+    pool: &'a Pool,
+    count: usize,
+}
 
 impl Threads {
     /// `count` threads, held to 1..=64.
     pub(crate) fn new(count: usize) -> Self {
-        Self(count.clamp(1, THREADS_MAX))
+        Self(Pool::new(count.clamp(1, THREADS_MAX)))
     }
 
     /// As many threads as the machine gives this process.
@@ -26,28 +38,23 @@ impl Threads {
         Self::new(thread::available_parallelism().map_or(1, NonZero::get))
     }
 
-    /// All threads when `work` (multiplications, roughly) is worth starting them, else one.
-    pub(crate) fn for_work(self, work: usize) -> Self {
-        /// Starting a thread costs some 30 us, the time of about this many multiplications.
-        const WORK_MIN: usize = 1 << 17;
-        if work < WORK_MIN { Self(1) } else { self }
+    /// All threads when `work` (multiplications, roughly) is worth waking them, else one.
+    pub(crate) fn for_work(&self, work: usize) -> Team<'_> {
+        /// Handing work to a thread that still spins costs about 1 us, the time of this many
+        /// multiplications.
+        const WORK_MIN: usize = 1 << 14;
+        let count = if work < WORK_MIN { 1 } else { self.0.threads() };
+        Team { pool: &self.0, count }
     }
+}
 
-    /// Runs `task` over `0..total`, split into at most one range a thread; all but the last range
-    /// are multiples of `granule` long.
+impl Team<'_> {
+    /// Runs `task` over ranges that cover `0..total`; all but the last are multiples of `granule`
+    /// long.
     pub(crate) fn ranges(self, total: usize, granule: usize, task: impl Fn(Range<usize>) + Sync) {
-        let ranges = split(total, self.0, granule);
-        let Some((own, others)) = ranges.split_last() else { return };
-        thread::scope(|scope| {
-            for range in others {
-                let spawned = Builder::new().spawn_scoped(scope, || task(range.clone()));
-                if spawned.is_err() {
-                    // No thread to be had: the result is the same without one.
-                    task(range.clone());
-                }
-            }
-            task(own.clone());
-        });
+        let parts = if self.count == 1 { 1 } else { self.count * RANGES_PER_THREAD };
+        let ranges = split(total, parts, granule);
+        self.pool.run(ranges.len(), &|index| task(ranges[index].clone()));
     }
 
     /// Runs `task` over rows of `data`, each `row_len` long, with the index of the first row.
@@ -62,16 +69,16 @@ impl Threads {
         }
         let mut rest = data;
         let mut parts = Vec::new();
-        for range in split(rest.len() / row_len, self.0, 1) {
+        let count = if self.count == 1 { 1 } else { self.count * RANGES_PER_THREAD };
+        for range in split(rest.len() / row_len, count, 1) {
             let (part, after) = rest.split_at_mut(range.len() * row_len);
             rest = after;
             // Each is locked once: the lock only hands the part to whichever thread does it.
             parts.push((range.start, Mutex::new(part)));
         }
-        Self(parts.len()).ranges(parts.len(), 1, |range| {
-            for (first, part) in &parts[range] {
-                task(*first, &mut part.lock().unwrap_or_else(PoisonError::into_inner));
-            }
+        self.pool.run(parts.len(), &|index| {
+            let (first, part) = &parts[index];
+            task(*first, &mut part.lock().unwrap_or_else(PoisonError::into_inner));
         });
     }
 }
@@ -105,13 +112,14 @@ mod tests {
 
     #[test]
     fn every_row_is_visited_by_its_own_index() {
-        let mut data = vec![0usize; 7 * 3];
-        Threads::new(4).rows(&mut data, 3, |first, part| {
+        let mut data = vec![0usize; 700 * 3];
+        let threads = Threads::new(4);
+        threads.for_work(usize::MAX).rows(&mut data, 3, |first, part| {
             for (row, values) in part.chunks_exact_mut(3).enumerate() {
                 values.fill(first + row);
             }
         });
-        let expect: Vec<usize> = (0..7).flat_map(|row| [row; 3]).collect();
+        let expect: Vec<usize> = (0..700).flat_map(|row| [row; 3]).collect();
         assert_eq!(data, expect);
     }
 }

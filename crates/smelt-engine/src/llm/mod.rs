@@ -368,7 +368,7 @@ impl LlmEngine {
     }
 
     fn machine(&self) -> Machine<'_> {
-        Machine { isa: self.isa, threads: self.threads, weights: &self.file.weights }
+        Machine { isa: self.isa, threads: &self.threads, weights: &self.file.weights }
     }
 
     fn pass(&self) -> Pass<'_> {

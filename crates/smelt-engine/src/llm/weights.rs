@@ -24,7 +24,7 @@ pub(super) const HEAD: &str = "language_model.lm_head.weight";
 #[derive(Clone, Copy)]
 pub(super) struct Machine<'a> {
     pub(super) isa: Isa,
-    pub(super) threads: Threads,
+    pub(super) threads: &'a Threads,
     pub(super) weights: &'a Weights,
 }
 

@@ -26,6 +26,20 @@ pub fn room_of(machine: &Machine) -> Room {
     }
 }
 
+/// A swap file that is turned on before the attempt starts is room as well.
+fn with_temporary_swap(changes: &[Change], room: Room) -> Room {
+    let bytes = changes.iter().map(|change| match change {
+        Change::TemporarySwap(spec) => spec.bytes.unwrap_or(0),
+        _ => 0,
+    });
+    let bytes = bytes.fold(0, u64::saturating_add);
+    Room {
+        swap_total_bytes: room.swap_total_bytes.saturating_add(bytes),
+        swap_free_bytes: room.swap_free_bytes.saturating_add(bytes),
+        ..room
+    }
+}
+
 /// What the loop knows of memory.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
@@ -42,9 +56,10 @@ pub(super) struct Memory {
 }
 
 /// A start that waits for memory, in the order of the schedule.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Waiting {
     start: Start,
+    forecast: Option<Forecast>,
     since: Duration,
 }
 
@@ -73,11 +88,13 @@ impl Memory {
 
 impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
     /// Starts the attempt if there is memory for it.
-    pub(super) fn admit(&mut self, start: Start) -> Result<Option<Event>, ExecError> {
+    pub(super) fn admit(
+        &mut self,
+        start: Start,
+        forecast: Option<Forecast>,
+    ) -> Result<Option<Event>, ExecError> {
         let now = self.hands.now();
-        let forecast = self.forecast(&start);
-        let room = self.room(now, forecast.is_some());
-        let room = self.with_temporary_swap(&start, room);
+        let room = with_temporary_swap(&start.changes, self.room(now, forecast.is_some()));
         let waited = self.memory.waited(start.stage, now);
         let admission = match forecast {
             _ if self.memory.is_strained && room.running > 0 => Admission::Wait,
@@ -110,11 +127,12 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         if self.memory.waiting.iter().any(|waiting| waiting.start.stage == start.stage) {
             return;
         }
-        self.memory.waiting.push(Waiting { start, since: now });
         self.show(&Progress::Crowded(start.stage, forecast, *room));
+        self.memory.waiting.push(Waiting { start, forecast, since: now });
     }
 
-    fn forecast(&self, start: &Start) -> Option<Forecast> {
+    /// What the attempt is expected to take.
+    pub(super) fn forecast(&self, start: &Start) -> Option<Forecast> {
         let spec = self.runner.plan.stage(start.stage).attempt(start.n);
         // Its directory is made when it begins.
         (self.runner.forecasts)(&self.task(start.stage, &spec, Path::new("")))
@@ -133,21 +151,6 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         self.memory.reading = Some((now, machine));
         let promised_bytes = self.promised_bytes();
         Room { promised_bytes, running, ..room_of(&machine) }
-    }
-
-    /// The swap file that is turned on before it starts is room as well.
-    fn with_temporary_swap(&self, start: &Start, room: Room) -> Room {
-        let changes = self.changes.get(&start.stage).into_iter().flatten();
-        let bytes = changes.map(|change| match change {
-            Change::TemporarySwap(spec) => spec.bytes.unwrap_or(0),
-            _ => 0,
-        });
-        let bytes = bytes.fold(0, u64::saturating_add);
-        Room {
-            swap_total_bytes: room.swap_total_bytes.saturating_add(bytes),
-            swap_free_bytes: room.swap_free_bytes.saturating_add(bytes),
-            ..room
-        }
     }
 
     /// What those that run will still take.
@@ -173,7 +176,7 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         let verdict = self.memory.guard.judge(look);
         self.obey(verdict);
         for waiting in self.memory.waiting.clone() {
-            if let Some(event) = self.admit(waiting.start)? {
+            if let Some(event) = self.admit(waiting.start, waiting.forecast)? {
                 self.happened(event)?;
             }
         }

@@ -21,7 +21,7 @@ use crate::kernels::threads::Threads;
 #[derive(Clone, Copy)]
 pub(crate) struct Machine<'a> {
     pub(crate) isa: Isa,
-    pub(crate) threads: Threads,
+    pub(crate) threads: &'a Threads,
     pub(crate) weights: &'a Weights,
 }
 

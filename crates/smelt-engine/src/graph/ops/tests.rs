@@ -59,7 +59,7 @@ impl Case<'_> {
         };
         let op = Op::parse(&node, self.1)?;
         let machine =
-            Machine { isa: Isa::detect(), threads: Threads::new(3), weights: &file.weights };
+            Machine { isa: Isa::detect(), threads: &Threads::new(3), weights: &file.weights };
         run(&op, Inputs(inputs), machine)
     }
 
