@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::input::LevelTile;
 use super::multiply::Outputs;
-use super::{Bits, FLOAT_RUN, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
+use super::{Bits, FLOAT_RUN, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of sixteen rows by four columns.
