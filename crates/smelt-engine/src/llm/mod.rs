@@ -11,6 +11,7 @@ mod content;
 mod forward;
 mod kv;
 mod linear;
+mod pack;
 mod weights;
 
 use std::ops::Range;
@@ -26,10 +27,11 @@ use crate::kernels::attention::HeadShape;
 pub use crate::kernels::attention::KvType;
 use crate::kernels::isa::Isa;
 use crate::kernels::rope::{Llama3, Sections, Turns};
+pub use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
 pub use build::{BuildError, build};
 pub use content::Tensor;
-use forward::{Features, Pass, Span};
+use forward::{Buffers, Features, Pass, Span};
 use kv::{Cache, KvShape};
 pub use kv::{KvOptions, KvUsage};
 use weights::{Decoder, Machine};
@@ -297,8 +299,10 @@ pub struct LlmEngine {
     decoder: Decoder,
     turns: Turns,
     cache: Cache,
+    buffers: Buffers,
     isa: Isa,
     threads: Threads,
+    arithmetic: Arithmetic,
 }
 
 impl LlmEngine {
@@ -329,7 +333,9 @@ impl LlmEngine {
         let shape = KvShape { layers, kv_heads, head: HeadShape { dim: head_dim, kind: kv.kind } };
         let Limits { max_slots, max_seq_len } = sizes.limits;
         let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);
-        Ok(Self { file, decoder, turns, cache, isa: Isa::detect(), threads: Threads::available() })
+        let (isa, threads) = (Isa::detect(), Threads::available());
+        let (buffers, arithmetic) = (Buffers::default(), Arithmetic::Integers);
+        Ok(Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic })
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
@@ -337,6 +343,11 @@ impl LlmEngine {
     pub fn with_threads(mut self, count: usize) -> Self {
         self.threads = Threads::new(count);
         self
+    }
+
+    /// Multiplies packed weights as `arithmetic` says from now on; engines begin with integers.
+    pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
+        self.arithmetic = arithmetic;
     }
 
     /// What the engine was built for.
@@ -383,11 +394,10 @@ impl LlmEngine {
     /// [`RunError`], and then the slot is unchanged.
     pub fn prefill(&mut self, slot: usize, prompt: &Prompt<'_>) -> Result<Vec<f32>, RunError> {
         let mut last = Vec::new();
-        self.append(slot, prompt, |pass, x| {
-            let hidden = pass.sizes.hidden;
-            last = x[x.len() - hidden..].to_vec();
+        self.append(slot, prompt, |engine, x| {
+            last = x[x.len() - engine.hidden()..].to_vec();
         })?;
-        Ok(self.pass().logits(&last))
+        Ok(self.logits(&last))
     }
 
     /// As [`Self::prefill`], but gives the logits after every token: `[tokens, vocab]`.
@@ -396,7 +406,7 @@ impl LlmEngine {
     /// [`RunError`], and then the slot is unchanged.
     pub fn logits_all(&mut self, slot: usize, prompt: &Prompt<'_>) -> Result<Vec<f32>, RunError> {
         let mut all = Vec::new();
-        self.append(slot, prompt, |pass, x| all.extend(pass.logits(x)))?;
+        self.append(slot, prompt, |engine, x| all.extend(engine.logits(x)))?;
         Ok(all)
     }
 
@@ -424,7 +434,7 @@ impl LlmEngine {
             spans.push(self.span(slot, row..row + 1, None));
         }
         self.forward(&mut x, &spans, Features::default());
-        let logits = self.pass().logits(&x);
+        let logits = self.logits(&x);
         Ok(logits.chunks_exact(self.vocab()).map(<[f32]>::to_vec).collect())
     }
 
@@ -465,7 +475,7 @@ impl LlmEngine {
         &mut self,
         slot: usize,
         prompt: &Prompt<'_>,
-        mut visit: impl FnMut(&Pass<'_>, &[f32]),
+        mut visit: impl FnMut(&mut Self, &[f32]),
     ) -> Result<(), RunError> {
         if prompt.tokens.is_empty() {
             return Err(RunError::EmptyPrompt);
@@ -495,7 +505,7 @@ impl LlmEngine {
             let places = prompt.places.map(|places| &places[index * CHUNK_TOKENS..]);
             let span = self.span(slot, 0..tokens.len(), places);
             self.forward(&mut x, &[span], Features { layers: prompt.deepstack, rows: &rows });
-            visit(&self.pass(), &x);
+            visit(self, &x);
         }
         Ok(())
     }
@@ -511,14 +521,24 @@ impl LlmEngine {
 
     /// Runs the spans, whose room was made, through all layers.
     fn forward(&mut self, x: &mut [f32], spans: &[Span], features: Features<'_>) {
-        let Self { file, decoder, turns, cache, isa, threads } = self;
-        let machine = Machine { isa: *isa, threads, weights: &file.weights };
+        let Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic } = self;
+        let (isa, arithmetic) = (*isa, *arithmetic);
+        let machine = Machine { isa, threads, weights: &file.weights, arithmetic };
         let pass = Pass { sizes: &file.engine, decoder, machine, turns };
-        pass.layers(x, spans, features, cache);
+        pass.layers(x, spans, features, cache, buffers);
+    }
+
+    /// Logits `[rows, vocab]` of hidden states `[rows, hidden]`.
+    fn logits(&mut self, x: &[f32]) -> Vec<f32> {
+        let mut buffers = std::mem::take(&mut self.buffers);
+        let logits = self.pass().logits(x, &mut buffers);
+        self.buffers = buffers;
+        logits
     }
 
     fn machine(&self) -> Machine<'_> {
-        Machine { isa: self.isa, threads: &self.threads, weights: &self.file.weights }
+        let Self { isa, ref threads, arithmetic, .. } = *self;
+        Machine { isa, threads, weights: &self.file.weights, arithmetic }
     }
 
     fn pass(&self) -> Pass<'_> {

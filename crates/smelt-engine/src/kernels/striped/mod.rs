@@ -38,6 +38,15 @@ const MIDDLE_NIBBLE: u8 = 8;
 /// The level that means 0 in 8 bits.
 const MIDDLE_BYTE: u8 = 128;
 
+/// How weights that are levels are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// By activations rounded to 8 bits, in integers.
+    Integers,
+    /// Multiplied out, by activations as they are: slower, and as exact as f32 is.
+    Floats,
+}
+
 /// Bits of a level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bits {
@@ -122,11 +131,15 @@ impl<'a> Striped<'a> {
         self.columns
     }
 
-    /// How activations must be rounded for these weights.
-    pub(crate) fn rounding(&self) -> Rounding {
-        match self.numbers {
-            Numbers::Floats(_) => Rounding::None,
-            Numbers::Levels(_) => Rounding::Runs,
+    fn is_levels(&self) -> bool {
+        matches!(self.numbers, Numbers::Levels(_))
+    }
+
+    /// What becomes of activations that meet these weights.
+    pub(crate) fn rounding(&self, arithmetic: Arithmetic) -> Rounding {
+        match (self.numbers, arithmetic) {
+            (Numbers::Levels(_), Arithmetic::Integers) => Rounding::Runs,
+            _ => Rounding::None,
         }
     }
 
@@ -215,6 +228,21 @@ impl LevelStripe<'_> {
         match self.bits {
             Bits::Eight => MIDDLE_BYTE,
             Bits::Four => self.zeros.map_or(MIDDLE_NIBBLE, |zeros| zeros[group * STRIPE + lane]),
+        }
+    }
+
+    /// All sixteen rows in f32, `[columns, 16]`.
+    fn widen(&self, out: &mut [f32]) {
+        let mut scales = [0.0; STRIPE];
+        for (group, out) in out.chunks_mut(self.group_runs * RUN * STRIPE).enumerate() {
+            self.scales.widen(group * STRIPE, &mut scales);
+            let first = group * self.group_runs * RUN;
+            for (column, out) in (first..).zip(out.chunks_exact_mut(STRIPE)) {
+                for (lane, (out, scale)) in out.iter_mut().zip(scales).enumerate() {
+                    let level = f32::from(self.level(lane, column));
+                    *out = (level - f32::from(self.zero(lane, group))) * scale;
+                }
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::input::{Input, LevelTile};
+use super::input::{Input, LevelTile, Rounding};
 use super::{Bits, LevelStripe, STRIPE, Stripe, Striped, plain, stripes};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
@@ -51,7 +51,8 @@ pub(crate) fn multiply(input: &Input, jobs: Vec<Job<'_>>, isa: Isa, threads: &Th
     let mut shared = Vec::with_capacity(jobs.len());
     for Job { weight, bias, out, stride } in jobs {
         assert_eq!(weight.columns(), input.columns(), "columns of weight and input");
-        assert_eq!(weight.rounding(), input.rounding(), "the input was rounded for other weights");
+        let rounded = input.rounding() == Rounding::Runs;
+        assert!(!rounded || weight.is_levels(), "floats meet activations as they are");
         assert!(bias.is_none_or(|bias| bias.len() == weight.rows()), "one bias a row");
         assert!(stride >= weight.rows(), "output rows overlap");
         end += stripes(weight.rows());
@@ -71,8 +72,14 @@ pub(crate) fn multiply(input: &Input, jobs: Vec<Job<'_>>, isa: Isa, threads: &Th
 impl Shared<'_> {
     fn stripes(&self, input: &Input, range: Range<usize>, isa: Isa) {
         let mut outputs = [[0.0; STRIPE]; TOKENS_MAX];
+        let mut wide = Vec::new();
         for index in range {
-            let stripe = self.weight.stripe(index);
+            let mut stripe = self.weight.stripe(index);
+            if let (Stripe::Levels(levels), Rounding::None) = (stripe, input.rounding()) {
+                wide.resize(self.weight.columns() * STRIPE, 0.0);
+                levels.widen(&mut wide);
+                stripe = Stripe::Floats(Elements::F32(&wide));
+            }
             for first in (0..input.tiles()).step_by(TILES_MAX) {
                 let tiles = first..(first + TILES_MAX).min(input.tiles());
                 run(stripe, input, tiles.clone(), isa, &mut outputs);

@@ -164,9 +164,20 @@ fn product(weights: &Weights, x: &[f32], bias: &[f32]) -> Vec<f64> {
 }
 
 fn run(weights: &Weights, x: &[f32], bias: &[f32], isa: Isa, threads: &Threads) -> Vec<f32> {
+    run_by(Arithmetic::Integers, weights, x, bias, isa, threads)
+}
+
+fn run_by(
+    arithmetic: Arithmetic,
+    weights: &Weights,
+    x: &[f32],
+    bias: &[f32],
+    isa: Isa,
+    threads: &Threads,
+) -> Vec<f32> {
     let view = weights.view();
     let mut input = Input::default();
-    input.fill(x, weights.columns, view.rounding(), isa, threads);
+    input.fill(x, weights.columns, view.rounding(arithmetic), isa, threads);
     let mut out = vec![7.0; input.tokens() * weights.rows];
     let (bias, stride) = (Some(bias), weights.rows);
     multiply(&input, vec![Job { weight: view, bias, out: &mut out, stride }], isa, threads);
@@ -178,8 +189,7 @@ fn check(weights: &Weights, tokens: usize, random: &mut Random, what: &str) {
     let x = random.floats(tokens * weights.columns);
     let bias = random.floats(weights.rows);
     let view = weights.view();
-    let seen =
-        if view.rounding() == Rounding::Runs { rounded(&x, weights.columns) } else { x.clone() };
+    let seen = if view.is_levels() { rounded(&x, weights.columns) } else { x.clone() };
     let expect = product(weights, &seen, &bias);
     let (one, many) = (Threads::new(1), Threads::new(3));
     let first = run(weights, &x, &bias, Isa::all()[0], &one);
@@ -192,6 +202,8 @@ fn check(weights: &Weights, tokens: usize, random: &mut Random, what: &str) {
             assert_eq!(alone[..], first[token * weights.rows..][..weights.rows], "{what} {isa:?}");
         }
     }
+    let floats = run_by(Arithmetic::Floats, weights, &x, &bias, Isa::detect(), &many);
+    close(&floats, &product(weights, &x, &bias), 3e-6, &format!("{what} in floats"));
     let mut row = vec![0.0; weights.columns];
     for (index, wide) in weights.wide.chunks(weights.columns).enumerate() {
         view.widen_row(index, &mut row);
