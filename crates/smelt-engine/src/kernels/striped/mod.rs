@@ -207,6 +207,15 @@ struct LevelStripe<'a> {
 }
 
 impl LevelStripe<'_> {
+    /// Panics unless every part is as long as kernels read.
+    fn check(&self) {
+        let groups = self.runs.div_ceil(self.group_runs);
+        assert!(self.runs > 0, "a weight has columns");
+        assert_eq!(self.levels.len(), self.bits.stripe_bytes(self.runs * RUN), "levels");
+        assert_eq!(self.scales.len(), groups * STRIPE, "scales");
+        assert!(self.zeros.is_none_or(|zeros| zeros.len() == groups * STRIPE), "zeros");
+    }
+
     /// Whether rows have scales for parts of them, to be multiplied run by run.
     fn is_grouped(&self) -> bool {
         self.runs > self.group_runs
