@@ -25,8 +25,10 @@ use crate::kernels::isa::Isa;
 use crate::kernels::matrix::Elements;
 use crate::kernels::threads::Threads;
 use array::{Array, Value, Weight};
+pub(crate) use build::tried_input;
 pub use build::{BuildError, build};
 use file::GraphFile;
+pub(crate) use file::input_file;
 pub use file::{InputFile, OutputFile};
 use ops::Machine;
 use program::Program;
@@ -127,36 +129,36 @@ impl GraphEngine {
     /// # Errors
     /// When an input has another type or shape than the graph declares, or an operator fails.
     pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
-        self.check(&inputs)?;
+        check_inputs(self.inputs(), &inputs)?;
         let machine =
             Machine { isa: self.isa, threads: &self.threads, weights: &self.file.weights };
         let inputs = inputs.into_iter().map(Tensor::into_value).collect();
         let values = self.program.run(inputs, machine).map_err(RunError::Graph)?;
         Ok(values.into_iter().map(|value| Tensor::from_value(value, machine)).collect())
     }
+}
 
-    fn check(&self, inputs: &[Tensor]) -> Result<(), RunError> {
-        let declared = self.inputs();
-        if declared.len() != inputs.len() {
-            let (wanted, given) = (declared.len(), inputs.len());
-            let problem = format!("the graph reads {wanted} inputs, {given} are given");
-            let name = declared.last().map_or_else(String::new, |input| input.name.clone());
-            return Err(RunError::Input { name, problem });
-        }
-        for (declared, given) in declared.iter().zip(inputs) {
-            if let Some(problem) = declared.fault(given) {
-                return Err(RunError::Input { name: declared.name.clone(), problem });
-            }
-        }
-        Ok(())
+/// Whether `given` are the inputs that a graph declares.
+pub(crate) fn check_inputs(declared: &[InputFile], given: &[Tensor]) -> Result<(), RunError> {
+    if declared.len() != given.len() {
+        let problem =
+            format!("the graph reads {} inputs, {} are given", declared.len(), given.len());
+        let name = declared.last().map_or_else(String::new, |input| input.name.clone());
+        return Err(RunError::Input { name, problem });
     }
+    for (declared, given) in declared.iter().zip(given) {
+        if let Some(problem) = declared.fault(given) {
+            return Err(RunError::Input { name: declared.name.clone(), problem });
+        }
+    }
+    Ok(())
 }
 
 /// Floats that a graph holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Constant<'a> {
-    elements: Elements<'a>,
-    dtype: Dtype,
+    pub(crate) elements: Elements<'a>,
+    pub(crate) dtype: Dtype,
 }
 
 impl Constant<'_> {
