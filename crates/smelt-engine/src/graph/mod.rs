@@ -1,21 +1,30 @@
 //! Executes ONNX graphs on the CPU: any inputs and outputs of floats and integers.
 //!
-//! [`build`] packs a graph and its weights into an engine directory; [`GraphEngine`] opens one and
-//! runs the graph it was given, node by node: renaming values or inserting `Identity` changes
-//! nothing, another GELU changes exactly the answer.  Knows nothing of checkpoints, pictures or
+//! [`build`] packs a graph and its weights into an engine directory; [`GraphEngine`] opens one,
+//! compiles the graph for the shapes of its inputs and runs that: operators that follow each other
+//! become one, and all results share one arena.  What counts is how data flows: renaming values or
+//! inserting `Identity` changes nothing, another GELU changes exactly the answer.  Knows nothing of checkpoints, pictures or
 //! texts.
 
+mod arena;
 mod array;
 mod build;
+mod chain;
+mod compile;
 mod file;
 mod op;
 mod ops;
 mod program;
+mod run;
+mod shapes;
+mod task;
 mod tensor;
+mod view;
+mod walk;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use smelt_model::dtype::Dtype;
 
@@ -26,10 +35,13 @@ use crate::kernels::matrix::Elements;
 use crate::kernels::threads::Threads;
 use array::{Array, Value, Weight};
 pub use build::{BuildError, build};
+use compile::Plan;
 use file::GraphFile;
 pub use file::{InputFile, OutputFile};
 use ops::Machine;
 use program::Program;
+use run::Run;
+use shapes::Fact;
 pub use tensor::Tensor;
 
 /// What `engine.json` calls this kind.
@@ -38,6 +50,9 @@ pub(crate) const KIND: &str = "graph";
 /// Float constants of up to this many numbers (norms, biases) are widened when the engine is
 /// opened.
 const WIDE_NUMBERS_MAX: usize = 1 << 14;
+
+/// Plans kept, each for other shapes of the inputs; compiling one takes milliseconds.
+const PLANS_MAX: usize = 4;
 
 /// Why a graph could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -60,8 +75,21 @@ pub enum RunError {
 pub struct GraphEngine {
     file: EngineFile<GraphFile>,
     program: Program,
+    /// The latest plans with what they are for, the oldest first.
+    plans: Mutex<Vec<(Vec<Fact>, Arc<Plan>)>>,
     isa: Isa,
     threads: Threads,
+}
+
+/// What a graph became for inputs of certain shapes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// How many tasks there are of each kind: `linear`, `attention`, `norm`, `map` (operators that
+    /// look at one number of each input at a time), `copy`, `fill`, and `operator` for those that
+    /// run by themselves.
+    pub tasks: BTreeMap<&'static str, usize>,
+    /// Memory of all results together.
+    pub arena_bytes: usize,
 }
 
 impl GraphEngine {
@@ -79,7 +107,7 @@ impl GraphEngine {
         let constants = load_constants(&file, machine)?;
         let program = Program::new(&file.engine, &constants, machine)
             .map_err(|problem| file.damaged(problem))?;
-        Ok(Self { file, program, isa, threads })
+        Ok(Self { file, program, plans: Mutex::default(), isa, threads })
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
@@ -127,11 +155,42 @@ impl GraphEngine {
     /// # Errors
     /// When an input has another type or shape than the graph declares, or an operator fails.
     pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
-        self.check(&inputs)?;
-        let machine = Machine { isa: self.isa, threads: &self.threads, weights: &self.file.weights };
+        let plan = self.plan(&inputs)?;
         let inputs = inputs.into_iter().map(Tensor::into_value).collect();
-        let values = self.program.run(inputs, machine).map_err(RunError::Graph)?;
-        Ok(values.into_iter().map(|value| Tensor::from_value(value, machine)).collect())
+        let values = Run::all(&plan, inputs, self.machine()).map_err(RunError::Graph)?;
+        Ok(values.into_iter().map(|value| Tensor::from_value(value, self.machine())).collect())
+    }
+
+    /// What the graph becomes for inputs of the shapes of `inputs`.
+    ///
+    /// # Errors
+    /// When an input has another type or shape than the graph declares, or the graph cannot run on
+    /// such inputs.
+    pub fn survey(&self, inputs: &[Tensor]) -> Result<Survey, RunError> {
+        let plan = self.plan(inputs)?;
+        let arena_bytes = plan.arena * size_of::<f32>();
+        Ok(Survey { tasks: plan.survey(), arena_bytes })
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        Machine { isa: self.isa, threads: &self.threads, weights: &self.file.weights }
+    }
+
+    /// The plan for inputs of these shapes, compiled if it is not kept.
+    fn plan(&self, inputs: &[Tensor]) -> Result<Arc<Plan>, RunError> {
+        self.check(inputs)?;
+        let facts: Vec<Fact> = inputs.iter().map(Tensor::fact).collect();
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, plan)) = plans.iter().find(|(of, _)| *of == facts) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = Plan::new(&self.program, &facts, self.machine()).map_err(RunError::Graph)?;
+        let plan = Arc::new(plan);
+        if plans.len() == PLANS_MAX {
+            plans.remove(0);
+        }
+        plans.push((facts, Arc::clone(&plan)));
+        Ok(plan)
     }
 
     fn check(&self, inputs: &[Tensor]) -> Result<(), RunError> {

@@ -15,6 +15,12 @@ const PART_COLUMNS: usize = 16;
 const _: () = assert!(TILE_ROWS.is_multiple_of(PART_ROWS));
 const _: () = assert!(TILE_COLUMNS.is_multiple_of(PART_COLUMNS));
 
+/// See [`super::isa::Isa::wide`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn wide<R>(work: impl FnOnce() -> R) -> R {
+    work()
+}
+
 /// See [`super::isa::Isa::tile`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn tile(a: &[f32], b: &[f32], tile: &mut Tile) {

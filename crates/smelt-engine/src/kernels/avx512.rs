@@ -12,6 +12,12 @@ use super::plain;
 /// Two registers cover one row of the tile.
 const _: () = assert!(TILE_COLUMNS == 32);
 
+/// See [`super::isa::Isa::wide`].
+#[target_feature(enable = "avx512f")]
+pub(super) fn wide<R>(work: impl FnOnce() -> R) -> R {
+    work()
+}
+
 /// See [`super::isa::Isa::tile`].
 #[target_feature(enable = "avx512f")]
 pub(super) fn tile(a: &[f32], b: &[f32], tile: &mut Tile) {

@@ -70,6 +70,21 @@ impl Isa {
         }
     }
 
+    /// Runs `work` compiled for this instruction set, as far as the compiler inlines it: plain loops
+    /// become as wide as its registers, and each number stays what it is.
+    #[inline(always)]
+    pub(crate) fn wide<R>(self, work: impl FnOnce() -> R) -> R {
+        match self.0 {
+            Path::Plain => work(),
+            // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => unsafe { avx2::wide(work) },
+            // SAFETY: `all` gives this path only where avx512f was detected.
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 => unsafe { avx512::wide(work) },
+        }
+    }
+
     /// `Σ_p w[p] * x[p]`; both have the same length.
     pub(crate) fn dot(self, w: Elements<'_>, x: &[f32]) -> f32 {
         assert_eq!(w.len(), x.len(), "a dot product needs two equal lengths");

@@ -166,7 +166,11 @@ impl Drop for Open<'_> {
         let mut looks = 0;
         while shared.inside.load(SeqCst) > 0 {
             // On a loaded machine the worker may need this very processor to end its part.
-            if looks < LOOKS * 16 { spin_loop() } else { thread::yield_now() }
+            if looks < LOOKS * 16 {
+                spin_loop()
+            } else {
+                thread::yield_now()
+            }
             looks += 1;
         }
     }

@@ -4,9 +4,9 @@
 //! each group says what it holds; this one sends an [`Op`] to its group.  Knows nothing of graphs.
 
 mod elementwise;
-mod layout;
-mod product;
-mod reduce;
+pub(super) mod layout;
+pub(super) mod product;
+pub(super) mod reduce;
 mod sequence;
 mod truth;
 
@@ -87,9 +87,9 @@ pub(crate) fn run(op: &Op, mut inputs: Inputs, machine: Machine<'_>) -> Result<V
     one.map(|value| vec![value])
 }
 
-impl Machine<'_> {
+impl<'a> Machine<'a> {
     /// The value as f32, a stored weight widened.
-    fn floats(self, value: Value) -> Result<Array<f32>, String> {
+    pub(crate) fn floats(self, value: Value) -> Result<Array<f32>, String> {
         match value {
             Value::F32(array) => Ok(array),
             Value::Weight(weight) => Ok(self.widen(&weight)),
@@ -123,7 +123,7 @@ impl Machine<'_> {
         data
     }
 
-    fn elements(&self, weight: &Weight) -> Elements<'_> {
+    pub(crate) fn elements(&self, weight: &Weight) -> Elements<'a> {
         self.weights.elements(&weight.stored).expect("loading keeps only floats as weights")
     }
 }

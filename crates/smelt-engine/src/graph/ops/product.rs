@@ -206,7 +206,7 @@ pub(super) fn conv(
 }
 
 /// The windows a convolution looks through.
-struct Windows {
+pub(in super::super) struct Windows {
     channels: usize,
     image: [usize; 2],
     kernel: [usize; 2],
@@ -214,11 +214,15 @@ struct Windows {
     /// Rows above and columns left of the image.
     before: [usize; 2],
     /// How many windows there are, down and across.
-    out: [usize; 2],
+    pub(in super::super) out: [usize; 2],
 }
 
 impl Windows {
-    fn new(conv: &Conv, image: &[usize], weight: &[usize]) -> Result<Self, String> {
+    pub(in super::super) fn new(
+        conv: &Conv,
+        image: &[usize],
+        weight: &[usize],
+    ) -> Result<Self, String> {
         let fail = || format!("cannot convolve {image:?} with {weight:?}");
         let (&[_, channels, height, width], &[_, depth, k_height, k_width]) = (image, weight)
         else {
