@@ -6,6 +6,7 @@
 //! weights, byte for byte: a fast wrong answer is no answer.
 
 mod cases;
+pub(crate) mod cpu;
 mod inputs;
 pub(crate) mod measure;
 mod report;

@@ -19,7 +19,7 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask ci|bench front|bench workflow|bench watch|cma|fuzz|shapes|onnxruntime|power-cuts|scale|soak|tidy
+    "usage: cargo xtask ci|bench front|bench workflow|bench watch|bench cpu|cma|fuzz|shapes|onnxruntime|power-cuts|scale|soak|tidy
 
   ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy,
          exhausted contiguous memory, 20 power cuts
@@ -29,6 +29,8 @@ const USAGE: &str =
          runs with nothing to do, the cost of a stage, plans and hashing beside ninja and openssl
   bench watch [--runs N]
          what sampling 11 and 51 processes ten times a second costs the supervisor
+  bench cpu [--runs N] [--threads N] [--only TEXT]... [--smoke]
+         the CPU engine beside llama.cpp and ONNX Runtime, weights of true size, and beside what memory gives
   cma [--if-possible]
          smelt for aarch64 in a guest whose contiguous memory is exhausted: seen, classed, retried;
          and low for a harmless reason: no alarm
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         ["bench", "front", ref rest @ ..] => bench::front(rest),
         ["bench", "workflow", ref rest @ ..] => bench::workflow::run(rest),
         ["bench", "watch", ref rest @ ..] => bench::watch::run(rest),
+        ["bench", "cpu", ref rest @ ..] => bench::cpu::run(rest),
         // Started by `bench workflow`, and measured.
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.

@@ -13,6 +13,15 @@ use crate::{debian, target};
 
 /// The Python of the environment `name`, which has what the file `requirements` pins.
 pub(crate) fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {
+    environment_built(name, requirements, &[])
+}
+
+/// As `environment`, for packages that are compiled here, under these variables.
+pub(crate) fn environment_built(
+    name: &str,
+    requirements: &Path,
+    variables: &[(&str, &str)],
+) -> Result<PathBuf> {
     let wanted =
         fs::read_to_string(requirements).with_context(|| requirements.display().to_string())?;
     let dir = target().join("python").join(name);
@@ -26,6 +35,7 @@ pub(crate) fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {
     let installed = Command::new(&python)
         .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"])
         .arg(requirements)
+        .envs(variables.iter().copied())
         .status()
         .context("cannot start the new environment's python")?;
     if !installed.success() {

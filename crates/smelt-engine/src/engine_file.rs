@@ -20,13 +20,14 @@ use smelt_model::dtype::Dtype;
 
 use crate::cast;
 use crate::kernels::matrix::Elements;
+use crate::kernels::striped::{Bits, STRIPE, stripes};
 
 /// The file that says what the engine is.
 pub const ENGINE_FILE: &str = "engine.json";
 /// The file that holds its weights.
 pub const WEIGHTS_FILE: &str = "weights.bin";
 /// Version of the directory's layout; a change of names, meanings or packing raises it.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// The only processor target so far: every CPU path is in one engine, chosen when it runs.
 const TARGET: &str = "cpu";
@@ -125,7 +126,41 @@ struct TensorEntry {
     name: String,
     dtype: String,
     shape: Vec<usize>,
+    layout: Layout,
     offset: u64,
+}
+
+/// How the numbers of a tensor lie; see [`kernels::striped`](crate::kernels::striped).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Layout {
+    /// Row after row.
+    Rows,
+    /// Sixteen rows side by side, column after column; a vector is one column.
+    Stripes,
+    /// Levels: sixteen rows side by side, four columns of each; I8 or U8 (nibbles).
+    Quads,
+}
+
+impl Layout {
+    /// Bytes of `shape` numbers of type `dtype`; `None` when there is no such tensor.
+    fn byte_len(self, dtype: Dtype, shape: &[usize]) -> Option<u64> {
+        let dense = byte_len(dtype, shape)?;
+        let (rows, columns) = match (self, shape) {
+            (Self::Rows, _) => return Some(dense),
+            (_, &[rows]) => (rows, 1),
+            (_, &[rows, columns]) => (rows, columns),
+            _ => return None,
+        };
+        // What fills stripes and runs; every size is below that of the dense tensor or a page more.
+        let stripe = match (self, dtype) {
+            (Self::Quads, Dtype::U8) => Bits::Four.stripe_bytes(columns.checked_mul(2)?),
+            (Self::Quads, Dtype::I8) => Bits::Eight.stripe_bytes(columns),
+            (Self::Stripes, _) => columns.checked_mul(STRIPE)?.checked_mul(dtype.size_bytes())?,
+            _ => return None,
+        };
+        stripes(rows).checked_mul(stripe)?.try_into().ok()
+    }
 }
 
 /// A tensor before it has a place.
@@ -134,6 +169,7 @@ pub(crate) struct TensorSpec {
     pub(crate) name: String,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
+    pub(crate) layout: Layout,
 }
 
 /// Bytes of `shape` numbers of type `dtype`; `None` when the product overflows.
@@ -167,9 +203,9 @@ impl EngineWriter {
     /// Begins the next tensor; its bytes follow through [`Self::write`].
     pub(crate) fn begin(&mut self, spec: TensorSpec) -> io::Result<()> {
         self.pad(TENSOR_ALIGN)?;
-        let TensorSpec { name, dtype, shape } = spec;
+        let TensorSpec { name, dtype, shape, layout } = spec;
         let dtype = dtype.name().to_lowercase();
-        self.entries.push(TensorEntry { name, dtype, shape, offset: self.at });
+        self.entries.push(TensorEntry { name, dtype, shape, layout, offset: self.at });
         Ok(())
     }
 
@@ -244,6 +280,7 @@ fn hex(bytes: &[u8]) -> String {
 pub(crate) struct Stored {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
+    pub(crate) layout: Layout,
     start: usize,
     len: usize,
 }
@@ -327,8 +364,10 @@ fn place_tensors(
 fn place(entry: &TensorEntry, file_len: usize) -> Result<Stored, String> {
     let dtype =
         Dtype::parse(&entry.dtype).ok_or_else(|| format!("dtype {:?} is unknown", entry.dtype))?;
-    let overflow = || format!("shape {:?} is too large", entry.shape);
-    let len = byte_len(dtype, &entry.shape).ok_or_else(overflow)?;
+    let layout = entry.layout;
+    let overflow =
+        || format!("shape {:?} of {dtype} in {layout:?} is too large or none", entry.shape);
+    let len = layout.byte_len(dtype, &entry.shape).ok_or_else(overflow)?;
     let end = entry.offset.checked_add(len).filter(|&end| end <= file_len as u64);
     if end.is_none() {
         return Err(format!("{len} bytes at {} end outside {WEIGHTS_FILE}", entry.offset));
@@ -340,6 +379,7 @@ fn place(entry: &TensorEntry, file_len: usize) -> Result<Stored, String> {
     Ok(Stored {
         dtype,
         shape: entry.shape.clone(),
+        layout,
         start: entry.offset.try_into().expect(fits),
         len: len.try_into().expect(fits),
     })
@@ -364,12 +404,13 @@ impl<T> EngineFile<T> {
         self.tensors.get(name)
     }
 
-    /// The stored tensor called `name`, of the given type and shape; the error is one line.
+    /// The stored tensor called `name`, of the given type, shape and layout; the error is one line.
     pub(crate) fn expect(
         &self,
         name: &str,
         shape: &[usize],
         dtypes: &[Dtype],
+        layout: Layout,
     ) -> Result<Stored, OpenError> {
         let problem = match self.stored(name) {
             None => format!("tensor {name:?} is missing"),
@@ -378,6 +419,9 @@ impl<T> EngineFile<T> {
             }
             Some(stored) if !dtypes.contains(&stored.dtype) => {
                 format!("tensor {name:?} has dtype {}", stored.dtype)
+            }
+            Some(stored) if stored.layout != layout => {
+                format!("tensor {name:?} lies in {:?}, not {layout:?}", stored.layout)
             }
             Some(stored) => return Ok(stored.clone()),
         };
@@ -436,11 +480,6 @@ impl Weights {
         numbers.iter().map(|&number| number.try_into().ok()).collect()
     }
 
-    /// The numbers of an f32 tensor; `None` for other types.
-    pub(crate) fn floats(&self, stored: &Stored) -> Option<&[f32]> {
-        (stored.dtype == Dtype::F32).then(|| cast::slice_of(self.bytes(stored))).flatten()
-    }
-
     /// The numbers of an i64 tensor; `None` for other types.
     pub(crate) fn integers(&self, stored: &Stored) -> Option<&[i64]> {
         (stored.dtype == Dtype::I64).then(|| cast::slice_of(self.bytes(stored))).flatten()
@@ -453,7 +492,7 @@ mod tests {
     use tempfile::TempDir;
 
     fn spec(name: &str, dtype: Dtype, shape: &[usize]) -> TensorSpec {
-        TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec() }
+        TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec(), layout: Layout::Rows }
     }
 
     fn write(dir: &Path) {
@@ -488,12 +527,13 @@ mod tests {
         assert_eq!(file.weights.integers(file.stored("c").unwrap()), Some(&[-7][..]));
         assert_eq!(std::fs::metadata(dir.path().join(WEIGHTS_FILE)).unwrap().len(), 4096);
         file.verify_digest().unwrap();
-        assert!(file.expect("b", &[1, 2], &[Dtype::F32]).is_ok());
+        assert!(file.expect("b", &[1, 2], &[Dtype::F32], Layout::Rows).is_ok());
         for (name, shape, word) in [("b", [2, 1], "shape"), ("d", [1, 2], "missing")] {
-            let error = file.expect(name, &shape, &[Dtype::F32]).unwrap_err().to_string();
+            let error =
+                file.expect(name, &shape, &[Dtype::F32], Layout::Rows).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }
-        let error = file.expect("b", &[1, 2], &[Dtype::I8]).unwrap_err().to_string();
+        let error = file.expect("b", &[1, 2], &[Dtype::I8], Layout::Rows).unwrap_err().to_string();
         assert!(error.contains("dtype F32"), "{error}");
     }
 
@@ -524,7 +564,7 @@ mod tests {
 
     #[test]
     fn lies_in_engine_json_are_found() {
-        check_edit("\"format\": 2", "\"format\": 1", "format 1 is not 2");
+        check_edit("\"format\": 3", "\"format\": 1", "format 1 is not 3");
         check_edit("\"kind\": \"test\"", "\"kind\": \"llm\"", "is of kind \"llm\", not \"test\"");
         check_edit("\"cpu\"", "\"cuda\"", "target \"cuda\"");
         check_edit("\"engine\": 42", "\"engine\": \"x\"", "invalid type");

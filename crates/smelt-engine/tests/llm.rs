@@ -7,7 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use smelt_engine::llm::{self, BuildError, ImageEmbeds, Limits, LlmEngine, Prompt, RunError};
+use smelt_engine::llm::{
+    self, Arithmetic, BuildError, ImageEmbeds, Limits, LlmEngine, Prompt, RunError,
+};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::safetensors::{Reader, TensorSpec, Writer};
@@ -67,6 +69,7 @@ fn close(got: &[f32], expect: &[f32], tolerance: f32) {
 fn a_prompt_in_one_go_equals_token_by_token() {
     for name in ["plain", "int8"] {
         let mut engine = open(name);
+        engine.set_arithmetic(Arithmetic::Floats);
         // Longer than one chunk and one block of the cache.
         let tokens = tokens(150, engine.vocab());
         let whole = engine.logits_all(0, &text(&tokens)).unwrap();
@@ -282,6 +285,60 @@ fn without_a_head_the_embedding_is_the_head() {
     close(&int8, &logits, 0.1);
 }
 
+/// Copies the quantised checkpoint `from`, every scale written twice, for half as many columns each.
+fn with_halved_groups(from: &Path, to: &Path) -> Checkpoint {
+    fs::create_dir_all(to).unwrap();
+    for name in ["config.json", "smelt-quantize.json"] {
+        fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+    let reader = Reader::open(&from.join("model.safetensors")).unwrap();
+    let halved = |name: &str| name.ends_with("_scale");
+    let specs = reader.tensors().map(|t| {
+        let mut shape = t.shape.clone();
+        shape.iter_mut().skip(1).filter(|_| halved(&t.name)).for_each(|groups| *groups *= 2);
+        TensorSpec { name: t.name.clone(), dtype: t.dtype, shape }
+    });
+    let specs: Vec<TensorSpec> = specs.collect();
+    let mut writer =
+        Writer::create(&to.join("model.safetensors"), &specs, &BTreeMap::new()).unwrap();
+    for tensor in reader.tensors() {
+        let count: usize = tensor.shape.iter().product();
+        let mut bytes = vec![0; count * tensor.dtype.size_bytes()];
+        reader.read_at(tensor, 0, &mut bytes).unwrap();
+        if halved(&tensor.name) && tensor.shape.len() == 2 {
+            let pairs = bytes.as_chunks::<2>().0.iter().flat_map(|scale| [*scale, *scale]);
+            bytes = pairs.flatten().collect();
+        }
+        writer.write(&bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    Checkpoint::open(to).unwrap()
+}
+
+#[test]
+fn groups_that_no_run_fits_are_multiplied_out() {
+    let dir = TempDir::new().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let options = Options::plain(Scheme::Int4G32);
+    quantize::quantize(&checkpoint(), &options, &at("g32"), &mut |_| {}).unwrap();
+    let mut said = Vec::new();
+    let mut run = |name: &str, checkpoint: &Checkpoint| {
+        let mut progress = |line: &str| said.push(line.to_owned());
+        llm::build(checkpoint, LIMITS, &at(name), &mut progress).unwrap();
+        let mut engine = LlmEngine::open(&at(name)).unwrap();
+        assert_eq!(engine.unlike(checkpoint).unwrap(), None);
+        engine.set_arithmetic(Arithmetic::Floats);
+        engine.logits_all(0, &text(&tokens(40, 100))).unwrap()
+    };
+    let expect = run("g32-engine", &Checkpoint::open(&at("g32")).unwrap());
+    let halved = with_halved_groups(&at("g32"), &at("g16"));
+    assert_eq!(halved.scheme_words(), "int4-g16");
+    close(&run("g16-engine", &halved), &expect, 1e-5);
+    let name = "layers.0.mlp.gate_proj.weight";
+    let said = said.iter().rfind(|line| line.contains(name)).unwrap();
+    assert!(said.contains("as f32: its groups are no multiple of 32"), "{said}");
+}
+
 fn copy(from: &Path, to: &Path) {
     for name in ["engine.json", "weights.bin"] {
         fs::copy(from.join(name), to.join(name)).unwrap();
@@ -312,7 +369,7 @@ fn damaged_engines_do_not_open() {
         let error = LlmEngine::open(dir.path()).unwrap_err().to_string();
         assert!(error.contains(words) && !error.contains('\n'), "{error}");
     };
-    check("\"format\": 2", "\"format\": 9", "format 9");
+    check("\"format\": 3", "\"format\": 9", "format 9");
     check("\"family\": \"qwen2\"", "\"family\": \"qwen9\"", "qwen9");
     check("\"family\": \"qwen2\"", "\"family\": \"qwen3\"", "q_norm.weight");
     check("\"max_slots\": 3", "\"max_slots\": 0", "max_slots 0");

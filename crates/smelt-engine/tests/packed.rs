@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::llm::{self, Limits, LlmEngine, Prompt};
+use smelt_engine::llm::{self, Arithmetic, Limits, LlmEngine, Prompt};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::safetensors::Reader;
@@ -47,6 +47,16 @@ fn close(found: &[f32], expect: &[f32], what: &str) {
     assert!(apart <= TOLERANCE * scale, "{what}: {:e} of the largest", apart / scale);
 }
 
+/// Rows of 32 whose activations were rounded to 8 bits.
+#[track_caller]
+fn near(found: &[f32], expect: &[f32], what: &str) {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    for (found, expect) in found.chunks_exact(32).zip(expect.chunks_exact(32)) {
+        let cosine = dot(found, expect) / (dot(found, found) * dot(expect, expect)).sqrt();
+        assert!(cosine > 0.998, "{what}: cosine {cosine}");
+    }
+}
+
 /// The checkpoint at `path` must have the weights, and give the logits, of `case`.
 #[track_caller]
 fn check(path: &Path, case: &str, scheme: &str) -> Checkpoint {
@@ -69,6 +79,10 @@ fn check(path: &Path, case: &str, scheme: &str) -> Checkpoint {
     llm::build(&checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap();
     let mut engine = LlmEngine::open(dir.path()).unwrap();
     let prompt = Prompt { tokens: &tokens, image: None };
+    let rounded = engine.logits_all(0, &prompt).unwrap();
+    near(&rounded, &expect, &format!("{case}: engine in integers"));
+    engine.release(0);
+    engine.set_arithmetic(Arithmetic::Floats);
     let found = engine.logits_all(0, &prompt).unwrap();
     close(&found, &expect, &format!("{case}: engine"));
     engine.release(0);

@@ -44,6 +44,11 @@ impl Figures {
 
 /// Runs `command`, which must succeed.
 pub(super) fn run(command: &[OsString]) -> Result<Figures> {
+    told(command).map(|(figures, _)| figures)
+}
+
+/// Runs `command`, which must succeed; gives also what it wrote to standard output.
+pub(super) fn told(command: &[OsString]) -> Result<(Figures, String)> {
     let log = target().join("bench/last.log");
     let own = std::env::current_exe().context("cannot find xtask's own program")?;
     let output = Command::new(own)
@@ -57,27 +62,28 @@ pub(super) fn run(command: &[OsString]) -> Result<Figures> {
     }
     let figures: Value = serde_json::from_slice(&output.stdout).context("xtask measure")?;
     let number = |name: &str| figures[name].as_f64().with_context(|| format!("no {name}"));
-    Ok(Figures {
+    let taken = Figures {
         cpu_s: number("user_s")? + number("system_s")?,
         user_s: number("user_s")?,
         wall_s: number("wall_s")?,
         rss_mib: number("rss_kib")? / 1024.0,
-    })
+    };
+    Ok((taken, figures["stdout"].as_str().unwrap_or_default().to_owned()))
 }
 
 /// `xtask measure PROGRAM ARGUMENT…`: runs it and prints its figures.
 pub(crate) fn child(command: &[String]) -> Result<()> {
     let (program, arguments) = command.split_first().context("nothing to measure")?;
     let begin = Instant::now();
-    let status = Command::new(program)
+    let output = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .status()
+        .stderr(Stdio::inherit())
+        .output()
         .with_context(|| format!("cannot start {program}"))?;
     let wall = begin.elapsed();
-    if !status.success() {
-        bail!("{program} ended with {status}");
+    if !output.status.success() {
+        bail!("{program} ended with {}", output.status);
     }
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("getrusage")?;
     let seconds = |time: nix::sys::time::TimeVal| time.num_microseconds() as f64 / 1e6;
@@ -88,6 +94,7 @@ pub(crate) fn child(command: &[String]) -> Result<()> {
             "system_s": seconds(usage.system_time()),
             "wall_s": wall.as_secs_f64(),
             "rss_kib": usage.max_rss(),
+            "stdout": String::from_utf8_lossy(&output.stdout),
         })
     );
     Ok(())

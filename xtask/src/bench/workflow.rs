@@ -62,7 +62,7 @@ impl Check {
         Self { unit, found, bound: Bound::Max(max) }
     }
 
-    fn at_least(unit: &'static str, found: f64, min: f64) -> Self {
+    pub(super) fn at_least(unit: &'static str, found: f64, min: f64) -> Self {
         Self { unit, found, bound: Bound::Min(min) }
     }
 

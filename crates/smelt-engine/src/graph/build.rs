@@ -14,7 +14,7 @@ use super::file::{Converted, GraphFile, InputFile, convert, stored_dtype};
 use super::op::{OPSETS, Op};
 use super::tensor::Tensor;
 use super::{GraphEngine, KIND, RunError};
-use crate::engine_file::{EngineWriter, OpenError, TensorSpec};
+use crate::engine_file::{EngineWriter, Layout, OpenError, TensorSpec};
 
 /// The graph's file in its directory.
 const MODEL_FILE: &str = "model.onnx";
@@ -115,7 +115,8 @@ pub fn build(
     for constant in &constants {
         let dtype = stored_dtype(constant).map_err(graph_error)?;
         let (name, shape) = (constant.name.clone(), constant.dims.clone());
-        writer.begin(TensorSpec { name, dtype, shape }).map_err(write_error)?;
+        let spec = TensorSpec { name, dtype, shape, layout: Layout::Rows };
+        writer.begin(spec).map_err(write_error)?;
         pack(constant, dtype, onnx_dir, &mut |bytes| writer.write(bytes).map_err(write_error))?;
     }
     let mut unsealed = writer.finish(KIND, graph).map_err(write_error)?;

@@ -83,7 +83,7 @@ impl Chain {
 fn each(isa: Isa, a: Lane<'_>, out: &mut [f32], function: impl Fn(f32) -> f32) {
     match a {
         Lane::One(a) => out.fill(function(a)),
-        Lane::Many(a) => isa.wide(|| {
+        Lane::Many(a) => isa.vectorised(|| {
             out.iter_mut().zip(a).for_each(|(out, &a)| *out = function(a));
         }),
     }
@@ -95,7 +95,7 @@ fn pairs(isa: Isa, a: Lane<'_>, b: Lane<'_>, out: &mut [f32], function: impl Fn(
     match (a, b) {
         (a, Lane::One(b)) => each(isa, a, out, |a| function(a, b)),
         (Lane::One(a), b) => each(isa, b, out, |b| function(a, b)),
-        (Lane::Many(a), Lane::Many(b)) => isa.wide(|| {
+        (Lane::Many(a), Lane::Many(b)) => isa.vectorised(|| {
             let pairs = a.iter().zip(b);
             out.iter_mut().zip(pairs).for_each(|(out, (&a, &b))| *out = function(a, b));
         }),

@@ -112,7 +112,7 @@ impl<'a> Run<'a> {
         Product::new(x, weight).run(machine.isa, machine.threads, out);
         if let Some(bias) = bias {
             machine.threads.for_work(rows * outputs).rows(out, outputs, |_, rows| {
-                machine.isa.wide(|| {
+                machine.isa.vectorised(|| {
                     for row in rows.chunks_exact_mut(outputs) {
                         row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
                     }
@@ -164,7 +164,7 @@ impl<'a> Run<'a> {
                 } else {
                     numbers[0].widen((first + index) * width, &mut line);
                 }
-                isa.wide(|| match norm.centred {
+                isa.vectorised(|| match norm.centred {
                     true => {
                         row.copy_from_slice(&line);
                         norm::layer_norm(row, scale, bias, norm.eps);

@@ -144,11 +144,11 @@ impl Head {
         if let Some(mask) = &of.mask {
             let mask = mask.head(at, of.queries, of.keys);
             mask.pack::<QUERIES>(first, 0, of.keys, &mut self.mask);
-            isa.wide(|| {
+            isa.vectorised(|| {
                 self.scores.iter_mut().zip(&self.mask).for_each(|(score, mask)| *score += mask);
             });
         }
-        let shares = isa.wide(|| softmax(&mut self.scores));
+        let shares = isa.vectorised(|| softmax(&mut self.scores));
         self.mix(of, isa, at, first, &shares, out);
     }
 

@@ -15,9 +15,10 @@ const PART_COLUMNS: usize = 16;
 const _: () = assert!(TILE_ROWS.is_multiple_of(PART_ROWS));
 const _: () = assert!(TILE_COLUMNS.is_multiple_of(PART_COLUMNS));
 
-/// See [`super::isa::Isa::wide`].
+/// See [`super::isa::Isa::vectorised`].
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn wide<R>(work: impl FnOnce() -> R) -> R {
+pub(super) fn vectorised<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 

@@ -12,9 +12,10 @@ use super::plain;
 /// Two registers cover one row of the tile.
 const _: () = assert!(TILE_COLUMNS == 32);
 
-/// See [`super::isa::Isa::wide`].
+/// See [`super::isa::Isa::vectorised`].
+#[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn wide<R>(work: impl FnOnce() -> R) -> R {
+pub(super) fn vectorised<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 

@@ -22,12 +22,16 @@ pub(crate) type Tile = [f32; TILE_ROWS * TILE_COLUMNS];
 pub(crate) struct Isa(Path);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Path {
+pub(super) enum Path {
     Plain,
+    /// With FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// With BW and VL too.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
 }
 
 impl Isa {
@@ -48,11 +52,38 @@ impl Isa {
             if avx2 {
                 all.push(Self(Path::Avx2));
             }
-            if avx2 && is_x86_feature_detected!("avx512f") {
+            let avx512 = avx2 && is_x86_feature_detected!("avx512f");
+            if avx512 {
                 all.push(Self(Path::Avx512));
+            }
+            let vnni = avx512
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni");
+            if vnni {
+                all.push(Self(Path::Avx512Vnni));
             }
         }
         all
+    }
+
+    /// Which kernels to call.
+    pub(super) fn path(self) -> Path {
+        self.0
+    }
+
+    /// Runs `work` compiled for the vectors of this path, as far as it is inlined here.
+    #[inline]
+    pub(crate) fn vectorised<R>(self, work: impl FnOnce() -> R) -> R {
+        match self.0 {
+            Path::Plain => work(),
+            // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => unsafe { avx2::vectorised(work) },
+            // SAFETY: `all` gives these paths only where avx512f was detected.
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 | Path::Avx512Vnni => unsafe { avx512::vectorised(work) },
+        }
     }
 
     /// `tile[i][j] = Σ_p a[p][i] * b[p][j]` over panels packed `depth` by `TILE_ROWS` and
@@ -64,24 +95,9 @@ impl Isa {
             // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => unsafe { avx2::tile(a, b, tile) },
-            // SAFETY: `all` gives this path only where avx512f was detected.
+            // SAFETY: `all` gives these paths only where avx512f was detected.
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => unsafe { avx512::tile(a, b, tile) },
-        }
-    }
-
-    /// Runs `work` compiled for this instruction set, as far as the compiler inlines it: plain loops
-    /// become as wide as its registers, and each number stays what it is.
-    #[inline(always)]
-    pub(crate) fn wide<R>(self, work: impl FnOnce() -> R) -> R {
-        match self.0 {
-            Path::Plain => work(),
-            // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
-            #[cfg(target_arch = "x86_64")]
-            Path::Avx2 => unsafe { avx2::wide(work) },
-            // SAFETY: `all` gives this path only where avx512f was detected.
-            #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => unsafe { avx512::wide(work) },
+            Path::Avx512 | Path::Avx512Vnni => unsafe { avx512::tile(a, b, tile) },
         }
     }
 
@@ -105,9 +121,9 @@ impl Isa {
                     Elements::I8(w) => avx2::dot_i8(w, x),
                 }
             },
-            // SAFETY: `all` gives this path only where avx512f was detected.
+            // SAFETY: `all` gives these paths only where avx512f was detected.
             #[cfg(target_arch = "x86_64")]
-            Path::Avx512 => unsafe {
+            Path::Avx512 | Path::Avx512Vnni => unsafe {
                 match w {
                     Elements::F32(w) => avx512::dot_f32(w, x),
                     Elements::F16(w) => avx512::dot_f16(w, x),

@@ -5,8 +5,6 @@
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
-use super::grouped::Grouped;
-
 /// Numbers as they are stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Elements<'a> {
@@ -68,24 +66,14 @@ fn each<T: Copy>(run: &[T], out: &mut [f32], widen: impl Fn(T) -> f32) {
     }
 }
 
-/// What a matrix sees.
-#[derive(Clone, Copy, Debug)]
-enum Numbers<'a> {
-    /// Numbers, each at its place.
-    Plain(Elements<'a>),
-    /// Packed rows.
-    Grouped(Grouped<'a>),
-}
-
 /// `rows` by `columns` numbers: element (r, c) lies at `r * row_stride + c * column_stride`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix<'a> {
-    numbers: Numbers<'a>,
+    elements: Elements<'a>,
     rows: usize,
     columns: usize,
     row_stride: usize,
     column_stride: usize,
-    row_scales: Option<&'a [f32]>,
 }
 
 impl<'a> Matrix<'a> {
@@ -106,28 +94,11 @@ impl<'a> Matrix<'a> {
             let last = (rows - 1) * row_stride + (columns - 1) * column_stride;
             assert!(last < elements.len(), "a {rows}x{columns} matrix ends outside its numbers");
         }
-        let numbers = Numbers::Plain(elements);
-        Self { numbers, rows, columns, row_stride, column_stride, row_scales: None }
-    }
-
-    /// Packed weights, their scales applied as they are widened.
-    pub(crate) fn grouped(grouped: Grouped<'a>) -> Self {
-        grouped.check();
-        let Grouped { rows, columns, .. } = grouped;
-        let numbers = Numbers::Grouped(grouped);
-        Self { numbers, rows, columns, row_stride: columns, column_stride: 1, row_scales: None }
-    }
-
-    /// The same numbers, row `r` multiplied by `scales[r]`.
-    pub(crate) fn with_row_scales(self, scales: &'a [f32]) -> Self {
-        assert_eq!(scales.len(), self.rows, "one scale a row");
-        Self { row_scales: Some(scales), ..self }
+        Self { elements, rows, columns, row_stride, column_stride }
     }
 
     /// Rows and columns exchanged; nothing moves.
     pub(crate) fn transposed(self) -> Self {
-        assert!(self.row_scales.is_none(), "row scales cannot become column scales");
-        assert!(matches!(self.numbers, Numbers::Plain(_)), "packed rows cannot become columns");
         Self {
             rows: self.columns,
             columns: self.rows,
@@ -145,15 +116,9 @@ impl<'a> Matrix<'a> {
         self.columns
     }
 
-    /// Row scales, where there are some.
-    pub(crate) fn row_scales(&self) -> Option<&'a [f32]> {
-        self.row_scales
-    }
-
-    /// Row `row` as stored, where its numbers lie side by side; without its scale.
+    /// Row `row` as stored, where its numbers lie side by side.
     pub(crate) fn row(&self, row: usize) -> Option<Elements<'a>> {
-        let Numbers::Plain(elements) = self.numbers else { return None };
-        self.is_by_rows().then(|| elements.part(row * self.row_stride, self.columns))
+        self.is_by_rows().then(|| self.elements.part(row * self.row_stride, self.columns))
     }
 
     /// Whether the numbers of a row lie side by side.
@@ -161,29 +126,23 @@ impl<'a> Matrix<'a> {
         self.column_stride == 1 || self.columns <= 1
     }
 
-    /// Row `row` in f32, scale applied.
+    /// Row `row` in f32.
     pub(crate) fn widen_row(&self, row: usize, out: &mut [f32]) {
         self.widen(row, 0, &mut out[..self.columns]);
-        if let Some(scales) = self.row_scales {
-            out.iter_mut().for_each(|value| *value *= scales[row]);
-        }
     }
 
-    /// Numbers `column..column + out.len()` of row `row`, without the scale.
+    /// Numbers `column..column + out.len()` of row `row`.
     fn widen(&self, row: usize, column: usize, out: &mut [f32]) {
         let start = row * self.row_stride + column * self.column_stride;
-        match self.numbers {
-            Numbers::Grouped(grouped) => grouped.widen(row, column, out),
-            Numbers::Plain(elements) if self.column_stride == 1 => elements.widen(start, out),
-            Numbers::Plain(elements) => {
-                for (index, out) in out.iter_mut().enumerate() {
-                    *out = elements.at(start + index * self.column_stride);
-                }
-            }
+        if self.column_stride == 1 {
+            return self.elements.widen(start, out);
+        }
+        for (index, out) in out.iter_mut().enumerate() {
+            *out = self.elements.at(start + index * self.column_stride);
         }
     }
 
-    /// Fills `panel` with rows `row..row + W` and columns `column..column + depth`, without scales,
+    /// Fills `panel` with rows `row..row + W` and columns `column..column + depth`,
     /// so that the `W` numbers of one column lie side by side; rows past the end are zero.
     pub(crate) fn pack<const W: usize>(
         &self,
@@ -197,10 +156,10 @@ impl<'a> Matrix<'a> {
         if here < W {
             panel.fill(0.0);
         }
-        if let (Numbers::Plain(elements), 1) = (self.numbers, self.row_stride) {
+        if self.row_stride == 1 {
             for (p, out) in panel.chunks_exact_mut(W).enumerate() {
                 let start = row + (column + p) * self.column_stride;
-                elements.widen(start, &mut out[..here]);
+                self.elements.widen(start, &mut out[..here]);
             }
             return;
         }

@@ -9,7 +9,6 @@ pub(crate) mod attend;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-pub(crate) mod grouped;
 pub(crate) mod isa;
 pub(crate) mod matrix;
 pub(crate) mod norm;
@@ -18,6 +17,8 @@ pub(crate) mod pool;
 pub(crate) mod product;
 pub(crate) mod rope;
 pub(crate) mod softmax;
+pub(crate) mod striped;
+mod target;
 pub(crate) mod threads;
 
 #[cfg(test)]

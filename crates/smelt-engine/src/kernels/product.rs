@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::isa::{Isa, TILE_COLUMNS, TILE_ROWS, Tile};
-use super::matrix::{Elements, Matrix};
+use super::matrix::Matrix;
 use super::threads::Threads;
 
 /// Columns of `a` and `b` multiplied at a time: a packed panel of `b` then is 32 KiB.
@@ -69,7 +69,6 @@ impl<'a> Product<'a> {
         let (m, n) = (self.a.rows(), self.b.rows());
         assert_eq!(self.a.columns(), self.b.columns(), "rows of a and b have one length");
         assert!(self.out_stride >= n, "output rows overlap");
-        assert!(self.a.row_scales().is_none(), "scales belong to b");
         if m > 0 && n > 0 {
             assert!((m - 1) * self.out_stride + n <= out.len(), "the output is too short");
         }
@@ -105,17 +104,10 @@ impl<'a> Product<'a> {
         for (row, line) in a.chunks_exact_mut(k.max(1)).enumerate() {
             self.a.widen_row(row, line);
         }
-        let mut line = Vec::new();
         for column in columns {
-            let b = self.b.row(column).unwrap_or_else(|| {
-                // Packed rows are widened once for all rows of `a`.
-                line.resize(k, 0.0);
-                self.b.widen_row(column, &mut line);
-                Elements::F32(&line)
-            });
-            let scale = self.b.row_scales().map_or(1.0, |scales| scales[column]);
+            let b = self.b.row(column).expect("the caller saw that rows lie side by side");
             for row in 0..m {
-                let sum = isa.dot(b, &a[row * k..(row + 1) * k]) * scale;
+                let sum = isa.dot(b, &a[row * k..(row + 1) * k]);
                 // SAFETY: row < m, and the column is ours.
                 unsafe { out.put(row, column, sum, self.accumulate) };
             }
@@ -177,13 +169,9 @@ impl<'a> Product<'a> {
             for (a_index, row) in rows.clone().step_by(TILE_ROWS).enumerate() {
                 let a = &panels.a[a_index * TILE_ROWS * DEPTH..];
                 isa.tile(depth.len(), a, b, &mut tile);
-                let scales = self.b.row_scales().map(|scales| &scales[column..column + width]);
                 let height = TILE_ROWS.min(rows.end - row);
-                for (i, line) in tile.chunks_exact_mut(TILE_COLUMNS).take(height).enumerate() {
-                    let line = &mut line[..width];
-                    if let Some(scales) = scales {
-                        line.iter_mut().zip(scales).for_each(|(value, scale)| *value *= scale);
-                    }
+                for (i, line) in tile.chunks_exact(TILE_COLUMNS).take(height).enumerate() {
+                    let line = &line[..width];
                     // SAFETY: the row is one of `a`, the columns are ours.
                     unsafe { out.put_line(row + i, column, line, add) };
                 }
@@ -245,7 +233,7 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::grouped::{Grouped, Levels};
+    use crate::kernels::matrix::Elements;
     use crate::kernels::testing::{Random, close};
     use half::{bf16, f16};
 
@@ -285,7 +273,6 @@ mod tests {
             let k = 1 + random.below(if round % 10 == 0 { 700 } else { 70 });
             let a = random.floats(m * k);
             let b = random.floats(n * k);
-            let scales = random.floats(n);
             let halves: Vec<u16> = b.iter().map(|&b| f16::from_f32(b).to_bits()).collect();
             let brains: Vec<u16> = b.iter().map(|&b| bf16::from_f32(b).to_bits()).collect();
             let bytes: Vec<i8> = b.iter().map(|&b| (b * 127.0) as i8).collect();
@@ -294,22 +281,7 @@ mod tests {
             check(a, Matrix::new(Elements::F32(&b), n, k), &format!("f32 {what}"));
             check(a, Matrix::new(Elements::F16(&halves), n, k), &format!("f16 {what}"));
             check(a, Matrix::new(Elements::Bf16(&brains), n, k), &format!("bf16 {what}"));
-            let scaled = Matrix::new(Elements::I8(&bytes), n, k).with_row_scales(&scales);
-            check(a, scaled, &format!("i8 {what}"));
-            let groups = k.div_ceil(16);
-            let [nibbles, zeros] = [n * k.div_ceil(2), n * groups]
-                .map(|len| (0..len).map(|_| random.below(256) as u8).collect::<Vec<u8>>());
-            let scales = random.floats(n * groups);
-            let grouped = Grouped {
-                levels: Levels::Nibbles(&nibbles),
-                rows: n,
-                columns: k,
-                groups,
-                group: 16,
-                scales: Elements::F32(&scales),
-                zeros: Some(&zeros),
-            };
-            check(a, Matrix::grouped(grouped), &format!("grouped {what}"));
+            check(a, Matrix::new(Elements::I8(&bytes), n, k), &format!("i8 {what}"));
             let turned = Matrix::new(Elements::F16(&halves), k, n).transposed();
             check(a, turned, &format!("f16 transposed {what}"));
         }

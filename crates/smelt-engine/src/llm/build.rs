@@ -1,22 +1,18 @@
 //! Builds a language model engine from a checkpoint: packs it, then loads it and steps one token.
 //!
-//! Tensors are copied in blocks in their stored type, raw or quantised.  Knows nothing of where
-//! checkpoints come from.
+//! Tensors keep their stored type, raw or quantised, and go through memory a stripe at a time.  Knows
+//! nothing of where checkpoints come from.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_model::decoder::Decoder;
-use smelt_model::model::Part;
 
-use super::weights::HEAD;
+use super::pack::tensors;
 use super::{KIND, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
-use crate::engine_file::{EngineWriter, TensorSpec, byte_len};
+use crate::engine_file::EngineWriter;
 use crate::kernels::rope::Llama3;
-
-/// Bytes of a tensor held in memory at a time.
-const BLOCK_BYTES: usize = 8 << 20;
 
 /// Why a checkpoint could not become an engine.
 #[derive(Debug, thiserror::Error)]
@@ -82,11 +78,13 @@ pub fn build(
     check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
-    let specs = tensors(checkpoint)?;
-    for (index, spec) in specs.iter().enumerate() {
-        progress(&format!("packing {} ({} of {})", spec.name, index + 1, specs.len()));
-        writer.begin(spec.clone()).map_err(write_error)?;
-        pack(checkpoint, spec, &mut |bytes| writer.write(bytes).map_err(write_error))?;
+    let packed = tensors(checkpoint)?;
+    for (index, one) in packed.iter().enumerate() {
+        let name = &one.spec.name;
+        let note = if one.is_widened() { " as f32: its groups are no multiple of 32" } else { "" };
+        progress(&format!("packing {name} ({} of {}){note}", index + 1, packed.len()));
+        writer.begin(one.spec.clone()).map_err(write_error)?;
+        one.write(checkpoint, &mut |bytes| writer.write(bytes).map_err(write_error))?;
     }
     let unsealed =
         writer.finish(KIND, sizes(llm, checkpoint.scheme_words(), limits)).map_err(write_error)?;
@@ -128,42 +126,6 @@ pub(super) fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
         }),
         limits,
     }
-}
-
-/// Every tensor to pack, what belongs to a packed weight right behind it.
-pub(super) fn tensors(checkpoint: &Checkpoint) -> Result<Vec<TensorSpec>, CheckpointError> {
-    let mut parts = vec![Part::Llm];
-    if checkpoint.has_lm_head() {
-        parts.push(Part::Head);
-    }
-    let mut specs = Vec::new();
-    for (name, _) in checkpoint.model().tensors(&parts) {
-        specs.extend(checkpoint.parts(&name)?.into_iter().map(|part| TensorSpec {
-            name: part.name.clone(),
-            dtype: part.dtype,
-            shape: part.shape.clone(),
-        }));
-    }
-    debug_assert!(specs.iter().any(|spec| spec.name == HEAD) == checkpoint.has_lm_head());
-    Ok(specs)
-}
-
-/// Sends the bytes of a tensor on, a block at a time.
-fn pack(
-    checkpoint: &Checkpoint,
-    spec: &TensorSpec,
-    write: &mut dyn FnMut(&[u8]) -> Result<(), BuildError>,
-) -> Result<(), BuildError> {
-    let total = byte_len(spec.dtype, &spec.shape).expect("the checkpoint's tensors fit a file");
-    let mut block = vec![0; (BLOCK_BYTES as u64).min(total) as usize];
-    let mut at = 0;
-    while at < total {
-        let len = (BLOCK_BYTES as u64).min(total - at) as usize;
-        checkpoint.read_bytes(&spec.name, at, &mut block[..len])?;
-        write(&block[..len])?;
-        at += len as u64;
-    }
-    Ok(())
 }
 
 /// Steps one token; every logit has to be finite.

@@ -7,8 +7,9 @@
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_model::dtype::Dtype;
 
-use super::build::{sizes, tensors};
+use super::build::sizes;
 use super::linear::Linear;
+use super::pack::tensors;
 use super::weights::{Machine, vector};
 use super::{LlmEngine, LlmFile, OpenError};
 
@@ -29,7 +30,7 @@ impl Tensor<'_> {
     pub fn row(&self, row: usize, out: &mut [f32]) {
         match &self.form {
             Form::Vector(numbers) => out.copy_from_slice(numbers),
-            Form::Matrix(linear) => linear.widen_row(row, &self.machine, out),
+            Form::Matrix(linear) => linear.widen_row(row, self.machine.weights, out),
         }
     }
 }
@@ -55,18 +56,23 @@ impl LlmEngine {
 
     fn other_tensor(&self, checkpoint: &Checkpoint) -> Result<Option<String>, CheckpointError> {
         let specs = tensors(checkpoint)?;
-        for spec in &specs {
+        for spec in specs.iter().map(|packed| &packed.spec) {
             let Some(stored) = self.file.stored(&spec.name) else {
                 return Ok(Some(format!("it has no tensor {}", spec.name)));
             };
-            if (stored.dtype, &stored.shape) != (spec.dtype, &spec.shape) {
-                return Ok(Some(format!(
-                    "its {} is {} {:?}, not {} {:?}",
-                    spec.name, stored.dtype, stored.shape, spec.dtype, spec.shape
-                )));
+            let (own, wanted) = (
+                (stored.dtype, &stored.shape, stored.layout),
+                (spec.dtype, &spec.shape, spec.layout),
+            );
+            if own != wanted {
+                let words = |(dtype, shape, layout): (_, &Vec<usize>, _)| {
+                    format!("{dtype} {shape:?} in {layout:?}")
+                };
+                let (own, wanted) = (words(own), words(wanted));
+                return Ok(Some(format!("its {} is {own}, not {wanted}", spec.name)));
             }
         }
-        let is_more = |name: &&str| specs.iter().all(|spec| spec.name != *name);
+        let is_more = |name: &&str| specs.iter().all(|packed| packed.spec.name != *name);
         Ok(self.file.names().find(is_more).map(|name| format!("it has a tensor {name} too many")))
     }
 

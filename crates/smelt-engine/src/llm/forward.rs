@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::LlmFile;
 use super::kv::{Kind, Slot};
+use super::linear::apply;
 use super::weights::{Decoder, Layer, Machine};
 use crate::kernels::activation::swiglu;
 use crate::kernels::matrix::{Elements, Matrix};
@@ -15,6 +16,7 @@ use crate::kernels::norm::rms_norm;
 use crate::kernels::product::{Panels, Product};
 use crate::kernels::rope::{Rotation, frequencies};
 use crate::kernels::softmax::softmax;
+use crate::kernels::striped::Input;
 
 /// Tokens of one attention task: with the seven query heads a key head usually has, 224 rows of
 /// scores.
@@ -36,27 +38,43 @@ pub(super) struct Pass<'a> {
     pub(super) machine: Machine<'a>,
 }
 
+/// What a pass computes in, kept from pass to pass for its memory.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    input: Input,
+    normed: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    /// What goes back to the hidden states.
+    out: Vec<f32>,
+}
+
 impl Pass<'_> {
     /// Runs all layers over `x` `[rows, hidden]` in place; the slots have room, and count the
     /// tokens afterwards.
-    pub(super) fn layers(&self, x: &mut [f32], spans: &[Span], slots: &mut [Slot]) {
+    pub(super) fn layers(
+        &self,
+        x: &mut [f32],
+        spans: &[Span],
+        slots: &mut [Slot],
+        buffers: &mut Buffers,
+    ) {
         let positions = spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
         let LlmFile { head_dim, rope_theta, rope_scaling, .. } = *self.sizes;
         let frequencies = frequencies(head_dim, rope_theta, rope_scaling);
         let rotations: Vec<Rotation> =
             positions.map(|position| Rotation::new(position, &frequencies)).collect();
         for (index, layer) in self.decoder.layers.iter().enumerate() {
-            let attended = self.attend(index, layer, x, spans, &rotations, slots);
-            add(x, &self.machine.apply(&layer.o, self.rows(&attended)));
-            let normed = self.normed(x, &layer.mlp_norm);
-            let mut gate = self.machine.apply(&layer.gate, self.rows_of(&normed));
-            let up = self.machine.apply(&layer.up, self.rows_of(&normed));
-            let width = self.sizes.intermediate;
-            let threads = self.machine.threads.for_work(gate.len() * 16);
-            threads.rows(&mut gate, width, |first, rows| {
-                swiglu(rows, &up[first * width..first * width + rows.len()]);
-            });
-            add(x, &self.machine.apply(&layer.down, matrix(&gate, width)));
+            self.project(layer, x, &rotations, buffers);
+            self.store(index, spans, slots, buffers);
+            let attended = self.attend_stored(index, &buffers.q, spans, slots);
+            let Buffers { input, out, .. } = buffers;
+            apply(&mut [(&layer.o, out)], &attended, input, self.machine);
+            add(x, &buffers.out);
+            self.feed_forward(layer, x, buffers);
         }
         for span in spans {
             slots[span.slot].advance(span.rows.len());
@@ -64,26 +82,21 @@ impl Pass<'_> {
     }
 
     /// Logits `[rows, vocab]` of hidden states `[rows, hidden]`.
-    pub(super) fn logits(&self, x: &[f32]) -> Vec<f32> {
-        let normed = self.normed(x, &self.decoder.norm);
-        self.machine.apply(&self.decoder.head, self.rows_of(&normed))
+    pub(super) fn logits(&self, x: &[f32], buffers: &mut Buffers) -> Vec<f32> {
+        self.norm(x, &self.decoder.norm, &mut buffers.normed);
+        let mut logits = Vec::new();
+        let Buffers { input, normed, .. } = buffers;
+        apply(&mut [(&self.decoder.head, &mut logits)], normed, input, self.machine);
+        logits
     }
 
-    fn rows_of<'b>(&self, x: &'b [f32]) -> Matrix<'b> {
-        matrix(x, self.sizes.hidden)
-    }
-
-    fn rows<'b>(&self, attended: &'b [f32]) -> Matrix<'b> {
-        matrix(attended, self.sizes.heads * self.sizes.head_dim)
-    }
-
-    fn normed(&self, x: &[f32], weight: &[f32]) -> Vec<f32> {
-        let mut out = vec![0.0; x.len()];
+    /// Norms each row of `x` into `out`.
+    fn norm(&self, x: &[f32], weight: &[f32], out: &mut Vec<f32>) {
+        out.resize(x.len(), 0.0);
         let hidden = self.sizes.hidden;
         for (row, out) in x.chunks_exact(hidden).zip(out.chunks_exact_mut(hidden)) {
             rms_norm(row, weight, self.sizes.eps, out);
         }
-        out
     }
 
     /// Norms each head of `heads` in place.
@@ -95,41 +108,52 @@ impl Pass<'_> {
         }
     }
 
-    /// Attention of one layer, before its output projection: `[rows, heads * head_dim]`.
-    fn attend(
-        &self,
-        index: usize,
-        layer: &Layer,
-        x: &[f32],
-        spans: &[Span],
-        rotations: &[Rotation],
-        slots: &mut [Slot],
-    ) -> Vec<f32> {
-        let normed = self.normed(x, &layer.input_norm);
-        let mut q = self.machine.apply(&layer.q, self.rows_of(&normed));
-        let mut k = self.machine.apply(&layer.k, self.rows_of(&normed));
-        let v = self.machine.apply(&layer.v, self.rows_of(&normed));
-        let (dim, kv_width) = (self.sizes.head_dim, self.sizes.kv_heads * self.sizes.head_dim);
-        let q_width = self.sizes.heads * dim;
+    /// Queries, keys and values of one layer, queries and keys turned to their positions.
+    fn project(&self, layer: &Layer, x: &[f32], rotations: &[Rotation], buffers: &mut Buffers) {
+        self.norm(x, &layer.input_norm, &mut buffers.normed);
+        let Buffers { input, normed, q, k, v, .. } = buffers;
+        apply(&mut [(&layer.q, q), (&layer.k, k), (&layer.v, v)], normed, input, self.machine);
         if let Some(norms) = &layer.head_norms {
-            self.norm_heads(&mut q, &norms.q);
-            self.norm_heads(&mut k, &norms.k);
+            self.norm_heads(q, &norms.q);
+            self.norm_heads(k, &norms.k);
         }
-        for (row, rotation) in rotations.iter().enumerate() {
-            let heads = q[row * q_width..(row + 1) * q_width].chunks_exact_mut(dim);
-            heads.for_each(|head| rotation.apply(head));
-            let heads = k[row * kv_width..(row + 1) * kv_width].chunks_exact_mut(dim);
-            heads.for_each(|head| rotation.apply(head));
+        let LlmFile { heads, kv_heads, head_dim: dim, .. } = *self.sizes;
+        for (numbers, heads) in [(q, heads), (k, kv_heads)] {
+            for (row, rotation) in numbers.chunks_exact_mut(heads * dim).zip(rotations) {
+                row.chunks_exact_mut(dim).for_each(|head| rotation.apply(head));
+            }
         }
+    }
+
+    /// Gives keys and values to the slots.
+    fn store(&self, layer: usize, spans: &[Span], slots: &mut [Slot], buffers: &Buffers) {
+        let width = self.sizes.kv_heads * self.sizes.head_dim;
         for span in spans {
             let slot = &mut slots[span.slot];
             for (offset, row) in span.rows.clone().enumerate() {
-                let row = row * kv_width..(row + 1) * kv_width;
-                slot.store(index, Kind::Keys, span.start + offset, &k[row.clone()]);
-                slot.store(index, Kind::Values, span.start + offset, &v[row]);
+                let row = row * width..(row + 1) * width;
+                let position = span.start + offset;
+                slot.store(layer, Kind::Keys, position, &buffers.k[row.clone()]);
+                slot.store(layer, Kind::Values, position, &buffers.v[row]);
             }
         }
-        self.attend_stored(index, &q, spans, slots)
+    }
+
+    /// SwiGLU of one layer, added to `x`.
+    fn feed_forward(&self, layer: &Layer, x: &mut [f32], buffers: &mut Buffers) {
+        self.norm(x, &layer.mlp_norm, &mut buffers.normed);
+        let Buffers { input, normed, gate, up, out, .. } = buffers;
+        apply(&mut [(&layer.gate, gate), (&layer.up, up)], normed, input, self.machine);
+        let (isa, width) = (self.machine.isa, self.sizes.intermediate);
+        /// A number takes about as long as this many products.
+        const NUMBER_WORK: usize = 16;
+        let team = self.machine.threads.for_work(gate.len() * NUMBER_WORK);
+        team.rows(gate, width, |first, rows| {
+            let up = &up[first * width..][..rows.len()];
+            isa.vectorised(|| swiglu(rows, up));
+        });
+        apply(&mut [(&layer.down, out)], gate, input, self.machine);
+        add(x, out);
     }
 
     /// Attention of `q` over what the slots hold.

@@ -9,10 +9,8 @@ use smelt_model::packed::group_of;
 
 use super::LlmFile;
 use super::weights::{FLOATS, Machine};
-use crate::engine_file::{EngineFile, OpenError, Stored};
-use crate::kernels::grouped::{Grouped, Levels};
-use crate::kernels::matrix::{Elements, Matrix};
-use crate::kernels::product::Product;
+use crate::engine_file::{EngineFile, Layout, OpenError, Stored, Weights};
+use crate::kernels::striped::{Bits, Input, Job, Levels, RUN, Rounding, Striped, multiply};
 
 /// A linear layer `[outputs, inputs]`.
 #[derive(Debug)]
@@ -26,10 +24,10 @@ pub(super) struct Linear {
 /// What belongs to a packed weight.
 #[derive(Debug)]
 struct Packed {
+    bits: Bits,
     scales: Stored,
     zeros: Option<Stored>,
-    groups: usize,
-    group: usize,
+    group_runs: usize,
     /// The input channel of each column, where columns were sorted.
     order: Option<Vec<u32>>,
 }
@@ -42,15 +40,16 @@ impl Linear {
         shape: [usize; 2],
     ) -> Result<Self, OpenError> {
         let [rows, columns] = shape;
-        let dtype = file.stored(name).map(|stored| stored.dtype);
-        let (stored_shape, dtypes) = match dtype {
-            Some(Dtype::U8) => ([rows, columns.div_ceil(2)], &[Dtype::U8][..]),
-            Some(Dtype::I8) => (shape, &[Dtype::I8][..]),
-            _ => (shape, &FLOATS[..]),
+        let expect =
+            |columns, dtypes: &[Dtype], layout| file.expect(name, &[rows, columns], dtypes, layout);
+        let (weight, bits) = match file.stored(name).map(|stored| stored.dtype) {
+            Some(Dtype::U8) => {
+                (expect(columns.div_ceil(2), &[Dtype::U8], Layout::Quads)?, Some(Bits::Four))
+            }
+            Some(Dtype::I8) => (expect(columns, &[Dtype::I8], Layout::Quads)?, Some(Bits::Eight)),
+            _ => (expect(columns, &FLOATS, Layout::Stripes)?, None),
         };
-        let weight = file.expect(name, &stored_shape, dtypes)?;
-        let is_packed = matches!(weight.dtype, Dtype::U8 | Dtype::I8);
-        let packed = is_packed.then(|| Packed::find(file, name, &weight, shape)).transpose()?;
+        let packed = bits.map(|bits| Packed::find(file, name, bits, shape)).transpose()?;
         Ok(Self { weight, shape, packed, bias: None })
     }
 
@@ -59,33 +58,26 @@ impl Linear {
         Self { bias, ..self }
     }
 
+    /// Numbers that the layer gives for a token.
+    pub(super) fn outputs(&self) -> usize {
+        self.shape[0]
+    }
+
     /// The weight, columns as they are stored.
-    fn matrix<'a>(&self, machine: &Machine<'a>) -> Matrix<'a> {
+    fn view<'a>(&self, weights: &'a Weights) -> Striped<'a> {
         let [rows, columns] = self.shape;
-        let weights = machine.weights;
         let checked = "the type was checked when the engine was opened";
         let Some(packed) = &self.packed else {
-            return Matrix::new(weights.elements(&self.weight).expect(checked), rows, columns);
+            return Striped::floats(weights.elements(&self.weight).expect(checked), rows, columns);
         };
-        if let (Some(scales), 1, Dtype::I8) =
-            (weights.floats(&packed.scales), packed.groups, self.weight.dtype)
-        {
-            let levels = weights.elements(&self.weight).expect(checked);
-            return Matrix::new(levels, rows, columns).with_row_scales(scales);
-        }
-        let levels = match weights.elements(&self.weight) {
-            Some(Elements::I8(bytes)) => Levels::Bytes(bytes),
-            _ => Levels::Nibbles(weights.raw(&self.weight).expect(checked)),
-        };
-        Matrix::grouped(Grouped {
-            levels,
-            rows,
-            columns,
-            groups: packed.groups,
-            group: packed.group,
+        let levels = Levels {
+            bits: packed.bits,
+            levels: weights.raw(&self.weight).expect(checked),
+            group_runs: packed.group_runs,
             scales: weights.elements(&packed.scales).expect(checked),
             zeros: packed.zeros.as_ref().map(|zeros| weights.raw(zeros).expect(checked)),
-        })
+        };
+        Striped::levels(levels, rows, columns)
     }
 
     fn order(&self) -> Option<&[u32]> {
@@ -93,50 +85,59 @@ impl Linear {
     }
 
     /// Row `row` of the weight, in the order of the input channels.
-    pub(super) fn widen_row(&self, row: usize, machine: &Machine<'_>, out: &mut [f32]) {
-        let matrix = self.matrix(machine);
-        let Some(order) = self.order() else { return matrix.widen_row(row, out) };
+    pub(super) fn widen_row(&self, row: usize, weights: &Weights, out: &mut [f32]) {
+        let weight = self.view(weights);
+        let Some(order) = self.order() else { return weight.widen_row(row, out) };
         let mut sorted = vec![0.0; out.len()];
-        matrix.widen_row(row, &mut sorted);
+        weight.widen_row(row, &mut sorted);
         for (&channel, value) in order.iter().zip(sorted) {
             out[channel as usize] = value;
         }
     }
 
-    /// `x` `[rows, inputs]` through the layer: `[rows, outputs]`.
-    pub(super) fn apply(&self, machine: &Machine<'_>, x: Matrix<'_>) -> Vec<f32> {
-        let weight = self.matrix(machine);
-        let mut out = vec![0.0; x.rows() * weight.rows()];
-        let sorted = self.order().map(|order| gather(x, order));
-        let x = sorted
-            .as_ref()
-            .map_or(x, |sorted| Matrix::new(Elements::F32(sorted), x.rows(), x.columns()));
-        Product::new(x, weight).run(machine.isa, machine.threads, &mut out);
-        if let Some(bias) = &self.bias {
-            for row in out.chunks_exact_mut(bias.len()) {
-                row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
-            }
-        }
-        out
+    fn rounding(&self, machine: Machine<'_>) -> Rounding {
+        self.view(machine.weights).rounding(machine.arithmetic)
     }
 }
 
+/// `x` `[tokens, inputs]` through several layers, in one go where they take it in the same form.
+/// Each output `[tokens, outputs]` is resized.
+pub(super) fn apply(
+    layers: &mut [(&Linear, &mut Vec<f32>)],
+    x: &[f32],
+    input: &mut Input,
+    machine: Machine<'_>,
+) {
+    let Some((first, _)) = layers.first() else { return };
+    let (columns, order, rounding) = (first.shape[1], first.order(), first.rounding(machine));
+    let alike = |(layer, _): &&mut (&Linear, &mut Vec<f32>)| {
+        layer.order() == order && layer.rounding(machine) == rounding
+    };
+    let count = layers.iter_mut().take_while(alike).count();
+    let (now, later) = layers.split_at_mut(count);
+    let sorted = order.map(|order| gather(x, columns, order));
+    let own = sorted.as_deref().unwrap_or(x);
+    input.fill(own, columns, rounding, machine.isa, machine.threads);
+    let jobs = now.iter_mut().map(|(layer, out)| {
+        let stride = layer.outputs();
+        out.resize(input.tokens() * stride, 0.0);
+        Job { weight: layer.view(machine.weights), bias: layer.bias.as_deref(), out, stride }
+    });
+    multiply(input, jobs.collect(), machine.isa, machine.threads);
+    apply(later, x, input, machine);
+}
+
 /// The rows of `x` with their columns in `order`.
-fn gather(x: Matrix<'_>, order: &[u32]) -> Vec<f32> {
-    let mut line = vec![0.0; x.columns()];
-    let mut out = Vec::with_capacity(x.rows() * x.columns());
-    for row in 0..x.rows() {
-        x.widen_row(row, &mut line);
-        out.extend(order.iter().map(|&channel| line[channel as usize]));
-    }
-    out
+fn gather(x: &[f32], columns: usize, order: &[u32]) -> Vec<f32> {
+    let row = |row: &[f32]| order.iter().map(|&channel| row[channel as usize]).collect::<Vec<_>>();
+    x.chunks_exact(columns).flat_map(row).collect()
 }
 
 impl Packed {
     fn find(
         file: &EngineFile<LlmFile>,
         name: &str,
-        weight: &Stored,
+        bits: Bits,
         [rows, columns]: [usize; 2],
     ) -> Result<Self, OpenError> {
         let scale = format!("{name}_scale");
@@ -145,15 +146,21 @@ impl Packed {
             _ => 1,
         };
         let shape = if groups == 1 { vec![rows] } else { vec![rows, groups] };
-        let scales = file.expect(&scale, &shape, &FLOATS)?;
-        let Some(group) = group_of(columns, groups) else {
-            return Err(file.damaged(format!("tensor {scale:?} has {groups} groups of no size")));
+        let scales = file.expect(&scale, &shape, &FLOATS, Layout::Stripes)?;
+        let group = match group_of(columns, groups) {
+            Some(_) if groups == 1 => columns.next_multiple_of(RUN),
+            Some(group) if group.is_multiple_of(RUN) => group,
+            _ => {
+                let problem = format!("tensor {scale:?} has {groups} groups of no size");
+                return Err(file.damaged(problem));
+            }
         };
         let zero = format!("{name}_zero");
-        let has_zeros = weight.dtype == Dtype::U8 && file.stored(&zero).is_some();
-        let zeros =
-            has_zeros.then(|| file.expect(&zero, &[rows, groups], &[Dtype::U8])).transpose()?;
-        Ok(Self { scales, zeros, groups, group, order: order(file, name, columns)? })
+        let has_zeros = bits == Bits::Four && file.stored(&zero).is_some();
+        let zeros = || file.expect(&zero, &[rows, groups], &[Dtype::U8], Layout::Stripes);
+        let zeros = has_zeros.then(zeros).transpose()?;
+        let (group_runs, order) = (group / RUN, order(file, name, columns)?);
+        Ok(Self { bits, scales, zeros, group_runs, order })
     }
 }
 
@@ -167,7 +174,7 @@ fn order(
     if file.stored(&name).is_none() {
         return Ok(None);
     }
-    let stored = file.expect(&name, &[columns], &[Dtype::I32])?;
+    let stored = file.expect(&name, &[columns], &[Dtype::I32], Layout::Rows)?;
     let order = file.weights.channels(&stored).unwrap_or_default();
     let is_inside = |&channel: &u32| (channel as usize) < columns;
     if order.len() == columns && order.iter().all(is_inside) {

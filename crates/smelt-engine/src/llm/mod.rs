@@ -10,6 +10,7 @@ mod content;
 mod forward;
 mod kv;
 mod linear;
+mod pack;
 mod weights;
 
 use std::path::Path;
@@ -21,10 +22,11 @@ use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::isa::Isa;
 use crate::kernels::rope::Llama3;
+pub use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
 pub use build::{BuildError, build};
 pub use content::Tensor;
-use forward::{Pass, Span};
+use forward::{Buffers, Pass, Span};
 use kv::{KvShape, Slot};
 use weights::{Decoder, Machine};
 
@@ -201,8 +203,10 @@ pub struct LlmEngine {
     file: EngineFile<LlmFile>,
     decoder: Decoder,
     slots: Vec<Slot>,
+    buffers: Buffers,
     isa: Isa,
     threads: Threads,
+    arithmetic: Arithmetic,
 }
 
 impl LlmEngine {
@@ -221,7 +225,9 @@ impl LlmEngine {
         let LlmFile { layers, kv_heads, head_dim, .. } = *sizes;
         let shape = KvShape { layers, kv_heads, head_dim };
         let slots = (0..sizes.limits.max_slots).map(|_| Slot::new(shape)).collect();
-        Ok(Self { file, decoder, slots, isa: Isa::detect(), threads: Threads::available() })
+        let (isa, threads) = (Isa::detect(), Threads::available());
+        let (buffers, arithmetic) = (Buffers::default(), Arithmetic::Integers);
+        Ok(Self { file, decoder, slots, buffers, isa, threads, arithmetic })
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
@@ -229,6 +235,11 @@ impl LlmEngine {
     pub fn with_threads(mut self, count: usize) -> Self {
         self.threads = Threads::new(count);
         self
+    }
+
+    /// Multiplies packed weights as `arithmetic` says from now on; engines begin with integers.
+    pub fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
+        self.arithmetic = arithmetic;
     }
 
     /// What the engine was built for.
@@ -270,11 +281,10 @@ impl LlmEngine {
     /// [`RunError`], and then the slot is unchanged.
     pub fn prefill(&mut self, slot: usize, prompt: &Prompt<'_>) -> Result<Vec<f32>, RunError> {
         let mut last = Vec::new();
-        self.append(slot, prompt, |pass, x| {
-            let hidden = pass.sizes.hidden;
-            last = x[x.len() - hidden..].to_vec();
+        self.append(slot, prompt, |engine, x| {
+            last = x[x.len() - engine.hidden()..].to_vec();
         })?;
-        Ok(self.pass().logits(&last))
+        Ok(self.logits(&last))
     }
 
     /// As [`Self::prefill`], but gives the logits after every token: `[tokens, vocab]`.
@@ -283,7 +293,7 @@ impl LlmEngine {
     /// [`RunError`], and then the slot is unchanged.
     pub fn logits_all(&mut self, slot: usize, prompt: &Prompt<'_>) -> Result<Vec<f32>, RunError> {
         let mut all = Vec::new();
-        self.append(slot, prompt, |pass, x| all.extend(pass.logits(x)))?;
+        self.append(slot, prompt, |engine, x| all.extend(engine.logits(x)))?;
         Ok(all)
     }
 
@@ -309,7 +319,7 @@ impl LlmEngine {
             spans.push(Span { slot, rows: row..row + 1, start: self.slots[slot].len() });
         }
         self.forward(&mut x, &spans);
-        let logits = self.pass().logits(&x);
+        let logits = self.logits(&x);
         Ok(logits.chunks_exact(self.vocab()).map(<[f32]>::to_vec).collect())
     }
 
@@ -333,7 +343,7 @@ impl LlmEngine {
         &mut self,
         slot: usize,
         prompt: &Prompt<'_>,
-        mut visit: impl FnMut(&Pass<'_>, &[f32]),
+        mut visit: impl FnMut(&mut Self, &[f32]),
     ) -> Result<(), RunError> {
         if prompt.tokens.is_empty() {
             return Err(RunError::EmptyPrompt);
@@ -353,7 +363,7 @@ impl LlmEngine {
             }
             let start = self.slots[slot].len();
             self.forward(&mut x, &[Span { slot, rows: 0..tokens.len(), start }]);
-            visit(&self.pass(), &x);
+            visit(self, &x);
         }
         Ok(())
     }
@@ -363,12 +373,22 @@ impl LlmEngine {
             self.slots[span.slot].reserve(span.rows.len());
         }
         let mut slots = std::mem::take(&mut self.slots);
-        self.pass().layers(x, spans, &mut slots);
-        self.slots = slots;
+        let mut buffers = std::mem::take(&mut self.buffers);
+        self.pass().layers(x, spans, &mut slots, &mut buffers);
+        (self.slots, self.buffers) = (slots, buffers);
+    }
+
+    /// Logits `[rows, vocab]` of hidden states `[rows, hidden]`.
+    fn logits(&mut self, x: &[f32]) -> Vec<f32> {
+        let mut buffers = std::mem::take(&mut self.buffers);
+        let logits = self.pass().logits(x, &mut buffers);
+        self.buffers = buffers;
+        logits
     }
 
     fn machine(&self) -> Machine<'_> {
-        Machine { isa: self.isa, threads: &self.threads, weights: &self.file.weights }
+        let Self { isa, ref threads, arithmetic, .. } = *self;
+        Machine { isa, threads, weights: &self.file.weights, arithmetic }
     }
 
     fn pass(&self) -> Pass<'_> {

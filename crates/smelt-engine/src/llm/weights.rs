@@ -7,9 +7,9 @@ use smelt_model::dtype::Dtype;
 
 use super::LlmFile;
 use super::linear::Linear;
-use crate::engine_file::{EngineFile, OpenError, Weights};
+use crate::engine_file::{EngineFile, Layout, OpenError, Weights};
 use crate::kernels::isa::Isa;
-use crate::kernels::matrix::Matrix;
+use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
 
 /// Types of norms, biases and embeddings.
@@ -26,6 +26,7 @@ pub(super) struct Machine<'a> {
     pub(super) isa: Isa,
     pub(super) threads: &'a Threads,
     pub(super) weights: &'a Weights,
+    pub(super) arithmetic: Arithmetic,
 }
 
 /// The RMSNorms over single heads, `[head_dim]` each.
@@ -76,7 +77,7 @@ impl Decoder {
 
     /// Writes the embedding of `token` to `out`.
     pub(super) fn embed(&self, token: usize, machine: Machine<'_>, out: &mut [f32]) {
-        self.embedding.widen_row(token, &machine, out);
+        self.embedding.widen_row(token, machine.weights, out);
     }
 }
 
@@ -116,16 +117,9 @@ pub(super) fn vector(
     name: &str,
     len: usize,
 ) -> Result<Vec<f32>, OpenError> {
-    let stored = file.expect(name, &[len], &FLOATS)?;
+    let stored = file.expect(name, &[len], &FLOATS, Layout::Rows)?;
     let elements = file.weights.elements(&stored).expect("floats were asked for");
     let mut numbers = vec![0.0; len];
     elements.widen(0, &mut numbers);
     Ok(numbers)
-}
-
-impl Machine<'_> {
-    /// `x` `[rows, inputs]` through `linear`: `[rows, outputs]`.
-    pub(super) fn apply(&self, linear: &Linear, x: Matrix<'_>) -> Vec<f32> {
-        linear.apply(self, x)
-    }
 }

@@ -11,7 +11,7 @@ use super::super::file::{AttributeFile, NodeFile};
 use super::super::op::Op;
 use super::{Inputs, Machine, run};
 use crate::cast::bytes_of;
-use crate::engine_file::{EngineFile, EngineWriter, TensorSpec};
+use crate::engine_file::{EngineFile, EngineWriter, Layout, TensorSpec};
 use crate::kernels::isa::Isa;
 use crate::kernels::testing::{Random, close};
 use crate::kernels::threads::Threads;
@@ -23,7 +23,7 @@ fn engine_file(shape: &[usize], numbers: &[u16]) -> (TempDir, EngineFile<u32>) {
     let dir = TempDir::new().unwrap();
     let mut writer = EngineWriter::create(dir.path()).unwrap();
     let (name, dtype, shape) = ("w".to_owned(), Dtype::F16, shape.to_vec());
-    writer.begin(TensorSpec { name, dtype, shape }).unwrap();
+    writer.begin(TensorSpec { name, dtype, shape, layout: Layout::Rows }).unwrap();
     writer.write(bytes_of(numbers)).unwrap();
     writer.finish("test", 0).unwrap().seal().unwrap();
     let file = EngineFile::open(dir.path(), "test").unwrap();

@@ -18,7 +18,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
-use smelt_engine::llm::LlmEngine;
+use smelt_engine::llm::{Arithmetic, LlmEngine};
 use smelt_engine::vision::VisionEngine;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference::compare::compare;
@@ -26,7 +26,7 @@ use smelt_model::reference::{self, Image};
 
 use super::request::{Request, say};
 use crate::exit::{Exit, Failed};
-use bounds::{Finding, SAME_WEIGHTS};
+use bounds::{Finding, ROUNDED_INPUTS, SAME_WEIGHTS};
 use golden::Prompted;
 use probe::ANSWER_TOKENS;
 use weights::Weights;
@@ -132,7 +132,8 @@ fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
 
     let prompt = probe::tokens(against)?;
     say("decoder");
-    let (answer, logits) = probe::answer(llm, &prompt, &embeds)?;
+    llm.set_arithmetic(Arithmetic::Floats);
+    let (answer, mut logits) = probe::answer(llm, &prompt, &embeds, &[])?;
     let last = prompt.tokens.len() - 1;
     let all = [prompt.tokens.as_slice(), &answer].concat();
     // The last answered token is scored by nothing.
@@ -143,6 +144,15 @@ fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
         let same = compare(&expected.map_err(Failed::model)?, &logits, decoder.vocab);
         let what = "logits against the engine's own weights";
         found(Finding::new(what, SAME_WEIGHTS, &same.map_err(Failed::invalid)?));
+    }
+    if llm.is_packed() {
+        say("decoder in integers");
+        llm.set_arithmetic(Arithmetic::Integers);
+        let (_, rounded) = probe::answer(llm, &prompt, &embeds, &answer)?;
+        let same = compare(&logits, &rounded, decoder.vocab).map_err(Failed::invalid)?;
+        found(Finding::new("logits in integers against those in f32", ROUNDED_INPUTS, &same));
+        // What the engine answers with from now on is what the checkpoint is compared with.
+        logits = rounded;
     }
     let image = Image { token: prompt.image_token, embeds: &embeds_reference };
     let expected = reference::logits(against, &all, Some(image), positions, &mut say);

@@ -51,18 +51,21 @@ pub(super) fn tokens(checkpoint: &Checkpoint) -> Result<PromptTokens, Failed> {
     Ok(PromptTokens { tokens: tokenizer.encode(&text).map_err(Failed::model)?, image_token })
 }
 
-/// The engine's greedy answer, and the logits that chose each token: `[16, vocab]`.
+/// The engine's answer, greedy behind the tokens of `given`, and the logits before each token:
+/// `[16, vocab]`.
 pub(super) fn answer(
     llm: &mut LlmEngine,
     prompt: &PromptTokens,
     embeds: &[f32],
+    given: &[u32],
 ) -> Result<(Vec<u32>, Vec<f32>), Failed> {
     let image = ImageEmbeds { token: prompt.image_token, embeds };
     let prompt = Prompt { tokens: &prompt.tokens, image: Some(image) };
+    llm.release(0);
     let mut logits = llm.prefill(0, &prompt).map_err(Failed::invalid)?;
     let (mut answer, mut all) = (Vec::new(), Vec::new());
     loop {
-        let token = argmax(&logits);
+        let token = given.get(answer.len()).copied().unwrap_or_else(|| argmax(&logits));
         answer.push(token);
         all.append(&mut logits);
         if answer.len() == ANSWER_TOKENS {

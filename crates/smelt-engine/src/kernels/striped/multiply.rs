@@ -1,0 +1,175 @@
+//! Multiplies activations by striped weights, the stripes of several weights shared by threads.
+//!
+//! Jobs and a filled input in, outputs filled.  Picks the kernel of the instruction set.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use super::input::{Input, LevelTile, Rounding};
+use super::{Bits, LevelStripe, STRIPE, Stripe, Striped, plain, stripes};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
+use crate::kernels::isa::{Isa, Path};
+use crate::kernels::matrix::Elements;
+use crate::kernels::target::Target;
+use crate::kernels::threads::Threads;
+
+/// Tiles that a kernel takes at once: with four tokens each, twelve sums and twelve totals fill the
+/// registers of AVX-512.
+const TILES_MAX: usize = 3;
+/// Tokens that a kernel takes at once.
+const TOKENS_MAX: usize = 12;
+
+/// Sixteen outputs of each token.
+pub(super) type Outputs = [[f32; STRIPE]; TOKENS_MAX];
+
+/// One weight to multiply by.
+pub(crate) struct Job<'a> {
+    pub(crate) weight: Striped<'a>,
+    /// `[rows]`, added to each output.
+    pub(crate) bias: Option<&'a [f32]>,
+    /// Token after token, `stride` apart, at least `rows` each.
+    pub(crate) out: &'a mut [f32],
+    pub(crate) stride: usize,
+}
+
+/// A job whose output may be written to by several threads.
+struct Shared<'a> {
+    weight: Striped<'a>,
+    bias: Option<&'a [f32]>,
+    out: Target<'a>,
+}
+
+/// Computes `out[token][row] = Σ_c weight[row][c] * input[token][c] + bias[row]` for every job.
+///
+/// Panics where shapes do not fit each other, which the caller has checked.
+pub(crate) fn multiply(input: &Input, jobs: Vec<Job<'_>>, isa: Isa, threads: &Threads) {
+    let mut work = 0;
+    let mut ends = Vec::with_capacity(jobs.len());
+    let mut end = 0;
+    let mut shared = Vec::with_capacity(jobs.len());
+    for Job { weight, bias, out, stride } in jobs {
+        assert_eq!(weight.columns(), input.columns(), "columns of weight and input");
+        let rounded = input.rounding() == Rounding::Runs;
+        assert!(!rounded || weight.is_levels(), "floats meet activations as they are");
+        assert!(bias.is_none_or(|bias| bias.len() == weight.rows()), "one bias a row");
+        assert!(stride >= weight.rows(), "output rows overlap");
+        end += stripes(weight.rows());
+        ends.push(end);
+        work += weight.rows() * weight.columns() * input.tokens();
+        shared.push(Shared { weight, bias, out: Target::new(out, stride) });
+    }
+    threads.for_work(work).ranges(end, 1, |range| {
+        for (job, &end) in shared.iter().zip(&ends) {
+            let start = end - stripes(job.weight.rows());
+            let own = range.start.clamp(start, end) - start..range.end.clamp(start, end) - start;
+            job.stripes(input, own, isa);
+        }
+    });
+}
+
+impl Shared<'_> {
+    fn stripes(&self, input: &Input, range: Range<usize>, isa: Isa) {
+        let mut outputs = [[0.0; STRIPE]; TOKENS_MAX];
+        let mut wide = Vec::new();
+        for index in range {
+            let mut stripe = self.weight.stripe(index);
+            if let (Stripe::Levels(levels), Rounding::None) = (stripe, input.rounding()) {
+                wide.resize(self.weight.columns() * STRIPE, 0.0);
+                levels.widen(&mut wide);
+                stripe = Stripe::Floats(Elements::F32(&wide));
+            }
+            for first in (0..input.tiles()).step_by(TILES_MAX) {
+                let tiles = first..(first + TILES_MAX).min(input.tiles());
+                run(stripe, input, tiles.clone(), isa, &mut outputs);
+                let tokens = first * input.width()..(tiles.end * input.width()).min(input.tokens());
+                self.put(index, tokens, &outputs);
+            }
+        }
+    }
+
+    /// Writes the outputs of stripe `index` for `tokens`.
+    fn put(&self, index: usize, tokens: Range<usize>, outputs: &Outputs) {
+        let row = index * STRIPE;
+        let count = STRIPE.min(self.weight.rows() - row);
+        let mut bias = [0.0; STRIPE];
+        if let Some(all) = self.bias {
+            bias[..count].copy_from_slice(&all[row..row + count]);
+        }
+        for (token, numbers) in tokens.zip(outputs) {
+            // SAFETY: the rows of this stripe are computed by one range alone, and ranges are
+            // disjoint.
+            let line = unsafe { self.out.line(token, row, count) };
+            for (out, (number, bias)) in line.iter_mut().zip(numbers.iter().zip(&bias)) {
+                *out = number + bias;
+            }
+        }
+    }
+}
+
+/// Multiplies `stripe` by `tiles` of `input`; the outputs of their tokens come in order.
+fn run(stripe: Stripe<'_>, input: &Input, tiles: Range<usize>, isa: Isa, out: &mut Outputs) {
+    let wide = input.width() != 1;
+    match (stripe, tiles.len(), wide) {
+        (Stripe::Levels(stripe), count, wide) => {
+            let tile = |index: usize| input.level_tile(tiles.start + index.min(count - 1));
+            match (count, wide) {
+                (1, false) => levels::<1, 1>(isa, stripe, [tile(0)], out),
+                (1, true) => levels::<4, 1>(isa, stripe, [tile(0)], out),
+                (2, _) => levels::<4, 2>(isa, stripe, [tile(0), tile(1)], out),
+                _ => levels::<4, 3>(isa, stripe, [tile(0), tile(1), tile(2)], out),
+            }
+        }
+        (Stripe::Floats(stripe), count, wide) => {
+            let tile = |index: usize| input.float_tile(tiles.start + index.min(count - 1));
+            match (count, wide) {
+                (1, false) => floats::<1, 1>(isa, stripe, [tile(0)], out),
+                (1, true) => floats::<4, 1>(isa, stripe, [tile(0)], out),
+                (2, _) => floats::<4, 2>(isa, stripe, [tile(0), tile(1)], out),
+                _ => floats::<4, 3>(isa, stripe, [tile(0), tile(1), tile(2)], out),
+            }
+        }
+    }
+}
+
+/// `N` tiles of `W` tokens by a stripe of levels.
+fn levels<const W: usize, const N: usize>(
+    isa: Isa,
+    stripe: LevelStripe<'_>,
+    tiles: [LevelTile<'_>; N],
+    out: &mut Outputs,
+) {
+    match isa.path() {
+        Path::Plain => plain::levels::<W, N>(stripe, tiles, out),
+        // SAFETY: `Isa` gives these paths only where avx2, fma and f16c were detected.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx2 | Path::Avx512 => unsafe { avx2::levels::<W, N>(stripe, tiles, out) },
+        // SAFETY: `Isa` gives this path only where what the kernel uses was detected.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512Vnni => unsafe {
+            match stripe.bits {
+                Bits::Four => avx512::nibbles::<W, N>(stripe, tiles, out),
+                Bits::Eight => avx512::bytes::<W, N>(stripe, tiles, out),
+            }
+        },
+    }
+}
+
+/// `N` tiles of `W` tokens by a stripe of floats `[columns, 16]`.
+fn floats<const W: usize, const N: usize>(
+    isa: Isa,
+    stripe: Elements<'_>,
+    tiles: [&[f32]; N],
+    out: &mut Outputs,
+) {
+    match isa.path() {
+        Path::Plain => plain::floats::<W, N>(stripe, tiles, out),
+        // SAFETY: `Isa` gives this path only where avx2, fma and f16c were detected.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx2 => unsafe { avx2::floats::<W, N>(stripe, tiles, out) },
+        // SAFETY: `Isa` gives these paths only where avx512f was detected.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512 | Path::Avx512Vnni => unsafe { avx512::floats::<W, N>(stripe, tiles, out) },
+    }
+}

@@ -1,0 +1,41 @@
+//! Lays rows out in stripes, sixteen at a time.
+//!
+//! Rows as checkpoints store them in, the bytes of one stripe out.  The last stripe of a weight may be
+//! given fewer rows; what is missing is zero.
+
+use super::{Bits, MIDDLE_BYTE, STRIPE};
+
+/// Elements of `width` bytes each: rows `[up to 16, columns]` to `[columns, 16]`.
+pub(crate) fn stripe_elements(rows: &[u8], columns: usize, width: usize) -> Vec<u8> {
+    let mut out = vec![0; columns * STRIPE * width];
+    for (lane, row) in rows.chunks_exact((columns * width).max(1)).enumerate() {
+        for (column, element) in row.chunks_exact(width).enumerate() {
+            out[(column * STRIPE + lane) * width..][..width].copy_from_slice(element);
+        }
+    }
+    out
+}
+
+/// Signed bytes: rows `[up to 16, columns]` to levels.
+pub(crate) fn stripe_bytes(rows: &[u8], columns: usize) -> Vec<u8> {
+    let mut out = vec![MIDDLE_BYTE; Bits::Eight.stripe_bytes(columns)];
+    for (lane, row) in rows.chunks_exact(columns.max(1)).enumerate() {
+        for (column, &byte) in row.iter().enumerate() {
+            out[(column / 4 * STRIPE + lane) * 4 + column % 4] = byte ^ MIDDLE_BYTE;
+        }
+    }
+    out
+}
+
+/// Nibbles, two columns a byte and the even one low: rows `[up to 16, ⌈columns / 2⌉]` to levels.
+pub(crate) fn stripe_nibbles(rows: &[u8], columns: usize) -> Vec<u8> {
+    let mut out = vec![0; Bits::Four.stripe_bytes(columns)];
+    for (lane, row) in rows.chunks_exact(columns.div_ceil(2).max(1)).enumerate() {
+        for column in 0..columns {
+            let nibble = (row[column / 2] >> (column % 2 * 4)) & 15;
+            let high = if column % 8 < 4 { 0 } else { 4 };
+            out[(column / 8 * STRIPE + lane) * 4 + column % 4] |= nibble << high;
+        }
+    }
+    out
+}

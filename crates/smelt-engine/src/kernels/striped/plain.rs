@@ -1,0 +1,80 @@
+//! Computes the kernels of stripes in plain Rust, the measure of every other path.
+
+use super::input::LevelTile;
+use super::multiply::Outputs;
+use super::{FLOAT_RUN, LevelStripe, RUN, STRIPE};
+use crate::kernels::matrix::Elements;
+
+/// `N` tiles of `W` tokens by a stripe of levels.
+pub(super) fn levels<const W: usize, const N: usize>(
+    stripe: LevelStripe<'_>,
+    tiles: [LevelTile<'_>; N],
+    out: &mut Outputs,
+) {
+    let mut scales = [0.0; STRIPE];
+    for (token, out) in out.iter_mut().enumerate().take(W * N) {
+        let (tile, token) = (tiles[token / W], token % W);
+        *out = [0.0; STRIPE];
+        for run in 0..stripe.runs {
+            let group = run / stripe.group_runs;
+            stripe.scales.widen(group * STRIPE, &mut scales);
+            let sums = run_sums::<W>(&stripe, tile, token, run);
+            let scale = tile.scales[run * W + token];
+            for (lane, out) in out.iter_mut().enumerate() {
+                *out = if stripe.is_grouped() {
+                    (sums[lane] as f32 * scale).mul_add(scales[lane], *out)
+                } else {
+                    (sums[lane] as f32).mul_add(scale, *out)
+                };
+            }
+        }
+        if !stripe.is_grouped() {
+            out.iter_mut().zip(scales).for_each(|(out, scale)| *out *= scale);
+        }
+    }
+}
+
+/// `Σ (level - zero) * activation` over one run, for each row.
+fn run_sums<const W: usize>(
+    stripe: &LevelStripe<'_>,
+    tile: LevelTile<'_>,
+    token: usize,
+    run: usize,
+) -> [i32; STRIPE] {
+    let group = run / stripe.group_runs;
+    let mut sums = [0; STRIPE];
+    for (lane, total) in sums.iter_mut().enumerate() {
+        *total = -i32::from(stripe.zero(lane, group)) * tile.sums[run * W + token];
+        for column in run * RUN..(run + 1) * RUN {
+            let level = tile.levels[(column / 4 * W + token) * 4 + column % 4];
+            *total += i32::from(stripe.level(lane, column)) * i32::from(level);
+        }
+    }
+    sums
+}
+
+/// `N` tiles of `W` tokens by a stripe of floats.
+pub(super) fn floats<const W: usize, const N: usize>(
+    stripe: Elements<'_>,
+    tiles: [&[f32]; N],
+    out: &mut Outputs,
+) {
+    out[..W * N].fill([0.0; STRIPE]);
+    let mut row = [0.0; STRIPE];
+    let columns = stripe.len() / STRIPE;
+    for first in (0..columns).step_by(FLOAT_RUN) {
+        let mut sums = [[0.0f32; STRIPE]; 12];
+        for column in first..(first + FLOAT_RUN).min(columns) {
+            stripe.widen(column * STRIPE, &mut row);
+            for (token, sums) in sums.iter_mut().enumerate().take(W * N) {
+                let x = tiles[token / W][column * W + token % W];
+                for (sum, number) in sums.iter_mut().zip(row) {
+                    *sum = number.mul_add(x, *sum);
+                }
+            }
+        }
+        for (out, sums) in out.iter_mut().zip(sums).take(W * N) {
+            out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
+        }
+    }
+}

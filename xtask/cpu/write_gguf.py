@@ -1,0 +1,98 @@
+"""Writes the decoder of a checkpoint as GGUF, from which llama.cpp runs and smelt builds its engine.
+
+    write_gguf.py CHECKPOINT OUT q4|q8|bf16
+
+One file serves both sides, so the integers and scales of every weight are equal.  Under q4 layers
+are Q4_0 and the embedding Q8_0, under q8 all is Q8_0.  The head is tied to the embedding, as it is
+in the models whose sizes these are: the checkpoint's own `lm_head` is left out.  Prints one line of
+JSON: `bytes`, what all tensors take, which is what a token reads.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFWriter
+from gguf.quants import quantize
+
+PREFIX = "language_model.model."
+PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+LAYERS = {"q4": Type.Q4_0, "q8": Type.Q8_0, "bf16": Type.BF16}
+EMBEDDING = {"q4": Type.Q8_0, "q8": Type.Q8_0, "bf16": Type.BF16}
+
+
+def tensors(path):
+    """(name, bf16 bits) of the decoder, in the order of the file."""
+    blob = np.memmap(path, np.uint8, "r")
+    header_bytes = int.from_bytes(blob[:8].tobytes(), "little")
+    header = json.loads(blob[8 : 8 + header_bytes].tobytes())
+    for name, about in header.items():
+        if name.startswith(PREFIX):
+            begin, end = (8 + header_bytes + offset for offset in about["data_offsets"])
+            yield name.removeprefix(PREFIX), blob[begin:end].view("<u2").reshape(about["shape"])
+
+
+def renamed(name):
+    if name == "embed_tokens.weight":
+        return "token_embd.weight"
+    if name == "norm.weight":
+        return "output_norm.weight"
+    _, layer, rest = name.split(".", 2)
+    part, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{PARTS[part]}.{kind}"
+
+
+def describe(writer, llm):
+    """The metadata that both readers want."""
+    heads = llm["num_attention_heads"]
+    head_dim = llm.get("head_dim") or llm["hidden_size"] // heads
+    writer.add_context_length(llm["max_position_embeddings"])
+    writer.add_embedding_length(llm["hidden_size"])
+    writer.add_block_count(llm["num_hidden_layers"])
+    writer.add_feed_forward_length(llm["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(llm["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(llm["rope_theta"])
+    writer.add_layer_norm_rms_eps(llm["rms_norm_eps"])
+    writer.add_vocab_size(llm["vocab_size"])
+    # Tokens are numbers here.
+    writer.add_tokenizer_model("none")
+
+
+def main():
+    checkpoint, out, weights = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    llm = json.loads((checkpoint / "config.json").read_text())["llm_config"]
+    writer = GGUFWriter(out, llm["model_type"], use_temp_file=True)
+    describe(writer, llm)
+    total = 0
+    for name, bits in tensors(checkpoint / "model.safetensors"):
+        wide = (bits.astype("<u4") << 16).view("<f4")
+        kind = EMBEDDING[weights] if name == "embed_tokens.weight" else LAYERS[weights]
+        # Norms and biases are vectors, which llama.cpp takes as f32 alone.
+        data = wide if wide.ndim == 1 else quantize(wide, kind)
+        writer.add_tensor(renamed(name), data, raw_dtype=None if wide.ndim == 1 else kind)
+        total += data.nbytes
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    print(json.dumps({"bytes": total}))
+
+
+main()
