@@ -7,7 +7,7 @@ use std::path::Path;
 
 pub use crate::engine_file::OpenError;
 pub use crate::graph::Constant;
-pub use crate::graph::{BuildError, build};
+pub use crate::graph::{BuildError, Precision, build};
 use crate::graph::{GraphEngine, InputFile, Tensor};
 
 /// What a graph must be to be opened here, in messages.

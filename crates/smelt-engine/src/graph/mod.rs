@@ -11,9 +11,11 @@ mod array;
 mod build;
 mod chain;
 mod compile;
+mod constant;
 mod file;
 mod op;
 mod ops;
+mod pack;
 mod program;
 mod run;
 mod shapes;
@@ -26,18 +28,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use smelt_model::dtype::Dtype;
-
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::isa::Isa;
-use crate::kernels::matrix::Elements;
 use crate::kernels::threads::Threads;
-use array::{Array, Value, Weight};
 pub use build::{BuildError, build};
 use compile::Plan;
+pub use constant::Constant;
 use file::GraphFile;
-pub use file::{InputFile, OutputFile};
+pub use file::{InputFile, OutputFile, Precision};
 use ops::Machine;
 use program::Program;
 use run::Run;
@@ -46,10 +45,6 @@ pub use tensor::Tensor;
 
 /// What `engine.json` calls this kind.
 pub(crate) const KIND: &str = "graph";
-
-/// Float constants of up to this many numbers (norms, biases) are widened when the engine is
-/// opened.
-const WIDE_NUMBERS_MAX: usize = 1 << 14;
 
 /// Plans kept, each for other shapes of the inputs; compiling one takes milliseconds.
 const PLANS_MAX: usize = 4;
@@ -104,7 +99,7 @@ impl GraphEngine {
     fn new(file: EngineFile<GraphFile>) -> Result<Self, OpenError> {
         let (isa, threads) = (Isa::detect(), Threads::available());
         let machine = Machine { isa, threads: &threads, weights: &file.weights };
-        let constants = load_constants(&file, machine)?;
+        let constants = constant::load(&file, machine)?;
         let program = Program::new(&file.engine, &constants, machine)
             .map_err(|problem| file.damaged(problem))?;
         Ok(Self { file, program, plans: Mutex::default(), isa, threads })
@@ -139,9 +134,7 @@ impl GraphEngine {
     pub fn constant(&self, name: &str) -> Option<Constant<'_>> {
         let mut inputs = self.file.engine.nodes.iter().flat_map(|node| &node.inputs);
         inputs.find(|input| *input == name)?;
-        let stored = self.file.stored(name)?;
-        let elements = self.file.weights.elements(stored)?;
-        (stored.dtype != Dtype::I8).then_some(Constant { elements, dtype: stored.dtype })
+        Constant::find(&self.file, name)
     }
 
     /// The refusal of an engine that does not serve its purpose.
@@ -208,50 +201,4 @@ impl GraphEngine {
         }
         Ok(())
     }
-}
-
-/// Floats that a graph holds.
-#[derive(Clone, Copy, Debug)]
-pub struct Constant<'a> {
-    elements: Elements<'a>,
-    dtype: Dtype,
-}
-
-impl Constant<'_> {
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.elements.len()
-    }
-
-    /// The type they are stored in.
-    pub fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    /// Fills `out` with the numbers from `start`.  Panics where they end before that.
-    pub fn widen(&self, start: usize, out: &mut [f32]) {
-        self.elements.widen(start, out);
-    }
-}
-
-fn load_constants(
-    file: &EngineFile<GraphFile>,
-    machine: Machine<'_>,
-) -> Result<BTreeMap<String, Value>, OpenError> {
-    let mut constants = BTreeMap::new();
-    for name in file.names() {
-        let stored = file.stored(name).expect("the name came from the file");
-        let shape = stored.shape.clone();
-        let value = if let Some(numbers) = file.weights.integers(stored) {
-            Value::I64(Array::new(shape, numbers.to_vec()))
-        } else if file.weights.elements(stored).is_some() {
-            let weight = Weight { stored: Arc::new(stored.clone()), shape, transposed: false };
-            let small = weight.shape.iter().product::<usize>() <= WIDE_NUMBERS_MAX;
-            if small { Value::F32(machine.widen(&weight)) } else { Value::Weight(weight) }
-        } else {
-            return Err(file.damaged(format!("tensor {name:?} has dtype {}", stored.dtype)));
-        };
-        constants.insert(name.to_owned(), value);
-    }
-    Ok(constants)
 }

@@ -104,7 +104,11 @@ impl Step {
         known: &mut [Option<Value>],
         machine: Machine<'_>,
     ) -> Result<bool, String> {
-        let small = |value: &Value| value.len() <= FOLD_NUMBERS_MAX;
+        // A weight in the file takes no memory, whichever way the graph sees it.
+        let turns = matches!(self.op, Op::Transpose { .. });
+        let small = |value: &Value| {
+            value.len() <= FOLD_NUMBERS_MAX || (turns && matches!(value, Value::Weight(_)))
+        };
         let input = |place: &Option<usize>| match place {
             None => Some(None),
             Some(place) => known[*place].clone().filter(small).map(Some),

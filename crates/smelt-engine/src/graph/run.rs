@@ -9,14 +9,16 @@ use super::arena::{Arena, Part};
 use super::array::{Array, Value};
 use super::chain::{Lane, PIECE};
 use super::compile::Plan;
+use super::constant;
 use super::ops::{self, Inputs, Machine};
-use super::task::{Attention, Call, Feed, Linear, Map, Norm, Sink, Work};
+use super::task::{Attention, Call, Factor, Feed, Linear, Map, Norm, Sink, Work};
 use super::view::{Home, View};
 use super::walk::Walk;
 use crate::kernels::attend::{self, Rows};
 use crate::kernels::matrix::{Elements, Matrix};
 use crate::kernels::norm;
 use crate::kernels::product::Product;
+use crate::kernels::striped::{Arithmetic, Input, Job, multiply};
 
 /// One number's cost in multiplications, roughly, in a link of a chain.
 const LINK_WORK: usize = 4;
@@ -30,6 +32,8 @@ pub(crate) struct Run<'a> {
     inputs: Vec<Option<Array<f32>>>,
     loose: Vec<Option<Value>>,
     arena: Arena,
+    /// Activations as products take them, kept for its memory.
+    input: Input,
 }
 
 impl<'a> Run<'a> {
@@ -52,7 +56,7 @@ impl<'a> Run<'a> {
             });
         }
         let arena = Arena::new(plan.arena);
-        let mut run = Self { plan, machine, inputs: floats, loose, arena };
+        let mut run = Self { plan, machine, inputs: floats, loose, arena, input: Input::default() };
         for task in &plan.tasks {
             run.task(&task.work).map_err(|problem| format!("{}: {problem}", task.title))?;
         }
@@ -100,13 +104,49 @@ impl<'a> Run<'a> {
     }
 
     fn linear(&mut self, linear: &Linear) {
+        match &linear.weight {
+            Factor::Striped(place) => self.striped(linear, *place),
+            Factor::View(weight) => self.plain(linear, weight),
+        }
+    }
+
+    /// A product with a weight in stripes.
+    fn striped(&mut self, linear: &Linear, place: usize) {
+        let Machine { isa, threads, weights } = self.machine;
+        let weight = match &self.plan.known[place] {
+            Some(Value::Weight(weight)) => constant::striped(weights, weight),
+            _ => None,
+        };
+        let weight = weight.expect("compiling found stripes there");
+        let bias = linear.bias.map(|place| floats(self.plan, place));
+        let mut input = std::mem::take(&mut self.input);
+        let (numbers, part) = self.open(&[&linear.x], &linear.out);
+        let columns = linear.x.shape[1];
+        let mut wide = Vec::new();
+        let x = match numbers[0] {
+            Elements::F32(x) => x,
+            stored => {
+                wide.resize(stored.len(), 0.0);
+                stored.widen(0, &mut wide);
+                &wide
+            }
+        };
+        let rounding = weight.rounding(Arithmetic::Integers);
+        input.fill(x, columns, rounding, isa, threads);
+        let job = Job { weight, bias, out: part.whole(), stride: weight.rows() };
+        multiply(&input, vec![job], isa, threads);
+        self.input = input;
+    }
+
+    /// A product with a constant as it is.
+    fn plain(&mut self, linear: &Linear, weight: &View) {
         let machine = self.machine;
         let bias = linear.bias.map(|place| floats(self.plan, place));
-        let (numbers, part) = self.open(&[&linear.x, &linear.weight], &linear.out);
+        let (numbers, part) = self.open(&[&linear.x, weight], &linear.out);
         let out = part.whole();
         let &[rows, columns] = &linear.x.shape[..] else { unreachable!("x is a matrix") };
-        let &[outputs, _] = &linear.weight.shape[..] else { unreachable!("weights are matrices") };
-        let &[by_row, by_column] = &linear.weight.steps[..] else { unreachable!("as its shape") };
+        let &[outputs, _] = &weight.shape[..] else { unreachable!("weights are matrices") };
+        let &[by_row, by_column] = &weight.steps[..] else { unreachable!("as its shape") };
         let x = Matrix::new(numbers[0], rows, columns);
         let weight = Matrix::strided(numbers[1], outputs, columns, [by_row, by_column]);
         Product::new(x, weight).run(machine.isa, machine.threads, out);

@@ -30,12 +30,20 @@ pub(crate) enum Work {
 pub(crate) struct Linear {
     /// `[rows, columns]`, contiguous.
     pub(crate) x: View,
-    /// `[outputs, columns]`, of a constant.
-    pub(crate) weight: View,
+    pub(crate) weight: Factor,
     /// The place of a constant of `outputs` floats.
     pub(crate) bias: Option<usize>,
     /// `[rows, outputs]`, contiguous.
     pub(crate) out: View,
+}
+
+/// A weight `[outputs, columns]`.
+#[derive(Clone, Debug)]
+pub(crate) enum Factor {
+    /// The place of a constant in stripes.
+    Striped(usize),
+    /// A view of a constant.
+    View(View),
 }
 
 /// softmax(q · kᵀ · scale + mask) · v
@@ -108,7 +116,8 @@ impl Work {
     /// The views that are read.
     pub(crate) fn reads(&mut self) -> Vec<&mut View> {
         match self {
-            Self::Linear(Linear { x, weight, .. }) => vec![x, weight],
+            Self::Linear(Linear { x, weight: Factor::View(weight), .. }) => vec![x, weight],
+            Self::Linear(Linear { x, .. }) => vec![x],
             Self::Attention(Attention { q, k, v, mask, .. }) => {
                 [q, k, v].into_iter().chain(mask).collect()
             }

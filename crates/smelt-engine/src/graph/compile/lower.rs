@@ -9,7 +9,7 @@ use super::super::chain::Chain;
 use super::super::op::{Conv, Op};
 use super::super::ops::layout::split_sizes;
 use super::super::shapes::{frame_of, list, slice_of, transposition};
-use super::super::task::{Attention, Call, Feed, Linear, Map, Norm, Sink, Task, Work};
+use super::super::task::{Attention, Call, Factor, Feed, Linear, Map, Norm, Sink, Task, Work};
 use super::super::view::{Home, View};
 use super::net::{self, Kind, Net, Node};
 
@@ -86,6 +86,8 @@ impl Lower<'_> {
             let transposed = match value {
                 None | Some(Value::I64(_)) => continue,
                 Some(Value::F32(_)) => false,
+                // In stripes there is nothing to view.
+                Some(Value::Weight(weight)) if !weight.is_by_rows() => continue,
                 Some(Value::Weight(weight)) => weight.transposed,
             };
             let shape = value.as_ref().expect("it is known").shape();
@@ -325,25 +327,41 @@ impl Lower<'_> {
     }
 
     fn mat_mul(&mut self, node: &Node, shape: Vec<usize>) -> Option<()> {
-        let weight = self.site(node.inputs[1])?;
-        if !matches!(weight.home, Home::Constant(_)) || weight.shape.len() != 2 {
-            return None;
-        }
+        let (weight, _) = self.factor(node.inputs[1], false)?;
         let x = self.site(node.inputs[0]).filter(|x| x.shape.len() >= 2)?;
-        self.linear(node, x, weight.transposed(&[1, 0]), None, &shape)
+        self.linear(node, x, weight, None, &shape)
     }
 
     fn gemm(&mut self, node: &Node, op: &Op, shape: Vec<usize>) -> Option<()> {
         let &Op::Gemm { alpha, beta, transpose_a: false, transpose_b } = op else { return None };
-        let weight = self.site(node.inputs[1])?;
-        let weight = if transpose_b { weight } else { weight.transposed(&[1, 0]) };
         let bias = node.inputs.get(2).copied().flatten();
         let scaled = alpha != 1.0 || (bias.is_some() && beta != 1.0);
-        if scaled || !matches!(weight.home, Home::Constant(_)) || !self.is_bias(bias, shape[1]) {
+        if scaled || !self.is_bias(bias, shape[1]) {
             return None;
         }
+        let (weight, _) = self.factor(node.inputs[1], transpose_b)?;
         let x = self.site(node.inputs[0])?;
         self.linear(node, x, weight, bias, &shape)
+    }
+
+    /// The constant `place` as a matrix with a row for each output, and its shape for the graph;
+    /// `by_rows` says whether the graph has its first dimension for the outputs.
+    fn factor(&self, place: Option<usize>, by_rows: bool) -> Option<(Factor, Vec<usize>)> {
+        let place = place?;
+        if let Some(Value::Weight(weight)) = &self.net.known[place]
+            && !weight.is_by_rows()
+        {
+            let fits = by_rows != weight.transposed;
+            return fits.then(|| (Factor::Striped(place), weight.shape.clone()));
+        }
+        let view = self.site(Some(place)).filter(|view| matches!(view.home, Home::Constant(_)))?;
+        let shape = view.shape.clone();
+        let rows = match (by_rows, &shape[..]) {
+            (true, [outputs, rest @ ..]) => view.reshaped(&[*outputs, rest.iter().product()])?,
+            (false, [_, _]) => view.transposed(&[1, 0]),
+            _ => return None,
+        };
+        Some((Factor::View(rows), shape))
     }
 
     /// Whether `bias` is none, or a constant of one float for each of `outputs`.
@@ -360,13 +378,14 @@ impl Lower<'_> {
         &mut self,
         node: &Node,
         x: View,
-        weight: View,
+        weight: Factor,
         bias: Option<usize>,
         shape: &[usize],
     ) -> Option<()> {
-        let &[outputs, columns] = &weight.shape[..] else { return None };
+        let (outer, outputs) = (&shape[..shape.len() - 1], *shape.last()?);
+        let rows = outer.iter().product();
+        let columns = *x.shape.last()?;
         let x = self.contiguous(node, x);
-        let rows = shape[..shape.len() - 1].iter().product();
         let x = x.reshaped(&[rows, columns]).expect("it is contiguous");
         let out = self.buffer(vec![rows, outputs]);
         self.push(node, Work::Linear(Linear { x, weight, bias, out: out.clone() }));
@@ -375,15 +394,13 @@ impl Lower<'_> {
 
     /// A convolution whose windows lie side by side is a product of its patches.
     fn conv(&mut self, node: &Node, conv: &Conv, shape: &[usize]) -> Option<()> {
-        let weight = self.site(node.inputs[1])?;
-        let &[kernels, channels, high, wide] = &weight.shape[..] else { return None };
+        let (weight, dims) = self.factor(node.inputs[1], true)?;
+        let &[kernels, channels, high, wide] = &dims[..] else { return None };
         let bias = node.inputs.get(2).copied().flatten();
         let is_patches = conv.strides == [high, wide] && conv.pads == [0; 4];
-        if !is_patches || !matches!(weight.home, Home::Constant(_)) || !self.is_bias(bias, kernels)
-        {
+        if !is_patches || !self.is_bias(bias, kernels) {
             return None;
         }
-        let weight = weight.reshaped(&[kernels, channels * high * wide])?;
         let image = self.site(node.inputs[0])?;
         let &[batch, _, down, across] = shape else { return None };
         // Pixels beyond the last whole window are never seen.

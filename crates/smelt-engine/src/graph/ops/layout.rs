@@ -41,10 +41,10 @@ pub(super) fn reshape(
     rename(value, shape, machine)
 }
 
-/// [`renamed`], after a transposed weight was put in order.
+/// [`renamed`], after a transposed or striped weight was put in order.
 fn rename(value: Value, shape: Vec<usize>, machine: Machine<'_>) -> Result<Value, String> {
     match value {
-        Value::Weight(weight) if weight.transposed => {
+        Value::Weight(weight) if weight.transposed || !weight.is_by_rows() => {
             Ok(renamed(Value::F32(machine.widen(&weight)), shape))
         }
         value => Ok(renamed(value, shape)),
@@ -403,6 +403,7 @@ pub(super) fn gather(
     element_count(&shape)?;
     if let (Value::Weight(weight), 0) = (&value, axis)
         && !weight.transposed
+        && weight.is_by_rows()
     {
         return Ok(Value::F32(Array::new(shape, machine.rows(weight, &picked))));
     }

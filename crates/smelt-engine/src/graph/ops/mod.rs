@@ -99,6 +99,9 @@ impl<'a> Machine<'a> {
 
     /// A stored weight in f32, in the order the graph sees.
     pub(crate) fn widen(self, weight: &Weight) -> Array<f32> {
+        if let Some(array) = self.unstriped(weight) {
+            return array;
+        }
         let elements = self.elements(weight);
         let mut data = vec![0.0; elements.len()];
         if let (true, &[rows, columns]) = (weight.transposed, &weight.shape[..]) {
@@ -110,6 +113,14 @@ impl<'a> Machine<'a> {
             elements.widen(0, &mut data);
         }
         Array::new(weight.shape.clone(), data)
+    }
+
+    /// The value, a stored weight in stripes as one that operators can read.
+    fn readable(self, value: Value) -> Value {
+        match value {
+            Value::Weight(weight) if !weight.is_by_rows() => Value::F32(self.widen(&weight)),
+            value => value,
+        }
     }
 
     /// Rows of a stored weight in f32; the others stay in the file.
