@@ -31,8 +31,9 @@ pub(crate) const STRIPE: usize = 16;
 /// Columns whose activations are rounded with one scale.
 pub(crate) const RUN: usize = 32;
 /// Columns of floats that are summed before they join the sum of those before them: the error of a
-/// long sum grows with the length of its parts.
-const FLOAT_RUN: usize = 256;
+/// long sum grows with the length of its parts, and a processor works at several parts at once where
+/// one long chain of sums would wait for itself.
+const FLOAT_RUN: usize = 32;
 /// The level that means 0 where a 4-bit weight has no zero points.
 const MIDDLE_NIBBLE: u8 = 8;
 /// The level that means 0 in 8 bits.

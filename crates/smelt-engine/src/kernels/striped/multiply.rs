@@ -142,6 +142,8 @@ fn levels<const W: usize, const N: usize>(
 ) {
     match isa.path() {
         Path::Plain => plain::levels::<W, N>(stripe, tiles, out),
+        #[cfg(target_arch = "aarch64")]
+        Path::Neon => plain::levels::<W, N>(stripe, tiles, out),
         // SAFETY: `Isa` gives these paths only where avx2, fma and f16c were detected.
         #[cfg(target_arch = "x86_64")]
         Path::Avx2 | Path::Avx512 => unsafe { avx2::levels::<W, N>(stripe, tiles, out) },
@@ -165,6 +167,8 @@ fn floats<const W: usize, const N: usize>(
 ) {
     match isa.path() {
         Path::Plain => plain::floats::<W, N>(stripe, tiles, out),
+        #[cfg(target_arch = "aarch64")]
+        Path::Neon => plain::floats::<W, N>(stripe, tiles, out),
         // SAFETY: `Isa` gives this path only where avx2, fma and f16c were detected.
         #[cfg(target_arch = "x86_64")]
         Path::Avx2 => unsafe { avx2::floats::<W, N>(stripe, tiles, out) },
