@@ -103,7 +103,7 @@ impl OnnxruntimeEngine {
         let stored = self.file.stored(name)?;
         let elements = self.file.weights.elements(stored)?;
         let dtype = stored.dtype;
-        (dtype != Dtype::I8).then_some(Constant { elements, dtype })
+        (dtype != Dtype::I8).then(|| Constant::of_rows(elements, dtype))
     }
 
     /// The refusal of an engine that does not serve its purpose.
