@@ -4,6 +4,7 @@
 //! Knows nothing of graphs, models or files.
 
 pub(crate) mod activation;
+pub(crate) mod attend;
 pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

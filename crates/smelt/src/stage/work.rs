@@ -4,6 +4,7 @@
 //! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
 //! is visible to anyone before the supervisor seals it.
 
+use smelt_engine::graph::Precision;
 use smelt_engine::{graph, llm};
 use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
@@ -91,7 +92,9 @@ fn unknown(field: &str, word: &str) -> Failed {
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
-    graph::build(request.input("onnx")?, &request.out, &mut say).map_err(Failed::model)
+    let word = request.word("precision")?;
+    let precision = Precision::parse(word).ok_or_else(|| unknown("precision", word))?;
+    graph::build(request.input("onnx")?, precision, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn llm_engine_build(request: &Request) -> Result<(), Failed> {

@@ -44,6 +44,14 @@ impl Lanes for Avx2 {
             _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())),
             _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().add(8).cast())),
         ];
+        load_bf16(from: &[u16; LANES]) -> Pair = [
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(
+                from.as_ptr().cast(),
+            )))),
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(
+                from.as_ptr().add(8).cast(),
+            )))),
+        ];
         load_i8(from: &[i8; LANES]) -> Pair = [
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().cast()))),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().add(8).cast()))),

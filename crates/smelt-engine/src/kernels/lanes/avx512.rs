@@ -39,6 +39,9 @@ impl Lanes for Avx512 {
         load(from: &[f32; LANES]) -> __m512 = _mm512_loadu_ps(from.as_ptr());
         load_f16(from: &[u16; LANES]) -> __m512 =
             _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast()));
+        load_bf16(from: &[u16; LANES]) -> __m512 = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast())),
+        ));
         load_i8(from: &[i8; LANES]) -> __m512 =
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast())));
         store(value: __m512, to: &mut [f32; LANES]) -> () =

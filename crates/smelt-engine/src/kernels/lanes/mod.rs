@@ -1,6 +1,6 @@
 //! Computes with sixteen numbers at a time, on whatever vectors a processor has.
 //!
-//! [`Lanes`] is what attention needs of an instruction set; a kernel written once over it runs on
+//! [`Lanes`] is what kernels of floats need of an instruction set; a kernel written once over it runs on
 //! every one.  Each operation rounds once and the same way everywhere, so all sets give equal bits.
 //! Knows nothing of what is computed, nor of detection: [`super::isa::Isa::over_lanes`] does.
 
@@ -35,6 +35,8 @@ pub(crate) trait Lanes: Copy {
     fn load(self, from: &[f32; LANES]) -> Self::V;
     /// The values of IEEE half precision bits.
     fn load_f16(self, from: &[u16; LANES]) -> Self::V;
+    /// The values of bf16 bits, the upper halves of f32.
+    fn load_bf16(self, from: &[u16; LANES]) -> Self::V;
     fn load_i8(self, from: &[i8; LANES]) -> Self::V;
     fn store(self, value: Self::V, to: &mut [f32; LANES]);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;

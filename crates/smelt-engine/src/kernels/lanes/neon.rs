@@ -45,6 +45,10 @@ impl Lanes for Neon {
         splat(value: f32) -> Quad = [vdupq_n_f32(value); 4];
         load(from: &[f32; LANES]) -> Quad = each(|i| vld1q_f32(from.as_ptr().add(4 * i)));
         load_f16(from: &[u16; LANES]) -> Quad = each(|i| widen(vld1_u16(from.as_ptr().add(4 * i))));
+        load_bf16(from: &[u16; LANES]) -> Quad = each(|i| {
+            let halves = vld1_u16(from.as_ptr().add(4 * i));
+            vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(halves)))
+        });
         load_i8(from: &[i8; LANES]) -> Quad = {
             let bytes = vld1q_s8(from.as_ptr());
             let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));

@@ -30,6 +30,11 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn load_bf16(self, from: &[u16; LANES]) -> Self::V {
+        from.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
     fn load_i8(self, from: &[i8; LANES]) -> Self::V {
         from.map(f32::from)
     }
