@@ -59,7 +59,7 @@ impl Tile {
     #[inline(always)]
     pub(super) fn step<L: Lanes, T: Stored>(&mut self, lanes: L, head: Head<'_, T>, first: usize) {
         // Constant conditions keep what a set has no use for from being compiled.
-        if L::ROWS == 8 {
+        if L::IS_WIDE {
             match self.rows {
                 1 => self.step_rows::<L, T, 1, 4>(lanes, head, first),
                 2 => self.step_rows::<L, T, 2, 4>(lanes, head, first),

@@ -30,6 +30,8 @@ pub(crate) trait Lanes: Copy {
     type V: Copy;
     /// Rows whose sums fit its registers, two vectors or more of each: 1, 4 or 8.
     const ROWS: usize;
+    /// Whether a register holds sixteen numbers, and there are 32 of them.
+    const IS_WIDE: bool = Self::ROWS == 8;
 
     fn splat(self, value: f32) -> Self::V;
     fn load(self, from: &[f32; LANES]) -> Self::V;
