@@ -12,6 +12,7 @@ mod forward;
 mod kv;
 mod linear;
 mod pack;
+pub mod prefix;
 mod weights;
 
 use std::ops::Range;
