@@ -1,7 +1,7 @@
 //! Holds engines built from exported encoders to numbers that transformers computed.
 //!
 //! The whole path runs: checkpoint, export, build, open, run; BERT with and without its prefix,
-//! CLIP's towers with and without projections, pictures of other sizes.
+//! CLIP's towers with and without projections, pictures of other sizes, Qwen's towers of a grid.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -134,6 +134,13 @@ fn clip_sees_pictures_of_any_size_and_reads_texts() {
 fn clips_towers_stand_alone_without_projections() {
     check_all("clip-vision-tiny", &["vision", "vision-48x40", "vision-24x24"]);
     check_all("clip-text-tiny", &["encoder"]);
+}
+
+#[test]
+fn towers_of_any_grid_give_the_embeddings_of_transformers() {
+    check_all("qwen2_5_vl-tiny", &["vision-16x32", "vision-24x24", "vision-40x56"]);
+    check_all("qwen3_vl-tiny", &["vision-24x40", "vision-32x32", "vision-48x16"]);
+    check_all("internvit6b-tiny", &["vision"]);
 }
 
 #[test]

@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 
-use super::activation::exp;
 use super::isa::{Isa, TILE_COLUMNS, TILE_ROWS, Tile};
+use super::lanes::{LANES, Lanes, OverLanes, exp_of_negative};
 use super::matrix::{Elements, Matrix};
 use super::threads::Threads;
 
@@ -148,8 +148,9 @@ impl Head {
                 self.scores.iter_mut().zip(&self.mask).for_each(|(score, mask)| *score += mask);
             });
         }
-        let shares = isa.vectorised(|| softmax(&mut self.scores));
-        self.mix(of, isa, at, first, &shares, out);
+        let mut inverse = [0.0; QUERIES];
+        isa.over_lanes(Softmax { scores: &mut self.scores, inverse: &mut inverse });
+        self.mix(of, isa, at, first, &inverse, out);
     }
 
     /// `scores[key][query]` of the packed queries.
@@ -191,22 +192,42 @@ impl Head {
     }
 }
 
+/// Keys whose weights are summed before they join the sum of those before them: the error of a long
+/// sum grows with the length of its parts.
+const SUM_KEYS: usize = 64;
+
 /// Turns scores, 32 queries side by side, into weights; gives what each query's weights are to be
 /// multiplied with to sum to one.
-#[inline(always)]
-fn softmax(scores: &mut [f32]) -> [f32; QUERIES] {
-    let mut most = [f32::NEG_INFINITY; QUERIES];
-    for scores in scores.chunks_exact(QUERIES) {
-        most.iter_mut().zip(scores).for_each(|(most, score)| *most = most.max(*score));
-    }
-    let mut sums = [0f64; QUERIES];
-    for scores in scores.chunks_exact_mut(QUERIES) {
-        for ((score, most), sum) in scores.iter_mut().zip(&most).zip(&mut sums) {
-            *score = exp(*score - most);
-            *sum += f64::from(*score);
+struct Softmax<'a> {
+    /// `[keys, 32]`
+    scores: &'a mut [f32],
+    inverse: &'a mut [f32; QUERIES],
+}
+
+impl OverLanes for Softmax<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self, lanes: L) {
+        let scores = self.scores.as_chunks_mut::<LANES>().0;
+        for (half, inverse) in self.inverse.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let mut most = lanes.splat(f32::NEG_INFINITY);
+            for scores in scores[half..].iter().step_by(QUERIES / LANES) {
+                most = lanes.max(most, lanes.load(scores));
+            }
+            let less = lanes.mul(most, lanes.splat(-1.0));
+            let mut total = lanes.splat(0.0);
+            for part in scores.chunks_mut(SUM_KEYS * QUERIES / LANES) {
+                let mut sum = lanes.splat(0.0);
+                for scores in part[half..].iter_mut().step_by(QUERIES / LANES) {
+                    let weight = exp_of_negative(lanes, lanes.add(lanes.load(scores), less));
+                    lanes.store(weight, scores);
+                    sum = lanes.add(sum, weight);
+                }
+                total = lanes.add(total, sum);
+            }
+            lanes.store(total, inverse);
+            inverse.iter_mut().for_each(|sum| *sum = 1.0 / *sum);
         }
     }
-    sums.map(|sum| (1.0 / sum) as f32)
 }
 
 impl Target {
