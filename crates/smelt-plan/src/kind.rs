@@ -173,7 +173,7 @@ const QUANTIZE: &[Field] = &[
 ];
 const ENGINE_BUILD: &[Field] = &[
     field("onnx", GRAPH, Absent::Refused),
-    field("backend", Takes::Choice(&["native"]), Absent::Word("native")),
+    field("backend", Takes::Choice(&["native", "onnxruntime"]), Absent::Word("native")),
     field("precision", Takes::Choice(&["f32"]), Absent::Word("f32")),
 ];
 const LLM_ENGINE_BUILD: &[Field] = &[

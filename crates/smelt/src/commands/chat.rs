@@ -31,7 +31,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
         .map(|path| Picture::open(path))
         .collect::<Result<_, _>>()
         .map_err(Failed::model)?;
-    let mut deployment = Deployment::open(&dir).map_err(Failed::model)?;
+    let mut deployment = Deployment::open(&dir)?;
     let turn = Turn::from_marked("user", &flags.prompt, pictures.len()).map_err(Failed::usage)?;
     let request = Request {
         turns: &[turn],

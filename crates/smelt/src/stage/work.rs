@@ -4,7 +4,7 @@
 //! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
 //! is visible to anyone before the supervisor seals it.
 
-use smelt_engine::{graph, llm};
+use smelt_engine::{graph, llm, onnxruntime};
 use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
 use smelt_model::grid::Grid;
@@ -91,7 +91,16 @@ fn unknown(field: &str, word: &str) -> Failed {
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
-    graph::build(request.input("onnx")?, &request.out, &mut say).map_err(Failed::model)
+    let onnx = request.input("onnx")?;
+    match request.word("backend")? {
+        "onnxruntime" => {
+            onnxruntime::build(onnx, &request.out, &mut say).map_err(|error| match error {
+                onnxruntime::BuildError::Library(why) => Failed::new(Exit::DoesNotFit, why),
+                error => Failed::model(error),
+            })
+        }
+        _ => graph::build(onnx, &request.out, &mut say).map_err(Failed::model),
+    }
 }
 
 fn llm_engine_build(request: &Request) -> Result<(), Failed> {
