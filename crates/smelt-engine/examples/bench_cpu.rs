@@ -133,7 +133,7 @@ impl Asked {
         let begin = Instant::now();
         for slot in 0..self.slots {
             let tokens = prompt(slot, prefill, engine.vocab());
-            last.push(engine.prefill(slot, &Prompt { tokens: &tokens, image: None })?);
+            last.push(engine.prefill(slot, &Prompt::plain(&tokens, None))?);
         }
         let prefill_s = begin.elapsed().as_secs_f64();
         let (mut tokens, mut decode_s) = (Vec::new(), 0.0);

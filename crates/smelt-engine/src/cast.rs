@@ -30,6 +30,18 @@ pub(crate) fn slice_of<T: Number>(bytes: &[u8]) -> Option<&[T]> {
     Some(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<T>(), count) })
 }
 
+/// `bytes` as a slice of `T` that can be written, or `None` where the address or the length does not
+/// fit `T`.
+pub(crate) fn slice_of_mut<T: Number>(bytes: &mut [u8]) -> Option<&mut [T]> {
+    let aligned = bytes.as_ptr().cast::<T>().is_aligned();
+    if !aligned || !bytes.len().is_multiple_of(size_of::<T>()) {
+        return None;
+    }
+    let count = bytes.len() / size_of::<T>();
+    // SAFETY: as in `slice_of`, and the borrow is exclusive; every `T` leaves valid bytes behind.
+    Some(unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<T>(), count) })
+}
+
 /// The bytes of `numbers`, in the machine's order.
 #[cfg(test)]
 pub(crate) fn bytes_of<T: Number>(numbers: &[T]) -> &[u8] {
@@ -54,5 +66,8 @@ mod tests {
         assert_eq!(slice_of::<f32>(&bytes[..6]), None);
         assert_eq!(slice_of::<u16>(&bytes[1..5]), None);
         assert_eq!(slice_of::<i8>(&bytes[1..4]), Some(&[0i8; 3][..]));
+        let mut bytes = bytes.to_vec();
+        assert_eq!(slice_of_mut::<i8>(&mut bytes).map(|numbers| numbers.len()), Some(16));
+        assert_eq!(slice_of_mut::<f32>(&mut bytes[..6]), None);
     }
 }

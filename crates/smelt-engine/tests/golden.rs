@@ -1,4 +1,4 @@
-//! Holds the engines to numbers that transformers computed for a tiny InternVL3 and 3.5.
+//! Holds the engines to numbers that transformers computed for tiny models of every family.
 //!
 //! The whole native path runs: checkpoint, export, quantisation, build, open, encode, prefill,
 //! decode.
@@ -7,12 +7,16 @@
 
 use std::path::{Path, PathBuf};
 
-use smelt_engine::llm::{self, ImageEmbeds, Limits, LlmEngine, Prompt};
+use smelt_engine::llm::{
+    self, ImageEmbeds, KvOptions, KvType, Limits, LlmEngine, Prompt, RunError,
+};
 use smelt_engine::vision::{self, VisionEngine};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
+use smelt_model::places::Place;
 use smelt_model::quantize::{self, Options, Scheme};
+use smelt_model::reference;
 use smelt_model::safetensors::Reader;
 use tempfile::TempDir;
 
@@ -75,7 +79,7 @@ impl Golden {
     fn llm(&self) -> LlmEngine {
         let engine = self.dir.path().join("llm");
         llm::build(&self.checkpoint, LIMITS, &engine, &mut |_| {}).unwrap();
-        LlmEngine::open(&engine).unwrap()
+        exact(&engine)
     }
 
     fn llm_int8(&self) -> LlmEngine {
@@ -89,8 +93,17 @@ impl Golden {
         .unwrap();
         let checkpoint = Checkpoint::open(&quantised).unwrap();
         llm::build(&checkpoint, LIMITS, &engine, &mut |_| {}).unwrap();
-        LlmEngine::open(&engine).unwrap()
+        exact(&engine)
     }
+}
+
+/// An engine that keeps keys and values as they are.
+fn exact(dir: &Path) -> LlmEngine {
+    with_kv(dir, KvType::F32)
+}
+
+fn with_kv(dir: &Path, kind: KvType) -> LlmEngine {
+    LlmEngine::open_with(dir, KvOptions { kind, bytes_max: None }).unwrap()
 }
 
 /// Largest error as a part of the largest expected value.
@@ -153,7 +166,8 @@ fn check_logits(name: &str) {
     for (ids, logits, image) in
         [("text_ids", "text_logits", None), ("image_ids", "image_logits", image)]
     {
-        let prompt = Prompt { tokens: &golden.ids(ids), image };
+        let ids = golden.ids(ids);
+        let prompt = Prompt::plain(&ids, image);
         let found = error(&engine.logits_all(0, &prompt).unwrap(), &golden.floats(logits));
         engine.release(0);
         assert!(found <= F32_TOLERANCE, "{name}: {logits} are off by {found}");
@@ -173,7 +187,8 @@ fn check_greedy(golden: &Golden, engine: &mut LlmEngine) {
     for (ids, expect, image) in
         [("text_ids", "greedy_text_ids", None), ("image_ids", "greedy_image_ids", image)]
     {
-        let prompt = Prompt { tokens: &golden.ids(ids), image };
+        let tokens = golden.ids(ids);
+        let prompt = Prompt::plain(&tokens, image);
         assert_eq!(greedy(engine, &prompt, 16), golden.ids(expect), "{ids}");
     }
 }
@@ -191,7 +206,8 @@ fn sixteen_greedy_tokens_match_transformers() {
 fn check_int8(name: &str) {
     let golden = Golden::open(name);
     let mut engine = golden.llm_int8();
-    let prompt = Prompt { tokens: &golden.ids("text_ids"), image: None };
+    let ids = golden.ids("text_ids");
+    let prompt = Prompt::plain(&ids, None);
     let got = engine.logits_all(0, &prompt).unwrap();
     let expect = golden.floats("text_logits");
     let vocab = engine.vocab();
@@ -215,7 +231,8 @@ fn the_whole_path_from_pixels_gives_the_same_tokens() {
         let golden = Golden::open(name);
         let embeds = golden.vision(Dtype::F32).encode(&golden.floats("pixel_values"), 2).unwrap();
         let image = Some(ImageEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
-        let prompt = Prompt { tokens: &golden.ids("image_ids"), image };
+        let ids = golden.ids("image_ids");
+        let prompt = Prompt::plain(&ids, image);
         assert_eq!(greedy(&mut golden.llm(), &prompt, 16), golden.ids("greedy_image_ids"));
     }
 }
@@ -250,10 +267,157 @@ fn text_models_give_the_logits_of_transformers_prompt_and_step() {
             // The second sequence is padded, which engines never are.
             let half = |len: usize| len / 2;
             let (ids, expect) = (golden.ids(&ids), golden.floats(&logits));
-            let prompt = Prompt { tokens: &ids[..half(ids.len())], image: None };
+            let prompt = Prompt::plain(&ids[..half(ids.len())], None);
             let found = engine.logits_all(0, &prompt).unwrap();
             let off = error(&found, &expect[..half(expect.len())]);
             assert!(off <= F32_TOLERANCE, "{name}: {case} is off by {off}");
         }
+    }
+}
+
+#[test]
+fn keys_and_values_of_fewer_bits_stay_close_to_transformers() {
+    for name in TEXT {
+        let golden = Golden::open_file(name, "cases.safetensors");
+        golden.llm();
+        let ids = golden.ids("llm/in/input_ids");
+        let ids = &ids[..ids.len() / 2];
+        let expect = golden.floats("llm/out/logits");
+        for (kind, tolerance) in [(KvType::F16, 2e-3), (KvType::Int8, 4e-2)] {
+            let mut engine = with_kv(&golden.dir.path().join("llm"), kind);
+            let found = engine.logits_all(0, &Prompt::plain(ids, None)).unwrap();
+            let off = error(&found, &expect[..expect.len() / 2]);
+            assert!(off > 0.0 && off <= tolerance, "{name}: {kind:?} is off by {off}");
+        }
+    }
+}
+
+/// A Qwen-VL golden: a prompt with two pictures, whose embeddings come from the tower's cases.
+struct Pictures {
+    golden: Golden,
+    tokens: Vec<u32>,
+    image_token: u32,
+    embeds: Vec<f32>,
+    places: Vec<Place>,
+    deepstack: Vec<Vec<f32>>,
+    logits: Vec<f32>,
+}
+
+impl Pictures {
+    fn open(name: &str, grids: [&str; 2], blocks: usize) -> Self {
+        let golden = Golden::open_file(name, "cases.safetensors");
+        let text = std::fs::read_to_string(golden_dir(name).join("prompts.json")).unwrap();
+        let prompts: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let number = |value: &serde_json::Value| u32::try_from(value.as_u64().unwrap()).unwrap();
+        let ids = prompts["prompts"][0]["ids"].as_array().unwrap();
+        let tokens: Vec<u32> = ids.iter().map(number).collect();
+        let rows = |output: &str| -> Vec<f32> {
+            grids.map(|grid| golden.floats(&format!("vision-{grid}/out/{output}"))).concat()
+        };
+        let (embeds, count) = (rows("image_embeds"), tokens.len());
+        let deepstack = (0..blocks).map(|block| rows(&format!("deepstack_{block}"))).collect();
+        let ids = golden.ids("llm/in/position_ids");
+        let places = (0..count).map(|at| [0, 1, 2].map(|axis| ids[axis * count + at])).collect();
+        let logits = golden.floats("llm/out/logits");
+        let image_token = number(&prompts["image_token"]);
+        Self { golden, tokens, image_token, embeds, places, deepstack, logits }
+    }
+
+    fn prompt(&self) -> Prompt<'_> {
+        let image = ImageEmbeds { token: self.image_token, embeds: &self.embeds };
+        Prompt {
+            tokens: &self.tokens,
+            image: Some(image),
+            places: Some(&self.places),
+            deepstack: &self.deepstack,
+        }
+    }
+}
+
+fn pictures() -> [Pictures; 2] {
+    [
+        Pictures::open("qwen2_5_vl-tiny", ["40x56", "16x32"], 0),
+        Pictures::open("qwen3_vl-tiny", ["24x40", "48x16"], 2),
+    ]
+}
+
+#[test]
+fn tokens_of_three_positions_and_deepstack_are_those_of_transformers() {
+    for case in pictures() {
+        let mut engine = case.golden.llm();
+        let found = engine.logits_all(0, &case.prompt()).unwrap();
+        let off = error(&found, &case.logits);
+        assert!(off <= F32_TOLERANCE, "off by {off}");
+    }
+}
+
+/// The reference of smelt-model scores the prompt and a step behind it in one pass.
+#[test]
+fn a_step_behind_pictures_stands_where_the_largest_place_ends() {
+    for case in pictures() {
+        let mut engine = case.golden.llm();
+        engine.prefill(0, &case.prompt()).unwrap();
+        let found = engine.decode(&[(0, 5)]).unwrap().concat();
+        let tokens = [&case.tokens[..], &[5]].concat();
+        let next = case.places.iter().flatten().max().unwrap() + 1;
+        assert!((next as usize) < case.tokens.len(), "pictures take fewer places than tokens");
+        let places = [&case.places[..], &[[next; 3]]].concat();
+        let prompt = reference::Prompt {
+            tokens: &tokens,
+            image: Some(reference::Image { token: case.image_token, embeds: &case.embeds }),
+            places: Some(&places),
+            deepstack: &case.deepstack,
+        };
+        let last = tokens.len() - 1..tokens.len();
+        let expect =
+            reference::logits_after(&case.golden.checkpoint, &prompt, last, &mut |_| {}).unwrap();
+        let off = error(&found, &expect);
+        assert!(off <= F32_TOLERANCE, "off by {off}");
+    }
+}
+
+#[test]
+fn a_prompt_with_pictures_in_two_parts_or_forked_is_the_same() {
+    for case in pictures() {
+        let mut engine = case.golden.llm();
+        let whole = engine.prefill(0, &case.prompt()).unwrap();
+        let text = case.tokens.iter().rposition(|token| *token == case.image_token).unwrap() + 1;
+        let head = Prompt {
+            tokens: &case.tokens[..text],
+            places: Some(&case.places[..text]),
+            ..case.prompt()
+        };
+        engine.prefill(1, &head).unwrap();
+        engine.fork(1, 0, text).unwrap();
+        for slot in [0, 1] {
+            let parts = engine.prefill(slot, &Prompt::plain(&case.tokens[text..], None)).unwrap();
+            let off = error(&parts, &whole);
+            assert!(off <= F32_TOLERANCE, "slot {slot}: off by {off}");
+        }
+    }
+}
+
+#[test]
+fn pictures_without_places_or_features_are_refused() {
+    for case in pictures() {
+        let mut engine = case.golden.llm();
+        let (prompt, tokens) = (case.prompt(), case.tokens.len());
+        let mut refused = |prompt: Prompt<'_>| engine.prefill(0, &prompt).unwrap_err();
+        let found = refused(Prompt { places: None, ..prompt });
+        assert_eq!(found, RunError::PlaceCount { tokens, found: 0 });
+        let found = refused(Prompt { places: Some(&case.places[1..]), ..prompt });
+        assert_eq!(found, RunError::PlaceCount { tokens, found: tokens - 1 });
+        let mut far = case.places.clone();
+        far[3][1] = u32::MAX;
+        let found = refused(Prompt { places: Some(&far), ..prompt }).to_string();
+        assert!(found.contains("place 4294967295 of token 3"), "{found}");
+        let (layers, numbers) = (case.deepstack.len(), case.embeds.len());
+        let short = vec![vec![0.0; numbers]; layers + 1];
+        let found = refused(Prompt { deepstack: &short, ..prompt });
+        assert_eq!(
+            found,
+            RunError::FeatureCount { layers, numbers, found: vec![numbers; layers + 1] }
+        );
+        assert_eq!(engine.held(0), 0);
     }
 }

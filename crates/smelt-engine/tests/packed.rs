@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::llm::{self, Arithmetic, Limits, LlmEngine, Prompt};
+use smelt_engine::llm::{self, Arithmetic, KvOptions, KvType, Limits, LlmEngine, Prompt};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::safetensors::Reader;
@@ -77,8 +77,9 @@ fn check(path: &Path, case: &str, scheme: &str) -> Checkpoint {
 
     let dir = TempDir::new().unwrap();
     llm::build(&checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap();
-    let mut engine = LlmEngine::open(dir.path()).unwrap();
-    let prompt = Prompt { tokens: &tokens, image: None };
+    let mut engine =
+        LlmEngine::open_with(dir.path(), KvOptions { kind: KvType::F32, bytes_max: None }).unwrap();
+    let prompt = Prompt::plain(&tokens, None);
     let rounded = engine.logits_all(0, &prompt).unwrap();
     near(&rounded, &expect, &format!("{case}: engine in integers"));
     engine.release(0);
@@ -87,7 +88,7 @@ fn check(path: &Path, case: &str, scheme: &str) -> Checkpoint {
     close(&found, &expect, &format!("{case}: engine"));
     engine.release(0);
     // Token by token, which takes the path of few rows.
-    engine.prefill(0, &Prompt { tokens: &tokens[..1], image: None }).unwrap();
+    engine.prefill(0, &Prompt::plain(&tokens[..1], None)).unwrap();
     for (index, &token) in tokens.iter().enumerate().skip(1) {
         let found = engine.decode(&[(0, token)]).unwrap().swap_remove(0);
         close(&found, &expect[index * 32..(index + 1) * 32], &format!("{case}: step {index}"));

@@ -175,7 +175,7 @@ impl Prepared {
     /// For the engine, with embeddings in the places of `image_token`.
     fn prompt(&self, image_token: u32) -> Prompt<'_> {
         let image = ImageEmbeds { token: image_token, embeds: &self.embeds };
-        Prompt { tokens: &self.tokens, image: (!self.embeds.is_empty()).then_some(image) }
+        Prompt::plain(&self.tokens, (!self.embeds.is_empty()).then_some(image))
     }
 }
 

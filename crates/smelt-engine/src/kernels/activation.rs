@@ -45,22 +45,23 @@ pub(crate) fn erf(x: f32) -> f32 {
 }
 
 /// Coefficients, highest power first, of `(exp(r) - 1 - r) / r²` for |r| up to ln(2)/2.
-const EXP: [f32; 6] =
+pub(super) const EXP: [f32; 6] =
     [1.989_098_1e-4, 1.393_364e-3, 8.333_311e-3, 4.166_646_5e-2, 1.666_666_7e-1, 0.5];
 
 /// Below this, exp is less than the smallest normal f32 and is given as zero.
-const EXP_UNDERFLOW: f32 = -87.336_54;
+pub(super) const EXP_UNDERFLOW: f32 = -87.336_54;
 /// Above this, exp is infinite.
 const EXP_OVERFLOW: f32 = 88.722_84;
+
+/// ln(2) in two parts, the first exact in a product with any exponent.
+pub(super) const LN2_HIGH: f32 = 0.693_359_4;
+pub(super) const LN2_LOW: f32 = -2.121_944_4e-4;
+/// Adding 1.5 * 2^23 rounds to a whole number.
+pub(super) const ROUND: f32 = 12_582_912.0;
 
 /// The exponential; relative error below 2e-7, results under 1.2e-38 are zero.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    /// ln(2) in two parts, the first exact in a product with any exponent.
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    /// Adding 1.5 * 2^23 rounds to a whole number.
-    const ROUND: f32 = 12_582_912.0;
     let held = x.clamp(EXP_UNDERFLOW, EXP_OVERFLOW);
     let shifted = held * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;

@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+use super::lanes::{self, OverLanes};
 use super::matrix::Elements;
 use super::plain;
 #[cfg(target_arch = "x86_64")]
@@ -32,6 +33,11 @@ pub(super) enum Path {
     /// With BW and VL too.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// With dot products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
 }
 
 impl Isa {
@@ -42,7 +48,10 @@ impl Isa {
 
     /// Every one this processor has, the widest last.
     pub(crate) fn all() -> Vec<Self> {
-        #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "x86 paths only"))]
+        #[cfg_attr(
+            not(any(target_arch = "x86_64", target_arch = "aarch64")),
+            expect(unused_mut, reason = "other processors have the plain path alone")
+        )]
         let mut all = vec![Self(Path::Plain)];
         #[cfg(target_arch = "x86_64")]
         {
@@ -64,6 +73,13 @@ impl Isa {
                 all.push(Self(Path::Avx512Vnni));
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            all.push(Self(Path::Neon));
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(Self(Path::NeonDot));
+            }
+        }
         all
     }
 
@@ -77,6 +93,8 @@ impl Isa {
     pub(crate) fn vectorised<R>(self, work: impl FnOnce() -> R) -> R {
         match self.0 {
             Path::Plain => work(),
+            #[cfg(target_arch = "aarch64")]
+            Path::Neon | Path::NeonDot => work(),
             // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => unsafe { avx2::vectorised(work) },
@@ -86,12 +104,29 @@ impl Isa {
         }
     }
 
+    /// Does `work` over the widest vectors of this instruction set.
+    pub(crate) fn over_lanes(self, work: impl OverLanes) {
+        match self.0 {
+            Path::Plain => work.run(lanes::Plain),
+            // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => unsafe { lanes::Avx2::run(work) },
+            // SAFETY: `all` gives this path only where avx512f, avx2, fma and f16c were detected.
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 | Path::Avx512Vnni => unsafe { lanes::Avx512::run(work) },
+            #[cfg(target_arch = "aarch64")]
+            Path::Neon | Path::NeonDot => lanes::Neon::run(work),
+        }
+    }
+
     /// `tile[i][j] = Σ_p a[p][i] * b[p][j]` over panels packed `depth` by `TILE_ROWS` and
     /// `depth` by `TILE_COLUMNS`.
     pub(crate) fn tile(self, depth: usize, a: &[f32], b: &[f32], tile: &mut Tile) {
         let (a, b) = (&a[..depth * TILE_ROWS], &b[..depth * TILE_COLUMNS]);
         match self.0 {
             Path::Plain => plain::tile(a, b, tile),
+            #[cfg(target_arch = "aarch64")]
+            Path::Neon | Path::NeonDot => plain::tile(a, b, tile),
             // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => unsafe { avx2::tile(a, b, tile) },
@@ -105,12 +140,9 @@ impl Isa {
     pub(crate) fn dot(self, w: Elements<'_>, x: &[f32]) -> f32 {
         assert_eq!(w.len(), x.len(), "a dot product needs two equal lengths");
         match self.0 {
-            Path::Plain => match w {
-                Elements::F32(w) => plain::dot_f32(w, x),
-                Elements::F16(w) => plain::dot_f16(w, x),
-                Elements::Bf16(w) => plain::dot_bf16(w, x),
-                Elements::I8(w) => plain::dot_i8(w, x),
-            },
+            Path::Plain => plain_dot(w, x),
+            #[cfg(target_arch = "aarch64")]
+            Path::Neon | Path::NeonDot => plain_dot(w, x),
             // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => unsafe {
@@ -132,6 +164,15 @@ impl Isa {
                 }
             },
         }
+    }
+}
+
+fn plain_dot(w: Elements<'_>, x: &[f32]) -> f32 {
+    match w {
+        Elements::F32(w) => plain::dot_f32(w, x),
+        Elements::F16(w) => plain::dot_f16(w, x),
+        Elements::Bf16(w) => plain::dot_bf16(w, x),
+        Elements::I8(w) => plain::dot_i8(w, x),
     }
 }
 

@@ -4,11 +4,13 @@
 //! Knows nothing of graphs, models or files.
 
 pub(crate) mod activation;
+pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod isa;
+pub(crate) mod lanes;
 pub(crate) mod matrix;
 pub(crate) mod norm;
 mod plain;

@@ -1,8 +1,10 @@
 //! Rotates heads by their position (rotary embedding, rotate-half form).
 
 use serde::{Deserialize, Serialize};
+use smelt_model::decoder;
+use smelt_model::places::Place;
 
-/// Cosines and sines of one position for heads of `2 * len` numbers.
+/// Cosines and sines of one place for heads of `2 * len` numbers.
 pub(crate) struct Rotation {
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -36,8 +38,59 @@ impl Llama3 {
     }
 }
 
+/// Which of a token's three positions (time, height, width) turns which pair of a head (M-RoPE), as
+/// `engine.json` keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Sections {
+    /// Pairs of time, height and width.
+    pub(crate) sizes: [usize; 3],
+    /// Whether the three take turns instead of lying one after another.
+    pub(crate) interleaved: bool,
+}
+
+impl Sections {
+    /// Whether they are the pairs of a head of `head_dim` numbers.
+    pub(crate) fn fit(&self, head_dim: usize) -> bool {
+        let sum = self.sizes.iter().try_fold(0, |sum: usize, size| sum.checked_add(*size));
+        sum == Some(head_dim / 2)
+    }
+
+    /// Which position turns each pair.
+    fn axes(&self) -> Vec<usize> {
+        decoder::Sections { sizes: self.sizes, is_interleaved: self.interleaved }.axes()
+    }
+}
+
+impl From<decoder::Sections> for Sections {
+    fn from(sections: decoder::Sections) -> Self {
+        Self { sizes: sections.sizes, interleaved: sections.is_interleaved }
+    }
+}
+
+/// How heads are turned: for each pair the angle per position, and which position.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    frequencies: Vec<f32>,
+    /// 0 time, 1 height, 2 width.
+    axes: Vec<usize>,
+}
+
+impl Turns {
+    /// Those of heads of `head_dim` numbers; without `sections`, the first position turns all pairs.
+    pub(crate) fn new(
+        head_dim: usize,
+        theta: f64,
+        scaling: Option<Llama3>,
+        sections: Option<Sections>,
+    ) -> Self {
+        let axes = sections.map_or_else(|| vec![0; head_dim / 2], |sections| sections.axes());
+        Self { frequencies: frequencies(head_dim, theta, scaling), axes }
+    }
+}
+
 /// Angles per position, `theta^(-2i / head_dim)` scaled, rounded to f32 as models were trained.
-pub(crate) fn frequencies(head_dim: usize, theta: f64, scaling: Option<Llama3>) -> Vec<f32> {
+fn frequencies(head_dim: usize, theta: f64, scaling: Option<Llama3>) -> Vec<f32> {
     let plain = |i: usize| theta.powf(-(2.0 * i as f64) / head_dim as f64);
     let scaled = |frequency| scaling.map_or(frequency, |by| by.scaled(frequency));
     (0..head_dim / 2).map(|i| scaled(plain(i)) as f32).collect()
@@ -45,9 +98,9 @@ pub(crate) fn frequencies(head_dim: usize, theta: f64, scaling: Option<Llama3>) 
 
 impl Rotation {
     /// Angles `position * frequency`, rounded to f32 where the usual implementations round.
-    pub(crate) fn new(position: usize, frequencies: &[f32]) -> Self {
-        let half = frequencies.len();
-        let angle = |i: usize| frequencies[i] * position as f32;
+    pub(crate) fn new(place: Place, turns: &Turns) -> Self {
+        let half = turns.frequencies.len();
+        let angle = |i: usize| turns.frequencies[i] * place[turns.axes[i]] as f32;
         let (sin, cos) =
             (0..half).map(|i| (f64::from(angle(i))).sin_cos()).unzip::<f64, f64, Vec<_>, Vec<_>>();
         let narrow = |wide: Vec<f64>| wide.into_iter().map(|value| value as f32).collect();
@@ -68,17 +121,38 @@ impl Rotation {
 mod tests {
     use super::*;
 
+    /// The rotation of heads of four numbers at one position.
+    fn plain(position: u32, theta: f64) -> Rotation {
+        Rotation::new([position; 3], &Turns::new(4, theta, None, None))
+    }
+
+    #[test]
+    fn each_pair_is_turned_by_its_own_position() {
+        for (interleaved, axes) in [(false, [0, 0, 1, 2]), (true, [0, 1, 2, 0])] {
+            let sections = Sections { sizes: [2, 1, 1], interleaved };
+            assert!(sections.fit(8) && !sections.fit(10));
+            let turns = Turns::new(8, 100.0, None, Some(sections));
+            let place = [3, 5, 11];
+            let found = Rotation::new(place, &turns);
+            for (pair, axis) in axes.into_iter().enumerate() {
+                let angle = f64::from(place[axis]) * f64::from(turns.frequencies[pair]);
+                assert!((f64::from(found.cos[pair]) - angle.cos()).abs() < 1e-6, "{pair}");
+                assert!((f64::from(found.sin[pair]) - angle.sin()).abs() < 1e-6, "{pair}");
+            }
+        }
+    }
+
     #[test]
     fn position_zero_changes_nothing() {
         let mut head = [1.0, -2.0, 3.0, 4.0];
-        Rotation::new(0, &frequencies(4, 1e6, None)).apply(&mut head);
+        plain(0, 1e6).apply(&mut head);
         assert_eq!(head, [1.0, -2.0, 3.0, 4.0]);
     }
 
     #[test]
     fn pairs_are_turned_by_their_angle() {
         let mut head = [1.0, 1.0, 0.0, 0.0];
-        Rotation::new(3, &frequencies(4, 100.0, None)).apply(&mut head);
+        plain(3, 100.0).apply(&mut head);
         let expect = [3f64.cos(), 0.3f64.cos(), 3f64.sin(), 0.3f64.sin()];
         for (got, expect) in head.iter().zip(expect) {
             assert!((f64::from(*got) - expect).abs() < 1e-6);
@@ -98,9 +172,9 @@ mod tests {
 
     #[test]
     fn products_depend_on_the_distance_alone() {
-        let turned = |position: usize, head: [f32; 4]| {
+        let turned = |position: u32, head: [f32; 4]| {
             let mut head = head;
-            Rotation::new(position, &frequencies(4, 1e4, None)).apply(&mut head);
+            plain(position, 1e4).apply(&mut head);
             head
         };
         let dot = |a: [f32; 4], b: [f32; 4]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();

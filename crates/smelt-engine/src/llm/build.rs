@@ -10,9 +10,9 @@ use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_model::decoder::Decoder;
 
 use super::pack::tensors;
-use super::{KIND, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
+use super::{KIND, KvOptions, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
 use crate::engine_file::EngineWriter;
-use crate::kernels::rope::Llama3;
+use crate::kernels::rope::{Llama3, Sections};
 
 /// Why a checkpoint could not become an engine.
 #[derive(Debug, thiserror::Error)]
@@ -22,15 +22,6 @@ pub enum BuildError {
     Limits {
         /// What is wrong with them.
         problem: String,
-    },
-    /// The decoder turns queries and keys by three positions a token.
-    #[error(
-        "{}: the native engine does not build decoders of three positions a token (M-RoPE); export this one with part = \"llm\"",
-        path.display()
-    )]
-    Places {
-        /// The checkpoint.
-        path: PathBuf,
     },
     /// The checkpoint cannot be read.
     #[error(transparent)]
@@ -72,9 +63,6 @@ pub fn build(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
     let llm = checkpoint.decoder()?;
-    if llm.rope.sections.is_some() {
-        return Err(BuildError::Places { path: checkpoint.path().to_owned() });
-    }
     check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
@@ -89,7 +77,7 @@ pub fn build(
     let unsealed =
         writer.finish(KIND, sizes(llm, checkpoint.scheme_words(), limits)).map_err(write_error)?;
     progress("stepping one token");
-    try_out(LlmEngine::new(unsealed.preview()?)?)?;
+    try_out(LlmEngine::new(unsealed.preview()?, KvOptions::default())?)?;
     unsealed.seal().map_err(write_error)?;
     LlmEngine::open(out_dir)?;
     Ok(())
@@ -124,13 +112,15 @@ pub(super) fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
             high: by.high_freq_factor,
             original_positions: by.original_max_position_embeddings,
         }),
+        rope_sections: llm.rope.sections.map(Sections::from),
+        deepstack: llm.deepstack,
         limits,
     }
 }
 
 /// Steps one token; every logit has to be finite.
 fn try_out(mut engine: LlmEngine) -> Result<(), BuildError> {
-    let logits = engine.prefill(0, &Prompt { tokens: &[0], image: None })?;
+    let logits = engine.prefill(0, &Prompt::plain(&[0], None))?;
     match logits.into_iter().find(|logit| !logit.is_finite()) {
         Some(found) => Err(BuildError::NotFinite { found }),
         None => Ok(()),

@@ -6,21 +6,16 @@
 
 use std::ops::Range;
 
+use smelt_model::places::Place;
+
 use super::LlmFile;
-use super::kv::{Kind, Slot};
+use super::kv::Cache;
 use super::linear::apply;
 use super::weights::{Decoder, Layer, Machine};
 use crate::kernels::activation::swiglu;
-use crate::kernels::matrix::{Elements, Matrix};
 use crate::kernels::norm::rms_norm;
-use crate::kernels::product::{Panels, Product};
-use crate::kernels::rope::{Rotation, frequencies};
-use crate::kernels::softmax::softmax;
+use crate::kernels::rope::{Rotation, Turns};
 use crate::kernels::striped::Input;
-
-/// Tokens of one attention task: with the seven query heads a key head usually has, 224 rows of
-/// scores.
-const TASK_TOKENS: usize = 32;
 
 /// Neighbouring tokens of one slot, and the rows where they lie.
 #[derive(Clone, Debug)]
@@ -29,6 +24,27 @@ pub(super) struct Span {
     pub(super) rows: Range<usize>,
     /// Position of the first of them.
     pub(super) start: usize,
+    /// Where each stands in time, height and width.
+    pub(super) places: Vec<Place>,
+}
+
+/// What a tower's blocks say of images, added to their rows behind the first layers (deepstack).
+#[derive(Clone, Copy, Default)]
+pub(super) struct Features<'a> {
+    /// For each of the first layers `[images, hidden]`.
+    pub(super) layers: &'a [Vec<f32>],
+    /// The row of the pass, and the row of the features, of each image token.
+    pub(super) rows: &'a [(usize, usize)],
+}
+
+impl Features<'_> {
+    fn add(&self, layer: usize, x: &mut [f32], hidden: usize) {
+        let Some(features) = self.layers.get(layer) else { return };
+        for &(row, image) in self.rows {
+            let features = &features[image * hidden..(image + 1) * hidden];
+            add(&mut x[row * hidden..(row + 1) * hidden], features);
+        }
+    }
 }
 
 /// A decoder with all it needs for one forward pass.
@@ -36,6 +52,7 @@ pub(super) struct Pass<'a> {
     pub(super) sizes: &'a LlmFile,
     pub(super) decoder: &'a Decoder,
     pub(super) machine: Machine<'a>,
+    pub(super) turns: &'a Turns,
 }
 
 /// What a pass computes in, kept from pass to pass for its memory.
@@ -59,25 +76,25 @@ impl Pass<'_> {
         &self,
         x: &mut [f32],
         spans: &[Span],
-        slots: &mut [Slot],
+        features: Features<'_>,
+        cache: &mut Cache,
         buffers: &mut Buffers,
     ) {
-        let positions = spans.iter().flat_map(|span| span.start..span.start + span.rows.len());
-        let LlmFile { head_dim, rope_theta, rope_scaling, .. } = *self.sizes;
-        let frequencies = frequencies(head_dim, rope_theta, rope_scaling);
+        let places = spans.iter().flat_map(|span| &span.places);
         let rotations: Vec<Rotation> =
-            positions.map(|position| Rotation::new(position, &frequencies)).collect();
+            places.map(|place| Rotation::new(*place, self.turns)).collect();
         for (index, layer) in self.decoder.layers.iter().enumerate() {
             self.project(layer, x, &rotations, buffers);
-            self.store(index, spans, slots, buffers);
-            let attended = self.attend_stored(index, &buffers.q, spans, slots);
+            self.store(index, spans, cache, buffers);
+            let attended = self.attend_stored(index, &buffers.q, spans, cache);
             let Buffers { input, out, .. } = buffers;
             apply(&mut [(&layer.o, out)], &attended, input, self.machine);
             add(x, &buffers.out);
             self.feed_forward(layer, x, buffers);
+            features.add(index, x, self.sizes.hidden);
         }
         for span in spans {
-            slots[span.slot].advance(span.rows.len());
+            cache.advance(span.slot, &span.places);
         }
     }
 
@@ -126,15 +143,13 @@ impl Pass<'_> {
     }
 
     /// Gives keys and values to the slots.
-    fn store(&self, layer: usize, spans: &[Span], slots: &mut [Slot], buffers: &Buffers) {
+    fn store(&self, layer: usize, spans: &[Span], cache: &mut Cache, buffers: &Buffers) {
         let width = self.sizes.kv_heads * self.sizes.head_dim;
         for span in spans {
-            let slot = &mut slots[span.slot];
-            for (offset, row) in span.rows.clone().enumerate() {
+            for (position, row) in (span.start..).zip(span.rows.clone()) {
                 let row = row * width..(row + 1) * width;
-                let position = span.start + offset;
-                slot.store(layer, Kind::Keys, position, &buffers.k[row.clone()]);
-                slot.store(layer, Kind::Values, position, &buffers.v[row]);
+                let (keys, values) = (&buffers.k[row.clone()], &buffers.v[row]);
+                cache.store(span.slot, layer, position, keys, values);
             }
         }
     }
@@ -155,116 +170,6 @@ impl Pass<'_> {
         apply(&mut [(&layer.down, out)], gate, input, self.machine);
         add(x, out);
     }
-
-    /// Attention of `q` over what the slots hold.
-    fn attend_stored(&self, layer: usize, q: &[f32], spans: &[Span], slots: &[Slot]) -> Vec<f32> {
-        let mut tasks = self.tasks(spans);
-        let work = tasks.iter().map(|task| task.end() * task.rows.len() * self.sizes.head_dim);
-        let work = work.sum::<usize>() * self.sizes.heads / self.sizes.kv_heads;
-        self.machine.threads.for_work(work).rows(&mut tasks, 1, |_, tasks| {
-            let mut panels = Panels::default();
-            for task in tasks {
-                task.out = self.attend_task(layer, q, task, &slots[task.slot], &mut panels);
-            }
-        });
-        let width = self.sizes.heads * self.sizes.head_dim;
-        let mut out = vec![0.0; q.len()];
-        for task in &tasks {
-            let group_width = self.group() * self.sizes.head_dim;
-            for (row, numbers) in task.rows.clone().zip(task.out.chunks_exact(group_width)) {
-                let start = row * width + task.kv_head * group_width;
-                out[start..start + group_width].copy_from_slice(numbers);
-            }
-        }
-        out
-    }
-
-    /// Query heads that share a key head.
-    fn group(&self) -> usize {
-        self.sizes.heads / self.sizes.kv_heads
-    }
-
-    /// Cuts the spans into tasks, one a key head and up to `TASK_TOKENS` tokens.
-    fn tasks(&self, spans: &[Span]) -> Vec<Task> {
-        let mut tasks = Vec::new();
-        for span in spans {
-            for kv_head in 0..self.sizes.kv_heads {
-                for first in span.rows.clone().step_by(TASK_TOKENS) {
-                    let rows = first..(first + TASK_TOKENS).min(span.rows.end);
-                    let start = span.start + (first - span.rows.start);
-                    tasks.push(Task { slot: span.slot, kv_head, rows, start, out: Vec::new() });
-                }
-            }
-        }
-        tasks
-    }
-
-    /// `softmax(q kᵀ / √head_dim) v` for the query heads of one key head, `[tokens, group,
-    /// head_dim]`.
-    fn attend_task(
-        &self,
-        layer: usize,
-        q: &[f32],
-        task: &Task,
-        slot: &Slot,
-        panels: &mut Panels,
-    ) -> Vec<f32> {
-        let (dim, group, isa) = (self.sizes.head_dim, self.group(), self.machine.isa);
-        let (count, end) = (task.rows.len() * group, task.end());
-        let queries = self.queries(q, task);
-        let queries = matrix(&queries, dim);
-        let mut scores = vec![0.0; count * end];
-        for (range, keys) in slot.head(layer, Kind::Keys, task.kv_head, end) {
-            let product = Product { out_stride: end, ..Product::new(queries, keys) };
-            product.run_here(isa, panels, &mut scores[range.start..]);
-        }
-        for (row, scores) in scores.chunks_exact_mut(end).enumerate() {
-            let visible = task.start + row / group + 1;
-            softmax(&mut scores[..visible]);
-            scores[visible..].fill(0.0);
-        }
-        let mut out = vec![0.0; count * dim];
-        for (range, values) in slot.head(layer, Kind::Values, task.kv_head, end) {
-            let part = Elements::F32(&scores[range.start..]);
-            let part = Matrix::strided(part, count, range.len(), [end, 1]);
-            let product = Product { accumulate: true, ..Product::new(part, values.transposed()) };
-            product.run_here(isa, panels, &mut out);
-        }
-        out
-    }
-
-    /// The queries of a task, scaled: `[tokens, group, head_dim]`.
-    fn queries(&self, q: &[f32], task: &Task) -> Vec<f32> {
-        let (width, part) =
-            (self.sizes.heads * self.sizes.head_dim, self.group() * self.sizes.head_dim);
-        let scale = (self.sizes.head_dim as f32).sqrt().recip();
-        let rows = task.rows.clone().flat_map(|row| {
-            let start = row * width + task.kv_head * part;
-            &q[start..start + part]
-        });
-        rows.map(|value| value * scale).collect()
-    }
-}
-
-/// Some tokens of one slot, for one key head.
-struct Task {
-    slot: usize,
-    kv_head: usize,
-    rows: Range<usize>,
-    /// Position of the first token.
-    start: usize,
-    out: Vec<f32>,
-}
-
-impl Task {
-    /// Positions that the last of its tokens sees.
-    fn end(&self) -> usize {
-        self.start + self.rows.len()
-    }
-}
-
-fn matrix(numbers: &[f32], columns: usize) -> Matrix<'_> {
-    Matrix::new(Elements::F32(numbers), numbers.len() / columns, columns)
 }
 
 fn add(x: &mut [f32], more: &[f32]) {

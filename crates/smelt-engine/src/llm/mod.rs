@@ -5,6 +5,7 @@
 //! slots, `release` forgets.  Knows nothing of text, requests or pictures: image embeddings are
 //! numbers here.
 
+mod attention;
 mod build;
 mod content;
 mod forward;
@@ -13,21 +14,26 @@ mod linear;
 mod pack;
 mod weights;
 
+use std::ops::Range;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use smelt_model::decoder::Family;
+use smelt_model::places::Place;
 
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
+use crate::kernels::attention::HeadShape;
+pub use crate::kernels::attention::KvType;
 use crate::kernels::isa::Isa;
-use crate::kernels::rope::Llama3;
+use crate::kernels::rope::{Llama3, Sections, Turns};
 pub use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
 pub use build::{BuildError, build};
 pub use content::Tensor;
-use forward::{Buffers, Pass, Span};
-use kv::{KvShape, Slot};
+use forward::{Buffers, Features, Pass, Span};
+use kv::{Cache, KvShape};
+pub use kv::{KvOptions, KvUsage};
 use weights::{Decoder, Machine};
 
 /// What `engine.json` calls this kind.
@@ -35,7 +41,7 @@ const KIND: &str = "llm";
 /// Prompt tokens computed at a time, so that memory does not grow with the prompt.
 const CHUNK_TOKENS: usize = 128;
 
-/// Longest sequence any engine may be built for; the cache is f32, so this is already 60 GiB at 2B.
+/// Longest sequence any engine may be built for; in halves the cache of a 2B model then is 30 GiB.
 pub const MAX_SEQ_LEN_MAX: usize = 1 << 20;
 /// Most sequences any engine may hold at once.
 pub const MAX_SLOTS_MAX: usize = 256;
@@ -67,7 +73,16 @@ pub(crate) struct LlmFile {
     rope_theta: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rope_scaling: Option<Llama3>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rope_sections: Option<Sections>,
+    /// First layers that are followed by adding image features.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    deepstack: usize,
     limits: Limits,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl LlmFile {
@@ -94,6 +109,13 @@ impl LlmFile {
         }
         if let Some(scaling) = self.rope_scaling.filter(|scaling| !scaling.is_sound()) {
             return Err(format!("{scaling:?} is no scaling of rotary frequencies"));
+        }
+        if let Some(sections) = self.rope_sections.filter(|sections| !sections.fit(head_dim)) {
+            return Err(format!("{sections:?} are not the pairs of heads of {head_dim}"));
+        }
+        if self.deepstack > layers {
+            let deepstack = self.deepstack;
+            return Err(format!("deepstack {deepstack} is more than the {layers} layers"));
         }
         self.limits.check()
     }
@@ -124,6 +146,19 @@ pub struct Prompt<'a> {
     pub tokens: &'a [u32],
     /// What stands in the places of image tokens.
     pub image: Option<ImageEmbeds<'a>>,
+    /// The place of each token in time, height and width, of the whole sequence (M-RoPE); without
+    /// them tokens count on from what the slot holds.  Decoders of one position a token always do.
+    pub places: Option<&'a [Place]>,
+    /// What blocks of the vision tower say of the same images, added behind the first layers
+    /// (deepstack): for each `[image tokens, hidden]`.
+    pub deepstack: &'a [Vec<f32>],
+}
+
+impl<'a> Prompt<'a> {
+    /// A prompt of one position a token and without deepstack.
+    pub fn plain(tokens: &'a [u32], image: Option<ImageEmbeds<'a>>) -> Self {
+        Self { tokens, image, places: None, deepstack: &[] }
+    }
 }
 
 /// Embeddings of image tokens.
@@ -195,6 +230,66 @@ pub enum RunError {
         /// Numbers one token needs.
         hidden: usize,
     },
+    /// A prompt with pictures has to say where its tokens stand.
+    #[error(
+        "the prompt has {tokens} tokens, but {found} places came; the decoder takes three positions a token (M-RoPE)"
+    )]
+    PlaceCount {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Places that came.
+        found: usize,
+    },
+    /// A place too far for exact angles.
+    #[error("place {place} of token {index} is not below {max}")]
+    PlaceTooFar {
+        /// Which token of the prompt.
+        index: usize,
+        /// Its largest position.
+        place: u32,
+        /// The first number that is too large.
+        max: usize,
+    },
+    /// Features of images do not match the decoder or the embeddings.
+    #[error(
+        "the decoder adds image features behind {layers} layers, {numbers} numbers each; {found:?} numbers came"
+    )]
+    FeatureCount {
+        /// Layers that take them; none without images.
+        layers: usize,
+        /// Numbers that each needs.
+        numbers: usize,
+        /// Numbers that came, layer by layer.
+        found: Vec<usize>,
+    },
+    /// Keys and values have no room.
+    #[error(
+        "the step needs {more} more blocks of keys and values, and {held} of {total} are held; release a slot or give the engine a larger budget"
+    )]
+    KvFull {
+        /// Blocks that are needed.
+        more: usize,
+        /// Blocks that slots hold.
+        held: usize,
+        /// Blocks that there may be.
+        total: usize,
+    },
+    /// The system refuses memory.
+    #[error("the system has no memory for {bytes} more bytes of keys and values; release a slot")]
+    NoMemory {
+        /// Bytes that were asked for.
+        bytes: usize,
+    },
+    /// A fork asks for more than there is.
+    #[error("slot {slot} holds {held} tokens, of which the first {len} cannot be shared")]
+    NotHeld {
+        /// The slot to share from.
+        slot: usize,
+        /// Tokens in it.
+        held: usize,
+        /// Tokens that were asked for.
+        len: usize,
+    },
 }
 
 /// An opened language model engine.
@@ -202,7 +297,8 @@ pub enum RunError {
 pub struct LlmEngine {
     file: EngineFile<LlmFile>,
     decoder: Decoder,
-    slots: Vec<Slot>,
+    turns: Turns,
+    cache: Cache,
     buffers: Buffers,
     isa: Isa,
     threads: Threads,
@@ -210,24 +306,36 @@ pub struct LlmEngine {
 }
 
 impl LlmEngine {
-    /// Opens the engine in `dir`.  Weights are mapped, not read.
+    /// Opens the engine in `dir`, with keys and values in half precision and no budget for them.
+    /// Weights are mapped, not read.
     ///
     /// # Errors
     /// When the directory holds no language model engine of this version, or its parts disagree.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
-        Self::new(EngineFile::open(dir, KIND)?)
+        Self::open_with(dir, KvOptions::default())
     }
 
-    fn new(file: EngineFile<LlmFile>) -> Result<Self, OpenError> {
+    /// As [`Self::open`], with keys and values kept as `kv` says.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(dir: &Path, kv: KvOptions) -> Result<Self, OpenError> {
+        Self::new(EngineFile::open(dir, KIND)?, kv)
+    }
+
+    fn new(file: EngineFile<LlmFile>, kv: KvOptions) -> Result<Self, OpenError> {
         let sizes = &file.engine;
         sizes.check().map_err(|problem| file.damaged(problem))?;
         let decoder = Decoder::find(&file)?;
-        let LlmFile { layers, kv_heads, head_dim, .. } = *sizes;
-        let shape = KvShape { layers, kv_heads, head_dim };
-        let slots = (0..sizes.limits.max_slots).map(|_| Slot::new(shape)).collect();
+        let LlmFile { layers, kv_heads, head_dim, rope_theta, rope_scaling, rope_sections, .. } =
+            *sizes;
+        let turns = Turns::new(head_dim, rope_theta, rope_scaling, rope_sections);
+        let shape = KvShape { layers, kv_heads, head: HeadShape { dim: head_dim, kind: kv.kind } };
+        let Limits { max_slots, max_seq_len } = sizes.limits;
+        let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);
         let (isa, threads) = (Isa::detect(), Threads::available());
         let (buffers, arithmetic) = (Buffers::default(), Arithmetic::Integers);
-        Ok(Self { file, decoder, slots, buffers, isa, threads, arithmetic })
+        Ok(Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic })
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
@@ -264,7 +372,12 @@ impl LlmEngine {
 
     /// Tokens that a slot holds; 0 for slots that do not exist.
     pub fn held(&self, slot: usize) -> usize {
-        self.slots.get(slot).map_or(0, Slot::len)
+        self.check_slot(slot).map_or(0, |()| self.cache.len(slot))
+    }
+
+    /// What keys and values take at the moment.
+    pub fn kv_usage(&self) -> KvUsage {
+        self.cache.usage()
     }
 
     /// Compares the weights with the hash in `engine.json`; reads all of them.
@@ -304,38 +417,57 @@ impl LlmEngine {
     pub fn decode(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<Vec<f32>>, RunError> {
         for (index, &(slot, token)) in tokens.iter().enumerate() {
             self.check(slot, &[token])?;
-            if self.slots[slot].len() == 0 {
+            if self.cache.len(slot) == 0 {
                 return Err(RunError::EmptySlot { slot });
             }
             if tokens[..index].iter().any(|&(other, _)| other == slot) {
                 return Err(RunError::SlotTwice { slot });
             }
         }
+        let more: Vec<(usize, usize)> = tokens.iter().map(|&(slot, _)| (slot, 1)).collect();
+        self.cache.reserve(&more)?;
         let hidden = self.hidden();
         let mut x = vec![0.0; tokens.len() * hidden];
         let mut spans = Vec::with_capacity(tokens.len());
         for (row, &(slot, token)) in tokens.iter().enumerate() {
             self.embed(token, &mut x[row * hidden..(row + 1) * hidden]);
-            spans.push(Span { slot, rows: row..row + 1, start: self.slots[slot].len() });
+            spans.push(self.span(slot, row..row + 1, None));
         }
-        self.forward(&mut x, &spans);
+        self.forward(&mut x, &spans, Features::default());
         let logits = self.logits(&x);
         Ok(logits.chunks_exact(self.vocab()).map(<[f32]>::to_vec).collect())
     }
 
     /// Forgets what `slot` holds; a slot that does not exist holds nothing.
     pub fn release(&mut self, slot: usize) {
-        if let Some(slot) = self.slots.get_mut(slot) {
-            slot.clear();
-        }
+        self.truncate(slot, 0);
     }
 
     /// Forgets what `slot` holds behind its first `len` tokens; a slot that does not exist, or holds
     /// fewer, stays as it is.
     pub fn truncate(&mut self, slot: usize, len: usize) {
-        if let Some(slot) = self.slots.get_mut(slot) {
-            slot.truncate(len);
+        if slot < self.cache.slots() {
+            self.cache.truncate(slot, len);
         }
+    }
+
+    /// Lets `to` hold the first `len` tokens of `from` in place of what it holds.  The memory of
+    /// whole blocks is shared until it is written.
+    ///
+    /// # Errors
+    /// When a slot does not exist, both are one, or `from` holds fewer; then nothing is changed.
+    pub fn fork(&mut self, from: usize, to: usize, len: usize) -> Result<(), RunError> {
+        self.check_slot(from)?;
+        self.check_slot(to)?;
+        let held = self.cache.len(from);
+        if len > held {
+            return Err(RunError::NotHeld { slot: from, held, len });
+        }
+        if from == to {
+            return Err(RunError::SlotTwice { slot: from });
+        }
+        self.cache.fork(from, to, len);
+        Ok(())
     }
 
     /// Runs a prompt chunk by chunk and shows each chunk's hidden states to `visit`.
@@ -350,32 +482,50 @@ impl LlmEngine {
         }
         self.check(slot, prompt.tokens)?;
         self.check_image(prompt)?;
+        self.check_places(prompt)?;
+        self.check_features(prompt)?;
+        self.cache.reserve(&[(slot, prompt.tokens.len())])?;
         let hidden = self.hidden();
         let mut embeds = prompt.image.map_or(&[][..], |image| image.embeds).chunks_exact(hidden);
-        for tokens in prompt.tokens.chunks(CHUNK_TOKENS) {
+        let mut images = 0;
+        for (index, tokens) in prompt.tokens.chunks(CHUNK_TOKENS).enumerate() {
             let mut x = vec![0.0; tokens.len() * hidden];
-            for (&token, row) in tokens.iter().zip(x.chunks_exact_mut(hidden)) {
+            let mut rows = Vec::new();
+            for (row, (&token, x)) in tokens.iter().zip(x.chunks_exact_mut(hidden)).enumerate() {
                 let marked = prompt.image.is_some_and(|image| image.token == token);
                 match marked.then(|| embeds.next()).flatten() {
-                    Some(embed) => row.copy_from_slice(embed),
-                    None => self.embed(token, row),
+                    Some(embed) => {
+                        x.copy_from_slice(embed);
+                        rows.push((row, images));
+                        images += 1;
+                    }
+                    None => self.embed(token, x),
                 }
             }
-            let start = self.slots[slot].len();
-            self.forward(&mut x, &[Span { slot, rows: 0..tokens.len(), start }]);
+            let places = prompt.places.map(|places| &places[index * CHUNK_TOKENS..]);
+            let span = self.span(slot, 0..tokens.len(), places);
+            self.forward(&mut x, &[span], Features { layers: prompt.deepstack, rows: &rows });
             visit(self, &x);
         }
         Ok(())
     }
 
-    fn forward(&mut self, x: &mut [f32], spans: &[Span]) {
-        for span in spans {
-            self.slots[span.slot].reserve(span.rows.len());
-        }
-        let mut slots = std::mem::take(&mut self.slots);
-        let mut buffers = std::mem::take(&mut self.buffers);
-        self.pass().layers(x, spans, &mut slots, &mut buffers);
-        (self.slots, self.buffers) = (slots, buffers);
+    /// `rows` that go on from what `slot` holds, at `places` if the decoder goes by them.
+    fn span(&self, slot: usize, rows: Range<usize>, places: Option<&[Place]>) -> Span {
+        let next = self.cache.next_place(slot);
+        let given = places.filter(|_| self.file.engine.rope_sections.is_some());
+        let counted = || (next..).take(rows.len()).map(|place| [place; 3]).collect();
+        let places = given.map_or_else(counted, |places| places[..rows.len()].to_vec());
+        Span { slot, rows, start: self.cache.len(slot), places }
+    }
+
+    /// Runs the spans, whose room was made, through all layers.
+    fn forward(&mut self, x: &mut [f32], spans: &[Span], features: Features<'_>) {
+        let Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic } = self;
+        let (isa, arithmetic) = (*isa, *arithmetic);
+        let machine = Machine { isa, threads, weights: &file.weights, arithmetic };
+        let pass = Pass { sizes: &file.engine, decoder, machine, turns };
+        pass.layers(x, spans, features, cache, buffers);
     }
 
     /// Logits `[rows, vocab]` of hidden states `[rows, hidden]`.
@@ -392,7 +542,12 @@ impl LlmEngine {
     }
 
     fn pass(&self) -> Pass<'_> {
-        Pass { sizes: &self.file.engine, decoder: &self.decoder, machine: self.machine() }
+        Pass {
+            sizes: &self.file.engine,
+            decoder: &self.decoder,
+            machine: self.machine(),
+            turns: &self.turns,
+        }
     }
 
     fn embed(&self, token: u32, out: &mut [f32]) {
@@ -400,7 +555,7 @@ impl LlmEngine {
     }
 
     fn check_slot(&self, slot: usize) -> Result<(), RunError> {
-        let max_slots = self.slots.len();
+        let max_slots = self.cache.slots();
         if slot < max_slots { Ok(()) } else { Err(RunError::UnknownSlot { slot, max_slots }) }
     }
 
@@ -408,7 +563,7 @@ impl LlmEngine {
     fn check(&self, slot: usize, tokens: &[u32]) -> Result<(), RunError> {
         self.check_slot(slot)?;
         let (held, more, max_seq_len) =
-            (self.slots[slot].len(), tokens.len(), self.limits().max_seq_len);
+            (self.cache.len(slot), tokens.len(), self.limits().max_seq_len);
         if more > max_seq_len - held {
             return Err(RunError::TooLong { slot, held, more, max_seq_len });
         }
@@ -427,5 +582,35 @@ impl LlmEngine {
             return Ok(());
         }
         Err(RunError::ImageCount { places, numbers, hidden })
+    }
+
+    fn check_places(&self, prompt: &Prompt<'_>) -> Result<(), RunError> {
+        if self.file.engine.rope_sections.is_none() {
+            return Ok(());
+        }
+        let tokens = prompt.tokens.len();
+        let Some(places) = prompt.places else {
+            let needs = prompt.image.is_some();
+            return if needs { Err(RunError::PlaceCount { tokens, found: 0 }) } else { Ok(()) };
+        };
+        if places.len() != tokens {
+            return Err(RunError::PlaceCount { tokens, found: places.len() });
+        }
+        let max = MAX_SEQ_LEN_MAX;
+        let largest = places.iter().map(|place| place.iter().fold(0, |most, p| most.max(*p)));
+        match largest.enumerate().find(|(_, place)| *place as usize >= max) {
+            Some((index, place)) => Err(RunError::PlaceTooFar { index, place, max }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_features(&self, prompt: &Prompt<'_>) -> Result<(), RunError> {
+        let numbers = prompt.image.map_or(0, |image| image.embeds.len());
+        let layers = if prompt.image.is_some() { self.file.engine.deepstack } else { 0 };
+        let found: Vec<usize> = prompt.deepstack.iter().map(Vec::len).collect();
+        if found.len() == layers && found.iter().all(|found| *found == numbers) {
+            return Ok(());
+        }
+        Err(RunError::FeatureCount { layers, numbers, found })
     }
 }

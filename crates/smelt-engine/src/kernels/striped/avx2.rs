@@ -8,50 +8,77 @@ use std::arch::x86_64::*;
 
 use super::input::LevelTile;
 use super::multiply::Outputs;
-use super::{Bits, FLOAT_RUN, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
+use super::{Bits, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of sixteen rows by four columns.
 const STEP: usize = 64;
+/// How far ahead of their use levels are asked for: some 100 ns of one core's stream.
+const AHEAD: usize = 4096;
 
 /// Two registers: rows 0..8 and 8..16.
 type Pair<T> = [T; 2];
 
 /// Sixteen floats at `index` of `numbers`.
+///
+/// # Safety
+/// They are there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn load(numbers: Elements<'_>, index: usize) -> Pair<__m256> {
-    // SAFETY: each slice has as many numbers as its load reads.
-    [index, index + 8].map(|index| unsafe {
+unsafe fn load(numbers: Elements<'_>, index: usize) -> Pair<__m256> {
+    // SAFETY: promised by the caller.
+    unsafe {
         match numbers {
-            Elements::F32(all) => _mm256_loadu_ps(all[index..index + 8].as_ptr()),
+            Elements::F32(all) => {
+                let from = all.as_ptr().add(index);
+                [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))]
+            }
             Elements::F16(all) => {
-                _mm256_cvtph_ps(_mm_loadu_si128(all[index..index + 8].as_ptr().cast()))
+                let from = all.as_ptr().add(index);
+                [
+                    _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
+                    _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast())),
+                ]
             }
             Elements::Bf16(all) => {
-                let bits = _mm_loadu_si128(all[index..index + 8].as_ptr().cast());
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+                let from = all.as_ptr().add(index);
+                [widen(_mm_loadu_si128(from.cast())), widen(_mm_loadu_si128(from.add(8).cast()))]
             }
             Elements::I8(_) => unreachable!("stripes of bytes are levels"),
         }
-    })
+    }
+}
+
+/// The numbers of eight bf16.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn widen(bits: __m128i) -> __m256 {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
 }
 
 /// Four levels of one token, for every row.
+///
+/// # Safety
+/// They are at `quad`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn quad(levels: &[i8], index: usize) -> __m256i {
-    let quad: [i8; 4] = levels[index * 4..][..4].try_into().expect("four bytes");
-    _mm256_set1_epi32(i32::from_ne_bytes(quad.map(|level| level as u8)))
+unsafe fn broadcast(quad: *const i8) -> __m256i {
+    // SAFETY: promised by the caller.
+    _mm256_set1_epi32(unsafe { quad.cast::<i32>().read_unaligned() })
 }
 
-/// Half `half` of a step's bytes.
+/// Half `part` of the step at `levels`, after asking for what lies [`AHEAD`].
+///
+/// # Safety
+/// There are 64 bytes at `levels`; what lies ahead need not be there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn half(step: &[u8; STEP], half: usize) -> __m256i {
-    let bytes = &step[half * 32..][..32];
-    // SAFETY: `bytes` has 32 bytes.
-    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+unsafe fn stream(levels: *const u8, part: usize) -> __m256i {
+    // SAFETY: promised by the caller; a prefetch is a hint, it may name any address and reads nothing.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(levels.wrapping_add(AHEAD).cast());
+        _mm256_loadu_si256(levels.add(part * 32).cast())
+    }
 }
 
 /// The levels that mean 0 in `group`, negated.
@@ -94,24 +121,34 @@ fn tile_by<const W: usize, const NIBBLES: bool, const GROUPED: bool>(
     tile: LevelTile<'_>,
     out: &mut [[f32; STRIPE]; W],
 ) {
+    stripe.check();
+    tile.check(stripe.runs, W);
     let mut totals = [[_mm256_setzero_ps(); 2]; W];
-    let mut scales = load(stripe.scales, 0);
+    // SAFETY: `check` saw that there is a scale for each group, and there is a group.
+    let mut scales = unsafe { load(stripe.scales, 0) };
     let mut minus_zero = minus_zeros(&stripe, 0);
-    let run_len = if NIBBLES { RUN * STRIPE / 2 } else { RUN * STRIPE };
-    for (run, levels) in stripe.levels.chunks_exact(run_len).enumerate() {
-        if GROUPED && run.is_multiple_of(stripe.group_runs) {
-            let group = run / stripe.group_runs;
-            scales = load(stripe.scales, group * STRIPE);
-            minus_zero = minus_zeros(&stripe, group);
+    let (mut group, mut left) = (0, stripe.group_runs);
+    for run in 0..stripe.runs {
+        if GROUPED {
+            if left == 0 {
+                (group, left) = (group + 1, stripe.group_runs);
+                // SAFETY: as above.
+                scales = unsafe { load(stripe.scales, group * STRIPE) };
+                minus_zero = minus_zeros(&stripe, group);
+            }
+            left -= 1;
         }
-        let steps = levels.as_chunks::<STEP>().0;
-        let sums = if NIBBLES {
-            run_nibbles::<W>(steps, tile, run, minus_zero)
-        } else {
-            run_bytes::<W>(steps, tile, run)
+        // SAFETY: `check` saw that stripe and tile have as many runs.
+        let sums = unsafe {
+            if NIBBLES {
+                run_nibbles::<W>(stripe.levels, tile, run, minus_zero)
+            } else {
+                run_bytes::<W>(stripe.levels, tile, run)
+            }
         };
         for (token, total) in totals.iter_mut().enumerate() {
-            let by = _mm256_set1_ps(tile.scales[run * W + token]);
+            // SAFETY: `check` saw that each run has a scale for each token.
+            let by = _mm256_set1_ps(unsafe { *tile.scales.get_unchecked(run * W + token) });
             for (part, total) in total.iter_mut().enumerate() {
                 let sum = _mm256_cvtepi32_ps(sums[token][part]);
                 *total = if GROUPED {
@@ -133,25 +170,34 @@ fn tile_by<const W: usize, const NIBBLES: bool, const GROUPED: bool>(
 
 /// Sums of one run of nibbles.  Sixteen bits hold the products of a whole run: eight pairs of at most
 /// 2 * 15 * 127 are 30,480.
+///
+/// # Safety
+/// `levels` and `tile` have that run.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn run_nibbles<const W: usize>(
-    steps: &[[u8; STEP]],
+unsafe fn run_nibbles<const W: usize>(
+    levels: &[u8],
     tile: LevelTile<'_>,
     run: usize,
     minus_zero: Pair<__m256i>,
 ) -> [Pair<__m256i>; W] {
     let mask = _mm256_set1_epi8(15);
     let mut narrow = [[_mm256_setzero_si256(); 2]; W];
-    for (step, bytes) in steps.iter().enumerate() {
-        let at = (run * 8 + step * 2) * W;
+    for step in 0..4 {
+        let at = run * 4 + step;
         for part in 0..2 {
-            let pairs = half(bytes, part);
+            // SAFETY: a run has four steps of eight columns.
+            let pairs = unsafe { stream(levels.as_ptr().add(at * STEP), part) };
             let low = _mm256_and_si256(pairs, mask);
             let high = _mm256_and_si256(_mm256_srli_epi16::<4>(pairs), mask);
             for (token, narrow) in narrow.iter_mut().enumerate() {
-                let first = _mm256_maddubs_epi16(low, quad(tile.levels, at + token));
-                let second = _mm256_maddubs_epi16(high, quad(tile.levels, at + W + token));
+                // SAFETY: as above.
+                let (first, second) = unsafe {
+                    let quads = tile.levels.as_ptr().add((at * 2 * W + token) * 4);
+                    (broadcast(quads), broadcast(quads.add(W * 4)))
+                };
+                let first = _mm256_maddubs_epi16(low, first);
+                let second = _mm256_maddubs_epi16(high, second);
                 let both = _mm256_add_epi16(first, second);
                 narrow[part] = _mm256_add_epi16(narrow[part], both);
             }
@@ -172,62 +218,33 @@ fn run_nibbles<const W: usize>(
 /// Sums of one run of bytes.  `maddubs` takes one unsigned factor: the sizes of the levels, whose signs
 /// go to the activations (an activation is never -128, which has no negative); a pair is at most
 /// 2 * 128 * 127 and fits sixteen bits.
+///
+/// # Safety
+/// `levels` and `tile` have that run.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn run_bytes<const W: usize>(
-    steps: &[[u8; STEP]],
+unsafe fn run_bytes<const W: usize>(
+    levels: &[u8],
     tile: LevelTile<'_>,
     run: usize,
 ) -> [Pair<__m256i>; W] {
     let middle = _mm256_set1_epi8(MIDDLE_BYTE as i8);
     let ones = _mm256_set1_epi16(1);
     let mut sums = [[_mm256_setzero_si256(); 2]; W];
-    for (step, bytes) in steps.iter().enumerate() {
+    for step in 0..8 {
+        let at = run * 8 + step;
         for part in 0..2 {
-            let level = _mm256_xor_si256(half(bytes, part), middle);
+            // SAFETY: a run has eight steps of four columns.
+            let level = unsafe { stream(levels.as_ptr().add(at * STEP), part) };
+            let level = _mm256_xor_si256(level, middle);
             let size = _mm256_abs_epi8(level);
             for (token, sums) in sums.iter_mut().enumerate() {
-                let x = quad(tile.levels, (run * 8 + step) * W + token);
+                // SAFETY: as above.
+                let x = unsafe { broadcast(tile.levels.as_ptr().add((at * W + token) * 4)) };
                 let pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, level));
                 sums[part] = _mm256_add_epi32(sums[part], _mm256_madd_epi16(pairs, ones));
             }
         }
     }
     sums
-}
-
-/// `N` tiles of `W` tokens by a stripe of floats.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn floats<const W: usize, const N: usize>(
-    stripe: Elements<'_>,
-    tiles: [&[f32]; N],
-    out: &mut Outputs,
-) {
-    let columns = stripe.len() / STRIPE;
-    let (outs, _) = out.as_chunks_mut::<W>();
-    for (tile, outs) in tiles.iter().zip(outs) {
-        let mut totals = [[_mm256_setzero_ps(); 2]; W];
-        for first in (0..columns).step_by(FLOAT_RUN) {
-            let mut sums = [[_mm256_setzero_ps(); 2]; W];
-            for column in first..(first + FLOAT_RUN).min(columns) {
-                let numbers = load(stripe, column * STRIPE);
-                let x = &tile[column * W..][..W];
-                for (sums, &x) in sums.iter_mut().zip(x) {
-                    let x = _mm256_set1_ps(x);
-                    for (sum, number) in sums.iter_mut().zip(numbers) {
-                        *sum = _mm256_fmadd_ps(number, x, *sum);
-                    }
-                }
-            }
-            for (total, sum) in totals.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
-                *total = _mm256_add_ps(*total, *sum);
-            }
-        }
-        for (out, total) in
-            outs.as_flattened_mut().as_chunks_mut::<8>().0.iter_mut().zip(totals.as_flattened())
-        {
-            // SAFETY: `out` has eight floats.
-            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), *total) }
-        }
-    }
 }

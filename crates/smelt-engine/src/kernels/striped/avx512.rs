@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::input::LevelTile;
 use super::multiply::Outputs;
-use super::{FLOAT_RUN, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
+use super::{LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of a register.
@@ -17,27 +17,25 @@ const VECTOR: usize = 64;
 const AHEAD: usize = 4096;
 
 /// Sixteen floats at `index` of `numbers`.
+///
+/// # Safety
+/// They are there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load(numbers: Elements<'_>, index: usize) -> __m512 {
-    match numbers {
-        Elements::F32(all) => {
-            let run = &all[index..index + STRIPE];
-            // SAFETY: `run` has sixteen floats.
-            unsafe { _mm512_loadu_ps(run.as_ptr()) }
+unsafe fn load(numbers: Elements<'_>, index: usize) -> __m512 {
+    // SAFETY: promised by the caller.
+    unsafe {
+        match numbers {
+            Elements::F32(all) => _mm512_loadu_ps(all.as_ptr().add(index)),
+            Elements::F16(all) => {
+                _mm512_cvtph_ps(_mm256_loadu_si256(all.as_ptr().add(index).cast()))
+            }
+            Elements::Bf16(all) => {
+                let bits = _mm256_loadu_si256(all.as_ptr().add(index).cast());
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+            }
+            Elements::I8(_) => unreachable!("stripes of bytes are levels"),
         }
-        Elements::F16(all) => {
-            let run = &all[index..index + STRIPE];
-            // SAFETY: `run` has sixteen halves.
-            _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(run.as_ptr().cast()) })
-        }
-        Elements::Bf16(all) => {
-            let run = &all[index..index + STRIPE];
-            // SAFETY: `run` has sixteen halves.
-            let bits = unsafe { _mm256_loadu_si256(run.as_ptr().cast()) };
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
-        }
-        Elements::I8(_) => unreachable!("stripes of bytes are levels"),
     }
 }
 
@@ -52,19 +50,29 @@ fn minus_zeros(stripe: &LevelStripe<'_>, group: usize, middle: u8) -> __m512i {
     _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_cvtepu8_epi32(zeros))
 }
 
-/// Asks for what lies [`AHEAD`] of `levels`.
+/// The register at `levels`, after asking for what lies [`AHEAD`].
+///
+/// # Safety
+/// There are 64 bytes at `levels`; what lies ahead need not be there.
 #[inline]
-fn prefetch(levels: &[u8]) {
-    let ahead = levels.as_ptr().wrapping_add(AHEAD).cast();
-    // SAFETY: a prefetch is a hint; it may name any address, and reads nothing.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead) }
+#[target_feature(enable = "avx512f")]
+unsafe fn stream(levels: *const u8) -> __m512i {
+    // SAFETY: promised by the caller; a prefetch is a hint, it may name any address and reads nothing.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(levels.wrapping_add(AHEAD).cast());
+        _mm512_loadu_si512(levels.cast())
+    }
 }
 
 /// Four levels of one token, for every row.
+///
+/// # Safety
+/// They are at `quad`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn broadcast(quad: [i8; 4]) -> __m512i {
-    _mm512_set1_epi32(i32::from_ne_bytes(quad.map(|level| level as u8)))
+unsafe fn broadcast(quad: *const i8) -> __m512i {
+    // SAFETY: promised by the caller.
+    _mm512_set1_epi32(unsafe { quad.cast::<i32>().read_unaligned() })
 }
 
 /// Writes a kernel of levels; `$sum` adds a run's products to its sums.
@@ -100,54 +108,58 @@ macro_rules! sums {
             middle: u8,
             out: &mut Outputs,
         ) {
-            /// Quads of a token that a step takes.
-            const QUADS: usize = RUN / 4 / $steps;
+            stripe.check();
+            tiles.iter().for_each(|tile| tile.check(stripe.runs, W));
             let mut totals = [[_mm512_setzero_ps(); W]; N];
-            let mut scales = load(stripe.scales, 0);
+            // SAFETY: `check` saw that there is a scale for each group, and there is a group.
+            let mut scales = unsafe { load(stripe.scales, 0) };
             let mut minus_zero = minus_zeros(&stripe, 0, middle);
             let (mut group, mut left) = (0, stripe.group_runs);
-            let runs = stripe.levels.as_chunks::<VECTOR>().0.as_chunks::<$steps>().0;
-            let quads = tiles.map(|tile| tile.levels.as_chunks::<4>().0);
-            for (run, steps) in runs.iter().enumerate() {
-                if GROUPED && left == 0 {
-                    (group, left) = (group + 1, stripe.group_runs);
-                    scales = load(stripe.scales, group * STRIPE);
-                    minus_zero = minus_zeros(&stripe, group, middle);
+            for run in 0..stripe.runs {
+                if GROUPED {
+                    if left == 0 {
+                        (group, left) = (group + 1, stripe.group_runs);
+                        // SAFETY: as above.
+                        scales = unsafe { load(stripe.scales, group * STRIPE) };
+                        minus_zero = minus_zeros(&stripe, group, middle);
+                    }
+                    left -= 1;
                 }
-                left -= 1;
                 let mut sums = [[_mm512_setzero_si512(); W]; N];
-                for (sums, tile) in sums.iter_mut().zip(&tiles) {
-                    let all = &tile.sums[run * W..][..W];
-                    for (sum, &all) in sums.iter_mut().zip(all) {
-                        *sum = _mm512_mullo_epi32(_mm512_set1_epi32(all), minus_zero);
+                for n in 0..N {
+                    for w in 0..W {
+                        // SAFETY: `check` saw that each run has a sum for each token.
+                        let all = unsafe { *tiles[n].sums.get_unchecked(run * W + w) };
+                        sums[n][w] = _mm512_mullo_epi32(_mm512_set1_epi32(all), minus_zero);
                     }
                 }
-                let quads = quads.map(|quads| &quads[run * W * RUN / 4..][..W * RUN / 4]);
-                for (step, levels) in steps.iter().enumerate() {
-                    prefetch(levels);
-                    // SAFETY: `levels` has 64 bytes.
-                    let levels = unsafe { _mm512_loadu_si512(levels.as_ptr().cast()) };
-                    for (sums, quads) in sums.iter_mut().zip(quads) {
-                        let quads = &quads[step * QUADS * W..][..QUADS * W];
-                        $step::<W>(levels, quads, sums);
+                for step in 0..$steps {
+                    // SAFETY: `check` saw that each run has as many registers and each tile as many
+                    // quads as its steps read.
+                    unsafe {
+                        let at = run * $steps + step;
+                        let levels = stream(stripe.levels.as_ptr().add(at * VECTOR));
+                        for n in 0..N {
+                            let quads = tiles[n].levels.as_ptr().add(at * (RUN / $steps) * W);
+                            $step::<W>(levels, quads, &mut sums[n]);
+                        }
                     }
                 }
-                for ((totals, sums), tile) in totals.iter_mut().zip(sums).zip(&tiles) {
-                    let by = &tile.scales[run * W..][..W];
-                    for ((total, sum), &by) in totals.iter_mut().zip(sums).zip(by) {
-                        let (sum, by) = (_mm512_cvtepi32_ps(sum), _mm512_set1_ps(by));
-                        *total = if GROUPED {
-                            _mm512_fmadd_ps(_mm512_mul_ps(sum, by), scales, *total)
+                for n in 0..N {
+                    for w in 0..W {
+                        // SAFETY: `check` saw that each run has a scale for each token.
+                        let by = unsafe { *tiles[n].scales.get_unchecked(run * W + w) };
+                        let (sum, by) = (_mm512_cvtepi32_ps(sums[n][w]), _mm512_set1_ps(by));
+                        totals[n][w] = if GROUPED {
+                            _mm512_fmadd_ps(_mm512_mul_ps(sum, by), scales, totals[n][w])
                         } else {
-                            _mm512_fmadd_ps(sum, by, *total)
+                            _mm512_fmadd_ps(sum, by, totals[n][w])
                         };
                     }
                 }
             }
-            for (out, mut total) in out.iter_mut().zip(totals.into_iter().flatten()) {
-                if !GROUPED {
-                    total = _mm512_mul_ps(total, scales);
-                }
+            for (out, total) in out.iter_mut().zip(totals.as_flattened()) {
+                let total = if GROUPED { *total } else { _mm512_mul_ps(*total, scales) };
                 // SAFETY: `out` has sixteen floats.
                 unsafe { _mm512_storeu_ps(out.as_mut_ptr(), total) }
             }
@@ -158,54 +170,35 @@ macro_rules! sums {
 sums!(sum_nibbles, 4, step_nibbles);
 sums!(sum_bytes, 8, step_bytes);
 
-/// Adds the products of eight columns; `quads` are those of the first four, then of the others.
+/// Adds the products of eight columns.
+///
+/// # Safety
+/// At `quads` lie those of the first four columns for `W` tokens, then those of the others.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn step_nibbles<const W: usize>(pairs: __m512i, quads: &[[i8; 4]], sums: &mut [__m512i; W]) {
+unsafe fn step_nibbles<const W: usize>(pairs: __m512i, quads: *const i8, sums: &mut [__m512i; W]) {
     let mask = _mm512_set1_epi8(15);
     let low = _mm512_and_si512(pairs, mask);
     let high = _mm512_and_si512(_mm512_srli_epi16::<4>(pairs), mask);
     for (token, sum) in sums.iter_mut().enumerate() {
-        *sum = _mm512_dpbusd_epi32(*sum, low, broadcast(quads[token]));
-        *sum = _mm512_dpbusd_epi32(*sum, high, broadcast(quads[W + token]));
+        // SAFETY: promised by the caller.
+        let (first, second) =
+            unsafe { (broadcast(quads.add(token * 4)), broadcast(quads.add((W + token) * 4))) };
+        *sum = _mm512_dpbusd_epi32(*sum, low, first);
+        *sum = _mm512_dpbusd_epi32(*sum, high, second);
     }
 }
 
 /// Adds the products of four columns.
+///
+/// # Safety
+/// At `quads` lie those of the columns for `W` tokens.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn step_bytes<const W: usize>(levels: __m512i, quads: &[[i8; 4]], sums: &mut [__m512i; W]) {
+unsafe fn step_bytes<const W: usize>(levels: __m512i, quads: *const i8, sums: &mut [__m512i; W]) {
     for (token, sum) in sums.iter_mut().enumerate() {
-        *sum = _mm512_dpbusd_epi32(*sum, levels, broadcast(quads[token]));
-    }
-}
-
-/// `N` tiles of `W` tokens by a stripe of floats.
-#[target_feature(enable = "avx512f")]
-pub(super) fn floats<const W: usize, const N: usize>(
-    stripe: Elements<'_>,
-    tiles: [&[f32]; N],
-    out: &mut Outputs,
-) {
-    let columns = stripe.len() / STRIPE;
-    let mut totals = [[_mm512_setzero_ps(); W]; N];
-    for first in (0..columns).step_by(FLOAT_RUN) {
-        let mut sums = [[_mm512_setzero_ps(); W]; N];
-        for column in first..(first + FLOAT_RUN).min(columns) {
-            let numbers = load(stripe, column * STRIPE);
-            for (sums, tile) in sums.iter_mut().zip(&tiles) {
-                let x = &tile[column * W..][..W];
-                for (sum, &x) in sums.iter_mut().zip(x) {
-                    *sum = _mm512_fmadd_ps(numbers, _mm512_set1_ps(x), *sum);
-                }
-            }
-        }
-        for (total, sum) in totals.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
-            *total = _mm512_add_ps(*total, *sum);
-        }
-    }
-    for (out, total) in out.iter_mut().zip(totals.as_flattened()) {
-        // SAFETY: `out` has sixteen floats.
-        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *total) }
+        // SAFETY: promised by the caller.
+        let quad = unsafe { broadcast(quads.add(token * 4)) };
+        *sum = _mm512_dpbusd_epi32(*sum, levels, quad);
     }
 }

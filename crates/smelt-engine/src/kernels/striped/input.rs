@@ -52,6 +52,15 @@ pub(super) struct LevelTile<'a> {
     pub(super) sums: &'a [i32],
 }
 
+impl LevelTile<'_> {
+    /// Panics unless every part is as long as kernels read for `runs` of `width` tokens.
+    pub(super) fn check(&self, runs: usize, width: usize) {
+        assert_eq!(self.levels.len(), runs * RUN * width, "levels of a tile");
+        assert_eq!(self.scales.len(), runs * width, "scales of a tile");
+        assert_eq!(self.sums.len(), runs * width, "sums of a tile");
+    }
+}
+
 impl Default for Input {
     fn default() -> Self {
         Self {

@@ -13,8 +13,11 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod floats;
 mod input;
 mod multiply;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod plain;
 #[cfg(test)]
@@ -31,8 +34,9 @@ pub(crate) const STRIPE: usize = 16;
 /// Columns whose activations are rounded with one scale.
 pub(crate) const RUN: usize = 32;
 /// Columns of floats that are summed before they join the sum of those before them: the error of a
-/// long sum grows with the length of its parts.
-const FLOAT_RUN: usize = 256;
+/// long sum grows with the length of its parts, and a processor works at several parts at once where
+/// one long chain of sums would wait for itself.
+const FLOAT_RUN: usize = 32;
 /// The level that means 0 where a 4-bit weight has no zero points.
 const MIDDLE_NIBBLE: u8 = 8;
 /// The level that means 0 in 8 bits.
@@ -207,6 +211,15 @@ struct LevelStripe<'a> {
 }
 
 impl LevelStripe<'_> {
+    /// Panics unless every part is as long as kernels read.
+    fn check(&self) {
+        let groups = self.runs.div_ceil(self.group_runs);
+        assert!(self.runs > 0, "a weight has columns");
+        assert_eq!(self.levels.len(), self.bits.stripe_bytes(self.runs * RUN), "levels");
+        assert_eq!(self.scales.len(), groups * STRIPE, "scales");
+        assert!(self.zeros.is_none_or(|zeros| zeros.len() == groups * STRIPE), "zeros");
+    }
+
     /// Whether rows have scales for parts of them, to be multiplied run by run.
     fn is_grouped(&self) -> bool {
         self.runs > self.group_runs

@@ -18,7 +18,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
-use smelt_engine::llm::{Arithmetic, LlmEngine};
+use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine};
 use smelt_engine::vision::VisionEngine;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference::compare::compare;
@@ -87,7 +87,8 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     let weights = request.optional_input("weights").map(Checkpoint::open).transpose();
     let weights = weights.map_err(Failed::model)?;
     let vision = VisionEngine::open(request.input("vision")?).map_err(Failed::invalid)?;
-    let llm = LlmEngine::open(request.input("llm")?).map_err(Failed::invalid)?;
+    let exact = KvOptions { kind: KvType::F32, bytes_max: None };
+    let llm = LlmEngine::open_with(request.input("llm")?, exact).map_err(Failed::invalid)?;
     say("checking digests");
     vision.verify_digest().map_err(Failed::invalid)?;
     llm.verify_digest().map_err(Failed::invalid)?;

@@ -60,7 +60,7 @@ pub(super) fn answer(
     given: &[u32],
 ) -> Result<(Vec<u32>, Vec<f32>), Failed> {
     let image = ImageEmbeds { token: prompt.image_token, embeds };
-    let prompt = Prompt { tokens: &prompt.tokens, image: Some(image) };
+    let prompt = Prompt::plain(&prompt.tokens, Some(image));
     llm.release(0);
     let mut logits = llm.prefill(0, &prompt).map_err(Failed::invalid)?;
     let (mut answer, mut all) = (Vec::new(), Vec::new());
