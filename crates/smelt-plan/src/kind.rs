@@ -27,6 +27,8 @@ pub enum Kind {
     EngineBuild,
     /// Checkpoint to a decoder engine (trtllm-build's job).
     LlmEngineBuild,
+    /// How engines are run best on this machine.
+    Tune,
     /// Engines against the f32 reference.
     Verify,
     /// Engines, tokenizer and preprocessing in the shape `chat` loads.
@@ -176,6 +178,8 @@ const ENGINE_BUILD: &[Field] = &[
     field("backend", Takes::Choice(&["native", "onnxruntime"]), Absent::Word("native")),
     field("precision", Takes::Choice(&["f32"]), Absent::Word("f32")),
 ];
+/// What it finds depends on the machine alone.
+const TUNE: &[Field] = &[field("backend", Takes::Choice(&["native"]), Absent::Word("native"))];
 const LLM_ENGINE_BUILD: &[Field] = &[
     field(
         "checkpoint",
@@ -185,6 +189,7 @@ const LLM_ENGINE_BUILD: &[Field] = &[
     field("backend", Takes::Choice(&["native"]), Absent::Word("native")),
     field("max-seq-len", Takes::Count(1, SEQ_LEN_MAX), Absent::Number(1024)),
     field("max-slots", Takes::Count(1, SLOTS_MAX), Absent::Number(1)),
+    field("tactics", Takes::Stage(&[Kind::Tune, Kind::Command]), Absent::Nothing),
 ];
 const VERIFY: &[Field] = &[
     field("vision", ENGINE, Absent::Refused),
@@ -217,7 +222,7 @@ const COMMAND: &[Field] = &[
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Source,
         Self::OnnxExport,
         Self::GraphSurgery,
@@ -225,6 +230,7 @@ impl Kind {
         Self::Quantize,
         Self::EngineBuild,
         Self::LlmEngineBuild,
+        Self::Tune,
         Self::Verify,
         Self::Deployment,
         Self::Command,
@@ -240,6 +246,7 @@ impl Kind {
             Self::Quantize => "quantize",
             Self::EngineBuild => "engine-build",
             Self::LlmEngineBuild => "llm-engine-build",
+            Self::Tune => "tune",
             Self::Verify => "verify",
             Self::Deployment => "deployment",
             Self::Command => "command",
@@ -272,6 +279,7 @@ impl Kind {
             Self::Quantize => QUANTIZE,
             Self::EngineBuild => ENGINE_BUILD,
             Self::LlmEngineBuild => LLM_ENGINE_BUILD,
+            Self::Tune => TUNE,
             Self::Verify => VERIFY,
             Self::Deployment => DEPLOYMENT,
             Self::Command => COMMAND,
@@ -313,7 +321,7 @@ impl Kind {
             | Self::EngineBuild
             | Self::LlmEngineBuild
             | Self::Deployment => Some(true),
-            Self::Verify => Some(false),
+            Self::Tune | Self::Verify => Some(false),
             Self::Command => None,
         }
     }
@@ -330,6 +338,7 @@ impl Kind {
             | Self::OnnxExport
             | Self::GraphSurgery
             | Self::Calibrate
+            | Self::Tune
             | Self::Deployment
             | Self::Command => 1,
             // engine.json is of format 3.

@@ -27,6 +27,7 @@ pub(crate) fn order(task: &Task<'_>, folder: &Path) -> Order {
         | Kind::Quantize
         | Kind::EngineBuild
         | Kind::LlmEngineBuild
+        | Kind::Tune
         | Kind::Verify
         | Kind::Deployment => native(task),
     }

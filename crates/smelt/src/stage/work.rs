@@ -4,6 +4,7 @@
 //! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
 //! is visible to anyone before the supervisor seals it.
 
+use smelt_engine::tactics::Tactics;
 use smelt_engine::{graph, llm, onnxruntime};
 use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
@@ -29,6 +30,7 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
         Kind::Quantize => quantize(&request)?,
         Kind::EngineBuild => engine_build(&request)?,
         Kind::LlmEngineBuild => llm_engine_build(&request)?,
+        Kind::Tune => Tactics::tune(&mut say).write(&request.out).map_err(Failed::model)?,
         Kind::Verify => verify::run(&request)?,
         Kind::Deployment => deployment::run(&request)?,
         Kind::Command => return Err(Failed::usage("a command is a program of its own")),
@@ -109,7 +111,9 @@ fn llm_engine_build(request: &Request) -> Result<(), Failed> {
         max_seq_len: request.count("max-seq-len")?,
         max_slots: request.count("max-slots")?,
     };
-    llm::build(&checkpoint, limits, &request.out, &mut say).map_err(Failed::model)
+    let tactics = request.optional_input("tactics").map(Tactics::read);
+    let tactics = tactics.transpose().map_err(Failed::model)?;
+    llm::build_with(&checkpoint, limits, tactics, &request.out, &mut say).map_err(Failed::model)
 }
 
 #[cfg(test)]
