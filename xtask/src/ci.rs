@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{cma, cross, debian, onnxruntime, power_cuts, root, tidy};
+use crate::{bench, cma, cross, debian, onnxruntime, power_cuts, root, tidy};
 
 const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
@@ -23,14 +23,19 @@ pub(crate) fn run() -> Result<()> {
     debian::need("strace", || debian::runs("strace", "-V"))?;
     // Pages of runs are looked at in it.
     debian::need("chromium", || debian::runs("chromium", "--version"))?;
+    // Engines of its back end are tested with it.
+    let library = onnxruntime::library()?;
+    let library = library.to_str().context("the target directory is no text")?;
     let mut times = Vec::new();
     for (name, arguments) in STEPS {
         let begin = Instant::now();
-        cargo(arguments, &[]).with_context(|| format!("{name} failed"))?;
+        cargo(arguments, &[("SMELT_ONNXRUNTIME", library)])
+            .with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    let steps: [(&str, Step); 5] = [
+    let steps: [(&str, Step); 6] = [
         ("onnxruntime", onnxruntime::run),
+        ("bench cpu", || bench::cpu::run(&["--smoke"])),
         ("tidy", tidy::run),
         ("aarch64", cross::test_engine),
         ("cma", || cma::run(cma::CI)),

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::tidy::build_smelt;
 use crate::{python, root, target};
@@ -12,7 +12,7 @@ use crate::{python, root, target};
 /// Exports every golden checkpoint and compares onnxruntime's outputs with the golden ones.
 pub(crate) fn run() -> Result<()> {
     println!("\n$ cargo xtask onnxruntime");
-    let python = python::environment("onnxruntime", &folder().join("requirements.txt"))?;
+    let python = environment()?;
     let smelt = build_smelt()?;
     let work = target().join("onnxruntime/graphs");
     if work.exists() {
@@ -29,6 +29,22 @@ pub(crate) fn run() -> Result<()> {
         bail!("an exported graph differs from its golden vectors");
     }
     Ok(())
+}
+
+/// A Python that has onnxruntime.
+fn environment() -> Result<PathBuf> {
+    python::environment("onnxruntime", &folder().join("requirements.txt"))
+}
+
+/// The folder of that onnxruntime's shared library, for tests that load it.
+pub(crate) fn library() -> Result<PathBuf> {
+    let path =
+        "import onnxruntime, pathlib; print(pathlib.Path(onnxruntime.__file__).parent / 'capi')";
+    let output = Command::new(environment()?).args(["-c", path]).output();
+    let output = output.context("cannot start python")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "onnxruntime does not load in Python: {said}");
+    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
 }
 
 fn folder() -> PathBuf {

@@ -12,6 +12,7 @@ pub mod graph;
 mod kernels;
 pub mod llm;
 pub mod onnxruntime;
+pub mod tactics;
 pub mod vision;
 
 pub use executor::Executor;

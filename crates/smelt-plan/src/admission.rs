@@ -130,6 +130,7 @@ fn smaller(kind: Kind) -> &'static str {
         | Kind::OnnxExport
         | Kind::GraphSurgery
         | Kind::Quantize
+        | Kind::Tune
         | Kind::Deployment
         | Kind::Command => "an escalate step that does less at once",
     }

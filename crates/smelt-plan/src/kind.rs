@@ -27,6 +27,8 @@ pub enum Kind {
     EngineBuild,
     /// Checkpoint to a decoder engine (trtllm-build's job).
     LlmEngineBuild,
+    /// How engines are run best on this machine.
+    Tune,
     /// Engines against the f32 reference.
     Verify,
     /// Engines, tokenizer and preprocessing in the shape `chat` loads.
@@ -173,9 +175,11 @@ const QUANTIZE: &[Field] = &[
 ];
 const ENGINE_BUILD: &[Field] = &[
     field("onnx", GRAPH, Absent::Refused),
-    field("backend", Takes::Choice(&["native"]), Absent::Word("native")),
+    field("backend", Takes::Choice(&["native", "onnxruntime"]), Absent::Word("native")),
     field("precision", Takes::Choice(&["f32", "int8"]), Absent::Word("f32")),
 ];
+/// What it finds depends on the machine alone.
+const TUNE: &[Field] = &[field("backend", Takes::Choice(&["native"]), Absent::Word("native"))];
 const LLM_ENGINE_BUILD: &[Field] = &[
     field(
         "checkpoint",
@@ -185,6 +189,7 @@ const LLM_ENGINE_BUILD: &[Field] = &[
     field("backend", Takes::Choice(&["native"]), Absent::Word("native")),
     field("max-seq-len", Takes::Count(1, SEQ_LEN_MAX), Absent::Number(1024)),
     field("max-slots", Takes::Count(1, SLOTS_MAX), Absent::Number(1)),
+    field("tactics", Takes::Stage(&[Kind::Tune, Kind::Command]), Absent::Nothing),
 ];
 const VERIFY: &[Field] = &[
     field("vision", ENGINE, Absent::Refused),
@@ -215,9 +220,21 @@ const COMMAND: &[Field] = &[
     field(VALIDATE, Takes::TextTable, Absent::Nothing),
 ];
 
+/// Precisions are the native engine's: another back end takes the graph as it is.
+fn foreign_precision(params: &BTreeMap<String, Value>) -> Option<(String, String)> {
+    let word = |name: &str| params.get(name).and_then(Value::as_str);
+    let (backend, precision) = (word("backend")?, word("precision")?);
+    let message = || {
+        format!(
+            "\"precision\": \"{precision}\" is of backend = \"native\"; {backend} takes weights as they are in the graph"
+        )
+    };
+    (backend != "native" && precision != "f32").then(|| ("precision".to_owned(), message()))
+}
+
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Source,
         Self::OnnxExport,
         Self::GraphSurgery,
@@ -225,6 +242,7 @@ impl Kind {
         Self::Quantize,
         Self::EngineBuild,
         Self::LlmEngineBuild,
+        Self::Tune,
         Self::Verify,
         Self::Deployment,
         Self::Command,
@@ -240,6 +258,7 @@ impl Kind {
             Self::Quantize => "quantize",
             Self::EngineBuild => "engine-build",
             Self::LlmEngineBuild => "llm-engine-build",
+            Self::Tune => "tune",
             Self::Verify => "verify",
             Self::Deployment => "deployment",
             Self::Command => "command",
@@ -272,6 +291,7 @@ impl Kind {
             Self::Quantize => QUANTIZE,
             Self::EngineBuild => ENGINE_BUILD,
             Self::LlmEngineBuild => LLM_ENGINE_BUILD,
+            Self::Tune => TUNE,
             Self::Verify => VERIFY,
             Self::Deployment => DEPLOYMENT,
             Self::Command => COMMAND,
@@ -297,6 +317,7 @@ impl Kind {
         match self {
             Self::GraphSurgery => crate::surgery::conflict(params),
             Self::Command => crate::validity::conflict(params),
+            Self::EngineBuild => foreign_precision(params),
             _ => None,
         }
     }
@@ -313,7 +334,7 @@ impl Kind {
             | Self::EngineBuild
             | Self::LlmEngineBuild
             | Self::Deployment => Some(true),
-            Self::Verify => Some(false),
+            Self::Tune | Self::Verify => Some(false),
             Self::Command => None,
         }
     }
@@ -330,6 +351,7 @@ impl Kind {
             | Self::OnnxExport
             | Self::GraphSurgery
             | Self::Calibrate
+            | Self::Tune
             | Self::Deployment
             | Self::Command => 1,
             // engine.json is of format 3.
@@ -348,6 +370,18 @@ mod tests {
             assert_eq!(Kind::parse(kind.name()), Some(kind));
         }
         assert_eq!(Kind::parse("trtexec"), None);
+    }
+
+    #[test]
+    fn only_the_native_engine_rounds_weights() {
+        let refused = |backend: &str, precision: &str| {
+            let words = [("backend", backend), ("precision", precision)];
+            let params = words.map(|(name, word)| (name.to_owned(), Value::from(word)));
+            Kind::EngineBuild.conflict(&params.into()).map(|(field, _)| field)
+        };
+        assert_eq!(refused("onnxruntime", "int8").as_deref(), Some("precision"));
+        assert_eq!(refused("onnxruntime", "f32"), None);
+        assert_eq!(refused("native", "int8"), None);
     }
 
     #[test]

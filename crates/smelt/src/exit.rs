@@ -3,10 +3,12 @@
 use std::fmt;
 use std::process::ExitCode;
 
+use smelt_engine::engine_file::OpenError;
 use smelt_exec::ExecError;
 use smelt_exec::classify::INVALID_PREFIX;
 use smelt_plan::PipelineError;
 use smelt_plan::pipeline::ParseError;
+use smelt_runtime::deployment::DeploymentError;
 use smelt_store::StoreError;
 
 use crate::say::tell;
@@ -77,6 +79,15 @@ impl Failed {
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
+    }
+}
+
+impl From<DeploymentError> for Failed {
+    fn from(error: DeploymentError) -> Self {
+        match error {
+            DeploymentError::Engine(OpenError::Library(why)) => Self::new(Exit::DoesNotFit, why),
+            error => Self::model(error),
+        }
     }
 }
 

@@ -172,6 +172,7 @@ fn streaming(kind: Kind, params: &BTreeMap<String, Value>) -> Option<u64> {
         Kind::Source
         | Kind::Calibrate
         | Kind::EngineBuild
+        | Kind::Tune
         | Kind::Verify
         | Kind::Deployment
         | Kind::Command => false,

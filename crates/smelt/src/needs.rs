@@ -189,7 +189,9 @@ fn largest(loaded: &Loaded, story: &Story<'_>) -> HashMap<StageId, Tensor> {
                 below().map(|all| Largest { vision: None, ..all })
             }
             (Kind::OnnxExport | Kind::GraphSurgery | Kind::EngineBuild, _) => below(),
-            (Kind::Calibrate | Kind::Verify | Kind::Deployment | Kind::Command, _) => None,
+            (Kind::Calibrate | Kind::Tune | Kind::Verify | Kind::Deployment | Kind::Command, _) => {
+                None
+            }
         };
         found.extend(own.map(|own| (id, own)));
     }

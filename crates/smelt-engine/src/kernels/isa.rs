@@ -83,6 +83,23 @@ impl Isa {
         all
     }
 
+    /// The word for it in files and messages.
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            Path::Plain => "plain",
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Path::Avx512Vnni => "avx512-vnni",
+            #[cfg(target_arch = "aarch64")]
+            Path::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Path::NeonDot => "neon-dot",
+        }
+    }
+
     /// Which kernels to call.
     pub(super) fn path(self) -> Path {
         self.0

@@ -13,6 +13,7 @@ use super::pack::tensors;
 use super::{KIND, KvOptions, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
 use crate::engine_file::EngineWriter;
 use crate::kernels::rope::{Llama3, Sections};
+use crate::tactics::Tactics;
 
 /// Why a checkpoint could not become an engine.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +63,20 @@ pub fn build(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
+    build_with(checkpoint, limits, None, out_dir, progress)
+}
+
+/// As [`build`], of an engine that follows `tactics` on machines equal to theirs.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_with(
+    checkpoint: &Checkpoint,
+    limits: Limits,
+    tactics: Option<Tactics>,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), BuildError> {
     let llm = checkpoint.decoder()?;
     check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
@@ -74,8 +89,8 @@ pub fn build(
         writer.begin(one.spec.clone()).map_err(write_error)?;
         one.write(checkpoint, &mut |bytes| writer.write(bytes).map_err(write_error))?;
     }
-    let unsealed =
-        writer.finish(KIND, sizes(llm, checkpoint.scheme_words(), limits)).map_err(write_error)?;
+    let file = LlmFile { tactics, ..sizes(llm, checkpoint.scheme_words(), limits) };
+    let unsealed = writer.finish(KIND, file).map_err(write_error)?;
     progress("stepping one token");
     try_out(LlmEngine::new(unsealed.preview()?, KvOptions::default())?)?;
     unsealed.seal().map_err(write_error)?;
@@ -115,6 +130,7 @@ pub(super) fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
         rope_sections: llm.rope.sections.map(Sections::from),
         deepstack: llm.deepstack,
         limits,
+        tactics: None,
     }
 }
 

@@ -31,7 +31,8 @@ use crate::kernels::isa::Isa;
 use crate::kernels::rope::{Llama3, Sections, Turns};
 pub use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
-pub use build::{BuildError, build};
+use crate::tactics::{MachineFacts, Tactics};
+pub use build::{BuildError, build, build_with};
 pub use content::Tensor;
 use forward::{Buffers, Features, Pass, Span};
 use kv::{Cache, KvShape};
@@ -81,6 +82,8 @@ pub(crate) struct LlmFile {
     #[serde(default, skip_serializing_if = "is_zero")]
     deepstack: usize,
     limits: Limits,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tactics: Option<Tactics>,
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -119,6 +122,7 @@ impl LlmFile {
             let deepstack = self.deepstack;
             return Err(format!("deepstack {deepstack} is more than the {layers} layers"));
         }
+        self.tactics.as_ref().map_or(Ok(()), Tactics::check)?;
         self.limits.check()
     }
 
@@ -305,6 +309,10 @@ pub struct LlmEngine {
     isa: Isa,
     threads: Threads,
     arithmetic: Arithmetic,
+    /// Prompt tokens computed at a time.
+    chunk_tokens: usize,
+    /// Why the tactics that the engine was built with are not followed, if they are not.
+    untuned: Option<String>,
 }
 
 impl LlmEngine {
@@ -335,9 +343,42 @@ impl LlmEngine {
         let shape = KvShape { layers, kv_heads, head: HeadShape { dim: head_dim, kind: kv.kind } };
         let Limits { max_slots, max_seq_len } = sizes.limits;
         let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);
-        let (isa, threads) = (Isa::detect(), Threads::available());
         let (buffers, arithmetic) = (Buffers::default(), Arithmetic::Integers);
-        Ok(Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic })
+        let (isa, threads) = (Isa::detect(), Threads::available());
+        let (chunk_tokens, untuned) = (CHUNK_TOKENS, None);
+        let engine = Self {
+            file,
+            decoder,
+            turns,
+            cache,
+            buffers,
+            isa,
+            threads,
+            arithmetic,
+            chunk_tokens,
+            untuned,
+        };
+        Ok(engine.tuned())
+    }
+
+    /// Follows the tactics in `engine.json`, where this machine is equal to theirs.
+    fn tuned(mut self) -> Self {
+        let Some(tactics) = &self.file.engine.tactics else { return self };
+        match tactics.here(&MachineFacts::here()) {
+            Ok(isa) => {
+                self.isa = isa;
+                self.threads = Threads::new(tactics.threads);
+                self.chunk_tokens = tactics.chunk_tokens;
+            }
+            Err(why) => self.untuned = Some(why),
+        }
+        self
+    }
+
+    /// Why the engine does not follow the tactics it was built with, if it has some and does not: this
+    /// machine is not equal to theirs.
+    pub fn untuned(&self) -> Option<&str> {
+        self.untuned.as_deref()
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
@@ -490,7 +531,8 @@ impl LlmEngine {
         let hidden = self.hidden();
         let mut embeds = prompt.image.map_or(&[][..], |image| image.embeds).chunks_exact(hidden);
         let mut images = 0;
-        for (index, tokens) in prompt.tokens.chunks(CHUNK_TOKENS).enumerate() {
+        let chunk = self.chunk_tokens;
+        for (index, tokens) in prompt.tokens.chunks(chunk).enumerate() {
             let mut x = vec![0.0; tokens.len() * hidden];
             let mut rows = Vec::new();
             for (row, (&token, x)) in tokens.iter().zip(x.chunks_exact_mut(hidden)).enumerate() {
@@ -504,7 +546,7 @@ impl LlmEngine {
                     None => self.embed(token, x),
                 }
             }
-            let places = prompt.places.map(|places| &places[index * CHUNK_TOKENS..]);
+            let places = prompt.places.map(|places| &places[index * chunk..]);
             let span = self.span(slot, 0..tokens.len(), places);
             self.forward(&mut x, &[span], Features { layers: prompt.deepstack, rows: &rows });
             visit(self, &x);
@@ -523,7 +565,7 @@ impl LlmEngine {
 
     /// Runs the spans, whose room was made, through all layers.
     fn forward(&mut self, x: &mut [f32], spans: &[Span], features: Features<'_>) {
-        let Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic } = self;
+        let Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic, .. } = self;
         let (isa, arithmetic) = (*isa, *arithmetic);
         let machine = Machine { isa, threads, weights: &file.weights, arithmetic };
         let pass = Pass { sizes: &file.engine, decoder, machine, turns };

@@ -150,7 +150,7 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
     end_with_the_parent();
     let questions = question::read(&flags.questions, flags.limit).map_err(Failed::usage)?;
     let folder = flags.questions.parent().unwrap_or(Path::new(""));
-    let mut deployment = Deployment::open(&flags.dir).map_err(Failed::model)?;
+    let mut deployment = Deployment::open(&flags.dir)?;
     let against = against(&flags.logits)?;
     let mut told = Instant::now();
     let mut progress = |all: Tally| {

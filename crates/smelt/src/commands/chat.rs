@@ -31,7 +31,10 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
         .map(|path| Picture::open(path))
         .collect::<Result<_, _>>()
         .map_err(Failed::model)?;
-    let mut deployment = Deployment::open(&dir).map_err(Failed::model)?;
+    let mut deployment = Deployment::open(&dir)?;
+    if let Some(why) = deployment.llm.untuned() {
+        tell(format_args!("warning: {why}; it runs untuned"));
+    }
     let turn = Turn::from_marked("user", &flags.prompt, pictures.len()).map_err(Failed::usage)?;
     let request = Request {
         turns: &[turn],

@@ -10,7 +10,7 @@ use crate::say::answer;
 
 pub(crate) fn run(flags: &EmbedFlags) -> Result<Exit, Failed> {
     let dir = target::directory(&flags.target, &flags.sets)?;
-    let encoder = SentenceEncoder::open(&dir).map_err(Failed::model)?;
+    let encoder = SentenceEncoder::open(&dir)?;
     let mut embeddings = Vec::new();
     for text in &flags.texts {
         let embedding = encoder.embed(text).map_err(Failed::model)?;

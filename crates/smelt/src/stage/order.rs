@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use smelt_engine::onnxruntime;
 use smelt_exec::{Order, Task};
 use smelt_hub::Settings;
 use smelt_plan::Kind;
@@ -26,6 +27,7 @@ pub(crate) fn order(task: &Task<'_>, folder: &Path) -> Order {
         | Kind::Quantize
         | Kind::EngineBuild
         | Kind::LlmEngineBuild
+        | Kind::Tune
         | Kind::Verify
         | Kind::Deployment => native(task),
     }
@@ -47,16 +49,31 @@ fn native(task: &Task<'_>) -> Order {
             commit: pin.commit.clone(),
         }),
     };
+    let libraries = executes(task.stage.kind).then(onnxruntime).flatten();
     let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
     Order {
         argv: ["/proc/self/exe", "stage", "work"].map(str::to_owned).into(),
-        env: task.leases.iter().flat_map(lease).chain(fetching).collect(),
+        env: task.leases.iter().flat_map(lease).chain(fetching).chain(libraries).collect(),
         dir: task.out.to_owned(),
         input: serde_json::to_string(&request).expect("a request holds only plain data"),
         outputs: Vec::new(),
         validate: Vec::new(),
         writes,
     }
+}
+
+/// Whether a stage of this kind runs graphs.
+fn executes(kind: Kind) -> bool {
+    matches!(kind, Kind::EngineBuild | Kind::Calibrate | Kind::Verify | Kind::Deployment)
+}
+
+/// Where the worker finds ONNX Runtime, since it has none of our environment to search by.  A name
+/// that is wrong it finds wrong too, and says so where it needs the library.
+fn onnxruntime() -> Option<(String, String)> {
+    let named = env::var_os(onnxruntime::VARIABLE).filter(|name| !name.is_empty());
+    let path = named.or_else(|| Some(onnxruntime::find().ok()?.into_os_string()))?;
+    let path = std::path::absolute(&path).ok()?.into_os_string();
+    Some((onnxruntime::VARIABLE.to_owned(), path.into_string().ok()?))
 }
 
 /// How the worker finds the hub, its cache and the token, and where it writes: what it fetches goes

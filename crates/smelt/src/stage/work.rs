@@ -5,7 +5,8 @@
 //! is visible to anyone before the supervisor seals it.
 
 use smelt_engine::graph::Precision;
-use smelt_engine::{graph, llm};
+use smelt_engine::tactics::Tactics;
+use smelt_engine::{graph, llm, onnxruntime};
 use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
 use smelt_model::grid::Grid;
@@ -30,6 +31,7 @@ pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
         Kind::Quantize => quantize(&request)?,
         Kind::EngineBuild => engine_build(&request)?,
         Kind::LlmEngineBuild => llm_engine_build(&request)?,
+        Kind::Tune => Tactics::tune(&mut say).write(&request.out).map_err(Failed::model)?,
         Kind::Verify => verify::run(&request)?,
         Kind::Deployment => deployment::run(&request)?,
         Kind::Command => return Err(Failed::usage("a command is a program of its own")),
@@ -92,9 +94,18 @@ fn unknown(field: &str, word: &str) -> Failed {
 }
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
+    let onnx = request.input("onnx")?;
     let word = request.word("precision")?;
     let precision = Precision::parse(word).ok_or_else(|| unknown("precision", word))?;
-    graph::build(request.input("onnx")?, precision, &request.out, &mut say).map_err(Failed::model)
+    match request.word("backend")? {
+        "onnxruntime" => {
+            onnxruntime::build(onnx, &request.out, &mut say).map_err(|error| match error {
+                onnxruntime::BuildError::Library(why) => Failed::new(Exit::DoesNotFit, why),
+                error => Failed::model(error),
+            })
+        }
+        _ => graph::build(onnx, precision, &request.out, &mut say).map_err(Failed::model),
+    }
 }
 
 fn llm_engine_build(request: &Request) -> Result<(), Failed> {
@@ -103,7 +114,9 @@ fn llm_engine_build(request: &Request) -> Result<(), Failed> {
         max_seq_len: request.count("max-seq-len")?,
         max_slots: request.count("max-slots")?,
     };
-    llm::build(&checkpoint, limits, &request.out, &mut say).map_err(Failed::model)
+    let tactics = request.optional_input("tactics").map(Tactics::read);
+    let tactics = tactics.transpose().map_err(Failed::model)?;
+    llm::build_with(&checkpoint, limits, tactics, &request.out, &mut say).map_err(Failed::model)
 }
 
 #[cfg(test)]

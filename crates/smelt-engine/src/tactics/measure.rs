@@ -1,0 +1,133 @@
+//! Times products as decoding and prompts have them, and says which choice is best.
+//!
+//! Choices whose times lie closer than noise are equal, and then the first in a fixed order is taken,
+//! so that tuning twice on one machine rarely tells two things.
+
+use std::time::Instant;
+
+use crate::kernels::isa::Isa;
+use crate::kernels::matrix::Elements;
+use crate::kernels::striped::{self, Arithmetic, Bits, Input, Job, Levels, RUN, STRIPE, Striped};
+use crate::kernels::threads::Threads;
+
+/// A weight of 4 bits larger than most last caches: 48 MiB, read once a step as in decoding.
+const STEP_SHAPE: [usize; 2] = [12_288, 8192];
+/// A weight such as a small decoder's layers have, for prompts.
+const PROMPT_SHAPE: [usize; 2] = [2048, 2048];
+/// Runs of each choice; the fastest counts, since noise only slows.
+const RUNS: usize = 5;
+/// A choice must be faster by this share to be preferred to one before it.
+const CLEAR: f64 = 0.05;
+/// Lengths of a prompt's pieces, in the order of preference: the usual one, then those that take
+/// less memory, then those that take more.
+const CHUNKS: [usize; 5] = [128, 64, 32, 256, 512];
+/// Half precision's bits of 1/1024, so that sums stay small.
+const SCALE_BITS: u16 = 0x1400;
+
+/// The instruction set and the number of threads that step fastest.
+pub(super) fn step(progress: &mut dyn FnMut(&str)) -> (Isa, usize) {
+    let weight = Weight::new(STEP_SHAPE);
+    let all = super::MachineFacts::here().cores;
+    let mut counts = vec![all];
+    counts
+        .extend(std::iter::successors(Some(all / 2), |half| Some(half / 2)).take_while(|&n| n > 0));
+    let mut choices = Vec::new();
+    // The widest vectors and all processors first: they win unless something is clearly faster.
+    for isa in Isa::all().into_iter().rev() {
+        for &count in &counts {
+            let seconds = weight.seconds(1, isa, &Threads::new(count));
+            progress(&format!(
+                "a step by {} on {count} threads: {:.2} ms",
+                isa.name(),
+                seconds * 1e3
+            ));
+            choices.push(((isa, count), seconds));
+        }
+    }
+    best(&choices)
+}
+
+/// How many tokens of a prompt to compute at a time.
+pub(super) fn chunk(isa: Isa, threads: usize, progress: &mut dyn FnMut(&str)) -> usize {
+    let (weight, threads) = (Weight::new(PROMPT_SHAPE), Threads::new(threads));
+    let choices = CHUNKS.map(|tokens| {
+        let seconds = weight.seconds(tokens, isa, &threads) / tokens as f64;
+        progress(&format!("a token among {tokens}: {:.1} us", seconds * 1e6));
+        (tokens, seconds)
+    });
+    best(&choices)
+}
+
+/// The first choice that no later one beats clearly.
+fn best<T: Copy>(choices: &[(T, f64)]) -> T {
+    let (mut choice, mut seconds) = choices[0];
+    for &(other, time) in choices {
+        if time < seconds * (1.0 - CLEAR) {
+            (choice, seconds) = (other, time);
+        }
+    }
+    choice
+}
+
+/// Levels of 4 bits in groups of 32.
+struct Weight {
+    shape: [usize; 2],
+    levels: Vec<u8>,
+    scales: Vec<u16>,
+}
+
+impl Weight {
+    fn new(shape: [usize; 2]) -> Self {
+        let [rows, columns] = shape;
+        let stripes = striped::stripes(rows);
+        let bytes = stripes * Bits::Four.stripe_bytes(columns);
+        // Odd steps meet every byte; what the bytes are is all one to the kernels.
+        let levels = (0..bytes).map(|index| (index * 151 % 256) as u8).collect();
+        let scales = vec![SCALE_BITS; stripes * columns.div_ceil(RUN) * STRIPE];
+        Self { shape, levels, scales }
+    }
+
+    /// The fastest of some products with so many tokens.
+    fn seconds(&self, tokens: usize, isa: Isa, threads: &Threads) -> f64 {
+        let [rows, columns] = self.shape;
+        let levels = Levels {
+            bits: Bits::Four,
+            levels: &self.levels,
+            group_runs: 1,
+            scales: Elements::F16(&self.scales),
+            zeros: None,
+        };
+        let weight = Striped::levels(levels, rows, columns);
+        let x: Vec<f32> = (0..tokens * columns).map(|index| (index % 17) as f32 - 8.0).collect();
+        let (mut input, mut out) = (Input::default(), vec![0.0; tokens * rows]);
+        let run = |_| {
+            let begin = Instant::now();
+            input.fill(&x, columns, weight.rounding(Arithmetic::Integers), isa, threads);
+            let job = Job { weight, bias: None, out: &mut out, stride: rows };
+            striped::multiply(&input, vec![job], isa, threads);
+            begin.elapsed().as_secs_f64()
+        };
+        (0..RUNS).map(run).fold(f64::INFINITY, f64::min)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_choice_stays_unless_another_is_clearly_faster() {
+        assert_eq!(best(&[('a', 1.0), ('b', 0.97), ('c', 2.0)]), 'a');
+        assert_eq!(best(&[('a', 1.0), ('b', 0.9), ('c', 0.88)]), 'b');
+        assert_eq!(best(&[('a', 1.0), ('b', 0.9), ('c', 0.5)]), 'c');
+    }
+
+    #[test]
+    fn a_product_takes_time() {
+        let weight = Weight::new([20, 70]);
+        for isa in Isa::all() {
+            let seconds = weight.seconds(3, isa, &Threads::new(2));
+            assert!(seconds.is_finite() && seconds > 0.0, "{isa:?}: {seconds}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Tuning: what it seals, that engines keep it, and what they say on another machine.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::fs;
+
+use serde_json::Value;
+use world::{World, random, statuses};
+
+const DEMO: &str = include_str!("../../../pipelines/demo.toml");
+
+fn tuned() -> World {
+    let engine = "kind = \"llm-engine-build\"\ntactics = \"tune\"";
+    let demo = random(DEMO).replace("kind = \"llm-engine-build\"", engine);
+    World::new(&format!("{demo}\n[stage.tune]\nkind = \"tune\"\n"))
+}
+
+#[test]
+fn an_engine_keeps_the_tactics_it_was_built_with() {
+    let world = tuned();
+    let report = world.run(&[]);
+    assert!(statuses(&report).contains(&"verify sealed".to_owned()), "{report}");
+    let read = |stage: &str, file: &str| -> Value {
+        let text = fs::read_to_string(world.out(stage).join(file)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let tactics = read("tune", "tactics.json");
+    assert!(tactics["threads"].as_u64().unwrap() >= 1, "{tactics}");
+    let machine = &tactics["machine"];
+    assert!(machine["paths"].as_array().unwrap().contains(&tactics["path"]), "{tactics}");
+    assert_eq!(read("llm-engine", "engine.json")["engine"]["tactics"], tactics);
+
+    let again = world.run(&[]);
+    assert!(statuses(&again).contains(&"tune hit".to_owned()), "{again}");
+    let chat = world.smelt(&["chat", "p.toml", "Hello", "--max-tokens", "2"]);
+    assert_eq!(chat.code, Some(0), "{}", chat.stderr);
+    assert!(!chat.stderr.contains("untuned"), "{}", chat.stderr);
+}
+
+#[test]
+fn tactics_of_another_machine_are_not_followed_and_chat_says_so() {
+    let world = World::new(&random(DEMO).replace(
+        "kind = \"llm-engine-build\"",
+        "kind = \"llm-engine-build\"\ntactics = \"elsewhere\"",
+    ));
+    let machine = r#"{"arch":"riscv64","paths":["plain"],"cores":3,"caches":[]}"#;
+    let tactics = format!(
+        r#"{{"format":1,"machine":{machine},"path":"plain","threads":3,"chunk_tokens":32}}"#
+    );
+    let make = format!("cat > tactics.json <<'E'\\n{}\\nE", tactics.replace('"', "\\\""));
+    let stage = format!(
+        "\n[stage.elsewhere]\nkind = \"command\"\noutputs = [\"tactics.json\"]\nargv = [\"sh\", \"-c\", \"{make}\"]\n"
+    );
+    world.write("p.toml", &(world.read("p.toml") + &stage));
+    world.run(&[]);
+    let chat = world.smelt(&["chat", "p.toml", "Hello", "--max-tokens", "2"]);
+    assert_eq!(chat.code, Some(0), "{}", chat.stderr);
+    assert!(chat.stderr.contains("architecture riscv64"), "{}", chat.stderr);
+}
+
+#[test]
+fn what_is_no_tactics_is_refused() {
+    let world = World::new(&random(DEMO).replace(
+        "kind = \"llm-engine-build\"",
+        "kind = \"llm-engine-build\"\ntactics = \"wrong\"",
+    ));
+    let stage = "\n[stage.wrong]\nkind = \"command\"\noutputs = [\"tactics.json\"]\nargv = [\"sh\", \"-c\", \"echo '{}' > tactics.json\"]\n";
+    world.write("p.toml", &(world.read("p.toml") + stage));
+    let run = world.smelt(&["run", "p.toml", "--only", "llm-engine"]);
+    assert_eq!(run.code, Some(4), "{}", run.stderr);
+    assert!(run.stderr.contains("holds no tactics of this version"), "{}", run.stderr);
+}
