@@ -20,7 +20,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use smelt_engine::graph::{GraphEngine, Tensor};
+use smelt_engine::graph::{GraphEngine, Precision, Tensor};
 use smelt_engine::llm::{Limits, LlmEngine, Prompt};
 use smelt_engine::{graph, llm};
 use smelt_model::checkpoint::Checkpoint;
@@ -56,7 +56,10 @@ fn main() -> Result<()> {
                 Limits { max_seq_len: max_seq_len.parse()?, max_slots: max_slots.parse()? };
             llm::build(&Checkpoint::open(checkpoint.as_ref())?, limits, out.as_ref(), said)?;
         }
-        ["graph-engine", onnx, out, "f32"] => graph::build(onnx.as_ref(), out.as_ref(), said)?,
+        ["graph-engine", onnx, out, precision] => {
+            let precision = Precision::parse(precision).ok_or("an unknown precision")?;
+            graph::build(onnx.as_ref(), precision, out.as_ref(), said)?;
+        }
         ["bandwidth", threads] => println!("{}", bandwidth(threads.parse()?)),
         ["llm", engine, threads, prefill, decode, slots] => {
             let asked = Asked {

@@ -8,7 +8,7 @@ use std::path::Path;
 pub use crate::engine_file::OpenError;
 use crate::executor::Executor;
 pub use crate::graph::Constant;
-pub use crate::graph::{BuildError, build};
+pub use crate::graph::{BuildError, Precision, build};
 use crate::graph::{InputFile, Tensor};
 
 /// What a graph must be to be opened here, in messages.

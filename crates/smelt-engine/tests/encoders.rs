@@ -1,13 +1,13 @@
 //! Holds engines built from exported encoders to numbers that transformers computed.
 //!
 //! The whole path runs: checkpoint, export, build, open, run; BERT with and without its prefix,
-//! CLIP's towers with and without projections, pictures of other sizes.
+//! CLIP's towers with and without projections, pictures of other sizes, Qwen's towers of a grid.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::path::{Path, PathBuf};
 
-use smelt_engine::graph::{self, GraphEngine, Tensor};
+use smelt_engine::graph::{self, GraphEngine, Precision, Tensor};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
@@ -55,7 +55,7 @@ fn engine(dir: &Path, name: &str, case: &str, dtype: Dtype) -> GraphEngine {
             case.strip_prefix("vision-").map(|grid| grid.parse().unwrap()).into_iter().collect();
         export::vision_on(&checkpoint, &grids, dtype, &onnx, &mut |_| {}).unwrap();
     }
-    graph::build(&onnx, &built, &mut |_| {}).unwrap();
+    graph::build(&onnx, Precision::F32, &built, &mut |_| {}).unwrap();
     GraphEngine::open(&built).unwrap()
 }
 
@@ -66,7 +66,8 @@ fn graphs_of_several_grids_are_no_engine() {
     let grids = ["32x32", "24x40"].map(|grid| grid.parse().unwrap());
     export::vision_on(&checkpoint, &grids, Dtype::F32, dir.path(), &mut |_| {}).unwrap();
     let built = dir.path().join("engine");
-    let error = graph::build(dir.path(), &built, &mut |_| {}).unwrap_err().to_string();
+    let error =
+        graph::build(dir.path(), Precision::F32, &built, &mut |_| {}).unwrap_err().to_string();
     assert!(error.ends_with("an engine is of one: export one grid for it"), "{error}");
     assert!(!built.exists());
 }
@@ -77,7 +78,8 @@ fn a_decoder_with_a_cache_is_no_graph_engine() {
     let checkpoint = Checkpoint::open(&golden("llama3-tiny").join("checkpoint")).unwrap();
     let input = export::LlmInput::Ids;
     export::llm(&checkpoint, Dtype::F32, input, dir.path(), &mut |_| {}).unwrap();
-    let error = graph::build(dir.path(), &dir.path().join("engine"), &mut |_| {}).unwrap_err();
+    let error = graph::build(dir.path(), Precision::F32, &dir.path().join("engine"), &mut |_| {})
+        .unwrap_err();
     assert!(error.to_string().contains("by llm-engine-build, from the checkpoint"), "{error}");
 }
 
@@ -132,6 +134,13 @@ fn clip_sees_pictures_of_any_size_and_reads_texts() {
 fn clips_towers_stand_alone_without_projections() {
     check_all("clip-vision-tiny", &["vision", "vision-48x40", "vision-24x24"]);
     check_all("clip-text-tiny", &["encoder"]);
+}
+
+#[test]
+fn towers_of_any_grid_give_the_embeddings_of_transformers() {
+    check_all("qwen2_5_vl-tiny", &["vision-16x32", "vision-24x24", "vision-40x56"]);
+    check_all("qwen3_vl-tiny", &["vision-24x40", "vision-32x32", "vision-48x16"]);
+    check_all("internvit6b-tiny", &["vision"]);
 }
 
 #[test]

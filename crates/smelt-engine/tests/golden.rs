@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use smelt_engine::llm::{
     self, ImageEmbeds, KvOptions, KvType, Limits, LlmEngine, Prompt, RunError,
 };
-use smelt_engine::vision::{self, VisionEngine};
+use smelt_engine::vision::{self, Precision, VisionEngine};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
@@ -72,7 +72,7 @@ impl Golden {
     fn vision(&self, dtype: Dtype) -> VisionEngine {
         let (onnx, engine) = (self.dir.path().join("onnx"), self.dir.path().join("vision"));
         export::vision(&self.checkpoint, dtype, &onnx, &mut |_| {}).unwrap();
-        vision::build(&onnx, &engine, &mut |_| {}).unwrap();
+        vision::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap();
         VisionEngine::open(&engine).unwrap()
     }
 

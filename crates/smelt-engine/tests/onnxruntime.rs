@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::graph::Tensor;
+use smelt_engine::graph::{Precision, Tensor};
 use smelt_engine::vision::VisionEngine;
 use smelt_engine::{Executor, graph, onnxruntime};
 use smelt_model::checkpoint::Checkpoint;
@@ -49,7 +49,7 @@ fn check_alike(dtype: Dtype, error_max: f32) {
     let dir = TempDir::new().unwrap();
     let onnx = exported(dir.path(), dtype);
     let (native, other) = (dir.path().join("native"), dir.path().join("other"));
-    graph::build(&onnx, &native, &mut |_| {}).unwrap();
+    graph::build(&onnx, Precision::F32, &native, &mut |_| {}).unwrap();
     build(&onnx, &other);
     let [mut native, mut other] =
         [native, other].map(|dir| VisionEngine::open(&dir).unwrap().with_threads(2));
@@ -81,7 +81,7 @@ fn its_constants_are_those_of_the_graph() {
     let dir = TempDir::new().unwrap();
     let onnx = exported(dir.path(), Dtype::F32);
     let [native, other] = ["native", "other"].map(|name| dir.path().join(name));
-    graph::build(&onnx, &native, &mut |_| {}).unwrap();
+    graph::build(&onnx, Precision::F32, &native, &mut |_| {}).unwrap();
     build(&onnx, &other);
     let [native, other] = [native, other].map(|dir| VisionEngine::open(&dir).unwrap());
     let checkpoint = Checkpoint::open(&dir.path().join("checkpoint")).unwrap();
@@ -166,7 +166,7 @@ fn what_the_native_engine_does_not_have_runs_here() {
     let dir = TempDir::new().unwrap();
     let (onnx, engine) = (dir.path().join("onnx"), dir.path().join("engine"));
     of_one_node(&onnx);
-    let error = graph::build(&onnx, &engine, &mut |_| {}).unwrap_err().to_string();
+    let error = graph::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("leak") && error.contains("LeakyRelu"), "{error}");
     if !is_here() {
         return;

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use smelt_engine::vision::{self, BuildError, RunError, VisionEngine};
+use smelt_engine::vision::{self, BuildError, Precision, RunError, VisionEngine};
 use smelt_onnx::{
     Attribute, AttributeValue, Data, Dim, ElementType, Graph, Initializer, Model, Node, ValueInfo,
 };
@@ -133,7 +133,7 @@ fn try_build(model: &Model, dir: &Path) -> Result<VisionEngine, BuildError> {
     let (onnx, engine) = (dir.join("onnx"), dir.join("engine"));
     fs::create_dir_all(&onnx).unwrap();
     model.write(&onnx).unwrap();
-    vision::build(&onnx, &engine, &mut |_| {})?;
+    vision::build(&onnx, Precision::F32, &engine, &mut |_| {})?;
     Ok(VisionEngine::open(&engine).unwrap())
 }
 
@@ -323,7 +323,7 @@ fn a_graph_of_something_else_is_no_vision_engine() {
         let (onnx, engine) = (dir.path().join("onnx"), dir.path().join("engine"));
         fs::create_dir_all(&onnx).unwrap();
         model.write(&onnx).unwrap();
-        vision::build(&onnx, &engine, &mut |_| {}).unwrap();
+        vision::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap();
         VisionEngine::open(&engine).unwrap_err().to_string()
     };
     let ids = ElementType::I64;

@@ -176,7 +176,7 @@ const QUANTIZE: &[Field] = &[
 const ENGINE_BUILD: &[Field] = &[
     field("onnx", GRAPH, Absent::Refused),
     field("backend", Takes::Choice(&["native", "onnxruntime"]), Absent::Word("native")),
-    field("precision", Takes::Choice(&["f32"]), Absent::Word("f32")),
+    field("precision", Takes::Choice(&["f32", "int8"]), Absent::Word("f32")),
 ];
 /// What it finds depends on the machine alone.
 const TUNE: &[Field] = &[field("backend", Takes::Choice(&["native"]), Absent::Word("native"))];
@@ -305,6 +305,14 @@ impl Kind {
         match self {
             Self::GraphSurgery => crate::surgery::conflict(params),
             Self::Command => crate::validity::conflict(params),
+            Self::EngineBuild => {
+                let is = |name: &str, word: &str| params.get(name).is_some_and(|v| v == word);
+                let rounds = is("backend", "onnxruntime") && !is("precision", "f32");
+                rounds.then(|| {
+                    let why = "onnxruntime computes in the graph's own types; leave it out";
+                    ("precision".to_owned(), why.to_owned())
+                })
+            }
             _ => None,
         }
     }

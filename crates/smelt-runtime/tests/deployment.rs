@@ -58,7 +58,7 @@ fn deploy(dir: &Path) -> PathBuf {
     let ckpt = Checkpoint::open(&golden("checkpoint")).unwrap();
     let quiet = &mut |_: &str| {};
     export::vision(&ckpt, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
-    vision::build(&dir.join("onnx"), &dir.join("vision"), quiet).unwrap();
+    vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
     let limits = llm::Limits { max_seq_len: MAX_SEQ_LEN, max_slots: 1 };
     llm::build(&ckpt, limits, &dir.join("llm"), quiet).unwrap();
     let deployed = dir.join("deployment");

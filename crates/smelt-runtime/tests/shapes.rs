@@ -32,7 +32,7 @@ fn deploy(from: &Path, dir: &Path) -> Deployment {
     let ckpt = Checkpoint::open(from).unwrap();
     let quiet = &mut |_: &str| {};
     export::vision(&ckpt, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
-    vision::build(&dir.join("onnx"), &dir.join("vision"), quiet).unwrap();
+    vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
     let limits = llm::Limits { max_seq_len: 320, max_slots: 1 };
     llm::build(&ckpt, limits, &dir.join("llm"), quiet).unwrap();
     let files = ["tokenizer.json", "tokenizer_config.json"].map(|name| from.join(name));

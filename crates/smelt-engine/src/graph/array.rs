@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::engine_file::Stored;
+use crate::engine_file::{Layout, Stored};
 
 /// No value may hold more numbers than this (1 GiB of f32): a graph that asks for more is broken.
 const ELEMENTS_MAX: usize = 1 << 28;
@@ -79,6 +79,8 @@ impl<T: Clone> Array<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct Weight {
     pub(crate) stored: Arc<Stored>,
+    /// The scales of its rows, where it is levels.
+    pub(crate) scale: Option<Arc<Stored>>,
     /// The shape the graph sees.
     pub(crate) shape: Vec<usize>,
     /// Whether the graph sees a stored matrix with rows and columns exchanged.
@@ -94,6 +96,13 @@ pub(crate) enum Value {
     I64(Array<i64>),
     /// Floats that are still in the file.
     Weight(Weight),
+}
+
+impl Weight {
+    /// Whether it lies row after row, not in stripes.
+    pub(crate) fn is_by_rows(&self) -> bool {
+        self.stored.layout == Layout::Rows
+    }
 }
 
 impl Value {

@@ -1,27 +1,25 @@
 //! Builds an engine from an ONNX graph: packs it, then loads it and runs it once.
 //!
-//! The graph is judged before a weight is read; weights then go to `weights.bin` in blocks, in
-//! their own type.  Knows nothing of checkpoints.
+//! The graph is judged before a weight is read; weights then go to `weights.bin` in blocks.  Knows
+//! nothing of checkpoints.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use smelt_model::dtype::Dtype;
 use smelt_model::export::GRIDS_FILE;
-use smelt_onnx::{ElementType, Initializer, Model};
+use smelt_onnx::{ElementType, Model};
 
-use super::file::{Converted, GraphFile, InputFile, convert, stored_dtype};
+use super::file::{Converted, GraphFile, InputFile, Precision, convert, stored_dtype};
 use super::op::{OPSETS, Op};
+use super::pack::{Packing, products};
 use super::tensor::Tensor;
 use super::{GraphEngine, KIND, RunError};
-use crate::engine_file::{EngineWriter, Layout, OpenError, TensorSpec};
+use crate::engine_file::{EngineWriter, OpenError};
 
 /// The graph's file in its directory.
 const MODEL_FILE: &str = "model.onnx";
 /// How the inputs that hold a decoder's cache begin.
 const CACHE_INPUT: &str = "past_key_values.";
-/// Bytes of a weight held in memory at a time.
-const BLOCK_BYTES: usize = 8 << 20;
 /// Open dimensions behind an input's first are this large when the engine is tried: a short text.
 const TRIED_SIZE: usize = 8;
 /// An input of more numbers than this is a broken graph (a picture of 1792 pixels has 10 million).
@@ -85,13 +83,15 @@ pub enum BuildError {
 
 /// Builds an engine in `out_dir` from `model.onnx` in `onnx_dir`, and runs it once.
 ///
-/// The same graph gives the same bytes on every machine.  `progress` hears what is being done.
+/// The same graph and precision give the same bytes on every machine.  `progress` hears what is
+/// being done.
 ///
 /// # Errors
 /// When the graph cannot be read or holds what the engine does not have (the message names the
 /// node), when writing fails, or when the finished engine does not run.
 pub fn build(
     onnx_dir: &Path,
+    precision: Precision,
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
@@ -105,24 +105,30 @@ pub fn build(
     let graph_error = |problem| BuildError::Graph { path: path.clone(), problem };
     let converted = convert(model).map_err(graph_error)?;
     judge(&converted.graph).map_err(graph_error)?;
-    let Converted { graph, constants } = converted;
+    let Converted { mut graph, constants } = converted;
+    graph.products = products(&graph, &constants);
     let inputs = graph.inputs.iter().map(tried_input).collect::<Result<Vec<_>, _>>();
     let inputs = inputs.map_err(graph_error)?;
 
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
     progress(&format!("packing {} constants", constants.len()));
+    if constants.iter().any(|constant| constant.dtype == ElementType::F16) {
+        progress("the graph is f16; processors compute it in f32");
+    }
     for constant in &constants {
         let dtype = stored_dtype(constant).map_err(graph_error)?;
-        let (name, shape) = (constant.name.clone(), constant.dims.clone());
-        let spec = TensorSpec { name, dtype, shape, layout: Layout::Rows };
-        writer.begin(spec).map_err(write_error)?;
-        pack(constant, dtype, onnx_dir, &mut |bytes| writer.write(bytes).map_err(write_error))?;
+        let product = graph.products.get(&constant.name);
+        let packing = Packing { constant, dir: onnx_dir, product, precision };
+        packing.write(dtype, &mut writer, &write_error, &graph_error)?;
     }
     let mut unsealed = writer.finish(KIND, graph).map_err(write_error)?;
 
     progress("running the engine once");
-    let outputs = try_out(&GraphEngine::new(unsealed.preview()?)?, inputs)?;
+    let engine = GraphEngine::new(unsealed.preview()?)?;
+    let arena = engine.survey(&inputs)?.arena_bytes;
+    progress(&format!("results take {} KiB", arena.div_ceil(1024)));
+    let outputs = try_out(&engine, inputs)?;
     for (file, output) in unsealed.engine_mut().outputs.iter_mut().zip(&outputs) {
         output.shape().clone_into(&mut file.tried);
     }
@@ -172,39 +178,6 @@ pub(crate) fn tried_input(input: &InputFile) -> Result<Tensor, String> {
     // A ramp with jumps, in the range of normalised pixels.
     let data = (0..count).map(|index| (index % 251) as f32 / 62.5 - 2.0).collect();
     Ok(Tensor::F32 { shape, data })
-}
-
-/// Sends the bytes of a constant on, a block at a time.
-fn pack(
-    constant: &Initializer,
-    dtype: Dtype,
-    dir: &Path,
-    write: &mut dyn FnMut(&[u8]) -> Result<(), BuildError>,
-) -> Result<(), BuildError> {
-    let total = constant.byte_len().expect("the check multiplied every shape") as u64;
-    let mut block = vec![0; (BLOCK_BYTES as u64).min(total) as usize];
-    let mut at = 0;
-    while at < total {
-        let len = (BLOCK_BYTES as u64).min(total - at) as usize;
-        smelt_onnx::read_initializer(dir, constant, at, &mut block[..len])?;
-        at += len as u64;
-        match (dtype, constant.dtype) {
-            (Dtype::I64, ElementType::I32) => {
-                let quads = block[..len].as_chunks::<4>().0;
-                let wide = quads.iter().map(|&quad| i64::from(i32::from_le_bytes(quad)));
-                write(&bytes_of(wide))?;
-            }
-            (Dtype::I64, ElementType::Bool) => {
-                write(&bytes_of(block[..len].iter().map(|&byte| i64::from(byte != 0))))?;
-            }
-            _ => write(&block[..len])?,
-        }
-    }
-    Ok(())
-}
-
-fn bytes_of(numbers: impl Iterator<Item = i64>) -> Vec<u8> {
-    numbers.flat_map(i64::to_le_bytes).collect()
 }
 
 /// Runs the engine once; every number has to be finite.

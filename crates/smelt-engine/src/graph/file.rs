@@ -20,6 +20,49 @@ pub(crate) struct GraphFile {
     pub(crate) inputs: Vec<InputFile>,
     pub(crate) outputs: Vec<OutputFile>,
     pub(crate) nodes: Vec<NodeFile>,
+    /// Weights that lie as products read them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) products: BTreeMap<String, ProductFile>,
+}
+
+/// How a graph's products are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Weights as they are given, in f32, f16 or bf16; products in f32.
+    F32,
+    /// Weights in 8 bits with a scale for each output; activations in 8 bits with a scale for each
+    /// row and 32 columns; sums of such 32 in integers.
+    Int8,
+}
+
+impl Precision {
+    /// Both, in the order of their words.
+    const ALL: [(Self, &str); 2] = [(Self::F32, "f32"), (Self::Int8, "int8")];
+
+    /// The one called `word`.
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, name)| *name == word).map(|(precision, _)| *precision)
+    }
+}
+
+/// A weight that only products read; it lies as they read it, a row for each output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ProductFile {
+    /// The shape the graph gives it.
+    pub(crate) shape: Vec<usize>,
+    /// Whether the graph has its outputs as columns.
+    pub(crate) transposed: bool,
+}
+
+impl ProductFile {
+    /// Outputs and columns.
+    pub(crate) fn stored_shape(&self) -> [usize; 2] {
+        let first = self.shape.first().copied().unwrap_or(1);
+        let rest =
+            self.shape.iter().skip(1).fold(1, |count: usize, &dim| count.saturating_mul(dim));
+        if self.transposed { [rest, first] } else { [first, rest] }
+    }
 }
 
 /// A value the graph reads.
@@ -126,7 +169,7 @@ pub(crate) fn convert(model: Model) -> Result<Converted, String> {
             nodes.push(node);
         }
     }
-    let graph = GraphFile { opset: model.opset, inputs, outputs, nodes };
+    let graph = GraphFile { opset: model.opset, inputs, outputs, nodes, products: BTreeMap::new() };
     let constants = used_constants(&graph, constants);
     Ok(Converted { graph, constants })
 }

@@ -1,45 +1,55 @@
 //! Executes ONNX graphs on the CPU: any inputs and outputs of floats and integers.
 //!
-//! [`build`] packs a graph and its weights into an engine directory; [`GraphEngine`] opens one and
-//! runs the graph it was given, node by node: renaming values or inserting `Identity` changes
-//! nothing, another GELU changes exactly the answer.  Knows nothing of checkpoints, pictures or
+//! [`build`] packs a graph and its weights into an engine directory; [`GraphEngine`] opens one,
+//! compiles the graph for the shapes of its inputs and runs that: operators that follow each other
+//! become one, and all results share one arena.  What counts is how data flows: renaming values or
+//! inserting `Identity` changes nothing, another GELU changes exactly the answer.  Knows nothing of checkpoints, pictures or
 //! texts.
 
+mod arena;
 mod array;
 mod build;
+mod chain;
+mod compile;
+mod constant;
 mod file;
 mod op;
 mod ops;
+mod pack;
 mod program;
+mod run;
+mod shapes;
+mod task;
 mod tensor;
+mod view;
+mod walk;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
-
-use smelt_model::dtype::Dtype;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::isa::Isa;
-use crate::kernels::matrix::Elements;
 use crate::kernels::threads::Threads;
-use array::{Array, Value, Weight};
 pub(crate) use build::tried_input;
 pub use build::{BuildError, build};
+use compile::Plan;
+pub use constant::Constant;
 use file::GraphFile;
 pub(crate) use file::input_file;
-pub use file::{InputFile, OutputFile};
+pub use file::{InputFile, OutputFile, Precision};
 use ops::Machine;
 use program::Program;
+use run::Run;
+use shapes::Fact;
 pub use tensor::Tensor;
 
 /// What `engine.json` calls this kind.
 pub(crate) const KIND: &str = "graph";
 
-/// Float constants of up to this many numbers (norms, biases) are widened when the engine is
-/// opened.
-const WIDE_NUMBERS_MAX: usize = 1 << 14;
+/// Plans kept, each for other shapes of the inputs; compiling one takes milliseconds.
+const PLANS_MAX: usize = 4;
 
 /// Why a graph could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +72,21 @@ pub enum RunError {
 pub struct GraphEngine {
     file: EngineFile<GraphFile>,
     program: Program,
+    /// The latest plans with what they are for, the oldest first.
+    plans: Mutex<Vec<(Vec<Fact>, Arc<Plan>)>>,
     isa: Isa,
     threads: Threads,
+}
+
+/// What a graph became for inputs of certain shapes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// How many tasks there are of each kind: `linear`, `attention`, `norm`, `map` (operators that
+    /// look at one number of each input at a time), `copy`, `fill`, and `operator` for those that
+    /// run by themselves.
+    pub tasks: BTreeMap<&'static str, usize>,
+    /// Memory of all results together.
+    pub arena_bytes: usize,
 }
 
 impl GraphEngine {
@@ -78,10 +101,10 @@ impl GraphEngine {
     fn new(file: EngineFile<GraphFile>) -> Result<Self, OpenError> {
         let (isa, threads) = (Isa::detect(), Threads::available());
         let machine = Machine { isa, threads: &threads, weights: &file.weights };
-        let constants = load_constants(&file, machine)?;
+        let constants = constant::load(&file, machine)?;
         let program = Program::new(&file.engine, &constants, machine)
             .map_err(|problem| file.damaged(problem))?;
-        Ok(Self { file, program, isa, threads })
+        Ok(Self { file, program, plans: Mutex::default(), isa, threads })
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
@@ -113,9 +136,7 @@ impl GraphEngine {
     pub fn constant(&self, name: &str) -> Option<Constant<'_>> {
         let mut inputs = self.file.engine.nodes.iter().flat_map(|node| &node.inputs);
         inputs.find(|input| *input == name)?;
-        let stored = self.file.stored(name)?;
-        let elements = self.file.weights.elements(stored)?;
-        (stored.dtype != Dtype::I8).then_some(Constant { elements, dtype: stored.dtype })
+        Constant::find(&self.file, name)
     }
 
     /// The refusal of an engine that does not serve its purpose.
@@ -129,12 +150,42 @@ impl GraphEngine {
     /// # Errors
     /// When an input has another type or shape than the graph declares, or an operator fails.
     pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
-        check_inputs(self.inputs(), &inputs)?;
-        let machine =
-            Machine { isa: self.isa, threads: &self.threads, weights: &self.file.weights };
+        let plan = self.plan(&inputs)?;
         let inputs = inputs.into_iter().map(Tensor::into_value).collect();
-        let values = self.program.run(inputs, machine).map_err(RunError::Graph)?;
-        Ok(values.into_iter().map(|value| Tensor::from_value(value, machine)).collect())
+        let values = Run::all(&plan, inputs, self.machine()).map_err(RunError::Graph)?;
+        Ok(values.into_iter().map(|value| Tensor::from_value(value, self.machine())).collect())
+    }
+
+    /// What the graph becomes for inputs of the shapes of `inputs`.
+    ///
+    /// # Errors
+    /// When an input has another type or shape than the graph declares, or the graph cannot run on
+    /// such inputs.
+    pub fn survey(&self, inputs: &[Tensor]) -> Result<Survey, RunError> {
+        let plan = self.plan(inputs)?;
+        let arena_bytes = plan.arena * size_of::<f32>();
+        Ok(Survey { tasks: plan.survey(), arena_bytes })
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        Machine { isa: self.isa, threads: &self.threads, weights: &self.file.weights }
+    }
+
+    /// The plan for inputs of these shapes, compiled if it is not kept.
+    fn plan(&self, inputs: &[Tensor]) -> Result<Arc<Plan>, RunError> {
+        check_inputs(self.inputs(), inputs)?;
+        let facts: Vec<Fact> = inputs.iter().map(Tensor::fact).collect();
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, plan)) = plans.iter().find(|(of, _)| *of == facts) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = Plan::new(&self.program, &facts, self.machine()).map_err(RunError::Graph)?;
+        let plan = Arc::new(plan);
+        if plans.len() == PLANS_MAX {
+            plans.remove(0);
+        }
+        plans.push((facts, Arc::clone(&plan)));
+        Ok(plan)
     }
 }
 
@@ -152,50 +203,4 @@ pub(crate) fn check_inputs(declared: &[InputFile], given: &[Tensor]) -> Result<(
         }
     }
     Ok(())
-}
-
-/// Floats that a graph holds.
-#[derive(Clone, Copy, Debug)]
-pub struct Constant<'a> {
-    pub(crate) elements: Elements<'a>,
-    pub(crate) dtype: Dtype,
-}
-
-impl Constant<'_> {
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.elements.len()
-    }
-
-    /// The type they are stored in.
-    pub fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    /// Fills `out` with the numbers from `start`.  Panics where they end before that.
-    pub fn widen(&self, start: usize, out: &mut [f32]) {
-        self.elements.widen(start, out);
-    }
-}
-
-fn load_constants(
-    file: &EngineFile<GraphFile>,
-    machine: Machine<'_>,
-) -> Result<BTreeMap<String, Value>, OpenError> {
-    let mut constants = BTreeMap::new();
-    for name in file.names() {
-        let stored = file.stored(name).expect("the name came from the file");
-        let shape = stored.shape.clone();
-        let value = if let Some(numbers) = file.weights.integers(stored) {
-            Value::I64(Array::new(shape, numbers.to_vec()))
-        } else if file.weights.elements(stored).is_some() {
-            let weight = Weight { stored: Arc::new(stored.clone()), shape, transposed: false };
-            let small = weight.shape.iter().product::<usize>() <= WIDE_NUMBERS_MAX;
-            if small { Value::F32(machine.widen(&weight)) } else { Value::Weight(weight) }
-        } else {
-            return Err(file.damaged(format!("tensor {name:?} has dtype {}", stored.dtype)));
-        };
-        constants.insert(name.to_owned(), value);
-    }
-    Ok(constants)
 }

@@ -1,7 +1,7 @@
-//! Turns a graph into steps that can run: names become places, every operator is checked.
+//! Reads a graph into steps: names become places, every operator is checked.
 //!
-//! Steps whose inputs are all known and small are computed once, here.  A value is given up after
-//! its last reader, so that it may be overwritten.  Knows nothing of files.
+//! Steps whose inputs are all known and small are computed once, here.  What a program becomes for
+//! inputs of given shapes is in `compile`.  Knows nothing of files.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,25 +13,23 @@ use super::ops::{self, Inputs, Machine};
 /// Results of more numbers than this are not computed ahead: they would stay in memory.
 const FOLD_NUMBERS_MAX: usize = 1 << 16;
 
-/// A graph that can run.
+/// A graph, checked, for inputs of any shapes.
 #[derive(Debug)]
 pub(crate) struct Program {
-    steps: Vec<Step>,
+    pub(crate) steps: Vec<Step>,
     /// Values known before any input, by place.
-    known: Vec<Option<Value>>,
-    inputs: Vec<usize>,
-    outputs: Vec<usize>,
+    pub(crate) known: Vec<Option<Value>>,
+    pub(crate) inputs: Vec<usize>,
+    pub(crate) outputs: Vec<usize>,
 }
 
 /// One operator with the places it reads and writes.
-#[derive(Debug)]
-struct Step {
-    op: Op,
-    title: String,
-    inputs: Vec<Option<usize>>,
-    outputs: Vec<Option<usize>>,
-    /// Places nobody reads after this step.
-    done: Vec<usize>,
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub(crate) op: Op,
+    pub(crate) title: String,
+    pub(crate) inputs: Vec<Option<usize>>,
+    pub(crate) outputs: Vec<Option<usize>>,
 }
 
 /// Places by name, while a program is made.
@@ -84,92 +82,49 @@ impl Program {
         known.resize(places.0.len(), None);
         let mut program = Self { steps, known, inputs, outputs };
         program.fold(machine)?;
-        program.mark_last_readers();
         Ok(program)
     }
 
     /// Computes what follows from small constants alone, and drops those steps.
     fn fold(&mut self, machine: Machine<'_>) -> Result<(), String> {
-        let small = |value: &Value| value.len() <= FOLD_NUMBERS_MAX;
         for step in std::mem::take(&mut self.steps) {
-            let mut inputs = step.inputs.iter().flatten().map(|&place| &self.known[place]);
-            if !inputs.all(|value| value.as_ref().is_some_and(small)) {
+            if !step.fold(&mut self.known, machine)? {
                 self.steps.push(step);
-                continue;
-            }
-            let results = step.run(&mut self.known, machine)?;
-            if !results.iter().all(|(_, value)| small(value)) {
-                self.steps.push(step);
-                continue;
-            }
-            for (place, value) in results {
-                self.known[place] = Some(value);
             }
         }
         Ok(())
     }
-
-    /// Lets each step give up what no later step reads.
-    fn mark_last_readers(&mut self) {
-        let mut read_later = vec![false; self.known.len()];
-        self.outputs.iter().for_each(|&place| read_later[place] = true);
-        for step in self.steps.iter_mut().rev() {
-            let places = step.inputs.iter().chain(&step.outputs).flatten();
-            for &place in places {
-                if !std::mem::replace(&mut read_later[place], true) {
-                    step.done.push(place);
-                }
-            }
-        }
-    }
-
-    /// Runs the graph on its inputs, in their order; gives its outputs.
-    pub(crate) fn run(
-        &self,
-        inputs: Vec<Value>,
-        machine: Machine<'_>,
-    ) -> Result<Vec<Value>, String> {
-        let mut values = self.known.clone();
-        for (&place, input) in self.inputs.iter().zip(inputs) {
-            values[place] = Some(input);
-        }
-        for step in &self.steps {
-            for (place, value) in step.run(&mut values, machine)? {
-                values[place] = Some(value);
-            }
-            for &place in &step.done {
-                values[place] = None;
-            }
-        }
-        let output = |&place: &usize| values[place].clone();
-        let outputs = self.outputs.iter().map(output).collect::<Option<_>>();
-        outputs.ok_or_else(|| "an output was never computed".to_owned())
-    }
 }
 
 impl Step {
-    /// Computes the step from `values`, of which it takes those it is the last to read.
-    fn run(
+    /// Computes the step if its inputs are `known` and they and its results are small; whether it
+    /// did.
+    pub(crate) fn fold(
         &self,
-        values: &mut [Option<Value>],
+        known: &mut [Option<Value>],
         machine: Machine<'_>,
-    ) -> Result<Vec<(usize, Value)>, String> {
-        let mut inputs: Vec<Option<Value>> = Vec::with_capacity(self.inputs.len());
-        for (index, &place) in self.inputs.iter().enumerate() {
-            let Some(place) = place else {
-                inputs.push(None);
-                continue;
-            };
-            let again = self.inputs[index + 1..].contains(&Some(place));
-            let last = self.done.contains(&place) && !again;
-            let value = if last { values[place].take() } else { values[place].clone() };
-            let value = value.ok_or_else(|| format!("{}: a value is missing", self.title))?;
-            inputs.push(Some(value));
-        }
+    ) -> Result<bool, String> {
+        // A weight in the file takes no memory, whichever way the graph sees it.
+        let turns = matches!(self.op, Op::Transpose { .. });
+        let small = |value: &Value| {
+            value.len() <= FOLD_NUMBERS_MAX || (turns && matches!(value, Value::Weight(_)))
+        };
+        let input = |place: &Option<usize>| match place {
+            None => Some(None),
+            Some(place) => known[*place].clone().filter(small).map(Some),
+        };
+        let Some(inputs) = self.inputs.iter().map(input).collect() else { return Ok(false) };
         let results = ops::run(&self.op, Inputs(inputs), machine)
             .map_err(|problem| format!("{}: {problem}", self.title))?;
-        let named = self.outputs.iter().zip(results);
-        Ok(named.filter_map(|(place, value)| place.map(|place| (place, value))).collect())
+        if !results.iter().all(small) {
+            return Ok(false);
+        }
+        for (place, value) in self.outputs.iter().zip(results) {
+            if let Some(place) = place {
+                known[*place] = Some(value);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -183,5 +138,5 @@ fn step<'a>(node: &'a NodeFile, opset: i64, places: &mut Places<'a>) -> Result<S
     let define = |name: &'a String| given(name).then(|| places.define(name)).transpose();
     let outputs: Result<Vec<_>, _> = node.outputs.iter().map(define).collect();
     let outputs = outputs.map_err(|problem| format!("{title}: {problem}"))?;
-    Ok(Step { op, title, inputs, outputs, done: Vec::new() })
+    Ok(Step { op, title, inputs, outputs })
 }

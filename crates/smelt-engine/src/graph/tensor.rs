@@ -4,6 +4,7 @@
 
 use super::array::{Array, Value};
 use super::ops::Machine;
+use super::shapes::Fact;
 
 /// Numbers in row-major order under a shape.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +49,11 @@ impl Tensor {
         };
         let count = self.shape().iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
         count == Some(len)
+    }
+
+    /// What is known of the value before its numbers are.
+    pub(super) fn fact(&self) -> Fact {
+        Fact { integer: matches!(self, Self::I64 { .. }), shape: self.shape().to_vec() }
     }
 
     pub(super) fn into_value(self) -> Value {

@@ -4,6 +4,7 @@
 //! Knows nothing of graphs, models or files.
 
 pub(crate) mod activation;
+pub(crate) mod attend;
 pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -19,6 +20,7 @@ pub(crate) mod product;
 pub(crate) mod rope;
 pub(crate) mod softmax;
 pub(crate) mod striped;
+pub(crate) mod swiglu;
 mod target;
 pub(crate) mod threads;
 

@@ -1,14 +1,31 @@
 //! Normalises rows: LayerNorm and RMSNorm, with sums in f64.
 
+/// Sums that run side by side, so that a vector of them can.
+const SUMS: usize = 16;
+
+/// The sum of `of` each number, in an order that depends on the length alone.
+#[inline(always)]
+fn sum(row: &[f32], of: impl Fn(f64) -> f64) -> f64 {
+    let mut sums = [0.0; SUMS];
+    let (whole, rest) = row.as_chunks::<SUMS>();
+    for values in whole {
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += of(f64::from(*value)));
+    }
+    sums.iter_mut().zip(rest).for_each(|(sum, value)| *sum += of(f64::from(*value)));
+    sums.iter().sum()
+}
+
 /// Mean and 1/√(variance + eps) of one row.
+#[inline(always)]
 pub(crate) fn moments(row: &[f32], eps: f32) -> (f32, f32) {
     let count = row.len() as f64;
-    let mean = row.iter().copied().map(f64::from).sum::<f64>() / count;
-    let squares: f64 = row.iter().map(|&value| (f64::from(value) - mean).powi(2)).sum();
+    let mean = sum(row, |value| value) / count;
+    let squares = sum(row, |value| (value - mean) * (value - mean));
     (mean as f32, (1.0 / (squares / count + f64::from(eps)).sqrt()) as f32)
 }
 
 /// `(x - mean) / √(variance + eps) * scale + bias` over one row, in place; gives the moments.
+#[inline(always)]
 pub(crate) fn layer_norm(
     row: &mut [f32],
     scale: &[f32],
@@ -26,8 +43,9 @@ pub(crate) fn layer_norm(
 }
 
 /// `x / √(mean(x²) + eps) * weight` of one row, into `out`.
+#[inline(always)]
 pub(crate) fn rms_norm(row: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let squares: f64 = row.iter().map(|&value| f64::from(value).powi(2)).sum();
+    let squares = sum(row, |value| value * value);
     let inverse = (1.0 / (squares / row.len() as f64 + f64::from(eps)).sqrt()) as f32;
     for ((out, &value), &weight) in out.iter_mut().zip(row).zip(weight) {
         *out = value * inverse * weight;

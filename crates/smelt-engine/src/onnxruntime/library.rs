@@ -68,14 +68,7 @@ pub fn find() -> Result<PathBuf, LibraryError> {
 /// Loads the library that [`find`] finds; later calls find it loaded.
 pub(super) fn load() -> Result<(), LibraryError> {
     let path = find()?;
-    match ort::init_from(&path) {
-        Ok(environment) => {
-            // False where it was done before: its settings are the same.
-            environment.with_name("smelt").with_telemetry(false).commit();
-            Ok(())
-        }
-        Err(error) => Err(LibraryError::Unfit { path, problem: error.to_string() }),
-    }
+    super::session::load(&path).map_err(|problem| LibraryError::Unfit { path, problem })
 }
 
 fn find_by(

@@ -7,15 +7,13 @@
 
 mod build;
 mod library;
-mod values;
+#[cfg_attr(target_env = "musl", path = "static_session.rs")]
+mod session;
 
 use std::fs;
-use std::num::NonZero;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::thread;
 
-use ort::session::Session;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use smelt_model::dtype::Dtype;
@@ -24,6 +22,7 @@ use crate::engine_file::{EngineFile, OpenError};
 use crate::graph::{Constant, InputFile, OutputFile, RunError, Tensor};
 pub use build::{BuildError, build};
 pub use library::{LibraryError, VARIABLE, find};
+use session::Session;
 
 /// What `engine.json` calls this kind.
 pub(crate) const KIND: &str = "onnxruntime";
@@ -103,7 +102,7 @@ impl OnnxruntimeEngine {
         let stored = self.file.stored(name)?;
         let elements = self.file.weights.elements(stored)?;
         let dtype = stored.dtype;
-        (dtype != Dtype::I8).then_some(Constant { elements, dtype })
+        (dtype != Dtype::I8).then(|| Constant::of_rows(elements, dtype))
     }
 
     /// The refusal of an engine that does not serve its purpose.
@@ -120,30 +119,21 @@ impl OnnxruntimeEngine {
     pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         crate::graph::check_inputs(self.inputs(), &inputs)?;
         let mut session = self.session()?.lock().unwrap_or_else(PoisonError::into_inner);
-        values::run(&mut session, inputs).map_err(said)
+        session.run(inputs).map_err(said)
     }
 
     fn session(&self) -> Result<&Mutex<Session>, RunError> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
-        let session = self.begin().map_err(said)?;
+        let path = self.file.dir().join(MODEL_FILE);
+        let session = Session::begin(&path, self.threads).map_err(said)?;
         Ok(self.session.get_or_init(|| Mutex::new(session)))
-    }
-
-    fn begin(&self) -> ort::Result<Session> {
-        let all = || thread::available_parallelism().map_or(1, NonZero::get);
-        let threads = self.threads.unwrap_or_else(all);
-        let builder = Session::builder()?.with_intra_threads(threads)?;
-        // A decoder runs on the same processors right after; threads that wait by spinning slow it.
-        let mut builder = builder.with_intra_op_spinning(false)?;
-        builder.commit_from_file(self.file.dir().join(MODEL_FILE))
     }
 }
 
-/// What ONNX Runtime said, on one line.
-fn said(error: ort::Error) -> RunError {
-    RunError::Graph(format!("ONNX Runtime: {}", error.to_string().replace('\n', "; ")))
+fn said(problem: String) -> RunError {
+    RunError::Graph(format!("ONNX Runtime: {problem}"))
 }
 
 fn digest(bytes: &[u8]) -> String {

@@ -4,6 +4,7 @@
 //! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
 //! is visible to anyone before the supervisor seals it.
 
+use smelt_engine::graph::Precision;
 use smelt_engine::tactics::Tactics;
 use smelt_engine::{graph, llm, onnxruntime};
 use smelt_model::dtype::Dtype;
@@ -94,15 +95,15 @@ fn unknown(field: &str, word: &str) -> Failed {
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
     let onnx = request.input("onnx")?;
-    match request.word("backend")? {
-        "onnxruntime" => {
-            onnxruntime::build(onnx, &request.out, &mut say).map_err(|error| match error {
-                onnxruntime::BuildError::Library(why) => Failed::new(Exit::DoesNotFit, why),
-                error => Failed::model(error),
-            })
-        }
-        _ => graph::build(onnx, &request.out, &mut say).map_err(Failed::model),
+    if request.word("backend")? == "onnxruntime" {
+        return onnxruntime::build(onnx, &request.out, &mut say).map_err(|error| match error {
+            onnxruntime::BuildError::Library(why) => Failed::new(Exit::DoesNotFit, why),
+            error => Failed::model(error),
+        });
     }
+    let word = request.word("precision")?;
+    let precision = Precision::parse(word).ok_or_else(|| unknown("precision", word))?;
+    graph::build(onnx, precision, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn llm_engine_build(request: &Request) -> Result<(), Failed> {

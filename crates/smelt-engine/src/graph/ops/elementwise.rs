@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::super::array::{Array, Value, broadcast, broadcast_strides};
 use super::super::op::{Binary, CastTo, Unary};
 use super::{Inputs, Machine};
-use crate::kernels::activation::{erf, exp, gelu_erf, gelu_tanh, sigmoid};
+use crate::kernels::activation::{erf, exp, gelu_erf, gelu_tanh, sigmoid, tanh};
 
 /// Rounds floats to a narrower type, which is kept in f32; integers and floats become each other.
 pub(super) fn cast(to: CastTo, value: Value, machine: Machine<'_>) -> Result<Value, String> {
@@ -80,7 +80,7 @@ pub(super) fn unary(kind: Unary, value: Value, machine: Machine<'_>) -> Result<V
         Unary::Sin => each(array, machine, f32::sin),
         Unary::Sqrt => each(array, machine, f32::sqrt),
         Unary::Erf => each(array, machine, erf),
-        Unary::Tanh => each(array, machine, f32::tanh),
+        Unary::Tanh => each(array, machine, tanh),
         Unary::Sigmoid => each(array, machine, sigmoid),
         Unary::Exp => each(array, machine, exp),
         Unary::Neg => each(array, machine, |v| -v),

@@ -27,7 +27,7 @@ fn renamed(value: Value, shape: Vec<usize>) -> Value {
     }
 }
 
-fn size(value: i64) -> Result<usize, String> {
+pub(in super::super) fn size(value: i64) -> Result<usize, String> {
     usize::try_from(value).map_err(|_| format!("{value} is no size"))
 }
 
@@ -41,10 +41,10 @@ pub(super) fn reshape(
     rename(value, shape, machine)
 }
 
-/// [`renamed`], after a transposed weight was put in order.
+/// [`renamed`], after a transposed or striped weight was put in order.
 fn rename(value: Value, shape: Vec<usize>, machine: Machine<'_>) -> Result<Value, String> {
     match value {
-        Value::Weight(weight) if weight.transposed => {
+        Value::Weight(weight) if weight.transposed || !weight.is_by_rows() => {
             Ok(renamed(Value::F32(machine.widen(&weight)), shape))
         }
         value => Ok(renamed(value, shape)),
@@ -53,7 +53,11 @@ fn rename(value: Value, shape: Vec<usize>, machine: Machine<'_>) -> Result<Value
 
 /// The shape that Reshape gives: 0 copies a dimension unless it is allowed as itself, -1 is the
 /// rest.
-fn reshaped(from: &[usize], wanted: &[i64], allow_zero: bool) -> Result<Vec<usize>, String> {
+pub(in super::super) fn reshaped(
+    from: &[usize],
+    wanted: &[i64],
+    allow_zero: bool,
+) -> Result<Vec<usize>, String> {
     let fail = || format!("cannot give {from:?} the shape {wanted:?}");
     let total = element_count(from)?;
     let mut shape = Vec::with_capacity(wanted.len());
@@ -76,44 +80,60 @@ fn reshaped(from: &[usize], wanted: &[i64], allow_zero: bool) -> Result<Vec<usiz
 }
 
 pub(super) fn flatten(axis: i64, value: Value, machine: Machine<'_>) -> Result<Value, String> {
-    let shape = value.shape();
+    let shape = flattened(value.shape(), axis)?;
+    rename(value, shape, machine)
+}
+
+/// The shape that Flatten gives.
+pub(in super::super) fn flattened(shape: &[usize], axis: i64) -> Result<Vec<usize>, String> {
     // The rank itself is allowed here: everything goes to the first dimension.
     let axis = if axis == shape.len() as i64 { shape.len() } else { axis_of(axis, shape.len())? };
-    let shape = vec![shape[..axis].iter().product(), shape[axis..].iter().product()];
-    rename(value, shape, machine)
+    Ok(vec![shape[..axis].iter().product(), shape[axis..].iter().product()])
 }
 
 pub(super) fn squeeze(inputs: &mut Inputs, machine: Machine<'_>) -> Result<Value, String> {
     let value = inputs.take(0);
-    let shape = value.shape();
-    let axes: Vec<usize> = match inputs.optional(1) {
-        Some(axes) => list(axes)?
-            .into_iter()
-            .map(|axis| axis_of(axis, shape.len()))
-            .collect::<Result<_, _>>()?,
+    let axes = inputs.optional(1).map(list).transpose()?;
+    let shape = squeezed(value.shape(), axes.as_deref())?;
+    rename(value, shape, machine)
+}
+
+/// `shape` without the dimensions of 1 at `axes`, or without all of them.
+pub(in super::super) fn squeezed(
+    shape: &[usize],
+    axes: Option<&[i64]>,
+) -> Result<Vec<usize>, String> {
+    let axes: Vec<usize> = match axes {
+        Some(axes) => {
+            axes.iter().map(|&axis| axis_of(axis, shape.len())).collect::<Result<_, _>>()?
+        }
         None => (0..shape.len()).filter(|&axis| shape[axis] == 1).collect(),
     };
     if let Some(axis) = axes.iter().find(|&&axis| shape[axis] != 1) {
         return Err(format!("cannot squeeze axis {axis} of {shape:?}"));
     }
     let kept = (0..shape.len()).filter(|axis| !axes.contains(axis));
-    let shape = kept.map(|axis| shape[axis]).collect();
-    rename(value, shape, machine)
+    Ok(kept.map(|axis| shape[axis]).collect())
 }
 
 pub(super) fn unsqueeze(inputs: &mut Inputs, machine: Machine<'_>) -> Result<Value, String> {
     let (value, axes) = (inputs.take(0), list(inputs.take(1))?);
-    let rank = value.shape().len() + axes.len();
+    let shape = unsqueezed(value.shape(), &axes)?;
+    rename(value, shape, machine)
+}
+
+/// `shape` with dimensions of 1 at `axes` of the result.
+pub(in super::super) fn unsqueezed(shape: &[usize], axes: &[i64]) -> Result<Vec<usize>, String> {
+    let rank = shape.len() + axes.len();
     let mut ones = vec![false; rank];
-    for axis in axes {
+    for &axis in axes {
         if std::mem::replace(&mut ones[axis_of(axis, rank)?], true) {
             return Err(format!("axis {axis} is given twice"));
         }
     }
-    let mut dims = value.shape().iter();
+    let mut dims = shape.iter();
     let next = |one: bool| if one { Some(1) } else { dims.next().copied() };
-    let shape = ones.into_iter().map(next).collect::<Option<_>>().expect("ranks were added up");
-    rename(value, shape, machine)
+    Ok(ones.into_iter().map(next).collect::<Option<_>>().expect("ranks were added up"))
 }
 
 pub(super) fn shape(start: i64, end: Option<i64>, value: &Value) -> Value {
@@ -213,30 +233,41 @@ pub(super) fn expand(inputs: &mut Inputs, machine: Machine<'_>) -> Result<Value,
 pub(super) fn slice(inputs: &mut Inputs, machine: Machine<'_>) -> Result<Value, String> {
     let value = inputs.take(0);
     let (starts, ends) = (list(inputs.take(1))?, list(inputs.take(2))?);
-    let rank = value.shape().len();
     let axes = inputs.optional(3).map(list).transpose()?;
-    let axes = axes.unwrap_or_else(|| (0..starts.len() as i64).collect());
     let steps = inputs.optional(4).map(list).transpose()?;
-    let steps = steps.unwrap_or_else(|| vec![1; starts.len()]);
-    if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
-        return Err("starts, ends, axes and steps differ in length".to_owned());
-    }
-    let mut cut = Cut::whole(value.shape());
-    for (index, &axis) in axes.iter().enumerate() {
-        cut.narrow(axis_of(axis, rank)?, starts[index], ends[index], steps[index])?;
-    }
+    let cut = Cut::of(value.shape(), &starts, &ends, axes, steps)?;
     Ok(either!(value, machine, array => cut.apply(&array)))
 }
 
 /// A part of an array with a step along each axis.
-struct Cut {
+pub(in super::super) struct Cut {
     from: Vec<usize>,
-    first: Vec<usize>,
-    shape: Vec<usize>,
-    steps: Vec<isize>,
+    pub(in super::super) first: Vec<usize>,
+    pub(in super::super) shape: Vec<usize>,
+    pub(in super::super) steps: Vec<isize>,
 }
 
 impl Cut {
+    /// What Slice takes of an array of shape `from`.
+    pub(in super::super) fn of(
+        from: &[usize],
+        starts: &[i64],
+        ends: &[i64],
+        axes: Option<Vec<i64>>,
+        steps: Option<Vec<i64>>,
+    ) -> Result<Self, String> {
+        let axes = axes.unwrap_or_else(|| (0..starts.len() as i64).collect());
+        let steps = steps.unwrap_or_else(|| vec![1; starts.len()]);
+        if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
+            return Err("starts, ends, axes and steps differ in length".to_owned());
+        }
+        let mut cut = Self::whole(from);
+        for (index, &axis) in axes.iter().enumerate() {
+            cut.narrow(axis_of(axis, from.len())?, starts[index], ends[index], steps[index])?;
+        }
+        Ok(cut)
+    }
+
     fn whole(shape: &[usize]) -> Self {
         let rank = shape.len();
         let (from, shape) = (shape.to_vec(), shape.to_vec());
@@ -280,9 +311,27 @@ pub(super) fn split(
 ) -> Result<Vec<Value>, String> {
     let value = inputs.take(0);
     let axis = axis_of(axis, value.shape().len())?;
-    let len = value.shape()[axis];
-    let sizes: Vec<usize> = match inputs.optional(1) {
-        Some(sizes) => list(sizes)?.into_iter().map(size).collect::<Result<_, _>>()?,
+    let sizes = inputs.optional(1).map(list).transpose()?;
+    let sizes = split_sizes(value.shape()[axis], parts, sizes)?;
+    let mut start = 0;
+    let mut values = Vec::with_capacity(parts);
+    for size in sizes {
+        let mut cut = Cut::whole(value.shape());
+        (cut.first[axis], cut.shape[axis]) = (start, size);
+        start += size;
+        values.push(either!(value.clone(), machine, array => cut.apply(&array)));
+    }
+    Ok(values)
+}
+
+/// How long each of `parts` parts of `len` entries is.
+pub(in super::super) fn split_sizes(
+    len: usize,
+    parts: usize,
+    sizes: Option<Vec<i64>>,
+) -> Result<Vec<usize>, String> {
+    let sizes: Vec<usize> = match sizes {
+        Some(sizes) => sizes.into_iter().map(size).collect::<Result<_, _>>()?,
         None => {
             // Equal parts, the last one smaller where it does not come out even.
             let each = len.div_ceil(parts);
@@ -293,15 +342,7 @@ pub(super) fn split(
     if sizes.len() != parts || total != Some(len) {
         return Err(format!("sizes {sizes:?} do not split {len} into {parts}"));
     }
-    let mut start = 0;
-    let mut values = Vec::with_capacity(parts);
-    for size in sizes {
-        let mut cut = Cut::whole(value.shape());
-        (cut.first[axis], cut.shape[axis]) = (start, size);
-        start += size;
-        values.push(either!(value.clone(), machine, array => cut.apply(&array)));
-    }
-    Ok(values)
+    Ok(sizes)
 }
 
 pub(super) fn concat(
@@ -362,6 +403,7 @@ pub(super) fn gather(
     element_count(&shape)?;
     if let (Value::Weight(weight), 0) = (&value, axis)
         && !weight.transposed
+        && weight.is_by_rows()
     {
         return Ok(Value::F32(Array::new(shape, machine.rows(weight, &picked))));
     }
@@ -394,22 +436,8 @@ pub(super) fn constant_of_shape(
 
 pub(super) fn pad(inputs: &mut Inputs, machine: Machine<'_>) -> Result<Value, String> {
     let (value, pads) = (inputs.take(0), list(inputs.take(1))?);
-    let (fill, axes) = (inputs.optional(2), inputs.optional(3));
-    let rank = value.shape().len();
-    let axes: Vec<usize> = match axes {
-        Some(axes) => {
-            list(axes)?.into_iter().map(|axis| axis_of(axis, rank)).collect::<Result<_, _>>()?
-        }
-        None => (0..rank).collect(),
-    };
-    if pads.len() != 2 * axes.len() {
-        return Err(format!("{} pads do not fit {} axes", pads.len(), axes.len()));
-    }
-    let mut frame = Frame::whole(value.shape());
-    for (index, &axis) in axes.iter().enumerate() {
-        frame.widen(axis, pads[index], pads[axes.len() + index])?;
-    }
-    element_count(&frame.shape)?;
+    let (fill, axes) = (inputs.optional(2), inputs.optional(3).map(list).transpose()?);
+    let frame = Frame::of(value.shape(), &pads, axes)?;
     Ok(match value {
         Value::I64(array) => {
             let fill = fill.map(integers).transpose()?.unwrap_or(Array::scalar(0));
@@ -425,14 +453,38 @@ pub(super) fn pad(inputs: &mut Inputs, machine: Machine<'_>) -> Result<Value, St
 }
 
 /// Where a padded (or, with negative pads, cropped) array lies in its result.
-struct Frame {
-    shape: Vec<usize>,
+pub(in super::super) struct Frame {
+    pub(in super::super) shape: Vec<usize>,
     /// First index of the result that the array fills, along each axis.
-    to: Vec<usize>,
-    cut: Cut,
+    pub(in super::super) to: Vec<usize>,
+    pub(in super::super) cut: Cut,
 }
 
 impl Frame {
+    /// What Pad makes of an array of shape `from`.
+    pub(in super::super) fn of(
+        from: &[usize],
+        pads: &[i64],
+        axes: Option<Vec<i64>>,
+    ) -> Result<Self, String> {
+        let rank = from.len();
+        let axes: Vec<usize> = match axes {
+            Some(axes) => {
+                axes.into_iter().map(|axis| axis_of(axis, rank)).collect::<Result<_, _>>()?
+            }
+            None => (0..rank).collect(),
+        };
+        if pads.len() != 2 * axes.len() {
+            return Err(format!("{} pads do not fit {} axes", pads.len(), axes.len()));
+        }
+        let mut frame = Self::whole(from);
+        for (index, &axis) in axes.iter().enumerate() {
+            frame.widen(axis, pads[index], pads[axes.len() + index])?;
+        }
+        element_count(&frame.shape)?;
+        Ok(frame)
+    }
+
     fn whole(shape: &[usize]) -> Self {
         Self { shape: shape.to_vec(), to: vec![0; shape.len()], cut: Cut::whole(shape) }
     }

@@ -4,9 +4,9 @@
 //! each group says what it holds; this one sends an [`Op`] to its group.  Knows nothing of graphs.
 
 mod elementwise;
-mod layout;
-mod product;
-mod reduce;
+pub(super) mod layout;
+pub(super) mod product;
+pub(super) mod reduce;
 mod sequence;
 mod truth;
 
@@ -87,9 +87,9 @@ pub(crate) fn run(op: &Op, mut inputs: Inputs, machine: Machine<'_>) -> Result<V
     one.map(|value| vec![value])
 }
 
-impl Machine<'_> {
+impl<'a> Machine<'a> {
     /// The value as f32, a stored weight widened.
-    fn floats(self, value: Value) -> Result<Array<f32>, String> {
+    pub(crate) fn floats(self, value: Value) -> Result<Array<f32>, String> {
         match value {
             Value::F32(array) => Ok(array),
             Value::Weight(weight) => Ok(self.widen(&weight)),
@@ -99,6 +99,9 @@ impl Machine<'_> {
 
     /// A stored weight in f32, in the order the graph sees.
     pub(crate) fn widen(self, weight: &Weight) -> Array<f32> {
+        if let Some(array) = self.unstriped(weight) {
+            return array;
+        }
         let elements = self.elements(weight);
         let mut data = vec![0.0; elements.len()];
         if let (true, &[rows, columns]) = (weight.transposed, &weight.shape[..]) {
@@ -112,6 +115,14 @@ impl Machine<'_> {
         Array::new(weight.shape.clone(), data)
     }
 
+    /// The value, a stored weight in stripes as one that operators can read.
+    fn readable(self, value: Value) -> Value {
+        match value {
+            Value::Weight(weight) if !weight.is_by_rows() => Value::F32(self.widen(&weight)),
+            value => value,
+        }
+    }
+
     /// Rows of a stored weight in f32; the others stay in the file.
     fn rows(self, weight: &Weight, rows: &[usize]) -> Vec<f32> {
         let elements = self.elements(weight);
@@ -123,7 +134,7 @@ impl Machine<'_> {
         data
     }
 
-    fn elements(&self, weight: &Weight) -> Elements<'_> {
+    pub(crate) fn elements(&self, weight: &Weight) -> Elements<'a> {
         self.weights.elements(&weight.stored).expect("loading keeps only floats as weights")
     }
 }

@@ -1,6 +1,6 @@
 //! Computes operators made of products: MatMul, Gemm, Conv.
 //!
-//! A stored weight is multiplied as it lies in the file, in its own type.
+//! A stored weight that lies row after row is multiplied as it is, in its own type.
 
 use super::super::array::{Array, Value, broadcast, broadcast_strides, element_count, strides_of};
 use super::super::op::Conv;
@@ -44,7 +44,7 @@ impl<'a> Operand<'a> {
 }
 
 pub(super) fn mat_mul(inputs: &mut Inputs, machine: Machine<'_>) -> Result<Value, String> {
-    let (a, b) = (inputs.take(0), inputs.take(1));
+    let (a, b) = (machine.readable(inputs.take(0)), machine.readable(inputs.take(1)));
     let (a_shape, b_shape) = (a.shape().to_vec(), b.shape().to_vec());
     let fail = || format!("cannot multiply {a_shape:?} by {b_shape:?}");
     if a_shape.is_empty() || b_shape.is_empty() {
@@ -115,7 +115,7 @@ pub(super) fn gemm(
     inputs: &mut Inputs,
     machine: Machine<'_>,
 ) -> Result<Value, String> {
-    let (a, b) = (inputs.take(0), inputs.take(1));
+    let (a, b) = (machine.readable(inputs.take(0)), machine.readable(inputs.take(1)));
     let c = inputs.optional(2).map(|c| machine.floats(c)).transpose()?;
     let (a_shape, b_shape) = (a.shape().to_vec(), b.shape().to_vec());
     if a_shape.len() != 2 || b_shape.len() != 2 {
@@ -174,7 +174,8 @@ pub(super) fn conv(
     inputs: &mut Inputs,
     machine: Machine<'_>,
 ) -> Result<Value, String> {
-    let (image, weight) = (machine.floats(inputs.take(0))?, inputs.take(1));
+    let image = machine.floats(inputs.take(0))?;
+    let weight = machine.readable(inputs.take(1));
     let bias = inputs.optional(2).map(|bias| machine.floats(bias)).transpose()?;
     let windows = Windows::new(conv, image.shape(), weight.shape())?;
     let (kernels, depth) = (weight.shape()[0], windows.depth());
@@ -206,7 +207,7 @@ pub(super) fn conv(
 }
 
 /// The windows a convolution looks through.
-struct Windows {
+pub(in super::super) struct Windows {
     channels: usize,
     image: [usize; 2],
     kernel: [usize; 2],
@@ -214,11 +215,15 @@ struct Windows {
     /// Rows above and columns left of the image.
     before: [usize; 2],
     /// How many windows there are, down and across.
-    out: [usize; 2],
+    pub(in super::super) out: [usize; 2],
 }
 
 impl Windows {
-    fn new(conv: &Conv, image: &[usize], weight: &[usize]) -> Result<Self, String> {
+    pub(in super::super) fn new(
+        conv: &Conv,
+        image: &[usize],
+        weight: &[usize],
+    ) -> Result<Self, String> {
         let fail = || format!("cannot convolve {image:?} with {weight:?}");
         let (&[_, channels, height, width], &[_, depth, k_height, k_width]) = (image, weight)
         else {

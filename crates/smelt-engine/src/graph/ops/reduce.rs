@@ -131,7 +131,7 @@ pub(super) fn reduce(
 }
 
 /// Which result each number of an array goes to.
-struct Reduction<'a> {
+pub(in super::super) struct Reduction<'a> {
     from: &'a [usize],
     reduced: Vec<bool>,
     /// The result's shape with dimensions of 1.
@@ -140,7 +140,7 @@ struct Reduction<'a> {
 
 impl<'a> Reduction<'a> {
     /// Along `axes`, or along all where there are none.
-    fn new(from: &'a [usize], axes: &[i64]) -> Result<Self, String> {
+    pub(in super::super) fn new(from: &'a [usize], axes: &[i64]) -> Result<Self, String> {
         let mut reduced = vec![axes.is_empty(); from.len()];
         for axis in axes {
             reduced[axis_of(*axis, from.len())?] = true;
@@ -150,7 +150,7 @@ impl<'a> Reduction<'a> {
         Ok(Self { from, reduced, kept })
     }
 
-    fn shape(&self, keep_dims: bool) -> Vec<usize> {
+    pub(in super::super) fn shape(&self, keep_dims: bool) -> Vec<usize> {
         let dims = self.kept.iter().zip(&self.reduced);
         dims.filter(|(_, gone)| keep_dims || !**gone).map(|(&dim, _)| dim).collect()
     }

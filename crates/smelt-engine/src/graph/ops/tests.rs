@@ -619,7 +619,7 @@ fn stored_weights_give_the_same_bits_as_widened_ones() {
     let (_dir, file) = engine_file(&[rows, columns], &bits);
     let stored = std::sync::Arc::new(file.stored("w").unwrap().clone());
     let shape = vec![rows, columns];
-    let weight = Value::Weight(Weight { stored, shape, transposed: false });
+    let weight = Value::Weight(Weight { stored, scale: None, shape, transposed: false });
     let wide = f(&[rows, columns], &wide);
     let transpose = Case("Transpose", 13, &[]);
     let one = |case: &Case<'_>, inputs: &[&Value]| {
@@ -731,7 +731,7 @@ fn rows_are_gathered_from_a_stored_weight_where_it_lies() {
     let stored = std::sync::Arc::new(file.stored("w").unwrap().clone());
     let weight = |transposed| {
         let shape = if transposed { vec![2, 3] } else { vec![3, 2] };
-        Some(Value::Weight(Weight { stored: stored.clone(), shape, transposed }))
+        Some(Value::Weight(Weight { stored: stored.clone(), scale: None, shape, transposed }))
     };
     let picks = Some(i(&[2, 1], &[2, -3]));
     let gathered = |value| {

@@ -39,7 +39,7 @@ macro_rules! methods {
 
 impl Lanes for Neon {
     type V = Quad;
-    const IS_WIDE: bool = false;
+    const ROWS: usize = 4;
 
     methods! {
         splat(value: f32) -> Quad = [vdupq_n_f32(value); 4];
@@ -66,8 +66,10 @@ impl Lanes for Neon {
         };
         add(a: Quad, b: Quad) -> Quad = each(|i| vaddq_f32(a[i], b[i]));
         mul(a: Quad, b: Quad) -> Quad = each(|i| vmulq_f32(a[i], b[i]));
+        div(a: Quad, b: Quad) -> Quad = each(|i| vdivq_f32(a[i], b[i]));
         fma(a: Quad, b: Quad, c: Quad) -> Quad = each(|i| vfmaq_f32(c[i], a[i], b[i]));
         max(a: Quad, b: Quad) -> Quad = each(|i| vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i]));
+        min(a: Quad, b: Quad) -> Quad = each(|i| vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i]));
         unless_below(value: Quad, x: Quad, limit: Quad) -> Quad =
             each(|i| vbslq_f32(vcltq_f32(x[i], limit[i]), vdupq_n_f32(0.0), value[i]));
         power(shifted: Quad) -> Quad = each(|i| {

@@ -12,7 +12,7 @@ pub(crate) struct Plain;
 
 impl Lanes for Plain {
     type V = [f32; LANES];
-    const IS_WIDE: bool = false;
+    const ROWS: usize = 1;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::V {
@@ -55,6 +55,11 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        from_fn(|i| a[i] / b[i])
+    }
+
+    #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
@@ -62,6 +67,11 @@ impl Lanes for Plain {
     #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
 
     #[inline(always)]

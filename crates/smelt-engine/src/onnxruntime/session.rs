@@ -1,11 +1,14 @@
-//! Passes values to ONNX Runtime and takes its results.
+//! Hands a graph to ONNX Runtime, passes values to it and takes its results.
 //!
-//! Callers hold f32 and i64; the graph says which of its types they become.
+//! Callers hold f32 and i64; the graph says which of its types they become.  Errors are one line.
 
 use std::borrow::Cow;
+use std::num::NonZero;
+use std::path::Path;
+use std::thread;
 
 use half::{bf16, f16};
-use ort::session::{Session, SessionInputValue};
+use ort::session::SessionInputValue;
 use ort::value::{
     DynValue, OwnedTensorArrayData, PrimitiveTensorElementType, TensorElementType, ValueType,
 };
@@ -13,8 +16,45 @@ use ort::{Error, Result};
 
 use crate::graph::Tensor;
 
-/// Runs the graph on `inputs` in its own order.
-pub(super) fn run(session: &mut Session, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
+/// Loads the library at `path`; later calls find it loaded.
+pub(super) fn load(path: &Path) -> std::result::Result<(), String> {
+    let environment = ort::init_from(path).map_err(said)?;
+    // False where it was done before: its settings are the same.
+    environment.with_name("smelt").with_telemetry(false).commit();
+    Ok(())
+}
+
+/// A graph that ONNX Runtime has read.
+#[derive(Debug)]
+pub(super) struct Session(ort::session::Session);
+
+impl Session {
+    /// Reads the graph at `path`, for `threads` or as many as there are processors.
+    pub(super) fn begin(path: &Path, threads: Option<usize>) -> std::result::Result<Self, String> {
+        let all = || thread::available_parallelism().map_or(1, NonZero::get);
+        let begin = || {
+            let builder = ort::session::Session::builder()?;
+            let builder = builder.with_intra_threads(threads.unwrap_or_else(all))?;
+            // A decoder runs on the same processors right after; threads that wait by spinning slow
+            // it.
+            let mut builder = builder.with_intra_op_spinning(false)?;
+            builder.commit_from_file(path)
+        };
+        begin().map(Self).map_err(said)
+    }
+
+    /// Runs the graph on `inputs` in its own order.
+    pub(super) fn run(&mut self, inputs: Vec<Tensor>) -> std::result::Result<Vec<Tensor>, String> {
+        run(&mut self.0, inputs).map_err(said)
+    }
+}
+
+/// What ONNX Runtime said, on one line.
+fn said(error: impl std::fmt::Display) -> String {
+    error.to_string().replace('\n', "; ")
+}
+
+fn run(session: &mut ort::session::Session, inputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
     let declared = session.inputs().iter().zip(inputs);
     let given: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = declared
         .map(|(input, tensor)| {
