@@ -368,6 +368,18 @@ mod tests {
     }
 
     #[test]
+    fn only_the_native_back_end_rounds() {
+        let conflict = |backend: &str, precision: &str| {
+            let params = [("backend", backend), ("precision", precision)];
+            let params = params.map(|(name, word)| (name.to_owned(), Value::from(word)));
+            Kind::EngineBuild.conflict(&params.into()).map(|(field, _)| field)
+        };
+        assert_eq!(conflict("native", "int8"), None);
+        assert_eq!(conflict("onnxruntime", "f32"), None);
+        assert_eq!(conflict("onnxruntime", "int8").as_deref(), Some("precision"));
+    }
+
+    #[test]
     fn field_names_are_unique_and_free_of_the_common_keys() {
         for kind in Kind::ALL {
             let mut names: Vec<_> = kind.fields().iter().map(|field| field.name).collect();
