@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{cma, debian, onnxruntime, power_cuts, root, tidy};
+use crate::{cma, cross, debian, onnxruntime, power_cuts, root, tidy};
 
 const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
@@ -29,9 +29,10 @@ pub(crate) fn run() -> Result<()> {
         cargo(arguments, &[]).with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    let steps: [(&str, Step); 4] = [
+    let steps: [(&str, Step); 5] = [
         ("onnxruntime", onnxruntime::run),
         ("tidy", tidy::run),
+        ("aarch64", cross::test_engine),
         ("cma", || cma::run(cma::CI)),
         ("power cuts", || power_cuts::run(power_cuts::CI)),
     ];

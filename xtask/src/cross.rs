@@ -21,21 +21,36 @@ const BUILD: [(&str, &str); 4] = [
     ("CARGO_PROFILE_DEV_STRIP", "symbols"),
 ];
 
+/// What runs the boards' programs here, with every feature of a processor that it knows.
+const RUNNER: (&str, &str) =
+    ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER", "qemu-aarch64 -cpu max");
+
 /// The command, built for the boards.
 pub(crate) fn build_smelt() -> Result<PathBuf> {
+    let built = cargo(&["build", "--quiet", "--package", "smelt"])?.status();
+    ensure!(built.context("cannot start cargo")?.success(), "smelt does not build for {TARGET}");
+    Ok(target().join(TARGET).join("debug/smelt"))
+}
+
+/// The engine's kernels and decoders, tested as the boards compute: NEON against plain Rust and the
+/// golden vectors.
+pub(crate) fn test_engine() -> Result<()> {
+    debian::need("qemu-user", || debian::runs("qemu-aarch64", "--version"))?;
+    let tests = ["--lib", "--test", "golden", "--test", "packed", "--test", "vision"];
+    let mut cargo = cargo(&["test", "--quiet", "--package", "smelt-engine"])?;
+    cargo.args(tests).env(RUNNER.0, RUNNER.1);
+    ensure!(cargo.status().context("cannot start cargo")?.success(), "tests fail on {TARGET}");
+    Ok(())
+}
+
+/// Cargo in the root, for the boards.
+fn cargo(arguments: &[&str]) -> Result<Command> {
     need_compiler()?;
     // What Debian's toolchains come with needs no rustup; cargo says what is missing.
     let _ = Command::new("rustup").args(["target", "add", TARGET]).output();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo
-        .args(["build", "--quiet", "--package", "smelt", "--locked", "--target", TARGET])
-        .current_dir(root())
-        .envs(BUILD);
-    ensure!(
-        cargo.status().context("cannot start cargo")?.success(),
-        "smelt does not build for {TARGET}"
-    );
-    Ok(target().join(TARGET).join("debug/smelt"))
+    cargo.args(arguments).args(["--locked", "--target", TARGET]).current_dir(root()).envs(BUILD);
+    Ok(cargo)
 }
 
 /// Compiles a C file into a program without libraries.

@@ -19,9 +19,11 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask ci|bench front|bench workflow|bench watch|bench cpu|cma|fuzz|shapes|onnxruntime|power-cuts|scale|soak|tidy
+    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|cma|fuzz|shapes|onnxruntime|power-cuts|scale|soak|tidy
 
-  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy,
+  aarch64
+         the engine's tests as the boards compute, under qemu-user
+  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy, aarch64,
          exhausted contiguous memory, 20 power cuts
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["ci"] => ci::run(),
+        ["aarch64"] => cross::test_engine(),
         ["onnxruntime"] => onnxruntime::run(),
         ["bench", "front", ref rest @ ..] => bench::front(rest),
         ["bench", "workflow", ref rest @ ..] => bench::workflow::run(rest),

@@ -82,6 +82,9 @@ pub enum OpenError {
         /// What is in the way.
         problem: String,
     },
+    /// What executes the engine is not on this machine.
+    #[error(transparent)]
+    Library(#[from] crate::onnxruntime::LibraryError),
     /// The engine does not agree with its weights.
     #[error("{} is damaged: {problem}; build the engine again", path.display())]
     Damaged {
@@ -207,6 +210,11 @@ impl EngineWriter {
         let dtype = dtype.name().to_lowercase();
         self.entries.push(TensorEntry { name, dtype, shape, layout, offset: self.at });
         Ok(())
+    }
+
+    /// Bytes written so far; right behind [`Self::begin`], where the tensor lies.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
     }
 
     /// Appends little-endian bytes.
@@ -392,6 +400,11 @@ impl<T> EngineFile<T> {
             .map_err(|problem| OpenError::Damaged { path: dir.join(ENGINE_FILE), problem })?;
         let (engine, sha256) = (manifest.engine, manifest.weights.sha256);
         Ok(Self { dir: dir.to_owned(), engine, sha256, tensors, weights })
+    }
+
+    /// The engine's directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// The names of all stored tensors.

@@ -7,7 +7,11 @@
 
 mod cast;
 pub mod engine_file;
+mod executor;
 pub mod graph;
 mod kernels;
 pub mod llm;
+pub mod onnxruntime;
 pub mod vision;
+
+pub use executor::Executor;

@@ -6,9 +6,10 @@
 use std::path::Path;
 
 pub use crate::engine_file::OpenError;
+use crate::executor::Executor;
 pub use crate::graph::Constant;
 pub use crate::graph::{BuildError, Precision, build};
-use crate::graph::{GraphEngine, InputFile, Tensor};
+use crate::graph::{InputFile, Tensor};
 
 /// What a graph must be to be opened here, in messages.
 const PURPOSE: &str = "pictures";
@@ -48,7 +49,7 @@ pub enum RunError {
 /// An opened vision engine.
 #[derive(Debug)]
 pub struct VisionEngine {
-    graph: GraphEngine,
+    graph: Executor,
     channels: usize,
     image_size: usize,
     tokens_per_tile: usize,
@@ -62,7 +63,7 @@ impl VisionEngine {
     /// When the directory holds no graph engine of this version, its parts disagree, or its graph
     /// is not one from pictures to tokens.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
-        let graph = GraphEngine::open(dir)?;
+        let graph = Executor::open(dir)?;
         let (channels, image_size) =
             image_of(graph.inputs()).map_err(|problem| graph.unfit(PURPOSE, problem))?;
         let tried = graph.outputs().first().map_or(&[][..], |output| &output.tried);

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use smelt_engine::graph::{GraphEngine, RunError, Tensor};
+use smelt_engine::Executor;
+use smelt_engine::graph::{RunError, Tensor};
 
 use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, FORMAT, read_text, write_files};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
@@ -114,7 +115,7 @@ pub struct Embedding {
 pub struct SentenceEncoder {
     spec: Spec,
     tokenizer: Tokenizer,
-    engine: GraphEngine,
+    engine: Executor,
 }
 
 /// What the engine reads.
@@ -133,7 +134,7 @@ impl SentenceEncoder {
         let spec: Spec = read_spec(&path)?;
         let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE))?;
         let tokenizer = tokenizer.cut_at(spec.max_tokens)?;
-        let engine = GraphEngine::open(&dir.join(&spec.encoder))?;
+        let engine = Executor::open(&dir.join(&spec.encoder))?;
         let reads = engine.inputs().iter().map(|input| (input.name.as_str(), input.integer));
         if !reads.eq(INPUTS.map(|name| (name, true))) {
             return Err(bad(format!("its encoder does not read {}", INPUTS.join(" and "))));

@@ -157,7 +157,7 @@ fn judge(graph: &GraphFile) -> Result<(), String> {
 }
 
 /// Values to try an input with.
-fn tried_input(input: &InputFile) -> Result<Tensor, String> {
+pub(crate) fn tried_input(input: &InputFile) -> Result<Tensor, String> {
     let mut open = input.dims.iter().enumerate().filter(|(_, dim)| dim.is_none());
     let first = open.next().map(|(axis, _)| axis);
     let size = |(axis, dim): (usize, &Option<usize>)| match dim {

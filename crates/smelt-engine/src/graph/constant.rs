@@ -135,7 +135,12 @@ impl<'a> Constant<'a> {
             return Some(Self { numbers: Numbers::Striped(striped, product.transposed), dtype });
         }
         let elements = file.weights.elements(stored)?;
-        (dtype != Dtype::I8).then_some(Self { numbers: Numbers::Rows(elements), dtype })
+        (dtype != Dtype::I8).then_some(Self::of_rows(elements, dtype))
+    }
+
+    /// Floats that lie row after row.
+    pub(crate) fn of_rows(elements: Elements<'a>, dtype: Dtype) -> Self {
+        Self { numbers: Numbers::Rows(elements), dtype }
     }
 
     /// How many there are.

@@ -174,7 +174,7 @@ pub(crate) fn convert(model: Model) -> Result<Converted, String> {
     Ok(Converted { graph, constants })
 }
 
-fn input_file(input: &smelt_onnx::ValueInfo) -> Result<InputFile, String> {
+pub(crate) fn input_file(input: &smelt_onnx::ValueInfo) -> Result<InputFile, String> {
     use ElementType::{Bf16, Bool, F16, F32, I32, I64};
     let name = input.name.clone();
     let integer = match input.dtype {

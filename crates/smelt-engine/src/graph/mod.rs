@@ -32,10 +32,12 @@ use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
+pub(crate) use build::tried_input;
 pub use build::{BuildError, build};
 use compile::Plan;
 pub use constant::Constant;
 use file::GraphFile;
+pub(crate) use file::input_file;
 pub use file::{InputFile, OutputFile, Precision};
 use ops::Machine;
 use program::Program;
@@ -171,7 +173,7 @@ impl GraphEngine {
 
     /// The plan for inputs of these shapes, compiled if it is not kept.
     fn plan(&self, inputs: &[Tensor]) -> Result<Arc<Plan>, RunError> {
-        self.check(inputs)?;
+        check_inputs(self.inputs(), inputs)?;
         let facts: Vec<Fact> = inputs.iter().map(Tensor::fact).collect();
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, plan)) = plans.iter().find(|(of, _)| *of == facts) {
@@ -185,20 +187,20 @@ impl GraphEngine {
         plans.push((facts, Arc::clone(&plan)));
         Ok(plan)
     }
+}
 
-    fn check(&self, inputs: &[Tensor]) -> Result<(), RunError> {
-        let declared = self.inputs();
-        if declared.len() != inputs.len() {
-            let (wanted, given) = (declared.len(), inputs.len());
-            let problem = format!("the graph reads {wanted} inputs, {given} are given");
-            let name = declared.last().map_or_else(String::new, |input| input.name.clone());
-            return Err(RunError::Input { name, problem });
-        }
-        for (declared, given) in declared.iter().zip(inputs) {
-            if let Some(problem) = declared.fault(given) {
-                return Err(RunError::Input { name: declared.name.clone(), problem });
-            }
-        }
-        Ok(())
+/// Whether `given` are the inputs that a graph declares.
+pub(crate) fn check_inputs(declared: &[InputFile], given: &[Tensor]) -> Result<(), RunError> {
+    if declared.len() != given.len() {
+        let problem =
+            format!("the graph reads {} inputs, {} are given", declared.len(), given.len());
+        let name = declared.last().map_or_else(String::new, |input| input.name.clone());
+        return Err(RunError::Input { name, problem });
     }
+    for (declared, given) in declared.iter().zip(given) {
+        if let Some(problem) = declared.fault(given) {
+            return Err(RunError::Input { name: declared.name.clone(), problem });
+        }
+    }
+    Ok(())
 }

@@ -123,13 +123,6 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// `gate[i] = silu(gate[i]) * up[i]`, the middle of SwiGLU.
-pub(crate) fn swiglu(gate: &mut [f32], up: &[f32]) {
-    for (gate, &up) in gate.iter_mut().zip(up) {
-        *gate = *gate * sigmoid(*gate) * up;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,14 +194,5 @@ mod tests {
             let expect = 0.5 * wide * (1.0 + inner.tanh());
             assert!((f64::from(gelu_tanh(x)) - expect).abs() < 1e-6);
         }
-    }
-
-    #[test]
-    fn swiglu_multiplies_the_gate() {
-        let mut gate = [0.0, 1.0, -30.0];
-        swiglu(&mut gate, &[3.0, 2.0, 1.0]);
-        assert_eq!(gate[0], 0.0);
-        assert!((gate[1] - 2.0 / (1.0 + (-1f32).exp())).abs() < 1e-6);
-        assert!(gate[2].abs() < 1e-11);
     }
 }

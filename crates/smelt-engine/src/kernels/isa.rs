@@ -35,6 +35,9 @@ pub(super) enum Path {
     Avx512Vnni,
     #[cfg(target_arch = "aarch64")]
     Neon,
+    /// With dot products of bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
 }
 
 impl Isa {
@@ -71,7 +74,12 @@ impl Isa {
             }
         }
         #[cfg(target_arch = "aarch64")]
-        all.push(Self(Path::Neon));
+        {
+            all.push(Self(Path::Neon));
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(Self(Path::NeonDot));
+            }
+        }
         all
     }
 
@@ -86,7 +94,7 @@ impl Isa {
         match self.0 {
             Path::Plain => work(),
             #[cfg(target_arch = "aarch64")]
-            Path::Neon => work(),
+            Path::Neon | Path::NeonDot => work(),
             // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => unsafe { avx2::vectorised(work) },
@@ -107,7 +115,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Path::Avx512 | Path::Avx512Vnni => unsafe { lanes::Avx512::run(work) },
             #[cfg(target_arch = "aarch64")]
-            Path::Neon => lanes::Neon::run(work),
+            Path::Neon | Path::NeonDot => lanes::Neon::run(work),
         }
     }
 
@@ -118,7 +126,7 @@ impl Isa {
         match self.0 {
             Path::Plain => plain::tile(a, b, tile),
             #[cfg(target_arch = "aarch64")]
-            Path::Neon => plain::tile(a, b, tile),
+            Path::Neon | Path::NeonDot => plain::tile(a, b, tile),
             // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => unsafe { avx2::tile(a, b, tile) },
@@ -134,7 +142,7 @@ impl Isa {
         match self.0 {
             Path::Plain => plain_dot(w, x),
             #[cfg(target_arch = "aarch64")]
-            Path::Neon => plain_dot(w, x),
+            Path::Neon | Path::NeonDot => plain_dot(w, x),
             // SAFETY: `all` gives this path only where avx2, fma and f16c were detected.
             #[cfg(target_arch = "x86_64")]
             Path::Avx2 => unsafe {

@@ -20,6 +20,7 @@ pub(crate) mod product;
 pub(crate) mod rope;
 pub(crate) mod softmax;
 pub(crate) mod striped;
+pub(crate) mod swiglu;
 mod target;
 pub(crate) mod threads;
 

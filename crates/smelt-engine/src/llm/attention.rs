@@ -90,8 +90,8 @@ impl Pass<'_> {
         let queries = self.queries(q, task);
         let rows = Rows { queries: &queries, dim, group, start: task.start };
         task.out.resize(queries.len(), 0.0);
-        let blocks = cache.head(task.slot, layer, task.kv_head, task.end());
-        rows.attend(self.machine.isa, blocks, &mut task.out);
+        let mut blocks = cache.head(task.slot, layer, task.kv_head, task.end());
+        rows.attend(self.machine.isa, &mut blocks, &mut task.out);
     }
 
     /// The queries of a task, scaled: `[tokens, group, head_dim]`.
@@ -99,10 +99,11 @@ impl Pass<'_> {
         let part = self.group() * self.sizes.head_dim;
         let width = self.sizes.heads * self.sizes.head_dim;
         let scale = (self.sizes.head_dim as f32).sqrt().recip();
-        let rows = (task.row..task.row + task.tokens).flat_map(|row| {
+        let mut queries = Vec::with_capacity(task.tokens * part);
+        for row in task.row..task.row + task.tokens {
             let start = row * width + task.kv_head * part;
-            &q[start..start + part]
-        });
-        rows.map(|value| value * scale).collect()
+            queries.extend(q[start..start + part].iter().map(|value| value * scale));
+        }
+        queries
     }
 }

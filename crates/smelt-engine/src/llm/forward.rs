@@ -12,10 +12,10 @@ use super::LlmFile;
 use super::kv::Cache;
 use super::linear::apply;
 use super::weights::{Decoder, Layer, Machine};
-use crate::kernels::activation::swiglu;
 use crate::kernels::norm::rms_norm;
 use crate::kernels::rope::{Rotation, Turns};
 use crate::kernels::striped::Input;
+use crate::kernels::swiglu::swiglu;
 
 /// Neighbouring tokens of one slot, and the rows where they lie.
 #[derive(Clone, Debug)]
@@ -161,11 +161,10 @@ impl Pass<'_> {
         apply(&mut [(&layer.gate, gate), (&layer.up, up)], normed, input, self.machine);
         let (isa, width) = (self.machine.isa, self.sizes.intermediate);
         /// A number takes about as long as this many products.
-        const NUMBER_WORK: usize = 16;
+        const NUMBER_WORK: usize = 4;
         let team = self.machine.threads.for_work(gate.len() * NUMBER_WORK);
         team.rows(gate, width, |first, rows| {
-            let up = &up[first * width..][..rows.len()];
-            isa.vectorised(|| swiglu(rows, up));
+            swiglu(isa, rows, &up[first * width..][..rows.len()]);
         });
         apply(&mut [(&layer.down, out)], gate, input, self.machine);
         add(x, out);

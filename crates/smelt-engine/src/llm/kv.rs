@@ -375,7 +375,7 @@ mod tests {
         cache.fork(0, 1, 129);
         let mut out = [0.0; DIM];
         let rows = Rows { queries: &[0.01; DIM], dim: DIM, group: 1, start: 128 };
-        rows.attend(Isa::detect(), cache.head(1, 1, 2, 129), &mut out);
+        rows.attend(Isa::detect(), &mut cache.head(1, 1, 2, 129), &mut out);
         assert_eq!(out[..], row(1, 1)[2 * DIM..]);
         assert_eq!((cache.len(1), cache.next_place(1), cache.usage().blocks_held), (129, 2, 3));
     }

@@ -2,8 +2,9 @@
 //!
 //! [`build`] packs the language model of a checkpoint; [`LlmEngine`] opens what it wrote.  A
 //! sequence lives in a slot: `prefill` appends a prompt, `decode` one token to each of several
-//! slots, `release` forgets.  Knows nothing of text, requests or pictures: image embeddings are
-//! numbers here.
+//! slots, `fork` shares a beginning with another slot, `release` forgets.  What a token's logits are
+//! depends on the tokens before it alone, bit for bit, not on how they came or on other slots.  Knows
+//! nothing of text, requests or pictures: image embeddings are numbers here.
 
 mod attention;
 mod build;
@@ -12,6 +13,7 @@ mod forward;
 mod kv;
 mod linear;
 mod pack;
+pub mod prefix;
 mod weights;
 
 use std::ops::Range;

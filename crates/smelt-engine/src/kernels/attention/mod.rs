@@ -36,7 +36,7 @@ impl Rows<'_> {
     pub(crate) fn attend<'b>(
         self,
         isa: Isa,
-        blocks: impl Iterator<Item = HeadBlock<'b>>,
+        blocks: &mut dyn Iterator<Item = HeadBlock<'b>>,
         out: &mut [f32],
     ) {
         assert_eq!(self.queries.len(), out.len(), "every query row has its output");
@@ -44,40 +44,31 @@ impl Rows<'_> {
     }
 }
 
-struct Attend<'a, I> {
+struct Attend<'a, 'b> {
     rows: Rows<'a>,
-    blocks: I,
+    blocks: &'a mut dyn Iterator<Item = HeadBlock<'b>>,
     out: &'a mut [f32],
 }
 
-impl<'b, I: Iterator<Item = HeadBlock<'b>>> OverLanes for Attend<'_, I> {
+impl OverLanes for Attend<'_, '_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let Rows { dim, group, start, queries } = self.rows;
-        let tile_rows = if L::IS_WIDE { 8 } else { 4 };
-        let chunks = queries.chunks(tile_rows * dim).enumerate();
+        let chunks = queries.chunks(L::ROWS * dim).enumerate();
         let position = |row: usize| start + row / group;
         let mut tiles: Vec<Tile> = chunks
-            .map(|(index, queries)| {
-                Tile::new(queries, dim, |row| position(index * tile_rows + row))
-            })
+            .map(|(index, queries)| Tile::new(queries, dim, |row| position(index * L::ROWS + row)))
             .collect();
         let mut wide = Wide::default();
         for (index, block) in self.blocks.enumerate() {
             let first = index * BLOCK;
             match block {
                 HeadBlock::F32(head) => over_tiles(lanes, &mut tiles, head, first),
-                HeadBlock::F16(head) if tiles.len() > FEW_TILES => {
-                    over_tiles(lanes, &mut tiles, wide.of(lanes, head), first);
-                }
-                HeadBlock::Int8(head) if tiles.len() > FEW_TILES => {
-                    over_tiles(lanes, &mut tiles, wide.of(lanes, head), first);
-                }
-                HeadBlock::F16(head) => over_tiles(lanes, &mut tiles, head, first),
-                HeadBlock::Int8(head) => over_tiles(lanes, &mut tiles, head, first),
+                HeadBlock::F16(head) => over_any(lanes, &mut tiles, head, first, &mut wide),
+                HeadBlock::Int8(head) => over_any(lanes, &mut tiles, head, first, &mut wide),
             }
         }
-        for (tile, out) in tiles.iter().zip(self.out.chunks_mut(tile_rows * dim)) {
+        for (tile, out) in tiles.iter().zip(self.out.chunks_mut(L::ROWS * dim)) {
             tile.finish(lanes, dim, out);
         }
     }
@@ -85,6 +76,23 @@ impl<'b, I: Iterator<Item = HeadBlock<'b>>> OverLanes for Attend<'_, I> {
 
 /// Up to this many tiles, widening a block once costs more than each of them widening it.
 const FEW_TILES: usize = 2;
+
+/// Widens the block's numbers once for all tiles, or each time.
+#[inline(always)]
+fn over_any<L: Lanes, T: Stored>(
+    lanes: L,
+    tiles: &mut [Tile],
+    head: Head<'_, T>,
+    first: usize,
+    wide: &mut Wide,
+) {
+    // Without vectors, loads widen one by one.
+    if L::ROWS > 1 && tiles.len() <= FEW_TILES {
+        over_tiles(lanes, tiles, head, first);
+    } else {
+        over_tiles(lanes, tiles, wide.of(lanes, head), first);
+    }
+}
 
 #[inline(always)]
 fn over_tiles<L: Lanes, T: Stored>(lanes: L, tiles: &mut [Tile], head: Head<'_, T>, first: usize) {

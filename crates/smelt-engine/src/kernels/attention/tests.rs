@@ -38,7 +38,8 @@ impl Kept {
     fn attend(&self, isa: Isa, queries: &[f32], group: usize, start: usize) -> Vec<f32> {
         let rows = Rows { queries, dim: self.shape.dim, group, start };
         let mut out = vec![7.0; queries.len()];
-        rows.attend(isa, self.blocks.iter().map(|block| self.shape.view(block)), &mut out);
+        let mut blocks = self.blocks.iter().map(|block| self.shape.view(block));
+        rows.attend(isa, &mut blocks, &mut out);
         out
     }
 
@@ -159,6 +160,6 @@ fn large_numbers_stay_finite_in_halves() {
     shape.store(&mut block, 0, &[1e6, -1e6], &[7e4, 1.0]);
     let mut out = [0.0; 2];
     let rows = Rows { queries: &[1.0, 1.0], dim: 2, group: 1, start: 0 };
-    rows.attend(Isa::detect(), std::iter::once(shape.view(&block)), &mut out);
+    rows.attend(Isa::detect(), &mut std::iter::once(shape.view(&block)), &mut out);
     assert_eq!(out, [65504.0, 1.0]);
 }

@@ -58,15 +58,23 @@ impl Tile {
     /// Goes through the block whose first position is `first`.
     #[inline(always)]
     pub(super) fn step<L: Lanes, T: Stored>(&mut self, lanes: L, head: Head<'_, T>, first: usize) {
-        match (self.rows, L::IS_WIDE) {
-            (1, true) => self.step_rows::<L, T, 1, 4>(lanes, head, first),
-            (2, true) => self.step_rows::<L, T, 2, 4>(lanes, head, first),
-            (4, true) => self.step_rows::<L, T, 4, 4>(lanes, head, first),
-            (6, true) => self.step_rows::<L, T, 6, 2>(lanes, head, first),
-            (_, true) => self.step_rows::<L, T, 8, 2>(lanes, head, first),
-            (1, false) => self.step_rows::<L, T, 1, 2>(lanes, head, first),
-            (2, false) => self.step_rows::<L, T, 2, 2>(lanes, head, first),
-            (_, false) => self.step_rows::<L, T, 4, 1>(lanes, head, first),
+        // Constant conditions keep what a set has no use for from being compiled.
+        if L::IS_WIDE {
+            match self.rows {
+                1 => self.step_rows::<L, T, 1, 4>(lanes, head, first),
+                2 => self.step_rows::<L, T, 2, 4>(lanes, head, first),
+                4 => self.step_rows::<L, T, 4, 4>(lanes, head, first),
+                6 => self.step_rows::<L, T, 6, 2>(lanes, head, first),
+                _ => self.step_rows::<L, T, 8, 2>(lanes, head, first),
+            }
+        } else if L::ROWS == 4 {
+            match self.rows {
+                1 => self.step_rows::<L, T, 1, 2>(lanes, head, first),
+                2 => self.step_rows::<L, T, 2, 2>(lanes, head, first),
+                _ => self.step_rows::<L, T, 4, 1>(lanes, head, first),
+            }
+        } else {
+            self.step_rows::<L, T, 1, 1>(lanes, head, first);
         }
     }
 

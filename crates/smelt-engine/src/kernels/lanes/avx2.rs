@@ -34,7 +34,7 @@ macro_rules! methods {
 
 impl Lanes for Avx2 {
     type V = Pair;
-    const IS_WIDE: bool = false;
+    const ROWS: usize = 4;
 
     methods! {
         splat(value: f32) -> Pair = [_mm256_set1_ps(value); 2];
@@ -43,6 +43,14 @@ impl Lanes for Avx2 {
         load_f16(from: &[u16; LANES]) -> Pair = [
             _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())),
             _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().add(8).cast())),
+        ];
+        load_bf16(from: &[u16; LANES]) -> Pair = [
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(
+                from.as_ptr().cast(),
+            )))),
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(
+                from.as_ptr().add(8).cast(),
+            )))),
         ];
         load_i8(from: &[i8; LANES]) -> Pair = [
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.as_ptr().cast()))),
@@ -54,9 +62,11 @@ impl Lanes for Avx2 {
         };
         add(a: Pair, b: Pair) -> Pair = [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])];
         mul(a: Pair, b: Pair) -> Pair = [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])];
+        div(a: Pair, b: Pair) -> Pair = [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])];
         fma(a: Pair, b: Pair, c: Pair) -> Pair =
             [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])];
         max(a: Pair, b: Pair) -> Pair = [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])];
+        min(a: Pair, b: Pair) -> Pair = [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])];
         unless_below(value: Pair, x: Pair, limit: Pair) -> Pair = [
             _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x[0], limit[0]), value[0]),
             _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x[1], limit[1]), value[1]),

@@ -1,8 +1,10 @@
 //! Computes with sixteen numbers at a time, on whatever vectors a processor has.
 //!
-//! [`Lanes`] is what attention needs of an instruction set; a kernel written once over it runs on
+//! [`Lanes`] is what kernels of floats need of an instruction set; a kernel written once over it runs on
 //! every one.  Each operation rounds once and the same way everywhere, so all sets give equal bits.
 //! Knows nothing of what is computed, nor of detection: [`super::isa::Isa::over_lanes`] does.
+
+use super::activation::{EXP, EXP_UNDERFLOW, LN2_HIGH, LN2_LOW, ROUND};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -26,21 +28,28 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Lanes: Copy {
     /// Sixteen f32.
     type V: Copy;
-    /// Whether its registers keep 32 vectors of sixteen numbers instead of about eight.
-    const IS_WIDE: bool;
+    /// Rows whose sums fit its registers, two vectors or more of each: 1, 4 or 8.
+    const ROWS: usize;
+    /// Whether a register holds sixteen numbers, and there are 32 of them.
+    const IS_WIDE: bool = Self::ROWS == 8;
 
     fn splat(self, value: f32) -> Self::V;
     fn load(self, from: &[f32; LANES]) -> Self::V;
     /// The values of IEEE half precision bits.
     fn load_f16(self, from: &[u16; LANES]) -> Self::V;
+    /// The values of bf16 bits, the upper halves of f32.
+    fn load_bf16(self, from: &[u16; LANES]) -> Self::V;
     fn load_i8(self, from: &[i8; LANES]) -> Self::V;
     fn store(self, value: Self::V, to: &mut [f32; LANES]);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `a` where it is larger than `b`, else `b`: a NaN in `b` stays.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a` where it is smaller than `b`, else `b`: a NaN in `b` stays.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// `value` where `x` is not below `limit`, else 0; NaN is below nothing.
     fn unless_below(self, value: Self::V, x: Self::V, limit: Self::V) -> Self::V;
     /// 2^n, n being the lowest bits of `shifted` as adding 1.5 * 2^23 left them, in -126..=127.
@@ -84,9 +93,22 @@ impl Stored for i8 {
 /// The exponential of numbers up to zero, by the polynomial of [`super::activation::exp`]; relative error below 2e-7, results under 1.2e-38 are zero.
 #[inline(always)]
 pub(crate) fn exp_of_negative<L: Lanes>(lanes: L, x: L::V) -> L::V {
-    use super::activation::{EXP, EXP_UNDERFLOW, LN2_HIGH, LN2_LOW, ROUND};
+    power_of_e(lanes, x, lanes.max(lanes.splat(EXP_UNDERFLOW), x))
+}
+
+/// The exponential; as [`exp_of_negative`], but what is above 87 is taken for 87.
+#[inline(always)]
+pub(crate) fn exp<L: Lanes>(lanes: L, x: L::V) -> L::V {
+    /// Larger powers do not fit one factor.
+    const END: f32 = 87.0;
+    let held = lanes.max(lanes.splat(EXP_UNDERFLOW), lanes.min(lanes.splat(END), x));
+    power_of_e(lanes, x, held)
+}
+
+/// The exponential of `held`, which is `x` held inside the range of normal numbers.
+#[inline(always)]
+fn power_of_e<L: Lanes>(lanes: L, x: L::V, held: L::V) -> L::V {
     let splat = |value| lanes.splat(value);
-    let held = lanes.max(splat(EXP_UNDERFLOW), x);
     let shifted = lanes.fma(held, splat(std::f32::consts::LOG2_E), splat(ROUND));
     let n = lanes.add(shifted, splat(-ROUND));
     let r = lanes.fma(n, splat(-LN2_LOW), lanes.fma(n, splat(-LN2_HIGH), held));
@@ -152,10 +174,13 @@ mod tests {
                 lanes.add(a, b),
                 lanes.mul(a, b),
                 lanes.fma(a, b, c),
+                lanes.div(a, b),
                 lanes.max(a, b),
+                lanes.min(a, b),
                 lanes.unless_below(a, b, c),
                 lanes.power(lanes.load(&shifted)),
                 exp_of_negative(lanes, negative),
+                exp(lanes, a),
                 lanes.splat(sum(lanes, a)),
                 lanes.splat(highest(lanes, a)),
             ];

@@ -39,12 +39,16 @@ macro_rules! methods {
 
 impl Lanes for Neon {
     type V = Quad;
-    const IS_WIDE: bool = false;
+    const ROWS: usize = 4;
 
     methods! {
         splat(value: f32) -> Quad = [vdupq_n_f32(value); 4];
         load(from: &[f32; LANES]) -> Quad = each(|i| vld1q_f32(from.as_ptr().add(4 * i)));
         load_f16(from: &[u16; LANES]) -> Quad = each(|i| widen(vld1_u16(from.as_ptr().add(4 * i))));
+        load_bf16(from: &[u16; LANES]) -> Quad = each(|i| {
+            let halves = vld1_u16(from.as_ptr().add(4 * i));
+            vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(halves)))
+        });
         load_i8(from: &[i8; LANES]) -> Quad = {
             let bytes = vld1q_s8(from.as_ptr());
             let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
@@ -62,8 +66,10 @@ impl Lanes for Neon {
         };
         add(a: Quad, b: Quad) -> Quad = each(|i| vaddq_f32(a[i], b[i]));
         mul(a: Quad, b: Quad) -> Quad = each(|i| vmulq_f32(a[i], b[i]));
+        div(a: Quad, b: Quad) -> Quad = each(|i| vdivq_f32(a[i], b[i]));
         fma(a: Quad, b: Quad, c: Quad) -> Quad = each(|i| vfmaq_f32(c[i], a[i], b[i]));
         max(a: Quad, b: Quad) -> Quad = each(|i| vbslq_f32(vcgtq_f32(a[i], b[i]), a[i], b[i]));
+        min(a: Quad, b: Quad) -> Quad = each(|i| vbslq_f32(vcltq_f32(a[i], b[i]), a[i], b[i]));
         unless_below(value: Quad, x: Quad, limit: Quad) -> Quad =
             each(|i| vbslq_f32(vcltq_f32(x[i], limit[i]), vdupq_n_f32(0.0), value[i]));
         power(shifted: Quad) -> Quad = each(|i| {

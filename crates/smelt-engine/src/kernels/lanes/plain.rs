@@ -12,7 +12,7 @@ pub(crate) struct Plain;
 
 impl Lanes for Plain {
     type V = [f32; LANES];
-    const IS_WIDE: bool = false;
+    const ROWS: usize = 1;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::V {
@@ -27,6 +27,11 @@ impl Lanes for Plain {
     #[inline(always)]
     fn load_f16(self, from: &[u16; LANES]) -> Self::V {
         from.map(|bits| f16::from_bits(bits).to_f32())
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, from: &[u16; LANES]) -> Self::V {
+        from.map(|bits| f32::from_bits(u32::from(bits) << 16))
     }
 
     #[inline(always)]
@@ -50,6 +55,11 @@ impl Lanes for Plain {
     }
 
     #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        from_fn(|i| a[i] / b[i])
+    }
+
+    #[inline(always)]
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
@@ -57,6 +67,11 @@ impl Lanes for Plain {
     #[inline(always)]
     fn max(self, a: Self::V, b: Self::V) -> Self::V {
         from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
     }
 
     #[inline(always)]

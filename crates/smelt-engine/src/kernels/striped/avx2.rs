@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::input::LevelTile;
 use super::multiply::Outputs;
-use super::{Bits, FLOAT_RUN, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, STRIPE};
+use super::{Bits, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of sixteen rows by four columns.
@@ -247,42 +247,4 @@ unsafe fn run_bytes<const W: usize>(
         }
     }
     sums
-}
-
-/// `N` tiles of `W` tokens by a stripe of floats.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn floats<const W: usize, const N: usize>(
-    stripe: Elements<'_>,
-    tiles: [&[f32]; N],
-    out: &mut Outputs,
-) {
-    let columns = stripe.len() / STRIPE;
-    let (outs, _) = out.as_chunks_mut::<W>();
-    for (tile, outs) in tiles.iter().zip(outs) {
-        let tile = &tile[..columns * W];
-        let mut totals = [[_mm256_setzero_ps(); 2]; W];
-        for first in (0..columns).step_by(FLOAT_RUN) {
-            let mut sums = [[_mm256_setzero_ps(); 2]; W];
-            for column in first..(first + FLOAT_RUN).min(columns) {
-                // SAFETY: the stripe has sixteen numbers a column.
-                let numbers = unsafe { load(stripe, column * STRIPE) };
-                let x = &tile[column * W..][..W];
-                for (sums, &x) in sums.iter_mut().zip(x) {
-                    let x = _mm256_set1_ps(x);
-                    for (sum, number) in sums.iter_mut().zip(numbers) {
-                        *sum = _mm256_fmadd_ps(number, x, *sum);
-                    }
-                }
-            }
-            for (total, sum) in totals.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
-                *total = _mm256_add_ps(*total, *sum);
-            }
-        }
-        for (out, total) in
-            outs.as_flattened_mut().as_chunks_mut::<8>().0.iter_mut().zip(totals.as_flattened())
-        {
-            // SAFETY: `out` has eight floats.
-            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), *total) }
-        }
-    }
 }

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::input::LevelTile;
 use super::multiply::Outputs;
-use super::{FLOAT_RUN, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
+use super::{LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of a register.
@@ -200,37 +200,5 @@ unsafe fn step_bytes<const W: usize>(levels: __m512i, quads: *const i8, sums: &m
         // SAFETY: promised by the caller.
         let quad = unsafe { broadcast(quads.add(token * 4)) };
         *sum = _mm512_dpbusd_epi32(*sum, levels, quad);
-    }
-}
-
-/// `N` tiles of `W` tokens by a stripe of floats.
-#[target_feature(enable = "avx512f")]
-pub(super) fn floats<const W: usize, const N: usize>(
-    stripe: Elements<'_>,
-    tiles: [&[f32]; N],
-    out: &mut Outputs,
-) {
-    let columns = stripe.len() / STRIPE;
-    let tiles = tiles.map(|tile| &tile[..columns * W]);
-    let mut totals = [[_mm512_setzero_ps(); W]; N];
-    for first in (0..columns).step_by(FLOAT_RUN) {
-        let mut sums = [[_mm512_setzero_ps(); W]; N];
-        for column in first..(first + FLOAT_RUN).min(columns) {
-            // SAFETY: the stripe has sixteen numbers a column.
-            let numbers = unsafe { load(stripe, column * STRIPE) };
-            for (sums, tile) in sums.iter_mut().zip(&tiles) {
-                let x = &tile[column * W..][..W];
-                for (sum, &x) in sums.iter_mut().zip(x) {
-                    *sum = _mm512_fmadd_ps(numbers, _mm512_set1_ps(x), *sum);
-                }
-            }
-        }
-        for (total, sum) in totals.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
-            *total = _mm512_add_ps(*total, *sum);
-        }
-    }
-    for (out, total) in out.iter_mut().zip(totals.as_flattened()) {
-        // SAFETY: `out` has sixteen floats.
-        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *total) }
     }
 }

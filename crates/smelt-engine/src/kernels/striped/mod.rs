@@ -13,8 +13,11 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod floats;
 mod input;
 mod multiply;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod plain;
 #[cfg(test)]

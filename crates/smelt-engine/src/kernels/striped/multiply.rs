@@ -6,10 +6,13 @@
 
 use std::ops::Range;
 
+use super::floats::floats;
 use super::input::{Input, LevelTile, Rounding};
-use super::{Bits, LevelStripe, STRIPE, Stripe, Striped, plain, stripes};
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{Bits, avx2, avx512};
+use super::{LevelStripe, STRIPE, Stripe, Striped, plain, stripes};
 use crate::kernels::isa::{Isa, Path};
 use crate::kernels::matrix::Elements;
 use crate::kernels::target::Target;
@@ -144,6 +147,9 @@ fn levels<const W: usize, const N: usize>(
         Path::Plain => plain::levels::<W, N>(stripe, tiles, out),
         #[cfg(target_arch = "aarch64")]
         Path::Neon => plain::levels::<W, N>(stripe, tiles, out),
+        // SAFETY: `Isa` gives this path only where the dot products were detected.
+        #[cfg(target_arch = "aarch64")]
+        Path::NeonDot => unsafe { neon::levels::<W, N>(stripe, tiles, out) },
         // SAFETY: `Isa` gives these paths only where avx2, fma and f16c were detected.
         #[cfg(target_arch = "x86_64")]
         Path::Avx2 | Path::Avx512 => unsafe { avx2::levels::<W, N>(stripe, tiles, out) },
@@ -155,25 +161,5 @@ fn levels<const W: usize, const N: usize>(
                 Bits::Eight => avx512::bytes::<W, N>(stripe, tiles, out),
             }
         },
-    }
-}
-
-/// `N` tiles of `W` tokens by a stripe of floats `[columns, 16]`.
-fn floats<const W: usize, const N: usize>(
-    isa: Isa,
-    stripe: Elements<'_>,
-    tiles: [&[f32]; N],
-    out: &mut Outputs,
-) {
-    match isa.path() {
-        Path::Plain => plain::floats::<W, N>(stripe, tiles, out),
-        #[cfg(target_arch = "aarch64")]
-        Path::Neon => plain::floats::<W, N>(stripe, tiles, out),
-        // SAFETY: `Isa` gives this path only where avx2, fma and f16c were detected.
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx2 => unsafe { avx2::floats::<W, N>(stripe, tiles, out) },
-        // SAFETY: `Isa` gives these paths only where avx512f was detected.
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx512 | Path::Avx512Vnni => unsafe { avx512::floats::<W, N>(stripe, tiles, out) },
     }
 }

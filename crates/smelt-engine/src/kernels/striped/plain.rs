@@ -2,8 +2,7 @@
 
 use super::input::LevelTile;
 use super::multiply::Outputs;
-use super::{FLOAT_RUN, LevelStripe, RUN, STRIPE};
-use crate::kernels::matrix::Elements;
+use super::{LevelStripe, RUN, STRIPE};
 
 /// `N` tiles of `W` tokens by a stripe of levels.
 pub(super) fn levels<const W: usize, const N: usize>(
@@ -51,30 +50,4 @@ fn run_sums<const W: usize>(
         }
     }
     sums
-}
-
-/// `N` tiles of `W` tokens by a stripe of floats.
-pub(super) fn floats<const W: usize, const N: usize>(
-    stripe: Elements<'_>,
-    tiles: [&[f32]; N],
-    out: &mut Outputs,
-) {
-    out[..W * N].fill([0.0; STRIPE]);
-    let mut row = [0.0; STRIPE];
-    let columns = stripe.len() / STRIPE;
-    for first in (0..columns).step_by(FLOAT_RUN) {
-        let mut sums = [[0.0f32; STRIPE]; 12];
-        for column in first..(first + FLOAT_RUN).min(columns) {
-            stripe.widen(column * STRIPE, &mut row);
-            for (token, sums) in sums.iter_mut().enumerate().take(W * N) {
-                let x = tiles[token / W][column * W + token % W];
-                for (sum, number) in sums.iter_mut().zip(row) {
-                    *sum = number.mul_add(x, *sum);
-                }
-            }
-        }
-        for (out, sums) in out.iter_mut().zip(sums).take(W * N) {
-            out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
-        }
-    }
 }

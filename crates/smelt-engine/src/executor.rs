@@ -1,0 +1,98 @@
+//! Opens the engine of a graph, whichever back end executes it.
+//!
+//! `engine.json` says which one built it; callers see inputs, outputs and numbers.
+
+use std::path::Path;
+
+use crate::engine_file::OpenError;
+use crate::graph::{Constant, GraphEngine, InputFile, OutputFile, RunError, Tensor};
+use crate::onnxruntime::{self, OnnxruntimeEngine};
+
+/// An opened engine of a graph.
+#[derive(Debug)]
+pub enum Executor {
+    /// The native engine.
+    Native(GraphEngine),
+    /// ONNX Runtime.
+    Onnxruntime(OnnxruntimeEngine),
+}
+
+impl Executor {
+    /// Opens the engine in `dir`.  Weights are mapped, not read.
+    ///
+    /// # Errors
+    /// When the directory holds no engine of a graph of this version, its parts disagree, or what
+    /// executes it is not on this machine.
+    pub fn open(dir: &Path) -> Result<Self, OpenError> {
+        match GraphEngine::open(dir) {
+            Err(OpenError::OtherKind { found, .. }) if found == onnxruntime::KIND => {
+                OnnxruntimeEngine::open(dir).map(Self::Onnxruntime)
+            }
+            native => native.map(Self::Native),
+        }
+    }
+
+    /// Uses `count` threads instead of as many as there are processors.
+    #[must_use]
+    pub fn with_threads(self, count: usize) -> Self {
+        match self {
+            Self::Native(engine) => Self::Native(engine.with_threads(count)),
+            Self::Onnxruntime(engine) => Self::Onnxruntime(engine.with_threads(count)),
+        }
+    }
+
+    /// What the graph reads, in its order.
+    pub fn inputs(&self) -> &[InputFile] {
+        match self {
+            Self::Native(engine) => engine.inputs(),
+            Self::Onnxruntime(engine) => engine.inputs(),
+        }
+    }
+
+    /// What the graph gives, in its order.
+    pub fn outputs(&self) -> &[OutputFile] {
+        match self {
+            Self::Native(engine) => engine.outputs(),
+            Self::Onnxruntime(engine) => engine.outputs(),
+        }
+    }
+
+    /// Compares what the engine holds with the hashes in `engine.json`; reads all of it.
+    ///
+    /// # Errors
+    /// When they differ.
+    pub fn verify_digest(&self) -> Result<(), OpenError> {
+        match self {
+            Self::Native(engine) => engine.verify_digest(),
+            Self::Onnxruntime(engine) => engine.verify_digest(),
+        }
+    }
+
+    /// The constant `name`, if the graph has one of floats.
+    pub fn constant(&self, name: &str) -> Option<Constant<'_>> {
+        match self {
+            Self::Native(engine) => engine.constant(name),
+            Self::Onnxruntime(engine) => engine.constant(name),
+        }
+    }
+
+    /// The refusal of an engine that does not serve its purpose.
+    pub(crate) fn unfit(&self, purpose: &'static str, problem: String) -> OpenError {
+        match self {
+            Self::Native(engine) => engine.unfit(purpose, problem),
+            Self::Onnxruntime(engine) => engine.unfit(purpose, problem),
+        }
+    }
+
+    /// Runs the graph on `inputs`, in the order of [`Self::inputs`]; gives its outputs in the order
+    /// of [`Self::outputs`].
+    ///
+    /// # Errors
+    /// When an input has another type or shape than the graph declares, or an operator fails.
+    pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
+        match self {
+            Self::Native(engine) => engine.run(inputs),
+            Self::Onnxruntime(engine) => engine.run(inputs),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Finds which slot holds the longest beginning of a prompt.
+//!
+//! Token ids of slots in, a slot and a number of tokens out; the engine then forks that slot.  Keys
+//! of pictures stand for their contents, since image tokens look alike.  Knows nothing of the cache
+//! itself: whoever changes a slot says so here too.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+/// Tokens whose keys and values lie in one block of the cache.
+const BLOCK_TOKENS: usize = crate::kernels::attention::BLOCK;
+
+/// What stands at a position: a token, or a part of a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Piece {
+    /// A token of the text.
+    Token(u32),
+    /// An image token of the picture with this digest, or another number that no other picture has.
+    Picture(u64),
+}
+
+/// A beginning that a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The slot.
+    pub slot: usize,
+    /// How many pieces of the prompt it begins with.
+    pub len: usize,
+}
+
+/// What slots hold, and an index of their whole blocks.
+#[derive(Debug, Default)]
+pub struct Prefixes {
+    slots: Vec<Held>,
+    /// Slots by the hash of everything up to the end of a block.
+    blocks: HashMap<u64, Vec<usize>>,
+    hasher: RandomState,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    pieces: Vec<Piece>,
+    /// The hash of all pieces up to the end of each whole block.
+    hashes: Vec<u64>,
+}
+
+impl Prefixes {
+    /// `slots` empty slots.
+    pub fn new(slots: usize) -> Self {
+        let slots = (0..slots).map(|_| Held::default()).collect();
+        Self { slots, ..Self::default() }
+    }
+
+    /// What `slot` holds; nothing for slots that do not exist.
+    pub fn held(&self, slot: usize) -> &[Piece] {
+        self.slots.get(slot).map_or(&[], |held| &held.pieces)
+    }
+
+    /// Adds `pieces` to what `slot` holds.  A slot that does not exist stays away.
+    pub fn append(&mut self, slot: usize, pieces: &[Piece]) {
+        let Some(held) = self.slots.get_mut(slot) else { return };
+        held.pieces.extend_from_slice(pieces);
+        for block in held.hashes.len()..held.pieces.len() / BLOCK_TOKENS {
+            let before = held.hashes.last().copied();
+            let pieces = &held.pieces[block * BLOCK_TOKENS..(block + 1) * BLOCK_TOKENS];
+            let hash = self.hasher.hash_one((before, pieces));
+            held.hashes.push(hash);
+            self.blocks.entry(hash).or_default().push(slot);
+        }
+    }
+
+    /// Forgets what `slot` holds behind its first `len` pieces.
+    pub fn truncate(&mut self, slot: usize, len: usize) {
+        let Some(held) = self.slots.get_mut(slot) else { return };
+        held.pieces.truncate(len);
+        for hash in held.hashes.drain((held.pieces.len() / BLOCK_TOKENS).min(held.hashes.len())..) {
+            let Some(slots) = self.blocks.get_mut(&hash) else { continue };
+            slots.retain(|other| *other != slot);
+            if slots.is_empty() {
+                self.blocks.remove(&hash);
+            }
+        }
+    }
+
+    /// Lets `to` hold the first `len` pieces of `from`, and nothing else.
+    pub fn fork(&mut self, from: usize, to: usize, len: usize) {
+        let held = self.held(from);
+        let pieces = held[..len.min(held.len())].to_vec();
+        self.truncate(to, 0);
+        self.append(to, &pieces);
+    }
+
+    /// The slot that begins with most of `prompt`, of several the first; nothing if none shares a
+    /// piece.  Whole blocks are found by their hash, and only slots that share most of them are
+    /// compared.  An engine has to be given at least one token, so who forks a slot that holds all of
+    /// a prompt leaves the last piece out.
+    pub fn longest(&self, prompt: &[Piece]) -> Option<Found> {
+        let (mut before, mut slots) = (None, (0..self.slots.len()).collect::<Vec<_>>());
+        for pieces in prompt.chunks_exact(BLOCK_TOKENS) {
+            let hash = self.hasher.hash_one((before, pieces));
+            let Some(next) = self.blocks.get(&hash) else { break };
+            slots.clone_from(next);
+            before = Some(hash);
+        }
+        let shared = |slot: &usize| {
+            let pairs = self.slots[*slot].pieces.iter().zip(prompt);
+            Found { slot: *slot, len: pairs.take_while(|(held, asked)| held == asked).count() }
+        };
+        let all = slots.iter().map(shared).filter(|found| found.len > 0);
+        all.reduce(|best, next| {
+            let is_better = (next.len, best.slot) > (best.len, next.slot);
+            if is_better { next } else { best }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::Random;
+
+    const SLOTS: usize = 5;
+
+    /// The definition: every slot compared piece by piece.
+    fn by_comparing(model: &[Vec<Piece>], prompt: &[Piece]) -> Option<Found> {
+        let shared = |held: &[Piece]| held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let len = model.iter().map(|held| shared(held)).max()?;
+        let slot = model.iter().position(|held| shared(held) == len)?;
+        (len > 0).then_some(Found { slot, len })
+    }
+
+    /// A text of few words, so that many begin alike.
+    fn pieces(random: &mut Random) -> Vec<Piece> {
+        let (seed, len) = (random.below(3) as u64, random.below(300));
+        let mut text = Random::new(seed);
+        let mut all: Vec<Piece> = (0..len).map(|_| Piece::Token(text.below(50) as u32)).collect();
+        if random.below(3) == 0 {
+            let end = all.len().min(90);
+            all[end.min(20)..end].fill(Piece::Picture(random.below(2) as u64));
+        }
+        all
+    }
+
+    #[test]
+    fn the_longest_is_what_comparing_all_finds() {
+        for seed in 1..=300 {
+            let mut random = Random::new(seed);
+            let (mut prefixes, mut model) = (Prefixes::new(SLOTS), vec![Vec::new(); SLOTS]);
+            for _ in 0..30 {
+                let slot = random.below(SLOTS);
+                match random.below(4) {
+                    0 => {
+                        let len = random.below(model[slot].len() + 1);
+                        prefixes.truncate(slot, len);
+                        model[slot].truncate(len);
+                    }
+                    1 => {
+                        let (to, len) = (random.below(SLOTS), random.below(model[slot].len() + 1));
+                        prefixes.fork(slot, to, len);
+                        model[to] = model[slot][..len].to_vec();
+                    }
+                    _ => {
+                        let more = pieces(&mut random);
+                        prefixes.append(slot, &more);
+                        model[slot].extend(more);
+                    }
+                }
+                let prompt = pieces(&mut random);
+                assert_eq!(prefixes.longest(&prompt), by_comparing(&model, &prompt), "seed {seed}");
+                assert_eq!(prefixes.held(slot), model[slot], "seed {seed}");
+            }
+            (0..SLOTS).for_each(|slot| prefixes.truncate(slot, 0));
+            assert!(prefixes.blocks.is_empty(), "seed {seed}: the index leaks");
+        }
+    }
+
+    #[test]
+    fn other_pictures_under_the_same_tokens_are_not_shared() {
+        let mut prefixes = Prefixes::new(2);
+        let with = |picture| [[Piece::Token(1); 10], [Piece::Picture(picture); 10]].concat();
+        prefixes.append(1, &with(7));
+        assert_eq!(prefixes.longest(&with(7)), Some(Found { slot: 1, len: 20 }));
+        assert_eq!(prefixes.longest(&with(8)), Some(Found { slot: 1, len: 10 }));
+        assert_eq!(prefixes.longest(&[Piece::Token(2)]), None);
+        prefixes.append(9, &with(7));
+        assert_eq!(prefixes.held(9), &[]);
+    }
+}

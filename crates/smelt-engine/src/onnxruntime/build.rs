@@ -1,0 +1,207 @@
+//! Builds an engine for ONNX Runtime: keeps the graph, packs its weights, and runs it once.
+//!
+//! Nodes and types stay as they are; weights move to `weights.bin`, where they lie aligned and are
+//! mapped, not read.  The bytes depend on the graph alone, not on the version that tries it out.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use smelt_model::dtype::Dtype;
+use smelt_onnx::{AttributeValue, Data, ElementType, Graph, Initializer, Model};
+
+use super::{KIND, LibraryError, MODEL_FILE, OnnxFile, OnnxruntimeEngine, digest, library};
+use crate::engine_file::{EngineWriter, Layout, OpenError, TensorSpec, WEIGHTS_FILE};
+use crate::graph::{OutputFile, RunError, Tensor, input_file, tried_input};
+
+/// Bytes of a weight held in memory at a time.
+const BLOCK_BYTES: usize = 8 << 20;
+
+/// Why a graph could not become an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// ONNX Runtime is not here.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The model file cannot be read.
+    #[error(transparent)]
+    Read(#[from] smelt_onnx::ReadError),
+    /// The model file breaks the standard's rules.
+    #[error("{} is no valid graph: {source}", path.display())]
+    Check {
+        /// The model file.
+        path: PathBuf,
+        /// The first broken rule.
+        source: smelt_onnx::CheckError,
+    },
+    /// The graph reads or gives what no engine can.
+    #[error("{} cannot become an engine: {problem}", path.display())]
+    Graph {
+        /// The model file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A weight cannot be read.
+    #[error(transparent)]
+    Weight(#[from] smelt_onnx::DataError),
+    /// The graph cannot be written.
+    #[error(transparent)]
+    WriteGraph(#[from] smelt_onnx::WriteError),
+    /// The engine cannot be written.
+    #[error("cannot write the engine in {}: {source}", dir.display())]
+    Write {
+        /// The engine's directory.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The finished engine does not open.
+    #[error("the engine does not open: {0}")]
+    Open(#[from] OpenError),
+    /// The finished engine does not run.
+    #[error("the engine does not run: {0}")]
+    Run(#[from] RunError),
+    /// The finished engine gives numbers that are no numbers.
+    #[error("the engine gives {found} for a test input")]
+    NotFinite {
+        /// The first such number.
+        found: f32,
+    },
+}
+
+/// Builds an engine in `out_dir` from `model.onnx` in `onnx_dir`, and runs it once.
+///
+/// The same graph gives the same bytes on every machine.  `progress` hears what is being done.
+///
+/// # Errors
+/// When ONNX Runtime is not on this machine, the graph cannot be read, writing fails, or the
+/// finished engine does not run.
+pub fn build(
+    onnx_dir: &Path,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), BuildError> {
+    library::load()?;
+    let path = onnx_dir.join(MODEL_FILE);
+    let mut model = Model::read(&path)?;
+    smelt_onnx::check(&model, onnx_dir)
+        .map_err(|source| BuildError::Check { path: path.clone(), source })?;
+    let graph_error = |problem| BuildError::Graph { path: path.clone(), problem };
+    let own: Vec<&str> = model.graph.initializers.iter().map(|own| own.name.as_str()).collect();
+    // Old files list initializers among the inputs.
+    let inputs = model.graph.inputs.iter().filter(|input| !own.contains(&input.name.as_str()));
+    let inputs = inputs.map(input_file).collect::<Result<Vec<_>, _>>().map_err(graph_error)?;
+    let tried = inputs.iter().map(tried_input).collect::<Result<Vec<_>, _>>();
+    let tried = tried.map_err(graph_error)?;
+
+    let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
+    let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
+    progress(&format!("packing {} constants", model.graph.initializers.len()));
+    for node in &mut model.graph.nodes {
+        node.attributes
+            .iter_mut()
+            .try_for_each(|attribute| embed(&mut attribute.value, onnx_dir))?;
+    }
+    for initializer in &mut model.graph.initializers {
+        pack(initializer, onnx_dir, &mut writer, &write_error)?;
+    }
+    model.write_as(out_dir, MODEL_FILE)?;
+    let bytes = fs::read(out_dir.join(MODEL_FILE)).map_err(write_error)?;
+    let given =
+        |value: &smelt_onnx::ValueInfo| OutputFile { name: value.name.clone(), tried: vec![] };
+    let outputs = model.graph.outputs.iter().map(given).collect();
+    let file = OnnxFile { sha256: digest(&bytes), inputs, outputs };
+    let mut unsealed = writer.finish(KIND, file).map_err(write_error)?;
+
+    progress("running the engine once");
+    let engine = OnnxruntimeEngine::new(unsealed.preview()?)?;
+    let outputs = engine.run(tried)?;
+    let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
+    if let Some(&found) = numbers.find(|number| !number.is_finite()) {
+        return Err(BuildError::NotFinite { found });
+    }
+    for (file, output) in unsealed.engine_mut().outputs.iter_mut().zip(&outputs) {
+        output.shape().clone_into(&mut file.tried);
+    }
+    unsealed.seal().map_err(write_error)?;
+    OnnxruntimeEngine::open(out_dir)?;
+    Ok(())
+}
+
+/// Moves a constant to `weights.bin`; the graph then names its range there.
+fn pack(
+    initializer: &mut Initializer,
+    onnx_dir: &Path,
+    writer: &mut EngineWriter,
+    write_error: &dyn Fn(io::Error) -> BuildError,
+) -> Result<(), BuildError> {
+    let is_small = matches!(initializer.data, Data::Inline(_)) && !initializer.dtype.is_float();
+    if is_small {
+        // Shapes and axes are read while the graph is prepared.
+        return Ok(());
+    }
+    let length = initializer.byte_len().expect("the check multiplied every shape") as u64;
+    writer.begin(spec(initializer, length)).map_err(write_error)?;
+    let offset = writer.at();
+    let mut block = vec![0; (BLOCK_BYTES as u64).min(length) as usize];
+    let mut at = 0;
+    while at < length {
+        let len = (BLOCK_BYTES as u64).min(length - at) as usize;
+        smelt_onnx::read_initializer(onnx_dir, initializer, at, &mut block[..len])?;
+        writer.write(&block[..len]).map_err(write_error)?;
+        at += len as u64;
+    }
+    initializer.data = Data::External { location: WEIGHTS_FILE.to_owned(), offset, length };
+    Ok(())
+}
+
+/// How `engine.json` lists a constant; nibbles are bytes there.
+fn spec(initializer: &Initializer, length: u64) -> TensorSpec {
+    let layout = Layout::Rows;
+    let dtype = match initializer.dtype {
+        ElementType::F32 => Dtype::F32,
+        ElementType::F16 => Dtype::F16,
+        ElementType::Bf16 => Dtype::BF16,
+        ElementType::F64 => Dtype::F64,
+        ElementType::I8 => Dtype::I8,
+        ElementType::I16 => Dtype::I16,
+        ElementType::I32 => Dtype::I32,
+        ElementType::I64 => Dtype::I64,
+        ElementType::U8 | ElementType::Bool => Dtype::U8,
+        ElementType::U16 => Dtype::U16,
+        ElementType::U32 => Dtype::U32,
+        ElementType::U64 => Dtype::U64,
+        ElementType::U4 | ElementType::I4 => {
+            let shape = vec![length as usize];
+            return TensorSpec { name: initializer.name.clone(), dtype: Dtype::U8, shape, layout };
+        }
+    };
+    TensorSpec { name: initializer.name.clone(), dtype, shape: initializer.dims.clone(), layout }
+}
+
+/// Takes the tensors of an attribute into the model file, since the directory they lie in is not
+/// the engine's.
+fn embed(value: &mut AttributeValue, onnx_dir: &Path) -> Result<(), BuildError> {
+    match value {
+        AttributeValue::Tensor(tensor) => embed_tensor(tensor, onnx_dir),
+        AttributeValue::Graph(graph) => embed_graph(graph, onnx_dir),
+        _ => Ok(()),
+    }
+}
+
+fn embed_graph(graph: &mut Graph, onnx_dir: &Path) -> Result<(), BuildError> {
+    graph.initializers.iter_mut().try_for_each(|tensor| embed_tensor(tensor, onnx_dir))?;
+    let mut attributes = graph.nodes.iter_mut().flat_map(|node| &mut node.attributes);
+    attributes.try_for_each(|attribute| embed(&mut attribute.value, onnx_dir))
+}
+
+fn embed_tensor(tensor: &mut Initializer, onnx_dir: &Path) -> Result<(), BuildError> {
+    if matches!(tensor.data, Data::External { .. }) {
+        let length = tensor.byte_len().expect("the check multiplied every shape");
+        let mut bytes = vec![0; length];
+        smelt_onnx::read_initializer(onnx_dir, tensor, 0, &mut bytes)?;
+        tensor.data = Data::Inline(bytes);
+    }
+    Ok(())
+}
