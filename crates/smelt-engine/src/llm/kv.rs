@@ -302,7 +302,7 @@ mod tests {
         let mut cache = cache(SLOTS, 300, Some(total as u64));
         let mut model: [Vec<u32>; SLOTS] = Default::default();
         let mut token = 0;
-        for _ in 0..if cfg!(miri) { 20 } else { 120 } {
+        for _ in 0..if cfg!(miri) { 6 } else { 120 } {
             let slot = random.below(SLOTS);
             match random.below(6) {
                 0 => {
