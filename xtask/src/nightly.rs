@@ -30,7 +30,7 @@ fn has(components: &[&str]) -> bool {
     let Ok(output) = list.output() else { return false };
     let installed = String::from_utf8_lossy(&output.stdout);
     let is_there = |component: &&str| installed.lines().any(|line| line.starts_with(component));
-    output.status.success() && components.iter().all(|component| is_there(&component))
+    output.status.success() && components.iter().all(is_there)
 }
 
 /// Nightly's cargo in the root.
