@@ -2,7 +2,7 @@
 //!
 //! An engine is a directory of `engine.json` and `weights.bin`.  [`graph`] executes any ONNX graph,
 //! [`vision`] one from pictures to tokens, [`llm`] a decoder with a key-value cache; all map their
-//! weights and compute in f32.  All `unsafe` of the workspace is here.  Knows nothing of requests,
+//! weights and give f32.  All `unsafe` of the workspace is here.  Knows nothing of requests,
 //! pipelines or HTTP.
 
 mod cast;

@@ -70,9 +70,13 @@ impl Golden {
     }
 
     fn vision(&self, dtype: Dtype) -> VisionEngine {
+        self.vision_as(dtype, Precision::F32)
+    }
+
+    fn vision_as(&self, dtype: Dtype, precision: Precision) -> VisionEngine {
         let (onnx, engine) = (self.dir.path().join("onnx"), self.dir.path().join("vision"));
         export::vision(&self.checkpoint, dtype, &onnx, &mut |_| {}).unwrap();
-        vision::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap();
+        vision::build(&onnx, precision, &engine, &mut |_| {}).unwrap();
         VisionEngine::open(&engine).unwrap()
     }
 
@@ -148,6 +152,19 @@ fn check_vision(name: &str, hidden: usize) {
     for dtype in [Dtype::F16, Dtype::BF16] {
         let found = error(&golden.vision(dtype).encode(&pixels, 2).unwrap(), &expect);
         assert!(found <= 1e-4, "{dtype} is off by {found}");
+    }
+}
+
+#[test]
+fn image_embeddings_in_eight_bits_stay_close_to_transformers() {
+    for (name, hidden) in [(QWEN2, 80), (QWEN3, 64)] {
+        let golden = Golden::open(name);
+        let (pixels, expect) = (golden.floats("pixel_values"), golden.floats("image_embeds"));
+        let got = golden.vision_as(Dtype::F32, Precision::Int8).encode(&pixels, 2).unwrap();
+        for (got, expect) in got.chunks_exact(hidden).zip(expect.chunks_exact(hidden)) {
+            let cosine = cosine(got, expect);
+            assert!(cosine >= 0.995, "{name}: cosine {cosine}");
+        }
     }
 }
 

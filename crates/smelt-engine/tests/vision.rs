@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use smelt_engine::vision::{self, BuildError, Precision, RunError, VisionEngine};
+use smelt_model::dtype::Dtype;
 use smelt_onnx::{
     Attribute, AttributeValue, Data, Dim, ElementType, Graph, Initializer, Model, Node, ValueInfo,
 };
@@ -130,10 +131,18 @@ fn tanh_gelu() -> Vec<Node> {
 }
 
 fn try_build(model: &Model, dir: &Path) -> Result<VisionEngine, BuildError> {
+    try_build_as(model, Precision::F32, dir)
+}
+
+fn try_build_as(
+    model: &Model,
+    precision: Precision,
+    dir: &Path,
+) -> Result<VisionEngine, BuildError> {
     let (onnx, engine) = (dir.join("onnx"), dir.join("engine"));
     fs::create_dir_all(&onnx).unwrap();
     model.write(&onnx).unwrap();
-    vision::build(&onnx, Precision::F32, &engine, &mut |_| {})?;
+    vision::build(&onnx, precision, &engine, &mut |_| {})?;
     Ok(VisionEngine::open(&engine).unwrap())
 }
 
@@ -229,6 +238,48 @@ fn the_tanh_form_of_gelu_changes_exactly_the_answer() {
 }
 
 #[test]
+fn weights_read_back_as_the_graph_has_them() {
+    // One weight has a row for each output, the other a column; both lie in stripes.
+    let given = [("conv.weight", noise(48, 1)), ("last.weight", noise(4 * HIDDEN, 3))];
+    for (precision, dtype, levels) in
+        [(Precision::F32, Dtype::F32, f32::INFINITY), (Precision::Int8, Dtype::I8, 127.0)]
+    {
+        let dir = TempDir::new().unwrap();
+        let engine = try_build_as(&tiny(erf_gelu()), precision, dir.path()).unwrap();
+        for (name, expect) in &given {
+            let constant = engine.constant(name).unwrap();
+            assert_eq!((constant.count(), constant.dtype()), (expect.len(), dtype));
+            for (start, len) in [(0, expect.len()), (3, 11), (expect.len() - 1, 1)] {
+                let mut found = vec![9.0; len];
+                constant.widen(start, &mut found);
+                for (found, expect) in found.iter().zip(&expect[start..]) {
+                    // Numbers are below 1, so half a level is, too.
+                    assert!((found - expect).abs() <= 0.5001 / levels, "{name} from {start}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn eight_bits_cost_little_and_change_no_bit_between_threads() {
+    let dir = TempDir::new().unwrap();
+    let mut engine = try_build_as(&tiny(erf_gelu()), Precision::Int8, dir.path()).unwrap();
+    let got = engine.encode(&noise(2 * 3 * SIZE * SIZE, 9), 2).unwrap();
+    let expect = answer(&tiny(erf_gelu()));
+    assert_ne!(got, expect);
+    for (got, expect) in got.iter().zip(&expect) {
+        assert!((got - expect).abs() < 0.05, "{got} {expect}");
+    }
+    engine = engine.with_threads(3);
+    assert_eq!(engine.encode(&noise(2 * 3 * SIZE * SIZE, 9), 2).unwrap(), got);
+    let mut broken = tiny(erf_gelu());
+    broken.graph.initializers[2] = floats("last.weight", &[4, HIDDEN], &[f32::INFINITY; 20]);
+    let error = try_build_as(&broken, Precision::Int8, &dir.path().join("broken")).unwrap_err();
+    assert!(error.to_string().contains("\"last.weight\" holds what is no number"), "{error}");
+}
+
+#[test]
 fn threads_change_no_bit() {
     let dir = TempDir::new().unwrap();
     let mut engine = try_build(&tiny(erf_gelu()), dir.path()).unwrap();
@@ -284,7 +335,10 @@ fn refused(model: &Model, words: &[&str]) {
 fn what_cannot_run_is_refused_when_it_is_built() {
     let mut relu = tiny(erf_gelu());
     "Relu".clone_into(&mut relu.graph.nodes[4].op);
-    refused(&relu, &["model.onnx", "node \"erf\" (Relu)", "does not have this operator"]);
+    refused(
+        &relu,
+        &["model.onnx", "node \"erf\" (Relu)", "does not have this operator", "onnxruntime"],
+    );
     let mut old = tiny(erf_gelu());
     old.opset = 12;
     refused(&old, &["opset 12"]);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use smelt_engine::engine_file::OpenError;
-use smelt_engine::llm::LlmEngine;
+use smelt_engine::llm::{KvOptions, LlmEngine};
 use smelt_engine::vision::VisionEngine;
 
 use crate::image::Settings;
@@ -129,10 +129,27 @@ impl Deployment {
     /// # Errors
     /// [`DeploymentError`] naming the file or engine and what does not fit.
     pub fn open(dir: &Path) -> Result<Self, DeploymentError> {
+        Self::open_with(dir, KvOptions::default())
+    }
+
+    /// As [`Self::open`], with the decoder's keys and values kept as `kv` says.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(dir: &Path, kv: KvOptions) -> Result<Self, DeploymentError> {
         let spec = read_spec(dir)?;
         let vision = VisionEngine::open(&dir.join(&spec.vision))?;
-        let llm = LlmEngine::open(&dir.join(&spec.llm))?;
+        let llm = LlmEngine::open_with(&dir.join(&spec.llm), kv)?;
         Self::of_engines(dir, spec, vision, llm)
+    }
+
+    /// Compares both engines with their digests; reads all of them.
+    ///
+    /// # Errors
+    /// When one differs.
+    pub fn verify_digests(&self) -> Result<(), OpenError> {
+        self.vision.verify_digest()?;
+        self.llm.verify_digest()
     }
 
     /// The deployment of engines that are open, with the tokenizer and the chat template of `dir`.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use smelt_engine::Executor;
+use smelt_engine::engine_file::OpenError;
 use smelt_engine::graph::{RunError, Tensor};
 
 use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, FORMAT, read_text, write_files};
@@ -143,6 +144,14 @@ impl SentenceEncoder {
             return Err(bad(format!("its encoder does not give {STATES}")));
         }
         Ok(Self { spec, tokenizer, engine })
+    }
+
+    /// Compares the engine with its digests; reads all of it.
+    ///
+    /// # Errors
+    /// When it differs.
+    pub fn verify_digest(&self) -> Result<(), OpenError> {
+        self.engine.verify_digest()
     }
 
     /// What the deployment says.

@@ -11,6 +11,7 @@ mod watch;
 use std::path::PathBuf;
 
 use clap::{Args, Parser};
+use smelt_engine::llm::KvType;
 use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{Method, Scheme};
 
@@ -169,6 +170,9 @@ pub(crate) struct ChatFlags {
     /// The most tokens to answer with
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) max_tokens: usize,
+    /// How keys and values are kept: f32, f16 or int8 (a byte and a scale for each head)
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
+    pub(crate) kv: KvType,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
     /// Override a param of the pipeline
@@ -331,6 +335,10 @@ pub(crate) enum StagePart {
 
 /// More attempts at once than this is a mistake: every one is a whole model in memory.
 const JOBS_MAX: usize = 256;
+
+fn kv_type(text: &str) -> Result<KvType, String> {
+    KvType::parse(text).ok_or_else(|| "it is f32, f16 or int8".to_owned())
+}
 
 fn jobs(text: &str) -> Result<usize, String> {
     text.parse()

@@ -32,6 +32,7 @@ mod stage;
 mod table;
 mod unfinished;
 mod view;
+mod whole;
 
 use std::process::ExitCode;
 

@@ -75,7 +75,8 @@ impl<T: Clone> Array<T> {
     }
 }
 
-/// A float tensor that lies in `weights.bin` and is widened where it is used.
+/// A tensor that lies in `weights.bin`, floats row after row or in stripes, and becomes f32 where it
+/// is used.
 #[derive(Clone, Debug)]
 pub(crate) struct Weight {
     pub(crate) stored: Arc<Stored>,

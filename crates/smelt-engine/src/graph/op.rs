@@ -293,7 +293,11 @@ fn parse(node: &NodeFile, opset: i64, fields: &mut Fields<'_>) -> Result<Op, Str
         "ReduceMax" => reduce(Reduce::Max, opset, fields)?,
         "ReduceMin" => reduce(Reduce::Min, opset, fields)?,
         "Conv" => Op::Conv(conv(fields)?),
-        _ => return Err(format!("the native engine does not have this operator at opset {opset}")),
+        _ => {
+            return Err(format!(
+                "the native engine does not have this operator at opset {opset}; backend = \"onnxruntime\" may"
+            ));
+        }
     })
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use smelt_engine::llm::KvOptions;
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::generate::{Answer, GenerateError, Manner, Request, generate};
 use smelt_runtime::image::Picture;
@@ -14,6 +15,7 @@ use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, SamplingFlags};
 use crate::say::{answer, tell};
 use crate::table;
+use crate::whole;
 
 pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     if flags.max_tokens == 0 {
@@ -31,7 +33,11 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
         .map(|path| Picture::open(path))
         .collect::<Result<_, _>>()
         .map_err(Failed::model)?;
-    let mut deployment = Deployment::open(&dir)?;
+    let kv = KvOptions { kind: flags.kv, ..KvOptions::default() };
+    let mut deployment = Deployment::open_with(&dir, kv)?;
+    let spec = &deployment.spec;
+    let engines = [&spec.vision, &spec.llm].map(|engine| dir.join(engine));
+    whole::once_a_boot(&engines, || deployment.verify_digests())?;
     if let Some(why) = deployment.llm.untuned() {
         tell(format_args!("warning: {why}; it runs untuned"));
     }

@@ -7,10 +7,12 @@ use super::target;
 use crate::exit::{Exit, Failed};
 use crate::flags::EmbedFlags;
 use crate::say::answer;
+use crate::whole;
 
 pub(crate) fn run(flags: &EmbedFlags) -> Result<Exit, Failed> {
     let dir = target::directory(&flags.target, &flags.sets)?;
     let encoder = SentenceEncoder::open(&dir)?;
+    whole::once_a_boot(&[dir.join(&encoder.spec().encoder)], || encoder.verify_digest())?;
     let mut embeddings = Vec::new();
     for text in &flags.texts {
         let embedding = encoder.embed(text).map_err(Failed::model)?;

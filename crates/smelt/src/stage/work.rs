@@ -95,17 +95,15 @@ fn unknown(field: &str, word: &str) -> Failed {
 
 fn engine_build(request: &Request) -> Result<(), Failed> {
     let onnx = request.input("onnx")?;
+    if request.word("backend")? == "onnxruntime" {
+        return onnxruntime::build(onnx, &request.out, &mut say).map_err(|error| match error {
+            onnxruntime::BuildError::Library(why) => Failed::new(Exit::DoesNotFit, why),
+            error => Failed::model(error),
+        });
+    }
     let word = request.word("precision")?;
     let precision = Precision::parse(word).ok_or_else(|| unknown("precision", word))?;
-    match request.word("backend")? {
-        "onnxruntime" => {
-            onnxruntime::build(onnx, &request.out, &mut say).map_err(|error| match error {
-                onnxruntime::BuildError::Library(why) => Failed::new(Exit::DoesNotFit, why),
-                error => Failed::model(error),
-            })
-        }
-        _ => graph::build(onnx, precision, &request.out, &mut say).map_err(Failed::model),
-    }
+    graph::build(onnx, precision, &request.out, &mut say).map_err(Failed::model)
 }
 
 fn llm_engine_build(request: &Request) -> Result<(), Failed> {

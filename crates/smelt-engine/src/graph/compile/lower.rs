@@ -3,8 +3,7 @@
 //! A value of floats whose shape is known is a view of a buffer, an input or a constant; every
 //! other value is loose, and operators that have no task of their own are called on values.
 
-use super::super::array::Value;
-use super::super::array::axis_of;
+use super::super::array::{Value, axis_of};
 use super::super::chain::Chain;
 use super::super::op::{Conv, Op};
 use super::super::ops::layout::split_sizes;

@@ -31,6 +31,16 @@ pub enum KvType {
 }
 
 impl KvType {
+    /// The type called `word`: `f32`, `f16` or `int8`.
+    pub fn parse(word: &str) -> Option<Self> {
+        match word {
+            "f32" => Some(Self::F32),
+            "f16" => Some(Self::F16),
+            "int8" => Some(Self::Int8),
+            _ => None,
+        }
+    }
+
     fn number_bytes(self) -> usize {
         match self {
             Self::F32 => 4,

@@ -5,6 +5,7 @@
 
 use super::RUN;
 use crate::kernels::isa::Isa;
+use crate::kernels::lanes::{Lanes, OverLanes};
 use crate::kernels::threads::Threads;
 
 /// Tokens of a tile, unless there is but one token.
@@ -132,9 +133,7 @@ impl Input {
         threads.for_work(x.len() * 4).rows(&mut parts, 1, |first, parts| {
             for (tile, parts) in (first..).zip(parts) {
                 let rows = x[tile * width * columns..].chunks_exact(columns).take(width);
-                for (token, row) in rows.enumerate() {
-                    isa.vectorised(|| parts.round(row, token, width));
-                }
+                isa.over_lanes(Round { parts, rows, width });
             }
         });
     }
@@ -186,6 +185,23 @@ struct TileParts<'a> {
     levels: &'a mut [i8],
     scales: &'a mut [f32],
     sums: &'a mut [i32],
+}
+
+/// The rounding of a tile's `rows`.
+struct Round<'a, 'b, R> {
+    parts: &'a mut TileParts<'b>,
+    rows: R,
+    width: usize,
+}
+
+impl<'x, R: Iterator<Item = &'x [f32]>> OverLanes for Round<'_, '_, R> {
+    // The compiler makes vectors of these loops by itself.
+    #[inline(always)]
+    fn run<L: Lanes>(self, _: L) {
+        for (token, row) in self.rows.enumerate() {
+            self.parts.round(row, token, self.width);
+        }
+    }
 }
 
 impl TileParts<'_> {

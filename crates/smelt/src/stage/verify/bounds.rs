@@ -32,9 +32,24 @@ pub(super) fn quantised(scheme: &str) -> Bound {
     if scheme.starts_with("int4") { INT4 } else { INT8 }
 }
 
-/// What an encoder of pictures may cost, all of whose weights are the checkpoint's or not.
-pub(super) fn vision(is_same: bool) -> Bound {
-    if is_same { SAME_WEIGHTS } else { ROUNDED_WEIGHTS }
+/// How an engine has the weights of its checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// Number for number.
+    Same,
+    /// In a smaller type, or in another form.
+    Rounded,
+    /// In 8 bits, which activations are rounded to as well.
+    Levels,
+}
+
+/// What an encoder of pictures may cost.
+pub(super) fn vision(kept: Kept) -> Bound {
+    match kept {
+        Kept::Same => SAME_WEIGHTS,
+        Kept::Rounded => ROUNDED_WEIGHTS,
+        Kept::Levels => ROUNDED_INPUTS,
+    }
 }
 
 /// One comparison as the artifact records it.

@@ -128,7 +128,8 @@ fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
     say("vision reference");
     let embeds_reference = reference::vision_embeds(against, &pixels, 1).map_err(Failed::model)?;
     let seen = compare(&embeds_reference, &embeds, decoder.hidden).map_err(Failed::invalid)?;
-    let bound = bounds::vision(record.weights.first().is_some_and(Weights::is_same));
+    let kept = record.weights.first().map_or(bounds::Kept::Rounded, Weights::kept);
+    let bound = bounds::vision(kept);
     found(Finding::new("image embeddings", bound, &seen));
 
     let prompt = probe::tokens(against)?;

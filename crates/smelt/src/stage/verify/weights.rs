@@ -13,6 +13,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::model::Part;
 
+use super::bounds::Kept;
 use crate::exit::Failed;
 
 /// Numbers of a tensor in memory at a time.
@@ -25,25 +26,36 @@ const NAMED_MAX: usize = 3;
 struct Rounding {
     relative: f32,
     absolute: f32,
+    /// As a part of the largest number of its row.
+    of_row: f32,
 }
+
+/// Not at all.
+const EXACT: Rounding = Rounding { relative: 0.0, absolute: 0.0, of_row: 0.0 };
 
 impl Rounding {
     /// Of numbers of type `from` kept in type `to`: half a unit in the last place, and half of the
-    /// smallest number, or less than any that matters.
+    /// smallest number, or less than any that matters; of 8-bit levels, of which a row's largest
+    /// number is 127, half a level and what f32 adds to it.
     fn of(from: Dtype, to: Dtype) -> Self {
         match to {
-            _ if from == to => Self { relative: 0.0, absolute: 0.0 },
-            Dtype::BF16 => Self { relative: 1.0 / 256.0, absolute: f32::MIN_POSITIVE },
-            Dtype::F16 => Self { relative: 1.0 / 2048.0, absolute: 1.0 / (1 << 25) as f32 },
-            _ => Self { relative: 0.0, absolute: 0.0 },
+            _ if from == to => EXACT,
+            Dtype::BF16 => Self { relative: 1.0 / 256.0, absolute: f32::MIN_POSITIVE, ..EXACT },
+            Dtype::F16 => {
+                Self { relative: 1.0 / 2048.0, absolute: 1.0 / (1 << 25) as f32, ..EXACT }
+            }
+            Dtype::I8 => Self { of_row: 0.5001 / 127.0, ..EXACT },
+            _ => EXACT,
         }
     }
 
     /// The first number of `found` that is not the expected one.
     fn first_fault(self, expected: &[f32], found: &[f32]) -> Option<usize> {
+        let most = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        let absolute = self.absolute + self.of_row * most;
         let is_near = |(expected, found): (&f32, &f32)| {
             // A number that is none is near nothing.
-            (expected - found).abs() <= expected.abs() * self.relative + self.absolute
+            (expected - found).abs() <= expected.abs() * self.relative + absolute
         };
         expected.iter().zip(found).position(|pair| !is_near(pair))
     }
@@ -79,23 +91,43 @@ pub(super) struct Weights {
     elsewhere: Vec<String>,
     /// Whether a number had to be rounded.
     rounded: bool,
+    /// Whether weights are kept as levels.
+    levels: bool,
     faults: Vec<Fault>,
 }
 
 impl Weights {
     fn new(what: &'static str) -> Self {
-        Self { what, tensors: 0, elsewhere: Vec::new(), rounded: false, faults: Vec::new() }
+        Self {
+            what,
+            tensors: 0,
+            elsewhere: Vec::new(),
+            rounded: false,
+            levels: false,
+            faults: Vec::new(),
+        }
     }
 
-    /// Whether the engine computes with exactly the numbers of the checkpoint.
-    pub(super) fn is_same(&self) -> bool {
-        self.elsewhere.is_empty() && !self.rounded && self.faults.is_empty()
+    /// How the engine has the numbers of the checkpoint.
+    pub(super) fn kept(&self) -> Kept {
+        match (self.levels, self.rounded || !self.elsewhere.is_empty()) {
+            (true, _) => Kept::Levels,
+            (false, true) => Kept::Rounded,
+            (false, false) if self.faults.is_empty() => Kept::Same,
+            (false, false) => Kept::Rounded,
+        }
     }
 
     /// What was found, in a line.
     pub(super) fn line(&self) -> String {
-        let Self { what, tensors, elsewhere, rounded, .. } = self;
-        let like = if *rounded { "the checkpoint's, rounded" } else { "the checkpoint's" };
+        let Self { what, tensors, elsewhere, rounded, levels, .. } = self;
+        let like = if *levels {
+            "the checkpoint's in 8 bits"
+        } else if *rounded {
+            "the checkpoint's, rounded"
+        } else {
+            "the checkpoint's"
+        };
         let mut line = format!("{what}: {tensors} tensors are {like}");
         if let Some(first) = elsewhere.first() {
             line += &format!("; {} have another form, such as {first}", elsewhere.len());
@@ -170,8 +202,7 @@ pub(super) fn llm(engine: &LlmEngine, checkpoint: &Checkpoint) -> Result<Weights
     let mut weights = Weights::new("the llm engine");
     for (name, shape) in checkpoint.model().tensors(&parts) {
         let tensor = engine.tensor(&name, &shape).map_err(Failed::invalid)?;
-        let exact = Rounding { relative: 0.0, absolute: 0.0 };
-        weights.take(checkpoint, &name, &shape, exact, |rows, out| match shape[..] {
+        weights.take(checkpoint, &name, &shape, EXACT, |rows, out| match shape[..] {
             [_, width] => {
                 let lines = out.chunks_exact_mut(width.max(1));
                 rows.zip(lines).for_each(|(row, line)| tensor.row(row, line));
@@ -196,6 +227,7 @@ pub(super) fn vision(engine: &VisionEngine, checkpoint: &Checkpoint) -> Result<W
         let dtype = checkpoint.dtype(&name).map_err(Failed::model)?;
         let rounding = Rounding::of(dtype, constant.dtype());
         weights.rounded |= rounding.relative > 0.0;
+        weights.levels |= rounding.of_row > 0.0;
         let width = shape.iter().skip(1).product::<usize>().max(1);
         weights.take(checkpoint, &name, &shape, rounding, |rows, out| {
             constant.widen(rows.start * width, out);
@@ -228,6 +260,14 @@ mod tests {
         let brain = Rounding::of(Dtype::F32, Dtype::BF16);
         assert_eq!(brain.first_fault(&[1.003], &[1.0]), None);
         assert_eq!(brain.first_fault(&[1.0], &[1.007_812_5]), Some(0));
+    }
+
+    #[test]
+    fn a_level_is_within_half_of_one_of_its_row() {
+        let levels = Rounding::of(Dtype::BF16, Dtype::I8);
+        assert_eq!(levels.first_fault(&[1.27, 0.005], &[1.27, 0.01]), None);
+        assert_eq!(levels.first_fault(&[1.27, 0.004], &[1.27, 0.01]), Some(1));
+        assert_eq!(levels.first_fault(&[0.0], &[1e-9]), Some(0));
     }
 
     #[test]
