@@ -10,6 +10,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use smelt_engine::graph::{GraphEngine, Tensor};
+use smelt_engine::llm::{LlmEngine, Prompt};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::model::Model as Config;
 use smelt_model::safetensors::{Reader, Shards, TensorSpec, Writer};
@@ -29,7 +31,13 @@ pub(crate) const ALL: &[Target] = &[
     ("pipeline", pipeline),
     ("config", config),
     ("gguf", gguf),
+    ("engine", engine),
 ];
+
+/// Bytes of the weights that every fuzzed engine has; `engine.json` says it too.
+const WEIGHTS_BYTES: usize = 4096;
+/// An input of more numbers is too slow to be tried often.
+const INPUT_NUMBERS_MAX: usize = 1 << 10;
 
 /// A file of weights: the ranges of what opens tile it, and every tensor reads.
 pub(crate) fn safetensors(data: &[u8]) {
@@ -138,6 +146,44 @@ pub(crate) fn gguf(data: &[u8]) {
             assert_eq!(rows.len(), shape[0] * shape[1]);
         }
     }
+}
+
+/// What an engine says about itself, beside weights in which every i64 is 1: what opens takes a
+/// token, or numbers, and answers or refuses.
+pub(crate) fn engine(data: &[u8]) {
+    let folder = folder("engine");
+    let weights = folder.join("weights.bin");
+    if !weights.exists() {
+        write(&weights, &[1, 0, 0, 0, 0, 0, 0, 0].repeat(WEIGHTS_BYTES / 8));
+    }
+    write(&folder.join("engine.json"), data);
+    if let Ok(engine) = LlmEngine::open(&folder) {
+        let mut engine = engine.with_threads(1);
+        let vocab = engine.vocab();
+        if let Ok(logits) = engine.prefill(0, &Prompt::plain(&[0, 1], None)) {
+            assert_eq!(logits.len(), vocab);
+        }
+    }
+    if let Ok(engine) = GraphEngine::open(&folder) {
+        let engine = engine.with_threads(1);
+        if let Some(inputs) = numbers(&engine) {
+            let _ = engine.run(inputs);
+        }
+    }
+}
+
+/// Ones for every input of a graph, if they are not too many.
+fn numbers(engine: &GraphEngine) -> Option<Vec<Tensor>> {
+    let one = |input: &smelt_engine::graph::InputFile| {
+        let shape: Vec<usize> = input.dims.iter().map(|dim| dim.unwrap_or(1)).collect();
+        let count = shape.iter().try_fold(1_usize, |count, &dim| count.checked_mul(dim))?;
+        let count = Some(count).filter(|&count| count <= INPUT_NUMBERS_MAX)?;
+        Some(match input.integer {
+            true => Tensor::I64 { shape, data: vec![1; count] },
+            false => Tensor::F32 { shape, data: vec![1.0; count] },
+        })
+    };
+    engine.inputs().iter().map(one).collect()
 }
 
 /// A folder of this process for `target`, in memory where there is such a place.

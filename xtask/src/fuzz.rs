@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::ci::cargo;
-use crate::{root, target};
+use crate::{nightly, root, target};
 
 /// The version of cargo-fuzz: the newest when this was written.
 const CARGO_FUZZ: &str = "0.13.2";
@@ -44,11 +44,7 @@ fn install() -> Result<()> {
     let runs = |program: &str, arguments: &[&str]| {
         Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
     };
-    let nightly = runs("rustup", &["run", "nightly", "cargo", "--version"])
-        || runs("rustup", &["toolchain", "install", "nightly", "--profile", "minimal"]);
-    if !nightly {
-        bail!("fuzzing needs nightly, and rustup could not install it");
-    }
+    nightly::need(&[])?;
     if !runs("cargo", &["fuzz", "--version"]) {
         cargo(&["install", "--locked", "cargo-fuzz", "--version", CARGO_FUZZ], &[])?;
     }
@@ -60,10 +56,10 @@ fn fuzz_one(name: &str) -> Result<()> {
     let found = target().join("fuzz-corpus").join(name);
     fs::create_dir_all(&found).with_context(|| found.display().to_string())?;
     println!("\n$ cargo fuzz run {name}");
-    // The sanitizers find what unsafe code does; these readers have none, and without them the
-    // memory that is measured is the readers' own.
-    let status = Command::new("cargo")
-        .args(["+nightly", "fuzz", "run", "--sanitizer", "none", "--fuzz-dir"])
+    // The sanitizers find what unsafe code does.  Readers have none, and `sanitize` runs the
+    // engine's; without them the memory that is measured is the readers' own.
+    let status = nightly::cargo()
+        .args(["fuzz", "run", "--sanitizer", "none", "--fuzz-dir"])
         .arg(&fuzz)
         .arg("--target-dir")
         .arg(target().join("fuzz"))
@@ -74,8 +70,6 @@ fn fuzz_one(name: &str) -> Result<()> {
         .arg(format!("-max_len={INPUT_BYTES_MAX}"))
         .arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"))
         .args(["-timeout=10", "-print_final_stats=1"])
-        .env_remove("RUSTUP_TOOLCHAIN")
-        .current_dir(root())
         .status()
         .context("cannot start cargo fuzz")?;
     if !status.success() {

@@ -1,5 +1,5 @@
 //! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `fuzz`, `onnxruntime`,
-//! `power-cuts`, `scale`, `soak`, `tidy`.
+//! `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`.
 
 mod bench;
 mod ci;
@@ -8,9 +8,11 @@ mod cross;
 mod debian;
 mod fuzz;
 mod guest;
+mod nightly;
 mod onnxruntime;
 mod power_cuts;
 mod python;
+mod sanitize;
 mod scale;
 mod shapes;
 mod soak;
@@ -19,7 +21,7 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|cma|fuzz|shapes|onnxruntime|power-cuts|scale|soak|tidy
+    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|cma|fuzz|shapes|onnxruntime|power-cuts|sanitize|scale|soak|tidy
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -42,13 +44,16 @@ const USAGE: &str =
           the exported golden graphs in onnxruntime against what transformers computed
   power-cuts [--points N] [--seed S] [--again]
          smelt in a virtual machine whose power is cut N times: nothing it told of may be lost
+  sanitize
+         the engine's tests under Miri where that can run them, then all kernels under AddressSanitizer;
+         installs nightly and Miri where they are not
   shapes train|eval|generate DIR [FLAG]...
          train the models of tests/data/shapes-vl, score one, or draw held-out pictures into DIR
   scale [--memory 1536MiB] [--keep]
          the 2B pipeline on weights of true size inside a control group of so much memory, then its
          decoder build killed for want of memory and done by its retry
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
-         exhausted contiguous memory, 200 power cuts, then fuzz
+         sanitize, exhausted contiguous memory, 200 power cuts, then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, README";
 
 fn main() -> ExitCode {
@@ -68,6 +73,7 @@ fn main() -> ExitCode {
         ["cma", ref rest @ ..] => cma::run(rest),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
         ["power-cuts", ref rest @ ..] => power_cuts::run(rest),
+        ["sanitize"] => sanitize::run(),
         ["scale", ref rest @ ..] => scale::run(rest),
         ["shapes", ref rest @ ..] => shapes::run(rest),
         ["soak"] => soak::run(),

@@ -157,8 +157,8 @@ impl Layout {
         };
         // What fills stripes and runs; every size is below that of the dense tensor or a page more.
         let stripe = match (self, dtype) {
-            (Self::Quads, Dtype::U8) => Bits::Four.stripe_bytes(columns.checked_mul(2)?),
-            (Self::Quads, Dtype::I8) => Bits::Eight.stripe_bytes(columns),
+            (Self::Quads, Dtype::U8) => Bits::Four.checked_stripe_bytes(columns.checked_mul(2)?)?,
+            (Self::Quads, Dtype::I8) => Bits::Eight.checked_stripe_bytes(columns)?,
             (Self::Stripes, _) => columns.checked_mul(STRIPE)?.checked_mul(dtype.size_bytes())?,
             _ => return None,
         };
@@ -590,6 +590,24 @@ mod tests {
         check_edit("\"name\": \"b\"", "\"name\": \"a\"", "twice");
         check_edit("        2\n", "        9223372036854775807\n", "too large");
         check_edit("{", "", "no engine");
+    }
+
+    #[test]
+    fn sizes_beyond_all_memory_are_none() {
+        let sizes = [[1, usize::MAX], [1, 1 << 60], [0, usize::MAX], [usize::MAX, 1]];
+        for shape in sizes {
+            for (layout, dtype) in [
+                (Layout::Quads, Dtype::I8),
+                (Layout::Quads, Dtype::U8),
+                (Layout::Stripes, Dtype::F32),
+                (Layout::Stripes, Dtype::I8),
+            ] {
+                let len = layout.byte_len(dtype, &shape);
+                assert_eq!(len, None, "{layout:?} {dtype} {shape:?}");
+            }
+        }
+        assert_eq!(Layout::Quads.byte_len(Dtype::I8, &[17, 33]), Some(2 * 64 * 16));
+        assert_eq!(Layout::Quads.byte_len(Dtype::U8, &[17, 17]), Some(2 * 64 * 16 / 2));
     }
 
     #[test]

@@ -245,7 +245,7 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{Random, close};
+    use crate::kernels::testing::{Random, close, rounds, size};
 
     /// Shapes of a case: batch, heads, queries, keys, depth, width.
     type Sizes = [usize; 6];
@@ -304,14 +304,14 @@ mod tests {
     #[test]
     fn odd_shapes_match_the_definition_on_every_path() {
         let mut random = Random::new(31);
-        for round in 0..40 {
+        for round in 0..rounds(40) {
             let sizes = [
                 1 + random.below(2),
                 1 + random.below(3),
-                1 + random.below(70),
-                1 + random.below(if round % 8 == 0 { 600 } else { 60 }),
-                1 + random.below(80),
-                1 + random.below(80),
+                1 + random.below(size(70)),
+                1 + random.below(size(if round % 8 == 0 { 600 } else { 60 })),
+                1 + random.below(size(80)),
+                1 + random.below(size(80)),
             ];
             let [batch, heads, queries, keys, depth, width] = sizes;
             let q = random.floats(batch * queries * heads * depth);
@@ -337,6 +337,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn a_row_is_the_same_whatever_else_is_asked() {
         let mut random = Random::new(32);
         let sizes = [1, 2, 45, 50, 24, 20];

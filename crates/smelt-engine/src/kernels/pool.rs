@@ -242,11 +242,12 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::testing::rounds;
 
     #[test]
     fn every_part_is_done_once_job_after_job() {
         let pool = Pool::new(4);
-        for parts in (0..40).chain([1000]).cycle().take(2000) {
+        for parts in (0..40).chain([1000]).cycle().take(rounds(2000)) {
             let counts: Vec<AtomicUsize> = (0..parts).map(|_| AtomicUsize::new(0)).collect();
             pool.run(parts, &|part| {
                 counts[part].fetch_add(1, SeqCst);

@@ -33,6 +33,16 @@ impl Random {
     }
 }
 
+/// `all` rounds of a test; a few of them under Miri, which takes a thousand times as long for each.
+pub(crate) fn rounds(all: usize) -> usize {
+    if cfg!(miri) { all.div_ceil(40) } else { all }
+}
+
+/// The bound `all` of a random size; a smaller one under Miri.
+pub(crate) fn size(all: usize) -> usize {
+    if cfg!(miri) { all.div_ceil(8) } else { all }
+}
+
 /// Fails unless every number is within `tolerance` of the largest expected one.
 #[track_caller]
 pub(crate) fn close(got: &[f32], expect: &[f64], tolerance: f64, what: &str) {

@@ -253,7 +253,7 @@ mod tests {
     use super::*;
     use crate::kernels::attention::Rows;
     use crate::kernels::isa::Isa;
-    use crate::kernels::testing::Random;
+    use crate::kernels::testing::{Random, rounds};
 
     const LAYERS: usize = 2;
     const KV_HEADS: usize = 3;
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn anything_done_to_slots_is_what_a_list_of_tokens_would_be() {
-        (1..=60).for_each(simulate);
+        (1..=rounds(60) as u64).for_each(simulate);
     }
 
     /// Random forks, releases, cuts and appends, beside plain lists of tokens.
@@ -302,7 +302,7 @@ mod tests {
         let mut cache = cache(SLOTS, 300, Some(total as u64));
         let mut model: [Vec<u32>; SLOTS] = Default::default();
         let mut token = 0;
-        for _ in 0..120 {
+        for _ in 0..if cfg!(miri) { 6 } else { 120 } {
             let slot = random.below(SLOTS);
             match random.below(6) {
                 0 => {

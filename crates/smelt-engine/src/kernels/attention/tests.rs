@@ -4,7 +4,7 @@ use half::f16;
 use memmap2::MmapMut;
 
 use super::*;
-use crate::kernels::testing::{Random, close};
+use crate::kernels::testing::{Random, close, rounds, size};
 
 const KINDS: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Int8];
 
@@ -89,10 +89,10 @@ fn queries(random: &mut Random, rows: usize, dim: usize) -> Vec<f32> {
 #[test]
 fn every_set_computes_the_definition() {
     let mut random = Random::new(21);
-    for round in 0..120 {
+    for round in 0..rounds(120) {
         let dim = [64, 80, 96, 128, 2 * (random.below(40) * 2 + 1)][round % 5];
-        let (group, tokens) = (1 + random.below(8), 1 + random.below(20));
-        let start = [0, random.below(64), random.below(400)][round % 3];
+        let (group, tokens) = (1 + random.below(size(8)), 1 + random.below(size(20)));
+        let start = [0, random.below(size(64)), random.below(size(400))][round % 3];
         let kept = Kept::new(&mut random, KINDS[round % 3], dim, start + tokens);
         let queries = queries(&mut random, tokens * group, dim);
         let expect = kept.exact(&queries, group, start);
@@ -115,6 +115,7 @@ fn every_set_computes_the_definition() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes")]
 fn a_row_is_the_same_however_it_comes() {
     let mut random = Random::new(22);
     for round in 0..60 {

@@ -95,13 +95,18 @@ pub(crate) fn stripes(rows: usize) -> usize {
 }
 
 impl Bits {
-    /// Bytes of a stripe of `columns` columns.
-    pub(crate) fn stripe_bytes(self, columns: usize) -> usize {
-        let levels = columns.next_multiple_of(RUN) * STRIPE;
-        match self {
+    /// Bytes of a stripe of `columns` columns; `None` when no memory is that large.
+    pub(crate) fn checked_stripe_bytes(self, columns: usize) -> Option<usize> {
+        let levels = columns.checked_next_multiple_of(RUN)?.checked_mul(STRIPE)?;
+        Some(match self {
             Self::Four => levels / 2,
             Self::Eight => levels,
-        }
+        })
+    }
+
+    /// Bytes of a stripe of `columns` columns.  Panics when no memory is that large.
+    pub(crate) fn stripe_bytes(self, columns: usize) -> usize {
+        self.checked_stripe_bytes(columns).expect("columns that were stored were counted")
     }
 }
 

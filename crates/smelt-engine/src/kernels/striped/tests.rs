@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::*;
 use crate::kernels::isa::Isa;
-use crate::kernels::testing::{Random, close};
+use crate::kernels::testing::{Random, close, rounds, size};
 use crate::kernels::threads::Threads;
 
 /// Weights as they are stored row after row, and in stripes.
@@ -214,13 +214,13 @@ fn check(weights: &Weights, tokens: usize, random: &mut Random, what: &str) {
 #[test]
 fn levels_of_odd_shapes_are_the_exact_sums_on_every_path() {
     let mut random = Random::new(21);
-    for round in 0..120 {
+    for round in 0..rounds(120) {
         let group = [32, 64, 128, usize::MAX][round % 4];
-        let (rows, columns) = (1 + random.below(70), 1 + random.below(400));
+        let (rows, columns) = (1 + random.below(size(70)), 1 + random.below(size(400)));
         let group = if group == usize::MAX { columns } else { group };
         let bits = if round % 3 == 0 { Bits::Eight } else { Bits::Four };
         let weights = level_weights(&mut random, [rows, columns, group], bits, round % 2 == 0);
-        let tokens = 1 + random.below(if round % 5 == 0 { 30 } else { 9 });
+        let tokens = 1 + random.below(size(if round % 5 == 0 { 30 } else { 9 }));
         let what = format!("{bits:?} {rows}x{columns} in {group}, {tokens} tokens");
         check(&weights, tokens, &mut random, &what);
     }
@@ -229,16 +229,17 @@ fn levels_of_odd_shapes_are_the_exact_sums_on_every_path() {
 #[test]
 fn floats_of_odd_shapes_are_the_exact_sums_on_every_path() {
     let mut random = Random::new(22);
-    for round in 0..60 {
-        let (rows, columns) = (1 + random.below(70), 1 + random.below(700));
+    for round in 0..rounds(60) {
+        let (rows, columns) = (1 + random.below(size(70)), 1 + random.below(size(700)));
         let weights = float_weights(&mut random, rows, columns, round % 3);
-        let tokens = 1 + random.below(15);
+        let tokens = 1 + random.below(size(15));
         let what = format!("{} {rows}x{columns}, {tokens} tokens", round % 3);
         check(&weights, tokens, &mut random, &what);
     }
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes")]
 fn extreme_levels_do_not_overflow() {
     for bits in [Bits::Four, Bits::Eight] {
         for byte in [0u8, 0xff, 0x7f, 0x80] {
