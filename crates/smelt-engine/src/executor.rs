@@ -12,9 +12,9 @@ use crate::onnxruntime::{self, OnnxruntimeEngine};
 #[derive(Debug)]
 pub enum Executor {
     /// The native engine.
-    Native(GraphEngine),
+    Native(Box<GraphEngine>),
     /// ONNX Runtime.
-    Onnxruntime(OnnxruntimeEngine),
+    Onnxruntime(Box<OnnxruntimeEngine>),
 }
 
 impl Executor {
@@ -26,9 +26,9 @@ impl Executor {
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
         match GraphEngine::open(dir) {
             Err(OpenError::OtherKind { found, .. }) if found == onnxruntime::KIND => {
-                OnnxruntimeEngine::open(dir).map(Self::Onnxruntime)
+                OnnxruntimeEngine::open(dir).map(|engine| Self::Onnxruntime(Box::new(engine)))
             }
-            native => native.map(Self::Native),
+            native => native.map(|engine| Self::Native(Box::new(engine))),
         }
     }
 
@@ -36,8 +36,16 @@ impl Executor {
     #[must_use]
     pub fn with_threads(self, count: usize) -> Self {
         match self {
-            Self::Native(engine) => Self::Native(engine.with_threads(count)),
-            Self::Onnxruntime(engine) => Self::Onnxruntime(engine.with_threads(count)),
+            Self::Native(engine) => Self::Native(Box::new(engine.with_threads(count))),
+            Self::Onnxruntime(engine) => Self::Onnxruntime(Box::new(engine.with_threads(count))),
+        }
+    }
+
+    /// Why the engine does not follow the tactics it was built with, if it has some and does not.
+    pub fn untuned(&self) -> Option<&str> {
+        match self {
+            Self::Native(engine) => engine.untuned(),
+            Self::Onnxruntime(_) => None,
         }
     }
 

@@ -79,6 +79,11 @@ impl VisionEngine {
         self
     }
 
+    /// Why the engine does not follow the tactics it was built with, if it has some and does not.
+    pub fn untuned(&self) -> Option<&str> {
+        self.graph.untuned()
+    }
+
     /// Edge of a tile in pixels.
     pub fn image_size(&self) -> usize {
         self.image_size

@@ -177,6 +177,7 @@ const ENGINE_BUILD: &[Field] = &[
     field("onnx", GRAPH, Absent::Refused),
     field("backend", Takes::Choice(&["native", "onnxruntime"]), Absent::Word("native")),
     field("precision", Takes::Choice(&["f32", "int8"]), Absent::Word("f32")),
+    field("tactics", Takes::Stage(&[Kind::Tune, Kind::Command]), Absent::Nothing),
 ];
 /// What it finds depends on the machine alone.
 const TUNE: &[Field] = &[field("backend", Takes::Choice(&["native"]), Absent::Word("native"))];

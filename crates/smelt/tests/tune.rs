@@ -12,8 +12,10 @@ use world::{World, random, statuses};
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
 fn tuned() -> World {
-    let engine = "kind = \"llm-engine-build\"\ntactics = \"tune\"";
-    let demo = random(DEMO).replace("kind = \"llm-engine-build\"", engine);
+    let mut demo = random(DEMO);
+    for kind in ["kind = \"llm-engine-build\"", "kind = \"engine-build\""] {
+        demo = demo.replace(kind, &format!("{kind}\ntactics = \"tune\""));
+    }
     World::new(&format!("{demo}\n[stage.tune]\nkind = \"tune\"\n"))
 }
 
@@ -30,7 +32,9 @@ fn an_engine_keeps_the_tactics_it_was_built_with() {
     assert!(tactics["threads"].as_u64().unwrap() >= 1, "{tactics}");
     let machine = &tactics["machine"];
     assert!(machine["paths"].as_array().unwrap().contains(&tactics["path"]), "{tactics}");
-    assert_eq!(read("llm-engine", "engine.json")["engine"]["tactics"], tactics);
+    for engine in ["llm-engine", "vision-engine"] {
+        assert_eq!(read(engine, "engine.json")["engine"]["tactics"], tactics, "{engine}");
+    }
 
     let again = world.run(&[]);
     assert!(statuses(&again).contains(&"tune hit".to_owned()), "{again}");

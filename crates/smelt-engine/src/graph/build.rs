@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use smelt_model::export::GRIDS_FILE;
 use smelt_onnx::{ElementType, Model};
 
-use super::file::{Converted, GraphFile, InputFile, Precision, convert, stored_dtype};
+use super::file::{Converted, GraphFile, InputFile, Options, convert, stored_dtype};
 use super::op::{OPSETS, Op};
 use super::pack::{Packing, products};
 use super::tensor::Tensor;
@@ -83,7 +83,7 @@ pub enum BuildError {
 
 /// Builds an engine in `out_dir` from `model.onnx` in `onnx_dir`, and runs it once.
 ///
-/// The same graph and precision give the same bytes on every machine.  `progress` hears what is
+/// The same graph and options give the same bytes on every machine.  `progress` hears what is
 /// being done.
 ///
 /// # Errors
@@ -91,10 +91,11 @@ pub enum BuildError {
 /// node), when writing fails, or when the finished engine does not run.
 pub fn build(
     onnx_dir: &Path,
-    precision: Precision,
+    options: impl Into<Options>,
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
+    let Options { precision, tactics } = options.into();
     let path = onnx_dir.join(MODEL_FILE);
     if !path.exists() && onnx_dir.join(GRIDS_FILE).exists() {
         return Err(BuildError::SeveralGrids { dir: onnx_dir.to_owned() });
@@ -107,6 +108,7 @@ pub fn build(
     judge(&converted.graph).map_err(graph_error)?;
     let Converted { mut graph, constants } = converted;
     graph.products = products(&graph, &constants);
+    graph.tactics = tactics;
     let inputs = graph.inputs.iter().map(tried_input).collect::<Result<Vec<_>, _>>();
     let inputs = inputs.map_err(graph_error)?;
 

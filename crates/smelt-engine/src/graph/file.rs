@@ -10,6 +10,7 @@ use smelt_model::dtype::Dtype;
 use smelt_onnx::{Attribute, AttributeValue, Data, Dim, ElementType, Initializer, Model};
 
 use super::tensor::Tensor;
+use crate::tactics::Tactics;
 
 /// A graph, its nodes in execution order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +24,9 @@ pub(crate) struct GraphFile {
     /// Weights that lie as products read them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) products: BTreeMap<String, ProductFile>,
+    /// How it is best run, on machines equal to the one that was tuned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tactics: Option<Tactics>,
 }
 
 /// How a graph's products are computed.
@@ -42,6 +46,21 @@ impl Precision {
     /// The one called `word`.
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.iter().find(|(_, name)| *name == word).map(|(precision, _)| *precision)
+    }
+}
+
+/// What an engine is built with.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How its products are computed.
+    pub precision: Precision,
+    /// What it follows on machines equal to theirs.
+    pub tactics: Option<Tactics>,
+}
+
+impl From<Precision> for Options {
+    fn from(precision: Precision) -> Self {
+        Self { precision, tactics: None }
     }
 }
 
@@ -169,7 +188,8 @@ pub(crate) fn convert(model: Model) -> Result<Converted, String> {
             nodes.push(node);
         }
     }
-    let graph = GraphFile { opset: model.opset, inputs, outputs, nodes, products: BTreeMap::new() };
+    let products = BTreeMap::new();
+    let graph = GraphFile { opset: model.opset, inputs, outputs, nodes, products, tactics: None };
     let constants = used_constants(&graph, constants);
     Ok(Converted { graph, constants })
 }

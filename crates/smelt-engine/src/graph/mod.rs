@@ -32,13 +32,14 @@ use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
+use crate::tactics::{Manner, Tactics};
 pub(crate) use build::tried_input;
 pub use build::{BuildError, build};
 use compile::Plan;
 pub use constant::Constant;
 use file::GraphFile;
 pub(crate) use file::input_file;
-pub use file::{InputFile, OutputFile, Precision};
+pub use file::{InputFile, Options, OutputFile, Precision};
 use ops::Machine;
 use program::Program;
 use run::Run;
@@ -76,6 +77,7 @@ pub struct GraphEngine {
     plans: Mutex<Vec<(Vec<Fact>, Arc<Plan>)>>,
     isa: Isa,
     threads: Threads,
+    untuned: Option<String>,
 }
 
 /// What a graph became for inputs of certain shapes.
@@ -99,12 +101,14 @@ impl GraphEngine {
     }
 
     fn new(file: EngineFile<GraphFile>) -> Result<Self, OpenError> {
-        let (isa, threads) = (Isa::detect(), Threads::available());
+        let tactics = file.engine.tactics.as_ref();
+        tactics.map_or(Ok(()), Tactics::check).map_err(|problem| file.damaged(problem))?;
+        let Manner { isa, threads, untuned } = Manner::by(tactics);
         let machine = Machine { isa, threads: &threads, weights: &file.weights };
         let constants = constant::load(&file, machine)?;
         let program = Program::new(&file.engine, &constants, machine)
             .map_err(|problem| file.damaged(problem))?;
-        Ok(Self { file, program, plans: Mutex::default(), isa, threads })
+        Ok(Self { file, program, plans: Mutex::default(), isa, threads, untuned })
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
@@ -112,6 +116,11 @@ impl GraphEngine {
     pub fn with_threads(mut self, count: usize) -> Self {
         self.threads = Threads::new(count);
         self
+    }
+
+    /// Why the engine does not follow the tactics it was built with, if it has some and does not.
+    pub fn untuned(&self) -> Option<&str> {
+        self.untuned.as_deref()
     }
 
     /// What the graph reads, in its order.

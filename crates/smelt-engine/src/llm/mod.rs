@@ -31,7 +31,7 @@ use crate::kernels::isa::Isa;
 use crate::kernels::rope::{Llama3, Sections, Turns};
 pub use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
-use crate::tactics::{MachineFacts, Tactics};
+use crate::tactics::{Manner, Tactics};
 pub use build::{BuildError, build, build_with};
 pub use content::Tensor;
 use forward::{Buffers, Features, Pass, Span};
@@ -344,9 +344,10 @@ impl LlmEngine {
         let Limits { max_slots, max_seq_len } = sizes.limits;
         let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);
         let (buffers, arithmetic) = (Buffers::default(), Arithmetic::Integers);
-        let (isa, threads) = (Isa::detect(), Threads::available());
-        let (chunk_tokens, untuned) = (CHUNK_TOKENS, None);
-        let engine = Self {
+        let Manner { isa, threads, untuned } = Manner::by(sizes.tactics.as_ref());
+        let tuned = sizes.tactics.as_ref().filter(|_| untuned.is_none());
+        let chunk_tokens = tuned.map_or(CHUNK_TOKENS, |tactics| tactics.chunk_tokens);
+        Ok(Self {
             file,
             decoder,
             turns,
@@ -357,22 +358,7 @@ impl LlmEngine {
             arithmetic,
             chunk_tokens,
             untuned,
-        };
-        Ok(engine.tuned())
-    }
-
-    /// Follows the tactics in `engine.json`, where this machine is equal to theirs.
-    fn tuned(mut self) -> Self {
-        let Some(tactics) = &self.file.engine.tactics else { return self };
-        match tactics.here(&MachineFacts::here()) {
-            Ok(isa) => {
-                self.isa = isa;
-                self.threads = Threads::new(tactics.threads);
-                self.chunk_tokens = tactics.chunk_tokens;
-            }
-            Err(why) => self.untuned = Some(why),
-        }
-        self
+        })
     }
 
     /// Why the engine does not follow the tactics it was built with, if it has some and does not: this

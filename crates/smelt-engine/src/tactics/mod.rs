@@ -16,6 +16,7 @@ use std::thread;
 use serde::{Deserialize, Serialize};
 
 use crate::kernels::isa::Isa;
+use crate::kernels::threads::Threads;
 
 /// The file in a tuned stage's directory.
 pub const TACTICS_FILE: &str = "tactics.json";
@@ -187,6 +188,29 @@ impl Tactics {
         }
         let isa = Isa::all().into_iter().find(|isa| isa.name() == self.path);
         isa.ok_or_else(|| format!("this processor has no path {:?}", self.path))
+    }
+}
+
+/// What an engine runs on.
+pub(crate) struct Manner {
+    pub(crate) isa: Isa,
+    pub(crate) threads: Threads,
+    /// Why tactics are not followed, if there are some and they are not.
+    pub(crate) untuned: Option<String>,
+}
+
+impl Manner {
+    /// As `tactics` say, where this machine is equal to theirs; else all that it has.
+    pub(crate) fn by(tactics: Option<&Tactics>) -> Self {
+        match tactics.map(|tactics| (tactics, tactics.here(&MachineFacts::here()))) {
+            Some((tactics, Ok(isa))) => {
+                Self { isa, threads: Threads::new(tactics.threads), untuned: None }
+            }
+            other => {
+                let untuned = other.and_then(|(_, here)| here.err());
+                Self { isa: Isa::detect(), threads: Threads::available(), untuned }
+            }
+        }
     }
 }
 

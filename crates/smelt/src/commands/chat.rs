@@ -38,7 +38,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let spec = &deployment.spec;
     let engines = [&spec.vision, &spec.llm].map(|engine| dir.join(engine));
     whole::once_a_boot(&engines, || deployment.verify_digests())?;
-    if let Some(why) = deployment.llm.untuned() {
+    if let Some(why) = deployment.vision.untuned().or(deployment.llm.untuned()) {
         tell(format_args!("warning: {why}; it runs untuned"));
     }
     let turn = Turn::from_marked("user", &flags.prompt, pictures.len()).map_err(Failed::usage)?;

@@ -96,6 +96,10 @@ fn unknown(field: &str, word: &str) -> Failed {
 fn engine_build(request: &Request) -> Result<(), Failed> {
     let onnx = request.input("onnx")?;
     if request.word("backend")? == "onnxruntime" {
+        if request.optional_input("tactics").is_some() {
+            let why = "\"tactics\" are for backend = \"native\"; leave them out";
+            return Err(Failed::new(Exit::BadPipeline, why));
+        }
         return onnxruntime::build(onnx, &request.out, &mut say).map_err(|error| match error {
             onnxruntime::BuildError::Library(why) => Failed::new(Exit::DoesNotFit, why),
             error => Failed::model(error),
@@ -103,7 +107,13 @@ fn engine_build(request: &Request) -> Result<(), Failed> {
     }
     let word = request.word("precision")?;
     let precision = Precision::parse(word).ok_or_else(|| unknown("precision", word))?;
-    graph::build(onnx, precision, &request.out, &mut say).map_err(Failed::model)
+    let options = graph::Options { precision, tactics: tactics(request)? };
+    graph::build(onnx, options, &request.out, &mut say).map_err(Failed::model)
+}
+
+/// What a tuned stage found, if the stage names one.
+fn tactics(request: &Request) -> Result<Option<Tactics>, Failed> {
+    request.optional_input("tactics").map(Tactics::read).transpose().map_err(Failed::model)
 }
 
 fn llm_engine_build(request: &Request) -> Result<(), Failed> {
@@ -112,9 +122,8 @@ fn llm_engine_build(request: &Request) -> Result<(), Failed> {
         max_seq_len: request.count("max-seq-len")?,
         max_slots: request.count("max-slots")?,
     };
-    let tactics = request.optional_input("tactics").map(Tactics::read);
-    let tactics = tactics.transpose().map_err(Failed::model)?;
-    llm::build_with(&checkpoint, limits, tactics, &request.out, &mut say).map_err(Failed::model)
+    llm::build_with(&checkpoint, limits, tactics(request)?, &request.out, &mut say)
+        .map_err(Failed::model)
 }
 
 #[cfg(test)]
