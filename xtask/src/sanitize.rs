@@ -16,8 +16,8 @@ use crate::{nightly, target};
 const INTERPRETED: [&str; 9] = [
     "cast::",
     "graph::arena::",
-    "kernels::attend::",
-    "kernels::attention::",
+    "kernels::full_attention::",
+    "kernels::cached_attention::",
     "kernels::pool::",
     "kernels::product::",
     "kernels::striped::",

@@ -14,7 +14,7 @@ use super::ops::{self, Inputs, Machine};
 use super::task::{Attention, Call, Factor, Feed, Linear, Map, Norm, Sink, Work};
 use super::view::{Home, View};
 use super::walk::Walk;
-use crate::kernels::attend::{self, Rows};
+use crate::kernels::full_attention::{self, Rows};
 use crate::kernels::matrix::{Elements, Matrix};
 use crate::kernels::norm;
 use crate::kernels::product::Product;
@@ -171,7 +171,7 @@ impl<'a> Run<'a> {
             Rows { numbers: numbers[index], steps }
         };
         let (shape, keys) = (&q.shape, &v.shape);
-        attend::Attention {
+        full_attention::Attention {
             batch: shape[0],
             heads: shape[1],
             queries: shape[2],

@@ -4,12 +4,12 @@
 //! Knows nothing of graphs, models or files.
 
 pub(crate) mod activation;
-pub(crate) mod attend;
-pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod cached_attention;
+pub(crate) mod full_attention;
 pub(crate) mod isa;
 pub(crate) mod lanes;
 pub(crate) mod matrix;

@@ -5,7 +5,7 @@
 
 use super::forward::{Pass, Span};
 use super::kv::Cache;
-use crate::kernels::attention::Rows;
+use crate::kernels::cached_attention::Rows;
 
 /// Tokens of one attention task: with the seven query heads a key head usually has, 224 rows.
 const TASK_TOKENS: usize = 32;

@@ -10,7 +10,7 @@ use memmap2::MmapMut;
 use smelt_model::places::Place;
 
 use super::RunError;
-use crate::kernels::attention::{BLOCK, HeadBlock, HeadShape, KvType};
+use crate::kernels::cached_attention::{BLOCK, HeadBlock, HeadShape, KvType};
 
 /// How an engine keeps keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -251,7 +251,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::kernels::attention::Rows;
+    use crate::kernels::cached_attention::Rows;
     use crate::kernels::isa::Isa;
     use crate::kernels::testing::{Random, rounds};
 

@@ -25,8 +25,8 @@ use smelt_model::places::Place;
 
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
-use crate::kernels::attention::HeadShape;
-pub use crate::kernels::attention::KvType;
+use crate::kernels::cached_attention::HeadShape;
+pub use crate::kernels::cached_attention::KvType;
 use crate::kernels::isa::Isa;
 use crate::kernels::rope::{Llama3, Sections, Turns};
 pub use crate::kernels::striped::Arithmetic;

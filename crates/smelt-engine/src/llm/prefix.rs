@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
 /// Tokens whose keys and values lie in one block of the cache.
-const BLOCK_TOKENS: usize = crate::kernels::attention::BLOCK;
+const BLOCK_TOKENS: usize = crate::kernels::cached_attention::BLOCK;
 
 /// What stands at a position: a token, or a part of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

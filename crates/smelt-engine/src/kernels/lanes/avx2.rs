@@ -20,18 +20,6 @@ impl Avx2 {
 
 type Pair = [__m256; 2];
 
-/// Writes the methods of [`Lanes`]: each is one expression of intrinsics.
-macro_rules! methods {
-    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $body:expr;)*) => { $(
-        #[inline(always)]
-        fn $name(self, $($argument: $kind),*) -> $result {
-            // SAFETY: only `run` makes an `Avx2`, and its callers have detected the features;
-            // loads and stores stay inside the array they were given.
-            unsafe { $body }
-        }
-    )* };
-}
-
 impl Lanes for Avx2 {
     type V = Pair;
     const ROWS: usize = 4;

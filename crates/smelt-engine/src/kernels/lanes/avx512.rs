@@ -18,18 +18,6 @@ impl Avx512 {
     }
 }
 
-/// Writes the methods of [`Lanes`]: each is one expression of intrinsics.
-macro_rules! methods {
-    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $body:expr;)*) => { $(
-        #[inline(always)]
-        fn $name(self, $($argument: $kind),*) -> $result {
-            // SAFETY: only `run` makes an `Avx512`, and its callers have detected the features;
-            // loads and stores stay inside the array they were given.
-            unsafe { $body }
-        }
-    )* };
-}
-
 impl Lanes for Avx512 {
     type V = __m512;
     const ROWS: usize = 8;

@@ -6,6 +6,19 @@
 
 use super::activation::{EXP, EXP_UNDERFLOW, LN2_HIGH, LN2_LOW, ROUND};
 
+/// Writes the methods of [`Lanes`]: each is one expression of intrinsics.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! methods {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $body:expr;)*) => { $(
+        #[inline(always)]
+        fn $name(self, $($argument: $kind),*) -> $result {
+            // SAFETY: a set's value is made where its features were detected, by its `run` alone;
+            // loads and stores stay inside the array they were given.
+            unsafe { $body }
+        }
+    )* };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

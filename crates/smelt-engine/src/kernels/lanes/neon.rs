@@ -25,18 +25,6 @@ fn each(of: impl Fn(usize) -> float32x4_t) -> Quad {
     [of(0), of(1), of(2), of(3)]
 }
 
-/// Writes the methods of [`Lanes`]: each is one expression of intrinsics.
-macro_rules! methods {
-    ($($name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $body:expr;)*) => { $(
-        #[inline(always)]
-        fn $name(self, $($argument: $kind),*) -> $result {
-            // SAFETY: every aarch64 that Rust's std is built for has NEON; loads and stores stay
-            // inside the array they were given.
-            unsafe { $body }
-        }
-    )* };
-}
-
 impl Lanes for Neon {
     type V = Quad;
     const ROWS: usize = 4;
