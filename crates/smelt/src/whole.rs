@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +17,8 @@ use smelt_exec::boot_id;
 use crate::exit::Failed;
 use crate::say::tell;
 
+/// Notes kept: a board has a few models; what tests and scripts leave must not grow for ever.
+const NOTES_MAX: usize = 256;
 /// An engine larger than this is checked audibly: it takes a second or more.
 const AUDIBLE_BYTES: u64 = 1 << 30;
 
@@ -39,9 +42,18 @@ pub(crate) fn once_a_boot(
     }
     check().map_err(Failed::invalid)?;
     // Without a note the next start checks again.
-    let _ = note.parent().map(fs::create_dir_all);
-    let _ = fs::write(&note, looks);
+    let _ = keep(&note, &looks);
     Ok(())
+}
+
+/// Writes a note; too many are forgotten, all at once.
+fn keep(note: &Path, looks: &str) -> io::Result<()> {
+    let dir = notes();
+    if fs::read_dir(&dir).is_ok_and(|entries| entries.count() >= NOTES_MAX) {
+        fs::remove_dir_all(&dir)?;
+    }
+    fs::create_dir_all(&dir)?;
+    fs::write(note, looks)
 }
 
 /// How every file of the engines looks, a line each, and the bytes of all of them.
