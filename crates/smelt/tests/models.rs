@@ -5,6 +5,7 @@
 mod world;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -96,6 +97,26 @@ fn the_demos_outputs_are_the_same_bytes_everywhere() {
         stages.iter().map(|stage| format!("{stage} {}", digest(stage))).collect();
     let expected = include_str!("demo-digests.txt").lines().collect::<Vec<_>>();
     assert_eq!(found, expected);
+}
+
+#[test]
+fn a_weight_that_lost_a_bit_answers_nothing() {
+    let world = demo();
+    world.run(&[]);
+    // By its directory: by its pipeline the store would miss an output that changed.
+    let deployed = world.out("deployment").display().to_string();
+    assert_eq!(world.smelt(&["chat", &deployed, "Hello"]).code, Some(0));
+    let weights = world.out("llm-engine").join("weights.bin");
+    fs::set_permissions(&weights, fs::Permissions::from_mode(0o644)).unwrap();
+    let mut bytes = fs::read(&weights).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    fs::write(&weights, bytes).unwrap();
+    for _ in 0..2 {
+        let chat = world.smelt(&["chat", &deployed, "Hello"]);
+        assert_eq!((chat.code, chat.stdout.as_str()), (Some(1), ""), "{}", chat.stderr);
+        assert!(chat.stderr.contains("weights.bin is damaged: its sha256 is"), "{}", chat.stderr);
+    }
 }
 
 #[test]
