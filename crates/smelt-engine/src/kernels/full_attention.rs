@@ -12,6 +12,7 @@ use std::ops::Range;
 use super::isa::{Isa, TILE_COLUMNS, TILE_ROWS, Tile};
 use super::lanes::{LANES, Lanes, OverLanes, exp_of_negative};
 use super::matrix::{Elements, Matrix};
+use super::target::Target;
 use super::threads::Threads;
 
 /// Queries that are computed together.
@@ -56,29 +57,19 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Where the result goes: `[batch, queries, heads, width]`, row-major.
-#[derive(Clone, Copy)]
-struct Target {
-    start: *mut f32,
-    len: usize,
-}
-
-// SAFETY: blocks of queries of one head are written by one thread each, and they do not overlap.
-unsafe impl Sync for Target {}
-
 impl Attention<'_> {
     /// Fills `out` `[batch, queries, heads, width]`.  Panics where it has another length.
     pub(crate) fn run(&self, isa: Isa, threads: &Threads, out: &mut [f32]) {
         let rows = self.batch * self.queries * self.heads;
         assert_eq!(out.len(), rows * self.width, "the output holds every row");
-        let target = Target { start: out.as_mut_ptr(), len: out.len() };
+        let target = Target::new(out, self.width);
         let work = rows * self.keys * (self.depth + self.width);
         let units = self.batch * self.heads * self.queries.div_ceil(QUERIES);
         threads.for_work(work).ranges(units, 1, |units| self.units(isa, units, target));
     }
 
     /// Does the blocks `units`, counted through all queries of all heads.
-    fn units(&self, isa: Isa, units: Range<usize>, out: Target) {
+    fn units(&self, isa: Isa, units: Range<usize>, out: Target<'_>) {
         let blocks = self.queries.div_ceil(QUERIES);
         let mut head = Head::new(self);
         for unit in units {
@@ -136,7 +127,14 @@ impl Head {
     }
 
     /// Computes up to 32 rows from `first`.
-    fn block(&mut self, of: &Attention<'_>, isa: Isa, at: [usize; 2], first: usize, out: Target) {
+    fn block(
+        &mut self,
+        of: &Attention<'_>,
+        isa: Isa,
+        at: [usize; 2],
+        first: usize,
+        out: Target<'_>,
+    ) {
         let queries = of.q.head(at, of.queries, of.depth);
         queries.pack::<QUERIES>(first, 0, of.depth, &mut self.queries);
         self.queries.iter_mut().for_each(|value| *value *= of.scale);
@@ -171,7 +169,7 @@ impl Head {
         [batch, head]: [usize; 2],
         first: usize,
         inverse: &[f32; QUERIES],
-        out: Target,
+        out: Target<'_>,
     ) {
         let mut tile: Tile = [0.0; TILE_ROWS * TILE_COLUMNS];
         let panels = self.values.chunks_exact((of.keys * TILE_ROWS).max(1));
@@ -186,7 +184,7 @@ impl Head {
                     *line = sums[query] * inverse[query];
                 }
                 // SAFETY: the row is one of this block's, which is this thread's alone.
-                unsafe { out.put(row * of.width + column, &line[..columns]) };
+                unsafe { out.line(row, column, columns) }.copy_from_slice(&line[..columns]);
             }
         }
     }
@@ -227,18 +225,6 @@ impl OverLanes for Softmax<'_> {
             lanes.store(total, inverse);
             inverse.iter_mut().for_each(|sum| *sum = 1.0 / *sum);
         }
-    }
-}
-
-impl Target {
-    /// Writes `line` from number `at` on.
-    ///
-    /// # Safety
-    /// The memory is alive, and nobody else touches those numbers.
-    unsafe fn put(self, at: usize, line: &[f32]) {
-        assert!(at + line.len() <= self.len, "a row lies in the output");
-        // SAFETY: the range was checked, and is the caller's alone.
-        unsafe { std::ptr::copy_nonoverlapping(line.as_ptr(), self.start.add(at), line.len()) };
     }
 }
 

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use super::isa::{Isa, TILE_COLUMNS, TILE_ROWS, Tile};
 use super::matrix::Matrix;
+use super::target::Target;
 use super::threads::Threads;
 
 /// Columns of `a` and `b` multiplied at a time: a packed panel of `b` then is 32 KiB.  Miri, to which
@@ -66,21 +67,27 @@ impl<'a> Product<'a> {
     }
 
     /// Checks shapes and the length of `out`: mistakes here are bugs of the caller.
-    fn target(&self, out: &mut [f32]) -> Target {
+    fn target<'o>(&self, out: &'o mut [f32]) -> Target<'o> {
         let (m, n) = (self.a.rows(), self.b.rows());
         assert_eq!(self.a.columns(), self.b.columns(), "rows of a and b have one length");
         assert!(self.out_stride >= n, "output rows overlap");
         if m > 0 && n > 0 {
             assert!((m - 1) * self.out_stride + n <= out.len(), "the output is too short");
         }
-        Target { start: out.as_mut_ptr(), stride: self.out_stride }
+        Target::new(out, self.out_stride)
     }
 
     /// Computes `columns` of the output.
     ///
     /// # Safety
     /// `out` comes from [`Self::target`], its memory is alive, and nobody else touches `columns`.
-    unsafe fn columns(&self, isa: Isa, columns: Range<usize>, out: Target, panels: &mut Panels) {
+    unsafe fn columns(
+        &self,
+        isa: Isa,
+        columns: Range<usize>,
+        out: Target<'_>,
+        panels: &mut Panels,
+    ) {
         if columns.is_empty() {
             return;
         }
@@ -99,7 +106,7 @@ impl<'a> Product<'a> {
     ///
     /// # Safety
     /// As [`Self::columns`].
-    unsafe fn dots(&self, isa: Isa, columns: Range<usize>, out: Target) {
+    unsafe fn dots(&self, isa: Isa, columns: Range<usize>, out: Target<'_>) {
         let (m, k) = (self.a.rows(), self.a.columns());
         let mut a = vec![0.0; m * k];
         for (row, line) in a.chunks_exact_mut(k.max(1)).enumerate() {
@@ -110,7 +117,7 @@ impl<'a> Product<'a> {
             for row in 0..m {
                 let sum = isa.dot(b, &a[row * k..(row + 1) * k]);
                 // SAFETY: row < m, and the column is ours.
-                unsafe { out.put(row, column, sum, self.accumulate) };
+                unsafe { put(out, row, column, &[sum], self.accumulate) };
             }
         }
     }
@@ -119,7 +126,7 @@ impl<'a> Product<'a> {
     ///
     /// # Safety
     /// As [`Self::columns`].
-    unsafe fn tiles(&self, isa: Isa, columns: Range<usize>, out: Target, panels: &mut Panels) {
+    unsafe fn tiles(&self, isa: Isa, columns: Range<usize>, out: Target<'_>, panels: &mut Panels) {
         if self.a.columns() == 0 {
             // SAFETY: handed on unchanged.
             return unsafe { self.clear(columns, out) };
@@ -159,7 +166,7 @@ impl<'a> Product<'a> {
         rows: Range<usize>,
         columns: Range<usize>,
         depth: Range<usize>,
-        out: Target,
+        out: Target<'_>,
         panels: &Panels,
     ) {
         let add = self.accumulate || depth.start > 0;
@@ -174,7 +181,7 @@ impl<'a> Product<'a> {
                 for (i, line) in tile.chunks_exact(TILE_COLUMNS).take(height).enumerate() {
                     let line = &line[..width];
                     // SAFETY: the row is one of `a`, the columns are ours.
-                    unsafe { out.put_line(row + i, column, line, add) };
+                    unsafe { put(out, row + i, column, line, add) };
                 }
             }
         }
@@ -184,50 +191,27 @@ impl<'a> Product<'a> {
     ///
     /// # Safety
     /// As [`Self::columns`].
-    unsafe fn clear(&self, columns: Range<usize>, out: Target) {
+    unsafe fn clear(&self, columns: Range<usize>, out: Target<'_>) {
         for row in 0..self.a.rows() {
             for column in columns.clone() {
                 // SAFETY: row < m, and the column is ours.
-                unsafe { out.put(row, column, 0.0, self.accumulate) };
+                unsafe { put(out, row, column, &[0.0], self.accumulate) };
             }
         }
     }
 }
 
-/// Where the output lies.  Threads hold copies and write different columns.
-#[derive(Clone, Copy)]
-struct Target {
-    start: *mut f32,
-    stride: usize,
-}
-
-// SAFETY: the pointer is used only inside `Product::run`, while the output is borrowed mutably, and
-// threads write disjoint columns.
-unsafe impl Send for Target {}
-// SAFETY: as above.
-unsafe impl Sync for Target {}
-
-impl Target {
-    /// # Safety
-    /// The element lies in the output, and no other thread touches it.
-    unsafe fn put(self, row: usize, column: usize, value: f32, add: bool) {
-        // SAFETY: promised by the caller.
-        unsafe { self.put_line(row, column, &[value], add) }
-    }
-
-    /// # Safety
-    /// The elements from `(row, column)` on lie in the output, and no other thread touches them.
-    unsafe fn put_line(self, row: usize, column: usize, values: &[f32], add: bool) {
-        // SAFETY: promised by the caller.
-        let line = unsafe {
-            let start = self.start.add(row * self.stride + column);
-            std::slice::from_raw_parts_mut(start, values.len())
-        };
-        if add {
-            line.iter_mut().zip(values).for_each(|(out, value)| *out += value);
-        } else {
-            line.copy_from_slice(values);
-        }
+/// Writes `values`, or adds them to what is there.
+///
+/// # Safety
+/// Nobody else holds or touches the elements from `(row, column)` on.
+unsafe fn put(out: Target<'_>, row: usize, column: usize, values: &[f32], add: bool) {
+    // SAFETY: promised by the caller.
+    let line = unsafe { out.line(row, column, values.len()) };
+    if add {
+        line.iter_mut().zip(values).for_each(|(out, value)| *out += value);
+    } else {
+        line.copy_from_slice(values);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Lets threads write different parts of one output.
+//! Lets threads write different parts of one output.  Knows nothing of what they write.
 
 #![allow(unsafe_code)]
 

@@ -4,6 +4,7 @@
 //! by side, so that a kernel reads them in order.  Knows nothing of weights.
 
 use super::RUN;
+use crate::kernels::activation::ROUND;
 use crate::kernels::isa::Isa;
 use crate::kernels::lanes::{Lanes, OverLanes};
 use crate::kernels::threads::Threads;
@@ -12,8 +13,6 @@ use crate::kernels::threads::Threads;
 const TILE_TOKENS: usize = 4;
 /// The largest level: -127..=127 is symmetric, and products of two levels then fit 16 bits in pairs.
 const LEVEL_MAX: f32 = 127.0;
-/// Adding and subtracting 1.5 * 2^23 rounds to a whole number, ties to even.
-const ROUND: f32 = 12_582_912.0;
 
 /// What becomes of activations before they are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

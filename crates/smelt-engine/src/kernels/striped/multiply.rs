@@ -113,20 +113,20 @@ impl Shared<'_> {
 
 /// Multiplies `stripe` by `tiles` of `input`; the outputs of their tokens come in order.
 fn run(stripe: Stripe<'_>, input: &Input, tiles: Range<usize>, isa: Isa, out: &mut Outputs) {
-    let wide = input.width() != 1;
-    match (stripe, tiles.len(), wide) {
-        (Stripe::Levels(stripe), count, wide) => {
-            let tile = |index: usize| input.level_tile(tiles.start + index.min(count - 1));
-            match (count, wide) {
+    let is_wide = input.width() != 1;
+    match stripe {
+        Stripe::Levels(stripe) => {
+            let tile = |index: usize| input.level_tile(tiles.start + index);
+            match (tiles.len(), is_wide) {
                 (1, false) => levels::<1, 1>(isa, stripe, [tile(0)], out),
                 (1, true) => levels::<4, 1>(isa, stripe, [tile(0)], out),
                 (2, _) => levels::<4, 2>(isa, stripe, [tile(0), tile(1)], out),
                 _ => levels::<4, 3>(isa, stripe, [tile(0), tile(1), tile(2)], out),
             }
         }
-        (Stripe::Floats(stripe), count, wide) => {
-            let tile = |index: usize| input.float_tile(tiles.start + index.min(count - 1));
-            match (count, wide) {
+        Stripe::Floats(stripe) => {
+            let tile = |index: usize| input.float_tile(tiles.start + index);
+            match (tiles.len(), is_wide) {
                 (1, false) => floats::<1, 1>(isa, stripe, [tile(0)], out),
                 (1, true) => floats::<4, 1>(isa, stripe, [tile(0)], out),
                 (2, _) => floats::<4, 2>(isa, stripe, [tile(0), tile(1)], out),
