@@ -10,13 +10,14 @@ use smelt_model::dtype::Dtype;
 use super::build::sizes;
 use super::linear::Linear;
 use super::pack::tensors;
-use super::weights::{Machine, vector};
+use super::weights::vector;
 use super::{LlmEngine, LlmFile, OpenError};
+use crate::engine_file::Weights;
 
 /// A weight of an engine.
 pub struct Tensor<'a> {
     form: Form,
-    machine: Machine<'a>,
+    weights: &'a Weights,
 }
 
 enum Form {
@@ -30,7 +31,7 @@ impl Tensor<'_> {
     pub fn row(&self, row: usize, out: &mut [f32]) {
         match &self.form {
             Form::Vector(numbers) => out.copy_from_slice(numbers),
-            Form::Matrix(linear) => linear.widen_row(row, self.machine.weights, out),
+            Form::Matrix(linear) => linear.widen_row(row, self.weights, out),
         }
     }
 }
@@ -90,7 +91,7 @@ impl LlmEngine {
                 return Err(self.file.damaged(problem));
             }
         };
-        Ok(Tensor { form, machine: self.machine() })
+        Ok(Tensor { form, weights: &self.file.weights })
     }
 }
 

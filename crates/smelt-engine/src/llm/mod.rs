@@ -551,37 +551,26 @@ impl LlmEngine {
 
     /// Runs the spans, whose room was made, through all layers.
     fn forward(&mut self, x: &mut [f32], spans: &[Span], features: Features<'_>) {
-        let Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic, .. } = self;
-        let (isa, arithmetic) = (*isa, *arithmetic);
-        let machine = Machine { isa, threads, weights: &file.weights, arithmetic };
-        let pass = Pass { sizes: &file.engine, decoder, machine, turns };
+        let (pass, cache, buffers) = self.pass();
         pass.layers(x, spans, features, cache, buffers);
     }
 
     /// Logits `[rows, vocab]` of hidden states `[rows, hidden]`.
     fn logits(&mut self, x: &[f32]) -> Vec<f32> {
-        let mut buffers = std::mem::take(&mut self.buffers);
-        let logits = self.pass().logits(x, &mut buffers);
-        self.buffers = buffers;
-        logits
+        let (pass, _, buffers) = self.pass();
+        pass.logits(x, buffers)
     }
 
-    fn machine(&self) -> Machine<'_> {
-        let Self { isa, ref threads, arithmetic, .. } = *self;
-        Machine { isa, threads, weights: &self.file.weights, arithmetic }
-    }
-
-    fn pass(&self) -> Pass<'_> {
-        Pass {
-            sizes: &self.file.engine,
-            decoder: &self.decoder,
-            machine: self.machine(),
-            turns: &self.turns,
-        }
+    /// What one forward pass reads, and what it changes.
+    fn pass(&mut self) -> (Pass<'_>, &mut Cache, &mut Buffers) {
+        let Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic, .. } = self;
+        let (isa, arithmetic) = (*isa, *arithmetic);
+        let machine = Machine { isa, threads, weights: &file.weights, arithmetic };
+        (Pass { sizes: &file.engine, decoder, machine, turns }, cache, buffers)
     }
 
     fn embed(&self, token: u32, out: &mut [f32]) {
-        self.decoder.embed(token as usize, self.machine(), out);
+        self.decoder.embed(token as usize, &self.file.weights, out);
     }
 
     fn check_slot(&self, slot: usize) -> Result<(), RunError> {

@@ -76,8 +76,8 @@ impl Decoder {
     }
 
     /// Writes the embedding of `token` to `out`.
-    pub(super) fn embed(&self, token: usize, machine: Machine<'_>, out: &mut [f32]) {
-        self.embedding.widen_row(token, machine.weights, out);
+    pub(super) fn embed(&self, token: usize, weights: &Weights, out: &mut [f32]) {
+        self.embedding.widen_row(token, weights, out);
     }
 }
 
