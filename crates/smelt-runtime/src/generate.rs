@@ -317,7 +317,7 @@ fn say(
     let finish = loop {
         let held = progress.held();
         let not_finite = |_| GenerateError::NotFinite { tokens: held };
-        let choice = sampler.choose(&logits).map_err(not_finite)?;
+        let choice = sampler.choose(&logits, None).map_err(not_finite)?;
         let mut finish = progress.take(choice.token);
         // Only an end token is not part of the answer.
         if finish != Some(Finish::Stop) {
