@@ -86,7 +86,7 @@ fn answers_are_those_of_pytorch(name: &str) {
         assert_eq!(golden["question"], question);
         let turns = [Turn::from_marked("user", &question, pictures.len()).unwrap()];
         let manner = Manner::greedy(64);
-        let request = Request { turns: &turns, pictures: &pictures, manner, now_s: 0 };
+        let request = Request { turns: &turns, pictures: &pictures, manner: &manner, now_s: 0 };
         let said = generate(&mut deployment, &request, &mut |_| {}).unwrap();
         assert_eq!(golden["tokens"], serde_json::json!(said.tokens), "{question} {}", said.text);
         asked += 1;
