@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use smelt_engine::engine_file::OpenError;
@@ -18,6 +19,7 @@ use crate::image::Settings;
 use crate::prompt::ImageTokens;
 use crate::template::{self, Template, TemplateError};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
+use crate::vision::{Eyes, Vision};
 
 /// The file that makes a directory a deployment.
 pub const DEPLOYMENT_FILE: &str = "deployment.json";
@@ -106,21 +108,35 @@ impl Spec {
     }
 }
 
-/// A model ready to answer.
+/// What turns questions into prompts and tokens into text: all of a deployment but its engines, and
+/// so shared by whoever prepares requests.
 #[derive(Debug)]
-pub struct Deployment {
-    /// What its file says.
+pub struct Text {
+    /// What the deployment's file says.
     pub spec: Spec,
     /// Text to tokens.
     pub tokenizer: Tokenizer,
     /// Conversations to text.
     pub template: Template,
-    /// Pictures to embeddings.
-    pub vision: VisionEngine,
-    /// Tokens and embeddings to logits.
-    pub llm: LlmEngine,
     /// The token each image embedding replaces.
     pub image_token: u32,
+    /// What the vision engine takes.
+    pub eyes: Eyes,
+    /// Most tokens of a prompt and its answer.
+    pub max_seq_len: usize,
+    /// Tokens that the language model knows.
+    pub vocab: usize,
+}
+
+/// A model ready to answer.
+#[derive(Debug)]
+pub struct Deployment {
+    /// Questions to prompts, tokens to text.
+    pub text: Arc<Text>,
+    /// Pictures to embeddings.
+    pub vision: Vision,
+    /// Tokens and embeddings to logits.
+    pub llm: LlmEngine,
 }
 
 impl Deployment {
@@ -177,7 +193,10 @@ impl Deployment {
         if let Some(why) = sizes.fault() {
             return Err(DeploymentError::Bad { path: dir.join(DEPLOYMENT_FILE), why });
         }
-        Ok(Self { spec, tokenizer, template, vision, llm, image_token })
+        let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
+        let eyes = Eyes { image: spec.image.clone(), tokens_per_tile: vision.tokens_per_tile() };
+        let text = Text { spec, tokenizer, template, image_token, eyes, max_seq_len, vocab };
+        Ok(Self { text: Arc::new(text), vision: Vision::new(vision), llm })
     }
 
     /// Writes `spec` into `dir`, which is made if need be, and copies `files` beside it.

@@ -45,21 +45,21 @@ pub fn check(strings: &[String]) -> Result<(), StopError> {
 /// What ends first counts, and of those that end together the longest.  How the text is cut into
 /// pieces changes nothing.
 #[derive(Clone, Debug)]
-pub struct Stop<'a> {
-    strings: &'a [String],
+pub struct Stop {
+    strings: Vec<String>,
     /// The end of the text so far, which may yet be the beginning of a stop string.
     held: String,
     is_met: bool,
 }
 
-impl<'a> Stop<'a> {
+impl Stop {
     /// Starts with no text.
     ///
     /// # Errors
     /// [`StopError`] if the strings cannot be looked for.
-    pub fn new(strings: &'a [String]) -> Result<Self, StopError> {
+    pub fn new(strings: &[String]) -> Result<Self, StopError> {
         check(strings)?;
-        Ok(Self { strings, held: String::new(), is_met: false })
+        Ok(Self { strings: strings.to_vec(), held: String::new(), is_met: false })
     }
 
     /// Whether a stop string was met.  Nothing is given out after it.

@@ -6,6 +6,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tokenizers::TruncationParams;
 
@@ -57,10 +58,10 @@ pub enum TokenizerError {
     Decode(String),
 }
 
-/// A tokenizer as its file describes it.
-#[derive(Debug)]
+/// A tokenizer as its file describes it.  Clones share it.
+#[derive(Clone, Debug)]
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    inner: Arc<tokenizers::Tokenizer>,
 }
 
 impl Tokenizer {
@@ -79,7 +80,7 @@ impl Tokenizer {
             path: path.into(),
             why: one_line(&error.to_string()),
         };
-        Ok(Self { inner: tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)? })
+        Ok(Self { inner: Arc::new(tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?) })
     }
 
     /// The tokens of `text`.  Special tokens written out in it become single tokens; none are added.
@@ -99,9 +100,10 @@ impl Tokenizer {
     /// [`TokenizerError::Encode`] if the special tokens alone are more.
     pub fn cut_at(mut self, tokens_max: usize) -> Result<Self, TokenizerError> {
         let cut = TruncationParams { max_length: tokens_max, ..TruncationParams::default() };
-        let cut = self.inner.with_truncation(Some(cut));
+        let inner = Arc::make_mut(&mut self.inner);
+        let cut = inner.with_truncation(Some(cut));
         cut.map_err(|error| TokenizerError::Encode(one_line(&error.to_string())))?;
-        self.inner.with_padding(None);
+        inner.with_padding(None);
         Ok(self)
     }
 
@@ -155,8 +157,8 @@ impl Tokenizer {
 /// One case differs: where a run of byte tokens of a SentencePiece vocabulary is no UTF-8, decoding
 /// all at once replaces the whole run, the code points before the fault too, which are told by then.
 #[derive(Debug)]
-pub struct Detokenizer<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct Detokenizer {
+    tokenizer: Tokenizer,
     /// The tokens of the last piece, which decide spacing, then those that are not all told.
     window: Vec<u32>,
     /// How many tokens at the front of `window` are certainly told.
@@ -165,9 +167,10 @@ pub struct Detokenizer<'a> {
     told: String,
 }
 
-impl<'a> Detokenizer<'a> {
+impl Detokenizer {
     /// Starts with no text.
-    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        let tokenizer = tokenizer.clone();
         Self { tokenizer, window: Vec::new(), context: 0, told: String::new() }
     }
 

@@ -12,12 +12,14 @@ use smelt_model::export;
 use smelt_model::safetensors::Reader;
 use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
 use smelt_runtime::generate::{
-    Answer, Finish, GenerateError, Manner, Prepared, Request, answer, generate,
+    Answer, Encoded, Finish, GenerateError, Manner, Request, answer, generate,
 };
-use smelt_runtime::image::{Picture, Settings};
+use smelt_runtime::image::{Part, Picture, Settings};
+use smelt_runtime::prepare::PrepareError;
 use smelt_runtime::prompt::{ImageTokens, Turn};
 use smelt_runtime::sampling::Settings as Sampling;
 use smelt_runtime::tokenizer::Tokenizer;
+use smelt_runtime::vision::Embedded;
 
 const MAX_SEQ_LEN: usize = 64;
 
@@ -83,8 +85,8 @@ fn tokens(name: &str) -> Vec<u32> {
     words.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word) as u32).collect()
 }
 
-fn request<'a>(turns: &'a [Turn], pictures: &'a [Picture]) -> Request<'a> {
-    Request { turns, pictures, manner: Manner::greedy(16), now_s: 0 }
+fn request<'a>(turns: &'a [Turn], pictures: &'a [Picture], manner: &'a Manner) -> Request<'a> {
+    Request { turns, pictures, manner, now_s: 0 }
 }
 
 #[test]
@@ -97,15 +99,22 @@ fn answers_are_those_of_transformers() {
     for _ in 0..2 {
         let mut heard = String::new();
         let said =
-            generate(&mut deployment, &request(&turns, &[]), &mut |piece| heard += piece).unwrap();
+            generate(&mut deployment, &request(&turns, &[], &Manner::greedy(16)), &mut |piece| {
+                heard += piece
+            })
+            .unwrap();
         assert_eq!((said.tokens, said.finish), (expect.clone(), Finish::Length));
         assert_eq!(said.prompt_tokens, tokens("text_ids").len());
-        assert_eq!(said.text, deployment.tokenizer.decode(&expect, true).unwrap());
+        assert_eq!(said.text, deployment.text.tokenizer.decode(&expect, true).unwrap());
         assert_eq!((heard, said.timing.decode_steps), (said.text, 15));
     }
-    let embeds = deployment.vision.encode(&floats("pixel_values"), 2).unwrap();
-    let prepared = Prepared { tokens: tokens("image_ids"), embeds, tiles: 2 };
-    let said = answer(&mut deployment, &prepared, &Manner::greedy(16), &mut |_| {}).unwrap();
+    let mut images = Embedded::default();
+    let pixels = floats("pixel_values");
+    for tile in pixels.chunks_exact(pixels.len() / 2) {
+        images.append(&deployment.vision.encode(&Part { pixels: tile.to_vec() }).unwrap());
+    }
+    let encoded = Encoded { tokens: tokens("image_ids"), images, tiles: 2 };
+    let said = answer(&mut deployment, &encoded, &Manner::greedy(16), &mut |_| {}).unwrap();
     assert_eq!(said.tokens, tokens("greedy_image_ids"));
 }
 
@@ -117,7 +126,9 @@ fn a_picture_becomes_image_tokens_in_its_place() {
     let picture = Picture::from_rgb(56, 56, vec![90; 56 * 56 * 3]).unwrap();
     let turns = [Turn::from_marked("user", "What is in this picture?", 1).unwrap()];
     let pictures = [picture];
-    let said = generate(&mut deployment, &request(&turns, &pictures), &mut |_| {}).unwrap();
+    let said =
+        generate(&mut deployment, &request(&turns, &pictures, &Manner::greedy(16)), &mut |_| {})
+            .unwrap();
     assert_eq!((said.tiles, said.prompt_tokens), (1, tokens("image_ids").len() - 4));
 }
 
@@ -125,7 +136,7 @@ fn a_picture_becomes_image_tokens_in_its_place() {
 fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
-    let prompt = |count| Prepared { tokens: vec![5; count], embeds: Vec::new(), tiles: 0 };
+    let prompt = |count| Encoded { tokens: vec![5; count], ..Encoded::default() };
     let said = answer(&mut deployment, &prompt(MAX_SEQ_LEN - 2), &Manner::greedy(16), &mut |_| {})
         .unwrap();
     assert_eq!((said.tokens.len(), said.finish), (3, Finish::Full));
@@ -133,14 +144,18 @@ fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
         answer(&mut deployment, &prompt(MAX_SEQ_LEN), &Manner::greedy(16), &mut |_| {}).unwrap();
     assert_eq!((said.tokens.len(), said.finish), (1, Finish::Full));
     let turns = [Turn::from_marked("user", &"word ".repeat(100), 0).unwrap()];
-    let error = generate(&mut deployment, &request(&turns, &[]), &mut |_| {}).unwrap_err();
-    assert!(matches!(error, GenerateError::TooLong { max: MAX_SEQ_LEN, .. }), "{error}");
+    let error = generate(&mut deployment, &request(&turns, &[], &Manner::greedy(16)), &mut |_| {})
+        .unwrap_err();
+    assert!(
+        matches!(error, GenerateError::Prepare(PrepareError::TooLong { max: MAX_SEQ_LEN, .. })),
+        "{error}"
+    );
 }
 
 /// What is said in a manner to a fixed prompt, and what was heard of it.
-fn said(deployment: &mut Deployment, manner: Manner<'_>) -> (Answer, String) {
+fn said(deployment: &mut Deployment, manner: Manner) -> (Answer, String) {
     let turns = [Turn::from_marked("user", "Name the shapes and colours.", 0).unwrap()];
-    let request = Request { turns: &turns, pictures: &[], manner, now_s: 0 };
+    let request = Request { turns: &turns, pictures: &[], manner: &manner, now_s: 0 };
     let mut heard = String::new();
     let said = generate(deployment, &request, &mut |piece| heard += piece).unwrap();
     (said, heard)
@@ -152,7 +167,7 @@ fn a_seed_draws_the_same_answer_again() {
     let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
     let mut tokens = |temperature, seed| {
         let sampling = Sampling { temperature, seed, top_p: 0.9, ..Sampling::default() };
-        said(&mut deployment, Manner { sampling: &sampling, ..Manner::greedy(16) }).0.tokens
+        said(&mut deployment, Manner { sampling, ..Manner::greedy(16) }).0.tokens
     };
     let first = tokens(1.0, 7);
     assert_eq!(tokens(1.0, 7), first);
@@ -170,7 +185,7 @@ fn an_answer_ends_before_a_stop_string_and_at_a_stop_token() {
     assert!(chars.len() > 8, "{:?}", all.text);
     for stretch in chars.windows(4) {
         let stops = [stretch.iter().collect::<String>()];
-        let manner = Manner { stop_strings: &stops, ..Manner::greedy(16) };
+        let manner = Manner { stop_strings: stops.to_vec(), ..Manner::greedy(16) };
         let (answer, heard) = said(&mut deployment, manner);
         let end = all.text.find(&stops[0]).unwrap();
         assert_eq!((&answer.text[..], answer.finish), (&all.text[..end], Finish::Stop));
@@ -179,7 +194,7 @@ fn an_answer_ends_before_a_stop_string_and_at_a_stop_token() {
     }
     let stop = all.tokens[5];
     let first = all.tokens.iter().position(|token| *token == stop).unwrap();
-    let manner = Manner { stop_tokens: &[stop], ..Manner::greedy(16) };
+    let manner = Manner { stop_tokens: vec![stop], ..Manner::greedy(16) };
     let (answer, _) = said(&mut deployment, manner);
     assert_eq!((&answer.tokens[..], answer.finish), (&all.tokens[..first], Finish::Stop));
 }
@@ -189,7 +204,7 @@ fn logprobs_are_told_of_every_token() {
     let dir = tempfile::tempdir().unwrap();
     let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
     let sampling = Sampling { top_logprobs: Some(2), ..Sampling::default() };
-    let (answer, _) = said(&mut deployment, Manner { sampling: &sampling, ..Manner::greedy(16) });
+    let (answer, _) = said(&mut deployment, Manner { sampling, ..Manner::greedy(16) });
     assert_eq!(answer.logprobs.len(), answer.tokens.len());
     for (token, told) in answer.tokens.iter().zip(&answer.logprobs) {
         assert_eq!(told.top[0], (*token, told.chosen));
@@ -201,15 +216,15 @@ fn logprobs_are_told_of_every_token() {
 fn a_manner_that_has_no_meaning_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
-    let mut refused = |manner: Manner<'_>| {
-        let prepared = Prepared { tokens: vec![5; 4], embeds: Vec::new(), tiles: 0 };
-        answer(&mut deployment, &prepared, &manner, &mut |_| {}).unwrap_err().to_string()
+    let mut refused = |manner: Manner| {
+        let encoded = Encoded { tokens: vec![5; 4], ..Encoded::default() };
+        answer(&mut deployment, &encoded, &manner, &mut |_| {}).unwrap_err().to_string()
     };
     let sampling = Sampling { logit_bias: vec![(384, 1.0)], ..Sampling::default() };
-    let error = refused(Manner { sampling: &sampling, ..Manner::greedy(1) });
+    let error = refused(Manner { sampling, ..Manner::greedy(1) });
     assert_eq!(error, "logit_bias names token 384, but the model has 384");
     let stops = [String::new()];
-    let error = refused(Manner { stop_strings: &stops, ..Manner::greedy(1) });
+    let error = refused(Manner { stop_strings: stops.to_vec(), ..Manner::greedy(1) });
     assert_eq!(error, "a stop string must not be empty");
     let (answer, _) = said(&mut deployment, Manner::greedy(2));
     assert_eq!(answer.tokens.len(), 2, "the slot is free again");

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::measure::{TOKENS_BEYOND, prepare};
 use super::question::Question;
 use crate::deployment::Deployment;
-use crate::generate::{self, GenerateError, Manner, Prepared};
+use crate::generate::{self, Encoded, GenerateError, Manner};
 use crate::image::{self, Picture, PictureError};
 use crate::tokenizer::TokenizerError;
 
@@ -34,7 +34,7 @@ pub struct Given {
     /// Whether that is the answer.
     pub is_right: bool,
     /// The prompt.
-    pub prepared: Prepared,
+    pub encoded: Encoded,
     /// The tokens that were said.
     pub tokens: Vec<u32>,
 }
@@ -49,12 +49,12 @@ pub fn ask(
     folder: &Path,
 ) -> Result<Given, GoldenError> {
     let pictures = pictures(question, folder)?;
-    let new_tokens_max = deployment.tokenizer.encode(&question.answer)?.len() + TOKENS_BEYOND;
-    let prepared = prepare(deployment, question, &pictures)?;
+    let new_tokens_max = deployment.text.tokenizer.encode(&question.answer)?.len() + TOKENS_BEYOND;
+    let encoded = prepare(deployment, question, &pictures)?;
     let manner = Manner::greedy(new_tokens_max);
-    let answer = generate::answer(deployment, &prepared, &manner, &mut |_| {})?;
+    let answer = generate::answer(deployment, &encoded, &manner, &mut |_| {})?;
     let is_right = question.is_right(&answer.text);
-    Ok(Given { text: answer.text, is_right, prepared, tokens: answer.tokens })
+    Ok(Given { text: answer.text, is_right, encoded, tokens: answer.tokens })
 }
 
 /// The pixels of the question's pictures as the vision engine takes them,
@@ -69,7 +69,7 @@ pub fn pixels(
 ) -> Result<(Vec<f32>, usize), PictureError> {
     let (mut pixels, mut count) = (Vec::new(), 0);
     for picture in pictures(question, folder)? {
-        let tiles = image::tiles(&picture, &deployment.spec.image);
+        let tiles = image::tiles(&picture, &deployment.text.spec.image);
         pixels.extend(tiles.pixels);
         count += tiles.count;
     }

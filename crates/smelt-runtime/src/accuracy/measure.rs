@@ -14,7 +14,7 @@ use super::distributions::{Player, Recorder};
 use super::question::Question;
 use super::score::{Mean, Score, Tally, kl, median, median_s, nll};
 use crate::deployment::Deployment;
-use crate::generate::{self, GenerateError, Manner, Prepared, Request};
+use crate::generate::{self, Encoded, GenerateError, Manner, Request};
 use crate::image::{Picture, PictureError};
 use crate::prompt::Turn;
 
@@ -71,15 +71,15 @@ pub fn measure(
     against: Against,
     progress: &mut dyn FnMut(Tally),
 ) -> Result<Score, MeasureError> {
-    let vision_bytes = bytes(dir.join(&deployment.spec.vision))?;
-    let llm_bytes = bytes(dir.join(&deployment.spec.llm))?;
+    let vision_bytes = bytes(dir.join(&deployment.text.spec.vision))?;
+    let llm_bytes = bytes(dir.join(&deployment.text.spec.llm))?;
     let mut asked = Asked::default();
     let mut right = Right { against, is_same: true, nll: Mean::default(), kl: Mean::default() };
     for (index, question) in questions.iter().enumerate() {
         let pictures = question.images.iter().map(|image| Picture::open(&folder.join(image)));
         let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
         let failed = |source| MeasureError::Question { number: index + 1, source };
-        let tokens = deployment.tokenizer.encode(&question.answer);
+        let tokens = deployment.text.tokenizer.encode(&question.answer);
         let tokens = tokens.map_err(|error| failed(error.into()))?;
         right.begin(deployment.llm.vocab(), &tokens)?;
         let mut kept = Ok(());
@@ -137,10 +137,10 @@ impl Asked {
     ) -> Result<(), GenerateError> {
         let new_tokens_max = right.len() + TOKENS_BEYOND;
         let start = Instant::now();
-        let prepared = prepare(deployment, question, pictures)?;
+        let encoded = prepare(deployment, question, pictures)?;
         let prepared_after = start.elapsed();
         let answer =
-            generate::answer_and_follow(deployment, &prepared, new_tokens_max, right, visit)?;
+            generate::answer_and_follow(deployment, &encoded, new_tokens_max, right, visit)?;
         let is_right = question.is_right(&answer.text);
         self.tasks.entry(question.task.clone()).or_default().take(is_right);
         self.all.take(is_right);
@@ -155,9 +155,10 @@ pub(super) fn prepare(
     deployment: &mut Deployment,
     question: &Question,
     pictures: &[Picture],
-) -> Result<Prepared, GenerateError> {
+) -> Result<Encoded, GenerateError> {
     let turns = [Turn::from_marked("user", &question.prompt(), pictures.len())?];
-    let request = Request { turns: &turns, pictures, manner: Manner::greedy(1), now_s: NOW_S };
+    let manner = Manner::greedy(1);
+    let request = Request { turns: &turns, pictures, manner: &manner, now_s: NOW_S };
     generate::prepare(deployment, &request)
 }
 

@@ -6,6 +6,8 @@
 mod picture;
 mod resample;
 mod tiles;
+mod view;
 
 pub use picture::{FILE_BYTES_MAX, PIXELS_MAX, Picture, PictureError};
 pub use tiles::{Grid, Settings, Tiles, tile_count, tiles};
+pub use view::{Part, View};

@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_engine::llm::KvOptions;
 use smelt_runtime::deployment::Deployment;
-use smelt_runtime::generate::{Answer, GenerateError, Manner, Request, generate};
+use smelt_runtime::generate::{Answer, GenerateError, Manner, Request, SpeakError, generate};
 use smelt_runtime::image::Picture;
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
@@ -35,24 +35,20 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
         .map_err(Failed::model)?;
     let kv = KvOptions { kind: flags.kv, ..KvOptions::default() };
     let mut deployment = Deployment::open_with(&dir, kv)?;
-    let spec = &deployment.spec;
+    let spec = &deployment.text.spec;
     let engines = [&spec.vision, &spec.llm].map(|engine| dir.join(engine));
     whole::once_a_boot(&engines, || deployment.verify_digests())?;
     if let Some(why) = deployment.vision.untuned().or(deployment.llm.untuned()) {
         tell(format_args!("warning: {why}; it runs untuned"));
     }
     let turn = Turn::from_marked("user", &flags.prompt, pictures.len()).map_err(Failed::usage)?;
-    let request = Request {
-        turns: &[turn],
-        pictures: &pictures,
-        manner: Manner {
-            sampling: &sampling,
-            stop_strings: &flags.sampling.stop,
-            stop_tokens: &[],
-            new_tokens_max: flags.max_tokens,
-        },
-        now_s: now.as_secs(),
+    let manner = Manner {
+        stop_strings: flags.sampling.stop.clone(),
+        sampling,
+        ..Manner::greedy(flags.max_tokens)
     };
+    let request =
+        Request { turns: &[turn], pictures: &pictures, manner: &manner, now_s: now.as_secs() };
     let mut said = Ok(());
     let result = generate(&mut deployment, &request, &mut |text| {
         // Told at the end, since the answer cannot be stopped half-way.
@@ -60,7 +56,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     });
     let result = result.map_err(failed)?;
     said.and_then(|()| answer("\n"))?;
-    tell(summary(&result, &sampling));
+    tell(summary(&result, &manner.sampling));
     Ok(Exit::Ok)
 }
 
@@ -87,7 +83,7 @@ fn settings(flags: &SamplingFlags, seed: u64) -> Settings {
 /// A setting that only this model refuses is still the command line's fault.
 fn failed(error: GenerateError) -> Failed {
     match error {
-        GenerateError::Setting(error) => Failed::usage(error),
+        GenerateError::Speak(SpeakError::Setting(error)) => Failed::usage(error),
         error => Failed::model(error),
     }
 }

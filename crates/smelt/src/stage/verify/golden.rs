@@ -99,8 +99,8 @@ fn blame(
         0 => Vec::new(),
         _ => reference::vision_embeds(against, &pixels, tiles).map_err(Failed::model)?,
     };
-    let image = Image { token: deployment.image_token, embeds: &embeds };
-    let prompt = &given.prepared.tokens;
+    let image = Image { token: deployment.text.image_token, embeds: &embeds };
+    let prompt = &given.encoded.tokens;
     let all = [prompt.as_slice(), &given.tokens].concat();
     // The token behind the answer is its end.
     let positions = prompt.len() - 1..all.len();
@@ -110,7 +110,7 @@ fn blame(
     let preferred: Vec<u32> =
         logits.map_err(Failed::model)?.chunks_exact(vocab).map(argmax).collect();
     Ok(verdict(&given.tokens, &preferred, |tokens| {
-        deployment.tokenizer.decode(tokens, false).unwrap_or_default()
+        deployment.text.tokenizer.decode(tokens, false).unwrap_or_default()
     }))
 }
 

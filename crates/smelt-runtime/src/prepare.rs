@@ -1,0 +1,140 @@
+//! Turns a question into what the engines take: tokens, and views of its pictures.
+//!
+//! Needs no engine, so that whoever asks does this work beside the engines.  Knows nothing of slots.
+
+use smelt_engine::llm::prefix::Piece;
+
+use crate::deployment::Text;
+use crate::image::{self, Picture, View};
+use crate::prompt::{self, PromptError, Turn};
+use crate::template::{Message, TemplateError};
+use crate::tokenizer::TokenizerError;
+
+/// Why a question could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// Turns and pictures do not fit.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    /// The chat template refused.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The tokenizer failed.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {tokens} tokens, but the engine holds {max} with the answer; shorten it or use fewer tiles"
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Tokens the engine holds.
+        max: usize,
+    },
+    /// There is nothing to read.
+    #[error("the prompt has no tokens")]
+    Empty,
+    /// A token that the model does not have.
+    #[error("token {token} is not in the vocabulary of {vocab}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+}
+
+/// A conversation to be continued.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// The turns so far.
+    pub turns: &'a [Turn],
+    /// The pictures the turns show, in order.
+    pub pictures: &'a [Picture],
+    /// The date templates may show, in seconds since 1970.
+    pub now_s: u64,
+}
+
+/// A prompt whose pictures are still to be encoded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prepared {
+    /// The tokens, image tokens included.
+    pub tokens: Vec<u32>,
+    /// The pictures, in the order of their tokens.
+    pub views: Vec<View>,
+}
+
+impl Prepared {
+    /// Parts that the vision engine has to see.
+    pub fn parts(&self) -> usize {
+        self.views.iter().map(|view| view.parts.len()).sum()
+    }
+
+    /// What stands at each position of `tokens`; a picture's tokens stand for its contents.
+    pub(crate) fn pieces(tokens: &[u32], views: &[View], image_token: u32) -> Vec<Piece> {
+        let pictures = |view: &View| std::iter::repeat_n(Piece::Picture(view.digest), view.tokens);
+        let mut pictures = views.iter().flat_map(pictures);
+        let piece = |token: &u32| {
+            let picture = if *token == image_token { pictures.next() } else { None };
+            picture.unwrap_or(Piece::Token(*token))
+        };
+        tokens.iter().map(piece).collect()
+    }
+}
+
+impl Text {
+    /// Writes the prompt of `question` and cuts its pictures.
+    ///
+    /// # Errors
+    /// [`PrepareError`]; a prompt too long for the engine is refused before any picture is cut.
+    pub fn prepare(&self, question: &Question<'_>) -> Result<Prepared, PrepareError> {
+        prompt::check(question.turns, question.pictures.len(), &self.spec.image_tokens)?;
+        let messages: Vec<&Message> = question.turns.iter().map(Turn::message).collect();
+        let rendered = self.template.render(&messages, true, question.now_s)?;
+        let (settings, per_tile) = (&self.eyes.image, self.eyes.tokens_per_tile);
+        let tiles =
+            |picture: &Picture| image::tile_count(picture.width(), picture.height(), settings);
+        let counts: Vec<usize> = question.pictures.iter().map(|p| tiles(p) * per_tile).collect();
+        let text = prompt::expand(&rendered, &self.spec.image_tokens, &counts)?;
+        let mut prepared = self.prepare_tokens(self.tokenizer.encode(&text)?)?;
+        let view = |picture| View::of_tiles(picture, settings, per_tile);
+        prepared.views = question.pictures.iter().map(view).collect();
+        Ok(prepared)
+    }
+
+    /// The prompt that `text` is, without a template.  Special tokens written out in it count; an
+    /// image token has no picture and is refused.
+    ///
+    /// # Errors
+    /// [`PrepareError`].
+    pub fn prepare_text(&self, text: &str) -> Result<Prepared, PrepareError> {
+        self.prepare_words(self.tokenizer.encode(text)?)
+    }
+
+    /// The prompt of `tokens` without pictures.
+    ///
+    /// # Errors
+    /// [`PrepareError`].
+    pub fn prepare_words(&self, tokens: Vec<u32>) -> Result<Prepared, PrepareError> {
+        if tokens.contains(&self.image_token) {
+            let word = self.spec.image_tokens.image.clone();
+            return Err(PromptError::Reserved(word).into());
+        }
+        self.prepare_tokens(tokens)
+    }
+
+    fn prepare_tokens(&self, tokens: Vec<u32>) -> Result<Prepared, PrepareError> {
+        let (max, vocab) = (self.max_seq_len, self.vocab);
+        if tokens.is_empty() {
+            return Err(PrepareError::Empty);
+        }
+        if tokens.len() > max {
+            return Err(PrepareError::TooLong { tokens: tokens.len(), max });
+        }
+        match tokens.iter().find(|token| **token as usize >= vocab) {
+            Some(&token) => Err(PrepareError::UnknownToken { token, vocab }),
+            None => Ok(Prepared { tokens, views: Vec::new() }),
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Says one answer: chooses tokens from logits, turns them into text, knows when it ends.
+//!
+//! Rows of logits in, pieces of text out; where they come from and who hears is for others.
+
+use std::sync::Arc;
+
+use crate::deployment::Text;
+use crate::sampling::{Logprobs, NotFinite, Sampler, SettingError, Settings};
+use crate::stop::{Stop, StopError};
+use crate::tokenizer::{Detokenizer, TokenizerError};
+
+/// Why an answer cannot begin or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum SpeakError {
+    /// A setting of the sampler has no meaning.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// A stop string cannot be looked for.
+    #[error(transparent)]
+    Stop(#[from] StopError),
+    /// The tokenizer failed.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The engine gave no usable logits.
+    #[error("the llm engine gave logits that are not finite after {tokens} tokens; verify it")]
+    NotFinite {
+        /// Tokens read and written before.
+        tokens: usize,
+    },
+}
+
+/// How an answer is said, and where it ends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Manner {
+    /// How tokens are chosen.
+    pub sampling: Settings,
+    /// The text ends before the first of these.
+    pub stop_strings: Vec<String>,
+    /// Tokens that end it beside the model's own end tokens.
+    pub stop_tokens: Vec<u32>,
+    /// The most tokens of the answer, at least one.
+    pub new_tokens_max: usize,
+    /// Whether the model's own end tokens are tokens like any other: for measurements.
+    pub ignore_eos: bool,
+}
+
+impl Manner {
+    /// Always the likeliest token, at most so many, until the model ends.
+    pub fn greedy(new_tokens_max: usize) -> Self {
+        Self {
+            sampling: Settings::GREEDY,
+            stop_strings: Vec::new(),
+            stop_tokens: Vec::new(),
+            new_tokens_max,
+            ignore_eos: false,
+        }
+    }
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it, or a stop token or string did.
+    Stop,
+    /// It reached the length asked for.
+    Length,
+    /// The engine's slot is full.
+    Full,
+}
+
+impl Finish {
+    /// The finish reason of OpenAI's API.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length | Self::Full => "length",
+        }
+    }
+}
+
+/// What a row of logits led to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Said {
+    /// The token, unless it ended the answer and is no part of it.
+    pub token: Option<u32>,
+    /// The text that is certain now, which may be that of earlier tokens.
+    pub text: String,
+    /// How likely the model found the token, if asked for.
+    pub logprobs: Option<Logprobs>,
+    /// Why the answer is at its end, if it is.
+    pub finish: Option<Finish>,
+}
+
+/// One answer as it grows.
+#[derive(Debug)]
+pub struct Speaker {
+    sampler: Sampler,
+    pieces: Detokenizer,
+    stop: Stop,
+    progress: Progress,
+}
+
+impl Speaker {
+    /// Begins an answer to `prompt`.
+    ///
+    /// # Errors
+    /// [`SpeakError`] if the manner has no meaning.
+    pub fn new(text: &Arc<Text>, prompt: &[u32], manner: &Manner) -> Result<Self, SpeakError> {
+        let sampler = Sampler::new(&manner.sampling, prompt, text.vocab)?;
+        let stop = Stop::new(&manner.stop_strings)?;
+        let own = if manner.ignore_eos { &[][..] } else { &text.spec.eos };
+        let progress = Progress {
+            ends: [own, &manner.stop_tokens].concat(),
+            prompt: prompt.len(),
+            new_tokens_max: manner.new_tokens_max.max(1),
+            seq_len_max: text.max_seq_len,
+            tokens: Vec::new(),
+        };
+        Ok(Self { sampler, pieces: Detokenizer::new(&text.tokenizer), stop, progress })
+    }
+
+    /// The tokens said so far, the end token left out; those of a stop string are there.
+    pub fn tokens(&self) -> &[u32] {
+        &self.progress.tokens
+    }
+
+    /// Says what follows from `logits`, one for each token of the vocabulary.
+    ///
+    /// # Errors
+    /// [`SpeakError`] if nothing can be chosen or the token has no text.
+    pub fn say(&mut self, logits: &[f32]) -> Result<Said, SpeakError> {
+        let tokens = self.progress.held();
+        let choice = self.sampler.choose(logits, None);
+        let choice = choice.map_err(|NotFinite| SpeakError::NotFinite { tokens })?;
+        let mut finish = self.progress.take(choice.token);
+        // Only an end token is not part of the answer.
+        if finish == Some(Finish::Stop) {
+            let text = self.rest()?;
+            return Ok(Said { token: None, text, logprobs: None, finish });
+        }
+        let (token, logprobs) = (Some(choice.token), choice.logprobs.cloned());
+        let mut text = self.stop.push(&self.pieces.push(choice.token)?);
+        if self.stop.is_met() {
+            finish = Some(Finish::Stop);
+        } else if finish.is_some() {
+            text += &self.rest()?;
+            finish = if self.stop.is_met() { Some(Finish::Stop) } else { finish };
+        }
+        Ok(Said { token, text, logprobs, finish })
+    }
+
+    /// The text that was held back, as no more comes.
+    fn rest(&mut self) -> Result<String, TokenizerError> {
+        let rest = self.pieces.finish()?;
+        Ok(self.stop.push(&rest) + &self.stop.finish())
+    }
+}
+
+/// How far an answer has come, and when it ends.
+#[derive(Debug)]
+struct Progress {
+    /// The model's end tokens and those of the request.
+    ends: Vec<u32>,
+    prompt: usize,
+    new_tokens_max: usize,
+    seq_len_max: usize,
+    tokens: Vec<u32>,
+}
+
+impl Progress {
+    /// Takes the next token, unless it is an end token; says whether the answer ends with it.
+    fn take(&mut self, token: u32) -> Option<Finish> {
+        if self.ends.contains(&token) {
+            return Some(Finish::Stop);
+        }
+        self.tokens.push(token);
+        if self.tokens.len() >= self.new_tokens_max {
+            return Some(Finish::Length);
+        }
+        // The next step would put this token into the slot.
+        (self.held() > self.seq_len_max).then_some(Finish::Full)
+    }
+
+    /// Tokens read and written so far.
+    fn held(&self) -> usize {
+        self.prompt + self.tokens.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds tokens 1, 2, 3, … to an answer after a prompt of 10.
+    #[track_caller]
+    fn check(ends: &[u32], new_tokens_max: usize, seq_len_max: usize, count: usize, end: Finish) {
+        let ends = ends.to_vec();
+        let mut progress =
+            Progress { ends, prompt: 10, new_tokens_max, seq_len_max, tokens: Vec::new() };
+        let finish = (1..).find_map(|token| progress.take(token)).unwrap();
+        assert_eq!((progress.tokens.len(), finish), (count, end));
+    }
+
+    #[test]
+    fn an_answer_ends_at_the_end_token_or_a_limit() {
+        check(&[9, 4], 100, 100, 3, Finish::Stop);
+        check(&[9], 5, 100, 5, Finish::Length);
+        check(&[5], 5, 100, 4, Finish::Stop);
+        check(&[5], 4, 100, 4, Finish::Length);
+        // Twelve tokens fit the slot; the last one said need not.
+        check(&[9], 100, 12, 3, Finish::Full);
+    }
+}
