@@ -287,7 +287,12 @@ fn thinking_ends_with_its_budget_and_the_form_holds_behind_it() {
     };
     let prepared = text.prepare_text("a red circle and").unwrap();
     let said = |form| {
-        let request = Request { form, ..request(prepared.clone(), Manner::greedy(20)) };
+        // By itself the model neither closes nor ends.
+        let never = |token: &u32| (*token, -100.0);
+        let logit_bias = close.iter().chain(&text.spec.eos).map(never).collect();
+        let sampling = Settings { logit_bias, ..Settings::GREEDY };
+        let manner = Manner { sampling, ..Manner::greedy(20) };
+        let request = Request { form, ..request(prepared.clone(), manner) };
         hear(&mut service.submit(request).unwrap())
     };
     let (_, tokens, finish) = said(form(true));
