@@ -256,7 +256,7 @@ fn answers_are_held_to_a_form_each_to_its_own() {
     while let Some(event) = held.wait() {
         match event {
             Event::Said { choice, text, .. } => texts[choice] += &text,
-            Event::Ended { finish, choice, .. } if finish == Finish::Stop => {
+            Event::Ended { finish: Finish::Stop, choice, .. } => {
                 let value: Value = serde_json::from_str(&texts[choice]).unwrap();
                 assert!(["circle", "square"].contains(&value["shape"].as_str().unwrap()));
                 assert!(value["count"].is_i64() || value["count"].is_f64(), "{value}");
