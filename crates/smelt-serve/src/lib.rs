@@ -1,7 +1,11 @@
 //! Answers OpenAI-style requests over HTTP with what `smelt_runtime` says.
 
+mod account;
 mod answer;
 mod api;
+mod body;
 mod error;
-mod heard;
+mod keys;
+mod listen;
+mod metrics;
 mod pictures;

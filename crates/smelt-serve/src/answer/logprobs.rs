@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::Words;
-use crate::heard::TokenSaid;
+use smelt_runtime::service::TokenSaid;
 
 /// What OpenAI's API tells of tokens that are all but impossible; JSON has no infinity.
 const LOGPROB_MIN: f32 = -9999.0;
@@ -45,7 +45,7 @@ pub(super) fn of_chat(tokens: &[TokenSaid], words: &Words) -> Option<OfChat> {
         .filter_map(|said| {
             let logprobs = said.logprobs.as_ref()?;
             let top = logprobs.top.iter().map(|(token, log)| Likely::new(words(*token), *log));
-            let token = Likely::new(said.text.clone(), logprobs.chosen);
+            let token = Likely::new(words(said.token), logprobs.chosen);
             Some(ChatToken { token, top_logprobs: top.collect() })
         })
         .collect();
@@ -77,7 +77,7 @@ pub(super) fn of_completion(
     };
     for said in tokens {
         let Some(logprobs) = &said.logprobs else { continue };
-        let text = word(&said.text);
+        let text = word(&words(said.token));
         let top = logprobs.top.iter().map(|(token, log)| (word(&words(*token)), log.max(LOGPROB_MIN)));
         all.text_offset.push(offset);
         offset += text.chars().count();

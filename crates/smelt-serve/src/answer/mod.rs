@@ -36,7 +36,7 @@ pub(crate) trait Shape: Send + 'static {
 }
 
 pub(crate) use crate::api::usage::Usage;
-use crate::heard::TokenSaid;
+use smelt_runtime::service::TokenSaid;
 
 /// A piece of a choice.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,10 @@
 //! Frames an answer as server-sent events (WHATWG HTML, section 9.2), each as soon as it is said.
 
+use axum::http::StatusCode;
+
 use super::{Said, Shape, Usage};
 use crate::error::ApiError;
-use crate::heard::Event;
+use smelt_runtime::service::{Event, Failure};
 
 /// The last event of a stream.
 const DONE: &str = "[DONE]";
@@ -16,13 +18,14 @@ pub(crate) struct Stream {
     /// Choices, each of which begins and ends.
     choices: usize,
     has_begun: bool,
+    has_failed: bool,
     wants_usage: bool,
 }
 
 impl Stream {
     /// An answer of so many choices.
     pub(crate) fn new(shape: Box<dyn Shape>, choices: usize, wants_usage: bool) -> Self {
-        Self { shape, choices, has_begun: false, wants_usage }
+        Self { shape, choices, has_begun: false, has_failed: false, wants_usage }
     }
 
     /// Writes what was heard behind `out`.
@@ -35,13 +38,16 @@ impl Stream {
             Event::Ended { choice, finish, .. } => {
                 frame(out, &self.shape.ended(*choice, finish.reason()));
             }
-            Event::Failed(why) => frame(out, &ApiError::failed(why.as_str()).json()),
+            Event::Failed(failure) => {
+                self.has_failed = true;
+                frame(out, &error(failure).json());
+            }
         }
     }
 
     /// Writes the end behind `out`.
     pub(crate) fn end(&self, usage: Usage, out: &mut Vec<u8>) {
-        if self.wants_usage {
+        if self.wants_usage && !self.has_failed {
             frame(out, &self.shape.usage(usage));
         }
         frame(out, DONE);
@@ -57,6 +63,18 @@ impl Stream {
                 frame(out, &part);
             }
         }
+    }
+}
+
+/// Why there is no more of an answer.
+pub(crate) fn error(failure: &Failure) -> ApiError {
+    let message = failure.to_string();
+    match failure {
+        Failure::Deadline => {
+            ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("deadline_exceeded")
+        }
+        Failure::Engine(_) => ApiError::failed(message).code("engine_failed"),
+        Failure::Stopped => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("stopped"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Gathers an answer until all is said.
 
-use crate::heard::{Event, TokenSaid};
+use smelt_runtime::service::{Event, TokenSaid};
 
 /// A choice so far.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use smelt_runtime::sampling::{SettingError, Settings};
+use smelt_runtime::service::{ANSWERS_MAX, Priority};
+use smelt_runtime::speaker::Manner;
 use smelt_runtime::stop;
 
 use super::several::TextOr;
 use crate::error::ApiError;
-
-/// Most answers to one request: each holds a slot of the engine.
-pub(crate) const ANSWERS_MAX: usize = 16;
 
 /// Most stop tokens of a request: each is compared with every token.
 const STOP_TOKENS_MAX: usize = 64;
@@ -45,6 +44,8 @@ pub(crate) struct Common {
     priority: Option<String>,
     /// Seconds after which nobody waits for the answer any more; ours.
     timeout_s: Option<f64>,
+    /// Whether the model's own end tokens do not count, as in vLLM; for measurements.
+    ignore_eos: Option<bool>,
 }
 
 /// What a stream tells besides its text.
@@ -66,15 +67,6 @@ pub(crate) enum Delivery {
     },
 }
 
-/// Who is served first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rank {
-    /// Before others.
-    High,
-    /// In turn.
-    Normal,
-}
-
 impl Common {
     /// How the answer is sent.
     ///
@@ -93,6 +85,30 @@ impl Common {
         }
     }
 
+    /// How each of the wanted answers is said; all but their seeds are equal.
+    ///
+    /// # Errors
+    /// Naming the field that has no meaning.
+    pub(crate) fn manners(
+        &self,
+        top_logprobs: Option<usize>,
+        new_tokens_max: usize,
+    ) -> Result<Vec<Manner>, ApiError> {
+        let first = Manner {
+            sampling: self.settings(top_logprobs)?,
+            stop_strings: self.stop_strings()?,
+            stop_tokens: self.stop_tokens()?,
+            new_tokens_max,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+        };
+        let answers = 0..self.answers()? as u64;
+        let manner = |answer| {
+            let seed = first.sampling.seed.wrapping_add(answer);
+            Manner { sampling: Settings { seed, ..first.sampling.clone() }, ..first.clone() }
+        };
+        Ok(answers.map(manner).collect())
+    }
+
     /// How many answers are wanted.
     ///
     /// # Errors
@@ -108,7 +124,7 @@ impl Common {
     ///
     /// # Errors
     /// If they cannot be looked for.
-    pub(crate) fn stop_strings(&self) -> Result<Vec<String>, ApiError> {
+    fn stop_strings(&self) -> Result<Vec<String>, ApiError> {
         let strings = match &self.stop {
             None => Vec::new(),
             Some(TextOr::Text(text)) => vec![text.clone()],
@@ -122,7 +138,7 @@ impl Common {
     ///
     /// # Errors
     /// If they are too many.
-    pub(crate) fn stop_tokens(&self) -> Result<Vec<u32>, ApiError> {
+    fn stop_tokens(&self) -> Result<Vec<u32>, ApiError> {
         let tokens = self.stop_token_ids.clone().unwrap_or_default();
         if tokens.len() > STOP_TOKENS_MAX {
             let why = format!("{} tokens are more than {STOP_TOKENS_MAX}", tokens.len());
@@ -138,7 +154,7 @@ impl Common {
     ///
     /// # Errors
     /// Naming the field that has no meaning.
-    pub(crate) fn settings(&self, top_logprobs: Option<usize>) -> Result<Settings, ApiError> {
+    fn settings(&self, top_logprobs: Option<usize>) -> Result<Settings, ApiError> {
         let neutral = Settings::GREEDY;
         let settings = Settings {
             temperature: self.temperature.unwrap_or(1.0),
@@ -160,10 +176,10 @@ impl Common {
     ///
     /// # Errors
     /// If it is none of the words.
-    pub(crate) fn rank(&self) -> Result<Rank, ApiError> {
+    pub(crate) fn priority(&self) -> Result<Priority, ApiError> {
         match self.priority.as_deref() {
-            None | Some("normal") => Ok(Rank::Normal),
-            Some("high") => Ok(Rank::High),
+            None | Some("normal") => Ok(Priority::Normal),
+            Some("high") => Ok(Priority::High),
             Some(word) => {
                 let why = format!("must be \"high\" or \"normal\", not {word:?}");
                 Err(ApiError::field("priority", why))
@@ -234,7 +250,7 @@ mod tests {
         let common = common(json);
         let refused = common.settings(None).map(drop);
         let refused = refused.and(common.delivery().map(drop)).and(common.answers().map(drop));
-        let refused = refused.and(common.stop_strings().map(drop)).and(common.rank().map(drop));
+        let refused = refused.and(common.stop_strings().map(drop)).and(common.priority().map(drop));
         let refused = refused.and(common.timeout().map(drop)).and(common.stop_tokens().map(drop));
         assert_eq!(refused.unwrap_err().param.as_deref(), Some(param), "{json}");
     }
@@ -268,6 +284,14 @@ mod tests {
         let settings = common.settings(None).unwrap();
         let expect = Settings { temperature: 1.0, seed: settings.seed, ..Settings::GREEDY };
         assert_eq!(settings, expect);
+    }
+
+    #[test]
+    fn answers_differ_in_their_seeds_alone() {
+        let manners = common(r#"{"n": 3, "seed": -1}"#).manners(None, 5).unwrap();
+        let seeds: Vec<u64> = manners.iter().map(|manner| manner.sampling.seed).collect();
+        assert_eq!(seeds, [u64::MAX, 0, 1]);
+        assert!(manners.iter().all(|manner| manner.new_tokens_max == 5));
     }
 
     #[test]

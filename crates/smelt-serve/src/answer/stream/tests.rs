@@ -8,7 +8,7 @@ use super::super::completion::Completion;
 use super::super::whole::Gathered;
 use super::super::{Heading, Words};
 use super::*;
-use crate::heard::TokenSaid;
+use smelt_runtime::service::{Failure, TokenSaid};
 
 fn heading() -> Heading {
     Heading { id: "id-1".into(), created: 5, model: "m".into() }
@@ -28,7 +28,7 @@ fn said(choice: usize, text: &str, tokens: Vec<TokenSaid>) -> Event {
 
 fn likely(token: u32) -> TokenSaid {
     let logprobs = Logprobs { chosen: -0.5, top: vec![(token, -0.5), (2, -1.0)] };
-    TokenSaid { token, text: vec![b'a' + token as u8], logprobs: Some(logprobs) }
+    TokenSaid { token, logprobs: Some(logprobs) }
 }
 
 fn answer() -> [Event; 3] {
@@ -116,10 +116,10 @@ fn an_echo_comes_first() {
 
 #[test]
 fn a_failure_is_told_where_the_answer_would_go_on() {
-    let text = written(chat(false), 1, false, &[Event::Failed("worn".into())]);
+    let text = written(chat(false), 1, false, &[Event::Failed(Failure::Engine("worn".into()))]);
     assert_eq!(
         text,
-        "data: {\"error\":{\"message\":\"worn\",\"type\":\"server_error\",\"param\":null,\"code\":null}}\n\ndata: [DONE]\n\n"
+        "data: {\"error\":{\"message\":\"worn\",\"type\":\"server_error\",\"param\":null,\"code\":\"engine_failed\"}}\n\ndata: [DONE]\n\n"
     );
 }
 
