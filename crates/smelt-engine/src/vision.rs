@@ -89,6 +89,11 @@ impl VisionEngine {
         self.image_size
     }
 
+    /// Channels of a pixel.
+    pub fn channels(&self) -> usize {
+        self.channels
+    }
+
     /// Image tokens that each tile gives.
     pub fn tokens_per_tile(&self) -> usize {
         self.tokens_per_tile

@@ -12,6 +12,8 @@ pub mod image;
 pub mod prepare;
 pub mod prompt;
 pub mod sampling;
+pub mod schedule;
+pub mod service;
 pub mod speaker;
 pub mod stop;
 pub mod template;

@@ -71,15 +71,15 @@ impl Prepared {
         self.views.iter().map(|view| view.parts.len()).sum()
     }
 
-    /// What stands at each position; a picture's tokens stand for its contents.
-    pub fn pieces(&self, image_token: u32) -> Vec<Piece> {
+    /// What stands at each position of `tokens`; a picture's tokens stand for its contents.
+    pub(crate) fn pieces(tokens: &[u32], views: &[View], image_token: u32) -> Vec<Piece> {
         let pictures = |view: &View| std::iter::repeat_n(Piece::Picture(view.digest), view.tokens);
-        let mut pictures = self.views.iter().flat_map(pictures);
-        let piece = |token: &u32| match *token == image_token {
-            true => pictures.next().unwrap_or(Piece::Token(*token)),
-            false => Piece::Token(*token),
+        let mut pictures = views.iter().flat_map(pictures);
+        let piece = |token: &u32| {
+            let picture = if *token == image_token { pictures.next() } else { None };
+            picture.unwrap_or(Piece::Token(*token))
         };
-        self.tokens.iter().map(piece).collect()
+        tokens.iter().map(piece).collect()
     }
 }
 

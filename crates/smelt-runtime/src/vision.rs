@@ -82,6 +82,12 @@ impl Vision {
         self.engine.verify_digest()
     }
 
+    /// A part of each size that the engine takes.
+    pub fn samples(&self) -> Vec<Part> {
+        let side = self.engine.image_size();
+        vec![Part { pixels: vec![0.0; self.engine.channels() * side * side] }]
+    }
+
     /// Runs the engine over one part.
     ///
     /// # Errors

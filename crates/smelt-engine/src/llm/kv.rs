@@ -19,6 +19,11 @@ pub struct KvOptions {
     pub kind: KvType,
     /// Most bytes of all blocks together; without it, as many as full slots take.
     pub bytes_max: Option<u64>,
+    /// Slots, in place of those the engine was built for; an empty one takes nothing.
+    pub max_slots: Option<usize>,
+    /// Tokens of one slot, in place of those the engine was built for.  Nothing in an engine grows
+    /// with it; whether the model was trained on such lengths is for others to know.
+    pub max_seq_len: Option<usize>,
 }
 
 /// What keys and values take at the moment.

@@ -302,6 +302,7 @@ pub enum RunError {
 #[derive(Debug)]
 pub struct LlmEngine {
     file: EngineFile<LlmFile>,
+    limits: Limits,
     decoder: Decoder,
     turns: Turns,
     cache: Cache,
@@ -340,8 +341,13 @@ impl LlmEngine {
         let LlmFile { layers, kv_heads, head_dim, rope_theta, rope_scaling, rope_sections, .. } =
             *sizes;
         let turns = Turns::new(head_dim, rope_theta, rope_scaling, rope_sections);
+        let limits = Limits {
+            max_seq_len: kv.max_seq_len.unwrap_or(sizes.limits.max_seq_len),
+            max_slots: kv.max_slots.unwrap_or(sizes.limits.max_slots),
+        };
+        limits.check().map_err(|problem| file.unfit("these limits", problem))?;
         let shape = KvShape { layers, kv_heads, head: HeadShape { dim: head_dim, kind: kv.kind } };
-        let Limits { max_slots, max_seq_len } = sizes.limits;
+        let Limits { max_slots, max_seq_len } = limits;
         let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);
         let (buffers, arithmetic) = (Buffers::default(), Arithmetic::Integers);
         let Manner { isa, threads, untuned } = Manner::by(sizes.tactics.as_ref());
@@ -349,6 +355,7 @@ impl LlmEngine {
         let chunk_tokens = tuned.map_or(CHUNK_TOKENS, |tactics| tactics.chunk_tokens);
         Ok(Self {
             file,
+            limits,
             decoder,
             turns,
             cache,
@@ -379,9 +386,9 @@ impl LlmEngine {
         self.arithmetic = arithmetic;
     }
 
-    /// What the engine was built for.
+    /// What the engine was built for, or opened with.
     pub fn limits(&self) -> Limits {
-        self.file.engine.limits
+        self.limits
     }
 
     /// Logits of each step.
@@ -417,7 +424,15 @@ impl LlmEngine {
         self.file.verify_digest()
     }
 
-    /// Appends `prompt` to what `slot` holds; gives the logits `[vocab]` after its last token.
+    /// Appends `prompt` to what `slot` holds, where more of it is still to come.
+    ///
+    /// # Errors
+    /// [`RunError`], and then the slot is unchanged.
+    pub fn read(&mut self, slot: usize, prompt: &Prompt<'_>) -> Result<(), RunError> {
+        self.append(slot, prompt, |_, _| {})
+    }
+
+    /// As [`Self::read`]; gives the logits `[vocab]` after the last token.
     ///
     /// # Errors
     /// [`RunError`], and then the slot is unchanged.
@@ -429,7 +444,7 @@ impl LlmEngine {
         Ok(self.logits(&last))
     }
 
-    /// As [`Self::prefill`], but gives the logits after every token: `[tokens, vocab]`.
+    /// As [`Self::read`]; gives the logits after every token: `[tokens, vocab]`.
     ///
     /// # Errors
     /// [`RunError`], and then the slot is unchanged.
