@@ -12,17 +12,17 @@ use serde::Serialize;
 
 /// Why a request has no answer, in the shape of OpenAI's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApiError {
+pub(crate) struct ApiError {
     /// The HTTP status.
-    pub status: StatusCode,
+    pub(crate) status: StatusCode,
     /// What went wrong, on which field, and what to do.
-    pub message: String,
+    pub(crate) message: String,
     /// The field of the request, as in `messages[0].content`.
-    pub param: Option<String>,
+    pub(crate) param: Option<String>,
     /// A word for programs.
-    pub code: Option<&'static str>,
+    pub(crate) code: Option<&'static str>,
     /// When trying again may help.
-    pub retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
 }
 
 /// The message of an error, kept with its response for the log.
@@ -44,41 +44,41 @@ struct Inner<'a> {
 
 impl ApiError {
     /// An error of this status that no field and no word goes with.
-    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code: None, retry_after: None }
     }
 
     /// The request is wrong.
-    pub fn bad(message: impl Into<String>) -> Self {
+    pub(crate) fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
     /// This field of the request is wrong.
-    pub fn field(param: impl Into<String>, why: impl std::fmt::Display) -> Self {
+    pub(crate) fn field(param: impl Into<String>, why: impl std::fmt::Display) -> Self {
         let param = param.into();
         let message = format!("{param}: {why}");
         Self { param: Some(param), ..Self::bad(message) }
     }
 
     /// Smelt failed.
-    pub fn failed(message: impl Into<String>) -> Self {
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
     /// There is no room just now.
-    pub fn busy(message: impl Into<String>, retry_after: Duration) -> Self {
+    pub(crate) fn busy(message: impl Into<String>, retry_after: Duration) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, message).code("server_busy");
         Self { retry_after: Some(retry_after), ..error }
     }
 
     /// Nothing is answered just now.
-    pub fn unavailable(message: impl Into<String>, code: &'static str, after: Duration) -> Self {
+    pub(crate) fn unavailable(message: impl Into<String>, code: &'static str, after: Duration) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code(code);
         Self { retry_after: Some(after), ..error }
     }
 
     /// The same with a word for programs.
-    pub fn code(self, code: &'static str) -> Self {
+    pub(crate) fn code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
 
@@ -93,7 +93,7 @@ impl ApiError {
     }
 
     /// The JSON object.
-    pub fn json(&self) -> String {
+    pub(crate) fn json(&self) -> String {
         let error = Inner {
             message: &self.message,
             r#type: self.class(),

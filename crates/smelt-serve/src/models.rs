@@ -3,6 +3,7 @@
 //! There is one so far.  Whoever wants a model asks for it each time, so that it may be another one the
 //! next time.  Knows nothing of requests.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,12 +16,12 @@ use crate::error::ApiError;
 const LOADING_RETRY: Duration = Duration::from_secs(2);
 
 /// When to come again while the server ends: another one has taken its place by then.
-const DRAINING_RETRY: Duration = Duration::from_secs(5);
+pub(crate) const DRAINING_RETRY: Duration = Duration::from_secs(5);
 
 /// How far a model is.
 #[derive(Clone, Debug)]
 enum State {
-    /// What is being done, and when that began.
+    /// What is being done.
     Loading(String),
     Ready(Model),
 }
@@ -40,7 +41,7 @@ pub(crate) struct Model {
 #[derive(Debug)]
 pub(crate) struct Models {
     state: Mutex<State>,
-    is_draining: std::sync::atomic::AtomicBool,
+    is_draining: AtomicBool,
 }
 
 /// What `/health` says.
@@ -83,14 +84,14 @@ impl Models {
 
     /// Takes nothing new from now on.
     pub(crate) fn drain(&self) {
-        self.is_draining.store(true, std::sync::atomic::Ordering::Release);
+        self.is_draining.store(true, Ordering::Release);
         if let Some(model) = self.all().first() {
             model.service.drain();
         }
     }
 
     fn is_draining(&self) -> bool {
-        self.is_draining.load(std::sync::atomic::Ordering::Acquire)
+        self.is_draining.load(Ordering::Acquire)
     }
 
     /// The models that answer.

@@ -22,7 +22,7 @@ pub(crate) struct Heading {
 }
 
 /// A shape of answers: OpenAI's API has two.
-pub(crate) trait Shape: Send + 'static {
+pub(crate) trait Shape: Send + Sync + 'static {
     /// The part that begins choice `choice`, if the shape has one.
     fn begin(&mut self, choice: usize) -> Option<String>;
     /// The part that tells more of a choice.

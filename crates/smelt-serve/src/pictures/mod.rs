@@ -8,37 +8,42 @@ mod address;
 mod data_uri;
 mod remote;
 
-use smelt_runtime::image::Picture;
-
-pub use remote::{Remote, Reach};
+pub use remote::Reach;
+pub(crate) use remote::Remote;
 
 use crate::error::ApiError;
 
-/// Gets and decodes the picture at `url`, which the field `at` of the request names.
-///
-/// # Errors
-/// 400, saying what is wrong with the address or the picture.
-pub(crate) fn get(url: &str, at: &str, remote: Option<&Remote>) -> Result<Picture, ApiError> {
-    let bytes = bytes(url, at, remote)?;
-    Picture::decode(&bytes).map_err(|error| ApiError::field(at, error))
+/// Whether another host has the picture at `url`.
+pub(crate) fn is_elsewhere(url: &str) -> bool {
+    begins(url, "http://") || begins(url, "https://")
 }
 
-fn bytes(url: &str, at: &str, remote: Option<&Remote>) -> Result<Vec<u8>, ApiError> {
-    let is = |scheme: &str| {
-        url.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
-    };
-    if is("data:") {
-        return data_uri::bytes(url).map_err(|error| ApiError::field(at, error));
-    }
-    if !is("http://") && !is("https://") {
+/// The file of the picture that `url` holds itself; the field `at` of the request names it.
+///
+/// # Errors
+/// 400, saying what is wrong with it.
+pub(crate) fn inside(url: &str, at: &str) -> Result<Vec<u8>, ApiError> {
+    if !begins(url, "data:") {
         let why = "must be a data: URI, or http(s) where the server allows it";
         return Err(ApiError::field(at, why));
     }
+    data_uri::bytes(url).map_err(|error| ApiError::field(at, error))
+}
+
+/// The file of the picture that another host has; the field `at` of the request names it.
+///
+/// # Errors
+/// 400, saying why it is not to be had.
+pub(crate) fn fetch(url: &str, at: &str, remote: Option<&Remote>) -> Result<Vec<u8>, ApiError> {
     let Some(remote) = remote else {
         let why = "this server fetches nothing; send the picture as a data: URI, or start it with --allow-remote-images";
         return Err(ApiError::field(at, why));
     };
     remote.get(url).map_err(|error| ApiError::field(at, error))
+}
+
+fn begins(url: &str, scheme: &str) -> bool {
+    url.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
 }
 
 #[cfg(test)]
@@ -47,9 +52,11 @@ mod tests {
 
     #[track_caller]
     fn check(url: &str, says: &str) {
-        let error = get(url, "messages[0].content[1].image_url.url", None).unwrap_err();
+        let at = "messages[0].content[1].image_url.url";
+        let got = if is_elsewhere(url) { fetch(url, at, None) } else { inside(url, at) };
+        let error = got.unwrap_err();
         assert!(error.message.contains(says), "{error:?}");
-        assert_eq!(error.param.as_deref(), Some("messages[0].content[1].image_url.url"));
+        assert_eq!(error.param.as_deref(), Some(at));
     }
 
     #[test]
@@ -59,6 +66,6 @@ mod tests {
         check("é", "must be a data: URI");
         check("http://example.org/a.png", "--allow-remote-images");
         check("HTTPS://example.org/a.png", "--allow-remote-images");
-        check("data:image/png;base64,bm8=", "cannot decode the picture");
+        check("data:text/plain;base64,bm8=", "text/plain");
     }
 }

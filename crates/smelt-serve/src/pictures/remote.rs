@@ -70,13 +70,13 @@ pub(super) enum RemoteError {
 
 /// Fetches pictures within a reach.
 #[derive(Clone, Debug)]
-pub struct Remote {
+pub(crate) struct Remote {
     agent: Agent,
 }
 
 impl Remote {
     /// Fetches from where `reach` says.
-    pub fn new(reach: Reach) -> Self {
+    pub(crate) fn new(reach: Reach) -> Self {
         let config = Config::builder()
             .timeout_global(Some(FETCH_TIME_MAX))
             .max_redirects(REDIRECTS_MAX)
