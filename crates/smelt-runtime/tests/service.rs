@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use shapes_model::{checkpoint, deploy, prompts};
-use smelt_engine::llm::KvOptions;
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::image::Picture;
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
 use smelt_runtime::service::{
-    Event, Failure, Options, Priority, Refused, Request, Service, Ticket,
+    Event, Failure, KvMemory, Options, Priority, Refused, Request, Service, Ticket,
 };
 use smelt_runtime::speaker::{Finish, Manner};
 use tempfile::TempDir;
@@ -26,9 +25,8 @@ const SLOTS: usize = 6;
 fn start(dir: &Path, blocks: Option<u64>, options: Options) -> Service {
     let deployed = deploy(&checkpoint("shapes-vl"), dir, SLOTS);
     let block_bytes = Deployment::open(&deployed).unwrap().llm.kv_usage().block_bytes as u64;
-    let bytes_max = blocks.map(|blocks| blocks * block_bytes);
-    let kv = KvOptions { bytes_max, ..KvOptions::default() };
-    Service::start(Deployment::open_with(&deployed, kv).unwrap(), options).unwrap()
+    let kv = blocks.map_or(KvMemory::Free, |blocks| KvMemory::Bytes(blocks * block_bytes));
+    Service::start(Deployment::open(&deployed).unwrap(), Options { kv, ..options }).unwrap()
 }
 
 fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared {
@@ -219,6 +217,8 @@ fn what_is_too_much_is_refused_and_what_is_late_is_ended() {
 fn an_answer_ends_where_memory_does() {
     let dir = TempDir::new().unwrap();
     let service = start(dir.path(), Some(2), Options::default());
+    let plan = service.plan();
+    assert_eq!((plan.tokens, plan.context_max, plan.batch_max), (128, 128, 1));
     let prepared = service.text().prepare_text("a red circle and").unwrap();
     let prompt = prepared.tokens.len();
     let manner = Manner { ignore_eos: true, ..Manner::greedy(300) };

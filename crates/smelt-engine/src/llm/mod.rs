@@ -416,6 +416,11 @@ impl LlmEngine {
         self.cache.usage()
     }
 
+    /// Lets keys and values take so many bytes from now on; what slots hold already stays.
+    pub fn set_kv_bytes_max(&mut self, bytes: u64) {
+        self.cache.set_bytes_max(self.limits.max_seq_len, bytes);
+    }
+
     /// Compares the weights with the hash in `engine.json`; reads all of them.
     ///
     /// # Errors
@@ -459,6 +464,21 @@ impl LlmEngine {
     /// # Errors
     /// [`RunError`], and then no slot is changed.
     pub fn decode(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<Vec<f32>>, RunError> {
+        let mut logits = Vec::new();
+        self.decode_into(tokens, &mut logits)?;
+        Ok(logits.chunks_exact(self.vocab()).map(<[f32]>::to_vec).collect())
+    }
+
+    /// As [`Self::decode`], with the logits `[tokens, vocab]` in place of what `logits` holds: who decodes
+    /// again and again keeps the memory.
+    ///
+    /// # Errors
+    /// [`RunError`], and then no slot is changed.
+    pub fn decode_into(
+        &mut self,
+        tokens: &[(usize, u32)],
+        logits: &mut Vec<f32>,
+    ) -> Result<(), RunError> {
         for (index, &(slot, token)) in tokens.iter().enumerate() {
             self.check(slot, &[token])?;
             if self.cache.len(slot) == 0 {
@@ -478,8 +498,9 @@ impl LlmEngine {
             spans.push(self.span(slot, row..row + 1, None));
         }
         self.forward(&mut x, &spans, Features::default());
-        let logits = self.logits(&x);
-        Ok(logits.chunks_exact(self.vocab()).map(<[f32]>::to_vec).collect())
+        let (pass, _, buffers) = self.pass();
+        pass.logits(&x, buffers, logits);
+        Ok(())
     }
 
     /// Forgets what `slot` holds; a slot that does not exist holds nothing.
@@ -572,8 +593,10 @@ impl LlmEngine {
 
     /// Logits `[rows, vocab]` of hidden states `[rows, hidden]`.
     fn logits(&mut self, x: &[f32]) -> Vec<f32> {
+        let mut logits = Vec::new();
         let (pass, _, buffers) = self.pass();
-        pass.logits(x, buffers)
+        pass.logits(x, buffers, &mut logits);
+        logits
     }
 
     /// What one forward pass reads, and what it changes.

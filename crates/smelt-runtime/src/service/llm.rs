@@ -39,6 +39,8 @@ pub(super) struct LlmThread {
     inbox: Receiver<ToLlm>,
     shared: Arc<Shared>,
     tasks: BTreeMap<TaskId, Task>,
+    /// Of the last step, kept for their memory.
+    logits: Vec<f32>,
     /// The system refused memory, whatever the engine's own count says.
     is_starved: bool,
 }
@@ -51,7 +53,8 @@ impl LlmThread {
         shared: Arc<Shared>,
     ) -> Self {
         let schedule = Schedule::new(capacity);
-        Self { engine, schedule, inbox, shared, tasks: BTreeMap::new(), is_starved: false }
+        let (tasks, logits) = Default::default();
+        Self { engine, schedule, inbox, shared, tasks, logits, is_starved: false }
     }
 
     /// Answers until it is told to stop.
@@ -190,13 +193,15 @@ impl LlmThread {
             |(id, slot): &(TaskId, usize)| Some((*slot, *self.tasks[id].speaker.tokens().last()?));
         let tokens: Vec<(usize, u32)> = batch.iter().filter_map(last).collect();
         let start = Instant::now();
-        let step = self.engine.decode(&tokens);
+        let mut logits = std::mem::take(&mut self.logits);
+        let step = self.engine.decode_into(&tokens, &mut logits);
         let took = start.elapsed();
         match step {
-            Ok(rows) => {
+            Ok(()) => {
                 self.schedule.did_say(batch, micros(took));
                 let start = Instant::now();
-                for ((id, _), logits) in batch.iter().zip(&rows) {
+                let rows = logits.chunks_exact(self.engine.vocab());
+                for ((id, _), logits) in batch.iter().zip(rows) {
                     self.choose(*id, logits);
                 }
                 let mut stats = self.shared.stats();
@@ -209,6 +214,7 @@ impl LlmThread {
                 self.lack_or_fail(&ids, &error);
             }
         }
+        self.logits = logits;
     }
 
     /// Says what follows from `logits`.
