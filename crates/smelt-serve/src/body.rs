@@ -60,7 +60,8 @@ impl Bodies {
     /// held already.
     pub(crate) async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Held, ApiError> {
         check_kind(headers)?;
-        let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let length =
+            headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let length: usize = length.unwrap_or(self.bytes_max);
         if length > self.bytes_max {
             swallow(headers, body, self.bytes_max).await;

@@ -72,7 +72,11 @@ impl ApiError {
     }
 
     /// Nothing is answered just now.
-    pub(crate) fn unavailable(message: impl Into<String>, code: &'static str, after: Duration) -> Self {
+    pub(crate) fn unavailable(
+        message: impl Into<String>,
+        code: &'static str,
+        after: Duration,
+    ) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code(code);
         Self { retry_after: Some(after), ..error }
     }

@@ -16,6 +16,7 @@ mod error;
 mod hearing;
 mod keys;
 mod listen;
+mod log;
 mod metrics;
 mod models;
 mod pictures;
@@ -24,5 +25,6 @@ mod server;
 
 pub use axum::http::HeaderValue;
 pub use keys::{Keys, KeysError};
+pub use log::log_to_stderr;
 pub use pictures::Reach;
 pub use server::{Ended, Options, Progress, ServeError, TlsError, serve, tls};

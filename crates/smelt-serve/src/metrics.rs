@@ -98,11 +98,7 @@ impl Metrics {
         let mut counter =
             |name, help, counter: &Counter| registry.register(name, help, counter.clone());
         counter("prompt_tokens", "Tokens of prompts, image tokens included", &self.prompt_tokens);
-        counter(
-            "cached_tokens",
-            "Tokens of prompts that a slot held already",
-            &self.cached_tokens,
-        );
+        counter("cached_tokens", "Tokens of prompts that a slot held already", &self.cached_tokens);
         counter("image_tokens", "Tokens of prompts that stand for pictures", &self.image_tokens);
         counter("completion_tokens", "Tokens of answers", &self.completion_tokens);
         registry.register(
@@ -114,7 +110,11 @@ impl Metrics {
         let mut seconds = |name, help, histogram: &Histogram| {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         };
-        seconds("first_token", "From a request to the first token of its answer", &self.first_token);
+        seconds(
+            "first_token",
+            "From a request to the first token of its answer",
+            &self.first_token,
+        );
         seconds("token", "Between tokens of an answer, its mean", &self.token);
         registry.register_with_unit(
             "request",

@@ -110,7 +110,8 @@ pub fn tls(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsErro
     }
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| bad(key, error.to_string()))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config =
+        ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let mut config = config?.with_no_client_auth().with_single_cert(chain, private)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
@@ -177,11 +178,8 @@ async fn run<E: Send + 'static>(
     let loaded = loading(Arc::clone(&models), options.model_name.clone(), load)?;
     let (stop, stopped) = watch::channel(false);
     let router = router(&options, Arc::clone(&models));
-    let listening = Listening {
-        listener,
-        tls: options.tls.clone(),
-        connections_max: options.connections_max,
-    };
+    let listening =
+        Listening { listener, tls: options.tls.clone(), connections_max: options.connections_max };
     let mut running = tokio::spawn(listening.run(router, stopped, options.drain_time_max));
     tokio::select! {
         failed = loaded => if let Some(failed) = failed { return Err(ServeError::Load(failed)) },

@@ -78,7 +78,8 @@ pub(super) fn of_completion(
     for said in tokens {
         let Some(logprobs) = &said.logprobs else { continue };
         let text = word(&words(said.token));
-        let top = logprobs.top.iter().map(|(token, log)| (word(&words(*token)), log.max(LOGPROB_MIN)));
+        let top =
+            logprobs.top.iter().map(|(token, log)| (word(&words(*token)), log.max(LOGPROB_MIN)));
         all.text_offset.push(offset);
         offset += text.chars().count();
         all.tokens.push(text);

@@ -82,11 +82,7 @@ impl Chat {
     ///
     /// # Errors
     /// 400, naming the field that is wrong.
-    pub(crate) fn prepare(
-        &self,
-        text: &Text,
-        fetched: Vec<Vec<u8>>,
-    ) -> Result<Prepared, ApiError> {
+    pub(crate) fn prepare(&self, text: &Text, fetched: Vec<Vec<u8>>) -> Result<Prepared, ApiError> {
         let said = self.said()?;
         let pictures = decode(&said, fetched)?;
         let mut turns = Vec::new();

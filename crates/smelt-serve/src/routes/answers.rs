@@ -162,12 +162,7 @@ async fn whole(
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
-fn stream(
-    shape: Box<dyn Shape>,
-    hearing: Hearing,
-    first: Option<Event>,
-    usage: bool,
-) -> Response {
+fn stream(shape: Box<dyn Shape>, hearing: Hearing, first: Option<Event>, usage: bool) -> Response {
     let mut stream = Stream::new(shape, hearing.choices(), usage);
     let mut begun = Vec::new();
     if let Some(event) = first {

@@ -51,7 +51,8 @@ fn written(shape: impl Shape, choices: usize, usage: bool, events: &[Event]) -> 
 
 #[test]
 fn a_chat_is_streamed_in_deltas() {
-    let head = r#"{"id":"id-1","object":"chat.completion.chunk","created":5,"model":"m","choices":"#;
+    let head =
+        r#"{"id":"id-1","object":"chat.completion.chunk","created":5,"model":"m","choices":"#;
     let expect = format!(
         "data: {head}[{{\"index\":0,\"delta\":{{\"role\":\"assistant\",\"content\":\"\"}},\"logprobs\":null,\"finish_reason\":null}}]}}\n\n\
          data: {head}[{{\"index\":0,\"delta\":{{\"content\":\"a \\\"b\\\"\\n\"}},\"logprobs\":null,\"finish_reason\":null}}]}}\n\n\
