@@ -20,6 +20,7 @@ const EDGES: [(&str, &[&str]); 14] = [
     ("smelt-engine", &["smelt-onnx", "smelt-model"]),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
     ("smelt-runtime", &["smelt-engine", "smelt-watch"]),
+    ("smelt-serve", &["smelt-runtime", "smelt-watch"]),
     (
         "smelt",
         &[
@@ -34,6 +35,7 @@ const EDGES: [(&str, &[&str]); 14] = [
             "smelt-model",
             "smelt-engine",
             "smelt-runtime",
+            "smelt-serve",
         ],
     ),
     ("smelt-shapes", &["smelt-runtime"]),

@@ -416,6 +416,11 @@ impl LlmEngine {
         self.cache.usage()
     }
 
+    /// Lets keys and values take so many bytes from now on; what slots hold already stays.
+    pub fn set_kv_bytes_max(&mut self, bytes: u64) {
+        self.cache.set_bytes_max(self.limits.max_seq_len, bytes);
+    }
+
     /// Compares the weights with the hash in `engine.json`; reads all of them.
     ///
     /// # Errors

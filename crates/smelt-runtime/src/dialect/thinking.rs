@@ -49,6 +49,14 @@ impl Thinking {
         }
     }
 
+    /// The token that would begin the thinking, or go on beginning it, while nothing else was said.
+    pub fn opening(&self) -> Option<u32> {
+        match self.state {
+            State::Opening(said) => self.opening.get(said).copied(),
+            State::Open { .. } | State::Forcing(_) | State::Over => None,
+        }
+    }
+
     /// Whether the model thinks, or may begin to; a grammar of the answer does not hold meanwhile.
     pub fn is_open(&self) -> bool {
         self.state != State::Over
@@ -125,6 +133,10 @@ mod tests {
     #[test]
     fn without_tags_there_is_no_thinking() {
         let thinking = Thinking::new(Vec::new(), vec![1], 0, true);
-        assert!(!thinking.is_open() && thinking.forced().is_none());
+        assert!(!thinking.is_open() && thinking.forced().or(thinking.opening()).is_none());
+        let mut thinking = Thinking::new(vec![1], vec![2], 9, false);
+        assert_eq!(thinking.opening(), Some(1));
+        thinking.take(1);
+        assert_eq!((thinking.opening(), thinking.is_open()), (None, true));
     }
 }

@@ -15,6 +15,11 @@ impl<'a> Mask<'a> {
         Self { words }
     }
 
+    /// The words it is made of.
+    pub fn words(self) -> &'a [u32] {
+        self.words
+    }
+
     /// Whether `token` may come next.
     pub fn allows(self, token: u32) -> bool {
         let word = self.words.get(token as usize / 32);

@@ -8,19 +8,23 @@
 mod gallery;
 mod images;
 mod llm;
+mod sizing;
 mod stats;
 mod ticket;
 mod vision;
 mod warm;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use smelt_engine::llm::LlmEngine;
 use smelt_engine::llm::prefix::Piece;
+use smelt_watch::{Cgroups, Machine, Sample};
 
 use crate::deployment::{Deployment, Text};
 use crate::generate::GenerateError;
@@ -28,8 +32,10 @@ use crate::image::View;
 use crate::prepare::Prepared;
 pub use crate::schedule::Priority;
 use crate::schedule::{Capacity, TaskId};
-use crate::speaker::{Manner, SpeakError, Speaker};
+use crate::speaker::{Form, Manner, SpeakError, Speaker};
 use images::Images;
+pub use sizing::{DoesNotFit, KvMemory, KvPlan};
+use sizing::{KvSizes, Memory};
 pub use stats::{BATCHES, Endings, Histogram, Kv, SECONDS, Stats};
 use ticket::Teller;
 pub use ticket::{Event, Failure, Ticket, TokenSaid};
@@ -41,7 +47,7 @@ pub const ANSWERS_MAX: usize = 16;
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// How many requests may be where, and what may be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Requests that may wait beside those being answered.
     pub queue_max: usize,
@@ -51,6 +57,10 @@ pub struct Options {
     pub pixel_bytes_max: usize,
     /// Bytes of embeddings of pictures to keep for when they are shown again.
     pub picture_cache_bytes: usize,
+    /// Bytes that the whole process may take.
+    pub memory_max: Option<u64>,
+    /// What keys and values may take of them, or of what is free.
+    pub kv: KvMemory,
 }
 
 impl Default for Options {
@@ -60,6 +70,8 @@ impl Default for Options {
             running_max: 8,
             pixel_bytes_max: 256 << 20,
             picture_cache_bytes: 64 << 20,
+            memory_max: None,
+            kv: KvMemory::Free,
         }
     }
 }
@@ -71,6 +83,8 @@ pub struct Request {
     pub prepared: Prepared,
     /// How each answer is said.  Each has its own seed.
     pub manners: Vec<Manner>,
+    /// What each answer must be.
+    pub form: Form,
     /// Whether it goes before others.
     pub priority: Priority,
     /// When an answer is of no use any more.
@@ -114,15 +128,8 @@ pub enum StartError {
     #[error("the engines do not run: {0}")]
     Warm(#[from] GenerateError),
     /// Keys and values have no room at all.
-    #[error(
-        "keys and values may take {blocks} blocks of {block_bytes} bytes, but one answer needs two; give them more memory"
-    )]
-    NoRoom {
-        /// Blocks that there may be.
-        blocks: usize,
-        /// Bytes of one.
-        block_bytes: usize,
-    },
+    #[error(transparent)]
+    DoesNotFit(#[from] DoesNotFit),
     /// The system gives no thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
@@ -212,6 +219,7 @@ struct Inner {
     text: Arc<Text>,
     shared: Arc<Shared>,
     options: Options,
+    plan: KvPlan,
     tokens_max: usize,
     next_task: AtomicU64,
     to_llm: Sender<ToLlm>,
@@ -238,12 +246,9 @@ impl Service {
     pub fn start(mut deployment: Deployment, options: Options) -> Result<Self, StartError> {
         let slots = deployment.llm.limits().max_slots;
         let options = Options { running_max: options.running_max.clamp(1, slots), ..options };
-        let kv = deployment.llm.kv_usage();
-        if kv.blocks_total < 2 {
-            let (blocks, block_bytes) = (kv.blocks_total, kv.block_bytes);
-            return Err(StartError::NoRoom { blocks, block_bytes });
-        }
         warm::up(&mut deployment, options.running_max)?;
+        let plan = give_memory(&mut deployment.llm, &options)?;
+        let kv = deployment.llm.kv_usage();
         let capacity = Capacity {
             slots,
             running_max: options.running_max,
@@ -270,6 +275,7 @@ impl Service {
         let threads =
             vec![named("llm").spawn(|| llm.run())?, named("vision").spawn(|| vision.run())?];
         Ok(Self(Arc::new(Inner {
+            plan,
             tokens_max: kv.blocks_total * kv.block_tokens,
             next_task: AtomicU64::new(0),
             threads: Mutex::new(threads),
@@ -289,6 +295,11 @@ impl Service {
     /// What it was started with; no more answers run at once than the engine has slots.
     pub fn options(&self) -> Options {
         self.0.options
+    }
+
+    /// What keys and values may take, and what fits into it.
+    pub fn plan(&self) -> KvPlan {
+        self.0.plan
     }
 
     /// What was done so far, and what is being done.
@@ -321,7 +332,8 @@ impl Service {
         if shared.is_draining.load(Ordering::Acquire) {
             return Err(Refused::Draining);
         }
-        let Request { prepared: Prepared { tokens, views }, manners, priority, deadline } = request;
+        let Request { prepared, manners, form, priority, deadline } = request;
+        let Prepared { tokens, views } = prepared;
         if !(1..=ANSWERS_MAX).contains(&manners.len()) {
             return Err(Refused::Answers(manners.len()));
         }
@@ -330,7 +342,8 @@ impl Service {
         }
         let pixel_bytes: usize = views.iter().map(View::bytes).sum();
         let seat = self.seat(pixel_bytes, options)?;
-        let speakers = manners.iter().map(|manner| Speaker::new(text, &tokens, manner));
+        let speakers =
+            manners.iter().map(|manner| Speaker::new(text, &tokens, manner, form.clone()));
         let speakers = speakers.collect::<Result<Vec<_>, _>>()?;
         let pieces = Prepared::pieces(&tokens, &views, text.image_token);
         let (teller, ticket) = ticket::ticket();
@@ -372,6 +385,31 @@ impl Service {
         stats.refused += 1;
         Err(Refused::Busy { live, retry_after: retry_after(&stats, live, options.running_max) })
     }
+}
+
+/// Measures what the engines left and lets keys and values take their part of it.
+fn give_memory(llm: &mut LlmEngine, options: &Options) -> Result<KvPlan, DoesNotFit> {
+    let root = Path::new("/");
+    let ceiling = Cgroups::find(root).map(|cgroups| cgroups.ceiling()).unwrap_or_default();
+    let machine = ceiling.over(Machine::read(root));
+    let own = Sample::of(std::process::id());
+    let memory = Memory {
+        available: machine.mem_available_bytes.unwrap_or(u64::MAX),
+        resident: own.map_or(0, |own| own.rss_bytes),
+        cap: options.memory_max,
+        pictures: (options.picture_cache_bytes + options.pixel_bytes_max) as u64,
+        kv: options.kv,
+    };
+    let (kv, limits) = (llm.kv_usage(), llm.limits());
+    let sizes = KvSizes {
+        block_bytes: kv.block_bytes as u64,
+        block_tokens: kv.block_tokens as u64,
+        max_seq_len: limits.max_seq_len as u64,
+        slots: limits.max_slots as u64,
+    };
+    let plan = sizing::plan(&memory, &sizes)?;
+    llm.set_kv_bytes_max(plan.bytes);
+    Ok(plan)
 }
 
 /// When as many requests as there are will have been answered, by what they took so far.
