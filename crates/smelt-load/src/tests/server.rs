@@ -118,7 +118,7 @@ fn answer(
         "busy" => {
             document(out, "429 Too Many Requests", &json!({ "error": { "message": "try later" } }))
         }
-        "half" if number % 2 == 0 => {
+        "half" if number.is_multiple_of(2) => {
             document(out, "503 Service Unavailable", &json!({ "error": "no" }))
         }
         "closed" => Ok(false),

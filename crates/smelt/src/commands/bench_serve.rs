@@ -37,7 +37,9 @@ pub(super) fn run(flags: &BenchServeFlags) -> Result<Exit, Failed> {
             [("serve.json", &json), ("serve.md", &table), ("serve.svg", &svg(&measurement))]
         {
             let path = out.path().join(name);
-            let failed = |error| Failed::usage(format!("cannot write {}: {error}", path.display()));
+            let failed = |error| {
+                Failed::new(Exit::StageFailed, format!("cannot write {}: {error}", path.display()))
+            };
             fs::write(&path, text).map_err(failed)?;
         }
         out.finish()?;
@@ -62,7 +64,11 @@ fn plan(flags: &BenchServeFlags) -> Plan {
     let mut cases = Vec::new();
     for &lengths in &flags.lengths {
         for &pictures in &flags.images {
-            cases.extend(flags.concurrency.iter().map(|&streams| Case { lengths, streams, pictures }));
+            cases.extend(flags.concurrency.iter().map(|&streams| Case {
+                lengths,
+                streams,
+                pictures,
+            }));
         }
     }
     Plan {

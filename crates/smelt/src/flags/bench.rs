@@ -49,7 +49,7 @@ pub(crate) struct AccuracyFlags {
 #[derive(Debug, Args)]
 pub(crate) struct BenchServeFlags {
     /// The server's address, without /v1
-    #[arg(long, default_value = "http://127.0.0.1:8080")]
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub(crate) url: String,
     /// The model to ask for; the first that the server names if it is not said
     #[arg(long, value_name = "NAME")]
