@@ -56,7 +56,7 @@ pub(crate) enum AskError {
     Hear(#[from] HearError),
 }
 
-/// A connection to a server, kept from request to request.
+/// Asks one server for one model.
 pub(crate) struct Caller {
     agent: Agent,
     endpoint: Endpoint,
@@ -79,7 +79,7 @@ impl Caller {
         Ok(Self::to(endpoint, model.to_owned()))
     }
 
-    /// One more connection to the same server.
+    /// One more of the same, for another thread.
     pub(crate) fn again(&self) -> Self {
         Self::to(&self.endpoint, self.model.clone())
     }
@@ -93,6 +93,8 @@ impl Caller {
             .timeout_global(Some(endpoint.timeout))
             .http_status_as_error(false)
             .proxy(None)
+            // Some servers end a connection behind a stream without a word: each request has its own.
+            .max_idle_connections(0)
             .build();
         Self { agent: config.new_agent(), endpoint: endpoint.clone(), model }
     }
@@ -133,7 +135,6 @@ fn heard(response: Response<Body>, start: Instant) -> Result<Heard, AskError> {
         let read = reader.read(&mut chunk).map_err(|error| AskError::Http(error.to_string()))?;
         let at = start.elapsed();
         ear.push(&chunk[..read], at)?;
-        // What follows the last event is read too, so that the connection can be used again.
         if read == 0 {
             return Ok(ear.finish(at)?);
         }

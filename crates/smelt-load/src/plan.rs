@@ -123,6 +123,8 @@ pub struct Plan {
     pub ramp: Duration,
     /// Which requests have pictures; all of them if nothing is said and there are any.
     pub mix: Option<Mix>,
+    /// Decides what is asked: with a seed that a server has met before, it may have kept the answers.
+    pub seed: u64,
 }
 
 impl Plan {
@@ -200,6 +202,7 @@ mod tests {
             warm_ups: 0,
             ramp: Duration::ZERO,
             mix: None,
+            seed: 0,
         };
         assert_eq!(plan.check(), Ok(()));
         let refused = |plan: Plan| plan.check().unwrap_err().to_string();

@@ -20,6 +20,7 @@ pub fn document(endpoint: &Endpoint, plan: &Plan, measurement: &Measurement) -> 
         "runs": plan.runs,
         "warm_ups": plan.warm_ups,
         "ramp_s": plan.ramp.as_secs_f64(),
+        "seed": plan.seed,
         "mix": plan.mix.map(|mix| [mix.text, mix.image]),
         "cases": measurement.cases.iter().map(|case| row(plan, case)).collect::<Vec<_>>(),
     })
@@ -180,6 +181,7 @@ mod tests {
             warm_ups: 2,
             ramp: Duration::ZERO,
             mix: None,
+            seed: 7,
         };
         let measurement =
             Measurement { model: "m".to_owned(), cases: vec![Measured { case, figures }] };

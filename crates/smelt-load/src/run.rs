@@ -90,8 +90,9 @@ pub fn measure(
     plan.check()?;
     let caller = Caller::new(endpoint)?;
     let shelf = Shelf::read(pictures)?;
-    let rate = calibrate(&caller, &endpoint.url)?;
-    let mut seed = 1;
+    let rate = calibrate(&caller, &endpoint.url, plan.seed)?;
+    // Seeds of two plans lie so far apart that no request of one is met in the other.
+    let mut seed = plan.seed.wrapping_mul(SEEDS_OF_A_PLAN);
     let mut cases = Vec::with_capacity(plan.cases.len());
     for case in &plan.cases {
         let mut runs = Vec::with_capacity(plan.runs);
@@ -103,7 +104,7 @@ pub fn measure(
             let mut run = asking.run(&caller);
             run.memory = watch.map(Watch::end);
             run.joules = meter.and_then(Meter::end);
-            seed += plan.requests(case) as u64;
+            seed = seed.wrapping_add(plan.requests(case) as u64);
             if turn >= plan.warm_ups {
                 runs.push(run);
             }
@@ -124,10 +125,10 @@ pub fn measure(
 }
 
 /// Finds how many words make so many tokens.
-fn calibrate(caller: &Caller, url: &str) -> Result<Rate, LoadError> {
+fn calibrate(caller: &Caller, url: &str, seed: u64) -> Result<Rate, LoadError> {
     let mut tokens = [None; 2];
     for (words, tokens) in PROBES.iter().zip(&mut tokens) {
-        let text = prompt::text(*words, 0);
+        let text = prompt::text(*words, !seed);
         let asked = Asked { text, pictures: Vec::new(), answer_tokens: 1 };
         *tokens = match caller.ask(&asked) {
             Ok(heard) => heard.usage.map(|[prompt, _]| prompt),
@@ -164,7 +165,8 @@ impl Shelf {
     }
 
     fn take(&self, count: usize, seed: u64) -> Vec<String> {
-        let numbers = (0..count as u64).map(|index| seed * PICTURE_SEEDS + index);
+        let first = seed.wrapping_mul(PICTURE_SEEDS);
+        let numbers = (0..count as u64).map(|index| first.wrapping_add(index));
         match self {
             Self::Drawn(side) => numbers.map(|number| picture::drawn(*side, number)).collect(),
             Self::Read(files) => numbers
@@ -173,6 +175,9 @@ impl Shelf {
         }
     }
 }
+
+/// Seeds of a plan: more than its cases have requests.
+const SEEDS_OF_A_PLAN: u64 = 1 << 32;
 
 /// Seeds between the first pictures of two requests, more than a request may have.
 const PICTURE_SEEDS: u64 = 1024;
@@ -213,7 +218,7 @@ impl Asking<'_> {
     }
 
     fn asked(&self, number: usize) -> Asked {
-        let seed = self.seed + number as u64;
+        let seed = self.seed.wrapping_add(number as u64);
         let words = self.rate.words(self.case.lengths.prompt);
         Asked {
             text: prompt::text(words, seed),

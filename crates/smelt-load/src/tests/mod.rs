@@ -28,6 +28,7 @@ fn plan(streams: usize, pictures: usize) -> Plan {
         warm_ups: 1,
         ramp: Duration::ZERO,
         mix: None,
+        seed: 1,
     }
 }
 

@@ -1,6 +1,7 @@
 //! `smelt bench serve`: measures a server as its clients see it.
 
 use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_load::plan::{Case, Plan};
 use smelt_load::plot::svg;
@@ -78,5 +79,12 @@ fn plan(flags: &BenchServeFlags) -> Plan {
         warm_ups: flags.warm_ups,
         ramp: flags.ramp,
         mix: flags.mix,
+        seed: flags.seed.map_or_else(clock, u64::from),
     }
+}
+
+/// A number that was never here before.
+fn clock() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_millis() as u64 & u64::from(u32::MAX)
 }

@@ -87,6 +87,10 @@ pub(crate) struct BenchServeFlags {
     /// Runs before them that do not
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) warm_ups: usize,
+    /// Decides the words and pictures of requests; servers may have kept those of a seed they met
+    /// before [default: the clock]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u32>,
     /// Send nothing that OpenAI's API does not have; answers may then end before their length
     #[arg(long)]
     pub(crate) strict: bool,
