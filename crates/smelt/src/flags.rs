@@ -17,7 +17,7 @@ use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{Method, Scheme};
 
 use crate::checkpoint::Form;
-pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
+pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
 pub(crate) use doctor::DoctorFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
