@@ -9,3 +9,6 @@ pub(crate) mod completion;
 pub(crate) mod read;
 pub(crate) mod several;
 pub(crate) mod usage;
+
+#[cfg(test)]
+mod tests;
