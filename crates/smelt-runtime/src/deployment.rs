@@ -8,13 +8,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use smelt_engine::engine_file::OpenError;
 use smelt_engine::llm::{KvOptions, LlmEngine};
 use smelt_engine::vision::VisionEngine;
 
+use crate::dialect::Dialect;
+use crate::grammar::{Compiler, CompilerError};
 use crate::image::Settings;
 use crate::prompt::ImageTokens;
 use crate::template::{self, Template, TemplateError};
@@ -126,6 +128,21 @@ pub struct Text {
     pub max_seq_len: usize,
     /// Tokens that the language model knows.
     pub vocab: usize,
+    /// How the model marks the parts of its answers.
+    pub dialect: Dialect,
+    compiler: OnceLock<Result<Compiler, CompilerError>>,
+}
+
+impl Text {
+    /// What turns grammars into constraints for this vocabulary.  Made when it is first asked for, since
+    /// it takes some megabytes and tenths of a second.
+    ///
+    /// # Errors
+    /// [`CompilerError`] if the vocabulary cannot be held to anything.
+    pub fn compiler(&self) -> Result<&Compiler, CompilerError> {
+        let compiler = || Compiler::new(&self.tokenizer, self.vocab, &self.spec.eos);
+        self.compiler.get_or_init(compiler).as_ref().map_err(Clone::clone)
+    }
 }
 
 /// A model ready to answer.
@@ -195,7 +212,18 @@ impl Deployment {
         }
         let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
         let eyes = Eyes { image: spec.image.clone(), tokens_per_tile: vision.tokens_per_tile() };
-        let text = Text { spec, tokenizer, template, image_token, eyes, max_seq_len, vocab };
+        let (dialect, compiler) = (template.dialect(), OnceLock::new());
+        let text = Text {
+            spec,
+            tokenizer,
+            template,
+            image_token,
+            eyes,
+            max_seq_len,
+            vocab,
+            dialect,
+            compiler,
+        };
         Ok(Self { text: Arc::new(text), vision: Vision::new(vision), llm })
     }
 

@@ -6,8 +6,10 @@
 
 pub mod accuracy;
 pub mod deployment;
+pub mod dialect;
 pub mod embed;
 pub mod generate;
+pub mod grammar;
 pub mod image;
 pub mod prepare;
 pub mod prompt;

@@ -12,6 +12,7 @@ use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::Serialize;
 
+use crate::dialect::Dialect;
 use clock::strftime;
 
 mod clock;
@@ -117,6 +118,13 @@ impl Template {
         }
         environment.add_template_owned(NAME, source)?;
         Ok(Self { environment })
+    }
+
+    /// How a model of this template marks the parts of its answers.
+    pub fn dialect(&self) -> Dialect {
+        let template = self.environment.get_template(NAME);
+        template
+            .map_or_else(|_| Dialect::default(), |template| Dialect::of_template(template.source()))
     }
 
     /// The prompt text of `messages`; with `reply`, the start of the assistant's answer follows.

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use shapes_model::{checkpoint, deploy, prompts};
 use smelt_runtime::deployment::Deployment;
+use smelt_runtime::dialect::Thinking;
+use smelt_runtime::grammar::Grammar;
 use smelt_runtime::image::Picture;
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::Turn;
@@ -17,7 +19,7 @@ use smelt_runtime::sampling::Settings;
 use smelt_runtime::service::{
     Event, Failure, KvMemory, Options, Priority, Refused, Request, Service, Ticket,
 };
-use smelt_runtime::speaker::{Finish, Manner};
+use smelt_runtime::speaker::{Finish, Form, Manner};
 use tempfile::TempDir;
 
 const SLOTS: usize = 6;
@@ -35,7 +37,8 @@ fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared
 }
 
 fn request(prepared: Prepared, manner: Manner) -> Request {
-    Request { prepared, manners: vec![manner], priority: Priority::Normal, deadline: None }
+    let (form, priority) = (Form::default(), Priority::Normal);
+    Request { prepared, manners: vec![manner], form, priority, deadline: None }
 }
 
 /// Everything of one answer.
@@ -224,4 +227,80 @@ fn an_answer_ends_where_memory_does() {
     let manner = Manner { ignore_eos: true, ..Manner::greedy(300) };
     let (_, tokens, finish) = hear(&mut service.submit(request(prepared, manner)).unwrap());
     assert_eq!((prompt + tokens.len(), finish), (129, Some(Finish::Full)));
+}
+
+#[test]
+fn answers_are_held_to_a_form_each_to_its_own() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), None, Options::default());
+    let text = service.text();
+    let schema = serde_json::json!({
+        "type": "object",
+        "properties": { "shape": { "enum": ["circle", "square"] }, "count": { "type": "integer" } },
+        "required": ["shape", "count"],
+        "additionalProperties": false,
+    });
+    let constraint = text.compiler().unwrap().compile(&Grammar::JsonSchema(schema)).unwrap();
+    let (pictures, question) = prompts().next().unwrap();
+    let prepared = prepared(&service, &question, &pictures);
+    let sampling = |seed| Settings { temperature: 1.0, seed, ..Settings::GREEDY };
+    let manner = |seed| Manner { sampling: sampling(seed), ..Manner::greedy(150) };
+    let held = Request {
+        manners: (0..4).map(manner).collect(),
+        form: Form { constraint: Some(constraint), thinking: None },
+        ..request(prepared.clone(), Manner::greedy(1))
+    };
+    let mut free = service.submit(request(prepared, Manner::greedy(64))).unwrap();
+    let mut held = service.submit(held).unwrap();
+    let mut texts = vec![String::new(); 4];
+    while let Some(event) = held.wait() {
+        match event {
+            Event::Said { choice, text, .. } => texts[choice] += &text,
+            Event::Ended { finish: Finish::Stop, choice, .. } => {
+                let value: Value = serde_json::from_str(&texts[choice]).unwrap();
+                assert!(["circle", "square"].contains(&value["shape"].as_str().unwrap()));
+                assert!(value["count"].is_i64() || value["count"].is_f64(), "{value}");
+            }
+            // A count may go on for ever.
+            Event::Ended { choice, .. } => assert!(texts[choice].starts_with('{')),
+            Event::Read { .. } => {}
+            Event::Failed(failure) => panic!("{failure}"),
+        }
+    }
+    assert_eq!(golden()[0]["tokens"], serde_json::json!(hear(&mut free).1));
+}
+
+#[test]
+fn thinking_ends_with_its_budget_and_the_form_holds_behind_it() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), None, Options::default());
+    let text = service.text();
+    let choice = Grammar::Choice(vec!["two".to_owned()]);
+    let constraint = text.compiler().unwrap().compile(&choice).unwrap();
+    let tag = |word: &str| text.tokenizer.encode(word).unwrap();
+    // The model knows no tags; any of its words will do.
+    let (open, close) = (tag("red"), tag("blue"));
+    assert_eq!((open.len(), close.len()), (1, 1));
+    let form = |is_open| Form {
+        constraint: Some(constraint.clone()),
+        thinking: Some(Thinking::new(open.clone(), close.clone(), 3, is_open)),
+    };
+    let prepared = text.prepare_text("a red circle and").unwrap();
+    let said = |form| {
+        // By itself the model neither closes nor ends.
+        let never = |token: &u32| (*token, -100.0);
+        let logit_bias = close.iter().chain(&text.spec.eos).map(never).collect();
+        let sampling = Settings { logit_bias, ..Settings::GREEDY };
+        let manner = Manner { sampling, ..Manner::greedy(20) };
+        let request = Request { form, ..request(prepared.clone(), manner) };
+        hear(&mut service.submit(request).unwrap())
+    };
+    let (_, tokens, finish) = said(form(true));
+    assert_eq!((tokens[3], finish), (close[0], Some(Finish::Stop)));
+    assert_eq!(text.tokenizer.decode(&tokens[4..], true).unwrap().trim(), "two");
+    // Not open, the model may think or answer, and nothing else.
+    let (_, tokens, finish) = said(form(false));
+    let answer = if tokens[0] == open[0] { 5 } else { 0 };
+    assert_eq!(text.tokenizer.decode(&tokens[answer..], true).unwrap().trim(), "two");
+    assert_eq!(finish, Some(Finish::Stop));
 }

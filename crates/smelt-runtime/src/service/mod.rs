@@ -32,7 +32,7 @@ use crate::image::View;
 use crate::prepare::Prepared;
 pub use crate::schedule::Priority;
 use crate::schedule::{Capacity, TaskId};
-use crate::speaker::{Manner, SpeakError, Speaker};
+use crate::speaker::{Form, Manner, SpeakError, Speaker};
 use images::Images;
 pub use sizing::{DoesNotFit, KvMemory, KvPlan};
 use sizing::{KvSizes, Memory};
@@ -83,6 +83,8 @@ pub struct Request {
     pub prepared: Prepared,
     /// How each answer is said.  Each has its own seed.
     pub manners: Vec<Manner>,
+    /// What each answer must be.
+    pub form: Form,
     /// Whether it goes before others.
     pub priority: Priority,
     /// When an answer is of no use any more.
@@ -330,7 +332,8 @@ impl Service {
         if shared.is_draining.load(Ordering::Acquire) {
             return Err(Refused::Draining);
         }
-        let Request { prepared: Prepared { tokens, views }, manners, priority, deadline } = request;
+        let Request { prepared, manners, form, priority, deadline } = request;
+        let Prepared { tokens, views } = prepared;
         if !(1..=ANSWERS_MAX).contains(&manners.len()) {
             return Err(Refused::Answers(manners.len()));
         }
@@ -339,7 +342,8 @@ impl Service {
         }
         let pixel_bytes: usize = views.iter().map(View::bytes).sum();
         let seat = self.seat(pixel_bytes, options)?;
-        let speakers = manners.iter().map(|manner| Speaker::new(text, &tokens, manner));
+        let speakers =
+            manners.iter().map(|manner| Speaker::new(text, &tokens, manner, form.clone()));
         let speakers = speakers.collect::<Result<Vec<_>, _>>()?;
         let pieces = Prepared::pieces(&tokens, &views, text.image_token);
         let (teller, ticket) = ticket::ticket();

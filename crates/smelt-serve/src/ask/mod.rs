@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use smelt_runtime::prepare::{PrepareError, Prepared};
 use smelt_runtime::service::{Refused, Request, Service, Ticket};
-use smelt_runtime::speaker::{Manner, SpeakError};
+use smelt_runtime::speaker::{Form, Manner, SpeakError};
 
 use crate::answer::Words;
 use crate::api::common::Common;
@@ -34,7 +34,8 @@ pub(crate) fn submit(
     let deadline = timeout.map(|timeout| begun + timeout);
     let one = |prepared: Prepared| {
         let image_tokens = prepared.views.iter().map(|view| view.tokens).sum();
-        let request = Request { prepared, manners: manners.to_vec(), priority, deadline };
+        let form = Form::default();
+        let request = Request { prepared, manners: manners.to_vec(), form, priority, deadline };
         Ok((service.submit(request).map_err(refused)?, image_tokens))
     };
     prompts.into_iter().map(one).collect()
