@@ -86,23 +86,28 @@ def a_stream_says_the_same():
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert len({chunk.id for chunk in chunks}) == 1
-    assert len([chunk for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]) > 3
     assert all(chunk.usage is None for chunk in ask(shown("Describe this image."), stream=True))
 
 
+# Where the model is at a loss, so that a draw decides; it is nearly certain of what it was trained on.
+def loose(**fields):
+    question = [{"role": "user", "content": "circle 7 of the"}]
+    return ask(question, temperature=2, max_tokens=24, extra_body={"ignore_eos": True}, **fields)
+
+
 def seeds_decide():
-    drawn = lambda seed: ask(shown("Describe this image."), temperature=1.5, seed=seed).choices[0].message.content
+    drawn = lambda seed: loose(seed=seed).choices[0].message.content
     assert drawn(1) == drawn(1)
     assert len({drawn(seed) for seed in range(8)}) > 1
 
 
 def several_answers():
-    answer = ask(shown("Describe this image."), n=3, temperature=1.5, seed=5)
+    answer = loose(n=3, seed=5)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    one = ask(shown("Describe this image."), temperature=1.5, seed=6).choices[0].message.content
+    one = loose(seed=6).choices[0].message.content
     assert answer.choices[1].message.content == one, "the second answer's seed follows the first's"
     streamed = ["", "", ""]
-    for chunk in ask(shown("Describe this image."), n=3, temperature=1.5, seed=5, stream=True):
+    for chunk in loose(n=3, seed=5, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert streamed == [choice.message.content for choice in answer.choices]
 
