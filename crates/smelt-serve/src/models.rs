@@ -4,10 +4,11 @@
 //! next time.  Knows nothing of requests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
+use smelt_runtime::grammar::{Compiler, CompilerError, Constraint, Grammar};
 use smelt_runtime::service::Service;
 
 use crate::error::ApiError;
@@ -35,6 +36,24 @@ pub(crate) struct Model {
     pub(crate) created: u64,
     /// Who does it.
     pub(crate) service: Service,
+    /// Grammars to what answers are held to; why that cannot be where it cannot.
+    compiler: Arc<Result<Compiler, CompilerError>>,
+}
+
+impl Model {
+    /// What holds an answer to `grammar`, which the field `param` of a request asks for.
+    ///
+    /// # Errors
+    /// 400, saying what is wrong with the grammar.
+    pub(crate) fn constraint(
+        &self,
+        grammar: &Grammar,
+        param: &str,
+    ) -> Result<Constraint, ApiError> {
+        let compiler = self.compiler.as_ref().as_ref();
+        let compiler = compiler.map_err(|error| ApiError::field(param, error))?;
+        compiler.compile(grammar).map_err(|error| ApiError::field(param, error))
+    }
 }
 
 /// The models of a server.
@@ -75,7 +94,10 @@ impl Models {
     pub(crate) fn ready(&self, service: Service, name: Option<String>) {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let name = name.unwrap_or_else(|| service.text().spec.model.clone());
-        *self.state() = State::Ready(Model { name, created, service });
+        let text = service.text();
+        let compiler = Compiler::new(&text.tokenizer, text.vocab, &text.spec.eos);
+        let compiler = Arc::new(compiler);
+        *self.state() = State::Ready(Model { name, created, service, compiler });
         // Who was told to end meanwhile has nothing to begin with.
         if self.is_draining() {
             self.drain();
