@@ -12,6 +12,9 @@ use crate::generate::{self, Encoded, GenerateError, Manner};
 use crate::image::{self, Picture, PictureError};
 use crate::tokenizer::TokenizerError;
 
+/// The file of golden prompts in their directory, beside their pictures.
+pub const PROMPTS_FILE: &str = "questions.jsonl";
+
 /// Why a golden prompt has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum GoldenError {

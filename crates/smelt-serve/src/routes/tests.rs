@@ -10,8 +10,7 @@ use crate::collect::{OfMemory, OfModels};
 
 /// A server whose model is never ready.
 fn router(keys: &[&str], origins: &[&'static str]) -> Router {
-    let models = Arc::new(Models::new());
-    models.loading("opening the engines");
+    let models = Arc::new(Models::new(1).0);
     let shared = Shared {
         metrics: Arc::new(Metrics::new(vec![
             Box::new(OfModels(Arc::clone(&models))),
@@ -110,7 +109,7 @@ fn who_comes_too_early_is_told_to_come_again() {
     let router = router(&[], &[]);
     let (response, json) = ask(&router, request("GET", "/health", &[]));
     assert_eq!(response.status(), 503);
-    assert_eq!(json["progress"], "opening the engines");
+    assert_eq!(json["progress"], "starting");
     for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
         let (response, json) = ask(&router, request("POST", path, &[JSON]));
         assert_eq!(response.status(), 503, "{path}");
