@@ -12,6 +12,7 @@ pub mod image;
 pub mod prepare;
 pub mod prompt;
 pub mod sampling;
+pub mod sight;
 pub mod speaker;
 pub mod stop;
 pub mod template;

@@ -10,10 +10,11 @@ use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
-use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
+use smelt_runtime::deployment::{Deployment, FORMAT, Family, Spec, eos_tokens};
 use smelt_runtime::generate::{Manner, Request, generate};
-use smelt_runtime::image::{Picture, Settings};
+use smelt_runtime::image::{self, Cutting, Picture, Scale, Tiling};
 use smelt_runtime::prompt::{ImageTokens, Turn};
+use smelt_runtime::template::Context;
 use smelt_runtime::tokenizer::Tokenizer;
 use smelt_shapes::{Sample, Shown, Split};
 
@@ -38,23 +39,25 @@ fn deploy(from: &Path, dir: &Path) -> Deployment {
     let files = ["tokenizer.json", "tokenizer_config.json"].map(|name| from.join(name));
     let spec = Spec {
         format: FORMAT,
-        family: FAMILY.to_owned(),
+        family: Family::InternVl3,
         model: "shapes-vl".to_owned(),
         vision: "../vision".to_owned(),
         llm: "../llm".to_owned(),
-        image: Settings {
+        image: Cutting::Tiles(Tiling {
             image_size: 96,
             min_tiles: 1,
             max_tiles: 4,
             use_thumbnail: true,
-            mean: Settings::IMAGENET_MEAN,
-            std: Settings::IMAGENET_STD,
-        },
+            scale: Scale::IMAGENET,
+        }),
+        router: None,
         image_tokens: ImageTokens {
             start: "<img>".to_owned(),
             image: "<IMG_CONTEXT>".to_owned(),
             end: "</img>".to_owned(),
+            video: None,
         },
+        places_per_second: None,
         eos: eos_tokens(from, &Tokenizer::open(&files[0]).unwrap()).unwrap(),
     };
     Deployment::write(&dir.join("deployment"), &spec, &files).unwrap();
@@ -86,7 +89,9 @@ fn answers_are_those_of_pytorch(name: &str) {
         assert_eq!(golden["question"], question);
         let turns = [Turn::from_marked("user", &question, pictures.len()).unwrap()];
         let manner = Manner::greedy(64);
-        let request = Request { turns: &turns, pictures: &pictures, manner: &manner, now_s: 0 };
+        let shown: Vec<_> = pictures.into_iter().map(image::Shown::from).collect();
+        let (context, manner) = (&Context::default(), &manner);
+        let request = Request { turns: &turns, shown: &shown, context, manner, now_s: 0 };
         let said = generate(&mut deployment, &request, &mut |_| {}).unwrap();
         assert_eq!(golden["tokens"], serde_json::json!(said.tokens), "{question} {}", said.text);
         asked += 1;

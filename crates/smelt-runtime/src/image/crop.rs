@@ -17,11 +17,8 @@ pub fn centre(picture: &Picture, side: usize) -> Result<Vec<u8>, TooLong> {
     let short = width.min(height);
     // The longer side is cut off to whole pixels, as Python's `int` does.
     let scaled = |long: usize| (side as f64 * long as f64 / short as f64) as usize;
-    let (width, height) = if width <= height {
-        (side, scaled(height))
-    } else {
-        (scaled(width), side)
-    };
+    let (width, height) =
+        if width <= height { (side, scaled(height)) } else { (scaled(width), side) };
     let resized = resize(picture, width, height);
     let (left, top) = ((width - side) / 2, (height - side) / 2);
     let line = |row: usize| &resized[((top + row) * width + left) * 3..][..side * 3];

@@ -5,6 +5,8 @@
 //! loses least is chosen and the picture resized to it, as the slow processors do it.  Knows nothing
 //! of tokens' ids or of engines.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::scale::Scale;
@@ -35,6 +37,12 @@ pub struct Size {
     pub height: usize,
     /// From left to right.
     pub width: usize,
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.height, self.width)
+    }
 }
 
 impl Size {
@@ -89,6 +97,14 @@ impl Patching {
             }
             () => self.scale.fault(),
         }
+    }
+
+    /// The same with limits no wider than these.
+    pub(super) fn with_limits(&self, min: Option<usize>, max: Option<usize>) -> Self {
+        let max_pixels =
+            max.map_or(self.max_pixels, |max| max.clamp(self.min_pixels, self.max_pixels));
+        let min_pixels = min.map_or(self.min_pixels, |min| min.clamp(self.min_pixels, max_pixels));
+        Self { min_pixels, max_pixels, ..self.clone() }
     }
 
     /// Pixels on a side of an image token.
@@ -192,7 +208,10 @@ mod tests {
     fn a_picture_too_long_is_refused() {
         assert!(patching().target(size(200, 1)).is_ok());
         let error = patching().target(size(1, 201)).unwrap_err().to_string();
-        assert_eq!(error, "one side of the picture of 201x1 is more than 200 times the other; cut it");
+        assert_eq!(
+            error,
+            "one side of the picture of 201x1 is more than 200 times the other; cut it"
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ Made with Python 3.11, transformers 5.23.0, pillow 12.3.0, numpy 2.4.6, safetens
 
 Flow: the pictures beside this file -> transformers' processors on Pillow (the `Pil` classes, which
 are the slow processors the models were trained behind; those on torchvision round otherwise).
-Sizes are far below real ones, so that tensors are small; the tables hold real ones.  A clip is
+Sizes are far below real ones, so that tensors are small; the table of targets holds real ones.  A clip is
 resized a frame at a time by Pillow and then goes through the video processor's own `patchify`,
 since that processor has no Pillow backend.
 """
@@ -25,7 +25,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     Qwen2VLImageProcessorPil,
     smart_resize,
 )
-from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as clip_resize
 
 HERE = Path(__file__).resolve().parent
 PICTURES = ["shapes-100x60", "see-through-56x56", "grey-tower-37x150", "lettering-300x80"]
@@ -48,7 +47,8 @@ LIMITS = [
 
 
 def opened(name: str) -> Image.Image:
-    return Image.open(HERE / f"{name}.png")
+    """Transparency is thrown away, as the models' own code does; transformers 5.23 lays it on white."""
+    return Image.open(HERE / f"{name}.png").convert("RGB")
 
 
 def qwen(patch: int, mean, std, pixels_min: int, pixels_max: int) -> Qwen2VLImageProcessorPil:
@@ -141,22 +141,17 @@ def resized(function, **arguments):
         return None
 
 
-def tables() -> dict:
-    stills, clips = [], []
+def stills() -> list[list]:
+    """Step, limits, size and what `smart_resize` makes of it."""
+    table = []
     for patch, merge, low, high in LIMITS:
         for height, width in SIZES:
             found = resized(
                 smart_resize, height=height, width=width, factor=patch * merge, min_pixels=low,
                 max_pixels=high,
             )
-            stills.append([patch * merge, low, high, height, width, found])
-            for count in [2, 5, 32]:
-                found = resized(
-                    clip_resize, num_frames=count, height=height, width=width,
-                    factor=patch * merge, min_pixels=low, max_pixels=high,
-                )
-                clips.append([patch * merge, low, high, count, height, width, found])
-    return {"stills": stills, "clips": clips}
+            table.append([patch * merge, low, high, height, width, found])
+    return table
 
 
 def main():
@@ -166,7 +161,8 @@ def main():
         "clips": [clip_case("lettering-300x80", 4, tensors), clip_case("shapes-100x60", 3, tensors)],
         "crops": crop_cases(tensors),
         "tiles": tile_cases(tensors),
-    } | tables()
+        "stills": stills(),
+    }
     tensors = {name: np.ascontiguousarray(rows) for name, rows in tensors.items()}
     save_file(tensors, HERE / "processors.safetensors")
     lines = [
