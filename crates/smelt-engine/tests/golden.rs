@@ -107,7 +107,7 @@ fn exact(dir: &Path) -> LlmEngine {
 }
 
 fn with_kv(dir: &Path, kind: KvType) -> LlmEngine {
-    LlmEngine::open_with(dir, KvOptions { kind, bytes_max: None }).unwrap()
+    LlmEngine::open_with(dir, KvOptions { kind, ..KvOptions::default() }).unwrap()
 }
 
 /// Largest error as a part of the largest expected value.

@@ -78,7 +78,8 @@ fn check(path: &Path, case: &str, scheme: &str) -> Checkpoint {
     let dir = TempDir::new().unwrap();
     llm::build(&checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap();
     let mut engine =
-        LlmEngine::open_with(dir.path(), KvOptions { kind: KvType::F32, bytes_max: None }).unwrap();
+        LlmEngine::open_with(dir.path(), KvOptions { kind: KvType::F32, ..KvOptions::default() })
+            .unwrap();
     let prompt = Prompt::plain(&tokens, None);
     let rounded = engine.logits_all(0, &prompt).unwrap();
     near(&rounded, &expect, &format!("{case}: engine in integers"));

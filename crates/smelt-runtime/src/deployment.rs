@@ -8,16 +8,18 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use smelt_engine::engine_file::OpenError;
 use smelt_engine::llm::{KvOptions, LlmEngine};
 use smelt_engine::vision::VisionEngine;
 
+use crate::dialect::Dialect;
+use crate::grammar::{Compiler, CompilerError};
 use crate::image::{Cutting, Eyes, Router};
 use crate::prompt::ImageTokens;
-use crate::template::{self, Template, TemplateError};
+use crate::template::{self, Form, Template, TemplateError};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
 use crate::vision::Vision;
 
@@ -161,6 +163,8 @@ pub struct Text {
     pub tokenizer: Tokenizer,
     /// Conversations to text.
     pub template: Template,
+    /// How the template takes the content of a message.
+    pub form: Form,
     /// The token each image embedding replaces.
     pub image_token: u32,
     /// What the vision engines take.
@@ -169,6 +173,21 @@ pub struct Text {
     pub max_seq_len: usize,
     /// Tokens that the language model knows.
     pub vocab: usize,
+    /// How the model marks the parts of its answers.
+    pub dialect: Dialect,
+    compiler: OnceLock<Result<Compiler, CompilerError>>,
+}
+
+impl Text {
+    /// What turns grammars into constraints for this vocabulary.  Made when it is first asked for, since
+    /// it takes some megabytes and tenths of a second.
+    ///
+    /// # Errors
+    /// [`CompilerError`] if the vocabulary cannot be held to anything.
+    pub fn compiler(&self) -> Result<&Compiler, CompilerError> {
+        let compiler = || Compiler::new(&self.tokenizer, self.vocab, &self.spec.eos);
+        self.compiler.get_or_init(compiler).as_ref().map_err(Clone::clone)
+    }
 }
 
 /// A model ready to answer.
@@ -240,7 +259,20 @@ impl Deployment {
             return Err(bad(why));
         }
         let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
-        let text = Text { spec, tokenizer, template, image_token, eyes, max_seq_len, vocab };
+        let (dialect, compiler) = (template.dialect(), OnceLock::new());
+        let form = template.form(&spec.image_tokens.image);
+        let text = Text {
+            spec,
+            tokenizer,
+            template,
+            form,
+            image_token,
+            eyes,
+            max_seq_len,
+            vocab,
+            dialect,
+            compiler,
+        };
         Ok(Self { text: Arc::new(text), vision, llm })
     }
 

@@ -13,8 +13,8 @@ use crate::image::Shown;
 use crate::prepare::{PrepareError, Prepared, Question};
 use crate::prompt::{PromptError, Turn};
 use crate::sampling::Logprobs;
-use crate::speaker::Speaker;
 pub use crate::speaker::{Finish, Manner, SpeakError};
+use crate::speaker::{Form, Speaker};
 use crate::template::Context;
 use crate::tokenizer::TokenizerError;
 use crate::vision::Embedded;
@@ -235,7 +235,7 @@ fn say(
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
     let Deployment { text, llm, .. } = deployment;
-    let mut speaker = Speaker::new(text, &encoded.tokens, manner)?;
+    let mut speaker = Speaker::new(text, &encoded.tokens, manner, Form::default())?;
     let (mut answer, mut logprobs) = (String::new(), Vec::new());
     let (prefill, first_token) = (read.took, read.took);
     let mut timing = Timing { prefill, first_token, ..Timing::default() };

@@ -6,12 +6,16 @@
 
 pub mod accuracy;
 pub mod deployment;
+pub mod dialect;
 pub mod embed;
 pub mod generate;
+pub mod grammar;
 pub mod image;
 pub mod prepare;
 pub mod prompt;
 pub mod sampling;
+pub mod schedule;
+pub mod service;
 pub mod sight;
 pub mod speaker;
 pub mod stop;

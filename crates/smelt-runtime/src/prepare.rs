@@ -84,15 +84,15 @@ impl Prepared {
         self.views.iter().map(|view| view.parts.len()).sum()
     }
 
-    /// What stands at each position; a picture's tokens stand for its contents.
-    pub fn pieces(&self, image_token: u32) -> Vec<Piece> {
+    /// What stands at each position of `tokens`; a picture's tokens stand for its contents.
+    pub(crate) fn pieces(tokens: &[u32], views: &[View], image_token: u32) -> Vec<Piece> {
         let pictures = |view: &View| std::iter::repeat_n(Piece::Picture(view.digest), view.tokens);
-        let mut pictures = self.views.iter().flat_map(pictures);
-        let piece = |token: &u32| match *token == image_token {
-            true => pictures.next().unwrap_or(Piece::Token(*token)),
-            false => Piece::Token(*token),
+        let mut pictures = views.iter().flat_map(pictures);
+        let piece = |token: &u32| {
+            let picture = if *token == image_token { pictures.next() } else { None };
+            picture.unwrap_or(Piece::Token(*token))
         };
-        self.tokens.iter().map(piece).collect()
+        tokens.iter().map(piece).collect()
     }
 }
 
@@ -104,8 +104,7 @@ impl Text {
     pub fn prepare(&self, question: &Question<'_>) -> Result<Prepared, PrepareError> {
         let (turns, tokens) = (question.turns, &self.spec.image_tokens);
         prompt::check(turns, question.shown.len(), tokens)?;
-        let form = self.template.form();
-        let messages: Vec<Value> = turns.iter().map(|turn| turn.message(form)).collect();
+        let messages: Vec<Value> = turns.iter().map(|turn| turn.message(self.form)).collect();
         let rendered = self.template.render(&messages, true, question.now_s, question.context)?;
         let sights = question.shown.iter().map(|shown| Sight::new(self, shown));
         let sights = sights.collect::<Result<Vec<Sight<'_>>, TooLong>>()?;

@@ -53,7 +53,12 @@ impl<'a> Sight<'a> {
     /// The pixels that engines are given, in the order of the tokens.
     pub fn views(&self, eyes: &Eyes) -> Vec<View> {
         match (self.shown.fps(), &self.plan) {
-            (Some(_), Plan::Whole { grid }) => eyes.clip(self.shown.frames(), *grid),
+            (Some(_), Plan::Whole { grid }) => {
+                // The same frames at another speed stand at other places.
+                let interval = self.lattices.first().map_or(0.0, |shown| shown.interval).to_bits();
+                let views = eyes.clip(self.shown.frames(), *grid).into_iter();
+                views.map(|view| view.marked(interval)).collect()
+            }
             _ => self.shown.frames().iter().map(|frame| eyes.view(frame, &self.plan)).collect(),
         }
     }

@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use crate::deployment::Text;
-use crate::sampling::{Logprobs, NotFinite, Sampler, SettingError, Settings};
+use crate::dialect::Thinking;
+use crate::grammar::{Constraint, ConstraintError};
+use crate::sampling::{Logprobs, Mask, NotFinite, Sampler, SettingError, Settings};
 use crate::stop::{Stop, StopError};
 use crate::tokenizer::{Detokenizer, TokenizerError};
 
@@ -21,6 +23,9 @@ pub enum SpeakError {
     /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The answer cannot be held to its form.
+    #[error(transparent)]
+    Form(#[from] ConstraintError),
     /// The engine gave no usable logits.
     #[error("the llm engine gave logits that are not finite after {tokens} tokens; verify it")]
     NotFinite {
@@ -54,6 +59,55 @@ impl Manner {
             new_tokens_max,
             ignore_eos: false,
         }
+    }
+}
+
+/// What an answer must be, beside what it says.
+#[derive(Clone, Debug, Default)]
+pub struct Form {
+    /// What it is held to once it does not think.
+    pub constraint: Option<Constraint>,
+    /// How long it may think.
+    pub thinking: Option<Thinking>,
+}
+
+impl Form {
+    /// Which tokens may come next, if not all: one bit for each, into `words`.
+    fn allowed(&mut self, vocab: usize, words: &mut Vec<u32>) -> Result<bool, ConstraintError> {
+        let (forced, opening, is_open) = self
+            .thinking
+            .as_ref()
+            .map_or((None, None, false), |t| (t.forced(), t.opening(), t.is_open()));
+        let constraint = self.constraint.as_mut().filter(|_| !is_open || opening.is_some());
+        if forced.is_none() && constraint.is_none() {
+            return Ok(false);
+        }
+        words.clear();
+        if let (Some(constraint), None) = (constraint, forced) {
+            words.extend_from_slice(constraint.mask()?.words());
+        }
+        words.resize(vocab.div_ceil(32), 0);
+        for token in forced.into_iter().chain(opening) {
+            words[token as usize / 32] |= 1 << (token % 32);
+        }
+        Ok(true)
+    }
+
+    /// Takes note of the next token; returns whether the answer is whole.
+    fn take(&mut self, token: u32) -> Result<bool, ConstraintError> {
+        if let Some(thinking) = &mut self.thinking {
+            let is_thought = match thinking.opening() {
+                Some(opening) => opening == token,
+                None => thinking.is_open(),
+            };
+            thinking.take(token);
+            if is_thought {
+                return Ok(false);
+            }
+        }
+        let Some(constraint) = &mut self.constraint else { return Ok(false) };
+        constraint.take(token)?;
+        Ok(constraint.is_ended())
     }
 }
 
@@ -95,6 +149,9 @@ pub struct Said {
 #[derive(Debug)]
 pub struct Speaker {
     sampler: Sampler,
+    form: Form,
+    /// Which tokens the form allows, kept for its memory.
+    allowed: Vec<u32>,
     pieces: Detokenizer,
     stop: Stop,
     progress: Progress,
@@ -105,7 +162,12 @@ impl Speaker {
     ///
     /// # Errors
     /// [`SpeakError`] if the manner has no meaning.
-    pub fn new(text: &Arc<Text>, prompt: &[u32], manner: &Manner) -> Result<Self, SpeakError> {
+    pub fn new(
+        text: &Arc<Text>,
+        prompt: &[u32],
+        manner: &Manner,
+        form: Form,
+    ) -> Result<Self, SpeakError> {
         let sampler = Sampler::new(&manner.sampling, prompt, text.vocab)?;
         let stop = Stop::new(&manner.stop_strings)?;
         let own = if manner.ignore_eos { &[][..] } else { &text.spec.eos };
@@ -116,7 +178,8 @@ impl Speaker {
             seq_len_max: text.max_seq_len,
             tokens: Vec::new(),
         };
-        Ok(Self { sampler, pieces: Detokenizer::new(&text.tokenizer), stop, progress })
+        let (pieces, allowed) = (Detokenizer::new(&text.tokenizer), Vec::new());
+        Ok(Self { sampler, form, allowed, pieces, stop, progress })
     }
 
     /// The tokens said so far, the end token left out; those of a stop string are there.
@@ -130,15 +193,21 @@ impl Speaker {
     /// [`SpeakError`] if nothing can be chosen or the token has no text.
     pub fn say(&mut self, logits: &[f32]) -> Result<Said, SpeakError> {
         let tokens = self.progress.held();
-        let choice = self.sampler.choose(logits);
+        let is_held = self.form.allowed(logits.len(), &mut self.allowed)?;
+        let mask = is_held.then(|| Mask::new(&self.allowed));
+        let choice = self.sampler.choose(logits, mask);
         let choice = choice.map_err(|NotFinite| SpeakError::NotFinite { tokens })?;
         let mut finish = self.progress.take(choice.token);
+        let is_whole = finish != Some(Finish::Stop) && self.form.take(choice.token)?;
         // Only an end token is not part of the answer.
         if finish == Some(Finish::Stop) {
             let text = self.rest()?;
             return Ok(Said { token: None, text, logprobs: None, finish });
         }
         let (token, logprobs) = (Some(choice.token), choice.logprobs.cloned());
+        if is_whole {
+            finish = Some(Finish::Stop);
+        }
         let mut text = self.stop.push(&self.pieces.push(choice.token)?);
         if self.stop.is_met() {
             finish = Some(Finish::Stop);

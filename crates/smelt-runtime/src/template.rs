@@ -13,6 +13,7 @@ use minijinja::value::Kwargs;
 pub use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
 
+use crate::dialect::Dialect;
 use clock::strftime;
 
 mod clock;
@@ -145,9 +146,14 @@ impl Template {
         Ok(template)
     }
 
-    /// How the template takes the content of a message.
-    pub fn form(&self) -> Form {
-        self.form
+    /// How the template takes the content of a message, of a model whose pictures are `picture` in its
+    /// prompts: a template that takes both, but knows pictures by another word, is given texts.
+    pub fn form(&self, picture: &str) -> Form {
+        let writes = || {
+            let part = Value::from_pairs([("type", "image")]);
+            self.of_content(Value::from(vec![part])).contains(picture)
+        };
+        if self.form == Form::Either && !writes() { Form::Text } else { self.form }
     }
 
     /// What form comes through the template, by trying both; one that refuses both is given texts, so
@@ -156,8 +162,7 @@ impl Template {
         const WORD: &str = "wordiness";
         let part = Value::from_pairs([("type", "text"), ("text", WORD)]);
         let comes_through = |content: Value| {
-            let message = Value::from_pairs([("role", Value::from("user")), ("content", content)]);
-            let text = self.render(&[message], false, 0, &Context::default()).unwrap_or_default();
+            let text = self.of_content(content);
             // A list that is written out as it is shows its keys.
             text.contains(WORD) && !text.contains("\"type\"") && !text.contains("'type'")
         };
@@ -166,6 +171,19 @@ impl Template {
             [false, true] => Form::Parts,
             [_, false] => Form::Text,
         }
+    }
+
+    /// The text of one message of a user; none where the template refuses it.
+    fn of_content(&self, content: Value) -> String {
+        let message = Value::from_pairs([("role", Value::from("user")), ("content", content)]);
+        self.render(&[message], false, 0, &Context::default()).unwrap_or_default()
+    }
+
+    /// How a model of this template marks the parts of its answers.
+    pub fn dialect(&self) -> Dialect {
+        let template = self.environment.get_template(NAME);
+        template
+            .map_or_else(|_| Dialect::default(), |template| Dialect::of_template(template.source()))
     }
 
     /// The prompt text of `messages`; with `reply`, the start of the assistant's answer follows.
@@ -382,7 +400,7 @@ mod tests {
 
     #[test]
     fn the_form_of_a_content_is_found_by_trying() {
-        let form = |source: &str| template(source).form();
+        let form = |source: &str| template(source).form("<C>");
         assert_eq!(
             form("{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}"),
             Form::Text
@@ -392,7 +410,9 @@ mod tests {
             "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}";
         assert_eq!(form(parts), Form::Parts);
         let either = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
-        assert_eq!(form(either), Form::Either);
+        assert_eq!(form(either), Form::Text, "pictures have another word");
+        let either = either.replace("{{ p.text }}", "{{ p.text or '<C>' }}");
+        assert_eq!(form(&either), Form::Either);
         assert_eq!(form("{{ raise_exception('no') }}"), Form::Text);
     }
 

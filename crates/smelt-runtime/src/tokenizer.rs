@@ -126,6 +126,11 @@ impl Tokenizer {
         text.map_err(|error| TokenizerError::Decode(one_line(&error.to_string())))
     }
 
+    /// The library's own form of it, for what reads a vocabulary word by word.
+    pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+
     /// Whether `token` adds to a text without special tokens.
     fn shows(&self, token: u32) -> bool {
         let word = self.inner.id_to_token(token);

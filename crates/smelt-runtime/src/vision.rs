@@ -105,6 +105,12 @@ impl Vision {
         self.engines.first().map_or(Ok(()), |(_, engine)| engine.verify_digest())
     }
 
+    /// A part of each size that the engines take.
+    pub fn samples(&self) -> Vec<Part> {
+        let black = |(grid, (size, _)): (usize, &(Size, _))| Part::black(grid, *size);
+        self.engines.iter().enumerate().map(black).collect()
+    }
+
     /// Runs the engine of its grid over one part.  Panics if there is no such grid.
     ///
     /// # Errors

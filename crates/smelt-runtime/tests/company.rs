@@ -35,14 +35,14 @@ fn answers(engine: &mut LlmEngine, indices: &[usize]) -> Vec<Vec<u32>> {
         let tokens = prompt(index, vocab);
         let mut sampler = Sampler::new(&settings(index), &tokens, vocab).unwrap();
         let logits = engine.prefill(slot, &Prompt::plain(&tokens, None)).unwrap();
-        let first = sampler.choose(&logits).unwrap().token;
+        let first = sampler.choose(&logits, None).unwrap().token;
         all.push((sampler, vec![first]));
     }
     for _ in 1..ANSWER {
         let last = |(slot, (_, said)): (usize, &(Sampler, Vec<u32>))| (slot, *said.last().unwrap());
         let step: Vec<(usize, u32)> = all.iter().enumerate().map(last).collect();
         for ((sampler, said), logits) in all.iter_mut().zip(engine.decode(&step).unwrap()) {
-            said.push(sampler.choose(&logits).unwrap().token);
+            said.push(sampler.choose(&logits, None).unwrap().token);
         }
     }
     (0..SLOTS).for_each(|slot| engine.release(slot));

@@ -98,13 +98,11 @@ impl Pass<'_> {
         }
     }
 
-    /// Logits `[rows, vocab]` of hidden states `[rows, hidden]`.
-    pub(super) fn logits(&self, x: &[f32], buffers: &mut Buffers) -> Vec<f32> {
+    /// Writes the logits `[rows, vocab]` of hidden states `[rows, hidden]`.
+    pub(super) fn logits(&self, x: &[f32], buffers: &mut Buffers, logits: &mut Vec<f32>) {
         self.norm(x, &self.decoder.norm, &mut buffers.normed);
-        let mut logits = Vec::new();
         let Buffers { input, normed, .. } = buffers;
-        apply(&mut [(&self.decoder.head, &mut logits)], normed, input, self.machine);
-        logits
+        apply(&mut [(&self.decoder.head, logits)], normed, input, self.machine);
     }
 
     /// Norms each row of `x` into `out`.

@@ -19,6 +19,11 @@ pub struct KvOptions {
     pub kind: KvType,
     /// Most bytes of all blocks together; without it, as many as full slots take.
     pub bytes_max: Option<u64>,
+    /// Slots, in place of those the engine was built for; an empty one takes nothing.
+    pub max_slots: Option<usize>,
+    /// Tokens of one slot, in place of those the engine was built for.  Nothing in an engine grows
+    /// with it; whether the model was trained on such lengths is for others to know.
+    pub max_seq_len: Option<usize>,
 }
 
 /// What keys and values take at the moment.
@@ -89,11 +94,19 @@ pub(super) struct Cache {
 impl Cache {
     /// `slots` empty slots of up to `tokens` tokens.
     pub(super) fn new(shape: KvShape, slots: usize, tokens: usize, bytes_max: Option<u64>) -> Self {
-        let all = slots * tokens.div_ceil(BLOCK);
-        let fit = bytes_max.map_or(u64::MAX, |bytes| bytes / shape.block_bytes() as u64);
-        let total = usize::try_from(fit).map_or(all, |fit| fit.min(all));
         let slots = (0..slots).map(|_| Slot::default()).collect();
-        Self { shape, slots, held: 0, total }
+        let mut cache = Self { shape, slots, held: 0, total: 0 };
+        cache.set_bytes_max(tokens, bytes_max.unwrap_or(u64::MAX));
+        cache
+    }
+
+    /// Lets all blocks together take so many bytes from now on, and no more than full slots do.
+    pub(super) fn set_bytes_max(&mut self, tokens: usize, bytes_max: u64) {
+        let all = self.slots.len() * tokens.div_ceil(BLOCK);
+        let fit =
+            usize::try_from(bytes_max / self.shape.block_bytes() as u64).unwrap_or(usize::MAX);
+        // What is held stays.
+        self.total = fit.min(all).max(self.held);
     }
 
     /// Slots there are.

@@ -303,6 +303,7 @@ pub enum RunError {
 #[derive(Debug)]
 pub struct LlmEngine {
     file: EngineFile<LlmFile>,
+    limits: Limits,
     decoder: Decoder,
     turns: Turns,
     cache: Cache,
@@ -341,8 +342,13 @@ impl LlmEngine {
         let LlmFile { layers, kv_heads, head_dim, rope_theta, rope_scaling, rope_sections, .. } =
             *sizes;
         let turns = Turns::new(head_dim, rope_theta, rope_scaling, rope_sections);
+        let limits = Limits {
+            max_seq_len: kv.max_seq_len.unwrap_or(sizes.limits.max_seq_len),
+            max_slots: kv.max_slots.unwrap_or(sizes.limits.max_slots),
+        };
+        limits.check().map_err(|problem| file.unfit("these limits", problem))?;
         let shape = KvShape { layers, kv_heads, head: HeadShape { dim: head_dim, kind: kv.kind } };
-        let Limits { max_slots, max_seq_len } = sizes.limits;
+        let Limits { max_slots, max_seq_len } = limits;
         let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);
         let (buffers, arithmetic) = (Buffers::default(), Arithmetic::Integers);
         let Manner { isa, threads, untuned } = Manner::by(sizes.tactics.as_ref());
@@ -350,6 +356,7 @@ impl LlmEngine {
         let chunk_tokens = tuned.map_or(CHUNK_TOKENS, |tactics| tactics.chunk_tokens);
         Ok(Self {
             file,
+            limits,
             decoder,
             turns,
             cache,
@@ -380,9 +387,9 @@ impl LlmEngine {
         self.arithmetic = arithmetic;
     }
 
-    /// What the engine was built for.
+    /// What the engine was built for, or opened with.
     pub fn limits(&self) -> Limits {
-        self.file.engine.limits
+        self.limits
     }
 
     /// Logits of each step.
@@ -415,6 +422,11 @@ impl LlmEngine {
         self.cache.usage()
     }
 
+    /// Lets keys and values take so many bytes from now on; what slots hold already stays.
+    pub fn set_kv_bytes_max(&mut self, bytes: u64) {
+        self.cache.set_bytes_max(self.limits.max_seq_len, bytes);
+    }
+
     /// Compares the weights with the hash in `engine.json`; reads all of them.
     ///
     /// # Errors
@@ -423,7 +435,15 @@ impl LlmEngine {
         self.file.verify_digest()
     }
 
-    /// Appends `prompt` to what `slot` holds; gives the logits `[vocab]` after its last token.
+    /// Appends `prompt` to what `slot` holds, where more of it is still to come.
+    ///
+    /// # Errors
+    /// [`RunError`], and then the slot is unchanged.
+    pub fn read(&mut self, slot: usize, prompt: &Prompt<'_>) -> Result<(), RunError> {
+        self.append(slot, prompt, |_, _| {})
+    }
+
+    /// As [`Self::read`]; gives the logits `[vocab]` after the last token.
     ///
     /// # Errors
     /// [`RunError`], and then the slot is unchanged.
@@ -435,7 +455,7 @@ impl LlmEngine {
         Ok(self.logits(&last))
     }
 
-    /// As [`Self::prefill`], but gives the logits after every token: `[tokens, vocab]`.
+    /// As [`Self::read`]; gives the logits after every token: `[tokens, vocab]`.
     ///
     /// # Errors
     /// [`RunError`], and then the slot is unchanged.
@@ -450,6 +470,21 @@ impl LlmEngine {
     /// # Errors
     /// [`RunError`], and then no slot is changed.
     pub fn decode(&mut self, tokens: &[(usize, u32)]) -> Result<Vec<Vec<f32>>, RunError> {
+        let mut logits = Vec::new();
+        self.decode_into(tokens, &mut logits)?;
+        Ok(logits.chunks_exact(self.vocab()).map(<[f32]>::to_vec).collect())
+    }
+
+    /// As [`Self::decode`], with the logits `[tokens, vocab]` in place of what `logits` holds: who decodes
+    /// again and again keeps the memory.
+    ///
+    /// # Errors
+    /// [`RunError`], and then no slot is changed.
+    pub fn decode_into(
+        &mut self,
+        tokens: &[(usize, u32)],
+        logits: &mut Vec<f32>,
+    ) -> Result<(), RunError> {
         for (index, &(slot, token)) in tokens.iter().enumerate() {
             self.check(slot, &[token])?;
             if self.cache.len(slot) == 0 {
@@ -469,8 +504,9 @@ impl LlmEngine {
             spans.push(self.span(slot, row..row + 1, None));
         }
         self.forward(&mut x, &spans, Features::default());
-        let logits = self.logits(&x);
-        Ok(logits.chunks_exact(self.vocab()).map(<[f32]>::to_vec).collect())
+        let (pass, _, buffers) = self.pass();
+        pass.logits(&x, buffers, logits);
+        Ok(())
     }
 
     /// Forgets what `slot` holds; a slot that does not exist holds nothing.
@@ -563,8 +599,10 @@ impl LlmEngine {
 
     /// Logits `[rows, vocab]` of hidden states `[rows, hidden]`.
     fn logits(&mut self, x: &[f32]) -> Vec<f32> {
+        let mut logits = Vec::new();
         let (pass, _, buffers) = self.pass();
-        pass.logits(x, buffers)
+        pass.logits(x, buffers, &mut logits);
+        logits
     }
 
     /// What one forward pass reads, and what it changes.

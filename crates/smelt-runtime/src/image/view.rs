@@ -59,6 +59,15 @@ impl View {
         Self { digest: hasher.finish(), parts, tokens }
     }
 
+    /// The same, with a digest of its own for `mark`: what else its tokens depend on.
+    #[must_use]
+    pub fn marked(mut self, mark: u32) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (self.digest, mark).hash(&mut hasher);
+        self.digest = hasher.finish();
+        self
+    }
+
     /// Bytes of all pixels.
     pub fn bytes(&self) -> usize {
         self.parts.iter().flat_map(|part| &part.frames).map(Vec::len).sum()

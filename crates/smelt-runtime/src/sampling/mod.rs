@@ -3,8 +3,10 @@
 //! The steps, in order: logit bias, repetition penalty, frequency and presence penalty, temperature,
 //! top-k, top-p, min-p, draw.  Greedy decoding is the largest logit after the penalties.  The order is that of
 //! transformers (`GenerationMixin._get_logits_processor`); llama.cpp cuts in the same order.
-//! Knows nothing of engines, texts or who asks.
+//! Tokens that a mask does not allow are as if the row had none of them.  Knows nothing of engines, texts or who asks.
 
+mod buckets;
+mod mask;
 mod philox;
 mod sampler;
 mod select;
@@ -12,6 +14,7 @@ mod select;
 mod tests;
 mod weights;
 
+pub use mask::Mask;
 pub use sampler::{Choice, Logprobs, NotFinite, Sampler};
 
 /// Most top logprobs of a token, as in OpenAI's API.

@@ -3,16 +3,14 @@
 //! A choice depends on the settings, the tokens before it and its row, on nothing else: the random number
 //! of the answer's token `n` is a function of the seed and `n`.  Buffers are kept from token to token.
 
+use super::buckets::{Buckets, Kept, Scale, along};
 use super::philox::uniform;
 use super::select::{self, Candidate};
-use super::weights::{self, weight};
-use super::{SettingError, Settings};
+use super::weights;
+use super::{Mask, SettingError, Settings};
 
 /// Candidates looked at first where a probability decides how many count; most rows need no more.
 const CANDIDATES_FIRST: usize = 64;
-
-/// How many times more are looked at when those were too few.
-const CANDIDATES_GROWTH: usize = 32;
 
 /// A row of logits from which nothing can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,9 +53,21 @@ pub struct Sampler {
     /// Tokens chosen so far.
     chosen: u64,
     row: Vec<f32>,
+    /// The tokens of `row`, where a mask leaves only some.
+    allowed: Vec<u32>,
     candidates: Vec<Candidate>,
+    buckets: Buckets,
     blocks: Vec<f64>,
     logprobs: Logprobs,
+}
+
+/// What counts of a row.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    /// So many of the candidates.
+    Few(usize),
+    /// More, which the buckets know.
+    Many(Kept),
 }
 
 impl Sampler {
@@ -83,23 +93,33 @@ impl Sampler {
             seen,
             chosen: 0,
             row: Vec::new(),
+            allowed: Vec::new(),
             candidates: Vec::new(),
+            buckets: Buckets::default(),
             blocks: Vec::new(),
             logprobs: Logprobs::default(),
         })
     }
 
-    /// Chooses the next token from `logits`, one for each token of the vocabulary.
+    /// Chooses the next token from `logits`, one for each token of the vocabulary, of those that `mask`
+    /// allows.
     ///
     /// # Errors
-    /// [`NotFinite`] if there is none, or one is infinite or not a number.
-    pub fn choose(&mut self, logits: &[f32]) -> Result<Choice<'_>, NotFinite> {
-        let token = if self.is_adjusting() {
+    /// [`NotFinite`] if there is none, or one is infinite or not a number, allowed or not.
+    pub fn choose(
+        &mut self,
+        logits: &[f32],
+        mask: Option<Mask<'_>>,
+    ) -> Result<Choice<'_>, NotFinite> {
+        let token = if mask.is_some() || self.is_adjusting() {
             let mut row = std::mem::take(&mut self.row);
             row.clear();
             row.extend_from_slice(logits);
             self.adjust(&mut row);
-            let token = self.pick(&row);
+            let token = match mask {
+                Some(mask) => self.pick_allowed(&mut row, mask),
+                None => self.pick(&row),
+            };
             self.row = row;
             token?
         } else {
@@ -117,12 +137,14 @@ impl Sampler {
         let mut row = logits.to_vec();
         self.adjust(&mut row);
         let largest = weights::largest(&row).ok_or(NotFinite)?;
-        let scale = 1.0 / self.settings.temperature;
-        let count = self.cut(&row, largest, scale);
-        let weight = |logit| f64::from(weight(logit, largest, scale));
-        let kept = &self.candidates[..count];
-        let all: f64 = kept.iter().map(|c| weight(c.logit())).sum();
-        let mut kept: Vec<_> = kept.iter().map(|c| (c.token(), weight(c.logit()) / all)).collect();
+        let scale = Scale { largest, scale: 1.0 / self.settings.temperature };
+        let kept = match self.cut(&row, scale) {
+            Cut::Few(count) => self.candidates[..count].to_vec(),
+            Cut::Many(kept) => self.buckets.kept(&row, scale, kept),
+        };
+        let all = weight_of(&kept, scale);
+        let part = |c: &Candidate| (c.token(), f64::from(scale.weight(c.logit())) / all);
+        let mut kept: Vec<_> = kept.iter().map(part).collect();
         kept.sort_by_key(|(token, _)| *token);
         Ok(kept)
     }
@@ -156,25 +178,47 @@ impl Sampler {
         }
     }
 
+    /// The token of an adjusted row of which only some may come next; the row is closed up to those.
+    fn pick_allowed(&mut self, row: &mut Vec<f32>, mask: Mask<'_>) -> Result<u32, NotFinite> {
+        weights::largest(row).ok_or(NotFinite)?;
+        let mut allowed = std::mem::take(&mut self.allowed);
+        allowed.clear();
+        allowed.extend(mask.tokens().take_while(|token| (*token as usize) < row.len()));
+        for (place, &token) in allowed.iter().enumerate() {
+            row[place] = row[token as usize];
+        }
+        row.truncate(allowed.len());
+        let place = self.pick(row);
+        let token = place.map(|place| allowed[place as usize]);
+        self.allowed = allowed;
+        token
+    }
+
     /// The token of an adjusted row.
     fn pick(&mut self, row: &[f32]) -> Result<u32, NotFinite> {
         let largest = weights::largest(row).ok_or(NotFinite)?;
         if self.settings.is_greedy() {
             return first(row, largest).ok_or(NotFinite);
         }
-        let scale = 1.0 / self.settings.temperature;
+        let scale = Scale { largest, scale: 1.0 / self.settings.temperature };
         let draw = uniform(self.settings.seed, self.chosen);
         let Settings { top_k, top_p, min_p, .. } = self.settings;
         if top_k == 0 && top_p >= 1.0 && min_p == 0.0 {
-            return Ok(self.draw_of_all(row, largest, scale, draw));
+            return Ok(self.draw_of_all(row, scale, draw));
         }
-        let count = self.cut(row, largest, scale);
-        Ok(draw_of(&self.candidates[..count], largest, scale, draw))
+        Ok(match self.cut(row, scale) {
+            Cut::Few(count) => {
+                let counting = &self.candidates[..count];
+                along(counting, scale, draw * weight_of(counting, scale))
+            }
+            Cut::Many(kept) => self.buckets.draw(row, scale, kept, draw),
+        })
     }
 
     /// Draws from the whole row, in the order of tokens.
-    fn draw_of_all(&mut self, row: &[f32], largest: f32, scale: f32, draw: f64) -> u32 {
-        let mut left = draw * weights::sum(row, largest, scale, &mut self.blocks);
+    fn draw_of_all(&mut self, row: &[f32], scale: Scale, draw: f64) -> u32 {
+        let all = weights::sum(row, scale.largest, scale.scale, &mut self.blocks);
+        let mut left = draw * all;
         let mut last = 0;
         for (block, weight) in self.blocks.iter().enumerate() {
             last = block;
@@ -185,35 +229,29 @@ impl Sampler {
         }
         let start = last * weights::BLOCK;
         let end = row.len().min(start + weights::BLOCK);
-        let block = (start as u32..).zip(row[start..end].iter().copied());
-        draw_along(block, largest, scale, left)
+        let block = (start as u32..).zip(&row[start..end]);
+        self.candidates.clear();
+        self.candidates.extend(block.map(|(token, logit)| Candidate::new(token, *logit)));
+        along(&self.candidates, scale, left)
     }
 
-    /// Writes the likeliest of `row` to the candidates; returns how many of them count.
-    fn cut(&mut self, row: &[f32], largest: f32, scale: f32) -> usize {
+    /// Finds what counts of `row`, likeliest first.
+    fn cut(&mut self, row: &[f32], scale: Scale) -> Cut {
         let Settings { top_k, top_p, min_p, .. } = self.settings;
-        let most = if top_k == 0 { row.len() } else { top_k.min(row.len()) };
         if top_k > 0 {
-            select::largest(row, most, &mut self.candidates);
-            let all =
-                self.candidates.iter().map(|c| f64::from(weight(c.logit(), largest, scale))).sum();
-            return counting(&self.candidates, (largest, scale), (top_p, min_p), all);
+            select::largest(row, top_k, &mut self.candidates);
+            let enough = enough(top_p, || weight_of(&self.candidates, scale));
+            return Cut::Few(counting(&self.candidates, scale, enough, min_p));
         }
-        let all = if top_p < 1.0 {
-            weights::sum(row, largest, scale, &mut self.blocks)
-        } else {
-            f64::INFINITY
-        };
-        let mut looked = CANDIDATES_FIRST.min(most);
-        loop {
-            select::largest(row, looked, &mut self.candidates);
-            let count = counting(&self.candidates, (largest, scale), (top_p, min_p), all);
-            // If all of these count, others may, too.
-            if count < looked || looked == most {
-                return count;
-            }
-            looked = (looked * CANDIDATES_GROWTH).min(most);
+        let blocks = &mut self.blocks;
+        let enough = enough(top_p, || weights::sum(row, scale.largest, scale.scale, blocks));
+        select::largest(row, CANDIDATES_FIRST, &mut self.candidates);
+        let count = counting(&self.candidates, scale, enough, min_p);
+        // If all of these count, others may, too.
+        if count < CANDIDATES_FIRST {
+            return Cut::Few(count);
         }
+        Cut::Many(self.buckets.keep(row, scale, enough, min_p))
     }
 
     /// Writes the model's logprobs, if asked for.
@@ -248,18 +286,17 @@ fn first(row: &[f32], logit: f32) -> Option<u32> {
     row.iter().position(|other| *other == logit).and_then(|token| u32::try_from(token).ok())
 }
 
-/// How many of `candidates`, likeliest first, have together `top_p` of the weight of `all`, and each
-/// `min_p` of the likeliest's weight, which is one; at least one.
-fn counting(
-    candidates: &[Candidate],
-    (largest, scale): (f32, f32),
-    (top_p, min_p): (f32, f32),
-    all: f64,
-) -> usize {
-    let enough = if top_p < 1.0 { f64::from(top_p) * all } else { f64::INFINITY };
+/// The weight that the kept tokens have together, of what `all` weigh.
+fn enough(top_p: f32, all: impl FnOnce() -> f64) -> f64 {
+    if top_p < 1.0 { f64::from(top_p) * all() } else { f64::INFINITY }
+}
+
+/// How many of `candidates`, likeliest first, weigh `enough` together, and each `min_p` of the
+/// likeliest's weight, which is one; at least one.
+fn counting(candidates: &[Candidate], scale: Scale, enough: f64, min_p: f32) -> usize {
     let mut before = 0.0;
     let counts = |candidate: &&Candidate| {
-        let weight = weight(candidate.logit(), largest, scale);
+        let weight = scale.weight(candidate.logit());
         let does = before < enough && weight >= min_p;
         before += f64::from(weight);
         does
@@ -267,27 +304,6 @@ fn counting(
     candidates.iter().take_while(counts).count().max(1)
 }
 
-/// Draws from `candidates` by their weights.
-fn draw_of(candidates: &[Candidate], largest: f32, scale: f32, draw: f64) -> u32 {
-    let all: f64 = candidates.iter().map(|c| f64::from(weight(c.logit(), largest, scale))).sum();
-    let candidates = candidates.iter().map(|c| (c.token(), c.logit()));
-    draw_along(candidates, largest, scale, draw * all)
-}
-
-/// The first of `candidates` up to which they weigh `left`; the last if rounding left a little over.
-fn draw_along(
-    candidates: impl Iterator<Item = (u32, f32)>,
-    largest: f32,
-    scale: f32,
-    mut left: f64,
-) -> u32 {
-    let mut last = 0;
-    for (token, logit) in candidates {
-        last = token;
-        left -= f64::from(weight(logit, largest, scale));
-        if left <= 0.0 {
-            break;
-        }
-    }
-    last
+fn weight_of(candidates: &[Candidate], scale: Scale) -> f64 {
+    candidates.iter().map(|candidate| f64::from(scale.weight(candidate.logit()))).sum()
 }

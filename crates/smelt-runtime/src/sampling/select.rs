@@ -6,7 +6,7 @@
 pub(super) struct Candidate(u64);
 
 impl Candidate {
-    fn new(token: u32, logit: f32) -> Self {
+    pub(super) fn new(token: u32, logit: f32) -> Self {
         // Zeros of either sign are equal; adding zero makes them one.
         let bits = (logit + 0.0).to_bits();
         // Floats as sign and magnitude, to numbers in the same order.

@@ -114,7 +114,7 @@ fn greedy_tokens_and_logprobs_are_those_of_transformers() {
     for case in Golden::all() {
         let settings = Settings { temperature: 0.0, top_logprobs: Some(5), ..case.settings() };
         let mut sampler = case.sampler(&settings);
-        let choice = sampler.choose(&case.logits).unwrap();
+        let choice = sampler.choose(&case.logits, None).unwrap();
         assert_eq!(choice.token, case.greedy, "{:?}", case.settings);
         let logprobs = choice.logprobs.unwrap();
         assert!((logprobs.chosen - case.greedy_logprob).abs() < 2e-6);
@@ -202,7 +202,7 @@ fn no_temperature_and_one_candidate_are_greedy() {
         let row = random.row(tokens);
         let settings = random.settings();
         let choose = |settings: Settings| {
-            Sampler::new(&settings, &[], row.len()).unwrap().choose(&row).unwrap().token
+            Sampler::new(&settings, &[], row.len()).unwrap().choose(&row, None).unwrap().token
         };
         let greedy = choose(Settings::default());
         let largest = row.iter().copied().fold(f32::MIN, f32::max);
@@ -234,7 +234,7 @@ fn draws_are_as_frequent_as_they_are_likely() {
         let distribution = sampler.distribution(&row).unwrap();
         let mut counts = vec![0u32; row.len()];
         for _ in 0..DRAWS {
-            counts[sampler.choose(&row).unwrap().token as usize] += 1;
+            counts[sampler.choose(&row, None).unwrap().token as usize] += 1;
         }
         let expected = |part: f64| part * f64::from(DRAWS);
         let mut chi_square = 0.0;
@@ -256,7 +256,7 @@ fn equal_seeds_give_equal_tokens_at_any_place_of_a_batch() {
     let sampler = |settings: &Settings| Sampler::new(settings, &[1, 2], 500).unwrap();
     let alone = |settings: &Settings| -> Vec<u32> {
         let mut sampler = sampler(settings);
-        rows.iter().map(|row| sampler.choose(row).unwrap().token).collect()
+        rows.iter().map(|row| sampler.choose(row, None).unwrap().token).collect()
     };
     // Eight answers step together; each begins one step after the one before.
     let mut batch: Vec<Sampler> = settings.iter().map(sampler).collect();
@@ -264,7 +264,7 @@ fn equal_seeds_give_equal_tokens_at_any_place_of_a_batch() {
     for step in 0..rows.len() + batch.len() {
         for (slot, sampler) in batch.iter_mut().enumerate() {
             if let Some(row) = step.checked_sub(slot).and_then(|step| rows.get(step)) {
-                said[slot].push(sampler.choose(row).unwrap().token);
+                said[slot].push(sampler.choose(row, None).unwrap().token);
             }
         }
     }
@@ -279,7 +279,8 @@ fn equal_seeds_give_equal_tokens_at_any_place_of_a_batch() {
 fn penalties_see_what_was_chosen() {
     let settings = Settings { frequency_penalty: 1.0, ..Settings::default() };
     let mut sampler = Sampler::new(&settings, &[0], 3).unwrap();
-    let said: Vec<u32> = (0..6).map(|_| sampler.choose(&[2.5, 1.8, -1.0]).unwrap().token).collect();
+    let said: Vec<u32> =
+        (0..6).map(|_| sampler.choose(&[2.5, 1.8, -1.0], None).unwrap().token).collect();
     // The first two of the rows: 2.5 1.8, 1.5 1.8, 1.5 0.8, 0.5 0.8, 0.5 -0.2, -0.5 -0.2.
     assert_eq!(said, [0, 1, 0, 1, 0, 1]);
 }
@@ -296,19 +297,62 @@ fn rows_that_are_not_finite_are_refused_by_every_way() {
                 settings.top_logprobs = (seed % 2 == 0).then_some(3);
                 settings.repetition_penalty = 1.0 + (seed % 3) as f32;
                 let mut sampler = Sampler::new(&settings, &[place as u32], 100).unwrap();
-                assert_eq!(sampler.choose(&row), Err(NotFinite));
+                assert_eq!(sampler.choose(&row, None), Err(NotFinite));
             }
             assert_eq!(
-                Sampler::new(&Settings::GREEDY, &[], 100).unwrap().choose(&row),
+                Sampler::new(&Settings::GREEDY, &[], 100).unwrap().choose(&row, None),
                 Err(NotFinite)
             );
         }
     }
-    assert_eq!(Sampler::new(&Settings::GREEDY, &[], 0).unwrap().choose(&[]), Err(NotFinite));
+    assert_eq!(Sampler::new(&Settings::GREEDY, &[], 0).unwrap().choose(&[], None), Err(NotFinite));
     // Logits that only a penalty takes out of range.
     let settings = Settings { repetition_penalty: 10.0, ..Settings::default() };
     let mut sampler = Sampler::new(&settings, &[0], 2).unwrap();
-    assert_eq!(sampler.choose(&[-3e38, 0.0]), Err(NotFinite));
+    assert_eq!(sampler.choose(&[-3e38, 0.0], None), Err(NotFinite));
+}
+
+#[test]
+fn a_mask_leaves_what_it_allows_and_all_of_it_changes_nothing() {
+    for seed in 0..300 {
+        let mut random = Random(seed);
+        let tokens = 1 + random.next() as usize % 3000;
+        let (row, mut settings) = (random.row(tokens), random.settings());
+        settings.frequency_penalty = (seed % 2) as f32;
+        settings.temperature *= (seed % 3) as f32 / 2.0;
+        settings.top_logprobs = Some(3);
+        let choose = |mask: Option<&[u32]>| {
+            let mut sampler = Sampler::new(&settings, &[], tokens).unwrap();
+            let choice = sampler.choose(&row, mask.map(Mask::new)).unwrap();
+            (choice.token, choice.logprobs.unwrap().clone())
+        };
+        let words: Vec<u32> =
+            (0..tokens.div_ceil(32)).map(|_| random.next() as u32 & random.next() as u32).collect();
+        let all = vec![u32::MAX; words.len()];
+        assert_eq!(choose(None), choose(Some(&all)), "{settings:?}");
+        let is_empty = Mask::new(&words).tokens().all(|token| token as usize >= tokens);
+        let mut sampler = Sampler::new(&settings, &[], tokens).unwrap();
+        let choice = sampler.choose(&row, Some(Mask::new(&words)));
+        if is_empty {
+            assert_eq!(choice, Err(NotFinite));
+            continue;
+        }
+        let choice = choice.unwrap();
+        assert!(Mask::new(&words).allows(choice.token), "{settings:?}");
+        let (_, plain) = choose(None);
+        assert_eq!(choice.logprobs.unwrap().top, plain.top, "the model's own distribution");
+        // One that allows nothing else is chosen however unlikely it is.
+        let only = random.next() as usize % tokens;
+        let mut words = vec![0; only / 32 + 1];
+        words[only / 32] = 1 << (only % 32);
+        assert_eq!(choose(Some(&words)).0 as usize, only);
+    }
+}
+
+#[test]
+fn what_a_mask_takes_away_must_be_finite_too() {
+    let mut sampler = Sampler::new(&Settings::GREEDY, &[], 3).unwrap();
+    assert_eq!(sampler.choose(&[0.0, f32::NAN, 1.0], Some(Mask::new(&[0b101]))), Err(NotFinite));
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     let weights = request.optional_input("weights").map(Checkpoint::open).transpose();
     let weights = weights.map_err(Failed::model)?;
     let vision = VisionEngine::open(request.input("vision")?).map_err(Failed::invalid)?;
-    let exact = KvOptions { kind: KvType::F32, bytes_max: None };
+    let exact = KvOptions { kind: KvType::F32, ..KvOptions::default() };
     let llm = LlmEngine::open_with(request.input("llm")?, exact).map_err(Failed::invalid)?;
     say("checking digests");
     vision.verify_digest().map_err(Failed::invalid)?;

@@ -1,0 +1,301 @@
+//! Lets a random model answer under grammars: whatever it says must be of the form asked for.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::sampling::{Sampler, Settings};
+use crate::tokenizer::{TOKENIZER_FILE, Tokenizer};
+
+/// Tokens of an answer, after which it is given up.
+const TOKENS_MAX: usize = 600;
+
+/// A small random sequence (splitmix64).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[self.below(choices.len() as u64) as usize]
+    }
+}
+
+/// A small vocabulary, and a model that says anything.
+pub(crate) struct World {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) compiler: Compiler,
+    ends: [u32; 1],
+    vocab: usize,
+    /// Tokens a random model likes, so that it comes to an end.
+    closing: Vec<u32>,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/shapes-vl");
+        let tokenizer = Tokenizer::open(&data.join(TOKENIZER_FILE)).unwrap();
+        let ends = [tokenizer.token("<|im_end|>").unwrap()];
+        // More logits than words, as models have.
+        let vocab = tokenizer.vocab() + 7;
+        let compiler = Compiler::new(&tokenizer, vocab, &ends).unwrap();
+        let words = ["\"", "}", "]", ")", "\"}", "0", "1", "<|im_end|>"];
+        let closing = words.iter().filter_map(|word| tokenizer.token(word)).collect();
+        Self { tokenizer, compiler, ends, vocab, closing }
+    }
+
+    /// An answer of a random model that is held to `grammar`; nothing if it does not end.
+    pub(crate) fn answer(&self, grammar: &Grammar, random: &mut Random) -> Option<String> {
+        let mut constraint = self.compiler.compile(grammar).unwrap();
+        let settings = Settings { temperature: 1.0, seed: random.next(), ..Settings::default() };
+        let mut sampler = Sampler::new(&settings, &[], self.vocab).unwrap();
+        let mut tokens = Vec::new();
+        while tokens.len() < TOKENS_MAX {
+            let mut logits: Vec<f32> =
+                (0..self.vocab).map(|_| random.below(1000) as f32 / 200.0).collect();
+            self.closing.iter().for_each(|token| logits[*token as usize] += 7.0);
+            let forced = constraint.clone().forced();
+            let may_end = constraint.may_end().unwrap();
+            let mask = constraint.mask().unwrap();
+            assert_eq!(mask.allows(self.ends[0]), may_end);
+            if let Some(token) = forced.first() {
+                assert!(mask.allows(*token), "what must come may come");
+            }
+            let token = sampler.choose(&logits, Some(mask)).unwrap().token;
+            constraint.take(token).unwrap();
+            if self.ends.contains(&token) {
+                return Some(self.tokenizer.decode(&tokens, true).unwrap());
+            }
+            tokens.push(token);
+        }
+        None
+    }
+}
+
+/// A random schema of parts that models are asked for.
+fn schema(random: &mut Random, depth: u64) -> Value {
+    let kinds = if depth == 0 { 6 } else { 10 };
+    match random.below(kinds) {
+        0 => {
+            let least = random.below(40) as i64 - 20;
+            json!({ "type": "integer", "minimum": least, "maximum": least + random.below(50) as i64 })
+        }
+        1 => {
+            json!({ "type": "string", "minLength": random.below(3), "maxLength": 3 + random.below(9) })
+        }
+        2 => json!({ "enum": ["red", "green \u{e9}\n", 3, null, true] }),
+        3 => {
+            json!({ "type": "string", "pattern": random.of(&["^[a-c]{2,5}$", "^\\d{3}-\\d{2}$", "x+y?"]) })
+        }
+        4 => json!({ "type": ["boolean", "null"] }),
+        5 => json!({ "type": "string", "format": random.of(&["date", "time", "uuid", "ipv4"]) }),
+        6 => {
+            let least = random.below(2);
+            let items = schema(random, depth - 1);
+            json!({ "type": "array", "items": items, "minItems": least, "maxItems": least + random.below(3) })
+        }
+        7 => json!({ "anyOf": [schema(random, depth - 1), schema(random, depth - 1)] }),
+        8 => {
+            let shared = schema(random, depth - 1);
+            json!({
+                "$defs": { "shared": shared },
+                "type": "object",
+                "properties": { "a": { "$ref": "#/$defs/shared" }, "b": { "type": "number" } },
+                "required": ["a"],
+                "additionalProperties": false,
+            })
+        }
+        _ => {
+            let names = ["name", "count", "a b", "\u{e9}t\u{e9}"];
+            let mut properties = serde_json::Map::new();
+            for name in &names[..1 + random.below(4) as usize] {
+                properties.insert((*name).to_owned(), schema(random, depth - 1));
+            }
+            let required: Vec<String> =
+                properties.keys().filter(|_| random.below(2) == 0).cloned().collect();
+            json!({
+                "type": "object",
+                "properties": properties,
+                "required": required,
+                "additionalProperties": random.below(2) == 0,
+            })
+        }
+    }
+}
+
+/// References are of the whole document, so only the outermost schema may define anything.
+fn is_definable(schema: &Value) -> bool {
+    let inner = schema.to_string().matches("$defs\":").count();
+    inner == 0 || (inner == 1 && schema.get("$defs").is_some())
+}
+
+#[test]
+fn whatever_is_said_under_a_schema_validates() {
+    let world = World::new();
+    let mut random = Random(1);
+    let (mut ended, mut tried) = (0, 0);
+    while tried < 150 {
+        let schema = schema(&mut random, 2);
+        if !is_definable(&schema) {
+            continue;
+        }
+        tried += 1;
+        let options = jsonschema::options().should_validate_formats(true);
+        let validator = options.build(&schema).unwrap();
+        let grammar = Grammar::JsonSchema(schema.clone());
+        let Some(answer) = world.answer(&grammar, &mut random) else { continue };
+        match serde_json::from_str::<Value>(&answer) {
+            Ok(value) => assert!(validator.is_valid(&value), "{schema}\n{answer}"),
+            // JSON sets numbers no limit.
+            Err(error) => assert!(error.to_string().contains("out of range"), "{answer}: {error}"),
+        }
+        ended += 1;
+    }
+    assert!(ended > 100, "only {ended} of {tried} answers ended");
+}
+
+#[test]
+fn other_forms_are_kept_too() {
+    let world = World::new();
+    let mut random = Random(2);
+    let mut check = |grammar: Grammar, holds: &dyn Fn(&str) -> bool| {
+        let answers: Vec<String> =
+            (0..12).filter_map(|_| world.answer(&grammar, &mut random)).collect();
+        assert!(answers.len() > 4, "{grammar:?}: {answers:?}");
+        for answer in answers {
+            assert!(holds(&answer), "{grammar:?}: {answer:?}");
+        }
+    };
+    check(Grammar::JsonObject, &|text| {
+        serde_json::from_str::<Value>(text)
+            .map_or_else(|error| error.to_string().contains("out of range"), |v| v.is_object())
+    });
+    let choices = ["yes", "no", "it is \"unsure\"\n", "yes, but"].map(str::to_owned);
+    check(Grammar::Choice(choices.to_vec()), &|text| choices.iter().any(|choice| choice == text));
+    check(Grammar::Regex("a{1,3}(b|c)/\\d".to_owned()), &|text| {
+        let rest = text.trim_start_matches('a');
+        let count = text.len() - rest.len();
+        (1..=3).contains(&count) && rest.starts_with(['b', 'c']) && rest.as_bytes()[1] == b'/'
+    });
+    check(Grammar::Lark("start: \"<\" /[0-9]{1,4}/ \">\"".to_owned()), &|text| {
+        text.starts_with('<') && text.ends_with('>') && (3..=6).contains(&text.len())
+    });
+    let sum = "root ::= part (\" + \" part)*\npart ::= [0-9]{1,3} | \"(\" root \")\"\n";
+    check(Grammar::of_text(sum.to_owned()), &|text| {
+        let deep = text.chars().try_fold(0i32, |deep, c| match c {
+            '(' => Some(deep + 1),
+            ')' => (deep > 0).then_some(deep - 1),
+            '0'..='9' | ' ' | '+' => Some(deep),
+            _ => None,
+        });
+        deep == Some(0) && !text.contains("()") && !text.ends_with("+ ")
+    });
+    let flat = Grammar::of_text("root ::= \"a\"? [b-d]* \"ba\"".to_owned());
+    check(flat, &|text| text.ends_with("ba") && !text[1..].trim_end_matches('a').contains('a'));
+}
+
+#[track_caller]
+fn check_error(grammar: &Grammar, words: &[&str]) {
+    let error = World::new().compiler.compile(grammar).unwrap_err().to_string();
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    assert!(!error.contains('\n'), "{error}");
+}
+
+#[test]
+fn faults_are_named() {
+    let schema = |value: Value| Grammar::JsonSchema(value);
+    check_error(&schema(json!({ "type": "strin" })), &["JSON schema", "strin"]);
+    check_error(&schema(json!({ "type": "array", "uniqueItems": true })), &["uniqueItems"]);
+    check_error(&schema(json!({ "$ref": "#/$defs/none" })), &["none"]);
+    check_error(
+        &schema(json!({ "type": "integer", "minimum": 5, "maximum": 3 })),
+        &["nsatisfiable"],
+    );
+    check_error(
+        &schema(json!({ "type": "string", "pattern": "(" })),
+        &["JSON schema", "unclosed group"],
+    );
+    check_error(&schema(json!([1])), &["JSON schema", "object"]);
+    check_error(&Grammar::Regex("a(".to_owned()), &["regular expression"]);
+    check_error(&Grammar::Lark("begin: \"a\"".to_owned()), &["grammar", "start"]);
+    check_error(&Grammar::Gbnf("root ::= x".to_owned()), &["no rule \"x\""]);
+    check_error(&Grammar::Choice(Vec::new()), &["must be 1 to 1024, not 0"]);
+    check_error(&Grammar::Regex("a".repeat(300_000)), &["300000 bytes"]);
+}
+
+#[test]
+fn what_a_client_says_of_white_space_is_not_heard() {
+    let world = World::new();
+    let mut schema =
+        json!({ "type": "object", "properties": { "a": { "enum": [1] } }, "required": ["a"] });
+    schema["x-guidance"] = json!({ "lenient": true, "whitespace_pattern": "x" });
+    let mut random = Random(3);
+    let answer = world.answer(&Grammar::JsonSchema(schema), &mut random).unwrap();
+    assert!(serde_json::from_str::<Value>(&answer).unwrap()["a"] == 1, "{answer}");
+}
+
+#[test]
+fn no_grammar_takes_long() {
+    let world = World::new();
+    let wide: Value = (0..2000)
+        .map(|n| (format!("p{n}"), json!({ "type": "string", "pattern": "^(a|b)*c{3}$" })))
+        .collect();
+    let hostile = [
+        Grammar::Regex("((a{1,100}){1,100}){1,100}".to_owned()),
+        Grammar::Regex("(a|b)*a(a|b){60}".to_owned()),
+        Grammar::Regex("(.*a){40}".to_owned()),
+        Grammar::Regex("[\\w\\s]{5000}".to_owned()),
+        Grammar::Lark("start: start start | \"a\" | start \"b\" start".to_owned()),
+        Grammar::Lark("start: (\"a\"? \"a\"? \"a\"?)*".to_owned()),
+        Grammar::Gbnf("root ::= root root root | \"a\" | \"\"".to_owned()),
+        Grammar::JsonSchema(json!({ "type": "object", "properties": wide })),
+        Grammar::JsonSchema(json!({ "type": "array", "items": { "$ref": "#" }, "minItems": 1000 })),
+        Grammar::JsonSchema(json!({ "type": "string", "maxLength": 1_000_000_000 })),
+        Grammar::JsonSchema(
+            json!({ "allOf": vec![json!({ "type": "string", "pattern": "a.*b" }); 50] }),
+        ),
+    ];
+    for grammar in hostile {
+        let start = Instant::now();
+        if let Ok(mut constraint) = world.compiler.compile(&grammar) {
+            for _ in 0..30 {
+                let Ok(mask) = constraint.mask() else { break };
+                let Some(token) = mask.tokens().next() else { break };
+                if world.ends.contains(&token) || constraint.take(token).is_err() {
+                    break;
+                }
+            }
+        }
+        // Unbounded, some of these take minutes and gigabytes.
+        assert!(start.elapsed() < Duration::from_secs(20), "{grammar:?}: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn a_constraint_moves_between_threads_and_refuses_what_it_did_not_allow() {
+    fn is_send<T: Send>(value: T) -> T {
+        value
+    }
+    let world = World::new();
+    let grammar = Grammar::Choice(vec!["a".to_owned()]);
+    let mut constraint = is_send(world.compiler.compile(&grammar).unwrap());
+    let (a, b) = (world.tokenizer.token("a").unwrap(), world.tokenizer.token("b").unwrap());
+    let mut other = constraint.clone();
+    assert!(constraint.take(b).is_err());
+    assert_eq!(other.mask().unwrap().tokens().collect::<Vec<_>>(), [a]);
+    other.take(a).unwrap();
+    assert!(other.is_ended() && other.forced().is_empty());
+    assert_eq!(other.mask().unwrap().tokens().collect::<Vec<_>>(), world.ends);
+    other.take(world.ends[0]).unwrap();
+}

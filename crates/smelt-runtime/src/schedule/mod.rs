@@ -1,0 +1,500 @@
+//! Decides what the engine of a language model does next for many requests at once.
+//!
+//! Events in (a task arrives, a chunk was read, a step was said, a task ends), one [`Step`] out.  A
+//! task waits, is given a slot, has its prompt read in chunks between the steps of others, then
+//! says a token with every step of all.  Slots of ended tasks keep what they hold until their room
+//! is wanted, so that what begins alike is not read again.  Where keys and values do not suffice, kept
+//! slots are forgotten first, then the youngest task gives its slot back and later reads on
+//! from what it has said.  Knows no engine, clock, text or picture.
+
+mod line;
+mod share;
+#[cfg(test)]
+mod simulation;
+
+use std::collections::BTreeMap;
+
+use smelt_engine::llm::prefix::{Found, Piece, Prefixes};
+
+pub use line::{Standing, is_passed, next as next_in_line};
+pub use share::{Share, Work};
+
+/// A task's name.
+pub type TaskId = u64;
+
+/// Tasks of high priority that may be given a slot in a row while others wait: those are slowed, not
+/// shut out.
+const HIGHS_IN_A_ROW_MAX: u32 = 8;
+
+/// How long answers may stand still for a chunk of a prompt.
+const STALL_US: u64 = 80_000;
+
+/// Fewest tokens of a chunk: fewer would cost nearly as much.
+const CHUNK_TOKENS_MIN: usize = 32;
+
+/// Most tokens of a chunk, also where nobody waits: a disconnect is noticed between chunks.
+const CHUNK_TOKENS_MAX: usize = 512;
+
+/// A prompt waits for another one that is being read if they share so many tokens more than any slot
+/// holds: as many as one block of keys and values.
+const SHARED_TOKENS_MIN: usize = 64;
+
+/// Who goes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Before others.
+    High,
+    /// As they come.
+    #[default]
+    Normal,
+}
+
+/// What there is to be shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Slots of the engine.
+    pub slots: usize,
+    /// Tasks that may have one at once; at most as many.
+    pub running_max: usize,
+    /// Tokens of one block of keys and values.
+    pub block_tokens: usize,
+    /// Blocks that there may be.
+    pub blocks_total: usize,
+}
+
+/// What is to be done next.  Slots have changed in the schedule already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Let `slot` hold the first tokens of another one, or of itself, or nothing.
+    Admit {
+        /// Whose slot it is now.
+        task: TaskId,
+        /// The slot.
+        slot: usize,
+        /// What it begins with.
+        from: Option<Found>,
+    },
+    /// Run so many of the task's tokens behind those that its slot holds.
+    Read {
+        /// The task.
+        task: TaskId,
+        /// Its slot.
+        slot: usize,
+        /// How many tokens.
+        tokens: usize,
+        /// Whether logits are wanted: these are the last ones.
+        is_last: bool,
+    },
+    /// Put each task's last token behind what its slot holds.
+    Say(Vec<(TaskId, usize)>),
+    /// Forget what a slot holds.
+    Forget {
+        /// The slot.
+        slot: usize,
+    },
+    /// Forget what a slot holds; its task waits again.
+    Preempt {
+        /// The task.
+        task: TaskId,
+        /// The slot.
+        slot: usize,
+    },
+    /// The task has all the room there is, and needs more: end it.
+    Full {
+        /// The task.
+        task: TaskId,
+    },
+    /// Wait for something to happen.
+    Rest,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting,
+    Reading {
+        slot: usize,
+    },
+    /// The prompt is read; what follows is not chosen yet.
+    Choosing {
+        slot: usize,
+    },
+    /// The last piece is chosen and not in the slot yet.
+    Saying {
+        slot: usize,
+    },
+}
+
+#[derive(Debug)]
+struct Task {
+    priority: Priority,
+    order: u64,
+    /// The prompt and what was said.
+    pieces: Vec<Piece>,
+    state: State,
+    /// How often a later one read a chunk since this one did.
+    passed: u32,
+}
+
+impl Task {
+    fn slot(&self) -> Option<usize> {
+        match self.state {
+            State::Waiting => None,
+            State::Reading { slot } | State::Choosing { slot } | State::Saying { slot } => {
+                Some(slot)
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Empty,
+    /// Nobody's; what it holds may be of use.  When it was last.
+    Kept(u64),
+    Taken,
+}
+
+/// How many there are of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Tasks without a slot.
+    pub waiting: usize,
+    /// Tasks whose prompt is being read.
+    pub reading: usize,
+    /// Tasks that say something.
+    pub saying: usize,
+    /// Slots that are kept for what they hold.
+    pub kept: usize,
+}
+
+/// What all tasks of an engine are doing.
+#[derive(Debug)]
+pub struct Schedule {
+    capacity: Capacity,
+    tasks: BTreeMap<TaskId, Task>,
+    slots: Vec<Use>,
+    prefixes: Prefixes,
+    share: Share,
+    /// Counts arrivals and uses of slots.
+    clock: u64,
+    highs_in_a_row: u32,
+    /// A task was preempted, and none has ended since: whoever came would be preempted, too.
+    is_tight: bool,
+    /// Blocks that the engine found missing.
+    lacking: usize,
+    /// What a token of a prompt takes, as it was last.
+    token_us: u64,
+}
+
+impl Schedule {
+    /// With no tasks and empty slots.
+    pub fn new(capacity: Capacity) -> Self {
+        Self {
+            capacity,
+            tasks: BTreeMap::new(),
+            slots: vec![Use::Empty; capacity.slots],
+            prefixes: Prefixes::new(capacity.slots),
+            share: Share::default(),
+            clock: 0,
+            highs_in_a_row: 0,
+            is_tight: false,
+            lacking: 0,
+            token_us: 0,
+        }
+    }
+
+    /// Whether a prompt of so many tokens can ever be read.
+    pub fn fits(&self, tokens: usize) -> bool {
+        self.blocks(tokens + 1) <= self.capacity.blocks_total
+    }
+
+    /// How many tasks and slots are in which state.
+    pub fn counts(&self) -> Counts {
+        let count = |is: fn(&State) -> bool| self.tasks.values().filter(|t| is(&t.state)).count();
+        Counts {
+            waiting: count(|state| matches!(state, State::Waiting)),
+            reading: count(|state| matches!(state, State::Reading { .. })),
+            saying: count(|s| matches!(s, State::Choosing { .. } | State::Saying { .. })),
+            kept: self.slots.iter().filter(|slot| matches!(slot, Use::Kept(_))).count(),
+        }
+    }
+
+    /// A task whose prompt, at least one piece, is `pieces` and [fits](Self::fits).
+    pub fn arrive(&mut self, id: TaskId, priority: Priority, pieces: Vec<Piece>) {
+        debug_assert!(!pieces.is_empty() && self.fits(pieces.len()));
+        let task = Task { priority, order: self.tick(), pieces, state: State::Waiting, passed: 0 };
+        let before = self.tasks.insert(id, task);
+        debug_assert!(before.is_none(), "task {id} arrived twice");
+    }
+
+    /// Takes note that a [`Step::Read`] was done.
+    pub fn did_read(&mut self, task: TaskId, tokens: usize, time_us: u64) {
+        self.share.spend(Work::Reading, time_us);
+        self.token_us = time_us / tokens.max(1) as u64;
+        self.lacking = 0;
+        let Some(order) = self.tasks.get(&task).map(|task| task.order) else { return };
+        for other in self.tasks.values_mut() {
+            let is_reading = matches!(other.state, State::Reading { .. });
+            other.passed += u32::from(is_reading && is_passed(other.order, order));
+        }
+        let Some(task) = self.tasks.get_mut(&task) else { return };
+        let State::Reading { slot } = task.state else { return };
+        let held = self.prefixes.held(slot).len();
+        task.passed = 0;
+        self.prefixes.append(slot, &task.pieces[held..held + tokens]);
+        if held + tokens == task.pieces.len() {
+            task.state = State::Choosing { slot };
+        }
+    }
+
+    /// Takes note that a [`Step::Say`] was done.
+    pub fn did_say(&mut self, tasks: &[(TaskId, usize)], time_us: u64) {
+        self.share.spend(Work::Saying, time_us);
+        self.lacking = 0;
+        for (id, slot) in tasks {
+            let Some(task) = self.tasks.get_mut(id) else { continue };
+            self.prefixes.append(*slot, &task.pieces[task.pieces.len() - 1..]);
+            task.state = State::Choosing { slot: *slot };
+        }
+    }
+
+    /// The engine refused a step since it lacks so many blocks; it will be tried again.
+    pub fn lack(&mut self, blocks: usize) {
+        self.lacking = blocks.max(1);
+    }
+
+    /// What a task whose prompt was read, or that has said a token, says next.
+    pub fn chose(&mut self, task: TaskId, token: u32) {
+        let Some(task) = self.tasks.get_mut(&task) else { return };
+        if let State::Choosing { slot } = task.state {
+            task.pieces.push(Piece::Token(token));
+            task.state = State::Saying { slot };
+        }
+    }
+
+    /// The task is done, or nobody waits for it; what its slot holds is kept.
+    pub fn end(&mut self, task: TaskId) {
+        let Some(task) = self.tasks.remove(&task) else { return };
+        self.is_tight = false;
+        if let Some(slot) = task.slot() {
+            self.slots[slot] = Use::Kept(self.tick());
+        }
+    }
+
+    /// What to do next, with so many blocks free.
+    pub fn next(&mut self, blocks_free: usize) -> Step {
+        if let Some(step) = self.admit(blocks_free) {
+            return step;
+        }
+        let has = |is: fn(&State) -> bool| self.tasks.values().any(|task| is(&task.state));
+        let is_reading = has(|state| matches!(state, State::Reading { .. }));
+        let is_saying = has(|state| matches!(state, State::Saying { .. }));
+        match self.share.next(is_reading, is_saying) {
+            None => Step::Rest,
+            Some(Work::Reading) => self.read(is_saying, blocks_free),
+            Some(Work::Saying) => self.say(blocks_free),
+        }
+    }
+
+    /// The next chunk of a prompt, or what makes room for it.
+    fn read(&mut self, is_saying: bool, blocks_free: usize) -> Step {
+        let reading = self.tasks.iter().filter_map(|(id, task)| match task.state {
+            State::Reading { slot } => Some((*id, slot, task)),
+            _ => None,
+        });
+        let line: Vec<(TaskId, usize, Standing)> = reading
+            .map(|(id, slot, task)| {
+                let left = task.pieces.len() - self.prefixes.held(slot).len();
+                (id, slot, Standing { left, order: task.order, passed: task.passed })
+            })
+            .collect();
+        let standings: Vec<Standing> = line.iter().map(|(.., standing)| *standing).collect();
+        let Some(place) = next_in_line(&standings) else { return Step::Rest };
+        let (task, slot, Standing { left, .. }) = line[place];
+        let tokens = left.min(self.chunk_tokens(is_saying));
+        let held = self.prefixes.held(slot).len();
+        let need = self.blocks(held + tokens) - self.blocks(held);
+        if need.max(self.lacking) > blocks_free {
+            return self.make_room();
+        }
+        Step::Read { task, slot, tokens, is_last: tokens == left }
+    }
+
+    /// One step of all answers, or what makes room for it.
+    fn say(&mut self, blocks_free: usize) -> Step {
+        let saying = self.tasks.iter().filter_map(|(id, task)| match task.state {
+            State::Saying { slot } => Some((*id, slot)),
+            _ => None,
+        });
+        let batch: Vec<(TaskId, usize)> = saying.collect();
+        let grows = |slot: usize| {
+            let held = self.prefixes.held(slot).len();
+            self.blocks(held + 1) - self.blocks(held)
+        };
+        let need: usize = batch.iter().map(|(_, slot)| grows(*slot)).sum();
+        if need.max(self.lacking) > blocks_free {
+            return self.make_room();
+        }
+        Step::Say(batch)
+    }
+
+    /// Tokens of the next chunk: as many as answers can stand still for.
+    fn chunk_tokens(&self, is_saying: bool) -> usize {
+        if !is_saying || self.token_us == 0 {
+            return if is_saying { CHUNK_TOKENS_MIN } else { CHUNK_TOKENS_MAX };
+        }
+        let tokens = usize::try_from(STALL_US / self.token_us).unwrap_or(CHUNK_TOKENS_MAX);
+        let whole = tokens / CHUNK_TOKENS_MIN * CHUNK_TOKENS_MIN;
+        whole.clamp(CHUNK_TOKENS_MIN, CHUNK_TOKENS_MAX)
+    }
+
+    /// Forgets the slot that was of no use for the longest time; without one, takes the slot of the
+    /// youngest task.
+    fn make_room(&mut self) -> Step {
+        if let Some(slot) = self.oldest_kept(None) {
+            return self.forget(slot);
+        }
+        let running = self.tasks.iter().filter_map(|(id, task)| Some((task, *id, task.slot()?)));
+        let mut running: Vec<_> =
+            running.map(|(task, id, slot)| ((task.priority, task.order), id, slot)).collect();
+        running.sort_unstable();
+        match running[..] {
+            [] => Step::Rest,
+            [(_, task, _)] => Step::Full { task },
+            [.., (_, task, slot)] => {
+                if let Some(youngest) = self.tasks.get_mut(&task) {
+                    youngest.state = State::Waiting;
+                }
+                self.is_tight = true;
+                self.slots[slot] = Use::Empty;
+                self.prefixes.truncate(slot, 0);
+                Step::Preempt { task, slot }
+            }
+        }
+    }
+
+    /// Gives a slot to the task that is next, or makes room for it, if it can be.
+    fn admit(&mut self, blocks_free: usize) -> Option<Step> {
+        let running = self.slots.iter().filter(|slot| **slot == Use::Taken).count();
+        if self.is_tight || running >= self.capacity.running_max {
+            return None;
+        }
+        let id = self.next_waiting()?;
+        let pieces = &self.tasks[&id].pieces;
+        // The engine has to be given at least one token.
+        let found = self.prefixes.longest(pieces);
+        let found = found.map(|found| Found { len: found.len.min(pieces.len() - 1), ..found });
+        let found = found.filter(|found| found.len > 0);
+        let shared = found.map_or(0, |found| found.len / self.capacity.block_tokens);
+        let need = self.blocks(pieces.len() + 1) - shared;
+        if need + self.promised() > blocks_free {
+            let other = self.oldest_kept(found.map(|found| found.slot));
+            // What is shared may itself be what takes the room.
+            let last = || self.oldest_kept(None).filter(|_| running == 0);
+            return other.or_else(last).map(|slot| self.forget(slot));
+        }
+        let slot = self.slot_for(found)?;
+        Some(self.take(id, slot, found))
+    }
+
+    /// The first in line, of those that no prompt under way will spare reading.
+    fn next_waiting(&self) -> Option<TaskId> {
+        let is_normals_turn = self.highs_in_a_row >= HIGHS_IN_A_ROW_MAX;
+        let is_later = |task: &Task| (task.priority == Priority::High) == is_normals_turn;
+        let waiting = self.tasks.iter().filter(|(_, task)| task.state == State::Waiting);
+        let mut waiting: Vec<_> =
+            waiting.map(|(id, task)| ((is_later(task), task.order), *id, task)).collect();
+        waiting.sort_unstable_by_key(|(rank, ..)| *rank);
+        waiting.into_iter().find(|(.., task)| !self.is_spared(task)).map(|(_, id, _)| id)
+    }
+
+    /// Whether a prompt that is being read shares much with this one, and more than slots hold.
+    fn is_spared(&self, task: &Task) -> bool {
+        let reading =
+            self.tasks.values().filter(|other| matches!(other.state, State::Reading { .. }));
+        let shared = |other: &Task| {
+            let pairs = other.pieces.iter().zip(&task.pieces);
+            pairs.take_while(|(other, own)| other == own).count()
+        };
+        let Some(most) = reading.map(shared).max() else { return false };
+        if most < SHARED_TOKENS_MIN {
+            return false;
+        }
+        let held = self.prefixes.longest(&task.pieces).map_or(0, |found| found.len);
+        most >= held + SHARED_TOKENS_MIN
+    }
+
+    /// Blocks that tasks with a slot will need soon: for the rest of their prompts, and one token.
+    fn promised(&self) -> usize {
+        let running = self.tasks.values().filter_map(|task| Some((task, task.slot()?)));
+        running
+            .map(|(task, slot)| {
+                let held = self.prefixes.held(slot).len();
+                self.blocks(task.pieces.len() + 1) - self.blocks(held)
+            })
+            .sum()
+    }
+
+    /// The slot for a task that begins with what was found: the same one if the task goes on from
+    /// all it holds, else an empty one, else the one of no use for the longest time.
+    fn slot_for(&self, found: Option<Found>) -> Option<usize> {
+        let goes_on = |found: &Found| {
+            let is_kept = matches!(self.slots[found.slot], Use::Kept(_));
+            is_kept && found.len == self.prefixes.held(found.slot).len()
+        };
+        let same = found.filter(goes_on).map(|found| found.slot);
+        let empty = || self.slots.iter().position(|slot| *slot == Use::Empty);
+        let other = || self.oldest_kept(found.map(|found| found.slot));
+        same.or_else(empty).or_else(other).or_else(|| self.oldest_kept(None))
+    }
+
+    fn take(&mut self, id: TaskId, slot: usize, from: Option<Found>) -> Step {
+        match from {
+            Some(from) if from.slot == slot => self.prefixes.truncate(slot, from.len),
+            Some(from) => self.prefixes.fork(from.slot, slot, from.len),
+            None => self.prefixes.truncate(slot, 0),
+        }
+        let now = self.tick();
+        if let Some(Found { slot: source, .. }) = from
+            && let Use::Kept(used) = &mut self.slots[source]
+        {
+            *used = now;
+        }
+        self.slots[slot] = Use::Taken;
+        let others_wait = self
+            .tasks
+            .values()
+            .any(|task| task.state == State::Waiting && task.priority == Priority::Normal);
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.state = State::Reading { slot };
+            task.passed = 0;
+            let is_high = task.priority == Priority::High;
+            self.highs_in_a_row = if is_high && others_wait { self.highs_in_a_row + 1 } else { 0 };
+        }
+        Step::Admit { task: id, slot, from }
+    }
+
+    fn forget(&mut self, slot: usize) -> Step {
+        self.slots[slot] = Use::Empty;
+        self.prefixes.truncate(slot, 0);
+        Step::Forget { slot }
+    }
+
+    /// The slot that was kept for the longest time, other than this one.
+    fn oldest_kept(&self, but: Option<usize>) -> Option<usize> {
+        let kept = self.slots.iter().enumerate().filter_map(|(slot, r#use)| match r#use {
+            Use::Kept(since) if Some(slot) != but => Some((*since, slot)),
+            _ => None,
+        });
+        kept.min().map(|(_, slot)| slot)
+    }
+
+    fn blocks(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.capacity.block_tokens)
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+}

@@ -1,0 +1,344 @@
+//! Plays random worlds against the schedule: arrivals, lengths, prices of steps, departures.
+//!
+//! The world has an engine that knows nothing but tokens and blocks: it shares them by reference, copies what is
+//! written, and refuses what has no room, as the real one does.  Each rule that users rely on is an assertion.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use super::*;
+
+const BLOCK: usize = 16;
+/// Prompts of one family begin alike for so many tokens at most.
+const COMMON_TOKENS: usize = 200;
+/// A world that does not end by then never will.
+const STEPS_MAX: usize = 60_000;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % end
+    }
+
+    fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+}
+
+/// What the real engine's cache does.
+struct Engine {
+    slots: Vec<(Vec<Piece>, Vec<Rc<()>>)>,
+    total: usize,
+}
+
+impl Engine {
+    fn free(&self) -> usize {
+        let held: BTreeSet<*const ()> =
+            self.slots.iter().flat_map(|(_, blocks)| blocks.iter().map(Rc::as_ptr)).collect();
+        self.total - held.len()
+    }
+
+    fn truncate(&mut self, slot: usize, len: usize) {
+        let (pieces, blocks) = &mut self.slots[slot];
+        pieces.truncate(len);
+        blocks.truncate(len.div_ceil(BLOCK));
+    }
+
+    fn fork(&mut self, from: Found, to: usize) {
+        let (pieces, blocks) = &self.slots[from.slot];
+        assert!(from.len <= pieces.len() && from.slot != to);
+        let blocks = blocks[..from.len.div_ceil(BLOCK)].to_vec();
+        self.slots[to] = (pieces[..from.len].to_vec(), blocks);
+    }
+
+    /// Appends to each slot; or tells how many blocks that would take, if there are fewer.
+    fn append(&mut self, more: &[(usize, &[Piece])]) -> Result<(), usize> {
+        let mut need = 0;
+        for (slot, new) in more {
+            let (pieces, blocks) = &self.slots[*slot];
+            need += (pieces.len() + new.len()).div_ceil(BLOCK) - blocks.len();
+            let is_open = !pieces.len().is_multiple_of(BLOCK);
+            need += usize::from(is_open && Rc::strong_count(&blocks[blocks.len() - 1]) > 1);
+        }
+        if need > self.free() {
+            return Err(need);
+        }
+        for (slot, new) in more {
+            let (pieces, blocks) = &mut self.slots[*slot];
+            if !pieces.len().is_multiple_of(BLOCK) {
+                let last = blocks.len() - 1;
+                if Rc::strong_count(&blocks[last]) > 1 {
+                    blocks[last] = Rc::new(());
+                }
+            }
+            pieces.extend_from_slice(new);
+            blocks.resize_with(pieces.len().div_ceil(BLOCK), || Rc::new(()));
+        }
+        Ok(())
+    }
+}
+
+/// A request of the world.
+struct Wish {
+    arrives_us: u64,
+    priority: Priority,
+    pieces: Vec<Piece>,
+    answer: usize,
+    /// Leaves without waiting for the end.
+    leaves_us: u64,
+}
+
+/// A request that was heard.
+struct Alive {
+    pieces: Vec<Piece>,
+    said: usize,
+    /// When the last token was said.
+    said_us: u64,
+    answer: usize,
+    leaves_us: u64,
+    priority: Priority,
+}
+
+struct World {
+    seed: u64,
+    schedule: Schedule,
+    engine: Engine,
+    wishes: Vec<Wish>,
+    alive: BTreeMap<TaskId, Alive>,
+    now_us: u64,
+    token_us: u64,
+    step_us: u64,
+    /// Since when prompts with a slot are not read, while there are some.
+    unread_since: Option<u64>,
+    /// Tasks of high priority that were given a slot while one of normal priority waited.
+    highs: u32,
+    preemptions: usize,
+    shared: usize,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let random = &mut random;
+        let slots = 1 + random.below(8);
+        let capacity = Capacity {
+            slots,
+            running_max: 1 + random.below(slots),
+            block_tokens: BLOCK,
+            blocks_total: 20 + random.below(150),
+        };
+        let room = (capacity.blocks_total - 2) * BLOCK;
+        let wishes = (0..1 + random.below(25)).map(|_| wish(random, room)).collect();
+        Self {
+            seed,
+            schedule: Schedule::new(capacity),
+            engine: Engine { slots: vec![Default::default(); slots], total: capacity.blocks_total },
+            wishes,
+            alive: BTreeMap::new(),
+            now_us: 0,
+            token_us: 1 + random.below(3_000) as u64,
+            step_us: 1 + random.below(50_000) as u64,
+            unread_since: None,
+            highs: 0,
+            preemptions: 0,
+            shared: 0,
+        }
+    }
+
+    /// What has come about by now: arrivals and departures.
+    fn pass(&mut self) {
+        let seed = self.seed;
+        for (id, wish) in self.wishes.iter_mut().enumerate() {
+            if wish.arrives_us > self.now_us || wish.pieces.is_empty() {
+                continue;
+            }
+            let pieces = std::mem::take(&mut wish.pieces);
+            assert!(self.schedule.fits(pieces.len()), "seed {seed}");
+            self.schedule.arrive(id as TaskId, wish.priority, pieces.clone());
+            let (answer, leaves_us, priority) = (wish.answer, wish.leaves_us, wish.priority);
+            let alive = Alive { pieces, said: 0, said_us: 0, answer, leaves_us, priority };
+            self.alive.insert(id as TaskId, alive);
+        }
+        let gone = self.alive.iter().filter(|(_, one)| one.leaves_us <= self.now_us);
+        for id in gone.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.end(id);
+        }
+    }
+
+    fn end(&mut self, id: TaskId) {
+        assert!(self.alive.remove(&id).is_some(), "seed {}: ended twice", self.seed);
+        self.schedule.end(id);
+    }
+
+    /// The task says its next token, or ends.
+    fn choose(&mut self, id: TaskId) {
+        let Some(one) = self.alive.get_mut(&id) else { return };
+        (one.said, one.said_us) = (one.said + 1, self.now_us);
+        if one.said >= one.answer {
+            self.end(id);
+            return;
+        }
+        let token = 1_000_000 + (id as u32) * 1000 + one.said as u32;
+        one.pieces.push(Piece::Token(token));
+        self.schedule.chose(id, token);
+    }
+
+    fn perform(&mut self, step: Step) {
+        match step {
+            Step::Admit { task, slot, from } => self.admitted(task, slot, from),
+            Step::Forget { slot } => self.engine.truncate(slot, 0),
+            Step::Preempt { task, slot } => {
+                self.preemptions += 1;
+                assert!(self.alive.contains_key(&task), "seed {}", self.seed);
+                self.engine.truncate(slot, 0);
+            }
+            Step::Full { task } => self.end(task),
+            Step::Read { task, slot, tokens, is_last } => self.read(task, slot, tokens, is_last),
+            Step::Say(batch) => self.say(&batch),
+            Step::Rest => self.rest(),
+        }
+    }
+
+    fn admitted(&mut self, task: TaskId, slot: usize, from: Option<Found>) {
+        let seed = self.seed;
+        match from {
+            Some(found) if found.slot == slot => self.engine.truncate(slot, found.len),
+            Some(found) => self.engine.fork(found, slot),
+            None => self.engine.truncate(slot, 0),
+        }
+        self.shared += from.map_or(0, |found| found.len);
+        let held = &self.engine.slots[slot].0;
+        let pieces = &self.alive[&task].pieces;
+        assert!(pieces.starts_with(held) && held.len() < pieces.len(), "seed {seed}");
+        let waits = |id: &TaskId, one: &Alive| {
+            let is_waiting = self.schedule.tasks[id].state == State::Waiting;
+            is_waiting
+                && one.priority == Priority::Normal
+                && !self.schedule.is_spared(&self.schedule.tasks[id])
+        };
+        let passes = self.alive[&task].priority == Priority::High
+            && self.alive.iter().any(|(id, one)| waits(id, one));
+        self.highs = if passes { self.highs + 1 } else { 0 };
+        assert!(self.highs <= HIGHS_IN_A_ROW_MAX + 1, "seed {seed}: normal priority is shut out");
+    }
+
+    fn read(&mut self, task: TaskId, slot: usize, tokens: usize, is_last: bool) {
+        let seed = self.seed;
+        assert!(tokens > 0 && tokens <= CHUNK_TOKENS_MAX, "seed {seed}");
+        let pieces = self.alive[&task].pieces.clone();
+        let held = self.engine.slots[slot].0.len();
+        assert_eq!(is_last, held + tokens == pieces.len(), "seed {seed}");
+        if let Err(need) = self.engine.append(&[(slot, &pieces[held..held + tokens])]) {
+            return self.schedule.lack(need);
+        }
+        assert!(pieces.starts_with(&self.engine.slots[slot].0), "seed {seed}: another's tokens");
+        let took_us = tokens as u64 * self.token_us;
+        self.now_us += took_us;
+        self.nobody_stands_still(took_us);
+        self.unread_since = None;
+        self.schedule.did_read(task, tokens, took_us);
+        if is_last {
+            self.choose(task);
+        }
+    }
+
+    /// After a chunk that took so long.
+    fn nobody_stands_still(&self, took_us: u64) {
+        let chunk_us = STALL_US.max(CHUNK_TOKENS_MIN as u64 * self.token_us);
+        // A chunk that began when nobody said anything may have been long.
+        let most_us = chunk_us + chunk_us.max(took_us) + self.step_us;
+        for (id, one) in &self.alive {
+            if matches!(self.schedule.tasks[id].state, State::Saying { .. }) {
+                let still_us = self.now_us - one.said_us;
+                assert!(still_us <= most_us, "seed {}: an answer stands still", self.seed);
+            }
+        }
+    }
+
+    fn say(&mut self, batch: &[(TaskId, usize)]) {
+        let seed = self.seed;
+        let slots: BTreeSet<usize> = batch.iter().map(|(_, slot)| *slot).collect();
+        assert!(!batch.is_empty() && slots.len() == batch.len(), "seed {seed}");
+        assert!(batch.len() <= self.schedule.capacity.running_max, "seed {seed}");
+        let lasts: Vec<[Piece; 1]> =
+            batch.iter().map(|(id, _)| [*self.alive[id].pieces.last().unwrap()]).collect();
+        let more: Vec<(usize, &[Piece])> =
+            batch.iter().zip(&lasts).map(|((_, slot), last)| (*slot, &last[..])).collect();
+        if let Err(need) = self.engine.append(&more) {
+            return self.schedule.lack(need);
+        }
+        for (id, slot) in batch {
+            let held = &self.engine.slots[*slot].0;
+            // The whole was compared when it was read.
+            let pieces = &self.alive[id].pieces;
+            assert_eq!((held.len(), held.last()), (pieces.len(), pieces.last()), "seed {seed}");
+        }
+        self.now_us += self.step_us;
+        if let Some(since) = self.unread_since {
+            let chunk_us = CHUNK_TOKENS_MAX as u64 * self.token_us;
+            let most_us = chunk_us + 2 * self.step_us;
+            assert!(self.now_us - since <= most_us, "seed {seed}: prompts are not read");
+        }
+        self.schedule.did_say(batch, self.step_us);
+        batch.iter().for_each(|(id, _)| self.choose(*id));
+    }
+
+    /// Nothing can be done: so nobody may be waiting but for what is still to come.
+    fn rest(&mut self) {
+        assert!(self.alive.is_empty(), "seed {}: tasks wait for nothing", self.seed);
+        let coming = self.wishes.iter().filter(|wish| !wish.pieces.is_empty());
+        self.now_us = coming.map(|wish| wish.arrives_us).min().unwrap();
+    }
+
+    /// Whether somebody is reading something.
+    fn watch(&mut self) {
+        let counts = self.schedule.counts();
+        let now = self.now_us;
+        self.unread_since = (counts.reading > 0).then(|| self.unread_since.unwrap_or(now));
+    }
+
+    fn play(mut self) -> (usize, usize) {
+        for _ in 0..STEPS_MAX {
+            self.pass();
+            if self.alive.is_empty() && self.wishes.iter().all(|wish| wish.pieces.is_empty()) {
+                return (self.preemptions, self.shared);
+            }
+            let step = self.schedule.next(self.engine.free());
+            self.perform(step);
+            self.watch();
+        }
+        panic!("seed {}: the world does not end", self.seed);
+    }
+}
+
+fn wish(random: &mut Random, room: usize) -> Wish {
+    let (family, common) = (random.below(4), random.below(COMMON_TOKENS));
+    let own = 1 + if random.one_in(5) { random.below(2_000) } else { random.below(60) };
+    let alike = (0..common).map(|at| Piece::Token((family * 1_000 + at) as u32));
+    let length = (common + own).min(room);
+    let tag = 100_000 + random.below(5) * 10_000;
+    let pieces =
+        alike.chain((0..own).map(|at| Piece::Token((tag + at) as u32))).take(length).collect();
+    let arrives_us = random.below(3_000_000) as u64;
+    let patience = if random.one_in(6) { random.below(2_000_000) as u64 } else { u64::MAX / 2 };
+    Wish {
+        arrives_us,
+        priority: if random.one_in(4) { Priority::High } else { Priority::Normal },
+        pieces,
+        answer: 1 + random.below(60),
+        leaves_us: arrives_us + patience,
+    }
+}
+
+#[test]
+fn any_pattern_of_arrivals_ends_and_keeps_the_rules() {
+    let worlds = (1..=20_000).map(|seed| World::new(seed).play());
+    let (preempted, shared) = worlds.fold((0, 0), |(a, b), (preemptions, shared)| {
+        (a + usize::from(preemptions > 0), b + shared)
+    });
+    assert!(preempted > 1_000, "room runs short in many worlds: {preempted}");
+    assert!(shared > 100_000, "beginnings are shared: {shared}");
+}

@@ -1,0 +1,334 @@
+//! The thread that owns the language model's engine, and does what the schedule says.
+//!
+//! It takes requests, drops those that need no answer, asks for the next step, does it, and tells what
+//! came of it: one step at a time, so that nobody waits longer than for one.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use smelt_engine::llm::prefix::Found;
+use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt, RunError};
+
+use super::ticket::{Event, Failure, TokenSaid};
+use super::{Asked, Job, Kv, Over, Shared, ToLlm};
+use crate::schedule::{Capacity, Schedule, Step, TaskId};
+use crate::speaker::{Finish, Said, Speaker};
+
+/// One answer.
+struct Task {
+    asked: Arc<Asked>,
+    choice: usize,
+    speaker: Speaker,
+    /// Whether it was given a slot before.
+    is_known: bool,
+    /// Tokens that its slot held when it was first given one.
+    cached_tokens: usize,
+}
+
+/// How long a step took, in microseconds.
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+pub(super) struct LlmThread {
+    engine: LlmEngine,
+    schedule: Schedule,
+    inbox: Receiver<ToLlm>,
+    shared: Arc<Shared>,
+    tasks: BTreeMap<TaskId, Task>,
+    /// Of the last step, kept for their memory.
+    logits: Vec<f32>,
+    /// The system refused memory, whatever the engine's own count says.
+    is_starved: bool,
+}
+
+impl LlmThread {
+    pub(super) fn new(
+        engine: LlmEngine,
+        capacity: Capacity,
+        inbox: Receiver<ToLlm>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let schedule = Schedule::new(capacity);
+        let (tasks, logits) = Default::default();
+        Self { engine, schedule, inbox, shared, tasks, logits, is_starved: false }
+    }
+
+    /// Answers until it is told to stop.
+    pub(super) fn run(mut self) {
+        self.publish();
+        while self.receive() {
+            self.sweep();
+            let free = if self.is_starved { 0 } else { self.engine.kv_usage().blocks_free() };
+            let step = self.schedule.next(free);
+            self.perform(step);
+            self.publish();
+        }
+        for (_, task) in std::mem::take(&mut self.tasks) {
+            task.asked.teller.tell(Event::Failed(Failure::Stopped));
+        }
+    }
+
+    /// Takes what has come; waits for something if there is nothing to do.  Returns whether to go on.
+    fn receive(&mut self) -> bool {
+        if self.tasks.is_empty() {
+            match self.inbox.recv() {
+                Ok(ToLlm::Job(job)) => self.take(*job),
+                Ok(ToLlm::Stop) | Err(_) => return false,
+            }
+        }
+        while let Ok(message) = self.inbox.try_recv() {
+            match message {
+                ToLlm::Job(job) => self.take(*job),
+                ToLlm::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn take(&mut self, job: Job) {
+        let Job { first, priority, pieces, speakers, asked } = job;
+        let asked = Arc::new(asked);
+        for (choice, speaker) in speakers.into_iter().enumerate() {
+            let id = first + choice as TaskId;
+            self.schedule.arrive(id, priority, pieces.clone());
+            let asked = Arc::clone(&asked);
+            let task = Task { asked, choice, speaker, is_known: false, cached_tokens: 0 };
+            self.tasks.insert(id, task);
+        }
+    }
+
+    /// Ends what nobody waits for.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        let over = self.tasks.iter().filter_map(|(id, task)| Some((*id, task.asked.is_over(now)?)));
+        for (id, over) in over.collect::<Vec<_>>() {
+            match over {
+                Over::Left => self.shared.stats().endings.cancelled += 1,
+                Over::Late => {
+                    self.shared.stats().endings.deadline += 1;
+                    self.tasks[&id].asked.teller.tell(Event::Failed(Failure::Deadline));
+                }
+            }
+            self.end(id);
+        }
+    }
+
+    fn perform(&mut self, step: Step) {
+        match step {
+            Step::Admit { task, slot, from } => self.admit(task, slot, from),
+            Step::Read { task, slot, tokens, is_last } => self.read(task, slot, tokens, is_last),
+            Step::Say(batch) => self.say(&batch),
+            Step::Forget { slot } => self.release(slot),
+            Step::Preempt { slot, .. } => {
+                self.shared.stats().preemptions += 1;
+                self.release(slot);
+            }
+            Step::Full { task } => {
+                self.is_starved = false;
+                self.finish(task, Finish::Full, String::new(), None);
+            }
+            Step::Rest => {}
+        }
+    }
+
+    fn release(&mut self, slot: usize) {
+        self.engine.release(slot);
+        self.is_starved = false;
+    }
+
+    fn admit(&mut self, id: TaskId, slot: usize, from: Option<Found>) {
+        let cached_tokens = from.map_or(0, |found| found.len);
+        match from {
+            Some(found) if found.slot == slot => self.engine.truncate(slot, found.len),
+            Some(found) => {
+                if let Err(error) = self.engine.fork(found.slot, slot, found.len) {
+                    return self.fail(id, &error);
+                }
+            }
+            None => self.engine.release(slot),
+        }
+        let Some(task) = self.tasks.get_mut(&id).filter(|task| !task.is_known) else { return };
+        (task.is_known, task.cached_tokens) = (true, cached_tokens);
+        let mut stats = self.shared.stats();
+        stats.queue_seconds.observe_time(task.asked.since.elapsed());
+        stats.prompt_tokens += task.asked.tokens.len() as u64;
+        stats.cached_tokens += cached_tokens as u64;
+    }
+
+    /// Runs a chunk of a prompt; the last one is followed by the first token.
+    fn read(&mut self, id: TaskId, slot: usize, tokens: usize, is_last: bool) {
+        let Some(task) = self.tasks.get(&id) else { return };
+        let held = self.engine.held(slot);
+        let start = Instant::now();
+        let read = run(&mut self.engine, task, slot, held..held + tokens, is_last);
+        let took = start.elapsed();
+        match read {
+            Ok(logits) => {
+                self.shared.stats().chunk_seconds.observe_time(took);
+                self.schedule.did_read(id, tokens, micros(took));
+                if is_last {
+                    self.told_read(id);
+                    self.choose(id, &logits);
+                }
+            }
+            Err(error) => self.lack_or_fail(&[id], &error),
+        }
+    }
+
+    fn told_read(&self, id: TaskId) {
+        let Some(task) = self.tasks.get(&id) else { return };
+        if task.choice == 0 && task.speaker.tokens().is_empty() {
+            let (prompt_tokens, cached_tokens) = (task.asked.tokens.len(), task.cached_tokens);
+            task.asked.teller.tell(Event::Read { prompt_tokens, cached_tokens });
+        }
+    }
+
+    /// One step of all answers.
+    fn say(&mut self, batch: &[(TaskId, usize)]) {
+        let last =
+            |(id, slot): &(TaskId, usize)| Some((*slot, *self.tasks[id].speaker.tokens().last()?));
+        let tokens: Vec<(usize, u32)> = batch.iter().filter_map(last).collect();
+        let start = Instant::now();
+        let mut logits = std::mem::take(&mut self.logits);
+        let step = self.engine.decode_into(&tokens, &mut logits);
+        let took = start.elapsed();
+        match step {
+            Ok(()) => {
+                self.schedule.did_say(batch, micros(took));
+                let start = Instant::now();
+                let rows = logits.chunks_exact(self.engine.vocab());
+                for ((id, _), logits) in batch.iter().zip(rows) {
+                    self.choose(*id, logits);
+                }
+                let mut stats = self.shared.stats();
+                stats.batch.observe(batch.len() as f64);
+                stats.step_seconds.observe_time(took);
+                stats.choose_seconds.observe_time(start.elapsed());
+            }
+            Err(error) => {
+                let ids: Vec<TaskId> = batch.iter().map(|(id, _)| *id).collect();
+                self.lack_or_fail(&ids, &error);
+            }
+        }
+        self.logits = logits;
+    }
+
+    /// Says what follows from `logits`.
+    fn choose(&mut self, id: TaskId, logits: &[f32]) {
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        let said = match task.speaker.say(logits) {
+            Ok(said) => said,
+            Err(error) => return self.fail(id, &error),
+        };
+        let Said { token, text, logprobs, finish } = said;
+        self.shared.stats().said_tokens += u64::from(token.is_some());
+        let told = token.map(|token| TokenSaid { token, logprobs });
+        if let Some(finish) = finish {
+            return self.finish(id, finish, text, told);
+        }
+        if let Some(token) = token {
+            self.schedule.chose(id, token);
+        }
+        tell(task, text, told);
+    }
+
+    /// The answer is complete.
+    fn finish(&mut self, id: TaskId, finish: Finish, text: String, token: Option<TokenSaid>) {
+        let Some(task) = self.tasks.get(&id) else { return };
+        let (choice, tokens) = (task.choice, task.speaker.tokens().len());
+        if token.is_some() || !text.is_empty() {
+            tell(task, text, token);
+        }
+        task.asked.teller.tell(Event::Ended { choice, finish, tokens });
+        let mut stats = self.shared.stats();
+        match finish {
+            Finish::Stop => stats.endings.stop += 1,
+            Finish::Length | Finish::Full => stats.endings.length += 1,
+        }
+        drop(stats);
+        self.end(id);
+    }
+
+    /// Room will be made if that is what the engine lacks; else its tasks have failed.
+    fn lack_or_fail(&mut self, ids: &[TaskId], error: &RunError) {
+        match error {
+            RunError::KvFull { more, .. } => self.schedule.lack(*more),
+            RunError::NoMemory { .. } => self.is_starved = true,
+            _ => ids.iter().for_each(|id| self.fail(*id, error)),
+        }
+    }
+
+    fn fail(&mut self, id: TaskId, error: &dyn std::error::Error) {
+        if let Some(task) = self.tasks.get(&id) {
+            self.shared.stats().endings.failed += 1;
+            let why = format!("the llm engine failed: {error}");
+            task.asked.teller.tell(Event::Failed(Failure::Engine(why)));
+        }
+        self.end(id);
+    }
+
+    fn end(&mut self, id: TaskId) {
+        self.tasks.remove(&id);
+        self.schedule.end(id);
+    }
+
+    fn publish(&self) {
+        let counts = self.schedule.counts();
+        let kv = self.engine.kv_usage();
+        let mut stats = self.shared.stats();
+        stats.waiting = counts.waiting;
+        stats.reading = counts.reading;
+        stats.saying = counts.saying;
+        stats.kept_slots = counts.kept;
+        stats.kv = Kv {
+            block_bytes: kv.block_bytes,
+            block_tokens: kv.block_tokens,
+            blocks_held: kv.blocks_held,
+            blocks_total: kv.blocks_total,
+        };
+    }
+}
+
+fn tell(task: &Task, text: String, token: Option<TokenSaid>) {
+    let tokens = Vec::from_iter(token);
+    task.asked.teller.tell(Event::Said { choice: task.choice, text, tokens });
+}
+
+/// Puts the task's tokens at `range` behind what `slot` holds; gives what follows the last one, if asked.
+fn run(
+    engine: &mut LlmEngine,
+    task: &Task,
+    slot: usize,
+    range: Range<usize>,
+    is_last: bool,
+) -> Result<Vec<f32>, RunError> {
+    let Asked { tokens, places, image_token, images, .. } = &*task.asked;
+    let read = range.start.min(tokens.len())..range.end.min(tokens.len());
+    let said = task.speaker.tokens();
+    // What was said before a preemption holds no pictures, whatever its tokens are.
+    let said = &said[range.start - read.start..range.end - read.end];
+    let is_image = |token: &&u32| *token == image_token;
+    let before = tokens[..read.start].iter().filter(is_image).count();
+    let count = tokens[read.clone()].iter().filter(is_image).count();
+    let embedded = images.slice(before..before + count);
+    let image = ImageEmbeds { token: *image_token, embeds: &embedded.embeds };
+    let image = (count > 0).then_some(image);
+    let places = places.as_ref().map(|places| &places[read.clone()]);
+    let deepstack = &embedded.deepstack;
+    let prompt = Prompt { deepstack, places, ..Prompt::plain(&tokens[read], image) };
+    let mut parts = vec![prompt, Prompt::plain(said, None)];
+    parts.retain(|part| !part.tokens.is_empty());
+    let last = parts.pop();
+    for part in &parts {
+        engine.read(slot, part)?;
+    }
+    match last {
+        Some(last) if is_last => engine.prefill(slot, &last),
+        Some(last) => engine.read(slot, &last).map(|()| Vec::new()),
+        None => Err(RunError::EmptyPrompt),
+    }
+}

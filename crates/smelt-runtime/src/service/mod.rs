@@ -1,0 +1,452 @@
+//! Answers many requests at once with one deployment.
+//!
+//! A [`Service`] is a handle to two threads: one owns the vision engine and looks at pictures, one owns
+//! the language model's and does what the [`Schedule`](crate::schedule::Schedule) says.  Requests come
+//! prepared ([`Text`]); events leave through tickets.  What a request is answered depends on nothing but the request.
+//! Knows nothing of HTTP.
+
+mod gallery;
+mod images;
+mod llm;
+mod sizing;
+mod stats;
+mod ticket;
+mod vision;
+mod warm;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use smelt_engine::llm::LlmEngine;
+use smelt_engine::llm::places::Place;
+use smelt_engine::llm::prefix::Piece;
+use smelt_watch::{Cgroups, Machine, Sample};
+
+use crate::deployment::{Deployment, Text};
+use crate::generate::GenerateError;
+use crate::image::View;
+use crate::prepare::Prepared;
+pub use crate::schedule::Priority;
+use crate::schedule::{Capacity, TaskId};
+use crate::speaker::{Form, Manner, SpeakError, Speaker};
+use images::Images;
+pub use sizing::{DoesNotFit, KvMemory, KvPlan};
+use sizing::{KvSizes, Memory};
+pub use stats::{BATCHES, Endings, Histogram, Kv, SECONDS, Stats};
+use ticket::Teller;
+pub use ticket::{Event, Failure, Ticket, TokenSaid};
+
+/// Most answers to one request: each takes a slot.
+pub const ANSWERS_MAX: usize = 16;
+
+/// The longest time after which a refused client is asked to come again.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+/// How many requests may be where, and what may be kept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Requests that may wait beside those being answered.
+    pub queue_max: usize,
+    /// Answers that may be under way at once; as many as the engine has slots if there are fewer.
+    pub running_max: usize,
+    /// Bytes of pixels that may wait for the vision engine.
+    pub pixel_bytes_max: usize,
+    /// Bytes of embeddings of pictures to keep for when they are shown again.
+    pub picture_cache_bytes: usize,
+    /// Bytes that the whole process may take.
+    pub memory_max: Option<u64>,
+    /// What keys and values may take of them, or of what is free.
+    pub kv: KvMemory,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            queue_max: 64,
+            running_max: 8,
+            pixel_bytes_max: 256 << 20,
+            picture_cache_bytes: 64 << 20,
+            memory_max: None,
+            kv: KvMemory::Free,
+        }
+    }
+}
+
+/// What is to be answered, and how.
+#[derive(Debug)]
+pub struct Request {
+    /// The prompt and its pictures.
+    pub prepared: Prepared,
+    /// How each answer is said.  Each has its own seed.
+    pub manners: Vec<Manner>,
+    /// What each answer must be.
+    pub form: Form,
+    /// Whether it goes before others.
+    pub priority: Priority,
+    /// When an answer is of no use any more.
+    pub deadline: Option<Instant>,
+}
+
+/// Why a request was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// There are too many.
+    #[error("{live} requests are under way or wait; try again in {} s", retry_after.as_secs())]
+    Busy {
+        /// How many requests there are.
+        live: usize,
+        /// When there may be room.
+        retry_after: Duration,
+    },
+    /// The service is ending.
+    #[error("the service is ending and takes nothing new")]
+    Draining,
+    /// The memory for keys and values never suffices.
+    #[error("the prompt has {tokens} tokens, but keys and values have room for {max}")]
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// What fits, an answer of one token included.
+        max: usize,
+    },
+    /// Too many answers are asked for, or none.
+    #[error("{0} answers are asked for; 1 to {ANSWERS_MAX} are possible")]
+    Answers(usize),
+    /// The manner has no meaning.
+    #[error(transparent)]
+    Manner(#[from] SpeakError),
+}
+
+/// Why a service cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// An engine failed on what it was given to warm up.
+    #[error("the engines do not run: {0}")]
+    Warm(#[from] GenerateError),
+    /// Keys and values have no room at all.
+    #[error(transparent)]
+    DoesNotFit(#[from] DoesNotFit),
+    /// The system gives no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// A request on its way.
+struct Asked {
+    tokens: Vec<u32>,
+    /// The place of each token, where the decoder takes three of a token and there are pictures.
+    places: Option<Vec<Place>>,
+    /// Tokens of the prompt that have an embedding.
+    image_token: u32,
+    images: Images,
+    teller: Teller,
+    deadline: Option<Instant>,
+    since: Instant,
+    _seat: Seat,
+}
+
+/// A request with what it is scheduled by.
+struct Job {
+    /// The name of its first answer; the others follow.
+    first: TaskId,
+    priority: Priority,
+    pieces: Vec<Piece>,
+    speakers: Vec<Speaker>,
+    asked: Asked,
+}
+
+impl Job {
+    /// Why it need not be answered, if so.
+    fn is_over(&self, now: Instant) -> Option<Over> {
+        self.asked.is_over(now)
+    }
+}
+
+/// Why an answer is not gone on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    Left,
+    Late,
+}
+
+impl Asked {
+    fn is_over(&self, now: Instant) -> Option<Over> {
+        if self.teller.is_left() {
+            return Some(Over::Left);
+        }
+        self.deadline.is_some_and(|deadline| deadline <= now).then_some(Over::Late)
+    }
+}
+
+/// Counted as long as its request lives.
+struct Seat(Arc<Shared>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.live.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What handles and threads share.
+struct Shared {
+    stats: Mutex<Stats>,
+    /// Requests that were taken and have not ended.
+    live: AtomicUsize,
+    /// Bytes of pixels that wait.
+    pixel_bytes: AtomicUsize,
+    is_draining: AtomicBool,
+}
+
+impl Shared {
+    fn stats(&self) -> MutexGuard<'_, Stats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum ToLlm {
+    Job(Box<Job>),
+    Stop,
+}
+
+enum ToVision {
+    Look(Box<Job>, Vec<View>),
+    Stop,
+}
+
+struct Inner {
+    text: Arc<Text>,
+    shared: Arc<Shared>,
+    options: Options,
+    plan: KvPlan,
+    tokens_max: usize,
+    next_task: AtomicU64,
+    to_llm: Sender<ToLlm>,
+    to_vision: Sender<ToVision>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A handle to the threads that answer.
+#[derive(Clone)]
+pub struct Service(Arc<Inner>);
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("model", &self.0.text.spec.model).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Runs every size of work once, so that the first request is as fast as the tenth, and starts the
+    /// threads.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(mut deployment: Deployment, options: Options) -> Result<Self, StartError> {
+        let slots = deployment.llm.limits().max_slots;
+        let options = Options { running_max: options.running_max.clamp(1, slots), ..options };
+        warm::up(&mut deployment, options.running_max)?;
+        let plan = give_memory(&mut deployment.llm, &options)?;
+        let kv = deployment.llm.kv_usage();
+        let capacity = Capacity {
+            slots,
+            running_max: options.running_max,
+            block_tokens: kv.block_tokens,
+            blocks_total: kv.blocks_total,
+        };
+        let shared = Arc::new(Shared {
+            stats: Mutex::new(Stats::new()),
+            live: AtomicUsize::new(0),
+            pixel_bytes: AtomicUsize::new(0),
+            is_draining: AtomicBool::new(false),
+        });
+        let (to_llm, llm_inbox) = mpsc::channel();
+        let (to_vision, vision_inbox) = mpsc::channel();
+        let Deployment { text, vision, llm } = deployment;
+        let llm = llm::LlmThread::new(llm, capacity, llm_inbox, Arc::clone(&shared));
+        let vision = vision::VisionThread::new(
+            vision,
+            options.picture_cache_bytes,
+            (vision_inbox, to_llm.clone()),
+            Arc::clone(&shared),
+        );
+        let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let threads =
+            vec![named("llm").spawn(|| llm.run())?, named("vision").spawn(|| vision.run())?];
+        Ok(Self(Arc::new(Inner {
+            plan,
+            tokens_max: kv.blocks_total * kv.block_tokens,
+            next_task: AtomicU64::new(0),
+            threads: Mutex::new(threads),
+            text,
+            shared,
+            options,
+            to_llm,
+            to_vision,
+        })))
+    }
+
+    /// What requests are prepared with.
+    pub fn text(&self) -> &Arc<Text> {
+        &self.0.text
+    }
+
+    /// What it was started with; no more answers run at once than the engine has slots.
+    pub fn options(&self) -> Options {
+        self.0.options
+    }
+
+    /// What keys and values may take, and what fits into it.
+    pub fn plan(&self) -> KvPlan {
+        self.0.plan
+    }
+
+    /// What was done so far, and what is being done.
+    pub fn stats(&self) -> Stats {
+        self.0.shared.stats().clone()
+    }
+
+    /// Requests that were taken and have not ended.
+    pub fn live(&self) -> usize {
+        self.0.shared.live.load(Ordering::Acquire)
+    }
+
+    /// Whether the threads are there; they end when the service does, or by a fault of ours.
+    pub fn is_alive(&self) -> bool {
+        let threads = self.0.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().all(|thread| !thread.is_finished())
+    }
+
+    /// Takes nothing new from now on; what was taken is answered.
+    pub fn drain(&self) {
+        self.0.shared.is_draining.store(true, Ordering::Release);
+    }
+
+    /// Takes a request.  Never waits.
+    ///
+    /// # Errors
+    /// [`Refused`] saying what is wrong with it, or that there are too many.
+    pub fn submit(&self, request: Request) -> Result<Ticket, Refused> {
+        let Inner { shared, text, options, .. } = &*self.0;
+        if shared.is_draining.load(Ordering::Acquire) {
+            return Err(Refused::Draining);
+        }
+        let Request { prepared, manners, form, priority, deadline } = request;
+        let Prepared { tokens, views, places } = prepared;
+        if !(1..=ANSWERS_MAX).contains(&manners.len()) {
+            return Err(Refused::Answers(manners.len()));
+        }
+        if tokens.len() >= self.0.tokens_max {
+            return Err(Refused::TooLong { tokens: tokens.len(), max: self.0.tokens_max - 1 });
+        }
+        let pixel_bytes: usize = views.iter().map(View::bytes).sum();
+        let seat = self.seat(pixel_bytes, options)?;
+        let speakers =
+            manners.iter().map(|manner| Speaker::new(text, &tokens, manner, form.clone()));
+        let speakers = speakers.collect::<Result<Vec<_>, _>>()?;
+        let pieces = Prepared::pieces(&tokens, &views, text.image_token);
+        let (teller, ticket) = ticket::ticket();
+        let asked = Asked {
+            tokens,
+            places,
+            image_token: text.image_token,
+            images: Images::default(),
+            teller,
+            deadline,
+            since: Instant::now(),
+            _seat: seat,
+        };
+        let first = self.0.next_task.fetch_add(ANSWERS_MAX as u64, Ordering::Relaxed);
+        let job = Box::new(Job { first, priority, pieces, speakers, asked });
+        shared.stats().requests += 1;
+        // A thread that is gone drops the request, and its reader hears that nothing more comes.
+        if views.is_empty() {
+            let _ = self.0.to_llm.send(ToLlm::Job(job));
+        } else {
+            shared.pixel_bytes.fetch_add(pixel_bytes, Ordering::AcqRel);
+            let _ = self.0.to_vision.send(ToVision::Look(job, views));
+        }
+        Ok(ticket)
+    }
+
+    /// A place among those that are answered or wait, if there is one.
+    fn seat(&self, pixel_bytes: usize, options: &Options) -> Result<Seat, Refused> {
+        let shared = &self.0.shared;
+        let seats = options.queue_max + options.running_max;
+        let live = shared.live.fetch_add(1, Ordering::AcqRel);
+        let seat = Seat(Arc::clone(shared));
+        let waiting = shared.pixel_bytes.load(Ordering::Acquire);
+        // Alone, a picture of any size that was prepared may come in.
+        let is_full = waiting > 0 && waiting + pixel_bytes > options.pixel_bytes_max;
+        if live < seats && !is_full {
+            return Ok(seat);
+        }
+        let mut stats = shared.stats();
+        stats.refused += 1;
+        Err(Refused::Busy { live, retry_after: retry_after(&stats, live, options.running_max) })
+    }
+}
+
+/// Measures what the engines left and lets keys and values take their part of it.
+fn give_memory(llm: &mut LlmEngine, options: &Options) -> Result<KvPlan, DoesNotFit> {
+    let root = Path::new("/");
+    let ceiling = Cgroups::find(root).map(|cgroups| cgroups.ceiling()).unwrap_or_default();
+    let machine = ceiling.over(Machine::read(root));
+    let own = Sample::of(std::process::id());
+    let memory = Memory {
+        available: machine.mem_available_bytes.unwrap_or(u64::MAX),
+        resident: own.map_or(0, |own| own.rss_bytes),
+        cap: options.memory_max,
+        pictures: (options.picture_cache_bytes + options.pixel_bytes_max) as u64,
+        kv: options.kv,
+    };
+    let (kv, limits) = (llm.kv_usage(), llm.limits());
+    let sizes = KvSizes {
+        block_bytes: kv.block_bytes as u64,
+        block_tokens: kv.block_tokens as u64,
+        max_seq_len: limits.max_seq_len as u64,
+        slots: limits.max_slots as u64,
+    };
+    let plan = sizing::plan(&memory, &sizes)?;
+    llm.set_kv_bytes_max(plan.bytes);
+    Ok(plan)
+}
+
+/// When as many requests as there are will have been answered, by what they took so far.
+fn retry_after(stats: &Stats, live: usize, running_max: usize) -> Duration {
+    let taken = stats.requests.max(1) as f64;
+    let engine_s = stats.chunk_seconds.sum + stats.step_seconds.sum;
+    let seconds = engine_s / taken * live as f64 / running_max as f64;
+    Duration::from_secs_f64(seconds.ceil().clamp(1.0, RETRY_AFTER_MAX.as_secs_f64()))
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Threads that are gone need no word.
+        let _ = self.to_vision.send(ToVision::Stop);
+        let _ = self.to_llm.send(ToLlm::Stop);
+        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for thread in threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_refused_comes_again_when_there_may_be_room() {
+        let mut stats = Stats::new();
+        let after = |stats: &Stats, live| retry_after(stats, live, 4).as_secs();
+        assert_eq!(after(&stats, 80), 1, "nothing is known yet");
+        stats.requests = 10;
+        stats.step_seconds.observe(5.0);
+        assert_eq!((after(&stats, 1), after(&stats, 80), after(&stats, 8000)), (1, 10, 60));
+    }
+}

@@ -1,0 +1,254 @@
+//! Carries the events of one request from the engine's thread to whoever asked.
+//!
+//! The engine never waits for a reader: what a slow one has not taken yet is merged, so that no more is
+//! ever kept than the answer itself.  A dropped [`Ticket`] tells the engine that nobody listens; a
+//! dropped [`Teller`] tells the reader that nothing more comes.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::sampling::Logprobs;
+use crate::speaker::Finish;
+
+/// A token of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenSaid {
+    /// The token.
+    pub token: u32,
+    /// How likely the model found it, if asked for.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// What happens to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The prompt of the first answer was read.
+    Read {
+        /// Tokens of the prompt, image tokens included.
+        prompt_tokens: usize,
+        /// How many of them a slot held already.
+        cached_tokens: usize,
+    },
+    /// An answer goes on.
+    Said {
+        /// Which of the answers, from 0.
+        choice: usize,
+        /// Text that is certain now; it may be that of earlier tokens.
+        text: String,
+        /// Tokens that were chosen since the last such event.
+        tokens: Vec<TokenSaid>,
+    },
+    /// An answer is complete.
+    Ended {
+        /// Which of the answers, from 0.
+        choice: usize,
+        /// Why it ended.
+        finish: Finish,
+        /// Its tokens.
+        tokens: usize,
+    },
+    /// There will be no more of any answer.
+    Failed(Failure),
+}
+
+/// Why a request that was taken has no complete answers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// Its time was over.
+    #[error("the request's deadline passed before the answer was complete")]
+    Deadline,
+    /// An engine failed on it.
+    #[error("{0}")]
+    Engine(String),
+    /// The service ended.
+    #[error("the service was stopped")]
+    Stopped,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    events: VecDeque<Event>,
+    waker: Option<Waker>,
+    is_told: bool,
+    is_left: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hears the events of one request; dropping it cancels the request.
+#[derive(Debug)]
+pub struct Ticket(Arc<Shared>);
+
+/// Tells the events of one request.
+#[derive(Debug)]
+pub(super) struct Teller(Arc<Shared>);
+
+/// Both ends.
+pub(super) fn ticket() -> (Teller, Ticket) {
+    let shared = Arc::new(Shared::default());
+    (Teller(Arc::clone(&shared)), Ticket(shared))
+}
+
+impl Ticket {
+    /// The next event; nothing when there will be none.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        let mut state = self.0.state();
+        if let Some(event) = state.events.pop_front() {
+            return Poll::Ready(Some(event));
+        }
+        if state.is_told {
+            return Poll::Ready(None);
+        }
+        let waker = context.waker();
+        if !state.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            state.waker = Some(waker.clone());
+        }
+        Poll::Pending
+    }
+
+    /// Waits for the next event; nothing when there will be none.
+    pub fn wait(&mut self) -> Option<Event> {
+        let mut state = self.0.state();
+        loop {
+            match state.events.pop_front() {
+                None if !state.is_told => {
+                    let changed = self.0.changed.wait(state);
+                    state = changed.unwrap_or_else(PoisonError::into_inner);
+                }
+                event => return event,
+            }
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        (state.is_left, state.waker) = (true, None);
+        state.events.clear();
+    }
+}
+
+impl Teller {
+    /// Whether nobody listens any more.
+    pub(super) fn is_left(&self) -> bool {
+        self.0.state().is_left
+    }
+
+    /// Tells an event.
+    pub(super) fn tell(&self, event: Event) {
+        let mut state = self.0.state();
+        if state.is_left {
+            return;
+        }
+        if let Some(event) = merge(&mut state.events, event) {
+            state.events.push_back(event);
+        }
+        self.wake(state);
+    }
+
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let waker = state.waker.take();
+        drop(state);
+        self.0.changed.notify_one();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.is_told = true;
+        self.wake(state);
+    }
+}
+
+/// Puts what was said behind what was said before and not heard yet; gives back what has no such place.
+fn merge(events: &mut VecDeque<Event>, event: Event) -> Option<Event> {
+    let Event::Said { choice, text, tokens } = event else { return Some(event) };
+    let earlier = events.iter_mut().find_map(|earlier| match earlier {
+        Event::Said { choice: other, text, tokens } if *other == choice => Some((text, tokens)),
+        _ => None,
+    });
+    match earlier {
+        Some((all, all_tokens)) => {
+            *all += &text;
+            all_tokens.extend(tokens);
+            None
+        }
+        None => Some(Event::Said { choice, text, tokens }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(choice: usize, text: &str) -> Event {
+        let token = TokenSaid { token: text.len() as u32, logprobs: None };
+        Event::Said { choice, text: text.to_owned(), tokens: vec![token] }
+    }
+
+    #[test]
+    fn what_a_slow_reader_has_not_taken_is_merged() {
+        let (teller, mut ticket) = ticket();
+        for event in [said(0, "a"), said(1, "x"), said(0, "bc"), said(1, "yz")] {
+            teller.tell(event);
+        }
+        let Some(Event::Said { choice: 0, text, tokens }) = ticket.wait() else { panic!() };
+        assert_eq!((&text[..], tokens.len()), ("abc", 2));
+        teller.tell(said(0, "d"));
+        let Some(Event::Said { choice: 1, text, .. }) = ticket.wait() else { panic!() };
+        assert_eq!(text, "xyz");
+        assert_eq!(ticket.wait(), Some(said(0, "d")));
+        drop(teller);
+        assert_eq!(ticket.wait(), None);
+    }
+
+    #[test]
+    fn who_leaves_is_not_told_and_who_waits_is_woken() {
+        let (teller, mut reader) = ticket();
+        let waiting = std::thread::spawn(move || reader.wait());
+        teller.tell(said(0, "a"));
+        assert_eq!(waiting.join().unwrap(), Some(said(0, "a")));
+        assert!(teller.is_left(), "the reader was dropped with its thread");
+        teller.tell(said(0, "b"));
+    }
+
+    #[test]
+    fn a_poll_leaves_word_where_to_be_called() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        struct Count(AtomicUsize);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&count));
+        let mut context = Context::from_waker(&waker);
+        let (teller, mut ticket) = ticket();
+        assert_eq!(ticket.poll_next(&mut context), Poll::Pending);
+        teller.tell(said(0, "a"));
+        teller.tell(said(0, "b"));
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert!(ticket.poll_next(&mut context).is_ready());
+        assert_eq!(ticket.poll_next(&mut context), Poll::Pending);
+        drop(teller);
+        assert_eq!(count.0.load(Ordering::Relaxed), 2);
+        assert_eq!(ticket.poll_next(&mut context), Poll::Ready(None));
+    }
+}

@@ -1,0 +1,183 @@
+//! The thread that owns the vision engine: looks at the pictures of requests, then hands them on.
+//!
+//! It runs beside the language model's thread, so that those who show nothing wait for no picture.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
+
+use super::gallery::Gallery;
+use super::ticket::{Event, Failure};
+use super::{Job, Over, Shared, ToLlm, ToVision};
+use crate::image::View;
+use crate::schedule::TaskId;
+use crate::vision::{Embedded, Vision};
+
+/// A request whose pictures are not all seen yet.
+struct Looking {
+    job: Box<Job>,
+    pictures: Vec<Picture>,
+    /// Bytes of pixels it brought.
+    pixel_bytes: usize,
+}
+
+struct Picture {
+    digest: u64,
+    tokens: usize,
+    embedded: Option<Arc<Embedded>>,
+}
+
+pub(super) struct VisionThread {
+    vision: Vision,
+    gallery: Gallery,
+    inbox: Receiver<ToVision>,
+    to_llm: Sender<ToLlm>,
+    shared: Arc<Shared>,
+    looking: Vec<Looking>,
+}
+
+impl VisionThread {
+    pub(super) fn new(
+        vision: Vision,
+        cache_bytes: usize,
+        (inbox, to_llm): (Receiver<ToVision>, Sender<ToLlm>),
+        shared: Arc<Shared>,
+    ) -> Self {
+        let (gallery, looking) = (Gallery::new(cache_bytes), Vec::new());
+        Self { vision, gallery, inbox, to_llm, shared, looking }
+    }
+
+    /// Looks at pictures until it is told to stop.
+    pub(super) fn run(mut self) {
+        while self.receive() {
+            self.sweep();
+            self.look();
+            self.publish();
+        }
+        for looking in std::mem::take(&mut self.looking) {
+            self.let_go(&looking);
+            looking.job.asked.teller.tell(Event::Failed(Failure::Stopped));
+        }
+    }
+
+    /// Takes what has come; waits for something if there is nothing to look at.  Returns whether to go on.
+    fn receive(&mut self) -> bool {
+        if self.gallery.pending() == 0 {
+            match self.inbox.recv() {
+                Ok(ToVision::Look(job, views)) => self.take(job, views),
+                Ok(ToVision::Stop) | Err(_) => return false,
+            }
+        }
+        while let Ok(message) = self.inbox.try_recv() {
+            match message {
+                ToVision::Look(job, views) => self.take(job, views),
+                ToVision::Stop => return false,
+            }
+        }
+        true
+    }
+
+    fn take(&mut self, job: Box<Job>, mut views: Vec<View>) {
+        let pixel_bytes = views.iter().map(View::bytes).sum();
+        let first = job.first;
+        let picture = |view: &mut View| {
+            let embedded = self.gallery.want(first, view);
+            Picture { digest: view.digest, tokens: view.tokens, embedded }
+        };
+        let pictures: Vec<Picture> = views.iter_mut().map(picture).collect();
+        let cached = pictures.iter().filter(|picture| picture.embedded.is_some()).count();
+        self.shared.stats().pictures_cached += cached as u64;
+        self.looking.push(Looking { job, pictures, pixel_bytes });
+        self.hand_on(&[first]);
+    }
+
+    /// Lets those go that need no answer.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        let over = |looking: &mut Looking| looking.job.is_over(now).is_some();
+        let over: Vec<Looking> = self.looking.extract_if(.., over).collect();
+        for looking in over {
+            self.gallery.leave(looking.job.first);
+            self.let_go(&looking);
+            let answers = looking.job.speakers.len() as u64;
+            match looking.job.is_over(now) {
+                Some(Over::Late) => {
+                    self.shared.stats().endings.deadline += answers;
+                    looking.job.asked.teller.tell(Event::Failed(Failure::Deadline));
+                }
+                _ => self.shared.stats().endings.cancelled += answers,
+            }
+        }
+    }
+
+    /// Runs the engine over the part that is next.
+    fn look(&mut self) {
+        let Some((digest, part)) = self.gallery.next() else { return };
+        let start = Instant::now();
+        let embedded = self.vision.encode(part);
+        self.shared.stats().part_seconds.observe_time(start.elapsed());
+        match embedded {
+            Ok(embedded) => {
+                if let Some((whole, tasks)) = self.gallery.saw(digest, &embedded) {
+                    self.seen(digest, &whole);
+                    self.hand_on(&tasks);
+                }
+            }
+            Err(error) => {
+                let why = format!("the vision engine failed: {error}");
+                let tasks = self.gallery.fail(digest);
+                self.fail(&tasks, &why);
+            }
+        }
+    }
+
+    /// Gives a picture's embeddings to all that show it.
+    fn seen(&mut self, digest: u64, whole: &Arc<Embedded>) {
+        self.shared.stats().pictures_seen += 1;
+        let pictures = self.looking.iter_mut().flat_map(|looking| &mut looking.pictures);
+        for picture in pictures.filter(|picture| picture.digest == digest) {
+            picture.embedded = Some(Arc::clone(whole));
+        }
+    }
+
+    /// Hands those of `tasks` on whose pictures are all seen.
+    fn hand_on(&mut self, tasks: &[TaskId]) {
+        let is_ready = |looking: &mut Looking| {
+            let is_asked = tasks.contains(&looking.job.first);
+            is_asked && looking.pictures.iter().all(|picture| picture.embedded.is_some())
+        };
+        let ready: Vec<Looking> = self.looking.extract_if(.., is_ready).collect();
+        for mut looking in ready {
+            self.let_go(&looking);
+            for Picture { embedded, tokens, .. } in looking.pictures {
+                let embedded = embedded.expect("all of them are seen");
+                looking.job.asked.images.push(embedded, tokens);
+            }
+            // Without the other thread the request is dropped, and its reader hears of it.
+            let _ = self.to_llm.send(ToLlm::Job(looking.job));
+        }
+    }
+
+    fn fail(&mut self, tasks: &[TaskId], why: &str) {
+        let is_meant = |looking: &mut Looking| tasks.contains(&looking.job.first);
+        let failed: Vec<Looking> = self.looking.extract_if(.., is_meant).collect();
+        for looking in failed {
+            self.gallery.leave(looking.job.first);
+            self.let_go(&looking);
+            self.shared.stats().endings.failed += looking.job.speakers.len() as u64;
+            looking.job.asked.teller.tell(Event::Failed(Failure::Engine(why.to_owned())));
+        }
+    }
+
+    /// Its pixels wait no longer.
+    fn let_go(&self, looking: &Looking) {
+        use std::sync::atomic::Ordering;
+        self.shared.pixel_bytes.fetch_sub(looking.pixel_bytes, Ordering::AcqRel);
+    }
+
+    fn publish(&self) {
+        let mut stats = self.shared.stats();
+        stats.looking = self.looking.len();
+        stats.picture_cache_bytes = self.gallery.kept_bytes();
+    }
+}

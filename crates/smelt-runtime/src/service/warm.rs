@@ -1,0 +1,42 @@
+//! Runs every size of work once before requests come.
+//!
+//! The first run of an engine maps its weights into memory, compiles graphs for their shapes and makes
+//! its buffers; whoever asks first must not wait for that.
+
+use smelt_engine::llm::{LlmEngine, Prompt, RunError};
+
+use crate::deployment::Deployment;
+use crate::generate::GenerateError;
+
+/// Tokens of the prompt that is read: a whole chunk of the engine's own.
+const TOKENS: usize = 128;
+
+/// Runs the vision engine over a sample of each size, reads a prompt and decodes batches of every
+/// size up to `running_max`.
+///
+/// # Errors
+/// [`GenerateError`] when an engine fails.
+pub(super) fn up(deployment: &mut Deployment, running_max: usize) -> Result<(), GenerateError> {
+    for part in deployment.vision.samples() {
+        deployment.vision.encode(&part).map_err(GenerateError::Vision)?;
+    }
+    let warmed = llm(&mut deployment.llm, running_max);
+    for slot in 0..running_max {
+        deployment.llm.release(slot);
+    }
+    match warmed {
+        // Little memory for keys and values is no fault: less is warm, then.
+        Err(RunError::KvFull { .. }) => Ok(()),
+        other => other.map_err(GenerateError::Llm),
+    }
+}
+
+fn llm(llm: &mut LlmEngine, running_max: usize) -> Result<(), RunError> {
+    let tokens = vec![0; TOKENS.min(llm.limits().max_seq_len / 2).max(1)];
+    llm.prefill(0, &Prompt::plain(&tokens, None))?;
+    for slot in 1..running_max {
+        llm.fork(0, slot, 1)?;
+    }
+    let batch: Vec<(usize, u32)> = (0..running_max).map(|slot| (slot, 0)).collect();
+    (1..=running_max).try_for_each(|size| llm.decode(&batch[..size]).map(drop))
+}

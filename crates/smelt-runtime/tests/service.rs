@@ -1,0 +1,309 @@
+//! Asks a service many things at once; what each is answered must be what it is answered alone.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod shapes_model;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use shapes_model::{checkpoint, deploy, prompts};
+use smelt_runtime::deployment::Deployment;
+use smelt_runtime::dialect::Thinking;
+use smelt_runtime::grammar::Grammar;
+use smelt_runtime::image::{Picture, Shown};
+use smelt_runtime::prepare::{Prepared, Question};
+use smelt_runtime::prompt::Turn;
+use smelt_runtime::sampling::Settings;
+use smelt_runtime::service::{
+    Event, Failure, KvMemory, Options, Priority, Refused, Request, Service, Ticket,
+};
+use smelt_runtime::speaker::{Finish, Form, Manner};
+use smelt_runtime::template::Context;
+use tempfile::TempDir;
+
+const SLOTS: usize = 6;
+
+fn start(dir: &Path, blocks: Option<u64>, options: Options) -> Service {
+    let deployed = deploy(&checkpoint("shapes-vl"), dir, SLOTS);
+    let block_bytes = Deployment::open(&deployed).unwrap().llm.kv_usage().block_bytes as u64;
+    let kv = blocks.map_or(KvMemory::Free, |blocks| KvMemory::Bytes(blocks * block_bytes));
+    Service::start(Deployment::open(&deployed).unwrap(), Options { kv, ..options }).unwrap()
+}
+
+fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared {
+    let turns = [Turn::from_marked("user", question, pictures.len()).unwrap()];
+    let shown: Vec<Shown> = pictures.iter().cloned().map(Shown::from).collect();
+    let context = &Context::default();
+    service.text().prepare(&Question { turns: &turns, shown: &shown, context, now_s: 0 }).unwrap()
+}
+
+fn request(prepared: Prepared, manner: Manner) -> Request {
+    let (form, priority) = (Form::default(), Priority::Normal);
+    Request { prepared, manners: vec![manner], form, priority, deadline: None }
+}
+
+/// Everything of one answer.
+fn hear(ticket: &mut Ticket) -> (String, Vec<u32>, Option<Finish>) {
+    let (mut all, mut said, mut end) = (String::new(), Vec::new(), None);
+    while let Some(event) = ticket.wait() {
+        match event {
+            Event::Said { text, tokens, .. } => {
+                all += &text;
+                said.extend(tokens.iter().map(|token| token.token));
+            }
+            Event::Ended { finish, tokens, .. } => {
+                assert_eq!(tokens, said.len());
+                end = Some(finish);
+            }
+            Event::Failed(failure) => panic!("{failure}"),
+            Event::Read { .. } => {}
+        }
+    }
+    (all, said, end)
+}
+
+/// What PyTorch answers.
+fn golden() -> Vec<Value> {
+    let text = std::fs::read_to_string(checkpoint("shapes-vl").join("answers.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Asks `count` golden questions at once, every third beside one whose asker leaves.
+fn ask_all(service: &Service, count: usize) {
+    let golden = golden();
+    let mut tickets = Vec::new();
+    for (index, (pictures, question)) in prompts().take(count).enumerate() {
+        let prepared = prepared(service, &question, &pictures);
+        if index % 3 == 0 {
+            let long = Manner { ignore_eos: true, ..Manner::greedy(200) };
+            drop(service.submit(request(prepared.clone(), long)).unwrap());
+        }
+        tickets.push(service.submit(request(prepared, Manner::greedy(64))).unwrap());
+    }
+    for (ticket, golden) in tickets.iter_mut().zip(&golden) {
+        let (text, tokens, finish) = hear(ticket);
+        assert_eq!(golden["tokens"], serde_json::json!(tokens), "{text}");
+        assert_eq!(finish, Some(Finish::Stop));
+    }
+}
+
+/// Whether nothing is under way any more, within a second.
+fn is_idle(service: &Service) -> bool {
+    let until = Instant::now() + Duration::from_secs(1);
+    while service.live() > 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    service.live() == 0
+}
+
+#[test]
+fn many_at_once_are_answered_as_each_alone() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), None, Options { queue_max: 100, ..Options::default() });
+    ask_all(&service, 40);
+    assert!(is_idle(&service) && service.is_alive());
+    let stats = service.stats();
+    assert_eq!((stats.endings.stop, stats.endings.failed, stats.preemptions), (40, 0, 0));
+    assert!(stats.batch.sum > stats.batch.count() as f64, "steps are shared");
+    // Each is asked about twice or more, and looked at once.
+    assert_eq!(stats.pictures_seen, 26);
+    assert!(stats.cached_tokens > 0, "prompts begin alike");
+    ask_all(&service, 3);
+    assert_eq!(service.stats().pictures_seen, 26);
+    assert!(service.stats().pictures_cached >= stats.pictures_cached + 2);
+}
+
+#[test]
+fn little_memory_changes_no_answer() {
+    let dir = TempDir::new().unwrap();
+    // Prompts of these questions take two to three blocks, and answers grow into the next.
+    let service = start(dir.path(), Some(8), Options { queue_max: 100, ..Options::default() });
+    ask_all(&service, 24);
+    let long = |seed| {
+        let sampling = Settings { temperature: 1.5, seed, ..Settings::GREEDY };
+        Manner { sampling, ignore_eos: true, ..Manner::greedy(150) }
+    };
+    let words = |service: &Service| service.text().prepare_text("a red circle and").unwrap();
+    let submit = |seed| service.submit(request(words(&service), long(seed))).unwrap();
+    let alone: Vec<_> = (0..5).map(|seed| hear(&mut submit(seed))).collect();
+    let mut together: Vec<_> = (0..5).map(submit).collect();
+    let together: Vec<_> = together.iter_mut().map(hear).collect();
+    assert_eq!(alone, together);
+    assert!(alone[0] != alone[1], "answers are drawn");
+    assert!(service.stats().preemptions > 0, "{:?}", service.stats());
+    assert!(is_idle(&service));
+}
+
+#[test]
+fn several_answers_to_one_prompt_read_it_once() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), None, Options::default());
+    let (pictures, question) = prompts().nth(3).unwrap();
+    let prepared = prepared(&service, &question, &pictures);
+    let manners: Vec<Manner> = (0..4)
+        .map(|seed| {
+            let sampling = Settings { temperature: 2.0, seed, ..Settings::GREEDY };
+            Manner { sampling, ..Manner::greedy(20) }
+        })
+        .collect();
+    let alone: Vec<_> = manners
+        .iter()
+        .map(|manner| {
+            let request = request(prepared.clone(), manner.clone());
+            hear(&mut service.submit(request).unwrap()).0
+        })
+        .collect();
+    let before = service.stats();
+    let request = Request { manners, ..request(prepared.clone(), Manner::greedy(1)) };
+    let mut ticket = service.submit(request).unwrap();
+    let (mut texts, mut ended) = (vec![String::new(); 4], 0);
+    while let Some(event) = ticket.wait() {
+        match event {
+            Event::Said { choice, text, .. } => texts[choice] += &text,
+            Event::Ended { .. } => ended += 1,
+            Event::Read { prompt_tokens, .. } => assert_eq!(prompt_tokens, prepared.tokens.len()),
+            Event::Failed(failure) => panic!("{failure}"),
+        }
+    }
+    assert_eq!((texts, ended), (alone, 4));
+    let stats = service.stats();
+    let read =
+        (stats.prompt_tokens - before.prompt_tokens) - (stats.cached_tokens - before.cached_tokens);
+    assert_eq!(read, 4, "all but the last token of each was there");
+}
+
+#[test]
+fn who_leaves_frees_the_slot_at_once() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), None, Options::default());
+    let prepared = service.text().prepare_text("a red circle and").unwrap();
+    let manner = Manner { ignore_eos: true, ..Manner::greedy(300) };
+    let mut ticket = service.submit(request(prepared, manner)).unwrap();
+    assert!(matches!(ticket.wait(), Some(Event::Read { cached_tokens: 0, .. })));
+    drop(ticket);
+    assert!(is_idle(&service));
+    let stats = service.stats();
+    assert_eq!(stats.endings.cancelled, 1);
+    assert!(stats.said_tokens < 300, "{}", stats.said_tokens);
+}
+
+#[test]
+fn what_is_too_much_is_refused_and_what_is_late_is_ended() {
+    let dir = TempDir::new().unwrap();
+    let options = Options { queue_max: 1, running_max: 1, ..Options::default() };
+    let service = start(dir.path(), Some(4), options);
+    let words = |count| service.text().prepare_text(&"a ".repeat(count)).unwrap();
+    let long = || Manner { ignore_eos: true, ..Manner::greedy(200) };
+    let first = service.submit(request(words(3), long())).unwrap();
+    let deadline = Some(Instant::now() + Duration::from_millis(30));
+    let mut late = service.submit(Request { deadline, ..request(words(4), long()) }).unwrap();
+    let refused = service.submit(request(words(5), long())).unwrap_err();
+    assert!(
+        matches!(refused, Refused::Busy { live: 2, retry_after } if retry_after.as_secs() >= 1)
+    );
+    let last = std::iter::from_fn(|| late.wait()).last();
+    assert_eq!(last, Some(Event::Failed(Failure::Deadline)));
+    drop(first);
+    assert!(is_idle(&service));
+    let refused = service.submit(request(words(260), long())).unwrap_err().to_string();
+    assert!(refused.contains("room for 255"), "{refused}");
+    let nothing = Request { manners: Vec::new(), ..request(words(3), long()) };
+    assert!(matches!(service.submit(nothing), Err(Refused::Answers(0))));
+    let bias = Settings { logit_bias: vec![(1 << 20, 1.0)], ..Settings::GREEDY };
+    let wrong = Manner { sampling: bias, ..Manner::greedy(1) };
+    assert!(matches!(service.submit(request(words(3), wrong)), Err(Refused::Manner(_))));
+    assert_eq!(service.live(), 0);
+    service.drain();
+    assert!(matches!(service.submit(request(words(3), long())), Err(Refused::Draining)));
+}
+
+#[test]
+fn an_answer_ends_where_memory_does() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), Some(2), Options::default());
+    let plan = service.plan();
+    assert_eq!((plan.tokens, plan.context_max, plan.batch_max), (128, 128, 1));
+    let prepared = service.text().prepare_text("a red circle and").unwrap();
+    let prompt = prepared.tokens.len();
+    let manner = Manner { ignore_eos: true, ..Manner::greedy(300) };
+    let (_, tokens, finish) = hear(&mut service.submit(request(prepared, manner)).unwrap());
+    assert_eq!((prompt + tokens.len(), finish), (129, Some(Finish::Full)));
+}
+
+#[test]
+fn answers_are_held_to_a_form_each_to_its_own() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), None, Options::default());
+    let text = service.text();
+    let schema = serde_json::json!({
+        "type": "object",
+        "properties": { "shape": { "enum": ["circle", "square"] }, "count": { "type": "integer" } },
+        "required": ["shape", "count"],
+        "additionalProperties": false,
+    });
+    let constraint = text.compiler().unwrap().compile(&Grammar::JsonSchema(schema)).unwrap();
+    let (pictures, question) = prompts().next().unwrap();
+    let prepared = prepared(&service, &question, &pictures);
+    let sampling = |seed| Settings { temperature: 1.0, seed, ..Settings::GREEDY };
+    let manner = |seed| Manner { sampling: sampling(seed), ..Manner::greedy(150) };
+    let held = Request {
+        manners: (0..4).map(manner).collect(),
+        form: Form { constraint: Some(constraint), thinking: None },
+        ..request(prepared.clone(), Manner::greedy(1))
+    };
+    let mut free = service.submit(request(prepared, Manner::greedy(64))).unwrap();
+    let mut held = service.submit(held).unwrap();
+    let mut texts = vec![String::new(); 4];
+    while let Some(event) = held.wait() {
+        match event {
+            Event::Said { choice, text, .. } => texts[choice] += &text,
+            Event::Ended { finish: Finish::Stop, choice, .. } => {
+                let value: Value = serde_json::from_str(&texts[choice]).unwrap();
+                assert!(["circle", "square"].contains(&value["shape"].as_str().unwrap()));
+                assert!(value["count"].is_i64() || value["count"].is_f64(), "{value}");
+            }
+            // A count may go on for ever.
+            Event::Ended { choice, .. } => assert!(texts[choice].starts_with('{')),
+            Event::Read { .. } => {}
+            Event::Failed(failure) => panic!("{failure}"),
+        }
+    }
+    assert_eq!(golden()[0]["tokens"], serde_json::json!(hear(&mut free).1));
+}
+
+#[test]
+fn thinking_ends_with_its_budget_and_the_form_holds_behind_it() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), None, Options::default());
+    let text = service.text();
+    let choice = Grammar::Choice(vec!["two".to_owned()]);
+    let constraint = text.compiler().unwrap().compile(&choice).unwrap();
+    let tag = |word: &str| text.tokenizer.encode(word).unwrap();
+    // The model knows no tags; any of its words will do.
+    let (open, close) = (tag("red"), tag("blue"));
+    assert_eq!((open.len(), close.len()), (1, 1));
+    let form = |is_open| Form {
+        constraint: Some(constraint.clone()),
+        thinking: Some(Thinking::new(open.clone(), close.clone(), 3, is_open)),
+    };
+    let prepared = text.prepare_text("a red circle and").unwrap();
+    let said = |form| {
+        // By itself the model neither closes nor ends.
+        let never = |token: &u32| (*token, -100.0);
+        let logit_bias = close.iter().chain(&text.spec.eos).map(never).collect();
+        let sampling = Settings { logit_bias, ..Settings::GREEDY };
+        let manner = Manner { sampling, ..Manner::greedy(20) };
+        let request = Request { form, ..request(prepared.clone(), manner) };
+        hear(&mut service.submit(request).unwrap())
+    };
+    let (_, tokens, finish) = said(form(true));
+    assert_eq!((tokens[3], finish), (close[0], Some(Finish::Stop)));
+    assert_eq!(text.tokenizer.decode(&tokens[4..], true).unwrap().trim(), "two");
+    // Not open, the model may think or answer, and nothing else.
+    let (_, tokens, finish) = said(form(false));
+    let answer = if tokens[0] == open[0] { 5 } else { 0 };
+    assert_eq!(text.tokenizer.decode(&tokens[answer..], true).unwrap().trim(), "two");
+    assert_eq!(finish, Some(Finish::Stop));
+}
