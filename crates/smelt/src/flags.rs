@@ -5,6 +5,7 @@ mod cache;
 mod doctor;
 mod onnx;
 mod sampling;
+mod serve;
 mod show;
 mod watch;
 
@@ -21,6 +22,7 @@ pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
 pub(crate) use doctor::DoctorFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
+pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 pub(crate) use show::{
     CompletionsFlags, GraphFlags, GraphFormat, ManFlags, ReportFlags, ResumeFlags, RunsFlags,
 };
@@ -54,6 +56,8 @@ pub(crate) enum Subcommand {
     Graph(GraphFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
+    /// Answer OpenAI-style requests over HTTP with a built model
+    Serve(ServeFlags),
     /// Print the embeddings of texts by a built encoder, one JSON array a line
     Embed(EmbedFlags),
     /// Write parts of a checkpoint as ONNX, in bounded memory

@@ -58,6 +58,7 @@ fn main() -> ExitCode {
         Subcommand::Completions(flags) => commands::describe::completions(&flags),
         Subcommand::Man(flags) => commands::describe::man(&flags),
         Subcommand::Chat(flags) => commands::chat::run(&flags),
+        Subcommand::Serve(flags) => commands::serve::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),
         Subcommand::Export(flags) => commands::export::run(&flags),
         Subcommand::Calibrate(flags) => commands::calibrate::run(&flags),

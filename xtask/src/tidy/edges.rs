@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 13] = [
+const EDGES: [(&str, &[&str]); 14] = [
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
@@ -19,6 +19,7 @@ const EDGES: [(&str, &[&str]); 13] = [
     ("smelt-engine", &["smelt-onnx", "smelt-model"]),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
     ("smelt-runtime", &["smelt-engine", "smelt-watch"]),
+    ("smelt-serve", &["smelt-runtime", "smelt-watch"]),
     (
         "smelt",
         &[
@@ -32,6 +33,7 @@ const EDGES: [(&str, &[&str]); 13] = [
             "smelt-model",
             "smelt-engine",
             "smelt-runtime",
+            "smelt-serve",
         ],
     ),
     ("smelt-shapes", &["smelt-runtime"]),

@@ -1,0 +1,277 @@
+//! Tells of each request: its name, one line of the log, its part of the metrics.
+//!
+//! A request is told of when its answer has gone out or its client has gone away, whatever comes
+//! first, so nothing is told twice or never.
+
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+
+use crate::answer::Usage;
+use crate::error::Told;
+use crate::listen::Peer;
+use crate::metrics::Metrics;
+
+/// Names a request, in both directions.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The longest name that a client may give; more is no name but a way to fill a log.
+const ID_BYTES_MAX: usize = 128;
+
+/// What is written in place of a status when the client went away before there was one; nginx's number.
+const CLIENT_GONE: u16 = 499;
+
+/// How requests are told of.
+#[derive(Clone, Debug)]
+pub(crate) struct Accounts {
+    pub(crate) metrics: Arc<Metrics>,
+    /// Requests that take longer are warned of.
+    pub(crate) slow: Duration,
+}
+
+/// What is known of an answer, filled in while it is given.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Facts(Arc<Mutex<Inner>>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    model: Option<String>,
+    usage: Usage,
+    prepared: Option<Instant>,
+    first_token: Option<Instant>,
+    failure: Option<String>,
+}
+
+/// A request's name.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestId(pub(crate) String);
+
+impl Facts {
+    fn with(&self, change: impl FnOnce(&mut Inner)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Who answers.
+    pub(crate) fn model(&self, name: &str) {
+        self.with(|facts| facts.model = Some(name.to_owned()));
+    }
+
+    /// The prompt is ready for the engine.
+    pub(crate) fn prepared(&self) {
+        self.with(|facts| facts.prepared = Some(Instant::now()));
+    }
+
+    /// Something was said.
+    pub(crate) fn said(&self) {
+        self.with(|facts| _ = facts.first_token.get_or_insert_with(Instant::now));
+    }
+
+    /// How many tokens there are so far.
+    pub(crate) fn usage(&self, usage: Usage) {
+        self.with(|facts| facts.usage = usage);
+    }
+
+    /// The answer broke off.
+    pub(crate) fn failure(&self, why: &str) {
+        self.with(|facts| facts.failure = Some(why.to_owned()));
+    }
+}
+
+/// A request that is not told of yet.
+struct Account {
+    accounts: Accounts,
+    facts: Facts,
+    id: String,
+    peer: Option<Peer>,
+    method: Method,
+    route: String,
+    begun: Instant,
+    status: Option<StatusCode>,
+    is_whole: bool,
+}
+
+/// The outermost layer of all routes.
+pub(crate) async fn keep(
+    State(accounts): State<Accounts>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let id = given_id(request.headers()).unwrap_or_else(new_id);
+    let facts = Facts::default();
+    let route = request.extensions().get::<MatchedPath>();
+    let mut account = Account {
+        facts: facts.clone(),
+        peer: request.extensions().get::<Peer>().copied(),
+        method: request.method().clone(),
+        // What is no route has no name of its own, or anybody could fill the metrics.
+        route: route.map_or("other", MatchedPath::as_str).to_owned(),
+        begun: Instant::now(),
+        status: None,
+        is_whole: false,
+        id,
+        accounts,
+    };
+    request.extensions_mut().insert(facts);
+    request.extensions_mut().insert(RequestId(account.id.clone()));
+    account.accounts.metrics.begin();
+    let mut response = next.run(request).await;
+    account.status = Some(response.status());
+    if let Some(Told(why)) = response.extensions().get() {
+        account.facts.failure(why);
+    }
+    if let Ok(id) = HeaderValue::from_str(&account.id) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response.map(|body| Body::new(Accounted { body, account }))
+}
+
+/// The name that a client gives its request, if it is one.
+fn given_id(headers: &HeaderMap) -> Option<String> {
+    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
+    let is_id = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/+=".contains(&byte);
+    let is_name = !id.is_empty() && id.len() <= ID_BYTES_MAX && id.bytes().all(is_id);
+    is_name.then(|| id.to_owned())
+}
+
+/// A name that no other request has: a number that counts, behind one that is drawn.
+fn new_id() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{:016x}{:08x}", RandomState::new().hash_one(count), count as u32)
+}
+
+/// A response's body, whose end is the end of its request.
+struct Accounted {
+    body: Body,
+    account: Account,
+}
+
+impl http_body::Body for Accounted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.account.is_whole = true;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let took = self.begun.elapsed();
+        let status = self.status.map_or(CLIENT_GONE, |status| status.as_u16());
+        let facts = self.facts.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |instant: Instant| instant.saturating_duration_since(self.begun);
+        let first_token = facts.first_token.map(of);
+        self.accounts.metrics.end(&self.route, status, took, first_token, facts.usage);
+        // Who looks after the server asks these often, and nothing is learned from it.
+        let is_quiet = matches!(self.route.as_str(), "/health" | "/metrics") && status < 400;
+        if is_quiet && took < self.accounts.slow {
+            return;
+        }
+        let line = Line {
+            took,
+            status,
+            first_token,
+            prepared: facts.prepared.map(of),
+            facts: &facts,
+            account: self,
+        };
+        line.write(took >= self.accounts.slow);
+    }
+}
+
+/// What one line of the log says.
+struct Line<'a> {
+    took: Duration,
+    status: u16,
+    prepared: Option<Duration>,
+    first_token: Option<Duration>,
+    facts: &'a Inner,
+    account: &'a Account,
+}
+
+impl Line<'_> {
+    fn write(&self, is_slow: bool) {
+        let ms = |duration: Duration| (duration.as_secs_f64() * 1e3 * 10.0).round() / 10.0;
+        let (account, facts, usage) = (self.account, self.facts, self.facts.usage);
+        let is_answer = facts.model.is_some();
+        macro_rules! line {
+            ($level:ident, $says:literal) => {
+                tracing::$level!(
+                    request_id = account.id,
+                    peer = account.peer.map(|peer| tracing::field::display(peer.0)),
+                    method = %account.method,
+                    route = account.route,
+                    status = self.status,
+                    took_ms = ms(self.took),
+                    cut_off = (!account.is_whole && account.method != Method::HEAD).then_some(true),
+                    model = facts.model,
+                    prepared_ms = self.prepared.map(ms),
+                    first_token_ms = self.first_token.map(ms),
+                    prompt_tokens = is_answer.then_some(usage.prompt_tokens),
+                    cached_tokens =
+                        is_answer.then_some(usage.prompt_tokens_details.cached_tokens),
+                    image_tokens = is_answer.then_some(usage.prompt_tokens_details.image_tokens),
+                    completion_tokens = is_answer.then_some(usage.completion_tokens),
+                    failure = facts.failure,
+                    $says
+                )
+            };
+        }
+        match (is_slow, self.status >= 500) {
+            (_, true) => line!(error, "failed"),
+            (true, false) => line!(warn, "slow"),
+            (false, false) => line!(info, "request"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_would_fill_the_log_is_no_name() {
+        let given = |value: &str| {
+            let headers = [(REQUEST_ID, value.parse().unwrap())].into_iter().collect();
+            given_id(&headers)
+        };
+        assert_eq!(given("a-1.b_2").as_deref(), Some("a-1.b_2"));
+        assert_eq!(given(""), None);
+        assert_eq!(given("two words"), None);
+        assert_eq!(given("<script>"), None);
+        assert_eq!(given(&"a".repeat(129)), None);
+    }
+
+    #[test]
+    fn names_differ() {
+        let names: std::collections::BTreeSet<String> = (0..1000).map(|_| new_id()).collect();
+        assert_eq!(names.len(), 1000);
+    }
+}

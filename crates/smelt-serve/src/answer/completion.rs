@@ -1,0 +1,96 @@
+//! Writes the answers of `/v1/completions`.
+
+use serde::Serialize;
+
+use super::{Heading, Said, Shape, Usage, Words, json, logprobs, whole};
+
+/// The shape of completions.
+pub(crate) struct Completion {
+    pub(crate) heading: Heading,
+    /// Whether parts of a stream say that the usage is to come.
+    pub(crate) usage: bool,
+    pub(crate) words: Words,
+    /// What each choice begins with: its prompt, where that is wanted.
+    pub(crate) echo: Vec<String>,
+    /// How many characters of each choice are told.
+    pub(crate) offsets: Vec<usize>,
+}
+
+#[derive(Serialize)]
+struct Part<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [Choice<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<Usage>>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    text: &'a str,
+    index: usize,
+    logprobs: Option<logprobs::OfCompletion>,
+    finish_reason: Option<&'static str>,
+}
+
+impl Completion {
+    fn part(&self, choices: &[Choice<'_>], usage: Option<Option<Usage>>) -> String {
+        let Heading { id, created, model } = &self.heading;
+        let object = "text_completion";
+        json(&Part { id, object, created: *created, model, choices, usage })
+    }
+
+    /// What a part says of the usage, which is to come.
+    fn to_come(&self) -> Option<Option<Usage>> {
+        self.usage.then_some(None)
+    }
+}
+
+impl Shape for Completion {
+    fn begin(&mut self, choice: usize) -> Option<String> {
+        let text = self.echo.get(choice)?;
+        let part = Choice { text, index: choice, logprobs: None, finish_reason: None };
+        Some(self.part(&[part], self.to_come()))
+    }
+
+    fn said(&mut self, said: &Said<'_>) -> String {
+        let offset = &mut self.offsets[said.choice];
+        let (logprobs, end) = logprobs::of_completion(said.tokens, &self.words, *offset);
+        *offset = end;
+        let index = said.choice;
+        let part = Choice { text: said.text, index, logprobs, finish_reason: None };
+        self.part(&[part], self.to_come())
+    }
+
+    fn ended(&mut self, choice: usize, reason: &'static str) -> String {
+        let finish_reason = Some(reason);
+        let part = Choice { text: "", index: choice, logprobs: None, finish_reason };
+        self.part(&[part], self.to_come())
+    }
+
+    fn usage(&self, usage: Usage) -> String {
+        self.part(&[], Some(Some(usage)))
+    }
+
+    fn whole(&self, choices: &[whole::Choice], usage: Usage) -> String {
+        let echo = |index: usize| self.echo.get(index).map_or("", String::as_str);
+        let texts: Vec<String> = choices
+            .iter()
+            .enumerate()
+            .map(|(index, choice)| format!("{}{}", echo(index), choice.text))
+            .collect();
+        let parts: Vec<Choice<'_>> = choices
+            .iter()
+            .enumerate()
+            .map(|(index, choice)| Choice {
+                text: &texts[index],
+                index,
+                logprobs: logprobs::of_completion(&choice.tokens, &self.words, 0).0,
+                finish_reason: Some(choice.reason),
+            })
+            .collect();
+        self.part(&parts, Some(Some(usage)))
+    }
+}

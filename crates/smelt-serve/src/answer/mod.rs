@@ -1,0 +1,55 @@
+//! Writes answers in OpenAI's shapes, as they are said or when all is said.
+//!
+//! Events of the service come in, JSON goes out.  Knows nothing of connections.
+
+pub(crate) mod chat;
+pub(crate) mod completion;
+mod logprobs;
+pub(crate) mod stream;
+pub(crate) mod whole;
+
+use serde::Serialize;
+
+/// What every part of an answer says of itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Heading {
+    /// The answer's name, which its request's is part of.
+    pub(crate) id: String,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    /// Who answers.
+    pub(crate) model: String,
+}
+
+/// A shape of answers: OpenAI's API has two.
+pub(crate) trait Shape: Send + Sync + 'static {
+    /// The part that begins choice `choice`, if the shape has one.
+    fn begin(&mut self, choice: usize) -> Option<String>;
+    /// The part that tells more of a choice.
+    fn said(&mut self, said: &Said<'_>) -> String;
+    /// The part that ends a choice.
+    fn ended(&mut self, choice: usize, reason: &'static str) -> String;
+    /// The part that tells the tokens, when all has ended.
+    fn usage(&self, usage: Usage) -> String;
+    /// All in one.
+    fn whole(&self, choices: &[whole::Choice], usage: Usage) -> String;
+}
+
+pub(crate) use crate::api::usage::Usage;
+use smelt_runtime::service::TokenSaid;
+
+/// A piece of a choice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Said<'a> {
+    pub(crate) choice: usize,
+    pub(crate) text: &'a str,
+    pub(crate) tokens: &'a [TokenSaid],
+}
+
+/// The text of tokens, by which logprobs name them.
+pub(crate) type Words = std::sync::Arc<dyn Fn(u32) -> Vec<u8> + Send + Sync>;
+
+/// Plain data as JSON.
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("plain data with text keys is JSON")
+}

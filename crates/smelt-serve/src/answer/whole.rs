@@ -1,0 +1,38 @@
+//! Gathers an answer until all is said.
+
+use smelt_runtime::service::{Event, TokenSaid};
+
+/// A choice so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Choice {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<TokenSaid>,
+    /// Why it ended; empty until then.
+    pub(crate) reason: &'static str,
+}
+
+/// All choices of a request, as far as they were said.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Gathered {
+    pub(crate) choices: Vec<Choice>,
+}
+
+impl Gathered {
+    /// So many choices of which nothing is said.
+    pub(crate) fn new(choices: usize) -> Self {
+        Self { choices: vec![Choice::default(); choices] }
+    }
+
+    /// Takes what was heard.
+    pub(crate) fn hear(&mut self, event: Event) {
+        match event {
+            Event::Said { choice, text, tokens } => {
+                let choice = &mut self.choices[choice];
+                choice.text += &text;
+                choice.tokens.extend(tokens);
+            }
+            Event::Ended { choice, finish, .. } => self.choices[choice].reason = finish.reason(),
+            Event::Read { .. } | Event::Failed(_) => {}
+        }
+    }
+}

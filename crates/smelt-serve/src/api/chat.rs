@@ -1,0 +1,284 @@
+//! What `/v1/chat/completions` is asked.
+
+use serde::{Deserialize, Deserializer};
+use smelt_runtime::image::Detail;
+use smelt_runtime::sampling::TOP_LOGPROBS_MAX;
+
+use super::several::{TextOr, TextOrObject};
+use crate::error::ApiError;
+
+/// The fields that chats alone have.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct ChatFields {
+    pub(crate) messages: Vec<Message>,
+    #[serde(default)]
+    logprobs: Option<bool>,
+    #[serde(default)]
+    top_logprobs: Option<usize>,
+    #[serde(default)]
+    max_tokens: Option<usize>,
+    #[serde(default)]
+    max_completion_tokens: Option<usize>,
+}
+
+/// One turn of the conversation.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Message {
+    role: String,
+    #[serde(default)]
+    content: Option<TextOr<Part>>,
+}
+
+/// A piece of a turn.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: Option<String>,
+    #[serde(default)]
+    image_url: Option<ImageUrl>,
+}
+
+/// Where a picture is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ImageUrl {
+    url: String,
+    detail: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for ImageUrl {
+    /// OpenAI's API has an object; many clients send the address alone.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Fields {
+            url: String,
+            #[serde(default)]
+            detail: Option<String>,
+        }
+        let of_text = TextOrObject(|url| Fields { url, detail: None });
+        let Fields { url, detail } = deserializer.deserialize_any(of_text)?;
+        Ok(Self { url, detail })
+    }
+}
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    System,
+    User,
+    Assistant,
+    Tool,
+}
+
+impl Role {
+    /// The word that chat templates know.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+
+    /// `developer` is what OpenAI's newer models call the system.
+    fn parse(word: &str) -> Option<Self> {
+        match word {
+            "system" | "developer" => Some(Self::System),
+            "user" => Some(Self::User),
+            "assistant" => Some(Self::Assistant),
+            "tool" | "function" => Some(Self::Tool),
+            _ => None,
+        }
+    }
+}
+
+/// A piece of a turn that is what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Piece<'a> {
+    Text(&'a str),
+    Picture {
+        /// The field, for errors.
+        at: String,
+        url: &'a str,
+        detail: Detail,
+    },
+}
+
+impl Message {
+    /// Who speaks; `at` is the message's own name.
+    ///
+    /// # Errors
+    /// If it is none of the roles.
+    pub(crate) fn role(&self, at: &str) -> Result<Role, ApiError> {
+        Role::parse(&self.role).ok_or_else(|| {
+            let why = format!(
+                "{:?} is no role, but system, developer, user, assistant and tool are",
+                self.role
+            );
+            ApiError::field(format!("{at}.role"), why)
+        })
+    }
+
+    /// What is said, in order; `at` is the message's own name.
+    ///
+    /// # Errors
+    /// Naming the part that is none.
+    pub(crate) fn pieces(&self, at: &str) -> Result<Vec<Piece<'_>>, ApiError> {
+        match &self.content {
+            None => Ok(Vec::new()),
+            Some(TextOr::Text(text)) => Ok(vec![Piece::Text(text)]),
+            Some(TextOr::List(parts)) => {
+                let parts = parts.iter().enumerate();
+                parts.map(|(i, part)| part.piece(format!("{at}.content[{i}]"))).collect()
+            }
+        }
+    }
+}
+
+impl Part {
+    fn piece(&self, at: String) -> Result<Piece<'_>, ApiError> {
+        let missing = |field| ApiError::field(format!("{at}.{field}"), "is missing");
+        match self.kind.as_str() {
+            "text" => Ok(Piece::Text(self.text.as_deref().ok_or_else(|| missing("text"))?)),
+            "image_url" => {
+                let image = self.image_url.as_ref().ok_or_else(|| missing("image_url"))?;
+                let at = format!("{at}.image_url.url");
+                Ok(Piece::Picture { detail: image.detail(&at)?, at, url: &image.url })
+            }
+            kind => {
+                let why = format!("{kind:?} is not understood, but text and image_url are");
+                Err(ApiError::field(format!("{at}.type"), why))
+            }
+        }
+    }
+}
+
+impl ImageUrl {
+    fn detail(&self, at: &str) -> Result<Detail, ApiError> {
+        match self.detail.as_deref() {
+            None | Some("auto") => Ok(Detail::Auto),
+            Some("low") => Ok(Detail::Low),
+            Some("high") => Ok(Detail::High),
+            Some(word) => {
+                let at = at.replace(".url", ".detail");
+                Err(ApiError::field(at, format!("must be low, high or auto, not {word:?}")))
+            }
+        }
+    }
+}
+
+impl ChatFields {
+    /// How many of the likeliest tokens are told with each, if any are.
+    ///
+    /// # Errors
+    /// As OpenAI's server, if there is a number without `logprobs`, or it is too large.
+    pub(crate) fn logprobs(&self) -> Result<Option<usize>, ApiError> {
+        let top = self.top_logprobs.unwrap_or(0);
+        match self.logprobs.unwrap_or(false) {
+            _ if top > TOP_LOGPROBS_MAX => {
+                let why = format!("must be at most {TOP_LOGPROBS_MAX}, not {top}");
+                Err(ApiError::field("top_logprobs", why))
+            }
+            true => Ok(Some(top)),
+            false if self.top_logprobs.is_none() => Ok(None),
+            false => Err(ApiError::field("top_logprobs", "only allowed where logprobs is true")),
+        }
+    }
+
+    /// The most tokens of an answer, if there is a limit.
+    ///
+    /// # Errors
+    /// If it is zero.
+    pub(crate) fn new_tokens_max(&self) -> Result<Option<usize>, ApiError> {
+        // The newer name counts where a client sends both.
+        let (name, max) = match self.max_completion_tokens {
+            Some(max) => ("max_completion_tokens", Some(max)),
+            None => ("max_tokens", self.max_tokens),
+        };
+        match max {
+            Some(0) => Err(ApiError::field(name, "must be at least 1")),
+            max => Ok(max),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chat(json: &str) -> ChatFields {
+        serde_json::from_str(json).unwrap()
+    }
+
+    fn message(json: &str) -> Message {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn a_turn_is_a_text_or_parts() {
+        let text = message(r#"{"role": "user", "content": "a"}"#);
+        assert_eq!(text.pieces("messages[0]"), Ok(vec![Piece::Text("a")]));
+        let parts = message(
+            r#"{"role": "user", "content": [{"type": "text", "text": "a"},
+            {"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}},
+            {"type": "image_url", "image_url": "http://x"}]}"#,
+        );
+        let picture = |i: usize, url, detail| Piece::Picture {
+            at: format!("messages[0].content[{i}].image_url.url"),
+            url,
+            detail,
+        };
+        let expect = vec![
+            Piece::Text("a"),
+            picture(1, "data:,", Detail::Low),
+            picture(2, "http://x", Detail::Auto),
+        ];
+        assert_eq!(parts.pieces("messages[0]"), Ok(expect));
+        assert_eq!(message(r#"{"role": "assistant", "content": null}"#).pieces(""), Ok(vec![]));
+    }
+
+    #[track_caller]
+    fn check(part: &str, param: &str) {
+        let message = message(&format!(r#"{{"role": "user", "content": [{part}]}}"#));
+        let error = message.pieces("messages[3]").unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param));
+    }
+
+    #[test]
+    fn a_part_that_is_none_is_named() {
+        check(r#"{"type": "video"}"#, "messages[3].content[0].type");
+        check(r#"{"type": "text"}"#, "messages[3].content[0].text");
+        check(r#"{"type": "image_url"}"#, "messages[3].content[0].image_url");
+        let detail = r#"{"type": "image_url", "image_url": {"url": "", "detail": "max"}}"#;
+        check(detail, "messages[3].content[0].image_url.detail");
+    }
+
+    #[test]
+    fn roles_are_known() {
+        let role = |word: &str| message(&format!(r#"{{"role": "{word}"}}"#)).role("m");
+        assert_eq!(role("developer"), Ok(Role::System));
+        assert_eq!(role("tool"), Ok(Role::Tool));
+        assert_eq!(role("bot").unwrap_err().param.as_deref(), Some("m.role"));
+    }
+
+    #[test]
+    fn logprobs_are_asked_for_by_two_fields() {
+        let asked = |json: &str| chat(&format!(r#"{{"messages": []{json}}}"#)).logprobs();
+        assert_eq!(asked(""), Ok(None));
+        assert_eq!(asked(r#", "logprobs": true"#), Ok(Some(0)));
+        assert_eq!(asked(r#", "logprobs": true, "top_logprobs": 5"#), Ok(Some(5)));
+        assert!(asked(r#", "top_logprobs": 5"#).is_err());
+        assert!(asked(r#", "logprobs": true, "top_logprobs": 21"#).is_err());
+    }
+
+    #[test]
+    fn the_newer_name_of_the_limit_counts() {
+        let asked = |json: &str| chat(&format!(r#"{{"messages": []{json}}}"#)).new_tokens_max();
+        assert_eq!(asked(""), Ok(None));
+        assert_eq!(asked(r#", "max_tokens": 5"#), Ok(Some(5)));
+        assert_eq!(asked(r#", "max_tokens": 5, "max_completion_tokens": 6"#), Ok(Some(6)));
+        assert!(asked(r#", "max_tokens": 0"#).is_err());
+    }
+}

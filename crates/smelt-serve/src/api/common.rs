@@ -1,0 +1,312 @@
+//! What chats and completions share: the model, how tokens are chosen, where an answer ends.
+//!
+//! A body is read once for these fields and once for its own, so that no field is said twice.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use serde::Deserialize;
+use smelt_runtime::sampling::{SettingError, Settings};
+use smelt_runtime::service::{ANSWERS_MAX, Priority};
+use smelt_runtime::speaker::Manner;
+use smelt_runtime::stop;
+
+use super::several::TextOr;
+use crate::error::ApiError;
+
+/// Most stop tokens of a request: each is compared with every token.
+const STOP_TOKENS_MAX: usize = 64;
+
+/// The longest time that a request may give itself.
+const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// The fields of both kinds of request.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Common {
+    pub(crate) model: Option<String>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    n: Option<usize>,
+    seed: Option<i64>,
+    stop: Option<TextOr<String>>,
+    stop_token_ids: Option<Vec<u32>>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    /// `high` or `normal`; ours.
+    priority: Option<String>,
+    /// Seconds after which nobody waits for the answer any more; ours.
+    timeout_s: Option<f64>,
+    /// Whether the model's own end tokens do not count, as in vLLM; for measurements.
+    ignore_eos: Option<bool>,
+}
+
+/// What a stream tells besides its text.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+/// How an answer is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// As one object, when all is said.
+    Whole,
+    /// As events, as it is said.
+    Stream {
+        /// Whether the last event tells the tokens.
+        usage: bool,
+    },
+}
+
+impl Common {
+    /// How the answer is sent.
+    ///
+    /// # Errors
+    /// As OpenAI's server, if there are options of a stream without one.
+    pub(crate) fn delivery(&self) -> Result<Delivery, ApiError> {
+        match (self.stream.unwrap_or(false), &self.stream_options) {
+            (true, options) => {
+                let usage = options.as_ref().and_then(|options| options.include_usage);
+                Ok(Delivery::Stream { usage: usage.unwrap_or(false) })
+            }
+            (false, None) => Ok(Delivery::Whole),
+            (false, Some(_)) => {
+                Err(ApiError::field("stream_options", "only allowed where stream is true"))
+            }
+        }
+    }
+
+    /// How each of the wanted answers is said; all but their seeds are equal.
+    ///
+    /// # Errors
+    /// Naming the field that has no meaning.
+    pub(crate) fn manners(
+        &self,
+        top_logprobs: Option<usize>,
+        new_tokens_max: usize,
+    ) -> Result<Vec<Manner>, ApiError> {
+        let first = Manner {
+            sampling: self.settings(top_logprobs)?,
+            stop_strings: self.stop_strings()?,
+            stop_tokens: self.stop_tokens()?,
+            new_tokens_max,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+        };
+        let answers = 0..self.answers()? as u64;
+        let manner = |answer| {
+            let seed = first.sampling.seed.wrapping_add(answer);
+            Manner { sampling: Settings { seed, ..first.sampling.clone() }, ..first.clone() }
+        };
+        Ok(answers.map(manner).collect())
+    }
+
+    /// How many answers are wanted.
+    ///
+    /// # Errors
+    /// If there are none or too many.
+    pub(crate) fn answers(&self) -> Result<usize, ApiError> {
+        match self.n.unwrap_or(1) {
+            n if (1..=ANSWERS_MAX).contains(&n) => Ok(n),
+            n => Err(ApiError::field("n", format!("must be 1 to {ANSWERS_MAX}, not {n}"))),
+        }
+    }
+
+    /// The strings that end the answer.
+    ///
+    /// # Errors
+    /// If they cannot be looked for.
+    fn stop_strings(&self) -> Result<Vec<String>, ApiError> {
+        let strings = match &self.stop {
+            None => Vec::new(),
+            Some(TextOr::Text(text)) => vec![text.clone()],
+            Some(TextOr::List(texts)) => texts.clone(),
+        };
+        stop::check(&strings).map_err(|error| ApiError::field("stop", error))?;
+        Ok(strings)
+    }
+
+    /// The tokens that end the answer beside the model's own.
+    ///
+    /// # Errors
+    /// If they are too many.
+    fn stop_tokens(&self) -> Result<Vec<u32>, ApiError> {
+        let tokens = self.stop_token_ids.clone().unwrap_or_default();
+        if tokens.len() > STOP_TOKENS_MAX {
+            let why = format!("{} tokens are more than {STOP_TOKENS_MAX}", tokens.len());
+            return Err(ApiError::field("stop_token_ids", why));
+        }
+        Ok(tokens)
+    }
+
+    /// How tokens are chosen, and how many of the likeliest are told with each.
+    ///
+    /// What is not given is as in OpenAI's API: temperature and top_p 1, no cuts, no penalties, a
+    /// seed that nobody knows.
+    ///
+    /// # Errors
+    /// Naming the field that has no meaning.
+    fn settings(&self, top_logprobs: Option<usize>) -> Result<Settings, ApiError> {
+        let neutral = Settings::GREEDY;
+        let settings = Settings {
+            temperature: self.temperature.unwrap_or(1.0),
+            top_k: self.top_k()?,
+            top_p: self.top_p.unwrap_or(neutral.top_p),
+            min_p: self.min_p.unwrap_or(neutral.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(neutral.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(neutral.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(neutral.frequency_penalty),
+            logit_bias: self.logit_bias()?,
+            seed: self.seed.map_or_else(unknown_seed, i64::cast_unsigned),
+            top_logprobs,
+        };
+        settings.check().map_err(setting)?;
+        Ok(settings)
+    }
+
+    /// Who is served first.
+    ///
+    /// # Errors
+    /// If it is none of the words.
+    pub(crate) fn priority(&self) -> Result<Priority, ApiError> {
+        match self.priority.as_deref() {
+            None | Some("normal") => Ok(Priority::Normal),
+            Some("high") => Ok(Priority::High),
+            Some(word) => {
+                let why = format!("must be \"high\" or \"normal\", not {word:?}");
+                Err(ApiError::field("priority", why))
+            }
+        }
+    }
+
+    /// How long the answer is waited for, if there is a limit.
+    ///
+    /// # Errors
+    /// If it is no time.
+    pub(crate) fn timeout(&self) -> Result<Option<Duration>, ApiError> {
+        let Some(seconds) = self.timeout_s else { return Ok(None) };
+        let limit = TIMEOUT_MAX.as_secs_f64();
+        if seconds > 0.0 && seconds <= limit {
+            return Ok(Some(Duration::from_secs_f64(seconds)));
+        }
+        let why = format!("must be more than 0 and at most {limit} seconds, not {seconds}");
+        Err(ApiError::field("timeout_s", why))
+    }
+
+    /// How many of the likeliest tokens count; -1 is all of them, as in vLLM.
+    fn top_k(&self) -> Result<usize, ApiError> {
+        match self.top_k.unwrap_or(0) {
+            -1 => Ok(0),
+            k => usize::try_from(k)
+                .map_err(|_| ApiError::field("top_k", format!("must be at least -1, not {k}"))),
+        }
+    }
+
+    /// What is added to the logits of tokens, in their order.
+    fn logit_bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
+        let entries = self.logit_bias.iter().flatten();
+        let entry = |(token, bias): (&String, &f32)| {
+            let why = || ApiError::field("logit_bias", format!("{token:?} is no token"));
+            Ok((token.parse().map_err(|_| why())?, *bias))
+        };
+        entries.map(entry).collect()
+    }
+}
+
+/// The sampler names the field itself.
+fn setting(error: SettingError) -> ApiError {
+    let param = match &error {
+        SettingError::Range { name, .. } => *name,
+        SettingError::TooMany { name, .. } if name.ends_with("logit_bias") => "logit_bias",
+        SettingError::TooMany { name, .. } => *name,
+        SettingError::Token { .. } => "logit_bias",
+    };
+    ApiError { param: Some(param.to_owned()), ..ApiError::bad(error.to_string()) }
+}
+
+/// A number that nobody can foretell: the keys of a hasher are the system's randomness.
+fn unknown_seed() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn common(json: &str) -> Common {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[track_caller]
+    fn check(json: &str, param: &str) {
+        let common = common(json);
+        let refused = common.settings(None).map(drop);
+        let refused = refused.and(common.delivery().map(drop)).and(common.answers().map(drop));
+        let refused = refused.and(common.stop_strings().map(drop)).and(common.priority().map(drop));
+        let refused = refused.and(common.timeout().map(drop)).and(common.stop_tokens().map(drop));
+        assert_eq!(refused.unwrap_err().param.as_deref(), Some(param), "{json}");
+    }
+
+    #[test]
+    fn what_has_no_meaning_is_named() {
+        check(r#"{"temperature": 2.1}"#, "temperature");
+        check(r#"{"top_p": 0}"#, "top_p");
+        check(r#"{"top_k": -2}"#, "top_k");
+        check(r#"{"min_p": 1.5}"#, "min_p");
+        check(r#"{"presence_penalty": 3}"#, "presence_penalty");
+        check(r#"{"logit_bias": {"x": 1}}"#, "logit_bias");
+        check(r#"{"logit_bias": {"5": 101}}"#, "logit_bias");
+        check(r#"{"n": 0}"#, "n");
+        check(r#"{"n": 17}"#, "n");
+        check(r#"{"stop": ""}"#, "stop");
+        check(r#"{"stop": ["a", ""]}"#, "stop");
+        check(r#"{"stream_options": {"include_usage": true}}"#, "stream_options");
+        check(r#"{"priority": "urgent"}"#, "priority");
+        check(r#"{"timeout_s": 0}"#, "timeout_s");
+        check(r#"{"timeout_s": 1e300}"#, "timeout_s");
+    }
+
+    #[test]
+    fn null_and_unknown_fields_are_nothing() {
+        let all = r#"{"model": null, "stream": null, "stream_options": null, "n": null, "seed": null,
+            "stop": null, "temperature": null, "top_p": null, "logit_bias": null, "user": "x",
+            "metadata": {"a": 1}, "priority": null, "timeout_s": null}"#;
+        let common = common(all);
+        assert_eq!(common.delivery(), Ok(Delivery::Whole));
+        let settings = common.settings(None).unwrap();
+        let expect = Settings { temperature: 1.0, seed: settings.seed, ..Settings::GREEDY };
+        assert_eq!(settings, expect);
+    }
+
+    #[test]
+    fn answers_differ_in_their_seeds_alone() {
+        let manners = common(r#"{"n": 3, "seed": -1}"#).manners(None, 5).unwrap();
+        let seeds: Vec<u64> = manners.iter().map(|manner| manner.sampling.seed).collect();
+        assert_eq!(seeds, [u64::MAX, 0, 1]);
+        assert!(manners.iter().all(|manner| manner.new_tokens_max == 5));
+    }
+
+    #[test]
+    fn a_seed_is_kept_and_none_is_another_each_time() {
+        let seed = |json: &str| common(json).settings(None).unwrap().seed;
+        assert_eq!(seed(r#"{"seed": -1}"#), u64::MAX);
+        assert_eq!(seed(r#"{"seed": 7}"#), 7);
+        assert_ne!(seed("{}"), seed("{}"));
+    }
+
+    #[test]
+    fn usage_is_told_where_it_is_asked_for() {
+        let delivery = |json: &str| common(json).delivery().unwrap();
+        assert_eq!(delivery(r#"{"stream": true}"#), Delivery::Stream { usage: false });
+        let asked = r#"{"stream": true, "stream_options": {"include_usage": true}}"#;
+        assert_eq!(delivery(asked), Delivery::Stream { usage: true });
+    }
+}

@@ -1,0 +1,11 @@
+//! The shapes of OpenAI's API: what is asked and what is answered, as plain data.
+//!
+//! Reading is as tolerant as OpenAI's server: fields that are not known are passed over, and null is
+//! the same as nothing.  What is known must be of its type, and the error names the field.
+
+pub(crate) mod chat;
+pub(crate) mod common;
+pub(crate) mod completion;
+pub(crate) mod read;
+pub(crate) mod several;
+pub(crate) mod usage;

@@ -1,0 +1,73 @@
+//! Turns what was asked into what a service takes.
+//!
+//! Reading, fetching and cutting pictures are work that blocks, and each has its own limit on how much is
+//! done at once.  Knows nothing of connections.
+
+pub(crate) mod chat;
+pub(crate) mod completion;
+pub(crate) mod work;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use smelt_runtime::prepare::{PrepareError, Prepared};
+use smelt_runtime::service::{Refused, Request, Service, Ticket};
+use smelt_runtime::speaker::{Form, Manner, SpeakError};
+
+use crate::answer::Words;
+use crate::api::common::Common;
+use crate::error::ApiError;
+
+/// Submits each prompt, to be answered in the manners that were asked for.  Gives with each ticket how many
+/// tokens of its prompt stand for pictures.
+///
+/// # Errors
+/// As the service refuses; prompts that were taken before are cancelled.
+pub(crate) fn submit(
+    service: &Service,
+    prompts: Vec<Prepared>,
+    manners: &[Manner],
+    common: &Common,
+    begun: Instant,
+) -> Result<Vec<(Ticket, usize)>, ApiError> {
+    let (priority, timeout) = (common.priority()?, common.timeout()?);
+    let deadline = timeout.map(|timeout| begun + timeout);
+    let one = |prepared: Prepared| {
+        let image_tokens = prepared.views.iter().map(|view| view.tokens).sum();
+        let form = Form::default();
+        let request = Request { prepared, manners: manners.to_vec(), form, priority, deadline };
+        Ok((service.submit(request).map_err(refused)?, image_tokens))
+    };
+    prompts.into_iter().map(one).collect()
+}
+
+/// The words of a service's tokens.
+pub(crate) fn words(service: &Service) -> Words {
+    let text = Arc::clone(service.text());
+    // What no decoder has a text for has none here.
+    Arc::new(move |token| text.tokenizer.decode(&[token], false).unwrap_or_default().into_bytes())
+}
+
+/// What a prompt's error means to who asked in the field `param`.
+pub(crate) fn unprepared(param: &str, error: PrepareError) -> ApiError {
+    let code = match &error {
+        PrepareError::TooLong { .. } => Some("context_length_exceeded"),
+        _ => None,
+    };
+    ApiError { code, ..ApiError::field(param, error) }
+}
+
+fn refused(error: Refused) -> ApiError {
+    let message = error.to_string();
+    match error {
+        Refused::Busy { retry_after, .. } => ApiError::busy(message, retry_after),
+        Refused::Draining => {
+            let after = crate::models::DRAINING_RETRY;
+            ApiError::unavailable(message, "draining", after)
+        }
+        Refused::TooLong { .. } => ApiError::bad(message).code("context_length_exceeded"),
+        Refused::Answers(_) => ApiError::field("n", message),
+        Refused::Manner(SpeakError::Setting(_) | SpeakError::Stop(_)) => ApiError::bad(message),
+        Refused::Manner(_) => ApiError::failed(message),
+    }
+}

@@ -1,0 +1,64 @@
+//! Lends threads to work that blocks, so much of each kind at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use crate::error::ApiError;
+
+/// How long work waits for other work of its kind.
+const WAIT_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Most pictures that are fetched at once: they wait for other hosts, not for the processor.
+const FETCHES_MAX: usize = 8;
+
+/// Threads for all kinds of work.
+pub(crate) const THREADS_MAX: usize = FETCHES_MAX + PREPARES_MAX + 4;
+
+/// Most requests that are prepared at once: a picture takes up to a GB while it is decoded.
+const PREPARES_MAX: usize = 4;
+
+/// A kind of work.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    places: Arc<Semaphore>,
+}
+
+impl Work {
+    /// Reading requests and cutting pictures: as much as there are cores, within bounds.
+    pub(crate) fn preparing() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { places: Arc::new(Semaphore::new(cores.min(PREPARES_MAX))) }
+    }
+
+    /// Fetching pictures from other hosts.
+    pub(crate) fn fetching() -> Self {
+        Self { places: Arc::new(Semaphore::new(FETCHES_MAX)) }
+    }
+
+    /// Does `work` when there is a place for it.
+    ///
+    /// # Errors
+    /// What it gives; 429 if there is no place for too long.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let place = timeout(WAIT_TIME_MAX, Arc::clone(&self.places).acquire_owned()).await;
+        let Ok(Ok(place)) = place else {
+            let why = "too many requests are being prepared; try again";
+            return Err(ApiError::busy(why, WAIT_TIME_MAX));
+        };
+        // Work goes on where who asked has left, and its place is taken until it is done.
+        let work = move || {
+            let done = work();
+            drop(place);
+            done
+        };
+        let done = spawn_blocking(work).await;
+        done.unwrap_or_else(|_| Err(ApiError::failed("smelt failed on this request")))
+    }
+}

@@ -1,0 +1,187 @@
+//! Reads bodies of requests, within limits of size, time and memory.
+//!
+//! All bodies that are read at once share a budget, so that many large ones wait for each other
+//! instead of filling the memory.  Knows nothing of what bodies say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use axum::http::{HeaderMap, StatusCode};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use crate::error::ApiError;
+
+/// How long a body may take to come: 32 MiB at 5 Mbit/s.
+const READ_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// How long a body waits for others to be done with.
+const WAIT_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// How many of the largest bodies are held at once, each with what it is decoded to.
+const LARGEST_AT_ONCE: usize = 4;
+
+/// How much of a refused body is taken in, in bodies that would be allowed.
+const SWALLOWED_BODIES: usize = 4;
+
+/// How long a refused body is taken in.
+const SWALLOW_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Reads bodies, and remembers how much of them is held.
+#[derive(Clone, Debug)]
+pub(crate) struct Bodies {
+    bytes_max: usize,
+    /// KiB that may still be held.
+    budget: Arc<Semaphore>,
+}
+
+/// A body that was read, and its part of the budget until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) bytes: Bytes,
+    pub(crate) budget: OwnedSemaphorePermit,
+}
+
+impl Bodies {
+    /// Reads bodies of at most so many bytes.
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        let budget = Semaphore::new(kib(bytes_max) as usize * LARGEST_AT_ONCE);
+        Self { bytes_max, budget: Arc::new(budget) }
+    }
+
+    /// The JSON that a request holds.
+    ///
+    /// # Errors
+    /// 415 for anything else, 413 for what is too long, 408 for what does not come, 429 if too much is
+    /// held already.
+    pub(crate) async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Held, ApiError> {
+        check_kind(headers)?;
+        let length =
+            headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let length: usize = length.unwrap_or(self.bytes_max);
+        if length > self.bytes_max {
+            swallow(headers, body, self.bytes_max).await;
+            return Err(self.too_long());
+        }
+        let permits = self.budget.clone().acquire_many_owned(kib(length));
+        let Ok(Ok(budget)) = timeout(WAIT_TIME_MAX, permits).await else {
+            let why = "too many large requests are being read; try again";
+            return Err(ApiError::busy(why, WAIT_TIME_MAX));
+        };
+        let read = timeout(READ_TIME_MAX, Limited::new(body, self.bytes_max).collect()).await;
+        let read = read.map_err(|_| {
+            let why = format!("the body did not come within {} s", READ_TIME_MAX.as_secs());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, why)
+        })?;
+        let bytes = read.map_err(|error| match error.is::<LengthLimitError>() {
+            true => self.too_long(),
+            false => ApiError::bad(format!("the body broke off: {error}")),
+        })?;
+        Ok(Held { bytes: bytes.to_bytes(), budget })
+    }
+
+    fn too_long(&self) -> ApiError {
+        let why = format!(
+            "the body has more than the {} bytes allowed; send smaller pictures",
+            self.bytes_max
+        );
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why).code("body_too_large")
+    }
+}
+
+/// Takes in some more of a body that is refused: a client that is cut off while it sends reads no answer.
+async fn swallow(headers: &HeaderMap, mut body: Body, bytes_max: usize) {
+    // Who asked before sending has sent nothing, and is told no.
+    if headers.contains_key(EXPECT) {
+        return;
+    }
+    let mut left = bytes_max.saturating_mul(SWALLOWED_BODIES);
+    let all = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if left == 0 {
+                break;
+            }
+        }
+    };
+    // Who is slow is cut off.
+    _ = timeout(SWALLOW_TIME_MAX, all).await;
+}
+
+/// A permit is for a KiB, since a semaphore counts no further than to some 500 million.
+fn kib(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX / 8)
+}
+
+/// A web page of another origin may send plain text without being asked whether it may, so only what
+/// says that it is JSON is taken for it.
+fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
+    let refused = |why: &str| Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+    let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("application/json") {
+        return refused("the body must be JSON: send Content-Type: application/json");
+    }
+    match headers.get(CONTENT_ENCODING) {
+        Some(encoding) if encoding != "identity" => {
+            refused("the body must not be compressed: send no Content-Encoding")
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(headers: &[(&str, &str)], body: &str, expect: Result<&str, u16>) {
+        let pairs = headers.iter().map(|(name, value)| {
+            let name: axum::http::HeaderName = name.parse().unwrap();
+            (name, value.parse().unwrap())
+        });
+        let headers: HeaderMap = pairs.collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let read = runtime.block_on(Bodies::new(8).read(&headers, Body::from(body.to_owned())));
+        let read = read.map(|held| String::from_utf8(held.bytes.to_vec()).unwrap());
+        assert_eq!(read.map_err(|error| error.status.as_u16()), expect.map(str::to_owned));
+    }
+
+    #[test]
+    fn bodies_are_json_of_bounded_length() {
+        let json = ("content-type", "application/json; charset=utf-8");
+        check(&[json], "{}", Ok("{}"));
+        check(&[json, ("content-length", "2")], "{}", Ok("{}"));
+        check(&[json], "123456789", Err(413));
+        check(&[json, ("content-length", "9")], "", Err(413));
+        check(&[], "{}", Err(415));
+        check(&[("content-type", "text/plain")], "{}", Err(415));
+        check(&[json, ("content-encoding", "gzip")], "{}", Err(415));
+    }
+
+    #[test]
+    fn bodies_wait_for_each_other() {
+        let bodies = Bodies::new(1 << 20);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let headers: HeaderMap =
+                [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
+            let mut held = Vec::new();
+            for _ in 0..LARGEST_AT_ONCE {
+                held.push(bodies.read(&headers, Body::from("{}")).await.unwrap());
+            }
+            let refused = bodies.read(&headers, Body::from("{}")).await.unwrap_err();
+            assert_eq!(refused.status, 429);
+            held.pop();
+            assert!(bodies.read(&headers, Body::from("{}")).await.is_ok());
+        });
+    }
+}

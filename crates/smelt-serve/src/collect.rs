@@ -1,0 +1,147 @@
+//! Tells Prometheus what services count, and what memory there is.
+//!
+//! Everything is read when it is asked for; nothing is kept.
+
+use std::fmt::Error;
+use std::path::Path;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+use smelt_runtime::service::{Histogram, Stats};
+use smelt_watch::{Machine, Sample};
+
+use crate::models::Models;
+
+/// What the services of all models count.
+#[derive(Debug)]
+pub(crate) struct OfModels(pub(crate) Arc<Models>);
+
+/// What this process and its machine hold.
+#[derive(Debug)]
+pub(crate) struct OfMemory;
+
+/// A number of a service: its name, what it is, and how it is found.
+type Number = (&'static str, &'static str, fn(&Stats) -> u64);
+
+const COUNTERS: [Number; 13] = [
+    ("engine_requests", "Requests that the engine took", |stats| stats.requests),
+    ("engine_refused", "Requests refused since too many were there", |stats| stats.refused),
+    ("answers_stopped", "Answers that the model or a stop ended", |stats| stats.endings.stop),
+    ("answers_cut", "Answers that reached their length", |stats| stats.endings.length),
+    ("answers_cancelled", "Answers that nobody waited for", |stats| stats.endings.cancelled),
+    ("answers_late", "Answers whose time was over", |stats| stats.endings.deadline),
+    ("answers_failed", "Answers on which an engine failed", |stats| stats.endings.failed),
+    ("engine_prompt_tokens", "Tokens of prompts, once an answer", |stats| stats.prompt_tokens),
+    ("engine_cached_tokens", "Those that a slot held already", |stats| stats.cached_tokens),
+    ("engine_said_tokens", "Tokens of answers", |stats| stats.said_tokens),
+    ("preemptions", "Times an answer gave its slot back", |stats| stats.preemptions),
+    ("pictures_seen", "Pictures the vision engine looked at", |stats| stats.pictures_seen),
+    ("pictures_cached", "Pictures known from before", |stats| stats.pictures_cached),
+];
+
+const GAUGES: [Number; 10] = [
+    ("answers_looking", "Requests whose pictures are looked at", |stats| stats.looking as u64),
+    ("answers_waiting", "Answers that wait for a slot", |stats| stats.waiting as u64),
+    ("answers_reading", "Answers whose prompt is read", |stats| stats.reading as u64),
+    ("answers_saying", "Answers under way", |stats| stats.saying as u64),
+    ("slots_kept", "Slots kept for what they hold", |stats| stats.kept_slots as u64),
+    ("kv_blocks_held", "Blocks of keys and values in use", |stats| stats.kv.blocks_held as u64),
+    ("kv_blocks", "Blocks of keys and values there may be", |stats| stats.kv.blocks_total as u64),
+    ("kv_block_bytes", "Bytes of a block", |stats| stats.kv.block_bytes as u64),
+    ("kv_block_tokens", "Tokens of a block", |stats| stats.kv.block_tokens as u64),
+    ("picture_cache_bytes", "Bytes of embeddings kept", |stats| stats.picture_cache_bytes as u64),
+];
+
+/// Times and sizes of a service.
+type Spread = (&'static str, &'static str, Option<Unit>, fn(&Stats) -> &Histogram);
+
+const SPREADS: [Spread; 6] = [
+    ("batch", "Answers that shared a step", None, |stats| &stats.batch),
+    ("queue", "From being taken to a slot", Some(Unit::Seconds), |stats| &stats.queue_seconds),
+    ("chunk", "Of a chunk of a prompt", Some(Unit::Seconds), |stats| &stats.chunk_seconds),
+    ("step", "Of a decode step", Some(Unit::Seconds), |stats| &stats.step_seconds),
+    ("choose", "Of choosing tokens of a step", Some(Unit::Seconds), |stats| &stats.choose_seconds),
+    ("vision_part", "Of a part of a picture", Some(Unit::Seconds), |stats| &stats.part_seconds),
+];
+
+impl Collector for OfModels {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let models = self.0.all();
+        let stats: Vec<(&str, Stats)> =
+            models.iter().map(|model| (&model.name[..], model.service.stats())).collect();
+        let kinds = [(&COUNTERS[..], MetricType::Counter), (&GAUGES[..], MetricType::Gauge)];
+        for (numbers, kind) in kinds {
+            for (name, help, number) in numbers {
+                let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+                for (model, stats) in &stats {
+                    let labels = [("model", *model)];
+                    let mut metric = metric.encode_family(&labels)?;
+                    match kind {
+                        MetricType::Counter => {
+                            metric.encode_counter::<NoLabelSet, _, u64>(&number(stats), None)?;
+                        }
+                        _ => metric.encode_gauge(&number(stats))?,
+                    }
+                }
+            }
+        }
+        for (name, help, unit, spread) in &SPREADS {
+            let kind = MetricType::Histogram;
+            let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
+            for (model, stats) in &stats {
+                let spread = spread(stats);
+                let labels = [("model", *model)];
+                let (sum, count) = (spread.sum, spread.count());
+                metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
+                    sum,
+                    count,
+                    &buckets(spread),
+                    None,
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Counts with their upper bounds; the library writes the largest number as infinity.
+fn buckets(spread: &Histogram) -> Vec<(f64, u64)> {
+    let bounds = spread.bounds.iter().copied().chain([f64::MAX]);
+    bounds.zip(spread.counts.iter().copied()).collect()
+}
+
+impl Collector for OfMemory {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+        let machine = Machine::read(Path::new("/"));
+        let own = Sample::of(std::process::id());
+        let gauges = [
+            ("process_resident", "Memory that the server holds", own.map(|own| own.rss_bytes)),
+            (
+                "process_anonymous",
+                "Memory of the server that belongs to no file",
+                own.map(|own| own.rss_anon_bytes),
+            ),
+            ("process_swapped", "Memory of the server in swap", own.map(|own| own.swap_bytes)),
+            ("machine_memory", "Memory of the machine", machine.mem_total_bytes),
+            (
+                "machine_available",
+                "Memory that a new process could have",
+                machine.mem_available_bytes,
+            ),
+            ("machine_swap_free", "Swap that is not in use", machine.swap_free_bytes),
+            ("machine_cma", "Contiguous memory", machine.cma_total_bytes),
+            ("machine_cma_free", "Contiguous memory that nothing holds", machine.cma_free_bytes),
+        ];
+        for (name, help, bytes) in gauges {
+            // What this kernel does not say is not said.
+            let Some(bytes) = bytes else { continue };
+            let unit = Some(&Unit::Bytes);
+            let mut metric = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+            metric.encode_gauge(&bytes)?;
+        }
+        Ok(())
+    }
+}

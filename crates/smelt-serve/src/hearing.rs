@@ -1,0 +1,105 @@
+//! Hears the answers to all prompts of a request as one.
+//!
+//! Choices are counted over all prompts, tokens are added up.  Knows nothing of how answers are
+//! written.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
+use smelt_runtime::service::{Event, Failure, Ticket};
+
+use crate::account::Facts;
+use crate::answer::Usage;
+
+/// The answer to one prompt.
+struct Part {
+    ticket: Ticket,
+    image_tokens: usize,
+    /// Its choices that have not ended.
+    open: usize,
+}
+
+/// The answers to a request; dropping it cancels them.
+pub(crate) struct Hearing {
+    parts: Vec<Part>,
+    answers: usize,
+    /// Tokens of each choice.
+    said: Vec<usize>,
+    prompts: Usage,
+    facts: Facts,
+    has_failed: bool,
+}
+
+impl Hearing {
+    /// Hears prompts of `answers` choices each, given with how many of their tokens stand for pictures.
+    pub(crate) fn new(tickets: Vec<(Ticket, usize)>, answers: usize, facts: Facts) -> Self {
+        let part = |(ticket, image_tokens)| Part { ticket, image_tokens, open: answers };
+        let said = vec![0; answers * tickets.len()];
+        let parts: Vec<Part> = tickets.into_iter().map(part).collect();
+        Self { parts, answers, said, prompts: Usage::default(), facts, has_failed: false }
+    }
+
+    /// How many choices there are.
+    pub(crate) fn choices(&self) -> usize {
+        self.said.len()
+    }
+
+    /// How many tokens there are so far.
+    pub(crate) fn usage(&self) -> Usage {
+        self.prompts.said(self.said.iter().sum())
+    }
+
+    /// The next event, its choice counted over all prompts; nothing when all is said.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        if self.has_failed {
+            return Poll::Ready(None);
+        }
+        for at in 0..self.parts.len() {
+            if self.parts[at].open == 0 {
+                continue;
+            }
+            if let Poll::Ready(event) = self.parts[at].ticket.poll_next(context) {
+                // Tellers that are gone before the end have broken off.
+                let event = event.unwrap_or(Event::Failed(Failure::Stopped));
+                return Poll::Ready(Some(self.hear(at, event)));
+            }
+        }
+        match self.parts.iter().all(|part| part.open == 0) {
+            true => Poll::Ready(None),
+            false => Poll::Pending,
+        }
+    }
+
+    /// The next event.
+    pub(crate) async fn next(&mut self) -> Option<Event> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// Counts what happened to prompt `at`.
+    fn hear(&mut self, at: usize, mut event: Event) -> Event {
+        let first = at * self.answers;
+        match &mut event {
+            Event::Read { prompt_tokens, cached_tokens } => {
+                let image_tokens = self.parts[at].image_tokens;
+                let prompt = Usage::of_prompt(*prompt_tokens, *cached_tokens, image_tokens);
+                self.prompts = self.prompts.and(prompt);
+            }
+            Event::Said { choice, tokens, .. } => {
+                *choice += first;
+                self.said[*choice] += tokens.len();
+                self.facts.said();
+            }
+            Event::Ended { choice, tokens, .. } => {
+                *choice += first;
+                self.said[*choice] = *tokens;
+                self.parts[at].open -= 1;
+            }
+            Event::Failed(failure) => {
+                self.has_failed = true;
+                self.facts.failure(&failure.to_string());
+            }
+        }
+        self.facts.usage(self.usage());
+        event
+    }
+}

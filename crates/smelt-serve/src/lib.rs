@@ -1,0 +1,30 @@
+//! Answers OpenAI-style requests over HTTP with what [`smelt_runtime::service`] says.
+//!
+//! A connection's request is read into a shape of the API, prepared beside the engines, submitted to a
+//! service, and what is heard is written in a shape of the API.  Every number, size and time of what clients do has a
+//! limit.  Knows nothing of pipelines, engines or where deployments are.
+
+#![forbid(unsafe_code)]
+
+mod account;
+mod answer;
+mod api;
+mod ask;
+mod body;
+mod collect;
+mod error;
+mod hearing;
+mod keys;
+mod listen;
+mod log;
+mod metrics;
+mod models;
+mod pictures;
+mod routes;
+mod server;
+
+pub use axum::http::HeaderValue;
+pub use keys::{Keys, KeysError};
+pub use log::log_to_stderr;
+pub use pictures::Reach;
+pub use server::{Ended, Options, Progress, ServeError, TlsError, serve, tls};

@@ -1,0 +1,210 @@
+//! Counts what the server does, for Prometheus.
+//!
+//! Knows nothing of engines; what they count is told by [`Collector`]s.
+//!
+//! [`Collector`]: prometheus_client::collector::Collector
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::answer::Usage;
+
+/// The type of the text that [`Metrics::text`] gives.
+pub(crate) const TEXT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Bounds of times to a first token, in seconds: a short prompt on a fast machine to many pictures on
+/// a small one.
+const FIRST_TOKEN_BOUNDS_S: [f64; 14] =
+    [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0];
+
+/// Bounds of times between tokens, in seconds: 1,000 tokens a second to one in two.
+const TOKEN_BOUNDS_S: [f64; 12] =
+    [0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0];
+
+/// Bounds of times of whole requests, in seconds.
+const REQUEST_BOUNDS_S: [f64; 13] =
+    [0.005, 0.02, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+
+/// Bounds of numbers of tokens.
+const TOKENS_BOUNDS: [f64; 10] =
+    [8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Of {
+    route: String,
+    status: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfRoute {
+    route: String,
+}
+
+/// What is counted of requests.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<Of, Counter>,
+    open: Gauge,
+    request_time: Family<OfRoute, Histogram>,
+    first_token: Histogram,
+    token: Histogram,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    image_tokens: Counter,
+    completion_tokens: Counter,
+    prompts: Histogram,
+    completions: Histogram,
+}
+
+impl Metrics {
+    /// Counts from nothing, and tells what `collectors` know besides.
+    pub(crate) fn new(collectors: Vec<Box<dyn Collector>>) -> Self {
+        let histogram = |bounds: &'static [f64]| Histogram::new(bounds.iter().copied());
+        let mut metrics = Self {
+            registry: Registry::with_prefix("smelt"),
+            requests: Family::default(),
+            open: Gauge::default(),
+            request_time: Family::new_with_constructor(|| {
+                Histogram::new(REQUEST_BOUNDS_S.iter().copied())
+            }),
+            first_token: histogram(&FIRST_TOKEN_BOUNDS_S),
+            token: histogram(&TOKEN_BOUNDS_S),
+            prompt_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            image_tokens: Counter::default(),
+            completion_tokens: Counter::default(),
+            prompts: histogram(&TOKENS_BOUNDS),
+            completions: histogram(&TOKENS_BOUNDS),
+        };
+        metrics.register();
+        for collector in collectors {
+            metrics.registry.register_collector(collector);
+        }
+        metrics
+    }
+
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        let mut counter =
+            |name, help, counter: &Counter| registry.register(name, help, counter.clone());
+        counter("prompt_tokens", "Tokens of prompts, image tokens included", &self.prompt_tokens);
+        counter("cached_tokens", "Tokens of prompts that a slot held already", &self.cached_tokens);
+        counter("image_tokens", "Tokens of prompts that stand for pictures", &self.image_tokens);
+        counter("completion_tokens", "Tokens of answers", &self.completion_tokens);
+        registry.register(
+            "requests",
+            "Requests that ended, by route and status; 499 where the client went away first",
+            self.requests.clone(),
+        );
+        registry.register("open_requests", "Requests that have not ended", self.open.clone());
+        let mut seconds = |name, help, histogram: &Histogram| {
+            registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
+        };
+        seconds(
+            "first_token",
+            "From a request to the first token of its answer",
+            &self.first_token,
+        );
+        seconds("token", "Between tokens of an answer, its mean", &self.token);
+        registry.register_with_unit(
+            "request",
+            "From a request to the end of its answer",
+            Unit::Seconds,
+            self.request_time.clone(),
+        );
+        registry.register("tokens_of_prompts", "Tokens of each prompt", self.prompts.clone());
+        registry.register(
+            "tokens_of_completions",
+            "Tokens of each request's answers",
+            self.completions.clone(),
+        );
+    }
+
+    /// A request began.
+    pub(crate) fn begin(&self) {
+        self.open.inc();
+    }
+
+    /// A request ended.
+    pub(crate) fn end(
+        &self,
+        route: &str,
+        status: u16,
+        took: Duration,
+        first_token: Option<Duration>,
+        usage: Usage,
+    ) {
+        let route = route.to_owned();
+        self.open.dec();
+        let of_route = OfRoute { route: route.clone() };
+        self.requests.get_or_create(&Of { route, status: status.into() }).inc();
+        self.request_time.get_or_create(&of_route).observe(took.as_secs_f64());
+        if usage.prompt_tokens > 0 {
+            self.count(usage);
+        }
+        let Some(first) = first_token else { return };
+        self.first_token.observe(first.as_secs_f64());
+        if usage.completion_tokens > 1 {
+            let rest = took.saturating_sub(first).as_secs_f64();
+            self.token.observe(rest / (usage.completion_tokens - 1) as f64);
+        }
+    }
+
+    fn count(&self, usage: Usage) {
+        let details = usage.prompt_tokens_details;
+        self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
+        self.cached_tokens.inc_by(details.cached_tokens as u64);
+        self.image_tokens.inc_by(details.image_tokens as u64);
+        self.completion_tokens.inc_by(usage.completion_tokens as u64);
+        self.prompts.observe(usage.prompt_tokens as f64);
+        self.completions.observe(usage.completion_tokens as f64);
+    }
+
+    /// All of it, in the text format of OpenMetrics.
+    pub(crate) fn text(self: &Arc<Self>) -> String {
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("a string takes any text");
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_counted_once_in_each_place() {
+        let metrics = Arc::new(Metrics::new(Vec::new()));
+        metrics.begin();
+        metrics.begin();
+        let usage = Usage::of_prompt(10, 4, 3).said(5);
+        let (took, first) = (Duration::from_secs(3), Some(Duration::from_secs(1)));
+        metrics.end("/v1/chat/completions", 200, took, first, usage);
+        let text = metrics.text();
+        for line in [
+            "smelt_open_requests 1",
+            "smelt_requests_total{route=\"/v1/chat/completions\",status=\"200\"} 1",
+            "smelt_prompt_tokens_total 10",
+            "smelt_cached_tokens_total 4",
+            "smelt_image_tokens_total 3",
+            "smelt_completion_tokens_total 5",
+            "smelt_first_token_seconds_sum 1.0",
+            "smelt_token_seconds_sum 0.5",
+            "smelt_request_seconds_count{route=\"/v1/chat/completions\"} 1",
+            "smelt_tokens_of_prompts_sum 10.0",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+    }
+}

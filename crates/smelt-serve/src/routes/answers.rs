@@ -1,0 +1,227 @@
+//! Answers chats and completions, whole or as they are said.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderName};
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use http_body::Frame;
+use smelt_runtime::service::Event;
+use tokio::time::Sleep;
+
+use super::Shared;
+use crate::account::{Facts, RequestId};
+use crate::answer::stream::{KEEP_ALIVE, Stream, error};
+use crate::answer::whole::Gathered;
+use crate::answer::{self, Heading, Shape};
+use crate::api::common::{Common, Delivery};
+use crate::ask;
+use crate::error::ApiError;
+use crate::hearing::Hearing;
+use crate::models::Model;
+
+/// How long nothing is said before proxies are told that the answer goes on.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
+
+/// Asks nginx not to gather events.
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// Answers a chat.
+pub(super) async fn chat(
+    State(shared): State<Arc<Shared>>,
+    Extension(facts): Extension<Facts>,
+    Extension(id): Extension<RequestId>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let begun = Instant::now();
+    // Before a long body is read for nothing.
+    shared.models.check()?;
+    let held = shared.bodies.read(&headers, body).await?;
+    let images_max = shared.images_max;
+    let read = shared.preparing.run(move || {
+        let chat = ask::chat::Chat::read(&held.bytes)?;
+        let elsewhere = chat.elsewhere(images_max)?;
+        Ok((chat, elsewhere, held.budget))
+    });
+    let (chat, elsewhere, budget) = read.await?;
+    let model = shared.models.ask(chat.common.model.as_deref())?;
+    facts.model(&model.name);
+    let fetched = match elsewhere.is_empty() {
+        true => Vec::new(),
+        false => {
+            let remote = shared.remote.clone();
+            shared.fetching.run(move || ask::chat::fetch(&elsewhere, remote.as_ref())).await?
+        }
+    };
+    let service = model.service.clone();
+    let prepared = shared.preparing.run(move || {
+        let (logprobs, limit) = (chat.fields.logprobs()?, chat.fields.new_tokens_max()?);
+        let limit = limit.unwrap_or(service.text().max_seq_len);
+        let manners = chat.common.manners(logprobs, limit)?;
+        let prompt = chat.prepare(service.text(), fetched)?;
+        let answers = manners.len();
+        let tickets = ask::submit(&service, vec![prompt], &manners, &chat.common, begun)?;
+        drop(budget);
+        Ok((chat.common, tickets, answers))
+    });
+    let (common, tickets, answers) = prepared.await?;
+    facts.prepared();
+    let hearing = Hearing::new(tickets, answers, facts);
+    let heading = heading("chatcmpl", &id, &model);
+    let (usage, words) = (wants_usage(&common)?, ask::words(&model.service));
+    deliver(Box::new(answer::chat::Chat { heading, usage, words }), hearing, &common).await
+}
+
+/// Answers completions.
+pub(super) async fn completion(
+    State(shared): State<Arc<Shared>>,
+    Extension(facts): Extension<Facts>,
+    Extension(id): Extension<RequestId>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let begun = Instant::now();
+    shared.models.check()?;
+    let held = shared.bodies.read(&headers, body).await?;
+    let models = Arc::clone(&shared.models);
+    let prepared = shared.preparing.run(move || {
+        let completion = ask::completion::Completion::read(&held.bytes)?;
+        let model = models.ask(completion.common.model.as_deref())?;
+        let (logprobs, limit) =
+            (completion.fields.logprobs()?, completion.fields.new_tokens_max()?);
+        let manners = completion.common.manners(logprobs, limit)?;
+        let (prompts, echo) = completion.prepare(model.service.text())?;
+        let answers = manners.len();
+        let common = completion.common;
+        let tickets = ask::submit(&model.service, prompts, &manners, &common, begun)?;
+        Ok((common, model, tickets, answers, echo))
+    });
+    let (common, model, tickets, answers, echo) = prepared.await?;
+    facts.model(&model.name);
+    facts.prepared();
+    let hearing = Hearing::new(tickets, answers, facts);
+    let heading = heading("cmpl", &id, &model);
+    let (usage, words) = (wants_usage(&common)?, ask::words(&model.service));
+    let offsets = match echo.is_empty() {
+        true => vec![0; hearing.choices()],
+        false => echo.iter().map(|text| text.chars().count()).collect(),
+    };
+    let shape = answer::completion::Completion { heading, usage, words, echo, offsets };
+    deliver(Box::new(shape), hearing, &common).await
+}
+
+fn heading(kind: &str, id: &RequestId, model: &Model) -> Heading {
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Heading { id: format!("{kind}-{}", id.0), created, model: model.name.clone() }
+}
+
+fn wants_usage(common: &Common) -> Result<bool, ApiError> {
+    Ok(common.delivery()? == Delivery::Stream { usage: true })
+}
+
+/// Sends the answer as it was asked for.
+///
+/// The status waits for the first event: what fails before anything is said fails with a status.
+async fn deliver(
+    shape: Box<dyn Shape>,
+    mut hearing: Hearing,
+    common: &Common,
+) -> Result<Response, ApiError> {
+    let delivery = common.delivery()?;
+    let first = match hearing.next().await {
+        Some(Event::Failed(failure)) => return Err(error(&failure)),
+        first => first,
+    };
+    match delivery {
+        Delivery::Whole => whole(&*shape, hearing, first).await,
+        Delivery::Stream { usage } => Ok(stream(shape, hearing, first, usage)),
+    }
+}
+
+async fn whole(
+    shape: &dyn Shape,
+    mut hearing: Hearing,
+    mut next: Option<Event>,
+) -> Result<Response, ApiError> {
+    let mut gathered = Gathered::new(hearing.choices());
+    while let Some(event) = next {
+        if let Event::Failed(failure) = &event {
+            return Err(error(failure));
+        }
+        gathered.hear(event);
+        next = hearing.next().await;
+    }
+    let json = shape.whole(&gathered.choices, hearing.usage());
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+}
+
+fn stream(shape: Box<dyn Shape>, hearing: Hearing, first: Option<Event>, usage: bool) -> Response {
+    let mut stream = Stream::new(shape, hearing.choices(), usage);
+    let mut begun = Vec::new();
+    if let Some(event) = first {
+        stream.hear(&event, &mut begun);
+    }
+    let keep_alive = Box::pin(tokio::time::sleep(KEEP_ALIVE_EVERY));
+    let body = Events { hearing, stream, begun, keep_alive, is_over: false };
+    let headers = [
+        (CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (CACHE_CONTROL, "no-cache"),
+        (BUFFERING, "no"),
+    ];
+    (headers, Body::new(body)).into_response()
+}
+
+/// A stream's body: what was said since it was last asked is one frame.
+struct Events {
+    hearing: Hearing,
+    stream: Stream,
+    /// What is written and not sent.
+    begun: Vec<u8>,
+    keep_alive: Pin<Box<Sleep>>,
+    is_over: bool,
+}
+
+impl Events {
+    /// Writes what was said meanwhile.
+    fn write(&mut self, context: &mut Context<'_>) -> Vec<u8> {
+        let mut out = std::mem::take(&mut self.begun);
+        while let Poll::Ready(event) = self.hearing.poll_next(context) {
+            let Some(event) = event else {
+                self.stream.end(self.hearing.usage(), &mut out);
+                self.is_over = true;
+                break;
+            };
+            self.stream.hear(&event, &mut out);
+        }
+        out
+    }
+}
+
+impl http_body::Body for Events {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.is_over {
+            return Poll::Ready(None);
+        }
+        let mut out = self.write(context);
+        if out.is_empty() {
+            ready!(self.keep_alive.as_mut().poll(context));
+            out.extend_from_slice(KEEP_ALIVE);
+        }
+        let next = tokio::time::Instant::now() + KEEP_ALIVE_EVERY;
+        self.keep_alive.as_mut().reset(next);
+        Poll::Ready(Some(Ok(Frame::data(out.into()))))
+    }
+}

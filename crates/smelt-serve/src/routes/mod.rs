@@ -1,0 +1,117 @@
+//! Says which function answers what is asked where.
+
+mod answers;
+mod health;
+mod page;
+mod tokens;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, Method, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use crate::account::{self, Accounts, REQUEST_ID};
+use crate::ask::work::Work;
+use crate::body::Bodies;
+use crate::error::ApiError;
+use crate::keys::Keys;
+use crate::metrics::Metrics;
+use crate::models::Models;
+use crate::pictures::Remote;
+
+/// How long a browser may believe what it was told of other origins.
+const CORS_AGE: Duration = Duration::from_secs(3600);
+
+/// The one route that needs no key: whoever starts servers must see how they are.
+const OPEN_ROUTE: &str = "/health";
+
+/// What all routes share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) models: Arc<Models>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) bodies: Bodies,
+    pub(crate) remote: Option<Remote>,
+    pub(crate) images_max: usize,
+    pub(crate) preparing: Work,
+    pub(crate) fetching: Work,
+}
+
+/// Who may ask, and how it is told of.
+pub(crate) struct Doors {
+    pub(crate) keys: Keys,
+    /// Origins whose pages may ask; `*` is any.
+    pub(crate) cors_origins: Vec<HeaderValue>,
+    /// Requests that take longer are warned of.
+    pub(crate) slow: Duration,
+}
+
+/// The routes, behind the doors.
+pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
+    let accounts = Accounts { metrics: Arc::clone(&shared.metrics), slow: doors.slow };
+    let router = Router::new()
+        .route("/", get(page::page))
+        .route("/openapi.json", get(page::openapi))
+        .route(OPEN_ROUTE, get(health::health))
+        .route("/metrics", get(health::metrics))
+        .route("/v1/models", get(health::models))
+        .route("/v1/models/{*model}", get(health::model))
+        .route("/v1/chat/completions", post(answers::chat))
+        .route("/v1/completions", post(answers::completion))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(shared)
+        .layer(middleware::from_fn_with_state(Arc::new(doors.keys), admit));
+    let router = match doors.cors_origins.is_empty() {
+        true => router,
+        false => router.layer(cors(doors.cors_origins)),
+    };
+    router.layer(middleware::from_fn_with_state(accounts, account::keep))
+}
+
+/// Lets pages of these origins ask, and read what they are told.
+fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
+    let origins = match origins.iter().any(|origin| origin == "*") {
+        true => AllowOrigin::any(),
+        false => AllowOrigin::list(origins),
+    };
+    CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([AUTHORIZATION, CONTENT_TYPE, REQUEST_ID])
+        .expose_headers([REQUEST_ID])
+        .max_age(CORS_AGE)
+}
+
+/// Turns away who has no key.
+async fn admit(State(keys): State<Arc<Keys>>, request: Request, next: Next) -> Response {
+    if request.uri().path() == OPEN_ROUTE || keys.admit(request.headers()) {
+        return next.run(request).await;
+    }
+    let why = "this server wants a key: send Authorization: Bearer KEY";
+    let error = ApiError::new(StatusCode::UNAUTHORIZED, why).code("invalid_api_key");
+    // A browser asks its user for a password where the page is wanted, and for it alone.
+    let scheme = if request.uri().path() == "/" { "Basic realm=\"smelt\"" } else { "Bearer" };
+    let mut response = error.into_response();
+    response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(scheme));
+    response
+}
+
+async fn unknown(request: Request) -> ApiError {
+    let why = format!("there is nothing at {}; see /openapi.json", request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, why).code("not_found")
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let why = format!("{} takes no {}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why).code("method_not_allowed")
+}

@@ -1,0 +1,98 @@
+//! Turns texts into tokens and back.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse as _, Response};
+use serde::{Deserialize, Serialize};
+
+use super::Shared;
+use crate::api::read;
+use crate::ask::chat::Chat;
+use crate::error::ApiError;
+
+/// A text, or what a chat is asked.
+#[derive(Deserialize)]
+struct Tokenize {
+    #[serde(default)]
+    model: Option<String>,
+    #[serde(default)]
+    prompt: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Tokens {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+struct Detokenize {
+    #[serde(default)]
+    model: Option<String>,
+    tokens: Vec<u32>,
+}
+
+#[derive(Serialize)]
+struct Prompt {
+    prompt: String,
+}
+
+/// The tokens of `prompt`, or of the whole prompt that `messages` become, pictures included.
+pub(super) async fn tokenize(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    shared.models.check()?;
+    let held = shared.bodies.read(&headers, body).await?;
+    let (models, images_max) = (Arc::clone(&shared.models), shared.images_max);
+    let tokens = shared.preparing.run(move || {
+        let asked: Tokenize = read::json(&held.bytes)?;
+        let model = models.ask(asked.model.as_deref())?;
+        let text = model.service.text();
+        let tokens = match asked.prompt {
+            Some(prompt) => {
+                let tokens = text.tokenizer.encode(&prompt);
+                tokens.map_err(|error| ApiError::field("prompt", error))?
+            }
+            None => {
+                let chat = Chat::read(&held.bytes)?;
+                if let Some((at, _)) = chat.elsewhere(images_max)?.first() {
+                    let why = "pictures of other hosts are not counted; send a data: URI";
+                    return Err(ApiError::field(at, why));
+                }
+                chat.prepare(text, Vec::new())?.tokens
+            }
+        };
+        Ok(Tokens { count: tokens.len(), max_model_len: text.max_seq_len, tokens })
+    });
+    Ok(axum::Json(tokens.await?).into_response())
+}
+
+/// The text of `tokens`, special ones included.
+pub(super) async fn detokenize(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    shared.models.check()?;
+    let held = shared.bodies.read(&headers, body).await?;
+    let models = Arc::clone(&shared.models);
+    let prompt = shared.preparing.run(move || {
+        let asked: Detokenize = read::json(&held.bytes)?;
+        let model = models.ask(asked.model.as_deref())?;
+        let text = model.service.text();
+        let known = |token: &u32| (*token as usize) < text.vocab;
+        if let Some(token) = asked.tokens.iter().find(|token| !known(token)) {
+            let why = format!("{token} is not one of the model's {} tokens", text.vocab);
+            return Err(ApiError::field("tokens", why));
+        }
+        let prompt = text.tokenizer.decode(&asked.tokens, false);
+        Ok(Prompt { prompt: prompt.map_err(|error| ApiError::field("tokens", error))? })
+    });
+    Ok(axum::Json(prompt.await?).into_response())
+}

@@ -1,0 +1,249 @@
+//! Runs a server: binds, loads the model beside, answers, and ends in order.
+//!
+//! Everything that waits does so here; callers are threads.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::HeaderValue;
+use prometheus_client::collector::Collector;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use smelt_runtime::service::Service;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::ask::work::{self, Work};
+use crate::body::Bodies;
+use crate::collect::{OfMemory, OfModels};
+use crate::keys::Keys;
+use crate::listen::Listening;
+use crate::metrics::Metrics;
+use crate::models::Models;
+use crate::pictures::{Reach, Remote};
+use crate::routes::{self, Doors, Shared};
+
+/// Threads for connections: what they do takes microseconds, and cores are for the engines.
+const THREADS: usize = 2;
+
+/// The stack of each thread for connections and pictures.
+const STACK_BYTES: usize = 1 << 20;
+
+/// How a server is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where to listen.
+    pub addr: SocketAddr,
+    /// How clients call the model, if not as its deployment does.
+    pub model_name: Option<String>,
+    /// Who may ask.
+    pub keys: Keys,
+    /// Origins whose pages may ask; `*` is any.
+    pub cors_origins: Vec<HeaderValue>,
+    /// Certificate and key; without, connections are open to whoever listens.
+    pub tls: Option<Arc<ServerConfig>>,
+    /// Where pictures may be fetched from, if anywhere.
+    pub remote_images: Option<Reach>,
+    /// Most pictures of a request.
+    pub images_max: usize,
+    /// Most bytes of a request.
+    pub body_bytes_max: usize,
+    /// Most connections at once.
+    pub connections_max: u32,
+    /// How long answers may take when the server is told to end.
+    pub drain_time_max: Duration,
+    /// Requests that take longer are warned of.
+    pub slow: Duration,
+}
+
+/// Why a server could not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError<E> {
+    /// The address is not to be had.
+    #[error("cannot listen on {addr}: {source}")]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The system gives no threads, timers or signals.
+    #[error("cannot start the server: {0}")]
+    System(#[from] io::Error),
+    /// The model cannot be loaded.
+    #[error("{0}")]
+    Load(E),
+}
+
+/// Why a server has no TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file is not to be read, or holds something else.
+    #[error("{}: {why}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Certificate and key are not of each other.
+    #[error("cannot use certificate and key: {0}")]
+    Pair(#[from] rustls::Error),
+}
+
+/// TLS with the certificates in one PEM file and the key in another.
+///
+/// # Errors
+/// [`TlsError`] naming the file and what is wrong with it.
+pub fn tls(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
+    let bad = |path: &Path, why: String| TlsError::File { path: path.into(), why };
+    let chain = CertificateDer::pem_file_iter(certificates)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| bad(certificates, error.to_string()))?;
+    if chain.is_empty() {
+        return Err(bad(certificates, "holds no certificate; it must be a PEM file".to_owned()));
+    }
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| bad(key, error.to_string()))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config =
+        ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let mut config = config?.with_no_client_auth().with_single_cert(chain, private)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// How a server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Every answer was given.
+    Drained,
+    /// Answers that took too long, or that its user would not wait for, were broken off.
+    BrokenOff,
+}
+
+/// Tells what a loading model is doing.
+#[derive(Clone, Debug)]
+pub struct Progress(Arc<Models>);
+
+impl Progress {
+    /// It is doing this now.
+    pub fn doing(&self, what: &str) {
+        tracing::info!("{what}");
+        self.0.loading(what);
+    }
+}
+
+/// Listens, loads with `load` beside, tells `listening` the address, and answers until a signal asks to end.
+///
+/// Blocks.  SIGTERM and SIGINT end it in order: nothing new is taken and what was taken is answered; a second
+/// one breaks off.
+///
+/// # Errors
+/// [`ServeError`], also when loading fails.
+pub fn serve<E: Send + 'static>(
+    options: Options,
+    load: impl FnOnce(&Progress) -> Result<Service, E> + Send + 'static,
+    listening: impl FnOnce(SocketAddr),
+) -> Result<Ended, ServeError<E>> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .max_blocking_threads(work::THREADS_MAX)
+        .thread_stack_size(STACK_BYTES)
+        .thread_name("http")
+        .enable_all()
+        .build()?;
+    let models = Arc::new(Models::new());
+    let ended = runtime.block_on(run(options, Arc::clone(&models), load, listening));
+    // Pictures that are still being fetched are of no use to anybody.
+    runtime.shutdown_background();
+    ended
+}
+
+async fn run<E: Send + 'static>(
+    options: Options,
+    models: Arc<Models>,
+    load: impl FnOnce(&Progress) -> Result<Service, E> + Send + 'static,
+    listening: impl FnOnce(SocketAddr),
+) -> Result<Ended, ServeError<E>> {
+    let addr = options.addr;
+    let bound = TcpListener::bind(addr).await;
+    let listener = bound.map_err(|source| ServeError::Bind { addr, source })?;
+    let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
+    listening(listener.local_addr()?);
+    let loaded = loading(Arc::clone(&models), options.model_name.clone(), load)?;
+    let (stop, stopped) = watch::channel(false);
+    let router = router(&options, Arc::clone(&models));
+    let listening =
+        Listening { listener, tls: options.tls.clone(), connections_max: options.connections_max };
+    let mut running = tokio::spawn(listening.run(router, stopped, options.drain_time_max));
+    tokio::select! {
+        failed = loaded => if let Some(failed) = failed { return Err(ServeError::Load(failed)) },
+        () = asked(&mut signals) => {}
+    }
+    tracing::info!("ending: what was taken is answered");
+    models.drain();
+    _ = stop.send(true);
+    let is_drained = tokio::select! {
+        drained = &mut running => drained.unwrap_or(false),
+        () = asked(&mut signals) => false,
+    };
+    Ok(if is_drained { Ended::Drained } else { Ended::BrokenOff })
+}
+
+/// Waits until a signal asks to end.
+async fn asked(signals: &mut [tokio::signal::unix::Signal; 2]) {
+    let [terminate, interrupt] = signals;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// Loads in a thread of its own.  What is given ends only when loading failed, with why.
+fn loading<E: Send + 'static>(
+    models: Arc<Models>,
+    name: Option<String>,
+    load: impl FnOnce(&Progress) -> Result<Service, E> + Send + 'static,
+) -> io::Result<impl Future<Output = Option<E>>> {
+    let (failed, failure) = tokio::sync::oneshot::channel();
+    let work = move || match load(&Progress(Arc::clone(&models))) {
+        Ok(service) => {
+            models.ready(service, name);
+            tracing::info!("ready");
+        }
+        // Nobody hears it if the server was told to end meanwhile.
+        Err(error) => _ = failed.send(error),
+    };
+    std::thread::Builder::new().name("load".to_owned()).spawn(work)?;
+    Ok(async {
+        match failure.await {
+            Ok(error) => Some(error),
+            Err(_) => std::future::pending().await,
+        }
+    })
+}
+
+fn router(options: &Options, models: Arc<Models>) -> axum::Router {
+    let collectors: Vec<Box<dyn Collector>> =
+        vec![Box::new(OfModels(Arc::clone(&models))), Box::new(OfMemory)];
+    let shared = Shared {
+        models,
+        metrics: Arc::new(Metrics::new(collectors)),
+        bodies: Bodies::new(options.body_bytes_max),
+        remote: options.remote_images.map(Remote::new),
+        images_max: options.images_max,
+        preparing: Work::preparing(),
+        fetching: Work::fetching(),
+    };
+    let doors = Doors {
+        keys: options.keys.clone(),
+        cors_origins: options.cors_origins.clone(),
+        slow: options.slow,
+    };
+    routes::router(Arc::new(shared), doors)
+}

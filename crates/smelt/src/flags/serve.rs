@@ -1,0 +1,163 @@
+//! The flags of `smelt serve`.
+
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use smelt_engine::llm::KvType;
+use smelt_plan::quantity;
+use smelt_runtime::service::KvMemory;
+use smelt_serve::HeaderValue;
+
+use super::kv_type;
+
+/// More answers at once than this is a mistake: each has keys and values of its own.
+const BATCH_MAX: usize = 256;
+
+/// More connections than this are more than a process may have files.
+const CONNECTIONS_MAX: u32 = 65_536;
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeFlags {
+    /// A pipeline that builds a deployment, PIPELINE#STAGE, or a deployment's directory
+    pub(crate) target: PathBuf,
+    /// Where to listen; port 0 is any that is free
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8000", value_parser = addr)]
+    pub(crate) addr: SocketAddr,
+    /// What clients call the model (default: what its deployment does)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model_name: Option<String>,
+    #[command(flatten)]
+    pub(crate) doors: DoorFlags,
+    #[command(flatten)]
+    pub(crate) limits: LimitFlags,
+    #[command(flatten)]
+    pub(crate) memory: MemoryFlags,
+    /// Write the log as JSON, an object a line
+    #[arg(long)]
+    pub(crate) log_json: bool,
+    /// Warn of requests that take longer
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    pub(crate) slow: Duration,
+    /// How long answers may still take after SIGTERM or SIGINT
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    pub(crate) drain: Duration,
+    /// Override a param of the pipeline
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) sets: Vec<String>,
+}
+
+/// Who may ask, and what for.
+#[derive(Debug, Args)]
+pub(crate) struct DoorFlags {
+    /// A key that clients must send (may be given several times); others see it in the list of
+    /// processes, so prefer a file or the variable
+    #[arg(long, value_name = "KEY", env = "SMELT_API_KEY", hide_env_values = true)]
+    pub(crate) api_key: Vec<String>,
+    /// A file of such keys, one a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// A PEM file of certificates: serve HTTPS
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// A PEM file of the certificate's key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// An origin whose web pages may ask, as in https://example.org; * is any (may be given several
+    /// times)
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors_origin: Vec<HeaderValue>,
+    /// Fetch pictures that requests name by http(s), from hosts of the public internet
+    #[arg(long)]
+    pub(crate) allow_remote_images: bool,
+    /// Fetch them from private networks and this machine, too: whoever may ask can make the server ask there
+    #[arg(long, requires = "allow_remote_images")]
+    pub(crate) allow_private_images: bool,
+}
+
+/// How much at once.
+#[derive(Debug, Args)]
+pub(crate) struct LimitFlags {
+    /// Answers at once
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=BATCH_MAX as i64))]
+    pub(crate) batch: u16,
+    /// Requests that may wait; more are refused with 429
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) queue: usize,
+    /// Most pictures of a request
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(crate) max_images: usize,
+    /// The longest request; larger ones are refused with 413
+    #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = body)]
+    pub(crate) max_body: usize,
+    /// Connections at once; more wait
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
+    pub(crate) max_connections: u32,
+}
+
+/// What memory it may take.
+#[derive(Debug, Args)]
+pub(crate) struct MemoryFlags {
+    /// The most memory of the whole server, as in 3GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
+    /// Memory for keys and values, as in 512MiB or 50% of what is free (default: what is free)
+    #[arg(long, value_name = "SIZE", value_parser = kv_memory)]
+    pub(crate) kv_memory: Option<KvMemory>,
+    /// How keys and values are kept: f32, f16 or int8 (a byte and a scale for each head)
+    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
+    pub(crate) kv: KvType,
+    /// The longest prompt with its answer (default: what the engine was built for)
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) max_seq_len: Option<u32>,
+}
+
+fn addr(text: &str) -> Result<SocketAddr, String> {
+    let found = text.to_socket_addrs().map_err(|error| error.to_string())?;
+    found.into_iter().next().ok_or_else(|| "the host has no address".to_owned())
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    quantity::duration(text).map_err(|error| error.to_string())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    quantity::bytes(text).map_err(|error| error.to_string())
+}
+
+/// A body's budget is counted in KiB, and more than a few GiB is no request.
+fn body(text: &str) -> Result<usize, String> {
+    const BYTES_MAX: u64 = 4 << 30;
+    match size(text)? {
+        bytes if bytes > BYTES_MAX => Err("at most 4GiB".to_owned()),
+        bytes => Ok(bytes as usize),
+    }
+}
+
+fn kv_memory(text: &str) -> Result<KvMemory, String> {
+    let Some(percent) = text.strip_suffix('%') else { return size(text).map(KvMemory::Bytes) };
+    let percent: Option<f64> = percent.parse().ok().filter(|part| *part > 0.0 && *part <= 100.0);
+    let percent = percent.ok_or_else(|| "a part is more than 0% and at most 100%".to_owned())?;
+    Ok(KvMemory::Part(percent / 100.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_a_size_or_a_part() {
+        assert_eq!(kv_memory("512MiB"), Ok(KvMemory::Bytes(512 << 20)));
+        assert_eq!(kv_memory("50%"), Ok(KvMemory::Part(0.5)));
+        for text in ["0%", "101%", "half", "%", "NaN%"] {
+            assert!(kv_memory(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_body_has_an_end() {
+        assert_eq!(body("8MiB"), Ok(8 << 20));
+        assert!(body("5GiB").is_err());
+    }
+}
