@@ -2,22 +2,25 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use smelt_engine::vision::VisionEngine;
 use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_model::safetensors::Reader;
-use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
+use smelt_runtime::deployment::{Deployment, FORMAT, Family, Spec, eos_tokens};
 use smelt_runtime::generate::{
     Answer, Encoded, Finish, GenerateError, Manner, Request, answer, generate,
 };
-use smelt_runtime::image::{Part, Picture, Settings};
+use smelt_runtime::image::{Cutting, Picture, Router, Scale, Shown, Tiling};
 use smelt_runtime::prepare::PrepareError;
 use smelt_runtime::prompt::{ImageTokens, Turn};
 use smelt_runtime::sampling::Settings as Sampling;
+use smelt_runtime::template::Context;
 use smelt_runtime::tokenizer::Tokenizer;
 use smelt_runtime::vision::Embedded;
 
@@ -30,23 +33,25 @@ fn golden(name: &str) -> PathBuf {
 fn spec() -> Spec {
     Spec {
         format: FORMAT,
-        family: FAMILY.to_owned(),
+        family: Family::InternVl3,
         model: "internvl3-tiny".to_owned(),
         vision: "../vision".to_owned(),
         llm: "../llm".to_owned(),
-        image: Settings {
+        image: Cutting::Tiles(Tiling {
             image_size: 56,
             min_tiles: 1,
             max_tiles: 4,
             use_thumbnail: true,
-            mean: Settings::IMAGENET_MEAN,
-            std: Settings::IMAGENET_STD,
-        },
+            scale: Scale::IMAGENET,
+        }),
+        router: None,
         image_tokens: ImageTokens {
             start: "<img>".to_owned(),
             image: "<IMG_CONTEXT>".to_owned(),
             end: "</img>".to_owned(),
+            video: None,
         },
+        places_per_second: None,
         eos: vec![380],
     }
 }
@@ -85,8 +90,11 @@ fn tokens(name: &str) -> Vec<u32> {
     words.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word) as u32).collect()
 }
 
-fn request<'a>(turns: &'a [Turn], pictures: &'a [Picture], manner: &'a Manner) -> Request<'a> {
-    Request { turns, pictures, manner, now_s: 0 }
+/// What a template is told beside the turns: nothing.
+static CONTEXT: Context = Context { tools: None, documents: None, variables: BTreeMap::new() };
+
+fn request<'a>(turns: &'a [Turn], shown: &'a [Shown], manner: &'a Manner) -> Request<'a> {
+    Request { turns, shown, context: &CONTEXT, manner, now_s: 0 }
 }
 
 #[test]
@@ -108,12 +116,10 @@ fn answers_are_those_of_transformers() {
         assert_eq!(said.text, deployment.text.tokenizer.decode(&expect, true).unwrap());
         assert_eq!((heard, said.timing.decode_steps), (said.text, 15));
     }
-    let mut images = Embedded::default();
-    let pixels = floats("pixel_values");
-    for tile in pixels.chunks_exact(pixels.len() / 2) {
-        images.append(&deployment.vision.encode(&Part { pixels: tile.to_vec() }).unwrap());
-    }
-    let encoded = Encoded { tokens: tokens("image_ids"), images, tiles: 2 };
+    let mut engine = VisionEngine::open(&dir.path().join("vision")).unwrap();
+    let embeds = engine.encode(&floats("pixel_values"), 2).unwrap();
+    let images = Embedded { embeds, deepstack: Vec::new() };
+    let encoded = Encoded { tokens: tokens("image_ids"), images, tiles: 2, places: None };
     let said = answer(&mut deployment, &encoded, &Manner::greedy(16), &mut |_| {}).unwrap();
     assert_eq!(said.tokens, tokens("greedy_image_ids"));
 }
@@ -125,7 +131,7 @@ fn a_picture_becomes_image_tokens_in_its_place() {
     // The golden prompt has two tiles of four tokens; a picture of one tile has four fewer tokens.
     let picture = Picture::from_rgb(56, 56, vec![90; 56 * 56 * 3]).unwrap();
     let turns = [Turn::from_marked("user", "What is in this picture?", 1).unwrap()];
-    let pictures = [picture];
+    let pictures = [Shown::from(picture)];
     let said =
         generate(&mut deployment, &request(&turns, &pictures, &Manner::greedy(16)), &mut |_| {})
             .unwrap();
@@ -155,7 +161,7 @@ fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
 /// What is said in a manner to a fixed prompt, and what was heard of it.
 fn said(deployment: &mut Deployment, manner: Manner) -> (Answer, String) {
     let turns = [Turn::from_marked("user", "Name the shapes and colours.", 0).unwrap()];
-    let request = Request { turns: &turns, pictures: &[], manner: &manner, now_s: 0 };
+    let request = request(&turns, &[], &manner);
     let mut heard = String::new();
     let said = generate(deployment, &request, &mut |piece| heard += piece).unwrap();
     (said, heard)
@@ -242,20 +248,28 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         let error = Deployment::open(&deployed).unwrap_err().to_string();
         assert!(error.contains(words) && error.lines().count() == 1, "{error}");
     };
-    check(&|spec| spec.format = 2, "format 2 is not 1; deploy again");
-    check(
-        &|spec| spec.family = "qwen9".to_owned(),
-        "unknown family \"qwen9\"; supported: internvl3",
-    );
+    check(&|spec| spec.format = 1, "format 1 is not 2; deploy again");
+    check(&|spec| spec.family = Family::Qwen3Vl, "pictures of qwen3_vl are not cut so");
     check(&|spec| spec.llm = "/llm".to_owned(), "must be a relative directory");
     check(&|spec| spec.llm = "../vision".to_owned(), "is of kind \"graph\"");
     check(&|spec| spec.vision = "../none".to_owned(), "cannot read");
-    check(&|spec| spec.image.image_size = 448, "image_size is 448, but the vision engine takes 56");
-    check(&|spec| spec.image.max_tiles = 0, "image: tiles must obey");
+    let tiled = |spec: &mut Spec, change: &dyn Fn(&mut Tiling)| match &mut spec.image {
+        Cutting::Tiles(tiling) => change(tiling),
+        Cutting::Patches(_) => unreachable!(),
+    };
+    check(
+        &|spec| tiled(spec, &|tiling| tiling.image_size = 448),
+        "image_size is 448, but the vision engine takes 56",
+    );
+    check(&|spec| tiled(spec, &|tiling| tiling.max_tiles = 0), "image: tiles must obey");
+    check(
+        &|spec| spec.router = Some(Router { thresholds: vec![1.0] }),
+        "1 thresholds do not choose between 1 vision engines",
+    );
     check(&|spec| spec.image_tokens.image = "<x>".to_owned(), "has no token \"<x>\"");
     check(&|spec| spec.eos = vec![384], "eos token 384 is outside");
     check(&|spec| spec.eos.clear(), "eos is empty");
-    fs::write(deployed.join("deployment.json"), "{\"format\": 1, \"speed\": 2}").unwrap();
+    fs::write(deployed.join("deployment.json"), "{\"format\": 2, \"speed\": 2}").unwrap();
     let error = Deployment::open(&deployed).unwrap_err().to_string();
     assert!(error.contains("unknown field `speed`"), "{error}");
 }

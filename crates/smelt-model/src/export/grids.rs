@@ -4,9 +4,10 @@
 //! says which file is for which size of picture.
 
 use std::fs;
-use std::path::Path;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smelt_onnx::{Graph, IR_VERSION, Initializer, MODEL_FILE, Model, OPSET, check};
 
 use super::weights::WeightStream;
@@ -14,7 +15,7 @@ use super::{ExportError, clip, qwen2_5_vl, qwen3_vl};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
 use crate::families;
-use crate::grid::{Grid, Lattice, Patching};
+use crate::grid::{GRIDS_MAX, Grid, Lattice, Patching};
 use crate::model::Part;
 
 /// What says which graph is for which size of picture.
@@ -31,8 +32,57 @@ pub(super) enum GridTower<'a> {
     Clip(&'a families::clip::ClipVision),
 }
 
+/// The longest [`GRIDS_FILE`] read: as many grids as there may be take 10 KiB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Why a list of graphs for sizes of pictures cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{} is no list of grids: {problem}; export the model again", path.display())]
+pub struct GridsError {
+    path: PathBuf,
+    problem: String,
+}
+
+/// The graphs of an exported model, and the sizes of pictures they are for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GridList {
+    /// Each with its file beside the list; at least one.
+    pub grids: Vec<(Grid, String)>,
+}
+
+impl GridList {
+    /// Reads [`GRIDS_FILE`] in `dir`.
+    ///
+    /// # Errors
+    /// [`GridsError`] if it cannot be read, is of another version, or names a file elsewhere.
+    pub fn read(dir: &Path) -> Result<Self, GridsError> {
+        let path = dir.join(GRIDS_FILE);
+        let failed = |problem: String| GridsError { path: path.clone(), problem };
+        let mut text = String::new();
+        let file = fs::File::open(&path).map_err(|error| failed(error.to_string()))?;
+        let read = file.take(FILE_BYTES_MAX).read_to_string(&mut text);
+        read.map_err(|error| failed(error.to_string()))?;
+        let record: Record =
+            serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
+        let count = record.grids.len();
+        if record.format != FORMAT || !(1..=GRIDS_MAX).contains(&count) {
+            let format = record.format;
+            return Err(failed(format!("format {format} with {count} grids")));
+        }
+        let grids: Vec<(Grid, String)> = record.grids.into_iter().map(Entry::named).collect();
+        let is_plain = |file: &str| !file.is_empty() && !file.contains(['/', '\\']) && file != "..";
+        match grids.iter().enumerate().find(|(at, (grid, file))| {
+            !is_plain(file) || grids[..*at].iter().any(|(other, _)| other == grid)
+        }) {
+            Some((_, (grid, file))) => Err(failed(format!("grid {grid} in file {file:?}"))),
+            None => Ok(Self { grids }),
+        }
+    }
+}
+
 /// What [`GRIDS_FILE`] holds.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Record {
     format: u32,
     /// Pixels on a side of a patch, patches on a side of an image token, frames of a patch.
@@ -43,7 +93,8 @@ struct Record {
 }
 
 /// One graph.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Entry {
     file: String,
     /// The picture, in pixels.
@@ -51,6 +102,12 @@ struct Entry {
     width: usize,
     patches: usize,
     tokens: usize,
+}
+
+impl Entry {
+    fn named(self) -> (Grid, String) {
+        (Grid { height: self.height, width: self.width }, self.file)
+    }
 }
 
 impl GridTower<'_> {

@@ -39,7 +39,7 @@ use crate::reference::ReferenceError;
 use grids::GridTower;
 use weights::WeightStream;
 
-pub use grids::GRIDS_FILE;
+pub use grids::{GRIDS_FILE, GridList, GridsError};
 
 /// What is added to the score of what must not be seen: no exponential is left of it beside any score
 /// a model gives, and f16 holds it together with them.

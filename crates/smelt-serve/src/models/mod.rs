@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
+use smelt_runtime::grammar::{Constraint, Grammar};
 use smelt_runtime::service::Service;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -62,6 +63,27 @@ pub(crate) struct Model {
     pub(crate) created: u64,
     /// Who does it.
     pub(crate) service: Service,
+}
+
+impl Model {
+    fn new(name: String, service: Service) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Self { name, created, service }
+    }
+
+    /// What holds an answer to `grammar`, which the field `param` of a request asks for.
+    ///
+    /// # Errors
+    /// 400, saying what is wrong with the grammar.
+    pub(crate) fn constraint(
+        &self,
+        grammar: &Grammar,
+        param: &str,
+    ) -> Result<Constraint, ApiError> {
+        let compiler = self.service.text().compiler();
+        let compiler = compiler.map_err(|error| ApiError::field(param, error))?;
+        compiler.compile(grammar).map_err(|error| ApiError::field(param, error))
+    }
 }
 
 #[derive(Debug)]
@@ -155,9 +177,8 @@ impl Models {
 
     /// The model is there.  Gives the one whose place it takes.
     fn ready(&self, at: usize, name: String, service: Service) -> Option<Service> {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         self.name(at, name.clone());
-        let before = self.set(at, State::Ready(Model { name, created, service }));
+        let before = self.set(at, State::Ready(Model::new(name, service)));
         self.has_begun.store(true, Ordering::Release);
         // Who was told to end meanwhile has nothing to begin with.
         if self.is_draining() {

@@ -5,6 +5,9 @@ mod health;
 mod page;
 mod tokens;
 
+#[cfg(test)]
+pub(crate) use page::OPENAPI;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -147,3 +150,6 @@ async fn wrong_method(request: Request) -> ApiError {
     let why = format!("{} takes no {}", request.uri().path(), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why).code("method_not_allowed")
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,10 +5,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use smelt_engine::llm::KvOptions;
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::generate::{Answer, GenerateError, Manner, Request, SpeakError, generate};
-use smelt_runtime::image::Picture;
+use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
 use smelt_runtime::stop;
+use smelt_runtime::template::Context;
 
 use super::target;
 use crate::exit::{Exit, Failed};
@@ -27,12 +28,8 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     sampling.check().map_err(Failed::usage)?;
     stop::check(&flags.sampling.stop).map_err(Failed::usage)?;
     let dir = target::directory(&flags.target, &flags.sets)?;
-    let pictures: Vec<Picture> = flags
-        .image
-        .iter()
-        .map(|path| Picture::open(path))
-        .collect::<Result<_, _>>()
-        .map_err(Failed::model)?;
+    let shown = flags.image.iter().map(|path| Picture::open(path).map(Shown::from));
+    let shown = shown.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
     let kv = KvOptions { kind: flags.kv, ..KvOptions::default() };
     let mut deployment = Deployment::open_with(&dir, kv)?;
     let spec = &deployment.text.spec;
@@ -41,14 +38,14 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     if let Some(why) = deployment.vision.untuned().or(deployment.llm.untuned()) {
         tell(format_args!("warning: {why}; it runs untuned"));
     }
-    let turn = Turn::from_marked("user", &flags.prompt, pictures.len()).map_err(Failed::usage)?;
+    let turn = Turn::from_marked("user", &flags.prompt, shown.len()).map_err(Failed::usage)?;
     let manner = Manner {
         stop_strings: flags.sampling.stop.clone(),
         sampling,
         ..Manner::greedy(flags.max_tokens)
     };
-    let request =
-        Request { turns: &[turn], pictures: &pictures, manner: &manner, now_s: now.as_secs() };
+    let (turns, context) = (&[turn], &Context::default());
+    let request = Request { turns, shown: &shown, context, manner: &manner, now_s: now.as_secs() };
     let mut said = Ok(());
     let result = generate(&mut deployment, &request, &mut |text| {
         // Told at the end, since the answer cannot be stopped half-way.
