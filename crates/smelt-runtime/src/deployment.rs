@@ -356,7 +356,11 @@ impl Sizes {
     }
 }
 
-fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
+/// What the deployment in `dir` says of itself.
+///
+/// # Errors
+/// [`DeploymentError`] naming the file and what is wrong with it.
+pub fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
     let path = dir.join(DEPLOYMENT_FILE);
     let bad = |why: String| DeploymentError::Bad { path: path.clone(), why };
     let spec: Spec = serde_json::from_str(&read_text(&path)?)

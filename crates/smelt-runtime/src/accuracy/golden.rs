@@ -14,6 +14,9 @@ use crate::prepare::PrepareError;
 use crate::sight::Sight;
 use crate::tokenizer::TokenizerError;
 
+/// The file of golden prompts in their directory, beside their pictures.
+pub const PROMPTS_FILE: &str = "questions.jsonl";
+
 /// Why a golden prompt has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum GoldenError {

@@ -315,6 +315,11 @@ impl Service {
         self.0.shared.live.load(Ordering::Acquire)
     }
 
+    /// Whether this is the only handle.
+    pub fn is_last(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
     /// Whether the threads are there; they end when the service does, or by a fault of ours.
     pub fn is_alive(&self) -> bool {
         let threads = self.0.threads.lock().unwrap_or_else(PoisonError::into_inner);

@@ -51,6 +51,7 @@ pub(super) async fn chat(
         Ok((chat, elsewhere, held.budget))
     });
     let (chat, elsewhere, budget) = read.await?;
+    shared.models.wake(chat.common.model.as_deref()).await?;
     let model = shared.models.ask(chat.common.model.as_deref())?;
     facts.model(&model.name);
     let fetched = match elsewhere.is_empty() {
@@ -88,8 +89,7 @@ pub(super) async fn completion(
     body: Body,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    shared.models.check()?;
-    let held = shared.bodies.read(&headers, body).await?;
+    let held = shared.read(&headers, body).await?;
     let models = Arc::clone(&shared.models);
     let prepared = shared.preparing.run(move || {
         let completion = ask::completion::Completion::read(&held.bytes)?;

@@ -47,8 +47,7 @@ pub(super) async fn tokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    shared.models.check()?;
-    let held = shared.bodies.read(&headers, body).await?;
+    let held = shared.read(&headers, body).await?;
     let (models, images_max) = (Arc::clone(&shared.models), shared.images_max);
     let tokens = shared.preparing.run(move || {
         let asked: Tokenize = read::json(&held.bytes)?;
@@ -79,8 +78,7 @@ pub(super) async fn detokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    shared.models.check()?;
-    let held = shared.bodies.read(&headers, body).await?;
+    let held = shared.read(&headers, body).await?;
     let models = Arc::clone(&shared.models);
     let prompt = shared.preparing.run(move || {
         let asked: Detokenize = read::json(&held.bytes)?;
