@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{bench, cma, cross, debian, onnxruntime, power_cuts, root, tidy};
+use crate::{bench, cma, conformance, cross, debian, onnxruntime, power_cuts, root, tidy};
 
 const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
@@ -33,8 +33,9 @@ pub(crate) fn run() -> Result<()> {
             .with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    let steps: [(&str, Step); 7] = [
+    let steps: [(&str, Step); 8] = [
         ("onnxruntime", onnxruntime::run),
+        ("conformance", conformance::run),
         ("bench cpu", || bench::cpu::run(&["--smoke"])),
         ("bench serve", || bench::serve::run(&["--smoke"])),
         ("tidy", tidy::run),

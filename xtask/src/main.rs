@@ -1,9 +1,10 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `fuzz`, `onnxruntime`,
-//! `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`.
+//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `fuzz`,
+//! `onnxruntime`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`.
 
 mod bench;
 mod ci;
 mod cma;
+mod conformance;
 mod cross;
 mod debian;
 mod fuzz;
@@ -21,11 +22,11 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|cma|fuzz|shapes|onnxruntime|power-cuts|sanitize|scale|soak|tidy
+    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|cma|conformance|fuzz|shapes|onnxruntime|power-cuts|sanitize|scale|soak|tidy
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
-  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, tidy, aarch64,
+  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, conformance, tidy, aarch64,
          exhausted contiguous memory, 20 power cuts
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
@@ -40,6 +41,9 @@ const USAGE: &str =
   cma [--if-possible]
          smelt for aarch64 in a guest whose contiguous memory is exhausted: seen, classed, retried;
          and low for a harmless reason: no alarm
+  conformance
+         smelt serve on the demo under the official client of OpenAI's API, then under requests that
+         schemathesis makes up from /openapi.json
   fuzz [TARGET]...
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   onnxruntime
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         // Started by `bench` for each process it measures.
         ["measure", ..] => bench::measure::child(&arguments[1..]),
         ["cma", ref rest @ ..] => cma::run(rest),
+        ["conformance"] => conformance::run(),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
         ["power-cuts", ref rest @ ..] => power_cuts::run(rest),
         ["sanitize"] => sanitize::run(),

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memmap2::Mmap;
 use serde::de::DeserializeOwned;
@@ -303,9 +304,9 @@ pub(crate) struct EngineFile<T> {
     pub(crate) weights: Weights,
 }
 
-/// The mapped `weights.bin`.
-#[derive(Debug)]
-pub(crate) struct Weights(Mmap);
+/// The mapped `weights.bin`, shared by the engines of one directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Weights(Arc<Mmap>);
 
 impl<T: DeserializeOwned> EngineFile<T> {
     /// Opens the engine of `kind` in `dir`.  Reads `engine.json` alone.
@@ -351,7 +352,7 @@ fn map_weights(path: &Path, expect: u64) -> Result<Weights, OpenError> {
     }
     // SAFETY: the map is read only, and engines are written once and sealed; whoever cuts the file
     // of a running engine ends the process with SIGBUS, which no check here could prevent.
-    unsafe { Mmap::map(&file) }.map(Weights).map_err(read)
+    unsafe { Mmap::map(&file) }.map(|map| Weights(Arc::new(map))).map_err(read)
 }
 
 fn place_tensors(
@@ -400,6 +401,23 @@ impl<T> EngineFile<T> {
             .map_err(|problem| OpenError::Damaged { path: dir.join(ENGINE_FILE), problem })?;
         let (engine, sha256) = (manifest.engine, manifest.weights.sha256);
         Ok(Self { dir: dir.to_owned(), engine, sha256, tensors, weights })
+    }
+
+    /// One of several engines that share the weights: those named behind `own` under their plain names,
+    /// and those that are named behind none of `all`.
+    pub(crate) fn part<U>(&self, engine: U, own: &str, all: &[String]) -> EngineFile<U> {
+        let plain = |name: &str| match name.strip_prefix(own) {
+            Some(name) => Some(name.to_owned()),
+            None => (!all.iter().any(|other| name.starts_with(other))).then(|| name.to_owned()),
+        };
+        let tensors = self.tensors.iter();
+        EngineFile {
+            dir: self.dir.clone(),
+            engine,
+            sha256: self.sha256.clone(),
+            tensors: tensors.filter_map(|(name, at)| Some((plain(name)?, at.clone()))).collect(),
+            weights: self.weights.clone(),
+        }
     }
 
     /// The engine's directory.

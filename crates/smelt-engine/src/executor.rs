@@ -4,6 +4,8 @@
 
 use std::path::Path;
 
+use smelt_model::grid::Grid;
+
 use crate::engine_file::OpenError;
 use crate::graph::{Constant, GraphEngine, InputFile, OutputFile, RunError, Tensor};
 use crate::onnxruntime::{self, OnnxruntimeEngine};
@@ -29,6 +31,23 @@ impl Executor {
                 OnnxruntimeEngine::open(dir).map(|engine| Self::Onnxruntime(Box::new(engine)))
             }
             native => native.map(|engine| Self::Native(Box::new(engine))),
+        }
+    }
+
+    /// Opens the engines in `dir`, with the size of pictures that each is for where there is a list of
+    /// them.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_all(dir: &Path) -> Result<Vec<(Option<Grid>, Self)>, OpenError> {
+        match GraphEngine::open_all(dir) {
+            Err(OpenError::OtherKind { found, .. }) if found == onnxruntime::KIND => {
+                Ok(vec![(None, Self::open(dir)?)])
+            }
+            native => {
+                let native = native?.into_iter();
+                Ok(native.map(|(grid, engine)| (grid, Self::Native(Box::new(engine)))).collect())
+            }
         }
     }
 

@@ -1,15 +1,19 @@
 //! Encodes pictures by executing an ONNX graph on the CPU.
 //!
-//! Any graph engine whose one input is square pictures and whose first output is tokens will do;
-//! pictures go through it one after another.  Knows nothing of checkpoints, tiles or prompts.
+//! Any graph engine will do whose one input is square tiles (`[batch, channels, size, size]`) or the
+//! patches of one picture (`[patches, values]`), and whose first output is tokens.  Outputs named
+//! `deepstack_{i}` say more of the same tokens.  Pictures go through it one after another.  Knows
+//! nothing of checkpoints, of how pictures are cut, or of prompts.
 
 use std::path::Path;
+
+pub use smelt_model::grid::{Grid, Lattice};
 
 pub use crate::engine_file::OpenError;
 use crate::executor::Executor;
 pub use crate::graph::Constant;
 pub use crate::graph::{BuildError, Precision, build};
-use crate::graph::{InputFile, Tensor};
+use crate::graph::{InputFile, OutputFile, Tensor};
 
 /// What a graph must be to be opened here, in messages.
 const PURPOSE: &str = "pictures";
@@ -17,6 +21,12 @@ const PURPOSE: &str = "pictures";
 const IMAGE_SIZE_MAX: usize = 1 << 14;
 /// A picture has at most these channels.
 const CHANNELS_MAX: usize = 4;
+/// More patches of one picture than any processor lets through (16,777,216 pixels of 14 x 14).
+const PATCHES_MAX: usize = 1 << 17;
+/// More values of one patch than any tower reads (2 frames of 3 channels of 32 x 32 have 6144).
+const VALUES_MAX: usize = 1 << 16;
+/// How the outputs begin that say more of the tokens.
+const DEEPSTACK: &str = "deepstack_";
 
 /// Why pictures could not be encoded.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +36,7 @@ pub enum RunError {
     Pixels {
         /// How many tiles the caller named.
         tiles: usize,
-        /// `channels * image_size²`.
+        /// Numbers of one: `channels * image_size²`, or those of all patches.
         per_tile: usize,
         /// How many numbers came.
         found: usize,
@@ -46,30 +56,99 @@ pub enum RunError {
     },
 }
 
+/// What a vision engine reads at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// A square tile, `[channels, side, side]`.
+    Tile {
+        /// Colour channels.
+        channels: usize,
+        /// Pixels on a side.
+        side: usize,
+    },
+    /// One picture as `[patches, values]`.
+    Patches {
+        /// Patches of the picture.
+        patches: usize,
+        /// Values of one.
+        values: usize,
+    },
+}
+
+impl Takes {
+    /// How many numbers that is.
+    pub fn numbers(self) -> usize {
+        match self {
+            Self::Tile { channels, side } => channels * side * side,
+            Self::Patches { patches, values } => patches * values,
+        }
+    }
+
+    fn shape(self) -> Vec<usize> {
+        match self {
+            Self::Tile { channels, side } => vec![1, channels, side, side],
+            Self::Patches { patches, values } => vec![patches, values],
+        }
+    }
+}
+
+/// What an engine says of a tile or picture.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// `[tokens, hidden]`.
+    pub embeds: Vec<f32>,
+    /// What blocks of the tower say of the same tokens: for each `[tokens, hidden]`.
+    pub deepstack: Vec<Vec<f32>>,
+}
+
 /// An opened vision engine.
 #[derive(Debug)]
 pub struct VisionEngine {
     graph: Executor,
-    channels: usize,
-    image_size: usize,
+    takes: Takes,
+    /// The size of pictures it is for, where the engine says so.
+    grid: Option<Grid>,
     tokens_per_tile: usize,
     hidden: usize,
+    /// Which outputs say more of the tokens, in their order.
+    deepstack: Vec<usize>,
 }
 
 impl VisionEngine {
     /// Opens the engine in `dir`.  Weights are mapped, not read.
     ///
     /// # Errors
-    /// When the directory holds no graph engine of this version, its parts disagree, or its graph
-    /// is not one from pictures to tokens.
+    /// When the directory holds no graph engine of this version, its parts disagree, its graph
+    /// is not one from pictures to tokens, or there are several.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
-        let graph = Executor::open(dir)?;
-        let (channels, image_size) =
-            image_of(graph.inputs()).map_err(|problem| graph.unfit(PURPOSE, problem))?;
-        let tried = graph.outputs().first().map_or(&[][..], |output| &output.tried);
-        let (tokens_per_tile, hidden) =
-            tokens_of(tried).map_err(|problem| graph.unfit(PURPOSE, problem))?;
-        Ok(Self { graph, channels, image_size, tokens_per_tile, hidden })
+        let mut engines = Self::open_all(dir)?;
+        match engines.pop() {
+            Some(engine) if engines.is_empty() => Ok(engine),
+            _ => Err(Executor::open(dir).err().unwrap_or_else(|| OpenError::Unfit {
+                path: dir.to_owned(),
+                purpose: PURPOSE,
+                problem: "it holds no graph".to_owned(),
+            })),
+        }
+    }
+
+    /// Opens the engines in `dir`, one for each size of pictures.  They share their weights, which are
+    /// mapped and not read.
+    ///
+    /// # Errors
+    /// As [`Self::open`], several engines apart.
+    pub fn open_all(dir: &Path) -> Result<Vec<Self>, OpenError> {
+        Executor::open_all(dir)?.into_iter().map(|(grid, graph)| Self::new(graph, grid)).collect()
+    }
+
+    fn new(graph: Executor, grid: Option<Grid>) -> Result<Self, OpenError> {
+        let unfit = |problem| graph.unfit(PURPOSE, problem);
+        let takes = takes_of(graph.inputs()).map_err(unfit)?;
+        let outputs = graph.outputs();
+        let tried = outputs.first().map_or(&[][..], |output| &output.tried);
+        let (tokens_per_tile, hidden) = tokens_of(tried).map_err(unfit)?;
+        let deepstack = deepstack_of(outputs, tokens_per_tile, hidden).map_err(unfit)?;
+        Ok(Self { takes, grid, tokens_per_tile, hidden, deepstack, graph })
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
@@ -84,17 +163,21 @@ impl VisionEngine {
         self.graph.untuned()
     }
 
-    /// Edge of a tile in pixels.
-    pub fn image_size(&self) -> usize {
-        self.image_size
+    /// What it reads at a time.
+    pub fn takes(&self) -> Takes {
+        self.takes
     }
 
-    /// Channels of a pixel.
-    pub fn channels(&self) -> usize {
-        self.channels
+    /// The size of pictures it is for: that of a tile, or what the engine was built for; nothing where
+    /// an engine of patches does not say.
+    pub fn grid(&self) -> Option<Grid> {
+        match self.takes {
+            Takes::Tile { side, .. } => Some(Grid { height: side, width: side }),
+            Takes::Patches { .. } => self.grid,
+        }
     }
 
-    /// Image tokens that each tile gives.
+    /// Image tokens that each tile or picture gives.
     pub fn tokens_per_tile(&self) -> usize {
         self.tokens_per_tile
     }
@@ -102,6 +185,11 @@ impl VisionEngine {
     /// Numbers in each token.
     pub fn hidden(&self) -> usize {
         self.hidden
+    }
+
+    /// How many blocks of the tower say more of the tokens.
+    pub fn deepstack(&self) -> usize {
+        self.deepstack.len()
     }
 
     /// Compares the weights with the hash in `engine.json`; reads all of them.
@@ -117,40 +205,58 @@ impl VisionEngine {
         self.graph.constant(name)
     }
 
-    /// Embeds `tiles` tiles: pixels `[tiles, channels, image_size, image_size]` already normalised,
-    /// result `[tiles * tokens_per_tile, hidden]`.  Tiles go one after another, so that memory does
-    /// not grow with their number.
+    /// Encodes one tile or picture, normalised, in the order of [`Self::takes`].
+    ///
+    /// # Errors
+    /// When the numbers do not fill it, or the graph fails.
+    pub fn see(&mut self, numbers: Vec<f32>) -> Result<Seen, RunError> {
+        let per_tile = self.takes.numbers();
+        if numbers.len() != per_tile {
+            return Err(RunError::Pixels { tiles: 1, per_tile, found: numbers.len() });
+        }
+        let input = Tensor::F32 { shape: self.takes.shape(), data: numbers };
+        let mut outputs = self.graph.run(vec![input])?;
+        let deepstack = self.deepstack.iter().map(|at| self.rows(outputs.get_mut(*at)));
+        let deepstack = deepstack.collect::<Result<Vec<_>, _>>()?;
+        Ok(Seen { embeds: self.rows(outputs.first_mut())?, deepstack })
+    }
+
+    /// Embeds `tiles` tiles or pictures one after another, so that memory does not grow with their
+    /// number: numbers normalised, result `[tiles * tokens_per_tile, hidden]`.
     ///
     /// # Errors
     /// When the pixels do not fill the tiles, or the graph fails.
     pub fn encode(&mut self, pixels: &[f32], tiles: usize) -> Result<Vec<f32>, RunError> {
-        let &mut Self { channels, image_size, tokens_per_tile: tokens, hidden, .. } = self;
-        let per_tile = channels * image_size * image_size;
+        let per_tile = self.takes.numbers();
         if tiles.checked_mul(per_tile) != Some(pixels.len()) {
             return Err(RunError::Pixels { tiles, per_tile, found: pixels.len() });
         }
-        let mut out = Vec::with_capacity(tiles * tokens * hidden);
+        let mut out = Vec::with_capacity(tiles * self.tokens_per_tile * self.hidden);
         for tile in pixels.chunks_exact(per_tile.max(1)) {
-            let shape = vec![1, channels, image_size, image_size];
-            let outputs = self.graph.run(vec![Tensor::F32 { shape, data: tile.to_vec() }])?;
-            let first = outputs.first().expect("opening found an output");
-            let is_whole = is_tokens(first.shape(), tokens, hidden);
-            let Some(embeds) = first.floats().filter(|_| is_whole) else {
-                let found = first.shape().to_vec();
-                return Err(RunError::Output { found, tokens, hidden });
-            };
-            out.extend_from_slice(embeds);
+            out.append(&mut self.see(tile.to_vec())?.embeds);
         }
         Ok(out)
     }
+
+    /// The numbers of an output that is `[…, tokens, hidden]`.
+    fn rows(&self, output: Option<&mut Tensor>) -> Result<Vec<f32>, RunError> {
+        let (tokens, hidden) = (self.tokens_per_tile, self.hidden);
+        match output {
+            Some(Tensor::F32 { shape, data })
+                if shape.last() == Some(&hidden) && data.len() == tokens * hidden =>
+            {
+                Ok(std::mem::take(data))
+            }
+            other => {
+                let found = other.map_or_else(Vec::new, |output| output.shape().to_vec());
+                Err(RunError::Output { found, tokens, hidden })
+            }
+        }
+    }
 }
 
-fn is_tokens(shape: &[usize], tokens: usize, hidden: usize) -> bool {
-    shape.last() == Some(&hidden) && shape.iter().product::<usize>() == tokens * hidden
-}
-
-/// Channels and image size of the one input `[batch, channels, size, size]`.
-fn image_of(inputs: &[InputFile]) -> Result<(usize, usize), String> {
+/// What the one input, `[batch, channels, size, size]` or `[patches, values]`, takes.
+fn takes_of(inputs: &[InputFile]) -> Result<Takes, String> {
     let [input] = inputs else {
         let names: Vec<&str> = inputs.iter().map(|input| input.name.as_str()).collect();
         return Err(format!("it has one input for them, this graph has [{}]", names.join(", ")));
@@ -162,10 +268,17 @@ fn image_of(inputs: &[InputFile]) -> Result<(usize, usize), String> {
                 && (1..=IMAGE_SIZE_MAX).contains(&width)
                 && (1..=CHANNELS_MAX).contains(&channels) =>
         {
-            Ok((channels, width))
+            Ok(Takes::Tile { channels, side: width })
+        }
+        [Some(patches), Some(values)]
+            if !input.integer
+                && (1..=PATCHES_MAX).contains(&patches)
+                && (1..=VALUES_MAX).contains(&values) =>
+        {
+            Ok(Takes::Patches { patches, values })
         }
         _ => Err(format!(
-            "its input is {:?}, not [batch, channels, size, size] with a batch of 1 or any",
+            "its input is {:?}, not [batch, channels, size, size] with a batch of 1 or any, nor [patches, values]",
             input.dims
         )),
     }
@@ -179,4 +292,20 @@ fn tokens_of(shape: &[usize]) -> Result<(usize, usize), String> {
         }
         _ => Err(format!("its output is {shape:?} for one tile, not [tokens, hidden]")),
     }
+}
+
+/// Which outputs are `deepstack_0`, `deepstack_1`, …, each of the shape of the embeddings.
+fn deepstack_of(
+    outputs: &[OutputFile],
+    tokens: usize,
+    hidden: usize,
+) -> Result<Vec<usize>, String> {
+    let count = outputs.iter().filter(|output| output.name.starts_with(DEEPSTACK)).count();
+    let place = |index: usize| {
+        let name = format!("{DEEPSTACK}{index}");
+        let at = outputs.iter().position(|output| output.name == name);
+        at.filter(|at| tokens_of(&outputs[*at].tried) == Ok((tokens, hidden)))
+            .ok_or_else(|| format!("it has no output {name} of {tokens} tokens of {hidden}"))
+    };
+    (0..count).map(place).collect()
 }

@@ -60,16 +60,40 @@ fn engine(dir: &Path, name: &str, case: &str, dtype: Dtype) -> GraphEngine {
 }
 
 #[test]
-fn graphs_of_several_grids_are_no_engine() {
-    let dir = TempDir::new().unwrap();
-    let checkpoint = Checkpoint::open(&golden("qwen3_vl-tiny").join("checkpoint")).unwrap();
-    let grids = ["32x32", "24x40"].map(|grid| grid.parse().unwrap());
-    export::vision_on(&checkpoint, &grids, Dtype::F32, dir.path(), &mut |_| {}).unwrap();
-    let built = dir.path().join("engine");
-    let error =
-        graph::build(dir.path(), Precision::F32, &built, &mut |_| {}).unwrap_err().to_string();
-    assert!(error.ends_with("an engine is of one: export one grid for it"), "{error}");
-    assert!(!built.exists());
+fn engines_of_several_grids_share_their_weights() {
+    let cases = [
+        ("qwen3_vl-tiny", Precision::F32, ["32x32", "24x40", "48x16"]),
+        ("qwen2_5_vl-tiny", Precision::Int8, ["24x24", "40x56", "16x32"]),
+    ];
+    for (name, precision, sizes) in cases {
+        let dir = TempDir::new().unwrap();
+        let checkpoint = Checkpoint::open(&golden(name).join("checkpoint")).unwrap();
+        let build = |grids: &[Grid], built: &Path| {
+            let onnx = dir.path().join("onnx");
+            export::vision_on(&checkpoint, grids, Dtype::F32, &onnx, &mut |_| {}).unwrap();
+            graph::build(&onnx, precision, built, &mut |_| {}).unwrap();
+            std::fs::remove_dir_all(&onnx).unwrap();
+            std::fs::metadata(built.join("weights.bin")).unwrap().len()
+        };
+        let grids = sizes.map(|grid| grid.parse().unwrap());
+        let together = dir.path().join("together");
+        let bytes = build(&grids, &together);
+        let engines = GraphEngine::open_all(&together).unwrap();
+        assert_eq!(engines.len(), grids.len());
+        assert!(GraphEngine::open(&together).is_err());
+        engines[0].1.verify_digest().unwrap();
+        let mut alone_bytes = 0;
+        for (size, (found, engine)) in grids.iter().zip(&engines) {
+            assert_eq!(*found, Some(*size));
+            let alone = dir.path().join(size.to_string());
+            alone_bytes += build(&[*size], &alone);
+            let alone = GraphEngine::open(&alone).unwrap();
+            let given = tensors(name, &format!("vision-{size}/in/"));
+            let inputs = || vec![given[0].1.clone()];
+            assert_eq!(engine.run(inputs()).unwrap(), alone.run(inputs()).unwrap());
+        }
+        assert!(bytes * 2 < alone_bytes, "{bytes} of {alone_bytes}");
+    }
 }
 
 #[test]

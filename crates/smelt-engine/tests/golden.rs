@@ -144,7 +144,10 @@ fn check_vision(name: &str, hidden: usize) {
     let golden = Golden::open(name);
     let (pixels, expect) = (golden.floats("pixel_values"), golden.floats("image_embeds"));
     let mut engine = golden.vision(Dtype::F32);
-    assert_eq!((engine.image_size(), engine.tokens_per_tile(), engine.hidden()), (56, 4, hidden));
+    assert_eq!(
+        (engine.grid().unwrap().width, engine.tokens_per_tile(), engine.hidden()),
+        (56, 4, hidden)
+    );
     let found = error(&engine.encode(&pixels, 2).unwrap(), &expect);
     assert!(found <= F32_TOLERANCE, "f32 is off by {found}");
     // Both narrow types hold these bf16 weights (f16 nearly), and arithmetic stays f32: what

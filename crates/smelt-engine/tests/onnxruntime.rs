@@ -54,7 +54,7 @@ fn check_alike(dtype: Dtype, error_max: f32) {
     let [mut native, mut other] =
         [native, other].map(|dir| VisionEngine::open(&dir).unwrap().with_threads(2));
     assert_eq!(other.tokens_per_tile(), native.tokens_per_tile());
-    let pixels = pixels(2 * 3 * native.image_size() * native.image_size());
+    let pixels = pixels(2 * native.takes().numbers());
     let [expect, found] = [&mut native, &mut other].map(|one| one.encode(&pixels, 2).unwrap());
     let largest = expect.iter().fold(0.0f32, |most, number| most.max(number.abs()));
     for (expect, found) in expect.iter().zip(&found) {

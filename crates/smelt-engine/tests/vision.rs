@@ -180,7 +180,10 @@ fn by_hand(pixels: &[f32], gelu: fn(f64) -> f64) -> Vec<f64> {
 fn a_tiny_graph_gives_what_it_says() {
     let dir = TempDir::new().unwrap();
     let mut engine = try_build(&tiny(tanh_gelu()), dir.path()).unwrap();
-    assert_eq!((engine.image_size(), engine.tokens_per_tile(), engine.hidden()), (SIZE, 9, HIDDEN));
+    assert_eq!(
+        (engine.grid().unwrap().width, engine.tokens_per_tile(), engine.hidden()),
+        (SIZE, 9, HIDDEN)
+    );
     let pixels = noise(2 * 3 * SIZE * SIZE, 9);
     let got = engine.encode(&pixels, 2).unwrap();
     let gelu = |x: f64| {

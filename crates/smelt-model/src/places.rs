@@ -8,13 +8,36 @@ use crate::grid::Lattice;
 /// Time, height and width of one token.
 pub type Place = [u32; 3];
 
+/// A picture or a clip whose tokens follow one another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shown {
+    /// How the tokens of one step lie.
+    pub lattice: Lattice,
+    /// Steps of time; a still has one.
+    pub steps: usize,
+    /// Places in time from one step to the next, cut off to whole ones where they add up.
+    pub interval: f32,
+}
+
+impl Shown {
+    /// A picture that stands still.
+    pub fn still(lattice: Lattice) -> Self {
+        Self { lattice, steps: 1, interval: 1.0 }
+    }
+
+    /// Its image tokens.
+    pub fn tokens(&self) -> usize {
+        self.steps * self.lattice.tokens()
+    }
+}
+
 /// The places of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     /// One for each token.
     pub tokens: Vec<Place>,
-    /// The place, in all three directions, of the token after the prompt.  A picture takes fewer
-    /// places than it has tokens, so this is not the number of tokens.
+    /// The place, in all three directions, of the token after the prompt: behind the furthest.  A
+    /// picture takes fewer places than it has tokens, so this is not the number of tokens.
     pub next: u32,
 }
 
@@ -54,40 +77,36 @@ pub enum PlacesError {
 }
 
 /// The places of `tokens`, in which every run of `image_token` stands for the next of `pictures`
-/// (`get_rope_index` of transformers' Qwen2.5-VL and Qwen3-VL, for stills).
+/// (`get_rope_index` of transformers' Qwen2.5-VL; Qwen3-VL's clips are a still for each step).
 ///
-/// Text counts on in all three; a picture's tokens share one time and count rows and columns from
-/// it, and text goes on after the longer side.
+/// Text counts on in all three; the tokens of a step share one time and count rows and columns from
+/// the picture's start, and text goes on after the longer side.
 ///
 /// # Errors
 /// [`PlacesError`] if image tokens and pictures do not match.
-pub fn places(
-    tokens: &[u32],
-    image_token: u32,
-    pictures: &[Lattice],
-) -> Result<Places, PlacesError> {
-    let mut found = Places { tokens: Vec::with_capacity(tokens.len()), next: 0 };
+pub fn places(tokens: &[u32], image_token: u32, pictures: &[Shown]) -> Result<Places, PlacesError> {
+    let mut found = Counted { tokens: Vec::with_capacity(tokens.len()), at: 0 };
     let mut left = pictures.iter();
     while found.tokens.len() < tokens.len() {
         let position = found.tokens.len();
         if tokens[position] != image_token {
-            found.tokens.push([found.next; 3]);
-            found.next += 1;
+            found.tokens.push([found.at; 3]);
+            found.at += 1;
             continue;
         }
         let picture = pictures.len() - left.len();
-        let Some(lattice) = left.next() else {
+        let Some(shown) = left.next() else {
             return Err(PlacesError::NoPicture { position, pictures: pictures.len() });
         };
         let run = tokens[position..].iter().take_while(|token| **token == image_token).count();
-        let wanted = lattice.tokens();
+        let wanted = shown.tokens();
         if run < wanted {
             return Err(PlacesError::CutShort { picture, wanted, found: run, position });
         }
-        found.put(lattice);
+        found.put(shown);
     }
     match left.len() {
-        0 => Ok(found),
+        0 => Ok(found.finish()),
         lost => {
             let pictures = pictures.len();
             Err(PlacesError::LeftOver { placed: pictures - lost, pictures })
@@ -95,15 +114,31 @@ pub fn places(
     }
 }
 
-impl Places {
-    /// Adds the tokens of one picture.
-    fn put(&mut self, lattice: &Lattice) {
-        let (rows, columns, start) =
-            (lattice.token_rows() as u32, lattice.token_columns() as u32, self.next);
-        for row in 0..rows {
-            self.tokens.extend((0..columns).map(|column| [start, start + row, start + column]));
+/// The places so far.
+struct Counted {
+    tokens: Vec<Place>,
+    /// Where text goes on.
+    at: u32,
+}
+
+impl Counted {
+    /// Adds the tokens of one picture or clip.
+    fn put(&mut self, shown: &Shown) {
+        let Shown { lattice, steps, interval } = shown;
+        let (rows, columns) = (lattice.token_rows() as u32, lattice.token_columns() as u32);
+        let start = self.at;
+        for step in 0..*steps {
+            let time = start + (step as f32 * interval) as u32;
+            for row in start..start + rows {
+                self.tokens.extend((start..start + columns).map(|column| [time, row, column]));
+            }
         }
-        self.next += rows.max(columns);
+        self.at += rows.max(columns);
+    }
+
+    fn finish(self) -> Places {
+        let furthest = self.tokens.iter().flatten().max().map_or(0, |place| place + 1);
+        Places { next: furthest, tokens: self.tokens }
     }
 }
 
@@ -141,8 +176,8 @@ mod tests {
             assert_eq!(golden.prompts.len(), 4);
             for prompt in golden.prompts {
                 let grid = |&[height, width]: &[usize; 2]| Grid { height, width };
-                let pictures: Vec<Lattice> =
-                    prompt.grids.iter().map(|g| PATCHING.lattice(grid(g)).unwrap()).collect();
+                let shown = |g| Shown::still(PATCHING.lattice(grid(g)).unwrap());
+                let pictures: Vec<Shown> = prompt.grids.iter().map(shown).collect();
                 let found = places(&prompt.ids, golden.image_token, &pictures).unwrap();
                 for (axis, expect) in prompt.position_ids.iter().enumerate() {
                     let found: Vec<u32> = found.tokens.iter().map(|place| place[axis]).collect();
@@ -153,9 +188,36 @@ mod tests {
         }
     }
 
+    #[derive(Deserialize)]
+    struct Clip {
+        /// Steps, rows and columns of patches.
+        grid: [usize; 3],
+        interval: f32,
+        ids: Vec<u32>,
+        position_ids: [Vec<u32>; 3],
+        delta: i64,
+    }
+
+    #[test]
+    fn places_in_clips_are_those_of_transformers() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden");
+        let text = std::fs::read_to_string(root.join("qwen2_5_vl-tiny/clips.json")).unwrap();
+        let clips: Vec<Clip> = serde_json::from_str(&text).unwrap();
+        assert!(clips.len() >= 4);
+        for Clip { grid: [steps, rows, columns], interval, ids, position_ids, delta } in clips {
+            let lattice = Lattice { rows, columns, merge: 2 };
+            let found = places(&ids, 253, &[Shown { lattice, steps, interval }]).unwrap();
+            for (axis, expect) in position_ids.iter().enumerate() {
+                let found: Vec<u32> = found.tokens.iter().map(|place| place[axis]).collect();
+                assert_eq!(found, *expect, "{steps} steps {interval} apart");
+            }
+            assert_eq!(i64::from(found.next), ids.len() as i64 + delta);
+        }
+    }
+
     #[test]
     fn pictures_may_follow_one_another() {
-        let two = [Lattice { rows: 2, columns: 4, merge: 2 }; 2];
+        let two = [Shown::still(Lattice { rows: 2, columns: 4, merge: 2 }); 2];
         let found = places(&[9, 9, 9, 9, 1], 9, &two).unwrap();
         assert_eq!(found.tokens, [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 2, 3], [4, 4, 4]]);
         assert_eq!(found.next, 5);
@@ -163,7 +225,7 @@ mod tests {
 
     #[test]
     fn tokens_that_are_not_the_pictures_are_refused() {
-        let one = [Lattice { rows: 2, columns: 6, merge: 2 }];
+        let one = [Shown::still(Lattice { rows: 2, columns: 6, merge: 2 })];
         let refused = |tokens: &[u32]| places(tokens, 9, &one).unwrap_err().to_string();
         assert_eq!(
             refused(&[1, 9, 9, 1, 9]),

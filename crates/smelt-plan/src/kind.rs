@@ -208,6 +208,7 @@ const DEPLOYMENT: &[Field] = &[
     field("llm", LLM_ENGINE, Absent::Nothing),
     field("encoder", ENGINE, Absent::Nothing),
     field("tiles", Takes::Count(1, TILES_MAX), Absent::Nothing),
+    field("thresholds", Takes::Texts, Absent::Nothing),
     field("verified", Takes::Stage(&[Kind::Verify]), Absent::Nothing),
 ];
 /// Where a program may write besides its working directory.
@@ -303,8 +304,9 @@ impl Kind {
     pub fn fault(self, is_given: impl Fn(&str) -> bool) -> Option<&'static str> {
         match self {
             Self::Deployment if is_given("encoder") => {
-                ["vision", "llm", "verified", "tiles"].into_iter().any(is_given).then_some(
-                    "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\" and \"tiles\"",
+                let others = ["vision", "llm", "verified", "tiles", "thresholds"];
+                others.into_iter().any(is_given).then_some(
+                    "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"tiles\" and \"thresholds\"",
                 )
             }
             Self::Deployment => (!is_given("vision") || !is_given("llm"))
@@ -353,10 +355,13 @@ impl Kind {
             | Self::GraphSurgery
             | Self::Calibrate
             | Self::Tune
-            | Self::Deployment
             | Self::Command => 1,
+            // deployment.json is of format 2.
+            Self::Deployment => 2,
             // engine.json is of format 3.
-            Self::EngineBuild | Self::LlmEngineBuild => 3,
+            Self::LlmEngineBuild => 3,
+            // Graphs with a list of grids become engines that know them.
+            Self::EngineBuild => 4,
         }
     }
 }

@@ -17,20 +17,55 @@ use smelt_engine::vision::VisionEngine;
 
 use crate::dialect::Dialect;
 use crate::grammar::{Compiler, CompilerError};
-use crate::image::Settings;
+use crate::image::{Cutting, Eyes, Router};
 use crate::prompt::ImageTokens;
-use crate::template::{self, Template, TemplateError};
+use crate::template::{self, Form, Template, TemplateError};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
-use crate::vision::{Eyes, Vision};
+use crate::vision::Vision;
 
 /// The file that makes a directory a deployment.
 pub const DEPLOYMENT_FILE: &str = "deployment.json";
 
 /// The version of [`DEPLOYMENT_FILE`]; a change of names or meanings raises it.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
-/// The one family served so far.
-pub const FAMILY: &str = "internvl3";
+/// The families of models that see and speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Family {
+    /// InternVL3 and InternVL3.5: tiles, one position a token.
+    #[serde(rename = "internvl3")]
+    InternVl3,
+    /// Qwen2.5-VL: patches, three positions a token.
+    #[serde(rename = "qwen2_5_vl")]
+    Qwen25Vl,
+    /// Qwen3-VL: patches, three positions a token, features of several blocks of the tower.
+    #[serde(rename = "qwen3_vl")]
+    Qwen3Vl,
+}
+
+impl Family {
+    /// Every family.
+    pub const ALL: [Self; 3] = [Self::InternVl3, Self::Qwen25Vl, Self::Qwen3Vl];
+
+    /// The word in [`DEPLOYMENT_FILE`], which is that of `smelt-model`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InternVl3 => "internvl3",
+            Self::Qwen25Vl => "qwen2_5_vl",
+            Self::Qwen3Vl => "qwen3_vl",
+        }
+    }
+
+    /// The family of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|family| family.name() == name)
+    }
+
+    /// Whether its pictures are cut into tiles.
+    fn sees_tiles(self) -> bool {
+        self == Self::InternVl3
+    }
+}
 
 /// The longest [`DEPLOYMENT_FILE`] or generation_config.json read; real ones are near 1 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -73,18 +108,25 @@ pub enum DeploymentError {
 pub struct Spec {
     /// The version of the file: [`FORMAT`].
     pub format: u32,
-    /// The kind of model: [`FAMILY`].
-    pub family: String,
+    /// The kind of model.
+    pub family: Family,
     /// The model's name, as clients ask for it.
     pub model: String,
-    /// The vision engine's directory, relative to the deployment.
+    /// The directory of the vision engine, or of those for several grids, relative to the deployment.
     pub vision: String,
     /// The language model engine's directory, relative to the deployment.
     pub llm: String,
     /// How pictures are prepared.
-    pub image: Settings,
+    pub image: Cutting,
+    /// How tiles are given to the engines of several grids where the sender leaves it open; without it
+    /// all go to the largest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub router: Option<Router>,
     /// The special tokens of a picture.
     pub image_tokens: ImageTokens,
+    /// Places that a second of a clip takes (Qwen2.5-VL).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub places_per_second: Option<u32>,
     /// The tokens that end an answer.
     pub eos: Vec<u32>,
 }
@@ -95,8 +137,9 @@ impl Spec {
         if self.format != FORMAT {
             return Some(format!("format {} is not {FORMAT}; deploy again", self.format));
         }
-        if self.family != FAMILY {
-            return Some(format!("unknown family {:?}; supported: {FAMILY}", self.family));
+        if self.family.sees_tiles() != matches!(self.image, Cutting::Tiles(_)) {
+            let family = self.family.name();
+            return Some(format!("image: pictures of {family} are not cut so"));
         }
         for (field, dir) in [("vision", &self.vision), ("llm", &self.llm)] {
             if dir.is_empty() || Path::new(dir).is_absolute() {
@@ -120,9 +163,11 @@ pub struct Text {
     pub tokenizer: Tokenizer,
     /// Conversations to text.
     pub template: Template,
+    /// How the template takes the content of a message.
+    pub form: Form,
     /// The token each image embedding replaces.
     pub image_token: u32,
-    /// What the vision engine takes.
+    /// What the vision engines take.
     pub eyes: Eyes,
     /// Most tokens of a prompt and its answer.
     pub max_seq_len: usize,
@@ -171,7 +216,7 @@ impl Deployment {
     /// As [`Self::open`].
     pub fn open_with(dir: &Path, kv: KvOptions) -> Result<Self, DeploymentError> {
         let spec = read_spec(dir)?;
-        let vision = VisionEngine::open(&dir.join(&spec.vision))?;
+        let vision = VisionEngine::open_all(&dir.join(&spec.vision))?;
         let llm = LlmEngine::open_with(&dir.join(&spec.llm), kv)?;
         Self::of_engines(dir, spec, vision, llm)
     }
@@ -192,31 +237,35 @@ impl Deployment {
     pub fn of_engines(
         dir: &Path,
         spec: Spec,
-        vision: VisionEngine,
+        vision: Vec<VisionEngine>,
         llm: LlmEngine,
     ) -> Result<Self, DeploymentError> {
         let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE))?;
         let template = Template::open(dir)?;
         let image_token = image_token(dir, &spec, &tokenizer)?;
+        let bad = |why| DeploymentError::Bad { path: dir.join(DEPLOYMENT_FILE), why };
+        let vision = Vision::new(spec.image.clone(), vision).map_err(bad)?;
+        let (cutting, router) = (spec.image.clone(), spec.router.clone());
+        let eyes = Eyes { cutting, grids: vision.grids(), router };
         let sizes = Sizes {
-            tile: spec.image.image_size,
-            vision_tile: vision.image_size(),
             vision_hidden: vision.hidden(),
+            deepstack: [vision.deepstack(), llm.deepstack()],
             llm_hidden: llm.hidden(),
             llm_vocab: llm.vocab(),
             tokenizer_vocab: tokenizer.vocab(),
             eos_max: spec.eos.iter().copied().max().unwrap_or_default(),
         };
-        if let Some(why) = sizes.fault() {
-            return Err(DeploymentError::Bad { path: dir.join(DEPLOYMENT_FILE), why });
+        if let Some(why) = eyes.fault().or_else(|| sizes.fault()) {
+            return Err(bad(why));
         }
         let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
-        let eyes = Eyes { image: spec.image.clone(), tokens_per_tile: vision.tokens_per_tile() };
         let (dialect, compiler) = (template.dialect(), OnceLock::new());
+        let form = template.form(&spec.image_tokens.image);
         let text = Text {
             spec,
             tokenizer,
             template,
+            form,
             image_token,
             eyes,
             max_seq_len,
@@ -224,7 +273,7 @@ impl Deployment {
             dialect,
             compiler,
         };
-        Ok(Self { text: Arc::new(text), vision: Vision::new(vision), llm })
+        Ok(Self { text: Arc::new(text), vision, llm })
     }
 
     /// Writes `spec` into `dir`, which is made if need be, and copies `files` beside it.
@@ -270,9 +319,9 @@ pub(crate) fn write_files(
 
 /// The numbers that parts of a deployment must share.
 struct Sizes {
-    tile: usize,
-    vision_tile: usize,
     vision_hidden: usize,
+    /// Blocks of the tower that the vision engines tell of, and that the llm engine hears of.
+    deepstack: [usize; 2],
     llm_hidden: usize,
     llm_vocab: usize,
     tokenizer_vocab: usize,
@@ -281,14 +330,16 @@ struct Sizes {
 
 impl Sizes {
     fn fault(&self) -> Option<String> {
-        if self.tile != self.vision_tile {
-            let (tile, engine) = (self.tile, self.vision_tile);
-            return Some(format!("image_size is {tile}, but the vision engine takes {engine}"));
-        }
         if self.vision_hidden != self.llm_hidden {
             let (vision, llm) = (self.vision_hidden, self.llm_hidden);
             return Some(format!(
                 "the vision engine gives embeddings of {vision}, but the llm engine takes {llm}"
+            ));
+        }
+        if self.deepstack[0] != self.deepstack[1] {
+            let [told, heard] = self.deepstack;
+            return Some(format!(
+                "the vision engine tells of {told} blocks (deepstack), but the llm engine hears of {heard}"
             ));
         }
         if self.tokenizer_vocab > self.llm_vocab {
@@ -305,7 +356,11 @@ impl Sizes {
     }
 }
 
-fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
+/// What the deployment in `dir` says of itself.
+///
+/// # Errors
+/// [`DeploymentError`] naming the file and what is wrong with it.
+pub fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
     let path = dir.join(DEPLOYMENT_FILE);
     let bad = |why: String| DeploymentError::Bad { path: path.clone(), why };
     let spec: Spec = serde_json::from_str(&read_text(&path)?)
@@ -331,7 +386,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String, DeploymentError> {
 
 /// The token image embeddings replace; the tokens around it must exist as well.
 fn image_token(dir: &Path, spec: &Spec, tokenizer: &Tokenizer) -> Result<u32, DeploymentError> {
-    let ImageTokens { start, image, end } = &spec.image_tokens;
+    let ImageTokens { start, image, end, .. } = &spec.image_tokens;
     let token = |word: &String| {
         tokenizer.token(word).ok_or_else(|| DeploymentError::Bad {
             path: dir.join(TOKENIZER_FILE),

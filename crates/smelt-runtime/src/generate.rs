@@ -5,15 +5,17 @@
 
 use std::time::{Duration, Instant};
 
+use smelt_engine::llm::places::Place;
 use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
 
 use crate::deployment::Deployment;
-use crate::image::Picture;
+use crate::image::Shown;
 use crate::prepare::{PrepareError, Prepared, Question};
 use crate::prompt::{PromptError, Turn};
 use crate::sampling::Logprobs;
 pub use crate::speaker::{Finish, Manner, SpeakError};
 use crate::speaker::{Form, Speaker};
+use crate::template::Context;
 use crate::tokenizer::TokenizerError;
 use crate::vision::Embedded;
 
@@ -54,8 +56,10 @@ impl From<TokenizerError> for GenerateError {
 pub struct Request<'a> {
     /// The turns so far.
     pub turns: &'a [Turn],
-    /// The pictures the turns show, in order.
-    pub pictures: &'a [Picture],
+    /// The pictures and clips the turns show, in order.
+    pub shown: &'a [Shown],
+    /// What the chat template is told beside the turns.
+    pub context: &'a Context,
     /// How it is answered.
     pub manner: &'a Manner,
     /// The date templates may show, in seconds since 1970.
@@ -111,6 +115,8 @@ pub struct Encoded {
     pub tokens: Vec<u32>,
     /// What stands in the places of the image tokens.
     pub images: Embedded,
+    /// The place of each token, where the decoder takes three of a token.
+    pub places: Option<Vec<Place>>,
     /// Parts the pictures were cut into.
     pub tiles: usize,
 }
@@ -121,7 +127,8 @@ impl Encoded {
         let Embedded { embeds, deepstack } = &self.images;
         let image = ImageEmbeds { token: image_token, embeds };
         let image = (!embeds.is_empty()).then_some(image);
-        Prompt { deepstack, ..Prompt::plain(&self.tokens, image) }
+        let places = self.places.as_deref();
+        Prompt { deepstack, places, ..Prompt::plain(&self.tokens, image) }
     }
 }
 
@@ -133,10 +140,10 @@ pub fn prepare(
     deployment: &mut Deployment,
     request: &Request<'_>,
 ) -> Result<Encoded, GenerateError> {
-    let Request { turns, pictures, now_s, .. } = *request;
-    let Prepared { tokens, views } =
-        deployment.text.prepare(&Question { turns, pictures, now_s })?;
-    let mut encoded = Encoded { tokens, ..Encoded::default() };
+    let Request { turns, shown, context, now_s, .. } = *request;
+    let Prepared { tokens, views, places } =
+        deployment.text.prepare(&Question { turns, shown, context, now_s })?;
+    let mut encoded = Encoded { tokens, places, ..Encoded::default() };
     for part in views.iter().flat_map(|view| &view.parts) {
         let embedded = deployment.vision.encode(part).map_err(GenerateError::Vision)?;
         encoded.images.append(&embedded);

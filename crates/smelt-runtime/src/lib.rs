@@ -16,6 +16,7 @@ pub mod prompt;
 pub mod sampling;
 pub mod schedule;
 pub mod service;
+pub mod sight;
 pub mod speaker;
 pub mod stop;
 pub mod template;

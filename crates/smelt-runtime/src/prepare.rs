@@ -2,12 +2,14 @@
 //!
 //! Needs no engine, so that whoever asks does this work beside the engines.  Knows nothing of slots.
 
+use smelt_engine::llm::places::{Place, PlacesError, places};
 use smelt_engine::llm::prefix::Piece;
 
 use crate::deployment::Text;
-use crate::image::{self, Picture, View};
+use crate::image::{Shown, TooLong, View};
 use crate::prompt::{self, PromptError, Turn};
-use crate::template::{Message, TemplateError};
+use crate::sight::Sight;
+use crate::template::{Context, TemplateError, Value};
 use crate::tokenizer::TokenizerError;
 
 /// Why a question could not be prepared.
@@ -22,6 +24,12 @@ pub enum PrepareError {
     /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A picture has no size that the model sees.
+    #[error(transparent)]
+    Picture(#[from] TooLong),
+    /// The prompt's image tokens are not those of its pictures.
+    #[error(transparent)]
+    Places(#[from] PlacesError),
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {tokens} tokens, but the engine holds {max} with the answer; shorten it or use fewer tiles"
@@ -50,8 +58,10 @@ pub enum PrepareError {
 pub struct Question<'a> {
     /// The turns so far.
     pub turns: &'a [Turn],
-    /// The pictures the turns show, in order.
-    pub pictures: &'a [Picture],
+    /// The pictures and clips the turns show, in order.
+    pub shown: &'a [Shown],
+    /// What the chat template is told beside the turns.
+    pub context: &'a Context,
     /// The date templates may show, in seconds since 1970.
     pub now_s: u64,
 }
@@ -63,6 +73,9 @@ pub struct Prepared {
     pub tokens: Vec<u32>,
     /// The pictures, in the order of their tokens.
     pub views: Vec<View>,
+    /// The place of each token in time, height and width, where the decoder takes three of a token and
+    /// there are pictures; without them tokens count on.
+    pub places: Option<Vec<Place>>,
 }
 
 impl Prepared {
@@ -89,17 +102,21 @@ impl Text {
     /// # Errors
     /// [`PrepareError`]; a prompt too long for the engine is refused before any picture is cut.
     pub fn prepare(&self, question: &Question<'_>) -> Result<Prepared, PrepareError> {
-        prompt::check(question.turns, question.pictures.len(), &self.spec.image_tokens)?;
-        let messages: Vec<&Message> = question.turns.iter().map(Turn::message).collect();
-        let rendered = self.template.render(&messages, true, question.now_s)?;
-        let (settings, per_tile) = (&self.eyes.image, self.eyes.tokens_per_tile);
-        let tiles =
-            |picture: &Picture| image::tile_count(picture.width(), picture.height(), settings);
-        let counts: Vec<usize> = question.pictures.iter().map(|p| tiles(p) * per_tile).collect();
-        let text = prompt::expand(&rendered, &self.spec.image_tokens, &counts)?;
+        let (turns, tokens) = (question.turns, &self.spec.image_tokens);
+        prompt::check(turns, question.shown.len(), tokens)?;
+        let messages: Vec<Value> = turns.iter().map(|turn| turn.message(self.form)).collect();
+        let rendered = self.template.render(&messages, true, question.now_s, question.context)?;
+        let sights = question.shown.iter().map(|shown| Sight::new(self, shown));
+        let sights = sights.collect::<Result<Vec<Sight<'_>>, TooLong>>()?;
+        let runs: Vec<_> = sights.iter().map(|sight| sight.runs.clone()).collect();
+        let text = prompt::expand(&rendered, tokens, &runs)?;
         let mut prepared = self.prepare_tokens(self.tokenizer.encode(&text)?)?;
-        let view = |picture| View::of_tiles(picture, settings, per_tile);
-        prepared.views = question.pictures.iter().map(view).collect();
+        let lattices: Vec<_> = sights.iter().flat_map(|sight| &sight.lattices).copied().collect();
+        if !lattices.is_empty() {
+            let places = places(&prepared.tokens, self.image_token, &lattices)?;
+            prepared.places = Some(places.tokens);
+        }
+        prepared.views = sights.iter().flat_map(|sight| sight.views(&self.eyes)).collect();
         Ok(prepared)
     }
 
@@ -134,7 +151,7 @@ impl Text {
         }
         match tokens.iter().find(|token| **token as usize >= vocab) {
             Some(&token) => Err(PrepareError::UnknownToken { token, vocab }),
-            None => Ok(Prepared { tokens, views: Vec::new() }),
+            None => Ok(Prepared { tokens, ..Prepared::default() }),
         }
     }
 }

@@ -1,11 +1,12 @@
-//! Puts pictures into conversations and prompts.
+//! Puts pictures and clips into conversations and prompts.
 //!
-//! A turn's content holds a mark for each picture; the chat template carries the marks through as
-//! ordinary text; then each becomes the image tokens its tiles need.  Knows nothing of pixels.
+//! A turn is words, pictures and whatever else a message has; the chat template is given it as one
+//! text with a mark for each picture, or as a list of parts, whichever it takes.  In its text each
+//! mark becomes the image tokens that the picture needs.  Knows nothing of pixels.
 
 use serde::{Deserialize, Serialize};
 
-use crate::template::Message;
+use crate::template::{Form, Value};
 
 /// Stands for a picture between the conversation and the prompt.  A Unicode noncharacter, which no
 /// text may hold and no template touches.
@@ -36,6 +37,9 @@ pub enum PromptError {
         /// Marks in the conversation.
         marked: usize,
     },
+    /// A message cannot have such a field.
+    #[error("a message's {0:?} is not a field beside role and content; leave it out")]
+    Field(String),
 }
 
 /// The special tokens that surround and stand for a picture, as text.
@@ -48,6 +52,16 @@ pub struct ImageTokens {
     pub image: String,
     /// After a picture: `</img>`.
     pub end: String,
+    /// What the template writes for a clip, where that is another token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub video: Option<String>,
+}
+
+impl ImageTokens {
+    /// The words that only pictures and clips may put into a prompt.
+    fn reserved(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.image).chain(&self.video)
+    }
 }
 
 /// A piece of a turn.
@@ -57,28 +71,43 @@ pub enum Part<'a> {
     Text(&'a str),
     /// The next picture, on a line of its own.
     Picture,
+    /// The next clip, on a line of its own.
+    Clip,
+}
+
+/// A piece of a turn, as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    /// A picture, or a clip; where a template takes one text, a line may end behind it.
+    Shown {
+        is_clip: bool,
+        is_line: bool,
+    },
 }
 
 /// One turn of a conversation, with its pictures in place.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
-    message: Message,
+    role: String,
+    pieces: Vec<Piece>,
+    /// What the message has beside role and content, in order.
+    fields: Vec<(String, Value)>,
 }
 
 impl Turn {
-    /// A turn of words and pictures in order; a line ends after each picture.
+    /// A turn of words, pictures and clips in order; a line ends after each of those.
     ///
     /// # Errors
     /// [`PromptError::Reserved`] if the words hold the picture mark.
     pub fn from_parts(role: &str, parts: &[Part<'_>]) -> Result<Self, PromptError> {
-        let mut content = String::new();
-        for part in parts {
-            match part {
-                Part::Text(text) => content += unmarked(text)?,
-                Part::Picture => content.extend([MARK, '\n']),
-            }
-        }
-        Ok(Self { message: Message { role: role.to_owned(), content } })
+        let piece = |part: &Part<'_>| match part {
+            Part::Text(text) => Ok(Piece::Text(unmarked(text)?.to_owned())),
+            Part::Picture => Ok(Piece::Shown { is_clip: false, is_line: true }),
+            Part::Clip => Ok(Piece::Shown { is_clip: true, is_line: true }),
+        };
+        let pieces = parts.iter().map(piece).collect::<Result<_, _>>()?;
+        Ok(Self { role: role.to_owned(), pieces, fields: Vec::new() })
     }
 
     /// A turn whose words say `<image>` where its pictures go.
@@ -90,19 +119,102 @@ impl Turn {
     pub fn from_marked(role: &str, text: &str, pictures: usize) -> Result<Self, PromptError> {
         let text = unmarked(text)?;
         let in_front = pictures - pictures.min(text.matches(PICTURE_WORD).count());
-        let marked = text.replacen(PICTURE_WORD, &MARK.to_string(), pictures - in_front);
-        let content = format!("{MARK}\n").repeat(in_front) + &marked;
-        Ok(Self { message: Message { role: role.to_owned(), content } })
+        let shown = |is_line| Piece::Shown { is_clip: false, is_line };
+        let mut pieces = vec![shown(true); in_front];
+        for (index, words) in text.splitn(pictures - in_front + 1, PICTURE_WORD).enumerate() {
+            if index > 0 {
+                pieces.push(shown(false));
+            }
+            if !words.is_empty() {
+                pieces.push(Piece::Text(words.to_owned()));
+            }
+        }
+        Ok(Self { role: role.to_owned(), pieces, fields: Vec::new() })
+    }
+
+    /// The same turn with one more field of its message: `tool_calls`, `tool_call_id`, `name`,
+    /// `reasoning_content` and whatever else the template knows.
+    ///
+    /// The `arguments` of tool calls are objects to templates; texts of JSON, as OpenAI's API has them,
+    /// become such.
+    ///
+    /// # Errors
+    /// [`PromptError`] if the field is the role or content, or a text in it holds the picture mark.
+    pub fn with(mut self, field: &str, value: Value) -> Result<Self, PromptError> {
+        if ["role", "content"].contains(&field) {
+            return Err(PromptError::Field(field.to_owned()));
+        }
+        unmarked(&words(&value))?;
+        let value = if field == "tool_calls" { with_objects(&value) } else { value };
+        self.fields.push((field.to_owned(), value));
+        Ok(self)
     }
 
     /// What the chat template is given.
-    pub fn message(&self) -> &Message {
-        &self.message
+    pub fn message(&self, form: Form) -> Value {
+        let is_shown = |piece: &Piece| matches!(piece, Piece::Shown { .. });
+        let as_parts = match form {
+            Form::Text => false,
+            Form::Parts => true,
+            Form::Either => self.pieces.iter().any(is_shown),
+        };
+        let content = if as_parts { self.parts() } else { Value::from(self.text()) };
+        let role = ("role".to_owned(), Value::from(self.role.clone()));
+        let fields = [role, ("content".to_owned(), content)];
+        Value::from_pairs(fields.into_iter().chain(self.fields.iter().cloned()))
     }
 
-    /// How many pictures the turn shows.
+    /// The content as one text with marks.
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(words) => text += words,
+                Piece::Shown { is_line: true, .. } => text.extend([MARK, '\n']),
+                Piece::Shown { .. } => text.push(MARK),
+            }
+        }
+        text
+    }
+
+    /// The content as a list of parts.
+    fn parts(&self) -> Value {
+        let kind = |word: &'static str| ("type", Value::from(word));
+        let part = |piece: &Piece| -> Value {
+            match piece {
+                Piece::Text(text) => {
+                    Value::from_pairs([kind("text"), ("text", Value::from(text.clone()))])
+                }
+                Piece::Shown { is_clip, .. } => {
+                    let word = if *is_clip { "video" } else { "image" };
+                    Value::from_pairs([kind(word)])
+                }
+            }
+        };
+        Value::from(self.pieces.iter().map(part).collect::<Vec<Value>>())
+    }
+
+    /// Whether each picture or clip of the turn is a clip, in order.
+    pub fn clips(&self) -> impl Iterator<Item = bool> {
+        self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Shown { is_clip, .. } => Some(*is_clip),
+            Piece::Text(_) => None,
+        })
+    }
+
+    /// How many pictures and clips the turn shows.
     pub fn pictures(&self) -> usize {
-        self.message.content.matches(MARK).count()
+        self.clips().count()
+    }
+
+    /// The words that only pictures may say, if the turn says one.
+    fn reserved(&self, tokens: &ImageTokens) -> Option<String> {
+        let fields = || self.fields.iter().map(|(_, value)| words(value));
+        // Of the whole text, since two pieces may say a word together.
+        let text = self.text();
+        let is_said =
+            |word: &&String| text.contains(*word) || fields().any(|text| text.contains(*word));
+        tokens.reserved().find(is_said).cloned()
     }
 }
 
@@ -113,7 +225,39 @@ fn unmarked(text: &str) -> Result<&str, PromptError> {
     Ok(text)
 }
 
-/// Whether `turns` show as many pictures as are given, and say no image token by themselves.
+/// Every text in a value, keys included.
+fn words(value: &Value) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// Tool calls whose arguments are objects where they were texts of such.
+fn with_objects(calls: &Value) -> Value {
+    let Ok(calls) = calls.try_iter() else { return calls.clone() };
+    calls
+        .map(|call| changed(&call, "function", |function| changed(&function, "arguments", object)))
+        .collect::<Vec<Value>>()
+        .into()
+}
+
+/// `map` with another value for `key`, where it has one.
+fn changed(map: &Value, key: &str, change: impl Fn(Value) -> Value) -> Value {
+    let Some(keys) = map.as_object().and_then(|object| object.try_iter_pairs()) else {
+        return map.clone();
+    };
+    let pair = |(name, value): (Value, Value)| {
+        let value = if name.as_str() == Some(key) { change(value) } else { value };
+        (name.as_str().unwrap_or_default().to_owned(), value)
+    };
+    Value::from_pairs(keys.map(pair))
+}
+
+/// The object that a text of JSON holds; anything else as it is.
+fn object(value: Value) -> Value {
+    let parsed = value.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    parsed.filter(|parsed| parsed.as_object().is_some()).unwrap_or(value)
+}
+
+/// Whether `turns` show as many pictures and clips as are given, and say no image token by themselves.
 ///
 /// # Errors
 /// [`PromptError`] naming the counts or the word.
@@ -122,32 +266,57 @@ pub fn check(turns: &[Turn], given: usize, tokens: &ImageTokens) -> Result<(), P
     if marked != given {
         return Err(PromptError::Pictures { marked, given });
     }
-    if turns.iter().any(|turn| turn.message.content.contains(&tokens.image)) {
-        return Err(PromptError::Reserved(tokens.image.clone()));
+    match turns.iter().find_map(|turn| turn.reserved(tokens)) {
+        Some(word) => Err(PromptError::Reserved(word)),
+        None => Ok(()),
     }
-    Ok(())
 }
 
-/// The template's text with each picture's tokens in place of its mark: `counts[i]` image tokens
-/// for the i-th, between start and end.
+/// Image tokens that follow one another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The text before them.
+    pub lead: String,
+    /// How many they are.
+    pub tokens: usize,
+}
+
+impl Run {
+    /// Image tokens with nothing before them.
+    pub fn bare(tokens: usize) -> Self {
+        Self { lead: String::new(), tokens }
+    }
+}
+
+/// The template's text with the runs of each picture or clip in its place, each between start and
+/// end.  A place is a mark, or what a template that takes parts writes for a picture by itself.
 ///
 /// # Errors
-/// [`PromptError::Template`] if the marks are not as many as the counts.
+/// [`PromptError::Template`] if there are not as many places as pictures.
 pub fn expand(
     rendered: &str,
     tokens: &ImageTokens,
-    counts: &[usize],
+    shown: &[Vec<Run>],
 ) -> Result<String, PromptError> {
-    let written = rendered.matches(MARK).count();
-    if written != counts.len() {
-        return Err(PromptError::Template { written, marked: counts.len() });
+    let ImageTokens { start, end, .. } = tokens;
+    let mut marked = rendered.to_owned();
+    for word in tokens.reserved() {
+        let mark = MARK.to_string();
+        marked = marked.replace(&format!("{start}{word}{end}"), &mark).replace(word, &mark);
     }
-    let mut pieces = rendered.split(MARK);
+    let written = marked.matches(MARK).count();
+    if written != shown.len() {
+        return Err(PromptError::Template { written, marked: shown.len() });
+    }
+    let mut pieces = marked.split(MARK);
     let mut text = pieces.next().unwrap_or_default().to_owned();
-    for (piece, count) in pieces.zip(counts) {
-        text += &tokens.start;
-        text += &tokens.image.repeat(*count);
-        text += &tokens.end;
+    for (piece, runs) in pieces.zip(shown) {
+        for Run { lead, tokens: count } in runs {
+            text += lead;
+            text += start;
+            text += &tokens.image.repeat(*count);
+            text += end;
+        }
         text += piece;
     }
     Ok(text)
@@ -158,15 +327,20 @@ mod tests {
     use super::*;
 
     fn tokens() -> ImageTokens {
-        ImageTokens { start: "<img>".into(), image: "<C>".into(), end: "</img>".into() }
+        let video = Some("<V>".to_owned());
+        ImageTokens { start: "<img>".into(), image: "<C>".into(), end: "</img>".into(), video }
+    }
+
+    fn value(json: &str) -> Value {
+        serde_json::from_str(json).unwrap()
     }
 
     /// The content of a turn, expanded with one token more for each picture.
     #[track_caller]
     fn check_turn(turn: Result<Turn, PromptError>, expect: &str) {
         let turn = turn.unwrap();
-        let counts: Vec<usize> = (1..=turn.pictures()).collect();
-        assert_eq!(expand(&turn.message().content, &tokens(), &counts).unwrap(), expect);
+        let runs: Vec<Vec<Run>> = (1..=turn.pictures()).map(|n| vec![Run::bare(n)]).collect();
+        assert_eq!(expand(&turn.text(), &tokens(), &runs).unwrap(), expect);
     }
 
     #[test]
@@ -196,16 +370,55 @@ mod tests {
 
     #[test]
     fn parts_keep_their_order() {
-        let parts = [Part::Text("a "), Part::Picture, Part::Picture, Part::Text("b")];
+        let parts = [Part::Text("a "), Part::Picture, Part::Clip, Part::Text("b")];
         check_turn(Turn::from_parts("user", &parts), "a <img><C></img>\n<img><C><C></img>\nb");
+    }
+
+    #[test]
+    fn a_template_may_take_parts() {
+        let parts = [Part::Text("a"), Part::Picture, Part::Clip];
+        let turn = Turn::from_parts("user", &parts).unwrap();
+        let expect = r#"{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "video"}]}"#;
+        assert_eq!(turn.message(Form::Parts), value(expect));
+        assert_eq!(turn.message(Form::Either), value(expect));
+        let words = Turn::from_parts("user", &[Part::Text("a"), Part::Text("b")]).unwrap();
+        assert_eq!(words.message(Form::Either), value(r#"{"role": "user", "content": "ab"}"#));
+    }
+
+    #[test]
+    fn what_a_template_writes_for_a_picture_is_a_place_too() {
+        let runs = |lead: &str, tokens| Run { lead: lead.to_owned(), tokens };
+        let shown = [vec![runs("", 2)], vec![runs("<0.5 s>", 1), runs("<1.5 s>", 1)]];
+        let text = expand("a<img><C></img>b<img><V></img>c", &tokens(), &shown).unwrap();
+        assert_eq!(text, "a<img><C><C></img>b<0.5 s><img><C></img><1.5 s><img><C></img>c");
+        let text = expand("<C>\n<V>", &tokens(), &[shown[0].clone(), shown[0].clone()]).unwrap();
+        assert_eq!(text, "<img><C><C></img>\n<img><C><C></img>");
+    }
+
+    #[test]
+    fn arguments_of_tool_calls_become_objects_in_their_order() {
+        let calls = r#"[{"id": "1", "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": [2.0]}"}}, {"function": {"arguments": "no JSON"}}]"#;
+        let turn = Turn::from_parts("assistant", &[]).unwrap();
+        let turn = turn.with("tool_calls", value(calls)).unwrap();
+        let message = turn.message(Form::Text);
+        let text = words(&message);
+        assert!(text.contains(r#""arguments":{"b":1,"a":[2.0]}"#), "{text}");
+        assert!(text.contains(r#""arguments":"no JSON""#), "{text}");
     }
 
     #[test]
     fn reserved_words_are_refused() {
         assert!(Turn::from_marked("user", "a\u{FDD0}", 0).is_err());
         assert!(Turn::from_parts("user", &[Part::Text("\u{FDD0}")]).is_err());
-        let turn = Turn::from_marked("user", "a <C> b", 0).unwrap();
-        assert_eq!(check(&[turn], 0, &tokens()), Err(PromptError::Reserved("<C>".into())));
+        let turn = || Turn::from_marked("user", "", 0).unwrap();
+        assert!(turn().with("x", value("[{\"a\u{FDD0}\": 1}]")).is_err());
+        assert_eq!(turn().with("role", value("1")), Err(PromptError::Field("role".to_owned())));
+        let said = |turn: Turn| check(&[turn], 0, &tokens()).unwrap_err().to_string();
+        assert!(said(Turn::from_marked("user", "a <C> b", 0).unwrap()).contains("<C>"));
+        assert!(said(Turn::from_marked("user", "a <V> b", 0).unwrap()).contains("<V>"));
+        let split = [Part::Text("<"), Part::Text("C>")];
+        assert!(said(Turn::from_parts("user", &split).unwrap()).contains("<C>"));
+        assert!(said(turn().with("x", value("{\"<C>\": 1}")).unwrap()).contains("<C>"));
     }
 
     #[test]
@@ -215,6 +428,6 @@ mod tests {
         let differ = PromptError::Pictures { marked: 1, given: 2 };
         assert_eq!(check(&[turn], 2, &tokens()), Err(differ));
         let lost = PromptError::Template { written: 0, marked: 1 };
-        assert_eq!(expand("text", &tokens(), &[1]), Err(lost));
+        assert_eq!(expand("text", &tokens(), &[vec![Run::bare(1)]]), Err(lost));
     }
 }

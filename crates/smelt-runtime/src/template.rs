@@ -3,14 +3,15 @@
 //! The chat template of a checkpoint is Jinja with the extras of Hugging Face's renderer; messages
 //! come in, prompt text comes out.  Knows nothing of tokens or of what stands for a picture.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind};
-use serde::Serialize;
+use minijinja::value::Kwargs;
+pub use minijinja::value::Value;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
 
 use crate::dialect::Dialect;
 use clock::strftime;
@@ -23,6 +24,9 @@ pub const CONFIG_FILE: &str = "tokenizer_config.json";
 
 /// The file of the chat template in newer checkpoints; goes before the one in [`CONFIG_FILE`].
 pub const TEMPLATE_FILE: &str = "chat_template.jinja";
+
+/// The file of the chat template beside a processor, as JSON; goes before the one in [`CONFIG_FILE`].
+pub const TEMPLATE_JSON_FILE: &str = "chat_template.json";
 
 /// The longest template or configuration read.  Real ones stay below 1 MiB.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -54,7 +58,10 @@ pub enum TemplateError {
         why: String,
     },
     /// The checkpoint has no template.
-    #[error("{} has no chat template: neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}", dir.display())]
+    #[error(
+        "{} has no chat template: neither {TEMPLATE_FILE} nor chat_template in {TEMPLATE_JSON_FILE} or {CONFIG_FILE}",
+        dir.display()
+    )]
     Missing {
         /// The directory.
         dir: PathBuf,
@@ -64,19 +71,34 @@ pub enum TemplateError {
     Render(String),
 }
 
-/// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`.
-    pub role: String,
-    /// What is said.
-    pub content: String,
+/// How a template takes the content of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As one text.
+    Text,
+    /// As a list of parts, each with its type.
+    Parts,
+    /// As either.
+    Either,
+}
+
+/// What a template is told beside the messages.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Context {
+    /// Tools that may be called, as OpenAI's API describes them.
+    pub tools: Option<Value>,
+    /// Documents that may be quoted.
+    pub documents: Option<Value>,
+    /// Whatever else the template knows: `enable_thinking`.  The other names of this context cannot
+    /// be told so.
+    pub variables: BTreeMap<String, Value>,
 }
 
 /// A parsed chat template with the special tokens it may write.
 #[derive(Debug)]
 pub struct Template {
     environment: Environment<'static>,
+    form: Form,
 }
 
 impl Template {
@@ -85,18 +107,20 @@ impl Template {
     /// # Errors
     /// [`TemplateError`] naming the file and what is wrong with it.
     pub fn open(dir: &Path) -> Result<Self, TemplateError> {
-        let path = dir.join(CONFIG_FILE);
-        let broken = |why| TemplateError::Broken { path: path.clone(), why };
-        let text = read_text(&path)?.unwrap_or_else(|| "{}".to_owned());
-        let config: serde_json::Value =
-            serde_json::from_str(&text).map_err(|error| broken(format!("not JSON: {error}")))?;
+        let config = read_json(dir, CONFIG_FILE)?;
         let own = dir.join(TEMPLATE_FILE);
         let (source, at) = match read_text(&own)? {
             Some(source) => (source, own),
-            None => match named(&config["chat_template"]) {
-                Some(source) => (source.to_owned(), path),
-                None => return Err(TemplateError::Missing { dir: dir.into() }),
-            },
+            None => {
+                let beside = read_json(dir, TEMPLATE_JSON_FILE)?;
+                let found = [(&beside, TEMPLATE_JSON_FILE), (&config, CONFIG_FILE)]
+                    .into_iter()
+                    .find_map(|(json, file)| Some((named(&json["chat_template"])?, file)));
+                let Some((source, file)) = found else {
+                    return Err(TemplateError::Missing { dir: dir.into() });
+                };
+                (source.to_owned(), dir.join(file))
+            }
         };
         Self::parse(source, &special_tokens(&config))
             .map_err(|error| TemplateError::Broken { path: at, why: one_line(&error) })
@@ -117,7 +141,42 @@ impl Template {
             environment.add_global(name.clone(), token.clone());
         }
         environment.add_template_owned(NAME, source)?;
-        Ok(Self { environment })
+        let mut template = Self { environment, form: Form::Text };
+        template.form = template.tried_form();
+        Ok(template)
+    }
+
+    /// How the template takes the content of a message, of a model whose pictures are `picture` in its
+    /// prompts: a template that takes both, but knows pictures by another word, is given texts.
+    pub fn form(&self, picture: &str) -> Form {
+        let writes = || {
+            let part = Value::from_pairs([("type", "image")]);
+            self.of_content(Value::from(vec![part])).contains(picture)
+        };
+        if self.form == Form::Either && !writes() { Form::Text } else { self.form }
+    }
+
+    /// What form comes through the template, by trying both; one that refuses both is given texts, so
+    /// that its own words say why.
+    fn tried_form(&self) -> Form {
+        const WORD: &str = "wordiness";
+        let part = Value::from_pairs([("type", "text"), ("text", WORD)]);
+        let comes_through = |content: Value| {
+            let text = self.of_content(content);
+            // A list that is written out as it is shows its keys.
+            text.contains(WORD) && !text.contains("\"type\"") && !text.contains("'type'")
+        };
+        match [Value::from(WORD), Value::from(vec![part])].map(comes_through) {
+            [true, true] => Form::Either,
+            [false, true] => Form::Parts,
+            [_, false] => Form::Text,
+        }
+    }
+
+    /// The text of one message of a user; none where the template refuses it.
+    fn of_content(&self, content: Value) -> String {
+        let message = Value::from_pairs([("role", Value::from("user")), ("content", content)]);
+        self.render(&[message], false, 0, &Context::default()).unwrap_or_default()
     }
 
     /// How a model of this template marks the parts of its answers.
@@ -129,26 +188,32 @@ impl Template {
 
     /// The prompt text of `messages`; with `reply`, the start of the assistant's answer follows.
     ///
-    /// `now_s` is what `strftime_now` shows, in seconds since 1970, UTC.  Messages are
-    /// [`Message`]s, or anything else of their form that the template understands.
+    /// `now_s` is what `strftime_now` shows, in seconds since 1970, UTC.
     ///
     /// # Errors
     /// [`TemplateError::Render`], also where the template itself refuses the conversation.
-    pub fn render<T: Serialize>(
+    pub fn render(
         &self,
-        messages: &[T],
+        messages: &[Value],
         reply: bool,
         now_s: u64,
+        context: &Context,
     ) -> Result<String, TemplateError> {
         let failed = |error: Error| TemplateError::Render(one_line(&error));
         let template = self.environment.get_template(NAME).map_err(failed)?;
         let now = Value::from_function(move |format: &str| strftime(format, now_s));
-        let context = minijinja::context! {
-            messages => Value::from(Serde(messages)),
+        let Context { tools, documents, variables } = context;
+        let absent = || Value::from(());
+        // Hugging Face's renderer defines tools and documents as none where there are no such.
+        let own = context! {
+            messages,
             add_generation_prompt => reply,
             strftime_now => now,
+            tools => tools.clone().unwrap_or_else(absent),
+            documents => documents.clone().unwrap_or_else(absent),
         };
-        template.render(context).map_err(failed)
+        let variables = Value::from_pairs(variables.clone());
+        template.render(context! { ..own, ..variables }).map_err(failed)
     }
 }
 
@@ -157,13 +222,13 @@ impl Template {
 /// # Errors
 /// [`TemplateError`] if [`CONFIG_FILE`] cannot be read.
 pub fn special_token(dir: &Path, name: &str) -> Result<Option<String>, TemplateError> {
-    let tokens = special_tokens(&read_config(dir)?);
+    let tokens = special_tokens(&read_json(dir, CONFIG_FILE)?);
     Ok(tokens.into_iter().find(|(key, _)| key == name).map(|(_, token)| token))
 }
 
-/// What [`CONFIG_FILE`] says; nothing if there is none.
-fn read_config(dir: &Path) -> Result<serde_json::Value, TemplateError> {
-    let path = dir.join(CONFIG_FILE);
+/// What the JSON `file` in `dir` says; nothing if there is none.
+fn read_json(dir: &Path, file: &str) -> Result<serde_json::Value, TemplateError> {
+    let path = dir.join(file);
     let text = read_text(&path)?.unwrap_or_else(|| "{}".to_owned());
     serde_json::from_str(&text).map_err(|error| {
         let why = format!("not JSON: {error}");
@@ -229,6 +294,7 @@ fn one_line(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prompt::Turn;
 
     fn template(source: &str) -> Template {
         Template::parse(source.to_owned(), &[("eos_token".to_owned(), "<eos>".to_owned())]).unwrap()
@@ -237,13 +303,15 @@ mod tests {
     /// Renders one user message over `source`.
     #[track_caller]
     fn check(source: &str, content: &str, expect: &str) {
-        let message = Message { role: "user".to_owned(), content: content.to_owned() };
-        assert_eq!(template(source).render(&[message], true, 86_400 * 365).unwrap(), expect);
+        let message = Turn::from_marked("user", content, 0).unwrap().message(Form::Text);
+        let text = template(source).render(&[message], true, 86_400 * 365, &Context::default());
+        assert_eq!(text.unwrap(), expect);
     }
 
     #[track_caller]
     fn check_error(source: &str, words: &str) {
-        let error = template(source).render(&[] as &[Message], true, 0).unwrap_err().to_string();
+        let error =
+            template(source).render(&[], true, 0, &Context::default()).unwrap_err().to_string();
         assert!(error.contains(words) && !error.contains('\n'), "{error}");
     }
 
@@ -306,13 +374,13 @@ mod tests {
 
     #[test]
     fn tool_calls_are_written_as_qwen_was_trained_on_them() {
-        let messages: serde_json::Value = serde_json::from_str(
+        let messages: Vec<Value> = serde_json::from_str(
             r#"[{"role": "user", "content": "hi"},
                 {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1, "b"]}}}]},
                 {"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]"#,
         )
         .unwrap();
-        let text = template(QWEN25).render(messages.as_array().unwrap(), false, 0).unwrap();
+        let text = template(QWEN25).render(&messages, false, 0, &Context::default()).unwrap();
         let expect = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n\
             {\"name\": \"f\", \"arguments\": {\"a\": [1, \"b\"]}}\n</tool_call><|im_end|>\n\
             <|im_start|>user\n<tool_response>\n1\n</tool_response>\n\
@@ -328,6 +396,39 @@ mod tests {
             "",
             "[\n  1,\n  {\n    \"a\": 2.0\n  },\n  null,\n  true\n]",
         );
+    }
+
+    #[test]
+    fn the_form_of_a_content_is_found_by_trying() {
+        let form = |source: &str| template(source).form("<C>");
+        assert_eq!(
+            form("{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}"),
+            Form::Text
+        );
+        assert_eq!(form("{{ messages[0].content }}"), Form::Text);
+        let parts =
+            "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}";
+        assert_eq!(form(parts), Form::Parts);
+        let either = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
+        assert_eq!(form(either), Form::Text, "pictures have another word");
+        let either = either.replace("{{ p.text }}", "{{ p.text or '<C>' }}");
+        assert_eq!(form(&either), Form::Either);
+        assert_eq!(form("{{ raise_exception('no') }}"), Form::Text);
+    }
+
+    #[test]
+    fn a_template_is_told_of_tools_documents_and_variables() {
+        let source = "{% if tools is defined and tools is none %}no tools{% endif %}{{ tools | tojson }}{{ documents }}{{ enable_thinking }}{{ add_generation_prompt }}";
+        let render = |context: &Context| template(source).render(&[], true, 0, context).unwrap();
+        assert_eq!(render(&Context::default()), "no toolsnullNoneTrue");
+        let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        let variables = [("enable_thinking", json("false")), ("add_generation_prompt", json("7"))];
+        let context = Context {
+            tools: Some(json(r#"[{"b": 1, "a": {"z": [2.0]}}]"#)),
+            documents: Some(json("\"d\"")),
+            variables: variables.map(|(name, value)| (name.to_owned(), value)).into(),
+        };
+        assert_eq!(render(&context), r#"[{"b": 1, "a": {"z": [2.0]}}]dFalseTrue"#);
     }
 
     #[test]
@@ -362,7 +463,7 @@ mod tests {
         let dir = dir(files);
         let name = dir.path().display().to_string();
         let template = Template::open(dir.path()).map_err(|e| e.to_string().replace(&name, "D"))?;
-        template.render(&[] as &[Message], true, 0).map_err(|e| e.to_string())
+        template.render(&[], true, 0, &Context::default()).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -372,6 +473,9 @@ mod tests {
         let own = (TEMPLATE_FILE, "own {{ eos_token }}");
         assert_eq!(opened(&[(CONFIG_FILE, config), own]), Ok("own E".to_owned()));
         assert_eq!(opened(&[own]), Ok("own ".to_owned()));
+        let beside = (TEMPLATE_JSON_FILE, r#"{"chat_template": "beside {{ eos_token }}"}"#);
+        assert_eq!(opened(&[(CONFIG_FILE, config), beside]), Ok("beside E".to_owned()));
+        assert_eq!(opened(&[own, beside]), Ok("own ".to_owned()));
         let list = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
         assert_eq!(opened(&[(CONFIG_FILE, list)]), Ok("d".to_owned()));
     }
@@ -380,7 +484,7 @@ mod tests {
     fn a_missing_or_broken_template_is_one_clear_line() {
         assert_eq!(
             opened(&[]),
-            Err("D has no chat template: neither chat_template.jinja nor chat_template in tokenizer_config.json".to_owned())
+            Err("D has no chat template: neither chat_template.jinja nor chat_template in chat_template.json or tokenizer_config.json".to_owned())
         );
         let error = opened(&[(CONFIG_FILE, "{")]).unwrap_err();
         assert!(error.starts_with("D/tokenizer_config.json: not JSON: EOF"), "{error}");

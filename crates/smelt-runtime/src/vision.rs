@@ -1,20 +1,12 @@
-//! Encodes views of pictures with a deployment's vision engine.
+//! Encodes views of pictures with a deployment's vision engines.
 //!
 //! Knows nothing of requests or of what becomes of the embeddings.
 
 use smelt_engine::engine_file::OpenError;
-use smelt_engine::vision::{RunError, VisionEngine};
+use smelt_engine::vision::{RunError, Seen, VisionEngine};
 
-use crate::image::{Part, Settings};
-
-/// What the vision engines of a deployment take and give; shared by all who prepare pictures.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Eyes {
-    /// How pictures are cut and normalised.
-    pub image: Settings,
-    /// Image tokens of one tile.
-    pub tokens_per_tile: usize,
-}
+use crate::image::{Cutting, Part, Size};
+pub use crate::image::{Eyes, Grid};
 
 /// What an engine says of a part.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,58 +34,90 @@ impl Embedded {
     }
 }
 
-/// The vision engine of a deployment.
+/// The vision engines of a deployment, one for each grid.
 #[derive(Debug)]
 pub struct Vision {
-    engine: VisionEngine,
+    cutting: Cutting,
+    /// From few pixels to many, each with its size.
+    engines: Vec<(Size, VisionEngine)>,
 }
 
 impl Vision {
-    /// Of an engine that is open.
-    pub fn new(engine: VisionEngine) -> Self {
-        Self { engine }
+    /// Of engines that are open.
+    ///
+    /// # Errors
+    /// One line if there are none, one does not say its size, two are of one size, or their tokens
+    /// differ in width.
+    pub fn new(cutting: Cutting, engines: Vec<VisionEngine>) -> Result<Self, String> {
+        let sized = |engine: VisionEngine| {
+            match engine.grid() {
+            Some(grid) => Ok((Size { height: grid.height, width: grid.width }, engine)),
+            None => Err("the vision engine does not say for which size of pictures it is; build it from what onnx-export wrote".to_owned()),
+        }
+        };
+        let mut engines = engines.into_iter().map(sized).collect::<Result<Vec<_>, _>>()?;
+        engines.sort_by_key(|(size, _)| (size.pixels(), size.height));
+        for pair in engines.windows(2) {
+            let [(size, engine), (other, next)] = pair else { continue };
+            if size == other {
+                return Err(format!("two vision engines take {size}"));
+            }
+            if (engine.hidden(), engine.deepstack()) != (next.hidden(), next.deepstack()) {
+                return Err(format!("the vision engines of {size} and {other} differ in width"));
+            }
+        }
+        if engines.is_empty() {
+            return Err("there is no vision engine".to_owned());
+        }
+        Ok(Self { cutting, engines })
     }
 
-    /// Why the engine does not follow the tactics it was built with, if it has some and does not.
+    /// The sizes that the engines take, from few pixels to many.
+    pub fn grids(&self) -> Vec<Grid> {
+        let grid = |(size, engine): &(Size, VisionEngine)| Grid {
+            size: *size,
+            tokens: engine.tokens_per_tile(),
+        };
+        self.engines.iter().map(grid).collect()
+    }
+
+    /// Why the engines do not follow the tactics they were built with, if they have some and do not.
     pub fn untuned(&self) -> Option<&str> {
-        self.engine.untuned()
-    }
-
-    /// Edge of a tile in pixels.
-    pub fn image_size(&self) -> usize {
-        self.engine.image_size()
-    }
-
-    /// Image tokens that each tile gives.
-    pub fn tokens_per_tile(&self) -> usize {
-        self.engine.tokens_per_tile()
+        self.engines.iter().find_map(|(_, engine)| engine.untuned())
     }
 
     /// Numbers in each token.
     pub fn hidden(&self) -> usize {
-        self.engine.hidden()
+        self.engines.first().map_or(0, |(_, engine)| engine.hidden())
     }
 
-    /// Compares the weights with the hash in `engine.json`; reads all of them.
+    /// How many blocks of the tower say more of the tokens.
+    pub fn deepstack(&self) -> usize {
+        self.engines.first().map_or(0, |(_, engine)| engine.deepstack())
+    }
+
+    /// Compares the weights with the hashes in `engine.json`; reads all of them.
     ///
     /// # Errors
     /// When they differ.
     pub fn verify_digest(&self) -> Result<(), OpenError> {
-        self.engine.verify_digest()
+        // Engines of one directory share one file, and are all there are.
+        self.engines.first().map_or(Ok(()), |(_, engine)| engine.verify_digest())
     }
 
-    /// A part of each size that the engine takes.
+    /// A part of each size that the engines take.
     pub fn samples(&self) -> Vec<Part> {
-        let side = self.engine.image_size();
-        vec![Part { pixels: vec![0.0; self.engine.channels() * side * side] }]
+        let black = |(grid, (size, _)): (usize, &(Size, _))| Part::black(grid, *size);
+        self.engines.iter().enumerate().map(black).collect()
     }
 
-    /// Runs the engine over one part.
+    /// Runs the engine of its grid over one part.  Panics if there is no such grid.
     ///
     /// # Errors
     /// When the part does not fit the engine, or the engine fails.
     pub fn encode(&mut self, part: &Part) -> Result<Embedded, RunError> {
-        let embeds = self.engine.encode(&part.pixels, 1)?;
-        Ok(Embedded { embeds, deepstack: Vec::new() })
+        let (size, engine) = &mut self.engines[part.grid];
+        let Seen { embeds, deepstack } = engine.see(part.numbers(&self.cutting, *size))?;
+        Ok(Embedded { embeds, deepstack })
     }
 }

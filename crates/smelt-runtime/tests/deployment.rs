@@ -2,22 +2,26 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use smelt_engine::vision::VisionEngine;
 use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
+use smelt_model::grid::Grid;
 use smelt_model::safetensors::Reader;
-use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
+use smelt_runtime::deployment::{Deployment, FORMAT, Family, Spec, eos_tokens};
 use smelt_runtime::generate::{
     Answer, Encoded, Finish, GenerateError, Manner, Request, answer, generate,
 };
-use smelt_runtime::image::{Part, Picture, Settings};
-use smelt_runtime::prepare::PrepareError;
+use smelt_runtime::image::{Cutting, Detail, Part, Picture, Router, Scale, Shown, Tiling, Wish};
+use smelt_runtime::prepare::{PrepareError, Question};
 use smelt_runtime::prompt::{ImageTokens, Turn};
 use smelt_runtime::sampling::Settings as Sampling;
+use smelt_runtime::template::Context;
 use smelt_runtime::tokenizer::Tokenizer;
 use smelt_runtime::vision::Embedded;
 
@@ -30,23 +34,25 @@ fn golden(name: &str) -> PathBuf {
 fn spec() -> Spec {
     Spec {
         format: FORMAT,
-        family: FAMILY.to_owned(),
+        family: Family::InternVl3,
         model: "internvl3-tiny".to_owned(),
         vision: "../vision".to_owned(),
         llm: "../llm".to_owned(),
-        image: Settings {
+        image: Cutting::Tiles(Tiling {
             image_size: 56,
             min_tiles: 1,
             max_tiles: 4,
             use_thumbnail: true,
-            mean: Settings::IMAGENET_MEAN,
-            std: Settings::IMAGENET_STD,
-        },
+            scale: Scale::IMAGENET,
+        }),
+        router: None,
         image_tokens: ImageTokens {
             start: "<img>".to_owned(),
             image: "<IMG_CONTEXT>".to_owned(),
             end: "</img>".to_owned(),
+            video: None,
         },
+        places_per_second: None,
         eos: vec![380],
     }
 }
@@ -57,14 +63,18 @@ fn side_files() -> Vec<PathBuf> {
 
 /// Engines and a deployment of the tiny checkpoint, in a directory of their own.
 fn deploy(dir: &Path) -> PathBuf {
+    deploy_on(dir, &[], &spec())
+}
+
+fn deploy_on(dir: &Path, grids: &[Grid], spec: &Spec) -> PathBuf {
     let ckpt = Checkpoint::open(&golden("checkpoint")).unwrap();
     let quiet = &mut |_: &str| {};
-    export::vision(&ckpt, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
+    export::vision_on(&ckpt, grids, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
     vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
     let limits = llm::Limits { max_seq_len: MAX_SEQ_LEN, max_slots: 1 };
     llm::build(&ckpt, limits, &dir.join("llm"), quiet).unwrap();
     let deployed = dir.join("deployment");
-    Deployment::write(&deployed, &spec(), &side_files()).unwrap();
+    Deployment::write(&deployed, spec, &side_files()).unwrap();
     deployed
 }
 
@@ -85,8 +95,11 @@ fn tokens(name: &str) -> Vec<u32> {
     words.as_chunks().0.iter().map(|word| i64::from_le_bytes(*word) as u32).collect()
 }
 
-fn request<'a>(turns: &'a [Turn], pictures: &'a [Picture], manner: &'a Manner) -> Request<'a> {
-    Request { turns, pictures, manner, now_s: 0 }
+/// What a template is told beside the turns: nothing.
+static CONTEXT: Context = Context { tools: None, documents: None, variables: BTreeMap::new() };
+
+fn request<'a>(turns: &'a [Turn], shown: &'a [Shown], manner: &'a Manner) -> Request<'a> {
+    Request { turns, shown, context: &CONTEXT, manner, now_s: 0 }
 }
 
 #[test]
@@ -108,12 +121,10 @@ fn answers_are_those_of_transformers() {
         assert_eq!(said.text, deployment.text.tokenizer.decode(&expect, true).unwrap());
         assert_eq!((heard, said.timing.decode_steps), (said.text, 15));
     }
-    let mut images = Embedded::default();
-    let pixels = floats("pixel_values");
-    for tile in pixels.chunks_exact(pixels.len() / 2) {
-        images.append(&deployment.vision.encode(&Part { pixels: tile.to_vec() }).unwrap());
-    }
-    let encoded = Encoded { tokens: tokens("image_ids"), images, tiles: 2 };
+    let mut engine = VisionEngine::open(&dir.path().join("vision")).unwrap();
+    let embeds = engine.encode(&floats("pixel_values"), 2).unwrap();
+    let images = Embedded { embeds, deepstack: Vec::new() };
+    let encoded = Encoded { tokens: tokens("image_ids"), images, tiles: 2, places: None };
     let said = answer(&mut deployment, &encoded, &Manner::greedy(16), &mut |_| {}).unwrap();
     assert_eq!(said.tokens, tokens("greedy_image_ids"));
 }
@@ -125,11 +136,56 @@ fn a_picture_becomes_image_tokens_in_its_place() {
     // The golden prompt has two tiles of four tokens; a picture of one tile has four fewer tokens.
     let picture = Picture::from_rgb(56, 56, vec![90; 56 * 56 * 3]).unwrap();
     let turns = [Turn::from_marked("user", "What is in this picture?", 1).unwrap()];
-    let pictures = [picture];
+    let pictures = [Shown::from(picture)];
     let said =
         generate(&mut deployment, &request(&turns, &pictures, &Manner::greedy(16)), &mut |_| {})
             .unwrap();
     assert_eq!((said.tiles, said.prompt_tokens), (1, tokens("image_ids").len() - 4));
+}
+
+/// A picture of two tiles: one of a single colour, one of noise.
+fn half_noise() -> Picture {
+    let noise = |at: usize| ((at * 7919) % 251) as u8;
+    let pixel = |at: usize| if at % 112 < 56 { [90; 3] } else { [noise(at); 3] };
+    Picture::from_rgb(112, 56, (0..112 * 56).flat_map(pixel).collect()).unwrap()
+}
+
+#[test]
+fn tiles_go_to_the_grids_they_are_worth() {
+    let dir = tempfile::tempdir().unwrap();
+    let grids = ["28x28", "56x56"].map(|grid| grid.parse().unwrap());
+    let spec = Spec { router: Some(Router { thresholds: vec![20.0] }), ..spec() };
+    let deployed = deploy_on(dir.path(), &grids, &spec);
+    let mut deployment = Deployment::open(&deployed).unwrap();
+    let turns = [Turn::from_marked("user", "What is it?", 1).unwrap()];
+    let grids_of = |deployment: &Deployment, wish: Wish| {
+        let shown = [Shown::from(half_noise()).with(wish)];
+        let question = Question { turns: &turns, shown: &shown, context: &CONTEXT, now_s: 0 };
+        let prepared = deployment.text.prepare(&question).unwrap();
+        let places = prepared.tokens.iter().filter(|token| **token == deployment.text.image_token);
+        assert_eq!(places.count(), prepared.views.iter().map(|view| view.tokens).sum::<usize>());
+        let parts = prepared.views.iter().flat_map(|view| &view.parts);
+        parts.map(|part| part.grid).collect::<Vec<_>>()
+    };
+    let wish = |detail, tokens_max| Wish { detail, tokens_max, ..Wish::default() };
+    let sees = |wish, expect: &[usize]| assert_eq!(grids_of(&deployment, wish), expect);
+    // The flat tile, the noise, and both as a thumbnail; a small tile has 1 token, a large one 4.
+    sees(wish(Detail::Auto, None), &[0, 1, 1]);
+    sees(wish(Detail::High, None), &[1, 1, 1]);
+    sees(wish(Detail::Low, None), &[0]);
+    sees(wish(Detail::High, Some(9)), &[0, 1, 1]);
+    sees(wish(Detail::Auto, Some(7)), &[0, 1, 0]);
+    sees(Wish { tiles_max: Some(1), ..wish(Detail::High, None) }, &[1]);
+    let shown = [Shown::from(half_noise())];
+    let said = generate(&mut deployment, &request(&turns, &shown, &Manner::greedy(4)), &mut |_| {});
+    assert_eq!(said.unwrap().tokens.len(), 4);
+    // The large engine is the one that is alone in other deployments.
+    let alone = tempfile::tempdir().unwrap();
+    let mut other = Deployment::open(&deploy(alone.path())).unwrap();
+    let part = |grid| Part { grid, frames: vec![half_noise().rgb()[..56 * 56 * 3].to_vec()] };
+    let [found, expect] = [(&mut deployment, 1), (&mut other, 0)]
+        .map(|(deployment, grid)| deployment.vision.encode(&part(grid)).unwrap());
+    assert_eq!(found, expect);
 }
 
 #[test]
@@ -155,7 +211,7 @@ fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
 /// What is said in a manner to a fixed prompt, and what was heard of it.
 fn said(deployment: &mut Deployment, manner: Manner) -> (Answer, String) {
     let turns = [Turn::from_marked("user", "Name the shapes and colours.", 0).unwrap()];
-    let request = Request { turns: &turns, pictures: &[], manner: &manner, now_s: 0 };
+    let request = request(&turns, &[], &manner);
     let mut heard = String::new();
     let said = generate(deployment, &request, &mut |piece| heard += piece).unwrap();
     (said, heard)
@@ -242,20 +298,28 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         let error = Deployment::open(&deployed).unwrap_err().to_string();
         assert!(error.contains(words) && error.lines().count() == 1, "{error}");
     };
-    check(&|spec| spec.format = 2, "format 2 is not 1; deploy again");
-    check(
-        &|spec| spec.family = "qwen9".to_owned(),
-        "unknown family \"qwen9\"; supported: internvl3",
-    );
+    check(&|spec| spec.format = 1, "format 1 is not 2; deploy again");
+    check(&|spec| spec.family = Family::Qwen3Vl, "pictures of qwen3_vl are not cut so");
     check(&|spec| spec.llm = "/llm".to_owned(), "must be a relative directory");
     check(&|spec| spec.llm = "../vision".to_owned(), "is of kind \"graph\"");
     check(&|spec| spec.vision = "../none".to_owned(), "cannot read");
-    check(&|spec| spec.image.image_size = 448, "image_size is 448, but the vision engine takes 56");
-    check(&|spec| spec.image.max_tiles = 0, "image: tiles must obey");
+    let tiled = |spec: &mut Spec, change: &dyn Fn(&mut Tiling)| match &mut spec.image {
+        Cutting::Tiles(tiling) => change(tiling),
+        Cutting::Patches(_) => unreachable!(),
+    };
+    check(
+        &|spec| tiled(spec, &|tiling| tiling.image_size = 448),
+        "image_size is 448, but the vision engine takes 56",
+    );
+    check(&|spec| tiled(spec, &|tiling| tiling.max_tiles = 0), "image: tiles must obey");
+    check(
+        &|spec| spec.router = Some(Router { thresholds: vec![1.0] }),
+        "1 thresholds do not choose between 1 vision engines",
+    );
     check(&|spec| spec.image_tokens.image = "<x>".to_owned(), "has no token \"<x>\"");
     check(&|spec| spec.eos = vec![384], "eos token 384 is outside");
     check(&|spec| spec.eos.clear(), "eos is empty");
-    fs::write(deployed.join("deployment.json"), "{\"format\": 1, \"speed\": 2}").unwrap();
+    fs::write(deployed.join("deployment.json"), "{\"format\": 2, \"speed\": 2}").unwrap();
     let error = Deployment::open(&deployed).unwrap_err().to_string();
     assert!(error.contains("unknown field `speed`"), "{error}");
 }

@@ -1,71 +1,165 @@
-//! Compares tiles with those Pillow and the models' own preprocessing give.
+//! Compares what engines are given of pictures with what the models' own processors give.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use smelt_model::safetensors::Reader;
-use smelt_runtime::image::{Grid, Picture, Settings, tile_count, tiles};
+use smelt_runtime::image::{
+    Cutting, Eyes, Grid, Mosaic, Part, Patching, Picture, Scale, Size, Tiling, Wish, centre,
+};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/preprocess").join(name)
 }
 
-fn table() -> Value {
-    serde_json::from_str(&fs::read_to_string(golden("grids.json")).unwrap()).unwrap()
+fn json(name: &str) -> Value {
+    serde_json::from_str(&fs::read_to_string(golden(name)).unwrap()).unwrap()
 }
 
-fn number(entry: &Value, field: &str) -> usize {
-    entry[field].as_u64().unwrap() as usize
+fn get<T: DeserializeOwned>(entry: &Value, field: &str) -> T {
+    serde_json::from_value(entry[field].clone()).unwrap()
 }
 
-fn settings(entry: &Value) -> Settings {
-    Settings {
-        image_size: number(entry, "tile"),
-        min_tiles: number(entry, "min_tiles"),
-        max_tiles: number(entry, "max_tiles"),
-        use_thumbnail: true,
-        mean: Settings::IMAGENET_MEAN,
-        std: Settings::IMAGENET_STD,
-    }
+fn rows<'a>(table: &'a Value, name: &str) -> &'a [Value] {
+    let rows = table[name].as_array().unwrap();
+    assert!(!rows.is_empty(), "{name}");
+    rows
 }
 
-fn grid(entry: &Value) -> Grid {
-    let [columns, rows]: [usize; 2] = serde_json::from_value(entry["grid"].clone()).unwrap();
-    Grid { columns, rows }
+fn picture(entry: &Value) -> Picture {
+    Picture::open(&golden(&get::<String>(entry, "file"))).unwrap()
 }
 
-fn floats(name: &str) -> Vec<f32> {
-    let reader = Reader::open(&golden("preprocess.safetensors")).unwrap();
-    let tensor = reader.get(name).unwrap();
+fn floats(file: &str, entry: &Value) -> Vec<f32> {
+    let reader = Reader::open(&golden(file)).unwrap();
+    let tensor = reader.get(&get::<String>(entry, "tensor")).unwrap();
     let mut bytes = vec![0; tensor.elements() * 4];
     reader.read_at(tensor, 0, &mut bytes).unwrap();
     bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
+fn tiling(image_size: usize, min_tiles: usize, max_tiles: usize) -> Tiling {
+    Tiling { image_size, min_tiles, max_tiles, use_thumbnail: true, scale: Scale::IMAGENET }
+}
+
+/// Eyes of one engine.
+fn eyes(cutting: Cutting, height: usize, width: usize) -> Eyes {
+    let grid = Grid { size: Size { height, width }, tokens: 1 };
+    Eyes { cutting, grids: vec![grid], router: None }
+}
+
+fn numbers(eyes: &Eyes, parts: &[Part]) -> Vec<f32> {
+    let numbers = |part: &Part| part.numbers(&eyes.cutting, eyes.grids[part.grid].size);
+    parts.iter().flat_map(numbers).collect()
+}
+
+/// What the engines are given of a picture, and how many parts these are.
+fn seen(eyes: &Eyes, picture: &Picture) -> (Vec<f32>, usize) {
+    let plan = eyes.plan(picture, &Wish::default()).unwrap();
+    let view = eyes.view(picture, &plan);
+    assert_eq!(view.tokens, eyes.tokens(&plan));
+    (numbers(eyes, &view.parts), view.parts.len())
+}
+
 #[test]
-fn sizes_are_cut_into_the_same_grids() {
-    for entry in table()["grids"].as_array().unwrap() {
-        let (width, height) = (number(entry, "width"), number(entry, "height"));
-        let settings = settings(entry);
-        let expect = grid(entry);
-        assert_eq!(Grid::closest(width, height, &settings), expect, "{entry}");
-        let several = expect.columns * expect.rows;
-        let expect = several + usize::from(several > 1);
-        assert_eq!(tile_count(width, height, &settings), expect, "{entry}");
+fn sizes_are_cut_into_the_same_mosaics() {
+    for entry in rows(&json("grids.json"), "grids") {
+        let [columns, rows] = get(entry, "grid");
+        let tiling = tiling(get(entry, "tile"), get(entry, "min_tiles"), get(entry, "max_tiles"));
+        let found = Mosaic::closest(get(entry, "width"), get(entry, "height"), &tiling);
+        assert_eq!(found, Mosaic { columns, rows }, "{entry}");
+        let expect = columns * rows + usize::from(columns * rows > 1);
+        assert_eq!(found.with_thumbnail(&tiling), expect, "{entry}");
     }
 }
 
 #[test]
 fn pictures_become_the_same_tiles_to_the_bit() {
-    let table = table();
-    let settings = settings(&table["settings"]);
-    for entry in table["pictures"].as_array().unwrap() {
-        let picture = Picture::open(&golden(entry["file"].as_str().unwrap())).unwrap();
-        let found = tiles(&picture, &settings);
-        assert_eq!(found.count, number(entry, "tiles"), "{entry}");
-        assert!(found.pixels == floats(entry["tensor"].as_str().unwrap()), "{entry}");
+    let (own, others) = (json("grids.json"), json("processors.json"));
+    let settings = tiling(56, 1, 4);
+    let own = rows(&own, "pictures").iter().map(|entry| ("preprocess.safetensors", entry, 56));
+    let others = rows(&others, "tiles");
+    let others = others.iter().map(|entry| ("processors.safetensors", entry, 32));
+    for (file, entry, image_size) in own.chain(others) {
+        let tiling = Tiling { image_size, ..settings.clone() };
+        let eyes = eyes(Cutting::Tiles(tiling), image_size, image_size);
+        let (found, _) = seen(&eyes, &picture(entry));
+        assert!(found == floats(file, entry), "{entry}");
     }
+}
+
+fn patching(entry: &Value, min_pixels: usize, max_pixels: usize) -> Patching {
+    let scale = Scale { mean: get(entry, "mean"), std: get(entry, "std") };
+    let (patch, merge) = (get(entry, "patch"), get(entry, "merge"));
+    Patching { patch, merge, frames: 2, min_pixels, max_pixels, scale }
+}
+
+#[test]
+fn pictures_become_the_same_patches_to_the_bit() {
+    for entry in rows(&json("processors.json"), "patches") {
+        let patching = patching(entry, get(entry, "pixels_min"), get(entry, "pixels_max"));
+        let picture = picture(entry);
+        let size = Size { height: get(entry, "height"), width: get(entry, "width") };
+        assert_eq!(patching.target(picture.size()), Ok(size), "{entry}");
+        let eyes = eyes(Cutting::Patches(patching), size.height, size.width);
+        let (found, parts) = seen(&eyes, &picture);
+        assert_eq!(parts, 1);
+        assert!(found == floats("processors.safetensors", entry), "{entry}");
+    }
+}
+
+/// Windows of two thirds of the width that move over a picture.
+fn frames(picture: &Picture, count: usize) -> Vec<Picture> {
+    let width = picture.width() * 2 / 3;
+    let step = (picture.width() - width) / count;
+    let window = |at: usize| {
+        let lines = picture.rgb().chunks_exact(picture.width() * 3);
+        let rgb = lines.flat_map(|line| &line[at * step * 3..][..width * 3]).copied().collect();
+        Picture::from_rgb(width, picture.height(), rgb).unwrap()
+    };
+    (0..count).map(window).collect()
+}
+
+#[test]
+fn clips_become_the_same_patches_to_the_bit() {
+    for entry in rows(&json("processors.json"), "clips") {
+        let frames = frames(&picture(entry), get(entry, "frames"));
+        let (height, width) = (get(entry, "height"), get(entry, "width"));
+        let eyes = eyes(Cutting::Patches(patching(entry, 1, 1)), height, width);
+        let views = eyes.clip(&frames, 0);
+        assert_eq!(views.len(), get::<usize>(entry, "pairs"));
+        let found: Vec<f32> = views.iter().flat_map(|view| numbers(&eyes, &view.parts)).collect();
+        assert!(found == floats("processors.safetensors", entry), "{entry}");
+    }
+}
+
+#[test]
+fn pictures_become_the_same_crops_to_the_bit() {
+    for entry in rows(&json("processors.json"), "crops") {
+        let mut found = Vec::new();
+        Scale::CLIP.planes(&centre(&picture(entry), get(entry, "side")).unwrap(), &mut found);
+        assert!(found == floats("processors.safetensors", entry), "{entry}");
+    }
+}
+
+type Sized = (usize, usize, usize, usize, usize, Option<[usize; 2]>);
+
+#[test]
+fn sizes_have_the_same_targets() {
+    let mut refused = 0;
+    for entry in rows(&json("processors.json"), "stills") {
+        let (step, min_pixels, max_pixels, height, width, expect): Sized =
+            serde_json::from_value(entry.clone()).unwrap();
+        let (patch, merge, frames, scale) = (step / 2, 2, 2, Scale::CLIP);
+        let patching = Patching { patch, merge, frames, min_pixels, max_pixels, scale };
+        let found = patching.target(Size { height, width });
+        let expect = expect.map(|[height, width]| Size { height, width });
+        assert_eq!(found.ok(), expect, "{entry}");
+        refused += usize::from(expect.is_none());
+    }
+    assert_eq!(refused, 5, "pictures too long for their width");
 }

@@ -12,7 +12,7 @@ use shapes_model::{checkpoint, deploy, prompts};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::dialect::Thinking;
 use smelt_runtime::grammar::Grammar;
-use smelt_runtime::image::Picture;
+use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
@@ -20,6 +20,7 @@ use smelt_runtime::service::{
     Event, Failure, KvMemory, Options, Priority, Refused, Request, Service, Ticket,
 };
 use smelt_runtime::speaker::{Finish, Form, Manner};
+use smelt_runtime::template::Context;
 use tempfile::TempDir;
 
 const SLOTS: usize = 6;
@@ -33,7 +34,9 @@ fn start(dir: &Path, blocks: Option<u64>, options: Options) -> Service {
 
 fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared {
     let turns = [Turn::from_marked("user", question, pictures.len()).unwrap()];
-    service.text().prepare(&Question { turns: &turns, pictures, now_s: 0 }).unwrap()
+    let shown: Vec<Shown> = pictures.iter().cloned().map(Shown::from).collect();
+    let context = &Context::default();
+    service.text().prepare(&Question { turns: &turns, shown: &shown, context, now_s: 0 }).unwrap()
 }
 
 fn request(prepared: Prepared, manner: Manner) -> Request {

@@ -10,7 +10,9 @@ use serde_json::Value;
 use shapes_model::{checkpoint, deploy, prompts};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::generate::{Manner, Request, generate};
+use smelt_runtime::image::Shown;
 use smelt_runtime::prompt::Turn;
+use smelt_runtime::template::Context;
 
 /// Prompts of each model where `SMELT_SOAK` does not ask for all 500.
 const PROMPTS: usize = 40;
@@ -27,7 +29,9 @@ fn answers_are_those_of_pytorch(name: &str) {
         assert_eq!(golden["question"], question);
         let turns = [Turn::from_marked("user", &question, pictures.len()).unwrap()];
         let manner = Manner::greedy(64);
-        let request = Request { turns: &turns, pictures: &pictures, manner: &manner, now_s: 0 };
+        let shown: Vec<_> = pictures.into_iter().map(Shown::from).collect();
+        let (context, manner) = (&Context::default(), &manner);
+        let request = Request { turns: &turns, shown: &shown, context, manner, now_s: 0 };
         let said = generate(&mut deployment, &request, &mut |_| {}).unwrap();
         assert_eq!(golden["tokens"], serde_json::json!(said.tokens), "{question} {}", said.text);
         asked += 1;

@@ -13,7 +13,7 @@ use prometheus_client::registry::Unit;
 use smelt_runtime::service::{Histogram, Stats};
 use smelt_watch::{Machine, Sample};
 
-use crate::models::Models;
+use crate::models::{Health, Models};
 
 /// What the services of all models count.
 #[derive(Debug)]
@@ -70,6 +70,9 @@ const SPREADS: [Spread; 6] = [
 impl Collector for OfModels {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
         let models = self.0.all();
+        let ready = u64::from(self.0.health() == Health::Ready);
+        let help = "1 when there is an answer to be had";
+        encoder.encode_descriptor("ready", help, None, MetricType::Gauge)?.encode_gauge(&ready)?;
         let stats: Vec<(&str, Stats)> =
             models.iter().map(|model| (&model.name[..], model.service.stats())).collect();
         let kinds = [(&COUNTERS[..], MetricType::Counter), (&GAUGES[..], MetricType::Gauge)];

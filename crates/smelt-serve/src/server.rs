@@ -2,6 +2,7 @@
 //!
 //! Everything that waits does so here; callers are threads.
 
+use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,6 @@ use prometheus_client::collector::Collector;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use smelt_runtime::service::Service;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -24,7 +24,7 @@ use crate::collect::{OfMemory, OfModels};
 use crate::keys::Keys;
 use crate::listen::Listening;
 use crate::metrics::Metrics;
-use crate::models::Models;
+use crate::models::{Loader, Models, Source};
 use crate::pictures::{Reach, Remote};
 use crate::routes::{self, Doors, Shared};
 
@@ -39,8 +39,6 @@ const STACK_BYTES: usize = 1 << 20;
 pub struct Options {
     /// Where to listen.
     pub addr: SocketAddr,
-    /// How clients call the model, if not as its deployment does.
-    pub model_name: Option<String>,
     /// Who may ask.
     pub keys: Keys,
     /// Origins whose pages may ask; `*` is any.
@@ -59,6 +57,8 @@ pub struct Options {
     pub drain_time_max: Duration,
     /// Requests that take longer are warned of.
     pub slow: Duration,
+    /// How often newer deployments are looked for; SIGHUP asks for it at any time.
+    pub watch: Option<Duration>,
 }
 
 /// Why a server could not run.
@@ -126,28 +126,17 @@ pub enum Ended {
     BrokenOff,
 }
 
-/// Tells what a loading model is doing.
-#[derive(Clone, Debug)]
-pub struct Progress(Arc<Models>);
-
-impl Progress {
-    /// It is doing this now.
-    pub fn doing(&self, what: &str) {
-        tracing::info!("{what}");
-        self.0.loading(what);
-    }
-}
-
-/// Listens, loads with `load` beside, tells `listening` the address, and answers until a signal asks to end.
+/// Listens, loads the first of `sources` beside and the others when they are asked for, tells `listening`
+/// the address, and answers until a signal asks to end.
 ///
 /// Blocks.  SIGTERM and SIGINT end it in order: nothing new is taken and what was taken is answered; a second
-/// one breaks off.
+/// one breaks off.  SIGHUP has newer deployments looked for.
 ///
 /// # Errors
-/// [`ServeError`], also when loading fails.
-pub fn serve<E: Send + 'static>(
+/// [`ServeError`], also when the first model cannot be loaded.
+pub fn serve<E: Display + Send + 'static>(
     options: Options,
-    load: impl FnOnce(&Progress) -> Result<Service, E> + Send + 'static,
+    sources: Vec<Source<E>>,
     listening: impl FnOnce(SocketAddr),
 ) -> Result<Ended, ServeError<E>> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -157,17 +146,15 @@ pub fn serve<E: Send + 'static>(
         .thread_name("http")
         .enable_all()
         .build()?;
-    let models = Arc::new(Models::new());
-    let ended = runtime.block_on(run(options, Arc::clone(&models), load, listening));
+    let ended = runtime.block_on(run(options, sources, listening));
     // Pictures that are still being fetched are of no use to anybody.
     runtime.shutdown_background();
     ended
 }
 
-async fn run<E: Send + 'static>(
+async fn run<E: Display + Send + 'static>(
     options: Options,
-    models: Arc<Models>,
-    load: impl FnOnce(&Progress) -> Result<Service, E> + Send + 'static,
+    sources: Vec<Source<E>>,
     listening: impl FnOnce(SocketAddr),
 ) -> Result<Ended, ServeError<E>> {
     let addr = options.addr;
@@ -175,7 +162,11 @@ async fn run<E: Send + 'static>(
     let listener = bound.map_err(|source| ServeError::Bind { addr, source })?;
     let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     listening(listener.local_addr()?);
-    let loaded = loading(Arc::clone(&models), options.model_name.clone(), load)?;
+    let (models, orders) = Models::new(sources.len());
+    let models = Arc::new(models);
+    let loader = Loader::new(sources, Arc::clone(&models), orders, options.watch);
+    let loaded = loading(loader)?;
+    tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models)));
     let (stop, stopped) = watch::channel(false);
     let router = router(&options, Arc::clone(&models));
     let listening =
@@ -204,20 +195,23 @@ async fn asked(signals: &mut [tokio::signal::unix::Signal; 2]) {
     }
 }
 
-/// Loads in a thread of its own.  What is given ends only when loading failed, with why.
-fn loading<E: Send + 'static>(
-    models: Arc<Models>,
-    name: Option<String>,
-    load: impl FnOnce(&Progress) -> Result<Service, E> + Send + 'static,
+/// Has newer deployments looked for whenever a signal asks for it.
+async fn refreshing(mut hangup: tokio::signal::unix::Signal, models: Arc<Models>) {
+    while hangup.recv().await.is_some() {
+        models.refresh();
+    }
+}
+
+/// Loads in a thread of its own.  What is given ends only when the first model could not be loaded, with why.
+fn loading<E: Display + Send + 'static>(
+    loader: Loader<E>,
 ) -> io::Result<impl Future<Output = Option<E>>> {
     let (failed, failure) = tokio::sync::oneshot::channel();
-    let work = move || match load(&Progress(Arc::clone(&models))) {
-        Ok(service) => {
-            models.ready(service, name);
-            tracing::info!("ready");
+    let work = move || {
+        if let Err(error) = loader.run() {
+            // Nobody hears it if the server was told to end meanwhile.
+            _ = failed.send(error);
         }
-        // Nobody hears it if the server was told to end meanwhile.
-        Err(error) => _ = failed.send(error),
     };
     std::thread::Builder::new().name("load".to_owned()).spawn(work)?;
     Ok(async {

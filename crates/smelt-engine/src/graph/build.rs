@@ -6,14 +6,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use smelt_model::export::GRIDS_FILE;
-use smelt_onnx::{ElementType, Model};
+use smelt_model::export::{GRIDS_FILE, GridsError};
+use smelt_onnx::{ElementType, Initializer, Model};
 
-use super::file::{Converted, GraphFile, InputFile, Options, convert, stored_dtype};
+use super::file::{Converted, GraphFile, InputFile, Options, convert};
 use super::op::{OPSETS, Op};
 use super::pack::{Packing, products};
 use super::tensor::Tensor;
-use super::{GraphEngine, KIND, RunError};
+use super::{GraphEngine, KIND, RunError, grids};
 use crate::engine_file::{EngineWriter, OpenError};
 
 /// The graph's file in its directory.
@@ -31,15 +31,9 @@ pub enum BuildError {
     /// The model file cannot be read.
     #[error(transparent)]
     Read(#[from] smelt_onnx::ReadError),
-    /// The directory has a graph for each of several sizes of pictures.
-    #[error(
-        "{} holds graphs for several grids and no {MODEL_FILE}; an engine is of one: export one grid for it",
-        dir.display()
-    )]
-    SeveralGrids {
-        /// The directory.
-        dir: PathBuf,
-    },
+    /// The list of graphs for sizes of pictures cannot be used.
+    #[error(transparent)]
+    Grids(#[from] GridsError),
     /// The model file breaks the standard's rules.
     #[error("{} is no valid graph: {source}", path.display())]
     Check {
@@ -81,13 +75,14 @@ pub enum BuildError {
     },
 }
 
-/// Builds an engine in `out_dir` from `model.onnx` in `onnx_dir`, and runs it once.
+/// Builds an engine in `out_dir` from `model.onnx` in `onnx_dir`, or from the graphs that its list of
+/// grids names, and runs it once.
 ///
-/// The same graph and options give the same bytes on every machine.  `progress` hears what is
+/// The same graphs and options give the same bytes on every machine.  `progress` hears what is
 /// being done.
 ///
 /// # Errors
-/// When the graph cannot be read or holds what the engine does not have (the message names the
+/// When a graph cannot be read or holds what the engine does not have (the message names the
 /// node), when writing fails, or when the finished engine does not run.
 pub fn build(
     onnx_dir: &Path,
@@ -95,48 +90,65 @@ pub fn build(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
-    let Options { precision, tactics } = options.into();
-    let path = onnx_dir.join(MODEL_FILE);
-    if !path.exists() && onnx_dir.join(GRIDS_FILE).exists() {
-        return Err(BuildError::SeveralGrids { dir: onnx_dir.to_owned() });
+    let options = options.into();
+    if onnx_dir.join(GRIDS_FILE).exists() {
+        return grids::build(onnx_dir, &options, out_dir, progress);
     }
-    let model = Model::read(&path)?;
-    smelt_onnx::check(&model, onnx_dir)
-        .map_err(|source| BuildError::Check { path: path.clone(), source })?;
-    let graph_error = |problem| BuildError::Graph { path: path.clone(), problem };
-    let converted = convert(model).map_err(graph_error)?;
-    judge(&converted.graph).map_err(graph_error)?;
-    let Converted { mut graph, constants } = converted;
-    graph.products = products(&graph, &constants);
-    graph.tactics = tactics;
-    let inputs = graph.inputs.iter().map(tried_input).collect::<Result<Vec<_>, _>>();
-    let inputs = inputs.map_err(graph_error)?;
-
+    let Source { mut graph, constants, inputs, path } = Source::read(onnx_dir, MODEL_FILE)?;
+    graph.tactics = options.tactics;
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
-    progress(&format!("packing {} constants", constants.len()));
-    if constants.iter().any(|constant| constant.dtype == ElementType::F16) {
-        progress("the graph is f16; processors compute it in f32");
-    }
+    tell_packing(&constants, progress);
     for constant in &constants {
-        let dtype = stored_dtype(constant).map_err(graph_error)?;
         let product = graph.products.get(&constant.name);
-        let packing = Packing { constant, dir: onnx_dir, product, precision };
-        packing.write(dtype, &mut writer, &write_error, &graph_error)?;
+        let packing = Packing { constant, dir: onnx_dir, product, precision: options.precision };
+        packing.put(&constant.name, (&path, out_dir), &mut writer)?;
     }
     let mut unsealed = writer.finish(KIND, graph).map_err(write_error)?;
 
     progress("running the engine once");
     let engine = GraphEngine::new(unsealed.preview()?)?;
-    let arena = engine.survey(&inputs)?.arena_bytes;
-    progress(&format!("results take {} KiB", arena.div_ceil(1024)));
-    let outputs = try_out(&engine, inputs)?;
+    let outputs = try_out(&engine, inputs, progress)?;
     for (file, output) in unsealed.engine_mut().outputs.iter_mut().zip(&outputs) {
         output.shape().clone_into(&mut file.tried);
     }
     unsealed.seal().map_err(write_error)?;
     GraphEngine::open(out_dir)?;
     Ok(())
+}
+
+/// A graph that can become an engine.
+pub(super) struct Source {
+    pub(super) graph: GraphFile,
+    pub(super) constants: Vec<Initializer>,
+    /// What it is tried with.
+    pub(super) inputs: Vec<Tensor>,
+    pub(super) path: PathBuf,
+}
+
+impl Source {
+    /// Reads the graph `file` of `dir` and judges it; no weight is read.
+    pub(super) fn read(dir: &Path, file: &str) -> Result<Self, BuildError> {
+        let path = dir.join(file);
+        let model = Model::read(&path)?;
+        smelt_onnx::check(&model, dir)
+            .map_err(|source| BuildError::Check { path: path.clone(), source })?;
+        let graph_error = |problem| BuildError::Graph { path: path.clone(), problem };
+        let Converted { mut graph, constants } = convert(model).map_err(graph_error)?;
+        judge(&graph).map_err(graph_error)?;
+        graph.products = products(&graph, &constants);
+        let inputs = graph.inputs.iter().map(tried_input).collect::<Result<Vec<_>, _>>();
+        let inputs = inputs.map_err(graph_error)?;
+        Ok(Self { graph, constants, inputs, path })
+    }
+}
+
+/// Says what is about to be packed.
+pub(super) fn tell_packing(constants: &[Initializer], progress: &mut dyn FnMut(&str)) {
+    progress(&format!("packing {} constants", constants.len()));
+    if constants.iter().any(|constant| constant.dtype == ElementType::F16) {
+        progress("the graph is f16; processors compute it in f32");
+    }
 }
 
 /// Finds operators that the engine does not have before any weight is read.
@@ -183,7 +195,13 @@ pub(crate) fn tried_input(input: &InputFile) -> Result<Tensor, String> {
 }
 
 /// Runs the engine once; every number has to be finite.
-fn try_out(engine: &GraphEngine, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, BuildError> {
+pub(super) fn try_out(
+    engine: &GraphEngine,
+    inputs: Vec<Tensor>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Tensor>, BuildError> {
+    let arena = engine.survey(&inputs)?.arena_bytes;
+    progress(&format!("results take {} KiB", arena.div_ceil(1024)));
     let outputs = engine.run(inputs)?;
     let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
     match numbers.find(|value| !value.is_finite()) {

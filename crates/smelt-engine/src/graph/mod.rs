@@ -13,6 +13,7 @@ mod chain;
 mod compile;
 mod constant;
 mod file;
+mod grids;
 mod op;
 mod ops;
 mod pack;
@@ -28,8 +29,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
+use crate::engine_file::{ENGINE_FILE, EngineFile};
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
 use crate::tactics::{Manner, Tactics};
@@ -44,6 +45,7 @@ use ops::Machine;
 use program::Program;
 use run::Run;
 use shapes::Fact;
+use smelt_model::grid::Grid;
 pub use tensor::Tensor;
 
 /// What `engine.json` calls this kind.
@@ -95,9 +97,36 @@ impl GraphEngine {
     /// Opens the engine in `dir`.  Weights are mapped, not read.
     ///
     /// # Errors
-    /// When the directory holds no graph engine of this version, or its parts disagree.
+    /// When the directory holds no graph engine of this version, its parts disagree, or it holds the
+    /// graphs of several sizes of pictures.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
-        Self::new(EngineFile::open(dir, KIND)?)
+        let mut engines = Self::open_all(dir)?;
+        match engines.pop() {
+            Some((_, engine)) if engines.is_empty() => Ok(engine),
+            Some((_, engine)) => {
+                let count = engines.len() + 1;
+                Err(engine.unfit("one graph", format!("it has one for each of {count} grids")))
+            }
+            None => Err(OpenError::Damaged {
+                path: dir.join(ENGINE_FILE),
+                problem: "it lists no grid".to_owned(),
+            }),
+        }
+    }
+
+    /// Opens the engines in `dir`, with the size of pictures that each is for where there is a list of
+    /// them.  They share their weights, which are mapped and not read.
+    ///
+    /// # Errors
+    /// When the directory holds no graph engine of this version, or its parts disagree.
+    pub fn open_all(dir: &Path) -> Result<Vec<(Option<Grid>, Self)>, OpenError> {
+        match EngineFile::open(dir, KIND) {
+            Err(OpenError::OtherKind { found, .. }) if found == grids::KIND => {
+                let engines = grids::open(dir)?.into_iter();
+                Ok(engines.map(|(grid, engine)| (Some(grid), engine)).collect())
+            }
+            file => Ok(vec![(None, Self::new(file?)?)]),
+        }
     }
 
     fn new(file: EngineFile<GraphFile>) -> Result<Self, OpenError> {

@@ -127,15 +127,28 @@ pub(super) struct Packing<'a> {
 }
 
 impl Packing<'_> {
-    /// Writes the constant, and scales behind it where it becomes levels.
-    pub(super) fn write(
+    /// Writes the constant under `name`, and scales behind it where it becomes levels.  Messages are
+    /// about the graph and the engine's directory that are given.
+    pub(super) fn put(
         &self,
+        name: &str,
+        (graph, out_dir): (&Path, &Path),
+        writer: &mut EngineWriter,
+    ) -> Result<(), BuildError> {
+        let damaged = |problem| BuildError::Graph { path: graph.to_owned(), problem };
+        let failed = |source| BuildError::Write { dir: out_dir.to_owned(), source };
+        let dtype = stored_dtype(self.constant).map_err(damaged)?;
+        self.write(name.to_owned(), dtype, writer, &failed, &damaged)
+    }
+
+    fn write(
+        &self,
+        name: String,
         dtype: Dtype,
         writer: &mut EngineWriter,
         failed: &impl Fn(std::io::Error) -> BuildError,
         damaged: &impl Fn(String) -> BuildError,
     ) -> Result<(), BuildError> {
-        let name = self.constant.name.clone();
         let Some(product) = self.product else {
             let (shape, layout) = (self.constant.dims.clone(), Layout::Rows);
             writer.begin(TensorSpec { name, dtype, shape, layout }).map_err(failed)?;

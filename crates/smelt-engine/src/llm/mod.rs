@@ -21,6 +21,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use smelt_model::decoder::Family;
+pub use smelt_model::places;
 use smelt_model::places::Place;
 
 use crate::engine_file::EngineFile;
@@ -404,6 +405,11 @@ impl LlmEngine {
     /// Numbers in a token's embedding.
     pub fn hidden(&self) -> usize {
         self.file.engine.hidden
+    }
+
+    /// First layers that are followed by adding image features.
+    pub fn deepstack(&self) -> usize {
+        self.file.engine.deepstack
     }
 
     /// Tokens that a slot holds; 0 for slots that do not exist.

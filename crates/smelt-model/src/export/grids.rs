@@ -4,17 +4,18 @@
 //! says which file is for which size of picture.
 
 use std::fs;
-use std::path::Path;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smelt_onnx::{Graph, IR_VERSION, Initializer, MODEL_FILE, Model, OPSET, check};
 
 use super::weights::WeightStream;
-use super::{ExportError, clip, qwen2_5_vl, qwen3_vl};
+use super::{ExportError, clip, qwen2_5_vl, qwen3_vl, vision};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
 use crate::families;
-use crate::grid::{Grid, Lattice, Patching};
+use crate::grid::{GRIDS_MAX, Grid, Lattice, Patching};
 use crate::model::Part;
 
 /// What says which graph is for which size of picture.
@@ -29,10 +30,60 @@ pub(super) enum GridTower<'a> {
     Qwen25(&'a families::qwen2_5_vl::Tower),
     Qwen3(&'a families::qwen3_vl::Tower),
     Clip(&'a families::clip::ClipVision),
+    InternVit(&'a families::internvl3::InternVl3),
+}
+
+/// The longest [`GRIDS_FILE`] read: as many grids as there may be take 10 KiB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Why a list of graphs for sizes of pictures cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{} is no list of grids: {problem}; export the model again", path.display())]
+pub struct GridsError {
+    path: PathBuf,
+    problem: String,
+}
+
+/// The graphs of an exported model, and the sizes of pictures they are for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GridList {
+    /// Each with its file beside the list; at least one.
+    pub grids: Vec<(Grid, String)>,
+}
+
+impl GridList {
+    /// Reads [`GRIDS_FILE`] in `dir`.
+    ///
+    /// # Errors
+    /// [`GridsError`] if it cannot be read, is of another version, or names a file elsewhere.
+    pub fn read(dir: &Path) -> Result<Self, GridsError> {
+        let path = dir.join(GRIDS_FILE);
+        let failed = |problem: String| GridsError { path: path.clone(), problem };
+        let mut text = String::new();
+        let file = fs::File::open(&path).map_err(|error| failed(error.to_string()))?;
+        let read = file.take(FILE_BYTES_MAX).read_to_string(&mut text);
+        read.map_err(|error| failed(error.to_string()))?;
+        let record: Record =
+            serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
+        let count = record.grids.len();
+        if record.format != FORMAT || !(1..=GRIDS_MAX).contains(&count) {
+            let format = record.format;
+            return Err(failed(format!("format {format} with {count} grids")));
+        }
+        let grids: Vec<(Grid, String)> = record.grids.into_iter().map(Entry::named).collect();
+        let is_plain = |file: &str| !file.is_empty() && !file.contains(['/', '\\']) && file != "..";
+        match grids.iter().enumerate().find(|(at, (grid, file))| {
+            !is_plain(file) || grids[..*at].iter().any(|(other, _)| other == grid)
+        }) {
+            Some((_, (grid, file))) => Err(failed(format!("grid {grid} in file {file:?}"))),
+            None => Ok(Self { grids }),
+        }
+    }
 }
 
 /// What [`GRIDS_FILE`] holds.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Record {
     format: u32,
     /// Pixels on a side of a patch, patches on a side of an image token, frames of a patch.
@@ -43,7 +94,8 @@ struct Record {
 }
 
 /// One graph.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Entry {
     file: String,
     /// The picture, in pixels.
@@ -53,12 +105,19 @@ struct Entry {
     tokens: usize,
 }
 
+impl Entry {
+    fn named(self) -> (Grid, String) {
+        (Grid { height: self.height, width: self.width }, self.file)
+    }
+}
+
 impl GridTower<'_> {
     fn patching(self) -> Patching {
         match self {
             Self::Qwen25(tower) => tower.patching,
             Self::Qwen3(tower) => tower.patching,
             Self::Clip(tower) => tower.patching(),
+            Self::InternVit(tower) => tower.patching(),
         }
     }
 
@@ -67,12 +126,20 @@ impl GridTower<'_> {
         match self {
             Self::Qwen25(_) | Self::Qwen3(_) => self.patching().default_grids(),
             Self::Clip(tower) => vec![Grid { height: tower.image_size, width: tower.image_size }],
+            Self::InternVit(tower) => {
+                vec![Grid { height: tower.image_size, width: tower.image_size }]
+            }
         }
     }
 
     /// The tensors that the graphs share, and the shapes they declare.  The patch convolution is
     /// declared as the matrix it is, since its stride is its kernel; CLIP's class row as a sequence.
-    fn weights(checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
+    fn weights(self, checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
+        if let Self::InternVit(_) = self {
+            let mut weights = vision::weights(checkpoint.model());
+            weights.retain(|(name, _)| name != vision::POSITION_EMBEDDING);
+            return weights;
+        }
         let mut weights = checkpoint.model().tensors(&[Part::Vision]);
         weights
             .retain(|(name, _)| ![qwen3_vl::POSITIONS, clip::POSITIONS].contains(&name.as_str()));
@@ -99,6 +166,7 @@ impl GridTower<'_> {
             Self::Qwen25(tower) => qwen2_5_vl::graph(tower, lattice, stream, weights),
             Self::Qwen3(tower) => qwen3_vl::graph(tower, lattice, stream, weights),
             Self::Clip(tower) => clip::vision_graph(tower, lattice, stream, weights),
+            Self::InternVit(tower) => vision::grid_graph(tower, lattice, stream, weights),
         }
     }
 }
@@ -115,8 +183,12 @@ pub(super) fn export(
     let patching = tower.patching();
     let usual = tower.usual_grids();
     let lattices = patching.lattices(if grids.is_empty() { &usual } else { grids })?;
+    let is_oblong = |(grid, _): &&(Grid, Lattice)| grid.height != grid.width;
+    if let (GridTower::InternVit(_), Some((grid, _))) = (tower, lattices.iter().find(is_oblong)) {
+        return Err(ExportError::NotSquare { grid: *grid });
+    }
     let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
-    let names = GridTower::weights(checkpoint);
+    let names = tower.weights(checkpoint);
     let mut weights = Vec::with_capacity(names.len());
     for (n, (name, dims)) in names.iter().enumerate() {
         progress(&format!("weight {} of {}: {name}", n + 1, names.len()));

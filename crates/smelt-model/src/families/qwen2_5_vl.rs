@@ -38,6 +38,8 @@ pub struct Tower {
     pub window: usize,
     /// Blocks whose attention sees the whole picture.
     pub full_attention: Vec<usize>,
+    /// Places in time that a second of a clip takes.
+    pub places_per_second: usize,
 }
 
 impl Tower {
@@ -95,6 +97,15 @@ struct Fields {
     temporal_patch_size: usize,
     window_size: usize,
     fullatt_block_indexes: Vec<usize>,
+    #[serde(default = "Fields::usual_tokens_per_second")]
+    tokens_per_second: usize,
+}
+
+impl Fields {
+    /// What transformers takes where the configuration does not say.
+    fn usual_tokens_per_second() -> usize {
+        4
+    }
 }
 
 /// Colour channels where no field names them.
@@ -142,6 +153,7 @@ fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {
         width,
         window: VISION.size("window_size", fields.window_size)? / (patching.patch * patching.merge),
         full_attention: fields.fullatt_block_indexes.clone(),
+        places_per_second: fields.tokens_per_second,
     };
     vl_sizes(VISION, [tower.hidden, tower.heads], [fields.out_hidden_size, width])?;
     if tower.window * patching.patch * patching.merge != fields.window_size {
@@ -176,6 +188,7 @@ mod tests {
         );
         let (tower, llm) = (tower_of(&flat), flat.llm.as_ref().unwrap());
         assert_eq!((tower.window, &tower.full_attention[..]), (3, &[1, 3][..]));
+        assert_eq!(tower.places_per_second, 2);
         let sections = decoder::Sections { sizes: [2, 3, 3], is_interleaved: false };
         assert_eq!(
             (llm.rope.sections, llm.deepstack, llm.family.name),

@@ -5,12 +5,17 @@
 
 use std::path::Path;
 
-use super::measure::{TOKENS_BEYOND, prepare};
+use super::measure::{TOKENS_BEYOND, prepare, shown};
 use super::question::Question;
 use crate::deployment::Deployment;
 use crate::generate::{self, Encoded, GenerateError, Manner};
-use crate::image::{self, Picture, PictureError};
+use crate::image::PictureError;
+use crate::prepare::PrepareError;
+use crate::sight::Sight;
 use crate::tokenizer::TokenizerError;
+
+/// The file of golden prompts in their directory, beside their pictures.
+pub const PROMPTS_FILE: &str = "questions.jsonl";
 
 /// Why a golden prompt has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +53,9 @@ pub fn ask(
     question: &Question,
     folder: &Path,
 ) -> Result<Given, GoldenError> {
-    let pictures = pictures(question, folder)?;
+    let shown = shown(question, folder)?;
     let new_tokens_max = deployment.text.tokenizer.encode(&question.answer)?.len() + TOKENS_BEYOND;
-    let encoded = prepare(deployment, question, &pictures)?;
+    let encoded = prepare(deployment, question, &shown)?;
     let manner = Manner::greedy(new_tokens_max);
     let answer = generate::answer(deployment, &encoded, &manner, &mut |_| {})?;
     let is_right = question.is_right(&answer.text);
@@ -61,21 +66,22 @@ pub fn ask(
 /// `[tiles, channels, side, side]`, and how many tiles these are.
 ///
 /// # Errors
-/// [`PictureError`] naming the picture.
+/// [`GoldenError`] naming the picture.
 pub fn pixels(
     deployment: &Deployment,
     question: &Question,
     folder: &Path,
-) -> Result<(Vec<f32>, usize), PictureError> {
+) -> Result<(Vec<f32>, usize), GoldenError> {
+    let text = &deployment.text;
     let (mut pixels, mut count) = (Vec::new(), 0);
-    for picture in pictures(question, folder)? {
-        let tiles = image::tiles(&picture, &deployment.text.spec.image);
-        pixels.extend(tiles.pixels);
-        count += tiles.count;
+    for shown in shown(question, folder)? {
+        let sight = Sight::new(text, &shown).map_err(PrepareError::from);
+        let views = sight.map_err(GenerateError::from)?.views(&text.eyes);
+        for part in views.iter().flat_map(|view| &view.parts) {
+            let size = text.eyes.grids[part.grid].size;
+            pixels.extend(part.numbers(&text.eyes.cutting, size));
+            count += 1;
+        }
     }
     Ok((pixels, count))
-}
-
-fn pictures(question: &Question, folder: &Path) -> Result<Vec<Picture>, PictureError> {
-    question.images.iter().map(|image| Picture::open(&folder.join(image))).collect()
 }

@@ -15,8 +15,9 @@ use super::question::Question;
 use super::score::{Mean, Score, Tally, kl, median, median_s, nll};
 use crate::deployment::Deployment;
 use crate::generate::{self, Encoded, GenerateError, Manner, Request};
-use crate::image::{Picture, PictureError};
+use crate::image::{Picture, PictureError, Shown};
 use crate::prompt::Turn;
+use crate::template::Context;
 
 /// An answer that goes on so far beyond the right one is wrong; what follows is not waited for.
 pub(super) const TOKENS_BEYOND: usize = 16;
@@ -76,8 +77,7 @@ pub fn measure(
     let mut asked = Asked::default();
     let mut right = Right { against, is_same: true, nll: Mean::default(), kl: Mean::default() };
     for (index, question) in questions.iter().enumerate() {
-        let pictures = question.images.iter().map(|image| Picture::open(&folder.join(image)));
-        let pictures = pictures.collect::<Result<Vec<_>, _>>()?;
+        let shown = shown(question, folder)?;
         let failed = |source| MeasureError::Question { number: index + 1, source };
         let tokens = deployment.text.tokenizer.encode(&question.answer);
         let tokens = tokens.map_err(|error| failed(error.into()))?;
@@ -88,7 +88,7 @@ pub fn measure(
                 kept = right.take(token, logits);
             }
         };
-        asked.ask(deployment, question, &pictures, &tokens, &mut visit).map_err(failed)?;
+        asked.ask(deployment, question, &shown, &tokens, &mut visit).map_err(failed)?;
         kept?;
         progress(asked.all);
     }
@@ -131,13 +131,13 @@ impl Asked {
         &mut self,
         deployment: &mut Deployment,
         question: &Question,
-        pictures: &[Picture],
+        shown: &[Shown],
         right: &[u32],
         visit: Visit<'_>,
     ) -> Result<(), GenerateError> {
         let new_tokens_max = right.len() + TOKENS_BEYOND;
         let start = Instant::now();
-        let encoded = prepare(deployment, question, pictures)?;
+        let encoded = prepare(deployment, question, shown)?;
         let prepared_after = start.elapsed();
         let answer =
             generate::answer_and_follow(deployment, &encoded, new_tokens_max, right, visit)?;
@@ -154,12 +154,19 @@ impl Asked {
 pub(super) fn prepare(
     deployment: &mut Deployment,
     question: &Question,
-    pictures: &[Picture],
+    shown: &[Shown],
 ) -> Result<Encoded, GenerateError> {
-    let turns = [Turn::from_marked("user", &question.prompt(), pictures.len())?];
+    let turns = [Turn::from_marked("user", &question.prompt(), shown.len())?];
     let manner = Manner::greedy(1);
-    let request = Request { turns: &turns, pictures, manner: &manner, now_s: NOW_S };
+    let context = &Context::default();
+    let request = Request { turns: &turns, shown, context, manner: &manner, now_s: NOW_S };
     generate::prepare(deployment, &request)
+}
+
+/// The question's pictures, which are in `folder`.
+pub(super) fn shown(question: &Question, folder: &Path) -> Result<Vec<Shown>, PictureError> {
+    let open = |image: &PathBuf| Picture::open(&folder.join(image)).map(Shown::from);
+    question.images.iter().map(open).collect()
 }
 
 /// What the model thinks of the right answers.

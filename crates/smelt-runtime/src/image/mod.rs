@@ -1,13 +1,29 @@
-//! Prepares pictures for a vision engine.
+//! Prepares pictures for the vision engines of a deployment.
 //!
-//! A file becomes a [`Picture`], a picture is resized to the grid of tiles that distorts it least
-//! and cut, tiles become normalised numbers.  Knows nothing of tokens or engines.
+//! A file becomes a [`Picture`]; what the engines take ([`Eyes`]) and what its sender wishes make a
+//! [`Plan`]; the picture is resized and cut by it into a [`View`], whose parts engines run over.
+//! Everything is as the models' reference processors have it, on Pillow.  Knows nothing of prompts
+//! or of engines themselves.
 
+mod crop;
+mod eyes;
+mod patches;
 mod picture;
+mod processor;
 mod resample;
+pub mod route;
+mod scale;
+mod shown;
 mod tiles;
 mod view;
 
+pub use crop::centre;
+pub use eyes::{Cutting, Detail, Eyes, Grid, Plan, Wish};
+pub use patches::{Patching, RATIO_MAX, Size, TooLong};
 pub use picture::{FILE_BYTES_MAX, PIXELS_MAX, Picture, PictureError};
-pub use tiles::{Grid, Settings, Tiles, tile_count, tiles};
+pub use processor::{PROCESSOR_FILE, Processor};
+pub use route::Router;
+pub use scale::Scale;
+pub use shown::{ClipError, FPS, FRAMES_MAX, Shown};
+pub use tiles::{Mosaic, Tiling, tiles};
 pub use view::{Part, View};

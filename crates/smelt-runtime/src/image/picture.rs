@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{self, Cursor, Read as _};
 use std::path::{Path, PathBuf};
 
+use super::patches::Size;
 use ::image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 
 /// The largest picture file read.
@@ -52,7 +53,7 @@ pub enum PictureError {
         height: u32,
     },
     /// The bytes are no picture this build can decode.
-    #[error("cannot decode the picture (png and jpeg are supported): {0}")]
+    #[error("cannot decode the picture (png, jpeg and webp are supported): {0}")]
     Decode(String),
     /// The pixels given do not match the size given.
     #[error("{width}x{height} RGB pixels take {expected} bytes, got {found}")]
@@ -105,7 +106,7 @@ impl Picture {
         })
     }
 
-    /// Decodes the bytes of a PNG or JPEG file.
+    /// Decodes the bytes of a PNG, JPEG or WebP file.
     ///
     /// # Errors
     /// [`PictureError`] naming the limit or what the decoder found.
@@ -137,6 +138,11 @@ impl Picture {
     /// Rows.
     pub fn height(&self) -> usize {
         self.height
+    }
+
+    /// Rows and columns.
+    pub fn size(&self) -> Size {
+        Size { height: self.height, width: self.width }
     }
 
     /// `[height, width, 3]`.

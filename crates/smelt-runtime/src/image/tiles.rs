@@ -1,6 +1,6 @@
-//! Cuts a picture into the tiles InternVL sees, and normalises them.
+//! Cuts a picture into the tiles InternVL sees.
 //!
-//! The grid whose shape is closest to the picture's is chosen, the picture is resized to fill it,
+//! The mosaic whose shape is closest to the picture's is chosen, the picture is resized to fill it,
 //! and several tiles are followed by the whole picture as one more (`dynamic_preprocess` of the
 //! models' own code).  Knows nothing of tokens.
 
@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::Picture;
 use super::resample::resize;
+use super::scale::Scale;
 
 /// What a model expects of its pictures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Settings {
+pub struct Tiling {
     /// Pixels on a side of one square tile.
     pub image_size: usize,
     /// Fewest tiles a picture is cut into.
@@ -21,26 +22,25 @@ pub struct Settings {
     pub max_tiles: usize,
     /// Whether a picture of several tiles is also seen whole, as one more tile.
     pub use_thumbnail: bool,
-    /// Subtracted from each channel, which runs from 0 to 1.
-    pub mean: [f32; 3],
-    /// Then divides each channel.
-    pub std: [f32; 3],
+    /// From bytes to what the model reads.
+    pub scale: Scale,
 }
 
-impl Settings {
-    /// The channel means of ImageNet, which the InternVL models use.
-    pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
-    /// The channel deviations of ImageNet, which the InternVL models use.
-    pub const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
+impl Tiling {
     /// The most tiles any setting may ask for; published models use 12, and one takes 2.4 MB.
     pub const TILES_MAX: usize = 64;
     /// The largest tile side any setting may ask for; published models use 448.
     pub const SIDE_MAX: usize = 4096;
 
+    /// The same with at most so many tiles, if that is fewer.
+    pub(super) fn with_most(&self, tiles_max: Option<usize>) -> Self {
+        let max_tiles = tiles_max.map_or(self.max_tiles, |most| most.clamp(1, self.max_tiles));
+        Self { min_tiles: self.min_tiles.min(max_tiles), max_tiles, ..self.clone() }
+    }
+
     /// What is wrong with these settings, if anything.
     pub fn fault(&self) -> Option<&'static str> {
         let tiles = 1 <= self.min_tiles && self.min_tiles <= self.max_tiles;
-        let scales = |values: [f32; 3]| values.iter().all(|x| x.is_finite());
         match () {
             () if !(1..=Self::SIDE_MAX).contains(&self.image_size) => {
                 Some("image_size must be between 1 and 4096")
@@ -48,120 +48,96 @@ impl Settings {
             () if !tiles || self.max_tiles > Self::TILES_MAX => {
                 Some("tiles must obey 1 <= min_tiles <= max_tiles <= 64")
             }
-            () if !scales(self.mean) || !scales(self.std) || self.std.contains(&0.0) => {
-                Some("mean and std must be finite, and std not zero")
-            }
-            () => None,
+            () => self.scale.fault(),
         }
     }
 }
 
-/// The tiles of one picture.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tiles {
-    /// How many there are.
-    pub count: usize,
-    /// `[count, 3, side, side]`, normalised.
-    pub pixels: Vec<f32>,
-}
-
 /// How many tiles lie side by side and above each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
+pub struct Mosaic {
     /// Tiles in a row.
     pub columns: usize,
     /// Rows of tiles.
     pub rows: usize,
 }
 
-impl Grid {
-    /// The grid a picture of `width` by `height` is cut into.
+impl Mosaic {
+    /// The whole picture as one tile.
+    pub const ONE: Self = Self { columns: 1, rows: 1 };
+
+    /// The mosaic a picture of `width` by `height` is cut into.
     ///
-    /// The closest ratio of sides wins.  Of equal ones a larger grid wins if the picture has more
+    /// The closest ratio of sides wins.  Of equal ones a larger mosaic wins if the picture has more
     /// than half its pixels.
-    pub fn closest(width: usize, height: usize, settings: &Settings) -> Self {
+    pub fn closest(width: usize, height: usize, settings: &Tiling) -> Self {
         let ratio = width as f64 / height as f64;
         let area = width as f64 * height as f64;
         let tile_area = (settings.image_size * settings.image_size) as f64;
-        let mut best = Self { columns: 1, rows: 1 };
+        let mut best = Self::ONE;
         let mut best_difference = f64::INFINITY;
-        for grid in Self::all(settings) {
-            let difference = (ratio - grid.columns as f64 / grid.rows as f64).abs();
-            let fills_half = area > 0.5 * tile_area * grid.tiles() as f64;
+        for mosaic in Self::all(settings) {
+            let difference = (ratio - mosaic.columns as f64 / mosaic.rows as f64).abs();
+            let fills_half = area > 0.5 * tile_area * mosaic.tiles() as f64;
             if difference < best_difference || (difference == best_difference && fills_half) {
-                (best, best_difference) = (grid, difference);
+                (best, best_difference) = (mosaic, difference);
             }
         }
         best
     }
 
-    /// Grids of allowed size: few tiles first, then few columns.
-    fn all(settings: &Settings) -> Vec<Self> {
+    /// Mosaics of allowed size: few tiles first, then few columns.
+    fn all(settings: &Tiling) -> Vec<Self> {
         let sides = 1..=settings.max_tiles;
-        let grids =
+        let mosaics =
             sides.clone().flat_map(|columns| sides.clone().map(move |rows| Self { columns, rows }));
         let allowed = settings.min_tiles..=settings.max_tiles;
-        let mut grids: Vec<Self> = grids.filter(|grid| allowed.contains(&grid.tiles())).collect();
-        grids.sort_by_key(|grid| (grid.tiles(), grid.columns));
-        grids
+        let mut mosaics: Vec<Self> =
+            mosaics.filter(|mosaic| allowed.contains(&mosaic.tiles())).collect();
+        mosaics.sort_by_key(|mosaic| (mosaic.tiles(), mosaic.columns));
+        mosaics
     }
 
     fn tiles(self) -> usize {
         self.columns * self.rows
     }
+
+    /// Tiles of the mosaic, and the thumbnail where there is one.
+    pub fn with_thumbnail(self, settings: &Tiling) -> usize {
+        self.tiles() + usize::from(settings.use_thumbnail && self.tiles() > 1)
+    }
 }
 
-/// How many tiles a picture of `width` by `height` becomes, the thumbnail included.
-pub fn tile_count(width: usize, height: usize, settings: &Settings) -> usize {
-    let tiles = Grid::closest(width, height, settings).tiles();
-    tiles + usize::from(settings.use_thumbnail && tiles > 1)
-}
-
-/// The tiles of `picture`: rows of the grid from the top, each from the left, then the thumbnail.
-pub fn tiles(picture: &Picture, settings: &Settings) -> Tiles {
-    let grid = Grid::closest(picture.width(), picture.height(), settings);
-    let side = settings.image_size;
-    let count = tile_count(picture.width(), picture.height(), settings);
-    let mut pixels = Vec::with_capacity(count * 3 * side * side);
-    let filled = resize(picture, grid.columns * side, grid.rows * side);
-    for row in 0..grid.rows {
-        for column in 0..grid.columns {
-            let corner = (row * side * grid.columns + column) * side * 3;
-            normalise(&filled[corner..], grid.columns * side * 3, settings, &mut pixels);
-        }
+/// The first `count` tiles of `picture` as `[side, side, 3]` bytes: rows of the mosaic from the top,
+/// each from the left, then the whole picture as a thumbnail.
+pub fn tiles(picture: &Picture, mosaic: Mosaic, side: usize, count: usize) -> Vec<Vec<u8>> {
+    let filled = resize(picture, mosaic.columns * side, mosaic.rows * side);
+    let stride = mosaic.columns * side * 3;
+    let tile = |index: usize| {
+        let (row, column) = (index / mosaic.columns, index % mosaic.columns);
+        let lines = filled.chunks_exact(stride).skip(row * side).take(side);
+        lines.flat_map(|line| &line[column * side * 3..][..side * 3]).copied().collect()
+    };
+    let mut tiles: Vec<Vec<u8>> = (0..mosaic.tiles().min(count)).map(tile).collect();
+    if count > mosaic.tiles() {
+        tiles.push(resize(picture, side, side));
     }
-    if count > grid.tiles() {
-        normalise(&resize(picture, side, side), side * 3, settings, &mut pixels);
-    }
-    Tiles { count, pixels }
-}
-
-/// Appends one tile, whose top left corner is the first of `rgb` and whose rows start `stride`
-/// bytes apart, as `[3, side, side]`.
-fn normalise(rgb: &[u8], stride: usize, settings: &Settings, pixels: &mut Vec<f32>) {
-    let side = settings.image_size;
-    for channel in 0..3 {
-        let (mean, std) = (settings.mean[channel], settings.std[channel]);
-        for row in rgb.chunks(stride).take(side) {
-            let samples = row[channel..].iter().step_by(3).take(side);
-            pixels.extend(samples.map(|sample| (f32::from(*sample) / 255.0 - mean) / std));
-        }
-    }
+    tiles
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn settings(image_size: usize, min_tiles: usize, max_tiles: usize) -> Settings {
-        let (mean, std) = (Settings::IMAGENET_MEAN, Settings::IMAGENET_STD);
-        Settings { image_size, min_tiles, max_tiles, use_thumbnail: true, mean, std }
+    fn settings(image_size: usize, min_tiles: usize, max_tiles: usize) -> Tiling {
+        let scale = Scale::IMAGENET;
+        Tiling { image_size, min_tiles, max_tiles, use_thumbnail: true, scale }
     }
 
     #[track_caller]
     fn check(width: usize, height: usize, columns: usize, rows: usize) {
-        let grid = Grid::closest(width, height, &settings(448, 1, 12));
-        assert_eq!(grid, Grid { columns, rows }, "{width}x{height}");
+        let mosaic = Mosaic::closest(width, height, &settings(448, 1, 12));
+        assert_eq!(mosaic, Mosaic { columns, rows }, "{width}x{height}");
     }
 
     #[test]
@@ -185,8 +161,8 @@ mod tests {
 
     #[test]
     fn the_fewest_tiles_are_kept_to() {
-        let grid = Grid::closest(100, 100, &settings(448, 4, 4));
-        assert_eq!(grid, Grid { columns: 2, rows: 2 });
+        let mosaic = Mosaic::closest(100, 100, &settings(448, 4, 4));
+        assert_eq!(mosaic, Mosaic { columns: 2, rows: 2 });
     }
 
     #[test]
@@ -195,22 +171,19 @@ mod tests {
         let pixel = |x: usize, y: usize| [if x < 2 { 10 } else { 200 }, (x * 2 + y) as u8, 0];
         let rgb = (0..2).flat_map(|y| (0..4).flat_map(move |x| pixel(x, y))).collect();
         let picture = Picture::from_rgb(4, 2, rgb).unwrap();
-        let mut settings = settings(2, 1, 2);
-        (settings.mean, settings.std) = ([0.0; 3], [1.0 / 255.0; 3]);
-        let tiles = tiles(&picture, &settings);
-        assert_eq!((tiles.count, tiles.pixels.len()), (3, 3 * 12));
-        let bytes: Vec<u8> = tiles.pixels.iter().map(|x| x.round() as u8).collect();
-        assert_eq!(bytes[..12], [10, 10, 10, 10, 0, 2, 1, 3, 0, 0, 0, 0]);
-        assert_eq!(bytes[12..24], [200, 200, 200, 200, 4, 6, 5, 7, 0, 0, 0, 0]);
+        let settings = settings(2, 1, 2);
+        let mosaic = Mosaic::closest(4, 2, &settings);
+        let tiles = tiles(&picture, mosaic, 2, mosaic.with_thumbnail(&settings));
+        assert_eq!(tiles.len(), 3);
+        assert_eq!(tiles[0], [10, 0, 0, 10, 2, 0, 10, 1, 0, 10, 3, 0]);
+        assert_eq!(tiles[1], [200, 4, 0, 200, 6, 0, 200, 5, 0, 200, 7, 0]);
     }
 
     #[test]
     fn one_tile_needs_no_thumbnail() {
         let picture = Picture::from_rgb(5, 5, vec![0; 75]).unwrap();
-        let tiles = tiles(&picture, &settings(4, 1, 1));
-        assert_eq!((tiles.count, tiles.pixels.len()), (1, 48));
-        let black = (0.0 - 0.485_f32) / 0.229;
-        assert_eq!(tiles.pixels[0], black);
+        assert_eq!(Mosaic::ONE.with_thumbnail(&settings(4, 1, 1)), 1);
+        assert_eq!(tiles(&picture, Mosaic::ONE, 4, 1), [vec![0; 48]]);
     }
 
     #[test]
@@ -220,7 +193,8 @@ mod tests {
         assert!(settings(448, 0, 12).fault().is_some());
         assert!(settings(448, 7, 6).fault().is_some());
         assert!(settings(448, 1, 65).fault().is_some());
-        let flat = Settings { std: [0.1, 0.0, 0.1], ..settings(448, 1, 12) };
+        let flat = Scale { std: [0.1, 0.0, 0.1], ..Scale::IMAGENET };
+        let flat = Tiling { scale: flat, ..settings(448, 1, 12) };
         assert!(flat.fault().is_some());
     }
 }

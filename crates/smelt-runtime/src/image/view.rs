@@ -1,17 +1,46 @@
-//! Says what a picture becomes for the vision engine: parts that it runs one at a time.
+//! Says what a picture becomes for the vision engines: parts that they run one at a time.
+//!
+//! Parts are bytes, since numbers would be four times as large and wait as long.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::{Picture, Settings, tiles};
+use super::eyes::Cutting;
+use super::patches::Size;
 
 /// What one run of a vision engine takes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// `[channels, side, side]`, normalised.
-    pub pixels: Vec<f32>,
+    /// Which engine: an index of [`Eyes::grids`](super::Eyes::grids).
+    pub grid: usize,
+    /// `[height, width, 3]` bytes of the engine's size; several where it is a step of a clip.
+    pub frames: Vec<Vec<u8>>,
 }
 
-/// A picture as the vision engine sees it.
+impl Part {
+    /// The numbers that an engine of `size` reads: `[3, height, width]` of a tile, or
+    /// `[patches, values]`.
+    pub fn numbers(&self, cutting: &Cutting, size: Size) -> Vec<f32> {
+        match cutting {
+            Cutting::Tiles(tiling) => {
+                let mut numbers = Vec::with_capacity(size.pixels() * 3);
+                let tile = self.frames.first().map_or(&[][..], Vec::as_slice);
+                tiling.scale.planes(tile, &mut numbers);
+                numbers
+            }
+            Cutting::Patches(patching) => {
+                let frames: Vec<&[u8]> = self.frames.iter().map(Vec::as_slice).collect();
+                patching.flatten(&frames, size)
+            }
+        }
+    }
+
+    /// A part of `size` that is black all over, to try an engine with.
+    pub fn black(grid: usize, size: Size) -> Self {
+        Self { grid, frames: vec![vec![0; size.pixels() * 3]] }
+    }
+}
+
+/// A picture as the vision engines see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
     /// Equal for equal pixels that are seen in the same way.
@@ -23,27 +52,24 @@ pub struct View {
 }
 
 impl View {
-    /// The tiles of `picture`, each of so many tokens.
-    pub fn of_tiles(picture: &Picture, settings: &Settings, tokens_per_tile: usize) -> Self {
-        let cut = tiles(picture, settings);
-        let per_tile = cut.pixels.len() / cut.count;
-        let parts = cut.pixels.chunks_exact(per_tile).map(|tile| Part { pixels: tile.to_vec() });
-        let parts: Vec<Part> = parts.collect();
-        Self { digest: digest(&parts), tokens: parts.len() * tokens_per_tile, parts }
+    /// Of parts that give so many image tokens together.
+    pub fn new(parts: Vec<Part>, tokens: usize) -> Self {
+        let mut hasher = DefaultHasher::new();
+        parts.hash(&mut hasher);
+        Self { digest: hasher.finish(), parts, tokens }
+    }
+
+    /// The same, with a digest of its own for `mark`: what else its tokens depend on.
+    #[must_use]
+    pub fn marked(mut self, mark: u32) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (self.digest, mark).hash(&mut hasher);
+        self.digest = hasher.finish();
+        self
     }
 
     /// Bytes of all pixels.
     pub fn bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.pixels.len() * size_of::<f32>()).sum()
+        self.parts.iter().flat_map(|part| &part.frames).map(Vec::len).sum()
     }
-}
-
-/// A hash of what the engine is given, so that whatever leads to other numbers has another digest.
-fn digest(parts: &[Part]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for part in parts {
-        part.pixels.len().hash(&mut hasher);
-        part.pixels.iter().for_each(|number| hasher.write_u32(number.to_bits()));
-    }
-    hasher.finish()
 }

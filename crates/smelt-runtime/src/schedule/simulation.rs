@@ -3,6 +3,7 @@
 //! The world has an engine that knows nothing but tokens and blocks: it shares them by reference, copies what is
 //! written, and refuses what has no room, as the real one does.  Each rule that users rely on is an assertion.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -28,17 +29,30 @@ impl Random {
     }
 }
 
+/// A block of keys and values, counted as long as it is held.
+struct Block(Rc<Cell<usize>>);
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
 /// What the real engine's cache does.
 struct Engine {
-    slots: Vec<(Vec<Piece>, Vec<Rc<()>>)>,
+    slots: Vec<(Vec<Piece>, Vec<Rc<Block>>)>,
+    held: Rc<Cell<usize>>,
     total: usize,
 }
 
 impl Engine {
     fn free(&self) -> usize {
-        let held: BTreeSet<*const ()> =
-            self.slots.iter().flat_map(|(_, blocks)| blocks.iter().map(Rc::as_ptr)).collect();
-        self.total - held.len()
+        self.total - self.held.get()
+    }
+
+    fn block(&self) -> Rc<Block> {
+        self.held.set(self.held.get() + 1);
+        Rc::new(Block(Rc::clone(&self.held)))
     }
 
     fn truncate(&mut self, slot: usize, len: usize) {
@@ -67,15 +81,16 @@ impl Engine {
             return Err(need);
         }
         for (slot, new) in more {
-            let (pieces, blocks) = &mut self.slots[*slot];
+            let (mut pieces, mut blocks) = std::mem::take(&mut self.slots[*slot]);
             if !pieces.len().is_multiple_of(BLOCK) {
                 let last = blocks.len() - 1;
                 if Rc::strong_count(&blocks[last]) > 1 {
-                    blocks[last] = Rc::new(());
+                    blocks[last] = self.block();
                 }
             }
             pieces.extend_from_slice(new);
-            blocks.resize_with(pieces.len().div_ceil(BLOCK), || Rc::new(()));
+            blocks.resize_with(pieces.len().div_ceil(BLOCK), || self.block());
+            self.slots[*slot] = (pieces, blocks);
         }
         Ok(())
     }
@@ -135,7 +150,11 @@ impl World {
         Self {
             seed,
             schedule: Schedule::new(capacity),
-            engine: Engine { slots: vec![Default::default(); slots], total: capacity.blocks_total },
+            engine: Engine {
+                slots: vec![Default::default(); slots],
+                held: Rc::default(),
+                total: capacity.blocks_total,
+            },
             wishes,
             alive: BTreeMap::new(),
             now_us: 0,

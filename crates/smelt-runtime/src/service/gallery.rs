@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn view(digest: u64, parts: usize) -> View {
-        let part = |at| Part { pixels: vec![digest as f32, at as f32] };
+        let part = |at| Part { grid: 0, frames: vec![vec![digest as u8, at as u8]] };
         View { digest, parts: (0..parts).map(part).collect(), tokens: parts }
     }
 
@@ -166,7 +166,7 @@ mod tests {
         let (mut order, mut given) = (Vec::new(), Vec::new());
         while let Some((digest, part)) = gallery.next() {
             order.push(digest);
-            let embeds = part.pixels.clone();
+            let embeds = part.frames[0].iter().copied().map(f32::from).collect();
             let part = Embedded { embeds, deepstack: Vec::new() };
             if let Some((whole, tasks)) = gallery.saw(digest, &part) {
                 let numbers = whole.embeds.chunks(2).enumerate();

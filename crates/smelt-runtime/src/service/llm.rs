@@ -306,7 +306,7 @@ fn run(
     range: Range<usize>,
     is_last: bool,
 ) -> Result<Vec<f32>, RunError> {
-    let Asked { tokens, image_token, images, .. } = &*task.asked;
+    let Asked { tokens, places, image_token, images, .. } = &*task.asked;
     let read = range.start.min(tokens.len())..range.end.min(tokens.len());
     let said = task.speaker.tokens();
     // What was said before a preemption holds no pictures, whatever its tokens are.
@@ -317,7 +317,9 @@ fn run(
     let embedded = images.slice(before..before + count);
     let image = ImageEmbeds { token: *image_token, embeds: &embedded.embeds };
     let image = (count > 0).then_some(image);
-    let prompt = Prompt { deepstack: &embedded.deepstack, ..Prompt::plain(&tokens[read], image) };
+    let places = places.as_ref().map(|places| &places[read.clone()]);
+    let deepstack = &embedded.deepstack;
+    let prompt = Prompt { deepstack, places, ..Prompt::plain(&tokens[read], image) };
     let mut parts = vec![prompt, Prompt::plain(said, None)];
     parts.retain(|part| !part.tokens.is_empty());
     let last = parts.pop();

@@ -23,6 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use smelt_engine::llm::LlmEngine;
+use smelt_engine::llm::places::Place;
 use smelt_engine::llm::prefix::Piece;
 use smelt_watch::{Cgroups, Machine, Sample};
 
@@ -138,6 +139,8 @@ pub enum StartError {
 /// A request on its way.
 struct Asked {
     tokens: Vec<u32>,
+    /// The place of each token, where the decoder takes three of a token and there are pictures.
+    places: Option<Vec<Place>>,
     /// Tokens of the prompt that have an embedding.
     image_token: u32,
     images: Images,
@@ -312,6 +315,11 @@ impl Service {
         self.0.shared.live.load(Ordering::Acquire)
     }
 
+    /// Whether this is the only handle.
+    pub fn is_last(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
     /// Whether the threads are there; they end when the service does, or by a fault of ours.
     pub fn is_alive(&self) -> bool {
         let threads = self.0.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -333,7 +341,7 @@ impl Service {
             return Err(Refused::Draining);
         }
         let Request { prepared, manners, form, priority, deadline } = request;
-        let Prepared { tokens, views } = prepared;
+        let Prepared { tokens, views, places } = prepared;
         if !(1..=ANSWERS_MAX).contains(&manners.len()) {
             return Err(Refused::Answers(manners.len()));
         }
@@ -349,6 +357,7 @@ impl Service {
         let (teller, ticket) = ticket::ticket();
         let asked = Asked {
             tokens,
+            places,
             image_token: text.image_token,
             images: Images::default(),
             teller,

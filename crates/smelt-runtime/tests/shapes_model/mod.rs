@@ -6,8 +6,8 @@ use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
-use smelt_runtime::deployment::{Deployment, FAMILY, FORMAT, Spec, eos_tokens};
-use smelt_runtime::image::{Picture, Settings};
+use smelt_runtime::deployment::{Deployment, FORMAT, Family, Spec, eos_tokens};
+use smelt_runtime::image::{Cutting, Picture, Scale, Tiling};
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::tokenizer::Tokenizer;
 use smelt_shapes::{Sample, Shown, Split};
@@ -31,23 +31,25 @@ pub(crate) fn deploy(from: &Path, dir: &Path, max_slots: usize) -> PathBuf {
     let files = ["tokenizer.json", "tokenizer_config.json"].map(|name| from.join(name));
     let spec = Spec {
         format: FORMAT,
-        family: FAMILY.to_owned(),
+        family: Family::InternVl3,
         model: "shapes-vl".to_owned(),
         vision: "../vision".to_owned(),
         llm: "../llm".to_owned(),
-        image: Settings {
+        image: Cutting::Tiles(Tiling {
             image_size: 96,
             min_tiles: 1,
             max_tiles: 4,
             use_thumbnail: true,
-            mean: Settings::IMAGENET_MEAN,
-            std: Settings::IMAGENET_STD,
-        },
+            scale: Scale::IMAGENET,
+        }),
+        router: None,
         image_tokens: ImageTokens {
             start: "<img>".to_owned(),
             image: "<IMG_CONTEXT>".to_owned(),
             end: "</img>".to_owned(),
+            video: None,
         },
+        places_per_second: None,
         eos: eos_tokens(from, &Tokenizer::open(&files[0]).unwrap()).unwrap(),
     };
     Deployment::write(&dir.join("deployment"), &spec, &files).unwrap();

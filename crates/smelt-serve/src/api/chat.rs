@@ -1,6 +1,7 @@
 //! What `/v1/chat/completions` is asked.
 
 use serde::{Deserialize, Deserializer};
+use smelt_runtime::image::Detail;
 use smelt_runtime::sampling::TOP_LOGPROBS_MAX;
 
 use super::several::{TextOr, TextOrObject};
@@ -91,18 +92,6 @@ impl Role {
             _ => None,
         }
     }
-}
-
-/// How closely a picture is looked at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Detail {
-    /// As few tokens as the model can do with.
-    Low,
-    /// As many as the deployment gives.
-    High,
-    /// What the deployment finds right.
-    #[default]
-    Auto,
 }
 
 /// A piece of a turn that is what it says.

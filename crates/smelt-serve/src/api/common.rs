@@ -7,11 +7,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use serde::Deserialize;
+use smelt_runtime::grammar::Grammar;
 use smelt_runtime::sampling::{SettingError, Settings};
 use smelt_runtime::service::{ANSWERS_MAX, Priority};
 use smelt_runtime::speaker::Manner;
 use smelt_runtime::stop;
 
+use super::format::Format;
 use super::several::TextOr;
 use crate::error::ApiError;
 
@@ -40,6 +42,7 @@ pub(crate) struct Common {
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     logit_bias: Option<BTreeMap<String, f32>>,
+    response_format: Option<Format>,
     /// `high` or `normal`; ours.
     priority: Option<String>,
     /// Seconds after which nobody waits for the answer any more; ours.
@@ -107,6 +110,14 @@ impl Common {
             Manner { sampling: Settings { seed, ..first.sampling.clone() }, ..first.clone() }
         };
         Ok(answers.map(manner).collect())
+    }
+
+    /// What each answer is held to, if to anything.
+    ///
+    /// # Errors
+    /// Naming the field that is missing or unknown.
+    pub(crate) fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
+        self.response_format.as_ref().map_or(Ok(None), Format::grammar)
     }
 
     /// How many answers are wanted.

@@ -6,6 +6,10 @@
 pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completion;
+pub(crate) mod format;
 pub(crate) mod read;
 pub(crate) mod several;
 pub(crate) mod usage;
+
+#[cfg(test)]
+mod tests;

@@ -3,9 +3,10 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_runtime::deployment::Text;
-use smelt_runtime::image::{PIXELS_MAX, Picture};
+use smelt_runtime::image::{PIXELS_MAX, Picture, Shown, Wish};
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
+use smelt_runtime::template::Context;
 
 use super::unprepared;
 use crate::api::chat::{ChatFields, Piece, Role};
@@ -84,7 +85,7 @@ impl Chat {
     /// 400, naming the field that is wrong.
     pub(crate) fn prepare(&self, text: &Text, fetched: Vec<Vec<u8>>) -> Result<Prepared, ApiError> {
         let said = self.said()?;
-        let pictures = decode(&said, fetched)?;
+        let shown = decode(&said, fetched)?;
         let mut turns = Vec::new();
         for (at, said) in said.iter().enumerate() {
             let parts = said.pieces.iter().map(|piece| match piece {
@@ -96,7 +97,8 @@ impl Chat {
             turns.push(turn.map_err(|error| ApiError::field(at, error))?);
         }
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let question = Question { turns: &turns, pictures: &pictures, now_s };
+        let context = &Context::default();
+        let question = Question { turns: &turns, shown: &shown, context, now_s };
         text.prepare(&question).map_err(|error| unprepared("messages", error))
     }
 }
@@ -113,10 +115,10 @@ pub(crate) fn fetch(
 }
 
 /// All pictures of a conversation, together no larger than one may be.
-fn decode(said: &[Said<'_>], fetched: Vec<Vec<u8>>) -> Result<Vec<Picture>, ApiError> {
+fn decode(said: &[Said<'_>], fetched: Vec<Vec<u8>>) -> Result<Vec<Shown>, ApiError> {
     let (mut fetched, mut decoded, mut pixels) = (fetched.into_iter(), Vec::new(), 0);
     for piece in said.iter().flat_map(|said| &said.pieces) {
-        let Piece::Picture { at, url, .. } = piece else { continue };
+        let Piece::Picture { at, url, detail } = piece else { continue };
         let bytes = match pictures::is_elsewhere(url) {
             true => fetched.next().unwrap_or_default(),
             false => pictures::inside(url, at)?,
@@ -127,7 +129,8 @@ fn decode(said: &[Said<'_>], fetched: Vec<Vec<u8>>) -> Result<Vec<Picture>, ApiE
             let why = format!("all pictures together have more than {PIXELS_MAX} pixels");
             return Err(ApiError::field(at, why));
         }
-        decoded.push(picture);
+        let wish = Wish { detail: *detail, ..Wish::default() };
+        decoded.push(Shown::from(picture).with(wish));
     }
     Ok(decoded)
 }

@@ -18,24 +18,30 @@ use crate::answer::Words;
 use crate::api::common::Common;
 use crate::error::ApiError;
 
-/// Submits each prompt, to be answered in the manners that were asked for.  Gives with each ticket how many
-/// tokens of its prompt stand for pictures.
+/// How a request is to be answered.
+pub(crate) struct Wish<'a> {
+    pub(crate) common: &'a Common,
+    pub(crate) manners: &'a [Manner],
+    pub(crate) form: Form,
+    /// When the request came.
+    pub(crate) begun: Instant,
+}
+
+/// Submits each prompt.  Gives with each ticket how many tokens of its prompt stand for pictures.
 ///
 /// # Errors
 /// As the service refuses; prompts that were taken before are cancelled.
 pub(crate) fn submit(
     service: &Service,
     prompts: Vec<Prepared>,
-    manners: &[Manner],
-    common: &Common,
-    begun: Instant,
+    wish: &Wish<'_>,
 ) -> Result<Vec<(Ticket, usize)>, ApiError> {
-    let (priority, timeout) = (common.priority()?, common.timeout()?);
-    let deadline = timeout.map(|timeout| begun + timeout);
+    let (priority, timeout) = (wish.common.priority()?, wish.common.timeout()?);
+    let deadline = timeout.map(|timeout| wish.begun + timeout);
     let one = |prepared: Prepared| {
         let image_tokens = prepared.views.iter().map(|view| view.tokens).sum();
-        let form = Form::default();
-        let request = Request { prepared, manners: manners.to_vec(), form, priority, deadline };
+        let (manners, form) = (wish.manners.to_vec(), wish.form.clone());
+        let request = Request { prepared, manners, form, priority, deadline };
         Ok((service.submit(request).map_err(refused)?, image_tokens))
     };
     prompts.into_iter().map(one).collect()

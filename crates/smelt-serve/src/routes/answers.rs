@@ -13,6 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http_body::Frame;
 use smelt_runtime::service::Event;
+use smelt_runtime::speaker::Form;
 use tokio::time::Sleep;
 
 use super::Shared;
@@ -51,6 +52,7 @@ pub(super) async fn chat(
         Ok((chat, elsewhere, held.budget))
     });
     let (chat, elsewhere, budget) = read.await?;
+    shared.models.wake(chat.common.model.as_deref()).await?;
     let model = shared.models.ask(chat.common.model.as_deref())?;
     facts.model(&model.name);
     let fetched = match elsewhere.is_empty() {
@@ -60,14 +62,16 @@ pub(super) async fn chat(
             shared.fetching.run(move || ask::chat::fetch(&elsewhere, remote.as_ref())).await?
         }
     };
-    let service = model.service.clone();
+    let asked = model.clone();
     let prepared = shared.preparing.run(move || {
+        let service = &asked.service;
         let (logprobs, limit) = (chat.fields.logprobs()?, chat.fields.new_tokens_max()?);
         let limit = limit.unwrap_or(service.text().max_seq_len);
         let manners = chat.common.manners(logprobs, limit)?;
         let prompt = chat.prepare(service.text(), fetched)?;
-        let answers = manners.len();
-        let tickets = ask::submit(&service, vec![prompt], &manners, &chat.common, begun)?;
+        let (common, answers) = (&chat.common, manners.len());
+        let wish = ask::Wish { common, manners: &manners, form: form(&asked, common)?, begun };
+        let tickets = ask::submit(service, vec![prompt], &wish)?;
         drop(budget);
         Ok((chat.common, tickets, answers))
     });
@@ -88,8 +92,7 @@ pub(super) async fn completion(
     body: Body,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    shared.models.check()?;
-    let held = shared.bodies.read(&headers, body).await?;
+    let held = shared.read(&headers, body).await?;
     let models = Arc::clone(&shared.models);
     let prepared = shared.preparing.run(move || {
         let completion = ask::completion::Completion::read(&held.bytes)?;
@@ -98,9 +101,10 @@ pub(super) async fn completion(
             (completion.fields.logprobs()?, completion.fields.new_tokens_max()?);
         let manners = completion.common.manners(logprobs, limit)?;
         let (prompts, echo) = completion.prepare(model.service.text())?;
-        let answers = manners.len();
-        let common = completion.common;
-        let tickets = ask::submit(&model.service, prompts, &manners, &common, begun)?;
+        let (common, answers) = (completion.common, manners.len());
+        let form = form(&model, &common)?;
+        let wish = ask::Wish { common: &common, manners: &manners, form, begun };
+        let tickets = ask::submit(&model.service, prompts, &wish)?;
         Ok((common, model, tickets, answers, echo))
     });
     let (common, model, tickets, answers, echo) = prepared.await?;
@@ -115,6 +119,13 @@ pub(super) async fn completion(
     };
     let shape = answer::completion::Completion { heading, usage, words, echo, offsets };
     deliver(Box::new(shape), hearing, &common).await
+}
+
+/// What each answer must be.
+fn form(model: &Model, common: &Common) -> Result<Form, ApiError> {
+    let grammar = common.grammar()?;
+    let compile = |grammar| model.constraint(&grammar, "response_format");
+    Ok(Form { constraint: grammar.map(compile).transpose()?, ..Form::default() })
 }
 
 fn heading(kind: &str, id: &RequestId, model: &Model) -> Heading {

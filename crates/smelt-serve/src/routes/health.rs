@@ -38,7 +38,10 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
 
 /// The models that can be asked.
 pub(super) async fn models(State(shared): State<Arc<Shared>>) -> Response {
-    let all: Vec<Value> = shared.models.all().iter().map(told).collect();
+    let mut all: Vec<Value> = shared.models.all().iter().map(told).collect();
+    // Models that are not in memory are loaded when they are asked for.
+    let away = |name| json!({ "id": name, "object": "model", "created": 0, "owned_by": "smelt" });
+    all.extend(shared.models.away().into_iter().map(away));
     axum::Json(json!({ "object": "list", "data": all })).into_response()
 }
 

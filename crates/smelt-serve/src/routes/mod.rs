@@ -5,21 +5,27 @@ mod health;
 mod page;
 mod tokens;
 
+#[cfg(test)]
+pub(crate) use page::OPENAPI;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
-use axum::http::{HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
+use serde::Deserialize;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::account::{self, Accounts, REQUEST_ID};
+use crate::api::read;
 use crate::ask::work::Work;
-use crate::body::Bodies;
+use crate::body::{Bodies, Held};
 use crate::error::ApiError;
 use crate::keys::Keys;
 use crate::metrics::Metrics;
@@ -42,6 +48,35 @@ pub(crate) struct Shared {
     pub(crate) images_max: usize,
     pub(crate) preparing: Work,
     pub(crate) fetching: Work,
+}
+
+/// The model that a request names, whatever else it says.
+#[derive(Deserialize)]
+struct Named {
+    #[serde(default)]
+    model: Option<String>,
+}
+
+impl Shared {
+    /// Reads a request's body, and waits for the model it names if that is not in memory.
+    ///
+    /// # Errors
+    /// As reading does; 404 if there is no such model.
+    async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Held, ApiError> {
+        // Before a long body is read for nothing.
+        self.models.check()?;
+        let held = self.bodies.read(headers, body).await?;
+        if self.models.away().is_empty() {
+            return Ok(held);
+        }
+        let named = self.preparing.run(move || {
+            let named: Named = read::json(&held.bytes)?;
+            Ok((held, named.model))
+        });
+        let (held, name) = named.await?;
+        self.models.wake(name.as_deref()).await?;
+        Ok(held)
+    }
 }
 
 /// Who may ask, and how it is told of.
@@ -115,3 +150,6 @@ async fn wrong_method(request: Request) -> ApiError {
     let why = format!("{} takes no {}", request.uri().path(), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why).code("method_not_allowed")
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Response};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::Shared;
@@ -20,6 +21,8 @@ struct Tokenize {
     model: Option<String>,
     #[serde(default)]
     prompt: Option<String>,
+    #[serde(default)]
+    messages: Option<IgnoredAny>,
 }
 
 #[derive(Serialize)]
@@ -47,19 +50,21 @@ pub(super) async fn tokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    shared.models.check()?;
-    let held = shared.bodies.read(&headers, body).await?;
+    let held = shared.read(&headers, body).await?;
     let (models, images_max) = (Arc::clone(&shared.models), shared.images_max);
     let tokens = shared.preparing.run(move || {
         let asked: Tokenize = read::json(&held.bytes)?;
         let model = models.ask(asked.model.as_deref())?;
         let text = model.service.text();
-        let tokens = match asked.prompt {
-            Some(prompt) => {
+        let tokens = match (asked.prompt, asked.messages) {
+            (Some(_), Some(_)) => {
+                return Err(ApiError::field("prompt", "is given together with messages"));
+            }
+            (Some(prompt), None) => {
                 let tokens = text.tokenizer.encode(&prompt);
                 tokens.map_err(|error| ApiError::field("prompt", error))?
             }
-            None => {
+            (None, _) => {
                 let chat = Chat::read(&held.bytes)?;
                 if let Some((at, _)) = chat.elsewhere(images_max)?.first() {
                     let why = "pictures of other hosts are not counted; send a data: URI";
@@ -79,8 +84,7 @@ pub(super) async fn detokenize(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    shared.models.check()?;
-    let held = shared.bodies.read(&headers, body).await?;
+    let held = shared.read(&headers, body).await?;
     let models = Arc::clone(&shared.models);
     let prompt = shared.preparing.run(move || {
         let asked: Detokenize = read::json(&held.bytes)?;

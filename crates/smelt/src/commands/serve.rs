@@ -1,11 +1,16 @@
 //! `smelt serve`: answers OpenAI-style requests over HTTP.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use smelt_engine::llm::KvOptions;
-use smelt_runtime::deployment::Deployment;
+use smelt_runtime::accuracy::{golden, question};
+use smelt_runtime::deployment::{self, Deployment, Spec};
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
-use smelt_serve::{Ended, Keys, Options, Progress, Reach, ServeError, log_to_stderr, serve, tls};
+use smelt_serve::{
+    Ended, Found, Keys, Options, Progress, Purpose, Reach, ServeError, Source, log_to_stderr,
+    serve, tls,
+};
 
 use super::target;
 use crate::exit::{Exit, Failed};
@@ -19,19 +24,38 @@ const SLOTS_PER_ANSWER: usize = 2;
 
 pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     let options = options(flags)?;
-    let dir = target::directory(&flags.target, &flags.sets)?;
+    if flags.model_name.len() > flags.targets.len() {
+        return Err(Failed::usage("--model-name is given more often than there are models"));
+    }
+    let names = flags.model_name.iter().cloned().map(Some).chain(std::iter::repeat(None));
+    let loads: Vec<Load> = flags
+        .targets
+        .iter()
+        .zip(names)
+        .map(|(target, name)| Load {
+            target: target.clone(),
+            sets: flags.sets.clone(),
+            name,
+            kv: kv(&flags.memory, &flags.limits),
+            limits: limits(flags),
+            golden: flags.golden.clone(),
+        })
+        .collect();
+    // What cannot be found is told before anything is listened to.
+    let found: Vec<Found> = loads.iter().map(Load::find).collect::<Result<_, _>>()?;
+    let names: Vec<&str> = found.iter().map(|found| &found.name[..]).collect();
+    if let Some(twice) = names.iter().find(|name| names.iter().filter(|n| n == name).count() > 1) {
+        let why = format!("two models are called {twice:?}; tell them apart by --model-name");
+        return Err(Failed::usage(why));
+    }
     if options.keys.is_open() && !options.addr.ip().is_loopback() {
         tell("warning: whoever reaches this address may ask; --api-key-file names who may");
     }
     log_to_stderr(flags.log_json);
-    let (kv, limits) = (kv(&flags.memory, &flags.limits), limits(flags));
     let scheme = if options.tls.is_some() { "https" } else { "http" };
     let mut told = Ok(());
-    let ended = serve(
-        options,
-        move |progress| load(&dir, kv, limits, progress),
-        |addr| told = answer(format_args!("{scheme}://{addr}\n")),
-    );
+    let sources = loads.into_iter().map(Load::source).collect();
+    let ended = serve(options, sources, |addr| told = answer(format_args!("{scheme}://{addr}\n")));
     told?;
     match ended {
         Ok(Ended::Drained) => Ok(Exit::Ok),
@@ -39,6 +63,81 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
         Err(ServeError::Load(failed)) => Err(failed),
         Err(error) => Err(Failed::new(Exit::StageFailed, error)),
     }
+}
+
+/// How a model is found and loaded.
+#[derive(Clone)]
+struct Load {
+    target: PathBuf,
+    sets: Vec<String>,
+    name: Option<String>,
+    kv: KvOptions,
+    limits: service::Options,
+    golden: Option<PathBuf>,
+}
+
+impl Load {
+    fn source(self) -> Source<Failed> {
+        let find = self.clone();
+        Source {
+            find: Box::new(move || find.find()),
+            open: Box::new(move |found, purpose, progress| {
+                self.open(&found.dir, purpose, progress)
+            }),
+        }
+    }
+
+    /// Where the deployment is now.
+    fn find(&self) -> Result<Found, Failed> {
+        let dir = target::directory(&self.target, &self.sets)?;
+        let spec = deployment::read_spec(&dir)?;
+        let sizes = engines(&spec, &dir).into_iter().flat_map(fs::read_dir).flatten().flatten();
+        let bytes = sizes.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
+        let name = self.name.clone().unwrap_or(spec.model);
+        Ok(Found { dir, name, bytes })
+    }
+
+    /// Opens, checks and warms up the deployment in `dir`.
+    fn open(&self, dir: &Path, purpose: Purpose, progress: &Progress) -> Result<Service, Failed> {
+        progress.doing("opening the engines (1 of 3)");
+        let mut deployment = Deployment::open_with(dir, self.kv)?;
+        let engines = engines(&deployment.text.spec, dir);
+        progress.doing("comparing the engines with their digests (2 of 3)");
+        whole::once_a_boot(&engines, || deployment.verify_digests())?;
+        if let Some(why) = deployment.vision.untuned().or(deployment.llm.untuned()) {
+            tell(format_args!("warning: {why}; it runs untuned"));
+        }
+        if let (Purpose::Swap, Some(golden)) = (purpose, &self.golden) {
+            progress.doing("asking golden prompts");
+            all_right(&mut deployment, golden)?;
+        }
+        progress.doing("running every size of work once (3 of 3)");
+        let service = Service::start(deployment, self.limits).map_err(failed)?;
+        tell(fits(&service.plan()));
+        Ok(service)
+    }
+}
+
+/// The directories of a deployment's engines.
+fn engines(spec: &Spec, dir: &Path) -> [PathBuf; 2] {
+    [&spec.vision, &spec.llm].map(|engine| dir.join(engine))
+}
+
+/// Whether the prompts in `folder` are all answered right.
+fn all_right(deployment: &mut Deployment, folder: &Path) -> Result<(), Failed> {
+    let questions =
+        question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(Failed::usage)?;
+    for (number, question) in (1..).zip(&questions) {
+        let given = golden::ask(deployment, question, folder);
+        let given = given.map_err(|why| Failed::model(format!("golden prompt {number}: {why}")))?;
+        if !given.is_right {
+            let (prompt, answer, text) = (question.prompt(), &question.answer, given.text);
+            return Err(Failed::model(format!(
+                "golden prompt {number}, {prompt:?}, is answered {text:?} and not {answer:?}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn options(flags: &ServeFlags) -> Result<Options, Failed> {
@@ -50,7 +149,6 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
     };
     Ok(Options {
         addr: flags.addr,
-        model_name: flags.model_name.clone(),
         keys: keys(&flags.doors)?,
         cors_origins: cors_origin.clone(),
         tls,
@@ -60,6 +158,7 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
         connections_max: max_connections,
         drain_time_max: flags.drain,
         slow: flags.slow,
+        watch: flags.watch,
     })
 }
 
@@ -93,28 +192,6 @@ fn limits(flags: &ServeFlags) -> service::Options {
         kv: flags.memory.kv_memory.unwrap_or(KvMemory::Free),
         ..service::Options::default()
     }
-}
-
-/// Opens, checks and warms up the deployment in `dir`.
-fn load(
-    dir: &Path,
-    kv: KvOptions,
-    limits: service::Options,
-    progress: &Progress,
-) -> Result<Service, Failed> {
-    progress.doing("opening the engines (1 of 3)");
-    let deployment = Deployment::open_with(dir, kv)?;
-    let spec = &deployment.text.spec;
-    let engines = [&spec.vision, &spec.llm].map(|engine| dir.join(engine));
-    progress.doing("comparing the engines with their digests (2 of 3)");
-    whole::once_a_boot(&engines, || deployment.verify_digests())?;
-    if let Some(why) = deployment.vision.untuned().or(deployment.llm.untuned()) {
-        tell(format_args!("warning: {why}; it runs untuned"));
-    }
-    progress.doing("running every size of work once (3 of 3)");
-    let service = Service::start(deployment, limits).map_err(failed)?;
-    tell(fits(&service.plan()));
-    Ok(service)
 }
 
 fn failed(error: StartError) -> Failed {

@@ -20,14 +20,24 @@ const CONNECTIONS_MAX: u32 = 65_536;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeFlags {
-    /// A pipeline that builds a deployment, PIPELINE#STAGE, or a deployment's directory
-    pub(crate) target: PathBuf,
+    /// Pipelines that build deployments, PIPELINE#STAGE, or deployments' directories.  The first is loaded
+    /// at once, others when they are asked for
+    #[arg(required = true, value_name = "TARGET")]
+    pub(crate) targets: Vec<PathBuf>,
     /// Where to listen; port 0 is any that is free
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8000", value_parser = addr)]
     pub(crate) addr: SocketAddr,
-    /// What clients call the model (default: what its deployment does)
+    /// What clients call a model, in the order of the targets (default: what its deployment does)
     #[arg(long, value_name = "NAME")]
-    pub(crate) model_name: Option<String>,
+    pub(crate) model_name: Vec<String>,
+    /// Look for newer deployments of the pipelines so often, and put them in place without a pause; SIGHUP
+    /// asks for it once
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) watch: Option<Duration>,
+    /// Golden prompts, as `verify` takes them, that a newer deployment must answer right, or the older one
+    /// stays
+    #[arg(long, value_name = "DIR")]
+    pub(crate) golden: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) doors: DoorFlags,
     #[command(flatten)]

@@ -10,7 +10,7 @@ use smelt_engine::vision::VisionEngine;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference::{self, Image};
-use smelt_runtime::image::{Picture, Settings, tiles};
+use smelt_runtime::image::{Mosaic, Picture, Tiling, tiles};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use super::deployment;
@@ -146,7 +146,7 @@ fn seen(
         return Ok(Vec::new());
     }
     let tower = checkpoint.internvl3().map_err(Failed::model)?;
-    let settings = Settings { min_tiles: 1, max_tiles: 1, ..deployment::image(tower) };
+    let Tiling { image_size: side, scale, .. } = deployment::tiling(tower);
     let token = tokenizer.token(IMAGE_TOKEN).ok_or_else(|| {
         let dir = checkpoint.dir().display();
         Failed::model(format!("{dir}: {TOKENIZER_FILE} has no token {IMAGE_TOKEN}"))
@@ -161,11 +161,12 @@ fn seen(
     for path in &asked.pictures {
         progress(&format!("seeing {}", path.display()));
         let picture = Picture::open(path).map_err(Failed::model)?;
-        let tiles = tiles(&picture, &settings);
+        let mut pixels = Vec::new();
+        let tiles = tiles(&picture, Mosaic::ONE, side, 1);
+        tiles.iter().for_each(|tile| scale.planes(tile, &mut pixels));
         let embeds = match &mut engine {
-            Some(engine) => engine.encode(&tiles.pixels, tiles.count).map_err(Failed::model)?,
-            None => reference::vision_embeds(checkpoint, &tiles.pixels, tiles.count)
-                .map_err(Failed::model)?,
+            Some(engine) => engine.encode(&pixels, 1).map_err(Failed::model)?,
+            None => reference::vision_embeds(checkpoint, &pixels, 1).map_err(Failed::model)?,
         };
         prompts.push(Prompt { tokens: tokens.clone(), image: Some((token, embeds)) });
     }

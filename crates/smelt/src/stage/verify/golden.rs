@@ -18,9 +18,6 @@ use crate::exit::Failed;
 use crate::stage::deployment;
 use crate::stage::request::{Request, say};
 
-/// The file of prompts in its directory.
-const PROMPTS_FILE: &str = "questions.jsonl";
-
 /// A golden prompt as the artifact records it.
 #[derive(Debug, Serialize)]
 pub(super) struct Prompted {
@@ -40,7 +37,8 @@ pub(super) fn ask(
     record: &mut Vec<Prompted>,
 ) -> Result<Vec<String>, Failed> {
     let Parties { vision, llm, against, .. } = parties;
-    let questions = question::read(&folder.join(PROMPTS_FILE), None).map_err(Failed::usage)?;
+    let questions =
+        question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(Failed::usage)?;
     let engines = [request.input("vision")?, request.input("llm")?];
     let spec = deployment::spec(&against, "verified", engines)?;
     let deployment = Deployment::of_engines(against.dir(), spec, vision, llm);

@@ -1,0 +1,92 @@
+//! Reads what a checkpoint says of its pictures: `preprocessor_config.json`.
+//!
+//! The file is other people's, so what is not understood is passed over; what is missing is the
+//! family's own.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::scale::Scale;
+use crate::deployment::{DeploymentError, read_text};
+
+/// The file in its checkpoint.
+pub const PROCESSOR_FILE: &str = "preprocessor_config.json";
+
+/// What a checkpoint says of its pictures.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Processor {
+    /// Fewest pixels of a picture.
+    pub min_pixels: Option<usize>,
+    /// Most pixels of a picture.
+    pub max_pixels: Option<usize>,
+    /// From bytes to what the model reads.
+    pub scale: Option<Scale>,
+}
+
+/// The fields, by both of their names.
+#[derive(Deserialize)]
+struct Fields {
+    min_pixels: Option<usize>,
+    max_pixels: Option<usize>,
+    size: Option<serde_json::Value>,
+    image_mean: Option<[f32; 3]>,
+    image_std: Option<[f32; 3]>,
+}
+
+impl Processor {
+    /// Of the checkpoint in `dir`; nothing said where the file is not there.
+    ///
+    /// # Errors
+    /// [`DeploymentError`] naming the file if it cannot be read.
+    pub fn of_checkpoint(dir: &Path) -> Result<Self, DeploymentError> {
+        let path = dir.join(PROCESSOR_FILE);
+        if !path.exists() {
+            return Ok(Self::default());
+        }
+        let fields: Fields = serde_json::from_str(&read_text(&path)?).map_err(|error| {
+            let why = format!("not what says how pictures are prepared: {error}");
+            DeploymentError::Bad { path, why }
+        })?;
+        let edge = |name: &str| fields.size.as_ref()?.get(name)?.as_u64()?.try_into().ok();
+        let scale = fields.image_mean.zip(fields.image_std);
+        Ok(Self {
+            min_pixels: fields.min_pixels.or_else(|| edge("shortest_edge")),
+            max_pixels: fields.max_pixels.or_else(|| edge("longest_edge")),
+            scale: scale.map(|(mean, std)| Scale { mean, std }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Processor, String> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(PROCESSOR_FILE), text).unwrap();
+        Processor::of_checkpoint(dir.path()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn limits_have_two_names() {
+        // As Qwen2.5-VL and Qwen3-VL are published.
+        let old = r#"{"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}"#;
+        let new = r#"{"size": {"longest_edge": 16777216, "shortest_edge": 65536}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}"#;
+        let processor = |min, max, scale| Processor {
+            min_pixels: Some(min),
+            max_pixels: Some(max),
+            scale: Some(scale),
+        };
+        assert_eq!(read(old), Ok(processor(3136, 12_845_056, Scale::CLIP)));
+        assert_eq!(read(new), Ok(processor(65_536, 16_777_216, Scale::HALVES)));
+        assert_eq!(read(r#"{"size": 448}"#), Ok(Processor::default()));
+    }
+
+    #[test]
+    fn a_missing_file_says_nothing_and_a_broken_one_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Processor::of_checkpoint(dir.path()).unwrap(), Processor::default());
+        assert!(read("{").unwrap_err().contains("preprocessor_config.json: not what says"));
+    }
+}

@@ -1,0 +1,142 @@
+//! Gives each tile of a picture to the engine that is worth its tokens.
+//!
+//! Scores of tiles come in, an engine for each comes out: by thresholds, or so that all tiles
+//! together keep to a number of tokens.  Plain functions over numbers; a flat sky is not worth what
+//! small print is.  Knows nothing of engines.
+
+use serde::{Deserialize, Serialize};
+
+/// The score from which each larger engine is worth its tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Router {
+    /// Rising scores of [`texture`], one fewer than there are engines.
+    pub thresholds: Vec<f32>,
+}
+
+impl Router {
+    /// Why these thresholds do not choose between `engines`, if they do not.
+    pub fn fault(&self, engines: usize) -> Option<String> {
+        let Self { thresholds } = self;
+        if thresholds.len() + 1 != engines {
+            let found = thresholds.len();
+            return Some(format!(
+                "{found} thresholds do not choose between {engines} vision engines"
+            ));
+        }
+        let is_sound = thresholds.is_sorted() && thresholds.iter().all(|at| at.is_finite());
+        (!is_sound).then(|| "thresholds must be finite and rise".to_owned())
+    }
+
+    /// The engine of each tile: as many thresholds as its score reaches.
+    pub fn by_thresholds(&self, scores: &[f32]) -> Vec<usize> {
+        scores.iter().map(|score| self.thresholds.partition_point(|at| at <= score)).collect()
+    }
+}
+
+/// How much detail a tile of `[side, side, 3]` bytes has: the standard deviation of the Laplacian of
+/// its grey levels, 0 for one colour, 1020 at most.  A tile of less than three rows has none.
+pub fn texture(rgb: &[u8], side: usize) -> f32 {
+    // Weights of ITU-R BT.601 in 256ths; integers, so that the score is the same everywhere.
+    let grey = |pixel: &[u8]| {
+        (77 * i64::from(pixel[0]) + 150 * i64::from(pixel[1]) + 29 * i64::from(pixel[2])) >> 8
+    };
+    let grey: Vec<i64> = rgb.chunks_exact(3).map(grey).collect();
+    let (mut sum, mut squares, mut count) = (0i64, 0i64, 0i64);
+    for row in 1..side.saturating_sub(1) {
+        for at in row * side + 1..(row + 1) * side - 1 {
+            let around = grey[at - 1] + grey[at + 1] + grey[at - side] + grey[at + side];
+            let laplacian = around - 4 * grey[at];
+            (sum, squares, count) = (sum + laplacian, squares + laplacian * laplacian, count + 1);
+        }
+    }
+    let count = count.max(1) as f64;
+    let mean = sum as f64 / count;
+    (squares as f64 / count - mean * mean).max(0.0).sqrt() as f32
+}
+
+/// `wanted` engines, lowered until all tiles together take no more than `budget` tokens, of which an
+/// engine takes `costs`, rising.  The tile of the least score goes down to the smallest engine before
+/// the next one does, of equal ones the last first; when all are there, nothing is left to do.
+pub fn within(wanted: &[usize], scores: &[f32], costs: &[usize], budget: usize) -> Vec<usize> {
+    let mut grids = wanted.to_vec();
+    let mut total: usize = grids.iter().map(|grid| costs[*grid]).sum();
+    let mut order: Vec<usize> = (0..grids.len()).collect();
+    order.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]).then(b.cmp(a)));
+    for tile in order {
+        while total > budget && grids[tile] > 0 {
+            total -= costs[grids[tile]] - costs[grids[tile] - 1];
+            grids[tile] -= 1;
+        }
+    }
+    grids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flat_tiles_have_no_texture_and_small_print_has() {
+        let side = 16;
+        let tile = |grey: fn(usize, usize) -> u8| -> Vec<u8> {
+            (0..side * side).flat_map(|at| [grey(at % side, at / side); 3]).collect()
+        };
+        let flat = texture(&tile(|_, _| 200), side);
+        let ramp = texture(&tile(|x, _| (x * 10) as u8), side);
+        let stripes = texture(&tile(|x, _| if x % 4 < 2 { 0 } else { 255 }), side);
+        let chess = texture(&tile(|x, y| if (x + y) % 2 == 0 { 0 } else { 255 }), side);
+        assert_eq!((flat, ramp), (0.0, 0.0));
+        assert!(stripes > 200.0 && chess > stripes && chess <= 1020.0, "{stripes} {chess}");
+        assert_eq!(texture(&[1; 12], 2), 0.0);
+    }
+
+    #[test]
+    fn scores_reach_thresholds() {
+        let router = Router { thresholds: vec![5.0, 20.0] };
+        assert_eq!(router.by_thresholds(&[0.0, 4.9, 5.0, 19.0, 20.0, 400.0]), [0, 0, 1, 1, 2, 2]);
+        assert_eq!(router.fault(3), None);
+        assert!(router.fault(2).is_some());
+        assert!(Router { thresholds: vec![5.0, 1.0] }.fault(3).is_some());
+        assert!(Router { thresholds: vec![f32::NAN] }.fault(2).is_some());
+    }
+
+    #[test]
+    fn the_plainest_tiles_pay_for_a_budget() {
+        let (costs, scores) = ([16, 64, 256], [30.0, 1.0, 90.0, 1.0]);
+        let within = |budget| within(&[2; 4], &scores, &costs, budget);
+        assert_eq!(within(1024), [2, 2, 2, 2]);
+        assert_eq!(within(1000), [2, 2, 2, 1]);
+        assert_eq!(within(600), [2, 1, 2, 0]);
+        assert_eq!(within(400), [1, 0, 2, 0]);
+        assert_eq!(within(0), [0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn any_budget_is_kept_to_and_no_finer_tile_is_paid_for_by_more_than_it_must() {
+        let mut state = 7u64;
+        let mut random = |end: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % end
+        };
+        let costs = [10, 25, 60, 100];
+        for _ in 0..2_000 {
+            let count = 1 + random(12) as usize;
+            let wanted: Vec<usize> = (0..count).map(|_| random(4) as usize).collect();
+            let scores: Vec<f32> = (0..count).map(|_| random(50) as f32).collect();
+            let budget = random(1_000) as usize;
+            let found = within(&wanted, &scores, &costs, budget);
+            let total = |grids: &[usize]| grids.iter().map(|grid| costs[*grid]).sum::<usize>();
+            assert!(total(&found) <= budget || found.iter().all(|grid| *grid == 0));
+            assert!(found.iter().zip(&wanted).all(|(found, wanted)| found <= wanted));
+            if total(&wanted) <= budget {
+                assert_eq!(found, wanted);
+            }
+            for (a, b) in (0..count).flat_map(|a| (0..count).map(move |b| (a, b))) {
+                // Whoever paid, did so after all that are plainer had paid all they could.
+                let paid = found[a] < wanted[a];
+                assert!(!paid || scores[b] >= scores[a] || found[b] == 0, "{scores:?} {found:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Turns bytes of pixels into the numbers a model reads.
+//!
+//! Knows nothing of sizes.
+
+use serde::{Deserialize, Serialize};
+
+/// How a channel, from 0 to 1, is shifted and stretched.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scale {
+    /// Subtracted from each channel.
+    pub mean: [f32; 3],
+    /// Then divides each channel.
+    pub std: [f32; 3],
+}
+
+impl Scale {
+    /// The channels' means and deviations on ImageNet, which the InternVL models use.
+    pub const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
+    /// Those of CLIP's pictures, which Qwen2-VL and Qwen2.5-VL use too.
+    pub const CLIP: Self = Self {
+        mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
+        std: [0.268_629_54, 0.261_302_58, 0.275_777_11],
+    };
+    /// From -1 to 1, as Qwen3-VL has it.
+    pub const HALVES: Self = Self { mean: [0.5; 3], std: [0.5; 3] };
+
+    /// What is wrong with these numbers, if anything.
+    pub fn fault(&self) -> Option<&'static str> {
+        let are_finite = |values: [f32; 3]| values.iter().all(|x| x.is_finite());
+        let is_sound = are_finite(self.mean) && are_finite(self.std) && !self.std.contains(&0.0);
+        (!is_sound).then_some("mean and std must be finite, and std not zero")
+    }
+
+    /// What each byte of each channel becomes.  All in single floats, in this order, as the
+    /// reference processors have it.
+    pub fn table(&self) -> [[f32; 256]; 3] {
+        let number = |channel: usize, byte: usize| {
+            (byte as f32 / 255.0 - self.mean[channel]) / self.std[channel]
+        };
+        std::array::from_fn(|channel| std::array::from_fn(|byte| number(channel, byte)))
+    }
+
+    /// `[height, width, 3]` bytes as `[3, height, width]`, behind what `out` holds.
+    pub fn planes(&self, rgb: &[u8], out: &mut Vec<f32>) {
+        for (channel, table) in self.table().iter().enumerate() {
+            let bytes = rgb[channel.min(rgb.len())..].iter().step_by(3);
+            out.extend(bytes.map(|byte| table[usize::from(*byte)]));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Holds what a conversation shows: a picture, or the frames of a clip.
+
+use super::eyes::Wish;
+use super::picture::Picture;
+
+/// The most frames of a clip; the processors of published models take as many.
+pub const FRAMES_MAX: usize = 768;
+
+/// The slowest and fastest clip, in frames a second: a frame a minute, and slow-motion cameras.
+pub const FPS: std::ops::RangeInclusive<f64> = 1.0 / 60.0..=1000.0;
+
+/// A clip that cannot be shown.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum ClipError {
+    /// There is nothing to see, or too much.
+    #[error("a clip has 1 to {FRAMES_MAX} frames, not {0}")]
+    Frames(usize),
+    /// Its speed is none.
+    #[error("a clip has between 1/60 and 1000 frames a second, not {0}")]
+    Fps(f64),
+}
+
+/// What stands at one place of a conversation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shown {
+    frames: Vec<Picture>,
+    /// Frames a second; nothing of a picture.
+    fps: Option<f64>,
+    /// How its sender wants it to be looked at.
+    pub wish: Wish,
+}
+
+impl From<Picture> for Shown {
+    fn from(picture: Picture) -> Self {
+        Self { frames: vec![picture], fps: None, wish: Wish::default() }
+    }
+}
+
+impl Shown {
+    /// A clip of frames that follow each other at so many a second.
+    ///
+    /// # Errors
+    /// [`ClipError`] naming what is out of bounds.
+    pub fn clip(frames: Vec<Picture>, fps: f64) -> Result<Self, ClipError> {
+        if !(1..=FRAMES_MAX).contains(&frames.len()) {
+            return Err(ClipError::Frames(frames.len()));
+        }
+        if !FPS.contains(&fps) {
+            return Err(ClipError::Fps(fps));
+        }
+        Ok(Self { frames, fps: Some(fps), wish: Wish::default() })
+    }
+
+    /// The same, to be looked at as `wish` says.
+    #[must_use]
+    pub fn with(mut self, wish: Wish) -> Self {
+        self.wish = wish;
+        self
+    }
+
+    /// The frames, one of a picture.
+    pub fn frames(&self) -> &[Picture] {
+        &self.frames
+    }
+
+    /// Frames a second of a clip; nothing of a picture.
+    pub fn fps(&self) -> Option<f64> {
+        self.fps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clips_have_frames_and_a_speed() {
+        let frames = |count| vec![Picture::from_rgb(1, 1, vec![0; 3]).unwrap(); count];
+        assert_eq!(Shown::clip(frames(2), 2.0).unwrap().fps(), Some(2.0));
+        assert_eq!(Shown::clip(frames(0), 2.0), Err(ClipError::Frames(0)));
+        assert_eq!(Shown::clip(frames(769), 2.0), Err(ClipError::Frames(769)));
+        for fps in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-9] {
+            assert!(matches!(Shown::clip(frames(1), fps), Err(ClipError::Fps(_))), "{fps}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Owns the models that answer, and gives them out by name.
+//!
+//! A model is there, or is loaded when somebody asks for it; whoever wants one asks each time, since it may
+//! be another one the next time.  Knows nothing of requests.
+
+mod loader;
+mod room;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::http::StatusCode;
+use smelt_runtime::grammar::{Constraint, Grammar};
+use smelt_runtime::service::Service;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use crate::error::ApiError;
+pub(crate) use loader::Loader;
+pub use loader::{Find, Found, Open, Purpose, Source};
+
+/// When to come again while a model is loaded: a second or two each gigabyte.
+const LOADING_RETRY: Duration = Duration::from_secs(2);
+
+/// How long a request waits for its model: a large one is read from a slow card.
+const WAKE_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// When to come again while the server ends: another one has taken its place by then.
+pub(crate) const DRAINING_RETRY: Duration = Duration::from_secs(5);
+
+/// Orders that may wait: a loader that is busy will look at everything anyhow.
+const ORDERS_MAX: usize = 64;
+
+/// What the loader is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The model at this place.
+    Load(usize),
+    /// Newer deployments of those that are loaded.
+    Refresh,
+}
+
+/// How far a model is.
+#[derive(Clone, Debug)]
+enum State {
+    /// Not in memory.
+    Away,
+    /// What is being done.
+    Loading(String),
+    Ready(Model),
+    /// Why it cannot be loaded.
+    Failed(String),
+}
+
+/// A model that answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    /// How clients call it.
+    pub(crate) name: String,
+    /// Seconds since 1970 when it was loaded.
+    pub(crate) created: u64,
+    /// Who does it.
+    pub(crate) service: Service,
+}
+
+impl Model {
+    fn new(name: String, service: Service) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        Self { name, created, service }
+    }
+
+    /// What holds an answer to `grammar`, which the field `param` of a request asks for.
+    ///
+    /// # Errors
+    /// 400, saying what is wrong with the grammar.
+    pub(crate) fn constraint(
+        &self,
+        grammar: &Grammar,
+        param: &str,
+    ) -> Result<Constraint, ApiError> {
+        let compiler = self.service.text().compiler();
+        let compiler = compiler.map_err(|error| ApiError::field(param, error))?;
+        compiler.compile(grammar).map_err(|error| ApiError::field(param, error))
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    state: State,
+    /// When it was asked last: larger is later.
+    used: u64,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    entries: Vec<Entry>,
+    clock: u64,
+}
+
+/// The models of a server.
+#[derive(Debug)]
+pub(crate) struct Models {
+    inner: Mutex<Inner>,
+    orders: SyncSender<Order>,
+    /// A model is there, or will not be.
+    changed: Notify,
+    /// The first model was there.
+    has_begun: AtomicBool,
+    is_draining: AtomicBool,
+}
+
+/// What `/health` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    Ready,
+    /// What is being done.
+    Loading(String),
+    Draining,
+    /// A thread is gone, which is a fault of smelt.
+    Failed,
+}
+
+/// Tells what a loading model is doing.
+#[derive(Debug)]
+pub struct Progress {
+    models: Arc<Models>,
+    at: Option<usize>,
+}
+
+impl Progress {
+    /// Of the model at a place; of none that anybody waits for without one.
+    fn new(models: &Arc<Models>, at: Option<usize>) -> Self {
+        Self { models: Arc::clone(models), at }
+    }
+
+    /// It is doing this now.
+    pub fn doing(&self, what: &str) {
+        tracing::info!("{what}");
+        if let Some(at) = self.at {
+            self.models.set(at, State::Loading(what.to_owned()));
+        }
+    }
+}
+
+impl Models {
+    /// So many models that are still to be loaded, and what is ordered of who loads them.
+    pub(crate) fn new(count: usize) -> (Self, Receiver<Order>) {
+        let (orders, receiver) = mpsc::sync_channel(ORDERS_MAX);
+        let entry = |_| Entry { name: String::new(), state: State::Away, used: 0 };
+        let mut entries: Vec<Entry> = (0..count).map(entry).collect();
+        if let Some(first) = entries.first_mut() {
+            first.state = State::Loading("starting".to_owned());
+        }
+        let inner = Mutex::new(Inner { entries, clock: 0 });
+        let (changed, has_begun, is_draining) = (Notify::new(), false.into(), false.into());
+        (Self { inner, orders, changed, has_begun, is_draining }, receiver)
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a model into a state; gives the one it was in.
+    fn set(&self, at: usize, state: State) -> State {
+        let before = std::mem::replace(&mut self.inner().entries[at].state, state);
+        self.changed.notify_waiters();
+        before
+    }
+
+    /// How clients call the model.
+    fn name(&self, at: usize, name: String) {
+        self.inner().entries[at].name = name;
+    }
+
+    /// The model is there.  Gives the one whose place it takes.
+    fn ready(&self, at: usize, name: String, service: Service) -> Option<Service> {
+        self.name(at, name.clone());
+        let before = self.set(at, State::Ready(Model::new(name, service)));
+        self.has_begun.store(true, Ordering::Release);
+        // Who was told to end meanwhile has nothing to begin with.
+        if self.is_draining() {
+            self.drain();
+        }
+        match before {
+            State::Ready(model) => Some(model.service),
+            State::Away | State::Loading(_) | State::Failed(_) => None,
+        }
+    }
+
+    /// The model cannot be loaded.
+    fn failed(&self, at: usize, why: String) {
+        self.set(at, State::Failed(why));
+    }
+
+    /// Takes the model out of memory.
+    fn unload(&self, at: usize) -> Option<Service> {
+        match self.set(at, State::Away) {
+            State::Ready(model) => Some(model.service),
+            State::Away | State::Loading(_) | State::Failed(_) => None,
+        }
+    }
+
+    /// The model at a place, if it is there, and when it was asked last.
+    fn loaded(&self, at: usize) -> Option<(Service, u64)> {
+        let inner = self.inner();
+        let entry = inner.entries.get(at)?;
+        match &entry.state {
+            State::Ready(model) => Some((model.service.clone(), entry.used)),
+            State::Away | State::Loading(_) | State::Failed(_) => None,
+        }
+    }
+
+    /// Has newer deployments looked for.
+    pub(crate) fn refresh(&self) {
+        // A loader with so much to do looks by itself.
+        _ = self.orders.try_send(Order::Refresh);
+    }
+
+    /// Takes nothing new from now on.
+    pub(crate) fn drain(&self) {
+        self.is_draining.store(true, Ordering::Release);
+        self.all().iter().for_each(|model| model.service.drain());
+    }
+
+    fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Acquire)
+    }
+
+    /// The models that answer.
+    pub(crate) fn all(&self) -> Vec<Model> {
+        let ready = |entry: &Entry| match &entry.state {
+            State::Ready(model) => Some(model.clone()),
+            State::Away | State::Loading(_) | State::Failed(_) => None,
+        };
+        self.inner().entries.iter().filter_map(ready).collect()
+    }
+
+    /// The names of models that can be asked for and are not there.
+    pub(crate) fn away(&self) -> Vec<String> {
+        let is_away = |entry: &&Entry| !matches!(entry.state, State::Ready(_));
+        let inner = self.inner();
+        let named = inner.entries.iter().filter(|entry| !entry.name.is_empty());
+        named.filter(is_away).map(|entry| entry.name.clone()).collect()
+    }
+
+    /// Whether any model could be asked.
+    ///
+    /// # Errors
+    /// 503, saying what is awaited.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        match self.health() {
+            Health::Ready => Ok(()),
+            Health::Loading(doing) => Err(loading(&doing)),
+            Health::Draining => {
+                let why = "the server is ending and takes nothing new";
+                Err(ApiError::unavailable(why, "draining", DRAINING_RETRY))
+            }
+            Health::Failed => Err(ApiError::failed("the engine's thread has ended; restart smelt")),
+        }
+    }
+
+    /// The model called `name`; the first, if no name is given.
+    ///
+    /// # Errors
+    /// 404 if there is none of that name, 503 while it is not ready: [`Self::wake`] it before.
+    pub(crate) fn ask(&self, name: Option<&str>) -> Result<Model, ApiError> {
+        self.check()?;
+        let at = self.place(name)?;
+        let mut inner = self.inner();
+        inner.clock += 1;
+        let used = inner.clock;
+        let entry = &mut inner.entries[at];
+        entry.used = used;
+        match &entry.state {
+            State::Ready(model) => Ok(model.clone()),
+            State::Loading(doing) => Err(loading(doing)),
+            State::Away => Err(loading("it is not in memory")),
+            State::Failed(why) => {
+                let why = format!("the model {:?} cannot be loaded: {why}", entry.name);
+                Err(ApiError::unavailable(why, "model_failed", LOADING_RETRY))
+            }
+        }
+    }
+
+    /// Waits until the model called `name` is there, or cannot be.
+    ///
+    /// # Errors
+    /// 404 if there is none of that name.
+    pub(crate) async fn wake(&self, name: Option<&str>) -> Result<(), ApiError> {
+        let at = self.place(name)?;
+        if !self.want(at) {
+            return Ok(());
+        }
+        let waited = async {
+            loop {
+                let changed = self.changed.notified();
+                let state = self.inner().entries[at].state.clone();
+                if !matches!(state, State::Loading(_)) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        // Who waited too long is told to come again.
+        _ = timeout(WAKE_TIME_MAX, waited).await;
+        Ok(())
+    }
+
+    /// Has a model loaded that is not there; says whether it is worth waiting for.
+    fn want(&self, at: usize) -> bool {
+        let mut inner = self.inner();
+        let state = &mut inner.entries[at].state;
+        match state {
+            State::Ready(_) => false,
+            State::Loading(_) => true,
+            // A failure of before is tried again.
+            State::Away | State::Failed(_) => {
+                let is_ordered = self.orders.try_send(Order::Load(at)).is_ok();
+                if is_ordered {
+                    *state = State::Loading("waiting for other models".to_owned());
+                }
+                is_ordered
+            }
+        }
+    }
+
+    fn place(&self, name: Option<&str>) -> Result<usize, ApiError> {
+        let inner = self.inner();
+        let is_meant = |entry: &Entry| name.is_none_or(|name| entry.name == name);
+        inner.entries.iter().position(is_meant).ok_or_else(|| {
+            let known: Vec<&str> = inner.entries.iter().map(|entry| &entry.name[..]).collect();
+            let name = name.unwrap_or_default();
+            let why = format!("there is no model {name:?}, but {}", known.join(", "));
+            let error = ApiError::new(StatusCode::NOT_FOUND, why).code("model_not_found");
+            ApiError { param: Some("model".to_owned()), ..error }
+        })
+    }
+
+    /// How the server is.
+    pub(crate) fn health(&self) -> Health {
+        if self.is_draining() {
+            return Health::Draining;
+        }
+        let has_begun = self.has_begun.load(Ordering::Acquire);
+        let inner = self.inner();
+        let mut states = inner.entries.iter().map(|entry| &entry.state);
+        let is_dead = |state: &State| match state {
+            State::Ready(model) => !model.service.is_alive(),
+            State::Away | State::Loading(_) | State::Failed(_) => false,
+        };
+        match inner.entries.first().map(|first| &first.state) {
+            _ if states.any(is_dead) => Health::Failed,
+            Some(State::Loading(doing)) if !has_begun => Health::Loading(doing.clone()),
+            // What is not in memory is loaded when it is asked for.
+            _ => Health::Ready,
+        }
+    }
+}
+
+fn loading(doing: &str) -> ApiError {
+    let why = format!("the model is not ready: {doing}");
+    ApiError::unavailable(why, "model_loading", LOADING_RETRY)
+}

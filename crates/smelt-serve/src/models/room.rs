@@ -1,0 +1,78 @@
+//! Says which models leave memory so that others have room.
+//!
+//! Plain arithmetic.  Knows no model.
+
+/// A model in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Resident {
+    /// Bytes of its engines.
+    pub(super) bytes: u64,
+    /// When it was asked last: larger is later.
+    pub(super) used: u64,
+    /// Whether it is answering somebody.
+    pub(super) is_busy: bool,
+}
+
+/// What stays free for the rest of the machine, as a part of its memory.
+const FREE_PART_MIN: f64 = 0.05;
+
+/// The places of models to unload so that `need` bytes more than are `available` come free: of those
+/// that answer nobody, the ones that were asked longest ago.  Nothing if that does not suffice.
+pub(super) fn make_room(loaded: &[Resident], need: u64, available: u64) -> Option<Vec<usize>> {
+    let mut idle: Vec<usize> = (0..loaded.len()).filter(|at| !loaded[*at].is_busy).collect();
+    idle.sort_unstable_by_key(|at| loaded[*at].used);
+    let (mut free, mut leaving) = (available, Vec::new());
+    for at in idle {
+        if free >= need {
+            break;
+        }
+        free += loaded[at].bytes;
+        leaving.push(at);
+    }
+    (free >= need).then_some(leaving)
+}
+
+/// The place of the model to unload since the machine runs out of memory, if one may go: the one that
+/// was asked last stays.
+pub(super) fn relieve(loaded: &[Resident], available: u64, total: u64) -> Option<usize> {
+    if available as f64 >= total as f64 * FREE_PART_MIN {
+        return None;
+    }
+    let last = loaded.iter().map(|model| model.used).max();
+    let others = loaded.iter().enumerate().filter(|(_, model)| Some(model.used) != last);
+    let idle = others.filter(|(_, model)| !model.is_busy);
+    idle.min_by_key(|(_, model)| model.used).map(|(at, _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loaded(models: &[(u64, u64, bool)]) -> Vec<Resident> {
+        models.iter().map(|&(bytes, used, is_busy)| Resident { bytes, used, is_busy }).collect()
+    }
+
+    #[track_caller]
+    fn check(models: &[(u64, u64, bool)], need: u64, available: u64, expect: Option<&[usize]>) {
+        let found = make_room(&loaded(models), need, available);
+        assert_eq!(found.as_deref(), expect);
+    }
+
+    #[test]
+    fn who_was_asked_longest_ago_makes_room() {
+        check(&[], 5, 5, Some(&[]));
+        check(&[], 6, 5, None);
+        check(&[(3, 9, false), (3, 7, false), (3, 8, false)], 9, 4, Some(&[1, 2]));
+        check(&[(3, 9, false), (3, 7, true), (3, 8, false)], 9, 4, Some(&[2, 0]));
+        check(&[(3, 9, false), (3, 7, true)], 9, 4, None);
+    }
+
+    #[test]
+    fn under_pressure_all_but_the_last_may_go() {
+        let models = loaded(&[(3, 9, false), (3, 7, true), (3, 8, false)]);
+        assert_eq!(relieve(&models, 50, 1000), None);
+        assert_eq!(relieve(&models, 49, 1000), Some(2));
+        assert_eq!(relieve(&models[..2], 49, 1000), None, "the other one is busy");
+        assert_eq!(relieve(&models[..1], 0, 1000), None);
+    }
+}

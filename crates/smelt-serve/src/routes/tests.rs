@@ -1,0 +1,177 @@
+use axum::body::Body;
+use axum::http::header::{CONTENT_LENGTH, ORIGIN, RETRY_AFTER};
+use http_body_util::BodyExt as _;
+use serde_json::Value;
+use tower::ServiceExt as _;
+
+use super::page::{OPENAPI, PAGE};
+use super::*;
+use crate::collect::{OfMemory, OfModels};
+
+/// A server whose model is never ready.
+fn router(keys: &[&str], origins: &[&'static str]) -> Router {
+    let models = Arc::new(Models::new(1).0);
+    let shared = Shared {
+        metrics: Arc::new(Metrics::new(vec![
+            Box::new(OfModels(Arc::clone(&models))),
+            Box::new(OfMemory),
+        ])),
+        models,
+        bodies: Bodies::new(1 << 20),
+        remote: None,
+        images_max: 4,
+        preparing: Work::preparing(),
+        fetching: Work::fetching(),
+    };
+    let doors = Doors {
+        keys: Keys::new(keys).unwrap(),
+        cors_origins: origins.iter().copied().map(HeaderValue::from_static).collect(),
+        slow: Duration::from_secs(30),
+    };
+    super::router(Arc::new(shared), doors)
+}
+
+/// The response, and its body as JSON where it is some.
+fn ask(router: &Router, request: axum::http::Request<Body>) -> (Response, Value) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let response = router.clone().oneshot(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let json = serde_json::from_slice(&bytes).unwrap_or_default();
+        (Response::from_parts(head, Body::from(bytes)), json)
+    })
+}
+
+fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> axum::http::Request<Body> {
+    let mut request = axum::http::Request::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(Body::from("{}")).unwrap()
+}
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// Methods and paths of the description, with something in place of what varies.
+fn described() -> Vec<(String, String)> {
+    let document: Value = serde_json::from_str(OPENAPI).unwrap();
+    let mut all = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for method in item.as_object().unwrap().keys().filter(|key| *key != "parameters") {
+            all.push((method.to_uppercase(), path.replace("{model}", "m")));
+        }
+    }
+    all
+}
+
+#[test]
+fn nothing_but_health_is_answered_without_a_key() {
+    let router = router(&["right"], &[]);
+    for (method, path) in described() {
+        let (response, json) = ask(&router, request(&method, &path, &[JSON]));
+        assert_eq!(response.status() == 401, path != "/health", "{method} {path}");
+        if path != "/health" {
+            assert_eq!(json["error"]["code"], "invalid_api_key");
+            assert_eq!(json["error"]["type"], "authentication_error");
+        }
+        let wrong = ("authorization", "Bearer wrong");
+        let (response, _) = ask(&router, request(&method, &path, &[JSON, wrong]));
+        assert_eq!(response.status() == 401, path != "/health", "{method} {path}");
+        let right = ("authorization", "Bearer right");
+        let (response, _) = ask(&router, request(&method, &path, &[JSON, right]));
+        assert_ne!(response.status(), 401, "{method} {path}");
+    }
+    for path in ["/nothing", "/health/", "//health", "/v1"] {
+        let (response, _) = ask(&router, request("GET", path, &[]));
+        assert_eq!(response.status(), 401, "{path}");
+    }
+}
+
+#[test]
+fn what_is_described_is_there_and_nothing_else() {
+    let router = router(&[], &[]);
+    for (method, path) in described() {
+        let (response, _) = ask(&router, request(&method, &path, &[JSON]));
+        let is_there = ![404, 405].contains(&response.status().as_u16());
+        assert!(is_there, "{method} {path}: {}", response.status());
+        let other = if method == "GET" { "POST" } else { "GET" };
+        let (response, json) = ask(&router, request(other, &path, &[JSON]));
+        assert_eq!(response.status(), 405, "{other} {path}");
+        assert_eq!(json["error"]["code"], "method_not_allowed");
+    }
+    let (response, json) = ask(&router, request("GET", "/v2", &[]));
+    assert_eq!((response.status().as_u16(), &json["error"]["code"]), (404, &"not_found".into()));
+}
+
+#[test]
+fn who_comes_too_early_is_told_to_come_again() {
+    let router = router(&[], &[]);
+    let (response, json) = ask(&router, request("GET", "/health", &[]));
+    assert_eq!(response.status(), 503);
+    assert_eq!(json["progress"], "starting");
+    for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
+        let (response, json) = ask(&router, request("POST", path, &[JSON]));
+        assert_eq!(response.status(), 503, "{path}");
+        assert_eq!(json["error"]["code"], "model_loading");
+        assert!(response.headers().contains_key(RETRY_AFTER));
+    }
+    let (response, json) = ask(&router, request("GET", "/v1/models", &[]));
+    assert_eq!((response.status().as_u16(), json["data"].as_array().unwrap().len()), (200, 0));
+}
+
+#[test]
+fn requests_have_names() {
+    let router = router(&["right"], &[]);
+    let (response, _) = ask(&router, request("GET", "/v2", &[("x-request-id", "mine")]));
+    assert_eq!(response.headers()[REQUEST_ID], "mine");
+    let (response, _) = ask(&router, request("GET", "/v2", &[("x-request-id", "not mine")]));
+    assert_ne!(response.headers()[REQUEST_ID], "not mine");
+}
+
+#[test]
+fn pages_of_other_origins_are_refused_unless_they_are_named() {
+    let preflight = |router: &Router, origin: &str| {
+        let asked = [
+            (ORIGIN.as_str(), origin),
+            ("access-control-request-method", "POST"),
+            ("access-control-request-headers", "authorization"),
+        ];
+        let (response, _) = ask(router, request("OPTIONS", "/v1/chat/completions", &asked));
+        let allowed = response.headers().get("access-control-allow-origin");
+        allowed.map(|value| value.to_str().unwrap().to_owned())
+    };
+    assert_eq!(preflight(&router(&[], &[]), "https://a.example"), None);
+    let named = router(&["right"], &["https://a.example"]);
+    assert_eq!(preflight(&named, "https://a.example").as_deref(), Some("https://a.example"));
+    assert_eq!(preflight(&named, "https://b.example"), None);
+    assert_eq!(preflight(&router(&[], &["*"]), "null").as_deref(), Some("*"));
+}
+
+#[test]
+fn requests_are_counted_by_what_they_are() {
+    let router = router(&[], &[]);
+    ask(&router, request("GET", "/v1/models", &[]));
+    ask(&router, request("GET", "/secret/1", &[]));
+    ask(&router, request("GET", "/v1/models/a/b", &[(CONTENT_LENGTH.as_str(), "0")]));
+    let (response, _) = ask(&router, request("GET", "/metrics", &[]));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let text = runtime.block_on(response.into_body().collect()).unwrap().to_bytes();
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    for line in [
+        "smelt_requests_total{route=\"/v1/models\",status=\"200\"} 1",
+        "smelt_requests_total{route=\"other\",status=\"404\"} 1",
+        "smelt_requests_total{route=\"/v1/models/{*model}\",status=\"503\"} 1",
+        "smelt_open_requests 1",
+        "smelt_ready 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in {text}");
+    }
+}
+
+#[test]
+fn the_page_needs_nothing_from_elsewhere() {
+    for mark in ["http://", "https://", "src=", "@import", "url("] {
+        assert!(!PAGE.contains(mark), "{mark}");
+    }
+}

@@ -1,0 +1,498 @@
+//! `smelt serve` as its clients and its keepers meet it: hostile requests, signals, keys, TLS, metrics.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use image::{ImageEncoder as _, codecs::png::PngEncoder};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use world::{World, anywhere, data, until};
+
+const DEMO: &str = include_str!("../../../pipelines/demo.toml");
+
+/// The demo, built once for all tests.
+static BUILT: LazyLock<World> = LazyLock::new(|| {
+    let world = World::new(&anywhere(DEMO));
+    world.run(&[]);
+    world
+});
+
+struct Server {
+    child: Child,
+    addr: String,
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+}
+
+impl Server {
+    /// Starts a server and waits until it is ready.
+    fn start(flags: &[&str]) -> Self {
+        let server = Self::loading(flags);
+        assert!(until(|| server.get("/health").status == 200));
+        server
+    }
+
+    fn loading(flags: &[&str]) -> Self {
+        let arguments = [&["serve", "p.toml", "--addr", "127.0.0.1:0"], flags].concat();
+        let mut command = BUILT.command(&arguments);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let addr = line.trim().split_once("://").unwrap().1.to_owned();
+        Self { child, addr }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.addr).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    /// Sends bytes as they are, and reads until the server ends the connection.
+    fn exchange(&self, bytes: &[u8]) -> Answer {
+        let mut stream = self.connect();
+        // Who is refused may be cut off before all is sent.
+        _ = stream.write_all(bytes);
+        read(stream)
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.exchange(
+            format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes(),
+        )
+    }
+
+    fn post(&self, path: &str, body: &[u8]) -> Answer {
+        self.exchange(&posted(path, body, ""))
+    }
+
+    fn chat(&self, fields: Value) -> Answer {
+        self.post("/v1/chat/completions", fields.to_string().as_bytes())
+    }
+
+    /// What the demo's model knows for certain.
+    #[track_caller]
+    fn assert_answers(&self) {
+        let answer = self.chat(circles(json!({})));
+        assert_eq!(answer.json()["choices"][0]["message"]["content"], "2", "{}", answer.body);
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").body;
+        let lines = text.lines().filter(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']))
+        });
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+
+    /// No answer is under way, and no block of keys and values is held but by slots that are kept.
+    #[track_caller]
+    fn assert_nothing_is_stuck(&self) {
+        let names = ["looking", "waiting", "reading", "saying"];
+        let busy = || names.map(|name| self.metric(&format!("smelt_answers_{name}")));
+        assert!(until(|| busy() == [0.0; 4]), "{:?}", busy());
+        // The request that asks is open itself.
+        assert!(until(|| self.metric("smelt_open_requests") == 1.0));
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    fn ended(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+fn read(mut stream: TcpStream) -> Answer {
+    let mut bytes = Vec::new();
+    // A connection that is cut has said all it will.
+    _ = stream.read_to_end(&mut bytes);
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or(0);
+    Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+}
+
+fn posted(path: &str, body: &[u8], headers: &str) -> Vec<u8> {
+    let length = body.len();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n"
+    );
+    [head.as_bytes(), body].concat()
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let group = |three: &[u8]| {
+        let bits = three.iter().enumerate().map(|(at, byte)| u32::from(*byte) << (16 - 8 * at));
+        let bits: u32 = bits.sum();
+        let letter = |at: usize| LETTERS[(bits >> (18 - 6 * at)) as usize & 63] as char;
+        (0..4).map(|at| if at <= three.len() { letter(at) } else { '=' }).collect::<String>()
+    };
+    bytes.chunks(3).map(group).collect()
+}
+
+fn shown(question: &str, picture: &[u8], fields: Value) -> Value {
+    let url = format!("data:image/png;base64,{}", base64(picture));
+    let content = json!([
+        { "type": "image_url", "image_url": { "url": url } },
+        { "type": "text", "text": question },
+    ]);
+    let mut all = json!({ "messages": [{ "role": "user", "content": content }], "temperature": 0 });
+    all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    all
+}
+
+fn circles(fields: Value) -> Value {
+    shown("How many circles are there?", &fs::read(data("shapes-1.png")).unwrap(), fields)
+}
+
+/// A PNG of so many pixels of one colour: some KB that want hundreds of MB.
+fn bomb(side: u32) -> Vec<u8> {
+    let mut file = Vec::new();
+    let row = vec![0; side as usize * side as usize];
+    let encoder = PngEncoder::new(&mut file);
+    encoder.write_image(&row, side, side, image::ExtendedColorType::L8).unwrap();
+    file
+}
+
+#[test]
+fn hostile_requests_are_answered_and_leave_nothing() {
+    let server = Server::start(&["--max-body", "8MiB"]);
+    let path = "/v1/chat/completions";
+    let refused = |body: &[u8], status: u16| {
+        let answer = server.post(path, body);
+        assert_eq!(
+            answer.status,
+            status,
+            "{}: {}",
+            String::from_utf8_lossy(&body[..body.len().min(80)]),
+            answer.body
+        );
+        assert!(answer.json()["error"]["message"].is_string());
+    };
+    refused(b"", 400);
+    refused(b"{", 400);
+    refused(b"[[[[[[", 400);
+    refused(b"\xff\xfe{}", 400);
+    refused(b"{\"messages\": [{\"role\": \"user\", \"content\": \"\xff\"}]}", 400);
+    refused(b"{\"messages\": [{\"role\": \"user\", \"content\": \"\\ud800\"}]}", 400);
+    refused("[".repeat(1 << 20).as_bytes(), 400);
+    refused(
+        format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}]}}",
+            "a ".repeat(3 << 20)
+        )
+        .as_bytes(),
+        400,
+    );
+    refused(&vec![b'{'; 40 << 20], 413);
+    let picture = |bytes: &[u8]| shown("What?", bytes, json!({})).to_string();
+    refused(picture(b"no picture").as_bytes(), 400);
+    refused(picture(&fs::read(data("shapes-1.png")).unwrap()[..200]).as_bytes(), 400);
+    refused(picture(&bomb(12_000)).as_bytes(), 400);
+    refused(picture(b"").as_bytes(), 400);
+    let wrong = circles(json!({})).to_string().replace("image/png", "application/pdf");
+    refused(wrong.as_bytes(), 400);
+    refused(circles(json!({ "n": 1e99 })).to_string().as_bytes(), 400);
+    refused(circles(json!({ "max_tokens": -1 })).to_string().as_bytes(), 400);
+
+    let chunked = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n";
+    assert_eq!(server.exchange(chunked.as_bytes()).status, 400);
+    assert_eq!(server.exchange(b"GET / HTTP/9.9\r\n\r\n").status, 400);
+    assert_eq!(server.exchange(b"\x16\x03\x01\x02\x00\x01").status, 400);
+    let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100_000));
+    assert!([414, 431, 400].contains(&server.exchange(long.as_bytes()).status));
+
+    for cut in [10, 100, 300] {
+        let whole = posted(path, circles(json!({ "stream": true })).to_string().as_bytes(), "");
+        let mut stream = server.connect();
+        stream.write_all(&whole[..cut]).unwrap();
+        drop(stream);
+        let mut stream = server.connect();
+        stream.write_all(&whole).unwrap();
+        if cut > 100 {
+            stream.shutdown(Shutdown::Both).unwrap();
+        }
+    }
+    server.assert_nothing_is_stuck();
+    server.assert_answers();
+}
+
+#[test]
+fn who_leaves_disturbs_nobody() {
+    let server = Server::start(&["--batch", "4", "--queue", "200"]);
+    let expect = server.chat(circles(json!({ "logprobs": true }))).json()["choices"].clone();
+    let long = circles(json!({ "stream": true, "ignore_eos": true, "max_tokens": 400 }));
+    let long = posted("/v1/chat/completions", long.to_string().as_bytes(), "");
+    for round in 0..40 {
+        let mut leaving = server.connect();
+        leaving.write_all(&long).unwrap();
+        if round % 2 == 0 {
+            _ = leaving.read(&mut [0; 64]);
+        }
+        let answer = server.chat(circles(json!({ "logprobs": true })));
+        assert_eq!(answer.json()["choices"], expect, "round {round}");
+    }
+    server.assert_nothing_is_stuck();
+    let cancelled = || server.metric("smelt_answers_cancelled_total");
+    assert!(until(|| cancelled() >= 20.0), "{}", cancelled());
+}
+
+#[test]
+fn more_than_there_is_room_for_is_told_to_come_again() {
+    let server = Server::start(&["--batch", "1", "--queue", "1"]);
+    let long = circles(json!({ "stream": true, "ignore_eos": true, "max_tokens": 400 }));
+    let long = posted("/v1/chat/completions", long.to_string().as_bytes(), "");
+    let mut streams = Vec::new();
+    let refused = (0..50).find_map(|_| {
+        let mut stream = server.connect();
+        stream.write_all(&long).unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).ok().filter(|()| &head[9..] == b"429")?;
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        Some(rest)
+    });
+    if refused.is_none() {
+        // The engine was faster than we could ask one after the other: ask at once.
+        streams.extend((0..50).map(|_| server.connect()));
+        streams.iter_mut().for_each(|stream| stream.write_all(&long).unwrap());
+        let answers: Vec<Answer> = streams.into_iter().map(read).collect();
+        let refused: Vec<&Answer> = answers.iter().filter(|answer| answer.status == 429).collect();
+        assert!(!refused.is_empty() && refused.len() < 50);
+        assert!(refused.iter().all(|answer| answer.head.contains("retry-after: ")));
+        assert!(answers.iter().all(|answer| [200, 429].contains(&answer.status)));
+    } else {
+        assert!(refused.unwrap().to_lowercase().contains("retry-after: "));
+    }
+    server.assert_nothing_is_stuck();
+    server.assert_answers();
+}
+
+#[test]
+fn a_server_ends_when_its_answers_are_given() {
+    let mut server = Server::start(&["--drain", "50s"]);
+    let mut stream = server.connect();
+    let long = circles(json!({ "stream": true, "ignore_eos": true, "max_tokens": 400 }));
+    stream.write_all(&posted("/v1/chat/completions", long.to_string().as_bytes(), "")).unwrap();
+    stream.read_exact(&mut [0; 15]).unwrap();
+    server.signal(Signal::SIGTERM);
+    let answer = read(stream);
+    assert!(answer.body.contains("data: [DONE]"), "{}", answer.body);
+    assert!(answer.body.contains("\"finish_reason\":\"length\""), "{}", answer.body);
+    assert_eq!(server.ended(), Some(0));
+    assert!(TcpStream::connect(&server.addr).is_err());
+}
+
+#[test]
+fn a_server_that_is_asked_twice_ends_at_once() {
+    let mut server = Server::start(&["--drain", "1h"]);
+    // A request that is never whole keeps its connection open.
+    let mut stream = server.connect();
+    stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{").unwrap();
+    assert!(until(|| server.metric("smelt_open_requests") == 2.0));
+    server.signal(Signal::SIGINT);
+    assert!(until(|| TcpStream::connect(&server.addr).is_err()));
+    server.signal(Signal::SIGINT);
+    assert_eq!(server.ended(), Some(6));
+}
+
+#[test]
+fn keys_and_certificates_are_asked_for() {
+    BUILT.write("keys", "# mine\nsesame\n");
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+        ])
+        .args(["-days", "2", "-subj", "/CN=localhost", "-keyout"])
+        .arg(BUILT.path("key.pem"))
+        .arg("-out")
+        .arg(BUILT.path("cert.pem"))
+        .output()
+        .expect("this test needs openssl; it is a Debian package");
+    assert!(made.status.success());
+    let tls = ["--tls-cert", "cert.pem", "--tls-key", "key.pem", "--api-key-file", "keys"];
+    let server = Server::loading(&tls);
+    let asked = |key: &str, path: &str| {
+        let mut client = Command::new("openssl");
+        client.args(["s_client", "-quiet", "-verify_quiet", "-connect", &server.addr, "-CAfile"]);
+        client.arg(BUILT.path("cert.pem")).args(["-verify_return_error"]);
+        let mut client = client
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\r\n"
+        );
+        client.stdin.as_mut().unwrap().write_all(request.as_bytes()).unwrap();
+        let mut text = String::new();
+        client.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        client.wait().unwrap();
+        text.split(' ').nth(1).unwrap_or_default().to_owned()
+    };
+    assert!(until(|| asked("", "/health") == "200"));
+    assert_eq!(asked("sesame", "/v1/models"), "200");
+    assert_eq!(asked("wrong", "/v1/models"), "401");
+    assert_eq!(asked("wrong", "/metrics"), "401");
+    let mismatched =
+        BUILT.smelt(&["serve", "p.toml", "--tls-cert", "key.pem", "--tls-key", "key.pem"]);
+    assert_eq!(mismatched.code, Some(2), "{}", mismatched.stderr);
+    assert!(mismatched.stderr.contains("holds no certificate"), "{}", mismatched.stderr);
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_with_one_line() {
+    let check = |flags: &[&str], code: i32, says: &str| {
+        let ended = BUILT.smelt(&[&["serve", "p.toml", "--addr", "127.0.0.1:0"], flags].concat());
+        let line = ended.stderr.lines().last().unwrap_or_default();
+        assert_eq!((ended.code, line.contains(says)), (Some(code), true), "{}", ended.stderr);
+    };
+    check(&["--memory", "1MiB"], 5, "raise --memory");
+    check(&["--api-key-file", "nothing"], 2, "cannot read keys");
+    check(&["--api-key", "two words"], 2, "visible ASCII");
+    check(&["--addr", "127.0.0.1"], 2, "");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let ended = BUILT.smelt(&["serve", "p.toml", "--addr", &addr]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("cannot listen on"), "{}", ended.stderr);
+}
+
+/// Every name that begins with `smelt_` in `text`.
+fn named(text: &str) -> BTreeSet<&str> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = text.split(|c| !is_name(c));
+    words.filter(|word| word.starts_with("smelt_")).collect()
+}
+
+#[test]
+fn dashboards_and_alerts_name_what_is_counted() {
+    let server = Server::start(&[]);
+    server.assert_answers();
+    let text = server.get("/metrics").body;
+    let counted: BTreeSet<&str> = named(&text);
+    let operation = data("../../crates/smelt-serve/operation");
+    for file in ["grafana.json", "alerts.yml"] {
+        let text = fs::read_to_string(operation.join(file)).unwrap();
+        let names = named(&text);
+        assert!(names.len() > 8, "{file}: {names:?}");
+        for name in names {
+            assert!(counted.contains(name), "{file}: {name} is not in {counted:?}");
+        }
+    }
+    serde_json::from_str::<Value>(&fs::read_to_string(operation.join("grafana.json")).unwrap())
+        .unwrap();
+    let help = BUILT.smelt(&["serve", "--help"]).stdout;
+    for file in ["smelt.service", "Containerfile"] {
+        let text = fs::read_to_string(operation.join(file)).unwrap();
+        let words = text.split(|c: char| c.is_whitespace() || "\",[]".contains(c));
+        let mut flags =
+            words.filter(|word| word.starts_with("--addr") || word.starts_with("--log"));
+        assert!(flags.clone().count() > 1 && flags.all(|flag| help.contains(flag)), "{file}");
+    }
+}
+
+/// What the page does once it is open: shows the picture, asks, and takes down what came of it.
+const ASK: &str = r#"
+    const bytes = await (await fetch("PICTURE")).blob();
+    await show(new File([bytes], "shapes.png", { type: "image/png" }));
+    at("question").value = "How many circles are there?";
+    at("form").requestSubmit();
+    while (!at("ask").disabled) await new Promise(done => setTimeout(done, 5));
+    while (at("ask").disabled) await new Promise(done => setTimeout(done, 5));
+    await look();
+    const said = id => at(id).textContent;
+    const box = element => element.getBoundingClientRect();
+    const facts = {
+        answer: said("answer"), first: said("first"), tokens: said("said"), image: said("image"),
+        model: said("model"), memory: said("memory"), ground: getComputedStyle(document.body).backgroundColor,
+        columns: box(document.querySelector("section")).left > box(at("form")).left,
+        beyond: [...document.querySelectorAll("body *")].filter(e => box(e).right > innerWidth + 1).length,
+    };
+    document.body.dataset.facts = JSON.stringify(facts);
+"#;
+
+/// Opens the page of `server` in headless Chromium.  The copy lies in a file, so that it can hold a script
+/// more, and asks as a page of another origin.
+fn look(server: &Server, name: &str, size: &str, is_dark: bool) -> Value {
+    let page = server.get("/").body;
+    let url = format!("http://{}/", server.addr);
+    let picture = base64(&fs::read(data("shapes-1.png")).unwrap());
+    let ask = ASK.replace("PICTURE", &format!("data:image/png;base64,{picture}"));
+    let asking = format!("<script>(async () => {{ {ask} }})()</script></body>");
+    let page = page.replace("<head>", &format!("<head><base href=\"{url}\">"));
+    BUILT.write(&format!("{name}.html"), &page.replace("</body>", &asking));
+    let mut chromium = Command::new("chromium");
+    chromium
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        .args(["--hide-scrollbars", "--virtual-time-budget=20000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", BUILT.path(name).display()))
+        .arg(format!("--window-size={size}"))
+        .arg(format!("--screenshot={}", BUILT.path(&format!("{name}.png")).display()))
+        .args(is_dark.then_some("--blink-settings=preferredColorScheme=0"))
+        .arg(format!("file://{}", BUILT.path(&format!("{name}.html")).display()));
+    let output = chromium.output().expect("this test needs chromium; it is a Debian package");
+    let dom = String::from_utf8_lossy(&output.stdout).into_owned();
+    let facts = dom.split("data-facts=\"").nth(1).and_then(|rest| rest.split('"').next());
+    let facts = facts.unwrap_or_else(|| panic!("the page has no answer: {dom}"));
+    serde_json::from_str(&facts.replace("&quot;", "\"")).unwrap()
+}
+
+#[test]
+fn the_page_asks_and_shows_what_is_said() {
+    let server = Server::start(&["--cors-origin", "*"]);
+    for (name, size, is_dark, columns) in
+        [("wide", "1200,800", false, true), ("narrow", "500,1100", true, false)]
+    {
+        let seen = look(&server, name, size, is_dark);
+        assert_eq!(seen["answer"], "2", "{seen}");
+        assert_eq!(seen["model"], "shapes-vl");
+        assert_eq!((&seen["columns"], &seen["beyond"]), (&json!(columns), &json!(0)), "{seen}");
+        for field in ["first", "tokens", "image"] {
+            assert!(
+                seen[field].as_str().unwrap().starts_with(|c: char| c.is_ascii_digit()),
+                "{seen}"
+            );
+        }
+        assert!(seen["memory"].as_str().unwrap().contains("MiB held"), "{seen}");
+        let ground = seen["ground"].as_str().unwrap();
+        assert_eq!(ground == "rgb(23, 22, 20)", is_dark, "{seen}");
+    }
+}

@@ -1,0 +1,292 @@
+"""Holds a running server against the official client of OpenAI's API.
+
+    python check.py http://127.0.0.1:8000 PICTURES
+
+PICTURES is a directory with shapes-1.png, which the demo's model knows.  Every check is a function; the
+first that fails ends the run with its name and why.
+"""
+
+import base64
+import json
+import pathlib
+import socket
+import sys
+import threading
+import time
+import urllib.request
+
+import openai
+
+base, pictures = sys.argv[1], pathlib.Path(sys.argv[2])
+client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60)
+shapes = base64.b64encode((pictures / "shapes-1.png").read_bytes()).decode()
+MODEL = client.models.list().data[0].id
+
+
+def asked(question, *urls, detail="auto"):
+    image = lambda url: {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+    return [{"role": "user", "content": [*map(image, urls), {"type": "text", "text": question}]}]
+
+
+def shown(question):
+    return asked(question, "data:image/png;base64," + shapes)
+
+
+def ask(messages, **fields):
+    return client.chat.completions.create(model=MODEL, messages=messages, **{"temperature": 0, **fields})
+
+
+def refused(kind, act):
+    try:
+        act()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def metric(name):
+    text = urllib.request.urlopen(base + "/metrics").read().decode()
+    values = [line.split()[-1] for line in text.splitlines() if line.startswith((name + " ", name + "{"))]
+    assert values, name
+    return sum(map(float, values))
+
+
+def models():
+    assert client.models.retrieve(MODEL).id == MODEL
+    refused(openai.NotFoundError, lambda: client.models.retrieve("another"))
+
+
+def a_picture_is_seen():
+    answer = ask(shown("What is left of the red circle?"))
+    assert answer.object == "chat.completion" and answer.model == MODEL and answer.id.startswith("chatcmpl-")
+    [choice] = answer.choices
+    assert choice.message.role == "assistant" and choice.finish_reason == "stop"
+    assert choice.message.content == "a blue circle", choice.message.content
+    usage = answer.usage
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    details = usage.prompt_tokens_details
+    assert 0 < details.image_tokens < usage.prompt_tokens, usage
+
+
+def what_is_asked_again_is_cached():
+    ask(shown("How many circles are there?"))
+    again = ask(shown("How many circles are there?"))
+    assert again.choices[0].message.content == "2"
+    assert again.usage.prompt_tokens_details.cached_tokens > 0, again.usage
+
+
+def a_stream_says_the_same():
+    whole = ask(shown("Describe this image."))
+    stream = ask(shown("Describe this image."), stream=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content, (text, whole)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in ask(shown("Describe this image."), stream=True))
+
+
+# Where the model is at a loss, so that a draw decides; it is nearly certain of what it was trained on.
+def loose(**fields):
+    question = [{"role": "user", "content": "circle 7 of the"}]
+    return ask(question, temperature=2, max_tokens=24, extra_body={"ignore_eos": True}, **fields)
+
+
+def seeds_decide():
+    drawn = lambda seed: loose(seed=seed).choices[0].message.content
+    assert drawn(1) == drawn(1)
+    assert len({drawn(seed) for seed in range(8)}) > 1
+
+
+def several_answers():
+    answer = loose(n=3, seed=5)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    one = loose(seed=6).choices[0].message.content
+    assert answer.choices[1].message.content == one, "the second answer's seed follows the first's"
+    streamed = ["", "", ""]
+    for chunk in loose(n=3, seed=5, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == [choice.message.content for choice in answer.choices]
+
+
+def answers_end_where_they_must():
+    text = ask(shown("Describe this image.")).choices[0].message.content
+    word = text.split()[2]
+    stopped = ask(shown("Describe this image."), stop=[word, "\n\n"]).choices[0]
+    assert stopped.message.content == text[: text.index(word)] and stopped.finish_reason == "stop"
+    for field in ("max_tokens", "max_completion_tokens"):
+        cut = ask(shown("Describe this image."), **{field: 3})
+        assert cut.usage.completion_tokens == 3 and cut.choices[0].finish_reason == "length"
+
+
+def logprobs_are_told():
+    answer = ask(shown("How many circles are there?"), logprobs=True, top_logprobs=3)
+    tokens = answer.choices[0].logprobs.content
+    assert "".join(token.token for token in tokens) == answer.choices[0].message.content
+    for token in tokens:
+        assert token.logprob <= 0 and len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].token == token.token and bytes(token.bytes).decode() == token.token
+    streamed = ask(shown("How many circles are there?"), logprobs=True, top_logprobs=3, stream=True)
+    parts = [chunk.choices[0].logprobs for chunk in streamed]
+    assert [t.logprob for part in parts if part for t in part.content] == [t.logprob for t in tokens]
+    assert ask(shown("How many circles are there?")).choices[0].logprobs is None
+
+
+def tokens_can_be_forbidden():
+    answer = ask(shown("How many circles are there?"), logprobs=True).choices[0]
+    tokenized = post("/tokenize", {"prompt": answer.logprobs.content[0].token})["tokens"]
+    other = ask(shown("How many circles are there?"), logit_bias={str(tokenized[0]): -100})
+    assert other.choices[0].message.content != answer.message.content
+
+
+def conversations_go_on():
+    messages = [
+        {"role": "system", "content": "You are good at shapes."},
+        *shown("How many circles are there?"),
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "What number is written?"},
+    ]
+    assert ask(messages).choices[0].finish_reason == "stop"
+    messages[0]["role"] = "developer"
+    assert ask(messages).choices[0].finish_reason == "stop"
+
+
+def completions():
+    whole = client.completions.create(model=MODEL, prompt=["The red", "The blue"], max_tokens=4, temperature=0, n=2)
+    assert whole.object == "text_completion" and [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert whole.choices[0].text == whole.choices[1].text
+    streamed = [""] * 4
+    stream = client.completions.create(
+        model=MODEL, prompt=["The red", "The blue"], max_tokens=4, temperature=0, n=2, stream=True
+    )
+    for part in stream:
+        streamed[part.choices[0].index] += part.choices[0].text
+    assert streamed == [choice.text for choice in whole.choices]
+    echoed = client.completions.create(model=MODEL, prompt="The red", max_tokens=4, temperature=0, echo=True)
+    assert echoed.choices[0].text == "The red" + whole.choices[0].text
+    tokens = post("/tokenize", {"prompt": "The red"})["tokens"]
+    of_tokens = client.completions.create(model=MODEL, prompt=tokens, max_tokens=4, temperature=0, logprobs=2)
+    assert of_tokens.choices[0].text == whole.choices[0].text
+    told = of_tokens.choices[0].logprobs
+    assert len(told.tokens) == 4 and told.text_offset[0] == 0 and all(len(top) == 2 for top in told.top_logprobs)
+    assert of_tokens.usage.prompt_tokens == len(tokens)
+
+
+def post(path, body, headers={}):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(base + path, data, {"content-type": "application/json", **headers})
+    return json.load(urllib.request.urlopen(request))
+
+
+def tokens_and_back():
+    told = post("/tokenize", {"prompt": "a red circle"})
+    assert told["count"] == len(told["tokens"]) > 0
+    assert post("/detokenize", {"tokens": told["tokens"]})["prompt"] == "a red circle"
+    chat = post("/tokenize", {"messages": shown("How many?")})
+    assert chat["count"] == ask(shown("How many?"), max_tokens=1).usage.prompt_tokens
+
+
+def errors_name_the_field():
+    bad = openai.BadRequestError
+    message = [{"role": "user", "content": "a"}]
+    for fields, param in [
+        ({"temperature": 3}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stop": [""]}, "stop"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"extra_body": {"priority": "mine"}}, "priority"),
+    ]:
+        error = refused(bad, lambda: ask(message, **fields))
+        assert error.body["param"] == param and error.body["type"] == "invalid_request_error", error.body
+    cases = [
+        ([], "messages"),
+        ([{"role": "robot", "content": "a"}], "messages[0].role"),
+        ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0].type"),
+        (asked("a", "data:image/png;base64,AAAA"), "messages[0].content[0].image_url.url"),
+        (asked("a", "data:text/html;base64,AAAA"), "messages[0].content[0].image_url.url"),
+        (asked("a", "data:image/png;base64,????"), "messages[0].content[0].image_url.url"),
+        (asked("a", "http://127.0.0.1/a.png"), "messages[0].content[0].image_url.url"),
+        (asked("a", "file:///etc/passwd"), "messages[0].content[0].image_url.url"),
+    ]
+    for messages, param in cases:
+        error = refused(bad, lambda: ask(messages))
+        assert error.body["param"] == param, (error.body, param)
+    error = refused(openai.NotFoundError, lambda: client.chat.completions.create(model="another", messages=message))
+    assert error.body["code"] == "model_not_found"
+    error = refused(bad, lambda: ask([{"role": "user", "content": "word " * 5000}]))
+    assert error.body["code"] == "context_length_exceeded", error.body
+
+
+def a_request_keeps_its_name():
+    raw = client.chat.completions.with_raw_response
+    message = [{"role": "user", "content": "a"}]
+    named = raw.create(model=MODEL, messages=message, max_tokens=1, extra_headers={"x-request-id": "mine-1"})
+    assert named.headers["x-request-id"] == "mine-1" and named.parse().id == "chatcmpl-mine-1"
+    assert raw.create(model=MODEL, messages=message, max_tokens=1).headers["x-request-id"]
+
+
+def a_deadline_breaks_off():
+    slow = dict(max_tokens=400, extra_body={"timeout_s": 0.05, "ignore_eos": True})
+    error = refused(openai.APIError, lambda: list(ask(shown("Describe this image."), stream=True, **slow)))
+    assert "deadline" in str(error), error
+
+
+def who_leaves_is_cancelled():
+    before = metric("smelt_answers_cancelled_total")
+    stream = ask(shown("Describe this image."), stream=True, max_tokens=400, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    whole = threading.Thread(target=leave_early)
+    whole.start()
+    whole.join()
+    patience = time.monotonic() + 20
+    while metric("smelt_answers_cancelled_total") < before + 2:
+        assert time.monotonic() < patience, "a client that left is still answered"
+        time.sleep(0.02)
+
+
+def leave_early():
+    body = {"messages": shown("Describe this image."), "max_tokens": 400, "ignore_eos": True}
+    data = json.dumps(body).encode()
+    host, port = base.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    time.sleep(0.1)
+    connection.close()
+
+
+def many_at_once_say_what_one_says():
+    questions = ["How many circles are there?", "What number is written?", "What is left of the red circle?"]
+    alone = [ask(shown(question)).choices[0].message.content for question in questions]
+    said = {}
+
+    def one(at):
+        said[at] = ask(shown(questions[at % 3])).choices[0].message.content
+
+    threads = [threading.Thread(target=one, args=[at]) for at in range(24)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert said == {at: alone[at % 3] for at in range(24)}
+
+
+CHECKS = [
+    models, a_picture_is_seen, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
+    several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
+    conversations_go_on, completions, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
+    a_deadline_breaks_off, who_leaves_is_cancelled, many_at_once_say_what_one_says,
+]
+
+for check in CHECKS:
+    begun = time.monotonic()
+    try:
+        check()
+    except Exception as error:
+        print(f"{check.__name__}: {type(error).__name__}: {error}", file=sys.stderr)
+        raise
+    print(f"{check.__name__.replace('_', ' '):36} {time.monotonic() - begun:5.1f} s", flush=True)

@@ -1,0 +1,112 @@
+//! Holds `smelt serve` on the demo against the official client of OpenAI's API, and against its own
+//! description.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::tidy::build_smelt;
+use crate::{python, root, target};
+
+/// How long the demo may take to be ready.
+const READY_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Requests that are made up for each route and phase: enough to reach every field, in half a minute.
+const EXAMPLES: &str = "25";
+
+/// What made-up requests are checked for.
+const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
+    response_schema_conformance,negative_data_rejection,unsupported_method";
+
+/// Fails if a check does.
+pub(crate) fn run() -> Result<()> {
+    println!("\n$ cargo xtask conformance");
+    let folder = root().join("xtask/conformance");
+    let python = python::environment("conformance", &folder.join("requirements.txt"))?;
+    let smelt = build_smelt()?;
+    let cache = target().join("conformance");
+    fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
+    let server = Server::start(&smelt, &cache)?;
+    let mut client = Command::new(&python);
+    client.arg(folder.join("check.py")).arg(&server.url).arg(root().join("tests/data"));
+    succeed(&mut client, "the official client found a fault")?;
+    let mut made_up = Command::new(python.with_file_name("schemathesis"));
+    made_up
+        .arg("--config-file")
+        .arg(folder.join("schemathesis.toml"))
+        .args(["run", &format!("{}/openapi.json", server.url), "--checks", CHECKS])
+        .args(["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES])
+        .args(["--seed", "1", "--request-timeout", "60"])
+        // It leaves notes where it runs.
+        .current_dir(&cache);
+    succeed(&mut made_up, "the server differs from its description")
+}
+
+fn succeed(command: &mut Command, failed: &str) -> Result<()> {
+    let name = command.get_program().display().to_string();
+    let status = command.status().with_context(|| format!("cannot start {name}"))?;
+    ensure!(status.success(), "{failed}");
+    Ok(())
+}
+
+/// A server of the demo; ends when it is dropped.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    /// Builds the demo in a store of its own under `cache`, serves it and waits until it is ready.
+    fn start(smelt: &Path, cache: &Path) -> Result<Self> {
+        let demo: PathBuf = root().join("pipelines/demo.toml");
+        let command = |verb: &str| {
+            let mut command = Command::new(smelt);
+            command.arg(verb).arg(&demo).env("SMELT_CACHE", cache.join("cache"));
+            command
+        };
+        succeed(command("run").stdout(Stdio::null()).stderr(Stdio::null()), "the demo fails")?;
+        let log = fs::File::create(cache.join("serve.log"))?;
+        let child = command("serve")
+            .args(["--addr", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .context("cannot start the server")?;
+        let mut server = Self { child, url: String::new() };
+        let stdout = server.child.stdout.take().context("the server has no output")?;
+        let mut url = String::new();
+        BufReader::new(stdout).read_line(&mut url)?;
+        server.url = url.trim().to_owned();
+        server.wait()?;
+        Ok(server)
+    }
+
+    fn wait(&self) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < READY_TIME_MAX {
+            let health = Command::new("python3")
+                .args(["-c", "import sys, urllib.request as r; r.urlopen(sys.argv[1])"])
+                .arg(format!("{}/health", self.url))
+                .stderr(Stdio::null())
+                .status()?;
+            if health.success() {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(100));
+        }
+        bail!("the server is not ready after {} s", READY_TIME_MAX.as_secs())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // One that has ended by itself was told of by the checks.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
