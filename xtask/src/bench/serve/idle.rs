@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use super::server::Server;
 
 /// Longer than any answer takes while this looks on.
-const ANSWER_TOKENS: usize = 1500;
+const ANSWER_TOKENS: usize = 900;
 
 /// How long the server has to settle with all its clients.
 const SETTLE: Duration = Duration::from_secs(3);

@@ -18,10 +18,10 @@ use crate::{root, target};
 const WEIGHTS: &str = "weights/qwen2.5-0.5b-q4.gguf";
 /// The checkpoint that has them.
 const CHECKPOINT: &str = "internvl3-1b";
-/// Tokens of all slots that llama-server keeps: as many for each as our engine may.
-const CONTEXT: &str = "16384";
 /// Answers at once, on both sides.
-const SLOTS: &str = "8";
+const SLOTS: usize = 8;
+/// The longest prompt with its answer, on both sides.
+const SEQ_LEN_MAX: usize = 2048;
 
 /// Where everything is.
 pub(super) struct Inputs {
@@ -85,6 +85,7 @@ impl Inputs {
             let weights = self.folder.join("weights");
             words.extend(["--set".to_owned(), format!("checkpoint=path:{}", checkpoint.display())]);
             words.extend(["--set".to_owned(), format!("weights=path:{}", weights.display())]);
+            words.extend(["--set".to_owned(), format!("max_seq_len={SEQ_LEN_MAX}")]);
         }
         words
     }
@@ -114,13 +115,14 @@ impl Inputs {
     pub(super) fn serve(&self) -> Result<Server> {
         let deployment = self.out("deployment")?;
         let deployment = deployment.to_str().context("the store's path is text")?;
+        let slots = SLOTS.to_string();
         let arguments = [
             "serve",
             deployment,
             "--addr",
             "127.0.0.1:PORT",
             "--batch",
-            SLOTS,
+            &slots,
             "--queue",
             "1000",
             "--max-connections",
@@ -133,6 +135,7 @@ impl Inputs {
     pub(super) fn serve_rival(&self) -> Result<Server> {
         let weights = self.folder.join(WEIGHTS);
         let cores = std::thread::available_parallelism().map_or(1, usize::from).to_string();
+        let (slots, context) = (SLOTS.to_string(), (SLOTS * SEQ_LEN_MAX).to_string());
         let arguments = [
             "--model",
             weights.to_str().context("the target's path is text")?,
@@ -141,9 +144,9 @@ impl Inputs {
             "--port",
             "PORT",
             "--ctx-size",
-            CONTEXT,
+            &context,
             "--parallel",
-            SLOTS,
+            &slots,
             "--threads",
             &cores,
             "--cache-ram",
