@@ -77,7 +77,9 @@ impl Server {
     }
 
     fn get(&self, path: &str) -> Answer {
-        self.exchange(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+        self.exchange(
+            format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes(),
+        )
     }
 
     fn post(&self, path: &str, body: &[u8]) -> Answer {
@@ -188,7 +190,13 @@ fn hostile_requests_are_answered_and_leave_nothing() {
     let path = "/v1/chat/completions";
     let refused = |body: &[u8], status: u16| {
         let answer = server.post(path, body);
-        assert_eq!(answer.status, status, "{}: {}", String::from_utf8_lossy(&body[..body.len().min(80)]), answer.body);
+        assert_eq!(
+            answer.status,
+            status,
+            "{}: {}",
+            String::from_utf8_lossy(&body[..body.len().min(80)]),
+            answer.body
+        );
         assert!(answer.json()["error"]["message"].is_string());
     };
     refused(b"", 400);
@@ -198,7 +206,14 @@ fn hostile_requests_are_answered_and_leave_nothing() {
     refused(b"{\"messages\": [{\"role\": \"user\", \"content\": \"\xff\"}]}", 400);
     refused(b"{\"messages\": [{\"role\": \"user\", \"content\": \"\\ud800\"}]}", 400);
     refused("[".repeat(1 << 20).as_bytes(), 400);
-    refused(format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}]}}", "a ".repeat(3 << 20)).as_bytes(), 400);
+    refused(
+        format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}]}}",
+            "a ".repeat(3 << 20)
+        )
+        .as_bytes(),
+        400,
+    );
     refused(&vec![b'{'; 40 << 20], 413);
     let picture = |bytes: &[u8]| shown("What?", bytes, json!({})).to_string();
     refused(picture(b"no picture").as_bytes(), 400);
@@ -315,7 +330,15 @@ fn a_server_that_is_asked_twice_ends_at_once() {
 fn keys_and_certificates_are_asked_for() {
     BUILT.write("keys", "# mine\nsesame\n");
     let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+        ])
         .args(["-days", "2", "-subj", "/CN=localhost", "-keyout"])
         .arg(BUILT.path("key.pem"))
         .arg("-out")
@@ -329,8 +352,12 @@ fn keys_and_certificates_are_asked_for() {
         let mut client = Command::new("openssl");
         client.args(["s_client", "-quiet", "-verify_quiet", "-connect", &server.addr, "-CAfile"]);
         client.arg(BUILT.path("cert.pem")).args(["-verify_return_error"]);
-        let mut client =
-            client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut client = client
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let request = format!(
             "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\r\n"
         );
@@ -344,7 +371,8 @@ fn keys_and_certificates_are_asked_for() {
     assert_eq!(asked("sesame", "/v1/models"), "200");
     assert_eq!(asked("wrong", "/v1/models"), "401");
     assert_eq!(asked("wrong", "/metrics"), "401");
-    let mismatched = BUILT.smelt(&["serve", "p.toml", "--tls-cert", "key.pem", "--tls-key", "key.pem"]);
+    let mismatched =
+        BUILT.smelt(&["serve", "p.toml", "--tls-cert", "key.pem", "--tls-key", "key.pem"]);
     assert_eq!(mismatched.code, Some(2), "{}", mismatched.stderr);
     assert!(mismatched.stderr.contains("holds no certificate"), "{}", mismatched.stderr);
 }
@@ -389,12 +417,14 @@ fn dashboards_and_alerts_name_what_is_counted() {
             assert!(counted.contains(name), "{file}: {name} is not in {counted:?}");
         }
     }
-    serde_json::from_str::<Value>(&fs::read_to_string(operation.join("grafana.json")).unwrap()).unwrap();
+    serde_json::from_str::<Value>(&fs::read_to_string(operation.join("grafana.json")).unwrap())
+        .unwrap();
     let help = BUILT.smelt(&["serve", "--help"]).stdout;
     for file in ["smelt.service", "Containerfile"] {
         let text = fs::read_to_string(operation.join(file)).unwrap();
         let words = text.split(|c: char| c.is_whitespace() || "\",[]".contains(c));
-        let mut flags = words.filter(|word| word.starts_with("--addr") || word.starts_with("--log"));
+        let mut flags =
+            words.filter(|word| word.starts_with("--addr") || word.starts_with("--log"));
         assert!(flags.clone().count() > 1 && flags.all(|flag| help.contains(flag)), "{file}");
     }
 }
@@ -456,7 +486,10 @@ fn the_page_asks_and_shows_what_is_said() {
         assert_eq!(seen["model"], "shapes-vl");
         assert_eq!((&seen["columns"], &seen["beyond"]), (&json!(columns), &json!(0)), "{seen}");
         for field in ["first", "tokens", "image"] {
-            assert!(seen[field].as_str().unwrap().starts_with(|c: char| c.is_ascii_digit()), "{seen}");
+            assert!(
+                seen[field].as_str().unwrap().starts_with(|c: char| c.is_ascii_digit()),
+                "{seen}"
+            );
         }
         assert!(seen["memory"].as_str().unwrap().contains("MiB held"), "{seen}");
         let ground = seen["ground"].as_str().unwrap();

@@ -75,7 +75,8 @@ mod tests {
     fn a_form_is_a_grammar() {
         check(&json!({ "type": "text" }), Ok(None));
         check(&json!({ "type": "json_object" }), Ok(Some(Grammar::JsonObject)));
-        let schema = json!({ "type": "json_schema", "json_schema": { "name": "a", "schema": true } });
+        let schema =
+            json!({ "type": "json_schema", "json_schema": { "name": "a", "schema": true } });
         check(&schema, Ok(Some(Grammar::JsonSchema(json!(true)))));
         let gbnf = json!({ "type": "grammar", "grammar": "root ::= \"a\"" });
         check(&gbnf, Ok(Some(Grammar::Gbnf("root ::= \"a\"".to_owned()))));
