@@ -1,11 +1,12 @@
 """Writes the decoder of a checkpoint as GGUF, from which llama.cpp runs and smelt builds its engine.
 
-    write_gguf.py CHECKPOINT OUT q4|q8|bf16
+    write_gguf.py CHECKPOINT OUT q4|q8|bf16 [words]
 
 One file serves both sides, so the integers and scales of every weight are equal.  Under q4 layers
 are Q4_0 and the embedding Q8_0, under q8 all is Q8_0.  The head is tied to the embedding, as it is
-in the models whose sizes these are: the checkpoint's own `lm_head` is left out.  Prints one line of
-JSON: `bytes`, what all tensors take, which is what a token reads.
+in the models whose sizes these are: the checkpoint's own `lm_head` is left out.  With `words` the
+file holds the checkpoint's tokenizer and chat template too, for servers.  Prints one line of JSON:
+`bytes`, what all tensors take, which is what a token reads.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFWriter
+from gguf import GGUFWriter, TokenType
 from gguf.quants import quantize
 
 PREFIX = "language_model.model."
@@ -71,15 +72,42 @@ def describe(writer, llm):
     writer.add_rope_freq_base(llm["rope_theta"])
     writer.add_layer_norm_rms_eps(llm["rms_norm_eps"])
     writer.add_vocab_size(llm["vocab_size"])
-    # Tokens are numbers here.
-    writer.add_tokenizer_model("none")
+
+
+def describe_words(writer, checkpoint, vocab):
+    """A byte-level tokenizer as llama.cpp reads it; tokens without a word get one nobody says."""
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
+    words = [f"[PAD{token}]" for token in range(vocab)]
+    kinds = [TokenType.UNUSED] * vocab
+    for word, token in tokenizer["model"]["vocab"].items():
+        words[token], kinds[token] = word, TokenType.NORMAL
+    for added in tokenizer["added_tokens"]:
+        kind = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+        words[added["id"]], kinds[added["id"]] = added["content"], kind
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(words)
+    writer.add_token_types(kinds)
+    # Synthetic vocabularies merge nothing, and llama.cpp insists on a merge: of two zero bytes.
+    writer.add_token_merges(merges or ["\u0100 \u0100"])
+    writer.add_add_bos_token(False)
+    writer.add_eos_token_id(words.index(config["eos_token"]))
+    writer.add_chat_template(config["chat_template"])
 
 
 def main():
     checkpoint, out, weights = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    has_words = "words" in sys.argv[4:]
     llm = json.loads((checkpoint / "config.json").read_text())["llm_config"]
     writer = GGUFWriter(out, llm["model_type"], use_temp_file=True)
     describe(writer, llm)
+    if has_words:
+        describe_words(writer, checkpoint, llm["vocab_size"])
+    else:
+        # Tokens are numbers here.
+        writer.add_tokenizer_model("none")
     total = 0
     for name, bits in tensors(checkpoint / "model.safetensors"):
         wide = (bits.astype("<u4") << 16).view("<f4")

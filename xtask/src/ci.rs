@@ -33,10 +33,11 @@ pub(crate) fn run() -> Result<()> {
             .with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    let steps: [(&str, Step); 7] = [
+    let steps: [(&str, Step); 8] = [
         ("onnxruntime", onnxruntime::run),
         ("conformance", conformance::run),
         ("bench cpu", || bench::cpu::run(&["--smoke"])),
+        ("bench serve", || bench::serve::run(&["--smoke"])),
         ("tidy", tidy::run),
         ("aarch64", cross::test_engine),
         ("cma", || cma::run(cma::CI)),

@@ -364,7 +364,7 @@ mod tests {
         refused(&MODULES.replace("1_Pool", "../Pool"), MEAN, CUT, "outside the checkpoint");
         let max = MEAN.replace("mean_tokens", "max_tokens");
         refused(MODULES, &max, CUT, "pooling modes [max_tokens]");
-        refused(MODULES, &MEAN.replace("false", "true"), CUT, "cls_token, mean_tokens");
+        refused(MODULES, &MEAN.replace("false", "true"), CUT, "mean_tokens, cls_token");
         refused(MODULES, MEAN, &CUT.replace("false", "true"), "do_lower_case");
         refused("{", MEAN, CUT, "modules.json: not what is expected");
     }

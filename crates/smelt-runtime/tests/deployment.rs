@@ -11,13 +11,14 @@ use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
+use smelt_model::grid::Grid;
 use smelt_model::safetensors::Reader;
 use smelt_runtime::deployment::{Deployment, FORMAT, Family, Spec, eos_tokens};
 use smelt_runtime::generate::{
     Answer, Encoded, Finish, GenerateError, Manner, Request, answer, generate,
 };
-use smelt_runtime::image::{Cutting, Picture, Router, Scale, Shown, Tiling};
-use smelt_runtime::prepare::PrepareError;
+use smelt_runtime::image::{Cutting, Detail, Part, Picture, Router, Scale, Shown, Tiling, Wish};
+use smelt_runtime::prepare::{PrepareError, Question};
 use smelt_runtime::prompt::{ImageTokens, Turn};
 use smelt_runtime::sampling::Settings as Sampling;
 use smelt_runtime::template::Context;
@@ -62,14 +63,18 @@ fn side_files() -> Vec<PathBuf> {
 
 /// Engines and a deployment of the tiny checkpoint, in a directory of their own.
 fn deploy(dir: &Path) -> PathBuf {
+    deploy_on(dir, &[], &spec())
+}
+
+fn deploy_on(dir: &Path, grids: &[Grid], spec: &Spec) -> PathBuf {
     let ckpt = Checkpoint::open(&golden("checkpoint")).unwrap();
     let quiet = &mut |_: &str| {};
-    export::vision(&ckpt, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
+    export::vision_on(&ckpt, grids, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
     vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
     let limits = llm::Limits { max_seq_len: MAX_SEQ_LEN, max_slots: 1 };
     llm::build(&ckpt, limits, &dir.join("llm"), quiet).unwrap();
     let deployed = dir.join("deployment");
-    Deployment::write(&deployed, &spec(), &side_files()).unwrap();
+    Deployment::write(&deployed, spec, &side_files()).unwrap();
     deployed
 }
 
@@ -136,6 +141,51 @@ fn a_picture_becomes_image_tokens_in_its_place() {
         generate(&mut deployment, &request(&turns, &pictures, &Manner::greedy(16)), &mut |_| {})
             .unwrap();
     assert_eq!((said.tiles, said.prompt_tokens), (1, tokens("image_ids").len() - 4));
+}
+
+/// A picture of two tiles: one of a single colour, one of noise.
+fn half_noise() -> Picture {
+    let noise = |at: usize| ((at * 7919) % 251) as u8;
+    let pixel = |at: usize| if at % 112 < 56 { [90; 3] } else { [noise(at); 3] };
+    Picture::from_rgb(112, 56, (0..112 * 56).flat_map(pixel).collect()).unwrap()
+}
+
+#[test]
+fn tiles_go_to_the_grids_they_are_worth() {
+    let dir = tempfile::tempdir().unwrap();
+    let grids = ["28x28", "56x56"].map(|grid| grid.parse().unwrap());
+    let spec = Spec { router: Some(Router { thresholds: vec![20.0] }), ..spec() };
+    let deployed = deploy_on(dir.path(), &grids, &spec);
+    let mut deployment = Deployment::open(&deployed).unwrap();
+    let turns = [Turn::from_marked("user", "What is it?", 1).unwrap()];
+    let grids_of = |deployment: &Deployment, wish: Wish| {
+        let shown = [Shown::from(half_noise()).with(wish)];
+        let question = Question { turns: &turns, shown: &shown, context: &CONTEXT, now_s: 0 };
+        let prepared = deployment.text.prepare(&question).unwrap();
+        let places = prepared.tokens.iter().filter(|token| **token == deployment.text.image_token);
+        assert_eq!(places.count(), prepared.views.iter().map(|view| view.tokens).sum::<usize>());
+        let parts = prepared.views.iter().flat_map(|view| &view.parts);
+        parts.map(|part| part.grid).collect::<Vec<_>>()
+    };
+    let wish = |detail, tokens_max| Wish { detail, tokens_max, ..Wish::default() };
+    let sees = |wish, expect: &[usize]| assert_eq!(grids_of(&deployment, wish), expect);
+    // The flat tile, the noise, and both as a thumbnail; a small tile has 1 token, a large one 4.
+    sees(wish(Detail::Auto, None), &[0, 1, 1]);
+    sees(wish(Detail::High, None), &[1, 1, 1]);
+    sees(wish(Detail::Low, None), &[0]);
+    sees(wish(Detail::High, Some(9)), &[0, 1, 1]);
+    sees(wish(Detail::Auto, Some(7)), &[0, 1, 0]);
+    sees(Wish { tiles_max: Some(1), ..wish(Detail::High, None) }, &[1]);
+    let shown = [Shown::from(half_noise())];
+    let said = generate(&mut deployment, &request(&turns, &shown, &Manner::greedy(4)), &mut |_| {});
+    assert_eq!(said.unwrap().tokens.len(), 4);
+    // The large engine is the one that is alone in other deployments.
+    let alone = tempfile::tempdir().unwrap();
+    let mut other = Deployment::open(&deploy(alone.path())).unwrap();
+    let part = |grid| Part { grid, frames: vec![half_noise().rgb()[..56 * 56 * 3].to_vec()] };
+    let [found, expect] = [(&mut deployment, 1), (&mut other, 0)]
+        .map(|(deployment, grid)| deployment.vision.encode(&part(grid)).unwrap());
+    assert_eq!(found, expect);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{Method, Scheme};
 
 use crate::checkpoint::Form;
-pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
+pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
 pub(crate) use doctor::DoctorFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
@@ -166,9 +166,9 @@ pub(crate) struct OutFlags {
 pub(crate) struct ChatFlags {
     /// A pipeline that builds a deployment, PIPELINE#STAGE, or a deployment's directory
     pub(crate) target: PathBuf,
-    /// What to ask
-    pub(crate) prompt: String,
-    /// A PNG or JPEG picture to ask about (may be given several times)
+    /// What to ask; without it, a conversation: a line of standard input a turn
+    pub(crate) prompt: Option<String>,
+    /// A PNG, JPEG or WebP picture to ask about (may be given several times)
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Vec<PathBuf>,
     /// The most tokens to answer with

@@ -105,7 +105,7 @@ fn parts_and_sizes_that_a_model_lacks_are_refused_in_one_line() {
     let vision = |grid: &'static str| ["--part", "vision", "--grid", grid];
     refused("clip-tiny", &vision("33x32"), 4, "both sides must be multiples of 8");
     refused("clip-tiny", &vision("80000x80000"), 4, "more than 16384 image tokens");
-    refused("internvl3-tiny", &vision("112x112"), 4, "takes pictures of one size");
+    refused("internvl3-tiny", &vision("112x56"), 4, "the tower takes square tiles");
     refused(
         "clip-tiny",
         &["--part", "encoder", "--grid", "32x32"],

@@ -9,6 +9,8 @@ mod inputs;
 mod machine;
 mod report;
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
@@ -133,6 +135,30 @@ impl Run {
         };
         Ok(Self { load_s, prefill, speed, rss_mib, cpu_s })
     }
+}
+
+/// The synthetic checkpoints of this bench, for others that work on the same.
+pub(super) struct Checkpoints(Inputs);
+
+impl Checkpoints {
+    pub(super) fn prepare() -> Result<Self> {
+        Inputs::prepare().map(Self)
+    }
+
+    /// The checkpoint of this name, made if it is not there.
+    pub(super) fn of(&self, name: &str) -> Result<PathBuf> {
+        self.0.named_checkpoint(name)
+    }
+
+    /// What measures engines by themselves.
+    pub(super) fn program(&self) -> PathBuf {
+        self.0.program()
+    }
+}
+
+/// What the figures are of.
+pub(super) fn machine() -> Result<Value> {
+    machine::facts()
 }
 
 /// Every command of our side on tiny weights, so that a change cannot break them unseen.

@@ -8,11 +8,12 @@ use serde_json::Value;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 14] = [
+const EDGES: [(&str, &[&str]); 15] = [
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
     ("smelt-hub", &[]),
+    ("smelt-load", &[]),
     ("smelt-model", &["smelt-onnx"]),
     ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan"]),
@@ -29,6 +30,7 @@ const EDGES: [(&str, &[&str]); 14] = [
             "smelt-doctor",
             "smelt-exec",
             "smelt-hub",
+            "smelt-load",
             "smelt-onnx",
             "smelt-model",
             "smelt-engine",

@@ -91,8 +91,12 @@ fn the_large_intern_vit_is_that_of_transformers() {
         let dir = export(&golden.checkpoint(), &[], dtype).unwrap();
         check_graph(&golden, dir.path(), MODEL_FILE, "vision", bound);
     }
-    let error = export(&golden.checkpoint(), &grids(&["56x56"]), Dtype::F32).unwrap_err();
-    assert!(error.to_string().contains("internvl3 takes pictures of one size"), "{error}");
+    // Among other sizes its own is the same graph, and its positions are its own.
+    let several = grids(&["28x28", "56x56", "112x112"]);
+    let dir = export(&golden.checkpoint(), &several, Dtype::F32).unwrap();
+    check_graph(&golden, dir.path(), "grid-56x56.onnx", "vision", F32);
+    let error = export(&golden.checkpoint(), &grids(&["56x112"]), Dtype::F32).unwrap_err();
+    assert!(error.to_string().contains("the tower takes square tiles"), "{error}");
 }
 
 #[test]

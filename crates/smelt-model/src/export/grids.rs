@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use smelt_onnx::{Graph, IR_VERSION, Initializer, MODEL_FILE, Model, OPSET, check};
 
 use super::weights::WeightStream;
-use super::{ExportError, clip, qwen2_5_vl, qwen3_vl};
+use super::{ExportError, clip, qwen2_5_vl, qwen3_vl, vision};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
 use crate::families;
@@ -30,6 +30,7 @@ pub(super) enum GridTower<'a> {
     Qwen25(&'a families::qwen2_5_vl::Tower),
     Qwen3(&'a families::qwen3_vl::Tower),
     Clip(&'a families::clip::ClipVision),
+    InternVit(&'a families::internvl3::InternVl3),
 }
 
 /// The longest [`GRIDS_FILE`] read: as many grids as there may be take 10 KiB.
@@ -116,6 +117,7 @@ impl GridTower<'_> {
             Self::Qwen25(tower) => tower.patching,
             Self::Qwen3(tower) => tower.patching,
             Self::Clip(tower) => tower.patching(),
+            Self::InternVit(tower) => tower.patching(),
         }
     }
 
@@ -124,12 +126,20 @@ impl GridTower<'_> {
         match self {
             Self::Qwen25(_) | Self::Qwen3(_) => self.patching().default_grids(),
             Self::Clip(tower) => vec![Grid { height: tower.image_size, width: tower.image_size }],
+            Self::InternVit(tower) => {
+                vec![Grid { height: tower.image_size, width: tower.image_size }]
+            }
         }
     }
 
     /// The tensors that the graphs share, and the shapes they declare.  The patch convolution is
     /// declared as the matrix it is, since its stride is its kernel; CLIP's class row as a sequence.
-    fn weights(checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
+    fn weights(self, checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
+        if let Self::InternVit(_) = self {
+            let mut weights = vision::weights(checkpoint.model());
+            weights.retain(|(name, _)| name != vision::POSITION_EMBEDDING);
+            return weights;
+        }
         let mut weights = checkpoint.model().tensors(&[Part::Vision]);
         weights
             .retain(|(name, _)| ![qwen3_vl::POSITIONS, clip::POSITIONS].contains(&name.as_str()));
@@ -156,6 +166,7 @@ impl GridTower<'_> {
             Self::Qwen25(tower) => qwen2_5_vl::graph(tower, lattice, stream, weights),
             Self::Qwen3(tower) => qwen3_vl::graph(tower, lattice, stream, weights),
             Self::Clip(tower) => clip::vision_graph(tower, lattice, stream, weights),
+            Self::InternVit(tower) => vision::grid_graph(tower, lattice, stream, weights),
         }
     }
 }
@@ -172,8 +183,12 @@ pub(super) fn export(
     let patching = tower.patching();
     let usual = tower.usual_grids();
     let lattices = patching.lattices(if grids.is_empty() { &usual } else { grids })?;
+    let is_oblong = |(grid, _): &&(Grid, Lattice)| grid.height != grid.width;
+    if let (GridTower::InternVit(_), Some((grid, _))) = (tower, lattices.iter().find(is_oblong)) {
+        return Err(ExportError::NotSquare { grid: *grid });
+    }
     let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
-    let names = GridTower::weights(checkpoint);
+    let names = tower.weights(checkpoint);
     let mut weights = Vec::with_capacity(names.len());
     for (n, (name, dims)) in names.iter().enumerate() {
         progress(&format!("weight {} of {}: {name}", n + 1, names.len()));

@@ -64,11 +64,11 @@ pub enum ExportError {
     /// The grids asked for do not fit the tower.
     #[error(transparent)]
     Grid(#[from] GridError),
-    /// The tower takes pictures of one size.
-    #[error("the vision tower of {family} takes pictures of one size; leave the grids out")]
-    NoGrids {
-        /// The model's family.
-        family: &'static str,
+    /// The tower takes square tiles.
+    #[error("grid {grid}: the tower takes square tiles; name grids such as 224x224")]
+    NotSquare {
+        /// The grid.
+        grid: Grid,
     },
     /// The list of grids cannot be written.
     #[error("cannot write {}: {source}", path.display())]
@@ -161,7 +161,7 @@ pub fn vision(
 }
 
 /// [`vision`] for pictures of the sizes `grids`, of a tower that takes any (Qwen2.5-VL,
-/// Qwen3-VL, CLIP with interpolated positions).
+/// Qwen3-VL), or with interpolated positions (CLIP, and InternVL's square tiles).
 ///
 /// For each grid there is a model.  Qwen-VL's map `pixel_values` [patches, values], flattened as the
 /// family's image processor does, to `image_embeds` [tokens, hidden] and, where the family has
@@ -169,8 +169,8 @@ pub fn vision(
 /// `grid-HEIGHTxWIDTH.onnx` each over one `model.onnx.data`; [`GRIDS_FILE`] lists them.
 ///
 /// # Errors
-/// Those of [`vision`], and [`ExportError::Grid`] or [`ExportError::NoGrids`] when the grids do not
-/// fit the tower.
+/// Those of [`vision`], and [`ExportError::Grid`] or [`ExportError::NotSquare`] when the grids do
+/// not fit the tower.
 pub fn vision_on(
     checkpoint: &Checkpoint,
     grids: &[Grid],
@@ -189,9 +189,7 @@ pub fn vision_on(
         Vision::Qwen25(tower) => GridTower::Qwen25(tower),
         Vision::Qwen3(tower) => GridTower::Qwen3(tower),
         Vision::Clip(tower) => GridTower::Clip(tower),
-        Vision::InternVit(_) if !grids.is_empty() => {
-            return Err(ExportError::NoGrids { family: model.family });
-        }
+        Vision::InternVit(tower) if !grids.is_empty() => GridTower::InternVit(tower),
         Vision::InternVit(tower) => {
             let weights = vision::weights(model);
             return write(

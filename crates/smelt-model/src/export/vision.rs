@@ -6,13 +6,17 @@
 
 use smelt_onnx::{Dim, ElementType, Graph, GraphBuilder, Initializer, Value};
 
+use super::ExportError;
+use super::positions::resampled;
+use super::weights::WeightStream;
 use crate::families::internvl3::{InternVl3, PROJECTOR_EPS, Vit};
+use crate::grid::Lattice;
 use crate::model::{Model, Part};
 
 const CLASS_EMBEDDING: &str = "vision_model.embeddings.class_embedding";
 const PATCH_WEIGHT: &str = "vision_model.embeddings.patch_embedding.weight";
 const PATCH_BIAS: &str = "vision_model.embeddings.patch_embedding.bias";
-const POSITION_EMBEDDING: &str = "vision_model.embeddings.position_embedding";
+pub(super) const POSITION_EMBEDDING: &str = "vision_model.embeddings.position_embedding";
 
 /// The tensors of the graph and the shapes it declares for them, in the order they are stored.
 ///
@@ -52,6 +56,30 @@ pub(super) fn graph(
     let dims = vec![tiles, Dim::Fixed(tokens), Dim::Fixed(width)];
     tower.g.output(embeds, "image_embeds", dims);
     tower.g.finish()
+}
+
+/// [`graph`] for square tiles of `lattice`, over `weights` and the positions of such tiles, which are
+/// put into `stream`: the model's own, resampled (`_get_pos_embed` of InternViT's code).
+pub(super) fn grid_graph(
+    config: &InternVl3,
+    lattice: &Lattice,
+    stream: &mut WeightStream<'_>,
+    mut weights: Vec<Initializer>,
+) -> Result<Graph, ExportError> {
+    let (hidden, from, side) = (config.vit.hidden, config.vit.grid(), lattice.rows);
+    let dims = [1, lattice.patches() + 1, hidden];
+    let positions = if side == from {
+        stream.copy(POSITION_EMBEDDING, &dims)?
+    } else {
+        let table = stream.checkpoint().read_f32(POSITION_EMBEDDING)?;
+        let table = resampled(&table, hidden, from, [side, side]);
+        stream.constant(POSITION_EMBEDDING, &dims, &table)?
+    };
+    weights.push(positions);
+    let image_size = side * config.vit.patch_size;
+    let vit = Vit { image_size, ..config.vit.clone() };
+    let config = InternVl3 { vit, image_size, ..config.clone() };
+    Ok(graph(&config, stream.element_type(), weights))
 }
 
 /// The tower's sizes as shapes hold them.

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::Config;
 use crate::config::{ConfigProblem, List, Scope};
 use crate::decoder::{self, Decoder, Family};
+use crate::grid::Patching;
 use crate::model::{Layout, Model, Vision};
 
 mod hf;
@@ -89,6 +90,12 @@ impl InternVl3 {
     /// Image tokens of one tile after the pixel shuffle.
     pub fn tokens_per_tile(&self) -> usize {
         self.vit.patches() / (SHUFFLE * SHUFFLE)
+    }
+
+    /// How the tower cuts a tile, with the shuffle as the merge.
+    pub fn patching(&self) -> Patching {
+        let Vit { patch_size: patch, channels, .. } = self.vit;
+        Patching { patch, merge: SHUFFLE, frames: 1, channels }
     }
 
     /// Channels of one image token before the projector: the shuffle stacks four patches.

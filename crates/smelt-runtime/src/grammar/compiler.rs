@@ -69,7 +69,7 @@ impl Compiler {
             trie = trie.with_eos_tokens(&ends);
         }
         let words: Arc<dyn TokenizerEnv + Sync> =
-            Arc::new(Words { trie, tokenizer: tokenizer.inner().clone(), is_canonical });
+            Arc::new(Words { trie, tokenizer: tokenizer.clone(), is_canonical });
         let refused = |error| CompilerError::Vocabulary(one_line(&error));
         let mut factory = ParserFactory::new_simple(&words).map_err(refused)?;
         factory.quiet();
@@ -160,7 +160,7 @@ fn word(piece: Piece) -> Vec<u8> {
 /// A vocabulary as llguidance asks for it.
 struct Words {
     trie: TokTrie,
-    tokenizer: tokenizers::Tokenizer,
+    tokenizer: Tokenizer,
     is_canonical: bool,
 }
 
@@ -172,8 +172,7 @@ impl TokenizerEnv for Words {
     /// The tokens of a text that must follow, none of them special, whatever the text says.
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
-            let encoding = self.tokenizer.encode_fast(text, false);
-            let tokens = encoding.map(|encoding| encoding.get_ids().to_vec()).unwrap_or_default();
+            let tokens = self.tokenizer.encode(text).unwrap_or_default();
             let is_whole = self.trie.decode(&tokens) == text.as_bytes();
             let is_plain = !tokens.iter().any(|token| self.trie.is_special_token(*token));
             if is_whole && is_plain { tokens } else { self.trie.greedy_tokenize(text.as_bytes()) }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
-use smelt_runtime::grammar::{Compiler, CompilerError, Constraint, Grammar};
+use smelt_runtime::grammar::{Constraint, Grammar};
 use smelt_runtime::service::Service;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -63,16 +63,12 @@ pub(crate) struct Model {
     pub(crate) created: u64,
     /// Who does it.
     pub(crate) service: Service,
-    /// Grammars to what answers are held to; why that cannot be where it cannot.
-    compiler: Arc<Result<Compiler, CompilerError>>,
 }
 
 impl Model {
     fn new(name: String, service: Service) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let text = service.text();
-        let compiler = Compiler::new(&text.tokenizer, text.vocab, &text.spec.eos);
-        Self { name, created, service, compiler: Arc::new(compiler) }
+        Self { name, created, service }
     }
 
     /// What holds an answer to `grammar`, which the field `param` of a request asks for.
@@ -84,7 +80,7 @@ impl Model {
         grammar: &Grammar,
         param: &str,
     ) -> Result<Constraint, ApiError> {
-        let compiler = self.compiler.as_ref().as_ref();
+        let compiler = self.service.text().compiler();
         let compiler = compiler.map_err(|error| ApiError::field(param, error))?;
         compiler.compile(grammar).map_err(|error| ApiError::field(param, error))
     }

@@ -30,6 +30,7 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 pub(crate) fn run(command: &BenchCommand) -> Result<Exit, Failed> {
     match command {
         BenchCommand::Accuracy(flags) => accuracy(flags),
+        BenchCommand::Serve(flags) => super::bench_serve::run(flags),
         BenchCommand::AccuracyOf(flags) => accuracy_of(flags),
     }
 }

@@ -1,5 +1,8 @@
-//! `smelt chat`: asks a built model about text and pictures.
+//! `smelt chat`: asks a built model about text and pictures, once or in a conversation.
 
+mod talk;
+
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_engine::llm::KvOptions;
@@ -28,22 +31,19 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     sampling.check().map_err(Failed::usage)?;
     stop::check(&flags.sampling.stop).map_err(Failed::usage)?;
     let dir = target::directory(&flags.target, &flags.sets)?;
-    let shown = flags.image.iter().map(|path| Picture::open(path).map(Shown::from));
-    let shown = shown.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
     let kv = KvOptions { kind: flags.kv, ..KvOptions::default() };
-    let mut deployment = Deployment::open_with(&dir, kv)?;
-    let spec = &deployment.text.spec;
-    let engines = [&spec.vision, &spec.llm].map(|engine| dir.join(engine));
-    whole::once_a_boot(&engines, || deployment.verify_digests())?;
-    if let Some(why) = deployment.vision.untuned().or(deployment.llm.untuned()) {
-        tell(format_args!("warning: {why}; it runs untuned"));
-    }
-    let turn = Turn::from_marked("user", &flags.prompt, shown.len()).map_err(Failed::usage)?;
     let manner = Manner {
         stop_strings: flags.sampling.stop.clone(),
         sampling,
         ..Manner::greedy(flags.max_tokens)
     };
+    let Some(prompt) = &flags.prompt else {
+        return talk::talk(open(&dir, kv)?, &manner, &flags.image);
+    };
+    let shown = flags.image.iter().map(|path| Picture::open(path).map(Shown::from));
+    let shown = shown.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
+    let mut deployment = open(&dir, kv)?;
+    let turn = Turn::from_marked("user", prompt, shown.len()).map_err(Failed::usage)?;
     let (turns, context) = (&[turn], &Context::default());
     let request = Request { turns, shown: &shown, context, manner: &manner, now_s: now.as_secs() };
     let mut said = Ok(());
@@ -55,6 +55,18 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     said.and_then(|()| answer("\n"))?;
     tell(summary(&result, &manner.sampling));
     Ok(Exit::Ok)
+}
+
+/// Opens the deployment in `dir` and compares it with its digests once a boot.
+fn open(dir: &Path, kv: KvOptions) -> Result<Deployment, Failed> {
+    let deployment = Deployment::open_with(dir, kv)?;
+    let spec = &deployment.text.spec;
+    let engines = [&spec.vision, &spec.llm].map(|engine| dir.join(engine));
+    whole::once_a_boot(&engines, || deployment.verify_digests())?;
+    if let Some(why) = deployment.vision.untuned().or(deployment.llm.untuned()) {
+        tell(format_args!("warning: {why}; it runs untuned"));
+    }
+    Ok(deployment)
 }
 
 /// Seeds that are drawn from the clock: short enough to be typed again.

@@ -1,6 +1,7 @@
 //! The commands a person types: each reads its inputs, calls a library, prints the answer.
 
 pub(crate) mod bench;
+mod bench_serve;
 pub(crate) mod cache;
 pub(crate) mod calibrate;
 pub(crate) mod chat;

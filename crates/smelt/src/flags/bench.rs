@@ -1,13 +1,18 @@
 //! The flags of `smelt bench …`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
+use smelt_load::plan::{Lengths, Mix};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum BenchCommand {
     /// Ask deployments questions with known answers: how right, how fast, how large, side by side
     Accuracy(AccuracyFlags),
+    /// Measure a server as its clients see it: smelt, llama-server, vLLM, Ollama, any that speaks
+    /// OpenAI's API
+    Serve(BenchServeFlags),
     /// Measure one deployment (smelt starts this itself)
     #[command(hide = true)]
     AccuracyOf(AccuracyOfFlags),
@@ -42,6 +47,64 @@ pub(crate) struct AccuracyFlags {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct BenchServeFlags {
+    /// The server's address, without /v1
+    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    pub(crate) url: String,
+    /// The model to ask for; the first that the server names if it is not said
+    #[arg(long, value_name = "NAME")]
+    pub(crate) model: Option<String>,
+    /// The server's key; without, SMELT_API_KEY of the environment if it is set
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// How many requests are under way at once, one table row each
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,2,4,8")]
+    pub(crate) concurrency: Vec<usize>,
+    /// Tokens of prompts and answers, one table row each
+    #[arg(long, value_name = "PROMPT:ANSWER,…", value_delimiter = ',', default_value = "128:128")]
+    pub(crate) lengths: Vec<Lengths>,
+    /// Images of a request, or frames of a video, one table row each
+    #[arg(long, alias = "frames", value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    pub(crate) images: Vec<usize>,
+    /// A picture to show, PNG or JPEG, several in turns; without, new ones are drawn
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Vec<PathBuf>,
+    /// Width and height of drawn pictures in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 448, value_parser = clap::value_parser!(u32).range(8..=8192))]
+    pub(crate) image_size: u32,
+    /// Requests without and with images, mixed evenly, as 3:1
+    #[arg(long, value_name = "TEXT:IMAGE")]
+    pub(crate) mix: Option<Mix>,
+    /// Requests of a run [default: four for each stream]
+    #[arg(long, value_name = "N")]
+    pub(crate) requests: Option<usize>,
+    /// Over how many seconds the streams of a run begin
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    pub(crate) ramp: Duration,
+    /// Runs that count
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) runs: usize,
+    /// Runs before them that do not
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) warm_ups: usize,
+    /// Send nothing that OpenAI's API does not have; answers may then end before their length
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// A request that takes longer has failed
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub(crate) timeout: Duration,
+    /// The server's process on this machine, to watch its memory
+    #[arg(long, value_name = "PID")]
+    pub(crate) pid: Option<u32>,
+    /// The directory to make, with serve.json, serve.md and the plot serve.svg
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Print one JSON document instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct AccuracyOfFlags {
     /// The deployment's directory
     pub(crate) dir: PathBuf,
@@ -59,4 +122,9 @@ pub(crate) struct AccuracyOfFlags {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "a whole number from 1".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "seconds from 0 to 86400".to_owned())
 }

@@ -145,9 +145,17 @@ impl Inputs {
     }
 
     fn checkpoint(&self, decoder: Decoder) -> Result<PathBuf> {
-        self.once(decoder.checkpoint, |out| {
-            self.make(&["checkpoint", decoder.checkpoint, text(out)?])
-        })
+        self.named_checkpoint(decoder.checkpoint)
+    }
+
+    /// The synthetic checkpoint of this name.
+    pub(super) fn named_checkpoint(&self, name: &str) -> Result<PathBuf> {
+        self.once(name, |out| self.make(&["checkpoint", name, text(out)?]))
+    }
+
+    /// `bench_cpu`.
+    pub(super) fn program(&self) -> PathBuf {
+        self.ours.clone()
     }
 
     /// The file that llama.cpp reads and our engine is built from; its size lies beside it.

@@ -41,7 +41,7 @@ pub(super) fn ask(
         question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(Failed::usage)?;
     let engines = [request.input("vision")?, request.input("llm")?];
     let spec = deployment::spec(&against, "verified", engines)?;
-    let deployment = Deployment::of_engines(against.dir(), spec, vec![vision], llm);
+    let deployment = Deployment::of_engines(against.dir(), spec, vision, llm);
     let mut deployment = deployment.map_err(Failed::invalid)?;
     let mut complaints = Vec::new();
     for (index, question) in questions.iter().enumerate() {

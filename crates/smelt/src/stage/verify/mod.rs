@@ -43,7 +43,8 @@ struct Record {
 
 /// The engines, and what they are compared with.
 struct Parties {
-    vision: VisionEngine,
+    /// One for each grid, from few pixels to many: the last is the model's own.
+    vision: Vec<VisionEngine>,
     llm: LlmEngine,
     /// The f32 reference.
     against: Checkpoint,
@@ -86,18 +87,22 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     let against = request.checkpoint("against")?;
     let weights = request.optional_input("weights").map(Checkpoint::open).transpose();
     let weights = weights.map_err(Failed::model)?;
-    let vision = VisionEngine::open(request.input("vision")?).map_err(Failed::invalid)?;
+    let vision = VisionEngine::open_all(request.input("vision")?);
+    let mut vision = vision.map_err(Failed::invalid)?;
+    vision.sort_by_key(|engine| engine.takes().numbers());
     let exact = KvOptions { kind: KvType::F32, ..KvOptions::default() };
     let llm = LlmEngine::open_with(request.input("llm")?, exact).map_err(Failed::invalid)?;
     say("checking digests");
-    vision.verify_digest().map_err(Failed::invalid)?;
+    // The engines of one directory share one file.
+    vision.first().map_or(Ok(()), VisionEngine::verify_digest).map_err(Failed::invalid)?;
     llm.verify_digest().map_err(Failed::invalid)?;
     Ok(Parties { vision, llm, against, weights })
 }
 
 fn compare_weights(parties: &Parties) -> Result<Vec<Weights>, Failed> {
     let Parties { vision, llm, against, weights } = parties;
-    let mut compared = vec![weights::vision(vision, against)?];
+    let compared = vision.iter().rev().map(|engine| weights::vision(engine, against));
+    let mut compared = compared.take(1).collect::<Result<Vec<_>, _>>()?;
     // A decoder of plain weights was built from the checkpoint itself.
     let own = weights.as_ref().or(parties.is_plain().then_some(against));
     let Some(own) = own else {
@@ -123,6 +128,9 @@ fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
         record.findings.push(finding);
     };
     let pixels = probe::picture(tower);
+    let Some(vision) = vision.last_mut() else {
+        return Err(Failed::invalid("there is no vision engine"));
+    };
     say("vision engine");
     let embeds = vision.encode(&pixels, 1).map_err(Failed::invalid)?;
     say("vision reference");

@@ -1,0 +1,21 @@
+//! Measures any OpenAI-compatible server: smelt, llama-server, vLLM, Ollama, with the same client.
+//!
+//! A [`plan::Plan`] says what is asked and how often; [`run::measure`] asks it over streams, one thread for
+//! each; [`figures`] are what came of it, told by [`report`] and [`plot`].  Knows no other crate of smelt, no
+//! deployment and no pipeline: what is measured is what a client sees.
+
+pub mod figures;
+pub mod hear;
+pub mod plan;
+pub mod plot;
+pub mod report;
+pub mod run;
+
+mod ask;
+mod picture;
+mod process;
+mod prompt;
+mod watts;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Measures scripted servers: good ones, slow ones, and those that break the rules.
+
+mod server;
+
+use std::time::Duration;
+
+use crate::figures::Figures;
+use crate::plan::{Case, Lengths, Mix, Plan};
+use crate::run::{Endpoint, LoadError, Measurement, Pictures, measure};
+use server::Server;
+
+fn endpoint(server: &Server, model: &str) -> Endpoint {
+    Endpoint {
+        url: server.url.clone(),
+        model: (!model.is_empty()).then(|| model.to_owned()),
+        key: Some("secret".to_owned()),
+        is_strict: false,
+        timeout: Duration::from_millis(1500),
+    }
+}
+
+fn plan(streams: usize, pictures: usize) -> Plan {
+    let lengths = Lengths { prompt: 65, answer: 8 };
+    Plan {
+        cases: vec![Case { lengths, streams, pictures }],
+        requests: None,
+        runs: 2,
+        warm_ups: 1,
+        ramp: Duration::ZERO,
+        mix: None,
+    }
+}
+
+fn measured(server: &Server, model: &str, plan: &Plan) -> Result<Measurement, LoadError> {
+    let pictures = Pictures::Drawn(28);
+    measure(&endpoint(server, model), plan, &pictures, Some(std::process::id()), &mut |_| {})
+}
+
+fn figures(model: &str, plan: &Plan) -> Figures {
+    let server = Server::start();
+    measured(&server, model, plan).unwrap().cases.remove(0).figures
+}
+
+#[test]
+fn a_good_server_is_measured() {
+    let server = Server::start();
+    let measurement = measured(&server, "", &plan(3, 0)).unwrap();
+    assert_eq!(measurement.model, "good", "the first that the server names");
+    let figures = &measurement.cases[0].figures;
+    // Its words are two tokens each and its frame is five.
+    assert_eq!(figures.prompt_tokens.unwrap().median, 65.0);
+    assert_eq!(figures.answer_tokens.unwrap().min, 8.0);
+    assert_eq!((figures.requests, figures.errors.len()), (24, 0));
+    assert!(figures.is_counted && figures.is_streamed);
+    let first = figures.ttft_ms[0].unwrap();
+    assert!(first.median >= 20.0 && first.p99 >= first.median, "{first:?}");
+    assert!(figures.tpot_ms.unwrap().median >= 2.0);
+    assert!(figures.memory_mib.unwrap()[0] > 1.0);
+    let asked = server.asked();
+    // Two probes, and twelve requests of each of three runs.
+    assert_eq!(asked.len(), 2 + 36);
+    assert!(asked.iter().all(|asked| asked.key == "Bearer secret" && asked.ignore_eos));
+    let mut texts: Vec<&str> = asked.iter().map(|asked| &asked.text[..]).collect();
+    texts.sort_unstable();
+    texts.dedup();
+    assert_eq!(texts.len(), 38, "no prompt is asked twice");
+    assert!(server.most_at_once() <= 3);
+}
+
+#[test]
+fn more_streams_are_at_once_and_a_ramp_spreads_them() {
+    let server = Server::start();
+    let ramp = Plan { ramp: Duration::from_millis(400), requests: Some(4), ..plan(4, 0) };
+    let figures = &measured(&server, "good", &ramp).unwrap().cases[0].figures;
+    assert_eq!(figures.requests, 8);
+    // The last of four begins after 300 ms.
+    assert!(figures.requests_per_s.unwrap().max < 4.0 / 0.3);
+    let server = Server::start();
+    measured(&server, "good", &plan(4, 0)).unwrap();
+    assert!(server.most_at_once() > 1);
+}
+
+#[test]
+fn mixtures_have_figures_of_both_kinds() {
+    let server = Server::start();
+    let mixed = Plan { mix: Some(Mix { text: 3, image: 1 }), requests: Some(8), ..plan(2, 2) };
+    let figures = &measured(&server, "good", &mixed).unwrap().cases[0].figures;
+    assert!(figures.ttft_ms.iter().all(Option::is_some));
+    let pictures: Vec<usize> =
+        server.asked().iter().map(|asked| asked.pictures).filter(|count| *count > 0).collect();
+    assert_eq!(pictures, [2; 6], "a quarter of eight requests of three runs");
+}
+
+#[test]
+fn a_server_without_streams_or_counts_is_measured_by_what_it_gives() {
+    let whole = figures("document", &plan(1, 0));
+    assert!(!whole.is_streamed && whole.is_counted && whole.tpot_ms.is_none());
+    assert_eq!(whole.tokens_per_s.map(|spread| spread.min > 0.0), Some(true));
+    let untold = figures("untold", &plan(1, 0));
+    assert!(!untold.is_counted && untold.prompt_tokens.is_none());
+    assert_eq!(untold.answer_tokens.unwrap().median, 8.0, "pieces stand for tokens");
+}
+
+#[test]
+fn requests_that_fail_are_figures() {
+    let check = |model: &str, words: &str| {
+        let figures = figures(model, &Plan { requests: Some(2), ..plan(2, 0) });
+        let (error, count) = &figures.errors[0];
+        assert!(error.contains(words), "{model}: {error}");
+        assert_eq!((*count, figures.requests), (4, 4), "{model}");
+        assert_eq!(figures.tokens_per_s.unwrap().max, 0.0);
+    };
+    check("cut", "ended before it was done");
+    check("broken", "not JSON");
+    check("said", "the server said: out of memory");
+    check("busy", "the server answered 429: try later");
+    check("hang", "timeout");
+    check("closed", "");
+    // Every other request is refused; the others count.
+    let figures = figures("half", &Plan { requests: Some(6), ..plan(1, 0) });
+    assert_eq!((figures.errors[0].1, figures.requests), (6, 12));
+    assert!(figures.ttft_ms[0].is_some());
+}
+
+#[test]
+fn nothing_can_be_measured_without_a_server_a_picture_or_a_process() {
+    let server = Server::start();
+    let said = |result: Result<Measurement, LoadError>| result.unwrap_err().to_string();
+    let nowhere = Endpoint { url: "http://127.0.0.1:1".to_owned(), ..endpoint(&server, "") };
+    let pictures = Pictures::Drawn(28);
+    let error = said(measure(&nowhere, &plan(1, 0), &pictures, None, &mut |_| {}));
+    assert!(error.starts_with("http://127.0.0.1:1 gives no answer: "), "{error}");
+    let wrong = Endpoint { key: None, ..endpoint(&server, "") };
+    let error = said(measure(&wrong, &plan(1, 0), &pictures, None, &mut |_| {}));
+    assert!(error.ends_with("the server answered 401: no key"), "{error}");
+    let none = Pictures::Files(vec!["none.png".into()]);
+    let error = said(measure(&endpoint(&server, ""), &plan(1, 1), &none, None, &mut |_| {}));
+    assert!(error.starts_with("cannot read picture none.png"), "{error}");
+    let error =
+        said(measure(&endpoint(&server, ""), &plan(1, 0), &pictures, Some(u32::MAX), &mut |_| {}));
+    assert!(error.starts_with("there is no process"), "{error}");
+    let error = said(measured(&server, "", &plan(0, 0)));
+    assert!(error.contains("streams must be 1 to 512"), "{error}");
+}

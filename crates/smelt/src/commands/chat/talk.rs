@@ -1,0 +1,259 @@
+//! `smelt chat` without a question: a conversation, a line a turn, with history.
+//!
+//! A service answers, so what a slot holds of the conversation is not read again and a picture is
+//! looked at once.  What is said is on standard output, all else on standard error.
+
+use std::io::{self, BufRead, IsTerminal as _};
+use std::path::PathBuf;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use smelt_runtime::deployment::{Deployment, Text};
+use smelt_runtime::image::{Picture, Shown};
+use smelt_runtime::prepare::{Prepared, Question};
+use smelt_runtime::prompt::{Part, Turn};
+use smelt_runtime::service::{self, Event, Options, Priority, Request, Service};
+use smelt_runtime::sight::Sight;
+use smelt_runtime::speaker::{Form, Manner};
+use smelt_runtime::template::Context;
+
+use crate::exit::{Exit, Failed};
+use crate::say::{answer, tell, tell_raw};
+use crate::table;
+
+/// The longest line read: more than any context holds.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
+const HELP: &str = "/image FILE shows a picture with the next line, /clear begins anew, /quit ends";
+
+/// What a line asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Line<'a> {
+    Say(&'a str),
+    Image(PathBuf),
+    Clear,
+    Help,
+    Quit,
+    Nothing,
+    Unknown(&'a str),
+}
+
+impl<'a> Line<'a> {
+    /// A line that begins with a slash is a command; with two, it says what is behind the first.
+    fn parse(line: &'a str) -> Self {
+        let line = line.trim();
+        if let Some(said) = line.strip_prefix('/').filter(|rest| rest.starts_with('/')) {
+            return Self::Say(said);
+        }
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match (word, rest.trim()) {
+            ("", _) => Self::Nothing,
+            ("/image", file) if !file.is_empty() => Self::Image(PathBuf::from(file)),
+            ("/clear", "") => Self::Clear,
+            ("/help", "") => Self::Help,
+            ("/quit" | "/exit", "") => Self::Quit,
+            (word, _) if word.starts_with('/') => Self::Unknown(line),
+            _ => Self::Say(line),
+        }
+    }
+}
+
+/// The conversation so far.
+#[derive(Default)]
+struct Conversation {
+    turns: Vec<Turn>,
+    shown: Vec<Shown>,
+    /// Pictures that the next line shows.
+    next: Vec<Shown>,
+}
+
+impl Conversation {
+    /// Says `line` behind what was said; what cannot be prepared is not said.
+    fn prepare(&mut self, text: &Text, line: &str) -> Result<Prepared, String> {
+        let turn = Turn::from_marked("user", line, self.next.len());
+        let before = self.shown.len();
+        self.turns.push(turn.map_err(|error| error.to_string())?);
+        self.shown.append(&mut self.next);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (turns, shown, context) = (&self.turns, &self.shown, &Context::default());
+        let question = Question { turns, shown, context, now_s: now.as_secs() };
+        text.prepare(&question).map_err(|error| {
+            self.turns.pop();
+            self.shown.truncate(before);
+            error.to_string()
+        })
+    }
+
+    /// The model has said `line`, or nothing that can be said again.
+    fn heard(&mut self, line: &str) {
+        match Turn::from_parts("assistant", &[Part::Text(line)]) {
+            Ok(turn) => self.turns.push(turn),
+            Err(error) => tell(format_args!("the answer is not kept: {error}")),
+        }
+    }
+
+    /// Reads a picture for the next line, and tells its cost.
+    fn show(&mut self, text: &Text, path: PathBuf) {
+        let picture = match Picture::open(&path) {
+            Ok(picture) => picture,
+            Err(error) => return tell(error),
+        };
+        let (width, height) = (picture.width(), picture.height());
+        let shown = Shown::from(picture);
+        match Sight::new(text, &shown) {
+            Ok(sight) => {
+                let tokens: usize = sight.runs.iter().map(|run| run.tokens).sum();
+                let path = path.display();
+                tell(format_args!("{path}: {width}x{height}, {tokens} image tokens"));
+                self.next.push(shown);
+            }
+            Err(error) => tell(error),
+        }
+    }
+}
+
+/// Talks until standard input ends, beginning with `pictures`.
+pub(super) fn talk(
+    deployment: Deployment,
+    manner: &Manner,
+    pictures: &[PathBuf],
+) -> Result<Exit, Failed> {
+    let options = Options { queue_max: 1, running_max: 1, ..Options::default() };
+    let service = Service::start(deployment, options).map_err(failed)?;
+    let mut conversation = Conversation::default();
+    pictures.iter().for_each(|path| conversation.show(service.text(), path.clone()));
+    let is_terminal = io::stdin().is_terminal();
+    if is_terminal {
+        tell(HELP);
+    }
+    loop {
+        if is_terminal {
+            tell_raw("> ");
+        }
+        let mut line = String::new();
+        let read = io::Read::take(io::stdin().lock(), LINE_BYTES_MAX).read_line(&mut line);
+        match read {
+            Ok(0) => return Ok(Exit::Ok),
+            Ok(_) => {}
+            Err(error) => {
+                tell(format_args!("the line is not read: {error}"));
+                continue;
+            }
+        }
+        match Line::parse(&line) {
+            Line::Say(line) => turn(&service, manner, &mut conversation, line)?,
+            Line::Image(path) => conversation.show(service.text(), path),
+            Line::Clear => conversation = Conversation::default(),
+            Line::Help => tell(HELP),
+            Line::Quit => return Ok(Exit::Ok),
+            Line::Nothing => {}
+            Line::Unknown(line) => tell(format_args!("{line:?} is no command; {HELP}")),
+        }
+    }
+}
+
+/// One line and its answer.
+fn turn(
+    service: &Service,
+    manner: &Manner,
+    conversation: &mut Conversation,
+    line: &str,
+) -> Result<(), Failed> {
+    let start = Instant::now();
+    let prepared = match conversation.prepare(service.text(), line) {
+        Ok(prepared) => prepared,
+        Err(why) => {
+            tell(why);
+            return Ok(());
+        }
+    };
+    let (form, priority) = (Form::default(), Priority::Normal);
+    let manners = vec![manner.clone()];
+    let request = Request { prepared, manners, form, priority, deadline: None };
+    let mut ticket = service.submit(request).map_err(Failed::usage)?;
+    let mut cost = Cost::default();
+    let mut said = String::new();
+    while let Some(event) = ticket.wait() {
+        match event {
+            Event::Read { prompt_tokens, cached_tokens } => {
+                (cost.prompt, cost.cached) = (prompt_tokens, cached_tokens);
+                cost.first_s = start.elapsed().as_secs_f64();
+            }
+            Event::Said { text, .. } => {
+                answer(&text)?;
+                said += &text;
+            }
+            Event::Ended { tokens, .. } => cost.said = tokens,
+            Event::Failed(failure) => return Err(Failed::model(failure)),
+        }
+    }
+    cost.all_s = start.elapsed().as_secs_f64();
+    answer("\n")?;
+    tell(cost.line());
+    conversation.heard(&said);
+    Ok(())
+}
+
+/// What an answer took.
+#[derive(Default)]
+struct Cost {
+    prompt: usize,
+    cached: usize,
+    said: usize,
+    first_s: f64,
+    all_s: f64,
+}
+
+impl Cost {
+    fn line(&self) -> String {
+        let Self { prompt, cached, said, first_s, all_s } = self;
+        let steps = said.saturating_sub(1);
+        let rate = match all_s - first_s {
+            seconds if steps > 0 && seconds > 0.0 => {
+                format!(", then {:.1} tokens/s", steps as f64 / seconds)
+            }
+            _ => String::new(),
+        };
+        let first = table::seconds(*first_s);
+        format!(
+            "{prompt} prompt tokens ({cached} of them read before), {said} answered; first token after {first}{rate}"
+        )
+    }
+}
+
+fn failed(error: service::StartError) -> Failed {
+    match error {
+        service::StartError::DoesNotFit(why) => Failed::new(Exit::DoesNotFit, why),
+        error => Failed::model(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_said_unless_they_begin_with_a_slash() {
+        for (line, expect) in [
+            ("What is it?\n", Line::Say("What is it?")),
+            ("//image is a word", Line::Say("/image is a word")),
+            ("/image  my picture.png \n", Line::Image(PathBuf::from("my picture.png"))),
+            ("/clear", Line::Clear),
+            ("/help", Line::Help),
+            ("/exit\n", Line::Quit),
+            ("  \n", Line::Nothing),
+            ("/image", Line::Unknown("/image")),
+            ("/clear all", Line::Unknown("/clear all")),
+            ("/usr/bin", Line::Unknown("/usr/bin")),
+        ] {
+            assert_eq!(Line::parse(line), expect, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_rate_needs_a_second_token() {
+        let cost = Cost { prompt: 9, cached: 4, said: 1, first_s: 0.5, all_s: 0.5 };
+        assert!(cost.line().ends_with("first token after 0.5 s"), "{}", cost.line());
+        let cost = Cost { said: 11, all_s: 1.5, ..cost };
+        assert!(cost.line().ends_with("then 10.0 tokens/s"), "{}", cost.line());
+    }
+}

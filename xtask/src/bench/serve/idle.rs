@@ -1,0 +1,63 @@
+//! Holds many streams open whose clients wait, and says what they take of the server's memory.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::server::Server;
+
+/// Longer than any answer takes while this looks on.
+const ANSWER_TOKENS: usize = 1500;
+
+/// How long the server has to settle with all its clients.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// What `count` clients take in MiB, in anonymous memory.  Each asks for a long answer as a stream, so
+/// that all but a few wait.
+pub(super) fn memory_mib(server: &Server, count: usize) -> Result<f64> {
+    // As many answers as the server gives at once, so that what those hold is there before.
+    drop(ask(server, 8)?);
+    thread::sleep(SETTLE);
+    let before = anonymous_kib(server)?;
+    let clients = ask(server, count)?;
+    thread::sleep(SETTLE);
+    let after = anonymous_kib(server)?;
+    let refused = clients.iter().filter(|client| is_refused(client)).count();
+    ensure!(refused == 0, "{refused} of {count} clients were refused");
+    Ok((after - before) / 1024.0)
+}
+
+fn ask(server: &Server, count: usize) -> Result<Vec<TcpStream>> {
+    let body = format!(
+        "{{\"model\":\"bench\",\"messages\":[{{\"role\":\"user\",\"content\":\"hi\"}}],\"stream\":true,\"ignore_eos\":true,\"max_tokens\":{ANSWER_TOKENS}}}"
+    );
+    let request = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let open = |_| -> Result<TcpStream> {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port()))?;
+        stream.write_all(request.as_bytes())?;
+        Ok(stream)
+    };
+    (0..count).map(open).collect()
+}
+
+/// Whether a client was told anything but that its stream begins.
+fn is_refused(client: &TcpStream) -> bool {
+    let mut head = [0; 12];
+    let mut client = client;
+    let told = client.set_nonblocking(true).and_then(|()| client.read(&mut head));
+    told.is_ok_and(|count| !head[..count].ends_with(b" 200"))
+}
+
+fn anonymous_kib(server: &Server) -> Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    number.context("the server's status has no RssAnon")
+}

@@ -1,0 +1,174 @@
+//! Makes what both servers serve, under `target/bench/serve`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::rival;
+use super::server::Server;
+use crate::bench::cpu::Checkpoints;
+use crate::bench::{measure, remove, succeed};
+use crate::ci::cargo;
+use crate::{root, target};
+
+/// The decoder both sides run: Qwen2.5-0.5B's sizes, 4 bits.
+const WEIGHTS: &str = "weights/qwen2.5-0.5b-q4.gguf";
+/// The checkpoint that has them.
+const CHECKPOINT: &str = "internvl3-1b";
+/// Tokens of all slots that llama-server keeps: as many for each as our engine may.
+const CONTEXT: &str = "16384";
+/// Answers at once, on both sides.
+const SLOTS: &str = "8";
+
+/// Where everything is.
+pub(super) struct Inputs {
+    pub(super) folder: PathBuf,
+    pub(super) smelt: PathBuf,
+    checkpoint: Option<PathBuf>,
+}
+
+/// A file of the rival's side.
+pub(super) fn script(name: &str) -> PathBuf {
+    root().join("xtask/serve").join(name)
+}
+
+impl Inputs {
+    /// Builds smelt as it is released, and makes what is missing.
+    pub(super) fn prepare() -> Result<Self> {
+        let checkpoint = Checkpoints::prepare()?.of(CHECKPOINT)?;
+        let inputs = Self::built(&["--release"], "release", "bench/serve", Some(checkpoint))?;
+        let weights = inputs.folder.join(WEIGHTS);
+        if !weights.exists() {
+            inputs.write_weights(&weights)?;
+        }
+        inputs.deploy()?;
+        Ok(inputs)
+    }
+
+    /// Builds smelt as tests are, to serve the tiny model from a folder that is made anew.
+    pub(super) fn tiny() -> Result<Self> {
+        remove(&target().join("bench/serve-smoke"))?;
+        let inputs = Self::built(&[], "debug", "bench/serve-smoke", None)?;
+        inputs.deploy()?;
+        Ok(inputs)
+    }
+
+    fn built(
+        flags: &[&str],
+        profile: &str,
+        folder: &str,
+        checkpoint: Option<PathBuf>,
+    ) -> Result<Self> {
+        cargo(&[&["build", "--locked", "--package", "smelt"][..], flags].concat(), &[])?;
+        let folder = target().join(folder);
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        Ok(Self { folder, smelt: target().join(profile).join("smelt"), checkpoint })
+    }
+
+    fn write_weights(&self, out: &Path) -> Result<()> {
+        let begun = self.folder.join("begun.gguf");
+        let mut write = Command::new(rival::python()?);
+        write.arg(root().join("xtask/cpu/write_gguf.py"));
+        write.arg(self.checkpoint.as_deref().context("true size has a checkpoint")?);
+        succeed(write.arg(&begun).args(["q4", "words"]))?;
+        fs::create_dir_all(out.parent().context("weights lie in a folder")?)?;
+        fs::rename(begun, out).with_context(|| out.display().to_string())
+    }
+
+    /// Where smelt looks for what is served.
+    fn pipeline(&self) -> Vec<String> {
+        let mut words = vec![script("pipeline.toml").display().to_string()];
+        if let Some(checkpoint) = &self.checkpoint {
+            let weights = self.folder.join("weights");
+            words.extend(["--set".to_owned(), format!("checkpoint=path:{}", checkpoint.display())]);
+            words.extend(["--set".to_owned(), format!("weights=path:{}", weights.display())]);
+        }
+        words
+    }
+
+    fn smelt(&self) -> Command {
+        let mut command = Command::new(&self.smelt);
+        command.env("SMELT_CACHE", self.folder.join("cache"));
+        command
+    }
+
+    fn deploy(&self) -> Result<()> {
+        succeed(self.smelt().arg("run").args(self.pipeline()))
+    }
+
+    /// The directory of a stage's output.
+    fn out(&self, stage: &str) -> Result<PathBuf> {
+        let mut pipeline = self.pipeline();
+        pipeline.insert(1, stage.to_owned());
+        let output =
+            self.smelt().arg("out").args(pipeline).output().context("cannot start smelt")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "smelt out {stage} failed: {said}");
+        Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
+    }
+
+    /// Our server.
+    pub(super) fn serve(&self) -> Result<Server> {
+        let deployment = self.out("deployment")?;
+        let deployment = deployment.to_str().context("the store's path is text")?;
+        let arguments = [
+            "serve",
+            deployment,
+            "--addr",
+            "127.0.0.1:PORT",
+            "--batch",
+            SLOTS,
+            "--queue",
+            "1000",
+            "--max-connections",
+            "1100",
+        ];
+        Server::start(&self.smelt, &arguments, &self.folder.join("smelt.log"))
+    }
+
+    /// llama-server, with what its users would say: as many slots, all cores, no cache of prompts in memory.
+    pub(super) fn serve_rival(&self) -> Result<Server> {
+        let weights = self.folder.join(WEIGHTS);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from).to_string();
+        let arguments = [
+            "--model",
+            weights.to_str().context("the target's path is text")?,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "PORT",
+            "--ctx-size",
+            CONTEXT,
+            "--parallel",
+            SLOTS,
+            "--threads",
+            &cores,
+            "--cache-ram",
+            "0",
+            "--offline",
+        ];
+        let program = rival::server(&self.folder)?;
+        Server::start(&program, &arguments, &self.folder.join("llama.log"))
+    }
+
+    /// What a step of so many slots takes the engine alone, in milliseconds: the median of `runs`.
+    pub(super) fn engine_step_ms(&self, slots: usize, runs: usize) -> Result<f64> {
+        let engine = self.out("llm-engine")?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from).to_string();
+        let (program, slots) = (Checkpoints::prepare()?.program(), slots.to_string());
+        const STEPS: usize = 64;
+        let words = [program.as_os_str(), "llm".as_ref(), engine.as_os_str()];
+        let mut command: Vec<_> = words.map(Into::into).into();
+        command.extend([&cores[..], "128", &STEPS.to_string(), &slots].map(Into::into));
+        let mut steps = Vec::with_capacity(runs);
+        for _ in 0..runs {
+            let (_, said) = measure::told(&command)?;
+            let said: Value = serde_json::from_str(&said)?;
+            steps.push(said["decode_s"].as_f64().context("no decode_s")? * 1e3 / STEPS as f64);
+        }
+        Ok(super::report::median(steps))
+    }
+}

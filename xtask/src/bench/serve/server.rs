@@ -1,0 +1,106 @@
+//! Starts servers and asks them; a server ends with its value.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+/// How long a server may take until it is ready: mapping and warming 350 MB.
+const START: Duration = Duration::from_secs(120);
+
+/// A server of this machine.
+pub(super) struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    /// Starts `program`; its arguments say `PORT` where the port goes.
+    pub(super) fn start(program: &Path, arguments: &[&str], log: &Path) -> Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let arguments = arguments.iter().map(|word| word.replace("PORT", &port.to_string()));
+        let out = File::create(log).with_context(|| log.display().to_string())?;
+        let child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(out.try_clone()?)
+            .stderr(out)
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let mut server = Self { child, port };
+        server
+            .wait()
+            .with_context(|| format!("{}; its log is {}", program.display(), log.display()))?;
+        Ok(server)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        while begin.elapsed() < START {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("it ended with {status} before it was ready");
+            }
+            let health = http_get(self.port, "/health").unwrap_or_default();
+            if health.starts_with("HTTP/1.1 200") {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        bail!("it was not ready within {} s", START.as_secs());
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // One that has ended already need not be ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn http_get(port: u16, path: &str) -> std::io::Result<String> {
+    use std::io::{Read as _, Write as _};
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The client that measures all sides.
+pub(super) struct Client {
+    /// `smelt`.
+    pub(super) program: PathBuf,
+}
+
+impl Client {
+    /// One run; gives the only row of its document.
+    pub(super) fn ask(&self, server: &Server, flags: &[&str]) -> Result<Value> {
+        let url = format!("http://127.0.0.1:{}", server.port);
+        let pid = server.pid().to_string();
+        let output = Command::new(&self.program)
+            .args(["bench", "serve", "--json", "--runs", "1", "--warm-ups", "0"])
+            .args(["--url", &url, "--pid", &pid])
+            .args(flags)
+            .output()
+            .with_context(|| format!("cannot start {}", self.program.display()))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "smelt bench serve failed: {said}");
+        let document: Value = serde_json::from_slice(&output.stdout)?;
+        Ok(document["cases"][0].clone())
+    }
+}
