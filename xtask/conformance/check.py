@@ -203,6 +203,9 @@ def errors_name_the_field():
     ]:
         error = refused(bad, lambda: ask(message, **fields))
         assert error.body["param"] == param and error.body["type"] == "invalid_request_error", error.body
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    error = refused(bad, lambda: ask(message, tools=[tool]))
+    assert error.body["param"] == "tools", "the demo's template knows none"
     cases = [
         ([], "messages"),
         ([{"role": "robot", "content": "a"}], "messages[0].role"),
