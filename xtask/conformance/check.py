@@ -203,6 +203,9 @@ def errors_name_the_field():
     ]:
         error = refused(bad, lambda: ask(message, **fields))
         assert error.body["param"] == param and error.body["type"] == "invalid_request_error", error.body
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    error = refused(bad, lambda: ask(message, tools=[tool]))
+    assert error.body["param"] == "tools", "the demo's template knows none"
     cases = [
         ([], "messages"),
         ([{"role": "robot", "content": "a"}], "messages[0].role"),
@@ -275,10 +278,31 @@ def many_at_once_say_what_one_says():
     assert said == {at: alone[at % 3] for at in range(24)}
 
 
+def answers_have_the_form_that_is_asked_for():
+    form = lambda format: ask(shown("Describe this image."), max_tokens=200, response_format=format).choices[0]
+    held = form({"type": "json_object"})
+    assert held.finish_reason == "length" or isinstance(json.loads(held.message.content), dict), held
+    fields = {"colour": {"enum": ["red", "blue", "green"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}}
+    schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    held = form({"type": "json_schema", "json_schema": {"name": "shape", "strict": True, "schema": schema}})
+    told = json.loads(held.message.content)
+    assert set(told) == set(fields) and told["colour"] in fields["colour"]["enum"] and 0 <= told["count"] <= 9
+    assert held.finish_reason == "stop"
+    assert form({"type": "grammar", "grammar": 'root ::= "yes" | "no"'}).message.content in ("yes", "no")
+    assert form({"type": "regex", "regex": "[0-9]{3}"}).message.content.isdigit()
+    for format, param in [
+        ({"type": "xml"}, "response_format.type"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "regex", "regex": "("}, "response_format"),
+    ]:
+        error = refused(openai.BadRequestError, lambda: form(format))
+        assert error.body["param"] == param, error.body
+
+
 CHECKS = [
     models, a_picture_is_seen, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
-    conversations_go_on, completions, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
+    conversations_go_on, completions, answers_have_the_form_that_is_asked_for, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
     a_deadline_breaks_off, who_leaves_is_cancelled, many_at_once_say_what_one_says,
 ]
 

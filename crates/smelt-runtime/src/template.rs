@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
-pub use minijinja::value::Value;
+pub use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
 
 use crate::dialect::Dialect;

@@ -55,13 +55,14 @@ impl Shape for Completion {
         Some(self.part(&[part], self.to_come()))
     }
 
-    fn said(&mut self, said: &Said<'_>) -> String {
+    fn said(&mut self, said: &Said<'_>) -> Option<String> {
         let offset = &mut self.offsets[said.choice];
         let (logprobs, end) = logprobs::of_completion(said.tokens, &self.words, *offset);
         *offset = end;
         let index = said.choice;
+        let is_silent = said.text.is_empty() && logprobs.is_none();
         let part = Choice { text: said.text, index, logprobs, finish_reason: None };
-        self.part(&[part], self.to_come())
+        (!is_silent).then(|| self.part(&[part], self.to_come()))
     }
 
     fn ended(&mut self, choice: usize, reason: &'static str) -> String {

@@ -5,6 +5,7 @@
 pub(crate) mod chat;
 pub(crate) mod completion;
 mod logprobs;
+mod parts;
 pub(crate) mod stream;
 pub(crate) mod whole;
 
@@ -25,8 +26,8 @@ pub(crate) struct Heading {
 pub(crate) trait Shape: Send + Sync + 'static {
     /// The part that begins choice `choice`, if the shape has one.
     fn begin(&mut self, choice: usize) -> Option<String>;
-    /// The part that tells more of a choice.
-    fn said(&mut self, said: &Said<'_>) -> String;
+    /// The part that tells more of a choice, if there is more to tell.
+    fn said(&mut self, said: &Said<'_>) -> Option<String>;
     /// The part that ends a choice.
     fn ended(&mut self, choice: usize, reason: &'static str) -> String;
     /// The part that tells the tokens, when all has ended.

@@ -33,7 +33,9 @@ impl Stream {
         match event {
             Event::Read { .. } => self.begin(out),
             Event::Said { choice, text, tokens } => {
-                frame(out, &self.shape.said(&Said { choice: *choice, text, tokens }));
+                if let Some(part) = self.shape.said(&Said { choice: *choice, text, tokens }) {
+                    frame(out, &part);
+                }
             }
             Event::Ended { choice, finish, .. } => {
                 frame(out, &self.shape.ended(*choice, finish.reason()));

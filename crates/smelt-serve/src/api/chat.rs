@@ -1,6 +1,7 @@
 //! What `/v1/chat/completions` is asked.
 
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use smelt_runtime::image::Detail;
 use smelt_runtime::sampling::TOP_LOGPROBS_MAX;
 
@@ -27,6 +28,14 @@ pub(crate) struct Message {
     role: String,
     #[serde(default)]
     content: Option<TextOr<Part>>,
+    #[serde(default)]
+    tool_calls: Option<Value>,
+    #[serde(default)]
+    tool_call_id: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+    #[serde(default)]
+    reasoning_content: Option<String>,
 }
 
 /// A piece of a turn.
@@ -119,6 +128,18 @@ impl Message {
             );
             ApiError::field(format!("{at}.role"), why)
         })
+    }
+
+    /// What the message has beside role and content, for the chat template.
+    pub(crate) fn fields(&self) -> Vec<(&'static str, Value)> {
+        let text = |text: &Option<String>| text.clone().map(Value::from);
+        let fields = [
+            ("tool_calls", self.tool_calls.clone().filter(|calls| !calls.is_null())),
+            ("tool_call_id", text(&self.tool_call_id)),
+            ("name", text(&self.name)),
+            ("reasoning_content", text(&self.reasoning_content)),
+        ];
+        fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
 
     /// What is said, in order; `at` is the message's own name.

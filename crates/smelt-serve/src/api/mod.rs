@@ -9,6 +9,7 @@ pub(crate) mod completion;
 pub(crate) mod format;
 pub(crate) mod read;
 pub(crate) mod several;
+pub(crate) mod tools;
 pub(crate) mod usage;
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::chat::ChatFields;
 use super::common::Common;
 use super::completion::CompletionFields;
+use super::tools::ToolFields;
 use crate::routes::OPENAPI;
 
 /// Takes down which fields a struct asks for, and gives none.
@@ -51,6 +52,7 @@ fn check(schema: &str, fields: impl IntoIterator<Item = String>) {
 
 #[test]
 fn the_description_has_the_fields_that_are_read() {
-    check("ChatRequest", fields::<Common>().into_iter().chain(fields::<ChatFields>()));
+    let chat = fields::<Common>().into_iter().chain(fields::<ChatFields>());
+    check("ChatRequest", chat.chain(fields::<ToolFields>()));
     check("CompletionRequest", fields::<Common>().into_iter().chain(fields::<CompletionFields>()));
 }

@@ -3,16 +3,20 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_runtime::deployment::Text;
+use smelt_runtime::dialect::{Demand, Dialect, THINK_TAGS, Thinking, demanded};
 use smelt_runtime::image::{PIXELS_MAX, Picture, Shown, Wish};
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
-use smelt_runtime::template::Context;
+use smelt_runtime::speaker::Form;
+use smelt_runtime::template::{Context, Serde, Value};
 
 use super::unprepared;
 use crate::api::chat::{ChatFields, Piece, Role};
 use crate::api::common::Common;
 use crate::api::read;
+use crate::api::tools::ToolFields;
 use crate::error::ApiError;
+use crate::models::Model;
 use crate::pictures::{self, Remote};
 
 /// Most turns of a conversation: what a context of a million tokens could hold.
@@ -22,6 +26,7 @@ const MESSAGES_MAX: usize = 4096;
 pub(crate) struct Chat {
     pub(crate) common: Common,
     pub(crate) fields: ChatFields,
+    pub(crate) tools: ToolFields,
 }
 
 /// What one turn says.
@@ -36,7 +41,8 @@ impl Chat {
     /// # Errors
     /// 400, naming the field that is wrong.
     pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let chat = Self { common: read::json(body)?, fields: read::json(body)? };
+        let chat =
+            Self { common: read::json(body)?, fields: read::json(body)?, tools: read::json(body)? };
         match chat.fields.messages.len() {
             0 => Err(ApiError::field("messages", "must have at least one")),
             1..=MESSAGES_MAX => Ok(chat),
@@ -93,14 +99,101 @@ impl Chat {
                 Piece::Picture { .. } => Part::Picture,
             });
             let turn = Turn::from_parts(said.role.word(), &parts.collect::<Vec<_>>());
-            let at = format!("messages[{at}].content");
-            turns.push(turn.map_err(|error| ApiError::field(at, error))?);
+            let mut turn =
+                turn.map_err(|error| ApiError::field(format!("messages[{at}].content"), error))?;
+            for (field, value) in self.fields.messages[at].fields() {
+                let turned = turn.with(field, Value::from(Serde(value)));
+                turn = turned
+                    .map_err(|error| ApiError::field(format!("messages[{at}].{field}"), error))?;
+            }
+            turns.push(turn);
         }
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let context = &Context::default();
+        let context = &self.context()?;
         let question = Question { turns: &turns, shown: &shown, context, now_s };
         text.prepare(&question).map_err(|error| unprepared("messages", error))
     }
+}
+
+impl Chat {
+    /// What the chat template is told besides the turns.
+    fn context(&self) -> Result<Context, ApiError> {
+        let offered = self.tools.tools.as_ref().filter(|tools| !tools.is_empty());
+        let is_offered = self.tools.demand()? != Demand::None;
+        let tools = offered.filter(|_| is_offered).map(|tools| Value::from(Serde(tools)));
+        let variables = self.tools.variables().into_iter();
+        let variables = variables.map(|(name, value)| (name, Value::from(Serde(value)))).collect();
+        Ok(Context { tools, variables, ..Context::default() })
+    }
+
+    /// What each answer must be, and how it is marked: after `prompt`, by a model of this dialect.
+    ///
+    /// # Errors
+    /// 400, naming the field that cannot be held to.
+    pub(crate) fn form(&self, model: &Model, prompt: &Prepared) -> Result<Formed, ApiError> {
+        let tools = self.tools.tools()?;
+        let demand = self.tools.demand()?;
+        let text = model.service.text();
+        let own = text.template.dialect();
+        let is_calling = !tools.is_empty() && demand != Demand::None;
+        let dialect = Dialect { calls: own.calls.filter(|_| is_calling), ..own };
+        let is_thinking = dialect.is_thinking(&end_of(text, prompt));
+        let of_format = self.common.grammar()?.map(|grammar| (grammar, "response_format"));
+        let demanded = match own.calls {
+            Some(calls) => demanded(calls, &tools, &demand, self.tools.is_parallel())
+                .map_err(|error| ApiError::field("tools", error))?,
+            None if is_calling || demand == Demand::Required => {
+                let why = "this model's chat template does not say how it calls tools";
+                return Err(ApiError::field("tools", why));
+            }
+            None => None,
+        };
+        let grammar = match (of_format, demanded) {
+            (Some(_), Some(_)) => {
+                let why = "is not supported together with tools; set tool_choice to none";
+                return Err(ApiError::field("response_format", why));
+            }
+            (of_format, demanded) => of_format.or(demanded.map(|grammar| (grammar, "tools"))),
+        };
+        let compile = |(grammar, param)| model.constraint(&grammar, param);
+        let constraint = grammar.map(compile).transpose()?;
+        let thinking = self.thinking(text, dialect, is_thinking, constraint.is_some())?;
+        Ok(Formed { form: Form { constraint, thinking }, dialect, is_thinking })
+    }
+
+    /// How long the model may think, where that matters: what an answer is held to begins behind it.
+    fn thinking(
+        &self,
+        text: &Text,
+        dialect: Dialect,
+        is_thinking: bool,
+        is_held: bool,
+    ) -> Result<Option<Thinking>, ApiError> {
+        let budget = self.tools.thinking_budget;
+        if !dialect.thinks || (budget.is_none() && !is_held) {
+            return Ok(None);
+        }
+        let failed = |error| ApiError::field("thinking_budget", error);
+        let [opening, closing] = THINK_TAGS.map(|tag| text.tokenizer.encode(tag));
+        let (opening, closing) = (opening.map_err(failed)?, closing.map_err(failed)?);
+        Ok(Some(Thinking::new(opening, closing, budget.unwrap_or(usize::MAX), is_thinking)))
+    }
+}
+
+/// What an answer must be, and how its parts are told apart.
+pub(crate) struct Formed {
+    pub(crate) form: Form,
+    pub(crate) dialect: Dialect,
+    /// Whether the prompt ends inside of the model's thinking.
+    pub(crate) is_thinking: bool,
+}
+
+/// The last words of a prompt, in which a template may have begun the answer.
+fn end_of(text: &Text, prompt: &Prepared) -> String {
+    /// As many tokens as a tag may take, and white space behind it.
+    const TOKENS: usize = 16;
+    let from = prompt.tokens.len().saturating_sub(TOKENS);
+    text.tokenizer.decode(&prompt.tokens[from..], false).unwrap_or_default()
 }
 
 /// Fetches pictures that other hosts have.

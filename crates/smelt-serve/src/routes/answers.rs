@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, HeaderName};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http_body::Frame;
+use smelt_runtime::dialect::Reader;
 use smelt_runtime::service::Event;
 use smelt_runtime::speaker::Form;
 use tokio::time::Sleep;
@@ -69,18 +70,21 @@ pub(super) async fn chat(
         let limit = limit.unwrap_or(service.text().max_seq_len);
         let manners = chat.common.manners(logprobs, limit)?;
         let prompt = chat.prepare(service.text(), fetched)?;
-        let (common, answers) = (&chat.common, manners.len());
-        let wish = ask::Wish { common, manners: &manners, form: form(&asked, common)?, begun };
+        let answers = manners.len();
+        let ask::chat::Formed { form, dialect, is_thinking } = chat.form(&asked, &prompt)?;
+        let wish = ask::Wish { common: &chat.common, manners: &manners, form, begun };
         let tickets = ask::submit(service, vec![prompt], &wish)?;
         drop(budget);
-        Ok((chat.common, tickets, answers))
+        let readers = vec![Reader::new(dialect, is_thinking); answers];
+        Ok((chat.common, tickets, (dialect, is_thinking, readers)))
     });
-    let (common, tickets, answers) = prepared.await?;
+    let (common, tickets, (dialect, is_thinking, readers)) = prepared.await?;
     facts.prepared();
-    let hearing = Hearing::new(tickets, answers, facts);
+    let hearing = Hearing::new(tickets, readers.len(), facts);
     let heading = heading("chatcmpl", &id, &model);
     let (usage, words) = (wants_usage(&common)?, ask::words(&model.service));
-    deliver(Box::new(answer::chat::Chat { heading, usage, words }), hearing, &common).await
+    let shape = answer::chat::Chat { heading, usage, words, dialect, is_thinking, readers };
+    deliver(Box::new(shape), hearing, &common).await
 }
 
 /// Answers completions.

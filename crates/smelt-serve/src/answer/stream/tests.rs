@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use smelt_runtime::dialect::{Calls, Dialect, Reader};
 use smelt_runtime::sampling::Logprobs;
 use smelt_runtime::speaker::Finish;
 
@@ -19,7 +20,13 @@ fn words() -> Words {
 }
 
 fn chat(usage: bool) -> Chat {
-    Chat { heading: heading(), usage, words: words() }
+    told_apart(usage, Dialect::default(), 3)
+}
+
+fn told_apart(usage: bool, dialect: Dialect, choices: usize) -> Chat {
+    let readers = vec![Reader::new(dialect, false); choices];
+    let (heading, words) = (heading(), words());
+    Chat { heading, usage, words, dialect, is_thinking: false, readers }
 }
 
 fn said(choice: usize, text: &str, tokens: Vec<TokenSaid>) -> Event {
@@ -136,4 +143,36 @@ fn a_whole_chat_is_what_its_stream_says() {
          \"finish_reason\":\"length\"}],\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":3,\"total_tokens\":7,\
          \"prompt_tokens_details\":{\"cached_tokens\":0,\"image_tokens\":0}}}"
     );
+}
+
+const HERMES: Dialect = Dialect { thinks: true, calls: Some(Calls::Hermes) };
+
+fn calling() -> [Event; 4] {
+    [
+        Event::Read { prompt_tokens: 4, cached_tokens: 0 },
+        said(0, "<think>so</think>\n\nI look.", vec![]),
+        said(
+            0,
+            "<tool_call>\n{\"name\": \"look\", \"arguments\": {\"at\": 1}}\n</tool_call>",
+            vec![],
+        ),
+        Event::Ended { choice: 0, finish: Finish::Stop, tokens: 3 },
+    ]
+}
+
+#[test]
+fn what_is_thought_said_and_called_is_told_apart() {
+    let text = written(told_apart(false, HERMES, 1), 1, false, &calling());
+    for part in [
+        r#""delta":{"content":"I look.","reasoning_content":"so"}"#,
+        r#""delta":{"tool_calls":[{"index":0,"id":"call_id-1_0_0","type":"function","function":{"name":"look","arguments":"{\"at\": 1}"}}]}"#,
+        r#""delta":{},"logprobs":null,"finish_reason":"tool_calls""#,
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let mut gathered = Gathered::new(1);
+    calling().into_iter().for_each(|event| gathered.hear(event));
+    let whole = told_apart(false, HERMES, 1).whole(&gathered.choices, Usage::default());
+    let message = r#""message":{"role":"assistant","content":"I look.","refusal":null,"reasoning_content":"so","tool_calls":[{"id":"call_id-1_0_0","type":"function","function":{"name":"look","arguments":"{\"at\": 1}"}}]},"logprobs":null,"finish_reason":"tool_calls""#;
+    assert!(whole.contains(message), "{whole}");
 }

@@ -1,0 +1,123 @@
+//! What tools a request offers, and how the model may think.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use smelt_runtime::dialect::{Demand, Tool};
+
+use crate::error::ApiError;
+
+/// The fields of a chat that say so.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct ToolFields {
+    /// As the client gave them: a chat template is told all of it.
+    pub(crate) tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    /// What a chat template knows besides; ours, as in vLLM.
+    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    /// The same as in `chat_template_kwargs`.
+    enable_thinking: Option<bool>,
+    /// The most tokens of thinking; ours.
+    pub(crate) thinking_budget: Option<usize>,
+}
+
+impl ToolFields {
+    /// The tools that may be called.
+    ///
+    /// # Errors
+    /// Naming the tool that is none.
+    pub(crate) fn tools(&self) -> Result<Vec<Tool>, ApiError> {
+        self.tools.iter().flatten().enumerate().map(|(at, tool)| read(at, tool)).collect()
+    }
+
+    /// Whether they must be called.
+    ///
+    /// # Errors
+    /// If it is no choice.
+    pub(crate) fn demand(&self) -> Result<Demand, ApiError> {
+        let Some(choice) = self.tool_choice.as_ref().filter(|choice| !choice.is_null()) else {
+            return Ok(Demand::Auto);
+        };
+        match (choice.as_str(), choice["function"]["name"].as_str()) {
+            (Some("none"), _) => Ok(Demand::None),
+            (Some("auto"), _) => Ok(Demand::Auto),
+            (Some("required"), _) => Ok(Demand::Required),
+            (None, Some(name)) => Ok(Demand::Named(name.to_owned())),
+            _ => {
+                let why = "must be none, auto, required or {\"type\": \"function\", \"function\": {\"name\": …}}";
+                Err(ApiError::field("tool_choice", why))
+            }
+        }
+    }
+
+    /// Whether there may be several calls.
+    pub(crate) fn is_parallel(&self) -> bool {
+        self.parallel_tool_calls.unwrap_or(true)
+    }
+
+    /// What the chat template is told besides the turns and tools.
+    pub(crate) fn variables(&self) -> Map<String, Value> {
+        let mut variables = self.chat_template_kwargs.clone().unwrap_or_default();
+        if let Some(thinks) = self.enable_thinking {
+            variables.insert("enable_thinking".to_owned(), thinks.into());
+        }
+        variables
+    }
+}
+
+fn read(at: usize, tool: &Value) -> Result<Tool, ApiError> {
+    let wrong = |field: &str, why| Err(ApiError::field(format!("tools[{at}]{field}"), why));
+    if tool["type"] != "function" {
+        return wrong(".type", "must be \"function\"");
+    }
+    let Some(name) = tool["function"]["name"].as_str() else {
+        return wrong(".function.name", "must be a string");
+    };
+    let parameters = match &tool["function"]["parameters"] {
+        Value::Null => Value::from(Map::from_iter([("type".to_owned(), "object".into())])),
+        parameters => parameters.clone(),
+    };
+    Ok(Tool { name: name.to_owned(), parameters })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn fields(json: Value) -> ToolFields {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn tools_are_functions() {
+        let tool = json!({ "type": "function", "function": { "name": "look" } });
+        let read = fields(json!({ "tools": [tool] })).tools().unwrap();
+        let parameters = json!({ "type": "object" });
+        assert_eq!(read, [Tool { name: "look".to_owned(), parameters }]);
+        let wrong = |tool: Value| fields(json!({ "tools": [tool] })).tools().unwrap_err().param;
+        assert_eq!(wrong(json!({ "type": "code" })).as_deref(), Some("tools[0].type"));
+        let nameless = json!({ "type": "function", "function": {} });
+        assert_eq!(wrong(nameless).as_deref(), Some("tools[0].function.name"));
+    }
+
+    #[test]
+    fn a_choice_is_a_word_or_a_tool() {
+        let demand = |choice: Value| fields(json!({ "tool_choice": choice })).demand();
+        assert_eq!(demand(json!("none")), Ok(Demand::None));
+        assert_eq!(demand(json!(null)), Ok(Demand::Auto));
+        assert_eq!(demand(json!("required")), Ok(Demand::Required));
+        let named = json!({ "type": "function", "function": { "name": "look" } });
+        assert_eq!(demand(named), Ok(Demand::Named("look".to_owned())));
+        assert_eq!(demand(json!("any")).unwrap_err().param.as_deref(), Some("tool_choice"));
+        assert_eq!(demand(json!(3)).unwrap_err().param.as_deref(), Some("tool_choice"));
+    }
+
+    #[test]
+    fn thinking_is_a_variable_of_the_template() {
+        let variables = fields(json!({ "enable_thinking": false })).variables();
+        assert_eq!(Value::from(variables), json!({ "enable_thinking": false }));
+    }
+}
