@@ -12,9 +12,9 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
-use smelt_runtime::image::{Picture, Settings, tile_count, tiles};
-use smelt_runtime::prompt::{ImageTokens, Turn, expand};
-use smelt_runtime::template::Template;
+use smelt_runtime::image::{Mosaic, Picture, Scale, Tiling, tiles};
+use smelt_runtime::prompt::{ImageTokens, Run, Turn, expand};
+use smelt_runtime::template::{Context as Told, Form, Template};
 use smelt_runtime::tokenizer::Tokenizer;
 use smelt_shapes::{Canvas, Question, Random, Sample, Shown, Split};
 
@@ -125,7 +125,7 @@ struct Reader {
     template: Template,
     tokenizer: Tokenizer,
     image_tokens: ImageTokens,
-    settings: Settings,
+    settings: Tiling,
     tokens_per_tile: usize,
 }
 
@@ -148,14 +148,14 @@ impl Reader {
                 start: "<img>".to_owned(),
                 image: "<IMG_CONTEXT>".to_owned(),
                 end: "</img>".to_owned(),
+                video: None,
             },
-            settings: Settings {
+            settings: Tiling {
                 image_size: side,
                 min_tiles: number(&config["min_dynamic_patch"])?,
                 max_tiles: number(&config["max_dynamic_patch"])?,
                 use_thumbnail: true,
-                mean: Settings::IMAGENET_MEAN,
-                std: Settings::IMAGENET_STD,
+                scale: Scale::IMAGENET,
             },
             tokens_per_tile: grid * grid,
         })
@@ -203,7 +203,7 @@ impl Reader {
         if questions.is_empty() {
             return Ok(Vec::new());
         }
-        let count = |picture: &Canvas| tile_count(picture.width, picture.height, &self.settings);
+        let count = |picture: &Canvas| mosaic(picture, &self.settings).1;
         let counts: Vec<usize> = sample.pictures.iter().map(count).collect();
         let tiles = counts.iter().sum::<usize>();
         let mut out = self.header(1, tiles, questions.len())?;
@@ -219,12 +219,12 @@ impl Reader {
         Ok(out)
     }
 
-    fn settings_for(&self, kind: Kind) -> Settings {
+    fn settings_for(&self, kind: Kind) -> Tiling {
         let max_tiles = match kind {
             Kind::Whole => 1,
             Kind::Cut(_) | Kind::Several(_) => self.settings.max_tiles,
         };
-        Settings { max_tiles, ..self.settings.clone() }
+        Tiling { max_tiles, ..self.settings.clone() }
     }
 
     /// A sample that has a question, with the pixels of its tiles.
@@ -232,7 +232,7 @@ impl Reader {
         &self,
         index: u64,
         kind: Kind,
-        settings: &Settings,
+        settings: &Tiling,
         flags: &Flags,
         random: &mut Random,
     ) -> Result<(Sample, Vec<u8>)> {
@@ -266,9 +266,11 @@ impl Reader {
             Some(asked) => asked.clone(),
             None => {
                 let turn = Turn::from_marked("user", &question.text, counts.len())?;
-                let prompt = self.template.render(&[turn.message()], true, 0)?;
-                let counts: Vec<usize> = counts.iter().map(|n| n * self.tokens_per_tile).collect();
-                let asked = self.tokens(&expand(&prompt, &self.image_tokens, &counts)?)?;
+                let messages = [turn.message(Form::Text)];
+                let prompt = self.template.render(&messages, true, 0, &Told::default())?;
+                let run = |tiles: &usize| vec![Run::bare(tiles * self.tokens_per_tile)];
+                let runs: Vec<Vec<Run>> = counts.iter().map(run).collect();
+                let asked = self.tokens(&expand(&prompt, &self.image_tokens, &runs)?)?;
                 known.insert(name, asked.clone());
                 asked
             }
@@ -319,23 +321,17 @@ fn counts(kind: Kind) -> Vec<usize> {
     }
 }
 
+/// The mosaic a picture is cut into, and how many tiles that are, the thumbnail included.
+fn mosaic(canvas: &Canvas, settings: &Tiling) -> (Mosaic, usize) {
+    let mosaic = Mosaic::closest(canvas.width, canvas.height, settings);
+    (mosaic, mosaic.with_thumbnail(settings))
+}
+
 /// The tiles of a picture as the model's preprocessing cuts them: `[tiles, side, side, 3]`.
-fn pixels(canvas: &Canvas, settings: &Settings) -> Result<Vec<u8>> {
+fn pixels(canvas: &Canvas, settings: &Tiling) -> Result<Vec<u8>> {
     let picture = Picture::from_rgb(canvas.width, canvas.height, canvas.rgb.clone())?;
-    debug_assert!(tile_count(canvas.width, canvas.height, settings) > 0);
-    let plane = settings.image_size * settings.image_size;
-    let tiles = tiles(&picture, settings);
-    let mut out = Vec::with_capacity(tiles.pixels.len());
-    for tile in tiles.pixels.chunks(3 * plane) {
-        for at in 0..plane {
-            for channel in 0..3 {
-                let value = tile[channel * plane + at];
-                let share = value * settings.std[channel] + settings.mean[channel];
-                out.push((share * 255.0).round() as u8);
-            }
-        }
-    }
-    Ok(out)
+    let (mosaic, count) = mosaic(canvas, settings);
+    Ok(tiles(&picture, mosaic, settings.image_size, count).concat())
 }
 
 pub(crate) fn write(flags: &Flags) -> Result<()> {
