@@ -300,12 +300,11 @@ fn max_tokens(path: &Path) -> Result<Option<usize>, DeploymentError> {
 /// The one mode that is set; modes are flags named `pooling_mode_…`.
 fn pooling(path: &Path) -> Result<Pooling, DeploymentError> {
     let fields: serde_json::Map<String, serde_json::Value> = read_json(path)?;
-    let mut modes: Vec<&str> = fields
+    let modes: Vec<&str> = fields
         .iter()
         .filter(|(_, value)| **value == serde_json::Value::Bool(true))
         .filter_map(|(name, _)| name.strip_prefix("pooling_mode_"))
         .collect();
-    modes.sort_unstable();
     match modes[..] {
         ["mean_tokens"] => Ok(Pooling::Mean),
         ["cls_token"] => Ok(Pooling::Cls),

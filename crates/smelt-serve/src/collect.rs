@@ -13,7 +13,7 @@ use prometheus_client::registry::Unit;
 use smelt_runtime::service::{Histogram, Stats};
 use smelt_watch::{Machine, Sample};
 
-use crate::models::{Health, Models};
+use crate::models::{Health, Models, Moves};
 
 /// What the services of all models count.
 #[derive(Debug)]
@@ -55,6 +55,16 @@ const GAUGES: [Number; 10] = [
     ("picture_cache_bytes", "Bytes of embeddings kept", |stats| stats.picture_cache_bytes as u64),
 ];
 
+/// A number of the models' coming and going.
+type Move = (&'static str, &'static str, fn(&Moves) -> u64);
+
+const MOVES: [Move; 4] = [
+    ("model_loads", "Models that were loaded", |moves| moves.loads),
+    ("model_swaps", "Newer deployments that took over", |moves| moves.swaps),
+    ("model_swaps_refused", "Newer deployments that were not fit", |moves| moves.swaps_refused),
+    ("model_unloads", "Models that left memory", |moves| moves.unloads),
+];
+
 /// Times and sizes of a service.
 type Spread = (&'static str, &'static str, Option<Unit>, fn(&Stats) -> &Histogram);
 
@@ -90,6 +100,11 @@ impl Collector for OfModels {
                     }
                 }
             }
+        }
+        let moves = self.0.moves();
+        for (name, help, number) in MOVES {
+            let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            metric.encode_counter::<NoLabelSet, _, u64>(&number(&moves), None)?;
         }
         for (name, help, unit, spread) in &SPREADS {
             let kind = MetricType::Histogram;

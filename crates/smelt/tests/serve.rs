@@ -53,8 +53,13 @@ impl Server {
     }
 
     fn loading(flags: &[&str]) -> Self {
-        let arguments = [&["serve", "p.toml", "--addr", "127.0.0.1:0"], flags].concat();
-        let mut command = BUILT.command(&arguments);
+        Self::of(&BUILT, &["p.toml"], flags)
+    }
+
+    /// Serves these targets of a world.
+    fn of(world: &World, targets: &[&str], flags: &[&str]) -> Self {
+        let arguments = [&["serve"], targets, &["--addr", "127.0.0.1:0"], flags].concat();
+        let mut command = world.command(&arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -282,7 +287,9 @@ fn more_than_there_is_room_for_is_told_to_come_again() {
         stream.read_to_string(&mut rest).unwrap();
         Some(rest)
     });
-    if refused.is_none() {
+    if let Some(refused) = refused {
+        assert!(refused.to_lowercase().contains("retry-after: "));
+    } else {
         // The engine was faster than we could ask one after the other: ask at once.
         streams.extend((0..50).map(|_| server.connect()));
         streams.iter_mut().for_each(|stream| stream.write_all(&long).unwrap());
@@ -291,8 +298,6 @@ fn more_than_there_is_room_for_is_told_to_come_again() {
         assert!(!refused.is_empty() && refused.len() < 50);
         assert!(refused.iter().all(|answer| answer.head.contains("retry-after: ")));
         assert!(answers.iter().all(|answer| [200, 429].contains(&answer.status)));
-    } else {
-        assert!(refused.unwrap().to_lowercase().contains("retry-after: "));
     }
     server.assert_nothing_is_stuck();
     server.assert_answers();
@@ -495,4 +500,90 @@ fn the_page_asks_and_shows_what_is_said() {
         let ground = seen["ground"].as_str().unwrap();
         assert_eq!(ground == "rgb(23, 22, 20)", is_dark, "{seen}");
     }
+}
+
+/// What is told of the model called `name`.
+fn length_of(server: &Server, name: &str) -> Value {
+    let models = server.get("/v1/models").json();
+    let all = models["data"].as_array().unwrap();
+    let found = all.iter().find(|model| model["id"] == name);
+    found.map_or(Value::Null, |model| model["max_model_len"].clone())
+}
+
+#[test]
+fn a_newer_deployment_takes_over_if_it_answers_right_and_no_stream_notices() {
+    let world = World::new(&anywhere(DEMO));
+    world.run(&[]);
+    fs::create_dir(world.path("golden")).unwrap();
+    fs::copy(data("shapes-1.png"), world.path("golden/shapes-1.png")).unwrap();
+    let ask = |answer: &str| {
+        let question = json!({ "task": "count", "images": ["shapes-1.png"],
+            "question": "How many circles are there?", "answer": answer });
+        world.write("golden/questions.jsonl", &format!("{question}\n"));
+    };
+    ask("2");
+    let server = Server::of(&world, &["p.toml"], &["--golden", "golden"]);
+    assert!(until(|| server.get("/health").status == 200));
+    let newer = |length: &str| {
+        world.write("p.toml", &anywhere(DEMO).replace("max_seq_len = 512", length));
+        world.run(&[]);
+    };
+    assert_eq!(length_of(&server, "shapes-vl"), 512);
+    let long = circles(json!({ "stream": true, "ignore_eos": true, "max_tokens": 440 }));
+    let expect = server.chat(circles(json!({ "ignore_eos": true, "max_tokens": 440 }))).json();
+    newer("max_seq_len = 500");
+    let streams: Vec<TcpStream> = (0..4)
+        .map(|_| {
+            let mut stream = server.connect();
+            let request = posted("/v1/chat/completions", long.to_string().as_bytes(), "");
+            stream.write_all(&request).unwrap();
+            stream
+        })
+        .collect();
+    server.signal(Signal::SIGHUP);
+    assert!(until(|| length_of(&server, "shapes-vl") == 500));
+    server.assert_answers();
+    for stream in streams {
+        let answer = read(stream);
+        let events = answer.body.lines().filter_map(|line| line.strip_prefix("data: {"));
+        let text: String = events
+            .filter_map(|event| {
+                let event: Value = serde_json::from_str(&format!("{{{event}")).unwrap();
+                event["choices"][0]["delta"]["content"].as_str().map(str::to_owned)
+            })
+            .collect();
+        assert_eq!(json!(text), expect["choices"][0]["message"]["content"]);
+    }
+    // What comes next does not know it.
+    ask("3");
+    newer("max_seq_len = 490");
+    server.signal(Signal::SIGHUP);
+    let until_told = || server.metric("smelt_model_swaps_refused_total") == 1.0;
+    assert!(until(until_told));
+    assert_eq!(length_of(&server, "shapes-vl"), 500);
+    server.assert_answers();
+}
+
+#[test]
+fn other_models_are_loaded_when_they_are_asked_for() {
+    let world = World::new(&anywhere(DEMO));
+    world.run(&[]);
+    let flags = ["--model-name", "first", "--model-name", "second"];
+    let server = Server::of(&world, &["p.toml", "p.toml"], &flags);
+    assert!(until(|| server.get("/health").status == 200));
+    assert_eq!(
+        [length_of(&server, "first"), length_of(&server, "second")],
+        [json!(512), Value::Null]
+    );
+    for (model, path) in [("second", "/v1/chat/completions"), ("first", "/v1/chat/completions")] {
+        let answer = server.post(path, circles(json!({ "model": model })).to_string().as_bytes());
+        assert_eq!(answer.json()["choices"][0]["message"]["content"], "2", "{}", answer.body);
+        assert_eq!(answer.json()["model"], model);
+    }
+    assert_eq!(length_of(&server, "second"), 512);
+    let answer = server.chat(circles(json!({ "model": "third" })));
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (404, &json!("model_not_found")));
+    let twice = world.smelt(&["serve", "p.toml", "p.toml"]);
+    assert_eq!(twice.code, Some(2), "{}", twice.stderr);
+    assert!(twice.stderr.contains("tell them apart by --model-name"), "{}", twice.stderr);
 }

@@ -119,7 +119,9 @@ impl Eyes {
             }
             Cutting::Patches(patching) => {
                 let step = patching.step();
-                let is_uneven = |size: &Size| size.height % step > 0 || size.width % step > 0;
+                let is_uneven = |size: &Size| {
+                    !size.height.is_multiple_of(step) || !size.width.is_multiple_of(step)
+                };
                 let size = sizes().find(is_uneven)?;
                 Some(format!("an engine takes {size}, which is not made of {step}-pixel tokens"))
             }

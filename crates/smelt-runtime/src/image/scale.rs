@@ -20,7 +20,7 @@ impl Scale {
     /// Those of CLIP's pictures, which Qwen2-VL and Qwen2.5-VL use too.
     pub const CLIP: Self = Self {
         mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
-        std: [0.268_629_54, 0.261_302_58, 0.275_777_11],
+        std: [0.268_629_55, 0.261_302_6, 0.275_777_1],
     };
     /// From -1 to 1, as Qwen3-VL has it.
     pub const HALVES: Self = Self { mean: [0.5; 3], std: [0.5; 3] };

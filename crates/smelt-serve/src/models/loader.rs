@@ -149,7 +149,10 @@ impl<E: Display> Loader<E> {
                 self.retired.extend(self.models.ready(at, name.clone(), service));
                 tracing::info!(model = name, "the newer deployment answers from now on");
             }
-            Err(error) => tracing::error!(model = name, "the older deployment stays: {error}"),
+            Err(error) => {
+                self.models.refused();
+                tracing::error!(model = name, "the older deployment stays: {error}");
+            }
         }
         // What is not fit is not tried again, until there is another one.
         self.held[at] = Some(found);

@@ -94,10 +94,24 @@ struct Entry {
     used: u64,
 }
 
+/// How often models came and went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moves {
+    /// Models that were loaded since they were asked for, or at the start.
+    pub(crate) loads: u64,
+    /// Newer deployments that took the place of older ones.
+    pub(crate) swaps: u64,
+    /// Newer deployments that were not fit.
+    pub(crate) swaps_refused: u64,
+    /// Models that left memory.
+    pub(crate) unloads: u64,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     entries: Vec<Entry>,
     clock: u64,
+    moves: Moves,
 }
 
 /// The models of a server.
@@ -154,7 +168,7 @@ impl Models {
         if let Some(first) = entries.first_mut() {
             first.state = State::Loading("starting".to_owned());
         }
-        let inner = Mutex::new(Inner { entries, clock: 0 });
+        let inner = Mutex::new(Inner { entries, ..Inner::default() });
         let (changed, has_begun, is_draining) = (Notify::new(), false.into(), false.into());
         (Self { inner, orders, changed, has_begun, is_draining }, receiver)
     }
@@ -184,10 +198,27 @@ impl Models {
         if self.is_draining() {
             self.drain();
         }
+        let mut inner = self.inner();
         match before {
-            State::Ready(model) => Some(model.service),
-            State::Away | State::Loading(_) | State::Failed(_) => None,
+            State::Ready(model) => {
+                inner.moves.swaps += 1;
+                Some(model.service)
+            }
+            State::Away | State::Loading(_) | State::Failed(_) => {
+                inner.moves.loads += 1;
+                None
+            }
         }
+    }
+
+    /// A newer deployment is not fit.
+    fn refused(&self) {
+        self.inner().moves.swaps_refused += 1;
+    }
+
+    /// How often models came and went.
+    pub(crate) fn moves(&self) -> Moves {
+        self.inner().moves
     }
 
     /// The model cannot be loaded.
@@ -197,6 +228,7 @@ impl Models {
 
     /// Takes the model out of memory.
     fn unload(&self, at: usize) -> Option<Service> {
+        self.inner().moves.unloads += 1;
         match self.set(at, State::Away) {
             State::Ready(model) => Some(model.service),
             State::Away | State::Loading(_) | State::Failed(_) => None,
