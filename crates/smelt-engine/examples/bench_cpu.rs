@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use smelt_engine::graph::{GraphEngine, Precision, Tensor};
-use smelt_engine::llm::{Limits, LlmEngine, Prompt};
+use smelt_engine::llm::{KvOptions, Limits, LlmEngine, Prompt};
 use smelt_engine::{graph, llm};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
@@ -117,7 +117,8 @@ struct Asked {
 impl Asked {
     fn run(&self, dir: &Path) -> Result<Value> {
         let begin = Instant::now();
-        let mut engine = LlmEngine::open(dir)?.with_threads(self.threads);
+        let kv = KvOptions { max_slots: Some(self.slots), ..KvOptions::default() };
+        let mut engine = LlmEngine::open_with(dir, kv)?.with_threads(self.threads);
         let load_s = begin.elapsed().as_secs_f64();
         self.generate(&mut engine, WARM_PROMPT, WARM_STEPS)?;
         let generated = self.generate(&mut engine, self.prefill, self.decode)?;
