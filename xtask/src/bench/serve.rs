@@ -27,6 +27,12 @@ const STREAMS: [usize; 4] = [1, 2, 4, 8];
 /// Tokens of prompt and answer where throughput is measured.
 const LENGTHS: &str = "128:64";
 
+/// Streams whose steps are compared with the engine's own, and how far behind their prompts: so far that
+/// hardly any step waits for a prompt.
+const STEADY_STREAMS: usize = 8;
+const STEADY_PROMPT: usize = 16;
+const STEADY_STEPS: usize = 256;
+
 /// What is asked in the mixture, and beside it.
 const SHORT: &str = "64:16";
 const LONG: &str = "1024:8";
@@ -60,11 +66,11 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     eprintln!("bench: short requests beside long ones");
     let mixed = mixture(&client, [&smelt, &rival], runs)?;
     drop(rival);
-    eprintln!("bench: the engine alone");
-    let alone_ms = inputs.engine_step_ms(8, runs)?;
+    eprintln!("bench: steps of {STEADY_STREAMS} streams, served and alone");
+    let steps = steady(&inputs, &client, &smelt, runs)?;
     eprintln!("bench: {IDLE} idle clients");
     let idle_mib = idle::memory_mib(&smelt, IDLE)?;
-    report::write(&facts, runs, &rows, &mixed, alone_ms, idle_mib, &inputs.folder)
+    report::write(&facts, runs, &rows, &mixed, steps, idle_mib, &inputs.folder)
 }
 
 /// Medians of both sides, which take turns.
@@ -87,6 +93,18 @@ fn throughput(
         }
     }
     Ok(taken.map(|figures| Figures::medians(&figures)))
+}
+
+/// What a token takes each stream of the server, and a step the engine alone, in milliseconds, in turns.
+fn steady(inputs: &Inputs, client: &Client, server: &Server, runs: usize) -> Result<[f64; 2]> {
+    let (lengths, count) = (format!("{STEADY_PROMPT}:{STEADY_STEPS}"), STEADY_STREAMS.to_string());
+    let flags = ["--lengths", &lengths, "--concurrency", &count, "--requests", &count];
+    let mut taken = [Vec::new(), Vec::new()];
+    for _ in 0..runs {
+        taken[0].push(Figures::of(&client.ask(server, &flags)?)?.tpot_ms);
+        taken[1].push(inputs.engine_step_ms(STEADY_STREAMS, STEADY_PROMPT, STEADY_STEPS)?);
+    }
+    Ok(taken.map(report::median))
 }
 
 /// The time to the first text of short requests while long prompts are read.

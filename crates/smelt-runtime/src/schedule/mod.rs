@@ -26,14 +26,20 @@ pub type TaskId = u64;
 /// shut out.
 const HIGHS_IN_A_ROW_MAX: u32 = 8;
 
-/// How long answers may stand still for a chunk of a prompt.
+/// How long answers, and whoever comes, may wait for a chunk of a prompt.
 const STALL_US: u64 = 80_000;
+
+/// How much earlier chunks count for what a token takes, when there is another one: of the last few.
+const MEMORY: f64 = 0.75;
 
 /// Fewest tokens of a chunk: fewer would cost nearly as much.
 const CHUNK_TOKENS_MIN: usize = 32;
 
-/// Most tokens of a chunk, also where nobody waits: a disconnect is noticed between chunks.
+/// Most tokens of a chunk, however fast: more at once is no faster.
 const CHUNK_TOKENS_MAX: usize = 512;
+
+/// Tokens of the first chunk, when nobody knows yet what one takes.
+const CHUNK_TOKENS_FIRST: usize = 128;
 
 /// A prompt waits for another one that is being read if they share so many tokens more than any slot
 /// holds: as many as one block of keys and values.
@@ -182,8 +188,9 @@ pub struct Schedule {
     is_tight: bool,
     /// Blocks that the engine found missing.
     lacking: usize,
-    /// What a token of a prompt takes, as it was last.
-    token_us: u64,
+    /// What the last chunks took, and their tokens, the earlier the less.
+    read_us: f64,
+    read_tokens: f64,
 }
 
 impl Schedule {
@@ -199,7 +206,8 @@ impl Schedule {
             highs_in_a_row: 0,
             is_tight: false,
             lacking: 0,
-            token_us: 0,
+            read_us: 0.0,
+            read_tokens: 0.0,
         }
     }
 
@@ -230,7 +238,8 @@ impl Schedule {
     /// Takes note that a [`Step::Read`] was done.
     pub fn did_read(&mut self, task: TaskId, tokens: usize, time_us: u64) {
         self.share.spend(Work::Reading, time_us);
-        self.token_us = time_us / tokens.max(1) as u64;
+        self.read_us = self.read_us * MEMORY + time_us as f64;
+        self.read_tokens = self.read_tokens * MEMORY + tokens as f64;
         self.lacking = 0;
         let Some(order) = self.tasks.get(&task).map(|task| task.order) else { return };
         for other in self.tasks.values_mut() {
@@ -291,13 +300,13 @@ impl Schedule {
         let is_saying = has(|state| matches!(state, State::Saying { .. }));
         match self.share.next(is_reading, is_saying) {
             None => Step::Rest,
-            Some(Work::Reading) => self.read(is_saying, blocks_free),
+            Some(Work::Reading) => self.read(blocks_free),
             Some(Work::Saying) => self.say(blocks_free),
         }
     }
 
     /// The next chunk of a prompt, or what makes room for it.
-    fn read(&mut self, is_saying: bool, blocks_free: usize) -> Step {
+    fn read(&mut self, blocks_free: usize) -> Step {
         let reading = self.tasks.iter().filter_map(|(id, task)| match task.state {
             State::Reading { slot } => Some((*id, slot, task)),
             _ => None,
@@ -311,7 +320,7 @@ impl Schedule {
         let standings: Vec<Standing> = line.iter().map(|(.., standing)| *standing).collect();
         let Some(place) = next_in_line(&standings) else { return Step::Rest };
         let (task, slot, Standing { left, .. }) = line[place];
-        let tokens = left.min(self.chunk_tokens(is_saying));
+        let tokens = left.min(self.chunk_tokens());
         let held = self.prefixes.held(slot).len();
         let need = self.blocks(held + tokens) - self.blocks(held);
         if need.max(self.lacking) > blocks_free {
@@ -338,12 +347,13 @@ impl Schedule {
         Step::Say(batch)
     }
 
-    /// Tokens of the next chunk: as many as answers can stand still for.
-    fn chunk_tokens(&self, is_saying: bool) -> usize {
-        if !is_saying || self.token_us == 0 {
-            return if is_saying { CHUNK_TOKENS_MIN } else { CHUNK_TOKENS_MAX };
+    /// Tokens of the next chunk: as many as others can wait for.
+    fn chunk_tokens(&self) -> usize {
+        if self.read_tokens == 0.0 {
+            return CHUNK_TOKENS_FIRST;
         }
-        let tokens = usize::try_from(STALL_US / self.token_us).unwrap_or(CHUNK_TOKENS_MAX);
+        // A step that took no time at all gives a number beyond all bounds.
+        let tokens = (STALL_US as f64 * self.read_tokens / self.read_us) as usize;
         let whole = tokens / CHUNK_TOKENS_MIN * CHUNK_TOKENS_MIN;
         whole.clamp(CHUNK_TOKENS_MIN, CHUNK_TOKENS_MAX)
     }

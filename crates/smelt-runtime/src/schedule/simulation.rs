@@ -267,7 +267,7 @@ impl World {
     /// After a chunk that took so long.
     fn nobody_stands_still(&self, took_us: u64) {
         let chunk_us = STALL_US.max(CHUNK_TOKENS_MIN as u64 * self.token_us);
-        // A chunk that began when nobody said anything may have been long.
+        // The first chunk is of tokens of unknown price.
         let most_us = chunk_us + chunk_us.max(took_us) + self.step_us;
         for (id, one) in &self.alive {
             if matches!(self.schedule.tasks[id].state, State::Saying { .. }) {
@@ -297,8 +297,8 @@ impl World {
         }
         self.now_us += self.step_us;
         if let Some(since) = self.unread_since {
-            let chunk_us = CHUNK_TOKENS_MAX as u64 * self.token_us;
-            let most_us = chunk_us + 2 * self.step_us;
+            let first_us = CHUNK_TOKENS_FIRST as u64 * self.token_us;
+            let most_us = STALL_US.max(first_us) + 2 * self.step_us;
             assert!(self.now_us - since <= most_us, "seed {seed}: prompts are not read");
         }
         self.schedule.did_say(batch, self.step_us);

@@ -157,21 +157,17 @@ impl Inputs {
         Server::start(&program, &arguments, &self.folder.join("llama.log"))
     }
 
-    /// What a step of so many slots takes the engine alone, in milliseconds: the median of `runs`.
-    pub(super) fn engine_step_ms(&self, slots: usize, runs: usize) -> Result<f64> {
+    /// What each of so many steps behind prompts takes the engine alone, of one token a slot, in
+    /// milliseconds.
+    pub(super) fn engine_step_ms(&self, slots: usize, prompt: usize, steps: usize) -> Result<f64> {
         let engine = self.out("llm-engine")?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from).to_string();
-        let (program, slots) = (Checkpoints::prepare()?.program(), slots.to_string());
-        const STEPS: usize = 64;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let program = Checkpoints::prepare()?.program();
         let words = [program.as_os_str(), "llm".as_ref(), engine.as_os_str()];
         let mut command: Vec<_> = words.map(Into::into).into();
-        command.extend([&cores[..], "128", &STEPS.to_string(), &slots].map(Into::into));
-        let mut steps = Vec::with_capacity(runs);
-        for _ in 0..runs {
-            let (_, said) = measure::told(&command)?;
-            let said: Value = serde_json::from_str(&said)?;
-            steps.push(said["decode_s"].as_f64().context("no decode_s")? * 1e3 / STEPS as f64);
-        }
-        Ok(super::report::median(steps))
+        command.extend([cores, prompt, steps, slots].map(|number| number.to_string().into()));
+        let (_, said) = measure::told(&command)?;
+        let said: Value = serde_json::from_str(&said)?;
+        Ok(said["decode_s"].as_f64().context("no decode_s")? * 1e3 / steps as f64)
     }
 }
