@@ -24,7 +24,7 @@ const IDLE_MIB_MAX: f64 = 50.0;
 pub(super) struct Figures {
     tokens_per_s: f64,
     ttft_ms: f64,
-    tpot_ms: f64,
+    pub(super) tpot_ms: f64,
     rss_mib: f64,
 }
 
