@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::server::Server;
+use super::server::{Server, http_get};
 
 /// Longer than any answer takes while this looks on.
 const ANSWER_TOKENS: usize = 900;
@@ -16,16 +16,16 @@ const ANSWER_TOKENS: usize = 900;
 /// How long the server has to settle with all its clients.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// What `count` clients take in MiB, in anonymous memory.  Each asks for a long answer as a stream, so
-/// that all but a few wait.
+/// What `count` clients take in MiB, in anonymous memory without keys and values, which are those of the
+/// few that are answered meanwhile.  Each asks for a long answer as a stream, so that all others wait.
 pub(super) fn memory_mib(server: &Server, count: usize) -> Result<f64> {
     // As many answers as the server gives at once, so that what those hold is there before.
     drop(ask(server, 8)?);
     thread::sleep(SETTLE);
-    let before = anonymous_kib(server)?;
+    let before = own_kib(server)?;
     let clients = ask(server, count)?;
     thread::sleep(SETTLE);
-    let after = anonymous_kib(server)?;
+    let after = own_kib(server)?;
     let refused = clients.iter().filter(|client| is_refused(client)).count();
     ensure!(refused == 0, "{refused} of {count} clients were refused");
     Ok((after - before) / 1024.0)
@@ -53,6 +53,17 @@ fn is_refused(client: &TcpStream) -> bool {
     let mut client = client;
     let told = client.set_nonblocking(true).and_then(|()| client.read(&mut head));
     told.is_ok_and(|count| !head[..count].ends_with(b" 200"))
+}
+
+fn own_kib(server: &Server) -> Result<f64> {
+    let metrics = http_get(server.port(), "/metrics")?;
+    let metric = |name: &str| -> Result<f64> {
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
+        value.with_context(|| format!("the server counts no {name}"))
+    };
+    let kv_bytes = metric("smelt_kv_blocks_held{")? * metric("smelt_kv_block_bytes{")?;
+    Ok(anonymous_kib(server)? - kv_bytes / 1024.0)
 }
 
 fn anonymous_kib(server: &Server) -> Result<f64> {

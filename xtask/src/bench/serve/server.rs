@@ -71,7 +71,8 @@ impl Drop for Server {
     }
 }
 
-fn http_get(port: u16, path: &str) -> std::io::Result<String> {
+/// What the server says to a request, status and headers too.
+pub(super) fn http_get(port: u16, path: &str) -> std::io::Result<String> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
