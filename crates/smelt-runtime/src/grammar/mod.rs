@@ -24,9 +24,9 @@ pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 /// Most choices of an answer.  So many still compile in some milliseconds.
 pub const CHOICES_MAX: usize = 1024;
 
-/// White space between two parts of JSON at most, in characters: a line's end and the indentation of deep
-/// nesting.  Models that may go on with it for ever sometimes do.
-const WHITESPACE_MAX: usize = 64;
+/// White space between two parts of JSON at most, in characters: two lines' ends and the indentation of deep
+/// nesting, as in llama.cpp's grammars.  Models that may go on with it for ever sometimes do.
+const WHITESPACE_MAX: usize = 22;
 
 /// The form of an answer.
 #[derive(Clone, Debug, PartialEq)]
