@@ -74,7 +74,7 @@ pub(crate) struct DoorFlags {
     /// A PEM file of the certificate's key
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// An origin whose web pages may ask, as in https://example.org; * is any (may be given several
+    /// An origin whose web pages may ask, as in `https://example.org`; * is any (may be given several
     /// times)
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors_origin: Vec<HeaderValue>,
