@@ -19,6 +19,9 @@ const READY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Requests that are made up for each route and phase: enough to reach every field, in half a minute.
 const EXAMPLES: &str = "25";
 
+/// Requests of a soak.
+const REQUESTS: &str = "10000";
+
 /// What made-up requests are checked for.
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
     response_schema_conformance,negative_data_rejection,unsupported_method";
@@ -45,6 +48,19 @@ pub(crate) fn run() -> Result<()> {
         // It leaves notes where it runs.
         .current_dir(&cache);
     succeed(&mut made_up, "the server differs from its description")
+}
+
+/// Sends ten thousand requests, many of them hostile; fails if one is answered wrong, gets stuck, or memory
+/// grows.
+pub(crate) fn soak() -> Result<()> {
+    println!("\n$ conformance, {REQUESTS} requests");
+    let cache = target().join("conformance");
+    fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
+    let server = Server::start(&build_smelt()?, &cache)?;
+    let mut client = Command::new("python3");
+    client.arg(root().join("xtask/conformance/soak.py")).arg(&server.url);
+    client.arg(server.child.id().to_string()).arg(root().join("tests/data/shapes-1.png"));
+    succeed(client.arg(REQUESTS), "the server is not as it was")
 }
 
 fn succeed(command: &mut Command, failed: &str) -> Result<()> {

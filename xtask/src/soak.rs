@@ -1,12 +1,12 @@
-//! Runs the sweeps of `ci` without their bounds and the engine's tests under sanitizers, then
-//! exhausts contiguous memory, cuts power, and runs every fuzz target for a minute.
+//! Runs the sweeps of `ci` without their bounds and the engine's tests under sanitizers, then sends a server ten thousand
+//! requests, exhausts contiguous memory, cuts power, and runs every fuzz target for a minute.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 
 use crate::ci::cargo;
-use crate::{cma, fuzz, power_cuts, sanitize};
+use crate::{cma, conformance, fuzz, power_cuts, sanitize};
 
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
@@ -25,6 +25,7 @@ pub(crate) fn run() -> Result<()> {
         cargo(arguments, &[SOAK]).with_context(|| format!("{name} failed"))?;
         println!("soak: {name} held, {} s", begin.elapsed().as_secs());
     }
+    conformance::soak()?;
     sanitize::run()?;
     cma::run(&[])?;
     power_cuts::run(power_cuts::SOAK)?;
