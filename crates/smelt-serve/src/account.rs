@@ -189,8 +189,13 @@ impl Drop for Account {
         let of = |instant: Instant| instant.saturating_duration_since(self.begun);
         let first_token = facts.first_token.map(of);
         self.accounts.metrics.end(&self.route, status, took, first_token, facts.usage);
-        // Who looks after the server asks these often, and nothing is learned from it.
-        let is_quiet = matches!(self.route.as_str(), "/health" | "/metrics") && status < 400;
+        // Who looks after the server asks these often, and nothing is learned from it: while it loads and
+        // while it ends, /health says so with a status of errors.
+        let is_quiet = match self.route.as_str() {
+            "/health" => true,
+            "/metrics" => status < 400,
+            _ => false,
+        };
         if is_quiet && took < self.accounts.slow {
             return;
         }
