@@ -194,9 +194,10 @@ mod tests {
 
     #[test]
     fn every_promise_has_a_line() {
-        let rows = STREAMS.map(|streams| (streams, [figures(12.0, 50.0), figures(10.0, 60.0)]));
+        let rows = super::super::STREAMS
+            .map(|streams| (streams, [figures(12.0, 50.0), figures(10.0, 60.0)]));
         let mixed = [0.8, 1.0].map(|p99_ms| Mixed { median_ms: 1.0, p99_ms });
-        let lines = lines(&rows, &mixed, 49.0, 20.0);
+        let lines = lines(&rows, &mixed, [50.0, 49.0], 20.0);
         let checks: Vec<bool> =
             lines.iter().filter_map(|line| line.check.as_ref()).map(Check::is_held).collect();
         assert_eq!(checks, [true, true, true, true, false, true, true], "0.8 is more than 0.7");
