@@ -2,6 +2,8 @@
 //!
 //! Knows nothing of requests or of what becomes of the embeddings.
 
+use std::ops::Range;
+
 use smelt_engine::engine_file::OpenError;
 use smelt_engine::vision::{RunError, Seen, VisionEngine};
 
@@ -20,10 +22,20 @@ pub struct Embedded {
 impl Embedded {
     /// Puts what is said of the next part behind this.
     pub fn append(&mut self, next: &Self) {
-        self.embeds.extend_from_slice(&next.embeds);
-        self.deepstack.resize(next.deepstack.len(), Vec::new());
-        for (all, next) in self.deepstack.iter_mut().zip(&next.deepstack) {
-            all.extend_from_slice(next);
+        self.append_rows(next, 0..1, 1);
+    }
+
+    /// Puts those rows of a part behind this that belong to `range` of its `tokens`, of which there is one
+    /// at least.
+    pub fn append_rows(&mut self, part: &Self, range: Range<usize>, tokens: usize) {
+        let append = |all: &mut Vec<f32>, numbers: &[f32]| {
+            let hidden = numbers.len() / tokens;
+            all.extend_from_slice(&numbers[range.start * hidden..range.end * hidden]);
+        };
+        append(&mut self.embeds, &part.embeds);
+        self.deepstack.resize(part.deepstack.len(), Vec::new());
+        for (all, layer) in self.deepstack.iter_mut().zip(&part.deepstack) {
+            append(all, layer);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::kernel_file;
+use crate::{Cgroups, kernel_file};
 
 /// One reading; `None` where this kernel does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,6 +25,12 @@ impl Machine {
     /// Reads the machine whose file system is at `root`: `/`, or a captured tree.
     pub fn read(root: &Path) -> Self {
         Self::parse(&kernel_file::text(root.join("proc/meminfo")).unwrap_or_default())
+    }
+
+    /// Reads what is left of it to this process, as the control groups above let it be seen.
+    pub fn left_to_us(root: &Path) -> Self {
+        let ceiling = Cgroups::find(root).map(|cgroups| cgroups.ceiling()).unwrap_or_default();
+        ceiling.over(Self::read(root))
     }
 
     /// Takes the file's text apart.

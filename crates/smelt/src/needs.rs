@@ -8,7 +8,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::admission::{Admission, Forecast, Room, admit};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, StageId};
-use smelt_watch::{Cgroups, Machine};
+use smelt_watch::Machine;
 
 use crate::commands::explain::Story;
 use crate::forecast::{self, Alike, bytes_below};
@@ -168,9 +168,7 @@ fn fits(forecast: Forecast, room: &Room) -> Fits {
 
 /// What this device has, as the control groups above us see it.
 fn room_now() -> Room {
-    let root = Path::new("/");
-    let ceiling = Cgroups::find(root).map(|cgroups| cgroups.ceiling()).unwrap_or_default();
-    smelt_exec::room_of(&ceiling.over(Machine::read(root)))
+    smelt_exec::room_of(&Machine::left_to_us(Path::new("/")))
 }
 
 /// The largest tensor that every stage handles that reads a checkpoint which is there, or a graph of it.

@@ -62,11 +62,6 @@ impl Constraint {
         self.matcher.consume_token(token).map_err(|error| failed(&error))
     }
 
-    /// The tokens that must come next, as many as are sure; they need not be asked of the model.
-    pub fn forced(&mut self) -> Vec<u32> {
-        if self.is_ended() { Vec::new() } else { self.matcher.compute_ff_tokens() }
-    }
-
     /// Whether the answer is whole and nothing may follow.
     pub fn is_ended(&self) -> bool {
         self.matcher.is_stopped()

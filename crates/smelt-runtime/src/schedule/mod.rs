@@ -311,17 +311,17 @@ impl Schedule {
             State::Reading { slot } => Some((*id, slot, task)),
             _ => None,
         });
-        let line: Vec<(TaskId, usize, Standing)> = reading
+        let line: Vec<(TaskId, usize, usize, Standing)> = reading
             .map(|(id, slot, task)| {
-                let left = task.pieces.len() - self.prefixes.held(slot).len();
-                (id, slot, Standing { left, order: task.order, passed: task.passed })
+                let held = self.prefixes.held(slot).len();
+                let left = task.pieces.len() - held;
+                (id, slot, held, Standing { left, order: task.order, passed: task.passed })
             })
             .collect();
         let standings: Vec<Standing> = line.iter().map(|(.., standing)| *standing).collect();
         let Some(place) = next_in_line(&standings) else { return Step::Rest };
-        let (task, slot, Standing { left, .. }) = line[place];
+        let (task, slot, held, Standing { left, .. }) = line[place];
         let tokens = left.min(self.chunk_tokens());
-        let held = self.prefixes.held(slot).len();
         let need = self.blocks(held + tokens) - self.blocks(held);
         if need.max(self.lacking) > blocks_free {
             return self.make_room();

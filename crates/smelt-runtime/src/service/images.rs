@@ -27,21 +27,11 @@ impl Images {
             let end = range.end.clamp(first, first + tokens) - first;
             first += tokens;
             if start < end {
-                out.append(&rows(embedded, start..end, *tokens));
+                out.append_rows(embedded, start..end, *tokens);
             }
         }
         out
     }
-}
-
-/// Those rows of a picture of so many tokens.
-fn rows(embedded: &Embedded, rows: Range<usize>, tokens: usize) -> Embedded {
-    let cut = |numbers: &[f32]| {
-        let hidden = numbers.len() / tokens;
-        numbers[rows.start * hidden..rows.end * hidden].to_vec()
-    };
-    let deepstack = embedded.deepstack.iter().map(|layer| cut(layer)).collect();
-    Embedded { embeds: cut(&embedded.embeds), deepstack }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use smelt_engine::llm::LlmEngine;
 use smelt_engine::llm::places::Place;
 use smelt_engine::llm::prefix::Piece;
-use smelt_watch::{Cgroups, Machine, Sample};
+use smelt_watch::{Machine, Sample};
 
 use crate::deployment::{Deployment, Text};
 use crate::generate::GenerateError;
@@ -295,11 +295,6 @@ impl Service {
         &self.0.text
     }
 
-    /// What it was started with; no more answers run at once than the engine has slots.
-    pub fn options(&self) -> Options {
-        self.0.options
-    }
-
     /// What keys and values may take, and what fits into it.
     pub fn plan(&self) -> KvPlan {
         self.0.plan
@@ -398,9 +393,7 @@ impl Service {
 
 /// Measures what the engines left and lets keys and values take their part of it.
 fn give_memory(llm: &mut LlmEngine, options: &Options) -> Result<KvPlan, DoesNotFit> {
-    let root = Path::new("/");
-    let ceiling = Cgroups::find(root).map(|cgroups| cgroups.ceiling()).unwrap_or_default();
-    let machine = ceiling.over(Machine::read(root));
+    let machine = Machine::left_to_us(Path::new("/"));
     let own = Sample::of(std::process::id());
     let memory = Memory {
         available: machine.mem_available_bytes.unwrap_or(u64::MAX),

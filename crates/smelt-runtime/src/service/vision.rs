@@ -3,6 +3,7 @@
 //! It runs beside the language model's thread, so that those who show nothing wait for no picture.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
@@ -171,7 +172,6 @@ impl VisionThread {
 
     /// Its pixels wait no longer.
     fn let_go(&self, looking: &Looking) {
-        use std::sync::atomic::Ordering;
         self.shared.pixel_bytes.fetch_sub(looking.pixel_bytes, Ordering::AcqRel);
     }
 
