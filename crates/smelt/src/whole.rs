@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::engine_file::{ENGINE_FILE, OpenError, WEIGHTS_FILE};
+use smelt_engine::engine_file::OpenError;
 use smelt_exec::boot_id;
 
 use crate::exit::Failed;
@@ -58,7 +58,9 @@ fn keep(note: &Path, looks: &str) -> io::Result<()> {
 
 /// How every file of the engines looks, a line each, and the bytes of all of them.
 fn looks(dirs: &[PathBuf]) -> (String, u64) {
-    let files = dirs.iter().flat_map(|dir| [ENGINE_FILE, WEIGHTS_FILE].map(|name| dir.join(name)));
+    let entries = dirs.iter().flat_map(fs::read_dir).flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    files.sort();
     let (mut lines, mut bytes) = (String::new(), 0);
     for path in files {
         let path = fs::canonicalize(&path).unwrap_or(path);
@@ -87,6 +89,7 @@ fn hash(text: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smelt_engine::engine_file::{ENGINE_FILE, WEIGHTS_FILE};
     use std::cell::Cell;
     use tempfile::TempDir;
 
@@ -109,6 +112,10 @@ mod tests {
         fs::write(&weights, "21").unwrap();
         open().unwrap();
         assert_eq!(checked.get(), 2);
+        // Other back ends keep weights under other names.
+        fs::write(dir.path().join("model.onnx"), "3").unwrap();
+        open().unwrap();
+        assert_eq!(checked.get(), 3);
     }
 
     #[test]
