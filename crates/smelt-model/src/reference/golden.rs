@@ -243,3 +243,36 @@ fn the_large_intern_vit_is_that_of_transformers() {
     let found = vision_embeds(&golden.checkpoint(), &floats("in", "pixel_values"), 2).unwrap();
     check(&found, &floats("out", "image_embeds"));
 }
+
+/// Every picture of a Qwen-VL golden, windows whole and cut short.
+#[track_caller]
+fn check_tower(name: &str, blocks: usize) {
+    let golden = crate::golden::Golden::open(name);
+    let ckpt = golden.checkpoint();
+    let cases = golden.cases();
+    let grids: Vec<&str> = cases.iter().filter_map(|case| case.strip_prefix("vision-")).collect();
+    assert_eq!(grids.len(), 3);
+    for grid in grids {
+        let floats = |side: &str, name: &str| -> Vec<f32> {
+            let tensor = &golden.tensors(&format!("vision-{grid}"), side)[name];
+            tensor.as_floats().unwrap().iter().map(|x| *x as f32).collect()
+        };
+        let (pixels, size) = (floats("in", "pixel_values"), grid.parse().unwrap());
+        let seen = patch_embeds(&ckpt, &pixels, size).unwrap();
+        check(&seen.embeds, &floats("out", "image_embeds"));
+        assert_eq!(seen.deepstack.len(), blocks);
+        for (block, found) in seen.deepstack.iter().enumerate() {
+            check(found, &floats("out", &format!("deepstack_{block}")));
+        }
+        let error = patch_embeds(&ckpt, &pixels[1..], size).unwrap_err().to_string();
+        assert!(error.contains(&format!("got {}", pixels.len() - 1)), "{error}");
+    }
+    assert!(vision_embeds(&ckpt, &[], 1).is_err(), "this tower takes no tiles");
+    assert!(patch_embeds(&QWEN2.checkpoint(), &[], "56x56".parse().unwrap()).is_err());
+}
+
+#[test]
+fn towers_over_patches_are_those_of_transformers() {
+    check_tower("qwen2_5_vl-tiny", 0);
+    check_tower("qwen3_vl-tiny", 2);
+}

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::grid::{Grid, GridError};
 use crate::places::Place;
 
 pub mod compare;
@@ -17,6 +18,7 @@ mod elementary;
 mod golden;
 mod llm;
 pub(crate) mod matmul;
+mod patches;
 mod peaks;
 mod pointwise;
 mod stream;
@@ -43,6 +45,19 @@ pub enum ReferenceError {
         tiles: usize,
         /// Values of one tile, `channels * side * side`.
         per_tile: usize,
+        /// Values given.
+        found: usize,
+    },
+    /// The picture's size is none that the tower takes.
+    #[error(transparent)]
+    Grid(#[from] GridError),
+    /// The pixels are not the picture's patches.
+    #[error("{patches} patches of {values} values need {} values, got {found}", patches * values)]
+    Patches {
+        /// Patches of the picture.
+        patches: usize,
+        /// Values of one, `channels * frames * patch * patch`.
+        values: usize,
         /// Values given.
         found: usize,
     },
@@ -159,6 +174,27 @@ pub fn vision_embeds(
     tiles: usize,
 ) -> Result<Vec<f32>, ReferenceError> {
     vision::embeds(ckpt, pixels, tiles, Effort::whole_machine())
+}
+
+/// What a tower over patches says of a picture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    /// `[tokens, hidden]`.
+    pub embeds: Vec<f32>,
+    /// What some of its blocks say of the same tokens: for each `[tokens, hidden]`.
+    pub deepstack: Vec<Vec<f32>>,
+}
+
+/// What a tower that takes pictures of any size says of one of size `grid`.
+///
+/// `pixels` is `[patches, values]`, normalised, in the order of the image processor.  Holds the whole
+/// picture's activations; each weight is read once.
+///
+/// # Errors
+/// [`ReferenceError`] if the tower takes tiles, the pixels are not those patches, or the checkpoint
+/// cannot be read.
+pub fn patch_embeds(ckpt: &Checkpoint, pixels: &[f32], grid: Grid) -> Result<Seen, ReferenceError> {
+    patches::seen(&mut Stream::new(ckpt, Effort::whole_machine()), pixels, grid)
 }
 
 /// The largest activation of each block while [`vision_embeds`] is computed for one tile, in the

@@ -50,6 +50,13 @@ pub(super) fn silu(x: f32) -> f32 {
     (x / (1.0 + exp(-x))) as f32
 }
 
+/// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, the GELU of `gelu_pytorch_tanh`.
+pub(super) fn gelu_tanh(x: f32) -> f32 {
+    let x = f64::from(x);
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+    (x / (1.0 + exp(-2.0 * inner))) as f32
+}
+
 /// Elements whose series are summed side by side, so that the loop runs in vector registers.
 const SERIES_LANES: usize = 8;
 
@@ -145,6 +152,16 @@ mod tests {
         // The tanh form gives -0.045402 and 0.841192.
         let expect = [-0.045_500_264, 0.841_344_8, 0.0, 30.0, 0.0];
         assert!(x.iter().zip(expect).all(|(x, e)| (x - e).abs() < 1e-7), "{x:?}");
+    }
+
+    #[test]
+    fn the_tanh_gelu_is_its_own() {
+        for x in [-4.0f32, -1.0, -0.1, 0.0, 0.7, 3.0] {
+            let z = f64::from(x);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (z + 0.044_715 * z.powi(3));
+            let expect = (z / 2.0 * (1.0 + inner.tanh())) as f32;
+            assert!((gelu_tanh(x) - expect).abs() < 1e-7, "{x}");
+        }
     }
 
     #[test]
