@@ -114,6 +114,17 @@ pub fn places(tokens: &[u32], image_token: u32, pictures: &[Shown]) -> Result<Pl
     }
 }
 
+/// The places of a prompt, and behind them those of so many tokens of text.
+pub fn with_text(prompt: &[Place], tokens: usize) -> Vec<Place> {
+    let behind = (next(prompt)..).take(tokens).map(|at| [at; 3]);
+    prompt.iter().copied().chain(behind).collect()
+}
+
+/// The place behind the furthest.
+fn next(places: &[Place]) -> u32 {
+    places.iter().flatten().max().map_or(0, |place| place + 1)
+}
+
 /// The places so far.
 struct Counted {
     tokens: Vec<Place>,
@@ -137,8 +148,7 @@ impl Counted {
     }
 
     fn finish(self) -> Places {
-        let furthest = self.tokens.iter().flatten().max().map_or(0, |place| place + 1);
-        Places { next: furthest, tokens: self.tokens }
+        Places { next: next(&self.tokens), tokens: self.tokens }
     }
 }
 
@@ -183,7 +193,10 @@ mod tests {
                     let found: Vec<u32> = found.tokens.iter().map(|place| place[axis]).collect();
                     assert_eq!(found, *expect, "{name}");
                 }
-                assert_eq!(i64::from(found.next), prompt.ids.len() as i64 + prompt.delta);
+                let behind = (prompt.ids.len() as i64 + prompt.delta) as u32;
+                assert_eq!(found.next, behind);
+                let text = with_text(&found.tokens, 2);
+                assert_eq!(text[prompt.ids.len()..], [[behind; 3], [behind + 1; 3]]);
             }
         }
     }

@@ -434,3 +434,95 @@ fn onnx_models_are_looked_at_checked_and_operated_on() {
     let neither = world.smelt(&["onnx", "split-head", &model, "--out", "split"]);
     assert_eq!(neither.code, Some(2), "{}", neither.stderr);
 }
+
+/// The whole way of a tiny Qwen-VL; a template that shows one picture, and says what is asked.
+fn qwen(name: &str, precision: &str, llm: &str, more: &str) -> World {
+    let pipeline = r#"
+smelt = 1
+name = "qwen"
+[stage.checkpoint]
+kind = "source"
+from = "path:checkpoint"
+[stage.vision-onnx]
+kind = "onnx-export"
+checkpoint = "checkpoint"
+part = "vision"
+dtype = "f32"
+grids = ["40x56", "16x32", "400x400"]
+[stage.vision-engine]
+kind = "engine-build"
+onnx = "vision-onnx"
+precision = "PRECISION"
+[stage.llm-quant]
+kind = "quantize"
+checkpoint = "checkpoint"
+scheme = "int8"
+[stage.llm-engine]
+kind = "llm-engine-build"
+checkpoint = "LLM"
+max-seq-len = 256
+[stage.verify]
+kind = "verify"
+vision = "vision-engine"
+llm = "llm-engine"
+against = "checkpoint"
+MORE
+[stage.deployment]
+kind = "deployment"
+model = "qwen"
+checkpoint = "checkpoint"
+vision = "vision-engine"
+llm = "llm-engine"
+verified = "verify"
+"#;
+    let world = World::new(
+        &pipeline.replace("PRECISION", precision).replace("LLM", llm).replace("MORE", more),
+    );
+    let checkpoint = world.path("checkpoint");
+    copy(&data(&format!("golden/{name}/checkpoint")), &checkpoint);
+    fs::copy(data("golden/qwen-words.json"), checkpoint.join("tokenizer.json")).unwrap();
+    let template = "{%- for message in messages -%}{%- for part in message.content -%}\
+        {%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>\
+        {%- else -%}{{ part.text }} {% endif -%}{%- endfor -%}{%- endfor -%}";
+    fs::write(checkpoint.join("chat_template.jinja"), template).unwrap();
+    let config = json!({"eos_token": "<|end|>"}).to_string();
+    fs::write(checkpoint.join("tokenizer_config.json"), config).unwrap();
+    let pixels = json!({"min_pixels": 256, "max_pixels": 1600}).to_string();
+    fs::write(checkpoint.join("preprocessor_config.json"), pixels).unwrap();
+    world
+}
+
+#[test]
+fn qwen_vl_is_verified_from_pixels_to_logits() {
+    for (name, features) in [("qwen2_5_vl-tiny", false), ("qwen3_vl-tiny", true)] {
+        let own = "weights = \"llm-quant\"";
+        for (precision, llm, more) in [("f32", "checkpoint", ""), ("int8", "llm-quant", own)] {
+            let world = qwen(name, precision, llm, more);
+            world.run(&[]);
+            let verified = fs::read(world.out("verify").join("verify.json")).unwrap();
+            let verified: Value = serde_json::from_slice(&verified).unwrap();
+            let findings = verified["findings"].as_array().unwrap();
+            let found = |what: &str| findings.iter().find(|finding| finding["what"] == what);
+            let cosine = |what: &str| found(what).unwrap()["cosine_min"].as_f64().unwrap();
+            let least = if precision == "f32" { 0.999_999 } else { 0.995 };
+            assert!(cosine("image embeddings") > least, "{name} {verified}");
+            let logits = ["checkpoint", "engine's own weights"][usize::from(precision == "int8")];
+            assert!(cosine(&format!("logits against the {logits}")) > 0.999_999, "{name}");
+            let what = "features of earlier blocks";
+            assert_eq!(found(what).is_some_and(|_| cosine(what) > least), features, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_answer_of_qwen_vl_is_told_with_who_is_to_blame() {
+    let world = qwen("qwen3_vl-tiny", "f32", "checkpoint", "prompts = \"path:prompts\"");
+    fs::create_dir(world.path("prompts")).unwrap();
+    fs::copy(data("shapes-1.png"), world.path("prompts/1.png")).unwrap();
+    let question = json!({"question": "w7 w100", "images": ["1.png"], "answer": "w1 w1 w1"});
+    fs::write(world.path("prompts/questions.jsonl"), format!("{question}\n")).unwrap();
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    // The engine computes what the reference does.
+    assert!(ended.stderr.contains("the f32 reference says the same"), "{}", ended.stderr);
+}

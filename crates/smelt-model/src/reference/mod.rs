@@ -176,8 +176,8 @@ pub fn vision_embeds(
     vision::embeds(ckpt, pixels, tiles, Effort::whole_machine())
 }
 
-/// What a tower over patches says of a picture.
-#[derive(Clone, Debug, PartialEq)]
+/// What a tower says of a picture or tile.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
     /// `[tokens, hidden]`.
     pub embeds: Vec<f32>,
@@ -185,15 +185,28 @@ pub struct Seen {
     pub deepstack: Vec<Vec<f32>>,
 }
 
-/// What a tower that takes pictures of any size says of one of size `grid`.
+impl Seen {
+    /// Puts what is said of the next one behind this.
+    pub fn append(&mut self, next: Self) {
+        self.embeds.extend(next.embeds);
+        self.deepstack.resize(next.deepstack.len(), Vec::new());
+        self.deepstack.iter_mut().zip(next.deepstack).for_each(|(all, next)| all.extend(next));
+    }
+}
+
+/// What the tower says of a picture or tile of size `grid`.
 ///
-/// `pixels` is `[patches, values]`, normalised, in the order of the image processor.  Holds the whole
-/// picture's activations; each weight is read once.
+/// `pixels` is `[channels, side, side]` of a tower that takes tiles, `[patches, values]` in the order
+/// of the image processor of one that takes pictures of any size; normalised.  Holds all activations of
+/// the picture; each weight is read once.
 ///
 /// # Errors
-/// [`ReferenceError`] if the tower takes tiles, the pixels are not those patches, or the checkpoint
-/// cannot be read.
-pub fn patch_embeds(ckpt: &Checkpoint, pixels: &[f32], grid: Grid) -> Result<Seen, ReferenceError> {
+/// [`ReferenceError`] if the tower takes no pictures of this size, the pixels do not fill it, or the
+/// checkpoint cannot be read.
+pub fn see(ckpt: &Checkpoint, pixels: &[f32], grid: Grid) -> Result<Seen, ReferenceError> {
+    if ckpt.internvl3().is_ok() {
+        return Ok(Seen { embeds: vision_embeds(ckpt, pixels, 1)?, deepstack: Vec::new() });
+    }
     patches::seen(&mut Stream::new(ckpt, Effort::whole_machine()), pixels, grid)
 }
 

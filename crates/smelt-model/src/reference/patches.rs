@@ -16,7 +16,7 @@ use crate::model::{Part, Vision};
 /// Base of the frequencies that rows turn by; no published configuration of these towers names another.
 const THETA: f64 = 10_000.0;
 
-/// See [`super::patch_embeds`].
+/// See [`super::see`].
 pub(super) fn seen(
     stream: &mut Stream<'_>,
     pixels: &[f32],

@@ -9,7 +9,7 @@ use super::measure::{TOKENS_BEYOND, prepare, shown};
 use super::question::Question;
 use crate::deployment::Deployment;
 use crate::generate::{self, Encoded, GenerateError, Manner};
-use crate::image::PictureError;
+use crate::image::{PictureError, Size};
 use crate::prepare::PrepareError;
 use crate::sight::Sight;
 use crate::tokenizer::TokenizerError;
@@ -62,26 +62,25 @@ pub fn ask(
     Ok(Given { text: answer.text, is_right, encoded, tokens: answer.tokens })
 }
 
-/// The pixels of the question's pictures as the vision engine takes them,
-/// `[tiles, channels, side, side]`, and how many tiles these are.
+/// What the vision engines take of the question's pictures, one run after another: the numbers, and the
+/// size of the engine.
 ///
 /// # Errors
 /// [`GoldenError`] naming the picture.
-pub fn pixels(
+pub fn parts(
     deployment: &Deployment,
     question: &Question,
     folder: &Path,
-) -> Result<(Vec<f32>, usize), GoldenError> {
+) -> Result<Vec<(Vec<f32>, Size)>, GoldenError> {
     let text = &deployment.text;
-    let (mut pixels, mut count) = (Vec::new(), 0);
+    let mut parts = Vec::new();
     for shown in shown(question, folder)? {
         let sight = Sight::new(text, &shown).map_err(PrepareError::from);
         let views = sight.map_err(GenerateError::from)?.views(&text.eyes);
-        for part in views.iter().flat_map(|view| &view.parts) {
+        parts.extend(views.iter().flat_map(|view| &view.parts).map(|part| {
             let size = text.eyes.grids[part.grid].size;
-            pixels.extend(part.numbers(&text.eyes.cutting, size));
-            count += 1;
-        }
+            (part.numbers(&text.eyes.cutting, size), size)
+        }));
     }
-    Ok((pixels, count))
+    Ok(parts)
 }

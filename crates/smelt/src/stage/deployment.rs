@@ -88,10 +88,7 @@ pub(super) fn spec(
 ) -> Result<Spec, Failed> {
     let dir = checkpoint.dir();
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    let name = checkpoint.model().family;
-    let family = Family::named(name).ok_or_else(|| {
-        Failed::model(format!("{} is of {name}, which does not see and speak", dir.display()))
-    })?;
+    let family = family(checkpoint)?;
     Ok(Spec {
         format: FORMAT,
         family,
@@ -109,8 +106,17 @@ pub(super) fn spec(
     })
 }
 
+/// The family that a checkpoint's deployment is of.
+pub(super) fn family(checkpoint: &Checkpoint) -> Result<Family, Failed> {
+    let name = checkpoint.model().family;
+    Family::named(name).ok_or_else(|| {
+        let dir = checkpoint.dir().display();
+        Failed::model(format!("{dir} is of {name}, which does not see and speak"))
+    })
+}
+
 /// The words of a family's pictures, which are in its tokenizer.
-fn image_tokens(family: Family) -> ImageTokens {
+pub(super) fn image_tokens(family: Family) -> ImageTokens {
     let words = |start: &str, image: &str, end: &str, video: Option<&str>| ImageTokens {
         start: start.to_owned(),
         image: image.to_owned(),

@@ -7,10 +7,13 @@ use std::path::Path;
 
 use serde::Serialize;
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::reference::{self, Image};
+use smelt_model::grid::Grid;
+use smelt_model::places::with_text;
+use smelt_model::reference::{self, Image, ReferenceError, Seen};
 use smelt_runtime::accuracy::golden::{self, Given};
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::Deployment;
+use smelt_runtime::image::Size;
 
 use super::Parties;
 use super::probe::argmax;
@@ -92,24 +95,44 @@ fn blame(
     (question, folder): (&Question, &Path),
     given: &Given,
 ) -> Result<String, Failed> {
-    let (pixels, tiles) = golden::pixels(deployment, question, folder).map_err(Failed::model)?;
-    let embeds = match tiles {
-        0 => Vec::new(),
-        _ => reference::vision_embeds(against, &pixels, tiles).map_err(Failed::model)?,
+    let parts = golden::parts(deployment, question, folder).map_err(Failed::model)?;
+    let preferred = match preferred(against, &parts, deployment.text.image_token, given) {
+        Ok(preferred) => preferred,
+        // Tiles of other sizes than the model's own, for one.
+        Err(why) => return Ok(format!("; the f32 reference has no word on it: {why}")),
     };
-    let image = Image { token: deployment.text.image_token, embeds: &embeds };
-    let prompt = &given.encoded.tokens;
-    let all = [prompt.as_slice(), &given.tokens].concat();
-    // The token behind the answer is its end.
-    let positions = prompt.len() - 1..all.len();
-    let logits =
-        reference::logits(against, &all, (tiles > 0).then_some(image), positions, &mut say);
-    let vocab = against.decoder().map_err(Failed::model)?.vocab;
-    let preferred: Vec<u32> =
-        logits.map_err(Failed::model)?.chunks_exact(vocab).map(argmax).collect();
     Ok(verdict(&given.tokens, &preferred, |tokens| {
         deployment.text.tokenizer.decode(tokens, false).unwrap_or_default()
     }))
+}
+
+/// The tokens that the reference prefers at each place of the answer, and behind it.
+fn preferred(
+    against: &Checkpoint,
+    parts: &[(Vec<f32>, Size)],
+    image_token: u32,
+    given: &Given,
+) -> Result<Vec<u32>, ReferenceError> {
+    let mut seen = Seen::default();
+    for (numbers, Size { height, width }) in parts {
+        let grid = Grid { height: *height, width: *width };
+        seen.append(reference::see(against, numbers, grid)?);
+    }
+    let prompt = &given.encoded.tokens;
+    let tokens = [prompt.as_slice(), &given.tokens].concat();
+    let image = Image { token: image_token, embeds: &seen.embeds };
+    let places = given.encoded.places.as_ref().map(|places| with_text(places, given.tokens.len()));
+    let all = reference::Prompt {
+        tokens: &tokens,
+        image: (!parts.is_empty()).then_some(image),
+        places: places.as_deref(),
+        deepstack: &seen.deepstack,
+    };
+    // The token behind the answer is its end.
+    let positions = prompt.len() - 1..tokens.len();
+    let logits = reference::logits_after(against, &all, positions, &mut say)?;
+    let vocab = against.decoder()?.vocab;
+    Ok(logits.chunks_exact(vocab).map(|row| argmax(row, None)).collect())
 }
 
 /// Compares an answer with the tokens that the reference prefers at each of its places and behind it.

@@ -21,14 +21,14 @@ use serde::Serialize;
 use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine};
 use smelt_engine::vision::VisionEngine;
 use smelt_model::checkpoint::Checkpoint;
+use smelt_model::reference;
 use smelt_model::reference::compare::compare;
-use smelt_model::reference::{self, Image};
 
 use super::request::{Request, say};
 use crate::exit::{Exit, Failed};
 use bounds::{Finding, ROUNDED_INPUTS, SAME_WEIGHTS};
 use golden::Prompted;
-use probe::ANSWER_TOKENS;
+use probe::Probe;
 use weights::Weights;
 
 /// The artifact: `verify.json`.
@@ -121,54 +121,53 @@ fn compare_weights(parties: &Parties) -> Result<Vec<Weights>, Failed> {
 fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
     let is_plain = parties.is_plain();
     let Parties { vision, llm, against, weights } = parties;
-    let tower = against.internvl3().map_err(Failed::model)?;
     let decoder = against.decoder().map_err(Failed::model)?;
     let mut found = |finding: Finding| {
         say(&finding.line());
         record.findings.push(finding);
     };
-    let pixels = probe::picture(tower);
-    let Some(vision) = vision.last_mut() else {
+    let which = probe::which(vision);
+    let Some(vision) = vision.get_mut(which) else {
         return Err(Failed::invalid("there is no vision engine"));
     };
+    let probe = Probe::new(against, vision)?;
     say("vision engine");
-    let embeds = vision.encode(&pixels, 1).map_err(Failed::invalid)?;
+    let seen = vision.see(probe.pixels.clone()).map_err(Failed::invalid)?;
     say("vision reference");
-    let embeds_reference = reference::vision_embeds(against, &pixels, 1).map_err(Failed::model)?;
-    let seen = compare(&embeds_reference, &embeds, decoder.hidden).map_err(Failed::invalid)?;
+    let expected = probe.seen(against)?;
     let kept = record.weights.first().map_or(bounds::Kept::Rounded, Weights::kept);
     let bound = bounds::vision(kept);
-    found(Finding::new("image embeddings", bound, &seen));
+    let same = compare(&expected.embeds, &seen.embeds, decoder.hidden).map_err(Failed::invalid)?;
+    found(Finding::new("image embeddings", bound, &same));
+    if !expected.deepstack.is_empty() {
+        let [expected, seen] = [&expected.deepstack, &seen.deepstack].map(|all| all.concat());
+        let same = compare(&expected, &seen, decoder.hidden).map_err(Failed::invalid)?;
+        found(Finding::new("features of earlier blocks", bound, &same));
+    }
 
-    let prompt = probe::tokens(against)?;
     say("decoder");
     llm.set_arithmetic(Arithmetic::Floats);
-    let (answer, mut logits) = probe::answer(llm, &prompt, &embeds, &[])?;
-    let last = prompt.tokens.len() - 1;
-    let all = [prompt.tokens.as_slice(), &answer].concat();
-    // The last answered token is scored by nothing.
-    let positions = last..last + ANSWER_TOKENS;
+    let (answer, mut logits) = probe.answer(llm, &seen, &[])?;
     if let Some(weights) = weights {
-        let image = Image { token: prompt.image_token, embeds: &embeds };
-        let expected = reference::logits(weights, &all, Some(image), positions.clone(), &mut say);
-        let same = compare(&expected.map_err(Failed::model)?, &logits, decoder.vocab);
-        let what = "logits against the engine's own weights";
-        found(Finding::new(what, SAME_WEIGHTS, &same.map_err(Failed::invalid)?));
+        let given =
+            reference::Seen { embeds: seen.embeds.clone(), deepstack: seen.deepstack.clone() };
+        let expected = probe.logits(weights, &answer, &given, &mut say)?;
+        let same = compare(&expected, &logits, decoder.vocab).map_err(Failed::invalid)?;
+        found(Finding::new("logits against the engine's own weights", SAME_WEIGHTS, &same));
     }
     if llm.is_packed() {
         say("decoder in integers");
         llm.set_arithmetic(Arithmetic::Integers);
-        let (_, rounded) = probe::answer(llm, &prompt, &embeds, &answer)?;
+        let (_, rounded) = probe.answer(llm, &seen, &answer)?;
         let same = compare(&logits, &rounded, decoder.vocab).map_err(Failed::invalid)?;
         found(Finding::new("logits in integers against those in f32", ROUNDED_INPUTS, &same));
         // What the engine answers with from now on is what the checkpoint is compared with.
         logits = rounded;
     }
-    let image = Image { token: prompt.image_token, embeds: &embeds_reference };
-    let expected = reference::logits(against, &all, Some(image), positions, &mut say);
-    let whole = compare(&expected.map_err(Failed::model)?, &logits, decoder.vocab);
+    let expected = probe.logits(against, &answer, &expected, &mut say)?;
+    let whole = compare(&expected, &logits, decoder.vocab).map_err(Failed::invalid)?;
     let bound = if is_plain { SAME_WEIGHTS } else { bounds::quantised(llm.scheme()) };
-    found(Finding::new("logits against the checkpoint", bound, &whole.map_err(Failed::invalid)?));
+    found(Finding::new("logits against the checkpoint", bound, &whole));
     record.answer = answer;
     Ok(())
 }

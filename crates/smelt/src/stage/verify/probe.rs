@@ -1,86 +1,184 @@
 //! Makes what every model can be asked: a picture of whole numbers, a prompt, 16 tokens of answer.
 
 use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
+use smelt_engine::vision::{Seen, Takes, VisionEngine};
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::families::internvl3::InternVl3;
+use smelt_model::grid::{Grid, Lattice, Patching};
+use smelt_model::model::Vision;
+use smelt_model::places::{Place, Shown, places, with_text};
+use smelt_model::reference::{self, Image};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use crate::exit::Failed;
+use crate::stage::deployment::{family, image_tokens};
 
 /// Tokens the engine answers with.
 pub(super) const ANSWER_TOKENS: usize = 16;
 
-/// A picture of a colour wash with a bright disc, from whole numbers only, in the range the
-/// preprocessing gives: `[1, channels, side, side]`.
-pub(super) fn picture(tower: &InternVl3) -> Vec<f32> {
-    let side = tower.image_size;
-    let pixel = |channel: usize, y: usize, x: usize| {
-        let wash = (x * (channel + 1) + y * (3 - channel.min(2))) * 255 / (side * 4);
-        let from_centre = (2 * x).abs_diff(side).pow(2) + (2 * y).abs_diff(side).pow(2);
-        let level = if from_centre < side * side / 4 { 255 - wash } else { wash };
-        (level as f32 - 120.0) / 58.0
-    };
-    let pixels = (0..tower.vit.channels).flat_map(|channel| {
-        (0..side).flat_map(move |y| (0..side).map(move |x| pixel(channel, y, x)))
-    });
-    pixels.collect()
-}
+/// The most image tokens of a probe, where there is a choice: what the reference computes takes time with
+/// the square of the patches.
+const IMAGE_TOKENS_MAX: usize = 300;
 
-/// A prompt and what stands for its picture.
-pub(super) struct PromptTokens {
+/// A picture, and a prompt about it.
+pub(super) struct Probe {
+    /// What the vision engine is given.
+    pub(super) pixels: Vec<f32>,
     pub(super) tokens: Vec<u32>,
-    pub(super) image_token: u32,
+    image_token: u32,
+    /// The size of the picture.
+    grid: Grid,
+    /// The places of the tokens, of decoders that take three of a token.
+    places: Option<Vec<Place>>,
 }
 
-/// The prompt as the family's chat format writes it, with the tokens of one tile.
-pub(super) fn tokens(checkpoint: &Checkpoint) -> Result<PromptTokens, Failed> {
-    let tower = checkpoint.internvl3().map_err(Failed::model)?;
-    let tokenizer =
-        Tokenizer::open(&checkpoint.dir().join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    let context = "<IMG_CONTEXT>";
-    let text = format!(
-        "<|im_start|>user\n<img>{}</img>\nDescribe this image.<|im_end|>\n<|im_start|>assistant\n",
-        context.repeat(tower.tokens_per_tile())
-    );
-    let image_token = tokenizer.token(context).ok_or_else(|| {
-        Failed::model(format!(
-            "{}: tokenizer.json has no token {context}",
-            checkpoint.dir().display()
-        ))
-    })?;
-    Ok(PromptTokens { tokens: tokenizer.encode(&text).map_err(Failed::model)?, image_token })
+/// Which of the engines, from few pixels to many, is looked at: of tiles the model's own, which is the last;
+/// of pictures of any size the largest that is no trouble.
+pub(super) fn which(engines: &[VisionEngine]) -> usize {
+    let last = engines.len().saturating_sub(1);
+    let is_easy = |engine: &VisionEngine| match engine.takes() {
+        Takes::Tile { .. } => true,
+        Takes::Patches { .. } => engine.tokens_per_tile() <= IMAGE_TOKENS_MAX,
+    };
+    engines.iter().rposition(is_easy).unwrap_or(0).min(last)
 }
 
-/// The engine's answer, greedy behind the tokens of `given`, and the logits before each token:
-/// `[16, vocab]`.
-pub(super) fn answer(
-    llm: &mut LlmEngine,
-    prompt: &PromptTokens,
-    embeds: &[f32],
-    given: &[u32],
-) -> Result<(Vec<u32>, Vec<f32>), Failed> {
-    let image = ImageEmbeds { token: prompt.image_token, embeds };
-    let prompt = Prompt::plain(&prompt.tokens, Some(image));
-    llm.release(0);
-    let mut logits = llm.prefill(0, &prompt).map_err(Failed::invalid)?;
-    let (mut answer, mut all) = (Vec::new(), Vec::new());
-    loop {
-        let token = given.get(answer.len()).copied().unwrap_or_else(|| argmax(&logits));
-        answer.push(token);
-        all.append(&mut logits);
-        if answer.len() == ANSWER_TOKENS {
-            return Ok((answer, all));
+impl Probe {
+    /// Of the model of `checkpoint`, whose pictures `engine` takes.
+    pub(super) fn new(checkpoint: &Checkpoint, engine: &VisionEngine) -> Result<Self, Failed> {
+        let patching = match &checkpoint.model().vision {
+            Some(Vision::Qwen25(tower)) => Some(tower.patching),
+            Some(Vision::Qwen3(tower)) => Some(tower.patching),
+            _ => None,
+        };
+        let (tokens, image_token) = tokens(checkpoint, engine.tokens_per_tile())?;
+        let Some(grid) = engine.grid() else {
+            return Err(Failed::invalid("the vision engine does not say for which size it is"));
+        };
+        let Some(patching) = patching else {
+            let tower = checkpoint.internvl3().map_err(Failed::model)?;
+            let pixels = tile(tower.vit.channels, tower.image_size);
+            return Ok(Self { pixels, tokens, image_token, grid, places: None });
+        };
+        let lattice = patching.lattice(grid).map_err(Failed::invalid)?;
+        let places = places(&tokens, image_token, &[Shown::still(lattice)]);
+        let places = Some(places.map_err(Failed::invalid)?.tokens);
+        let pixels = patches(patching, &lattice);
+        Ok(Self { pixels, tokens, image_token, grid, places })
+    }
+
+    /// What the reference sees.
+    pub(super) fn seen(&self, checkpoint: &Checkpoint) -> Result<reference::Seen, Failed> {
+        reference::see(checkpoint, &self.pixels, self.grid).map_err(Failed::model)
+    }
+
+    /// The engine's answer to the prompt about what was `seen`, greedy behind the tokens of `given`, and the
+    /// logits before each token: `[16, vocab]`.
+    pub(super) fn answer(
+        &self,
+        llm: &mut LlmEngine,
+        seen: &Seen,
+        given: &[u32],
+    ) -> Result<(Vec<u32>, Vec<f32>), Failed> {
+        let image = ImageEmbeds { token: self.image_token, embeds: &seen.embeds };
+        let places = self.places.as_deref();
+        let deepstack = &seen.deepstack;
+        let prompt = Prompt { places, deepstack, ..Prompt::plain(&self.tokens, Some(image)) };
+        let mut logits = llm.prefill(0, &prompt).map_err(Failed::invalid)?;
+        let (mut answer, mut all) = (Vec::new(), Vec::new());
+        loop {
+            let said = || argmax(&logits, Some(self.image_token));
+            let token = given.get(answer.len()).copied().unwrap_or_else(said);
+            answer.push(token);
+            all.append(&mut logits);
+            if answer.len() == ANSWER_TOKENS {
+                // Who asks next begins with nothing.
+                llm.release(0);
+                return Ok((answer, all));
+            }
+            let mut rows = llm.decode(&[(0, token)]).map_err(Failed::invalid)?;
+            logits = rows.swap_remove(0);
         }
-        let mut rows = llm.decode(&[(0, token)]).map_err(Failed::invalid)?;
-        logits = rows.swap_remove(0);
+    }
+
+    /// The reference's logits before each token of `answer`: `[16, vocab]`.
+    pub(super) fn logits(
+        &self,
+        checkpoint: &Checkpoint,
+        answer: &[u32],
+        seen: &reference::Seen,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Vec<f32>, Failed> {
+        let last = self.tokens.len() - 1;
+        let tokens = [&self.tokens, answer].concat();
+        let places = self.places.as_ref().map(|places| with_text(places, answer.len()));
+        let prompt = reference::Prompt {
+            tokens: &tokens,
+            image: Some(Image { token: self.image_token, embeds: &seen.embeds }),
+            places: places.as_deref(),
+            deepstack: &seen.deepstack,
+        };
+        // The last answered token is scored by nothing.
+        let positions = last..last + ANSWER_TOKENS;
+        reference::logits_after(checkpoint, &prompt, positions, progress).map_err(Failed::model)
     }
 }
 
-/// The first of the largest; NaN never wins.
-pub(super) fn argmax(logits: &[f32]) -> u32 {
-    let better =
-        |best: usize, (at, logit): (usize, &f32)| if *logit > logits[best] { at } else { best };
-    logits.iter().enumerate().fold(0, better) as u32
+/// A colour wash with a bright disc, from whole numbers only, in the range the preprocessing gives.
+fn pixel(side: [usize; 2], channel: usize, [y, x]: [usize; 2]) -> f32 {
+    let [height, width] = side;
+    let wash = (x * (channel + 1) + y * (3 - channel.min(2))) * 255 / (width.max(height) * 4);
+    let from_centre = (2 * x).abs_diff(width).pow(2) + (2 * y).abs_diff(height).pow(2);
+    let level = if from_centre < height * width / 4 { 255 - wash } else { wash };
+    (level as f32 - 120.0) / 58.0
+}
+
+/// The picture as `[1, channels, side, side]`.
+fn tile(channels: usize, side: usize) -> Vec<f32> {
+    let lines = (0..channels).flat_map(|channel| (0..side).map(move |y| (channel, y)));
+    let line = |(channel, y)| (0..side).map(move |x| pixel([side; 2], channel, [y, x]));
+    lines.flat_map(line).collect()
+}
+
+/// The picture as `[patches, channels * frames * patch * patch]`, all frames alike.
+fn patches(patching: Patching, lattice: &Lattice) -> Vec<f32> {
+    let Patching { patch, frames, channels, .. } = patching;
+    let side = [lattice.rows * patch, lattice.columns * patch];
+    let mut numbers = Vec::with_capacity(lattice.patches() * patching.values());
+    for [row, column] in lattice.places() {
+        for channel in (0..channels).flat_map(|channel| std::iter::repeat_n(channel, frames)) {
+            for y in row * patch..(row + 1) * patch {
+                let line = column * patch..(column + 1) * patch;
+                numbers.extend(line.map(|x| pixel(side, channel, [y, x])));
+            }
+        }
+    }
+    numbers
+}
+
+/// A prompt as the family's chat format writes it, with so many image tokens, and which token these are.
+fn tokens(checkpoint: &Checkpoint, count: usize) -> Result<(Vec<u32>, u32), Failed> {
+    let dir = checkpoint.dir();
+    let words = image_tokens(family(checkpoint)?);
+    let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
+    let image_token = tokenizer.token(&words.image).ok_or_else(|| {
+        let (dir, word) = (dir.display(), &words.image);
+        Failed::model(format!("{dir}: tokenizer.json has no token {word}"))
+    })?;
+    let picture = words.image.repeat(count);
+    let text = format!(
+        "<|im_start|>user\n{}{picture}{}\nDescribe this image.<|im_end|>\n<|im_start|>assistant\n",
+        words.start, words.end
+    );
+    Ok((tokenizer.encode(&text).map_err(Failed::model)?, image_token))
+}
+
+/// The first of the largest, the token `but` left out, which would stand for a picture; NaN never wins.
+pub(super) fn argmax(logits: &[f32], but: Option<u32>) -> u32 {
+    let others = logits.iter().enumerate().filter(|(at, _)| but != Some(*at as u32));
+    let better = |best: (usize, f32), (at, logit): (usize, &f32)| {
+        if *logit > best.1 { (at, *logit) } else { best }
+    };
+    others.fold((0, f32::NEG_INFINITY), better).0 as u32
 }
 
 #[cfg(test)]
@@ -89,7 +187,8 @@ mod tests {
 
     #[test]
     fn the_largest_logit_wins() {
-        assert_eq!(argmax(&[0.0, 2.0, 1.0, 2.0]), 1);
-        assert_eq!(argmax(&[f32::NEG_INFINITY, -1.0]), 1);
+        assert_eq!(argmax(&[0.0, 2.0, 1.0, 2.0], None), 1);
+        assert_eq!(argmax(&[0.0, 2.0, 1.0, 2.0], Some(1)), 3);
+        assert_eq!(argmax(&[f32::NEG_INFINITY, -1.0], None), 1);
     }
 }
