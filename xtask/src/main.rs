@@ -15,6 +15,7 @@ mod power_cuts;
 mod python;
 mod sanitize;
 mod scale;
+mod server;
 mod shapes;
 mod soak;
 mod tidy;
