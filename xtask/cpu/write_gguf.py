@@ -36,15 +36,15 @@ LAYERS = {"q4": Type.Q4_0, "q8": Type.Q8_0, "bf16": Type.BF16}
 EMBEDDING = {"q4": Type.Q8_0, "q8": Type.Q8_0, "bf16": Type.BF16}
 
 
-def tensors(path):
-    """(name, bf16 bits) of the decoder, in the order of the file."""
+def tensors(path, prefixes):
+    """(name, bf16 bits) of the tensors whose names begin so, in the order of the file."""
     blob = np.memmap(path, np.uint8, "r")
     header_bytes = int.from_bytes(blob[:8].tobytes(), "little")
     header = json.loads(blob[8 : 8 + header_bytes].tobytes())
     for name, about in header.items():
-        if name.startswith(PREFIX):
+        if name.startswith(prefixes):
             begin, end = (8 + header_bytes + offset for offset in about["data_offsets"])
-            yield name.removeprefix(PREFIX), blob[begin:end].view("<u2").reshape(about["shape"])
+            yield name, blob[begin:end].view("<u2").reshape(about["shape"])
 
 
 def renamed(name):
@@ -109,7 +109,8 @@ def main():
         # Tokens are numbers here.
         writer.add_tokenizer_model("none")
     total = 0
-    for name, bits in tensors(checkpoint / "model.safetensors"):
+    for name, bits in tensors(checkpoint / "model.safetensors", (PREFIX,)):
+        name = name.removeprefix(PREFIX)
         wide = (bits.astype("<u4") << 16).view("<f4")
         kind = EMBEDDING[weights] if name == "embed_tokens.weight" else LAYERS[weights]
         # Norms and biases are vectors, which llama.cpp takes as f32 alone.
@@ -123,4 +124,5 @@ def main():
     print(json.dumps({"bytes": total}))
 
 
-main()
+if __name__ == "__main__":
+    main()

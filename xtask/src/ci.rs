@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{bench, cma, conformance, cross, debian, onnxruntime, power_cuts, root, tidy};
+use crate::{
+    bench, cma, conformance, cross, debian, onnxruntime, operation, power_cuts, root, tidy,
+};
 
 const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
@@ -33,11 +35,12 @@ pub(crate) fn run() -> Result<()> {
             .with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    let steps: [(&str, Step); 8] = [
+    let steps: [(&str, Step); 9] = [
         ("onnxruntime", onnxruntime::run),
         ("conformance", conformance::run),
         ("bench cpu", || bench::cpu::run(&["--smoke"])),
         ("bench serve", || bench::serve::run(&["--smoke"])),
+        ("operation", operation::run),
         ("tidy", tidy::run),
         ("aarch64", cross::test_engine),
         ("cma", || cma::run(cma::CI)),

@@ -2,19 +2,14 @@
 //! description.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
+use crate::server::Server;
 use crate::tidy::build_smelt;
 use crate::{python, root, target};
-
-/// How long the demo may take to be ready.
-const READY_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Requests that are made up for each route and phase: enough to reach every field, in half a minute.
 const EXAMPLES: &str = "25";
@@ -31,18 +26,16 @@ pub(crate) fn run() -> Result<()> {
     println!("\n$ cargo xtask conformance");
     let folder = root().join("xtask/conformance");
     let python = python::environment("conformance", &folder.join("requirements.txt"))?;
-    let smelt = build_smelt()?;
     let cache = target().join("conformance");
-    fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
-    let server = Server::start(&smelt, &cache)?;
+    let server = serve(&cache)?;
     let mut client = Command::new(&python);
-    client.arg(folder.join("check.py")).arg(&server.url).arg(root().join("tests/data"));
+    client.arg(folder.join("check.py")).arg(server.url()).arg(root().join("tests/data"));
     succeed(&mut client, "the official client found a fault")?;
     let mut made_up = Command::new(python.with_file_name("schemathesis"));
     made_up
         .arg("--config-file")
         .arg(folder.join("schemathesis.toml"))
-        .args(["run", &format!("{}/openapi.json", server.url), "--checks", CHECKS])
+        .args(["run", &format!("{}/openapi.json", server.url()), "--checks", CHECKS])
         .args(["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES])
         .args(["--seed", "1", "--request-timeout", "60"])
         // It leaves notes where it runs.
@@ -54,12 +47,10 @@ pub(crate) fn run() -> Result<()> {
 /// grows.
 pub(crate) fn soak() -> Result<()> {
     println!("\n$ conformance, {REQUESTS} requests");
-    let cache = target().join("conformance");
-    fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
-    let server = Server::start(&build_smelt()?, &cache)?;
+    let server = serve(&target().join("conformance"))?;
     let mut client = Command::new("python3");
-    client.arg(root().join("xtask/conformance/soak.py")).arg(&server.url);
-    client.arg(server.child.id().to_string()).arg(root().join("tests/data/shapes-1.png"));
+    client.arg(root().join("xtask/conformance/soak.py")).arg(server.url());
+    client.arg(server.pid().to_string()).arg(root().join("tests/data/shapes-1.png"));
     succeed(client.arg(REQUESTS), "the server is not as it was")
 }
 
@@ -70,59 +61,16 @@ fn succeed(command: &mut Command, failed: &str) -> Result<()> {
     Ok(())
 }
 
-/// A server of the demo; ends when it is dropped.
-struct Server {
-    child: Child,
-    url: String,
-}
-
-impl Server {
-    /// Builds the demo in a store of its own under `cache`, serves it and waits until it is ready.
-    fn start(smelt: &Path, cache: &Path) -> Result<Self> {
-        let demo: PathBuf = root().join("pipelines/demo.toml");
-        let command = |verb: &str| {
-            let mut command = Command::new(smelt);
-            command.arg(verb).arg(&demo).env("SMELT_CACHE", cache.join("cache"));
-            command
-        };
-        succeed(command("run").stdout(Stdio::null()).stderr(Stdio::null()), "the demo fails")?;
-        let log = fs::File::create(cache.join("serve.log"))?;
-        let child = command("serve")
-            .args(["--addr", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .context("cannot start the server")?;
-        let mut server = Self { child, url: String::new() };
-        let stdout = server.child.stdout.take().context("the server has no output")?;
-        let mut url = String::new();
-        BufReader::new(stdout).read_line(&mut url)?;
-        server.url = url.trim().to_owned();
-        server.wait()?;
-        Ok(server)
-    }
-
-    fn wait(&self) -> Result<()> {
-        let begun = Instant::now();
-        while begun.elapsed() < READY_TIME_MAX {
-            let health = Command::new("python3")
-                .args(["-c", "import sys, urllib.request as r; r.urlopen(sys.argv[1])"])
-                .arg(format!("{}/health", self.url))
-                .stderr(Stdio::null())
-                .status()?;
-            if health.success() {
-                return Ok(());
-            }
-            sleep(Duration::from_millis(100));
-        }
-        bail!("the server is not ready after {} s", READY_TIME_MAX.as_secs())
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // One that has ended by itself was told of by the checks.
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
+/// Builds the demo in a store of its own under `cache` and serves it.
+fn serve(cache: &Path) -> Result<Server> {
+    let (smelt, demo) = (build_smelt()?, root().join("pipelines/demo.toml"));
+    fs::create_dir_all(cache).with_context(|| cache.display().to_string())?;
+    let command = |verb: &str| {
+        let mut command = Command::new(&smelt);
+        command.arg(verb).arg(&demo).env("SMELT_CACHE", cache.join("cache"));
+        command
+    };
+    succeed(command("run").stdout(Stdio::null()).stderr(Stdio::null()), "the demo fails")?;
+    let addr = ["--addr", "127.0.0.1:PORT"];
+    Server::start(&mut command("serve"), &addr, &cache.join("serve.log"))
 }

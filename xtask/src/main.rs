@@ -1,5 +1,5 @@
 //! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `fuzz`,
-//! `onnxruntime`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`.
+//! `onnxruntime`, `operation`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`.
 
 mod bench;
 mod ci;
@@ -11,10 +11,12 @@ mod fuzz;
 mod guest;
 mod nightly;
 mod onnxruntime;
+mod operation;
 mod power_cuts;
 mod python;
 mod sanitize;
 mod scale;
+mod server;
 mod shapes;
 mod soak;
 mod tidy;
@@ -22,12 +24,12 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|cma|conformance|fuzz|shapes|onnxruntime|power-cuts|sanitize|scale|soak|tidy
+    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|cma|conformance|fuzz|shapes|onnxruntime|operation|power-cuts|sanitize|scale|soak|tidy
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
-  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, conformance, tidy, aarch64,
-         exhausted contiguous memory, 20 power cuts
+  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, conformance, operation, tidy,
+         aarch64, exhausted contiguous memory, 20 power cuts
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
   bench workflow [--runs N] [CASE]...
@@ -48,6 +50,8 @@ const USAGE: &str =
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   onnxruntime
           the exported golden graphs in onnxruntime against what transformers computed
+  operation
+         the unit by systemd, the alerts by Prometheus, the container file's paths and flags
   power-cuts [--points N] [--seed S] [--again]
          smelt in a virtual machine whose power is cut N times: nothing it told of may be lost
   sanitize
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
         ["ci"] => ci::run(),
         ["aarch64"] => cross::test_engine(),
         ["onnxruntime"] => onnxruntime::run(),
+        ["operation"] => operation::run(),
         ["bench", "front", ref rest @ ..] => bench::front(rest),
         ["bench", "workflow", ref rest @ ..] => bench::workflow::run(rest),
         ["bench", "watch", ref rest @ ..] => bench::watch::run(rest),

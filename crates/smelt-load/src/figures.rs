@@ -113,6 +113,8 @@ pub struct Figures {
     pub requests_per_s: Option<Spread>,
     /// Milliseconds to the first text, of requests without pictures and of those with.
     pub ttft_ms: [Option<Late>; 2],
+    /// The same of all requests.
+    pub ttft_all_ms: Option<Late>,
     /// Milliseconds between tokens.
     pub tpot_ms: Option<Late>,
     /// Milliseconds for the prompt: to the first text, less one token; or what the server itself says.
@@ -144,10 +146,11 @@ impl Figures {
             let firsts = heard.filter_map(|request| request.is_good(has_pictures)?.first);
             Late::of(firsts.map(ms))
         };
+        let firsts = good().filter_map(|heard| heard.first);
         let memory = runs.iter().filter_map(|run| run.memory);
         let most = memory.reduce(|a, b| Memory {
-            rss_kib: a.rss_kib.max(b.rss_kib),
-            anonymous_kib: a.anonymous_kib.max(b.anonymous_kib),
+            rss_bytes: a.rss_bytes.max(b.rss_bytes),
+            anonymous_bytes: a.anonymous_bytes.max(b.anonymous_bytes),
         });
         let energy = runs.iter().filter_map(|run| Some(run.joules? / run.tokens().max(1) as f64));
         Self {
@@ -155,6 +158,7 @@ impl Figures {
             stream_tokens_per_s: Spread::of(good().filter_map(tpot_ms).map(|ms| 1e3 / ms)),
             requests_per_s: Spread::of(runs.iter().map(|run| run.per_second(run.good().count()))),
             ttft_ms: [ttft(false), ttft(true)],
+            ttft_all_ms: Late::of(firsts.map(ms)),
             tpot_ms: Late::of(good().filter_map(tpot_ms)),
             prefill_ms: Spread::of(good().filter_map(prefill_ms)),
             prompt_tokens: Spread::of(good().filter_map(|heard| Some(heard.usage?[0] as f64))),
@@ -163,7 +167,7 @@ impl Figures {
             is_streamed: good().all(|heard| heard.is_streamed),
             requests: runs.iter().map(|run| run.requests.len()).sum(),
             errors: errors(runs),
-            memory_mib: most.map(|m| [m.rss_kib, m.anonymous_kib].map(|kib| kib as f64 / 1024.0)),
+            memory_mib: most.map(|m| [m.rss_bytes, m.anonymous_bytes].map(mib)),
             joules_per_token: Spread::of(energy),
         }
     }
@@ -171,6 +175,10 @@ impl Figures {
 
 fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 /// Between the tokens of an answer, if there are two and it came as a stream.
@@ -239,7 +247,7 @@ pub(crate) mod tests {
             bad("cut"),
             bad("busy"),
         ]);
-        first.memory = Some(Memory { rss_kib: 2048, anonymous_kib: 1024 });
+        first.memory = Some(Memory { rss_bytes: 2 << 20, anonymous_bytes: 1 << 20 });
         first.joules = Some(6.0);
         let figures = Figures::of(&[first, run(vec![good(false, heard(300, 500, 5))])]);
         assert_eq!(figures.tokens_per_s, Some(Spread { median: 4.25, min: 2.5, max: 6.0 }));

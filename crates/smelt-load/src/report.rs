@@ -46,6 +46,7 @@ fn row(plan: &Plan, measured: &Measured) -> Value {
         "requests_per_s": spread(figures.requests_per_s),
         "ttft_text_ms": late(figures.ttft_ms[0]),
         "ttft_image_ms": late(figures.ttft_ms[1]),
+        "ttft_all_ms": late(figures.ttft_all_ms),
         "tpot_ms": late(figures.tpot_ms),
         "prefill_ms": spread(figures.prefill_ms),
         "memory_mib": figures.memory_mib.map(|[rss, own]| json!({ "rss": rss, "anonymous": own })),

@@ -97,8 +97,8 @@ pub fn measure(
     for case in &plan.cases {
         let mut runs = Vec::with_capacity(plan.runs);
         for turn in 0..plan.warm_ups + plan.runs {
-            let watch = pid.map(Watch::begin).transpose();
-            let watch = watch.map_err(|_| LoadError::NoProcess(pid.unwrap_or_default()))?;
+            let watch = |pid| Watch::begin(pid).ok_or(LoadError::NoProcess(pid));
+            let watch = pid.map(watch).transpose()?;
             let meter = Meter::begin();
             let asking = Asking { plan, case, rate, shelf: &shelf, seed };
             let mut run = asking.run(&caller);

@@ -92,7 +92,7 @@ fn measure(case: &Case, runs: usize, inputs: &Inputs) -> Result<Row> {
         }
     }
     let names: Vec<&'static str> = sides.iter().map(|side| side.name).collect();
-    Row::new(case, names, &taken, bytes, report::median(&bandwidths))
+    Row::new(case, names, &taken, bytes, measure::median(bandwidths))
 }
 
 /// What one process of one side took.
@@ -130,7 +130,7 @@ impl Run {
                     .filter_map(Value::as_f64)
                     .collect();
                 ensure!(!times.is_empty(), "no run_s");
-                (None, 1.0 / report::median(&times))
+                (None, 1.0 / measure::median(times))
             }
         };
         Ok(Self { load_s, prefill, speed, rss_mib, cpu_s })

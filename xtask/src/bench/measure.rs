@@ -28,18 +28,21 @@ pub(super) struct Figures {
 
 impl Figures {
     pub(super) fn medians(runs: &[Self]) -> Self {
-        let median = |figure: fn(&Self) -> f64| {
-            let mut all: Vec<f64> = runs.iter().map(figure).collect();
-            all.sort_by(f64::total_cmp);
-            all[all.len() / 2]
-        };
+        let of = |figure: fn(&Self) -> f64| median(runs.iter().map(figure));
         Self {
-            cpu_s: median(|f| f.cpu_s),
-            user_s: median(|f| f.user_s),
-            wall_s: median(|f| f.wall_s),
-            rss_mib: median(|f| f.rss_mib),
+            cpu_s: of(|f| f.cpu_s),
+            user_s: of(|f| f.user_s),
+            wall_s: of(|f| f.wall_s),
+            rss_mib: of(|f| f.rss_mib),
         }
     }
+}
+
+/// The middle of some numbers, the upper one of two.
+pub(super) fn median(numbers: impl IntoIterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = numbers.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
 }
 
 /// Runs `command`, which must succeed.

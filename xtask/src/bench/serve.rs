@@ -1,22 +1,25 @@
 //! Measures `smelt serve` beside llama-server: equal weights, the same client, in turns.
 //!
-//! `inputs` makes what both serve, `rival` builds llama-server from its sources, `server` starts and ends
-//! them, `idle` holds streams open, `report` tells what was found.  The client is `smelt bench serve`.
+//! `inputs` makes what both serve, `rival` builds llama-server from its sources, `client` asks with `smelt
+//! bench serve`, `idle` holds streams open, `report` tells what was found.
 
+mod client;
 mod idle;
 mod inputs;
 mod report;
 mod rival;
-mod server;
 
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use super::measure::median;
+use crate::server::Server;
+use client::Client;
 use inputs::Inputs;
-use report::{Figures, Mixed};
-use server::{Client, Server};
+use report::{Figures, Found, number};
 
 /// Turns of both sides when `--runs` does not say.
 const RUNS: usize = 5;
@@ -33,9 +36,28 @@ const STEADY_STREAMS: usize = 8;
 const STEADY_PROMPT: usize = 16;
 const STEADY_STEPS: usize = 256;
 
-/// What is asked in the mixture, and beside it.
-const SHORT: &str = "64:16";
-const LONG: &str = "1024:8";
+/// What is asked in the first mixture, and beside it until it is answered.
+const SHORT: [&str; 6] = ["--lengths", "64:16", "--concurrency", "2", "--requests", "24"];
+const LONG: [&str; 6] = ["--lengths", "1024:8", "--concurrency", "2", "--requests", "2000"];
+
+/// In the second: three texts for each picture of one tile, each picture another, beside streams.
+const SEEING: [&str; 8] =
+    ["--lengths", "64:16", "--concurrency", "4", "--mix", "3:1", "--images", "1"];
+const SEEING_REQUESTS: [&str; 2] = ["--requests", "32"];
+const STREAMING: [&str; 6] = ["--lengths", "64:512", "--concurrency", "2", "--requests", "2000"];
+
+/// How long what goes on beside a mixture has begun before it.
+const LEAD: Duration = Duration::from_secs(2);
+
+/// Tokens by which both sides may differ over a picture: a line's end behind it.
+const TOKENS_APART: f64 = 2.0;
+
+/// Pictures one after the other behind a start, and starts for each size.
+const PICTURES: usize = 10;
+const STARTS: usize = 3;
+
+/// Their sides in pixels: of one tile, and of four with the whole beside them.
+const SIDES: [usize; 2] = [448, 896];
 
 /// Clients that wait and hear nothing.
 const IDLE: usize = 1000;
@@ -64,13 +86,29 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         rows.push((streams, throughput(&client, [&smelt, &rival], streams, runs)?));
     }
     eprintln!("bench: short requests beside long ones");
-    let mixed = mixture(&client, [&smelt, &rival], runs)?;
+    let beside_prompts = mixture(&client, [&smelt, &rival], runs, &SHORT, &LONG)?;
+    eprintln!("bench: texts and pictures beside streams");
+    let picture_tokens = [picture_tokens(&client, &smelt)?, picture_tokens(&client, &rival)?];
+    let [ours, theirs] = picture_tokens;
+    ensure!(
+        (ours - theirs).abs() <= TOKENS_APART,
+        "a picture is {ours} tokens to smelt and {theirs} to its rival"
+    );
+    let asked = [&SEEING[..], &SEEING_REQUESTS].concat();
+    let beside_streams = mixture(&client, [&smelt, &rival], runs, &asked, &STREAMING)?;
     drop(rival);
     eprintln!("bench: steps of {STEADY_STREAMS} streams, served and alone");
     let steps = steady(&inputs, &client, &smelt, runs)?;
     eprintln!("bench: {IDLE} idle clients");
     let idle_mib = idle::memory_mib(&smelt, IDLE)?;
-    report::write(&facts, runs, &rows, &mixed, steps, idle_mib, &inputs.folder)
+    drop(smelt);
+    eprintln!("bench: first pictures");
+    let firsts =
+        SIDES.iter().map(|&side| Ok((side, first_picture(&inputs, &client, side, STARTS)?)));
+    let firsts = firsts.collect::<Result<_>>()?;
+    let found =
+        Found { rows, beside_prompts, beside_streams, picture_tokens, firsts, steps, idle_mib };
+    report::write(&facts, runs, &found, &inputs.folder)
 }
 
 /// Medians of both sides, which take turns.
@@ -104,27 +142,56 @@ fn steady(inputs: &Inputs, client: &Client, server: &Server, runs: usize) -> Res
         taken[0].push(Figures::of(&client.ask(server, &flags)?)?.tpot_ms);
         taken[1].push(inputs.engine_step_ms(STEADY_STREAMS, STEADY_PROMPT, STEADY_STEPS)?);
     }
-    Ok(taken.map(report::median))
+    Ok(taken.map(median))
 }
 
-/// The time to the first text of short requests while long prompts are read.
-fn mixture(client: &Client, servers: [&Server; 2], runs: usize) -> Result<[Mixed; 2]> {
-    let short = ["--lengths", SHORT, "--concurrency", "2", "--requests", "24"];
-    let long = ["--lengths", LONG, "--concurrency", "2", "--requests", "6"];
+/// What the client saw of each side, asking one thing while another is asked too, in turns.
+fn mixture(
+    client: &Client,
+    servers: [&Server; 2],
+    runs: usize,
+    asked: &[&str],
+    beside: &[&str],
+) -> Result<[Vec<Value>; 2]> {
     let mut taken = [Vec::new(), Vec::new()];
     for _ in 0..runs {
         for (server, taken) in servers.iter().zip(&mut taken) {
-            let row = thread::scope(|scope| -> Result<Value> {
-                let beside = scope.spawn(|| client.ask(server, &long));
-                let row = client.ask(server, &short)?;
-                let other = beside.join().ok().context("the other client panicked")??;
-                ensure!(other["errors"] == row["errors"], "requests failed: {other}");
-                Ok(row)
-            })?;
-            taken.push(Mixed::of(&row)?);
+            let beside = client.begin(server, beside)?;
+            thread::sleep(LEAD);
+            taken.push(client.ask(server, asked)?);
+            beside.end()?;
+            // A server that answers has ended what was cut off: the other has the machine for itself.
+            client.ask(server, &["--lengths", "16:1", "--concurrency", "1", "--requests", "1"])?;
         }
     }
-    Ok(taken.map(|mixed| Mixed::medians(&mixed)))
+    Ok(taken)
+}
+
+/// How many tokens a picture adds to a prompt.
+fn picture_tokens(client: &Client, server: &Server) -> Result<f64> {
+    let tokens = |images: &str| {
+        let flags = ["--lengths", "64:1", "--concurrency", "1", "--requests", "1", "--seed", "7"];
+        let row = client.ask(server, &[&flags[..], &["--images", images]].concat())?;
+        number(&row, "/prompt_tokens_hit/median")
+    };
+    Ok(tokens("1")? - tokens("0")?)
+}
+
+/// The time to the first text about the first picture behind a start, of that about those that follow: the
+/// median of so many starts.
+fn first_picture(inputs: &Inputs, client: &Client, side: usize, starts: usize) -> Result<f64> {
+    let flags = ["--lengths", "32:2", "--concurrency", "1", "--requests", "1", "--images", "1"];
+    let side = side.to_string();
+    let flags = [&flags[..], &["--image-size", &side]].concat();
+    let mut ratios = Vec::new();
+    for _ in 0..starts {
+        let server = inputs.serve()?;
+        let time = |_| number(&client.ask(&server, &flags)?, "/ttft_image_ms/median");
+        let times: Vec<f64> = (0..PICTURES).map(time).collect::<Result<_>>()?;
+        eprintln!("bench: {times:.0?} ms");
+        ratios.push(times[0] / median(times[1..].iter().copied()));
+    }
+    Ok(median(ratios))
 }
 
 /// Every step of our side once, on the tiny model, and no clock.
@@ -134,11 +201,13 @@ fn smoke() -> Result<()> {
     let server = inputs.serve()?;
     let client = Client { program: inputs.smelt.clone() };
     let flags = ["--lengths", "40:8", "--concurrency", "2", "--requests", "4"];
-    let row = client.ask(&server, &flags)?;
-    ensure!(row["errors"].as_array().is_some_and(Vec::is_empty), "requests failed: {row}");
-    let seen = client.ask(&server, &[&flags[..], &["--images", "1", "--mix", "1:1"]].concat())?;
-    ensure!(seen["ttft_image_ms"].is_object(), "no request with a picture was answered: {seen}");
+    client.ask(&server, &flags)?;
+    let [seen, _] = mixture(&client, [&server, &server], 1, &SEEING, &STREAMING)?;
+    ensure!(number(&seen[0], "/ttft_image_ms/p99")? > 0.0);
+    ensure!(picture_tokens(&client, &server)? > 0.0, "a picture is no tokens");
     let idle_mib = idle::memory_mib(&server, 40)?;
-    println!("2 streams, texts, pictures and 40 idle clients ({idle_mib:.1} MiB) were served");
+    drop(server);
+    first_picture(&inputs, &client, SIDES[0], 1)?;
+    println!("texts, pictures beside streams and 40 idle clients ({idle_mib:.1} MiB) were served");
     Ok(())
 }

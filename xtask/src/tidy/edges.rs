@@ -13,7 +13,7 @@ const EDGES: [(&str, &[&str]); 15] = [
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
     ("smelt-hub", &[]),
-    ("smelt-load", &[]),
+    ("smelt-load", &["smelt-watch"]),
     ("smelt-model", &["smelt-onnx"]),
     ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan"]),

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::cases::{Case, Work};
 use super::{Run, machine};
+use crate::bench::measure::median;
 use crate::bench::workflow::Check;
 
 /// A case, measured.
@@ -101,7 +102,7 @@ fn lines(case: &Case, ours: &Run, theirs: &Run) -> Vec<Line> {
 
 /// Each figure's own median.
 fn medians(runs: &[Run]) -> Run {
-    let of = |figure: fn(&Run) -> f64| median(&runs.iter().map(figure).collect::<Vec<_>>());
+    let of = |figure: fn(&Run) -> f64| median(runs.iter().map(figure));
     let has_prompts = runs.iter().all(|run| run.prefill.is_some());
     Run {
         load_s: of(|run| run.load_s),
@@ -110,13 +111,6 @@ fn medians(runs: &[Run]) -> Run {
         rss_mib: of(|run| run.rss_mib),
         cpu_s: of(|run| run.cpu_s),
     }
-}
-
-/// The middle of some numbers, the upper one of two.
-pub(super) fn median(numbers: &[f64]) -> f64 {
-    let mut sorted = numbers.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
 }
 
 /// Prints and keeps everything; fails where a target was missed.

@@ -1,14 +1,14 @@
 //! Holds many streams open whose clients wait, and says what they take of the server's memory.
 
-use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use smelt_watch::Sample;
 
-use super::server::{Server, http_get};
+use crate::server::{Server, http_get};
 
 /// Longer than any answer takes while this looks on.
 const ANSWER_TOKENS: usize = 900;
@@ -22,13 +22,13 @@ pub(super) fn memory_mib(server: &Server, count: usize) -> Result<f64> {
     // As many answers as the server gives at once, so that what those hold is there before.
     drop(ask(server, 8)?);
     thread::sleep(SETTLE);
-    let before = own_kib(server)?;
+    let before = own_bytes(server)?;
     let clients = ask(server, count)?;
     thread::sleep(SETTLE);
-    let after = own_kib(server)?;
+    let after = own_bytes(server)?;
     let refused = clients.iter().filter(|client| is_refused(client)).count();
     ensure!(refused == 0, "{refused} of {count} clients were refused");
-    Ok((after - before) / 1024.0)
+    Ok((after - before) / f64::from(1 << 20))
 }
 
 fn ask(server: &Server, count: usize) -> Result<Vec<TcpStream>> {
@@ -55,20 +55,14 @@ fn is_refused(client: &TcpStream) -> bool {
     told.is_ok_and(|count| !head[..count].ends_with(b" 200"))
 }
 
-fn own_kib(server: &Server) -> Result<f64> {
+fn own_bytes(server: &Server) -> Result<f64> {
     let metrics = http_get(server.port(), "/metrics")?;
     let metric = |name: &str| -> Result<f64> {
         let line = metrics.lines().find(|line| line.starts_with(name));
         let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
         value.with_context(|| format!("the server counts no {name}"))
     };
+    let sample = Sample::of(server.pid()).context("the server has ended")?;
     let kv_bytes = metric("smelt_kv_blocks_held{")? * metric("smelt_kv_block_bytes{")?;
-    Ok(anonymous_kib(server)? - kv_bytes / 1024.0)
-}
-
-fn anonymous_kib(server: &Server) -> Result<f64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid()))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    number.context("the server's status has no RssAnon")
+    Ok(sample.rss_anon_bytes as f64 - kv_bytes)
 }

@@ -1,22 +1,25 @@
 //! Makes what both servers serve, under `target/bench/serve`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::rival;
-use super::server::Server;
 use crate::bench::cpu::Checkpoints;
 use crate::bench::{measure, remove, succeed};
 use crate::ci::cargo;
+use crate::server::Server;
 use crate::{root, target};
 
 /// The decoder both sides run: Qwen2.5-0.5B's sizes, 4 bits.
 const WEIGHTS: &str = "weights/qwen2.5-0.5b-q4.gguf";
-/// The checkpoint that has them.
+/// The tower both sides see with: InternViT-300M's sizes, in what is usually given out, and faster here
+/// than `q8`.
+const TOWER: &str = "mmproj-f16.gguf";
+/// The checkpoint that has both.
 const CHECKPOINT: &str = "internvl3-1b";
 /// Answers at once, on both sides.
 const SLOTS: usize = 8;
@@ -40,10 +43,8 @@ impl Inputs {
     pub(super) fn prepare() -> Result<Self> {
         let checkpoint = Checkpoints::prepare()?.of(CHECKPOINT)?;
         let inputs = Self::built(&["--release"], "release", "bench/serve", Some(checkpoint))?;
-        let weights = inputs.folder.join(WEIGHTS);
-        if !weights.exists() {
-            inputs.write_weights(&weights)?;
-        }
+        inputs.write(WEIGHTS, "write_gguf.py", &["q4", "words"])?;
+        inputs.write(TOWER, "write_mmproj.py", &["f16"])?;
         inputs.deploy()?;
         Ok(inputs)
     }
@@ -68,14 +69,18 @@ impl Inputs {
         Ok(Self { folder, smelt: target().join(profile).join("smelt"), checkpoint })
     }
 
-    fn write_weights(&self, out: &Path) -> Result<()> {
-        let begun = self.folder.join("begun.gguf");
+    /// Has a script write `name` from the checkpoint, if it is not there.
+    fn write(&self, name: &str, with: &str, words: &[&str]) -> Result<()> {
+        let (out, begun) = (self.folder.join(name), self.folder.join("begun.gguf"));
+        if out.exists() {
+            return Ok(());
+        }
         let mut write = Command::new(rival::python()?);
-        write.arg(root().join("xtask/cpu/write_gguf.py"));
+        write.arg(root().join("xtask/cpu").join(with));
         write.arg(self.checkpoint.as_deref().context("true size has a checkpoint")?);
-        succeed(write.arg(&begun).args(["q4", "words"]))?;
-        fs::create_dir_all(out.parent().context("weights lie in a folder")?)?;
-        fs::rename(begun, out).with_context(|| out.display().to_string())
+        succeed(write.arg(&begun).args(words))?;
+        fs::create_dir_all(out.parent().context("it lies in a folder")?)?;
+        fs::rename(begun, &out).with_context(|| out.display().to_string())
     }
 
     /// Where smelt looks for what is served.
@@ -128,17 +133,19 @@ impl Inputs {
             "--max-connections",
             "1100",
         ];
-        Server::start(&self.smelt, &arguments, &self.folder.join("smelt.log"))
+        Server::start(&mut self.smelt(), &arguments, &self.folder.join("smelt.log"))
     }
 
     /// llama-server, with what its users would say: as many slots, all cores, no cache of prompts in memory.
     pub(super) fn serve_rival(&self) -> Result<Server> {
-        let weights = self.folder.join(WEIGHTS);
+        let (weights, tower) = (self.folder.join(WEIGHTS), self.folder.join(TOWER));
         let cores = std::thread::available_parallelism().map_or(1, usize::from).to_string();
         let (slots, context) = (SLOTS.to_string(), (SLOTS * SEQ_LEN_MAX).to_string());
         let arguments = [
             "--model",
             weights.to_str().context("the target's path is text")?,
+            "--mmproj",
+            tower.to_str().context("the target's path is text")?,
             "--host",
             "127.0.0.1",
             "--port",
@@ -154,7 +161,7 @@ impl Inputs {
             "--offline",
         ];
         let program = rival::server(&self.folder)?;
-        Server::start(&program, &arguments, &self.folder.join("llama.log"))
+        Server::start(&mut Command::new(program), &arguments, &self.folder.join("llama.log"))
     }
 
     /// What each of so many steps behind prompts takes the engine alone, of one token a slot, in

@@ -1,41 +1,34 @@
-//! Starts servers and asks them; a server ends with its value.
+//! Starts servers of this machine and waits until they are ready; a server ends with its value.
 
 use std::fs::File;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use anyhow::{Context, Result, bail};
 
 /// How long a server may take until it is ready: mapping and warming 350 MB.
 const START: Duration = Duration::from_secs(120);
 
 /// A server of this machine.
-pub(super) struct Server {
+pub(crate) struct Server {
     child: Child,
     port: u16,
 }
 
 impl Server {
-    /// Starts `program`; its arguments say `PORT` where the port goes.
-    pub(super) fn start(program: &Path, arguments: &[&str], log: &Path) -> Result<Self> {
+    /// Starts `command` with `arguments`, which say `PORT` where the port goes.
+    pub(crate) fn start(command: &mut Command, arguments: &[&str], log: &Path) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let arguments = arguments.iter().map(|word| word.replace("PORT", &port.to_string()));
         let out = File::create(log).with_context(|| log.display().to_string())?;
-        let child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(out.try_clone()?)
-            .stderr(out)
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+        command.args(arguments).stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
+        let name = command.get_program().display().to_string();
+        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let mut server = Self { child, port };
-        server
-            .wait()
-            .with_context(|| format!("{}; its log is {}", program.display(), log.display()))?;
+        server.wait().with_context(|| format!("{name}; its log is {}", log.display()))?;
         Ok(server)
     }
 
@@ -54,11 +47,15 @@ impl Server {
         bail!("it was not ready within {} s", START.as_secs());
     }
 
-    pub(super) fn port(&self) -> u16 {
+    pub(crate) fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 }
@@ -72,7 +69,7 @@ impl Drop for Server {
 }
 
 /// What the server says to a request, status and headers too.
-pub(super) fn http_get(port: u16, path: &str) -> std::io::Result<String> {
+pub(crate) fn http_get(port: u16, path: &str) -> std::io::Result<String> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -80,28 +77,4 @@ pub(super) fn http_get(port: u16, path: &str) -> std::io::Result<String> {
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(text)
-}
-
-/// The client that measures all sides.
-pub(super) struct Client {
-    /// `smelt`.
-    pub(super) program: PathBuf,
-}
-
-impl Client {
-    /// One run; gives the only row of its document.
-    pub(super) fn ask(&self, server: &Server, flags: &[&str]) -> Result<Value> {
-        let url = format!("http://127.0.0.1:{}", server.port);
-        let pid = server.pid().to_string();
-        let output = Command::new(&self.program)
-            .args(["bench", "serve", "--json", "--runs", "1", "--warm-ups", "0"])
-            .args(["--url", &url, "--pid", &pid])
-            .args(flags)
-            .output()
-            .with_context(|| format!("cannot start {}", self.program.display()))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "smelt bench serve failed: {said}");
-        let document: Value = serde_json::from_slice(&output.stdout)?;
-        Ok(document["cases"][0].clone())
-    }
 }

@@ -1,0 +1,100 @@
+//! Checks the files that an operator copies: the unit by systemd, the alerts by Prometheus, the container
+//! file as far as that goes without building it.
+//!
+//! That dashboard and alerts name metrics that are counted is a test of `smelt`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::debian::{self, Packages};
+use crate::tidy::build_smelt;
+use crate::{root, target};
+
+/// Where the unit and the container file look for smelt.
+const PROGRAM: &str = "/usr/local/bin/smelt";
+
+pub(crate) fn run() -> Result<()> {
+    println!("\n$ cargo xtask operation");
+    let from = root().join("crates/smelt-serve/operation");
+    let scratch = target().join("operation");
+    fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
+    let smelt = build_smelt()?;
+    unit(&from.join("smelt.service"), &smelt, &scratch)?;
+    alerts(&from.join("alerts.yml"), &scratch)?;
+    container(&from.join("Containerfile"), &smelt)
+}
+
+/// systemd understands every line, and smelt every flag.
+fn unit(unit: &Path, smelt: &Path, scratch: &Path) -> Result<()> {
+    debian::need("systemd", || debian::runs("systemd-analyze", "--version"))?;
+    let text = fs::read_to_string(unit).with_context(|| unit.display().to_string())?;
+    let command = text.lines().find_map(|line| line.strip_prefix("ExecStart="));
+    let command = command.and_then(|command| command.strip_prefix(PROGRAM));
+    let command = command.with_context(|| format!("the unit does not start {PROGRAM}"))?;
+    takes(smelt, &command.split_whitespace().map(str::to_owned).collect::<Vec<_>>())?;
+    // What it starts is not installed here.
+    let copy = scratch.join("smelt.service");
+    let smelt = smelt.to_str().context("the target's path is text")?;
+    fs::write(&copy, text.replace(PROGRAM, smelt))?;
+    let verify = Command::new("systemd-analyze").arg("verify").arg(&copy).output()?;
+    // It ends well where it ignores a line, and says so.
+    let said = String::from_utf8_lossy(&verify.stderr);
+    ensure!(
+        verify.status.success() && !said.contains("smelt.service"),
+        "the unit is wrong: {}",
+        said.trim()
+    );
+    Ok(())
+}
+
+fn alerts(rules: &Path, scratch: &Path) -> Result<()> {
+    let promtool = Packages::own().unpack("prometheus", scratch)?.join("usr/bin/promtool");
+    let status = Command::new(promtool).args(["check", "rules"]).arg(rules).status();
+    ensure!(status.context("cannot start promtool")?.success(), "the alerts are wrong");
+    Ok(())
+}
+
+/// Instructions are known, what is copied is there, and smelt takes the flags.
+fn container(file: &Path, smelt: &Path) -> Result<()> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let is_said = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    for line in text.lines().filter(is_said) {
+        let (instruction, words) = line.split_once(' ').unwrap_or((line, ""));
+        let known = match instruction {
+            "FROM" | "WORKDIR" | "RUN" | "USER" | "EXPOSE" | "STOPSIGNAL" => true,
+            "COPY" => copies(words).is_some(),
+            "ENTRYPOINT" => {
+                let words: Vec<String> = serde_json::from_str(words).context("ENTRYPOINT")?;
+                takes(smelt, words.get(1..).context("ENTRYPOINT is empty")?)?;
+                true
+            }
+            _ => false,
+        };
+        ensure!(known, "{}: what does this do? {line}", file.display());
+    }
+    Ok(())
+}
+
+/// Where a `COPY` puts what is there: in the repository, or what the stage before has built.
+fn copies(words: &str) -> Option<&str> {
+    let built = "--from=build /smelt/target/release/smelt ";
+    if let Some(to) = words.strip_prefix(built) {
+        return (to == PROGRAM).then_some(to);
+    }
+    let (sources, to) = words.rsplit_once(' ')?;
+    let is_there = |source: &str| root().join(source).exists();
+    sources.split(' ').all(is_there).then_some(to)
+}
+
+/// smelt knows these words: behind wrong ones it does not come to tell of itself.
+fn takes(smelt: &Path, words: &[String]) -> Result<()> {
+    let output = Command::new(smelt).args(words).arg("--help").output();
+    let output = output.context("cannot start smelt")?;
+    if !output.status.success() {
+        bail!("smelt does not take {words:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
