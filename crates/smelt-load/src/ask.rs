@@ -2,11 +2,14 @@
 //!
 //! Takes the time of what is heard.  Decides nothing.
 
+use std::fs;
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use ureq::http::Response;
+use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
 use crate::hear::{self, Ear, HearError, Heard};
@@ -27,6 +30,8 @@ pub struct Endpoint {
     pub model: Option<String>,
     /// What is sent as a bearer token.
     pub key: Option<String>,
+    /// Certificates to trust instead of the public authorities', as PEM.
+    pub authorities: Option<PathBuf>,
     /// Whether only what OpenAI's API has is sent; without, `ignore_eos` and `min_tokens` ask for answers of full length.
     pub is_strict: bool,
     /// After so long without an end a request has failed.
@@ -59,6 +64,7 @@ pub(crate) enum AskError {
 /// Asks one server for one model.
 pub(crate) struct Caller {
     agent: Agent,
+    trusted: RootCerts,
     endpoint: Endpoint,
     model: String,
 }
@@ -66,7 +72,11 @@ pub(crate) struct Caller {
 impl Caller {
     /// Finds out which model is asked for.
     pub(crate) fn new(endpoint: &Endpoint) -> Result<Self, LoadError> {
-        let caller = Self::to(endpoint, endpoint.model.clone().unwrap_or_default());
+        let trusted = match &endpoint.authorities {
+            None => RootCerts::WebPki,
+            Some(path) => certificates(path).map_err(LoadError::Authorities)?,
+        };
+        let caller = Self::to(endpoint, endpoint.model.clone().unwrap_or_default(), trusted);
         if endpoint.model.is_some() {
             return Ok(caller);
         }
@@ -76,27 +86,29 @@ impl Caller {
         })?;
         let first = models["data"][0]["id"].as_str();
         let model = first.ok_or_else(|| LoadError::NoModel(endpoint.url.clone()))?;
-        Ok(Self::to(endpoint, model.to_owned()))
+        Ok(Self::to(endpoint, model.to_owned(), caller.trusted))
     }
 
     /// One more of the same, for another thread.
     pub(crate) fn again(&self) -> Self {
-        Self::to(&self.endpoint, self.model.clone())
+        Self::to(&self.endpoint, self.model.clone(), self.trusted.clone())
     }
 
     pub(crate) fn model(&self) -> &str {
         &self.model
     }
 
-    fn to(endpoint: &Endpoint, model: String) -> Self {
+    fn to(endpoint: &Endpoint, model: String, trusted: RootCerts) -> Self {
+        let tls = TlsConfig::builder().root_certs(trusted.clone()).build();
         let config = Agent::config_builder()
             .timeout_global(Some(endpoint.timeout))
             .http_status_as_error(false)
             .proxy(None)
+            .tls_config(tls)
             // Some servers end a connection behind a stream without a word: each request has its own.
             .max_idle_connections(0)
             .build();
-        Self { agent: config.new_agent(), endpoint: endpoint.clone(), model }
+        Self { agent: config.new_agent(), trusted, endpoint: endpoint.clone(), model }
     }
 
     fn models(&self) -> Result<Value, AskError> {
@@ -126,6 +138,19 @@ impl Caller {
         let response = request.send(body).map_err(|error| AskError::Http(error.to_string()))?;
         heard(refused(response)?, start)
     }
+}
+
+fn certificates(path: &Path) -> Result<RootCerts, String> {
+    let text = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let certificates = parse_pem(&text).filter_map(|item| match item {
+        Ok(PemItem::Certificate(certificate)) => Some(certificate),
+        _ => None,
+    });
+    let certificates: Vec<_> = certificates.collect();
+    if certificates.is_empty() {
+        return Err(format!("{} holds no certificate in PEM", path.display()));
+    }
+    Ok(RootCerts::from(certificates))
 }
 
 fn heard(response: Response<Body>, start: Instant) -> Result<Heard, AskError> {

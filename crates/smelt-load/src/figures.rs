@@ -117,8 +117,11 @@ pub struct Figures {
     pub ttft_all_ms: Option<Late>,
     /// Milliseconds between tokens.
     pub tpot_ms: Option<Late>,
-    /// Milliseconds for the prompt: to the first text, less one token; or what the server itself says.
+    /// Milliseconds for the prompt: what the server itself says; else to the first text, less one token,
+    /// which has the wait for a slot in it.
     pub prefill_ms: Option<Spread>,
+    /// Whether the server itself said it.
+    pub is_prefill_told: bool,
     /// Tokens that prompts had, where the server counts.
     pub prompt_tokens: Option<Spread>,
     /// Tokens that answers had.
@@ -161,6 +164,7 @@ impl Figures {
             ttft_all_ms: Late::of(firsts.map(ms)),
             tpot_ms: Late::of(good().filter_map(tpot_ms)),
             prefill_ms: Spread::of(good().filter_map(prefill_ms)),
+            is_prefill_told: good().all(|heard| heard.prompt_ms.is_some()),
             prompt_tokens: Spread::of(good().filter_map(|heard| Some(heard.usage?[0] as f64))),
             answer_tokens: Spread::of(good().map(|heard| heard.tokens() as f64)),
             is_counted: good().all(|heard| heard.usage.is_some()),
@@ -181,11 +185,13 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Between the tokens of an answer, if there are two and it came as a stream.
+/// Between the tokens of an answer that came as a stream.  A piece may hold several, where a server sends
+/// together what the client was too slow to take: those of the first piece took no time that was heard.
 fn tpot_ms(heard: &Heard) -> Option<f64> {
-    let steps = heard.tokens().checked_sub(1).filter(|steps| *steps > 0 && heard.is_streamed)?;
+    let pieces = Some(heard.pieces as f64).filter(|pieces| *pieces > 1.0 && heard.is_streamed)?;
     let took = ms(heard.last.checked_sub(heard.first?)?);
-    (took > 0.0).then_some(took / steps as f64)
+    let tokens = heard.tokens() as f64 * (pieces - 1.0) / pieces;
+    (took > 0.0 && tokens > 0.0).then_some(took / tokens)
 }
 
 fn prefill_ms(heard: &Heard) -> Option<f64> {
@@ -218,6 +224,7 @@ pub(crate) mod tests {
         Heard {
             first: Some(millis(first)),
             last: millis(last),
+            pieces: tokens,
             usage: Some([10, tokens]),
             is_streamed: true,
             ..Heard::default()

@@ -1,6 +1,6 @@
 //! Draws throughput and latency against the number of streams as SVG.
 //!
-//! Two panels; a line for each pair of lengths and number of pictures.  Plain shapes and text, the same bytes for the
+//! Two panels; a line for each server, pair of lengths and number of pictures.  Plain shapes and text, the same bytes for the
 //! same figures.
 
 use std::fmt::Write as _;
@@ -17,9 +17,11 @@ const PANELS: [(f64, f64); 2] = [(80.0, 490.0), (570.0, 980.0)];
 /// Where the names of lines begin, and how far they are from each other.
 const LEGEND: f64 = 460.0;
 const LINE: f64 = 18.0;
-/// Told apart also by those who see few colours (Okabe and Ito).
-const COLOURS: [&str; 7] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444"];
+/// Told apart also by those who see few colours (Okabe and Ito, then Tol).
+const COLOURS: [&str; 11] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444", "#882255",
+    "#999933", "#332288", "#aa4499",
+];
 
 /// A line of a panel: points by their number of streams.
 struct Line {
@@ -30,7 +32,7 @@ struct Line {
 
 /// The plot of `measurement`.
 pub fn svg(measurement: &Measurement) -> String {
-    let lines = lines(&measurement.cases);
+    let lines = lines(measurement);
     let height = LEGEND + LINE * lines.len() as f64 + 10.0;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{height}\" fill=\"white\"/>\n"
@@ -39,13 +41,7 @@ pub fn svg(measurement: &Measurement) -> String {
         lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
     streams.sort_unstable();
     streams.dedup();
-    text(
-        &mut out,
-        PANELS[0].0,
-        28.0,
-        "start",
-        &format!("{}: tokens a second of all streams", measurement.model),
-    );
+    text(&mut out, PANELS[0].0, 28.0, "start", "Tokens a second of all streams");
     text(
         &mut out,
         PANELS[1].0,
@@ -82,13 +78,14 @@ pub fn svg(measurement: &Measurement) -> String {
 }
 
 /// Cases that differ in nothing but their streams are one line.
-fn lines(cases: &[Measured]) -> Vec<Line> {
+fn lines(measurement: &Measurement) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
-    for Measured { case, figures } in cases {
+    for measured in &measurement.cases {
+        let Measured { case, figures, .. } = measured;
         let times = figures.ttft_ms[1].or(figures.ttft_ms[0]);
         let (Some(speed), Some(late)) = (figures.tokens_per_s, times) else { continue };
         let point = (case.streams, speed.median, late.median, late.p99);
-        let name = name(case);
+        let name = format!("{}: {}", measurement.name(measured), name(case));
         match lines.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
             None => lines.push(Line { name, points: vec![point] }),
@@ -187,20 +184,26 @@ mod tests {
     use crate::figures::tests::{heard, run};
     use crate::figures::{Figures, Request};
     use crate::plan::Lengths;
+    use crate::run::Server;
 
     fn measured(streams: usize, prompt: usize, first: u64) -> Measured {
         let case = Case { lengths: Lengths { prompt, answer: 11 }, streams, pictures: 0 };
         let request = Request { has_pictures: false, heard: Ok(heard(first, first + 100, 11)) };
-        Measured { case, figures: Figures::of(&[run(vec![request; streams])]) }
+        Measured { server: 0, case, figures: Figures::of(&[run(vec![request; streams])]) }
+    }
+
+    fn measurement(cases: Vec<Measured>) -> Measurement {
+        let word = || "a<b".to_owned();
+        Measurement { servers: vec![Server { name: word(), url: word(), model: word() }], cases }
     }
 
     #[test]
     fn every_pair_of_lengths_is_a_line() {
         let cases = vec![measured(2, 64, 90), measured(1, 64, 50), measured(1, 512, 400)];
-        let plot = svg(&Measurement { model: "a<b".to_owned(), cases });
+        let plot = svg(&measurement(cases));
         assert_eq!(plot.matches("<polyline").count(), 6);
         assert_eq!(plot.matches("<circle").count(), 9);
-        assert!(plot.contains(">a&lt;b: tokens a second"));
+        assert!(plot.contains(">a&lt;b: 64 prompt tokens"));
         assert_eq!(plot.matches("prompt tokens, 11 of the answer").count(), 2);
     }
 
@@ -209,8 +212,7 @@ mod tests {
         let case = Case { lengths: Lengths { prompt: 1, answer: 1 }, streams: 1, pictures: 0 };
         let failed = Request { has_pictures: false, heard: Err("x".to_owned()) };
         let figures = Figures::of(&[run(vec![failed])]);
-        let plot =
-            svg(&Measurement { model: "m".to_owned(), cases: vec![Measured { case, figures }] });
+        let plot = svg(&measurement(vec![Measured { server: 0, case, figures }]));
         assert!(plot.contains("<svg") && !plot.contains("<polyline") && !plot.contains("NaN"));
     }
 

@@ -6,32 +6,34 @@ use serde_json::{Value, json};
 
 use crate::figures::{Figures, Late, Spread};
 use crate::plan::Plan;
-use crate::run::{Endpoint, Measured, Measurement};
+use crate::run::{Measured, Measurement};
 
 /// The version of the document.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Everything as one document.
-pub fn document(endpoint: &Endpoint, plan: &Plan, measurement: &Measurement) -> Value {
+pub fn document(plan: &Plan, measurement: &Measurement) -> Value {
+    let servers = measurement.servers.iter();
+    let servers = servers.map(|s| json!({ "name": s.name, "url": s.url, "model": s.model }));
     json!({
         "version": VERSION,
-        "url": endpoint.url,
-        "model": measurement.model,
+        "servers": servers.collect::<Vec<_>>(),
         "runs": plan.runs,
         "warm_ups": plan.warm_ups,
         "ramp_s": plan.ramp.as_secs_f64(),
         "seed": plan.seed,
         "mix": plan.mix.map(|mix| [mix.text, mix.image]),
-        "cases": measurement.cases.iter().map(|case| row(plan, case)).collect::<Vec<_>>(),
+        "cases": measurement.cases.iter().map(|case| row(plan, measurement, case)).collect::<Vec<_>>(),
     })
 }
 
-fn row(plan: &Plan, measured: &Measured) -> Value {
-    let Measured { case, figures } = measured;
+fn row(plan: &Plan, measurement: &Measurement, measured: &Measured) -> Value {
+    let Measured { case, figures, .. } = measured;
     let late = |late: Option<Late>| {
         late.map(|late| json!({ "median": late.median, "p90": late.p90, "p99": late.p99 }))
     };
     json!({
+        "server": measurement.name(measured),
         "prompt_tokens": case.lengths.prompt,
         "answer_tokens": case.lengths.answer,
         "streams": case.streams,
@@ -49,6 +51,7 @@ fn row(plan: &Plan, measured: &Measured) -> Value {
         "ttft_all_ms": late(figures.ttft_all_ms),
         "tpot_ms": late(figures.tpot_ms),
         "prefill_ms": spread(figures.prefill_ms),
+        "prefill_is_told_by_the_server": figures.is_prefill_told,
         "memory_mib": figures.memory_mib.map(|[rss, own]| json!({ "rss": rss, "anonymous": own })),
         "joules_per_token": spread(figures.joules_per_token),
         "requests": figures.requests,
@@ -64,17 +67,24 @@ fn spread(spread: Option<Spread>) -> Value {
 }
 
 /// The table.
-pub fn markdown(endpoint: &Endpoint, plan: &Plan, measurement: &Measurement) -> String {
-    let mut text = format!(
-        "{} at {}; medians of {} runs after {} warm-ups, in brackets the least and the most\n\n",
-        measurement.model, endpoint.url, plan.runs, plan.warm_ups
+pub fn markdown(plan: &Plan, measurement: &Measurement) -> String {
+    let mut text = String::new();
+    for server in &measurement.servers {
+        let _ = writeln!(text, "- {}: {} at {}", server.name, server.model, server.url);
+    }
+    let _ = writeln!(
+        text,
+        "\nMedians of {} runs after {} warm-ups, in brackets the least and the most.\n",
+        plan.runs, plan.warm_ups
     );
-    text += "| prompt:answer | streams | images | tokens/s | tokens/s a stream | TTFT, ms: median, p90, p99 | with images | a token, ms: median, p99 | prefill, ms | requests/s | memory, MiB: all, own | J a token | errors |\n";
-    text += "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n";
-    for Measured { case, figures } in &measurement.cases {
+    text += "| server | prompt:answer | streams | images | tokens/s | tokens/s a stream | TTFT, ms: median, p90, p99 | with images | a token, ms: median, p99 | prefill, ms | requests/s | answer's tokens | memory, MiB: all, own | J a token | errors |\n";
+    text += "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n";
+    for measured in &measurement.cases {
+        let Measured { case, figures, .. } = measured;
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            measurement.name(measured).replace('|', "/"),
             lengths(figures, case.lengths.prompt, case.lengths.answer),
             case.streams,
             case.pictures,
@@ -85,6 +95,7 @@ pub fn markdown(endpoint: &Endpoint, plan: &Plan, measurement: &Measurement) -> 
             figures.tpot_ms.map_or_else(none, |l| format!("{}, {}", short(l.median), short(l.p99))),
             ranged(figures.prefill_ms),
             ranged(figures.requests_per_s),
+            figures.answer_tokens.map_or_else(none, counted),
             figures.memory_mib.map_or_else(none, |[all, own]| format!("{all:.0}, {own:.0}")),
             figures.joules_per_token.map_or_else(none, |spread| short(spread.median)),
             errors(figures),
@@ -97,19 +108,18 @@ fn none() -> String {
     "–".to_owned()
 }
 
-/// What was asked for, and what was hit where that differs.
+/// What was asked for, and how long prompts were where that differs.
 fn lengths(figures: &Figures, prompt: usize, answer: usize) -> String {
-    let hit = |spread: Option<Spread>, asked: usize| match spread {
-        Some(Spread { min, max, .. }) if min != asked as f64 || max != asked as f64 => {
-            if min == max { format!(" (hit {min})") } else { format!(" (hit {min} to {max})") }
+    match figures.prompt_tokens {
+        Some(hit) if hit.min != prompt as f64 || hit.max != prompt as f64 => {
+            format!("{prompt} (hit {}):{answer}", counted(hit))
         }
-        _ => String::new(),
-    };
-    format!(
-        "{prompt}{}:{answer}{}",
-        hit(figures.prompt_tokens, prompt),
-        hit(figures.answer_tokens, answer)
-    )
+        _ => format!("{prompt}:{answer}"),
+    }
+}
+
+fn counted(Spread { min, max, .. }: Spread) -> String {
+    if min == max { min.to_string() } else { format!("{min} to {max}") }
 }
 
 fn ranged(spread: Option<Spread>) -> String {
@@ -152,6 +162,16 @@ fn notes(measurement: &Measurement) -> String {
     if !figures().all(|figures| figures.is_streamed) {
         text += "\nNot all answers came as streams: the first text of those came with the last.\n";
     }
+    let is_told = |figures: &Figures| figures.is_prefill_told;
+    text += match (figures().any(is_told), figures().all(is_told)) {
+        (false, _) => {
+            "\nPrefill is the time to the first text less that of a token: where streams wait for a slot, their wait is in it.\n"
+        }
+        (_, true) => "\nPrefill is what the server says of it.\n",
+        _ => {
+            "\nPrefill is what a server says of it (timings.prompt_ms); of those that do not, the time to the first text less that of a token, the wait for a slot included.  Compare the times to the first text.\n"
+        }
+    };
     text
 }
 
@@ -163,11 +183,7 @@ mod tests {
     use crate::figures::Request;
     use crate::figures::tests::{heard, run};
     use crate::plan::{Case, Lengths};
-
-    pub(crate) fn endpoint() -> Endpoint {
-        let timeout = Duration::from_secs(1);
-        Endpoint { url: "http://h".to_owned(), model: None, key: None, is_strict: false, timeout }
-    }
+    use crate::run::Server;
 
     #[test]
     fn tables_say_what_was_hit_and_what_failed() {
@@ -184,12 +200,25 @@ mod tests {
             mix: None,
             seed: 7,
         };
-        let measurement =
-            Measurement { model: "m".to_owned(), cases: vec![Measured { case, figures }] };
-        let text = markdown(&endpoint(), &plan, &measurement);
-        let row = "| 12 (hit 10):11 | 2 | 0 | 5.50 [5.50, 5.50] | 100 [100, 100] | 100, 100, 100 | – | 10.0, 10.0 | 90.0 [90.0, 90.0] | 0.50 [0.50, 0.50] | – | – | 1 of 2: a/b |\n";
-        assert!(text.ends_with(row), "{text}");
-        let document = document(&endpoint(), &plan, &measurement);
+        let server = |name: &str| Server {
+            name: name.to_owned(),
+            url: "http://h".to_owned(),
+            model: "m".to_owned(),
+        };
+        let told = Figures { is_prefill_told: true, ..figures.clone() };
+        let measurement = Measurement {
+            servers: vec![server("int8"), server("int4")],
+            cases: vec![
+                Measured { server: 1, case, figures },
+                Measured { server: 0, case, figures: told },
+            ],
+        };
+        let text = markdown(&plan, &measurement);
+        let row = "| int4 | 12 (hit 10):11 | 2 | 0 | 5.50 [5.50, 5.50] | 100 [100, 100] | 100, 100, 100 | – | 10.0, 10.0 | 90.0 [90.0, 90.0] | 0.50 [0.50, 0.50] | 11 | – | – | 1 of 2: a/b |\n| int8 ";
+        assert!(text.starts_with("- int8: m at http://h\n- int4: "), "{text}");
+        assert!(text.contains(row) && text.contains("Compare the times to the first"), "{text}");
+        let document = document(&plan, &measurement);
+        assert_eq!(document["cases"][0]["server"], "int4");
         assert_eq!(document["cases"][0]["ttft_text_ms"]["p99"], 100.0);
         assert_eq!(document["cases"][0]["requests_a_run"], 8);
         assert_eq!(document["cases"][0]["errors"][0]["count"], 1);

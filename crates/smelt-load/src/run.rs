@@ -43,6 +43,12 @@ pub enum LoadError {
         /// What went wrong.
         why: String,
     },
+    /// No certificates to trust.
+    #[error("cannot read SSL_CERT_FILE: {0}")]
+    Authorities(String),
+    /// Rows could not be told apart.
+    #[error("two servers are called {0:?}: give them names, as --url NAME=URL")]
+    Twice(String),
     /// The server's process cannot be watched.
     #[error("there is no process {0} whose memory could be watched")]
     NoProcess(u32),
@@ -57,9 +63,33 @@ pub enum Pictures {
     Files(Vec<PathBuf>),
 }
 
+/// A server that is measured.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// What it is called in the table; its model's name if nothing is said.
+    pub name: Option<String>,
+    /// How it is spoken to.
+    pub endpoint: Endpoint,
+    /// Its process, if that is on this machine and its memory is watched.
+    pub pid: Option<u32>,
+}
+
+/// A server that was measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// What it is called.
+    pub name: String,
+    /// Its address.
+    pub url: String,
+    /// The model that answered.
+    pub model: String,
+}
+
 /// A case, measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
+    /// Which server was asked: its place in the measurement.
+    pub server: usize,
     /// What was asked.
     pub case: Case,
     /// What came of it.
@@ -69,59 +99,101 @@ pub struct Measured {
 /// Everything that was measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurement {
-    /// The model that answered.
-    pub model: String,
-    /// In the order of the plan.
+    /// In the order they were given.
+    pub servers: Vec<Server>,
+    /// In the order of the plan, each case of every server.
     pub cases: Vec<Measured>,
 }
 
-/// Measures every case of `plan`.  With `pid` that process's memory is watched.  `hear` is told what is
-/// being done.
+impl Measurement {
+    /// What the server of a row is called.
+    pub fn name(&self, row: &Measured) -> &str {
+        &self.servers[row.server].name
+    }
+}
+
+/// Measures every case of `plan` at every target, which take turns: what else the machine does, it does to
+/// all.  `hear` is told what is being done.
 ///
 /// # Errors
 /// [`LoadError`] where nothing can be measured; single requests that fail are figures.
 pub fn measure(
-    endpoint: &Endpoint,
+    targets: &[Target],
     plan: &Plan,
     pictures: &Pictures,
-    pid: Option<u32>,
     hear: &mut dyn FnMut(&str),
 ) -> Result<Measurement, LoadError> {
     plan.check()?;
-    let caller = Caller::new(endpoint)?;
     let shelf = Shelf::read(pictures)?;
-    let rate = calibrate(&caller, &endpoint.url, plan.seed)?;
+    let known = targets.iter().map(|target| Known::meet(target, plan.seed));
+    let known: Vec<Known> = known.collect::<Result<_, _>>()?;
+    let servers: Vec<Server> = known.iter().map(Known::server).collect();
+    for (index, server) in servers.iter().enumerate() {
+        if servers[..index].iter().any(|other| other.name == server.name) {
+            return Err(LoadError::Twice(server.name.clone()));
+        }
+    }
     // Seeds of two plans lie so far apart that no request of one is met in the other.
     let mut seed = plan.seed.wrapping_mul(SEEDS_OF_A_PLAN);
-    let mut cases = Vec::with_capacity(plan.cases.len());
+    let mut cases = Vec::with_capacity(plan.cases.len() * targets.len());
     for case in &plan.cases {
-        let mut runs = Vec::with_capacity(plan.runs);
+        let mut runs = vec![Vec::with_capacity(plan.runs); targets.len()];
         for turn in 0..plan.warm_ups + plan.runs {
-            let watch = |pid| Watch::begin(pid).ok_or(LoadError::NoProcess(pid));
-            let watch = pid.map(watch).transpose()?;
-            let meter = Meter::begin();
-            let asking = Asking { plan, case, rate, shelf: &shelf, seed };
-            let mut run = asking.run(&caller);
-            run.memory = watch.map(Watch::end);
-            run.joules = meter.and_then(Meter::end);
-            seed = seed.wrapping_add(plan.requests(case) as u64);
-            if turn >= plan.warm_ups {
-                runs.push(run);
+            for (known, runs) in known.iter().zip(&mut runs) {
+                let run = known.run(plan, case, &shelf, seed)?;
+                if turn >= plan.warm_ups {
+                    runs.push(run);
+                }
             }
+            seed = seed.wrapping_add(plan.requests(case) as u64);
         }
-        let figures = Figures::of(&runs);
-        hear(&format!(
-            "{} streams of {}:{} tokens, {} images: {:.1} tokens/s, {} errors",
-            case.streams,
-            case.lengths.prompt,
-            case.lengths.answer,
-            case.pictures,
-            figures.tokens_per_s.map_or(0.0, |spread| spread.median),
-            figures.errors.iter().map(|(_, count)| count).sum::<usize>(),
-        ));
-        cases.push(Measured { case: *case, figures });
+        for (server, runs) in runs.iter().enumerate() {
+            let figures = Figures::of(runs);
+            hear(&format!(
+                "{}: {} streams of {}:{} tokens, {} images: {:.1} tokens/s, {} errors",
+                servers[server].name,
+                case.streams,
+                case.lengths.prompt,
+                case.lengths.answer,
+                case.pictures,
+                figures.tokens_per_s.map_or(0.0, |spread| spread.median),
+                figures.errors.iter().map(|(_, count)| count).sum::<usize>(),
+            ));
+            cases.push(Measured { server, case: *case, figures });
+        }
     }
-    Ok(Measurement { model: caller.model().to_owned(), cases })
+    Ok(Measurement { servers, cases })
+}
+
+/// A target that has answered.
+struct Known<'a> {
+    target: &'a Target,
+    caller: Caller,
+    rate: Rate,
+}
+
+impl<'a> Known<'a> {
+    fn meet(target: &'a Target, seed: u64) -> Result<Self, LoadError> {
+        let caller = Caller::new(&target.endpoint)?;
+        let rate = calibrate(&caller, &target.endpoint.url, seed)?;
+        Ok(Self { target, caller, rate })
+    }
+
+    fn server(&self) -> Server {
+        let model = self.caller.model().to_owned();
+        let name = self.target.name.clone().unwrap_or_else(|| model.clone());
+        Server { name, url: self.target.endpoint.url.clone(), model }
+    }
+
+    fn run(&self, plan: &Plan, case: &Case, shelf: &Shelf, seed: u64) -> Result<Run, LoadError> {
+        let watch = |pid| Watch::begin(pid).ok_or(LoadError::NoProcess(pid));
+        let watch = self.target.pid.map(watch).transpose()?;
+        let meter = Meter::begin();
+        let mut run = Asking { plan, case, rate: self.rate, shelf, seed }.run(&self.caller);
+        run.memory = watch.map(Watch::end);
+        run.joules = meter.and_then(Meter::end);
+        Ok(run)
+    }
 }
 
 /// Finds how many words make so many tokens.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::figures::Figures;
 use crate::plan::{Case, Lengths, Mix, Plan};
-use crate::run::{Endpoint, LoadError, Measurement, Pictures, measure};
+use crate::run::{Endpoint, LoadError, Measurement, Pictures, Target, measure};
 use server::Server;
 
 fn endpoint(server: &Server, model: &str) -> Endpoint {
@@ -14,6 +14,7 @@ fn endpoint(server: &Server, model: &str) -> Endpoint {
         url: server.url.clone(),
         model: (!model.is_empty()).then(|| model.to_owned()),
         key: Some("secret".to_owned()),
+        authorities: None,
         is_strict: false,
         timeout: Duration::from_millis(1500),
     }
@@ -33,8 +34,15 @@ fn plan(streams: usize, pictures: usize) -> Plan {
 }
 
 fn measured(server: &Server, model: &str, plan: &Plan) -> Result<Measurement, LoadError> {
-    let pictures = Pictures::Drawn(28);
-    measure(&endpoint(server, model), plan, &pictures, Some(std::process::id()), &mut |_| {})
+    measure_all(&[target(endpoint(server, model))], plan)
+}
+
+fn target(endpoint: Endpoint) -> Target {
+    Target { name: None, endpoint, pid: Some(std::process::id()) }
+}
+
+fn measure_all(targets: &[Target], plan: &Plan) -> Result<Measurement, LoadError> {
+    measure(targets, plan, &Pictures::Drawn(28), &mut |_| {})
 }
 
 fn figures(model: &str, plan: &Plan) -> Figures {
@@ -46,7 +54,7 @@ fn figures(model: &str, plan: &Plan) -> Figures {
 fn a_good_server_is_measured() {
     let server = Server::start();
     let measurement = measured(&server, "", &plan(3, 0)).unwrap();
-    assert_eq!(measurement.model, "good", "the first that the server names");
+    assert_eq!(measurement.servers[0].model, "good", "the first that the server names");
     let figures = &measurement.cases[0].figures;
     // Its words are two tokens each and its frame is five.
     assert_eq!(figures.prompt_tokens.unwrap().median, 65.0);
@@ -127,19 +135,42 @@ fn requests_that_fail_are_figures() {
 fn nothing_can_be_measured_without_a_server_a_picture_or_a_process() {
     let server = Server::start();
     let said = |result: Result<Measurement, LoadError>| result.unwrap_err().to_string();
+    let asked = |endpoint| said(measure_all(&[target(endpoint)], &plan(1, 0)));
     let nowhere = Endpoint { url: "http://127.0.0.1:1".to_owned(), ..endpoint(&server, "") };
-    let pictures = Pictures::Drawn(28);
-    let error = said(measure(&nowhere, &plan(1, 0), &pictures, None, &mut |_| {}));
+    let error = asked(nowhere);
     assert!(error.starts_with("http://127.0.0.1:1 gives no answer: "), "{error}");
-    let wrong = Endpoint { key: None, ..endpoint(&server, "") };
-    let error = said(measure(&wrong, &plan(1, 0), &pictures, None, &mut |_| {}));
+    let error = asked(Endpoint { key: None, ..endpoint(&server, "") });
     assert!(error.ends_with("the server answered 401: no key"), "{error}");
+    let error = asked(Endpoint { authorities: Some("none.pem".into()), ..endpoint(&server, "") });
+    assert!(error.starts_with("cannot read SSL_CERT_FILE: none.pem: "), "{error}");
+    let good = || target(endpoint(&server, ""));
     let none = Pictures::Files(vec!["none.png".into()]);
-    let error = said(measure(&endpoint(&server, ""), &plan(1, 1), &none, None, &mut |_| {}));
+    let error = said(measure(&[good()], &plan(1, 1), &none, &mut |_| {}));
     assert!(error.starts_with("cannot read picture none.png"), "{error}");
-    let error =
-        said(measure(&endpoint(&server, ""), &plan(1, 0), &pictures, Some(u32::MAX), &mut |_| {}));
+    let gone = Target { pid: Some(u32::MAX), ..good() };
+    let error = said(measure_all(&[gone], &plan(1, 0)));
     assert!(error.starts_with("there is no process"), "{error}");
+    let error = said(measure_all(&[good(), good()], &plan(1, 0)));
+    assert!(error.starts_with("two servers are called \"good\""), "{error}");
     let error = said(measured(&server, "", &plan(0, 0)));
     assert!(error.contains("streams must be 1 to 512"), "{error}");
+}
+
+#[test]
+fn servers_take_turns() {
+    let server = Server::start();
+    let named = |name: &str, model: &str| Target {
+        name: Some(name.to_owned()),
+        ..target(endpoint(&server, model))
+    };
+    let targets = [named("a", "good"), named("b", "document")];
+    let measurement = measure_all(&targets, &Plan { requests: Some(1), ..plan(1, 0) }).unwrap();
+    let rows: Vec<&str> = measurement.cases.iter().map(|row| measurement.name(row)).collect();
+    assert_eq!(rows, ["a", "b"]);
+    let [a, b] = [0, 1].map(|row| &measurement.cases[row].figures);
+    assert!(a.is_streamed && !b.is_streamed);
+    // Two probes each, then a run of each in turns.
+    let models: Vec<String> =
+        server.asked().iter().skip(4).map(|asked| asked.model.clone()).collect();
+    assert_eq!(models, ["good", "document", "good", "document", "good", "document"]);
 }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 /// A request, as far as tests ask for it.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
+    pub(super) model: String,
     pub(super) text: String,
     pub(super) pictures: usize,
     pub(super) key: String,
@@ -80,10 +81,7 @@ fn serve(stream: &TcpStream, state: &State) -> std::io::Result<()> {
         };
         let mut body = vec![0; field("content-length").parse().unwrap_or(0)];
         reader.read_exact(&mut body)?;
-        let now = state.now.fetch_add(1, Ordering::SeqCst) + 1;
-        state.most.fetch_max(now, Ordering::SeqCst);
         let result = answer(stream, state, &head[0], &field("authorization"), &body);
-        state.now.fetch_sub(1, Ordering::SeqCst);
         if !result? {
             return Ok(());
         }
@@ -128,12 +126,16 @@ fn answer(
             Ok(false)
         }
         model => {
+            let now = state.now.fetch_add(1, Ordering::SeqCst) + 1;
+            state.most.fetch_max(now, Ordering::SeqCst);
             begin(out)?;
             thread::sleep(Duration::from_millis(20));
             for _ in 0..tokens {
                 chunk(out, "data: {\"choices\":[{\"delta\":{\"content\":\"x \"}}]}\n\n")?;
                 thread::sleep(Duration::from_millis(3));
             }
+            // Before the end is told: who hears it may ask again at once.
+            state.now.fetch_sub(1, Ordering::SeqCst);
             match model {
                 "cut" => {}
                 "broken" => chunk(out, "data: {\"choices\":\n\n")?,
@@ -160,6 +162,7 @@ fn note(state: &State, key: &str, body: &Value) -> usize {
         url.is_some_and(|url| url.starts_with("data:image/png;base64,"))
     };
     let asked = Asked {
+        model: body["model"].as_str().unwrap_or_default().to_owned(),
         text: text.to_owned(),
         pictures: parts.iter().filter(is_picture).count(),
         key: key.to_owned(),

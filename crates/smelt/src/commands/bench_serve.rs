@@ -1,12 +1,13 @@
 //! `smelt bench serve`: measures a server as its clients see it.
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_load::plan::{Case, Plan};
 use smelt_load::plot::svg;
 use smelt_load::report::{document, markdown};
-use smelt_load::run::{Endpoint, LoadError, Pictures, measure};
+use smelt_load::run::{Endpoint, LoadError, Pictures, Target, measure};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::BenchServeFlags;
@@ -16,8 +17,11 @@ use crate::say::{answer, tell};
 /// Where a key is looked for that is not on the command line, which others can read.
 const KEY_VARIABLE: &str = "SMELT_API_KEY";
 
+/// Names the certificates to trust instead of the public authorities', as other programs have it.
+const AUTHORITIES_VARIABLE: &str = "SSL_CERT_FILE";
+
 pub(super) fn run(flags: &BenchServeFlags) -> Result<Exit, Failed> {
-    let (endpoint, plan) = (endpoint(flags), plan(flags));
+    let (targets, plan) = (targets(flags).map_err(Failed::usage)?, plan(flags));
     plan.check().map_err(Failed::usage)?;
     let out = flags.out.as_deref().map(FreshDir::begin).transpose()?;
     let pictures = match &flags.image[..] {
@@ -25,13 +29,13 @@ pub(super) fn run(flags: &BenchServeFlags) -> Result<Exit, Failed> {
         files => Pictures::Files(files.to_vec()),
     };
     let mut hear = |line: &str| tell(format_args!("{line}"));
-    let measurement = measure(&endpoint, &plan, &pictures, flags.pid, &mut hear);
+    let measurement = measure(&targets, &plan, &pictures, &mut hear);
     let measurement = measurement.map_err(|error| match error {
         LoadError::Server { .. } => Failed::new(Exit::StageFailed, error.to_string()),
         error => Failed::usage(error),
     })?;
-    let table = markdown(&endpoint, &plan, &measurement);
-    let json = document(&endpoint, &plan, &measurement);
+    let table = markdown(&plan, &measurement);
+    let json = document(&plan, &measurement);
     let json = serde_json::to_string_pretty(&json).expect("plain data is JSON") + "\n";
     if let Some(out) = out {
         for (name, text) in
@@ -49,15 +53,39 @@ pub(super) fn run(flags: &BenchServeFlags) -> Result<Exit, Failed> {
     Ok(Exit::Ok)
 }
 
-fn endpoint(flags: &BenchServeFlags) -> Endpoint {
-    let url = flags.url.trim_end_matches('/');
-    Endpoint {
+/// Every server that is named; several models of one server are several.
+fn targets(flags: &BenchServeFlags) -> Result<Vec<Target>, String> {
+    let count = flags.url.len().max(flags.model.len());
+    for (what, given) in
+        [("--url", flags.url.len()), ("--model", flags.model.len()), ("--pid", flags.pid.len())]
+    {
+        if given > 1 && given != count {
+            return Err(format!("{what} is given {given} times; give it once or {count} times"));
+        }
+    }
+    if flags.pid.len() < flags.url.len() && !flags.pid.is_empty() {
+        return Err("every --url is a process of its own: give a --pid for each".to_owned());
+    }
+    Ok((0..count).map(|index| target(flags, index)).collect())
+}
+
+/// What is given once is for all.
+fn nth<T>(all: &[T], index: usize) -> Option<&T> {
+    all.get(index).or_else(|| all.first())
+}
+
+fn target(flags: &BenchServeFlags, index: usize) -> Target {
+    let (name, url) = nth(&flags.url, index).expect("an address has a default");
+    let url = url.trim_end_matches('/');
+    let endpoint = Endpoint {
         url: url.strip_suffix("/v1").unwrap_or(url).to_owned(),
-        model: flags.model.clone(),
+        model: nth(&flags.model, index).cloned(),
         key: flags.api_key.clone().or_else(|| std::env::var(KEY_VARIABLE).ok()),
+        authorities: std::env::var_os(AUTHORITIES_VARIABLE).map(PathBuf::from),
         is_strict: flags.strict,
         timeout: flags.timeout,
-    }
+    };
+    Target { name: name.clone(), endpoint, pid: nth(&flags.pid, index).copied() }
 }
 
 /// Every pair of lengths with every number of images and of streams.

@@ -48,13 +48,15 @@ pub(crate) struct AccuracyFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchServeFlags {
-    /// The server's address, without /v1
-    #[arg(long, default_value = "http://127.0.0.1:8000")]
-    pub(crate) url: String,
-    /// The model to ask for; the first that the server names if it is not said
+    /// A server's address, without /v1, and what it is called in the table, as
+    /// int8=http://127.0.0.1:8000; several take turns and are rows of one table
+    #[arg(long, value_name = "[NAME=]URL", default_value = "http://127.0.0.1:8000", value_parser = named_url)]
+    pub(crate) url: Vec<(Option<String>, String)>,
+    /// The model to ask for, one for all servers or one for each; the first that a server names if it
+    /// is not said; several of one server are rows of one table
     #[arg(long, value_name = "NAME")]
-    pub(crate) model: Option<String>,
-    /// The server's key; without, SMELT_API_KEY of the environment if it is set
+    pub(crate) model: Vec<String>,
+    /// The servers' key; without, SMELT_API_KEY of the environment if it is set
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
     /// How many requests are under way at once, one table row each
@@ -97,9 +99,9 @@ pub(crate) struct BenchServeFlags {
     /// A request that takes longer has failed
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub(crate) timeout: Duration,
-    /// The server's process on this machine, to watch its memory
+    /// The process of each server, if they are on this machine, to watch its memory
     #[arg(long, value_name = "PID")]
-    pub(crate) pid: Option<u32>,
+    pub(crate) pid: Vec<u32>,
     /// The directory to make, with serve.json, serve.md and the plot serve.svg
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
@@ -122,6 +124,17 @@ pub(crate) struct AccuracyOfFlags {
     /// Where the first deployment's logits are written, and read for the others
     #[arg(long)]
     pub(crate) logits: PathBuf,
+}
+
+/// A name ends at the first `=`, unless that lies in an address.
+fn named_url(text: &str) -> Result<(Option<String>, String), String> {
+    let named = text.split_once('=').filter(|(name, _)| !name.contains([':', '/']));
+    let (name, url) = named.map_or((None, text), |(name, url)| (Some(name.to_owned()), url));
+    let is_url = url.starts_with("http://") || url.starts_with("https://");
+    if is_url && name.as_deref() != Some("") {
+        return Ok((name, url.to_owned()));
+    }
+    Err("http://HOST:PORT or https://HOST, with or without NAME= before it".to_owned())
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

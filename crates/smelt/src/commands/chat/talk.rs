@@ -11,7 +11,7 @@ use smelt_runtime::deployment::{Deployment, Text};
 use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
-use smelt_runtime::service::{self, Event, Options, Priority, Request, Service};
+use smelt_runtime::service::{self, Event, Options, Priority, Request, Service, Stats};
 use smelt_runtime::sight::Sight;
 use smelt_runtime::speaker::{Form, Manner};
 use smelt_runtime::template::Context;
@@ -169,6 +169,7 @@ fn turn(
     let (form, priority) = (Form::default(), Priority::Normal);
     let manners = vec![manner.clone()];
     let request = Request { prepared, manners, form, priority, deadline: None };
+    let before = Steps::of(&service.stats());
     let mut ticket = service.submit(request).map_err(Failed::usage)?;
     let mut cost = Cost::default();
     let mut said = String::new();
@@ -186,7 +187,7 @@ fn turn(
             Event::Failed(failure) => return Err(Failed::model(failure)),
         }
     }
-    cost.all_s = start.elapsed().as_secs_f64();
+    cost.steps = Steps::of(&service.stats()).since(before);
     answer("\n")?;
     tell(cost.line());
     conversation.heard(&said);
@@ -200,17 +201,33 @@ struct Cost {
     cached: usize,
     said: usize,
     first_s: f64,
-    all_s: f64,
+    steps: Steps,
+}
+
+/// Steps of the decoder, each a token of the only answer there is, and their seconds.  What is heard comes
+/// later and together, if the terminal is slow: its times say nothing of the model's.
+#[derive(Clone, Copy, Default)]
+struct Steps {
+    count: u64,
+    seconds: f64,
+}
+
+impl Steps {
+    fn of(stats: &Stats) -> Self {
+        let seconds = stats.step_seconds.sum + stats.choose_seconds.sum;
+        Self { count: stats.step_seconds.count(), seconds }
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self { count: self.count - before.count, seconds: self.seconds - before.seconds }
+    }
 }
 
 impl Cost {
     fn line(&self) -> String {
-        let Self { prompt, cached, said, first_s, all_s } = self;
-        let steps = said.saturating_sub(1);
-        let rate = match all_s - first_s {
-            seconds if steps > 0 && seconds > 0.0 => {
-                format!(", then {:.1} tokens/s", steps as f64 / seconds)
-            }
+        let Self { prompt, cached, said, first_s, steps } = self;
+        let rate = match steps.count as f64 / steps.seconds {
+            rate if *said > 1 && rate.is_finite() => format!(", then {rate:.1} tokens/s"),
             _ => String::new(),
         };
         let first = table::seconds(*first_s);
@@ -251,9 +268,10 @@ mod tests {
 
     #[test]
     fn a_rate_needs_a_second_token() {
-        let cost = Cost { prompt: 9, cached: 4, said: 1, first_s: 0.5, all_s: 0.5 };
+        let cost = Cost { prompt: 9, cached: 4, said: 1, first_s: 0.5, steps: Steps::default() };
         assert!(cost.line().ends_with("first token after 0.5 s"), "{}", cost.line());
-        let cost = Cost { said: 11, all_s: 1.5, ..cost };
+        let (before, after) = (Steps { count: 5, seconds: 2.0 }, Steps { count: 15, seconds: 3.0 });
+        let cost = Cost { said: 11, steps: after.since(before), ..cost };
         assert!(cost.line().ends_with("then 10.0 tokens/s"), "{}", cost.line());
     }
 }
