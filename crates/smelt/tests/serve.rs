@@ -155,14 +155,7 @@ fn posted(path: &str, body: &[u8], headers: &str) -> Vec<u8> {
 }
 
 fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let group = |three: &[u8]| {
-        let bits = three.iter().enumerate().map(|(at, byte)| u32::from(*byte) << (16 - 8 * at));
-        let bits: u32 = bits.sum();
-        let letter = |at: usize| LETTERS[(bits >> (18 - 6 * at)) as usize & 63] as char;
-        (0..4).map(|at| if at <= three.len() { letter(at) } else { '=' }).collect::<String>()
-    };
-    bytes.chunks(3).map(group).collect()
+    base64::Engine::encode(&base64::engine::general_purpose::STANDARD, bytes)
 }
 
 fn shown(question: &str, picture: &[u8], fields: Value) -> Value {
