@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -70,25 +70,31 @@ fn succeed(command: &mut Command, failed: &str) -> Result<()> {
     Ok(())
 }
 
-/// A server of the demo; ends when it is dropped.
+/// A server of the demo and an encoder; ends when it is dropped.
 struct Server {
     child: Child,
     url: String,
 }
 
 impl Server {
-    /// Builds the demo in a store of its own under `cache`, serves it and waits until it is ready.
+    /// Builds both in a store of their own under `cache`, serves them, the demo by a template that knows tools,
+    /// and waits until the demo is ready.
     fn start(smelt: &Path, cache: &Path) -> Result<Self> {
-        let demo: PathBuf = root().join("pipelines/demo.toml");
-        let command = |verb: &str| {
+        let [demo, encoder] = ["pipelines/demo.toml", "xtask/conformance/encoder.toml"];
+        let command = |verb: &str, pipelines: &[&str]| {
             let mut command = Command::new(smelt);
-            command.arg(verb).arg(&demo).env("SMELT_CACHE", cache.join("cache"));
+            let pipelines = pipelines.iter().map(|pipeline| root().join(pipeline));
+            command.arg(verb).args(pipelines).env("SMELT_CACHE", cache.join("cache"));
             command
         };
-        succeed(command("run").stdout(Stdio::null()).stderr(Stdio::null()), "the demo fails")?;
+        for pipeline in [demo, encoder] {
+            let mut run = command("run", &[pipeline]);
+            succeed(run.stdout(Stdio::null()).stderr(Stdio::null()), "a pipeline fails")?;
+        }
         let log = fs::File::create(cache.join("serve.log"))?;
-        let child = command("serve")
-            .args(["--addr", "127.0.0.1:0"])
+        let child = command("serve", &[demo, encoder])
+            .args(["--addr", "127.0.0.1:0", "--chat-template"])
+            .arg(root().join("tests/data/hermes.jinja"))
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()
