@@ -2,7 +2,8 @@
 
     python check.py http://127.0.0.1:8000 PICTURES
 
-PICTURES is a directory with shapes-1.png, which the demo's model knows.  Every check is a function; the
+PICTURES is a directory with shapes-1.png, which the demo's model knows, and clips.  The server has the encoder of
+encoder.toml besides, and a chat template that knows tools.  Every check is a function; the
 first that fails ends the run with its name and why.
 """
 
@@ -11,6 +12,7 @@ import json
 import pathlib
 import random
 import socket
+import struct
 import sys
 import threading
 import time
@@ -67,6 +69,84 @@ def a_picture_is_seen():
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     details = usage.prompt_tokens_details
     assert 0 < details.image_tokens < usage.prompt_tokens, usage
+
+
+def moving(part):
+    return [{"role": "user", "content": [part, {"type": "text", "text": "How many circles are there?"}]}]
+
+
+def clips_are_seen_frame_by_frame():
+    tokens = lambda part: ask(moving(part), max_tokens=4).usage.prompt_tokens_details.image_tokens
+    frame = "data:image/png;base64," + shapes
+    one = tokens({"type": "video", "video": [frame]})
+    assert tokens({"type": "video", "video": [frame] * 3, "fps": 2}) == 3 * one
+    assert tokens({"type": "video", "video": [frame] * 3, "nframes": 2}) == 2 * one
+    film = base64.b64encode((pictures / "clips/three.webp").read_bytes()).decode()
+    assert tokens({"type": "video_url", "video_url": {"url": "data:image/webp;base64," + film}}) == 3 * one
+
+
+def tool(name):
+    colour = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"], "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "description": "Finds", "parameters": colour}}
+
+
+def tools_are_called():
+    offered = dict(tools=[tool("find"), tool("paint")], parallel_tool_calls=False, max_tokens=200)
+    for choice in ["required", {"type": "function", "function": {"name": "paint"}}]:
+        answer = ask(shown("Find it."), tool_choice=choice, **offered).choices[0]
+        [call] = answer.message.tool_calls
+        assert answer.finish_reason == "tool_calls" and answer.message.content is None, answer
+        assert call.type == "function" and call.function.name in ("find", "paint") and call.id
+        assert json.loads(call.function.arguments)["colour"] in ("red", "blue")
+        name, arguments = "", ""
+        for chunk in ask(shown("Find it."), tool_choice=choice, stream=True, **offered):
+            for part in chunk.choices[0].delta.tool_calls or []:
+                assert part.index == 0
+                name, arguments = name + (part.function.name or ""), arguments + (part.function.arguments or "")
+            reason = chunk.choices[0].finish_reason
+        assert (name, arguments, reason) == (call.function.name, call.function.arguments, "tool_calls")
+    assert call.function.name == "paint"
+    none = ask(shown("How many circles are there?"), tool_choice="none", **offered).choices[0].message
+    assert none.tool_calls is None and none.content == "2", none
+    turns = [*shown("Find it."), answer.message.model_dump(exclude_none=True)]
+    turns += [{"role": "tool", "tool_call_id": call.id, "content": "left"}, *asked("Where?")]
+    assert ask(turns, tool_choice="none", **offered).choices[0].finish_reason == "stop"
+    schema = {"type": "object", "properties": {"count": {"enum": [1, 2]}}, "required": ["count"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "count", "schema": schema}}
+    either = ask(shown("How many circles are there?"), response_format=form, **offered).choices[0].message
+    assert either.tool_calls or json.loads(either.content)["count"] in (1, 2), either
+    error = refused(openai.BadRequestError, lambda: ask(shown("Find it."), tool_choice="required"))
+    assert error.body["param"] == "tools", error.body
+
+
+def texts_are_embedded():
+    embed = lambda texts, **fields: client.embeddings.create(model="letters", input=texts, **fields)
+    texts = ["A man is eating food.", "what?"]
+    # The client asks for base64 where nothing is said, and turns it back.
+    told = embed(texts)
+    listed = embed(texts, encoding_format="float")
+    # A list has the shortest decimals that are the same single floats.
+    single = lambda row: struct.pack(f"<{len(row)}f", *row)
+    assert [single(one.embedding) for one in told.data] == [single(one.embedding) for one in listed.data]
+    assert [one.index for one in told.data] == [0, 1] and told.model == "letters" and told.object == "list"
+    assert all(abs(sum(x * x for x in one.embedding) - 1) < 1e-5 for one in told.data)
+    assert embed(texts[1]).data[0].embedding == told.data[1].embedding
+    tokens = post("/tokenize", {"model": "letters", "prompt": texts[1]})["tokens"]
+    assert embed([tokens]).data[0].embedding == embed(tokens).data[0].embedding == told.data[1].embedding
+    assert told.usage.prompt_tokens == told.usage.total_tokens > len(tokens)
+    for fields, param in [
+        (dict(texts="word " * 50), "input[0]"),
+        (dict(texts="a", dimensions=8), "dimensions"),
+        (dict(texts=[]), "input"),
+    ]:
+        error = refused(openai.BadRequestError, lambda: embed(**fields))
+        assert error.body["param"] == param, error.body
+    long = embed("word " * 50, extra_body={"truncate_prompt_tokens": -1})
+    assert long.usage.prompt_tokens == 24
+    error = refused(openai.BadRequestError, lambda: client.embeddings.create(model=MODEL, input="a"))
+    assert error.body["param"] == "model", error.body
+    message = [{"role": "user", "content": "a"}]
+    refused(openai.BadRequestError, lambda: client.chat.completions.create(model="letters", messages=message))
 
 
 def what_is_asked_again_is_cached():
@@ -204,9 +284,6 @@ def errors_name_the_field():
     ]:
         error = refused(bad, lambda: ask(message, **fields))
         assert error.body["param"] == param and error.body["type"] == "invalid_request_error", error.body
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    error = refused(bad, lambda: ask(message, tools=[tool]))
-    assert error.body["param"] == "tools", "the demo's template knows none"
     cases = [
         ([], "messages"),
         ([{"role": "robot", "content": "a"}], "messages[0].role"),
@@ -216,6 +293,8 @@ def errors_name_the_field():
         (asked("a", "data:image/png;base64,????"), "messages[0].content[0].image_url.url"),
         (asked("a", "http://127.0.0.1/a.png"), "messages[0].content[0].image_url.url"),
         (asked("a", "file:///etc/passwd"), "messages[0].content[0].image_url.url"),
+        (moving({"type": "video", "video": []}), "messages[0].content[0].video"),
+        (moving({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}), "messages[0].content[0].video_url.url"),
     ]
     for messages, param in cases:
         error = refused(bad, lambda: ask(messages))
@@ -305,7 +384,7 @@ def answers_have_the_form_that_is_asked_for():
 
 
 CHECKS = [
-    models, a_picture_is_seen, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
+    models, a_picture_is_seen, clips_are_seen_frame_by_frame, tools_are_called, texts_are_embedded, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
     conversations_go_on, completions, answers_have_the_form_that_is_asked_for, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
     a_deadline_breaks_off, who_leaves_is_cancelled, many_at_once_say_what_one_says,

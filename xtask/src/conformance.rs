@@ -2,7 +2,7 @@
 //! description.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -61,16 +61,23 @@ fn succeed(command: &mut Command, failed: &str) -> Result<()> {
     Ok(())
 }
 
-/// Builds the demo in a store of its own under `cache` and serves it.
+/// Builds the demo and an encoder in a store of their own under `cache`, and serves them, the demo by a
+/// template that knows tools.
 fn serve(cache: &Path) -> Result<Server> {
-    let (smelt, demo) = (build_smelt()?, root().join("pipelines/demo.toml"));
+    let smelt = build_smelt()?;
+    let pipelines = ["pipelines/demo.toml", "xtask/conformance/encoder.toml"];
+    let pipelines = pipelines.map(|pipeline| root().join(pipeline));
     fs::create_dir_all(cache).with_context(|| cache.display().to_string())?;
-    let command = |verb: &str| {
+    let command = |verb: &str, pipelines: &[PathBuf]| {
         let mut command = Command::new(&smelt);
-        command.arg(verb).arg(&demo).env("SMELT_CACHE", cache.join("cache"));
+        command.arg(verb).args(pipelines).env("SMELT_CACHE", cache.join("cache"));
         command
     };
-    succeed(command("run").stdout(Stdio::null()).stderr(Stdio::null()), "the demo fails")?;
-    let addr = ["--addr", "127.0.0.1:PORT"];
-    Server::start(&mut command("serve"), &addr, &cache.join("serve.log"))
+    for pipeline in &pipelines {
+        let mut run = command("run", std::slice::from_ref(pipeline));
+        succeed(run.stdout(Stdio::null()).stderr(Stdio::null()), "a pipeline fails")?;
+    }
+    let mut serve = command("serve", &pipelines);
+    serve.arg("--chat-template").arg(root().join("tests/data/hermes.jinja"));
+    Server::start(&mut serve, &["--addr", "127.0.0.1:PORT"], &cache.join("serve.log"))
 }

@@ -221,6 +221,16 @@ impl Deployment {
         Self::of_engines(dir, spec, vision, llm)
     }
 
+    /// Writes prompts by another template than the deployment's own.
+    #[must_use]
+    pub fn with_template(mut self, template: Template) -> Self {
+        let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
+        text.dialect = template.dialect();
+        text.form = template.form(&text.spec.image_tokens.image);
+        text.template = template;
+        self
+    }
+
     /// Compares both engines with their digests; reads all of them.
     ///
     /// # Errors

@@ -5,6 +5,10 @@
 //! through the engine one at a time, so that no text changes another's numbers.  Knows nothing of
 //! how engines are built.
 
+mod service;
+
+pub use service::{EmbedService, Refused, Reply, StartError, Stats, Ticket};
+
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -132,9 +136,12 @@ impl SentenceEncoder {
     pub fn open(dir: &Path) -> Result<Self, DeploymentError> {
         let path = dir.join(DEPLOYMENT_FILE);
         let bad = |why: String| DeploymentError::Bad { path: path.clone(), why };
-        let spec: Spec = read_spec(&path)?;
-        let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE))?;
-        let tokenizer = tokenizer.cut_at(spec.max_tokens)?;
+        let spec = read_spec(dir)?;
+        let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE))?.for_whole();
+        let (max, around) = (spec.max_tokens, tokenizer.around());
+        if max <= around {
+            return Err(bad(format!("max_tokens is {max}, but {around} go around a text")));
+        }
         let engine = Executor::open(&dir.join(&spec.encoder))?;
         let reads = engine.inputs().iter().map(|input| (input.name.as_str(), input.integer));
         if !reads.eq(INPUTS.map(|name| (name, true))) {
@@ -159,12 +166,38 @@ impl SentenceEncoder {
         &self.spec
     }
 
+    /// Text to tokens: never cut.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Why the engine does not follow the tactics it was built with, if it has some and does not.
+    pub fn untuned(&self) -> Option<&str> {
+        self.engine.untuned()
+    }
+
+    /// The tokens of `text`, special ones included; cut where they are more than the deployment takes.
+    ///
+    /// # Errors
+    /// When the tokenizer fails on it.
+    pub fn tokens(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.tokenizer.encode_cut(text, self.spec.max_tokens)
+    }
+
     /// The embedding of `text`.
     ///
     /// # Errors
     /// [`EmbedError`] when the tokenizer or the encoder fails on it.
     pub fn embed(&self, text: &str) -> Result<Embedding, EmbedError> {
-        let ids: Vec<i64> = self.tokenizer.encode_whole(text)?.into_iter().map(i64::from).collect();
+        self.embed_tokens(&self.tokens(text)?)
+    }
+
+    /// The embedding of a text of these tokens, special ones included.
+    ///
+    /// # Errors
+    /// [`EmbedError`] when the encoder fails on it.
+    pub fn embed_tokens(&self, tokens: &[u32]) -> Result<Embedding, EmbedError> {
+        let ids: Vec<i64> = tokens.iter().copied().map(i64::from).collect();
         let (tokens, shape) = (ids.len(), vec![1, ids.len()]);
         let mask = Tensor::I64 { shape: shape.clone(), data: vec![1; tokens] };
         let outputs = self.engine.run(vec![Tensor::I64 { shape, data: ids }, mask])?;
@@ -204,12 +237,27 @@ fn normalized(row: Vec<f32>) -> Vec<f32> {
     row.into_iter().map(|value| (f64::from(value) / length.max(LENGTH_MIN)) as f32).collect()
 }
 
-fn read_spec(path: &Path) -> Result<Spec, DeploymentError> {
-    /// The one field every deployment has.
-    #[derive(Deserialize)]
-    struct Heading {
-        family: String,
-    }
+/// The one field every deployment has.
+#[derive(Deserialize)]
+struct Heading {
+    family: String,
+}
+
+/// Whether the deployment in `dir` gives embeddings.
+///
+/// # Errors
+/// [`DeploymentError`] if it is none.
+pub fn is_encoder(dir: &Path) -> Result<bool, DeploymentError> {
+    let heading: Heading = read_json(&dir.join(DEPLOYMENT_FILE))?;
+    Ok(heading.family == FAMILY)
+}
+
+/// What the deployment of an encoder in `dir` says of itself.
+///
+/// # Errors
+/// [`DeploymentError`] naming the file and what is wrong with it.
+pub fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
+    let path = &dir.join(DEPLOYMENT_FILE);
     let heading: Heading = read_json(path)?;
     let bad = |why: String| DeploymentError::Bad { path: path.into(), why };
     if heading.family != FAMILY {

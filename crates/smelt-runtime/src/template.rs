@@ -126,6 +126,23 @@ impl Template {
             .map_err(|error| TemplateError::Broken { path: at, why: one_line(&error) })
     }
 
+    /// Reads the template in `file`, with the special tokens of the checkpoint or deployment in `dir`, and
+    /// tries it on a text.
+    ///
+    /// # Errors
+    /// [`TemplateError`] naming the file and what is wrong with it.
+    pub fn open_file(file: &Path, dir: &Path) -> Result<Self, TemplateError> {
+        let broken = |why| TemplateError::Broken { path: file.into(), why };
+        let source = read_text(file)?.ok_or_else(|| broken("there is no such file".to_owned()))?;
+        let tokens = special_tokens(&read_json(dir, CONFIG_FILE)?);
+        let template = Self::parse(source, &tokens).map_err(|error| broken(one_line(&error)))?;
+        let part = Value::from(vec![Value::from_pairs([("type", "text"), ("text", "Hello")])]);
+        let content = if template.form == Form::Parts { part } else { Value::from("Hello") };
+        let message = Value::from_pairs([("role", Value::from("user")), ("content", content)]);
+        template.render(&[message], true, 0, &Context::default())?;
+        Ok(template)
+    }
+
     fn parse(source: String, special_tokens: &[(String, String)]) -> Result<Self, Error> {
         let mut environment = Environment::new();
         // Hugging Face's renderer is set up so; the method callback adds what Python's strings do.

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokenizers::TruncationParams;
+use tokenizers::{PostProcessor as _, TruncationDirection};
 
 /// The file a tokenizer is read from, inside a checkpoint or deployment.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -88,23 +88,24 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`] if the tokenizer's own rules fail on the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, false);
-        let encoding = encoding.map_err(|e| TokenizerError::Encode(one_line(&e.to_string())))?;
+        let encoding = self.inner.encode_fast(text, false).map_err(unencoded)?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The same tokenizer for whole texts of at most `tokens_max` tokens: cut there, never padded,
-    /// whatever its file says of lengths.
-    ///
-    /// # Errors
-    /// [`TokenizerError::Encode`] if the special tokens alone are more.
-    pub fn cut_at(mut self, tokens_max: usize) -> Result<Self, TokenizerError> {
-        let cut = TruncationParams { max_length: tokens_max, ..TruncationParams::default() };
+    /// The same tokenizer for whole texts: it neither cuts nor pads by itself, whatever its file says of
+    /// lengths.
+    #[must_use]
+    pub fn for_whole(mut self) -> Self {
         let inner = Arc::make_mut(&mut self.inner);
-        let cut = inner.with_truncation(Some(cut));
-        cut.map_err(|error| TokenizerError::Encode(one_line(&error.to_string())))?;
         inner.with_padding(None);
-        Ok(self)
+        // Only a length can be refused.
+        _ = inner.with_truncation(None);
+        self
+    }
+
+    /// How many special tokens its file puts around a text.
+    pub fn around(&self) -> usize {
+        self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(false))
     }
 
     /// The tokens of `text` between the special ones that its file puts around a text.
@@ -112,8 +113,19 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`] if the tokenizer's own rules fail on the text.
     pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, true);
-        let encoding = encoding.map_err(|e| TokenizerError::Encode(one_line(&e.to_string())))?;
+        let encoding = self.inner.encode_fast(text, true).map_err(unencoded)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The same, the text cut so that there are `tokens_max` with the special ones.
+    ///
+    /// # Errors
+    /// As [`Self::encode_whole`].
+    pub fn encode_cut(&self, text: &str, tokens_max: usize) -> Result<Vec<u32>, TokenizerError> {
+        let mut encoding = self.inner.encode_fast(text, false).map_err(unencoded)?;
+        let room = tokens_max.saturating_sub(self.around());
+        encoding.truncate(room, 0, TruncationDirection::Right);
+        let encoding = self.inner.post_process(encoding, None, true).map_err(unencoded)?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -251,6 +263,10 @@ impl Detokenizer {
 fn unsettled(text: &str) -> usize {
     let replaced = text.chars().rev().take_while(|c| *c == char::REPLACEMENT_CHARACTER).count();
     replaced.min(HELD_CHARS_MAX) * char::REPLACEMENT_CHARACTER.len_utf8()
+}
+
+fn unencoded(error: tokenizers::Error) -> TokenizerError {
+    TokenizerError::Encode(one_line(&error.to_string()))
 }
 
 /// Foreign messages may span lines; ours do not.

@@ -10,10 +10,11 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
+use smelt_runtime::embed;
 use smelt_runtime::service::{Histogram, Stats};
 use smelt_watch::{Machine, Sample};
 
-use crate::models::{Health, Models, Moves};
+use crate::models::{Health, Models, Moves, Running};
 
 /// What the services of all models count.
 #[derive(Debug)]
@@ -24,9 +25,9 @@ pub(crate) struct OfModels(pub(crate) Arc<Models>);
 pub(crate) struct OfMemory;
 
 /// A number of a service: its name, what it is, and how it is found.
-type Number = (&'static str, &'static str, fn(&Stats) -> u64);
+type Number<S> = (&'static str, &'static str, fn(&S) -> u64);
 
-const COUNTERS: [Number; 13] = [
+const COUNTERS: [Number<Stats>; 13] = [
     ("engine_requests", "Requests that the engine took", |stats| stats.requests),
     ("engine_refused", "Requests refused since too many were there", |stats| stats.refused),
     ("answers_stopped", "Answers that the model or a stop ended", |stats| stats.endings.stop),
@@ -42,7 +43,7 @@ const COUNTERS: [Number; 13] = [
     ("pictures_cached", "Pictures known from before", |stats| stats.pictures_cached),
 ];
 
-const GAUGES: [Number; 10] = [
+const GAUGES: [Number<Stats>; 10] = [
     ("answers_looking", "Requests whose pictures are looked at", |stats| stats.looking as u64),
     ("answers_waiting", "Answers that wait for a slot", |stats| stats.waiting as u64),
     ("answers_reading", "Answers whose prompt is read", |stats| stats.reading as u64),
@@ -55,10 +56,24 @@ const GAUGES: [Number; 10] = [
     ("picture_cache_bytes", "Bytes of embeddings kept", |stats| stats.picture_cache_bytes as u64),
 ];
 
-/// A number of the models' coming and going.
-type Move = (&'static str, &'static str, fn(&Moves) -> u64);
+/// What is counted of models that give embeddings.
+const EMBED_COUNTERS: [Number<embed::Stats>; 6] = [
+    ("embed_requests", "Requests that the encoder took", |stats| stats.requests),
+    ("embed_refused", "Requests refused since too many were there", |stats| stats.refused),
+    ("embed_cancelled", "Requests that nobody waited for", |stats| stats.cancelled),
+    ("embed_failed", "Requests on which the encoder failed", |stats| stats.failed),
+    ("embed_texts", "Texts that were embedded", |stats| stats.texts),
+    ("embed_tokens", "Their tokens", |stats| stats.tokens),
+];
 
-const MOVES: [Move; 4] = [
+const EMBED_GAUGES: [Number<embed::Stats>; 1] =
+    [("embed_waiting", "Texts that wait for the encoder", |stats| stats.waiting as u64)];
+
+const EMBED_SPREADS: [Spread<embed::Stats>; 1] =
+    [("embed_text", "Of a text", Some(Unit::Seconds), |stats| &stats.text_seconds)];
+
+/// Numbers of the models' coming and going.
+const MOVES: [Number<Moves>; 4] = [
     ("model_loads", "Models that were loaded", |moves| moves.loads),
     ("model_swaps", "Newer deployments that took over", |moves| moves.swaps),
     ("model_swaps_refused", "Newer deployments that were not fit", |moves| moves.swaps_refused),
@@ -66,9 +81,9 @@ const MOVES: [Move; 4] = [
 ];
 
 /// Times and sizes of a service.
-type Spread = (&'static str, &'static str, Option<Unit>, fn(&Stats) -> &Histogram);
+type Spread<S> = (&'static str, &'static str, Option<Unit>, fn(&S) -> &Histogram);
 
-const SPREADS: [Spread; 6] = [
+const SPREADS: [Spread<Stats>; 6] = [
     ("batch", "Answers that shared a step", None, |stats| &stats.batch),
     ("queue", "From being taken to a slot", Some(Unit::Seconds), |stats| &stats.queue_seconds),
     ("chunk", "Of a chunk of a prompt", Some(Unit::Seconds), |stats| &stats.chunk_seconds),
@@ -83,46 +98,68 @@ impl Collector for OfModels {
         let ready = u64::from(self.0.health() == Health::Ready);
         let help = "1 when there is an answer to be had";
         encoder.encode_descriptor("ready", help, None, MetricType::Gauge)?.encode_gauge(&ready)?;
-        let stats: Vec<(&str, Stats)> =
-            models.iter().map(|model| (&model.name[..], model.service.stats())).collect();
-        let kinds = [(&COUNTERS[..], MetricType::Counter), (&GAUGES[..], MetricType::Gauge)];
-        for (numbers, kind) in kinds {
-            for (name, help, number) in numbers {
-                let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
-                for (model, stats) in &stats {
-                    let labels = [("model", *model)];
-                    let mut metric = metric.encode_family(&labels)?;
-                    match kind {
-                        MetricType::Counter => {
-                            metric.encode_counter::<NoLabelSet, _, u64>(&number(stats), None)?;
-                        }
-                        _ => metric.encode_gauge(&number(stats))?,
-                    }
-                }
+        let (mut speaking, mut embedding) = (Vec::new(), Vec::new());
+        for model in &models {
+            match &model.running {
+                Running::Speaks(service) => speaking.push((&model.name[..], service.stats())),
+                Running::Embeds(service) => embedding.push((&model.name[..], service.stats())),
             }
         }
+        numbers(&mut encoder, &COUNTERS, MetricType::Counter, &speaking)?;
+        numbers(&mut encoder, &GAUGES, MetricType::Gauge, &speaking)?;
+        numbers(&mut encoder, &EMBED_COUNTERS, MetricType::Counter, &embedding)?;
+        numbers(&mut encoder, &EMBED_GAUGES, MetricType::Gauge, &embedding)?;
         let moves = self.0.moves();
         for (name, help, number) in MOVES {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             metric.encode_counter::<NoLabelSet, _, u64>(&number(&moves), None)?;
         }
-        for (name, help, unit, spread) in &SPREADS {
-            let kind = MetricType::Histogram;
-            let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
-            for (model, stats) in &stats {
-                let spread = spread(stats);
-                let labels = [("model", *model)];
-                let (sum, count) = (spread.sum, spread.count());
-                metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
-                    sum,
-                    count,
-                    &buckets(spread),
-                    None,
-                )?;
+        spreads(&mut encoder, &SPREADS, &speaking)?;
+        spreads(&mut encoder, &EMBED_SPREADS, &embedding)
+    }
+}
+
+/// Tells numbers of each model.
+fn numbers<S>(
+    encoder: &mut DescriptorEncoder<'_>,
+    numbers: &[Number<S>],
+    kind: MetricType,
+    stats: &[(&str, S)],
+) -> Result<(), Error> {
+    for (name, help, number) in numbers {
+        let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+        for (model, stats) in stats {
+            let labels = [("model", *model)];
+            let mut metric = metric.encode_family(&labels)?;
+            match kind {
+                MetricType::Counter => {
+                    metric.encode_counter::<NoLabelSet, _, u64>(&number(stats), None)?;
+                }
+                _ => metric.encode_gauge(&number(stats))?,
             }
         }
-        Ok(())
     }
+    Ok(())
+}
+
+/// Tells times and sizes of each model.
+fn spreads<S>(
+    encoder: &mut DescriptorEncoder<'_>,
+    spreads: &[Spread<S>],
+    stats: &[(&str, S)],
+) -> Result<(), Error> {
+    for (name, help, unit, spread) in spreads {
+        let kind = MetricType::Histogram;
+        let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
+        for (model, stats) in stats {
+            let spread = spread(stats);
+            let labels = [("model", *model)];
+            let (sum, count) = (spread.sum, spread.count());
+            let metric = &mut metric.encode_family(&labels)?;
+            metric.encode_histogram::<NoLabelSet>(sum, count, &buckets(spread), None)?;
+        }
+    }
+    Ok(())
 }
 
 /// Counts with their upper bounds; the library writes the largest number as infinity.

@@ -10,6 +10,9 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+/// When to come again while the server ends: another one has taken its place by then.
+const DRAINING_RETRY: Duration = Duration::from_secs(5);
+
 /// Why a request has no answer, in the shape of OpenAI's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
@@ -79,6 +82,11 @@ impl ApiError {
     ) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code(code);
         Self { retry_after: Some(after), ..error }
+    }
+
+    /// The server ends; another one will have taken its place.
+    pub(crate) fn draining(message: impl Into<String>) -> Self {
+        Self::unavailable(message, "draining", DRAINING_RETRY)
     }
 
     /// The same with a word for programs.

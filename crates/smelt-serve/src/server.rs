@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::ask::shown::Limits;
 use crate::ask::work::{self, Work};
 use crate::body::Bodies;
 use crate::collect::{OfMemory, OfModels};
@@ -47,8 +48,10 @@ pub struct Options {
     pub tls: Option<Arc<ServerConfig>>,
     /// Where pictures may be fetched from, if anywhere.
     pub remote_images: Option<Reach>,
-    /// Most pictures of a request.
+    /// Most pictures and clips of a request.
     pub images_max: usize,
+    /// Most frames of a clip that are looked at.
+    pub frames_max: usize,
     /// Most bytes of a request.
     pub body_bytes_max: usize,
     /// Most connections at once.
@@ -162,7 +165,8 @@ async fn run<E: Display + Send + 'static>(
     let listener = bound.map_err(|source| ServeError::Bind { addr, source })?;
     let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     listening(listener.local_addr()?);
-    let (models, orders) = Models::new(sources.len());
+    let (models, orders) =
+        Models::new(sources.iter().map(|source| source.known.name.clone()).collect());
     let models = Arc::new(models);
     let loader = Loader::new(sources, Arc::clone(&models), orders, options.watch);
     let loaded = loading(loader)?;
@@ -230,7 +234,7 @@ fn router(options: &Options, models: Arc<Models>) -> axum::Router {
         metrics: Arc::new(Metrics::new(collectors)),
         bodies: Bodies::new(options.body_bytes_max),
         remote: options.remote_images.map(Remote::new),
-        images_max: options.images_max,
+        limits: Limits { images_max: options.images_max, frames_max: options.frames_max },
         preparing: Work::preparing(),
         fetching: Work::fetching(),
     };

@@ -43,6 +43,7 @@ pub use log::{LogError, RECORD_BYTES_MAX};
 pub use manifest::{FILES_MAX, FileEntry, Manifest, ManifestError, PATH_BYTES_MAX};
 pub use memo::{Basis, Before};
 pub use output::{Damage, Location, Lookup, Output};
+pub use roots::Holder;
 pub use run::{Journal, NotARunId, Run, RunId};
 pub use seal::SealError;
 pub use store::{KeyLock, Store, StoreError};

@@ -4,11 +4,12 @@
 //! builds it; a pipeline keeps the list of its last good run.  A list may name recipe keys, content
 //! keys and trees.  Whoever changes what is held takes `roots.lock` shared for a moment; a collection
 //! takes it alone for each thing it removes, and reads all again that is not as it knows it: so what
-//! is found after it was claimed stays.  A server that has loaded an output holds it in the same way:
-//! it begins a run and holds the tree.
+//! is found after it was claimed stays.  A server that has loaded an output holds it in the same way,
+//! by a [`Holder`]: a run without a journal, so that nobody takes it for one that builds.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -47,19 +48,37 @@ pub(crate) struct Roots {
     pub(crate) runs: Vec<RunId>,
 }
 
+/// Who uses outputs and builds none; dropped, it holds nothing.
+pub struct Holder {
+    store: Store,
+    id: RunId,
+    /// Gone when it is let go of.
+    lock: Option<Held>,
+}
+
+impl Holder {
+    /// From now on a collection spares what these keys and trees lead to, and nothing that was held
+    /// before.
+    pub fn hold(&self, keys: &[Digest]) -> Result<(), StoreError> {
+        self.store.hold(&self.id, keys)
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // What cannot be removed now is removed as a dead run's.
+        let cleared = self.lock.take().map(|lock| self.store.clear(&self.id, lock));
+        drop(cleared);
+    }
+}
+
 impl Run {
     /// From now on a collection spares what these keys lead to, until the run has ended.
     ///
     /// Recipe keys are followed to the content keys they lead to at the time: a plan's recipe keys
     /// spare the run work.  What it relies on, it claims besides.
     pub fn hold(&self, keys: &[Digest]) -> Result<(), StoreError> {
-        let (disk, path) = (self.store().disk(), self.store().layout().run_roots(self.id()));
-        let _short = self.store().share_roots()?;
-        let list = self.store().lay_list(self.id(), keys)?;
-        // Not synced: after a power cut the run is no more.
-        present(disk.unlink(&path)).map_err(fault("remove", &path))?;
-        let file = disk.open(&path, Open::New).map_err(fault("create", &path))?;
-        Ok(write_all(file.as_ref(), &path, 0, format!("{list}\n").as_bytes())?)
+        self.store().hold(self.id(), keys)
     }
 
     /// From now on a collection spares what this key leads to, and will once it is built, until the
@@ -99,6 +118,24 @@ impl Run {
 }
 
 impl Store {
+    /// Begins to use outputs at the time `now`.
+    pub fn begin_hold(&self, now: SystemTime) -> Result<Holder, StoreError> {
+        self.refuse_read_only("hold outputs")?;
+        let (id, lock) = self.new_name(now)?;
+        Ok(Holder { store: self.clone(), id, lock: Some(lock) })
+    }
+
+    /// Puts these keys in the place of those that `id` held.
+    fn hold(&self, id: &RunId, keys: &[Digest]) -> Result<(), StoreError> {
+        let (disk, path) = (self.disk(), self.layout().run_roots(id));
+        let _short = self.share_roots()?;
+        let list = self.lay_list(id, keys)?;
+        // Not synced: after a power cut the run is no more.
+        present(disk.unlink(&path)).map_err(fault("remove", &path))?;
+        let file = disk.open(&path, Open::New).map_err(fault("create", &path))?;
+        Ok(write_all(file.as_ref(), &path, 0, format!("{list}\n").as_bytes())?)
+    }
+
     /// Held while something is made that a collection must see whole or not at all.
     pub(crate) fn share_roots(&self) -> Result<Held, DiskError> {
         self.lock_roots(LockKind::Shared)

@@ -59,12 +59,17 @@ impl Store {
     /// Starts a run at the time `now`.
     pub fn begin_run(&self, now: SystemTime) -> Result<Run, StoreError> {
         self.refuse_read_only("start a run")?;
+        let (id, lock) = self.new_name(now)?;
+        let journal = self.open_journal(&id)?;
+        Ok(Run { store: self.clone(), id, journal, claimed: Mutex::default(), lock })
+    }
+
+    /// A name that no run has had, and its lock.
+    pub(crate) fn new_name(&self, now: SystemTime) -> Result<(RunId, Held), StoreError> {
         for attempt in 0..NAME_TRIES {
             let id = RunId::new(now, attempt);
             if let Some(lock) = self.take_name(&id)? {
-                let journal = self.open_journal(&id)?;
-                let claimed = Mutex::default();
-                return Ok(Run { store: self.clone(), id, journal, claimed, lock });
+                return Ok((id, lock));
             }
         }
         let path = self.layout().runs();
@@ -141,7 +146,7 @@ impl Store {
     }
 
     /// The lock file goes last, while it is held: until then the run counts as dead.
-    fn clear(&self, id: &RunId, lock: Held) -> Result<(), DiskError> {
+    pub(crate) fn clear(&self, id: &RunId, lock: Held) -> Result<(), DiskError> {
         remove_tree(self.disk(), &self.layout().work_of(id))?;
         let layout = self.layout();
         for path in [layout.run_roots(id), layout.run_claims(id), layout.run_lock(id)] {

@@ -15,6 +15,7 @@ mod fresh;
 mod given;
 mod graph;
 mod history;
+mod holds;
 mod hub;
 mod known;
 mod ladder;

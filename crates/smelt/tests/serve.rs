@@ -27,6 +27,16 @@ static BUILT: LazyLock<World> = LazyLock::new(|| {
     world
 });
 
+const ENCODER: &str = include_str!("../../../xtask/conformance/encoder.toml");
+
+/// A sentence encoder, built once for all tests.
+static ENCODES: LazyLock<World> = LazyLock::new(|| {
+    let here = format!("path:{}/", data("").display());
+    let world = World::new(&ENCODER.replace("path:../../tests/data/", &here));
+    world.run(&[]);
+    world
+});
+
 struct Server {
     child: Child,
     addr: String,
@@ -579,4 +589,252 @@ fn other_models_are_loaded_when_they_are_asked_for() {
     let twice = world.smelt(&["serve", "p.toml", "p.toml"]);
     assert_eq!(twice.code, Some(2), "{}", twice.stderr);
     assert!(twice.stderr.contains("tell them apart by --model-name"), "{}", twice.stderr);
+}
+
+fn embed(server: &Server, fields: Value) -> Answer {
+    server.post("/v1/embeddings", fields.to_string().as_bytes())
+}
+
+#[test]
+fn an_encoder_embeds_as_the_command_does() {
+    let server = Server::of(&ENCODES, &["p.toml"], &[]);
+    assert!(until(|| server.get("/health").status == 200));
+    let texts = ["A man is eating food.", "what?"];
+    let command = ENCODES.smelt(&["embed", "p.toml", "--json", texts[0], texts[1]]);
+    let expect: Value = serde_json::from_str(&command.stdout).unwrap();
+    let answer = embed(&server, json!({ "input": texts, "model": "letters" })).json();
+    let row = |row: &Value| -> Vec<f32> {
+        row.as_array().unwrap().iter().map(|number| number.as_f64().unwrap() as f32).collect()
+    };
+    for (at, text) in texts.iter().enumerate() {
+        let (told, one) = (&answer["data"][at], &expect["embeddings"][at]);
+        assert_eq!(told["index"], at);
+        assert_eq!(row(&told["embedding"]), row(&one["embedding"]), "{text}");
+    }
+    let count = |at: usize| expect["embeddings"][at]["tokens"].as_u64().unwrap();
+    assert_eq!(answer["usage"]["prompt_tokens"], count(0) + count(1));
+    let tokens = server.post("/tokenize", json!({ "prompt": texts[1] }).to_string().as_bytes());
+    let tokens = &tokens.json()["tokens"];
+    assert_eq!(tokens.as_array().unwrap().len() as u64, count(1), "its file cuts at 8");
+    let of_tokens = embed(&server, json!({ "input": tokens })).json();
+    assert_eq!(of_tokens["data"][0]["embedding"], answer["data"][1]["embedding"]);
+    let long = "long ".repeat(20);
+    let cut = embed(&server, json!({ "input": long, "truncate_prompt_tokens": -1 })).json();
+    assert_eq!(cut["usage"]["total_tokens"], 24);
+    let refused = |fields: Value, param: &str| {
+        let answer = embed(&server, fields);
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(param)));
+        answer.json()["error"]["code"].clone()
+    };
+    assert_eq!(refused(json!({ "input": ["a", long] }), "input[1]"), "context_length_exceeded");
+    refused(json!({ "input": ["a", ""] }), "input[1]");
+    refused(json!({ "input": [80] }), "input[0]");
+    refused(json!({ "input": "a", "dimensions": 12 }), "dimensions");
+    refused(json!({ "input": [1.5] }), "input[0]");
+    let chat = server.chat(json!({ "messages": [{ "role": "user", "content": "a" }] }));
+    assert_eq!((chat.status, &chat.json()["error"]["code"]), (400, &json!("model_not_suitable")));
+    assert!(chat.body.contains("ask it at /v1/embeddings"), "{}", chat.body);
+    assert_eq!(length_of(&server, "letters"), 24);
+    assert_eq!(server.metric("smelt_embed_texts_total"), 4.0);
+    assert_eq!(server.metric("smelt_embed_waiting"), 0.0);
+}
+
+#[test]
+fn who_leaves_or_comes_too_many_is_not_embedded() {
+    let server = Server::of(&ENCODES, &["p.toml"], &["--queue", "0"]);
+    assert!(until(|| server.get("/health").status == 200));
+    let many = json!({ "input": vec!["a b c d e f g h i j"; 2048] }).to_string();
+    let long = posted("/v1/embeddings", many.as_bytes(), "");
+    let refused = until(|| {
+        let mut leaving = server.connect();
+        leaving.write_all(&long).unwrap();
+        let waits = until(|| server.metric("smelt_embed_waiting") > 0.0);
+        let other = embed(&server, json!({ "input": "a" }));
+        waits && other.status == 429 && other.head.contains("retry-after: ")
+    });
+    assert!(refused, "a request beside one that takes long is refused");
+    let free = || server.metric("smelt_embed_waiting") == 0.0;
+    assert!(until(free) && server.metric("smelt_embed_cancelled_total") >= 1.0);
+    assert_eq!(embed(&server, json!({ "input": "a" })).status, 200);
+}
+
+#[test]
+fn an_encoder_is_served_beside_a_model_that_speaks() {
+    let encoder = ENCODES.out("deployment").display().to_string();
+    let server = Server::of(&BUILT, &["p.toml", &encoder], &[]);
+    assert!(until(|| server.get("/health").status == 200));
+    let asked = embed(&server, json!({ "input": "a", "model": "letters" }));
+    assert_eq!((asked.status, &asked.json()["model"]), (200, &json!("letters")), "{}", asked.body);
+    server.assert_answers();
+    let wrong = embed(&server, json!({ "input": "a", "model": "shapes-vl" }));
+    assert_eq!((wrong.status, &wrong.json()["error"]["param"]), (400, &json!("model")));
+}
+
+/// A question about what `part` shows.
+fn about(part: Value) -> Value {
+    let content = json!([part, { "type": "text", "text": "What is this?" }]);
+    json!({ "messages": [{ "role": "user", "content": content }], "temperature": 0, "max_tokens": 2 })
+}
+
+#[test]
+fn clips_are_frames_equally_far_apart() {
+    let server = Server::start(&["--max-frames", "4"]);
+    let image_tokens = |part: Value| {
+        let answer = server.chat(about(part));
+        let usage = &answer.json()["usage"]["prompt_tokens_details"];
+        usage["image_tokens"].as_u64().unwrap_or_else(|| panic!("{}", answer.body))
+    };
+    let uri = |kind: &str, bytes: &[u8]| format!("data:{kind};base64,{}", base64(bytes));
+    let file = |name: &str| fs::read(data(name)).unwrap();
+    let shapes = uri("image/png", &file("shapes-1.png"));
+    let list = |count: usize| json!({ "type": "video", "video": vec![shapes.clone(); count] });
+    let one = image_tokens(list(1));
+    assert_eq!([2, 4, 9].map(|count| image_tokens(list(count))), [2 * one, 4 * one, 4 * one]);
+    let animated = |name: &str, kind: &str, fps: Value| {
+        let url = json!({ "url": uri(kind, &file(name)) });
+        image_tokens(json!({ "type": "video_url", "video_url": url, "fps": fps }))
+    };
+    assert_eq!(animated("clips/three.webp", "image/webp", json!(null)), 3 * one);
+    // Three quarters of a second.
+    assert_eq!(animated("clips/three.png", "image/png", json!(3)), 2 * one);
+    let mut jpeg = std::io::Cursor::new(Vec::new());
+    image::RgbImage::new(64, 64).write_to(&mut jpeg, image::ImageFormat::Jpeg).unwrap();
+    let jpeg = base64(jpeg.get_ref());
+    let url = format!("data:video/jpeg;base64,{jpeg},{jpeg}");
+    assert_eq!(image_tokens(json!({ "type": "video_url", "video_url": { "url": url } })), 2 * one);
+    let refused = |part: Value, field: &str| {
+        let answer = server.chat(about(part));
+        let param = format!("messages[0].content[0].{field}");
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(param)));
+    };
+    let film = json!({ "type": "video_url", "video_url": { "url": "data:video/mp4;base64,AA==" } });
+    refused(film, "video_url.url");
+    let large = uri("image/png", &bomb(5000));
+    refused(json!({ "type": "video", "video": vec![large; 3] }), "video");
+    // The smallest way of looking at a picture, too, is one tile.
+    let picture = json!({ "type": "image_url", "image_url": { "url": uri("image/png", &wide()) } });
+    let tiles = |limits: Value| {
+        let mut asked = about(picture.clone());
+        asked["mm_processor_kwargs"] = limits;
+        server.chat(asked).json()["usage"]["prompt_tokens_details"]["image_tokens"].clone()
+    };
+    assert_eq!(tiles(json!({ "max_dynamic_patch": 1 })), one);
+    assert!(tiles(json!(null)).as_u64() > Some(one));
+}
+
+/// A picture that is cut into tiles.
+fn wide() -> Vec<u8> {
+    let mut file = std::io::Cursor::new(Vec::new());
+    image::RgbImage::new(256, 64).write_to(&mut file, image::ImageFormat::Png).unwrap();
+    file.into_inner()
+}
+
+/// A question with a tool, of which the template of `hermes.jinja` knows how it is called.
+fn with_tool(fields: Value) -> Value {
+    let schema = json!({ "type": "object", "properties": { "colour": { "enum": ["red", "blue"] } },
+        "required": ["colour"], "additionalProperties": false });
+    let tool =
+        |name| json!({ "type": "function", "function": { "name": name, "parameters": schema } });
+    let all = json!({ "tools": [tool("find"), tool("paint")], "parallel_tool_calls": false,
+        "max_tokens": 200 });
+    let mut asked = circles(all);
+    asked.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    asked
+}
+
+/// The tool that the only choice of an answer calls.
+#[track_caller]
+fn called(answer: &Answer) -> String {
+    let choice = &answer.json()["choices"][0];
+    let [call] = &choice["message"]["tool_calls"].as_array().unwrap()[..] else {
+        panic!("{}", answer.body)
+    };
+    assert_eq!(choice["finish_reason"], "tool_calls", "{}", answer.body);
+    let arguments = call["function"]["arguments"].as_str().unwrap();
+    let arguments: Value = serde_json::from_str(arguments).unwrap();
+    assert!(["red", "blue"].contains(&arguments["colour"].as_str().unwrap()), "{arguments}");
+    call["function"]["name"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn tools_are_called_by_a_template_that_knows_them() {
+    let template = data("hermes.jinja").display().to_string();
+    let server = Server::start(&["--chat-template", &template]);
+    server.assert_answers();
+    called(&server.chat(with_tool(json!({ "tool_choice": "required" }))));
+    for name in ["find", "paint"] {
+        let named = json!({ "type": "function", "function": { "name": name } });
+        assert_eq!(called(&server.chat(with_tool(json!({ "tool_choice": named })))), name);
+    }
+    let none = server.chat(with_tool(json!({ "tool_choice": "none" }))).json();
+    assert_eq!(none["choices"][0]["message"]["content"], "2");
+    assert_eq!(none["choices"][0]["message"]["tool_calls"], Value::Null);
+    let form = json!({ "type": "json_schema", "json_schema": { "name": "count", "schema":
+        { "type": "object", "properties": { "count": { "enum": [1, 2] } }, "required": ["count"],
+          "additionalProperties": false } } });
+    let either = server.chat(with_tool(json!({ "response_format": form }))).json();
+    let message = &either["choices"][0]["message"];
+    let is_called = message["tool_calls"].is_array();
+    let said = message["content"].as_str().map(serde_json::from_str::<Value>);
+    assert!(is_called || said.is_some_and(|said| said.unwrap()["count"].is_u64()), "{either}");
+    // What was called and answered is a part of the conversation.
+    let mut asked = with_tool(json!({ "tool_choice": "none" }));
+    let call = json!({ "id": "1", "type": "function",
+        "function": { "name": "find", "arguments": "{\"colour\": \"red\"}" } });
+    let turns = asked["messages"].as_array_mut().unwrap();
+    turns.push(json!({ "role": "assistant", "content": null, "tool_calls": [call] }));
+    turns.push(json!({ "role": "tool", "tool_call_id": "1", "content": "left" }));
+    let tokens = server.post("/tokenize", asked.to_string().as_bytes()).json();
+    let prompt =
+        server.post("/detokenize", json!({ "tokens": tokens["tokens"] }).to_string().as_bytes());
+    let prompt = prompt.json()["prompt"].as_str().unwrap().to_owned();
+    assert!(
+        prompt.contains("{\"name\": \"find\", \"arguments\": {\"colour\": \"red\"}}"),
+        "{prompt}"
+    );
+    assert!(prompt.contains("<tool_response>\nleft\n</tool_response>"), "{prompt}");
+    assert_eq!(server.chat(asked).status, 200);
+}
+
+#[test]
+fn a_template_that_cannot_be_used_is_refused_at_the_start() {
+    let check = |name: &str, text: &str, says: &str| {
+        BUILT.write(name, text);
+        let flags = ["serve", "p.toml", "--addr", "127.0.0.1:0", "--chat-template", name];
+        let ended = BUILT.smelt(&flags);
+        let line = ended.stderr.lines().last().unwrap_or_default();
+        assert!(ended.code == Some(2) && line.contains(says), "{}", ended.stderr);
+    };
+    check("open.jinja", "{% for message in messages %}", "open.jinja");
+    check("strict.jinja", "{{ raise_exception('no tools, no talk') }}", "no tools, no talk");
+    let missing = BUILT.smelt(&["serve", "p.toml", "--chat-template", "nothing.jinja"]);
+    assert!(missing.stderr.contains("no such file"), "{}", missing.stderr);
+}
+
+#[test]
+fn what_is_served_or_may_be_is_not_collected() {
+    let world = World::new(&anywhere(DEMO));
+    world.run(&[]);
+    let served = world.out("deployment");
+    let dir = served.display().to_string();
+    let names = ["--model-name", "first", "--model-name", "second"];
+    let mut server = Server::of(&world, &[&dir, &dir], &names);
+    assert!(until(|| server.get("/health").status == 200));
+    // Another run of the pipeline is the last good one from now on, and needs none of this.
+    world.write("p.toml", &anywhere(DEMO).replace("max_seq_len = 512", "max_seq_len = 500"));
+    world.run(&["--force", "checkpoint"]);
+    let collect = || assert_eq!(world.smelt(&["cache", "gc", "--max-size", "0B"]).code, Some(0));
+    collect();
+    assert!(served.exists());
+    for model in ["second", "first"] {
+        let answer = server.chat(circles(json!({ "model": model })));
+        assert_eq!(answer.json()["choices"][0]["message"]["content"], "2", "{}", answer.body);
+    }
+    let runs: Value = serde_json::from_str(&world.smelt(&["runs", "--json"]).stdout).unwrap();
+    let runs = runs["runs"].as_array().unwrap();
+    assert!(runs.iter().all(|run| run["status"] == "ok"), "a server is no run: {runs:?}");
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.ended(), Some(0));
+    collect();
+    assert!(!served.exists(), "nobody serves it any more");
 }

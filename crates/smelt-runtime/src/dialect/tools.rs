@@ -3,7 +3,7 @@
 //! The frame of a call is fixed text, as the model was trained to write it; its arguments are held to the
 //! tool's schema.  Knows nothing of vocabularies.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{CALL_TAGS, Calls};
 use crate::grammar::{Grammar, bounded, quoted};
@@ -54,10 +54,19 @@ pub enum ToolError {
     /// Two tools have one name.
     #[error("two tools are named {0:?}")]
     Twice(String),
+    /// Calls and what is said could not be told apart.
+    #[error(
+        "this model writes calls as bare JSON, so an answer cannot be either those or JSON of a schema; set tool_choice to none or required"
+    )]
+    Alike,
+    /// What is said has a form that stands in no other.
+    #[error("beside tools, only JSON can be held to, or set tool_choice to none or required")]
+    Content,
 }
 
 /// What an answer must look like; nothing where any may.  Where the model decides, only what follows the
-/// beginning of a call is held to a form.  With `is_parallel` there may be several calls.
+/// beginning of a call is held to a form, or the answer is either calls or of the form `content`.  With
+/// `is_parallel` there may be several calls.
 ///
 /// # Errors
 /// [`ToolError`] saying what is wrong with the tools or the demand.
@@ -66,6 +75,7 @@ pub fn demanded(
     tools: &[Tool],
     demand: &Demand,
     is_parallel: bool,
+    content: Option<&Grammar>,
 ) -> Result<Option<Grammar>, ToolError> {
     check(tools)?;
     let callable: Vec<&Tool> = match demand {
@@ -79,9 +89,26 @@ pub fn demanded(
             None => return Err(ToolError::NoTool(name.clone())),
         },
     };
-    let is_free = *demand == Demand::Auto;
     let is_many = is_parallel && !matches!(demand, Demand::Named(_));
-    Ok(Some(Grammar::Lark(lark(calls, &callable, is_free, is_many))))
+    let beside = match (*demand == Demand::Auto, content) {
+        (false, _) => Beside::Nothing,
+        (true, None) => Beside::Text,
+        (true, Some(_)) if calls == Calls::Llama3 => return Err(ToolError::Alike),
+        (true, Some(Grammar::JsonObject)) => Beside::Json(json!({ "type": "object" })),
+        (true, Some(Grammar::JsonSchema(schema))) => Beside::Json(schema.clone()),
+        (true, Some(_)) => return Err(ToolError::Content),
+    };
+    Ok(Some(Grammar::Lark(lark(calls, &callable, &beside, is_many))))
+}
+
+/// What an answer may be beside calls.
+enum Beside {
+    /// There must be a call.
+    Nothing,
+    /// Any text, also around calls.
+    Text,
+    /// JSON of this schema, in the place of calls.
+    Json(Value),
 }
 
 fn check(tools: &[Tool]) -> Result<(), ToolError> {
@@ -100,26 +127,33 @@ fn check(tools: &[Tool]) -> Result<(), ToolError> {
     Ok(())
 }
 
-fn lark(calls: Calls, tools: &[&Tool], is_free: bool, is_many: bool) -> String {
+fn lark(calls: Calls, tools: &[&Tool], beside: &Beside, is_many: bool) -> String {
     let [open, close] = CALL_TAGS;
-    let rules = match (calls, is_free) {
-        (Calls::Hermes, false) => {
+    let rules = match (calls, beside) {
+        (Calls::Hermes, Beside::Nothing | Beside::Json(_)) => {
             let again = if is_many { "(\"\\n\" call)*" } else { "" };
-            format!("start: call {again}\ncall: \"{open}\\n\" body \"\\n{close}\"\n")
+            let (or, content) = match beside {
+                Beside::Json(schema) => {
+                    ("content | ", format!("content: %json {}\n", bounded(schema)))
+                }
+                Beside::Nothing | Beside::Text => ("", String::new()),
+            };
+            format!("start: {or}call {again}\ncall: \"{open}\\n\" body \"\\n{close}\"\n{content}")
         }
         // A lazy terminal ends as soon as it can, so no text goes past the beginning of a call; behind
         // the only one there is nothing.
-        (Calls::Hermes, true) => {
+        (Calls::Hermes, Beside::Text) => {
             let start = if is_many { "call* TEXT" } else { "call | TEXT" };
             format!(
                 "start: {start}\ncall: opening \"\\n\" body \"\\n{close}\"\nopening[lazy]: TEXT \"{open}\"\nTEXT: /(.|\\n)*/\n"
             )
         }
-        (Calls::Llama3, false) => {
+        (Calls::Llama3, Beside::Nothing) => {
             let again = if is_many { "(\"; \" body)*" } else { "" };
             format!("start: body {again}\n")
         }
-        (Calls::Llama3, true) => {
+        // Of JSON nobody could tell calls.
+        (Calls::Llama3, Beside::Text | Beside::Json(_)) => {
             let again = if is_many { "(\"; \" body)*" } else { "" };
             format!("start: TEXT | body {again}\nTEXT: /([^{{](.|\\n)*)?/\n")
         }
@@ -139,8 +173,6 @@ fn lark(calls: Calls, tools: &[&Tool], is_free: bool, is_many: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::dialect::{Delta, Dialect, Reader};
     use crate::grammar::tests::{Random, World};
@@ -170,7 +202,7 @@ mod tests {
     #[track_caller]
     fn check(calls: Calls, demand: &Demand, is_many: bool, good: &[&str], bad: &[&str]) {
         let world = World::new();
-        let grammar = demanded(calls, &tools(), demand, is_many).unwrap().unwrap();
+        let grammar = demanded(calls, &tools(), demand, is_many, None).unwrap().unwrap();
         for text in good {
             assert!(accepts(&world, &grammar, text), "{demand:?} wants {text}");
         }
@@ -213,11 +245,33 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_is_calls_or_json_of_a_schema() {
+        let world = World::new();
+        let schema = json!({ "type": "object", "properties": { "count": { "type": "integer" } },
+            "required": ["count"], "additionalProperties": false });
+        let content = Grammar::JsonSchema(schema);
+        let of = |calls, demand, content| demanded(calls, &tools(), &demand, true, Some(content));
+        let either = of(Calls::Hermes, Demand::Auto, &content).unwrap().unwrap();
+        let call = format!("<tool_call>\n{OSLO}\n</tool_call>");
+        for text in [&call[..], "{\"count\": 3}", &format!("{call}\n{call}")] {
+            assert!(accepts(&world, &either, text), "{text}");
+        }
+        for text in ["", "Three.", "{\"count\": \"3\"}", &format!("{{\"count\": 3}}{call}"), OSLO] {
+            assert!(!accepts(&world, &either, text), "{text}");
+        }
+        let called = of(Calls::Hermes, Demand::Required, &content).unwrap().unwrap();
+        assert!(accepts(&world, &called, &call) && !accepts(&world, &called, "{\"count\": 3}"));
+        assert_eq!(of(Calls::Llama3, Demand::Auto, &content), Err(ToolError::Alike));
+        let pattern = Grammar::Regex("a".to_owned());
+        assert_eq!(of(Calls::Hermes, Demand::Auto, &pattern), Err(ToolError::Content));
+    }
+
+    #[test]
     fn what_a_random_model_calls_is_read_and_valid() {
         let (world, tools) = (World::new(), tools());
         let mut random = Random(7);
         for calls in [Calls::Hermes, Calls::Llama3] {
-            let grammar = demanded(calls, &tools, &Demand::Required, false).unwrap().unwrap();
+            let grammar = demanded(calls, &tools, &Demand::Required, false, None).unwrap().unwrap();
             for _ in 0..8 {
                 let Some(text) = world.answer(&grammar, &mut random) else { continue };
                 let mut reader = Reader::new(Dialect { thinks: false, calls: Some(calls) }, false);
@@ -238,7 +292,7 @@ mod tests {
     #[test]
     fn wrong_tools_are_named() {
         let error = |tools: &[Tool], demand| {
-            demanded(Calls::Hermes, tools, &demand, true).unwrap_err().to_string()
+            demanded(Calls::Hermes, tools, &demand, true, None).unwrap_err().to_string()
         };
         assert!(error(&[], Demand::Required).contains("no tool is given"));
         assert!(error(&tools(), Demand::Named("x".to_owned())).contains("\"x\", which is none"));
@@ -249,7 +303,7 @@ mod tests {
         assert!(error(&named(&"a".repeat(65)), Demand::None).contains("1 to 64 letters"));
         let many: Vec<Tool> = (0..129).flat_map(|n| named(&format!("f{n}"))).collect();
         assert_eq!(error(&many, Demand::Auto), "129 tools are more than 128");
-        assert_eq!(demanded(Calls::Hermes, &[], &Demand::Auto, true), Ok(None));
-        assert_eq!(demanded(Calls::Hermes, &tools(), &Demand::None, true), Ok(None));
+        assert_eq!(demanded(Calls::Hermes, &[], &Demand::Auto, true, None), Ok(None));
+        assert_eq!(demanded(Calls::Hermes, &tools(), &Demand::None, true, None), Ok(None));
     }
 }

@@ -5,6 +5,7 @@
 //! Everything is as the models' reference processors have it, on Pillow.  Knows nothing of prompts
 //! or of engines themselves.
 
+mod animation;
 mod crop;
 mod eyes;
 mod patches;
@@ -17,6 +18,7 @@ mod shown;
 mod tiles;
 mod view;
 
+pub use animation::Animation;
 pub use crop::centre;
 pub use eyes::{Cutting, Detail, Eyes, Grid, Plan, Wish};
 pub use patches::{Patching, RATIO_MAX, Size, TooLong};

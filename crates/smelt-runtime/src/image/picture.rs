@@ -18,7 +18,7 @@ pub const FILE_BYTES_MAX: u64 = 64 << 20;
 pub const PIXELS_MAX: u64 = 50_000_000;
 
 /// What the decoder may allocate: 16-bit RGBA of the most pixels, and as much again to work with.
-const DECODER_BYTES_MAX: u64 = PIXELS_MAX * 8 * 2;
+pub(super) const DECODER_BYTES_MAX: u64 = PIXELS_MAX * 8 * 2;
 
 /// Why a picture could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +52,11 @@ pub enum PictureError {
         /// Rows.
         height: u32,
     },
+    /// An animation is too long.
+    #[error(
+        "its frames are too many, or have too many pixels together; send fewer or smaller ones"
+    )]
+    TooManyFrames,
     /// The bytes are no picture this build can decode.
     #[error("cannot decode the picture (png, jpeg and webp are supported): {0}")]
     Decode(String),

@@ -146,7 +146,7 @@ impl LlmThread {
             Some(found) if found.slot == slot => self.engine.truncate(slot, found.len),
             Some(found) => {
                 if let Err(error) = self.engine.fork(found.slot, slot, found.len) {
-                    return self.fail(id, &error);
+                    return self.fail_of_engine(id, &error);
                 }
             }
             None => self.engine.release(slot),
@@ -222,7 +222,8 @@ impl LlmThread {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let said = match task.speaker.say(logits) {
             Ok(said) => said,
-            Err(error) => return self.fail(id, &error),
+            // It says itself whose fault it is.
+            Err(error) => return self.fail(id, format!("the answer cannot go on: {error}")),
         };
         let Said { token, text, logprobs, finish } = said;
         self.shared.stats().said_tokens += u64::from(token.is_some());
@@ -258,14 +259,17 @@ impl LlmThread {
         match error {
             RunError::KvFull { more, .. } => self.schedule.lack(*more),
             RunError::NoMemory { .. } => self.is_starved = true,
-            _ => ids.iter().for_each(|id| self.fail(*id, error)),
+            _ => ids.iter().for_each(|id| self.fail_of_engine(*id, error)),
         }
     }
 
-    fn fail(&mut self, id: TaskId, error: &dyn std::error::Error) {
+    fn fail_of_engine(&mut self, id: TaskId, error: &RunError) {
+        self.fail(id, format!("the llm engine failed: {error}"));
+    }
+
+    fn fail(&mut self, id: TaskId, why: String) {
         if let Some(task) = self.tasks.get(&id) {
             self.shared.stats().endings.failed += 1;
-            let why = format!("the llm engine failed: {error}");
             task.asked.teller.tell(Event::Failed(Failure::Engine(why)));
         }
         self.end(id);

@@ -4,6 +4,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completion;
+pub(crate) mod embedding;
 mod logprobs;
 mod parts;
 pub(crate) mod stream;

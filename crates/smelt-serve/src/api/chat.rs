@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
-use smelt_runtime::image::Detail;
+use smelt_runtime::image::{Detail, Wish};
 use smelt_runtime::sampling::TOP_LOGPROBS_MAX;
 
+use super::clip::{Clip, Pace};
 use super::several::{TextOr, TextOrObject};
 use crate::error::ApiError;
 
@@ -20,6 +21,19 @@ pub(crate) struct ChatFields {
     max_tokens: Option<usize>,
     #[serde(default)]
     max_completion_tokens: Option<usize>,
+    /// As in vLLM: how closely pictures are looked at that say nothing of it.
+    #[serde(default)]
+    mm_processor_kwargs: Option<Sizes>,
+}
+
+/// How large pictures are seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct Sizes {
+    min_pixels: Option<usize>,
+    max_pixels: Option<usize>,
+    /// Most tiles, of models that see such.
+    max_dynamic_patch: Option<usize>,
 }
 
 /// One turn of the conversation.
@@ -47,11 +61,24 @@ pub(crate) struct Part {
     text: Option<String>,
     #[serde(default)]
     image_url: Option<ImageUrl>,
+    #[serde(default)]
+    video_url: Option<ImageUrl>,
+    /// As Qwen's clients have it: the address of a file, or of each frame.
+    #[serde(default)]
+    video: Option<TextOr<String>>,
+    #[serde(default)]
+    fps: Option<f64>,
+    #[serde(default)]
+    nframes: Option<usize>,
+    #[serde(default)]
+    min_pixels: Option<usize>,
+    #[serde(default)]
+    max_pixels: Option<usize>,
 }
 
 /// Where a picture is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct ImageUrl {
+pub(crate) struct ImageUrl {
     url: String,
     detail: Option<String>,
 }
@@ -104,14 +131,18 @@ impl Role {
 }
 
 /// A piece of a turn that is what it says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Piece<'a> {
     Text(&'a str),
     Picture {
         /// The field, for errors.
         at: String,
         url: &'a str,
-        detail: Detail,
+        wish: Wish,
+    },
+    Clip {
+        clip: Clip<'a>,
+        wish: Wish,
     },
 }
 
@@ -165,14 +196,50 @@ impl Part {
             "text" => Ok(Piece::Text(self.text.as_deref().ok_or_else(|| missing("text"))?)),
             "image_url" => {
                 let image = self.image_url.as_ref().ok_or_else(|| missing("image_url"))?;
-                let at = format!("{at}.image_url.url");
-                Ok(Piece::Picture { detail: image.detail(&at)?, at, url: &image.url })
+                let wish = self.wish(image.detail(&format!("{at}.image_url.url"))?);
+                Ok(Piece::Picture { at: format!("{at}.image_url.url"), url: &image.url, wish })
+            }
+            "video_url" => {
+                let video = self.video_url.as_ref().ok_or_else(|| missing("video_url"))?;
+                let wish = self.wish(video.detail(&format!("{at}.video_url.url"))?);
+                let clip = self.pace().of_url(&video.url, format!("{at}.video_url.url"))?;
+                Ok(Piece::Clip { clip, wish })
+            }
+            "video" => {
+                let video = self.video.as_ref().ok_or_else(|| missing("video"))?;
+                let at = format!("{at}.video");
+                let clip = match video {
+                    TextOr::Text(url) => self.pace().of_url(url, at)?,
+                    TextOr::List(urls) => self.pace().of_list(urls, at)?,
+                };
+                Ok(Piece::Clip { clip, wish: self.wish(Detail::Auto) })
             }
             kind => {
-                let why = format!("{kind:?} is not understood, but text and image_url are");
+                let why = format!(
+                    "{kind:?} is not understood, but text, image_url, video_url and video are"
+                );
                 Err(ApiError::field(format!("{at}.type"), why))
             }
         }
+    }
+}
+
+impl Part {
+    fn wish(&self, detail: Detail) -> Wish {
+        let (pixels_min, pixels_max) = (self.min_pixels, self.max_pixels);
+        Wish { detail, pixels_min, pixels_max, ..Wish::default() }
+    }
+
+    fn pace(&self) -> Pace {
+        Pace { fps: self.fps, nframes: self.nframes }
+    }
+}
+
+impl Sizes {
+    fn wish(self) -> Wish {
+        let Self { min_pixels, max_pixels, max_dynamic_patch } = self;
+        let (pixels_min, pixels_max, tiles_max) = (min_pixels, max_pixels, max_dynamic_patch);
+        Wish { pixels_min, pixels_max, tiles_max, ..Wish::default() }
     }
 }
 
@@ -191,6 +258,17 @@ impl ImageUrl {
 }
 
 impl ChatFields {
+    /// What a picture's sender wishes, who wishes this of it alone.
+    pub(crate) fn wish(&self, own: Wish) -> Wish {
+        let all = self.mm_processor_kwargs.unwrap_or_default().wish();
+        Wish {
+            pixels_min: own.pixels_min.or(all.pixels_min),
+            pixels_max: own.pixels_max.or(all.pixels_max),
+            tiles_max: own.tiles_max.or(all.tiles_max),
+            ..own
+        }
+    }
+
     /// How many of the likeliest tokens are told with each, if any are.
     ///
     /// # Errors
@@ -249,7 +327,7 @@ mod tests {
         let picture = |i: usize, url, detail| Piece::Picture {
             at: format!("messages[0].content[{i}].image_url.url"),
             url,
-            detail,
+            wish: Wish { detail, ..Wish::default() },
         };
         let expect = vec![
             Piece::Text("a"),
@@ -269,11 +347,27 @@ mod tests {
 
     #[test]
     fn a_part_that_is_none_is_named() {
-        check(r#"{"type": "video"}"#, "messages[3].content[0].type");
+        check(r#"{"type": "audio"}"#, "messages[3].content[0].type");
+        check(r#"{"type": "video"}"#, "messages[3].content[0].video");
+        check(r#"{"type": "video", "video": []}"#, "messages[3].content[0].video");
+        check(r#"{"type": "video_url"}"#, "messages[3].content[0].video_url");
         check(r#"{"type": "text"}"#, "messages[3].content[0].text");
         check(r#"{"type": "image_url"}"#, "messages[3].content[0].image_url");
         let detail = r#"{"type": "image_url", "image_url": {"url": "", "detail": "max"}}"#;
         check(detail, "messages[3].content[0].image_url.detail");
+    }
+
+    #[test]
+    fn a_picture_is_seen_as_it_says_or_as_all_are() {
+        let part = r#"{"type": "image_url", "image_url": "data:,", "max_pixels": 9}"#;
+        let message = message(&format!(r#"{{"role": "user", "content": [{part}]}}"#));
+        let pieces = message.pieces("m").unwrap();
+        let [Piece::Picture { wish, .. }] = pieces[..] else { panic!("{pieces:?}") };
+        let all = r#"{"min_pixels": 4, "max_pixels": 5, "max_dynamic_patch": 6}"#;
+        let chat = chat(&format!(r#"{{"messages": [], "mm_processor_kwargs": {all}}}"#));
+        let wish = chat.wish(wish);
+        let found = (wish.pixels_min, wish.pixels_max, wish.tiles_max);
+        assert_eq!(found, (Some(4), Some(9), Some(6)));
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! the same as nothing.  What is known must be of its type, and the error names the field.
 
 pub(crate) mod chat;
+pub(crate) mod clip;
 pub(crate) mod common;
 pub(crate) mod completion;
+pub(crate) mod embedding;
 pub(crate) mod format;
 pub(crate) mod read;
 pub(crate) mod several;

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::chat::ChatFields;
 use super::common::Common;
 use super::completion::CompletionFields;
+use super::embedding::EmbeddingFields;
 use super::tools::ToolFields;
 use crate::routes::OPENAPI;
 
@@ -55,4 +56,5 @@ fn the_description_has_the_fields_that_are_read() {
     let chat = fields::<Common>().into_iter().chain(fields::<ChatFields>());
     check("ChatRequest", chat.chain(fields::<ToolFields>()));
     check("CompletionRequest", fields::<Common>().into_iter().chain(fields::<CompletionFields>()));
+    check("EmbeddingRequest", fields::<EmbeddingFields>());
 }

@@ -4,14 +4,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_runtime::deployment::Text;
 use smelt_runtime::dialect::{Demand, Dialect, THINK_TAGS, Thinking, demanded};
-use smelt_runtime::image::{PIXELS_MAX, Picture, Shown, Wish};
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
 use smelt_runtime::speaker::Form;
 use smelt_runtime::template::{Context, Serde, Value};
 
+use super::shown::{self, Limits, Said, Seen};
 use super::unprepared;
-use crate::api::chat::{ChatFields, Piece, Role};
+use crate::api::chat::{ChatFields, Piece};
 use crate::api::common::Common;
 use crate::api::read;
 use crate::api::tools::ToolFields;
@@ -27,12 +27,6 @@ pub(crate) struct Chat {
     pub(crate) common: Common,
     pub(crate) fields: ChatFields,
     pub(crate) tools: ToolFields,
-}
-
-/// What one turn says.
-struct Said<'a> {
-    role: Role,
-    pieces: Vec<Piece<'a>>,
 }
 
 impl Chat {
@@ -53,50 +47,65 @@ impl Chat {
         }
     }
 
-    /// What all turns say.
-    fn said(&self) -> Result<Vec<Said<'_>>, ApiError> {
+    /// What all turns say; of clips that are lists, the frames that are looked at.
+    fn said(&self, limits: Limits) -> Result<Vec<Said<'_>>, ApiError> {
         let messages = self.fields.messages.iter().enumerate();
         let said = messages.map(|(at, message)| {
             let at = format!("messages[{at}]");
-            Ok(Said { role: message.role(&at)?, pieces: message.pieces(&at)? })
+            let pieces = message.pieces(&at)?.into_iter();
+            let pieces = pieces.map(|piece| match piece {
+                Piece::Text(text) => Seen::Text(text),
+                Piece::Picture { at, url, wish } => {
+                    Seen::Picture { at, url, wish: self.fields.wish(wish) }
+                }
+                Piece::Clip { clip, wish } => {
+                    let (clip, fps) = clip.sampled(limits.frames_max);
+                    Seen::Clip { clip, fps, wish: self.fields.wish(wish) }
+                }
+            });
+            Ok(Said { role: message.role(&at)?, pieces: pieces.collect() })
         });
         said.collect()
     }
 
-    /// Where the pictures are that other hosts have, with the fields that name them.
+    /// Where the files are that other hosts have, with the fields that name them.
     ///
     /// # Errors
-    /// If a turn is wrong, or there are more than `images_max` pictures of any kind.
-    pub(crate) fn elsewhere(&self, images_max: usize) -> Result<Vec<(String, String)>, ApiError> {
-        let said = self.said()?;
-        let pieces = said.iter().flat_map(|said| &said.pieces);
-        let (mut elsewhere, mut images) = (Vec::new(), 0);
-        for piece in pieces {
-            let Piece::Picture { at, url, .. } = piece else { continue };
-            images += 1;
-            if images > images_max {
-                let why = format!("more than {images_max} pictures; the server allows no more");
-                return Err(ApiError::field(at.as_str(), why));
+    /// If a turn is wrong, or there are more than `limits` allow of pictures and clips.
+    pub(crate) fn elsewhere(&self, limits: Limits) -> Result<Vec<(String, String)>, ApiError> {
+        let (mut elsewhere, mut shown) = (Vec::new(), 0);
+        for seen in self.said(limits)?.iter().flat_map(|said| &said.pieces) {
+            let files = seen.files();
+            shown += usize::from(!files.is_empty());
+            if let Some((at, _)) = files.first().filter(|_| shown > limits.images_max) {
+                let most = limits.images_max;
+                let why = format!("more than {most} pictures and clips; the server allows no more");
+                return Err(ApiError::field(*at, why));
             }
-            if pictures::is_elsewhere(url) {
-                elsewhere.push((at.clone(), (*url).to_owned()));
-            }
+            let files = files.into_iter().filter(|(_, url)| pictures::is_elsewhere(url));
+            elsewhere.extend(files.map(|(at, url)| (at.to_owned(), url.to_owned())));
         }
         Ok(elsewhere)
     }
 
-    /// The prompt; `fetched` are the files of the pictures that other hosts have, in order.
+    /// The prompt; `fetched` are the files that other hosts have, in order.
     ///
     /// # Errors
     /// 400, naming the field that is wrong.
-    pub(crate) fn prepare(&self, text: &Text, fetched: Vec<Vec<u8>>) -> Result<Prepared, ApiError> {
-        let said = self.said()?;
-        let shown = decode(&said, fetched)?;
+    pub(crate) fn prepare(
+        &self,
+        text: &Text,
+        fetched: Vec<Vec<u8>>,
+        limits: Limits,
+    ) -> Result<Prepared, ApiError> {
+        let said = self.said(limits)?;
+        let shown = shown::decode(&said, fetched, limits)?;
         let mut turns = Vec::new();
         for (at, said) in said.iter().enumerate() {
             let parts = said.pieces.iter().map(|piece| match piece {
-                Piece::Text(text) => Part::Text(text),
-                Piece::Picture { .. } => Part::Picture,
+                Seen::Text(text) => Part::Text(text),
+                Seen::Picture { .. } => Part::Picture,
+                Seen::Clip { .. } => Part::Clip,
             });
             let turn = Turn::from_parts(said.role.word(), &parts.collect::<Vec<_>>());
             let mut turn =
@@ -133,28 +142,26 @@ impl Chat {
     pub(crate) fn form(&self, model: &Model, prompt: &Prepared) -> Result<Formed, ApiError> {
         let tools = self.tools.tools()?;
         let demand = self.tools.demand()?;
-        let text = model.service.text();
+        let text = model.speaks()?.text();
         let own = text.template.dialect();
         let is_calling = !tools.is_empty() && demand != Demand::None;
         let dialect = Dialect { calls: own.calls.filter(|_| is_calling), ..own };
         let is_thinking = dialect.is_thinking(&end_of(text, prompt));
-        let of_format = self.common.grammar()?.map(|grammar| (grammar, "response_format"));
+        let format = self.common.grammar()?;
         let demanded = match own.calls {
-            Some(calls) => demanded(calls, &tools, &demand, self.tools.is_parallel())
-                .map_err(|error| ApiError::field("tools", error))?,
+            Some(calls) => {
+                demanded(calls, &tools, &demand, self.tools.is_parallel(), format.as_ref())
+                    .map_err(|error| ApiError::field("tools", error))?
+            }
             None if is_calling || demand == Demand::Required => {
                 let why = "this model's chat template does not say how it calls tools";
                 return Err(ApiError::field("tools", why));
             }
             None => None,
         };
-        let grammar = match (of_format, demanded) {
-            (Some(_), Some(_)) => {
-                let why = "is not supported together with tools; set tool_choice to none";
-                return Err(ApiError::field("response_format", why));
-            }
-            (of_format, demanded) => of_format.or(demanded.map(|grammar| (grammar, "tools"))),
-        };
+        // What is demanded of tools has the format in it.
+        let demanded = demanded.map(|grammar| (grammar, "tools"));
+        let grammar = demanded.or(format.map(|grammar| (grammar, "response_format")));
         let compile = |(grammar, param)| model.constraint(&grammar, param);
         let constraint = grammar.map(compile).transpose()?;
         let thinking = self.thinking(text, dialect, is_thinking, constraint.is_some())?;
@@ -196,34 +203,13 @@ fn end_of(text: &Text, prompt: &Prepared) -> String {
     text.tokenizer.decode(&prompt.tokens[from..], false).unwrap_or_default()
 }
 
-/// Fetches pictures that other hosts have.
+/// Fetches files that other hosts have.
 ///
 /// # Errors
-/// 400, naming the field whose picture is not to be had.
+/// 400, naming the field whose file is not to be had.
 pub(crate) fn fetch(
     elsewhere: &[(String, String)],
     remote: Option<&Remote>,
 ) -> Result<Vec<Vec<u8>>, ApiError> {
     elsewhere.iter().map(|(at, url)| pictures::fetch(url, at, remote)).collect()
-}
-
-/// All pictures of a conversation, together no larger than one may be.
-fn decode(said: &[Said<'_>], fetched: Vec<Vec<u8>>) -> Result<Vec<Shown>, ApiError> {
-    let (mut fetched, mut decoded, mut pixels) = (fetched.into_iter(), Vec::new(), 0);
-    for piece in said.iter().flat_map(|said| &said.pieces) {
-        let Piece::Picture { at, url, detail } = piece else { continue };
-        let bytes = match pictures::is_elsewhere(url) {
-            true => fetched.next().unwrap_or_default(),
-            false => pictures::inside(url, at)?,
-        };
-        let picture = Picture::decode(&bytes).map_err(|error| ApiError::field(at, error))?;
-        pixels += (picture.width() * picture.height()) as u64;
-        if pixels > PIXELS_MAX {
-            let why = format!("all pictures together have more than {PIXELS_MAX} pixels");
-            return Err(ApiError::field(at, why));
-        }
-        let wish = Wish { detail: *detail, ..Wish::default() };
-        decoded.push(Shown::from(picture).with(wish));
-    }
-    Ok(decoded)
 }

@@ -5,6 +5,8 @@
 
 pub(crate) mod chat;
 pub(crate) mod completion;
+pub(crate) mod embedding;
+pub(crate) mod shown;
 pub(crate) mod work;
 
 use std::sync::Arc;
@@ -67,10 +69,7 @@ fn refused(error: Refused) -> ApiError {
     let message = error.to_string();
     match error {
         Refused::Busy { retry_after, .. } => ApiError::busy(message, retry_after),
-        Refused::Draining => {
-            let after = crate::models::DRAINING_RETRY;
-            ApiError::unavailable(message, "draining", after)
-        }
+        Refused::Draining => ApiError::draining(message),
         Refused::TooLong { .. } => ApiError::bad(message).code("context_length_exceeded"),
         Refused::Answers(_) => ApiError::field("n", message),
         Refused::Manner(SpeakError::Setting(_) | SpeakError::Stop(_)) => ApiError::bad(message),

@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use smelt_runtime::service::Service;
 use smelt_watch::{Cgroups, Machine};
 
 use super::room::{self, Resident};
-use super::{Models, Order, Progress};
+use super::{Models, Order, Progress, Running};
 
 /// How often memory is looked at, and replaced models are.
 const TICK: Duration = Duration::from_secs(1);
@@ -46,10 +45,12 @@ pub struct Found {
 pub type Find<E> = Box<dyn Fn() -> Result<Found, E> + Send>;
 
 /// Opens, checks and warms up a deployment.
-pub type Open<E> = Box<dyn Fn(&Found, Purpose, &Progress) -> Result<Service, E> + Send>;
+pub type Open<E> = Box<dyn Fn(&Found, Purpose, &Progress) -> Result<Running, E> + Send>;
 
 /// A model that may be loaded.
 pub struct Source<E> {
+    /// Where its deployment was when it was found last.
+    pub known: Found,
     /// Where its deployment is now.
     pub find: Find<E>,
     /// Loads it.
@@ -64,8 +65,8 @@ pub(crate) struct Loader<E> {
     orders: Receiver<Order>,
     /// How often newer deployments are looked for, if not only when asked.
     watch: Option<Duration>,
-    /// Services that were replaced, as long as somebody hears them.
-    retired: Vec<Service>,
+    /// Those that were replaced, as long as somebody hears them.
+    retired: Vec<Running>,
 }
 
 impl<E: Display> Loader<E> {
@@ -84,10 +85,9 @@ impl<E: Display> Loader<E> {
     /// # Errors
     /// Why the first model cannot be loaded.
     pub(crate) fn run(mut self) -> Result<(), E> {
-        for (at, source) in self.sources.iter().enumerate() {
-            self.models.name(at, (source.find)()?.name);
+        if let Some(first) = self.sources.first() {
+            self.load(0, first.known.clone())?;
         }
-        self.load(0)?;
         let mut looked = Instant::now();
         loop {
             match self.orders.recv_timeout(TICK) {
@@ -97,7 +97,7 @@ impl<E: Display> Loader<E> {
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             self.relieve();
-            self.retired.retain(|service| service.live() > 0 || !service.is_last());
+            self.retired.retain(|running| running.live() > 0 || !running.is_last());
             if self.watch.is_some_and(|every| looked.elapsed() >= every) {
                 self.refresh();
                 looked = Instant::now();
@@ -106,12 +106,12 @@ impl<E: Display> Loader<E> {
     }
 
     /// Loads a model that is not there.
-    fn load(&mut self, at: usize) -> Result<(), E> {
-        let found = (self.sources[at].find)()?;
+    fn load(&mut self, at: usize, found: Found) -> Result<(), E> {
         self.make_room(found.bytes);
         let progress = Progress::new(&self.models, Some(at));
-        let service = (self.sources[at].open)(&found, Purpose::First, &progress)?;
-        self.models.ready(at, found.name.clone(), service);
+        let running = (self.sources[at].open)(&found, Purpose::First, &progress)?;
+        self.models.ready(at, found.name.clone(), running);
+        self.sources[at].known = found.clone();
         self.held[at] = Some(found);
         Ok(())
     }
@@ -121,7 +121,11 @@ impl<E: Display> Loader<E> {
         if self.held[at].is_some() {
             return;
         }
-        if let Err(error) = self.load(at) {
+        let found = (self.sources[at].find)().unwrap_or_else(|error| {
+            tracing::warn!("the deployment is looked for where it was: {error}");
+            self.sources[at].known.clone()
+        });
+        if let Err(error) = self.load(at, found) {
             tracing::error!("cannot load model {at}: {error}");
             self.models.failed(at, error.to_string());
         }
@@ -145,8 +149,8 @@ impl<E: Display> Loader<E> {
         tracing::info!(model = name, "a newer deployment: {}", dir.display());
         let progress = Progress::new(&self.models, None);
         match (self.sources[at].open)(&found, Purpose::Swap, &progress) {
-            Ok(service) => {
-                self.retired.extend(self.models.ready(at, name.clone(), service));
+            Ok(running) => {
+                self.retired.extend(self.models.ready(at, name.clone(), running));
                 tracing::info!(model = name, "the newer deployment answers from now on");
             }
             Err(error) => {
@@ -181,8 +185,8 @@ impl<E: Display> Loader<E> {
     /// The models in memory and their places.
     fn loaded(&self) -> (Vec<usize>, Vec<Resident>) {
         let resident = |(at, found): (usize, &Option<Found>)| {
-            let (service, used) = self.models.loaded(at)?;
-            let is_busy = service.live() > 0;
+            let (running, used) = self.models.loaded(at)?;
+            let is_busy = running.live() > 0;
             Some((at, Resident { bytes: found.as_ref()?.bytes, used, is_busy }))
         };
         self.held.iter().enumerate().filter_map(resident).unzip()

@@ -5,6 +5,7 @@
 
 mod loader;
 mod room;
+mod running;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
+use smelt_runtime::embed::EmbedService;
 use smelt_runtime::grammar::{Constraint, Grammar};
 use smelt_runtime::service::Service;
 use tokio::sync::Notify;
@@ -20,15 +22,13 @@ use tokio::time::timeout;
 use crate::error::ApiError;
 pub(crate) use loader::Loader;
 pub use loader::{Find, Found, Open, Purpose, Source};
+pub use running::Running;
 
 /// When to come again while a model is loaded: a second or two each gigabyte.
 const LOADING_RETRY: Duration = Duration::from_secs(2);
 
 /// How long a request waits for its model: a large one is read from a slow card.
 const WAKE_TIME_MAX: Duration = Duration::from_secs(120);
-
-/// When to come again while the server ends: another one has taken its place by then.
-pub(crate) const DRAINING_RETRY: Duration = Duration::from_secs(5);
 
 /// Orders that may wait: a loader that is busy will look at everything anyhow.
 const ORDERS_MAX: usize = 64;
@@ -62,13 +62,45 @@ pub(crate) struct Model {
     /// Seconds since 1970 when it was loaded.
     pub(crate) created: u64,
     /// Who does it.
-    pub(crate) service: Service,
+    pub(crate) running: Running,
 }
 
 impl Model {
-    fn new(name: String, service: Service) -> Self {
+    fn new(name: String, running: Running) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Self { name, created, service }
+        Self { name, created, running }
+    }
+
+    /// Who continues conversations and texts.
+    ///
+    /// # Errors
+    /// 400 if the model does something else.
+    pub(crate) fn speaks(&self) -> Result<&Service, ApiError> {
+        match &self.running {
+            Running::Speaks(service) => Ok(service),
+            Running::Embeds(_) => {
+                Err(self.unable("gives embeddings of texts; ask it at /v1/embeddings"))
+            }
+        }
+    }
+
+    /// Who gives embeddings.
+    ///
+    /// # Errors
+    /// 400 if the model does something else.
+    pub(crate) fn embeds(&self) -> Result<&EmbedService, ApiError> {
+        match &self.running {
+            Running::Embeds(service) => Ok(service),
+            Running::Speaks(_) => {
+                Err(self.unable("gives no embeddings; ask it at /v1/chat/completions"))
+            }
+        }
+    }
+
+    fn unable(&self, does: &str) -> ApiError {
+        let why = format!("the model {:?} {does}", self.name);
+        let error = ApiError::bad(why).code("model_not_suitable");
+        ApiError { param: Some("model".to_owned()), ..error }
     }
 
     /// What holds an answer to `grammar`, which the field `param` of a request asks for.
@@ -80,7 +112,7 @@ impl Model {
         grammar: &Grammar,
         param: &str,
     ) -> Result<Constraint, ApiError> {
-        let compiler = self.service.text().compiler();
+        let compiler = self.speaks()?.text().compiler();
         let compiler = compiler.map_err(|error| ApiError::field(param, error))?;
         compiler.compile(grammar).map_err(|error| ApiError::field(param, error))
     }
@@ -160,11 +192,11 @@ impl Progress {
 }
 
 impl Models {
-    /// So many models that are still to be loaded, and what is ordered of who loads them.
-    pub(crate) fn new(count: usize) -> (Self, Receiver<Order>) {
+    /// Models of these names that are still to be loaded, and what is ordered of who loads them.
+    pub(crate) fn new(names: Vec<String>) -> (Self, Receiver<Order>) {
         let (orders, receiver) = mpsc::sync_channel(ORDERS_MAX);
-        let entry = |_| Entry { name: String::new(), state: State::Away, used: 0 };
-        let mut entries: Vec<Entry> = (0..count).map(entry).collect();
+        let entry = |name| Entry { name, state: State::Away, used: 0 };
+        let mut entries: Vec<Entry> = names.into_iter().map(entry).collect();
         if let Some(first) = entries.first_mut() {
             first.state = State::Loading("starting".to_owned());
         }
@@ -184,15 +216,10 @@ impl Models {
         before
     }
 
-    /// How clients call the model.
-    fn name(&self, at: usize, name: String) {
-        self.inner().entries[at].name = name;
-    }
-
     /// The model is there.  Gives the one whose place it takes.
-    fn ready(&self, at: usize, name: String, service: Service) -> Option<Service> {
-        self.name(at, name.clone());
-        let before = self.set(at, State::Ready(Model::new(name, service)));
+    fn ready(&self, at: usize, name: String, running: Running) -> Option<Running> {
+        self.inner().entries[at].name.clone_from(&name);
+        let before = self.set(at, State::Ready(Model::new(name, running)));
         self.has_begun.store(true, Ordering::Release);
         // Who was told to end meanwhile has nothing to begin with.
         if self.is_draining() {
@@ -202,7 +229,7 @@ impl Models {
         match before {
             State::Ready(model) => {
                 inner.moves.swaps += 1;
-                Some(model.service)
+                Some(model.running)
             }
             State::Away | State::Loading(_) | State::Failed(_) => {
                 inner.moves.loads += 1;
@@ -227,20 +254,20 @@ impl Models {
     }
 
     /// Takes the model out of memory.
-    fn unload(&self, at: usize) -> Option<Service> {
+    fn unload(&self, at: usize) -> Option<Running> {
         self.inner().moves.unloads += 1;
         match self.set(at, State::Away) {
-            State::Ready(model) => Some(model.service),
+            State::Ready(model) => Some(model.running),
             State::Away | State::Loading(_) | State::Failed(_) => None,
         }
     }
 
     /// The model at a place, if it is there, and when it was asked last.
-    fn loaded(&self, at: usize) -> Option<(Service, u64)> {
+    fn loaded(&self, at: usize) -> Option<(Running, u64)> {
         let inner = self.inner();
         let entry = inner.entries.get(at)?;
         match &entry.state {
-            State::Ready(model) => Some((model.service.clone(), entry.used)),
+            State::Ready(model) => Some((model.running.clone(), entry.used)),
             State::Away | State::Loading(_) | State::Failed(_) => None,
         }
     }
@@ -254,7 +281,7 @@ impl Models {
     /// Takes nothing new from now on.
     pub(crate) fn drain(&self) {
         self.is_draining.store(true, Ordering::Release);
-        self.all().iter().for_each(|model| model.service.drain());
+        self.all().iter().for_each(|model| model.running.drain());
     }
 
     fn is_draining(&self) -> bool {
@@ -274,8 +301,7 @@ impl Models {
     pub(crate) fn away(&self) -> Vec<String> {
         let is_away = |entry: &&Entry| !matches!(entry.state, State::Ready(_));
         let inner = self.inner();
-        let named = inner.entries.iter().filter(|entry| !entry.name.is_empty());
-        named.filter(is_away).map(|entry| entry.name.clone()).collect()
+        inner.entries.iter().filter(is_away).map(|entry| entry.name.clone()).collect()
     }
 
     /// Whether any model could be asked.
@@ -287,8 +313,7 @@ impl Models {
             Health::Ready => Ok(()),
             Health::Loading(doing) => Err(loading(&doing)),
             Health::Draining => {
-                let why = "the server is ending and takes nothing new";
-                Err(ApiError::unavailable(why, "draining", DRAINING_RETRY))
+                Err(ApiError::draining("the server is ending and takes nothing new"))
             }
             Health::Failed => Err(ApiError::failed("the engine's thread has ended; restart smelt")),
         }
@@ -380,7 +405,7 @@ impl Models {
         let inner = self.inner();
         let mut states = inner.entries.iter().map(|entry| &entry.state);
         let is_dead = |state: &State| match state {
-            State::Ready(model) => !model.service.is_alive(),
+            State::Ready(model) => !model.running.is_alive(),
             State::Away | State::Loading(_) | State::Failed(_) => false,
         };
         match inner.entries.first().map(|first| &first.state) {

@@ -46,15 +46,16 @@ pub(super) async fn chat(
     // Before a long body is read for nothing.
     shared.models.check()?;
     let held = shared.bodies.read(&headers, body).await?;
-    let images_max = shared.images_max;
+    let limits = shared.limits;
     let read = shared.preparing.run(move || {
         let chat = ask::chat::Chat::read(&held.bytes)?;
-        let elsewhere = chat.elsewhere(images_max)?;
+        let elsewhere = chat.elsewhere(limits)?;
         Ok((chat, elsewhere, held.budget))
     });
     let (chat, elsewhere, budget) = read.await?;
     shared.models.wake(chat.common.model.as_deref()).await?;
     let model = shared.models.ask(chat.common.model.as_deref())?;
+    let words = ask::words(model.speaks()?);
     facts.model(&model.name);
     let fetched = match elsewhere.is_empty() {
         true => Vec::new(),
@@ -65,11 +66,11 @@ pub(super) async fn chat(
     };
     let asked = model.clone();
     let prepared = shared.preparing.run(move || {
-        let service = &asked.service;
+        let service = asked.speaks()?;
         let (logprobs, limit) = (chat.fields.logprobs()?, chat.fields.new_tokens_max()?);
         let limit = limit.unwrap_or(service.text().max_seq_len);
         let manners = chat.common.manners(logprobs, limit)?;
-        let prompt = chat.prepare(service.text(), fetched)?;
+        let prompt = chat.prepare(service.text(), fetched, limits)?;
         let answers = manners.len();
         let ask::chat::Formed { form, dialect, is_thinking } = chat.form(&asked, &prompt)?;
         let wish = ask::Wish { common: &chat.common, manners: &manners, form, begun };
@@ -82,7 +83,7 @@ pub(super) async fn chat(
     facts.prepared();
     let hearing = Hearing::new(tickets, readers.len(), facts);
     let heading = heading("chatcmpl", &id, &model);
-    let (usage, words) = (wants_usage(&common)?, ask::words(&model.service));
+    let usage = wants_usage(&common)?;
     let shape = answer::chat::Chat { heading, usage, words, dialect, is_thinking, readers };
     deliver(Box::new(shape), hearing, &common).await
 }
@@ -104,11 +105,11 @@ pub(super) async fn completion(
         let (logprobs, limit) =
             (completion.fields.logprobs()?, completion.fields.new_tokens_max()?);
         let manners = completion.common.manners(logprobs, limit)?;
-        let (prompts, echo) = completion.prepare(model.service.text())?;
+        let (prompts, echo) = completion.prepare(model.speaks()?.text())?;
         let (common, answers) = (completion.common, manners.len());
         let form = form(&model, &common)?;
         let wish = ask::Wish { common: &common, manners: &manners, form, begun };
-        let tickets = ask::submit(&model.service, prompts, &wish)?;
+        let tickets = ask::submit(model.speaks()?, prompts, &wish)?;
         Ok((common, model, tickets, answers, echo))
     });
     let (common, model, tickets, answers, echo) = prepared.await?;
@@ -116,7 +117,7 @@ pub(super) async fn completion(
     facts.prepared();
     let hearing = Hearing::new(tickets, answers, facts);
     let heading = heading("cmpl", &id, &model);
-    let (usage, words) = (wants_usage(&common)?, ask::words(&model.service));
+    let (usage, words) = (wants_usage(&common)?, ask::words(model.speaks()?));
     let offsets = match echo.is_empty() {
         true => vec![0; hearing.choices()],
         false => echo.iter().map(|text| text.chars().count()).collect(),

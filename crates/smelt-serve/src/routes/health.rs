@@ -60,6 +60,6 @@ fn told(model: &Model) -> Value {
         "object": "model",
         "created": model.created,
         "owned_by": "smelt",
-        "max_model_len": model.service.text().max_seq_len,
+        "max_model_len": model.running.tokens_max(),
     })
 }

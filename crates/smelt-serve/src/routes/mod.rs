@@ -1,6 +1,7 @@
 //! Says which function answers what is asked where.
 
 mod answers;
+mod embeddings;
 mod health;
 mod page;
 mod tokens;
@@ -24,6 +25,7 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::account::{self, Accounts, REQUEST_ID};
 use crate::api::read;
+use crate::ask::shown::Limits;
 use crate::ask::work::Work;
 use crate::body::{Bodies, Held};
 use crate::error::ApiError;
@@ -45,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) bodies: Bodies,
     pub(crate) remote: Option<Remote>,
-    pub(crate) images_max: usize,
+    pub(crate) limits: Limits,
     pub(crate) preparing: Work,
     pub(crate) fetching: Work,
 }
@@ -100,6 +102,7 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v1/models/{*model}", get(health::model))
         .route("/v1/chat/completions", post(answers::chat))
         .route("/v1/completions", post(answers::completion))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .fallback(unknown)

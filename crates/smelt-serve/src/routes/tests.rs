@@ -10,7 +10,7 @@ use crate::collect::{OfMemory, OfModels};
 
 /// A server whose model is never ready.
 fn router(keys: &[&str], origins: &[&'static str]) -> Router {
-    let models = Arc::new(Models::new(1).0);
+    let models = Arc::new(Models::new(vec!["m".to_owned()]).0);
     let shared = Shared {
         metrics: Arc::new(Metrics::new(vec![
             Box::new(OfModels(Arc::clone(&models))),
@@ -19,7 +19,7 @@ fn router(keys: &[&str], origins: &[&'static str]) -> Router {
         models,
         bodies: Bodies::new(1 << 20),
         remote: None,
-        images_max: 4,
+        limits: Limits { images_max: 4, frames_max: 8 },
         preparing: Work::preparing(),
         fetching: Work::fetching(),
     };
@@ -110,14 +110,16 @@ fn who_comes_too_early_is_told_to_come_again() {
     let (response, json) = ask(&router, request("GET", "/health", &[]));
     assert_eq!(response.status(), 503);
     assert_eq!(json["progress"], "starting");
-    for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
+    for path in
+        ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
+    {
         let (response, json) = ask(&router, request("POST", path, &[JSON]));
         assert_eq!(response.status(), 503, "{path}");
         assert_eq!(json["error"]["code"], "model_loading");
         assert!(response.headers().contains_key(RETRY_AFTER));
     }
     let (response, json) = ask(&router, request("GET", "/v1/models", &[]));
-    assert_eq!((response.status().as_u16(), json["data"].as_array().unwrap().len()), (200, 0));
+    assert_eq!((response.status().as_u16(), json["data"].as_array().unwrap().len()), (200, 1));
 }
 
 #[test]

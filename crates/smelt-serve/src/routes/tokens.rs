@@ -13,6 +13,7 @@ use super::Shared;
 use crate::api::read;
 use crate::ask::chat::Chat;
 use crate::error::ApiError;
+use crate::models::Running;
 
 /// A text, or what a chat is asked.
 #[derive(Deserialize)]
@@ -51,29 +52,31 @@ pub(super) async fn tokenize(
     body: Body,
 ) -> Result<Response, ApiError> {
     let held = shared.read(&headers, body).await?;
-    let (models, images_max) = (Arc::clone(&shared.models), shared.images_max);
+    let (models, limits) = (Arc::clone(&shared.models), shared.limits);
     let tokens = shared.preparing.run(move || {
         let asked: Tokenize = read::json(&held.bytes)?;
         let model = models.ask(asked.model.as_deref())?;
-        let text = model.service.text();
         let tokens = match (asked.prompt, asked.messages) {
             (Some(_), Some(_)) => {
                 return Err(ApiError::field("prompt", "is given together with messages"));
             }
             (Some(prompt), None) => {
-                let tokens = text.tokenizer.encode(&prompt);
+                let tokens = match &model.running {
+                    Running::Speaks(service) => service.text().tokenizer.encode(&prompt),
+                    Running::Embeds(service) => service.encoder().tokenizer().encode_whole(&prompt),
+                };
                 tokens.map_err(|error| ApiError::field("prompt", error))?
             }
             (None, _) => {
                 let chat = Chat::read(&held.bytes)?;
-                if let Some((at, _)) = chat.elsewhere(images_max)?.first() {
+                if let Some((at, _)) = chat.elsewhere(limits)?.first() {
                     let why = "pictures of other hosts are not counted; send a data: URI";
                     return Err(ApiError::field(at, why));
                 }
-                chat.prepare(text, Vec::new())?.tokens
+                chat.prepare(model.speaks()?.text(), Vec::new(), limits)?.tokens
             }
         };
-        Ok(Tokens { count: tokens.len(), max_model_len: text.max_seq_len, tokens })
+        Ok(Tokens { count: tokens.len(), max_model_len: model.running.tokens_max(), tokens })
     });
     Ok(axum::Json(tokens.await?).into_response())
 }
@@ -89,13 +92,18 @@ pub(super) async fn detokenize(
     let prompt = shared.preparing.run(move || {
         let asked: Detokenize = read::json(&held.bytes)?;
         let model = models.ask(asked.model.as_deref())?;
-        let text = model.service.text();
-        let known = |token: &u32| (*token as usize) < text.vocab;
-        if let Some(token) = asked.tokens.iter().find(|token| !known(token)) {
-            let why = format!("{token} is not one of the model's {} tokens", text.vocab);
+        let (tokenizer, vocab) = match &model.running {
+            Running::Speaks(service) => (&service.text().tokenizer, service.text().vocab),
+            Running::Embeds(service) => {
+                let tokenizer = service.encoder().tokenizer();
+                (tokenizer, tokenizer.vocab())
+            }
+        };
+        if let Some(token) = asked.tokens.iter().find(|token| **token as usize >= vocab) {
+            let why = format!("{token} is not one of the model's {vocab} tokens");
             return Err(ApiError::field("tokens", why));
         }
-        let prompt = text.tokenizer.decode(&asked.tokens, false);
+        let prompt = tokenizer.decode(&asked.tokens, false);
         Ok(Prompt { prompt: prompt.map_err(|error| ApiError::field("tokens", error))? })
     });
     Ok(axum::Json(prompt.await?).into_response())

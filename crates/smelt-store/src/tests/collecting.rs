@@ -216,6 +216,24 @@ fn what_a_run_claims_stays_whatever_its_recipe_leads_to() {
 }
 
 #[test]
+fn who_only_uses_outputs_holds_them_and_is_no_run() {
+    let (_dir, store, run) = real(&["a", "b"]);
+    let tree = store.lookup(&key("a")).unwrap().hit().unwrap().digest;
+    run.finish().unwrap();
+    let holder = store.begin_hold(SystemTime::now()).unwrap();
+    holder.hold(&[key("b")]).unwrap();
+    holder.hold(&[tree]).unwrap();
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(is_there(&store, "a"));
+    assert!(!is_there(&store, "b"), "another took its place");
+    assert_eq!(store.journals().unwrap(), []);
+    drop(holder);
+    assert_eq!(std::fs::read_dir(store.root().join("runs")).unwrap().count(), 0);
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(!is_there(&store, "a"));
+}
+
+#[test]
 fn an_output_that_a_held_one_names_is_held() {
     let (_dir, store, run) = real(&["other"]);
     let engine = real_output(&store, &run, "engine", &[]);

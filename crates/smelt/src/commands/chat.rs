@@ -2,11 +2,9 @@
 
 mod talk;
 
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_engine::llm::KvOptions;
-use smelt_runtime::deployment::Deployment;
 use smelt_runtime::generate::{Answer, GenerateError, Manner, Request, SpeakError, generate};
 use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prompt::Turn;
@@ -14,12 +12,11 @@ use smelt_runtime::sampling::Settings;
 use smelt_runtime::stop;
 use smelt_runtime::template::Context;
 
-use super::target;
+use super::{open, target};
 use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, SamplingFlags};
 use crate::say::{answer, tell};
 use crate::table;
-use crate::whole;
 
 pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     if flags.max_tokens == 0 {
@@ -38,11 +35,11 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
         ..Manner::greedy(flags.max_tokens)
     };
     let Some(prompt) = &flags.prompt else {
-        return talk::talk(open(&dir, kv)?, &manner, &flags.image);
+        return talk::talk(open::deployment(&dir, kv, &|_| ())?, &manner, &flags.image);
     };
     let shown = flags.image.iter().map(|path| Picture::open(path).map(Shown::from));
     let shown = shown.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
-    let mut deployment = open(&dir, kv)?;
+    let mut deployment = open::deployment(&dir, kv, &|_| ())?;
     let turn = Turn::from_marked("user", prompt, shown.len()).map_err(Failed::usage)?;
     let (turns, context) = (&[turn], &Context::default());
     let request = Request { turns, shown: &shown, context, manner: &manner, now_s: now.as_secs() };
@@ -55,18 +52,6 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     said.and_then(|()| answer("\n"))?;
     tell(summary(&result, &manner.sampling));
     Ok(Exit::Ok)
-}
-
-/// Opens the deployment in `dir` and compares it with its digests once a boot.
-fn open(dir: &Path, kv: KvOptions) -> Result<Deployment, Failed> {
-    let deployment = Deployment::open_with(dir, kv)?;
-    let spec = &deployment.text.spec;
-    let engines = [&spec.vision, &spec.llm].map(|engine| dir.join(engine));
-    whole::once_a_boot(&engines, || deployment.verify_digests())?;
-    if let Some(why) = deployment.vision.untuned().or(deployment.llm.untuned()) {
-        tell(format_args!("warning: {why}; it runs untuned"));
-    }
-    Ok(deployment)
 }
 
 /// Seeds that are drawn from the clock: short enough to be typed again.

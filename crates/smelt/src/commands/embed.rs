@@ -1,18 +1,16 @@
 //! `smelt embed`: gives the embeddings of texts by a built encoder.
 
 use serde_json::json;
-use smelt_runtime::embed::{Embedding, SentenceEncoder};
+use smelt_runtime::embed::Embedding;
 
-use super::target;
+use super::{open, target};
 use crate::exit::{Exit, Failed};
 use crate::flags::EmbedFlags;
 use crate::say::answer;
-use crate::whole;
 
 pub(crate) fn run(flags: &EmbedFlags) -> Result<Exit, Failed> {
     let dir = target::directory(&flags.target, &flags.sets)?;
-    let encoder = SentenceEncoder::open(&dir)?;
-    whole::once_a_boot(&[dir.join(&encoder.spec().encoder)], || encoder.verify_digest())?;
+    let encoder = open::encoder(&dir, &|_| ())?;
     let mut embeddings = Vec::new();
     for text in &flags.texts {
         let embedding = encoder.embed(text).map_err(Failed::model)?;

@@ -22,4 +22,5 @@ pub(crate) mod runs;
 pub(crate) mod serve;
 pub(crate) mod watch;
 
+mod open;
 mod target;

@@ -2,21 +2,25 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use smelt_engine::llm::KvOptions;
 use smelt_runtime::accuracy::{golden, question};
-use smelt_runtime::deployment::{self, Deployment, Spec};
+use smelt_runtime::deployment::Deployment;
+use smelt_runtime::embed::{self, EmbedService};
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
+use smelt_runtime::template::Template;
 use smelt_serve::{
-    Ended, Found, Keys, Options, Progress, Purpose, Reach, ServeError, Source, log_to_stderr,
-    serve, tls,
+    Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError, Source,
+    log_to_stderr, serve, tls,
 };
 
+use super::open::{self, Heading};
 use super::target;
 use crate::exit::{Exit, Failed};
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
+use crate::holds::Holds;
 use crate::say::{answer, tell};
-use crate::whole;
 
 /// Slots for each answer at once: one it is said in, and one that keeps an earlier prompt, in case that the
 /// next one begins alike.
@@ -28,17 +32,22 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
         return Err(Failed::usage("--model-name is given more often than there are models"));
     }
     let names = flags.model_name.iter().cloned().map(Some).chain(std::iter::repeat(None));
+    let holds = Arc::new(Holds::new(flags.targets.len()));
     let loads: Vec<Load> = flags
         .targets
         .iter()
         .zip(names)
-        .map(|(target, name)| Load {
+        .enumerate()
+        .map(|(at, (target, name))| Load {
+            at,
+            holds: Arc::clone(&holds),
             target: target.clone(),
             sets: flags.sets.clone(),
             name,
             kv: kv(&flags.memory, &flags.limits),
             limits: limits(flags),
             golden: flags.golden.clone(),
+            template: flags.chat_template.clone(),
         })
         .collect();
     // What cannot be found is told before anything is listened to.
@@ -54,8 +63,10 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     log_to_stderr(flags.log_json);
     let scheme = if options.tls.is_some() { "https" } else { "http" };
     let mut told = Ok(());
-    let sources = loads.into_iter().map(Load::source).collect();
+    let sources = loads.into_iter().zip(found);
+    let sources = sources.map(|(load, found)| load.source(found)).collect();
     let ended = serve(options, sources, |addr| told = answer(format_args!("{scheme}://{addr}\n")));
+    holds.end();
     told?;
     match ended {
         Ok(Ended::Drained) => Ok(Exit::Ok),
@@ -68,60 +79,72 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
 /// How a model is found and loaded.
 #[derive(Clone)]
 struct Load {
+    /// Which of the targets it is.
+    at: usize,
+    holds: Arc<Holds>,
     target: PathBuf,
     sets: Vec<String>,
     name: Option<String>,
     kv: KvOptions,
     limits: service::Options,
     golden: Option<PathBuf>,
+    template: Option<PathBuf>,
 }
 
 impl Load {
-    fn source(self) -> Source<Failed> {
+    /// What can be loaded; `known` is where it is now.
+    fn source(self, known: Found) -> Source<Failed> {
         let find = self.clone();
         Source {
+            known,
             find: Box::new(move || find.find()),
             open: Box::new(move |found, purpose, progress| {
-                self.open(&found.dir, purpose, progress)
+                let running = self.open(&found.dir, purpose, progress)?;
+                self.holds.loaded(self.at, &found.dir)?;
+                Ok(running)
             }),
         }
     }
 
-    /// Where the deployment is now.
+    /// Where the deployment is now; held from then on.
     fn find(&self) -> Result<Found, Failed> {
         let dir = target::directory(&self.target, &self.sets)?;
-        let spec = deployment::read_spec(&dir)?;
-        let sizes = engines(&spec, &dir).into_iter().flat_map(fs::read_dir).flatten().flatten();
-        let bytes = sizes.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
-        let name = self.name.clone().unwrap_or(spec.model);
+        self.holds.found(self.at, &dir)?;
+        let Heading { model, engines, .. } = open::heading(&dir)?;
+        let files = engines.into_iter().flat_map(fs::read_dir).flatten().flatten();
+        let sizes = files.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
+        let bytes = sizes.map(|file| file.len()).sum();
+        let name = self.name.clone().unwrap_or(model);
         Ok(Found { dir, name, bytes })
     }
 
     /// Opens, checks and warms up the deployment in `dir`.
-    fn open(&self, dir: &Path, purpose: Purpose, progress: &Progress) -> Result<Service, Failed> {
-        progress.doing("opening the engines (1 of 3)");
-        let mut deployment = Deployment::open_with(dir, self.kv)?;
-        let engines = engines(&deployment.text.spec, dir);
-        progress.doing("comparing the engines with their digests (2 of 3)");
-        whole::once_a_boot(&engines, || deployment.verify_digests())?;
-        if let Some(why) = deployment.vision.untuned().or(deployment.llm.untuned()) {
-            tell(format_args!("warning: {why}; it runs untuned"));
+    fn open(&self, dir: &Path, purpose: Purpose, progress: &Progress) -> Result<Running, Failed> {
+        let doing = |what: &str| progress.doing(what);
+        if open::heading(dir)?.is_encoder {
+            let encoder = open::encoder(dir, &doing)?;
+            doing(WARMING_UP);
+            let service = EmbedService::start(encoder, self.limits.queue_max);
+            return service.map(Running::Embeds).map_err(encoder_failed);
+        }
+        let mut deployment = open::deployment(dir, self.kv, &doing)?;
+        if let Some(file) = &self.template {
+            let template = Template::open_file(file, dir).map_err(Failed::usage)?;
+            deployment = deployment.with_template(template);
         }
         if let (Purpose::Swap, Some(golden)) = (purpose, &self.golden) {
-            progress.doing("asking golden prompts");
+            doing("asking golden prompts");
             all_right(&mut deployment, golden)?;
         }
-        progress.doing("running every size of work once (3 of 3)");
+        doing(WARMING_UP);
         let service = Service::start(deployment, self.limits).map_err(failed)?;
         tell(fits(&service.plan()));
-        Ok(service)
+        Ok(Running::Speaks(service))
     }
 }
 
-/// The directories of a deployment's engines.
-fn engines(spec: &Spec, dir: &Path) -> [PathBuf; 2] {
-    [&spec.vision, &spec.llm].map(|engine| dir.join(engine))
-}
+/// What the log says while engines run for the first time.
+const WARMING_UP: &str = "running every size of work once";
 
 /// Whether the prompts in `folder` are all answered right.
 fn all_right(deployment: &mut Deployment, folder: &Path) -> Result<(), Failed> {
@@ -142,7 +165,7 @@ fn all_right(deployment: &mut Deployment, folder: &Path) -> Result<(), Failed> {
 
 fn options(flags: &ServeFlags) -> Result<Options, Failed> {
     let DoorFlags { tls_cert, tls_key, cors_origin, .. } = &flags.doors;
-    let LimitFlags { max_images, max_body, max_connections, .. } = flags.limits;
+    let LimitFlags { max_images, max_frames, max_body, max_connections, .. } = flags.limits;
     let tls = match (tls_cert, tls_key) {
         (Some(certificates), Some(key)) => Some(tls(certificates, key).map_err(Failed::usage)?),
         _ => None,
@@ -154,6 +177,7 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
         tls,
         remote_images: reach(&flags.doors),
         images_max: max_images,
+        frames_max: max_frames.into(),
         body_bytes_max: max_body,
         connections_max: max_connections,
         drain_time_max: flags.drain,
@@ -191,6 +215,13 @@ fn limits(flags: &ServeFlags) -> service::Options {
         memory_max: flags.memory.memory,
         kv: flags.memory.kv_memory.unwrap_or(KvMemory::Free),
         ..service::Options::default()
+    }
+}
+
+fn encoder_failed(error: embed::StartError) -> Failed {
+    match error {
+        embed::StartError::Warm(_) => Failed::model(error),
+        embed::StartError::Thread(_) => Failed::new(Exit::StageFailed, error),
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use smelt_engine::llm::KvType;
 use smelt_plan::quantity;
+use smelt_runtime::image::FRAMES_MAX;
 use smelt_runtime::service::KvMemory;
 use smelt_serve::HeaderValue;
 
@@ -35,9 +36,12 @@ pub(crate) struct ServeFlags {
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) watch: Option<Duration>,
     /// Golden prompts, as `verify` takes them, that a newer deployment must answer right, or the older one
-    /// stays
+    /// stays; an encoder has only to run
     #[arg(long, value_name = "DIR")]
     pub(crate) golden: Option<PathBuf>,
+    /// A chat template (Jinja) in the place of the deployments' own
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) doors: DoorFlags,
     #[command(flatten)]
@@ -95,9 +99,12 @@ pub(crate) struct LimitFlags {
     /// Requests that may wait; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) queue: usize,
-    /// Most pictures of a request
+    /// Most pictures and clips of a request
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(crate) max_images: usize,
+    /// Most frames of a clip that are looked at, equally far apart; as many as vLLM looks at by itself
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=FRAMES_MAX as i64))]
+    pub(crate) max_frames: u16,
     /// The longest request; larger ones are refused with 413
     #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = body)]
     pub(crate) max_body: usize,

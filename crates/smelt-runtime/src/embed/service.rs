@@ -1,0 +1,321 @@
+//! Embeds the texts of many requests: one text after another, in a thread that owns the encoder.
+//!
+//! Requests take turns, a text each, so that one short text does not wait for a long list.  A request
+//! whose [`Ticket`] is dropped goes no further.  Knows nothing of HTTP.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::{EmbedError, Embedding, SentenceEncoder};
+use crate::service::{Failure, Histogram, SECONDS};
+
+/// The longest time after which a refused client is asked to come again.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+
+/// Is told once what became of a request: an embedding for each text, in order.
+pub type Reply = Box<dyn FnOnce(Result<Vec<Embedding>, Failure>) + Send>;
+
+/// Keeps a request going; dropping it cancels what is not done.
+#[derive(Debug)]
+pub struct Ticket(#[expect(dead_code, reason = "it is looked at through weak references")] Arc<()>);
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// There are too many.
+    #[error("{live} requests are under way or wait; try again in {} s", retry_after.as_secs())]
+    Busy {
+        /// How many requests there are.
+        live: usize,
+        /// When there may be room.
+        retry_after: Duration,
+    },
+    /// The service is ending.
+    #[error("the service is ending and takes nothing new")]
+    Draining,
+}
+
+/// Why a service cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The encoder failed on what it was given to warm up.
+    #[error("the encoder does not run: {0}")]
+    Warm(#[from] EmbedError),
+    /// The system gives no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// What a service has done since it was started, and does now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stats {
+    /// Requests that were taken.
+    pub requests: u64,
+    /// Requests that were refused since there were too many.
+    pub refused: u64,
+    /// Requests that nobody waited for any more.
+    pub cancelled: u64,
+    /// Requests on which the encoder failed.
+    pub failed: u64,
+    /// Texts that were embedded.
+    pub texts: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Texts that wait.
+    pub waiting: usize,
+    /// Of a text.
+    pub text_seconds: Histogram,
+}
+
+impl Stats {
+    fn new() -> Self {
+        let [requests, refused, cancelled, failed, texts, tokens] = [0; 6];
+        let text_seconds = Histogram::new(SECONDS);
+        Self { requests, refused, cancelled, failed, texts, tokens, waiting: 0, text_seconds }
+    }
+
+    /// When the texts that wait will have been embedded, by what texts took so far.
+    fn retry_after(&self) -> Duration {
+        let seconds = self.text_seconds.sum / self.texts.max(1) as f64 * self.waiting as f64;
+        Duration::from_secs_f64(seconds.ceil().clamp(1.0, RETRY_AFTER_MAX.as_secs_f64()))
+    }
+}
+
+/// What handles and the thread share.
+struct Shared {
+    stats: Mutex<Stats>,
+    /// Requests that were taken and have not ended.
+    live: AtomicUsize,
+    is_draining: AtomicBool,
+}
+
+impl Shared {
+    fn stats(&self) -> MutexGuard<'_, Stats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request on its way.
+struct Job {
+    texts: VecDeque<Vec<u32>>,
+    done: Vec<Embedding>,
+    ticket: Weak<()>,
+    reply: Reply,
+    seat: Seat,
+}
+
+/// Counted as long as its request lives.
+struct Seat(Arc<Shared>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.live.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+struct Inner {
+    encoder: Arc<SentenceEncoder>,
+    width: usize,
+    queue_max: usize,
+    shared: Arc<Shared>,
+    /// Gone when the last handle is: the thread ends then.
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A handle to the thread that embeds.
+#[derive(Clone)]
+pub struct EmbedService(Arc<Inner>);
+
+impl fmt::Debug for EmbedService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let model = &self.0.encoder.spec().model;
+        f.debug_struct("EmbedService").field("model", model).finish_non_exhaustive()
+    }
+}
+
+impl EmbedService {
+    /// Runs the shortest and the longest text once, so that the first request finds weights and buffers in
+    /// place, and starts the thread.  `queue_max` requests may wait beside the one whose turn it is.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(encoder: SentenceEncoder, queue_max: usize) -> Result<Self, StartError> {
+        let encoder = Arc::new(encoder);
+        let longest = vec![0; encoder.spec().max_tokens];
+        encoder.embed_tokens(&longest)?;
+        let width = encoder.embed_tokens(&longest[..1])?.row.len();
+        let (stats, live) = (Mutex::new(Stats::new()), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { stats, live, is_draining: AtomicBool::new(false) });
+        let (jobs, inbox) = mpsc::channel();
+        let thread = EmbedThread { encoder: Arc::clone(&encoder), inbox, line: VecDeque::new() };
+        let thread = std::thread::Builder::new().name("embed".to_owned()).spawn(|| thread.run())?;
+        let (jobs, thread) = (Some(jobs), Some(thread));
+        Ok(Self(Arc::new(Inner { encoder, width, queue_max, shared, jobs, thread })))
+    }
+
+    /// What requests are prepared with; its engine is the thread's.
+    pub fn encoder(&self) -> &SentenceEncoder {
+        &self.0.encoder
+    }
+
+    /// Numbers of an embedding.
+    pub fn width(&self) -> usize {
+        self.0.width
+    }
+
+    /// What was done so far, and what is being done.
+    pub fn stats(&self) -> Stats {
+        self.0.shared.stats().clone()
+    }
+
+    /// Requests that were taken and have not ended.
+    pub fn live(&self) -> usize {
+        self.0.shared.live.load(Ordering::Acquire)
+    }
+
+    /// Whether this is the only handle.
+    pub fn is_last(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
+    /// Whether the thread is there; it ends when the service does, or by a fault of ours.
+    pub fn is_alive(&self) -> bool {
+        self.0.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Takes nothing new from now on; what was taken is done.
+    pub fn drain(&self) {
+        self.0.shared.is_draining.store(true, Ordering::Release);
+    }
+
+    /// Takes the tokens of texts, each at most as long as the deployment says.  Never waits; `reply` is
+    /// told from the thread, and never if that is gone.
+    ///
+    /// # Errors
+    /// [`Refused`] if there are too many.
+    pub fn submit(&self, texts: Vec<Vec<u32>>, reply: Reply) -> Result<Ticket, Refused> {
+        let shared = &self.0.shared;
+        if shared.is_draining.load(Ordering::Acquire) {
+            return Err(Refused::Draining);
+        }
+        let live = shared.live.fetch_add(1, Ordering::AcqRel);
+        let seat = Seat(Arc::clone(shared));
+        let mut stats = shared.stats();
+        if live > self.0.queue_max {
+            stats.refused += 1;
+            return Err(Refused::Busy { live, retry_after: stats.retry_after() });
+        }
+        stats.requests += 1;
+        stats.waiting += texts.len();
+        drop(stats);
+        let ticket = Arc::new(());
+        let (texts, done, weak) = (texts.into(), Vec::new(), Arc::downgrade(&ticket));
+        let job = Job { texts, done, ticket: weak, reply, seat };
+        // A thread that is gone drops the request, and nobody is told anything.
+        self.0.jobs.as_ref().map(|jobs| jobs.send(job));
+        Ok(Ticket(ticket))
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.jobs = None;
+        // One that has panicked is told of by its panic.
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+struct EmbedThread {
+    encoder: Arc<SentenceEncoder>,
+    inbox: Receiver<Job>,
+    /// Requests in the order of their turns.
+    line: VecDeque<Job>,
+}
+
+impl EmbedThread {
+    /// Embeds until nobody can ask any more.
+    fn run(mut self) {
+        while self.receive() {
+            if let Some(job) = self.line.pop_front() {
+                self.line.extend(one_more(&self.encoder, job));
+            }
+        }
+    }
+
+    /// Takes what has come; waits for something if there is nothing to do.  Returns whether to go on.
+    fn receive(&mut self) -> bool {
+        if self.line.is_empty() {
+            match self.inbox.recv() {
+                Ok(job) => self.line.push_back(job),
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.inbox.try_recv() {
+                Ok(job) => self.line.push_back(job),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+            }
+        }
+    }
+}
+
+/// Embeds the next text of a request; gives it back unless it has ended.
+fn one_more(encoder: &SentenceEncoder, mut job: Job) -> Option<Job> {
+    let shared = Arc::clone(&job.seat.0);
+    if job.ticket.strong_count() == 0 {
+        let mut stats = shared.stats();
+        stats.waiting -= job.texts.len();
+        stats.cancelled += 1;
+        return None;
+    }
+    let begun = Instant::now();
+    let embedded = job.texts.pop_front().map(|text| encoder.embed_tokens(&text)).transpose();
+    let mut stats = shared.stats();
+    match embedded {
+        Ok(embedding) => {
+            if let Some(embedding) = embedding {
+                stats.texts += 1;
+                stats.waiting -= 1;
+                stats.tokens += embedding.tokens as u64;
+                stats.text_seconds.observe_time(begun.elapsed());
+                job.done.push(embedding);
+            }
+            drop(stats);
+            if !job.texts.is_empty() {
+                return Some(job);
+            }
+            let Job { done, reply, seat, .. } = job;
+            // Who hears the answer finds the place free.
+            drop(seat);
+            reply(Ok(done));
+        }
+        Err(error) => {
+            stats.waiting -= job.texts.len() + 1;
+            stats.failed += 1;
+            drop(stats);
+            (job.reply)(Err(Failure::Engine(format!("the encoder failed: {error}"))));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_refused_comes_again_when_what_waits_is_done() {
+        let mut stats = Stats::new();
+        assert_eq!(stats.retry_after(), Duration::from_secs(1));
+        (stats.texts, stats.waiting, stats.text_seconds.sum) = (10, 300, 0.5);
+        assert_eq!(stats.retry_after(), Duration::from_secs(15));
+        stats.waiting = 1_000_000;
+        assert_eq!(stats.retry_after(), RETRY_AFTER_MAX);
+    }
+}

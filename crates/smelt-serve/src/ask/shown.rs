@@ -1,0 +1,128 @@
+//! Decodes what a conversation shows: pictures, and the frames of clips, all within one limit.
+
+use smelt_runtime::image::{Animation, PIXELS_MAX, Picture, Shown, Wish};
+
+use crate::api::chat::Role;
+use crate::api::clip::{Clip, FPS_USUAL, Film};
+use crate::error::ApiError;
+use crate::pictures;
+
+/// How much a request may show.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Most pictures and clips.
+    pub(crate) images_max: usize,
+    /// Most frames of a clip that are looked at.
+    pub(crate) frames_max: usize,
+}
+
+/// What one turn says.
+pub(super) struct Said<'a> {
+    pub(super) role: Role,
+    pub(super) pieces: Vec<Seen<'a>>,
+}
+
+/// A piece of a turn, with what is looked at of it.
+pub(super) enum Seen<'a> {
+    Text(&'a str),
+    Picture { at: String, url: &'a str, wish: Wish },
+    Clip { clip: Clip<'a>, fps: Option<f64>, wish: Wish },
+}
+
+impl Seen<'_> {
+    /// Where its files are, with the field that names each.
+    pub(super) fn files(&self) -> Vec<(&str, &str)> {
+        match self {
+            Self::Text(_) => Vec::new(),
+            Self::Picture { at, url, .. } => vec![(at, url)],
+            Self::Clip { clip, .. } => match &clip.film {
+                Film::File(url) => vec![(&clip.at, url)],
+                Film::Frames(urls) => urls.iter().map(|url| (&clip.at[..], &url[..])).collect(),
+            },
+        }
+    }
+}
+
+/// All pictures and clips of a conversation, together no larger than one picture may be; `fetched` are the
+/// files that other hosts have, in order.
+///
+/// # Errors
+/// 400, naming the field that is wrong.
+pub(super) fn decode(
+    said: &[Said<'_>],
+    fetched: Vec<Vec<u8>>,
+    limits: Limits,
+) -> Result<Vec<Shown>, ApiError> {
+    let (mut fetched, mut decoded) = (fetched.into_iter(), Vec::new());
+    let mut budget = Budget(PIXELS_MAX);
+    for seen in said.iter().flat_map(|said| &said.pieces) {
+        let mut files = Vec::new();
+        for (at, url) in seen.files() {
+            files.push(match pictures::is_elsewhere(url) {
+                true => fetched.next().unwrap_or_default(),
+                false => pictures::inside(url, at)?,
+            });
+        }
+        match seen {
+            Seen::Text(_) => {}
+            Seen::Picture { at, wish, .. } => {
+                let picture = budget.pictures(&files, at)?.pop();
+                decoded.extend(picture.map(|picture| Shown::from(picture).with(*wish)));
+            }
+            Seen::Clip { clip, fps, wish } => {
+                let (frames, fps) = match fps {
+                    Some(fps) => (budget.pictures(&files, &clip.at)?, *fps),
+                    None => budget.film(&files, clip, limits.frames_max)?,
+                };
+                let shown = Shown::clip(frames, fps);
+                let shown = shown.map_err(|error| ApiError::field(&clip.at, error))?;
+                decoded.push(shown.with(*wish));
+            }
+        }
+    }
+    Ok(decoded)
+}
+
+/// Pixels that may still be decoded.
+struct Budget(u64);
+
+impl Budget {
+    fn take(&mut self, picture: &Picture, at: &str) -> Result<(), ApiError> {
+        let pixels = picture.size().pixels() as u64;
+        let left = self.0.checked_sub(pixels).ok_or_else(|| {
+            let why =
+                format!("all pictures and frames together have more than {PIXELS_MAX} pixels");
+            ApiError::field(at, why)
+        });
+        left.map(|left| self.0 = left)
+    }
+
+    /// A picture of each file.
+    fn pictures(&mut self, files: &[Vec<u8>], at: &str) -> Result<Vec<Picture>, ApiError> {
+        let one = |bytes: &Vec<u8>| {
+            let picture = Picture::decode(bytes).map_err(|error| ApiError::field(at, error))?;
+            self.take(&picture, at).map(|()| picture)
+        };
+        files.iter().map(one).collect()
+    }
+
+    /// The frames of a file that are looked at, and how many of them there are in a second.
+    fn film(
+        &mut self,
+        files: &[Vec<u8>],
+        clip: &Clip<'_>,
+        frames_max: usize,
+    ) -> Result<(Vec<Picture>, f64), ApiError> {
+        let (mut frames, mut speed) = (Vec::new(), FPS_USUAL);
+        for bytes in files {
+            let film = Animation::decode(bytes, self.0);
+            let film = film.map_err(|error| ApiError::field(&clip.at, error))?;
+            let (kept, fps) = clip.of_file(film.frames.len(), film.fps, frames_max);
+            speed = fps;
+            let all = film.frames.into_iter().enumerate();
+            frames.extend(all.filter(|(at, _)| kept.contains(at)).map(|(_, frame)| frame));
+        }
+        frames.iter().try_for_each(|frame| self.take(frame, &clip.at))?;
+        Ok((frames, speed))
+    }
+}

@@ -1,0 +1,55 @@
+//! Holds what answers for a model: a language model or an encoder.
+
+use smelt_runtime::embed::EmbedService;
+use smelt_runtime::service::Service;
+
+/// The threads of a model that is loaded.
+#[derive(Clone, Debug)]
+pub enum Running {
+    /// It sees and speaks.
+    Speaks(Service),
+    /// It gives embeddings of texts.
+    Embeds(EmbedService),
+}
+
+impl Running {
+    /// Requests that were taken and have not ended.
+    pub(crate) fn live(&self) -> usize {
+        match self {
+            Self::Speaks(service) => service.live(),
+            Self::Embeds(service) => service.live(),
+        }
+    }
+
+    /// Whether this is the only handle.
+    pub(crate) fn is_last(&self) -> bool {
+        match self {
+            Self::Speaks(service) => service.is_last(),
+            Self::Embeds(service) => service.is_last(),
+        }
+    }
+
+    /// Whether the threads are there.
+    pub(crate) fn is_alive(&self) -> bool {
+        match self {
+            Self::Speaks(service) => service.is_alive(),
+            Self::Embeds(service) => service.is_alive(),
+        }
+    }
+
+    /// Takes nothing new from now on; what was taken is answered.
+    pub(crate) fn drain(&self) {
+        match self {
+            Self::Speaks(service) => service.drain(),
+            Self::Embeds(service) => service.drain(),
+        }
+    }
+
+    /// Most tokens of a prompt and its answer, or of a text.
+    pub(crate) fn tokens_max(&self) -> usize {
+        match self {
+            Self::Speaks(service) => service.text().max_seq_len,
+            Self::Embeds(service) => service.encoder().spec().max_tokens,
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Answers `/v1/embeddings`.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::http::HeaderMap;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use smelt_runtime::service::Failure;
+use tokio::sync::oneshot;
+
+use super::Shared;
+use crate::account::Facts;
+use crate::answer::stream::error;
+use crate::answer::{self, Usage};
+use crate::api::embedding::EmbeddingFields;
+use crate::api::read;
+use crate::ask;
+use crate::error::ApiError;
+
+/// The embeddings of texts, or of lists of tokens.
+pub(super) async fn embeddings(
+    State(shared): State<Arc<Shared>>,
+    Extension(facts): Extension<Facts>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let held = shared.read(&headers, body).await?;
+    let models = Arc::clone(&shared.models);
+    let prepared = shared.preparing.run(move || {
+        let fields: EmbeddingFields = read::json(&held.bytes)?;
+        let encoding = fields.encoding()?;
+        let model = models.ask(fields.model.as_deref())?;
+        let service = model.embeds()?;
+        let texts = ask::embedding::texts(&fields, service)?;
+        let (tell, told) = oneshot::channel();
+        // Who has left hears nothing.
+        let reply = Box::new(move |done| drop(tell.send(done)));
+        let ticket = service.submit(texts, reply).map_err(ask::embedding::refused)?;
+        Ok((model.name, encoding, ticket, told))
+    });
+    // The ticket is dropped with this future when the client leaves.
+    let (model, encoding, _ticket, told) = prepared.await?;
+    facts.model(&model);
+    facts.prepared();
+    let done = told.await.unwrap_or(Err(Failure::Stopped));
+    let embeddings = done.map_err(|failure| error(&failure))?;
+    facts.usage(Usage::of_prompt(answer::embedding::tokens(&embeddings), 0, 0));
+    // Thousands of rows take longer to write than connections may wait for.
+    let write = move || Ok(answer::embedding::whole(&model, &embeddings, encoding));
+    let json = shared.preparing.run(write).await?;
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+}

@@ -1,0 +1,75 @@
+//! Opens deployments for the commands that run them: whole, and with a warning where they run untuned.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use smelt_engine::llm::KvOptions;
+use smelt_runtime::deployment::{self, Deployment};
+use smelt_runtime::embed::{self, SentenceEncoder};
+
+use crate::exit::Failed;
+use crate::say::tell;
+use crate::whole;
+
+/// What a deployment says of itself, whatever it does.
+pub(super) struct Heading {
+    /// The model's name.
+    pub(super) model: String,
+    /// The directories of its engines.
+    pub(super) engines: Vec<PathBuf>,
+    /// Whether it gives embeddings; else it sees and speaks.
+    pub(super) is_encoder: bool,
+}
+
+/// What the deployment in `dir` says of itself.
+pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
+    let is_encoder = embed::is_encoder(dir)?;
+    let (model, names) = if is_encoder {
+        let spec = embed::read_spec(dir)?;
+        (spec.model, vec![spec.encoder])
+    } else {
+        let spec = deployment::read_spec(dir)?;
+        (spec.model, vec![spec.vision, spec.llm])
+    };
+    let engines = names.iter().flat_map(|name| engines(dir.join(name))).collect();
+    Ok(Heading { model, engines, is_encoder })
+}
+
+/// An engine's directory, and those of its grids where it has several.
+fn engines(dir: PathBuf) -> Vec<PathBuf> {
+    let inside = fs::read_dir(&dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut all: Vec<PathBuf> = inside.filter(|path| path.is_dir()).collect();
+    all.push(dir);
+    all.sort_unstable();
+    all
+}
+
+/// Opens the deployment in `dir`, compares it with its digests once a boot, and tells `doing` what it does.
+pub(super) fn deployment(
+    dir: &Path,
+    kv: KvOptions,
+    doing: &dyn Fn(&str),
+) -> Result<Deployment, Failed> {
+    doing("opening the engines");
+    let deployment = Deployment::open_with(dir, kv)?;
+    doing("comparing the engines with their digests");
+    whole::once_a_boot(&heading(dir)?.engines, || deployment.verify_digests())?;
+    warn(deployment.vision.untuned().or(deployment.llm.untuned()));
+    Ok(deployment)
+}
+
+/// Opens the encoder in `dir` in the same way.
+pub(super) fn encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<SentenceEncoder, Failed> {
+    doing("opening the engine");
+    let encoder = SentenceEncoder::open(dir)?;
+    doing("comparing the engine with its digests");
+    whole::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
+    warn(encoder.untuned());
+    Ok(encoder)
+}
+
+fn warn(untuned: Option<&str>) {
+    if let Some(why) = untuned {
+        tell(format_args!("warning: {why}; it runs untuned"));
+    }
+}
