@@ -48,7 +48,7 @@ pub(super) fn select<'a>(names: &[&'a str]) -> Result<Vec<&'a str>, Unfit> {
 /// Whether a checkpoint is read from files of this name: those at the top of a repository that
 /// hold the configuration, the weights, the tokenizer and the preprocessing.
 fn is_wanted(file: &str) -> bool {
-    const NAMES: [&str; 10] = [
+    const NAMES: [&str; 11] = [
         "config.json",
         "generation_config.json",
         "merges.txt",
@@ -58,6 +58,7 @@ fn is_wanted(file: &str) -> bool {
         "quantize_config.json",
         "special_tokens_map.json",
         "added_tokens.json",
+        "video_preprocessor_config.json",
         "vocab.json",
     ];
     let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'+');

@@ -201,6 +201,10 @@ const VERIFY: &[Field] = &[
 ];
 /// More tiles of one picture than models are trained with (InternVL's 12, its video's 40).
 const TILES_MAX: u64 = 64;
+/// No prompt has more tokens than this of one picture.
+const IMAGE_TOKENS_MAX: u64 = SEQ_LEN_MAX;
+/// What a CLIP beside a deployment is made of.
+const CLIP: [&str; 3] = ["clip", "clip-vision", "clip-text"];
 const DEPLOYMENT: &[Field] = &[
     field("model", Takes::Text, Absent::Word("internvl3")),
     field("checkpoint", CHECKPOINT, Absent::Refused),
@@ -209,6 +213,10 @@ const DEPLOYMENT: &[Field] = &[
     field("encoder", ENGINE, Absent::Nothing),
     field("tiles", Takes::Count(1, TILES_MAX), Absent::Nothing),
     field("thresholds", Takes::Texts, Absent::Nothing),
+    field("image-tokens", Takes::Count(1, IMAGE_TOKENS_MAX), Absent::Nothing),
+    field("clip", CHECKPOINT, Absent::Nothing),
+    field("clip-vision", ENGINE, Absent::Nothing),
+    field("clip-text", ENGINE, Absent::Nothing),
     field("verified", Takes::Stage(&[Kind::Verify]), Absent::Nothing),
 ];
 /// Where a program may write besides its working directory.
@@ -269,7 +277,8 @@ impl Kind {
 
     /// Whether the output names what this field takes by path, instead of holding a copy.
     pub fn names_by_path(self, field: &str) -> bool {
-        self == Self::Deployment && matches!(field, "vision" | "llm" | "encoder")
+        let engines = ["vision", "llm", "encoder", "clip-vision", "clip-text"];
+        self == Self::Deployment && engines.contains(&field)
     }
 
     /// Whether a field that is no edge enters the keys.  Where a program may write is the machine's
@@ -304,13 +313,20 @@ impl Kind {
     pub fn fault(self, is_given: impl Fn(&str) -> bool) -> Option<&'static str> {
         match self {
             Self::Deployment if is_given("encoder") => {
-                let others = ["vision", "llm", "verified", "tiles", "thresholds"];
-                others.into_iter().any(is_given).then_some(
-                    "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"tiles\" and \"thresholds\"",
+                let others = ["vision", "llm", "verified", "tiles", "thresholds", "image-tokens"];
+                others.into_iter().chain(CLIP).any(is_given).then_some(
+                    "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"tiles\", \"thresholds\", \"image-tokens\" and \"clip\"",
                 )
             }
-            Self::Deployment => (!is_given("vision") || !is_given("llm"))
-                .then_some("needs the keys \"vision\" and \"llm\", or \"encoder\" alone"),
+            Self::Deployment if !is_given("vision") || !is_given("llm") => {
+                Some("needs the keys \"vision\" and \"llm\", or \"encoder\" alone")
+            }
+            Self::Deployment if CLIP.into_iter().any(&is_given) => {
+                let is_routed = is_given("thresholds") || is_given("image-tokens");
+                (!is_routed || !CLIP.into_iter().all(is_given)).then_some(
+                    "a CLIP is \"clip\", \"clip-vision\" and \"clip-text\" together, with \"thresholds\" or \"image-tokens\"",
+                )
+            }
             _ => None,
         }
     }

@@ -17,8 +17,9 @@ use smelt_engine::vision::VisionEngine;
 
 use crate::dialect::Dialect;
 use crate::grammar::{Compiler, CompilerError};
-use crate::image::{Cutting, Eyes, Router};
+use crate::image::{By, Cutting, Eyes, Router};
 use crate::prompt::ImageTokens;
+use crate::similarity::{self, Similarity};
 use crate::template::{self, Form, Template, TemplateError};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
 use crate::vision::Vision;
@@ -122,6 +123,9 @@ pub struct Spec {
     /// all go to the largest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub router: Option<Router>,
+    /// The CLIP that tells a router by similarity how near tiles are to the question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip: Option<similarity::Spec>,
     /// The special tokens of a picture.
     pub image_tokens: ImageTokens,
     /// Places that a second of a clip takes (Qwen2.5-VL).
@@ -142,15 +146,25 @@ impl Spec {
             return Some(format!("image: pictures of {family} are not cut so"));
         }
         for (field, dir) in [("vision", &self.vision), ("llm", &self.llm)] {
-            if dir.is_empty() || Path::new(dir).is_absolute() {
+            if !is_beside(dir) {
                 return Some(format!("{field} is {dir:?}, but must be a relative directory"));
             }
         }
         if self.eos.is_empty() {
             return Some("eos is empty, so no answer would end; name the end token".to_owned());
         }
-        self.image.fault().map(|fault| format!("image: {fault}"))
+        let by = self.router.as_ref().map(|router| router.by);
+        if self.clip.is_some() != (by == Some(By::Similarity)) {
+            return Some("a router by similarity and a clip go together".to_owned());
+        }
+        let clip = self.clip.as_ref().and_then(similarity::Spec::fault);
+        clip.or_else(|| self.image.fault().map(|fault| format!("image: {fault}")))
     }
+}
+
+/// Whether `dir` can name a directory beside the deployment.
+pub(crate) fn is_beside(dir: &str) -> bool {
+    !dir.is_empty() && !Path::new(dir).is_absolute()
 }
 
 /// What turns questions into prompts and tokens into text: all of a deployment but its engines, and
@@ -169,6 +183,8 @@ pub struct Text {
     pub image_token: u32,
     /// What the vision engines take.
     pub eyes: Eyes,
+    /// What compares tiles with questions, where the router goes by that.
+    pub similarity: Option<Similarity>,
     /// Most tokens of a prompt and its answer.
     pub max_seq_len: usize,
     /// Tokens that the language model knows.
@@ -231,12 +247,13 @@ impl Deployment {
         self
     }
 
-    /// Compares both engines with their digests; reads all of them.
+    /// Compares all engines with their digests; reads all of them.
     ///
     /// # Errors
     /// When one differs.
     pub fn verify_digests(&self) -> Result<(), OpenError> {
         self.vision.verify_digest()?;
+        self.text.similarity.as_ref().map_or(Ok(()), Similarity::verify_digest)?;
         self.llm.verify_digest()
     }
 
@@ -268,6 +285,8 @@ impl Deployment {
         if let Some(why) = eyes.fault().or_else(|| sizes.fault()) {
             return Err(bad(why));
         }
+        let clip = spec.clip.as_ref();
+        let similarity = clip.map(|clip| Similarity::open(dir, clip)).transpose()?;
         let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
         let (dialect, compiler) = (template.dialect(), OnceLock::new());
         let form = template.form(&spec.image_tokens.image);
@@ -278,6 +297,7 @@ impl Deployment {
             form,
             image_token,
             eyes,
+            similarity,
             max_seq_len,
             vocab,
             dialect,
@@ -298,6 +318,25 @@ impl Deployment {
     }
 }
 
+/// Copies a file into a deployment that is written, to `to`, whose folder is made if need be.
+///
+/// # Errors
+/// [`DeploymentError`] naming the file.
+pub fn copy(from: &Path, to: &Path) -> Result<(), DeploymentError> {
+    let io = |verb, path: &Path| {
+        let path = path.to_owned();
+        move |source| DeploymentError::Io { verb, path, source }
+    };
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).map_err(io("make", folder))?;
+    }
+    // Bytes only: the copy belongs to the deployment, with its own permissions.
+    let mut source = fs::File::open(from).map_err(io("read", from))?;
+    let mut target = fs::File::create(to).map_err(io("write", to))?;
+    io::copy(&mut source, &mut target).map_err(io("copy", from))?;
+    Ok(())
+}
+
 /// Writes what `spec` says into `dir`, which is made if need be, and copies `files` beside it.
 pub(crate) fn write_files(
     dir: &Path,
@@ -312,15 +351,11 @@ pub(crate) fn write_files(
     let mut names = BTreeSet::from([DEPLOYMENT_FILE.into()]);
     for file in files {
         let name = file.file_name().unwrap_or_default().to_owned();
-        let copy = dir.join(&name);
-        if name.is_empty() || !names.insert(name) {
+        if name.is_empty() || !names.insert(name.clone()) {
             let why = "there is another file of this name".to_owned();
             return Err(DeploymentError::Bad { path: file.clone(), why });
         }
-        // Bytes only: the copy belongs to the deployment, with its own permissions.
-        let mut source = fs::File::open(file).map_err(io("read", file))?;
-        let mut target = fs::File::create(&copy).map_err(io("write", &copy))?;
-        io::copy(&mut source, &mut target).map_err(io("copy", file))?;
+        copy(file, &dir.join(&name))?;
     }
     let path = dir.join(DEPLOYMENT_FILE);
     let text = serde_json::to_string_pretty(spec).expect("a struct of plain data is JSON");

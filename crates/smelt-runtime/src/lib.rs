@@ -17,6 +17,7 @@ pub mod sampling;
 pub mod schedule;
 pub mod service;
 pub mod sight;
+pub mod similarity;
 pub mod speaker;
 pub mod stop;
 pub mod template;

@@ -9,6 +9,7 @@ use crate::deployment::Text;
 use crate::image::{Shown, TooLong, View};
 use crate::prompt::{self, PromptError, Turn};
 use crate::sight::Sight;
+use crate::similarity::SimilarityError;
 use crate::template::{Context, TemplateError, Value};
 use crate::tokenizer::TokenizerError;
 
@@ -27,6 +28,9 @@ pub enum PrepareError {
     /// A picture has no size that the model sees.
     #[error(transparent)]
     Picture(#[from] TooLong),
+    /// A picture cannot be compared with the question.
+    #[error(transparent)]
+    Similarity(#[from] SimilarityError),
     /// The prompt's image tokens are not those of its pictures.
     #[error(transparent)]
     Places(#[from] PlacesError),
@@ -79,11 +83,6 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Parts that the vision engine has to see.
-    pub fn parts(&self) -> usize {
-        self.views.iter().map(|view| view.parts.len()).sum()
-    }
-
     /// What stands at each position of `tokens`; a picture's tokens stand for its contents.
     pub(crate) fn pieces(tokens: &[u32], views: &[View], image_token: u32) -> Vec<Piece> {
         let pictures = |view: &View| std::iter::repeat_n(Piece::Picture(view.digest), view.tokens);
@@ -106,8 +105,9 @@ impl Text {
         prompt::check(turns, question.shown.len(), tokens)?;
         let messages: Vec<Value> = turns.iter().map(|turn| turn.message(self.form)).collect();
         let rendered = self.template.render(&messages, true, question.now_s, question.context)?;
-        let sights = question.shown.iter().map(|shown| Sight::new(self, shown));
-        let sights = sights.collect::<Result<Vec<Sight<'_>>, TooLong>>()?;
+        let asked = prompt::asked(turns);
+        let sights = question.shown.iter().map(|shown| Sight::new(self, shown, &asked));
+        let sights = sights.collect::<Result<Vec<Sight<'_>>, PrepareError>>()?;
         let runs: Vec<_> = sights.iter().map(|sight| sight.runs.clone()).collect();
         let text = prompt::expand(&rendered, tokens, &runs)?;
         let mut prepared = self.prepare_tokens(self.tokenizer.encode(&text)?)?;

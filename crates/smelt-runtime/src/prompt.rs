@@ -257,6 +257,18 @@ fn object(value: Value) -> Value {
     parsed.filter(|parsed| parsed.as_object().is_some()).unwrap_or(value)
 }
 
+/// What the user wants to know: the words of their last turn, pictures left out.
+pub fn asked(turns: &[Turn]) -> String {
+    let is_text = |piece: &Piece| match piece {
+        Piece::Text(words) => Some(words.clone()),
+        Piece::Shown { .. } => None,
+    };
+    let last = turns.iter().rfind(|turn| turn.role == "user");
+    let words: Vec<String> =
+        last.into_iter().flat_map(|turn| &turn.pieces).filter_map(is_text).collect();
+    words.join(" ").trim().to_owned()
+}
+
 /// Whether `turns` show as many pictures and clips as are given, and say no image token by themselves.
 ///
 /// # Errors

@@ -7,7 +7,8 @@ use smelt_engine::llm::places;
 use smelt_engine::vision::Lattice;
 
 use crate::deployment::{Family, Text};
-use crate::image::{Cutting, Eyes, Plan, Shown, Size, TooLong, View};
+use crate::image::{By, Cutting, Eyes, Plan, Shown, Size, View, route};
+use crate::prepare::PrepareError;
 use crate::prompt::Run;
 
 /// What stands for one picture or clip.
@@ -22,28 +23,26 @@ pub struct Sight<'a> {
 }
 
 impl<'a> Sight<'a> {
-    /// Of `shown`, before any pixel is touched but to score tiles.
+    /// Of `shown`, before any pixel is touched but to score tiles, for which `asked` is what the
+    /// conversation wants to know.
     ///
     /// # Errors
-    /// [`TooLong`] if a picture is too long for its width.
-    pub fn new(text: &Text, shown: &'a Shown) -> Result<Self, TooLong> {
+    /// [`PrepareError`] if a picture is too long for its width, or cannot be compared with what is asked.
+    pub fn new(text: &Text, shown: &'a Shown, asked: &str) -> Result<Self, PrepareError> {
         let eyes = &text.eyes;
         let Some(first) = shown.frames().first() else {
             unreachable!("whatever is shown has a frame")
         };
         let Some(fps) = shown.fps() else {
-            let plan = eyes.plan(first, &shown.wish)?;
+            let score = |by, tiles: &[Vec<u8>], side| score(text, by, (tiles, side), asked);
+            let plan = eyes.plan(first, &shown.wish, &score)?;
             let runs = vec![Run::bare(eyes.tokens(&plan))];
             let lattices = lattice(eyes, &plan).map(places::Shown::still).into_iter().collect();
             return Ok(Self { shown, plan, runs, lattices });
         };
-        let plan = Plan::Whole { grid: eyes.plan_clip(first.size(), &shown.wish)? };
-        let clip = Clip {
-            frames: shown.frames().len(),
-            depth: eyes.frames(),
-            fps,
-            tokens: eyes.tokens(&plan),
-        };
+        let frames = shown.frames().len();
+        let plan = Plan::Whole { grid: eyes.plan_clip(first.size(), frames, &shown.wish)? };
+        let clip = Clip { frames, depth: eyes.frames(), fps, tokens: eyes.tokens(&plan) };
         let runs = clip.runs(text.spec.family);
         let lattice = lattice(eyes, &plan);
         let lattices = lattice.map(|lattice| clip.lattices(lattice, text.spec.places_per_second));
@@ -61,6 +60,19 @@ impl<'a> Sight<'a> {
             }
             _ => self.shown.frames().iter().map(|frame| eyes.view(frame, &self.plan)).collect(),
         }
+    }
+}
+
+/// What tiles of so many pixels on a side are worth.
+fn score(
+    text: &Text,
+    by: By,
+    (tiles, side): (&[Vec<u8>], usize),
+    asked: &str,
+) -> Result<Vec<f32>, PrepareError> {
+    match (by, &text.similarity) {
+        (By::Similarity, Some(similarity)) => Ok(similarity.of(tiles, side, asked)?),
+        _ => Ok(tiles.iter().map(|tile| route::texture(tile, side)).collect()),
     }
 }
 

@@ -15,6 +15,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
 
 use crate::dialect::Dialect;
 use clock::strftime;
+use python_json::Style;
 
 mod clock;
 mod python_json;
@@ -28,6 +29,9 @@ pub const TEMPLATE_FILE: &str = "chat_template.jinja";
 /// The file of the chat template beside a processor, as JSON; goes before the one in [`CONFIG_FILE`].
 pub const TEMPLATE_JSON_FILE: &str = "chat_template.json";
 
+/// The file of the chat template for conversations with tools, where that is another one.
+pub const TOOLS_FILE: &str = "additional_chat_templates/tool_use.jinja";
+
 /// The longest template or configuration read.  Real ones stay below 1 MiB.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -35,8 +39,9 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// never ends stops here within a second.
 const FUEL: u64 = 5_000_000;
 
-/// The name errors give the template.
+/// The names errors give the template, and that for conversations with tools.
 const NAME: &str = "chat_template";
+const TOOLS_NAME: &str = "tool_use";
 
 /// Why a chat template could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -109,20 +114,21 @@ impl Template {
     pub fn open(dir: &Path) -> Result<Self, TemplateError> {
         let config = read_json(dir, CONFIG_FILE)?;
         let own = dir.join(TEMPLATE_FILE);
-        let (source, at) = match read_text(&own)? {
-            Some(source) => (source, own),
+        let (sources, at) = match read_text(&own)? {
+            Some(default) => (Sources { default, tools: None }, own),
             None => {
                 let beside = read_json(dir, TEMPLATE_JSON_FILE)?;
                 let found = [(&beside, TEMPLATE_JSON_FILE), (&config, CONFIG_FILE)]
                     .into_iter()
-                    .find_map(|(json, file)| Some((named(&json["chat_template"])?, file)));
-                let Some((source, file)) = found else {
+                    .find_map(|(json, file)| Some((Sources::of(&json["chat_template"])?, file)));
+                let Some((sources, file)) = found else {
                     return Err(TemplateError::Missing { dir: dir.into() });
                 };
-                (source.to_owned(), dir.join(file))
+                (sources, dir.join(file))
             }
         };
-        Self::parse(source, &special_tokens(&config))
+        let tools = read_text(&dir.join(TOOLS_FILE))?.or(sources.tools);
+        Self::parse(Sources { tools, ..sources }, &special_tokens(&config))
             .map_err(|error| TemplateError::Broken { path: at, why: one_line(&error) })
     }
 
@@ -135,7 +141,8 @@ impl Template {
         let broken = |why| TemplateError::Broken { path: file.into(), why };
         let source = read_text(file)?.ok_or_else(|| broken("there is no such file".to_owned()))?;
         let tokens = special_tokens(&read_json(dir, CONFIG_FILE)?);
-        let template = Self::parse(source, &tokens).map_err(|error| broken(one_line(&error)))?;
+        let sources = Sources { default: source, tools: None };
+        let template = Self::parse(sources, &tokens).map_err(|error| broken(one_line(&error)))?;
         let part = Value::from(vec![Value::from_pairs([("type", "text"), ("text", "Hello")])]);
         let content = if template.form == Form::Parts { part } else { Value::from("Hello") };
         let message = Value::from_pairs([("role", Value::from("user")), ("content", content)]);
@@ -143,7 +150,7 @@ impl Template {
         Ok(template)
     }
 
-    fn parse(source: String, special_tokens: &[(String, String)]) -> Result<Self, Error> {
+    fn parse(sources: Sources, special_tokens: &[(String, String)]) -> Result<Self, Error> {
         let mut environment = Environment::new();
         // Hugging Face's renderer is set up so; the method callback adds what Python's strings do.
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
@@ -154,10 +161,16 @@ impl Template {
         environment.set_fuel(Some(FUEL));
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", tojson);
+        environment
+            .add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+        environment.add_test("sequence", is_sequence);
         for (name, token) in special_tokens {
             environment.add_global(name.clone(), token.clone());
         }
-        environment.add_template_owned(NAME, source)?;
+        environment.add_template_owned(NAME, plain(&sources.default))?;
+        if let Some(tools) = sources.tools {
+            environment.add_template_owned(TOOLS_NAME, plain(&tools))?;
+        }
         let mut template = Self { environment, form: Form::Text };
         template.form = template.tried_form();
         Ok(template)
@@ -198,9 +211,9 @@ impl Template {
 
     /// How a model of this template marks the parts of its answers.
     pub fn dialect(&self) -> Dialect {
-        let template = self.environment.get_template(NAME);
-        template
-            .map_or_else(|_| Dialect::default(), |template| Dialect::of_template(template.source()))
+        let source = |(_, template): (_, minijinja::Template<'_, '_>)| template.source().to_owned();
+        let sources: Vec<String> = self.environment.templates().map(source).collect();
+        Dialect::of_template(&sources.concat())
     }
 
     /// The prompt text of `messages`; with `reply`, the start of the assistant's answer follows.
@@ -217,7 +230,12 @@ impl Template {
         context: &Context,
     ) -> Result<String, TemplateError> {
         let failed = |error: Error| TemplateError::Render(one_line(&error));
-        let template = self.environment.get_template(NAME).map_err(failed)?;
+        // As transformers picks it.
+        let tools = self.environment.get_template(TOOLS_NAME).ok();
+        let template = match tools.filter(|_| context.tools.is_some()) {
+            Some(template) => template,
+            None => self.environment.get_template(NAME).map_err(failed)?,
+        };
         let now = Value::from_function(move |format: &str| strftime(format, now_s));
         let Context { tools, documents, variables } = context;
         let absent = || Value::from(());
@@ -270,11 +288,45 @@ fn read_text(path: &Path) -> Result<Option<String>, TemplateError> {
     Ok(Some(text))
 }
 
-/// The template of a `chat_template` field: a text, or the default of a list of named ones.
-fn named(field: &serde_json::Value) -> Option<&str> {
-    let Some(list) = field.as_array() else { return field.as_str() };
-    let default = list.iter().find(|entry| entry["name"] == "default");
-    default.or_else(|| list.first())?["template"].as_str()
+/// The texts of a checkpoint's templates.
+struct Sources {
+    default: String,
+    /// For conversations with tools, where that is another one.
+    tools: Option<String>,
+}
+
+impl Sources {
+    /// Of a `chat_template` field: a text, or a list of named ones.
+    fn of(field: &serde_json::Value) -> Option<Self> {
+        let Some(list) = field.as_array() else {
+            return Some(Self { default: field.as_str()?.to_owned(), tools: None });
+        };
+        let named = |name| list.iter().find(|entry| entry["name"] == name);
+        let text = |entry: &serde_json::Value| entry["template"].as_str().map(str::to_owned);
+        let default = text(named("default").or_else(|| list.first())?)?;
+        Some(Self { default, tools: named(TOOLS_NAME).and_then(text) })
+    }
+}
+
+/// The same template without `generation` tags, which mark for training what the assistant says; their
+/// content keeps its own variables.
+fn plain(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        out += before;
+        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
+        let (tag, after) = tag.split_at(end);
+        let word = tag.trim_matches(|c: char| "{%-+}".contains(c) || c.is_whitespace());
+        match word {
+            "generation" => out += &tag.replace("generation", "with"),
+            "endgeneration" => out += &tag.replace("endgeneration", "endwith"),
+            _ => out += tag,
+        }
+        rest = after;
+    }
+    out + rest
 }
 
 /// The `*_token` fields, each a text or an object with a `content`.
@@ -291,16 +343,28 @@ fn raise_exception(message: &str) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False, indent=…)`.
+/// Whether a value has a length and places, as Python's texts and dictionaries have.
+fn is_sequence(value: &Value) -> bool {
+    use minijinja::value::ValueKind::{Map, Seq, String, Undefined};
+    matches!(value.kind(), Map | Seq | String | Undefined)
+}
+
+/// Python's `json.dumps(value, ensure_ascii=False, …)`.
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    // Hugging Face takes these too; their defaults are what templates use.
-    let _: (Option<Value>, Option<Value>, Option<Value>) =
-        (options.get("ensure_ascii")?, options.get("separators")?, options.get("sort_keys")?);
+    let separators: Option<(String, String)> = options
+        .get::<Option<Vec<String>>>("separators")?
+        .and_then(|both| both.try_into().ok())
+        .map(|[item, key]: [String; 2]| (item, key));
+    let style = Style {
+        indent: options.get("indent")?,
+        separators,
+        is_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        is_sorted: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
     options.assert_all_used()?;
     let failed =
         |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
-    Ok(Value::from_safe_string(python_json::dumps(value, indent).map_err(failed)?))
+    Ok(Value::from_safe_string(python_json::dumps(value, &style).map_err(failed)?))
 }
 
 /// An error with its place, on one line.
@@ -314,7 +378,8 @@ mod tests {
     use crate::prompt::Turn;
 
     fn template(source: &str) -> Template {
-        Template::parse(source.to_owned(), &[("eos_token".to_owned(), "<eos>".to_owned())]).unwrap()
+        let sources = Sources { default: source.to_owned(), tools: None };
+        Template::parse(sources, &[("eos_token".to_owned(), "<eos>".to_owned())]).unwrap()
     }
 
     /// Renders one user message over `source`.
@@ -495,6 +560,29 @@ mod tests {
         assert_eq!(opened(&[own, beside]), Ok("own ".to_owned()));
         let list = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
         assert_eq!(opened(&[(CONFIG_FILE, list)]), Ok("d".to_owned()));
+    }
+
+    #[test]
+    fn conversations_with_tools_may_have_a_template_of_their_own() {
+        let list = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+        let written = |dir: &tempfile::TempDir| {
+            let template = Template::open(dir.path()).unwrap();
+            let tools = Some(Value::from(Vec::<Value>::new()));
+            let told = Context { tools, ..Context::default() };
+            [Context::default(), told].map(|told| template.render(&[], true, 0, &told).unwrap())
+        };
+        assert_eq!(written(&dir(&[(CONFIG_FILE, list)])), ["d", "t"]);
+        let files = dir(&[(TEMPLATE_FILE, "own")]);
+        assert_eq!(written(&files), ["own", "own"]);
+        fs::create_dir(files.path().join("additional_chat_templates")).unwrap();
+        fs::write(files.path().join(TOOLS_FILE), "tools").unwrap();
+        assert_eq!(written(&files), ["own", "tools"]);
+    }
+
+    #[test]
+    fn generation_tags_leave_what_they_hold() {
+        let source = "{% set x = 1 %}a {%- generation -%} {% set x = 2 %}{{ x }} {%- endgeneration %}\n{{ x }}{{ '{% generation %}' }}";
+        check(source, "", "a21{% with %}");
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "shapes_model/spec.rs"]
+mod spec;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,13 +16,13 @@ use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_model::grid::Grid;
 use smelt_model::safetensors::Reader;
-use smelt_runtime::deployment::{Deployment, FORMAT, Family, Spec, eos_tokens};
+use smelt_runtime::deployment::{Deployment, Family, Spec, eos_tokens};
 use smelt_runtime::generate::{
     Answer, Encoded, Finish, GenerateError, Manner, Request, answer, generate,
 };
-use smelt_runtime::image::{Cutting, Detail, Part, Picture, Router, Scale, Shown, Tiling, Wish};
+use smelt_runtime::image::{By, Cutting, Detail, Part, Picture, Router, Shown, Tiling, Wish};
 use smelt_runtime::prepare::{PrepareError, Question};
-use smelt_runtime::prompt::{ImageTokens, Turn};
+use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings as Sampling;
 use smelt_runtime::template::Context;
 use smelt_runtime::tokenizer::Tokenizer;
@@ -32,29 +35,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 fn spec() -> Spec {
-    Spec {
-        format: FORMAT,
-        family: Family::InternVl3,
-        model: "internvl3-tiny".to_owned(),
-        vision: "../vision".to_owned(),
-        llm: "../llm".to_owned(),
-        image: Cutting::Tiles(Tiling {
-            image_size: 56,
-            min_tiles: 1,
-            max_tiles: 4,
-            use_thumbnail: true,
-            scale: Scale::IMAGENET,
-        }),
-        router: None,
-        image_tokens: ImageTokens {
-            start: "<img>".to_owned(),
-            image: "<IMG_CONTEXT>".to_owned(),
-            end: "</img>".to_owned(),
-            video: None,
-        },
-        places_per_second: None,
-        eos: vec![380],
-    }
+    spec::internvl("internvl3-tiny", 56, vec![380])
 }
 
 fn side_files() -> Vec<PathBuf> {
@@ -143,6 +124,11 @@ fn a_picture_becomes_image_tokens_in_its_place() {
     assert_eq!((said.tiles, said.prompt_tokens), (1, tokens("image_ids").len() - 4));
 }
 
+/// A router of two engines by detail.
+fn texture(threshold: f32) -> Router {
+    Router { thresholds: vec![threshold], ..Router::default() }
+}
+
 /// A picture of two tiles: one of a single colour, one of noise.
 fn half_noise() -> Picture {
     let noise = |at: usize| ((at * 7919) % 251) as u8;
@@ -154,7 +140,7 @@ fn half_noise() -> Picture {
 fn tiles_go_to_the_grids_they_are_worth() {
     let dir = tempfile::tempdir().unwrap();
     let grids = ["28x28", "56x56"].map(|grid| grid.parse().unwrap());
-    let spec = Spec { router: Some(Router { thresholds: vec![20.0] }), ..spec() };
+    let spec = Spec { router: Some(texture(20.0)), ..spec() };
     let deployed = deploy_on(dir.path(), &grids, &spec);
     let mut deployment = Deployment::open(&deployed).unwrap();
     let turns = [Turn::from_marked("user", "What is it?", 1).unwrap()];
@@ -313,8 +299,12 @@ fn parts_that_do_not_fit_are_refused_by_name() {
     );
     check(&|spec| tiled(spec, &|tiling| tiling.max_tiles = 0), "image: tiles must obey");
     check(
-        &|spec| spec.router = Some(Router { thresholds: vec![1.0] }),
+        &|spec| spec.router = Some(texture(1.0)),
         "1 thresholds do not choose between 1 vision engines",
+    );
+    check(
+        &|spec| spec.router = Some(Router { by: By::Similarity, ..texture(1.0) }),
+        "a router by similarity and a clip go together",
     );
     check(&|spec| spec.image_tokens.image = "<x>".to_owned(), "has no token \"<x>\"");
     check(&|spec| spec.eos = vec![384], "eos token 384 is outside");

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod frames;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -9,8 +11,11 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use smelt_model::safetensors::Reader;
 use smelt_runtime::image::{
-    Cutting, Eyes, Grid, Mosaic, Part, Patching, Picture, Scale, Size, Tiling, Wish, centre,
+    ClipPixels, Cutting, Eyes, Grid, Mosaic, Part, Patching, Picture, Scale, Size, Tiling, TooLong,
+    Wish, centre,
 };
+
+use frames::frames;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/preprocess").join(name)
@@ -59,7 +64,7 @@ fn numbers(eyes: &Eyes, parts: &[Part]) -> Vec<f32> {
 
 /// What the engines are given of a picture, and how many parts these are.
 fn seen(eyes: &Eyes, picture: &Picture) -> (Vec<f32>, usize) {
-    let plan = eyes.plan(picture, &Wish::default()).unwrap();
+    let plan = eyes.plan::<TooLong>(picture, &Wish::default(), &|_, _, _| unreachable!()).unwrap();
     let view = eyes.view(picture, &plan);
     assert_eq!(view.tokens, eyes.tokens(&plan));
     (numbers(eyes, &view.parts), view.parts.len())
@@ -95,7 +100,7 @@ fn pictures_become_the_same_tiles_to_the_bit() {
 fn patching(entry: &Value, min_pixels: usize, max_pixels: usize) -> Patching {
     let scale = Scale { mean: get(entry, "mean"), std: get(entry, "std") };
     let (patch, merge) = (get(entry, "patch"), get(entry, "merge"));
-    Patching { patch, merge, frames: 2, min_pixels, max_pixels, scale }
+    Patching { patch, merge, frames: 2, min_pixels, max_pixels, clip: None, scale }
 }
 
 #[test]
@@ -110,18 +115,6 @@ fn pictures_become_the_same_patches_to_the_bit() {
         assert_eq!(parts, 1);
         assert!(found == floats("processors.safetensors", entry), "{entry}");
     }
-}
-
-/// Windows of two thirds of the width that move over a picture.
-fn frames(picture: &Picture, count: usize) -> Vec<Picture> {
-    let width = picture.width() * 2 / 3;
-    let step = (picture.width() - width) / count;
-    let window = |at: usize| {
-        let lines = picture.rgb().chunks_exact(picture.width() * 3);
-        let rgb = lines.flat_map(|line| &line[at * step * 3..][..width * 3]).copied().collect();
-        Picture::from_rgb(width, picture.height(), rgb).unwrap()
-    };
-    (0..count).map(window).collect()
 }
 
 #[test]
@@ -155,11 +148,50 @@ fn sizes_have_the_same_targets() {
         let (step, min_pixels, max_pixels, height, width, expect): Sized =
             serde_json::from_value(entry.clone()).unwrap();
         let (patch, merge, frames, scale) = (step / 2, 2, 2, Scale::CLIP);
-        let patching = Patching { patch, merge, frames, min_pixels, max_pixels, scale };
+        let patching = Patching { patch, merge, frames, min_pixels, max_pixels, clip: None, scale };
         let found = patching.target(Size { height, width });
         let expect = expect.map(|[height, width]| Size { height, width });
         assert_eq!(found.ok(), expect, "{entry}");
         refused += usize::from(expect.is_none());
     }
     assert_eq!(refused, 5, "pictures too long for their width");
+}
+
+type Clip = (String, usize, usize, usize, usize, usize, usize, Option<[usize; 2]>);
+
+/// Every size that comes up is a grid, so the one chosen is the target.
+#[test]
+fn clips_have_the_same_targets() {
+    let clips: Vec<Clip> = serde_json::from_value(json("clips.json")).unwrap();
+    let size = |[height, width]: [usize; 2]| Size { height, width };
+    let mut sizes: Vec<Size> = clips.iter().filter_map(|clip| clip.7.map(size)).collect();
+    sizes.sort_by_key(|size| (size.height, size.width));
+    sizes.dedup();
+    let grids: Vec<Grid> = sizes.iter().map(|&size| Grid { size, tokens: 1 }).collect();
+    let mut refused = 0;
+    for (over, patch, min_pixels, max_pixels, frames, height, width, expect) in clips {
+        let clip = Some(ClipPixels { together: over == "clip", min_pixels, max_pixels });
+        // What pictures are given is not asked for.
+        let (scale, limit) = (Scale::CLIP, 1);
+        let (merge, depth) = (2, 2);
+        let patching = Patching {
+            patch,
+            merge,
+            frames: depth,
+            min_pixels: limit,
+            max_pixels: limit,
+            clip,
+            scale,
+        };
+        let eyes = Eyes { cutting: Cutting::Patches(patching), grids: grids.clone(), router: None };
+        let found = eyes.plan_clip(Size { height, width }, frames, &Wish::default());
+        let found = found.ok().map(|grid| grids[grid].size);
+        assert_eq!(
+            found,
+            expect.map(size),
+            "{over} {patch} {frames}x{height}x{width} {max_pixels}"
+        );
+        refused += usize::from(expect.is_none());
+    }
+    assert_eq!(refused, 56, "clips too long for their width");
 }

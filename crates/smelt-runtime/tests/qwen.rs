@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod frames;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -22,6 +24,8 @@ use smelt_runtime::sampling::Settings;
 use smelt_runtime::service::{Event, Options, Priority, Request as Asked, Service};
 use smelt_runtime::speaker::Form;
 use smelt_runtime::template::Context;
+
+use frames::frames;
 
 /// Largest error of a logarithm.
 const TOLERANCE: f32 = 2e-3;
@@ -89,9 +93,11 @@ fn spec(family: Family) -> Spec {
             frames: 2,
             min_pixels: 256,
             max_pixels: 1600,
+            clip: None,
             scale,
         }),
         router: None,
+        clip: None,
         image_tokens: ImageTokens {
             start: word("vision_start"),
             image: word("image_pad"),
@@ -129,18 +135,6 @@ fn deploy(name: &str, family: Family, dir: &Path) -> PathBuf {
 
 fn picture(name: &str) -> Picture {
     Picture::open(&data("preprocess").join(name)).unwrap()
-}
-
-/// Windows of two thirds of the width that move over a picture.
-fn frames(picture: &Picture, count: usize) -> Vec<Picture> {
-    let width = picture.width() * 2 / 3;
-    let step = (picture.width() - width) / count;
-    let window = |at: usize| {
-        let lines = picture.rgb().chunks_exact(picture.width() * 3);
-        let rgb = lines.flat_map(|line| &line[at * step * 3..][..width * 3]).copied().collect();
-        Picture::from_rgb(width, picture.height(), rgb).unwrap()
-    };
-    (0..count).map(window).collect()
 }
 
 /// The turn and what it shows.

@@ -10,7 +10,6 @@ use super::question::Question;
 use crate::deployment::Deployment;
 use crate::generate::{self, Encoded, GenerateError, Manner};
 use crate::image::{PictureError, Size};
-use crate::prepare::PrepareError;
 use crate::sight::Sight;
 use crate::tokenizer::TokenizerError;
 
@@ -75,7 +74,7 @@ pub fn parts(
     let text = &deployment.text;
     let mut parts = Vec::new();
     for shown in shown(question, folder)? {
-        let sight = Sight::new(text, &shown).map_err(PrepareError::from);
+        let sight = Sight::new(text, &shown, &question.prompt());
         let views = sight.map_err(GenerateError::from)?.views(&text.eyes);
         parts.extend(views.iter().flat_map(|view| &view.parts).map(|part| {
             let size = text.eyes.grids[part.grid].size;

@@ -96,6 +96,7 @@ pub fn measure(
     Ok(Score {
         scheme: deployment.llm.scheme().to_owned(),
         tasks: asked.tasks,
+        image_tokens: asked.image_tokens.value(),
         answer_tokens,
         nll_nats,
         kl_nats: right.finish()?,
@@ -121,6 +122,7 @@ type Visit<'a> = &'a mut dyn FnMut(u32, &[f32]);
 struct Asked {
     tasks: BTreeMap<String, Tally>,
     all: Tally,
+    image_tokens: Mean,
     first_tokens: Vec<Duration>,
     rates: Vec<f64>,
 }
@@ -144,6 +146,8 @@ impl Asked {
         let is_right = question.is_right(&answer.text);
         self.tasks.entry(question.task.clone()).or_default().take(is_right);
         self.all.take(is_right);
+        let is_image = |token: &&u32| **token == deployment.text.image_token;
+        self.image_tokens.take(encoded.tokens.iter().filter(is_image).count() as f64);
         self.first_tokens.push(prepared_after + answer.timing.first_token);
         self.rates.extend(answer.timing.tokens_per_second());
         Ok(())

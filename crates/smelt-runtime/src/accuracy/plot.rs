@@ -1,6 +1,7 @@
-//! Draws exact answers against size and against time as SVG: what is worth its price lies on a line.
+//! Draws exact answers against what they cost as SVG: what is worth its price lies on a line.
 //!
-//! Two panels over one scale; a deployment that no other beats in both is filled and joined to its
+//! The cost is the engines' size and the time of a token; where deployments look at pictures more or less
+//! closely, it is the image tokens and the time to the first one.  Two panels over one scale; a deployment that no other beats in both is filled and joined to its
 //! neighbours.  Plain shapes and text, the same bytes for the same figures.
 
 use std::fmt::Write;
@@ -51,9 +52,25 @@ pub fn svg(rows: &[Row]) -> String {
         "start",
         "Exact answers, % (filled: no other is better in both)",
     );
-    panel(&mut out, PANELS[0], "engines, MiB", &scale, &points(mebibytes));
-    panel(&mut out, PANELS[1], "time per token, ms", &scale, &points(token_ms));
+    let costs = if see_alike(rows) { SIZE_AND_SPEED } else { LOOKS };
+    for (place, (label, cost)) in PANELS.into_iter().zip(costs) {
+        panel(&mut out, place, label, &scale, &points(cost));
+    }
     out + "</svg>\n"
+}
+
+/// A cost and its name.
+type Cost = (&'static str, fn(&Row) -> Option<f64>);
+
+const SIZE_AND_SPEED: [Cost; 2] = [("engines, MiB", mebibytes), ("time per token, ms", token_ms)];
+const LOOKS: [Cost; 2] = [
+    ("image tokens of a question", |row| Some(row.score.image_tokens)),
+    ("time to the first token, ms", |row| Some(row.score.first_token_s * 1e3)),
+];
+
+/// Whether all give pictures equally many tokens.
+fn see_alike(rows: &[Row]) -> bool {
+    rows.windows(2).all(|pair| pair[0].score.image_tokens == pair[1].score.image_tokens)
 }
 
 /// What the engines take on disk.
@@ -325,5 +342,13 @@ mod tests {
         let mut still = row("none", 99, 9, 10.0);
         still.score.tokens_per_second = None;
         assert_eq!(svg(&[still]).matches("<circle").count(), 1, "no time, no point");
+    }
+
+    #[test]
+    fn those_who_look_less_closely_are_drawn_by_their_looks() {
+        let mut low = row("low", 99, 9, 10.0);
+        low.score.image_tokens = 9.0;
+        let plot = svg(&[row("high", 99, 9, 10.0), low]);
+        assert!(plot.contains(">image tokens of a question</text>") && !plot.contains("MiB"));
     }
 }

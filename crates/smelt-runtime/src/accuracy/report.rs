@@ -29,7 +29,15 @@ pub fn markdown(rows: &[Row]) -> String {
     let tasks: Vec<&str> = tasks.into_iter().filter(|_| !has_one_task(rows)).collect();
     let mut header = vec!["Target", "Exact"];
     header.extend(&tasks);
-    header.extend(["Perplexity", "KL, nats", "Engines", "First token", "Tokens/s", "Peak RSS"]);
+    header.extend([
+        "Image tokens",
+        "Perplexity",
+        "KL, nats",
+        "Engines",
+        "First token",
+        "Tokens/s",
+        "Peak RSS",
+    ]);
     let is_built = rows.iter().any(|row| row.build_rss_bytes.is_some());
     header.extend(is_built.then_some("Build RSS"));
     let header: Vec<String> = header.into_iter().map(escaped).collect();
@@ -55,6 +63,7 @@ fn cells(row: &Row, tasks: &[&str]) -> Vec<String> {
     let of_task = |task: &&str| score.tasks.get(*task).map_or("-".to_owned(), |&t| percent(t));
     cells.extend(tasks.iter().map(of_task));
     cells.extend([
+        format!("{:.1}", score.image_tokens),
         format!("{:.5}", score.perplexity()),
         score.kl_nats.map_or("-".to_owned(), |kl| format!("{kl:.6}")),
         mebibytes(score.engine_bytes()),
@@ -85,6 +94,8 @@ pub fn document(rows: &[Row]) -> Value {
             "target": target,
             "scheme": score.scheme,
             "exact": score.overall(),
+            "exact_interval": score.overall().interval(),
+            "image_tokens": score.image_tokens,
             "tasks": score.tasks,
             "answer_tokens": score.answer_tokens,
             "perplexity": score.perplexity(),
@@ -111,6 +122,7 @@ pub(super) mod tests {
         let score = Score {
             scheme: "int8".into(),
             tasks: tasks.into(),
+            image_tokens: 36.0,
             answer_tokens: 300,
             nll_nats: 0.0,
             kl_nats: Some(0.25),
@@ -131,10 +143,10 @@ pub(super) mod tests {
         assert_eq!(
             markdown(&[row("a", 90, 3, 10.0), other]),
             "\
-| Target | Exact | count | read | Perplexity | KL, nats | Engines | First token | Tokens/s | Peak RSS |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-| a | 95.0 % (190/200) | 90.0 % | 100.0 % | 1.00000 | 0.250000 | 4.0 MiB | 12.5 ms | 10.0 | 1.5 MiB |
-| b\\|c | 50.0 % (50/100) | 50.0 % | - | 1.00000 | - | 2.0 MiB | 12.5 ms | - | 1.5 MiB |
+| Target | Exact | count | read | Image tokens | Perplexity | KL, nats | Engines | First token | Tokens/s | Peak RSS |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| a | 95.0 % (190/200) | 90.0 % | 100.0 % | 36.0 | 1.00000 | 0.250000 | 4.0 MiB | 12.5 ms | 10.0 | 1.5 MiB |
+| b\\|c | 50.0 % (50/100) | 50.0 % | - | 36.0 | 1.00000 | - | 2.0 MiB | 12.5 ms | - | 1.5 MiB |
 "
         );
     }
@@ -154,7 +166,7 @@ pub(super) mod tests {
     fn a_lone_task_has_no_column_of_its_own() {
         let mut only = row("a", 90, 3, 10.0);
         only.score.tasks.remove("read");
-        assert!(markdown(&[only]).starts_with("| Target | Exact | Perplexity |"));
+        assert!(markdown(&[only]).starts_with("| Target | Exact | Image tokens |"));
     }
 
     #[test]

@@ -28,6 +28,15 @@ impl Tally {
     pub fn share(self) -> f64 {
         self.right as f64 / self.of.max(1) as f64
     }
+
+    /// Where the share of endlessly many such answers would lie, in 95 of 100 cases (Wilson 1927).
+    pub fn interval(self) -> [f64; 2] {
+        const Z: f64 = 1.959_963_984_540_054;
+        let (share, of) = (self.share(), self.of.max(1) as f64);
+        let middle = share + Z * Z / (2.0 * of);
+        let reach = Z * (share * (1.0 - share) / of + Z * Z / (4.0 * of * of)).sqrt();
+        [middle - reach, middle + reach].map(|end| (end / (1.0 + Z * Z / of)).clamp(0.0, 1.0))
+    }
 }
 
 /// The figures of one deployment.
@@ -37,6 +46,8 @@ pub struct Score {
     pub scheme: String,
     /// Right greedy answers by task.
     pub tasks: BTreeMap<String, Tally>,
+    /// Image tokens of a question, on average.
+    pub image_tokens: f64,
     /// Tokens of all right answers, as this deployment's tokenizer cuts them.
     pub answer_tokens: u64,
     /// Mean negative log-likelihood of those tokens, in nats.

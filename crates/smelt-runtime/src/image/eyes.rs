@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Picture;
 use super::patches::{Patching, Size, TooLong};
 use super::resample::resize;
-use super::route::{self, Router};
+use super::route::{self, By, Router};
 use super::tiles::{Mosaic, Tiling, tiles};
 use super::view::{Part, View};
 
@@ -100,6 +100,9 @@ pub enum Plan {
     },
 }
 
+/// Scores of tiles of `[side, side, 3]` bytes, one for each.
+pub type Scorer<'a, E> = dyn Fn(By, &[Vec<u8>], usize) -> Result<Vec<f32>, E> + 'a;
+
 impl Eyes {
     /// Why these engines cannot see pictures so cut, if anything is in the way.
     pub fn fault(&self) -> Option<String> {
@@ -129,15 +132,21 @@ impl Eyes {
         .or_else(|| self.router.as_ref().and_then(|router| router.fault(self.grids.len())))
     }
 
-    /// What a picture will become.
+    /// What a picture will become.  `score` is asked only where it matters, and then of all tiles.
     ///
     /// # Errors
-    /// [`TooLong`] if it is too long for its width, of models that see patches.
-    pub fn plan(&self, picture: &Picture, wish: &Wish) -> Result<Plan, TooLong> {
+    /// [`TooLong`] if it is too long for its width, of models that see patches; what `score` says.
+    pub fn plan<E: From<TooLong>>(
+        &self,
+        picture: &Picture,
+        wish: &Wish,
+        score: &Scorer<'_, E>,
+    ) -> Result<Plan, E> {
         match &self.cutting {
-            Cutting::Tiles(tiling) => Ok(self.plan_tiles(picture, tiling, wish)),
+            Cutting::Tiles(tiling) => self.plan_tiles(picture, tiling, wish, score),
             Cutting::Patches(patching) => {
-                Ok(Plan::Whole { grid: self.nearest(picture.size(), patching, wish)? })
+                let patching = patching.with_limits(wish.pixels_min, wish.pixels_max);
+                Ok(Plan::Whole { grid: self.nearest(patching.target(picture.size())?, wish) })
             }
         }
     }
@@ -174,15 +183,18 @@ impl Eyes {
         steps.map(view).collect()
     }
 
-    /// The grid that all frames of a clip are seen on, by the size of its first.
+    /// The grid that all of so many frames of a clip are seen on, by the size of its first.
     ///
     /// # Errors
     /// [`TooLong`] if the frames are too long for their width, of models that see patches.
-    pub fn plan_clip(&self, size: Size, wish: &Wish) -> Result<usize, TooLong> {
+    pub fn plan_clip(&self, size: Size, frames: usize, wish: &Wish) -> Result<usize, TooLong> {
         match &self.cutting {
             Cutting::Tiles(_) if wish.detail == Detail::Low => Ok(0),
             Cutting::Tiles(_) => Ok(self.allowed(wish) - 1),
-            Cutting::Patches(patching) => self.nearest(size, patching, wish),
+            Cutting::Patches(patching) => {
+                let limits = [wish.pixels_min, wish.pixels_max];
+                Ok(self.nearest(patching.clip_target(size, frames, limits)?, wish))
+            }
         }
     }
 
@@ -194,10 +206,16 @@ impl Eyes {
         }
     }
 
-    fn plan_tiles(&self, picture: &Picture, tiling: &Tiling, wish: &Wish) -> Plan {
+    fn plan_tiles<E>(
+        &self,
+        picture: &Picture,
+        tiling: &Tiling,
+        wish: &Wish,
+        score: &Scorer<'_, E>,
+    ) -> Result<Plan, E> {
         let last = self.grids.len() - 1;
         if wish.detail == Detail::Low {
-            return Plan::Whole { grid: 0 };
+            return Ok(Plan::Whole { grid: 0 });
         }
         let tiling = &tiling.with_most(wish.tiles_max);
         let side = tiling.image_size;
@@ -205,32 +223,31 @@ impl Eyes {
         let count = mosaic.with_thumbnail(tiling);
         let costs: Vec<usize> = self.grids.iter().map(|grid| grid.tokens).collect();
         let is_open = wish.detail == Detail::Auto && last > 0;
-        let (budget, router) = (wish.tokens_max, self.router.as_ref().filter(|_| is_open));
-        if budget.is_none_or(|budget| budget >= count * costs[last]) && router.is_none() {
-            return Plan::Tiles { mosaic, side, grids: vec![last; count] };
+        // Without a router, every tile is wanted closely and a budget goes by texture.
+        let (none, router) = (Router::default(), self.router.as_ref().filter(|_| is_open));
+        let Router { by, thresholds, tokens_max } = router.unwrap_or(&none);
+        let budget = wish.tokens_max.into_iter().chain(*tokens_max).min();
+        let is_enough = budget.is_none_or(|budget| budget >= count * costs[last]);
+        if is_enough && thresholds.is_empty() {
+            return Ok(Plan::Tiles { mosaic, side, grids: vec![last; count] });
         }
-        let tiles = tiles(picture, mosaic, side, count);
-        let scores: Vec<f32> = tiles.iter().map(|tile| route::texture(tile, side)).collect();
-        let wanted = match router {
-            Some(router) => router.by_thresholds(&scores),
-            None => vec![last; count],
-        };
+        let scores = score(*by, &tiles(picture, mosaic, side, count), side)?;
+        let wanted = router.unwrap_or(&none).by_thresholds(&scores, last);
         let grids = match budget {
             Some(budget) => route::within(&wanted, &scores, &costs, budget),
             None => wanted,
         };
-        Plan::Tiles { mosaic, side, grids }
+        Ok(Plan::Tiles { mosaic, side, grids })
     }
 
-    /// The grid that a picture of `size` is seen on as a whole.
-    fn nearest(&self, size: Size, patching: &Patching, wish: &Wish) -> Result<usize, TooLong> {
-        let target = patching.with_limits(wish.pixels_min, wish.pixels_max).target(size)?;
+    /// The grid that a picture is seen on as a whole which should have the size `target`.
+    fn nearest(&self, target: Size, wish: &Wish) -> usize {
         if wish.detail == Detail::Low {
-            return Ok(0);
+            return 0;
         }
         let sizes: Vec<Size> =
             self.grids[..self.allowed(wish)].iter().map(|grid| grid.size).collect();
-        Ok(Patching::nearest(target, &sizes).unwrap_or_default())
+        Patching::nearest(target, &sizes).unwrap_or_default()
     }
 
     /// How many grids, from the smallest, a whole picture may be seen on; the smallest in any case.

@@ -20,11 +20,12 @@ mod view;
 
 pub use animation::Animation;
 pub use crop::centre;
-pub use eyes::{Cutting, Detail, Eyes, Grid, Plan, Wish};
-pub use patches::{Patching, RATIO_MAX, Size, TooLong};
+pub use eyes::{Cutting, Detail, Eyes, Grid, Plan, Scorer, Wish};
+pub use patches::{ClipPixels, Patching, RATIO_MAX, Size, TooLong};
 pub use picture::{FILE_BYTES_MAX, PIXELS_MAX, Picture, PictureError};
 pub use processor::{PROCESSOR_FILE, Processor};
-pub use route::Router;
+pub(crate) use resample::resize;
+pub use route::{By, Router};
 pub use scale::Scale;
 pub use shown::{ClipError, FPS, FRAMES_MAX, Shown};
 pub use tiles::{Mosaic, Tiling, tiles};

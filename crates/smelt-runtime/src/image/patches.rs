@@ -1,7 +1,7 @@
 //! Fits a picture to a grid of patches as Qwen-VL sees it, and flattens it.
 //!
 //! The size a picture should have follows from its own and two limits (`smart_resize` of
-//! transformers' Qwen2-VL and Qwen3-VL processors).  An engine is of one size, so the engine that
+//! transformers' Qwen2-VL and Qwen3-VL processors, those of clips included).  An engine is of one size, so the engine that
 //! loses least is chosen and the picture resized to it, as the slow processors do it.  Knows nothing
 //! of tokens' ids or of engines.
 
@@ -25,8 +25,23 @@ pub struct Patching {
     pub min_pixels: usize,
     /// Most pixels a picture is given.
     pub max_pixels: usize,
+    /// What clips are given, where that is not what pictures are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip: Option<ClipPixels>,
     /// From bytes to what the model reads.
     pub scale: Scale,
+}
+
+/// Limits on the size of clips.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClipPixels {
+    /// Whether the limits hold for all frames together (Qwen3-VL), or for each (Qwen2.5-VL).
+    pub together: bool,
+    /// Fewest pixels.
+    pub min_pixels: usize,
+    /// Most pixels.
+    pub max_pixels: usize,
 }
 
 /// A picture's size in pixels.
@@ -87,12 +102,13 @@ impl Patching {
     /// What is wrong with these settings, if anything.
     pub fn fault(&self) -> Option<&'static str> {
         let steps = [self.patch, self.merge, self.frames];
-        let limits = 1 <= self.min_pixels && self.min_pixels <= self.max_pixels;
+        let are_limits = |min, max| 1 <= min && min <= max && max <= Self::PIXELS_MAX;
+        let clip = self.clip.is_none_or(|clip| are_limits(clip.min_pixels, clip.max_pixels));
         match () {
             () if !steps.iter().all(|step| (1..=Self::STEP_MAX).contains(step)) => {
                 Some("patch, merge and frames must be between 1 and 64")
             }
-            () if !limits || self.max_pixels > Self::PIXELS_MAX => {
+            () if !clip || !are_limits(self.min_pixels, self.max_pixels) => {
                 Some("pixels must obey 1 <= min_pixels <= max_pixels <= 67108864")
             }
             () => self.scale.fault(),
@@ -124,22 +140,66 @@ impl Patching {
     /// [`TooLong`] if the picture is too long for its width.
     pub fn target(&self, size: Size) -> Result<Size, TooLong> {
         size.check_ratio()?;
-        let Size { height, width } = size;
+        Ok(self.fitted(size, 1.0, 1.0))
+    }
+
+    /// The size that each of so many frames of `size` should have, by limits no wider than these for one
+    /// frame.
+    ///
+    /// # Errors
+    /// [`TooLong`] if the frames are too long for their width.
+    pub(super) fn clip_target(
+        &self,
+        size: Size,
+        frames: usize,
+        [min, max]: [Option<usize>; 2],
+    ) -> Result<Size, TooLong> {
+        let Some(ClipPixels { together, min_pixels, max_pixels }) = self.clip else {
+            return self.with_limits(min, max).target(size);
+        };
+        let of_clip = Self { min_pixels, max_pixels, ..self.clone() };
+        if !together {
+            return of_clip.with_limits(min, max).target(size);
+        }
+        // A lone frame is repeated.
+        let frames = frames.max(self.frames);
+        let all = |pixels: Option<usize>| pixels.map(|pixels| pixels.saturating_mul(frames));
+        let size = self.widened(size);
+        size.check_ratio()?;
+        let (frames, depth) = (frames as f64, self.frames as f64);
+        let shown = (frames / depth).round_ties_even() * depth;
+        Ok(of_clip.with_limits(all(min), all(max)).fitted(size, frames, shown))
+    }
+
+    /// `size` grown until both sides have the pixels of an image token.
+    fn widened(&self, size: Size) -> Size {
+        let short = size.height.min(size.width);
+        if short >= self.step() {
+            return size;
+        }
+        let grow = self.step() as f64 / short as f64;
+        let grown = |side: usize| (side as f64 * grow) as usize;
+        Size { height: grown(size.height), width: grown(size.width) }
+    }
+
+    /// The size of `frames` frames of `size` that are within the limits together, `shown` of them where
+    /// they need not change; one of each for a picture.
+    fn fitted(&self, size: Size, frames: f64, shown: f64) -> Size {
         let step = self.step() as f64;
-        let (h, w) = (height as f64, width as f64);
+        let (h, w) = (size.height as f64, size.width as f64);
         // Python rounds halves to even.
         let nearest = [h, w].map(|side| (side / step).round_ties_even() * step);
-        let area = nearest[0] * nearest[1];
-        let [height, width] = if area > self.max_pixels as f64 {
-            let shrink = (h * w / self.max_pixels as f64).sqrt();
+        let volume = shown * nearest[0] * nearest[1];
+        let [height, width] = if volume > self.max_pixels as f64 {
+            let shrink = (frames * h * w / self.max_pixels as f64).sqrt();
             [h, w].map(|side| step.max((side / shrink / step).floor() * step))
-        } else if area < self.min_pixels as f64 {
-            let grow = (self.min_pixels as f64 / (h * w)).sqrt();
+        } else if volume < self.min_pixels as f64 {
+            let grow = (self.min_pixels as f64 / (frames * h * w)).sqrt();
             [h, w].map(|side| (side * grow / step).ceil() * step)
         } else {
             nearest
         };
-        Ok(Size { height: height as usize, width: width as usize })
+        Size { height: height as usize, width: width as usize }
     }
 
     /// The index of the one of `grids` that a picture should be resized to whose target is `target`;
@@ -197,7 +257,8 @@ mod tests {
     fn patching() -> Patching {
         let scale = Scale { mean: [0.5; 3], std: [0.5; 3] };
         let (min_pixels, max_pixels) = (4 * 28 * 28, 64 * 28 * 28);
-        Patching { patch: 14, merge: 2, frames: 2, min_pixels, max_pixels, scale }
+        let clip = None;
+        Patching { patch: 14, merge: 2, frames: 2, min_pixels, max_pixels, clip, scale }
     }
 
     fn size(height: usize, width: usize) -> Size {
@@ -212,6 +273,19 @@ mod tests {
             error,
             "one side of the picture of 201x1 is more than 200 times the other; cut it"
         );
+    }
+
+    #[test]
+    fn a_wish_for_a_frame_counts_for_each_of_a_clip() {
+        let limits = |together| ClipPixels { together, min_pixels: 1, max_pixels: 64 * 28 * 28 };
+        let target = |together, wish| {
+            let patching = Patching { clip: Some(limits(together)), ..patching() };
+            patching.clip_target(size(448, 448), 4, [None, wish]).unwrap()
+        };
+        assert_eq!(target(false, None), size(224, 224));
+        assert_eq!(target(true, None), size(112, 112), "a quarter of the pixels for each of four");
+        assert_eq!(target(true, Some(4 * 28 * 28)), size(56, 56));
+        assert_eq!(target(false, Some(4 * 28 * 28)), size(56, 56));
     }
 
     #[test]
@@ -235,6 +309,8 @@ mod tests {
         assert!(Patching { min_pixels: 0, ..patching() }.fault().is_some());
         assert!(Patching { max_pixels: 1, ..patching() }.fault().is_some());
         assert!(Patching { max_pixels: 1 << 27, ..patching() }.fault().is_some());
+        let clip = Some(ClipPixels { together: true, min_pixels: 2, max_pixels: 1 });
+        assert!(Patching { clip, ..patching() }.fault().is_some());
         let flat = Scale { mean: [0.0; 3], std: [0.0; 3] };
         assert!(Patching { scale: flat, ..patching() }.fault().is_some());
     }

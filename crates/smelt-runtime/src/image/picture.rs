@@ -1,8 +1,8 @@
 //! Decodes picture files into RGB pixels, within limits.
 //!
 //! The header is asked for the size before any pixel is decoded, so that a small file cannot claim
-//! a large memory.  Orientation tags are ignored and transparency is dropped, as the models'
-//! own preprocessing does.  Knows nothing of models.
+//! a large memory.  Orientation tags are ignored and what is transparent lies on white, as the
+//! reference processors have it.  Knows nothing of models.
 
 use std::fs;
 use std::io::{self, Cursor, Read as _};
@@ -131,8 +131,12 @@ impl Picture {
         if u64::from(width) * u64::from(height) > PIXELS_MAX {
             return Err(PictureError::TooManyPixels { width, height });
         }
-        let rgb = DynamicImage::from_decoder(decoder).map_err(failed)?.into_rgb8();
-        Self::from_rgb(width as usize, height as usize, rgb.into_raw())
+        let image = DynamicImage::from_decoder(decoder).map_err(failed)?;
+        let rgb = match image.color().has_alpha() {
+            true => on_white(image.into_rgba8().as_raw()),
+            false => image.into_rgb8().into_raw(),
+        };
+        Self::from_rgb(width as usize, height as usize, rgb)
     }
 
     /// Columns.
@@ -156,6 +160,18 @@ impl Picture {
     }
 }
 
+/// Pixels of red, green, blue and opacity as they look on white, rounded as Pillow's `alpha_composite`.
+fn on_white(rgba: &[u8]) -> Vec<u8> {
+    let blend = |colour: u8, alpha: u8| {
+        let (colour, alpha) = (u32::from(colour), u32::from(alpha));
+        ((colour * alpha + 255 * (255 - alpha) + 127) / 255) as u8
+    };
+    let pixels = rgba.as_chunks().0.iter();
+    pixels
+        .flat_map(|&[red, green, blue, alpha]| [red, green, blue].map(|x| blend(x, alpha)))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,11 +183,12 @@ mod tests {
     }
 
     #[test]
-    fn transparency_is_dropped_and_grey_is_tripled() {
-        let rgba = ::image::RgbaImage::from_raw(1, 2, vec![1, 2, 3, 0, 4, 5, 6, 255]).unwrap();
+    fn transparency_lies_on_white_and_grey_is_tripled() {
+        let rgba = vec![1, 2, 3, 0, 4, 5, 6, 255, 0, 100, 255, 127];
+        let rgba = ::image::RgbaImage::from_raw(1, 3, rgba).unwrap();
         let picture = Picture::decode(&png(rgba.into())).unwrap();
-        assert_eq!((picture.width(), picture.height()), (1, 2));
-        assert_eq!(picture.rgb(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!((picture.width(), picture.height()), (1, 3));
+        assert_eq!(picture.rgb(), [255, 255, 255, 4, 5, 6, 128, 178, 255]);
         let grey = ::image::GrayImage::from_raw(1, 1, vec![9]).unwrap();
         assert_eq!(Picture::decode(&png(grey.into())).unwrap().rgb(), [9, 9, 9]);
     }

@@ -1,17 +1,26 @@
-//! Reads what a checkpoint says of its pictures: `preprocessor_config.json`.
+//! Reads what a checkpoint says of its pictures and clips: `preprocessor_config.json`.
 //!
 //! The file is other people's, so what is not understood is passed over; what is missing is the
 //! family's own.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::scale::Scale;
 use crate::deployment::{DeploymentError, read_text};
 
 /// The file in its checkpoint.
 pub const PROCESSOR_FILE: &str = "preprocessor_config.json";
+
+/// The file of what is said of clips, where that is something else.
+const CLIP_FILE: &str = "video_preprocessor_config.json";
+
+/// The file of both in newer checkpoints, which goes before the others: objects of these names.
+const BOTH_FILE: &str = "processor_config.json";
+const PICTURES: &str = "image_processor";
+const CLIPS: &str = "video_processor";
 
 /// What a checkpoint says of its pictures.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,7 +38,7 @@ pub struct Processor {
 struct Fields {
     min_pixels: Option<usize>,
     max_pixels: Option<usize>,
-    size: Option<serde_json::Value>,
+    size: Option<Value>,
     image_mean: Option<[f32; 3]>,
     image_std: Option<[f32; 3]>,
 }
@@ -40,14 +49,21 @@ impl Processor {
     /// # Errors
     /// [`DeploymentError`] naming the file if it cannot be read.
     pub fn of_checkpoint(dir: &Path) -> Result<Self, DeploymentError> {
-        let path = dir.join(PROCESSOR_FILE);
-        if !path.exists() {
-            return Ok(Self::default());
-        }
-        let fields: Fields = serde_json::from_str(&read_text(&path)?).map_err(|error| {
-            let why = format!("not what says how pictures are prepared: {error}");
-            DeploymentError::Bad { path, why }
-        })?;
+        let found = first(dir, PICTURES, &[PROCESSOR_FILE])?;
+        found.map_or_else(|| Ok(Self::default()), |(path, said)| Self::of_json(path, said))
+    }
+
+    /// What the checkpoint in `dir` says of clips: what it says of pictures where it says nothing else.
+    ///
+    /// # Errors
+    /// [`DeploymentError`] naming the file if it cannot be read.
+    pub fn of_clips(dir: &Path) -> Result<Self, DeploymentError> {
+        let found = first(dir, CLIPS, &[CLIP_FILE, PROCESSOR_FILE])?;
+        found.map_or_else(|| Self::of_checkpoint(dir), |(path, said)| Self::of_json(path, said))
+    }
+
+    fn of_json(path: PathBuf, said: Value) -> Result<Self, DeploymentError> {
+        let fields: Fields = serde_json::from_value(said).map_err(|error| unclear(path, &error))?;
         let edge = |name: &str| fields.size.as_ref()?.get(name)?.as_u64()?.try_into().ok();
         let scale = fields.image_mean.zip(fields.image_std);
         Ok(Self {
@@ -56,6 +72,35 @@ impl Processor {
             scale: scale.map(|(mean, std)| Scale { mean, std }),
         })
     }
+}
+
+/// What is under `name` in [`BOTH_FILE`], or else the first of `files` that is in `dir`.
+fn first(
+    dir: &Path,
+    name: &str,
+    files: &[&str],
+) -> Result<Option<(PathBuf, Value)>, DeploymentError> {
+    for file in [BOTH_FILE].iter().chain(files) {
+        let path = dir.join(file);
+        if !path.exists() {
+            continue;
+        }
+        let text = read_text(&path)?;
+        let mut said: Value =
+            serde_json::from_str(&text).map_err(|error| unclear(path.clone(), &error))?;
+        if *file != BOTH_FILE {
+            return Ok(Some((path, said)));
+        }
+        if said[name].is_object() {
+            return Ok(Some((path, said[name].take())));
+        }
+    }
+    Ok(None)
+}
+
+fn unclear(path: PathBuf, error: &serde_json::Error) -> DeploymentError {
+    let why = format!("not what says how pictures are prepared: {error}");
+    DeploymentError::Bad { path, why }
 }
 
 #[cfg(test)]
@@ -88,5 +133,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Processor::of_checkpoint(dir.path()).unwrap(), Processor::default());
         assert!(read("{").unwrap_err().contains("preprocessor_config.json: not what says"));
+    }
+
+    #[test]
+    fn clips_have_limits_of_their_own_where_a_file_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = |max| format!(r#"{{"size": {{"longest_edge": {max}, "shortest_edge": 1}}}}"#);
+        let found = || {
+            let both = [Processor::of_checkpoint(dir.path()), Processor::of_clips(dir.path())];
+            both.map(|processor| processor.unwrap().max_pixels)
+        };
+        let write = |file: &str, text: String| std::fs::write(dir.path().join(file), text).unwrap();
+        assert_eq!(found(), [None, None]);
+        write(PROCESSOR_FILE, limits(5));
+        assert_eq!(found(), [Some(5), Some(5)]);
+        write(CLIP_FILE, limits(7));
+        assert_eq!(found(), [Some(5), Some(7)]);
+        write(BOTH_FILE, r#"{"processor_class": "X"}"#.to_owned());
+        assert_eq!(found(), [Some(5), Some(7)]);
+        let both =
+            format!(r#"{{"image_processor": {}, "video_processor": {}}}"#, limits(8), limits(9));
+        write(BOTH_FILE, both);
+        assert_eq!(found(), [Some(8), Some(9)]);
     }
 }

@@ -16,7 +16,7 @@ const SUPPORT: f64 = 2.0;
 const CHANNELS: usize = 3;
 
 /// `picture` as `width` by `height` RGB pixels.
-pub(super) fn resize(picture: &Picture, width: usize, height: usize) -> Vec<u8> {
+pub(crate) fn resize(picture: &Picture, width: usize, height: usize) -> Vec<u8> {
     let (columns, rows) =
         (Weights::new(picture.width(), width), Weights::new(picture.height(), height));
     let rgb = picture.rgb();

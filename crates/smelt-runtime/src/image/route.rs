@@ -2,22 +2,50 @@
 //!
 //! Scores of tiles come in, an engine for each comes out: by thresholds, or so that all tiles
 //! together keep to a number of tokens.  Plain functions over numbers; a flat sky is not worth what
-//! small print is.  Knows nothing of engines.
+//! small print is, nor what a question does not ask about.  Knows nothing of engines.
 
 use serde::{Deserialize, Serialize};
 
-/// The score from which each larger engine is worth its tokens.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// What tiles are scored by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// How much detail they have: [`texture`].
+    #[default]
+    Texture,
+    /// How near a CLIP finds them to the question, -1 to 1.
+    Similarity,
+}
+
+impl By {
+    /// What a router goes by that does not say.
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The score from which each larger engine is worth its tokens, and how many tokens there are.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Router {
-    /// Rising scores of [`texture`], one fewer than there are engines.
+    /// What the scores are.
+    #[serde(default, skip_serializing_if = "By::is_default")]
+    pub by: By,
+    /// Rising scores, one fewer than there are engines; without any, all tiles want the largest.
+    #[serde(default)]
     pub thresholds: Vec<f32>,
+    /// Most image tokens of a picture, as far as the smallest engine can keep to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_max: Option<usize>,
 }
 
 impl Router {
     /// Why these thresholds do not choose between `engines`, if they do not.
     pub fn fault(&self, engines: usize) -> Option<String> {
-        let Self { thresholds } = self;
+        let Self { thresholds, tokens_max, .. } = self;
+        if thresholds.is_empty() && tokens_max.is_some() {
+            return None;
+        }
         if thresholds.len() + 1 != engines {
             let found = thresholds.len();
             return Some(format!(
@@ -28,9 +56,11 @@ impl Router {
         (!is_sound).then(|| "thresholds must be finite and rise".to_owned())
     }
 
-    /// The engine of each tile: as many thresholds as its score reaches.
-    pub fn by_thresholds(&self, scores: &[f32]) -> Vec<usize> {
-        scores.iter().map(|score| self.thresholds.partition_point(|at| at <= score)).collect()
+    /// The engine of each tile: as many thresholds as its score reaches, or `last` without any.
+    pub fn by_thresholds(&self, scores: &[f32], last: usize) -> Vec<usize> {
+        let reached = |score: &f32| self.thresholds.partition_point(|at| at <= score);
+        let engine = |score| if self.thresholds.is_empty() { last } else { reached(score) };
+        scores.iter().map(engine).collect()
     }
 }
 
@@ -93,12 +123,32 @@ mod tests {
 
     #[test]
     fn scores_reach_thresholds() {
-        let router = Router { thresholds: vec![5.0, 20.0] };
-        assert_eq!(router.by_thresholds(&[0.0, 4.9, 5.0, 19.0, 20.0, 400.0]), [0, 0, 1, 1, 2, 2]);
-        assert_eq!(router.fault(3), None);
-        assert!(router.fault(2).is_some());
-        assert!(Router { thresholds: vec![5.0, 1.0] }.fault(3).is_some());
-        assert!(Router { thresholds: vec![f32::NAN] }.fault(2).is_some());
+        let router =
+            |thresholds: &[f32]| Router { thresholds: thresholds.to_vec(), ..Router::default() };
+        let rising = router(&[5.0, 20.0]);
+        assert_eq!(
+            rising.by_thresholds(&[0.0, 4.9, 5.0, 19.0, 20.0, 400.0], 2),
+            [0, 0, 1, 1, 2, 2]
+        );
+        assert_eq!(rising.fault(3), None);
+        assert!(rising.fault(2).is_some());
+        assert!(router(&[5.0, 1.0]).fault(3).is_some());
+        assert!(router(&[f32::NAN]).fault(2).is_some());
+        assert_eq!(router(&[]).by_thresholds(&[0.0, 400.0], 2), [2, 2]);
+        assert!(router(&[]).fault(3).is_some());
+        let budget = Router { tokens_max: Some(9), ..router(&[]) };
+        assert_eq!((budget.fault(3), budget.fault(1)), (None, None));
+        assert!(Router { tokens_max: Some(9), ..rising }.fault(2).is_some());
+    }
+
+    #[test]
+    fn a_router_is_written_as_short_as_it_was() {
+        let written = |router: &Router| serde_json::to_string(router).unwrap();
+        let plain = Router { thresholds: vec![5.0], ..Router::default() };
+        assert_eq!(written(&plain), r#"{"thresholds":[5.0]}"#);
+        let all = Router { by: By::Similarity, tokens_max: Some(9), ..plain };
+        assert_eq!(written(&all), r#"{"by":"similarity","thresholds":[5.0],"tokens_max":9}"#);
+        assert_eq!(serde_json::from_str::<Router>(&written(&all)).unwrap(), all);
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! Deploys a checkpoint that was trained on shapes, and asks what its goldens ask.
 
+mod spec;
+
 use std::path::{Path, PathBuf};
 
 use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
-use smelt_runtime::deployment::{Deployment, FORMAT, Family, Spec, eos_tokens};
-use smelt_runtime::image::{Cutting, Picture, Scale, Tiling};
-use smelt_runtime::prompt::ImageTokens;
+use smelt_runtime::deployment::{Deployment, eos_tokens};
+use smelt_runtime::image::Picture;
 use smelt_runtime::tokenizer::Tokenizer;
 use smelt_shapes::{Sample, Shown, Split};
 
@@ -29,29 +30,8 @@ pub(crate) fn deploy(from: &Path, dir: &Path, max_slots: usize) -> PathBuf {
     let limits = llm::Limits { max_seq_len: 320, max_slots };
     llm::build(&ckpt, limits, &dir.join("llm"), quiet).unwrap();
     let files = ["tokenizer.json", "tokenizer_config.json"].map(|name| from.join(name));
-    let spec = Spec {
-        format: FORMAT,
-        family: Family::InternVl3,
-        model: "shapes-vl".to_owned(),
-        vision: "../vision".to_owned(),
-        llm: "../llm".to_owned(),
-        image: Cutting::Tiles(Tiling {
-            image_size: 96,
-            min_tiles: 1,
-            max_tiles: 4,
-            use_thumbnail: true,
-            scale: Scale::IMAGENET,
-        }),
-        router: None,
-        image_tokens: ImageTokens {
-            start: "<img>".to_owned(),
-            image: "<IMG_CONTEXT>".to_owned(),
-            end: "</img>".to_owned(),
-            video: None,
-        },
-        places_per_second: None,
-        eos: eos_tokens(from, &Tokenizer::open(&files[0]).unwrap()).unwrap(),
-    };
+    let eos = eos_tokens(from, &Tokenizer::open(&files[0]).unwrap()).unwrap();
+    let spec = spec::internvl("shapes-vl", 96, eos);
     Deployment::write(&dir.join("deployment"), &spec, &files).unwrap();
     dir.join("deployment")
 }

@@ -60,6 +60,8 @@ pub(crate) fn words(service: &Service) -> Words {
 pub(crate) fn unprepared(param: &str, error: PrepareError) -> ApiError {
     let code = match &error {
         PrepareError::TooLong { .. } => Some("context_length_exceeded"),
+        // Nothing is wrong with what was asked.
+        PrepareError::Similarity(_) => return ApiError::failed(error.to_string()),
         _ => None,
     };
     ApiError { code, ..ApiError::field(param, error) }

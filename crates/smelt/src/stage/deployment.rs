@@ -9,10 +9,12 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::internvl3::InternVl3;
 use smelt_model::grid::Patching;
 use smelt_model::model::{Encoder, Vision};
-use smelt_runtime::deployment::{Deployment, FORMAT, Family, Spec, eos_tokens};
+use smelt_runtime::deployment::{self, Deployment, FORMAT, Family, Spec, eos_tokens};
 use smelt_runtime::embed::{self, Recipe};
-use smelt_runtime::image::{self, Cutting, Processor, Router, Scale, Tiling};
+use smelt_runtime::image::{self, By, ClipPixels, Cutting, Processor, Router, Scale, Tiling};
 use smelt_runtime::prompt::ImageTokens;
+use smelt_runtime::similarity;
+use smelt_runtime::template::TOOLS_FILE;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use super::request::Request;
@@ -64,20 +66,58 @@ fn chat(request: &Request) -> Result<(), Failed> {
     if request.params.contains_key("tiles") {
         spec.image = with_tiles(spec.image, request.count("tiles")?)?;
     }
-    spec.router = router(&request.texts("thresholds"))?;
+    spec.router = router(request)?;
+    spec.clip = clip(request)?;
     let files: Vec<PathBuf> =
         FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
-    Deployment::write(&request.out, &spec, &files).map_err(Failed::model)
+    Deployment::write(&request.out, &spec, &files).map_err(Failed::model)?;
+    let tools =
+        Some(dir.join(TOOLS_FILE)).filter(|path| path.exists()).map(|path| (path, TOOLS_FILE));
+    let clip = request.optional_input("clip");
+    let clip = clip.map(|clip| (clip.join(TOKENIZER_FILE), similarity::TOKENIZER));
+    for (from, name) in tools.into_iter().chain(clip) {
+        deployment::copy(&from, &request.out.join(name)).map_err(Failed::model)?;
+    }
+    Ok(())
 }
 
-/// The router of these thresholds; none without any.
-fn router(thresholds: &[String]) -> Result<Option<Router>, Failed> {
+/// The router of the thresholds or image tokens that are given; by similarity where there is a CLIP.
+fn router(request: &Request) -> Result<Option<Router>, Failed> {
     let number = |text: &String| {
         let why = || format!("\"thresholds\": {text:?} is no number");
         text.parse::<f32>().map_err(|_| Failed::new(Exit::BadPipeline, why()))
     };
-    let thresholds = thresholds.iter().map(number).collect::<Result<Vec<f32>, _>>()?;
-    Ok((!thresholds.is_empty()).then_some(Router { thresholds }))
+    let thresholds =
+        request.texts("thresholds").iter().map(number).collect::<Result<Vec<_>, _>>()?;
+    let is_given = request.params.contains_key("image-tokens");
+    let tokens_max = is_given.then(|| request.count("image-tokens")).transpose()?;
+    let is_there = !thresholds.is_empty() || tokens_max.is_some();
+    let by = match request.optional_input("clip") {
+        Some(_) => By::Similarity,
+        None => By::Texture,
+    };
+    Ok(is_there.then_some(Router { by, thresholds, tokens_max }))
+}
+
+/// The CLIP that says how near tiles are to the question, by its checkpoint's own numbers.
+fn clip(request: &Request) -> Result<Option<similarity::Spec>, Failed> {
+    if request.optional_input("clip").is_none() {
+        return Ok(None);
+    }
+    let checkpoint = request.checkpoint("clip")?;
+    let Some(Encoder::ClipText(text)) = &checkpoint.model().encoder else {
+        let dir = checkpoint.dir().display();
+        return Err(Failed::model(format!(
+            "\"clip\": {dir} is no checkpoint of a CLIP that reads"
+        )));
+    };
+    let processor = Processor::of_checkpoint(checkpoint.dir()).map_err(Failed::model)?;
+    Ok(Some(similarity::Spec {
+        vision: beside(request.input("clip-vision")?)?,
+        text: beside(request.input("clip-text")?)?,
+        max_tokens: text.positions,
+        scale: processor.scale.unwrap_or(Scale::CLIP),
+    }))
 }
 
 /// What a deployment of `checkpoint` called `model` says, its engines in these directories.
@@ -97,6 +137,7 @@ pub(super) fn spec(
         llm: beside(llm)?,
         image: cutting(checkpoint)?,
         router: None,
+        clip: None,
         image_tokens: image_tokens(family),
         places_per_second: match &checkpoint.model().vision {
             Some(Vision::Qwen25(tower)) => tower.places_per_second.try_into().ok(),
@@ -136,24 +177,35 @@ pub(super) fn image_tokens(family: Family) -> ImageTokens {
 pub(super) fn cutting(checkpoint: &Checkpoint) -> Result<Cutting, Failed> {
     let dir = checkpoint.dir();
     let processor = Processor::of_checkpoint(dir).map_err(Failed::model)?;
+    let clips = Processor::of_clips(dir).map_err(Failed::model)?;
     // What the published models have, where the checkpoint does not say.
-    let patching = |patching: Patching, scale, min_pixels, max_pixels| {
-        Cutting::Patches(image::Patching {
-            patch: patching.patch,
-            merge: patching.merge,
-            frames: patching.frames,
-            min_pixels: processor.min_pixels.unwrap_or(min_pixels),
-            max_pixels: processor.max_pixels.unwrap_or(max_pixels),
-            scale: processor.scale.unwrap_or(scale),
-        })
-    };
+    let patching =
+        |patching: Patching, scale, [min_pixels, max_pixels]: [usize; 2], clip: ClipPixels| {
+            Cutting::Patches(image::Patching {
+                patch: patching.patch,
+                merge: patching.merge,
+                frames: patching.frames,
+                min_pixels: processor.min_pixels.unwrap_or(min_pixels),
+                max_pixels: processor.max_pixels.unwrap_or(max_pixels),
+                clip: Some(ClipPixels {
+                    min_pixels: clips.min_pixels.unwrap_or(clip.min_pixels),
+                    max_pixels: clips.max_pixels.unwrap_or(clip.max_pixels),
+                    ..clip
+                }),
+                scale: processor.scale.unwrap_or(scale),
+            })
+        };
     match &checkpoint.model().vision {
         Some(Vision::InternVit(tower)) => Ok(Cutting::Tiles(tiling(tower))),
         Some(Vision::Qwen25(tower)) => {
-            Ok(patching(tower.patching, Scale::CLIP, 56 * 56, 12_845_056))
+            let (min_pixels, max_pixels) = (56 * 56, 12_845_056);
+            let clip = ClipPixels { together: false, min_pixels, max_pixels };
+            Ok(patching(tower.patching, Scale::CLIP, [min_pixels, max_pixels], clip))
         }
         Some(Vision::Qwen3(tower)) => {
-            Ok(patching(tower.patching, Scale::HALVES, 256 * 256, 16_777_216))
+            let limits = [256 * 256, 16_777_216];
+            let clip = ClipPixels { together: true, min_pixels: 4096, max_pixels: 25_165_824 };
+            Ok(patching(tower.patching, Scale::HALVES, limits, clip))
         }
         Some(Vision::Clip(_)) | None => {
             Err(Failed::model(format!("{} does not see and speak", dir.display())))

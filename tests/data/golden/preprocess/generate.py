@@ -230,7 +230,10 @@ def golden_picture(name: str, picture: Image.Image) -> tuple[dict, np.ndarray]:
     """The entry of grids.json and the tensor of one picture, read back from its file."""
     file = f"{name}.png"
     picture.save(HERE / file, optimize=True)
-    rgb = Image.open(HERE / file).convert("RGB")
+    picture = Image.open(HERE / file).convert("RGBA")
+    # Transparency lies on white, as the processors of transformers have it since 5.
+    white = Image.new("RGBA", picture.size, (255, 255, 255, 255))
+    rgb = Image.alpha_composite(white, picture).convert("RGB")
     grids = ratios(MIN_TILES, MAX_TILES)
     grid = choose_grid(*rgb.size, TILE, grids)
     assert not order_matters(*rgb.size, TILE, grids)

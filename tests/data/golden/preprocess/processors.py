@@ -47,8 +47,8 @@ LIMITS = [
 
 
 def opened(name: str) -> Image.Image:
-    """Transparency is thrown away, as the models' own code does; transformers 5.23 lays it on white."""
-    return Image.open(HERE / f"{name}.png").convert("RGB")
+    """As it is; the processors lay transparency on white."""
+    return Image.open(HERE / f"{name}.png")
 
 
 def qwen(patch: int, mean, std, pixels_min: int, pixels_max: int) -> Qwen2VLImageProcessorPil:

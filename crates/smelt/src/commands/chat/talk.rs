@@ -99,7 +99,8 @@ impl Conversation {
         };
         let (width, height) = (picture.width(), picture.height());
         let shown = Shown::from(picture);
-        match Sight::new(text, &shown) {
+        // What will be asked is not known yet.
+        match Sight::new(text, &shown, "") {
             Ok(sight) => {
                 let tokens: usize = sight.runs.iter().map(|run| run.tokens).sum();
                 let path = path.display();
