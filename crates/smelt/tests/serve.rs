@@ -659,6 +659,21 @@ fn who_leaves_or_comes_too_many_is_not_embedded() {
 }
 
 #[test]
+fn a_newer_encoder_takes_over() {
+    let here = format!("path:{}/", data("").display());
+    let pipeline = ENCODER.replace("path:../../tests/data/", &here);
+    let world = World::new(&pipeline);
+    world.run(&[]);
+    let server = Server::of(&world, &["p.toml"], &[]);
+    assert!(until(|| server.get("/health").status == 200));
+    world.write("p.toml", &pipeline.replace("model = \"letters\"", "model = \"newer\""));
+    world.run(&[]);
+    server.signal(Signal::SIGHUP);
+    assert!(until(|| server.metric("smelt_model_swaps_total") == 1.0));
+    assert_eq!(embed(&server, json!({ "input": "a" })).json()["model"], "newer");
+}
+
+#[test]
 fn an_encoder_is_served_beside_a_model_that_speaks() {
     let encoder = ENCODES.out("deployment").display().to_string();
     let server = Server::of(&BUILT, &["p.toml", &encoder], &[]);
@@ -784,6 +799,7 @@ fn tools_are_called_by_a_template_that_knows_them() {
     let turns = asked["messages"].as_array_mut().unwrap();
     turns.push(json!({ "role": "assistant", "content": null, "tool_calls": [call] }));
     turns.push(json!({ "role": "tool", "tool_call_id": "1", "content": "left" }));
+    asked["chat_template_kwargs"] = json!({ "greeting": "Hello!" });
     let tokens = server.post("/tokenize", asked.to_string().as_bytes()).json();
     let prompt =
         server.post("/detokenize", json!({ "tokens": tokens["tokens"] }).to_string().as_bytes());
@@ -793,6 +809,7 @@ fn tools_are_called_by_a_template_that_knows_them() {
         "{prompt}"
     );
     assert!(prompt.contains("<tool_response>\nleft\n</tool_response>"), "{prompt}");
+    assert!(prompt.ends_with("assistant\nHello!"), "{prompt}");
     assert_eq!(server.chat(asked).status, 200);
 }
 

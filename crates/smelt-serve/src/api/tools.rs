@@ -117,7 +117,8 @@ mod tests {
 
     #[test]
     fn thinking_is_a_variable_of_the_template() {
-        let variables = fields(json!({ "enable_thinking": false })).variables();
-        assert_eq!(Value::from(variables), json!({ "enable_thinking": false }));
+        let all = json!({ "enable_thinking": false, "chat_template_kwargs": { "style": "short" } });
+        let variables = Value::from(fields(all).variables());
+        assert_eq!(variables, json!({ "style": "short", "enable_thinking": false }));
     }
 }

@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_runtime::deployment::Text;
 use smelt_runtime::dialect::{Demand, Dialect, THINK_TAGS, Thinking, demanded};
+use smelt_runtime::image::FILE_BYTES_MAX;
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
 use smelt_runtime::speaker::Form;
@@ -84,6 +85,13 @@ impl Chat {
             }
             let files = files.into_iter().filter(|(_, url)| pictures::is_elsewhere(url));
             elsewhere.extend(files.map(|(at, url)| (at.to_owned(), url.to_owned())));
+            // They are fetched one after another.
+            let most = limits.images_max + limits.frames_max;
+            if let Some((at, _)) = elsewhere.get(most) {
+                let why =
+                    format!("more than {most} files of other hosts; send them in the request");
+                return Err(ApiError::field(at, why));
+            }
         }
         Ok(elsewhere)
     }
@@ -203,7 +211,7 @@ fn end_of(text: &Text, prompt: &Prepared) -> String {
     text.tokenizer.decode(&prompt.tokens[from..], false).unwrap_or_default()
 }
 
-/// Fetches files that other hosts have.
+/// Fetches files that other hosts have, together no longer than one may be.
 ///
 /// # Errors
 /// 400, naming the field whose file is not to be had.
@@ -211,5 +219,45 @@ pub(crate) fn fetch(
     elsewhere: &[(String, String)],
     remote: Option<&Remote>,
 ) -> Result<Vec<Vec<u8>>, ApiError> {
-    elsewhere.iter().map(|(at, url)| pictures::fetch(url, at, remote)).collect()
+    let (mut files, mut bytes) = (Vec::new(), 0);
+    for (at, url) in elsewhere {
+        let file = pictures::fetch(url, at, remote)?;
+        bytes += file.len() as u64;
+        if bytes > FILE_BYTES_MAX {
+            let why = format!("all files of other hosts have more than {FILE_BYTES_MAX} bytes");
+            return Err(ApiError::field(at, why));
+        }
+        files.push(file);
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(part: &serde_json::Value, count: usize, expect: Result<usize, &str>) {
+        let limits = Limits { images_max: 4, frames_max: 8 };
+        let message = json!({ "role": "user", "content": vec![part; count] });
+        let body = json!({ "messages": [message] }).to_string();
+        let elsewhere = Chat::read(body.as_bytes()).unwrap().elsewhere(limits);
+        match (elsewhere.map(|files| files.len()), expect) {
+            (Err(error), Err(says)) => assert!(error.message.contains(says), "{error:?}"),
+            (found, expect) => assert_eq!(found.ok(), expect.ok()),
+        }
+    }
+
+    #[test]
+    fn what_is_shown_and_fetched_has_limits() {
+        let picture = json!({ "type": "image_url", "image_url": "http://x/1.png" });
+        check(&picture, 4, Ok(4));
+        check(&picture, 5, Err("more than 4 pictures and clips"));
+        let frames: Vec<String> = (0..9).map(|at| format!("http://x/{at}.jpg")).collect();
+        let clip = json!({ "type": "video", "video": frames });
+        check(&clip, 1, Ok(8));
+        check(&clip, 2, Err("more than 12 files of other hosts"));
+    }
 }
