@@ -13,7 +13,8 @@ const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
     ("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]),
     ("tests", &["test", "--workspace", "--locked", "--no-fail-fast"]),
-    ("docs", &["doc", "--workspace", "--no-deps", "--locked"]),
+    // With examples, features are those of the lints, and what they checked is not checked again.
+    ("docs", &["doc", "--workspace", "--lib", "--bins", "--examples", "--no-deps", "--locked"]),
 ];
 
 /// A check that is our own.

@@ -40,17 +40,17 @@ pub(super) struct Inputs {
 impl Inputs {
     /// Builds our side as it is released.
     pub(super) fn prepare() -> Result<Self> {
-        Self::built(&["--release"], "release", "bench/cpu")
+        Self::built(&["--package", "smelt-engine", "--release"], "release", "bench/cpu")
     }
 
-    /// Builds our side as tests are, to work in a folder that is made anew.
+    /// Builds our side as tests are, with them if it can, to work in a folder that is made anew.
     pub(super) fn tiny() -> Result<Self> {
         remove(&target().join("bench/cpu-smoke"))?;
-        Self::built(&[], "debug", "bench/cpu-smoke")
+        Self::built(&["--workspace"], "debug", "bench/cpu-smoke")
     }
 
     fn built(flags: &[&str], profile: &str, folder: &str) -> Result<Self> {
-        let build = ["build", "--locked", "--package", "smelt-engine", "--example", "bench_cpu"];
+        let build = ["build", "--locked", "--example", "bench_cpu"];
         cargo(&[&build[..], flags].concat(), &[])?;
         let folder = target().join(folder);
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;

@@ -12,6 +12,7 @@ use crate::bench::cpu::Checkpoints;
 use crate::bench::{measure, remove, succeed};
 use crate::ci::cargo;
 use crate::server::Server;
+use crate::tidy::build_smelt;
 use crate::{root, target};
 
 /// The decoder both sides run: Qwen2.5-0.5B's sizes, 4 bits.
@@ -42,7 +43,9 @@ impl Inputs {
     /// Builds smelt as it is released, and makes what is missing.
     pub(super) fn prepare() -> Result<Self> {
         let checkpoint = Checkpoints::prepare()?.of(CHECKPOINT)?;
-        let inputs = Self::built(&["--release"], "release", "bench/serve", Some(checkpoint))?;
+        cargo(&["build", "--locked", "--package", "smelt", "--release"], &[])?;
+        let smelt = target().join("release/smelt");
+        let inputs = Self::new(smelt, "bench/serve", Some(checkpoint))?;
         inputs.write(WEIGHTS, "write_gguf.py", &["q4", "words"])?;
         inputs.write(TOWER, "write_mmproj.py", &["f16"])?;
         inputs.deploy()?;
@@ -52,21 +55,15 @@ impl Inputs {
     /// Builds smelt as tests are, to serve the tiny model from a folder that is made anew.
     pub(super) fn tiny() -> Result<Self> {
         remove(&target().join("bench/serve-smoke"))?;
-        let inputs = Self::built(&[], "debug", "bench/serve-smoke", None)?;
+        let inputs = Self::new(build_smelt()?, "bench/serve-smoke", None)?;
         inputs.deploy()?;
         Ok(inputs)
     }
 
-    fn built(
-        flags: &[&str],
-        profile: &str,
-        folder: &str,
-        checkpoint: Option<PathBuf>,
-    ) -> Result<Self> {
-        cargo(&[&["build", "--locked", "--package", "smelt"][..], flags].concat(), &[])?;
+    fn new(smelt: PathBuf, folder: &str, checkpoint: Option<PathBuf>) -> Result<Self> {
         let folder = target().join(folder);
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        Ok(Self { folder, smelt: target().join(profile).join("smelt"), checkpoint })
+        Ok(Self { folder, smelt, checkpoint })
     }
 
     /// Has a script write `name` from the checkpoint, if it is not there.
