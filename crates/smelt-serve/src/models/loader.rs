@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use smelt_watch::{Cgroups, Machine};
+use smelt_watch::Machine;
 
 use super::room::{self, Resident};
 use super::{Models, Order, Progress, Running};
@@ -49,7 +49,7 @@ pub type Open<E> = Box<dyn Fn(&Found, Purpose, &Progress) -> Result<Running, E> 
 
 /// A model that may be loaded.
 pub struct Source<E> {
-    /// Where its deployment was when it was found last.
+    /// The deployment that is known to be fit: what there was at the start, then what was loaded last.
     pub known: Found,
     /// Where its deployment is now.
     pub find: Find<E>,
@@ -61,6 +61,8 @@ pub(crate) struct Loader<E> {
     sources: Vec<Source<E>>,
     /// Which deployment each model is of, if it is loaded.
     held: Vec<Option<Found>>,
+    /// The deployment of each that was found last and is not fit; it is not tried again.
+    refused: Vec<Option<Found>>,
     models: Arc<Models>,
     orders: Receiver<Order>,
     /// How often newer deployments are looked for, if not only when asked.
@@ -76,8 +78,9 @@ impl<E: Display> Loader<E> {
         orders: Receiver<Order>,
         watch: Option<Duration>,
     ) -> Self {
-        let held = sources.iter().map(|_| None).collect();
-        Self { sources, held, models, orders, watch, retired: Vec::new() }
+        let nothing = vec![None; sources.len()];
+        let (held, refused) = (nothing.clone(), nothing);
+        Self { sources, held, refused, models, orders, watch, retired: Vec::new() }
     }
 
     /// Loads the first model, then whatever is asked for, until nobody can ask any more.
@@ -86,7 +89,7 @@ impl<E: Display> Loader<E> {
     /// Why the first model cannot be loaded.
     pub(crate) fn run(mut self) -> Result<(), E> {
         if let Some(first) = self.sources.first() {
-            self.load(0, first.known.clone())?;
+            self.load(0, first.known.clone(), Purpose::First)?;
         }
         let mut looked = Instant::now();
         loop {
@@ -106,14 +109,20 @@ impl<E: Display> Loader<E> {
     }
 
     /// Loads a model that is not there.
-    fn load(&mut self, at: usize, found: Found) -> Result<(), E> {
+    fn load(&mut self, at: usize, found: Found, purpose: Purpose) -> Result<(), E> {
         self.make_room(found.bytes);
         let progress = Progress::new(&self.models, Some(at));
-        let running = (self.sources[at].open)(&found, Purpose::First, &progress)?;
-        self.models.ready(at, found.name.clone(), running);
+        let running = (self.sources[at].open)(&found, purpose, &progress)?;
+        self.loaded_is(at, found, running);
+        Ok(())
+    }
+
+    /// A deployment answers from now on; the one before it, when it has given the answers that it owes, no
+    /// more.
+    fn loaded_is(&mut self, at: usize, found: Found, running: Running) {
+        self.retired.extend(self.models.ready(at, found.name.clone(), running));
         self.sources[at].known = found.clone();
         self.held[at] = Some(found);
-        Ok(())
     }
 
     /// Loads a model that somebody waits for, if it is not there by now.
@@ -121,45 +130,60 @@ impl<E: Display> Loader<E> {
         if self.held[at].is_some() {
             return;
         }
-        let found = (self.sources[at].find)().unwrap_or_else(|error| {
-            tracing::warn!("the deployment is looked for where it was: {error}");
-            self.sources[at].known.clone()
-        });
-        if let Err(error) = self.load(at, found) {
-            tracing::error!("cannot load model {at}: {error}");
-            self.models.failed(at, error.to_string());
+        let found = (self.sources[at].find)();
+        let found = found.inspect_err(|error| tracing::warn!("{error}; what is known is loaded"));
+        for (found, purpose) in
+            trials(&self.sources[at].known, found.ok(), self.refused[at].as_ref())
+        {
+            match self.load(at, found.clone(), purpose) {
+                Ok(()) => return,
+                Err(error) if purpose == Purpose::Swap => self.refuse(at, found, &error),
+                Err(error) => {
+                    tracing::error!("cannot load model {at}: {error}");
+                    self.models.failed(at, error.to_string());
+                }
+            }
         }
     }
 
     /// Puts newer deployments in the place of those that are loaded.
     fn refresh(&mut self) {
         for at in 0..self.sources.len() {
-            let Some(old) = &self.held[at] else { continue };
+            if self.held[at].is_none() {
+                continue;
+            }
             match (self.sources[at].find)() {
-                Ok(found) if found == *old => {}
                 Ok(found) => self.swap(at, found),
                 Err(error) => tracing::warn!("cannot look for a newer deployment: {error}"),
             }
         }
     }
 
-    /// Loads a deployment beside the one that answers, and lets it take its place if it is fit.
+    /// Loads a deployment beside the one that answers, if it is a newer one, and lets it take its place if
+    /// it is fit.
     fn swap(&mut self, at: usize, found: Found) {
-        let Found { dir, name, .. } = &found;
-        tracing::info!(model = name, "a newer deployment: {}", dir.display());
-        let progress = Progress::new(&self.models, None);
-        match (self.sources[at].open)(&found, Purpose::Swap, &progress) {
-            Ok(running) => {
-                self.retired.extend(self.models.ready(at, name.clone(), running));
-                tracing::info!(model = name, "the newer deployment answers from now on");
-            }
-            Err(error) => {
-                self.models.refused();
-                tracing::error!(model = name, "the older deployment stays: {error}");
+        let known = self.sources[at].known.clone();
+        let trials = trials(&known, Some(found), self.refused[at].as_ref());
+        for (found, purpose) in trials.into_iter().filter(|(_, purpose)| *purpose == Purpose::Swap)
+        {
+            let Found { dir, name, .. } = &found;
+            tracing::info!(model = name, "a newer deployment: {}", dir.display());
+            let progress = Progress::new(&self.models, None);
+            match (self.sources[at].open)(&found, purpose, &progress) {
+                Ok(running) => {
+                    tracing::info!(model = name, "the newer deployment answers from now on");
+                    self.loaded_is(at, found, running);
+                }
+                Err(error) => self.refuse(at, found, &error),
             }
         }
-        // What is not fit is not tried again, until there is another one.
-        self.held[at] = Some(found);
+    }
+
+    /// A newer deployment is not fit.
+    fn refuse(&mut self, at: usize, found: Found, error: &E) {
+        self.models.refused();
+        tracing::error!(model = found.name, "the older deployment stays: {error}");
+        self.refused[at] = Some(found);
     }
 
     /// Unloads what nobody asks, if engines of so many bytes do not fit otherwise.
@@ -199,11 +223,38 @@ impl<E: Display> Loader<E> {
     }
 }
 
+/// The deployments to try, in order, until one is loaded: what was found, if it is another one than the one
+/// that is `known` to be fit and not `refused`; then that.
+fn trials(known: &Found, found: Option<Found>, refused: Option<&Found>) -> Vec<(Found, Purpose)> {
+    let newer = found.filter(|found| found != known && Some(found) != refused);
+    let newer = newer.map(|found| (found, Purpose::Swap));
+    newer.into_iter().chain([(known.clone(), Purpose::First)]).collect()
+}
+
 /// Bytes that a process could have, and bytes there are.
 fn memory() -> (u64, u64) {
-    let root = Path::new("/");
-    let ceiling = Cgroups::find(root).map(|cgroups| cgroups.ceiling()).unwrap_or_default();
-    let machine = ceiling.over(Machine::read(root));
+    let machine = Machine::left_to_us(Path::new("/"));
     let all = u64::MAX;
     (machine.mem_available_bytes.unwrap_or(all), machine.mem_total_bytes.unwrap_or(all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_refused_is_not_tried_again_and_what_is_known_is_always_there() {
+        let of = |dir: &str| Found { dir: dir.into(), name: "m".to_owned(), bytes: 1 };
+        let [old, new, newest] = ["old", "new", "newest"].map(of);
+        let tried = |found: Option<&Found>, refused: Option<&Found>| {
+            let trials = trials(&old, found.cloned(), refused);
+            trials.into_iter().map(|(found, purpose)| (found.dir, purpose)).collect::<Vec<_>>()
+        };
+        let known = ("old".into(), Purpose::First);
+        assert_eq!(tried(None, None), std::slice::from_ref(&known));
+        assert_eq!(tried(Some(&old), None), std::slice::from_ref(&known));
+        assert_eq!(tried(Some(&new), None), [("new".into(), Purpose::Swap), known.clone()]);
+        assert_eq!(tried(Some(&new), Some(&new)), std::slice::from_ref(&known));
+        assert_eq!(tried(Some(&newest), Some(&new)), [("newest".into(), Purpose::Swap), known]);
+    }
 }

@@ -29,7 +29,8 @@ pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
         (spec.model, vec![spec.encoder])
     } else {
         let spec = deployment::read_spec(dir)?;
-        (spec.model, vec![spec.vision, spec.llm])
+        let clip = spec.clip.into_iter().flat_map(|clip| [clip.vision, clip.text]);
+        (spec.model, [spec.vision, spec.llm].into_iter().chain(clip).collect())
     };
     let engines = names.iter().flat_map(|name| engines(dir.join(name))).collect();
     Ok(Heading { model, engines, is_encoder })
