@@ -10,6 +10,7 @@ pub(crate) mod cpu;
 mod inputs;
 pub(crate) mod measure;
 mod report;
+pub(crate) mod router;
 pub(crate) mod serve;
 pub(crate) mod watch;
 pub(crate) mod workflow;

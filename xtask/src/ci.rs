@@ -36,11 +36,12 @@ pub(crate) fn run() -> Result<()> {
             .with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    let steps: [(&str, Step); 9] = [
+    let steps: [(&str, Step); 10] = [
         ("onnxruntime", onnxruntime::run),
         ("conformance", conformance::run),
         ("bench cpu", || bench::cpu::run(&["--smoke"])),
         ("bench serve", || bench::serve::run(&["--smoke"])),
+        ("bench router", || bench::router::run(&["--smoke"])),
         ("operation", operation::run),
         ("tidy", tidy::run),
         ("aarch64", cross::test_engine),

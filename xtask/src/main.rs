@@ -24,7 +24,7 @@ mod tidy;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|cma|conformance|fuzz|shapes|onnxruntime|operation|power-cuts|sanitize|scale|soak|tidy
+    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench router|cma|conformance|fuzz|shapes|onnxruntime|operation|power-cuts|sanitize|scale|soak|tidy
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -40,6 +40,8 @@ const USAGE: &str =
          the CPU engine beside llama.cpp and ONNX Runtime, weights of true size, and beside what memory gives
   bench serve [--runs N] [--smoke]
          smelt serve beside llama-server, equal weights of true size, one client; builds llama-server
+  bench router [--questions N] [--smoke]
+         answers, image tokens and times of one model that looks closely everywhere, nowhere, or where it pays
   cma [--if-possible]
          smelt for aarch64 in a guest whose contiguous memory is exhausted: seen, classed, retried;
          and low for a harmless reason: no alarm
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
         ["bench", "watch", ref rest @ ..] => bench::watch::run(rest),
         ["bench", "cpu", ref rest @ ..] => bench::cpu::run(rest),
         ["bench", "serve", ref rest @ ..] => bench::serve::run(rest),
+        ["bench", "router", ref rest @ ..] => bench::router::run(rest),
         // Started by `bench workflow`, and measured.
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.

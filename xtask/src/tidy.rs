@@ -85,13 +85,14 @@ fn leftovers(source: &Source) -> Vec<String> {
         .collect()
 }
 
-/// The command, built.
+/// The command, built, and beside it `smelt-shapes`.
 ///
 /// An example of the whole workspace is built with it: then cargo counts what tests need, features are
 /// those of `cargo test --workspace`, and nothing that it left is built again.
 pub(crate) fn build_smelt() -> Result<PathBuf> {
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--workspace", "--bin", "smelt", "--example", "bench_cpu"])
+        .args(["build", "--quiet", "--workspace", "--bin", "smelt", "--bin", "smelt-shapes"])
+        .args(["--example", "bench_cpu"])
         .arg("--locked")
         .current_dir(root())
         .status()?;

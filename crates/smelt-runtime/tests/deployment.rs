@@ -160,7 +160,7 @@ fn tiles_go_to_the_grids_they_are_worth() {
     sees(wish(Detail::High, None), &[1, 1, 1]);
     sees(wish(Detail::Low, None), &[0]);
     sees(wish(Detail::High, Some(9)), &[0, 1, 1]);
-    sees(wish(Detail::Auto, Some(7)), &[0, 1, 0]);
+    sees(wish(Detail::Auto, Some(7)), &[0, 0, 1]);
     sees(Wish { tiles_max: Some(1), ..wish(Detail::High, None) }, &[1]);
     let shown = [Shown::from(half_noise())];
     let said = generate(&mut deployment, &request(&turns, &shown, &Manner::greedy(4)), &mut |_| {});

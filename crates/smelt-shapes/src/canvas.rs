@@ -25,6 +25,23 @@ impl Canvas {
         Self { width, height, rgb: colour.repeat(width * height) }
     }
 
+    /// This picture in a tile, counted from the left and the top, of one of so many columns and rows whose
+    /// ground is that of its first pixel.
+    pub(crate) fn within(
+        &self,
+        (columns, rows): (usize, usize),
+        (column, row): (usize, usize),
+    ) -> Self {
+        let ground = [self.rgb[0], self.rgb[1], self.rgb[2]];
+        let mut canvas = Self::new(columns * self.width, rows * self.height, ground);
+        let stride = canvas.width * 3;
+        let lines = canvas.rgb.chunks_exact_mut(stride).skip(row * self.height);
+        for (line, own) in lines.zip(self.rgb.chunks_exact(self.width * 3)) {
+            line[column * own.len()..][..own.len()].copy_from_slice(own);
+        }
+        canvas
+    }
+
     /// Paints `colour` where `is_inside` says, by the share of each pixel that lies inside.
     ///
     /// The test is asked for points in units of a [`PIXEL`]th of a pixel.

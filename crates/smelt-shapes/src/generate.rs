@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -18,11 +19,37 @@ struct Line<'a> {
     answer: &'a str,
 }
 
-pub(crate) fn write(first: u64, count: u64, questions: usize, out: &Path) -> Result<()> {
+/// Pixels on a side of a picture that is put into a larger one: a tile of the models here.
+const TILE: i32 = 96;
+
+/// The numbers of "2x3".
+pub(crate) fn columns_and_rows(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('x').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    let is_sound =
+        |&(columns, rows): &(usize, usize)| (1..=8).contains(&columns) && (1..=8).contains(&rows);
+    numbers.filter(is_sound).ok_or_else(|| "say COLUMNSxROWS, each 1 to 8".to_owned())
+}
+
+/// The held-out sample `index`, on its own or on a plain canvas of so many columns and rows.
+fn sample(index: u64, canvas: Option<(usize, usize)>) -> Sample {
+    match canvas {
+        None => Sample::new(Split::HeldOut, index, Shown::of(index)),
+        Some(size) => {
+            Sample::new(Split::HeldOut, index, Shown::One(TILE, TILE)).on_canvas(size, index)
+        }
+    }
+}
+
+pub(crate) fn write(
+    samples: Range<u64>,
+    questions: usize,
+    canvas: Option<(usize, usize)>,
+    out: &Path,
+) -> Result<()> {
     fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let mut lines = String::new();
-    for index in first..first + count {
-        let sample = Sample::new(Split::HeldOut, index, Shown::of(index));
+    for index in samples {
+        let sample = sample(index, canvas);
         let name = |n: usize| format!("{index:06}-{}.png", n + 1);
         let images: Vec<String> = (0..sample.pictures.len()).map(name).collect();
         for (name, picture) in images.iter().zip(&sample.pictures) {

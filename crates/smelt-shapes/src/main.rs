@@ -41,6 +41,9 @@ enum Command {
         /// Questions kept of each sample.
         #[arg(long, default_value_t = 2)]
         questions: usize,
+        /// Put each picture into one tile of a plain one of COLUMNSxROWS, and ask what stays true there.
+        #[arg(long, value_parser = generate::columns_and_rows)]
+        canvas: Option<(usize, usize)>,
         /// The directory, made if absent.
         #[arg(long)]
         out: PathBuf,
@@ -54,8 +57,8 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Flags::parse().command {
         Command::Files { decoder, out } => files::write(&decoder, &out),
-        Command::Generate { first, count, questions, out } => {
-            generate::write(first, count, questions, &out)
+        Command::Generate { first, count, questions, canvas, out } => {
+            generate::write(first..first + count, questions, canvas, &out)
         }
         Command::Prompts(flags) => stream::write_prompts(&flags),
         Command::Stream(flags) => stream::write(&flags),

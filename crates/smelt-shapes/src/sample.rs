@@ -75,6 +75,22 @@ impl Sample {
         let questions = questions(&scenes, &mut random);
         Self { pictures: scenes.iter().map(Scene::draw).collect(), questions }
     }
+
+    /// The same with each picture in a tile, any by `seed`, of a plain one of so many columns and rows;
+    /// and the questions whose answers stay right, for places and sizes do not.
+    #[must_use]
+    pub fn on_canvas(mut self, (columns, rows): (usize, usize), seed: u64) -> Self {
+        let tile = Random::new(seed).between(0, (columns * rows) as i32 - 1) as usize;
+        let place = (tile % columns, tile / columns);
+        let within = |picture: &Canvas| picture.within((columns, rows), place);
+        self.pictures = self.pictures.iter().map(within).collect();
+        self.questions.retain(|question| match question.task {
+            Task::Describe | Task::Where | Task::Which => false,
+            Task::Attribute => !["small", "large"].contains(&question.answer.as_str()),
+            Task::Count | Task::Beside | Task::Read => true,
+        });
+        self
+    }
 }
 
 /// Every question about one picture or several, a round of tasks after another.
@@ -115,6 +131,25 @@ mod tests {
         }
         let digest: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(digest, "12b12a737e561fda0df90517aa330d8f0c7c51bef694b68bfe4df41b16847a62");
+    }
+
+    #[test]
+    fn a_canvas_holds_the_picture_in_one_tile_and_nothing_else() {
+        let alone = Sample::new(Split::HeldOut, 3, Shown::One(96, 96));
+        let (picture, ground) = (alone.pictures[0].clone(), alone.pictures[0].rgb[..3].to_vec());
+        let placed = alone.on_canvas((3, 2), 3);
+        let canvas = &placed.pictures[0];
+        assert_eq!((canvas.width, canvas.height), (288, 192));
+        let tile = |column: usize, row: usize| -> Vec<u8> {
+            let lines = canvas.rgb.chunks_exact(288 * 3).skip(row * 96).take(96);
+            lines.flat_map(|line| line[column * 288..][..288].to_vec()).collect()
+        };
+        let tiles: Vec<_> = (0..6).map(|at| tile(at % 3, at / 3)).collect();
+        assert_eq!(tiles.iter().filter(|tile| **tile == picture.rgb).count(), 1);
+        let is_plain = |tile: &&Vec<u8>| tile.chunks_exact(3).all(|pixel| pixel == ground);
+        assert_eq!(tiles.iter().filter(is_plain).count(), 5);
+        assert!(!placed.questions.is_empty());
+        assert!(placed.questions.iter().all(|question| !question.text.starts_with("How large")));
     }
 
     #[test]

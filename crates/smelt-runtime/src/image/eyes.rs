@@ -231,7 +231,10 @@ impl Eyes {
         if is_enough && thresholds.is_empty() {
             return Ok(Plan::Tiles { mosaic, side, grids: vec![last; count] });
         }
-        let scores = score(*by, &tiles(picture, mosaic, side, count), side)?;
+        let mut scores = score(*by, &tiles(picture, mosaic, side, count), side)?;
+        if count > mosaic.tiles() {
+            route::lift_last(&mut scores);
+        }
         let wanted = router.unwrap_or(&none).by_thresholds(&scores, last);
         let grids = match budget {
             Some(budget) => route::within(&wanted, &scores, &costs, budget),

@@ -98,7 +98,8 @@ impl Mosaic {
         mosaics
     }
 
-    fn tiles(self) -> usize {
+    /// Tiles of the mosaic alone.
+    pub fn tiles(self) -> usize {
         self.columns * self.rows
     }
 
