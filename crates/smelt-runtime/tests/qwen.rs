@@ -9,7 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde_json::json;
 use smelt_engine::{llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
@@ -52,24 +51,6 @@ fn data(name: &str) -> PathBuf {
 fn goldens(name: &str) -> Vec<Golden> {
     let text = fs::read_to_string(data(name).join("answers.json")).unwrap();
     serde_json::from_str(&text).unwrap()
-}
-
-/// A tokenizer of words `w0` to `w247`, and the special tokens of pictures where the models have them.
-fn tokenizer() -> String {
-    let special =
-        ["<|end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"];
-    let token = |(at, word): (usize, &&str)| {
-        json!({"id": 249 + at, "content": word, "single_word": false, "lstrip": false,
-               "rstrip": false, "normalized": false, "special": true})
-    };
-    let added: Vec<_> = special.iter().enumerate().map(token).collect();
-    let words = (0..249).map(|at| (format!("w{at}"), json!(at)));
-    let vocab: serde_json::Map<String, serde_json::Value> = words.collect();
-    json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
-           "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
-           "post_processor": null, "decoder": null,
-           "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"}})
-    .to_string()
 }
 
 /// What Qwen's template does of pictures, and nothing else.
@@ -124,7 +105,9 @@ fn deploy(name: &str, family: Family, dir: &Path) -> PathBuf {
     vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
     let limits = llm::Limits { max_seq_len: 256, max_slots: 4 };
     llm::build(&checkpoint, limits, &dir.join("llm"), quiet).unwrap();
-    let files = [("tokenizer.json", tokenizer()), ("chat_template.jinja", TEMPLATE.to_owned())];
+    // Words `w0` to `w248`, and the special tokens of pictures where the models have them.
+    let words = fs::read_to_string(data("qwen-words.json")).unwrap();
+    let files = [("tokenizer.json", words), ("chat_template.jinja", TEMPLATE.to_owned())];
     let files = files.map(|(file, text)| {
         fs::write(dir.join(file), text).unwrap();
         dir.join(file)

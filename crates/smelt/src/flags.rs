@@ -168,7 +168,7 @@ pub(crate) struct ChatFlags {
     pub(crate) target: PathBuf,
     /// What to ask; without it, a conversation: a line of standard input a turn
     pub(crate) prompt: Option<String>,
-    /// A PNG, JPEG or WebP picture to ask about (may be given several times)
+    /// A PNG, JPEG, WebP or GIF picture to ask about (may be given several times)
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Vec<PathBuf>,
     /// The most tokens to answer with

@@ -1,10 +1,11 @@
-//! Decodes animations (PNG and WebP) into the frames that are shown, within limits.
+//! Decodes animations (GIF, PNG and WebP) into the frames that are shown, within limits.
 //!
 //! What a file says of its size is checked before a frame is decoded, and frames are counted while they
 //! are.  A file that does not move is an animation of one frame.
 
 use std::io::Cursor;
 
+use ::image::codecs::gif::GifDecoder;
 use ::image::codecs::png::PngDecoder;
 use ::image::codecs::webp::WebPDecoder;
 use ::image::{
@@ -37,6 +38,12 @@ impl Animation {
         let mut limits = Limits::default();
         limits.max_alloc = Some(DECODER_BYTES_MAX);
         match ::image::guess_format(bytes) {
+            Ok(ImageFormat::Gif) => {
+                let mut decoder = GifDecoder::new(Cursor::new(bytes)).map_err(failed)?;
+                check(&decoder)?;
+                decoder.set_limits(limits).map_err(failed)?;
+                return Self::of(decoder.into_frames(), pixels_max);
+            }
             Ok(ImageFormat::Png) => {
                 let decoder =
                     PngDecoder::with_limits(Cursor::new(bytes), limits).map_err(failed)?;
@@ -107,10 +114,11 @@ mod tests {
     /// Three frames of 64 x 64 pixels at 4 a second, black, red and white, as Pillow writes them.
     const WEBP: &[u8] = include_bytes!("../../../../tests/data/clips/three.webp");
     const APNG: &[u8] = include_bytes!("../../../../tests/data/clips/three.png");
+    const GIF: &[u8] = include_bytes!("../../../../tests/data/clips/three.gif");
 
     #[test]
     fn animations_are_frames_and_a_speed() {
-        for bytes in [WEBP, APNG] {
+        for bytes in [WEBP, APNG, GIF] {
             let Animation { frames, fps } = Animation::decode(bytes, PIXELS_MAX).unwrap();
             let is_bright = |frame: &Picture| [0, 1, 2].map(|at| frame.rgb()[at] > 250);
             let colours: Vec<[bool; 3]> = frames.iter().map(is_bright).collect();
@@ -121,7 +129,7 @@ mod tests {
 
     #[test]
     fn frames_have_a_limit_together() {
-        for bytes in [WEBP, APNG] {
+        for bytes in [WEBP, APNG, GIF] {
             let pixels = 3 * 64 * 64;
             assert!(Animation::decode(bytes, pixels).is_ok());
             let refused = Animation::decode(bytes, pixels - 1);

@@ -111,7 +111,7 @@ impl Picture {
         })
     }
 
-    /// Decodes the bytes of a PNG, JPEG or WebP file.
+    /// Decodes the bytes of a PNG, JPEG, WebP or GIF file; of one that moves, its first frame.
     ///
     /// # Errors
     /// [`PictureError`] naming the limit or what the decoder found.
