@@ -364,18 +364,16 @@ impl Kind {
         match self {
             // Errors are summed by sixteens, which may choose another clip.
             Self::Quantize => 3,
-            // verify.json has findings of both arithmetics.
-            Self::Verify => 3,
+            // verify.json has findings of all that a tower says.
+            Self::Verify => 4,
             Self::Source
             | Self::OnnxExport
             | Self::GraphSurgery
             | Self::Calibrate
             | Self::Tune
             | Self::Command => 1,
-            // deployment.json is of format 2.
-            Self::Deployment => 2,
-            // engine.json is of format 3.
-            Self::LlmEngineBuild => 3,
+            // engine.json is of format 3; deployment.json has the pixels of clips.
+            Self::LlmEngineBuild | Self::Deployment => 3,
             // Graphs with a list of grids become engines that know them.
             Self::EngineBuild => 4,
         }
