@@ -47,6 +47,12 @@ pub struct Heard {
 }
 
 impl Heard {
+    /// As it was for whom the request came so much earlier than it was sent.
+    #[must_use]
+    pub(crate) fn after(self, late: Duration) -> Self {
+        Self { first: self.first.map(|first| first + late), last: self.last + late, ..self }
+    }
+
     /// Tokens of the answer; where the server did not tell, the pieces.
     pub fn tokens(&self) -> usize {
         self.usage.map_or(self.pieces, |[_, answer]| answer)

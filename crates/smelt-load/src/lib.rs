@@ -11,6 +11,7 @@ pub mod plot;
 pub mod report;
 pub mod run;
 
+mod arrivals;
 mod ask;
 mod picture;
 mod process;

@@ -17,8 +17,12 @@ pub const TOKENS_MAX: usize = 1 << 20;
 /// Most pictures of a request.
 pub const PICTURES_MAX: usize = 256;
 
+/// Requests a second that may come: one in a quarter of an hour, and as many as threads can send.
+const PER_S_MIN: f64 = 0.001;
+const PER_S_MAX: f64 = 10_000.0;
+
 /// A plan that cannot be carried out.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// Not two lengths.
     #[error("{0:?} is no length: PROMPT:ANSWER in tokens, each 1 to {TOKENS_MAX}, as 512:128")]
@@ -36,6 +40,9 @@ pub enum PlanError {
         /// What it is.
         value: usize,
     },
+    /// Requests that come too rarely or too often.
+    #[error("the rate must be {PER_S_MIN} to {PER_S_MAX} requests a second, not {0}")]
+    PerS(f64),
     /// A mixture without pictures.
     #[error("a mixture of text and images needs --images of at least 1")]
     NoPictures,
@@ -121,6 +128,10 @@ pub struct Plan {
     pub warm_ups: usize,
     /// Over how long the streams of a run begin.
     pub ramp: Duration,
+    /// How many requests come a second, whenever they like; as many streams as the case has are the most
+    /// that are under way, and who finds none free waits.  If it is not said, each stream asks as soon as
+    /// it was answered.
+    pub per_s: Option<f64>,
     /// Which requests have pictures; all of them if nothing is said and there are any.
     pub mix: Option<Mix>,
     /// Decides what is asked: with a seed that a server has met before, it may have kept the answers.
@@ -139,6 +150,9 @@ impl Plan {
             if case.pictures == 0 && self.mix.is_some_and(|mix| mix.image > 0) {
                 return Err(PlanError::NoPictures);
             }
+        }
+        if let Some(per_s) = self.per_s.filter(|per_s| !(PER_S_MIN..=PER_S_MAX).contains(per_s)) {
+            return Err(PlanError::PerS(per_s));
         }
         within("the number of requests", self.requests.unwrap_or(1), 1, REQUESTS_MAX)?;
         within("the number of runs", self.runs, 1, 1000)?;
@@ -201,10 +215,16 @@ mod tests {
             runs: 1,
             warm_ups: 0,
             ramp: Duration::ZERO,
+            per_s: None,
             mix: None,
             seed: 0,
         };
         assert_eq!(plan.check(), Ok(()));
+        let per_s = |per_s| Plan { per_s: Some(per_s), ..plan.clone() };
+        assert_eq!(per_s(0.5).check(), Ok(()));
+        for wrong in [0.0, -1.0, f64::NAN, 1e9] {
+            assert!(per_s(wrong).check().unwrap_err().to_string().contains("requests a second"));
+        }
         let refused = |plan: Plan| plan.check().unwrap_err().to_string();
         assert!(
             refused(Plan { runs: 0, ..plan.clone() }).contains("runs must be 1 to 1000, not 0")

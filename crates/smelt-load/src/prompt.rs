@@ -19,13 +19,16 @@ pub(crate) const PROBES: [usize; 2] = [8, 72];
 /// A text of so many words; another for each `seed` from its first word on.
 pub(crate) fn text(words: usize, seed: u64) -> String {
     let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        WORDS[((mixed ^ (mixed >> 31)) % WORDS.len() as u64) as usize]
-    };
-    (0..words.max(1)).map(|_| next()).collect::<Vec<_>>().join(" ")
+    let next = || WORDS[(mixed(&mut state) % WORDS.len() as u64) as usize];
+    std::iter::repeat_with(next).take(words.max(1)).collect::<Vec<_>>().join(" ")
+}
+
+/// The next number of a sequence that `state` begins (SplitMix64).
+pub(crate) fn mixed(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 /// How words become tokens: a line through two probes.

@@ -21,6 +21,7 @@ pub fn document(plan: &Plan, measurement: &Measurement) -> Value {
         "runs": plan.runs,
         "warm_ups": plan.warm_ups,
         "ramp_s": plan.ramp.as_secs_f64(),
+        "rate_per_s": plan.per_s,
         "seed": plan.seed,
         "mix": plan.mix.map(|mix| [mix.text, mix.image]),
         "cases": measurement.cases.iter().map(|case| row(plan, measurement, case)).collect::<Vec<_>>(),
@@ -77,6 +78,13 @@ pub fn markdown(plan: &Plan, measurement: &Measurement) -> String {
         "\nMedians of {} runs after {} warm-ups, in brackets the least and the most.\n",
         plan.runs, plan.warm_ups
     );
+    if let Some(per_s) = plan.per_s {
+        let _ = writeln!(
+            text,
+            "Requests come {per_s} times a second, at random (Poisson), whether others are answered or not; \
+             times count from when they come.\n"
+        );
+    }
     text += "| server | prompt:answer | streams | images | tokens/s | tokens/s a stream | TTFT, ms: median, p90, p99 | with images | a token, ms: median, p99 | prefill, ms | requests/s | answer's tokens | memory, MiB: all, own | J a token | errors |\n";
     text += "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n";
     for measured in &measurement.cases {
@@ -197,6 +205,7 @@ mod tests {
             runs: 1,
             warm_ups: 2,
             ramp: Duration::ZERO,
+            per_s: None,
             mix: None,
             seed: 7,
         };

@@ -1,4 +1,5 @@
-//! Carries a plan out: a thread for each stream, each asking again as soon as it was answered.
+//! Carries a plan out: a thread for each stream, each asking again as soon as it was answered, or when the
+//! next request comes.
 //!
 //! Everything that takes time is here; what it means is not.
 
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::arrivals;
 pub use crate::ask::Endpoint;
 use crate::ask::{AskError, Asked, Caller};
 use crate::figures::{Figures, Request, Run};
@@ -269,14 +271,23 @@ impl Asking<'_> {
         // Made beforehand: drawing pictures is no part of a server's time.
         let asked: Vec<Asked> = (0..count).map(|number| self.asked(number)).collect();
         let (next, answered) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
+        let due = self.plan.per_s.map(|per_s| arrivals::poisson(per_s, count, self.seed));
         let start = Instant::now();
         thread::scope(|scope| {
             for stream in 0..self.case.streams.min(count) {
                 let (asked, next, answered, caller) = (&asked, &next, &answered, caller.again());
+                let due = &due;
                 scope.spawn(move || {
                     thread::sleep(self.ramp(stream));
-                    while let Some(asked) = asked.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(asked) = asked.get(number) else { break };
+                        let late = due.as_ref().map_or(Duration::ZERO, |due| {
+                            thread::sleep(due[number].saturating_sub(start.elapsed()));
+                            start.elapsed().saturating_sub(due[number])
+                        });
                         let heard = caller.ask(asked).map_err(|error| error.to_string());
+                        let heard = heard.map(|heard| heard.after(late));
                         let request = Request { has_pictures: !asked.pictures.is_empty(), heard };
                         // A thread that panicked has spoilt no request.
                         answered.lock().unwrap_or_else(|poison| poison.into_inner()).push(request);

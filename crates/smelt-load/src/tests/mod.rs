@@ -28,6 +28,7 @@ fn plan(streams: usize, pictures: usize) -> Plan {
         runs: 2,
         warm_ups: 1,
         ramp: Duration::ZERO,
+        per_s: None,
         mix: None,
         seed: 1,
     }
@@ -87,6 +88,19 @@ fn more_streams_are_at_once_and_a_ramp_spreads_them() {
     let server = Server::start();
     measured(&server, "good", &plan(4, 0)).unwrap();
     assert!(server.most_at_once() > 1);
+}
+
+#[test]
+fn requests_come_whether_others_are_answered_or_not() {
+    let server = Server::start();
+    let rate = Plan { per_s: Some(400.0), requests: Some(24), runs: 1, warm_ups: 0, ..plan(24, 0) };
+    measured(&server, "good", &rate).unwrap();
+    assert!(server.most_at_once() > 1);
+    // Where one stream must do, who comes meanwhile waits, and that is counted.
+    let alone = Plan { cases: plan(1, 0).cases, ..rate };
+    let one = &measured(&server, "good", &alone).unwrap().cases[0].figures;
+    let [first, _] = one.ttft_ms;
+    assert!(first.unwrap().p99 > 10.0 * 20.0, "{first:?}");
 }
 
 #[test]

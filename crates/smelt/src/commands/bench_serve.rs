@@ -106,6 +106,7 @@ fn plan(flags: &BenchServeFlags) -> Plan {
         runs: flags.runs,
         warm_ups: flags.warm_ups,
         ramp: flags.ramp,
+        per_s: flags.rate,
         mix: flags.mix,
         seed: flags.seed.map_or_else(clock, u64::from),
     }

@@ -83,6 +83,10 @@ pub(crate) struct BenchServeFlags {
     /// Over how many seconds the streams of a run begin
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
     pub(crate) ramp: Duration,
+    /// How many requests come a second, whether others are answered or not; --concurrency is the most that
+    /// are under way [default: each stream asks as soon as it was answered]
+    #[arg(long, value_name = "PER_SECOND")]
+    pub(crate) rate: Option<f64>,
     /// Runs that count
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) runs: usize,
