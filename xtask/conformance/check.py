@@ -253,6 +253,13 @@ def completions():
     assert of_tokens.choices[0].text == whole.choices[0].text
     told = of_tokens.choices[0].logprobs
     assert len(told.tokens) == 4 and told.text_offset[0] == 0 and all(len(top) == 2 for top in told.top_logprobs)
+    # As evaluation harnesses ask how likely a text is: its tokens are as likely as when they were said.
+    text = client.completions.create(model=MODEL, prompt=tokens, max_tokens=4, temperature=0).choices[0].text
+    all_tokens = tokens + post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+    scored = client.completions.create(model=MODEL, prompt=all_tokens, max_tokens=1, temperature=0, logprobs=2, echo=True)
+    prompt = scored.choices[0].logprobs
+    assert len(prompt.tokens) == len(all_tokens) + 1 and prompt.token_logprobs[0] is None and prompt.top_logprobs[0] is None
+    assert prompt.token_logprobs[len(tokens):-1] == told.token_logprobs, (prompt.token_logprobs, told.token_logprobs)
     assert of_tokens.usage.prompt_tokens == len(tokens)
 
 

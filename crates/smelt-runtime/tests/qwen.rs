@@ -186,7 +186,7 @@ fn served(deployed: &Path, goldens: &[Golden]) {
                 match event {
                     Event::Said { tokens, .. } => said.extend(tokens.iter().map(|t| t.token)),
                     Event::Failed(failure) => panic!("{failure}"),
-                    Event::Read { .. } | Event::Ended { .. } => {}
+                    Event::Read { .. } | Event::Scored { .. } | Event::Ended { .. } => {}
                 }
             }
             assert_eq!(said, golden.said);

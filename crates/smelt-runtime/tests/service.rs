@@ -41,7 +41,7 @@ fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared
 
 fn request(prepared: Prepared, manner: Manner) -> Request {
     let (form, priority) = (Form::default(), Priority::Normal);
-    Request { prepared, manners: vec![manner], form, priority, deadline: None }
+    Request { prepared, manners: vec![manner], form, priority, deadline: None, scored: None }
 }
 
 /// Everything of one answer.
@@ -58,7 +58,7 @@ fn hear(ticket: &mut Ticket) -> (String, Vec<u32>, Option<Finish>) {
                 end = Some(finish);
             }
             Event::Failed(failure) => panic!("{failure}"),
-            Event::Read { .. } => {}
+            Event::Read { .. } | Event::Scored { .. } => {}
         }
     }
     (all, said, end)
@@ -164,6 +164,7 @@ fn several_answers_to_one_prompt_read_it_once() {
             Event::Said { choice, text, .. } => texts[choice] += &text,
             Event::Ended { .. } => ended += 1,
             Event::Read { prompt_tokens, .. } => assert_eq!(prompt_tokens, prepared.tokens.len()),
+            Event::Scored { .. } => panic!("nobody asked"),
             Event::Failed(failure) => panic!("{failure}"),
         }
     }
@@ -172,6 +173,52 @@ fn several_answers_to_one_prompt_read_it_once() {
     let read =
         (stats.prompt_tokens - before.prompt_tokens) - (stats.cached_tokens - before.cached_tokens);
     assert_eq!(read, 4, "all but the last token of each was there");
+}
+
+#[test]
+fn a_prompt_is_as_likely_as_it_was_when_it_was_said() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), None, Options::default());
+    let asked = service.text().prepare_text("a red circle and a").unwrap();
+    let sampling = Settings { top_logprobs: Some(2), ..Settings::GREEDY };
+    // Longer than a chunk, so that the prompt is read in several.
+    let manner = Manner { sampling, ignore_eos: true, ..Manner::greedy(150) };
+    let mut ticket = service.submit(request(asked.clone(), manner)).unwrap();
+    let mut said = Vec::new();
+    while let Some(event) = ticket.wait() {
+        if let Event::Said { tokens, .. } = event {
+            said.extend(tokens);
+        }
+    }
+    let tokens = asked.tokens.iter().copied().chain(said.iter().map(|said| said.token));
+    let prepared = service.text().prepare_words(tokens.collect()).unwrap();
+    let manners = vec![Manner::greedy(1); 2];
+    // Twice: what slots hold does not matter.
+    for _ in 0..2 {
+        let request =
+            Request { manners: manners.clone(), ..request(prepared.clone(), manners[0].clone()) };
+        let mut ticket = service.submit(Request { scored: Some(2), ..request }).unwrap();
+        let (mut scored, mut ended) = (Vec::new(), 0);
+        while let Some(event) = ticket.wait() {
+            match event {
+                Event::Read { cached_tokens, .. } => assert_eq!(cached_tokens, 0),
+                Event::Scored { choice, tokens } => {
+                    assert_eq!((choice, ended), (scored.len(), 0));
+                    scored.push(tokens);
+                }
+                Event::Said { .. } => {}
+                Event::Ended { .. } => ended += 1,
+                Event::Failed(failure) => panic!("{failure}"),
+            }
+        }
+        assert_eq!((scored.len(), ended), (2, 2));
+        for scored in scored {
+            let (before, after) = scored.split_at(asked.tokens.len());
+            assert_eq!((before[0].token, &before[0].logprobs), (asked.tokens[0], &None));
+            assert!(before[1..].iter().all(|said| said.logprobs.is_some()));
+            assert_eq!(after, said);
+        }
+    }
 }
 
 #[test]
@@ -266,7 +313,7 @@ fn answers_are_held_to_a_form_each_to_its_own() {
             }
             // A count may go on for ever.
             Event::Ended { choice, .. } => assert!(texts[choice].starts_with('{')),
-            Event::Read { .. } => {}
+            Event::Read { .. } | Event::Scored { .. } => {}
             Event::Failed(failure) => panic!("{failure}"),
         }
     }

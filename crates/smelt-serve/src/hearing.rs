@@ -84,6 +84,7 @@ impl Hearing {
                 let prompt = Usage::of_prompt(*prompt_tokens, *cached_tokens, image_tokens);
                 self.prompts = self.prompts.and(prompt);
             }
+            Event::Scored { choice, .. } => *choice += first,
             Event::Said { choice, tokens, .. } => {
                 *choice += first;
                 self.said[*choice] += tokens.len();

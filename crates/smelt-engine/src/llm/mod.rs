@@ -44,6 +44,8 @@ use weights::{Decoder, Machine};
 const KIND: &str = "llm";
 /// Prompt tokens computed at a time, so that memory does not grow with the prompt.
 const CHUNK_TOKENS: usize = 128;
+/// Rows of logits held at a time where all are shown: 10 MB of a large vocabulary.
+const SHOWN_ROWS: usize = 16;
 
 /// Longest sequence any engine may be built for; in halves the cache of a 2B model then is 30 GiB.
 pub const MAX_SEQ_LEN_MAX: usize = 1 << 20;
@@ -461,8 +463,27 @@ impl LlmEngine {
     /// [`RunError`], and then the slot is unchanged.
     pub fn logits_all(&mut self, slot: usize, prompt: &Prompt<'_>) -> Result<Vec<f32>, RunError> {
         let mut all = Vec::new();
-        self.append(slot, prompt, |engine, x| all.extend(engine.logits(x)))?;
+        self.read_shown(slot, prompt, |logits| all.extend_from_slice(logits))?;
         Ok(all)
+    }
+
+    /// As [`Self::read`]; shows `visit` the logits `[vocab]` after each token, in order, and holds those
+    /// of a few at a time.
+    ///
+    /// # Errors
+    /// [`RunError`], and then the slot is unchanged and nothing was shown.
+    pub fn read_shown(
+        &mut self,
+        slot: usize,
+        prompt: &Prompt<'_>,
+        mut visit: impl FnMut(&[f32]),
+    ) -> Result<(), RunError> {
+        let (hidden, vocab) = (self.hidden(), self.vocab());
+        self.append(slot, prompt, |engine, x| {
+            for rows in x.chunks(SHOWN_ROWS * hidden) {
+                engine.logits(rows).chunks_exact(vocab).for_each(&mut visit);
+            }
+        })
     }
 
     /// Appends one token to each of several slots; gives the logits `[vocab]` of each, in order.

@@ -17,6 +17,9 @@ pub enum Piece {
     Token(u32),
     /// An image token of the picture with this digest, or another number that no other picture has.
     Picture(u64),
+    /// The first token of a prompt that goes on from no other's beginning, by a number that only its own
+    /// answers have.
+    Alone(u64),
 }
 
 /// A beginning that a slot holds.

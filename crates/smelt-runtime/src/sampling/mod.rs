@@ -6,6 +6,7 @@
 //! Tokens that a mask does not allow are as if the row had none of them.  Knows nothing of engines, texts or who asks.
 
 mod buckets;
+mod logprobs;
 mod mask;
 mod philox;
 mod sampler;
@@ -14,8 +15,9 @@ mod select;
 mod tests;
 mod weights;
 
+pub use logprobs::{Logprobs, Scorer};
 pub use mask::Mask;
-pub use sampler::{Choice, Logprobs, NotFinite, Sampler};
+pub use sampler::{Choice, NotFinite, Sampler};
 
 /// Most top logprobs of a token, as in OpenAI's API.
 pub const TOP_LOGPROBS_MAX: usize = 20;

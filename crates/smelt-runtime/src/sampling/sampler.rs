@@ -4,6 +4,7 @@
 //! of the answer's token `n` is a function of the seed and `n`.  Buffers are kept from token to token.
 
 use super::buckets::{Buckets, Kept, Scale, along};
+use super::logprobs::{Logprobs, Scorer};
 use super::philox::uniform;
 use super::select::{self, Candidate};
 use super::weights;
@@ -24,16 +25,6 @@ pub struct Choice<'a> {
     pub token: u32,
     /// How likely the model finds it, and what it finds likeliest, if asked for.
     pub logprobs: Option<&'a Logprobs>,
-}
-
-/// Natural logarithms of probabilities in the model's own distribution: before bias, penalties,
-/// temperature and cuts, as OpenAI's API and vLLM tell them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Logprobs {
-    /// Of the chosen token.
-    pub chosen: f32,
-    /// Of the likeliest tokens, likeliest first.
-    pub top: Vec<(u32, f32)>,
 }
 
 /// A token that penalties touch.
@@ -58,6 +49,7 @@ pub struct Sampler {
     candidates: Vec<Candidate>,
     buckets: Buckets,
     blocks: Vec<f64>,
+    scorer: Scorer,
     logprobs: Logprobs,
 }
 
@@ -97,6 +89,7 @@ impl Sampler {
             candidates: Vec::new(),
             buckets: Buckets::default(),
             blocks: Vec::new(),
+            scorer: Scorer::default(),
             logprobs: Logprobs::default(),
         })
     }
@@ -257,15 +250,7 @@ impl Sampler {
     /// Writes the model's logprobs, if asked for.
     fn tell(&mut self, logits: &[f32], token: u32) -> Result<(), NotFinite> {
         let Some(count) = self.settings.top_logprobs else { return Ok(()) };
-        let largest = weights::largest(logits).ok_or(NotFinite)?;
-        let all = weights::sum(logits, largest, 1.0, &mut self.blocks).ln();
-        let logprob = |logit: f32| (f64::from(logit) - f64::from(largest) - all) as f32;
-        select::largest(logits, count, &mut self.candidates);
-        self.logprobs.chosen = logprob(logits[token as usize]);
-        self.logprobs.top.clear();
-        let top = self.candidates.iter().map(|top| (top.token(), logprob(top.logit())));
-        self.logprobs.top.extend(top);
-        Ok(())
+        self.scorer.score(logits, token, count, &mut self.logprobs)
     }
 
     /// Takes note of a token of the answer.

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use smelt_engine::llm::prefix::Found;
+use smelt_engine::llm::prefix::{Found, Piece};
 use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt, RunError};
 
+use super::scores::Scores;
 use super::ticket::{Event, Failure, TokenSaid};
 use super::{Asked, Job, Kv, Over, Shared, ToLlm};
 use crate::schedule::{Capacity, Schedule, Step, TaskId};
@@ -26,6 +27,8 @@ struct Task {
     is_known: bool,
     /// Tokens that its slot held when it was first given one.
     cached_tokens: usize,
+    /// What is known of the prompt's tokens, where that was asked of the request and this is its first answer.
+    scores: Option<Scores>,
 }
 
 /// How long a step took, in microseconds.
@@ -90,13 +93,20 @@ impl LlmThread {
     }
 
     fn take(&mut self, job: Job) {
-        let Job { first, priority, pieces, speakers, asked } = job;
+        let Job { first, priority, mut pieces, speakers, asked } = job;
         let asked = Arc::new(asked);
+        // What another one read was not scored; the answers of one share what the first of them reads.
+        if let (Some(_), Some(piece)) = (asked.scored, pieces.first_mut()) {
+            *piece = Piece::Alone(first);
+        }
         for (choice, speaker) in speakers.into_iter().enumerate() {
             let id = first + choice as TaskId;
+            let scores = asked.scored.filter(|_| choice == 0);
+            let scores = scores.map(|top| Scores::new(&asked.tokens, top));
             self.schedule.arrive(id, priority, pieces.clone());
             let asked = Arc::clone(&asked);
-            let task = Task { asked, choice, speaker, is_known: false, cached_tokens: 0 };
+            let (is_known, cached_tokens) = (false, 0);
+            let task = Task { asked, choice, speaker, is_known, cached_tokens, scores };
             self.tasks.insert(id, task);
         }
     }
@@ -161,7 +171,7 @@ impl LlmThread {
 
     /// Runs a chunk of a prompt; the last one is followed by the first token.
     fn read(&mut self, id: TaskId, slot: usize, tokens: usize, is_last: bool) {
-        let Some(task) = self.tasks.get(&id) else { return };
+        let Some(task) = self.tasks.get_mut(&id) else { return };
         let held = self.engine.held(slot);
         let start = Instant::now();
         let read = run(&mut self.engine, task, slot, held..held + tokens, is_last);
@@ -179,11 +189,17 @@ impl LlmThread {
         }
     }
 
-    fn told_read(&self, id: TaskId) {
-        let Some(task) = self.tasks.get(&id) else { return };
-        if task.choice == 0 && task.speaker.tokens().is_empty() {
-            let (prompt_tokens, cached_tokens) = (task.asked.tokens.len(), task.cached_tokens);
-            task.asked.teller.tell(Event::Read { prompt_tokens, cached_tokens });
+    fn told_read(&mut self, id: TaskId) {
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        if task.choice > 0 || !task.speaker.tokens().is_empty() {
+            return;
+        }
+        let Asked { tokens, teller, answers, .. } = &*task.asked;
+        let (prompt_tokens, cached_tokens) = (tokens.len(), task.cached_tokens);
+        teller.tell(Event::Read { prompt_tokens, cached_tokens });
+        let Some(scores) = task.scores.take() else { return };
+        for choice in 0..*answers {
+            teller.tell(Event::Scored { choice, tokens: scores.tokens.clone() });
         }
     }
 
@@ -305,7 +321,7 @@ fn tell(task: &Task, text: String, token: Option<TokenSaid>) {
 /// Puts the task's tokens at `range` behind what `slot` holds; gives what follows the last one, if asked.
 fn run(
     engine: &mut LlmEngine,
-    task: &Task,
+    task: &mut Task,
     slot: usize,
     range: Range<usize>,
     is_last: bool,
@@ -326,6 +342,9 @@ fn run(
     let prompt = Prompt { deepstack, places, ..Prompt::plain(&tokens[read], image) };
     let mut parts = vec![prompt, Prompt::plain(said, None)];
     parts.retain(|part| !part.tokens.is_empty());
+    if let Some(scores) = &mut task.scores {
+        return scored(engine, slot, &parts, scores);
+    }
     let last = parts.pop();
     for part in &parts {
         engine.read(slot, part)?;
@@ -335,4 +354,25 @@ fn run(
         Some(last) => engine.read(slot, &last).map(|()| Vec::new()),
         None => Err(RunError::EmptyPrompt),
     }
+}
+
+/// Puts `parts` behind what `slot` holds, and keeps how likely the prompt's tokens were; gives what
+/// follows the last one.
+fn scored(
+    engine: &mut LlmEngine,
+    slot: usize,
+    parts: &[Prompt<'_>],
+    scores: &mut Scores,
+) -> Result<Vec<f32>, RunError> {
+    let mut last = Vec::new();
+    for part in parts {
+        let mut at = engine.held(slot);
+        engine.read_shown(slot, part, |logits| {
+            at += 1;
+            scores.put(at, logits);
+            last.clear();
+            last.extend_from_slice(logits);
+        })?;
+    }
+    Ok(last)
 }

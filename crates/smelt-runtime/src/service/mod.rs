@@ -8,6 +8,7 @@
 mod gallery;
 mod images;
 mod llm;
+mod scores;
 mod sizing;
 mod stats;
 mod ticket;
@@ -90,6 +91,9 @@ pub struct Request {
     pub priority: Priority,
     /// When an answer is of no use any more.
     pub deadline: Option<Instant>,
+    /// How likely the prompt's tokens are is told too, with so many of the likeliest: then all of it is
+    /// read, whatever slots hold.
+    pub scored: Option<usize>,
 }
 
 /// Why a request was not taken.
@@ -146,6 +150,9 @@ struct Asked {
     images: Images,
     teller: Teller,
     deadline: Option<Instant>,
+    scored: Option<usize>,
+    /// Answers, each of which is told of the scored prompt.
+    answers: usize,
     since: Instant,
     _seat: Seat,
 }
@@ -335,7 +342,7 @@ impl Service {
         if shared.is_draining.load(Ordering::Acquire) {
             return Err(Refused::Draining);
         }
-        let Request { prepared, manners, form, priority, deadline } = request;
+        let Request { prepared, manners, form, priority, deadline, scored } = request;
         let Prepared { tokens, views, places } = prepared;
         if !(1..=ANSWERS_MAX).contains(&manners.len()) {
             return Err(Refused::Answers(manners.len()));
@@ -357,6 +364,8 @@ impl Service {
             images: Images::default(),
             teller,
             deadline,
+            scored,
+            answers: manners.len(),
             since: Instant::now(),
             _seat: seat,
         };

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use crate::sampling::Logprobs;
 use crate::speaker::Finish;
 
-/// A token of an answer.
+/// A token of an answer, or of a scored prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenSaid {
     /// The token.
@@ -29,6 +29,13 @@ pub enum Event {
         prompt_tokens: usize,
         /// How many of them a slot held already.
         cached_tokens: usize,
+    },
+    /// How likely the model found the prompt, where that was asked: after it was read, before the answer.
+    Scored {
+        /// Which of the answers, from 0.
+        choice: usize,
+        /// The prompt's tokens; nothing is before the first one, so nothing is known of it.
+        tokens: Vec<TokenSaid>,
     },
     /// An answer goes on.
     Said {

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use smelt_runtime::service::TokenSaid;
+
 use super::{Heading, Said, Shape, Usage, Words, json, logprobs, whole};
 
 /// The shape of completions.
@@ -42,6 +44,12 @@ impl Completion {
         json(&Part { id, object, created: *created, model, choices, usage })
     }
 
+    /// Of a scored prompt and what follows.
+    fn logprobs(&self, choice: &whole::Choice) -> Option<logprobs::OfCompletion> {
+        let tokens = choice.prompt.iter().chain(&choice.tokens);
+        logprobs::of_completion(tokens, &self.words, &mut 0)
+    }
+
     /// What a part says of the usage, which is to come.
     fn to_come(&self) -> Option<Option<Usage>> {
         self.usage.then_some(None)
@@ -55,10 +63,15 @@ impl Shape for Completion {
         Some(self.part(&[part], self.to_come()))
     }
 
+    fn scored(&mut self, choice: usize, tokens: &[TokenSaid]) -> Option<String> {
+        let logprobs = Some(logprobs::of_asked(tokens, &self.words, &mut 0));
+        let part = Choice { text: "", index: choice, logprobs, finish_reason: None };
+        Some(self.part(&[part], self.to_come()))
+    }
+
     fn said(&mut self, said: &Said<'_>) -> Option<String> {
         let offset = &mut self.offsets[said.choice];
-        let (logprobs, end) = logprobs::of_completion(said.tokens, &self.words, *offset);
-        *offset = end;
+        let logprobs = logprobs::of_completion(said.tokens, &self.words, offset);
         let index = said.choice;
         let is_silent = said.text.is_empty() && logprobs.is_none();
         let part = Choice { text: said.text, index, logprobs, finish_reason: None };
@@ -88,7 +101,7 @@ impl Shape for Completion {
             .map(|(index, choice)| Choice {
                 text: &texts[index],
                 index,
-                logprobs: logprobs::of_completion(&choice.tokens, &self.words, 0).0,
+                logprobs: self.logprobs(choice),
                 finish_reason: Some(choice.reason),
             })
             .collect();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::Words;
+use smelt_runtime::sampling::Logprobs;
 use smelt_runtime::service::TokenSaid;
 
 /// What OpenAI's API tells of tokens that are all but impossible; JSON has no infinity.
@@ -52,39 +53,46 @@ pub(super) fn of_chat(tokens: &[TokenSaid], words: &Words) -> Option<OfChat> {
     (!content.is_empty()).then_some(OfChat { content, refusal: None })
 }
 
-/// Of a completion.
-#[derive(Serialize)]
+/// Of a completion; nothing is known of the first token of a prompt.
+#[derive(Default, Serialize)]
 pub(super) struct OfCompletion {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    top_logprobs: Vec<BTreeMap<String, f32>>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     text_offset: Vec<usize>,
 }
 
-/// The shape of completions, whose first token begins `offset` characters into the answer; nothing
-/// where none were asked for.  Gives the offset behind the last token too.
-pub(super) fn of_completion(
-    tokens: &[TokenSaid],
+/// The shape of completions, whose first token begins `offset` characters into the choice; nothing
+/// where none were asked for.
+pub(super) fn of_completion<'a>(
+    tokens: impl IntoIterator<Item = &'a TokenSaid, IntoIter: Clone>,
     words: &Words,
-    mut offset: usize,
-) -> (Option<OfCompletion>, usize) {
-    let word = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let mut all = OfCompletion {
-        tokens: Vec::new(),
-        token_logprobs: Vec::new(),
-        top_logprobs: Vec::new(),
-        text_offset: Vec::new(),
-    };
+    offset: &mut usize,
+) -> Option<OfCompletion> {
+    let tokens = tokens.into_iter();
+    let is_asked = tokens.clone().any(|said| said.logprobs.is_some());
+    is_asked.then(|| of_asked(tokens, words, offset))
+}
+
+/// As [`of_completion`], where they were asked for.
+pub(super) fn of_asked<'a>(
+    tokens: impl IntoIterator<Item = &'a TokenSaid>,
+    words: &Words,
+    offset: &mut usize,
+) -> OfCompletion {
+    let word = |token: u32| String::from_utf8_lossy(&words(token)).into_owned();
+    let log = |log: f32| log.max(LOGPROB_MIN);
+    let mut all = OfCompletion::default();
     for said in tokens {
-        let Some(logprobs) = &said.logprobs else { continue };
-        let text = word(&words(said.token));
-        let top =
-            logprobs.top.iter().map(|(token, log)| (word(&words(*token)), log.max(LOGPROB_MIN)));
-        all.text_offset.push(offset);
-        offset += text.chars().count();
+        let (text, logprobs) = (word(said.token), said.logprobs.as_ref());
+        let top = |logprobs: &Logprobs| {
+            logprobs.top.iter().map(|(token, found)| (word(*token), log(*found))).collect()
+        };
+        all.text_offset.push(*offset);
+        *offset += text.chars().count();
         all.tokens.push(text);
-        all.token_logprobs.push(logprobs.chosen.max(LOGPROB_MIN));
-        all.top_logprobs.push(top.collect());
+        all.token_logprobs.push(logprobs.map(|logprobs| log(logprobs.chosen)));
+        all.top_logprobs.push(logprobs.map(top));
     }
-    ((!all.tokens.is_empty()).then_some(all), offset)
+    all
 }

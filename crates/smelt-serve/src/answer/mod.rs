@@ -27,6 +27,10 @@ pub(crate) struct Heading {
 pub(crate) trait Shape: Send + Sync + 'static {
     /// The part that begins choice `choice`, if the shape has one.
     fn begin(&mut self, choice: usize) -> Option<String>;
+    /// The part that tells how likely the prompt of a choice is; only completions are asked.
+    fn scored(&mut self, _choice: usize, _tokens: &[TokenSaid]) -> Option<String> {
+        None
+    }
     /// The part that tells more of a choice, if there is more to tell.
     fn said(&mut self, said: &Said<'_>) -> Option<String>;
     /// The part that ends a choice.

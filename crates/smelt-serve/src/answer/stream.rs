@@ -32,6 +32,11 @@ impl Stream {
     pub(crate) fn hear(&mut self, event: &Event, out: &mut Vec<u8>) {
         match event {
             Event::Read { .. } => self.begin(out),
+            Event::Scored { choice, tokens } => {
+                if let Some(part) = self.shape.scored(*choice, tokens) {
+                    frame(out, &part);
+                }
+            }
             Event::Said { choice, text, tokens } => {
                 if let Some(part) = self.shape.said(&Said { choice: *choice, text, tokens }) {
                     frame(out, &part);

@@ -5,6 +5,8 @@ use smelt_runtime::service::{Event, TokenSaid};
 /// A choice so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Choice {
+    /// The prompt's tokens, where it was asked how likely they are.
+    pub(crate) prompt: Vec<TokenSaid>,
     pub(crate) text: String,
     pub(crate) tokens: Vec<TokenSaid>,
     /// Why it ended; empty until then.
@@ -31,6 +33,7 @@ impl Gathered {
                 choice.text += &text;
                 choice.tokens.extend(tokens);
             }
+            Event::Scored { choice, tokens } => self.choices[choice].prompt = tokens,
             Event::Ended { choice, finish, .. } => self.choices[choice].reason = finish.reason(),
             Event::Read { .. } | Event::Failed(_) => {}
         }

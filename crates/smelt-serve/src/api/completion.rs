@@ -23,7 +23,7 @@ pub(crate) struct CompletionFields {
     #[serde(default)]
     logprobs: Option<usize>,
     #[serde(default)]
-    pub(crate) echo: Option<bool>,
+    echo: Option<bool>,
     #[serde(default)]
     suffix: Option<String>,
     #[serde(default)]
@@ -50,10 +50,12 @@ impl CompletionFields {
         if self.best_of.is_some_and(|best_of| best_of != answers) {
             return Err(ApiError::field("best_of", "is not supported other than n"));
         }
-        if self.echo.unwrap_or(false) && self.logprobs.is_some() {
-            return Err(ApiError::field("echo", "is not supported together with logprobs"));
-        }
         Ok(())
+    }
+
+    /// Whether choices begin with their prompts.
+    pub(crate) fn echo(&self) -> bool {
+        self.echo.unwrap_or(false)
     }
 
     /// The most tokens of an answer.
@@ -100,7 +102,6 @@ mod tests {
         check(r#"{"prompt": "a", "best_of": 2}"#, "best_of");
         check(r#"{"prompt": "a", "max_tokens": 0}"#, "max_tokens");
         check(r#"{"prompt": "a", "logprobs": 6}"#, "logprobs");
-        check(r#"{"prompt": "a", "logprobs": 1, "echo": true}"#, "echo");
         let many = format!(r#"{{"prompt": [{}"a"]}}"#, r#""a","#.repeat(32));
         check(&many, "prompt");
     }

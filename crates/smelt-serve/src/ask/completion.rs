@@ -48,7 +48,7 @@ impl Completion {
                 (prompts.map_err(failed)?, texts)
             }
         };
-        if !self.fields.echo.unwrap_or(false) {
+        if !self.fields.echo() {
             return Ok((prompts, Vec::new()));
         }
         let answers = self.common.answers()?;

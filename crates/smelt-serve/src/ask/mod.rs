@@ -25,6 +25,8 @@ pub(crate) struct Wish<'a> {
     pub(crate) common: &'a Common,
     pub(crate) manners: &'a [Manner],
     pub(crate) form: Form,
+    /// How many of the likeliest tokens are told with each of the prompt's, if any are.
+    pub(crate) scored: Option<usize>,
     /// When the request came.
     pub(crate) begun: Instant,
 }
@@ -43,7 +45,8 @@ pub(crate) fn submit(
     let one = |prepared: Prepared| {
         let image_tokens = prepared.views.iter().map(|view| view.tokens).sum();
         let (manners, form) = (wish.manners.to_vec(), wish.form.clone());
-        let request = Request { prepared, manners, form, priority, deadline };
+        let scored = wish.scored;
+        let request = Request { prepared, manners, form, priority, deadline, scored };
         Ok((service.submit(request).map_err(refused)?, image_tokens))
     };
     prompts.into_iter().map(one).collect()

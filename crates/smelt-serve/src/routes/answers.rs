@@ -73,7 +73,8 @@ pub(super) async fn chat(
         let prompt = chat.prepare(service.text(), fetched, limits)?;
         let answers = manners.len();
         let ask::chat::Formed { form, dialect, is_thinking } = chat.form(&asked, &prompt)?;
-        let wish = ask::Wish { common: &chat.common, manners: &manners, form, begun };
+        let (common, scored) = (&chat.common, None);
+        let wish = ask::Wish { common, manners: &manners, form, scored, begun };
         let tickets = ask::submit(service, vec![prompt], &wish)?;
         drop(budget);
         let readers = vec![Reader::new(dialect, is_thinking); answers];
@@ -108,7 +109,8 @@ pub(super) async fn completion(
         let (prompts, echo) = completion.prepare(model.speaks()?.text())?;
         let (common, answers) = (completion.common, manners.len());
         let form = form(&model, &common)?;
-        let wish = ask::Wish { common: &common, manners: &manners, form, begun };
+        let scored = logprobs.filter(|_| completion.fields.echo());
+        let wish = ask::Wish { common: &common, manners: &manners, form, scored, begun };
         let tickets = ask::submit(model.speaks()?, prompts, &wish)?;
         Ok((common, model, tickets, answers, echo))
     });

@@ -112,6 +112,23 @@ fn a_completion_has_offsets_that_go_on() {
 }
 
 #[test]
+fn a_scored_prompt_comes_before_what_follows() {
+    let first = TokenSaid { token: 0, logprobs: None };
+    let tokens = vec![first, likely(1)];
+    let read = Event::Read { prompt_tokens: 2, cached_tokens: 0 };
+    let events = [read, Event::Scored { choice: 0, tokens }, said(0, "b", vec![likely(1)])];
+    let of_prompt = r#"{"tokens":["a","b"],"token_logprobs":[null,-0.5],"top_logprobs":[null,{"b":-0.5,"c":-1.0}],"text_offset":[0,1]}"#;
+    let text = written(completion(), 1, false, &events);
+    let (echo, scored) = (text.find(r#""text":"P""#).unwrap(), text.find(of_prompt).unwrap());
+    assert!(echo < scored && scored < text.find(r#""text":"b""#).unwrap(), "{text}");
+    let mut gathered = Gathered::new(1);
+    events.into_iter().for_each(|event| gathered.hear(event));
+    let whole = completion().whole(&gathered.choices, Usage::default());
+    let of_all = r#""tokens":["a","b","b"],"token_logprobs":[null,-0.5,-0.5]"#;
+    assert!(whole.contains(of_all), "{whole}");
+}
+
+#[test]
 fn an_echo_comes_first() {
     let text = written(completion(), 1, false, &answer());
     let head = r#"data: {"id":"id-1","object":"text_completion","created":5,"model":"m","choices":[{"text":"P","index":0"#;

@@ -169,7 +169,7 @@ fn turn(
     };
     let (form, priority) = (Form::default(), Priority::Normal);
     let manners = vec![manner.clone()];
-    let request = Request { prepared, manners, form, priority, deadline: None };
+    let request = Request { prepared, manners, form, priority, deadline: None, scored: None };
     let before = Steps::of(&service.stats());
     let mut ticket = service.submit(request).map_err(Failed::usage)?;
     let mut cost = Cost::default();
@@ -186,6 +186,7 @@ fn turn(
             }
             Event::Ended { tokens, .. } => cost.said = tokens,
             Event::Failed(failure) => return Err(Failed::model(failure)),
+            Event::Scored { .. } => {}
         }
     }
     cost.steps = Steps::of(&service.stats()).since(before);
