@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use smelt_engine::llm::prefix::{Found, Piece};
@@ -17,6 +19,9 @@ use super::ticket::{Event, Failure, TokenSaid};
 use super::{Asked, Job, Kv, Over, Shared, ToLlm};
 use crate::schedule::{Capacity, Schedule, Step, TaskId};
 use crate::speaker::{Finish, Said, Speaker};
+
+/// The longest that the other engine is given way: no longer than one chunk of a prompt stalls.
+const WAY_MAX: Duration = Duration::from_millis(80);
 
 /// One answer.
 struct Task {
@@ -34,6 +39,13 @@ struct Task {
 /// How long a step took, in microseconds.
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// How long the other engine has the processors for itself behind a step that took so long.  While both
+/// work the system gives each a half, so what is looked at has three quarters: who shows a picture waits for
+/// all of it, and a stream that is slower for a while goes on.
+fn way(step: Duration) -> Duration {
+    step.min(WAY_MAX)
 }
 
 pub(super) struct LlmThread {
@@ -67,8 +79,12 @@ impl LlmThread {
             self.sweep();
             let free = if self.is_starved { 0 } else { self.engine.kv_usage().blocks_free() };
             let step = self.schedule.next(free);
+            let start = Instant::now();
             self.perform(step);
             self.publish();
+            if self.shared.is_looking.load(Ordering::Acquire) {
+                thread::sleep(way(start.elapsed()));
+            }
         }
         for (_, task) in std::mem::take(&mut self.tasks) {
             task.asked.teller.tell(Event::Failed(Failure::Stopped));

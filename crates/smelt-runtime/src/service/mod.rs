@@ -207,6 +207,8 @@ struct Shared {
     /// Bytes of pixels that wait.
     pixel_bytes: AtomicUsize,
     is_draining: AtomicBool,
+    /// The vision engine is at work.
+    is_looking: AtomicBool,
 }
 
 impl Shared {
@@ -270,6 +272,7 @@ impl Service {
             live: AtomicUsize::new(0),
             pixel_bytes: AtomicUsize::new(0),
             is_draining: AtomicBool::new(false),
+            is_looking: AtomicBool::new(false),
         });
         let (to_llm, llm_inbox) = mpsc::channel();
         let (to_vision, vision_inbox) = mpsc::channel();

@@ -115,7 +115,9 @@ impl VisionThread {
     fn look(&mut self) {
         let Some((digest, part)) = self.gallery.next() else { return };
         let start = Instant::now();
+        self.shared.is_looking.store(true, Ordering::Release);
         let embedded = self.vision.encode(part);
+        self.shared.is_looking.store(false, Ordering::Release);
         self.shared.stats().part_seconds.observe_time(start.elapsed());
         match embedded {
             Ok(embedded) => {
