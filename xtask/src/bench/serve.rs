@@ -19,7 +19,7 @@ use super::measure::median;
 use crate::server::Server;
 use client::Client;
 use inputs::Inputs;
-use report::{Figures, Found, number};
+use report::{Figures, Found, middle, number};
 
 /// Turns of both sides when `--runs` does not say.
 const RUNS: usize = 5;
@@ -41,10 +41,14 @@ const SHORT: [&str; 6] = ["--lengths", "64:16", "--concurrency", "2", "--request
 const LONG: [&str; 6] = ["--lengths", "1024:8", "--concurrency", "2", "--requests", "2000"];
 
 /// In the second: three texts for each picture of one tile, each picture another, beside streams.
-const SEEING: [&str; 8] =
-    ["--lengths", "64:16", "--concurrency", "4", "--mix", "3:1", "--images", "1"];
-const SEEING_REQUESTS: [&str; 2] = ["--requests", "32"];
+const SEEING: [&str; 6] = ["--lengths", "64:16", "--mix", "3:1", "--images", "1"];
+const SEEING_CLIENTS: [&str; 4] = ["--concurrency", "4", "--requests", "32"];
 const STREAMING: [&str; 6] = ["--lengths", "64:512", "--concurrency", "2", "--requests", "2000"];
+
+/// In the third the same, from clients that ask whether others are answered or not, so that both sides are
+/// asked equally often: this part of what the rival answered in the second.
+const LOAD: f64 = 0.6;
+const SEEING_COMING: [&str; 4] = ["--concurrency", "64", "--requests", "40"];
 
 /// How long what goes on beside a mixture has begun before it.
 const LEAD: Duration = Duration::from_secs(2);
@@ -86,7 +90,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         rows.push((streams, throughput(&client, [&smelt, &rival], streams, runs)?));
     }
     eprintln!("bench: short requests beside long ones");
-    let beside_prompts = mixture(&client, [&smelt, &rival], runs, &SHORT, &LONG)?;
+    let servers = [&smelt, &rival];
+    let beside_prompts = mixture(&client, servers, runs, (&SHORT, 1000), &LONG)?;
     eprintln!("bench: texts and pictures beside streams");
     let picture_tokens = [picture_tokens(&client, &smelt)?, picture_tokens(&client, &rival)?];
     let [ours, theirs] = picture_tokens;
@@ -94,8 +99,13 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         (ours - theirs).abs() <= TOKENS_APART,
         "a picture is {ours} tokens to smelt and {theirs} to its rival"
     );
-    let asked = [&SEEING[..], &SEEING_REQUESTS].concat();
-    let beside_streams = mixture(&client, [&smelt, &rival], runs, &asked, &STREAMING)?;
+    let asked = [&SEEING[..], &SEEING_CLIENTS].concat();
+    let beside_streams = mixture(&client, servers, runs, (&asked, 2000), &STREAMING)?;
+    let per_s = LOAD * middle(&beside_streams[1], "/requests_per_s/median")?;
+    eprintln!("bench: the same, {per_s:.3} times a second");
+    let rate = per_s.to_string();
+    let asked = [&SEEING[..], &SEEING_COMING, &["--rate", &rate]].concat();
+    let coming = mixture(&client, servers, runs, (&asked, 3000), &STREAMING)?;
     drop(rival);
     eprintln!("bench: steps of {STEADY_STREAMS} streams, served and alone");
     let steps = steady(&inputs, &client, &smelt, runs)?;
@@ -106,8 +116,17 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let firsts =
         SIDES.iter().map(|&side| Ok((side, first_picture(&inputs, &client, side, STARTS)?)));
     let firsts = firsts.collect::<Result<_>>()?;
-    let found =
-        Found { rows, beside_prompts, beside_streams, picture_tokens, firsts, steps, idle_mib };
+    let coming = (per_s, coming);
+    let found = Found {
+        rows,
+        beside_prompts,
+        beside_streams,
+        coming,
+        picture_tokens,
+        firsts,
+        steps,
+        idle_mib,
+    };
     report::write(&facts, runs, &found, &inputs.folder)
 }
 
@@ -145,20 +164,24 @@ fn steady(inputs: &Inputs, client: &Client, server: &Server, runs: usize) -> Res
     Ok(taken.map(median))
 }
 
-/// What the client saw of each side, asking one thing while another is asked too, in turns.
+/// What the client saw of each side, asking one thing while another is asked too, in turns.  What is asked
+/// comes with the seed of its first run.
 fn mixture(
     client: &Client,
     servers: [&Server; 2],
     runs: usize,
-    asked: &[&str],
+    (asked, seed): (&[&str], usize),
     beside: &[&str],
 ) -> Result<[Vec<Value>; 2]> {
     let mut taken = [Vec::new(), Vec::new()];
-    for _ in 0..runs {
+    for run in 0..runs {
+        // Both sides are asked the same, at the same moments of a run, and nothing twice.
+        let seed = (seed + run).to_string();
+        let asked = [asked, &["--seed", &seed]].concat();
         for (server, taken) in servers.iter().zip(&mut taken) {
             let beside = client.begin(server, beside)?;
             thread::sleep(LEAD);
-            taken.push(client.ask(server, asked)?);
+            taken.push(client.ask(server, &asked)?);
             beside.end()?;
             // A server that answers has ended what was cut off: the other has the machine for itself.
             client.ask(server, &["--lengths", "16:1", "--concurrency", "1", "--requests", "1"])?;
@@ -202,8 +225,11 @@ fn smoke() -> Result<()> {
     let client = Client { program: inputs.smelt.clone() };
     let flags = ["--lengths", "40:8", "--concurrency", "2", "--requests", "4"];
     client.ask(&server, &flags)?;
-    let [seen, _] = mixture(&client, [&server, &server], 1, &SEEING, &STREAMING)?;
-    ensure!(number(&seen[0], "/ttft_image_ms/p99")? > 0.0);
+    for asked in [&SEEING_CLIENTS[..2], &["--concurrency", "64", "--rate", "10"]] {
+        let asked = [&SEEING[..], asked].concat();
+        let [seen, _] = mixture(&client, [&server, &server], 1, (&asked, 1000), &STREAMING)?;
+        ensure!(number(&seen[0], "/ttft_image_ms/p99")? > 0.0);
+    }
     ensure!(picture_tokens(&client, &server)? > 0.0, "a picture is no tokens");
     let idle_mib = idle::memory_mib(&server, 40)?;
     drop(server);

@@ -29,8 +29,10 @@ pub(super) struct Found {
     pub(super) rows: Vec<(usize, [Figures; 2])>,
     /// Short texts beside long prompts: the client's rows of each side.
     pub(super) beside_prompts: [Vec<Value>; 2],
-    /// Short texts and pictures beside running streams, likewise.
+    /// Short texts and pictures beside running streams, from clients that ask again when they were answered.
     pub(super) beside_streams: [Vec<Value>; 2],
+    /// The same from clients that come so many times a second.
+    pub(super) coming: (f64, [Vec<Value>; 2]),
     /// Tokens of a picture, to each side.
     pub(super) picture_tokens: [f64; 2],
     /// Pixels of a side, and the first picture's time of those that follow it.
@@ -78,7 +80,7 @@ pub(super) fn number(row: &Value, pointer: &str) -> Result<f64> {
 }
 
 /// The median of a figure over rows.
-fn middle(rows: &[Value], pointer: &str) -> Result<f64> {
+pub(super) fn middle(rows: &[Value], pointer: &str) -> Result<f64> {
     let all: Vec<f64> = rows.iter().map(|row| number(row, pointer)).collect::<Result<_>>()?;
     Ok(median(all))
 }
@@ -136,21 +138,30 @@ fn lines(found: &Found) -> Result<Vec<Line>> {
         both(at("peak RSS, MiB"), sides.map(|figures| figures.rss_mib), None);
     }
     both("tokens of a picture".to_owned(), found.picture_tokens, None);
-    for (what, name, sides) in [
-        ("texts beside long prompts", "text", &found.beside_prompts),
-        ("texts, mixed with pictures, beside streams", "text", &found.beside_streams),
-        ("pictures, mixed with texts, beside streams", "image", &found.beside_streams),
-        ("texts and pictures together", "all", &found.beside_streams),
+    let asking = "from clients that ask again, beside streams";
+    let coming = format!("coming {:.2} times a second, beside streams", found.coming.0);
+    // Who answers texts sooner is asked for more pictures by clients that ask again: those times are shown,
+    // and compared where both sides are asked as much.
+    for (what, name, sides, is_promised) in [
+        ("texts beside long prompts", "text", &found.beside_prompts, true),
+        (&format!("texts {asking}"), "text", &found.beside_streams, true),
+        (&format!("pictures {asking}"), "image", &found.beside_streams, false),
+        (&format!("texts {coming}"), "text", &found.coming.1, true),
+        (&format!("pictures {coming}"), "image", &found.coming.1, true),
+        (&format!("texts and pictures {coming}"), "all", &found.coming.1, true),
     ] {
-        let late = |part: &str| -> Result<[f64; 2]> {
-            let at = format!("/ttft_{name}_ms/{part}");
+        let of_both = |at: &str| -> Result<[f64; 2]> {
+            let at = format!("/ttft_{name}_ms/{at}");
             Ok([middle(&sides[0], &at)?, middle(&sides[1], &at)?])
         };
-        both(format!("first text of {what}, ms"), late("median")?, None);
-        let [ours, theirs] = late("p99")?;
+        both(format!("first text of {what}, ms"), of_both("median")?, None);
+        let [ours, theirs] = of_both("p99")?;
         let check = Check::at_most("of the rival's", ours / theirs, TTFT_MAX);
-        both(format!("99th percentile of {what}, ms"), [ours, theirs], Some(check));
+        let check = is_promised.then_some(check);
+        both(format!("99th percentile of {what}, ms"), [ours, theirs], check);
     }
+    let answered = |side: usize| middle(&found.beside_streams[side], "/requests_per_s/median");
+    both(format!("requests/s {asking}"), [answered(0)?, answered(1)?], None);
     let mut own = |what: String, ours, check| {
         lines.push(Line { what, ours, theirs: None, check: Some(check) });
     };
@@ -197,12 +208,14 @@ mod tests {
         let late = |p99: f64| json!({ "median": 1.0, "p99": p99 });
         let row = |text: f64, image: f64| {
             let all = text.max(image);
-            json!({ "ttft_text_ms": late(text), "ttft_image_ms": late(image), "ttft_all_ms": late(all) })
+            let per_s = json!({ "median": 2.0 });
+            json!({ "ttft_text_ms": late(text), "ttft_image_ms": late(image), "ttft_all_ms": late(all), "requests_per_s": per_s })
         };
         let found = Found {
             rows: rows.to_vec(),
             beside_prompts: [vec![row(0.8, 1.0)], vec![row(1.0, 1.0)]],
-            beside_streams: [vec![row(0.1, 0.6)], vec![row(0.9, 1.0)]],
+            beside_streams: [vec![row(0.1, 2.0)], vec![row(0.9, 1.0)]],
+            coming: (0.5, [vec![row(0.1, 0.6)], vec![row(0.9, 1.0)]]),
             picture_tokens: [258.0, 258.0],
             firsts: vec![(448, 1.1), (896, 1.3)],
             steps: [50.0, 49.0],
@@ -216,7 +229,7 @@ mod tests {
             .collect();
         let prompts = "99th percentile of texts beside long prompts, ms";
         assert_eq!(missed, [prompts, "the first picture of 896 pixels, of the next nine"]);
-        assert_eq!(lines.iter().filter(|line| line.check.is_some()).count(), 4 + 4 + 2 + 2);
+        assert_eq!(lines.iter().filter(|line| line.check.is_some()).count(), 4 + 5 + 2 + 2);
         let overhead = lines.iter().find(|line| line.what.contains("alone")).unwrap();
         assert!((overhead.ours - 0.125).abs() < 1e-9);
     }
