@@ -1,7 +1,8 @@
 //! Reads bodies of requests, within limits of size, time and memory.
 //!
 //! All bodies that are read at once share a budget, so that many large ones wait for each other
-//! instead of filling the memory.  Knows nothing of what bodies say.
+//! instead of filling the memory.  A body takes of it what has come, not what it says will come: who sends
+//! slowly keeps nobody out.  Knows nothing of what bodies say.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use axum::http::{HeaderMap, StatusCode};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -67,26 +68,48 @@ impl Bodies {
             swallow(headers, body, self.bytes_max).await;
             return Err(self.too_long());
         }
-        let permits = self.budget.clone().acquire_many_owned(kib(length));
-        let Ok(Ok(budget)) = timeout(WAIT_TIME_MAX, permits).await else {
-            let why = "too many large requests are being read; try again";
-            return Err(ApiError::busy(why, WAIT_TIME_MAX));
-        };
-        let read = timeout(READ_TIME_MAX, Limited::new(body, self.bytes_max).collect()).await;
-        let read = read.map_err(|_| {
+        let held = timeout(READ_TIME_MAX, self.gather(body)).await;
+        held.map_err(|_| {
             let why = format!("the body did not come within {} s", READ_TIME_MAX.as_secs());
             ApiError::new(StatusCode::REQUEST_TIMEOUT, why)
-        })?;
-        let bytes = read.map_err(|error| match error.is::<LengthLimitError>() {
-            true => self.too_long(),
-            false => ApiError::bad(format!("the body broke off: {error}")),
-        })?;
-        Ok(Held { bytes: bytes.to_bytes(), budget })
+        })?
+    }
+
+    /// All of a body, with its part of the budget.
+    async fn gather(&self, body: Body) -> Result<Held, ApiError> {
+        let mut body = Limited::new(body, self.bytes_max);
+        let mut bytes = BytesMut::new();
+        let mut budget = self.take(1).await?;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => self.too_long(),
+                false => ApiError::bad(format!("the body broke off: {error}")),
+            })?;
+            let Ok(data) = frame.into_data() else { continue };
+            let more = kib(bytes.len() + data.len()) as usize;
+            if more > budget.num_permits() {
+                budget.merge(self.take(more - budget.num_permits()).await?);
+            }
+            bytes.extend_from_slice(&data);
+        }
+        Ok(Held { bytes: bytes.freeze(), budget })
+    }
+
+    /// So many KiB of the budget.
+    async fn take(&self, kib: usize) -> Result<OwnedSemaphorePermit, ApiError> {
+        let kib = u32::try_from(kib).unwrap_or(u32::MAX);
+        match timeout(WAIT_TIME_MAX, self.budget.clone().acquire_many_owned(kib)).await {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => {
+                let why = "too many large requests are being read; try again";
+                Err(ApiError::busy(why, WAIT_TIME_MAX))
+            }
+        }
     }
 
     fn too_long(&self) -> ApiError {
         let why = format!(
-            "the body has more than the {} bytes allowed; send smaller pictures",
+            "the body has more than the {} bytes allowed; send a shorter one, or smaller pictures",
             self.bytes_max
         );
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why).code("body_too_large")
@@ -175,13 +198,56 @@ mod tests {
             let headers: HeaderMap =
                 [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
             let mut held = Vec::new();
+            let largest = || Body::from(vec![b' '; 1 << 20]);
             for _ in 0..LARGEST_AT_ONCE {
-                held.push(bodies.read(&headers, Body::from("{}")).await.unwrap());
+                held.push(bodies.read(&headers, largest()).await.unwrap());
             }
             let refused = bodies.read(&headers, Body::from("{}")).await.unwrap_err();
             assert_eq!(refused.status, 429);
             held.pop();
             assert!(bodies.read(&headers, Body::from("{}")).await.is_ok());
+        });
+    }
+
+    #[test]
+    fn bodies_that_do_not_come_keep_nobody_out() {
+        /// A body of which nothing ever comes.
+        struct Never;
+        impl axum::body::HttpBody for Never {
+            type Data = Bytes;
+            type Error = std::convert::Infallible;
+            fn poll_frame(
+                self: std::pin::Pin<&mut Self>,
+                _: &mut std::task::Context<'_>,
+            ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+                std::task::Poll::Pending
+            }
+        }
+        let bodies = Bodies::new(1 << 20);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let headers: HeaderMap = [
+                (CONTENT_TYPE, "application/json".parse().unwrap()),
+                (CONTENT_LENGTH, "1048576".parse().unwrap()),
+            ]
+            .into_iter()
+            .collect();
+            let slow: Vec<_> = (0..100)
+                .map(|_| {
+                    let (bodies, headers) = (bodies.clone(), headers.clone());
+                    tokio::spawn(async move { bodies.read(&headers, Body::new(Never)).await.err() })
+                })
+                .collect();
+            tokio::task::yield_now().await;
+            let json = [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
+            assert!(bodies.read(&json, Body::from("{}")).await.is_ok());
+            for slow in slow {
+                assert_eq!(slow.await.unwrap().unwrap().status, 408);
+            }
         });
     }
 }
