@@ -15,13 +15,13 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::account::{self, Accounts, REQUEST_ID};
 use crate::api::read;
@@ -125,8 +125,9 @@ fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(origins)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([AUTHORIZATION, CONTENT_TYPE, REQUEST_ID])
-        .expose_headers([REQUEST_ID])
+        // Clients tell of themselves in headers of their own: openai-js in x-stainless-*.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([REQUEST_ID, RETRY_AFTER])
         .max_age(CORS_AGE)
 }
 

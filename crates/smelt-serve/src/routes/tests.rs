@@ -137,9 +137,11 @@ fn pages_of_other_origins_are_refused_unless_they_are_named() {
         let asked = [
             (ORIGIN.as_str(), origin),
             ("access-control-request-method", "POST"),
-            ("access-control-request-headers", "authorization"),
+            ("access-control-request-headers", "authorization,x-stainless-os"),
         ];
         let (response, _) = ask(router, request("OPTIONS", "/v1/chat/completions", &asked));
+        let headers = response.headers().get("access-control-allow-headers");
+        assert!(headers.is_none_or(|headers| headers == "authorization,x-stainless-os"));
         let allowed = response.headers().get("access-control-allow-origin");
         allowed.map(|value| value.to_str().unwrap().to_owned())
     };
