@@ -214,6 +214,11 @@ def logprobs_are_told():
     parts = [chunk.choices[0].logprobs for chunk in streamed]
     assert [t.logprob for part in parts if part for t in part.content] == [t.logprob for t in tokens]
     assert ask(shown("How many circles are there?")).choices[0].logprobs is None
+    # Parts of characters are told in bytes.
+    held = ask([{"role": "user", "content": "Describe this image."}], logprobs=True,
+               extra_body={"response_format": {"type": "regex", "regex": "(😀|é){3}"}}).choices[0]
+    assert len(held.logprobs.content) > 3
+    assert b"".join(bytes(token.bytes) for token in held.logprobs.content).decode() == held.message.content
 
 
 def tokens_can_be_forbidden():

@@ -15,7 +15,7 @@ pub use compiler::{Compiler, CompilerError};
 pub(crate) use compiler::{bounded, quoted};
 pub use constraint::{Constraint, ConstraintError};
 pub use gbnf::GbnfError;
-pub use pieces::PiecesError;
+pub use pieces::{PiecesError, TokenBytes};
 
 /// The longest grammar or schema, in bytes.  Real schemas stay below 100 KB; compiling takes time and
 /// memory in proportion.

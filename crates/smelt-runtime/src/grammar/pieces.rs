@@ -27,6 +27,37 @@ pub(super) enum Piece {
     Nothing,
 }
 
+/// Tells the bytes of single tokens, which need not be whole characters.
+#[derive(Debug)]
+pub struct TokenBytes {
+    tokenizer: crate::tokenizer::Tokenizer,
+    writing: Writing,
+    letters: HashMap<char, u8>,
+}
+
+impl TokenBytes {
+    /// Of the tokens of `tokenizer`.
+    ///
+    /// # Errors
+    /// [`PiecesError`] if its words have none.
+    pub fn new(tokenizer: &crate::tokenizer::Tokenizer) -> Result<Self, PiecesError> {
+        let writing = writing(tokenizer.inner())?;
+        Ok(Self { tokenizer: tokenizer.clone(), writing, letters: byte_letters() })
+    }
+
+    /// What `token` adds to a text; special ones are what they are called, and who is no token is nothing.
+    pub fn of(&self, token: u32) -> Vec<u8> {
+        let inner = self.tokenizer.inner();
+        if let Some(added) = inner.get_added_vocabulary().get_added_tokens_decoder().get(&token) {
+            return added.content.clone().into_bytes();
+        }
+        match inner.id_to_token(token).map(|word| bytes(&word, self.writing, &self.letters)) {
+            Some(Piece::Bytes(bytes)) => bytes,
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// How words are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writing {
@@ -140,6 +171,26 @@ mod tests {
             bytes.extend_from_slice(piece);
         }
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
+    }
+
+    #[test]
+    fn single_tokens_have_the_bytes_of_their_pieces() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/shapes-vl");
+        let tokenizer = crate::tokenizer::Tokenizer::open(&data.join("tokenizer.json")).unwrap();
+        let of = TokenBytes::new(&tokenizer).unwrap();
+        let (pieces, _) = pieces(tokenizer.inner(), tokenizer.vocab() + 1).unwrap();
+        for (token, piece) in (0..).zip(pieces) {
+            let expect = match piece {
+                Piece::Bytes(bytes) => bytes,
+                Piece::Special(name) => name.into_bytes(),
+                Piece::Nothing => Vec::new(),
+            };
+            assert_eq!(of.of(token), expect);
+        }
+        let tokens = tokenizer.encode("\u{1f600}").unwrap();
+        assert!(tokens.len() > 1, "a character of several tokens");
+        let bytes: Vec<u8> = tokens.into_iter().flat_map(|token| of.of(token)).collect();
+        assert_eq!(bytes, "\u{1f600}".as_bytes());
     }
 
     #[test]

@@ -80,17 +80,18 @@ pub(super) fn of_asked<'a>(
     words: &Words,
     offset: &mut usize,
 ) -> OfCompletion {
-    let word = |token: u32| String::from_utf8_lossy(&words(token)).into_owned();
+    let word = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let log = |log: f32| log.max(LOGPROB_MIN);
     let mut all = OfCompletion::default();
     for said in tokens {
-        let (text, logprobs) = (word(said.token), said.logprobs.as_ref());
+        let (bytes, logprobs) = (words(said.token), said.logprobs.as_ref());
         let top = |logprobs: &Logprobs| {
-            logprobs.top.iter().map(|(token, found)| (word(*token), log(*found))).collect()
+            logprobs.top.iter().map(|(token, found)| (word(&words(*token)), log(*found))).collect()
         };
         all.text_offset.push(*offset);
-        *offset += text.chars().count();
-        all.tokens.push(text);
+        // A character of several tokens begins in the first of them.
+        *offset += bytes.iter().filter(|byte| **byte & 0b1100_0000 != 0b1000_0000).count();
+        all.tokens.push(word(&bytes));
         all.token_logprobs.push(logprobs.map(|logprobs| log(logprobs.chosen)));
         all.top_logprobs.push(logprobs.map(top));
     }

@@ -59,6 +59,9 @@ pub(crate) struct Part {
     kind: String,
     #[serde(default)]
     text: Option<String>,
+    /// What an assistant said instead of an answer, in a conversation that goes on.
+    #[serde(default)]
+    refusal: Option<String>,
     #[serde(default)]
     image_url: Option<ImageUrl>,
     #[serde(default)]
@@ -194,6 +197,9 @@ impl Part {
         let missing = |field| ApiError::field(format!("{at}.{field}"), "is missing");
         match self.kind.as_str() {
             "text" => Ok(Piece::Text(self.text.as_deref().ok_or_else(|| missing("text"))?)),
+            "refusal" => {
+                Ok(Piece::Text(self.refusal.as_deref().ok_or_else(|| missing("refusal"))?))
+            }
             "image_url" => {
                 let image = self.image_url.as_ref().ok_or_else(|| missing("image_url"))?;
                 let wish = self.wish(image.detail(&format!("{at}.image_url.url"))?);
@@ -319,6 +325,10 @@ mod tests {
     fn a_turn_is_a_text_or_parts() {
         let text = message(r#"{"role": "user", "content": "a"}"#);
         assert_eq!(text.pieces("messages[0]"), Ok(vec![Piece::Text("a")]));
+        let refused = message(
+            r#"{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}"#,
+        );
+        assert_eq!(refused.pieces("messages[0]"), Ok(vec![Piece::Text("no")]));
         let parts = message(
             r#"{"role": "user", "content": [{"type": "text", "text": "a"},
             {"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}},

@@ -9,9 +9,10 @@ pub(crate) mod embedding;
 pub(crate) mod shown;
 pub(crate) mod work;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use smelt_runtime::grammar::TokenBytes;
 use smelt_runtime::prepare::{PrepareError, Prepared};
 use smelt_runtime::service::{Refused, Request, Service, Ticket};
 use smelt_runtime::speaker::{Form, Manner, SpeakError};
@@ -52,11 +53,16 @@ pub(crate) fn submit(
     prompts.into_iter().map(one).collect()
 }
 
-/// The words of a service's tokens.
+/// The words of a service's tokens, in bytes: not all of them are whole characters.
 pub(crate) fn words(service: &Service) -> Words {
     let text = Arc::clone(service.text());
-    // What no decoder has a text for has none here.
-    Arc::new(move |token| text.tokenizer.decode(&[token], false).unwrap_or_default().into_bytes())
+    // Most requests ask for none.
+    let bytes = OnceLock::new();
+    Arc::new(move |token| match bytes.get_or_init(|| TokenBytes::new(&text.tokenizer).ok()) {
+        Some(bytes) => bytes.of(token),
+        // What no decoder has a text for has none here.
+        None => text.tokenizer.decode(&[token], false).unwrap_or_default().into_bytes(),
+    })
 }
 
 /// What a prompt's error means to who asked in the field `param`.
