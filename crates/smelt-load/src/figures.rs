@@ -141,6 +141,12 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// Whether every request failed.
+    pub fn is_nothing(&self) -> bool {
+        let failed: usize = self.errors.iter().map(|(_, count)| count).sum();
+        self.requests > 0 && failed >= self.requests
+    }
+
     /// Of some runs of one case.
     pub fn of(runs: &[Run]) -> Self {
         let good = || runs.iter().flat_map(Run::good);
@@ -274,6 +280,7 @@ pub(crate) mod tests {
     fn a_server_that_only_failed_has_no_speed() {
         let request = Request { has_pictures: false, heard: Err("refused".to_owned()) };
         let figures = Figures::of(&[run(vec![request])]);
+        assert!(figures.is_nothing() && !Figures::of(&[run(Vec::new())]).is_nothing());
         assert_eq!((figures.tpot_ms, figures.ttft_ms), (None, [None, None]));
         assert_eq!(figures.tokens_per_s.unwrap().max, 0.0);
     }

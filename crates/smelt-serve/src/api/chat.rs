@@ -325,9 +325,8 @@ mod tests {
     fn a_turn_is_a_text_or_parts() {
         let text = message(r#"{"role": "user", "content": "a"}"#);
         assert_eq!(text.pieces("messages[0]"), Ok(vec![Piece::Text("a")]));
-        let refused = message(
-            r#"{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}"#,
-        );
+        let refused =
+            message(r#"{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}"#);
         assert_eq!(refused.pieces("messages[0]"), Ok(vec![Piece::Text("no")]));
         let parts = message(
             r#"{"role": "user", "content": [{"type": "text", "text": "a"},

@@ -50,7 +50,14 @@ pub(super) fn run(flags: &BenchServeFlags) -> Result<Exit, Failed> {
         out.finish()?;
     }
     answer(if flags.json { json } else { table })?;
-    Ok(Exit::Ok)
+    match measurement.cases.iter().find(|case| case.figures.is_nothing()) {
+        None => Ok(Exit::Ok),
+        Some(case) => {
+            let (name, why) = (measurement.name(case), &case.figures.errors[0].0);
+            let why = format!("{name} answered no request of a row: {why}");
+            Err(Failed::new(Exit::StageFailed, why))
+        }
+    }
 }
 
 /// Every server that is named; several models of one server are several.
@@ -91,8 +98,11 @@ fn target(flags: &BenchServeFlags, index: usize) -> Target {
 /// Every pair of lengths with every number of images and of streams.
 fn plan(flags: &BenchServeFlags) -> Plan {
     let mut cases = Vec::new();
+    // Who names a picture wants it shown.
+    let usual = [usize::from(!flags.image.is_empty())];
+    let images = if flags.images.is_empty() { &usual[..] } else { &flags.images };
     for &lengths in &flags.lengths {
-        for &pictures in &flags.images {
+        for &pictures in images {
             cases.extend(flags.concurrency.iter().map(|&streams| Case {
                 lengths,
                 streams,

@@ -65,8 +65,8 @@ pub(crate) struct BenchServeFlags {
     /// Tokens of prompts and answers, one table row each
     #[arg(long, value_name = "PROMPT:ANSWER,…", value_delimiter = ',', default_value = "128:128")]
     pub(crate) lengths: Vec<Lengths>,
-    /// Images of a request, or frames of a video, one table row each
-    #[arg(long, alias = "frames", value_name = "N,…", value_delimiter = ',', default_value = "0")]
+    /// Images of a request, or frames of a video, one table row each [default: 0, or 1 with --image]
+    #[arg(long, alias = "frames", value_name = "N,…", value_delimiter = ',')]
     pub(crate) images: Vec<usize>,
     /// A picture to show, PNG or JPEG, several in turns; without, new ones are drawn
     #[arg(long, value_name = "FILE")]
@@ -80,7 +80,7 @@ pub(crate) struct BenchServeFlags {
     /// Requests of a run [default: four for each stream]
     #[arg(long, value_name = "N")]
     pub(crate) requests: Option<usize>,
-    /// Over how many seconds the streams of a run begin
+    /// Over how many seconds the streams of a run begin; figures count them
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
     pub(crate) ramp: Duration,
     /// How many requests come a second, whether others are answered or not; --concurrency is the most that
