@@ -12,6 +12,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::generate::Pictures;
+
 /// Pictures of shapes, and what a small vision-language model learns from them.
 #[derive(Debug, Parser)]
 struct Flags {
@@ -44,6 +46,9 @@ enum Command {
         /// Put each picture into one tile of a plain one of COLUMNSxROWS, and ask what stays true there.
         #[arg(long, value_parser = generate::columns_and_rows)]
         canvas: Option<(usize, usize)>,
+        /// Make pictures of COLUMNSxROWS tiles with shapes in each, and ask about one of them.
+        #[arg(long, value_parser = generate::columns_and_rows, conflicts_with = "canvas")]
+        mosaic: Option<(usize, usize)>,
         /// The directory, made if absent.
         #[arg(long)]
         out: PathBuf,
@@ -57,8 +62,13 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Flags::parse().command {
         Command::Files { decoder, out } => files::write(&decoder, &out),
-        Command::Generate { first, count, questions, canvas, out } => {
-            generate::write(first..first + count, questions, canvas, &out)
+        Command::Generate { first, count, questions, canvas, mosaic, out } => {
+            let pictures = match (canvas, mosaic) {
+                (Some(size), _) => Pictures::Canvas(size),
+                (None, Some(size)) => Pictures::Mosaic(size),
+                (None, None) => Pictures::Any,
+            };
+            generate::write(first..first + count, questions, pictures, &out)
         }
         Command::Prompts(flags) => stream::write_prompts(&flags),
         Command::Stream(flags) => stream::write(&flags),
