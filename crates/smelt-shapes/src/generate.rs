@@ -20,7 +20,7 @@ struct Line<'a> {
 }
 
 /// Pixels on a side of a tile of the models here.
-const TILE: i32 = 96;
+pub(crate) const TILE: i32 = 96;
 
 /// What held-out pictures are like.
 #[derive(Clone, Copy, Debug)]

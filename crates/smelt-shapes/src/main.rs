@@ -6,6 +6,7 @@
 mod files;
 mod generate;
 mod stream;
+mod tiles;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -57,6 +58,8 @@ enum Command {
     Prompts(stream::Prompts),
     /// Write training batches to standard output until it closes.
     Stream(stream::Flags),
+    /// Write tiles, what each shows and what might be asked, to standard output until it closes.
+    Tiles(tiles::Flags),
 }
 
 fn main() -> ExitCode {
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         }
         Command::Prompts(flags) => stream::write_prompts(&flags),
         Command::Stream(flags) => stream::write(&flags),
+        Command::Tiles(flags) => tiles::write(&flags),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
