@@ -75,7 +75,7 @@ def make_model(tokenizer):
         **tower, hidden_size=64, intermediate_size=192, num_hidden_layers=2, max_position_embeddings=PLACES,
         vocab_size=tokenizer.get_vocab_size(), bos_token_id=start, eos_token_id=end, pad_token_id=end)
     vision = CLIPVisionConfig(
-        **tower, hidden_size=64, intermediate_size=192, num_hidden_layers=3, image_size=SIDE, patch_size=8)
+        **tower, hidden_size=96, intermediate_size=192, num_hidden_layers=3, image_size=SIDE, patch_size=8)
     return CLIPModel(CLIPConfig(
         text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=64))
 
