@@ -3,8 +3,8 @@
     python train_clip.py --out DIR --tiles "smelt-shapes tiles"
 
 DIR gets a checkpoint as transformers writes it (CLIPModel, bf16), with tokenizer.json,
-preprocessor_config.json, train.log and scores.json.  One thread of a processor, half an hour; a GPU,
-minutes.
+preprocessor_config.json, train.log and scores.json.  Nine minutes beside a GPU, which mostly waits for
+tiles; an hour and more without one.
 
 Each of a batch's tiles is held against each of its questions: near if the tile shows what the question
 is asked of, far if not, left out if only a rim of it reaches in.  The loss is that of SigLIP (Zhai et
@@ -164,7 +164,7 @@ def main():
     flags = argparse.ArgumentParser()
     flags.add_argument("--out", type=pathlib.Path, required=True)
     flags.add_argument("--tiles", required=True, help="the command that sends them")
-    flags.add_argument("--steps", type=int, default=6000)
+    flags.add_argument("--steps", type=int, default=5000)
     flags.add_argument("--batch", type=int, default=256, help="tiles")
     flags.add_argument("--questions", type=int, default=128, help="of a batch, each held against all tiles")
     flags.add_argument("--rate", type=float, default=2e-3)
