@@ -59,8 +59,9 @@ const USAGE: &str =
   sanitize
          the engine's tests under Miri where that can run them, then all kernels under AddressSanitizer;
          installs nightly and Miri where they are not
-  shapes train|eval|generate DIR [FLAG]...
-         train the models of tests/data/shapes-vl, score one, or draw held-out pictures into DIR
+  shapes train|eval|train-clip|generate DIR [FLAG]...
+         train the models of tests/data/shapes-vl, score one, train the CLIP of tests/data/shapes-clip, or
+         draw held-out pictures into DIR
   scale [--memory 1536MiB] [--keep]
          the 2B pipeline on weights of true size inside a control group of so much memory, then its
          decoder build killed for want of memory and done by its retry

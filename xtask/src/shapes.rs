@@ -1,6 +1,6 @@
-//! Drives the generator of shapes and the script that trains on it.
+//! Drives the generator of shapes and the scripts that train on it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -9,7 +9,9 @@ use crate::{python, root, target};
 
 /// What turns a stream into a model.
 const SCRIPT: &str = "crates/smelt-shapes/train.py";
-/// What it needs of PyPI.
+/// What turns tiles and questions into a CLIP.
+const CLIP_SCRIPT: &str = "crates/smelt-shapes/train_clip.py";
+/// What both need of PyPI.
 const REQUIREMENTS: &str = "crates/smelt-shapes/requirements.txt";
 
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
@@ -23,13 +25,19 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         ["train", dir, flags @ ..] => {
             let files = "cargo run --release -p smelt-shapes -- files --decoder qwen2 --out";
             need(dir, "config.json", files)?;
-            script(dir, flags)
+            model_script(dir, flags)
         }
         ["eval", dir, flags @ ..] => {
             need(dir, "model.safetensors", "cargo xtask shapes train")?;
-            script(dir, &[&["--score-only"], flags].concat())
+            model_script(dir, &[&["--score-only"], flags].concat())
         }
-        _ => bail!("say shapes train DIR, shapes eval DIR or shapes generate DIR"),
+        ["train-clip", dir, flags @ ..] => {
+            let tiles = format!("'{}' tiles", built_generator()?.display());
+            script(CLIP_SCRIPT, &[&["--out", dir, "--tiles", &tiles], flags].concat())
+        }
+        _ => bail!(
+            "say shapes train DIR, shapes eval DIR, shapes train-clip DIR or shapes generate DIR"
+        ),
     }
 }
 
@@ -39,16 +47,23 @@ fn generator(arguments: &[&str]) -> Result<()> {
     finish(&mut cargo)
 }
 
-/// Runs the script on what the generator streams for the model in `dir`.
-fn script(dir: &str, flags: &[&str]) -> Result<()> {
+/// Runs the model's script on what the generator streams for the model in `dir`.
+fn model_script(dir: &str, flags: &[&str]) -> Result<()> {
+    let stream = format!("'{}' stream --model '{dir}'", built_generator()?.display());
+    script(SCRIPT, &[&["--model", dir, "--stream", &stream], flags].concat())
+}
+
+fn built_generator() -> Result<PathBuf> {
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--release", "--locked", "-p", "smelt-shapes"]).current_dir(root());
     finish(&mut build)?;
-    let binary = target().join("release/smelt-shapes");
-    let stream = format!("'{}' stream --model '{dir}'", binary.display());
+    Ok(target().join("release/smelt-shapes"))
+}
+
+fn script(path: &str, arguments: &[&str]) -> Result<()> {
     let python = python::environment("shapes", &root().join(REQUIREMENTS))?;
     let mut python = Command::new(python);
-    python.arg(root().join(SCRIPT)).args(["--model", dir, "--stream", &stream]).args(flags);
+    python.arg(root().join(path)).args(arguments);
     finish(&mut python)
 }
 

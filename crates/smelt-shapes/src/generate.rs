@@ -19,8 +19,19 @@ struct Line<'a> {
     answer: &'a str,
 }
 
-/// Pixels on a side of a picture that is put into a larger one: a tile of the models here.
-const TILE: i32 = 96;
+/// Pixels on a side of a tile of the models here.
+pub(crate) const TILE: i32 = 96;
+
+/// What held-out pictures are like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pictures {
+    /// As the models were trained on.
+    Any,
+    /// Such in one tile of so many columns and rows, the others plain.
+    Canvas((usize, usize)),
+    /// So many columns and rows of tiles that have something each.
+    Mosaic((usize, usize)),
+}
 
 /// The numbers of "2x3".
 pub(crate) fn columns_and_rows(text: &str) -> Result<(usize, usize), String> {
@@ -30,26 +41,26 @@ pub(crate) fn columns_and_rows(text: &str) -> Result<(usize, usize), String> {
     numbers.filter(is_sound).ok_or_else(|| "say COLUMNSxROWS, each 1 to 8".to_owned())
 }
 
-/// The held-out sample `index`, on its own or on a plain canvas of so many columns and rows.
-fn sample(index: u64, canvas: Option<(usize, usize)>) -> Sample {
-    match canvas {
-        None => Sample::new(Split::HeldOut, index, Shown::of(index)),
-        Some(size) => {
-            Sample::new(Split::HeldOut, index, Shown::One(TILE, TILE)).on_canvas(size, index)
-        }
+/// The held-out sample `index`.
+fn sample(index: u64, pictures: Pictures) -> Sample {
+    let sample = |shown| Sample::new(Split::HeldOut, index, shown);
+    match pictures {
+        Pictures::Any => sample(Shown::of(index)),
+        Pictures::Canvas(size) => sample(Shown::One(TILE, TILE)).on_canvas(size, index),
+        Pictures::Mosaic(size) => sample(Shown::Mosaic(size, TILE)),
     }
 }
 
 pub(crate) fn write(
     samples: Range<u64>,
     questions: usize,
-    canvas: Option<(usize, usize)>,
+    pictures: Pictures,
     out: &Path,
 ) -> Result<()> {
     fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
     let mut lines = String::new();
     for index in samples {
-        let sample = sample(index, canvas);
+        let sample = sample(index, pictures);
         let name = |n: usize| format!("{index:06}-{}.png", n + 1);
         let images: Vec<String> = (0..sample.pictures.len()).map(name).collect();
         for (name, picture) in images.iter().zip(&sample.pictures) {

@@ -15,5 +15,5 @@ pub use canvas::Canvas;
 pub use figure::{Colour, Form, Size};
 pub use question::{Question, Task};
 pub use random::Random;
-pub use sample::{Sample, Shown, Split};
+pub use sample::{Sample, Shown, Split, scenes};
 pub use scene::{Item, Scene, Sign};

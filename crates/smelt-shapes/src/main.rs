@@ -6,11 +6,14 @@
 mod files;
 mod generate;
 mod stream;
+mod tiles;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use crate::generate::Pictures;
 
 /// Pictures of shapes, and what a small vision-language model learns from them.
 #[derive(Debug, Parser)]
@@ -44,6 +47,9 @@ enum Command {
         /// Put each picture into one tile of a plain one of COLUMNSxROWS, and ask what stays true there.
         #[arg(long, value_parser = generate::columns_and_rows)]
         canvas: Option<(usize, usize)>,
+        /// Make pictures of COLUMNSxROWS tiles with shapes in each, and ask about one of them.
+        #[arg(long, value_parser = generate::columns_and_rows, conflicts_with = "canvas")]
+        mosaic: Option<(usize, usize)>,
         /// The directory, made if absent.
         #[arg(long)]
         out: PathBuf,
@@ -52,16 +58,24 @@ enum Command {
     Prompts(stream::Prompts),
     /// Write training batches to standard output until it closes.
     Stream(stream::Flags),
+    /// Write tiles, what each shows and what might be asked, to standard output until it closes.
+    Tiles(tiles::Flags),
 }
 
 fn main() -> ExitCode {
     let result = match Flags::parse().command {
         Command::Files { decoder, out } => files::write(&decoder, &out),
-        Command::Generate { first, count, questions, canvas, out } => {
-            generate::write(first..first + count, questions, canvas, &out)
+        Command::Generate { first, count, questions, canvas, mosaic, out } => {
+            let pictures = match (canvas, mosaic) {
+                (Some(size), _) => Pictures::Canvas(size),
+                (None, Some(size)) => Pictures::Mosaic(size),
+                (None, None) => Pictures::Any,
+            };
+            generate::write(first..first + count, questions, pictures, &out)
         }
         Command::Prompts(flags) => stream::write_prompts(&flags),
         Command::Stream(flags) => stream::write(&flags),
+        Command::Tiles(flags) => tiles::write(&flags),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

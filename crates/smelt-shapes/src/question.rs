@@ -5,7 +5,7 @@
 
 use crate::figure::{Colour, Form};
 use crate::random::Random;
-use crate::scene::{Item, Scene};
+use crate::scene::{Item, SHAPE, Scene};
 
 /// What a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,11 +61,26 @@ pub struct Question {
     pub text: String,
     /// What is right.
     pub answer: String,
+    /// What it is asked of, in the words of [`Scene::shown`]; of everything where there are none.
+    pub of: String,
 }
 
 impl Question {
     fn new(task: Task, text: impl Into<String>, answer: impl Into<String>) -> Self {
-        Self { task, text: text.into(), answer: answer.into() }
+        Self { task, text: text.into(), answer: answer.into(), of: String::new() }
+    }
+
+    fn of(self, what: impl Into<String>) -> Self {
+        Self { of: what.into(), ..self }
+    }
+
+    /// Whether the answer is another where the picture is part of a larger one: places and sizes.
+    pub(crate) fn is_relative(&self) -> bool {
+        match self.task {
+            Task::Describe | Task::Where | Task::Which => true,
+            Task::Attribute => ["small", "large"].contains(&self.answer.as_str()),
+            Task::Count | Task::Beside | Task::Read => false,
+        }
     }
 }
 
@@ -86,15 +101,21 @@ pub(crate) fn about(scene: &Scene, task: Task) -> Vec<Question> {
 }
 
 fn with_size(item: &Item) -> String {
-    format!("a {} {}", item.size.name(), kind(item))
-}
-
-fn kind(item: &Item) -> String {
-    format!("{} {}", item.colour.name(), item.form.name())
+    format!("a {} {}", item.size.name(), item.kind())
 }
 
 fn article(kind: &str) -> &'static str {
     if kind.starts_with('o') { "an" } else { "a" }
+}
+
+/// Questions about one of the `tiles` of a picture whose answers all of it confirms, by task.
+pub(crate) fn about_one(tiles: &[Scene], whole: &Scene) -> Vec<Vec<Question>> {
+    let clear = |task| {
+        let all = about(whole, task);
+        let questions = tiles.iter().flat_map(|tile| about(tile, task));
+        questions.filter(|question| all.contains(question) && !question.is_relative()).collect()
+    };
+    [Task::Attribute, Task::Beside, Task::Read].map(clear).into()
 }
 
 /// The shapes from left to right, then what is written.
@@ -106,27 +127,24 @@ fn describe(scene: &Scene) -> Option<Question> {
         return None;
     }
     let mut parts: Vec<String> = items.into_iter().map(with_size).collect();
-    parts.extend(scene.sign.as_ref().map(|sign| {
-        let what = if sign.text.as_bytes()[0].is_ascii_digit() { "number" } else { "word" };
-        format!("the {what} {}", sign.text)
-    }));
+    parts.extend(scene.sign.as_ref().map(|sign| format!("the {} {}", sign.kind(), sign.text)));
     Some(Question::new(Task::Describe, "Describe this image.", parts.join(", ")))
 }
 
 fn count(scene: &Scene) -> Vec<Question> {
-    let ask = |what: String, count: usize| {
+    let ask = |what: String, of: &str, count: usize| {
         let text = format!("How many {what} are there?");
-        Question::new(Task::Count, text, count.to_string())
+        Question::new(Task::Count, text, count.to_string()).of(of)
     };
     let forms = Form::ALL.map(|form| {
         let count = scene.items.iter().filter(|item| item.form == form).count();
-        ask(form.plural().to_owned(), count)
+        ask(form.plural().to_owned(), form.name(), count)
     });
     let colours = Colour::ALL.map(|colour| {
         let count = scene.items.iter().filter(|item| item.colour == colour).count();
-        ask(format!("{} shapes", colour.name()), count)
+        ask(format!("{} shapes", colour.name()), colour.name(), count)
     });
-    let all = ask("shapes".to_owned(), scene.items.len());
+    let all = ask("shapes".to_owned(), SHAPE, scene.items.len());
     [all].into_iter().chain(forms).chain(colours).collect()
 }
 
@@ -141,18 +159,18 @@ fn attribute(scene: &Scene) -> Vec<Question> {
     for form in Form::ALL {
         if let Some(item) = only(&scene.items, |item| item.form == form) {
             let text = format!("What colour is the {}?", form.name());
-            all.push(Question::new(Task::Attribute, text, item.colour.name()));
+            all.push(Question::new(Task::Attribute, text, item.colour.name()).of(form.name()));
         }
     }
     for colour in Colour::ALL {
         if let Some(item) = only(&scene.items, |item| item.colour == colour) {
             let text = format!("What shape is {}?", colour.name());
-            all.push(Question::new(Task::Attribute, text, item.form.name()));
+            all.push(Question::new(Task::Attribute, text, item.form.name()).of(colour.name()));
         }
     }
     for item in unique(scene) {
-        let text = format!("How large is the {}?", kind(item));
-        all.push(Question::new(Task::Attribute, text, item.size.name()));
+        let text = format!("How large is the {}?", item.kind());
+        all.push(Question::new(Task::Attribute, text, item.size.name()).of(item.kind()));
     }
     all
 }
@@ -180,8 +198,8 @@ const PLACES: [[&str; 3]; 3] = [
 fn place(scene: &Scene) -> Vec<Question> {
     let ask = |item: &Item| {
         let (row, column) = (third(item.y, scene.height)?, third(item.x, scene.width)?);
-        let text = format!("Where is the {}?", kind(item));
-        Some(Question::new(Task::Where, text, PLACES[row][column]))
+        let text = format!("Where is the {}?", item.kind());
+        Some(Question::new(Task::Where, text, PLACES[row][column]).of(item.kind()))
     };
     unique(scene).filter_map(ask).collect()
 }
@@ -213,37 +231,36 @@ fn neighbour(scene: &Scene, item: &Item, (words, far): Direction) -> Option<Ques
     let mut there = others().filter(|other| far(item, other) >= clear);
     let answer = match (there.next(), there.next()) {
         (None, _) => "nothing".to_owned(),
-        (Some(one), None) => format!("{} {}", article(&kind(one)), kind(one)),
+        (Some(one), None) => format!("{} {}", article(&one.kind()), one.kind()),
         _ => return None,
     };
-    let text = format!("What is {words} the {}?", kind(item));
-    Some(Question::new(Task::Beside, text, answer))
+    let text = format!("What is {words} the {}?", item.kind());
+    Some(Question::new(Task::Beside, text, answer).of(item.kind()))
 }
 
 fn read(scene: &Scene) -> Vec<Question> {
     let Some(sign) = &scene.sign else { return Vec::new() };
-    let is_number = sign.text.as_bytes()[0].is_ascii_digit();
-    let text = if is_number { "What number is written?" } else { "What word is written?" };
-    vec![Question::new(Task::Read, text, &sign.text)]
+    let text = format!("What {} is written?", sign.kind());
+    vec![Question::new(Task::Read, text, &sign.text).of(sign.kind())]
 }
 
 /// Questions about several pictures.
 pub(crate) fn which(scenes: &[Scene], random: &mut Random) -> Vec<Question> {
     let mut all = Vec::new();
-    let mut ask = |what: String, shows: &dyn Fn(&Scene) -> bool| {
+    let mut ask = |what: String, of: &str, shows: &dyn Fn(&Scene) -> bool| {
         let mut with = (1..).zip(scenes).filter(|(_, scene)| shows(scene));
         if let (Some((number, _)), None) = (with.next(), with.next()) {
             let text = format!("Which picture shows {what}?");
-            all.push(Question::new(Task::Which, text, format!("picture {number}")));
+            all.push(Question::new(Task::Which, text, format!("picture {number}")).of(of));
         }
     };
     for form in Form::ALL {
-        ask(format!("{} {}", article(form.name()), form.name()), &|scene: &Scene| {
-            scene.items.iter().any(|item| item.form == form)
-        });
+        let what = format!("{} {}", article(form.name()), form.name());
+        ask(what, form.name(), &|scene: &Scene| scene.items.iter().any(|item| item.form == form));
     }
     for colour in Colour::ALL {
-        ask(format!("{} {} shape", article(colour.name()), colour.name()), &|scene: &Scene| {
+        let what = format!("{} {} shape", article(colour.name()), colour.name());
+        ask(what, colour.name(), &|scene: &Scene| {
             scene.items.iter().any(|item| item.colour == colour)
         });
     }

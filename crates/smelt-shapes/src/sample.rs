@@ -27,6 +27,8 @@ pub enum Shown {
     One(i32, i32),
     /// This many square pictures of this side.
     Several(usize, i32),
+    /// One picture of this many columns and rows of square tiles of this side, each with a scene of its own.
+    Mosaic((usize, usize), i32),
 }
 
 /// Pictures, and questions about them in any order.
@@ -64,15 +66,7 @@ impl Split {
 impl Sample {
     /// The sample `index` of `split`.
     pub fn new(split: Split, index: u64, shown: Shown) -> Self {
-        let mut random = Random::new(split.seed(index));
-        let scenes: Vec<Scene> = match shown {
-            Shown::One(width, height) => vec![Scene::new(width, height, ITEMS_MAX, &mut random)],
-            Shown::Several(count, side) => {
-                let mut one = || Scene::new(side, side, ITEMS_MAX_OF_SEVERAL, &mut random);
-                (0..count).map(|_| one()).collect()
-            }
-        };
-        let questions = questions(&scenes, &mut random);
+        let (scenes, questions) = scenes(split, index, shown);
         Self { pictures: scenes.iter().map(Scene::draw).collect(), questions }
     }
 
@@ -84,21 +78,39 @@ impl Sample {
         let place = (tile % columns, tile / columns);
         let within = |picture: &Canvas| picture.within((columns, rows), place);
         self.pictures = self.pictures.iter().map(within).collect();
-        self.questions.retain(|question| match question.task {
-            Task::Describe | Task::Where | Task::Which => false,
-            Task::Attribute => !["small", "large"].contains(&question.answer.as_str()),
-            Task::Count | Task::Beside | Task::Read => true,
-        });
+        self.questions.retain(|question| !question.is_relative());
         self
     }
 }
 
-/// Every question about one picture or several, a round of tasks after another.
-fn questions(scenes: &[Scene], random: &mut Random) -> Vec<Question> {
-    let mut groups: Vec<Vec<Question>> = match scenes {
-        [scene] => Task::ALL.map(|task| question::about(scene, task)).into(),
-        several => vec![question::which(several, random)],
+/// What the pictures of a sample show, and its questions.
+pub fn scenes(split: Split, index: u64, shown: Shown) -> (Vec<Scene>, Vec<Question>) {
+    let mut random = Random::new(split.seed(index));
+    let random = &mut random;
+    let (scenes, groups) = match shown {
+        Shown::One(width, height) => {
+            let scene = Scene::new(width, height, ITEMS_MAX, random);
+            let groups = Task::ALL.map(|task| question::about(&scene, task)).into();
+            (vec![scene], groups)
+        }
+        Shown::Several(count, side) => {
+            let mut one = || Scene::new(side, side, ITEMS_MAX_OF_SEVERAL, random);
+            let scenes: Vec<Scene> = (0..count).map(|_| one()).collect();
+            let groups = vec![question::which(&scenes, random)];
+            (scenes, groups)
+        }
+        Shown::Mosaic((columns, rows), side) => {
+            let tiles = Scene::tiles(columns * rows, side, random);
+            let whole = Scene::joined(&tiles, columns);
+            let groups = question::about_one(&tiles, &whole);
+            (vec![whole], groups)
+        }
     };
+    (scenes, in_rounds(groups, random))
+}
+
+/// The questions of all groups in any order, one of each after another.
+fn in_rounds(mut groups: Vec<Vec<Question>>, random: &mut Random) -> Vec<Question> {
     groups.iter_mut().for_each(|group| random.shuffle(group));
     let mut all = Vec::new();
     while groups.iter().any(|group| !group.is_empty()) {
@@ -150,6 +162,25 @@ mod tests {
         assert_eq!(tiles.iter().filter(is_plain).count(), 5);
         assert!(!placed.questions.is_empty());
         assert!(placed.questions.iter().all(|question| !question.text.starts_with("How large")));
+    }
+
+    #[test]
+    fn questions_of_a_mosaic_are_about_one_tile() {
+        let mut asked = Vec::new();
+        for index in 0..300 {
+            let (scenes, questions) = scenes(Split::HeldOut, index, Shown::Mosaic((2, 2), 96));
+            let tiles = [(0, 0), (1, 0), (0, 1), (1, 1)]
+                .map(|(column, row)| scenes[0].window(column * 96, row * 96, 96));
+            for question in questions {
+                let shows = |tile: &&Scene| tile.shown()[0].contains(&question.of);
+                assert_eq!(tiles.iter().filter(shows).count(), 1, "{index} {question:?}");
+                asked.push(question.task);
+            }
+        }
+        for task in [Task::Attribute, Task::Beside, Task::Read] {
+            let count = asked.iter().filter(|asked| **asked == task).count();
+            assert!(count > 100, "{task:?} {count}");
+        }
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! What does not fit is left out, so a scene always comes to be; what a question may ask of it is
 //! decided elsewhere.
 
+use std::collections::BTreeSet;
+
 use crate::canvas::{Canvas, PIXEL};
 use crate::figure::{Colour, Form, Size};
 use crate::font;
@@ -37,6 +39,12 @@ pub(crate) const WORDS: [&str; 64] = [
     "RAT", "ROD", "RUG", "SEA", "SKY", "SUN", "TEA", "TOY", "URN", "VAN", "WAX", "WEB", "YAK",
     "ZIP", "ZOO", "EXIT", "STOP", "OPEN", "PUSH", "PULL", "TAXI", "HELP", "SALE", "MILK", "FIRE",
 ];
+
+/// What every shape is, in a word.
+pub(crate) const SHAPE: &str = "shape";
+
+/// Shapes in a tile of several, at most.
+const ITEMS_MAX_OF_TILE: i32 = 2;
 
 /// A shape in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,10 +97,7 @@ pub struct Scene {
 impl Scene {
     /// A scene of at most `most` shapes on `width` by `height` pixels.
     pub fn new(width: i32, height: i32, most: i32, random: &mut Random) -> Self {
-        let ground = random.between(0, GROUNDS.len() as i32 - 1) as usize;
-        let is_dark = ground >= DARK;
-        let ground = jitter(GROUNDS[ground], 5, random);
-        let mut scene = Self { width, height, ground, is_dark, items: Vec::new(), sign: None };
+        let mut scene = Self::plain(width, height, random);
         if random.chance(50) {
             scene.sign = scene.place_sign(random);
         }
@@ -108,6 +113,96 @@ impl Scene {
             scene.place(form, colour, may_overlap, random);
         }
         scene
+    }
+
+    /// So many scenes of one or two shapes each, `side` by `side` pixels of one ground; half of the time
+    /// one of them has a sign.
+    pub(crate) fn tiles(count: usize, side: i32, random: &mut Random) -> Vec<Self> {
+        let plain = Self::plain(side, side, random);
+        let signed = random.between(0, 2 * count as i32 - 1);
+        let tile = |at: i32| {
+            let mut scene = plain.clone();
+            if at == signed {
+                scene.sign = scene.place_sign(random);
+            }
+            for _ in 0..random.between(1, ITEMS_MAX_OF_TILE) {
+                let (form, colour) = (random.pick(&Form::ALL), scene.colour(random));
+                scene.place(form, colour, false, random);
+            }
+            scene
+        };
+        (0..count as i32).map(tile).collect()
+    }
+
+    /// The picture that `tiles` are, so many in a row; at most one of them has a sign.
+    pub(crate) fn joined(tiles: &[Self], columns: usize) -> Self {
+        let Self { width, height, .. } = tiles[0];
+        let rows = tiles.len() / columns;
+        let mut whole = Self {
+            width: width * columns as i32,
+            height: height * rows as i32,
+            items: Vec::new(),
+            sign: None,
+            ..tiles[0]
+        };
+        for (at, tile) in tiles.iter().enumerate() {
+            let (column, row) = ((at % columns) as i32, (at / columns) as i32);
+            let placed = tile.moved(column * width, row * height);
+            whole.items.extend(placed.items);
+            whole.sign = whole.sign.or(placed.sign);
+        }
+        whole
+    }
+
+    /// The square of `side` pixels at `left` and `top`; what lies outside is still in it, undrawn.
+    pub fn window(&self, left: i32, top: i32, side: i32) -> Self {
+        Self { width: side, height: side, ..self.moved(-left, -top) }
+    }
+
+    /// The same farther to the right and lower by so many pixels.
+    fn moved(&self, right: i32, down: i32) -> Self {
+        let item = |item: &Item| Item { x: item.x + right, y: item.y + down, ..*item };
+        let sign =
+            |sign: &Sign| Sign { left: sign.left + right, top: sign.top + down, ..sign.clone() };
+        Self {
+            items: self.items.iter().map(item).collect(),
+            sign: self.sign.as_ref().map(sign),
+            ..*self
+        }
+    }
+
+    /// What it shows, in all words that questions have for it; then the words for what it shows so little
+    /// of, being a part of a scene, that nobody need see it there: not its middle.
+    pub fn shown(&self) -> [BTreeSet<String>; 2] {
+        let mut shown = [BTreeSet::new(), BTreeSet::new()];
+        for ([left, top, right, bottom], words) in self.things() {
+            let (x, y) = ((left + right) / 2, (top + bottom) / 2);
+            if (0..self.width).contains(&x) && (0..self.height).contains(&y) {
+                shown[0].extend(words);
+            } else if right > 0 && bottom > 0 && left < self.width && top < self.height {
+                shown[1].extend(words);
+            }
+        }
+        shown
+    }
+
+    /// Bounds and words of every shape and of the sign.
+    fn things(&self) -> impl Iterator<Item = ([i32; 4], Vec<String>)> {
+        let words = |item: &Item| {
+            let words = [SHAPE, item.colour.name(), item.form.name()].map(str::to_owned);
+            [words.to_vec(), vec![item.kind()]].concat()
+        };
+        let items = self.items.iter().map(move |item| (item.bounds(), words(item)));
+        let sign = self.sign.iter().map(|sign| (sign.bounds(), vec![sign.kind().to_owned()]));
+        items.chain(sign)
+    }
+
+    /// Nothing but a ground.
+    fn plain(width: i32, height: i32, random: &mut Random) -> Self {
+        let ground = random.between(0, GROUNDS.len() as i32 - 1) as usize;
+        let is_dark = ground >= DARK;
+        let ground = jitter(GROUNDS[ground], 5, random);
+        Self { width, height, ground, is_dark, items: Vec::new(), sign: None }
     }
 
     /// Pixels to a unit of size, as a fraction of [`UNIT`].
@@ -184,9 +279,10 @@ impl Scene {
     pub fn draw(&self) -> Canvas {
         let mut canvas = Canvas::new(self.width as usize, self.height as usize, self.ground);
         for item in &self.items {
-            let Item { form, x, y, radius: r, .. } = *item;
-            let bounds = [x - r - 1, y - r - 1, x + r + 2, y + r + 2];
-            canvas.fill(bounds, item.rgb, |px, py| form.holds(r, px - x * PIXEL, py - y * PIXEL));
+            let Item { form, x, y, radius, .. } = *item;
+            canvas.fill(item.bounds(), item.rgb, |px, py| {
+                form.holds(radius, px - x * PIXEL, py - y * PIXEL)
+            });
         }
         if let Some(sign) = &self.sign {
             canvas.fill(sign.bounds(), sign.rgb, |px, py| sign.holds(px, py));
@@ -195,7 +291,24 @@ impl Scene {
     }
 }
 
+impl Item {
+    /// Its colour and shape in words.
+    pub(crate) fn kind(&self) -> String {
+        format!("{} {}", self.colour.name(), self.form.name())
+    }
+
+    fn bounds(&self) -> [i32; 4] {
+        let Self { x, y, radius: r, .. } = *self;
+        [x - r - 1, y - r - 1, x + r + 2, y + r + 2]
+    }
+}
+
 impl Sign {
+    /// What is written, in a word.
+    pub(crate) fn kind(&self) -> &'static str {
+        if self.text.as_bytes()[0].is_ascii_digit() { "number" } else { "word" }
+    }
+
     fn bounds(&self) -> [i32; 4] {
         let width = (self.text.len() as i32 * font::ADVANCE - 1) * self.point;
         [self.left, self.top, self.left + width, self.top + font::HEIGHT * self.point]
@@ -237,5 +350,37 @@ mod tests {
                 assert_eq!(canvas.rgb[at..at + 3], item.rgb, "{seed} {item:?}");
             }
         }
+    }
+    /// Tiles of several, and the picture that they are.
+    fn mosaic(seed: u64) -> (Vec<Scene>, Scene) {
+        let tiles = Scene::tiles(4, 96, &mut Random::new(seed));
+        let whole = Scene::joined(&tiles, 2);
+        (tiles, whole)
+    }
+
+    #[test]
+    fn tiles_are_windows_of_what_they_are_joined_to() {
+        for seed in 0..200 {
+            let (tiles, whole) = mosaic(seed);
+            for (at, tile) in (0..).zip(&tiles) {
+                let window = whole.window(at % 2 * 96, at / 2 * 96, 96);
+                assert_eq!(window.draw(), tile.draw(), "{seed} {at}");
+                assert_eq!(window.shown(), tile.shown(), "{seed} {at}");
+                assert!(!tile.shown()[0].is_empty() && tile.shown()[1].is_empty(), "{seed} {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_shows_what_has_its_middle_there_and_is_cut_where_a_rim_reaches_in() {
+        let (tiles, whole) = mosaic(1);
+        let item = tiles[0].items[0];
+        let words = |left: i32| {
+            let shown = whole.window(left, item.y - 1, 96).shown();
+            shown.map(|words| words.contains(&item.kind()))
+        };
+        assert_eq!(words(item.x - 1), [true, false]);
+        assert_eq!(words(item.x + 2), [false, true]);
+        assert_eq!(words(item.x + 2 * item.radius), [false, false]);
     }
 }
