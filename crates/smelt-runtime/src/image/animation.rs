@@ -12,7 +12,7 @@ use ::image::{
     AnimationDecoder, DynamicImage, Frame, Frames, ImageDecoder, ImageError, ImageFormat, Limits,
 };
 
-use super::picture::{DECODER_BYTES_MAX, FILE_BYTES_MAX, PIXELS_MAX, Picture, PictureError};
+use super::picture::{DECODER_BYTES_MAX, FILE_BYTES_MAX, Picture, PictureError, check_size};
 
 /// The most frames of a file: five minutes at 30 a second.
 const FRAMES_IN_FILE_MAX: usize = 9000;
@@ -97,10 +97,7 @@ fn picture(frame: Frame) -> Result<Picture, PictureError> {
 /// Each frame is drawn on a canvas of the whole size.
 fn check(decoder: &impl ImageDecoder) -> Result<(), PictureError> {
     let (width, height) = decoder.dimensions();
-    match u64::from(width) * u64::from(height) > PIXELS_MAX {
-        true => Err(PictureError::TooManyPixels { width, height }),
-        false => Ok(()),
-    }
+    check_size(width, height)
 }
 
 fn failed(error: ImageError) -> PictureError {
@@ -109,6 +106,7 @@ fn failed(error: ImageError) -> PictureError {
 
 #[cfg(test)]
 mod tests {
+    use super::super::picture::PIXELS_MAX;
     use super::*;
 
     /// Three frames of 64 x 64 pixels at 4 a second, black, red and white, as Pillow writes them.

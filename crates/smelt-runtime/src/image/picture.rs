@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, Cursor, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::patches::Size;
+use super::patches::{Size, TooLong};
 use ::image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 
 /// The largest picture file read.
@@ -52,6 +52,9 @@ pub enum PictureError {
         /// Rows.
         height: u32,
     },
+    /// One side of the picture is much longer than the other.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
     /// An animation is too long.
     #[error(
         "its frames are too many, or have too many pixels together; send fewer or smaller ones"
@@ -128,9 +131,7 @@ impl Picture {
         reader.limits(limits);
         let decoder = reader.into_decoder().map_err(failed)?;
         let (width, height) = decoder.dimensions();
-        if u64::from(width) * u64::from(height) > PIXELS_MAX {
-            return Err(PictureError::TooManyPixels { width, height });
-        }
+        check_size(width, height)?;
         let image = DynamicImage::from_decoder(decoder).map_err(failed)?;
         let rgb = match image.color().has_alpha() {
             true => on_white(image.into_rgba8().as_raw()),
@@ -158,6 +159,19 @@ impl Picture {
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
     }
+}
+
+/// Whether a picture of this size is decoded.
+///
+/// # Errors
+/// [`PictureError`] naming the size and the limit.
+pub(super) fn check_size(width: u32, height: u32) -> Result<(), PictureError> {
+    if u64::from(width) * u64::from(height) > PIXELS_MAX {
+        return Err(PictureError::TooManyPixels { width, height });
+    }
+    // Of a line of pixels every model would see stripes, after rows or columns by the million were resized.
+    let size = Size { height: height as usize, width: width as usize };
+    Ok(size.check_ratio()?)
 }
 
 /// Pixels of red, green, blue and opacity as they look on white, rounded as Pillow's `alpha_composite`.
@@ -216,6 +230,20 @@ mod tests {
             error.to_string(),
             "the picture is 60000x60000, more than the 50000000 pixels allowed; scale it down"
         );
+    }
+
+    #[test]
+    fn a_picture_too_long_for_its_width_is_refused_before_decoding() {
+        let picture = |width, height| {
+            Picture::decode(&png(::image::GrayImage::new(width, height).into()))
+        };
+        assert!(picture(1, 200).is_ok() && picture(400, 2).is_ok());
+        let refused = |width, height| picture(width, height).unwrap_err().to_string();
+        assert_eq!(
+            refused(1, 201),
+            "one side of the picture of 1x201 is more than 200 times the other; cut it"
+        );
+        assert!(refused(402, 2).starts_with("one side of the picture of 402x2"));
     }
 
     fn crc32(bytes: &[u8]) -> u32 {
