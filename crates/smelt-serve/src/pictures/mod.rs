@@ -8,6 +8,7 @@ mod address;
 mod data_uri;
 mod remote;
 
+pub(crate) use data_uri::ANIMATIONS;
 pub use remote::Reach;
 pub(crate) use remote::Remote;
 
