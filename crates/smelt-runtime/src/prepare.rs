@@ -36,11 +36,24 @@ pub enum PrepareError {
     Places(#[from] PlacesError),
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt has {tokens} tokens, but the engine holds {max} with the answer; shorten it or use fewer tiles"
+        "the prompt has {tokens} tokens, but the engine holds {max} with the answer; shorten it{}",
+        if *.shows { " or use fewer tiles" } else { "" }
     )]
     TooLong {
         /// Tokens of the prompt.
         tokens: usize,
+        /// Tokens the engine holds.
+        max: usize,
+        /// Whether some of them are of pictures.
+        shows: bool,
+    },
+    /// The text is so long that its tokens need not be counted.
+    #[error(
+        "the text has {bytes} bytes, far more than the {max} tokens that the engine holds at most, with the answer; shorten it"
+    )]
+    TextTooLong {
+        /// Bytes of the text.
+        bytes: usize,
         /// Tokens the engine holds.
         max: usize,
     },
@@ -99,18 +112,21 @@ impl Text {
     /// Writes the prompt of `question` and cuts its pictures.
     ///
     /// # Errors
-    /// [`PrepareError`]; a prompt too long for the engine is refused before any picture is cut.
+    /// [`PrepareError`]; a prompt too long for the engine is refused before any picture is cut, and a text far
+    /// too long before it is encoded.
     pub fn prepare(&self, question: &Question<'_>) -> Result<Prepared, PrepareError> {
         let (turns, tokens) = (question.turns, &self.spec.image_tokens);
         prompt::check(turns, question.shown.len(), tokens)?;
         let messages: Vec<Value> = turns.iter().map(|turn| turn.message(self.form)).collect();
         let rendered = self.template.render(&messages, true, question.now_s, question.context)?;
+        self.fits(&rendered)?;
         let asked = prompt::asked(turns);
         let sights = question.shown.iter().map(|shown| Sight::new(self, shown, &asked));
         let sights = sights.collect::<Result<Vec<Sight<'_>>, PrepareError>>()?;
         let runs: Vec<_> = sights.iter().map(|sight| sight.runs.clone()).collect();
         let text = prompt::expand(&rendered, tokens, &runs)?;
-        let mut prepared = self.prepare_tokens(self.tokenizer.encode(&text)?)?;
+        let tokens = self.tokenizer.encode(&text)?;
+        let mut prepared = self.prepare_tokens(tokens, !sights.is_empty())?;
         let lattices: Vec<_> = sights.iter().flat_map(|sight| &sight.lattices).copied().collect();
         if !lattices.is_empty() {
             let places = places(&prepared.tokens, self.image_token, &lattices)?;
@@ -126,7 +142,24 @@ impl Text {
     /// # Errors
     /// [`PrepareError`].
     pub fn prepare_text(&self, text: &str) -> Result<Prepared, PrepareError> {
-        self.prepare_words(self.tokenizer.encode(text)?)
+        self.prepare_words(self.encode(text)?)
+    }
+
+    /// The tokens of `text`, unless it is far too long.
+    ///
+    /// # Errors
+    /// [`PrepareError::TextTooLong`], or what the tokenizer says.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, PrepareError> {
+        self.fits(text)?;
+        Ok(self.tokenizer.encode(text)?)
+    }
+
+    fn fits(&self, text: &str) -> Result<(), PrepareError> {
+        let (bytes, max) = (text.len(), self.max_seq_len);
+        match bytes > self.tokenizer.bytes_max(max) {
+            true => Err(PrepareError::TextTooLong { bytes, max }),
+            false => Ok(()),
+        }
     }
 
     /// The prompt of `tokens` without pictures.
@@ -138,16 +171,16 @@ impl Text {
             let word = self.spec.image_tokens.image.clone();
             return Err(PromptError::Reserved(word).into());
         }
-        self.prepare_tokens(tokens)
+        self.prepare_tokens(tokens, false)
     }
 
-    fn prepare_tokens(&self, tokens: Vec<u32>) -> Result<Prepared, PrepareError> {
+    fn prepare_tokens(&self, tokens: Vec<u32>, shows: bool) -> Result<Prepared, PrepareError> {
         let (max, vocab) = (self.max_seq_len, self.vocab);
         if tokens.is_empty() {
             return Err(PrepareError::Empty);
         }
         if tokens.len() > max {
-            return Err(PrepareError::TooLong { tokens: tokens.len(), max });
+            return Err(PrepareError::TooLong { tokens: tokens.len(), max, shows });
         }
         match tokens.iter().find(|token| **token as usize >= vocab) {
             Some(&token) => Err(PrepareError::UnknownToken { token, vocab }),

@@ -23,6 +23,13 @@ const HELD_CHARS_MAX: usize = 3;
 /// Tokens that are decoded together at most.  A code point takes four; some give no text.
 const WINDOW_TOKENS_MAX: usize = 32;
 
+/// What the longest token of any vocabulary has at least, in bytes: small ones are asked in as long words.
+const TOKEN_BYTES_LEAST: usize = 32;
+
+/// Texts that are cut are read to so many times the bytes that their tokens can have, so that white space that
+/// becomes no token, and a word at the end that is cut in two, change nothing.
+const CUT_BYTES_FACTOR: usize = 8;
+
 /// Why a tokenizer could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
@@ -62,6 +69,8 @@ pub enum TokenizerError {
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
+    /// Bytes of its longest token.
+    longest: usize,
 }
 
 impl Tokenizer {
@@ -80,7 +89,14 @@ impl Tokenizer {
             path: path.into(),
             why: one_line(&error.to_string()),
         };
-        Ok(Self { inner: Arc::new(tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?) })
+        let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?;
+        Ok(Self { longest: longest(&inner), inner: Arc::new(inner) })
+    }
+
+    /// The most bytes of a text that so many tokens can have.  A text of more need not be encoded, which takes
+    /// seconds and a hundred times its memory, to know that it is too long.
+    pub fn bytes_max(&self, tokens: usize) -> usize {
+        tokens.saturating_mul(self.longest)
     }
 
     /// The tokens of `text`.  Special tokens written out in it become single tokens; none are added.
@@ -122,7 +138,9 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::encode_whole`].
     pub fn encode_cut(&self, text: &str, tokens_max: usize) -> Result<Vec<u32>, TokenizerError> {
-        let mut encoding = self.inner.encode_fast(text, false).map_err(unencoded)?;
+        let most = self.bytes_max(tokens_max).saturating_mul(CUT_BYTES_FACTOR).min(text.len());
+        let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
+        let mut encoding = self.inner.encode_fast(&text[..end], false).map_err(unencoded)?;
         let room = tokens_max.saturating_sub(self.around());
         encoding.truncate(room, 0, TruncationDirection::Right);
         let encoding = self.inner.post_process(encoding, None, true).map_err(unencoded)?;
@@ -265,6 +283,16 @@ fn unsettled(text: &str) -> usize {
     replaced.min(HELD_CHARS_MAX) * char::REPLACEMENT_CHARACTER.len_utf8()
 }
 
+/// Bytes of the longest token.
+fn longest(tokenizer: &tokenizers::Tokenizer) -> usize {
+    let decoder = serde_json::to_string(&tokenizer.get_decoder()).unwrap_or_default();
+    // Its words have a letter for each byte.
+    let is_of_letters = decoder.contains(r#""ByteLevel""#);
+    let bytes = |word: &String| if is_of_letters { word.chars().count() } else { word.len() };
+    let all = tokenizer.get_vocab(true);
+    all.keys().map(bytes).max().unwrap_or_default().max(TOKEN_BYTES_LEAST)
+}
+
 fn unencoded(error: tokenizers::Error) -> TokenizerError {
     TokenizerError::Encode(one_line(&error.to_string()))
 }
@@ -272,4 +300,37 @@ fn unencoded(error: tokenizers::Error) -> TokenizerError {
 /// Foreign messages may span lines; ours do not.
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokenizer(folder: &str) -> Tokenizer {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
+        Tokenizer::open(&data.join(folder).join(TOKENIZER_FILE)).unwrap()
+    }
+
+    #[test]
+    fn a_text_has_no_more_bytes_than_its_tokens_can_have() {
+        let tokenizer = tokenizer("shapes-vl");
+        assert_eq!(tokenizer.bytes_max(1), TOKEN_BYTES_LEAST);
+        for text in ["How many circles are there?", "日本語 é", &"word ".repeat(99)] {
+            let tokens = tokenizer.encode(text).unwrap().len();
+            assert!(text.len() <= tokenizer.bytes_max(tokens), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_is_not_read_to_its_end() {
+        let tokenizer = tokenizer("shapes-vl").for_whole();
+        let (read, short) = ("a red circle ".repeat(1000), "a red circle ".repeat(20));
+        let cut = |text: &str| tokenizer.encode_cut(text, 16).unwrap();
+        assert_eq!(cut(&read), cut(&short));
+        assert_eq!(cut(&read).len(), 16);
+        // A megabyte took a second.
+        let begun = std::time::Instant::now();
+        cut(&"日a ".repeat(4_000_000));
+        assert!(begun.elapsed().as_secs() < 5);
+    }
 }

@@ -192,6 +192,22 @@ fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
         matches!(error, GenerateError::Prepare(PrepareError::TooLong { max: MAX_SEQ_LEN, .. })),
         "{error}"
     );
+    assert!(error.to_string().ends_with("shorten it"), "it shows nothing: {error}");
+}
+
+#[test]
+fn a_text_far_too_long_is_refused_before_it_is_encoded() {
+    let dir = tempfile::tempdir().unwrap();
+    let deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let bytes = deployment.text.tokenizer.bytes_max(MAX_SEQ_LEN) + 1;
+    let (text, context) = ("a".repeat(bytes), &Context::default());
+    let turns = [Turn::from_marked("user", &text, 0).unwrap()];
+    let question = Question { turns: &turns, shown: &[], context, now_s: 0 };
+    let chat = deployment.text.prepare(&question).unwrap_err();
+    for error in [chat, deployment.text.prepare_text(&text).unwrap_err()] {
+        assert!(matches!(error, PrepareError::TextTooLong { max: MAX_SEQ_LEN, .. }), "{error}");
+    }
+    assert!(deployment.text.encode(&text[1..]).is_ok());
 }
 
 /// What is said in a manner to a fixed prompt, and what was heard of it.

@@ -9,10 +9,12 @@ use ::image::codecs::gif::GifDecoder;
 use ::image::codecs::png::PngDecoder;
 use ::image::codecs::webp::WebPDecoder;
 use ::image::{
-    AnimationDecoder, DynamicImage, Frame, Frames, ImageDecoder, ImageError, ImageFormat, Limits,
+    AnimationDecoder, DynamicImage, Frame, Frames, ImageDecoder, ImageError, ImageFormat,
 };
 
-use super::picture::{DECODER_BYTES_MAX, FILE_BYTES_MAX, PIXELS_MAX, Picture, PictureError};
+use super::picture::{
+    DECODER_BYTES_MAX, FILE_BYTES_MAX, Picture, PictureError, check_size, limits, png_limits,
+};
 
 /// The most frames of a file: five minutes at 30 a second.
 const FRAMES_IN_FILE_MAX: usize = 9000;
@@ -35,8 +37,7 @@ impl Animation {
         if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(PictureError::FileTooLarge);
         }
-        let mut limits = Limits::default();
-        limits.max_alloc = Some(DECODER_BYTES_MAX);
+        let limits = limits(DECODER_BYTES_MAX);
         match ::image::guess_format(bytes) {
             Ok(ImageFormat::Gif) => {
                 let mut decoder = GifDecoder::new(Cursor::new(bytes)).map_err(failed)?;
@@ -45,8 +46,9 @@ impl Animation {
                 return Self::of(decoder.into_frames(), pixels_max);
             }
             Ok(ImageFormat::Png) => {
-                let decoder =
-                    PngDecoder::with_limits(Cursor::new(bytes), limits).map_err(failed)?;
+                let mut decoder = PngDecoder::with_limits(Cursor::new(bytes), png_limits(bytes))
+                    .map_err(failed)?;
+                decoder.set_limits(limits).map_err(failed)?;
                 if decoder.is_apng().map_err(failed)? {
                     check(&decoder)?;
                     return Self::of(decoder.apng().map_err(failed)?.into_frames(), pixels_max);
@@ -97,10 +99,7 @@ fn picture(frame: Frame) -> Result<Picture, PictureError> {
 /// Each frame is drawn on a canvas of the whole size.
 fn check(decoder: &impl ImageDecoder) -> Result<(), PictureError> {
     let (width, height) = decoder.dimensions();
-    match u64::from(width) * u64::from(height) > PIXELS_MAX {
-        true => Err(PictureError::TooManyPixels { width, height }),
-        false => Ok(()),
-    }
+    check_size(width, height)
 }
 
 fn failed(error: ImageError) -> PictureError {
@@ -109,6 +108,7 @@ fn failed(error: ImageError) -> PictureError {
 
 #[cfg(test)]
 mod tests {
+    use super::super::picture::PIXELS_MAX;
     use super::*;
 
     /// Three frames of 64 x 64 pixels at 4 a second, black, red and white, as Pillow writes them.

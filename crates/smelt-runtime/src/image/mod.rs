@@ -8,6 +8,7 @@
 mod animation;
 mod crop;
 mod eyes;
+mod jpeg;
 mod patches;
 mod picture;
 mod processor;

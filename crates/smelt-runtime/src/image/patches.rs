@@ -89,7 +89,8 @@ pub struct TooLong {
     height: usize,
 }
 
-/// The longest picture for its width that the processors take.
+/// The longest picture for its width that is taken: the bound of `smart_resize` in transformers' Qwen2-VL
+/// and Qwen3-VL processors, far beyond what any other one makes use of.
 pub const RATIO_MAX: usize = 200;
 
 impl Patching {

@@ -1,15 +1,17 @@
 //! Decodes picture files into RGB pixels, within limits.
 //!
 //! The header is asked for the size before any pixel is decoded, so that a small file cannot claim
-//! a large memory.  Orientation tags are ignored and what is transparent lies on white, as the
-//! reference processors have it.  Knows nothing of models.
+//! a large memory.  Pictures are turned upright by their EXIF orientation, as `load_image` of
+//! transformers does it, and what is transparent lies on white.  Knows nothing of models.
 
 use std::fs;
 use std::io::{self, Cursor, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::patches::Size;
-use ::image::{DynamicImage, ImageDecoder, ImageReader, Limits};
+use super::jpeg;
+use super::patches::{Size, TooLong};
+use ::image::metadata::Orientation;
+use ::image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
 
 /// The largest picture file read.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -19,6 +21,10 @@ pub const PIXELS_MAX: u64 = 50_000_000;
 
 /// What the decoder may allocate: 16-bit RGBA of the most pixels, and as much again to work with.
 pub(super) const DECODER_BYTES_MAX: u64 = PIXELS_MAX * 8 * 2;
+
+/// What the decoder of PNG may allocate for a row and what a file has beside its pixels, above what it is long
+/// itself.  Colour profiles, which nobody looks at here, are inflated within it or left out.
+const PNG_BYTES_MAX: u64 = 16 << 20;
 
 /// Why a picture could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -52,13 +58,19 @@ pub enum PictureError {
         /// Rows.
         height: u32,
     },
+    /// One side of the picture is much longer than the other.
+    #[error(transparent)]
+    TooLong(#[from] TooLong),
+    /// The end of a file is missing, which its decoder would fill with grey.
+    #[error("the picture is cut off: its JPEG data have no end; send all of the file")]
+    CutOff,
     /// An animation is too long.
     #[error(
         "its frames are too many, or have too many pixels together; send fewer or smaller ones"
     )]
     TooManyFrames,
     /// The bytes are no picture this build can decode.
-    #[error("cannot decode the picture (png, jpeg and webp are supported): {0}")]
+    #[error("cannot decode the picture (png, jpeg, webp and gif are supported): {0}")]
     Decode(String),
     /// The pixels given do not match the size given.
     #[error("{width}x{height} RGB pixels take {expected} bytes, got {found}")]
@@ -123,20 +135,35 @@ impl Picture {
         let mut reader = ImageReader::new(Cursor::new(bytes))
             .with_guessed_format()
             .map_err(|error| PictureError::Decode(error.to_string()))?;
-        let mut limits = Limits::default();
-        limits.max_alloc = Some(DECODER_BYTES_MAX);
-        reader.limits(limits);
-        let decoder = reader.into_decoder().map_err(failed)?;
+        reader.limits(match reader.format() {
+            Some(ImageFormat::Png) => png_limits(bytes),
+            _ => limits(DECODER_BYTES_MAX),
+        });
+        let is_jpeg = reader.format() == Some(ImageFormat::Jpeg);
+        let mut decoder = reader.into_decoder().map_err(failed)?;
         let (width, height) = decoder.dimensions();
-        if u64::from(width) * u64::from(height) > PIXELS_MAX {
-            return Err(PictureError::TooManyPixels { width, height });
+        check_size(width, height)?;
+        if is_jpeg && jpeg::is_cut_off(bytes) {
+            return Err(PictureError::CutOff);
         }
+        let orientation = orientation(&mut decoder);
         let image = DynamicImage::from_decoder(decoder).map_err(failed)?;
         let rgb = match image.color().has_alpha() {
             true => on_white(image.into_rgba8().as_raw()),
             false => image.into_rgb8().into_raw(),
         };
-        Self::from_rgb(width as usize, height as usize, rgb)
+        Self::from_rgb(width as usize, height as usize, rgb).map(|lying| lying.turned(orientation))
+    }
+
+    /// The same picture as its orientation says that it is to be seen.
+    fn turned(self, orientation: Orientation) -> Self {
+        let Self { width, height, rgb } = self;
+        let image = RgbImage::from_raw(width as u32, height as u32, rgb);
+        let mut image = DynamicImage::from(image.expect("a picture has its pixels"));
+        image.apply_orientation(orientation);
+        let image = image.into_rgb8();
+        let (width, height) = image.dimensions();
+        Self { width: width as usize, height: height as usize, rgb: image.into_raw() }
     }
 
     /// Columns.
@@ -160,6 +187,41 @@ impl Picture {
     }
 }
 
+/// Limits of a decoder that may allocate so many bytes.
+pub(super) fn limits(bytes_max: u64) -> Limits {
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(bytes_max);
+    limits
+}
+
+/// Limits of the decoder of a PNG file, its pixels apart.
+pub(super) fn png_limits(file: &[u8]) -> Limits {
+    // A chunk may be held twice, as it is read and as it is kept.
+    limits(PNG_BYTES_MAX + 2 * file.len() as u64)
+}
+
+/// How a picture is to be turned.  Tags that cannot be read say nothing, as Pillow has it.
+fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
+    /// What JPEG has before the tags; some writers of PNG and WebP too.
+    const MARK: &[u8] = b"Exif\0\0";
+    let tags = decoder.exif_metadata().ok().flatten().unwrap_or_default();
+    let tags = tags.strip_prefix(MARK).unwrap_or(&tags);
+    Orientation::from_exif_chunk(tags).unwrap_or(Orientation::NoTransforms)
+}
+
+/// Whether a picture of this size is decoded.
+///
+/// # Errors
+/// [`PictureError`] naming the size and the limit.
+pub(super) fn check_size(width: u32, height: u32) -> Result<(), PictureError> {
+    if u64::from(width) * u64::from(height) > PIXELS_MAX {
+        return Err(PictureError::TooManyPixels { width, height });
+    }
+    // Of a line of pixels every model would see stripes, after rows or columns by the million were resized.
+    let size = Size { height: height as usize, width: width as usize };
+    Ok(size.check_ratio()?)
+}
+
 /// Pixels of red, green, blue and opacity as they look on white, rounded as Pillow's `alpha_composite`.
 fn on_white(rgba: &[u8]) -> Vec<u8> {
     let blend = |colour: u8, alpha: u8| {
@@ -174,6 +236,11 @@ fn on_white(rgba: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use ::image::ImageEncoder as _;
+    use ::image::codecs::jpeg::JpegEncoder;
+    use ::image::codecs::png::{PngDecoder, PngEncoder};
+    use ::image::codecs::webp::WebPEncoder;
+
     use super::*;
 
     fn png(image: DynamicImage) -> Vec<u8> {
@@ -203,6 +270,78 @@ mod tests {
         assert!(picture.rgb().iter().all(|x| x.abs_diff(200) <= 2));
     }
 
+    /// EXIF tags that hold this orientation alone.
+    fn exif(orientation: u8) -> Vec<u8> {
+        // The order of bytes and where the tags are; one tag: number, kind (short), count, value; no more.
+        let tags = b"MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0";
+        [&tags[..], &[orientation, 0, 0, 0, 0, 0, 0]].concat()
+    }
+
+    /// The greys of a picture of 32 x 16 pixels, eight squares of 8, upper row first.
+    const SQUARES: [u8; 8] = [0, 250, 130, 70, 200, 40, 160, 100];
+
+    /// Which square stands at each place when it is seen: columns, then squares row by row.
+    fn upright(orientation: u8) -> (usize, [usize; 8]) {
+        match orientation {
+            2 => (4, [3, 2, 1, 0, 7, 6, 5, 4]),
+            3 => (4, [7, 6, 5, 4, 3, 2, 1, 0]),
+            4 => (4, [4, 5, 6, 7, 0, 1, 2, 3]),
+            5 => (2, [0, 4, 1, 5, 2, 6, 3, 7]),
+            6 => (2, [4, 0, 5, 1, 6, 2, 7, 3]),
+            7 => (2, [7, 3, 6, 2, 5, 1, 4, 0]),
+            8 => (2, [3, 7, 2, 6, 1, 5, 0, 4]),
+            _ => (4, [0, 1, 2, 3, 4, 5, 6, 7]),
+        }
+    }
+
+    #[track_caller]
+    fn is_upright(bytes: &[u8], orientation: u8) {
+        let picture = Picture::decode(bytes).unwrap();
+        let (columns, squares) = upright(orientation);
+        let (width, height) = (columns * 8, 8 / columns * 8);
+        assert_eq!((picture.width(), picture.height()), (width, height), "{orientation}");
+        for (place, square) in squares.into_iter().enumerate() {
+            let (row, column) = (place / columns * 8 + 4, place % columns * 8 + 4);
+            let found = picture.rgb()[(row * width + column) * 3];
+            assert!(found.abs_diff(SQUARES[square]) <= 4, "{orientation}: {place} is {found}");
+        }
+    }
+
+    fn squares() -> DynamicImage {
+        let square = |x: u32, y: u32| SQUARES[(y / 8 * 4 + x / 8) as usize];
+        ::image::GrayImage::from_fn(32, 16, |x, y| ::image::Luma([square(x, y)])).into()
+    }
+
+    #[test]
+    fn pictures_are_turned_as_their_tags_say() {
+        for (format, orientation) in [ImageFormat::Jpeg, ImageFormat::Png, ImageFormat::WebP]
+            .into_iter()
+            .flat_map(|format| (0..=9).map(move |orientation| (format, orientation)))
+        {
+            let mut bytes = Vec::new();
+            let (image, tags) = (squares().into_rgb8(), exif(orientation));
+            match format {
+                ImageFormat::Jpeg => {
+                    let mut encoder = JpegEncoder::new_with_quality(&mut bytes, 95);
+                    encoder.set_exif_metadata(tags).unwrap();
+                    image.write_with_encoder(encoder).unwrap();
+                }
+                ImageFormat::Png => {
+                    let mut encoder = PngEncoder::new(&mut bytes);
+                    encoder.set_exif_metadata(tags).unwrap();
+                    image.write_with_encoder(encoder).unwrap();
+                }
+                _ => {
+                    let mut encoder = WebPEncoder::new_lossless(&mut bytes);
+                    // As other writers than Pillow have it.
+                    encoder.set_exif_metadata([b"Exif\0\0", &tags[..]].concat()).unwrap();
+                    image.write_with_encoder(encoder).unwrap();
+                }
+            }
+            is_upright(&bytes, orientation);
+        }
+    }
+
     #[test]
     fn a_header_that_claims_too_many_pixels_is_refused_before_decoding() {
         let mut bytes = png(::image::GrayImage::new(8, 8).into());
@@ -218,6 +357,19 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_picture_too_long_for_its_width_is_refused_before_decoding() {
+        let picture =
+            |width, height| Picture::decode(&png(::image::GrayImage::new(width, height).into()));
+        assert!(picture(1, 200).is_ok() && picture(400, 2).is_ok());
+        let refused = |width, height| picture(width, height).unwrap_err().to_string();
+        assert_eq!(
+            refused(1, 201),
+            "one side of the picture of 1x201 is more than 200 times the other; cut it"
+        );
+        assert!(refused(402, 2).starts_with("one side of the picture of 402x2"));
+    }
+
     fn crc32(bytes: &[u8]) -> u32 {
         let step = |crc: u32, _| (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg());
         !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
@@ -231,6 +383,30 @@ mod tests {
         }
         let cut = png(::image::GrayImage::new(64, 64).into());
         assert!(matches!(Picture::decode(&cut[..60]), Err(PictureError::Decode(_))));
+    }
+
+    #[test]
+    fn a_profile_that_unpacks_to_much_is_left_out() {
+        let mut bytes = Vec::new();
+        let mut encoder = PngEncoder::new(&mut bytes);
+        encoder.set_icc_profile(vec![0; 40 << 20]).unwrap();
+        squares().write_with_encoder(encoder).unwrap();
+        assert!(bytes.len() < 1 << 20);
+        let decoder = PngDecoder::with_limits(Cursor::new(&bytes), png_limits(&bytes));
+        assert_eq!(decoder.unwrap().icc_profile().unwrap(), None);
+        is_upright(&bytes, 1);
+    }
+
+    #[test]
+    fn a_jpeg_without_its_end_is_refused() {
+        let mut bytes = Cursor::new(Vec::new());
+        squares().write_to(&mut bytes, ImageFormat::Jpeg).unwrap();
+        let all = bytes.into_inner();
+        assert!(Picture::decode(&all).is_ok());
+        for left in [2, 8, 16] {
+            let cut = Picture::decode(&all[..all.len() - left]);
+            assert!(matches!(cut, Err(PictureError::CutOff)), "{left}: {cut:?}");
+        }
     }
 
     #[test]

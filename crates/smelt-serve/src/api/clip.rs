@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use crate::error::ApiError;
+use crate::pictures::ANIMATIONS;
 
 /// How vLLM's clients send frames: JPEG files in base64, a comma between.
 const JPEGS: &str = "data:video/jpeg;base64,";
@@ -46,13 +47,14 @@ impl Pace {
         let begins = |start: &str| {
             url.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start))
         };
+        let is_animation = ANIMATIONS.iter().any(|kind| begins(&format!("data:{kind};")));
         let film = if begins(JPEGS) {
             let frames = url[JPEGS.len()..].split(',');
             Film::Frames(
                 frames.map(|data| format!("data:image/jpeg;base64,{data}").into()).collect(),
             )
-        } else if begins("data:video/") {
-            let why = "films are not decoded here; send an animated PNG or WebP, data:video/jpeg;base64,FRAME,FRAME,… or {\"type\": \"video\", \"video\": [URL, …]}";
+        } else if begins("data:video/") && !is_animation {
+            let why = "films are not decoded here; send an animated PNG, WebP or GIF, data:video/jpeg;base64,FRAME,FRAME,… or {\"type\": \"video\", \"video\": [URL, …]}";
             return Err(ApiError::field(at, why));
         } else {
             Film::File(url)
@@ -60,15 +62,16 @@ impl Pace {
         self.clip(film, at)
     }
 
-    /// The clip of the frames at `urls`.
+    /// The clip of the frames at `urls`, or of what one alone shows: it may move.
     ///
     /// # Errors
     /// If there are none.
     pub(crate) fn of_list<'a>(self, urls: &'a [String], at: String) -> Result<Clip<'a>, ApiError> {
-        if urls.is_empty() {
-            return Err(ApiError::field(at, "has no frames"));
+        match urls {
+            [] => Err(ApiError::field(at, "has no frames")),
+            [url] => self.of_url(url, at),
+            _ => self.clip(Film::Frames(urls.iter().map(|url| url.as_str().into()).collect()), at),
         }
-        self.clip(Film::Frames(urls.iter().map(|url| url.as_str().into()).collect()), at)
     }
 
     fn clip<'a>(self, film: Film<'a>, at: String) -> Result<Clip<'a>, ApiError> {
@@ -165,6 +168,15 @@ mod tests {
         let clip = USUAL.of_url(url, "c.video_url.url".to_owned()).unwrap();
         let frames = ["AA==", "BB=="].map(|data| format!("data:image/jpeg;base64,{data}").into());
         assert_eq!(clip.film, Film::Frames(frames.into()));
+    }
+
+    #[test]
+    fn a_list_of_one_file_and_a_video_that_is_an_animation_are_files() {
+        for url in ["data:image/gif;base64,AA==", "data:video/gif;base64,AA==", "http://x/a.webp"] {
+            let (urls, at) = ([url.to_owned()], "c.video".to_owned());
+            assert_eq!(USUAL.of_list(&urls, at.clone()).unwrap().film, Film::File(url));
+            assert_eq!(USUAL.of_url(url, at).unwrap().film, Film::File(url));
+        }
     }
 
     #[test]

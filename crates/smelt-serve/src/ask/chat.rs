@@ -1,10 +1,11 @@
 //! Turns a chat into a prompt with pictures.
 
+use std::sync::Weak;
+use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_runtime::deployment::Text;
 use smelt_runtime::dialect::{Demand, Dialect, THINK_TAGS, Thinking, demanded};
-use smelt_runtime::image::FILE_BYTES_MAX;
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
 use smelt_runtime::speaker::Form;
@@ -18,10 +19,13 @@ use crate::api::read;
 use crate::api::tools::ToolFields;
 use crate::error::ApiError;
 use crate::models::Model;
-use crate::pictures::{self, Remote};
+use crate::pictures::{self, Errand, Remote};
 
 /// Most turns of a conversation: what a context of a million tokens could hold.
 const MESSAGES_MAX: usize = 4096;
+
+/// Most files of a request that are fetched at once, each by a thread: a host is rarely asked for more.
+const FETCHED_AT_ONCE_MAX: usize = 4;
 
 /// A chat as it was read.
 pub(crate) struct Chat {
@@ -85,7 +89,7 @@ impl Chat {
             }
             let files = files.into_iter().filter(|(_, url)| pictures::is_elsewhere(url));
             elsewhere.extend(files.map(|(at, url)| (at.to_owned(), url.to_owned())));
-            // They are fetched one after another.
+            // They are fetched a few at a time.
             let most = limits.images_max + limits.frames_max;
             if let Some((at, _)) = elsewhere.get(most) {
                 let why =
@@ -211,23 +215,27 @@ fn end_of(text: &Text, prompt: &Prepared) -> String {
     text.tokenizer.decode(&prompt.tokens[from..], false).unwrap_or_default()
 }
 
-/// Fetches files that other hosts have, together no longer than one may be.
+/// Fetches files that other hosts have, some at once, in bounds that hold for all of them together, and no longer
+/// than `asker` lives.
 ///
 /// # Errors
 /// 400, naming the field whose file is not to be had.
 pub(crate) fn fetch(
     elsewhere: &[(String, String)],
     remote: Option<&Remote>,
+    asker: Weak<()>,
 ) -> Result<Vec<Vec<u8>>, ApiError> {
-    let (mut files, mut bytes) = (Vec::new(), 0);
-    for (at, url) in elsewhere {
-        let file = pictures::fetch(url, at, remote)?;
-        bytes += file.len() as u64;
-        if bytes > FILE_BYTES_MAX {
-            let why = format!("all files of other hosts have more than {FILE_BYTES_MAX} bytes");
-            return Err(ApiError::field(at, why));
-        }
-        files.push(file);
+    let errand = &Errand::new(asker);
+    let mut files = Vec::new();
+    for some in elsewhere.chunks(FETCHED_AT_ONCE_MAX) {
+        let fetched: Result<Vec<_>, _> = thread::scope(|scope| {
+            let one = |(at, url): &'_ (String, String)| pictures::fetch(url, at, remote, errand);
+            let threads: Vec<_> = some.iter().map(|file| scope.spawn(move || one(file))).collect();
+            let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
+            let failed = || ApiError::failed("smelt failed to fetch a picture");
+            ended.map(|file| file.unwrap_or_else(|_| Err(failed()))).collect()
+        });
+        files.extend(fetched?);
     }
     Ok(files)
 }

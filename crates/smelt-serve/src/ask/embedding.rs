@@ -52,9 +52,23 @@ fn of_text(
     if text.is_empty() {
         return Err(ApiError::field(at, "is empty"));
     }
-    let tokens = if is_cut { encoder.tokens(text) } else { encoder.tokenizer().encode_whole(text) };
-    let tokens = tokens.map_err(|error| ApiError::field(at, error))?;
+    let tokens = match is_cut {
+        true => encoder.tokens(text).map_err(|error| ApiError::field(at, error))?,
+        false => whole(encoder, text, at)?,
+    };
     fits(encoder, tokens.len(), at).map(|()| tokens)
+}
+
+/// All tokens of `text`, unless it is so long that they need not be counted.
+///
+/// # Errors
+/// 400, naming the field `at`.
+pub(crate) fn whole(encoder: &SentenceEncoder, text: &str, at: &str) -> Result<Vec<u32>, ApiError> {
+    let (tokenizer, max) = (encoder.tokenizer(), encoder.spec().max_tokens);
+    if text.len() > tokenizer.bytes_max(max) {
+        return Err(too_long(&format!("{} bytes are far more than", text.len()), max, at));
+    }
+    tokenizer.encode_whole(text).map_err(|error| ApiError::field(at, error))
 }
 
 /// Tokens are taken as they are: `/tokenize` puts the special ones around them.
@@ -77,10 +91,14 @@ fn fits(encoder: &SentenceEncoder, tokens: usize, at: &str) -> Result<(), ApiErr
     if tokens <= max {
         return Ok(());
     }
+    Err(too_long(&format!("{tokens} tokens are more than"), max, at))
+}
+
+fn too_long(what: &str, max: usize, at: &str) -> ApiError {
     let why = format!(
-        "{tokens} tokens are more than the {max} that the model takes; shorten the text, or have it cut by truncate_prompt_tokens: -1"
+        "{what} the {max} tokens that the model takes; shorten the text, or have it cut by truncate_prompt_tokens: -1"
     );
-    Err(ApiError::field(at, why).code("context_length_exceeded"))
+    ApiError::field(at, why).code("context_length_exceeded")
 }
 
 /// What it means to who asked that a service does not take a request.

@@ -68,7 +68,9 @@ pub(crate) fn words(service: &Service) -> Words {
 /// What a prompt's error means to who asked in the field `param`.
 pub(crate) fn unprepared(param: &str, error: PrepareError) -> ApiError {
     let code = match &error {
-        PrepareError::TooLong { .. } => Some("context_length_exceeded"),
+        PrepareError::TooLong { .. } | PrepareError::TextTooLong { .. } => {
+            Some("context_length_exceeded")
+        }
         // Nothing is wrong with what was asked.
         PrepareError::Similarity(_) => return ApiError::failed(error.to_string()),
         _ => None,

@@ -13,6 +13,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
+/// What moves and is decoded here; some clients call that a video.
+pub(crate) const ANIMATIONS: [&str; 3] = ["video/gif", "video/png", "video/webp"];
+
 /// Why a `data:` URI holds no picture.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum DataUriError {
@@ -23,7 +26,7 @@ pub(super) enum DataUriError {
     #[error("the data: URI must say ;base64 before its comma")]
     NotBase64,
     /// It says that it is something else.
-    #[error("the data: URI holds {0:?}, not image/png or image/jpeg")]
+    #[error("the data: URI holds {0:?}, not image/png, image/jpeg, image/webp or image/gif")]
     NotAPicture(String),
     /// It is too long.
     #[error("the picture has more than the {FILE_BYTES_MAX} bytes allowed")]
@@ -41,7 +44,8 @@ pub(super) fn bytes(uri: &str) -> Result<Vec<u8>, DataUriError> {
     let is_base64 = words.any(|word| word.trim().eq_ignore_ascii_case("base64"));
     // Without a type it would be text, says the RFC; clients that leave it out mean the picture.
     let is_picture = kind.is_empty()
-        || kind.get(.."image/".len()).is_some_and(|start| start.eq_ignore_ascii_case("image/"));
+        || kind.get(.."image/".len()).is_some_and(|start| start.eq_ignore_ascii_case("image/"))
+        || ANIMATIONS.iter().any(|animation| kind.eq_ignore_ascii_case(animation));
     if !is_picture {
         return Err(DataUriError::NotAPicture(kind.chars().take(64).collect()));
     }
@@ -65,6 +69,7 @@ mod tests {
             "data:image/png;base64,aGk",
             "data:image/jpeg;charset=x;BASE64,aGk=",
             "DATA:IMAGE/PNG;base64,aGk=",
+            "data:video/gif;base64,aGk=",
             "data:;base64,aGk=",
         ] {
             assert_eq!(bytes(uri), Ok(b"hi".to_vec()), "{uri}");

@@ -8,8 +8,9 @@ mod address;
 mod data_uri;
 mod remote;
 
+pub(crate) use data_uri::ANIMATIONS;
 pub use remote::Reach;
-pub(crate) use remote::Remote;
+pub(crate) use remote::{Errand, Remote};
 
 use crate::error::ApiError;
 
@@ -30,16 +31,21 @@ pub(crate) fn inside(url: &str, at: &str) -> Result<Vec<u8>, ApiError> {
     data_uri::bytes(url).map_err(|error| ApiError::field(at, error))
 }
 
-/// The file of the picture that another host has; the field `at` of the request names it.
+/// The file of the picture that another host has, as part of an `errand`; the field `at` of the request names it.
 ///
 /// # Errors
 /// 400, saying why it is not to be had.
-pub(crate) fn fetch(url: &str, at: &str, remote: Option<&Remote>) -> Result<Vec<u8>, ApiError> {
+pub(crate) fn fetch(
+    url: &str,
+    at: &str,
+    remote: Option<&Remote>,
+    errand: &Errand,
+) -> Result<Vec<u8>, ApiError> {
     let Some(remote) = remote else {
         let why = "this server fetches nothing; send the picture as a data: URI, or start it with --allow-remote-images";
         return Err(ApiError::field(at, why));
     };
-    remote.get(url).map_err(|error| ApiError::field(at, error))
+    remote.get(url, errand).map_err(|error| ApiError::field(at, error))
 }
 
 fn begins(url: &str, scheme: &str) -> bool {
@@ -53,7 +59,8 @@ mod tests {
     #[track_caller]
     fn check(url: &str, says: &str) {
         let at = "messages[0].content[1].image_url.url";
-        let got = if is_elsewhere(url) { fetch(url, at, None) } else { inside(url, at) };
+        let errand = Errand::new(std::sync::Weak::new());
+        let got = if is_elsewhere(url) { fetch(url, at, None, &errand) } else { inside(url, at) };
         let error = got.unwrap_err();
         assert!(error.message.contains(says), "{error:?}");
         assert_eq!(error.param.as_deref(), Some(at));

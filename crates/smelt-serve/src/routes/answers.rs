@@ -61,7 +61,13 @@ pub(super) async fn chat(
         true => Vec::new(),
         false => {
             let remote = shared.remote.clone();
-            shared.fetching.run(move || ask::chat::fetch(&elsewhere, remote.as_ref())).await?
+            // Goes with this future, which is dropped where who asked leaves.
+            let asker = Arc::new(());
+            let waits = Arc::downgrade(&asker);
+            let fetch = move || ask::chat::fetch(&elsewhere, remote.as_ref(), waits);
+            let fetched = shared.fetching.run(fetch).await?;
+            drop(asker);
+            fetched
         }
     };
     let asked = model.clone();

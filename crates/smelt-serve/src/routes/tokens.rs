@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Shared;
 use crate::api::read;
-use crate::ask::chat::Chat;
+use crate::ask::{self, chat::Chat};
 use crate::error::ApiError;
 use crate::models::Running;
 
@@ -60,13 +60,15 @@ pub(super) async fn tokenize(
             (Some(_), Some(_)) => {
                 return Err(ApiError::field("prompt", "is given together with messages"));
             }
-            (Some(prompt), None) => {
-                let tokens = match &model.running {
-                    Running::Speaks(service) => service.text().tokenizer.encode(&prompt),
-                    Running::Embeds(service) => service.encoder().tokenizer().encode_whole(&prompt),
-                };
-                tokens.map_err(|error| ApiError::field("prompt", error))?
-            }
+            (Some(prompt), None) => match &model.running {
+                Running::Speaks(service) => {
+                    let tokens = service.text().encode(&prompt);
+                    tokens.map_err(|error| ask::unprepared("prompt", error))?
+                }
+                Running::Embeds(service) => {
+                    ask::embedding::whole(service.encoder(), &prompt, "prompt")?
+                }
+            },
             (None, _) => {
                 let chat = Chat::read(&held.bytes)?;
                 if let Some((at, _)) = chat.elsewhere(limits)?.first() {
