@@ -176,7 +176,9 @@ fn served(deployed: &Path, goldens: &[Golden]) {
         let prepared = service.text().prepare(&question).unwrap();
         let (form, priority) = (Form::default(), Priority::Normal);
         let manners = vec![manner()];
-        service.submit(Asked { prepared, manners, form, priority, deadline: None }).unwrap()
+        service
+            .submit(Asked { prepared, manners, form, priority, deadline: None, scored: None })
+            .unwrap()
     };
     for _ in 0..2 {
         let tickets: Vec<_> = goldens.iter().map(ask).collect();
