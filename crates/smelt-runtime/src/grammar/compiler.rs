@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::thread::Builder;
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
@@ -12,9 +13,9 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
 use super::constraint::{Constraint, one_line};
-use super::gbnf;
 use super::pieces::{self, Piece, PiecesError};
-use super::{CHOICES_MAX, GRAMMAR_BYTES_MAX, Grammar, GrammarError, WHITESPACE_MAX};
+use super::{CHOICES_MAX, Grammar, GrammarError, INDENT_MAX};
+use super::{bounds, gbnf};
 use crate::tokenizer::Tokenizer;
 
 /// States of the automaton that reads an answer's bytes, at most: one or two kB each.
@@ -23,11 +24,17 @@ const LEXER_STATES_MAX: usize = 30_000;
 /// Parts of a compiled grammar, at most; a schema of 100 kB has some ten thousands.
 const GRAMMAR_PARTS_MAX: usize = 100_000;
 
-/// Nodes of regular expressions made before the first token, at most: 50 are made in a microsecond.
-const START_FUEL_MAX: u64 = 1_000_000;
+/// Nodes of regular expressions made before the first token, at most: one takes a tenth of a microsecond to
+/// several (`multipleOf`, long text that must follow), so that all take one or two seconds at worst.
+const START_FUEL_MAX: u64 = 300_000;
 
-/// Steps of the automaton for the mask of one token, at most: 14 are made in a microsecond.
-const MASK_FUEL_MAX: u64 = 200_000;
+/// Steps of the automaton for the mask of one token, at most: as many take 5 to 50 ms, for which all answers
+/// of a model wait.
+const MASK_FUEL_MAX: u64 = 100_000;
+
+/// The stack on which grammars are compiled; only what is touched of it is memory.  Chains of references are
+/// followed by calls: at worst 9 kB for a schema that takes 36 bytes, so [`GRAMMAR_BYTES_MAX`] fill 66 MB.
+const STACK_BYTES: usize = 256 << 20;
 
 /// A vocabulary for which no grammar can be compiled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,15 +89,22 @@ impl Compiler {
         Ok(Self { factory, ends })
     }
 
-    /// What holds one answer to `grammar`.  Takes some milliseconds, a large schema some hundreds.
+    /// What holds one answer to `grammar`, with its first mask: clones share it.  Takes some milliseconds, a
+    /// large schema some hundreds, and a thread of its own, whose stack is deep enough for any grammar.
     ///
     /// # Errors
     /// [`GrammarError`] saying what is wrong with the grammar.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
-        let bytes = grammar.bytes();
-        if bytes > GRAMMAR_BYTES_MAX {
-            return Err(GrammarError::TooLong(bytes));
-        }
+        bounds::check(grammar)?;
+        std::thread::scope(|scope| {
+            let thread = Builder::new().name("smelt-grammar".to_owned()).stack_size(STACK_BYTES);
+            let compiled = thread.spawn_scoped(scope, || self.compile_here(grammar));
+            let compiled = compiled.map_err(|error| GrammarError::Thread(error.to_string()))?;
+            compiled.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn compile_here(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         let source = source(grammar)?;
         let failed = |why: String| match grammar {
             Grammar::JsonObject | Grammar::JsonSchema(_) => GrammarError::Schema(why),
@@ -100,9 +114,13 @@ impl Compiler {
         let parser = self.factory.create_parser(TopLevelGrammar::from_grammar(source));
         let parser = parser.map_err(|error| failed(one_line(&error)))?;
         let matcher = Matcher::new(Ok(parser));
-        match matcher.get_error() {
-            Some(error) => Err(failed(one_line(&error))),
-            None => Ok(Constraint::new(matcher, Arc::clone(&self.ends))),
+        if let Some(error) = matcher.get_error() {
+            return Err(failed(one_line(&error)));
+        }
+        let mut constraint = Constraint::new(matcher, Arc::clone(&self.ends));
+        match constraint.begin() {
+            Ok(()) => Ok(constraint),
+            Err(error) => Err(failed(error.reason())),
         }
     }
 }
@@ -142,7 +160,7 @@ pub(crate) fn bounded(schema: &Value) -> Value {
         other => other.clone(),
     };
     if let Some(fields) = schema.as_object_mut() {
-        let spaces = format!("[ \\t\\n\\r]{{1,{WHITESPACE_MAX}}}");
+        let spaces = format!(" |\\n[ \\t]{{0,{INDENT_MAX}}}");
         fields.insert("x-guidance".to_owned(), json!({ "whitespace_pattern": spaces }));
     }
     schema

@@ -11,6 +11,9 @@ use llguidance::toktrie::SimpleVob;
 
 use crate::sampling::Mask;
 
+/// What llguidance says where no token may come.
+const NOTHING_FOLLOWS: &str = "NoExtensionBias";
+
 /// The longest reason that is told, in characters.
 const REASON_CHARS_MAX: usize = 300;
 
@@ -20,6 +23,13 @@ const REASON_CHARS_MAX: usize = 300;
 #[error("the answer cannot be held to its grammar: {0}")]
 pub struct ConstraintError(String);
 
+impl ConstraintError {
+    /// What is wrong, without what it is wrong with.
+    pub(super) fn reason(self) -> String {
+        self.0
+    }
+}
+
 /// Holds one answer to a grammar.  A clone follows another answer from the same place on; what was
 /// learned of the vocabulary is shared.
 #[derive(Clone)]
@@ -27,7 +37,8 @@ pub struct Constraint {
     matcher: Matcher,
     /// What ends an answer.
     ends: Arc<[u32]>,
-    mask: SimpleVob,
+    /// Which tokens may come next, unless that is still to be found.
+    mask: Option<SimpleVob>,
 }
 
 impl fmt::Debug for Constraint {
@@ -38,7 +49,17 @@ impl fmt::Debug for Constraint {
 
 impl Constraint {
     pub(super) fn new(matcher: Matcher, ends: Arc<[u32]>) -> Self {
-        Self { matcher, ends, mask: SimpleVob::new() }
+        Self { matcher, ends, mask: None }
+    }
+
+    /// Finds the first mask, and whether an answer can go on behind it: text that must follow is read along
+    /// with the first token, however long it is.
+    pub(super) fn begin(&mut self) -> Result<(), ConstraintError> {
+        let first = self.mask()?.tokens().next();
+        match first {
+            Some(token) => self.clone().take(token),
+            None => Ok(()),
+        }
     }
 
     /// Which tokens may come next.  End tokens are among them where the answer may end, alone where it
@@ -47,8 +68,11 @@ impl Constraint {
     /// # Errors
     /// [`ConstraintError`] where finding them would take too long.
     pub fn mask(&mut self) -> Result<Mask<'_>, ConstraintError> {
-        self.mask = self.matcher.compute_mask_or_eos().map_err(|error| failed(&error))?;
-        Ok(Mask::new(self.mask.as_slice()))
+        let mask = match self.mask.take() {
+            Some(mask) => mask,
+            None => self.matcher.compute_mask_or_eos().map_err(|error| failed(&error))?,
+        };
+        Ok(Mask::new(self.mask.insert(mask).as_slice()))
     }
 
     /// Takes note of the answer's next token; an end token changes nothing.
@@ -59,6 +83,7 @@ impl Constraint {
         if self.ends.contains(&token) {
             return Ok(());
         }
+        self.mask = None;
         self.matcher.consume_token(token).map_err(|error| failed(&error))
     }
 
@@ -89,5 +114,8 @@ pub(super) fn one_line(error: &impl fmt::Display) -> String {
     let told = ["<non-verbose", "<state>", "<backtrace>"];
     let end = told.iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
     let words: Vec<&str> = text[..end].split_whitespace().collect();
+    if words == [NOTHING_FOLLOWS] {
+        return "no text is of this form, or none that ends".to_owned();
+    }
     words.join(" ").chars().take(REASON_CHARS_MAX).collect()
 }

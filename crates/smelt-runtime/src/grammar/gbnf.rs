@@ -62,7 +62,7 @@ pub(super) fn to_lark(text: &str) -> Result<String, GbnfError> {
     }
     let root = *places.get("root").ok_or_else(|| GbnfError::NoRule("root".to_owned()))?;
     let uses = uses(&rules, &places)?;
-    let is_rule: Vec<bool> = (0..rules.len()).map(|place| reaches_a_cycle(place, &uses)).collect();
+    let is_rule = reach_a_cycle(&uses);
     let names: HashMap<&str, String> = places
         .iter()
         .map(|(name, &place)| (*name, format!("{}{place}", if is_rule[place] { 'r' } else { 'R' })))
@@ -90,22 +90,24 @@ fn uses(
     rules.iter().map(uses).collect()
 }
 
-/// Whether a rule leads to one that leads to itself.
-fn reaches_a_cycle(start: usize, uses: &[Vec<usize>]) -> bool {
-    let reached = |from: usize| {
-        let (mut seen, mut open) = (vec![false; uses.len()], vec![from]);
-        while let Some(place) = open.pop() {
-            for &next in &uses[place] {
-                if !std::mem::replace(&mut seen[next], true) {
-                    open.push(next);
-                }
+/// Which rules lead to one that leads to itself: those that are left when all are taken away that use only
+/// what is taken away.
+fn reach_a_cycle(uses: &[Vec<usize>]) -> Vec<bool> {
+    let mut users = vec![Vec::new(); uses.len()];
+    for (user, named) in uses.iter().enumerate() {
+        named.iter().for_each(|place| users[*place].push(user));
+    }
+    let mut left: Vec<usize> = uses.iter().map(Vec::len).collect();
+    let mut open: Vec<usize> = (0..uses.len()).filter(|place| left[*place] == 0).collect();
+    while let Some(place) = open.pop() {
+        for &user in &users[place] {
+            left[user] -= 1;
+            if left[user] == 0 {
+                open.push(user);
             }
         }
-        seen
-    };
-    let from_start = reached(start);
-    let own = |place: usize| reached(place)[place];
-    own(start) || (0..uses.len()).any(|place| from_start[place] && own(place))
+    }
+    left.iter().map(|left| *left > 0).collect()
 }
 
 impl Part {
@@ -406,6 +408,17 @@ mod tests {
         check(
             "root ::= list\nlist ::= \"[\" (item (\",\" item)*)? \"]\"\nitem ::= digit+ | list\ndigit ::= [0-9]",
             "start: r0\nr0: r1\nr1: \"[\" (r2 (\",\" r2)*)? \"]\"\nr2: R3+ | r1\nR3: /[\\x{30}-\\x{39}]/\n",
+        );
+    }
+
+    #[test]
+    fn long_chains_of_rules_are_looked_at_once() {
+        // Each looked at from each, this would take minutes.
+        let uses: Vec<Vec<usize>> = (1..=20_000).map(|next| vec![next % 20_000]).collect();
+        assert!(reach_a_cycle(&uses).iter().all(|reaches| *reaches));
+        assert_eq!(
+            reach_a_cycle(&[vec![1], vec![1], vec![], vec![2, 2]]),
+            [true, true, false, false]
         );
     }
 

@@ -4,6 +4,7 @@
 //! [`Constraint`], which follows one answer and says before each token which may come.  The work is
 //! done by llguidance.  Knows nothing of engines, of sampling or of who asks.
 
+mod bounds;
 mod compiler;
 mod constraint;
 mod gbnf;
@@ -24,9 +25,23 @@ pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
 /// Most choices of an answer.  So many still compile in some milliseconds.
 pub const CHOICES_MAX: usize = 1024;
 
-/// White space between two parts of JSON at most, in characters: two lines' ends and the indentation of deep
-/// nesting, as in llama.cpp's grammars.  Models that may go on with it for ever sometimes do.
-const WHITESPACE_MAX: usize = 22;
+/// Parts of regular expressions that may be left out (`?`, `*`, `{0,1}`), at most in a grammar: what follows a
+/// sequence of them takes time by their square, some 30 ms for so many.
+const OPTIONAL_MAX: usize = 2000;
+
+/// The most rules of a grammar: a chain of terminals is compiled in time by its square, so many in a second.
+const RULES_MAX: usize = 1000;
+
+/// The most properties of a schema: some thousand are compiled in a second.
+const PROPERTIES_MAX: usize = 4000;
+
+/// The largest sum of all `multipleOf` of a schema, without their decimal points: each is an automaton of so many
+/// states, of which a hundred thousand are looked through in a second.
+const MULTIPLES_MAX: u64 = 100_000;
+
+/// Between two parts of JSON is a space, or the end of a line and at most so much indentation, as in llama.cpp's
+/// grammars.  Models that may go on with white space sometimes do.
+const INDENT_MAX: usize = 20;
 
 /// The form of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,6 +84,23 @@ pub enum GrammarError {
     /// It is too long.
     #[error("the grammar has {0} bytes, more than {GRAMMAR_BYTES_MAX}")]
     TooLong(usize),
+    /// Too many parts may be left out.
+    #[error(
+        "{0} parts of regular expressions may be left out (?, *, {{0,…}}), more than {OPTIONAL_MAX}"
+    )]
+    Optional(usize),
+    /// Too many rules.
+    #[error("the grammar has {0} rules, more than {RULES_MAX}")]
+    Rules(usize),
+    /// Too many properties.
+    #[error("the schema has {0} properties, more than {PROPERTIES_MAX}")]
+    Properties(usize),
+    /// Numbers must be multiples of too large ones.
+    #[error("all multipleOf together are more than {MULTIPLES_MAX}, without their decimal points")]
+    Multiples,
+    /// There is no memory for the thread that compiles.
+    #[error("no thread could be started to compile the grammar: {0}")]
+    Thread(String),
     /// There are no choices, or too many.
     #[error("the number of choices must be 1 to {CHOICES_MAX}, not {0}")]
     Choices(usize),

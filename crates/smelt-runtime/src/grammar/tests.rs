@@ -295,3 +295,124 @@ fn a_constraint_moves_between_threads_and_refuses_what_it_did_not_allow() {
     assert_eq!(other.mask().unwrap().tokens().collect::<Vec<_>>(), world.ends);
     other.take(world.ends[0]).unwrap();
 }
+
+/// Grammars nearly as long as one of their form may be, of which each level is a call of the compiler.
+fn chains() -> Vec<Grammar> {
+    let rules = |first: &str, count: usize, rule: &dyn Fn(usize) -> String| {
+        let rules: String = (0..count).map(rule).collect();
+        format!("{first}{rules}")
+    };
+    let references = |count: usize, at: &dyn Fn(Value) -> Value| {
+        let reference = |n: usize| json!({ "$ref": format!("#/$defs/d{n}") });
+        let mut defs: serde_json::Map<String, Value> =
+            (0..count).map(|n| (format!("d{n}"), at(reference(n + 1)))).collect();
+        defs.insert(format!("d{count}"), json!({ "type": "null" }));
+        Grammar::JsonSchema(json!({ "$defs": defs, "$ref": "#/$defs/d0" }))
+    };
+    let all: Value = (0..4000).map(|n| (format!("property number {n:20}"), json!({}))).collect();
+    vec![
+        Grammar::Gbnf(rules("root ::= a0\na990 ::= \"y\"\n", 990, &|n| {
+            format!("a{n} ::= a{} \"x\"\n", n + 1)
+        })),
+        Grammar::Lark(rules("start: a0\na990: \"y\"\n", 990, &|n| {
+            format!("a{n}: \"x\" a{}\n", n + 1)
+        })),
+        Grammar::Lark(rules("start: a0\na990: \"y\"\n", 990, &|n| format!("a{n}:a{}\n", n + 1))),
+        Grammar::Lark(rules("start: A0\nA990: \"y\"\n", 990, &|n| {
+            format!("A{n}: \"x\" A{}\n", n + 1)
+        })),
+        Grammar::JsonSchema(json!({ "type": "object", "properties": all })),
+        references(6500, &|next| next),
+        references(5500, &|next| json!({ "allOf": [next] })),
+        references(5000, &|next| json!({ "items": next })),
+        references(
+            2900,
+            &|next| json!({ "type": "object", "properties": { "a": next }, "required": ["a"] }),
+        ),
+    ]
+}
+
+/// Answers up to 30 tokens, the first that may come of each, and says how long the slowest took.
+fn follow(world: &World, constraint: &mut Constraint) -> Duration {
+    let mut slowest = Duration::ZERO;
+    for _ in 0..30 {
+        let start = Instant::now();
+        let token = constraint.mask().ok().and_then(|mask| mask.tokens().next());
+        let taken = token.filter(|token| !world.ends.contains(token));
+        let is_taken = taken.is_some_and(|token| constraint.take(token).is_ok());
+        slowest = slowest.max(start.elapsed());
+        if !is_taken {
+            break;
+        }
+    }
+    slowest
+}
+
+#[test]
+fn the_longest_chains_fill_no_stack() {
+    let world = World::new();
+    for grammar in chains() {
+        let start = Instant::now();
+        let compiled = world.compiler.compile(&grammar);
+        let took = start.elapsed();
+        let why = compiled.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        assert!(!why.contains("more than"), "{why}");
+        assert!(took < Duration::from_secs(20), "{} bytes: {took:?} {why}", grammar.bytes());
+        // Answers are followed, and forgotten, by threads of usual stacks.
+        if let Ok(mut constraint) = compiled {
+            follow(&world, &mut constraint);
+        }
+    }
+}
+
+#[test]
+fn what_takes_long_is_refused_before_the_first_token() {
+    let refused = |grammar: Grammar, says: &str| {
+        let start = Instant::now();
+        check_error(&grammar, &[says]);
+        assert!(start.elapsed() < Duration::from_secs(10), "{grammar:?}: {:?}", start.elapsed());
+    };
+    refused(Grammar::Regex("(a{1000}){1000}".to_owned()), "too many");
+    refused(Grammar::Gbnf("root ::= ((\"a\"{2000}){2000}){2000}".to_owned()), "too many");
+    refused(Grammar::Regex("a?".repeat(60_000)), "60000 parts");
+    let schema = json!({ "type": "integer", "multipleOf": 1_000_003 });
+    refused(Grammar::JsonSchema(schema), "multipleOf");
+}
+
+#[test]
+fn what_nothing_is_of_is_refused() {
+    check_error(&Grammar::JsonSchema(json!({ "$ref": "#" })), &["no text is of this form"]);
+    check_error(&Grammar::Regex("[^\\x00-\\x{10FFFF}]".to_owned()), &["no text is of this form"]);
+    check_error(&Grammar::Gbnf("root ::= root".to_owned()), &["no text is of this form"]);
+    check_error(&Grammar::Gbnf("root ::= \"a\" root".to_owned()), &["grammar"]);
+}
+
+#[test]
+fn no_token_keeps_others_waiting() {
+    let world = World::new();
+    for pattern in ["[bc]{3}(a{1000}){1000}".to_owned(), format!("[bc]{{3}}{}", "a?".repeat(2000))]
+    {
+        let mut constraint = world.compiler.compile(&Grammar::Regex(pattern)).unwrap();
+        let slowest = follow(&world, &mut constraint);
+        // Some 40 ms, and tests are many.
+        assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    }
+}
+
+#[test]
+fn white_space_is_a_space_or_an_indented_line() {
+    let world = World::new();
+    let schema = json!({ "type": "array", "items": { "enum": [1] }, "minItems": 1 });
+    let accepts = |text: &str| {
+        let mut constraint = world.compiler.compile(&Grammar::JsonSchema(schema.clone())).unwrap();
+        let tokens = world.tokenizer.encode(text).unwrap();
+        tokens.iter().all(|token| constraint.take(*token).is_ok())
+            && constraint.may_end().unwrap_or(false)
+    };
+    for good in ["[1]", "[ 1, 1 ]", "[\n    1,\n\t1\n]"] {
+        assert!(accepts(good), "{good:?}");
+    }
+    for bad in ["[  1]", "[\n\n1]", &format!("[\n{}1]", " ".repeat(21))[..]] {
+        assert!(!accepts(bad), "{bad:?}");
+    }
+}

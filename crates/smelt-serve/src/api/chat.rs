@@ -24,6 +24,15 @@ pub(crate) struct ChatFields {
     /// As in vLLM: how closely pictures are looked at that say nothing of it.
     #[serde(default)]
     mm_processor_kwargs: Option<Sizes>,
+    /// What an answer is made of.
+    #[serde(default)]
+    modalities: Option<Vec<String>>,
+    #[serde(default)]
+    audio: Option<Value>,
+    #[serde(default)]
+    prediction: Option<Value>,
+    #[serde(default)]
+    web_search_options: Option<Value>,
 }
 
 /// How large pictures are seen.
@@ -264,6 +273,28 @@ impl ImageUrl {
 }
 
 impl ChatFields {
+    /// Whether nothing is asked for that no model here does: an answer without it would be another one.
+    ///
+    /// # Errors
+    /// Naming the field that is not understood.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        if self.modalities.iter().flatten().any(|kind| kind != "text") {
+            return Err(ApiError::field(
+                "modalities",
+                "must be [\"text\"]; answers are text alone",
+            ));
+        }
+        let foreign = [
+            ("audio", &self.audio),
+            ("prediction", &self.prediction),
+            ("web_search_options", &self.web_search_options),
+        ];
+        match foreign.iter().find(|(_, value)| value.is_some()) {
+            Some((name, _)) => Err(ApiError::field(*name, "is not understood; leave it out")),
+            None => Ok(()),
+        }
+    }
+
     /// What a picture's sender wishes, who wishes this of it alone.
     pub(crate) fn wish(&self, own: Wish) -> Wish {
         let all = self.mm_processor_kwargs.unwrap_or_default().wish();
@@ -395,6 +426,20 @@ mod tests {
         assert_eq!(asked(r#", "logprobs": true, "top_logprobs": 5"#), Ok(Some(5)));
         assert!(asked(r#", "top_logprobs": 5"#).is_err());
         assert!(asked(r#", "logprobs": true, "top_logprobs": 21"#).is_err());
+    }
+
+    #[test]
+    fn what_no_model_does_is_named() {
+        let asked = |json: &str| {
+            let checked = chat(&format!(r#"{{"messages": []{json}}}"#)).check();
+            checked.map_err(|error| error.param.unwrap())
+        };
+        assert_eq!(asked(r#", "modalities": ["text"], "audio": null"#), Ok(()));
+        let spoken = asked(r#", "modalities": ["text", "audio"]"#);
+        assert_eq!(spoken, Err("modalities".to_owned()));
+        for field in ["audio", "prediction", "web_search_options"] {
+            assert_eq!(asked(&format!(r#", "{field}": {{}}"#)), Err(field.to_owned()));
+        }
     }
 
     #[test]

@@ -14,6 +14,9 @@ pub(crate) struct ToolFields {
     pub(crate) tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
+    /// What tools were before, in OpenAI's API.
+    functions: Option<Value>,
+    function_call: Option<Value>,
     /// What a chat template knows besides; ours, as in vLLM.
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
     /// The same as in `chat_template_kwargs`.
@@ -23,6 +26,21 @@ pub(crate) struct ToolFields {
 }
 
 impl ToolFields {
+    /// Whether all is understood: before a chat template is told of it.
+    ///
+    /// # Errors
+    /// Naming the field that is not.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        if self.functions.is_some() {
+            return Err(ApiError::field("functions", "is not understood; use tools"));
+        }
+        if self.function_call.is_some() {
+            return Err(ApiError::field("function_call", "is not understood; use tool_choice"));
+        }
+        self.tools()?;
+        self.demand().map(|_| ())
+    }
+
     /// The tools that may be called.
     ///
     /// # Errors
@@ -74,11 +92,21 @@ fn read(at: usize, tool: &Value) -> Result<Tool, ApiError> {
     let Some(name) = tool["function"]["name"].as_str() else {
         return wrong(".function.name", "must be a string");
     };
-    let parameters = match &tool["function"]["parameters"] {
-        Value::Null => Value::from(Map::from_iter([("type".to_owned(), "object".into())])),
-        parameters => parameters.clone(),
+    match parameters(&tool["function"]["parameters"]) {
+        Some(parameters) => Ok(Tool { name: name.to_owned(), parameters }),
+        None => wrong(".function.parameters", "must be a JSON schema whose type is \"object\""),
+    }
+}
+
+/// The schema of a tool's arguments, which are an object also where it says nothing of that.
+fn parameters(schema: &Value) -> Option<Value> {
+    let mut schema = match schema {
+        Value::Null => Map::new(),
+        Value::Object(fields) => fields.clone(),
+        _ => return None,
     };
-    Ok(Tool { name: name.to_owned(), parameters })
+    let kind = schema.entry("type").or_insert_with(|| "object".into());
+    (kind == "object").then_some(Value::Object(schema))
 }
 
 #[cfg(test)]
@@ -101,6 +129,32 @@ mod tests {
         assert_eq!(wrong(json!({ "type": "code" })).as_deref(), Some("tools[0].type"));
         let nameless = json!({ "type": "function", "function": {} });
         assert_eq!(wrong(nameless).as_deref(), Some("tools[0].function.name"));
+        assert_eq!(wrong(json!(null)).as_deref(), Some("tools[0].type"));
+        let flat = json!({ "type": "function", "name": "look" });
+        assert_eq!(wrong(flat).as_deref(), Some("tools[0].function.name"));
+    }
+
+    #[test]
+    fn arguments_are_an_object() {
+        assert_eq!(parameters(&json!(null)), Some(json!({ "type": "object" })));
+        assert_eq!(parameters(&json!({})), Some(json!({ "type": "object" })));
+        let own = json!({ "type": "object", "properties": {} });
+        assert_eq!(parameters(&own), Some(own));
+        for other in [json!({ "type": "array" }), json!([]), json!(true), json!("x")] {
+            assert_eq!(parameters(&other), None, "{other}");
+        }
+        let tool = json!({ "type": "function", "function": { "name": "f", "parameters": [] } });
+        let error = fields(json!({ "tools": [tool] })).tools().unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("tools[0].function.parameters"));
+    }
+
+    #[test]
+    fn what_tools_were_before_is_named() {
+        let check = |json: Value| fields(json).check().map_err(|error| error.param.unwrap());
+        assert_eq!(check(json!({ "functions": null, "tools": [] })), Ok(()));
+        assert_eq!(check(json!({ "functions": [{ "name": "f" }] })), Err("functions".to_owned()));
+        assert_eq!(check(json!({ "function_call": "auto" })), Err("function_call".to_owned()));
+        assert_eq!(check(json!({ "tools": [null] })), Err("tools[0].type".to_owned()));
     }
 
     #[test]

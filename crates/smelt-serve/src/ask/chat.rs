@@ -42,6 +42,8 @@ impl Chat {
     pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
         let chat =
             Self { common: read::json(body)?, fields: read::json(body)?, tools: read::json(body)? };
+        chat.fields.check()?;
+        chat.tools.check()?;
         match chat.fields.messages.len() {
             0 => Err(ApiError::field("messages", "must have at least one")),
             1..=MESSAGES_MAX => Ok(chat),

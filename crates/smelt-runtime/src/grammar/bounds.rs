@@ -1,0 +1,209 @@
+//! Refuses grammars that would take too long to compile or to follow.
+//!
+//! What can be told from their text alone; the rest is left to the compiler's fuel.  Knows nothing of vocabularies.
+
+use serde_json::Value;
+
+use super::{
+    GRAMMAR_BYTES_MAX, Grammar, GrammarError, MULTIPLES_MAX, OPTIONAL_MAX, PROPERTIES_MAX,
+    RULES_MAX,
+};
+
+/// Checks that `grammar` is within bounds.
+///
+/// # Errors
+/// [`GrammarError`] naming the bound.
+pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
+    let bytes = grammar.bytes();
+    if bytes > GRAMMAR_BYTES_MAX {
+        return Err(GrammarError::TooLong(bytes));
+    }
+    let Parts { texts, schemas } = parts(grammar);
+    let rules = match grammar {
+        Grammar::Gbnf(text) => text.matches("::=").count(),
+        Grammar::Lark(_) => {
+            texts.iter().flat_map(|text| text.lines()).filter(|line| line.contains(':')).count()
+        }
+        Grammar::JsonObject | Grammar::JsonSchema(_) | Grammar::Regex(_) | Grammar::Choice(_) => 0,
+    };
+    if rules > RULES_MAX {
+        return Err(GrammarError::Rules(rules));
+    }
+    let in_texts: usize = texts.iter().map(|text| in_text(text)).sum();
+    let optional = in_texts + schemas.iter().map(in_patterns).sum::<usize>();
+    if optional > OPTIONAL_MAX {
+        return Err(GrammarError::Optional(optional));
+    }
+    let properties = schemas.iter().map(properties).sum::<usize>();
+    if properties > PROPERTIES_MAX {
+        return Err(GrammarError::Properties(properties));
+    }
+    let multiples = schemas.iter().map(multiples).fold(0, u64::saturating_add);
+    if multiples > MULTIPLES_MAX { Err(GrammarError::Multiples) } else { Ok(()) }
+}
+
+/// What a grammar is made of.
+#[derive(Default)]
+struct Parts<'a> {
+    texts: Vec<&'a str>,
+    schemas: Vec<Value>,
+}
+
+fn parts(grammar: &Grammar) -> Parts<'_> {
+    match grammar {
+        Grammar::JsonObject | Grammar::Choice(_) => Parts::default(),
+        Grammar::JsonSchema(schema) => Parts { schemas: vec![schema.clone()], ..Parts::default() },
+        Grammar::Regex(text) | Grammar::Gbnf(text) => Parts { texts: vec![text], schemas: vec![] },
+        Grammar::Lark(text) => of_lark(text),
+    }
+}
+
+/// In Lark, schemas stand behind `%json`.
+fn of_lark(text: &str) -> Parts<'_> {
+    let mut pieces = text.split("%json");
+    let mut parts = Parts { texts: pieces.next().into_iter().collect(), schemas: Vec::new() };
+    for piece in pieces {
+        let mut values = serde_json::Deserializer::from_str(piece).into_iter::<Value>();
+        match values.next() {
+            Some(Ok(schema @ Value::Object(_))) => {
+                parts.schemas.push(schema);
+                parts.texts.push(&piece[values.byte_offset()..]);
+            }
+            _ => parts.texts.push(piece),
+        }
+    }
+    parts
+}
+
+/// What may be left out in the regular expressions of a grammar.
+fn in_text(text: &str) -> usize {
+    let marks = ["?", "*", "{0", "{,"];
+    marks.iter().map(|mark| text.matches(mark).count()).sum()
+}
+
+/// What may be left out in the patterns of a schema; what its descriptions say does not matter.
+fn in_patterns(schema: &Value) -> usize {
+    match schema {
+        Value::Object(fields) => {
+            let own = fields.get("pattern").and_then(Value::as_str).map_or(0, in_text);
+            let names = fields.get("patternProperties").and_then(Value::as_object);
+            let names = names.into_iter().flat_map(|all| all.keys());
+            let names: usize = names.map(|name| in_text(name)).sum();
+            own + names + fields.values().map(in_patterns).sum::<usize>()
+        }
+        Value::Array(parts) => parts.iter().map(in_patterns).sum(),
+        _ => 0,
+    }
+}
+
+/// The properties that a schema names.
+fn properties(schema: &Value) -> usize {
+    match schema {
+        Value::Object(fields) => {
+            let own =
+                fields.get("properties").and_then(Value::as_object).map_or(0, |all| all.len());
+            own + fields.values().map(properties).sum::<usize>()
+        }
+        Value::Array(parts) => parts.iter().map(properties).sum(),
+        _ => 0,
+    }
+}
+
+/// The sum of what numbers must be multiples of, without decimal points.
+fn multiples(schema: &Value) -> u64 {
+    let all = |values: &mut dyn Iterator<Item = &Value>| {
+        values.map(multiples).fold(0, u64::saturating_add)
+    };
+    match schema {
+        Value::Object(fields) => {
+            let own = fields.get("multipleOf").filter(|value| value.is_number());
+            let own = own.map_or(0, |number| digits(&number.to_string()));
+            own.saturating_add(all(&mut fields.values()))
+        }
+        Value::Array(parts) => all(&mut parts.iter()),
+        _ => 0,
+    }
+}
+
+/// A number as JSON writes it, times the power of ten that makes it whole.
+fn digits(number: &str) -> u64 {
+    let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+    let mantissa = mantissa.strip_suffix(".0").unwrap_or(mantissa);
+    let whole: String = mantissa.chars().filter(char::is_ascii_digit).collect();
+    let power = exponent.parse::<i32>().unwrap_or(i32::MAX).max(0).unsigned_abs();
+    let whole = whole.parse().unwrap_or(u64::MAX);
+    whole.saturating_mul(10_u64.saturating_pow(power))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn counted(grammar: Grammar, expect: Option<usize>) {
+        let found = match check(&grammar) {
+            Ok(()) => None,
+            Err(GrammarError::Optional(count)) => Some(count),
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(found, expect, "{grammar:?}");
+    }
+
+    #[test]
+    fn what_may_be_left_out_is_counted_where_it_is_a_pattern() {
+        counted(Grammar::Regex("a?".repeat(2000)), None);
+        counted(Grammar::Regex("a?".repeat(2001)), Some(2001));
+        counted(Grammar::Gbnf("a{0,1}".repeat(2001)), Some(2001));
+        let marks = "?".repeat(3000);
+        let schema = json!({ "description": marks, "enum": [marks] });
+        counted(Grammar::JsonSchema(schema.clone()), None);
+        counted(Grammar::Lark(format!("start: \"a\" %json {schema} \"?\"")), None);
+        let schema = json!({ "items": [{ "pattern": marks }] });
+        counted(Grammar::JsonSchema(schema.clone()), Some(3000));
+        counted(Grammar::Lark(format!("start: %json {schema} \"?\"")), Some(3001));
+        counted(Grammar::JsonSchema(json!({ "patternProperties": { marks: {} } })), Some(3000));
+    }
+
+    #[test]
+    fn rules_are_counted() {
+        let gbnf = |count| Grammar::Gbnf("a ::= \"b\"\n".repeat(count));
+        assert_eq!(check(&gbnf(1000)), Ok(()));
+        assert_eq!(check(&gbnf(1001)), Err(GrammarError::Rules(1001)));
+        let lark = |count| Grammar::Lark("a: %json {\"a\": 1}\n  | b\n".repeat(count));
+        assert_eq!(check(&lark(1000)), Ok(()));
+        assert_eq!(check(&lark(1001)), Err(GrammarError::Rules(1001)));
+    }
+
+    #[test]
+    fn properties_are_counted_wherever_they_are() {
+        let all =
+            |count: usize| -> Value { (0..count).map(|n| (n.to_string(), json!({}))).collect() };
+        let of = |count| json!({ "properties": all(count), "enum": ["properties"] });
+        assert_eq!(check(&Grammar::JsonSchema(json!({ "items": of(4000) }))), Ok(()));
+        let over = json!({ "items": [of(4000), of(1)] });
+        assert_eq!(check(&Grammar::JsonSchema(over)), Err(GrammarError::Properties(4001)));
+    }
+
+    #[test]
+    fn multiples_are_summed() {
+        for (number, expect) in [
+            ("5", 5),
+            ("0.01", 1),
+            ("2.50", 250),
+            ("1000.0", 1000),
+            ("1e-9", 1),
+            ("1e6", 1_000_000),
+        ] {
+            assert_eq!(digits(number), expect, "{number}");
+        }
+        let of = |number: u64| json!({ "type": "integer", "multipleOf": number });
+        let both = json!({ "properties": { "a": of(60_000), "multipleOf": of(40_000) } });
+        assert_eq!(check(&Grammar::JsonSchema(both)), Ok(()));
+        let over = json!({ "items": [of(60_000), of(40_001)] });
+        assert_eq!(check(&Grammar::JsonSchema(over.clone())), Err(GrammarError::Multiples));
+        let lark = format!("start: %json {over}");
+        assert_eq!(check(&Grammar::Lark(lark)), Err(GrammarError::Multiples));
+    }
+}
