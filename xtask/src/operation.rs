@@ -16,6 +16,18 @@ use crate::{root, target};
 /// Where the unit and the container file look for smelt.
 const PROGRAM: &str = "/usr/local/bin/smelt";
 
+/// What the unit must say, each in a line, so that what README promises of a server holds.
+const PROMISES: [(&str, &str); 5] = [
+    ("Environment=ADDR=127.0.0.1:8000", "others than this machine reach it unasked"),
+    ("StateDirectory=smelt", "its store is nobody's"),
+    ("Environment=SMELT_CACHE=/var/lib/smelt/cache", "what it serves is not held in its store"),
+    ("ExecReload=kill -HUP $MAINPID", "a newer deployment needs a restart"),
+    ("RestartPreventExitStatus=2 3 4 5", "what cannot start is started for ever"),
+];
+
+/// What no container is made of, however large it is.
+const IGNORED: [&str; 2] = ["target", "cache"];
+
 pub(crate) fn run() -> Result<()> {
     println!("\n$ cargo xtask operation");
     let from = root().join("crates/smelt-serve/operation");
@@ -34,7 +46,10 @@ fn unit(unit: &Path, smelt: &Path, scratch: &Path) -> Result<()> {
     let command = text.lines().find_map(|line| line.strip_prefix("ExecStart="));
     let command = command.and_then(|command| command.strip_prefix(PROGRAM));
     let command = command.with_context(|| format!("the unit does not start {PROGRAM}"))?;
-    takes(smelt, &command.split_whitespace().map(str::to_owned).collect::<Vec<_>>())?;
+    takes(smelt, &filled(&text, command))?;
+    for (line, else_what) in PROMISES {
+        ensure!(text.lines().any(|said| said == line), "the unit lacks {line:?}: {else_what}");
+    }
     // What it starts is not installed here.
     let copy = scratch.join("smelt.service");
     let smelt = smelt.to_str().context("the target's path is text")?;
@@ -50,6 +65,19 @@ fn unit(unit: &Path, smelt: &Path, scratch: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The words of a unit's `command`, with what its `Environment=` lines say in the place of variables.
+fn filled(unit: &str, command: &str) -> Vec<String> {
+    let set = unit.lines().filter_map(|line| line.strip_prefix("Environment=")?.split_once('='));
+    let set: Vec<(&str, &str)> = set.collect();
+    let value = |word: &str| {
+        let name = word.strip_prefix('$')?.trim_matches(['{', '}']);
+        set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    };
+    let words =
+        command.split_whitespace().map(|word| value(word).unwrap_or_else(|| word.to_owned()));
+    words.filter(|word| !word.is_empty()).collect()
+}
+
 fn alerts(rules: &Path, scratch: &Path) -> Result<()> {
     let promtool = Packages::own().unpack("prometheus", scratch)?.join("usr/bin/promtool");
     let status = Command::new(promtool).args(["check", "rules"]).arg(rules).status();
@@ -57,25 +85,29 @@ fn alerts(rules: &Path, scratch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Instructions are known, what is copied is there, and smelt takes the flags.
+/// Instructions are known, what is copied is there and not more, and smelt takes the flags.
 fn container(file: &Path, smelt: &Path) -> Result<()> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let ignored = fs::read_to_string(root().join(".dockerignore")).context(".dockerignore")?;
+    let is_ignored = |name: &&str| ignored.lines().any(|line| line == *name);
+    ensure!(IGNORED.iter().all(is_ignored), ".dockerignore lacks one of {IGNORED:?}");
+    let mut starts = Vec::new();
     let is_said = |line: &&str| !line.is_empty() && !line.starts_with('#');
     for line in text.lines().filter(is_said) {
         let (instruction, words) = line.split_once(' ').unwrap_or((line, ""));
         let known = match instruction {
-            "FROM" | "WORKDIR" | "RUN" | "USER" | "EXPOSE" | "STOPSIGNAL" => true,
+            "FROM" | "WORKDIR" | "RUN" | "ENV" | "USER" | "EXPOSE" | "STOPSIGNAL" => true,
             "COPY" => copies(words).is_some(),
-            "ENTRYPOINT" => {
-                let words: Vec<String> = serde_json::from_str(words).context("ENTRYPOINT")?;
-                takes(smelt, words.get(1..).context("ENTRYPOINT is empty")?)?;
+            "ENTRYPOINT" | "CMD" => {
+                let words: Vec<String> = serde_json::from_str(words).context(line.to_owned())?;
+                starts.extend(words);
                 true
             }
             _ => false,
         };
         ensure!(known, "{}: what does this do? {line}", file.display());
     }
-    Ok(())
+    takes(smelt, starts.get(1..).context("ENTRYPOINT is empty")?)
 }
 
 /// Where a `COPY` puts what is there: in the repository, or what the stage before has built.
@@ -97,4 +129,19 @@ fn takes(smelt: &Path, words: &[String]) -> Result<()> {
         bail!("smelt does not take {words:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_a_unit_are_what_it_sets() {
+        let unit = "Environment=ADDR=127.0.0.1:1\nEnvironment=FLAGS=\n";
+        let words = filled(unit, " serve --addr ${ADDR} --api-key-file %d/keys $FLAGS $OTHER");
+        assert_eq!(
+            words,
+            ["serve", "--addr", "127.0.0.1:1", "--api-key-file", "%d/keys", "$OTHER"]
+        );
+    }
 }

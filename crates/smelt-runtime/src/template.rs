@@ -146,7 +146,10 @@ impl Template {
         let part = Value::from(vec![Value::from_pairs([("type", "text"), ("text", "Hello")])]);
         let content = if template.form == Form::Parts { part } else { Value::from("Hello") };
         let message = Value::from_pairs([("role", Value::from("user")), ("content", content)]);
-        template.render(&[message], true, 0, &Context::default())?;
+        let text = template.render(&[message], true, 0, &Context::default())?;
+        if !text.contains("Hello") {
+            return Err(broken("it never writes what a message says".to_owned()));
+        }
         Ok(template)
     }
 

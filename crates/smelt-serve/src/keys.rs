@@ -34,9 +34,9 @@ pub enum KeysError {
     /// The file has no key, which would lock everybody out or let everybody in.
     #[error("{} holds no key; write one a line", .0.display())]
     Empty(PathBuf),
-    /// A key cannot be sent.
-    #[error("a key must be visible ASCII characters without spaces, at least one")]
-    Unsendable,
+    /// A key cannot be sent; with where it was given.
+    #[error("{0}: a key must be visible ASCII characters without spaces, at least one")]
+    Unsendable(String),
     /// There are too many.
     #[error("{0} keys are more than {KEYS_MAX}")]
     TooMany(usize),
@@ -60,13 +60,11 @@ impl Keys {
     /// # Errors
     /// [`KeysError`] if one cannot be sent in a header, or they are too many.
     pub fn new<S: AsRef<str>>(keys: &[S]) -> Result<Self, KeysError> {
-        let is_sendable =
-            |key: &str| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
         if keys.len() > KEYS_MAX {
             return Err(KeysError::TooMany(keys.len()));
         }
         if !keys.iter().all(|key| is_sendable(key.as_ref())) {
-            return Err(KeysError::Unsendable);
+            return Err(KeysError::Unsendable("--api-key or SMELT_API_KEY".to_owned()));
         }
         Ok(Self { digests: keys.iter().map(|key| digest(key.as_ref().as_bytes())).collect() })
     }
@@ -80,13 +78,16 @@ impl Keys {
         let mut text = String::new();
         let file = fs::File::open(path).map_err(failed)?;
         file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
-        let lines = text.lines().map(str::trim);
-        let keys: Vec<&str> =
-            lines.filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+        let lines = (1..).zip(text.lines().map(str::trim));
+        let keys: Vec<(u32, &str)> =
+            lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).collect();
         if keys.is_empty() {
             return Err(KeysError::Empty(path.into()));
         }
-        Self::new(&keys)
+        if let Some((line, _)) = keys.iter().find(|(_, key)| !is_sendable(key)) {
+            return Err(KeysError::Unsendable(format!("{}:{line}", path.display())));
+        }
+        Self::new(&keys.into_iter().map(|(_, key)| key).collect::<Vec<_>>())
     }
 
     /// These keys and those.
@@ -117,6 +118,11 @@ impl Keys {
         let equal = self.digests.iter().map(|known| known.ct_eq(&digest));
         equal.fold(Choice::from(0), |any, equal| any | equal).into()
     }
+}
+
+/// Whether a key can be sent in a header.
+fn is_sendable(key: &str) -> bool {
+    !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 fn digest(key: &[u8]) -> [u8; 32] {
@@ -178,9 +184,10 @@ mod tests {
         check(&keys, Some("Bearer #"), false);
         fs::write(&path, "# nobody\n").unwrap();
         assert!(matches!(Keys::read(&path), Err(KeysError::Empty(_))));
-        fs::write(&path, "two words\n").unwrap();
-        assert!(matches!(Keys::read(&path), Err(KeysError::Unsendable)));
+        fs::write(&path, "# who\nfirst\ntwo words\n").unwrap();
+        let error = Keys::read(&path).unwrap_err().to_string();
+        assert!(error.contains("keys:3: a key must be visible"), "{error}");
         assert!(matches!(Keys::read(dir.path()), Err(KeysError::Read { .. })));
-        assert!(matches!(Keys::new(&["é"]), Err(KeysError::Unsendable)));
+        assert!(matches!(Keys::new(&["é"]), Err(KeysError::Unsendable(_))));
     }
 }

@@ -26,6 +26,6 @@ mod server;
 pub use axum::http::HeaderValue;
 pub use keys::{Keys, KeysError};
 pub use log::log_to_stderr;
-pub use models::{Find, Found, Open, Progress, Purpose, Running, Source};
+pub use models::{Find, Found, Open, Progress, Purpose, Running, Source, Unfit};
 pub use pictures::Reach;
 pub use server::{Ended, Options, ServeError, TlsError, serve, tls};

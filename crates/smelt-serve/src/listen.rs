@@ -5,11 +5,16 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::http::Request;
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -35,6 +40,10 @@ const STALL_TIME_MAX: Duration = Duration::from_secs(60);
 /// Most bytes of a request's headers, and of what is read or written at a time; the least that browsers with
 /// cookies of other servers on the same host need.
 const BUFFER_BYTES_MAX: usize = 32 << 10;
+
+/// How long a client that is in the middle of a request may go on with it when the server is told to end:
+/// what is on its way already arrives.
+const LAST_WORDS_TIME_MAX: Duration = Duration::from_millis(250);
 
 /// How long accepting pauses after the system refused a connection, as when files run out.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
@@ -97,12 +106,15 @@ async fn connection(
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
     router: Router,
-    stop: watch::Receiver<bool>,
+    mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
     // Every event is sent as soon as it is written.
     stream.set_nodelay(true)?;
     let Some(tls) = tls else { return serve(stream, peer, router, stop).await };
-    let stream = timeout(HANDSHAKE_TIME_MAX, tls.accept(stream)).await??;
+    let stream = tokio::select! {
+        agreed = timeout(HANDSHAKE_TIME_MAX, tls.accept(stream)) => agreed??,
+        () = stopped(&mut stop) => return Ok(()),
+    };
     serve(stream, peer, router, stop).await
 }
 
@@ -114,9 +126,19 @@ async fn serve<S: AsyncRead + AsyncWrite + Send + 'static>(
 ) -> io::Result<()> {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(STALL_TIME_MAX));
+    let has_asked = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&has_asked);
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Peer(peer));
-        router.clone().oneshot(request)
+        let (router, asked) = (router.clone(), Arc::clone(&asked));
+        asked.store(request.body().is_end_stream(), Ordering::Release);
+        async move {
+            let request = request.map(|body| Heard { body, is_whole: Arc::clone(&asked) });
+            let response = router.oneshot(request).await;
+            // Some answers do not wait for the body.
+            asked.store(true, Ordering::Release);
+            response
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -128,8 +150,43 @@ async fn serve<S: AsyncRead + AsyncWrite + Send + 'static>(
         ended = connection.as_mut() => ended,
         () = stopped(&mut stop) => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            match timeout(LAST_WORDS_TIME_MAX, connection.as_mut()).await {
+                Ok(ended) => ended,
+                Err(_) if has_asked.load(Ordering::Acquire) => connection.await,
+                // Nothing is owed to who has not said what it wants.
+                Err(_) => return Ok(()),
+            }
         }
     };
     ended.map_err(io::Error::other)
+}
+
+/// A request's body, which tells when it was whole.
+struct Heard {
+    body: Incoming,
+    is_whole: Arc<AtomicBool>,
+}
+
+impl http_body::Body for Heard {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.is_whole.store(true, Ordering::Release);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }

@@ -11,7 +11,7 @@ use smelt_plan::pipeline::ParseError;
 use smelt_runtime::deployment::DeploymentError;
 use smelt_store::StoreError;
 
-use crate::say::tell;
+use crate::say::{fail, is_log};
 
 /// The exit codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,8 +137,12 @@ impl From<ExecError> for Failed {
 pub(crate) fn report_bugs() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        default(panic);
-        tell("smelt: this is a bug in smelt; please report it with the lines above");
+        if is_log() {
+            fail(panic)
+        } else {
+            default(panic)
+        }
+        fail("this is a bug in smelt; please report it with the lines above");
         // Work under way is in private directories, so leaving at once loses nothing sealed.
         std::process::exit(Exit::Bug as i32);
     }));

@@ -13,7 +13,7 @@ use smelt_plan::Digest;
 use smelt_store::{Holder, Store, Wait};
 
 use crate::exit::Failed;
-use crate::say::tell;
+use crate::say::warn;
 
 /// The deployments of a server.
 pub(crate) struct Holds(Mutex<Inner>);
@@ -109,9 +109,7 @@ fn holder(root: &Path) -> Result<Option<Holder>, Failed> {
         Ok(holder) => Ok(Some(holder)),
         Err(first) => match Store::open_read_only(root, Wait::Yes) {
             Ok(_) => {
-                tell(format_args!(
-                    "warning: what is served is not held against collections: {first}"
-                ));
+                warn(format_args!("what is served is not held against collections: {first}"));
                 Ok(None)
             }
             Err(_) => Err(first.into()),

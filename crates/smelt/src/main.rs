@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     let exit = match result {
         Ok(exit) => exit,
         Err(error) => {
-            say::tell(format_args!("smelt: {error}"));
+            say::fail(&error);
             error.exit
         }
     };

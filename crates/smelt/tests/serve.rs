@@ -10,7 +10,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use image::{ImageEncoder as _, codecs::png::PngEncoder};
 use nix::sys::signal::{Signal, kill};
@@ -324,14 +324,31 @@ fn a_server_ends_when_its_answers_are_given() {
 #[test]
 fn a_server_that_is_asked_twice_ends_at_once() {
     let mut server = Server::start(&["--drain", "1h"]);
-    // A request that is never whole keeps its connection open.
+    // An answer that nobody reads, too long for what the system holds, keeps its connection open.
+    let long = circles(json!({ "stream": true, "ignore_eos": true, "max_tokens": 400, "n": 8,
+        "logprobs": true, "top_logprobs": 20 }));
     let mut stream = server.connect();
-    stream.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{").unwrap();
+    stream.write_all(&posted("/v1/chat/completions", long.to_string().as_bytes(), "")).unwrap();
     assert!(until(|| server.metric("smelt_open_requests") == 2.0));
     server.signal(Signal::SIGINT);
     assert!(until(|| TcpStream::connect(&server.addr).is_err()));
     server.signal(Signal::SIGINT);
     assert_eq!(server.ended(), Some(6));
+}
+
+#[test]
+fn who_has_asked_nothing_whole_is_not_waited_for() {
+    let mut server = Server::start(&["--drain", "50s"]);
+    let begun = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n";
+    let body = format!("{begun}content-type: application/json\r\ncontent-length: 9\r\n\r\n{{");
+    let mut streams = [(); 3].map(|()| server.connect());
+    streams[0].write_all(begun.as_bytes()).unwrap();
+    streams[1].write_all(body.as_bytes()).unwrap();
+    assert!(until(|| server.metric("smelt_open_requests") == 2.0));
+    let asked = Instant::now();
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.ended(), Some(0));
+    assert!(asked.elapsed() < Duration::from_secs(20), "{:?}", asked.elapsed());
 }
 
 #[test]
@@ -396,11 +413,29 @@ fn what_cannot_be_served_is_refused_with_one_line() {
     check(&["--api-key-file", "nothing"], 2, "cannot read keys");
     check(&["--api-key", "two words"], 2, "visible ASCII");
     check(&["--addr", "127.0.0.1"], 2, "");
+    check(&["--golden", "nothing"], 2, "--golden: ");
+    let dir = BUILT.out("deployment").display().to_string();
+    let watched = BUILT.smelt(&["serve", &dir, "--watch", "1s"]);
+    assert_eq!(watched.code, Some(2), "{}", watched.stderr);
+    assert!(watched.stderr.contains("name the pipeline that makes"), "{}", watched.stderr);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = taken.local_addr().unwrap().to_string();
     let ended = BUILT.smelt(&["serve", "p.toml", "--addr", &addr]);
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     assert!(ended.stderr.contains("cannot listen on"), "{}", ended.stderr);
+}
+
+#[test]
+fn every_line_of_the_log_is_json() {
+    let flags = ["serve", "p.toml", "--addr", "0.0.0.0:0", "--log-json", "--memory", "1MiB"];
+    let ended = BUILT.smelt(&flags);
+    let levels: Vec<Value> = ended
+        .stderr
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect(line)["level"].clone())
+        .collect();
+    assert_eq!(ended.code, Some(5));
+    assert_eq!((levels.first(), levels.last()), (Some(&json!("WARN")), Some(&json!("ERROR"))));
 }
 
 /// Every name that begins with `smelt_` in `text`.
@@ -589,6 +624,34 @@ fn other_models_are_loaded_when_they_are_asked_for() {
     let twice = world.smelt(&["serve", "p.toml", "p.toml"]);
     assert_eq!(twice.code, Some(2), "{}", twice.stderr);
     assert!(twice.stderr.contains("tell them apart by --model-name"), "{}", twice.stderr);
+}
+
+#[test]
+fn who_was_asked_longest_ago_leaves_where_keys_and_values_have_no_room() {
+    let (targets, names) =
+        (["p.toml", "p.toml"], ["--model-name", "first", "--model-name", "second"]);
+    let check = |server: &Server, model: &str| {
+        let answer = server.chat(circles(json!({ "model": model })));
+        assert_eq!(answer.json()["choices"][0]["message"]["content"], "2", "{}", answer.body);
+    };
+    let ready = |flags: &[&str]| {
+        let server = Server::of(&BUILT, &targets, &[&names, flags].concat());
+        assert!(until(|| server.get("/health").status == 200));
+        server
+    };
+    let server = ready(&[]);
+    check(&server, "first");
+    let one = server.metric("smelt_process_resident_bytes");
+    check(&server, "second");
+    let both = server.metric("smelt_process_resident_bytes");
+    drop(server);
+    // A quarter of so small a cap is for pictures.
+    let cap = (one + both) / 2.0 / 3.0 * 4.0;
+    let server = ready(&["--memory", &format!("{}KiB", cap as u64 >> 10)]);
+    for model in ["first", "second", "first"] {
+        check(&server, model);
+    }
+    assert_eq!(server.metric("smelt_model_unloads_total"), 2.0, "{one} {both}");
 }
 
 fn embed(server: &Server, fields: Value) -> Answer {
@@ -823,6 +886,7 @@ fn a_template_that_cannot_be_used_is_refused_at_the_start() {
         assert!(ended.code == Some(2) && line.contains(says), "{}", ended.stderr);
     };
     check("open.jinja", "{% for message in messages %}", "open.jinja");
+    check("deaf.jinja", "{{ messages[0].role }}:", "never writes what a message says");
     check("strict.jinja", "{{ raise_exception('no tools, no talk') }}", "no tools, no talk");
     let missing = BUILT.smelt(&["serve", "p.toml", "--chat-template", "nothing.jinja"]);
     assert!(missing.stderr.contains("no such file"), "{}", missing.stderr);

@@ -78,6 +78,25 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Bytes that pictures may take.
+    fn picture_bytes(&self) -> u64 {
+        (self.picture_cache_bytes + self.pixel_bytes_max) as u64
+    }
+
+    /// As they are, with less for pictures where the whole process may take little.
+    fn under_cap(self) -> Self {
+        let (wanted, given) =
+            (self.picture_bytes(), sizing::pictures(self.picture_bytes(), self.memory_max));
+        let part = |bytes: usize| (bytes as f64 * given as f64 / wanted.max(1) as f64) as usize;
+        Self {
+            pixel_bytes_max: part(self.pixel_bytes_max),
+            picture_cache_bytes: part(self.picture_cache_bytes),
+            ..self
+        }
+    }
+}
+
 /// What is to be answered, and how.
 #[derive(Debug)]
 pub struct Request {
@@ -257,9 +276,11 @@ impl Service {
     /// [`StartError`].
     pub fn start(mut deployment: Deployment, options: Options) -> Result<Self, StartError> {
         let slots = deployment.llm.limits().max_slots;
-        let options = Options { running_max: options.running_max.clamp(1, slots), ..options };
+        let running_max = options.running_max.clamp(1, slots);
+        let picture_bytes = options.picture_bytes();
+        let options = Options { running_max, ..options }.under_cap();
         warm::up(&mut deployment, options.running_max)?;
-        let plan = give_memory(&mut deployment.llm, &options)?;
+        let plan = give_memory(&mut deployment.llm, &options, picture_bytes)?;
         let kv = deployment.llm.kv_usage();
         let capacity = Capacity {
             slots,
@@ -403,15 +424,20 @@ impl Service {
     }
 }
 
-/// Measures what the engines left and lets keys and values take their part of it.
-fn give_memory(llm: &mut LlmEngine, options: &Options) -> Result<KvPlan, DoesNotFit> {
+/// Measures what the engines left and lets keys and values take their part of it, beside pictures that would
+/// take `pictures` bytes under no cap.
+fn give_memory(
+    llm: &mut LlmEngine,
+    options: &Options,
+    pictures: u64,
+) -> Result<KvPlan, DoesNotFit> {
     let machine = Machine::left_to_us(Path::new("/"));
     let own = Sample::of(std::process::id());
     let memory = Memory {
         available: machine.mem_available_bytes.unwrap_or(u64::MAX),
         resident: own.map_or(0, |own| own.rss_bytes),
         cap: options.memory_max,
-        pictures: (options.picture_cache_bytes + options.pixel_bytes_max) as u64,
+        pictures,
         kv: options.kv,
     };
     let (kv, limits) = (llm.kv_usage(), llm.limits());
@@ -449,6 +475,13 @@ impl Drop for Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pictures_take_less_under_a_small_cap() {
+        let small = Options { memory_max: Some(160 << 20), ..Options::default() }.under_cap();
+        assert_eq!((small.pixel_bytes_max, small.picture_cache_bytes), (32 << 20, 8 << 20));
+        assert_eq!(Options::default().under_cap(), Options::default());
+    }
 
     #[test]
     fn who_is_refused_comes_again_when_there_may_be_room() {

@@ -66,9 +66,12 @@ pub struct KvPlan {
 /// Keys and values have no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "keys and values may take {} MiB, but one block for {block_tokens} tokens takes {} KiB and an answer needs two: free memory, raise --memory or --kv-memory, or use --kv int8",
+    "keys and values may take {} MiB, but one block for {block_tokens} tokens takes {} KiB and an answer needs two (the process takes {} MiB, {} MiB are for pictures): free memory, raise --memory (from {} MiB on it suffices) or --kv-memory, or use --kv int8",
     room >> 20,
-    block_bytes >> 10
+    block_bytes >> 10,
+    resident >> 20,
+    pictures >> 20,
+    suffices.div_ceil(1 << 20)
 )]
 pub struct DoesNotFit {
     /// Bytes that are left.
@@ -77,6 +80,26 @@ pub struct DoesNotFit {
     pub block_bytes: u64,
     /// Tokens of a block.
     pub block_tokens: u64,
+    /// Bytes that the process takes without them.
+    pub resident: u64,
+    /// Bytes that pictures may take.
+    pub pictures: u64,
+    /// Bytes of the whole process from which on a cap suffices.
+    pub suffices: u64,
+}
+
+/// The part of a cap that pictures may take at most: under a small one they would leave nothing else.
+const PICTURES_PART: u64 = 4;
+
+/// Bytes that pictures may take of those that they would, under a cap of the whole process.
+pub(super) fn pictures(wanted: u64, cap: Option<u64>) -> u64 {
+    cap.map_or(wanted, |cap| wanted.min(cap / PICTURES_PART))
+}
+
+/// The least cap beneath which `needed` bytes fit beside pictures that would take `wanted`.
+fn least_cap(needed: u64, wanted: u64) -> u64 {
+    let scaled = (needed * PICTURES_PART).div_ceil(PICTURES_PART - 1);
+    (needed + wanted).min(scaled)
 }
 
 /// What is left to others of what is free, unless bytes are asked for: the machine swaps otherwise
@@ -88,7 +111,8 @@ const LEFT_TO_OTHERS: f64 = 0.1;
 /// # Errors
 /// [`DoesNotFit`] if not even the shortest context has room.
 pub(super) fn plan(memory: &Memory, sizes: &KvSizes) -> Result<KvPlan, DoesNotFit> {
-    let Memory { available, resident, cap, pictures, kv } = *memory;
+    let Memory { available, resident, cap, pictures: wanted, kv } = *memory;
+    let pictures = pictures(wanted, cap);
     let under_cap = cap.map_or(u64::MAX, |cap| cap.saturating_sub(resident + pictures));
     let free = (available as f64 * (1.0 - LEFT_TO_OTHERS)) as u64;
     let free = free.saturating_sub(pictures).min(under_cap);
@@ -100,7 +124,15 @@ pub(super) fn plan(memory: &Memory, sizes: &KvSizes) -> Result<KvPlan, DoesNotFi
     let KvSizes { block_bytes, block_tokens, max_seq_len, slots } = *sizes;
     let blocks = (asked / block_bytes).min(slots * sizes.full_blocks());
     if blocks < 2 {
-        return Err(DoesNotFit { room: asked, block_bytes, block_tokens });
+        let suffices = least_cap(resident + 2 * block_bytes, wanted);
+        return Err(DoesNotFit {
+            room: asked,
+            block_bytes,
+            block_tokens,
+            resident,
+            pictures,
+            suffices,
+        });
     }
     let tokens = blocks * block_tokens;
     Ok(KvPlan {
@@ -158,5 +190,22 @@ mod tests {
             error.to_string().contains("may take 1 MiB, but one block for 64 tokens"),
             "{error}"
         );
+        assert_eq!(error.suffices, 62 * MIB);
+    }
+
+    #[test]
+    fn pictures_leave_most_of_a_small_cap() {
+        assert_eq!(pictures(320 * MIB, None), 320 * MIB);
+        assert_eq!(pictures(320 * MIB, Some(4096 * MIB)), 320 * MIB);
+        assert_eq!(pictures(320 * MIB, Some(200 * MIB)), 50 * MIB);
+        let wanting = |cap| Memory {
+            cap: Some(cap),
+            pictures: 320 * MIB,
+            available: 4096 * MIB,
+            ..memory(KvMemory::Free)
+        };
+        let error = plan(&wanting(64 * MIB), &SIZES).unwrap_err();
+        assert!(plan(&wanting(error.suffices), &SIZES).is_ok(), "{error}");
+        assert!(plan(&wanting(error.suffices - MIB), &SIZES).is_err(), "{error}");
     }
 }

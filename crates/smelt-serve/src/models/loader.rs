@@ -21,6 +21,13 @@ const TICK: Duration = Duration::from_secs(1);
 /// Beside its weights, a model needs room for keys, values and what it computes in.
 const ROOM_BESIDE_WEIGHTS: f64 = 1.25;
 
+/// How long is waited until nobody hears a model that was unloaded: who reads what it counts holds it for
+/// microseconds.
+const LEAVE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How often that is looked at.
+const LEAVE_TICK: Duration = Duration::from_millis(5);
+
 /// Why a model is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -44,8 +51,31 @@ pub struct Found {
 /// Says where a model's deployment is.
 pub type Find<E> = Box<dyn Fn() -> Result<Found, E> + Send>;
 
+/// Why a deployment cannot be loaded.
+#[derive(Debug)]
+pub enum Unfit<E> {
+    /// Memory is short: it may be fit where others leave.
+    Shortage(E),
+    /// Whatever else there is in memory.
+    Broken(E),
+}
+
+impl<E> Unfit<E> {
+    fn why(self) -> E {
+        match self {
+            Self::Shortage(why) | Self::Broken(why) => why,
+        }
+    }
+}
+
+impl<E> From<E> for Unfit<E> {
+    fn from(why: E) -> Self {
+        Self::Broken(why)
+    }
+}
+
 /// Opens, checks and warms up a deployment.
-pub type Open<E> = Box<dyn Fn(&Found, Purpose, &Progress) -> Result<Running, E> + Send>;
+pub type Open<E> = Box<dyn Fn(&Found, Purpose, &Progress) -> Result<Running, Unfit<E>> + Send>;
 
 /// A model that may be loaded.
 pub struct Source<E> {
@@ -95,14 +125,20 @@ impl<E: Display> Loader<E> {
         loop {
             match self.orders.recv_timeout(TICK) {
                 Ok(Order::Load(at)) => self.wake(at),
-                Ok(Order::Refresh) => self.refresh(),
+                Ok(Order::Refresh) => {
+                    if !self.refresh() {
+                        tracing::info!(
+                            "asked for newer deployments, but there are none; of a directory there never are, of a pipeline there is one when it was run again"
+                        );
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             self.relieve();
-            self.retired.retain(|running| running.live() > 0 || !running.is_last());
+            self.let_go();
             if self.watch.is_some_and(|every| looked.elapsed() >= every) {
-                self.refresh();
+                _ = self.refresh();
                 looked = Instant::now();
             }
         }
@@ -112,9 +148,47 @@ impl<E: Display> Loader<E> {
     fn load(&mut self, at: usize, found: Found, purpose: Purpose) -> Result<(), E> {
         self.make_room(found.bytes);
         let progress = Progress::new(&self.models, Some(at));
-        let running = (self.sources[at].open)(&found, purpose, &progress)?;
+        let running = self.open(at, &found, purpose, &progress)?;
         self.loaded_is(at, found, running);
         Ok(())
+    }
+
+    /// Opens a deployment; where memory is short, others leave one after the other, as long as there are
+    /// such that answer nobody.
+    fn open(
+        &mut self,
+        at: usize,
+        found: &Found,
+        purpose: Purpose,
+        progress: &Progress,
+    ) -> Result<Running, E> {
+        loop {
+            match (self.sources[at].open)(found, purpose, progress) {
+                Ok(running) => return Ok(running),
+                Err(Unfit::Shortage(_)) if self.make_way(at) => {}
+                Err(unfit) => return Err(unfit.why()),
+            }
+        }
+    }
+
+    /// Unloads the model that was asked longest ago, of those that answer nobody, and is not `at`.  Says
+    /// whether there was one.
+    fn make_way(&mut self, at: usize) -> bool {
+        let (places, loaded) = self.loaded();
+        let leaving = room::make_way(&loaded, places.iter().position(|place| *place == at));
+        let Some(leaving) = leaving else { return false };
+        self.unload(places[leaving], "another model needs the room");
+        let begun = Instant::now();
+        while !self.let_go() && begun.elapsed() < LEAVE_TIME_MAX {
+            std::thread::sleep(LEAVE_TICK);
+        }
+        true
+    }
+
+    /// Drops those of the replaced that nobody hears any more; says whether that were all.
+    fn let_go(&mut self) -> bool {
+        self.retired.retain(|running| running.live() > 0 || !running.is_last());
+        self.retired.is_empty()
     }
 
     /// A deployment answers from now on; the one before it, when it has given the answers that it owes, no
@@ -139,37 +213,45 @@ impl<E: Display> Loader<E> {
                 Ok(()) => return,
                 Err(error) if purpose == Purpose::Swap => self.refuse(at, found, &error),
                 Err(error) => {
-                    tracing::error!("cannot load model {at}: {error}");
+                    tracing::error!(model = found.name, "cannot be loaded: {error}");
                     self.models.failed(at, error.to_string());
                 }
             }
         }
     }
 
-    /// Puts newer deployments in the place of those that are loaded.
-    fn refresh(&mut self) {
+    /// Puts newer deployments in the place of those that are loaded.  Says whether there were any, fit or
+    /// not.
+    fn refresh(&mut self) -> bool {
+        let mut any = false;
         for at in 0..self.sources.len() {
             if self.held[at].is_none() {
                 continue;
             }
             match (self.sources[at].find)() {
-                Ok(found) => self.swap(at, found),
-                Err(error) => tracing::warn!("cannot look for a newer deployment: {error}"),
+                Ok(found) => any |= self.swap(at, found),
+                Err(error) => {
+                    tracing::warn!("cannot look for a newer deployment: {error}");
+                    any = true;
+                }
             }
         }
+        any
     }
 
     /// Loads a deployment beside the one that answers, if it is a newer one, and lets it take its place if
-    /// it is fit.
-    fn swap(&mut self, at: usize, found: Found) {
+    /// it is fit.  Says whether it is a newer one.
+    fn swap(&mut self, at: usize, found: Found) -> bool {
+        let mut is_newer = false;
         let known = self.sources[at].known.clone();
         let trials = trials(&known, Some(found), self.refused[at].as_ref());
         for (found, purpose) in trials.into_iter().filter(|(_, purpose)| *purpose == Purpose::Swap)
         {
+            is_newer = true;
             let Found { dir, name, .. } = &found;
             tracing::info!(model = name, "a newer deployment: {}", dir.display());
             let progress = Progress::new(&self.models, None);
-            match (self.sources[at].open)(&found, purpose, &progress) {
+            match self.open(at, &found, purpose, &progress) {
                 Ok(running) => {
                     tracing::info!(model = name, "the newer deployment answers from now on");
                     self.loaded_is(at, found, running);
@@ -177,6 +259,7 @@ impl<E: Display> Loader<E> {
                 Err(error) => self.refuse(at, found, &error),
             }
         }
+        is_newer
     }
 
     /// A newer deployment is not fit.
@@ -217,7 +300,7 @@ impl<E: Display> Loader<E> {
     }
 
     fn unload(&mut self, at: usize, why: &str) {
-        tracing::info!("model {at} is unloaded: {why}");
+        tracing::info!(model = self.sources[at].known.name, "unloaded: {why}");
         self.retired.extend(self.models.unload(at));
         self.held[at] = None;
     }

@@ -10,7 +10,7 @@ mod running;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use smelt_runtime::embed::EmbedService;
@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::error::ApiError;
 pub(crate) use loader::Loader;
-pub use loader::{Find, Found, Open, Purpose, Source};
+pub use loader::{Find, Found, Open, Purpose, Source, Unfit};
 pub use running::Running;
 
 /// When to come again while a model is loaded: a second or two each gigabyte.
@@ -29,6 +29,10 @@ const LOADING_RETRY: Duration = Duration::from_secs(2);
 
 /// How long a request waits for its model: a large one is read from a slow card.
 const WAKE_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// How long a model that could not be loaded is not tried again: opening one reads gigabytes, and who is
+/// refused comes again at once.
+const FAILURE_TIME: Duration = Duration::from_secs(5);
 
 /// Orders that may wait: a loader that is busy will look at everything anyhow.
 const ORDERS_MAX: usize = 64;
@@ -50,8 +54,21 @@ enum State {
     /// What is being done.
     Loading(String),
     Ready(Model),
-    /// Why it cannot be loaded.
-    Failed(String),
+    Failed(Failure),
+}
+
+/// A model could not be loaded.
+#[derive(Clone, Debug)]
+struct Failure {
+    why: String,
+    since: Instant,
+}
+
+impl Failure {
+    /// How long it is not tried again.
+    fn rest(&self, now: Instant) -> Duration {
+        FAILURE_TIME.saturating_sub(now.saturating_duration_since(self.since))
+    }
 }
 
 /// A model that answers.
@@ -250,7 +267,7 @@ impl Models {
 
     /// The model cannot be loaded.
     fn failed(&self, at: usize, why: String) {
-        self.set(at, State::Failed(why));
+        self.set(at, State::Failed(Failure { why, since: Instant::now() }));
     }
 
     /// Takes the model out of memory.
@@ -297,6 +314,15 @@ impl Models {
         self.inner().entries.iter().filter_map(ready).collect()
     }
 
+    /// The names of all models that can be asked for, and those that are there.
+    pub(crate) fn listed(&self) -> Vec<(String, Option<Model>)> {
+        let told = |entry: &Entry| match &entry.state {
+            State::Ready(model) => (entry.name.clone(), Some(model.clone())),
+            State::Away | State::Loading(_) | State::Failed(_) => (entry.name.clone(), None),
+        };
+        self.inner().entries.iter().map(told).collect()
+    }
+
     /// The names of models that can be asked for and are not there.
     pub(crate) fn away(&self) -> Vec<String> {
         let is_away = |entry: &&Entry| !matches!(entry.state, State::Ready(_));
@@ -335,9 +361,10 @@ impl Models {
             State::Ready(model) => Ok(model.clone()),
             State::Loading(doing) => Err(loading(doing)),
             State::Away => Err(loading("it is not in memory")),
-            State::Failed(why) => {
-                let why = format!("the model {:?} cannot be loaded: {why}", entry.name);
-                Err(ApiError::unavailable(why, "model_failed", LOADING_RETRY))
+            State::Failed(failure) => {
+                let why = format!("the model {:?} cannot be loaded: {}", entry.name, failure.why);
+                let retry = failure.rest(Instant::now()).max(LOADING_RETRY);
+                Err(ApiError::unavailable(why, "model_failed", retry))
             }
         }
     }
@@ -373,6 +400,7 @@ impl Models {
         match state {
             State::Ready(_) => false,
             State::Loading(_) => true,
+            State::Failed(failure) if !failure.rest(Instant::now()).is_zero() => false,
             // A failure of before is tried again.
             State::Away | State::Failed(_) => {
                 let is_ordered = self.orders.try_send(Order::Load(at)).is_ok();
@@ -387,13 +415,18 @@ impl Models {
     fn place(&self, name: Option<&str>) -> Result<usize, ApiError> {
         let inner = self.inner();
         let is_meant = |entry: &Entry| name.is_none_or(|name| entry.name == name);
-        inner.entries.iter().position(is_meant).ok_or_else(|| {
-            let known: Vec<&str> = inner.entries.iter().map(|entry| &entry.name[..]).collect();
-            let name = name.unwrap_or_default();
-            let why = format!("there is no model {name:?}, but {}", known.join(", "));
-            let error = ApiError::new(StatusCode::NOT_FOUND, why).code("model_not_found");
-            ApiError { param: Some("model".to_owned()), ..error }
-        })
+        let found = inner.entries.iter().position(is_meant);
+        drop(inner);
+        found.ok_or_else(|| self.unknown(name.unwrap_or_default()))
+    }
+
+    /// 404: there is no model called `name`.
+    pub(crate) fn unknown(&self, name: &str) -> ApiError {
+        let inner = self.inner();
+        let known: Vec<&str> = inner.entries.iter().map(|entry| &entry.name[..]).collect();
+        let why = format!("there is no model {name:?}, but {}", known.join(", "));
+        let error = ApiError::new(StatusCode::NOT_FOUND, why).code("model_not_found");
+        ApiError { param: Some("model".to_owned()), ..error }
     }
 
     /// How the server is.
@@ -420,4 +453,25 @@ impl Models {
 fn loading(doing: &str) -> ApiError {
     let why = format!("the model is not ready: {doing}");
     ApiError::unavailable(why, "model_loading", LOADING_RETRY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_loaded_is_tried_again_later() {
+        let since = Instant::now();
+        let failure = Failure { why: "no room".to_owned(), since };
+        assert_eq!(failure.rest(since), FAILURE_TIME);
+        assert_eq!(failure.rest(since + FAILURE_TIME), Duration::ZERO);
+        let (models, orders) = Models::new(["first", "second"].map(str::to_owned).into());
+        models.failed(1, "no room".to_owned());
+        assert!(!models.want(1), "the refusal is remembered");
+        assert!(orders.try_recv().is_err());
+        let long_ago = since.checked_sub(FAILURE_TIME).unwrap();
+        models.set(1, State::Failed(Failure { since: long_ago, ..failure }));
+        assert!(models.want(1));
+        assert_eq!(orders.try_recv(), Ok(Order::Load(1)));
+    }
 }

@@ -19,10 +19,8 @@ const FREE_PART_MIN: f64 = 0.05;
 /// The places of models to unload so that `need` bytes more than are `available` come free: of those
 /// that answer nobody, the ones that were asked longest ago.  Nothing if that does not suffice.
 pub(super) fn make_room(loaded: &[Resident], need: u64, available: u64) -> Option<Vec<usize>> {
-    let mut idle: Vec<usize> = (0..loaded.len()).filter(|at| !loaded[*at].is_busy).collect();
-    idle.sort_unstable_by_key(|at| loaded[*at].used);
     let (mut free, mut leaving) = (available, Vec::new());
-    for at in idle {
+    for at in idle(loaded) {
         if free >= need {
             break;
         }
@@ -30,6 +28,19 @@ pub(super) fn make_room(loaded: &[Resident], need: u64, available: u64) -> Optio
         leaving.push(at);
     }
     (free >= need).then_some(leaving)
+}
+
+/// The place of the model to unload since one did not fit beside the others: of those that answer nobody
+/// the one that was asked longest ago, and never `stays`.
+pub(super) fn make_way(loaded: &[Resident], stays: Option<usize>) -> Option<usize> {
+    idle(loaded).into_iter().find(|at| Some(*at) != stays)
+}
+
+/// The places of models that answer nobody, those first that were asked longest ago.
+fn idle(loaded: &[Resident]) -> Vec<usize> {
+    let mut idle: Vec<usize> = (0..loaded.len()).filter(|at| !loaded[*at].is_busy).collect();
+    idle.sort_unstable_by_key(|at| loaded[*at].used);
+    idle
 }
 
 /// The place of the model to unload since the machine runs out of memory, if one may go: the one that
@@ -65,6 +76,15 @@ mod tests {
         check(&[(3, 9, false), (3, 7, false), (3, 8, false)], 9, 4, Some(&[1, 2]));
         check(&[(3, 9, false), (3, 7, true), (3, 8, false)], 9, 4, Some(&[2, 0]));
         check(&[(3, 9, false), (3, 7, true)], 9, 4, None);
+    }
+
+    #[test]
+    fn who_does_not_fit_has_others_leave_while_there_are_idle_ones() {
+        let models = loaded(&[(3, 9, false), (3, 7, true), (3, 8, false)]);
+        assert_eq!(make_way(&models, None), Some(2));
+        assert_eq!(make_way(&models, Some(2)), Some(0));
+        assert_eq!(make_way(&models[..2], Some(0)), None, "the other one is busy");
+        assert_eq!(make_way(&[], None), None);
     }
 
     #[test]

@@ -48,7 +48,8 @@ impl Running {
     /// Most tokens of a prompt and its answer, or of a text.
     pub(crate) fn tokens_max(&self) -> usize {
         match self {
-            Self::Speaks(service) => service.text().max_seq_len,
+            // What keys and values have room for, which may be less than the model takes.
+            Self::Speaks(service) => service.plan().context_max as usize,
             Self::Embeds(service) => service.encoder().spec().max_tokens,
         }
     }

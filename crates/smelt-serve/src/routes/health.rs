@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::Shared;
 use crate::error::ApiError;
 use crate::metrics::TEXT_TYPE;
-use crate::models::{Health, Model};
+use crate::models::{Health, Model, Models};
 
 /// 200 when there is an answer to be had, else 503 and why there is none.
 pub(super) async fn health(State(shared): State<Arc<Shared>>) -> Response {
@@ -38,20 +38,24 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
 
 /// The models that can be asked.
 pub(super) async fn models(State(shared): State<Arc<Shared>>) -> Response {
-    let mut all: Vec<Value> = shared.models.all().iter().map(told).collect();
-    // Models that are not in memory are loaded when they are asked for.
-    let away = |name| json!({ "id": name, "object": "model", "created": 0, "owned_by": "smelt" });
-    all.extend(shared.models.away().into_iter().map(away));
-    axum::Json(json!({ "object": "list", "data": all })).into_response()
+    axum::Json(json!({ "object": "list", "data": listed(&shared.models) })).into_response()
 }
 
-/// One model.
+/// All models; those that are not in memory are loaded when they are asked for.
+fn listed(models: &Models) -> Vec<Value> {
+    let away = |name| json!({ "id": name, "object": "model", "created": 0, "owned_by": "smelt" });
+    let all = models.listed().into_iter();
+    all.map(|(name, model)| model.map_or_else(|| away(name), |model| told(&model))).collect()
+}
+
+/// One model, as it is in the list.
 pub(super) async fn model(
     State(shared): State<Arc<Shared>>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let Path(name) = name.map_err(|error| ApiError::bad(error.body_text()))?;
-    Ok(axum::Json(told(&shared.models.ask(Some(&name))?)).into_response())
+    let found = listed(&shared.models).into_iter().find(|model| model["id"] == name);
+    Ok(axum::Json(found.ok_or_else(|| shared.models.unknown(&name))?).into_response())
 }
 
 fn told(model: &Model) -> Value {

@@ -153,6 +153,16 @@ fn pages_of_other_origins_are_refused_unless_they_are_named() {
 }
 
 #[test]
+fn a_model_that_is_not_loaded_is_told_as_in_the_list() {
+    let router = router(&[], &[]);
+    let (_, list) = ask(&router, request("GET", "/v1/models", &[]));
+    let (response, model) = ask(&router, request("GET", "/v1/models/m", &[]));
+    assert_eq!((response.status(), &model), (StatusCode::OK, &list["data"][0]));
+    let (response, error) = ask(&router, request("GET", "/v1/models/n", &[]));
+    assert_eq!(response.status(), StatusCode::NOT_FOUND, "{error}");
+}
+
+#[test]
 fn requests_are_counted_by_what_they_are() {
     let router = router(&[], &[]);
     ask(&router, request("GET", "/v1/models", &[]));
@@ -165,7 +175,7 @@ fn requests_are_counted_by_what_they_are() {
     for line in [
         "smelt_requests_total{route=\"/v1/models\",status=\"200\"} 1",
         "smelt_requests_total{route=\"other\",status=\"404\"} 1",
-        "smelt_requests_total{route=\"/v1/models/{*model}\",status=\"503\"} 1",
+        "smelt_requests_total{route=\"/v1/models/{*model}\",status=\"404\"} 1",
         "smelt_open_requests 1",
         "smelt_ready 0",
     ] {

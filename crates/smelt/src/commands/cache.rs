@@ -216,7 +216,7 @@ fn fsck(root: &Path, flags: &FsckFlags) -> Result<Exit, Failed> {
     is_there(root).or_else(|error| if flags.repair { Ok(()) } else { Err(error) })?;
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
     let checkup = if flags.repair {
-        let store = Store::open_exclusive(root, wait)?;
+        let store = alone(root, wait)?;
         clear_dead_runs(&store, &mut left_behind)?;
         store.repair()?
     } else {
@@ -230,6 +230,19 @@ fn fsck(root: &Path, flags: &FsckFlags) -> Result<Exit, Failed> {
         tell_checkup(&checkup)?;
     }
     Ok(end(flags, &checkup))
+}
+
+/// The store for us alone; says what is waited for.
+fn alone(root: &Path, wait: Wait) -> Result<Store, Failed> {
+    match Store::open_exclusive(root, Wait::No) {
+        Err(StoreError::Held { .. }) if wait == Wait::Yes => {
+            tell(
+                "smelt: waiting until nobody uses the store: runs, collections and servers must end",
+            );
+            Ok(Store::open_exclusive(root, wait)?)
+        }
+        opened => Ok(opened?),
+    }
 }
 
 fn end(flags: &FsckFlags, checkup: &Checkup) -> Exit {

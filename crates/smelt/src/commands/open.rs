@@ -8,7 +8,7 @@ use smelt_runtime::deployment::{self, Deployment};
 use smelt_runtime::embed::{self, SentenceEncoder};
 
 use crate::exit::Failed;
-use crate::say::tell;
+use crate::say;
 use crate::whole;
 
 /// What a deployment says of itself, whatever it does.
@@ -71,6 +71,6 @@ pub(super) fn encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<SentenceEncode
 
 fn warn(untuned: Option<&str>) {
     if let Some(why) = untuned {
-        tell(format_args!("warning: {why}; it runs untuned"));
+        say::warn(format_args!("{why}; it runs untuned"));
     }
 }

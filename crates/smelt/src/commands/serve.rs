@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use smelt_engine::llm::KvOptions;
-use smelt_runtime::accuracy::{golden, question};
+use smelt_runtime::accuracy::golden;
+use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::embed::{self, EmbedService};
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_serve::{
-    Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError, Source,
-    log_to_stderr, serve, tls,
+    Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError, Source, Unfit,
+    serve, tls,
 };
 
 use super::open::{self, Heading};
@@ -20,7 +21,7 @@ use super::target;
 use crate::exit::{Exit, Failed};
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 use crate::holds::Holds;
-use crate::say::{answer, tell};
+use crate::say::{answer, begin_log, tell, warn};
 
 /// Slots for each answer at once: one it is said in, and one that keeps an earlier prompt, in case that the
 /// next one begins alike.
@@ -31,6 +32,19 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     if flags.model_name.len() > flags.targets.len() {
         return Err(Failed::usage("--model-name is given more often than there are models"));
     }
+    if let (Some(dir), true) =
+        (flags.targets.iter().find(|target| target.is_dir()), flags.watch.is_some())
+    {
+        return Err(Failed::usage(format!(
+            "--watch: nothing newer can come of a directory; name the pipeline that makes {}",
+            dir.display()
+        )));
+    }
+    if let Some(folder) = &flags.golden {
+        golden_questions(folder)?;
+    }
+    // What is wrong with the flags is told as with those of any command; all else is the log.
+    begin_log(flags.log_json);
     let names = flags.model_name.iter().cloned().map(Some).chain(std::iter::repeat(None));
     let holds = Arc::new(Holds::new(flags.targets.len()));
     let loads: Vec<Load> = flags
@@ -58,9 +72,8 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
         return Err(Failed::usage(why));
     }
     if options.keys.is_open() && !options.addr.ip().is_loopback() {
-        tell("warning: whoever reaches this address may ask; --api-key-file names who may");
+        warn("whoever reaches this address may ask; --api-key-file names who may");
     }
-    log_to_stderr(flags.log_json);
     let scheme = if options.tls.is_some() { "https" } else { "http" };
     let mut told = Ok(());
     let sources = loads.into_iter().zip(found);
@@ -119,13 +132,18 @@ impl Load {
     }
 
     /// Opens, checks and warms up the deployment in `dir`.
-    fn open(&self, dir: &Path, purpose: Purpose, progress: &Progress) -> Result<Running, Failed> {
+    fn open(
+        &self,
+        dir: &Path,
+        purpose: Purpose,
+        progress: &Progress,
+    ) -> Result<Running, Unfit<Failed>> {
         let doing = |what: &str| progress.doing(what);
         if open::heading(dir)?.is_encoder {
             let encoder = open::encoder(dir, &doing)?;
             doing(WARMING_UP);
             let service = EmbedService::start(encoder, self.limits.queue_max);
-            return service.map(Running::Embeds).map_err(encoder_failed);
+            return Ok(Running::Embeds(service.map_err(encoder_failed)?));
         }
         let mut deployment = open::deployment(dir, self.kv, &doing)?;
         if let Some(file) = &self.template {
@@ -139,6 +157,9 @@ impl Load {
         doing(WARMING_UP);
         let service = Service::start(deployment, self.limits).map_err(failed)?;
         tell(fits(&service.plan()));
+        if let Some(why) = cut(&service.plan(), service.text().max_seq_len) {
+            warn(why);
+        }
         Ok(Running::Speaks(service))
     }
 }
@@ -146,11 +167,15 @@ impl Load {
 /// What the log says while engines run for the first time.
 const WARMING_UP: &str = "running every size of work once";
 
+/// The golden prompts in `folder`.
+fn golden_questions(folder: &Path) -> Result<Vec<Question>, Failed> {
+    let read = question::read(&folder.join(golden::PROMPTS_FILE), None);
+    read.map_err(|why| Failed::usage(format!("--golden: {why}")))
+}
+
 /// Whether the prompts in `folder` are all answered right.
 fn all_right(deployment: &mut Deployment, folder: &Path) -> Result<(), Failed> {
-    let questions =
-        question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(Failed::usage)?;
-    for (number, question) in (1..).zip(&questions) {
+    for (number, question) in (1..).zip(&golden_questions(folder)?) {
         let given = golden::ask(deployment, question, folder);
         let given = given.map_err(|why| Failed::model(format!("golden prompt {number}: {why}")))?;
         if !given.is_right {
@@ -225,14 +250,24 @@ fn encoder_failed(error: embed::StartError) -> Failed {
     }
 }
 
-fn failed(error: StartError) -> Failed {
+fn failed(error: StartError) -> Unfit<Failed> {
     match error {
-        StartError::DoesNotFit(why) => Failed::new(Exit::DoesNotFit, why),
-        StartError::Warm(why) => Failed::model(format!("the engines do not run: {why}")),
+        StartError::DoesNotFit(why) => Unfit::Shortage(Failed::new(Exit::DoesNotFit, why)),
+        StartError::Warm(why) => Failed::model(format!("the engines do not run: {why}")).into(),
         StartError::Thread(why) => {
-            Failed::new(Exit::StageFailed, format!("cannot start a thread: {why}"))
+            Failed::new(Exit::StageFailed, format!("cannot start a thread: {why}")).into()
         }
     }
+}
+
+/// That less fits than the longest context that was asked for, if so.
+fn cut(plan: &KvPlan, max_seq_len: usize) -> Option<String> {
+    let context_max = plan.context_max;
+    (context_max < max_seq_len as u64).then(|| {
+        format!(
+            "a prompt with its answer has room for {context_max} tokens, not for {max_seq_len}: raise --memory or --kv-memory, or use --kv int8"
+        )
+    })
 }
 
 /// What keys and values take, and what fits.
@@ -242,4 +277,16 @@ fn fits(plan: &KvPlan) -> String {
         "keys and values: {:.1} MiB, {token_bytes} bytes a token, {tokens} tokens; a context of {context_max} tokens fits {batch_max} times",
         *bytes as f64 / f64::from(1 << 20),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_that_does_not_fit_is_told_of() {
+        let plan = KvPlan { bytes: 1, token_bytes: 1, tokens: 320, context_max: 320, batch_max: 1 };
+        assert_eq!(cut(&plan, 320), None);
+        assert!(cut(&plan, 512).unwrap().contains("320 tokens, not for 512"));
+    }
 }

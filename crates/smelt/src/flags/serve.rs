@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use smelt_engine::llm::KvType;
 use smelt_plan::quantity;
 use smelt_runtime::image::FRAMES_MAX;
@@ -29,7 +30,7 @@ pub(crate) struct ServeFlags {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8000", value_parser = addr)]
     pub(crate) addr: SocketAddr,
     /// What clients call a model, in the order of the targets (default: what its deployment does)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) model_name: Vec<String>,
     /// Look for newer deployments of the pipelines so often, and put them in place without a pause; SIGHUP
     /// asks for it once
@@ -80,7 +81,7 @@ pub(crate) struct DoorFlags {
     pub(crate) tls_key: Option<PathBuf>,
     /// An origin whose web pages may ask, as in `https://example.org`; * is any (may be given several
     /// times)
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     pub(crate) cors_origin: Vec<HeaderValue>,
     /// Fetch pictures that requests name by http(s), from hosts of the public internet
     #[arg(long)]
@@ -135,6 +136,30 @@ fn addr(text: &str) -> Result<SocketAddr, String> {
     found.into_iter().next().ok_or_else(|| "the host has no address".to_owned())
 }
 
+/// An origin as browsers write it; any other text would never be equal to one.
+fn origin(text: &str) -> Result<HeaderValue, String> {
+    let is_origin = text == "*"
+        || text.split_once("://").is_some_and(|(scheme, place)| {
+            let (host, port) = match place.rsplit_once(':') {
+                Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
+                _ => (place, None),
+            };
+            let is_host = |byte: u8| {
+                byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._[]:".contains(&byte)
+            };
+            !scheme.is_empty()
+                && scheme
+                    .bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+                && !host.is_empty()
+                && host.bytes().all(is_host)
+                && port.is_none_or(|port| port.parse::<u16>().is_ok())
+        });
+    let why = "an origin is SCHEME://HOST or SCHEME://HOST:PORT in small letters, without a path or slash behind it; or *";
+    let origin = HeaderValue::from_str(text).ok().filter(|_| is_origin);
+    origin.ok_or_else(|| why.to_owned())
+}
+
 fn time(text: &str) -> Result<Duration, String> {
     quantity::duration(text).map_err(|error| error.to_string())
 }
@@ -169,6 +194,29 @@ mod tests {
         assert_eq!(kv_memory("50%"), Ok(KvMemory::Part(0.5)));
         for text in ["0%", "101%", "half", "%", "NaN%"] {
             assert!(kv_memory(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_origin_is_what_browsers_send() {
+        for text in
+            ["*", "https://a.example", "http://localhost:3000", "http://[::1]", "http://[::1]:80"]
+        {
+            assert_eq!(origin(text).unwrap(), text);
+        }
+        for text in [
+            "",
+            "a.example",
+            "https://",
+            "https://a.example/",
+            "https://a.example/x",
+            "https://A.example",
+            "http://a:port",
+            "https://a, https://b",
+            "://a",
+            "null",
+        ] {
+            assert!(origin(text).is_err(), "{text}");
         }
     }
 
