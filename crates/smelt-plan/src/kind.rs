@@ -364,14 +364,11 @@ impl Kind {
         match self {
             // Errors are summed by sixteens, which may choose another clip.
             Self::Quantize => 3,
-            // verify.json has findings of all that a tower says.
-            Self::Verify => 4,
-            Self::Source
-            | Self::OnnxExport
-            | Self::GraphSurgery
-            | Self::Calibrate
-            | Self::Tune
-            | Self::Command => 1,
+            // Pictures are turned as their tags say.
+            Self::Calibrate => 2,
+            // As above; verify.json has findings of all that a tower says.
+            Self::Verify => 5,
+            Self::Source | Self::OnnxExport | Self::GraphSurgery | Self::Tune | Self::Command => 1,
             // engine.json is of format 3; deployment.json has the pixels of clips.
             Self::LlmEngineBuild | Self::Deployment => 3,
             // Graphs with a list of grids become engines that know them.

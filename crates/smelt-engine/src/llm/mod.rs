@@ -394,6 +394,11 @@ impl LlmEngine {
         self.limits
     }
 
+    /// What the engine was built for, whatever it was opened with.
+    pub fn built_for(&self) -> Limits {
+        self.file.engine.limits
+    }
+
     /// Logits of each step.
     pub fn vocab(&self) -> usize {
         self.file.engine.vocab

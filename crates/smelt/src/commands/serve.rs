@@ -155,11 +155,12 @@ impl Load {
             all_right(&mut deployment, golden)?;
         }
         doing(WARMING_UP);
+        let built_for = deployment.llm.built_for().max_seq_len;
         let service = Service::start(deployment, self.limits).map_err(failed)?;
+        let max_seq_len = service.text().max_seq_len;
         tell(fits(&service.plan()));
-        if let Some(why) = cut(&service.plan(), service.text().max_seq_len) {
-            warn(why);
-        }
+        let doubts = [cut(&service.plan(), max_seq_len), stretched(max_seq_len, built_for)];
+        doubts.into_iter().flatten().for_each(warn);
         Ok(Running::Speaks(service))
     }
 }
@@ -270,6 +271,15 @@ fn cut(plan: &KvPlan, max_seq_len: usize) -> Option<String> {
     })
 }
 
+/// That contexts may be longer than anybody meant when the engine was built, if so.
+fn stretched(max_seq_len: usize, built_for: usize) -> Option<String> {
+    (max_seq_len > built_for).then(|| {
+        format!(
+            "--max-seq-len {max_seq_len} is more than the {built_for} tokens that the engine was built for: make sure that the model knows so many positions (max_position_embeddings of its config.json)"
+        )
+    })
+}
+
 /// What keys and values take, and what fits.
 fn fits(plan: &KvPlan) -> String {
     let KvPlan { bytes, token_bytes, tokens, context_max, batch_max } = plan;
@@ -286,7 +296,8 @@ mod tests {
     #[test]
     fn a_context_that_does_not_fit_is_told_of() {
         let plan = KvPlan { bytes: 1, token_bytes: 1, tokens: 320, context_max: 320, batch_max: 1 };
-        assert_eq!(cut(&plan, 320), None);
+        assert_eq!((cut(&plan, 320), stretched(320, 320)), (None, None));
+        assert!(stretched(321, 320).unwrap().contains("321 is more than the 320 tokens"));
         assert!(cut(&plan, 512).unwrap().contains("320 tokens, not for 512"));
     }
 }
