@@ -24,6 +24,8 @@ pub const RECORD_BYTES_MAX: usize = 1 << 20;
 const LINE_BYTES_MAX: usize = RECORD_BYTES_MAX + 39;
 /// How much of a log is read at a time.
 const CHUNK_BYTES: usize = 64 << 10;
+/// How often a log that is cut while it is read is read again: each cut is the end of another process.
+const WHOLE_READS_MAX: usize = 8;
 /// How much of a cut tail is kept for a person to look at.
 const ASIDE_BYTES_MAX: u64 = 4 << 20;
 
@@ -168,19 +170,32 @@ impl Log {
                 return Ok(before);
             }
             // Someone may have cut a bad part away that we had read when it was still good.
-            let is_shorter = size < before.bytes;
-            let from = if is_shorter { Good::NOTHING } else { before };
-            let scanned = scan(self.file.as_ref(), from, visit)?;
+            if before == Good::NOTHING || size < before.bytes {
+                return self.read_whole(visit);
+            }
+            let scanned = scan(self.file.as_ref(), before, visit)?;
             // Or cut it and grown the log past our place, so that we now read across lines.
             let is_odd = scanned.skipped || (!scanned.is_clean && scanned.good == before);
-            let is_lost = is_odd && before != Good::NOTHING;
-            if !is_lost {
-                return Ok(scanned.good);
-            }
-            Ok(scan(self.file.as_ref(), Good::NOTHING, visit)?.good)
+            if is_odd { self.read_whole(visit) } else { Ok(scanned.good) }
         });
         self.good = answer.map_err(fault("read", &self.path))?;
         Ok(())
+    }
+
+    /// Visits all records; how far they go.
+    ///
+    /// Who reads holds no lock.  What is passed over may be a bad tail that another process cuts just now,
+    /// so that we go on behind what it writes there.  What is damaged for good reads the same twice.
+    fn read_whole(&self, visit: Visit<'_>) -> io::Result<Good> {
+        let file = self.file.as_ref();
+        for _ in 0..WHOLE_READS_MAX {
+            let scanned = scan(file, Good::NOTHING, visit)?;
+            if !scanned.skipped || scan(file, Good::NOTHING, &mut |_, _| {})? == scanned {
+                return Ok(scanned.good);
+            }
+        }
+        // The next call reads it again.
+        Ok(Good::NOTHING)
     }
 
     /// Turns to the file that has the log's name now, if it is another one than we have open; its
@@ -475,8 +490,11 @@ pub(crate) fn is_damaged(disk: &dyn Disk, path: &Path) -> Result<bool, DiskError
 }
 
 /// How far a scan came.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Scanned {
     good: Good,
+    /// How many records it visited.
+    visited: u64,
     /// Whether the good part ends where the file ends.
     is_clean: bool,
     /// Whether there were lines on the way that are no records.
@@ -489,7 +507,11 @@ struct Scanned {
 /// and whoever writes the next one cannot know.  A record says what is true by itself, so that none
 /// hangs on those before it.
 fn scan(file: &dyn DiskFile, from: Good, visit: Visit<'_>) -> io::Result<Scanned> {
-    let (mut good, mut skipped) = (from, false);
+    let (mut good, mut visited, mut skipped) = (from, 0, false);
+    let mut visit = |place: Place, text: &str| {
+        visited += 1;
+        visit(place, text);
+    };
     let mut pending = Vec::new();
     let mut chunk = vec![0; CHUNK_BYTES];
     let mut offset = from.bytes;
@@ -497,13 +519,13 @@ fn scan(file: &dyn DiskFile, from: Good, visit: Visit<'_>) -> io::Result<Scanned
         let read = file.read_at(offset + pending.len() as u64, &mut chunk)?;
         if read == 0 {
             let is_clean = pending.is_empty() && good.bytes == offset;
-            return Ok(Scanned { good, is_clean, skipped });
+            return Ok(Scanned { good, visited, is_clean, skipped });
         }
         pending.extend_from_slice(&chunk[..read]);
         let mut taken = 0;
         while let Some(length) = pending[taken..].iter().position(|&byte| byte == b'\n') {
             let at = offset + taken as u64;
-            skipped |= !take_line(&pending[taken..taken + length], at, &mut good, visit);
+            skipped |= !take_line(&pending[taken..taken + length], at, &mut good, &mut visit);
             taken += length + 1;
         }
         if pending.len() - taken > LINE_BYTES_MAX {

@@ -179,10 +179,14 @@ impl Store {
     pub fn read_journal(&self, id: &RunId, mut visit: impl FnMut(Value)) -> Result<(), StoreError> {
         let opened = Log::open_to_read(self.shared_disk(), self.layout().journal(id))?;
         let Some(mut log) = opened else { return Ok(()) };
-        log.read_new(&mut |_, text| {
-            if let Ok(value) = serde_json::from_str(text) {
+        let mut last = 0;
+        log.read_new(&mut |place, text| {
+            // One that was cut while it was read is read again.
+            let is_new = place.seq() > last;
+            if let Some(value) = serde_json::from_str(text).ok().filter(|_| is_new) {
                 visit(value);
             }
+            last = last.max(place.seq());
         })?;
         Ok(())
     }

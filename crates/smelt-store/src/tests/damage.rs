@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::script::{Promises, ROOT, disk_with_model, key, open, play};
 use crate::disk::sim::{Chance, Left, SimDisk};
+use crate::disk::turns::Turns;
 use crate::disk::{Disk, FileKind};
 use crate::log::{Log, LogError, RECORD_BYTES_MAX};
 use crate::output::Lookup;
@@ -261,6 +262,35 @@ fn an_append_of_one_that_fell_behind_cuts_nothing_good() {
     append(&mut ours, "\"c\"");
     let found = ["\"a\"", "\"a long record that reaches over both of the others\"", "\"c\""];
     assert_eq!(read(&mut open_log(&disk)), found);
+}
+
+/// Who reads has read across the end that another one cuts, and goes on where new records lie.
+#[test]
+fn a_log_that_is_cut_and_grows_while_it_is_read_is_read_again() {
+    for seed in 0..200 {
+        let disk = SimDisk::new();
+        let bad = [&written(&["\"a\"".to_owned()])[..], b"2 no record\n"].concat();
+        disk.put(Path::new(LOG), &bad);
+        let turns = Arc::new(Turns::new(2, seed));
+        let mut seen = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _part = turns.begin(0);
+                let mut ours = open_log(&disk.for_actor(&turns, 0));
+                // The other one has ended long before.
+                (0..100).for_each(|_| seen.extend(read(&mut ours)));
+            });
+            scope.spawn(|| {
+                let _part = turns.begin(1);
+                let mut theirs = open_log(&disk.for_actor(&turns, 1));
+                append(&mut theirs, "\"b, which is longer\"");
+                append(&mut theirs, "\"c\"");
+            });
+        });
+        for record in ["\"a\"", "\"b, which is longer\"", "\"c\""] {
+            assert!(seen.iter().any(|text| text == record), "seed {seed}: {record} of {seen:?}");
+        }
+    }
 }
 
 #[test]
