@@ -325,7 +325,7 @@ fn a_server_ends_when_its_answers_are_given() {
 fn a_server_that_is_asked_twice_ends_at_once() {
     let mut server = Server::start(&["--drain", "1h"]);
     // An answer that nobody reads, too long for what the system holds, keeps its connection open.
-    let long = circles(json!({ "stream": true, "ignore_eos": true, "max_tokens": 400, "n": 8,
+    let long = circles(json!({ "stream": true, "ignore_eos": true, "max_tokens": 400, "n": 16,
         "logprobs": true, "top_logprobs": 20 }));
     let mut stream = server.connect();
     stream.write_all(&posted("/v1/chat/completions", long.to_string().as_bytes(), "")).unwrap();
