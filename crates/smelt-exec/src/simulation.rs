@@ -230,6 +230,8 @@ struct Simulated<'s> {
     running: Vec<Attempt<'s>>,
     /// What this run has sealed itself, and so holds.
     sealed: BTreeSet<Digest>,
+    /// Stages that this run has attempted.
+    begun: BTreeSet<StageId>,
     /// How attempts at a key failed last, with the rungs that were climbed for it.
     failed: BTreeMap<Digest, Failed>,
     /// What runs before had left of that.
@@ -332,10 +334,12 @@ impl Simulated<'_> {
     fn check_retry(&mut self, attempt: &Attempt<'_>) {
         assert!(attempt.n <= self.attempts_max, "{}: too often", attempt.mark);
         let rungs: BTreeSet<Rung> = attempt.preparation.changes.iter().map(Change::rung).collect();
+        let is_first = self.begun.insert(attempt.stage);
         if attempt.n == 1 {
             return assert!(rungs.is_empty(), "{}: attempt 1 changes nothing", attempt.mark);
         }
-        if let Some(before) = self.before.get(&attempt.key).filter(|(n, ..)| n + 1 == attempt.n) {
+        let before = self.before.get(&attempt.key).filter(|(n, ..)| n + 1 == attempt.n);
+        if let Some(before) = before.filter(|_| is_first) {
             // A twin begins where the run before left the key, whatever the first has done.
             self.failed.insert(attempt.key, before.clone());
         }
@@ -453,6 +457,7 @@ fn run(
         is_rough,
         running: Vec::new(),
         sealed: BTreeSet::new(),
+        begun: BTreeSet::new(),
         failed: before.clone(),
         before,
         attempts_max: drawn.attempts as u32,
