@@ -364,8 +364,8 @@ impl Kind {
         match self {
             // Errors are summed by sixteens, which may choose another clip.
             Self::Quantize => 3,
-            // Pictures are turned as their tags say.
-            Self::Calibrate => 2,
+            // Pictures are turned as their tags say; the reference's exponentials are their own series.
+            Self::Calibrate => 3,
             // As above; verify.json has findings of all that a tower says.
             Self::Verify => 5,
             Self::Source | Self::OnnxExport | Self::GraphSurgery | Self::Tune | Self::Command => 1,

@@ -10,28 +10,43 @@ const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
 /// Half of π in pieces of 33 bits (fdlibm's), so that products with k below 2^20 are exact.
 const HALF_PI: [f64; 3] =
     [1.570_796_326_734_125_6, 6.077_100_506_303_966e-11, 2.022_266_248_795_950_6e-21];
-/// Terms that bring the series to f64 rounding on the reduced arguments.
-const EXP_TERMS: u32 = 14;
+/// Coefficients of eˣ that bring the series to f64 rounding on the reduced arguments: 1/n!.
+const EXP: [f64; 15] = reciprocal_factorials();
 const CIRCLE_TERMS: u32 = 9;
+/// Added to a small number and taken away again, it leaves the nearest integer, ties to even; while it is
+/// there, the low bits are that integer.
+const ROUNDER: f64 = 6_755_399_441_055_744.0;
 
-/// eˣ.
-pub(super) fn exp(x: f64) -> f64 {
-    if x.is_nan() {
-        return x;
+const fn reciprocal_factorials() -> [f64; 15] {
+    let (mut all, mut factorial, mut n) = ([1.0; 15], 1.0, 1);
+    while n < all.len() {
+        factorial *= n as f64;
+        all[n] = 1.0 / factorial;
+        n += 1;
     }
+    all
+}
+
+/// eˣ.  Without a branch, so that loops over it run in vector registers.
+#[inline(always)]
+pub(super) fn exp(x: f64) -> f64 {
     // Beyond these nothing but zero and infinity is left.
     let x = x.clamp(-745.2, 709.8);
-    let k = (x * std::f64::consts::LOG2_E).round_ties_even();
+    let k = (x * std::f64::consts::LOG2_E + ROUNDER) - ROUNDER;
     let rest = (x - k * LN2_HIGH) - k * LN2_LOW;
-    let sum = (1..=EXP_TERMS).rev().fold(1.0, |sum, n| 1.0 + rest / f64::from(n) * sum);
+    let mut sum = EXP[EXP.len() - 1];
+    for coefficient in EXP[..EXP.len() - 1].iter().rev() {
+        sum = sum * rest + coefficient;
+    }
     // Two factors, since 2^k itself may not be a normal number.
-    let half = (k / 2.0).trunc();
+    let half = (k * 0.5 + ROUNDER) - ROUNDER;
     sum * power_of_two(half) * power_of_two(k - half)
 }
 
 /// 2^k for whole k of at most 1022 in size.
+#[inline(always)]
 fn power_of_two(k: f64) -> f64 {
-    f64::from_bits(((k as i64 + 1023) as u64) << 52)
+    f64::from_bits((k + 1023.0 + ROUNDER).to_bits() << 52)
 }
 
 /// sin and cos of an angle below a million radians in size.

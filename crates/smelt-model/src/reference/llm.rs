@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::attention::{Heads, Projection, attend};
-use super::pointwise::{rms_norm, rotate_half, silu};
+use super::pointwise::{rms_norm, rotate_half, swiglu};
 use super::stream::Stream;
 use super::{Effort, Prompt, ReferenceError, threads};
 use crate::checkpoint::Checkpoint;
@@ -252,9 +252,7 @@ fn mlp(
     let mut gate = stream.product(&format!("{name}.mlp.gate_proj.weight"), &normed)?;
     let up = stream.product(&format!("{name}.mlp.up_proj.weight"), &normed)?;
     threads::for_rows(stream.effort.threads, &mut gate, 1, 1, |first, gate| {
-        for (gate, up) in gate.iter_mut().zip(&up[first..]) {
-            *gate = silu(*gate) * up;
-        }
+        swiglu(gate, &up[first..]);
     });
     drop(up);
     see(&format!("{name}.mlp.down_proj"), &gate);

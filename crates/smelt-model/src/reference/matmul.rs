@@ -1,20 +1,30 @@
-//! Multiplies f32 matrices in plain loops the compiler turns into vector code.
+//! Multiplies f32 matrices on the widest vectors that the processor has, with the same bits on all.
 //!
 //! The right side is packed into panels of [`LANES`] columns; a tile of [`ROWS`] rows by one panel
 //! is summed over [`DEPTH`] terms in registers, and tile sums are added in order of depth.  So each
 //! element is a sum of short sums (its rounding error grows with their number, not with the depth)
-//! and is the same bits however rows and columns are cut.  Reads no files.
+//! and is the same bits however rows and columns are cut.  Products are rounded before they are added:
+//! a fused operation is none that every processor has.  Reads no files.
+
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd};
 
 use super::threads;
 
-/// Columns of one panel: two SSE or NEON registers, one AVX register.
-const LANES: usize = 8;
-/// Rows of one tile: with [`LANES`], the sums fill half of sixteen vector registers.
-const ROWS: usize = 4;
-/// Terms summed before they are added to the result: one panel of them is 8 KiB, a sixth of L1.
+/// Columns of one panel: two of the widest vectors.
+const LANES: usize = 32;
+/// Rows of one tile: with [`VECTORS`], the sums fill twelve of the sixteen registers that most have.
+pub(super) const ROWS: usize = 6;
+/// Vectors of one row of a tile that are summed at once.
+const VECTORS: usize = 2;
+/// Terms summed before they are added to the result: one panel of them is 32 KiB, and a tile 6.
 const DEPTH: usize = 256;
 /// Panels that are used in turn for all rows: 128 KiB at [`DEPTH`] terms, which stays in L2.
-const GROUP: usize = 16;
+const GROUP: usize = 4;
+
+/// The sums of one tile of rows and one panel.
+type Sums = [[f32; LANES]; ROWS];
 
 /// A matrix inside a slice: element (r, c) is `values[r * row_stride + c * column_stride]`.
 #[derive(Clone, Copy)]
@@ -77,37 +87,50 @@ impl Panels {
     /// Adds `x · self` to `target`; `x` has as many rows as `target` and `depth` columns.
     pub(crate) fn add_product(&self, x: View<'_>, target: &mut Target<'_>) {
         let rows = target.values.len() / target.stride;
-        let mut tile = [[0.0; ROWS]; DEPTH];
+        let mut tiles = Vec::new();
         for start in (0..self.depth).step_by(DEPTH) {
-            let tile = &mut tile[..DEPTH.min(self.depth - start)];
-            for group in (0..self.columns.div_ceil(LANES)).step_by(GROUP) {
-                for row in (0..rows).step_by(ROWS) {
-                    pack_rows(x, row..rows.min(row + ROWS), start, tile);
-                    self.add_tiles(tile, start, group, row, target);
-                }
-            }
+            let terms = start..self.depth.min(start + DEPTH);
+            pack_tiles(x, rows, terms.clone(), &mut tiles);
+            Arch::new().dispatch(Terms { panels: self, tiles: &tiles, terms, target });
         }
     }
 
-    /// Adds the products of one tile of rows with one group of panels.
-    fn add_tiles(
-        &self,
-        tile: &[[f32; ROWS]],
-        start: usize,
-        group: usize,
-        row: usize,
-        target: &mut Target<'_>,
-    ) {
-        let panel_len = self.depth * LANES;
-        let panels = self.values.chunks(panel_len).enumerate().skip(group).take(GROUP);
-        for (index, panel) in panels {
-            let sums = multiply(tile, &panel[start * LANES..][..tile.len() * LANES]);
-            let column = index * LANES;
-            let width = LANES.min(self.columns - column);
-            let first = row * target.stride + target.column + column;
-            for (out, sums) in target.values[first..].chunks_mut(target.stride).zip(&sums) {
-                for (out, sum) in out[..width].iter_mut().zip(sums) {
-                    *out += sum;
+    /// Adds the sums of the tile that begins at `row` and of panel `index` to `target`.
+    #[inline(always)]
+    fn add(&self, sums: &Sums, row: usize, index: usize, target: &mut Target<'_>) {
+        let column = index * LANES;
+        let width = LANES.min(self.columns - column);
+        let first = row * target.stride + target.column + column;
+        for (out, sums) in target.values[first..].chunks_mut(target.stride).zip(sums) {
+            for (out, sum) in out[..width].iter_mut().zip(sums) {
+                *out += sum;
+            }
+        }
+    }
+}
+
+/// The products of all tiles with all panels over some of the terms.
+struct Terms<'a, 'b> {
+    panels: &'a Panels,
+    /// `[tiles, terms]`.
+    tiles: &'a [[f32; ROWS]],
+    terms: Range<usize>,
+    target: &'a mut Target<'b>,
+}
+
+impl WithSimd for Terms<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { panels, tiles, terms, target } = self;
+        let all: Vec<&[f32]> = panels.values.chunks(panels.depth * LANES).collect();
+        for (group, members) in all.chunks(GROUP).enumerate() {
+            for (tile, x) in tiles.chunks(terms.len()).enumerate() {
+                for (index, panel) in members.iter().enumerate() {
+                    let panel = &panel.as_chunks::<LANES>().0[terms.clone()];
+                    let sums = multiply(simd, x, panel);
+                    panels.add(&sums, tile * ROWS, group * GROUP + index, target);
                 }
             }
         }
@@ -115,34 +138,73 @@ impl Panels {
 }
 
 fn pack_panel(weights: View<'_>, first: usize, columns: usize, panel: &mut [f32]) {
-    for lane in 0..LANES.min(columns - first) {
-        for (depth, lanes) in panel.chunks_exact_mut(LANES).enumerate() {
-            lanes[lane] = weights.at(first + lane, depth);
-        }
-    }
-}
-
-/// Interleaves up to [`ROWS`] rows of `x`; missing rows are zero.
-fn pack_rows(x: View<'_>, rows: std::ops::Range<usize>, start: usize, tile: &mut [[f32; ROWS]]) {
-    let present = rows.len();
-    for (depth, lanes) in tile.iter_mut().enumerate() {
-        for (lane, value) in lanes.iter_mut().enumerate() {
-            *value = if lane < present { x.at(rows.start + lane, start + depth) } else { 0.0 };
-        }
-    }
-}
-
-/// One tile of sums, all in registers.
-fn multiply(tile: &[[f32; ROWS]], panel: &[f32]) -> [[f32; LANES]; ROWS] {
-    let mut sums = [[0.0; LANES]; ROWS];
-    for (x, weights) in tile.iter().zip(panel.as_chunks::<LANES>().0) {
-        for (sums, x) in sums.iter_mut().zip(x) {
-            for (sum, weight) in sums.iter_mut().zip(weights) {
-                *sum += x * weight;
+    /// A line of the first cache of each lane's row is used up before the next is met.
+    const STEP: usize = 16;
+    for (block, lanes) in panel.chunks_mut(STEP * LANES).enumerate() {
+        for lane in 0..LANES.min(columns - first) {
+            for (term, lanes) in lanes.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                lanes[lane] = weights.at(first + lane, block * STEP + term);
             }
         }
     }
-    sums
+}
+
+/// The terms `terms` of `rows` rows of `x`, [`ROWS`] rows interleaved; rows that are missing are zero.
+fn pack_tiles(x: View<'_>, rows: usize, terms: Range<usize>, tiles: &mut Vec<[f32; ROWS]>) {
+    tiles.clear();
+    tiles.resize(rows.div_ceil(ROWS) * terms.len(), [0.0; ROWS]);
+    for (tile, lanes) in tiles.chunks_mut(terms.len()).enumerate() {
+        for lane in 0..ROWS.min(rows - tile * ROWS) {
+            for (term, lanes) in terms.clone().zip(&mut *lanes) {
+                lanes[lane] = x.at(tile * ROWS + lane, term);
+            }
+        }
+    }
+}
+
+/// One tile of sums, [`VECTORS`] vectors of each row at a time in registers.
+#[inline(always)]
+fn multiply<S: Simd>(simd: S, x: &[[f32; ROWS]], panel: &[[f32; LANES]]) -> Sums {
+    let mut all = [[0.0; LANES]; ROWS];
+    if S::F32_LANES == 1 {
+        // Without vectors to ask for, the compiler knows best.
+        multiply_plainly(x, panel, &mut all);
+        return all;
+    }
+    for first in (0..LANES / S::F32_LANES).step_by(VECTORS) {
+        let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
+        for (x, weights) in x.iter().zip(panel) {
+            let weights = &S::as_simd_f32s(weights).0[first..first + VECTORS];
+            for (sums, x) in sums.iter_mut().zip(x) {
+                let x = simd.splat_f32s(*x);
+                for (sum, weights) in sums.iter_mut().zip(weights) {
+                    *sum = simd.add_f32s(*sum, simd.mul_f32s(x, *weights));
+                }
+            }
+        }
+        for (all, sums) in all.iter_mut().zip(sums) {
+            S::as_mut_simd_f32s(all).0[first..first + VECTORS].copy_from_slice(&sums);
+        }
+    }
+    all
+}
+
+/// The same without vectors, a part of a tile at a time that fits the registers of any processor.
+fn multiply_plainly(x: &[[f32; ROWS]], panel: &[[f32; LANES]], all: &mut Sums) {
+    const PART: usize = 8;
+    for first in (0..LANES).step_by(PART) {
+        let mut sums = [[0.0; PART]; ROWS];
+        for (x, weights) in x.iter().zip(panel) {
+            for (sums, x) in sums.iter_mut().zip(x) {
+                for (sum, weight) in sums.iter_mut().zip(&weights[first..first + PART]) {
+                    *sum += x * weight;
+                }
+            }
+        }
+        for (all, sums) in all.iter_mut().zip(sums) {
+            all[first..first + PART].copy_from_slice(&sums);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -192,6 +254,39 @@ mod tests {
         check(4, 8, 8);
         check(5, 257, 9);
         check(13, 600, 200);
+    }
+
+    #[test]
+    fn vectors_give_the_bits_of_plain_loops() {
+        struct OnVectors<'a>(&'a [[f32; ROWS]], &'a [[f32; LANES]]);
+        impl WithSimd for OnVectors<'_> {
+            type Output = Sums;
+            fn with_simd<S: Simd>(self, simd: S) -> Sums {
+                multiply(simd, self.0, self.1)
+            }
+        }
+        let (x, w) = (noise(5, 250 * ROWS), noise(6, 250 * LANES));
+        let (x, w) = (x.as_chunks().0, w.as_chunks().0);
+        let mut plain = [[0.0; LANES]; ROWS];
+        multiply_plainly(x, w, &mut plain);
+        assert_eq!(Arch::new().dispatch(OnVectors(x, w)), plain);
+    }
+
+    #[test]
+    fn every_cut_of_the_rows_gives_the_same_bits() {
+        let (x, w) = (noise(3, 20 * 300), noise(4, 70 * 300));
+        let mut panels = Panels::default();
+        panels.pack(View::rows(&w, 300), 70, 300, 1);
+        let product = |first: usize, rows: usize| {
+            let mut out = vec![0.5; rows * 70];
+            let mut target = Target { values: &mut out, stride: 70, column: 0 };
+            panels.add_product(View::rows(&x, 300).skip_rows(first), &mut target);
+            out
+        };
+        let whole = product(0, 20);
+        for cut in [1, 5, 6, 13] {
+            assert!([product(0, cut), product(cut, 20 - cut)].concat() == whole, "{cut}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::attention::{Heads, Projection, attend};
-use super::pointwise::{gelu, gelu_tanh, layer_norm, rms_norm, rotate_half, silu};
+use super::pointwise::{gelu, gelu_tanh, layer_norm, rms_norm, rotate_half, swiglu};
 use super::stream::Stream;
 use super::{ReferenceError, Seen, threads};
 use crate::families::{qwen2_5_vl, qwen3_vl};
@@ -70,9 +70,7 @@ fn qwen25(
         let y = normed(stream, &format!("{name}.norm2"), &x)?;
         let mut gate = stream.linear(&format!("{name}.mlp.gate_proj"), &y)?;
         let up = stream.linear(&format!("{name}.mlp.up_proj"), &y)?;
-        for (gate, up) in gate.iter_mut().zip(up) {
-            *gate = silu(*gate) * up;
-        }
+        swiglu(&mut gate, &up);
         add(&mut x, &stream.linear(&format!("{name}.mlp.down_proj"), &gate)?);
     }
     let y = normed(stream, "visual.merger.ln_q", &x)?;

@@ -2,6 +2,8 @@
 //!
 //! Sums and transcendental functions are taken in f64 and rounded once.  Reads no files.
 
+use pulp::{Arch, Simd, WithSimd};
+
 use super::elementary::{exp, sin_cos};
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias`, row by row, in place.
@@ -33,19 +35,64 @@ pub(super) fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) {
 pub(super) fn softmax(row: &mut [f32], visible: usize, scale: f32) {
     let (seen, hidden) = row.split_at_mut(visible);
     hidden.fill(0.0);
-    let largest = seen.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for x in seen.iter_mut() {
-        *x = exp(f64::from((*x - largest) * scale)) as f32;
-        sum += f64::from(*x);
+    Arch::new().dispatch(Softmax { seen, scale });
+}
+
+/// Exponentials that are summed side by side.
+const SUM_LANES: usize = 8;
+
+struct Softmax<'a> {
+    seen: &'a mut [f32],
+    scale: f32,
+}
+
+impl WithSimd for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { seen, scale } = self;
+        let largest = seen.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sums = [0.0; SUM_LANES];
+        for x in seen.iter_mut() {
+            *x = exp(f64::from((*x - largest) * scale)) as f32;
+        }
+        let (chunks, last) = seen.as_chunks::<SUM_LANES>();
+        for chunk in chunks {
+            sums.iter_mut().zip(chunk).for_each(|(sum, x)| *sum += f64::from(*x));
+        }
+        sums.iter_mut().zip(last).for_each(|(sum, x)| *sum += f64::from(*x));
+        let sum: f64 = sums.iter().sum();
+        for x in seen {
+            *x = (f64::from(*x) / sum) as f32;
+        }
     }
-    for x in seen {
-        *x = (f64::from(*x) / sum) as f32;
+}
+
+/// `gate * sigmoid(gate) * up`, in place of `gate`.
+pub(super) fn swiglu(gate: &mut [f32], up: &[f32]) {
+    Arch::new().dispatch(Swiglu { gate, up });
+}
+
+struct Swiglu<'a> {
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl WithSimd for Swiglu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for (gate, up) in self.gate.iter_mut().zip(self.up) {
+            *gate = silu(*gate) * up;
+        }
     }
 }
 
 /// `x * sigmoid(x)`.
-pub(super) fn silu(x: f32) -> f32 {
+#[inline(always)]
+fn silu(x: f32) -> f32 {
     let x = f64::from(x);
     (x / (1.0 + exp(-x))) as f32
 }
@@ -58,18 +105,29 @@ pub(super) fn gelu_tanh(x: f32) -> f32 {
 }
 
 /// Elements whose series are summed side by side, so that the loop runs in vector registers.
-const SERIES_LANES: usize = 8;
+const SERIES_LANES: usize = 16;
 
 /// `x/2 (1 + erf(x/√2))`, the exact GELU, in place.
 pub(super) fn gelu(values: &mut [f32]) {
-    for chunk in values.chunks_mut(SERIES_LANES) {
-        let mut x = [0.0; SERIES_LANES];
-        for (x, value) in x.iter_mut().zip(&*chunk) {
-            *x = f64::from(*value);
-        }
-        let erf = erf(x.map(|x| x * std::f64::consts::FRAC_1_SQRT_2));
-        for ((value, x), erf) in chunk.iter_mut().zip(x).zip(erf) {
-            *value = (0.5 * x * (1.0 + erf)) as f32;
+    Arch::new().dispatch(Gelu(values));
+}
+
+struct Gelu<'a>(&'a mut [f32]);
+
+impl WithSimd for Gelu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for chunk in self.0.chunks_mut(SERIES_LANES) {
+            let mut x = [0.0; SERIES_LANES];
+            for (x, value) in x.iter_mut().zip(&*chunk) {
+                *x = f64::from(*value);
+            }
+            let erf = erf(x.map(|x| x * std::f64::consts::FRAC_1_SQRT_2));
+            for ((value, x), erf) in chunk.iter_mut().zip(x).zip(erf) {
+                *value = (0.5 * x * (1.0 + erf)) as f32;
+            }
         }
     }
 }
@@ -82,6 +140,7 @@ const ERF_TERMS: usize = 96;
 /// The error function by DLMF 7.6.2, `2/√π · exp(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (1·3·…·(2n+1))`.
 ///
 /// All terms have one sign, so nothing cancels; the sum is taken from its far end inward.
+#[inline(always)]
 fn erf(x: [f64; SERIES_LANES]) -> [f64; SERIES_LANES] {
     let x = x.map(|x| x.clamp(-ERF_ARGUMENT_MAX, ERF_ARGUMENT_MAX));
     let doubled = x.map(|x| 2.0 * x * x);
@@ -140,7 +199,9 @@ mod tests {
             0.999_999_984_582_742_1,
             1.0,
         ];
-        for (found, tabled) in erf(x).into_iter().zip(tabled) {
+        let mut lanes = [0.0; SERIES_LANES];
+        lanes[..x.len()].copy_from_slice(&x);
+        for (found, tabled) in erf(lanes).into_iter().zip(tabled) {
             assert!((found - tabled).abs() < 2e-12, "{found} {tabled}");
         }
     }

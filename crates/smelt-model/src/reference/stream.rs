@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::thread;
 
-use super::matmul::{Panels, Target, View};
+use super::matmul::{Panels, ROWS, Target, View};
 use super::peaks::Peaks;
 use super::{Effort, ReferenceError, threads};
 use crate::checkpoint::{Checkpoint, CheckpointError};
@@ -93,7 +93,7 @@ impl<'a> Stream<'a> {
         let Target { values, stride, column } = target;
         let read = thread::scope(|scope| {
             let reader = next.map(|next| scope.spawn(|| ckpt.read_rows_f32(weight, next, rows)));
-            threads::for_rows(self.effort.threads, values, stride, 4, |first, values| {
+            threads::for_rows(self.effort.threads, values, stride, ROWS, |first, values| {
                 panels.add_product(x.skip_rows(first), &mut Target { values, stride, column });
             });
             reader.map_or(Ok(()), |reader| reader.join().expect("reading rows does not panic"))
