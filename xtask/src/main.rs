@@ -67,7 +67,7 @@ const USAGE: &str =
          decoder build killed for want of memory and done by its retry
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
          sanitize, exhausted contiguous memory, 200 power cuts, then fuzz
-  tidy   what compilers do not check: crate edges, file headers, pipelines, README";
+  tidy   what compilers do not check: crate edges, file headers, pipelines, pages";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

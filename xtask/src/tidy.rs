@@ -1,10 +1,10 @@
-//! Checks what compilers do not: crate edges, file headers, leftovers, pipelines, the README.
+//! Checks what compilers do not: crate edges, file headers, leftovers, pipelines, the pages that users read.
 //!
 //! It also prints the longest functions and files, as places to look; they fail nothing.
 
 mod edges;
 mod longest;
-mod readme;
+mod pages;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub(crate) fn run() -> Result<()> {
     findings.extend(sources.iter().flat_map(leftovers));
     let smelt = build_smelt()?;
     findings.extend(pipelines(&smelt)?);
-    findings.extend(readme::check(&smelt)?);
+    findings.extend(pages::check(&smelt)?);
     longest::print(&sources);
     for finding in &findings {
         eprintln!("tidy: {finding}");

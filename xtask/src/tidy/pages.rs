@@ -1,13 +1,23 @@
-//! Checks that every command the README shows exists.
+//! Checks the pages that users read: every command they show exists, every file they link to is there, and
+//! the README is a front page.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
 
 use super::edges::metadata;
 use crate::root;
+
+/// What fits on a front page; all else belongs to `docs`.
+const README_LINES_MAX: usize = 120;
+
+/// A page, and its path relative to the root.
+struct Page {
+    path: PathBuf,
+    text: String,
+}
 
 /// A line of a shell block, and where it is.
 struct Shown {
@@ -16,25 +26,64 @@ struct Shown {
 }
 
 pub(super) fn check(smelt: &Path) -> Result<Vec<String>> {
-    let text = fs::read_to_string(root().join("README.md")).context("README.md")?;
-    let shown = commands(&text);
-    let mut findings = Vec::new();
-    if shown.is_empty() {
+    let pages = pages()?;
+    let mut findings: Vec<String> =
+        pages.iter().flat_map(|page| dead_links(page).chain(wrong_commands(smelt, page))).collect();
+    let lines = pages[0].text.lines().count();
+    if lines > README_LINES_MAX {
+        findings.push(format!("README.md: {lines} lines; {README_LINES_MAX} are a front page"));
+    }
+    if commands(&pages[0].text).is_empty() {
         findings.push("README.md: shows no command".to_owned());
     }
     if !runs_smelt()? {
         findings.push("README.md: `cargo run` does not run smelt; see default-members".to_owned());
     }
-    for command in &shown {
-        if let Some(wrong) = wrong(smelt, &command.words) {
-            findings.push(format!(
-                "README.md:{}: {wrong}: {}",
-                command.line,
-                command.words.join(" ")
-            ));
+    Ok(findings)
+}
+
+/// The README, then the pages of `docs` by name.
+fn pages() -> Result<Vec<Page>> {
+    let mut docs = Vec::new();
+    for entry in fs::read_dir(root().join("docs")).context("docs")? {
+        let path = Path::new("docs").join(entry?.file_name());
+        if path.extension().is_some_and(|extension| extension == "md") {
+            docs.push(path);
         }
     }
-    Ok(findings)
+    docs.sort();
+    let read = |path: PathBuf| {
+        let text = fs::read_to_string(root().join(&path));
+        text.with_context(|| path.display().to_string()).map(|text| Page { path, text })
+    };
+    [PathBuf::from("README.md")].into_iter().chain(docs).map(read).collect()
+}
+
+/// Links to files that are not there.
+fn dead_links(page: &Page) -> impl Iterator<Item = String> + '_ {
+    let folder = root().join(page.path.parent().unwrap_or(Path::new("")));
+    let lines = page.text.lines().enumerate();
+    let linked = lines.flat_map(|(at, line)| links(line).map(move |link| (at + 1, link)));
+    let is_dead = move |(_, file): &(usize, &str)| !folder.join(file).exists();
+    linked
+        .filter(is_dead)
+        .map(|(line, file)| format!("{}:{line}: no file {file}", page.path.display()))
+}
+
+/// The files that a line links to, without the place inside of them.
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let files = targets.filter(|target| !target.contains("://"));
+    files.map(|target| target.split('#').next().unwrap_or("")).filter(|file| !file.is_empty())
+}
+
+fn wrong_commands(smelt: &Path, page: &Page) -> impl Iterator<Item = String> {
+    let path = page.path.display();
+    let say = move |command: Shown| {
+        let wrong = wrong(smelt, &command.words)?;
+        Some(format!("{path}:{}: {wrong}: {}", command.line, command.words.join(" ")))
+    };
+    commands(&page.text).into_iter().filter_map(say)
 }
 
 /// Whether `cargo run` without a package has one choice, and that is smelt.
