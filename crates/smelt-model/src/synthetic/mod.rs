@@ -1,10 +1,12 @@
 //! Writes checkpoints of true shapes without a download.
 //!
-//! A name becomes a directory in the original InternVL3 layout: configuration, tokenizer and one
+//! A name becomes a directory in the layout its family is published in: configuration, tokenizer and one
 //! weights file, whose every value is a pure function of (model, tensor, index).  The bytes are the
 //! same on every machine.  Weights are written as a stream, so a model of any size needs a few MiB.
 //! The answers of such a model mean nothing; its shapes, sizes and arithmetic are the real ones.
 
+mod internvl3;
+mod qwen_vl;
 mod sizes;
 mod tokenizer;
 mod weights;
@@ -66,14 +68,14 @@ pub fn write(
         (CONFIG_FILE, size.config_json()),
         ("generation_config.json", size.generation_json()),
         ("preprocessor_config.json", size.preprocessor_json()),
-        ("tokenizer.json", tokenizer::tokenizer_json(size.vocab)),
-        ("tokenizer_config.json", tokenizer::config_json(size.vocab, size.max_positions)),
-        ("special_tokens_map.json", tokenizer::special_tokens_json()),
+        ("tokenizer.json", tokenizer::tokenizer_json(size.words)),
+        ("tokenizer_config.json", tokenizer::config_json(size.words, size.max_positions)),
+        ("special_tokens_map.json", tokenizer::special_tokens_json(size.words)),
     ] {
         let path = out_dir.join(file);
         fs::write(&path, text).map_err(failed(&path))?;
     }
-    weights::write(name, &size.model(), &out_dir.join(WEIGHTS_FILE), progress)?;
+    weights::write(size, &out_dir.join(WEIGHTS_FILE), progress)?;
     Ok(())
 }
 
@@ -132,13 +134,19 @@ mod tests {
             write("internvl3-tiny", dir.path(), &mut |_| {}).unwrap();
             Checkpoint::open(dir.path()).unwrap();
         }
+        // Of another family, too.
+        for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
+            let dir = tempfile::tempdir().unwrap();
+            write(name, dir.path(), &mut |_| {}).unwrap();
+            Checkpoint::open(dir.path()).unwrap();
+        }
     }
 
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         let dir = tempfile::tempdir().unwrap();
         let error = write("internvl3-3b", &dir.path().join("x"), &mut |_| {}).unwrap_err();
-        let words = "unknown synthetic model \"internvl3-3b\"; known: internvl3-tiny, internvl3-1b, internvl3-2b, internvl3_5-tiny, internvl3_5-1b, internvl3_5-2b";
+        let words = "unknown synthetic model \"internvl3-3b\"; known: internvl3-tiny, internvl3-1b, internvl3-2b, internvl3_5-tiny, internvl3_5-1b, internvl3_5-2b, qwen2_5_vl-tiny, qwen2_5_vl-3b, qwen3_vl-tiny, qwen3_vl-2b";
         assert_eq!(error.to_string(), words);
         assert!(!dir.path().join("x").exists());
     }

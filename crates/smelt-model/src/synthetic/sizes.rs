@@ -1,309 +1,110 @@
-//! Holds the dimensions of the synthetic models, and writes them as configuration files.
+//! Lists the synthetic models, and writes what is said of each in configuration files.
 //!
-//! A [`Size`] goes out as the JSON texts a published checkpoint has.  Field order is fixed by the
-//! structs, so the bytes are.  Knows nothing of tokens' text or weights.
+//! Knows nothing of weights.
 
 use std::path::Path;
 
 use serde::Serialize;
 
-use super::{json, tokenizer};
-use crate::decoder::Family;
-use crate::families::internvl3::ARCHITECTURE;
-use crate::model::Model;
+use super::tokenizer::{END_OF_TEXT, TURN_END, Words};
+use super::{internvl3, json, qwen_vl};
+use crate::model::{Model, Part};
 
-/// The dimensions of one synthetic model.
+/// One synthetic model.
 pub(super) struct Size {
     pub(super) name: &'static str,
-    vision: Tower,
-    image_size: usize,
-    max_tiles: usize,
-    llm: Tower,
-    kv_heads: usize,
-    decoder: Own,
-    pub(super) vocab: usize,
+    pub(super) words: Words,
     pub(super) max_positions: usize,
+    dimensions: Dimensions,
 }
 
-/// What both towers have.
-struct Tower {
-    hidden: usize,
-    layers: usize,
-    heads: usize,
-    intermediate: usize,
+/// What the families differ in.
+enum Dimensions {
+    InternVl(internvl3::Dimensions),
+    QwenVl(qwen_vl::Dimensions),
 }
 
-/// What the families of decoders differ in.
-enum Own {
-    Qwen2,
-    Qwen3 { head_dim: usize },
-}
+/// Rows of the embedding of InternVL3: 151,643 pieces of text and 31 special tokens.
+const VOCAB_3: usize = 151_674;
 
-/// InternViT-300M, the vision tower of every small model of the family.
-const INTERN_VIT_300M: Tower = Tower { hidden: 1024, layers: 24, heads: 16, intermediate: 4096 };
+/// Rows of the embedding of InternVL3.5 and of Qwen-VL, padded beyond their tokens.
+const VOCAB_PADDED: usize = 151_936;
 
-/// Rows of the published models' embedding: 151,643 pieces of text and 31 special tokens.
-const TRUE_VOCAB: usize = 151_674;
-
-/// Rows of the embedding of InternVL3.5, padded beyond its tokens as Qwen3's is.
-const TRUE_VOCAB_3_5: usize = 151_936;
-
-/// Every synthetic model: of each generation a tiny one for tests, and two of published size.
-pub(super) const ALL: [Size; 6] = [
-    Size {
-        name: "internvl3-tiny",
-        vision: Tower { hidden: 64, layers: 2, heads: 4, intermediate: 128 },
-        image_size: 56,
-        max_tiles: 4,
-        llm: Tower { hidden: 64, layers: 3, heads: 4, intermediate: 160 },
-        kv_heads: 2,
-        decoder: Own::Qwen2,
-        vocab: 512,
-        max_positions: 1024,
-    },
-    Size {
-        name: "internvl3-1b",
-        vision: INTERN_VIT_300M,
-        image_size: 448,
-        max_tiles: 12,
-        llm: Tower { hidden: 896, layers: 24, heads: 14, intermediate: 4864 },
-        kv_heads: 2,
-        decoder: Own::Qwen2,
-        vocab: TRUE_VOCAB,
-        max_positions: 32768,
-    },
-    Size {
-        name: "internvl3-2b",
-        vision: INTERN_VIT_300M,
-        image_size: 448,
-        max_tiles: 12,
-        llm: Tower { hidden: 1536, layers: 28, heads: 12, intermediate: 8960 },
-        kv_heads: 2,
-        decoder: Own::Qwen2,
-        vocab: TRUE_VOCAB,
-        max_positions: 32768,
-    },
-    Size {
-        name: "internvl3_5-tiny",
-        vision: Tower { hidden: 64, layers: 2, heads: 4, intermediate: 128 },
-        image_size: 56,
-        max_tiles: 4,
-        llm: Tower { hidden: 64, layers: 3, heads: 4, intermediate: 160 },
-        kv_heads: 2,
-        decoder: Own::Qwen3 { head_dim: 32 },
-        vocab: 512,
-        max_positions: 1024,
-    },
-    Size {
-        name: "internvl3_5-1b",
-        vision: INTERN_VIT_300M,
-        image_size: 448,
-        max_tiles: 12,
-        llm: Tower { hidden: 1024, layers: 28, heads: 16, intermediate: 3072 },
-        kv_heads: 8,
-        decoder: Own::Qwen3 { head_dim: 128 },
-        vocab: TRUE_VOCAB_3_5,
-        max_positions: 40960,
-    },
-    Size {
-        name: "internvl3_5-2b",
-        vision: INTERN_VIT_300M,
-        image_size: 448,
-        max_tiles: 12,
-        llm: Tower { hidden: 2048, layers: 28, heads: 16, intermediate: 6144 },
-        kv_heads: 8,
-        decoder: Own::Qwen3 { head_dim: 128 },
-        vocab: TRUE_VOCAB_3_5,
-        max_positions: 40960,
-    },
+/// Every synthetic model: of each generation a tiny one for tests, and those of published size.
+pub(super) const ALL: [Size; 10] = [
+    internvl("internvl3-tiny", 512, 1024, internvl3::TINY),
+    internvl("internvl3-1b", VOCAB_3, 32768, internvl3::B1),
+    internvl("internvl3-2b", VOCAB_3, 32768, internvl3::B2),
+    internvl("internvl3_5-tiny", 512, 1024, internvl3::TINY_3_5),
+    internvl("internvl3_5-1b", VOCAB_PADDED, 40960, internvl3::B1_3_5),
+    internvl("internvl3_5-2b", VOCAB_PADDED, 40960, internvl3::B2_3_5),
+    qwen_vl("qwen2_5_vl-tiny", 512, 4096, qwen_vl::TINY_2_5),
+    qwen_vl("qwen2_5_vl-3b", VOCAB_PADDED, 128_000, qwen_vl::B3_2_5),
+    qwen_vl("qwen3_vl-tiny", 512, 4096, qwen_vl::TINY_3),
+    qwen_vl("qwen3_vl-2b", VOCAB_PADDED, 262_144, qwen_vl::B2_3),
 ];
 
-impl Own {
-    fn family(&self) -> &'static Family {
-        let name = match self {
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 { .. } => "qwen3",
-        };
-        Family::named(name).expect("the families of this file are ones this crate knows")
-    }
+const fn internvl(
+    name: &'static str,
+    vocab: usize,
+    max_positions: usize,
+    dimensions: internvl3::Dimensions,
+) -> Size {
+    let dimensions = Dimensions::InternVl(dimensions);
+    Size { name, words: Words::internvl(vocab), max_positions, dimensions }
+}
 
-    /// The fields only configurations of this family have.
-    fn head_dim(&self) -> Option<usize> {
-        match *self {
-            Self::Qwen2 => None,
-            Self::Qwen3 { head_dim } => Some(head_dim),
-        }
-    }
+const fn qwen_vl(
+    name: &'static str,
+    vocab: usize,
+    max_positions: usize,
+    dimensions: qwen_vl::Dimensions,
+) -> Size {
+    let dimensions = Dimensions::QwenVl(dimensions);
+    Size { name, words: Words::qwen_vl(vocab), max_positions, dimensions }
 }
 
 impl Size {
     /// The model, as anyone reads it from the written configuration.
     pub(super) fn model(&self) -> Model {
         Model::parse(&self.config_json(), Path::new(self.name))
-            .expect("the configurations in this file are ones this crate reads")
+            .expect("the configurations in this folder are ones this crate reads")
     }
 
+    /// What is stored of it: the heads of the published Qwen-VL models are tied.
+    pub(super) fn parts(&self) -> &'static [Part] {
+        match self.dimensions {
+            Dimensions::InternVl(_) => &[Part::Vision, Part::Llm, Part::Head],
+            Dimensions::QwenVl(_) => &[Part::Vision, Part::Llm],
+        }
+    }
+
+    /// `config.json`.
     pub(super) fn config_json(&self) -> String {
-        json(&Config {
-            architectures: [ARCHITECTURE],
-            downsample_ratio: 0.5,
-            dynamic_image_size: true,
-            force_image_size: self.image_size,
-            llm_config: self.llm_config(),
-            max_dynamic_patch: self.max_tiles,
-            min_dynamic_patch: 1,
-            model_type: "internvl_chat",
-            ps_version: "v2",
-            select_layer: -1,
-            template: "internvl2_5",
-            tie_word_embeddings: false,
-            torch_dtype: "bfloat16",
-            use_thumbnail: true,
-            vision_config: self.vision_config(),
-        })
-    }
-
-    fn llm_config(&self) -> LlmConfig {
-        LlmConfig {
-            architectures: [self.decoder.family().architecture],
-            attention_bias: self.decoder.head_dim().map(|_| false),
-            attention_dropout: 0.0,
-            bos_token_id: tokenizer::id(self.vocab, tokenizer::END_OF_TEXT),
-            eos_token_id: tokenizer::id(self.vocab, tokenizer::TURN_END),
-            head_dim: self.decoder.head_dim(),
-            hidden_act: "silu",
-            hidden_size: self.llm.hidden,
-            intermediate_size: self.llm.intermediate,
-            max_position_embeddings: self.max_positions,
-            model_type: self.decoder.family().name,
-            num_attention_heads: self.llm.heads,
-            num_hidden_layers: self.llm.layers,
-            num_key_value_heads: self.kv_heads,
-            rms_norm_eps: 1e-6,
-            rope_theta: 1_000_000.0,
-            tie_word_embeddings: false,
-            torch_dtype: "bfloat16",
-            use_cache: true,
-            use_sliding_window: false,
-            vocab_size: self.vocab,
+        match &self.dimensions {
+            Dimensions::InternVl(sizes) => sizes.config_json(self.words, self.max_positions),
+            Dimensions::QwenVl(sizes) => sizes.config_json(self.words, self.max_positions),
         }
     }
 
-    fn vision_config(&self) -> VisionConfig {
-        VisionConfig {
-            architectures: ["InternVisionModel"],
-            attention_dropout: 0.0,
-            drop_path_rate: 0.0,
-            dropout: 0.0,
-            hidden_act: "gelu",
-            hidden_size: self.vision.hidden,
-            image_size: self.image_size,
-            intermediate_size: self.vision.intermediate,
-            layer_norm_eps: 1e-6,
-            model_type: "intern_vit_6b",
-            norm_type: "layer_norm",
-            num_attention_heads: self.vision.heads,
-            num_channels: 3,
-            num_hidden_layers: self.vision.layers,
-            patch_size: 14,
-            qk_normalization: false,
-            qkv_bias: true,
-            torch_dtype: "bfloat16",
-        }
-    }
-
-    pub(super) fn generation_json(&self) -> String {
-        let id = |token| tokenizer::id(self.vocab, token);
-        json(&GenerationConfig {
-            bos_token_id: id(tokenizer::END_OF_TEXT),
-            do_sample: false,
-            eos_token_id: [id(tokenizer::TURN_END), id(tokenizer::END_OF_TEXT)],
-            pad_token_id: id(tokenizer::END_OF_TEXT),
-        })
-    }
-
-    /// The published preprocessing: bicubic to a square tile, ImageNet mean and deviation.
+    /// `preprocessor_config.json`.
     pub(super) fn preprocessor_json(&self) -> String {
-        json(&Preprocessor {
-            crop_size: self.image_size,
-            do_center_crop: true,
-            do_normalize: true,
-            do_resize: true,
-            feature_extractor_type: "CLIPFeatureExtractor",
-            image_mean: [0.485, 0.456, 0.406],
-            image_std: [0.229, 0.224, 0.225],
-            resample: 3,
-            size: self.image_size,
+        match &self.dimensions {
+            Dimensions::InternVl(sizes) => sizes.preprocessor_json(),
+            Dimensions::QwenVl(sizes) => sizes.preprocessor_json(),
+        }
+    }
+
+    /// `generation_config.json`.
+    pub(super) fn generation_json(&self) -> String {
+        let id = |token| self.words.id(token);
+        json(&GenerationConfig {
+            bos_token_id: id(END_OF_TEXT),
+            do_sample: false,
+            eos_token_id: [id(TURN_END), id(END_OF_TEXT)],
+            pad_token_id: id(END_OF_TEXT),
         })
     }
-}
-
-#[derive(Serialize)]
-struct Config {
-    architectures: [&'static str; 1],
-    downsample_ratio: f64,
-    dynamic_image_size: bool,
-    force_image_size: usize,
-    llm_config: LlmConfig,
-    max_dynamic_patch: usize,
-    min_dynamic_patch: usize,
-    model_type: &'static str,
-    ps_version: &'static str,
-    select_layer: i64,
-    template: &'static str,
-    tie_word_embeddings: bool,
-    torch_dtype: &'static str,
-    use_thumbnail: bool,
-    vision_config: VisionConfig,
-}
-
-#[derive(Serialize)]
-struct LlmConfig {
-    architectures: [&'static str; 1],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    attention_bias: Option<bool>,
-    attention_dropout: f64,
-    bos_token_id: usize,
-    eos_token_id: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    head_dim: Option<usize>,
-    hidden_act: &'static str,
-    hidden_size: usize,
-    intermediate_size: usize,
-    max_position_embeddings: usize,
-    model_type: &'static str,
-    num_attention_heads: usize,
-    num_hidden_layers: usize,
-    num_key_value_heads: usize,
-    rms_norm_eps: f64,
-    rope_theta: f64,
-    tie_word_embeddings: bool,
-    torch_dtype: &'static str,
-    use_cache: bool,
-    use_sliding_window: bool,
-    vocab_size: usize,
-}
-
-#[derive(Serialize)]
-struct VisionConfig {
-    architectures: [&'static str; 1],
-    attention_dropout: f64,
-    drop_path_rate: f64,
-    dropout: f64,
-    hidden_act: &'static str,
-    hidden_size: usize,
-    image_size: usize,
-    intermediate_size: usize,
-    layer_norm_eps: f64,
-    model_type: &'static str,
-    norm_type: &'static str,
-    num_attention_heads: usize,
-    num_channels: usize,
-    num_hidden_layers: usize,
-    patch_size: usize,
-    qk_normalization: bool,
-    qkv_bias: bool,
-    torch_dtype: &'static str,
 }
 
 #[derive(Serialize)]
@@ -314,28 +115,14 @@ struct GenerationConfig {
     pad_token_id: usize,
 }
 
-#[derive(Serialize)]
-struct Preprocessor {
-    crop_size: usize,
-    do_center_crop: bool,
-    do_normalize: bool,
-    do_resize: bool,
-    feature_extractor_type: &'static str,
-    image_mean: [f64; 3],
-    image_std: [f64; 3],
-    resample: u32,
-    size: usize,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Part;
 
     #[track_caller]
     fn check(name: &str, tensors: usize, parameters: usize) {
-        let model = ALL.iter().find(|size| size.name == name).unwrap().model();
-        let list = model.tensors(&[Part::Vision, Part::Llm, Part::Head]);
+        let size = ALL.iter().find(|size| size.name == name).unwrap();
+        let list = size.model().tensors(size.parts());
         assert_eq!(list.len(), tensors);
         let count = |(_, shape): &(String, Vec<usize>)| shape.iter().product::<usize>();
         assert_eq!(list.iter().map(count).sum::<usize>(), parameters);
@@ -343,23 +130,13 @@ mod tests {
 
     // The counts of the published checkpoints.
     #[test]
-    fn the_1b_has_its_published_size() {
+    fn models_have_their_published_sizes() {
         check("internvl3-1b", 637, 938_193_024);
-    }
-
-    #[test]
-    fn the_2b_has_its_published_size() {
         check("internvl3-2b", 685, 2_088_957_440);
-    }
-
-    #[test]
-    fn the_3_5_1b_has_its_published_size() {
         check("internvl3_5-1b", 657, 1_060_897_792);
-    }
-
-    #[test]
-    fn the_3_5_2b_has_its_published_size() {
         check("internvl3_5-2b", 657, 2_348_347_392);
+        check("qwen2_5_vl-3b", 824, 3_754_622_976);
+        check("qwen3_vl-2b", 625, 2_127_532_032);
     }
 
     #[test]

@@ -51,12 +51,15 @@ const SPECIAL: [(&str, bool); 31] = [
     ("</box>", true),
 ];
 
+/// How many of these are Qwen2.5's, and so Qwen-VL's.
+const QWEN_SPECIAL: usize = 22;
+
 /// How Qwen2 cuts text before BPE.
 const SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// ChatML.  Content is a string, or a list of parts where a picture becomes `<image>` on a line of
 /// its own; who serves the model puts the image tokens there.
-const CHAT_TEMPLATE: &str = "\
+const INTERNVL_TEMPLATE: &str = "\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' -}}
 {%- if message['content'] is string -%}
@@ -77,14 +80,62 @@ const CHAT_TEMPLATE: &str = "\
 {%- endif -%}
 ";
 
-/// The id of a special token in a vocabulary of `vocab` entries.
-pub(super) fn id(vocab: usize, token: &str) -> usize {
-    let at = SPECIAL.iter().position(|(name, _)| *name == token);
-    vocab - SPECIAL.len() + at.expect("only tokens of the table are asked for")
+/// ChatML again; a picture or a clip is its token between the marks of vision, as Qwen-VL's templates write it.
+const QWEN_VL_TEMPLATE: &str = "\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'text' -%}
+{{- part['text'] -}}
+{%- elif part['type'] == 'video' -%}
+{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
+{%- else -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+";
+
+/// The words of one model.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words {
+    /// Entries of the vocabulary.
+    pub(super) vocab: usize,
+    /// The last of them; the flag says whether decoding for people leaves the token out.
+    special: &'static [(&'static str, bool)],
+    /// How a conversation is written.
+    template: &'static str,
 }
 
-/// `tokenizer.json` for a vocabulary of `vocab` entries.
-pub(super) fn tokenizer_json(vocab: usize) -> String {
+impl Words {
+    /// Those of an InternVL model.
+    pub(super) const fn internvl(vocab: usize) -> Self {
+        Self { vocab, special: &SPECIAL, template: INTERNVL_TEMPLATE }
+    }
+
+    /// Those of a Qwen-VL model.
+    pub(super) const fn qwen_vl(vocab: usize) -> Self {
+        let (special, _) = SPECIAL.split_at(QWEN_SPECIAL);
+        Self { vocab, special, template: QWEN_VL_TEMPLATE }
+    }
+
+    /// The id of a special token.
+    pub(super) fn id(self, token: &str) -> usize {
+        let at = self.special.iter().position(|(name, _)| *name == token);
+        self.vocab - self.special.len() + at.expect("only tokens of the table are asked for")
+    }
+}
+
+/// `tokenizer.json`.
+pub(super) fn tokenizer_json(words: Words) -> String {
     let byte_level = ByteLevel {
         kind: "ByteLevel",
         add_prefix_space: false,
@@ -97,7 +148,7 @@ pub(super) fn tokenizer_json(vocab: usize) -> String {
         behavior: "Isolated",
         invert: false,
     };
-    let added = added_tokens(vocab).map(|(id, token)| AddedToken { id: Some(id), ..token });
+    let added = added_tokens(words).map(|(id, token)| AddedToken { id: Some(id), ..token });
     json(&Tokenizer {
         version: "1.0",
         truncation: None,
@@ -116,22 +167,22 @@ pub(super) fn tokenizer_json(vocab: usize) -> String {
             fuse_unk: false,
             byte_fallback: false,
             ignore_merges: false,
-            vocab: Ordered(vocabulary(vocab).into_iter().zip(0..).collect()),
+            vocab: Ordered(vocabulary(words).into_iter().zip(0..).collect()),
             merges: [],
         },
     })
 }
 
 /// `tokenizer_config.json`, which carries the chat template.
-pub(super) fn config_json(vocab: usize, max_positions: usize) -> String {
-    let decoder = added_tokens(vocab).map(|(id, token)| (id.to_string(), token));
+pub(super) fn config_json(words: Words, max_positions: usize) -> String {
+    let decoder = added_tokens(words).map(|(id, token)| (id.to_string(), token));
     json(&TokenizerConfig {
         add_bos_token: false,
         add_prefix_space: false,
         added_tokens_decoder: Ordered(decoder.collect()),
-        additional_special_tokens: additional(),
+        additional_special_tokens: additional(words),
         bos_token: None,
-        chat_template: CHAT_TEMPLATE,
+        chat_template: words.template,
         clean_up_tokenization_spaces: false,
         eos_token: TURN_END,
         errors: "replace",
@@ -144,20 +195,20 @@ pub(super) fn config_json(vocab: usize, max_positions: usize) -> String {
 }
 
 /// `special_tokens_map.json`.
-pub(super) fn special_tokens_json() -> String {
+pub(super) fn special_tokens_json(words: Words) -> String {
     json(&SpecialTokens {
-        additional_special_tokens: additional(),
+        additional_special_tokens: additional(words),
         eos_token: TURN_END,
         pad_token: END_OF_TEXT,
     })
 }
 
 /// The text of every id, in the byte-level alphabet.
-fn vocabulary(vocab: usize) -> Vec<String> {
-    let words = vocab - SPECIAL.len() - 256;
+fn vocabulary(words: Words) -> Vec<String> {
+    let made_up = words.vocab - words.special.len() - 256;
     let bytes = byte_alphabet().into_iter().map(String::from);
-    let special = SPECIAL.iter().map(|(name, _)| (*name).to_owned());
-    bytes.chain((0..words).map(word)).chain(special).collect()
+    let special = words.special.iter().map(|(name, _)| (*name).to_owned());
+    bytes.chain((0..made_up).map(word)).chain(special).collect()
 }
 
 /// The characters that stand for bytes, in GPT-2's order: printable ones stand for themselves, the
@@ -196,20 +247,22 @@ fn syllable(n: usize) -> [char; 2] {
 }
 
 /// The special tokens by id.
-fn added_tokens(vocab: usize) -> impl Iterator<Item = (usize, AddedToken)> {
-    (vocab - SPECIAL.len()..).zip(SPECIAL.iter().map(|&(content, special)| AddedToken {
-        id: None,
-        content,
-        single_word: false,
-        lstrip: false,
-        rstrip: false,
-        normalized: false,
-        special,
+fn added_tokens(words: Words) -> impl Iterator<Item = (usize, AddedToken)> {
+    (words.vocab - words.special.len()..).zip(words.special.iter().map(|&(content, special)| {
+        AddedToken {
+            id: None,
+            content,
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: false,
+            special,
+        }
     }))
 }
 
-fn additional() -> Vec<&'static str> {
-    SPECIAL.iter().filter(|(_, special)| *special).map(|&(name, _)| name).collect()
+fn additional(words: Words) -> Vec<&'static str> {
+    words.special.iter().filter(|(_, special)| *special).map(|&(name, _)| name).collect()
 }
 
 /// A JSON object whose keys keep their order.
@@ -345,17 +398,17 @@ mod tests {
             ("<IMG_CONTEXT>", 151_667),
             ("</box>", 151_673),
         ] {
-            assert_eq!(id(151_674, token), expect, "{token}");
+            assert_eq!(Words::internvl(151_674).id(token), expect, "{token}");
         }
     }
 
     #[test]
     fn every_id_is_some_text_of_its_own() {
-        for vocab in [512, 151_674] {
-            let texts = vocabulary(vocab);
-            assert_eq!(texts.len(), vocab);
+        for words in [Words::internvl(512), Words::internvl(151_674), Words::qwen_vl(512)] {
+            let texts = vocabulary(words);
+            assert_eq!(texts.len(), words.vocab);
             assert!(texts.iter().all(|text| !text.is_empty()));
-            assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), vocab);
+            assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), words.vocab);
         }
     }
 

@@ -9,8 +9,9 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use super::sizes::Size;
 use crate::dtype::Dtype;
-use crate::model::{Model, Part, block_of};
+use crate::model::{Model, Vision, block_of};
 use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 
 /// Bytes made before they are written.
@@ -21,6 +22,9 @@ const LANES_MEAN: i32 = 131_070;
 
 /// The standard deviation of the sum of four uniform 16-bit lanes: sqrt(4 * (2^32 - 1) / 12).
 const LANES_DEVIATION: f64 = 37_837.227_02;
+
+/// The deviation of embeddings.
+const EMBEDDING: f64 = 0.5;
 
 /// A tensor's values: `mean` plus noise of a standard deviation.  No value lies farther from the
 /// mean than 3.47 deviations, the reach of four lanes.
@@ -37,16 +41,15 @@ impl Noise {
     }
 }
 
-/// Writes the tensors of `model` to `path`; `progress` hears one line per layer.
+/// Writes the tensors of `size` to `path`, under the names they are published by; `progress` hears one line
+/// per layer.
 pub(super) fn write(
-    name: &str,
-    model: &Model,
+    size: &Size,
     path: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), SafetensorsError> {
-    let list = model.tensors(&[Part::Vision, Part::Llm, Part::Head]);
-    let spec = |(name, shape)| TensorSpec { name, dtype: Dtype::BF16, shape };
-    let specs: Vec<TensorSpec> = list.into_iter().map(spec).collect();
+    let (name, model) = (size.name, &size.model());
+    let specs = specs(size, model);
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut writer = Writer::create(path, &specs, &metadata)?;
     let mut chunk = vec![0; CHUNK_BYTES];
@@ -59,6 +62,16 @@ pub(super) fn write(
         write_tensor(name, model, spec, &mut chunk, &mut writer)?;
     }
     writer.finish()
+}
+
+/// What is stored, a tensor of one source each.
+fn specs(size: &Size, model: &Model) -> Vec<TensorSpec> {
+    let sources = model.layouts[0].sources;
+    let spec = |(name, shape): (String, _)| {
+        let name = sources(&name).swap_remove(0);
+        TensorSpec { name, dtype: Dtype::BF16, shape }
+    };
+    model.tensors(size.parts()).into_iter().map(spec).collect()
 }
 
 fn write_tensor(
@@ -126,7 +139,9 @@ fn noise(name: &str, shape: &[usize], model: &Model) -> Noise {
     let inputs: usize = shape.iter().skip(1).product();
     let fan_in = 1.0 / (inputs as f64).sqrt();
     let is = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
-    if is(&[
+    if let Some(noise) = qwen_vl_noise(name, shape, model) {
+        noise
+    } else if is(&[
         "norm1.weight",
         "norm2.weight",
         "layernorm.weight",
@@ -141,7 +156,7 @@ fn noise(name: &str, shape: &[usize], model: &Model) -> Noise {
     } else if is(&["position_embedding"]) {
         Noise::new(0.0, 0.2)
     } else if is(&["class_embedding", "embed_tokens.weight"]) {
-        Noise::new(0.0, 0.5)
+        Noise::new(0.0, EMBEDDING)
     } else if is(&["lm_head.weight"]) {
         // Logits of deviation 3, the spread at which greedy choices are clear.
         Noise::new(0.0, 3.0 * fan_in)
@@ -157,6 +172,33 @@ fn noise(name: &str, shape: &[usize], model: &Model) -> Noise {
         Noise::new(0.0, 2.0 / branches.sqrt() * fan_in)
     } else {
         Noise::new(0.0, fan_in)
+    }
+}
+
+/// What is of the Qwen-VL families alone: their towers and their tied heads.
+fn qwen_vl_noise(name: &str, shape: &[usize], model: &Model) -> Option<Noise> {
+    let layers = match &model.vision {
+        Some(Vision::Qwen25(tower)) => tower.layers,
+        Some(Vision::Qwen3(tower)) => tower.layers,
+        _ => return None,
+    };
+    let inputs: usize = shape.iter().skip(1).product();
+    if name == "model.norm.weight" || name == "model.language_model.norm.weight" {
+        // The head is the embedding: logits of deviation 3, as untied heads give.
+        let scale = 3.0 / (EMBEDDING * (shape[0] as f64).sqrt());
+        return Some(Noise::new(scale as f32, 0.03 * scale));
+    }
+    let (_, tower) = name.split_once("visual.")?;
+    let is = |endings: &[&str]| endings.iter().any(|ending| tower.ends_with(ending));
+    if is(&["norm.weight", "ln_q.weight"]) {
+        Some(Noise::new(1.0, 0.03))
+    } else if is(&["pos_embed.weight"]) {
+        Some(Noise::new(0.0, 0.2))
+    } else if is(&["attn.proj.weight", "mlp.down_proj.weight", "mlp.linear_fc2.weight"]) {
+        // No layer scales as InternViT's have: all blocks together add about what came in.
+        Some(Noise::new(0.0, 1.0 / ((2 * layers * inputs) as f64).sqrt()))
+    } else {
+        None
     }
 }
 
@@ -235,7 +277,7 @@ mod tests {
         let mut keys = BTreeSet::new();
         let mut tensors = 0;
         for size in &sizes::ALL {
-            for (name, _) in size.model().tensors(&[Part::Vision, Part::Llm, Part::Head]) {
+            for (name, _) in size.model().tensors(size.parts()) {
                 keys.insert(key(size.name, &name));
                 tensors += 1;
             }
