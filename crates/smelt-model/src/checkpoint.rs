@@ -16,6 +16,7 @@ use crate::dtype::Dtype;
 use crate::families::internvl3::InternVl3;
 use crate::foreign::{Expected, recognise};
 use crate::model::{Layout, Model, Part, Vision};
+use crate::packed::form::BlockForm;
 use crate::packed::gguf::Gguf;
 use crate::packed::gguf::names::LAYOUT as GGUF_LAYOUT;
 use crate::packed::quantization::Quantization;
@@ -23,6 +24,7 @@ use crate::safetensors::{SafetensorsError, Shards, Tensor};
 use crate::scheme::{self, Mark, Scheme};
 
 mod error;
+mod packed_rows;
 mod packing;
 #[cfg(test)]
 mod tests;
@@ -52,9 +54,6 @@ pub const WHOLE_TENSOR_BYTES_MAX: usize = 16 << 20;
 /// Stored bytes widened at a time.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Bytes of packed levels multiplied out at a time: rows of turned formats are cheap only together.
-const LEVEL_BYTES: usize = 1 << 20;
-
 /// The name ending of the scales that belong to a packed weight.
 pub(crate) const SCALE_SUFFIX: &str = "_scale";
 
@@ -63,6 +62,29 @@ pub(crate) const ZERO_SUFFIX: &str = "_zero";
 
 /// The name ending of the order of its columns.
 pub(crate) const ORDER_SUFFIX: &str = "_order";
+
+/// The name ending of what is above four bits of its levels.
+pub(crate) const HIGH_SUFFIX: &str = "_high";
+
+/// The name ending of the factors that make scales of `_scale`.
+pub(crate) const FACTOR_SUFFIX: &str = "_factor";
+
+/// The name ending of its minima.
+pub(crate) const MIN_SUFFIX: &str = "_min";
+
+/// The name ending of the factors that make minima of `_min`.
+pub(crate) const MIN_FACTOR_SUFFIX: &str = "_min_factor";
+
+/// What may stand beside the levels of a weight, scales first.
+const SUFFIXES: [&str; 7] = [
+    SCALE_SUFFIX,
+    FACTOR_SUFFIX,
+    MIN_SUFFIX,
+    MIN_FACTOR_SUFFIX,
+    HIGH_SUFFIX,
+    ZERO_SUFFIX,
+    ORDER_SUFFIX,
+];
 
 /// An open checkpoint: every tensor its configuration calls for is there, and no other.
 #[derive(Debug)]
@@ -190,15 +212,22 @@ impl Checkpoint {
     }
 
     /// The canonical tensors that tensor `name` consists of: itself, and behind it the scales,
-    /// zeros and order of a packed weight.
+    /// zeros, order and whatever else belongs to a packed weight.
     ///
     /// # Errors
     /// [`CheckpointError::UnknownTensor`].
     pub fn parts(&self, name: &str) -> Result<Vec<&Weight>, CheckpointError> {
         let mut parts = vec![self.tensor(name)?];
-        let suffixes = [SCALE_SUFFIX, ZERO_SUFFIX, ORDER_SUFFIX];
-        parts.extend(suffixes.iter().filter_map(|end| self.weights.get(&format!("{name}{end}"))));
+        parts.extend(SUFFIXES.iter().filter_map(|end| self.weights.get(&format!("{name}{end}"))));
         Ok(parts)
+    }
+
+    /// The form of weight `name`, if it is packed in one of those of ggml's blocks.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownTensor`].
+    pub fn form(&self, name: &str) -> Result<Option<BlockForm>, CheckpointError> {
+        Ok(self.tensor(name)?.packed.as_ref().and_then(|packed| packed.form))
     }
 
     /// How the weight `name` is packed; nothing if it is floats.
@@ -416,43 +445,6 @@ impl Checkpoint {
                 return Err(self.wrong_dtype(&tensor.name, tensor.dtype, FLOATS));
             }
             at += part;
-        }
-        Ok(())
-    }
-
-    /// Appends rows of a packed weight, multiplied out, reading some rows of levels at a time.
-    fn read_packed(
-        &self,
-        weight: &Weight,
-        rows: Range<usize>,
-        columns: usize,
-        stored: &mut Vec<u8>,
-        out: &mut Vec<f32>,
-    ) -> Result<(), CheckpointError> {
-        let Some(packed) = &weight.packed else { return Ok(()) };
-        let scales = self.tensor(&scale_name(&weight.name))?;
-        let zeros = packed.has_zeros.then(|| self.tensor(&format!("{}{ZERO_SUFFIX}", weight.name)));
-        let zeros = zeros.transpose()?;
-        let (row_bytes, groups) = (weight.row_bytes(), scales.shape.get(1).copied().unwrap_or(1));
-        let step = (LEVEL_BYTES / row_bytes.max(1)).max(1);
-        let (mut levels, mut scale, mut zero) = (Vec::new(), Vec::new(), Vec::new());
-        for first in rows.clone().step_by(step) {
-            let here = first..rows.end.min(first + step);
-            levels.resize(here.len() * row_bytes, 0);
-            self.read_at(weight, (first * row_bytes) as u64, &mut levels)?;
-            scale.clear();
-            let of_scales = first * groups..here.end * groups;
-            self.read_elements(scales, of_scales, stored, &mut scale)?;
-            if let Some(zeros) = zeros {
-                zero.resize(here.len() * groups, 0);
-                self.read_at(zeros, (first * groups) as u64, &mut zero)?;
-            }
-            for row in 0..here.len() {
-                let of_row = row * groups..(row + 1) * groups;
-                let levels = &levels[row * row_bytes..(row + 1) * row_bytes];
-                let zero = zeros.map(|_| &zero[of_row.clone()]);
-                packed.widen_row(levels, columns, &scale[of_row], zero, out);
-            }
         }
         Ok(())
     }

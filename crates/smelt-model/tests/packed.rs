@@ -118,6 +118,62 @@ fn gguf_is_written_for_others_with_its_integers_and_an_embedding_of_floats() {
     }
 }
 
+/// Blocks with minima and factors are kept by a quantiser that rounds nothing, byte for byte, and refused
+/// by formats that have no place for them.
+#[test]
+fn blocks_are_kept_as_they_are_and_go_to_no_other_tool() {
+    for form in ["q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"] {
+        let source = Checkpoint::open(&golden(&format!("blocks-{form}.gguf"))).unwrap();
+        let dir = TempDir::new().unwrap();
+        quantize(&source, &Options::plain(Scheme::None), dir.path(), &mut |_| {}).unwrap();
+        let kept = Checkpoint::open(dir.path()).unwrap();
+        assert_eq!(kept.scheme_words(), form);
+        assert!(canonical(&kept) == canonical(&source), "{form}");
+        for name in canonical(&source).keys().filter(|name| name.ends_with("weight")) {
+            let rows = 0..source.shape(name).unwrap()[0];
+            let (mut expect, mut found) = (Vec::new(), Vec::new());
+            source.read_rows_f32(name, rows.clone(), &mut expect).unwrap();
+            kept.read_rows_f32(name, rows, &mut found).unwrap();
+            assert!(found == expect, "{form}: {name}");
+        }
+        for format in [Format::Awq, Format::Gptq, Format::CompressedTensors] {
+            let error = write(&source, &source, format, dir.path(), &mut |_| {}).unwrap_err();
+            let words = "which the format has no place for; start from the unquantised";
+            assert!(error.to_string().contains(words), "{form} {format:?}: {error}");
+        }
+        let rounded = quantize(&source, &Options::plain(Scheme::Int8), dir.path(), &mut |_| {});
+        assert!(rounded.unwrap_err().to_string().contains(form));
+    }
+}
+
+/// A canonical weight whose parts make no form is refused by name.
+#[test]
+fn parts_that_make_no_form_are_refused() {
+    let source = Checkpoint::open(&golden("blocks-q4_k.gguf")).unwrap();
+    let dir = TempDir::new().unwrap();
+    quantize(&source, &Options::plain(Scheme::None), dir.path(), &mut |_| {}).unwrap();
+    let whole = stored(dir.path());
+    let weight = "language_model.model.layers.0.mlp.up_proj.weight";
+    for (part, words) in [
+        ("_min", "has scales, minima and high bits that no form has"),
+        ("_scale", "_scale"),
+        ("_min_factor", "_min_factor"),
+    ] {
+        let mut tensors = whole.clone();
+        tensors.remove(&format!("{weight}{part}")).unwrap();
+        save(dir.path(), &tensors);
+        let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains(weight), "{part}: {error}");
+    }
+    let mut tensors = whole.clone();
+    let factors = tensors.get_mut(&format!("{weight}_factor")).unwrap();
+    factors.0.shape[1] /= 2;
+    factors.1.truncate(factors.1.len() / 2);
+    save(dir.path(), &tensors);
+    let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("_factor has shape [96, 4], but must have [96, 8]"), "{error}");
+}
+
 /// The golden files were packed by the tools' own packages, or a transcription of them.
 #[test]
 fn what_is_written_is_byte_for_byte_what_the_tools_write() {

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::dtype::Dtype;
+use crate::packed::form::BlockForm;
 use crate::packed::gguf::Gguf;
 use crate::packed::gguf::blocks::{BLOCK, Blocks, Kind, Take};
 use crate::packed::present::{self, Made, Recipe};
@@ -19,6 +20,7 @@ use crate::packed::{PackedError, awq, compressed_tensors, gptq, group_of};
 use crate::safetensors::{SafetensorsError, Shards};
 
 use super::weight::{Packed, Source, Weight};
+use super::{FACTOR_SUFFIX, HIGH_SUFFIX, MIN_FACTOR_SUFFIX, MIN_SUFFIX, SCALE_SUFFIX};
 
 /// How the weights of a checkpoint are packed.
 #[derive(Debug)]
@@ -184,6 +186,7 @@ fn packed_of(stored: &Stored, is_symmetric: bool) -> Packed {
         group: group_of(columns, stored.groups).unwrap_or(columns),
         has_zeros: stored.zeros.is_some() && !is_symmetric,
         order: stored.order.as_deref().map(Arc::from),
+        form: None,
     }
 }
 
@@ -222,6 +225,15 @@ fn canonical(files: &Shards, source: &str, shape: &[usize]) -> Result<Option<Fou
     finder.check(levels, &[rows, row_bytes], &[levels.dtype], "I8 or U8")?;
     let mut claimed = vec![source.to_owned()];
     let mut made = vec![plain(levels, "")];
+    if let Some(form) = canonical_form(&finder, levels)? {
+        for part in form_parts(form, finder.shape) {
+            let tensor = companion(&finder, part.suffix)?;
+            finder.check(tensor, &part.shape, &[part.dtype], part.dtype.name())?;
+            claimed.push(tensor.name.clone());
+            made.push(plain(tensor, part.suffix));
+        }
+        return Ok(Some(Found { form: Form::Made(made, packed_in(form)), claimed }));
+    }
     let scale = companion(&finder, "_scale")?;
     let groups = canonical_groups(&finder, scale)?;
     made.push(plain(scale, "_scale"));
@@ -236,8 +248,69 @@ fn canonical(files: &Shards, source: &str, shape: &[usize]) -> Result<Option<Fou
     }
     claimed.extend(made.iter().skip(1).map(|part| format!("{source}{}", part.suffix)));
     let group = group_of(columns, groups).unwrap_or(columns);
-    let packed = Packed { bits, group, has_zeros: zeros.is_some(), order };
+    let packed = Packed { bits, group, has_zeros: zeros.is_some(), order, form: None };
     Ok(Some(Found { form: Form::Made(made, packed), claimed }))
+}
+
+fn packed_in(form: BlockForm) -> Packed {
+    let BlockForm { bits, group, .. } = form;
+    Packed { bits, group, has_zeros: false, order: None, form: Some(form) }
+}
+
+/// A tensor that stands beside the levels of a weight.
+struct FormPart {
+    suffix: &'static str,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// What of a block makes it.
+    take: Take,
+}
+
+/// What stands beside the levels of a weight `[rows, columns]` in `form`, scales first.
+fn form_parts(form: BlockForm, [rows, columns]: [usize; 2]) -> Vec<FormPart> {
+    let part = |suffix, dtype, share: usize, take| {
+        let width = columns / share;
+        let shape = if width == 1 { vec![rows] } else { vec![rows, width] };
+        FormPart { suffix, dtype, shape, take }
+    };
+    let mut parts = vec![part(SCALE_SUFFIX, Dtype::F16, form.span, Take::Scales)];
+    if form.has_factors() {
+        parts.push(part(FACTOR_SUFFIX, Dtype::I8, form.group, Take::Factors));
+    }
+    if form.has_mins {
+        parts.push(part(MIN_SUFFIX, Dtype::F16, form.span, Take::Mins));
+    }
+    if form.has_mins && form.has_factors() {
+        parts.push(part(MIN_FACTOR_SUFFIX, Dtype::I8, form.group, Take::MinFactors));
+    }
+    parts.extend(form.word_columns().map(|w| part(HIGH_SUFFIX, Dtype::U32, w, Take::High)));
+    parts
+}
+
+/// The form of a canonical weight, if what stands beside its levels says that it has one.
+fn canonical_form(
+    finder: &Finder<'_>,
+    levels: &crate::safetensors::Tensor,
+) -> Result<Option<BlockForm>, PackedError> {
+    let get = |suffix: &str| finder.files.get(&format!("{}{suffix}", finder.module));
+    let (high, factors, mins) = (get(HIGH_SUFFIX), get(FACTOR_SUFFIX), get(MIN_SUFFIX));
+    if levels.dtype != Dtype::U8 || (high.is_none() && factors.is_none() && mins.is_none()) {
+        return Ok(None);
+    }
+    let columns = finder.shape[1];
+    let width = |tensor: &crate::safetensors::Tensor| tensor.shape.get(1).copied().unwrap_or(1);
+    let bits = match high.map(width) {
+        None => 4,
+        Some(words) if words * 32 == columns => 5,
+        Some(_) => 6,
+    };
+    let form = BlockForm::of(bits, factors.is_some(), mins.is_some());
+    let fits = |form: &BlockForm| columns.is_multiple_of(form.span.max(BLOCK));
+    form.filter(fits).map(Some).ok_or_else(|| PackedError::BadValues {
+        path: finder.files.path().into(),
+        tensor: levels.name.clone(),
+        problem: "has scales, minima and high bits that no form has".to_owned(),
+    })
 }
 
 fn plain(tensor: &crate::safetensors::Tensor, suffix: &'static str) -> Made {
@@ -322,8 +395,18 @@ fn blocks(
         let (tensor, expected) = (source.to_owned(), "F32, F16 or BF16");
         return Err(PackedError::WrongDtype { path, tensor, found, expected });
     };
-    let groups = columns.div_ceil(BLOCK);
+    let groups = columns.div_ceil(kind.block_elements());
     finder.check(tensor, &[rows, groups * kind.block_bytes()], &[Dtype::U8], "blocks")?;
+    if let Some(form) = kind.form() {
+        let shape = vec![rows, columns / 2];
+        let levels = Made { suffix: "", dtype: Dtype::U8, shape, recipe: recipe(Take::Levels) };
+        let beside = form_parts(form, [rows, columns]).into_iter().map(|part| {
+            let FormPart { suffix, dtype, shape, take } = part;
+            Made { suffix, dtype, shape, recipe: recipe(take) }
+        });
+        let made = std::iter::once(levels).chain(beside).collect();
+        return Ok(Some(Found { form: Form::Made(made, packed_in(form)), claimed }));
+    }
     let (bits, dtype, row_bytes) = match kind {
         Kind::Q4_0 => (4, Dtype::U8, columns.div_ceil(2)),
         _ => (8, Dtype::I8, columns),
@@ -332,6 +415,6 @@ fn blocks(
         Made { suffix: "", dtype, shape: vec![rows, row_bytes], recipe: recipe(Take::Levels) };
     let shape = if groups == 1 { vec![rows] } else { vec![rows, groups] };
     let scales = Made { suffix: "_scale", dtype: Dtype::F16, shape, recipe: recipe(Take::Scales) };
-    let packed = Packed { bits, group: BLOCK, has_zeros: false, order: None };
+    let packed = Packed { bits, group: BLOCK, has_zeros: false, order: None, form: None };
     Ok(Some(Found { form: Form::Made(vec![levels, scales], packed), claimed }))
 }

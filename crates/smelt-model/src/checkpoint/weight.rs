@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::dtype::Dtype;
+use crate::packed::form::BlockForm;
 use crate::packed::present::{MIDDLE, Recipe, inverse};
 use crate::safetensors::{SafetensorsError, Shards, Tensor};
 
@@ -46,6 +47,8 @@ pub(super) struct Packed {
     pub(super) has_zeros: bool,
     /// The input channel of each column, if columns were sorted.
     pub(super) order: Option<Arc<[u32]>>,
+    /// What there is beside scales and zeros.
+    pub(super) form: Option<BlockForm>,
 }
 
 /// How a weight is packed, for those who write it for other tools.
@@ -65,14 +68,16 @@ pub(crate) struct PackedFacts {
     pub(crate) order: Option<Arc<[u32]>>,
     /// The column of each input channel, if columns were sorted.
     pub(crate) places: Option<Arc<[u32]>>,
+    /// The form, where levels have more beside them than scales and zeros.
+    pub(crate) form: Option<BlockForm>,
 }
 
 impl PackedFacts {
     pub(super) fn of(packed: &Packed, shape: [usize; 2]) -> Self {
-        let Packed { bits, group, has_zeros, ref order } = *packed;
+        let Packed { bits, group, has_zeros, ref order, form } = *packed;
         let groups = shape[1].div_ceil(group).max(1);
         let places = order.as_deref().map(inverse);
-        Self { shape, bits, groups, group, has_zeros, order: order.clone(), places }
+        Self { shape, bits, groups, group, has_zeros, order: order.clone(), places, form }
     }
 }
 
@@ -138,22 +143,51 @@ fn read_pieces(
     files.read_at(last, at, out)
 }
 
+/// What belongs to the groups of one row.
+#[derive(Clone, Copy)]
+pub(super) struct Groups<'a> {
+    /// The scales, products multiplied out.
+    pub(super) scales: &'a [f32],
+    /// The levels that mean 0.
+    pub(super) zeros: Option<&'a [u8]>,
+    /// The minima, products multiplied out.
+    pub(super) mins: Option<&'a [f32]>,
+    /// What is above four bits of the levels; empty where there is nothing.
+    pub(super) high: &'a [u8],
+}
+
+/// The numbers of a row in `form`.  A scale times a level is exact, so nothing but a minimum rounds.
+fn widen_blocks(form: BlockForm, nibbles: &[u8], groups: &Groups<'_>, out: &mut [f32]) {
+    let middle = i16::from(form.middle());
+    let numbers = out.chunks_mut(form.group).zip(groups.scales);
+    for (group, (out, scale)) in numbers.enumerate() {
+        let min = groups.mins.map(|mins| mins[group]);
+        for (column, out) in (group * form.group..).zip(out) {
+            let level = i16::from(form.level(nibbles, groups.high, column)) - middle;
+            let product = f32::from(level) * scale;
+            *out = min.map_or(product, |min| product - min);
+        }
+    }
+}
+
 impl Packed {
     /// Appends `columns` numbers, in the order of the input channels, made of a row's canonical
-    /// `levels`, its groups' `scales` and their `zeros`: `(level - zero) * scale`.
+    /// `levels` and what its `groups` have: `(level - zero) * scale`, or `level * scale - min`.
     pub(super) fn widen_row(
         &self,
         levels: &[u8],
         columns: usize,
-        scales: &[f32],
-        zeros: Option<&[u8]>,
+        groups: &Groups<'_>,
         out: &mut Vec<f32>,
     ) {
         let start = out.len();
         out.resize(start + columns, 0.0);
         let out = &mut out[start..];
-        for (group, &scale) in scales.iter().enumerate() {
-            let zero = f32::from(zeros.map_or(MIDDLE, |zeros| zeros[group]));
+        if let Some(form) = self.form {
+            return widen_blocks(form, levels, groups, out);
+        }
+        for (group, &scale) in groups.scales.iter().enumerate() {
+            let zero = f32::from(groups.zeros.map_or(MIDDLE, |zeros| zeros[group]));
             let first = group * self.group;
             for column in first..columns.min(first + self.group) {
                 let level = match self.bits {
@@ -166,8 +200,11 @@ impl Packed {
         }
     }
 
-    /// The word for the scheme, as flags and engines have it.
+    /// The word for the scheme, as flags and engines have it; ggml's for its forms.
     pub(super) fn words(&self, columns: usize) -> String {
+        if let Some(form) = self.form {
+            return form.name.to_owned();
+        }
         let (bits, group) = (self.bits, self.group);
         let size = if group >= columns { String::new() } else { format!("-g{group}") };
         format!("int{bits}{size}{}", if self.has_zeros { "-asym" } else { "" })

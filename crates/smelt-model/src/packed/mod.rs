@@ -10,9 +10,11 @@
 //! source's float type.  `X_zero` U8 `[out, groups]` where asymmetric: `w = (q - zero) * scale`,
 //! else `w = (q - 8) * scale`, and `w = q * scale` for 8 bits.  `X_order` I32 `[in]` where columns
 //! were sorted: stored column `j` is input channel `order[j]`, and groups are contiguous.
+//! What has minima, factors of scales, or 5 or 6 bits is in one of the forms of `form`.
 
 pub(crate) mod awq;
 pub(crate) mod compressed_tensors;
+pub mod form;
 pub mod gguf;
 pub(crate) mod gptq;
 pub(crate) mod present;

@@ -2,20 +2,30 @@
 //!
 //! A row of Q8_0 is blocks of 32 elements: an f16 scale, then 32 signed bytes.  One of Q4_0: an f16
 //! scale, then 16 bytes whose low nibbles are the first 16 elements and whose high nibbles are the
-//! last 16, each offset by 8.  Rows of Llama's query and key projections lie interleaved and are
-//! put back.  Source: `block_q8_0`, `block_q4_0` in ggml's `ggml-common.h`; `LlamaModel.permute` in
-//! llama.cpp's `convert_hf_to_gguf.py`.  Knows nothing of files or names.
+//! last 16, each offset by 8.  Q4_1, Q5_0 and Q5_1 are like it, with a minimum (added) and fifth bits.
+//! The K kinds have blocks of 256 elements in groups, whose scales and minima are factors of 6 or 8
+//! bits of the block's two f16.  Rows of Llama's query and key projections lie interleaved and are
+//! put back.  Source: `block_q4_1` … `block_q6_K` in ggml's `ggml-common.h`, `dequantize_row_*` in its
+//! `ggml-quants.c`; `LlamaModel.permute` in llama.cpp's `convert_hf_to_gguf.py`.  Knows nothing of
+//! files or names.
 
 use std::ops::Range;
 
 use crate::dtype::Dtype;
+use crate::packed::form::BlockForm;
 use crate::safetensors::{SafetensorsError, Shards, Tensor};
 
-/// Elements of a quantised block.
+/// Elements of a block of the plain kinds.
 pub(crate) const BLOCK: usize = 32;
+
+/// Elements of a block of the K kinds.
+const SUPER_BLOCK: usize = 256;
 
 /// Bytes of a block's scale.
 const SCALE_BYTES: usize = 2;
+
+/// The sign of the second byte of an f16.
+const SIGN: u8 = 0x80;
 
 /// How a tensor's elements are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,19 +36,28 @@ pub(crate) enum Kind {
     Q8_0,
     /// 4-bit blocks.
     Q4_0,
+    /// 4-bit blocks with a minimum.
+    Q4_1,
+    /// 5-bit blocks.
+    Q5_0,
+    /// 5-bit blocks with a minimum.
+    Q5_1,
+    /// 4-bit groups of 32 with factors for scale and minimum.
+    Q4K,
+    /// 5-bit groups of 32 with factors for scale and minimum.
+    Q5K,
+    /// 6-bit groups of 16 with factors for the scale.
+    Q6K,
 }
 
+/// The kinds whose elements are read, in words.
+pub(crate) const READ: &str = "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K";
+
 /// ggml's other types by number, for refusals.
-const UNSUPPORTED: [(u32, &str); 28] = [
-    (3, "Q4_1"),
-    (6, "Q5_0"),
-    (7, "Q5_1"),
+const UNSUPPORTED: [(u32, &str); 22] = [
     (9, "Q8_1"),
     (10, "Q2_K"),
     (11, "Q3_K"),
-    (12, "Q4_K"),
-    (13, "Q5_K"),
-    (14, "Q6_K"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),
     (17, "IQ2_XS"),
@@ -67,7 +86,13 @@ impl Kind {
             0 => Ok(Self::Float(Dtype::F32)),
             1 => Ok(Self::Float(Dtype::F16)),
             2 => Ok(Self::Q4_0),
+            3 => Ok(Self::Q4_1),
+            6 => Ok(Self::Q5_0),
+            7 => Ok(Self::Q5_1),
             8 => Ok(Self::Q8_0),
+            12 => Ok(Self::Q4K),
+            13 => Ok(Self::Q5K),
+            14 => Ok(Self::Q6K),
             30 => Ok(Self::Float(Dtype::BF16)),
             other => {
                 let known = UNSUPPORTED.iter().find(|(number, _)| *number == other);
@@ -82,6 +107,12 @@ impl Kind {
             Self::Float(dtype) => dtype.name(),
             Self::Q8_0 => "Q8_0",
             Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
+            Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
+            Self::Q6K => "Q6_K",
         }
     }
 
@@ -89,7 +120,15 @@ impl Kind {
     pub(crate) fn float(self) -> Option<Dtype> {
         match self {
             Self::Float(dtype) => Some(dtype),
-            Self::Q8_0 | Self::Q4_0 => None,
+            _ => None,
+        }
+    }
+
+    /// The form of the weight it makes, where that has more than levels and scales.
+    pub(crate) fn form(self) -> Option<BlockForm> {
+        match self {
+            Self::Float(_) | Self::Q8_0 | Self::Q4_0 => None,
+            _ => BlockForm::parse(&self.name().to_ascii_lowercase()),
         }
     }
 
@@ -100,29 +139,128 @@ impl Kind {
 
     /// Elements of a block.
     pub(crate) fn block_elements(self) -> usize {
-        if self.float().is_some() { 1 } else { BLOCK }
+        match self {
+            Self::Float(_) => 1,
+            Self::Q4K | Self::Q5K | Self::Q6K => SUPER_BLOCK,
+            _ => BLOCK,
+        }
     }
 
     /// Bytes of a block.
     pub(crate) fn block_bytes(self) -> usize {
         match self {
             Self::Float(dtype) => dtype.size_bytes(),
-            Self::Q8_0 => SCALE_BYTES + BLOCK,
-            Self::Q4_0 => SCALE_BYTES + BLOCK / 2,
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
         }
+    }
+
+    /// The levels of one block, a byte each.
+    fn levels(self, block: &[u8]) -> [u8; SUPER_BLOCK] {
+        let mut levels = [0; SUPER_BLOCK];
+        match self {
+            Self::Float(_) | Self::Q8_0 => {}
+            Self::Q4_0 => halves(&block[2..], &[], &mut levels),
+            Self::Q4_1 => halves(&block[4..], &[], &mut levels),
+            Self::Q5_0 => halves(&block[6..], &block[2..6], &mut levels),
+            Self::Q5_1 => halves(&block[8..], &block[4..8], &mut levels),
+            Self::Q4K => pairs_of_groups(&block[16..], &[], &mut levels),
+            Self::Q5K => pairs_of_groups(&block[48..], &block[16..48], &mut levels),
+            Self::Q6K => quarters(&block[..128], &block[128..192], &mut levels),
+        }
+        levels
     }
 
     /// The canonical bytes of one block's levels.
     fn put_levels(self, block: &[u8], out: &mut [u8]) {
-        let stored = &block[SCALE_BYTES..];
         if self == Self::Q8_0 {
-            return out.copy_from_slice(stored);
+            return out.copy_from_slice(&block[SCALE_BYTES..]);
         }
-        let level = |column: usize| (stored[column % 16] >> (4 * (column / 16))) & 15;
-        for (pair, out) in out.iter_mut().enumerate() {
-            *out = level(2 * pair) | level(2 * pair + 1) << 4;
+        let levels = self.levels(block);
+        for (out, pair) in out.iter_mut().zip(levels.as_chunks::<2>().0) {
+            *out = pair[0] & 15 | (pair[1] & 15) << 4;
         }
     }
+
+    /// The canonical words of what is above four bits of one block's levels; `out` is zero.
+    fn put_high(self, block: &[u8], out: &mut [u8]) {
+        let Some(form) = self.form() else { return };
+        form.put_high(&self.levels(block)[..self.block_elements()], out);
+    }
+
+    /// The f16 that scales are, or are multiples of.
+    fn scale(self, block: &[u8]) -> [u8; SCALE_BYTES] {
+        let at = if self == Self::Q6K { 208 } else { 0 };
+        [block[at], block[at + 1]]
+    }
+
+    /// The f16 that minima, subtracted, are or are multiples of; plain kinds add theirs.
+    fn min(self, block: &[u8]) -> [u8; SCALE_BYTES] {
+        let sign = if self.block_elements() == BLOCK { SIGN } else { 0 };
+        [block[2], block[3] ^ sign]
+    }
+
+    /// The factors of the groups' scales.
+    fn put_factors(self, block: &[u8], out: &mut [u8]) {
+        if self == Self::Q6K {
+            return out.copy_from_slice(&block[192..208]);
+        }
+        out.iter_mut()
+            .enumerate()
+            .for_each(|(group, out)| *out = six_bits(&block[4..16], group)[0]);
+    }
+
+    /// The factors of the groups' minima.
+    fn put_min_factors(block: &[u8], out: &mut [u8]) {
+        out.iter_mut()
+            .enumerate()
+            .for_each(|(group, out)| *out = six_bits(&block[4..16], group)[1]);
+    }
+}
+
+/// Levels of 32 elements: `low` has the first 16 in its low nibbles, the others in its high ones;
+/// `fifth`, where there are such, a bit for each element.
+fn halves(low: &[u8], fifth: &[u8], levels: &mut [u8]) {
+    for (column, level) in levels[..BLOCK].iter_mut().enumerate() {
+        let high = fifth.get(column / 8).map_or(0, |byte| (byte >> (column % 8)) & 1);
+        *level = (low[column % 16] >> (column / 16 * 4)) & 15 | high << 4;
+    }
+}
+
+/// Levels of 256 elements: 32 bytes of `low` for two groups of 32, of which the first has the low
+/// nibbles; a byte of `fifth`, where there are such, for a column of all eight groups.
+fn pairs_of_groups(low: &[u8], fifth: &[u8], levels: &mut [u8]) {
+    for (at, level) in levels.iter_mut().enumerate() {
+        let (group, column) = (at / 32, at % 32);
+        let high = fifth.get(column).map_or(0, |byte| (byte >> group) & 1);
+        *level = (low[group / 2 * 32 + column] >> (group % 2 * 4)) & 15 | high << 4;
+    }
+}
+
+/// Levels of 256 elements of 6 bits, halves of 128 for themselves: 64 bytes of `low`, whose low nibbles
+/// come first; 32 of `high`, two bits for the same column of each quarter.
+fn quarters(low: &[u8], high: &[u8], levels: &mut [u8]) {
+    for (at, level) in levels.iter_mut().enumerate() {
+        let (half, inside) = (at / 128, at % 128);
+        let nibble = (low[half * 64 + inside % 64] >> (inside / 64 * 4)) & 15;
+        *level = nibble | ((high[half * 32 + inside % 32] >> (inside / 32 * 2)) & 3) << 4;
+    }
+}
+
+/// The factors of scale and minimum of `group`, six bits each: those of the first four groups in the
+/// low bits of bytes 0..4 and 4..8, those of the others in bytes 8..12 and above the first.
+fn six_bits(packed: &[u8], group: usize) -> [u8; 2] {
+    if group < 4 {
+        return [packed[group] & 63, packed[group + 4] & 63];
+    }
+    let both = packed[group + 4];
+    [both & 15 | packed[group - 4] >> 6 << 4, both >> 4 | packed[group] >> 6 << 4]
 }
 
 /// What is taken of a tensor.
@@ -130,10 +268,18 @@ impl Kind {
 pub(crate) enum Take {
     /// Everything, as it is.
     All,
-    /// The levels of blocks, in canonical form.
+    /// The levels of blocks, in canonical form: all of them, or their low four bits.
     Levels,
+    /// What is above four bits of the levels.
+    High,
     /// The scales of blocks, f16.
     Scales,
+    /// The factors of the groups' scales.
+    Factors,
+    /// The minima of blocks, f16, to be subtracted.
+    Mins,
+    /// The factors of the groups' minima.
+    MinFactors,
 }
 
 /// How canonical rows are made of a GGUF tensor.
@@ -150,7 +296,7 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Fills `out` with the canonical bytes of `rows`, `row_bytes` each.
+    /// Fills `out`, which is zero, with the canonical bytes of `rows`, `row_bytes` each.
     ///
     /// # Errors
     /// The reader's.
@@ -181,20 +327,70 @@ impl Blocks {
     }
 
     fn put_row(&self, line: &[u8], out: &mut [u8]) {
-        let blocks = line.chunks_exact(self.kind.block_bytes());
-        match self.take {
-            Take::All => out.copy_from_slice(line),
-            Take::Levels => {
-                let bytes = if self.kind == Kind::Q4_0 { BLOCK / 2 } else { BLOCK };
-                for (block, out) in blocks.zip(out.chunks_exact_mut(bytes)) {
-                    self.kind.put_levels(block, out);
-                }
+        let kind = self.kind;
+        if self.take == Take::All {
+            return out.copy_from_slice(line);
+        }
+        let blocks = line.chunks_exact(kind.block_bytes());
+        let bytes = out.len() / blocks.len().max(1);
+        for (block, out) in blocks.zip(out.chunks_exact_mut(bytes.max(1))) {
+            match self.take {
+                Take::All => {}
+                Take::Levels => kind.put_levels(block, out),
+                Take::High => kind.put_high(block, out),
+                Take::Scales => out.copy_from_slice(&kind.scale(block)),
+                Take::Factors => kind.put_factors(block, out),
+                Take::Mins => out.copy_from_slice(&kind.min(block)),
+                Take::MinFactors => Kind::put_min_factors(block, out),
             }
-            Take::Scales => {
-                for (block, out) in blocks.zip(out.chunks_exact_mut(SCALE_BYTES)) {
-                    out.copy_from_slice(&block[..SCALE_BYTES]);
-                }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_parts() {
+        for form in BlockForm::ALL {
+            let kind = (0..16).find_map(|number| {
+                Kind::of_number(number).ok().filter(|kind| kind.form() == Some(form))
+            });
+            let kind = kind.unwrap();
+            let elements = kind.block_elements();
+            assert_eq!(elements, form.span.max(BLOCK), "{}", form.name);
+            let halves = if form.has_mins { 2 } else { 1 };
+            let factors = if !form.has_factors() {
+                0
+            } else if form.has_mins {
+                12
+            } else {
+                elements / form.group
+            };
+            let bytes = elements * form.bits as usize / 8 + halves * SCALE_BYTES + factors;
+            assert_eq!(kind.block_bytes(), bytes, "{}", form.name);
+        }
+    }
+
+    #[test]
+    fn factors_of_six_bits_lie_as_in_ggml() {
+        let mut packed = [0; 12];
+        let (scales, mins) = ([1, 2, 3, 63, 17, 33, 50, 62], [9, 60, 5, 31, 48, 7, 21, 40]);
+        // The packing of `quantize_row_q4_K_ref`.
+        for group in 0..8 {
+            let (scale, min): (u8, u8) = (scales[group], mins[group]);
+            if group < 4 {
+                packed[group] = scale;
+                packed[group + 4] = min;
+            } else {
+                packed[group + 4] = scale & 15 | (min & 15) << 4;
+                packed[group - 4] |= scale >> 4 << 6;
+                packed[group] |= min >> 4 << 6;
             }
+        }
+        for group in 0..8 {
+            assert_eq!(six_bits(&packed, group), [scales[group], mins[group]], "{group}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 
-use super::blocks::Kind;
+use super::blocks::{Kind, READ};
 use crate::safetensors::{RANK_MAX, Tensor};
 
 /// The first four bytes.
@@ -103,10 +103,7 @@ pub enum GgufLie {
         expected: String,
     },
     /// A type of elements that is not read.
-    #[error(
-        "tensor {tensor} is {found}, which is not read; F32, F16, BF16, Q8_0 and Q4_0 are: \
-         use a file of one of these"
-    )]
+    #[error("tensor {tensor} is {found}, which is not read; {READ} are: use a file of these")]
     UnsupportedKind {
         /// The tensor.
         tensor: String,

@@ -158,7 +158,9 @@ fn tensors_that_lie_are_named() {
     check(&one(&[1 << 40, 1 << 40], 1, 0), "whose size in bytes overflows");
     check(&one(&[], 0, 0), "tensor t has 0 dimensions");
     check(&one(&[1; 17], 0, 0), "tensor t has 17 dimensions");
-    check(&one(&[32], 12, 0), "tensor t is Q4_K, which is not read; F32, F16, BF16, Q8_0 and Q4_0");
+    check(&one(&[128], 12, 0), "tensor t has rows of 128 elements, but Q4_K has blocks of 256");
+    check(&one(&[256], 14, 0), "tensor t ends at data byte 210, but the file has 64");
+    check(&one(&[32], 10, 0), "tensor t is Q2_K, which is not read; F32, F16, BF16, Q8_0, Q4_0");
     check(&one(&[32], 99, 0), "tensor t is of type 99, which is not read");
     let twice = [("t", &[8][..], 0, 0), ("t", &[8][..], 0, 32)];
     check(&file(&twice, 64), "it names \"t\" twice");

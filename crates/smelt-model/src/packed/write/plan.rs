@@ -198,7 +198,14 @@ impl Task<'_> {
     }
 
     fn check(&self) -> Result<(), WriteError> {
-        let PackedFacts { bits, groups, group, shape, ref order, .. } = self.facts;
+        let PackedFacts { bits, groups, group, shape, ref order, form, .. } = self.facts;
+        if let Some(form) = form {
+            let why = format!(
+                "it is {}, which the format has no place for; start from the unquantised checkpoint",
+                form.name
+            );
+            return Err(self.refused(&why));
+        }
         if self.format == Format::Awq && bits != 4 {
             return Err(self.refused(if self.from.is_quantized() {
                 "it has 8 bits; use an int4 scheme, or gptq"
