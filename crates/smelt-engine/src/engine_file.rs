@@ -504,6 +504,16 @@ impl Weights {
         (stored.dtype.size_bytes() == 1).then(|| self.bytes(stored))
     }
 
+    /// The bytes of a tensor of 32-bit words, whatever they mean; `None` for other types.
+    pub(crate) fn words(&self, stored: &Stored) -> Option<&[u8]> {
+        (stored.dtype == Dtype::U32).then(|| self.bytes(stored))
+    }
+
+    /// The bits of an f16 tensor; `None` for other types.
+    pub(crate) fn halves(&self, stored: &Stored) -> Option<&[u16]> {
+        (stored.dtype == Dtype::F16).then(|| cast::slice_of(self.bytes(stored))).flatten()
+    }
+
     /// The channels of an i32 tensor; `None` for other types and for negative numbers.
     pub(crate) fn channels(&self, stored: &Stored) -> Option<Vec<u32>> {
         let numbers: &[i32] =

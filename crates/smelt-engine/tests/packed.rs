@@ -23,8 +23,10 @@ fn golden_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/packed")
 }
 
+/// The bytes of a golden tensor; cases of blocks have a file of their own.
 fn bytes(name: &str) -> Vec<u8> {
-    let file = Reader::open(&golden_dir().join("golden.safetensors")).unwrap();
+    let file = if name.starts_with("blocks") { "blocks.safetensors" } else { "golden.safetensors" };
+    let file = Reader::open(&golden_dir().join(file)).unwrap();
     let tensor = file.get(name).unwrap();
     let mut bytes = vec![0; tensor.size_bytes() as usize];
     file.read_at(tensor, 0, &mut bytes).unwrap();
@@ -77,16 +79,22 @@ fn check(path: &Path, case: &str, scheme: &str) -> Checkpoint {
 
     let dir = TempDir::new().unwrap();
     llm::build(&checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap();
+    check_engine(dir.path(), case, &tokens, &expect);
+    checkpoint
+}
+
+/// The engine in `dir` must give the logits of `case`, `expect`.
+#[track_caller]
+fn check_engine(dir: &Path, case: &str, tokens: &[u32], expect: &[f32]) {
     let mut engine =
-        LlmEngine::open_with(dir.path(), KvOptions { kind: KvType::F32, ..KvOptions::default() })
-            .unwrap();
-    let prompt = Prompt::plain(&tokens, None);
+        LlmEngine::open_with(dir, KvOptions { kind: KvType::F32, ..KvOptions::default() }).unwrap();
+    let prompt = Prompt::plain(tokens, None);
     let rounded = engine.logits_all(0, &prompt).unwrap();
-    near(&rounded, &expect, &format!("{case}: engine in integers"));
+    near(&rounded, expect, &format!("{case}: engine in integers"));
     engine.release(0);
     engine.set_arithmetic(Arithmetic::Floats);
     let found = engine.logits_all(0, &prompt).unwrap();
-    close(&found, &expect, &format!("{case}: engine"));
+    close(&found, expect, &format!("{case}: engine"));
     engine.release(0);
     // Token by token, which takes the path of few rows.
     engine.prefill(0, &Prompt::plain(&tokens[..1], None)).unwrap();
@@ -94,7 +102,6 @@ fn check(path: &Path, case: &str, scheme: &str) -> Checkpoint {
         let found = engine.decode(&[(0, token)]).unwrap().swap_remove(0);
         close(&found, &expect[index * 32..(index + 1) * 32], &format!("{case}: step {index}"));
     }
-    checkpoint
 }
 
 #[test]
@@ -165,6 +172,52 @@ fn gguf_runs_as_its_dequantised_weights_do() {
         ("llama-bf16", "none"),
     ] {
         check(&golden_dir().join(format!("{case}.gguf")), case, scheme);
+    }
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+/// Every kind of block is read to the bits that the gguf package gives, stays packed in an engine that
+/// is hardly larger than the file, and gives transformers' logits.
+#[test]
+fn blocks_with_minima_and_factors_run_as_the_floats_they_stand_for() {
+    for form in ["q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"] {
+        let case = format!("blocks-{form}");
+        let path = golden_dir().join(format!("{case}.gguf"));
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        assert_eq!(checkpoint.scheme_words(), form);
+        let dir = TempDir::new().unwrap();
+        llm::build(&checkpoint, LIMITS, dir.path(), &mut |note| assert!(!note.contains("f32")))
+            .unwrap();
+        let engine = LlmEngine::open(dir.path()).unwrap();
+        assert!(engine.is_packed() && engine.unlike(&checkpoint).unwrap().is_none());
+        for (name, golden) in [
+            ("language_model.model.embed_tokens.weight", "embed_tokens"),
+            (K_PROJ, "k_proj"),
+            ("language_model.model.layers.0.mlp.down_proj.weight", "down_proj"),
+        ] {
+            let expect = floats(&format!("{case}/{golden}"));
+            let shape = checkpoint.shape(name).unwrap().to_vec();
+            let rows = expect.len() / shape[1];
+            let mut found = Vec::new();
+            checkpoint.read_rows_f32(name, 0..rows, &mut found).unwrap();
+            assert!(bits(&found) == bits(&expect), "{case}: {golden} differs");
+            let (tensor, mut row) = (engine.tensor(name, &shape).unwrap(), vec![0.0; shape[1]]);
+            for (index, expect) in expect.chunks(shape[1]).enumerate() {
+                tensor.row(index, &mut row);
+                assert!(bits(&row) == bits(expect), "{case}: row {index} of {golden} differs");
+            }
+        }
+        let size = |path: &Path| fs::metadata(path).unwrap().len();
+        let (own, file) = (size(&dir.path().join("weights.bin")), size(&path));
+        assert!(own * 10 <= file * 11, "{case}: {own} bytes of {file}");
+        let (tokens, expect) = (tokens(), floats(&format!("{case}/logits")));
+        let all = 0..tokens.len();
+        let found = reference::logits(&checkpoint, &tokens, None, all, &mut |_| {}).unwrap();
+        close(&found, &expect, &format!("{case}: reference"));
+        check_engine(dir.path(), &case, &tokens, &expect);
     }
 }
 

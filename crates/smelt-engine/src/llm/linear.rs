@@ -1,13 +1,14 @@
 //! Finds a linear layer in an engine file, in whichever form its weight is, and multiplies by it.
 //!
-//! Weights are floats, or levels with scales beside them (`_scale`, `_zero`, `_order`); shapes are
-//! checked when the engine is opened.  Where columns were sorted, the input is sorted alike before
+//! Weights are floats, or levels with scales beside them (`_scale`, `_zero`, `_order`), or levels in
+//! a form of ggml's blocks (`block`); shapes are checked when the engine is opened.  Where columns were sorted, the input is sorted alike before
 //! the product.  Knows nothing of layers' places in a model.
 
 use smelt_model::dtype::Dtype;
 use smelt_model::packed::group_of;
 
 use super::LlmFile;
+use super::block::Block;
 use super::weights::{FLOATS, Machine};
 use crate::engine_file::{EngineFile, Layout, OpenError, Stored, Weights};
 use crate::kernels::striped::{Bits, Input, Job, Levels, RUN, Rounding, Striped, multiply};
@@ -17,8 +18,15 @@ use crate::kernels::striped::{Bits, Input, Job, Levels, RUN, Rounding, Striped, 
 pub(super) struct Linear {
     weight: Stored,
     shape: [usize; 2],
-    packed: Option<Packed>,
+    packed: Option<Form>,
     bias: Option<Vec<f32>>,
+}
+
+/// What belongs to a weight that is no floats.
+#[derive(Debug)]
+enum Form {
+    Levels(Packed),
+    Block(Box<Block>),
 }
 
 /// What belongs to a packed weight.
@@ -49,7 +57,11 @@ impl Linear {
             Some(Dtype::I8) => (expect(columns, &[Dtype::I8], Layout::Quads)?, Some(Bits::Eight)),
             _ => (expect(columns, &FLOATS, Layout::Stripes)?, None),
         };
-        let packed = bits.map(|bits| Packed::find(file, name, bits, shape)).transpose()?;
+        let packed = match (bits, Block::find(file, name, shape)?) {
+            (Some(Bits::Four), Some(block)) => Some(Form::Block(Box::new(block))),
+            (Some(bits), _) => Some(Form::Levels(Packed::find(file, name, bits, shape)?)),
+            (None, _) => None,
+        };
         Ok(Self { weight, shape, packed, bias: None })
     }
 
@@ -67,8 +79,16 @@ impl Linear {
     fn view<'a>(&self, weights: &'a Weights) -> Striped<'a> {
         let [rows, columns] = self.shape;
         let checked = "the type was checked when the engine was opened";
-        let Some(packed) = &self.packed else {
-            return Striped::floats(weights.elements(&self.weight).expect(checked), rows, columns);
+        let packed = match &self.packed {
+            Some(Form::Levels(packed)) => packed,
+            Some(Form::Block(block)) => {
+                let nibbles = weights.raw(&self.weight).expect(checked);
+                return Striped::blocks(block.view(nibbles, weights), rows, columns);
+            }
+            None => {
+                let elements = weights.elements(&self.weight).expect(checked);
+                return Striped::floats(elements, rows, columns);
+            }
         };
         let levels = Levels {
             bits: packed.bits,
@@ -81,7 +101,10 @@ impl Linear {
     }
 
     fn order(&self) -> Option<&[u32]> {
-        self.packed.as_ref()?.order.as_deref()
+        match self.packed.as_ref()? {
+            Form::Levels(packed) => packed.order.as_deref(),
+            Form::Block(_) => None,
+        }
     }
 
     /// Row `row` of the weight, in the order of the input channels.

@@ -7,6 +7,7 @@
 //! nothing of text, requests or pictures: image embeddings are numbers here.
 
 mod attention;
+mod block;
 mod build;
 mod content;
 mod forward;

@@ -26,7 +26,7 @@ pub(super) struct Packed {
 enum Form {
     /// The same bytes.
     Same,
-    /// Rows of elements.
+    /// Rows of elements: floats, or what stands beside levels.
     Stripes,
     /// Rows of signed bytes, or of nibbles.
     Quads,
@@ -56,7 +56,11 @@ fn of_tensor(
 ) -> Result<Vec<Packed>, CheckpointError> {
     let parts = checkpoint.parts(name)?;
     let is_vector = shape.len() == 1;
-    if !is_vector && has_split_runs(shape, parts.get(1).map(|scale| scale.shape.as_slice())) {
+    let has_form = checkpoint.form(name)?.is_some();
+    if !is_vector
+        && !has_form
+        && has_split_runs(shape, parts.get(1).map(|scale| scale.shape.as_slice()))
+    {
         let (name, shape, layout) = (name.to_owned(), shape.to_vec(), Layout::Stripes);
         let spec = TensorSpec { name, dtype: Dtype::F32, shape, layout };
         return Ok(vec![Packed { spec, form: Form::Wide }]);

@@ -12,12 +12,12 @@ use super::{Bits, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of sixteen rows by four columns.
-const STEP: usize = 64;
+pub(super) const STEP: usize = 64;
 /// How far ahead of their use levels are asked for: some 100 ns of one core's stream.
 const AHEAD: usize = 4096;
 
 /// Two registers: rows 0..8 and 8..16.
-type Pair<T> = [T; 2];
+pub(super) type Pair<T> = [T; 2];
 
 /// Sixteen floats at `index` of `numbers`.
 ///
@@ -62,7 +62,7 @@ fn widen(bits: __m128i) -> __m256 {
 /// They are at `quad`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn broadcast(quad: *const i8) -> __m256i {
+pub(super) unsafe fn broadcast(quad: *const i8) -> __m256i {
     // SAFETY: promised by the caller.
     _mm256_set1_epi32(unsafe { quad.cast::<i32>().read_unaligned() })
 }
@@ -73,7 +73,7 @@ unsafe fn broadcast(quad: *const i8) -> __m256i {
 /// There are 64 bytes at `levels`; what lies ahead need not be there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn stream(levels: *const u8, part: usize) -> __m256i {
+pub(super) unsafe fn stream(levels: *const u8, part: usize) -> __m256i {
     // SAFETY: promised by the caller; a prefetch is a hint, it may name any address and reads nothing.
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(levels.wrapping_add(AHEAD).cast());

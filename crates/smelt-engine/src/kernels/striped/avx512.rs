@@ -12,7 +12,7 @@ use super::{LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of a register.
-const VECTOR: usize = 64;
+pub(super) const VECTOR: usize = 64;
 /// How far ahead of their use levels are asked for: some 100 ns of one core's stream.
 const AHEAD: usize = 4096;
 
@@ -56,7 +56,7 @@ fn minus_zeros(stripe: &LevelStripe<'_>, group: usize, middle: u8) -> __m512i {
 /// There are 64 bytes at `levels`; what lies ahead need not be there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn stream(levels: *const u8) -> __m512i {
+pub(super) unsafe fn stream(levels: *const u8) -> __m512i {
     // SAFETY: promised by the caller; a prefetch is a hint, it may name any address and reads nothing.
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(levels.wrapping_add(AHEAD).cast());
@@ -70,7 +70,7 @@ unsafe fn stream(levels: *const u8) -> __m512i {
 /// They are at `quad`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn broadcast(quad: *const i8) -> __m512i {
+pub(super) unsafe fn broadcast(quad: *const i8) -> __m512i {
     // SAFETY: promised by the caller.
     _mm512_set1_epi32(unsafe { quad.cast::<i32>().read_unaligned() })
 }

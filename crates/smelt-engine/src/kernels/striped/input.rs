@@ -11,6 +11,8 @@ use crate::kernels::threads::Threads;
 
 /// Tokens of a tile, unless there is but one token.
 const TILE_TOKENS: usize = 4;
+/// Columns of half a run.
+const HALF: usize = RUN / 2;
 /// The largest level: -127..=127 is symmetric, and products of two levels then fit 16 bits in pairs.
 const LEVEL_MAX: f32 = 127.0;
 
@@ -39,6 +41,8 @@ pub(crate) struct Input {
     scales: Vec<f32>,
     /// Sums of levels, `[tiles, runs, width]`.
     sums: Vec<i32>,
+    /// The same of the first half of each run.
+    firsts: Vec<i32>,
 }
 
 /// Tokens of rounded activations.
@@ -50,6 +54,8 @@ pub(super) struct LevelTile<'a> {
     pub(super) scales: &'a [f32],
     /// `[runs, width]`.
     pub(super) sums: &'a [i32],
+    /// `[runs, width]`.
+    pub(super) firsts: &'a [i32],
 }
 
 impl LevelTile<'_> {
@@ -58,6 +64,7 @@ impl LevelTile<'_> {
         assert_eq!(self.levels.len(), runs * RUN * width, "levels of a tile");
         assert_eq!(self.scales.len(), runs * width, "scales of a tile");
         assert_eq!(self.sums.len(), runs * width, "sums of a tile");
+        assert_eq!(self.firsts.len(), runs * width, "sums of first halves");
     }
 }
 
@@ -72,6 +79,7 @@ impl Default for Input {
             levels: Vec::new(),
             scales: Vec::new(),
             sums: Vec::new(),
+            firsts: Vec::new(),
         }
     }
 }
@@ -121,12 +129,15 @@ impl Input {
         self.scales.resize(tiles * runs * width, 0.0);
         self.sums.clear();
         self.sums.resize(tiles * runs * width, 0);
+        self.firsts.clear();
+        self.firsts.resize(tiles * runs * width, 0);
         let mut parts: Vec<TileParts<'_>> = self
             .levels
             .chunks_exact_mut((runs * RUN * width).max(1))
             .zip(self.scales.chunks_exact_mut((runs * width).max(1)))
             .zip(self.sums.chunks_exact_mut((runs * width).max(1)))
-            .map(|((levels, scales), sums)| TileParts { levels, scales, sums })
+            .zip(self.firsts.chunks_exact_mut((runs * width).max(1)))
+            .map(|(((levels, scales), sums), firsts)| TileParts { levels, scales, sums, firsts })
             .collect();
         // A number takes about as long as four products.
         threads.for_work(x.len() * 4).rows(&mut parts, 1, |first, parts| {
@@ -175,6 +186,7 @@ impl Input {
             levels: &self.levels[index * runs * RUN..][..runs * RUN],
             scales: &self.scales[index * runs..][..runs],
             sums: &self.sums[index * runs..][..runs],
+            firsts: &self.firsts[index * runs..][..runs],
         }
     }
 }
@@ -184,6 +196,7 @@ struct TileParts<'a> {
     levels: &'a mut [i8],
     scales: &'a mut [f32],
     sums: &'a mut [i32],
+    firsts: &'a mut [i32],
 }
 
 /// The rounding of a tile's `rows`.
@@ -214,7 +227,8 @@ impl TileParts<'_> {
         let runs = full.iter().chain((!rest.is_empty()).then_some(&last));
         for (run, numbers) in runs.enumerate() {
             let at = run * width + token;
-            (self.scales[at], self.sums[at]) = round_run(numbers, &mut levels);
+            let (scale, [first, second]) = round_run(numbers, &mut levels);
+            (self.scales[at], self.sums[at], self.firsts[at]) = (scale, first + second, first);
             let quads = levels.as_chunks::<4>().0;
             let out = self.levels[run * RUN * width..][..RUN * width].as_chunks_mut::<4>().0;
             for (out, quad) in out[token..].iter_mut().step_by(width).zip(quads) {
@@ -224,21 +238,24 @@ impl TileParts<'_> {
     }
 }
 
-/// Rounds `numbers` to `levels`; gives their scale and the sum of the levels.
+/// Rounds `numbers` to `levels`; gives their scale and the sums of the two halves of the levels.
 #[inline(always)]
-fn round_run(numbers: &[f32; RUN], levels: &mut [i8; RUN]) -> (f32, i32) {
+fn round_run(numbers: &[f32; RUN], levels: &mut [i8; RUN]) -> (f32, [i32; 2]) {
     // Without their signs, floats are in the order of their bits, and NaN is above all.
     let size = |number: &f32| number.to_bits() & (u32::MAX >> 1);
     let max = f32::from_bits(numbers.iter().map(size).fold(0, u32::max));
     // Beside anything else, numbers this small are zeros; their inverse might be infinite.
     let inverse = if max > f32::MIN_POSITIVE * LEVEL_MAX { LEVEL_MAX / max } else { 0.0 };
-    let mut sum = 0;
-    for (level, number) in levels.iter_mut().zip(numbers) {
-        let whole = (number * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
-        *level = whole as i8;
-        sum += i32::from(*level);
+    let mut sums = [0; 2];
+    let halves = levels.as_chunks_mut::<HALF>().0.iter_mut().zip(numbers.as_chunks::<HALF>().0);
+    for (sum, (levels, numbers)) in sums.iter_mut().zip(halves) {
+        for (level, number) in levels.iter_mut().zip(numbers) {
+            let whole = (number * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
+            *level = whole as i8;
+            *sum += i32::from(*level);
+        }
     }
-    (max / LEVEL_MAX, sum)
+    (max / LEVEL_MAX, sums)
 }
 
 #[cfg(test)]
@@ -254,8 +271,9 @@ mod tests {
             let size = 10f32.powi(round % 60 - 30);
             numbers.iter_mut().for_each(|number| *number = random.float() * size);
             let mut levels = [9; RUN];
-            let (scale, sum) = round_run(&numbers, &mut levels);
-            assert_eq!(sum, levels.iter().copied().map(i32::from).sum::<i32>());
+            let (scale, sums) = round_run(&numbers, &mut levels);
+            let sum = |half: &[i8]| half.iter().copied().map(i32::from).sum::<i32>();
+            assert_eq!(sums, [sum(&levels[..HALF]), sum(&levels[HALF..])]);
             for (number, level) in numbers.iter().zip(levels) {
                 let apart = (number - f32::from(level) * scale).abs();
                 assert!(apart <= scale * 0.501, "{number} became {level} of {scale}");
@@ -266,7 +284,7 @@ mod tests {
     #[test]
     fn zeros_stay_and_what_is_no_number_is_kept_as_such() {
         let mut levels = [9; RUN];
-        assert_eq!(round_run(&[0.0; RUN], &mut levels), (0.0, 0));
+        assert_eq!(round_run(&[0.0; RUN], &mut levels), (0.0, [0, 0]));
         assert_eq!(levels, [0; RUN]);
         for odd in [f32::NAN, f32::INFINITY] {
             let mut numbers = [1.0; RUN];

@@ -7,12 +7,14 @@
 //! Each output is summed in one order that depends on the weight's columns alone: any path, any
 //! number of threads and any company of other tokens give the same bits.  Levels (4 or 8 bits) are
 //! multiplied by activations rounded to 8 bits for each token and run of [`RUN`] columns; their
-//! integer sums are exact.  Floats are multiplied in f32.  Knows nothing of layers or files.
+//! integer sums are exact.  So are levels in the forms of ggml's blocks ([`Blocks`]).  Floats are
+//! multiplied in f32.  Knows nothing of layers or files.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
 mod floats;
 mod input;
 mod multiply;
@@ -24,7 +26,9 @@ mod plain;
 mod tests;
 
 use super::matrix::Elements;
+use blocks::BlockStripe;
 
+pub(crate) use blocks::{Blocks, Halves};
 pub(crate) use input::{Input, Rounding};
 pub(crate) use multiply::{Job, multiply};
 pub(crate) use pack::{stripe_bytes, stripe_elements, stripe_nibbles};
@@ -72,6 +76,7 @@ enum Numbers<'a> {
     /// `[stripes, columns, 16]`.
     Floats(Elements<'a>),
     Levels(Levels<'a>),
+    Blocks(Blocks<'a>),
 }
 
 /// Levels with what turns them into numbers: `(level - zero) * scale`.
@@ -132,6 +137,12 @@ impl<'a> Striped<'a> {
         Self { rows, columns, numbers: Numbers::Levels(levels) }
     }
 
+    /// Levels in a form of blocks.  Panics where a part is too short: shapes are checked before.
+    pub(crate) fn blocks(blocks: Blocks<'a>, rows: usize, columns: usize) -> Self {
+        blocks.check(rows, columns);
+        Self { rows, columns, numbers: Numbers::Blocks(blocks) }
+    }
+
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
@@ -141,14 +152,14 @@ impl<'a> Striped<'a> {
     }
 
     fn is_levels(&self) -> bool {
-        matches!(self.numbers, Numbers::Levels(_))
+        matches!(self.numbers, Numbers::Levels(_) | Numbers::Blocks(_))
     }
 
     /// What becomes of activations that meet these weights.
     pub(crate) fn rounding(&self, arithmetic: Arithmetic) -> Rounding {
         match (self.numbers, arithmetic) {
-            (Numbers::Levels(_), Arithmetic::Integers) => Rounding::Runs,
-            _ => Rounding::None,
+            (Numbers::Floats(_), _) | (_, Arithmetic::Floats) => Rounding::None,
+            (_, Arithmetic::Integers) => Rounding::Runs,
         }
     }
 
@@ -165,6 +176,7 @@ impl<'a> Striped<'a> {
                 }
             }
             Stripe::Levels(levels) => levels.widen_lane(lane, out),
+            Stripe::Blocks(blocks) => blocks.widen_lane(lane, out),
         }
     }
 
@@ -174,6 +186,9 @@ impl<'a> Striped<'a> {
             Numbers::Floats(floats) => {
                 let len = self.columns * STRIPE;
                 Stripe::Floats(floats.part(index * len, len))
+            }
+            Numbers::Blocks(blocks) => {
+                Stripe::Blocks(blocks.stripe(index, self.rows, self.columns))
             }
             Numbers::Levels(levels) => {
                 let runs = self.columns.div_ceil(RUN);
@@ -200,6 +215,18 @@ enum Stripe<'a> {
     /// `[columns, 16]`.
     Floats(Elements<'a>),
     Levels(LevelStripe<'a>),
+    Blocks(BlockStripe<'a>),
+}
+
+impl Stripe<'_> {
+    /// All sixteen rows of levels in f32, `[columns, 16]`.
+    fn widen(&self, out: &mut [f32]) {
+        match self {
+            Self::Floats(_) => unreachable!("floats are wide"),
+            Self::Levels(levels) => levels.widen(out),
+            Self::Blocks(blocks) => blocks.widen(out),
+        }
+    }
 }
 
 /// Sixteen rows of levels.

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::blocks::{self, BlockStripe};
 use super::floats::floats;
 use super::input::{Input, LevelTile, Rounding};
 #[cfg(target_arch = "aarch64")]
@@ -78,9 +79,9 @@ impl Shared<'_> {
         let mut wide = Vec::new();
         for index in range {
             let mut stripe = self.weight.stripe(index);
-            if let (Stripe::Levels(levels), Rounding::None) = (stripe, input.rounding()) {
+            if self.weight.is_levels() && input.rounding() == Rounding::None {
                 wide.resize(self.weight.columns() * STRIPE, 0.0);
-                levels.widen(&mut wide);
+                stripe.widen(&mut wide);
                 stripe = Stripe::Floats(Elements::F32(&wide));
             }
             for first in (0..input.tiles()).step_by(TILES_MAX) {
@@ -124,6 +125,15 @@ fn run(stripe: Stripe<'_>, input: &Input, tiles: Range<usize>, isa: Isa, out: &m
                 _ => levels::<4, 3>(isa, stripe, [tile(0), tile(1), tile(2)], out),
             }
         }
+        Stripe::Blocks(stripe) => {
+            let tile = |index: usize| input.level_tile(tiles.start + index);
+            match (tiles.len(), is_wide) {
+                (1, false) => by_blocks::<1, 1>(isa, stripe, [tile(0)], out),
+                (1, true) => by_blocks::<4, 1>(isa, stripe, [tile(0)], out),
+                (2, _) => by_blocks::<4, 2>(isa, stripe, [tile(0), tile(1)], out),
+                _ => by_blocks::<4, 3>(isa, stripe, [tile(0), tile(1), tile(2)], out),
+            }
+        }
         Stripe::Floats(stripe) => {
             let tile = |index: usize| input.float_tile(tiles.start + index);
             match (tiles.len(), is_wide) {
@@ -161,5 +171,28 @@ fn levels<const W: usize, const N: usize>(
                 Bits::Eight => avx512::bytes::<W, N>(stripe, tiles, out),
             }
         },
+    }
+}
+
+/// `N` tiles of `W` tokens by a stripe of blocks.
+fn by_blocks<const W: usize, const N: usize>(
+    isa: Isa,
+    stripe: BlockStripe<'_>,
+    tiles: [LevelTile<'_>; N],
+    out: &mut Outputs,
+) {
+    match isa.path() {
+        Path::Plain => blocks::plain::blocks::<W, N>(stripe, tiles, out),
+        #[cfg(target_arch = "aarch64")]
+        Path::Neon => blocks::plain::blocks::<W, N>(stripe, tiles, out),
+        // SAFETY: `Isa` gives this path only where the dot products were detected.
+        #[cfg(target_arch = "aarch64")]
+        Path::NeonDot => unsafe { blocks::neon::blocks::<W, N>(stripe, tiles, out) },
+        // SAFETY: `Isa` gives these paths only where avx2, fma and f16c were detected.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx2 | Path::Avx512 => unsafe { blocks::avx2::blocks::<W, N>(stripe, tiles, out) },
+        // SAFETY: `Isa` gives this path only where what the kernel uses was detected.
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512Vnni => unsafe { blocks::avx512::blocks::<W, N>(stripe, tiles, out) },
     }
 }

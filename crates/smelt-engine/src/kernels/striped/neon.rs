@@ -13,12 +13,12 @@ use super::{Bits, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of sixteen rows by four columns.
-const STEP: usize = 64;
+pub(super) const STEP: usize = 64;
 /// Rows of a register.
-const QUAD: usize = 4;
+pub(super) const QUAD: usize = 4;
 
 /// Four registers: rows 0..4, 4..8, 8..12, 12..16.
-type Rows<T> = [T; 4];
+pub(super) type Rows<T> = [T; 4];
 
 /// Adds to each of four sums the products of its four levels with those at `LANE` of `x`.  The
 /// intrinsic is not stable.
@@ -41,7 +41,7 @@ fn dot<const LANE: usize>(mut sum: int32x4_t, levels: int8x16_t, x: int8x16_t) -
 /// At `quads` lie the four activations of each token.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn dots<const W: usize>(
+pub(super) unsafe fn dots<const W: usize>(
     levels: Rows<int8x16_t>,
     quads: *const i8,
     sums: &mut [Rows<int32x4_t>; W],

@@ -53,7 +53,7 @@ impl Weights {
 }
 
 /// The parts of a weight, `rows` rows of `len` bytes, each stripe through `stripe`.
-fn stripe_all(all: &[u8], len: usize, stripe: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
+pub(super) fn stripe_all(all: &[u8], len: usize, stripe: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     all.chunks(len * STRIPE).flat_map(stripe).collect()
 }
 
@@ -153,33 +153,45 @@ fn rounded(x: &[f32], columns: usize) -> Vec<f32> {
 }
 
 fn product(weights: &Weights, x: &[f32], bias: &[f32]) -> Vec<f64> {
+    floats_of(&weights.wide, weights.columns, x, bias, false)
+}
+
+/// The product of `wide` `[rows, columns]` and `x`, as it is or as the kernels of levels see it.
+pub(super) fn floats_of(
+    wide: &[f32],
+    columns: usize,
+    x: &[f32],
+    bias: &[f32],
+    is_rounded: bool,
+) -> Vec<f64> {
     let rows = |x: &[f32]| -> Vec<f64> {
         let row = |(w, bias): (&[f32], &f32)| {
             let sum: f64 = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
             sum + f64::from(*bias)
         };
-        weights.wide.chunks(weights.columns).zip(bias).map(row).collect()
+        wide.chunks(columns).zip(bias).map(row).collect()
     };
-    x.chunks(weights.columns).flat_map(rows).collect()
+    let x = if is_rounded { rounded(x, columns) } else { x.to_vec() };
+    x.chunks(columns).flat_map(rows).collect()
 }
 
-fn run(weights: &Weights, x: &[f32], bias: &[f32], isa: Isa, threads: &Threads) -> Vec<f32> {
-    run_by(Arithmetic::Integers, weights, x, bias, isa, threads)
+fn run_levels(weights: &Weights, x: &[f32], bias: &[f32], isa: Isa, threads: &Threads) -> Vec<f32> {
+    run(Arithmetic::Integers, weights.view(), x, bias, isa, threads)
 }
 
-fn run_by(
+/// `x` by `view`, plus `bias`.
+pub(super) fn run(
     arithmetic: Arithmetic,
-    weights: &Weights,
+    view: Striped<'_>,
     x: &[f32],
     bias: &[f32],
     isa: Isa,
     threads: &Threads,
 ) -> Vec<f32> {
-    let view = weights.view();
     let mut input = Input::default();
-    input.fill(x, weights.columns, view.rounding(arithmetic), isa, threads);
-    let mut out = vec![7.0; input.tokens() * weights.rows];
-    let (bias, stride) = (Some(bias), weights.rows);
+    input.fill(x, view.columns(), view.rounding(arithmetic), isa, threads);
+    let mut out = vec![7.0; input.tokens() * view.rows()];
+    let (bias, stride) = (Some(bias), view.rows());
     multiply(&input, vec![Job { weight: view, bias, out: &mut out, stride }], isa, threads);
     out
 }
@@ -192,17 +204,17 @@ fn check(weights: &Weights, tokens: usize, random: &mut Random, what: &str) {
     let seen = if view.is_levels() { rounded(&x, weights.columns) } else { x.clone() };
     let expect = product(weights, &seen, &bias);
     let (one, many) = (Threads::new(1), Threads::new(3));
-    let first = run(weights, &x, &bias, Isa::all()[0], &one);
+    let first = run_levels(weights, &x, &bias, Isa::all()[0], &one);
     close(&first, &expect, 3e-6, what);
     for isa in Isa::all() {
-        assert_eq!(run(weights, &x, &bias, isa, &one), first, "{what} {isa:?}");
-        assert_eq!(run(weights, &x, &bias, isa, &many), first, "{what} {isa:?} by threads");
+        assert_eq!(run_levels(weights, &x, &bias, isa, &one), first, "{what} {isa:?}");
+        assert_eq!(run_levels(weights, &x, &bias, isa, &many), first, "{what} {isa:?} by threads");
         for (token, row) in x.chunks(weights.columns).enumerate() {
-            let alone = run(weights, row, &bias, isa, &one);
+            let alone = run_levels(weights, row, &bias, isa, &one);
             assert_eq!(alone[..], first[token * weights.rows..][..weights.rows], "{what} {isa:?}");
         }
     }
-    let floats = run_by(Arithmetic::Floats, weights, &x, &bias, Isa::detect(), &many);
+    let floats = run(Arithmetic::Floats, view, &x, &bias, Isa::detect(), &many);
     close(&floats, &product(weights, &x, &bias), 3e-6, &format!("{what} in floats"));
     let mut row = vec![0.0; weights.columns];
     for (index, wide) in weights.wide.chunks(weights.columns).enumerate() {
@@ -256,9 +268,13 @@ fn extreme_levels_do_not_overflow() {
             x.iter_mut().skip(columns / 2).for_each(|x| *x = -1.0);
             let bias = vec![0.0; 16];
             let (isa, threads) = (Isa::all(), Threads::new(1));
-            let first = run(&weights, &x, &bias, isa[0], &threads);
+            let first = run_levels(&weights, &x, &bias, isa[0], &threads);
             for isa in isa {
-                assert_eq!(run(&weights, &x, &bias, isa, &threads), first, "{bits:?} {byte:#x}");
+                assert_eq!(
+                    run_levels(&weights, &x, &bias, isa, &threads),
+                    first,
+                    "{bits:?} {byte:#x}"
+                );
             }
         }
     }
@@ -278,8 +294,8 @@ fn jobs_share_an_input_and_leave_what_lies_between_their_rows() {
         Job { weight: b.view(), bias: None, out: &mut second, stride: 19 },
     ];
     multiply(&input, jobs, isa, &threads);
-    assert_eq!(second, run(&b, &x, &[0.0; 19], isa, &threads));
-    let alone = run(&a, &x, &[0.0; 40], isa, &threads);
+    assert_eq!(second, run_levels(&b, &x, &[0.0; 19], isa, &threads));
+    let alone = run_levels(&a, &x, &[0.0; 40], isa, &threads);
     for (row, alone) in first.chunks(50).zip(alone.chunks(40)) {
         assert_eq!(row[..40], *alone);
         assert_eq!(row[40..], [3.0; 10]);
@@ -294,7 +310,7 @@ fn numbers_that_are_none_are_not_hidden() {
         let mut x = random.floats(64);
         x[40] = odd;
         for isa in Isa::all() {
-            let out = run(&weights, &x, &[0.0; 16], isa, &Threads::new(1));
+            let out = run_levels(&weights, &x, &[0.0; 16], isa, &Threads::new(1));
             assert!(out.iter().any(|out| !out.is_finite()), "{isa:?} {odd}");
         }
     }

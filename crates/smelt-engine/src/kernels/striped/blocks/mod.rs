@@ -1,0 +1,197 @@
+//! Holds weights in the forms of ggml's blocks, in stripes, and multiplies by them.
+//!
+//! A group's sum of levels times activations is an exact integer; it joins the output times the
+//! activations' scale, then times the group's.  Where groups have minima, the sum of the activations
+//! times their scale follows, times the minimum and subtracted.  That order is the same on every
+//! path.  The scale of a group and its minimum are multiplied out as they are met, and exact.
+//! Source of the forms: [`BlockForm`].
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
+pub(super) mod plain;
+#[cfg(test)]
+mod tests;
+
+use half::f16;
+use smelt_model::packed::form::BlockForm;
+
+use super::input::LevelTile;
+use super::{RUN, STRIPE, stripes};
+
+/// Columns of a step: sixteen rows of them are a line of nibbles.
+const STEP_COLUMNS: usize = 8;
+
+/// Levels in a form of blocks, with what turns them into numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks<'a> {
+    pub(crate) form: BlockForm,
+    /// The low four bits of the levels, `[stripes, runs * 4, 16 rows, 4 columns]`; see
+    /// [`Levels`](super::Levels).
+    pub(crate) nibbles: &'a [u8],
+    /// What is above them, `[stripes, words, 16 rows, 4 bytes]`; empty where there is nothing.
+    pub(crate) high: &'a [u8],
+    pub(crate) scales: Halves<'a>,
+    pub(crate) mins: Option<Halves<'a>>,
+}
+
+/// Numbers of groups: f16, or products of f16 and factors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Halves<'a> {
+    /// `[stripes, spans, 16]`.
+    pub(crate) halves: &'a [u16],
+    /// `[stripes, groups, 16]`, signed; none where groups are spans.
+    pub(crate) factors: Option<&'a [u8]>,
+}
+
+impl<'a> Halves<'a> {
+    /// Those of stripe `index` of `count`.
+    fn stripe(self, index: usize, count: usize) -> Self {
+        let factors = self.factors.map(|factors| part(factors, index, count));
+        Self { halves: part(self.halves, index, count), factors }
+    }
+
+    /// Panics unless there are as many as kernels read, of one stripe.
+    fn check(&self, form: BlockForm, columns: usize) {
+        assert_eq!(self.halves.len(), columns / form.span * STRIPE, "an f16 for each span");
+        let factors = self.factors.map(<[u8]>::len);
+        let expect = form.has_factors().then_some(columns / form.group * STRIPE);
+        assert_eq!(factors, expect, "a factor for each group");
+    }
+
+    /// The number of row `lane` in `group`.
+    fn get(&self, form: BlockForm, group: usize, lane: usize) -> f32 {
+        let span = group * form.group / form.span;
+        let half = f16::from_bits(self.halves[span * STRIPE + lane]).to_f32();
+        let factor = |all: &[u8]| f32::from(all[group * STRIPE + lane].cast_signed());
+        self.factors.map_or(half, |factors| half * factor(factors))
+    }
+}
+
+/// Part `index` of `count` equal ones.
+fn part<T>(all: &[T], index: usize, count: usize) -> &[T] {
+    let len = all.len() / count;
+    &all[index * len..][..len]
+}
+
+impl<'a> Blocks<'a> {
+    /// Whether a weight of `columns` columns may have this form: it has whole spans and runs.
+    pub(crate) fn fits(form: BlockForm, columns: usize) -> bool {
+        columns > 0 && columns.is_multiple_of(form.span.max(RUN))
+    }
+
+    /// Panics unless every part is as long as `rows` of `columns` need: shapes are checked before.
+    pub(super) fn check(&self, rows: usize, columns: usize) {
+        assert!(Self::fits(self.form, columns), "whole spans of columns");
+        if rows > 0 {
+            self.stripe(0, rows, columns).check();
+        }
+        let lines = stripes(rows) * columns * STRIPE;
+        assert_eq!(self.nibbles.len(), lines / 2, "nibbles");
+    }
+
+    /// Stripe `index` of a weight of `rows` by `columns`.
+    pub(super) fn stripe(&self, index: usize, rows: usize, columns: usize) -> BlockStripe<'a> {
+        let count = stripes(rows);
+        BlockStripe {
+            form: self.form,
+            columns,
+            nibbles: part(self.nibbles, index, count),
+            high: part(self.high, index, count),
+            scales: self.scales.stripe(index, count),
+            mins: self.mins.map(|mins| mins.stripe(index, count)),
+        }
+    }
+}
+
+/// Sixteen rows.
+#[derive(Clone, Copy)]
+pub(super) struct BlockStripe<'a> {
+    pub(super) form: BlockForm,
+    columns: usize,
+    nibbles: &'a [u8],
+    high: &'a [u8],
+    scales: Halves<'a>,
+    mins: Option<Halves<'a>>,
+}
+
+impl BlockStripe<'_> {
+    /// Panics unless every part is as long as kernels read.
+    fn check(&self) {
+        let (form, columns) = (self.form, self.columns);
+        assert!(Blocks::fits(form, columns), "whole spans of columns");
+        assert_eq!(self.nibbles.len(), columns * STRIPE / 2, "nibbles");
+        let words = form.word_columns().map_or(0, |width| columns / width);
+        assert_eq!(self.high.len(), words * STRIPE * 4, "high bits");
+        self.scales.check(form, columns);
+        assert_eq!(self.mins.is_some(), form.has_mins, "minima");
+        if let Some(mins) = self.mins {
+            mins.check(form, columns);
+        }
+    }
+
+    /// Runs of activations.
+    fn runs(&self) -> usize {
+        self.columns / RUN
+    }
+
+    fn groups(&self) -> usize {
+        self.columns / self.form.group
+    }
+
+    /// The level of `lane` in `column`.
+    fn level(&self, lane: usize, column: usize) -> u8 {
+        let byte = self.nibbles[(column / 8 * STRIPE + lane) * 4 + column % 4];
+        let low = if column % 8 < 4 { byte & 15 } else { byte >> 4 };
+        let Some(width) = self.form.word_columns() else { return low };
+        let (bits, inside) = (self.form.high_bits() as usize, column % width);
+        let byte = self.high[(column / width * STRIPE + lane) * 4 + inside % 4];
+        low | (byte >> (inside / 4 * bits) & ((1 << bits) - 1)) << 4
+    }
+
+    /// The number of `lane` in `column`.
+    fn number(&self, lane: usize, column: usize, scale: f32, min: Option<f32>) -> f32 {
+        let level = i16::from(self.level(lane, column)) - i16::from(self.form.middle());
+        let product = f32::from(level) * scale;
+        min.map_or(product, |min| product - min)
+    }
+
+    fn min(&self, group: usize, lane: usize) -> Option<f32> {
+        self.mins.map(|mins| mins.get(self.form, group, lane))
+    }
+
+    /// All sixteen rows in f32, `[columns, 16]`.
+    pub(super) fn widen(&self, out: &mut [f32]) {
+        for (group, out) in out.chunks_mut(self.form.group * STRIPE).enumerate() {
+            for lane in 0..STRIPE {
+                let (scale, min) = (self.scales.get(self.form, group, lane), self.min(group, lane));
+                let places = out[lane..].iter_mut().step_by(STRIPE);
+                for (column, out) in (group * self.form.group..).zip(places) {
+                    *out = self.number(lane, column, scale, min);
+                }
+            }
+        }
+    }
+
+    /// One row in f32.
+    pub(super) fn widen_lane(&self, lane: usize, out: &mut [f32]) {
+        for (group, out) in out.chunks_mut(self.form.group).enumerate() {
+            let (scale, min) = (self.scales.get(self.form, group, lane), self.min(group, lane));
+            for (column, out) in (group * self.form.group..).zip(out) {
+                *out = self.number(lane, column, scale, min);
+            }
+        }
+    }
+}
+
+/// The sum of a token's activations in a group of `columns` columns.
+fn group_sum(tile: &LevelTile<'_>, columns: usize, group: usize, at: usize) -> i32 {
+    match (columns, group % 2) {
+        (RUN, _) => tile.sums[at],
+        (_, 0) => tile.firsts[at],
+        _ => tile.sums[at] - tile.firsts[at],
+    }
+}
