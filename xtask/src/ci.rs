@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bench, cma, conformance, cross, debian, onnxruntime, operation, power_cuts, root, tidy,
+    bench, cma, conformance, cross, debian, onnxruntime, operation, power_cuts, root, tidy, walks,
 };
 
 const STEPS: [(&str, &[&str]); 4] = [
@@ -36,7 +36,7 @@ pub(crate) fn run() -> Result<()> {
             .with_context(|| format!("{name} failed"))?;
         times.push((name, begin.elapsed()));
     }
-    let steps: [(&str, Step); 10] = [
+    let steps: [(&str, Step); 11] = [
         ("onnxruntime", onnxruntime::run),
         ("conformance", conformance::run),
         ("bench cpu", || bench::cpu::run(&["--smoke"])),
@@ -44,6 +44,7 @@ pub(crate) fn run() -> Result<()> {
         ("bench router", || bench::router::run(&["--smoke"])),
         ("operation", operation::run),
         ("tidy", tidy::run),
+        ("walks", walks::run),
         ("aarch64", cross::test_engine),
         ("cma", || cma::run(cma::CI)),
         ("power cuts", || power_cuts::run(power_cuts::CI)),

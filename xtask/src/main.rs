@@ -1,5 +1,5 @@
 //! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `fuzz`,
-//! `onnxruntime`, `operation`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`.
+//! `onnxruntime`, `operation`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `walks`.
 
 mod bench;
 mod ci;
@@ -12,6 +12,7 @@ mod guest;
 mod nightly;
 mod onnxruntime;
 mod operation;
+mod picture;
 mod power_cuts;
 mod python;
 mod sanitize;
@@ -20,11 +21,12 @@ mod server;
 mod shapes;
 mod soak;
 mod tidy;
+mod walks;
 
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench router|cma|conformance|fuzz|shapes|onnxruntime|operation|power-cuts|sanitize|scale|soak|tidy
+    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench router|cma|conformance|fuzz|shapes|onnxruntime|operation|picture|power-cuts|sanitize|scale|soak|tidy|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -54,6 +56,8 @@ const USAGE: &str =
           the exported golden graphs in onnxruntime against what transformers computed
   operation
          the unit by systemd, the alerts by Prometheus, the container file's paths and flags
+  picture
+         the picture of the README, from a server that runs: the page answering about the demo
   power-cuts [--points N] [--seed S] [--again]
          smelt in a virtual machine whose power is cut N times: nothing it told of may be lost
   sanitize
@@ -67,7 +71,9 @@ const USAGE: &str =
          decoder build killed for want of memory and done by its retry
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
          sanitize, exhausted contiguous memory, 200 power cuts, then fuzz
-  tidy   what compilers do not check: crate edges, file headers, pipelines, pages";
+  tidy   what compilers do not check: crate edges, file headers, pipelines, pages
+  walks  every command of the README as it stands, answers included; models that only a hub has are
+         random weights of the same sizes";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -89,12 +95,14 @@ fn main() -> ExitCode {
         ["cma", ref rest @ ..] => cma::run(rest),
         ["conformance"] => conformance::run(),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
+        ["picture"] => picture::run(),
         ["power-cuts", ref rest @ ..] => power_cuts::run(rest),
         ["sanitize"] => sanitize::run(),
         ["scale", ref rest @ ..] => scale::run(rest),
         ["shapes", ref rest @ ..] => shapes::run(rest),
         ["soak"] => soak::run(),
         ["tidy"] => tidy::run(),
+        ["walks"] => walks::run(),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

@@ -117,8 +117,9 @@ fn wrong(smelt: &Path, words: &[String]) -> Option<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["cargo", "xtask", what, ..] => {
-            (!["bench", "ci", "fuzz", "onnxruntime", "shapes", "soak", "tidy"].contains(what))
-                .then(|| format!("no xtask {what}"))
+            (!["bench", "ci", "fuzz", "onnxruntime", "shapes", "soak", "tidy", "walks"]
+                .contains(what))
+            .then(|| format!("no xtask {what}"))
         }
         ["cargo", "run", "--release", "--", arguments @ ..]
         | ["smelt" | "target/release/smelt", arguments @ ..] => wrong_flags(smelt, arguments),

@@ -1,0 +1,145 @@
+//! Follows the README as a newcomer does: every command of its shell blocks, in order, in a store of its own.
+//!
+//! A comment right below a command is what its output must hold.  Commands run as they stand, but for models
+//! that only a hub has: those are random weights of the same sizes, and the picture that the reader has is
+//! one of [`PICTURES`] in turn.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{root, target};
+
+/// What stands for a hub's models: the smallest VLM's sizes.
+const MODEL: &str = "--set model=synthetic:internvl3-1b";
+
+/// The picture that README's reader is to have.
+const PHOTO: &str = "photo.jpg";
+
+/// Pictures as people have them: a file, its width and height.
+const PICTURES: [(&str, [usize; 2]); 2] = [("4-3.png", [1024, 768]), ("16-9.png", [1920, 1080])];
+
+/// How often the first picture is shown when several are.
+const SEVERAL: usize = 6;
+
+/// A command, and what its output must hold.
+#[derive(Debug, PartialEq)]
+struct Step {
+    command: String,
+    expect: Option<String>,
+}
+
+pub(crate) fn run() -> Result<()> {
+    println!("\n$ cargo xtask walks");
+    let folder = target().join("walks");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    for (name, size) in PICTURES {
+        draw(&folder.join(name), size)?;
+    }
+    let text = fs::read_to_string(root().join("README.md")).context("README.md")?;
+    let steps = steps(&text);
+    ensure!(steps.iter().any(|step| step.expect.is_some()), "README.md: no command has an answer");
+    for step in steps {
+        let is_hub = of_a_hub(&step.command)?;
+        for command in here(&step.command, &folder, is_hub) {
+            follow(&command, step.expect.as_deref(), &folder.join("cache"))?;
+        }
+    }
+    fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())
+}
+
+/// The commands of the ```sh blocks.
+fn steps(text: &str) -> Vec<Step> {
+    let mut inside = false;
+    let mut steps: Vec<Step> = Vec::new();
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        if line.starts_with("```") {
+            inside = line.starts_with("```sh");
+        } else if inside && !line.starts_with('#') && !line.trim().is_empty() {
+            let below = lines.peek().and_then(|below| below.strip_prefix("# "));
+            steps.push(Step { command: line.to_owned(), expect: below.map(str::to_owned) });
+        }
+    }
+    steps
+}
+
+/// Whether the pipeline that `command` names takes its model from a hub.
+fn of_a_hub(command: &str) -> Result<bool> {
+    let mut words = command.split_whitespace();
+    let Some(path) = words.find(|word| word.starts_with("pipelines/")) else { return Ok(false) };
+    let text = fs::read_to_string(root().join(path)).with_context(|| path.to_owned())?;
+    Ok(text.lines().any(|line| line.starts_with("model = \"hf:")))
+}
+
+/// What `command` becomes on a machine without a hub and without its user's photographs.
+fn here(command: &str, pictures: &Path, is_hub: bool) -> Vec<String> {
+    let command = if is_hub { format!("{command} {MODEL}") } else { command.to_owned() };
+    if !command.contains(PHOTO) {
+        return vec![command];
+    }
+    let path = |name: &str| pictures.join(name).display().to_string();
+    let with = |shown: &str| command.replace(&format!("--image {PHOTO}"), shown);
+    let one = PICTURES.iter().map(|(name, _)| format!("--image {}", path(name)));
+    let several = vec![format!("--image {}", path(PICTURES[0].0)); SEVERAL].join(" ");
+    one.chain([several]).map(|shown| with(&shown)).collect()
+}
+
+fn follow(command: &str, expect: Option<&str>, cache: &Path) -> Result<()> {
+    println!("$ {command}");
+    let begin = Instant::now();
+    let mut shell = Command::new("sh");
+    shell.args(["-euc", command]).current_dir(root()).env("SMELT_CACHE", cache);
+    let output = shell.output().context("cannot start sh")?;
+    let [said, told] =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    println!("{}  ({:.1} s)", said.trim_end(), begin.elapsed().as_secs_f64());
+    if !output.status.success() {
+        bail!("{command}: {}\n{}", output.status, told.trim_end());
+    }
+    match expect {
+        Some(expect) if !said.contains(expect) => bail!("{command}: no {expect:?} in {said:?}"),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a picture that is busy everywhere, as photographs are.
+fn draw(path: &Path, [width, height]: [usize; 2]) -> Result<()> {
+    let script: PathBuf = root().join("xtask/walks/draw.py");
+    let status = Command::new("python3")
+        .args([&script, path])
+        .args([width, height].map(|side| side.to_string()))
+        .status()
+        .context("cannot start python3")?;
+    ensure!(status.success(), "{} ended with {status}", script.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_the_answers_below_them() {
+        let text = "# Title\n```sh\nmake it\nask it\n# 42\n```\n```toml\nno = 1\n```\n";
+        let step = |command: &str, expect: Option<&str>| Step {
+            command: command.to_owned(),
+            expect: expect.map(str::to_owned),
+        };
+        assert_eq!(steps(text), [step("make it", None), step("ask it", Some("42"))]);
+    }
+
+    #[test]
+    fn a_reader_s_photograph_is_each_picture_and_then_several() {
+        let folder = Path::new("/x");
+        assert_eq!(here("smelt runs", folder, false), ["smelt runs"]);
+        let asked = here("smelt chat p.toml --image photo.jpg \"What?\"", folder, true);
+        assert_eq!(asked.len(), PICTURES.len() + 1);
+        assert_eq!(asked[0], format!("smelt chat p.toml --image /x/4-3.png \"What?\" {MODEL}"));
+        assert_eq!(asked[2].matches("--image /x/4-3.png").count(), SEVERAL);
+    }
+}
