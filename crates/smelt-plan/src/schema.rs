@@ -159,8 +159,8 @@ fn retry(fields: &[Field]) -> Value {
             "temporary-swap": temporary_swap(),
             "warm-up": {
                 "type": "string",
-                "pattern": format!("#|{PARAM}"),
-                "description": "before the first retry, build this stage of another pipeline: PIPELINE#STAGE",
+                "pattern": format!("#|^none$|{PARAM}"),
+                "description": "before the first retry, build this stage of another pipeline: PIPELINE#STAGE, or none",
             },
             "reboot": {
                 "type": "boolean",

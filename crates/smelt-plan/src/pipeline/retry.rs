@@ -33,7 +33,10 @@ pub(super) fn read(
         settle: table.get("settle").map(|item| settle(&item, scope)).transpose()?,
         drop_caches: is_set(&table, "drop-caches")?,
         temporary_swap: swap(&table, scope)?,
-        warm_up: table.get("warm-up").map(|item| warm_up(&item, scope)).transpose()?,
+        warm_up: match table.get("warm-up") {
+            Some(item) => warm_up(&item, scope)?,
+            None => None,
+        },
         escalate,
         reboot: is_set(&table, "reboot")?,
     };
@@ -95,8 +98,12 @@ fn settle(item: &Item<'_>, scope: &Scope<'_>) -> Result<Duration, PipelineError>
     Ok(wait)
 }
 
-fn warm_up(item: &Item<'_>, scope: &Scope<'_>) -> Result<WarmUp, PipelineError> {
-    WarmUp::parse(&fields::text(item, scope)?).map_err(|error| item.error(error))
+/// `PIPELINE#STAGE`, or `none`, which lets a param say whether there is one.
+fn warm_up(item: &Item<'_>, scope: &Scope<'_>) -> Result<Option<WarmUp>, PipelineError> {
+    match &*fields::text(item, scope)? {
+        "none" => Ok(None),
+        text => WarmUp::parse(text).map(Some).map_err(|error| item.error(error)),
+    }
 }
 
 /// `true`, a size, or a table of size and directory.

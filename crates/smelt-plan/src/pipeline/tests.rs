@@ -68,6 +68,8 @@ fn a_ladder_reads() {
         [false, true]
     );
 
+    assert_eq!(retry("warm-up = \"none\"").unwrap(), Retry::default(), "a param may say so");
+
     let swap = |text: &str| retry(&format!("temporary-swap = {text}")).unwrap();
     assert_eq!(swap("true").temporary_swap, Some(SwapSpec::default()));
     assert_eq!(swap("true").attempts_max, 2, "a rung wants an attempt");
