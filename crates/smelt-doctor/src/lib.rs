@@ -32,6 +32,12 @@ use processes::Processes;
 use release::Board;
 use tree::Tree;
 
+/// The version of TensorRT that is installed on the device whose file system is at `root`, as its
+/// package says it.
+pub fn tensorrt(root: &Path) -> Option<String> {
+    Packages::read(&Tree::at(root)).tensorrt().map(|(version, _)| version)
+}
+
 /// What is true of a device.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {

@@ -65,7 +65,7 @@ impl Packages {
         Some((version.clone(), format!("package {name}: {version}")))
     }
 
-    fn tensorrt(&self) -> Option<(String, String)> {
+    pub(crate) fn tensorrt(&self) -> Option<(String, String)> {
         ["libnvinfer10", "libnvinfer8"].iter().find_map(|name| {
             let version = self.version(name)?;
             Some((version.to_owned(), format!("package {name}: {version}")))

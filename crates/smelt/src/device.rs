@@ -5,12 +5,16 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
+use smelt_plan::pipeline::StageSpec;
 
 /// Files of facts are a few lines; more is not read.
 const LINES_MAX: usize = 200;
+/// Stages of a warning; more say nothing more.
+const STAGES_NAMED_MAX: usize = 3;
 
 /// The facts that stages of `pipeline` declare.
 pub(crate) fn facts(pipeline: &Pipeline) -> Facts {
@@ -28,12 +32,45 @@ fn fact_of(fact: &str) -> Option<String> {
         "gpu-driver" => line(&text("/proc/driver/nvidia/version"), "NVRM version:"),
         "cuda" => line(&text("/usr/local/cuda/version.json"), "\"version\" :")
             .or_else(|| link("/usr/local/cuda")),
-        "tensorrt" => ["x86_64-linux-gnu", "aarch64-linux-gnu"]
-            .iter()
-            .find_map(|arch| link(&format!("/usr/lib/{arch}/libnvinfer.so"))),
+        "tensorrt" => smelt_doctor::tensorrt(Path::new("/")).or_else(nvinfer),
         "l4t" => text("/etc/nv_tegra_release").lines().next().map(str::to_owned),
         "kernel" => text("/proc/sys/kernel/osrelease").lines().next().map(str::to_owned),
         _ => None,
+    }
+}
+
+/// The library of a TensorRT that no package brought.
+fn nvinfer() -> Option<String> {
+    let arches = ["x86_64-linux-gnu", "aarch64-linux-gnu"];
+    arches.iter().find_map(|arch| link(&format!("/usr/lib/{arch}/libnvinfer.so")))
+}
+
+/// A line for each fact that stages declare and this device does not have: most often a driver or a
+/// package is missing, and what is built is then shared with every device that lacks it too.
+pub(crate) fn absent(pipeline: &Pipeline, facts: &Facts) -> Vec<String> {
+    let line = |fact: &str| {
+        let names = |stage: &&StageSpec| stage.device.contains(&fact);
+        let stages = pipeline.stages.iter().filter(names).map(|stage| stage.name.as_str());
+        let stages: Vec<&str> = stages.take(STAGES_NAMED_MAX).collect();
+        format!(
+            "device = [\"{fact}\"] of {} is \"{ABSENT}\" here: {}",
+            stages.join(", "),
+            looked_at(fact)
+        )
+    };
+    facts.iter().filter(|(_, value)| *value == ABSENT).map(|(fact, _)| line(fact)).collect()
+}
+
+/// Where a fact was looked for.
+fn looked_at(fact: &str) -> &'static str {
+    match fact {
+        "cpu" => "/proc/cpuinfo names no processor",
+        "gpu" => "there is no /proc/driver/nvidia/gpus, and no board's name in the device tree",
+        "gpu-driver" => "there is no /proc/driver/nvidia/version",
+        "cuda" => "there is no /usr/local/cuda",
+        "tensorrt" => "dpkg knows no libnvinfer, and there is no libnvinfer.so",
+        "l4t" => "there is no /etc/nv_tegra_release",
+        _ => "the kernel does not say",
     }
 }
 
@@ -106,5 +143,16 @@ mod tests {
             outputs = [\"o\"]\ndevice = [\"arch\"]\n";
         let pipeline = Pipeline::parse("p.toml", text, &Default::default()).unwrap();
         assert_eq!(facts(&pipeline), [("arch", std::env::consts::ARCH.to_owned())].into());
+    }
+
+    #[test]
+    fn what_is_not_here_is_told_with_who_asks() {
+        let text = "smelt = 1\nname = \"d\"\n[stage.a]\nkind = \"command\"\nargv = [\"x\"]\n\
+            outputs = [\"o\"]\ndevice = [\"arch\", \"l4t\"]\n";
+        let pipeline = Pipeline::parse("p.toml", text, &Default::default()).unwrap();
+        let facts = [("arch", "x".to_owned()), ("l4t", ABSENT.to_owned())].into();
+        let lines = absent(&pipeline, &facts);
+        let expect = "device = [\"l4t\"] of a is \"none\" here: there is no /etc/nv_tegra_release";
+        assert_eq!(lines, [expect]);
     }
 }

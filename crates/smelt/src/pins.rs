@@ -14,7 +14,7 @@ use std::time::Duration;
 use smelt_hub::{Address, Hub, HubError, Resolved};
 use smelt_plan::pipeline::InputRef;
 use smelt_plan::plan::{HubPin, Pin};
-use smelt_plan::{Digest, Pins, Pipeline};
+use smelt_plan::{Digest, Kind, Pins, Pipeline};
 use smelt_store::{DigestError, Store};
 
 use crate::exit::{Exit, Failed};
@@ -66,7 +66,12 @@ pub(crate) fn all(
 ) -> Result<Pins, Failed> {
     let hubs = if addresses.is_empty() { BTreeMap::new() } else { hubs(pipeline, addresses, ask)? };
     let paths = paths(pipeline, file, store)?;
-    Ok(Pins { paths, hubs, device: device::facts(pipeline) })
+    let device = device::facts(pipeline);
+    if !matches!(ask, Ask::CacheFirst) {
+        let absent = device::absent(pipeline, &device);
+        absent.iter().for_each(|line| tell(format_args!("warning: {line}")));
+    }
+    Ok(Pins { paths, hubs, device })
 }
 
 fn paths(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<BTreeMap<String, Pin>, Failed> {
@@ -85,6 +90,14 @@ fn paths(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<BTreeMap<Str
                 store.root().display()
             )));
         }
+        if is_source(pipeline, path) && !may_be_checkpoint(&absolute) {
+            let what = format!(
+                "{} is no checkpoint: it holds none of {}, nor a .safetensors or .gguf file",
+                absolute.display(),
+                CHECKPOINT_NAMES.join(", ")
+            );
+            return Err(Failed::new(Exit::BadModel, format!("{place}path:{path}: {what}")));
+        }
         let digest = |error: DigestError| match error.is_stopped() {
             true => Failed::stopped(),
             false => fail(error.to_string()),
@@ -93,6 +106,29 @@ fn paths(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<BTreeMap<Str
         pins.insert(path.to_owned(), Pin { path: absolute, digest: manifest.digest() });
     }
     Ok(pins)
+}
+
+/// What directories of checkpoints have, each at least one.
+const CHECKPOINT_NAMES: [&str; 3] = ["config.json", "modules.json", "tokenizer.json"];
+
+/// Whether a source stage names the path.
+fn is_source(pipeline: &Pipeline, path: &str) -> bool {
+    let from = InputRef::Path(path.to_owned());
+    let mut stages = pipeline.stages.iter().filter(|stage| stage.kind == Kind::Source);
+    stages.any(|stage| stage.inputs.iter().any(|input| input.from == from))
+}
+
+/// Whether there is anything of a checkpoint, looked at before gigabytes are read that are none.
+fn may_be_checkpoint(path: &Path) -> bool {
+    let is_weights = |path: &Path| {
+        path.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf")
+    };
+    if !path.is_dir() {
+        return is_weights(path);
+    }
+    let has_name = CHECKPOINT_NAMES.iter().any(|name| path.join(name).exists());
+    let files = || fs::read_dir(path).into_iter().flatten().flatten();
+    has_name || files().any(|entry| is_weights(&entry.path()))
 }
 
 fn hubs(
