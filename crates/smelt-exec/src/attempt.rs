@@ -7,6 +7,7 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout};
 use std::sync::Arc;
@@ -16,17 +17,19 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 use smelt_plan::plan::Pin;
+use smelt_plan::validity::Form;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, SealError, Store};
 use smelt_watch::kernel_log::What;
 use smelt_watch::meter::{GROUP, period};
-use smelt_watch::{Budget, Cgroups, Group, KernelEvent, Measured, Meter, Sample};
+use smelt_watch::{Budget, Cgroups, Disks, Group, KernelEvent, Measured, Meter, Sample, Short};
 
 use crate::classify::{
-    End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing,
+    End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing, says_full,
 };
 use crate::confine::Writes;
 use crate::controls::{Controls, Seen};
+use crate::count::Count;
 use crate::form;
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
@@ -44,6 +47,8 @@ use crate::signatures::{Finding, Signatures};
 const FIRST_SAMPLE: Duration = Duration::from_millis(20);
 /// How often the user hears of a running stage.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+/// As much of a line of the log as messages hold.
+const LINE_CHARS_MAX: usize = 500;
 /// A report is one short line of JSON.
 const REPORT_BYTES_MAX: u64 = 64 << 10;
 
@@ -65,6 +70,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) waited: Duration,
     pub(crate) changed: Option<String>,
     pub(crate) budget: Budget,
+    /// It minds the kills of its children itself.
+    pub(crate) survives_kills: bool,
     /// What changes before it starts.
     pub(crate) preparation: Preparation,
     pub(crate) order: Order,
@@ -121,11 +128,11 @@ impl Attempt<'_> {
     /// Seals what ended well, and says how it ended.
     pub(crate) fn conclude(&self, outcome: Outcome, mut report: AttemptReport) -> Ended {
         let result = match outcome {
-            Outcome::Done => self.seal(),
+            Outcome::Done => self.seal(&mut report),
             Outcome::Failed(failure) => AttemptResult::Failed(failure),
             Outcome::Interrupted => AttemptResult::Interrupted,
         };
-        let result = self.with_advice(self.with_reason(result, &report));
+        let result = self.with_advice(self.with_reason(result, &report), report.short.as_ref());
         match &result {
             AttemptResult::Sealed(_) => report.outcome = "sealed".to_owned(),
             AttemptResult::Interrupted => report.outcome = "interrupted".to_owned(),
@@ -147,12 +154,14 @@ impl Attempt<'_> {
     }
 
     /// A disk that ran full: how much to free.  What was written makes room for the journal's records.
-    fn with_advice(&self, result: AttemptResult) -> AttemptResult {
+    fn with_advice(&self, result: AttemptResult, short: Option<&Short>) -> AttemptResult {
         match result {
             AttemptResult::Failed(mut failure) if failure.class == FailureClass::DiskFull => {
-                let free_bytes = self.store.free_bytes().unwrap_or(0);
-                let written_bytes = self.store.bytes_below(&self.out).unwrap_or(0);
-                failure.message += &room::advice(written_bytes, free_bytes);
+                if short.is_none_or(|short| are_on_one_disk(&short.place, self.store.root())) {
+                    let free_bytes = self.store.free_bytes().unwrap_or(0);
+                    let written_bytes = self.store.bytes_below(&self.out).unwrap_or(0);
+                    failure.message += &room::advice(written_bytes, free_bytes);
+                }
                 let _ = fs::remove_dir_all(&self.out);
                 AttemptResult::Failed(failure)
             }
@@ -162,6 +171,13 @@ impl Attempt<'_> {
 
     /// Has a shim lead it to its end, and says how that was.
     pub(crate) fn attend(&self, begin: Instant, report: &mut AttemptReport) -> Outcome {
+        // The directory for temporary files lies beside this one.
+        let mut disks = self.order.disks(&self.out);
+        if let Some(short) = disks.look() {
+            let message = format!("not started: {short}; free some of it");
+            report.short = Some(short);
+            return failed(FailureClass::DiskFull, message);
+        }
         let (mut shim, mut meter) = match self.start() {
             Ok(started) => started,
             Err(error) => {
@@ -175,7 +191,7 @@ impl Attempt<'_> {
             Some(_) => Some(LimitHeld::Sampling),
             None => None,
         };
-        let said = self.watch(&mut shim, begin, &mut meter);
+        let (said, short) = self.watch(&mut shim, begin, &mut meter, &mut disks);
         let refused = self.refused(shim.process.id(), said.as_ref());
         let kept = self.part(shim, said.as_ref(), report);
         let holds_limit = meter.holds_limit();
@@ -190,6 +206,9 @@ impl Attempt<'_> {
             stopped: self.controls.why(),
             limit_bytes: self.budget.rss_bytes_max.filter(|_| holds_limit),
             oom_kills: oom_kills(&measured),
+            survives_kills: self.survives_kills,
+            short: short.or_else(|| said.as_ref()?.short.clone()),
+            full_line: self.full_line(said.as_ref()),
             shortage: shortage(&measured, begin.elapsed()),
             found: self.found(said.as_ref()),
             refused,
@@ -200,6 +219,8 @@ impl Attempt<'_> {
         (report.peaks, report.counters) = (peaks, counters);
         (report.curve, report.methods) = (curve, methods);
         report.kernel_events = kernel_events;
+        report.peaks.disk_free_min_bytes = disks.least_free_bytes();
+        report.short.clone_from(&end.short);
         if let Some(said) = &end.report {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;
@@ -220,6 +241,16 @@ impl Attempt<'_> {
             return None;
         }
         self.signatures.find(log::head_and_tail(&self.log).lines())
+    }
+
+    /// Where the log of an attempt that said success says that a disk was full.
+    fn full_line(&self, said: Option<&ShimReport>) -> Option<String> {
+        if said?.exit != Some(0) {
+            return None;
+        }
+        let log = log::head_and_tail(&self.log);
+        let line = log.lines().find(|line| says_full(line))?;
+        Some(line.trim().chars().filter(|c| !c.is_control()).take(LINE_CHARS_MAX).collect())
     }
 
     /// Takes a shim and gives it the order.  It is in the attempt's control group before it hears what
@@ -293,10 +324,18 @@ impl Attempt<'_> {
         }
     }
 
-    /// Samples until the shim has reported or is gone.
-    fn watch(&self, shim: &mut Led, begin: Instant, meter: &mut Meter) -> Option<ShimReport> {
+    /// Samples until the shim has reported or is gone: its report, and a disk that was found short.
+    fn watch(
+        &self,
+        shim: &mut Led,
+        begin: Instant,
+        meter: &mut Meter,
+        disks: &mut Disks,
+    ) -> (Option<ShimReport>, Option<Short>) {
         let mut wait = FIRST_SAMPLE;
         let mut told = begin;
+        let mut short = None;
+        let mut count = Count::from(begin);
         while !readable(&shim.output, wait) {
             if self.controls.is_out_of_patience() {
                 // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
@@ -307,6 +346,14 @@ impl Attempt<'_> {
                 let _ = meter.page_out();
             }
             let sampled = Instant::now();
+            if count.is_above(self, sampled) {
+                self.controls.kill_for(Stopped::TooManyFiles);
+            }
+            if short.is_none() {
+                short = disks.look();
+                // Whoever writes to it too ends as well: the kernel does not say whose write it cut.
+                short.iter().for_each(|_| self.controls.kill_for(Stopped::DiskShort));
+            }
             let sample = meter.sample(begin.elapsed());
             wait = (wait * 2).min(period(sampled.elapsed()));
             let Some(sample) = sample else { continue };
@@ -319,7 +366,7 @@ impl Attempt<'_> {
         }
         let mut said = String::new();
         let read = BufReader::new((&mut shim.output).take(REPORT_BYTES_MAX)).read_line(&mut said);
-        read.ok().and_then(|_| serde_json::from_str(&said).ok())
+        (read.ok().and_then(|_| serde_json::from_str(&said).ok()), short)
     }
 
     /// Ends the attempt where it has broken its budget.
@@ -359,7 +406,12 @@ impl Attempt<'_> {
     }
 
     /// Checks what the attempt left and makes it permanent.
-    fn seal(&self) -> AttemptResult {
+    fn seal(&self, report: &mut AttemptReport) -> AttemptResult {
+        if self.store.free_bytes().is_ok_and(room::is_full) {
+            let message = "ended well, but nothing is left of the store's disk, and its last writes \
+                           may have been cut short";
+            return AttemptResult::Failed(failure(FailureClass::DiskFull, message.to_owned()));
+        }
         if let Err(failure) = self.check_outputs().and_then(|()| self.check_inputs()) {
             return AttemptResult::Failed(failure);
         }
@@ -367,11 +419,12 @@ impl Attempt<'_> {
         if self.controls.is_stopped_by_user() {
             return AttemptResult::Interrupted;
         }
-        if let Some(sealed) = &self.compare {
-            return self.compared(sealed);
-        }
-        match self.keep() {
-            Ok(output) => AttemptResult::Sealed(Box::new(output)),
+        let sealed = self.leave_out(report).and_then(|()| match &self.compare {
+            Some(sealed) => Ok(self.compared(sealed)),
+            None => Ok(AttemptResult::Sealed(Box::new(self.keep()?))),
+        });
+        match sealed {
+            Ok(result) => result,
             Err(error) if error.is_stopped() => AttemptResult::Interrupted,
             Err(error) => {
                 let class = if error.is_disk_full() {
@@ -382,6 +435,16 @@ impl Attempt<'_> {
                 AttemptResult::Failed(failure(class, format!("cannot seal the output: {error}")))
             }
         }
+    }
+
+    /// Removes what it left besides its outputs, if it declares any.
+    fn leave_out(&self, report: &mut AttemptReport) -> Result<(), SealError> {
+        if self.order.outputs.is_empty() || self.reference.is_some() {
+            return Ok(());
+        }
+        let left = self.store.keep_only(&self.out, &self.order.outputs)?;
+        report.left_out = (left.count > 0).then_some(left);
+        Ok(())
     }
 
     /// Whether the attempt made what was sealed before.
@@ -416,15 +479,28 @@ impl Attempt<'_> {
     /// Exit 0 is not success: every declared output must be there and hold something.
     fn check_outputs(&self) -> Result<(), Failure> {
         for name in &self.order.outputs {
+            if self.may_be_empty(name) && self.out.join(name).is_file() {
+                continue;
+            }
             if !self.holds_something(&self.out.join(name)) {
-                let message = format!("ended well, but its output \"{name}\" is missing or empty");
+                let message = format!(
+                    "ended well, but its output \"{name}\" is missing or empty (one that may be empty \
+                     says so: validate = {{ \"{name}\" = \"may-be-empty\" }})"
+                );
                 return Err(self.missing(message));
             }
         }
-        if !self.holds_something(self.reference.as_ref().unwrap_or(&self.out)) {
+        let has_outputs = !self.order.outputs.is_empty() && self.reference.is_none();
+        if !has_outputs && !self.holds_something(self.reference.as_ref().unwrap_or(&self.out)) {
             return Err(self.missing("ended well, but made nothing".to_owned()));
         }
         self.check_forms()
+    }
+
+    /// Whether the pipeline says that the output may hold nothing.
+    fn may_be_empty(&self, name: &str) -> bool {
+        let mut said = self.order.validate.iter();
+        said.any(|(of, validity)| of == name && validity.form == Form::MayBeEmpty)
     }
 
     /// A file that merely stopped growing is not complete.
@@ -511,6 +587,11 @@ fn shortage(measured: &Measured, wall: Duration) -> Shortage {
         stalled: stalled_us / wall.as_micros().max(1) as f64,
         swapped_in_bytes: counters.swap_in_pages.unwrap_or(0) * PAGE_BYTES,
     }
+}
+
+fn are_on_one_disk(one: &Path, other: &Path) -> bool {
+    let device = |path: &Path| path.metadata().ok().map(|found| found.dev());
+    device(one) == device(other)
 }
 
 fn failure(class: FailureClass, message: String) -> Failure {

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use smelt_plan::{Failure, FailureClass};
-use smelt_watch::Broken;
+use smelt_store::FILES_MAX;
+use smelt_watch::{Broken, Short};
 
 use crate::order::ShimReport;
 use crate::signatures::Finding;
@@ -17,8 +18,14 @@ pub struct End {
     pub stopped: Option<Stopped>,
     /// Processes that the kernel killed for memory while it ran.
     pub oom_kills: OomKills,
+    /// It minds the kills of its children itself: `survives-kills`.
+    pub survives_kills: bool,
     /// How it stood with memory otherwise.
     pub shortage: Shortage,
+    /// A disk that it may write to and that was found short, meanwhile or when it had ended.
+    pub short: Option<Short>,
+    /// A line of its log that says so, where it ended with success.
+    pub full_line: Option<String>,
     /// What its log says, by the signatures of known failures.
     pub found: Option<Finding>,
     /// What the kernel kept it within, where it did.
@@ -85,6 +92,10 @@ pub enum Stopped {
     Exhausted,
     /// It went on asking for contiguous memory that was not there.
     CmaStuck,
+    /// A disk that it may write to came under its reserve.
+    DiskShort,
+    /// Its outputs hold more files than can be kept.
+    TooManyFiles,
 }
 
 /// How an attempt ended.
@@ -120,6 +131,16 @@ pub fn classify(end: &End) -> Outcome {
         Some(Stopped::CmaStuck) => {
             return failed(FailureClass::CmaExhausted, CMA_STUCK.to_owned());
         }
+        Some(Stopped::DiskShort) => {
+            let what = end.short.as_ref().map_or_else(String::new, Short::to_string);
+            return failed(FailureClass::DiskFull, format!("ended, since {what}; {UNDER_RESERVE}"));
+        }
+        Some(Stopped::TooManyFiles) => {
+            let message = format!(
+                "ended, since its outputs hold more than {FILES_MAX} files; pack them into fewer"
+            );
+            return failed(FailureClass::OutputInvalid, message);
+        }
         None => {}
     }
     let Some(report) = &end.report else {
@@ -127,9 +148,14 @@ pub fn classify(end: &End) -> Outcome {
         return failed(class, message);
     };
     if let Some(error) = &report.spawn_error {
-        return failed(FailureClass::SpawnFailed, error.clone());
+        let class =
+            if says_full(error) { FailureClass::DiskFull } else { FailureClass::SpawnFailed };
+        return failed(class, error.clone());
     }
     if report.exit == Some(0) && report.signal.is_none() {
+        if let Some((class, message)) = distrusted(report, end) {
+            return failed(class, message);
+        }
         return match &end.refused {
             Some(path) => {
                 failed(FailureClass::UndeclaredWrite, format!("{} (exit 0)", tried(path)))
@@ -145,6 +171,48 @@ pub fn classify(end: &End) -> Outcome {
         }
         _ => failed(class, message),
     }
+}
+
+/// What a disk that is full is called, by the system and by whoever repeats it.
+const FULL: [&str; 2] = ["No space left on device", "Disk quota exceeded"];
+
+/// Whether this says that a disk is full.
+pub(crate) fn says_full(text: &str) -> bool {
+    FULL.iter().any(|words| text.contains(words))
+}
+
+const UNDER_RESERVE: &str = "a disk with less than its reserve (4 MiB, or a sixteenth of a smaller one) counts as full, \
+     since nobody tells whose write was cut short";
+
+/// Why what it made is not to be kept although it said success: programs ignore that a child was
+/// killed, and that a write was cut short.
+fn distrusted(report: &ShimReport, end: &End) -> Option<(FailureClass, String)> {
+    if !end.survives_kills && end.oom_kills.explain_failure() {
+        let whose = match end.oom_kills {
+            OomKills::Own(_) => "of its processes one was killed",
+            _ => {
+                "a process of this machine was killed, and without a control group nobody knows whose"
+            }
+        };
+        let message = format!(
+            "it said success (exit 0), but {whose}: {}; if it minds that itself, say survives-kills = true",
+            out_of_memory(end.limit_bytes)
+        );
+        return Some((FailureClass::OomKilled, message));
+    }
+    let what = full_disk(report, end)?;
+    Some((FailureClass::DiskFull, format!("it said success (exit 0), but {what}")))
+}
+
+/// How it met a full disk, if it did.
+fn full_disk(report: &ShimReport, end: &End) -> Option<String> {
+    if let Some(short) = &end.short {
+        return Some(format!("{short}; {UNDER_RESERVE}"));
+    }
+    if let Some(error) = report.log_error.as_ref().filter(|error| says_full(error)) {
+        return Some(format!("its log could not be kept: {error}"));
+    }
+    end.full_line.as_ref().map(|line| format!("its log says: {line}"))
 }
 
 /// Of a stage that said success and left no output: what its log says of that, if anything.
@@ -197,7 +265,7 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     }
     // The log may be what the disk could not take.
     let log_error = report.log_error.as_deref().unwrap_or_default();
-    if [&end.last_line, log_error].iter().any(|text| text.contains("No space left on device")) {
+    if end.short.is_some() || says_full(&end.last_line) || says_full(log_error) {
         return FailureClass::DiskFull;
     }
     let said = said(&end.last_line);
@@ -264,6 +332,10 @@ fn message(report: &ShimReport, end: &End, class: FailureClass) -> String {
         FailureClass::KilledExternally if end.oom_kills != OomKills::Unknown => {
             format!("{how}; not by the kernel for want of memory, as its count says")
         }
+        FailureClass::DiskFull if !says_full(&end.last_line) => match &end.short {
+            Some(short) => format!("{how}; {short}"),
+            None => how,
+        },
         _ => how,
     };
     if let Some(found) = end.found.as_ref().filter(|found| class == found.class) {
@@ -329,6 +401,7 @@ mod tests {
             major_faults: 0,
             leftovers: 0,
             writes: None,
+            short: None,
             spawn_error: None,
             log_error: None,
         };
@@ -336,7 +409,10 @@ mod tests {
             report: Some(report),
             stopped: None,
             oom_kills: OomKills::Own(0),
+            survives_kills: false,
             shortage: Shortage::default(),
+            short: None,
+            full_line: None,
             found: None,
             limit_bytes: None,
             refused: None,
@@ -381,11 +457,44 @@ mod tests {
         let (own, machine) = (OomKills::Own(1), OomKills::Machine(1));
         check(&killed(own, end(Some(1), None, "")), OomKilled, "ran out of memory");
         check(&killed(machine, end(Some(1), None, "x")), OomKilled, "x (exit 1; the kernel ran");
-        // What it left is still to be looked at.
-        assert_eq!(classify(&killed(own, end(Some(0), None, "done"))), Outcome::Done);
         check(&End { report: None, ..killed(own, end(None, None, "")) }, OomKilled, "its shim");
         let within = End { limit_bytes: Some(512 << 20), ..killed(own, end(Some(1), None, "")) };
         check(&within, OomKilled, "within the 512 MiB of limits.memory");
+    }
+
+    #[test]
+    fn success_after_a_kill_is_none() {
+        let killed = |oom_kills| End { oom_kills, ..end(Some(0), None, "done") };
+        check(&killed(OomKills::Own(1)), OomKilled, "of its processes one was killed: the kernel");
+        check(&killed(OomKills::Machine(2)), OomKilled, "a process of this machine was killed");
+        let within = End { limit_bytes: Some(512 << 20), ..killed(OomKills::Own(1)) };
+        check(&within, OomKilled, "within the 512 MiB of limits.memory");
+        for kills in [OomKills::Own(3), OomKills::Machine(3)] {
+            let survivor = End { survives_kills: true, ..killed(kills) };
+            assert_eq!(classify(&survivor), Outcome::Done);
+            let failed = End { oom_kills: kills, ..end(Some(1), None, "no") };
+            check(&End { survives_kills: true, ..failed }, OomKilled, "no (exit 1; the kernel");
+        }
+        assert_eq!(classify(&killed(OomKills::Unknown)), Outcome::Done);
+    }
+
+    #[test]
+    fn success_on_a_full_disk_is_none() {
+        let short = || Some(Short { place: "/d".into(), free_bytes: 9 << 10, free_files: None });
+        let done = || end(Some(0), None, "done");
+        check(&End { short: short(), ..done() }, DiskFull, "the disk of /d had 9 KiB free");
+        check(&End { short: short(), ..end(Some(3), None, "x") }, DiskFull, "x (exit 3; the disk");
+        let ended = End { short: short(), stopped: Some(Stopped::DiskShort), ..done() };
+        check(&ended, DiskFull, "ended, since the disk of /d had 9 KiB free");
+        let line = Some("cp: No space left on device".to_owned());
+        check(&End { full_line: line, ..done() }, DiskFull, "its log says: cp: No space");
+        let mut unkept = done();
+        unkept.report.as_mut().unwrap().log_error = Some("Disk quota exceeded (122)".to_owned());
+        check(&unkept, DiskFull, "its log could not be kept");
+        let mut unborn = end(None, None, "");
+        let error = "cannot make /w/tmp: No space left on device (os error 28)";
+        unborn.report.as_mut().unwrap().spawn_error = Some(error.to_owned());
+        check(&unborn, DiskFull, "cannot make /w/tmp");
     }
 
     #[test]
@@ -406,6 +515,7 @@ mod tests {
         let stopped = |why| End { stopped: Some(why), ..end(None, Some(9), "") };
         check(&stopped(Stopped::Exhausted), Thrash, "memory and swap");
         check(&stopped(Stopped::CmaStuck), CmaExhausted, "contiguous");
+        check(&stopped(Stopped::TooManyFiles), OutputInvalid, "more than 32768 files");
     }
 
     #[test]

@@ -61,12 +61,30 @@ pub fn clear_dead_runs(
         if let Some(cgroups) = &cgroups {
             cgroups.sweep(&mark);
         }
-        closed.extend(close(store, &run, &now)?);
+        match close_with_room(store, &run, &now) {
+            // The next start tries again.
+            Err(error) if error.is_disk_full() => {
+                tell(&error);
+                continue;
+            }
+            done => closed.extend(done?),
+        }
         if let Err(error) = store.clear_dead(&run) {
             tell(&error);
         }
     }
     Ok(closed)
+}
+
+/// Says how it ended; on a full disk what it left in its directories makes room for that.
+fn close_with_room(store: &Store, run: &RunId, now: &str) -> Result<Option<Closed>, StoreError> {
+    match close(store, run, now) {
+        Err(error) if error.is_disk_full() => {
+            store.empty_dead(run)?;
+            close(store, run, now)
+        }
+        done => done,
+    }
 }
 
 /// Says in the journal how the run ended, once, as long as it is known: two boots later a kill and a

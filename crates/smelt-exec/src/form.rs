@@ -39,7 +39,7 @@ fn check(path: &Path, validity: &Validity) -> io::Result<()> {
     }
     let mut file = BufReader::new(file);
     match validity.form {
-        Form::Any => Ok(()),
+        Form::Any | Form::MayBeEmpty => Ok(()),
         Form::Gguf => gguf(&mut file, length),
         Form::Onnx => onnx(&mut file, length),
         Form::Safetensors => safetensors(&mut file, length),

@@ -13,6 +13,7 @@ pub mod classify;
 mod condition;
 mod confine;
 mod controls;
+mod count;
 pub mod dead;
 mod form;
 mod log;

@@ -7,6 +7,7 @@ use smelt_plan::plan::{Attempt, Stage};
 use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
 use smelt_plan::{StageId, StageName};
+use smelt_watch::{Disks, Short};
 
 use crate::confine::Writes;
 
@@ -37,6 +38,9 @@ pub struct Input<'a> {
     pub path: PathBuf,
 }
 
+/// The variable that names a file of a program's inputs.
+pub(crate) const INPUTS_FILE: &str = "SMELT_INPUTS_FILE";
+
 /// A program to run as a stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
@@ -48,6 +52,8 @@ pub struct Order {
     pub dir: PathBuf,
     /// What it reads on its standard input.
     pub input: String,
+    /// What the file that `SMELT_INPUTS_FILE` names lists, each with a NUL behind it; no such file for `None`.
+    pub listed: Option<Vec<String>>,
     /// Paths under the output directory that must exist when it has ended well.
     pub outputs: Vec<String>,
     /// What some of them must be.
@@ -62,6 +68,14 @@ impl Order {
     pub(crate) fn places<'a>(&'a self, scratch: &'a Path) -> Vec<&'a Path> {
         let declared = self.writes.iter().map(PathBuf::as_path);
         [self.dir.as_path(), scratch].into_iter().chain(declared).collect()
+    }
+
+    /// The disks that it may fill: of those places, and of another directory for temporary files
+    /// where its environment names one.
+    pub(crate) fn disks(&self, scratch: &Path) -> Disks {
+        let named = self.env.iter().filter(|(name, _)| name == "TMPDIR");
+        let temporary = named.map(|(_, path)| Path::new(path));
+        Disks::of(self.places(scratch).into_iter().chain(temporary))
     }
 }
 
@@ -98,6 +112,8 @@ pub struct ShimReport {
     pub leftovers: u32,
     /// How its writes were held to what it declares, where it was started.
     pub writes: Option<Writes>,
+    /// A disk that was short when the leader had ended, before anything of the stage was removed.
+    pub short: Option<Short>,
     /// Why the leader could not be started at all.
     pub spawn_error: Option<String>,
     /// Why its output could not be kept; the stage itself never notices.

@@ -128,6 +128,8 @@ impl Attempt<'_> {
             waited: Duration::ZERO,
             changed: None,
             budget: Budget { rss_bytes_max: None, duration_max: None },
+            // It judges its own stages.
+            survives_kills: true,
             preparation: Preparation::default(),
             order,
             out: self.out.clone(),

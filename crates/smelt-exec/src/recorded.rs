@@ -243,6 +243,7 @@ impl Fold<'_> {
                 digest: None,
                 output: None,
                 reproducible: kind.is_reproducible(),
+                class: None,
                 message: None,
                 attempts: Vec::new(),
             });
@@ -309,6 +310,7 @@ impl Fold<'_> {
             status,
             wall_s: self.wall_s,
             first_failure: None,
+            not_written: None,
             stages,
         }
     }
@@ -430,6 +432,7 @@ mod tests {
     #[test]
     fn groups_fit_their_records() {
         let stage = |at: usize| StageReport {
+            class: None,
             name: format!("stage-{at}"),
             kind: Kind::EngineBuild,
             status: StageStatus::Interrupted,

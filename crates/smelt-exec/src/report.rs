@@ -7,7 +7,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use smelt_plan::{Digest, FailureClass, Kind, Rung};
-use smelt_watch::{Counters, Curve, KernelEvent, Peaks};
+use smelt_store::LeftOut;
+use smelt_watch::{Counters, Curve, KernelEvent, Peaks, Short};
 use std::collections::BTreeMap;
 
 use crate::condition::Condition;
@@ -26,6 +27,9 @@ pub struct RunReport {
     pub wall_s: f64,
     /// The failure that came first, which gives the run its exit code.
     pub first_failure: Option<FirstFailure>,
+    /// What smelt itself could not write, where that was so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_written: Option<String>,
     /// Each stage, in the order of the plan.
     #[serde(default)]
     pub stages: Vec<StageReport>,
@@ -95,6 +99,9 @@ pub struct StageReport {
     /// Whether the same inputs give the same bytes: as its kind promises or, after `--check`, as it was
     /// found; `None` for a program nobody has checked.
     pub reproducible: Option<bool>,
+    /// The failure class, where it failed; one that could not begin has no attempt to say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<FailureClass>,
     /// The one line on why it failed.
     pub message: Option<String>,
     /// The attempts of this run; none for a hit.
@@ -199,6 +206,12 @@ pub struct AttemptReport {
     pub starved_s: f64,
     /// By what means its `limits.memory` was held, where it has one.
     pub limit: Option<LimitHeld>,
+    /// What it left in its directory besides the outputs it declares, which was not sealed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<LeftOut>,
+    /// A disk that was found short meanwhile, or when it had ended.
+    #[serde(rename = "disk_short", skip_serializing_if = "Option::is_none")]
+    pub short: Option<Short>,
     /// How its writes were held to what it declares, where it was started.
     pub writes: Option<Writes>,
     /// Its log.

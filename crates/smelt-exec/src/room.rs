@@ -4,6 +4,14 @@
 /// before, or meets the end of the disk itself.
 const RESERVE_BYTES: u64 = 4 << 20;
 
+/// What a file system keeps for itself and never hands out.
+const NOTHING_LEFT_BYTES: u64 = 64 << 10;
+
+/// Whether a disk has nothing left, so that nobody knows what the last writes to it came to.
+pub(crate) fn is_full(free_bytes: u64) -> bool {
+    free_bytes < NOTHING_LEFT_BYTES
+}
+
 /// Why a stage should not start, if the disk cannot take what it made the last time; `known_bytes`
 /// is asked only where that can matter.
 pub(crate) fn shortage<E>(

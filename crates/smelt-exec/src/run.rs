@@ -3,7 +3,7 @@
 //! The loop owns the schedule, the journal, the key locks and the report.  Threads that attend
 //! attempts only send it messages.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -18,7 +18,7 @@ use smelt_plan::{
     Change, Command, Digest, Event, Failure, FailureClass, Kind, Plan, Rung, Schedule, StageId,
     State, WarmUp,
 };
-use smelt_store::{KeyLock, Location, Lookup, Output, Run, Store, StoreError};
+use smelt_store::{Journal, KeyLock, Location, LogError, Lookup, Output, Run, Store, StoreError};
 use smelt_watch::{Budget, Cgroups, Counters, Machine};
 
 use crate::attempt::{Attempt, record, seconds};
@@ -45,6 +45,9 @@ const TICK: Duration = Duration::from_millis(200);
 
 /// The journal is not synced for an attempt that is over sooner: its result is in the action log.
 const SHORT: Duration = Duration::from_secs(1);
+
+/// Records that wait for room in the journal; a run whose disk is full starts little more.
+const UNWRITTEN_MAX: usize = 1024;
 
 /// The exit code of whatever does not fit this device.
 const DOES_NOT_FIT: i32 = 5;
@@ -176,7 +179,7 @@ impl Runner<'_> {
                 Threads { scope, receiver, cgroups: cgroups.as_ref(), begin: Instant::now() };
             let mut state = Loop::new(self, schedule, &shims, cgroups.as_ref(), sender, &mut hands);
             let worked = state.work(commands);
-            let result = worked.and_then(|()| state.finish());
+            let result = worked.map(|()| state.finish());
             let controls = state.controls;
             // Whoever still sends is not heard, and must not wait to be.
             drop(hands);
@@ -271,7 +274,7 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     locks: HashMap<StageId, KeyLock>,
     controls: HashMap<StageId, Arc<Controls>>,
     reports: HashMap<StageId, Vec<AttemptReport>>,
-    messages: HashMap<StageId, String>,
+    failures: HashMap<StageId, (FailureClass, String)>,
     told_held: HashSet<StageId>,
     told_changed: HashSet<StageId>,
     runner: Runner<'a>,
@@ -279,6 +282,11 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     interrupted: bool,
     /// The journal has records that a power cut would take.
     is_behind: bool,
+    /// Records that the journal could not take yet, in order.
+    unwritten: VecDeque<serde_json::Value>,
+    /// Why not, and why the results are not kept from a collection, where that is so.
+    journal_error: Option<String>,
+    keep_error: Option<String>,
 }
 
 impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
@@ -303,25 +311,29 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             locks: HashMap::new(),
             controls: HashMap::new(),
             reports: HashMap::new(),
-            messages: HashMap::new(),
+            failures: HashMap::new(),
             told_held: HashSet::new(),
             told_changed: HashSet::new(),
             runner,
             memory: Memory::default(),
             interrupted: false,
             is_behind: false,
+            unwritten: VecDeque::new(),
+            journal_error: None,
+            keep_error: None,
         }
     }
 
     pub(crate) fn work(&mut self, commands: Vec<Command>) -> Result<(), ExecError> {
-        self.hold()?;
+        // What cannot be held in one write is claimed key by key.
+        let _ = self.hold();
         let method = self.cgroups.map_or("proc", Cgroups::name);
         let name = &self.runner.plan.name;
         let (boot, command) = (boot_id(), self.runner.command);
         let begin = json!({
             "format": FORMAT, "pipeline": name, "method": method, "boot": boot, "command": command,
         });
-        self.journal("begin", begin)?;
+        self.journal("begin", begin);
         self.note_given();
         self.perform_all(commands)?;
         while !self.schedule.is_finished() {
@@ -332,26 +344,47 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             }
             self.attend_memory()?;
         }
-        self.keep()?;
+        // What was sealed stays, but what cannot be kept must not be called well.
+        self.keep_error = self.keep().err().map(|error| error.to_string());
         Ok(())
     }
 
     /// The report, the last words of the journal too.
-    pub(crate) fn finish(&mut self) -> Result<RunReport, ExecError> {
+    pub(crate) fn finish(&mut self) -> RunReport {
         let mut report = self.report();
         let mut stages = std::mem::take(&mut report.stages);
         // The attempts have records of their own.
         let attempts: Vec<_> =
             stages.iter_mut().map(|stage| std::mem::take(&mut stage.attempts)).collect();
         for group in groups(&stages) {
-            self.journal("stages", json!({ "stages": group }))?;
+            self.journal("stages", json!({ "stages": group }));
         }
-        self.journal("end", json!(report))?;
+        self.journal("end", json!(report));
+        if !self.unwritten.is_empty() {
+            // Nothing runs any more, and what was being made makes room.
+            let _ = self.runner.run.empty();
+            self.write(Journal::append);
+        }
+        report.not_written = self.not_written();
         for (stage, attempts) in stages.iter_mut().zip(attempts) {
             stage.attempts = attempts;
         }
         report.stages = stages;
-        Ok(report)
+        report
+    }
+
+    /// What a reader of the report must know of our own writes.
+    fn not_written(&self) -> Option<String> {
+        let kept = self.keep_error.as_ref().map(|error| {
+            format!(
+                "the results are there, but may not outlive a power cut or a collection: {error}"
+            )
+        });
+        let lacks = self.journal_error.as_ref().map(|error| {
+            let count = self.unwritten.len();
+            format!("{count} records of this run's journal could not be written, so `smelt report` knows less and `smelt resume` takes the run for one that died: {error}")
+        });
+        kept.or(lacks)
     }
 
     /// From here on a collection spares what this plan leads to.
@@ -387,7 +420,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         match message {
             Message::Ended(ended) => self.on_ended(*ended),
             Message::Running { stage, elapsed, rss_bytes, last_line } => {
-                self.catch_up()?;
+                self.catch_up();
                 self.show(&Progress::Running { stage, elapsed, rss_bytes, last_line: &last_line });
                 Ok(())
             }
@@ -410,19 +443,19 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         self.memory.ended(stage);
         let record = json!({ "stage": self.name(stage), "attempt": report, "curve": report.curve });
         if report.wall_s < SHORT.as_secs_f64() && matches!(result, AttemptResult::Sealed(_)) {
-            self.journal_later("ended", record)?;
+            self.journal_later("ended", record);
         } else {
-            self.journal("ended", record)?;
+            self.journal("ended", record);
         }
         self.show(&Progress::Ended(stage, &report));
         self.reports.entry(stage).or_default().push(report);
         let event = match result {
             AttemptResult::Sealed(output) => {
-                self.note_output(stage, &output)?;
+                self.note_output(stage, &output);
                 Event::Sealed(stage, output.digest)
             }
             AttemptResult::Failed(failure) => {
-                self.messages.insert(stage, failure.message.clone());
+                self.failures.insert(stage, (failure.class, failure.message.clone()));
                 Event::Failed(stage, failure)
             }
             AttemptResult::Interrupted => Event::Stopped(stage),
@@ -453,8 +486,14 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn perform(&mut self, command: Command) -> Result<Option<Event>, ExecError> {
         match command {
             Command::Look(stage, key) => {
-                self.claim(stage, key)?;
-                Ok(Some(self.look(stage, &key)?.unwrap_or(Event::Missing(stage))))
+                let found = self.claim(stage, key).and_then(|()| self.look(stage, &key));
+                match found {
+                    Err(ExecError::Store(error)) if !error.is_stopped() => {
+                        // It is looked up again when it starts, and then that is why it cannot.
+                        Ok(Some(Event::Missing(stage)))
+                    }
+                    found => Ok(Some(found?.unwrap_or(Event::Missing(stage)))),
+                }
             }
             Command::Start { stage, key, attempt, forced, changes } => {
                 self.start(Start { stage, key, n: attempt, forced, changes })
@@ -480,7 +519,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     /// `Found` if the store has the key, which is claimed.
     fn look(&mut self, stage: StageId, key: &Digest) -> Result<Option<Event>, ExecError> {
         match self.runner.store.lookup(key)? {
-            Lookup::Hit(output) => Ok(Some(self.found(stage, &output)?)),
+            Lookup::Hit(output) => Ok(Some(self.found(stage, &output))),
             Lookup::Miss => Ok(None),
             Lookup::Changed(what) => {
                 // A stage is looked up again when it starts.
@@ -496,24 +535,36 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         }
     }
 
-    fn found(&mut self, stage: StageId, output: &Output) -> Result<Event, ExecError> {
-        self.note_output(stage, output)?;
+    fn found(&mut self, stage: StageId, output: &Output) -> Event {
+        self.note_output(stage, output);
         self.show(&Progress::Hit(stage));
-        Ok(Event::Found(stage, output.digest))
+        Event::Found(stage, output.digest)
     }
 
     /// Stages below may read it, and the next plan knows which key this recipe led to.
-    fn note_output(&mut self, stage: StageId, output: &Output) -> Result<(), ExecError> {
+    fn note_output(&mut self, stage: StageId, output: &Output) {
         self.outputs.insert(stage, output.path().to_owned());
         if let Location::External(path) = &output.location {
             self.pins.insert(stage, Pin { path: path.clone(), digest: output.digest });
         }
         let recipe = self.runner.plan.stage(stage).recipe_key;
-        Ok(self.runner.store.alias_later(&recipe, &self.keys[&stage])?)
+        // Without it the next plan knows less before it runs.
+        let _ = self.runner.store.alias_later(&recipe, &self.keys[&stage]);
+    }
+
+    /// Starts a stage, or says why that cannot be.
+    fn start(&mut self, start: Start) -> Result<Option<Event>, ExecError> {
+        let stage = start.stage;
+        match self.try_start(start) {
+            Err(ExecError::Store(error)) if !error.is_stopped() => {
+                Ok(Some(self.cannot_begin(stage, &error)))
+            }
+            done => done,
+        }
     }
 
     /// Takes the key, looks once more (another run may just have built it), and starts.
-    fn start(&mut self, start: Start) -> Result<Option<Event>, ExecError> {
+    fn try_start(&mut self, start: Start) -> Result<Option<Event>, ExecError> {
         let Start { stage, key, forced, .. } = start;
         self.claim(stage, key)?;
         if !self.locks.contains_key(&stage) {
@@ -541,22 +592,22 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         let stage = start.stage;
         match self.attempt(start, waited) {
             Ok(attempt) => {
-                self.launch(stage, attempt)?;
+                self.launch(stage, attempt);
                 Ok(None)
             }
-            Err(error) => {
-                let class = if error.is_disk_full() {
-                    FailureClass::DiskFull
-                } else {
-                    FailureClass::SpawnFailed
-                };
-                Ok(Some(self.not_started(stage, class, error.to_string())))
-            }
+            Err(error) => Ok(Some(self.cannot_begin(stage, &error))),
         }
     }
 
+    /// The store cannot take what a stage needs to begin.
+    fn cannot_begin(&mut self, stage: StageId, error: &StoreError) -> Event {
+        let is_full = error.is_disk_full();
+        let class = if is_full { FailureClass::DiskFull } else { FailureClass::SpawnFailed };
+        self.not_started(stage, class, format!("not started: {error}"))
+    }
+
     fn not_started(&mut self, stage: StageId, class: FailureClass, message: String) -> Event {
-        self.messages.insert(stage, message.clone());
+        self.failures.insert(stage, (class, message.clone()));
         let exit = (class == FailureClass::DoesNotFit).then_some(DOES_NOT_FIT);
         Event::Failed(stage, Failure { class, exit, message })
     }
@@ -570,7 +621,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         Ok(room::shortage(free_bytes, || store.known_bytes(&recipe, key))?)
     }
 
-    fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) -> Result<(), ExecError> {
+    fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) {
         let Attempt { n, key, changed, log, preparation, .. } = &attempt;
         let rungs: Vec<Rung> = preparation.changes.iter().map(Change::rung).collect();
         let (name, kind) = (self.name(stage), self.runner.plan.stage(stage).kind);
@@ -580,7 +631,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 "stage": name, "kind": kind, "n": n, "key": key, "changed": changed,
                 "rungs": rungs, "log": log,
             }),
-        )?;
+        );
         self.show(&Progress::Started {
             stage,
             attempt: attempt.n,
@@ -589,7 +640,6 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         self.controls.insert(stage, attempt.controls.clone());
         self.memory.launched(stage);
         self.hands.launch(attempt);
-        Ok(())
     }
 
     /// Prepares the directory, the order and all else an attempt needs.
@@ -613,6 +663,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 rss_bytes_max: spec.limits.memory_bytes_max,
                 duration_max: spec.limits.duration_max,
             },
+            survives_kills: planned.survives_kills,
             order,
             log: run.log_path(&format!("{label}.log"))?,
             mark: format!("{}/{label}", run.id()),
@@ -726,20 +777,37 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         (self.runner.progress)(progress);
     }
 
-    fn journal(&mut self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
+    fn journal(&mut self, what: &str, detail: serde_json::Value) {
         let record = self.record_of(what, detail);
-        self.runner.run.journal().append(&record).map_err(StoreError::from)?;
+        self.unwritten.push_back(record);
+        self.write(Journal::append);
         self.is_behind = false;
-        Ok(())
     }
 
     /// For what a power cut may take while it is young: [`Loop::catch_up`] follows when an attempt
     /// goes on.
-    fn journal_later(&mut self, what: &str, detail: serde_json::Value) -> Result<(), ExecError> {
+    fn journal_later(&mut self, what: &str, detail: serde_json::Value) {
         let record = self.record_of(what, detail);
-        self.runner.run.journal().append_later(&record).map_err(StoreError::from)?;
+        self.unwritten.push_back(record);
+        self.write(Journal::append_later);
         self.is_behind = true;
-        Ok(())
+    }
+
+    /// Writes what there is to write.  A journal that takes nothing ends no run: it is tried again with
+    /// the next record, in order, and the report says what is lacking.
+    fn write(&mut self, append: fn(&Journal, &serde_json::Value) -> Result<(), LogError>) {
+        self.journal_error = None;
+        while let Some(record) = self.unwritten.front() {
+            if let Err(error) = append(self.runner.run.journal(), record) {
+                self.journal_error = Some(error.to_string());
+                // The first says whose journal it is.
+                if self.unwritten.len() > UNWRITTEN_MAX {
+                    self.unwritten.remove(1);
+                }
+                return;
+            }
+            self.unwritten.pop_front();
+        }
     }
 
     fn record_of(&self, what: &str, detail: serde_json::Value) -> serde_json::Value {
@@ -747,12 +815,12 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     }
 
     /// After a board was reset, the journal says what ran.
-    fn catch_up(&mut self) -> Result<(), ExecError> {
+    fn catch_up(&mut self) {
         if self.is_behind {
-            self.runner.run.journal().sync().map_err(StoreError::from)?;
+            // What it could not sync the next record syncs, or says why not.
+            let _ = self.runner.run.journal().sync();
             self.is_behind = false;
         }
-        Ok(())
     }
 
     fn status(&self) -> RunStatus {
@@ -762,6 +830,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             Some(Ending::Reboot) => RunStatus::Rebooting,
             Some(Ending::Failed) => RunStatus::Failed,
             None if self.schedule.first_failure().is_some() => RunStatus::Failed,
+            None if self.keep_error.is_some() => RunStatus::Failed,
             None => RunStatus::Ok,
         }
     }
@@ -774,6 +843,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             status: self.status(),
             wall_s: seconds(self.begin.elapsed()),
             first_failure: self.first_failure(),
+            not_written: self.not_written(),
             stages: stages.into_iter().filter_map(|id| self.stage_report(id)).collect(),
         }
     }
@@ -808,6 +878,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             | State::Skipped => StageStatus::Skipped,
         };
         let stage = self.runner.plan.stage(id);
+        let failure = self.failures.remove(&id).filter(|_| status == StageStatus::Failed);
+        let (class, message) = failure.unzip();
         Some(StageReport {
             name: stage.name.to_string(),
             kind: stage.kind,
@@ -820,7 +892,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 StageStatus::Failed if self.runner.check.contains(&id) => Some(false),
                 _ => stage.kind.is_reproducible(),
             },
-            message: self.messages.remove(&id).filter(|_| status == StageStatus::Failed),
+            class,
+            message,
             attempts: self.reports.remove(&id).unwrap_or_default(),
         })
     }

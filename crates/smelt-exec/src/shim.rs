@@ -9,6 +9,7 @@
 
 use std::fs;
 use std::io::{self, BufRead, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,11 +23,11 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{AccessFlags, Pid, access};
-use smelt_watch::Tree;
+use smelt_watch::{Disks, Tree};
 
 use crate::confine::{self, Writes};
 use crate::log;
-use crate::order::{Order, ShimOrder, ShimReport};
+use crate::order::{INPUTS_FILE, Order, ShimOrder, ShimReport};
 
 /// What a stage gets to end in order before it is killed.
 pub const GRACE: Duration = Duration::from_secs(5);
@@ -35,6 +36,9 @@ const ORDER_BYTES_MAX: u64 = 16 << 20;
 /// Stages are killed before the supervisor when the machine runs out of memory.  Raising needs no
 /// capability; lowering the supervisor's would.
 const OOM_SCORE_ADJ: &str = "500";
+
+/// How a stage of smelt's own is started: the file may have been replaced meanwhile.
+const OURSELVES: &str = "/proc/self/exe";
 
 /// A tree that still grows then is a fork storm, which halting does not cure.
 const HALT_PASSES: u32 = 10;
@@ -63,7 +67,9 @@ fn lead() -> io::Result<()> {
         let before = Usage::of_children();
         let report = match start(&order, &scratch) {
             Ok((leader, output, writes)) => {
-                ShimReport { writes: Some(writes), ..attend(leader, output, &log, &before) }
+                let disks = order.disks(&scratch);
+                let report = attend(leader, output, &log, &before, disks);
+                ShimReport { writes: Some(writes), ..report }
             }
             Err(error) => ShimReport {
                 exit: None,
@@ -73,6 +79,7 @@ fn lead() -> io::Result<()> {
                 major_faults: 0,
                 leftovers: 0,
                 writes: None,
+                short: None,
                 spawn_error: Some(error.to_string()),
                 log_error: None,
             },
@@ -99,11 +106,15 @@ fn start(order: &Order, scratch: &Path) -> io::Result<(Pid, io::PipeReader, Writ
     })?;
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new(found(program, order));
+    if program == OURSELVES {
+        command.arg0("smelt");
+    }
     command
         .args(arguments)
         .env_clear()
         .env("TMPDIR", scratch)
         .envs(order.env.iter().map(|(name, value)| (name, value)))
+        .envs(list(order, scratch)?)
         .current_dir(&order.dir)
         .stdin(if order.input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(writer.try_clone()?)
@@ -123,6 +134,22 @@ fn start(order: &Order, scratch: &Path) -> io::Result<(Pid, io::PipeReader, Writ
         signal_tree(Signal::SIGTERM);
     }
     Ok((Pid::from_raw(child.id().cast_signed()), reader, writes))
+}
+
+/// Writes the list of inputs beside the directory for temporary files, where a program does not clear
+/// it away; the variable that names it.
+fn list(order: &Order, scratch: &Path) -> io::Result<Option<(&'static str, PathBuf)>> {
+    let Some(listed) = &order.listed else { return Ok(None) };
+    if listed.is_empty() {
+        return Ok(Some((INPUTS_FILE, "/dev/null".into())));
+    }
+    let path = scratch.with_extension("inputs");
+    let text: String = listed.iter().flat_map(|input| [input.as_str(), "\0"]).collect();
+    fs::write(&path, text).map_err(|error| {
+        let what = format!("cannot write the list of inputs {}: {error}", path.display());
+        io::Error::new(error.kind(), what)
+    })?;
+    Ok(Some((INPUTS_FILE, path)))
 }
 
 /// A child inherits how soon it is killed when memory runs out.  Raising the score needs no right,
@@ -185,7 +212,13 @@ impl Usage {
 }
 
 /// Copies the log, waits for the leader, then for nobody to be left.
-fn attend(leader: Pid, mut output: io::PipeReader, log: &Path, before: &Usage) -> ShimReport {
+fn attend(
+    leader: Pid,
+    mut output: io::PipeReader,
+    log: &Path,
+    before: &Usage,
+    mut disks: Disks,
+) -> ShimReport {
     let log = log.to_owned();
     let copier = thread::spawn(move || {
         let error = log::copy(&output, &log).err();
@@ -194,6 +227,8 @@ fn attend(leader: Pid, mut output: io::PipeReader, log: &Path, before: &Usage) -
         error
     });
     let status = reap_until(leader);
+    // Who is left may remove files yet, and so do we.
+    let short = disks.look();
     let leftovers = end_tree();
     // Every writer of the pipe is dead, so the copier comes to the end.
     let log_error = copier.join().ok().flatten();
@@ -211,6 +246,7 @@ fn attend(leader: Pid, mut output: io::PipeReader, log: &Path, before: &Usage) -
         major_faults: after.major_faults.saturating_sub(before.major_faults),
         leftovers: leftovers as u32,
         writes: None,
+        short,
         spawn_error: None,
         log_error: log_error.map(|error| error.to_string()),
     }

@@ -77,6 +77,7 @@ impl Shims {
     fn start(&self) -> io::Result<Shim> {
         let mut live = self.live();
         let mut process = Command::new("/proc/self/exe")
+            .arg0("smelt")
             .args(["stage", "shim"])
             .env_clear()
             .env(MARK, &self.mark)

@@ -32,10 +32,10 @@ use smelt_watch::{Counters, Machine, Sample};
 
 use crate::attempt::Attempt;
 use crate::boot::boot_id;
-use crate::classify::{Outcome, Stopped};
+use crate::classify::{End, OomKills, Outcome, Shortage, Stopped, classify};
 use crate::controls::Seen;
 use crate::message::{AttemptResult, Message};
-use crate::order::{Order, Task};
+use crate::order::{Order, ShimReport, Task};
 use crate::recorded;
 use crate::report::{AttemptReport, RunReport, RunStatus, StageStatus};
 use crate::run::{Hands, Loop, Runner};
@@ -165,6 +165,7 @@ fn order(task: &Task<'_>) -> Order {
         env: Vec::new(),
         dir: task.out.to_owned(),
         input: String::new(),
+        listed: None,
         outputs: vec!["o".to_owned()],
         validate: Vec::new(),
         writes: Vec::new(),
@@ -177,6 +178,7 @@ fn warm_up(_: &smelt_plan::WarmUp) -> Order {
         env: Vec::new(),
         dir: PathBuf::from("/"),
         input: String::new(),
+        listed: None,
         outputs: Vec::new(),
         validate: Vec::new(),
         writes: Vec::new(),
@@ -366,10 +368,45 @@ impl Simulated<'_> {
             let class = CLASSES[self.chance.below(CLASSES.len())];
             return failed(class, "as the seed says".to_owned());
         }
+        if self.is_rough && self.chance.below(30) == 0 {
+            return self.is_killed_and_says_nothing(attempt);
+        }
         match self.make(attempt) {
             Ok(()) => Outcome::Done,
+            // A program that looks at no write says that all is well.
+            Err(_) if self.disk.is_full() && self.chance.coin() => Outcome::Done,
             Err(error) => failed(FailureClass::DiskFull, error.to_string()),
         }
+    }
+
+    /// The kernel kills a child of it, and it leaves half an output and says that all is well.
+    fn is_killed_and_says_nothing(&self, attempt: &Attempt<'_>) -> Outcome {
+        // A disk that cannot take that has nothing to do with it.
+        let _ = self.disk.write(&attempt.out.join("o"), b"half");
+        classify(&End {
+            report: Some(ShimReport {
+                exit: Some(0),
+                signal: None,
+                cpu_s: 0.0,
+                rss_process_peak_bytes: 0,
+                major_faults: 0,
+                leftovers: 0,
+                writes: None,
+                short: None,
+                spawn_error: None,
+                log_error: None,
+            }),
+            stopped: attempt.controls.why(),
+            oom_kills: OomKills::Own(1),
+            survives_kills: attempt.survives_kills,
+            shortage: Shortage::default(),
+            short: None,
+            full_line: None,
+            found: None,
+            limit_bytes: None,
+            refused: None,
+            last_line: String::new(),
+        })
     }
 
     /// What the stage's program does: reads its inputs, writes its output, syncs nothing.
@@ -387,6 +424,10 @@ impl Simulated<'_> {
                 read => read?,
             };
             contents.push(String::from_utf8(content).unwrap());
+        }
+        if self.is_rough {
+            // A stray that is another one each time.
+            let _ = self.disk.write(&attempt.out.join("log"), self.ticks.to_string().as_bytes());
         }
         self.disk.write(&attempt.out.join("o"), made(word, &contents).as_bytes())
     }
@@ -466,7 +507,7 @@ fn run(
     };
     let mut state = Loop::new(runner, schedule, &world.shims, None, sender, &mut hands);
     let worked = state.work(commands);
-    let report = worked.and_then(|()| state.finish()).map_err(|error| text(&error));
+    let report = worked.map(|()| state.finish()).map_err(|error| text(&error));
     drop(state);
     for abandoned in &hands.running {
         world.ledger().building.remove(&abandoned.key);
@@ -484,6 +525,10 @@ fn check_report(world: &World, disk: &SimDisk, drawn: &Drawn, plan: &Plan, repor
         if !matches!(stage.status, StageStatus::Hit | StageStatus::Sealed) {
             continue;
         }
+        // What another run had not synced when it was found here may be lost, as the report says.
+        if stage.status == StageStatus::Hit && report.not_written.is_some() {
+            continue;
+        }
         ledger.hits += u64::from(stage.status == StageStatus::Hit);
         let n: usize = stage.name[1..].parse().unwrap();
         let file: PathBuf = stage.output.as_ref().unwrap().join("o");
@@ -494,6 +539,8 @@ fn check_report(world: &World, disk: &SimDisk, drawn: &Drawn, plan: &Plan, repor
             let met = disk.met();
             assert_eq!(content, Some(drawn.content(n)), "the output of {} ({met})", stage.name);
         }
+        let stray = stage.output.as_ref().map(|path| path.join("log"));
+        assert!(stray.is_none_or(|stray| disk.get(&stray).is_none()), "{} has a log", stage.name);
         let tree = stage.output.as_ref().and_then(|path| path.file_name()?.to_str()?.parse().ok());
         ledger.sealed.extend(stage.key.zip(tree));
     }

@@ -364,11 +364,13 @@ impl Kind {
         match self {
             // Errors are summed by sixteens, which may choose another clip.
             Self::Quantize => 3,
-            // JPEG pictures are to the bits of libjpeg-turbo; the reference's exponentials are their own series.
-            Self::Calibrate => 4,
+            // Pictures are turned as their tags say; the reference's exponentials are their own series.
+            Self::Calibrate => 3,
             // As above; verify.json has findings of all that a tower says.
-            Self::Verify => 6,
-            Self::Source | Self::OnnxExport | Self::GraphSurgery | Self::Tune | Self::Command => 1,
+            Self::Verify => 5,
+            // What it leaves besides its outputs is not sealed.
+            Self::Command => 2,
+            Self::Source | Self::OnnxExport | Self::GraphSurgery | Self::Tune => 1,
             // engine.json is of format 3; deployment.json has the pixels of clips.
             Self::LlmEngineBuild | Self::Deployment => 3,
             // Graphs with a list of grids become engines that know them.

@@ -45,7 +45,9 @@ pub const ATTEMPTS_MAX: u64 = 16;
 pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "resources", "stage"];
 /// What every stage may have, whatever its kind.
 pub(crate) const COMMON_KEYS: &[&str] =
-    &["kind", "limits", "retry", "matrix", "resources", "device"];
+    &["kind", "limits", "retry", "matrix", "resources", "device", SURVIVES_KILLS];
+/// Whether a stage may be kept of which the kernel killed a process for want of memory.
+pub(crate) const SURVIVES_KILLS: &str = "survives-kills";
 
 /// A pipeline file, read and checked but not yet ordered.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,6 +83,9 @@ pub struct StageSpec {
     pub device: Vec<&'static str>,
     /// How often it is tried, and what changes in between.
     pub retry: Retry,
+    /// It minds the kills of its children itself, so what it makes after one is kept.  Enters no key,
+    /// as limits do not.
+    pub survives_kills: bool,
 }
 
 /// An edge as written.
@@ -393,6 +398,7 @@ fn read_stage(
         resources: resources::wanted(table.table("resources")?, around.resources)?,
         device: read_device(&table)?,
         retry,
+        survives_kills: retry::is_set(&table, SURVIVES_KILLS)?,
     })
 }
 

@@ -92,6 +92,8 @@ pub struct Stage {
     pub resources: BTreeMap<String, u64>,
     /// How often it is tried, and what changes in between.
     pub retry: Retry,
+    /// It minds the kills of its children itself.
+    pub survives_kills: bool,
     /// The key of the whole sub-recipe, known without running anything.
     pub recipe_key: Digest,
 }
@@ -178,6 +180,7 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
         limits: spec.limits,
         resources: spec.resources,
         retry: spec.retry,
+        survives_kills: spec.survives_kills,
         recipe_key: Digest::from_bytes([0; 32]),
     }
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::device::FACTS;
 use crate::kind::{Absent, Field, Kind, Takes};
-use crate::pipeline::{ATTEMPTS_MAX, FORMAT};
+use crate::pipeline::{ATTEMPTS_MAX, FORMAT, SURVIVES_KILLS};
 use crate::tokens::DEVICES_MAX;
 
 /// A text that holds `${name}` may become anything.
@@ -73,6 +73,7 @@ fn stage(kind: Kind) -> Value {
     properties.insert("matrix".to_owned(), matrix());
     properties.insert("device".to_owned(), device());
     properties.insert("resources".to_owned(), resources());
+    properties.insert(SURVIVES_KILLS.to_owned(), survives_kills());
     let needed = fields.iter().filter(|field| field.absent == Absent::Refused);
     let required: Vec<&str> = needed.map(|field| field.name).collect();
     json!({
@@ -112,6 +113,13 @@ fn device() -> Value {
         "type": "array",
         "items": { "enum": FACTS },
         "description": "facts about the device that the result depends on",
+    })
+}
+
+fn survives_kills() -> Value {
+    json!({
+        "type": "boolean",
+        "description": "what it makes is kept although the kernel killed a process of it for want of memory: it minds its children itself",
     })
 }
 
@@ -233,8 +241,9 @@ fn of_value(takes: Takes) -> Value {
         Takes::Texts => texts,
         Takes::Names => {
             let mut value = texts;
-            value["description"] =
-                json!("files or directories inside the stage's working directory");
+            value["description"] = json!(
+                "files or directories inside the stage's working directory; nothing else is sealed, and they hold 32768 files at most"
+            );
             value
         }
         Takes::Places => {

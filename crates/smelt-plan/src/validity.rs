@@ -16,6 +16,8 @@ pub const VALIDATE: &str = "validate";
 pub enum Form {
     /// Nothing is known of it.
     Any,
+    /// A file that may hold nothing: a stamp, or a list of what went wrong.
+    MayBeEmpty,
     /// A model of llama.cpp.
     Gguf,
     /// An ONNX graph.
@@ -25,8 +27,9 @@ pub enum Form {
 }
 
 impl Form {
-    const ALL: [(&str, Self); 4] = [
+    const ALL: [(&str, Self); 5] = [
         ("any", Self::Any),
+        ("may-be-empty", Self::MayBeEmpty),
         ("gguf", Self::Gguf),
         ("onnx", Self::Onnx),
         ("safetensors", Self::Safetensors),
@@ -54,7 +57,14 @@ impl Validity {
             let words = Form::ALL.map(|(name, _)| name).join(", ");
             format!("\"{text}\" says no form: write one of {words}, as in \"gguf >= 100MiB\"")
         })?;
-        let bytes_min = size.map_or(Ok(1), quantity::bytes).map_err(|error| error.to_string())?;
+        let least = u64::from(form != Form::MayBeEmpty);
+        if let Some(size) = size.filter(|_| least == 0) {
+            return Err(format!(
+                "\"{text}\": what may be empty has no least size; leave out \"{size}\""
+            ));
+        }
+        let bytes_min =
+            size.map_or(Ok(least), quantity::bytes).map_err(|error| error.to_string())?;
         Ok(Self { form, bytes_min })
     }
 
@@ -103,7 +113,8 @@ mod tests {
         assert_eq!(Validity::parse("gguf >= 100MiB"), Ok(gguf));
         assert_eq!(Validity::parse("any>=1GiB").unwrap().bytes_min, 1 << 30);
         assert_eq!(Validity::parse("onnx"), Ok(Validity { form: Form::Onnx, bytes_min: 1 }));
-        for text in ["", "plan", "gguf 5MiB", "gguf >= 5", ">= 5MiB"] {
+        assert_eq!(Validity::parse("may-be-empty").unwrap().bytes_min, 0);
+        for text in ["may-be-empty >= 1KiB", "", "plan", "gguf 5MiB", "gguf >= 5", ">= 5MiB"] {
             assert!(Validity::parse(text).is_err(), "{text}");
         }
     }

@@ -7,7 +7,7 @@ use crate::digest::Digest;
 use crate::disk::{Disk, present, replace_file};
 use crate::layout::Layout;
 
-/// Room for one record of the largest size; usual records are a thousandth of that.
+/// Room for a record of an output of 4,000 files; usual records are a thousandth of that.
 const BALLAST_BYTES: usize = 1 << 20;
 /// A disk emptier than this in the first place gets no ballast.
 const FREE_BYTES_MIN: u64 = 64 * BALLAST_BYTES as u64;

@@ -123,6 +123,8 @@ pub(crate) struct Volume {
     pub(crate) free_bytes: u64,
     /// The name of a network file system, where locks cannot be relied on.
     pub(crate) network: Option<&'static str>,
+    /// It is gone with the machine's memory.
+    pub(crate) is_memory: bool,
 }
 
 /// When it is, by the clock that stamps files, and in which boot of the machine.

@@ -19,7 +19,7 @@ use crate::disk::{
 };
 
 /// A record is held in memory whole, and this bounds what a damaged file can make us hold.
-pub const RECORD_BYTES_MAX: usize = 1 << 20;
+pub const RECORD_BYTES_MAX: usize = 8 << 20;
 /// The payload, a sequence number of at most 20 digits, 16 digits of checksum, 3 separators.
 const LINE_BYTES_MAX: usize = RECORD_BYTES_MAX + 39;
 /// How much of a log is read at a time.
@@ -353,7 +353,7 @@ impl Log {
         self.write_line(&line, and_sync)?;
         let place = Place {
             offset: self.good.bytes,
-            line_bytes: u32::try_from(line.len()).expect("a line is little over 1 MiB"),
+            line_bytes: u32::try_from(line.len()).expect("a line is little over 8 MiB"),
             seq: self.good.records + 1,
         };
         self.good = Good { bytes: place.offset + line.len() as u64, records: place.seq };

@@ -10,8 +10,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::digest::{Digest, from_hasher};
 
-/// One output is one log record of at most 1 MiB, and a file takes about 200 bytes of it.
-pub const FILES_MAX: usize = 4096;
+/// One output is one log record of at most 8 MiB, and a file takes about 200 bytes of it.  A Python
+/// environment or a set of pictures has 10,000.
+pub const FILES_MAX: usize = 32_768;
 /// Far above any real name, far below the system's limit for a path.
 pub const PATH_BYTES_MAX: usize = 1024;
 
@@ -101,7 +102,10 @@ impl Manifest {
 
     /// What a tree that should be this one has otherwise, as a sentence; `None` for equal trees.
     pub fn difference(&self, found: &Self) -> Option<String> {
-        let find = |of: &Self, path: &str| of.files.iter().find(|file| file.path == path).cloned();
+        let find = |of: &Self, path: &str| {
+            let at = of.files.binary_search_by(|file| file.path.as_str().cmp(path));
+            at.ok().map(|at| of.files[at].clone())
+        };
         let changed = self.files.iter().find_map(|file| match find(found, &file.path) {
             None => Some(format!("{} is missing", file.path)),
             Some(now) if now.size != file.size => {

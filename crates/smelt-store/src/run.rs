@@ -88,7 +88,11 @@ impl Store {
         // dead; the next name is as good.
         let lock = disk.lock(&path, LockKind::Exclusive, Wait::No).map_err(fault("lock", &path))?;
         if lock.is_some() {
-            note_pid(disk, &path)?;
+            // On a full disk a person looks in vain.
+            match note_pid(disk, &path) {
+                Err(error) if !error.is_disk_full() => return Err(error),
+                _ => {}
+            }
         }
         Ok(lock)
     }
@@ -117,6 +121,16 @@ impl Store {
             }
         }
         Ok(dead)
+    }
+
+    /// Removes the working directories of a dead run and no more, so that there is room to say how it
+    /// died.
+    pub fn empty_dead(&self, id: &RunId) -> Result<(), StoreError> {
+        self.refuse_read_only("empty a dead run")?;
+        if let Some(_dead) = self.lock_of_dead(id)? {
+            remove_tree(self.disk(), &self.layout().work_of(id))?;
+        }
+        Ok(())
     }
 
     /// Removes the working directories and the lock file of a dead run; says whether it was dead.
@@ -233,6 +247,12 @@ impl Run {
         let path = base.join(check_name(name)?);
         make_dir(self.store.disk(), &base)?;
         Ok(path)
+    }
+
+    /// Removes its working directories, so that there is room for its last words; nothing of it may
+    /// run any more.
+    pub fn empty(&self) -> Result<(), StoreError> {
+        Ok(remove_tree(self.store.disk(), &self.store.layout().work_of(&self.id))?)
     }
 
     /// Ends the run in order: its working directories are removed, its journal and logs stay.

@@ -153,6 +153,7 @@ impl Store {
             return Err(SealError::NotAFile { path: work_dir.to_owned(), what });
         }
         let tree = walk(self.disk(), work_dir, Links::Keep)?;
+        self.check_list(key, work_dir, &tree.files, &record, refers)?;
         let finished = self.finish_files(work_dir, &tree.files)?;
         self.finish_dirs(work_dir, &tree.dirs)?;
         let entries = finished.iter().map(|file| file.entry.clone()).collect();
@@ -240,6 +241,31 @@ impl Store {
         let json = line.filter(|(check, json)| Digest::of(json.as_bytes()).short() == *check);
         let entry = json.and_then(|(_, json)| serde_json::from_str::<Entry>(json).ok());
         Ok(entry.filter(|entry| matches!(entry, Entry::Seal { key: of, .. } if of == key)))
+    }
+
+    /// Refuses a list of files that no log would take, before gigabytes are hashed.
+    fn check_list(
+        &self,
+        key: &Digest,
+        base: &Path,
+        files: &[Found],
+        record: &Value,
+        refers: &[Digest],
+    ) -> Result<(), SealError> {
+        let entry = |found: &Found| {
+            Ok(FileEntry {
+                path: check(base, found)?,
+                size: found.stat.size,
+                // All have the same length.
+                sha256: *key,
+                executable: found.stat.is_executable(),
+            })
+        };
+        let entries = files.iter().map(entry).collect::<Result<Vec<_>, SealError>>()?;
+        let files = Manifest::new(entries)
+            .map_err(|source| SealError::Manifest { path: base.to_owned(), source })?;
+        let (key, record, refers) = (*key, record.clone(), refers.to_vec());
+        Ok(self.check_record(&Entry::Seal { key, tree: key, files, record, refers })?)
     }
 
     /// Refuses what no log would take, before anything is moved.

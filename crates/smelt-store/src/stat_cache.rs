@@ -13,7 +13,7 @@ use crate::digest::Digest;
 use crate::disk::{Disk, Moment, Open, Stat, read_small, write_all};
 
 /// About 300 bytes each in memory and on disk, so 5 MiB at most.
-const ENTRIES_MAX: usize = 16_384;
+const ENTRIES_MAX: usize = 65_536;
 /// Paths longer than the system allows for one name chain are not worth remembering.
 const LINE_BYTES_MAX: u64 = 8 << 10;
 /// A file changed again within one tick of its clock keeps its times.  The coarsest clock of a

@@ -237,6 +237,12 @@ impl Store {
         Ok(volume.map_err(fault("ask the file system of", self.root()))?.free_bytes)
     }
 
+    /// Whether it lies on a disk that is the machine's memory: a restart takes it, and what it holds is
+    /// lacking elsewhere.
+    pub fn is_in_memory(&self) -> bool {
+        self.disk().volume(self.root()).is_ok_and(|volume| volume.is_memory)
+    }
+
     /// How many bytes were hashed since the store was opened: what a run without news costs.
     pub fn bytes_hashed(&self) -> u64 {
         self.digester().bytes_hashed()

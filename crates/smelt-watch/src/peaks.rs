@@ -29,6 +29,8 @@ pub struct Peaks {
     pub mem_available_min_bytes: Option<u64>,
     /// Lowest `CmaFree` of the machine meanwhile.
     pub cma_free_min_bytes: Option<u64>,
+    /// Least that one of the disks it may write to had free meanwhile.
+    pub disk_free_min_bytes: Option<u64>,
     /// Most file pages charged to the attempt's control group.
     pub page_cache_peak_bytes: Option<u64>,
     /// Most load of the GPU in percent, where the board's own tool tells.

@@ -334,7 +334,10 @@ pub(crate) enum StagePart {
     /// Lead a stage's processes
     Shim,
     /// Do the work of a stage of smelt's own
-    Work,
+    Work {
+        /// The stage's name, for whoever lists processes
+        name: Option<String>,
+    },
 }
 
 /// More attempts at once than this is a mistake: every one is a whole model in memory.

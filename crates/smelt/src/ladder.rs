@@ -60,6 +60,7 @@ pub(crate) fn warm_up(warm_up: &WarmUp, folder: &Path, store: &Store) -> Order {
         env: own.chain([cache]).collect(),
         dir: std::env::current_dir().unwrap_or_default(),
         input: String::new(),
+        listed: None,
         outputs: Vec::new(),
         validate: Vec::new(),
         // It confines its own stages.
@@ -112,6 +113,7 @@ pub(crate) fn give_up(
         status: RunStatus::Failed,
         wall_s: 0.0,
         first_failure: Some(failure),
+        not_written: None,
         stages: Vec::new(),
     };
     smelt_exec::journal_without_news(&run, &report, command)?;

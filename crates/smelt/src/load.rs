@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use smelt_plan::pipeline::Overrides;
-use smelt_plan::plan::{From, HubPin, Order, Pin};
+use smelt_plan::plan::{From, HubPin, Order, Pin, Stage};
 use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
 use smelt_store::{Lookup, Store, Wait};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::pins::{self, Ask};
+use crate::say::tell;
 
 /// Pipelines are written by people or small programs; a larger file is not one.
 const PIPELINE_BYTES_MAX: u64 = 64 << 20;
@@ -53,7 +54,14 @@ pub(crate) fn store(access: &Access) -> Result<Store, Failed> {
     let root = root()?;
     match access {
         Access::Build(wait, stop) => {
+            let is_new = !root.join("FORMAT").exists();
             let store = Store::open(&root, *wait)?;
+            if is_new && store.is_in_memory() {
+                tell(format_args!(
+                    "warning: the new store {} is on tmpfs, which is memory: a restart takes all that is built, and it takes memory from the stages; SMELT_CACHE names another place",
+                    store.root().display()
+                ));
+            }
             store.stop_on(stop.clone());
             Ok(store)
         }
@@ -138,8 +146,42 @@ fn check_inputs(file: &str, plan: &Plan, store: &Store) -> Result<(), Failed> {
             );
             return Err(Failed::new(Exit::BadPipeline, message));
         }
+        if let Some(path) = blank(stage, plan, store).filter(|_| reads_list(stage)) {
+            let message = format!(
+                "{file}: stage \"{}\": SMELT_INPUTS cannot list {}, whose path holds a blank; read SMELT_INPUTS_FILE, where a NUL ends each path, or SMELT_IN_<NAME>",
+                stage.name,
+                path.display()
+            );
+            return Err(Failed::new(Exit::BadPipeline, message));
+        }
     }
     Ok(())
+}
+
+/// An input whose path holds a blank.
+fn blank<'a>(stage: &'a Stage, plan: &'a Plan, store: &'a Store) -> Option<&'a Path> {
+    let path = |from: &'a From| match from {
+        From::Stage(id) => plan.stage(*id).outside().unwrap_or(store.root()),
+        From::Path(Pin { path, .. }) | From::Hub(HubPin { path, .. }) => path,
+    };
+    let mut paths = stage.inputs.iter().map(|input| path(&input.from));
+    paths.find(|path| path.to_string_lossy().contains(char::is_whitespace))
+}
+
+/// Whether the arguments or the environment of a program name the list that is divided by blanks.
+fn reads_list(stage: &Stage) -> bool {
+    const LIST: &str = "SMELT_INPUTS";
+    let names = |text: &str| {
+        let rest = |(at, _): (usize, &str)| text[at + LIST.len()..].chars().next();
+        let is_longer = |next: char| next == '_' || next.is_ascii_alphanumeric();
+        text.match_indices(LIST).any(|found| !rest(found).is_some_and(is_longer))
+    };
+    let texts = |value: &serde_json::Value| match value {
+        serde_json::Value::Array(list) => list.iter().filter_map(|v| v.as_str()).any(names),
+        serde_json::Value::Object(table) => table.values().filter_map(|v| v.as_str()).any(names),
+        _ => false,
+    };
+    ["argv", "env"].iter().filter_map(|name| stage.params.get(*name)).any(texts)
 }
 
 /// How far the store's results reach into a plan.

@@ -59,16 +59,25 @@ impl Memo {
             return Ok(None);
         };
         clear_dead(&store)?;
-        let run = store.begin_run(SystemTime::now())?;
-        let report = RunReport {
+        let run = match store.begin_run(SystemTime::now()) {
+            // The long way has words for it.
+            Err(error) if error.is_disk_full() => return Ok(None),
+            begun => begun?,
+        };
+        let mut report = RunReport {
             run: run.id().to_string(),
             pipeline: rows.pipeline,
             status: RunStatus::Ok,
             wall_s: 0.0,
             first_failure: None,
+            not_written: None,
             stages: rows.stages,
         };
-        smelt_exec::journal_without_news(&run, &report, &serde_json::Value::Null)?;
+        if let Err(error) =
+            smelt_exec::journal_without_news(&run, &report, &serde_json::Value::Null)
+        {
+            report.not_written = Some(format!("this run's journal could not be written: {error}"));
+        }
         finish(run);
         Ok(Some(report))
     }
@@ -143,6 +152,7 @@ impl Rows {
                 key: if key.is_empty() { None } else { Some(key.parse().ok()?) },
                 digest: if digest.is_empty() { None } else { Some(digest.parse().ok()?) },
                 output: (!output.is_empty()).then(|| PathBuf::from(output)),
+                class: None,
                 message: None,
                 attempts: Vec::new(),
             });

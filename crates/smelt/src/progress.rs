@@ -119,10 +119,11 @@ impl<'a> Display<'a> {
         let label = self.label(stage);
         let text = match &report.message {
             None => format!(
-                "{label} {} in {}, peak RSS {}",
+                "{label} {} in {}, peak RSS {}{}",
                 report.outcome,
                 seconds(report.wall_s),
-                bytes(report.peaks.peak_rss_bytes)
+                bytes(report.peaks.peak_rss_bytes),
+                left_out(report)
             ),
             Some(message) => {
                 let class = report.class.map_or("failed", |class| class.name());
@@ -163,4 +164,14 @@ impl<'a> Display<'a> {
         let lines: Vec<String> = self.running.values().cloned().collect();
         tell_raw(&self.foot.draw(&lines, Size::of(&stderr())));
     }
+}
+
+/// What it left that is none of its outputs, in few words.
+fn left_out(report: &AttemptReport) -> String {
+    const SHOWN_MAX: usize = 3;
+    let Some(left) = &report.left_out else { return String::new() };
+    let names =
+        left.names.iter().take(SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = if left.count > SHOWN_MAX as u64 { ", …" } else { "" };
+    format!("; not in \"outputs\" and left out: {names}{more} ({})", left.count)
 }

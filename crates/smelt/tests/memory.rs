@@ -252,6 +252,27 @@ fn an_out_of_memory_kill_is_seen_behind_a_missing_output() {
     }
 }
 
+/// A program that does not mind the death of its child leaves half an output and says that all is well;
+/// one that says so minds it itself.
+#[test]
+fn what_is_left_after_an_out_of_memory_kill_is_not_sealed() {
+    let _without_swap = machine();
+    let world = World::of_commands(&[&format!("a::({}) || echo half > o", hogs(300, 0))]);
+    let text = world.read("p.toml") + "limits = { memory = \"100MiB\" }\n";
+    world.write("p.toml", &text);
+    let report = report_of(&mut world.command(&["run", "p.toml", "--json"]), 1);
+    let attempt = &attempts(&report, "a")[0];
+    if is_held_by_kernel(attempt) {
+        assert_eq!((&attempt["class"], &attempt["exit"]), (&"oom-killed".into(), &0.into()));
+        let message = attempt["message"].as_str().unwrap();
+        assert!(message.contains("survives-kills = true"), "{message}");
+        world.write("p.toml", &(text + "survives-kills = true\n"));
+        let attempt = &attempts(&world.run(&[]), "a")[0];
+        assert_eq!(attempt["outcome"], "sealed", "{attempt}");
+        assert!(attempt["oom_kills"].as_u64().unwrap() >= 1, "{attempt}");
+    }
+}
+
 #[test]
 fn a_kill_from_outside_is_no_out_of_memory_kill() {
     let world = World::of_commands(&["a::echo $$ > pid; mv pid ready; sleep 1000"]);

@@ -6,6 +6,7 @@ mod world;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::Value;
 use world::{World, commands, statuses, writing};
@@ -96,6 +97,7 @@ fn only_and_force() {
 fn outputs_are_read_only_real_files_with_one_name() {
     use std::os::unix::fs::MetadataExt;
     let world = World::of_commands(&["a::echo a > o; mkdir d; echo x > d/run; chmod +x d/run"]);
+    world.write("p.toml", &world.read("p.toml").replace("[\"o\"]", "[\"o\", \"d\"]"));
     world.run(&[]);
     let check = |name: &str, mode: u32| {
         let meta = fs::symlink_metadata(world.out("a").join(name)).unwrap();
@@ -366,4 +368,95 @@ fn a_log_is_bounded_and_a_stage_never_notices() {
     let bytes = fs::metadata(&log).unwrap().len();
     assert!(bytes <= (64 << 20) + 100, "{bytes}");
     assert!(fs::read(&log).unwrap().ends_with(b"x\nend\n"));
+}
+
+/// A log with a time in it is no part of the output, and stops no wave.
+#[test]
+fn only_declared_outputs_are_sealed() {
+    let world = World::of_commands(&[
+        "a::mkdir -p d/e; date +%N > d/log; date +%N > log.txt; echo a > o; echo x > d/e/kept",
+        "b:a:cat $SMELT_IN_A/o > o",
+    ]);
+    world.write("p.toml", &world.read("p.toml").replacen("[\"o\"]", "[\"o\", \"d/e\"]", 1));
+    let first = world.run(&[]);
+    let left = &first["stages"][0]["attempts"][0]["left_out"];
+    assert_eq!(left, &serde_json::json!({ "count": 2, "names": ["d/log", "log.txt"] }), "{first}");
+    let out = world.out("a");
+    assert!(out.join("d/e/kept").exists() && !out.join("d/log").exists());
+    let again = world.run(&["--force", "a"]);
+    assert_eq!(statuses(&again), ["a sealed", "b hit"]);
+    assert_eq!(first["stages"][0]["digest"], again["stages"][0]["digest"]);
+    assert_eq!(world.smelt(&["run", "p.toml", "--check", "a"]).code, Some(0), "nor of a check");
+}
+
+#[test]
+fn an_output_may_be_empty_where_it_says_so() {
+    let world = World::of_commands(&["a::touch o"]);
+    let refused = world.smelt(&["run", "p.toml"]);
+    assert_eq!(refused.code, Some(1));
+    assert!(
+        refused.stderr.contains("validate = { \"o\" = \"may-be-empty\" }"),
+        "{}",
+        refused.stderr
+    );
+    let stamp = world.read("p.toml") + "validate = { o = \"may-be-empty\" }\n";
+    world.write("p.toml", &stamp);
+    assert_eq!(statuses(&world.run(&[])), ["a sealed"]);
+    assert_eq!(statuses(&world.run(&[])), ["a hit"]);
+    assert_eq!(fs::metadata(world.out("a").join("o")).unwrap().len(), 0);
+    world.write("p.toml", &stamp.replace("touch o", "true"));
+    assert_eq!(world.smelt(&["run", "p.toml"]).code, Some(1), "it must be there");
+}
+
+#[test]
+fn an_output_may_have_thousands_of_files() {
+    let script = "a::mkdir o; cd o; seq 5000 | xargs touch";
+    let world = World::of_commands(&[script, "b:a:ls $SMELT_IN_A/o | wc -l > o"]);
+    assert_eq!(statuses(&world.run(&[])), ["a sealed", "b sealed"]);
+    assert_eq!(fs::read_to_string(world.out("b").join("o")).unwrap().trim(), "5000");
+    assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit"]);
+    assert_eq!(world.smelt(&["cache", "fsck"]).code, Some(0));
+    // One that makes more than can be kept hears of it while it works.
+    world.write(
+        "p.toml",
+        &world
+            .read("p.toml")
+            .replace("seq 5000 | xargs touch", "seq 33000 | xargs touch; sleep 1000"),
+    );
+    let refused = world.smelt(&["run", "p.toml"]);
+    assert_eq!(refused.code, Some(1));
+    assert!(
+        refused.stderr.contains("ended, since its outputs hold more than 32768 files"),
+        "{}",
+        refused.stderr
+    );
+}
+
+/// Paths with blanks are listed in a file; the list that is divided by blanks refuses them.
+#[test]
+fn inputs_are_listed_in_a_file() {
+    let world =
+        World::of_commands(&["b::echo b > o", "a:b:tr \\\\0 \\\\n < $SMELT_INPUTS_FILE > o"]);
+    let text = world.read("p.toml").replace("[\"b\"]", "[\"b\", \"path:my file\"]");
+    world.write("my file", "x");
+    world.write("p.toml", &text);
+    world.run(&[]);
+    let listed = fs::read_to_string(world.out("a").join("o")).unwrap();
+    let lines: Vec<&str> = listed.lines().collect();
+    assert_eq!(lines.len(), 2, "{listed}");
+    assert_eq!(Path::new(lines[0]), world.out("b"));
+    assert_eq!(Path::new(lines[1]), world.path("my file"));
+    world.write("p.toml", &text.replace("< $SMELT_INPUTS_FILE", "< $SMELT_INPUTS"));
+    refused(&world, &["run", "p.toml"], 3, "whose path holds a blank; read SMELT_INPUTS_FILE");
+    // A script that nobody looks into is told by what it opens.
+    world.write("s.sh", "cat $SMELT_INPUTS > o");
+    let hidden = commands(&[&format!("a::sh {}", world.path("s.sh").display())]);
+    world.write("p.toml", &hidden.replace("inputs = []", "inputs = [\"path:my file\"]"));
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("a-path-of-SMELT_INPUTS-holds-a-blank"), "{}", ended.stderr);
+    // A program without inputs reads an empty list.
+    world.write("p.toml", &commands(&["a::wc -c < $SMELT_INPUTS_FILE > o"]));
+    world.run(&[]);
+    assert_eq!(fs::read_to_string(world.out("a").join("o")).unwrap().trim(), "0");
 }

@@ -134,7 +134,8 @@ fn size(item: &Item<'_>, scope: &Scope<'_>) -> Result<u64, PipelineError> {
     Ok(bytes)
 }
 
-fn is_set(table: &Table<'_>, key: &'static str) -> Result<bool, PipelineError> {
+/// A key that is `true` or `false`, and false where it is not there.
+pub(super) fn is_set(table: &Table<'_>, key: &'static str) -> Result<bool, PipelineError> {
     let Some(item) = table.get(key) else { return Ok(false) };
     item.value.as_bool().ok_or_else(|| item.error(format!("\"{key}\" must be true or false")))
 }

@@ -118,13 +118,18 @@ impl Disk for RealDisk {
         let found = statfs::statfs(path)?;
         let block_bytes = u64::try_from(found.block_size()).unwrap_or(0);
         let free_bytes = found.blocks_available().saturating_mul(block_bytes);
-        Ok(Volume { free_bytes, network: network_name(found.filesystem_type()) })
+        let kind = found.filesystem_type();
+        let is_memory = [statfs::TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind);
+        Ok(Volume { free_bytes, network: network_name(kind), is_memory })
     }
 
     fn moment(&self) -> Moment {
         Moment { now_ns: (self.now_ns)(), boot: self.boot.clone() }
     }
 }
+
+/// By Linux's `magic.h`.
+const RAMFS_MAGIC: statfs::FsType = statfs::FsType(0x8584_58f6);
 
 /// File systems of other machines, whose locks may exclude nobody.
 fn network_name(kind: statfs::FsType) -> Option<&'static str> {

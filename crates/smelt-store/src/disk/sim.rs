@@ -241,6 +241,11 @@ impl SimDisk {
         self.peek().free_bytes = free_bytes;
     }
 
+    /// Whether it has run full, for good.
+    pub fn is_full(&self) -> bool {
+        self.peek().is_full()
+    }
+
     /// Operations since the last plan.
     pub fn operations(&self) -> u64 {
         self.peek().operations
@@ -407,6 +412,10 @@ impl World {
             Failure::Enospc => Err(os(libc::ENOSPC)),
             Failure::ShortWrite => Ok(true),
         }
+    }
+
+    fn is_full(&self) -> bool {
+        matches!(self.trouble, Trouble::FullFrom(at) if at <= self.operations)
     }
 
     fn find(&mut self, path: &Path) -> io::Result<u64> {
@@ -792,7 +801,8 @@ impl Disk for SimDisk {
     fn volume(&self, path: &Path) -> io::Result<Volume> {
         let mut world = self.world();
         world.step("statfs", path, Needs::Nothing)?;
-        Ok(Volume { free_bytes: world.free_bytes, network: None })
+        let free_bytes = if world.is_full() { 0 } else { world.free_bytes };
+        Ok(Volume { free_bytes, network: None, is_memory: false })
     }
 
     fn moment(&self) -> Moment {

@@ -9,7 +9,8 @@ use std::time::SystemTime;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use smelt_exec::recorded::Death;
 use smelt_exec::{
-    Progress, RunReport, RunStatus, Runner, StageStatus, Task, clear_dead_runs, clear_dead_swap,
+    Progress, RunReport, RunStatus, Runner, StageReport, StageStatus, Task, clear_dead_runs,
+    clear_dead_swap,
 };
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Plan, StageId, WarmUp};
@@ -63,7 +64,12 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         return ladder::give_up(store, plan, command, &message);
     }
     wishes.earlier = ladder::earlier(plan, &left);
-    let run = store.begin_run(SystemTime::now())?;
+    let run = match store.begin_run(SystemTime::now()) {
+        Err(error) if error.is_disk_full() => {
+            return answer_report(flags, &not_begun(plan, &wishes, &error));
+        }
+        begun => begun?,
+    };
     let last = Last::read(store, &flags.pipeline.pipeline);
     let alike = Alike::read(store);
     let mut display = Display::new(plan);
@@ -113,6 +119,33 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         reboot::reboot(store.root());
     }
     Ok(exit)
+}
+
+/// The report of a run that has no journal, since not even a name for it can be written.
+fn not_begun(plan: &Plan, wishes: &Wishes, error: &StoreError) -> RunReport {
+    let wanted = plan.closure(&wishes.only);
+    let is_wanted = |id: &StageId| wishes.only.is_empty() || wanted.contains(id);
+    let stage = |(_, stage): (StageId, &smelt_plan::plan::Stage)| StageReport {
+        name: stage.name.to_string(),
+        kind: stage.kind,
+        status: StageStatus::Skipped,
+        key: None,
+        digest: None,
+        output: None,
+        reproducible: stage.kind.is_reproducible(),
+        class: None,
+        message: None,
+        attempts: Vec::new(),
+    };
+    RunReport {
+        run: String::new(),
+        pipeline: plan.name.clone(),
+        status: RunStatus::Failed,
+        wall_s: 0.0,
+        first_failure: None,
+        not_written: Some(format!("the run was not begun: {error}")),
+        stages: plan.stages().filter(|(id, _)| is_wanted(id)).map(stage).collect(),
+    }
 }
 
 /// Ends what dead runs have left, and says what became of them.
@@ -219,12 +252,16 @@ fn with_checked(mut report: RunReport, again: RunReport) -> RunReport {
     }
     report.status = again.status;
     report.first_failure = again.first_failure;
+    report.not_written = again.not_written;
     report
 }
 
 /// The last word, on standard error, and the exit code.
 fn tell_end(flags: &RunFlags, report: &RunReport) -> Exit {
     let pipeline = flags.pipeline.pipeline.display();
+    if let Some(what) = &report.not_written {
+        tell(format_args!("smelt: {what}"));
+    }
     match report.status {
         RunStatus::Ok if report.stages.iter().all(|stage| stage.status == StageStatus::Hit) => {
             tell(format_args!("smelt: nothing to do: every stage of {pipeline} is already built"));

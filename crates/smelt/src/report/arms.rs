@@ -167,6 +167,7 @@ mod tests {
             digest: None,
             output: None,
             reproducible: None,
+            class: None,
             message: None,
             attempts,
         };
@@ -176,6 +177,7 @@ mod tests {
             status: RunStatus::Ok,
             wall_s: 0.0,
             first_failure: None,
+            not_written: None,
             stages: vec![stage],
         }
     }

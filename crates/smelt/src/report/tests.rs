@@ -40,6 +40,7 @@ fn stage(name: &str, status: StageStatus, attempts: Vec<AttemptReport>) -> Stage
     let (digest, reproducible) = (None, kind.is_reproducible());
     let name = name.to_owned();
     StageReport {
+        class: None,
         name,
         kind,
         status,
@@ -82,7 +83,7 @@ fn attempt(n: u32, began_s: f64, wall_s: f64, outcome: &str) -> AttemptReport {
 
 fn report(status: RunStatus, wall_s: f64, stages: Vec<StageReport>) -> RunReport {
     let (run, pipeline) = ("20261121-154233-1a2b".to_owned(), "internvl3 <2b> & more".to_owned());
-    RunReport { run, pipeline, status, wall_s, first_failure: None, stages }
+    RunReport { run, pipeline, status, wall_s, first_failure: None, not_written: None, stages }
 }
 
 /// The page in both windows; what must hold of every page does.

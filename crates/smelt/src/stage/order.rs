@@ -13,6 +13,7 @@ use smelt_plan::Kind;
 use smelt_plan::kind::WRITES;
 use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
+use smelt_store::FILES_MAX;
 
 use super::request::{Fetch, Request};
 
@@ -52,10 +53,13 @@ fn native(task: &Task<'_>) -> Order {
     let libraries = executes(task.stage.kind).then(onnxruntime).flatten();
     let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
     Order {
-        argv: ["/proc/self/exe", "stage", "work"].map(str::to_owned).into(),
+        argv: ["/proc/self/exe", "stage", "work", task.stage.name.as_str()]
+            .map(str::to_owned)
+            .into(),
         env: task.leases.iter().flat_map(lease).chain(fetching).chain(libraries).collect(),
         dir: task.out.to_owned(),
         input: serde_json::to_string(&request).expect("a request holds only plain data"),
+        listed: None,
         outputs: Vec::new(),
         validate: Vec::new(),
         writes,
@@ -124,6 +128,7 @@ fn command(task: &Task<'_>, folder: &Path) -> Order {
         env,
         dir: task.out.to_owned(),
         input: String::new(),
+        listed: Some(paths(task)),
         outputs: texts("outputs"),
         validate: Validity::of(&task.attempt.params),
         writes: texts(WRITES).iter().map(|text| place(text, folder)).collect(),
@@ -143,13 +148,29 @@ fn lease(lease: &Lease) -> Vec<(String, String)> {
     [(name, held)].into_iter().chain(cuda).collect()
 }
 
-/// `SMELT_IN_<NAME>` for each stage, and `SMELT_INPUTS` for all in order.
+/// What stands for a list that cannot be read by its blanks: no file can lie there, so whoever opens it
+/// is told.
+const REFUSED: &str = "/dev/null/a-path-of-SMELT_INPUTS-holds-a-blank,read-SMELT_INPUTS_FILE";
+
+/// `SMELT_IN_<NAME>` for each stage, `SMELT_INPUTS` for all in order, and the most files of an output.
 fn inputs(task: &Task<'_>) -> Vec<(String, String)> {
     let path = |input: &smelt_exec::Input<'_>| input.path.to_string_lossy().into_owned();
     let named = task
         .inputs
         .iter()
         .filter_map(|input| Some((format!("SMELT_IN_{}", input.name?.as_variable()), path(input))));
-    let all: Vec<String> = task.inputs.iter().map(path).collect();
-    named.chain([("SMELT_INPUTS".to_owned(), all.join(" "))]).collect()
+    let all = paths(task);
+    let all = match all.iter().any(|path| path.contains(char::is_whitespace)) {
+        true => REFUSED.to_owned(),
+        false => all.join(" "),
+    };
+    let files_max = FILES_MAX.to_string();
+    named
+        .chain([("SMELT_INPUTS".to_owned(), all), ("SMELT_FILES_MAX".to_owned(), files_max)])
+        .collect()
+}
+
+/// The inputs in order.
+fn paths(task: &Task<'_>) -> Vec<String> {
+    task.inputs.iter().map(|input| input.path.to_string_lossy().into_owned()).collect()
 }
