@@ -364,10 +364,10 @@ impl Kind {
         match self {
             // Errors are summed by sixteens, which may choose another clip.
             Self::Quantize => 3,
-            // Pictures are turned as their tags say; the reference's exponentials are their own series.
-            Self::Calibrate => 3,
+            // JPEG pictures are to the bits of libjpeg-turbo; the reference's exponentials are their own series.
+            Self::Calibrate => 4,
             // As above; verify.json has findings of all that a tower says.
-            Self::Verify => 5,
+            Self::Verify => 6,
             // What it leaves besides its outputs is not sealed.
             Self::Command => 2,
             Self::Source | Self::OnnxExport | Self::GraphSurgery | Self::Tune => 1,

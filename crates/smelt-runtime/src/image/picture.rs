@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, Cursor, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::jpeg;
+use super::jpeg::{Jpeg, JpegError};
 use super::patches::{Size, TooLong};
 use ::image::metadata::Orientation;
 use ::image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
@@ -131,6 +131,9 @@ impl Picture {
         if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(PictureError::FileTooLarge);
         }
+        if matches!(::image::guess_format(bytes), Ok(ImageFormat::Jpeg)) {
+            return Self::of_jpeg(bytes);
+        }
         let failed = |error: ::image::ImageError| PictureError::Decode(error.to_string());
         let mut reader = ImageReader::new(Cursor::new(bytes))
             .with_guessed_format()
@@ -139,19 +142,31 @@ impl Picture {
             Some(ImageFormat::Png) => png_limits(bytes),
             _ => limits(DECODER_BYTES_MAX),
         });
-        let is_jpeg = reader.format() == Some(ImageFormat::Jpeg);
         let mut decoder = reader.into_decoder().map_err(failed)?;
         let (width, height) = decoder.dimensions();
         check_size(width, height)?;
-        if is_jpeg && jpeg::is_cut_off(bytes) {
-            return Err(PictureError::CutOff);
-        }
-        let orientation = orientation(&mut decoder);
+        let tags = decoder.exif_metadata().ok().flatten().unwrap_or_default();
+        let xml = decoder.xmp_metadata().ok().flatten().unwrap_or_default();
+        let orientation = orientation(&tags, &xml);
         let image = DynamicImage::from_decoder(decoder).map_err(failed)?;
         let rgb = match image.color().has_alpha() {
             true => on_white(image.into_rgba8().as_raw()),
             false => image.into_rgb8().into_raw(),
         };
+        Self::from_rgb(width as usize, height as usize, rgb).map(|lying| lying.turned(orientation))
+    }
+
+    /// Decodes the bytes of a JPEG file.
+    fn of_jpeg(bytes: &[u8]) -> Result<Self, PictureError> {
+        let failed = |error: JpegError| PictureError::Decode(error.to_string());
+        let jpeg = Jpeg::read(bytes).map_err(failed)?;
+        let (width, height) = jpeg.size();
+        check_size(width, height)?;
+        let orientation = orientation(jpeg.exif(), jpeg.xmp());
+        let rgb = jpeg.decode().map_err(|error| match error {
+            JpegError::Ends => PictureError::CutOff,
+            error => failed(error),
+        })?;
         Self::from_rgb(width as usize, height as usize, rgb).map(|lying| lying.turned(orientation))
     }
 
@@ -200,13 +215,25 @@ pub(super) fn png_limits(file: &[u8]) -> Limits {
     limits(PNG_BYTES_MAX + 2 * file.len() as u64)
 }
 
-/// How a picture is to be turned.  Tags that cannot be read say nothing, as Pillow has it.
-fn orientation(decoder: &mut impl ImageDecoder) -> Orientation {
+/// How a picture is to be turned, by the tags of its camera, or what its editor wrote in XML.  Tags that cannot be read say
+/// nothing, as Pillow has it.
+fn orientation(tags: &[u8], xml: &[u8]) -> Orientation {
     /// What JPEG has before the tags; some writers of PNG and WebP too.
     const MARK: &[u8] = b"Exif\0\0";
-    let tags = decoder.exif_metadata().ok().flatten().unwrap_or_default();
-    let tags = tags.strip_prefix(MARK).unwrap_or(&tags);
-    Orientation::from_exif_chunk(tags).unwrap_or(Orientation::NoTransforms)
+    let tags = tags.strip_prefix(MARK).unwrap_or(tags);
+    let found = Orientation::from_exif_chunk(tags).or_else(|| of_xml(xml));
+    found.unwrap_or(Orientation::NoTransforms)
+}
+
+/// The orientation that XML tells, as a field or as an element.
+fn of_xml(xml: &[u8]) -> Option<Orientation> {
+    const NAME: &[u8] = b"tiff:Orientation";
+    let mut named = xml.windows(NAME.len()).enumerate().filter(|(_, name)| *name == NAME);
+    named.find_map(|(at, _)| {
+        let rest = &xml[at + NAME.len()..];
+        let value = rest.strip_prefix(b"=\"").or_else(|| rest.strip_prefix(b">"))?.first()?;
+        Orientation::from_exif(value.wrapping_sub(b'0'))
+    })
 }
 
 /// Whether a picture of this size is decoded.
@@ -407,6 +434,113 @@ mod tests {
             let cut = Picture::decode(&all[..all.len() - left]);
             assert!(matches!(cut, Err(PictureError::CutOff)), "{left}: {cut:?}");
         }
+    }
+
+    fn golden(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/jpeg").join(name)
+    }
+
+    /// Names of the golden files, and the size and the checksum of what Pillow shows of each.
+    fn goldens() -> Vec<(String, [usize; 2], u32)> {
+        let lines = fs::read_to_string(golden("pixels.txt")).unwrap();
+        let entry = |line: &str| {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let size = [fields[1], fields[2]].map(|side| side.parse().unwrap());
+            (fields[0].to_owned(), size, u32::from_str_radix(fields[3], 16).unwrap())
+        };
+        lines.lines().map(entry).collect()
+    }
+
+    #[test]
+    fn jpegs_look_as_pillow_shows_them() {
+        let all = goldens();
+        assert!(all.len() > 50);
+        for (name, size, sum) in all {
+            let picture = Picture::open(&golden(&format!("{name}.jpg"))).unwrap();
+            assert_eq!([picture.width(), picture.height()], size, "{name}");
+            assert_eq!(crc32(picture.rgb()), sum, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_jpeg_cut_anywhere_is_refused() {
+        for name in ["420", "420-progressive", "scans-apart", "cmyk", "420-restarts"] {
+            let all = fs::read(golden(&format!("{name}.jpg"))).unwrap();
+            for end in 0..all.len() - 1 {
+                let cut = Picture::decode(&all[..end]);
+                let is_refused = matches!(cut, Err(PictureError::CutOff | PictureError::Decode(_)));
+                assert!(is_refused, "{name}: {end}: {cut:?}");
+            }
+        }
+    }
+
+    /// Numbers that look drawn (xorshift).
+    fn drawn(seed: u64) -> impl FnMut(usize) -> usize {
+        let mut state = seed;
+        move |below| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) as usize % below
+        }
+    }
+
+    #[test]
+    fn damaged_jpegs_are_shown_or_refused() {
+        let mut draw = drawn(42);
+        for (name, [width, height], _) in goldens() {
+            let whole = fs::read(golden(&format!("{name}.jpg"))).unwrap();
+            for _ in 0..40 {
+                let mut bytes = whole.clone();
+                for _ in 0..=draw(4) {
+                    let at = draw(bytes.len());
+                    bytes[at] = [draw(256), 0, 0xff][draw(3)] as u8;
+                }
+                // Sizes of their own would be slow, not wrong.
+                let is_small =
+                    |size: (u32, u32)| size.0 as usize * size.1 as usize <= 16 * width * height;
+                if Jpeg::read(&bytes).is_ok_and(|jpeg| is_small(jpeg.size())) {
+                    _ = Picture::decode(&bytes);
+                }
+            }
+        }
+    }
+
+    /// A golden file with a byte of the header behind `marker` changed.
+    fn changed(name: &str, marker: u8, at: usize, byte: u8) -> String {
+        let mut bytes = fs::read(golden(&format!("{name}.jpg"))).unwrap();
+        let header = bytes.windows(2).position(|two| two == [0xff, marker]).unwrap();
+        bytes[header + at] = byte;
+        Picture::decode(&bytes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn jpegs_of_other_kinds_are_refused_by_name() {
+        assert!(changed("420", 0xc0, 1, 0xc9).contains("arithmetic"));
+        assert!(changed("420", 0xc0, 1, 0xc3).contains("without loss"));
+        assert!(changed("420", 0xc0, 1, 0xc5).contains("several sizes"));
+        assert!(changed("420", 0xc0, 4, 12).contains("8 bits"));
+        assert!(changed("420", 0xc0, 14, 0x31).contains("samplings"));
+    }
+
+    #[test]
+    fn a_jpeg_of_endless_scans_is_refused() {
+        let whole = fs::read(golden("420-progressive.jpg")).unwrap();
+        let scan = whole.windows(2).rposition(|two| two == [0xff, 0xda]).unwrap();
+        let (before, last) = whole[..whole.len() - 2].split_at(scan);
+        let many = |count| [before, &last.repeat(count), &[0xff, 0xd9]].concat();
+        assert!(Picture::decode(&many(80)).is_ok());
+        let error = Picture::decode(&many(100)).unwrap_err().to_string();
+        assert!(error.contains("more scans"), "{error}");
+    }
+
+    #[test]
+    fn xml_turns_what_no_tag_does() {
+        let of = |xml: &str| of_xml(xml.as_bytes());
+        assert_eq!(of("<a tiff:Orientation=\"6\"/>"), Orientation::from_exif(6));
+        assert_eq!(of("<tiff:Orientation>3</tiff:Orientation>"), Orientation::from_exif(3));
+        assert_eq!(of("tiff:Orientation tiff:Orientation='6'"), None);
+        assert_eq!(of(""), None);
     }
 
     #[test]
