@@ -4,7 +4,7 @@ use std::io::Read;
 
 use serde::Deserialize;
 
-use super::cache::Hash;
+use super::cache::{Hash, SMALL_BYTES_MAX};
 use super::error::HubError;
 use super::http::{Answer, Client, Failure, From, Patience};
 use super::name::{self, Commit, Repo, Revision};
@@ -90,14 +90,36 @@ impl Api<'_> {
         if answer.status != 200 {
             return Err(Failure::Lasting(self.refusal(&answer, url, repo, revision.as_str(), "")));
         }
-        let mut text = Vec::new();
-        let mut body = answer.body.into_reader().take(LISTING_BYTES_MAX + 1);
-        body.read_to_end(&mut text).map_err(|error| Failure::passing(error.to_string()))?;
-        if text.len() as u64 > LISTING_BYTES_MAX {
-            let why = format!("more than {LISTING_BYTES_MAX} bytes");
-            return Err(Failure::Lasting(HubError::BadAnswer { url: url.to_owned(), why }));
-        }
-        Ok(text)
+        body(answer, url, LISTING_BYTES_MAX)
+    }
+
+    /// The text of a small file of a commit; nothing if there is no such file.
+    pub(super) fn small_file(
+        &self,
+        repo: &Repo,
+        commit: &Commit,
+        file: &str,
+        mut patience: Patience,
+    ) -> Result<Option<String>, HubError> {
+        let url = self.file_url(repo, commit, file);
+        let ask = || {
+            let answer = self.client.get(&url, From { offset: 0, etag: None })?;
+            match answer.status {
+                200 => body(answer, &url, SMALL_BYTES_MAX).map(Some),
+                _ => match self.refusal(&answer, &url, repo, commit.as_str(), file) {
+                    HubError::NoFile { .. } => Ok(None),
+                    refusal => Err(Failure::Lasting(refusal)),
+                },
+            }
+        };
+        let text = loop {
+            match ask() {
+                Ok(text) => break text,
+                Err(failure) => patience.after(failure, &url)?,
+            }
+        };
+        let text = text.map(String::from_utf8).transpose();
+        text.map_err(|error| HubError::BadAnswer { url, why: error.to_string() })
     }
 
     /// Where a file of a commit is.
@@ -136,6 +158,18 @@ impl Api<'_> {
             (status, _) => HubError::Refused { url: url.to_owned(), status },
         }
     }
+}
+
+/// All of an answer, if it has no more than so many bytes.
+fn body(answer: Answer, url: &str, bytes_max: u64) -> Result<Vec<u8>, Failure> {
+    let mut text = Vec::new();
+    let mut body = answer.body.into_reader().take(bytes_max + 1);
+    body.read_to_end(&mut text).map_err(|error| Failure::passing(error.to_string()))?;
+    if text.len() as u64 > bytes_max {
+        let why = format!("more than {bytes_max} bytes");
+        return Err(Failure::Lasting(HubError::BadAnswer { url: url.to_owned(), why }));
+    }
+    Ok(text)
 }
 
 fn remote_file(sibling: Sibling) -> RemoteFile {

@@ -34,6 +34,8 @@ const REF_BYTES_MAX: u64 = 128;
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 /// A listing of ten thousand files takes one MiB.
 const TREE_BYTES_MAX: u64 = 32 << 20;
+/// Configurations take a few KiB.
+pub(super) const SMALL_BYTES_MAX: u64 = 1 << 20;
 /// Two processes rarely want the same file; polling costs nothing.
 const LOCK_PERIOD: Duration = Duration::from_millis(200);
 /// A download of the largest file over a slow line; after that something hangs.
@@ -258,6 +260,16 @@ impl Folder {
         let has = |file: &str| size_of(&dir.join(file)).is_some();
         let is_complete = chosen.iter().copied().chain(shards.iter().map(String::as_str)).all(has);
         is_complete.then(|| chosen.into_iter().map(|name| self.kept(&dir, name)).collect())
+    }
+
+    /// The text of a file of a commit, if it is there and small.
+    pub(super) fn small_file(&self, commit: &Commit, file: &str) -> Option<String> {
+        let dirs = [self.view(commit), self.snapshot(commit)];
+        let open = |dir: PathBuf| File::open(dir.join(file)).ok();
+        let mut text = String::new();
+        let file = dirs.into_iter().find_map(open)?;
+        file.take(SMALL_BYTES_MAX + 1).read_to_string(&mut text).ok()?;
+        (text.len() as u64 <= SMALL_BYTES_MAX).then_some(text)
     }
 
     /// The names of a commit's files, where Python has listed them (`huggingface_hub` 2 does).

@@ -120,6 +120,27 @@ impl Hub {
         self.folder(repo).view(commit)
     }
 
+    /// The text of a small file of `commit`, such as its configuration: what the cache has of it, else what
+    /// the hub says.  Nothing if the commit has no such file.  Writes nothing.
+    pub fn small_file(
+        &self,
+        repo: &Repo,
+        commit: &Commit,
+        file: &str,
+    ) -> Result<Option<String>, HubError> {
+        let folder = self.folder(repo);
+        if let Some(text) = folder.small_file(commit, file) {
+            return Ok(Some(text));
+        }
+        if folder.complete(commit).is_some() {
+            return Ok(None);
+        }
+        if self.settings.is_offline {
+            return Err(self.not_cached(format!("{file} of {repo} at commit {commit}")));
+        }
+        self.api().small_file(repo, commit, file, self.client.patience_beside_cache())
+    }
+
     /// Lets the cache remember what an address was resolved to, if the commit is in the cache.
     pub fn note(&self, address: &Address, commit: &Commit) -> Result<(), HubError> {
         let folder = self.folder(&address.repo);

@@ -94,6 +94,24 @@ fn commit() -> Commit {
 }
 
 #[test]
+fn a_small_file_is_read_and_nothing_is_written() {
+    let world = World::new();
+    let (repo, hub) = (address().repo, world.hub());
+    let read = |hub: &Hub, file: &str| hub.small_file(&repo, &commit(), file);
+    assert_eq!(read(&hub, "config.json").unwrap().unwrap().as_bytes(), CONFIG);
+    assert_eq!(read(&hub, "preprocessor_config.json").unwrap(), None);
+    let error = read(&hub, "model.safetensors").unwrap_err().to_string();
+    assert!(error.contains("more than 1048576 bytes"), "{error}");
+    assert!(read(&world.offline(), "config.json").is_err());
+    assert_eq!(fs::read_dir(world.dir.path()).unwrap().count(), 0, "nothing is written");
+    world.download().unwrap();
+    let asked = world.server.asked().len();
+    assert_eq!(read(&world.offline(), "config.json").unwrap().unwrap().as_bytes(), CONFIG);
+    assert_eq!(read(&hub, "preprocessor_config.json").unwrap(), None);
+    assert_eq!(world.server.asked().len(), asked, "what is here is not asked for");
+}
+
+#[test]
 fn a_checkpoint_arrives_in_the_hubs_own_layout() {
     let world = World::new();
     let resolved = world.hub().resolve(&address()).unwrap();
