@@ -79,6 +79,16 @@ pub fn write(
     Ok(())
 }
 
+/// The text of a file that says what the model of that name is, as [`write()`] writes it.
+pub fn configuration(name: &str, file: &str) -> Option<String> {
+    let size = sizes::ALL.iter().find(|size| size.name == name)?;
+    match file {
+        CONFIG_FILE => Some(size.config_json()),
+        "preprocessor_config.json" => Some(size.preprocessor_json()),
+        _ => None,
+    }
+}
+
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> SyntheticError {
     move |source| SyntheticError::Io { path: path.into(), source }
 }
