@@ -83,6 +83,16 @@ pub enum OpenError {
         /// What is in the way.
         problem: String,
     },
+    /// A context is asked for that the model was not made for.
+    #[error(
+        "a context of {asked} tokens is more than the model's {positions} positions; ask for at most {positions}"
+    )]
+    TooLong {
+        /// Tokens that were asked for.
+        asked: usize,
+        /// Tokens that there may be.
+        positions: usize,
+    },
     /// What executes the engine is not on this machine.
     #[error(transparent)]
     Library(#[from] crate::onnxruntime::LibraryError),

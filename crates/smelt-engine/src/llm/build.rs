@@ -130,6 +130,7 @@ pub(super) fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
         rope_sections: llm.rope.sections.map(Sections::from),
         deepstack: llm.deepstack,
         limits,
+        positions: Some(llm.max_positions),
         tactics: None,
     }
 }

@@ -45,7 +45,7 @@ impl LlmEngine {
     pub fn unlike(&self, checkpoint: &Checkpoint) -> Result<Option<String>, CheckpointError> {
         let own = &self.file.engine;
         let wanted = sizes(checkpoint.decoder()?, checkpoint.scheme_words(), own.limits);
-        let wanted = LlmFile { tactics: own.tactics.clone(), ..wanted };
+        let wanted = LlmFile { tactics: own.tactics.clone(), positions: own.positions, ..wanted };
         let size = other_size(own, &wanted);
         size.map_or_else(|| self.other_tensor(checkpoint), |size| Ok(Some(size)))
     }

@@ -21,8 +21,8 @@ pub struct KvOptions {
     pub bytes_max: Option<u64>,
     /// Slots, in place of those the engine was built for; an empty one takes nothing.
     pub max_slots: Option<usize>,
-    /// Tokens of one slot, in place of those the engine was built for.  Nothing in an engine grows
-    /// with it; whether the model was trained on such lengths is for others to know.
+    /// Tokens of one slot, in place of those the engine was built for, as many as the model has places at
+    /// most.  Nothing in an engine grows with it.
     pub max_seq_len: Option<usize>,
 }
 

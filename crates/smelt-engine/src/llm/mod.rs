@@ -86,6 +86,9 @@ pub(crate) struct LlmFile {
     #[serde(default, skip_serializing_if = "is_zero")]
     deepstack: usize,
     limits: Limits,
+    /// Places that the model was made for: no slot may be longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    positions: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tactics: Option<Tactics>,
 }
@@ -350,6 +353,9 @@ impl LlmEngine {
             max_slots: kv.max_slots.unwrap_or(sizes.limits.max_slots),
         };
         limits.check().map_err(|problem| file.unfit("these limits", problem))?;
+        if let Some(positions) = sizes.positions.filter(|most| limits.max_seq_len > *most) {
+            return Err(OpenError::TooLong { asked: limits.max_seq_len, positions });
+        }
         let shape = KvShape { layers, kv_heads, head: HeadShape { dim: head_dim, kind: kv.kind } };
         let Limits { max_slots, max_seq_len } = limits;
         let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);
@@ -398,6 +404,11 @@ impl LlmEngine {
     /// What the engine was built for, whatever it was opened with.
     pub fn built_for(&self) -> Limits {
         self.file.engine.limits
+    }
+
+    /// Places that the model was made for; engines of earlier versions do not say.
+    pub fn positions(&self) -> Option<usize> {
+        self.file.engine.positions
     }
 
     /// Logits of each step.
