@@ -70,7 +70,8 @@ const USAGE: &str =
          the 2B pipeline on weights of true size inside a control group of so much memory, then its
          decoder build killed for want of memory and done by its retry
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
-         sanitize, exhausted contiguous memory, 200 power cuts, then fuzz
+         pictures of all shapes shown to random models of true size, sanitize, exhausted contiguous memory,
+         200 power cuts, then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, pages
   walks  every command of the README as it stands, answers included; models that only a hub has are
          random weights of the same sizes";

@@ -1,4 +1,5 @@
-//! Runs the sweeps of `ci` without their bounds and the engine's tests under sanitizers, then sends a server ten thousand
+//! Runs the sweeps of `ci` without their bounds, shows pictures of all shapes to models of true size, runs the engine's
+//! tests under sanitizers, then sends a server ten thousand
 //! requests, exhausts contiguous memory, cuts power, and runs every fuzz target for a minute.
 
 use std::time::Instant;
@@ -11,11 +12,25 @@ use crate::{cma, conformance, fuzz, power_cuts, sanitize};
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
 
-const SWEEPS: [(&str, &[&str]); 5] = [
+const SWEEPS: [(&str, &[&str]); 6] = [
     ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
     ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
     ("whole runs", &["test", "--locked", "-p", "smelt-exec", "every_world", "--", "--nocapture"]),
     ("prompts", &["test", "--locked", "-p", "smelt-runtime", "--test", "shapes"]),
+    (
+        "photographs",
+        &[
+            "test",
+            "--locked",
+            "--release",
+            "-p",
+            "smelt-runtime",
+            "--test",
+            "photographs",
+            "--",
+            "--ignored",
+        ],
+    ),
     ("damaged engines", &["test", "--locked", "-p", "smelt", "--test", "verify"]),
 ];
 

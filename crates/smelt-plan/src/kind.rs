@@ -201,8 +201,12 @@ const VERIFY: &[Field] = &[
 ];
 /// More tiles of one picture than models are trained with (InternVL's 12, its video's 40).
 const TILES_MAX: u64 = 64;
+/// More frames of one clip than processors of published models take.
+const FRAMES_MAX: u64 = 768;
 /// No prompt has more tokens than this of one picture.
 const IMAGE_TOKENS_MAX: u64 = SEQ_LEN_MAX;
+/// How a deployment is served where nobody says otherwise.
+const SERVING: [&str; 4] = ["max-seq-len", "slots", "tiles", "frames"];
 /// What a CLIP beside a deployment is made of.
 const CLIP: [&str; 3] = ["clip", "clip-vision", "clip-text"];
 const DEPLOYMENT: &[Field] = &[
@@ -211,7 +215,10 @@ const DEPLOYMENT: &[Field] = &[
     field("vision", ENGINE, Absent::Nothing),
     field("llm", LLM_ENGINE, Absent::Nothing),
     field("encoder", ENGINE, Absent::Nothing),
+    field("max-seq-len", Takes::Count(2, SEQ_LEN_MAX), Absent::Nothing),
+    field("slots", Takes::Count(1, SLOTS_MAX), Absent::Nothing),
     field("tiles", Takes::Count(1, TILES_MAX), Absent::Nothing),
+    field("frames", Takes::Count(1, FRAMES_MAX), Absent::Nothing),
     field("thresholds", Takes::Texts, Absent::Nothing),
     field("image-tokens", Takes::Count(1, IMAGE_TOKENS_MAX), Absent::Nothing),
     field("clip", CHECKPOINT, Absent::Nothing),
@@ -313,9 +320,9 @@ impl Kind {
     pub fn fault(self, is_given: impl Fn(&str) -> bool) -> Option<&'static str> {
         match self {
             Self::Deployment if is_given("encoder") => {
-                let others = ["vision", "llm", "verified", "tiles", "thresholds", "image-tokens"];
-                others.into_iter().chain(CLIP).any(is_given).then_some(
-                    "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"tiles\", \"thresholds\", \"image-tokens\" and \"clip\"",
+                let others = ["vision", "llm", "verified", "thresholds", "image-tokens"];
+                others.into_iter().chain(SERVING).chain(CLIP).any(is_given).then_some(
+                    "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"max-seq-len\", \"slots\", \"tiles\", \"frames\", \"thresholds\", \"image-tokens\" and \"clip\"",
                 )
             }
             Self::Deployment if !is_given("vision") || !is_given("llm") => {
@@ -371,8 +378,8 @@ impl Kind {
             // What it leaves besides its outputs is not sealed.
             Self::Command => 2,
             Self::Source | Self::OnnxExport | Self::GraphSurgery | Self::Tune => 1,
-            // engine.json is of format 3; deployment.json has the pixels of clips.
-            Self::LlmEngineBuild | Self::Deployment => 3,
+            // engine.json has the positions of the model; deployment.json says how it is served.
+            Self::LlmEngineBuild | Self::Deployment => 4,
             // Graphs with a list of grids become engines that know them.
             Self::EngineBuild => 4,
         }

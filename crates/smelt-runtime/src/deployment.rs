@@ -17,7 +17,7 @@ use smelt_engine::vision::VisionEngine;
 
 use crate::dialect::Dialect;
 use crate::grammar::{Compiler, CompilerError};
-use crate::image::{By, Cutting, Eyes, Router};
+use crate::image::{By, Cutting, Eyes, Router, Wish};
 use crate::prompt::ImageTokens;
 use crate::similarity::{self, Similarity};
 use crate::template::{self, Form, Template, TemplateError};
@@ -133,6 +133,33 @@ pub struct Spec {
     pub places_per_second: Option<u32>,
     /// The tokens that end an answer.
     pub eos: Vec<u32>,
+    /// How it is served where nobody says otherwise.
+    #[serde(default, skip_serializing_if = "Serving::is_empty")]
+    pub serving: Serving,
+}
+
+/// How a deployment is served where nobody says otherwise: limits of serving, none of which is built in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Serving {
+    /// Tokens of a prompt with its answer; else what the engine was built for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_seq_len: Option<usize>,
+    /// Answers at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<usize>,
+    /// Most tiles of a picture, the thumbnail apart; else as many as the model was made for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tiles: Option<usize>,
+    /// Most frames of a clip.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frames: Option<usize>,
+}
+
+impl Serving {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl Spec {
@@ -183,6 +210,8 @@ pub struct Text {
     pub image_token: u32,
     /// What the vision engines take.
     pub eyes: Eyes,
+    /// How closely pictures are looked at of which their senders say nothing.
+    pub wish: Wish,
     /// What compares tiles with questions, where the router goes by that.
     pub similarity: Option<Similarity>,
     /// Most tokens of a prompt and its answer.
@@ -233,6 +262,8 @@ impl Deployment {
     pub fn open_with(dir: &Path, kv: KvOptions) -> Result<Self, DeploymentError> {
         let spec = read_spec(dir)?;
         let vision = VisionEngine::open_all(&dir.join(&spec.vision))?;
+        let max_seq_len = kv.max_seq_len.or(spec.serving.max_seq_len);
+        let kv = KvOptions { max_seq_len, max_slots: kv.max_slots.or(spec.serving.slots), ..kv };
         let llm = LlmEngine::open_with(&dir.join(&spec.llm), kv)?;
         Self::of_engines(dir, spec, vision, llm)
     }
@@ -245,6 +276,25 @@ impl Deployment {
         text.form = template.form(&text.spec.image_tokens.image);
         text.template = template;
         self
+    }
+
+    /// Looks at pictures of which their senders say nothing as `wish` says; where that says nothing, as the
+    /// deployment does.
+    ///
+    /// # Errors
+    /// One line if the model does not see tiles.
+    pub fn with_wish(mut self, wish: &Wish) -> Result<Self, String> {
+        let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
+        match (&mut text.eyes.cutting, wish.tiles_max) {
+            (Cutting::Patches(_), Some(_)) => {
+                return Err("tiles are of models that see tiles; this one sees patches".to_owned());
+            }
+            // Models may be shown more than they were made for.
+            (Cutting::Tiles(tiling), Some(tiles)) => tiling.max_tiles = tiling.max_tiles.max(tiles),
+            _ => {}
+        }
+        text.wish = wish.or(&text.wish);
+        Ok(self)
     }
 
     /// Compares all engines with their digests; reads all of them.
@@ -290,7 +340,9 @@ impl Deployment {
         let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
         let (dialect, compiler) = (template.dialect(), OnceLock::new());
         let form = template.form(&spec.image_tokens.image);
+        let wish = Wish { tiles_max: spec.serving.tiles, ..Wish::default() };
         let text = Text {
+            wish,
             spec,
             tokenizer,
             template,

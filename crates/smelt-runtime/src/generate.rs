@@ -10,7 +10,7 @@ use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
 
 use crate::deployment::Deployment;
 use crate::image::Shown;
-use crate::prepare::{PrepareError, Prepared, Question};
+use crate::prepare::{PrepareError, Prepared, Question, Seen};
 use crate::prompt::{PromptError, Turn};
 use crate::sampling::Logprobs;
 pub use crate::speaker::{Finish, Manner, SpeakError};
@@ -79,6 +79,8 @@ pub struct Answer {
     pub prompt_tokens: usize,
     /// Parts the pictures were cut into.
     pub tiles: usize,
+    /// How closely the pictures were looked at.
+    pub seen: Seen,
     /// Why it ended.
     pub finish: Finish,
     /// How long it took.
@@ -119,6 +121,22 @@ pub struct Encoded {
     pub places: Option<Vec<Place>>,
     /// Parts the pictures were cut into.
     pub tiles: usize,
+    /// How closely the pictures were looked at.
+    pub seen: Seen,
+}
+
+/// What is heard while a conversation is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard<'a> {
+    /// The vision engine begins with a part of the pictures, counted from 1.
+    Looking {
+        /// Which one.
+        part: usize,
+        /// Of how many.
+        parts: usize,
+    },
+    /// The answer goes on.
+    Text(&'a str),
 }
 
 impl Encoded {
@@ -132,19 +150,23 @@ impl Encoded {
     }
 }
 
-/// Writes the prompt of `request` and encodes its pictures.
+/// Writes the prompt of `request` and encodes its pictures; `hear` hears which part is looked at.
 ///
 /// # Errors
 /// [`GenerateError`]; a prompt too long for the engine is refused before any picture is encoded.
 pub fn prepare(
     deployment: &mut Deployment,
     request: &Request<'_>,
+    hear: &mut dyn FnMut(Heard<'_>),
 ) -> Result<Encoded, GenerateError> {
-    let Request { turns, shown, context, now_s, .. } = *request;
-    let Prepared { tokens, views, places } =
-        deployment.text.prepare(&Question { turns, shown, context, now_s })?;
-    let mut encoded = Encoded { tokens, places, ..Encoded::default() };
+    let Request { turns, shown, context, now_s, manner } = *request;
+    let answer_max = Some(manner.new_tokens_max);
+    let Prepared { tokens, views, places, seen } =
+        deployment.text.prepare(&Question { turns, shown, context, answer_max, now_s })?;
+    let mut encoded = Encoded { tokens, places, seen, ..Encoded::default() };
+    let parts = views.iter().map(|view| view.parts.len()).sum();
     for part in views.iter().flat_map(|view| &view.parts) {
+        hear(Heard::Looking { part: encoded.tiles + 1, parts });
         let embedded = deployment.vision.encode(part).map_err(GenerateError::Vision)?;
         encoded.images.append(&embedded);
         encoded.tiles += 1;
@@ -161,9 +183,26 @@ pub fn generate(
     request: &Request<'_>,
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
+    generate_heard(deployment, request, &mut |heard| {
+        if let Heard::Text(text) = heard {
+            on_text(text);
+        }
+    })
+}
+
+/// As [`generate`]; `hear` hears, too, which part of the pictures is looked at.
+///
+/// # Errors
+/// As [`generate`].
+pub fn generate_heard(
+    deployment: &mut Deployment,
+    request: &Request<'_>,
+    hear: &mut dyn FnMut(Heard<'_>),
+) -> Result<Answer, GenerateError> {
     let start = Instant::now();
-    let encoded = prepare(deployment, request)?;
+    let encoded = prepare(deployment, request, hear)?;
     let vision = start.elapsed();
+    let on_text = &mut |text: &str| hear(Heard::Text(text));
     let mut answer = answer(deployment, &encoded, request.manner, on_text)?;
     answer.timing.vision = vision;
     answer.timing.first_token += vision;
@@ -258,6 +297,7 @@ fn say(
         logprobs,
         prompt_tokens: encoded.tokens.len(),
         tiles: encoded.tiles,
+        seen: encoded.seen,
         finish: finish.unwrap_or(Finish::Stop),
         timing,
     })

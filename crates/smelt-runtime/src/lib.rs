@@ -8,6 +8,7 @@ pub mod accuracy;
 pub mod deployment;
 pub mod dialect;
 pub mod embed;
+pub mod fit;
 pub mod generate;
 pub mod grammar;
 pub mod image;

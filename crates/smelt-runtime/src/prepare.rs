@@ -6,9 +6,10 @@ use smelt_engine::llm::places::{Place, PlacesError, places};
 use smelt_engine::llm::prefix::Piece;
 
 use crate::deployment::Text;
+use crate::fit::{self, Item, Space};
 use crate::image::{Shown, TooLong, View};
-use crate::prompt::{self, PromptError, Turn};
-use crate::sight::Sight;
+use crate::prompt::{self, PromptError, Run, Turn};
+use crate::sight::{Look, Sight, Way};
 use crate::similarity::SimilarityError;
 use crate::template::{Context, TemplateError, Value};
 use crate::tokenizer::TokenizerError;
@@ -37,7 +38,7 @@ pub enum PrepareError {
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {tokens} tokens, but the engine holds {max} with the answer; shorten it{}",
-        if *.shows { " or use fewer tiles" } else { "" }
+        if *.shows { " or show fewer pictures" } else { "" }
     )]
     TooLong {
         /// Tokens of the prompt.
@@ -79,8 +80,20 @@ pub struct Question<'a> {
     pub shown: &'a [Shown],
     /// What the chat template is told beside the turns.
     pub context: &'a Context,
+    /// Most tokens of the answer, if there is such a limit: so much room is kept for it.
+    pub answer_max: Option<usize>,
     /// The date templates may show, in seconds since 1970.
     pub now_s: u64,
+}
+
+/// How closely all is looked at, image tokens apart: `looks` where that is not as it is `wished`.
+fn seen(wished: &[Sight<'_>], looks: &[Option<Look>]) -> Seen {
+    Seen {
+        shown: wished.len(),
+        smaller: looks.iter().flatten().count(),
+        tokens: 0,
+        wished: wished.iter().map(Sight::tokens).sum(),
+    }
 }
 
 /// A prompt whose pictures are still to be encoded.
@@ -93,6 +106,38 @@ pub struct Prepared {
     /// The place of each token in time, height and width, where the decoder takes three of a token and
     /// there are pictures; without them tokens count on.
     pub places: Option<Vec<Place>>,
+    /// How closely the pictures are looked at.
+    pub seen: Seen,
+}
+
+/// How closely pictures and clips are looked at, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Pictures and clips.
+    pub shown: usize,
+    /// Those of them that are looked at less closely than was wished, so that all fits.
+    pub smaller: usize,
+    /// Image tokens.
+    pub tokens: usize,
+    /// Image tokens that there would be as it was wished.
+    pub wished: usize,
+}
+
+impl Seen {
+    /// What a person is told where something is looked at less closely than was wished.
+    pub fn notice(&self, context: usize) -> Option<String> {
+        let Self { shown, smaller, tokens, wished } = self;
+        let what = if *shown == 1 {
+            "the picture is".to_owned()
+        } else {
+            format!("{smaller} of {shown} pictures are")
+        };
+        (*smaller > 0).then(|| {
+            format!(
+                "{what} shown smaller to fit the context of {context} tokens: {tokens} image tokens, not {wished}"
+            )
+        })
+    }
 }
 
 impl Prepared {
@@ -122,9 +167,18 @@ impl Text {
         self.fits(&rendered)?;
         let asked = prompt::asked(turns);
         let sights = question.shown.iter().map(|shown| Sight::new(self, shown, &asked));
-        let sights = sights.collect::<Result<Vec<Sight<'_>>, PrepareError>>()?;
+        let wished = sights.collect::<Result<Vec<Sight<'_>>, PrepareError>>()?;
+        let looks = self.looks(question, &rendered, &wished)?;
+        let seen = seen(&wished, &looks);
+        let mut sights = Vec::with_capacity(wished.len());
+        for ((wished, look), shown) in wished.into_iter().zip(looks).zip(question.shown) {
+            sights.push(match look {
+                Some(look) => Sight::looked(self, shown, look, &asked)?,
+                None => wished,
+            });
+        }
         let runs: Vec<_> = sights.iter().map(|sight| sight.runs.clone()).collect();
-        let text = prompt::expand(&rendered, tokens, &runs)?;
+        let text = prompt::expand(&rendered, &self.spec.image_tokens, &runs)?;
         let tokens = self.tokenizer.encode(&text)?;
         let mut prepared = self.prepare_tokens(tokens, !sights.is_empty())?;
         let lattices: Vec<_> = sights.iter().flat_map(|sight| &sight.lattices).copied().collect();
@@ -133,7 +187,58 @@ impl Text {
             prepared.places = Some(places.tokens);
         }
         prepared.views = sights.iter().flat_map(|sight| sight.views(&self.eyes)).collect();
+        let tokens = sights.iter().map(Sight::tokens).sum();
+        prepared.seen = Seen { tokens, ..seen };
         Ok(prepared)
+    }
+
+    /// How each picture and clip is to be looked at, where that is not as it is `wished`, so that all fits
+    /// with the text of the conversation that the template `rendered`.
+    fn looks(
+        &self,
+        question: &Question<'_>,
+        rendered: &str,
+        wished: &[Sight<'_>],
+    ) -> Result<Vec<Option<Look>>, PrepareError> {
+        if self.surely_fits(question, rendered, wished) {
+            return Ok(vec![None; wished.len()]);
+        }
+        // An image token each is enough to know where they are, and how much else there is.
+        let one = |run: &Run| Run { tokens: 1, ..run.clone() };
+        let runs: Vec<Vec<Run>> =
+            wished.iter().map(|sight| sight.runs.iter().map(one).collect()).collect();
+        let text = prompt::expand(rendered, &self.spec.image_tokens, &runs)?;
+        let tokens = self.tokenizer.encode(&text)?;
+        let ways = wished.iter().map(|sight| sight.ways(self));
+        let ways = ways.collect::<Result<Vec<Vec<Way>>, PrepareError>>()?;
+        let image_token = |place: &usize| tokens[*place] == self.image_token;
+        let places: Vec<usize> = (0..tokens.len()).filter(image_token).collect();
+        let turns = question.turns.iter().enumerate();
+        let turns = turns.flat_map(|(at, turn)| std::iter::repeat_n(at, turn.pictures()));
+        let (mut items, mut images, mut others) = (Vec::with_capacity(ways.len()), 0, 0);
+        for (((sight, ways), runs), turn) in wished.iter().zip(&ways).zip(&runs).zip(turns) {
+            let costs = ways.iter().map(|way| way.cost).collect();
+            let first = places.get(images).copied().unwrap_or(tokens.len());
+            items.push(Item { costs, turn, text_before: first.saturating_sub(images + others) });
+            images += runs.len();
+            others += ways[0].cost - sight.tokens();
+        }
+        let text = tokens.len().saturating_sub(images + others);
+        let space = Space { context: self.max_seq_len, answer: question.answer_max, text };
+        let chosen = fit::choose(&space, &items);
+        let look = |(rung, ways): (usize, Vec<Way>)| (rung > 0).then(|| ways[rung].look);
+        Ok(chosen.into_iter().zip(ways).map(look).collect())
+    }
+
+    /// Whether there is room for all of it even if every byte of text were a token: then nobody counts.
+    fn surely_fits(&self, question: &Question<'_>, rendered: &str, wished: &[Sight<'_>]) -> bool {
+        /// What a tokenizer may put around any text.
+        const ENDS: usize = 8;
+        let marks = self.spec.image_tokens.start.len() + self.spec.image_tokens.end.len();
+        let cost = |run: &Run| run.tokens + run.lead.len() + marks;
+        let shown: usize = wished.iter().flat_map(|sight| &sight.runs).map(cost).sum();
+        let answer = question.answer_max.unwrap_or(fit::ANSWER_USUAL);
+        (rendered.len() + ENDS + shown).saturating_add(answer) <= self.max_seq_len
     }
 
     /// The prompt that `text` is, without a template.  Special tokens written out in it count; an

@@ -7,14 +7,35 @@ use smelt_engine::llm::places;
 use smelt_engine::vision::Lattice;
 
 use crate::deployment::{Family, Text};
-use crate::image::{By, Cutting, Eyes, Plan, Shown, Size, View, route};
+use crate::image::{By, Cutting, Eyes, Picture, Plan, Shown, Size, View, Wish, route};
 use crate::prepare::PrepareError;
 use crate::prompt::Run;
+
+/// How closely a picture or clip is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// What is wished of each frame.
+    pub wish: Wish,
+    /// How many of a clip's frames, equally far apart from the first; all there are if that is fewer.
+    pub frames: usize,
+}
+
+/// A way to look at a picture or clip, and what it costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// How closely.
+    pub look: Look,
+    /// Tokens of the prompt, those that surround its image tokens included; at most.
+    pub cost: usize,
+}
 
 /// What stands for one picture or clip.
 #[derive(Debug)]
 pub struct Sight<'a> {
-    shown: &'a Shown,
+    frames: Vec<&'a Picture>,
+    /// Frames a second; nothing of a picture.
+    fps: Option<f64>,
+    look: Look,
     plan: Plan,
     /// Its image tokens, and what is said between them.
     pub runs: Vec<Run>,
@@ -23,44 +44,131 @@ pub struct Sight<'a> {
 }
 
 impl<'a> Sight<'a> {
-    /// Of `shown`, before any pixel is touched but to score tiles, for which `asked` is what the
-    /// conversation wants to know.
+    /// Of `shown` as its sender wishes, before any pixel is touched but to score tiles, for which `asked` is
+    /// what the conversation wants to know.
     ///
     /// # Errors
     /// [`PrepareError`] if a picture is too long for its width, or cannot be compared with what is asked.
     pub fn new(text: &Text, shown: &'a Shown, asked: &str) -> Result<Self, PrepareError> {
-        let eyes = &text.eyes;
-        let Some(first) = shown.frames().first() else {
-            unreachable!("whatever is shown has a frame")
-        };
-        let Some(fps) = shown.fps() else {
+        let frames = text.spec.serving.frames.unwrap_or(usize::MAX);
+        let look = Look { wish: shown.wish.or(&text.wish), frames };
+        Self::looked(text, shown, look, asked)
+    }
+
+    /// As [`Self::new`], looked at in another way.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn looked(
+        text: &Text,
+        shown: &'a Shown,
+        look: Look,
+        asked: &str,
+    ) -> Result<Self, PrepareError> {
+        let (eyes, wish) = (&text.eyes, &look.wish);
+        let (frames, fps) = thinned(shown, look.frames);
+        let Some(first) = frames.first() else { unreachable!("whatever is shown has a frame") };
+        let Some(fps) = fps else {
             let score = |by, tiles: &[Vec<u8>], side| score(text, by, (tiles, side), asked);
-            let plan = eyes.plan(first, &shown.wish, &score)?;
+            let plan = eyes.plan(first, wish, &score)?;
             let runs = vec![Run::bare(eyes.tokens(&plan))];
             let lattices = lattice(eyes, &plan).map(places::Shown::still).into_iter().collect();
-            return Ok(Self { shown, plan, runs, lattices });
+            return Ok(Self { frames, fps, look, plan, runs, lattices });
         };
-        let frames = shown.frames().len();
-        let plan = Plan::Whole { grid: eyes.plan_clip(first.size(), frames, &shown.wish)? };
-        let clip = Clip { frames, depth: eyes.frames(), fps, tokens: eyes.tokens(&plan) };
+        let plan = Plan::Whole { grid: eyes.plan_clip(first.size(), frames.len(), wish)? };
+        let (depth, tokens) = (eyes.frames(), eyes.tokens(&plan));
+        let clip = Clip { frames: frames.len(), depth, fps, tokens };
         let runs = clip.runs(text.spec.family);
         let lattice = lattice(eyes, &plan);
         let lattices = lattice.map(|lattice| clip.lattices(lattice, text.spec.places_per_second));
-        Ok(Self { shown, plan, runs, lattices: lattices.unwrap_or_default() })
+        let (fps, lattices) = (Some(fps), lattices.unwrap_or_default());
+        Ok(Self { frames, fps, look, plan, runs, lattices })
+    }
+
+    /// Its image tokens.
+    pub fn tokens(&self) -> usize {
+        self.runs.iter().map(|run| run.tokens).sum()
+    }
+
+    /// The ways to look at it, from this one to that of the fewest tokens, falling.
+    ///
+    /// # Errors
+    /// When the tokenizer fails on what is said between frames.
+    pub fn ways(&self, text: &Text) -> Result<Vec<Way>, PrepareError> {
+        let (eyes, wish, size) = (&text.eyes, &self.look.wish, self.frames[0].size());
+        let around = self.around(text)?;
+        let mut ways = vec![Way { look: self.look, cost: self.tokens() + around.sum }];
+        let (Some(_), Plan::Whole { grid }) = (self.fps, &self.plan) else {
+            let lower = eyes.lower(size, wish, &self.plan).into_iter();
+            let way = |(wish, tokens)| Way {
+                look: Look { wish, ..self.look },
+                cost: tokens + around.sum,
+            };
+            ways.extend(lower.map(way));
+            return Ok(ways);
+        };
+        let (depth, frames) = (eyes.frames(), self.frames.len());
+        let steps = frames.div_ceil(depth);
+        let mut least = (*wish, eyes.grids[*grid].tokens);
+        for (wish, tokens) in eyes.lower_clip((size, frames), wish, *grid) {
+            least = (wish, tokens);
+            ways.push(Way { look: Look { wish, ..self.look }, cost: steps * tokens + around.sum });
+        }
+        let (wish, tokens) = least;
+        // However few frames there are, none of them is seen on a larger grid.
+        let wish = Wish { tokens_max: Some(tokens), ..wish };
+        let fewer = (1..steps).rev().map(|steps| Way {
+            look: Look { wish, frames: steps * depth },
+            cost: steps * tokens + around.sum.min(around.one * steps.min(self.runs.len())),
+        });
+        ways.extend(fewer);
+        Ok(ways)
+    }
+
+    /// Tokens around the image tokens: start, end and what is said before.
+    fn around(&self, text: &Text) -> Result<Around, PrepareError> {
+        /// Start and end are a token each.
+        const MARKS: usize = 2;
+        let mut around = Around { sum: 0, one: 0 };
+        for run in &self.runs {
+            let lead =
+                if run.lead.is_empty() { 0 } else { text.tokenizer.encode(&run.lead)?.len() };
+            around = Around { sum: around.sum + lead + MARKS, one: around.one.max(lead + MARKS) };
+        }
+        Ok(around)
     }
 
     /// The pixels that engines are given, in the order of the tokens.
     pub fn views(&self, eyes: &Eyes) -> Vec<View> {
-        match (self.shown.fps(), &self.plan) {
+        match (self.fps, &self.plan) {
             (Some(_), Plan::Whole { grid }) => {
                 // The same frames at another speed stand at other places.
                 let interval = self.lattices.first().map_or(0.0, |shown| shown.interval).to_bits();
-                let views = eyes.clip(self.shown.frames(), *grid).into_iter();
+                let views = eyes.clip(&self.frames, *grid).into_iter();
                 views.map(|view| view.marked(interval)).collect()
             }
-            _ => self.shown.frames().iter().map(|frame| eyes.view(frame, &self.plan)).collect(),
+            _ => self.frames.iter().map(|frame| eyes.view(frame, &self.plan)).collect(),
         }
     }
+}
+
+/// Tokens around image tokens: of all runs, and of the one that has most.
+#[derive(Clone, Copy)]
+struct Around {
+    sum: usize,
+    one: usize,
+}
+
+/// At most so many frames of a clip, equally far apart, and how many of them there are in a second: as
+/// `BaseVideoProcessor.sample_frames` of transformers takes them.
+fn thinned(shown: &Shown, most: usize) -> (Vec<&Picture>, Option<f64>) {
+    let total = shown.frames().len();
+    let kept = total.min(most.max(1));
+    if kept == total {
+        return (shown.frames().iter().collect(), shown.fps());
+    }
+    let frames = (0..kept).map(|at| &shown.frames()[at * total / kept]).collect();
+    (frames, shown.fps().map(|fps| fps * kept as f64 / total as f64))
 }
 
 /// What tiles of so many pixels on a side are worth.

@@ -105,7 +105,7 @@ fn answers_are_those_of_transformers() {
     let mut engine = VisionEngine::open(&dir.path().join("vision")).unwrap();
     let embeds = engine.encode(&floats("pixel_values"), 2).unwrap();
     let images = Embedded { embeds, deepstack: Vec::new() };
-    let encoded = Encoded { tokens: tokens("image_ids"), images, tiles: 2, places: None };
+    let encoded = Encoded { tokens: tokens("image_ids"), images, tiles: 2, ..Encoded::default() };
     let said = answer(&mut deployment, &encoded, &Manner::greedy(16), &mut |_| {}).unwrap();
     assert_eq!(said.tokens, tokens("greedy_image_ids"));
 }
@@ -146,7 +146,13 @@ fn tiles_go_to_the_grids_they_are_worth() {
     let turns = [Turn::from_marked("user", "What is it?", 1).unwrap()];
     let grids_of = |deployment: &Deployment, wish: Wish| {
         let shown = [Shown::from(half_noise()).with(wish)];
-        let question = Question { turns: &turns, shown: &shown, context: &CONTEXT, now_s: 0 };
+        let question = Question {
+            turns: &turns,
+            shown: &shown,
+            context: &CONTEXT,
+            answer_max: None,
+            now_s: 0,
+        };
         let prepared = deployment.text.prepare(&question).unwrap();
         let places = prepared.tokens.iter().filter(|token| **token == deployment.text.image_token);
         assert_eq!(places.count(), prepared.views.iter().map(|view| view.tokens).sum::<usize>());
@@ -202,7 +208,7 @@ fn a_text_far_too_long_is_refused_before_it_is_encoded() {
     let bytes = deployment.text.tokenizer.bytes_max(MAX_SEQ_LEN) + 1;
     let (text, context) = ("a".repeat(bytes), &Context::default());
     let turns = [Turn::from_marked("user", &text, 0).unwrap()];
-    let question = Question { turns: &turns, shown: &[], context, now_s: 0 };
+    let question = Question { turns: &turns, shown: &[], context, answer_max: None, now_s: 0 };
     let chat = deployment.text.prepare(&question).unwrap_err();
     for error in [chat, deployment.text.prepare_text(&text).unwrap_err()] {
         assert!(matches!(error, PrepareError::TextTooLong { max: MAX_SEQ_LEN, .. }), "{error}");

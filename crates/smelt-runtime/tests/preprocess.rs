@@ -123,7 +123,7 @@ fn clips_become_the_same_patches_to_the_bit() {
         let frames = frames(&picture(entry), get(entry, "frames"));
         let (height, width) = (get(entry, "height"), get(entry, "width"));
         let eyes = eyes(Cutting::Patches(patching(entry, 1, 1)), height, width);
-        let views = eyes.clip(&frames, 0);
+        let views = eyes.clip(&frames.iter().collect::<Vec<_>>(), 0);
         assert_eq!(views.len(), get::<usize>(entry, "pairs"));
         let found: Vec<f32> = views.iter().flat_map(|view| numbers(&eyes, &view.parts)).collect();
         assert!(found == floats("processors.safetensors", entry), "{entry}");

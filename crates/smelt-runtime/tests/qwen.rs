@@ -4,21 +4,19 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod frames;
+#[path = "tiny/qwen.rs"]
+mod tiny;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use smelt_engine::{llm, vision};
-use smelt_model::checkpoint::Checkpoint;
-use smelt_model::dtype::Dtype;
-use smelt_model::export;
 use smelt_model::grid::Grid;
-use smelt_runtime::deployment::{Deployment, FORMAT, Family, Spec};
+use smelt_runtime::deployment::{Deployment, Family};
 use smelt_runtime::generate::{Manner, Request, generate};
-use smelt_runtime::image::{Cutting, Patching, Picture, Scale, Shown};
+use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prepare::Question;
-use smelt_runtime::prompt::{ImageTokens, Part, Turn};
+use smelt_runtime::prompt::{Part, Turn};
 use smelt_runtime::sampling::Settings;
 use smelt_runtime::service::{Event, Options, Priority, Request as Asked, Service};
 use smelt_runtime::speaker::Form;
@@ -53,46 +51,8 @@ fn goldens(name: &str) -> Vec<Golden> {
     serde_json::from_str(&text).unwrap()
 }
 
-/// What Qwen's template does of pictures, and nothing else.
-const TEMPLATE: &str = "{%- for message in messages -%}{%- for part in message.content -%}\
-    {%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>\
-    {%- elif part.type == 'video' -%}<|vision_start|><|video_pad|><|vision_end|>\
-    {%- else -%}{{ part.text }} {% endif -%}{%- endfor -%}{%- endfor -%}";
-
-fn spec(family: Family) -> Spec {
-    let word = |word: &str| format!("<|{word}|>");
-    let scale = if family == Family::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
-    Spec {
-        format: FORMAT,
-        family,
-        model: "qwen-tiny".to_owned(),
-        vision: "../vision".to_owned(),
-        llm: "../llm".to_owned(),
-        image: Cutting::Patches(Patching {
-            patch: 4,
-            merge: 2,
-            frames: 2,
-            min_pixels: 256,
-            max_pixels: 1600,
-            clip: None,
-            scale,
-        }),
-        router: None,
-        clip: None,
-        image_tokens: ImageTokens {
-            start: word("vision_start"),
-            image: word("image_pad"),
-            end: word("vision_end"),
-            video: Some(word("video_pad")),
-        },
-        places_per_second: (family == Family::Qwen25Vl).then_some(2),
-        eos: vec![249],
-    }
-}
-
 /// Engines of one set of weights for all sizes of the goldens, and two that nothing asks for.
 fn deploy(name: &str, family: Family, dir: &Path) -> PathBuf {
-    let checkpoint = Checkpoint::open(&data(name).join("checkpoint")).unwrap();
     let mut grids = vec![Grid { height: 8, width: 8 }, Grid { height: 64, width: 64 }];
     for [height, width] in goldens(name).into_iter().flat_map(|golden| golden.sizes) {
         let grid = Grid { height, width };
@@ -100,20 +60,7 @@ fn deploy(name: &str, family: Family, dir: &Path) -> PathBuf {
             grids.push(grid);
         }
     }
-    let quiet = &mut |_: &str| {};
-    export::vision_on(&checkpoint, &grids, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
-    vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
-    let limits = llm::Limits { max_seq_len: 256, max_slots: 4 };
-    llm::build(&checkpoint, limits, &dir.join("llm"), quiet).unwrap();
-    // Words `w0` to `w248`, and the special tokens of pictures where the models have them.
-    let words = fs::read_to_string(data("qwen-words.json")).unwrap();
-    let files = [("tokenizer.json", words), ("chat_template.jinja", TEMPLATE.to_owned())];
-    let files = files.map(|(file, text)| {
-        fs::write(dir.join(file), text).unwrap();
-        dir.join(file)
-    });
-    Deployment::write(&dir.join("deployment"), &spec(family), &files).unwrap();
-    dir.join("deployment")
+    tiny::qwen(name, family, &grids, dir)
 }
 
 fn picture(name: &str) -> Picture {
@@ -151,7 +98,7 @@ fn check(name: &str, family: Family) {
     for golden in goldens(name) {
         let (turn, shown) = conversation(&golden);
         let (turns, manner) = (&[turn], &manner());
-        let question = Question { turns, shown: &shown, context, now_s: 0 };
+        let question = Question { turns, shown: &shown, context, answer_max: None, now_s: 0 };
         assert_eq!(deployment.text.prepare(&question).unwrap().tokens, golden.ids);
         let request = Request { turns, shown: &shown, context, manner, now_s: 0 };
         let answer = generate(&mut deployment, &request, &mut |_| {}).unwrap();
@@ -172,7 +119,8 @@ fn served(deployed: &Path, goldens: &[Golden]) {
     let context = &Context::default();
     let ask = |golden: &Golden| {
         let (turn, shown) = conversation(golden);
-        let question = Question { turns: &[turn], shown: &shown, context, now_s: 0 };
+        let question =
+            Question { turns: &[turn], shown: &shown, context, answer_max: None, now_s: 0 };
         let prepared = service.text().prepare(&question).unwrap();
         let (form, priority) = (Form::default(), Priority::Normal);
         let manners = vec![manner()];
@@ -188,7 +136,10 @@ fn served(deployed: &Path, goldens: &[Golden]) {
                 match event {
                     Event::Said { tokens, .. } => said.extend(tokens.iter().map(|t| t.token)),
                     Event::Failed(failure) => panic!("{failure}"),
-                    Event::Read { .. } | Event::Scored { .. } | Event::Ended { .. } => {}
+                    Event::Looking { .. }
+                    | Event::Read { .. }
+                    | Event::Scored { .. }
+                    | Event::Ended { .. } => {}
                 }
             }
             assert_eq!(said, golden.said);

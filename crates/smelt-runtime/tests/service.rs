@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use shapes_model::{checkpoint, deploy, prompts};
+use smelt_engine::llm::KvOptions;
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::dialect::Thinking;
 use smelt_runtime::grammar::Grammar;
@@ -36,7 +37,10 @@ fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared
     let turns = [Turn::from_marked("user", question, pictures.len()).unwrap()];
     let shown: Vec<Shown> = pictures.iter().cloned().map(Shown::from).collect();
     let context = &Context::default();
-    service.text().prepare(&Question { turns: &turns, shown: &shown, context, now_s: 0 }).unwrap()
+    service
+        .text()
+        .prepare(&Question { turns: &turns, shown: &shown, context, answer_max: None, now_s: 0 })
+        .unwrap()
 }
 
 fn request(prepared: Prepared, manner: Manner) -> Request {
@@ -58,7 +62,7 @@ fn hear(ticket: &mut Ticket) -> (String, Vec<u32>, Option<Finish>) {
                 end = Some(finish);
             }
             Event::Failed(failure) => panic!("{failure}"),
-            Event::Read { .. } | Event::Scored { .. } => {}
+            Event::Looking { .. } | Event::Read { .. } | Event::Scored { .. } => {}
         }
     }
     (all, said, end)
@@ -136,6 +140,67 @@ fn little_memory_changes_no_answer() {
     assert!(is_idle(&service));
 }
 
+/// A picture of slopes that is cut into some tiles; no two are alike.
+fn slopes(index: usize) -> Picture {
+    let (width, height) = [(300, 220), (400, 110), (90, 380), (250, 250)][index % 4];
+    let pixel = |x: usize, y: usize| [x as u8, (y + 7 * index) as u8, (x * y / 50) as u8];
+    let rgb = (0..height).flat_map(|y| (0..width).flat_map(move |x| pixel(x, y))).collect();
+    Picture::from_rgb(width, height, rgb).unwrap()
+}
+
+#[test]
+fn pictures_that_are_shown_smaller_are_answered_beside_31_others_as_alone() {
+    const TOGETHER: usize = 32;
+    let dir = TempDir::new().unwrap();
+    let deployed = deploy(&checkpoint("shapes-vl"), dir.path(), TOGETHER);
+    let start = |blocks: Option<u64>| {
+        // Two tiles of 36 tokens have room beside the text and the answer, and no five.
+        let options = KvOptions { max_seq_len: Some(170), ..KvOptions::default() };
+        let deployment = Deployment::open_with(&deployed, options).unwrap();
+        let block_bytes = deployment.llm.kv_usage().block_bytes as u64;
+        let kv = blocks.map_or(KvMemory::Free, |blocks| KvMemory::Bytes(blocks * block_bytes));
+        let options = Options { queue_max: 100, running_max: TOGETHER, kv, ..Options::default() };
+        Service::start(deployment, options).unwrap()
+    };
+    let sampling = Settings { top_logprobs: Some(3), ..Settings::GREEDY };
+    let manner = Manner { sampling, ignore_eos: true, ..Manner::greedy(60) };
+    let asked = |service: &Service, index: usize| {
+        let pictures: Vec<Picture> = (0..1 + index % 2).map(|at| slopes(index + at)).collect();
+        prepared(service, &format!("How many circles of kind {index} are there?"), &pictures)
+    };
+    let submit =
+        |service: &Service, prepared| service.submit(request(prepared, manner.clone())).unwrap();
+    let hear = |ticket: &mut Ticket| {
+        let mut all = Vec::new();
+        while let Some(event) = ticket.wait() {
+            match event {
+                Event::Said { tokens, .. } => all.extend(tokens),
+                Event::Failed(failure) => panic!("{failure}"),
+                _ => {}
+            }
+        }
+        assert!(!all.is_empty());
+        all
+    };
+    let service = start(None);
+    let prompts: Vec<Prepared> = (0..TOGETHER).map(|index| asked(&service, index)).collect();
+    let smaller = prompts.iter().filter(|prompt| prompt.seen.smaller > 0).count();
+    assert!(smaller > TOGETHER / 2, "{smaller}");
+    let alone: Vec<_> =
+        prompts.iter().map(|prompt| hear(&mut submit(&service, prompt.clone()))).collect();
+    drop(service);
+    let service = start(Some(9));
+    let again: Vec<Prepared> = (0..TOGETHER).map(|index| asked(&service, index)).collect();
+    assert!(prompts == again, "memory decides nothing");
+    let mut tickets: Vec<Ticket> =
+        again.into_iter().map(|prompt| submit(&service, prompt)).collect();
+    let together: Vec<_> = tickets.iter_mut().map(hear).collect();
+    assert!(alone == together, "tokens and how likely each is");
+    assert!(alone[0] != alone[2], "answers differ");
+    let stats = service.stats();
+    assert!(stats.preemptions > 0 && stats.endings.failed == 0, "{stats:?}");
+}
+
 #[test]
 fn several_answers_to_one_prompt_read_it_once() {
     let dir = TempDir::new().unwrap();
@@ -164,6 +229,7 @@ fn several_answers_to_one_prompt_read_it_once() {
             Event::Said { choice, text, .. } => texts[choice] += &text,
             Event::Ended { .. } => ended += 1,
             Event::Read { prompt_tokens, .. } => assert_eq!(prompt_tokens, prepared.tokens.len()),
+            Event::Looking { .. } => {}
             Event::Scored { .. } => panic!("nobody asked"),
             Event::Failed(failure) => panic!("{failure}"),
         }
@@ -206,7 +272,7 @@ fn a_prompt_is_as_likely_as_it_was_when_it_was_said() {
                     assert_eq!((choice, ended), (scored.len(), 0));
                     scored.push(tokens);
                 }
-                Event::Said { .. } => {}
+                Event::Looking { .. } | Event::Said { .. } => {}
                 Event::Ended { .. } => ended += 1,
                 Event::Failed(failure) => panic!("{failure}"),
             }
@@ -313,7 +379,7 @@ fn answers_are_held_to_a_form_each_to_its_own() {
             }
             // A count may go on for ever.
             Event::Ended { choice, .. } => assert!(texts[choice].starts_with('{')),
-            Event::Read { .. } | Event::Scored { .. } => {}
+            Event::Looking { .. } | Event::Read { .. } | Event::Scored { .. } => {}
             Event::Failed(failure) => panic!("{failure}"),
         }
     }

@@ -225,7 +225,8 @@ impl Line<'_> {
     fn write(&self, is_slow: bool) {
         let ms = |duration: Duration| (duration.as_secs_f64() * 1e3 * 10.0).round() / 10.0;
         let (account, facts, usage) = (self.account, self.facts, self.facts.usage);
-        let is_answer = facts.model.is_some();
+        let (is_answer, details) = (facts.model.is_some(), usage.prompt_tokens_details);
+        let is_smaller = details.smaller_images > 0;
         macro_rules! line {
             ($level:ident, $says:literal) => {
                 tracing::$level!(
@@ -243,6 +244,8 @@ impl Line<'_> {
                     cached_tokens =
                         is_answer.then_some(usage.prompt_tokens_details.cached_tokens),
                     image_tokens = is_answer.then_some(usage.prompt_tokens_details.image_tokens),
+                    smaller_images = is_smaller.then_some(details.smaller_images),
+                    wished_image_tokens = is_smaller.then_some(details.wished_image_tokens),
                     completion_tokens = is_answer.then_some(usage.completion_tokens),
                     failure = facts.failure,
                     $says

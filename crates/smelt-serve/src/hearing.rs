@@ -6,6 +6,7 @@
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
+use smelt_runtime::prepare::Seen;
 use smelt_runtime::service::{Event, Failure, Ticket};
 
 use crate::account::Facts;
@@ -14,7 +15,7 @@ use crate::answer::Usage;
 /// The answer to one prompt.
 struct Part {
     ticket: Ticket,
-    image_tokens: usize,
+    seen: Seen,
     /// Its choices that have not ended.
     open: usize,
 }
@@ -31,9 +32,9 @@ pub(crate) struct Hearing {
 }
 
 impl Hearing {
-    /// Hears prompts of `answers` choices each, given with how many of their tokens stand for pictures.
-    pub(crate) fn new(tickets: Vec<(Ticket, usize)>, answers: usize, facts: Facts) -> Self {
-        let part = |(ticket, image_tokens)| Part { ticket, image_tokens, open: answers };
+    /// Hears prompts of `answers` choices each, given with how closely their pictures are looked at.
+    pub(crate) fn new(tickets: Vec<(Ticket, Seen)>, answers: usize, facts: Facts) -> Self {
+        let part = |(ticket, seen)| Part { ticket, seen, open: answers };
         let said = vec![0; answers * tickets.len()];
         let parts: Vec<Part> = tickets.into_iter().map(part).collect();
         Self { parts, answers, said, prompts: Usage::default(), facts, has_failed: false }
@@ -80,10 +81,11 @@ impl Hearing {
         let first = at * self.answers;
         match &mut event {
             Event::Read { prompt_tokens, cached_tokens } => {
-                let image_tokens = self.parts[at].image_tokens;
-                let prompt = Usage::of_prompt(*prompt_tokens, *cached_tokens, image_tokens);
+                let seen = self.parts[at].seen;
+                let prompt = Usage::of_prompt(*prompt_tokens, *cached_tokens, seen);
                 self.prompts = self.prompts.and(prompt);
             }
+            Event::Looking { .. } => {}
             Event::Scored { choice, .. } => *choice += first,
             Event::Said { choice, tokens, .. } => {
                 *choice += first;

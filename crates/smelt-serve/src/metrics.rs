@@ -180,6 +180,8 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use smelt_runtime::prepare::Seen;
+
     use super::*;
 
     #[test]
@@ -187,7 +189,7 @@ mod tests {
         let metrics = Arc::new(Metrics::new(Vec::new()));
         metrics.begin();
         metrics.begin();
-        let usage = Usage::of_prompt(10, 4, 3).said(5);
+        let usage = Usage::of_prompt(10, 4, Seen { tokens: 3, ..Seen::default() }).said(5);
         let (took, first) = (Duration::from_secs(3), Some(Duration::from_secs(1)));
         metrics.end("/v1/chat/completions", 200, took, first, usage);
         let text = metrics.text();

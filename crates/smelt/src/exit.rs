@@ -86,6 +86,7 @@ impl From<DeploymentError> for Failed {
     fn from(error: DeploymentError) -> Self {
         match error {
             DeploymentError::Engine(OpenError::Library(why)) => Self::new(Exit::DoesNotFit, why),
+            DeploymentError::Engine(error @ OpenError::TooLong { .. }) => Self::usage(error),
             error => Self::model(error),
         }
     }

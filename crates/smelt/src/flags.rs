@@ -3,6 +3,7 @@
 mod bench;
 mod cache;
 mod doctor;
+mod eyes;
 mod onnx;
 mod sampling;
 mod serve;
@@ -20,6 +21,7 @@ use crate::checkpoint::Form;
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
 pub(crate) use doctor::DoctorFlags;
+pub(crate) use eyes::EyesFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
 pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
@@ -177,6 +179,12 @@ pub(crate) struct ChatFlags {
     /// How keys and values are kept: f32, f16 or int8 (a byte and a scale for each head)
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
     pub(crate) kv: KvType,
+    /// The longest conversation with its answer, up to the positions of the model (default: what the
+    /// deployment says, else what the engine was built for)
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) max_seq_len: Option<u32>,
+    #[command(flatten)]
+    pub(crate) eyes: EyesFlags,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
     /// Override a param of the pipeline

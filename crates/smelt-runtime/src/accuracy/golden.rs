@@ -5,12 +5,14 @@
 
 use std::path::Path;
 
-use super::measure::{TOKENS_BEYOND, prepare, shown};
-use super::question::Question;
-use crate::deployment::Deployment;
+use super::measure::{NOW_S, TOKENS_BEYOND, prepare, shown};
+use super::question::Question as Asked;
+use crate::deployment::{Deployment, Text};
 use crate::generate::{self, Encoded, GenerateError, Manner};
-use crate::image::{PictureError, Size};
-use crate::sight::Sight;
+use crate::image::{Part, PictureError, Size};
+use crate::prepare::Question;
+use crate::prompt::{PromptError, Turn};
+use crate::template::Context;
 use crate::tokenizer::TokenizerError;
 
 /// The file of golden prompts in their directory, beside their pictures.
@@ -25,6 +27,9 @@ pub enum GoldenError {
     /// The deployment gave none.
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    /// The question is none.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
     /// The right answer is not to be written in tokens.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -49,16 +54,21 @@ pub struct Given {
 /// [`GoldenError`] naming the picture, or the part of the deployment that failed.
 pub fn ask(
     deployment: &mut Deployment,
-    question: &Question,
+    question: &Asked,
     folder: &Path,
 ) -> Result<Given, GoldenError> {
     let shown = shown(question, folder)?;
-    let new_tokens_max = deployment.text.tokenizer.encode(&question.answer)?.len() + TOKENS_BEYOND;
-    let encoded = prepare(deployment, question, &shown)?;
+    let new_tokens_max = answer_max(&deployment.text, question)?;
+    let encoded = prepare(deployment, question, &shown, new_tokens_max)?;
     let manner = Manner::greedy(new_tokens_max);
     let answer = generate::answer(deployment, &encoded, &manner, &mut |_| {})?;
     let is_right = question.is_right(&answer.text);
     Ok(Given { text: answer.text, is_right, encoded, tokens: answer.tokens })
+}
+
+/// Tokens that the answer may have.
+fn answer_max(text: &Text, question: &Asked) -> Result<usize, TokenizerError> {
+    Ok(text.tokenizer.encode(&question.answer)?.len() + TOKENS_BEYOND)
 }
 
 /// What the vision engines take of the question's pictures, one run after another: the numbers, and the
@@ -68,18 +78,19 @@ pub fn ask(
 /// [`GoldenError`] naming the picture.
 pub fn parts(
     deployment: &Deployment,
-    question: &Question,
+    question: &Asked,
     folder: &Path,
 ) -> Result<Vec<(Vec<f32>, Size)>, GoldenError> {
     let text = &deployment.text;
-    let mut parts = Vec::new();
-    for shown in shown(question, folder)? {
-        let sight = Sight::new(text, &shown, &question.prompt());
-        let views = sight.map_err(GenerateError::from)?.views(&text.eyes);
-        parts.extend(views.iter().flat_map(|view| &view.parts).map(|part| {
-            let size = text.eyes.grids[part.grid].size;
-            (part.numbers(&text.eyes.cutting, size), size)
-        }));
-    }
-    Ok(parts)
+    let shown = shown(question, folder)?;
+    let turns = [Turn::from_marked("user", &question.prompt(), shown.len())?];
+    let (turns, shown, context) = (&turns, &shown, &Context::default());
+    let answer_max = Some(answer_max(text, question)?);
+    let question = Question { turns, shown, context, answer_max, now_s: NOW_S };
+    let prepared = text.prepare(&question).map_err(GenerateError::from)?;
+    let numbers = |part: &Part| {
+        let size = text.eyes.grids[part.grid].size;
+        (part.numbers(&text.eyes.cutting, size), size)
+    };
+    Ok(prepared.views.iter().flat_map(|view| &view.parts).map(numbers).collect())
 }

@@ -23,7 +23,7 @@ use crate::template::Context;
 pub(super) const TOKENS_BEYOND: usize = 16;
 
 /// The date that templates may show (2025-01-01): figures do not depend on the day.
-const NOW_S: u64 = 1_735_689_600;
+pub(super) const NOW_S: u64 = 1_735_689_600;
 
 /// Why a deployment has no figures.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +97,7 @@ pub fn measure(
         scheme: deployment.llm.scheme().to_owned(),
         tasks: asked.tasks,
         image_tokens: asked.image_tokens.value(),
+        smaller: asked.smaller,
         answer_tokens,
         nll_nats,
         kl_nats: right.finish()?,
@@ -123,6 +124,8 @@ struct Asked {
     tasks: BTreeMap<String, Tally>,
     all: Tally,
     image_tokens: Mean,
+    /// Questions whose pictures did not fit as they are.
+    smaller: u64,
     first_tokens: Vec<Duration>,
     rates: Vec<f64>,
 }
@@ -139,7 +142,8 @@ impl Asked {
     ) -> Result<(), GenerateError> {
         let new_tokens_max = right.len() + TOKENS_BEYOND;
         let start = Instant::now();
-        let encoded = prepare(deployment, question, shown)?;
+        let encoded = prepare(deployment, question, shown, new_tokens_max)?;
+        self.smaller += u64::from(encoded.seen.smaller > 0);
         let prepared_after = start.elapsed();
         let answer =
             generate::answer_and_follow(deployment, &encoded, new_tokens_max, right, visit)?;
@@ -154,17 +158,18 @@ impl Asked {
     }
 }
 
-/// The prompt that asks `question`, its pictures encoded.
+/// The prompt that asks `question`, its pictures encoded, with room for an answer of so many tokens.
 pub(super) fn prepare(
     deployment: &mut Deployment,
     question: &Question,
     shown: &[Shown],
+    new_tokens_max: usize,
 ) -> Result<Encoded, GenerateError> {
     let turns = [Turn::from_marked("user", &question.prompt(), shown.len())?];
-    let manner = Manner::greedy(1);
+    let manner = Manner::greedy(new_tokens_max);
     let context = &Context::default();
     let request = Request { turns: &turns, shown, context, manner: &manner, now_s: NOW_S };
-    generate::prepare(deployment, &request)
+    generate::prepare(deployment, &request, &mut |_| {})
 }
 
 /// The question's pictures, which are in `folder`.

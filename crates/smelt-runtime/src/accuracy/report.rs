@@ -123,6 +123,7 @@ pub(super) mod tests {
             scheme: "int8".into(),
             tasks: tasks.into(),
             image_tokens: 36.0,
+            smaller: 0,
             answer_tokens: 300,
             nll_nats: 0.0,
             kl_nats: Some(0.25),

@@ -48,6 +48,8 @@ pub struct Score {
     pub tasks: BTreeMap<String, Tally>,
     /// Image tokens of a question, on average.
     pub image_tokens: f64,
+    /// Questions whose pictures were shown smaller, since they did not fit the context.
+    pub smaller: u64,
     /// Tokens of all right answers, as this deployment's tokenizer cuts them.
     pub answer_tokens: u64,
     /// Mean negative log-likelihood of those tokens, in nats.

@@ -81,6 +81,21 @@ pub struct Wish {
     pub tokens_max: Option<usize>,
 }
 
+impl Wish {
+    /// The same, with what `usual` says where nothing is wished.
+    #[must_use]
+    pub fn or(self, usual: &Self) -> Self {
+        let detail = if self.detail == Detail::Auto { usual.detail } else { self.detail };
+        Self {
+            detail,
+            tiles_max: self.tiles_max.or(usual.tiles_max),
+            pixels_min: self.pixels_min.or(usual.pixels_min),
+            pixels_max: self.pixels_max.or(usual.pixels_max),
+            tokens_max: self.tokens_max.or(usual.tokens_max),
+        }
+    }
+}
+
 /// What a picture will become.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
@@ -151,6 +166,54 @@ impl Eyes {
         }
     }
 
+    /// Parts that engines look at, one after another, of a picture by `plan`.
+    pub fn parts(&self, plan: &Plan) -> usize {
+        match plan {
+            Plan::Tiles { grids, .. } => grids.len(),
+            Plan::Whole { .. } => 1,
+        }
+    }
+
+    /// Image tokens of a picture of `size` by `wish`, if every part of it is worth the largest engine.
+    ///
+    /// # Errors
+    /// [`TooLong`] if it is too long for its width, of models that see patches.
+    pub fn cost(&self, size: Size, wish: &Wish) -> Result<usize, TooLong> {
+        match &self.cutting {
+            Cutting::Tiles(_) if wish.detail == Detail::Low => Ok(self.grids[0].tokens),
+            Cutting::Tiles(tiling) => {
+                let tiling = tiling.with_most(wish.tiles_max);
+                let mosaic = Mosaic::closest(size.width, size.height, &tiling);
+                Ok(self.of_tiles(mosaic.with_thumbnail(&tiling)))
+            }
+            Cutting::Patches(patching) => {
+                let patching = patching.with_limits(wish.pixels_min, wish.pixels_max);
+                Ok(self.grids[self.nearest(patching.target(size)?, wish)].tokens)
+            }
+        }
+    }
+
+    /// Image tokens of the largest picture by `wish`.
+    pub fn largest(&self, wish: &Wish) -> usize {
+        match &self.cutting {
+            Cutting::Tiles(_) if wish.detail == Detail::Low => self.grids[0].tokens,
+            Cutting::Tiles(tiling) => {
+                let tiling = tiling.with_most(wish.tiles_max);
+                let all = Mosaic { columns: tiling.max_tiles, rows: 1 };
+                self.of_tiles(all.with_thumbnail(&tiling))
+            }
+            Cutting::Patches(_) => self.grids.last().map_or(0, |grid| grid.tokens),
+        }
+    }
+
+    /// Image tokens of so many tiles, as far as the router's budget goes.
+    fn of_tiles(&self, count: usize) -> usize {
+        let of = |grid: Option<&Grid>| count * grid.map_or(0, |grid| grid.tokens);
+        let (least, most) = (of(self.grids.first()), of(self.grids.last()));
+        let budget = self.router.as_ref().and_then(|router| router.tokens_max);
+        budget.map_or(most, |budget| most.min(budget.max(least)))
+    }
+
     /// Image tokens of a picture by `plan`.
     pub fn tokens(&self, plan: &Plan) -> usize {
         match plan {
@@ -173,14 +236,91 @@ impl Eyes {
 
     /// The views of a clip whose frames are of one size, all on `grid`: one for as many frames as a
     /// patch has, the last repeated where they are fewer.
-    pub fn clip(&self, frames: &[Picture], grid: usize) -> Vec<View> {
+    pub fn clip(&self, frames: &[&Picture], grid: usize) -> Vec<View> {
         let steps = frames.chunks(self.frames());
         let tokens = self.grids[grid].tokens;
-        let view = |step: &[Picture]| {
-            let frames: Vec<&Picture> = step.iter().collect();
-            View::new(vec![self.whole(&frames, grid)], tokens)
-        };
-        steps.map(view).collect()
+        steps.map(|step| View::new(vec![self.whole(step, grid)], tokens)).collect()
+    }
+
+    /// The wishes by which a picture of `size`, of which `plan` came by `wish`, takes fewer tokens, each with
+    /// the most that it then takes: fewer from one to the next, down to the least there is.
+    pub fn lower(&self, size: Size, wish: &Wish, plan: &Plan) -> Vec<(Wish, usize)> {
+        match (&self.cutting, plan) {
+            (Cutting::Tiles(tiling), Plan::Tiles { mosaic, .. }) => {
+                self.fewer_tiles((size, tiling), wish, *mosaic, self.tokens(plan))
+            }
+            (Cutting::Patches(patching), Plan::Whole { grid }) => {
+                let patching = patching.with_limits(wish.pixels_min, wish.pixels_max);
+                let Ok(target) = patching.target(size) else { return Vec::new() };
+                self.smaller_grids(wish, *grid, |wish| self.nearest(target, wish))
+            }
+            // Who wants little detail has the least.
+            _ => Vec::new(),
+        }
+    }
+
+    /// As [`Self::lower`] of each step of a clip, of which so many frames are seen on `grid`.
+    pub fn lower_clip(
+        &self,
+        (size, frames): (Size, usize),
+        wish: &Wish,
+        grid: usize,
+    ) -> Vec<(Wish, usize)> {
+        self.smaller_grids(wish, grid, |wish| self.plan_clip(size, frames, wish).unwrap_or(0))
+    }
+
+    /// Smaller and smaller grids than `grid`; `nearest` gives the best by a wish.
+    fn smaller_grids(
+        &self,
+        wish: &Wish,
+        grid: usize,
+        nearest: impl Fn(&Wish) -> usize,
+    ) -> Vec<(Wish, usize)> {
+        let (mut ways, mut tokens) = (Vec::new(), self.grids[grid].tokens);
+        let below = |most| self.grids.iter().map(|grid| grid.tokens).filter(move |of| *of < most);
+        while let Some(most) = below(tokens).max() {
+            let wish = Wish { tokens_max: Some(most), ..*wish };
+            let found = self.grids[nearest(&wish)].tokens;
+            if found >= tokens {
+                break;
+            }
+            tokens = found;
+            ways.push((wish, tokens));
+        }
+        ways
+    }
+
+    /// Of several engines smaller and smaller ones for the plainest tiles; then fewer tiles.
+    fn fewer_tiles(
+        &self,
+        (size, tiling): (Size, &Tiling),
+        wish: &Wish,
+        mosaic: Mosaic,
+        wished: usize,
+    ) -> Vec<(Wish, usize)> {
+        /// A budget is lowered in so many steps at most: as fine as tiles are.
+        const STEPS_MAX: usize = Tiling::TILES_MAX;
+        let least = self.grids[0].tokens;
+        let is_routed = self.grids.len() > 1;
+        let (mut ways, mut tokens) = (Vec::new(), wished);
+        let floor = mosaic.with_thumbnail(tiling) * least;
+        let step = wished.saturating_sub(floor).div_ceil(STEPS_MAX).max(1);
+        while is_routed && tokens > floor {
+            tokens = tokens.saturating_sub(step).max(floor);
+            ways.push((Wish { tokens_max: Some(tokens), ..*wish }, tokens));
+        }
+        for most in (1..mosaic.tiles()).rev() {
+            let wish = Wish { tiles_max: Some(most), ..*wish };
+            let tiling = tiling.with_most(wish.tiles_max);
+            let found = Mosaic::closest(size.width, size.height, &tiling);
+            let cost = found.with_thumbnail(&tiling) * least;
+            if cost < tokens {
+                tokens = cost;
+                let tokens_max = if is_routed { Some(cost) } else { wish.tokens_max };
+                ways.push((Wish { tokens_max, ..wish }, cost));
+            }
+        }
+        ways
     }
 
     /// The grid that all of so many frames of a clip are seen on, by the size of its first.

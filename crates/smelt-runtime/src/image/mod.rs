@@ -24,7 +24,7 @@ pub use crop::centre;
 pub use eyes::{Cutting, Detail, Eyes, Grid, Plan, Scorer, Wish};
 pub use patches::{ClipPixels, Patching, RATIO_MAX, Size, TooLong};
 pub use picture::{FILE_BYTES_MAX, PIXELS_MAX, Picture, PictureError};
-pub use processor::{PROCESSOR_FILE, Processor};
+pub use processor::{PROCESSOR_FILE, Processor, Read};
 pub(crate) use resample::resize;
 pub use route::{By, Router};
 pub use scale::Scale;

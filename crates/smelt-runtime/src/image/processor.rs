@@ -49,7 +49,15 @@ impl Processor {
     /// # Errors
     /// [`DeploymentError`] naming the file if it cannot be read.
     pub fn of_checkpoint(dir: &Path) -> Result<Self, DeploymentError> {
-        let found = first(dir, PICTURES, &[PROCESSOR_FILE])?;
+        Self::of_pictures(&in_dir(dir))
+    }
+
+    /// Of files that `read` gives by their names, nothing where there is none.
+    ///
+    /// # Errors
+    /// [`DeploymentError`] naming the file if it cannot be read.
+    pub fn of_pictures(read: &Read<'_>) -> Result<Self, DeploymentError> {
+        let found = first(read, PICTURES, &[PROCESSOR_FILE])?;
         found.map_or_else(|| Ok(Self::default()), |(path, said)| Self::of_json(path, said))
     }
 
@@ -58,8 +66,9 @@ impl Processor {
     /// # Errors
     /// [`DeploymentError`] naming the file if it cannot be read.
     pub fn of_clips(dir: &Path) -> Result<Self, DeploymentError> {
-        let found = first(dir, CLIPS, &[CLIP_FILE, PROCESSOR_FILE])?;
-        found.map_or_else(|| Self::of_checkpoint(dir), |(path, said)| Self::of_json(path, said))
+        let read = in_dir(dir);
+        let found = first(&read, CLIPS, &[CLIP_FILE, PROCESSOR_FILE])?;
+        found.map_or_else(|| Self::of_pictures(&read), |(path, said)| Self::of_json(path, said))
     }
 
     fn of_json(path: PathBuf, said: Value) -> Result<Self, DeploymentError> {
@@ -74,18 +83,29 @@ impl Processor {
     }
 }
 
-/// What is under `name` in [`BOTH_FILE`], or else the first of `files` that is in `dir`.
+/// The text of a file, and what messages call it; nothing where there is no such file.
+pub type Read<'a> = dyn Fn(&str) -> Result<Option<(PathBuf, String)>, DeploymentError> + 'a;
+
+/// Reads files of a directory.
+fn in_dir(dir: &Path) -> impl Fn(&str) -> Result<Option<(PathBuf, String)>, DeploymentError> {
+    move |file: &str| {
+        let path = dir.join(file);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = read_text(&path)?;
+        Ok(Some((path, text)))
+    }
+}
+
+/// What is under `name` in [`BOTH_FILE`], or else the first of `files` that there is.
 fn first(
-    dir: &Path,
+    read: &Read<'_>,
     name: &str,
     files: &[&str],
 ) -> Result<Option<(PathBuf, Value)>, DeploymentError> {
     for file in [BOTH_FILE].iter().chain(files) {
-        let path = dir.join(file);
-        if !path.exists() {
-            continue;
-        }
-        let text = read_text(&path)?;
+        let Some((path, text)) = read(file)? else { continue };
         let mut said: Value =
             serde_json::from_str(&text).map_err(|error| unclear(path.clone(), &error))?;
         if *file != BOTH_FILE {

@@ -93,8 +93,8 @@ impl Gallery {
         });
     }
 
-    /// The part to look at now, and its view's digest.
-    pub(super) fn next(&mut self) -> Option<(u64, &Part)> {
+    /// The view of which a part is to be looked at now.
+    pub(super) fn next(&mut self) -> Option<u64> {
         let line: Vec<Standing> = self.pending.values().map(Pending::standing).collect();
         let place = next_in_line(&line)?;
         let order = line[place].order;
@@ -103,7 +103,18 @@ impl Gallery {
         }
         let (digest, next) = self.pending.iter_mut().find(|(_, one)| one.order == order)?;
         next.passed = 0;
-        Some((*digest, &next.parts[next.seen]))
+        Some(*digest)
+    }
+
+    /// The next part of a view that is still to be looked at.
+    pub(super) fn part(&self, digest: u64) -> Option<&Part> {
+        let pending = self.pending.get(&digest)?;
+        pending.parts.get(pending.seen)
+    }
+
+    /// How many parts were looked at of a view that is still to be looked at.
+    pub(super) fn seen(&self, digest: u64) -> usize {
+        self.pending.get(&digest).map_or(0, |pending| pending.seen)
     }
 
     /// What was said of the next part of a view.  Gives the whole and who waits for it when that was
@@ -164,8 +175,9 @@ mod tests {
     /// Looks at parts until all are seen: the order of views, and who was given which whole.
     fn look(gallery: &mut Gallery) -> (Vec<u64>, Vec<(u64, Vec<TaskId>)>) {
         let (mut order, mut given) = (Vec::new(), Vec::new());
-        while let Some((digest, part)) = gallery.next() {
+        while let Some(digest) = gallery.next() {
             order.push(digest);
+            let part = gallery.part(digest).unwrap();
             let embeds = part.frames[0].iter().copied().map(f32::from).collect();
             let part = Embedded { embeds, deepstack: Vec::new() };
             if let Some((whole, tasks)) = gallery.saw(digest, &part) {
@@ -210,7 +222,7 @@ mod tests {
         gallery.leave(2);
         assert_eq!(look(&mut gallery), (vec![8], vec![(8, vec![3])]));
         gallery.want(4, &mut view(9, 1));
-        assert_eq!(gallery.next().map(|(digest, _)| digest), Some(9));
+        assert_eq!(gallery.next(), Some(9));
         assert_eq!(gallery.fail(9), [4]);
         assert_eq!(gallery.saw(9, &Embedded::default()), None);
     }

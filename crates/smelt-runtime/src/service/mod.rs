@@ -367,7 +367,7 @@ impl Service {
             return Err(Refused::Draining);
         }
         let Request { prepared, manners, form, priority, deadline, scored } = request;
-        let Prepared { tokens, views, places } = prepared;
+        let Prepared { tokens, views, places, .. } = prepared;
         if !(1..=ANSWERS_MAX).contains(&manners.len()) {
             return Err(Refused::Answers(manners.len()));
         }

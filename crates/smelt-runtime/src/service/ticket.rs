@@ -23,6 +23,13 @@ pub struct TokenSaid {
 /// What happens to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// The vision engine begins with a part of the request's pictures, counted from 1.
+    Looking {
+        /// Which one.
+        part: usize,
+        /// Of how many.
+        parts: usize,
+    },
     /// The prompt of the first answer was read.
     Read {
         /// Tokens of the prompt, image tokens included.
@@ -184,7 +191,12 @@ impl Drop for Teller {
 }
 
 /// Puts what was said behind what was said before and not heard yet; gives back what has no such place.
+/// Of the parts that were looked at the last one is enough.
 fn merge(events: &mut VecDeque<Event>, event: Event) -> Option<Event> {
+    if let (Some(Event::Looking { .. }), Event::Looking { .. }) = (events.back(), &event) {
+        events.pop_back();
+        return Some(event);
+    }
     let Event::Said { choice, text, tokens } = event else { return Some(event) };
     let earlier = events.iter_mut().find_map(|earlier| match earlier {
         Event::Said { choice: other, text, tokens } if *other == choice => Some((text, tokens)),
@@ -223,6 +235,19 @@ mod tests {
         assert_eq!(ticket.wait(), Some(said(0, "d")));
         drop(teller);
         assert_eq!(ticket.wait(), None);
+    }
+
+    #[test]
+    fn of_parts_that_nobody_heard_of_the_last_is_told() {
+        let (teller, mut ticket) = ticket();
+        for part in 1..=3 {
+            teller.tell(Event::Looking { part, parts: 4 });
+        }
+        assert_eq!(ticket.wait(), Some(Event::Looking { part: 3, parts: 4 }));
+        teller.tell(Event::Looking { part: 4, parts: 4 });
+        teller.tell(said(0, "a"));
+        assert_eq!(ticket.wait(), Some(Event::Looking { part: 4, parts: 4 }));
+        assert_eq!(ticket.wait(), Some(said(0, "a")));
     }
 
     #[test]

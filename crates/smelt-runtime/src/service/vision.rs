@@ -25,6 +25,8 @@ struct Looking {
 struct Picture {
     digest: u64,
     tokens: usize,
+    /// Parts that engines look at.
+    parts: usize,
     embedded: Option<Arc<Embedded>>,
 }
 
@@ -82,8 +84,9 @@ impl VisionThread {
         let pixel_bytes = views.iter().map(View::bytes).sum();
         let first = job.first;
         let picture = |view: &mut View| {
+            let parts = view.parts.len();
             let embedded = self.gallery.want(first, view);
-            Picture { digest: view.digest, tokens: view.tokens, embedded }
+            Picture { digest: view.digest, tokens: view.tokens, parts, embedded }
         };
         let pictures: Vec<Picture> = views.iter_mut().map(picture).collect();
         let cached = pictures.iter().filter(|picture| picture.embedded.is_some()).count();
@@ -113,7 +116,9 @@ impl VisionThread {
 
     /// Runs the engine over the part that is next.
     fn look(&mut self) {
-        let Some((digest, part)) = self.gallery.next() else { return };
+        let Some(digest) = self.gallery.next() else { return };
+        self.tell_of(digest);
+        let Some(part) = self.gallery.part(digest) else { return };
         let start = Instant::now();
         self.shared.is_looking.store(true, Ordering::Release);
         let embedded = self.vision.encode(part);
@@ -131,6 +136,23 @@ impl VisionThread {
                 let tasks = self.gallery.fail(digest);
                 self.fail(&tasks, &why);
             }
+        }
+    }
+
+    /// Tells all that show a picture that its next part is looked at now, and how far they are.
+    fn tell_of(&self, digest: u64) {
+        let shows = |looking: &&Looking| {
+            let mut pictures = looking.pictures.iter();
+            pictures.any(|picture| picture.digest == digest && picture.embedded.is_none())
+        };
+        let seen = |picture: &Picture| match picture.embedded {
+            Some(_) => picture.parts,
+            None => self.gallery.seen(picture.digest),
+        };
+        for Looking { job, pictures, .. } in self.looking.iter().filter(shows) {
+            let part = pictures.iter().map(seen).sum::<usize>() + 1;
+            let parts = pictures.iter().map(|picture| picture.parts).sum();
+            job.asked.teller.tell(Event::Looking { part, parts });
         }
     }
 

@@ -1,6 +1,6 @@
 //! Says what a deployment of a small InternVL is, whose engines lie beside it.
 
-use smelt_runtime::deployment::{FORMAT, Family, Spec};
+use smelt_runtime::deployment::{FORMAT, Family, Serving, Spec};
 use smelt_runtime::image::{Cutting, Scale, Tiling};
 use smelt_runtime::prompt::ImageTokens;
 
@@ -29,5 +29,6 @@ pub(crate) fn internvl(model: &str, image_size: usize, eos: Vec<u32>) -> Spec {
         },
         places_per_second: None,
         eos,
+        serving: Serving::default(),
     }
 }

@@ -31,6 +31,7 @@ impl Stream {
     /// Writes what was heard behind `out`.
     pub(crate) fn hear(&mut self, event: &Event, out: &mut Vec<u8>) {
         match event {
+            Event::Looking { part, parts } => comment(out, *part, *parts),
             Event::Read { .. } => self.begin(out),
             Event::Scored { choice, tokens } => {
                 if let Some(part) = self.shape.scored(*choice, tokens) {
@@ -83,6 +84,11 @@ pub(crate) fn error(failure: &Failure) -> ApiError {
         Failure::Engine(_) => ApiError::failed(message).code("engine_failed"),
         Failure::Stopped => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("stopped"),
     }
+}
+
+/// Tells those who look at comments how far the pictures are; all others pass over it.
+fn comment(out: &mut Vec<u8>, part: usize, parts: usize) {
+    out.extend_from_slice(format!(": looking at tile {part} of {parts}\n\n").as_bytes());
 }
 
 /// JSON of one line is one line of data.

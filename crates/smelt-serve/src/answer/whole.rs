@@ -35,7 +35,7 @@ impl Gathered {
             }
             Event::Scored { choice, tokens } => self.choices[choice].prompt = tokens,
             Event::Ended { choice, finish, .. } => self.choices[choice].reason = finish.reason(),
-            Event::Read { .. } | Event::Failed(_) => {}
+            Event::Looking { .. } | Event::Read { .. } | Event::Failed(_) => {}
         }
     }
 }

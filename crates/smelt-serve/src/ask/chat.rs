@@ -112,6 +112,7 @@ impl Chat {
         fetched: Vec<Vec<u8>>,
         limits: Limits,
     ) -> Result<Prepared, ApiError> {
+        let answer_max = self.fields.new_tokens_max()?;
         let said = self.said(limits)?;
         let shown = shown::decode(&said, fetched, limits)?;
         let mut turns = Vec::new();
@@ -133,7 +134,7 @@ impl Chat {
         }
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let context = &self.context()?;
-        let question = Question { turns: &turns, shown: &shown, context, now_s };
+        let question = Question { turns: &turns, shown: &shown, context, answer_max, now_s };
         text.prepare(&question).map_err(|error| unprepared("messages", error))
     }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use smelt_runtime::grammar::TokenBytes;
-use smelt_runtime::prepare::{PrepareError, Prepared};
+use smelt_runtime::prepare::{PrepareError, Prepared, Seen};
 use smelt_runtime::service::{Refused, Request, Service, Ticket};
 use smelt_runtime::speaker::{Form, Manner, SpeakError};
 
@@ -32,7 +32,7 @@ pub(crate) struct Wish<'a> {
     pub(crate) begun: Instant,
 }
 
-/// Submits each prompt.  Gives with each ticket how many tokens of its prompt stand for pictures.
+/// Submits each prompt.  Gives with each ticket how closely its pictures are looked at.
 ///
 /// # Errors
 /// As the service refuses; prompts that were taken before are cancelled.
@@ -40,15 +40,15 @@ pub(crate) fn submit(
     service: &Service,
     prompts: Vec<Prepared>,
     wish: &Wish<'_>,
-) -> Result<Vec<(Ticket, usize)>, ApiError> {
+) -> Result<Vec<(Ticket, Seen)>, ApiError> {
     let (priority, timeout) = (wish.common.priority()?, wish.common.timeout()?);
     let deadline = timeout.map(|timeout| wish.begun + timeout);
     let one = |prepared: Prepared| {
-        let image_tokens = prepared.views.iter().map(|view| view.tokens).sum();
+        let seen = prepared.seen;
         let (manners, form) = (wish.manners.to_vec(), wish.form.clone());
         let scored = wish.scored;
         let request = Request { prepared, manners, form, priority, deadline, scored };
-        Ok((service.submit(request).map_err(refused)?, image_tokens))
+        Ok((service.submit(request).map_err(refused)?, seen))
     };
     prompts.into_iter().map(one).collect()
 }

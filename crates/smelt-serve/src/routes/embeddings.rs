@@ -7,6 +7,7 @@ use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
+use smelt_runtime::prepare::Seen;
 use smelt_runtime::service::Failure;
 use tokio::sync::oneshot;
 
@@ -46,7 +47,7 @@ pub(super) async fn embeddings(
     facts.prepared();
     let done = told.await.unwrap_or(Err(Failure::Stopped));
     let embeddings = done.map_err(|failure| error(&failure))?;
-    facts.usage(Usage::of_prompt(answer::embedding::tokens(&embeddings), 0, 0));
+    facts.usage(Usage::of_prompt(answer::embedding::tokens(&embeddings), 0, Seen::default()));
     // Thousands of rows take longer to write than connections may wait for.
     let write = move || Ok(answer::embedding::whole(&model, &embeddings, encoding));
     let json = shared.preparing.run(write).await?;

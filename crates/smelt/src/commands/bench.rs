@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use smelt_engine::llm::KvOptions;
 use smelt_runtime::accuracy::distributions::{Player, Recorder};
 use smelt_runtime::accuracy::measure::{Against, measure};
 use smelt_runtime::accuracy::plot::svg;
@@ -113,6 +114,7 @@ fn measured(flags: &AccuracyFlags, target: &Target, logits: &Path) -> Result<Mea
     command.args(["bench", "accuracy-of", "--name", &target.name, "--questions"]);
     command.arg(&flags.questions).arg("--logits").arg(logits);
     command.args(flags.limit.map(|limit| format!("--limit={limit}")));
+    command.args(flags.max_seq_len.map(|tokens| format!("--max-seq-len={tokens}")));
     command.arg("--").arg(&target.dir);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
@@ -151,7 +153,9 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
     end_with_the_parent();
     let questions = question::read(&flags.questions, flags.limit).map_err(Failed::usage)?;
     let folder = flags.questions.parent().unwrap_or(Path::new(""));
-    let mut deployment = Deployment::open(&flags.dir)?;
+    let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
+    let kv = KvOptions { max_seq_len, ..KvOptions::default() };
+    let mut deployment = Deployment::open_with(&flags.dir, kv)?;
     let against = against(&flags.logits)?;
     let mut told = Instant::now();
     let mut progress = |all: Tally| {
@@ -165,6 +169,12 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
     let score =
         measure((&mut deployment, &flags.dir), (&questions, folder), against, &mut progress)
             .map_err(Failed::model)?;
+    if score.smaller > 0 {
+        tell(format_args!(
+            "{}: pictures of {} questions are shown smaller to fit the context of {} tokens; --max-seq-len makes it longer",
+            flags.name, score.smaller, deployment.text.max_seq_len
+        ));
+    }
     let peak = Sample::of(process::id()).map(|sample| sample.rss_process_peak_bytes);
     let row = Row {
         target: flags.name.clone(),

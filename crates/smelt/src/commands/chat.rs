@@ -1,17 +1,22 @@
 //! `smelt chat`: asks a built model about text and pictures, once or in a conversation.
 
+mod looking;
 mod talk;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_engine::llm::KvOptions;
-use smelt_runtime::generate::{Answer, GenerateError, Manner, Request, SpeakError, generate};
+use smelt_runtime::generate::{
+    Answer, GenerateError, Heard, Manner, Request, SpeakError, generate_heard,
+};
 use smelt_runtime::image::{Picture, Shown};
+use smelt_runtime::prepare::Seen;
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
 use smelt_runtime::stop;
 use smelt_runtime::template::Context;
 
+use self::looking::Looking;
 use super::{open, target};
 use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, SamplingFlags};
@@ -28,29 +33,40 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     sampling.check().map_err(Failed::usage)?;
     stop::check(&flags.sampling.stop).map_err(Failed::usage)?;
     let dir = target::directory(&flags.target, &flags.sets)?;
-    let kv = KvOptions { kind: flags.kv, ..KvOptions::default() };
+    let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
+    let kv = KvOptions { kind: flags.kv, max_seq_len, ..KvOptions::default() };
+    let open = || {
+        let deployment = open::deployment(&dir, kv, &|_| ())?;
+        let wish = flags.eyes.wish();
+        deployment.with_wish(&wish).map_err(|why| Failed::usage(format!("--tiles: {why}")))
+    };
     let manner = Manner {
         stop_strings: flags.sampling.stop.clone(),
         sampling,
         ..Manner::greedy(flags.max_tokens)
     };
     let Some(prompt) = &flags.prompt else {
-        return talk::talk(open::deployment(&dir, kv, &|_| ())?, &manner, &flags.image);
+        return talk::talk(open()?, &manner, &flags.image);
     };
     let shown = flags.image.iter().map(|path| Picture::open(path).map(Shown::from));
     let shown = shown.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
-    let mut deployment = open::deployment(&dir, kv, &|_| ())?;
+    let mut deployment = open()?;
     let turn = Turn::from_marked("user", prompt, shown.len()).map_err(Failed::usage)?;
     let (turns, context) = (&[turn], &Context::default());
     let request = Request { turns, shown: &shown, context, manner: &manner, now_s: now.as_secs() };
-    let mut said = Ok(());
-    let result = generate(&mut deployment, &request, &mut |text| {
-        // Told at the end, since the answer cannot be stopped half-way.
-        said = std::mem::replace(&mut said, Ok(())).and_then(|()| answer(text));
+    let (mut said, mut line) = (Ok(()), Looking::new());
+    let result = generate_heard(&mut deployment, &request, &mut |heard| match heard {
+        Heard::Looking { part, parts } => line.at(part, parts),
+        Heard::Text(text) => {
+            line.clear();
+            // Told at the end, since the answer cannot be stopped half-way.
+            said = std::mem::replace(&mut said, Ok(())).and_then(|()| answer(text));
+        }
     });
+    line.clear();
     let result = result.map_err(failed)?;
     said.and_then(|()| answer("\n"))?;
-    tell(summary(&result, &manner.sampling));
+    tell(summary(&result, &manner.sampling, deployment.text.max_seq_len));
     Ok(Exit::Ok)
 }
 
@@ -83,7 +99,7 @@ fn failed(error: GenerateError) -> Failed {
 }
 
 /// What the answer cost.
-fn summary(answer: &Answer, sampling: &Settings) -> String {
+fn summary(answer: &Answer, sampling: &Settings, context: usize) -> String {
     let timing = &answer.timing;
     let rate = timing
         .tokens_per_second()
@@ -91,10 +107,17 @@ fn summary(answer: &Answer, sampling: &Settings) -> String {
     let seed =
         if sampling.is_greedy() { String::new() } else { format!("; seed {}", sampling.seed) };
     format!(
-        "{} prompt tokens ({} tiles), {} answered; first token after {}{rate}{seed}",
+        "{} prompt tokens ({} tiles), {} answered; first token after {}{rate}{seed}{}",
         answer.prompt_tokens,
         answer.tiles,
         answer.tokens.len(),
         table::seconds(timing.first_token.as_secs_f64()),
+        smaller(&answer.seen, context),
     )
+}
+
+/// That pictures were shown smaller than they are, and what to do about it.
+fn smaller(seen: &Seen, context: usize) -> String {
+    let notice = seen.notice(context);
+    notice.map_or_else(String::new, |notice| format!("; {notice} (--max-seq-len makes it longer)"))
 }

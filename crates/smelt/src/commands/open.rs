@@ -17,6 +17,8 @@ pub(super) struct Heading {
     pub(super) model: String,
     /// The directories of its engines.
     pub(super) engines: Vec<PathBuf>,
+    /// Answers at once, where it says so.
+    pub(super) slots: Option<usize>,
     /// Whether it gives embeddings; else it sees and speaks.
     pub(super) is_encoder: bool,
 }
@@ -24,16 +26,17 @@ pub(super) struct Heading {
 /// What the deployment in `dir` says of itself.
 pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
     let is_encoder = embed::is_encoder(dir)?;
-    let (model, names) = if is_encoder {
+    let (model, slots, names) = if is_encoder {
         let spec = embed::read_spec(dir)?;
-        (spec.model, vec![spec.encoder])
+        (spec.model, None, vec![spec.encoder])
     } else {
         let spec = deployment::read_spec(dir)?;
         let clip = spec.clip.into_iter().flat_map(|clip| [clip.vision, clip.text]);
-        (spec.model, [spec.vision, spec.llm].into_iter().chain(clip).collect())
+        let names = [spec.vision, spec.llm].into_iter().chain(clip).collect();
+        (spec.model, spec.serving.slots, names)
     };
     let engines = names.iter().flat_map(|name| engines(dir.join(name))).collect();
-    Ok(Heading { model, engines, is_encoder })
+    Ok(Heading { model, engines, slots, is_encoder })
 }
 
 /// An engine's directory, and those of its grids where it has several.

@@ -12,6 +12,7 @@ use crate::last::{Last, Took};
 use crate::load::{self, Access, Standing};
 use crate::needs::{Fits, Needs};
 use crate::say::answer;
+use crate::sees;
 use crate::table::{Table, bytes, seconds};
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
@@ -40,6 +41,9 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     }
     answer(&table)?;
     for line in needs.advice(&story) {
+        answer(format_args!("{line}\n"))?;
+    }
+    for line in sees::lines(&loaded.plan, &story) {
         answer(format_args!("{line}\n"))?;
     }
     if let Some(line) = all_in_all(&loaded.plan, &story) {

@@ -9,6 +9,7 @@ use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::embed::{self, EmbedService};
+use smelt_runtime::image::Wish;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_serve::{
@@ -22,6 +23,9 @@ use crate::exit::{Exit, Failed};
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 use crate::holds::Holds;
 use crate::say::{answer, begin_log, tell, warn};
+
+/// Answers at once, where nobody says how many.
+const BATCH_USUAL: usize = 8;
 
 /// Slots for each answer at once: one it is said in, and one that keeps an earlier prompt, in case that the
 /// next one begins alike.
@@ -58,8 +62,10 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
             target: target.clone(),
             sets: flags.sets.clone(),
             name,
-            kv: kv(&flags.memory, &flags.limits),
+            kv: kv(&flags.memory),
             limits: limits(flags),
+            batch: flags.limits.batch,
+            wish: flags.eyes.wish(),
             golden: flags.golden.clone(),
             template: flags.chat_template.clone(),
         })
@@ -100,6 +106,10 @@ struct Load {
     name: Option<String>,
     kv: KvOptions,
     limits: service::Options,
+    /// Answers at once, where the command line says so.
+    batch: Option<u16>,
+    /// How closely pictures are looked at whose senders say nothing.
+    wish: Wish,
     golden: Option<PathBuf>,
     template: Option<PathBuf>,
 }
@@ -139,13 +149,19 @@ impl Load {
         progress: &Progress,
     ) -> Result<Running, Unfit<Failed>> {
         let doing = |what: &str| progress.doing(what);
-        if open::heading(dir)?.is_encoder {
+        let Heading { is_encoder, slots, .. } = open::heading(dir)?;
+        if is_encoder {
             let encoder = open::encoder(dir, &doing)?;
             doing(WARMING_UP);
             let service = EmbedService::start(encoder, self.limits.queue_max);
             return Ok(Running::Embeds(service.map_err(encoder_failed)?));
         }
-        let mut deployment = open::deployment(dir, self.kv, &doing)?;
+        let batch = self.batch.map(usize::from).or(slots).unwrap_or(BATCH_USUAL);
+        let kv = KvOptions { max_slots: Some(batch * SLOTS_PER_ANSWER), ..self.kv };
+        let limits = service::Options { running_max: batch, ..self.limits };
+        let deployment = open::deployment(dir, kv, &doing)?;
+        let deployment = deployment.with_wish(&self.wish);
+        let mut deployment = deployment.map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
         if let Some(file) = &self.template {
             let template = Template::open_file(file, dir).map_err(Failed::usage)?;
             deployment = deployment.with_template(template);
@@ -155,8 +171,12 @@ impl Load {
             all_right(&mut deployment, golden)?;
         }
         doing(WARMING_UP);
-        let built_for = deployment.llm.built_for().max_seq_len;
-        let service = Service::start(deployment, self.limits).map_err(failed)?;
+        // Engines that say how long they may be were asked when they were opened.
+        let built_for = match deployment.llm.positions() {
+            Some(positions) => positions,
+            None => deployment.llm.built_for().max_seq_len,
+        };
+        let service = Service::start(deployment, limits).map_err(failed)?;
         let max_seq_len = service.text().max_seq_len;
         tell(fits(&service.plan()));
         let doubts = [cut(&service.plan(), max_seq_len), stretched(max_seq_len, built_for)];
@@ -225,10 +245,9 @@ fn reach(flags: &DoorFlags) -> Option<Reach> {
     flags.allow_remote_images.then_some(reach)
 }
 
-fn kv(memory: &MemoryFlags, limits: &LimitFlags) -> KvOptions {
+fn kv(memory: &MemoryFlags) -> KvOptions {
     KvOptions {
         kind: memory.kv,
-        max_slots: Some(usize::from(limits.batch) * SLOTS_PER_ANSWER),
         max_seq_len: memory.max_seq_len.map(|tokens| tokens as usize),
         ..KvOptions::default()
     }
@@ -237,7 +256,6 @@ fn kv(memory: &MemoryFlags, limits: &LimitFlags) -> KvOptions {
 fn limits(flags: &ServeFlags) -> service::Options {
     service::Options {
         queue_max: flags.limits.queue,
-        running_max: usize::from(flags.limits.batch),
         memory_max: flags.memory.memory,
         kv: flags.memory.kv_memory.unwrap_or(KvMemory::Free),
         ..service::Options::default()
@@ -266,7 +284,7 @@ fn cut(plan: &KvPlan, max_seq_len: usize) -> Option<String> {
     let context_max = plan.context_max;
     (context_max < max_seq_len as u64).then(|| {
         format!(
-            "a prompt with its answer has room for {context_max} tokens, not for {max_seq_len}: raise --memory or --kv-memory, or use --kv int8"
+            "a prompt with its answer has room for {context_max} tokens, not for {max_seq_len}: raise --memory or --kv-memory, use --kv int8, or say --max-seq-len {context_max}, and larger pictures are shown smaller"
         )
     })
 }

@@ -38,6 +38,10 @@ pub(crate) struct AccuracyFlags {
     /// The directory to make, with accuracy.json, accuracy.md and the plot accuracy.svg
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    /// The longest question with its answer, up to the positions of the models (default: what each
+    /// deployment says, else what its engine was built for)
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) max_seq_len: Option<u32>,
     /// Print one JSON document instead of the table
     #[arg(long)]
     pub(crate) json: bool,
@@ -125,6 +129,8 @@ pub(crate) struct AccuracyOfFlags {
     pub(crate) questions: PathBuf,
     #[arg(long, value_parser = at_least_one)]
     pub(crate) limit: Option<usize>,
+    #[arg(long)]
+    pub(crate) max_seq_len: Option<u32>,
     /// Where the first deployment's logits are written, and read for the others
     #[arg(long)]
     pub(crate) logits: PathBuf,

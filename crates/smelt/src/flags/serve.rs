@@ -12,7 +12,7 @@ use smelt_runtime::image::FRAMES_MAX;
 use smelt_runtime::service::KvMemory;
 use smelt_serve::HeaderValue;
 
-use super::kv_type;
+use super::{EyesFlags, kv_type};
 
 /// More answers at once than this is a mistake: each has keys and values of its own.
 const BATCH_MAX: usize = 256;
@@ -49,6 +49,8 @@ pub(crate) struct ServeFlags {
     pub(crate) limits: LimitFlags,
     #[command(flatten)]
     pub(crate) memory: MemoryFlags,
+    #[command(flatten)]
+    pub(crate) eyes: EyesFlags,
     /// Write the log as JSON, an object a line
     #[arg(long)]
     pub(crate) log_json: bool,
@@ -94,9 +96,9 @@ pub(crate) struct DoorFlags {
 /// How much at once.
 #[derive(Debug, Args)]
 pub(crate) struct LimitFlags {
-    /// Answers at once
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=BATCH_MAX as i64))]
-    pub(crate) batch: u16,
+    /// Answers at once (default: what the deployment says, else 8)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=BATCH_MAX as i64))]
+    pub(crate) batch: Option<u16>,
     /// Requests that may wait; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) queue: usize,
@@ -126,7 +128,8 @@ pub(crate) struct MemoryFlags {
     /// How keys and values are kept: f32, f16 or int8 (a byte and a scale for each head)
     #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
     pub(crate) kv: KvType,
-    /// The longest prompt with its answer (default: what the engine was built for)
+    /// The longest prompt with its answer, up to the positions of the model (default: what the deployment
+    /// says, else what the engine was built for)
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) max_seq_len: Option<u32>,
 }

@@ -5,20 +5,26 @@
 
 use std::path::{Path, PathBuf};
 
+use smelt_engine::llm::LlmEngine;
+use smelt_engine::vision::VisionEngine;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::internvl3::InternVl3;
 use smelt_model::grid::Patching;
-use smelt_model::model::{Encoder, Vision};
-use smelt_runtime::deployment::{self, Deployment, FORMAT, Family, Spec, eos_tokens};
+use smelt_model::model::{Encoder, Model, Vision};
+use smelt_runtime::deployment::{self, Deployment, FORMAT, Family, Serving, Spec, eos_tokens};
 use smelt_runtime::embed::{self, Recipe};
-use smelt_runtime::image::{self, By, ClipPixels, Cutting, Processor, Router, Scale, Tiling};
+use smelt_runtime::image::{
+    self, By, ClipPixels, Cutting, Eyes, Processor, Router, Scale, Tiling, Wish,
+};
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::similarity;
 use smelt_runtime::template::TOOLS_FILE;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
+use smelt_runtime::vision;
 
-use super::request::Request;
+use super::request::{Request, say};
 use crate::exit::{Exit, Failed};
+use crate::photographs;
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
 const FILES: [&str; 4] =
@@ -63,10 +69,12 @@ fn chat(request: &Request) -> Result<(), Failed> {
     let dir = checkpoint.dir();
     let engines = [request.input("vision")?, request.input("llm")?];
     let mut spec = spec(&checkpoint, request.word("model")?, engines)?;
-    if request.params.contains_key("tiles") {
-        spec.image = with_tiles(spec.image, request.count("tiles")?)?;
+    spec.serving = serving(request, &checkpoint)?;
+    if let Some(tiles) = spec.serving.tiles {
+        spec.image = with_tiles(spec.image, tiles)?;
     }
     spec.router = router(request)?;
+    costs(request, &checkpoint, &spec).iter().flatten().for_each(|line| say(line));
     spec.clip = clip(request)?;
     let files: Vec<PathBuf> =
         FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
@@ -144,6 +152,7 @@ pub(super) fn spec(
             _ => None,
         },
         eos: eos_tokens(dir, &tokenizer).map_err(Failed::model)?,
+        serving: Serving::default(),
     })
 }
 
@@ -178,6 +187,17 @@ pub(super) fn cutting(checkpoint: &Checkpoint) -> Result<Cutting, Failed> {
     let dir = checkpoint.dir();
     let processor = Processor::of_checkpoint(dir).map_err(Failed::model)?;
     let clips = Processor::of_clips(dir).map_err(Failed::model)?;
+    let found = cutting_by(checkpoint.model(), &processor, &clips);
+    found.ok_or_else(|| Failed::model(format!("{} does not see and speak", dir.display())))
+}
+
+/// The preprocessing of a model, by what its files say of pictures and of clips; none of one that does not
+/// see and speak.
+pub(crate) fn cutting_by(
+    model: &Model,
+    processor: &Processor,
+    clips: &Processor,
+) -> Option<Cutting> {
     // What the published models have, where the checkpoint does not say.
     let patching =
         |patching: Patching, scale, [min_pixels, max_pixels]: [usize; 2], clip: ClipPixels| {
@@ -195,21 +215,19 @@ pub(super) fn cutting(checkpoint: &Checkpoint) -> Result<Cutting, Failed> {
                 scale: processor.scale.unwrap_or(scale),
             })
         };
-    match &checkpoint.model().vision {
-        Some(Vision::InternVit(tower)) => Ok(Cutting::Tiles(tiling(tower))),
+    match &model.vision {
+        Some(Vision::InternVit(tower)) => Some(Cutting::Tiles(tiling(tower))),
         Some(Vision::Qwen25(tower)) => {
             let (min_pixels, max_pixels) = (56 * 56, 12_845_056);
             let clip = ClipPixels { together: false, min_pixels, max_pixels };
-            Ok(patching(tower.patching, Scale::CLIP, [min_pixels, max_pixels], clip))
+            Some(patching(tower.patching, Scale::CLIP, [min_pixels, max_pixels], clip))
         }
         Some(Vision::Qwen3(tower)) => {
             let limits = [256 * 256, 16_777_216];
             let clip = ClipPixels { together: true, min_pixels: 4096, max_pixels: 25_165_824 };
-            Ok(patching(tower.patching, Scale::HALVES, limits, clip))
+            Some(patching(tower.patching, Scale::HALVES, limits, clip))
         }
-        Some(Vision::Clip(_)) | None => {
-            Err(Failed::model(format!("{} does not see and speak", dir.display())))
-        }
+        Some(Vision::Clip(_)) | None => None,
     }
 }
 
@@ -224,13 +242,50 @@ pub(super) fn tiling(tower: &InternVl3) -> Tiling {
     }
 }
 
-/// The same preprocessing with at most `tiles` tiles a picture, the thumbnail not counted; fewer tiles
-/// are fewer tokens.
+/// How the deployment is served where nobody says otherwise.
+fn serving(request: &Request, checkpoint: &Checkpoint) -> Result<Serving, Failed> {
+    let count = |name: &str| {
+        let is_given = request.params.contains_key(name);
+        is_given.then(|| request.count(name)).transpose()
+    };
+    let serving = Serving {
+        max_seq_len: count("max-seq-len")?,
+        slots: count("slots")?,
+        tiles: count("tiles")?,
+        frames: count("frames")?,
+    };
+    let positions = checkpoint.decoder().map_err(Failed::model)?.max_positions;
+    match serving.max_seq_len {
+        Some(asked) if asked > positions => Err(Failed::new(
+            Exit::BadPipeline,
+            format!("\"max-seq-len\" is {asked}, more than the model's {positions} positions"),
+        )),
+        _ => Ok(serving),
+    }
+}
+
+/// What photographs will cost, where the engines can be opened here.
+fn costs(request: &Request, checkpoint: &Checkpoint, spec: &Spec) -> Option<Vec<String>> {
+    let engines = VisionEngine::open_all(request.optional_input("vision")?).ok()?;
+    let vision = vision::Vision::new(spec.image.clone(), engines).ok()?;
+    let built_for = || {
+        let engine = LlmEngine::open(request.optional_input("llm")?).ok()?;
+        Some(engine.built_for().max_seq_len)
+    };
+    let context = spec.serving.max_seq_len.or_else(built_for)?;
+    let (cutting, router) = (spec.image.clone(), spec.router.clone());
+    let eyes = Eyes { cutting, grids: vision.grids(), router };
+    let wish = Wish { tiles_max: spec.serving.tiles, ..Wish::default() };
+    let positions = checkpoint.decoder().ok()?.max_positions;
+    eyes.fault().is_none().then(|| photographs::lines(&eyes, &wish, [context, positions]))
+}
+
+/// The same preprocessing for so many tiles a picture, the thumbnail not counted: models may be shown more
+/// than they were made for.
 fn with_tiles(image: Cutting, tiles: usize) -> Result<Cutting, Failed> {
     match image {
         Cutting::Tiles(tiling) => {
-            let min_tiles = tiling.min_tiles.min(tiles);
-            Ok(Cutting::Tiles(Tiling { min_tiles, max_tiles: tiles, ..tiling }))
+            Ok(Cutting::Tiles(Tiling { max_tiles: tiling.max_tiles.max(tiles), ..tiling }))
         }
         Cutting::Patches(_) => {
             let why =

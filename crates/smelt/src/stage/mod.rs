@@ -6,7 +6,7 @@ mod request;
 mod work;
 
 pub(crate) mod calibrate;
-mod deployment;
+pub(crate) mod deployment;
 mod source;
 mod surgery;
 mod verify;

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use smelt_runtime::dialect::{Calls, Dialect, Reader};
+use smelt_runtime::prepare::Seen;
 use smelt_runtime::sampling::Logprobs;
 use smelt_runtime::speaker::Finish;
 
@@ -52,7 +53,7 @@ fn written(shape: impl Shape, choices: usize, usage: bool, events: &[Event]) -> 
     for event in events {
         stream.hear(event, &mut out);
     }
-    stream.end(Usage::of_prompt(4, 2, 1).said(3), &mut out);
+    stream.end(Usage::of_prompt(4, 2, Seen { tokens: 1, ..Seen::default() }).said(3), &mut out);
     String::from_utf8(out).unwrap()
 }
 
@@ -152,7 +153,8 @@ fn a_failure_is_told_where_the_answer_would_go_on() {
 fn a_whole_chat_is_what_its_stream_says() {
     let mut gathered = Gathered::new(1);
     answer().into_iter().for_each(|event| gathered.hear(event));
-    let whole = chat(false).whole(&gathered.choices, Usage::of_prompt(4, 0, 0).said(3));
+    let whole =
+        chat(false).whole(&gathered.choices, Usage::of_prompt(4, 0, Seen::default()).said(3));
     assert_eq!(
         whole,
         "{\"id\":\"id-1\",\"object\":\"chat.completion\",\"created\":5,\"model\":\"m\",\"choices\":[{\"index\":0,\
@@ -192,4 +194,15 @@ fn what_is_thought_said_and_called_is_told_apart() {
     let whole = told_apart(false, HERMES, 1).whole(&gathered.choices, Usage::default());
     let message = r#""message":{"role":"assistant","content":"I look.","refusal":null,"reasoning_content":"so","tool_calls":[{"id":"call_id-1_0_0","type":"function","function":{"name":"look","arguments":"{\"at\": 1}"}}]},"logprobs":null,"finish_reason":"tool_calls""#;
     assert!(whole.contains(message), "{whole}");
+}
+
+#[test]
+fn tiles_are_told_in_comments_before_anything_is_said() {
+    let mut stream = Stream::new(Box::new(chat(false)), 1, false);
+    let mut out = Vec::new();
+    for event in [Event::Looking { part: 3, parts: 13 }, said(0, "a", Vec::new())] {
+        stream.hear(&event, &mut out);
+    }
+    let text = String::from_utf8(out).unwrap();
+    assert!(text.starts_with(": looking at tile 3 of 13\n\ndata: {"), "{text}");
 }

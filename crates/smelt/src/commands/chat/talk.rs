@@ -16,6 +16,8 @@ use smelt_runtime::sight::Sight;
 use smelt_runtime::speaker::{Form, Manner};
 use smelt_runtime::template::Context;
 
+use super::looking::Looking;
+use super::smaller;
 use crate::exit::{Exit, Failed};
 use crate::say::{answer, tell, tell_raw};
 use crate::table;
@@ -68,14 +70,15 @@ struct Conversation {
 
 impl Conversation {
     /// Says `line` behind what was said; what cannot be prepared is not said.
-    fn prepare(&mut self, text: &Text, line: &str) -> Result<Prepared, String> {
+    fn prepare(&mut self, text: &Text, line: &str, answer_max: usize) -> Result<Prepared, String> {
         let turn = Turn::from_marked("user", line, self.next.len());
         let before = self.shown.len();
         self.turns.push(turn.map_err(|error| error.to_string())?);
         self.shown.append(&mut self.next);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (turns, shown, context) = (&self.turns, &self.shown, &Context::default());
-        let question = Question { turns, shown, context, now_s: now.as_secs() };
+        let (answer_max, now_s) = (Some(answer_max), now.as_secs());
+        let question = Question { turns, shown, context, answer_max, now_s };
         text.prepare(&question).map_err(|error| {
             self.turns.pop();
             self.shown.truncate(before);
@@ -102,8 +105,7 @@ impl Conversation {
         // What will be asked is not known yet.
         match Sight::new(text, &shown, "") {
             Ok(sight) => {
-                let tokens: usize = sight.runs.iter().map(|run| run.tokens).sum();
-                let path = path.display();
+                let (tokens, path) = (sight.tokens(), path.display());
                 tell(format_args!("{path}: {width}x{height}, {tokens} image tokens"));
                 self.next.push(shown);
             }
@@ -160,38 +162,44 @@ fn turn(
     line: &str,
 ) -> Result<(), Failed> {
     let start = Instant::now();
-    let prepared = match conversation.prepare(service.text(), line) {
+    let prepared = match conversation.prepare(service.text(), line, manner.new_tokens_max) {
         Ok(prepared) => prepared,
         Err(why) => {
             tell(why);
             return Ok(());
         }
     };
-    let (form, priority) = (Form::default(), Priority::Normal);
+    let (form, priority, seen) = (Form::default(), Priority::Normal, prepared.seen);
     let manners = vec![manner.clone()];
     let request = Request { prepared, manners, form, priority, deadline: None, scored: None };
     let before = Steps::of(&service.stats());
     let mut ticket = service.submit(request).map_err(Failed::usage)?;
-    let mut cost = Cost::default();
+    let (mut cost, mut looking) = (Cost::default(), Looking::new());
     let mut said = String::new();
     while let Some(event) = ticket.wait() {
         match event {
+            Event::Looking { part, parts } => looking.at(part, parts),
             Event::Read { prompt_tokens, cached_tokens } => {
                 (cost.prompt, cost.cached) = (prompt_tokens, cached_tokens);
                 cost.first_s = start.elapsed().as_secs_f64();
             }
             Event::Said { text, .. } => {
+                looking.clear();
                 answer(&text)?;
                 said += &text;
             }
             Event::Ended { tokens, .. } => cost.said = tokens,
-            Event::Failed(failure) => return Err(Failed::model(failure)),
+            Event::Failed(failure) => {
+                looking.clear();
+                return Err(Failed::model(failure));
+            }
             Event::Scored { .. } => {}
         }
     }
+    looking.clear();
     cost.steps = Steps::of(&service.stats()).since(before);
     answer("\n")?;
-    tell(cost.line());
+    tell(cost.line() + &smaller(&seen, service.text().max_seq_len));
     conversation.heard(&said);
     Ok(())
 }

@@ -1,0 +1,240 @@
+//! Shows thirty pictures of all shapes and forms to a tiny model of every family that sees, in a context that
+//! holds the largest and in one that holds next to nothing: each must be answered.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "shapes_model/spec.rs"]
+mod spec;
+#[path = "tiny/qwen.rs"]
+mod tiny;
+
+use std::fs;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+use image::codecs::jpeg::JpegEncoder;
+use image::codecs::png::PngEncoder;
+use image::{
+    DynamicImage, ExtendedColorType, GrayAlphaImage, GrayImage, ImageEncoder as _, ImageFormat,
+    Luma, LumaA, Rgb, RgbImage, Rgba, RgbaImage,
+};
+use smelt_engine::llm::{self, KvOptions};
+use smelt_engine::vision;
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::dtype::Dtype;
+use smelt_model::{export, synthetic};
+use smelt_runtime::deployment::{Deployment, Family, eos_tokens};
+use smelt_runtime::generate::{Manner, Request, generate};
+use smelt_runtime::image::{Cutting, Picture, Shown};
+use smelt_runtime::prepare::Question;
+use smelt_runtime::prompt::Turn;
+use smelt_runtime::template::Context;
+use smelt_runtime::tokenizer::Tokenizer;
+use tempfile::TempDir;
+
+/// Tokens of each answer.
+const ANSWER: usize = 4;
+
+/// A picture of slopes.
+fn slopes(width: u32, height: u32) -> RgbImage {
+    let part = |at: u32, all: u32| (at * 255 / all.max(1)) as u8;
+    RgbImage::from_fn(width, height, |x, y| Rgb([part(x, width), part(y, height), (x ^ y) as u8]))
+}
+
+fn encoded(image: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    image.into().write_to(&mut bytes, format).unwrap();
+    bytes.into_inner()
+}
+
+/// A JPEG whose tags say how it lies.
+fn turned(orientation: u8) -> Vec<u8> {
+    let tags = b"MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0";
+    let mut bytes = Vec::new();
+    let mut encoder = JpegEncoder::new_with_quality(&mut bytes, 90);
+    encoder.set_exif_metadata([&tags[..], &[orientation, 0, 0, 0, 0, 0, 0]].concat()).unwrap();
+    slopes(64, 40).write_with_encoder(encoder).unwrap();
+    bytes
+}
+
+/// A PNG of raw pixels.
+fn raw(pixels: &[u8], (width, height): (u32, u32), form: ExtendedColorType) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    PngEncoder::new(&mut bytes).write_image(pixels, width, height, form).unwrap();
+    bytes
+}
+
+/// Names and files of thirty pictures.
+fn pictures() -> Vec<(String, Vec<u8>)> {
+    use ImageFormat::{Gif, Jpeg, Png, WebP};
+    let mut all = Vec::new();
+    for (width, height) in [
+        (1, 1),
+        (1, 200),
+        (200, 1),
+        (3, 600),
+        (2, 2),
+        (320, 240),
+        (240, 320),
+        (640, 480),
+        (1000, 1000),
+        (1920, 1080),
+        (900, 100),
+        (4032, 3024),
+    ] {
+        all.push((format!("{width}x{height}.png"), encoded(slopes(width, height), Png)));
+    }
+    all.push(("6000x4000.jpg".to_owned(), encoded(slopes(6000, 4000), Jpeg)));
+    for orientation in [2, 3, 5, 6, 8] {
+        all.push((format!("turned-{orientation}.jpg"), turned(orientation)));
+    }
+    let rgba = RgbaImage::from_fn(70, 50, |x, y| Rgba([x as u8, y as u8, 9, (x * y) as u8]));
+    let grey = GrayImage::from_fn(81, 33, |x, y| Luma([(x + y) as u8]));
+    let faint = GrayAlphaImage::from_fn(40, 40, |x, y| LumaA([x as u8, y as u8 * 5]));
+    let wide =
+        |channels: usize| -> Vec<u8> { (0..50 * 30 * channels * 2).map(|at| at as u8).collect() };
+    all.extend([
+        ("alpha.png".to_owned(), encoded(rgba.clone(), Png)),
+        ("alpha.webp".to_owned(), encoded(rgba, WebP)),
+        ("grey.png".to_owned(), encoded(grey.clone(), Png)),
+        ("grey.jpg".to_owned(), encoded(grey, Jpeg)),
+        ("grey-alpha.png".to_owned(), encoded(faint, Png)),
+        ("16-bit.png".to_owned(), raw(&wide(3), (50, 30), ExtendedColorType::Rgb16)),
+        ("16-bit-grey.png".to_owned(), raw(&wide(1), (50, 30), ExtendedColorType::L16)),
+        ("lossless.webp".to_owned(), encoded(slopes(120, 80), WebP)),
+        ("still.gif".to_owned(), encoded(slopes(60, 90), Gif)),
+    ]);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/photographs");
+    for file in ["cmyk.jpg", "progressive.jpg", "palette.gif"] {
+        all.push((file.to_owned(), fs::read(folder.join(file)).unwrap()));
+    }
+    all
+}
+
+/// Pictures that are shown together, under a name.
+type Asked<'a> = (&'a str, Vec<&'a Picture>);
+
+/// Asks about pictures in a context of so many tokens; gives how many of them were shown smaller.
+fn ask(deployed: &Path, context: Option<usize>, asked: &[Asked<'_>]) -> usize {
+    let kv = KvOptions { max_seq_len: context, ..KvOptions::default() };
+    let mut deployment = Deployment::open_with(deployed, kv).unwrap();
+    let context = deployment.text.max_seq_len;
+    let manner = Manner { ignore_eos: true, ..Manner::greedy(ANSWER) };
+    let mut smaller = 0;
+    for (name, shown) in asked {
+        let turns = [Turn::from_marked("user", "w1", shown.len()).unwrap()];
+        let shown: Vec<Shown> = shown.iter().map(|one| Shown::from((*one).clone())).collect();
+        let (turns, shown, told) = (&turns, &shown, &Context::default());
+        let request = Request { turns, shown, context: told, manner: &manner, now_s: 0 };
+        let said = generate(&mut deployment, &request, &mut |_| {});
+        let said = said.unwrap_or_else(|error| panic!("{name} in {context}: {error}"));
+        assert_eq!(said.tokens.len(), ANSWER, "{name} in {context} has room for its answer");
+        assert!(said.prompt_tokens + ANSWER <= context, "{name} in {context}");
+        let seen = said.seen;
+        assert_eq!(seen.smaller > 0, seen.tokens < seen.wished, "{name}: {seen:?}");
+        assert_eq!(seen.notice(context).is_some(), seen.smaller > 0);
+        smaller += seen.smaller;
+    }
+    smaller
+}
+
+/// What so many pictures of the least size take with the shortest question and an answer.
+fn least(deployed: &Path, smallest: &Picture, count: usize) -> usize {
+    let deployment = Deployment::open(deployed).unwrap();
+    let turns = [Turn::from_marked("user", "w1", count).unwrap()];
+    let shown = vec![Shown::from(smallest.clone()); count];
+    let (turns, shown, context) = (&turns, &shown, &Context::default());
+    let answer_max = Some(ANSWER);
+    let question = Question { turns, shown, context, answer_max, now_s: 0 };
+    deployment.text.prepare(&question).unwrap().tokens.len() + ANSWER
+}
+
+#[track_caller]
+fn check(deployed: &Path, decoded: &[(String, Picture)]) {
+    let all: Vec<Asked<'_>> =
+        decoded.iter().map(|(name, picture)| (&name[..], vec![picture])).collect();
+    let six = decoded.iter().skip(5).step_by(2).take(6).map(|(_, picture)| picture).collect();
+    let six = [("six", six)];
+    assert_eq!(ask(deployed, None, &all), 0, "the usual context holds each");
+    assert_eq!(ask(deployed, None, &six), 0, "and six");
+    // One of the least size has room, and nothing more.
+    let smaller = ask(deployed, Some(least(deployed, &decoded[0].1, 1)), &all);
+    assert!(smaller > 15, "{smaller}");
+    assert!(ask(deployed, Some(least(deployed, &decoded[0].1, 6)), &six) > 3);
+}
+
+/// Engines of an InternVL that is made of random numbers, of so many pixels on a side of a tile and so many
+/// tiles at most, and the deployment's directory.
+fn internvl(name: &str, [side, most]: [usize; 2], dir: &Path) -> PathBuf {
+    let from = dir.join("checkpoint");
+    let quiet = &mut |_: &str| {};
+    synthetic::write(name, &from, quiet).unwrap();
+    let checkpoint = Checkpoint::open(&from).unwrap();
+    export::vision(&checkpoint, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
+    vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
+    let limits = llm::Limits { max_seq_len: 856, max_slots: 1 };
+    llm::build(&checkpoint, limits, &dir.join("llm"), quiet).unwrap();
+    let files = ["tokenizer.json", "tokenizer_config.json"].map(|file| from.join(file));
+    let eos = eos_tokens(&from, &Tokenizer::open(&files[0]).unwrap()).unwrap();
+    let mut spec = spec::internvl(name, side, eos);
+    if let Cutting::Tiles(tiling) = &mut spec.image {
+        tiling.max_tiles = most;
+    }
+    Deployment::write(&dir.join("deployment"), &spec, &files).unwrap();
+    dir.join("deployment")
+}
+
+fn decoded() -> Vec<(String, Picture)> {
+    let files = pictures();
+    assert_eq!(files.len(), 30);
+    let decode = |(name, bytes): (String, Vec<u8>)| match Picture::decode(&bytes) {
+        Ok(picture) => (name, picture),
+        Err(error) => panic!("{name}: {error}"),
+    };
+    files.into_iter().map(decode).collect()
+}
+
+#[test]
+fn every_internvl_answers_pictures_of_all_shapes() {
+    let decoded = decoded();
+    for name in ["internvl3-tiny", "internvl3_5-tiny"] {
+        let dir = TempDir::new().unwrap();
+        check(&internvl(name, [56, 4], dir.path()), &decoded);
+    }
+}
+
+#[test]
+fn every_qwen_vl_answers_pictures_of_all_shapes() {
+    let decoded = decoded();
+    let grids = ["8x8", "24x40", "40x24", "40x40", "64x64"].map(|grid| grid.parse().unwrap());
+    for (name, family) in
+        [("qwen2_5_vl-tiny", Family::Qwen25Vl), ("qwen3_vl-tiny", Family::Qwen3Vl)]
+    {
+        let dir = TempDir::new().unwrap();
+        check(&tiny::qwen(name, family, &grids, dir.path()), &decoded);
+    }
+}
+
+/// As pipelines have them whose context is meant for one tile; `cargo xtask soak` asks for it.
+#[test]
+#[ignore = "minutes to hours, and up to 15 GB of disk"]
+fn models_of_true_size_answer_pictures_of_all_shapes() {
+    let decoded = decoded();
+    for name in ["internvl3-1b", "internvl3_5-1b", "internvl3-2b", "internvl3_5-2b"] {
+        let dir = TempDir::new().unwrap();
+        let deployed = internvl(name, [448, 12], dir.path());
+        let all: Vec<Asked<'_>> =
+            decoded.iter().map(|(name, picture)| (&name[..], vec![picture])).collect();
+        assert!(ask(&deployed, None, &all) > 15, "a context of 856 tokens holds one tile");
+        let photograph = decoded.iter().find(|(name, _)| name == "4032x3024.png").unwrap();
+        let whole = [("a photograph", vec![&photograph.1])];
+        assert_eq!(ask(&deployed, Some(4096), &whole), 0);
+    }
+}
+
+#[test]
+fn a_line_of_pixels_is_refused_in_one_line() {
+    let refused = Picture::decode(&encoded(slopes(1, 201), ImageFormat::Png)).unwrap_err();
+    let line = refused.to_string();
+    assert!(line.contains("more than 200 times") && line.lines().count() == 1, "{line}");
+}

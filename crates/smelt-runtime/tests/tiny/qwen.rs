@@ -1,0 +1,74 @@
+//! Deploys the tiny Qwen-VL checkpoints over some grids.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use smelt_engine::{llm, vision};
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::dtype::Dtype;
+use smelt_model::export;
+use smelt_model::grid::Grid;
+use smelt_runtime::deployment::{Deployment, FORMAT, Family, Serving, Spec};
+use smelt_runtime::image::{Cutting, Patching, Scale};
+use smelt_runtime::prompt::ImageTokens;
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden").join(name)
+}
+
+/// What Qwen's template does of pictures, and nothing else.
+const TEMPLATE: &str = "{%- for message in messages -%}{%- for part in message.content -%}\
+    {%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>\
+    {%- elif part.type == 'video' -%}<|vision_start|><|video_pad|><|vision_end|>\
+    {%- else -%}{{ part.text }} {% endif -%}{%- endfor -%}{%- endfor -%}";
+
+fn spec(family: Family) -> Spec {
+    let word = |word: &str| format!("<|{word}|>");
+    let scale = if family == Family::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
+    Spec {
+        format: FORMAT,
+        family,
+        model: "qwen-tiny".to_owned(),
+        vision: "../vision".to_owned(),
+        llm: "../llm".to_owned(),
+        image: Cutting::Patches(Patching {
+            patch: 4,
+            merge: 2,
+            frames: 2,
+            min_pixels: 256,
+            max_pixels: 1600,
+            clip: None,
+            scale,
+        }),
+        router: None,
+        clip: None,
+        image_tokens: ImageTokens {
+            start: word("vision_start"),
+            image: word("image_pad"),
+            end: word("vision_end"),
+            video: Some(word("video_pad")),
+        },
+        places_per_second: (family == Family::Qwen25Vl).then_some(2),
+        eos: vec![249],
+        serving: Serving::default(),
+    }
+}
+
+/// Engines of one set of weights, one for each grid, and the deployment's directory.
+pub(crate) fn qwen(name: &str, family: Family, grids: &[Grid], dir: &Path) -> PathBuf {
+    let checkpoint = Checkpoint::open(&data(name).join("checkpoint")).unwrap();
+    let quiet = &mut |_: &str| {};
+    export::vision_on(&checkpoint, grids, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
+    vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
+    let limits = llm::Limits { max_seq_len: 256, max_slots: 4 };
+    llm::build(&checkpoint, limits, &dir.join("llm"), quiet).unwrap();
+    // Words `w0` to `w248`, and the special tokens of pictures where the models have them.
+    let words = fs::read_to_string(data("qwen-words.json")).unwrap();
+    let files = [("tokenizer.json", words), ("chat_template.jinja", TEMPLATE.to_owned())];
+    let files = files.map(|(file, text)| {
+        fs::write(dir.join(file), text).unwrap();
+        dir.join(file)
+    });
+    Deployment::write(&dir.join("deployment"), &spec(family), &files).unwrap();
+    dir.join("deployment")
+}
