@@ -427,3 +427,28 @@ fn every_byte_range_of_a_packed_tensor_is_a_part_of_the_whole() {
         }
     }
 }
+
+#[test]
+fn a_scale_that_is_not_finite_is_refused_in_every_format() {
+    let dir = TempDir::new().unwrap();
+    for entry in fs::read_dir(golden("awq")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let mut tensors = stored(dir.path());
+    let (spec, bytes) = tensors.get_mut(&format!("{MODULE}.scales")).unwrap();
+    assert_eq!(spec.dtype, Dtype::F16);
+    bytes[2 * 7..][..2].copy_from_slice(&0x7E00_u16.to_le_bytes());
+    save(dir.path(), &tensors);
+    let source = Checkpoint::open(dir.path()).unwrap();
+    let named =
+        |error: String| assert!(error.contains("down_proj") && error.contains("finite"), "{error}");
+    for format in Format::ALL {
+        let out = dir.path().join(format.name());
+        named(write(&source, &source, format, &out, &mut |_| {}).unwrap_err().to_string());
+        assert!(Checkpoint::open(&out).is_err());
+    }
+    let out = dir.path().join("smelt");
+    let made = quantize(&source, &Options::plain(Scheme::None), &out, &mut |_| {});
+    named(made.unwrap_err().to_string());
+}

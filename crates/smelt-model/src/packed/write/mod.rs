@@ -99,6 +99,19 @@ pub enum WriteError {
         /// The row.
         row: usize,
     },
+    /// A scale is NaN or infinite, so its weights are none.
+    #[error(
+        "{}: tensor {tensor} has a scale in row {row} that is not finite; the file is damaged, fetch it again",
+        path.display()
+    )]
+    ScaleNotFinite {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor of scales.
+        tensor: String,
+        /// The row.
+        row: usize,
+    },
     /// No weight is packed.
     #[error("{} has no packed weights; quantise it to int4 or int8 first", path.display())]
     NothingPacked {
@@ -267,6 +280,10 @@ fn put_scales(
     let mut scales = Vec::new();
     for here in blocks(height, groups * size_of::<f32>()) {
         ckpt.read_rows_f32(name, here.clone(), &mut scales)?;
+        if let Some(at) = scales.iter().position(|scale| !scale.is_finite()) {
+            let (path, tensor) = (ckpt.path().into(), name.to_owned());
+            return Err(WriteError::ScaleNotFinite { path, tensor, row: here.start + at / groups });
+        }
         if !is_turned {
             let bytes: Vec<u8> = scales.iter().flat_map(|&scale| narrow(scale, dtype)).collect();
             region.write_at((here.start * groups * size) as u64, &bytes)?;
