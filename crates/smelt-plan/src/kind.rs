@@ -137,14 +137,16 @@ const GRAPH_SURGERY: &[Field] = &[
     field("opset", Takes::Count(17, 21), Absent::Nothing),
 ];
 /// Quantisers square the number of tokens kept.
-const CALIBRATION_TOKENS_MAX: u64 = 2048;
+const CALIBRATION_TOKENS_MAX: u64 = 4096;
+/// Ways that method = "best" tries for each weight.
+pub const BUDGET_MAX: u64 = 4;
 const CALIBRATE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
     field("texts", Takes::Texts, Absent::Nothing),
     field("prompts", Takes::Path, Absent::Nothing),
     field("images", Takes::Path, Absent::Nothing),
     field("vision", ENGINE, Absent::Nothing),
-    field("tokens", Takes::Count(1, CALIBRATION_TOKENS_MAX), Absent::Number(512)),
+    field("tokens", Takes::Count(1, CALIBRATION_TOKENS_MAX), Absent::Number(2048)),
 ];
 /// The schemes of weights: bits, group, zero points.
 pub const SCHEMES: &[&str] = &[
@@ -161,7 +163,7 @@ pub const SCHEMES: &[&str] = &[
 /// The forms of a quantised checkpoint: smelt's own, and those that other servers load.
 const FORMATS: &[&str] = &["smelt", "compressed-tensors", "awq", "gptq"];
 /// The ways to choose the integers of weights.
-pub const METHODS: &[&str] = &["rtn", "mse", "awq", "gptq", "gptq-act-order"];
+pub const METHODS: &[&str] = &["rtn", "mse", "awq", "gptq", "gptq-act-order", "best"];
 const CALIBRATION: Takes = Takes::Stage(&[Kind::Calibrate, Kind::Command]);
 const QUANTIZE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
@@ -169,6 +171,7 @@ const QUANTIZE: &[Field] = &[
     field("head", Takes::Choice(SCHEMES), Absent::Nothing),
     field("embeddings", Takes::Choice(SCHEMES), Absent::Nothing),
     field("method", Takes::Choice(METHODS), Absent::Word("rtn")),
+    field("budget", Takes::Count(1, BUDGET_MAX), Absent::Nothing),
     field("calibration", CALIBRATION, Absent::Nothing),
     field("exclude", Takes::Texts, Absent::Nothing),
     field("format", Takes::Choice(FORMATS), Absent::Word("smelt")),
@@ -247,6 +250,14 @@ fn foreign_precision(params: &BTreeMap<String, Value>) -> Option<(String, String
         )
     };
     (backend != "native" && precision != "f32").then(|| ("precision".to_owned(), message()))
+}
+
+/// A budget is what is spent on looking for the best way.
+fn idle_budget(params: &BTreeMap<String, Value>) -> Option<(String, String)> {
+    let method = params.get("method").and_then(Value::as_str)?;
+    let message = || format!("is for method = \"best\"; {method} tries one way alone");
+    let is_idle = params.contains_key("budget") && method != "best";
+    is_idle.then(|| ("budget".to_owned(), message()))
 }
 
 impl Kind {
@@ -344,6 +355,7 @@ impl Kind {
             Self::GraphSurgery => crate::surgery::conflict(params),
             Self::Command => crate::validity::conflict(params),
             Self::EngineBuild => foreign_precision(params),
+            Self::Quantize => idle_budget(params),
             _ => None,
         }
     }
@@ -369,10 +381,11 @@ impl Kind {
     /// bytes than before; the golden digests in `crates/smelt/tests` fail until that is done.
     pub fn version(self) -> u32 {
         match self {
-            // Errors are summed by sixteens, which may choose another clip.
-            Self::Quantize => 3,
-            // JPEG pictures are to the bits of libjpeg-turbo; the reference's exponentials are their own series.
-            Self::Calibrate => 4,
+            // Dot products of activations are summed by eights, which may tip an integer; mse weighs by what
+            // was seen.
+            Self::Quantize => 4,
+            // There is another built-in set, and the reference's exponentials are their own series.
+            Self::Calibrate => 5,
             // As above; verify.json has findings of all that a tower says.
             Self::Verify => 6,
             // What it leaves besides its outputs is not sealed.
@@ -408,6 +421,17 @@ mod tests {
         assert_eq!(refused("onnxruntime", "int8").as_deref(), Some("precision"));
         assert_eq!(refused("onnxruntime", "f32"), None);
         assert_eq!(refused("native", "int8"), None);
+    }
+
+    #[test]
+    fn only_looking_for_the_best_has_a_budget() {
+        let refused = |method: &str| {
+            let params = [("method", Value::from(method)), ("budget", Value::from(2))];
+            let params = params.map(|(name, value)| (name.to_owned(), value));
+            Kind::Quantize.conflict(&params.into()).map(|(field, _)| field)
+        };
+        assert_eq!(refused("best"), None);
+        assert_eq!(refused("gptq").as_deref(), Some("budget"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser};
 use smelt_engine::llm::KvType;
 use smelt_model::calibrate::ROWS_MAX;
-use smelt_model::quantize::{Method, Scheme};
+use smelt_model::quantize::{BUDGET_MAX, Method, Scheme};
 
 use crate::checkpoint::Form;
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
@@ -268,14 +268,14 @@ pub(crate) enum FloatType {
 pub(crate) struct CalibrateFlags {
     /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
-    /// A file of prompts, one a line; without it and pictures a small built-in set is used
+    /// A file of prompts, one a line; without it and pictures the built-in set is used
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
     /// A PNG or JPEG picture to look at (may be given several times)
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Vec<PathBuf>,
     /// Of how many tokens to keep the activations
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = tokens)]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = tokens)]
     pub(crate) tokens: usize,
     /// The directory to make
     #[arg(long, value_name = "DIR")]
@@ -298,10 +298,13 @@ pub(crate) struct QuantizeFlags {
     /// The embedding's scheme; it stays as it is when not given
     #[arg(long, value_name = "SCHEME", value_parser = scheme)]
     pub(crate) embeddings: Option<Scheme>,
-    /// How integers are chosen: rtn, mse, awq, gptq or gptq-act-order
+    /// How integers are chosen: rtn, mse, awq, gptq, gptq-act-order or best
     #[arg(long, default_value = "rtn", value_parser = method)]
     pub(crate) method: Method,
-    /// What `smelt calibrate` made of this checkpoint; awq and gptq need it
+    /// Ways that best tries for each weight; 3 when not given
+    #[arg(long, value_name = "N", value_parser = budget)]
+    pub(crate) budget: Option<usize>,
+    /// What `smelt calibrate` made of this checkpoint; awq, gptq and best need it, mse may have it
     #[arg(long, value_name = "DIR")]
     pub(crate) calibration: Option<PathBuf>,
     /// Leave the tensors of these names as they are; * is any run of characters (may be given
@@ -329,6 +332,13 @@ fn tokens(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|tokens| (1..=ROWS_MAX).contains(tokens))
         .ok_or_else(|| format!("a whole number from 1 to {ROWS_MAX}"))
+}
+
+fn budget(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|budget| (1..=BUDGET_MAX).contains(budget))
+        .ok_or_else(|| format!("a whole number from 1 to {BUDGET_MAX}"))
 }
 
 #[derive(Debug, Args)]

@@ -22,6 +22,14 @@ use crate::last::{Last, Took};
 /// What stages that stream hold at most: one block of a tensor in, one out, and the graph.  Of models of
 /// 2B they were measured to hold a quarter of it.
 const STREAMING_BYTES: u64 = 48 << 20;
+/// What calibrating and rounding by what was seen hold of a model of 2B: activations between two layers, a
+/// thousand rows inside one, and what is kept of them.  It grows with the widths of the model, hence by
+/// less than its size.
+const LEARNING_BYTES: u64 = 512 << 20;
+/// The least that they hold: blocks of weights, and the built-in texts.
+const LEARNING_BYTES_MIN: u64 = 96 << 20;
+/// The bytes of a checkpoint of 2B.
+const LEARNT_FROM_BYTES: u64 = 4 << 30;
 /// Of stages of one kind and way so many are remembered.
 const ALIKE_MAX: usize = 16;
 /// A stage that reads over this many times more than one before it is not like it.
@@ -149,7 +157,8 @@ impl Asked<'_> {
         let is_same = |took: &Took| took.recipe == Some(*recipe_key) && !self.is_changed;
         let learned = known(Basis::Learned, took.filter(is_same).map(|took| took.held_bytes));
         let before = || known(Basis::Alike, took.map(|took| took.held_bytes));
-        let estimated = || known(Basis::Estimated, streaming(*kind, self.params));
+        let learning = || learning(*kind, self.params, input_bytes()?);
+        let estimated = || known(Basis::Estimated, streaming(*kind, self.params).or_else(learning));
         let like = || {
             let bytes = || alike.of(*kind, &how(self.params), input_bytes()?);
             known(Basis::Alike, (*kind != Kind::Command).then(bytes).flatten())
@@ -178,6 +187,14 @@ fn streaming(kind: Kind, params: &BTreeMap<String, Value>) -> Option<u64> {
         | Kind::Command => false,
     };
     streams.then_some(STREAMING_BYTES)
+}
+
+/// What a stage holds at most that learns from what a model's layers are fed, which it reads with the model.
+fn learning(kind: Kind, params: &BTreeMap<String, Value>, input_bytes: u64) -> Option<u64> {
+    let is_best = params.get("method").and_then(Value::as_str) == Some("best");
+    let learns = kind == Kind::Calibrate || kind == Kind::Quantize && is_best;
+    let share = LEARNING_BYTES.saturating_mul(input_bytes / 1024) / (LEARNT_FROM_BYTES / 1024);
+    learns.then_some(share.clamp(LEARNING_BYTES_MIN, LEARNING_BYTES))
 }
 
 /// The params that decide how a kind works.
@@ -248,6 +265,18 @@ mod tests {
         check(Kind::Quantize, serde_json::json!({ "method": "gptq" }), false);
         check(Kind::LlmEngineBuild, serde_json::json!({ "max-slots": 4 }), true);
         check(Kind::Verify, serde_json::json!({}), false);
+    }
+
+    #[test]
+    fn what_learns_from_a_model_holds_a_part_of_it() {
+        let params = |method: &str| BTreeMap::from([("method".to_owned(), Value::from(method))]);
+        let best = |bytes| learning(Kind::Quantize, &params("best"), bytes);
+        assert_eq!(best(4 << 30), Some(512 << 20));
+        assert_eq!(best(1 << 30), Some(128 << 20));
+        assert_eq!(best(1000), Some(LEARNING_BYTES_MIN));
+        assert_eq!(best(u64::MAX), Some(LEARNING_BYTES));
+        assert_eq!(learning(Kind::Quantize, &params("rtn"), 1000), None);
+        assert_eq!(learning(Kind::Calibrate, &BTreeMap::new(), 4 << 30), Some(512 << 20));
     }
 
     #[test]

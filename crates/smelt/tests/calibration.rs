@@ -82,13 +82,15 @@ fn what_cannot_be_calibrated_or_quantised_is_refused_in_one_line() {
     );
     let elsewhere = ["--method", "gptq", "--calibration", "nowhere"];
     refused(&[&quantize[..], &elsewhere].concat(), 4, "nowhere/calibrate.json");
-    let idle = ["--method", "mse", "--calibration", "nowhere"];
-    refused(&[&quantize[..], &idle].concat(), 2, "method mse reads no --calibration");
+    let idle = ["--method", "rtn", "--calibration", "nowhere"];
+    refused(&[&quantize[..], &idle].concat(), 2, "method rtn reads no --calibration");
+    let idle = ["--method", "gptq", "--budget", "2", "--calibration", "nowhere"];
+    refused(&[&quantize[..], &idle].concat(), 2, "--budget is for --method best");
     refused(&[&quantize[..], &["--exclude", "*.attn.*"]].concat(), 4, "matches no weight");
     refused(&["quantize", &checkpoint, "--scheme", "int3"], 2, "int4-g128-asym");
     world.write("empty.txt", "\n");
     refused(&["calibrate", &checkpoint, "--text", "empty.txt"], 2, "it holds no prompt");
-    world.write("long.txt", &"word ".repeat(20_000));
+    world.write("long.txt", &"word ".repeat(80_000));
     refused(&["calibrate", &checkpoint, "--text", "long.txt"], 4, "tokens");
     refused(&["calibrate", &checkpoint, "--image", "empty.txt"], 4, "empty.txt");
 }

@@ -1,7 +1,7 @@
 //! Watches what goes into each linear layer of a language model while it reads prompts.
 //!
-//! Prompts run through the f32 reference all at once, so each weight is read once; what is seen of
-//! an input goes to disk before the next one comes.  [`Calibration`] serves it to the quantisers.
+//! Prompts run through the f32 reference layer by layer, some of them at once; what is seen of an
+//! input goes to disk before the next layer comes.  [`Calibration`] serves it to the quantisers.
 //! Knows nothing of tokenizers: prompts come as tokens.
 
 mod statistics;
@@ -21,8 +21,8 @@ use statistics::{FORMAT, Index, Input};
 
 pub use statistics::{Calibration, CalibrationError, INDEX_FILE, ROWS_MAX, STATISTICS_FILE};
 
-/// The most tokens that run at once: activations of so many are a few hundred MiB at 2B.
-pub const TOKENS_MAX: usize = 8192;
+/// The most tokens of all prompts: between two layers they take 384 MiB at 2B.
+pub const TOKENS_MAX: usize = 65_536;
 
 /// f32 bytes of a block of weight rows.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -103,12 +103,18 @@ pub fn calibrate(
     let specs: Vec<TensorSpec> = inputs.iter().flat_map(|i| i.specs(kept.len())).collect();
     let mut writer = Writer::create(&out_dir.join(STATISTICS_FILE), &specs, &BTreeMap::new())?;
     let mut ended = Ok(());
+    let mut open: Vec<Seeing<'_>> = Vec::new();
     let mut expected = inputs.iter();
     observe(ckpt, prompts, progress, &mut |name, x| {
-        let input = expected.next().filter(|input| input.name == name);
-        let input = input.expect("the reference meets the inputs in the order of the list");
-        if ended.is_ok() {
-            ended = see(ckpt, input, x, &kept, &mut writer);
+        let at = open.iter().position(|seeing| seeing.input.name == name).unwrap_or_else(|| {
+            let input = expected.next().filter(|input| input.name == name);
+            let input = input.expect("the reference meets the inputs in the order of the list");
+            open.push(Seeing::new(input));
+            open.len() - 1
+        });
+        open[at].take(x, &kept);
+        if open[at].tokens == tokens && ended.is_ok() {
+            ended = open.remove(at).write(ckpt, &mut writer);
         }
     })?;
     ended?;
@@ -140,35 +146,53 @@ fn inputs(llm: &Decoder) -> Vec<Input> {
     inputs
 }
 
-/// Writes what there is to say of `x` `[tokens, channels]`.
-fn see(
-    ckpt: &Checkpoint,
-    input: &Input,
-    x: &[f32],
-    kept: &[usize],
-    writer: &mut Writer,
-) -> Result<(), CalibrateError> {
-    let (mut sums, mut most) = (vec![0.0_f64; input.channels], vec![0.0_f32; input.channels]);
-    for row in x.chunks(input.channels) {
-        for ((sum, most), x) in sums.iter_mut().zip(&mut most).zip(row) {
-            *sum += f64::from(x.abs());
-            *most = most.max(x.abs());
+/// An input while rows of it come in.
+struct Seeing<'a> {
+    input: &'a Input,
+    tokens: usize,
+    /// Σ|x| and max|x| of each channel.
+    sums: Vec<f64>,
+    most: Vec<f32>,
+    /// The rows that are kept, as they are stored.
+    kept: Vec<u8>,
+}
+
+impl<'a> Seeing<'a> {
+    fn new(input: &'a Input) -> Self {
+        let channels = input.channels;
+        let (sums, most) = (vec![0.0; channels], vec![0.0; channels]);
+        Self { input, tokens: 0, sums, most, kept: Vec::new() }
+    }
+
+    /// Takes the rows `x` `[rows, channels]`, which follow those before; `kept` are the numbers of the
+    /// tokens to keep, rising.
+    fn take(&mut self, x: &[f32], kept: &[usize]) {
+        for row in x.chunks(self.input.channels) {
+            for ((sum, most), x) in self.sums.iter_mut().zip(&mut self.most).zip(row) {
+                *sum += f64::from(x.abs());
+                *most = most.max(x.abs());
+            }
+            if kept.binary_search(&self.tokens).is_ok() {
+                self.kept.extend(narrow(Dtype::BF16, row));
+            }
+            self.tokens += 1;
         }
     }
-    if let Some(channel) = sums.iter().position(|sum| !sum.is_finite()) {
-        return Err(CalibrateError::NotFinite { linear: input.linears[0].clone(), channel });
+
+    /// Writes what there is to say.
+    fn write(self, ckpt: &Checkpoint, writer: &mut Writer) -> Result<(), CalibrateError> {
+        if let Some(channel) = self.sums.iter().position(|sum| !sum.is_finite()) {
+            let linear = self.input.linears[0].clone();
+            return Err(CalibrateError::NotFinite { linear, channel });
+        }
+        let count = self.tokens as f64;
+        let mean: Vec<f32> = self.sums.iter().map(|sum| (sum / count) as f32).collect();
+        let smooth = smooth(&self.most, &largest_weights(ckpt, self.input)?);
+        for vector in [mean, self.most, smooth] {
+            writer.write(&narrow(Dtype::F32, &vector))?;
+        }
+        Ok(writer.write(&self.kept)?)
     }
-    let count = (x.len() / input.channels) as f64;
-    let mean: Vec<f32> = sums.iter().map(|sum| (sum / count) as f32).collect();
-    let smooth = smooth(&most, &largest_weights(ckpt, input)?);
-    for vector in [mean, most, smooth] {
-        writer.write(&narrow(Dtype::F32, &vector))?;
-    }
-    for row in kept {
-        let row = &x[row * input.channels..][..input.channels];
-        writer.write(&narrow(Dtype::BF16, row))?;
-    }
-    Ok(())
 }
 
 fn narrow(dtype: Dtype, values: &[f32]) -> Vec<u8> {
@@ -245,8 +269,11 @@ mod tests {
     fn fed(ckpt: &Checkpoint, sequences: &[&[u32]]) -> Vec<(String, Vec<f32>)> {
         let sequences: Vec<_> =
             sequences.iter().map(|tokens| Prompt::plain(tokens, None)).collect();
-        let mut fed = Vec::new();
-        let mut see = |name: &str, x: &[f32]| fed.push((name.to_owned(), x.to_vec()));
+        let mut fed: Vec<(String, Vec<f32>)> = Vec::new();
+        let mut see = |name: &str, x: &[f32]| match fed.iter_mut().find(|fed| fed.0 == name) {
+            Some((_, rows)) => rows.extend(x),
+            None => fed.push((name.to_owned(), x.to_vec())),
+        };
         observe(ckpt, &sequences, &mut |_| {}, &mut see).unwrap();
         fed
     }
@@ -262,6 +289,20 @@ mod tests {
             together.iter().zip(fed(&ckpt, &[&a]).iter().zip(&fed(&ckpt, &[&b])))
         {
             assert!(both.1 == [one.1.as_slice(), &other.1].concat(), "{}", both.0);
+        }
+    }
+
+    #[test]
+    fn many_prompts_are_seen_as_few_are() {
+        let sample = Sample::tiny();
+        let ckpt = Checkpoint::open(sample.dir()).unwrap();
+        let prompts: Vec<Vec<u32>> = (0..5).map(|n| vec![7 * n + 3; 400]).collect();
+        let all: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+        let together = fed(&ckpt, &all);
+        let alone: Vec<_> = all.iter().map(|tokens| fed(&ckpt, &[tokens])).collect();
+        for (n, (name, x)) in together.iter().enumerate() {
+            let parts: Vec<&[f32]> = alone.iter().map(|fed| fed[n].1.as_slice()).collect();
+            assert!(*x == parts.concat(), "{name}");
         }
     }
 

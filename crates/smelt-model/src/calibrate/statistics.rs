@@ -24,8 +24,8 @@ pub const STATISTICS_FILE: &str = "statistics.safetensors";
 /// The version of the directory's layout.
 pub(super) const FORMAT: u32 = 1;
 
-/// The most rows kept of one input: quantisers hold a square of so many numbers.
-pub const ROWS_MAX: usize = 2048;
+/// The most rows kept of one input: quantisers hold a square of so many numbers, 128 MiB at most.
+pub const ROWS_MAX: usize = 4096;
 
 /// Why statistics could not be read.
 #[derive(Debug, thiserror::Error)]

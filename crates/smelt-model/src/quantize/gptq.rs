@@ -8,14 +8,20 @@
 //! x_j · g_k with g_k = P x_k / (λ + x_k · P x_k), and the sum is the dot product of g_k with the
 //! output error so far, n numbers a row.  Knows nothing of files.
 
+use std::sync::Arc;
 use std::thread;
+
+use pulp::{Arch, Simd, WithSimd};
 
 use super::figures::{RowSums, Sums};
 use super::group::{Rounded, Rounder, Step};
 use crate::reference::matmul::{Panels, Target, View};
 
 /// λ as a part of the mean of H's diagonal; the value of the paper.
-const DAMPING: f64 = 0.01;
+pub(super) const DAMPING: f64 = 0.01;
+
+/// Sums of a dot product that are kept apart.
+const DOT_LANES: usize = 8;
 
 /// Inputs eliminated together: their products with a row of P stay in registers.
 const TOGETHER: usize = 16;
@@ -66,34 +72,109 @@ impl Activations {
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    struct Dot<'a>(&'a [f32], &'a [f32]);
+    impl WithSimd for Dot<'_> {
+        type Output = f64;
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, _: S) -> f64 {
+            let ((a, a_last), (b, b_last)) =
+                (self.0.as_chunks::<DOT_LANES>(), self.1.as_chunks::<DOT_LANES>());
+            let mut sums = [0.0; DOT_LANES];
+            for (a, b) in a.iter().zip(b) {
+                for lane in 0..DOT_LANES {
+                    sums[lane] += f64::from(a[lane]) * f64::from(b[lane]);
+                }
+            }
+            let last = a_last.iter().zip(b_last).map(|(a, b)| f64::from(*a) * f64::from(*b));
+            sums.iter().sum::<f64>() + last.sum::<f64>()
+        }
+    }
+    Arch::new().dispatch(Dot(a, b))
 }
+
+/// The activations of some inputs side by side, packed so that errors of blocks of inputs become output errors.
+#[derive(Clone)]
+pub(super) struct Packed(Arc<Vec<Panels>>);
 
 /// What earlier errors ask of each input.
 pub(super) struct Feedback {
-    x: Activations,
-    /// `[inputs, samples]`: the vectors g.
-    gain: Vec<f32>,
+    inputs: usize,
+    samples: usize,
     /// Inputs rounded between two products.
     block: usize,
+    /// Of each block: x, `[inputs of the block, samples]` as errors meet it.
+    x: Packed,
+    /// Of each block: the vectors g as output errors meet them.
+    gain: Vec<Panels>,
     /// `[inputs, block]`: M inside each block, row j holding x_j · g_k for the k of its block.
     inside: Vec<f32>,
+    /// Where groups stay as they lie while inputs are rounded in another order.
+    places: Option<Places>,
+}
+
+/// How groups that stay as they lie are rounded.
+struct Places {
+    /// The inputs in the order they are rounded.
+    order: Vec<usize>,
+    /// What errors of each input cost, in the inputs' own order: groups choose their clips by it.
+    importance: Vec<f32>,
+}
+
+impl Packed {
+    /// `x`, in blocks of `block` inputs.
+    pub(super) fn new(x: &Activations, block: usize) -> Self {
+        let pack = |inputs: &[f32]| {
+            let mut panels = Panels::default();
+            let view = View::rows(inputs, x.samples).transposed();
+            panels.pack(view, x.samples, inputs.len() / x.samples, 1);
+            panels
+        };
+        Self(Arc::new(x.values.chunks(block * x.samples).map(pack).collect()))
+    }
+}
+
+/// Inputs rounded between two products where scales are shared by `group`.
+pub(super) fn block_of(inputs: usize, group: Option<usize>) -> usize {
+    group.unwrap_or(BLOCK).min(inputs)
 }
 
 impl Feedback {
     /// The feedback for inputs in the order of `x`, rounded `group` at a time.
-    pub(super) fn new(x: Activations, group: Option<usize>, threads: usize) -> Self {
-        let block = group.unwrap_or(BLOCK).min(x.inputs());
-        let gain = gains(&x, threads);
-        let mut inside = vec![0.0; x.inputs() * block];
+    pub(super) fn new(x: &Activations, group: Option<usize>, threads: usize) -> Self {
+        let packed = Packed::new(x, block_of(x.inputs(), group));
+        Self::damped(x, packed, group, (DAMPING, threads))
+    }
+
+    /// The same with λ as `damping` has it, `packed` being `x`.
+    pub(super) fn damped(
+        x: &Activations,
+        packed: Packed,
+        group: Option<usize>,
+        (damping, threads): (f64, usize),
+    ) -> Self {
+        let (inputs, samples) = (x.inputs(), x.samples);
+        let block = block_of(inputs, group);
+        let gain = gains(x, damping, threads);
+        let mut inside = vec![0.0; inputs * block];
         for_chunks(threads, &mut inside, block, |j, row| {
             let first = j / block * block;
-            for k in j + 1..x.inputs().min(first + block) {
-                let gain = &gain[k * x.samples..][..x.samples];
-                row[k - first] = dot(x.of(j), gain) as f32;
+            for k in j + 1..inputs.min(first + block) {
+                row[k - first] = dot(x.of(j), &gain[k * samples..][..samples]) as f32;
             }
         });
-        Self { x, gain, block, inside }
+        let pack = |gain: &[f32]| {
+            let mut panels = Panels::default();
+            panels.pack(View::rows(gain, samples), gain.len() / samples, samples, 1);
+            panels
+        };
+        let gain = gain.chunks(block * samples).map(pack).collect();
+        Self { inputs, samples, block, x: packed, gain, inside, places: None }
+    }
+
+    /// The same for inputs that were put in `order` before, while groups stay as they lie; their clips are
+    /// chosen by `importance`, one of each input in its own place.
+    pub(super) fn in_places(self, order: Vec<usize>, importance: Vec<f32>) -> Self {
+        Self { places: Some(Places { order, importance }), ..self }
     }
 
     /// Rounds `rows` of weights `[rows, inputs]` and appends them to `out`; says what that costs, or
@@ -104,42 +185,77 @@ impl Feedback {
         rounder: Rounder,
         out: &mut Rounded,
     ) -> Result<Sums, usize> {
-        let width = self.x.inputs();
-        let count = rows.len() / width;
-        let mut solved = Solved::new(count, width);
-        if rounder.grid.group.is_none() {
-            solved.fit(rows, width, rounder)?;
-        }
-        let mut missed = vec![0.0; count * self.x.samples];
-        for first in (0..width).step_by(self.block) {
-            let block = self.block.min(width - first);
-            let mut wanted = self.wanted(rows, first, block, &missed);
-            if rounder.grid.group.is_some() {
-                solved.fit(&self.settled(rows, first, &wanted), block, rounder)?;
-                solved.keep_steps();
+        Ok(self.solve(rows, rounder)?.put(rows, rounder, out))
+    }
+
+    /// What `rows` `[rows, inputs]` would be rounded to, in their own order of inputs.
+    pub(super) fn rounded(&self, rows: &[f32], rounder: Rounder) -> Result<Vec<f32>, usize> {
+        Ok(self.solve(rows, rounder)?.values)
+    }
+
+    fn solve(&self, rows: &[f32], rounder: Rounder) -> Result<Solved, usize> {
+        let width = self.inputs;
+        let mut solved = Solved::new(rows.len() / width, width, rounder.grid.groups(width));
+        let group = rounder.grid.group.unwrap_or(width);
+        let Some(Places { order, importance }) = &self.places else {
+            if rounder.grid.group.is_none() {
+                solved.fit(rows, width, 0, (rounder, None))?;
             }
-            let errors = self.round_block(rows, first, &mut wanted, &mut solved);
+            self.go(rows, &mut solved, |k| k / group, Some(rounder))?;
+            return Ok(solved);
+        };
+        for (index, importance) in importance.chunks(group).enumerate() {
+            let values: Vec<f32> = rows
+                .chunks(width)
+                .flat_map(|row| &row[index * group..][..importance.len()])
+                .copied()
+                .collect();
+            solved.fit(&values, importance.len(), index, (rounder, Some(importance)))?;
+        }
+        let ordered: Vec<f32> =
+            rows.chunks(width).flat_map(|row| order.iter().map(|input| row[*input])).collect();
+        self.go(&ordered, &mut solved, |k| order[k] / group, None)?;
+        solved.put_back(order);
+        Ok(solved)
+    }
+
+    /// Rounds `rows`, in the order of this, block by block; input k belongs to the group `group_of(k)`,
+    /// the steps of which are found at the beginning of its block by `rounder` where one is given.
+    fn go(
+        &self,
+        rows: &[f32],
+        solved: &mut Solved,
+        group_of: impl Fn(usize) -> usize,
+        rounder: Option<Rounder>,
+    ) -> Result<(), usize> {
+        let rounder = rounder.filter(|rounder| rounder.grid.group.is_some());
+        let mut missed = vec![0.0; rows.len() / self.inputs * self.samples];
+        for first in (0..self.inputs).step_by(self.block) {
+            let block = self.block.min(self.inputs - first);
+            let mut wanted = self.wanted(rows, first, block, &missed);
+            if let Some(rounder) = rounder {
+                let settled = self.settled(rows, first, &wanted);
+                solved.fit(&settled, block, group_of(first), (rounder, None))?;
+            }
+            let errors = self.round_block(rows, first, &mut wanted, (solved, &group_of));
             self.add_missed(&errors, first, &mut missed);
         }
-        Ok(solved.put(rows, rounder, out))
+        Ok(())
     }
 
     /// `w_k` plus what the errors of earlier blocks ask for: `[rows, block]`.
     fn wanted(&self, rows: &[f32], first: usize, block: usize, missed: &[f32]) -> Vec<f32> {
-        let (width, samples) = (self.x.inputs(), self.x.samples);
         let mut wanted: Vec<f32> =
-            rows.chunks(width).flat_map(|row| &row[first..first + block]).copied().collect();
-        let mut panels = Panels::default();
-        panels.pack(View::rows(&self.gain[first * samples..], samples), block, samples, 1);
+            rows.chunks(self.inputs).flat_map(|row| &row[first..first + block]).copied().collect();
         let mut target = Target { values: &mut wanted, stride: block, column: 0 };
-        panels.add_product(View::rows(missed, samples), &mut target);
+        self.gain[first / self.block].add_product(View::rows(missed, self.samples), &mut target);
         wanted
     }
 
     /// What a block would be rounded at if its own inputs were exact, which is what its scales are
     /// for: the errors of earlier blocks, made up for by all later inputs together.
     fn settled(&self, rows: &[f32], first: usize, wanted: &[f32]) -> Vec<f32> {
-        let width = self.x.inputs();
+        let width = self.inputs;
         let block = wanted.len() * width / rows.len();
         let mut settled = wanted.to_vec();
         for (row, settled) in rows.chunks(width).zip(settled.chunks_mut(block)) {
@@ -160,16 +276,17 @@ impl Feedback {
         rows: &[f32],
         first: usize,
         wanted: &mut [f32],
-        solved: &mut Solved,
+        (solved, group_of): (&mut Solved, &impl Fn(usize) -> usize),
     ) -> Vec<f32> {
-        let (width, block) = (self.x.inputs(), wanted.len() / solved.steps.len());
+        let width = self.inputs;
+        let block = wanted.len() * width / rows.len();
         let mut errors = vec![0.0; wanted.len()];
         for (n, (wanted, errors)) in
             wanted.chunks_mut(block).zip(errors.chunks_mut(block)).enumerate()
         {
-            let step = solved.steps[n];
             for k in 0..block {
                 let column = first + k;
+                let step = solved.steps[n * solved.groups + group_of(column)];
                 let (level, value) = step.round(wanted[k]);
                 solved.levels[n * width + column] = level;
                 solved.values[n * width + column] = value;
@@ -186,13 +303,9 @@ impl Feedback {
 
     /// Adds a block's errors to the output errors: `[rows, samples]`.
     fn add_missed(&self, errors: &[f32], first: usize, missed: &mut [f32]) {
-        let samples = self.x.samples;
-        let block = errors.len() * samples / missed.len();
-        let mut panels = Panels::default();
-        let x = View::rows(&self.x.values[first * samples..], samples).transposed();
-        panels.pack(x, samples, block, 1);
-        let mut target = Target { values: missed, stride: samples, column: 0 };
-        panels.add_product(View::rows(errors, block), &mut target);
+        let block = errors.len() * self.samples / missed.len();
+        let mut target = Target { values: missed, stride: self.samples, column: 0 };
+        self.x.0[first / self.block].add_product(View::rows(errors, block), &mut target);
     }
 }
 
@@ -202,36 +315,47 @@ struct Solved {
     levels: Vec<u8>,
     /// `[rows, inputs]`: what the integers stand for.
     values: Vec<f32>,
-    /// Of each row: the step in use.
+    /// `[rows, groups]`.
     steps: Vec<Step>,
-    /// Of each row: the steps of its groups, where there are groups.
-    kept: Vec<Vec<Step>>,
+    groups: usize,
     width: usize,
 }
 
 impl Solved {
-    fn new(rows: usize, width: usize) -> Self {
+    fn new(rows: usize, width: usize, groups: usize) -> Self {
         Self {
             levels: vec![0; rows * width],
             values: vec![0.0; rows * width],
-            steps: Vec::new(),
-            kept: vec![Vec::new(); rows],
+            steps: vec![Step::ZERO; rows * groups],
+            groups,
             width,
         }
     }
 
-    /// Finds the steps of all rows, the values of which lie in `rows` `width` apart.
-    fn fit(&mut self, rows: &[f32], width: usize, rounder: Rounder) -> Result<(), usize> {
-        self.steps.clear();
+    /// Finds the steps of the group `index` in all rows, the values of which lie in `rows` `width` apart.
+    fn fit(
+        &mut self,
+        rows: &[f32],
+        width: usize,
+        index: usize,
+        (rounder, importance): (Rounder, Option<&[f32]>),
+    ) -> Result<(), usize> {
         for (n, row) in rows.chunks(width).enumerate() {
-            self.steps.push(rounder.fit(row, None).ok_or(n)?);
+            self.steps[n * self.groups + index] = rounder.fit(row, importance).ok_or(n)?;
         }
         Ok(())
     }
 
-    fn keep_steps(&mut self) {
-        for (kept, step) in self.kept.iter_mut().zip(&self.steps) {
-            kept.push(*step);
+    /// Puts columns that were rounded in `order` back to where they belong.
+    fn put_back(&mut self, order: &[usize]) {
+        let (mut levels, mut values) = (vec![0; self.width], vec![0.0; self.width]);
+        let rows = self.levels.chunks_mut(self.width).zip(self.values.chunks_mut(self.width));
+        for (row_levels, row_values) in rows {
+            for (k, input) in order.iter().enumerate() {
+                (levels[*input], values[*input]) = (row_levels[k], row_values[k]);
+            }
+            row_levels.copy_from_slice(&levels);
+            row_values.copy_from_slice(&values);
         }
     }
 
@@ -239,11 +363,7 @@ impl Solved {
     fn put(&self, rows: &[f32], rounder: Rounder, out: &mut Rounded) -> Sums {
         let mut sums = Sums::default();
         for (n, row) in rows.chunks(self.width).enumerate() {
-            let steps = if rounder.grid.group.is_some() {
-                self.kept[n].as_slice()
-            } else {
-                std::slice::from_ref(&self.steps[n])
-            };
+            let steps = &self.steps[n * self.groups..][..self.groups];
             steps.iter().for_each(|step| rounder.put_step(*step, out));
             let here = n * self.width..(n + 1) * self.width;
             rounder.put_levels(&self.levels[here.clone()], out);
@@ -256,11 +376,11 @@ impl Solved {
 }
 
 /// The vectors g of all inputs, found from the last to the first.
-fn gains(x: &Activations, threads: usize) -> Vec<f32> {
+fn gains(x: &Activations, damping: f64, threads: usize) -> Vec<f32> {
     let (inputs, samples) = (x.inputs(), x.samples);
     let mean = x.energy().iter().sum::<f64>() / inputs as f64;
     // Layers that were never fed are rounded as they are.
-    let damping = if mean > 0.0 { DAMPING * mean } else { 1.0 };
+    let damping = if mean > 0.0 { damping * mean } else { 1.0 };
     let mut gain = vec![0.0; inputs * samples];
     let mut p = vec![0.0; samples * samples];
     (0..samples).for_each(|n| p[n * samples + n] = 1.0);
@@ -272,10 +392,7 @@ fn gains(x: &Activations, threads: usize) -> Vec<f32> {
             gain.iter_mut().zip(&gone.u).for_each(|(gain, u)| *gain = (u / gone.pivot) as f32);
         }
         for_chunks(threads, &mut p, samples, |n, row| {
-            for gone in &eliminated {
-                let factor = gone.u[n] / gone.pivot;
-                row.iter_mut().zip(&gone.u).for_each(|(p, u)| *p -= factor * u);
-            }
+            Arch::new().dispatch(Lower { n, row, eliminated: &eliminated });
         });
     }
     gain
@@ -285,6 +402,59 @@ fn gains(x: &Activations, threads: usize) -> Vec<f32> {
 struct Eliminated {
     u: Vec<f64>,
     pivot: f64,
+}
+
+/// Takes what was eliminated out of row `n` of P.
+struct Lower<'a> {
+    n: usize,
+    row: &'a mut [f64],
+    eliminated: &'a [Eliminated],
+}
+
+impl WithSimd for Lower<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { n, row, eliminated } = self;
+        /// Values of a row that stay in registers while all of a block is taken out of them.
+        const PART: usize = 32;
+        let factors: Vec<f64> = eliminated.iter().map(|gone| gone.u[n] / gone.pivot).collect();
+        let (parts, last) = row.as_chunks_mut::<PART>();
+        let first = parts.len() * PART;
+        for (index, part) in parts.iter_mut().enumerate() {
+            for (gone, factor) in eliminated.iter().zip(&factors) {
+                let u = &gone.u.as_chunks::<PART>().0[index];
+                for lane in 0..PART {
+                    part[lane] -= factor * u[lane];
+                }
+            }
+        }
+        for (gone, factor) in eliminated.iter().zip(&factors) {
+            last.iter_mut().zip(&gone.u[first..]).for_each(|(p, u)| *p -= factor * u);
+        }
+    }
+}
+
+/// The products of one row of P with the samples of a block of inputs.
+struct Meet<'a> {
+    row: &'a [f64],
+    beside: &'a [[f64; TOGETHER]],
+}
+
+impl WithSimd for Meet<'_> {
+    type Output = [f64; TOGETHER];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> [f64; TOGETHER] {
+        let mut sums = [0.0; TOGETHER];
+        for (p, lanes) in self.row.iter().zip(self.beside) {
+            for lane in 0..TOGETHER {
+                sums[lane] += p * lanes[lane];
+            }
+        }
+        sums
+    }
 }
 
 /// Takes the inputs of `block` out of `p`, the last one first; returned in the order of the block.
@@ -303,13 +473,8 @@ fn eliminate(
     }
     let mut products = vec![0.0; samples * TOGETHER];
     for_chunks(threads, &mut products, TOGETHER, |n, out| {
-        let mut sums = [0.0; TOGETHER];
-        for (p, lanes) in p[n * samples..][..samples].iter().zip(&beside) {
-            for lane in 0..TOGETHER {
-                sums[lane] += p * lanes[lane];
-            }
-        }
-        out.copy_from_slice(&sums);
+        let row = &p[n * samples..][..samples];
+        out.copy_from_slice(&Arch::new().dispatch(Meet { row, beside: &beside }));
     });
     let mut gone: Vec<Eliminated> = Vec::new();
     for (lane, _) in block.enumerate().rev() {
@@ -377,7 +542,7 @@ mod tests {
             for x in [one_each, vec![0.0; 2 * width]] {
                 let x = Activations::from_rows(&x, width);
                 let mut found = Rounded::default();
-                Feedback::new(x, grid.group, 2).round(&rows, rounder, &mut found).unwrap();
+                Feedback::new(&x, grid.group, 2).round(&rows, rounder, &mut found).unwrap();
                 assert_eq!(found.levels, alone.levels, "{scheme}");
                 assert_eq!(
                     (found.scales, found.zeros),
@@ -393,7 +558,7 @@ mod tests {
         let (inputs, samples) = (37, 6);
         let x = Activations::from_rows(&noise(9, inputs * samples), inputs);
         let damping = DAMPING * x.energy().iter().sum::<f64>() / inputs as f64;
-        let found = gains(&x, 3);
+        let found = gains(&x, DAMPING, 3);
         for k in 0..inputs {
             // (λI + Σ_{j≥k} x_j x_jᵀ) g = x_k, since P_k x_k / (λ + x_k · P_k x_k) is its solution.
             let gain = &found[k * samples..][..samples];
@@ -411,7 +576,7 @@ mod tests {
         let mut rows = noise(1, 3 * 40);
         rows[40 + 7] = f32::NAN;
         let rounder = Rounder { grid: Scheme::Int4G32.grid().unwrap(), clips: CLIPS };
-        let feedback = Feedback::new(Activations::from_rows(&noise(2, 5 * 40), 40), Some(32), 1);
+        let feedback = Feedback::new(&Activations::from_rows(&noise(2, 5 * 40), 40), Some(32), 1);
         assert_eq!(feedback.round(&rows, rounder, &mut Rounded::default()), Err(1));
     }
 }

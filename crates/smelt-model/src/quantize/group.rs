@@ -39,6 +39,9 @@ pub(super) struct Step {
 }
 
 impl Step {
+    /// Of a group of zeros.
+    pub(super) const ZERO: Self = Self { scale: 0.0, zero: 0, divisor: 1.0, low: 0.0, high: 0.0 };
+
     /// The nearest integer to `value`, zero taken off, plus [`ROUNDER`].
     #[inline(always)]
     fn shifted(self, value: f32) -> f32 {

@@ -8,6 +8,7 @@
 //! Knows nothing of engines: how a kernel packs the integers is not decided here.
 
 mod awq;
+mod best;
 mod figures;
 mod glob;
 mod gptq;
@@ -33,6 +34,7 @@ use crate::model::block_of;
 use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 use crate::scheme::{self, Mark};
 
+use best::Trial;
 use figures::Sums;
 use gptq::{Activations, Feedback};
 use group::{CLIPS, Rounder, UNCLIPPED};
@@ -51,7 +53,8 @@ pub use report::{REPORT_FILE, Report, TensorReport};
 pub enum Method {
     /// Each value to the nearest integer, the largest of a group being the largest integer.
     Rtn,
-    /// The same, each group clipped where its squared error is least.
+    /// The same, each group clipped where its squared error is least, which is weighed by the inputs
+    /// where these were seen.
     Mse,
     /// AWQ: inputs scaled by what was seen of them, then clipped where the output error is least.
     Awq,
@@ -59,14 +62,18 @@ pub enum Method {
     Gptq,
     /// GPTQ, the largest inputs first; columns are stored in that order where groups share scales.
     GptqActOrder,
+    /// For each weight the way of several that costs its outputs least, measured on activations that
+    /// none of them was fitted to.
+    Best,
 }
 
 impl Method {
     /// Every method, in the order of the enum.
-    pub const ALL: [Self; 5] = [Self::Rtn, Self::Mse, Self::Awq, Self::Gptq, Self::GptqActOrder];
+    pub const ALL: [Self; 6] =
+        [Self::Rtn, Self::Mse, Self::Awq, Self::Gptq, Self::GptqActOrder, Self::Best];
 
     /// The words of [`Method::ALL`], as pipelines and flags use them.
-    pub const WORDS: [&'static str; 5] = ["rtn", "mse", "awq", "gptq", "gptq-act-order"];
+    pub const WORDS: [&'static str; 6] = ["rtn", "mse", "awq", "gptq", "gptq-act-order", "best"];
 
     /// The word pipelines and flags use.
     pub fn name(self) -> &'static str {
@@ -80,13 +87,24 @@ impl Method {
 
     /// Whether it needs what a `calibrate` stage saw.
     pub fn needs_calibration(self) -> bool {
-        matches!(self, Self::Awq | Self::Gptq | Self::GptqActOrder)
+        matches!(self, Self::Awq | Self::Gptq | Self::GptqActOrder | Self::Best)
+    }
+
+    /// Whether it does something with what a `calibrate` stage saw: besides those that need it, `mse` lets
+    /// errors count as much as the inputs that they meet.
+    pub fn reads_calibration(self) -> bool {
+        self != Self::Rtn
     }
 
     fn reorders(self) -> bool {
         self == Self::GptqActOrder
     }
 }
+
+/// Ways that [`Method::Best`] tries where nothing else is said, and at most.
+pub const BUDGET: usize = 3;
+/// See [`BUDGET`].
+pub const BUDGET_MAX: usize = best::WAYS.len();
 
 /// What to quantise, and how.
 #[derive(Clone, Debug)]
@@ -100,6 +118,8 @@ pub struct Options<'a> {
     pub embeddings: Option<Scheme>,
     /// How integers are chosen.
     pub method: Method,
+    /// Ways that [`Method::Best`] tries for each weight, 1 to [`BUDGET_MAX`].
+    pub budget: usize,
     /// Patterns of the names of tensors that stay as they are: `*` any characters, `?` any one.
     pub exclude: Vec<String>,
     /// What a `calibrate` stage saw of this checkpoint.
@@ -117,6 +137,7 @@ impl Options<'_> {
             head: None,
             embeddings: None,
             method: Method::Rtn,
+            budget: BUDGET,
             exclude: Vec::new(),
             calibration: None,
             threads,
@@ -225,7 +246,7 @@ pub enum QuantizeError {
 /// of zeros has scale 0.  A tied head that is quantised becomes a copy of the embedding.  Norms and
 /// biases keep their bytes, except those AWQ divides.
 ///
-/// `progress` hears one line per layer.
+/// `progress` hears one line per layer, with the share of the weights that is done.
 ///
 /// # Errors
 /// [`QuantizeError`] naming the file or tensor; what was written until then stays.
@@ -253,11 +274,15 @@ pub fn quantize(
     let writer = Writer::create(&out_dir.join(WEIGHTS_FILE), &specs, &metadata)?;
     let (method, threads) = (options.method, options.threads.max(1));
     let source = calibration.as_ref().map(|seen| Source { ckpt, calibration: seen, threads });
-    let draft = Draft::default();
-    let mut work = Work { ckpt, method, threads, source, writer, draft, feedback: None };
+    let (draft, budget) = (Draft::default(), options.budget);
+    let mut work =
+        Work { ckpt, method, budget, threads, source, writer, draft, feedback: None, trial: None };
+    let size = |target: &Target| target.shape.iter().product::<usize>();
+    let (all, mut done) = (targets.iter().map(size).sum::<usize>().max(1), 0);
     for layer in targets.chunk_by(|a, b| block_of(&a.name) == block_of(&b.name)) {
-        progress(block_of(&layer[0].name));
+        progress(&format!("{}, {} % done", block_of(&layer[0].name), done * 100 / all));
         work.layer(layer)?;
+        done += layer.iter().map(size).sum::<usize>();
     }
     work.writer.finish()?;
     let report = work.draft.finish(&mark);
@@ -267,7 +292,7 @@ pub fn quantize(
 
 fn calibration(options: &Options<'_>) -> Result<Option<Calibration>, QuantizeError> {
     let method = options.method;
-    match options.calibration.filter(|_| method.needs_calibration()) {
+    match options.calibration.filter(|_| method.reads_calibration()) {
         Some(dir) => Ok(Some(Calibration::open(dir)?)),
         None if method.needs_calibration() => Err(QuantizeError::NoCalibration { method }),
         None => Ok(None),
@@ -278,6 +303,7 @@ fn calibration(options: &Options<'_>) -> Result<Option<Calibration>, QuantizeErr
 struct Work<'a> {
     ckpt: &'a Checkpoint,
     method: Method,
+    budget: usize,
     threads: usize,
     /// What was seen, where the method chooses by it.
     source: Option<Source<'a>>,
@@ -285,6 +311,8 @@ struct Work<'a> {
     draft: Draft,
     /// The feedback of the last input: linears that share one come one after another.
     feedback: Option<InputFeedback>,
+    /// The same of the ways that are tried.
+    trial: Option<Trial>,
 }
 
 /// What GPTQ knows of one input.
@@ -312,8 +340,8 @@ impl Work<'_> {
                 }
                 continue;
             };
-            let sums = self.round(target, grid, &mut changes)?;
-            self.draft.add(&target.name, target.scheme, &target.shape, sums);
+            let (sums, way) = self.round(target, grid, &mut changes)?;
+            self.draft.add(&target.name, target.scheme, &target.shape, (sums, way));
         }
         Ok(())
     }
@@ -323,7 +351,7 @@ impl Work<'_> {
         target: &Target,
         grid: IntGrid,
         changes: &mut Changes,
-    ) -> Result<Sums, QuantizeError> {
+    ) -> Result<(Sums, Option<&'static str>), QuantizeError> {
         let clips = if self.method == Method::Rtn { UNCLIPPED } else { CLIPS };
         let rounder = Rounder { grid, clips };
         let mut choice = Choice::Alone { change: Change::default(), importance: None };
@@ -338,12 +366,46 @@ impl Work<'_> {
                 let change = changes.weights.remove(&target.name).unwrap_or_default();
                 choice = Choice::Alone { change, importance: Some(importance) };
             }
-            (Some(source), Method::Gptq | Method::GptqActOrder) => {
-                return self.round_with_feedback(source, target, rounder);
+            (Some(source), Method::Mse) => {
+                let importance = Some(source.seen(&target.name, target.shape[1])?.square);
+                choice = Choice::Alone { change: Change::default(), importance };
             }
+            (Some(source), Method::Gptq | Method::GptqActOrder) => {
+                return Ok((self.round_with_feedback(source, target, rounder)?, None));
+            }
+            (Some(source), Method::Best) => return self.round_best(source, target, rounder),
             _ => {}
         }
-        tensor::round(self.ckpt, target, (rounder, &choice), &mut self.writer, self.threads)
+        let how = (rounder, &choice);
+        let sums = tensor::round(self.ckpt, target, how, &mut self.writer, self.threads)?;
+        Ok((sums, None))
+    }
+
+    /// Rounds by the way that costs least, and names it.
+    fn round_best(
+        &mut self,
+        source: Source<'_>,
+        target: &Target,
+        rounder: Rounder,
+    ) -> Result<(Sums, Option<&'static str>), QuantizeError> {
+        let input = source.calibration.input_of(&target.name, target.shape[1])?;
+        let is_known = |known: &Trial| known.input == input && known.grid == rounder.grid;
+        let trial = match self.trial.take().filter(is_known) {
+            Some(known) => known,
+            None => Trial::find(source, target, (input, rounder.grid), self.budget)?,
+        };
+        let (way, feedback) = trial.choose(source, target, rounder)?;
+        let choice = match feedback {
+            Some(feedback) => Choice::Feedback { feedback, order: None },
+            None => {
+                let importance = Some(trial.importance.clone());
+                Choice::Alone { change: Change::default(), importance }
+            }
+        };
+        let how = (rounder, &choice);
+        let sums = tensor::round(self.ckpt, target, how, &mut self.writer, self.threads)?;
+        self.trial = Some(trial);
+        Ok((sums, Some(way.name())))
     }
 
     fn round_with_feedback(
@@ -381,7 +443,7 @@ impl InputFeedback {
         if let Some(order) = &order {
             x = x.reordered(order);
         }
-        let feedback = Feedback::new(x, group, source.threads);
+        let feedback = Feedback::new(&x, group, source.threads);
         Ok(Self { input: input.to_owned(), group, order, feedback })
     }
 }

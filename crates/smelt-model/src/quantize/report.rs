@@ -26,6 +26,9 @@ pub struct TensorReport {
     pub scheme: &'static str,
     /// `[out, in]`.
     pub shape: Vec<usize>,
+    /// The way to its integers, where one was chosen for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub way: Option<&'static str>,
     /// The errors.
     #[serde(flatten)]
     pub figures: Figures,
@@ -54,11 +57,17 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    pub(super) fn add(&mut self, name: &str, scheme: Scheme, shape: &[usize], sums: Sums) {
+    pub(super) fn add(
+        &mut self,
+        name: &str,
+        scheme: Scheme,
+        shape: &[usize],
+        (sums, way): (Sums, Option<&'static str>),
+    ) {
         self.total.add(sums);
         let (name, shape) = (name.to_owned(), shape.to_vec());
         let figures = sums.figures();
-        self.tensors.push(TensorReport { name, scheme: scheme.name(), shape, figures });
+        self.tensors.push(TensorReport { name, scheme: scheme.name(), shape, way, figures });
     }
 
     pub(super) fn finish(self, mark: &Mark) -> Report {
@@ -126,9 +135,9 @@ mod tests {
 
     fn report() -> Report {
         let mut draft = Draft::default();
-        draft.add("good", Scheme::Int8, &[2, 3], sums(1e-4));
-        draft.add("bad", Scheme::Int4G32, &[4, 5], sums(1e-2));
-        draft.add("exact", Scheme::Int4G32, &[4, 5], sums(0.0));
+        draft.add("good", Scheme::Int8, &[2, 3], (sums(1e-4), None));
+        draft.add("bad", Scheme::Int4G32, &[4, 5], (sums(1e-2), None));
+        draft.add("exact", Scheme::Int4G32, &[4, 5], (sums(0.0), None));
         let (scheme, head, embeddings) = (Scheme::Int4G32, Scheme::Int8, Scheme::None);
         draft.finish(&Mark { scheme, head, embeddings, method: "rtn".into(), exclude: vec![] })
     }

@@ -64,8 +64,12 @@ pub(super) fn observe(
     Ok(())
 }
 
-/// Hears the name of the first linear of those that share an input, and that input: `[tokens, _]`.
+/// Hears the name of the first linear of those that share an input, and some rows of that input,
+/// `[rows, _]`: those of one input come in order, but may alternate with those of others.
 pub(super) type See<'a> = &'a mut dyn FnMut(&str, &[f32]);
+
+/// Rows that are between two linears at once: at 2B they take 36 MiB twice.  A prompt is never cut.
+const ROWS_TOGETHER: usize = 1024;
 
 /// Runs the rows `x` of `prompts`, which see nothing of each other, through all layers in place.
 fn layers(
@@ -76,15 +80,41 @@ fn layers(
     (progress, see): (&mut dyn FnMut(&str), See<'_>),
 ) -> Result<(), ReferenceError> {
     for layer in 0..llm.layers {
-        progress(&format!("reference layer {} of {}", layer + 1, llm.layers));
+        progress(&format!(
+            "reference layer {} of {}, {} % done",
+            layer + 1,
+            llm.layers,
+            layer * 100 / llm.layers
+        ));
         let name = format!("language_model.model.layers.{layer}");
-        attention(stream, llm, &name, prompts, x, see)?;
-        stream.note(&name, x);
-        mlp(stream, llm, &name, x, see)?;
-        stream.note(&name, x);
+        let mut rest = &mut *x;
+        for part in parts(prompts) {
+            let rows = part.iter().map(|prompt| prompt.tokens.len()).sum::<usize>();
+            let (rows, after) = rest.split_at_mut(rows * llm.hidden);
+            attention(stream, llm, &name, part, rows, see)?;
+            stream.note(&name, rows);
+            mlp(stream, llm, &name, rows, see)?;
+            stream.note(&name, rows);
+            rest = after;
+        }
         add_features(prompts, layer, llm.hidden, x);
     }
     Ok(())
+}
+
+/// Runs of prompts of at most [`ROWS_TOGETHER`] tokens, and at least one prompt.
+fn parts<'a, 'b>(mut prompts: &'a [Prompt<'b>]) -> impl Iterator<Item = &'a [Prompt<'b>]> {
+    std::iter::from_fn(move || {
+        let mut rows = 0;
+        let fits = |prompt: &&Prompt<'_>| {
+            rows += prompt.tokens.len();
+            rows <= ROWS_TOGETHER
+        };
+        let count = prompts.iter().take_while(fits).count().max(1).min(prompts.len());
+        let (part, rest) = prompts.split_at(count);
+        prompts = rest;
+        (!part.is_empty()).then_some(part)
+    })
 }
 
 fn check(

@@ -269,8 +269,9 @@ pub fn logits_after(
 }
 
 /// Runs `prompts`, which see nothing of each other, and tells `see` the input of each set of linears
-/// that share one: the name of the first of them without `.weight`, and `[tokens, channels]`, the
-/// prompts one after another.  Each weight is read once.
+/// that share one: the name of the first of them without `.weight`, and `[rows, channels]`, the prompts
+/// one after another, some at a time.  Those of the inputs of a layer may alternate; an input that comes before
+/// another in the model is whole before that one is.  Weights are read once for each run of prompts.
 ///
 /// # Errors
 /// [`ReferenceError`] if a prompt does not fit the model or the checkpoint cannot be read.

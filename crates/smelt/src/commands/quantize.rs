@@ -1,6 +1,6 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
-use smelt_model::quantize::{Options, Report};
+use smelt_model::quantize::{Method, Options, Report};
 
 use crate::checkpoint;
 use crate::exit::{Exit, Failed};
@@ -10,10 +10,15 @@ use crate::given;
 use crate::say::tell;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
-    if flags.calibration.is_some() && !flags.method.needs_calibration() {
+    if flags.calibration.is_some() && !flags.method.reads_calibration() {
         let method = flags.method.name();
         let words =
             format!("method {method} reads no --calibration; leave it out, or name a --method");
+        return Err(Failed::usage(words));
+    }
+    if flags.budget.is_some() && flags.method != Method::Best {
+        let method = flags.method.name();
+        let words = format!("--budget is for --method best; {method} tries one way alone");
         return Err(Failed::usage(words));
     }
     let plain = Options::plain(flags.scheme);
@@ -21,6 +26,7 @@ pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
         head: flags.head,
         embeddings: flags.embeddings,
         method: flags.method,
+        budget: flags.budget.unwrap_or(plain.budget),
         exclude: flags.exclude.clone(),
         calibration: flags.calibration.as_deref(),
         threads: flags.threads.unwrap_or(plain.threads),

@@ -3,6 +3,8 @@
 //! Texts become turns of a chat where the tokenizer has one's marks, pictures one tile each with a
 //! question below; the library does the rest.  The command and the stage share this.
 
+mod set;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -17,12 +19,42 @@ use super::deployment;
 use super::request::{Request, say};
 use crate::exit::Failed;
 
-/// The prompts used where none are given: prose, code, arithmetic and questions in the languages
-/// these models are asked in, about 900 tokens.
-const BUILT_IN: &str = include_str!("calibrate_prompts.txt");
-
 /// A file of prompts larger than this holds more than is ever run.
 const PROMPTS_BYTES_MAX: u64 = 4 << 20;
+
+/// Who says something in a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speaker {
+    /// A text that is part of no conversation.
+    Nobody,
+    User,
+    Assistant,
+}
+
+/// What one says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    speaker: Speaker,
+    text: String,
+}
+
+impl Turn {
+    fn plain() -> Self {
+        Self { speaker: Speaker::Nobody, text: String::new() }
+    }
+
+    fn user() -> Self {
+        Self { speaker: Speaker::User, text: String::new() }
+    }
+
+    fn assistant() -> Self {
+        Self { speaker: Speaker::Assistant, text: String::new() }
+    }
+
+    fn saying(self, text: &str) -> Self {
+        Self { text: text.to_owned(), ..self }
+    }
+}
 
 /// What stands for a picture's embeddings.
 const IMAGE_TOKEN: &str = "<IMG_CONTEXT>";
@@ -106,15 +138,25 @@ pub(crate) fn watch(
     let is_given = !asked.texts.is_empty() || !asked.pictures.is_empty();
     let source = if is_given { "given" } else { "built-in" };
     if !is_given {
-        progress("no prompts given; using the built-in ones");
+        progress("no prompts given; using the built-in set of texts and pictures");
     }
-    let built_in = if is_given { Vec::new() } else { lines(BUILT_IN) };
+    let built_in = if is_given { Vec::new() } else { set::texts() };
+    let given = asked.texts.iter().map(|text| vec![Turn::user().saying(text)]);
+    let positions = checkpoint.decoder().map_err(Failed::model)?.max_positions;
     let mut all = Vec::new();
-    for text in asked.texts.iter().chain(&built_in) {
-        let tokens = tokenizer.encode(&chat(&tokenizer, text)).map_err(Failed::model)?;
+    for turns in given.chain(built_in) {
+        // A question alone is followed by the place of its answer, a conversation has it.
+        let open = turns.len() == 1 && turns[0].speaker == Speaker::User;
+        let mut tokens =
+            tokenizer.encode(&chat(&tokenizer, &turns, open)).map_err(Failed::model)?;
+        // What was given must fit; of what is ours a beginning will do.
+        if !is_given {
+            tokens.truncate(positions);
+        }
         all.push(Prompt { tokens, image: None });
     }
-    all.extend(seen(checkpoint, &tokenizer, asked, progress)?);
+    let seen = seen(checkpoint, &tokenizer, asked, is_given, progress)?;
+    all.extend(seen.into_iter().filter(|prompt| is_given || prompt.tokens.len() <= positions));
     let prompts: Vec<reference::Prompt<'_>> = all.iter().map(Prompt::of_reference).collect();
     let options = Options { rows: asked.rows, prompts: source };
     calibrate(checkpoint, &prompts, options, out, progress).map_err(Failed::model)
@@ -127,12 +169,72 @@ impl Prompt {
     }
 }
 
-/// `text` as a user's turn where the tokenizer knows the marks of one, as it is elsewhere.
-fn chat(tokenizer: &Tokenizer, text: &str) -> String {
-    if tokenizer.token("<|im_start|>").is_none() {
-        return text.to_owned();
+/// `turns` with the marks of a chat where the tokenizer knows some, one after another elsewhere; where it
+/// is `open`, the answer's place follows.
+fn chat(tokenizer: &Tokenizer, turns: &[Turn], open: bool) -> String {
+    let knows = |mark: &str| tokenizer.token(mark).is_some();
+    let marks = if knows("<|im_start|>") {
+        Some(("<|im_start|>", "\n", "<|im_end|>\n"))
+    } else if knows("<|start_header_id|>") {
+        Some(("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"))
+    } else {
+        None
+    };
+    written(turns, open, marks)
+}
+
+/// The same with what begins a turn before and behind its speaker, and what ends it.
+fn written(turns: &[Turn], open: bool, marks: Option<(&str, &str, &str)>) -> String {
+    let name = |turn: &Turn| match turn.speaker {
+        Speaker::Nobody => None,
+        Speaker::User => Some("user"),
+        Speaker::Assistant => Some("assistant"),
+    };
+    let mut text = String::new();
+    for turn in turns {
+        match (marks, name(turn)) {
+            (Some((before, behind, end)), Some(name)) => {
+                text.extend([before, name, behind, &turn.text, end]);
+            }
+            _ if text.is_empty() => text.push_str(&turn.text),
+            _ => text.extend(["\n", &turn.text]),
+        }
     }
-    format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+    if let (Some((before, behind, _)), true) = (marks, open) {
+        text.extend([before, "assistant", behind]);
+    }
+    text
+}
+
+/// A picture to see: its name, what was read of it, what is asked, and what is answered.
+struct Sight {
+    name: String,
+    picture: Picture,
+    question: &'static str,
+    answer: Option<&'static str>,
+}
+
+/// The pictures that were given, or the built-in ones where nothing was and the model has eyes.
+fn sights(
+    checkpoint: &Checkpoint,
+    asked: &Asked<'_>,
+    is_given: bool,
+) -> Result<Vec<Sight>, Failed> {
+    if !is_given {
+        let drawn = if checkpoint.internvl3().is_ok() { &set::PICTURES[..] } else { &[] };
+        let sight = |drawn: &set::Drawn| {
+            let picture = Picture::decode(drawn.png).map_err(Failed::model)?;
+            let (name, question) = (drawn.name.to_owned(), drawn.question);
+            Ok(Sight { name, picture, question, answer: Some(drawn.answer) })
+        };
+        return drawn.iter().map(sight).collect();
+    }
+    let sight = |path: &PathBuf| {
+        let picture = Picture::open(path).map_err(Failed::model)?;
+        let (name, question) = (path.display().to_string(), "Describe this image in detail.");
+        Ok(Sight { name, picture, question, answer: None })
+    };
+    asked.pictures.iter().map(sight).collect()
 }
 
 /// A prompt for each picture, seen as one tile.
@@ -140,35 +242,56 @@ fn seen(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
     asked: &Asked<'_>,
+    is_given: bool,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Prompt>, Failed> {
-    if asked.pictures.is_empty() {
+    let sights = sights(checkpoint, asked, is_given)?;
+    if sights.is_empty() {
         return Ok(Vec::new());
     }
     let tower = checkpoint.internvl3().map_err(Failed::model)?;
     let Tiling { image_size: side, scale, .. } = deployment::tiling(tower);
-    let token = tokenizer.token(IMAGE_TOKEN).ok_or_else(|| {
+    let Some(token) = tokenizer.token(IMAGE_TOKEN) else {
+        if !is_given {
+            return Ok(Vec::new());
+        }
         let dir = checkpoint.dir().display();
-        Failed::model(format!("{dir}: {TOKENIZER_FILE} has no token {IMAGE_TOKEN}"))
-    })?;
+        return Err(Failed::model(format!("{dir}: {TOKENIZER_FILE} has no token {IMAGE_TOKEN}")));
+    };
     let mut engine = asked.vision.map(VisionEngine::open).transpose().map_err(Failed::model)?;
-    let question = format!(
-        "<img>{}</img>\nDescribe this image in detail.",
-        IMAGE_TOKEN.repeat(tower.tokens_per_tile())
-    );
-    let tokens = tokenizer.encode(&chat(tokenizer, &question)).map_err(Failed::model)?;
+    let marks = format!("<img>{}</img>\n", IMAGE_TOKEN.repeat(tower.tokens_per_tile()));
     let mut prompts = Vec::new();
-    for path in &asked.pictures {
-        progress(&format!("seeing {}", path.display()));
-        let picture = Picture::open(path).map_err(Failed::model)?;
+    for (number, sight) in sights.iter().enumerate() {
+        progress(&format!("seeing {} ({} of {})", sight.name, number + 1, sights.len()));
+        let mut turns = vec![Turn::user().saying(&format!("{marks}{}", sight.question))];
+        turns.extend(sight.answer.map(|answer| Turn::assistant().saying(answer)));
+        let text = chat(tokenizer, &turns, sight.answer.is_none());
+        let tokens = tokenizer.encode(&text).map_err(Failed::model)?;
         let mut pixels = Vec::new();
-        let tiles = tiles(&picture, Mosaic::ONE, side, 1);
+        let tiles = tiles(&sight.picture, Mosaic::ONE, side, 1);
         tiles.iter().for_each(|tile| scale.planes(tile, &mut pixels));
         let embeds = match &mut engine {
             Some(engine) => engine.encode(&pixels, 1).map_err(Failed::model)?,
             None => reference::vision_embeds(checkpoint, &pixels, 1).map_err(Failed::model)?,
         };
-        prompts.push(Prompt { tokens: tokens.clone(), image: Some((token, embeds)) });
+        prompts.push(Prompt { tokens, image: Some((token, embeds)) });
     }
     Ok(prompts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversations_have_the_marks_of_the_model() {
+        let turns = [Turn::user().saying("Hi"), Turn::assistant().saying("Hello.")];
+        let marks = Some(("<|im_start|>", "\n", "<|im_end|>\n"));
+        let expect = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n";
+        assert_eq!(written(&turns, false, marks), expect);
+        let open = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(written(&turns[..1], true, marks), open);
+        assert_eq!(written(&turns, false, None), "Hi\nHello.");
+        assert_eq!(written(&[Turn::plain().saying("fn main() {}")], false, marks), "fn main() {}");
+    }
 }

@@ -11,7 +11,7 @@ use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
 use smelt_model::grid::Grid;
 use smelt_model::model::Part;
-use smelt_model::quantize::{Method, Options, Report, Scheme};
+use smelt_model::quantize::{BUDGET, Method, Options, Report, Scheme};
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
@@ -75,6 +75,7 @@ fn quantize(request: &Request) -> Result<(), Failed> {
         head: optional("head")?,
         embeddings: optional("embeddings")?,
         method: Method::parse(method).ok_or_else(|| unknown("method", method))?,
+        budget: request.count("budget").unwrap_or(BUDGET),
         exclude: request.texts("exclude"),
         calibration: request.optional_input("calibration"),
         ..Options::plain(scheme("scheme", request.word("scheme")?)?)
@@ -128,11 +129,14 @@ fn llm_engine_build(request: &Request) -> Result<(), Failed> {
 
 #[cfg(test)]
 mod tests {
+    use smelt_model::quantize::BUDGET_MAX;
+
     use super::*;
 
     #[test]
     fn the_plan_and_the_quantiser_know_the_same_words() {
         assert_eq!(smelt_plan::kind::SCHEMES, Scheme::WORDS);
         assert_eq!(smelt_plan::kind::METHODS, Method::WORDS);
+        assert_eq!(smelt_plan::kind::BUDGET_MAX, BUDGET_MAX as u64);
     }
 }

@@ -1,0 +1,287 @@
+//! Chooses for each weight the way to its integers that costs its outputs least.
+//!
+//! Of the activations that were seen of an input, one in [`HELD_EVERY`] is held out: every way is fitted to
+//! the others, and then measured by |x(w - ŵ)|² on those.  A sample of the weight's rows decides; the whole
+//! weight is rounded by the way that won.  Ways are tried in a fixed order and counted, never timed, so the
+//! choice is the same on any machine.  Knows nothing of how a weight is written.
+
+use super::QuantizeError;
+use super::gptq::{Activations, Feedback, Packed, block_of};
+use super::group::{Rounded, Rounder};
+use super::layer::Source;
+use super::targets::Target;
+use crate::reference::matmul::{Panels, Target as Sink, View};
+use crate::scheme::IntGrid;
+
+/// One activation of so many measures, and is never fitted to.
+const HELD_EVERY: usize = 8;
+
+/// Rows of a weight that decide, in runs of [`RUN`] spread over it.
+const SAMPLE_ROWS: usize = 256;
+const RUN: usize = 16;
+
+/// A way to choose the integers of a weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Way {
+    /// Each value to the nearest integer, groups clipped where Σ E[x²] (w - ŵ)² is least.
+    Weighted,
+    /// GPTQ, the largest inputs first, in groups that stay as they lie; λ is this part of the mean of H's
+    /// diagonal.  The fewer activations there are for an input, the larger is the λ that is best.
+    Feedback(f64),
+}
+
+/// The ways, those first that win most often on real decoders.
+pub(super) const WAYS: [Way; 4] =
+    [Way::Feedback(0.2), Way::Weighted, Way::Feedback(0.05), Way::Feedback(0.8)];
+
+impl Way {
+    /// Its words in the report.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Weighted => "weighted",
+            Self::Feedback(0.05) => "feedback, damping 0.05",
+            Self::Feedback(0.2) => "feedback, damping 0.2",
+            Self::Feedback(_) => "feedback, damping 0.8",
+        }
+    }
+}
+
+/// The ways for one input, fitted to what was seen of it.
+pub(super) struct Trial {
+    pub(super) input: String,
+    pub(super) grid: IntGrid,
+    /// Mean x² of each channel.
+    pub(super) importance: Vec<f32>,
+    ways: Vec<(Way, Option<Feedback>)>,
+    /// The activations held out, `[held, channels]` packed, and how many they are.
+    held: Panels,
+    held_count: usize,
+}
+
+impl Trial {
+    /// Fits the first `budget` ways for `target`, the input of which is `input`.
+    pub(super) fn find(
+        source: Source<'_>,
+        target: &Target,
+        (input, grid): (&str, IntGrid),
+        budget: usize,
+    ) -> Result<Self, QuantizeError> {
+        let width = target.shape[1];
+        let rows = source.calibration.activations(input)?;
+        Ok(Self::of_rows(&rows, width, (input, grid), (budget, source.threads)))
+    }
+
+    /// The same of the activations `rows` `[samples, width]`.
+    pub(super) fn of_rows(
+        rows: &[f32],
+        width: usize,
+        (input, grid): (&str, IntGrid),
+        (budget, threads): (usize, usize),
+    ) -> Self {
+        let (fit, held) = parted(rows, width);
+        let x = Activations::from_rows(&fit, width);
+        let count = x.samples as f64;
+        let importance: Vec<f32> = x.energy().iter().map(|sum| (sum / count) as f32).collect();
+        drop(fit);
+        let held_count = held.len() / width;
+        let mut panels = Panels::default();
+        panels.pack(View::rows(&held, width), held_count, width, threads);
+        let tried = if grid.bits == 8 {
+            // Eight bits leave nothing for feedback to make up for.
+            &[Way::Weighted][..]
+        } else {
+            &WAYS[..budget.clamp(1, WAYS.len())]
+        };
+        let ways = fitted(x, tried, &importance, (grid, threads));
+        let input = input.to_owned();
+        Self { input, grid, importance, ways, held: panels, held_count }
+    }
+
+    /// The way that costs the outputs of `target` least, of equals the first; its feedback, if it has any.
+    pub(super) fn choose(
+        &self,
+        source: Source<'_>,
+        target: &Target,
+        rounder: Rounder,
+    ) -> Result<(Way, Option<&Feedback>), QuantizeError> {
+        if let [(way, feedback)] = self.ways.as_slice() {
+            return Ok((*way, feedback.as_ref()));
+        }
+        let mut costs = vec![0.0; self.ways.len()];
+        let mut rows = Vec::new();
+        for run in runs(target.shape[0]) {
+            source.ckpt.read_rows_f32(&target.source, run.clone(), &mut rows)?;
+            self.add_costs(&rows, rounder, &mut costs).map_err(|row| {
+                let (tensor, row) = (target.source.clone(), run.start + row);
+                QuantizeError::NotFinite { tensor, row }
+            })?;
+        }
+        let best =
+            (1..costs.len()).fold(0, |best, n| if costs[n] < costs[best] { n } else { best });
+        let (way, feedback) = &self.ways[best];
+        Ok((*way, feedback.as_ref()))
+    }
+
+    /// Adds |x(w - ŵ)|² of `rows` on the activations held out to the cost of each way.
+    pub(super) fn add_costs(
+        &self,
+        rows: &[f32],
+        rounder: Rounder,
+        costs: &mut [f64],
+    ) -> Result<(), usize> {
+        let width = self.importance.len();
+        for ((_, feedback), cost) in self.ways.iter().zip(costs) {
+            let mut missed = match feedback {
+                Some(feedback) => feedback.rounded(rows, rounder)?,
+                None => self.weighted(rows, rounder)?,
+            };
+            missed.iter_mut().zip(rows).for_each(|(value, w)| *value = w - *value);
+            let mut outputs = vec![0.0; rows.len() / width * self.held_count];
+            let mut sink = Sink { values: &mut outputs, stride: self.held_count, column: 0 };
+            self.held.add_product(View::rows(&missed, width), &mut sink);
+            *cost += outputs.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+        }
+        Ok(())
+    }
+
+    fn weighted(&self, rows: &[f32], rounder: Rounder) -> Result<Vec<f32>, usize> {
+        let width = self.importance.len();
+        let (mut values, mut one) = (Vec::with_capacity(rows.len()), Rounded::default());
+        for (n, row) in rows.chunks(width).enumerate() {
+            one.clear();
+            rounder.rows(row, width, Some(&self.importance), &mut one).map_err(|_| n)?;
+            values.extend(one.restore(rounder.grid, width));
+        }
+        Ok(values)
+    }
+}
+
+/// The ways `tried` with what they learn from `x`, inputs in their own places.
+fn fitted(
+    x: Activations,
+    tried: &[Way],
+    importance: &[f32],
+    (grid, threads): (IntGrid, usize),
+) -> Vec<(Way, Option<Feedback>)> {
+    if tried == [Way::Weighted] {
+        return vec![(Way::Weighted, None)];
+    }
+    let order = x.order();
+    let x = x.reordered(&order);
+    let packed = Packed::new(&x, block_of(x.inputs(), grid.group));
+    let fit = |way: &Way| match *way {
+        Way::Weighted => (*way, None),
+        Way::Feedback(damping) => {
+            let how = (damping, threads);
+            let feedback = Feedback::damped(&x, packed.clone(), grid.group, how);
+            (*way, Some(feedback.in_places(order.clone(), importance.to_vec())))
+        }
+    };
+    tried.iter().map(fit).collect()
+}
+
+/// Activations to fit to and to measure by; the same ones where there are too few to hold any out.
+fn parted(rows: &[f32], width: usize) -> (Vec<f32>, Vec<f32>) {
+    if rows.len() / width < HELD_EVERY {
+        return (rows.to_vec(), rows.to_vec());
+    }
+    let (mut fit, mut held) = (Vec::with_capacity(rows.len()), Vec::new());
+    for (n, row) in rows.chunks(width).enumerate() {
+        let is_held = n % HELD_EVERY == HELD_EVERY - 1;
+        if is_held { held.extend_from_slice(row) } else { fit.extend_from_slice(row) }
+    }
+    (fit, held)
+}
+
+/// Runs of rows that are spread over `rows`: all of them where there are few.
+fn runs(rows: usize) -> Vec<std::ops::Range<usize>> {
+    let all = rows.div_ceil(RUN);
+    let count = all.min(SAMPLE_ROWS / RUN);
+    let start = |n: usize| n * all / count * RUN;
+    (0..count).map(|n| start(n)..rows.min(start(n) + RUN)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quantize::group::CLIPS;
+    use crate::scheme::Scheme;
+
+    fn noise(seed: u32, len: usize) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn the_rows_that_decide_are_spread_and_never_twice() {
+        for rows in [1, 15, 16, 17, 255, 256, 257, 300, 1000, 151_674] {
+            let runs = runs(rows);
+            assert!(runs.iter().all(|run| !run.is_empty() && run.end <= rows), "{rows} {runs:?}");
+            assert!(runs.windows(2).all(|pair| pair[0].end <= pair[1].start), "{rows} {runs:?}");
+            let sum: usize = runs.iter().map(ExactSizeIterator::len).sum();
+            assert!(sum <= SAMPLE_ROWS && sum >= rows.min(SAMPLE_ROWS - RUN), "{rows} {sum}");
+        }
+    }
+
+    #[test]
+    fn what_is_held_out_is_not_fitted_to() {
+        let rows: Vec<f32> = (0..20).map(|n| n as f32).collect();
+        let (fit, held) = parted(&rows, 1);
+        assert_eq!(held, [7.0, 15.0]);
+        assert_eq!(fit.len(), 18);
+        assert!(!fit.contains(&7.0));
+        assert_eq!(parted(&rows[..5], 1), (rows[..5].to_vec(), rows[..5].to_vec()));
+    }
+
+    /// Activations of a few directions: what one input gets wrong another can make up for.
+    fn related(samples: usize, width: usize) -> Vec<f32> {
+        let (causes, mix) = (noise(3, samples * 6), noise(4, 6 * width));
+        let row = |n: usize| -> Vec<f32> {
+            let at = |k: usize| (0..6).map(|c| causes[n * 6 + c] * mix[c * width + k]).sum();
+            (0..width).map(at).collect()
+        };
+        (0..samples).flat_map(row).collect()
+    }
+
+    #[test]
+    fn the_way_that_was_chosen_is_the_best_on_activations_that_no_way_knew() {
+        let (width, grid) = (128, Scheme::Int4G32.grid().unwrap());
+        let rounder = Rounder { grid, clips: CLIPS };
+        let all = related(400, width);
+        let trial = Trial::of_rows(&all, width, ("x", grid), (WAYS.len(), 2));
+        let mut costs = vec![0.0; WAYS.len()];
+        trial.add_costs(&noise(8, 24 * width), rounder, &mut costs).unwrap();
+        let weighted = costs[1];
+        assert!(costs[0] < 0.3 * weighted && costs[2] < 0.3 * weighted, "{costs:?}");
+        // Unrelated inputs: nothing to make up for, and little activation to learn noise from.
+        let trial = Trial::of_rows(&noise(5, 40 * width), width, ("x", grid), (WAYS.len(), 2));
+        let mut costs = vec![0.0; WAYS.len()];
+        trial.add_costs(&noise(8, 24 * width), rounder, &mut costs).unwrap();
+        assert!(costs[1] < costs[2], "{costs:?}");
+    }
+
+    #[test]
+    fn groups_stay_as_they_lie() {
+        let (width, grid) = (96, Scheme::Int4G32.grid().unwrap());
+        let rounder = Rounder { grid, clips: CLIPS };
+        let trial = Trial::of_rows(&related(64, width), width, ("x", grid), (1, 1));
+        let rows = noise(6, 3 * width);
+        let feedback = trial.ways[0].1.as_ref().unwrap();
+        let (mut out, values) = (Rounded::default(), feedback.rounded(&rows, rounder).unwrap());
+        feedback.round(&rows, rounder, &mut out).unwrap();
+        let mut plain = Rounded::default();
+        rounder.rows(&rows, width, Some(&trial.importance), &mut plain).unwrap();
+        assert_eq!(out.scales, plain.scales, "scales are those of the weights as they were");
+        assert_ne!(out.levels, plain.levels);
+        for (n, values) in values.chunks(width).enumerate() {
+            let mut one =
+                Rounded { levels: out.levels[n * 48..][..48].to_vec(), ..Default::default() };
+            one.scales = out.scales[n * 6..][..6].to_vec();
+            assert_eq!(one.restore(grid, width), values);
+        }
+    }
+}
