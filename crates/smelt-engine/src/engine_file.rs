@@ -186,6 +186,13 @@ pub(crate) struct TensorSpec {
     pub(crate) layout: Layout,
 }
 
+impl TensorSpec {
+    /// Bytes that it takes; `None` when no file is that large.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        self.layout.byte_len(self.dtype, &self.shape)
+    }
+}
+
 /// Bytes of `shape` numbers of type `dtype`; `None` when the product overflows.
 pub(crate) fn byte_len(dtype: Dtype, shape: &[usize]) -> Option<u64> {
     let count = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;

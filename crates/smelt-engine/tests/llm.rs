@@ -350,7 +350,16 @@ fn groups_that_no_run_fits_are_multiplied_out() {
     let expect = run("g32-engine", &Checkpoint::open(&at("g32")).unwrap());
     let halved = with_halved_groups(&at("g32"), &at("g16"));
     assert_eq!(halved.scheme_words(), "int4-g16");
+    assert_eq!(llm::unpacked(&Checkpoint::open(&at("g32")).unwrap()).unwrap(), None);
+    let wide = llm::unpacked(&halved).unwrap().unwrap();
     close(&run("g16-engine", &halved), &expect, 1e-5);
+    let linears = halved.tensors().filter(|tensor| tensor.name.ends_with("_proj.weight")).count();
+    assert_eq!(wide.tensors, linears);
+    let floats: usize = (halved.tensors().filter(|tensor| tensor.name.ends_with("_proj.weight")))
+        .map(|tensor| halved.shape(&tensor.name).unwrap().iter().product::<usize>())
+        .sum();
+    // Rows of every weight here fill their stripes.
+    assert_eq!(wide.bytes, floats as u64 * 4);
     let name = "layers.0.mlp.gate_proj.weight";
     let said = said.iter().rfind(|line| line.contains(name)).unwrap();
     assert!(said.contains("as f32: its groups are no multiple of 32"), "{said}");

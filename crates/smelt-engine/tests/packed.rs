@@ -221,6 +221,43 @@ fn blocks_with_minima_and_factors_run_as_the_floats_they_stand_for() {
     }
 }
 
+/// A bit that changes in any part of a packed weight shows in a row of it, by which `verify` names it.
+#[test]
+fn a_changed_bit_of_any_part_of_a_block_shows_in_its_weight() {
+    for form in ["q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"] {
+        let path = golden_dir().join(format!("blocks-{form}.gguf"));
+        let (checkpoint, dir) = (Checkpoint::open(&path).unwrap(), TempDir::new().unwrap());
+        llm::build(&checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap();
+        let header = fs::read(dir.path().join("engine.json")).unwrap();
+        let header: serde_json::Value = serde_json::from_slice(&header).unwrap();
+        let weights = fs::read(dir.path().join("weights.bin")).unwrap();
+        let parts = header["tensors"].as_array().unwrap().iter().filter(|tensor| {
+            let name = tensor["name"].as_str().unwrap();
+            name.starts_with(K_PROJ) || name.contains("down_proj")
+        });
+        let mut seen = 0;
+        for tensor in parts {
+            let (name, at) = (tensor["name"].as_str().unwrap(), tensor["offset"].as_u64().unwrap());
+            let mut damaged = weights.clone();
+            damaged[at as usize + 1] ^= 4;
+            fs::write(dir.path().join("weights.bin"), damaged).unwrap();
+            let engine = LlmEngine::open(dir.path()).unwrap();
+            let weight = format!("{}.weight", name.split(".weight").next().unwrap());
+            let shape = checkpoint.shape(&weight).unwrap().to_vec();
+            let mut expect = Vec::new();
+            checkpoint.read_rows_f32(&weight, 0..shape[0], &mut expect).unwrap();
+            let (own, mut row) = (engine.tensor(&weight, &shape).unwrap(), vec![0.0; shape[1]]);
+            let differs = expect.chunks(shape[1]).enumerate().any(|(index, expect)| {
+                own.row(index, &mut row);
+                row != expect
+            });
+            assert!(differs, "{form}: {name}");
+            seen += 1;
+        }
+        assert!(seen >= 4, "{form} has {seen} parts");
+    }
+}
+
 #[test]
 fn a_directory_means_its_only_gguf_file() {
     let dir = TempDir::new().unwrap();

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
+use smelt_engine::llm::{Unpacked, unpacked};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::admission::{Admission, Forecast, Room, admit};
 use smelt_plan::plan::Stage;
@@ -26,6 +27,8 @@ pub(crate) struct Needs<'a> {
     /// Of the stages that must be built, in the order of the plan.
     held: Vec<Option<(Forecast, Fits)>>,
     largest: HashMap<StageId, Tensor>,
+    /// What engines of language models will hold unpacked.
+    unpacked: Vec<(StageId, Unpacked)>,
 }
 
 /// Whether a stage fits, if it runs alone now.
@@ -48,11 +51,12 @@ pub(crate) struct Tensor {
     pub(crate) bytes: u64,
 }
 
-/// The largest tensors of a checkpoint.
+/// The largest tensors of a checkpoint, and what an engine of it will hold unpacked.
 #[derive(Debug, Clone, Default)]
 struct Largest {
     vision: Option<Tensor>,
     rest: Option<Tensor>,
+    unpacked: Option<Unpacked>,
 }
 
 impl<'a> Needs<'a> {
@@ -64,7 +68,9 @@ impl<'a> Needs<'a> {
             Some((forecast, fits(forecast, &room)))
         };
         let held = loaded.plan.stages().map(held).collect();
-        Self { loaded, room, held, largest: largest(loaded, story) }
+        let found = found(loaded, story);
+        let unpacked = unpacked_of(loaded, &found);
+        Self { loaded, room, held, largest: largest(loaded, found), unpacked }
     }
 
     /// What a stage that must be built will hold, and whether that fits.
@@ -105,6 +111,8 @@ impl<'a> Needs<'a> {
                 )
             })
         };
+        let wide = self.unpacked.iter().filter(|(id, _)| is_built(id));
+        lines.extend(wide.map(|(id, wide)| unpacked_line(&self.loaded.plan.stage(*id).name, wide)));
         lines.extend(stages().filter_map(no));
         lines
     }
@@ -171,8 +179,24 @@ fn room_now() -> Room {
     smelt_exec::room_of(&Machine::left_to_us(Path::new("/")))
 }
 
-/// The largest tensor that every stage handles that reads a checkpoint which is there, or a graph of it.
-fn largest(loaded: &Loaded, story: &Story<'_>) -> HashMap<StageId, Tensor> {
+/// What the user is told of weights that an engine will not hold as the checkpoint does.
+fn unpacked_line(stage: impl std::fmt::Display, wide: &Unpacked) -> String {
+    let Unpacked { tensors, first, bytes: size } = wide;
+    format!(
+        "{stage} holds {tensors} packed tensors as f32, {} in all, since no 32 columns share a scale (the first is {first})",
+        bytes(*size)
+    )
+}
+
+/// The stages that build an engine of a language model of which something is unpacked.
+fn unpacked_of(loaded: &Loaded, found: &HashMap<StageId, Largest>) -> Vec<(StageId, Unpacked)> {
+    let engines = loaded.plan.stages().filter(|(_, stage)| stage.kind == Kind::LlmEngineBuild);
+    let of = |id: StageId| Some((id, found.get(&id)?.unpacked.clone()?));
+    engines.filter_map(|(id, _)| of(id)).collect()
+}
+
+/// What there is of each stage that reads a checkpoint which is there, or a graph of it.
+fn found(loaded: &Loaded, story: &Story<'_>) -> HashMap<StageId, Largest> {
     let mut found: HashMap<StageId, Largest> = HashMap::new();
     for (id, stage) in loaded.plan.stages() {
         let part = stage.params.get("part").and_then(|part| part.as_str());
@@ -193,7 +217,12 @@ fn largest(loaded: &Loaded, story: &Story<'_>) -> HashMap<StageId, Tensor> {
         };
         found.extend(own.map(|own| (id, own)));
     }
-    let of = |(id, Largest { vision, rest }): (StageId, Largest)| {
+    found
+}
+
+/// The largest tensor that each of these stages handles; a source handles none.
+fn largest(loaded: &Loaded, found: HashMap<StageId, Largest>) -> HashMap<StageId, Tensor> {
+    let of = |(id, Largest { vision, rest, .. }): (StageId, Largest)| {
         let is_source = loaded.plan.stage(id).kind == Kind::Source;
         let tensor = vision.into_iter().chain(rest).max_by_key(|tensor| tensor.bytes);
         tensor.filter(|_| !is_source).map(|tensor| (id, tensor))
@@ -203,7 +232,9 @@ fn largest(loaded: &Loaded, story: &Story<'_>) -> HashMap<StageId, Tensor> {
 
 fn of_checkpoint(path: &Path) -> Option<Largest> {
     let checkpoint = Checkpoint::open(path).ok()?;
-    let mut largest = Largest::default();
+    // A model without a decoder has nothing to unpack.
+    let unpacked = unpacked(&checkpoint).ok().flatten();
+    let mut largest = Largest { unpacked, ..Largest::default() };
     for weight in checkpoint.tensors() {
         let elements: usize = checkpoint.shape(&weight.name).ok()?.iter().product();
         let tensor = Tensor { name: weight.name.clone(), bytes: elements as u64 * HALF_BYTES };
@@ -220,6 +251,15 @@ fn of_checkpoint(path: &Path) -> Option<Largest> {
 mod tests {
     use super::*;
     use smelt_plan::admission::Basis;
+
+    #[test]
+    fn what_is_unpacked_is_said_with_its_size() {
+        let wide = Unpacked { tensors: 7, first: "a.weight".to_owned(), bytes: 12 << 20 };
+        assert_eq!(
+            unpacked_line("llm", &wide),
+            "llm holds 7 packed tensors as f32, 12.0 MiB in all, since no 32 columns share a scale (the first is a.weight)"
+        );
+    }
 
     #[test]
     fn a_stage_alone_fits_swaps_waits_or_does_not() {

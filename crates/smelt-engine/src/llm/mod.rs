@@ -39,6 +39,7 @@ pub use content::Tensor;
 use forward::{Buffers, Features, Pass, Span};
 use kv::{Cache, KvShape};
 pub use kv::{KvOptions, KvUsage};
+pub use pack::{Unpacked, unpacked};
 use weights::{Decoder, Machine};
 
 /// What `engine.json` calls this kind.

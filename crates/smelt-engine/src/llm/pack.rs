@@ -84,6 +84,31 @@ fn has_split_runs(shape: &[usize], scales: Option<&[usize]>) -> bool {
     groups > 1 && group_of(columns, groups).is_none_or(|group| !group.is_multiple_of(RUN))
 }
 
+/// The packed weights of a checkpoint that an engine of it would hold as f32.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unpacked {
+    /// How many they are.
+    pub tensors: usize,
+    /// The first of them.
+    pub first: String,
+    /// Bytes that they take in the engine.
+    pub bytes: u64,
+}
+
+/// What an engine of `checkpoint` would hold as f32 although it is packed, because activations, of
+/// which 32 share a scale, do not meet its groups; nothing where all stay as they are.
+///
+/// # Errors
+/// When the checkpoint lacks a tensor.
+pub fn unpacked(checkpoint: &Checkpoint) -> Result<Option<Unpacked>, CheckpointError> {
+    let all = tensors(checkpoint)?;
+    let wide: Vec<&TensorSpec> =
+        all.iter().filter(|one| one.is_widened()).map(|one| &one.spec).collect();
+    let first = wide.first().map(|spec| spec.name.clone());
+    let bytes = wide.iter().filter_map(|spec| spec.bytes()).sum();
+    Ok(first.map(|first| Unpacked { tensors: wide.len(), first, bytes }))
+}
+
 impl Packed {
     /// Whether a packed weight is stored as floats, which takes more room.
     pub(super) fn is_widened(&self) -> bool {
