@@ -42,6 +42,19 @@ pub enum DataError {
         /// The path the model gives.
         location: String,
     },
+    /// A data file is a link out of the model's directory.
+    #[error(
+        "tensor {name:?}: external data {location:?} is a link to {}, outside the model's directory; copy that file beside the model if you trust it",
+        target.display()
+    )]
+    Linked {
+        /// The tensor.
+        name: String,
+        /// The path the model gives.
+        location: String,
+        /// Where the link leads.
+        target: PathBuf,
+    },
     /// Bytes beyond the end of a tensor were asked for.
     #[error("tensor {name:?} has {length} bytes; bytes {offset}..{end} were asked for")]
     BeyondEnd {
@@ -173,7 +186,8 @@ impl TensorWriter<'_> {
 /// its model.
 ///
 /// # Errors
-/// When the range is not all in the tensor, its file is not in `dir`, or reading fails.
+/// When the range is not all in the tensor, its file is not in `dir` (links followed; see
+/// [`DataError::Linked`]), or reading fails.
 pub fn read_initializer(
     dir: &Path,
     tensor: &Initializer,
@@ -203,13 +217,47 @@ pub fn read_initializer(
     }
 }
 
-/// The path of external data at `location`, which must stay inside `dir` as it is spelled.
+/// The path of external data at `location`, which must stay inside `dir`, as it is spelled and where
+/// its links lead.
 ///
-/// Links are followed: download caches lay models out as links to blobs.
+/// Caches of a hub lay models out as links to blobs; such links, and no others, may leave `dir`.
 pub(crate) fn place(dir: &Path, tensor: &str, location: &str) -> Result<PathBuf, DataError> {
     let inside = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::CurDir);
     if location.is_empty() || !Path::new(location).components().all(inside) {
         return Err(DataError::Outside { name: tensor.to_owned(), location: location.to_owned() });
     }
-    Ok(dir.join(location))
+    let path = dir.join(location);
+    if !passes_link(dir, location) {
+        return Ok(path);
+    }
+    let home = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    // What leads nowhere is told by whoever opens it.
+    let (Ok(target), Ok(home)) = (path.canonicalize(), home.canonicalize()) else {
+        return Ok(path);
+    };
+    if target.starts_with(&home) || is_blob(&target, &home) {
+        return Ok(path);
+    }
+    Err(DataError::Linked { name: tensor.to_owned(), location: location.to_owned(), target })
+}
+
+/// Whether a part of `location` below `dir` is a link.
+fn passes_link(dir: &Path, location: &str) -> bool {
+    let mut path = dir.to_owned();
+    Path::new(location).components().any(|part| {
+        path.push(part);
+        path.is_symlink()
+    })
+}
+
+/// Whether `target` is a blob of the repository in whose cache `home` lies:
+/// `models--ORG--NAME/blobs/HASH` for `models--ORG--NAME/snapshots/COMMIT/…`, which is how
+/// `huggingface_hub` lays models out.
+fn is_blob(target: &Path, home: &Path) -> bool {
+    let is_called = |path: &Path, names: &[&str]| names.iter().any(|name| path.ends_with(name));
+    let views = home.ancestors().filter(|path| is_called(path, &["snapshots", "smelt"]));
+    let repos = views.filter_map(Path::parent).filter(|path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("models--"))
+    });
+    repos.map(|repo| repo.join("blobs")).any(|blobs| target.parent() == Some(&blobs))
 }

@@ -185,6 +185,58 @@ fn reading_never_leaves_the_directory() {
     assert!(error.to_string().contains("not inside"), "{error}");
 }
 
+/// The first four bytes of the sound model's weight, whose file is moved to `target` and linked to
+/// from `dir`, both below one folder.
+fn read_linked(dir: &str, target: &str) -> Result<(), String> {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, target) = (root.path().join(dir), root.path().join(target));
+    for folder in [&dir, target.parent().unwrap()] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    let mut model = sound(&dir);
+    let file = dir.join("model.onnx.data");
+    fs::rename(&file, &target).unwrap();
+    std::os::unix::fs::symlink(&target, &file).unwrap();
+    let checked = check(&model, &dir).map_err(|error| error.to_string());
+    let read = read_initializer(&dir, weight(&mut model), 0, &mut [0; 4]);
+    assert_eq!(checked, read.map_err(|error| error.to_string()));
+    checked
+}
+
+#[test]
+fn data_is_read_through_links_that_stay_in_the_directory_or_lead_to_blobs() {
+    assert_eq!(read_linked("model", "model/data/part"), Ok(()));
+    let repo = "hub/models--org--name";
+    for view in ["snapshots/c0ffee", "smelt/c0ffee", "snapshots/c0ffee/onnx/f16"] {
+        assert_eq!(read_linked(&format!("{repo}/{view}"), &format!("{repo}/blobs/ab")), Ok(()));
+    }
+}
+
+#[test]
+fn data_is_not_read_through_links_to_elsewhere() {
+    let repo = "hub/models--org--name";
+    for (dir, target) in [
+        ("model", "secret"),
+        ("model", "model-2/part"),
+        ("snapshots/c0ffee", "blobs/ab"),
+        (&format!("{repo}/snapshots/c0ffee"), "hub/models--org--other/blobs/ab"),
+        (&format!("{repo}/snapshots/c0ffee"), &format!("{repo}/refs/main")),
+        (&format!("{repo}/elsewhere/c0ffee"), &format!("{repo}/blobs/ab")),
+    ] {
+        let error = read_linked(dir, target).unwrap_err();
+        assert!(error.contains("is a link to /") && error.contains(target), "{dir}: {error}");
+    }
+    // A folder on the way may be the link.
+    let root = tempfile::tempdir().unwrap();
+    let mut model = sound(root.path());
+    let inner = root.path().join("inner");
+    fs::create_dir(&inner).unwrap();
+    std::os::unix::fs::symlink(root.path(), inner.join("up")).unwrap();
+    weight(&mut model).data = external("up/model.onnx.data", 0, 16);
+    let error = check(&model, &inner).unwrap_err().to_string();
+    assert!(error.contains("is a link to /"), "{error}");
+}
+
 #[test]
 fn tensors_lie_on_pages_with_zeros_between() {
     let dir = tempfile::tempdir().unwrap();
