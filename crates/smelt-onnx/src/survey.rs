@@ -108,7 +108,9 @@ fn result_type(node: &Node, types: &BTreeMap<&str, ElementType>) -> Option<Eleme
         "Shape" | "Size" | "NonZero" | "ArgMax" | "ArgMin" => Some(ElementType::I64),
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "Not" | "And" | "Or"
         | "Xor" | "IsNaN" | "IsInf" => Some(ElementType::Bool),
-        "Where" | "DequantizeLinear" => input(1),
+        "Where" | "DequantizeLinear" | "CastLike" => input(1),
+        "OneHot" => input(2),
+        "MatMulInteger" | "ConvInteger" => Some(ElementType::I32),
         "QuantizeLinear" => Some(input(2).unwrap_or(ElementType::U8)),
         "Constant" | "ConstantOfShape" => match node.attributes.first().map(|a| &a.value) {
             Some(AttributeValue::Tensor(tensor)) => Some(tensor.dtype),
@@ -119,7 +121,18 @@ fn result_type(node: &Node, types: &BTreeMap<&str, ElementType>) -> Option<Eleme
             _ => None,
         },
         // Their results differ in type, or lie in a subgraph.
-        "If" | "Loop" | "Scan" | "TopK" | "Unique" | "Dropout" | "MaxPool" => None,
+        "If" | "Loop" | "Scan" | "TopK" | "Unique" | "Dropout" => None,
+        // The indices that a second output of it gives are of another type.
+        "MaxPool" if node.outputs.len() > 1 => None,
+        // Their attributes say, or types of inputs that may be left out.
+        "EyeLike"
+        | "RandomNormalLike"
+        | "RandomUniformLike"
+        | "Bernoulli"
+        | "Multinomial"
+        | "DynamicQuantizeLinear"
+        | "QLinearConv"
+        | "QLinearMatMul" => None,
         _ => input(0),
     }
 }

@@ -20,13 +20,14 @@ const IR_VERSION_MAX: i64 = 10;
 /// an 8 GB board 622 MB fail and half of it builds.
 const PRODUCT_BYTES_MAX: usize = 320 << 20;
 
-pub(super) const RULES: [TargetRule; 15] = [
+pub(super) const RULES: [TargetRule; 16] = [
     TargetRule { name: "opset", judge: opset },
     TargetRule { name: "ir-version", judge: ir_version },
     TargetRule { name: "domain", judge: domain },
     TargetRule { name: "operator", judge: operator },
     TargetRule { name: "data-dependent-shape", judge: data_dependent },
     TargetRule { name: "element-type", judge: element_type },
+    TargetRule { name: "mixed-types", judge: mixed_types },
     TargetRule { name: "constant-input", judge: constant_input },
     TargetRule { name: "layer-norm", judge: layer_norm },
     TargetRule { name: "quantisation", judge: quantisation },
@@ -176,6 +177,49 @@ const NO_BF16: [&str; 12] = [
     "Sin",
     "Softplus",
 ];
+
+/// Operators whose layers take one type alone, and the first input that counts: the parser of TensorRT
+/// for RTX 1.7 refuses any mixture there, of floats, of integers, of constants, and casts for no
+/// operator but Pow and Clip.
+const ONE_TYPE: [(&str, usize); 22] = [
+    ("Add", 0),
+    ("Concat", 0),
+    ("Conv", 0),
+    ("ConvTranspose", 0),
+    ("Div", 0),
+    ("Einsum", 0),
+    ("Equal", 0),
+    ("Gemm", 0),
+    ("Greater", 0),
+    ("GreaterOrEqual", 0),
+    ("LayerNormalization", 0),
+    ("Less", 0),
+    ("LessOrEqual", 0),
+    ("MatMul", 0),
+    ("Max", 0),
+    ("Min", 0),
+    ("Mod", 0),
+    ("Mul", 0),
+    ("PRelu", 0),
+    ("Sub", 0),
+    ("Sum", 0),
+    ("Where", 1),
+];
+
+fn mixed_types(subject: &Subject<'_>, found: &mut Found) -> Judged {
+    for node in subject.nodes().iter().filter(|node| node.domain.is_empty()) {
+        let Some((_, first)) = ONE_TYPE.iter().find(|(op, _)| *op == node.op) else { continue };
+        let inputs = node.inputs.iter().skip(*first);
+        let mut typed = inputs.filter_map(|name| Some((name, subject.dtype(name)?)));
+        let Some((one, dtype)) = typed.next() else { continue };
+        if let Some((other, second)) = typed.find(|(_, second)| *second != dtype) {
+            let what =
+                format!("{one:?} is {dtype} and {other:?} is {second}, and it takes one type");
+            found.error(label(node), what, "cast one of them, or export all in one type");
+        }
+    }
+    Ok(())
+}
 
 /// Inputs that the importers read when they build the network.
 const CONSTANT_INPUTS: [(&str, usize, &str); 10] = [

@@ -295,6 +295,36 @@ fn ranges_of_numbers() {
 }
 
 #[test]
+fn types_that_do_not_mix() {
+    let half = |w: &mut World| w.inline("half", F16, &[2], vec![0; 4]);
+    for op in ["MatMul", "Add", "Mul", "Sub", "Div", "Gemm", "Conv", "Less", "Concat", "Max"] {
+        let mixed = |w: &mut World| {
+            half(w);
+            w.add(op, &["normal", "half"], &[]);
+        };
+        let words = "\"normal\" is f32 and \"half\" is f16, and it takes one type";
+        error(mixed, "mixed-types", &format!("{op} node \"EXTRA\""), words);
+    }
+    let integers = |w: &mut World| {
+        w.inline("short", ElementType::I32, &[1], vec![0; 4]);
+        w.add("Add", &["begin", "short"], &[]);
+    };
+    error(integers, "mixed-types", "Add node \"EXTRA\"", "\"begin\" is i64 and \"short\" is i32");
+    let bias = |w: &mut World| {
+        half(w);
+        w.at("Gemm").inputs.push("half".to_owned());
+    };
+    error(bias, "mixed-types", "Gemm node \"PRODUCT\"", "\"half\" is f16");
+    // The parser casts what Pow reads, and the truths of Where are no values.
+    let mut sound = world();
+    half(&mut sound);
+    sound.add("Pow", &["normal", "half"], &[]);
+    sound.model.graph.nodes.push(node("Greater", &["normal", "gain"], "truth", &[]));
+    sound.model.graph.nodes.push(node("Where", &["truth", "normal", "gain"], "chosen", &[]));
+    assert_eq!(findings(&sound.model, &sound.path(), Target::TensorRt10_3).unwrap(), []);
+}
+
+#[test]
 fn attention_scaled_on_both_sides() {
     let attend = |both: bool| {
         move |w: &mut World| {
@@ -325,7 +355,8 @@ fn products_that_are_one_large_request() {
         let data = Data::External { location: "large.data".into(), offset: 0, length: 400 << 20 };
         let dims = vec![400 << 10, 1024];
         w.model.graph.initializers.push(Initializer { name: "head".into(), dtype: I8, dims, data });
-        w.add("MatMul", &["normal", "head"], &[]);
+        w.input("rows", I8, Some(vec![Dim::Fixed(1), Dim::Fixed(4)]));
+        w.add("MatMul", &["rows", "head"], &[]);
     };
     warning(large, "large-product", "MatMul node \"EXTRA\"", "\"head\" of 419430400 bytes");
 }
