@@ -268,13 +268,16 @@ fn the_engine_names_its_family() {
 }
 
 /// The text-only checkpoints.
-const TEXT: [&str; 6] = [
+const TEXT: [&str; 9] = [
     "qwen2-tiny",
     "qwen2_5-tiny",
     "qwen3-tiny",
     "qwen3-tied-tiny",
     "llama3-tiny",
     "llama3-tied-tiny",
+    "qwen3-yarn-tiny",
+    "qwen2-yarn-tiny",
+    "llama-linear-tiny",
 ];
 
 #[test]

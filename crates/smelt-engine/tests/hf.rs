@@ -205,7 +205,7 @@ fn what_is_wrong_is_named_as_the_checkpoint_names_it() {
         &["lacks tensor", "attention.q_norm.weight"],
     );
     check("\"use_mean_pooling\": true", "\"use_mean_pooling\": false", &["use_mean_pooling"]);
-    check("\"dynamic\"", "\"yarn\"", &["text_config.rope_parameters is", "yarn"]);
+    check("\"dynamic\"", "\"longrope\"", &["text_config.rope_parameters is", "longrope"]);
     check("\"projector_hidden_act\": \"gelu\"", "\"projector_hidden_act\": \"relu\"", &["relu"]);
     check("\"downsample_ratio\": 0.5", "\"downsample_ratio\": 0.25", &["downsample_ratio is 0.25"]);
     check("      56,", "      70,", &["vision_config.image_size is [70,56]"]);

@@ -567,18 +567,20 @@ impl Checkpoint {
     /// Refuses the weights of one family under the configuration of another, whatever their shapes.
     /// Biases in `idle` do not count.
     fn check_family(&self, idle: &BTreeSet<String>) -> Result<(), CheckpointError> {
-        let Some(named) = self.model.llm.as_ref().map(|llm| llm.family) else { return Ok(()) };
+        let Some(llm) = &self.model.llm else { return Ok(()) };
         // A file without the decoder's first layer belongs to no family.
         if !self.is_stored(FIRST_NORM) {
             return Ok(());
         }
         let is_idle = |name: &str| self.sources(name).iter().all(|source| idle.contains(source));
         let is_there = |name: &str| self.is_stored(name) && !is_idle(name);
-        let fits = |family: &&Family| family.telltales().iter().all(|(t, has)| is_there(t) == *has);
-        let Some(found) = Family::ALL.into_iter().find(fits).filter(|found| *found != named) else {
+        let telltales = |family: &Family| family.telltales(llm.attention_bias);
+        let fits = |family: &&Family| telltales(family).iter().all(|(t, has)| is_there(t) == *has);
+        let named = llm.family;
+        let Some(found) = Family::ALL.into_iter().find(fits).filter(|_| !fits(&named)) else {
             return Ok(());
         };
-        let all = found.telltales().into_iter().zip(named.telltales());
+        let all = telltales(found).into_iter().zip(telltales(named));
         let mut differing = all.filter(|((_, has), (_, wants))| has != wants).map(|(here, _)| here);
         let present = |(_, has): &(String, bool)| *has;
         let telltale = differing.clone().find(present).or_else(|| differing.next());

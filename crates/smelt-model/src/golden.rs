@@ -13,13 +13,16 @@ use crate::dtype::Dtype;
 use crate::safetensors::Reader;
 
 /// The text-only checkpoints.
-pub(crate) const TEXT: [&str; 6] = [
+pub(crate) const TEXT: [&str; 9] = [
     "qwen2-tiny",
     "qwen2_5-tiny",
     "qwen3-tiny",
     "qwen3-tied-tiny",
     "llama3-tiny",
     "llama3-tied-tiny",
+    "qwen3-yarn-tiny",
+    "qwen2-yarn-tiny",
+    "llama-linear-tiny",
 ];
 
 /// A folder of golden vectors with their checkpoint.

@@ -94,9 +94,15 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Every tensor under its canonical name, and no other.
+    /// Every tensor under its canonical name, and no other but frequencies.
     pub(crate) const CANONICAL: Self =
-        Self { sources: |name| vec![name.to_owned()], ignores: |_| false };
+        Self { sources: |name| vec![name.to_owned()], ignores: is_frequencies };
+}
+
+/// Whether a stored tensor is frequencies of rotary positions: older versions of transformers saved
+/// them with the weights, in every layer, though they follow from the configuration.
+fn is_frequencies(name: &str) -> bool {
+    name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".rotary_pos_emb.inv_freq")
 }
 
 /// What a configuration describes.

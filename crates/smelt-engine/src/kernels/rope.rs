@@ -38,6 +38,57 @@ impl Llama3 {
     }
 }
 
+/// How frequencies were stretched by YaRN (`rope_type` `yarn`), as `engine.json` keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Yarn {
+    /// What slow waves are slowed by further.
+    pub(crate) factor: f64,
+    pub(crate) original_positions: f64,
+    /// Waves that the original positions hold this often keep their frequency.
+    pub(crate) fast: f64,
+    /// Waves that they hold less often than this are slowed.
+    pub(crate) slow: f64,
+    /// Whether the borders between are moved to whole pairs.
+    pub(crate) whole: bool,
+    /// What cosines and sines are multiplied by.
+    pub(crate) attention: f64,
+}
+
+impl Yarn {
+    /// Whether every frequency it gives is a positive number.
+    pub(crate) fn is_sound(&self) -> bool {
+        let all = [self.factor, self.original_positions, self.fast, self.slow, self.attention];
+        all.iter().all(|value| value.is_finite() && *value > 0.0) && self.fast >= self.slow
+    }
+
+    /// The formula of `_compute_yarn_parameters` in transformers, for pair `i` of `pairs`.
+    fn scaled(&self, frequency: f64, i: usize, pairs: usize, theta: f64) -> f64 {
+        let width = 2.0 * pairs as f64;
+        // The pair whose wave the original positions hold so often.
+        let held = |times: f64| {
+            let wave = self.original_positions / times;
+            width * (wave / std::f64::consts::TAU).ln() / (2.0 * theta.ln())
+        };
+        let mut ends = [held(self.fast), held(self.slow)];
+        if self.whole {
+            ends = [ends[0].floor(), ends[1].ceil()];
+        }
+        let [first, last] = [ends[0].max(0.0), ends[1].min(width - 1.0)];
+        let span = if first == last { 0.001 } else { last - first };
+        let slowed = ((i as f64 - first) / span).clamp(0.0, 1.0);
+        frequency * (1.0 - slowed + slowed / self.factor)
+    }
+}
+
+/// How frequencies were stretched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Scaling {
+    Linear(f64),
+    Llama3(Llama3),
+    Yarn(Yarn),
+}
+
 /// Which of a token's three positions (time, height, width) turns which pair of a head (M-RoPE), as
 /// `engine.json` keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +125,8 @@ pub(crate) struct Turns {
     frequencies: Vec<f32>,
     /// 0 time, 1 height, 2 width.
     axes: Vec<usize>,
+    /// What cosines and sines are multiplied by.
+    attention: f32,
 }
 
 impl Turns {
@@ -81,19 +134,28 @@ impl Turns {
     pub(crate) fn new(
         head_dim: usize,
         theta: f64,
-        scaling: Option<Llama3>,
+        scaling: Option<Scaling>,
         sections: Option<Sections>,
     ) -> Self {
         let axes = sections.map_or_else(|| vec![0; head_dim / 2], |sections| sections.axes());
-        Self { frequencies: frequencies(head_dim, theta, scaling), axes }
+        let attention = match scaling {
+            Some(Scaling::Yarn(yarn)) => yarn.attention as f32,
+            Some(Scaling::Linear(_) | Scaling::Llama3(_)) | None => 1.0,
+        };
+        Self { frequencies: frequencies(head_dim, theta, scaling), axes, attention }
     }
 }
 
 /// Angles per position, `theta^(-2i / head_dim)` scaled, rounded to f32 as models were trained.
-fn frequencies(head_dim: usize, theta: f64, scaling: Option<Llama3>) -> Vec<f32> {
+fn frequencies(head_dim: usize, theta: f64, scaling: Option<Scaling>) -> Vec<f32> {
     let plain = |i: usize| theta.powf(-(2.0 * i as f64) / head_dim as f64);
-    let scaled = |frequency| scaling.map_or(frequency, |by| by.scaled(frequency));
-    (0..head_dim / 2).map(|i| scaled(plain(i)) as f32).collect()
+    let scaled = |i: usize| match scaling {
+        None => plain(i),
+        Some(Scaling::Linear(factor)) => plain(i) / factor,
+        Some(Scaling::Llama3(by)) => by.scaled(plain(i)),
+        Some(Scaling::Yarn(by)) => by.scaled(plain(i), i, head_dim / 2, theta),
+    };
+    (0..head_dim / 2).map(|i| scaled(i) as f32).collect()
 }
 
 impl Rotation {
@@ -103,7 +165,8 @@ impl Rotation {
         let angle = |i: usize| turns.frequencies[i] * place[turns.axes[i]] as f32;
         let (sin, cos) =
             (0..half).map(|i| (f64::from(angle(i))).sin_cos()).unzip::<f64, f64, Vec<_>, Vec<_>>();
-        let narrow = |wide: Vec<f64>| wide.into_iter().map(|value| value as f32).collect();
+        let narrow =
+            |wide: Vec<f64>| wide.into_iter().map(|value| value as f32 * turns.attention).collect();
         Self { cos: narrow(cos), sin: narrow(sin) }
     }
 
@@ -164,7 +227,8 @@ mod tests {
         let by = Llama3 { factor: 8.0, low: 1.0, high: 4.0, original_positions: 64.0 };
         // Waves of 6 positions stay, of 32 are blended, of 167 are slowed.
         let expect = [1.0, 0.079_403_01, 0.004_700_754, 0.000_911_583_1];
-        for (got, expect) in frequencies(16, 5e5, Some(by)).into_iter().zip(expect) {
+        for (got, expect) in frequencies(16, 5e5, Some(Scaling::Llama3(by))).into_iter().zip(expect)
+        {
             assert!((got - expect).abs() < 1e-6 * expect, "{got} {expect}");
         }
         assert!(by.is_sound() && !Llama3 { high: 1.0, ..by }.is_sound());

@@ -7,12 +7,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
-use smelt_model::decoder::Decoder;
+use smelt_model::decoder::{Decoder, Scaling};
 
 use super::pack::tensors;
 use super::{KIND, KvOptions, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
 use crate::engine_file::EngineWriter;
-use crate::kernels::rope::{Llama3, Sections};
+use crate::kernels::rope::{Llama3, Sections, Yarn};
 use crate::tactics::Tactics;
 
 /// Why a checkpoint could not become an engine.
@@ -109,6 +109,7 @@ fn check_limits(llm: &Decoder, limits: Limits) -> Result<(), String> {
 
 /// What `engine.json` says of an engine of `llm`.
 pub(super) fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
+    let scaling = llm.rope.scaling;
     LlmFile {
         family: llm.family.name.to_owned(),
         scheme,
@@ -121,18 +122,41 @@ pub(super) fn sizes(llm: &Decoder, scheme: String, limits: Limits) -> LlmFile {
         vocab: llm.vocab,
         eps: llm.eps,
         rope_theta: llm.rope.theta,
-        rope_scaling: llm.rope.scaling.map(|by| Llama3 {
-            factor: by.factor,
-            low: by.low_freq_factor,
-            high: by.high_freq_factor,
-            original_positions: by.original_max_position_embeddings,
-        }),
+        rope_scaling: llama3(scaling),
+        rope_linear: match scaling {
+            Some(Scaling::Linear(factor)) => Some(factor),
+            _ => None,
+        },
+        rope_yarn: yarn(scaling),
         rope_sections: llm.rope.sections.map(Sections::from),
+        attention_bias: llm.attention_bias,
         deepstack: llm.deepstack,
         limits,
         positions: Some(llm.max_positions),
         tactics: None,
     }
+}
+
+fn llama3(scaling: Option<Scaling>) -> Option<Llama3> {
+    let Some(Scaling::Llama3(by)) = scaling else { return None };
+    Some(Llama3 {
+        factor: by.factor,
+        low: by.low_freq_factor,
+        high: by.high_freq_factor,
+        original_positions: by.original_max_position_embeddings,
+    })
+}
+
+fn yarn(scaling: Option<Scaling>) -> Option<Yarn> {
+    let Some(Scaling::Yarn(by)) = scaling else { return None };
+    Some(Yarn {
+        factor: by.factor,
+        original_positions: by.original_max_position_embeddings,
+        fast: by.beta_fast,
+        slow: by.beta_slow,
+        whole: by.truncate,
+        attention: by.attention_factor,
+    })
 }
 
 /// Steps one token; every logit has to be finite.

@@ -30,7 +30,7 @@ pub use crate::engine_file::OpenError;
 use crate::kernels::cached_attention::HeadShape;
 pub use crate::kernels::cached_attention::KvType;
 use crate::kernels::isa::Isa;
-use crate::kernels::rope::{Llama3, Sections, Turns};
+use crate::kernels::rope::{Llama3, Scaling, Sections, Turns, Yarn};
 pub use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
 use crate::tactics::{Manner, Tactics};
@@ -81,8 +81,16 @@ pub(crate) struct LlmFile {
     rope_theta: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rope_scaling: Option<Llama3>,
+    /// What frequencies are divided by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rope_linear: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rope_yarn: Option<Yarn>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rope_sections: Option<Sections>,
+    /// Whether all four projections of attention add a bias.
+    #[serde(default, skip_serializing_if = "is_false")]
+    attention_bias: bool,
     /// First layers that are followed by adding image features.
     #[serde(default, skip_serializing_if = "is_zero")]
     deepstack: usize,
@@ -98,7 +106,33 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
 impl LlmFile {
+    /// How frequencies were stretched; at most one way is given.
+    fn scaling(&self) -> Option<Scaling> {
+        let linear = self.rope_linear.map(Scaling::Linear);
+        let yarn = || self.rope_yarn.map(Scaling::Yarn);
+        linear.or_else(yarn).or_else(|| self.rope_scaling.map(Scaling::Llama3))
+    }
+
+    /// What is wrong with how frequencies were stretched, if anything.
+    fn scaling_fault(&self) -> Option<String> {
+        let Self { rope_linear, rope_yarn, rope_scaling, .. } = self;
+        let ways = [rope_linear.is_some(), rope_yarn.is_some(), rope_scaling.is_some()];
+        let is_sound = rope_linear.is_none_or(|factor| factor.is_finite() && factor > 0.0)
+            && rope_yarn.is_none_or(|yarn| yarn.is_sound())
+            && rope_scaling.is_none_or(|llama3| llama3.is_sound())
+            && ways.into_iter().filter(|way| *way).count() <= 1;
+        (!is_sound).then(|| {
+            format!(
+                "{rope_linear:?}, {rope_yarn:?}, {rope_scaling:?} are no scaling of rotary frequencies"
+            )
+        })
+    }
+
     /// Whether the sizes can belong to a decoder; tensors are compared with them later.
     fn check(&self) -> Result<(), String> {
         let Self { hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, .. } = *self;
@@ -120,8 +154,8 @@ impl LlmFile {
             let (eps, theta) = (self.eps, self.rope_theta);
             return Err(format!("eps {eps} and rope_theta {theta} are not those of a decoder"));
         }
-        if let Some(scaling) = self.rope_scaling.filter(|scaling| !scaling.is_sound()) {
-            return Err(format!("{scaling:?} is no scaling of rotary frequencies"));
+        if let Some(fault) = self.scaling_fault() {
+            return Err(fault);
         }
         if let Some(sections) = self.rope_sections.filter(|sections| !sections.fit(head_dim)) {
             return Err(format!("{sections:?} are not the pairs of heads of {head_dim}"));
@@ -346,9 +380,9 @@ impl LlmEngine {
         let sizes = &file.engine;
         sizes.check().map_err(|problem| file.damaged(problem))?;
         let decoder = Decoder::find(&file)?;
-        let LlmFile { layers, kv_heads, head_dim, rope_theta, rope_scaling, rope_sections, .. } =
-            *sizes;
-        let turns = Turns::new(head_dim, rope_theta, rope_scaling, rope_sections);
+        let scaling = file.engine.scaling();
+        let LlmFile { layers, kv_heads, head_dim, rope_theta, rope_sections, .. } = *sizes;
+        let turns = Turns::new(head_dim, rope_theta, scaling, rope_sections);
         let limits = Limits {
             max_seq_len: kv.max_seq_len.unwrap_or(sizes.limits.max_seq_len),
             max_slots: kv.max_slots.unwrap_or(sizes.limits.max_slots),

@@ -88,11 +88,13 @@ fn layer(file: &EngineFile<LlmFile>, index: usize) -> Result<Layer, OpenError> {
     let name = |rest: &str| format!("language_model.model.layers.{index}.{rest}");
     let family = sizes.family();
     let attention = |rest: &str| name(&format!("self_attn.{rest}"));
-    let projection = |part: &str, rows: usize| -> Result<Linear, OpenError> {
-        let plain = Linear::find(file, &attention(&format!("{part}.weight")), [rows, hidden])?;
-        let bias = || vector(file, &attention(&format!("{part}.bias")), rows);
-        Ok(plain.with_bias(family.qkv_bias.then(bias).transpose()?))
+    let biased = |part: &str, shape: [usize; 2], has_bias: bool| -> Result<Linear, OpenError> {
+        let plain = Linear::find(file, &attention(&format!("{part}.weight")), shape)?;
+        let bias = || vector(file, &attention(&format!("{part}.bias")), shape[0]);
+        Ok(plain.with_bias(has_bias.then(bias).transpose()?))
     };
+    let of_input = family.qkv_bias(sizes.attention_bias);
+    let projection = |part: &str, rows: usize| biased(part, [rows, hidden], of_input);
     let head_norms = || -> Result<HeadNorms, OpenError> {
         let norm = |part: &str| vector(file, &attention(part), sizes.head_dim);
         Ok(HeadNorms { q: norm("q_norm.weight")?, k: norm("k_norm.weight")? })
@@ -103,7 +105,7 @@ fn layer(file: &EngineFile<LlmFile>, index: usize) -> Result<Layer, OpenError> {
         k: projection("k_proj", kv_width)?,
         v: projection("v_proj", kv_width)?,
         head_norms: family.qk_norm.then(head_norms).transpose()?,
-        o: Linear::find(file, &name("self_attn.o_proj.weight"), [hidden, q_width])?,
+        o: biased("o_proj", [hidden, q_width], sizes.attention_bias)?,
         mlp_norm: vector(file, &name("post_attention_layernorm.weight"), hidden)?,
         gate: Linear::find(file, &name("mlp.gate_proj.weight"), [intermediate, hidden])?,
         up: Linear::find(file, &name("mlp.up_proj.weight"), [intermediate, hidden])?,

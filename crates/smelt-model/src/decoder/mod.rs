@@ -16,7 +16,7 @@ mod qwen3;
 mod rope;
 
 use rope::RopeFields;
-pub use rope::{Llama3, Rope, Sections};
+pub use rope::{Llama3, Rope, Scaling, Sections, Yarn};
 
 /// Where a model keeps its decoder's tensors.
 const PREFIX: &str = "language_model.model";
@@ -37,8 +37,8 @@ pub struct Family {
     pub name: &'static str,
     /// The class configurations name.
     pub architecture: &'static str,
-    /// Whether the query, key and value projections add a bias.
-    pub qkv_bias: bool,
+    /// Whether the query, key and value projections always add a bias.
+    qkv_bias: bool,
     /// Whether each head of q and k is normed (RMSNorm over `head_dim`) before it is rotated.
     pub qk_norm: bool,
     /// The width of a head where the configuration names none; else the heads share `hidden`.
@@ -63,12 +63,19 @@ impl Family {
         Self::ALL.into_iter().find(|family| family.architecture == architecture)
     }
 
-    /// The tensors of the first layer that some families have and others lack.
-    pub(crate) fn telltales(&self) -> [(String, bool); 3] {
+    /// Whether the query, key and value projections add a bias, where the configuration says
+    /// `attention_bias` or does not.
+    pub fn qkv_bias(&self, attention_bias: bool) -> bool {
+        self.qkv_bias || attention_bias
+    }
+
+    /// The tensors of the first layer that some families have and others lack; with `attention_bias`
+    /// all have biases.
+    pub(crate) fn telltales(&self, attention_bias: bool) -> [(String, bool); 3] {
         let name = |part: &str| format!("{PREFIX}.layers.0.self_attn.{part}");
         let norms = ["q_norm.weight", "k_norm.weight"].map(|part| (name(part), self.qk_norm));
         let [q_norm, k_norm] = norms;
-        [q_norm, k_norm, (name("q_proj.bias"), self.qkv_bias)]
+        [q_norm, k_norm, (name("q_proj.bias"), self.qkv_bias(attention_bias))]
     }
 }
 
@@ -95,14 +102,22 @@ pub struct Decoder {
     pub eps: f32,
     /// How positions turn queries and keys.
     pub rope: Rope,
-    /// The longest sequence the rotary table is plain for.
+    /// The longest sequence the model is for.
     pub max_positions: usize,
+    /// Whether the configuration gives the query, key, value and output projections a bias
+    /// (`attention_bias`); a family may have the first three without.
+    pub attention_bias: bool,
     /// How many of the first layers are followed by adding image features to the tokens that stand
     /// for images (deepstack).
     pub deepstack: usize,
 }
 
 impl Decoder {
+    /// Whether the query, key and value projections add a bias.
+    pub fn qkv_bias(&self) -> bool {
+        self.family.qkv_bias(self.attention_bias)
+    }
+
     /// Rows of the key or the value projection.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
@@ -130,26 +145,30 @@ impl Decoder {
     fn list_layer(&self, layer: &str, list: &mut List) {
         let Self { hidden, intermediate, .. } = *self;
         list.put(format!("{layer}.input_layernorm.weight"), &[hidden]);
-        self.list_projection(&format!("{layer}.self_attn.q_proj"), self.q_width(), list);
-        self.list_projection(&format!("{layer}.self_attn.k_proj"), self.kv_width(), list);
-        self.list_projection(&format!("{layer}.self_attn.v_proj"), self.kv_width(), list);
+        let rows = [("q", self.q_width()), ("k", self.kv_width()), ("v", self.kv_width())];
+        for (part, rows) in rows {
+            let name = format!("{layer}.self_attn.{part}_proj");
+            list_projection(&name, [rows, hidden], self.qkv_bias(), list);
+        }
         if self.family.qk_norm {
             list.put(format!("{layer}.self_attn.q_norm.weight"), &[self.head_dim]);
             list.put(format!("{layer}.self_attn.k_norm.weight"), &[self.head_dim]);
         }
-        list.put(format!("{layer}.self_attn.o_proj.weight"), &[hidden, self.q_width()]);
+        let output = format!("{layer}.self_attn.o_proj");
+        list_projection(&output, [hidden, self.q_width()], self.attention_bias, list);
         list.put(format!("{layer}.post_attention_layernorm.weight"), &[hidden]);
         list.put(format!("{layer}.mlp.gate_proj.weight"), &[intermediate, hidden]);
         list.put(format!("{layer}.mlp.up_proj.weight"), &[intermediate, hidden]);
         list.put(format!("{layer}.mlp.down_proj.weight"), &[hidden, intermediate]);
     }
+}
 
-    fn list_projection(&self, name: &str, rows: usize, list: &mut List) {
-        if self.family.qkv_bias {
-            list.linear(name, rows, self.hidden);
-        } else {
-            list.put(format!("{name}.weight"), &[rows, self.hidden]);
-        }
+fn list_projection(name: &str, shape: [usize; 2], has_bias: bool, list: &mut List) {
+    let [rows, columns] = shape;
+    if has_bias {
+        list.linear(name, rows, columns);
+    } else {
+        list.put(format!("{name}.weight"), &[rows, columns]);
     }
 }
 
@@ -185,12 +204,14 @@ impl Fields {
         family: &'static Family,
         scope: Scope,
     ) -> Result<Decoder, ConfigProblem> {
-        self.check_arithmetic(family, scope)?;
+        self.check_arithmetic(scope)?;
         let hidden = scope.size("hidden_size", self.hidden_size)?;
         let heads = scope.size("num_attention_heads", self.num_attention_heads)?;
         let own_dim = self.head_dim.or(family.head_dim_default);
         let positions = self.max_position_embeddings.unwrap_or(family.max_positions_default);
+        let positions = scope.size("max_position_embeddings", positions)?;
         let head_dim = scope.size("head_dim", own_dim.unwrap_or(hidden / heads))?;
+        let rope = self.rope(family, head_dim, positions, scope)?;
         let decoder = Decoder {
             family,
             hidden,
@@ -201,8 +222,10 @@ impl Fields {
             intermediate: scope.size("intermediate_size", self.intermediate_size)?,
             vocab: scope.size("vocab_size", self.vocab_size)?,
             eps: scope.epsilon("rms_norm_eps", self.rms_norm_eps)?,
-            rope: self.rope(family, head_dim, scope)?,
-            max_positions: scope.size("max_position_embeddings", positions)?,
+            max_positions: scope.size("max_position_embeddings", rope.positions(positions))?,
+            rope,
+            // Where the family has biases of its own, transformers reads no such field.
+            attention_bias: self.attention_bias && !family.qkv_bias,
             deepstack: 0,
         };
         if own_dim.is_none() && !hidden.is_multiple_of(heads) {
@@ -219,21 +242,26 @@ impl Fields {
     }
 
     /// Refuses every setting that means other arithmetic than the one built here.
-    fn check_arithmetic(&self, family: &Family, scope: Scope) -> Result<(), ConfigProblem> {
+    fn check_arithmetic(&self, scope: Scope) -> Result<(), ConfigProblem> {
         scope.only("hidden_act", &self.hidden_act, "silu", self.hidden_act == "silu")?;
         let sliding = self.use_sliding_window;
         scope.only("use_sliding_window", sliding, "false", !sliding)?;
-        let biased = self.attention_bias && !family.qkv_bias;
-        scope.only("attention_bias", self.attention_bias, "false", !biased)?;
         scope.only("mlp_bias", self.mlp_bias, "false", !self.mlp_bias)
     }
 
-    fn rope(&self, family: &Family, head_dim: usize, scope: Scope) -> Result<Rope, ConfigProblem> {
+    fn rope(
+        &self,
+        family: &Family,
+        head_dim: usize,
+        positions: usize,
+        scope: Scope,
+    ) -> Result<Rope, ConfigProblem> {
         let fields = RopeFields {
             theta: self.rope_theta,
             theta_default: family.rope_theta_default,
             scaling: self.rope_scaling.as_ref(),
             parameters: self.rope_parameters.as_ref(),
+            positions,
         };
         fields.rope(head_dim, scope)
     }

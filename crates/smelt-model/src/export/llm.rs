@@ -174,7 +174,15 @@ fn turns(g: &mut GraphBuilder, llm: &Decoder, positions: &str) -> [Value; 2] {
     };
     let angles = g.unsqueeze(&angles, &[1]);
     let (cos, sin) = (g.cos(&angles), g.sin(&angles));
+    let factor = llm.rope.attention_factor();
     [cos, sin].map(|turn| {
+        let turn = match factor {
+            1.0 => turn,
+            _ => {
+                let factor = g.floats("attention_factor", &[], &[factor]);
+                g.mul(&turn, &factor)
+            }
+        };
         let turn = g.concat(&[&turn, &turn], -1);
         g.narrowed(&turn)
     })
@@ -242,25 +250,30 @@ impl Net<'_> {
         let mixed = g.matmul(&shares, &v);
         let mixed = g.transpose(&mixed, &[0, 2, 1, 3]);
         let rows = g.reshape(&mixed, &[-1, self.llm.q_width() as i64]);
-        let out = g.product(&rows, &format!("{name}.o_proj.weight"));
+        let out = self.projection(&rows, &format!("{name}.o"), self.llm.attention_bias);
         (out, [keys, values])
     }
 
     /// The projection `name` (`….q`, `….k`, `….v`) of rows as heads, normed where the family norms
     /// them: `[batch, heads, tokens, head_dim]`.
     fn heads(&mut self, x: &str, name: &str, is_query: bool) -> Value {
-        let weight = format!("{name}_proj.weight");
-        let rows = if self.llm.family.qkv_bias {
-            self.g.gemm(x, &weight, &format!("{name}_proj.bias"))
-        } else {
-            self.g.product(x, &weight)
-        };
+        let rows = self.projection(x, name, self.llm.qkv_bias());
         let shape = if is_query { &self.step.of_queries } else { &self.step.of_keys };
         let mut heads = self.g.reshape_to(&rows, shape);
         if self.llm.family.qk_norm && !name.ends_with(".v") {
             heads = self.norm(&heads, &format!("{name}_norm"));
         }
         self.g.transpose(&heads, &[0, 2, 1, 3])
+    }
+
+    /// The rows `x` through the projection `name` (`….q`, `….o`).
+    fn projection(&mut self, x: &str, name: &str, has_bias: bool) -> Value {
+        let weight = format!("{name}_proj.weight");
+        if has_bias {
+            self.g.gemm(x, &weight, &format!("{name}_proj.bias"))
+        } else {
+            self.g.product(x, &weight)
+        }
     }
 
     /// `x` turned by its positions: the pair (i, i + half) by the angle of frequency i.

@@ -80,6 +80,35 @@ fn qwen_vl_is_read_from_two_files() {
 }
 
 #[test]
+fn saved_frequencies_are_passed_over() {
+    let check = |name: &str, stored: &[&str]| {
+        let dir = changed(name, |mut tensors| {
+            let (spec, bytes) = tensors.iter().find(|(spec, _)| spec.shape.len() == 1).unwrap();
+            let copies: Vec<Loaded> = stored
+                .iter()
+                .map(|name| {
+                    let mut spec = spec.clone();
+                    spec.name = (*name).to_owned();
+                    (spec, bytes.clone())
+                })
+                .collect();
+            tensors.extend(copies);
+            tensors
+        });
+        Checkpoint::open(dir.path()).map(|_| ()).map_err(|error| error.to_string())
+    };
+    let each = "language_model.model.layers.1.self_attn.rotary_emb.inv_freq";
+    assert_eq!(
+        check("internvit6b-tiny", &[each, "language_model.model.rotary_emb.inv_freq"]),
+        Ok(())
+    );
+    let shared = "model.language_model.rotary_emb.inv_freq";
+    assert_eq!(check("qwen3_vl-tiny", &[shared, "model.visual.rotary_pos_emb.inv_freq"]), Ok(()));
+    let error = check("internvit6b-tiny", &["language_model.model.rotary_emb.freq"]).unwrap_err();
+    assert!(error.contains("rotary_emb.freq"), "{error}");
+}
+
+#[test]
 fn tensors_of_another_tower_are_refused_by_name() {
     let refusal = |name, change: fn(Vec<Loaded>) -> Vec<Loaded>| {
         Checkpoint::open(changed(name, change).path()).unwrap_err().to_string()

@@ -227,7 +227,7 @@ mod tests {
         check("\"num_heads\": 2", "\"num_heads\": 16", &["vision_config.hidden_size is 32"]);
         check("_hidden_size\": 64", "_hidden_size\": 65", &["vision_config.out_hidden_size is 65"]);
         check("\"depth\": 4", "\"depth\": 3", &["fullatt_block_indexes is 3", "no such block"]);
-        check("\"type\": \"mrope\"", "\"type\": \"yarn\"", &["rope_scaling is", "yarn"]);
+        check("\"type\": \"mrope\"", "\"type\": \"longrope\"", &["rope_scaling is", "longrope"]);
         check("mrope_section", "section", &["mrope_section is missing"]);
         check("\"type\"", "\"mrope_interleaved\": true, \"type\"", &["mrope_section is interl"]);
         check("\"patch_size\": 4,", "", &["missing field `patch_size`"]);

@@ -235,7 +235,6 @@ mod tests {
         check("_interleaved\": true", "_interleaved\": false", &["mrope_section is not interl"]);
         check("mrope_section", "section", &["text_config.mrope_section is missing"]);
         check("6,\n        3,", "7,\n        3,", &["text_config.mrope_section is [7,3,3]"]);
-        check("\"default\"", "\"yarn\"", &["text_config.rope_scaling is", "yarn"]);
-        check("_bias\": false", "_bias\": true", &["text_config.attention_bias is true"]);
+        check("\"default\"", "\"longrope\"", &["text_config.rope_scaling is", "longrope"]);
     }
 }

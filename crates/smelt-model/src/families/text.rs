@@ -17,9 +17,7 @@ pub(super) const TEXT: super::Family = super::Family {
 
 const TOP: Scope = Scope("");
 
-/// Older Llama checkpoints repeat the rotary frequencies in every layer.
-const LAYOUTS: &[Layout] =
-    &[Layout { sources: stored, ignores: |name| name.ends_with(".rotary_emb.inv_freq") }];
+const LAYOUTS: &[Layout] = &[Layout { sources: stored, ..Layout::CANONICAL }];
 
 /// Canonical names begin with the place a decoder has in a model that sees.
 fn stored(name: &str) -> Vec<String> {
@@ -44,8 +42,9 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::Checkpoint;
-    use crate::decoder::{EMBEDDING, LM_HEAD};
+    use crate::decoder::{EMBEDDING, LM_HEAD, Scaling};
     use crate::golden::Golden;
+    use crate::model::Part;
 
     const LLAMA: &str = r#"{
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -69,13 +68,19 @@ mod tests {
         assert!(model.vision.is_none());
         let llm = model.llm.unwrap();
         assert_eq!((llm.family.name, llm.head_dim, llm.max_positions), ("llama", 16, 131_072));
-        assert_eq!(llm.rope.scaling.unwrap().original_max_position_embeddings, 8192.0);
+        let Some(Scaling::Llama3(scaling)) = llm.rope.scaling else { panic!("{:?}", llm.rope) };
+        assert_eq!(scaling.original_max_position_embeddings, 8192.0);
     }
 
     #[test]
     fn other_arithmetic_is_refused_by_field() {
-        check("\"llama3\"", "\"yarn\"", "rope_scaling is {");
-        check("\"llama3\"", "\"linear\"", "\"default\", \"dynamic\" or \"llama3\"");
+        check("\"llama3\"", "\"longrope\"", "rope_scaling is {");
+        check(
+            "\"llama3\"",
+            "\"su\"",
+            "\"default\", \"dynamic\", \"linear\", \"llama3\" or \"yarn\"",
+        );
+        check("\"factor\": 8.0", "\"partial_rotary_factor\": 0.5, \"factor\": 8.0", "is 0.5");
         check("\"factor\": 8.0,", "", "rope_scaling of type llama3: missing field `factor`");
         check(
             "\"high_freq_factor\": 4.0",
@@ -86,6 +91,50 @@ mod tests {
         check("\"mlp_bias\": false", "\"mlp_bias\": true", "mlp_bias is true, but only false");
         check("\"silu\"", "\"gelu\"", "hidden_act is gelu");
         check("500000.0", "0.0", "rope_theta is 0");
+    }
+
+    #[test]
+    fn stretched_frequencies_are_read_in_every_form() {
+        let read = |object: &str| {
+            let at = LLAMA.find("\"rope_scaling\"").unwrap();
+            let json = format!("{}\"rope_scaling\": {object} }}", &LLAMA[..at]);
+            Model::parse(&json, Path::new("config.json")).map(|model| model.llm.unwrap())
+        };
+        let linear = read(r#"{"type": "linear", "factor": 2.0}"#).unwrap();
+        assert_eq!(linear.rope.scaling, Some(Scaling::Linear(2.0)));
+        assert_eq!(linear.max_positions, 131_072);
+        let yarn = read(
+            r#"{"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 65536,
+                "beta_fast": null, "beta_slow": 0}"#,
+        );
+        let yarn = yarn.unwrap();
+        let Some(Scaling::Yarn(scaling)) = yarn.rope.scaling else { panic!("{:?}", yarn.rope) };
+        assert_eq!((scaling.beta_fast, scaling.beta_slow, scaling.truncate), (32.0, 1.0, true));
+        assert!((scaling.attention_factor - 1.138_629_436).abs() < 1e-9);
+        assert_eq!(yarn.max_positions, 4 * 65536);
+        for (object, words) in [
+            (r#"{"type": "linear"}"#, "rope_scaling of type linear: missing field `factor`"),
+            (r#"{"type": "linear", "factor": 0}"#, "rope_scaling.factor is 0"),
+            (r#"{"type": "yarn", "factor": -4.0}"#, "must be positive"),
+            (r#"{"type": "yarn", "factor": 4.0, "beta_fast": 0.5}"#, "beta_fast is 0.5"),
+            (r#"{"type": "yarn", "factor": "4"}"#, "rope_scaling of type yarn: "),
+        ] {
+            let error = read(object).unwrap_err().to_string();
+            assert!(error.contains(words), "{words:?} is not in {error:?}");
+        }
+    }
+
+    #[test]
+    fn biases_of_attention_are_read_where_the_configuration_says_so() {
+        let json = LLAMA.replace("\"mlp_bias\"", "\"attention_bias\": true, \"mlp_bias\"");
+        let model = Model::parse(&json, Path::new("config.json")).unwrap();
+        let list = model.tensors(&[Part::Llm]);
+        let biases: Vec<&str> = list
+            .iter()
+            .filter_map(|(name, _)| name.strip_prefix("language_model.model.layers.1.self_attn."))
+            .filter(|name| name.ends_with("bias"))
+            .collect();
+        assert_eq!(biases, ["q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"]);
     }
 
     /// Opens the golden `name` under the class of another family.
@@ -109,6 +158,12 @@ mod tests {
         check_mismatch("qwen3-tiny", llama, "q_norm.weight is present, as in Qwen3ForCausalLM");
         let qwen = "Qwen2ForCausalLM";
         check_mismatch("llama3-tied-tiny", qwen, "q_proj.bias is missing, as in LlamaForCausalLM");
+        check_mismatch(
+            "qwen3-yarn-tiny",
+            llama,
+            "q_norm.weight is present, as in Qwen3ForCausalLM",
+        );
+        check_mismatch("llama-linear-tiny", "Qwen3ForCausalLM", "q_norm.weight is missing");
     }
 
     #[test]

@@ -205,9 +205,10 @@ fn attention(
 ) -> Result<(), ReferenceError> {
     let normed = normed(stream, llm, &format!("{name}.input_layernorm.weight"), x)?;
     see(&format!("{name}.self_attn.q_proj"), &normed);
-    let mut q = projected(stream, llm, &format!("{name}.self_attn.q_proj"), &normed)?;
-    let mut k = projected(stream, llm, &format!("{name}.self_attn.k_proj"), &normed)?;
-    let v = projected(stream, llm, &format!("{name}.self_attn.v_proj"), &normed)?;
+    let bias = llm.qkv_bias();
+    let mut q = projected(stream, bias, &format!("{name}.self_attn.q_proj"), &normed)?;
+    let mut k = projected(stream, bias, &format!("{name}.self_attn.k_proj"), &normed)?;
+    let v = projected(stream, bias, &format!("{name}.self_attn.v_proj"), &normed)?;
     if llm.family.qk_norm {
         rms_norm(&mut q, &stream.vector(&format!("{name}.self_attn.q_norm.weight"))?, llm.eps);
         rms_norm(&mut k, &stream.vector(&format!("{name}.self_attn.k_norm.weight"))?, llm.eps);
@@ -223,7 +224,8 @@ fn attention(
         first = rows.end;
     }
     see(&format!("{name}.self_attn.o_proj"), &attended);
-    add(x, &stream.product(&format!("{name}.self_attn.o_proj.weight"), &attended)?);
+    let output = format!("{name}.self_attn.o_proj");
+    add(x, &projected(stream, llm.attention_bias, &output, &attended)?);
     Ok(())
 }
 
@@ -254,16 +256,16 @@ fn rotate(llm: &Decoder, places: Option<&[Place]>, x: &mut [f32], width: usize) 
         _ => position as f32,
     };
     let angle = |position, pair: usize| place(position, pair) * frequencies[pair];
-    rotate_half(x, width, frequencies.len(), angle);
+    rotate_half(x, width, frequencies.len(), llm.rope.attention_factor(), angle);
 }
 
 fn projected(
     stream: &mut Stream<'_>,
-    llm: &Decoder,
+    has_bias: bool,
     name: &str,
     x: &[f32],
 ) -> Result<Vec<f32>, ReferenceError> {
-    if llm.family.qkv_bias {
+    if has_bias {
         return stream.linear(name, x);
     }
     stream.product(&format!("{name}.weight"), x)

@@ -200,7 +200,7 @@ fn rotate(x: &mut [f32], hidden: usize, width: usize, places: &[[usize; 2]]) {
     let frequencies: Vec<f32> = (0..quarter).map(frequency).collect();
     let angle =
         |row: usize, pair: usize| places[row][pair / quarter] as f32 * frequencies[pair % quarter];
-    rotate_half(x, hidden, 2 * quarter, angle);
+    rotate_half(x, hidden, 2 * quarter, 1.0, angle);
 }
 
 fn add(x: &mut [f32], branch: &[f32]) {

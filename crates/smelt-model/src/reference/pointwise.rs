@@ -161,17 +161,19 @@ fn erf(x: [f64; SERIES_LANES]) -> [f64; SERIES_LANES] {
 /// Rotates the halves of each head of each row of `x [positions, heads * 2 * half]` in place: the
 /// pair (i, i + half) of row p turns by `angle(p, i)`.
 ///
-/// Angles are in f32, as the models were trained.
+/// Angles are in f32, as the models were trained; cosines and sines are multiplied by `factor`, 1
+/// where positions are turned as they are.
 pub(super) fn rotate_half(
     x: &mut [f32],
     row: usize,
     half: usize,
+    factor: f32,
     angle: impl Fn(usize, usize) -> f32,
 ) {
     for (position, row) in x.chunks_mut(row).enumerate() {
         let angles = (0..half).map(|pair| f64::from(angle(position, pair)));
         let turns: Vec<(f32, f32)> =
-            angles.map(sin_cos).map(|(sin, cos)| (sin as f32, cos as f32)).collect();
+            angles.map(sin_cos).map(|(s, c)| (s as f32 * factor, c as f32 * factor)).collect();
         for head in row.chunks_mut(2 * half) {
             let (low, high) = head.split_at_mut(half);
             for ((low, high), (sin, cos)) in low.iter_mut().zip(high).zip(&turns) {
@@ -263,7 +265,7 @@ mod tests {
     fn rotation_pairs_halves_and_leaves_position_zero_alone() {
         // Two positions, one head of four: pairs (0, 2) at 1 rad and (1, 3) at 0.01 rad.
         let mut x = [1.0_f32, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0];
-        rotate_half(&mut x, 4, 2, |position, pair| position as f32 * [1.0, 0.01][pair]);
+        rotate_half(&mut x, 4, 2, 1.0, |position, pair| position as f32 * [1.0, 0.01][pair]);
         assert_eq!(x[..4], [1.0, 1.0, 0.0, 0.0]);
         let expect = [1.0_f32.cos(), 0.01_f32.cos(), 1.0_f32.sin(), 0.01_f32.sin()];
         assert!(x[4..].iter().zip(expect).all(|(x, e)| (x - e).abs() < 1e-6), "{x:?}");

@@ -45,6 +45,9 @@ LLAMA3_ROPE = dict(
 )
 """With theta 500000 and heads of 16 the eight frequencies fall in all three bands: one stays, one
 is blended, six are divided."""
+YARN_ROPE = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+"""With theta 10000 and heads of 16 the first frequency stays, the next two are blended and five are
+divided; cosines and sines are multiplied by 1.14."""
 
 
 @dataclass
@@ -132,6 +135,45 @@ MODELS = [
         16,
         {"": BF16},
         shards=2,
+    ),
+    Model(
+        "qwen3-yarn-tiny",
+        qwen3(
+            tie_word_embeddings=True,
+            attention_bias=True,
+            rope_theta=10000.0,
+            rope_scaling=YARN_ROPE,
+        ),
+        17,
+        {"": BF16},
+    ),
+    Model(
+        "qwen2-yarn-tiny",
+        qwen2(
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                YARN_ROPE,
+                rope_theta=10000.0,
+                beta_fast=6,
+                beta_slow=0.3,
+                mscale=0.8,
+                mscale_all_dim=0.3,
+                truncate=False,
+            ),
+        ),
+        18,
+        {"": BF16},
+    ),
+    Model(
+        "llama-linear-tiny",
+        llama(
+            tie_word_embeddings=True,
+            attention_bias=True,
+            rope_theta=10000.0,
+            rope_scaling=dict(type="linear", factor=2.5),
+        ),
+        19,
+        {"": BF16},
     ),
 ]
 
@@ -242,7 +284,7 @@ def mistakes(model: Model, weights: dict) -> dict[str, tuple[dict, dict]]:
     def configured(**own):
         return {k: v for k, v in config.items() if k != "rope_parameters"} | own, weights
 
-    scaling = config.get("rope_scaling") or config.get("rope_parameters", {})
+    scaling = dict(config.get("rope_scaling") or config.get("rope_parameters", {}))
     theta = config.get("rope_theta") or scaling["rope_theta"]
     found = {
         "none": (config, weights),
@@ -252,13 +294,25 @@ def mistakes(model: Model, weights: dict) -> dict[str, tuple[dict, dict]]:
         "last layer left out": changed("layers.1.mlp.down", torch.zeros_like),
         "no final norm weight": changed("model.norm", torch.ones_like),
     }
-    if scaling.get("rope_type") == "llama3":
+    kind = scaling.get("rope_type") or scaling.get("type", "default")
+    if kind == "yarn":
+        found["plain attention"] = configured(
+            rope_theta=theta, rope_scaling=scaling | {"attention_factor": 1.0}
+        )
+        ends = dict(beta_fast=1000, beta_slow=1000)
+        found["no blended band"] = configured(rope_theta=theta, rope_scaling=scaling | ends)
+        whole = {"truncate": not scaling.get("truncate", True)}
+        found["other borders"] = configured(rope_theta=theta, rope_scaling=scaling | whole)
+    if kind in ("yarn", "linear"):
+        found["no rope scaling"] = configured(rope_theta=theta, rope_scaling=None)
+        found["theta 20000"] = configured(rope_theta=2e4, rope_scaling=scaling | {"rope_theta": 2e4})
+    elif kind == "llama3":
         found["no rope scaling"] = configured(rope_theta=theta, rope_scaling=None)
         blend = scaling | {"high_freq_factor": 1.001}
         found["no blended band"] = configured(rope_theta=theta, rope_scaling=blend)
     else:
         found["theta 10000"] = configured(rope_theta=1e4)
-    for part in ("q_proj.bias", "k_proj.bias", "v_proj.bias", "q_norm", "k_norm"):
+    for part in ("q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias", "q_norm", "k_norm"):
         if any(part in name for name in weights):
             neutral = torch.zeros_like if "bias" in part else torch.ones_like
             found[f"no {part}"] = changed(part, neutral)

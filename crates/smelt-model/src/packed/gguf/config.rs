@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 
 use super::header::{Entry, GgufLie, Header};
-use crate::decoder::{Llama3, Rope};
+use crate::decoder::{Llama3, Rope, Scaling};
 
 /// The tensor of rotary factors, which stands for Llama 3's scaling.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
@@ -15,6 +15,9 @@ pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// llama.cpp's architectures that are read, and their classes in transformers.
 const ARCHITECTURES: [(&str, &str); 3] =
     [("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM"), ("llama", "LlamaForCausalLM")];
+
+/// What says how the frequencies were stretched.
+const SCALING_TYPE: &str = "rope.scaling.type";
 
 /// The rotary base where the metadata has none: `docs/gguf.md` names no default, llama.cpp has it.
 const ROPE_BASE_DEFAULT: f64 = 10000.0;
@@ -33,14 +36,17 @@ pub(crate) fn of(header: &Header, factors: Option<&[f32]>) -> Result<String, Ggu
         return Err(bad(header, "general.architecture", &known));
     };
     let keys = Keys { header, arch };
-    keys.check_rope()?;
     let heads = keys.integer("attention.head_count")?;
     let hidden = keys.integer("embedding_length")?;
     let head_dim = keys.optional("attention.key_length")?.unwrap_or(hidden / heads.max(1));
     let theta = keys.float("rope.freq_base").unwrap_or(ROPE_BASE_DEFAULT);
     // Factors that could not be read are refused as those that fit nothing are.
     let unread = header.kinds.contains_key(ROPE_FACTORS).then_some(&[][..]);
-    let scaling = factors.or(unread).map(|factors| llama3(factors, theta, head_dim)).transpose()?;
+    let llama3 = factors.or(unread).map(|factors| llama3(factors, theta, head_dim)).transpose()?;
+    let scaling = keys.scaling()?;
+    if let (Some(_), Some(_)) = (&llama3, &scaling) {
+        return Err(bad(header, &keys.key(SCALING_TYPE), "\"none\" beside rope_freqs.weight"));
+    }
     let config = json!({
         "architectures": [class],
         "model_type": arch,
@@ -53,10 +59,11 @@ pub(crate) fn of(header: &Header, factors: Option<&[f32]>) -> Result<String, Ggu
         "vocab_size": keys.vocab()?,
         "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon")?,
         "rope_theta": theta,
-        "rope_scaling": scaling,
+        "rope_scaling": llama3.or(scaling),
         "max_position_embeddings": keys.integer("context_length")?,
         "hidden_act": "silu",
-        "attention_bias": false,
+        // Families that have a bias on q, k and v alone have none here.
+        "attention_bias": header.kinds.contains_key("blk.0.attn_output.bias"),
         "tie_word_embeddings": !header.kinds.contains_key("output.weight"),
     });
     Ok(format!("{config:#}\n"))
@@ -80,7 +87,7 @@ fn llama3(found: &[f32], theta: f64, head_dim: u64) -> Result<Value, GgufLie> {
     let scaling = Llama3 { factor, ..LLAMA3 };
     let head_dim = usize::try_from(head_dim).unwrap_or_default();
     let rope = |scaling| Rope { theta, scaling, sections: None }.frequencies(head_dim);
-    let (plain, scaled) = (rope(None), rope(Some(scaling)));
+    let (plain, scaled) = (rope(None), rope(Some(Scaling::Llama3(scaling))));
     let expect = plain.iter().zip(&scaled).map(|(p, s)| f64::from(*p) / f64::from(*s));
     let fits = |(expect, found): (f64, &f32)| {
         (expect - f64::from(*found)).abs() <= FACTOR_ERROR_MAX * expect
@@ -141,13 +148,61 @@ impl Keys<'_> {
         rows.ok_or_else(|| bad(self.header, "token_embd.weight", "a tensor of the file"))
     }
 
-    /// Refuses rotary scaling, which the metadata describes in ways that are not read.
-    fn check_rope(&self) -> Result<(), GgufLie> {
-        let key = self.key("rope.scaling.type");
-        if !matches!(self.header.text(&key), None | Some("none")) {
-            return Err(bad(self.header, &key, "\"none\""));
+    /// A float that may be left out, and that is positive where it is there.
+    fn positive(&self, rest: &str) -> Result<Option<f64>, GgufLie> {
+        let key = self.key(rest);
+        match self.header.entries.get(&key) {
+            None => Ok(None),
+            Some(Entry::Float(found)) if found.is_finite() && *found > 0.0 => Ok(Some(*found)),
+            Some(_) => Err(bad(self.header, &key, "a positive float")),
         }
-        Ok(())
+    }
+
+    /// The rotary scaling of the metadata as transformers writes it.
+    ///
+    /// llama.cpp multiplies cosines and sines by what the paper gives for the factor and by
+    /// `attn_factor`; transformers names the product.
+    fn scaling(&self) -> Result<Option<Value>, GgufLie> {
+        let key = self.key(SCALING_TYPE);
+        let factor = || {
+            let key = "rope.scaling.factor";
+            self.positive(key)?.ok_or_else(|| bad(self.header, &self.key(key), "a float"))
+        };
+        match self.header.text(&key) {
+            None | Some("none") => {
+                let older = self.positive("rope.scale_linear")?.filter(|factor| *factor != 1.0);
+                Ok(older.map(|factor| json!({ "rope_type": "linear", "factor": factor })))
+            }
+            Some("linear") => Ok(Some(json!({ "rope_type": "linear", "factor": factor()? }))),
+            Some("yarn") => self.yarn(factor()?).map(Some),
+            Some(_) => Err(bad(self.header, &key, "\"none\", \"linear\" or \"yarn\"")),
+        }
+    }
+
+    fn yarn(&self, factor: f64) -> Result<Value, GgufLie> {
+        for (rest, usual) in [("yarn_log_multiplier", 0.0), ("yarn_ext_factor", 1.0)] {
+            let key = self.key(&format!("rope.scaling.{rest}"));
+            match self.header.entries.get(&key) {
+                None => {}
+                Some(Entry::Float(found)) if *found == usual => {}
+                Some(_) => return Err(bad(self.header, &key, &format!("{usual}"))),
+            }
+        }
+        let paper = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+        let own = match self.positive("rope.scaling.attn_factor")? {
+            None => self.positive("rope.scaling.yarn_attn_factor")?,
+            own => own,
+        };
+        let original = self.optional("rope.scaling.original_context_length")?;
+        Ok(json!({
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings":
+                original.map_or_else(|| self.integer("context_length"), Ok)?,
+            "beta_fast": self.positive("rope.scaling.yarn_beta_fast")?,
+            "beta_slow": self.positive("rope.scaling.yarn_beta_slow")?,
+            "attention_factor": paper * own.unwrap_or(1.0),
+        }))
     }
 }
 

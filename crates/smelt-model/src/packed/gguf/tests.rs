@@ -182,6 +182,55 @@ fn models_that_are_not_read_are_named() {
     check(&file(&llama3, 256), "rope_freqs.weight is a tensor of other factors, but must be the");
 }
 
+/// A good file with `more` entries.
+fn with_entries(count: u64, more: impl Fn(Bytes) -> Bytes) -> Vec<u8> {
+    let table = more(metadata(start(GOOD.len() as u64, ENTRIES + count)));
+    let table = GOOD.iter().fold(table, |table, (name, shape, kind, offset)| {
+        table.tensor(name, shape, *kind, *offset)
+    });
+    let mut bytes = table.0;
+    bytes.resize(bytes.len().next_multiple_of(32) + GOOD_DATA, 0);
+    bytes
+}
+
+#[test]
+fn stretched_frequencies_come_out_of_the_metadata() {
+    let kind = |bytes: Bytes, word: &str| bytes.text("qwen2.rope.scaling.type").u32(8).text(word);
+    let float = |bytes: Bytes, key: &str, value: f32| {
+        bytes.text(&format!("qwen2.rope.{key}")).u32(6).raw(&value.to_le_bytes())
+    };
+    let scaling = |bytes: &[u8]| {
+        let (gguf, _) = open(bytes)?;
+        let config: serde_json::Value = serde_json::from_str(&gguf.config).unwrap();
+        Ok::<_, String>(config["rope_scaling"].clone())
+    };
+    let linear = with_entries(2, |b| float(kind(b, "linear"), "scaling.factor", 2.5));
+    let expect = serde_json::json!({ "rope_type": "linear", "factor": 2.5 });
+    assert_eq!(scaling(&linear), Ok(expect.clone()));
+    assert_eq!(scaling(&with_entries(1, |b| float(b, "scale_linear", 2.5))), Ok(expect));
+    assert_eq!(scaling(&with_entries(1, |b| kind(b, "none"))), Ok(serde_json::Value::Null));
+    let yarn = with_entries(4, |b| {
+        let bytes = float(kind(b, "yarn"), "scaling.factor", 4.0);
+        let bytes = bytes.number("qwen2.rope.scaling.original_context_length", 16);
+        float(bytes, "scaling.attn_factor", 2.0)
+    });
+    let yarn = scaling(&yarn).unwrap();
+    assert_eq!(
+        (&yarn["factor"], &yarn["original_max_position_embeddings"]),
+        (&4.0.into(), &16.into())
+    );
+    let factor = yarn["attention_factor"].as_f64().unwrap();
+    assert!((factor - 2.0 * 1.138_629_436).abs() < 1e-9, "{factor}");
+    check(&with_entries(1, |b| kind(b, "longrope")), "scaling.type is \"longrope\", but must be");
+    check(&with_entries(1, |b| kind(b, "yarn")), "qwen2.rope.scaling.factor is missing");
+    let negative = with_entries(2, |b| float(kind(b, "linear"), "scaling.factor", -1.0));
+    check(&negative, "qwen2.rope.scaling.factor is -1, but must be a positive float");
+    let mixed = with_entries(3, |b| {
+        float(float(kind(b, "yarn"), "scaling.factor", 4.0), "scaling.yarn_log_multiplier", 0.1)
+    });
+    check(&mixed, "yarn_log_multiplier is 0.1");
+}
+
 /// The same file after any one change of a byte opens or is refused, and does not panic.
 #[test]
 fn no_mutation_panics() {
