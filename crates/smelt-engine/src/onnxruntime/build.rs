@@ -17,6 +17,11 @@ use crate::graph::{OutputFile, RunError, Tensor, input_file, tried_input};
 /// Bytes of a weight held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
 
+/// Constants of up to this many numbers lie in the graph: shapes, axes, limits, and the scales of a Resize,
+/// of which there are two for each dimension at most.  ONNX Runtime reads such while it prepares the
+/// graph, and not from another file.
+const KEPT_NUMBERS_MAX: usize = 16;
+
 /// Why a graph could not become an engine.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -129,17 +134,17 @@ pub fn build(
     Ok(())
 }
 
-/// Moves a constant to `weights.bin`; the graph then names its range there.
+/// Moves a constant to `weights.bin`, if it is large; the graph then names its range there.
 fn pack(
     initializer: &mut Initializer,
     onnx_dir: &Path,
     writer: &mut EngineWriter,
     write_error: &dyn Fn(io::Error) -> BuildError,
 ) -> Result<(), BuildError> {
-    let is_small = matches!(initializer.data, Data::Inline(_)) && !initializer.dtype.is_float();
-    if is_small {
-        // Shapes and axes are read while the graph is prepared.
-        return Ok(());
+    let numbers: usize = initializer.dims.iter().product();
+    let is_list = matches!(initializer.data, Data::Inline(_)) && !initializer.dtype.is_float();
+    if is_list || numbers <= KEPT_NUMBERS_MAX {
+        return embed_tensor(initializer, onnx_dir);
     }
     let length = initializer.byte_len().expect("the check multiplied every shape") as u64;
     writer.begin(spec(initializer, length)).map_err(write_error)?;
