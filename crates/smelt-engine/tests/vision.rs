@@ -5,8 +5,12 @@
 use std::fs;
 use std::path::Path;
 
-use smelt_engine::vision::{self, BuildError, Precision, RunError, VisionEngine};
+use smelt_engine::graph::{GraphEngine, Tensor};
+use smelt_engine::vision::{self, BuildError, Grid, Precision, RunError, VisionEngine};
+use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
+use smelt_model::export;
+use smelt_model::model::{self, Part};
 use smelt_onnx::{
     Attribute, AttributeValue, Data, Dim, ElementType, Graph, Initializer, Model, Node, ValueInfo,
 };
@@ -432,4 +436,73 @@ fn two_builds_give_the_same_bytes_and_damage_is_found() {
     fs::write(engine.join("weights.bin"), &bytes[..bytes.len() / 2]).unwrap();
     let error = VisionEngine::open(&engine).unwrap_err().to_string();
     assert!(error.contains("weights.bin is damaged"), "{error}");
+}
+
+/// A checkpoint of Qwen2.5-VL whose tower has one block of 16 heads of 4 channels.
+fn tower_of_many_heads(dir: &Path) -> Checkpoint {
+    let golden = "../../tests/data/golden/qwen2_5_vl-tiny/checkpoint/config.json";
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(golden)).unwrap();
+    let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for (name, size) in [("depth", 1), ("hidden_size", 64), ("num_heads", 16)] {
+        config["vision_config"][name] = size.into();
+    }
+    config["vision_config"]["fullatt_block_indexes"] = [0].into();
+    let path = dir.join("config.json");
+    fs::write(&path, config.to_string()).unwrap();
+    let model = model::Model::parse(&config.to_string(), &path).unwrap();
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (seed, (name, shape)) in model.tensors(&[Part::Vision, Part::Llm]).into_iter().enumerate() {
+        let numbers = noise(shape.iter().product(), seed).into_iter().map(|value| value / 8.0);
+        let start = data.len();
+        data.extend(numbers.flat_map(f32::to_le_bytes));
+        let entry = serde_json::json!({
+            "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]
+        });
+        header.insert(name, entry);
+    }
+    let header = serde_json::Value::from(header).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    let file = [&length[..], header.as_bytes(), &data].concat();
+    fs::write(dir.join("model.safetensors"), file).unwrap();
+    Checkpoint::open(dir).unwrap()
+}
+
+#[test]
+fn what_attention_never_holds_limits_no_tower() {
+    // 16 heads of 5120 x 5120 scores are 419 million numbers.
+    const GRID: Grid = Grid { height: 64 * 4, width: 80 * 4 };
+    let dir = TempDir::new().unwrap();
+    let checkpoint = tower_of_many_heads(dir.path());
+    let (onnx, engine) = (dir.path().join("onnx"), dir.path().join("engine"));
+    export::vision_on(&checkpoint, &[GRID], Dtype::F32, &onnx, &mut |_| {}).unwrap();
+    // Building runs it once, and every number must be finite.
+    vision::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap();
+    let opened = VisionEngine::open(&engine).unwrap();
+    assert_eq!((opened.tokens_per_tile(), opened.grid()), (1280, Some(GRID)));
+    let (shape, data) = (vec![5120, 96], vec![0.5; 5120 * 96]);
+    let survey =
+        GraphEngine::open(&engine).unwrap().survey(&[Tensor::F32 { shape, data }]).unwrap();
+    assert_eq!(survey.tasks["attention"], 1);
+    // What is forecast before anything is built is no less, and not twice as much.
+    let vision = checkpoint.model().vision.as_ref().unwrap();
+    let forecast = vision.working_bytes(&[GRID]).unwrap();
+    let held = (survey.arena_bytes + 5120 * 96 * 4) as u64;
+    assert!((held..2 * held).contains(&forecast), "{forecast} for {held}");
+}
+
+#[test]
+fn results_that_no_machine_holds_are_refused_by_node() {
+    let large = |shape: &[i64]| {
+        let nodes = vec![
+            node("ReduceMean", "one", &["pixels"], &["one"]),
+            node("Expand", "grow", &["one", "shape"], &["grown"]),
+            node("Exp", "exponentials", &["grown"], &["large"]),
+            node("ReduceMean", "mean", &["large"], &["low"]),
+            node("Add", "last", &["low", "pixels"], &["embeds"]),
+        ];
+        model(17, nodes, vec![integers("shape", shape)])
+    };
+    let words = ["node \"exponentials\" (Exp)", "536870912 numbers"];
+    refused(&large(&[1, 1, 1 << 15, 1 << 14]), &words);
+    refused(&large(&[1, 1, 1 << 40, 1 << 40]), &["node \"grow\" (Expand)", "too many numbers"]);
 }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use crate::engine_file::{Layout, Stored};
 
-/// No value may hold more numbers than this (1 GiB of f32): a graph that asks for more is broken.
-const ELEMENTS_MAX: usize = 1 << 28;
+/// No value that is held may have more numbers than this (1 GiB of f32): a graph that asks for more is
+/// broken.  What operators that became one would have given each other is not held.
+pub(crate) const ELEMENTS_MAX: usize = 1 << 28;
 
 /// Numbers in row-major order under a shape.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,10 +18,16 @@ pub(crate) struct Array<T> {
     data: Arc<Vec<T>>,
 }
 
+/// How many numbers `shape` has, if their bytes can be counted.
+pub(crate) fn countable(shape: &[usize]) -> Option<usize> {
+    const NUMBERS_MAX: usize = isize::MAX.cast_unsigned() / size_of::<i64>();
+    let count = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+    count.filter(|&count| count <= NUMBERS_MAX)
+}
+
 /// How many numbers `shape` holds, or why that is too many.
 pub(crate) fn element_count(shape: &[usize]) -> Result<usize, String> {
-    let count = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
-    count
+    countable(shape)
         .filter(|&count| count <= ELEMENTS_MAX)
         .ok_or_else(|| format!("shape {shape:?} has more than {ELEMENTS_MAX} numbers"))
 }
@@ -139,8 +146,15 @@ pub(crate) fn strides_of(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// The shape two shapes broadcast to (numpy's rule).
+/// The shape two shapes broadcast to (numpy's rule), of a value that is held.
 pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>, String> {
+    let shape = broadcast_shape(a, b)?;
+    element_count(&shape)?;
+    Ok(shape)
+}
+
+/// The shape two shapes broadcast to, of a value that may never be held.
+pub(crate) fn broadcast_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, String> {
     let rank = a.len().max(b.len());
     let dim = |shape: &[usize], axis: usize| {
         (axis + shape.len()).checked_sub(rank).map_or(1, |axis| shape[axis])
@@ -153,7 +167,7 @@ pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>, String> 
         })
         .collect();
     let shape = shape.ok_or_else(|| format!("shapes {a:?} and {b:?} do not broadcast"))?;
-    element_count(&shape)?;
+    countable(&shape).ok_or_else(|| format!("shape {shape:?} has too many numbers"))?;
     Ok(shape)
 }
 
@@ -182,6 +196,8 @@ mod tests {
         check(&[0], &[1], Some(&[0]));
         check(&[2], &[3], None);
         check(&[1 << 20, 1], &[1, 1 << 20], None);
+        assert_eq!(broadcast_shape(&[1 << 20, 1], &[1, 1 << 20]), Ok(vec![1 << 20; 2]));
+        assert!(broadcast_shape(&[1 << 40, 1], &[1, 1 << 40]).is_err());
     }
 
     #[test]

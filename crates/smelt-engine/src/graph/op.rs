@@ -89,6 +89,8 @@ pub(crate) enum Op {
         none_is_nothing: bool,
     },
     Conv(Conv),
+    MaxPool(Sliding),
+    Resize(Resize),
 }
 
 /// What a Cast gives.
@@ -155,10 +157,84 @@ pub(crate) enum Unary {
 /// A two-dimensional convolution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Conv {
+    pub(crate) windows: Sliding,
+    /// Channels and kernels are cut into so many groups, which see nothing of each other.
+    pub(crate) groups: usize,
+}
+
+/// How two-dimensional windows slide over an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sliding {
     pub(crate) kernel: Option<[usize; 2]>,
     pub(crate) strides: [usize; 2],
+    pub(crate) dilations: [usize; 2],
+    pub(crate) pads: Pads,
+    /// Whether a last window may end beyond the pads.
+    pub(crate) ceil: bool,
+}
+
+/// What lies around an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pads {
     /// Top, left, bottom, right.
-    pub(crate) pads: [usize; 4],
+    Given([usize; 4]),
+    /// So much that there is a window for every stride; an odd one goes to the end.
+    SameUpper,
+    /// The same, but an odd one goes to the start.
+    SameLower,
+}
+
+impl Sliding {
+    /// What lies before and behind an axis of `size`, where windows reach over `reach`.
+    pub(crate) fn pads_of(&self, axis: usize, size: usize, reach: usize) -> [usize; 2] {
+        let stride = self.strides[axis];
+        let span = || (size.div_ceil(stride).saturating_sub(1) * stride).saturating_add(reach);
+        let all = || span().saturating_sub(size);
+        match self.pads {
+            Pads::Given(pads) => [pads[axis], pads[axis + 2]],
+            Pads::SameUpper => [all() / 2, all() - all() / 2],
+            Pads::SameLower => [all() - all() / 2, all() / 2],
+        }
+    }
+
+    /// Whether windows of `kernel` lie side by side and cover an image without pads.
+    pub(crate) fn is_tiling(&self, kernel: [usize; 2]) -> bool {
+        self.strides == kernel && self.pads == Pads::Given([0; 4]) && self.dilations == [1, 1]
+    }
+}
+
+/// How Resize looks numbers up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Resize {
+    pub(crate) blend: Blend,
+    pub(crate) spot: Spot,
+    /// The axes that scales or sizes are of; all where none are named.
+    pub(crate) axes: Option<Vec<i64>>,
+}
+
+/// What becomes of a place between two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blend {
+    Nearest(Rounding),
+    Linear,
+}
+
+/// Which of two numbers is the nearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    HalfDown,
+    HalfUp,
+    Down,
+    Up,
+}
+
+/// Where a place of the result lies in the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spot {
+    HalfPixel,
+    TorchHalfPixel,
+    AlignedCorners,
+    Asymmetric,
 }
 
 impl Op {
@@ -198,7 +274,9 @@ fn arity(op: &Op, opset: i64) -> (std::ops::RangeInclusive<usize>, usize) {
         | Op::Not
         | Op::ArgMax { .. }
         | Op::Flatten { .. }
+        | Op::MaxPool(_)
         | Op::Shape { .. } => (1..=1, 1),
+        Op::Resize(_) => (1..=4, 1),
         Op::Reshape { .. }
         | Op::MatMul
         | Op::Binary(_)
@@ -293,6 +371,8 @@ fn parse(node: &NodeFile, opset: i64, fields: &mut Fields<'_>) -> Result<Op, Str
         "ReduceMax" => reduce(Reduce::Max, opset, fields)?,
         "ReduceMin" => reduce(Reduce::Min, opset, fields)?,
         "Conv" => Op::Conv(conv(fields)?),
+        "MaxPool" => Op::MaxPool(max_pool(fields)?),
+        "Resize" => Op::Resize(resize(node, fields)?),
         _ => {
             return Err(format!(
                 "the native engine does not have this operator at opset {opset}; backend = \"onnxruntime\" may"
@@ -366,23 +446,72 @@ fn reduce(kind: Reduce, opset: i64, fields: &mut Fields<'_>) -> Result<Op, Strin
 }
 
 fn conv(fields: &mut Fields<'_>) -> Result<Conv, String> {
-    if fields.int("group")?.unwrap_or(1) != 1 {
-        return Err("grouped convolutions are not supported".to_owned());
+    let groups = fields.int("group")?.unwrap_or(1);
+    let groups = usize::try_from(groups).ok().filter(|&groups| groups > 0);
+    let groups = groups.ok_or("has no group")?;
+    Ok(Conv { windows: sliding(fields)?, groups })
+}
+
+fn max_pool(fields: &mut Fields<'_>) -> Result<Sliding, String> {
+    if fields.flag("storage_order", false)? {
+        return Err("counts places by columns; only storage_order 0 is supported".to_owned());
     }
-    if fields.sizes("dilations")?.unwrap_or([1, 1]) != [1, 1] {
-        return Err("dilated convolutions are not supported".to_owned());
-    }
+    let windows = Sliding { ceil: fields.flag("ceil_mode", false)?, ..sliding(fields)? };
+    if windows.kernel.is_none() { Err("has no kernel_shape".to_owned()) } else { Ok(windows) }
+}
+
+fn sliding(fields: &mut Fields<'_>) -> Result<Sliding, String> {
     let pads = fields.sizes("pads")?;
     let pads = match fields.text("auto_pad")?.unwrap_or("NOTSET") {
-        "NOTSET" => pads.unwrap_or([0; 4]),
-        "VALID" => [0; 4],
-        other => return Err(format!("auto_pad {other:?} is not supported; give explicit pads")),
+        "NOTSET" => Pads::Given(pads.unwrap_or([0; 4])),
+        "VALID" => Pads::Given([0; 4]),
+        "SAME_UPPER" => Pads::SameUpper,
+        "SAME_LOWER" => Pads::SameLower,
+        other => return Err(format!("auto_pad {other:?} is not known here")),
     };
     let strides = fields.sizes("strides")?.unwrap_or([1, 1]);
-    if strides.contains(&0) {
-        return Err("has a stride of 0".to_owned());
+    let dilations = fields.sizes("dilations")?.unwrap_or([1, 1]);
+    if strides.contains(&0) || dilations.contains(&0) {
+        return Err("has a stride or a dilation of 0".to_owned());
     }
-    Ok(Conv { kernel: fields.sizes("kernel_shape")?, strides, pads })
+    let kernel = fields.sizes("kernel_shape")?;
+    Ok(Sliding { kernel, strides, dilations, pads, ceil: false })
+}
+
+fn resize(node: &NodeFile, fields: &mut Fields<'_>) -> Result<Resize, String> {
+    let only = |found: bool, what: &str| match found {
+        true => Ok(()),
+        false => Err(format!("{what} is not supported")),
+    };
+    only(!fields.flag("antialias", false)?, "antialiasing")?;
+    only(!fields.flag("exclude_outside", false)?, "leaving out what lies outside")?;
+    let policy = fields.text("keep_aspect_ratio_policy")?.unwrap_or("stretch");
+    only(policy == "stretch", "keeping the aspect ratio")?;
+    // They matter to forms that are refused.
+    fields.float("cubic_coeff_a", -0.75)?;
+    fields.float("extrapolation_value", 0.0)?;
+    let rounding = match fields.text("nearest_mode")?.unwrap_or("round_prefer_floor") {
+        "round_prefer_floor" => Rounding::HalfDown,
+        "round_prefer_ceil" => Rounding::HalfUp,
+        "floor" => Rounding::Down,
+        "ceil" => Rounding::Up,
+        other => return Err(format!("nearest_mode {other:?} is not known here")),
+    };
+    let blend = match fields.text("mode")?.unwrap_or("nearest") {
+        "nearest" => Blend::Nearest(rounding),
+        "linear" => Blend::Linear,
+        other => return Err(format!("resizes by {other:?}, not \"nearest\" or \"linear\"")),
+    };
+    let spot = match fields.text("coordinate_transformation_mode")?.unwrap_or("half_pixel") {
+        "half_pixel" => Spot::HalfPixel,
+        "pytorch_half_pixel" => Spot::TorchHalfPixel,
+        "align_corners" => Spot::AlignedCorners,
+        "asymmetric" => Spot::Asymmetric,
+        other => return Err(format!("coordinates {other:?} are not supported")),
+    };
+    let is_given = |at: usize| node.inputs.get(at).is_some_and(|name| !name.is_empty());
+    only(is_given(2) || is_given(3), "resizing without scales or sizes")?;
+    Ok(Resize { blend, spot, axes: fields.ints("axes")? })
 }
 
 /// A node's attributes while they are read; one that nobody asks for is an error, not ignored.
@@ -477,11 +606,16 @@ mod tests {
         refused(&node("Relu", 1, &[]), 17, "does not have this operator");
         refused(&node("Gelu", 1, &[]), 17, "opset 17");
         refused(&node("LayerNormalization", 3, &[]), 16, "opset 16");
-        refused(&node("Conv", 2, &[("group", Int(2))]), 17, "grouped");
-        refused(&node("Conv", 2, &[("dilations", Ints(vec![2, 1]))]), 17, "dilated");
+        refused(&node("Conv", 2, &[("group", Int(0))]), 17, "no group");
+        refused(&node("Conv", 2, &[("dilations", Ints(vec![2, 0]))]), 17, "dilation of 0");
+        refused(&node("MaxPool", 1, &[]), 17, "no kernel_shape");
+        refused(&node("MaxPool", 1, &[("kernel_shape", Ints(vec![2; 3]))]), 17, "not 2 sizes");
+        refused(&node("Resize", 3, &[("mode", Text("cubic".into()))]), 17, "cubic");
+        refused(&node("Resize", 3, &[("antialias", Int(1))]), 18, "antialiasing");
+        refused(&node("Resize", 2, &[]), 17, "without scales or sizes");
         refused(&node("Conv", 2, &[("pads", Ints(vec![-1, 0, 0, 0]))]), 17, "not 4 sizes");
-        refused(&node("Conv", 2, &[("strides", Ints(vec![0, 1]))]), 17, "stride of 0");
-        refused(&node("Conv", 2, &[("auto_pad", Text("SAME_UPPER".into()))]), 17, "auto_pad");
+        refused(&node("Conv", 2, &[("strides", Ints(vec![0, 1]))]), 17, "has a stride");
+        refused(&node("Conv", 2, &[("auto_pad", Text("SAME".into()))]), 17, "auto_pad");
         refused(&node("Pad", 2, &[("mode", Text("reflect".into()))]), 17, "reflect");
         refused(&node("Cast", 1, &[("to", Int(11))]), 17, "ONNX type 11");
         refused(&node("Softmax", 1, &[("axes", Int(1))]), 17, "\"axes\" is not known");

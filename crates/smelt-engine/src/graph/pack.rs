@@ -13,6 +13,7 @@ use smelt_onnx::{ElementType, Initializer};
 
 use super::build::BuildError;
 use super::file::{AttributeFile, GraphFile, NodeFile, Precision, ProductFile, stored_dtype};
+use super::op::{OPSETS, Op};
 use crate::engine_file::{EngineWriter, Layout, TensorSpec};
 use crate::kernels::striped::{STRIPE, stripe_bytes, stripe_elements};
 
@@ -89,6 +90,18 @@ impl<'a> Uses<'a> {
         }
     }
 
+    /// Whether a convolution looks at each pixel once, and so is a product of its patches.
+    fn is_product(&self, node: &NodeFile) -> bool {
+        let dims = |name: &String| self.dims[self.seen_as.get(name.as_str())?.0].get(2..4);
+        let kernel = node.inputs.get(1).and_then(|name| <[usize; 2]>::try_from(dims(name)?).ok());
+        match (Op::parse(node, *OPSETS.end()), kernel) {
+            (Ok(Op::Conv(conv)), Some(kernel)) => {
+                conv.groups == 1 && conv.windows.is_tiling(kernel)
+            }
+            _ => false,
+        }
+    }
+
     /// The input of a product that is a weight of the rank it takes, and whether its rows are the
     /// outputs.
     fn weight_of(&self, node: &NodeFile) -> Option<(usize, bool)> {
@@ -97,7 +110,7 @@ impl<'a> Uses<'a> {
         match (node.op.as_str(), rank) {
             ("MatMul", 2) => Some((1, false)),
             ("Gemm", 2) => Some((1, flag("transB"))),
-            ("Conv", 4) => Some((1, true)),
+            ("Conv", 4) if self.is_product(node) => Some((1, true)),
             _ => None,
         }
     }

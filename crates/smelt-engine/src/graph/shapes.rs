@@ -3,13 +3,14 @@
 //! What depends on numbers that are not known yet has no answer here, and neither has what cannot
 //! be computed at all: running the operator says why.
 
-use super::array::{Value, axis_of, broadcast, element_count};
+use super::array::{Value, axis_of, broadcast_shape, countable};
 use super::op::{CastTo, Op, Reduce};
 use super::ops::layout::{
     Cut, Frame, flattened, reshaped, size, split_sizes, squeezed, unsqueezed,
 };
-use super::ops::product::Windows;
 use super::ops::reduce::Reduction;
+use super::ops::resize::resized;
+use super::ops::window::{convolved, pooled};
 
 /// What is known of a value before it is computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +38,14 @@ pub(crate) fn list(value: &Value) -> Option<Vec<i64>> {
     (array.rank() <= 1).then(|| array.data().to_vec())
 }
 
+/// The floats of a known list that lies in memory.
+fn floats(value: &Value) -> Option<&[f32]> {
+    match value {
+        Value::F32(array) => Some(array.data()),
+        Value::I64(_) | Value::Weight(_) => None,
+    }
+}
+
 /// The lists at `inputs[from..]`; the outer `None` where one of them is not known.
 fn lists<const N: usize>(
     inputs: &[Option<Given<'_>>],
@@ -57,8 +66,9 @@ pub(crate) fn infer(op: &Op, inputs: &[Option<Given<'_>>]) -> Option<Vec<Fact>> 
     let shape = first.map(|given| given.fact.shape.as_slice());
     let integer = first.is_some_and(|given| given.fact.integer);
     let other = |index: usize| Some(inputs.get(index).copied()??.fact);
+    // What is never held may be of any size that can be counted.
     let one = |integer, shape: Vec<usize>| {
-        element_count(&shape).ok()?;
+        countable(&shape)?;
         Some(vec![Fact { integer, shape }])
     };
     match op {
@@ -71,13 +81,13 @@ pub(crate) fn infer(op: &Op, inputs: &[Option<Given<'_>>]) -> Option<Vec<Fact>> 
         }
         Op::Binary(_) => {
             let b = other(1)?;
-            one(integer && b.integer, broadcast(shape?, &b.shape).ok()?)
+            one(integer && b.integer, broadcast_shape(shape?, &b.shape).ok()?)
         }
-        Op::Compare(_) => one(true, broadcast(shape?, &other(1)?.shape).ok()?),
+        Op::Compare(_) => one(true, broadcast_shape(shape?, &other(1)?.shape).ok()?),
         Op::Where => {
             let (a, b) = (other(1)?, other(2)?);
-            let pair = broadcast(&a.shape, &b.shape).ok()?;
-            one(a.integer && b.integer, broadcast(shape?, &pair).ok()?)
+            let pair = broadcast_shape(&a.shape, &b.shape).ok()?;
+            one(a.integer && b.integer, broadcast_shape(shape?, &pair).ok()?)
         }
         Op::MatMul => one(false, multiplied(shape?, &other(1)?.shape)?),
         Op::Gemm { transpose_a, transpose_b, .. } => {
@@ -86,10 +96,16 @@ pub(crate) fn infer(op: &Op, inputs: &[Option<Given<'_>>]) -> Option<Vec<Fact>> 
             let (depth, columns) = if *transpose_b { (d, c) } else { (c, d) };
             (inner == depth).then(|| one(false, vec![rows, columns]))?
         }
-        Op::Conv(conv) => {
-            let weight = &other(1)?.shape;
-            let windows = Windows::new(conv, shape?, weight).ok()?;
-            one(false, vec![shape?[0], weight[0], windows.out[0], windows.out[1]])
+        Op::Conv(conv) => one(false, convolved(conv, shape?, &other(1)?.shape).ok()?),
+        Op::MaxPool(windows) => one(false, pooled(windows, shape?).ok()?),
+        Op::Resize(resize) => {
+            let scales = match inputs.get(2).copied().flatten() {
+                None => None,
+                Some(given) => Some(floats(given.known?)?).filter(|scales| !scales.is_empty()),
+            };
+            let [sizes] = lists(inputs, 3)?;
+            let sizes = sizes.filter(|sizes: &Vec<i64>| !sizes.is_empty());
+            one(false, resized(resize, shape?, scales, sizes.as_deref()).ok()?.0)
         }
         Op::LayerNormalization { axis, .. } => {
             let axis = axis_of(*axis, shape?.len()).ok()?;
@@ -144,7 +160,7 @@ fn laid_out(
         Op::Expand => {
             let [wanted] = lists(inputs, 1)?;
             let wanted = wanted?.into_iter().map(size).collect::<Result<Vec<_>, _>>().ok()?;
-            broadcast(shape, &wanted).ok()?
+            broadcast_shape(shape, &wanted).ok()?
         }
         Op::Gather { axis } => {
             let axis = axis_of(*axis, shape.len()).ok()?;
@@ -172,7 +188,7 @@ fn laid_out(
         // Their sizes are numbers; where those are known the step itself is computed ahead.
         _ => return None,
     };
-    element_count(&result).ok()?;
+    countable(&result)?;
     Some(vec![Fact { integer, shape: result }])
 }
 
@@ -186,7 +202,7 @@ fn multiplied(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     if inner != depth {
         return None;
     }
-    let mut shape = broadcast(batch, &b[..b.len() - 2]).ok()?;
+    let mut shape = broadcast_shape(batch, &b[..b.len() - 2]).ok()?;
     shape.extend(rows);
     shape.push(columns);
     Some(shape)

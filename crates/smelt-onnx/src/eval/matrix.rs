@@ -1,4 +1,4 @@
-//! Computes products of matrices, and convolutions as sums over their windows.
+//! Computes products of matrices.
 
 use super::{Call, Tensor, Why, broadcast, broadcast_source, strides, unravel};
 
@@ -85,72 +85,5 @@ impl Call<'_> {
             dims.remove(outer.len());
         }
         Ok(Tensor::floats(a.dtype(), &dims, values))
-    }
-
-    /// A convolution over any number of spatial dimensions, with groups and dilations.
-    pub(super) fn conv(&self) -> Result<Tensor, Why> {
-        let (input, kernel) = (self.input(0)?, self.input(1)?);
-        let (x, w) = (self.floats(0)?, self.floats(1)?);
-        let rank = input.dims().len();
-        if rank < 3 || kernel.dims().len() != rank {
-            return Err("image and kernel do not have the same three or more dimensions".to_owned());
-        }
-        if !matches!(self.text("auto_pad", "NOTSET"), "NOTSET" | "VALID") {
-            return Err("only explicit pads are known here".to_owned());
-        }
-        let spatial = rank - 2;
-        let sizes = |name: &str, count: usize, default: usize| match self.node.ints(name) {
-            None => Ok(vec![default; count]),
-            Some(list) if list.len() == count => list
-                .iter()
-                .map(|size| usize::try_from(*size).map_err(|_| format!("{name} is negative")))
-                .collect(),
-            Some(_) => Err(format!("{name} does not have {count} numbers")),
-        };
-        let pads = sizes("pads", 2 * spatial, 0)?;
-        let (steps, gaps) = (sizes("strides", spatial, 1)?, sizes("dilations", spatial, 1)?);
-        let groups = self.node.int("group").unwrap_or(1).max(1) as usize;
-        let (image, window) = (&input.dims()[2..], &kernel.dims()[2..]);
-        let (channels, out_channels) = (input.dims()[1], kernel.dims()[0]);
-        if kernel.dims()[1] * groups != channels || out_channels % groups != 0 {
-            return Err(format!("kernel {:?} does not fit {channels} channels", kernel.dims()));
-        }
-        let span = |at: usize| {
-            let reach = gaps[at] * window[at].checked_sub(1)? + 1;
-            let room = (image[at] + pads[at] + pads[spatial + at]).checked_sub(reach)?;
-            Some(room.checked_div(steps[at])? + 1)
-        };
-        let out: Option<Vec<usize>> = (0..spatial).map(span).collect();
-        let out = out.ok_or("its window does not fit the image")?;
-        let dims = [&[input.dims()[0], out_channels], &out[..]].concat();
-        let bias = self.optional(2).map(|_| self.floats(2)).transpose()?;
-        if bias.is_some_and(|bias| bias.len() != out_channels) {
-            return Err(format!("its bias does not have {out_channels} numbers"));
-        }
-        let (step_x, per_group) = (strides(input.dims()), kernel.dims()[1]);
-        let taps: usize = window.iter().product();
-        let mut at = vec![0; rank];
-        let mut tap_at = vec![0; spatial];
-        let mut values = Vec::with_capacity(self.fits(&dims)?);
-        for flat in 0..dims.iter().product() {
-            unravel(flat, &dims, &mut at);
-            let first_channel = at[1] / (out_channels / groups) * per_group;
-            let mut sum = bias.map_or(0.0, |bias| bias[at[1]]);
-            for tap in 0..taps {
-                unravel(tap, window, &mut tap_at);
-                let place = |d: usize| {
-                    let place =
-                        (at[2 + d] * steps[d] + tap_at[d] * gaps[d]).checked_sub(pads[d])?;
-                    (place < image[d]).then(|| place * step_x[2 + d])
-                };
-                let Some(place) = (0..spatial).map(place).sum::<Option<usize>>() else { continue };
-                for channel in 0..per_group {
-                    let pixel = at[0] * step_x[0] + (first_channel + channel) * step_x[1] + place;
-                    sum += x[pixel] * w[(at[1] * per_group + channel) * taps + tap];
-                }
-            }
-            values.push(sum);
-        }
-        Ok(Tensor::floats(input.dtype(), &dims, values))
     }
 }

@@ -11,6 +11,7 @@ mod matrix;
 mod quantised;
 mod resize;
 mod tensor;
+mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -226,6 +227,7 @@ impl<'a> Call<'a> {
             "Gemm" => self.gemm(),
             "MatMul" => self.matmul(),
             "Conv" => self.conv(),
+            "MaxPool" => self.max_pool(),
             "Softmax" | "LogSoftmax" => self.softmax(),
             "LayerNormalization" => self.layer_normalization(),
             "DequantizeLinear" => self.dequantize(),

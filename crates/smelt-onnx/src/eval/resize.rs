@@ -1,5 +1,6 @@
 //! Computes Resize: nearest and linear, by scales or by sizes.
 //!
+//! Sizes and places are computed in f32, as ONNX Runtime does: roundings show which it was.
 //! Cubic and antialiased forms are refused: TensorRT 10.3 has neither, so nothing emits them.
 
 use super::{Call, Tensor, Why, axis_of, strides, unravel};
@@ -47,13 +48,13 @@ impl Call<'_> {
             let given = self.floats(2)?;
             for (axis, scale) in axes.iter().zip(given) {
                 scales[*axis] = *scale;
-                dims[*axis] = (from[*axis] as f64 * scale).floor() as usize;
+                dims[*axis] = (from[*axis] as f32 * *scale as f32) as usize;
             }
             return if given.len() == axes.len() { Ok((dims, scales)) } else { Err(wrong()) };
         }
         let given = self.sizes(3)?;
         for (axis, size) in axes.iter().zip(&given) {
-            scales[*axis] = *size as f64 / from[*axis] as f64;
+            scales[*axis] = f64::from(*size as f32 / from[*axis] as f32);
             dims[*axis] = *size;
         }
         if given.len() == axes.len() { Ok((dims, scales)) } else { Err(wrong()) }
@@ -63,15 +64,16 @@ impl Call<'_> {
         if from == to && scale == 1.0 {
             return Ok([(x, 1.0), (x, 0.0)]);
         }
-        let x = x as f64;
+        let (x, scale) = (x as f32, scale as f32);
         let place = match self.text("coordinate_transformation_mode", "half_pixel") {
             "half_pixel" => (x + 0.5) / scale - 0.5,
             "pytorch_half_pixel" if to > 1 => (x + 0.5) / scale - 0.5,
-            "align_corners" if to > 1 => x * (from as f64 - 1.0) / (to as f64 - 1.0),
+            "align_corners" if to > 1 => x * (from as f32 - 1.0) / (to as f32 - 1.0),
             "pytorch_half_pixel" | "align_corners" => 0.0,
             "asymmetric" => x / scale,
             other => return Err(format!("coordinates {other:?} are not known here")),
         };
+        let place = f64::from(place);
         let inside = |place: f64| place.clamp(0.0, from as f64 - 1.0);
         match self.text("mode", "nearest") {
             "nearest" => {

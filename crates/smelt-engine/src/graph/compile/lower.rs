@@ -396,7 +396,7 @@ impl Lower<'_> {
         let (weight, dims) = self.factor(node.inputs[1], true)?;
         let &[kernels, channels, high, wide] = &dims[..] else { return None };
         let bias = node.inputs.get(2).copied().flatten();
-        let is_patches = conv.strides == [high, wide] && conv.pads == [0; 4];
+        let is_patches = conv.windows.is_tiling([high, wide]) && conv.groups == 1;
         if !is_patches || !self.is_bias(bias, kernels) {
             return None;
         }

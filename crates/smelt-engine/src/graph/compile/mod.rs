@@ -13,7 +13,7 @@ mod place;
 
 use std::collections::BTreeMap;
 
-use super::array::Value;
+use super::array::{ELEMENTS_MAX, Value};
 use super::ops::Machine;
 use super::program::Program;
 use super::shapes::Fact;
@@ -21,6 +21,10 @@ use super::task::{Feed, Task, Work};
 use lower::Lowered;
 use net::Net;
 use place::Need;
+
+/// No arena may be larger than this (4 GiB of f32): what a graph needs beside its weights at one time.
+/// A board of 8 GiB has no more to give, and a graph that asks for more was made for other machines.
+const ARENA_NUMBERS_MAX: usize = 1 << 30;
 
 /// What a program does for inputs of certain shapes.
 #[derive(Debug)]
@@ -52,7 +56,14 @@ impl Plan {
         let Lowered { mut tasks, buffers, mut outputs } = lower::lower(&net);
         let (needs, renamed) = needs(&mut tasks, &buffers, &outputs);
         rename(&mut tasks, &mut outputs, &renamed);
+        check_held(&mut tasks, &needs)?;
         let placed = place::place(&needs);
+        if placed.total > ARENA_NUMBERS_MAX {
+            let (total, most) = (placed.total >> 18, ARENA_NUMBERS_MAX >> 18);
+            return Err(format!(
+                "its results take {total} MiB at one time, and {most} are the most"
+            ));
+        }
         let buffers = placed.offsets.into_iter().zip(needs.iter().map(|need| need.len)).collect();
         let Net { known, inputs, .. } = net;
         Ok(Self { tasks, known, inputs, outputs, buffers, arena: placed.total })
@@ -66,6 +77,21 @@ impl Plan {
         }
         counts
     }
+}
+
+/// Refuses a result of more numbers than a value may have, named by what gives it.
+fn check_held(tasks: &mut [Task], needs: &[Need]) -> Result<(), String> {
+    for Task { work, title } in tasks {
+        for view in work.writes() {
+            let numbers = view.buffer().map_or(0, |buffer| needs[buffer].len);
+            if numbers > ELEMENTS_MAX {
+                return Err(format!(
+                    "{title}: a result has {numbers} numbers, more than {ELEMENTS_MAX}"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A buffer that needs no place.

@@ -7,8 +7,10 @@ mod elementwise;
 pub(super) mod layout;
 pub(super) mod product;
 pub(super) mod reduce;
+pub(super) mod resize;
 mod sequence;
 mod truth;
+pub(super) mod window;
 
 use super::array::{Array, Value, Weight};
 use super::op::Op;
@@ -75,7 +77,9 @@ pub(crate) fn run(op: &Op, mut inputs: Inputs, machine: Machine<'_>) -> Result<V
         Op::Gemm { alpha, beta, transpose_a, transpose_b } => {
             product::gemm(*alpha, *beta, [*transpose_a, *transpose_b], inputs, machine)
         }
-        Op::Conv(conv) => product::conv(conv, inputs, machine),
+        Op::Conv(conv) => window::conv(conv, inputs, machine),
+        Op::MaxPool(windows) => window::max_pool(windows, inputs.take(0), machine),
+        Op::Resize(how) => resize::resize(how, inputs, machine),
         Op::Softmax { axis } => reduce::softmax(*axis, inputs.take(0), machine),
         Op::LayerNormalization { axis, eps } => {
             return reduce::layer_normalization(*axis, *eps, inputs, machine);

@@ -1,15 +1,14 @@
-//! Computes operators made of products: MatMul, Gemm, Conv.
+//! Computes operators made of products: MatMul, Gemm.
 //!
 //! A stored weight that lies row after row is multiplied as it is, in its own type.
 
 use super::super::array::{Array, Value, broadcast, broadcast_strides, element_count, strides_of};
-use super::super::op::Conv;
 use super::{Inputs, Machine};
 use crate::kernels::matrix::{Elements, Matrix};
 use crate::kernels::product::{Panels, Product};
 
 /// A value as the matrices of its last two dimensions.
-struct Operand<'a> {
+pub(super) struct Operand<'a> {
     elements: Elements<'a>,
     /// Dimensions before the last two.
     batch: &'a [usize],
@@ -19,7 +18,11 @@ struct Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    fn new(value: &'a Value, shape: &'a [usize], machine: &'a Machine<'_>) -> Result<Self, String> {
+    pub(super) fn new(
+        value: &'a Value,
+        shape: &'a [usize],
+        machine: &'a Machine<'_>,
+    ) -> Result<Self, String> {
         let (elements, transposed) = match value {
             Value::F32(array) => (Elements::F32(array.data()), false),
             Value::Weight(weight) => (machine.elements(weight), weight.transposed),
@@ -32,7 +35,7 @@ impl<'a> Operand<'a> {
     }
 
     /// The `index`-th matrix.
-    fn matrix(&self, index: usize) -> Matrix<'a> {
+    pub(super) fn matrix(&self, index: usize) -> Matrix<'a> {
         let size = self.rows * self.columns;
         let elements = self.elements.part(index * size, size);
         if self.transposed {
@@ -164,121 +167,4 @@ fn finish_gemm(
         }
     });
     Ok(())
-}
-
-/// Numbers of unrolled windows held at a time (8 MiB).
-const WINDOW_NUMBERS_MAX: usize = 2 << 20;
-
-pub(super) fn conv(
-    conv: &Conv,
-    inputs: &mut Inputs,
-    machine: Machine<'_>,
-) -> Result<Value, String> {
-    let image = machine.floats(inputs.take(0))?;
-    let weight = machine.readable(inputs.take(1));
-    let bias = inputs.optional(2).map(|bias| machine.floats(bias)).transpose()?;
-    let windows = Windows::new(conv, image.shape(), weight.shape())?;
-    let (kernels, depth) = (weight.shape()[0], windows.depth());
-    if bias.as_ref().is_some_and(|bias| bias.shape() != [kernels]) {
-        return Err(format!("its bias does not fit {kernels} channels"));
-    }
-    let shape = vec![image.shape()[0], kernels, windows.out[0], windows.out[1]];
-    let mut out = vec![0.0; element_count(&shape)?];
-    let flat = [kernels, depth];
-    let filters = Operand::new(&weight, &flat, &machine)?.matrix(0);
-    let places = windows.out[0] * windows.out[1];
-    let block = (WINDOW_NUMBERS_MAX / depth.max(1)).clamp(1, places.max(1));
-    for (index, out) in out.chunks_exact_mut((kernels * places).max(1)).enumerate() {
-        let image = &image.data()[index * windows.image_len()..][..windows.image_len()];
-        for first in (0..places).step_by(block) {
-            let count = block.min(places - first);
-            let unrolled = windows.unroll(image, first, count);
-            let unrolled = Matrix::new(Elements::F32(&unrolled), count, depth);
-            let mut product = vec![0.0; kernels * count];
-            Product::new(filters, unrolled).run(machine.isa, machine.threads, &mut product);
-            for (kernel, line) in product.chunks_exact(count).enumerate() {
-                let bias = bias.as_ref().map_or(0.0, |bias| bias.data()[kernel]);
-                let out = &mut out[kernel * places + first..][..count];
-                out.iter_mut().zip(line).for_each(|(out, value)| *out = value + bias);
-            }
-        }
-    }
-    Ok(Value::F32(Array::new(shape, out)))
-}
-
-/// The windows a convolution looks through.
-pub(in super::super) struct Windows {
-    channels: usize,
-    image: [usize; 2],
-    kernel: [usize; 2],
-    strides: [usize; 2],
-    /// Rows above and columns left of the image.
-    before: [usize; 2],
-    /// How many windows there are, down and across.
-    pub(in super::super) out: [usize; 2],
-}
-
-impl Windows {
-    pub(in super::super) fn new(
-        conv: &Conv,
-        image: &[usize],
-        weight: &[usize],
-    ) -> Result<Self, String> {
-        let fail = || format!("cannot convolve {image:?} with {weight:?}");
-        let (&[_, channels, height, width], &[_, depth, k_height, k_width]) = (image, weight)
-        else {
-            return Err(fail());
-        };
-        let kernel = [k_height, k_width];
-        if depth != channels || kernel.contains(&0) || conv.kernel.is_some_and(|k| k != kernel) {
-            return Err(fail());
-        }
-        let [top, left, bottom, right] = conv.pads;
-        let across = |size: usize, before: usize, after: usize, kernel: usize, stride: usize| {
-            let padded = size.checked_add(before)?.checked_add(after)?;
-            Some(padded.checked_sub(kernel)? / stride + 1)
-        };
-        let rows = across(height, top, bottom, k_height, conv.strides[0]).ok_or_else(fail)?;
-        let columns = across(width, left, right, k_width, conv.strides[1]).ok_or_else(fail)?;
-        Ok(Self {
-            channels,
-            image: [height, width],
-            kernel,
-            strides: conv.strides,
-            before: [top, left],
-            out: [rows, columns],
-        })
-    }
-
-    fn depth(&self) -> usize {
-        self.channels * self.kernel[0] * self.kernel[1]
-    }
-
-    fn image_len(&self) -> usize {
-        self.channels * self.image[0] * self.image[1]
-    }
-
-    /// Windows `first..first + count`, each as one row of channel, row, column; zero outside.
-    fn unroll(&self, image: &[f32], first: usize, count: usize) -> Vec<f32> {
-        let mut out = Vec::with_capacity(count * self.depth());
-        let [height, width] = self.image;
-        for place in first..first + count {
-            let (down, across) = (place / self.out[1], place % self.out[1]);
-            for channel in 0..self.channels {
-                for y in 0..self.kernel[0] {
-                    let row = (down * self.strides[0] + y).checked_sub(self.before[0]);
-                    let row = row.filter(|&row| row < height);
-                    for x in 0..self.kernel[1] {
-                        let column = (across * self.strides[1] + x).checked_sub(self.before[1]);
-                        let column = column.filter(|&column| column < width);
-                        let pixel = row.zip(column);
-                        out.push(pixel.map_or(0.0, |(row, column)| {
-                            image[(channel * height + row) * width + column]
-                        }));
-                    }
-                }
-            }
-        }
-        out
-    }
 }
