@@ -24,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::{HubError, fault};
 use super::name::{Commit, Repo, Revision, is_hex};
-use super::select::{is_weights, select};
+use super::select::{is_code, is_weights, select};
 
 /// Bytes read, hashed and written at a time.
 pub(super) const CHUNK_BYTES: usize = 256 << 10;
@@ -258,6 +258,8 @@ impl Folder {
         chosen.sort_unstable();
         let shards = shards(&dir).unwrap_or_default();
         let has = |file: &str| size_of(&dir.join(file)).is_some();
+        // Nothing here runs code; a cache without it serves all but those who open what is made.
+        chosen.retain(|file| !is_code(file) || has(file));
         let is_complete = chosen.iter().copied().chain(shards.iter().map(String::as_str)).all(has);
         is_complete.then(|| chosen.into_iter().map(|name| self.kept(&dir, name)).collect())
     }

@@ -46,9 +46,11 @@ pub(super) fn select<'a>(names: &[&'a str]) -> Result<Vec<&'a str>, Unfit> {
 }
 
 /// Whether a checkpoint is read from files of this name: those at the top of a repository that
-/// hold the configuration, the weights, the tokenizer and the preprocessing.
+/// hold the configuration, the weights, the tokenizer and the preprocessing, and the code that
+/// configurations name for others (`auto_map`), who cannot open what is made of the checkpoint
+/// without it.
 fn is_wanted(file: &str) -> bool {
-    const NAMES: [&str; 11] = [
+    const NAMES: [&str; 13] = [
         "config.json",
         "generation_config.json",
         "merges.txt",
@@ -58,6 +60,8 @@ fn is_wanted(file: &str) -> bool {
         "quantize_config.json",
         "special_tokens_map.json",
         "added_tokens.json",
+        "tokenizer.model",
+        "vocab.txt",
         "video_preprocessor_config.json",
         "vocab.json",
     ];
@@ -67,9 +71,15 @@ fn is_wanted(file: &str) -> bool {
     is_plain
         && (NAMES.contains(&file)
             || is_weights(file)
+            || is_code(file)
             || file.ends_with(".safetensors.index.json")
             || (file.starts_with("tokenizer") && file.ends_with(".json"))
             || file.starts_with("chat_template"))
+}
+
+/// Whether files of this name are code, which is carried along and never run.
+pub(super) fn is_code(file: &str) -> bool {
+    file.ends_with(".py")
 }
 
 /// Whether files of this name hold weights, which are far larger than all else.
@@ -102,7 +112,10 @@ mod tests {
         for file in ["model.safetensors.index.json", "chat_template.jinja", "merges.txt"] {
             assert!(is_wanted(file), "{file}");
         }
-        for file in ["README.md", "pytorch_model.bin", "onnx/model.safetensors", "modeling.py"] {
+        for file in ["modeling_internvl_chat.py", "conversation.py", "tokenizer.model"] {
+            assert!(is_wanted(file), "{file}");
+        }
+        for file in ["README.md", "pytorch_model.bin", "onnx/model.safetensors", "eval/run.py"] {
             assert!(!is_wanted(file), "{file}");
         }
     }

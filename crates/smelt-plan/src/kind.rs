@@ -382,19 +382,21 @@ impl Kind {
     pub fn version(self) -> u32 {
         match self {
             // Dot products of activations are summed by eights, which may tip an integer; mse weighs by what
-            // was seen.
-            Self::Quantize => 4,
+            // was seen; what configurations name for other programs goes along.
+            Self::Quantize => 5,
             // There is another built-in set, and the reference's exponentials are their own series.
             Self::Calibrate => 5,
             // As above; verify.json has findings of all that a tower says.
             Self::Verify => 6,
             // What it leaves besides its outputs is not sealed.
             Self::Command => 2,
-            Self::Source | Self::OnnxExport | Self::GraphSurgery | Self::Tune => 1,
+            // Code that configurations name is fetched.
+            Self::Source => 2,
+            Self::OnnxExport | Self::GraphSurgery | Self::Tune => 1,
             // engine.json has the positions of the model; deployment.json says how it is served.
             Self::LlmEngineBuild | Self::Deployment => 4,
-            // Graphs with a list of grids become engines that know them.
-            Self::EngineBuild => 4,
+            // Small constants stay in ONNX Runtime's graphs; windows that overlap lie row by row.
+            Self::EngineBuild => 5,
         }
     }
 }
