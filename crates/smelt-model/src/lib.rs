@@ -24,6 +24,7 @@ pub mod synthetic;
 
 mod foreign;
 mod scheme;
+mod working;
 
 #[cfg(test)]
 mod sample;

@@ -18,6 +18,7 @@ use smelt_plan::{Digest, Kind, Plan};
 use smelt_store::Store;
 
 use crate::last::{Last, Took};
+use crate::towers::Towers;
 
 /// What stages that stream hold at most: one block of a tensor in, one out, and the graph.  Of models of
 /// 2B they were measured to hold a quarter of it.
@@ -114,9 +115,15 @@ fn taken(plan: &Plan, report: &RunReport) -> Vec<Taken> {
 }
 
 /// The forecast of an attempt that is about to begin.
-pub(crate) fn of_task(task: &Task<'_>, last: &Last, alike: &Alike) -> Option<Forecast> {
+pub(crate) fn of_task(
+    task: &Task<'_>,
+    last: &Last,
+    alike: &Alike,
+    towers: &Towers,
+) -> Option<Forecast> {
     let Attempt { params, limits, changed } = task.attempt;
-    let asked = Asked { stage: task.stage, params, limits, is_changed: changed.is_some() };
+    let tower = towers.of(task.stage.name.as_str());
+    let asked = Asked { stage: task.stage, params, limits, is_changed: changed.is_some(), tower };
     let input_bytes = || Some(task.inputs.iter().map(|input| bytes_below(&input.path)).sum());
     asked.forecast(last, alike, &input_bytes)
 }
@@ -127,10 +134,12 @@ pub(crate) fn of_stage(
     stage: &Stage,
     last: &Last,
     alike: &Alike,
+    towers: &Towers,
     input_bytes: &dyn Fn() -> Option<u64>,
 ) -> Option<Forecast> {
     let Stage { params, limits, .. } = stage;
-    Asked { stage, params, limits, is_changed: false }.forecast(last, alike, input_bytes)
+    let tower = towers.of(stage.name.as_str());
+    Asked { stage, params, limits, is_changed: false, tower }.forecast(last, alike, input_bytes)
 }
 
 /// An attempt at a stage.
@@ -139,6 +148,8 @@ struct Asked<'a> {
     params: &'a BTreeMap<String, Value>,
     limits: &'a Limits,
     is_changed: bool,
+    /// What executing the vision tower that it builds holds, where that is known.
+    tower: Option<u64>,
 }
 
 impl Asked<'_> {
@@ -158,7 +169,15 @@ impl Asked<'_> {
         let learned = known(Basis::Learned, took.filter(is_same).map(|took| took.held_bytes));
         let before = || known(Basis::Alike, took.map(|took| took.held_bytes));
         let learning = || learning(*kind, self.params, input_bytes()?);
-        let estimated = || known(Basis::Estimated, streaming(*kind, self.params).or_else(learning));
+        let executed = || {
+            let is_native = how(self.params).contains("backend=\"native\"");
+            let tower = self.tower.filter(|_| *kind == Kind::EngineBuild && is_native)?;
+            // Weights are packed before it is executed once.
+            Some(tower.saturating_add(STREAMING_BYTES))
+        };
+        let streaming = || streaming(*kind, self.params);
+        let bytes = || streaming().or_else(learning).or_else(executed);
+        let estimated = || known(Basis::Estimated, bytes());
         let like = || {
             let bytes = || alike.of(*kind, &how(self.params), input_bytes()?);
             known(Basis::Alike, (*kind != Kind::Command).then(bytes).flatten())

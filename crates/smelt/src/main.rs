@@ -33,6 +33,7 @@ mod say;
 mod sees;
 mod stage;
 mod table;
+mod towers;
 mod unfinished;
 mod view;
 mod whole;

@@ -16,6 +16,7 @@ use crate::forecast::{self, Alike, bytes_below};
 use crate::last::Last;
 use crate::load::{Loaded, Standing};
 use crate::table::bytes;
+use crate::towers::Towers;
 
 /// An element of a tensor in the half precision that engine builders hold it in.
 const HALF_BYTES: u64 = 2;
@@ -63,8 +64,12 @@ impl<'a> Needs<'a> {
     pub(crate) fn of_now(loaded: &'a Loaded, last: &Last, story: &Story<'_>) -> Self {
         let room = room_now();
         let alike = Alike::read(&loaded.store);
+        let towers = Towers::of_plan(&loaded.plan, |id| match &story.standings[id.index()].0 {
+            Standing::Hit { path, .. } => Some(path.clone()),
+            Standing::Miss(_) | Standing::Unknown { .. } => None,
+        });
         let held = |(id, stage): (StageId, &Stage)| {
-            let forecast = forecast_of(id, stage, story, last, &alike)?;
+            let forecast = forecast_of(id, stage, story, last, (&alike, &towers))?;
             Some((forecast, fits(forecast, &room)))
         };
         let held = loaded.plan.stages().map(held).collect();
@@ -146,7 +151,7 @@ fn forecast_of(
     stage: &Stage,
     story: &Story<'_>,
     last: &Last,
-    alike: &Alike,
+    (alike, towers): (&Alike, &Towers),
 ) -> Option<Forecast> {
     if matches!(story.standings[id.index()].0, Standing::Hit { .. }) {
         return None;
@@ -158,7 +163,7 @@ fn forecast_of(
         };
         stage.needs().map(path).sum()
     };
-    forecast::of_stage(stage, last, alike, &input_bytes)
+    forecast::of_stage(stage, last, alike, towers, &input_bytes)
 }
 
 /// Whether a stage fits alone.

@@ -27,6 +27,7 @@ use crate::memo::Memo;
 use crate::progress::Display;
 use crate::reboot;
 use crate::say::{answer, tell};
+use crate::towers::Towers;
 use crate::unfinished::{Left, Told};
 use crate::{stage, table};
 
@@ -72,12 +73,13 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     };
     let last = Last::read(store, &flags.pipeline.pipeline);
     let alike = Alike::read(store);
+    let towers = Towers::of_run(&loaded)?;
     let mut display = Display::new(plan);
     let mut show = |progress: &Progress<'_>| display.show(progress);
     let mut runner = |check: BTreeSet<StageId>, wishes| {
         let folder = flags.pipeline.pipeline.parent().unwrap_or_else(|| Path::new(""));
         let orders = &|task: &Task<'_>| stage::order::order(task, folder);
-        let forecasts = &|task: &Task<'_>| forecast::of_task(task, &last, &alike);
+        let forecasts = &|task: &Task<'_>| forecast::of_task(task, &last, &alike, &towers);
         let overcommit = flags.overcommit;
         let warm_ups = &|warm_up: &WarmUp| ladder::warm_up(warm_up, folder, store);
         let is_rebooted = left.is_rebooted();
