@@ -40,12 +40,12 @@ impl Room {
         if found.flags().contains(FsFlags::ST_RDONLY) {
             return None;
         }
-        let unit = u64::from(found.fragment_size());
+        let unit = found.fragment_size();
         Some(Self {
-            free_bytes: u64::from(found.blocks_available()).saturating_mul(unit),
-            total_bytes: u64::from(found.blocks()).saturating_mul(unit),
-            free_files: u64::from(found.files_available()),
-            total_files: u64::from(found.files()),
+            free_bytes: found.blocks_available().saturating_mul(unit),
+            total_bytes: found.blocks().saturating_mul(unit),
+            free_files: found.files_available(),
+            total_files: found.files(),
         })
     }
 
