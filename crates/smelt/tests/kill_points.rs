@@ -27,7 +27,12 @@ const B: &str = "b:a:cat $SMELT_IN_A/o $SMELT_IN_A/d/f > o";
 type Point = (String, usize);
 
 fn world() -> World {
-    World::of_commands(&[A, B])
+    World::new(&with_directory(&[A, B]))
+}
+
+/// The first has a directory besides.
+fn with_directory(lines: &[&str]) -> String {
+    commands(lines).replacen("[\"o\"]", "[\"o\", \"d\"]", 1)
 }
 
 /// `strace ARGUMENTS…` in the world; the trace goes to the file `trace`.
@@ -140,7 +145,7 @@ fn a_stages_program_killed_at_its_system_calls() {
     let points = points(&world(), &["-f"], &["sh", "-ec", script]);
     let mut killed = 0;
     for point in &points {
-        let world = World::of_commands(&[A, &format!("b:a:{script}")]);
+        let world = World::new(&with_directory(&[A, &format!("b:a:{script}")]));
         let plain = world.read("p.toml");
         let traced = format!(
             "argv = [\"strace\", \"-o\", \"/dev/null\", \"-f\", \"-e\", \"{}\", \"sh\", \"-ec\", '''mkdir",
@@ -161,7 +166,7 @@ fn a_stages_program_killed_at_its_system_calls() {
         let report: Value = serde_json::from_str(&ended.stdout).unwrap();
         assert_eq!(statuses(&report), ["a sealed", "b failed"], "{point:?}");
         world.assert_nothing_runs();
-        world.write("p.toml", &commands(&[A, B]));
+        world.write("p.toml", &with_directory(&[A, B]));
         finishes(&world, point);
     }
     println!("stage: killed at {killed} of {} points", points.len());

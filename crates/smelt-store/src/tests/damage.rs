@@ -167,7 +167,7 @@ fn a_record_is_limited() {
     append(&mut log, &largest);
     let refused = log.append(&format!("{largest}x"), &mut |_, _| {});
     assert!(
-        matches!(refused, Err(LogError::RecordTooLarge { bytes, .. }) if bytes == 1 + (1 << 20))
+        matches!(refused, Err(LogError::RecordTooLarge { bytes, .. }) if bytes == 1 + RECORD_BYTES_MAX)
     );
     append(&mut log, "\"next\"");
     assert_eq!(read(&mut open_log(&disk)), [largest, "\"next\"".to_owned()]);

@@ -159,7 +159,11 @@ fn world() -> World {
         "model-files:model:cp $SMELT_IN_MODEL/config.json o; truncate -s 20 o",
     ]);
     let model = "[stage.model]\nkind = \"source\"\nfrom = \"synthetic:internvl3-tiny\"\n";
-    world.write("p.toml", &(world.read("p.toml") + model));
+    let mut text = world.read("p.toml") + model;
+    for outputs in [&["o", "d"][..], &["o", "1", "2", "3", "4", "5", "6", "7", "8", "9"]] {
+        text = text.replacen("outputs = [\"o\"]", &format!("outputs = {outputs:?} "), 1);
+    }
+    world.write("p.toml", &text);
     world
 }
 
