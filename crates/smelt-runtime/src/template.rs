@@ -17,6 +17,7 @@ use crate::dialect::Dialect;
 use clock::strftime;
 use python_json::Style;
 
+mod bounded;
 mod clock;
 mod python_json;
 
@@ -34,10 +35,6 @@ pub const TOOLS_FILE: &str = "additional_chat_templates/tool_use.jinja";
 
 /// The longest template or configuration read.  Real ones stay below 1 MiB.
 const FILE_BYTES_MAX: u64 = 16 << 20;
-
-/// Template instructions one rendering may take: real ones need some thousands, and a loop that
-/// never ends stops here within a second.
-const FUEL: u64 = 5_000_000;
 
 /// The names errors give the template, and that for conversations with tools.
 const NAME: &str = "chat_template";
@@ -161,7 +158,7 @@ impl Template {
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_fuel(Some(FUEL));
+        bounded::set_up(&mut environment);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", tojson);
         environment
@@ -170,9 +167,9 @@ impl Template {
         for (name, token) in special_tokens {
             environment.add_global(name.clone(), token.clone());
         }
-        environment.add_template_owned(NAME, plain(&sources.default))?;
+        bounded::add(&mut environment, NAME, plain(&sources.default))?;
         if let Some(tools) = sources.tools {
-            environment.add_template_owned(TOOLS_NAME, plain(&tools))?;
+            bounded::add(&mut environment, TOOLS_NAME, plain(&tools))?;
         }
         let mut template = Self { environment, form: Form::Text };
         template.form = template.tried_form();
@@ -234,11 +231,8 @@ impl Template {
     ) -> Result<String, TemplateError> {
         let failed = |error: Error| TemplateError::Render(one_line(&error));
         // As transformers picks it.
-        let tools = self.environment.get_template(TOOLS_NAME).ok();
-        let template = match tools.filter(|_| context.tools.is_some()) {
-            Some(template) => template,
-            None => self.environment.get_template(NAME).map_err(failed)?,
-        };
+        let has_own = || self.environment.get_template(TOOLS_NAME).is_ok();
+        let name = if context.tools.is_some() && has_own() { TOOLS_NAME } else { NAME };
         let now = Value::from_function(move |format: &str| strftime(format, now_s));
         let Context { tools, documents, variables } = context;
         let absent = || Value::from(());
@@ -251,7 +245,7 @@ impl Template {
             documents => documents.clone().unwrap_or_else(absent),
         };
         let variables = Value::from_pairs(variables.clone());
-        template.render(context! { ..own, ..variables }).map_err(failed)
+        bounded::render(&self.environment, name, context! { ..own, ..variables }).map_err(failed)
     }
 }
 

@@ -10,11 +10,13 @@ use std::sync::Arc;
 
 use tokenizers::{PostProcessor as _, TruncationDirection};
 
+mod limits;
+
 /// The file a tokenizer is read from, inside a checkpoint or deployment.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// The largest tokenizer.json read.  The largest published ones are near 35 MB.
-const FILE_BYTES_MAX: u64 = 256 << 20;
+const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Replacement characters at the end of a text that more tokens may yet turn into a code point: it has
 /// at most four bytes, so three of them may be waiting.
@@ -89,6 +91,7 @@ impl Tokenizer {
             path: path.into(),
             why: one_line(&error.to_string()),
         };
+        limits::check(&bytes).map_err(|why| TokenizerError::Broken { path: path.into(), why })?;
         let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?;
         Ok(Self { longest: longest(&inner), inner: Arc::new(inner) })
     }
