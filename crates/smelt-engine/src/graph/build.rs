@@ -98,11 +98,13 @@ pub fn build(
     graph.tactics = options.tactics;
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
+    let mut tally = Tally::new(&constants);
     tell_packing(&constants, progress);
     for constant in &constants {
+        tally.begin(constant, progress);
         let product = graph.products.get(&constant.name);
-        let packing = Packing { constant, dir: onnx_dir, product, precision: options.precision };
-        packing.put(&constant.name, (&path, out_dir), &mut writer)?;
+        let one = Packing { constant, dir: onnx_dir, product, precision: options.precision };
+        one.put(&constant.name, (&path, out_dir), &mut writer)?;
     }
     let mut unsealed = writer.finish(KIND, graph).map_err(write_error)?;
 
@@ -141,6 +143,29 @@ impl Source {
         let inputs = inputs.map_err(graph_error)?;
         Ok(Self { graph, constants, inputs, path })
     }
+}
+
+/// Says how far the packing of a graph's constants is.
+pub(super) struct Tally {
+    done: usize,
+    all: usize,
+}
+
+impl Tally {
+    /// Of `constants`, none of which is packed yet.
+    pub(super) fn new<'a>(constants: impl IntoIterator<Item = &'a Initializer>) -> Self {
+        Self { done: 0, all: constants.into_iter().map(bytes).sum() }
+    }
+
+    /// Says that `constant` comes next.
+    pub(super) fn begin(&mut self, constant: &Initializer, progress: &mut dyn FnMut(&str)) {
+        progress(&format!("[{}/{}] packing {}", self.done, self.all, constant.name));
+        self.done += bytes(constant);
+    }
+}
+
+fn bytes(constant: &Initializer) -> usize {
+    constant.byte_len().unwrap_or(0)
 }
 
 /// Says what is about to be packed.

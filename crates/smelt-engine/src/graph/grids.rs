@@ -10,7 +10,7 @@ use smelt_model::export::GridList;
 use smelt_model::grid::Grid;
 use smelt_onnx::Initializer;
 
-use super::build::{BuildError, Source, tell_packing, try_out};
+use super::build::{BuildError, Source, Tally, tell_packing, try_out};
 use super::file::{GraphFile, Options, ProductFile};
 use super::pack::Packing;
 use super::{GraphEngine, OpenError};
@@ -107,6 +107,14 @@ fn pack(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
     let fronts: Vec<String> = sources.iter().map(|(grid, _)| front(*grid)).collect();
+    let is_packed = |(at, source, constant): &(usize, &Source, &Initializer)| {
+        let product = source.graph.products.get(&constant.name);
+        *at == 0 || !is_in_all(constant, product, sources)
+    };
+    let all = sources.iter().enumerate().flat_map(|(at, (_, source))| {
+        source.constants.iter().map(move |constant| (at, source, constant))
+    });
+    let mut tally = Tally::new(all.filter(is_packed).map(|(_, _, constant)| constant));
     for (at, (grid, source)) in sources.iter().enumerate() {
         progress(&format!("grid {grid}"));
         tell_packing(&source.constants, progress);
@@ -121,6 +129,7 @@ fn pack(
             if is_shared && at > 0 {
                 continue;
             }
+            tally.begin(constant, progress);
             let name = if is_shared { name.clone() } else { format!("{}{name}", fronts[at]) };
             let packing =
                 Packing { constant, dir: onnx_dir, product, precision: options.precision };

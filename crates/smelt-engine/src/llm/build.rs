@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_model::decoder::{Decoder, Scaling};
 
-use super::pack::tensors;
+use super::pack::{Packed, tensors};
 use super::{KIND, KvOptions, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
 use crate::engine_file::EngineWriter;
 use crate::kernels::rope::{Llama3, Sections, Yarn};
@@ -82,10 +82,13 @@ pub fn build_with(
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
     let packed = tensors(checkpoint)?;
-    for (index, one) in packed.iter().enumerate() {
+    let numbers = |one: &Packed| one.spec.shape.iter().product::<usize>();
+    let (mut done, all) = (0, packed.iter().map(numbers).sum::<usize>());
+    for one in &packed {
         let name = &one.spec.name;
         let note = if one.is_widened() { " as f32: its groups are no multiple of 32" } else { "" };
-        progress(&format!("packing {name} ({} of {}){note}", index + 1, packed.len()));
+        progress(&format!("[{done}/{all}] packing {name}{note}"));
+        done += numbers(one);
         writer.begin(one.spec.clone()).map_err(write_error)?;
         one.write(checkpoint, &mut |bytes| writer.write(bytes).map_err(write_error))?;
     }

@@ -108,7 +108,11 @@ pub fn build(
             .iter_mut()
             .try_for_each(|attribute| embed(&mut attribute.value, onnx_dir))?;
     }
+    let bytes = |one: &Initializer| one.byte_len().unwrap_or(0);
+    let (mut done, all) = (0, model.graph.initializers.iter().map(bytes).sum::<usize>());
     for initializer in &mut model.graph.initializers {
+        progress(&format!("[{done}/{all}] packing {}", initializer.name));
+        done += bytes(initializer);
         pack(initializer, onnx_dir, &mut writer, &write_error)?;
     }
     model.write_as(out_dir, MODEL_FILE)?;

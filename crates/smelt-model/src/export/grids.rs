@@ -190,8 +190,11 @@ pub(super) fn export(
     let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
     let names = tower.weights(checkpoint);
     let mut weights = Vec::with_capacity(names.len());
-    for (n, (name, dims)) in names.iter().enumerate() {
-        progress(&format!("weight {} of {}: {name}", n + 1, names.len()));
+    let numbers = |dims: &[usize]| dims.iter().product::<usize>();
+    let (mut done, all) = (0, names.iter().map(|(_, dims)| numbers(dims)).sum::<usize>());
+    for (name, dims) in &names {
+        progress(&format!("[{done}/{all}] weight {name}"));
+        done += numbers(dims);
         weights.push(stream.copy(name, dims)?);
     }
     let mut entries = Vec::with_capacity(lattices.len());

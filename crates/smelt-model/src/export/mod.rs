@@ -294,8 +294,11 @@ fn write(
     let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
     let is_bert = matches!(checkpoint.model().encoder, Some(Encoder::Bert(_)));
     let mut initializers = Vec::with_capacity(weights.len());
-    for (n, (name, dims)) in weights.iter().enumerate() {
-        progress(&format!("weight {} of {}: {name}", n + 1, weights.len()));
+    let numbers = |dims: &[usize]| dims.iter().product::<usize>();
+    let (mut done, all) = (0, weights.iter().map(|(_, dims)| numbers(dims)).sum::<usize>());
+    for (name, dims) in weights {
+        progress(&format!("[{done}/{all}] weight {name}"));
+        done += numbers(dims);
         let is_wide = is_bert && bert::is_wide(name);
         let element_type = if is_wide { ElementType::F32 } else { stream.element_type() };
         initializers.push(stream.copy_as(name, dims, element_type)?);

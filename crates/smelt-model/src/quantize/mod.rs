@@ -277,17 +277,23 @@ pub fn quantize(
     let (draft, budget) = (Draft::default(), options.budget);
     let mut work =
         Work { ckpt, method, budget, threads, source, writer, draft, feedback: None, trial: None };
-    let size = |target: &Target| target.shape.iter().product::<usize>();
-    let (all, mut done) = (targets.iter().map(size).sum::<usize>().max(1), 0);
+    let (mut done, all) = (0, numbers(&targets));
     for layer in targets.chunk_by(|a, b| block_of(&a.name) == block_of(&b.name)) {
-        progress(&format!("{}, {} % done", block_of(&layer[0].name), done * 100 / all));
+        progress(&format!("[{done}/{all}] {}", block_of(&layer[0].name)));
         work.layer(layer)?;
-        done += layer.iter().map(size).sum::<usize>();
+        done += numbers(layer);
     }
     work.writer.finish()?;
     let report = work.draft.finish(&mark);
     write(&out_dir.join(REPORT_FILE), &report.text())?;
     Ok(report)
+}
+
+/// How many numbers there are to round: what is only copied takes next to no time.
+fn numbers(targets: &[Target]) -> usize {
+    let rounded = targets.iter().filter(|target| target.grid().is_some());
+    // Where nothing is rounded, any tensor is as good as another.
+    rounded.map(|target| target.shape.iter().product::<usize>()).sum::<usize>() + targets.len()
 }
 
 fn calibration(options: &Options<'_>) -> Result<Option<Calibration>, QuantizeError> {

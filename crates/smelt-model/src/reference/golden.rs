@@ -258,13 +258,13 @@ fn check_tower(name: &str, blocks: usize) {
             tensor.as_floats().unwrap().iter().map(|x| *x as f32).collect()
         };
         let (pixels, size) = (floats("in", "pixel_values"), grid.parse().unwrap());
-        let seen = see(&ckpt, &pixels, size).unwrap();
+        let seen = see(&ckpt, &pixels, size, &mut |_| ()).unwrap();
         check(&seen.embeds, &floats("out", "image_embeds"));
         assert_eq!(seen.deepstack.len(), blocks);
         for (block, found) in seen.deepstack.iter().enumerate() {
             check(found, &floats("out", &format!("deepstack_{block}")));
         }
-        let error = see(&ckpt, &pixels[1..], size).unwrap_err().to_string();
+        let error = see(&ckpt, &pixels[1..], size, &mut |_| ()).unwrap_err().to_string();
         assert!(error.contains(&format!("got {}", pixels.len() - 1)), "{error}");
     }
     assert!(vision_embeds(&ckpt, &[], 1).is_err(), "this tower takes no tiles");

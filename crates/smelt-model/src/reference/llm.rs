@@ -80,12 +80,7 @@ fn layers(
     (progress, see): (&mut dyn FnMut(&str), See<'_>),
 ) -> Result<(), ReferenceError> {
     for layer in 0..llm.layers {
-        progress(&format!(
-            "reference layer {} of {}, {} % done",
-            layer + 1,
-            llm.layers,
-            layer * 100 / llm.layers
-        ));
+        progress(&format!("[{layer}/{}] reference layer {}", llm.layers, layer + 1));
         let name = format!("language_model.model.layers.{layer}");
         let mut rest = &mut *x;
         for part in parts(prompts) {
@@ -99,6 +94,7 @@ fn layers(
         }
         add_features(prompts, layer, llm.hidden, x);
     }
+    progress(&format!("[{0}/{0}] reference layers done", llm.layers));
     Ok(())
 }
 

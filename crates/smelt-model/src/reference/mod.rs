@@ -198,16 +198,23 @@ impl Seen {
 ///
 /// `pixels` is `[channels, side, side]` of a tower that takes tiles, `[patches, values]` in the order
 /// of the image processor of one that takes pictures of any size; normalised.  Holds all activations of
-/// the picture; each weight is read once.
+/// the picture; each weight is read once.  `progress` hears one line per block.
 ///
 /// # Errors
 /// [`ReferenceError`] if the tower takes no pictures of this size, the pixels do not fill it, or the
 /// checkpoint cannot be read.
-pub fn see(ckpt: &Checkpoint, pixels: &[f32], grid: Grid) -> Result<Seen, ReferenceError> {
+pub fn see(
+    ckpt: &Checkpoint,
+    pixels: &[f32],
+    grid: Grid,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Seen, ReferenceError> {
+    let stream = &mut Stream::new(ckpt, Effort::whole_machine());
     if ckpt.internvl3().is_ok() {
-        return Ok(Seen { embeds: vision_embeds(ckpt, pixels, 1)?, deepstack: Vec::new() });
+        let embeds = vision::embeds_of(stream, pixels, 1, progress)?;
+        return Ok(Seen { embeds, deepstack: Vec::new() });
     }
-    patches::seen(&mut Stream::new(ckpt, Effort::whole_machine()), pixels, grid)
+    patches::seen(stream, pixels, grid, progress)
 }
 
 /// The largest activation of each block while [`vision_embeds`] is computed for one tile, in the
@@ -218,7 +225,7 @@ pub fn see(ckpt: &Checkpoint, pixels: &[f32], grid: Grid) -> Result<Seen, Refere
 pub fn vision_peaks(ckpt: &Checkpoint, pixels: &[f32]) -> Result<Vec<Peak>, ReferenceError> {
     let mut stream = Stream::new(ckpt, Effort::whole_machine());
     stream.peaks = Some(Peaks::default());
-    vision::embeds_of(&mut stream, pixels, 1)?;
+    vision::embeds_of(&mut stream, pixels, 1, &mut |_| ())?;
     Ok(stream.peaks.take().unwrap_or_default().finish())
 }
 

@@ -21,16 +21,17 @@ pub(super) fn seen(
     stream: &mut Stream<'_>,
     pixels: &[f32],
     grid: Grid,
+    progress: &mut dyn FnMut(&str),
 ) -> Result<Seen, ReferenceError> {
     let ckpt = stream.ckpt;
     match &ckpt.model().vision {
         Some(Vision::Qwen25(tower)) => {
             let lattice = lattice(tower.patching, grid, pixels)?;
-            qwen25(stream, tower, &lattice, pixels)
+            qwen25(stream, tower, (&lattice, pixels), progress)
         }
         Some(Vision::Qwen3(tower)) => {
             let lattice = lattice(tower.patching, grid, pixels)?;
-            qwen3(stream, tower, &lattice, pixels)
+            qwen3(stream, tower, (&lattice, pixels), progress)
         }
         _ => Err(ckpt.no_part(Part::Vision).into()),
     }
@@ -50,8 +51,8 @@ fn lattice(patching: Patching, grid: Grid, pixels: &[f32]) -> Result<Lattice, Re
 fn qwen25(
     stream: &mut Stream<'_>,
     tower: &qwen2_5_vl::Tower,
-    lattice: &Lattice,
-    pixels: &[f32],
+    (lattice, pixels): (&Lattice, &[f32]),
+    progress: &mut dyn FnMut(&str),
 ) -> Result<Seen, ReferenceError> {
     let mut x = stream.product("visual.patch_embed.proj.weight", pixels)?;
     let all: Vec<Vec<usize>> = vec![(0..lattice.patches()).collect()];
@@ -62,6 +63,7 @@ fn qwen25(
         Ok::<_, ReferenceError>(normed)
     };
     for block in 0..tower.layers {
+        progress(&format!("[{block}/{}] block {block}", tower.layers));
         let name = format!("visual.blocks.{block}");
         let parts = if tower.full_attention.contains(&block) { &all } else { &windows };
         let y = normed(stream, &format!("{name}.norm1"), &x)?;
@@ -84,14 +86,15 @@ fn qwen25(
 fn qwen3(
     stream: &mut Stream<'_>,
     tower: &qwen3_vl::Tower,
-    lattice: &Lattice,
-    pixels: &[f32],
+    (lattice, pixels): (&Lattice, &[f32]),
+    progress: &mut dyn FnMut(&str),
 ) -> Result<Seen, ReferenceError> {
     let mut x = stream.linear("model.visual.patch_embed.proj", pixels)?;
     add_positions(stream, tower, lattice, &mut x)?;
     let all: Vec<Vec<usize>> = vec![(0..lattice.patches()).collect()];
     let mut deepstack = Vec::new();
     for block in 0..tower.layers {
+        progress(&format!("[{block}/{}] block {block}", tower.layers));
         let name = format!("model.visual.blocks.{block}");
         let mut y = x.clone();
         norm(stream, &format!("{name}.norm1"), &mut y)?;

@@ -17,7 +17,7 @@ pub(super) fn embeds(
     tiles: usize,
     effort: Effort,
 ) -> Result<Vec<f32>, ReferenceError> {
-    embeds_of(&mut Stream::new(ckpt, effort), pixels, tiles)
+    embeds_of(&mut Stream::new(ckpt, effort), pixels, tiles, &mut |_| ())
 }
 
 /// The same through a stream that may look at activations.
@@ -25,6 +25,7 @@ pub(super) fn embeds_of(
     stream: &mut Stream<'_>,
     pixels: &[f32],
     tiles: usize,
+    progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
     let vit = &stream.ckpt.internvl3()?.vit;
     let per_tile = vit.channels * vit.image_size * vit.image_size;
@@ -32,8 +33,11 @@ pub(super) fn embeds_of(
         return Err(ReferenceError::Pixels { tiles, per_tile, found: pixels.len() });
     }
     let mut embeds = Vec::new();
-    for tile in pixels.chunks(per_tile) {
-        embeds.extend(tile_embeds(stream, vit, tile)?);
+    for (at, tile) in pixels.chunks(per_tile).enumerate() {
+        let all = tiles * vit.layers;
+        let mut told =
+            |layer| progress(&format!("[{}/{all}] block {layer}", at * vit.layers + layer));
+        embeds.extend(tile_embeds(stream, vit, tile, &mut told)?);
     }
     Ok(embeds)
 }
@@ -42,9 +46,11 @@ fn tile_embeds(
     stream: &mut Stream<'_>,
     vit: &Vit,
     tile: &[f32],
+    told: &mut dyn FnMut(usize),
 ) -> Result<Vec<f32>, ReferenceError> {
     let mut x = embed_patches(stream, vit, tile)?;
     for layer in 0..vit.layers {
+        told(layer);
         let name = format!("vision_model.encoder.layers.{layer}");
         attention(stream, vit, &name, &mut x)?;
         stream.note(&name, &x);

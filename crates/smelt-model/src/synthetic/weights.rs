@@ -53,12 +53,15 @@ pub(super) fn write(
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut writer = Writer::create(path, &specs, &metadata)?;
     let mut chunk = vec![0; CHUNK_BYTES];
+    let numbers = |spec: &TensorSpec| spec.shape.iter().product::<usize>();
+    let (mut done, all) = (0, specs.iter().map(numbers).sum::<usize>());
     let mut block = "";
     for spec in &specs {
         if block_of(&spec.name) != block {
             block = block_of(&spec.name);
-            progress(block);
+            progress(&format!("[{done}/{all}] {block}"));
         }
+        done += numbers(spec);
         write_tensor(name, model, spec, &mut chunk, &mut writer)?;
     }
     writer.finish()

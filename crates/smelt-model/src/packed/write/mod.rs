@@ -147,8 +147,8 @@ pub fn write(
     let specs: Vec<TensorSpec> = plan.items.iter().map(|item| item.spec.clone()).collect();
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut writer = Writer::create(&out_dir.join(WEIGHTS_FILE), &specs, &metadata)?;
-    for item in &plan.items {
-        progress(&item.spec.name);
+    for (at, item) in plan.items.iter().enumerate() {
+        progress(&format!("[{at}/{}] {}", plan.items.len(), item.spec.name));
         put(item, if item.is_of_packed { packed } else { whole }, &mut writer)?;
     }
     Ok(writer.finish()?)
