@@ -15,11 +15,11 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde_json::json;
+use serde_json::{Value, json};
 use smelt_plan::plan::Pin;
 use smelt_plan::validity::Form;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
-use smelt_store::{Output, SealError, Store};
+use smelt_store::{Output, RunId, SealError, Store};
 use smelt_watch::kernel_log::What;
 use smelt_watch::meter::{GROUP, period};
 use smelt_watch::{Budget, Cgroups, Disks, Group, KernelEvent, Measured, Meter, Sample, Short};
@@ -49,6 +49,8 @@ const FIRST_SAMPLE: Duration = Duration::from_millis(20);
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 /// As much of a line of the log as messages hold.
 const LINE_CHARS_MAX: usize = 500;
+/// Names a stage's log in its environment, so that whoever watches finds what it said last.
+pub const LOG_VARIABLE: &str = "SMELT_LOG";
 /// A report is one short line of JSON.
 const REPORT_BYTES_MAX: u64 = 64 << 10;
 
@@ -89,7 +91,7 @@ pub(crate) struct Attempt<'a> {
     /// Outputs that this one will name.
     pub(crate) refers: Vec<Digest>,
     /// What the sealed record says besides.
-    pub(crate) record: serde_json::Value,
+    pub(crate) record: Value,
     pub(crate) signatures: &'a Signatures,
     pub(crate) shims: &'a Shims,
     pub(crate) cgroups: Option<&'a Cgroups>,
@@ -258,6 +260,7 @@ impl Attempt<'_> {
     fn start(&self) -> io::Result<(Led, Meter)> {
         let mut order = self.order.clone();
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
+        order.env.push((LOG_VARIABLE.to_owned(), self.log.display().to_string()));
         let Shim { process, mut input, output, group } = self.shims.take()?;
         let scratch = self.scratch(process.id());
         let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone(), scratch })?;
@@ -547,10 +550,22 @@ impl Attempt<'_> {
 pub(crate) fn record(
     pipeline: &str,
     stage: &str,
+    (run, command): (&RunId, &Value),
     n: u32,
     changed: Option<&str>,
-) -> serde_json::Value {
-    json!({ "pipeline": pipeline, "stage": stage, "attempt": n, "changed": changed })
+) -> Value {
+    let mut record = json!({
+        "pipeline": pipeline, "stage": stage, "run": run.as_str(), "attempt": n, "changed": changed,
+    });
+    // Of what the user typed: which file, and what was set.
+    let told = |name: &&str| !command[name].is_null();
+    let told = ["dir", "pipeline", "sets"].into_iter().filter(|name| told(name));
+    let told: serde_json::Map<String, Value> =
+        told.map(|name| (name.to_owned(), command[name].clone())).collect();
+    if !told.is_empty() {
+        record["command"] = Value::Object(told);
+    }
+    record
 }
 
 /// To the millisecond, as the journal counts.

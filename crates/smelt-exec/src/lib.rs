@@ -35,11 +35,12 @@ mod simulation;
 mod swap;
 mod swap_tools;
 
+pub use attempt::LOG_VARIABLE;
 pub use boot::boot_id;
 pub use condition::Condition;
 pub use confine::Writes;
 pub use dead::{Closed, clear_dead_runs, clear_dead_swap};
-pub use log::tail as log_tail;
+pub use log::{last_line as log_last_line, tail as log_tail};
 pub use order::{Input, Order, Task};
 pub use orphans::MARK as ATTEMPT_MARK;
 pub use report::{

@@ -75,7 +75,7 @@ fn append(head: &mut File, segment: &Path, length: u64) -> io::Result<()> {
 }
 
 /// The last line of the log that is not blank, shortened; empty where there is none.
-pub(crate) fn last_line(path: &Path) -> String {
+pub fn last_line(path: &Path) -> String {
     const TAIL_BYTES: u64 = 4096;
     const LINE_CHARS_MAX: usize = 500;
     let text = last_bytes(path, TAIL_BYTES).unwrap_or_default();

@@ -645,7 +645,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     /// Prepares the directory, the order and all else an attempt needs.
     fn attempt(&self, start: Start, waited: Duration) -> Result<Attempt<'scope>, StoreError> {
         let Start { stage, key, n, changes, .. } = start;
-        let Runner { plan, store, run, orders, signatures, .. } = &self.runner;
+        let Runner { plan, store, run, orders, command, signatures, .. } = &self.runner;
         let planned = plan.stage(stage);
         let spec = planned.attempt(n);
         let label = format!("{}.{n}", planned.name);
@@ -669,7 +669,13 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             mark: format!("{}/{label}", run.id()),
             pins: self.pins(stage),
             refers: self.refers(stage),
-            record: record(&plan.name, planned.name.as_str(), n, changed.as_deref()),
+            record: record(
+                &plan.name,
+                planned.name.as_str(),
+                (run.id(), *command),
+                n,
+                changed.as_deref(),
+            ),
             changed,
             preparation: self.preparation(stage, changes),
             out,
