@@ -175,6 +175,14 @@ pub enum HubError {
         /// The cache.
         cache: PathBuf,
     },
+    /// Nothing was fetched of it yet, and nobody was to be asked.
+    #[error("nothing was built from {what} yet: {} does not know it", cache.display())]
+    NotFetched {
+        /// The repository, and the revision.
+        what: String,
+        /// The cache.
+        cache: PathBuf,
+    },
     /// The disk cannot hold what is missing.
     #[error(
         "No space left on device: {repo} needs {needed_bytes} more bytes in {}, where {free_bytes} \

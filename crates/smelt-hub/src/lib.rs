@@ -115,6 +115,19 @@ impl Hub {
         self.folder(&address.repo).commit_of(&address.revision)
     }
 
+    /// The commit that an address names or the cache remembers.  Asks nobody.
+    ///
+    /// # Errors
+    /// [`HubError::NotFetched`] where the cache remembers none.
+    pub fn known(&self, address: &Address) -> Result<Resolved, HubError> {
+        let commit = address.revision.as_commit().or_else(|| self.remembered(address));
+        let unknown = || HubError::NotFetched {
+            what: address.to_string(),
+            cache: self.settings.cache.clone(),
+        };
+        Ok(Resolved { commit: commit.ok_or_else(unknown)?, remembered: None })
+    }
+
     /// Where the files that a checkpoint is read from lie once they are here, and nothing else.
     pub fn view(&self, repo: &Repo, commit: &Commit) -> PathBuf {
         self.folder(repo).view(commit)
