@@ -9,6 +9,7 @@ mod params;
 mod resources;
 mod retry;
 mod table;
+mod twice;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZero;
@@ -178,7 +179,7 @@ impl Pipeline {
     /// Reads `text`, the content of `file`, with the `--set` overrides of its params.
     pub fn parse(file: &str, text: &str, overrides: &Overrides) -> Result<Self, ParseError> {
         let source = Source { file, lines: Lines::of(text) };
-        let root = DeTable::parse(text).map_err(|error| source.syntax(&error))?;
+        let root = DeTable::parse(text).map_err(|error| source.syntax(text, &error))?;
         let mut root = Table::new(&source, root.get_ref(), "the pipeline", 0);
         root.allow(ROOT_KEYS)?;
         root.format("smelt", FORMAT)?;
@@ -237,9 +238,11 @@ impl Source<'_> {
         }
     }
 
-    fn syntax(&self, error: &toml::de::Error) -> PipelineError {
-        let message = error.message().replace('\n', "; ");
-        self.error(error.span().map_or(0, |span| span.start), message)
+    fn syntax(&self, text: &str, error: &toml::de::Error) -> PipelineError {
+        let span = error.span().unwrap_or_default();
+        let named = twice::named(text, span.clone(), error.message());
+        let message = named.unwrap_or_else(|| error.message().replace('\n', "; "));
+        self.error(span.start, message)
     }
 }
 

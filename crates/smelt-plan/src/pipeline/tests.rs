@@ -120,6 +120,32 @@ fn check(from: &str, to: &str, place: &str, words: &str) {
     assert!(!error.contains('\n'), "one line: {error}");
 }
 
+/// The TOML reader says that there is one, and not which.
+#[test]
+fn a_key_that_is_given_twice_is_named() {
+    let check = |text: &str, expect: &str| {
+        let error = parse(text, &[]).unwrap_err().to_string();
+        assert_eq!(error, expect);
+    };
+    let head = "smelt = 1\nname = \"x\"\n";
+    check(
+        &format!("{head}[params]\nsize = 1\n[stage.a]\nkind = \"source\"\n  kind = \"tune\"\n"),
+        "p.toml:7:3: \"kind\" is given twice, on line 6 too; keep one of them",
+    );
+    check(
+        &format!("{head}[stage.a]\nkind = \"tune\"\n[stage.a]\nkind = \"tune\"\n"),
+        "p.toml:5:8: \"a\" is given twice, on line 3 too; keep one of them",
+    );
+    check(
+        &format!("{head}name = 'y'\n"),
+        "p.toml:3:1: \"name\" is given twice, on line 2 too; keep one of them",
+    );
+    check(
+        &format!("{head}[stage.a]\nlimits = {{ memory = '1GiB', memory = '2GiB' }}\n"),
+        "p.toml:4:29: \"memory\" is given twice; keep one of them",
+    );
+}
+
 #[test]
 fn every_error_has_its_place() {
     check("scheme", "schema", "13:1", "did you mean \"scheme\"?");
