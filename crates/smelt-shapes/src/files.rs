@@ -30,8 +30,16 @@ const SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const SPECIAL: [&str; 6] =
     ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>"];
 
-/// ChatML.
-const CHAT_TEMPLATE: &str = "{%- for message in messages -%}{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
+/// ChatML of one question: the model was trained on single ones, and answers a second one wrong where it
+/// reads the first.  So of earlier turns it sees the pictures alone.
+const CHAT_TEMPLATE: &str = "{%- macro shown(content) -%}{%- if content is not string and content -%}{%- for part in content -%}{%- if part['type'] != 'text' -%}{{- '<IMG_CONTEXT>\\n' -}}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endmacro -%}\
+    {%- macro said(content) -%}{%- if content is string -%}{{- content -}}{%- elif content -%}{%- for part in content -%}{%- if part['type'] == 'text' -%}{{- part['text'] -}}{%- else -%}{{- '<IMG_CONTEXT>\\n' -}}{%- endif -%}{%- endfor -%}{%- endif -%}{%- endmacro -%}\
+    {%- set ns = namespace(last=-1) -%}\
+    {%- for message in messages -%}{%- if message['role'] == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}\
+    {%- for message in messages -%}{%- if message['role'] == 'system' or loop.index0 >= ns.last -%}{{- '<|im_start|>' + message['role'] + '\\n' -}}\
+    {%- if loop.index0 == ns.last -%}{%- for earlier in messages[:ns.last] -%}{{- shown(earlier['content']) -}}{%- endfor -%}{%- endif -%}\
+    {{- said(message['content']) + '<|im_end|>\\n' -}}{%- endif -%}{%- endfor -%}\
+    {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}";
 
 pub(crate) fn write(decoder: &str, out: &Path) -> Result<()> {
     fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
@@ -157,4 +165,19 @@ fn config(decoder: &str, pad: u32) -> Value {
             "torch_dtype": "bfloat16",
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The models in the repository are spoken to as new ones are.
+    #[test]
+    fn the_models_here_have_these_files() {
+        for name in ["shapes-vl", "shapes-vl-3_5"] {
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name);
+            let text = fs::read_to_string(dir.join("tokenizer_config.json")).unwrap();
+            assert_eq!(text, serde_json::to_string_pretty(&tokenizer_config()).unwrap() + "\n");
+        }
+    }
 }
