@@ -209,6 +209,25 @@ impl Template {
         self.render(&[message], false, 0, &Context::default()).unwrap_or_default()
     }
 
+    /// Whether the template keeps what was said in earlier turns from the model, as one whose model was
+    /// trained on single questions does; found by rendering two of them.
+    pub fn forgets(&self) -> bool {
+        const WORDS: [&str; 3] = ["wordiness", "heedless", "mindful"];
+        let message = |(role, word): (&str, &str)| {
+            let content = match self.form {
+                Form::Parts => {
+                    Value::from(vec![Value::from_pairs([("type", "text"), ("text", word)])])
+                }
+                _ => Value::from(word),
+            };
+            Value::from_pairs([("role", Value::from(role)), ("content", content)])
+        };
+        let turns: Vec<Value> =
+            ["user", "assistant", "user"].into_iter().zip(WORDS).map(message).collect();
+        let text = self.render(&turns, true, 0, &Context::default()).unwrap_or_default();
+        text.contains(WORDS[2]) && !text.contains(WORDS[0])
+    }
+
     /// How a model of this template marks the parts of its answers.
     pub fn dialect(&self) -> Dialect {
         let source = |(_, template): (_, minijinja::Template<'_, '_>)| template.source().to_owned();
@@ -392,6 +411,52 @@ mod tests {
         let error =
             template(source).render(&[], true, 0, &Context::default()).unwrap_err().to_string();
         assert!(error.contains(words) && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_template_that_keeps_earlier_turns_from_the_model_is_found_out() {
+        let all = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        let last = "{{ messages[-1].content }}";
+        let part = "{{ messages[-1].content[0].text }}";
+        let refuses = "{% if messages|length > 1 %}{{ raise_exception('one') }}{% endif %}";
+        let forgets = |source| template(source).forgets();
+        assert_eq!([all, last, part, refuses].map(forgets), [false, true, true, false]);
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
+        for (name, expect) in [
+            ("shapes-vl", true),
+            ("shapes-vl-3_5", true),
+            ("golden/internvl3-tiny/checkpoint", false),
+        ] {
+            let template = Template::open(&data.join(name)).unwrap();
+            assert_eq!(template.forgets(), expect, "{name}");
+        }
+    }
+
+    /// Of earlier turns the model of shapes sees every picture, before the last question.
+    #[test]
+    fn the_model_of_shapes_is_asked_one_question_about_all_pictures() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/shapes-vl");
+        let template = Template::open(&data).unwrap();
+        let form = template.form("<IMG_CONTEXT>");
+        assert_eq!(form, Form::Either);
+        let said = |turns: &[(&str, &str, usize)]| {
+            let message = |(role, text, pictures): &(&str, &str, usize)| {
+                Turn::from_marked(role, text, *pictures).unwrap().message(form)
+            };
+            let messages: Vec<Value> = turns.iter().map(message).collect();
+            template.render(&messages, true, 0, &Context::default()).unwrap()
+        };
+        let ask = "<|im_end|>\n<|im_start|>assistant\n";
+        let first = ("user", "What is red?", 1);
+        assert_eq!(said(&[first]), format!("<|im_start|>user\n<IMG_CONTEXT>\nWhat is red?{ask}"));
+        assert_eq!(
+            said(&[first, ("assistant", "the ring", 0), ("user", "And blue?", 1)]),
+            format!("<|im_start|>user\n<IMG_CONTEXT>\n<IMG_CONTEXT>\nAnd blue?{ask}")
+        );
+        assert_eq!(
+            said(&[("system", "Be kind.", 0), ("user", "Hello", 0)]),
+            format!("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello{ask}")
+        );
     }
 
     #[test]

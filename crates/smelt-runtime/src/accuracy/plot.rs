@@ -15,9 +15,13 @@ const TOP: f64 = 60.0;
 const BOTTOM: f64 = 390.0;
 /// The left and right of each panel.
 const PANELS: [(f64, f64); 2] = [(80.0, 490.0), (570.0, 980.0)];
-/// Room for a point's name to the right of it, and for lines of text above each other.
-const CHARACTER: f64 = 6.7;
+/// Room for a point's name beside it, and for lines of text above each other.  Names are written in letters
+/// of one width, 0.6 of their size, so that what is free here is free in any renderer's font.
+const NAME_SIZE: f64 = 11.0;
+const CHARACTER: f64 = NAME_SIZE * 0.61;
 const LINE: f64 = 15.0;
+/// How finely a line is looked at where it could cross a name: less than the height of a letter.
+const LEADER_PARTS: u32 = 64;
 /// How far letters reach above the line they stand on, and below.
 const ASCENT: f64 = 10.0;
 const DESCENT: f64 = 3.0;
@@ -113,13 +117,13 @@ fn panel(
     for (index, label) in labels(&places, &names, (left, right)).into_iter().enumerate() {
         let (place, name) = (places[index], names[index]);
         let fill = if front.contains(&index) { "#2a6fb0" } else { "white" };
-        line(out, [place, (label.x, label.y - 4.0)], "#999");
+        line(out, label.leader(place), "#999");
         let (cx, cy) = place;
         let _ = writeln!(
             out,
             "<circle cx=\"{cx:.1}\" cy=\"{cy:.1}\" r=\"4.5\" fill=\"{fill}\" stroke=\"#2a6fb0\" stroke-width=\"1.5\"/>"
         );
-        text(out, label.x, label.y, if label.is_left { "end" } else { "start" }, name);
+        named(out, &label, name);
     }
 }
 
@@ -157,6 +161,22 @@ impl Label {
         a < b_end && b < a_end && (self.y - other.y).abs() < LINE
     }
 
+    /// The line from its point, which is at `place`, to it.
+    fn leader(&self, place: (f64, f64)) -> [(f64, f64); 2] {
+        [place, (self.x, self.y - 4.0)]
+    }
+
+    /// Whether a line runs through the letters.
+    fn is_crossed(&self, [from, to]: [(f64, f64); 2]) -> bool {
+        let (start, end) = self.span();
+        let is_inside = |part: u32| {
+            let part = f64::from(part) / f64::from(LEADER_PARTS);
+            let (x, y) = (from.0 + (to.0 - from.0) * part, from.1 + (to.1 - from.1) * part);
+            start < x && x < end && self.y - ASCENT < y && y < self.y + DESCENT
+        };
+        (0..=LEADER_PARTS).any(is_inside)
+    }
+
     /// Whether letters run into the circle at a point.
     fn touches(&self, (x, y): (f64, f64)) -> bool {
         let (start, end) = self.span();
@@ -180,9 +200,18 @@ fn labels(places: &[(f64, f64)], names: &[&str], (left, right): (f64, f64)) -> V
                 && !placed.iter().any(|(_, other)| label.overlaps(other))
                 && !places.iter().any(|&place| label.touches(place))
         };
-        let mut near = nearest(places[index], width);
-        // Where a name fits nowhere, it lies over something.
-        let label = near.find(is_free).unwrap_or_else(|| beside(places[index], width, 0.0, false));
+        let is_clear = |label: &Label| {
+            let own = label.leader(places[index]);
+            is_free(label)
+                && !placed.iter().any(|(other, placed)| {
+                    placed.is_crossed(own) || label.is_crossed(placed.leader(places[*other]))
+                })
+        };
+        let near = || nearest(places[index], width);
+        // Where every place is crossed by a line, one that is free must do; where a name fits nowhere, it
+        // lies over something.
+        let label = near().find(is_clear).or_else(|| near().find(is_free));
+        let label = label.unwrap_or_else(|| beside(places[index], width, 0.0, false));
         placed.push((index, label));
     }
     placed.sort_by_key(|&(index, _)| index);
@@ -260,6 +289,17 @@ fn line(out: &mut String, [(x1, y1), (x2, y2)]: [(f64, f64); 2], colour: &str) {
     );
 }
 
+/// A point's name.
+fn named(out: &mut String, label: &Label, name: &str) {
+    let anchor = if label.is_left { "end" } else { "start" };
+    let name = name.replace('&', "&amp;").replace('<', "&lt;");
+    let _ = writeln!(
+        out,
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\" font-family=\"monospace\" font-size=\"{NAME_SIZE}\">{name}</text>",
+        label.x, label.y
+    );
+}
+
 fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
     let words = words.replace('&', "&amp;").replace('<', "&lt;");
     let _ =
@@ -320,6 +360,24 @@ mod tests {
         }
         assert!(labels[3].is_left, "there is no room to the right");
         assert!((labels[4].y - 304.0).abs() < 1e-9, "alone, it is beside its point");
+    }
+
+    /// Many targets at one place, as where they look alike and all are right: every name is read, and no
+    /// line runs through one.
+    #[test]
+    fn names_of_points_at_one_place_stand_apart() {
+        let places: Vec<(f64, f64)> =
+            (0..14).map(|n| (400.0 + f64::from(n % 3), 90.0 + f64::from(n / 12))).collect();
+        let labels = labels(&places, &["deployment.int4-g128-head-none"; 14], (80.0, 490.0));
+        for (index, label) in labels.iter().enumerate() {
+            assert!(labels[..index].iter().all(|other| !label.overlaps(other)), "{labels:?}");
+            assert!(places.iter().all(|&place| !label.touches(place)), "{labels:?}");
+            let leaders = labels.iter().zip(&places).map(|(label, &place)| label.leader(place));
+            assert!(
+                leaders.enumerate().all(|(other, line)| other == index || !label.is_crossed(line)),
+                "{labels:?}"
+            );
+        }
     }
 
     /// Targets tie at the top of a plot: circles in a row, closer to each other than names are long.
