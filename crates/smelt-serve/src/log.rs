@@ -1,15 +1,18 @@
 //! Writes the log to standard error: an event a line, as text or as JSON.
 
-use std::io::{self, IsTerminal as _};
+use std::io;
 
 use tracing::level_filters::LevelFilter;
 
 /// Writes what happens from now on.  The first call of a process counts.
-pub fn log_to_stderr(is_json: bool) {
+///
+/// `least` is the least important that is written.
+pub fn log_to_stderr(is_json: bool, least: LevelFilter) {
     let log = tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::INFO)
+        .with_max_level(least)
         .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
+        // The library has no colours built in, and complains where they are asked for.
+        .with_ansi(false)
         .with_target(false);
     let set = match is_json {
         true => tracing::subscriber::set_global_default(log.json().flatten_event(true).finish()),

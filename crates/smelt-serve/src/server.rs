@@ -164,11 +164,14 @@ async fn run<E: Display + Send + 'static>(
     let bound = TcpListener::bind(addr).await;
     let listener = bound.map_err(|source| ServeError::Bind { addr, source })?;
     let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
-    listening(listener.local_addr()?);
+    let addr = listener.local_addr()?;
+    listening(addr);
+    let scheme = if options.tls.is_some() { "https" } else { "http" };
+    let told = format!("{scheme}://{addr}");
     let (models, orders) =
         Models::new(sources.iter().map(|source| source.known.name.clone()).collect());
     let models = Arc::new(models);
-    let loader = Loader::new(sources, Arc::clone(&models), orders, options.watch);
+    let loader = Loader::new(sources, Arc::clone(&models), orders, told, options.watch);
     let loaded = loading(loader)?;
     tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models)));
     let (stop, stopped) = watch::channel(false);

@@ -477,6 +477,8 @@ fn dashboards_and_alerts_name_what_is_counted() {
 const ASK: &str = r#"
     const bytes = await (await fetch("PICTURE")).blob();
     await show(new File([bytes], "shapes.png", { type: "image/png" }));
+    await show(new File(["words"], "notes.txt", { type: "text/plain" }));
+    const trouble = at("trouble").textContent;
     at("question").value = "How many circles are there?";
     at("form").requestSubmit();
     while (!at("ask").disabled) await new Promise(done => setTimeout(done, 5));
@@ -485,6 +487,7 @@ const ASK: &str = r#"
     const said = id => at(id).textContent;
     const box = element => element.getBoundingClientRect();
     const facts = {
+        trouble, seen: box(at("answer")).top >= 0 && box(at("answer")).bottom <= innerHeight,
         answer: said("answer"), first: said("first"), tokens: said("said"), image: said("image"),
         model: said("model"), memory: said("memory"), ground: getComputedStyle(document.body).backgroundColor,
         columns: box(document.querySelector("section")).left > box(at("form")).left,
@@ -523,10 +526,13 @@ fn look(server: &Server, name: &str, size: &str, is_dark: bool) -> Value {
 fn the_page_asks_and_shows_what_is_said() {
     let server = Server::start(&["--cors-origin", "*"]);
     for (name, size, is_dark, columns) in
-        [("wide", "1200,800", false, true), ("narrow", "500,1100", true, false)]
+        [("wide", "1200,800", false, true), ("narrow", "500,844", true, false)]
     {
         let seen = look(&server, name, size, is_dark);
         assert_eq!(seen["answer"], "2", "{seen}");
+        assert_eq!(seen["seen"], true, "the answer is on the screen: {seen}");
+        let trouble = seen["trouble"].as_str().unwrap();
+        assert!(trouble.starts_with("notes.txt is no picture"), "{seen}");
         assert_eq!(seen["model"], "shapes-vl");
         assert_eq!((&seen["columns"], &seen["beyond"]), (&json!(columns), &json!(0)), "{seen}");
         for field in ["first", "tokens", "image"] {

@@ -95,6 +95,8 @@ pub(crate) struct Loader<E> {
     refused: Vec<Option<Found>>,
     models: Arc<Models>,
     orders: Receiver<Order>,
+    /// Where it is asked, for the log.
+    addr: String,
     /// How often newer deployments are looked for, if not only when asked.
     watch: Option<Duration>,
     /// Those that were replaced, as long as somebody hears them.
@@ -106,11 +108,12 @@ impl<E: Display> Loader<E> {
         sources: Vec<Source<E>>,
         models: Arc<Models>,
         orders: Receiver<Order>,
+        addr: String,
         watch: Option<Duration>,
     ) -> Self {
         let nothing = vec![None; sources.len()];
         let (held, refused) = (nothing.clone(), nothing);
-        Self { sources, held, refused, models, orders, watch, retired: Vec::new() }
+        Self { sources, held, refused, models, orders, addr, watch, retired: Vec::new() }
     }
 
     /// Loads the first model, then whatever is asked for, until nobody can ask any more.
@@ -146,10 +149,14 @@ impl<E: Display> Loader<E> {
 
     /// Loads a model that is not there.
     fn load(&mut self, at: usize, found: Found, purpose: Purpose) -> Result<(), E> {
+        let begun = Instant::now();
         self.make_room(found.bytes);
         let progress = Progress::new(&self.models, Some(at));
         let running = self.open(at, &found, purpose, &progress)?;
+        let (name, room) = (found.name.clone(), running.room());
         self.loaded_is(at, found, running);
+        let (addr, took_s) = (&self.addr, begun.elapsed().as_secs_f64());
+        tracing::info!("ready: {name} answers at {addr} after {took_s:.1} s; {room}");
         Ok(())
     }
 

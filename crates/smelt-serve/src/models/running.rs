@@ -45,6 +45,17 @@ impl Running {
         }
     }
 
+    /// What it has room for, in words.
+    pub(crate) fn room(&self) -> String {
+        match self {
+            Self::Speaks(service) => {
+                let plan = service.plan();
+                format!("{} contexts of {} tokens at once", plan.batch_max, plan.context_max)
+            }
+            Self::Embeds(_) => format!("texts of {} tokens", self.tokens_max()),
+        }
+    }
+
     /// Most tokens of a prompt and its answer, or of a text.
     pub(crate) fn tokens_max(&self) -> usize {
         match self {
