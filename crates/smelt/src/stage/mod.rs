@@ -2,6 +2,7 @@
 //! the work of smelt's own kinds.
 
 pub(crate) mod order;
+mod phases;
 mod request;
 mod work;
 

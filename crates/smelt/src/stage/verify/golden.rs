@@ -31,12 +31,12 @@ pub(super) struct Prompted {
     is_right: bool,
 }
 
-/// Asks the prompts of `folder` and records what was said; gives what a person reads of the wrong
+/// Asks the prompts of `folder`, tells which, and records what was said; gives what a person reads of the wrong
 /// answers.
 pub(super) fn ask(
     request: &Request,
     parties: Parties,
-    folder: &Path,
+    (folder, told): (&Path, &dyn Fn(&str)),
     record: &mut Vec<Prompted>,
 ) -> Result<Vec<String>, Failed> {
     let Parties { vision, llm, against, .. } = parties;
@@ -49,7 +49,7 @@ pub(super) fn ask(
     let mut complaints = Vec::new();
     for (index, question) in questions.iter().enumerate() {
         let number = index + 1;
-        say(&format!("golden prompt {number} of {}", questions.len()));
+        told(&format!("[{index}/{}] golden prompt {number}", questions.len()));
         let given = golden::ask(&mut deployment, question, folder);
         let given =
             given.map_err(|why| Failed::invalid(format!("golden prompt {number}: {why}")))?;
@@ -116,7 +116,7 @@ fn preferred(
     let mut seen = Seen::default();
     for (numbers, Size { height, width }) in parts {
         let grid = Grid { height: *height, width: *width };
-        seen.append(reference::see(against, numbers, grid)?);
+        seen.append(reference::see(against, numbers, grid, &mut say)?);
     }
     let prompt = &given.encoded.tokens;
     let tokens = [prompt.as_slice(), &given.tokens].concat();

@@ -10,6 +10,7 @@
 //! prompts go the way of a conversation and must be answered as expected ([`golden`]).
 
 mod bounds;
+mod costs;
 mod golden;
 mod probe;
 mod weights;
@@ -24,6 +25,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::reference::compare::compare;
 
+use super::phases::Phases;
 use super::request::{Request, say};
 use crate::exit::{Exit, Failed};
 use bounds::{Finding, ROUNDED_INPUTS, SAME_WEIGHTS};
@@ -62,21 +64,23 @@ impl Parties {
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     let mut parties = open(request)?;
     let mut record = Record { format: 2, ..Record::default() };
-    say("comparing weights");
-    record.weights = compare_weights(&parties)?;
+    let phases = &mut costs::phases(&parties, request);
+    record.weights = compare_weights(&parties, phases)?;
     for weights in &record.weights {
         say(&weights.line());
     }
     conclude(&request.out, &record, record.weights.iter().filter_map(Weights::complaint))?;
 
-    compute(&mut parties, &mut record)?;
+    compute(&mut parties, &mut record, phases)?;
     let wrong: Vec<String> = record.findings.iter().filter_map(Finding::complaint).collect();
     let hint = record.weights.iter().find_map(|weights| weights.elsewhere().first());
     let hint = hint.map(|name| format!("; no node reads {name}")).unwrap_or_default();
     conclude(&request.out, &record, wrong.into_iter().map(|wrong| wrong + &hint))?;
 
     if let Some(folder) = request.optional_input("prompts") {
-        let complaints = golden::ask(request, parties, folder, &mut record.prompts)?;
+        say(&phases.next("golden prompts"));
+        let told: &dyn Fn(&str) = &|line| say(&phases.line(line));
+        let complaints = golden::ask(request, parties, (folder, told), &mut record.prompts)?;
         conclude(&request.out, &record, complaints)?;
     }
     write(&request.out, &record)
@@ -99,10 +103,13 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     Ok(Parties { vision, llm, against, weights })
 }
 
-fn compare_weights(parties: &Parties) -> Result<Vec<Weights>, Failed> {
+fn compare_weights(parties: &Parties, phases: &mut Phases) -> Result<Vec<Weights>, Failed> {
     let Parties { vision, llm, against, weights } = parties;
-    let compared = vision.iter().rev().map(|engine| weights::vision(engine, against));
+    say(&phases.begin("comparing the tower's weights"));
+    let told = |line: &str| say(&phases.line(line));
+    let compared = vision.iter().rev().map(|engine| weights::vision(engine, against, &told));
     let mut compared = compared.take(1).collect::<Result<Vec<_>, _>>()?;
+    say(&phases.next("comparing the decoder's weights"));
     // A decoder of plain weights was built from the checkpoint itself.
     let own = weights.as_ref().or(parties.is_plain().then_some(against));
     let Some(own) = own else {
@@ -113,12 +120,12 @@ fn compare_weights(parties: &Parties) -> Result<Vec<Weights>, Failed> {
         let path = own.path().display();
         return Err(Failed::invalid(format!("the llm engine was not built from {path}: {why}")));
     }
-    compared.push(weights::llm(llm, own)?);
+    compared.push(weights::llm(llm, own, &|line| say(&phases.line(line)))?);
     Ok(compared)
 }
 
 /// Compares what the engines compute with what the reference does.
-fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
+fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> Result<(), Failed> {
     let is_plain = parties.is_plain();
     let Parties { vision, llm, against, weights } = parties;
     let decoder = against.decoder().map_err(Failed::model)?;
@@ -131,10 +138,10 @@ fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
         return Err(Failed::invalid("there is no vision engine"));
     };
     let probe = Probe::new(against, vision)?;
-    say("vision engine");
+    say(&phases.next("vision engine"));
     let seen = vision.see(probe.pixels.clone()).map_err(Failed::invalid)?;
-    say("vision reference");
-    let expected = probe.seen(against)?;
+    say(&phases.next("vision reference"));
+    let expected = probe.seen(against, &mut |line| say(&phases.line(line)))?;
     let kept = record.weights.first().map_or(bounds::Kept::Rounded, Weights::kept);
     let bound = bounds::vision(kept);
     let same = compare(&expected.embeds, &seen.embeds, decoder.hidden).map_err(Failed::invalid)?;
@@ -145,18 +152,20 @@ fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
         found(Finding::new("features of earlier blocks", bound, &same));
     }
 
-    say("decoder");
+    say(&phases.next("decoder"));
     llm.set_arithmetic(Arithmetic::Floats);
     let (answer, mut logits) = probe.answer(llm, &seen, &[])?;
+    say(&phases.next("decoder's reference"));
     if let Some(weights) = weights {
         let given =
             reference::Seen { embeds: seen.embeds.clone(), deepstack: seen.deepstack.clone() };
-        let expected = probe.logits(weights, &answer, &given, &mut say)?;
+        let told = &mut |line: &str| say(&phases.line(line));
+        let expected = probe.logits(weights, &answer, &given, told)?;
         let same = compare(&expected, &logits, decoder.vocab).map_err(Failed::invalid)?;
         found(Finding::new("logits against the engine's own weights", SAME_WEIGHTS, &same));
     }
+    say(&phases.next("decoder in integers"));
     if llm.is_packed() {
-        say("decoder in integers");
         llm.set_arithmetic(Arithmetic::Integers);
         let (_, rounded) = probe.answer(llm, &seen, &answer)?;
         let same = compare(&logits, &rounded, decoder.vocab).map_err(Failed::invalid)?;
@@ -164,7 +173,9 @@ fn compute(parties: &mut Parties, record: &mut Record) -> Result<(), Failed> {
         // What the engine answers with from now on is what the checkpoint is compared with.
         logits = rounded;
     }
-    let expected = probe.logits(against, &answer, &expected, &mut say)?;
+    say(&phases.next("the checkpoint's reference"));
+    let told = &mut |line: &str| say(&phases.line(line));
+    let expected = probe.logits(against, &answer, &expected, told)?;
     let whole = compare(&expected, &logits, decoder.vocab).map_err(Failed::invalid)?;
     let bound = if is_plain { SAME_WEIGHTS } else { bounds::quantised(llm.scheme()) };
     found(Finding::new("logits against the checkpoint", bound, &whole));

@@ -67,8 +67,12 @@ impl Probe {
     }
 
     /// What the reference sees.
-    pub(super) fn seen(&self, checkpoint: &Checkpoint) -> Result<reference::Seen, Failed> {
-        reference::see(checkpoint, &self.pixels, self.grid).map_err(Failed::model)
+    pub(super) fn seen(
+        &self,
+        checkpoint: &Checkpoint,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<reference::Seen, Failed> {
+        reference::see(checkpoint, &self.pixels, self.grid, progress).map_err(Failed::model)
     }
 
     /// The engine's answer to the prompt about what was `seen`, greedy behind the tokens of `given`, and the

@@ -195,12 +195,30 @@ impl Weights {
     }
 }
 
+/// The tensors, of each of which it is told, before it is compared, how many numbers were.
+fn counted(
+    tensors: Vec<(String, Vec<usize>)>,
+    told: &dyn Fn(&str),
+) -> impl Iterator<Item = (String, Vec<usize>)> {
+    let numbers = |shape: &[usize]| shape.iter().product::<usize>();
+    let all = tensors.iter().map(|(_, shape)| numbers(shape)).sum::<usize>();
+    let mut done = 0;
+    tensors.into_iter().inspect(move |(name, shape)| {
+        told(&format!("[{done}/{all}] comparing {name}"));
+        done += numbers(shape);
+    })
+}
+
 /// Compares the decoder with the checkpoint it was built from.
-pub(super) fn llm(engine: &LlmEngine, checkpoint: &Checkpoint) -> Result<Weights, Failed> {
+pub(super) fn llm(
+    engine: &LlmEngine,
+    checkpoint: &Checkpoint,
+    told: &dyn Fn(&str),
+) -> Result<Weights, Failed> {
     let mut parts = vec![Part::Llm];
     parts.extend(checkpoint.has_lm_head().then_some(Part::Head));
     let mut weights = Weights::new("the llm engine");
-    for (name, shape) in checkpoint.model().tensors(&parts) {
+    for (name, shape) in counted(checkpoint.model().tensors(&parts), told) {
         let tensor = engine.tensor(&name, &shape).map_err(Failed::invalid)?;
         weights.take(checkpoint, &name, &shape, EXACT, |rows, out| match shape[..] {
             [_, width] => {
@@ -215,9 +233,13 @@ pub(super) fn llm(engine: &LlmEngine, checkpoint: &Checkpoint) -> Result<Weights
 
 /// Compares the constants of the vision graph with the checkpoint, as far as they keep their names;
 /// what a change of the graph has made of the others shows in what it computes.
-pub(super) fn vision(engine: &VisionEngine, checkpoint: &Checkpoint) -> Result<Weights, Failed> {
+pub(super) fn vision(
+    engine: &VisionEngine,
+    checkpoint: &Checkpoint,
+    told: &dyn Fn(&str),
+) -> Result<Weights, Failed> {
     let mut weights = Weights::new("the vision engine");
-    for (name, shape) in checkpoint.model().tensors(&[Part::Vision]) {
+    for (name, shape) in counted(checkpoint.model().tensors(&[Part::Vision]), told) {
         let count = shape.iter().product::<usize>();
         let constant = engine.constant(&name).filter(|constant| constant.count() == count);
         let Some(constant) = constant else {
