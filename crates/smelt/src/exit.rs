@@ -57,6 +57,14 @@ impl Failed {
         Self { exit, message }
     }
 
+    /// The same with more to say, where what was asked for is not there.
+    pub(crate) fn or(self, more: &str) -> Self {
+        match self.exit {
+            Exit::StageFailed | Exit::BadPipeline => Self::new(self.exit, self.message + more),
+            _ => self,
+        }
+    }
+
     /// The user asked to stop before anything was started.
     pub(crate) fn stopped() -> Self {
         Self::new(Exit::Interrupted, "stopped; what was sealed is kept")

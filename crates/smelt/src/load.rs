@@ -11,6 +11,7 @@ use smelt_plan::plan::{From, HubPin, Order, Pin, Stage};
 use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
 use smelt_store::{Lookup, Store, Wait};
 
+use crate::built;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::pins::{self, Ask};
@@ -96,7 +97,7 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
     let order = Order::of(&pipeline)?;
     let store = store(&access)?;
     let ask = match &access {
-        Access::Use => Ask::CacheFirst,
+        Access::Use => Ask::Cache,
         Access::Look => Ask::Hub,
         Access::Build(_, stop) => Ask::HubForRun(stop),
     };
@@ -266,6 +267,13 @@ fn root_of(standings: &[(Standing, Option<Digest>)], stage: StageId) -> StageId 
     }
 }
 
+/// The pipeline and its params, as they are typed.
+fn asked(flags: &PipelineFlags) -> String {
+    let settings = built::settings(&flags.sets);
+    let gap = if settings.is_empty() { "" } else { " " };
+    format!("{}{gap}{settings}", flags.pipeline.display())
+}
+
 /// The sealed output of one stage, or what to do to have it.
 pub(crate) fn output(
     flags: &PipelineFlags,
@@ -280,7 +288,7 @@ pub(crate) fn output(
             format!(
                 "stage \"{}\" is not built; build it with: smelt run {}",
                 loaded.plan.stage(stage).name,
-                flags.pipeline.display()
+                asked(flags)
             ),
         )),
     }

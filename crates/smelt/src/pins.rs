@@ -27,8 +27,8 @@ const STOP_PERIOD: Duration = Duration::from_millis(50);
 /// Who says which commit a branch is at.
 #[derive(Clone, Copy)]
 pub(crate) enum Ask<'a> {
-    /// The cache, as the last run left it; the hub only if the cache knows nothing.
-    CacheFirst,
+    /// The cache alone, as the last run left it: of what it does not know, nothing was built here.
+    Cache,
     /// The hub; the cache if the hub does not answer.
     Hub,
     /// The same for a run, which the flag stops, and which lets the cache remember the answer.
@@ -160,13 +160,10 @@ fn hubs(
 /// Asks in a thread that a stopped run leaves behind: a network can be silent for minutes.
 fn resolve(address: &Address, ask: Ask<'_>) -> Result<Result<Resolved, HubError>, Failed> {
     let address = address.clone();
-    let is_lazy = matches!(ask, Ask::CacheFirst);
+    let is_asked = !matches!(ask, Ask::Cache);
     let work = move || {
         let hub = Hub::from_env()?;
-        match hub.remembered(&address).filter(|_| is_lazy) {
-            Some(commit) => Ok(Resolved { commit, remembered: None }),
-            None => hub.resolve(&address),
-        }
+        if is_asked { hub.resolve(&address) } else { hub.known(&address) }
     };
     let Ask::HubForRun(stop) = ask else { return Ok(work()) };
     let (sender, receiver) = sync_channel(1);
@@ -184,7 +181,8 @@ fn resolve(address: &Address, ask: Ask<'_>) -> Result<Result<Resolved, HubError>
 /// An error about an `hf:`, with its place in the file.
 fn at_hub(pipeline: &Pipeline, text: &str, error: &HubError) -> Failed {
     let place = place_of(pipeline, &InputRef::Hub(text.to_owned()));
-    Failed::new(hub::exit_of(error), format!("{place}hf:{text}: {error}"))
+    let out = hub::way_out(error, "--set PARAM=path:DIR");
+    Failed::new(hub::exit_of(error), format!("{place}hf:{text}: {error}{out}"))
 }
 
 /// `FILE:LINE:COLUMN: ` of the first edge that names this.

@@ -526,3 +526,45 @@ fn a_wrong_answer_of_qwen_vl_is_told_with_who_is_to_blame() {
     // The engine computes what the reference does.
     assert!(ended.stderr.contains("the f32 reference says the same"), "{}", ended.stderr);
 }
+
+/// What was built with `--set` is found by its name, and named to whoever forgets the `--set`; no network
+/// is asked meanwhile.
+#[test]
+fn what_was_built_with_a_set_is_listed_and_asked_by_its_name() {
+    let world = World::new(&random(DEMO).replace("synthetic:internvl3-tiny", "hf:org/tiny-model"));
+    let none = world.smelt(&["ls", "--json"]);
+    let none: Value = serde_json::from_str(&none.stdout).unwrap();
+    assert_eq!(none["deployments"], serde_json::json!([]));
+    assert!(!world.path("cache").exists(), "whoever looks makes no store");
+    let set = "model=synthetic:internvl3-tiny";
+    world.run(&["--set", set]);
+    let listed: Value = serde_json::from_str(&world.smelt(&["ls", "--json"]).stdout).unwrap();
+    let [built] = &listed["deployments"].as_array().unwrap()[..] else { panic!("{listed}") };
+    assert_eq!(built["sets"], serde_json::json!([set]));
+    assert_eq!(built["kind"], "answers about pictures and texts");
+    assert!(built["bytes"].as_u64().unwrap() > 100_000, "its engines count: {listed}");
+    let name = built["name"].as_str().unwrap();
+    let table = world.smelt(&["ls"]).stdout;
+    assert!(table.contains(name) && table.contains(&format!("p.toml#deployment --set {set}")));
+
+    // A hub that never answers: whoever asked it would wait.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let hub = format!("http://{}", silent.local_addr().unwrap());
+    let ask = |words: &[&str]| {
+        let mut command = world.command(words);
+        command.env("HF_ENDPOINT", &hub).env("HF_HOME", world.path("hf"));
+        world::ended(&mut command)
+    };
+    let begin = std::time::Instant::now();
+    let lost = ask(&["chat", "p.toml", "Hello"]);
+    assert!(begin.elapsed().as_secs() < 5, "nobody is asked");
+    assert_ne!(lost.code, Some(0));
+    assert_eq!(lost.stderr.lines().count(), 1, "{}", lost.stderr);
+    assert!(lost.stderr.contains(&format!("{name} (shapes-vl, built with --set {set})")));
+    for words in [&["chat", name, "Hello"][..], &["chat", "shapes-vl", "Hello"]] {
+        let asked = ask(words);
+        assert_eq!(asked.code, Some(0), "{}", asked.stderr);
+    }
+    let wrong = ask(&["chat", "absent", "Hello"]);
+    assert!(wrong.code == Some(3) && wrong.stderr.contains("smelt ls"), "{}", wrong.stderr);
+}

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use smelt_plan::{Kind, Plan, StageId};
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
 
+use crate::built;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::load::{self, Access, Loaded};
@@ -24,6 +25,30 @@ pub(super) fn directory(target: &Path, sets: &[String]) -> Result<PathBuf, Faile
     if target.is_dir() {
         return given(target);
     }
+    if let Some(built) = listed(target)? {
+        return Ok(built);
+    }
+    let found = in_pipeline(target, sets);
+    found.map_err(|failed| failed.or(&instead(target)))
+}
+
+/// The deployment that the store lists by that name, if no file has it.
+fn listed(target: &Path) -> Result<Option<PathBuf>, Failed> {
+    let text = target.to_str().filter(|text| !target.exists() && !text.contains(['/', '#']));
+    let (Some(text), true) = (text, load::root()?.exists()) else { return Ok(None) };
+    let all = built::all()?;
+    Ok(built::named(&all, text)?.map(|built| built.dir.clone()))
+}
+
+/// What could be named instead; nothing where nobody knows.
+fn instead(target: &Path) -> String {
+    let (pipeline, _) = split(target);
+    let is_there = load::root().is_ok_and(|root| root.exists());
+    let all = if is_there { built::all().unwrap_or_default() } else { Vec::new() };
+    built::instead(&all, &pipeline)
+}
+
+fn in_pipeline(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
     let asked = Asked::new(target, sets)?;
     match asked.stages()?.as_slice() {
         [stage] => asked.output(*stage),

@@ -22,7 +22,8 @@ const CONNECTIONS_MAX: u32 = 65_536;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeFlags {
-    /// Pipelines that build deployments, PIPELINE#STAGE, or deployments' directories.  The first is loaded
+    /// Pipelines that build deployments, PIPELINE#STAGE, deployments' directories, or names that `smelt ls`
+    /// lists.  The first is loaded
     /// at once, others when they are asked for
     #[arg(required = true, value_name = "TARGET")]
     pub(crate) targets: Vec<PathBuf>,

@@ -23,6 +23,13 @@ pub(crate) struct RunsFlags {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ListFlags {
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ResumeFlags {
     /// Only what a boot ended, and nothing whose attempts are used up: for a unit or crontab
     #[arg(long)]

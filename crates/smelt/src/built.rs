@@ -1,0 +1,196 @@
+//! Finds the deployments that a store holds: what each is, and how it was built.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use smelt_plan::Digest;
+use smelt_runtime::deployment::DEPLOYMENT_FILE;
+use smelt_store::{Inventory, OutputItem, RunId, Store, Wait};
+
+use crate::exit::Failed;
+use crate::load;
+
+/// A deployment's own file is a page of JSON.
+const SPEC_BYTES_MAX: u64 = 1 << 20;
+/// Deployments that an error names.
+const NAMED_MAX: usize = 4;
+/// Digits of a digest that tell deployments apart.
+const DIGITS_MIN: usize = 4;
+
+/// A deployment in the store.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Built {
+    pub(crate) tree: Digest,
+    pub(crate) dir: PathBuf,
+    /// What it calls itself.
+    pub(crate) model: String,
+    /// What it does: `answers about pictures`, …
+    pub(crate) kind: &'static str,
+    /// Of it and of the engines that it names.
+    pub(crate) bytes: u64,
+    /// Which run built it, as far as that is recorded.
+    pub(crate) run: Option<RunId>,
+    /// Its stage's name, and that of its pipeline.
+    pub(crate) stage: String,
+    pub(crate) pipeline: String,
+    /// The pipeline's file, and what `--set` said.
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) sets: Vec<String>,
+}
+
+/// All deployments of the store, those that were used last first.
+pub(crate) fn all() -> Result<Vec<Built>, Failed> {
+    let root = load::root()?;
+    let mut inventory = Store::open_read_only(&root, Wait::Yes)?.inventory()?;
+    inventory.outputs.sort_by_key(|output| std::cmp::Reverse((output.used_ns, output.tree)));
+    let of = |output: &OutputItem| {
+        let dir = root.join("out").join(output.tree.to_string());
+        let spec =
+            load::read_within(&dir.join(DEPLOYMENT_FILE), "the deployment", SPEC_BYTES_MAX).ok()?;
+        Some(Built::of(output, &inventory, dir, &serde_json::from_str(&spec).ok()?))
+    };
+    Ok(inventory.outputs.iter().filter_map(of).collect())
+}
+
+impl Built {
+    fn of(output: &OutputItem, all: &Inventory, dir: PathBuf, spec: &Value) -> Self {
+        let word = |name: &str| output.record[name].as_str();
+        let command = &output.record["command"];
+        let text = |name: &str| command[name].as_str();
+        let file = text("dir").zip(text("pipeline"));
+        let engines = all.outputs.iter().filter(|other| output.refers.contains(&other.tree));
+        let sets = command["sets"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        Self {
+            tree: output.tree,
+            model: spec["model"].as_str().unwrap_or("-").to_owned(),
+            kind: kind(spec),
+            bytes: output.bytes + engines.map(|engine| engine.bytes).sum::<u64>(),
+            run: word("run").and_then(|run| run.parse().ok()),
+            stage: word("stage").unwrap_or("-").to_owned(),
+            pipeline: word("pipeline").unwrap_or("-").to_owned(),
+            file: file.map(|(dir, file)| Path::new(dir).join(file)),
+            sets: sets.map(str::to_owned).collect(),
+            dir,
+        }
+    }
+
+    pub(crate) fn as_json(&self) -> Value {
+        json!({
+            "name": self.tree.short(), "digest": self.tree, "path": self.dir,
+            "model": self.model, "kind": self.kind, "bytes": self.bytes,
+            "pipeline": self.pipeline, "stage": self.stage, "file": self.file, "sets": self.sets,
+            "run": self.run.as_ref().map(RunId::as_str),
+            "built": self.run.as_ref().map(|run| run.began().replace(' ', "T") + "Z"),
+        })
+    }
+
+    /// `--set model=… --set …`; empty where nothing was set.
+    pub(crate) fn settings(&self) -> String {
+        settings(&self.sets)
+    }
+}
+
+/// The flags that say so.
+pub(crate) fn settings(sets: &[String]) -> String {
+    sets.iter().map(|set| format!("--set {set}")).collect::<Vec<_>>().join(" ")
+}
+
+/// What a deployment does, by what its file names.
+fn kind(spec: &Value) -> &'static str {
+    let has = |name: &str| spec[name].is_string();
+    match (has("encoder"), has("vision"), has("llm")) {
+        (true, _, _) => "embeds texts",
+        (_, true, _) => "answers about pictures and texts",
+        (_, _, true) => "answers texts",
+        _ => "-",
+    }
+}
+
+/// The deployment that somebody means by a digest's first digits, or by a model's name.
+///
+/// # Errors
+/// Where several are meant.
+pub(crate) fn named<'a>(all: &'a [Built], text: &str) -> Result<Option<&'a Built>, Failed> {
+    let is_digits = text.len() >= DIGITS_MIN && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_meant = |built: &&Built| {
+        built.model == text || is_digits && built.tree.to_string().starts_with(text)
+    };
+    match all.iter().filter(is_meant).collect::<Vec<_>>()[..] {
+        [] => Ok(None),
+        [one] => Ok(Some(one)),
+        ref several => {
+            let names: Vec<String> = several.iter().map(|built| built.tree.short()).collect();
+            let names = names.join(", ");
+            Err(Failed::usage(format!(
+                "{text} may be any of {names}; name one of them, `smelt ls` tells them apart"
+            )))
+        }
+    }
+}
+
+/// What there is instead of a deployment that is not there, and how to ask it; of the same pipeline's
+/// file, if there is any.  Empty where there is nothing.
+pub(crate) fn instead(all: &[Built], file: &Path) -> String {
+    let file = std::path::absolute(file).ok();
+    let is_own =
+        |built: &&Built| built.file.as_ref().and_then(|own| std::path::absolute(own).ok()) == file;
+    let own: Vec<&Built> = all.iter().filter(is_own).collect();
+    let shown = if own.is_empty() { all.iter().collect() } else { own };
+    let name = |built: &&Built| {
+        let how = built.settings();
+        let how = if how.is_empty() { String::new() } else { format!(", built with {how}") };
+        format!("{} ({}{how})", built.tree.short(), built.model)
+    };
+    let names: Vec<String> = shown.iter().take(NAMED_MAX).map(name).collect();
+    match names.len() {
+        0 => String::new(),
+        _ => format!(
+            "; there are deployments to name instead: {}; `smelt ls` lists them",
+            names.join(", ")
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn built(first: u8, model: &str, sets: &[&str]) -> Built {
+        Built {
+            tree: Digest::from_bytes([first; 32]),
+            dir: PathBuf::new(),
+            model: model.to_owned(),
+            kind: "-",
+            bytes: 0,
+            run: None,
+            stage: String::new(),
+            pipeline: String::new(),
+            file: Some("/work/p.toml".into()),
+            sets: sets.iter().map(|&set| set.to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_deployment_is_meant_by_digits_or_by_its_model() {
+        let all = [built(0xab, "eyes", &[]), built(0xac, "ears", &[]), built(0xff, "ears", &[])];
+        let of = |text: &str| named(&all, text).map(|built| built.map(|built| built.tree));
+        assert_eq!(of("abab").unwrap(), Some(all[0].tree));
+        assert_eq!(of("eyes").unwrap(), Some(all[0].tree));
+        assert_eq!(of("aba").unwrap(), None, "too few digits");
+        assert_eq!(of("nose").unwrap(), None);
+        let error = of("ears").unwrap_err().to_string();
+        assert!(error.starts_with("ears may be any of acacacac, ffffffff;"), "{error}");
+    }
+
+    #[test]
+    fn what_is_there_is_named_with_how_it_was_built() {
+        let other = Built { file: Some("/work/q.toml".into()), ..built(2, "other", &[]) };
+        let all = [built(1, "eyes", &["model=path:x", "n=1"]), other];
+        let text = instead(&all, Path::new("/work/p.toml"));
+        let expect = "instead: 01010101 (eyes, built with --set model=path:x --set n=1); `smelt";
+        assert!(text.contains(expect), "{text}");
+        let text = instead(&all, Path::new("/work/r.toml"));
+        assert!(text.contains("01010101 (eyes") && text.contains("02020202 (other)"), "{text}");
+        assert_eq!(instead(&[], Path::new("p.toml")), "");
+    }
+}
