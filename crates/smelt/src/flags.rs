@@ -12,12 +12,14 @@ mod watch;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser};
+use clap::{Args, Command, CommandFactory as _, Parser};
 use smelt_engine::llm::KvType;
 use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{BUDGET_MAX, Method, Scheme};
 
 use crate::checkpoint::Form;
+use crate::paint::When;
+use crate::say::Volume;
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
 pub(crate) use doctor::DoctorFlags;
@@ -26,16 +28,73 @@ pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
 pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 pub(crate) use show::{
-    CompletionsFlags, GraphFlags, GraphFormat, ManFlags, ReportFlags, ResumeFlags, RunsFlags,
+    CompletionsFlags, GraphFlags, GraphFormat, ListFlags, ManFlags, ReportFlags, ResumeFlags,
+    RunsFlags,
 };
 pub(crate) use watch::WatchFlags;
 
+/// The version, and which commit and target it was built of and for.
+const VERSION: &str = crate::version::TEXT;
+
+/// The variables that smelt reads.
+const ENVIRONMENT: &str = "\
+Environment:
+  SMELT_CACHE     The store, where everything that is built lies (default: ./cache)
+  SMELT_API_KEY   The key that clients of `smelt serve` must send
+  HF_HOME         Where what is fetched lies (default: ~/.cache/huggingface)
+  HF_ENDPOINT     The hub that hf: means, as in a mirror (default: https://huggingface.co)
+  HF_TOKEN        The token for gated and private models
+  HF_HUB_OFFLINE  1: ask no hub, use what was fetched
+  NO_COLOR        Set: no colours, unless --color says otherwise";
+
+/// Where a command's store is, for those that have one.
+const STORE: &str = "The store is $SMELT_CACHE, else ./cache.";
+const WITH_STORE: [&str; 14] = [
+    "run", "resume", "plan", "explain", "out", "runs", "report", "graph", "ls", "chat", "serve",
+    "embed", "cache", "bench",
+];
+
+/// The whole command line, with what the declarations cannot say.
+pub(crate) fn command() -> Command {
+    let with_store = |command: Command, name: &&str| {
+        command.mut_subcommand(name, |subcommand| subcommand.after_help(STORE))
+    };
+    WITH_STORE.iter().fold(Flags::command(), with_store)
+}
+
 /// Turns vision-language models into inference engines on devices too small for the job.
 #[derive(Debug, Parser)]
-#[command(name = "smelt", version, max_term_width = 100)]
+#[command(name = "smelt", version = VERSION, max_term_width = 100, after_help = ENVIRONMENT)]
 pub(crate) struct Flags {
     #[command(subcommand)]
     pub(crate) command: Subcommand,
+    #[command(flatten)]
+    pub(crate) manner: MannerFlags,
+}
+
+/// How smelt speaks.
+#[derive(Debug, Args)]
+pub(crate) struct MannerFlags {
+    /// Tell every word of what goes on
+    #[arg(long, short, global = true, conflicts_with = "quiet")]
+    verbose: bool,
+    /// Tell nothing but the answer and what is wrong
+    #[arg(long, short, global = true)]
+    quiet: bool,
+    /// Whether words are coloured: on a terminal, unless NO_COLOR is set
+    #[arg(long, value_name = "WHEN", global = true, default_value = "auto")]
+    pub(crate) color: When,
+}
+
+impl MannerFlags {
+    /// How much is told.
+    pub(crate) fn volume(&self) -> Volume {
+        match (self.verbose, self.quiet) {
+            (true, _) => Volume::Verbose,
+            (_, true) => Volume::Quiet,
+            _ => Volume::Usual,
+        }
+    }
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -56,6 +115,8 @@ pub(crate) enum Subcommand {
     Report(ReportFlags),
     /// Draw a pipeline, coloured by what is built
     Graph(GraphFlags),
+    /// List the deployments that are built, by the names that chat, serve and embed take
+    Ls(ListFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
     /// Answer OpenAI-style requests over HTTP with a built model
@@ -166,7 +227,8 @@ pub(crate) struct OutFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatFlags {
-    /// A pipeline that builds a deployment, PIPELINE#STAGE, or a deployment's directory
+    /// A pipeline that builds a deployment, PIPELINE#STAGE, a deployment's directory, or a name that
+    /// `smelt ls` lists
     pub(crate) target: PathBuf,
     /// What to ask; without it, a conversation: a line of standard input a turn
     pub(crate) prompt: Option<String>,
@@ -194,7 +256,8 @@ pub(crate) struct ChatFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct EmbedFlags {
-    /// A pipeline that builds an encoder's deployment, PIPELINE#STAGE, or a deployment's directory
+    /// A pipeline that builds an encoder's deployment, PIPELINE#STAGE, a deployment's directory, or a
+    /// name that `smelt ls` lists
     pub(crate) target: PathBuf,
     /// What to embed
     #[arg(required = true, value_name = "TEXT")]

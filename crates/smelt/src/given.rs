@@ -12,6 +12,7 @@ use crate::exit::Failed;
 use crate::fresh::FreshDir;
 use crate::hub;
 use crate::say::tell;
+use crate::telling::Telling;
 
 /// An open checkpoint, and the directory it was made in, where it was made for the occasion.
 pub(crate) struct Given {
@@ -43,13 +44,19 @@ fn of_hub(address: &str) -> Result<Given, Failed> {
     if let Some(why) = remembered {
         tell(hub::not_asked(&address, &commit, &why));
     }
-    let dir = hub::fetch(&hub, &address, &commit, &mut |line| tell(line)).map_err(failed)?;
+    let mut telling = Telling::new();
+    let dir = hub::fetch(&hub, &address, &commit, &mut |line| telling.hear(line));
+    drop(telling);
+    let dir = dir.map_err(failed)?;
     at(&dir)
 }
 
 fn made(name: &str, out: &Path) -> Result<Given, Failed> {
     let scratch = FreshDir::scratch(out)?;
-    synthetic::write(name, scratch.path(), &mut |line| tell(line)).map_err(Failed::model)?;
+    let mut telling = Telling::new();
+    let made = synthetic::write(name, scratch.path(), &mut |line| telling.hear(line));
+    drop(telling);
+    made.map_err(Failed::model)?;
     let checkpoint = Checkpoint::open(scratch.path()).map_err(Failed::model)?;
     Ok(Given { checkpoint, _scratch: Some(scratch) })
 }

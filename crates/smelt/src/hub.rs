@@ -34,7 +34,18 @@ pub(crate) fn failed(error: &HubError) -> Failed {
         Exit::BadPipeline => Exit::Usage,
         other => other,
     };
-    Failed::new(exit, error)
+    Failed::new(exit, format!("{error}{}", way_out(error, "path:DIR")))
+}
+
+/// What to do without a hub, `dir` being how a directory is named instead; empty where the hub was there.
+pub(crate) fn way_out(error: &HubError, dir: &str) -> String {
+    match error {
+        HubError::Unreachable { .. } | HubError::Offline { .. } => format!(
+            "; without it: HF_ENDPOINT names a mirror, {dir} a checkpoint that lies here, and \
+             synthetic:NAME (as in synthetic:internvl3-1b) random weights of a real size"
+        ),
+        _ => String::new(),
+    }
 }
 
 /// What the user hears when the hub was not asked.
@@ -65,7 +76,7 @@ pub(crate) fn fetch(
             Progress::Fetching { file, done_bytes, all_bytes } => {
                 if is_due(file) {
                     let (done, all) = (bytes(*done_bytes), bytes(*all_bytes));
-                    say(&format!("fetching {file}: {done} of {all}"));
+                    say(&format!("[{done_bytes}/{all_bytes}] fetching {file}: {done} of {all}"));
                     told = Some(((*file).to_owned(), Instant::now()));
                 }
             }

@@ -5,6 +5,7 @@
 // They panic when a reader has gone away; `say` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod built;
 mod checkpoint;
 mod commands;
 mod device;
@@ -24,6 +25,7 @@ mod live;
 mod load;
 mod memo;
 mod needs;
+mod paint;
 mod photographs;
 mod pins;
 mod progress;
@@ -33,20 +35,27 @@ mod say;
 mod sees;
 mod stage;
 mod table;
+mod telling;
 mod towers;
 mod unfinished;
+mod version;
 mod view;
 mod whole;
 
+use std::env;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches as _;
 
 use crate::flags::{Flags, Subcommand};
+use crate::paint::When;
 
 fn main() -> ExitCode {
     exit::report_bugs();
-    let flags = Flags::parse();
+    let flags = read(&env::args_os().collect::<Vec<_>>());
+    paint::decide(flags.manner.color);
+    say::set_volume(flags.manner.volume());
     let result = match flags.command {
         Subcommand::Run(flags) => commands::run::run(&flags),
         Subcommand::Resume(flags) => commands::resume::run(&flags),
@@ -61,6 +70,7 @@ fn main() -> ExitCode {
         Subcommand::Schema => commands::describe::schema(),
         Subcommand::Completions(flags) => commands::describe::completions(&flags),
         Subcommand::Man(flags) => commands::describe::man(&flags),
+        Subcommand::Ls(flags) => commands::ls::run(&flags),
         Subcommand::Chat(flags) => commands::chat::run(&flags),
         Subcommand::Serve(flags) => commands::serve::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),
@@ -80,4 +90,11 @@ fn main() -> ExitCode {
         }
     };
     exit.into()
+}
+
+/// The flags; a fault of theirs ends smelt.
+fn read(arguments: &[OsString]) -> Flags {
+    let command = flags::command().color(When::in_arguments(arguments).for_clap());
+    let matches = command.get_matches_from(arguments);
+    Flags::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }

@@ -10,18 +10,26 @@ use smelt_plan::admission::{Forecast, Room};
 use smelt_plan::{Plan, StageId};
 
 use crate::live::{Foot, Size};
-use crate::say::{tell, tell_raw};
+use crate::paint::{Paint, Stream, paint};
+use crate::say::{is_quiet, is_verbose, tell, tell_raw};
 use crate::table::{bytes, seconds};
-
-/// Without a terminal a long stage says every so often that it lives.
-const HEARTBEAT: Duration = Duration::from_secs(10);
+use crate::telling::{Doing, HEARTBEAT};
 
 pub(crate) struct Display<'a> {
     plan: &'a Plan,
     is_terminal: bool,
-    /// What runs, and its live line.
-    running: BTreeMap<StageId, String>,
+    running: BTreeMap<StageId, Running>,
+    /// Why the last attempt of a stage failed: told with the next one, or at the end of the run.
+    failed: BTreeMap<StageId, String>,
     foot: Foot,
+}
+
+/// A stage that runs.
+struct Running {
+    /// Its live line.
+    line: String,
+    doing: Doing,
+    /// When the user last heard of it in a line that stays.
     told: Instant,
 }
 
@@ -29,16 +37,18 @@ impl<'a> Display<'a> {
     pub(crate) fn new(plan: &'a Plan) -> Self {
         Self {
             plan,
-            is_terminal: stderr().is_terminal(),
+            is_terminal: stderr().is_terminal() && !is_quiet(),
             running: BTreeMap::new(),
+            failed: BTreeMap::new(),
             foot: Foot::default(),
-            told: Instant::now(),
         }
     }
 
     pub(crate) fn show(&mut self, progress: &Progress<'_>) {
         match progress {
-            Progress::Hit(stage) => self.line(&format!("{} hit", self.label(*stage))),
+            Progress::Hit(stage) => {
+                self.line(&format!("{} {}", self.label(*stage), good("hit")));
+            }
             Progress::Started { stage, attempt, changed } => {
                 self.started(*stage, *attempt, *changed);
             }
@@ -85,15 +95,17 @@ impl<'a> Display<'a> {
     /// A terminal sees on the stage's live line that it runs.
     fn started(&mut self, stage: StageId, attempt: u32, changed: Option<&str>) {
         let label = self.label(stage);
-        if self.is_terminal {
-            self.running.insert(stage, format!("{label} starts"));
-        }
+        let line = format!("{label} starts");
+        let running = Running { line, doing: Doing::default(), told: Instant::now() };
+        self.running.insert(stage, running);
         match attempt {
             1 if self.is_terminal => self.draw(),
             1 => self.line(&format!("{label} started")),
             _ => {
                 let changed = changed.unwrap_or("nothing changed");
-                self.line(&format!("{label} attempt {attempt}, with {changed}"));
+                let why = self.failed.remove(&stage);
+                let why = why.map_or_else(String::new, |why| format!(", since {why}"));
+                self.line(&format!("{label} attempt {attempt}, with {changed}{why}"));
             }
         }
     }
@@ -120,48 +132,52 @@ impl<'a> Display<'a> {
         let text = match &report.message {
             None => format!(
                 "{label} {} in {}, peak RSS {}{}",
-                report.outcome,
+                good(&report.outcome),
                 seconds(report.wall_s),
                 bytes(report.peaks.peak_rss_bytes),
                 left_out(report)
             ),
             Some(message) => {
+                self.failed.insert(stage, message.clone());
                 let class = report.class.map_or("failed", |class| class.name());
-                format!("{label} failed ({class}): {message}")
+                let failed = paint(Paint::Bad, "failed", Stream::Err);
+                format!("{label} {failed} ({class})")
             }
         };
         self.line(&text);
     }
 
     fn running(&mut self, stage: StageId, elapsed: Duration, rss_bytes: u64, last_line: &str) {
-        let text = format!(
-            "{} {} {} {}",
-            self.label(stage),
-            seconds(elapsed.as_secs_f64()),
-            bytes(rss_bytes),
-            last_line
-        );
-        if self.is_terminal {
-            self.running.insert(stage, text);
+        let label = self.label(stage);
+        let Some(running) = self.running.get_mut(&stage) else { return };
+        running.doing.hear(elapsed, last_line);
+        let (took, held) = (seconds(elapsed.as_secs_f64()), bytes(rss_bytes));
+        running.line = format!("{label} {took} {held} {}", running.doing.words(elapsed));
+        let is_news = running.doing.is_news();
+        if is_verbose() && is_news {
+            let line = running.line.clone();
+            self.line(&line);
+        } else if self.is_terminal {
             self.draw();
-        } else if self.told.elapsed() >= HEARTBEAT {
-            self.line(&text);
+        } else if running.told.elapsed() >= HEARTBEAT {
+            running.told = Instant::now();
+            let line = running.line.clone();
+            self.line(&line);
         }
     }
 
     fn line(&mut self, text: &str) {
         self.finish();
         tell(text);
-        self.told = Instant::now();
         self.draw();
     }
 
     /// Writes the live lines anew.
     fn draw(&mut self) {
-        if self.running.is_empty() {
+        if self.running.is_empty() || !self.is_terminal {
             return;
         }
-        let lines: Vec<String> = self.running.values().cloned().collect();
+        let lines: Vec<String> = self.running.values().map(|one| one.line.clone()).collect();
         tell_raw(&self.foot.draw(&lines, Size::of(&stderr())));
     }
 }
@@ -174,4 +190,8 @@ fn left_out(report: &AttemptReport) -> String {
         left.names.iter().take(SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = if left.count > SHOWN_MAX as u64 { ", …" } else { "" };
     format!("; not in \"outputs\" and left out: {names}{more} ({})", left.count)
+}
+
+fn good(text: &str) -> String {
+    paint(Paint::Good, text, Stream::Err)
 }

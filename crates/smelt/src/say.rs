@@ -6,16 +6,53 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use tracing::level_filters::LevelFilter;
 
 use crate::exit::{Exit, Failed};
+use crate::paint::{Paint, Stream, paint};
 
 /// Whether standard error is a log.
 static IS_LOG: AtomicBool = AtomicBool::new(false);
 
+/// How much is told, a [`Volume`].
+static VOLUME: AtomicU8 = AtomicU8::new(Volume::Usual as u8);
+
+/// How much is told besides the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Volume {
+    /// What is wrong.
+    Quiet,
+    /// What a person wants to know.
+    Usual,
+    /// Every word.
+    Verbose,
+}
+
+/// Tells so much from now on.
+pub(crate) fn set_volume(volume: Volume) {
+    VOLUME.store(volume as u8, Ordering::Release);
+}
+
+/// Whether every word is wanted.
+pub(crate) fn is_verbose() -> bool {
+    VOLUME.load(Ordering::Acquire) == Volume::Verbose as u8
+}
+
+/// Whether only what is wrong is wanted.
+pub(crate) fn is_quiet() -> bool {
+    VOLUME.load(Ordering::Acquire) == Volume::Quiet as u8
+}
+
 /// Makes standard error a log, as JSON or as text: what is told from now on is an event of it.
 pub(crate) fn begin_log(is_json: bool) {
-    smelt_serve::log_to_stderr(is_json);
+    let least = match VOLUME.load(Ordering::Acquire) {
+        volume if volume == Volume::Quiet as u8 => LevelFilter::WARN,
+        volume if volume == Volume::Verbose as u8 => LevelFilter::DEBUG,
+        _ => LevelFilter::INFO,
+    };
+    smelt_serve::log_to_stderr(is_json, least);
     IS_LOG.store(true, Ordering::Release);
 }
 
@@ -24,13 +61,18 @@ pub(crate) fn is_log() -> bool {
     IS_LOG.load(Ordering::Acquire)
 }
 
-/// Writes to standard error; nobody can be told if that fails.
+/// Tells what goes on, unless nobody wants to know.
 pub(crate) fn tell(text: impl fmt::Display) {
     if is_log() {
         tracing::info!("{text}");
-    } else {
-        let _ = writeln!(io::stderr().lock(), "{text}");
+    } else if !is_quiet() {
+        write_line(text);
     }
+}
+
+/// Writes to standard error; nobody can be told if that fails.
+fn write_line(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// Tells of what is not as it should be, and goes on.
@@ -38,7 +80,7 @@ pub(crate) fn warn(text: impl fmt::Display) {
     if is_log() {
         tracing::warn!("{text}");
     } else {
-        tell(format_args!("warning: {text}"));
+        write_line(format_args!("{} {text}", paint(Paint::Odd, "warning:", Stream::Err)));
     }
 }
 
@@ -47,7 +89,7 @@ pub(crate) fn fail(text: impl fmt::Display) {
     if is_log() {
         tracing::error!("{text}");
     } else {
-        tell(format_args!("smelt: {text}"));
+        write_line(format_args!("{} {text}", paint(Paint::Bad, "smelt:", Stream::Err)));
     }
 }
 

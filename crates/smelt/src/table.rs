@@ -4,14 +4,29 @@ use std::fmt;
 
 use smelt_exec::{RunReport, StageReport, StageStatus, Writes};
 
+use crate::paint::{Paint, Stream, paint};
+
 /// Rows of text, as wide as they need.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
+    /// How a cell of a row is coloured: the row, the column.
+    paints: Vec<(usize, usize, Paint)>,
 }
 
 impl Table {
     pub(crate) fn new(header: &[&str]) -> Self {
-        Self { rows: vec![header.iter().map(|&cell| cell.to_owned()).collect()] }
+        let header = header.iter().map(|&cell| cell.to_owned()).collect();
+        Self { rows: vec![header], paints: Vec::new() }
+    }
+
+    /// Colours a cell of the last row, where standard output is coloured.
+    pub(crate) fn paint(&mut self, column: usize, paint: Paint) {
+        self.paints.push((self.rows.len() - 1, column, paint));
+    }
+
+    fn painted(&self, row: usize, column: usize, cell: &str) -> String {
+        let found = self.paints.iter().find(|(at, of, _)| (*at, *of) == (row, column));
+        found.map_or_else(|| cell.to_owned(), |(_, _, how)| paint(*how, cell, Stream::Out))
     }
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
@@ -27,10 +42,10 @@ impl fmt::Display for Table {
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut line = String::new();
-        for row in &self.rows {
+        for (at, row) in self.rows.iter().enumerate() {
             line.clear();
-            for (cell, width) in row.iter().zip(&widths) {
-                line.push_str(cell);
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                line.push_str(&self.painted(at, column, cell));
                 let gap = width.saturating_sub(cell.chars().count()) + 2;
                 line.extend(std::iter::repeat_n(' ', gap));
             }
@@ -53,8 +68,17 @@ pub(crate) fn summary(report: &RunReport) -> Table {
             peak(stage, |attempt| attempt.peaks.peak_vms_bytes),
             stage.attempts.len().to_string(),
         ]);
+        table.paint(1, paint_of(stage.status));
     }
     table
+}
+
+fn paint_of(status: StageStatus) -> Paint {
+    match status {
+        StageStatus::Hit | StageStatus::Sealed => Paint::Good,
+        StageStatus::Failed => Paint::Bad,
+        _ => Paint::Odd,
+    }
 }
 
 /// Why stages failed and where their logs lie, a line each; empty where none did.
@@ -96,6 +120,17 @@ fn peak(stage: &StageReport, of: impl Fn(&smelt_exec::AttemptReport) -> u64) -> 
     most.map_or_else(|| "-".to_owned(), bytes)
 }
 
+/// Steps below which a rate says more of chance than of the model, and the least time that clocks and
+/// schedulers do not drown.
+const STEPS_MIN: u64 = 8;
+const SECONDS_MIN: f64 = 0.05;
+
+/// `12.3 tokens/s`, of so many steps in so many seconds; nothing where that is too few to mean anything.
+pub(crate) fn rate(steps: u64, seconds: f64) -> Option<String> {
+    let is_enough = steps >= STEPS_MIN && seconds >= SECONDS_MIN && seconds.is_finite();
+    is_enough.then(|| format!("{:.1} tokens/s", steps as f64 / seconds))
+}
+
 /// `0.4 s`, `12.3 s`, `4:05 min`.
 pub(crate) fn seconds(seconds: f64) -> String {
     if seconds < 60.0 {
@@ -126,6 +161,18 @@ mod tests {
         assert_eq!(bytes(0), "0 KiB");
         assert_eq!(bytes(36_175_872), "34.5 MiB");
         assert_eq!(bytes(4_178_000_000), "3.89 GiB");
+    }
+
+    #[test]
+    fn a_rate_needs_steps_and_time() {
+        assert_eq!(rate(10, 1.0).as_deref(), Some("10.0 tokens/s"));
+        assert_eq!(rate(9, 4.5).as_deref(), Some("2.0 tokens/s"));
+        // Three tokens of a tiny model once were "8625.2 tokens/s".
+        for (steps, seconds) in
+            [(3, 3.0 / 8625.2), (3, 60.0), (0, 1.0), (1000, 0.01), (8, 0.0), (8, f64::NAN)]
+        {
+            assert_eq!(rate(steps, seconds), None, "{steps} in {seconds}");
+        }
     }
 
     #[test]

@@ -28,8 +28,29 @@ pub(crate) struct View<'a> {
     pub(crate) change: Option<&'a Change>,
     /// What is watched besides the machine.
     pub(crate) family: Option<&'a Family>,
+    /// What stages are doing.
+    pub(crate) stages: &'a [Stage],
     /// The most processes to list.
     pub(crate) top: usize,
+}
+
+/// How far a stage's attempt is.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Stage {
+    /// `STAGE.ATTEMPT`.
+    pub(crate) name: String,
+    /// From 0 to 1, where it says so.
+    pub(crate) done: Option<f64>,
+    pub(crate) left: Option<Duration>,
+    /// The same in words, and what it does.
+    pub(crate) words: String,
+}
+
+impl Stage {
+    fn as_json(&self) -> Value {
+        let left_s = self.left.map(|left| left.as_secs());
+        json!({ "name": self.name, "done": self.done, "left_s": left_s, "doing": self.words })
+    }
 }
 
 /// What happened between two readings.
@@ -145,6 +166,9 @@ impl View<'_> {
         if let Some(family) = self.family {
             say("Watched", watched(family));
         }
+        for stage in self.stages {
+            say("Stage", vec![printable(&stage.name), stage.words.clone()]);
+        }
         for table in [self.attempts(), self.processes()].into_iter().flatten() {
             lines.push(String::new());
             lines.extend(table.to_string().lines().map(str::to_owned));
@@ -175,6 +199,9 @@ impl View<'_> {
         if let Some((name, rss_bytes)) = family.or(largest) {
             say(name, Some(bytes(rss_bytes)));
         }
+        for stage in self.stages {
+            say(&printable(&stage.name), Some(stage.words.clone()));
+        }
         parts.join("  ")
     }
 
@@ -190,6 +217,7 @@ impl View<'_> {
             value["stalled_some_percent"] = json!(change.some_percent);
             value["stalled_full_percent"] = json!(change.full_percent);
         }
+        value["stages"] = self.stages.iter().map(Stage::as_json).collect();
         if let Some(family) = self.family {
             value["watched"] = family.as_json();
         }
@@ -466,6 +494,7 @@ mod tests {
             survey: &survey(0, 9),
             change: None,
             family: None,
+            stages: &[],
             top: 8,
         };
         let expect = [
@@ -487,14 +516,24 @@ mod tests {
     fn later_ones_tell_what_happened_meanwhile() {
         let (before, now) = (survey(100_000, 9), survey(600_000, 49));
         let change = Change::between(&before, &now, Duration::from_secs(2));
-        let view = View { at_s: 0, survey: &now, change: Some(&change), family: None, top: 8 };
+        let stage = Stage {
+            name: "llm-engine.2".to_owned(),
+            done: Some(0.25),
+            left: Some(Duration::from_secs(60)),
+            words: "25 %, about 60 s left: packing".to_owned(),
+        };
+        let stages = &[stage];
+        let view =
+            View { at_s: 0, survey: &now, change: Some(&change), family: None, stages, top: 8 };
         let all = lines(&view).join("\n");
         assert!(all.contains("stalled 25.0 %, fully 12.5 %\nFaults    major 20/s"), "{all}");
         assert!(all.contains("25.0 %   3"), "{all}");
+        assert!(all.contains("Stage     llm-engine.2 · 25 %, about 60 s left: packing"), "{all}");
+        assert_eq!(view.as_json()["stages"][0]["left_s"], 60);
         let line = view.line();
         assert_eq!(
             line,
-            "00:00:00  stalled 25.0 %  major faults 20/s  GPU 45 %  drawn 6.0 W  hottest 49.3 °C"
+            "00:00:00  stalled 25.0 %  major faults 20/s  GPU 45 %  drawn 6.0 W  hottest 49.3 °C  llm-engine.2 25 %, about 60 s left: packing"
         );
         assert_eq!(view.as_json()["stalled_some_percent"], 25.0);
     }

@@ -6,13 +6,16 @@ use crate::fresh::FreshDir;
 use crate::given;
 use crate::say::tell;
 use crate::stage::calibrate::{Asked, prompts, watch};
+use crate::telling::Telling;
 
 pub(crate) fn run(flags: &CalibrateFlags) -> Result<Exit, Failed> {
     let texts = flags.text.as_deref().map(prompts).transpose()?.unwrap_or_default();
     let asked = Asked { texts, pictures: flags.image.clone(), vision: None, rows: flags.tokens };
     let out = FreshDir::begin(&flags.out)?;
     let given = given::open(&flags.checkpoint, &flags.out)?;
-    watch(&given.checkpoint, &asked, out.path(), &mut |line| tell(line))?;
+    let mut telling = Telling::new();
+    watch(&given.checkpoint, &asked, out.path(), &mut |line| telling.hear(line))?;
+    drop(telling);
     out.finish()?;
     tell(format_args!("wrote {}", flags.out.display()));
     Ok(Exit::Ok)

@@ -101,9 +101,8 @@ fn failed(error: GenerateError) -> Failed {
 /// What the answer cost.
 fn summary(answer: &Answer, sampling: &Settings, context: usize) -> String {
     let timing = &answer.timing;
-    let rate = timing
-        .tokens_per_second()
-        .map_or_else(String::new, |rate| format!(", then {rate:.1} tokens/s"));
+    let rate = table::rate(timing.decode_steps as u64, timing.decode.as_secs_f64());
+    let rate = rate.map_or_else(String::new, |rate| format!(", then {rate}"));
     let seed =
         if sampling.is_greedy() { String::new() } else { format!("; seed {}", sampling.seed) };
     format!(

@@ -1,9 +1,9 @@
 //! `smelt schema`, `completions` and `man`: describe smelt to editors, shells and readers.
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 
 use crate::exit::{Exit, Failed};
-use crate::flags::{CompletionsFlags, Flags, ManFlags};
+use crate::flags::{self, CompletionsFlags, ManFlags};
 use crate::say::answer;
 
 /// Prints the JSON Schema of the pipeline file.
@@ -16,14 +16,14 @@ pub(crate) fn schema() -> Result<Exit, Failed> {
 /// Prints a script that the shell reads.
 pub(crate) fn completions(flags: &CompletionsFlags) -> Result<Exit, Failed> {
     let mut text = Vec::new();
-    clap_complete::generate(flags.shell, &mut Flags::command(), "smelt", &mut text);
+    clap_complete::generate(flags.shell, &mut flags::command(), "smelt", &mut text);
     answer(String::from_utf8_lossy(&text))?;
     Ok(Exit::Ok)
 }
 
 /// Prints a manual page in roff.
 pub(crate) fn man(flags: &ManFlags) -> Result<Exit, Failed> {
-    let mut root = Flags::command();
+    let mut root = flags::command();
     // Names of subcommands' pages: smelt-onnx-check.
     root.build();
     let page = clap_mangen::Man::new(find(&root, &flags.command)?.clone());

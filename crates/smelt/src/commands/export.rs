@@ -1,5 +1,6 @@
 //! `smelt export`: parts of a checkpoint as ONNX, without a pipeline.
 
+use std::fs;
 use std::path::Path;
 
 use smelt_model::checkpoint::Checkpoint;
@@ -13,6 +14,8 @@ use crate::flags::{self, ExportFlags, FloatType, TokenInput};
 use crate::fresh::FreshDir;
 use crate::given;
 use crate::say::tell;
+use crate::table::bytes;
+use crate::telling::Telling;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
     let order = Order::of(flags);
@@ -25,16 +28,35 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
     one.map_or(Ok(()), |part| order.check(&[part]))?;
     let out = FreshDir::begin(&flags.out)?;
     let given = given::open(&flags.checkpoint, &flags.out)?;
-    let mut say = |line: &str| tell(line);
+    let mut telling = Telling::new();
+    let mut say = |line: &str| telling.hear(line);
     match one {
         Some(part) => {
             order.fill(&given.checkpoint, part, out.path(), &mut say).map_err(Failed::model)?
         }
         None => all(&order, &given.checkpoint, out.path(), &mut say)?,
     }
+    drop(telling);
     out.finish()?;
-    tell(format_args!("wrote {}", flags.out.display()));
+    tell(format_args!("wrote {}: {}", flags.out.display(), written(&flags.out)));
     Ok(Exit::Ok)
+}
+
+/// What was made, in words: how many files and bytes.
+fn written(dir: &Path) -> String {
+    let (files, all_bytes) = count(dir);
+    format!("{files} files, {}", bytes(all_bytes))
+}
+
+/// The files below `dir` and their bytes.
+fn count(dir: &Path) -> (usize, u64) {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let of = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => count(&entry.path()),
+        Ok(meta) => (1, meta.len()),
+        Err(_) => (0, 0),
+    };
+    entries.map(of).fold((0, 0), |(files, bytes), one| (files + one.0, bytes + one.1))
 }
 
 /// Exports every part that is there, each into a directory of its own.

@@ -8,6 +8,7 @@ use crate::flags::QuantizeFlags;
 use crate::fresh::FreshDir;
 use crate::given;
 use crate::say::tell;
+use crate::telling::Telling;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
     if flags.calibration.is_some() && !flags.method.reads_calibration() {
@@ -34,9 +35,11 @@ pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
     };
     let out = FreshDir::begin(&flags.out)?;
     let given = given::open(&flags.checkpoint, &flags.out)?;
-    let mut say = |line: &str| tell(line);
+    let mut telling = Telling::new();
+    let mut say = |line: &str| telling.hear(line);
     let report =
         checkpoint::quantize(&given.checkpoint, &options, flags.format, out.path(), &mut say)?;
+    drop(telling);
     out.finish()?;
     report.iter().flat_map(Report::table).for_each(tell);
     tell(format_args!("wrote {}", flags.out.display()));

@@ -26,7 +26,7 @@ use crate::load::{self, Access, Loaded};
 use crate::memo::Memo;
 use crate::progress::Display;
 use crate::reboot;
-use crate::say::{answer, tell};
+use crate::say::{answer, fail, tell};
 use crate::towers::Towers;
 use crate::unfinished::{Left, Told};
 use crate::{stage, table};
@@ -299,9 +299,9 @@ fn tell_end(flags: &RunFlags, report: &RunReport) -> Exit {
 fn tell_failures(report: &RunReport) {
     for stage in report.stages.iter().filter(|stage| stage.status == StageStatus::Failed) {
         let message = stage.message.as_deref().unwrap_or("failed");
-        tell(format_args!("smelt: stage {}: {message}", stage.name));
+        fail(format_args!("stage {}: {message}", stage.name));
         if let Some(attempt) = stage.attempts.last() {
-            tell(format_args!("smelt: its log is {}", attempt.log.display()));
+            fail(format_args!("its log is {}", attempt.log.display()));
         }
     }
 }

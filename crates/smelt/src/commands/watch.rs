@@ -1,12 +1,13 @@
 //! `smelt watch`: shows what a machine's memory, boards and attempts do, now and from now on.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, stdout};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use smelt_exec::ATTEMPT_MARK;
+use smelt_exec::{ATTEMPT_MARK, LOG_VARIABLE, log_last_line};
 use smelt_watch::processes::{Process, family, marked};
 use smelt_watch::tegrastats::Teller;
 use smelt_watch::{Cgroups, Survey};
@@ -15,7 +16,8 @@ use crate::exit::{Exit, Failed};
 use crate::flags::WatchFlags;
 use crate::live::{Foot, Size};
 use crate::say::{answer, offer};
-use crate::view::{Change, Family, View};
+use crate::telling::Doing;
+use crate::view::{Change, Family, Stage, View};
 
 /// Looking may take this part of one core: 1 %.
 const INTERVAL_PER_COST: u32 = 100;
@@ -53,6 +55,8 @@ struct Watch {
     board: Option<Teller>,
     whom: Whom,
     family: Family,
+    /// What stages say of their work, by their attempts' marks.
+    doing: BTreeMap<String, Doing>,
     began: Instant,
     /// The reading before.
     last: Option<(Instant, Survey)>,
@@ -76,7 +80,20 @@ struct Seen<'a> {
     survey: &'a Survey,
     change: Option<Change>,
     family: Option<&'a Family>,
+    stages: Vec<Stage>,
     top: usize,
+}
+
+impl Whom {
+    /// Whether an attempt of that mark is watched; all are where nobody is named.
+    fn is_of(&self, mark: &str) -> bool {
+        match self {
+            Self::Run { name, .. } => {
+                mark.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('/'))
+            }
+            _ => true,
+        }
+    }
 }
 
 impl Watch {
@@ -99,6 +116,7 @@ impl Watch {
             board,
             whom,
             family: Family::new(name),
+            doing: BTreeMap::new(),
             began: Instant::now(),
             last: None,
             top: flags.top,
@@ -126,9 +144,39 @@ impl Watch {
             Change::between(before, &survey, at.duration_since(*before_at))
         });
         let is_watched = members.is_some();
+        let stages = self.stages();
         let (_, survey) = self.last.insert((at, survey));
         let family = is_watched.then_some(&self.family);
-        Ok(Some(Seen { survey, change, family, top: self.top }))
+        Ok(Some(Seen { survey, change, family, stages, top: self.top }))
+    }
+
+    /// How far the stages are that run, of the run that is watched or of all.
+    fn stages(&mut self) -> Vec<Stage> {
+        let at = self.began.elapsed();
+        let mut attempts = marked(&self.root, ATTEMPT_MARK);
+        attempts.retain(|(_, mark)| self.whom.is_of(mark));
+        let logs = if attempts.is_empty() { Vec::new() } else { marked(&self.root, LOG_VARIABLE) };
+        let mut marks: Vec<(String, String)> = attempts
+            .into_iter()
+            .filter_map(|(pid, mark)| {
+                let (_, log) = logs.iter().find(|(of, _)| *of == pid)?;
+                Some((mark, log.clone()))
+            })
+            .collect();
+        marks.sort_unstable();
+        marks.dedup();
+        self.doing.retain(|mark, _| marks.iter().any(|(other, _)| other == mark));
+        let stage = |(mark, log): (String, String)| {
+            let doing = self.doing.entry(mark.clone()).or_default();
+            doing.hear(at, &log_last_line(Path::new(&log)));
+            Stage {
+                name: mark.split_once('/').map_or(&*mark, |(_, attempt)| attempt).to_owned(),
+                done: doing.done(),
+                left: doing.left(at),
+                words: doing.words(at),
+            }
+        };
+        marks.into_iter().map(stage).collect()
     }
 
     /// Whether whoever has no processes now may have some later.
@@ -233,6 +281,7 @@ impl Screen {
             survey: seen.survey,
             change: seen.change.as_ref(),
             family: seen.family,
+            stages: &seen.stages,
             top: seen.top,
         };
         if flags.json {

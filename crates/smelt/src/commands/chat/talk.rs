@@ -27,6 +27,9 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 
 const HELP: &str = "/image FILE shows a picture with the next line, /clear begins anew, /quit ends";
 
+/// Of a model that was trained on single questions.
+const FORGETS: &str = "this model sees the pictures of a conversation, but forgets what was said: ask each question whole";
+
 /// What a line asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Line<'a> {
@@ -125,6 +128,9 @@ pub(super) fn talk(
     let mut conversation = Conversation::default();
     pictures.iter().for_each(|path| conversation.show(service.text(), path.clone()));
     let is_terminal = io::stdin().is_terminal();
+    if service.text().template.forgets() {
+        tell(FORGETS);
+    }
     if is_terminal {
         tell(HELP);
     }
@@ -236,10 +242,8 @@ impl Steps {
 impl Cost {
     fn line(&self) -> String {
         let Self { prompt, cached, said, first_s, steps } = self;
-        let rate = match steps.count as f64 / steps.seconds {
-            rate if *said > 1 && rate.is_finite() => format!(", then {rate:.1} tokens/s"),
-            _ => String::new(),
-        };
+        let rate = table::rate(steps.count, steps.seconds);
+        let rate = rate.map_or_else(String::new, |rate| format!(", then {rate}"));
         let first = table::seconds(*first_s);
         format!(
             "{prompt} prompt tokens ({cached} of them read before), {said} answered; first token after {first}{rate}"
@@ -277,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_needs_a_second_token() {
+    fn a_rate_needs_steps() {
         let cost = Cost { prompt: 9, cached: 4, said: 1, first_s: 0.5, steps: Steps::default() };
         assert!(cost.line().ends_with("first token after 0.5 s"), "{}", cost.line());
         let (before, after) = (Steps { count: 5, seconds: 2.0 }, Steps { count: 15, seconds: 3.0 });
