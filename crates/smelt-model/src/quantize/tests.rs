@@ -180,11 +180,13 @@ fn progress_is_heard_once_per_block() {
     quantize(&ckpt, &Options::plain(Scheme::Int8), &out, &mut |line| lines.push(line.to_owned()))
         .unwrap();
     assert_eq!(lines.len(), 1 + 3 + 1 + 1);
-    assert!(lines[1].starts_with("language_model.model.layers.0, "), "{lines:?}");
-    assert!(lines[0].ends_with(", 0 % done"), "{lines:?}");
+    assert!(lines[1].ends_with("] language_model.model.layers.0"), "{lines:?}");
+    assert!(lines[0].starts_with("[0/"), "{lines:?}");
     let share = |line: &String| -> usize {
-        let (_, share) = line.rsplit_once(", ").unwrap();
-        share.trim_end_matches(" % done").parse().unwrap()
+        let (share, _) = line.strip_prefix('[').unwrap().split_once(']').unwrap();
+        let (done, all) = share.split_once('/').unwrap();
+        let [done, all]: [usize; 2] = [done, all].map(|n| n.parse().unwrap());
+        done * 100 / all
     };
     assert!(lines.windows(2).all(|pair| share(&pair[0]) <= share(&pair[1])), "{lines:?}");
     assert!(share(&lines[4]) > 30, "{lines:?}");
