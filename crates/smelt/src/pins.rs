@@ -67,7 +67,7 @@ pub(crate) fn all(
     let hubs = if addresses.is_empty() { BTreeMap::new() } else { hubs(pipeline, addresses, ask)? };
     let paths = paths(pipeline, file, store)?;
     let device = device::facts(pipeline);
-    if !matches!(ask, Ask::CacheFirst) {
+    if !matches!(ask, Ask::Cache) {
         let absent = device::absent(pipeline, &device);
         absent.iter().for_each(|line| tell(format_args!("warning: {line}")));
     }
