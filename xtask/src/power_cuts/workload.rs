@@ -30,7 +30,7 @@ outputs = ["f", "d/n"]
 [stage.apart]
 kind = "command"
 argv = ["sh", "-ec", "for n in 1 2 3 4 5 6 7 8; do echo apart-${value}-$n > $n; done"]
-outputs = ["1"]
+outputs = ["1", "2", "3", "4", "5", "6", "7", "8"]
 
 [stage.last]
 kind = "command"
