@@ -103,7 +103,7 @@ impl Frame {
         }
         for &[id, sampling, table] in parts {
             let (across, down) = factors(sampling);
-            if self.finest.0 % across != 0 || self.finest.1 % down != 0 {
+            if !self.finest.0.is_multiple_of(across) || !self.finest.1.is_multiple_of(down) {
                 return Err(JpegError::Kind("whose samplings do not divide each other"));
             }
             self.components.push(Component {

@@ -278,10 +278,9 @@ impl Tables {
                 0xc4 => self.listings.read(stream.segment()?)?,
                 0xdb => self.scales.read(stream.segment()?)?,
                 0xdd => {
-                    let &interval = stream
-                        .segment()?
-                        .as_array()
-                        .ok_or(JpegError::Damaged("its restarts are wrong"))?;
+                    let interval = stream.segment()?.try_into();
+                    let interval =
+                        interval.map_err(|_| JpegError::Damaged("its restarts are wrong"))?;
                     self.interval = u16::from_be_bytes(interval);
                 }
                 0xda => return Ok(Found::Scan(stream.segment()?)),
