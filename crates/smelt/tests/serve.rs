@@ -810,14 +810,15 @@ fn clips_are_frames_equally_far_apart() {
 #[test]
 fn what_does_not_fit_is_shown_smaller_and_told_in_usage() {
     let details = |answer: &Answer| answer.json()["usage"]["prompt_tokens_details"].clone();
+    let asked = |fields| shown("What is it?", &wide(), fields);
     let server = Server::start(&["--max-seq-len", "100"]);
-    let answer = server.chat(circles(json!({ "max_tokens": 8 })));
+    let answer = server.chat(asked(json!({ "max_tokens": 8 })));
     let told = details(&answer);
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!((&told["smaller_images"], &told["image_tokens"]), (&json!(1), &json!(36)));
     assert_eq!(told["wished_image_tokens"], 180);
     // Which tile is looked at is told in comments, which clients pass over; of a picture that is known, none.
-    let picture = wide();
+    let picture = fs::read(data("picture.png")).unwrap();
     let stream = json!({ "stream": true, "max_tokens": 8 });
     let streamed = server.chat(shown("What is it?", &picture, stream)).body;
     assert!(streamed.contains(": looking at tile 1 of 1\n\n"), "{streamed}");
@@ -825,11 +826,11 @@ fn what_does_not_fit_is_shown_smaller_and_told_in_usage() {
     drop(server);
     // What nobody asks for is not told.
     let server = Server::start(&["--tiles", "1"]);
-    let told = details(&server.chat(circles(json!({ "max_tokens": 8 }))));
+    let told = details(&server.chat(asked(json!({ "max_tokens": 8 }))));
     assert_eq!((&told["image_tokens"], &told["smaller_images"]), (&json!(36), &Value::Null));
     let all = json!({ "mm_processor_kwargs": { "max_dynamic_patch": 4 }, "max_tokens": 8 });
-    assert_eq!(details(&server.chat(circles(all)))["image_tokens"], 180);
-    let low = &mut circles(json!({ "max_tokens": 8 }));
+    assert_eq!(details(&server.chat(asked(all)))["image_tokens"], 180);
+    let low = &mut asked(json!({ "max_tokens": 8 }));
     low["messages"][0]["content"][0]["image_url"]["detail"] = json!("low");
     assert_eq!(details(&server.chat(low.take()))["image_tokens"], 36);
 }
