@@ -68,17 +68,19 @@ impl Trial {
     ) -> Result<Self, QuantizeError> {
         let width = target.shape[1];
         let rows = source.calibration.activations(input)?;
-        Ok(Self::of_rows(&rows, width, (input, grid), (budget, source.threads)))
+        Ok(Self::of_rows(rows, width, (input, grid), (budget, source.threads)))
     }
 
-    /// The same of the activations `rows` `[samples, width]`.
+    /// The same of the activations `rows` `[samples, width]`, which are let go as soon as they can be: at
+    /// 2B they are 70 MiB.
     pub(super) fn of_rows(
-        rows: &[f32],
+        rows: Vec<f32>,
         width: usize,
         (input, grid): (&str, IntGrid),
         (budget, threads): (usize, usize),
     ) -> Self {
-        let (fit, held) = parted(rows, width);
+        let (fit, held) = parted(&rows, width);
+        drop(rows);
         let x = Activations::from_rows(&fit, width);
         let count = x.samples as f64;
         let importance: Vec<f32> = x.energy().iter().map(|sum| (sum / count) as f32).collect();
@@ -167,7 +169,9 @@ fn fitted(
         return vec![(Way::Weighted, None)];
     }
     let order = x.order();
-    let x = x.reordered(&order);
+    let sorted = x.reordered(&order);
+    drop(x);
+    let x = sorted;
     let packed = Packed::new(&x, block_of(x.inputs(), grid.group));
     let fit = |way: &Way| match *way {
         Way::Weighted => (*way, None),
@@ -252,13 +256,13 @@ mod tests {
         let (width, grid) = (128, Scheme::Int4G32.grid().unwrap());
         let rounder = Rounder { grid, clips: CLIPS };
         let all = related(400, width);
-        let trial = Trial::of_rows(&all, width, ("x", grid), (WAYS.len(), 2));
+        let trial = Trial::of_rows(all, width, ("x", grid), (WAYS.len(), 2));
         let mut costs = vec![0.0; WAYS.len()];
         trial.add_costs(&noise(8, 24 * width), rounder, &mut costs).unwrap();
         let weighted = costs[1];
         assert!(costs[0] < 0.3 * weighted && costs[2] < 0.3 * weighted, "{costs:?}");
         // Unrelated inputs: nothing to make up for, and little activation to learn noise from.
-        let trial = Trial::of_rows(&noise(5, 40 * width), width, ("x", grid), (WAYS.len(), 2));
+        let trial = Trial::of_rows(noise(5, 40 * width), width, ("x", grid), (WAYS.len(), 2));
         let mut costs = vec![0.0; WAYS.len()];
         trial.add_costs(&noise(8, 24 * width), rounder, &mut costs).unwrap();
         assert!(costs[1] < costs[2], "{costs:?}");
@@ -268,7 +272,7 @@ mod tests {
     fn groups_stay_as_they_lie() {
         let (width, grid) = (96, Scheme::Int4G32.grid().unwrap());
         let rounder = Rounder { grid, clips: CLIPS };
-        let trial = Trial::of_rows(&related(64, width), width, ("x", grid), (1, 1));
+        let trial = Trial::of_rows(related(64, width), width, ("x", grid), (1, 1));
         let rows = noise(6, 3 * width);
         let feedback = trial.ways[0].1.as_ref().unwrap();
         let (mut out, values) = (Rounded::default(), feedback.rounded(&rows, rounder).unwrap());

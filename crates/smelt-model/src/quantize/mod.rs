@@ -102,7 +102,7 @@ impl Method {
 }
 
 /// Ways that [`Method::Best`] tries where nothing else is said, and at most.
-pub const BUDGET: usize = 3;
+pub const BUDGET: usize = 2;
 /// See [`BUDGET`].
 pub const BUDGET_MAX: usize = best::WAYS.len();
 

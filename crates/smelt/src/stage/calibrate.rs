@@ -56,6 +56,10 @@ impl Turn {
     }
 }
 
+/// The most tokens of the built-in texts that are run: twice as many taught a decoder of 135M no more, and
+/// take twice the work.
+const BUILT_IN_TOKENS_MAX: usize = 8192;
+
 /// What stands for a picture's embeddings.
 const IMAGE_TOKEN: &str = "<IMG_CONTEXT>";
 
@@ -155,11 +159,23 @@ pub(crate) fn watch(
         }
         all.push(Prompt { tokens, image: None });
     }
+    if !is_given {
+        all = thinned(all, BUILT_IN_TOKENS_MAX);
+    }
     let seen = seen(checkpoint, &tokenizer, asked, is_given, progress)?;
     all.extend(seen.into_iter().filter(|prompt| is_given || prompt.tokens.len() <= positions));
     let prompts: Vec<reference::Prompt<'_>> = all.iter().map(Prompt::of_reference).collect();
     let options = Options { rows: asked.rows, prompts: source };
     calibrate(checkpoint, &prompts, options, out, progress).map_err(Failed::model)
+}
+
+/// As many of `prompts`, spread evenly over them, as have about `tokens_max` tokens together; all of them
+/// where they have no more.
+fn thinned(prompts: Vec<Prompt>, tokens_max: usize) -> Vec<Prompt> {
+    let total: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    let share = |n: usize| n * tokens_max / total.max(tokens_max);
+    let numbered = prompts.into_iter().enumerate();
+    numbered.filter(|(n, _)| share(n + 1) > share(*n)).map(|(_, prompt)| prompt).collect()
 }
 
 impl Prompt {
@@ -282,6 +298,19 @@ fn seen(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prompts_are_thinned_evenly() {
+        let prompts = |count: usize| -> Vec<Prompt> {
+            (0..count).map(|n| Prompt { tokens: vec![n as u32; 100], image: None }).collect()
+        };
+        let first = |prompts: Vec<Prompt>| -> Vec<u32> {
+            prompts.iter().map(|prompt| prompt.tokens[0]).collect()
+        };
+        assert_eq!(first(thinned(prompts(8), 400)), [1, 3, 5, 7]);
+        assert_eq!(first(thinned(prompts(3), 300)), [0, 1, 2]);
+        assert_eq!(first(thinned(prompts(3), 9000)), [0, 1, 2]);
+    }
 
     #[test]
     fn conversations_have_the_marks_of_the_model() {

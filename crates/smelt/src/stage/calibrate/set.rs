@@ -1,7 +1,7 @@
 //! Holds the texts and pictures that a model is calibrated with where nobody gives others.
 //!
 //! Prose, code, tables and conversations in twenty languages, and pictures with a question and an answer
-//! each: about 15,000 tokens, written and drawn for this purpose.  Decides nothing.
+//! each, written and drawn for this purpose.  Decides nothing.
 
 use super::Turn;
 
