@@ -17,8 +17,8 @@ use crate::families::internvl3::InternVl3;
 use crate::foreign::{Expected, recognise};
 use crate::model::{Layout, Model, Part, Vision};
 use crate::packed::form::BlockForm;
-use crate::packed::gguf::Gguf;
 use crate::packed::gguf::names::LAYOUT as GGUF_LAYOUT;
+use crate::packed::gguf::{self, Gguf, SideFile};
 use crate::packed::quantization::Quantization;
 use crate::safetensors::{SafetensorsError, Shards, Tensor};
 use crate::scheme::{self, Mark, Scheme};
@@ -110,8 +110,8 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens the checkpoint in `dir`: an original one, one that AWQ, GPTQ or compressed-tensors
-    /// quantised, one that [`quantize`](crate::quantize::quantize) wrote, or a GGUF file (its path,
-    /// or that of a directory that holds it and no configuration).
+    /// quantised, one that [`quantize`](crate::quantize::quantize) wrote, or a GGUF file (its path, or that
+    /// of a directory that holds it, all parts of it where it is split, and no other weights).
     ///
     /// # Errors
     /// [`CheckpointError`] naming the file and the field or tensor that is wrong.
@@ -185,6 +185,18 @@ impl Checkpoint {
     /// The text of the configuration; for a GGUF file, one made of its metadata.
     pub fn config(&self) -> &str {
         &self.config
+    }
+
+    /// What a GGUF file holds of what other checkpoints have beside their weights: the files of its
+    /// tokenizer and chat template.  A file that lies beside it counts instead.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Gguf`] naming the entry that is missing, wrong or not read.
+    pub fn made_files(&self) -> Result<Vec<SideFile>, CheckpointError> {
+        if !matches!(self.packing, Packing::Gguf(..)) {
+            return Ok(Vec::new());
+        }
+        Ok(gguf::side_files(&self.path, &|name| !self.dir.join(name).exists())?)
     }
 
     /// What the user should know of the weights, a line each.
@@ -658,18 +670,24 @@ fn packing_of(text: &str, path: &Path) -> Result<Packing, CheckpointError> {
     Ok(quantization.map_or(Packing::Floats, Packing::Foreign))
 }
 
-/// The GGUF file that `path` means: itself, or the only one of a directory without a configuration.
+/// The GGUF file that `path` means: itself, or the only one of a directory without other weights, of which
+/// a split one is its first part.
 fn gguf_file(path: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     let is_gguf = |path: &Path| path.extension().is_some_and(|ending| ending == "gguf");
     if path.is_file() {
         return Ok(is_gguf(path).then(|| path.to_owned()));
     }
-    let Some(entries) = fs::read_dir(path).ok().filter(|_| !path.join(CONFIG_FILE).exists()) else {
+    let has = |name: &str| path.join(name).exists();
+    let is_other = has(CONFIG_FILE) && (has(WEIGHTS_FILE) || has(INDEX_FILE));
+    let Some(entries) = fs::read_dir(path).ok().filter(|_| !is_other) else {
         return Ok(None);
     };
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.retain(|file| is_gguf(file));
     files.sort();
+    if let Some(first) = gguf::split::first_of(&files) {
+        return Ok(Some(first.clone()));
+    }
     if let [first, second, ..] = files.as_slice() {
         let name = |file: &Path| file.file_name().unwrap_or_default().to_string_lossy().into();
         let (dir, first, second) = (path.into(), name(first), name(second));

@@ -40,7 +40,7 @@ use gptq::{Activations, Feedback};
 use group::{CLIPS, Rounder, UNCLIPPED};
 use layer::{Changes, Source};
 use report::Draft;
-pub(crate) use side_files::copy_side_files;
+pub(crate) use side_files::{copy_side_files, write_made_files};
 use targets::{Target, targets};
 use tensor::{Change, Choice};
 
@@ -266,6 +266,7 @@ pub fn quantize(
     fs::create_dir_all(out_dir).map_err(failed(out_dir))?;
     refuse_same_directory(ckpt.dir(), out_dir)?;
     copy_side_files(ckpt.dir(), out_dir)?;
+    write_made_files(ckpt, out_dir)?;
     write(&out_dir.join(CONFIG_FILE), ckpt.config())?;
     let mark = options.mark();
     write(&out_dir.join(scheme::MARK_FILE), &mark.text())?;

@@ -12,7 +12,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{QuantizeError, failed};
-use crate::checkpoint::{CONFIG_FILE, CheckpointError, JSON_BYTES_MAX};
+use crate::checkpoint::{CONFIG_FILE, Checkpoint, CheckpointError, JSON_BYTES_MAX};
 
 /// The side files copied if they are there.
 const SIDE_FILES: [&str; 14] = [
@@ -55,6 +55,15 @@ pub(crate) fn copy_side_files(from: &Path, to: &Path) -> Result<(), QuantizeErro
         if source.exists() {
             copy_file(&source, &to.join(name))?;
         }
+    }
+    Ok(())
+}
+
+/// Writes what a GGUF file holds of such files.
+pub(crate) fn write_made_files(from: &Checkpoint, to: &Path) -> Result<(), QuantizeError> {
+    for file in from.made_files()? {
+        let path = to.join(file.name);
+        fs::write(&path, file.text).map_err(failed(&path))?;
     }
     Ok(())
 }

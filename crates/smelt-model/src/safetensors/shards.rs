@@ -132,9 +132,9 @@ impl Shards {
         Ok(Self { path: path.into(), readers: vec![Reader::open(path)?] })
     }
 
-    /// Takes an open file as the only one.
-    pub(crate) fn of_reader(reader: Reader) -> Self {
-        Self { path: reader.path().into(), readers: vec![reader] }
+    /// Takes open files, the one at `path` the first of them, that share no tensor.
+    pub(crate) fn of_readers(path: &Path, readers: Vec<Reader>) -> Self {
+        Self { path: path.into(), readers }
     }
 
     /// Opens every file that the index at `path` names.

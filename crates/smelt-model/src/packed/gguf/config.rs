@@ -206,7 +206,7 @@ impl Keys<'_> {
     }
 }
 
-fn bad(header: &Header, key: &str, expected: &str) -> GgufLie {
+pub(super) fn bad(header: &Header, key: &str, expected: &str) -> GgufLie {
     let found = match header.entries.get(key) {
         None => "missing".to_owned(),
         Some(Entry::Text(text)) => Value::from(text.as_str()).to_string(),
@@ -214,6 +214,8 @@ fn bad(header: &Header, key: &str, expected: &str) -> GgufLie {
         Some(Entry::Float(number)) => number.to_string(),
         Some(Entry::Bool(value)) => value.to_string(),
         Some(Entry::Array(length)) => format!("an array of {length}"),
+        Some(Entry::Texts(texts)) => format!("an array of {}", texts.len()),
+        Some(Entry::Numbers(numbers)) => format!("an array of {}", numbers.len()),
     };
     GgufLie::BadEntry { key: key.to_owned(), found, expected: expected.to_owned() }
 }

@@ -1,12 +1,12 @@
 //! Parses the tables of a GGUF file and finds every way in which they can lie.
 //!
-//! Magic, counts, metadata and tensor infos are read front to back; values that nobody asks for
-//! (a tokenizer's arrays) are stepped over.  Every length is held against what is left of the file
+//! Magic, counts, metadata and tensor infos are read front to back; arrays are stepped over, unless a
+//! tokenizer's are asked for.  Every length is held against what is left of the file
 //! before anything is read or kept, so a lie costs no memory.  Knows nothing of models.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek as _};
 
 use super::blocks::{Kind, READ};
 use crate::safetensors::{RANK_MAX, Tensor};
@@ -28,6 +28,16 @@ const TEXT_BYTES_MAX: u64 = 1 << 20;
 
 /// The longest name of a tensor: ggml's own limit is 64.
 const NAME_BYTES_MAX: u64 = 4096;
+
+/// The most items of a tokenizer's array: the largest published vocabularies have 262,144 words and 514,906
+/// merges.
+const ITEMS_MAX: u64 = 1 << 21;
+
+/// The most bytes of all texts of a tokenizer: the largest published ones have some 10 MB.
+const WORD_BYTES_MAX: u64 = 128 << 20;
+
+/// What the keys of a tokenizer's entries begin with.
+const TOKENIZER: &str = "tokenizer.";
 
 /// The data's alignment where the metadata names none.
 const ALIGNMENT_DEFAULT: u64 = 32;
@@ -101,6 +111,32 @@ pub enum GgufLie {
         found: String,
         /// What it may be.
         expected: String,
+    },
+    /// A part of a split file that is not the first.
+    #[error("it is part {number} of {count}; name the first, {first}")]
+    NotFirst {
+        /// Which one.
+        number: u64,
+        /// Of how many.
+        count: u64,
+        /// The name of the first.
+        first: String,
+    },
+    /// A part whose name does not tell where the others are.
+    #[error("it is part {number} of {count}, so its name must end in {suffix}")]
+    PartName {
+        /// Which one.
+        number: u64,
+        /// Of how many.
+        count: u64,
+        /// The end of its name.
+        suffix: String,
+    },
+    /// A part is not there.
+    #[error("its part {file} is missing; fetch it again")]
+    MissingPart {
+        /// The file.
+        file: String,
     },
     /// A type of elements that is not read.
     #[error("tensor {tensor} is {found}, which is not read; {READ} are: use a file of these")]
@@ -179,6 +215,10 @@ pub(crate) enum Entry {
     Text(String),
     /// An array, of which the length alone is kept.
     Array(u64),
+    /// An array of texts that was asked for.
+    Texts(Vec<String>),
+    /// An array of numbers that was asked for; all that a tokenizer has fit.
+    Numbers(Vec<f64>),
 }
 
 /// The tables of a file.
@@ -212,15 +252,44 @@ impl From<GgufLie> for Stop {
 impl Header {
     /// Reads the tables of `file`; the outer error is the system's, the inner one the file's.
     pub(crate) fn read(file: &File) -> io::Result<Result<Self, GgufLie>> {
+        Self::read_with(file, false)
+    }
+
+    /// The same with the arrays of its tokenizer.
+    pub(crate) fn read_with_words(file: &File) -> io::Result<Result<Self, GgufLie>> {
+        Self::read_with(file, true)
+    }
+
+    fn read_with(file: &File, keeps_words: bool) -> io::Result<Result<Self, GgufLie>> {
         let facts = file.metadata()?;
         if !facts.is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
-        let mut scan = Scan { reader: BufReader::new(file), at: 0, end: facts.len() };
+        // From its beginning, whoever read it before.
+        let mut file = file;
+        file.rewind()?;
+        let (reader, end, left) = (BufReader::new(file), facts.len(), WORD_BYTES_MAX);
+        let mut scan = Scan { reader, at: 0, end, keeps_words, word_bytes_left: left };
         match scan.header() {
             Ok(header) => Ok(Ok(header)),
             Err(Stop::Lie(lie)) => Ok(Err(lie)),
             Err(Stop::System(error)) => Err(error),
+        }
+    }
+
+    /// The whole number of entry `key`.
+    pub(crate) fn integer(&self, key: &str) -> Option<u64> {
+        match self.entries.get(key) {
+            Some(Entry::Integer(found)) => u64::try_from(*found).ok(),
+            _ => None,
+        }
+    }
+
+    /// The flag of entry `key`.
+    pub(crate) fn flag(&self, key: &str) -> Option<bool> {
+        match self.entries.get(key) {
+            Some(Entry::Bool(found)) => Some(*found),
+            _ => None,
         }
     }
 
@@ -238,6 +307,10 @@ struct Scan<R> {
     reader: R,
     at: u64,
     end: u64,
+    /// Whether the arrays of a tokenizer are kept.
+    keeps_words: bool,
+    /// Bytes that their texts may still have.
+    word_bytes_left: u64,
 }
 
 /// A tensor's row of the table.
@@ -296,12 +369,48 @@ impl<R: Read> Scan<R> {
             6 => Entry::Float(shortest(f32::from_le_bytes(self.bytes(key)?))),
             7 => Entry::Bool(self.bytes::<1>(key)?[0] != 0),
             8 => Entry::Text(self.text(key, TEXT_BYTES_MAX)?),
+            9 if self.keeps_words && key.starts_with(TOKENIZER) => self.array(key)?,
             9 => Entry::Array(self.skip_array(key)?),
             10 => Entry::Integer(u64::from_le_bytes(self.bytes(key)?).into()),
             11 => Entry::Integer(i64::from_le_bytes(self.bytes(key)?).into()),
             12 => Entry::Float(f64::from_le_bytes(self.bytes(key)?)),
             found => return Err(GgufLie::UnknownType { key: key.to_owned(), found }.into()),
         })
+    }
+
+    /// An array of texts or numbers.
+    fn array(&mut self, key: &str) -> Checked<Entry> {
+        let kind = u32::from_le_bytes(self.bytes(key)?);
+        let count = self.count(key, ITEMS_MAX)?;
+        if kind == 9 {
+            return Err(GgufLie::NestedArray { key: key.to_owned() }.into());
+        }
+        if kind == 8 {
+            self.room(count.saturating_mul(8), key)?;
+            let texts = (0..count).map(|_| self.word(key)).collect::<Checked<Vec<_>>>()?;
+            return Ok(Entry::Texts(texts));
+        }
+        self.room(count, key)?;
+        let number = |_| match self.value(key, kind)? {
+            Entry::Integer(number) => Ok(number as f64),
+            Entry::Float(number) => Ok(number),
+            Entry::Bool(is) => Ok(f64::from(u8::from(is))),
+            Entry::Text(_) | Entry::Array(_) | Entry::Texts(_) | Entry::Numbers(_) => {
+                unreachable!("other types were told apart before")
+            }
+        };
+        Ok(Entry::Numbers((0..count).map(number).collect::<Checked<Vec<_>>>()?))
+    }
+
+    /// A text of a tokenizer's array.
+    fn word(&mut self, key: &str) -> Checked<String> {
+        let text = self.text(key, NAME_BYTES_MAX)?;
+        let left = self.word_bytes_left.checked_sub(text.len() as u64);
+        let found = WORD_BYTES_MAX + 1;
+        let place = || format!("the texts of {key} together");
+        self.word_bytes_left =
+            left.ok_or_else(|| GgufLie::TooMany { place: place(), found, max: WORD_BYTES_MAX })?;
+        Ok(text)
     }
 
     /// Steps over an array; gives its length.

@@ -1,8 +1,9 @@
-//! Reads GGUF files: llama.cpp's one file of configuration and weights.
+//! Reads GGUF files: llama.cpp's one file of configuration, tokenizer and weights, or several parts of one.
 //!
 //! `header` parses and checks the file's tables, `config` makes a configuration of the metadata,
-//! `names` maps the tensors, `blocks` takes the quantised ones apart.  A `Gguf` is an open file.
-//! Knows nothing of how a checkpoint uses it.  The tokenizer in the metadata is not read.
+//! `tokenizer` the files of a tokenizer, `names` maps the tensors, `blocks` takes the quantised ones apart,
+//! `split` finds the parts of a file.  A `Gguf` is an open file.
+//! Knows nothing of how a checkpoint uses it.
 //!
 //! Source of the format: `docs/gguf.md` of <https://github.com/ggml-org/ggml>.
 
@@ -10,8 +11,10 @@ pub(crate) mod blocks;
 pub(crate) mod config;
 mod header;
 pub(crate) mod names;
+pub(crate) mod split;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tokenizer;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,6 +23,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 pub use header::GgufLie;
+pub use tokenizer::SideFile;
 
 use crate::dtype::Dtype;
 use crate::safetensors::{Reader, Shards, Tensor};
@@ -59,21 +63,28 @@ pub(crate) struct Gguf {
 }
 
 impl Gguf {
-    /// Opens the file at `path`; its tensors' bytes are served by the second of the pair.
+    /// Opens the file at `path`, and the other parts where it is the first of several; their tensors' bytes
+    /// are served by the second of the pair.
     ///
     /// # Errors
     /// [`GgufError`] naming the file and what is wrong with it.
     pub(crate) fn open(path: &Path) -> Result<(Self, Shards), GgufError> {
-        let failed = |source| GgufError::Io { path: path.into(), source };
         let lies = |lie| GgufError::Lie { path: path.into(), lie };
-        let file = File::open(path).map_err(failed)?;
-        let header = Header::read(&file).map_err(failed)?.map_err(lies)?;
-        let factors = factors(&file, &header).map_err(failed)?;
-        let config = config::of(&header, factors.as_deref()).map_err(lies)?;
-        let is_interleaved = header.text("general.architecture") == Some("llama");
-        let Header { data_start, tensors, kinds, .. } = header;
-        let reader = Reader::of_ranges(path, file, data_start, tensors);
-        Ok((Self { kinds, config, is_interleaved }, Shards::of_reader(reader)))
+        let parts = parts(path)?;
+        let factors = parts.iter().find_map(|part| factors(part).transpose()).transpose()?;
+        let tensors = parts.iter().flat_map(|part| part.header.tensors.iter().cloned()).collect();
+        let kinds = parts.iter().flat_map(|part| part.header.kinds.clone()).collect();
+        let Some(first) = parts.first() else { unreachable!("a file is a part of itself") };
+        let (entries, data_start) = (first.header.entries.clone(), first.header.data_start);
+        let whole = Header { entries, data_start, tensors, kinds };
+        let config = config::of(&whole, factors.as_deref()).map_err(lies)?;
+        let is_interleaved = whole.text("general.architecture") == Some("llama");
+        let reader = |Part { path, file, header }: Part| {
+            Reader::of_ranges(&path, file, header.data_start, header.tensors)
+        };
+        let readers = parts.into_iter().map(reader).collect();
+        let gguf = Self { kinds: whole.kinds, config, is_interleaved };
+        Ok((gguf, Shards::of_readers(path, readers)))
     }
 
     /// The interleaved head width of the rows of `tensor`, if it is one whose rows are.
@@ -86,8 +97,9 @@ impl Gguf {
 /// The longest table of rotary factors: those of a head of 8192.
 const FACTOR_BYTES_MAX: u64 = 16 << 10;
 
-/// The rotary factors of the file, if it has some.
-fn factors(file: &File, header: &Header) -> io::Result<Option<Vec<f32>>> {
+/// The rotary factors of a file, if it has some.
+fn factors(part: &Part) -> Result<Option<Vec<f32>>, GgufError> {
+    let Part { path, file, header } = part;
     let is_one = |tensor: &&Tensor| {
         tensor.name == config::ROPE_FACTORS
             && tensor.dtype == Dtype::F32
@@ -95,6 +107,59 @@ fn factors(file: &File, header: &Header) -> io::Result<Option<Vec<f32>>> {
     };
     let Some(tensor) = header.tensors.iter().find(is_one) else { return Ok(None) };
     let mut bytes = vec![0; tensor.size_bytes() as usize];
-    file.read_exact_at(&mut bytes, header.data_start + tensor.start())?;
+    file.read_exact_at(&mut bytes, header.data_start + tensor.start())
+        .map_err(|source| GgufError::Io { path: path.clone(), source })?;
     Ok(Some(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
+}
+
+/// The files of a tokenizer that the metadata of the file at `path` stands for, those that are `wanted`.
+///
+/// # Errors
+/// [`GgufError`] naming the entry that is missing, wrong or not read.
+pub(crate) fn side_files(
+    path: &Path,
+    wanted: &dyn Fn(&str) -> bool,
+) -> Result<Vec<SideFile>, GgufError> {
+    let failed = |source| GgufError::Io { path: path.into(), source };
+    let lies = |lie| GgufError::Lie { path: path.into(), lie };
+    let file = File::open(path).map_err(failed)?;
+    let header = Header::read_with_words(&file).map_err(failed)?.map_err(lies)?;
+    tokenizer::files(&header, wanted).map_err(lies)
+}
+
+/// One of the files of a GGUF.
+struct Part {
+    path: PathBuf,
+    file: File,
+    header: Header,
+}
+
+impl Part {
+    fn open(path: &Path) -> Result<Self, GgufError> {
+        let failed = |source| GgufError::Io { path: path.into(), source };
+        let lies = |lie| GgufError::Lie { path: path.into(), lie };
+        let file = File::open(path).map_err(failed)?;
+        let header = Header::read(&file).map_err(failed)?.map_err(lies)?;
+        Ok(Self { path: path.into(), file, header })
+    }
+}
+
+/// The file at `path` with the other parts of it, if there are some.
+fn parts(path: &Path) -> Result<Vec<Part>, GgufError> {
+    let lies = |lie| GgufError::Lie { path: path.into(), lie };
+    let first = Part::open(path)?;
+    let others = split::others(path, &first.header).map_err(lies)?;
+    let mut parts = vec![first];
+    for (number, other) in (1..).zip(others) {
+        if !other.exists() {
+            let file = other.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Err(lies(GgufLie::MissingPart { file }));
+        }
+        let part = Part::open(&other)?;
+        split::check(&part.header, number)
+            .map_err(|lie| GgufError::Lie { path: other.clone(), lie })?;
+        parts.push(part);
+    }
+    split::check_all(&parts.iter().map(|part| &part.header).collect::<Vec<_>>()).map_err(lies)?;
+    Ok(parts)
 }

@@ -19,7 +19,7 @@ use half::f16;
 use super::words::{Along, Runs, WordLayout};
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, CheckpointError, WEIGHTS_FILE};
 use crate::dtype::Dtype;
-use crate::quantize::{QuantizeError, copy_side_files};
+use crate::quantize::{QuantizeError, copy_side_files, write_made_files};
 use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 use plan::{Item, Make, plan};
 
@@ -142,6 +142,7 @@ pub fn write(
     let config = description::config(&plan, whole, format);
     fs::create_dir_all(out_dir).map_err(failed(out_dir))?;
     copy_side_files(whole.dir(), out_dir)?;
+    write_made_files(whole, out_dir)?;
     let path = out_dir.join(CONFIG_FILE);
     fs::write(&path, config).map_err(failed(&path))?;
     let specs: Vec<TensorSpec> = plan.items.iter().map(|item| item.spec.clone()).collect();
