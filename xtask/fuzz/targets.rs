@@ -105,6 +105,7 @@ pub(crate) fn pipeline(data: &[u8]) {
     let Ok(pipeline) = Pipeline::parse("p.toml", text, &Overrides::default()) else { return };
     let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
     let hub = HubPin {
+        file: None,
         repo: "a/b".to_owned(),
         revision: "main".to_owned(),
         commit: "0".repeat(40),

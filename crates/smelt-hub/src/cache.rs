@@ -8,6 +8,7 @@
 //! models--ORG--NAME/snapshots/<commit>/<file> a link to a blob
 //! models--ORG--NAME/trees/<commit>.json       the commit's files, as Python was told of them
 //! models--ORG--NAME/smelt/<commit>/<file>     the same, of the files that we read and no others
+//! models--ORG--NAME/smelt/<commit>.<GGUF>/…   the same, where one GGUF file of several is meant
 //! .locks/models--ORG--NAME/<hash>.lock        flock: held while that blob is fetched
 //! ```
 
@@ -23,7 +24,7 @@ use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
 use super::error::{HubError, fault};
-use super::name::{Commit, Repo, Revision, is_hex};
+use super::name::{Commit, FileName, Repo, Revision, is_hex};
 use super::select::{is_code, is_weights, select};
 
 /// Bytes read, hashed and written at a time.
@@ -120,9 +121,11 @@ impl Folder {
         self.root.join("snapshots").join(commit.as_str())
     }
 
-    /// What we read of a commit: Python may add files to a snapshot, but not here.
-    pub(super) fn view(&self, commit: &Commit) -> PathBuf {
-        self.root.join("smelt").join(commit.as_str())
+    /// What we read of a commit, of one GGUF file where that is named: Python may add files to a snapshot,
+    /// but not here.
+    pub(super) fn view(&self, commit: &Commit, file: Option<&FileName>) -> PathBuf {
+        let file = file.map(|file| format!(".{}", file.in_path()));
+        self.root.join("smelt").join(format!("{commit}{}", file.unwrap_or_default()))
     }
 
     pub(super) fn blob(&self, hash: &Hash) -> PathBuf {
@@ -135,7 +138,7 @@ impl Folder {
 
     /// Makes the directories that a download writes to.
     pub(super) fn create(&self, commit: &Commit) -> Result<(), HubError> {
-        let dirs = [self.root.join("blobs"), self.snapshot(commit), self.view(commit)];
+        let dirs = [self.root.join("blobs"), self.snapshot(commit)];
         for dir in dirs.into_iter().chain([self.locks.clone()]) {
             fs::create_dir_all(&dir).map_err(fault("create", &dir))?;
         }
@@ -179,27 +182,38 @@ impl Folder {
         if path == blob { Ok(()) } else { self.relink(&path, blob) }
     }
 
-    /// Makes the view of the commit hold links to these files and nothing else.
-    pub(super) fn show(&self, commit: &Commit, files: &[Kept]) -> Result<PathBuf, HubError> {
-        let view = self.view(commit);
+    /// Makes the view of the commit hold links to these files and nothing else; whatever folders they lie
+    /// in, they lie beside each other here.
+    pub(super) fn show(
+        &self,
+        commit: &Commit,
+        file: Option<&FileName>,
+        files: &[Kept],
+    ) -> Result<PathBuf, HubError> {
+        let view = self.view(commit, file);
         fs::create_dir_all(&view).map_err(fault("create", &view))?;
         for entry in fs::read_dir(&view).map_err(fault("list", &view))? {
             let path = entry.map_err(fault("list", &view))?.path();
-            if !files.iter().any(|file| path.ends_with(&file.name)) {
+            if !files.iter().any(|file| path.ends_with(file.base())) {
                 fs::remove_file(&path).map_err(fault("remove", &path))?;
             }
         }
         for file in files {
-            self.relink(&view.join(&file.name), &file.path)?;
+            self.relink(&view.join(file.base()), &file.path)?;
         }
         File::open(&view).and_then(|dir| dir.sync_all()).map_err(fault("sync", &view))?;
         Ok(view)
     }
 
-    /// Makes `path`, two folders below the root, a relative link to `to`, so that the cache can
+    /// Makes `path`, some folders below the root, a relative link to `to`, so that the cache can
     /// be moved.  A link that is right is left alone: others may be reading through it.
     fn relink(&self, path: &Path, to: &Path) -> Result<(), HubError> {
-        let to = Path::new("../..").join(to.strip_prefix(&self.root).unwrap_or(to));
+        let folders = path.parent().and_then(|dir| dir.strip_prefix(&self.root).ok());
+        let up = "../".repeat(folders.map_or(0, |folders| folders.components().count()));
+        let to = Path::new(&up).join(to.strip_prefix(&self.root).unwrap_or(to));
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(fault("create", dir))?;
+        }
         let is_linked = || fs::read_link(path).is_ok_and(|now| now == to);
         if is_linked() {
             return Ok(());
@@ -250,13 +264,18 @@ impl Folder {
 
     /// What the snapshot holds of the files that we read, if nothing of them is known to be
     /// missing: of all that Python has listed, else of the weights that an index speaks of.
-    pub(super) fn complete(&self, commit: &Commit) -> Option<Vec<Kept>> {
+    pub(super) fn complete(&self, commit: &Commit, file: Option<&FileName>) -> Option<Vec<Kept>> {
         let dir = self.snapshot(commit);
-        let names = self.listed(commit).or_else(|| names_in(&dir))?;
+        let mut names = self.listed(commit).or_else(|| names_in(&dir))?;
+        // What lies in folders is not seen at the top.
+        let parts = file.map(FileName::parts).unwrap_or_default();
+        names.extend(parts.into_iter().filter(|part| size_of(&dir.join(part)).is_some()));
+        names.sort_unstable();
+        names.dedup();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let mut chosen = select(&names).ok()?;
+        let mut chosen = select(&names, file).ok()?;
         chosen.sort_unstable();
-        let shards = shards(&dir).unwrap_or_default();
+        let shards = shards(&dir).filter(|_| file.is_none()).unwrap_or_default();
         let has = |file: &str| size_of(&dir.join(file)).is_some();
         // Nothing here runs code; a cache without it serves all but those who open what is made.
         chosen.retain(|file| !is_code(file) || has(file));
@@ -302,6 +321,13 @@ pub(super) struct Kept {
     pub(super) path: PathBuf,
     /// `None` for one that was put there without a hash.
     pub(super) hash: Option<Hash>,
+}
+
+impl Kept {
+    /// Its name without folders.
+    fn base(&self) -> &str {
+        self.name.rsplit_once('/').map_or(&self.name, |(_, base)| base)
+    }
 }
 
 /// Makes a finished partial file the blob, for good.

@@ -11,7 +11,7 @@ use super::api::{Api, RemoteFile};
 use super::cache::{CHUNK_BYTES, Folder, Hash, Kept, publish, size_of};
 use super::error::{HubError, fault};
 use super::http::{Answer, Client, Failure, From, Patience};
-use super::name::{Commit, Repo};
+use super::name::{Commit, FileName, Repo};
 use super::select::{Unfit, is_weights, select};
 
 /// The hub's own limit for one file is 50 GB, of old 500.
@@ -28,6 +28,8 @@ pub(super) struct Job<'a> {
     pub(super) folder: &'a Folder,
     pub(super) repo: &'a Repo,
     pub(super) commit: &'a Commit,
+    /// The GGUF file that is meant, where one is named.
+    pub(super) file: Option<&'a FileName>,
 }
 
 /// A file whose hash and size are known.
@@ -85,7 +87,7 @@ impl Job<'_> {
 
     fn choose(&self, files: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, HubError> {
         let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
-        let chosen = select(&names).map_err(|unfit| self.unfit(unfit))?;
+        let chosen = select(&names, self.file).map_err(|unfit| self.unfit(unfit))?;
         let chosen: BTreeSet<String> = chosen.into_iter().map(str::to_owned).collect();
         Ok(files.into_iter().filter(|file| chosen.contains(&file.name)).collect())
     }
@@ -95,10 +97,12 @@ impl Job<'_> {
         match unfit {
             Unfit::NoWeights | Unfit::TooMany => HubError::NoCheckpoint { repo, commit },
             Unfit::Pickled(file) => HubError::Pickled { repo, file },
+            Unfit::NoFile(file) => HubError::NoFile { repo, commit, file },
             Unfit::ManyModels(files) => {
                 let count = files.len();
                 let shown = &files[..count.min(MODELS_SHOWN_MAX)];
-                HubError::ManyModels { repo, count, files: shown.join(", ") }
+                let first = files.first().cloned().unwrap_or_default();
+                HubError::ManyModels { repo, count, files: shown.join(", "), first }
             }
         }
     }

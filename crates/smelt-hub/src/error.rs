@@ -99,15 +99,19 @@ pub enum HubError {
         /// One of the files.
         file: String,
     },
-    /// The revision holds several models, and nothing says which is meant.
-    #[error("{repo} holds {count} GGUF models ({files}); download the one you want and use path:")]
+    /// The revision holds several models, and nothing says which is meant.  Parts of one model count each.
+    #[error(
+        "{repo} holds {count} GGUF models ({files}); name one of them, as in hf:{repo}:{first}"
+    )]
     ManyModels {
         /// The repository.
         repo: String,
         /// How many.
         count: usize,
-        /// The first of them.
+        /// The first of them, in words.
         files: String,
+        /// One of them.
+        first: String,
     },
     /// A file in the cache is not what its name says, and cannot be fetched again.
     #[error(

@@ -21,7 +21,7 @@ use cache::{Folder, Kept};
 use http::Client;
 
 pub use error::HubError;
-pub use name::{Address, Commit, Repo, Revision};
+pub use name::{Address, Commit, FileName, Repo, Revision};
 pub use settings::{Settings, Token};
 
 /// Why the hub is not asked when `HF_HUB_OFFLINE` forbids it.
@@ -88,7 +88,7 @@ impl Hub {
     /// The commit that an address names: as the hub says, or, where it is not to be asked or does
     /// not answer, as the cache remembers.  Downloads nothing and writes nothing.
     pub fn resolve(&self, address: &Address) -> Result<Resolved, HubError> {
-        let Address { repo, revision } = address;
+        let Address { repo, revision, .. } = address;
         let fresh = |commit| Resolved { commit, remembered: None };
         if let Some(commit) = revision.as_commit() {
             return Ok(fresh(commit));
@@ -129,8 +129,8 @@ impl Hub {
     }
 
     /// Where the files that a checkpoint is read from lie once they are here, and nothing else.
-    pub fn view(&self, repo: &Repo, commit: &Commit) -> PathBuf {
-        self.folder(repo).view(commit)
+    pub fn view(&self, address: &Address, commit: &Commit) -> PathBuf {
+        self.folder(&address.repo).view(commit, address.file.as_ref())
     }
 
     /// The text of a small file of `commit`, such as its configuration: what the cache has of it, else what
@@ -157,7 +157,7 @@ impl Hub {
     /// Lets the cache remember what an address was resolved to, if the commit is in the cache.
     pub fn note(&self, address: &Address, commit: &Commit) -> Result<(), HubError> {
         let folder = self.folder(&address.repo);
-        if folder.complete(commit).is_some() {
+        if folder.complete(commit, address.file.as_ref()).is_some() {
             folder.note(&address.revision, commit)?;
         }
         Ok(())
@@ -171,27 +171,27 @@ impl Hub {
         commit: &Commit,
         progress: &mut dyn FnMut(&Progress<'_>),
     ) -> Result<PathBuf, HubError> {
-        let repo = &address.repo;
+        let (repo, file) = (&address.repo, address.file.as_ref());
         let folder = self.folder(repo);
         let kept = if self.settings.is_offline {
             let what = || self.not_cached(format!("{repo} at commit {commit}"));
-            let kept = folder.complete(commit).ok_or_else(what)?;
+            let kept = folder.complete(commit, file).ok_or_else(what)?;
             check(repo, kept, OFFLINE, progress)?
         } else {
-            match self.listing_of(repo, commit, folder.complete(commit).is_some()) {
+            match self.listing_of(repo, commit, folder.complete(commit, file).is_some()) {
                 Ok(listing) => {
                     let (api, client) = (self.api(), &self.client);
-                    let job = download::Job { api, client, folder: &folder, repo, commit };
+                    let job = download::Job { api, client, folder: &folder, repo, commit, file };
                     job.run(listing.files, progress)?
                 }
                 Err(error @ HubError::Unreachable { .. }) => {
                     let why = error.to_string();
-                    check(repo, folder.complete(commit).ok_or(error)?, &why, progress)?
+                    check(repo, folder.complete(commit, file).ok_or(error)?, &why, progress)?
                 }
                 Err(error) => return Err(error),
             }
         };
-        let view = folder.show(commit, &kept)?;
+        let view = folder.show(commit, file, &kept)?;
         folder.note(&address.revision, commit)?;
         Ok(view)
     }

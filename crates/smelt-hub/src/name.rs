@@ -10,6 +10,10 @@ use super::error::HubError;
 const REPO_BYTES_MAX: usize = 96;
 /// Longer than any branch; keeps paths of refs below the system's limit.
 const REVISION_BYTES_MAX: usize = 128;
+/// The limit of file systems for one name.
+const FILE_BYTES_MAX: usize = 255;
+/// More parts than published models have; a process may hold 1024 files open.
+const PARTS_MAX: usize = 512;
 /// The branch that is meant when none is named.
 const MAIN: &str = "main";
 
@@ -25,27 +29,81 @@ pub struct Revision(String);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Commit(String);
 
-/// What follows `hf:` in a pipeline: `ORG/NAME[@REV]`.
+/// One GGUF file of a repository, with the folders it lies in: one of several models.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileName(String);
+
+/// What follows `hf:` in a pipeline: `ORG/NAME[@REV][:FILE]`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Address {
     /// The repository.
     pub repo: Repo,
     /// The revision, `main` where none is named.
     pub revision: Revision,
+    /// The GGUF file that is meant, where one is named.
+    pub file: Option<FileName>,
 }
 
 impl FromStr for Address {
     type Err = HubError;
 
     fn from_str(text: &str) -> Result<Self, HubError> {
-        let (repo, revision) = text.split_once('@').unwrap_or((text, MAIN));
-        Ok(Self { repo: repo.parse()?, revision: revision.parse()? })
+        let (rest, file) = match text.split_once(':') {
+            Some((rest, file)) => (rest, Some(file.parse()?)),
+            None => (text, None),
+        };
+        let (repo, revision) = rest.split_once('@').unwrap_or((rest, MAIN));
+        Ok(Self { repo: repo.parse()?, revision: revision.parse()?, file })
     }
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.repo, self.revision)
+        write!(f, "{}@{}", self.repo, self.revision)?;
+        self.file.as_ref().map_or(Ok(()), |file| write!(f, ":{file}"))
+    }
+}
+
+impl FromStr for FileName {
+    type Err = HubError;
+
+    fn from_str(text: &str) -> Result<Self, HubError> {
+        let bad = |why| Err(HubError::BadName { text: text.to_owned(), why });
+        if text.len() > FILE_BYTES_MAX {
+            return bad("the name of the file is longer than 255 bytes");
+        }
+        if !text.ends_with(".gguf") {
+            return bad("behind the colon goes one GGUF file of several, as in :model-Q4_K_M.gguf");
+        }
+        if !text.split('/').all(is_name) || text.contains("..") {
+            return bad("a file's name is of letters, digits, \"-\", \"_\", \"+\" and \".\"");
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl FileName {
+    /// The names of all parts of it, the first in front: `m-00001-of-00003.gguf` is the first of three.
+    /// Of a whole file its own.
+    pub(super) fn parts(&self) -> Vec<String> {
+        let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+        let count = || {
+            let (rest, count) = self.0.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+            let (stem, number) = rest.rsplit_once('-')?;
+            let count: usize = Some(count).filter(|text| is_number(text))?.parse().ok()?;
+            is_number(number).then_some((stem, count.min(PARTS_MAX)))
+        };
+        match count() {
+            Some((stem, count)) => {
+                (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect()
+            }
+            None => vec![self.0.clone()],
+        }
+    }
+
+    /// Its name in one piece, for a directory of the cache.
+    pub(super) fn in_path(&self) -> String {
+        self.0.replace('/', "+")
     }
 }
 
@@ -131,7 +189,7 @@ macro_rules! shown_as_text {
     )*};
 }
 
-shown_as_text!(Repo, Revision, Commit);
+shown_as_text!(Repo, Revision, Commit, FileName);
 
 /// Exactly `digits` lower-case hexadecimal digits.
 pub(super) fn is_hex(text: &str, digits: usize) -> bool {
@@ -168,6 +226,22 @@ mod tests {
         let commit = "0123456789012345678901234567890123456789";
         let address: Address = format!("a/b@{commit}").parse().unwrap();
         assert_eq!(address.revision.as_commit().unwrap().as_str(), commit);
+    }
+
+    #[test]
+    fn one_file_of_several_is_named_behind_a_colon() {
+        let address: Address = "a/b@v1:Q4_K_M/m-00002-of-00003.gguf".parse().unwrap();
+        assert_eq!(address.to_string(), "a/b@v1:Q4_K_M/m-00002-of-00003.gguf");
+        let file = address.file.unwrap();
+        assert_eq!(file.parts(), [1, 2, 3].map(|n| format!("Q4_K_M/m-{n:05}-of-00003.gguf")));
+        assert_eq!(file.in_path(), "Q4_K_M+m-00002-of-00003.gguf");
+        let address: Address = "a/b:m.Q8_0.gguf".parse().unwrap();
+        assert_eq!((address.revision.as_str(), address.file.unwrap().parts().len()), ("main", 1));
+        for text in
+            ["a/b:", "a/b:m.bin", "a/b:../m.gguf", "a/b:/m.gguf", "a/b:x/.m.gguf", "a/b:m.gguf@v1"]
+        {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Repositories hold the same weights several times over, as pickles, as ONNX, for other tools, and
 //! pictures besides.  Works on names alone; what the files hold is not known before they are here.
 
+use super::name::FileName;
+
 /// Longer than any shard's name; the system's limit is 255.
 const FILE_BYTES_MAX: usize = 200;
 /// More shards than the largest models have.
@@ -19,10 +21,19 @@ pub(super) enum Unfit {
     ManyModels(Vec<String>),
     /// More files than any model has.
     TooMany,
+    /// A file that was named, or a part of it, is not there.
+    NoFile(String),
 }
 
-/// Those of `names` that a checkpoint is read from, in their order.
-pub(super) fn select<'a>(names: &[&'a str]) -> Result<Vec<&'a str>, Unfit> {
+/// Those of `names` that a checkpoint is read from, in their order; of several GGUF files `file` with all
+/// of its parts.
+pub(super) fn select<'a>(
+    names: &[&'a str],
+    file: Option<&FileName>,
+) -> Result<Vec<&'a str>, Unfit> {
+    if let Some(file) = file {
+        return of_file(names, &file.parts());
+    }
     let wanted: Vec<&str> = names.iter().copied().filter(|name| is_wanted(name)).collect();
     if wanted.len() > FILES_MAX {
         return Err(Unfit::TooMany);
@@ -41,8 +52,32 @@ pub(super) fn select<'a>(names: &[&'a str]) -> Result<Vec<&'a str>, Unfit> {
         [] => Err(names.iter().find(|name| is_pickle(name)).map_or(Unfit::NoWeights, |name| {
             if tensors.is_empty() { Unfit::Pickled((*name).to_owned()) } else { Unfit::NoWeights }
         })),
+        several if is_one(several) => {
+            Ok(wanted.into_iter().filter(|name| !is_safetensors(name)).collect())
+        }
         several => Err(Unfit::ManyModels(several.iter().map(|&name| name.to_owned()).collect())),
     }
+}
+
+/// Whether these are all parts of one GGUF file.
+fn is_one(models: &[&str]) -> bool {
+    let parts = models.first().and_then(|first| first.parse::<FileName>().ok());
+    parts.is_some_and(|file| {
+        let parts = file.parts();
+        parts.len() == models.len() && parts.iter().all(|part| models.contains(&part.as_str()))
+    })
+}
+
+/// The parts of one GGUF file, and the small files at the top.
+fn of_file<'a>(names: &[&'a str], parts: &[String]) -> Result<Vec<&'a str>, Unfit> {
+    if let Some(missing) = parts.iter().find(|part| !names.contains(&part.as_str())) {
+        return Err(Unfit::NoFile(missing.clone()));
+    }
+    let is_small = |name: &str| {
+        is_wanted(name) && !is_weights(name) && !name.ends_with(".safetensors.index.json")
+    };
+    let is_part = |name: &str| parts.iter().any(|part| part == name);
+    Ok(names.iter().copied().filter(|name| is_part(name) || is_small(name)).collect())
 }
 
 /// Whether a checkpoint is read from files of this name: those at the top of a repository that
@@ -123,7 +158,7 @@ mod tests {
     #[test]
     fn one_model_of_several_forms() {
         let check = |names: &[&str], chosen: &[&str]| {
-            assert_eq!(select(names).as_deref(), Ok(chosen), "{names:?}");
+            assert_eq!(select(names, None).as_deref(), Ok(chosen), "{names:?}");
         };
         let plain = ["config.json", "model.safetensors"];
         check(&["README.md", "config.json", "model.safetensors", "a.bin", "onnx/m.onnx"], &plain);
@@ -132,12 +167,36 @@ mod tests {
         let alone = ["config.json", "consolidated.safetensors"];
         check(&alone, &alone);
         check(&["README.md", "m.Q8_0.gguf", "tokenizer.json"], &["m.Q8_0.gguf", "tokenizer.json"]);
+        let split = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
+        check(&split, &split);
+    }
+
+    #[test]
+    fn one_file_of_several_with_its_parts() {
+        let names = [
+            "README.md",
+            "config.json",
+            "m-Q8_0.gguf",
+            "big/m-00001-of-00002.gguf",
+            "big/m-00002-of-00002.gguf",
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "tokenizer.json",
+        ];
+        let of = |file: &str| select(&names, Some(&file.parse().unwrap()));
+        let one = ["config.json", "m-Q8_0.gguf", "tokenizer.json"];
+        assert_eq!(of("m-Q8_0.gguf").as_deref(), Ok(&one[..]));
+        let two = ["config.json", names[3], names[4], "tokenizer.json"];
+        assert_eq!(of("big/m-00001-of-00002.gguf").as_deref(), Ok(&two[..]));
+        assert_eq!(of("n.gguf"), Err(Unfit::NoFile("n.gguf".to_owned())));
+        let lacking = "m-00001-of-00001.gguf".to_owned();
+        assert_eq!(of(&lacking), Err(Unfit::NoFile(lacking)));
     }
 
     #[test]
     fn what_is_no_model_is_named() {
         let check =
-            |names: &[&str], unfit: Unfit| assert_eq!(select(names), Err(unfit), "{names:?}");
+            |names: &[&str], unfit: Unfit| assert_eq!(select(names, None), Err(unfit), "{names:?}");
         check(&[], Unfit::NoWeights);
         check(&["config.json"], Unfit::NoWeights);
         check(&["model.safetensors", "a.bin"], Unfit::NoWeights);

@@ -72,12 +72,15 @@ pub fn digest(domain: KeyDomain, recipe: &Recipe<'_>) -> Digest {
     hasher.finish()
 }
 
-/// Stands for a commit of a hub in keys: its files are not known before it is fetched, but they
+/// Stands for a commit of a hub in keys, or for one GGUF file of it: its files are not known before it is fetched, but they
 /// can never change.
-pub fn of_commit(repo: &str, commit: &str) -> Digest {
+pub fn of_commit(repo: &str, commit: &str, file: Option<&str>) -> Digest {
     let mut hasher = Hasher::new("smelt hub commit 1");
     hasher.field(format_args!("repo"), format_args!("{repo}"));
     hasher.field(format_args!("commit"), format_args!("{commit}"));
+    if let Some(file) = file {
+        hasher.field(format_args!("file"), format_args!("{file}"));
+    }
     hasher.finish()
 }
 

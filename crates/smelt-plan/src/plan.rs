@@ -47,6 +47,8 @@ pub struct HubPin {
     pub revision: String,
     /// The commit that it named.
     pub commit: String,
+    /// The one GGUF file of several that is meant, where one is named.
+    pub file: Option<String>,
     /// Where the commit's files lie once they are here; absolute.
     pub path: PathBuf,
 }
@@ -360,7 +362,7 @@ fn digests(inputs: &[Input], output: impl Fn(StageId) -> Digest) -> Vec<(&str, D
     let digest = |input: &Input| match &input.from {
         From::Stage(id) => output(*id),
         From::Path(pin) => pin.digest,
-        From::Hub(pin) => key::of_commit(&pin.repo, &pin.commit),
+        From::Hub(pin) => key::of_commit(&pin.repo, &pin.commit, pin.file.as_deref()),
     };
     inputs.iter().map(|input| (input.label.as_str(), digest(input))).collect()
 }

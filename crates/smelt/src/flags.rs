@@ -272,7 +272,7 @@ pub(crate) struct EmbedFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportFlags {
-    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
+    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV:FILE, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
     /// What to export
     #[arg(long, value_enum)]
@@ -329,7 +329,7 @@ pub(crate) enum FloatType {
 
 #[derive(Debug, Args)]
 pub(crate) struct CalibrateFlags {
-    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
+    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV:FILE, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
     /// A file of prompts, one a line; without it and pictures the built-in set is used
     #[arg(long, value_name = "FILE")]
@@ -347,7 +347,7 @@ pub(crate) struct CalibrateFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct QuantizeFlags {
-    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV, path:DIR, synthetic:NAME
+    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV:FILE, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
     /// none, int8 (per output channel), int8-g32, or int4-g32, -g64 or -g128, each int4 also -asym
     #[arg(long, value_parser = scheme)]

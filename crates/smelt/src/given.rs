@@ -20,7 +20,7 @@ pub(crate) struct Given {
     _scratch: Option<FreshDir>,
 }
 
-/// Opens `hf:ORG/NAME[@REV]`, `synthetic:NAME`, `path:DIR` or a plain directory.  What must be made
+/// Opens `hf:ORG/NAME[@REV][:FILE]`, `synthetic:NAME`, `path:DIR` or a plain directory.  What must be made
 /// is made beside `out`, and gone afterwards.
 pub(crate) fn open(name: &Path, out: &Path) -> Result<Given, Failed> {
     match name.to_str().and_then(|text| text.split_once(':')) {

@@ -19,6 +19,7 @@ pub(crate) fn exit_of(error: &HubError) -> Exit {
         HubError::BadName { .. }
         | HubError::NoRepo { .. }
         | HubError::NoRevision { .. }
+        | HubError::NoFile { .. }
         | HubError::NotAllowed { .. } => Exit::BadPipeline,
         HubError::NoCheckpoint { .. }
         | HubError::Pickled { .. }

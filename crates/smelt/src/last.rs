@@ -162,7 +162,10 @@ fn outside(store: &Store, stage: &Stage, fields: &[Field]) -> Vec<Outside> {
     let of = |(input, (field, _)): (&smelt_plan::plan::Input, &Field)| {
         let (what, files) = match &input.from {
             From::Stage(_) => return None,
-            From::Hub(pin) => (format!("hf:{} at commit {}", pin.repo, pin.commit), Vec::new()),
+            From::Hub(pin) => {
+                let file = pin.file.as_ref().map_or_else(String::new, |file| format!(":{file}"));
+                (format!("hf:{}{file} at commit {}", pin.repo, pin.commit), Vec::new())
+            }
             From::Path(pin) => (pin.path.display().to_string(), files(store, &pin.path)),
         };
         Some(Outside { field: field.clone(), what, files })

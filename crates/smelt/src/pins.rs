@@ -39,7 +39,7 @@ pub(crate) enum Ask<'a> {
 pub(crate) fn none(pipeline: &Pipeline) -> Pins {
     let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
     let [repo, revision, commit] = [const { String::new() }; 3];
-    let hub = HubPin { repo, revision, commit, path: PathBuf::new() };
+    let hub = HubPin { repo, revision, commit, file: None, path: PathBuf::new() };
     Pins {
         paths: pipeline.paths().into_iter().map(|path| (path.to_owned(), pin.clone())).collect(),
         hubs: pipeline.hubs().into_iter().map(|text| (text.to_owned(), hub.clone())).collect(),
@@ -147,12 +147,13 @@ fn hubs(
             None if matches!(ask, Ask::HubForRun(_)) => drop(hub.note(&address, &commit)),
             None => {}
         }
-        let path = hub.view(&address.repo, &commit);
+        let path = hub.view(&address, &commit);
         utf8(&path, "set HF_HOME to another directory")?;
-        let Address { repo, revision } = address;
+        let Address { repo, revision, file } = address;
+        let file = file.map(|file| file.as_str().to_owned());
         let [repo, revision, commit] = [repo.as_str(), revision.as_str(), commit.as_str()];
         let [repo, revision, commit] = [repo, revision, commit].map(str::to_owned);
-        pins.insert(text, HubPin { repo, revision, commit, path });
+        pins.insert(text, HubPin { repo, revision, commit, file, path });
     }
     Ok(pins)
 }

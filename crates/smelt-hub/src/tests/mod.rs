@@ -130,7 +130,7 @@ fn a_checkpoint_arrives_in_the_hubs_own_layout() {
     assert_eq!(last, (bytes, bytes));
     let root = world.dir.path().join("models--org--tiny-model");
     assert_eq!(dir, root.join("smelt").join(COMMIT));
-    assert_eq!(dir, world.hub().view(&address().repo, &commit()));
+    assert_eq!(dir, world.hub().view(&address(), &commit()));
     for dir in [&dir, &root.join("snapshots").join(COMMIT)] {
         world.check_content(dir);
         let link = fs::read_link(dir.join("model.safetensors")).unwrap();
@@ -348,7 +348,7 @@ fn wrong_bytes_are_fetched_once_more_and_then_refused() {
     assert_ne!(expected, found);
     assert_eq!(world.server.asked().iter().filter(|asked| asked.is_storage).count(), 2);
     assert!(!world.snapshot().join("model.safetensors").exists());
-    assert!(!world.hub().view(&address().repo, &commit()).join("config.json").exists());
+    assert!(!world.hub().view(&address(), &commit()).join("config.json").exists());
     assert_eq!(world.blobs(), [git(CONFIG)], "nothing wrong has a name");
 }
 
@@ -463,4 +463,50 @@ fn answers_of_something_else_are_refused() {
         state.files[0].0 = "another.gguf".to_owned();
     };
     check(two, "holds 2 GGUF models (another.gguf, model.gguf); download the one you want");
+}
+
+#[test]
+fn one_gguf_file_of_several_arrives_with_its_parts_and_the_small_files() {
+    let server = Server::start(&[
+        ("README.md", b"read me", false),
+        ("config.json", CONFIG, false),
+        ("m-Q4_0.gguf", b"other", true),
+        ("q8/m-00001-of-00002.gguf", b"first", true),
+        ("q8/m-00002-of-00002.gguf", b"second", true),
+        ("model.safetensors", b"floats", true),
+    ]);
+    let world = World { server, dir: TempDir::new().unwrap(), weights: Vec::new() };
+    let address = |file: &str| -> Address { format!("{REPO}:{file}").parse().unwrap() };
+    let split = address("q8/m-00001-of-00002.gguf");
+    let names = |dir: &Path| {
+        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<String> = entries.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let all = ["config.json", "m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
+    let dir = world.hub().download(&split, &commit(), &mut |_| {}).unwrap();
+    assert_eq!(dir, world.hub().view(&split, &commit()));
+    assert_eq!(names(&dir), all);
+    assert_eq!(fs::read(dir.join(all[2])).unwrap(), b"second");
+    let snapshot = world.snapshot().join("q8").join(all[1]);
+    assert_eq!(fs::read(snapshot).unwrap(), b"first", "where Python looks for it");
+    // Another file of the same commit lies elsewhere, and neither is in the other's way.
+    let other = world.hub().download(&address("m-Q4_0.gguf"), &commit(), &mut |_| {}).unwrap();
+    assert_eq!(names(&other), ["config.json", "m-Q4_0.gguf"]);
+    assert_eq!(names(&dir), all);
+    let whole = world.download().unwrap();
+    assert_eq!(names(&whole), ["config.json", "model.safetensors"]);
+    world.server.asked();
+    for hub in [world.hub(), world.offline()] {
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(hub.download(&split, &commit(), &mut |_| {}).unwrap(), dir);
+        assert_eq!(names(&dir), all);
+    }
+    assert!(world.server.asked().iter().all(|asked| !asked.is_storage), "nothing is fetched");
+    let missing = world.hub().download(&address("n.gguf"), &commit(), &mut |_| {}).unwrap_err();
+    assert!(matches!(&missing, HubError::NoFile { file, .. } if file == "n.gguf"), "{missing}");
+    fs::remove_file(world.snapshot().join("q8").join(all[2])).unwrap();
+    let half = world.offline().download(&split, &commit(), &mut |_| {}).unwrap_err();
+    assert!(matches!(half, HubError::Offline { .. }), "{half}");
 }

@@ -173,7 +173,7 @@ fn source(item: &Item<'_>, text: String) -> Result<Source, PipelineError> {
         }
         Some(("synthetic", name)) if !name.is_empty() => Ok(Source::Made(text)),
         _ => Err(item.error(format!(
-            "\"{}\" must be hf:ORG/NAME[@REV], path:DIR or synthetic:NAME, not \"{text}\"",
+            "\"{}\" must be hf:ORG/NAME[@REV][:FILE], path:DIR or synthetic:NAME, not \"{text}\"",
             item.key
         ))),
     }

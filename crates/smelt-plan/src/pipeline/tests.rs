@@ -170,7 +170,7 @@ fn every_error_has_its_place() {
         "unknown key \"checkpoint\" in an escalate step",
     );
     for bad in ["hf:", "hf", "synthetic:", "https://x/y", "x/y"] {
-        let words = "must be hf:ORG/NAME[@REV], path:DIR or synthetic:NAME";
+        let words = "must be hf:ORG/NAME[@REV][:FILE], path:DIR or synthetic:NAME";
         check("synthetic:internvl3-tiny", bad, "9:8", words);
     }
     check("name = \"demo\"", "name = ", "3:8", "");

@@ -134,7 +134,7 @@ fn a_commit_is_in_the_keys_and_its_branch_and_place_are_not() {
     let pipeline = Pipeline::parse("t.toml", text, &Overrides::default()).unwrap();
     let keys = |repo: &str, revision: &str, commit: &str, path: &str| {
         let [repo, revision, commit] = [repo, revision, commit].map(str::to_owned);
-        let pin = HubPin { repo, revision, commit, path: path.into() };
+        let pin = HubPin { repo, revision, commit, file: None, path: path.into() };
         let hubs = [("o/n@main".to_owned(), pin.clone())].into();
         let plan = Plan::build(&pipeline, &Pins { hubs, ..Pins::default() }).unwrap();
         let (id, stage) = plan.stages().next().unwrap();

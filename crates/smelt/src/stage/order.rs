@@ -48,6 +48,7 @@ fn native(task: &Task<'_>) -> Order {
             repo: pin.repo.clone(),
             revision: pin.revision.clone(),
             commit: pin.commit.clone(),
+            file: pin.file.clone(),
         }),
     };
     let libraries = executes(task.stage.kind).then(onnxruntime).flatten();

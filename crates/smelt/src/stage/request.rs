@@ -29,6 +29,8 @@ pub(crate) struct Fetch {
     pub(crate) repo: String,
     pub(crate) revision: String,
     pub(crate) commit: String,
+    /// The one GGUF file of several that is meant.
+    pub(crate) file: Option<String>,
 }
 
 /// Progress goes to the log; the supervisor shows its last line.

@@ -23,7 +23,8 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
 fn fetch(fetch: &Fetch, to: &Path) -> Result<(), Failed> {
     let name = |error| hub::failed(&error);
     let repo = fetch.repo.parse().map_err(name)?;
-    let address = Address { repo, revision: fetch.revision.parse().map_err(name)? };
+    let file = fetch.file.as_ref().map(|file| file.parse()).transpose().map_err(name)?;
+    let address = Address { repo, revision: fetch.revision.parse().map_err(name)?, file };
     let commit = Commit::parse(&fetch.commit)
         .ok_or_else(|| Failed::usage(format!("the request's \"{}\" is no commit", fetch.commit)))?;
     let hub = Hub::from_env().map_err(name)?;
