@@ -285,7 +285,7 @@ impl Folder {
 
     /// The text of a file of a commit, if it is there and small.
     pub(super) fn small_file(&self, commit: &Commit, file: &str) -> Option<String> {
-        let dirs = [self.view(commit), self.snapshot(commit)];
+        let dirs = [self.view(commit, None), self.snapshot(commit)];
         let open = |dir: PathBuf| File::open(dir.join(file)).ok();
         let mut text = String::new();
         let file = dirs.into_iter().find_map(open)?;

@@ -145,7 +145,7 @@ impl Hub {
         if let Some(text) = folder.small_file(commit, file) {
             return Ok(Some(text));
         }
-        if folder.complete(commit).is_some() {
+        if folder.complete(commit, None).is_some() {
             return Ok(None);
         }
         if self.settings.is_offline {

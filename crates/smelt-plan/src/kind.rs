@@ -42,7 +42,7 @@ pub enum Kind {
 pub enum Takes {
     /// The name of a stage of one of these kinds: an edge.
     Stage(&'static [Kind]),
-    /// `hf:ORG/NAME[@REV]`, `path:DIR` or `synthetic:NAME`.
+    /// `hf:ORG/NAME[@REV][:FILE]`, `path:DIR` or `synthetic:NAME`.
     Source,
     /// `path:FILE` or `path:DIR`: an edge.
     Path,
@@ -196,7 +196,7 @@ const LLM_ENGINE_BUILD: &[Field] = &[
     field("tactics", Takes::Stage(&[Kind::Tune, Kind::Command]), Absent::Nothing),
 ];
 const VERIFY: &[Field] = &[
-    field("vision", ENGINE, Absent::Refused),
+    field("vision", ENGINE, Absent::Nothing),
     field("llm", LLM_ENGINE, Absent::Refused),
     field("against", CHECKPOINT, Absent::Refused),
     field("weights", Takes::Stage(&[Kind::Quantize, Kind::Command]), Absent::Nothing),
@@ -336,8 +336,14 @@ impl Kind {
                     "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"max-seq-len\", \"slots\", \"tiles\", \"frames\", \"thresholds\", \"image-tokens\" and \"clip\"",
                 )
             }
-            Self::Deployment if !is_given("vision") || !is_given("llm") => {
-                Some("needs the keys \"vision\" and \"llm\", or \"encoder\" alone")
+            Self::Deployment if !is_given("llm") => {
+                Some("needs the key \"llm\", with \"vision\" where it sees, or \"encoder\" alone")
+            }
+            Self::Deployment if !is_given("vision") => {
+                let sight = ["tiles", "frames", "thresholds", "image-tokens"];
+                sight.into_iter().chain(CLIP).any(is_given).then_some(
+                    "without \"vision\" it reads text alone; leave out \"tiles\", \"frames\", \"thresholds\", \"image-tokens\" and \"clip\"",
+                )
             }
             Self::Deployment if CLIP.into_iter().any(&is_given) => {
                 let is_routed = is_given("thresholds") || is_given("image-tokens");
@@ -393,8 +399,10 @@ impl Kind {
             // Code that configurations name is fetched.
             Self::Source => 2,
             Self::OnnxExport | Self::GraphSurgery | Self::Tune => 1,
-            // engine.json has the positions of the model; deployment.json says how it is served.
-            Self::LlmEngineBuild | Self::Deployment => 4,
+            // engine.json has the positions of the model.
+            Self::LlmEngineBuild => 4,
+            // deployment.json says how it is served; what is deployed was opened, and has said a word.
+            Self::Deployment => 5,
             // Small constants stay in ONNX Runtime's graphs; windows that overlap lie row by row.
             Self::EngineBuild => 5,
         }

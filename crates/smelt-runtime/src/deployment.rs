@@ -27,10 +27,23 @@ use crate::vision::Vision;
 /// The file that makes a directory a deployment.
 pub const DEPLOYMENT_FILE: &str = "deployment.json";
 
+/// Files of a checkpoint that decide how texts are read and answers end, where it has them.
+pub const TEXT_FILES: [&str; 6] = [
+    TOKENIZER_FILE,
+    template::CONFIG_FILE,
+    template::TEMPLATE_FILE,
+    template::TEMPLATE_JSON_FILE,
+    template::TOOLS_FILE,
+    GENERATION_FILE,
+];
+
+/// The file of a checkpoint that names the tokens which end an answer.
+const GENERATION_FILE: &str = "generation_config.json";
+
 /// The version of [`DEPLOYMENT_FILE`]; a change of names or meanings raises it.
 pub const FORMAT: u32 = 2;
 
-/// The families of models that see and speak.
+/// The families of models that speak; some of them see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Family {
     /// InternVL3 and InternVL3.5: tiles, one position a token.
@@ -42,11 +55,21 @@ pub enum Family {
     /// Qwen3-VL: patches, three positions a token, features of several blocks of the tower.
     #[serde(rename = "qwen3_vl")]
     Qwen3Vl,
+    /// Qwen2 and Qwen2.5: texts alone.
+    #[serde(rename = "qwen2")]
+    Qwen2,
+    /// Qwen3: texts alone.
+    #[serde(rename = "qwen3")]
+    Qwen3,
+    /// Llama 2 and 3, and what is built as they are: texts alone.
+    #[serde(rename = "llama")]
+    Llama,
 }
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 3] = [Self::InternVl3, Self::Qwen25Vl, Self::Qwen3Vl];
+    pub const ALL: [Self; 6] =
+        [Self::InternVl3, Self::Qwen25Vl, Self::Qwen3Vl, Self::Qwen2, Self::Qwen3, Self::Llama];
 
     /// The word in [`DEPLOYMENT_FILE`], which is that of `smelt-model`.
     pub fn name(self) -> &'static str {
@@ -54,7 +77,15 @@ impl Family {
             Self::InternVl3 => "internvl3",
             Self::Qwen25Vl => "qwen2_5_vl",
             Self::Qwen3Vl => "qwen3_vl",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Llama => "llama",
         }
+    }
+
+    /// Whether its models have a tower that sees.
+    pub fn sees(self) -> bool {
+        matches!(self, Self::InternVl3 | Self::Qwen25Vl | Self::Qwen3Vl)
     }
 
     /// The family of that name.
@@ -113,12 +144,15 @@ pub struct Spec {
     pub family: Family,
     /// The model's name, as clients ask for it.
     pub model: String,
-    /// The directory of the vision engine, or of those for several grids, relative to the deployment.
-    pub vision: String,
+    /// The directory of the vision engine, or of those for several grids, relative to the deployment; with
+    /// `image` and `image_tokens`, or without both where texts alone are read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision: Option<String>,
     /// The language model engine's directory, relative to the deployment.
     pub llm: String,
     /// How pictures are prepared.
-    pub image: Cutting,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Cutting>,
     /// How tiles are given to the engines of several grids where the sender leaves it open; without it
     /// all go to the largest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,7 +161,8 @@ pub struct Spec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip: Option<similarity::Spec>,
     /// The special tokens of a picture.
-    pub image_tokens: ImageTokens,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_tokens: Option<ImageTokens>,
     /// Places that a second of a clip takes (Qwen2.5-VL).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub places_per_second: Option<u32>,
@@ -163,16 +198,29 @@ impl Serving {
 }
 
 impl Spec {
+    /// What stands for a picture in prompts, of models that see.
+    fn picture(&self) -> Option<&str> {
+        self.image_tokens.as_ref().map(|tokens| &tokens.image[..])
+    }
+
     /// What is wrong with the values, if anything.
     fn fault(&self) -> Option<String> {
         if self.format != FORMAT {
             return Some(format!("format {} is not {FORMAT}; deploy again", self.format));
         }
-        if self.family.sees_tiles() != matches!(self.image, Cutting::Tiles(_)) {
-            let family = self.family.name();
+        let (family, sees) = (self.family.name(), self.vision.is_some());
+        if [self.image.is_some(), self.image_tokens.is_some()] != [sees; 2] {
+            return Some("vision, image and image_tokens go together".to_owned());
+        }
+        if sees && !self.family.sees() {
+            return Some(format!("vision: models of {family} read text alone"));
+        }
+        let is_tiled = |image: &Cutting| matches!(image, Cutting::Tiles(_));
+        if self.image.as_ref().is_some_and(|image| is_tiled(image) != self.family.sees_tiles()) {
             return Some(format!("image: pictures of {family} are not cut so"));
         }
-        for (field, dir) in [("vision", &self.vision), ("llm", &self.llm)] {
+        let vision = self.vision.iter().map(|dir| ("vision", dir));
+        for (field, dir) in vision.chain([("llm", &self.llm)]) {
             if !is_beside(dir) {
                 return Some(format!("{field} is {dir:?}, but must be a relative directory"));
             }
@@ -184,8 +232,20 @@ impl Spec {
         if self.clip.is_some() != (by == Some(By::Similarity)) {
             return Some("a router by similarity and a clip go together".to_owned());
         }
+        if self.router.is_some() && !sees {
+            return Some("a router is of models that see".to_owned());
+        }
         let clip = self.clip.as_ref().and_then(similarity::Spec::fault);
-        clip.or_else(|| self.image.fault().map(|fault| format!("image: {fault}")))
+        let image = || self.image.as_ref()?.fault();
+        clip.or_else(|| image().map(|fault| format!("image: {fault}")))
+    }
+}
+
+/// The directory that a deployment at `at` calls `name`: beside it, even where it is not there yet.
+pub(crate) fn named_from(at: &Path, name: &str) -> PathBuf {
+    match (name.strip_prefix("../"), at.parent()) {
+        (Some(name), Some(folder)) if !at.exists() => folder.join(name),
+        _ => at.join(name),
     }
 }
 
@@ -206,10 +266,10 @@ pub struct Text {
     pub template: Template,
     /// How the template takes the content of a message.
     pub form: Form,
-    /// The token each image embedding replaces.
-    pub image_token: u32,
-    /// What the vision engines take.
-    pub eyes: Eyes,
+    /// The token each image embedding replaces, of models that see.
+    pub image_token: Option<u32>,
+    /// What the vision engines take, if there are some.
+    pub eyes: Option<Eyes>,
     /// How closely pictures are looked at of which their senders say nothing.
     pub wish: Wish,
     /// What compares tiles with questions, where the router goes by that.
@@ -240,8 +300,8 @@ impl Text {
 pub struct Deployment {
     /// Questions to prompts, tokens to text.
     pub text: Arc<Text>,
-    /// Pictures to embeddings.
-    pub vision: Vision,
+    /// Pictures to embeddings; none where texts alone are read.
+    pub vision: Option<Vision>,
     /// Tokens and embeddings to logits.
     pub llm: LlmEngine,
 }
@@ -260,12 +320,23 @@ impl Deployment {
     /// # Errors
     /// As [`Self::open`].
     pub fn open_with(dir: &Path, kv: KvOptions) -> Result<Self, DeploymentError> {
+        Self::open_at(dir, dir, kv)
+    }
+
+    /// As [`Self::open_with`], of files in `dir` that will lie at `at`, beside their engines, which are there
+    /// already.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_at(dir: &Path, at: &Path, kv: KvOptions) -> Result<Self, DeploymentError> {
         let spec = read_spec(dir)?;
-        let vision = VisionEngine::open_all(&dir.join(&spec.vision))?;
+        let vision = spec.vision.as_ref();
+        let vision = vision.map(|vision| VisionEngine::open_all(&named_from(at, vision)));
+        let vision = vision.transpose()?.unwrap_or_default();
         let max_seq_len = kv.max_seq_len.or(spec.serving.max_seq_len);
         let kv = KvOptions { max_seq_len, max_slots: kv.max_slots.or(spec.serving.slots), ..kv };
-        let llm = LlmEngine::open_with(&dir.join(&spec.llm), kv)?;
-        Self::of_engines(dir, spec, vision, llm)
+        let llm = LlmEngine::open_with(&named_from(at, &spec.llm), kv)?;
+        Self::of_parts([dir, at], spec, vision, llm)
     }
 
     /// Writes prompts by another template than the deployment's own.
@@ -273,7 +344,7 @@ impl Deployment {
     pub fn with_template(mut self, template: Template) -> Self {
         let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
         text.dialect = template.dialect();
-        text.form = template.form(&text.spec.image_tokens.image);
+        text.form = template.form(text.spec.picture());
         text.template = template;
         self
     }
@@ -285,12 +356,17 @@ impl Deployment {
     /// One line if the model does not see tiles.
     pub fn with_wish(mut self, wish: &Wish) -> Result<Self, String> {
         let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
-        match (&mut text.eyes.cutting, wish.tiles_max) {
-            (Cutting::Patches(_), Some(_)) => {
+        match (text.eyes.as_mut().map(|eyes| &mut eyes.cutting), wish.tiles_max) {
+            (None, Some(_)) => {
+                return Err("tiles are of models that see; this one reads text alone".to_owned());
+            }
+            (Some(Cutting::Patches(_)), Some(_)) => {
                 return Err("tiles are of models that see tiles; this one sees patches".to_owned());
             }
             // Models may be shown more than they were made for.
-            (Cutting::Tiles(tiling), Some(tiles)) => tiling.max_tiles = tiling.max_tiles.max(tiles),
+            (Some(Cutting::Tiles(tiling)), Some(tiles)) => {
+                tiling.max_tiles = tiling.max_tiles.max(tiles);
+            }
             _ => {}
         }
         text.wish = wish.or(&text.wish);
@@ -302,9 +378,14 @@ impl Deployment {
     /// # Errors
     /// When one differs.
     pub fn verify_digests(&self) -> Result<(), OpenError> {
-        self.vision.verify_digest()?;
+        self.vision.as_ref().map_or(Ok(()), Vision::verify_digest)?;
         self.text.similarity.as_ref().map_or(Ok(()), Similarity::verify_digest)?;
         self.llm.verify_digest()
+    }
+
+    /// Why the engines do not follow the tactics they were built with, if they have some and do not.
+    pub fn untuned(&self) -> Option<&str> {
+        self.vision.as_ref().and_then(Vision::untuned).or(self.llm.untuned())
     }
 
     /// The deployment of engines that are open, with the tokenizer and the chat template of `dir`.
@@ -317,29 +398,42 @@ impl Deployment {
         vision: Vec<VisionEngine>,
         llm: LlmEngine,
     ) -> Result<Self, DeploymentError> {
+        Self::of_parts([dir, dir], spec, vision, llm)
+    }
+
+    fn of_parts(
+        [dir, at]: [&Path; 2],
+        spec: Spec,
+        vision: Vec<VisionEngine>,
+        llm: LlmEngine,
+    ) -> Result<Self, DeploymentError> {
         let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE))?;
         let template = Template::open(dir)?;
         let image_token = image_token(dir, &spec, &tokenizer)?;
         let bad = |why| DeploymentError::Bad { path: dir.join(DEPLOYMENT_FILE), why };
-        let vision = Vision::new(spec.image.clone(), vision).map_err(bad)?;
-        let (cutting, router) = (spec.image.clone(), spec.router.clone());
-        let eyes = Eyes { cutting, grids: vision.grids(), router };
+        let vision = spec.image.clone().map(|image| Vision::new(image, vision));
+        let vision = vision.transpose().map_err(bad)?;
+        let eyes = vision.as_ref().zip(spec.image.clone()).map(|(vision, cutting)| {
+            let (grids, router) = (vision.grids(), spec.router.clone());
+            Eyes { cutting, grids, router }
+        });
+        let seen = vision.as_ref().map(|vision| [vision.hidden(), vision.deepstack()]);
         let sizes = Sizes {
-            vision_hidden: vision.hidden(),
-            deepstack: [vision.deepstack(), llm.deepstack()],
-            llm_hidden: llm.hidden(),
+            seen,
+            heard: [llm.hidden(), llm.deepstack()],
             llm_vocab: llm.vocab(),
             tokenizer_vocab: tokenizer.vocab(),
             eos_max: spec.eos.iter().copied().max().unwrap_or_default(),
         };
-        if let Some(why) = eyes.fault().or_else(|| sizes.fault()) {
+        let fault = eyes.as_ref().and_then(Eyes::fault).or_else(|| sizes.fault());
+        if let Some(why) = fault {
             return Err(bad(why));
         }
         let clip = spec.clip.as_ref();
-        let similarity = clip.map(|clip| Similarity::open(dir, clip)).transpose()?;
+        let similarity = clip.map(|clip| Similarity::open_at(dir, at, clip)).transpose()?;
         let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
         let (dialect, compiler) = (template.dialect(), OnceLock::new());
-        let form = template.form(&spec.image_tokens.image);
+        let form = template.form(spec.picture());
         let wish = Wish { tiles_max: spec.serving.tiles, ..Wish::default() };
         let text = Text {
             wish,
@@ -416,10 +510,10 @@ pub(crate) fn write_files(
 
 /// The numbers that parts of a deployment must share.
 struct Sizes {
-    vision_hidden: usize,
-    /// Blocks of the tower that the vision engines tell of, and that the llm engine hears of.
-    deepstack: [usize; 2],
-    llm_hidden: usize,
+    /// Numbers in each token of the vision engines, and blocks of the tower that they tell of.
+    seen: Option<[usize; 2]>,
+    /// The same, as the llm engine takes them.
+    heard: [usize; 2],
     llm_vocab: usize,
     tokenizer_vocab: usize,
     eos_max: u32,
@@ -427,14 +521,13 @@ struct Sizes {
 
 impl Sizes {
     fn fault(&self) -> Option<String> {
-        if self.vision_hidden != self.llm_hidden {
-            let (vision, llm) = (self.vision_hidden, self.llm_hidden);
+        let [[vision, told], [llm, heard]] = [self.seen.unwrap_or(self.heard), self.heard];
+        if vision != llm {
             return Some(format!(
                 "the vision engine gives embeddings of {vision}, but the llm engine takes {llm}"
             ));
         }
-        if self.deepstack[0] != self.deepstack[1] {
-            let [told, heard] = self.deepstack;
+        if told != heard {
             return Some(format!(
                 "the vision engine tells of {told} blocks (deepstack), but the llm engine hears of {heard}"
             ));
@@ -481,9 +574,13 @@ pub(crate) fn read_text(path: &Path) -> Result<String, DeploymentError> {
     Ok(text)
 }
 
-/// The token image embeddings replace; the tokens around it must exist as well.
-fn image_token(dir: &Path, spec: &Spec, tokenizer: &Tokenizer) -> Result<u32, DeploymentError> {
-    let ImageTokens { start, image, end, .. } = &spec.image_tokens;
+/// The token image embeddings replace, if the model sees; the tokens around it must exist as well.
+fn image_token(
+    dir: &Path,
+    spec: &Spec,
+    tokenizer: &Tokenizer,
+) -> Result<Option<u32>, DeploymentError> {
+    let Some(ImageTokens { start, image, end, .. }) = &spec.image_tokens else { return Ok(None) };
     let token = |word: &String| {
         tokenizer.token(word).ok_or_else(|| DeploymentError::Bad {
             path: dir.join(TOKENIZER_FILE),
@@ -492,7 +589,7 @@ fn image_token(dir: &Path, spec: &Spec, tokenizer: &Tokenizer) -> Result<u32, De
     };
     token(start)?;
     token(end)?;
-    token(image)
+    token(image).map(Some)
 }
 
 /// The tokens that end an answer, by the checkpoint in `dir`: the tokenizer's `eos_token` and the
@@ -501,7 +598,7 @@ fn image_token(dir: &Path, spec: &Spec, tokenizer: &Tokenizer) -> Result<u32, De
 /// # Errors
 /// [`DeploymentError`] if there are none or a file cannot be read.
 pub fn eos_tokens(dir: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, DeploymentError> {
-    let path = dir.join("generation_config.json");
+    let path = dir.join(GENERATION_FILE);
     let mut eos = BTreeSet::new();
     if path.exists() {
         let bad = |why| DeploymentError::Bad { path: path.clone(), why };

@@ -17,7 +17,9 @@ use smelt_engine::Executor;
 use smelt_engine::engine_file::OpenError;
 use smelt_engine::graph::{RunError, Tensor};
 
-use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, FORMAT, read_text, write_files};
+use crate::deployment::{
+    DEPLOYMENT_FILE, DeploymentError, FORMAT, named_from, read_text, write_files,
+};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
 
 /// What `deployment.json` calls this family.
@@ -134,6 +136,14 @@ impl SentenceEncoder {
     /// # Errors
     /// [`DeploymentError`] naming the file or engine and what does not fit.
     pub fn open(dir: &Path) -> Result<Self, DeploymentError> {
+        Self::open_at(dir, dir)
+    }
+
+    /// As [`Self::open`], of files in `dir` that will lie at `at`, beside their engine, which is there already.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_at(dir: &Path, at: &Path) -> Result<Self, DeploymentError> {
         let path = dir.join(DEPLOYMENT_FILE);
         let bad = |why: String| DeploymentError::Bad { path: path.clone(), why };
         let spec = read_spec(dir)?;
@@ -142,7 +152,7 @@ impl SentenceEncoder {
         if max <= around {
             return Err(bad(format!("max_tokens is {max}, but {around} go around a text")));
         }
-        let engine = Executor::open(&dir.join(&spec.encoder))?;
+        let engine = Executor::open(&named_from(at, &spec.encoder))?;
         let reads = engine.inputs().iter().map(|input| (input.name.as_str(), input.integer));
         if !reads.eq(INPUTS.map(|name| (name, true))) {
             return Err(bad(format!("its encoder does not read {}", INPUTS.join(" and "))));

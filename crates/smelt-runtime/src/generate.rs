@@ -141,10 +141,10 @@ pub enum Heard<'a> {
 
 impl Encoded {
     /// For the engine, with embeddings in the places of `image_token`.
-    fn prompt(&self, image_token: u32) -> Prompt<'_> {
+    fn prompt(&self, image_token: Option<u32>) -> Prompt<'_> {
         let Embedded { embeds, deepstack } = &self.images;
-        let image = ImageEmbeds { token: image_token, embeds };
-        let image = (!embeds.is_empty()).then_some(image);
+        let image_token = image_token.filter(|_| !embeds.is_empty());
+        let image = image_token.map(|token| ImageEmbeds { token, embeds });
         let places = self.places.as_deref();
         Prompt { deepstack, places, ..Prompt::plain(&self.tokens, image) }
     }
@@ -165,13 +165,35 @@ pub fn prepare(
         deployment.text.prepare(&Question { turns, shown, context, answer_max, now_s })?;
     let mut encoded = Encoded { tokens, places, seen, ..Encoded::default() };
     let parts = views.iter().map(|view| view.parts.len()).sum();
-    for part in views.iter().flat_map(|view| &view.parts) {
-        hear(Heard::Looking { part: encoded.tiles + 1, parts });
-        let embedded = deployment.vision.encode(part).map_err(GenerateError::Vision)?;
-        encoded.images.append(&embedded);
-        encoded.tiles += 1;
+    // Without a tower nothing is shown.
+    if let Some(vision) = &mut deployment.vision {
+        for part in views.iter().flat_map(|view| &view.parts) {
+            hear(Heard::Looking { part: encoded.tiles + 1, parts });
+            encoded.images.append(&vision.encode(part).map_err(GenerateError::Vision)?);
+            encoded.tiles += 1;
+        }
     }
     Ok(encoded)
+}
+
+/// The date that templates may show where nobody asks (2025-01-01).
+const SOME_DAY_S: u64 = 1_735_689_600;
+
+/// Does once what an answer takes: writes the prompt of a word by the template, looks at a picture of the
+/// smallest size where there are eyes, reads the prompt and says a token behind it.
+///
+/// # Errors
+/// [`GenerateError`] naming the part that failed.
+pub fn try_once(deployment: &mut Deployment) -> Result<(), GenerateError> {
+    if let Some(vision) = &mut deployment.vision
+        && let Some(part) = vision.samples().first()
+    {
+        vision.encode(part).map_err(GenerateError::Vision)?;
+    }
+    let turns = [Turn::from_parts("user", &[crate::prompt::Part::Text("Hello")])?];
+    let (context, manner) = (&Context::default(), &Manner::greedy(2));
+    let request = Request { turns: &turns, shown: &[], context, manner, now_s: SOME_DAY_S };
+    generate(deployment, &request, &mut |_| {}).map(drop)
 }
 
 /// Answers `request`; `on_text` hears each piece of the answer as it comes.

@@ -7,7 +7,7 @@ use smelt_engine::llm::prefix::Piece;
 
 use crate::deployment::Text;
 use crate::fit::{self, Item, Space};
-use crate::image::{Shown, TooLong, View};
+use crate::image::{Eyes, Shown, TooLong, View};
 use crate::prompt::{self, PromptError, Run, Turn};
 use crate::sight::{Look, Sight, Way};
 use crate::similarity::SimilarityError;
@@ -57,6 +57,12 @@ pub enum PrepareError {
         bytes: usize,
         /// Tokens the engine holds.
         max: usize,
+    },
+    /// A model without eyes is shown something.
+    #[error("{model:?} reads text alone; leave pictures and clips out")]
+    Blind {
+        /// The model's name.
+        model: String,
     },
     /// There is nothing to read.
     #[error("the prompt has no tokens")]
@@ -142,11 +148,11 @@ impl Seen {
 
 impl Prepared {
     /// What stands at each position of `tokens`; a picture's tokens stand for its contents.
-    pub(crate) fn pieces(tokens: &[u32], views: &[View], image_token: u32) -> Vec<Piece> {
+    pub(crate) fn pieces(tokens: &[u32], views: &[View], image_token: Option<u32>) -> Vec<Piece> {
         let pictures = |view: &View| std::iter::repeat_n(Piece::Picture(view.digest), view.tokens);
         let mut pictures = views.iter().flat_map(pictures);
         let piece = |token: &u32| {
-            let picture = if *token == image_token { pictures.next() } else { None };
+            let picture = if Some(*token) == image_token { pictures.next() } else { None };
             picture.unwrap_or(Piece::Token(*token))
         };
         tokens.iter().map(piece).collect()
@@ -160,7 +166,10 @@ impl Text {
     /// [`PrepareError`]; a prompt too long for the engine is refused before any picture is cut, and a text far
     /// too long before it is encoded.
     pub fn prepare(&self, question: &Question<'_>) -> Result<Prepared, PrepareError> {
-        let (turns, tokens) = (question.turns, &self.spec.image_tokens);
+        let (turns, tokens) = (question.turns, self.spec.image_tokens.as_ref());
+        if !question.shown.is_empty() {
+            self.seeing()?;
+        }
         prompt::check(turns, question.shown.len(), tokens)?;
         let messages: Vec<Value> = turns.iter().map(|turn| turn.message(self.form)).collect();
         let rendered = self.template.render(&messages, true, question.now_s, question.context)?;
@@ -178,15 +187,17 @@ impl Text {
             });
         }
         let runs: Vec<_> = sights.iter().map(|sight| sight.runs.clone()).collect();
-        let text = prompt::expand(&rendered, &self.spec.image_tokens, &runs)?;
-        let tokens = self.tokenizer.encode(&text)?;
+        let text = tokens.map(|tokens| prompt::expand(&rendered, tokens, &runs)).transpose()?;
+        let tokens = self.tokenizer.encode(&text.unwrap_or(rendered))?;
         let mut prepared = self.prepare_tokens(tokens, !sights.is_empty())?;
         let lattices: Vec<_> = sights.iter().flat_map(|sight| &sight.lattices).copied().collect();
-        if !lattices.is_empty() {
-            let places = places(&prepared.tokens, self.image_token, &lattices)?;
+        if let Some(image_token) = self.image_token.filter(|_| !lattices.is_empty()) {
+            let places = places(&prepared.tokens, image_token, &lattices)?;
             prepared.places = Some(places.tokens);
         }
-        prepared.views = sights.iter().flat_map(|sight| sight.views(&self.eyes)).collect();
+        if let Some(eyes) = &self.eyes {
+            prepared.views = sights.iter().flat_map(|sight| sight.views(eyes)).collect();
+        }
         let tokens = sights.iter().map(Sight::tokens).sum();
         prepared.seen = Seen { tokens, ..seen };
         Ok(prepared)
@@ -207,11 +218,13 @@ impl Text {
         let one = |run: &Run| Run { tokens: 1, ..run.clone() };
         let runs: Vec<Vec<Run>> =
             wished.iter().map(|sight| sight.runs.iter().map(one).collect()).collect();
-        let text = prompt::expand(rendered, &self.spec.image_tokens, &runs)?;
+        // Who sees nothing is shown nothing.
+        let Some(words) = &self.spec.image_tokens else { return Ok(Vec::new()) };
+        let text = prompt::expand(rendered, words, &runs)?;
         let tokens = self.tokenizer.encode(&text)?;
         let ways = wished.iter().map(|sight| sight.ways(self));
         let ways = ways.collect::<Result<Vec<Vec<Way>>, PrepareError>>()?;
-        let image_token = |place: &usize| tokens[*place] == self.image_token;
+        let image_token = |place: &usize| Some(tokens[*place]) == self.image_token;
         let places: Vec<usize> = (0..tokens.len()).filter(image_token).collect();
         let turns = question.turns.iter().enumerate();
         let turns = turns.flat_map(|(at, turn)| std::iter::repeat_n(at, turn.pictures()));
@@ -234,20 +247,32 @@ impl Text {
     fn surely_fits(&self, question: &Question<'_>, rendered: &str, wished: &[Sight<'_>]) -> bool {
         /// What a tokenizer may put around any text.
         const ENDS: usize = 8;
-        let marks = self.spec.image_tokens.start.len() + self.spec.image_tokens.end.len();
+        let words = self.spec.image_tokens.as_ref();
+        let marks = words.map_or(0, |words| words.start.len() + words.end.len());
         let cost = |run: &Run| run.tokens + run.lead.len() + marks;
         let shown: usize = wished.iter().flat_map(|sight| &sight.runs).map(cost).sum();
         let answer = question.answer_max.unwrap_or(fit::ANSWER_USUAL);
         (rendered.len() + ENDS + shown).saturating_add(answer) <= self.max_seq_len
     }
 
-    /// The prompt that `text` is, without a template.  Special tokens written out in it count; an
-    /// image token has no picture and is refused.
+    /// What pictures are seen with.
+    ///
+    /// # Errors
+    /// [`PrepareError::Blind`] of a model that reads text alone.
+    pub fn seeing(&self) -> Result<&Eyes, PrepareError> {
+        let model = || self.spec.model.clone();
+        self.eyes.as_ref().ok_or_else(|| PrepareError::Blind { model: model() })
+    }
+
+    /// The prompt that `text` is, without a template, between the special tokens that the tokenizer puts
+    /// around a text (Llama's first one).  Special tokens written out in it count; an image token has no
+    /// picture and is refused.
     ///
     /// # Errors
     /// [`PrepareError`].
     pub fn prepare_text(&self, text: &str) -> Result<Prepared, PrepareError> {
-        self.prepare_words(self.encode(text)?)
+        self.fits(text)?;
+        self.prepare_words(self.tokenizer.encode_whole(text)?)
     }
 
     /// The tokens of `text`, unless it is far too long.
@@ -272,9 +297,10 @@ impl Text {
     /// # Errors
     /// [`PrepareError`].
     pub fn prepare_words(&self, tokens: Vec<u32>) -> Result<Prepared, PrepareError> {
-        if tokens.contains(&self.image_token) {
-            let word = self.spec.image_tokens.image.clone();
-            return Err(PromptError::Reserved(word).into());
+        if let (Some(token), Some(words)) = (self.image_token, &self.spec.image_tokens)
+            && tokens.contains(&token)
+        {
+            return Err(PromptError::Reserved(words.image.clone()).into());
         }
         self.prepare_tokens(tokens, false)
     }

@@ -269,16 +269,21 @@ pub fn asked(turns: &[Turn]) -> String {
     words.join(" ").trim().to_owned()
 }
 
-/// Whether `turns` show as many pictures and clips as are given, and say no image token by themselves.
+/// Whether `turns` show as many pictures and clips as are given, and say no image token by themselves, of
+/// models that have some.
 ///
 /// # Errors
 /// [`PromptError`] naming the counts or the word.
-pub fn check(turns: &[Turn], given: usize, tokens: &ImageTokens) -> Result<(), PromptError> {
+pub fn check(
+    turns: &[Turn],
+    given: usize,
+    tokens: Option<&ImageTokens>,
+) -> Result<(), PromptError> {
     let marked = turns.iter().map(Turn::pictures).sum();
     if marked != given {
         return Err(PromptError::Pictures { marked, given });
     }
-    match turns.iter().find_map(|turn| turn.reserved(tokens)) {
+    match tokens.and_then(|tokens| turns.iter().find_map(|turn| turn.reserved(tokens))) {
         Some(word) => Err(PromptError::Reserved(word)),
         None => Ok(()),
     }
@@ -425,7 +430,7 @@ mod tests {
         let turn = || Turn::from_marked("user", "", 0).unwrap();
         assert!(turn().with("x", value("[{\"a\u{FDD0}\": 1}]")).is_err());
         assert_eq!(turn().with("role", value("1")), Err(PromptError::Field("role".to_owned())));
-        let said = |turn: Turn| check(&[turn], 0, &tokens()).unwrap_err().to_string();
+        let said = |turn: Turn| check(&[turn], 0, Some(&tokens())).unwrap_err().to_string();
         assert!(said(Turn::from_marked("user", "a <C> b", 0).unwrap()).contains("<C>"));
         assert!(said(Turn::from_marked("user", "a <V> b", 0).unwrap()).contains("<V>"));
         let split = [Part::Text("<"), Part::Text("C>")];
@@ -436,9 +441,9 @@ mod tests {
     #[test]
     fn every_picture_needs_its_place() {
         let turn = Turn::from_marked("user", "x", 1).unwrap();
-        assert_eq!(check(std::slice::from_ref(&turn), 1, &tokens()), Ok(()));
+        assert_eq!(check(std::slice::from_ref(&turn), 1, Some(&tokens())), Ok(()));
         let differ = PromptError::Pictures { marked: 1, given: 2 };
-        assert_eq!(check(&[turn], 2, &tokens()), Err(differ));
+        assert_eq!(check(&[turn], 2, Some(&tokens())), Err(differ));
         let lost = PromptError::Template { written: 0, marked: 1 };
         assert_eq!(expand("text", &tokens(), &[vec![Run::bare(1)]]), Err(lost));
     }

@@ -48,7 +48,8 @@ impl<'a> Sight<'a> {
     /// what the conversation wants to know.
     ///
     /// # Errors
-    /// [`PrepareError`] if a picture is too long for its width, or cannot be compared with what is asked.
+    /// [`PrepareError`] if a picture is too long for its width, or cannot be compared with what is asked,
+    /// or the model reads text alone.
     pub fn new(text: &Text, shown: &'a Shown, asked: &str) -> Result<Self, PrepareError> {
         let frames = text.spec.serving.frames.unwrap_or(usize::MAX);
         let look = Look { wish: shown.wish.or(&text.wish), frames };
@@ -65,7 +66,7 @@ impl<'a> Sight<'a> {
         look: Look,
         asked: &str,
     ) -> Result<Self, PrepareError> {
-        let (eyes, wish) = (&text.eyes, &look.wish);
+        let (eyes, wish) = (text.seeing()?, &look.wish);
         let (frames, fps) = thinned(shown, look.frames);
         let Some(first) = frames.first() else { unreachable!("whatever is shown has a frame") };
         let Some(fps) = fps else {
@@ -95,7 +96,7 @@ impl<'a> Sight<'a> {
     /// # Errors
     /// When the tokenizer fails on what is said between frames.
     pub fn ways(&self, text: &Text) -> Result<Vec<Way>, PrepareError> {
-        let (eyes, wish, size) = (&text.eyes, &self.look.wish, self.frames[0].size());
+        let (eyes, wish, size) = (text.seeing()?, &self.look.wish, self.frames[0].size());
         let around = self.around(text)?;
         let mut ways = vec![Way { look: self.look, cost: self.tokens() + around.sum }];
         let (Some(_), Plan::Whole { grid }) = (self.fps, &self.plan) else {
@@ -215,7 +216,10 @@ impl Clip {
         let run = |lead: String| Run { lead, tokens };
         let steps = 0..self.steps();
         match family {
-            Family::Qwen25Vl => vec![Run::bare(self.steps() * tokens)],
+            // The other families see nothing.
+            Family::Qwen25Vl | Family::Qwen2 | Family::Qwen3 | Family::Llama => {
+                vec![Run::bare(self.steps() * tokens)]
+            }
             Family::Qwen3Vl => {
                 steps.map(|step| run(format!("<{:.1} seconds>", self.middle_s(step)))).collect()
             }

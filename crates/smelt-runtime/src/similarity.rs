@@ -14,7 +14,7 @@ use smelt_engine::Executor;
 use smelt_engine::engine_file::OpenError;
 use smelt_engine::graph::{RunError, Tensor};
 
-use crate::deployment::{DeploymentError, is_beside};
+use crate::deployment::{DeploymentError, is_beside, named_from};
 use crate::image::{Picture, Scale, resize};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -105,8 +105,13 @@ impl Similarity {
     /// # Errors
     /// [`DeploymentError`] naming the file or engine and what does not fit.
     pub fn open(dir: &Path, spec: &Spec) -> Result<Self, DeploymentError> {
+        Self::open_at(dir, dir, spec)
+    }
+
+    /// The same of a deployment that will lie at `at`, beside its engines.
+    pub(crate) fn open_at(dir: &Path, at: &Path, spec: &Spec) -> Result<Self, DeploymentError> {
         let tokenizer = Tokenizer::open(&dir.join(TOKENIZER))?.for_whole();
-        let (seen, read) = (dir.join(&spec.vision), dir.join(&spec.text));
+        let (seen, read) = (named_from(at, &spec.vision), named_from(at, &spec.text));
         let (vision, text) = (Executor::open(&seen)?, Executor::open(&read)?);
         let bad = |path: &PathBuf, why: String| DeploymentError::Bad { path: path.clone(), why };
         let side = side_of(&vision).map_err(|why| bad(&seen, why))?;

@@ -150,6 +150,21 @@ impl Template {
         Ok(template)
     }
 
+    /// Tries the template on one word of a user.
+    ///
+    /// # Errors
+    /// [`TemplateError::Render`] where it refuses the word, or never writes it.
+    pub fn try_once(&self) -> Result<(), TemplateError> {
+        const WORD: &str = "Hello";
+        let part = Value::from(vec![Value::from_pairs([("type", "text"), ("text", WORD)])]);
+        let content = if self.form == Form::Parts { part } else { Value::from(WORD) };
+        let message = Value::from_pairs([("role", Value::from("user")), ("content", content)]);
+        match self.render(&[message], true, 0, &Context::default())?.contains(WORD) {
+            true => Ok(()),
+            false => Err(TemplateError::Render("it never writes what a message says".to_owned())),
+        }
+    }
+
     fn parse(sources: Sources, special_tokens: &[(String, String)]) -> Result<Self, Error> {
         let mut environment = Environment::new();
         // Hugging Face's renderer is set up so; the method callback adds what Python's strings do.
@@ -177,13 +192,17 @@ impl Template {
     }
 
     /// How the template takes the content of a message, of a model whose pictures are `picture` in its
-    /// prompts: a template that takes both, but knows pictures by another word, is given texts.
-    pub fn form(&self, picture: &str) -> Form {
-        let writes = || {
+    /// prompts, if it sees: a template that takes both, but knows pictures by another word, is given texts.
+    pub fn form(&self, picture: Option<&str>) -> Form {
+        let writes = |picture| {
             let part = Value::from_pairs([("type", "image")]);
             self.of_content(Value::from(vec![part])).contains(picture)
         };
-        if self.form == Form::Either && !writes() { Form::Text } else { self.form }
+        if self.form == Form::Either && !picture.is_some_and(writes) {
+            Form::Text
+        } else {
+            self.form
+        }
     }
 
     /// What form comes through the template, by trying both; one that refuses both is given texts, so
@@ -437,7 +456,7 @@ mod tests {
     fn the_model_of_shapes_is_asked_one_question_about_all_pictures() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/shapes-vl");
         let template = Template::open(&data).unwrap();
-        let form = template.form("<IMG_CONTEXT>");
+        let form = template.form(Some("<IMG_CONTEXT>"));
         assert_eq!(form, Form::Either);
         let said = |turns: &[(&str, &str, usize)]| {
             let message = |(role, text, pictures): &(&str, &str, usize)| {
@@ -544,7 +563,7 @@ mod tests {
 
     #[test]
     fn the_form_of_a_content_is_found_by_trying() {
-        let form = |source: &str| template(source).form("<C>");
+        let form = |source: &str| template(source).form(Some("<C>"));
         assert_eq!(
             form("{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}"),
             Form::Text

@@ -154,7 +154,8 @@ fn tiles_go_to_the_grids_they_are_worth() {
             now_s: 0,
         };
         let prepared = deployment.text.prepare(&question).unwrap();
-        let places = prepared.tokens.iter().filter(|token| **token == deployment.text.image_token);
+        let places =
+            prepared.tokens.iter().filter(|token| Some(**token) == deployment.text.image_token);
         assert_eq!(places.count(), prepared.views.iter().map(|view| view.tokens).sum::<usize>());
         let parts = prepared.views.iter().flat_map(|view| &view.parts);
         parts.map(|part| part.grid).collect::<Vec<_>>()
@@ -176,7 +177,7 @@ fn tiles_go_to_the_grids_they_are_worth() {
     let mut other = Deployment::open(&deploy(alone.path())).unwrap();
     let part = |grid| Part { grid, frames: vec![half_noise().rgb()[..56 * 56 * 3].to_vec()] };
     let [found, expect] = [(&mut deployment, 1), (&mut other, 0)]
-        .map(|(deployment, grid)| deployment.vision.encode(&part(grid)).unwrap());
+        .map(|(deployment, grid)| deployment.vision.as_mut().unwrap().encode(&part(grid)).unwrap());
     assert_eq!(found, expect);
 }
 
@@ -310,10 +311,10 @@ fn parts_that_do_not_fit_are_refused_by_name() {
     check(&|spec| spec.family = Family::Qwen3Vl, "pictures of qwen3_vl are not cut so");
     check(&|spec| spec.llm = "/llm".to_owned(), "must be a relative directory");
     check(&|spec| spec.llm = "../vision".to_owned(), "is of kind \"graph\"");
-    check(&|spec| spec.vision = "../none".to_owned(), "cannot read");
+    check(&|spec| spec.vision = Some("../none".to_owned()), "cannot read");
     let tiled = |spec: &mut Spec, change: &dyn Fn(&mut Tiling)| match &mut spec.image {
-        Cutting::Tiles(tiling) => change(tiling),
-        Cutting::Patches(_) => unreachable!(),
+        Some(Cutting::Tiles(tiling)) => change(tiling),
+        _ => unreachable!(),
     };
     check(
         &|spec| tiled(spec, &|tiling| tiling.image_size = 448),
@@ -328,7 +329,12 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         &|spec| spec.router = Some(Router { by: By::Similarity, ..texture(1.0) }),
         "a router by similarity and a clip go together",
     );
-    check(&|spec| spec.image_tokens.image = "<x>".to_owned(), "has no token \"<x>\"");
+    check(
+        &|spec| spec.image_tokens.as_mut().unwrap().image = "<x>".to_owned(),
+        "has no token \"<x>\"",
+    );
+    check(&|spec| spec.vision = None, "vision, image and image_tokens go together");
+    check(&|spec| spec.family = Family::Llama, "models of llama read text alone");
     check(&|spec| spec.eos = vec![384], "eos token 384 is outside");
     check(&|spec| spec.eos.clear(), "eos is empty");
     fs::write(deployed.join("deployment.json"), "{\"format\": 2, \"speed\": 2}").unwrap();

@@ -54,7 +54,7 @@ fn texts_become_the_tokens_of_llama_cpp() {
             compared += 1;
             assert_eq!(tokenizer.encode(line).unwrap(), expected, "{name}: {line:?}");
         }
-        assert!(compared > 350, "{name}: {compared} lines");
+        assert!(compared > 300, "{name}: {compared} lines");
     }
 }
 
@@ -63,7 +63,8 @@ fn tokens_become_the_texts_again() {
     for name in ["gpt-2", "llama-bpe", "deepseek-coder", "characters"] {
         let tokenizer = Tokenizer::open(&files(name).path().join("tokenizer.json")).unwrap();
         // Where a text begins with a special token, SentencePiece's first space is one of the text's.
-        for line in lines().iter().filter(|line| name != "characters" || !line.contains('<')) {
+        for line in lines().iter().filter(|line| name != "characters" || !line.contains(['<', '▁']))
+        {
             let tokens = tokenizer.encode(line).unwrap();
             assert_eq!(tokenizer.decode(&tokens, false).unwrap(), *line, "{name}");
         }

@@ -177,7 +177,7 @@ fn internvl(name: &str, [side, most]: [usize; 2], dir: &Path) -> PathBuf {
     let files = ["tokenizer.json", "tokenizer_config.json"].map(|file| from.join(file));
     let eos = eos_tokens(&from, &Tokenizer::open(&files[0]).unwrap()).unwrap();
     let mut spec = spec::internvl(name, side, eos);
-    if let Cutting::Tiles(tiling) = &mut spec.image {
+    if let Some(Cutting::Tiles(tiling)) = &mut spec.image {
         tiling.max_tiles = most;
     }
     Deployment::write(&dir.join("deployment"), &spec, &files).unwrap();

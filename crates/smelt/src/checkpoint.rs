@@ -4,11 +4,14 @@
 //! other servers load is written from smelt's own, which lies beside it until then.
 
 use std::fs;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::packed::write::{Format, write};
 use smelt_model::quantize::{self, IntGrid, Options, Report, Scheme};
+use smelt_runtime::deployment::{self, TEXT_FILES};
+use smelt_runtime::tokenizer::TOKENIZER_FILE;
 
 use crate::exit::{Exit, Failed};
 use crate::say::tell;
@@ -46,6 +49,61 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failed> {
     Ok(checkpoint)
 }
 
+/// Where the files of a GGUF file's own tokenizer lie while they are read, inside of what is made.
+const MADE_DIR: &str = ".gguf";
+
+/// The directory of a checkpoint's tokenizer, chat template and end tokens.
+pub(crate) struct Beside {
+    dir: PathBuf,
+    /// Made for this time only.
+    is_made: bool,
+}
+
+impl Beside {
+    /// Of `checkpoint`: its own directory; of a GGUF file that holds some of these files itself, one inside of
+    /// `out` with all of them, which is gone when this is dropped.
+    pub(crate) fn of(checkpoint: &Checkpoint, out: &Path) -> Result<Self, Failed> {
+        let own = checkpoint.dir();
+        let made = checkpoint.made_files().map_err(Failed::model)?;
+        if checkpoint.path() != own && own.join(TOKENIZER_FILE).exists() {
+            let file = checkpoint.path().display();
+            tell(format_args!("{TOKENIZER_FILE} beside {file} counts, not the one inside of it"));
+        }
+        if made.is_empty() {
+            return Ok(Self { dir: own.to_owned(), is_made: false });
+        }
+        let dir = out.join(MADE_DIR);
+        fs::create_dir_all(&dir).map_err(|error| cannot("make", &dir, &error))?;
+        let beside = Self { dir, is_made: true };
+        for name in TEXT_FILES.iter().filter(|name| own.join(name).exists()) {
+            deployment::copy(&own.join(name), &beside.dir.join(name)).map_err(Failed::model)?;
+        }
+        for file in made {
+            let path = beside.dir.join(file.name);
+            fs::write(&path, file.text).map_err(|error| cannot("write", &path, &error))?;
+        }
+        Ok(beside)
+    }
+
+    /// Where they are.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        if self.is_made {
+            // What is left over is in nobody's way: it is no declared output.
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+fn cannot(verb: &str, path: &Path, error: &io::Error) -> Failed {
+    Failed::new(Exit::StageFailed, format!("cannot {verb} {}: {error}", path.display()))
+}
+
 /// Quantises `checkpoint` into `out` in `form`; weights that are packed already are packed again
 /// in that form, their integers unchanged, if every scheme is none.  Returns what rounding cost, if
 /// anything was rounded.
@@ -76,10 +134,7 @@ pub(crate) fn quantize(
     let packed = Checkpoint::open(&canonical).map_err(Failed::model)?;
     write(&packed, checkpoint, format, out, say).map_err(Failed::model)?;
     drop(packed);
-    fs::remove_dir_all(&canonical).map_err(|error| {
-        let text = format!("cannot remove {}: {error}", canonical.display());
-        Failed::new(Exit::StageFailed, text)
-    })?;
+    fs::remove_dir_all(&canonical).map_err(|error| cannot("remove", &canonical, &error))?;
     Ok(Some(report))
 }
 

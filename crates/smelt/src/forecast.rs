@@ -106,7 +106,7 @@ fn taken(plan: &Plan, report: &RunReport) -> Vec<Taken> {
         let took = row.attempts.last().filter(|_| is_built).and_then(Took::of)?;
         Some(Taken {
             kind: stage.kind,
-            how: how(&stage.params),
+            how: how(stage.kind, &stage.params),
             input_bytes: stage.needs().filter_map(output).map(bytes_below).sum(),
             held_bytes: took.held_bytes,
         })
@@ -170,7 +170,7 @@ impl Asked<'_> {
         let before = || known(Basis::Alike, took.map(|took| took.held_bytes));
         let learning = || learning(*kind, self.params, input_bytes()?);
         let executed = || {
-            let is_native = how(self.params).contains("backend=\"native\"");
+            let is_native = how(*kind, self.params).contains("backend=\"native\"");
             let tower = self.tower.filter(|_| *kind == Kind::EngineBuild && is_native)?;
             // Weights are packed before it is executed once.
             Some(tower.saturating_add(STREAMING_BYTES))
@@ -179,7 +179,7 @@ impl Asked<'_> {
         let bytes = || streaming().or_else(learning).or_else(executed);
         let estimated = || known(Basis::Estimated, bytes());
         let like = || {
-            let bytes = || alike.of(*kind, &how(self.params), input_bytes()?);
+            let bytes = || alike.of(*kind, &how(*kind, self.params), input_bytes()?);
             known(Basis::Alike, (*kind != Kind::Command).then(bytes).flatten())
         };
         let declared = || known(Basis::Declared, self.limits.memory_bytes_max);
@@ -216,12 +216,14 @@ fn learning(kind: Kind, params: &BTreeMap<String, Value>, input_bytes: u64) -> O
     learns.then_some(share.clamp(LEARNING_BYTES_MIN, LEARNING_BYTES))
 }
 
-/// The params that decide how a kind works.
-fn how(params: &BTreeMap<String, Value>) -> String {
+/// The params that decide how a kind works; deployments that were only written before say nothing of those
+/// that are opened and step once.
+fn how(kind: Kind, params: &BTreeMap<String, Value>) -> String {
     const DECIDING: [&str; 7] =
         ["backend", "dtype", "part", "precision", "scheme", "method", "probe"];
     let said = |name: &&str| params.get(*name).map(|value| format!("{name}={value}"));
-    DECIDING.iter().filter_map(said).collect::<Vec<_>>().join(" ")
+    let opens = (kind == Kind::Deployment).then(|| "opens".to_owned());
+    DECIDING.iter().filter_map(said).chain(opens).collect::<Vec<_>>().join(" ")
 }
 
 fn note() -> Digest {

@@ -16,7 +16,7 @@ use image::{ImageEncoder as _, codecs::png::PngEncoder};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use world::{World, anywhere, data, until};
+use world::{World, anywhere, data, text_world, until};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
@@ -190,6 +190,49 @@ fn bomb(side: u32) -> Vec<u8> {
     let encoder = PngEncoder::new(&mut file);
     encoder.write_image(&row, side, side, image::ExtendedColorType::L8).unwrap();
     file
+}
+
+#[test]
+fn a_model_that_reads_text_is_served_and_shown_nothing() {
+    let world = text_world("llama3-tiny");
+    world.run(&[]);
+    let server = Server::of(&world, &["p.toml"], &[]);
+    assert!(until(|| server.get("/health").status == 200));
+    let ask = |content: Value| {
+        let messages = json!([{ "role": "user", "content": content }]);
+        server.chat(json!({ "messages": messages, "temperature": 0, "max_tokens": 3 }))
+    };
+    let answer = ask(json!("w1 w2"));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(answer.json()["usage"]["prompt_tokens"], 2);
+    assert_eq!(answer.json()["usage"]["prompt_tokens_details"]["image_tokens"], 0);
+    let same = ask(json!([{ "type": "text", "text": "w1 w2" }])).json();
+    assert_eq!(same["choices"][0]["message"], answer.json()["choices"][0]["message"]);
+    let body = json!({ "prompt": "w1 w2", "max_tokens": 3, "temperature": 0 }).to_string();
+    let completed = server.post("/v1/completions", body.as_bytes()).json();
+    assert_eq!(
+        completed["choices"][0]["text"],
+        answer.json()["choices"][0]["message"]["content"],
+        "the template adds nothing"
+    );
+    let tokens = server.post("/tokenize", json!({ "prompt": "w1 w2" }).to_string().as_bytes());
+    assert_eq!(tokens.json()["tokens"], json!([1, 2]), "{}", tokens.body);
+    // Refused before anything is fetched or decoded.
+    let url = json!({ "url": "data:image/png;base64,AAAA" });
+    let answer = ask(json!([
+        { "type": "text", "text": "w1" },
+        { "type": "image_url", "image_url": url },
+    ]));
+    let error = &answer.json()["error"];
+    assert_eq!(answer.status, 400, "{}", answer.body);
+    assert_eq!(error["param"], "messages[0].content[1].image_url.url", "{}", answer.body);
+    let why = error["message"].as_str().unwrap();
+    assert!(why.contains("\"tiny\" reads text alone; leave pictures and clips out"), "{why}");
+    let clip = ask(json!([{ "type": "video_url", "video_url": { "url": "http://x/a.gif" } }]));
+    assert_eq!(clip.status, 400, "{}", clip.body);
+    assert!(clip.body.contains("reads text alone"), "{}", clip.body);
+    let listed = server.get("/v1/models").json();
+    assert_eq!(listed["data"][0]["input_modalities"], json!(["text"]));
 }
 
 #[test]

@@ -88,9 +88,11 @@ pub fn parts(
     let answer_max = Some(answer_max(text, question)?);
     let question = Question { turns, shown, context, answer_max, now_s: NOW_S };
     let prepared = text.prepare(&question).map_err(GenerateError::from)?;
+    // Without eyes nothing was shown.
+    let Some(eyes) = &text.eyes else { return Ok(Vec::new()) };
     let numbers = |part: &Part| {
-        let size = text.eyes.grids[part.grid].size;
-        (part.numbers(&text.eyes.cutting, size), size)
+        let size = eyes.grids[part.grid].size;
+        (part.numbers(&eyes.cutting, size), size)
     };
     Ok(prepared.views.iter().flat_map(|view| &view.parts).map(numbers).collect())
 }

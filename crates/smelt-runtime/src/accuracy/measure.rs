@@ -72,7 +72,8 @@ pub fn measure(
     against: Against,
     progress: &mut dyn FnMut(Tally),
 ) -> Result<Score, MeasureError> {
-    let vision_bytes = bytes(dir.join(&deployment.text.spec.vision))?;
+    let vision = deployment.text.spec.vision.as_ref().map(|vision| bytes(dir.join(vision)));
+    let vision_bytes = vision.transpose()?.unwrap_or_default();
     let llm_bytes = bytes(dir.join(&deployment.text.spec.llm))?;
     let mut asked = Asked::default();
     let mut right = Right { against, is_same: true, nll: Mean::default(), kl: Mean::default() };
@@ -150,7 +151,7 @@ impl Asked {
         let is_right = question.is_right(&answer.text);
         self.tasks.entry(question.task.clone()).or_default().take(is_right);
         self.all.take(is_right);
-        let is_image = |token: &&u32| **token == deployment.text.image_token;
+        let is_image = |token: &&u32| Some(**token) == deployment.text.image_token;
         self.image_tokens.take(encoded.tokens.iter().filter(is_image).count() as f64);
         self.first_tokens.push(prepared_after + answer.timing.first_token);
         self.rates.extend(answer.timing.tokens_per_second());

@@ -347,12 +347,12 @@ fn run(
     let said = task.speaker.tokens();
     // What was said before a preemption holds no pictures, whatever its tokens are.
     let said = &said[range.start - read.start..range.end - read.end];
-    let is_image = |token: &&u32| *token == image_token;
+    let is_image = |token: &&u32| Some(**token) == *image_token;
     let before = tokens[..read.start].iter().filter(is_image).count();
     let count = tokens[read.clone()].iter().filter(is_image).count();
     let embedded = images.slice(before..before + count);
-    let image = ImageEmbeds { token: *image_token, embeds: &embedded.embeds };
-    let image = (count > 0).then_some(image);
+    let image_token = image_token.filter(|_| count > 0);
+    let image = image_token.map(|token| ImageEmbeds { token, embeds: &embedded.embeds });
     let places = places.as_ref().map(|places| &places[read.clone()]);
     let deepstack = &embedded.deepstack;
     let prompt = Prompt { deepstack, places, ..Prompt::plain(&tokens[read], image) };

@@ -1,7 +1,7 @@
 //! Answers many requests at once with one deployment.
 //!
-//! A [`Service`] is a handle to two threads: one owns the vision engine and looks at pictures, one owns
-//! the language model's and does what the [`Schedule`](crate::schedule::Schedule) says.  Requests come
+//! A [`Service`] is a handle to two threads: one owns the vision engine, if there is one, and looks at
+//! pictures, one owns the language model's and does what the [`Schedule`](crate::schedule::Schedule) says.  Requests come
 //! prepared ([`Text`]); events leave through tickets.  What a request is answered depends on nothing but the request.
 //! Knows nothing of HTTP.
 
@@ -84,6 +84,11 @@ impl Options {
         (self.picture_cache_bytes + self.pixel_bytes_max) as u64
     }
 
+    /// As they are, with nothing for pictures.
+    fn without_pictures(self) -> Self {
+        Self { pixel_bytes_max: 0, picture_cache_bytes: 0, ..self }
+    }
+
     /// As they are, with less for pictures where the whole process may take little.
     fn under_cap(self) -> Self {
         let (wanted, given) =
@@ -164,8 +169,8 @@ struct Asked {
     tokens: Vec<u32>,
     /// The place of each token, where the decoder takes three of a token and there are pictures.
     places: Option<Vec<Place>>,
-    /// Tokens of the prompt that have an embedding.
-    image_token: u32,
+    /// Tokens of the prompt that have an embedding, of models that see.
+    image_token: Option<u32>,
     images: Images,
     teller: Teller,
     deadline: Option<Instant>,
@@ -277,6 +282,9 @@ impl Service {
     pub fn start(mut deployment: Deployment, options: Options) -> Result<Self, StartError> {
         let slots = deployment.llm.limits().max_slots;
         let running_max = options.running_max.clamp(1, slots);
+        // Who sees nothing keeps nothing for pictures.
+        let sees = deployment.vision.is_some();
+        let options = if sees { options } else { options.without_pictures() };
         let picture_bytes = options.picture_bytes();
         let options = Options { running_max, ..options }.under_cap();
         warm::up(&mut deployment, options.running_max)?;
@@ -299,15 +307,17 @@ impl Service {
         let (to_vision, vision_inbox) = mpsc::channel();
         let Deployment { text, vision, llm } = deployment;
         let llm = llm::LlmThread::new(llm, capacity, llm_inbox, Arc::clone(&shared));
-        let vision = vision::VisionThread::new(
-            vision,
-            options.picture_cache_bytes,
-            (vision_inbox, to_llm.clone()),
-            Arc::clone(&shared),
-        );
         let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        let threads =
-            vec![named("llm").spawn(|| llm.run())?, named("vision").spawn(|| vision.run())?];
+        let mut threads = vec![named("llm").spawn(|| llm.run())?];
+        if let Some(vision) = vision {
+            let vision = vision::VisionThread::new(
+                vision,
+                options.picture_cache_bytes,
+                (vision_inbox, to_llm.clone()),
+                Arc::clone(&shared),
+            );
+            threads.push(named("vision").spawn(|| vision.run())?);
+        }
         Ok(Self(Arc::new(Inner {
             plan,
             tokens_max: kv.blocks_total * kv.block_tokens,

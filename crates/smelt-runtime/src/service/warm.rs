@@ -17,8 +17,10 @@ const TOKENS: usize = 128;
 /// # Errors
 /// [`GenerateError`] when an engine fails.
 pub(super) fn up(deployment: &mut Deployment, running_max: usize) -> Result<(), GenerateError> {
-    for part in deployment.vision.samples() {
-        deployment.vision.encode(&part).map_err(GenerateError::Vision)?;
+    if let Some(vision) = &mut deployment.vision {
+        for part in vision.samples() {
+            vision.encode(&part).map_err(GenerateError::Vision)?;
+        }
     }
     let warmed = llm(&mut deployment.llm, running_max);
     for slot in 0..running_max {

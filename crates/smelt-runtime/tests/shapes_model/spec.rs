@@ -10,23 +10,23 @@ pub(crate) fn internvl(model: &str, image_size: usize, eos: Vec<u32>) -> Spec {
         format: FORMAT,
         family: Family::InternVl3,
         model: model.to_owned(),
-        vision: "../vision".to_owned(),
+        vision: Some("../vision".to_owned()),
         llm: "../llm".to_owned(),
-        image: Cutting::Tiles(Tiling {
+        image: Some(Cutting::Tiles(Tiling {
             image_size,
             min_tiles: 1,
             max_tiles: 4,
             use_thumbnail: true,
             scale: Scale::IMAGENET,
-        }),
+        })),
         router: None,
         clip: None,
-        image_tokens: ImageTokens {
+        image_tokens: Some(ImageTokens {
             start: "<img>".to_owned(),
             image: "<IMG_CONTEXT>".to_owned(),
             end: "</img>".to_owned(),
             video: None,
-        },
+        }),
         places_per_second: None,
         eos,
         serving: Serving::default(),

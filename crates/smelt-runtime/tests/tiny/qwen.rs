@@ -29,9 +29,9 @@ fn spec(family: Family) -> Spec {
         format: FORMAT,
         family,
         model: "qwen-tiny".to_owned(),
-        vision: "../vision".to_owned(),
+        vision: Some("../vision".to_owned()),
         llm: "../llm".to_owned(),
-        image: Cutting::Patches(Patching {
+        image: Some(Cutting::Patches(Patching {
             patch: 4,
             merge: 2,
             frames: 2,
@@ -39,15 +39,15 @@ fn spec(family: Family) -> Spec {
             max_pixels: 1600,
             clip: None,
             scale,
-        }),
+        })),
         router: None,
         clip: None,
-        image_tokens: ImageTokens {
+        image_tokens: Some(ImageTokens {
             start: word("vision_start"),
             image: word("image_pad"),
             end: word("vision_end"),
             video: Some(word("video_pad")),
-        },
+        }),
         places_per_second: (family == Family::Qwen25Vl).then_some(2),
         eos: vec![249],
         serving: Serving::default(),

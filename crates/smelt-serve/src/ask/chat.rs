@@ -102,6 +102,20 @@ impl Chat {
         Ok(elsewhere)
     }
 
+    /// Refuses what is shown to a model that reads text alone, before anything is fetched or decoded.
+    ///
+    /// # Errors
+    /// 400, naming the field of the first picture or clip.
+    pub(crate) fn seen_by(&self, text: &Text, limits: Limits) -> Result<(), ApiError> {
+        let Err(blind) = text.seeing() else { return Ok(()) };
+        let said = self.said(limits)?;
+        let shown = said.iter().flat_map(|said| &said.pieces).flat_map(Seen::files);
+        match shown.map(|(at, _)| at).next() {
+            Some(at) => Err(unprepared(at, blind)),
+            None => Ok(()),
+        }
+    }
+
     /// The prompt; `fetched` are the files that other hosts have, in order.
     ///
     /// # Errors
@@ -112,6 +126,7 @@ impl Chat {
         fetched: Vec<Vec<u8>>,
         limits: Limits,
     ) -> Result<Prepared, ApiError> {
+        self.seen_by(text, limits)?;
         let answer_max = self.fields.new_tokens_max()?;
         let said = self.said(limits)?;
         let shown = shown::decode(&said, fetched, limits)?;

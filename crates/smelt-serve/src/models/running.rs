@@ -6,7 +6,7 @@ use smelt_runtime::service::Service;
 /// The threads of a model that is loaded.
 #[derive(Clone, Debug)]
 pub enum Running {
-    /// It sees and speaks.
+    /// It speaks, and sees if it has an engine for that.
     Speaks(Service),
     /// It gives embeddings of texts.
     Embeds(EmbedService),
@@ -53,6 +53,14 @@ impl Running {
                 format!("{} contexts of {} tokens at once", plan.batch_max, plan.context_max)
             }
             Self::Embeds(_) => format!("texts of {} tokens", self.tokens_max()),
+        }
+    }
+
+    /// What it takes, in words.
+    pub(crate) fn takes(&self) -> &'static [&'static str] {
+        match self {
+            Self::Speaks(service) if service.text().eyes.is_some() => &["text", "image", "video"],
+            Self::Speaks(_) | Self::Embeds(_) => &["text"],
         }
     }
 

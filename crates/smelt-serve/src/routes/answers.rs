@@ -55,6 +55,7 @@ pub(super) async fn chat(
     let (chat, elsewhere, budget) = read.await?;
     shared.models.wake(chat.common.model.as_deref()).await?;
     let model = shared.models.ask(chat.common.model.as_deref())?;
+    chat.seen_by(model.speaks()?.text(), limits)?;
     let words = ask::words(model.speaks()?);
     facts.model(&model.name);
     let fetched = match elsewhere.is_empty() {

@@ -65,5 +65,6 @@ fn told(model: &Model) -> Value {
         "created": model.created,
         "owned_by": "smelt",
         "max_model_len": model.running.tokens_max(),
+        "input_modalities": model.running.takes(),
     })
 }

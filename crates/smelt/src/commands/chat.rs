@@ -10,7 +10,7 @@ use smelt_runtime::generate::{
     Answer, GenerateError, Heard, Manner, Request, SpeakError, generate_heard,
 };
 use smelt_runtime::image::{Picture, Shown};
-use smelt_runtime::prepare::Seen;
+use smelt_runtime::prepare::{PrepareError, Seen};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
 use smelt_runtime::stop;
@@ -94,6 +94,7 @@ fn settings(flags: &SamplingFlags, seed: u64) -> Settings {
 fn failed(error: GenerateError) -> Failed {
     match error {
         GenerateError::Speak(SpeakError::Setting(error)) => Failed::usage(error),
+        GenerateError::Prepare(error @ PrepareError::Blind { .. }) => Failed::usage(error),
         error => Failed::model(error),
     }
 }

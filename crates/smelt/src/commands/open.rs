@@ -19,7 +19,7 @@ pub(super) struct Heading {
     pub(super) engines: Vec<PathBuf>,
     /// Answers at once, where it says so.
     pub(super) slots: Option<usize>,
-    /// Whether it gives embeddings; else it sees and speaks.
+    /// Whether it gives embeddings; else it speaks.
     pub(super) is_encoder: bool,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
     } else {
         let spec = deployment::read_spec(dir)?;
         let clip = spec.clip.into_iter().flat_map(|clip| [clip.vision, clip.text]);
-        let names = [spec.vision, spec.llm].into_iter().chain(clip).collect();
+        let names = spec.vision.into_iter().chain([spec.llm]).chain(clip).collect();
         (spec.model, spec.serving.slots, names)
     };
     let engines = names.iter().flat_map(|name| engines(dir.join(name))).collect();
@@ -58,7 +58,7 @@ pub(super) fn deployment(
     let deployment = Deployment::open_with(dir, kv)?;
     doing("comparing the engines with their digests");
     whole::once_a_boot(&heading(dir)?.engines, || deployment.verify_digests())?;
-    warn(deployment.vision.untuned().or(deployment.llm.untuned()));
+    warn(deployment.untuned());
     Ok(deployment)
 }
 

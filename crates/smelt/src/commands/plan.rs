@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use smelt_plan::admission::Basis;
-use smelt_plan::plan::{HubPin, Stage};
-use smelt_plan::{Plan, StageId};
+use smelt_plan::plan::{From, HubPin, Stage};
+use smelt_plan::{Kind, Plan, StageId};
 
 use super::explain::Story;
 use crate::exit::{Exit, Failed};
@@ -13,6 +13,7 @@ use crate::load::{self, Access, Standing};
 use crate::needs::{Fits, Needs};
 use crate::say::answer;
 use crate::sees;
+use crate::stage::deployment;
 use crate::table::{Table, bytes, seconds};
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
@@ -46,18 +47,41 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     for line in sees::lines(&loaded.plan, &story) {
         answer(format_args!("{line}\n"))?;
     }
+    for line in refusals(&loaded.plan, &story) {
+        answer(format_args!("{line}\n"))?;
+    }
     if let Some(line) = all_in_all(&loaded.plan, &story) {
         answer(format_args!("{line}\n"))?;
     }
     for (_, stage) in loaded.plan.stages() {
-        if let Some(HubPin { repo, revision, commit, .. }) = stage.fetched() {
-            answer(format_args!("{} is hf:{repo}@{revision} at commit {commit}\n", stage.name))?;
+        if let Some(HubPin { repo, revision, commit, file, .. }) = stage.fetched() {
+            let file = file.as_ref().map_or_else(String::new, |file| format!(":{file}"));
+            let stage = &stage.name;
+            answer(format_args!("{stage} is hf:{repo}@{revision}{file} at commit {commit}\n"))?;
         }
     }
     // The process ends here, and giving back a large plan piece by piece would take a tenth as long as
     // making it; the store is closed in order.
     std::mem::forget((loaded.plan, table));
     Ok(Exit::Ok)
+}
+
+/// What deployments that are still to be made will be refused for, as far as the files of checkpoints that
+/// are here tell.
+fn refusals(plan: &Plan, story: &Story<'_>) -> Vec<String> {
+    let path = |need: StageId| match &story.standings[need.index()].0 {
+        Standing::Hit { path, .. } => Some(path),
+        Standing::Miss(_) | Standing::Unknown { .. } => None,
+    };
+    let refusal = |(id, stage): (StageId, &Stage)| {
+        let is_meant = stage.kind == Kind::Deployment && path(id).is_none();
+        let edge = |field: &str| stage.inputs.iter().find(|input| input.field == field);
+        edge("llm").filter(|_| is_meant)?;
+        let From::Stage(checkpoint) = edge("checkpoint")?.from else { return None };
+        let why = deployment::foresee(path(checkpoint)?, edge("vision").is_some()).err()?;
+        Some(format!("{} will be refused: {why}", stage.name))
+    };
+    plan.stages().filter_map(refusal).collect()
 }
 
 /// How long it took, what it is expected to hold, and whether that fits.
@@ -153,8 +177,8 @@ fn as_json(story: &Story<'_>, needs: &Needs<'_>, id: StageId, stage: &Stage) -> 
         "key": key,
         "recipe_key": stage.recipe_key,
         "output": output,
-        "fetches": stage.fetched().map(|HubPin { repo, revision, commit, .. }| {
-            json!({ "repo": repo, "revision": revision, "commit": commit })
+        "fetches": stage.fetched().map(|HubPin { repo, revision, commit, file, .. }| {
+            json!({ "repo": repo, "revision": revision, "commit": commit, "file": file })
         }),
     })
 }

@@ -17,6 +17,7 @@ use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use super::deployment;
 use super::request::{Request, say};
+use crate::checkpoint::Beside;
 use crate::exit::Failed;
 
 /// A file of prompts larger than this holds more than is ever run.
@@ -137,8 +138,8 @@ pub(crate) fn watch(
     out: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), Failed> {
-    let tokenizer =
-        Tokenizer::open(&checkpoint.dir().join(TOKENIZER_FILE)).map_err(Failed::model)?;
+    let beside = Beside::of(checkpoint, out)?;
+    let tokenizer = Tokenizer::open(&beside.dir().join(TOKENIZER_FILE)).map_err(Failed::model)?;
     let is_given = !asked.texts.is_empty() || !asked.pictures.is_empty();
     let source = if is_given { "given" } else { "built-in" };
     if !is_given {

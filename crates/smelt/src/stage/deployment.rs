@@ -1,29 +1,33 @@
 //! `deployment`: engines, tokenizer, chat template and preprocessing in the shape `chat` loads.
 //!
 //! Engines are gigabytes and immutable, so they are named, not copied: sealed outputs lie beside
-//! each other, and a relative path from one to the next holds wherever the store is.
+//! each other, and a relative path from one to the next holds wherever the store is.  What was written is
+//! opened as `chat` opens it, and does once what an answer takes: what does not fit together is never sealed.
 
 use std::path::{Path, PathBuf};
 
-use smelt_engine::llm::LlmEngine;
+use smelt_engine::llm::{KvOptions, LlmEngine};
 use smelt_engine::vision::VisionEngine;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::internvl3::InternVl3;
 use smelt_model::grid::Patching;
 use smelt_model::model::{Encoder, Model, Vision};
 use smelt_runtime::deployment::{self, Deployment, FORMAT, Family, Serving, Spec, eos_tokens};
-use smelt_runtime::embed::{self, Recipe};
+use smelt_runtime::embed::{self, Recipe, SentenceEncoder};
+use smelt_runtime::generate::try_once;
 use smelt_runtime::image::{
     self, By, ClipPixels, Cutting, Eyes, Processor, Router, Scale, Tiling, Wish,
 };
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::similarity;
-use smelt_runtime::template::TOOLS_FILE;
+use smelt_runtime::template::{TOOLS_FILE, Template};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use smelt_runtime::vision;
 
 use super::request::{Request, say};
+use crate::checkpoint::Beside;
 use crate::exit::{Exit, Failed};
+use crate::fresh::FreshDir;
 use crate::photographs;
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
@@ -59,19 +63,22 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
         normalize: recipe.normalize,
     };
     spec.write(&request.out, &dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    Tokenizer::open(&request.out.join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    Ok(())
+    say("opening the engine");
+    let encoder = SentenceEncoder::open_at(&request.out, &place(engine)).map_err(Failed::model)?;
+    say("reading a word");
+    encoder.embed("Hello").map(drop).map_err(Failed::model)
 }
 
-/// A language model that sees.
+/// A language model, which sees where it has a vision engine.
 fn chat(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
-    let dir = checkpoint.dir();
-    let engines = [request.input("vision")?, request.input("llm")?];
-    let mut spec = spec(&checkpoint, request.word("model")?, engines)?;
+    let beside = Beside::of(&checkpoint, &request.out)?;
+    let dir = beside.dir();
+    let engines = (request.optional_input("vision"), request.input("llm")?);
+    let mut spec = spec(&checkpoint, dir, request.word("model")?, engines)?;
     spec.serving = serving(request, &checkpoint)?;
     if let Some(tiles) = spec.serving.tiles {
-        spec.image = with_tiles(spec.image, tiles)?;
+        spec.image = spec.image.map(|image| with_tiles(image, tiles)).transpose()?;
     }
     spec.router = router(request)?;
     costs(request, &checkpoint, &spec).iter().flatten().for_each(|line| say(line));
@@ -86,7 +93,45 @@ fn chat(request: &Request) -> Result<(), Failed> {
     for (from, name) in tools.into_iter().chain(clip) {
         deployment::copy(&from, &request.out.join(name)).map_err(Failed::model)?;
     }
-    Ok(())
+    say("opening the engines");
+    let at = place(request.input("llm")?);
+    let opened = Deployment::open_at(&request.out, &at, KvOptions::default());
+    let mut opened = opened.map_err(Failed::model)?;
+    say("saying a word");
+    try_once(&mut opened).map_err(Failed::model)
+}
+
+/// Where a deployment will lie whose engine lies here: sealed outputs lie beside each other.
+fn place(engine: &Path) -> PathBuf {
+    engine.with_file_name("deployment")
+}
+
+/// What of the checkpoint at `path` a deployment would be refused for, which sees or reads text alone: all that
+/// its files tell before anything is built of them.
+pub(crate) fn foresee(path: &Path, sees: bool) -> Result<(), Failed> {
+    let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
+    let scratch = FreshDir::scratch(&std::env::temp_dir().join("smelt-plan"))?;
+    let beside = Beside::of(&checkpoint, scratch.path())?;
+    let dir = beside.dir();
+    let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
+    let family = family(&checkpoint)?;
+    if sees {
+        cutting(&checkpoint)?;
+    }
+    let words = image_tokens(family).filter(|_| sees);
+    let words = words.iter().flat_map(|words| [&words.start, &words.image, &words.end]);
+    let bad = |why: String| Failed::model(format!("{}: {why}", dir.join(TOKENIZER_FILE).display()));
+    for word in words {
+        if tokenizer.token(word).is_none() {
+            return Err(bad(format!("has no token {word:?}, which stands for pictures")));
+        }
+    }
+    let (known, has) = (checkpoint.decoder().map_err(Failed::model)?.vocab, tokenizer.vocab());
+    if has > known {
+        return Err(bad(format!("has {has} tokens, but the model knows {known}")));
+    }
+    eos_tokens(dir, &tokenizer).map_err(Failed::model)?;
+    Template::open(dir).and_then(|template| template.try_once()).map_err(Failed::model)
 }
 
 /// The router of the thresholds or image tokens that are given; by similarity where there is a CLIP.
@@ -128,27 +173,30 @@ fn clip(request: &Request) -> Result<Option<similarity::Spec>, Failed> {
     }))
 }
 
-/// What a deployment of `checkpoint` called `model` says, its engines in these directories.
+/// What a deployment of `checkpoint` called `model` says, its tokenizer in `dir`, its engines in these
+/// directories.
 pub(super) fn spec(
     checkpoint: &Checkpoint,
+    dir: &Path,
     model: &str,
-    [vision, llm]: [&Path; 2],
+    (vision, llm): (Option<&Path>, &Path),
 ) -> Result<Spec, Failed> {
-    let dir = checkpoint.dir();
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
     let family = family(checkpoint)?;
     Ok(Spec {
         format: FORMAT,
         family,
         model: model.to_owned(),
-        vision: beside(vision)?,
+        vision: vision.map(beside).transpose()?,
         llm: beside(llm)?,
-        image: cutting(checkpoint)?,
+        image: vision.map(|_| cutting(checkpoint)).transpose()?,
         router: None,
         clip: None,
-        image_tokens: image_tokens(family),
+        image_tokens: vision.and_then(|_| image_tokens(family)),
         places_per_second: match &checkpoint.model().vision {
-            Some(Vision::Qwen25(tower)) => tower.places_per_second.try_into().ok(),
+            Some(Vision::Qwen25(tower)) if vision.is_some() => {
+                tower.places_per_second.try_into().ok()
+            }
             _ => None,
         },
         eos: eos_tokens(dir, &tokenizer).map_err(Failed::model)?,
@@ -161,12 +209,12 @@ pub(super) fn family(checkpoint: &Checkpoint) -> Result<Family, Failed> {
     let name = checkpoint.model().family;
     Family::named(name).ok_or_else(|| {
         let dir = checkpoint.dir().display();
-        Failed::model(format!("{dir} is of {name}, which does not see and speak"))
+        Failed::model(format!("{dir} is of {name}, which does not speak"))
     })
 }
 
-/// The words of a family's pictures, which are in its tokenizer.
-pub(super) fn image_tokens(family: Family) -> ImageTokens {
+/// The words of a family's pictures, which are in its tokenizer, if its models see.
+pub(super) fn image_tokens(family: Family) -> Option<ImageTokens> {
     let words = |start: &str, image: &str, end: &str, video: Option<&str>| ImageTokens {
         start: start.to_owned(),
         image: image.to_owned(),
@@ -174,11 +222,12 @@ pub(super) fn image_tokens(family: Family) -> ImageTokens {
         video: video.map(str::to_owned),
     };
     match family {
-        Family::InternVl3 => words("<img>", "<IMG_CONTEXT>", "</img>", None),
+        Family::InternVl3 => Some(words("<img>", "<IMG_CONTEXT>", "</img>", None)),
         Family::Qwen25Vl | Family::Qwen3Vl => {
             let video = Some("<|video_pad|>");
-            words("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", video)
+            Some(words("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", video))
         }
+        Family::Qwen2 | Family::Qwen3 | Family::Llama => None,
     }
 }
 
@@ -267,13 +316,13 @@ fn serving(request: &Request, checkpoint: &Checkpoint) -> Result<Serving, Failed
 /// What photographs will cost, where the engines can be opened here.
 fn costs(request: &Request, checkpoint: &Checkpoint, spec: &Spec) -> Option<Vec<String>> {
     let engines = VisionEngine::open_all(request.optional_input("vision")?).ok()?;
-    let vision = vision::Vision::new(spec.image.clone(), engines).ok()?;
+    let vision = vision::Vision::new(spec.image.clone()?, engines).ok()?;
     let built_for = || {
         let engine = LlmEngine::open(request.optional_input("llm")?).ok()?;
         Some(engine.built_for().max_seq_len)
     };
     let context = spec.serving.max_seq_len.or_else(built_for)?;
-    let (cutting, router) = (spec.image.clone(), spec.router.clone());
+    let (cutting, router) = (spec.image.clone()?, spec.router.clone());
     let eyes = Eyes { cutting, grids: vision.grids(), router };
     let wish = Wish { tiles_max: spec.serving.tiles, ..Wish::default() };
     let positions = checkpoint.decoder().ok()?.max_positions;

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Long enough for the slowest machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -196,6 +196,59 @@ pub fn anywhere(pipeline: &str) -> String {
 }
 
 /// The folder of a file under the repository's `tests/data`.
+/// A decoder of the golden `name`, quantised, verified and deployed by itself; it knows the words `w0` to
+/// `w158`.
+pub fn text_world(name: &str) -> World {
+    let world = World::new(TEXT);
+    let checkpoint = world.path("checkpoint");
+    fs::create_dir(&checkpoint).unwrap();
+    for entry in fs::read_dir(data(&format!("golden/{name}/checkpoint"))).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), checkpoint.join(entry.file_name())).unwrap();
+    }
+    let words = (0..159).map(|at| (format!("w{at}"), at.into()));
+    let vocab: serde_json::Map<String, Value> = words.collect();
+    let end = json!({"id": 159, "content": "<|end|>", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": true});
+    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [end], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"}});
+    fs::write(checkpoint.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let template = "{% for message in messages %}{{ message.content }} {% endfor %}";
+    let config = json!({"eos_token": "<|end|>", "chat_template": template});
+    fs::write(checkpoint.join("tokenizer_config.json"), config.to_string()).unwrap();
+    world
+}
+
+/// The pipeline of [`text_world`].
+const TEXT: &str = r#"
+smelt = 1
+name = "text"
+[stage.checkpoint]
+kind = "source"
+from = "path:checkpoint"
+[stage.llm-quant]
+kind = "quantize"
+checkpoint = "checkpoint"
+scheme = "int8"
+[stage.llm-engine]
+kind = "llm-engine-build"
+checkpoint = "llm-quant"
+max-seq-len = 128
+[stage.verify]
+kind = "verify"
+llm = "llm-engine"
+against = "checkpoint"
+weights = "llm-quant"
+[stage.deployment]
+kind = "deployment"
+model = "tiny"
+checkpoint = "checkpoint"
+llm = "llm-engine"
+verified = "verify"
+"#;
+
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)
 }

@@ -87,7 +87,7 @@ pub(crate) fn files(
     header: &Header,
     wanted: &dyn Fn(&str) -> bool,
 ) -> Result<Vec<SideFile>, GgufLie> {
-    if header.text(MODEL).is_none() && !header.entries.contains_key(TOKENS) {
+    if !header.entries.contains_key(MODEL) {
         return Ok(Vec::new());
     }
     let words = Words::of(header)?;

@@ -26,6 +26,8 @@ use crate::table;
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
 const HELP: &str = "/image FILE shows a picture with the next line, /clear begins anew, /quit ends";
+/// Of a model that reads text alone.
+const HELP_OF_TEXT: &str = "/clear begins anew, /quit ends";
 
 /// Of a model that was trained on single questions.
 const FORGETS: &str = "this model sees the pictures of a conversation, but forgets what was said: ask each question whole";
@@ -127,12 +129,13 @@ pub(super) fn talk(
     let service = Service::start(deployment, options).map_err(failed)?;
     let mut conversation = Conversation::default();
     pictures.iter().for_each(|path| conversation.show(service.text(), path.clone()));
+    let help = if service.text().eyes.is_some() { HELP } else { HELP_OF_TEXT };
     let is_terminal = io::stdin().is_terminal();
     if service.text().template.forgets() {
         tell(FORGETS);
     }
     if is_terminal {
-        tell(HELP);
+        tell(help);
     }
     loop {
         if is_terminal {
@@ -152,10 +155,10 @@ pub(super) fn talk(
             Line::Say(line) => turn(&service, manner, &mut conversation, line)?,
             Line::Image(path) => conversation.show(service.text(), path),
             Line::Clear => conversation = Conversation::default(),
-            Line::Help => tell(HELP),
+            Line::Help => tell(help),
             Line::Quit => return Ok(Exit::Ok),
             Line::Nothing => {}
-            Line::Unknown(line) => tell(format_args!("{line:?} is no command; {HELP}")),
+            Line::Unknown(line) => tell(format_args!("{line:?} is no command; {help}")),
         }
     }
 }

@@ -20,6 +20,9 @@ pub(super) const SAME_WEIGHTS: Bound = Bound { cosine_min: 0.999_999, error_max_
 /// Activations rounded to 8 bits for each run of 32: random weights measure a cosine of 0.9997 and an
 /// error of 0.03 of scale.
 pub(super) const ROUNDED_INPUTS: Bound = Bound { cosine_min: 0.995, error_max_of_scale: 0.25 };
+/// The same through all layers of a decoder: real weights have channels that are far larger than the others.
+/// SmolLM2-135M's Q4_1 measures 0.9938 and an error of 0.05 of scale, random weights 0.9997.
+pub(super) const ROUNDED_DECODER: Bound = Bound { cosine_min: 0.98, error_max_of_scale: 0.25 };
 /// int8 measures 0.9993 and better on random weights; the error of a single logit says little
 /// about it.
 const INT8: Bound = Bound { cosine_min: 0.995, error_max_of_scale: 0.25 };

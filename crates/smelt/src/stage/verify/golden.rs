@@ -39,12 +39,12 @@ pub(super) fn ask(
     (folder, told): (&Path, &dyn Fn(&str)),
     record: &mut Vec<Prompted>,
 ) -> Result<Vec<String>, Failed> {
-    let Parties { vision, llm, against, .. } = parties;
+    let Parties { vision, llm, against, words, .. } = parties;
     let questions =
         question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(Failed::usage)?;
-    let engines = [request.input("vision")?, request.input("llm")?];
-    let spec = deployment::spec(&against, "verified", engines)?;
-    let deployment = Deployment::of_engines(against.dir(), spec, vision, llm);
+    let engines = (request.optional_input("vision"), request.input("llm")?);
+    let spec = deployment::spec(&against, words.dir(), "verified", engines)?;
+    let deployment = Deployment::of_engines(words.dir(), spec, vision, llm);
     let mut deployment = deployment.map_err(Failed::invalid)?;
     let mut complaints = Vec::new();
     for (index, question) in questions.iter().enumerate() {
@@ -110,7 +110,7 @@ fn blame(
 fn preferred(
     against: &Checkpoint,
     parts: &[(Vec<f32>, Size)],
-    image_token: u32,
+    image_token: Option<u32>,
     given: &Given,
 ) -> Result<Vec<u32>, ReferenceError> {
     let mut seen = Seen::default();
@@ -120,11 +120,12 @@ fn preferred(
     }
     let prompt = &given.encoded.tokens;
     let tokens = [prompt.as_slice(), &given.tokens].concat();
-    let image = Image { token: image_token, embeds: &seen.embeds };
+    let image_token = image_token.filter(|_| !parts.is_empty());
+    let image = image_token.map(|token| Image { token, embeds: &seen.embeds });
     let places = given.encoded.places.as_ref().map(|places| with_text(places, given.tokens.len()));
     let all = reference::Prompt {
         tokens: &tokens,
-        image: (!parts.is_empty()).then_some(image),
+        image,
         places: places.as_deref(),
         deepstack: &seen.deepstack,
     };

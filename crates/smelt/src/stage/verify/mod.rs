@@ -5,7 +5,7 @@
 //! weight, beside the checkpoint's own ([`weights`]); then what the engines compute.  They answer a
 //! built-in prompt ([`probe`]) with 16 tokens; the reference, which shares no arithmetic with them,
 //! scores prompt and answer in one teacher-forced pass that streams the checkpoint: the vision
-//! engine, the decoder against the very weights it was built from (tight: only rounding may differ),
+//! engine, if there is one, the decoder against the very weights it was built from (tight: only rounding may differ),
 //! and the whole against the checkpoint (loose: quantisation may cost something).  Last, golden
 //! prompts go the way of a conversation and must be answered as expected ([`golden`]).
 
@@ -20,15 +20,16 @@ use std::path::Path;
 
 use serde::Serialize;
 use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine};
-use smelt_engine::vision::VisionEngine;
+use smelt_engine::vision::{Seen, VisionEngine};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::reference::compare::compare;
 
 use super::phases::Phases;
 use super::request::{Request, say};
+use crate::checkpoint::Beside;
 use crate::exit::{Exit, Failed};
-use bounds::{Finding, ROUNDED_INPUTS, SAME_WEIGHTS};
+use bounds::{Bound, Finding, ROUNDED_DECODER, SAME_WEIGHTS};
 use golden::Prompted;
 use probe::Probe;
 use weights::Weights;
@@ -45,11 +46,14 @@ struct Record {
 
 /// The engines, and what they are compared with.
 struct Parties {
-    /// One for each grid, from few pixels to many: the last is the model's own.
+    /// One for each grid, from few pixels to many: the last is the model's own.  None of a model that reads
+    /// text alone.
     vision: Vec<VisionEngine>,
     llm: LlmEngine,
     /// The f32 reference.
     against: Checkpoint,
+    /// Its tokenizer and chat template.
+    words: Beside,
     /// What the decoder was built from, where that is named.
     weights: Option<Checkpoint>,
 }
@@ -58,6 +62,18 @@ impl Parties {
     /// Whether the decoder has the very weights of the reference.
     fn is_plain(&self) -> bool {
         !self.against.is_quantized() && !self.llm.is_packed()
+    }
+
+    /// The checkpoint that the decoder was built from, as far as that is known: what is named, or the
+    /// reference itself, of plain weights or of those very integers.
+    fn own(&self) -> Result<Option<&Checkpoint>, Failed> {
+        let Self { against, weights, .. } = self;
+        if weights.is_some() || self.is_plain() {
+            return Ok(weights.as_ref().or(Some(against)));
+        }
+        let is_same =
+            against.is_packed() && self.llm.unlike(against).map_err(Failed::model)?.is_none();
+        Ok(is_same.then_some(against))
     }
 }
 
@@ -91,8 +107,8 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     let against = request.checkpoint("against")?;
     let weights = request.optional_input("weights").map(Checkpoint::open).transpose();
     let weights = weights.map_err(Failed::model)?;
-    let vision = VisionEngine::open_all(request.input("vision")?);
-    let mut vision = vision.map_err(Failed::invalid)?;
+    let vision = request.optional_input("vision").map(VisionEngine::open_all).transpose();
+    let mut vision = vision.map_err(Failed::invalid)?.unwrap_or_default();
     vision.sort_by_key(|engine| engine.takes().numbers());
     let exact = KvOptions { kind: KvType::F32, ..KvOptions::default() };
     let llm = LlmEngine::open_with(request.input("llm")?, exact).map_err(Failed::invalid)?;
@@ -100,19 +116,18 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     // The engines of one directory share one file.
     vision.first().map_or(Ok(()), VisionEngine::verify_digest).map_err(Failed::invalid)?;
     llm.verify_digest().map_err(Failed::invalid)?;
-    Ok(Parties { vision, llm, against, weights })
+    let words = Beside::of(&against, &request.out)?;
+    Ok(Parties { vision, llm, against, words, weights })
 }
 
 fn compare_weights(parties: &Parties, phases: &mut Phases) -> Result<Vec<Weights>, Failed> {
-    let Parties { vision, llm, against, weights } = parties;
+    let Parties { vision, llm, against, .. } = parties;
     say(&phases.begin("comparing the tower's weights"));
     let told = |line: &str| say(&phases.line(line));
     let compared = vision.iter().rev().map(|engine| weights::vision(engine, against, &told));
     let mut compared = compared.take(1).collect::<Result<Vec<_>, _>>()?;
     say(&phases.next("comparing the decoder's weights"));
-    // A decoder of plain weights was built from the checkpoint itself.
-    let own = weights.as_ref().or(parties.is_plain().then_some(against));
-    let Some(own) = own else {
+    let Some(own) = parties.own()? else {
         say("the decoder's weights are not compared one by one: \"weights\" does not name them");
         return Ok(compared);
     };
@@ -127,60 +142,96 @@ fn compare_weights(parties: &Parties, phases: &mut Phases) -> Result<Vec<Weights
 /// Compares what the engines compute with what the reference does.
 fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> Result<(), Failed> {
     let is_plain = parties.is_plain();
-    let Parties { vision, llm, against, weights } = parties;
+    // Of a model that reads text alone, one pass serves both comparisons where the integers are the same.
+    let is_own = parties.weights.is_none() && !is_plain && parties.own()?.is_some();
+    let Parties { vision, llm, against, words, weights } = parties;
     let decoder = against.decoder().map_err(Failed::model)?;
     let mut found = |finding: Finding| {
         say(&finding.line());
         record.findings.push(finding);
     };
     let which = probe::which(vision);
-    let Some(vision) = vision.get_mut(which) else {
-        return Err(Failed::invalid("there is no vision engine"));
+    let mut engine = vision.get_mut(which);
+    let room = llm.limits().max_seq_len;
+    let probe = match &engine {
+        Some(engine) => Probe::new(against, words.dir(), engine)?,
+        None => Probe::of_text(words.dir(), room)?,
     };
-    let probe = Probe::new(against, vision)?;
-    say(&phases.next("vision engine"));
-    let seen = vision.see(probe.pixels.clone()).map_err(Failed::invalid)?;
-    say(&phases.next("vision reference"));
-    let expected = probe.seen(against, &mut |line| say(&phases.line(line)))?;
-    let kept = record.weights.first().map_or(bounds::Kept::Rounded, Weights::kept);
-    let bound = bounds::vision(kept);
-    let same = compare(&expected.embeds, &seen.embeds, decoder.hidden).map_err(Failed::invalid)?;
-    found(Finding::new("image embeddings", bound, &same));
-    if !expected.deepstack.is_empty() {
-        let [expected, seen] = [&expected.deepstack, &seen.deepstack].map(|all| all.concat());
-        let same = compare(&expected, &seen, decoder.hidden).map_err(Failed::invalid)?;
-        found(Finding::new("features of earlier blocks", bound, &same));
-    }
+    let (seen, expected) = match &mut engine {
+        Some(engine) => {
+            let kept = record.weights.first().map_or(bounds::Kept::Rounded, Weights::kept);
+            look((&probe, engine, against), bounds::vision(kept), &mut found, phases)?
+        }
+        None => {
+            // Two phases without work.
+            for _ in 0..2 {
+                phases.next("");
+            }
+            (Seen { embeds: Vec::new(), deepstack: Vec::new() }, reference::Seen::default())
+        }
+    };
 
     say(&phases.next("decoder"));
     llm.set_arithmetic(Arithmetic::Floats);
     let (answer, mut logits) = probe.answer(llm, &seen, &[])?;
     say(&phases.next("decoder's reference"));
-    if let Some(weights) = weights {
+    let mut scored = None;
+    if let Some(own) = weights.as_ref().or(is_own.then_some(against)) {
         let given =
             reference::Seen { embeds: seen.embeds.clone(), deepstack: seen.deepstack.clone() };
         let told = &mut |line: &str| say(&phases.line(line));
-        let expected = probe.logits(weights, &answer, &given, told)?;
+        let expected = probe.logits(own, &answer, &given, told)?;
         let same = compare(&expected, &logits, decoder.vocab).map_err(Failed::invalid)?;
         found(Finding::new("logits against the engine's own weights", SAME_WEIGHTS, &same));
+        scored = (is_own && engine.is_none()).then_some(expected);
     }
     say(&phases.next("decoder in integers"));
     if llm.is_packed() {
         llm.set_arithmetic(Arithmetic::Integers);
         let (_, rounded) = probe.answer(llm, &seen, &answer)?;
         let same = compare(&logits, &rounded, decoder.vocab).map_err(Failed::invalid)?;
-        found(Finding::new("logits in integers against those in f32", ROUNDED_INPUTS, &same));
+        found(Finding::new("logits in integers against those in f32", ROUNDED_DECODER, &same));
         // What the engine answers with from now on is what the checkpoint is compared with.
         logits = rounded;
     }
     say(&phases.next("the checkpoint's reference"));
     let told = &mut |line: &str| say(&phases.line(line));
-    let expected = probe.logits(against, &answer, &expected, told)?;
+    let expected = match scored {
+        Some(expected) => expected,
+        None => probe.logits(against, &answer, &expected, told)?,
+    };
     let whole = compare(&expected, &logits, decoder.vocab).map_err(Failed::invalid)?;
-    let bound = if is_plain { SAME_WEIGHTS } else { bounds::quantised(llm.scheme()) };
+    let bound = match is_own {
+        // The weights are the checkpoint's own: nothing but activations is rounded.
+        true => ROUNDED_DECODER,
+        false if is_plain => SAME_WEIGHTS,
+        false => bounds::quantised(llm.scheme()),
+    };
     found(Finding::new("logits against the checkpoint", bound, &whole));
     record.answer = answer;
     Ok(())
+}
+
+/// Compares what the vision engine says of the probe's picture with what the reference says; gives both.
+fn look(
+    (probe, engine, against): (&Probe, &mut VisionEngine, &Checkpoint),
+    bound: Bound,
+    found: &mut impl FnMut(Finding),
+    phases: &mut Phases,
+) -> Result<(Seen, reference::Seen), Failed> {
+    let hidden = against.decoder().map_err(Failed::model)?.hidden;
+    say(&phases.next("vision engine"));
+    let seen = engine.see(probe.pixels().to_vec()).map_err(Failed::invalid)?;
+    say(&phases.next("vision reference"));
+    let expected = probe.seen(against, &mut |line| say(&phases.line(line)))?;
+    let same = compare(&expected.embeds, &seen.embeds, hidden).map_err(Failed::invalid)?;
+    found(Finding::new("image embeddings", bound, &same));
+    if !expected.deepstack.is_empty() {
+        let [told, heard] = [&expected.deepstack, &seen.deepstack].map(|all| all.concat());
+        let same = compare(&told, &heard, hidden).map_err(Failed::invalid)?;
+        found(Finding::new("features of earlier blocks", bound, &same));
+    }
+    Ok((seen, expected))
 }
 
 /// Where something is wrong: says all of it, keeps the record, and fails with the first.

@@ -1,4 +1,7 @@
-//! Makes what every model can be asked: a picture of whole numbers, a prompt, 16 tokens of answer.
+//! Makes what every model can be asked: a picture of whole numbers, if it sees, a prompt, 16 tokens of
+//! answer.
+
+use std::path::Path;
 
 use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
 use smelt_engine::vision::{Seen, Takes, VisionEngine};
@@ -19,16 +22,26 @@ pub(super) const ANSWER_TOKENS: usize = 16;
 /// the square of the patches.
 const IMAGE_TOKENS_MAX: usize = 300;
 
-/// A picture, and a prompt about it.
+/// What is said to models that read text alone.
+const WORDS: &str = "The capital of France is Paris. Water boils at 100 degrees, and 2 + 2 = 4.\n\
+    Once upon a time there was a small house at the edge of a wood, in which";
+
+/// A prompt, about a picture where the model sees.
 pub(super) struct Probe {
-    /// What the vision engine is given.
-    pub(super) pixels: Vec<f32>,
-    pub(super) tokens: Vec<u32>,
-    image_token: u32,
-    /// The size of the picture.
-    grid: Grid,
+    tokens: Vec<u32>,
+    picture: Option<Picture>,
     /// The places of the tokens, of decoders that take three of a token.
     places: Option<Vec<Place>>,
+}
+
+/// What a probe shows.
+struct Picture {
+    /// What the vision engine is given.
+    pixels: Vec<f32>,
+    /// The token that stands for it.
+    token: u32,
+    /// Its size.
+    grid: Grid,
 }
 
 /// Which of the engines, from few pixels to many, is looked at: of tiles the model's own, which is the last;
@@ -43,27 +56,50 @@ pub(super) fn which(engines: &[VisionEngine]) -> usize {
 }
 
 impl Probe {
-    /// Of the model of `checkpoint`, whose pictures `engine` takes.
-    pub(super) fn new(checkpoint: &Checkpoint, engine: &VisionEngine) -> Result<Self, Failed> {
+    /// Of the model of `checkpoint`, whose tokenizer is in `dir` and whose pictures `engine` takes.
+    pub(super) fn new(
+        checkpoint: &Checkpoint,
+        dir: &Path,
+        engine: &VisionEngine,
+    ) -> Result<Self, Failed> {
         let patching = match &checkpoint.model().vision {
             Some(Vision::Qwen25(tower)) => Some(tower.patching),
             Some(Vision::Qwen3(tower)) => Some(tower.patching),
             _ => None,
         };
-        let (tokens, image_token) = tokens(checkpoint, engine.tokens_per_tile())?;
+        let (tokens, image_token) = tokens(checkpoint, dir, engine.tokens_per_tile())?;
         let Some(grid) = engine.grid() else {
             return Err(Failed::invalid("the vision engine does not say for which size it is"));
         };
         let Some(patching) = patching else {
             let tower = checkpoint.internvl3().map_err(Failed::model)?;
             let pixels = tile(tower.vit.channels, tower.image_size);
-            return Ok(Self { pixels, tokens, image_token, grid, places: None });
+            let picture = Some(Picture { pixels, token: image_token, grid });
+            return Ok(Self { tokens, picture, places: None });
         };
         let lattice = patching.lattice(grid).map_err(Failed::invalid)?;
         let places = places(&tokens, image_token, &[Shown::still(lattice)]);
         let places = Some(places.map_err(Failed::invalid)?.tokens);
         let pixels = patches(patching, &lattice);
-        Ok(Self { pixels, tokens, image_token, grid, places })
+        let picture = Some(Picture { pixels, token: image_token, grid });
+        Ok(Self { tokens, picture, places })
+    }
+
+    /// Of words alone by the tokenizer in `dir`, for an engine that holds `room` tokens with the answer.
+    pub(super) fn of_text(dir: &Path, room: usize) -> Result<Self, Failed> {
+        let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
+        let mut tokens = tokenizer.encode_whole(WORDS).map_err(Failed::model)?;
+        tokens.truncate(room.saturating_sub(ANSWER_TOKENS).max(1));
+        if tokens.is_empty() {
+            // A vocabulary that has none of these words has a first one.
+            tokens.push(0);
+        }
+        Ok(Self { tokens, picture: None, places: None })
+    }
+
+    /// What the vision engine is given: nothing where the model reads text alone.
+    pub(super) fn pixels(&self) -> &[f32] {
+        self.picture.as_ref().map_or(&[], |picture| &picture.pixels)
     }
 
     /// What the reference sees.
@@ -72,7 +108,14 @@ impl Probe {
         checkpoint: &Checkpoint,
         progress: &mut dyn FnMut(&str),
     ) -> Result<reference::Seen, Failed> {
-        reference::see(checkpoint, &self.pixels, self.grid, progress).map_err(Failed::model)
+        let Some(Picture { pixels, grid, .. }) = &self.picture else {
+            return Ok(reference::Seen::default());
+        };
+        reference::see(checkpoint, pixels, *grid, progress).map_err(Failed::model)
+    }
+
+    fn image_token(&self) -> Option<u32> {
+        self.picture.as_ref().map(|picture| picture.token)
     }
 
     /// The engine's answer to the prompt about what was `seen`, greedy behind the tokens of `given`, and the
@@ -83,14 +126,14 @@ impl Probe {
         seen: &Seen,
         given: &[u32],
     ) -> Result<(Vec<u32>, Vec<f32>), Failed> {
-        let image = ImageEmbeds { token: self.image_token, embeds: &seen.embeds };
+        let image = self.image_token().map(|token| ImageEmbeds { token, embeds: &seen.embeds });
         let places = self.places.as_deref();
         let deepstack = &seen.deepstack;
-        let prompt = Prompt { places, deepstack, ..Prompt::plain(&self.tokens, Some(image)) };
+        let prompt = Prompt { places, deepstack, ..Prompt::plain(&self.tokens, image) };
         let mut logits = llm.prefill(0, &prompt).map_err(Failed::invalid)?;
         let (mut answer, mut all) = (Vec::new(), Vec::new());
         loop {
-            let said = || argmax(&logits, Some(self.image_token));
+            let said = || argmax(&logits, self.image_token());
             let token = given.get(answer.len()).copied().unwrap_or_else(said);
             answer.push(token);
             all.append(&mut logits);
@@ -117,7 +160,7 @@ impl Probe {
         let places = self.places.as_ref().map(|places| with_text(places, answer.len()));
         let prompt = reference::Prompt {
             tokens: &tokens,
-            image: Some(Image { token: self.image_token, embeds: &seen.embeds }),
+            image: self.image_token().map(|token| Image { token, embeds: &seen.embeds }),
             places: places.as_deref(),
             deepstack: &seen.deepstack,
         };
@@ -160,10 +203,13 @@ fn patches(patching: Patching, lattice: &Lattice) -> Vec<f32> {
 }
 
 /// A prompt as the family's chat format writes it, with so many image tokens, and which token these are.
-fn tokens(checkpoint: &Checkpoint, count: usize) -> Result<(Vec<u32>, u32), Failed> {
-    let dir = checkpoint.dir();
-    let words = image_tokens(family(checkpoint)?);
+fn tokens(checkpoint: &Checkpoint, dir: &Path, count: usize) -> Result<(Vec<u32>, u32), Failed> {
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
+    let family = family(checkpoint)?;
+    let words = image_tokens(family).ok_or_else(|| {
+        let (dir, family) = (dir.display(), family.name());
+        Failed::model(format!("{dir} is of {family}, which reads text alone; leave out \"vision\""))
+    })?;
     let image_token = tokenizer.token(&words.image).ok_or_else(|| {
         let (dir, word) = (dir.display(), &words.image);
         Failed::model(format!("{dir}: tokenizer.json has no token {word}"))

@@ -1,0 +1,171 @@
+//! Models that read text alone: verified, deployed, asked, measured, and shown a picture in vain.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::fs;
+
+use serde_json::Value;
+use world::{World, data, statuses, text_world};
+
+/// A question whose answer nobody knows.
+const OPEN: &str = r#"{"task":"say","question":"w1 w2 w3","answer":"w4"}"#;
+
+/// The words that the deployment of `world` says to `question`.
+fn said(world: &World, question: &str) -> String {
+    let ended = world.smelt(&["chat", "p.toml", "--max-tokens", "4", question]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    ended.stdout.trim().to_owned()
+}
+
+#[test]
+fn every_family_is_verified_deployed_and_asked() {
+    for name in ["qwen2-tiny", "qwen3-tiny", "llama3-tiny"] {
+        let world = text_world(name);
+        for arguments in [&["plan", "p.toml"][..], &["graph", "p.toml"]] {
+            let ended = world.smelt(arguments);
+            assert_eq!(ended.code, Some(0), "{name}: {}", ended.stderr);
+        }
+        let report = world.run(&[]);
+        assert!(statuses(&report).iter().all(|status| !status.ends_with("failed")), "{report}");
+        let verified = fs::read_to_string(world.out("verify").join("verify.json")).unwrap();
+        let verified: Value = serde_json::from_str(&verified).unwrap();
+        let findings = verified["findings"].as_array().unwrap();
+        assert_eq!(findings.len(), 3, "{verified}");
+        assert_eq!(verified["answer"].as_array().unwrap().len(), 16);
+        let answer = said(&world, "w1 w2 w3");
+        assert!(answer.starts_with('w') && answer.split_whitespace().count() <= 4, "{answer}");
+        assert_eq!(said(&world, "w1 w2 w3"), answer);
+        assert_ne!(said(&world, "w9 w8"), answer, "{name}: the question matters");
+        let out = world.smelt(&["out", "p.toml", "deployment"]);
+        assert_eq!(out.code, Some(0), "{}", out.stderr);
+    }
+}
+
+#[test]
+fn a_picture_for_a_model_that_reads_text_is_one_line() {
+    let world = text_world("qwen2-tiny");
+    world.run(&[]);
+    let picture = data("picture.png").display().to_string();
+    let ended = world.smelt(&["chat", "p.toml", "--image", &picture, "w1"]);
+    assert_eq!((ended.code, &ended.stdout[..]), (Some(2), ""), "{}", ended.stderr);
+    let why = "\"tiny\" reads text alone; leave pictures and clips out";
+    assert!(ended.stderr.trim_end().ends_with(why), "{}", ended.stderr);
+    world.write("q.jsonl", &format!("{OPEN}\n"));
+    let bench = ["bench", "accuracy", "--questions", "q.jsonl", "--json", "p.toml"];
+    let ended = world.smelt(&bench);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let document: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let target = &document["targets"][0];
+    assert_eq!(target["exact"]["of"], 1, "{document}");
+    assert!(target["perplexity"].as_f64().unwrap() > 1.0, "{document}");
+    assert!(target["llm_bytes"].as_u64() > Some(0), "{document}");
+    let shown = OPEN.replace("\"answer\"", "\"images\":[\"picture.png\"],\"answer\"");
+    fs::copy(data("picture.png"), world.path("picture.png")).unwrap();
+    world.write("q.jsonl", &format!("{shown}\n"));
+    let ended = world.smelt(&bench);
+    assert_eq!(ended.code, Some(4), "{}", ended.stderr);
+    assert!(ended.stderr.trim_end().ends_with(why), "{}", ended.stderr);
+}
+
+#[test]
+fn golden_prompts_are_asked_of_text_models() {
+    let world = text_world("llama3-tiny");
+    fs::create_dir(world.path("prompts")).unwrap();
+    world.write("prompts/questions.jsonl", &format!("{OPEN}\n"));
+    let own = "weights = \"llm-quant\"\n";
+    let asked = world.read("p.toml").replace(own, &format!("{own}prompts = \"path:prompts\"\n"));
+    world.write("p.toml", &asked);
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_ne!(ended.code, Some(0));
+    let words = "golden prompt 1, \"w1 w2 w3\", is answered ";
+    assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the f32 reference says"), "{}", ended.stderr);
+}
+
+#[test]
+fn what_sees_is_no_part_of_a_text_model() {
+    let world = text_world("qwen3-tiny");
+    let pipeline = world.read("p.toml");
+    let plan = |more: &str| {
+        world.write("p.toml", &(pipeline.clone() + more));
+        world.smelt(&["plan", "p.toml"])
+    };
+    for field in ["tiles = 4", "image-tokens = 64"] {
+        let ended = plan(field);
+        assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+        assert!(
+            ended.stderr.contains("without \"vision\" it reads text alone"),
+            "{}",
+            ended.stderr
+        );
+    }
+}
+
+/// A run of `world` whose deployment must be refused, and what `plan` says of it before.
+#[track_caller]
+fn refused(world: &World, words: &str, is_foreseen: bool) {
+    let plan = world.smelt(&["plan", "p.toml"]);
+    assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+    let line = plan.stdout.lines().find(|line| line.starts_with("deployment will be refused: "));
+    assert_eq!(line.is_some_and(|line| line.contains(words)), is_foreseen, "{}", plan.stdout);
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(4), "{}", ended.stderr);
+    assert!(ended.stderr.contains(words), "{words:?}: {}", ended.stderr);
+    let out = world.smelt(&["out", "p.toml", "deployment"]);
+    assert_ne!(out.code, Some(0), "it is not sealed: {}", out.stdout);
+}
+
+/// The tiny model without `verify`, which would be in the way.
+fn unverified() -> World {
+    let world = text_world("qwen2-tiny");
+    let pipeline = world.read("p.toml");
+    let (before, rest) = pipeline.split_once("[stage.verify]").unwrap();
+    let (_, after) = rest.split_once("[stage.deployment]").unwrap();
+    let after = after.replace("verified = \"verify\"\n", "");
+    world.write("p.toml", &format!("{before}[stage.deployment]{after}"));
+    world
+}
+
+#[test]
+fn a_template_that_fails_is_foreseen_and_never_sealed() {
+    for (template, words) in [
+        ("{{ raise_exception('no word from me') }}", "no word from me"),
+        ("{{ messages[0].content | nonsense }}", "nonsense"),
+        ("always the same", "it never writes what a message says"),
+    ] {
+        let world = unverified();
+        world.write("checkpoint/chat_template.jinja", template);
+        if template.starts_with("always") {
+            // It can be rendered and said; only who reads the plan learns that it says nothing.
+            let plan = world.smelt(&["plan", "p.toml"]);
+            assert!(plan.stdout.contains(words), "{}", plan.stdout);
+            continue;
+        }
+        refused(&world, words, true);
+    }
+}
+
+#[test]
+fn more_tokens_than_the_engine_knows_are_never_sealed() {
+    let world = unverified();
+    let mut tokenizer: Value =
+        serde_json::from_str(&world.read("checkpoint/tokenizer.json")).unwrap();
+    tokenizer["model"]["vocab"]["w160"] = 160.into();
+    world.write("checkpoint/tokenizer.json", &tokenizer.to_string());
+    refused(&world, "161 tokens, but the", true);
+}
+
+#[test]
+fn nonsense_from_a_program_is_no_engine() {
+    let world = unverified();
+    let pipeline = world.read("p.toml");
+    let (before, rest) = pipeline.split_once("[stage.llm-engine]").unwrap();
+    let (_, after) = rest.split_once("[stage.deployment]").unwrap();
+    let nonsense = "[stage.llm-engine]\nkind = \"command\"\n\
+        argv = [\"sh\", \"-c\", \"echo nonsense | tee engine.json > weights.bin\"]\n\
+        outputs = [\"engine.json\", \"weights.bin\"]\n";
+    world.write("p.toml", &format!("{before}{nonsense}[stage.deployment]{after}"));
+    refused(&world, "engine.json", false);
+}
