@@ -201,6 +201,8 @@ const VERIFY: &[Field] = &[
     field("against", CHECKPOINT, Absent::Refused),
     field("weights", Takes::Stage(&[Kind::Quantize, Kind::Command]), Absent::Nothing),
     field("prompts", Takes::Path, Absent::Nothing),
+    // What the reference computes is sampled otherwise.
+    field("full", Takes::Flag, Absent::Nothing),
 ];
 /// More tiles of one picture than models are trained with (InternVL's 12, its video's 40).
 const TILES_MAX: u64 = 64;
@@ -392,8 +394,8 @@ impl Kind {
             Self::Quantize => 6,
             // There is another built-in set, and the reference's exponentials are their own series.
             Self::Calibrate => 6,
-            // As above; verify.json has findings of all that a tower says.
-            Self::Verify => 6,
+            // As above; what the reference computes is sampled.
+            Self::Verify => 7,
             // What it leaves besides its outputs is not sealed.
             Self::Command => 2,
             // Code that configurations name is fetched.

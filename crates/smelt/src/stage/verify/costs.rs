@@ -30,8 +30,9 @@ struct Sizes {
 
 /// The parts of a verification of `parties`, in the order in which they come.
 pub(super) fn phases(parties: &Parties, request: &Request) -> Phases {
-    let Parties { vision, against, weights, llm, .. } = parties;
-    let image_tokens = vision.get(which(vision)).map_or(0, |engine| engine.tokens_per_tile());
+    let Parties { vision, against, weights, llm, extent, .. } = parties;
+    let image_tokens =
+        vision.get(which(vision, *extent)).map_or(0, |engine| engine.tokens_per_tile());
     let folder = request.optional_input("prompts");
     let prompts = folder.and_then(|folder| question::read(&folder.join(PROMPTS_FILE), None).ok());
     Phases::new(costs(&Sizes {

@@ -8,6 +8,9 @@
 //! engine, if there is one, the decoder against the very weights it was built from (tight: only rounding may differ),
 //! and the whole against the checkpoint (loose: quantisation may cost something).  Last, golden
 //! prompts go the way of a conversation and must be answered as expected ([`golden`]).
+//!
+//! Every weight is compared, always.  What the reference computes is sampled, since it took three quarters of a
+//! build: some tokens of the picture, the smallest of several grids.  `full = true` computes all.
 
 mod bounds;
 mod costs;
@@ -31,7 +34,7 @@ use crate::checkpoint::Beside;
 use crate::exit::{Exit, Failed};
 use bounds::{Bound, Finding, ROUNDED_DECODER, SAME_WEIGHTS};
 use golden::Prompted;
-use probe::Probe;
+use probe::{Extent, Probe};
 use weights::Weights;
 
 /// The artifact: `verify.json`.
@@ -56,6 +59,8 @@ struct Parties {
     words: Beside,
     /// What the decoder was built from, where that is named.
     weights: Option<Checkpoint>,
+    /// How much the reference computes.
+    extent: Extent,
 }
 
 impl Parties {
@@ -117,7 +122,8 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     vision.first().map_or(Ok(()), VisionEngine::verify_digest).map_err(Failed::invalid)?;
     llm.verify_digest().map_err(Failed::invalid)?;
     let words = Beside::of(&against, &request.out)?;
-    Ok(Parties { vision, llm, against, words, weights })
+    let extent = if request.flag("full") { Extent::Full } else { Extent::Sampled };
+    Ok(Parties { vision, llm, against, words, weights, extent })
 }
 
 fn compare_weights(parties: &Parties, phases: &mut Phases) -> Result<Vec<Weights>, Failed> {
@@ -144,17 +150,17 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     let is_plain = parties.is_plain();
     // Of a model that reads text alone, one pass serves both comparisons where the integers are the same.
     let is_own = parties.weights.is_none() && !is_plain && parties.own()?.is_some();
-    let Parties { vision, llm, against, words, weights } = parties;
+    let Parties { vision, llm, against, words, weights, extent } = parties;
     let decoder = against.decoder().map_err(Failed::model)?;
     let mut found = |finding: Finding| {
         say(&finding.line());
         record.findings.push(finding);
     };
-    let which = probe::which(vision);
+    let which = probe::which(vision, *extent);
     let mut engine = vision.get_mut(which);
     let room = llm.limits().max_seq_len;
     let probe = match &engine {
-        Some(engine) => Probe::new(against, words.dir(), engine)?,
+        Some(engine) => Probe::new(against, words.dir(), engine, *extent)?,
         None => Probe::of_text(words.dir(), room)?,
     };
     let (seen, expected) = match &mut engine {

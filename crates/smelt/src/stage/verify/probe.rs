@@ -22,6 +22,19 @@ pub(super) const ANSWER_TOKENS: usize = 16;
 /// the square of the patches.
 const IMAGE_TOKENS_MAX: usize = 300;
 
+/// Image tokens of a tile that the decoder is shown where the reference samples: every layer, head and weight
+/// takes part in each token's sum, so a few show what all would, in a fraction of the time.
+const IMAGE_TOKENS_SAMPLED: usize = 32;
+
+/// How much the reference computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// The smallest grid, and of a tile some of its tokens.
+    Sampled,
+    /// As much as is no trouble.
+    Full,
+}
+
 /// What is said to models that read text alone.
 const WORDS: &str = "The capital of France is Paris. Water boils at 100 degrees, and 2 + 2 = 4.\n\
     Once upon a time there was a small house at the edge of a wood, in which";
@@ -36,6 +49,9 @@ pub(super) struct Probe {
 
 /// What a probe shows.
 struct Picture {
+    /// The tokens that the tower makes of it, and how many of these the decoder is shown.
+    made: usize,
+    shown: usize,
     /// What the vision engine is given.
     pixels: Vec<f32>,
     /// The token that stands for it.
@@ -45,8 +61,13 @@ struct Picture {
 }
 
 /// Which of the engines, from few pixels to many, is looked at: of tiles the model's own, which is the last;
-/// of pictures of any size the largest that is no trouble.
-pub(super) fn which(engines: &[VisionEngine]) -> usize {
+/// of pictures of any size the smallest, or the largest that is no trouble.
+pub(super) fn which(engines: &[VisionEngine], extent: Extent) -> usize {
+    let takes_any_size =
+        engines.iter().any(|engine| matches!(engine.takes(), Takes::Patches { .. }));
+    if takes_any_size && extent == Extent::Sampled {
+        return 0;
+    }
     let last = engines.len().saturating_sub(1);
     let is_easy = |engine: &VisionEngine| match engine.takes() {
         Takes::Tile { .. } => true,
@@ -61,27 +82,33 @@ impl Probe {
         checkpoint: &Checkpoint,
         dir: &Path,
         engine: &VisionEngine,
+        extent: Extent,
     ) -> Result<Self, Failed> {
         let patching = match &checkpoint.model().vision {
             Some(Vision::Qwen25(tower)) => Some(tower.patching),
             Some(Vision::Qwen3(tower)) => Some(tower.patching),
             _ => None,
         };
-        let (tokens, image_token) = tokens(checkpoint, dir, engine.tokens_per_tile())?;
+        let made = engine.tokens_per_tile();
+        let shown = match (extent, &patching) {
+            (Extent::Sampled, None) => made.min(IMAGE_TOKENS_SAMPLED),
+            _ => made,
+        };
+        let (tokens, token) = tokens(checkpoint, dir, shown)?;
         let Some(grid) = engine.grid() else {
             return Err(Failed::invalid("the vision engine does not say for which size it is"));
         };
         let Some(patching) = patching else {
             let tower = checkpoint.internvl3().map_err(Failed::model)?;
             let pixels = tile(tower.vit.channels, tower.image_size);
-            let picture = Some(Picture { pixels, token: image_token, grid });
+            let picture = Some(Picture { made, shown, pixels, token, grid });
             return Ok(Self { tokens, picture, places: None });
         };
         let lattice = patching.lattice(grid).map_err(Failed::invalid)?;
-        let places = places(&tokens, image_token, &[Shown::still(lattice)]);
+        let places = places(&tokens, token, &[Shown::still(lattice)]);
         let places = Some(places.map_err(Failed::invalid)?.tokens);
         let pixels = patches(patching, &lattice);
-        let picture = Some(Picture { pixels, token: image_token, grid });
+        let picture = Some(Picture { made, shown, pixels, token, grid });
         Ok(Self { tokens, picture, places })
     }
 
@@ -114,6 +141,16 @@ impl Probe {
         reference::see(checkpoint, pixels, *grid, progress).map_err(Failed::model)
     }
 
+    /// Of the embeddings of all tokens those that the decoder is shown, equally far apart.
+    fn shown(&self, embeds: &[f32]) -> Vec<f32> {
+        let Some(Picture { made, shown, .. }) = self.picture else { return embeds.to_vec() };
+        if shown == made {
+            return embeds.to_vec();
+        }
+        let rows: Vec<&[f32]> = embeds.chunks(embeds.len() / made).collect();
+        (0..shown).flat_map(|at| rows[at * made / shown]).copied().collect()
+    }
+
     fn image_token(&self) -> Option<u32> {
         self.picture.as_ref().map(|picture| picture.token)
     }
@@ -126,7 +163,8 @@ impl Probe {
         seen: &Seen,
         given: &[u32],
     ) -> Result<(Vec<u32>, Vec<f32>), Failed> {
-        let image = self.image_token().map(|token| ImageEmbeds { token, embeds: &seen.embeds });
+        let embeds = &self.shown(&seen.embeds);
+        let image = self.image_token().map(|token| ImageEmbeds { token, embeds });
         let places = self.places.as_deref();
         let deepstack = &seen.deepstack;
         let prompt = Prompt { places, deepstack, ..Prompt::plain(&self.tokens, image) };
@@ -158,9 +196,10 @@ impl Probe {
         let last = self.tokens.len() - 1;
         let tokens = [&self.tokens, answer].concat();
         let places = self.places.as_ref().map(|places| with_text(places, answer.len()));
+        let embeds = &self.shown(&seen.embeds);
         let prompt = reference::Prompt {
             tokens: &tokens,
-            image: self.image_token().map(|token| Image { token, embeds: &seen.embeds }),
+            image: self.image_token().map(|token| Image { token, embeds }),
             places: places.as_deref(),
             deepstack: &seen.deepstack,
         };
