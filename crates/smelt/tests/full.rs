@@ -37,7 +37,7 @@ impl Mounted {
 
     fn free_kib(&self) -> u64 {
         let found = statvfs(&self.at).unwrap();
-        found.blocks_available() * found.fragment_size() >> 10
+        (found.blocks_available() * found.fragment_size()) >> 10
     }
 
     /// Leaves so much of it free.

@@ -212,7 +212,7 @@ mod tests {
                 let expect = (first..first + size).fold(0, |sum, at| sum << 1 | i32::from(bit(at)));
                 assert_eq!(stream.take(size as u32), expect, "{size} at {first}");
             }
-            assert_eq!(stream.is_overdrawn(), bits.len() * 8 % size != 0);
+            assert_eq!(stream.is_overdrawn(), !(bits.len() * 8).is_multiple_of(size));
             stream.fill();
             assert_eq!(stream.take(15), 0);
             assert!(stream.is_overdrawn() && !stream.is_over());
