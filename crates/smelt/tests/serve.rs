@@ -865,7 +865,7 @@ fn what_does_not_fit_is_shown_smaller_and_told_in_usage() {
     let stream = json!({ "stream": true, "max_tokens": 8 });
     let streamed = server.chat(shown("What is it?", &picture, stream)).body;
     assert!(streamed.contains(": looking at tile 1 of 1\n\n"), "{streamed}");
-    assert!(streamed.trim_end().ends_with("data: [DONE]"), "{streamed}");
+    assert!(streamed.contains("data: [DONE]"), "{streamed}");
     drop(server);
     // What nobody asks for is not told.
     let server = Server::start(&["--tiles", "1"]);
