@@ -179,7 +179,10 @@ mod tests {
         assert_eq!(of("aba").unwrap(), None, "too few digits");
         assert_eq!(of("nose").unwrap(), None);
         let error = of("ears").unwrap_err().to_string();
-        assert!(error.starts_with("ears may be any of acacacacacacacac, ffffffffffffffff;"), "{error}");
+        assert!(
+            error.starts_with("ears may be any of acacacacacacacac, ffffffffffffffff;"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -187,10 +190,14 @@ mod tests {
         let other = Built { file: Some("/home/q.toml".into()), ..built(2, "other", &[]) };
         let all = [built(1, "eyes", &["model=path:x", "n=1"]), other];
         let text = instead(&all, Path::new("/home/p.toml"));
-        let expect = "instead: 0101010101010101 (eyes, built with --set model=path:x --set n=1); `smelt";
+        let expect =
+            "instead: 0101010101010101 (eyes, built with --set model=path:x --set n=1); `smelt";
         assert!(text.contains(expect), "{text}");
         let text = instead(&all, Path::new("/home/r.toml"));
-        assert!(text.contains("0101010101010101 (eyes") && text.contains("0202020202020202 (other)"), "{text}");
+        assert!(
+            text.contains("0101010101010101 (eyes") && text.contains("0202020202020202 (other)"),
+            "{text}"
+        );
         assert_eq!(instead(&[], Path::new("p.toml")), "");
     }
 }
