@@ -14,11 +14,12 @@ struct Patch {
 }
 
 impl Patch {
-    /// Numbers of it that are held at the moment of most: the residual row and its norm beside
-    /// queries, keys and values, turned and as they were, or beside both sides of a gated MLP.
+    /// Numbers of it that are held at the moment of most: the residual row and its norm beside queries, keys and
+    /// values, both of the first turned as well, and what attention makes of them; or beside both sides of a
+    /// gated MLP.
     fn numbers(&self) -> usize {
         let Self { values, hidden, intermediate } = self;
-        values + (6 * hidden).max(2 * hidden + 2 * intermediate)
+        values + (8 * hidden).max(2 * hidden + 2 * intermediate)
     }
 }
 

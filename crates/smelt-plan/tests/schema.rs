@@ -66,13 +66,15 @@ fn wrong_keys_and_values_are_refused_by_both() {
         "retry = { reboot = \"yes\" }",
         "retry = { escalate = [{ scheme = \"int9\" }] }",
         "retry = { escalate = [{ checkpoint = \"d\" }] }",
-        "method = \"best\"",
+        "method = \"worst\"",
         "exclude = []",
     ] {
         check(&stage("quantize", &format!("{quantize}{more}")), false);
     }
     for more in [
         "method = \"gptq\"",
+        "method = \"best\"",
+        "retry = { warm-up = \"none\" }",
         "retry = { escalate = [{ scheme = \"int4-g32\" }] }",
         "retry = { settle = \"60s\", drop-caches = true, reboot = true }",
         "retry = { temporary-swap = true, warm-up = \"../a.toml#llm-engine\" }",

@@ -462,7 +462,7 @@ fn answers_of_something_else_are_refused() {
         state.files.iter_mut().for_each(|file| file.0 = file.0.replace(".safetensors", ".gguf"));
         state.files[0].0 = "another.gguf".to_owned();
     };
-    check(two, "holds 2 GGUF models (another.gguf, model.gguf); download the one you want");
+    check(two, "holds 2 GGUF models (another.gguf, model.gguf); name one of them, as in hf:");
 }
 
 #[test]

@@ -252,7 +252,7 @@ prompts = "path:x.txt"
 "#;
     let pipeline = parse(text, &[]).unwrap();
     let stage = &pipeline.stages[1];
-    assert_eq!(stage.params["tokens"], json!(512));
+    assert_eq!(stage.params["tokens"], json!(2048));
     assert_eq!(stage.inputs[1].from, InputRef::Path("x.txt".into()));
     for (given, words) in [
         ("x.txt", "\"prompts\" must be path:FILE or path:DIR, not \"x.txt\""),

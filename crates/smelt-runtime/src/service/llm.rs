@@ -201,7 +201,12 @@ impl LlmThread {
                     self.choose(id, &logits);
                 }
             }
-            Err(error) => self.lack_or_fail(&[id], &error),
+            Err(error) => {
+                // The part of the chunk in front of an answer's own tokens may have been read; the schedule counts
+                // whole chunks.
+                self.engine.truncate(slot, held);
+                self.lack_or_fail(&[id], &error);
+            }
         }
     }
 
