@@ -160,7 +160,8 @@ fn a_server_on_a_terminal_says_when_it_is_ready() {
     assert!(ready.starts_with("shapes-vl answers at http://127.0.0.1:"), "{text}");
     let words: Vec<&str> = ready.split_whitespace().collect();
     let after = words.iter().position(|word| *word == "after").unwrap();
-    assert!(words[after + 1].parse::<f64>().unwrap() > 0.0, "{text}");
+    // A small model may be ready within the 0.1 s that is shown.
+    assert!(words[after + 1].parse::<f64>().unwrap() >= 0.0, "{text}");
     assert!(ready.contains(" contexts of 512 tokens at once"), "{text}");
 }
 
