@@ -366,3 +366,109 @@ fn commands_take_what_a_pipeline_takes() {
     refused("synthetic:nothing", 4, "nothing");
     refused("path:nowhere", 4, "nowhere");
 }
+
+/// A GGUF file, asked for by its name.
+const GGUF: &str = r#"
+smelt = 1
+name = "gguf"
+[params]
+model = "hf:org/tiny-model"
+[stage.checkpoint]
+kind = "source"
+from = "${model}"
+[stage.llm-engine]
+kind = "llm-engine-build"
+checkpoint = "checkpoint"
+max-seq-len = 128
+[stage.verify]
+kind = "verify"
+llm = "llm-engine"
+against = "checkpoint"
+[stage.deployment]
+kind = "deployment"
+model = "tiny"
+checkpoint = "checkpoint"
+llm = "llm-engine"
+verified = "verify"
+"#;
+
+/// The parts of the model `smollm.gguf`, as the `gguf` package split it.
+const PARTS: [&str; 2] = ["split-00001-of-00002.gguf", "split-00002-of-00002.gguf"];
+
+/// A hub with one model in two files of GGUF, in several parts, and another that nobody asks for.
+fn gguf_hub() -> HubWorld {
+    let read = |name: &str| fs::read(data("golden/gguf-words").join(name)).unwrap();
+    let [first, second] = PARTS.map(read);
+    let hub = HubWorld::new(GGUF);
+    let parts = PARTS.map(|name| format!("q/{name}"));
+    hub.server.set(|state| {
+        state.files = [
+            ("README.md", b"a model".to_vec(), false),
+            ("another.gguf", b"never read".to_vec(), true),
+            ("smollm.gguf", read("smollm.gguf"), true),
+            (&parts[0], first, true),
+            (&parts[1], second, true),
+        ]
+        .map(|(name, bytes, is_large)| (name.to_owned(), bytes, is_large))
+        .into();
+    });
+    hub
+}
+
+impl HubWorld {
+    /// What the deployment of `model` says, its engine planned, built and verified first; and how many large
+    /// files were fetched.
+    #[track_caller]
+    fn answer_of(&self, model: &str) -> (String, usize) {
+        let set = format!("model={model}");
+        let plan = self.smelt(&["plan", "p.toml", "--set", &set], &[]);
+        assert_eq!(plan.code, Some(0), "{model}: {}", plan.stderr);
+        assert!(plan.stdout.contains(COMMIT), "{model}: {}", plan.stdout);
+        assert!(!plan.stdout.contains("refused"), "{model}: {}", plan.stdout);
+        assert_eq!(self.fetched().len(), 0, "{model}: a plan fetches nothing");
+        let run = self.smelt(&["run", "p.toml", "--set", &set], &[]);
+        assert_eq!(run.code, Some(0), "{model}: {}", run.stderr);
+        let fetched = self.fetched().len();
+        let question =
+            ["chat", "p.toml", "--set", &set, "--max-tokens", "8", "Hi there, what is 2?"];
+        let chat = self.smelt(&question, &[]);
+        assert_eq!(chat.code, Some(0), "{model}: {}", chat.stderr);
+        assert!(!chat.stdout.trim().is_empty(), "{model}: {}", chat.stderr);
+        (chat.stdout, fetched)
+    }
+}
+
+#[test]
+fn one_gguf_file_of_a_hub_is_planned_built_and_asked() {
+    let hub = gguf_hub();
+    let (answer, fetched) = hub.answer_of("hf:org/tiny-model:smollm.gguf");
+    assert_eq!(fetched, 1, "one of the four files");
+    // A path to the same bytes, and a commit that is named, are the same model.
+    let pinned = hub.answer_of(&format!("hf:org/tiny-model@{COMMIT}:smollm.gguf"));
+    assert_eq!(pinned, (answer.clone(), 0));
+    let path = data("golden/gguf-words/smollm.gguf");
+    let set = format!("model=path:{}", path.display());
+    let report = hub.smelt(&["run", "p.toml", "--set", &set, "--json"], &[]);
+    let report: Value = serde_json::from_str(&report.stdout).unwrap();
+    let built = statuses(&report);
+    assert!(built.contains(&"llm-engine hit".to_owned()), "{built:?}");
+    // Without a name nobody guesses, and a wrong one is told of before anything is fetched.
+    let refused = |model: &str, words: &str| {
+        let set = format!("model={model}");
+        let run = hub.smelt(&["run", "p.toml", "--set", &set], &[]);
+        assert_ne!(run.code, Some(0), "{model}");
+        assert!(run.stderr.contains(words), "{model}: {}", run.stderr);
+        assert!(!run.stderr.contains("panicked"), "{model}: {}", run.stderr);
+        assert_eq!(hub.fetched().len(), 0, "{model}");
+    };
+    refused("hf:org/tiny-model", "name one of them, as in hf:");
+    refused("hf:org/tiny-model:smolm.gguf", "smolm.gguf");
+}
+
+#[test]
+fn a_split_gguf_file_answers_as_the_whole_one_does() {
+    let hub = gguf_hub();
+    let (whole, _) = hub.answer_of("hf:org/tiny-model:smollm.gguf");
+    let (split, fetched) = hub.answer_of(&format!("hf:org/tiny-model:q/{}", PARTS[0]));
+    assert_eq!((split, fetched), (whole, 2));
+}

@@ -106,9 +106,9 @@ def characters_vocabulary(texts: list[str]):
     return tokens, scores, kinds
 
 
-def write(path: Path, vocabulary: dict) -> None:
-    """A model of one layer that can be opened, all of its numbers small."""
-    writer = gguf.GGUFWriter(str(path), "llama")
+def write(path: Path, vocabulary: dict, tensors_max: int = 0) -> None:
+    """A model of one layer that can be opened, all of its numbers small; in parts of so many tensors."""
+    writer = gguf.GGUFWriter(str(path), "llama", split_max_tensors=tensors_max)
     writer.add_context_length(256)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(1)
@@ -171,6 +171,8 @@ def main() -> None:
         write(path, {**common, "pre": pre})
         composed = [unicodedata.normalize("NFC", text) for text in texts]
         expected[pre] = tokenised(path, composed if pre == "qwen2" else texts)
+    # The same model again, as llama.cpp's tools split it: `split-00001-of-00002.gguf` and its second part.
+    write(HERE / "split.gguf", {**common, "pre": "smollm"}, tensors_max=6)
     tokens, scores, kinds = characters_vocabulary([text for text in texts if text not in NEAR])
     path = HERE / "characters.gguf"
     write(path, {
