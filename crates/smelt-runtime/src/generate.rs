@@ -179,8 +179,8 @@ pub fn prepare(
 /// The date that templates may show where nobody asks (2025-01-01).
 const SOME_DAY_S: u64 = 1_735_689_600;
 
-/// Does once what an answer takes: writes the prompt of a word by the template, looks at a picture of the
-/// smallest size where there are eyes, reads the prompt and says a token behind it.
+/// Does once what an answer takes: writes the prompt of a word by the template, which must hold the word, looks at
+/// a picture of the smallest size where there are eyes, reads the prompt and says a token behind it.
 ///
 /// # Errors
 /// [`GenerateError`] naming the part that failed.
@@ -200,6 +200,7 @@ pub fn try_once(deployment: &mut Deployment) -> Result<(), GenerateError> {
 ///
 /// # Errors
 /// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.
+    deployment.text.template.try_once().map_err(PrepareError::from)?;
 pub fn generate(
     deployment: &mut Deployment,
     request: &Request<'_>,

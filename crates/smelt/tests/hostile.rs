@@ -14,7 +14,7 @@ use std::process::Command;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
-use world::{World, data};
+use world::{World, data, text_world};
 
 /// What a bad file may cost, in KiB of resident memory.
 const RESIDENT_KIB_MAX: i64 = 300 << 10;
@@ -393,6 +393,60 @@ fn weights_that_are_not_finite_are_named() {
     let line = llm.refusal(&QUANTIZE, "an infinity");
     assert!(line.contains(DOWN) && line.contains("not finite"), "{line}");
     check_stage("NaN", |victim| victim.poke(FC2, [0xC0, 0x7F]), &[FC2, "NaN"]);
+}
+
+/// What a spoilt text model is refused for: by `plan` before anything is built, and by the deployment's stage.
+#[track_caller]
+fn check_words(what: &str, name: &str, text: &str, words: &str) {
+    let world = text_world("qwen2-tiny");
+    world.write(&format!("checkpoint/{name}"), text);
+    let plan = world.smelt(&["plan", "p.toml"]);
+    assert_eq!(plan.code, Some(0), "{what}: {}", plan.stderr);
+    let line = plan.stdout.lines().find(|line| line.starts_with("deployment will be refused: "));
+    assert!(line.is_some_and(|line| line.contains(words)), "{what}: {}", plan.stdout);
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(4), "{what}: {}", ended.stderr);
+    let own = ended.stderr.lines().filter(|line| line.starts_with("smelt: stage "));
+    let own: Vec<&str> = own.collect();
+    assert!(own.len() == 1 && own[0].contains(words), "{what}: {}", ended.stderr);
+    assert!(own[0].len() < 600, "{what}: {}", own[0]);
+    let out = world.smelt(&["out", "p.toml", "deployment"]);
+    assert_ne!(out.code, Some(0), "{what}: it is sealed");
+    let resident = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap().max_rss();
+    assert!(resident < RESIDENT_KIB_MAX, "{what}: {resident} KiB");
+}
+
+#[test]
+fn templates_that_overflow_and_grow_take_little_memory() {
+    let check = |what, text: &str, words| check_words(what, "chat_template.jinja", text, words);
+    let said = "{{ messages[0].content }}";
+    check("nots", &format!("{{{{ {}x }}}}{said}", "not ".repeat(5000)), "words and signs");
+    check("minus", &format!("{{{{ {}1 }}}}{said}", "-".repeat(20_000)), "words and signs");
+    check("ifs", &format!("{}{said}", "{% if true %}".repeat(4000)), "recursion");
+    let doubled = |step: &str| {
+        format!(
+            "{{% set ns = namespace(s='x') %}}{{% for i in range(99) %}}{{% set ns.s = {step} %}}{{% endfor %}}{said}"
+        )
+    };
+    check("sums", &doubled("ns.s ~ ns.s"), "more than 64 MiB");
+    check("replacements", &doubled("ns.s | replace('x', 'xx')"), "more than 64 MiB");
+}
+
+#[test]
+fn tokenizers_that_grow_take_little_memory() {
+    let world = text_world("qwen2-tiny");
+    let plain: Value = serde_json::from_str(&world.read("checkpoint/tokenizer.json")).unwrap();
+    let check = |what, part: &str, value: Value, words| {
+        let mut spoilt = plain.clone();
+        spoilt[part] = value;
+        check_words(what, "tokenizer.json", &spoilt.to_string(), words);
+    };
+    let eight = json!({"type": "Replace", "pattern": {"String": "w"}, "content": "wwwwwwww"});
+    let twelve = json!({"type": "Sequence", "normalizers": vec![eight; 12]});
+    check("twelve", "normalizer", twelve, "its normalizer makes texts more than 16 times longer");
+    let padding = json!({"strategy": {"Fixed": 1_000_000_000}, "direction": "Right", "pad_id": 0,
+        "pad_to_multiple_of": null, "pad_type_id": 0, "pad_token": "w0"});
+    check("padding", "padding", padding, "it pads texts to more than");
 }
 
 /// The golden checkpoint itself passes, so that the refusals above have their own reasons.

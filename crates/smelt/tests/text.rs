@@ -137,12 +137,6 @@ fn a_template_that_fails_is_foreseen_and_never_sealed() {
     ] {
         let world = unverified();
         world.write("checkpoint/chat_template.jinja", template);
-        if template.starts_with("always") {
-            // It can be rendered and said; only who reads the plan learns that it says nothing.
-            let plan = world.smelt(&["plan", "p.toml"]);
-            assert!(plan.stdout.contains(words), "{}", plan.stdout);
-            continue;
-        }
         refused(&world, words, true);
     }
 }
@@ -168,4 +162,55 @@ fn nonsense_from_a_program_is_no_engine() {
         outputs = [\"engine.json\", \"weights.bin\"]\n";
     world.write("p.toml", &format!("{before}{nonsense}[stage.deployment]{after}"));
     refused(&world, "engine.json", false);
+}
+
+/// A decoder of `model` beside the tower of `other`, both built here.
+fn mixed(model: &str, other: &str) -> World {
+    let from = |name: &str| data(&format!("golden/{name}/checkpoint")).display().to_string();
+    let (model, other) = (from(model), from(other));
+    World::new(&format!(
+        r#"
+smelt = 1
+name = "mixed"
+[stage.checkpoint]
+kind = "source"
+from = "path:{model}"
+[stage.other]
+kind = "source"
+from = "path:{other}"
+[stage.vision-onnx]
+kind = "onnx-export"
+checkpoint = "other"
+part = "vision"
+dtype = "f32"
+[stage.vision-engine]
+kind = "engine-build"
+onnx = "vision-onnx"
+[stage.llm-engine]
+kind = "llm-engine-build"
+checkpoint = "checkpoint"
+max-seq-len = 128
+[stage.deployment]
+kind = "deployment"
+model = "tiny"
+checkpoint = "checkpoint"
+vision = "vision-engine"
+llm = "llm-engine"
+"#
+    ))
+}
+
+#[test]
+fn a_tower_of_another_model_is_never_sealed() {
+    refused(
+        &mixed("internvl3-tiny", "internvl3_5-tiny"),
+        "the vision engine gives embeddings of 64, but the llm engine takes 80",
+        false,
+    );
+    // As wide, but it sees patches where the decoder's model is shown tiles.
+    refused(
+        &mixed("internvl3_5-tiny", "qwen2_5_vl-tiny"),
+        "tiles are square, but an engine takes 96x160",
+        false,
+    );
 }
