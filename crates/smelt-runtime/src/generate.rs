@@ -31,6 +31,16 @@ pub enum GenerateError {
     /// The answer cannot begin or go on.
     #[error(transparent)]
     Speak(#[from] SpeakError),
+    /// Keys and values of the prompt have no memory.
+    #[error(
+        "the prompt has {tokens} tokens, but memory has room for the keys and values of {room}: shorten it, show fewer pictures, keep them in int8, or free memory"
+    )]
+    NoRoom {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Tokens that have room.
+        room: usize,
+    },
     /// The vision engine failed.
     #[error("the vision engine failed: {0}")]
     Vision(#[source] smelt_engine::vision::RunError),
@@ -153,7 +163,7 @@ impl Encoded {
 /// Writes the prompt of `request` and encodes its pictures; `hear` hears which part is looked at.
 ///
 /// # Errors
-/// [`GenerateError`]; a prompt too long for the engine is refused before any picture is encoded.
+/// [`GenerateError`]; a prompt too long for the engine or its memory is refused before any picture is encoded.
 pub fn prepare(
     deployment: &mut Deployment,
     request: &Request<'_>,
@@ -163,6 +173,11 @@ pub fn prepare(
     let answer_max = Some(manner.new_tokens_max);
     let Prepared { tokens, views, places, seen } =
         deployment.text.prepare(&Question { turns, shown, context, answer_max, now_s })?;
+    let kv = deployment.llm.kv_usage();
+    let room = kv.blocks_free() * kv.block_tokens;
+    if tokens.len() > room {
+        return Err(GenerateError::NoRoom { tokens: tokens.len(), room });
+    }
     let mut encoded = Encoded { tokens, places, seen, ..Encoded::default() };
     let parts = views.iter().map(|view| view.parts.len()).sum();
     // Without a tower nothing is shown.
@@ -185,6 +200,7 @@ const SOME_DAY_S: u64 = 1_735_689_600;
 /// # Errors
 /// [`GenerateError`] naming the part that failed.
 pub fn try_once(deployment: &mut Deployment) -> Result<(), GenerateError> {
+    deployment.text.template.try_once().map_err(PrepareError::from)?;
     if let Some(vision) = &mut deployment.vision
         && let Some(part) = vision.samples().first()
     {
@@ -200,7 +216,6 @@ pub fn try_once(deployment: &mut Deployment) -> Result<(), GenerateError> {
 ///
 /// # Errors
 /// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.
-    deployment.text.template.try_once().map_err(PrepareError::from)?;
 pub fn generate(
     deployment: &mut Deployment,
     request: &Request<'_>,

@@ -24,6 +24,7 @@ use smelt_runtime::image::{By, Cutting, Detail, Part, Picture, Router, Shown, Ti
 use smelt_runtime::prepare::{PrepareError, Question};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings as Sampling;
+use smelt_runtime::service::give_what_is_left;
 use smelt_runtime::template::Context;
 use smelt_runtime::tokenizer::Tokenizer;
 use smelt_runtime::vision::Embedded;
@@ -200,6 +201,19 @@ fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
         "{error}"
     );
     assert!(error.to_string().ends_with("shorten it"), "it shows nothing: {error}");
+}
+
+#[test]
+fn a_prompt_that_memory_does_not_hold_is_refused_before_pictures_are_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    deployment.llm.set_kv_bytes_max(0);
+    let turns = [Turn::from_marked("user", "a", 0).unwrap()];
+    let (manner, heard) = (Manner::greedy(16), &mut |text: &str| panic!("{text}"));
+    let error = generate(&mut deployment, &request(&turns, &[], &manner), heard).unwrap_err();
+    assert!(matches!(error, GenerateError::NoRoom { room: 0, .. }), "{error}");
+    assert!(give_what_is_left(&mut deployment.llm).is_ok(), "a machine has this much");
+    assert!(generate(&mut deployment, &request(&turns, &[], &manner), &mut |_| {}).is_ok());
 }
 
 #[test]

@@ -288,7 +288,7 @@ impl Service {
         let picture_bytes = options.picture_bytes();
         let options = Options { running_max, ..options }.under_cap();
         warm::up(&mut deployment, options.running_max)?;
-        let plan = give_memory(&mut deployment.llm, &options, picture_bytes)?;
+        let plan = give_memory(&mut deployment.llm, &options, picture_bytes, 1)?;
         let kv = deployment.llm.kv_usage();
         let capacity = Capacity {
             slots,
@@ -434,12 +434,23 @@ impl Service {
     }
 }
 
+/// Lets keys and values take what this machine has left and no more, where one conversation is answered and no
+/// service.
+///
+/// # Errors
+/// [`DoesNotFit`] if not even the shortest context has room.
+pub fn give_what_is_left(llm: &mut LlmEngine) -> Result<KvPlan, DoesNotFit> {
+    // The shortest context of all is a block, and the plan is of two at least.
+    give_memory(llm, &Options::default(), 0, 2)
+}
+
 /// Measures what the engines left and lets keys and values take their part of it, beside pictures that would
-/// take `pictures` bytes under no cap.
+/// take `pictures` bytes under no cap, and for so many contexts at least.
 fn give_memory(
     llm: &mut LlmEngine,
     options: &Options,
     pictures: u64,
+    slots_min: u64,
 ) -> Result<KvPlan, DoesNotFit> {
     let machine = Machine::left_to_us(Path::new("/"));
     let own = Sample::of(std::process::id());
@@ -455,7 +466,7 @@ fn give_memory(
         block_bytes: kv.block_bytes as u64,
         block_tokens: kv.block_tokens as u64,
         max_seq_len: limits.max_seq_len as u64,
-        slots: limits.max_slots as u64,
+        slots: slots_min.max(limits.max_slots as u64),
     };
     let plan = sizing::plan(&memory, &sizes)?;
     llm.set_kv_bytes_max(plan.bytes);

@@ -5,7 +5,7 @@ mod talk;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use smelt_engine::llm::KvOptions;
+use smelt_engine::llm::{KvOptions, RunError};
 use smelt_runtime::generate::{
     Answer, GenerateError, Heard, Manner, Request, SpeakError, generate_heard,
 };
@@ -13,6 +13,7 @@ use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prepare::{PrepareError, Seen};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
+use smelt_runtime::service::{DoesNotFit, KvPlan, give_what_is_left};
 use smelt_runtime::stop;
 use smelt_runtime::template::Context;
 
@@ -51,6 +52,9 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let shown = flags.image.iter().map(|path| Picture::open(path).map(Shown::from));
     let shown = shown.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
     let mut deployment = open()?;
+    let plan = give_what_is_left(&mut deployment.llm);
+    let plan = plan.map_err(too_little)?;
+    cut(&plan, deployment.text.max_seq_len).iter().for_each(tell);
     let turn = Turn::from_marked("user", prompt, shown.len()).map_err(Failed::usage)?;
     let (turns, context) = (&[turn], &Context::default());
     let request = Request { turns, shown: &shown, context, manner: &manner, now_s: now.as_secs() };
@@ -95,8 +99,31 @@ fn failed(error: GenerateError) -> Failed {
     match error {
         GenerateError::Speak(SpeakError::Setting(error)) => Failed::usage(error),
         GenerateError::Prepare(error @ PrepareError::Blind { .. }) => Failed::usage(error),
+        error @ (GenerateError::NoRoom { .. }
+        | GenerateError::Llm(RunError::KvFull { .. } | RunError::NoMemory { .. })) => {
+            Failed::new(Exit::DoesNotFit, error)
+        }
         error => Failed::model(error),
     }
+}
+
+/// That not even a short answer fits.
+fn too_little(DoesNotFit { room, block_bytes, .. }: DoesNotFit) -> Failed {
+    let [room, needed] = [room >> 20, (2 * block_bytes).div_ceil(1 << 20)];
+    let why = format!(
+        "keys and values have {room} MiB of memory, and the shortest answer takes {needed}: free memory, or use --kv int8"
+    );
+    Failed::new(Exit::DoesNotFit, why)
+}
+
+/// That less fits than the context, if so.
+fn cut(plan: &KvPlan, context: usize) -> Option<String> {
+    let room = plan.context_max;
+    (room < context as u64).then(|| {
+        format!(
+            "a prompt with its answer has room for {room} tokens, not for {context}: free memory, use --kv int8, or say --max-seq-len {room}, and larger pictures are shown smaller"
+        )
+    })
 }
 
 /// What the answer cost.
@@ -120,4 +147,25 @@ fn summary(answer: &Answer, sampling: &Settings, context: usize) -> String {
 fn smaller(seen: &Seen, context: usize) -> String {
     let notice = seen.notice(context);
     notice.map_or_else(String::new, |notice| format!("; {notice} (--max-seq-len makes it longer)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_that_memory_does_not_hold_is_told_of() {
+        let plan = KvPlan { bytes: 1, token_bytes: 1, tokens: 320, context_max: 320, batch_max: 1 };
+        assert_eq!(cut(&plan, 320), None);
+        let told = cut(&plan, 4096).unwrap();
+        assert!(told.contains("320 tokens, not for 4096") && told.contains("--kv int8"), "{told}");
+    }
+
+    #[test]
+    fn no_memory_for_an_answer_is_no_fault_of_the_model() {
+        let error = GenerateError::NoRoom { tokens: 900, room: 320 };
+        assert_eq!(failed(error).exit, Exit::DoesNotFit);
+        let full = RunError::KvFull { more: 1, held: 5, total: 5 };
+        assert_eq!(failed(GenerateError::Llm(full)).exit, Exit::DoesNotFit);
+    }
 }
