@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use smelt_onnx::eval::{evaluate, load};
-use smelt_onnx::surgery::{Consume, Parts, Rule, apply, weights};
+use smelt_onnx::surgery::{Consume, Parts, Rule, apply, apply_heard, weights};
 use smelt_onnx::{Dim, ElementType, Model, ValueInfo, inspect};
 use world::{Random, World, close, ints, listing, random_inputs, same_meaning, symbol};
 
@@ -31,6 +31,34 @@ fn refused(rule: &Rule, change: impl Fn(&mut World), expect: &str) {
 fn gemm(world: &mut World) {
     world.node("Gemm", &["x", "w"], "logits", &[("transB", 1)]);
     world.output("logits", ElementType::F32);
+}
+
+/// The shares of a rule over `gemm`, and what is done in each.
+fn shares(rule: &Rule) -> Vec<(f64, String)> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut world = World::new(dir.path());
+    world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(4)]);
+    world.weight("w", &Random(5).tensor(ElementType::F32, &[8, 4]));
+    gemm(&mut world);
+    world.done(dir.path());
+    let mut heard = Vec::new();
+    let hear = &mut |line: &str| heard.push(line.to_owned());
+    apply_heard(dir.path(), rule, &dir.path().join("out"), Consume::No, hear).unwrap();
+    let share = |line: &String| {
+        let (share, what) = line.strip_prefix('[').unwrap().split_once("] ").unwrap();
+        let (done, all) = share.split_once('/').unwrap();
+        (done.parse::<f64>().unwrap() / all.parse::<f64>().unwrap(), what.to_owned())
+    };
+    heard.iter().map(share).collect()
+}
+
+#[test]
+fn the_share_that_is_written_is_told() {
+    let copied = shares(&Rule::SetBatch { size: 2 });
+    assert!(copied.len() == 1 && copied[0].1.starts_with("copying "), "{copied:?}");
+    let cut = shares(&Rule::SplitHead { output: None, parts: Parts::Count(2) });
+    assert!(cut.is_sorted_by(|a, b| a.0 <= b.0), "{cut:?}");
+    assert!(cut.iter().all(|(share, _)| (0.0..=1.0).contains(share)), "{cut:?}");
 }
 
 #[test]

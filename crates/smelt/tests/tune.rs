@@ -32,6 +32,11 @@ fn an_engine_keeps_the_tactics_it_was_built_with() {
     assert!(tactics["threads"].as_u64().unwrap() >= 1, "{tactics}");
     let machine = &tactics["machine"];
     assert!(machine["paths"].as_array().unwrap().contains(&tactics["path"]), "{tactics}");
+    let logs = fs::read_dir(world.path("cache/logs")).unwrap();
+    let log = logs.map(|run| run.unwrap().path().join("tune.1.log")).find(|log| log.exists());
+    let log = fs::read_to_string(log.unwrap()).unwrap();
+    let all = log.matches("] a step by").count() + log.matches("] a token among").count();
+    assert!(log.contains("[1/") && log.contains(&format!("[{all}/{all}] a token among")), "{log}");
     for engine in ["llm-engine", "vision-engine"] {
         assert_eq!(read(engine, "engine.json")["engine"]["tactics"], tactics, "{engine}");
     }

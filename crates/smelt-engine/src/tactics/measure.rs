@@ -24,35 +24,54 @@ const CHUNKS: [usize; 5] = [128, 64, 32, 256, 512];
 /// Half precision's bits of 1/1024, so that sums stay small.
 const SCALE_BITS: u16 = 0x1400;
 
-/// The instruction set and the number of threads that step fastest.
-pub(super) fn step(progress: &mut dyn FnMut(&str)) -> (Isa, usize) {
-    let weight = Weight::new(STEP_SHAPE);
-    let all = super::MachineFacts::here().cores;
-    let mut counts = vec![all];
-    counts
-        .extend(std::iter::successors(Some(all / 2), |half| Some(half / 2)).take_while(|&n| n > 0));
-    let mut choices = Vec::new();
-    // The widest vectors and all processors first: they win unless something is clearly faster.
-    for isa in Isa::all().into_iter().rev() {
-        for &count in &counts {
-            let seconds = weight.seconds(1, isa, &Threads::new(count));
-            progress(&format!(
-                "a step by {} on {count} threads: {:.2} ms",
-                isa.name(),
-                seconds * 1e3
-            ));
-            choices.push(((isa, count), seconds));
-        }
+/// What was timed of all that is.
+pub(super) struct Timed<'a> {
+    done: usize,
+    all: usize,
+    progress: &'a mut dyn FnMut(&str),
+}
+
+impl<'a> Timed<'a> {
+    /// Nothing yet of what [`step`] and [`chunk`] time.
+    pub(super) fn new(progress: &'a mut dyn FnMut(&str)) -> Self {
+        Self { done: 0, all: step_choices().len() + CHUNKS.len(), progress }
     }
+
+    fn tell(&mut self, what: &str) {
+        self.done += 1;
+        (self.progress)(&format!("[{}/{}] {what}", self.done, self.all));
+    }
+}
+
+/// Instruction sets and numbers of threads; the widest vectors and all processors first: they win unless
+/// something is clearly faster.
+fn step_choices() -> Vec<(Isa, usize)> {
+    let all = super::MachineFacts::here().cores;
+    let halves = std::iter::successors(Some(all), |count| Some(count / 2));
+    let counts: Vec<usize> = halves.take_while(|&count| count > 0).collect();
+    let with = |isa: Isa| counts.iter().map(move |&count| (isa, count));
+    Isa::all().into_iter().rev().flat_map(with).collect()
+}
+
+/// The instruction set and the number of threads that step fastest.
+pub(super) fn step(timed: &mut Timed<'_>) -> (Isa, usize) {
+    let weight = Weight::new(STEP_SHAPE);
+    let time = |(isa, count): (Isa, usize)| {
+        let seconds = weight.seconds(1, isa, &Threads::new(count));
+        let (isa_name, ms) = (isa.name(), seconds * 1e3);
+        timed.tell(&format!("a step by {isa_name} on {count} threads: {ms:.2} ms"));
+        ((isa, count), seconds)
+    };
+    let choices: Vec<_> = step_choices().into_iter().map(time).collect();
     best(&choices)
 }
 
 /// How many tokens of a prompt to compute at a time.
-pub(super) fn chunk(isa: Isa, threads: usize, progress: &mut dyn FnMut(&str)) -> usize {
+pub(super) fn chunk(isa: Isa, threads: usize, timed: &mut Timed<'_>) -> usize {
     let (weight, threads) = (Weight::new(PROMPT_SHAPE), Threads::new(threads));
     let choices = CHUNKS.map(|tokens| {
         let seconds = weight.seconds(tokens, isa, &threads) / tokens as f64;
-        progress(&format!("a token among {tokens}: {:.1} us", seconds * 1e6));
+        timed.tell(&format!("a token among {tokens}: {:.1} us", seconds * 1e6));
         (tokens, seconds)
     });
     best(&choices)

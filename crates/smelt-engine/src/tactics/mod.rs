@@ -106,10 +106,12 @@ pub struct Tactics {
 }
 
 impl Tactics {
-    /// Times the choices on this machine, which takes seconds; `progress` hears what each took.
+    /// Times the choices on this machine, which takes seconds; `progress` hears what each took, with the share
+    /// that is timed.
     pub fn tune(progress: &mut dyn FnMut(&str)) -> Self {
-        let (isa, threads) = measure::step(progress);
-        let chunk_tokens = measure::chunk(isa, threads, progress);
+        let timed = &mut measure::Timed::new(progress);
+        let (isa, threads) = measure::step(timed);
+        let chunk_tokens = measure::chunk(isa, threads, timed);
         let (machine, path) = (MachineFacts::here(), isa.name().to_owned());
         Self { format: FORMAT, machine, path, threads, chunk_tokens }
     }

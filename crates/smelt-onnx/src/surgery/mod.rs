@@ -214,6 +214,20 @@ pub fn apply(
     out_dir: &Path,
     consume: Consume,
 ) -> Result<Report, ApplyError> {
+    apply_heard(source, rule, out_dir, consume, &mut |_| {})
+}
+
+/// As [`apply`]; `progress` hears what is written, with the share of all bytes that is done.
+///
+/// # Errors
+/// As [`apply`].
+pub fn apply_heard(
+    source: &Path,
+    rule: &Rule,
+    out_dir: &Path,
+    consume: Consume,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report, ApplyError> {
     let path = if source.is_dir() { source.join(MODEL_FILE) } else { source.to_owned() };
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
@@ -230,7 +244,7 @@ pub fn apply(
     let counts = |model: &Model| [model.graph.nodes.len(), model.graph.initializers.len()];
     let ([nodes, initializers], [nodes_next, initializers_next]) = (counts(&model), counts(&next));
     drop(model);
-    let written = output::write(next, &given.makings, &path, out_dir, consume)?;
+    let written = output::write(next, &given.makings, &path, out_dir, consume, progress)?;
     Ok(Report {
         summary: patch.map(|patch| patch.summary),
         nodes: [nodes, nodes_next],

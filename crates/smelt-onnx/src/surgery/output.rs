@@ -24,6 +24,9 @@ use crate::survey::{free_location, tensors, tensors_mut};
 /// are copied.
 pub const DEAD_BYTES_MAX: u64 = 64 << 10;
 
+/// Files are copied in pieces of this many bytes, each of which is told of.
+const PIECE_BYTES: u64 = 64 << 20;
+
 /// Rows of a matrix are cut in blocks of about this many bytes.
 const BLOCK_BYTES: usize = 4 << 20;
 
@@ -78,6 +81,7 @@ pub(super) fn write(
     source: &Path,
     out_dir: &Path,
     consume: Consume,
+    progress: &mut dyn FnMut(&str),
 ) -> Result<Written, ApplyError> {
     let partial = Partial::create(out_dir)?;
     let own_name = source.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -86,6 +90,8 @@ pub(super) fn write(
         into: &partial.dir,
         written: Written::default(),
         renames: Vec::new(),
+        bytes: bytes_outside(&model),
+        progress,
     };
     transfer.make(makings)?;
     transfer.data_files(&mut model, makings, own_name, consume)?;
@@ -173,12 +179,35 @@ struct Transfer<'p> {
     written: Written,
     /// Renames that are due when all else is done.
     renames: Vec<(PathBuf, PathBuf)>,
+    /// Bytes that will lie in data files.
+    bytes: u64,
+    /// Hears what is done, with the share.
+    progress: &'p mut dyn FnMut(&str),
+}
+
+/// Bytes of the tensors that lie outside the model file.
+fn bytes_outside(model: &Model) -> u64 {
+    let mut bytes = 0;
+    let mut add = |tensor: &Initializer| {
+        if let Data::External { length, .. } = &tensor.data {
+            bytes += length;
+        }
+    };
+    tensors(&model.graph, &mut add);
+    weights(model).iter().for_each(add);
+    bytes
 }
 
 /// Byte ranges of a file, and where each goes.
 type Moves = BTreeMap<u64, (u64, u64)>;
 
 impl Transfer<'_> {
+    /// Says what is done now, and how much was.
+    fn tell(&mut self, what: &str, name: &str) {
+        let done = (self.written.bytes_written + self.written.bytes_renamed).min(self.bytes);
+        (self.progress)(&format!("[{done}/{}] {what} {name}", self.bytes));
+    }
+
     /// Brings over every data file the model refers to, and changes the model to match.
     fn data_files(
         &mut self,
@@ -253,9 +282,15 @@ impl Transfer<'_> {
         let target = File::create_new(into).map_err(io_error("create", into))?;
         let end = moves.values().map(|(length, new)| length + new).max().unwrap_or(0);
         target.set_len(end).map_err(io_error("extend", into))?;
+        let name = into.file_name().unwrap_or_default().to_string_lossy();
         for (begin, (length, new)) in moves {
-            copy_range(&source, *begin, &target, *new, *length).map_err(io_error("copy", from))?;
-            self.written.bytes_written += length;
+            for at in (0..*length).step_by(PIECE_BYTES as usize) {
+                self.tell("copying", &name);
+                let piece = PIECE_BYTES.min(length - at);
+                copy_range(&source, begin + at, &target, new + at, piece)
+                    .map_err(io_error("copy", from))?;
+                self.written.bytes_written += piece;
+            }
         }
         Ok(())
     }
@@ -263,8 +298,14 @@ impl Transfer<'_> {
     fn make(&mut self, makings: &[Making]) -> Result<(), OutputError> {
         for making in makings {
             match making {
-                Making::Columns(cut) => self.deal_columns(cut)?,
-                Making::Quantised(made) => self.quantise(made)?,
+                Making::Columns(cut) => {
+                    self.tell("cutting", &cut.from.name);
+                    self.deal_columns(cut)?;
+                }
+                Making::Quantised(made) => {
+                    self.tell("rounding", &made.from.name);
+                    self.quantise(made)?;
+                }
             }
             let lengths = making.results().into_iter().filter_map(Initializer::byte_len);
             self.written.bytes_written += lengths.sum::<usize>() as u64;

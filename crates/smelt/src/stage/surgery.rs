@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use smelt_model::export::GRIDS_FILE;
-use smelt_onnx::surgery::{Consume, HeadScheme, Parts, Rule, apply};
+use smelt_onnx::surgery::{Consume, HeadScheme, Parts, Rule, apply_heard};
 use smelt_onnx::{ElementType, MODEL_FILE};
 
 use super::request::{Request, say};
@@ -23,7 +23,8 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     }
     // A rule makes a directory of its own, whole or not at all; its files move up from there.
     let made = request.out.join("made");
-    let report = apply(from, &rule(request)?, &made, Consume::No).map_err(Failed::model)?;
+    let report = apply_heard(from, &rule(request)?, &made, Consume::No, &mut say);
+    let report = report.map_err(Failed::model)?;
     say(report.summary.as_deref().unwrap_or("there is nothing to do"));
     let cannot = |error| {
         let out = request.out.display();
