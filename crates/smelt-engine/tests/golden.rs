@@ -298,6 +298,31 @@ fn text_models_give_the_logits_of_transformers_prompt_and_step() {
     }
 }
 
+/// `dynamic` stretches frequencies by the length of the text where that is longer than the model's positions, so
+/// what earlier tokens were told would change; engines refuse such texts, and below they are plain.
+#[test]
+fn dynamic_frequencies_are_those_of_transformers_as_far_as_the_positions_go() {
+    let golden = Golden::open_file("llama-dynamic-tiny", "cases.safetensors");
+    let dir = golden.dir.path().join("llm");
+    let build = |max_seq_len| {
+        let limits = Limits { max_seq_len, max_slots: 1 };
+        llm::build(&golden.checkpoint, limits, &dir, &mut |_| {}).map_err(|e| e.to_string())
+    };
+    let refused = build(13).unwrap_err();
+    assert!(refused.contains("max_seq_len 13 is more than the model's 12 positions"), "{refused}");
+    build(12).unwrap();
+    let mut engine = exact(&dir);
+    for case in ["llm", "llm-step"] {
+        let ids = golden.ids(&format!("{case}/in/input_ids"));
+        let expect = golden.floats(&format!("{case}/out/logits"));
+        let prompt = Prompt::plain(&ids[..ids.len() / 2], None);
+        let off = error(&engine.logits_all(0, &prompt).unwrap(), &expect[..expect.len() / 2]);
+        assert!(off <= F32_TOLERANCE, "{case} is off by {off}");
+    }
+    let beyond = engine.decode(&[(0, 1)]).unwrap_err().to_string();
+    assert!(beyond.contains("12"), "{beyond}");
+}
+
 #[test]
 fn keys_and_values_of_fewer_bits_stay_close_to_transformers() {
     for name in TEXT {

@@ -13,7 +13,7 @@ use crate::dtype::Dtype;
 use crate::safetensors::Reader;
 
 /// The text-only checkpoints.
-pub(crate) const TEXT: [&str; 9] = [
+pub(crate) const TEXT: [&str; 10] = [
     "qwen2-tiny",
     "qwen2_5-tiny",
     "qwen3-tiny",
@@ -23,6 +23,7 @@ pub(crate) const TEXT: [&str; 9] = [
     "qwen3-yarn-tiny",
     "qwen2-yarn-tiny",
     "llama-linear-tiny",
+    "llama-dynamic-tiny",
 ];
 
 /// A folder of golden vectors with their checkpoint.

@@ -310,8 +310,8 @@ impl RopeFields<'_> {
 impl RopeFields<'_> {
     /// The scaling that the object in `field` describes.
     ///
-    /// Dynamic scaling leaves every position below `max_position_embeddings` as it is, so it needs no
-    /// arithmetic of its own.
+    /// Dynamic scaling leaves a text of up to `max_position_embeddings` tokens as it is, so it needs no
+    /// arithmetic of its own: of a longer one it would turn earlier tokens anew, and such are refused.
     fn stretch(
         &self,
         field: &'static str,

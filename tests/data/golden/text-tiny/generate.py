@@ -175,6 +175,17 @@ MODELS = [
         19,
         {"": BF16},
     ),
+    Model(
+        "llama-dynamic-tiny",
+        llama(
+            tie_word_embeddings=True,
+            max_position_embeddings=PROMPT + STEP,
+            rope_theta=500000.0,
+            rope_scaling=dict(type="dynamic", factor=4.0),
+        ),
+        20,
+        {"": BF16},
+    ),
 ]
 
 
@@ -310,6 +321,9 @@ def mistakes(model: Model, weights: dict) -> dict[str, tuple[dict, dict]]:
         found["no rope scaling"] = configured(rope_theta=theta, rope_scaling=None)
         blend = scaling | {"high_freq_factor": 1.001}
         found["no blended band"] = configured(rope_theta=theta, rope_scaling=blend)
+    elif kind == "dynamic":
+        own = scaling | {"rope_theta": 1e4}
+        found["theta 10000"] = configured(rope_theta=1e4, rope_scaling=own)
     else:
         found["theta 10000"] = configured(rope_theta=1e4)
     for part in ("q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias", "q_norm", "k_norm"):
@@ -330,6 +344,17 @@ def check_mistakes(model, weights, ids, mask, want):
         effect = off(logits[:, :PROMPT][seen], want[seen])
         print(f"  mistake shows, {name}: {effect:.1e}")
         assert effect < 1e-5 if name == "none" else effect >= SHOWS, name
+
+
+def check_dynamic(model, weights, ids):
+    """Frequencies of `dynamic` are plain as far as the positions go, and others for a token more."""
+    plain = {name: value for name, value in model.config.items() if name != "rope_scaling"}
+    more = torch.cat([ids, ids[:, :1]], dim=1)
+    for tokens, shows in ((ids, False), (more, True)):
+        found, want = [run(network_of(c, weights), tokens, torch.ones_like(tokens))[0] for c in (model.config, plain)]
+        effect = off(found, want)
+        print(f"  plain frequencies for {tokens.shape[1]} tokens: {effect:.1e}")
+        assert (effect >= SHOWS) if shows else effect == 0, effect
 
 
 def write_checkpoint(model: Model, weights: dict, folder: Path):
@@ -368,6 +393,8 @@ def make(model: Model):
     error = check_cache(network, ids, mask, tensors)
     print(f"{model.name}: largest logit {logits.abs().max():.2f}, cache against one pass {error:.1e}")
     check_mistakes(model, weights, ids, mask, logits)
+    if (model.config.get("rope_scaling") or {}).get("type") == "dynamic":
+        check_dynamic(model, weights, ids)
     write_checkpoint(model, weights, GOLDEN / model.name / "checkpoint")
     save_file(tensors, GOLDEN / model.name / "cases.safetensors")
 
