@@ -22,10 +22,11 @@ use smelt_engine::llm::{self, KvOptions};
 use smelt_engine::vision;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
+use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::{export, synthetic};
 use smelt_runtime::deployment::{Deployment, Family, eos_tokens};
 use smelt_runtime::generate::{Manner, Request, generate};
-use smelt_runtime::image::{Cutting, Picture, Shown};
+use smelt_runtime::image::{Cutting, Patching, Picture, Scale, Shown};
 use smelt_runtime::prepare::Question;
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::template::Context;
@@ -215,6 +216,100 @@ fn every_qwen_vl_answers_pictures_of_all_shapes() {
     }
 }
 
+/// What a Qwen-VL made of random numbers is, and the pictures it sees.
+struct QwenVl {
+    name: &'static str,
+    family: Family,
+    /// Pixels on a side of a patch.
+    patch: usize,
+    /// One picture of the least size, one of another shape, and the largest.
+    grids: [&'static str; 3],
+}
+
+const QWEN_VL: [QwenVl; 4] = [
+    QwenVl {
+        name: "qwen2_5_vl-tiny",
+        family: Family::Qwen25Vl,
+        patch: 14,
+        grids: ["56x56", "56x112", "112x112"],
+    },
+    QwenVl {
+        name: "qwen3_vl-tiny",
+        family: Family::Qwen3Vl,
+        patch: 16,
+        grids: ["64x64", "64x128", "128x128"],
+    },
+    QwenVl {
+        name: "qwen2_5_vl-3b",
+        family: Family::Qwen25Vl,
+        patch: 14,
+        grids: ["224x224", "336x560", "448x448"],
+    },
+    QwenVl {
+        name: "qwen3_vl-2b",
+        family: Family::Qwen3Vl,
+        patch: 16,
+        grids: ["256x256", "384x640", "512x512"],
+    },
+];
+
+impl QwenVl {
+    /// Engines in int8, as its pipeline builds them, and the deployment's directory.
+    fn deployed(&self, dir: &Path) -> PathBuf {
+        let (from, quantised) = (dir.join("checkpoint"), dir.join("int8"));
+        let quiet = &mut |_: &str| {};
+        synthetic::write(self.name, &from, quiet).unwrap();
+        let checkpoint = Checkpoint::open(&from).unwrap();
+        let grids = self.grids.map(|grid| grid.parse().unwrap());
+        export::vision_on(&checkpoint, &grids, Dtype::F16, &dir.join("onnx"), quiet).unwrap();
+        vision::build(&dir.join("onnx"), vision::Precision::Int8, &dir.join("vision"), quiet)
+            .unwrap();
+        quantize::quantize(&checkpoint, &Options::plain(Scheme::Int8), &quantised, quiet).unwrap();
+        let limits = llm::Limits { max_seq_len: 512, max_slots: 1 };
+        let packed = Checkpoint::open(&quantised).unwrap();
+        llm::build(&packed, limits, &dir.join("llm"), quiet).unwrap();
+        let files = ["tokenizer.json", "tokenizer_config.json"].map(|file| from.join(file));
+        let eos = eos_tokens(&from, &Tokenizer::open(&files[0]).unwrap()).unwrap();
+        let spec = tiny::spec(self.family, eos, self.patching());
+        Deployment::write(&dir.join("deployment"), &spec, &files).unwrap();
+        dir.join("deployment")
+    }
+
+    fn patching(&self) -> Patching {
+        let scale = if self.family == Family::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
+        let side = 4 * self.patch;
+        Patching {
+            patch: self.patch,
+            merge: 2,
+            frames: 2,
+            min_pixels: side * side,
+            max_pixels: 4 << 20,
+            clip: None,
+            scale,
+        }
+    }
+}
+
+#[test]
+fn every_synthetic_qwen_vl_answers_pictures_of_all_shapes() {
+    let decoded = decoded();
+    for model in QWEN_VL.iter().filter(|model| model.name.ends_with("tiny")) {
+        let dir = TempDir::new().unwrap();
+        check(&model.deployed(dir.path()), &decoded);
+    }
+}
+
+/// Asks each picture in a context that holds one of the least size, and a photograph in one that holds the
+/// largest.
+fn check_true_size(deployed: &Path, decoded: &[(String, Picture)], context: Option<usize>) {
+    let all: Vec<Asked<'_>> =
+        decoded.iter().map(|(name, picture)| (&name[..], vec![picture])).collect();
+    assert!(ask(deployed, context, &all) > 15, "a context of one tile, or one small grid");
+    let photograph = decoded.iter().find(|(name, _)| name == "4032x3024.png").unwrap();
+    let whole = [("a photograph", vec![&photograph.1])];
+    assert_eq!(ask(deployed, Some(4096), &whole), 0);
+}
+
 /// As pipelines have them whose context is meant for one tile; `cargo xtask soak` asks for it.
 #[test]
 #[ignore = "minutes to hours, and up to 15 GB of disk"]
@@ -222,13 +317,20 @@ fn models_of_true_size_answer_pictures_of_all_shapes() {
     let decoded = decoded();
     for name in ["internvl3-1b", "internvl3_5-1b", "internvl3-2b", "internvl3_5-2b"] {
         let dir = TempDir::new().unwrap();
-        let deployed = internvl(name, [448, 12], dir.path());
-        let all: Vec<Asked<'_>> =
-            decoded.iter().map(|(name, picture)| (&name[..], vec![picture])).collect();
-        assert!(ask(&deployed, None, &all) > 15, "a context of 856 tokens holds one tile");
-        let photograph = decoded.iter().find(|(name, _)| name == "4032x3024.png").unwrap();
-        let whole = [("a photograph", vec![&photograph.1])];
-        assert_eq!(ask(&deployed, Some(4096), &whole), 0);
+        check_true_size(&internvl(name, [448, 12], dir.path()), &decoded, None);
+    }
+}
+
+/// `cargo xtask soak` asks for it.
+#[test]
+#[ignore = "an hour, and up to 20 GB of disk"]
+fn qwen_vls_of_true_size_answer_pictures_of_all_shapes() {
+    let decoded = decoded();
+    for model in QWEN_VL.iter().filter(|model| !model.name.ends_with("tiny")) {
+        let dir = TempDir::new().unwrap();
+        let deployed = model.deployed(dir.path());
+        let context = least(&deployed, &decoded[0].1, 1);
+        check_true_size(&deployed, &decoded, Some(context));
     }
 }
 

@@ -22,24 +22,16 @@ const TEMPLATE: &str = "{%- for message in messages -%}{%- for part in message.c
     {%- elif part.type == 'video' -%}<|vision_start|><|video_pad|><|vision_end|>\
     {%- else -%}{{ part.text }} {% endif -%}{%- endfor -%}{%- endfor -%}";
 
-fn spec(family: Family) -> Spec {
+/// What a deployment of a Qwen-VL is, whose engines lie beside it.
+pub(crate) fn spec(family: Family, eos: Vec<u32>, patching: Patching) -> Spec {
     let word = |word: &str| format!("<|{word}|>");
-    let scale = if family == Family::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
     Spec {
         format: FORMAT,
         family,
         model: "qwen-tiny".to_owned(),
         vision: Some("../vision".to_owned()),
         llm: "../llm".to_owned(),
-        image: Some(Cutting::Patches(Patching {
-            patch: 4,
-            merge: 2,
-            frames: 2,
-            min_pixels: 256,
-            max_pixels: 1600,
-            clip: None,
-            scale,
-        })),
+        image: Some(Cutting::Patches(patching)),
         router: None,
         clip: None,
         image_tokens: Some(ImageTokens {
@@ -49,9 +41,16 @@ fn spec(family: Family) -> Spec {
             video: Some(word("video_pad")),
         }),
         places_per_second: (family == Family::Qwen25Vl).then_some(2),
-        eos: vec![249],
+        eos,
         serving: Serving::default(),
     }
+}
+
+/// How the golden models cut pictures.
+fn patching(family: Family) -> Patching {
+    let scale = if family == Family::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
+    let (min_pixels, max_pixels) = (256, 1600);
+    Patching { patch: 4, merge: 2, frames: 2, min_pixels, max_pixels, clip: None, scale }
 }
 
 /// Engines of one set of weights, one for each grid, and the deployment's directory.
@@ -69,6 +68,7 @@ pub(crate) fn qwen(name: &str, family: Family, grids: &[Grid], dir: &Path) -> Pa
         fs::write(dir.join(file), text).unwrap();
         dir.join(file)
     });
-    Deployment::write(&dir.join("deployment"), &spec(family), &files).unwrap();
+    Deployment::write(&dir.join("deployment"), &spec(family, vec![249], patching(family)), &files)
+        .unwrap();
     dir.join("deployment")
 }
