@@ -19,6 +19,7 @@ use smelt_onnx::{Model, check, inspect, read_initializer};
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::{HubPin, Pin};
 use smelt_plan::{Digest, Pins, Pipeline, Plan};
+use smelt_runtime::image::Picture;
 
 /// A target by its name: the folder of its corpus, and the function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
@@ -32,8 +33,11 @@ pub(crate) const ALL: &[Target] = &[
     ("config", config),
     ("gguf", gguf),
     ("engine", engine),
+    ("jpeg", jpeg),
 ];
 
+/// A picture of more pixels is too slow to be tried often, and takes more memory than these few bytes should.
+const PIXELS_MAX: u64 = 1 << 18;
 /// Bytes of the weights that every fuzzed engine has; `engine.json` says it too.
 const WEIGHTS_BYTES: usize = 4096;
 /// An input of more numbers is too slow to be tried often.
@@ -171,6 +175,28 @@ pub(crate) fn engine(data: &[u8]) {
             let _ = engine.run(inputs);
         }
     }
+}
+
+/// A picture: what is decoded has its pixels and an end, and looks the same again.
+pub(crate) fn jpeg(data: &[u8]) {
+    // Other kinds are other crates' work.
+    if !data.starts_with(&[0xFF, 0xD8, 0xFF]) || claims_many_pixels(data) {
+        return;
+    }
+    let Ok(picture) = Picture::decode(data) else { return };
+    assert_eq!(picture.rgb().len(), picture.width() * picture.height() * 3);
+    assert!(!picture.rgb().is_empty());
+    assert!(data.windows(2).any(|two| two == [0xFF, 0xD9]), "a picture without an end");
+    assert_eq!(Picture::decode(data).unwrap(), picture);
+}
+
+/// Whether anything that might be a frame's header claims a large picture.
+fn claims_many_pixels(data: &[u8]) -> bool {
+    let number = |bytes: &[u8]| u64::from(bytes[0]) << 8 | u64::from(bytes[1]);
+    data.windows(9).any(|header| {
+        let is_frame = header[0] == 0xFF && (0xC0..=0xCF).contains(&header[1]);
+        is_frame && number(&header[5..]) * number(&header[7..]) > PIXELS_MAX
+    })
 }
 
 /// Ones for every input of a graph, if they are not too many.
