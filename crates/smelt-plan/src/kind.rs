@@ -390,8 +390,8 @@ impl Kind {
     pub fn version(self) -> u32 {
         match self {
             // Dot products of activations are summed by eights, which may tip an integer; mse weighs by what
-            // was seen; what configurations name for other programs goes along.
-            Self::Quantize => 6,
+            // was seen; what configurations name for other programs goes along, and these find what stays floats.
+            Self::Quantize => 7,
             // There is another built-in set, and the reference's exponentials are their own series.
             Self::Calibrate => 6,
             // As above; what the reference computes is sampled.

@@ -15,13 +15,21 @@ use crate::checkpoint::Checkpoint;
 /// The objects of a configuration that may describe the decoder.
 const NESTED: [&str; 2] = ["text_config", "llm_config"];
 
+/// Where the layers of a decoder begin in a module's path.
+const LAYERS: &str = "layers.";
+
+/// The head's module where nothing lies around it.
+const HEAD: &str = "lm_head";
+
 /// The text of the configuration.
 pub(super) fn config(plan: &Plan, whole: &Checkpoint, format: Format) -> String {
     // The text was parsed when the checkpoint was opened.
     let mut config: Value = serde_json::from_str(whole.config()).unwrap_or_else(|_| json!({}));
+    // Code beside a checkpoint has a tree of its own.
+    let is_nested = config["auto_map"].is_null();
     let section = match format {
-        Format::Awq => awq(plan),
-        Format::Gptq => gptq(plan),
+        Format::Awq => awq(plan, is_nested),
+        Format::Gptq => gptq(plan, is_nested),
         Format::CompressedTensors => compressed_tensors(plan),
     };
     change(&mut config, plan);
@@ -49,7 +57,7 @@ fn change(object: &mut Value, plan: &Plan) {
     }
 }
 
-fn awq(plan: &Plan) -> Value {
+fn awq(plan: &Plan, is_nested: bool) -> Value {
     let layer = first(plan);
     json!({
         "quant_method": "awq",
@@ -57,11 +65,11 @@ fn awq(plan: &Plan) -> Value {
         "bits": layer.bits,
         "group_size": size(layer),
         "zero_point": true,
-        "modules_to_not_convert": kept(plan),
+        "modules_to_not_convert": listed(plan, is_nested),
     })
 }
 
-fn gptq(plan: &Plan) -> Value {
+fn gptq(plan: &Plan, is_nested: bool) -> Value {
     let layer = first(plan);
     let mut section = json!({
         "quant_method": "gptq",
@@ -71,13 +79,11 @@ fn gptq(plan: &Plan) -> Value {
         "desc_act": plan.has_order,
         "checkpoint_format": if layer.is_symmetric { "gptq" } else { "gptq_v2" },
         "lm_head": plan.head.is_some(),
-        "modules_to_not_convert": kept(plan),
+        "modules_to_not_convert": listed(plan, is_nested),
     });
     // GPTQModel's and vLLM's way to leave modules out.
-    let left_out: Map<String, Value> = kept(plan)
-        .iter()
-        .map(|name| (format!("-:^{}", name.replace('.', "\\.")), json!({})))
-        .collect();
+    let left_out: Map<String, Value> =
+        kept(plan).iter().map(|one| (format!("-:{}", expression(one)), json!({}))).collect();
     if !left_out.is_empty() {
         section["dynamic"] = Value::Object(left_out);
     }
@@ -96,7 +102,8 @@ fn compressed_tensors(plan: &Plan) -> Value {
         .iter()
         .enumerate()
         .map(|(index, (layer, modules))| {
-            let targets = if index == 0 { json!(["Linear"]) } else { json!(modules) };
+            let named = || modules.iter().map(|module| target(module)).collect::<Vec<_>>();
+            let targets = if index == 0 { json!(["Linear"]) } else { json!(named()) };
             let group = json!({
                 "targets": targets,
                 "weights": weights(*layer),
@@ -107,10 +114,11 @@ fn compressed_tensors(plan: &Plan) -> Value {
             (format!("group_{index}"), group)
         })
         .collect();
-    let whole: Vec<String> = kept(plan)
-        .into_iter()
-        .map(|name| if plan.kept.contains(&name) { name } else { format!("re:^{name}\\..*") })
-        .collect();
+    let ignored = |one: Kept| match one {
+        Kept::Below(word) if word == HEAD && plan.kept.iter().any(|name| name == HEAD) => word,
+        one => format!("re:{}", expression(&one)),
+    };
+    let whole: Vec<String> = kept(plan).into_iter().map(ignored).collect();
     json!({
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
@@ -118,6 +126,11 @@ fn compressed_tensors(plan: &Plan) -> Value {
         "config_groups": groups,
         "ignore": whole,
     })
+}
+
+/// A packed module as compressed-tensors finds it in any tree.
+fn target(module: &str) -> String {
+    if module == HEAD { module.to_owned() } else { format!("re:{}", anywhere(module)) }
 }
 
 fn weights(layer: Layer) -> Value {
@@ -144,17 +157,123 @@ fn size(layer: Layer) -> i64 {
     layer.group.map_or(-1, |group| group as i64)
 }
 
-/// The modules that stay floats: a first word where nothing of it is packed, else a whole name.
-fn kept(plan: &Plan) -> Vec<String> {
-    let word = |module: &str| module.split('.').next().unwrap_or_default().to_owned();
-    let is_mixed = |word_of: &str| plan.packed.iter().any(|(module, _)| word(module) == word_of);
-    let mut names: Vec<String> = Vec::new();
+/// What stays floats, by a word that no packed module has in its name, else one module by its whole name.
+///
+/// Other tools call a module by the path that it has in their own tree, which may begin otherwise than the name of its
+/// weight: `visual.…` is `model.visual.…` in transformers, `language_model.lm_head` is `lm_head`.
+#[derive(Debug, PartialEq, Eq)]
+enum Kept {
+    Below(String),
+    Module(String),
+}
+
+fn kept(plan: &Plan) -> Vec<Kept> {
+    let mut all = Vec::new();
     for module in &plan.kept {
-        let first = word(module);
-        let name = if is_mixed(&first) { module.clone() } else { first };
-        if !names.contains(&name) {
-            names.push(name);
+        let is_packed = |word: &&str| {
+            plan.packed.iter().any(|(packed, _)| packed.split('.').any(|part| part == *word))
+        };
+        let is_number = |word: &&str| word.bytes().all(|b| b.is_ascii_digit());
+        let word = module.split('.').find(|word| !is_packed(word) && !is_number(word));
+        let one = match word {
+            Some(word) => Kept::Below(word.to_owned()),
+            None => Kept::Module(module.clone()),
+        };
+        if !all.contains(&one) {
+            all.push(one);
         }
     }
-    names
+    all
+}
+
+/// The modules that stay floats as AWQ and GPTQ list them: servers look for such a word anywhere, transformers at the
+/// beginning or the end of a path in its own tree (`is_nested`: there parts lie in `model`).
+fn listed(plan: &Plan, is_nested: bool) -> Vec<String> {
+    let holds = |word: &str| {
+        let inner = |module: &String| module.split('.').rev().skip(1).any(|part| part == word);
+        plan.kept.iter().any(inner)
+    };
+    let names = |one: Kept| match one {
+        Kept::Below(word) if is_nested && holds(&word) => {
+            vec![format!("model.{word}"), word]
+        }
+        Kept::Below(name) | Kept::Module(name) => vec![name],
+    };
+    kept(plan).into_iter().flat_map(names).collect()
+}
+
+/// The expression, from the beginning of a path, of what stays floats.
+fn expression(one: &Kept) -> String {
+    match one {
+        Kept::Below(word) => format!("(.*\\.)?{}(\\..*)?$", word.replace('.', "\\.")),
+        Kept::Module(name) => anywhere(name),
+    }
+}
+
+/// The expression of a module's path behind what may begin otherwise: from its layers, or its last word.
+fn anywhere(module: &str) -> String {
+    let inner = module.find(LAYERS).map(|at| &module[at..]);
+    let inner = inner.or_else(|| module.rsplit('.').next()).unwrap_or(module);
+    format!("(.*\\.)?{}$", inner.replace('.', "\\."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(packed: &[&str], kept: &[&str]) -> Plan {
+        let layer = Layer { bits: 4, group: Some(32), is_symmetric: true, has_order: false };
+        let names = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect();
+        let packed: Vec<String> = names(packed);
+        Plan {
+            items: Vec::new(),
+            packed: packed.into_iter().map(|name| (name, layer)).collect(),
+            kept: names(kept),
+            head: None,
+            is_untied: false,
+            has_order: false,
+        }
+    }
+
+    fn ignored(plan: &Plan) -> Value {
+        compressed_tensors(plan)["ignore"].clone()
+    }
+
+    #[test]
+    fn towers_are_left_out_wherever_other_tools_have_them() {
+        let qwen = plan(
+            &["model.layers.0.mlp.down_proj"],
+            &["visual.blocks.0.mlp.down_proj", "visual.merger.mlp.0", "lm_head"],
+        );
+        assert_eq!(listed(&qwen, true), ["model.visual", "visual", "lm_head"]);
+        assert_eq!(ignored(&qwen), json!(["re:(.*\\.)?visual(\\..*)?$", "lm_head"]));
+        let nested = plan(
+            &["model.language_model.layers.0.mlp.down_proj"],
+            &["model.visual.blocks.0.mlp.down_proj"],
+        );
+        assert_eq!(listed(&nested, true), ["model.visual", "visual"]);
+        let own = plan(&["language_model.model.layers.0.mlp.down_proj"], &["mlp1.1"]);
+        assert_eq!(listed(&own, false), ["mlp1"]);
+        let dynamic = &gptq(&own, false)["dynamic"];
+        assert_eq!(dynamic, &json!({"-:(.*\\.)?mlp1(\\..*)?$": {}}));
+    }
+
+    #[test]
+    fn a_module_among_packed_ones_is_named_from_its_layer_on() {
+        let one = plan(
+            &["model.layers.0.mlp.down_proj", "model.layers.1.mlp.up_proj"],
+            &["model.layers.1.mlp.down_proj"],
+        );
+        assert_eq!(ignored(&one), json!(["re:(.*\\.)?layers\\.1\\.mlp\\.down_proj$"]));
+        assert_eq!(listed(&one, true), ["model.layers.1.mlp.down_proj"]);
+        let layer = plan(&["model.layers.0.mlp.down_proj"], &["model.layers.7.mlp.down_proj"]);
+        assert_eq!(kept(&layer), [Kept::Module("model.layers.7.mlp.down_proj".to_owned())]);
+    }
+
+    #[test]
+    fn the_head_of_another_kind_is_found_in_every_tree() {
+        assert_eq!(target("lm_head"), "lm_head");
+        assert_eq!(target("language_model.lm_head"), "re:(.*\\.)?lm_head$");
+        assert_eq!(target("model.layers.0.mlp.up_proj"), "re:(.*\\.)?layers\\.0\\.mlp\\.up_proj$");
+    }
 }
