@@ -114,17 +114,17 @@ fn panel(
     let places: Vec<(f64, f64)> =
         points.iter().map(|point| (at_x(point.x), at_y(point.y))).collect();
     let names: Vec<&str> = points.iter().map(|point| point.name).collect();
-    for (index, label) in labels(&places, &names, (left, right)).into_iter().enumerate() {
-        let (place, name) = (places[index], names[index]);
+    let labels = labels(&places, &names, (left, right));
+    // Names come last, so that a line which must run through one runs behind it.
+    labels.iter().zip(&places).for_each(|(label, &place)| line(out, label.leader(place), "#999"));
+    for (index, (cx, cy)) in places.into_iter().enumerate() {
         let fill = if front.contains(&index) { "#2a6fb0" } else { "white" };
-        line(out, label.leader(place), "#999");
-        let (cx, cy) = place;
         let _ = writeln!(
             out,
             "<circle cx=\"{cx:.1}\" cy=\"{cy:.1}\" r=\"4.5\" fill=\"{fill}\" stroke=\"#2a6fb0\" stroke-width=\"1.5\"/>"
         );
-        named(out, &label, name);
     }
+    labels.iter().zip(names).for_each(|(label, name)| named(out, label, name));
 }
 
 /// The points that no other beats: none is as cheap and better, or cheaper and as good.  From cheap
@@ -158,7 +158,8 @@ impl Label {
 
     fn overlaps(&self, other: &Self) -> bool {
         let ((a, a_end), (b, b_end)) = (self.span(), other.span());
-        a < b_end && b < a_end && (self.y - other.y).abs() < LINE
+        // A character apart, so that two names are two.
+        a < b_end + CHARACTER && b < a_end + CHARACTER && (self.y - other.y).abs() < LINE
     }
 
     /// The line from its point, which is at `place`, to it.
@@ -289,13 +290,13 @@ fn line(out: &mut String, [(x1, y1), (x2, y2)]: [(f64, f64); 2], colour: &str) {
     );
 }
 
-/// A point's name.
+/// A point's name, white around its letters.
 fn named(out: &mut String, label: &Label, name: &str) {
     let anchor = if label.is_left { "end" } else { "start" };
     let name = name.replace('&', "&amp;").replace('<', "&lt;");
     let _ = writeln!(
         out,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\" font-family=\"monospace\" font-size=\"{NAME_SIZE}\">{name}</text>",
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\" font-family=\"monospace\" font-size=\"{NAME_SIZE}\" stroke=\"white\" stroke-width=\"3\" paint-order=\"stroke\">{name}</text>",
         label.x, label.y
     );
 }
@@ -397,6 +398,8 @@ mod tests {
         let plot = svg(&[row("none", 99, 9, 10.0), row("int4 <x>", 80, 2, 30.0)]);
         assert_eq!(plot.matches("<circle").count(), 4);
         assert_eq!(plot.matches(">int4 &lt;x></text>").count(), 2);
+        let (_, names) = plot.rsplit_once("<line").unwrap();
+        assert_eq!(names.matches("monospace").count(), 2, "no line lies over a name");
         let mut still = row("none", 99, 9, 10.0);
         still.score.tokens_per_second = None;
         assert_eq!(svg(&[still]).matches("<circle").count(), 1, "no time, no point");
