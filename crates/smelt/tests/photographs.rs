@@ -35,7 +35,7 @@ fn chat(flags: &[&str]) -> String {
 /// Tiles that a line of `chat` tells of.
 fn tiles(line: &str) -> usize {
     let (_, after) = line.split_once(" prompt tokens (").unwrap();
-    after.split_once(" tiles").unwrap().0.parse().unwrap()
+    after.split_once(" tile").unwrap().0.parse().unwrap()
 }
 
 #[test]

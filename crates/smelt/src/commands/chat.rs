@@ -134,13 +134,22 @@ fn summary(answer: &Answer, sampling: &Settings, context: usize) -> String {
     let seed =
         if sampling.is_greedy() { String::new() } else { format!("; seed {}", sampling.seed) };
     format!(
-        "{} prompt tokens ({} tiles), {} answered; first token after {}{rate}{seed}{}",
+        "{} prompt tokens{}, {} answered; first token after {}{rate}{seed}{}",
         answer.prompt_tokens,
-        answer.tiles,
+        tiles(answer.tiles),
         answer.tokens.len(),
         table::seconds(timing.first_token.as_secs_f64()),
         smaller(&answer.seen, context),
     )
+}
+
+/// How many tiles were looked at, where there were some.
+fn tiles(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        1 => " (1 tile)".to_owned(),
+        count => format!(" ({count} tiles)"),
+    }
 }
 
 /// That pictures were shown smaller than they are, and what to do about it.
@@ -159,6 +168,11 @@ mod tests {
         assert_eq!(cut(&plan, 320), None);
         let told = cut(&plan, 4096).unwrap();
         assert!(told.contains("320 tokens, not for 4096") && told.contains("--kv int8"), "{told}");
+    }
+
+    #[test]
+    fn tiles_are_counted_where_there_are_some() {
+        assert_eq!([0, 1, 7].map(tiles), ["", " (1 tile)", " (7 tiles)"]);
     }
 
     #[test]
