@@ -23,6 +23,8 @@ pub mod safetensors;
 pub mod synthetic;
 
 mod foreign;
+#[cfg(test)]
+mod noise;
 mod scheme;
 mod working;
 

@@ -26,7 +26,7 @@ const STREAMING_BYTES: u64 = 48 << 20;
 /// What calibrating and rounding by what was seen hold of a model of 2B: activations between two layers, a
 /// thousand rows inside one, and what is kept of them.  It grows with the widths of the model, hence by
 /// less than its size.
-const LEARNING_BYTES: u64 = 768 << 20;
+const LEARNING_BYTES: u64 = 512 << 20;
 /// The least that they hold: blocks of weights, and the built-in texts.
 const LEARNING_BYTES_MIN: u64 = 96 << 20;
 /// The bytes of a checkpoint of 2B.
@@ -292,12 +292,12 @@ mod tests {
     fn what_learns_from_a_model_holds_a_part_of_it() {
         let params = |method: &str| BTreeMap::from([("method".to_owned(), Value::from(method))]);
         let best = |bytes| learning(Kind::Quantize, &params("best"), bytes);
-        assert_eq!(best(4 << 30), Some(768 << 20));
-        assert_eq!(best(1 << 30), Some(192 << 20));
+        assert_eq!(best(4 << 30), Some(512 << 20));
+        assert_eq!(best(1 << 30), Some(128 << 20));
         assert_eq!(best(1000), Some(LEARNING_BYTES_MIN));
         assert_eq!(best(u64::MAX), Some(LEARNING_BYTES));
         assert_eq!(learning(Kind::Quantize, &params("rtn"), 1000), None);
-        assert_eq!(learning(Kind::Calibrate, &BTreeMap::new(), 4 << 30), Some(768 << 20));
+        assert_eq!(learning(Kind::Calibrate, &BTreeMap::new(), 4 << 30), Some(512 << 20));
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! choice is the same on any machine.  Knows nothing of how a weight is written.
 
 use super::QuantizeError;
-use super::gptq::{Activations, Feedback, Packed, block_of};
+use super::activations::Activations;
+use super::gptq::{Basis, Feedback};
 use super::group::{Rounded, Rounder};
 use super::layer::Source;
 use super::targets::Target;
@@ -169,15 +170,12 @@ fn fitted(
         return vec![(Way::Weighted, None)];
     }
     let order = x.order();
-    let sorted = x.reordered(&order);
-    drop(x);
-    let x = sorted;
-    let packed = Packed::new(&x, block_of(x.inputs(), grid.group));
+    let x = x.into_reordered(&order);
+    let basis = Basis::new(x, grid.group, threads);
     let fit = |way: &Way| match *way {
         Way::Weighted => (*way, None),
         Way::Feedback(damping) => {
-            let how = (damping, threads);
-            let feedback = Feedback::damped(&x, packed.clone(), grid.group, how);
+            let feedback = basis.feedback(damping, threads);
             (*way, Some(feedback.in_places(order.clone(), importance.to_vec())))
         }
     };
@@ -208,17 +206,9 @@ fn runs(rows: usize) -> Vec<std::ops::Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::noise::noise;
     use crate::quantize::group::CLIPS;
     use crate::scheme::Scheme;
-
-    fn noise(seed: u32, len: usize) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..len).map(|_| next()).collect()
-    }
 
     #[test]
     fn the_rows_that_decide_are_spread_and_never_twice() {

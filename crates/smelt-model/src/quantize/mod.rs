@@ -7,12 +7,17 @@
 //! stage saw.  Memory does not grow with the model, and bytes are equal on every machine.
 //! Knows nothing of engines: how a kernel packs the integers is not decided here.
 
+mod activations;
 mod awq;
 mod best;
+mod carry;
+mod eliminate;
 mod figures;
+mod gains;
 mod glob;
 mod gptq;
 mod group;
+mod hessian;
 mod in_order;
 mod layer;
 mod report;
@@ -34,9 +39,10 @@ use crate::model::block_of;
 use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 use crate::scheme::{self, Mark};
 
+use activations::Activations;
 use best::Trial;
 use figures::Sums;
-use gptq::{Activations, Feedback};
+use gptq::{Basis, DAMPING, Feedback};
 use group::{CLIPS, Rounder, UNCLIPPED};
 use layer::{Changes, Source};
 use report::Draft;
@@ -102,7 +108,7 @@ impl Method {
 }
 
 /// Ways that [`Method::Best`] tries where nothing else is said, and at most.
-pub const BUDGET: usize = 2;
+pub const BUDGET: usize = 3;
 /// See [`BUDGET`].
 pub const BUDGET_MAX: usize = best::WAYS.len();
 
@@ -448,9 +454,9 @@ impl InputFeedback {
         drop(rows);
         let order = target.is_ordered.then(|| x.order());
         if let Some(order) = &order {
-            x = x.reordered(order);
+            x = x.into_reordered(order);
         }
-        let feedback = Feedback::new(&x, group, source.threads);
+        let feedback = Basis::new(x, group, source.threads).feedback(DAMPING, source.threads);
         Ok(Self { input: input.to_owned(), group, order, feedback })
     }
 }

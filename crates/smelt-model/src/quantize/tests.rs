@@ -467,8 +467,8 @@ fn rounded(scheme: Scheme, method: Method) -> (group::Rounded, Vec<usize>) {
     if matches!(method, Method::Rtn | Method::Mse) {
         rounder.rows(&weights, shape[1], None, &mut out).unwrap();
     } else {
-        x = x.reordered(&order);
-        Feedback::new(&x, Some(32), 2).round(&weights, rounder, &mut out).unwrap();
+        x = x.into_reordered(&order);
+        Basis::new(x, Some(32), 2).feedback(DAMPING, 2).round(&weights, rounder, &mut out).unwrap();
     }
     (out, order)
 }

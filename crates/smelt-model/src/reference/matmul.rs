@@ -3,8 +3,8 @@
 //! The right side is packed into panels of [`LANES`] columns; a tile of [`ROWS`] rows by one panel
 //! is summed over [`DEPTH`] terms in registers, and tile sums are added in order of depth.  So each
 //! element is a sum of short sums (its rounding error grows with their number, not with the depth)
-//! and is the same bits however rows and columns are cut.  Products are rounded before they are added:
-//! a fused operation is none that every processor has.  Reads no files.
+//! and is the same bits however rows and columns are cut.  Products are added by fused operations, which are
+//! rounded once: every processor with AVX2 or NEON has them, and others get the same bits from f64.  Reads no files.
 
 use std::ops::Range;
 
@@ -178,7 +178,7 @@ fn multiply<S: Simd>(simd: S, x: &[[f32; ROWS]], panel: &[[f32; LANES]]) -> Sums
             for (sums, x) in sums.iter_mut().zip(x) {
                 let x = simd.splat_f32s(*x);
                 for (sum, weights) in sums.iter_mut().zip(weights) {
-                    *sum = simd.add_f32s(*sum, simd.mul_f32s(x, *weights));
+                    *sum = simd.mul_add_f32s(x, *weights, *sum);
                 }
             }
         }
@@ -197,7 +197,7 @@ fn multiply_plainly(x: &[[f32; ROWS]], panel: &[[f32; LANES]], all: &mut Sums) {
         for (x, weights) in x.iter().zip(panel) {
             for (sums, x) in sums.iter_mut().zip(x) {
                 for (sum, weight) in sums.iter_mut().zip(&weights[first..first + PART]) {
-                    *sum += x * weight;
+                    *sum = fused(*x, *weight, *sum);
                 }
             }
         }
@@ -207,18 +207,28 @@ fn multiply_plainly(x: &[[f32; ROWS]], panel: &[[f32; LANES]], all: &mut Sums) {
     }
 }
 
+/// `a * b + c` rounded once, for processors that have no such operation.
+///
+/// The product is exact in f64.  Its sum with `c` is rounded to odd: where the last bit is even and something
+/// was lost, the neighbour on the side of what was lost is taken, so that rounding it to f32 is never a second
+/// rounding of a tie (Boldo and Melquiond, 2008).
+#[inline(always)]
+fn fused(a: f32, b: f32, c: f32) -> f32 {
+    let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + c;
+    let part = sum - product;
+    let lost = (product - (sum - part)) + (c - part);
+    let bits = sum.to_bits();
+    let is_even = lost != 0.0 && sum.is_finite() && bits & 1 == 0;
+    let away = (lost > 0.0) == (sum > 0.0);
+    let odd = if away { bits + u64::from(is_even) } else { bits - u64::from(is_even) };
+    f64::from_bits(odd) as f32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn noise(seed: u32, len: usize) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..len).map(|_| next()).collect()
-    }
+    use crate::noise::noise;
 
     /// `x [rows, depth] · w [columns, depth]` transposed, in f64.
     fn exact(x: &[f32], w: &[f32], depth: usize) -> Vec<f64> {
@@ -270,6 +280,37 @@ mod tests {
         let mut plain = [[0.0; LANES]; ROWS];
         multiply_plainly(x, w, &mut plain);
         assert_eq!(Arch::new().dispatch(OnVectors(x, w)), plain);
+    }
+
+    #[test]
+    fn what_is_fused_in_software_has_the_bits_of_the_operation() {
+        let mut state = 7_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 32) as u32
+        };
+        let same = |a: f32, b: f32, c: f32| {
+            let (ours, theirs) = (fused(a, b, c), a.mul_add(b, c));
+            assert!(
+                ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
+                "{a} {b} {c}"
+            );
+        };
+        for _ in 0..200_000 {
+            let [a, b, c] = [next(), next(), next()].map(f32::from_bits);
+            same(a, b, c);
+            // Terms of one size, products that end in ties, and sums that nearly vanish.
+            let near = |x: u32| f32::from_bits(x & 0x807F_FFFF | (0x3F00_0000 + (x & 0x0300_0000)));
+            let [a, b] = [next(), next()].map(near);
+            same(a, b, -(a * b));
+            same(a, b, near(next()) * f32::EPSILON);
+            same(
+                f32::from_bits(a.to_bits() & !0xFFF),
+                f32::from_bits(b.to_bits() & !0xFFF),
+                near(next()),
+            );
+            same(a * 1e-20, b * 1e-20, near(next()) * 1e-38);
+        }
     }
 
     #[test]
