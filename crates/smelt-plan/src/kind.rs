@@ -174,6 +174,7 @@ const QUANTIZE: &[Field] = &[
     field("budget", Takes::Count(1, BUDGET_MAX), Absent::Nothing),
     field("calibration", CALIBRATION, Absent::Nothing),
     field("exclude", Takes::Texts, Absent::Nothing),
+    field("allow-requantize", Takes::Flag, Absent::Nothing),
     field("format", Takes::Choice(FORMATS), Absent::Word("smelt")),
 ];
 const ENGINE_BUILD: &[Field] = &[

@@ -364,7 +364,7 @@ pub(crate) struct QuantizeFlags {
     /// How integers are chosen: rtn, mse, awq, gptq, gptq-act-order or best
     #[arg(long, default_value = "rtn", value_parser = method)]
     pub(crate) method: Method,
-    /// Ways that best tries for each weight; 2 when not given
+    /// Ways that best tries for each weight; 3 when not given
     #[arg(long, value_name = "N", value_parser = budget)]
     pub(crate) budget: Option<usize>,
     /// What `smelt calibrate` made of this checkpoint; awq, gptq and best need it, mse may have it
@@ -374,6 +374,9 @@ pub(crate) struct QuantizeFlags {
     /// several times)
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
+    /// Round weights once more that another tool packed as integers (GGUF, AWQ, GPTQ)
+    #[arg(long)]
+    pub(crate) allow_requantize: bool,
     /// Threads to work with; the result does not depend on it
     #[arg(long, value_name = "N", value_parser = jobs)]
     pub(crate) threads: Option<usize>,

@@ -128,6 +128,8 @@ pub struct Options<'a> {
     pub budget: usize,
     /// Patterns of the names of tensors that stay as they are: `*` any characters, `?` any one.
     pub exclude: Vec<String>,
+    /// Whether weights that another tool packed as integers are rounded once more.
+    pub allow_requantize: bool,
     /// What a `calibrate` stage saw of this checkpoint.
     pub calibration: Option<&'a Path>,
     /// Threads to round with; the result does not depend on it.
@@ -145,6 +147,7 @@ impl Options<'_> {
             method: Method::Rtn,
             budget: BUDGET,
             exclude: Vec::new(),
+            allow_requantize: false,
             calibration: None,
             threads,
         }
@@ -198,7 +201,7 @@ pub enum QuantizeError {
         source: io::Error,
     },
     /// The weights are integers already.
-    #[error("{} is already quantised (scheme {scheme}); quantise the original", path.display())]
+    #[error("{} is already quantised (scheme {scheme}); quantise the original, or what another tool packed with allow-requantize", path.display())]
     AlreadyQuantized {
         /// The checkpoint.
         path: PathBuf,
@@ -262,7 +265,8 @@ pub fn quantize(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report, QuantizeError> {
-    if ckpt.is_quantized() || ckpt.is_packed() && options.rounds() {
+    let is_packed = ckpt.is_packed() && options.rounds() && !options.allow_requantize;
+    if ckpt.is_quantized() || is_packed {
         let (path, scheme) = (ckpt.path().into(), ckpt.scheme_words());
         return Err(QuantizeError::AlreadyQuantized { path, scheme });
     }

@@ -29,6 +29,7 @@ pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
         method: flags.method,
         budget: flags.budget.unwrap_or(plain.budget),
         exclude: flags.exclude.clone(),
+        allow_requantize: flags.allow_requantize,
         calibration: flags.calibration.as_deref(),
         threads: flags.threads.unwrap_or(plain.threads),
         ..plain

@@ -77,6 +77,7 @@ fn quantize(request: &Request) -> Result<(), Failed> {
         method: Method::parse(method).ok_or_else(|| unknown("method", method))?,
         budget: request.count("budget").unwrap_or(BUDGET),
         exclude: request.texts("exclude"),
+        allow_requantize: request.flag("allow-requantize"),
         calibration: request.optional_input("calibration"),
         ..Options::plain(scheme("scheme", request.word("scheme")?)?)
     };
