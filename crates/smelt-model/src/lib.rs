@@ -17,6 +17,7 @@ pub mod grid;
 pub mod model;
 pub mod packed;
 pub mod places;
+pub mod price;
 pub mod quantize;
 pub mod reference;
 pub mod safetensors;

@@ -337,6 +337,9 @@ pub(crate) struct CalibrateFlags {
     /// A PNG or JPEG picture to look at (may be given several times)
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Vec<PathBuf>,
+    /// Questions with their answers, as bench accuracy reads them; pictures lie beside the file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) questions: Option<PathBuf>,
     /// Of how many tokens to keep the activations
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = tokens)]
     pub(crate) tokens: usize,

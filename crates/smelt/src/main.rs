@@ -28,6 +28,7 @@ mod needs;
 mod paint;
 mod photographs;
 mod pins;
+mod price;
 mod progress;
 mod reboot;
 mod report;

@@ -43,6 +43,29 @@ pub(crate) fn lines(plan: &Plan, story: &Story<'_>) -> Vec<String> {
     told.collect()
 }
 
+/// The model of a stage's checkpoint, where a source gives it; why it is not known yet otherwise.
+pub(crate) fn model_of(
+    plan: &Plan,
+    story: &Story<'_>,
+    stage: &Stage,
+) -> Result<Option<Model>, String> {
+    let Some((at, source)) = input(plan, stage, "checkpoint") else { return Ok(None) };
+    if source.kind != Kind::Source {
+        return Ok(None);
+    }
+    let config = file_of(source, built(story, at), CONFIG)?;
+    let config = config.ok_or_else(|| format!("it has no {CONFIG}"))?;
+    Model::parse(&config, Path::new(CONFIG)).map(Some).map_err(|error| error.to_string())
+}
+
+/// Where the output of the stage of that number lies, if it is there.
+fn built<'a>(story: &'a Story<'_>, at: usize) -> Option<&'a Path> {
+    match &story.standings[at].0 {
+        Standing::Hit { path, .. } => Some(path.as_path()),
+        Standing::Miss(_) | Standing::Unknown { .. } => None,
+    }
+}
+
 /// The stage that a field of another one names.
 fn input<'a>(plan: &'a Plan, stage: &Stage, field: &str) -> Option<(usize, &'a Stage)> {
     let input = stage.inputs.iter().find(|input| input.field == field)?;
@@ -67,13 +90,9 @@ fn of_deployment(plan: &Plan, story: &Story<'_>, stage: &Stage) -> Result<Vec<St
     if source.kind != Kind::Source {
         return Ok(Vec::new());
     }
-    let built = match &story.standings[at].0 {
-        Standing::Hit { path, .. } => Some(path.as_path()),
-        Standing::Miss(_) | Standing::Unknown { .. } => None,
-    };
+    let built = built(story, at);
     let read = |file: &str| file_of(source, built, file);
-    let config = read(CONFIG)?.ok_or_else(|| format!("it has no {CONFIG}"))?;
-    let model = Model::parse(&config, Path::new(CONFIG)).map_err(|error| error.to_string())?;
+    let Some(model) = model_of(plan, story, stage)? else { return Ok(Vec::new()) };
     let tiles_max = count(stage, "tiles");
     let Some(eyes) = eyes(&model, tower, tiles_max, &read)? else { return Ok(Vec::new()) };
     let positions = model.llm.as_ref().map_or(usize::MAX, |llm| llm.max_positions);

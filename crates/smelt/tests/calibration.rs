@@ -5,7 +5,9 @@
 mod world;
 
 use std::fs;
+use std::path::Path;
 
+use serde_json::Value;
 use world::{World, data, random, statuses};
 
 /// The demo, with a decoder quantised by statistics instead.
@@ -60,6 +62,61 @@ fn the_commands_make_what_the_stages_make() {
     let rest = ["--calibration", "seen", "--threads", "3", "--out", "made"];
     let said = same(&[&quantize[..], &rest].concat(), "llm-quant", "made");
     assert!(said.contains("SNR dB") && said.contains("22 tensors rounded by awq"), "{said}");
+}
+
+/// Two questions: one about two pictures, one about none.
+const QUESTIONS: &str = r#"{"question":"What is new?","images":["a.png","b.png"],"answer":"the ring"}
+{"question":"How many?","answer":"two"}
+"#;
+
+#[test]
+fn questions_with_their_answers_are_what_is_calibrated_with() {
+    let world = calibrated("prompts = \"path:asked\"\n");
+    fs::create_dir(world.path("asked")).unwrap();
+    for picture in ["a.png", "b.png"] {
+        fs::copy(data("picture.png"), world.path("asked").join(picture)).unwrap();
+    }
+    world.write("asked/questions.jsonl", QUESTIONS);
+    world.run(&["--only", "seen"]);
+    let index = |dir: &Path| -> Value {
+        serde_json::from_str(&fs::read_to_string(dir.join("calibrate.json")).unwrap()).unwrap()
+    };
+    let seen = index(&world.out("seen"));
+    assert_eq!(seen["prompts"], "given");
+    let checkpoint = world.out("checkpoint").display().to_string();
+    let calibrate = ["calibrate", &checkpoint, "--questions", "asked/questions.jsonl", "--out"];
+    let made = world.smelt(&[&calibrate[..], &["made"]].concat());
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    assert_eq!(index(&world.path("made")), seen);
+    // Without its pictures the first has two tiles less to read.
+    let blind = QUESTIONS.replace("\"images\":[\"a.png\",\"b.png\"],", "");
+    world.write("asked/questions.jsonl", &blind);
+    world.smelt(&[&calibrate[..], &["blind"]].concat());
+    let [all, words] =
+        [seen, index(&world.path("blind"))].map(|seen| seen["tokens"].as_u64().unwrap());
+    assert!(all > words + 2, "{all} {words}");
+    world.write("asked/questions.jsonl", &QUESTIONS.replace("b.png", "c.png"));
+    let absent = world.smelt(&[&calibrate[..], &["absent"]].concat());
+    assert_eq!(absent.code, Some(4), "{}", absent.stderr);
+    assert!(absent.stderr.contains("c.png"), "{}", absent.stderr);
+}
+
+#[test]
+fn a_plan_says_what_processor_time_learning_takes() {
+    let int4 = include_str!("../../../pipelines/internvl3-1b-int4.toml");
+    let model = "hf:OpenGVLab/InternVL3-1B";
+    assert!(int4.contains(model));
+    let world = World::new(&int4.replace(model, "synthetic:internvl3-1b"));
+    let ended = world.smelt(&["plan", "p.toml"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    for stage in ["calibration", "llm-quant"] {
+        let line = ended.stdout.lines().find(|line| line.starts_with(&format!("{stage}: ")));
+        let line = line.unwrap_or_else(|| panic!("{stage}: {}", ended.stdout));
+        assert!(line.ends_with(" of processor time on cores like these"), "{line}");
+    }
+    // A tiny model takes next to none.
+    let tiny = world.smelt(&["plan", "p.toml", "--set", "model=synthetic:tiny"]);
+    assert!(!tiny.stdout.contains("processor time"), "{}", tiny.stdout);
 }
 
 #[test]

@@ -15,10 +15,10 @@ use crate::reference::matmul::{Panels, Target as Sink, View};
 use crate::scheme::IntGrid;
 
 /// One activation of so many measures, and is never fitted to.
-const HELD_EVERY: usize = 8;
+pub(crate) const HELD_EVERY: usize = 8;
 
 /// Rows of a weight that decide, in runs of [`RUN`] spread over it.
-const SAMPLE_ROWS: usize = 256;
+pub(crate) const SAMPLE_ROWS: usize = 256;
 const RUN: usize = 16;
 
 /// A way to choose the integers of a weight.
@@ -45,6 +45,16 @@ impl Way {
             Self::Feedback(_) => "feedback, damping 0.8",
         }
     }
+}
+
+/// How many of the ways that `budget` pays for carry errors.
+pub(crate) fn feedbacks(budget: usize) -> usize {
+    paid_for(budget).iter().filter(|way| matches!(way, Way::Feedback(_))).count()
+}
+
+/// The ways that `budget` pays for.
+fn paid_for(budget: usize) -> &'static [Way] {
+    &WAYS[..budget.clamp(1, WAYS.len())]
 }
 
 /// The ways for one input, fitted to what was seen of it.
@@ -93,7 +103,7 @@ impl Trial {
             // Eight bits leave nothing for feedback to make up for.
             &[Way::Weighted][..]
         } else {
-            &WAYS[..budget.clamp(1, WAYS.len())]
+            paid_for(budget)
         };
         let ways = fitted(x, tried, &importance, (grid, threads));
         let input = input.to_owned();

@@ -34,10 +34,15 @@ pub(super) enum Carry {
     Samples { x: Packed, gain: Vec<Panels>, samples: usize },
 }
 
+/// Whether M itself is held of so many inputs, of which `samples` activations are known.
+pub(crate) fn is_square(inputs: usize, samples: usize) -> bool {
+    inputs <= INPUTS_A_SAMPLE * samples
+}
+
 impl Met {
     /// What is to be known of `x`, which is rounded `block` inputs at a time.
     pub(super) fn new(x: Activations, block: usize, threads: usize) -> Self {
-        if x.inputs() <= INPUTS_A_SAMPLE * x.samples {
+        if is_square(x.inputs(), x.samples) {
             return Self::Square(Hessian::of(&x, threads));
         }
         let packed = Packed::new(&x, block);

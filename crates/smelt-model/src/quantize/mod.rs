@@ -40,6 +40,9 @@ use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 use crate::scheme::{self, Mark};
 
 use activations::Activations;
+pub(crate) use best::{HELD_EVERY, SAMPLE_ROWS, feedbacks};
+pub(crate) use carry::is_square;
+
 use best::Trial;
 use figures::Sums;
 use gptq::{Basis, DAMPING, Feedback};

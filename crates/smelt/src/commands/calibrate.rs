@@ -10,7 +10,8 @@ use crate::telling::Telling;
 
 pub(crate) fn run(flags: &CalibrateFlags) -> Result<Exit, Failed> {
     let texts = flags.text.as_deref().map(prompts).transpose()?.unwrap_or_default();
-    let asked = Asked { texts, pictures: flags.image.clone(), vision: None, rows: flags.tokens };
+    let (pictures, questions) = (flags.image.clone(), flags.questions.clone());
+    let asked = Asked { texts, pictures, questions, vision: None, rows: flags.tokens };
     let out = FreshDir::begin(&flags.out)?;
     let given = given::open(&flags.checkpoint, &flags.out)?;
     let mut telling = Telling::new();

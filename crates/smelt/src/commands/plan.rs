@@ -11,6 +11,7 @@ use crate::flags::PlanFlags;
 use crate::last::{Last, Took};
 use crate::load::{self, Access, Standing};
 use crate::needs::{Fits, Needs};
+use crate::price;
 use crate::say::answer;
 use crate::sees;
 use crate::stage::deployment;
@@ -42,6 +43,9 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     }
     answer(&table)?;
     for line in needs.advice(&story) {
+        answer(format_args!("{line}\n"))?;
+    }
+    for line in price::lines(&loaded.plan, &story) {
         answer(format_args!("{line}\n"))?;
     }
     for line in sees::lines(&loaded.plan, &story) {

@@ -12,6 +12,8 @@ use smelt_engine::vision::VisionEngine;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference::{self, Image};
+use smelt_runtime::accuracy::golden::PROMPTS_FILE;
+use smelt_runtime::accuracy::question;
 use smelt_runtime::image::{Mosaic, Picture, Tiling, tiles};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
@@ -59,7 +61,10 @@ impl Turn {
 
 /// The most tokens of the built-in texts that are run: twice as many taught a decoder of 135M no more, and
 /// take twice the work.
-const BUILT_IN_TOKENS_MAX: usize = 8192;
+pub(crate) const BUILT_IN_TOKENS_MAX: usize = 8192;
+
+/// What is asked of a picture that nobody asks anything of.
+const DESCRIBE: &str = "Describe this image in detail.";
 
 /// What stands for a picture's embeddings.
 const IMAGE_TOKEN: &str = "<IMG_CONTEXT>";
@@ -69,6 +74,8 @@ pub(crate) struct Asked<'a> {
     /// Prompts in words.
     pub(crate) texts: Vec<String>,
     pub(crate) pictures: Vec<PathBuf>,
+    /// A file of questions with their answers, as `smelt bench accuracy` reads it.
+    pub(crate) questions: Option<PathBuf>,
     /// A vision engine to see the pictures with; the reference does where there is none.
     pub(crate) vision: Option<&'a Path>,
     /// Tokens of which activations are kept.
@@ -78,13 +85,16 @@ pub(crate) struct Asked<'a> {
 pub(super) fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let mut texts = request.texts("texts");
-    if let Some(file) = request.optional_input("prompts") {
+    let given = request.optional_input("prompts");
+    let questions = given.filter(|path| path.is_dir()).map(|path| path.join(PROMPTS_FILE));
+    if let Some(file) = given.filter(|path| !path.is_dir()) {
         texts.extend(prompts(file)?);
     }
     let pictures = request.optional_input("images").map(pictures).transpose()?;
     let asked = Asked {
         texts,
         pictures: pictures.unwrap_or_default(),
+        questions,
         vision: request.optional_input("vision"),
         rows: request.count("tokens")?,
     };
@@ -140,7 +150,8 @@ pub(crate) fn watch(
 ) -> Result<(), Failed> {
     let beside = Beside::of(checkpoint, out)?;
     let tokenizer = Tokenizer::open(&beside.dir().join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    let is_given = !asked.texts.is_empty() || !asked.pictures.is_empty();
+    let is_given =
+        !asked.texts.is_empty() || !asked.pictures.is_empty() || asked.questions.is_some();
     let source = if is_given { "given" } else { "built-in" };
     if !is_given {
         progress("no prompts given; using the built-in set of texts and pictures");
@@ -223,15 +234,15 @@ fn written(turns: &[Turn], open: bool, marks: Option<(&str, &str, &str)>) -> Str
     text
 }
 
-/// A picture to see: its name, what was read of it, what is asked, and what is answered.
+/// Pictures to see, if any: what they are called, what is asked of them, and what is answered.
 struct Sight {
     name: String,
-    picture: Picture,
-    question: &'static str,
-    answer: Option<&'static str>,
+    pictures: Vec<Picture>,
+    question: String,
+    answer: Option<String>,
 }
 
-/// The pictures that were given, or the built-in ones where nothing was and the model has eyes.
+/// The pictures and questions that were given, or the built-in ones where nothing was and the model has eyes.
 fn sights(
     checkpoint: &Checkpoint,
     asked: &Asked<'_>,
@@ -241,20 +252,38 @@ fn sights(
         let drawn = if checkpoint.internvl3().is_ok() { &set::PICTURES[..] } else { &[] };
         let sight = |drawn: &set::Drawn| {
             let picture = Picture::decode(drawn.png).map_err(Failed::model)?;
-            let (name, question) = (drawn.name.to_owned(), drawn.question);
-            Ok(Sight { name, picture, question, answer: Some(drawn.answer) })
+            let (name, question) = (drawn.name.to_owned(), drawn.question.to_owned());
+            let answer = Some(drawn.answer.to_owned());
+            Ok(Sight { name, pictures: vec![picture], question, answer })
         };
         return drawn.iter().map(sight).collect();
     }
     let sight = |path: &PathBuf| {
         let picture = Picture::open(path).map_err(Failed::model)?;
-        let (name, question) = (path.display().to_string(), "Describe this image in detail.");
-        Ok(Sight { name, picture, question, answer: None })
+        let (name, question) = (path.display().to_string(), DESCRIBE.to_owned());
+        Ok(Sight { name, pictures: vec![picture], question, answer: None })
     };
-    asked.pictures.iter().map(sight).collect()
+    let mut sights: Vec<Sight> = asked.pictures.iter().map(sight).collect::<Result<_, Failed>>()?;
+    if let Some(file) = &asked.questions {
+        sights.extend(questions(file)?);
+    }
+    Ok(sights)
 }
 
-/// A prompt for each picture, seen as one tile.
+/// The questions of `file`, the pictures of which lie beside it.
+fn questions(file: &Path) -> Result<Vec<Sight>, Failed> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    let sight = |(number, asked): (usize, question::Question)| {
+        let pictures = asked.images.iter().map(|image| Picture::open(&folder.join(image)));
+        let pictures = pictures.collect::<Result<_, _>>().map_err(Failed::model)?;
+        let (name, question) = (format!("question {}", number + 1), asked.prompt());
+        Ok(Sight { name, pictures, question, answer: Some(asked.answer) })
+    };
+    let all = question::read(file, None).map_err(Failed::usage)?;
+    all.into_iter().enumerate().map(sight).collect()
+}
+
+/// A prompt for each of what there is to see, a picture as one tile.
 fn seen(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
@@ -263,37 +292,76 @@ fn seen(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Prompt>, Failed> {
     let sights = sights(checkpoint, asked, is_given)?;
-    if sights.is_empty() {
-        return Ok(Vec::new());
-    }
-    let tower = checkpoint.internvl3().map_err(Failed::model)?;
-    let Tiling { image_size: side, scale, .. } = deployment::tiling(tower);
-    let Some(token) = tokenizer.token(IMAGE_TOKEN) else {
-        if !is_given {
-            return Ok(Vec::new());
-        }
-        let dir = checkpoint.dir().display();
-        return Err(Failed::model(format!("{dir}: {TOKENIZER_FILE} has no token {IMAGE_TOKEN}")));
-    };
-    let mut engine = asked.vision.map(VisionEngine::open).transpose().map_err(Failed::model)?;
-    let marks = format!("<img>{}</img>\n", IMAGE_TOKEN.repeat(tower.tokens_per_tile()));
+    let mut eyes = None;
     let mut prompts = Vec::new();
     for (number, sight) in sights.iter().enumerate() {
         progress(&format!("seeing {} ({} of {})", sight.name, number + 1, sights.len()));
+        let mut marks = String::new();
+        let mut image = None;
+        if !sight.pictures.is_empty() {
+            let Some(token) = tokenizer.token(IMAGE_TOKEN) else {
+                if !is_given {
+                    return Ok(Vec::new());
+                }
+                let dir = checkpoint.dir().display();
+                let why = format!("{dir}: {TOKENIZER_FILE} has no token {IMAGE_TOKEN}");
+                return Err(Failed::model(why));
+            };
+            let eyes = match &mut eyes {
+                Some(eyes) => eyes,
+                none => none.insert(Eyes::open(checkpoint, asked.vision)?),
+            };
+            marks = eyes.mark().repeat(sight.pictures.len());
+            image = Some((token, eyes.embeds(&sight.pictures)?));
+        }
         let mut turns = vec![Turn::user().saying(&format!("{marks}{}", sight.question))];
-        turns.extend(sight.answer.map(|answer| Turn::assistant().saying(answer)));
-        let text = chat(tokenizer, &turns, sight.answer.is_none());
+        let answer = sight.answer.as_ref();
+        turns.extend(answer.map(|answer| Turn::assistant().saying(answer)));
+        let text = chat(tokenizer, &turns, answer.is_none());
         let tokens = tokenizer.encode(&text).map_err(Failed::model)?;
-        let mut pixels = Vec::new();
-        let tiles = tiles(&sight.picture, Mosaic::ONE, side, 1);
-        tiles.iter().for_each(|tile| scale.planes(tile, &mut pixels));
-        let embeds = match &mut engine {
-            Some(engine) => engine.encode(&pixels, 1).map_err(Failed::model)?,
-            None => reference::vision_embeds(checkpoint, &pixels, 1).map_err(Failed::model)?,
-        };
-        prompts.push(Prompt { tokens, image: Some((token, embeds)) });
+        prompts.push(Prompt { tokens, image });
     }
     Ok(prompts)
+}
+
+/// What pictures are seen with.
+struct Eyes<'a> {
+    checkpoint: &'a Checkpoint,
+    /// The reference sees where there is none.
+    engine: Option<VisionEngine>,
+    tiling: Tiling,
+    tokens_per_tile: usize,
+}
+
+impl<'a> Eyes<'a> {
+    fn open(checkpoint: &'a Checkpoint, vision: Option<&Path>) -> Result<Self, Failed> {
+        let tower = checkpoint.internvl3().map_err(Failed::model)?;
+        let engine = vision.map(VisionEngine::open).transpose().map_err(Failed::model)?;
+        let (tiling, tokens_per_tile) = (deployment::tiling(tower), tower.tokens_per_tile());
+        Ok(Self { checkpoint, engine, tiling, tokens_per_tile })
+    }
+
+    /// What a picture is in a prompt.
+    fn mark(&self) -> String {
+        format!("<img>{}</img>\n", IMAGE_TOKEN.repeat(self.tokens_per_tile))
+    }
+
+    /// What `pictures` are to the language model, one after another.
+    fn embeds(&mut self, pictures: &[Picture]) -> Result<Vec<f32>, Failed> {
+        let mut embeds = Vec::new();
+        for picture in pictures {
+            let mut pixels = Vec::new();
+            let tiles = tiles(picture, Mosaic::ONE, self.tiling.image_size, 1);
+            tiles.iter().for_each(|tile| self.tiling.scale.planes(tile, &mut pixels));
+            embeds.extend(match &mut self.engine {
+                Some(engine) => engine.encode(&pixels, 1).map_err(Failed::model)?,
+                None => {
+                    reference::vision_embeds(self.checkpoint, &pixels, 1).map_err(Failed::model)?
+                }
+            });
+        }
+        Ok(embeds)
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,41 @@
+//! What each way to four bits costs a real decoder, by texts that it was not calibrated with.
+//!
+//! Needs the network and Python's pip, as `pipelines/smollm2-accuracy.toml` does.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use serde_json::Value;
+use world::{World, data};
+
+const PIPELINE: &str = include_str!("../../../pipelines/smollm2-accuracy.toml");
+
+/// Of so many texts, some 500 tokens, means differ from those of all texts by a few percent.
+const TEXTS: &str = "6";
+const NOISE: f64 = 1.05;
+
+#[test]
+fn every_method_beats_plain_rounding_and_none_beats_the_best() {
+    let world = World::new(PIPELINE);
+    world.run(&[]);
+    let texts = data("held-out/texts.jsonl").display().to_string();
+    let bench = ["bench", "accuracy", "p.toml", "--questions", &texts, "--limit", TEXTS, "--json"];
+    let ended = world.smelt(&bench);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let document: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let divergence = |method: &str| {
+        let name = format!("smollm2-{method}");
+        let targets = document["targets"].as_array().unwrap();
+        let target = targets.iter().find(|target| target["target"] == name.as_str()).unwrap();
+        target["kl_nats"].as_f64().unwrap()
+    };
+    let (plain, best) = (divergence("rtn"), divergence("best"));
+    for method in ["mse", "gptq", "act-order", "awq", "best"] {
+        let cost = divergence(method);
+        assert!(cost < plain, "{method}: {cost}, rtn: {plain}");
+        assert!(best < cost * NOISE, "{method}: {cost}, best: {best}");
+    }
+    // Half of what plain rounding costs.
+    assert!(best * 2.0 < plain, "best: {best}, rtn: {plain}");
+}
