@@ -6,8 +6,7 @@
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::decoder::Decoder;
-use crate::quantize::Method;
-use crate::quantize::{HELD_EVERY, SAMPLE_ROWS, feedbacks, is_square};
+use crate::quantize::{BUDGET_MAX, HELD_EVERY, Method, SAMPLE_ROWS, is_square};
 
 /// What a product in f64 costs, in products of f32.
 const F64: f64 = 5.0;
@@ -63,7 +62,7 @@ pub fn rounding(llm: &Decoder, method: Method, budget: usize, samples: usize) ->
         Method::Gptq | Method::GptqActOrder => clips + carried(1, samples),
         Method::Best => {
             let fitted = samples - samples / HELD_EVERY;
-            clips * 2.0 + carried(feedbacks(budget), fitted)
+            clips * 2.0 + carried(budget.clamp(1, BUDGET_MAX), fitted)
         }
     }
 }

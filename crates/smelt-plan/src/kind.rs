@@ -138,7 +138,7 @@ const GRAPH_SURGERY: &[Field] = &[
 ];
 /// Quantisers square the number of tokens kept.
 const CALIBRATION_TOKENS_MAX: u64 = 4096;
-/// Ways that method = "best" tries for each weight.
+/// Dampings that method = "best" tries for each input.
 pub const BUDGET_MAX: u64 = 4;
 const CALIBRATE: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),

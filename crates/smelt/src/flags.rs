@@ -367,7 +367,7 @@ pub(crate) struct QuantizeFlags {
     /// How integers are chosen: rtn, mse, awq, gptq, gptq-act-order or best
     #[arg(long, default_value = "rtn", value_parser = method)]
     pub(crate) method: Method,
-    /// Ways that best tries for each weight; 3 when not given
+    /// Dampings that best tries for each input; 3 when not given
     #[arg(long, value_name = "N", value_parser = budget)]
     pub(crate) budget: Option<usize>,
     /// What `smelt calibrate` made of this checkpoint; awq, gptq and best need it, mse may have it

@@ -25,7 +25,7 @@ fn every_method_beats_plain_rounding_and_none_beats_the_best() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let document: Value = serde_json::from_str(&ended.stdout).unwrap();
     let divergence = |method: &str| {
-        let name = format!("smollm2-{method}");
+        let name = format!("deployment.{method}");
         let targets = document["targets"].as_array().unwrap();
         let target = targets.iter().find(|target| target["target"] == name.as_str()).unwrap();
         target["kl_nats"].as_f64().unwrap()

@@ -31,15 +31,16 @@ pub(super) enum Way {
     Feedback(f64),
 }
 
-/// The ways, those first that win most often on real decoders.
-pub(super) const WAYS: [Way; 4] =
-    [Way::Feedback(0.2), Way::Weighted, Way::Feedback(0.05), Way::Feedback(0.8)];
+/// The dampings, those first that win most often on real decoders: small ones where activations are many for
+/// the inputs, large ones where they are few.
+pub(crate) const DAMPINGS: [f64; 4] = [0.2, 0.05, 0.0125, 0.8];
 
 impl Way {
     /// Its words in the report.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Weighted => "weighted",
+            Self::Feedback(0.0125) => "feedback, damping 0.0125",
             Self::Feedback(0.05) => "feedback, damping 0.05",
             Self::Feedback(0.2) => "feedback, damping 0.2",
             Self::Feedback(_) => "feedback, damping 0.8",
@@ -47,14 +48,10 @@ impl Way {
     }
 }
 
-/// How many of the ways that `budget` pays for carry errors.
-pub(crate) fn feedbacks(budget: usize) -> usize {
-    paid_for(budget).iter().filter(|way| matches!(way, Way::Feedback(_))).count()
-}
-
-/// The ways that `budget` pays for.
-fn paid_for(budget: usize) -> &'static [Way] {
-    &WAYS[..budget.clamp(1, WAYS.len())]
+/// The ways that `budget` pays for: so many dampings, and what costs next to nothing beside them.
+fn paid_for(budget: usize) -> Vec<Way> {
+    let dampings = DAMPINGS[..budget.clamp(1, DAMPINGS.len())].iter();
+    dampings.map(|damping| Way::Feedback(*damping)).chain([Way::Weighted]).collect()
 }
 
 /// The ways for one input, fitted to what was seen of it.
@@ -101,11 +98,11 @@ impl Trial {
         panels.pack(View::rows(&held, width), held_count, width, threads);
         let tried = if grid.bits == 8 {
             // Eight bits leave nothing for feedback to make up for.
-            &[Way::Weighted][..]
+            vec![Way::Weighted]
         } else {
             paid_for(budget)
         };
-        let ways = fitted(x, tried, &importance, (grid, threads));
+        let ways = fitted(x, &tried, &importance, (grid, threads));
         let input = input.to_owned();
         Self { input, grid, importance, ways, held: panels, held_count }
     }
@@ -256,16 +253,16 @@ mod tests {
         let (width, grid) = (128, Scheme::Int4G32.grid().unwrap());
         let rounder = Rounder { grid, clips: CLIPS };
         let all = related(400, width);
-        let trial = Trial::of_rows(all, width, ("x", grid), (WAYS.len(), 2));
-        let mut costs = vec![0.0; WAYS.len()];
+        let trial = Trial::of_rows(all, width, ("x", grid), (DAMPINGS.len(), 2));
+        let mut costs = vec![0.0; DAMPINGS.len() + 1];
         trial.add_costs(&noise(8, 24 * width), rounder, &mut costs).unwrap();
-        let weighted = costs[1];
-        assert!(costs[0] < 0.3 * weighted && costs[2] < 0.3 * weighted, "{costs:?}");
+        let weighted = costs[DAMPINGS.len()];
+        assert!(costs[..3].iter().all(|cost| *cost < 0.3 * weighted), "{costs:?}");
         // Unrelated inputs: nothing to make up for, and little activation to learn noise from.
-        let trial = Trial::of_rows(noise(5, 40 * width), width, ("x", grid), (WAYS.len(), 2));
-        let mut costs = vec![0.0; WAYS.len()];
+        let trial = Trial::of_rows(noise(5, 40 * width), width, ("x", grid), (DAMPINGS.len(), 2));
+        let mut costs = vec![0.0; DAMPINGS.len() + 1];
         trial.add_costs(&noise(8, 24 * width), rounder, &mut costs).unwrap();
-        assert!(costs[1] < costs[2], "{costs:?}");
+        assert!(costs[DAMPINGS.len()] < costs[2], "{costs:?}");
     }
 
     #[test]

@@ -40,7 +40,7 @@ use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 use crate::scheme::{self, Mark};
 
 use activations::Activations;
-pub(crate) use best::{HELD_EVERY, SAMPLE_ROWS, feedbacks};
+pub(crate) use best::{DAMPINGS, HELD_EVERY, SAMPLE_ROWS};
 pub(crate) use carry::is_square;
 
 use best::Trial;
@@ -110,10 +110,10 @@ impl Method {
     }
 }
 
-/// Ways that [`Method::Best`] tries where nothing else is said, and at most.
+/// Dampings that [`Method::Best`] tries where nothing else is said, and at most.
 pub const BUDGET: usize = 3;
 /// See [`BUDGET`].
-pub const BUDGET_MAX: usize = best::WAYS.len();
+pub const BUDGET_MAX: usize = DAMPINGS.len();
 
 /// What to quantise, and how.
 #[derive(Clone, Debug)]
@@ -127,7 +127,7 @@ pub struct Options<'a> {
     pub embeddings: Option<Scheme>,
     /// How integers are chosen.
     pub method: Method,
-    /// Ways that [`Method::Best`] tries for each weight, 1 to [`BUDGET_MAX`].
+    /// Dampings that [`Method::Best`] tries for each weight, 1 to [`BUDGET_MAX`].
     pub budget: usize,
     /// Patterns of the names of tensors that stay as they are: `*` any characters, `?` any one.
     pub exclude: Vec<String>,
