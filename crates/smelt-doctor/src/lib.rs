@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod accounting;
+mod confinement;
 mod disk;
 mod finding;
 mod heat;
@@ -54,13 +55,15 @@ pub struct Facts {
 
 impl Facts {
     /// Reads the device we run on; `store` is the folder of the store, whose disk is measured.
-    pub fn of_this_device(store: &Path) -> Self {
+    /// `confined_by` is the way in which stages are confined here, or `none`: whoever starts them knows.
+    pub fn of_this_device(store: &Path, confined_by: &str) -> Self {
         // A store that is not there yet is made in the nearest folder that is; a link leads to
         // another disk.
         let folder = store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let mut facts = Self::read(&Tree::at(Path::new("/")), &folder);
-        facts.measured = Measured::measure(&folder);
+        let confined_by = Some(confined_by.to_owned());
+        facts.measured = Measured { confined_by, ..Measured::measure(&folder) };
         facts
     }
 
@@ -115,6 +118,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         .chain(heat::thermal(&facts.zones))
         .chain([accounting::cgroup(&facts.accounting)])
         .chain([accounting::pressure(board, &facts.accounting)])
+        .chain(confinement::check(measured))
         .chain([disk::kind(board, disks)])
         .chain(disk::space(measured))
         .chain(disk::speed(measured))
@@ -187,7 +191,7 @@ mod tests {
     #[test]
     fn this_device_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        let facts = Facts::of_this_device(&dir.path().join("not/yet"));
+        let facts = Facts::of_this_device(&dir.path().join("not/yet"), "landlock");
         assert!(facts.board.memory_bytes.is_some_and(|bytes| bytes > 0));
         assert!(!facts.disks.mounts.is_empty() && facts.measured().free_bytes.is_some());
         assert!(judge(&facts).iter().any(|finding| finding.id == "disk-space"));

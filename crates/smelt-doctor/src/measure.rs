@@ -49,6 +49,9 @@ pub struct Measured {
     pub sync_median_us: Option<u64>,
     /// Of how many.
     pub syncs: usize,
+    /// By what stages are confined: `landlock`, `mounts`, `user-mounts` or `none`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confined_by: Option<String>,
     /// Why something is missing.
     pub error: Option<String>,
 }

@@ -77,6 +77,8 @@ pub(crate) struct Attempt<'a> {
     /// What changes before it starts.
     pub(crate) preparation: Preparation,
     pub(crate) order: Order,
+    /// It is not to be started where the kernel cannot hold it to what it declares.
+    pub(crate) must_hold: bool,
     /// The private directory the outputs are made in.
     pub(crate) out: PathBuf,
     /// What it must make again, byte for byte, where it is only checked; nothing is sealed then.
@@ -227,6 +229,7 @@ impl Attempt<'_> {
             (report.exit, report.signal, report.cpu_s) = (said.exit, said.signal, said.cpu_s);
             report.leftovers += said.leftovers;
             report.writes = said.writes;
+            report.confined_by = said.confined_by;
             report.log_error.clone_from(&said.log_error);
         }
         if let Some(found) = &end.found {
@@ -261,9 +264,14 @@ impl Attempt<'_> {
         let mut order = self.order.clone();
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
         order.env.push((LOG_VARIABLE.to_owned(), self.log.display().to_string()));
-        let Shim { process, mut input, output, group } = self.shims.take()?;
+        let Shim { process, mut input, output, group, .. } = self.shims.take(order.is_free())?;
         let scratch = self.scratch(process.id());
-        let mut line = serde_json::to_vec(&ShimOrder { order, log: self.log.clone(), scratch })?;
+        let mut line = serde_json::to_vec(&ShimOrder {
+            order,
+            log: self.log.clone(),
+            scratch,
+            must_hold: self.must_hold,
+        })?;
         line.push(b'\n');
         let listener = self.shims.listener();
         let mut meter = Meter::begin(self.cgroups, listener, &self.mark, process.id());
@@ -306,7 +314,8 @@ impl Attempt<'_> {
         if let (Some(input), Some(said), false) = (input, said, self.controls.is_ending())
             && is_small(said)
         {
-            return Some(Shim { process, input, output, group: None });
+            let is_free = self.order.is_free();
+            return Some(Shim { process, input, output, group: None, is_free });
         }
         // Its pipe is closed now, and one that still lives ends its tree.
         let _ = process.wait();

@@ -401,6 +401,7 @@ mod tests {
             major_faults: 0,
             leftovers: 0,
             writes: None,
+            confined_by: None,
             short: None,
             spawn_error: None,
             log_error: None,

@@ -1,26 +1,36 @@
-//! Confines what a stage writes: the kernel refuses it everywhere but in the places given.
+//! Confines what a stage does: the kernel refuses it to write anywhere but in the places given.
 //!
-//! Landlock binds a thread and whatever that thread starts, and is never taken back.  So a program is
-//! started from a thread of its own that binds itself first, and the shim stays free for the stages
-//! after it.  Reading is not confined, nor are modes, owners and times of files, which Landlock does
-//! not know.  It knows no stages: who may write where is decided by whoever asks.
+//! There are two ways.  Landlock binds a thread and whatever that thread starts, and is never taken
+//! back; where the kernel has none that will do, a mount name space of the program's own does it.  Both
+//! are entered by a thread that then starts the program and ends, so the shim stays free for the stages
+//! after it.  What a build does not need of root's rights is taken away besides.  Reading is not
+//! confined, nor, by Landlock, are modes, owners and times of files, which it does not know.  It knows no stages:
+//! who may write where is decided by whoever asks.
 
+mod capabilities;
+mod devices;
+mod mounts;
+
+pub(crate) use mounts::TMP;
+
+use std::env;
+use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::thread;
 
 use landlock::{
     ABI, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreated, RulesetCreatedAttr, RulesetError,
+    RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
 use serde::{Deserialize, Serialize};
 
-/// What a program can hardly be without: null and terminals, GPUs, and the names of its threads.
-/// Files can be written there, not made.
-const DEVICES: [&str; 2] = ["/dev", "/proc"];
+/// Names the only way to be taken: `landlock`, `mounts` or `none`.
+pub(crate) const VARIABLE: &str = "SMELT_CONFINE";
+
 /// Shared memory and semaphores are made here; they are gone with the machine's memory.
-const SHARED: &str = "/dev/shm";
+pub(crate) const SHARED: &str = "/dev/shm";
 
 /// How an attempt's writes were held to what it declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,36 +40,238 @@ pub enum Writes {
     Confined,
     /// It declares `/`: it may write anywhere.
     Anywhere,
-    /// This kernel has no Landlock that allows renames between directories (Linux 5.19).
+    /// This kernel has neither Landlock that allows renames between directories (Linux 5.19) nor lets
+    /// us mount.
     Unwatched,
 }
 
-/// Starts `command`; it and all it starts write only beneath `places` and to devices.
-pub(crate) fn spawn(command: &mut Command, places: &[&Path]) -> io::Result<(Child, Writes)> {
-    if places.contains(&Path::new("/")) {
-        return Ok((command.spawn()?, Writes::Anywhere));
+/// By what the kernel holds stages to what they declare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// Landlock.
+    Landlock,
+    /// A mount name space, by root's right to mount.
+    Mounts,
+    /// A mount name space within a user name space.
+    UserMounts,
+}
+
+impl Way {
+    /// As in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Landlock => "landlock",
+            Self::Mounts => "mounts",
+            Self::UserMounts => "user-mounts",
+        }
     }
-    let Some(rules) = rules(places)? else { return Ok((command.spawn()?, Writes::Unwatched)) };
-    let bound = move || {
-        rules.restrict_self().map_err(io::Error::other)?;
-        Ok((command.spawn()?, Writes::Confined))
+
+    /// For a person.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Landlock => "Landlock",
+            Self::Mounts => "a mount name space",
+            Self::UserMounts => "a mount name space in a user name space",
+        }
+    }
+}
+
+/// How what was started is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) writes: Writes,
+    /// By what, where its writes are confined.
+    pub(crate) way: Option<Way>,
+}
+
+/// What a program may do.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Bounds<'a> {
+    /// Where it may write; `/` lifts everything.
+    pub(crate) places: &'a [&'a Path],
+    /// What it needs of root's rights besides the usual ones, by name.
+    pub(crate) capabilities: &'a [String],
+    /// What stands at `/tmp`, where that can be told from the machine's.
+    pub(crate) tmp: Option<&'a Path>,
+    /// It is not to be started where the kernel cannot hold it.
+    pub(crate) must_hold: bool,
+}
+
+/// The way that holds on this machine, for this user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Confinement {
+    /// The way; `None` where there is none.
+    pub way: Option<Way>,
+    /// Whether stages may not send signals to others than their own, nor connect to their abstract sockets.
+    pub holds_signals: bool,
+}
+
+impl Confinement {
+    /// What holds stages here, for a person.
+    pub fn words(&self) -> String {
+        let Some(way) = self.way else {
+            return "nothing confines stages here: the kernel has neither Landlock (Linux 5.19) nor lets us mount"
+                .to_owned();
+        };
+        let signals = if self.holds_signals { "" } else { "; signals are not held (Linux 6.12 does)" };
+        format!("stages are confined by {}{signals}", way.words())
+    }
+
+    /// Tries what can be tried without starting anything; of user name spaces it reads whether the kernel
+    /// allows them.
+    ///
+    /// # Errors
+    /// One line, where the variable that names the way names none.
+    pub fn find() -> Result<Self, String> {
+        let named = env::var_os(VARIABLE).unwrap_or_default();
+        if !["", "landlock", "mounts", "none"].iter().any(|word| named == **word) {
+            let named = named.display();
+            return Err(format!("{VARIABLE} is landlock, mounts or none, not \"{named}\""));
+        }
+        if has_landlock() {
+            return Ok(Self { way: Some(Way::Landlock), holds_signals: has_scopes() });
+        }
+        let way = match capabilities::may_mount() {
+            _ if !is_wanted("mounts") => None,
+            true => in_thread(|| mounts::isolate(&[], None)).is_ok().then_some(Way::Mounts),
+            false => mounts::allows_user_namespaces(Path::new("/")).then_some(Way::UserMounts),
+        };
+        Ok(Self { way, holds_signals: false })
+    }
+}
+
+/// Prepares this process, which has one thread yet, for starting what is held.
+///
+/// Where a user name space is the only way it enters one.  With Landlock it takes a `/dev/shm` of its own where
+/// it may mount: what a program leaves there can be told from what others keep there.  Where it
+/// cannot, what is started is not held, and says so.
+pub(crate) fn prepare() -> Shared {
+    match (has_landlock(), capabilities::may_mount()) {
+        (true, true) if mounts::own_shared().is_ok() => Shared::Own,
+        (true, _) | (false, true) => Shared::Everybodys,
+        (false, false) => {
+            if is_wanted("mounts") {
+                let _ = mounts::enter_user_namespace();
+            }
+            Shared::Everybodys
+        }
+    }
+}
+
+/// Whose `/dev/shm` this process sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shared {
+    /// That of the machine, or each program has one.
+    Everybodys,
+    /// One that only programs see that this process started.
+    Own,
+}
+
+impl Shared {
+    /// Removes what a program left there, unless others may keep something there.
+    pub(crate) fn empty(self) {
+        if self == Self::Everybodys {
+            return;
+        }
+        for left in fs::read_dir(SHARED).into_iter().flatten().flatten() {
+            let is_dir = left.file_type().is_ok_and(|kind| kind.is_dir());
+            let remove = if is_dir { fs::remove_dir_all } else { fs::remove_file };
+            // What cannot be removed goes with this process.
+            let _ = remove(left.path());
+        }
+    }
+}
+
+/// Starts `command`; it and all it starts do only what `bounds` allow.
+pub(crate) fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Child, Held)> {
+    if bounds.places.contains(&Path::new("/")) {
+        return Ok((command.spawn()?, Held { writes: Writes::Anywhere, way: None }));
+    }
+    let (held, child) = match rules(bounds.places)? {
+        Some(rules) => (Some(Way::Landlock), in_thread(|| bound(command, rules, bounds))?),
+        None => isolated(command, bounds)?,
     };
-    thread::scope(|scope| match thread::Builder::new().spawn_scoped(scope, bound) {
+    let writes = if held.is_some() { Writes::Confined } else { Writes::Unwatched };
+    Ok((child, Held { writes, way: held }))
+}
+
+fn bound(command: &mut Command, rules: RulesetCreated, bounds: Bounds<'_>) -> io::Result<Child> {
+    capabilities::drop_but(bounds.capabilities)?;
+    rules.restrict_self().map_err(io::Error::other)?;
+    command.spawn()
+}
+
+/// In a mount name space of its own, or where that cannot be, as free as it is.
+fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way>, Child)> {
+    // By where its links lead, as the kernel's list of mounts has it.
+    let real = |place: &&Path| place.canonicalize().map_err(|error| unfit(place, &error));
+    let places = bounds.places.iter().map(real).collect::<io::Result<Vec<PathBuf>>>()?;
+    let started = in_thread(|| {
+        let held = match is_wanted("mounts") {
+            true => mounts::isolate(&places, bounds.tmp),
+            false => Err(io::ErrorKind::Unsupported.into()),
+        };
+        if let (Err(error), true) = (&held, bounds.must_hold) {
+            return Err(io::Error::new(error.kind(), format!("it cannot be confined: {error}")));
+        }
+        // A thread that is half isolated starts nothing.
+        held.is_ok().then(|| free_of_rights(command, bounds, true)).transpose()
+    })?;
+    match started {
+        Some(child) => Ok((Some(mounts::way()), child)),
+        None => Ok((None, in_thread(|| free_of_rights(command, bounds, false))?)),
+    }
+}
+
+/// Programs whose files give them rights keep them only where nothing is held.
+fn free_of_rights(command: &mut Command, bounds: Bounds<'_>, is_held: bool) -> io::Result<Child> {
+    capabilities::drop_but(bounds.capabilities)?;
+    if is_held {
+        nix::sys::prctl::set_no_new_privs()?;
+    }
+    command.spawn()
+}
+
+/// Does it in a thread that ends: what binds a thread binds nobody else.
+fn in_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    thread::scope(|scope| match thread::Builder::new().spawn_scoped(scope, work) {
         Ok(thread) => thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked"))),
         Err(error) => Err(error),
     })
 }
 
+/// Whether the way of this name may be taken.
+fn is_wanted(way: &str) -> bool {
+    env::var_os(VARIABLE).is_none_or(|named| named.is_empty() || named == way)
+}
+
+fn has_landlock() -> bool {
+    is_wanted("landlock") && handle(AccessFs::from_write(ABI::V2)).is_ok()
+}
+
+/// Whether the kernel's Landlock knows signals and abstract sockets (Linux 6.12).
+fn has_scopes() -> bool {
+    let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    rules.scope(Scope::Signal | Scope::AbstractUnixSocket).and_then(Ruleset::create).is_ok()
+}
+
 /// The kernel's form of `places`; `None` where it knows none.
 fn rules(places: &[&Path]) -> io::Result<Option<RulesetCreated>> {
-    let all = AccessFs::from_write(ABI::V3);
-    let Ok(mut rules) = handle(all) else { return Ok(None) };
+    let all = AccessFs::from_write(ABI::V5);
+    let Some(mut rules) = is_wanted("landlock").then(|| handle(all).ok()).flatten() else {
+        return Ok(None);
+    };
+    // Device nodes could be those of disks.
+    let files = all & !(AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
     for place in places {
-        let opened = PathFd::new(place).map_err(|_| unfit(place))?;
-        rules = allow(rules, opened, all)?;
+        let opened = PathFd::new(place).map_err(|_| unfit(place, &io::Error::last_os_error()))?;
+        let is_device = place.starts_with("/dev");
+        rules = allow(rules, opened, if is_device { all } else { files })?;
     }
-    let to_devices = AccessFs::WriteFile | AccessFs::Truncate;
-    for (place, access) in [(DEVICES[0], to_devices), (DEVICES[1], to_devices), (SHARED, all)] {
+    let to_devices = AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
+    let devices = devices::named().into_iter().map(|path| (path, to_devices));
+    for (place, access) in devices.chain([(SHARED.into(), files)]) {
         // A container may be without.
         if let Ok(opened) = PathFd::new(place) {
             rules = allow(rules, opened, access)?;
@@ -69,13 +281,14 @@ fn rules(places: &[&Path]) -> io::Result<Option<RulesetCreated>> {
 }
 
 /// Renames between directories must be possible.  What only a newer kernel knows is left out: on an
-/// older one a file can be cut by its name, wherever it lies.
+/// older one a file can be cut by its name, wherever it lies, and others be sent signals.
 fn handle(all: BitFlags<AccessFs>) -> Result<RulesetCreated, RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_write(ABI::V2))?
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(all)?
+        .scope(Scope::Signal | Scope::AbstractUnixSocket)?
         .create()
 }
 
@@ -87,8 +300,7 @@ fn allow(
     rules.add_rule(PathBeneath::new(place, access)).map_err(io::Error::other)
 }
 
-fn unfit(place: &Path) -> io::Error {
-    let why = io::Error::last_os_error();
+fn unfit(place: &Path, why: &io::Error) -> io::Error {
     io::Error::new(
         why.kind(),
         format!(
@@ -106,6 +318,10 @@ mod tests {
 
     use super::*;
 
+    fn to<'a>(places: &'a [&'a Path]) -> Bounds<'a> {
+        Bounds { places, ..Bounds::default() }
+    }
+
     /// What a shell says and how it ends that may write only beneath `out`, of a folder that has
     /// `out`, `other` and a file `mark`.  `None` where the kernel has no Landlock.
     fn shell(script: &str, declared: &[&str]) -> Option<(bool, String, tempfile::TempDir)> {
@@ -120,10 +336,10 @@ mod tests {
         let places: Vec<_> =
             ["out"].iter().chain(declared).map(|n| folder.path().join(n)).collect();
         let places: Vec<_> = places.iter().map(PathBuf::as_path).collect();
-        let (child, writes) = spawn(&mut command, &places).unwrap();
+        let (child, held) = spawn(&mut command, to(&places)).unwrap();
         let output = child.wait_with_output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        (writes == Writes::Confined).then_some((output.status.success(), said, folder))
+        (held.writes == Writes::Confined).then_some((output.status.success(), said, folder))
     }
 
     #[track_caller]
@@ -132,7 +348,7 @@ mod tests {
             return println!("not run: no Landlock here");
         };
         assert_eq!(ended_well, may, "{script}: {said}");
-        let said_so = ["ermission denied", "cross-device"].iter().any(|words| said.contains(words));
+        let said_so = ["ermission denied", "cross-device", "not permitted"].iter().any(|words| said.contains(words));
         assert!(may || said_so, "{script}: {said}");
         // Whoever confined another is free.
         fs::write(folder.path().join("free"), "x").unwrap();
@@ -155,7 +371,7 @@ mod tests {
             &[],
             true,
         );
-        check("echo name > /proc/self/comm; f=/dev/shm/smelt-$$; echo x > $f; rm $f", &[], true);
+        check("f=/dev/shm/smelt-$$; echo x > $f; rm $f", &[], true);
         check("cat /etc/passwd > f; test -r ../other", &[], true);
     }
 
@@ -172,6 +388,8 @@ mod tests {
             "mv ../mark .",
             "ln ../mark .",
             "touch /dev/smelt-makes-this",
+            "echo name > /proc/self/comm",
+            "mknod d b 7 200",
             "sh -c 'sh -c \"echo x > ../deep\"'",
         ] {
             check(script, &[], false);
@@ -188,13 +406,14 @@ mod tests {
 
     #[test]
     fn what_is_declared_must_be_there() {
-        let error = spawn(&mut Command::new("true"), &[Path::new("/nowhere/at/all")]).unwrap_err();
+        let error = 
+            spawn(&mut Command::new("true"), to(&[Path::new("/nowhere/at/all")])).unwrap_err();
         assert!(error.to_string().contains("/nowhere/at/all: No such file"), "{error}");
     }
 
     #[test]
     fn the_root_stands_for_no_confinement() {
-        let (mut child, writes) = spawn(&mut Command::new("true"), &[Path::new("/")]).unwrap();
-        assert!(child.wait().unwrap().success() && writes == Writes::Anywhere);
+        let (mut child, held) = spawn(&mut Command::new("true"), to(&[Path::new("/")])).unwrap();
+        assert!(child.wait().unwrap().success() && held.writes == Writes::Anywhere);
     }
 }

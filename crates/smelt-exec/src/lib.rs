@@ -38,7 +38,7 @@ mod swap_tools;
 pub use attempt::LOG_VARIABLE;
 pub use boot::boot_id;
 pub use condition::Condition;
-pub use confine::Writes;
+pub use confine::{Confinement, Way, Writes};
 pub use dead::{Closed, clear_dead_runs, clear_dead_swap};
 pub use log::{last_line as log_last_line, tail as log_tail};
 pub use order::{Input, Order, Task};

@@ -9,7 +9,7 @@ use smelt_plan::validity::Validity;
 use smelt_plan::{StageId, StageName};
 use smelt_watch::{Disks, Short};
 
-use crate::confine::Writes;
+use crate::confine::{SHARED, Way, Writes};
 
 /// What the caller turns into an [`Order`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
@@ -61,6 +61,9 @@ pub struct Order {
     /// Where it may write besides `dir` and a directory for temporary files: absolute, and there
     /// already.  `/` is everywhere.
     pub writes: Vec<PathBuf>,
+    /// What it needs of root's rights besides those that builds use: names of
+    /// [`smelt_plan::kind::CAPABILITIES`].
+    pub capabilities: Vec<String>,
 }
 
 impl Order {
@@ -68,6 +71,20 @@ impl Order {
     pub(crate) fn places<'a>(&'a self, scratch: &'a Path) -> Vec<&'a Path> {
         let declared = self.writes.iter().map(PathBuf::as_path);
         [self.dir.as_path(), scratch].into_iter().chain(declared).collect()
+    }
+
+    /// Whether it is to see the machine's own shared memory: it is held to nothing, or declares that.
+    pub(crate) fn is_free(&self) -> bool {
+        self.writes.iter().any(|place| place == Path::new("/") || place.starts_with(SHARED))
+    }
+
+    /// Whether it names anything that lies beneath `folder`, as far as its words say.
+    pub(crate) fn names_beneath(&self, folder: &str) -> bool {
+        let folder = format!("{}/", folder.trim_end_matches('/'));
+        let env = self.env.iter().map(|(_, value)| value);
+        let mut words = self.argv.iter().chain(env).chain(self.listed.iter().flatten());
+        let mut places = self.writes.iter().chain([&self.dir]);
+        words.any(|word| word.contains(&folder)) || places.any(|place| place.starts_with(&folder))
     }
 
     /// The disks that it may fill: of those places, and of another directory for temporary files
@@ -86,6 +103,8 @@ pub(crate) struct ShimOrder {
     pub(crate) log: PathBuf,
     /// The shim's directory for temporary files: made if it is not there, and left empty.
     pub(crate) scratch: PathBuf,
+    /// It is not to be started where the kernel cannot hold it to what it declares.
+    pub(crate) must_hold: bool,
 }
 
 /// A shim that has led a stage larger than this leads no other: the kernel keeps one high-water mark
@@ -112,6 +131,9 @@ pub struct ShimReport {
     pub leftovers: u32,
     /// How its writes were held to what it declares, where it was started.
     pub writes: Option<Writes>,
+    /// By what, where they were confined.
+    #[serde(default)]
+    pub confined_by: Option<Way>,
     /// A disk that was short when the leader had ended, before anything of the stage was removed.
     pub short: Option<Short>,
     /// Why the leader could not be started at all.

@@ -132,6 +132,7 @@ impl Attempt<'_> {
             survives_kills: true,
             preparation: Preparation::default(),
             order,
+            must_hold: false,
             out: self.out.clone(),
             compare: None,
             reference: None,

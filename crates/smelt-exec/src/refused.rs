@@ -11,8 +11,9 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-/// In every spelling: of the C library, Rust, Python, Go and Java.
-const WORDS: &str = "ermission denied";
+/// In every spelling: of the C library, Rust, Python, Go and Java.  A mount name space makes all else
+/// read-only.
+const WORDS: [&str; 2] = ["ermission denied", "ead-only file system"];
 /// Longer lines are looked at in pieces: nobody writes a path of several KiB.
 const LINE_BYTES_MAX: u64 = 16 << 10;
 /// A log that is full of complaints is not read to its end.
@@ -38,7 +39,7 @@ fn complaints(mut log: impl BufRead) -> io::Result<Vec<String>> {
             break;
         }
         let text = String::from_utf8_lossy(&line);
-        if text.contains(WORDS) {
+        if WORDS.iter().any(|words| text.contains(words)) {
             found.push(text.into_owned());
         }
     }

@@ -12,7 +12,7 @@ use smelt_watch::{Counters, Curve, KernelEvent, Peaks, Short};
 use std::collections::BTreeMap;
 
 use crate::condition::Condition;
-use crate::confine::Writes;
+use crate::confine::{Way, Writes};
 
 /// A whole run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -214,6 +214,9 @@ pub struct AttemptReport {
     pub short: Option<Short>,
     /// How its writes were held to what it declares, where it was started.
     pub writes: Option<Writes>,
+    /// By what, where they were confined.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confined_by: Option<Way>,
     /// Its log.
     pub log: PathBuf,
     /// Why the log is not whole, where it is not.

@@ -131,6 +131,8 @@ pub struct Runner<'a> {
     pub forecasts: &'a dyn Fn(&Task<'_>) -> Option<Forecast>,
     /// Stages start whatever they are expected to take.
     pub overcommit: bool,
+    /// No stage starts that the kernel cannot hold to what it declares.
+    pub must_hold: bool,
     /// Turns a task into a program to run.
     pub orders: &'a dyn Fn(&Task<'_>) -> Order,
     /// Turns a warm-up into a program to run.
@@ -665,6 +667,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             },
             survives_kills: planned.survives_kills,
             order,
+            must_hold: self.runner.must_hold,
             log: run.log_path(&format!("{label}.log"))?,
             mark: format!("{}/{label}", run.id()),
             pins: self.pins(stage),

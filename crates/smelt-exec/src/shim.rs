@@ -22,10 +22,10 @@ use nix::sys::prctl;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{AccessFlags, Pid, access};
+use nix::unistd::{AccessFlags, Pid, access, close};
 use smelt_watch::{Disks, Tree};
 
-use crate::confine::{self, Writes};
+use crate::confine::{self, Bounds, Held, Shared, TMP};
 use crate::log;
 use crate::order::{INPUTS_FILE, Order, ShimOrder, ShimReport};
 
@@ -43,9 +43,10 @@ const OURSELVES: &str = "/proc/self/exe";
 /// A tree that still grows then is a fork storm, which halting does not cure.
 const HALT_PASSES: u32 = 10;
 
-/// Runs the shim to its end; the process then exits with the code returned.
-pub fn main() -> u8 {
-    match lead() {
+/// Runs the shim to its end; the process then exits with the code returned.  One that is `free` leads
+/// stages that are held to nothing.
+pub fn main(free: bool) -> u8 {
+    match lead(free) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("smelt: stage shim: {error}");
@@ -59,17 +60,19 @@ static IS_ENDING: AtomicBool = AtomicBool::new(false);
 /// Whether it is to be killed and not asked.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 
-fn lead() -> io::Result<()> {
+fn lead(free: bool) -> io::Result<()> {
+    close_inherited();
     prctl::set_child_subreaper(true)?;
+    let shared = if free { Shared::Everybodys } else { confine::prepare() };
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
-    while let Ok(ShimOrder { order, log, scratch }) = orders.recv() {
+    while let Ok(ShimOrder { order, log, scratch, must_hold }) = orders.recv() {
         let before = Usage::of_children();
-        let report = match start(&order, &scratch) {
-            Ok((leader, output, writes)) => {
+        let report = match start(&order, &scratch, must_hold) {
+            Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
                 let report = attend(leader, output, &log, &before, disks);
-                ShimReport { writes: Some(writes), ..report }
+                ShimReport { writes: Some(held.writes), confined_by: held.way, ..report }
             }
             Err(error) => ShimReport {
                 exit: None,
@@ -79,12 +82,14 @@ fn lead() -> io::Result<()> {
                 major_faults: 0,
                 leftovers: 0,
                 writes: None,
+                confined_by: None,
                 short: None,
                 spawn_error: Some(error.to_string()),
                 log_error: None,
             },
         };
         let _ = empty(&scratch);
+        shared.empty();
         let mut text = serde_json::to_vec(&report)?;
         text.push(b'\n');
         // A supervisor that is gone wants no report.
@@ -96,8 +101,23 @@ fn lead() -> io::Result<()> {
     Ok(())
 }
 
+/// Closes what whoever started smelt left open: a stage would inherit it, and write to it.
+fn close_inherited() {
+    let Ok(open) = fs::read_dir("/proc/self/fd") else { return };
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse::<i32>().ok();
+    // The last is the list's own, which is closed already.
+    let open: Vec<i32> = open.flatten().filter_map(number).collect();
+    for fd in open.into_iter().filter(|&fd| fd > 2) {
+        let _ = close(fd);
+    }
+}
+
 /// Starts the leader, which writes nowhere but where it may.
-fn start(order: &Order, scratch: &Path) -> io::Result<(Pid, io::PipeReader, Writes)> {
+fn start(
+    order: &Order,
+    scratch: &Path,
+    must_hold: bool,
+) -> io::Result<(Pid, io::PipeReader, Held)> {
     let (program, arguments) =
         order.argv.split_first().ok_or_else(|| io::Error::other("no program to run"))?;
     fs::create_dir_all(scratch).map_err(|error| {
@@ -119,7 +139,14 @@ fn start(order: &Order, scratch: &Path) -> io::Result<(Pid, io::PipeReader, Writ
         .stdin(if order.input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(writer.try_clone()?)
         .stderr(writer);
-    let (mut child, writes) = spawn(&mut command, &order.places(scratch)).map_err(|error| {
+    let bounds = Bounds {
+        places: &order.places(scratch),
+        capabilities: &order.capabilities,
+        // What it names there it must see.
+        tmp: (!order.names_beneath(TMP)).then_some(scratch),
+        must_hold,
+    };
+    let (mut child, held) = spawn(&mut command, bounds).map_err(|error| {
         io::Error::new(error.kind(), format!("cannot start {program}: {error}"))
     })?;
     if let Some(mut input) = child.stdin.take() {
@@ -133,7 +160,7 @@ fn start(order: &Order, scratch: &Path) -> io::Result<(Pid, io::PipeReader, Writ
     } else if IS_ENDING.load(Ordering::SeqCst) {
         signal_tree(Signal::SIGTERM);
     }
-    Ok((Pid::from_raw(child.id().cast_signed()), reader, writes))
+    Ok((Pid::from_raw(child.id().cast_signed()), reader, held))
 }
 
 /// Writes the list of inputs beside the directory for temporary files, where a program does not clear
@@ -154,11 +181,11 @@ fn list(order: &Order, scratch: &Path) -> io::Result<Option<(&'static str, PathB
 
 /// A child inherits how soon it is killed when memory runs out.  Raising the score needs no right,
 /// nor does taking back what was raised; where the kernel refuses, the stage runs with ours.
-fn spawn(command: &mut Command, places: &[&Path]) -> io::Result<(Child, Writes)> {
+fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Child, Held)> {
     const SCORE: &str = "/proc/self/oom_score_adj";
     let own = fs::read_to_string(SCORE);
     let raised = own.is_ok() && fs::write(SCORE, OOM_SCORE_ADJ).is_ok();
-    let child = confine::spawn(command, places);
+    let child = confine::spawn(command, bounds);
     if let (Ok(own), true) = (own, raised) {
         let _ = fs::write(SCORE, own.trim());
     }
@@ -246,6 +273,7 @@ fn attend(
         major_faults: after.major_faults.saturating_sub(before.major_faults),
         leftovers: leftovers as u32,
         writes: None,
+        confined_by: None,
         short,
         spawn_error: None,
         log_error: log_error.map(|error| error.to_string()),

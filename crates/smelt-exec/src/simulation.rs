@@ -169,6 +169,7 @@ fn order(task: &Task<'_>) -> Order {
         outputs: vec!["o".to_owned()],
         validate: Vec::new(),
         writes: Vec::new(),
+        capabilities: Vec::new(),
     }
 }
 
@@ -182,6 +183,7 @@ fn warm_up(_: &smelt_plan::WarmUp) -> Order {
         outputs: Vec::new(),
         validate: Vec::new(),
         writes: Vec::new(),
+        capabilities: Vec::new(),
     }
 }
 
@@ -392,6 +394,7 @@ impl Simulated<'_> {
                 major_faults: 0,
                 leftovers: 0,
                 writes: None,
+                confined_by: None,
                 short: None,
                 spawn_error: None,
                 log_error: None,
@@ -485,6 +488,7 @@ fn run(
         signatures: &world.signatures,
         forecasts: &|task| forecasts.get(&task.id).copied(),
         overcommit: false,
+        must_hold: false,
         progress: &mut |_| {},
     };
     let (sender, _receiver) = sync_channel(1);

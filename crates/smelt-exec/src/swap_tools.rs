@@ -101,12 +101,15 @@ fn is_ours(swap: &Path) -> bool {
 
 /// The files in `/proc/swaps`, which writes blanks in names as `\040` and such.
 fn names(table: &str) -> impl Iterator<Item = String> {
-    table.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next()).map(unescaped)
+    table.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next()).map(|name| {
+        String::from_utf8_lossy(&unescaped(name.as_bytes())).into_owned()
+    })
 }
 
-fn unescaped(name: &str) -> String {
+/// A name as the kernel's tables write it, without its escapes.
+pub(crate) fn unescaped(name: &[u8]) -> Vec<u8> {
     let mut plain = Vec::new();
-    let mut rest = name.as_bytes();
+    let mut rest = name;
     while let Some((&first, after)) = rest.split_first() {
         let code = (first == b'\\').then(|| after.get(..3)).flatten();
         let code = code.and_then(|digits| std::str::from_utf8(digits).ok());
@@ -121,7 +124,7 @@ fn unescaped(name: &str) -> String {
             }
         }
     }
-    String::from_utf8_lossy(&plain).into_owned()
+    plain
 }
 
 /// Runs one of the system's tools, which lie where not every `PATH` leads.

@@ -194,8 +194,8 @@ mod tests {
     }
 
     #[test]
-    fn where_a_program_may_write_does_not_matter() {
-        let params = |writes: Value| json!({"argv": ["ab", "c"], "writes": writes});
+    fn what_a_program_may_do_does_not_matter() {
+        let params = |writes: Value| json!({"argv": ["ab", "c"], "writes": writes, "capabilities": ["mknod"]});
         for domain in [KeyDomain::Recipe, KeyDomain::Content] {
             let without = key(domain, json!({"argv": ["ab", "c"]}), &[]);
             assert_eq!(key(domain, params(json!(["/"])), &[]), without);

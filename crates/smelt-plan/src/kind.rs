@@ -58,6 +58,8 @@ pub enum Takes {
     Bytes,
     /// A non-empty list of texts.
     Texts,
+    /// A non-empty list of some of these words.
+    Words(&'static [&'static str]),
     /// A non-empty list of names of files or directories, relative and without `..`.
     Names,
     /// A non-empty list of files or directories: absolute, from `~`, or relative to the pipeline file.
@@ -234,12 +236,60 @@ const DEPLOYMENT: &[Field] = &[
 ];
 /// Where a program may write besides its working directory.
 pub const WRITES: &str = "writes";
+/// Which of root's rights a program needs besides those that builds use.
+pub const NEEDS_CAPABILITIES: &str = "capabilities";
+/// The kernel's capabilities, each at the place of its number; as `capabilities(7)` names them, without
+/// `CAP_` and in our letters.
+pub const CAPABILITIES: [&str; 41] = [
+    "chown",
+    "dac-override",
+    "dac-read-search",
+    "fowner",
+    "fsetid",
+    "kill",
+    "setgid",
+    "setuid",
+    "setpcap",
+    "linux-immutable",
+    "net-bind-service",
+    "net-broadcast",
+    "net-admin",
+    "net-raw",
+    "ipc-lock",
+    "ipc-owner",
+    "sys-module",
+    "sys-rawio",
+    "sys-chroot",
+    "sys-ptrace",
+    "sys-pacct",
+    "sys-admin",
+    "sys-boot",
+    "sys-nice",
+    "sys-resource",
+    "sys-time",
+    "sys-tty-config",
+    "mknod",
+    "lease",
+    "audit-write",
+    "audit-control",
+    "setfcap",
+    "mac-override",
+    "mac-admin",
+    "syslog",
+    "wake-alarm",
+    "block-suspend",
+    "audit-read",
+    "perfmon",
+    "bpf",
+    "checkpoint-restore",
+];
 const COMMAND: &[Field] = &[
     field("argv", Takes::Texts, Absent::Refused),
     field("inputs", Takes::Inputs, Absent::Nothing),
     field("outputs", Takes::Names, Absent::Refused),
     field("env", Takes::TextTable, Absent::Nothing),
     field(WRITES, Takes::Places, Absent::Nothing),
+    field(NEEDS_CAPABILITIES, Takes::Words(&CAPABILITIES), Absent::Nothing),
     field(VALIDATE, Takes::TextTable, Absent::Nothing),
 ];
 
@@ -303,9 +353,10 @@ impl Kind {
     }
 
     /// Whether a field that is no edge enters the keys.  Where a program may write is the machine's
-    /// affair, as are limits: a result that is there was made without, or with no need of it.
+    /// affair, as are limits: a result that is there was made without, or with no need of it.  So is what it
+    /// needs of root's rights.
     pub fn is_keyed(self, field: &str) -> bool {
-        self != Self::Command || field != WRITES
+        self != Self::Command || ![WRITES, NEEDS_CAPABILITIES].contains(&field)
     }
 
     /// The kind of that name.

@@ -253,6 +253,14 @@ fn of_value(takes: Takes) -> Value {
             );
             value
         }
+        Takes::Words(words) => {
+            let mut value = texts;
+            value["items"] = or_param(json!({ "enum": words }));
+            value["description"] = json!(
+                "capabilities of root's that its program needs besides those that builds use (man 7 capabilities)"
+            );
+            value
+        }
         Takes::Inputs => json!({
             "type": "array",
             "items": { "type": "string" },

@@ -186,6 +186,9 @@ pub(crate) struct RunFlags {
     /// Start stages although this device is not expected to hold them
     #[arg(long)]
     pub(crate) overcommit: bool,
+    /// Exit with 5 where the kernel cannot hold stages to what they declare that they write
+    #[arg(long)]
+    pub(crate) require_confinement: bool,
     /// Exit with 7 instead of waiting when another run is building the same thing
     #[arg(long)]
     pub(crate) no_wait: bool,
@@ -419,7 +422,11 @@ pub(crate) struct StageFlags {
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum StagePart {
     /// Lead a stage's processes
-    Shim,
+    Shim {
+        /// Those of stages that are held to nothing
+        #[arg(long)]
+        free: bool,
+    },
     /// Do the work of a stage of smelt's own
     Work {
         /// The stage's name, for whoever lists processes

@@ -65,6 +65,7 @@ pub(crate) fn warm_up(warm_up: &WarmUp, folder: &Path, store: &Store) -> Order {
         validate: Vec::new(),
         // It confines its own stages.
         writes: vec!["/".into()],
+        capabilities: Vec::new(),
     }
 }
 

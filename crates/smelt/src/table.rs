@@ -97,14 +97,14 @@ pub(crate) fn failures(report: &RunReport) -> String {
     text
 }
 
-/// What cannot be known where nobody watched what stages wrote, a line; empty where somebody did.
-pub(crate) fn unwatched(report: &RunReport) -> &'static str {
-    let mut attempts = report.stages.iter().flat_map(|stage| &stage.attempts);
-    if attempts.any(|attempt| attempt.writes == Some(Writes::Unwatched)) {
-        "What stages wrote outside of their directories was not watched: the kernel has no Landlock for it (Linux 5.19 has).\n"
-    } else {
-        ""
+/// By what attempts were confined, or that what they wrote cannot be known, a line; empty where there were none.
+pub(crate) fn confinement(report: &RunReport) -> String {
+    let attempts = || report.stages.iter().flat_map(|stage| &stage.attempts);
+    if attempts().any(|attempt| attempt.writes == Some(Writes::Unwatched)) {
+        return "What stages wrote outside of their directories was not watched: the kernel has no Landlock for it (Linux 5.19 has), and we may not mount.\n".to_owned();
     }
+    let way = attempts().find_map(|attempt| attempt.confined_by);
+    way.map_or_else(String::new, |way| format!("Stages were confined by {}.\n", way.words()))
 }
 
 fn time(stage: &StageReport) -> String {

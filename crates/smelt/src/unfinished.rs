@@ -34,6 +34,8 @@ pub(crate) struct Told {
     check: Vec<String>,
     keep_going: bool,
     overcommit: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    require_confinement: bool,
     jobs: usize,
 }
 
@@ -50,6 +52,7 @@ impl Told {
             check: flags.check.clone(),
             keep_going: flags.keep_going,
             overcommit: flags.overcommit,
+            require_confinement: flags.require_confinement,
             jobs: flags.jobs,
         })
     }
@@ -68,6 +71,7 @@ impl Told {
             check: self.check.clone(),
             keep_going: self.keep_going,
             overcommit: self.overcommit,
+            require_confinement: self.require_confinement,
             jobs: self.jobs,
             no_wait: false,
             warm_up: false,

@@ -129,8 +129,17 @@ fn an_older_kernel_watches_nobody() {
         let mut strace = std::process::Command::new("strace");
         world.prepare(&mut strace);
         let inject = format!("inject=landlock_create_ruleset:{answer}");
-        strace.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=landlock_create_ruleset"]);
-        strace.args(["-e", &inject, env!("CARGO_BIN_EXE_smelt"), "run", "p.toml", "--json"]);
+        // Nor does it let anybody have name spaces.
+        strace.args([
+            "-f",
+            "-qq",
+            "-o",
+            "/dev/null",
+            "-e",
+            "trace=landlock_create_ruleset,unshare",
+        ]);
+        strace.args(["-e", &inject, "-e", "inject=unshare:error=EPERM"]);
+        strace.args([env!("CARGO_BIN_EXE_smelt"), "run", "p.toml", "--json"]);
         let ended = world::ended(&mut strace);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         let report: Value = serde_json::from_str(&ended.stdout).unwrap();

@@ -117,6 +117,7 @@ fn read_field(
             Value::from(bytes.map_err(|error| item.error(error.to_string()))?)
         }
         Takes::Texts | Takes::Places => Value::from(texts(item, params)?),
+        Takes::Words(words) => words_of(item, params, words)?,
         Takes::Names => names(item, params)?,
         Takes::TextTable => text_table(item, params)?,
     };
@@ -191,6 +192,27 @@ fn choice(item: &Item<'_>, word: String, words: &[&str]) -> Result<Value, Pipeli
         return Ok(Value::from(word));
     }
     Err(item.error(format!("\"{}\" must be {}, not \"{word}\"", item.key, words.join(" or "))))
+}
+
+fn words_of(
+    item: &Item<'_>,
+    params: &Scope<'_>,
+    words: &[&str],
+) -> Result<Value, PipelineError> {
+    let texts = texts(item, params)?;
+    let Some(odd) = texts.iter().find(|text| !words.contains(&text.as_str())) else {
+        return Ok(Value::from(texts));
+    };
+    let close = close(odd, words).map(|word| format!("; do you mean \"{word}\"?"));
+    let known = || format!("; it takes {}", words.join(", "));
+    let hint = close.unwrap_or_else(known);
+    Err(item.error(format!("\"{}\" takes no \"{odd}\"{hint}", item.key)))
+}
+
+/// The word that ends as `text` does, which may have its system's prefix and letters.
+fn close<'a>(text: &str, words: &[&'a str]) -> Option<&'a str> {
+    let plain = text.to_ascii_lowercase().replace('_', "-");
+    words.iter().copied().find(|word| plain == *word || plain.strip_prefix("cap-") == Some(word))
 }
 
 /// A number, or a text that is one `${param}` holding a number.

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use serde_json::json;
 use smelt_doctor::{Facts, Finding, Fix, Severity, judge};
+use smelt_exec::{Confinement, Way};
 
 use crate::exit::{Exit, Failed};
 use crate::flags::DoctorFlags;
@@ -50,7 +51,9 @@ pub(crate) fn run(flags: &DoctorFlags) -> Result<Exit, Failed> {
 fn facts(flags: &DoctorFlags) -> Result<Facts, Failed> {
     let Some(root) = &flags.root else {
         let store = load::root()?;
-        return Ok(Facts::of_this_device(&std::path::absolute(&store).unwrap_or(store)));
+        let store = std::path::absolute(&store).unwrap_or(store);
+        let confined_by = Confinement::find().map_err(Failed::usage)?.way.map_or("none", Way::name);
+        return Ok(Facts::of_this_device(&store, confined_by));
     };
     if !root.is_dir() {
         return Err(Failed::usage(format!("--root {}: no such directory", root.display())));

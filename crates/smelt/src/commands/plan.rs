@@ -1,6 +1,7 @@
 //! `smelt plan`: says what a run would do, as a table or as JSON.
 
 use serde_json::{Value, json};
+use smelt_exec::Confinement;
 use smelt_plan::admission::Basis;
 use smelt_plan::plan::{From, HubPin, Stage};
 use smelt_plan::{Kind, Plan, StageId};
@@ -22,10 +23,15 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let last = Last::read(&loaded.store, &flags.pipeline.pipeline);
     let story = Story::of(&loaded, &last)?;
     let needs = Needs::of_now(&loaded, &last, &story);
+    let confinement = Confinement::find().map_err(Failed::usage)?;
     if flags.json {
         let stages: Vec<Value> =
             loaded.plan.stages().map(|(id, stage)| as_json(&story, &needs, id, stage)).collect();
-        let text = json!({ "pipeline": loaded.plan.name, "stages": stages });
+        let Confinement { way, holds_signals } = confinement;
+        let confinement = json!({ "by": way, "signals": holds_signals });
+        let text = json!({
+            "pipeline": loaded.plan.name, "confinement": confinement, "stages": stages,
+        });
         answer(format_args!("{text}\n"))?;
         return Ok(Exit::Ok);
     }
@@ -54,6 +60,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     for line in refusals(&loaded.plan, &story) {
         answer(format_args!("{line}\n"))?;
     }
+    answer(format_args!("{}\n", confinement.words()))?;
     if let Some(line) = all_in_all(&loaded.plan, &story) {
         answer(format_args!("{line}\n"))?;
     }

@@ -40,7 +40,7 @@ pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {
         ))?;
         answer(table::summary(&report))?;
         answer(table::failures(&report))?;
-        answer(table::unwatched(&report))?;
+        answer(table::confinement(&report))?;
     }
     Ok(Exit::Ok)
 }

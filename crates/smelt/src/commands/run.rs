@@ -7,11 +7,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
+use serde_json::Value;
 use smelt_exec::recorded::Death;
 use smelt_exec::{
-    Progress, RunReport, RunStatus, Runner, StageReport, StageStatus, Task, clear_dead_runs,
+    Confinement, Progress, RunReport, RunStatus, Runner, StageReport, StageStatus, Task, clear_dead_runs,
     clear_dead_swap,
 };
+use smelt_plan::kind::WRITES;
+use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Plan, StageId, WarmUp};
 use smelt_store::{Run, Store, StoreError, Wait};
@@ -54,6 +57,10 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     }
     let loaded = load::plan(&flags.pipeline, access)?;
     let Loaded { plan, store, .. } = &loaded;
+    let confinement = Confinement::find().map_err(Failed::usage)?;
+    if flags.require_confinement {
+        require_confinement(plan, &confinement)?;
+    }
     let mut wishes = wishes(flags, plan)?;
     let signatures = &known::signatures(&flags.pipeline.pipeline)?;
     ladder::check_warm_ups(&flags.pipeline.pipeline, plan)?;
@@ -91,6 +98,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
             check,
             forecasts,
             overcommit,
+            must_hold: flags.require_confinement,
             orders,
             warm_ups,
             folder,
@@ -121,6 +129,25 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         reboot::reboot(store.root());
     }
     Ok(exit)
+}
+
+/// Refuses what the kernel would not hold.
+fn require_confinement(plan: &Plan, confinement: &Confinement) -> Result<(), Failed> {
+    if confinement.way.is_none() {
+        return Err(Failed::new(Exit::DoesNotFit, confinement.words()));
+    }
+    let is_free = |stage: &&Stage| {
+        let writes = stage.params.get(WRITES).and_then(Value::as_array);
+        writes.is_some_and(|places| places.iter().any(|place| place == "/"))
+    };
+    match plan.stages().map(|(_, stage)| stage).find(is_free) {
+        Some(stage) => {
+            let name = &stage.name;
+            let message = format!("stage {name} declares writes = [\"/\"], which lifts its confinement");
+            Err(Failed::new(Exit::DoesNotFit, message))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The report of a run that has no journal, since not even a name for it can be written.

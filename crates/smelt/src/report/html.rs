@@ -10,7 +10,7 @@ use smelt_exec::{AttemptReport, RunReport, RunStatus, StageReport, StageStatus, 
 
 use super::{curves, ladder, timeline};
 use crate::commands::runs::counts;
-use crate::table::{bytes, seconds, unwatched};
+use crate::table::{bytes, confinement, seconds};
 
 /// A row for each of so many stages; a page of more is no help to anybody.
 const ROWS_MAX: usize = 1000;
@@ -229,7 +229,7 @@ fn methods(report: &RunReport) -> String {
             method => format!("samples of /proc, and a control group ({})", escape(method)),
         }
     );
-    for line in unwatched(report).lines() {
+    for line in confinement(report).lines() {
         let _ = writeln!(text, "<p>{line}</p>");
     }
     for (means, figures) in by_means {

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use smelt_exec::{
-    AttemptReport, Condition, RunReport, RunStatus, RungReport, StageReport, StageStatus, Writes,
+    AttemptReport, Condition, RunReport, RunStatus, RungReport, StageReport, StageStatus, Way,
+    Writes,
 };
 use smelt_plan::retry::Rung;
 use smelt_plan::{FailureClass, Kind};
@@ -185,12 +186,15 @@ fn it_says_what_was_changed_and_how_the_machine_stood() {
 #[test]
 fn it_says_where_nobody_watched_what_was_written() {
     let page = |writes| {
-        let attempt = AttemptReport { writes: Some(writes), ..attempt(1, 0.0, 1.0, "sealed") };
+        let confined_by = (writes == Writes::Confined).then_some(Way::Mounts);
+        let ended = attempt(1, 0.0, 1.0, "sealed");
+        let attempt = AttemptReport { writes: Some(writes), confined_by, ..ended };
         let stages = vec![stage("a", StageStatus::Sealed, vec![attempt])];
         html::page(&report(RunStatus::Ok, 1.0, stages), "2026-11-21 15:42:33")
     };
     assert!(page(Writes::Unwatched).contains("was not watched: the kernel has no Landlock"));
-    assert!(!page(Writes::Confined).contains("was not watched"));
+    let page = page(Writes::Confined);
+    assert!(!page.contains("was not watched") && page.contains("confined by a mount name space."));
 }
 
 #[test]

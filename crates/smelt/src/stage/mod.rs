@@ -12,7 +12,7 @@ mod source;
 mod surgery;
 mod verify;
 
-use std::fs;
+use std::ffi::CString;
 use std::io::{self, Read};
 
 use crate::exit::{Exit, Failed};
@@ -23,9 +23,9 @@ const REQUEST_BYTES_MAX: u64 = 16 << 20;
 
 pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
     match &flags.part {
-        StagePart::Shim => {
+        StagePart::Shim { free } => {
             call_ourselves("smelt-shim");
-            match smelt_exec::shim::main() {
+            match smelt_exec::shim::main(*free) {
                 0 => Ok(Exit::Ok),
                 _ => Ok(Exit::StageFailed),
             }
@@ -45,6 +45,6 @@ pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
 /// What `ps`, `smelt watch` and the kernel's log of kills call this process, which would be `exe` after
 /// the link it was started by.  The kernel keeps 15 bytes.
 fn call_ourselves(name: &str) {
-    // A wrong name harms nobody.
-    let _ = fs::write("/proc/self/comm", name);
+    // A wrong name harms nobody.  Its file is not for a confined stage to write.
+    let _ = CString::new(name).map(|name| nix::sys::prctl::set_name(&name));
 }

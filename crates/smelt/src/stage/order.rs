@@ -10,7 +10,7 @@ use smelt_engine::onnxruntime;
 use smelt_exec::{Order, Task};
 use smelt_hub::Settings;
 use smelt_plan::Kind;
-use smelt_plan::kind::WRITES;
+use smelt_plan::kind::{NEEDS_CAPABILITIES, WRITES};
 use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
 use smelt_store::FILES_MAX;
@@ -64,6 +64,7 @@ fn native(task: &Task<'_>) -> Order {
         outputs: Vec::new(),
         validate: Vec::new(),
         writes,
+        capabilities: Vec::new(),
     }
 }
 
@@ -133,6 +134,7 @@ fn command(task: &Task<'_>, folder: &Path) -> Order {
         outputs: texts("outputs"),
         validate: Validity::of(&task.attempt.params),
         writes: texts(WRITES).iter().map(|text| place(text, folder)).collect(),
+        capabilities: texts(NEEDS_CAPABILITIES),
     }
 }
 

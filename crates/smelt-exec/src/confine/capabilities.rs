@@ -1,0 +1,109 @@
+//! Takes from a thread of root's what a build has no use for, and from all that it starts.
+//!
+//! What a program of root's may do beyond writing files (mount, make device nodes, mark files as
+//! immutable, trace others, load modules) goes around every other confinement.  The list says what
+//! stays, so that what a later kernel invents is dropped too.
+
+use std::io;
+
+use nix::errno::Errno;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set,
+    remove_capability_from_bounding_set, set_capabilities,
+};
+use smelt_plan::kind::CAPABILITIES;
+
+/// What builds and installers use as root: any owner's files, other users, low ports, pinned memory.
+const KEPT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::IPC_LOCK)
+    // Without it `su` fails on systems that audit.
+    .union(CapabilitySet::AUDIT_WRITE);
+
+/// Whether this process may do what mounting and unsharing take.
+pub(super) fn may_mount() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+/// Leaves this thread, and what it starts, the usual ones and those `declared` by their names.
+pub(super) fn drop_but(declared: &[String]) -> io::Result<()> {
+    let held = capabilities(None)?;
+    if held.permitted.is_empty() && held.inheritable.is_empty() {
+        return Ok(());
+    }
+    let wanted = wanted(declared);
+    if held.effective.contains(CapabilitySet::SETPCAP) {
+        bound(wanted)?;
+    }
+    set_capabilities(
+        None,
+        CapabilitySets {
+            effective: held.effective & wanted,
+            permitted: held.permitted & wanted,
+            inheritable: held.inheritable & wanted,
+        },
+    )?;
+    Ok(())
+}
+
+/// A program that root starts gets whatever is in the bounding set.
+fn bound(wanted: CapabilitySet) -> io::Result<()> {
+    for capability in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
+        match capability_is_in_bounding_set(capability) {
+            Ok(true) if !wanted.contains(capability) => {
+                remove_capability_from_bounding_set(capability)?;
+            }
+            Ok(_) => {}
+            // There are no more.
+            Err(error) if error.raw_os_error() == Errno::EINVAL as i32 => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Bits are the kernel's numbers, which are the places in the list of names.
+fn wanted(declared: &[String]) -> CapabilitySet {
+    let bit = |name: &String| CAPABILITIES.iter().position(|known| known == name);
+    let bits = declared.iter().filter_map(bit).fold(0, |bits, place| bits | 1_u64 << place);
+    KEPT | CapabilitySet::from_bits_retain(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_at_the_kernel_s_numbers() {
+        let check = |name: &str, capability: CapabilitySet| {
+            assert_eq!(wanted(&[name.to_owned()]), KEPT | capability, "{name}");
+        };
+        check("chown", CapabilitySet::CHOWN);
+        check("linux-immutable", CapabilitySet::LINUX_IMMUTABLE);
+        check("sys-ptrace", CapabilitySet::SYS_PTRACE);
+        check("sys-admin", CapabilitySet::SYS_ADMIN);
+        check("mknod", CapabilitySet::MKNOD);
+        check("setfcap", CapabilitySet::SETFCAP);
+        check("checkpoint-restore", CapabilitySet::CHECKPOINT_RESTORE);
+    }
+
+    #[test]
+    fn what_goes_around_a_confinement_is_not_kept() {
+        let around = CapabilitySet::LINUX_IMMUTABLE
+            | CapabilitySet::SYS_ADMIN
+            | CapabilitySet::MKNOD
+            | CapabilitySet::SYS_RAWIO
+            | CapabilitySet::SYS_MODULE
+            | CapabilitySet::SYS_PTRACE
+            // Opens files by number, past every path.
+            | CapabilitySet::DAC_READ_SEARCH;
+        assert!((KEPT & around).is_empty());
+    }
+}

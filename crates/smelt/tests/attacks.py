@@ -1,0 +1,382 @@
+"""Tries to do what a stage must not: one line for each way that worked, `NAME: how`.
+
+Runs as a stage, in its own directory.  Says nothing on standard output: a complaint there would end
+the attempt for another reason.  usage: attacks.py VICTIM PID OUT, where VICTIM is a file outside of the stage's
+directory that its user may write, and PID a process of the same user that has it open, listens on the abstract
+socket of its own number and knows nothing of the stage.
+"""
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import signal
+import socket
+import stat
+import struct
+import sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+victim, pid, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+ATTACKS = []
+
+
+def attack(function):
+    ATTACKS.append(function)
+    return function
+
+
+def call(number, *arguments):
+    result = libc.syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def ancestors():
+    """Those above the stage's leader, which is our parent: its shim, smelt, and whoever started that."""
+    found, at = [], os.getppid()
+    while at > 1:
+        at = int(open(f"/proc/{at}/stat").read().rsplit(")", 1)[1].split()[1])
+        found.append(at)
+    return found[:2]
+
+
+def opened(path, flags=os.O_WRONLY):
+    """Fails where it cannot be opened for writing; nothing is written."""
+    os.close(os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY))
+    return path
+
+
+def any_opened(paths):
+    for path in paths:
+        try:
+            return opened(path)
+        except OSError:
+            pass
+    raise OSError(errno.EACCES, "none")
+
+
+@attack
+def block_device():
+    return any_opened(f"/dev/{name}" for name in os.listdir("/sys/block"))
+
+
+@attack
+def device_node():
+    number = open(f"/sys/block/{os.listdir('/sys/block')[0]}/dev").read().split(":")
+    os.mknod("node", 0o600 | stat.S_IFBLK, os.makedev(int(number[0]), int(number[1])))
+    return opened("node")
+
+
+@attack
+def other_node():
+    """A node that lies somewhere else, as in a folder for chroot."""
+    return opened(victim + ".node")
+
+
+@attack
+def memory_devices():
+    return any_opened(["/dev/kmsg", "/dev/mem", "/dev/port", "/dev/loop-control", "/dev/fuse"])
+
+
+@attack
+def immutable():
+    with open(victim) as file:
+        fcntl.ioctl(file, 0x40086602, struct.pack("l", 0x10))
+        fcntl.ioctl(file, 0x40086602, struct.pack("l", 0))
+    return "FS_IOC_SETFLAGS"
+
+
+@attack
+def kernel_settings():
+    return any_opened(["/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger"])
+
+
+@attack
+def other_processes():
+    names = ["oom_score_adj", "mem", "coredump_filter", "comm", "root" + victim, "fd/3", "cwd/victim"]
+    return any_opened(f"/proc/{who}/{name}" for who in [pid, *ancestors()] for name in names)
+
+
+@attack
+def signal_to_other():
+    os.kill(pid, signal.SIGCONT)
+    return "SIGCONT"
+
+
+@attack
+def trace():
+    for who in [pid, *ancestors()]:
+        if libc.ptrace(16, who, 0, 0) == 0:
+            libc.ptrace(17, who, 0, 0)
+            return f"PTRACE_ATTACH {who}"
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
+def compare():
+    return str(call(312, pid, pid, 2, 0, 0))
+
+
+@attack
+def memory_of_other():
+    local = ctypes.create_string_buffer(1)
+    both, one = struct.pack("PN", ctypes.addressof(local), 1), ctypes.c_long(1)
+    try:
+        return str(call(310, pid, both, one, both, one, ctypes.c_long(0)))
+    except OSError as error:
+        # It would have been allowed, had there been anything at our address.
+        if error.errno == errno.EFAULT:
+            return "process_vm_readv"
+        raise
+
+
+@attack
+def abstract_socket():
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(f"\0smelt-victim-{pid}")
+    return "connected"
+
+
+@attack
+def descriptor():
+    os.write(9, b"by an inherited descriptor\n")
+    return "9"
+
+
+@attack
+def more_rights():
+    fields = dict(line.split(":\t") for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
+    if fields["NoNewPrivs"] == "0":
+        return "NoNewPrivs is 0"
+    # LINUX_IMMUTABLE, DAC_READ_SEARCH, SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, SYS_BOOT, SYS_RESOURCE, SYS_TIME, MKNOD
+    held = int(fields["CapEff"], 16) | int(fields["CapPrm"], 16) | int(fields["CapInh"], 16)
+    odd = [n for n in (9, 2, 16, 17, 19, 21, 22, 24, 25, 27) if held >> n & 1]
+    if odd:
+        return f"capabilities {odd}"
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
+def groups():
+    found = []
+    for folder, _, names in os.walk("/sys/fs/cgroup"):
+        found += [f"{folder}/{name}" for name in names if name in ("cgroup.procs", "tasks", "cgroup.freeze")]
+        if len(found) > 50:
+            break
+    return any_opened(found)
+
+
+@attack
+def memfd():
+    fd = os.memfd_create("program", 0)
+    os.write(fd, f"#!/bin/sh\necho x >> {victim} 2> /dev/null && touch {out}/by-memfd\n".encode())
+    child = os.fork()
+    if child == 0:
+        try:
+            os.execve(f"/proc/self/fd/{fd}", ["program"], {"PATH": "/usr/bin:/bin"})
+        finally:
+            os._exit(1)
+    os.waitpid(child, 0)
+    os.remove(f"{out}/by-memfd")
+    return "executed"
+
+
+@attack
+def by_handle():
+    """Opens by number what cannot be opened by name."""
+    handle = ctypes.create_string_buffer(struct.pack("Ii", 128, 0), 136)
+    number = ctypes.c_int()
+    call(303, -100, victim.encode(), handle, ctypes.byref(number), 0)
+    own = os.open(".", os.O_RDONLY)
+    os.close(call(304, own, handle, os.O_WRONLY))
+    return "open_by_handle_at"
+
+
+def in_child(work):
+    """What `work` managed in a process of its own."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, (work() or "done").encode())
+        except BaseException:
+            pass
+        os._exit(0)
+    os.close(writer)
+    said = os.read(reader, 4096).decode()
+    os.close(reader)
+    os.waitpid(child, 0)
+    if not said:
+        raise OSError(errno.EPERM, "none")
+    return said
+
+
+def tried(work):
+    try:
+        return work()
+    except OSError:
+        return None
+
+
+def mount(source, target, kind, flags):
+    if libc.mount(source, target.encode(), kind, flags, None) != 0:
+        raise OSError(ctypes.get_errno(), "mount")
+
+
+def become_root_of_a_name_space():
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(0x10000000 | 0x00020000) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        tried(lambda: open(f"/proc/self/{name}", "w").write(text))
+
+
+@attack
+def own_name_space():
+    def work():
+        become_root_of_a_name_space()
+        folder = os.path.dirname(victim)
+        while folder:
+            # Writable again, or with what lies below uncovered.
+            tried(lambda: mount(None, folder, None, 32 | 4096))
+            libc.umount2(folder.encode(), 2)
+            if folder == "/":
+                break
+            folder = os.path.dirname(folder)
+        return opened(victim)
+
+    return in_child(work)
+
+
+@attack
+def another_s_name_space():
+    def work():
+        for name in ("user", "mnt"):
+            fd = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)
+            result = libc.setns(fd, 0)
+            if name == "mnt" and result != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        return opened(victim)
+
+    return in_child(work)
+
+
+@attack
+def old_mounts():
+    def work():
+        tried(become_root_of_a_name_space)
+        for place in ("/dev/shm", "/dev", "/tmp"):
+            libc.umount2(place.encode(), 2)
+        return block_device()
+
+    return in_child(work)
+
+
+@attack
+def mounted_anew():
+    def work():
+        os.mkdir("there")
+        if not tried(lambda: mount(b"dev", "there", b"devtmpfs", 0) or "mounted"):
+            become_root_of_a_name_space()
+            mount(b"dev", "there", b"devtmpfs", 0)
+        return any_opened(f"there/{name}" for name in os.listdir("/sys/block"))
+
+    return in_child(work)
+
+
+@attack
+def hard_link():
+    os.link(victim, "link")
+    return opened("link")
+
+
+@attack
+def taken():
+    os.rename(victim, "taken")
+    os.rename("taken", victim)
+    return "rename"
+
+
+@attack
+def cut():
+    os.truncate(victim, 0)
+    return "truncate"
+
+
+@attack
+def mode():
+    os.chmod(victim, 0o640)
+    return "chmod"
+
+
+@attack
+def by_ring():
+    """Has the kernel's own thread open it (io_uring)."""
+    entries = 4
+    params = ctypes.create_string_buffer(120)
+    ring = call(425, entries, params)
+    fields = struct.unpack_from("IIIIIII", params)
+    sq = struct.unpack_from("IIIIIIII", params, 40)
+    cq = struct.unpack_from("IIIIIIII", params, 80)
+    head, tail, mask, array = sq[0], sq[1], sq[2], sq[6]
+    size = max(array + 4 * fields[0], cq[5] + 16 * fields[1])
+    shared = mmap.mmap(ring, size, offset=0)
+    sqes = mmap.mmap(ring, 64 * fields[0], offset=0x10000000)
+    path = ctypes.create_string_buffer(victim.encode())
+    # OPENAT, relative to nothing, in a worker of the kernel's (IOSQE_ASYNC).
+    struct.pack_into("<BBHiQQIIQ", sqes, 0, 18, 16, 0, -100, 0, ctypes.addressof(path), 0, os.O_WRONLY, 1)
+    struct.pack_into("I", shared, array, 0)
+    struct.pack_into("I", shared, tail, struct.unpack_from("I", shared, tail)[0] + 1)
+    call(426, ring, 1, 1, 1, None, 0)
+    result = struct.unpack_from("<Qi", shared, cq[5])[1]
+    if result < 0:
+        raise OSError(-result, "io_uring")
+    return "io_uring"
+
+
+@attack
+def module():
+    """A kernel that asked what to load was about to load it."""
+    try:
+        call(175, None, 0, b"")
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOSYS):
+            raise
+    return "init_module"
+
+
+@attack
+def left_in_shared_memory():
+    """Not refused: the caller looks whether it is there when the run is over."""
+    with open(f"/dev/shm/smelt-attack-{os.path.basename(os.path.dirname(victim))}", "w") as file:
+        file.write("left")
+    raise OSError(errno.EPERM, "counted elsewhere")
+
+
+def too_long(*_):
+    raise TimeoutError(errno.ETIMEDOUT, "it did not come to an end")
+
+
+signal.signal(signal.SIGALRM, too_long)
+done, refused = [], []
+for function in ATTACKS:
+    # One that hangs has managed nothing.
+    signal.alarm(5)
+    try:
+        done.append(f"{function.__name__}: {function()}")
+    except OSError as error:
+        refused.append(f"{function.__name__}: {error}")
+    signal.alarm(0)
+for name in ("node", "link", "there"):
+    try:
+        os.rmdir(name) if name == "there" else os.remove(name)
+    except OSError:
+        pass
+with open(f"{out}/done", "w") as file:
+    file.write("".join(line + "\n" for line in [f"# {len(ATTACKS)} tried", *done]))
+with open(f"{out}/refused", "w") as file:
+    file.write("".join(line + "\n" for line in refused))

@@ -1,0 +1,252 @@
+//! What a stage must not do is tried as root and as a user, held by Landlock, by mount name spaces
+//! and by nothing.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+use world::{Ended, World, commands, ended, until};
+
+/// Nobody's.
+const USER: u32 = 65534;
+/// Debian's own, which any user may start.
+const PYTHON: &str = "/usr/bin/python3";
+/// A process that others may attack: it has `victim` open as 3 and listens.
+const VICTIM: &str = "import os, socket, sys
+os.dup2(os.open(sys.argv[1], os.O_RDWR), 3)
+server = socket.socket(socket.AF_UNIX)
+server.bind(f'\\0smelt-victim-{os.getpid()}')
+server.listen()
+print('ready', flush=True)
+while True: server.accept()";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Root,
+    User,
+}
+
+/// A process that is gone with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Attacked {
+    world: World,
+    report: Value,
+    done: Vec<String>,
+    stderr: String,
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0)
+}
+
+fn as_side(command: &mut Command, side: Side) {
+    if side == Side::User && is_root() {
+        command.uid(USER).gid(USER);
+    }
+}
+
+fn give(path: &Path, side: Side) {
+    if side == Side::User && is_root() {
+        chown(path, Some(USER), Some(USER)).unwrap();
+    }
+}
+
+/// Runs every attack in a stage that is held in this way.  `None` where this machine cannot.
+fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
+    if (side == Side::Root && !is_root()) || !Path::new(PYTHON).exists() {
+        println!("not run: no root, or no {PYTHON}");
+        return None;
+    }
+    let world = World::new("");
+    let folder = world.path("").to_str().unwrap().trim_end_matches('/').to_owned();
+    fs::write(world.path("attacks.py"), include_str!("attacks.py")).unwrap();
+    world.write("victim", "as it was\n");
+    world.write("left-open", "");
+    let mut victim = Command::new(PYTHON);
+    victim.args(["-c", VICTIM]).arg(world.path("victim")).stdout(Stdio::piped());
+    for name in ["", "attacks.py", "victim", "left-open", "p.toml"] {
+        give(&world.path(name), side);
+    }
+    as_side(&mut victim, side);
+    let mut victim = Killed(victim.spawn().unwrap());
+    let mut ready = [0; 5];
+    std::io::Read::read_exact(victim.0.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    if is_root() {
+        let node = world.path("victim.node");
+        let status = Command::new("mknod").arg(&node).args(["b", "7", "0"]).status().unwrap();
+        assert!(status.success() && node.metadata().unwrap().file_type().is_block_device());
+        give(&node, side);
+        fs::set_permissions(&node, fs::Permissions::from_mode(0o666)).unwrap();
+    }
+    let script = format!("{PYTHON} {folder}/attacks.py {folder}/victim {} .", victim.0.id());
+    let kind = "kind = \"command\"\n";
+    let text = commands(&[&format!("a::{script} > o 2>&1 || {{ cat o; exit 1; }}")]);
+    world.write("p.toml", &text.replace(kind, &format!("{kind}{more}")).replace("\"o\"", "\"done\""));
+    // Whoever starts smelt may leave something open.
+    let mut smelt = Command::new("sh");
+    world.prepare(&mut smelt);
+    smelt.env("SMELT_CONFINE", way).args(["-c", "exec \"$0\" \"$@\" 9>> left-open"]);
+    smelt.args([env!("CARGO_BIN_EXE_smelt"), "run", "p.toml", "--json"]);
+    as_side(&mut smelt, side);
+    let Ended { stdout, stderr, .. } = ended(&mut smelt);
+    let report: Value = serde_json::from_str(&stdout).unwrap_or_default();
+    let attempt = &report["stages"][0]["attempts"][0];
+    if way != "none" && attempt["writes"] == "unwatched" {
+        println!("not run: this machine has no {way} for {side:?}");
+        return None;
+    }
+    assert_eq!(report["stages"][0]["status"], "sealed", "{stderr} {stdout}");
+    let out = report["stages"][0]["out"].as_str().map(Path::new);
+    let out = out.map(Path::to_owned).unwrap_or_else(|| world.path("cache/out"));
+    let done = found(&out, "done").unwrap_or_default();
+    assert!(done.starts_with("# "), "{done}");
+    let done = done.lines().skip(1).map(str::to_owned).collect();
+    Some(Attacked { world, report, done, stderr })
+}
+
+/// The file of this name below a folder.
+fn found(folder: &Path, name: &str) -> Option<String> {
+    if let Ok(text) = fs::read_to_string(folder.join(name)) {
+        return Some(text);
+    }
+    let all = fs::read_dir(folder).ok()?.flatten();
+    all.filter(|entry| entry.path().is_dir()).find_map(|entry| found(&entry.path(), name))
+}
+
+#[track_caller]
+fn is_held(side: Side, way: &str, by: &[&str], known: &[&str]) {
+    let Some(Attacked { world, report, done, stderr }) = attacked(side, way, "") else { return };
+    let plan = ended(world.command(&["plan", "p.toml"]).env("SMELT_CONFINE", way)).stdout;
+    let late = if plan.contains("signals are not held") { &MOUNTS_LEAVE[..] } else { &[] };
+    let known = [known, late].concat();
+    let odd = |line: &&String| !known.iter().any(|name| line.starts_with(&format!("{name}: ")));
+    let odd: Vec<_> = done.iter().filter(odd).collect();
+    assert!(odd.is_empty(), "{side:?}, {way}: {odd:?}; {stderr}");
+    assert_eq!(world.read("victim"), "as it was\n");
+    assert_eq!(world.read("left-open"), "");
+    let name = world.path("").file_name().unwrap().to_str().unwrap().to_owned();
+    let left = Path::new("/dev/shm").join(format!("smelt-attack-{name}"));
+    let is_left = fs::remove_file(left).is_ok();
+    // Without a right to mount it cannot be told whose it is.
+    assert_eq!(is_left, side == Side::User && way == "landlock", "{side:?}, {way}");
+    let attempt = &report["stages"][0]["attempts"][0];
+    assert_eq!(attempt["writes"], "confined");
+    assert!(by.iter().any(|by| attempt["confined_by"] == **by), "{attempt}");
+    let told = world.smelt(&["report"]).stdout;
+    assert!(told.contains("Stages were confined by"), "{told}");
+}
+
+/// Modes, owners and times of files Landlock does not know.
+const LANDLOCK_LEAVES: [&str; 1] = ["mode"];
+/// Signals and abstract sockets are no files.
+const MOUNTS_LEAVE: [&str; 2] = ["signal_to_other", "abstract_socket"];
+
+#[test]
+fn root_is_held_by_landlock() {
+    is_held(Side::Root, "landlock", &["landlock"], &LANDLOCK_LEAVES);
+}
+
+#[test]
+fn a_user_is_held_by_landlock() {
+    is_held(Side::User, "landlock", &["landlock"], &LANDLOCK_LEAVES);
+}
+
+#[test]
+fn root_is_held_by_mounts() {
+    is_held(Side::Root, "mounts", &["mounts"], &MOUNTS_LEAVE);
+}
+
+#[test]
+fn a_user_is_held_by_mounts() {
+    is_held(Side::User, "mounts", &["user-mounts"], &MOUNTS_LEAVE);
+}
+
+/// Where nothing holds it says so, and what root's stages need not is taken all the same.
+#[test]
+fn without_either_it_says_so() {
+    for side in [Side::Root, Side::User] {
+        let Some(Attacked { world, report, done, .. }) = attacked(side, "none", "") else { continue };
+        let attempt = &report["stages"][0]["attempts"][0];
+        assert_eq!((&attempt["writes"], &attempt["confined_by"]), (&"unwatched".into(), &Value::Null));
+        assert!(done.iter().any(|line| line.starts_with("cut: ")), "{done:?}");
+        for name in ["immutable", "device_node", "descriptor", "module", "by_handle"] {
+            assert!(!done.iter().any(|line| line.starts_with(name)), "{side:?}: {done:?}");
+        }
+        let told = world.smelt(&["report"]).stdout;
+        assert!(told.contains("was not watched"), "{told}");
+    }
+}
+
+#[test]
+fn whoever_requires_confinement_is_refused_without() {
+    let world = World::of_commands(&["a::echo x > o"]);
+    let smelt = |way: &str, arguments: &[&str]| {
+        ended(world.command(arguments).env("SMELT_CONFINE", way))
+    };
+    let refused = smelt("none", &["run", "p.toml", "--require-confinement"]);
+    assert_eq!(refused.code, Some(5), "{}", refused.stderr);
+    assert!(refused.stderr.contains("nothing confines stages here"), "{}", refused.stderr);
+    assert!(smelt("none", &["plan", "p.toml"]).stdout.contains("nothing confines stages here"));
+    let odd = smelt("nonsense", &["run", "p.toml"]);
+    assert_eq!(odd.code, Some(2), "{}", odd.stderr);
+    let held = smelt("", &["run", "p.toml", "--require-confinement"]);
+    assert!(matches!(held.code, Some(0 | 5)), "{}", held.stderr);
+    let kind = "kind = \"command\"\n";
+    world.write("p.toml", &world.read("p.toml").replace(kind, &format!("{kind}writes = [\"/\"]\n")));
+    let free = smelt("", &["run", "p.toml", "--require-confinement"]);
+    assert_eq!(free.code, Some(5), "{}", free.stderr);
+}
+
+#[test]
+fn plan_and_doctor_say_what_holds() {
+    let world = World::of_commands(&["a::echo x > o"]);
+    for (way, words) in [("landlock", "confined by Landlock"), ("mounts", "mount name space")] {
+        let plan = ended(world.command(&["plan", "p.toml"]).env("SMELT_CONFINE", way));
+        let doctor = ended(world.command(&["doctor"]).env("SMELT_CONFINE", way));
+        if plan.stdout.contains("nothing confines") {
+            continue;
+        }
+        assert!(plan.stdout.contains(words), "{}", plan.stdout);
+        assert!(doctor.stdout.contains(words), "{}", doctor.stdout);
+    }
+}
+
+/// A tool that needs more says so.
+#[test]
+fn rights_of_root_are_declared() {
+    if !is_root() {
+        return println!("not run: no root");
+    }
+    let script = "a::touch f; chattr +a f && chattr -a f && echo yes > o || echo no > o";
+    let world = World::of_commands(&[script]);
+    let said = |world: &World| fs::read_to_string(world.out("a").join("o")).unwrap();
+    world.run(&[]);
+    let may = Command::new("sh").args(["-c", "touch f; chattr +a f && chattr -a f; rm f"]);
+    let may = may.current_dir(world.path("")).status().unwrap().success();
+    assert_eq!(said(&world), "no\n");
+    let kind = "kind = \"command\"\n";
+    let declared = format!("{kind}capabilities = [\"linux-immutable\"]\n");
+    world.write("p.toml", &world.read("p.toml").replace(kind, &declared));
+    // It is no part of the key.
+    world.run(&["--force", "a"]);
+    assert!(!may || said(&world) == "yes\n");
+    world.write("p.toml", &world.read("p.toml").replace("linux-immutable", "CAP_SYS_ADMIN"));
+    let refused = world.smelt(&["run", "p.toml"]);
+    assert_eq!(refused.code, Some(3), "{}", refused.stderr);
+    assert!(refused.stderr.contains("do you mean \"sys-admin\""), "{}", refused.stderr);
+}
