@@ -11,7 +11,7 @@ use crate::actions::Entry;
 use crate::collect::When;
 use crate::digest::Digest;
 use crate::digester::{AndSync, DigestError};
-use crate::disk::{DiskError, fault, present, remove_tree};
+use crate::disk::{DiskError, LockKind, Wait, fault, present, remove_tree};
 use crate::layout::names;
 use crate::log::is_damaged;
 use crate::manifest::{FileEntry, Manifest};
@@ -75,7 +75,7 @@ impl Store {
     }
 
     fn examine(&self) -> Result<(Checkup, Vec<Entry>), StoreError> {
-        let mut checkup = Checkup { bad_roots: self.bad_roots()?, ..Checkup::default() };
+        let mut checkup = Checkup { bad_roots: self.sure_bad_roots()?, ..Checkup::default() };
         let mut known: HashMap<Digest, Manifest> = HashMap::new();
         let mut keys: HashMap<Digest, Digest> = HashMap::new();
         let mut salvaged: BTreeMap<Digest, Entry> = BTreeMap::new();
@@ -85,7 +85,7 @@ impl Store {
                 known.insert(tree, files);
             }
         })?;
-        checkup.log_is_damaged = is_damaged(self.disk(), &self.layout().action_log())?;
+        checkup.log_is_damaged = self.is_log_damaged()?;
         for name in names(self.disk(), &self.layout().seals())? {
             let Ok(key) = name.parse::<Digest>() else { continue };
             if let Some(entry) = self.read_seal(&key)?.filter(Entry::is_whole) {
@@ -101,9 +101,60 @@ impl Store {
         }
         let whole = self.examine_trees(&known, &mut checkup)?;
         salvaged.retain(|_, entry| entry.tree().is_some_and(|tree| whole.contains(tree)));
+        self.leave_out_news(&mut salvaged)?;
         checkup.lost = salvaged.len();
         checkup.gone = keys.values().filter(|tree| !whole.contains(*tree)).count();
         Ok((checkup, salvaged.into_values().collect()))
+    }
+
+    /// Lists that cannot be read while nobody changes them.  What looks bad beside others may be one that
+    /// is just replaced or removed.
+    fn sure_bad_roots(&self) -> Result<Vec<PathBuf>, StoreError> {
+        if self.bad_roots()?.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _alone = self.lock_roots_alone()?;
+        self.bad_roots()
+    }
+
+    /// Whether the action log has lines that are no records, as it stands while nobody writes to it.
+    fn is_log_damaged(&self) -> Result<bool, StoreError> {
+        let path = self.layout().action_log();
+        if !is_damaged(self.disk(), &path)? {
+            return Ok(false);
+        }
+        // In the order in which whoever seals takes them.
+        let _alone = self.lock_roots_alone()?;
+        let lock = self.disk().lock(&path, LockKind::Exclusive, Wait::Yes);
+        let _held = lock.map_err(fault("lock", &path))?;
+        Ok(is_damaged(self.disk(), &path)?)
+    }
+
+    /// Leaves out what was sealed or collected since the log was read: its copy or its record is there, or
+    /// neither.  Each is looked at while nothing can be removed.
+    fn leave_out_news(&self, lost: &mut BTreeMap<Digest, Entry>) -> Result<(), StoreError> {
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let _alone = self.lock_roots_alone()?;
+        self.actions().each_output(&mut |entry| {
+            if let Entry::Seal { key, .. } = entry {
+                lost.remove(&key);
+            }
+        })?;
+        let mut left = BTreeMap::new();
+        for (key, entry) in std::mem::take(lost) {
+            let path = entry.tree().map(|tree| self.layout().tree(tree));
+            let is_there = match &path {
+                Some(path) => present(self.disk().lstat(path)).map_err(fault("look at", path))?.is_some(),
+                None => false,
+            };
+            if is_there && self.read_seal(&key)?.is_some() {
+                left.insert(key, entry);
+            }
+        }
+        *lost = left;
+        Ok(())
     }
 
     /// Verifies everything in `out/`; the trees that are whole.
@@ -134,12 +185,27 @@ impl Store {
                     whole.insert(tree);
                 }
                 Verdict::Damaged(what) => {
-                    let moved_to = Some(self.quarantine(&tree)?);
-                    checkup.damaged.push(Damage { digest: tree, what, moved_to });
+                    let moved_to = match known.get(&tree) {
+                        Some(manifest) => self.give_up(&tree, manifest, Memo::Ignored)?,
+                        None => self.give_up_nameless(&tree)?,
+                    };
+                    // Else it was collected under our eyes, and perhaps sealed anew.
+                    if moved_to.is_some() {
+                        checkup.damaged.push(Damage { digest: tree, what, moved_to });
+                    }
                 }
             }
         }
         Ok(whole)
+    }
+
+    /// Moves a tree without a record away that is still damaged when nobody can be at it.
+    fn give_up_nameless(&self, tree: &Digest) -> Result<Option<PathBuf>, StoreError> {
+        let _alone = self.lock_roots_alone()?;
+        match self.verify_nameless(tree)? {
+            Verdict::Damaged(_) => Ok(Some(self.quarantine(tree)?)),
+            Verdict::Missing | Verdict::Whole { .. } => Ok(None),
+        }
     }
 
     /// A tree without a record is whole if it is what its name says.

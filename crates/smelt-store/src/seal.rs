@@ -296,7 +296,7 @@ impl Store {
                 Verdict::Damaged(_) => {
                     // Moving it away needs the lock alone, so ours goes first.
                     drop(unseen.take());
-                    self.give_up(digest, manifest)?;
+                    self.give_up(digest, manifest, Memo::Trusted)?;
                     *unseen = Some(self.share_roots()?);
                 }
                 Verdict::Missing => match self.disk().rename(work_dir, &place) {

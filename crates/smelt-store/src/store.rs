@@ -401,7 +401,7 @@ impl Store {
                 let digest = output.digest;
                 let moved_to = match self.inner.access {
                     Access::ReadOnly => None,
-                    _ => self.give_up(&digest, &output.manifest)?,
+                    _ => self.give_up(&digest, &output.manifest, Memo::Trusted)?,
                 };
                 Ok(Lookup::Damaged(Damage { digest, what, moved_to }))
             }
@@ -432,9 +432,10 @@ impl Store {
         &self,
         tree: &Digest,
         manifest: &Manifest,
+        memo: Memo,
     ) -> Result<Option<PathBuf>, DiskError> {
         let _alone = self.lock_roots_alone()?;
-        match self.verify_tree(tree, manifest, Memo::Trusted)? {
+        match self.verify_tree(tree, manifest, memo)? {
             Verdict::Damaged(_) => self.quarantine(tree).map(Some),
             Verdict::Missing | Verdict::Whole { .. } => Ok(None),
         }

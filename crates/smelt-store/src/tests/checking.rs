@@ -7,7 +7,9 @@ use super::script::{
     Excuses, Promises, ROOT, audit, broken_promises, disk_with_model, half_made, open, play,
 };
 use crate::disk::Disk;
+use crate::collect::Limits;
 use crate::disk::sim::{Chance, Left, SimDisk, Trouble};
+use crate::disk::turns::Turns;
 use crate::fsck::Checkup;
 use crate::store::{Store, StoreError};
 
@@ -49,6 +51,44 @@ fn a_sound_store_is_sound() {
     assert_eq!((found.trees, found.nameless, found.gone, found.strays), (2, 0, 0, 0));
     assert!(found.bytes > 100);
     assert_eq!(repaired(&disk, &promises), found);
+}
+
+/// Runs seal, collections remove, and whoever looks sees neither as damage; but damage it sees.
+#[test]
+fn a_check_beside_builds_and_collections_finds_damage_alone() {
+    const SEEDS: u64 = 400;
+    let (mut checks, mut found) = (0, 0);
+    for seed in 0..SEEDS {
+        let (disk, _) = played();
+        let turns = Arc::new(Turns::new(3, seed));
+        let everything = Limits { bytes_max: Some(0), ..Limits::default() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _part = turns.begin(0);
+                let disk = disk.for_actor(&turns, 0);
+                (0..2).for_each(|_| play(&disk, &mut Promises::default()).unwrap());
+            });
+            scope.spawn(|| {
+                let _part = turns.begin(1);
+                let store = open(&disk.for_actor(&turns, 1)).unwrap();
+                (0..3).for_each(|_| drop(store.collect(&everything).unwrap()));
+            });
+            let _part = turns.begin(2);
+            let store = open(&disk.for_actor(&turns, 2)).unwrap();
+            for _ in 0..4 {
+                let checkup = store.check().unwrap();
+                assert!(checkup.is_sound(), "seed {seed}: {checkup:?}");
+                checks += 1;
+            }
+        });
+        play(&disk, &mut Promises::default()).unwrap();
+        let tree = disk.list(&path("out")).unwrap().pop().unwrap();
+        let file = disk.list(&path("out").join(&tree)).unwrap().remove(0);
+        disk.corrupt(&path("out").join(&tree).join(&file));
+        found += open(&disk).unwrap().check().unwrap().damaged.len();
+    }
+    println!("{checks} checks, {found} damages found");
+    assert_eq!(found as u64, SEEDS);
 }
 
 #[test]
