@@ -768,8 +768,9 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             // What is fetched is checked by whoever fetches it.
             From::Hub(_) => None,
         };
-        let inputs = self.runner.plan.stage(stage).inputs.iter();
-        inputs.filter_map(|edge| pin(&edge.from)).collect()
+        let planned = self.runner.plan.stage(stage);
+        let inputs = planned.inputs.iter().filter_map(|edge| pin(&edge.from));
+        inputs.chain(planned.tools.iter().map(|tool| tool.pin.clone())).collect()
     }
 
     /// A stage that no longer runs gives its key back.

@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::digest::Digest;
 use crate::kind::Kind;
+use crate::plan::Tool;
 
 /// What a stage's key covers.
 pub struct Recipe<'a> {
@@ -20,6 +21,8 @@ pub struct Recipe<'a> {
     pub params: &'a BTreeMap<String, Value>,
     /// The facts about the device that it declares, and what they are.
     pub device: &'a [(&'static str, String)],
+    /// The programs whose content counts.
+    pub tools: &'a [Tool],
     /// Per edge: the field, and the digest (content key) or recipe key of what it names.
     pub inputs: &'a [(&'a str, Digest)],
 }
@@ -38,6 +41,9 @@ fn walk(recipe: &Recipe<'_>, sink: &mut impl KeySink) {
     }
     for (fact, value) in recipe.device {
         sink.field(format_args!("device {fact}"), format_args!("{value}"));
+    }
+    for Tool { name, pin } in recipe.tools {
+        sink.field(format_args!("tool {name}"), format_args!("{}", pin.digest));
     }
     for (field, digest) in recipe.inputs {
         sink.field(format_args!("input {field}"), format_args!("{digest}"));
@@ -164,6 +170,7 @@ impl KeySink for Hasher {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Pin;
     use serde_json::json;
 
     fn key(domain: KeyDomain, params: Value, inputs: &[(&str, u8)]) -> Digest {
@@ -172,7 +179,7 @@ mod tests {
             inputs.iter().map(|(name, n)| (*name, Digest::from_bytes([*n; 32]))).collect();
         digest(
             domain,
-            &Recipe { kind: Kind::Command, params: &params, device: &[], inputs: &inputs },
+            &Recipe { kind: Kind::Command, params: &params, device: &[], tools: &[], inputs: &inputs },
         )
     }
 
@@ -206,7 +213,7 @@ mod tests {
     fn device_facts_matter_where_they_are_declared() {
         let params = BTreeMap::new();
         let of = |device: &[(&'static str, String)]| {
-            let recipe = Recipe { kind: Kind::Command, params: &params, device, inputs: &[] };
+            let recipe = Recipe { kind: Kind::Command, params: &params, device, tools: &[], inputs: &[] };
             (digest(KeyDomain::Content, &recipe), fields(&recipe))
         };
         let (none, _) = of(&[]);
@@ -217,11 +224,29 @@ mod tests {
     }
 
     #[test]
+    fn programs_matter_by_their_content() {
+        let params = BTreeMap::new();
+        let of = |content: &[u8]| {
+            let pin = Pin { path: "/a/tool.sh".into(), digest: Digest::of(content) };
+            let tools = [Tool { name: "/a/tool.sh".to_owned(), pin }];
+            let recipe = Recipe {
+                kind: Kind::Command,
+                params: &params,
+                device: &[],
+                tools: &tools,
+                inputs: &[],
+            };
+            digest(KeyDomain::Content, &recipe)
+        };
+        assert_ne!(of(b"x"), of(b"y"));
+    }
+
+    #[test]
     fn what_is_shown_is_what_is_hashed() {
         let params = json!({"argv": ["a", "b"], "env": {"X": "1"}});
         let params: BTreeMap<String, Value> = serde_json::from_value(params).unwrap();
         let inputs = [("inputs path", Digest::of(b"x")), ("inputs path", Digest::of(b"y"))];
-        let recipe = Recipe { kind: Kind::Command, params: &params, device: &[], inputs: &inputs };
+        let recipe = Recipe { kind: Kind::Command, params: &params, device: &[], tools: &[], inputs: &inputs };
         let names: Vec<String> = fields(&recipe).into_iter().map(|(name, _)| name).collect();
         assert_eq!(
             names,

@@ -236,6 +236,8 @@ const DEPLOYMENT: &[Field] = &[
 ];
 /// Where a program may write besides its working directory.
 pub const WRITES: &str = "writes";
+/// Programs whose content counts although they are found by name.
+pub const TOOL: &str = "tool";
 /// Which of root's rights a program needs besides those that builds use.
 pub const NEEDS_CAPABILITIES: &str = "capabilities";
 /// The kernel's capabilities, each at the place of its number; as `capabilities(7)` names them, without
@@ -288,6 +290,7 @@ const COMMAND: &[Field] = &[
     field("inputs", Takes::Inputs, Absent::Nothing),
     field("outputs", Takes::Names, Absent::Refused),
     field("env", Takes::TextTable, Absent::Nothing),
+    field(TOOL, Takes::Texts, Absent::Nothing),
     field(WRITES, Takes::Places, Absent::Nothing),
     field(NEEDS_CAPABILITIES, Takes::Words(&CAPABILITIES), Absent::Nothing),
     field(VALIDATE, Takes::TextTable, Absent::Nothing),

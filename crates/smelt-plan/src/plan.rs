@@ -38,6 +38,15 @@ pub struct Pin {
     pub digest: Digest,
 }
 
+/// A program or script that a stage runs, as it was when the plan was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tool {
+    /// As the stage names it; `NAME #!` for what interprets that.
+    pub name: String,
+    /// Its file.
+    pub pin: Pin,
+}
+
 /// What an `hf:` was when the plan was made: a commit, which never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubPin {
@@ -62,6 +71,8 @@ pub struct Pins {
     pub hubs: BTreeMap<String, HubPin>,
     /// What is true of the device, as far as stages declare that they depend on it.
     pub device: Facts,
+    /// Of the stages that run programs which count, these.
+    pub tools: BTreeMap<StageName, Vec<Tool>>,
 }
 
 /// A pipeline in order, with keys.
@@ -88,6 +99,8 @@ pub struct Stage {
     pub inputs: Vec<Input>,
     /// The facts about the device that its result depends on, and what they are here.
     pub device: Vec<(&'static str, String)>,
+    /// The programs and scripts that its result depends on, in the order of their names.
+    pub tools: Vec<Tool>,
     /// Caps on attempt 1.
     pub limits: Limits,
     /// How much it takes of what stages share, while it runs.
@@ -173,7 +186,10 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
         let value = pins.device.get(fact).map_or(device::ABSENT, String::as_str);
         (fact, value.to_owned())
     };
+    let mut tools = pins.tools.get(&spec.name).cloned().unwrap_or_default();
+    tools.sort_unstable_by(|one, other| one.name.cmp(&other.name));
     Stage {
+        tools,
         name: spec.name,
         kind: spec.kind,
         inputs: spec.inputs.into_iter().map(resolve).collect(),
@@ -284,7 +300,7 @@ pub struct UnknownStage {
 
 impl Stage {
     fn recipe<'a>(&'a self, inputs: &'a [(&'a str, Digest)]) -> Recipe<'a> {
-        Recipe { kind: self.kind, params: &self.params, device: &self.device, inputs }
+        Recipe { kind: self.kind, params: &self.params, device: &self.device, tools: &self.tools, inputs }
     }
 
     fn key(&self, domain: KeyDomain, output: impl Fn(StageId) -> Digest) -> Digest {

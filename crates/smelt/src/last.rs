@@ -208,6 +208,7 @@ fn line(difference: &Difference) -> String {
     };
     match (before.as_ref().map(shown), now.as_ref().map(shown)) {
         (Some(before), Some(now)) => format!("{name}: {before} -> {now}"),
+        (None, Some(now)) if name.starts_with("tool ") => format!("{name}: {now} counts now"),
         (None, Some(now)) => format!("{name}: {now}, was not there"),
         (Some(before), None) => format!("{name}: was {before}, is gone"),
         (None, None) => name.clone(),

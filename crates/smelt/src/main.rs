@@ -37,6 +37,7 @@ mod sees;
 mod stage;
 mod table;
 mod telling;
+mod tools;
 mod towers;
 mod unfinished;
 mod version;

@@ -18,6 +18,7 @@ use crate::commands::run::{clear_dead, finish};
 use crate::exit::Failed;
 use crate::flags::RunFlags;
 use crate::load::{self, Access, Loaded};
+use crate::tools;
 
 /// Below this a plan takes a few milliseconds.
 const STAGES_MIN: usize = 100;
@@ -83,11 +84,12 @@ impl Memo {
     }
 
     /// Keeps what a run found or made.  What depends on more than files is not kept: a hub may have
-    /// moved on, and a driver may have changed.
+    /// moved on, a driver may have changed, and a program may be there now or lie elsewhere.
     pub(crate) fn keep(&self, loaded: &Loaded, report: &RunReport) -> Result<(), StoreError> {
         let Loaded { plan, store, roots } = loaded;
-        let depends_on_more =
-            plan.stages().any(|(_, stage)| stage.fetched().is_some() || !stage.device.is_empty());
+        let depends_on_more = plan.stages().any(|(_, stage)| {
+            stage.fetched().is_some() || !stage.device.is_empty() || tools::may_have(stage)
+        });
         if plan.len() < STAGES_MIN || depends_on_more {
             return Ok(());
         }

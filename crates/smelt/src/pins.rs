@@ -19,7 +19,7 @@ use smelt_store::{DigestError, Store};
 
 use crate::exit::{Exit, Failed};
 use crate::say::tell;
-use crate::{device, hub};
+use crate::{device, hub, tools};
 
 /// How soon somebody who presses Ctrl-C while a hub is slow gets an answer.
 const STOP_PERIOD: Duration = Duration::from_millis(50);
@@ -71,7 +71,9 @@ pub(crate) fn all(
         let absent = device::absent(pipeline, &device);
         absent.iter().for_each(|line| tell(format_args!("warning: {line}")));
     }
-    Ok(Pins { paths, hubs, device })
+    let folder = file.parent().unwrap_or_else(|| Path::new(""));
+    let tools = tools::all(pipeline, folder, store)?;
+    Ok(Pins { paths, hubs, device, tools })
 }
 
 fn paths(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<BTreeMap<String, Pin>, Failed> {

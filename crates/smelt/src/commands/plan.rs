@@ -15,6 +15,7 @@ use crate::needs::{Fits, Needs};
 use crate::price;
 use crate::say::answer;
 use crate::sees;
+use crate::tools;
 use crate::stage::deployment;
 use crate::table::{Table, bytes, seconds};
 
@@ -61,6 +62,9 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
         answer(format_args!("{line}\n"))?;
     }
     answer(format_args!("{}\n", confinement.words()))?;
+    if let Some(line) = tools::not_in_keys(&loaded.plan) {
+        answer(format_args!("{line}\n"))?;
+    }
     if let Some(line) = all_in_all(&loaded.plan, &story) {
         answer(format_args!("{line}\n"))?;
     }

@@ -32,7 +32,7 @@ use crate::reboot;
 use crate::say::{answer, fail, tell};
 use crate::towers::Towers;
 use crate::unfinished::{Left, Told};
-use crate::{stage, table};
+use crate::{stage, table, tools};
 
 /// Who starts a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +79,9 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         begun => begun?,
     };
     let last = Last::read(store, &flags.pipeline.pipeline);
+    if let Some(line) = tools::count_now(plan, &last) {
+        tell(format_args!("smelt: {line}"));
+    }
     let alike = Alike::read(store);
     let towers = Towers::of_run(&loaded)?;
     let mut display = Display::new(plan);

@@ -125,8 +125,15 @@ fn command(task: &Task<'_>, folder: &Path) -> Order {
     }
     env.extend(inputs(task));
     env.extend(task.leases.iter().flat_map(lease));
+    let mut argv = texts("argv");
+    // A program beside the pipeline; nothing lies in a stage's own directory yet.
+    if let Some(program) = argv.first_mut().filter(|program| program.contains('/')) {
+        let path = folder.join(&*program);
+        let path = std::path::absolute(&path).unwrap_or(path);
+        *program = path.into_os_string().into_string().unwrap_or_else(|_| program.clone());
+    }
     Order {
-        argv: texts("argv"),
+        argv,
         env,
         dir: task.out.to_owned(),
         input: String::new(),

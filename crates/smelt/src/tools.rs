@@ -1,0 +1,248 @@
+//! Finds the programs and scripts that `command` stages run, so that their content enters the keys.
+//!
+//! What a stage names by path counts: its program, scripts among its arguments and inside of a shell's
+//! line, and the program behind a script's `#!`.  What is found by `PATH` counts where `tool` says so.
+//! Nothing is started: a program's version is its content.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::Value;
+use smelt_plan::kind::{TOOL, WRITES};
+use smelt_plan::pipeline::StageSpec;
+use smelt_plan::plan::{Pin, Stage, Tool};
+use smelt_plan::{Kind, Pipeline, Plan, StageName};
+use smelt_store::Store;
+
+use crate::exit::{Exit, Failed};
+use crate::last::Last;
+
+/// The kernel reads no more of a script's first line.
+const FIRST_LINE_BYTES_MAX: u64 = 256;
+/// A line of a shell names no more programs by path than this, or it is no line that a person wrote.
+const WORDS_MAX: usize = 256;
+/// Programs named in the line of `plan`.
+const NAMED_MAX: usize = 5;
+/// What the kernel shows as files is no program.
+const NOT_FILES: [&str; 3] = ["/dev", "/proc", "/sys"];
+
+/// The tools of every stage that has any; `folder` is where the pipeline lies.
+///
+/// # Errors
+/// A tool that is declared and not there, or one that cannot be read.
+pub(crate) fn all(
+    pipeline: &Pipeline,
+    folder: &Path,
+    store: &Store,
+) -> Result<BTreeMap<StageName, Vec<Tool>>, Failed> {
+    let mut all = BTreeMap::new();
+    for spec in pipeline.stages.iter().filter(|spec| spec.kind == Kind::Command) {
+        let mut found: Vec<Tool> = Vec::new();
+        for (name, path) in named(spec, folder, store.root(), &pipeline.file)? {
+            if found.iter().any(|tool| tool.name == name) {
+                continue;
+            }
+            let fail = |why: String| {
+                let stage = &spec.name;
+                let message = format!("{}: stage \"{stage}\": the tool {name}: {why}", pipeline.file);
+                Failed::new(Exit::BadPipeline, message)
+            };
+            let path = fs::canonicalize(&path).map_err(|error| fail(error.to_string()))?;
+            let manifest = store.digest_tree(&path).map_err(|error| match error.is_stopped() {
+                true => Failed::stopped(),
+                false => fail(error.to_string()),
+            })?;
+            found.push(Tool { name, pin: Pin { path, digest: manifest.digest() } });
+        }
+        if !found.is_empty() {
+            all.insert(spec.name.clone(), found);
+        }
+    }
+    Ok(all)
+}
+
+/// A tool's name in the key, and its file.
+type Named = (String, PathBuf);
+
+/// What a stage names by path or declares, each with what interprets it.
+fn named(spec: &StageSpec, folder: &Path, store: &Path, file: &str) -> Result<Vec<Named>, Failed> {
+    let argv = texts(&spec.params, "argv");
+    let mut found = Vec::new();
+    if let Some(program) = argv.first().filter(|program| program.contains('/')) {
+        found.push(((*program).to_owned(), folder.join(program)));
+    }
+    let own = texts(&spec.params, WRITES);
+    let own: Vec<PathBuf> = own.into_iter().map(|place| plain(&folder.join(place))).collect();
+    let is_fit = |path: &Path| {
+        let not_files = NOT_FILES.iter().any(|place| path.starts_with(place));
+        !not_files && !path.starts_with(store) && !own.iter().any(|place| path.starts_with(place))
+    };
+    let beside = fs::canonicalize(if folder == Path::new("") { Path::new(".") } else { folder });
+    for word in argv.iter().skip(1) {
+        let path = Path::new(word);
+        let is_beside = beside.as_ref().is_ok_and(|folder| path.starts_with(folder));
+        let all = paths_in(word).filter(|path| is_program(path));
+        let all = all.chain((is_beside && path.is_file()).then_some(path));
+        let all = all.filter(|path| is_fit(path));
+        found.extend(all.map(|path| (path.to_string_lossy().into_owned(), path.to_owned())));
+    }
+    for name in texts(&spec.params, TOOL) {
+        let missing = || {
+            let message = format!("{file}: stage \"{}\": there is no tool \"{name}\" here", spec.name);
+            Failed::new(Exit::BadPipeline, message)
+        };
+        found.push((name.to_owned(), on_path(name, folder).ok_or_else(missing)?));
+    }
+    let interpreters: Vec<Named> = found.iter().filter_map(interpreter).collect();
+    found.extend(interpreters);
+    Ok(found)
+}
+
+/// What a script's first line says that it is to be run by.
+fn interpreter((name, script): &Named) -> Option<Named> {
+    let mut line = Vec::new();
+    File::open(script).ok()?.take(FIRST_LINE_BYTES_MAX).read_to_end(&mut line).ok()?;
+    let line = line.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    let line = String::from_utf8_lossy(line);
+    let mut words = line.split_whitespace();
+    let first = words.next()?;
+    let by_name = words.find(|word| !word.starts_with('-') && !word.contains('='));
+    let program = match Path::new(first).file_name() {
+        Some(env) if env == "env" => on_path(by_name?, Path::new("/"))?,
+        _ => PathBuf::from(first),
+    };
+    program.is_file().then(|| (format!("{name} #!"), program))
+}
+
+/// The absolute paths in a word, which may be a shell's line.
+fn paths_in(word: &str) -> impl Iterator<Item = &Path> {
+    let ends = |c: char| c.is_whitespace() || "'\"`;|&()<>={}$,:".contains(c);
+    word.split(ends).filter(|part| part.len() > 1 && part.starts_with('/')).take(WORDS_MAX).map(Path::new)
+}
+
+/// Whether a file may be executed, or says what executes it.
+fn is_program(path: &Path) -> bool {
+    let Ok(meta) = path.metadata() else { return false };
+    let is_script = || {
+        let mut begin = [0; 2];
+        File::open(path).is_ok_and(|mut file| file.read_exact(&mut begin).is_ok()) && begin == *b"#!"
+    };
+    meta.is_file() && (meta.permissions().mode() & 0o111 != 0 || is_script())
+}
+
+/// The file of a program: beside the pipeline where it is a path, else by our own `PATH`, which stages have.
+fn on_path(name: &str, folder: &Path) -> Option<PathBuf> {
+    if name.contains('/') {
+        return Some(folder.join(name)).filter(|path| path.is_file());
+    }
+    let path = env::var_os("PATH")?;
+    let files = env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
+    files.into_iter().find(|file| is_program(file))
+}
+
+/// Without `.` and `..`, as far as the text says.
+fn plain(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            part => plain.push(part),
+        }
+    }
+    plain
+}
+
+fn texts<'a>(params: &'a BTreeMap<String, Value>, name: &str) -> Vec<&'a str> {
+    let list = params.get(name).and_then(Value::as_array);
+    list.into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+/// Stages that were built when their tools did not count yet, a line; `None` where there are none.  The
+/// run that follows knows better.
+pub(crate) fn count_now(plan: &Plan, last: &Last) -> Option<String> {
+    let is_new = |stage: &&Stage| {
+        let before = last.of(stage.name.as_str());
+        let is_tool = |(name, _): &(String, String)| name.starts_with("tool ");
+        !stage.tools.is_empty() && before.is_some_and(|walk| !walk.fields.iter().any(is_tool))
+    };
+    let mut stages = plan.stages().map(|(_, stage)| stage).filter(is_new);
+    let first = stages.next()?;
+    let rest = match stages.count() {
+        0 => String::new(),
+        rest => format!(" and {rest} more"),
+    };
+    let tool = &first.tools.first()?.name;
+    Some(format!(
+        "stage {}{rest}: the content of what it runs counts now ({tool}), so its key is another one",
+        first.name
+    ))
+}
+
+/// Whether a stage has tools, or would have them if there were other files.
+pub(crate) fn may_have(stage: &Stage) -> bool {
+    let names_path = |word: &&str| word.contains('/') && paths_in(word).next().is_some();
+    !stage.tools.is_empty()
+        || stage.kind == Kind::Command
+            && (stage.params.contains_key(TOOL) || texts(&stage.params, "argv").iter().any(names_path))
+}
+
+/// Programs that are in no key, a line; `None` where there are none.
+pub(crate) fn not_in_keys(plan: &Plan) -> Option<String> {
+    let program = |stage: &Stage| {
+        let program = (*texts(&stage.params, "argv").first()?).to_owned();
+        let is_declared = texts(&stage.params, TOOL).contains(&program.as_str());
+        (!program.contains('/') && !is_declared).then_some(program)
+    };
+    let stages = plan.stages().map(|(_, stage)| stage);
+    let mut all: Vec<String> =
+        stages.filter(|stage| stage.kind == Kind::Command).filter_map(program).collect();
+    all.sort_unstable();
+    all.dedup();
+    let first = all.first()?;
+    let rest = match all.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        rest => format!(" and {rest} more"),
+    };
+    let named = all.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    Some(format!(
+        "in no key, so results stay when they change: {named}{rest} (tool = [\"{first}\"] makes it count)"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_found_in_a_shell_s_line() {
+        let check = |line: &str, expect: &[&str]| {
+            let found: Vec<_> = paths_in(line).map(|path| path.to_str().unwrap()).collect();
+            assert_eq!(found, expect, "{line}");
+        };
+        check("/a/tool.sh", &["/a/tool.sh"]);
+        check("set -e; X=/a/b '/c d' \"/e\">/f|/g --to=/h", &["/a/b", "/c", "/e", "/f", "/g", "/h"]);
+        check("cat a/b / $HOME/x ../y", &["/x"]);
+    }
+
+    #[test]
+    fn what_interprets_a_script_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("s");
+        let check = |line: &str, expect: Option<&str>| {
+            fs::write(&script, line).unwrap();
+            let found = interpreter(&("s".to_owned(), script.clone()));
+            assert_eq!(found.as_ref().map(|(_, path)| path.file_name().unwrap().to_str().unwrap()), expect);
+        };
+        check("#!/bin/sh -e\n", Some("sh"));
+        check("#! /usr/bin/env -S X=1 sh\n", Some("sh"));
+        check("#!/usr/bin/env\n", None);
+        check("#!/nowhere/at/all\n", None);
+        check("echo x\n", None);
+        check("", None);
+    }
+}

@@ -1,0 +1,129 @@
+//! Programs that a stage names by path count by their content, others where the stage says so.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use serde_json::Value;
+use world::{World, ended, statuses};
+
+fn program(world: &World, name: &str, text: &str) {
+    world.write(name, text);
+    fs::set_permissions(world.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// One stage that runs `argv`, a list of TOML.
+fn world_of(argv: &str, more: &str) -> World {
+    let world = World::new("");
+    let argv = argv.replace("WORLD", world.path("").to_str().unwrap().trim_end_matches('/'));
+    let stage = "smelt = 1\nname = \"t\"\n[stage.a]\nkind = \"command\"\noutputs = [\"o\"]\n";
+    world.write("p.toml", &format!("{stage}argv = {argv}\n{more}"));
+    world
+}
+
+#[track_caller]
+fn said(world: &World) -> String {
+    fs::read_to_string(world.out("a").join("o")).unwrap()
+}
+
+/// An edited script is no hit with the old output.
+#[track_caller]
+fn counts(argv: &str, more: &str) {
+    let world = world_of(argv, more);
+    program(&world, "tool.sh", "#!/bin/sh\necho one > o\n");
+    world.run(&[]);
+    assert_eq!(said(&world), "one\n");
+    assert_eq!(statuses(&world.run(&[])), ["a hit"]);
+    program(&world, "tool.sh", "#!/bin/sh\necho two > o\n");
+    let plan = world.smelt(&["plan", "p.toml"]).stdout;
+    assert!(plan.contains("tool"), "{plan}");
+    assert_eq!(statuses(&world.run(&[])), ["a sealed"], "{argv}");
+    assert_eq!(said(&world), "two\n");
+}
+
+#[test]
+fn what_is_named_by_path_counts() {
+    counts("[\"WORLD/tool.sh\"]", "");
+    counts("[\"./tool.sh\"]", "");
+    counts("[\"sh\", \"WORLD/tool.sh\"]", "");
+    counts("[\"sh\", \"-ec\", \"X=1 WORLD/tool.sh\"]", "");
+}
+
+#[test]
+fn what_lies_beside_the_pipeline_counts_without_being_a_program() {
+    let world = world_of("[\"sh\", \"WORLD/plain\"]", "");
+    world.write("plain", "echo one > o");
+    world.run(&[]);
+    world.write("plain", "echo two > o");
+    assert_eq!(statuses(&world.run(&[])), ["a sealed"]);
+}
+
+/// What a stage may write is no tool: it would change the key by which it is found.
+#[test]
+fn what_is_written_does_not_count() {
+    let world = world_of("[\"sh\", \"-ec\", \"echo x >> WORLD/log; echo x > o\"]", "writes = [\"log\"]\n");
+    program(&world, "log", "");
+    world.run(&[]);
+    assert_eq!(statuses(&world.run(&[])), ["a hit"]);
+}
+
+#[test]
+fn what_interprets_a_script_counts() {
+    let world = world_of("[\"WORLD/tool\"]", "");
+    program(&world, "shell", "#!/bin/sh\nexec /bin/sh \"$@\"\n");
+    program(&world, "tool", &format!("#!{} \necho x > o\n", world.path("shell").display()));
+    world.run(&[]);
+    program(&world, "shell", "#!/bin/sh\nexec /bin/sh -e \"$@\"\n");
+    assert_eq!(statuses(&world.run(&[])), ["a sealed"]);
+}
+
+#[test]
+fn what_is_found_by_name_counts_where_that_is_declared() {
+    let run = |world: &World, with: &str| {
+        let path = format!("{}:{}", world.path("").display(), std::env::var("PATH").unwrap());
+        let mut command: Command = world.command(&["run", "p.toml", "--json"]);
+        let ended = ended(command.env("PATH", path));
+        assert_eq!(ended.code, Some(0), "{with}: {}", ended.stderr);
+        statuses(&serde_json::from_str::<Value>(&ended.stdout).unwrap())
+    };
+    for (more, expect) in [("", "a hit"), ("tool = [\"mytool\"]\n", "a sealed")] {
+        let world = world_of("[\"mytool\"]", more);
+        program(&world, "mytool", "#!/bin/sh\necho one > o\n");
+        run(&world, more);
+        program(&world, "mytool", "#!/bin/sh\necho two > o\n");
+        assert_eq!(run(&world, more), [expect], "{more}");
+        let plan = world.smelt(&["plan", "p.toml"]);
+        let says = plan.stdout.contains("in no key, so results stay when they change: mytool");
+        assert_eq!(says, more.is_empty(), "{}{}", plan.stdout, plan.stderr);
+    }
+}
+
+#[test]
+fn a_tool_that_is_declared_must_be_there() {
+    let world = world_of("[\"sh\", \"-c\", \"echo x > o\"]", "tool = [\"nothing-of-that-name\"]\n");
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(ended.stderr.contains("there is no tool \"nothing-of-that-name\""), "{}", ended.stderr);
+}
+
+/// As an input that is edited meanwhile.
+#[test]
+fn a_tool_that_changes_while_it_runs_seals_nothing() {
+    let world = world_of("[\"WORLD/tool.sh\"]", "writes = [\"there\"]\n");
+    fs::create_dir(world.path("there")).unwrap();
+    let wait = "touch there/began; while [ ! -e there/go ]; do sleep 0.01; done";
+    let wait = wait.replace("there", world.path("there").to_str().unwrap());
+    program(&world, "tool.sh", &format!("#!/bin/sh\n{wait}\necho x > o\n"));
+    let mut child = world.start(&["run", "p.toml"]);
+    world.wait_for("there/began");
+    world.write("tool.new", "#!/bin/sh\n");
+    fs::rename(world.path("tool.new"), world.path("tool.sh")).unwrap();
+    world.write("there/go", "");
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let report = world.smelt(&["report"]).stdout;
+    assert!(report.contains("was changed while the stage ran"), "{report}");
+}
