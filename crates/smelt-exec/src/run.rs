@@ -393,19 +393,32 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn hold(&self) -> Result<(), ExecError> {
         let stages = self.runner.plan.stages();
         let recipes: Vec<Digest> = stages.map(|(_, stage)| stage.recipe_key).collect();
-        Ok(self.runner.run.hold(&recipes)?)
+        self.runner.run.hold(&recipes)?;
+        let Some(command) = self.told() else { return Ok(()) };
+        Ok(self.runner.run.keep_open(&command, &self.runner.plan.name, &recipes)?)
+    }
+
+    /// What this run was told, as one text; `None` for a warm-up, which nobody goes on with.
+    fn told(&self) -> Option<String> {
+        self.runner.command.is_object().then(|| self.runner.command.to_string())
     }
 
     /// A good run of the whole plan is what a collection leaves of the pipeline.
     fn keep(&self) -> Result<(), ExecError> {
         // What is reported next must not be lost with a power cut.
         self.runner.store.sync()?;
-        let mut states = self.runner.plan.stages().map(|(id, _)| self.schedule.state(id));
-        if self.status() != RunStatus::Ok || states.any(|state| state == State::Unwanted) {
+        if self.status() != RunStatus::Ok {
             return Ok(());
         }
-        let keys: Vec<Digest> = self.keys.values().copied().collect();
-        Ok(self.runner.run.keep_for(&self.runner.plan.name, &keys)?)
+        let mut states = self.runner.plan.stages().map(|(id, _)| self.schedule.state(id));
+        if !states.any(|state| state == State::Unwanted) {
+            let keys: Vec<Digest> = self.keys.values().copied().collect();
+            self.runner.run.keep_for(&self.runner.plan.name, &keys)?;
+        }
+        match self.told() {
+            Some(command) => Ok(self.runner.run.close_open(&command)?),
+            None => Ok(()),
+        }
     }
 
     /// `path:` sources are outputs from the start.

@@ -560,7 +560,7 @@ fn collect(world: &World, disk: &SimDisk, mut chance: Chance) -> Result<(), Stri
     for _ in 0..=chance.below(2) {
         let bytes_max = [None, Some(0), Some(200)][chance.below(3)];
         let age_max = [None, Some(Duration::ZERO)][chance.below(2)];
-        let done = store.collect(&Limits { bytes_max, age_max });
+        let done = store.collect(&Limits { bytes_max, age_max, takes_open: false });
         let mut ledger = world.ledger();
         match done {
             Ok(done) => {

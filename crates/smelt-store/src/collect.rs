@@ -14,6 +14,7 @@ use crate::digest::Digest;
 use crate::disk::{DiskError, fault, present, remove_tree};
 use crate::inventory::{Inventory, Links, OutputItem};
 use crate::layout::names;
+use crate::roots::Spare;
 use crate::run::RunId;
 use crate::store::{Store, StoreError};
 
@@ -30,6 +31,14 @@ pub struct Limits {
     pub bytes_max: Option<u64>,
     /// Since it was used last.
     pub age_max: Option<Duration>,
+    /// What runs made that did not end well may go, too.
+    pub takes_open: bool,
+}
+
+impl Limits {
+    pub(crate) fn spare(&self) -> Spare {
+        if self.takes_open { Spare::AllButOpen } else { Spare::All }
+    }
 }
 
 /// What is removed.
@@ -185,7 +194,7 @@ impl Store {
         self.empty_trash()?;
         let mut links = {
             let _alone = self.lock_roots_alone()?;
-            self.links()?
+            self.links(limits.spare())?
         };
         let inventory = self.inventory_by(&links)?;
         let mut done = Collection::default();
@@ -193,7 +202,7 @@ impl Store {
         for victim in choose(&inventory, limits) {
             let gone = match &victim.what {
                 What::Output(tree) => self.take_away(tree, &mut links, &mut away)?,
-                What::Run(id) => self.remove_run(id)?,
+                What::Run(id) => self.remove_run(id, limits.spare())?,
                 What::Quarantined(name) => {
                     remove_tree(self.disk(), &self.layout().quarantine().join(name))?;
                     true
@@ -209,6 +218,9 @@ impl Store {
         }
         self.remove_unheld_lists()?;
         self.compact_log()?;
+        if limits.takes_open {
+            self.forget_ended()?;
+        }
         let left = self.inventory()?;
         done.bytes_left = left.bytes();
         let held = left.outputs.iter().filter(|output| output.is_held);
@@ -225,8 +237,8 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let (disk, layout) = (self.disk(), self.layout());
         let _alone = self.lock_roots_alone()?;
-        if self.links_version()? != links.version {
-            *links = self.links()?;
+        if self.links_version(links.spare())? != links.version {
+            *links = self.links(links.spare())?;
         }
         if links.is_held(tree) {
             return Ok(false);
@@ -240,9 +252,9 @@ impl Store {
     }
 
     /// Removes a run's logs, then its journal, unless the run lives.
-    fn remove_run(&self, id: &RunId) -> Result<bool, StoreError> {
+    fn remove_run(&self, id: &RunId, spare: Spare) -> Result<bool, StoreError> {
         let _alone = self.lock_roots_alone()?;
-        if self.read_roots()?.runs.binary_search(id).is_ok() {
+        if self.read_roots(spare)?.runs.binary_search(id).is_ok() {
             return Ok(false);
         }
         remove_tree(self.disk(), &self.layout().logs_of(id))?;
@@ -250,9 +262,19 @@ impl Store {
         Ok(true)
     }
 
+    /// Runs that go on keep what they say; of the others nothing waits any more.
+    fn forget_ended(&self) -> Result<(), StoreError> {
+        for run in self.open_runs()? {
+            if !self.is_running(&run)? {
+                self.forget_open(&run)?;
+            }
+        }
+        self.remove_unheld_lists()
+    }
+
     fn remove_unheld_lists(&self) -> Result<(), StoreError> {
         let _alone = self.lock_roots_alone()?;
-        for path in self.unheld_lists(&self.read_roots()?)? {
+        for path in self.unheld_lists(&self.read_roots(Spare::All)?)? {
             remove_tree(self.disk(), &path)?;
         }
         Ok(())
@@ -361,11 +383,11 @@ mod tests {
     }
 
     fn age(hours: u64) -> Limits {
-        Limits { age_max: Some(Duration::from_secs(hours * 3600)), bytes_max: None }
+        Limits { age_max: Some(Duration::from_secs(hours * 3600)), bytes_max: None, takes_open: false }
     }
 
     fn size(bytes: u64) -> Limits {
-        Limits { bytes_max: Some(bytes), age_max: None }
+        Limits { bytes_max: Some(bytes), age_max: None, takes_open: false }
     }
 
     #[test]

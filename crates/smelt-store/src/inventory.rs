@@ -9,10 +9,11 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::actions::{Entry, Version};
+use crate::collect::Limits;
 use crate::digest::Digest;
 use crate::disk::{Disk, DiskError, FileKind, fault, present};
 use crate::layout::names;
-use crate::roots::Roots;
+use crate::roots::{Roots, Spare};
 use crate::run::RunId;
 use crate::store::{Store, StoreError};
 
@@ -92,6 +93,8 @@ impl Inventory {
 pub(crate) struct Links {
     /// When that was: where the log and the lists stood.
     pub(crate) version: (Version, Roots),
+    /// Which lists count.
+    spare: Spare,
     by_tree: HashMap<Digest, Link>,
     held: HashSet<Digest>,
 }
@@ -104,6 +107,11 @@ struct Link {
 }
 
 impl Links {
+    /// Which lists count.
+    pub(crate) fn spare(&self) -> Spare {
+        self.spare
+    }
+
     /// The keys that lead to a tree.
     pub(crate) fn keys(&self, tree: &Digest) -> &[Digest] {
         self.by_tree.get(tree).map_or(&[], |link| &link.keys)
@@ -128,27 +136,41 @@ impl Links {
 impl Store {
     /// Lists what the store holds.
     pub fn inventory(&self) -> Result<Inventory, StoreError> {
-        let links = self.links()?;
+        self.inventory_for(&Limits::default())
+    }
+
+    /// The same as a collection within `limits` sees it: what it may take is not held.
+    pub fn inventory_for(&self, limits: &Limits) -> Result<Inventory, StoreError> {
+        let links = self.links(limits.spare())?;
         self.inventory_by(&links)
     }
 
     /// Where log and lists stand now; equal answers mean that nothing was recorded or held between.
-    pub(crate) fn links_version(&self) -> Result<(Version, Roots), StoreError> {
-        let roots = self.read_roots()?;
+    pub(crate) fn links_version(&self, spare: Spare) -> Result<(Version, Roots), StoreError> {
+        let roots = self.read_roots(spare)?;
         Ok((self.actions().version()?, roots))
     }
 
     /// Reads the whole action log, and what the lists lead to.
-    pub(crate) fn links(&self) -> Result<Links, StoreError> {
+    pub(crate) fn links(&self, spare: Spare) -> Result<Links, StoreError> {
         // The version is taken first: what comes after it is seen as news.
-        let version = self.links_version()?;
+        let version = self.links_version(spare)?;
         let keys = self.held_keys(&version.1)?;
-        let mut links = Links { version, ..Links::default() };
+        let mut links = Links { version, spare, ..Links::default() };
         let mut actions = self.actions();
         let mut tree_of: HashMap<Digest, Digest> = HashMap::new();
+        // A power cut may have taken the last aliases, by which their recipes would lead here.
+        let open = if spare == Spare::All { self.open_runs()? } else { Vec::new() };
+        let is_of_open = |record: &Value| {
+            let run = record["run"].as_str().and_then(|run| run.parse().ok());
+            run.is_some_and(|run: RunId| open.binary_search(&run).is_ok())
+        };
         actions.each_output(&mut |entry| {
             let Entry::Seal { key, tree, record, refers, .. } = entry else { return };
             tree_of.insert(key, tree);
+            if is_of_open(&record) {
+                links.held.insert(tree);
+            }
             let link = links.by_tree.entry(tree).or_default();
             link.keys.push(key);
             link.refers.extend(refers);

@@ -28,13 +28,29 @@ const NOTE_BYTES_MAX: u64 = 4096;
 /// A digest in a list.
 const KEY_BYTES: usize = 32;
 
-/// What a pipeline's last good run was, in `roots/last-…`.
+/// A list that is held while nobody runs, in a file of `roots/`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Last {
     pipeline: String,
-    /// The run that first led to these outputs.
+    /// The run that first led to these outputs; empty for a pin.
     run: String,
     list: Digest,
+}
+
+/// A pipeline's last good run.
+const LAST: &str = "last-";
+/// The last run of a command, where it did not end well, or goes on.
+const OPEN: &str = "open-";
+/// An output that somebody wants to keep.
+const PIN: &str = "pin-";
+
+/// Which lists a collection leaves alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Spare {
+    #[default]
+    All,
+    /// What runs made that did not end well may go.
+    AllButOpen,
 }
 
 /// What is held just now.
@@ -100,11 +116,35 @@ impl Run {
         Ok(())
     }
 
+    /// A collection spares what these recipe keys lead to, then and later, and this run's journal and logs, until
+    /// the run says that it ended well, is forgotten, or another run of the same command says the same.
+    pub fn keep_open(
+        &self,
+        command: &str,
+        pipeline: &str,
+        keys: &[Digest],
+    ) -> Result<(), StoreError> {
+        let (disk, layout) = (self.store().disk(), self.store().layout());
+        let path = layout.roots().join(root_name(OPEN, command));
+        let _short = self.store().share_roots()?;
+        let list = self.store().lay_list(self.id(), keys)?;
+        let last = Last { pipeline: pipeline.to_owned(), run: self.id().to_string(), list };
+        let text = serde_json::to_string(&last).expect("strings and a digest are JSON");
+        Ok(replace_beside_others(disk, &path, self.id(), text.as_bytes())?)
+    }
+
+    /// The run ended well: nothing waits to go on.
+    pub fn close_open(&self, command: &str) -> Result<(), StoreError> {
+        let path = self.store().layout().roots().join(root_name(OPEN, command));
+        // A newer run of the command has its own, which stays.
+        self.store().remove_root(&path, |last| last.run == self.id().as_str()).map(drop)
+    }
+
     /// A collection spares what these keys lead to, and this run's journal and logs, until another
     /// run of the pipeline says the same.
     pub fn keep_for(&self, pipeline: &str, keys: &[Digest]) -> Result<(), StoreError> {
         let (disk, layout) = (self.store().disk(), self.store().layout());
-        let path = layout.roots().join(last_name(pipeline));
+        let path = layout.roots().join(root_name(LAST, pipeline));
         let _short = self.store().share_roots()?;
         let list = self.store().lay_list(self.id(), keys)?;
         let same = |last: &Last| last.list == list && last.pipeline == pipeline;
@@ -123,6 +163,74 @@ impl Store {
         self.refuse_read_only("hold outputs")?;
         let (id, lock) = self.new_name(now)?;
         Ok(Holder { store: self.clone(), id, lock: Some(lock) })
+    }
+
+    /// A collection spares the output from now on, and what it refers to.
+    pub fn pin(&self, tree: &Digest) -> Result<(), StoreError> {
+        self.refuse_read_only("pin an output")?;
+        let path = self.layout().roots().join(pin_name(tree));
+        // Alone, so that the draft is nobody else's; no run has this name.
+        let _alone = self.lock_roots_alone()?;
+        let by = RunId::new(SystemTime::UNIX_EPOCH, 0);
+        let list = self.lay_list(&by, &[*tree])?;
+        let pin = Last { pipeline: String::new(), run: String::new(), list };
+        let text = serde_json::to_string(&pin).expect("strings and a digest are JSON");
+        Ok(replace_beside_others(self.disk(), &path, &by, text.as_bytes())?)
+    }
+
+    /// Takes a pin back; says whether there was one.
+    pub fn unpin(&self, tree: &Digest) -> Result<bool, StoreError> {
+        self.refuse_read_only("unpin an output")?;
+        self.remove_root(&self.layout().roots().join(pin_name(tree)), |_| true)
+    }
+
+    /// The pinned outputs, whether or not they are there.
+    pub fn pins(&self) -> Result<Vec<Digest>, StoreError> {
+        let names = names(self.disk(), &self.layout().roots())?;
+        let mut pins: Vec<Digest> =
+            names.iter().filter_map(|name| name.strip_prefix(PIN)?.parse().ok()).collect();
+        pins.sort_unstable();
+        Ok(pins)
+    }
+
+    /// Runs that did not end well, or go on, of whose results a collection spares what there is.
+    pub fn open_runs(&self) -> Result<Vec<RunId>, StoreError> {
+        let mut runs = Vec::new();
+        for path in self.open_roots()? {
+            let last = read_last(self.disk(), &path)?;
+            runs.extend(last.and_then(|last| last.run.parse().ok()));
+        }
+        runs.sort();
+        Ok(runs)
+    }
+
+    /// A collection need not spare what this run made; says whether it had to.
+    pub fn forget_open(&self, run: &RunId) -> Result<bool, StoreError> {
+        self.refuse_read_only("forget a run")?;
+        let mut is_found = false;
+        for path in self.open_roots()? {
+            is_found |= self.remove_root(&path, |last| last.run == run.as_str())?;
+        }
+        Ok(is_found)
+    }
+
+    fn open_roots(&self) -> Result<Vec<PathBuf>, DiskError> {
+        let dir = self.layout().roots();
+        let names = names(self.disk(), &dir)?.into_iter();
+        Ok(names.filter(|name| is_root(name) && name.starts_with(OPEN)).map(|n| dir.join(n)).collect())
+    }
+
+    /// Removes a root for good if it is the one that is meant; says whether it was.
+    fn remove_root(&self, path: &Path, is_meant: impl Fn(&Last) -> bool) -> Result<bool, StoreError> {
+        // Alone, so that it is not replaced in between.
+        let _alone = self.lock_roots_alone()?;
+        if !read_last(self.disk(), path)?.is_some_and(|last| is_meant(&last)) {
+            return Ok(false);
+        }
+        present(self.disk().unlink(path)).map_err(fault("remove", path))?;
+        let dir = self.layout().roots();
+        self.disk().sync_dir(&dir).map_err(fault("sync the directory", &dir))?;
+        Ok(true)
     }
 
     /// Puts these keys in the place of those that `id` held.
@@ -168,7 +276,7 @@ impl Store {
 
     /// Reads which lists are held, and by whom, and how much is claimed.  A `runs/….roots` or
     /// `.claims` counts whether or not its run lives: whoever clears the dead removes it.
-    pub(crate) fn read_roots(&self) -> Result<Roots, StoreError> {
+    pub(crate) fn read_roots(&self, spare: Spare) -> Result<Roots, StoreError> {
         let (disk, layout) = (self.disk(), self.layout());
         let mut roots = Roots::default();
         for name in names(disk, &layout.runs())? {
@@ -189,7 +297,10 @@ impl Store {
                 _ => {}
             }
         }
-        for name in names(disk, &layout.roots())?.into_iter().filter(|name| is_last(name)) {
+        let is_spared = |name: &String| {
+            is_root(name) && (spare == Spare::All || !name.starts_with(OPEN))
+        };
+        for name in names(disk, &layout.roots())?.into_iter().filter(is_spared) {
             let path = layout.roots().join(name);
             if let Some(last) = read_last(disk, &path)? {
                 roots.runs.extend(last.run.parse::<RunId>());
@@ -227,7 +338,7 @@ impl Store {
     pub(crate) fn unheld_lists(&self, roots: &Roots) -> Result<Vec<PathBuf>, DiskError> {
         let dir = self.layout().roots();
         let is_held = |name: &String| {
-            is_last(name) || roots.lists.values().any(|list| list.to_string() == *name)
+            is_root(name) || roots.lists.values().any(|list| list.to_string() == *name)
         };
         let names = names(self.disk(), &dir)?;
         Ok(names.into_iter().filter(|name| !is_held(name)).map(|name| dir.join(name)).collect())
@@ -236,7 +347,7 @@ impl Store {
     /// Files in `roots/` and `runs/` that cannot be read or name a list that cannot.
     pub(crate) fn bad_roots(&self) -> Result<Vec<PathBuf>, StoreError> {
         let (disk, layout) = (self.disk(), self.layout());
-        let lasts = names(disk, &layout.roots())?.into_iter().filter(|name| is_last(name));
+        let lasts = names(disk, &layout.roots())?.into_iter().filter(|name| is_root(name));
         let runs = names(disk, &layout.runs())?.into_iter().filter(|n| n.ends_with(".roots"));
         let lasts = lasts.map(|name| layout.roots().join(name));
         let runs = runs.map(|name| layout.runs().join(name));
@@ -259,12 +370,18 @@ fn keys_in(bytes: &[u8]) -> impl Iterator<Item = Digest> {
     whole.iter().map(|key| Digest::from_bytes(*key))
 }
 
-fn last_name(pipeline: &str) -> String {
-    format!("last-{}", Digest::of(pipeline.as_bytes()).short())
+fn root_name(prefix: &str, of: &str) -> String {
+    format!("{prefix}{}", Digest::of(of.as_bytes()).short())
 }
 
-fn is_last(name: &str) -> bool {
-    name.strip_prefix("last-").is_some_and(|rest| !rest.contains('.'))
+/// The whole digest, so that pins can be listed.
+fn pin_name(tree: &Digest) -> String {
+    format!("{PIN}{tree}")
+}
+
+/// Whether a file of `roots/` names a list; drafts have a dot.
+fn is_root(name: &str) -> bool {
+    [LAST, OPEN, PIN].iter().any(|prefix| name.starts_with(prefix)) && !name.contains('.')
 }
 
 fn read_held(disk: &dyn Disk, path: &Path) -> Result<Option<Digest>, StoreError> {

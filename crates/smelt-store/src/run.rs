@@ -289,7 +289,7 @@ impl Journal {
 
 impl RunId {
     /// The `attempt`th name from that moment on.
-    fn new(now: SystemTime, attempt: u64) -> Self {
+    pub(crate) fn new(now: SystemTime, attempt: u64) -> Self {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let ticks = (u64::from(since.subsec_nanos()) << 16) / 1_000_000_000 + attempt;
         let (second, tick) = (since.as_secs() + (ticks >> 16), ticks & 0xffff);

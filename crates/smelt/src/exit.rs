@@ -32,6 +32,8 @@ pub(crate) enum Exit {
     Interrupted = 6,
     /// Another run holds the store or a key.
     Held = 7,
+    /// It could not be looked at, so nothing is known of it.
+    NotSeen = 8,
     /// A bug in smelt.
     Bug = 70,
 }

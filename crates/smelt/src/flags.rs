@@ -21,15 +21,15 @@ use crate::checkpoint::Form;
 use crate::paint::When;
 use crate::say::Volume;
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
-pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
+pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
 pub(crate) use doctor::DoctorFlags;
 pub(crate) use eyes::EyesFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
 pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 pub(crate) use show::{
-    CompletionsFlags, GraphFlags, GraphFormat, ListFlags, ManFlags, ReportFlags, ResumeFlags,
-    RunsFlags,
+    CompletionsFlags, ForgetFlags, GraphFlags, GraphFormat, ListFlags, ManFlags, ReportFlags,
+    ResumeFlags, RunsCommand, RunsFlags,
 };
 pub(crate) use watch::WatchFlags;
 

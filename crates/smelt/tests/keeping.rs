@@ -96,6 +96,65 @@ fn what_a_power_cut_leaves_of_a_runs_list_is_no_damage() {
     assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit"]);
 }
 
+/// What a failed run made is what the next one goes on with.
+#[test]
+fn gc_leaves_what_a_failed_run_made_until_it_is_forgotten() {
+    let world = World::of_commands(&["a::echo a > o", "b:a:test -e WORLD-is-fine; echo b > o"]);
+    let gc = |more: &[&str]| {
+        let ended = world.smelt(&[&["cache", "gc", "--max-size", "0MiB"][..], more].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        (ended.stdout.matches("removed: output").count(), ended.stderr)
+    };
+    assert_eq!(world.smelt(&["run", "p.toml"]).code, Some(1));
+    let (removed, said) = gc(&[]);
+    assert_eq!(removed, 0);
+    assert!(said.contains("runs that failed or did not end (--unfinished takes them)"), "{said}");
+    assert_eq!(gc(&["--unfinished"]).0, 1);
+    assert_eq!(world.smelt(&["run", "p.toml"]).code, Some(1));
+    let runs = json(&world, &["runs", "--json"]);
+    let last = runs["runs"][0]["run"].as_str().unwrap().to_owned();
+    let forgot = world.smelt(&["runs", "forget", &last]);
+    assert_eq!(forgot.stdout, format!("run {last} is forgotten\n"), "{}", forgot.stderr);
+    assert_eq!(gc(&[]).0, 1);
+}
+
+#[test]
+fn what_is_pinned_stays_whatever_is_asked() {
+    let world = World::of_commands(&["a::echo a > o", "b::echo b > o"]);
+    world.run(&[]);
+    let out = world.out("a").display().to_string();
+    let pinned = world.smelt(&["cache", "pin", &out]);
+    assert_eq!(pinned.code, Some(0), "{}", pinned.stderr);
+    assert_eq!(json(&world, &["cache", "pins", "--json"])["pins"][0]["path"], out);
+    // The pipeline becomes another one, so that nothing else holds what it was.
+    world.write("p.toml", &world.read("p.toml").replace("echo ", "echo new "));
+    world.run(&[]);
+    let gc = ["cache", "gc", "--max-size", "0MiB", "--unfinished"];
+    assert_eq!(world.smelt(&gc).stdout.matches("removed: output").count(), 1);
+    assert!(std::path::Path::new(&out).exists());
+    assert_eq!(world.smelt(&["cache", "unpin", &out]).code, Some(0));
+    assert_eq!(world.smelt(&gc).stdout.matches("removed: output").count(), 1);
+    for odd in [&["cache", "pin", "0123"][..], &["cache", "unpin", &out]] {
+        assert_eq!(world.smelt(odd).code, Some(1), "{odd:?}");
+    }
+}
+
+#[test]
+fn a_run_that_is_forgotten_is_not_gone_on_with() {
+    let world = World::of_commands(&["a::echo $$ > began; sleep 100; echo a > o"]);
+    let mut child = world.start(&["run", "p.toml"]);
+    let began = || std::fs::read_dir(world.path("cache/work")).is_ok_and(|mut all| all.next().is_some());
+    assert!(world::until(began));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    world.assert_nothing_runs();
+    let open = json(&world, &["resume", "--list", "--json"]);
+    assert_eq!(open["runs"].as_array().unwrap().len(), 1, "{open}");
+    assert_eq!(world.smelt(&["runs", "forget", "--all"]).code, Some(0));
+    let open = json(&world, &["resume", "--list", "--json"]);
+    assert_eq!(open["runs"].as_array().unwrap().len(), 0, "{open}");
+}
+
 #[test]
 fn limits_are_checked() {
     let world = World::of_commands(&TWO);
@@ -228,9 +287,11 @@ fn a_store_on_a_read_only_disk_still_plans_and_reports() {
         let ended = smelt_on(&world, &mounted, arguments);
         assert_eq!(ended.code, Some(0), "{arguments:?}: {}", ended.stderr);
     }
-    for arguments in [&["run", "p.toml"][..], &["cache", "gc"], &["cache", "fsck"]] {
+    for (arguments, exit) in
+        [(&["run", "p.toml"][..], 1), (&["cache", "gc"], 1), (&["cache", "fsck"], 8)]
+    {
         let ended = smelt_on(&world, &mounted, arguments);
-        assert_eq!(ended.code, Some(1), "{arguments:?}: {}", ended.stderr);
+        assert_eq!(ended.code, Some(exit), "{arguments:?}: {}", ended.stderr);
         assert!(ended.stderr.contains("mounted read-only"), "{arguments:?}: {}", ended.stderr);
     }
 }

@@ -72,6 +72,7 @@ pub fn open(records: &[Value], boot: &str) -> Option<Open> {
                 open.death = End::deserialize(detail).ok()?.how;
                 open.is_closed = true;
             }
+            "forgotten" => return None,
             "end" => {
                 let end = RunReport::deserialize(detail).ok()?;
                 open.wants_reboot = end.status == RunStatus::Rebooting;

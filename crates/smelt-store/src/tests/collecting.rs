@@ -18,7 +18,7 @@ use crate::output::{Lookup, Output};
 use crate::run::Run;
 use crate::store::{Store, StoreError};
 
-const NOTHING_MAY_STAY: Limits = Limits { bytes_max: Some(0), age_max: None };
+const NOTHING_MAY_STAY: Limits = Limits { bytes_max: Some(0), age_max: None, takes_open: false };
 
 /// A store with what the script keeps, two outputs that nobody holds, a quarantined one, and an
 /// action log with superseded records.
@@ -296,4 +296,87 @@ fn damaged_lists_end_a_collection_before_it_removes_anything() {
     assert!(!alone.repair().unwrap().is_sound());
     assert!(alone.repair().unwrap().is_sound());
     alone.collect(&NOTHING_MAY_STAY).unwrap();
+}
+
+/// A run that made one output under a recipe and did not say that it ended well.
+fn open_run(disk: &SimDisk, store: &Store, second: u64) -> Run {
+    let run = store.begin_run(UNIX_EPOCH + Duration::from_secs(second)).unwrap();
+    let recipe = Digest::of(b"recipe of made");
+    run.keep_open("as it was told", "p", &[recipe]).unwrap();
+    let dir = run.work_dir("made").unwrap();
+    disk.put(&dir.join("file"), b"made 1");
+    store.seal(&key("made"), &dir, json!({"run": run.id().as_str()})).unwrap();
+    store.alias_later(&recipe, &key("made")).unwrap();
+    run
+}
+
+/// The trees that are left when nothing may stay.
+fn left(store: &Store, disk: &SimDisk, takes_open: bool) -> usize {
+    store.collect(&Limits { takes_open, ..NOTHING_MAY_STAY }).unwrap();
+    trees(disk)
+}
+
+#[test]
+fn what_a_run_made_that_did_not_end_well_stays() {
+    let disk = disk_with_model();
+    let store = open(&disk).unwrap();
+    let run = open_run(&disk, &store, 1);
+    let id = run.id().clone();
+    run.finish().unwrap();
+    assert_eq!(left(&store, &disk, false), 1);
+    assert_eq!(store.open_runs().unwrap(), std::slice::from_ref(&id));
+    // A power cut takes nothing of that, though it may take the alias.
+    let after = disk.after_crash(Left::Nothing);
+    assert_eq!(left(&open(&after).unwrap(), &after, false), 1);
+    // Nor does a newer one of another command.
+    let other = store.begin_run(UNIX_EPOCH + Duration::from_secs(2)).unwrap();
+    other.keep_open("otherwise", "p", &[]).unwrap();
+    other.close_open("otherwise").unwrap();
+    other.finish().unwrap();
+    assert_eq!(left(&store, &disk, false), 1);
+    assert!(store.forget_open(&id).unwrap() && !store.forget_open(&id).unwrap());
+    assert_eq!(left(&store, &disk, false), 0);
+}
+
+#[test]
+fn a_run_that_ended_well_holds_nothing_for_going_on() {
+    let disk = disk_with_model();
+    let store = open(&disk).unwrap();
+    let first = open_run(&disk, &store, 1);
+    let second = open_run(&disk, &store, 2);
+    // The newer one still waits.
+    first.close_open("as it was told").unwrap();
+    first.finish().unwrap();
+    assert_eq!(store.open_runs().unwrap(), [second.id().clone()]);
+    second.close_open("as it was told").unwrap();
+    second.finish().unwrap();
+    assert_eq!(left(&store, &disk, false), 0);
+}
+
+#[test]
+fn who_asks_for_it_takes_what_waits_but_nothing_of_runs_that_go_on() {
+    let disk = disk_with_model();
+    let store = open(&disk).unwrap();
+    let run = open_run(&disk, &store, 1);
+    run.hold(&[Digest::of(b"recipe of made")]).unwrap();
+    assert_eq!(left(&store, &disk, true), 1);
+    assert_eq!(store.open_runs().unwrap().len(), 1, "it may still fail");
+    run.finish().unwrap();
+    assert_eq!(left(&store, &disk, true), 0);
+    assert!(store.open_runs().unwrap().is_empty());
+}
+
+#[test]
+fn what_is_pinned_stays() {
+    let disk = disk_with_model();
+    let store = open(&disk).unwrap();
+    let run = store.begin_run(UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+    let [kept, _] = ["kept", "gone"].map(|name| make(&disk, &store, &run, name, "1"));
+    run.finish().unwrap();
+    store.pin(&kept.digest).unwrap();
+    assert_eq!(store.pins().unwrap(), [kept.digest]);
+    assert_eq!(left(&store, &disk, true), 1);
+    assert!(store.lookup(&key("kept")).unwrap().hit().is_some());
+    assert!(store.unpin(&kept.digest).unwrap() && !store.unpin(&kept.digest).unwrap());
+    assert_eq!(left(&store, &disk, false), 0);
 }

@@ -5,12 +5,12 @@ use std::path::Path;
 use serde_json::{Value, json};
 use smelt_exec::clear_dead_runs;
 use smelt_store::{
-    Checkup, Collection, Damage, Inventory, Limits, OutputItem, Store, StoreError, Victim, Wait,
+    Checkup, Collection, Damage, Digest, Inventory, Limits, OutputItem, Store, StoreError, Victim, Wait,
     What, Why, choose,
 };
 
 use crate::exit::{Exit, Failed};
-use crate::flags::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags};
+use crate::flags::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
 use crate::load;
 use crate::say::{answer, tell};
 use crate::table::{Table, bytes};
@@ -22,6 +22,9 @@ pub(crate) fn run(command: &CacheCommand) -> Result<Exit, Failed> {
         CacheCommand::Ls(flags) => ls(&root, flags),
         CacheCommand::Gc(flags) => gc(&root, flags),
         CacheCommand::Fsck(flags) => fsck(&root, flags),
+        CacheCommand::Pin(flags) => pin(&root, flags),
+        CacheCommand::Unpin(flags) => unpin(&root, flags),
+        CacheCommand::Pins(flags) => pins(&root, flags),
     }
 }
 
@@ -31,7 +34,7 @@ fn look(root: &Path) -> Result<Inventory, Failed> {
 }
 
 /// Asking about a store makes none.
-fn is_there(root: &Path) -> Result<(), Failed> {
+fn is_there(root: &Path) -> Result<(), StoreError> {
     Store::open_read_only(root, Wait::Yes)?;
     Ok(())
 }
@@ -126,9 +129,13 @@ fn ago(now_ns: i64, then_ns: i64) -> String {
 }
 
 fn gc(root: &Path, flags: &GcFlags) -> Result<Exit, Failed> {
-    let limits = Limits { bytes_max: flags.max_size, age_max: flags.max_age };
+    let limits = Limits {
+        bytes_max: flags.max_size,
+        age_max: flags.max_age,
+        takes_open: flags.unfinished,
+    };
     if flags.dry_run {
-        let inventory = look(root)?;
+        let inventory = Store::open_read_only(root, Wait::Yes)?.inventory_for(&limits)?;
         let victims = choose(&inventory, &limits);
         let freed: u64 = victims.iter().map(|victim| victim.bytes).sum();
         tell_victims(flags, "would go", &victims, inventory.bytes() - freed)?;
@@ -195,7 +202,7 @@ fn tell_what_stays(flags: &GcFlags, done: &Collection) {
     }
     if let Some(max) = flags.max_size.filter(|max| done.bytes_left > *max) {
         tell(format_args!(
-            "smelt: {} are left, more than {}: running builds and the last good run of every pipeline need {}",
+            "smelt: {} are left, more than {}: running builds, pins, runs that failed or did not end (--unfinished takes those) and the last good run of every pipeline need {}",
             bytes(done.bytes_left),
             bytes(max),
             bytes(done.bytes_held)
@@ -212,7 +219,111 @@ fn left_behind(error: &StoreError) {
     tell(format_args!("smelt: a working directory stays: {error}; remove it as its owner"));
 }
 
+fn pin(root: &Path, flags: &PinFlags) -> Result<Exit, Failed> {
+    is_there(root)?;
+    let store = Store::open(root, Wait::Yes)?;
+    let inventory = store.inventory()?;
+    for text in &flags.outputs {
+        let all = inventory.outputs.iter().map(|output| output.tree);
+        let tree = meant(text, all)?.ok_or_else(|| no_output(text))?;
+        store.pin(&tree)?;
+        // It may have been collected until the pin was there.
+        if !store.inventory()?.outputs.iter().any(|output| output.tree == tree) {
+            store.unpin(&tree)?;
+            return Err(no_output(text));
+        }
+        answer(format_args!("{tree} is pinned\n"))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn unpin(root: &Path, flags: &PinFlags) -> Result<Exit, Failed> {
+    is_there(root)?;
+    let store = Store::open(root, Wait::Yes)?;
+    for text in &flags.outputs {
+        let none = || Failed::new(Exit::StageFailed, format!("nothing is pinned as {text}"));
+        let tree = meant(text, store.pins()?)?.ok_or_else(none)?;
+        store.unpin(&tree)?;
+        answer(format_args!("{tree} is no longer pinned\n"))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn pins(root: &Path, flags: &PinsFlags) -> Result<Exit, Failed> {
+    let store = Store::open_read_only(root, Wait::Yes)?;
+    let inventory = store.inventory()?;
+    let of = |tree: &Digest| inventory.outputs.iter().find(|output| output.tree == *tree);
+    let pins = store.pins()?;
+    if flags.json {
+        let row = |tree: &Digest| match of(tree) {
+            Some(output) => as_json(root, output),
+            None => json!({ "digest": tree, "path": null }),
+        };
+        let rows: Vec<Value> = pins.iter().map(row).collect();
+        answer(format_args!("{}\n", json!({ "store": root, "pins": rows })))?;
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&["Output", "Size", "Stage"]);
+    for tree in &pins {
+        let (size, stage) = match of(tree) {
+            Some(output) => (bytes(output.bytes), made_by(output)),
+            None => ("gone".to_owned(), "-".to_owned()),
+        };
+        table.row([tree.short(), size, stage]);
+    }
+    answer(table)?;
+    Ok(Exit::Ok)
+}
+
+/// The one of `all` that a text means: its digest, a beginning of it, or a path that ends in it.
+fn meant(text: &str, all: impl IntoIterator<Item = Digest>) -> Result<Option<Digest>, Failed> {
+    let name = Path::new(text).file_name().unwrap_or_default().to_string_lossy();
+    let is_meant = |tree: &Digest| !name.is_empty() && tree.to_string().starts_with(&*name);
+    let mut found = all.into_iter().filter(is_meant);
+    match (found.next(), found.next()) {
+        (Some(one), Some(other)) => {
+            let (one, other) = (one.short(), other.short());
+            Err(Failed::usage(format!("{text} may be {one}, {other} or more; say more of it")))
+        }
+        (found, _) => Ok(found),
+    }
+}
+
+fn no_output(text: &str) -> Failed {
+    let message = format!("no output {text} in this store; `smelt cache ls` lists them");
+    Failed::new(Exit::StageFailed, message)
+}
+
+/// Damage is one answer, and not to have seen another.
 fn fsck(root: &Path, flags: &FsckFlags) -> Result<Exit, Failed> {
+    examine(root, flags).map_err(|error| match error {
+        FsckError::Store(error @ StoreError::Disk(_)) if !error.is_stopped() => {
+            Failed::new(Exit::NotSeen, format!("cannot look at the store: {error}"))
+        }
+        FsckError::Store(error) => error.into(),
+        FsckError::Said(failed) => failed,
+    })
+}
+
+/// Why a check ended without an answer.
+enum FsckError {
+    Store(StoreError),
+    Said(Failed),
+}
+
+impl From<StoreError> for FsckError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<Failed> for FsckError {
+    fn from(failed: Failed) -> Self {
+        Self::Said(failed)
+    }
+}
+
+fn examine(root: &Path, flags: &FsckFlags) -> Result<Exit, FsckError> {
     is_there(root).or_else(|error| if flags.repair { Ok(()) } else { Err(error) })?;
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
     let checkup = if flags.repair {
@@ -233,15 +344,15 @@ fn fsck(root: &Path, flags: &FsckFlags) -> Result<Exit, Failed> {
 }
 
 /// The store for us alone; says what is waited for.
-fn alone(root: &Path, wait: Wait) -> Result<Store, Failed> {
+fn alone(root: &Path, wait: Wait) -> Result<Store, StoreError> {
     match Store::open_exclusive(root, Wait::No) {
         Err(StoreError::Held { .. }) if wait == Wait::Yes => {
             tell(
                 "smelt: waiting until nobody uses the store: runs, collections and servers must end",
             );
-            Ok(Store::open_exclusive(root, wait)?)
+            Store::open_exclusive(root, wait)
         }
-        opened => Ok(opened?),
+        opened => opened,
     }
 }
 

@@ -2,15 +2,20 @@
 
 use serde_json::{Value, json};
 use smelt_exec::{RunReport, StageStatus};
-use smelt_store::RunId;
+use smelt_store::{RunId, Store, Wait};
 
+use crate::commands::run::clear_dead;
 use crate::exit::{Exit, Failed};
-use crate::flags::RunsFlags;
+use crate::flags::{ForgetFlags, RunsCommand, RunsFlags};
 use crate::history::History;
+use crate::load;
 use crate::say::answer;
 use crate::table::{Table, seconds};
 
 pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {
+    if let Some(RunsCommand::Forget(flags)) = &flags.command {
+        return forget(flags);
+    }
     let history = History::open()?;
     let count = if flags.all { usize::MAX } else { flags.last };
     let runs: Vec<_> = history.newest(count).map(|run| (run, history.report(run))).collect();
@@ -25,6 +30,36 @@ pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {
         table.row(row(run, report));
     }
     answer(table)?;
+    Ok(Exit::Ok)
+}
+
+/// What is forgotten is no longer gone on with, and no longer spared by collections.
+fn forget(flags: &ForgetFlags) -> Result<Exit, Failed> {
+    let root = load::root()?;
+    Store::open_read_only(&root, Wait::Yes)?;
+    let store = Store::open(&root, Wait::Yes)?;
+    clear_dead(&store)?;
+    let history = History::of(store.clone())?;
+    let runs = match flags.all {
+        true => store.open_runs()?,
+        false => {
+            let found = flags.runs.iter().map(|text| history.find(Some(text)).cloned());
+            found.collect::<Result<Vec<_>, _>>()?
+        }
+    };
+    for run in &runs {
+        if store.is_running(run)? {
+            if flags.all {
+                continue;
+            }
+            return Err(Failed::new(Exit::Held, format!("run {run} goes on; stop it first")));
+        }
+        if history.open_run(run)?.is_some() {
+            store.close_journal(run, &json!({ "event": "forgotten", "at_s": 0.0, "detail": null }))?;
+        }
+        store.forget_open(run)?;
+        answer(format_args!("run {run} is forgotten\n"))?;
+    }
     Ok(Exit::Ok)
 }
 

@@ -15,6 +15,26 @@ pub(crate) enum CacheCommand {
     Gc(GcFlags),
     /// Read every byte that was sealed, and move what is damaged away
     Fsck(FsckFlags),
+    /// Keep outputs, whatever collections are told, until they are unpinned
+    Pin(PinFlags),
+    /// Let collections take outputs again
+    Unpin(PinFlags),
+    /// List the outputs that are pinned
+    Pins(PinsFlags),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PinFlags {
+    /// The digest of an output, the beginning of it, or the path that `smelt out` says
+    #[arg(required = true, value_name = "OUTPUT")]
+    pub(crate) outputs: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PinsFlags {
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -39,6 +59,9 @@ pub(crate) struct GcFlags {
     /// Remove what has not been used for so long, as in 30d or 12h
     #[arg(long, value_name = "AGE", value_parser = age)]
     pub(crate) max_age: Option<Duration>,
+    /// Take what runs made that failed or did not end, too; `smelt resume` then begins anew
+    #[arg(long)]
+    pub(crate) unfinished: bool,
     /// Only say what would be removed
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -10,7 +10,10 @@ use super::PipelineFlags;
 const RUNS_SHOWN: usize = 20;
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct RunsFlags {
+    #[command(subcommand)]
+    pub(crate) command: Option<RunsCommand>,
     /// Show the last N
     #[arg(long, value_name = "N", default_value_t = RUNS_SHOWN)]
     pub(crate) last: usize,
@@ -20,6 +23,22 @@ pub(crate) struct RunsFlags {
     /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum RunsCommand {
+    /// Go on with these runs no more, and let collections take what they made
+    Forget(ForgetFlags),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ForgetFlags {
+    /// The runs, or parts of their names
+    #[arg(required_unless_present = "all", value_name = "RUN")]
+    pub(crate) runs: Vec<String>,
+    /// Every run that failed or did not end
+    #[arg(long, conflicts_with = "runs")]
+    pub(crate) all: bool,
 }
 
 #[derive(Debug, Args)]
