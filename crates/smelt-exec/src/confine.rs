@@ -114,7 +114,8 @@ impl Confinement {
             return "nothing confines stages here: the kernel has neither Landlock (Linux 5.19) nor lets us mount"
                 .to_owned();
         };
-        let signals = if self.holds_signals { "" } else { "; signals are not held (Linux 6.12 does)" };
+        let signals =
+            if self.holds_signals { "" } else { "; signals are not held (Linux 6.12 does)" };
         format!("stages are confined by {}{signals}", way.words())
     }
 
@@ -348,7 +349,9 @@ mod tests {
             return println!("not run: no Landlock here");
         };
         assert_eq!(ended_well, may, "{script}: {said}");
-        let said_so = ["ermission denied", "cross-device", "not permitted"].iter().any(|words| said.contains(words));
+        let said_so = ["ermission denied", "cross-device", "not permitted"]
+            .iter()
+            .any(|words| said.contains(words));
         assert!(may || said_so, "{script}: {said}");
         // Whoever confined another is free.
         fs::write(folder.path().join("free"), "x").unwrap();
@@ -406,7 +409,7 @@ mod tests {
 
     #[test]
     fn what_is_declared_must_be_there() {
-        let error = 
+        let error =
             spawn(&mut Command::new("true"), to(&[Path::new("/nowhere/at/all")])).unwrap_err();
         assert!(error.to_string().contains("/nowhere/at/all: No such file"), "{error}");
     }

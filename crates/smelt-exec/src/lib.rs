@@ -34,6 +34,7 @@ pub mod signatures;
 mod simulation;
 mod swap;
 mod swap_tools;
+mod title;
 
 pub use attempt::LOG_VARIABLE;
 pub use boot::boot_id;
@@ -48,3 +49,4 @@ pub use report::{
 };
 pub use run::{ExecError, Progress, Runner, journal_without_news, room_of};
 pub use signatures::{SignatureError, Signatures};
+pub use title::call_process;

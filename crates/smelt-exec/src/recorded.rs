@@ -66,6 +66,12 @@ pub enum RecordError {
         /// The number in its first record.
         format: Option<u64>,
     },
+    /// What there is of it cannot be read.
+    #[error("the journal of {run} is damaged, and nothing is left of it")]
+    Damaged {
+        /// The run.
+        run: String,
+    },
     /// A record says what no record says.
     #[error("the journal of {run} holds a record that is none: {what}")]
     Record {
@@ -139,21 +145,39 @@ struct Ended {
     curve: Curve,
 }
 
-/// The report of the run, from the records of its journal in order; `boot` is the name of this one.
+/// When the run began by the clock, in seconds of the Unix era, as its first record says.
+pub fn began(first: &Value) -> Option<u64> {
+    first["detail"]["clock_s"].as_u64()
+}
+
+/// The report of the run, from the records of its journal in order; `boot` is the name of this one.  Of a
+/// journal that is damaged the rest is told.
 pub fn report(
     run: &str,
     records: Vec<Value>,
+    is_damaged: bool,
     is_running: bool,
     boot: &str,
 ) -> Result<RunReport, RecordError> {
-    let mut records = records.into_iter();
-    let Some(first) = records.next() else {
-        return Err(RecordError::Empty { run: run.to_owned() });
+    let mut records = records.into_iter().peekable();
+    let Some(first) = records.peek() else {
+        let run = run.to_owned();
+        return Err(if is_damaged {
+            RecordError::Damaged { run }
+        } else {
+            RecordError::Empty { run }
+        });
     };
     let begin = first.get("detail").and_then(|detail| Begin::deserialize(detail).ok());
     let format = begin.as_ref().and_then(|begin| begin.format);
-    let Some(Begin { pipeline, boot: then, .. }) = begin.filter(|_| format == Some(FORMAT)) else {
-        return Err(RecordError::Format { run: run.to_owned(), format });
+    let (pipeline, then) = match begin.filter(|_| format == Some(FORMAT)) {
+        Some(Begin { pipeline, boot, .. }) => {
+            records.next();
+            (pipeline, boot)
+        }
+        // The first one is among those that are lost.
+        None if is_damaged && format.is_none() => ("?".to_owned(), String::new()),
+        None => return Err(RecordError::Format { run: run.to_owned(), format }),
     };
     let mut fold = Fold {
         run,
@@ -166,9 +190,12 @@ pub fn report(
         is_again: false,
     };
     for record in records {
-        fold.take(record)?;
+        match fold.take(record) {
+            Err(_) if is_damaged => {}
+            taken => taken?,
+        }
     }
-    Ok(fold.report(pipeline, is_running))
+    Ok(RunReport { is_damaged, ..fold.report(pipeline, is_running) })
 }
 
 struct Fold<'a> {
@@ -311,6 +338,7 @@ impl Fold<'_> {
             wall_s: self.wall_s,
             first_failure: None,
             not_written: None,
+            is_damaged: false,
             stages,
         }
     }
@@ -359,7 +387,7 @@ mod tests {
             start("b", 2, 3.0),
             start("c", 1, 5.5),
         ];
-        let died = report("r", records.clone(), false, "b").unwrap();
+        let died = report("r", records.clone(), false, false, "b").unwrap();
         assert_eq!(died.status, RunStatus::Died);
         assert_eq!(statuses(&died), ["a sealed", "b interrupted", "c interrupted"]);
         let b = &died.stages[1];
@@ -367,7 +395,7 @@ mod tests {
         assert_eq!((b.attempts[1].outcome.as_str(), b.attempts[1].wall_s), ("died", 2.5));
         assert_eq!(died.stages[0].attempts[0].curve.rss_kib, [2]);
         assert_eq!(b.attempts[1].class, None, "a kill of smelt is nobody's failure");
-        let running = report("r", records, true, "b").unwrap();
+        let running = report("r", records, false, true, "b").unwrap();
         assert_eq!(running.status, RunStatus::Running);
         assert_eq!(statuses(&running), ["a sealed", "b running", "c running"]);
     }
@@ -375,7 +403,7 @@ mod tests {
     #[test]
     fn what_ran_in_another_boot_was_cut_off_by_a_reset() {
         let class = |records: Vec<Value>, boot: &str| {
-            let report = report("r", records, false, boot).unwrap();
+            let report = report("r", records, false, false, boot).unwrap();
             report.stages[0].attempts[0].class
         };
         let mut begin = begin();
@@ -405,7 +433,7 @@ mod tests {
         );
         let (start, ended) = (start("a", 1, 1.0), ended("a", 1, "sealed", 2.0));
         let records = vec![begin(), start, ended, hit, sealed, end];
-        let report = report("r", records, false, "b").unwrap();
+        let report = report("r", records, false, false, "b").unwrap();
         assert_eq!(statuses(&report), ["h hit", "a sealed"]);
         assert_eq!(report.stages[1].attempts.len(), 1);
         assert_eq!(report.wall_s, 4.0);
@@ -414,7 +442,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_refused_by_name() {
         let check = |records: Vec<Value>, words: &str| {
-            let error = report("r", records, false, "b").unwrap_err().to_string();
+            let error = report("r", records, false, false, "b").unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         };
         check(vec![], "the journal of r is empty");
@@ -457,6 +485,6 @@ mod tests {
     #[test]
     fn what_a_later_version_adds_is_passed_over() {
         let more = json!({ "event": "parked", "at_s": 1.0, "detail": {} });
-        assert!(report("r", vec![begin(), more], false, "b").unwrap().stages.is_empty());
+        assert!(report("r", vec![begin(), more], false, false, "b").unwrap().stages.is_empty());
     }
 }

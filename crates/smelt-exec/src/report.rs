@@ -30,6 +30,9 @@ pub struct RunReport {
     /// What smelt itself could not write, where that was so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_written: Option<String>,
+    /// Its journal is damaged: this is what is left of it.
+    #[serde(default, rename = "journal_damaged", skip_serializing_if = "std::ops::Not::not")]
+    pub is_damaged: bool,
     /// Each stage, in the order of the plan.
     #[serde(default)]
     pub stages: Vec<StageReport>,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, Scope};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 use smelt_plan::admission::{Forecast, Room};
@@ -159,13 +159,18 @@ pub fn journal_without_news(
     let last = RunReport { stages: Vec::new(), ..report.clone() };
     let begin = json!({
         "format": FORMAT, "pipeline": report.pipeline, "method": "proc", "boot": boot_id(),
-        "command": command,
+        "clock_s": clock_s(), "command": command,
     });
     for (event, detail) in [("begin", begin), ("end", json!(last))] {
         let record = json!({ "event": event, "at_s": 0.0, "detail": detail });
         run.journal().append(&record).map_err(StoreError::from)?;
     }
     Ok(())
+}
+
+/// What the clock says, in seconds of the Unix era; names of runs need not.
+fn clock_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 impl Runner<'_> {
@@ -333,7 +338,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         let name = &self.runner.plan.name;
         let (boot, command) = (boot_id(), self.runner.command);
         let begin = json!({
-            "format": FORMAT, "pipeline": name, "method": method, "boot": boot, "command": command,
+            "format": FORMAT, "pipeline": name, "method": method, "boot": boot,
+            "clock_s": clock_s(), "command": command,
         });
         self.journal("begin", begin);
         self.note_given();
@@ -867,6 +873,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             wall_s: seconds(self.begin.elapsed()),
             first_failure: self.first_failure(),
             not_written: self.not_written(),
+            is_damaged: false,
             stages: stages.into_iter().filter_map(|id| self.stage_report(id)).collect(),
         }
     }

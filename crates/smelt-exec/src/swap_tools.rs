@@ -101,9 +101,11 @@ fn is_ours(swap: &Path) -> bool {
 
 /// The files in `/proc/swaps`, which writes blanks in names as `\040` and such.
 fn names(table: &str) -> impl Iterator<Item = String> {
-    table.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next()).map(|name| {
-        String::from_utf8_lossy(&unescaped(name.as_bytes())).into_owned()
-    })
+    table
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_ascii_whitespace().next())
+        .map(|name| String::from_utf8_lossy(&unescaped(name.as_bytes())).into_owned())
 }
 
 /// A name as the kernel's tables write it, without its escapes.
@@ -196,7 +198,7 @@ mod tests {
     fn names_in_the_kernels_table_are_read_as_they_are() {
         let table = "Filename\tType\tSize\n/a\\040b/smelt-x.swap  file 1\n/dev/zram0 partition 2\n";
         assert_eq!(names(table).collect::<Vec<_>>(), ["/a b/smelt-x.swap", "/dev/zram0"]);
-        assert_eq!(unescaped("\\9\\04"), "\\9\\04");
+        assert_eq!(unescaped(b"\\9\\04"), b"\\9\\04");
     }
 
     #[test]

@@ -179,7 +179,13 @@ mod tests {
             inputs.iter().map(|(name, n)| (*name, Digest::from_bytes([*n; 32]))).collect();
         digest(
             domain,
-            &Recipe { kind: Kind::Command, params: &params, device: &[], tools: &[], inputs: &inputs },
+            &Recipe {
+                kind: Kind::Command,
+                params: &params,
+                device: &[],
+                tools: &[],
+                inputs: &inputs,
+            },
         )
     }
 
@@ -213,7 +219,8 @@ mod tests {
     fn device_facts_matter_where_they_are_declared() {
         let params = BTreeMap::new();
         let of = |device: &[(&'static str, String)]| {
-            let recipe = Recipe { kind: Kind::Command, params: &params, device, tools: &[], inputs: &[] };
+            let recipe =
+                Recipe { kind: Kind::Command, params: &params, device, tools: &[], inputs: &[] };
             (digest(KeyDomain::Content, &recipe), fields(&recipe))
         };
         let (none, _) = of(&[]);
@@ -246,7 +253,13 @@ mod tests {
         let params = json!({"argv": ["a", "b"], "env": {"X": "1"}});
         let params: BTreeMap<String, Value> = serde_json::from_value(params).unwrap();
         let inputs = [("inputs path", Digest::of(b"x")), ("inputs path", Digest::of(b"y"))];
-        let recipe = Recipe { kind: Kind::Command, params: &params, device: &[], tools: &[], inputs: &inputs };
+        let recipe = Recipe {
+            kind: Kind::Command,
+            params: &params,
+            device: &[],
+            tools: &[],
+            inputs: &inputs,
+        };
         let names: Vec<String> = fields(&recipe).into_iter().map(|(name, _)| name).collect();
         assert_eq!(
             names,

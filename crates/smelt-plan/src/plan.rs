@@ -300,7 +300,13 @@ pub struct UnknownStage {
 
 impl Stage {
     fn recipe<'a>(&'a self, inputs: &'a [(&'a str, Digest)]) -> Recipe<'a> {
-        Recipe { kind: self.kind, params: &self.params, device: &self.device, tools: &self.tools, inputs }
+        Recipe {
+            kind: self.kind,
+            params: &self.params,
+            device: &self.device,
+            tools: &self.tools,
+            inputs,
+        }
     }
 
     fn key(&self, domain: KeyDomain, output: impl Fn(StageId) -> Digest) -> Digest {

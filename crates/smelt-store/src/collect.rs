@@ -383,7 +383,11 @@ mod tests {
     }
 
     fn age(hours: u64) -> Limits {
-        Limits { age_max: Some(Duration::from_secs(hours * 3600)), bytes_max: None, takes_open: false }
+        Limits {
+            age_max: Some(Duration::from_secs(hours * 3600)),
+            bytes_max: None,
+            takes_open: false,
+        }
     }
 
     fn size(bytes: u64) -> Limits {

@@ -42,6 +42,8 @@ pub(crate) trait Disk: Send + Sync {
     /// Sets the time of a file or a directory to now.
     fn touch(&self, path: &Path) -> io::Result<()>;
     fn volume(&self, path: &Path) -> io::Result<Volume>;
+    /// Takes away what forbids changes of a file or directory beside its mode: `chattr +i` and `+a`.
+    fn make_mutable(&self, path: &Path) -> io::Result<()>;
     fn moment(&self) -> Moment;
 }
 

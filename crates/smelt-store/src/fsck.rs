@@ -146,7 +146,9 @@ impl Store {
         for (key, entry) in std::mem::take(lost) {
             let path = entry.tree().map(|tree| self.layout().tree(tree));
             let is_there = match &path {
-                Some(path) => present(self.disk().lstat(path)).map_err(fault("look at", path))?.is_some(),
+                Some(path) => {
+                    present(self.disk().lstat(path)).map_err(fault("look at", path))?.is_some()
+                }
                 None => false,
             };
             if is_there && self.read_seal(&key)?.is_some() {

@@ -151,11 +151,28 @@ impl Store {
         Ok((self.actions().version()?, roots))
     }
 
+    /// What lists say, and where they stood then.  A list that cannot be read may be gone with who held
+    /// it, since others collect as well: it is damage only where it is still held.
+    fn held(&self, spare: Spare) -> Result<((Version, Roots), Vec<Digest>), StoreError> {
+        let mut version = self.links_version(spare)?;
+        loop {
+            match self.held_keys(&version.1) {
+                Err(error @ StoreError::BadRoots { .. }) => {
+                    let now = self.links_version(spare)?;
+                    if now.1 == version.1 {
+                        return Err(error);
+                    }
+                    version = now;
+                }
+                keys => return Ok((version, keys?)),
+            }
+        }
+    }
+
     /// Reads the whole action log, and what the lists lead to.
     pub(crate) fn links(&self, spare: Spare) -> Result<Links, StoreError> {
         // The version is taken first: what comes after it is seen as news.
-        let version = self.links_version(spare)?;
-        let keys = self.held_keys(&version.1)?;
+        let (version, keys) = self.held(spare)?;
         let mut links = Links { version, spare, ..Links::default() };
         let mut actions = self.actions();
         let mut tree_of: HashMap<Digest, Digest> = HashMap::new();

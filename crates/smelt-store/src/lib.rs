@@ -46,7 +46,7 @@ pub use memo::{Basis, Before};
 pub use output::{Damage, Location, Lookup, Output};
 pub use prune::LeftOut;
 pub use roots::Holder;
-pub use run::{Journal, NotARunId, Run, RunId};
+pub use run::{Journal, NotARunId, Run, RunId, Whole};
 pub use seal::SealError;
 pub use store::{KeyLock, Store, StoreError};
 pub use walk::WalkError;

@@ -217,11 +217,18 @@ impl Store {
     fn open_roots(&self) -> Result<Vec<PathBuf>, DiskError> {
         let dir = self.layout().roots();
         let names = names(self.disk(), &dir)?.into_iter();
-        Ok(names.filter(|name| is_root(name) && name.starts_with(OPEN)).map(|n| dir.join(n)).collect())
+        Ok(names
+            .filter(|name| is_root(name) && name.starts_with(OPEN))
+            .map(|n| dir.join(n))
+            .collect())
     }
 
     /// Removes a root for good if it is the one that is meant; says whether it was.
-    fn remove_root(&self, path: &Path, is_meant: impl Fn(&Last) -> bool) -> Result<bool, StoreError> {
+    fn remove_root(
+        &self,
+        path: &Path,
+        is_meant: impl Fn(&Last) -> bool,
+    ) -> Result<bool, StoreError> {
         // Alone, so that it is not replaced in between.
         let _alone = self.lock_roots_alone()?;
         if !read_last(self.disk(), path)?.is_some_and(|last| is_meant(&last)) {
@@ -297,9 +304,8 @@ impl Store {
                 _ => {}
             }
         }
-        let is_spared = |name: &String| {
-            is_root(name) && (spare == Spare::All || !name.starts_with(OPEN))
-        };
+        let is_spared =
+            |name: &String| is_root(name) && (spare == Spare::All || !name.starts_with(OPEN));
         for name in names(disk, &layout.roots())?.into_iter().filter(is_spared) {
             let path = layout.roots().join(name);
             if let Some(last) = read_last(disk, &path)? {

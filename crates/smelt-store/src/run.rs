@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ use crate::disk::{
     Disk, DiskError, Held, LockKind, Open, Wait, fault, make_dir, present, remove_tree, write_all,
 };
 use crate::layout::names;
-use crate::log::{Log, LogError};
+use crate::log::{Log, LogError, is_damaged};
 use crate::store::{Store, StoreError};
 
 /// A thousand attempts with a large record each; usual journals are some kilobytes.
@@ -28,9 +28,19 @@ const NAME_TRIES: u64 = 64;
 const NAME_BYTES_MAX: usize = 200;
 
 /// The name of a run: when it started (UTC), the last four digits being 65,536ths of the second, as
-/// in `20261121-154233-1a2b`.  Sorts by time.
+/// in `20261121-154233-1a2b`.  Sorts in the order in which runs began: where the clock went back, or was wrong
+/// before, it is the next name behind the newest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(String);
+
+/// Whether all of a journal could be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whole {
+    /// All of it.
+    Yes,
+    /// Some of it is damaged or lost.
+    No,
+}
 
 /// A text that names no run.
 #[derive(Debug, thiserror::Error)]
@@ -64,9 +74,12 @@ impl Store {
         Ok(Run { store: self.clone(), id, journal, claimed: Mutex::default(), lock })
     }
 
-    /// A name that no run has had, and its lock.
+    /// A name that no run has had and that sorts behind all that are known, and its lock.
     pub(crate) fn new_name(&self, now: SystemTime) -> Result<(RunId, Held), StoreError> {
-        for attempt in 0..NAME_TRIES {
+        let newest = self.newest_moment()?;
+        // Boards without a clock begin at the same time again and again.
+        let (now, first) = if newest >= Some(now) { (newest.unwrap_or(now), 1) } else { (now, 0) };
+        for attempt in first..first + NAME_TRIES {
             let id = RunId::new(now, attempt);
             if let Some(lock) = self.take_name(&id)? {
                 return Ok((id, lock));
@@ -74,6 +87,14 @@ impl Store {
         }
         let path = self.layout().runs();
         Err(fault("find a free name in", &path)(std::io::ErrorKind::AlreadyExists.into()).into())
+    }
+
+    /// The moment that the newest name says.
+    fn newest_moment(&self) -> Result<Option<SystemTime>, StoreError> {
+        let living = names(self.disk(), &self.layout().runs())?;
+        let living = living.iter().filter_map(|name| name.rsplit_once('.')?.0.parse().ok());
+        let all = self.journals()?.into_iter().chain(living);
+        Ok(all.filter_map(|id: RunId| id.moment()).max())
     }
 
     /// Takes the lock of a run that has never been; `None` if it has.
@@ -189,20 +210,30 @@ impl Store {
         Ok(ids)
     }
 
-    /// Visits the records of a run, in order, up to the last whole one.
-    pub fn read_journal(&self, id: &RunId, mut visit: impl FnMut(Value)) -> Result<(), StoreError> {
-        let opened = Log::open_to_read(self.shared_disk(), self.layout().journal(id))?;
-        let Some(mut log) = opened else { return Ok(()) };
-        let mut last = 0;
+    /// Visits the records of a run, in order, as many as are whole; says whether that is all there were.
+    /// Of a torn one at its end nothing is known.
+    pub fn read_journal(
+        &self,
+        id: &RunId,
+        mut visit: impl FnMut(Value),
+    ) -> Result<Whole, StoreError> {
+        let path = self.layout().journal(id);
+        let opened = Log::open_to_read(self.shared_disk(), path.clone())?;
+        let Some(mut log) = opened else { return Ok(Whole::Yes) };
+        let (mut last, mut is_whole) = (0, true);
         log.read_new(&mut |place, text| {
             // One that was cut while it was read is read again.
             let is_new = place.seq() > last;
-            if let Some(value) = serde_json::from_str(text).ok().filter(|_| is_new) {
-                visit(value);
+            is_whole &= place.seq() <= last + 1;
+            match serde_json::from_str(text) {
+                Ok(value) if is_new => visit(value),
+                Ok(_) => {}
+                Err(_) => is_whole = false,
             }
             last = last.max(place.seq());
         })?;
-        Ok(())
+        let is_whole = is_whole && !is_damaged(self.disk(), &path)?;
+        Ok(if is_whole { Whole::Yes } else { Whole::No })
     }
 
     /// Where the logs of a run are, whether or not there are any.
@@ -301,7 +332,25 @@ impl RunId {
         &self.0
     }
 
-    /// When it began (UTC), as in `2026-11-21 15:42:33`.
+    /// The moment that the name says; `None` for digits that are no date.
+    fn moment(&self) -> Option<SystemTime> {
+        let number = |range: std::ops::Range<usize>| self.0[range].parse::<u64>().ok();
+        let days = days(number(0..4)?, number(4..6)?, number(6..8)?)?;
+        let second = (number(9..11)? * 60 + number(11..13)?) * 60 + number(13..15)?;
+        let tick = u64::from_str_radix(&self.0[16..20], 16).ok()?;
+        // Rounded up, so that its ticks are these again.
+        let nanos = (tick * 1_000_000_000).div_ceil(1 << 16);
+        let since = Duration::from_secs(days * 86_400 + second) + Duration::from_nanos(nanos);
+        let moment = UNIX_EPOCH + since;
+        (Self::new(moment, 0) == *self).then_some(moment)
+    }
+
+    /// A moment (UTC) as [`RunId::began`] writes it; `seconds` of the Unix era.
+    pub fn clock(seconds: u64) -> String {
+        Self::new(UNIX_EPOCH + Duration::from_secs(seconds), 0).began()
+    }
+
+    /// When it began (UTC), as in `2026-11-21 15:42:33`, as far as the name says.
     pub fn began(&self) -> String {
         let digits = &self.0;
         let date = [&digits[..4], &digits[4..6], &digits[6..8]].join("-");
@@ -353,6 +402,16 @@ fn utc(seconds: u64) -> String {
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
 }
 
+/// Days of the Unix era of a date; the other way round, by `days_from_civil`.
+fn days(year: u64, month: u64, day: u64) -> Option<u64> {
+    let year = if month <= 2 { year.checked_sub(1)? } else { year };
+    let (era, year_of_era) = (year / 400, year % 400);
+    let month_from_march = if month > 2 { month.checked_sub(3)? } else { month + 9 };
+    let day_of_year = (153 * month_from_march + 2) / 5 + day.checked_sub(1)?;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    (era * 146_097 + day_of_era).checked_sub(719_468)
+}
+
 /// Leaves the process number for a person to look at; nothing relies on it.
 fn note_pid(disk: &dyn Disk, path: &Path) -> Result<(), DiskError> {
     let file = disk.open(path, Open::Write).map_err(fault("open", path))?;
@@ -398,6 +457,21 @@ mod tests {
         assert_eq!(at(1_795_275_753, 999_999_999).as_str(), "20261121-154233-ffff");
         let late = UNIX_EPOCH + std::time::Duration::new(1_795_275_753, 999_999_999);
         assert_eq!(RunId::new(late, 1).as_str(), "20261121-154234-0000");
+    }
+
+    #[test]
+    fn names_say_moments() {
+        for second in [0, 951_782_400, 1_795_275_753, 4_107_542_399, 4_107_542_400] {
+            for ns in [0, 1, 15_258, 15_259, 500_000_000, 999_999_999] {
+                let id = RunId::new(UNIX_EPOCH + Duration::new(second, ns), 0);
+                let moment = id.moment().unwrap();
+                assert_eq!(RunId::new(moment, 0), id);
+                assert!(RunId::new(moment, 1) > id);
+            }
+        }
+        for odd in ["20261399-990099-0000", "99999999-999999-ffff", "00000000-000000-0000"] {
+            assert_eq!(odd.parse::<RunId>().unwrap().moment(), None, "{odd}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::actions::{ACTION_LOG_BYTES_MAX, Actions, Entry};
 use crate::ballast;
 use crate::digest::Digest;
-use crate::digester::{DigestError, Digester};
+use crate::digester::{DigestError, Digester, not_a_file};
 use crate::disk::{
     Disk, DiskError, FileKind, Held, LockKind, RealDisk, Wait, fault, present, remove_tree,
 };
@@ -69,6 +69,18 @@ pub enum StoreError {
         path: PathBuf,
         /// Its content.
         found: String,
+    },
+    /// The action log is no file.
+    #[error(
+        "{} is {what}, so what was built is not known; repair the store with: smelt cache fsck \
+         --repair",
+        path.display()
+    )]
+    OddLog {
+        /// The log.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
     },
     /// It cannot be known what must be kept.
     #[error(
@@ -214,6 +226,10 @@ impl Store {
         }
         let cache = StatCache::new(layout.stat_cache());
         let digester = Digester::new(Arc::clone(&disk), cache);
+        if access == Access::Exclusive {
+            cure_action_log(disk.as_ref(), &layout)?;
+        }
+        check_action_log(disk.as_ref(), &layout)?;
         // Read when it is first asked.
         let actions = Mutex::new(Actions::new(action_log(&disk, &layout, access)?));
         let inner = Inner { disk, layout, access, actions, digester, _lock: lock };
@@ -563,6 +579,34 @@ fn hold(disk: &dyn Disk, layout: &Layout, access: Access, wait: Wait) -> Result<
     disk.lock(&path, kind, wait)
         .map_err(fault("lock", &path))?
         .ok_or_else(|| StoreError::Held { path: layout.root().to_owned() })
+}
+
+/// What is no file in the place of the action log is moved away, and nothing may forbid to write it:
+/// whoever has the store alone repairs it.
+fn cure_action_log(disk: &dyn Disk, layout: &Layout) -> Result<(), DiskError> {
+    let path = layout.action_log();
+    let Some(stat) = present(disk.lstat(&path)).map_err(fault("look at", &path))? else {
+        return Ok(());
+    };
+    if matches!(stat.kind, FileKind::File | FileKind::Dir) {
+        disk.make_mutable(&path).map_err(fault("take immutable from", &path))?;
+    }
+    if stat.kind != FileKind::File {
+        let to = layout.quarantine().join("ac.log.odd");
+        remove_tree(disk, &to)?;
+        disk.rename(&path, &to).map_err(fault("move away", &path))?;
+    }
+    Ok(())
+}
+
+/// Opening a pipe might wait for ever, and reading a directory says nothing of what is wrong.
+fn check_action_log(disk: &dyn Disk, layout: &Layout) -> Result<(), StoreError> {
+    let path = layout.action_log();
+    let found = present(disk.lstat(&path)).map_err(fault("look at", &path))?;
+    match found.and_then(|stat| not_a_file(stat.kind)) {
+        Some(what) => Err(StoreError::OddLog { path, what }),
+        None => Ok(()),
+    }
 }
 
 fn action_log(

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use smelt_exec::recorded::{self, Open};
 use smelt_exec::{RunReport, boot_id};
-use smelt_store::{RunId, Store};
+use smelt_store::{RunId, Store, Whole};
 
 use crate::exit::{Exit, Failed};
 use crate::load;
@@ -72,7 +72,9 @@ impl History {
     /// What the run did.
     pub(crate) fn report(&self, run: &RunId) -> Result<RunReport, Failed> {
         let is_running = self.store.is_running(run)?;
-        recorded::report(run.as_str(), self.records(run)?, is_running, &self.boot)
+        let (records, whole) = self.records(run)?;
+        let is_damaged = whole == Whole::No;
+        recorded::report(run.as_str(), records, is_damaged, is_running, &self.boot)
             .map_err(|error| Failed::new(Exit::StageFailed, error))
     }
 
@@ -81,23 +83,33 @@ impl History {
         if self.store.is_running(run)? {
             return Ok(None);
         }
-        Ok(recorded::open(&self.records(run)?, &self.boot))
+        Ok(recorded::open(&self.records(run)?.0, &self.boot))
     }
 
     /// What the run was told, as far as its journal says.
     pub(crate) fn command(&self, run: &RunId) -> Result<Value, Failed> {
+        Ok(self.first(run)?["detail"]["command"].take())
+    }
+
+    /// When the run began (UTC), by the clock where its journal says it.
+    pub(crate) fn began(&self, run: &RunId) -> String {
+        let clock_s = self.first(run).ok().and_then(|first| recorded::began(&first));
+        clock_s.map_or_else(|| run.began(), RunId::clock)
+    }
+
+    fn first(&self, run: &RunId) -> Result<Value, Failed> {
         let mut first = Value::Null;
         self.store.read_journal(run, |record| {
             if first.is_null() {
                 first = record;
             }
         })?;
-        Ok(first["detail"]["command"].take())
+        Ok(first)
     }
 
-    fn records(&self, run: &RunId) -> Result<Vec<Value>, Failed> {
+    fn records(&self, run: &RunId) -> Result<(Vec<Value>, Whole), Failed> {
         let mut records = Vec::new();
-        self.store.read_journal(run, |record| records.push(record))?;
-        Ok(records)
+        let whole = self.store.read_journal(run, |record| records.push(record))?;
+        Ok((records, whole))
     }
 }

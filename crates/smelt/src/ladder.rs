@@ -115,6 +115,7 @@ pub(crate) fn give_up(
         wall_s: 0.0,
         first_failure: Some(failure),
         not_written: None,
+        is_damaged: false,
         stages: Vec::new(),
     };
     smelt_exec::journal_without_news(&run, &report, command)?;

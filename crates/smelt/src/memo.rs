@@ -72,6 +72,7 @@ impl Memo {
             wall_s: 0.0,
             first_failure: None,
             not_written: None,
+            is_damaged: false,
             stages: rows.stages,
         };
         if let Err(error) =

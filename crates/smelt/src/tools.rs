@@ -48,7 +48,8 @@ pub(crate) fn all(
             }
             let fail = |why: String| {
                 let stage = &spec.name;
-                let message = format!("{}: stage \"{stage}\": the tool {name}: {why}", pipeline.file);
+                let message =
+                    format!("{}: stage \"{stage}\": the tool {name}: {why}", pipeline.file);
                 Failed::new(Exit::BadPipeline, message)
             };
             let path = fs::canonicalize(&path).map_err(|error| fail(error.to_string()))?;
@@ -92,7 +93,8 @@ fn named(spec: &StageSpec, folder: &Path, store: &Path, file: &str) -> Result<Ve
     }
     for name in texts(&spec.params, TOOL) {
         let missing = || {
-            let message = format!("{file}: stage \"{}\": there is no tool \"{name}\" here", spec.name);
+            let message =
+                format!("{file}: stage \"{}\": there is no tool \"{name}\" here", spec.name);
             Failed::new(Exit::BadPipeline, message)
         };
         found.push((name.to_owned(), on_path(name, folder).ok_or_else(missing)?));
@@ -121,7 +123,10 @@ fn interpreter((name, script): &Named) -> Option<Named> {
 /// The absolute paths in a word, which may be a shell's line.
 fn paths_in(word: &str) -> impl Iterator<Item = &Path> {
     let ends = |c: char| c.is_whitespace() || "'\"`;|&()<>={}$,:".contains(c);
-    word.split(ends).filter(|part| part.len() > 1 && part.starts_with('/')).take(WORDS_MAX).map(Path::new)
+    word.split(ends)
+        .filter(|part| part.len() > 1 && part.starts_with('/'))
+        .take(WORDS_MAX)
+        .map(Path::new)
 }
 
 /// Whether a file may be executed, or says what executes it.
@@ -129,7 +134,8 @@ fn is_program(path: &Path) -> bool {
     let Ok(meta) = path.metadata() else { return false };
     let is_script = || {
         let mut begin = [0; 2];
-        File::open(path).is_ok_and(|mut file| file.read_exact(&mut begin).is_ok()) && begin == *b"#!"
+        File::open(path).is_ok_and(|mut file| file.read_exact(&mut begin).is_ok())
+            && begin == *b"#!"
     };
     meta.is_file() && (meta.permissions().mode() & 0o111 != 0 || is_script())
 }
@@ -188,7 +194,8 @@ pub(crate) fn may_have(stage: &Stage) -> bool {
     let names_path = |word: &&str| word.contains('/') && paths_in(word).next().is_some();
     !stage.tools.is_empty()
         || stage.kind == Kind::Command
-            && (stage.params.contains_key(TOOL) || texts(&stage.params, "argv").iter().any(names_path))
+            && (stage.params.contains_key(TOOL)
+                || texts(&stage.params, "argv").iter().any(names_path))
 }
 
 /// Programs that are in no key, a line; `None` where there are none.
@@ -225,7 +232,10 @@ mod tests {
             assert_eq!(found, expect, "{line}");
         };
         check("/a/tool.sh", &["/a/tool.sh"]);
-        check("set -e; X=/a/b '/c d' \"/e\">/f|/g --to=/h", &["/a/b", "/c", "/e", "/f", "/g", "/h"]);
+        check(
+            "set -e; X=/a/b '/c d' \"/e\">/f|/g --to=/h",
+            &["/a/b", "/c", "/e", "/f", "/g", "/h"],
+        );
         check("cat a/b / $HOME/x ../y", &["/x"]);
     }
 
@@ -236,7 +246,10 @@ mod tests {
         let check = |line: &str, expect: Option<&str>| {
             fs::write(&script, line).unwrap();
             let found = interpreter(&("s".to_owned(), script.clone()));
-            assert_eq!(found.as_ref().map(|(_, path)| path.file_name().unwrap().to_str().unwrap()), expect);
+            assert_eq!(
+                found.as_ref().map(|(_, path)| path.file_name().unwrap().to_str().unwrap()),
+                expect
+            );
         };
         check("#!/bin/sh -e\n", Some("sh"));
         check("#! /usr/bin/env -S X=1 sh\n", Some("sh"));

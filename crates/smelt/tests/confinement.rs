@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
-use world::{Ended, World, commands, ended, until};
+use world::{Ended, World, commands, ended};
 
 /// Nobody's.
 const USER: u32 = 65534;
@@ -96,7 +96,10 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
     let script = format!("{PYTHON} {folder}/attacks.py {folder}/victim {} .", victim.0.id());
     let kind = "kind = \"command\"\n";
     let text = commands(&[&format!("a::{script} > o 2>&1 || {{ cat o; exit 1; }}")]);
-    world.write("p.toml", &text.replace(kind, &format!("{kind}{more}")).replace("\"o\"", "\"done\""));
+    world.write(
+        "p.toml",
+        &text.replace(kind, &format!("{kind}{more}")).replace("\"o\"", "\"done\""),
+    );
     // Whoever starts smelt may leave something open.
     let mut smelt = Command::new("sh");
     world.prepare(&mut smelt);
@@ -180,9 +183,14 @@ fn a_user_is_held_by_mounts() {
 #[test]
 fn without_either_it_says_so() {
     for side in [Side::Root, Side::User] {
-        let Some(Attacked { world, report, done, .. }) = attacked(side, "none", "") else { continue };
+        let Some(Attacked { world, report, done, .. }) = attacked(side, "none", "") else {
+            continue;
+        };
         let attempt = &report["stages"][0]["attempts"][0];
-        assert_eq!((&attempt["writes"], &attempt["confined_by"]), (&"unwatched".into(), &Value::Null));
+        assert_eq!(
+            (&attempt["writes"], &attempt["confined_by"]),
+            (&"unwatched".into(), &Value::Null)
+        );
         assert!(done.iter().any(|line| line.starts_with("cut: ")), "{done:?}");
         for name in ["immutable", "device_node", "descriptor", "module", "by_handle"] {
             assert!(!done.iter().any(|line| line.starts_with(name)), "{side:?}: {done:?}");
@@ -195,9 +203,8 @@ fn without_either_it_says_so() {
 #[test]
 fn whoever_requires_confinement_is_refused_without() {
     let world = World::of_commands(&["a::echo x > o"]);
-    let smelt = |way: &str, arguments: &[&str]| {
-        ended(world.command(arguments).env("SMELT_CONFINE", way))
-    };
+    let smelt =
+        |way: &str, arguments: &[&str]| ended(world.command(arguments).env("SMELT_CONFINE", way));
     let refused = smelt("none", &["run", "p.toml", "--require-confinement"]);
     assert_eq!(refused.code, Some(5), "{}", refused.stderr);
     assert!(refused.stderr.contains("nothing confines stages here"), "{}", refused.stderr);
@@ -207,7 +214,8 @@ fn whoever_requires_confinement_is_refused_without() {
     let held = smelt("", &["run", "p.toml", "--require-confinement"]);
     assert!(matches!(held.code, Some(0 | 5)), "{}", held.stderr);
     let kind = "kind = \"command\"\n";
-    world.write("p.toml", &world.read("p.toml").replace(kind, &format!("{kind}writes = [\"/\"]\n")));
+    world
+        .write("p.toml", &world.read("p.toml").replace(kind, &format!("{kind}writes = [\"/\"]\n")));
     let free = smelt("", &["run", "p.toml", "--require-confinement"]);
     assert_eq!(free.code, Some(5), "{}", free.stderr);
 }
@@ -236,8 +244,9 @@ fn rights_of_root_are_declared() {
     let world = World::of_commands(&[script]);
     let said = |world: &World| fs::read_to_string(world.out("a").join("o")).unwrap();
     world.run(&[]);
-    let may = Command::new("sh").args(["-c", "touch f; chattr +a f && chattr -a f; rm f"]);
-    let may = may.current_dir(world.path("")).status().unwrap().success();
+    let mut chattr = Command::new("sh");
+    chattr.args(["-c", "touch f; chattr +a f && chattr -a f && rm f"]);
+    let may = chattr.current_dir(world.path("")).status().unwrap().success();
     assert_eq!(said(&world), "no\n");
     let kind = "kind = \"command\"\n";
     let declared = format!("{kind}capabilities = [\"linux-immutable\"]\n");

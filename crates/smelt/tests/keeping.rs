@@ -111,7 +111,7 @@ fn gc_leaves_what_a_failed_run_made_until_it_is_forgotten() {
     assert!(said.contains("runs that failed or did not end (--unfinished takes them)"), "{said}");
     assert_eq!(gc(&["--unfinished"]).0, 1);
     assert_eq!(world.smelt(&["run", "p.toml"]).code, Some(1));
-    let runs = json(&world, &["runs", "--json"]);
+    let runs: Value = serde_json::from_str(&world.smelt(&["runs", "--json"]).stdout).unwrap();
     let last = runs["runs"][0]["run"].as_str().unwrap().to_owned();
     let forgot = world.smelt(&["runs", "forget", &last]);
     assert_eq!(forgot.stdout, format!("run {last} is forgotten\n"), "{}", forgot.stderr);
@@ -125,7 +125,7 @@ fn what_is_pinned_stays_whatever_is_asked() {
     let out = world.out("a").display().to_string();
     let pinned = world.smelt(&["cache", "pin", &out]);
     assert_eq!(pinned.code, Some(0), "{}", pinned.stderr);
-    assert_eq!(json(&world, &["cache", "pins", "--json"])["pins"][0]["path"], out);
+    assert_eq!(json(&world, &["pins"])["pins"][0]["path"], out);
     // The pipeline becomes another one, so that nothing else holds what it was.
     world.write("p.toml", &world.read("p.toml").replace("echo ", "echo new "));
     world.run(&[]);
@@ -143,16 +143,18 @@ fn what_is_pinned_stays_whatever_is_asked() {
 fn a_run_that_is_forgotten_is_not_gone_on_with() {
     let world = World::of_commands(&["a::echo $$ > began; sleep 100; echo a > o"]);
     let mut child = world.start(&["run", "p.toml"]);
-    let began = || std::fs::read_dir(world.path("cache/work")).is_ok_and(|mut all| all.next().is_some());
-    assert!(world::until(began));
+    let began =
+        || std::fs::read_dir(world.path("cache/logs")).is_ok_and(|mut all| all.next().is_some());
+    assert!(until(began));
     child.kill().unwrap();
     child.wait().unwrap();
     world.assert_nothing_runs();
-    let open = json(&world, &["resume", "--list", "--json"]);
-    assert_eq!(open["runs"].as_array().unwrap().len(), 1, "{open}");
+    let open = || -> Value {
+        serde_json::from_str(&world.smelt(&["resume", "--list", "--json"]).stdout).unwrap()
+    };
+    assert_eq!(open()["runs"].as_array().unwrap().len(), 1);
     assert_eq!(world.smelt(&["runs", "forget", "--all"]).code, Some(0));
-    let open = json(&world, &["resume", "--list", "--json"]);
-    assert_eq!(open["runs"].as_array().unwrap().len(), 0, "{open}");
+    assert_eq!(open()["runs"].as_array().unwrap().len(), 0);
 }
 
 #[test]
@@ -187,6 +189,62 @@ fn fsck_finds_damage_and_repair_brings_a_lost_log_back() {
     assert!(found.stdout.contains("other content than was sealed"), "{}", found.stdout);
     assert_eq!(world.smelt(&["cache", "fsck", "--repair"]).code, Some(0));
     assert_eq!(statuses(&world.run(&[])), ["a sealed", "b hit"], "the wave stops at once");
+}
+
+/// A stage of root's may have done any of this.
+#[test]
+fn repair_cures_a_log_that_is_no_file_or_cannot_be_written() {
+    let sh = |world: &World, script: &str| {
+        let mut sh = std::process::Command::new("sh");
+        sh.args(["-ec", script]).current_dir(world.path("cache")).status().unwrap().success()
+    };
+    for (damage, is_said) in [
+        ("rm ac.log; mkdir ac.log; echo x > ac.log/x", true),
+        ("rm ac.log; mkfifo ac.log", true),
+        ("rm ac.log; ln -s /dev/null ac.log", true),
+        ("chattr +i ac.log", false),
+        ("chattr +a ac.log", false),
+    ] {
+        let world = World::of_commands(&TWO);
+        world.run(&[]);
+        if !sh(&world, damage) {
+            println!("not run: {damage}");
+            continue;
+        }
+        let checked = world.smelt(&["cache", "fsck"]);
+        assert_eq!(checked.code == Some(1), is_said, "{damage}: {}", checked.stderr);
+        let repaired = world.smelt(&["cache", "fsck", "--repair"]);
+        assert_eq!(repaired.code, Some(0), "{damage}: {}", repaired.stderr);
+        assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit"], "{damage}");
+        world.write("p.toml", &world.read("p.toml").replace("echo ", "echo new "));
+        world.run(&[]);
+        assert_eq!(world.smelt(&["cache", "fsck"]).code, Some(0), "{damage}");
+    }
+}
+
+/// What is left of it is told, with the word.
+#[test]
+fn a_damaged_journal_is_called_that() {
+    let world = World::of_commands(&TWO);
+    world.run(&[]);
+    let journal = std::fs::read_dir(world.path("cache/journal")).unwrap().next().unwrap();
+    let journal = journal.unwrap().path();
+    let whole = std::fs::read_to_string(&journal).unwrap();
+    let lines: Vec<&str> = whole.lines().collect();
+    for at in 0..lines.len() - 1 {
+        let mut lines = lines.clone();
+        lines[at] = "0 no record";
+        std::fs::write(&journal, lines.join("\n") + "\n").unwrap();
+        let report = world.smelt(&["report"]);
+        assert_eq!(report.code, Some(0), "line {at}: {}", report.stderr);
+        assert!(report.stdout.contains("is damaged; this is what is left"), "{}", report.stdout);
+        let runs = world.smelt(&["runs"]).stdout;
+        assert!(runs.contains(" damaged "), "line {at}: {runs}");
+    }
+    std::fs::write(&journal, "nothing\nat all\n").unwrap();
+    let report = world.smelt(&["report"]);
+    assert_eq!(report.code, Some(1), "{}", report.stdout);
+    assert!(report.stderr.contains("is damaged, and nothing is left of it"), "{}", report.stderr);
 }
 
 #[test]

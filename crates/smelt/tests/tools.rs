@@ -65,7 +65,8 @@ fn what_lies_beside_the_pipeline_counts_without_being_a_program() {
 /// What a stage may write is no tool: it would change the key by which it is found.
 #[test]
 fn what_is_written_does_not_count() {
-    let world = world_of("[\"sh\", \"-ec\", \"echo x >> WORLD/log; echo x > o\"]", "writes = [\"log\"]\n");
+    let world =
+        world_of("[\"sh\", \"-ec\", \"echo x >> WORLD/log; echo x > o\"]", "writes = [\"log\"]\n");
     program(&world, "log", "");
     world.run(&[]);
     assert_eq!(statuses(&world.run(&[])), ["a hit"]);

@@ -11,11 +11,29 @@ const DEV: &str = "/dev";
 const PLAIN: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"];
 /// Accelerators, by the beginnings of their names or of their folders' names.
 const ACCELERATORS: [&str; 23] = [
-    "nvidia", "nvhost", "nvmap", "nvgpu", "nvsciipc", "tegra", // NVIDIA
-    "dri", "accel", "dma_heap", "ion", "kfd", // any vendor's
-    "mali", "galcore", "kgsl", "fastrpc", "adsprpc", // Arm, VeriSilicon, Qualcomm
-    "rknpu", "rga", "mpp_service", // Rockchip
-    "hailo", "apex_", "davinci", "dxg", // cards
+    "nvidia",
+    "nvhost",
+    "nvmap",
+    "nvgpu",
+    "nvsciipc",
+    "tegra", // NVIDIA
+    "dri",
+    "accel",
+    "dma_heap",
+    "ion",
+    "kfd", // any vendor's
+    "mali",
+    "galcore",
+    "kgsl",
+    "fastrpc",
+    "adsprpc", // Arm, VeriSilicon, Qualcomm
+    "rknpu",
+    "rga",
+    "mpp_service", // Rockchip
+    "hailo",
+    "apex_",
+    "davinci",
+    "dxg", // cards
 ];
 
 /// The devices of this machine that any stage may write: character devices, and folders of them.
@@ -41,10 +59,12 @@ mod tests {
 
     #[test]
     fn what_others_keep_something_in_is_not_named() {
-        for name in ["null", "pts", "nvidia0", "nvidia-uvm", "nvhost-gpu", "nvmap", "dri", "rknpu"] {
+        for name in ["null", "pts", "nvidia0", "nvidia-uvm", "nvhost-gpu", "nvmap", "dri", "rknpu"]
+        {
             assert!(is_named(name), "{name}");
         }
-        for name in ["vda", "nvme0n1", "mmcblk0", "sda", "mem", "kmsg", "loop0", "mapper", "zeros"] {
+        for name in ["vda", "nvme0n1", "mmcblk0", "sda", "mem", "kmsg", "loop0", "mapper", "zeros"]
+        {
             assert!(!is_named(name), "{name}");
         }
         assert!(named().contains(&PathBuf::from("/dev/null")));

@@ -227,7 +227,8 @@ mod tests {
                     31 30 8:1 /a\\040b /mnt/a\\040b ro,noatime - ext4 /dev/sda1 rw\n\
                     32 30 8:1 / /plain rw - ext4 /dev/sda1 rw\n\
                     cut short\n";
-        let sys = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_RELATIME;
+        let sys =
+            MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_RELATIME;
         let expect = [
             ("/sys", sys),
             ("/mnt/a b", MsFlags::MS_RDONLY | MsFlags::MS_NOATIME),

@@ -194,11 +194,7 @@ fn choice(item: &Item<'_>, word: String, words: &[&str]) -> Result<Value, Pipeli
     Err(item.error(format!("\"{}\" must be {}, not \"{word}\"", item.key, words.join(" or "))))
 }
 
-fn words_of(
-    item: &Item<'_>,
-    params: &Scope<'_>,
-    words: &[&str],
-) -> Result<Value, PipelineError> {
+fn words_of(item: &Item<'_>, params: &Scope<'_>, words: &[&str]) -> Result<Value, PipelineError> {
     let texts = texts(item, params)?;
     let Some(odd) = texts.iter().find(|text| !words.contains(&text.as_str())) else {
         return Ok(Value::from(texts));

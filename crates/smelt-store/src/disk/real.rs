@@ -13,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use nix::sys::statfs;
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use super::{Disk, DiskFile, FileKind, Held, LockKind, Moment, Open, Stat, Volume, Wait};
 
@@ -58,6 +59,18 @@ impl Disk for RealDisk {
             Open::New => options.read(true).write(true).create_new(true),
         };
         Ok(Box::new(RealFile(options.open(path)?)))
+    }
+
+    fn make_mutable(&self, path: &Path) -> io::Result<()> {
+        let flags = OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW;
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+        // File systems without such flags say so, and forbid nothing by them.
+        let Ok(flags) = ioctl_getflags(&file) else { return Ok(()) };
+        let fixed = IFlags::IMMUTABLE | IFlags::APPEND;
+        if flags.intersects(fixed) {
+            ioctl_setflags(&file, flags - fixed)?;
+        }
+        Ok(())
     }
 
     fn lstat(&self, path: &Path) -> io::Result<Stat> {

@@ -685,6 +685,10 @@ impl FileNode {
 }
 
 impl Disk for SimDisk {
+    fn make_mutable(&self, _path: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
         let mut world = self.world();
         let there = world.find(path);

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
+use super::collecting::make;
 use super::script::{
     Excuses, Promises, ROOT, audit, broken_promises, disk_with_model, half_made, open, play,
 };
-use crate::disk::Disk;
 use crate::collect::Limits;
+use crate::disk::Disk;
 use crate::disk::sim::{Chance, Left, SimDisk, Trouble};
 use crate::disk::turns::Turns;
 use crate::fsck::Checkup;
@@ -66,7 +68,13 @@ fn a_check_beside_builds_and_collections_finds_damage_alone() {
             scope.spawn(|| {
                 let _part = turns.begin(0);
                 let disk = disk.for_actor(&turns, 0);
-                (0..2).for_each(|_| play(&disk, &mut Promises::default()).unwrap());
+                let store = open(&disk).unwrap();
+                let run = store.begin_run(UNIX_EPOCH + Duration::from_secs(9)).unwrap();
+                for n in 0..8 {
+                    let name = format!("news-{}", n / 2);
+                    make(&disk, &store, &run, &name, &n.to_string());
+                }
+                run.finish().unwrap();
             });
             scope.spawn(|| {
                 let _part = turns.begin(1);

@@ -38,7 +38,7 @@ fn full_disk(promises: &mut Promises) -> SimDisk {
     disk
 }
 
-fn make(disk: &SimDisk, store: &Store, run: &Run, name: &str, content: &str) -> Output {
+pub(super) fn make(disk: &SimDisk, store: &Store, run: &Run, name: &str, content: &str) -> Output {
     let dir = run.work_dir(name).unwrap();
     disk.put(&dir.join("file"), format!("{name} {content}").as_bytes());
     store.seal(&key(name), &dir, json!({"stage": name})).unwrap()
@@ -364,6 +364,23 @@ fn who_asks_for_it_takes_what_waits_but_nothing_of_runs_that_go_on() {
     run.finish().unwrap();
     assert_eq!(left(&store, &disk, true), 0);
     assert!(store.open_runs().unwrap().is_empty());
+}
+
+/// A board without a clock, or one that was wrong once.
+#[test]
+fn runs_are_in_the_order_in_which_they_began() {
+    let disk = disk_with_model();
+    let store = open(&disk).unwrap();
+    let mut begun = Vec::new();
+    // 2031, then 2026 three times, twice at the same moment.
+    for second in [1_924_992_000, 1_795_275_753, 1_795_275_753, 1_795_275_754] {
+        let run = store.begin_run(UNIX_EPOCH + Duration::from_secs(second)).unwrap();
+        run.journal().append(&json!({})).unwrap();
+        begun.push(run.id().clone());
+        run.finish().unwrap();
+    }
+    assert_eq!(store.journals().unwrap(), begun);
+    assert_eq!(begun[1].as_str(), "20310101-000000-0001");
 }
 
 #[test]

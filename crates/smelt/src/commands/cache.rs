@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use smelt_exec::clear_dead_runs;
 use smelt_store::{
-    Checkup, Collection, Damage, Digest, Inventory, Limits, OutputItem, Store, StoreError, Victim, Wait,
-    What, Why, choose,
+    Checkup, Collection, Damage, Digest, Inventory, Limits, OutputItem, Store, StoreError, Victim,
+    Wait, What, Why, choose,
 };
 
 use crate::exit::{Exit, Failed};
@@ -129,11 +129,8 @@ fn ago(now_ns: i64, then_ns: i64) -> String {
 }
 
 fn gc(root: &Path, flags: &GcFlags) -> Result<Exit, Failed> {
-    let limits = Limits {
-        bytes_max: flags.max_size,
-        age_max: flags.max_age,
-        takes_open: flags.unfinished,
-    };
+    let limits =
+        Limits { bytes_max: flags.max_size, age_max: flags.max_age, takes_open: flags.unfinished };
     if flags.dry_run {
         let inventory = Store::open_read_only(root, Wait::Yes)?.inventory_for(&limits)?;
         let victims = choose(&inventory, &limits);

@@ -15,9 +15,9 @@ use crate::needs::{Fits, Needs};
 use crate::price;
 use crate::say::answer;
 use crate::sees;
-use crate::tools;
 use crate::stage::deployment;
 use crate::table::{Table, bytes, seconds};
+use crate::tools;
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;

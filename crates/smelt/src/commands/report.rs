@@ -21,7 +21,7 @@ pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {
     let id = history.find(flags.run.as_deref())?;
     let report = history.report(id)?;
     if let Some(file) = &flags.html {
-        write(file, &html::page(&report, &id.began()))?;
+        write(file, &html::page(&report, &history.began(id)))?;
     }
     if let Some(file) = &flags.trace {
         write(file, &trace::events(&report).to_string())?;
@@ -34,10 +34,13 @@ pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {
             "run {} of {}, began {} UTC, {} after {}\n\n",
             report.run,
             report.pipeline,
-            id.began(),
+            history.began(id),
             report.status.name(),
             table::seconds(report.wall_s)
         ))?;
+        if report.is_damaged {
+            answer("The journal of this run is damaged; this is what is left of it.\n\n")?;
+        }
         answer(table::summary(&report))?;
         answer(table::failures(&report))?;
         answer(table::confinement(&report))?;

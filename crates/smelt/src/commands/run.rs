@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use signal_hook::consts::{SIGINT, SIGTERM};
 use serde_json::Value;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use smelt_exec::recorded::Death;
 use smelt_exec::{
-    Confinement, Progress, RunReport, RunStatus, Runner, StageReport, StageStatus, Task, clear_dead_runs,
-    clear_dead_swap,
+    Confinement, Progress, RunReport, RunStatus, Runner, StageReport, StageStatus, Task,
+    clear_dead_runs, clear_dead_swap,
 };
 use smelt_plan::kind::WRITES;
 use smelt_plan::plan::Stage;
@@ -146,7 +146,8 @@ fn require_confinement(plan: &Plan, confinement: &Confinement) -> Result<(), Fai
     match plan.stages().map(|(_, stage)| stage).find(is_free) {
         Some(stage) => {
             let name = &stage.name;
-            let message = format!("stage {name} declares writes = [\"/\"], which lifts its confinement");
+            let message =
+                format!("stage {name} declares writes = [\"/\"], which lifts its confinement");
             Err(Failed::new(Exit::DoesNotFit, message))
         }
         None => Ok(()),
@@ -176,6 +177,7 @@ fn not_begun(plan: &Plan, wishes: &Wishes, error: &StoreError) -> RunReport {
         wall_s: 0.0,
         first_failure: None,
         not_written: Some(format!("the run was not begun: {error}")),
+        is_damaged: false,
         stages: plan.stages().filter(|(id, _)| is_wanted(id)).map(stage).collect(),
     }
 }

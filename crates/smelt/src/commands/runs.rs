@@ -18,16 +18,18 @@ pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {
     }
     let history = History::open()?;
     let count = if flags.all { usize::MAX } else { flags.last };
-    let runs: Vec<_> = history.newest(count).map(|run| (run, history.report(run))).collect();
+    let seen = |run| (run, history.began(run), history.report(run));
+    let runs: Vec<_> = history.newest(count).map(seen).collect();
     if flags.json {
-        let list: Vec<Value> = runs.iter().map(|(run, report)| as_json(run, report)).collect();
+        let rows = runs.iter().map(|(run, began, report)| as_json(run, began, report));
+        let list: Vec<Value> = rows.collect();
         answer(format_args!("{}\n", json!({ "runs": list })))?;
         return Ok(Exit::Ok);
     }
     let mut table =
         Table::new(&["Run", "Pipeline", "Began (UTC)", "Status", "Built", "Hit", "Failed", "Time"]);
-    for (run, report) in &runs {
-        table.row(row(run, report));
+    for (run, began, report) in &runs {
+        table.row(row(run, began, report));
     }
     answer(table)?;
     Ok(Exit::Ok)
@@ -55,7 +57,10 @@ fn forget(flags: &ForgetFlags) -> Result<Exit, Failed> {
             return Err(Failed::new(Exit::Held, format!("run {run} goes on; stop it first")));
         }
         if history.open_run(run)?.is_some() {
-            store.close_journal(run, &json!({ "event": "forgotten", "at_s": 0.0, "detail": null }))?;
+            store.close_journal(
+                run,
+                &json!({ "event": "forgotten", "at_s": 0.0, "detail": null }),
+            )?;
         }
         store.forget_open(run)?;
         answer(format_args!("run {run} is forgotten\n"))?;
@@ -63,38 +68,36 @@ fn forget(flags: &ForgetFlags) -> Result<Exit, Failed> {
     Ok(Exit::Ok)
 }
 
-fn row(run: &RunId, report: &Result<RunReport, Failed>) -> [String; 8] {
-    let (id, began) = (run.to_string(), run.began());
+fn row(run: &RunId, began: &str, report: &Result<RunReport, Failed>) -> [String; 8] {
+    let (id, began) = (run.to_string(), began.to_owned());
     let Ok(report) = report else {
         let [unknown, empty] = ["-", "unreadable"].map(str::to_owned);
         let none = || unknown.clone();
         return [id, none(), began, empty, none(), none(), none(), none()];
     };
     let [built, hit, failed] = counts(report).map(|count| count.to_string());
-    let (status, time) = (report.status.name().to_owned(), seconds(report.wall_s));
+    let status = if report.is_damaged { "damaged" } else { report.status.name() };
+    let (status, time) = (status.to_owned(), seconds(report.wall_s));
     [id, report.pipeline.clone(), began, status, built, hit, failed, time]
 }
 
-fn as_json(run: &RunId, report: &Result<RunReport, Failed>) -> Value {
+fn as_json(run: &RunId, began: &str, report: &Result<RunReport, Failed>) -> Value {
+    // By RFC 3339.
+    let began = began.replace(' ', "T") + "Z";
     match report {
         Ok(report) => {
             let [built, hit, failed] = counts(report);
             json!({
-                "run": run.as_str(), "pipeline": report.pipeline, "began": began(run),
-                "status": report.status, "built": built, "hit": hit, "failed": failed,
+                "run": run.as_str(), "pipeline": report.pipeline, "began": began,
+                "status": report.status, "journal_damaged": report.is_damaged, "built": built, "hit": hit, "failed": failed,
                 "wall_s": report.wall_s,
             })
         }
         Err(why) => json!({
-            "run": run.as_str(), "began": began(run), "status": "unreadable",
+            "run": run.as_str(), "began": began, "status": "unreadable",
             "message": why.to_string(),
         }),
     }
-}
-
-/// By RFC 3339.
-fn began(run: &RunId) -> String {
-    run.began().replace(' ', "T") + "Z"
 }
 
 /// Stages built, found and failed.

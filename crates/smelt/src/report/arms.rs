@@ -178,6 +178,7 @@ mod tests {
             wall_s: 0.0,
             first_failure: None,
             not_written: None,
+            is_damaged: false,
             stages: vec![stage],
         }
     }

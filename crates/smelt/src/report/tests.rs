@@ -84,7 +84,16 @@ fn attempt(n: u32, began_s: f64, wall_s: f64, outcome: &str) -> AttemptReport {
 
 fn report(status: RunStatus, wall_s: f64, stages: Vec<StageReport>) -> RunReport {
     let (run, pipeline) = ("20261121-154233-1a2b".to_owned(), "internvl3 <2b> & more".to_owned());
-    RunReport { run, pipeline, status, wall_s, first_failure: None, not_written: None, stages }
+    RunReport {
+        run,
+        pipeline,
+        status,
+        wall_s,
+        first_failure: None,
+        not_written: None,
+        is_damaged: false,
+        stages,
+    }
 }
 
 /// The page in both windows; what must hold of every page does.

@@ -12,8 +12,9 @@ mod source;
 mod surgery;
 mod verify;
 
-use std::ffi::CString;
 use std::io::{self, Read};
+
+use smelt_exec::call_process;
 
 use crate::exit::{Exit, Failed};
 use crate::flags::{StageFlags, StagePart};
@@ -24,14 +25,14 @@ const REQUEST_BYTES_MAX: u64 = 16 << 20;
 pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
     match &flags.part {
         StagePart::Shim { free } => {
-            call_ourselves("smelt-shim");
+            call_process("smelt-shim");
             match smelt_exec::shim::main(*free) {
                 0 => Ok(Exit::Ok),
                 _ => Ok(Exit::StageFailed),
             }
         }
         StagePart::Work { name } => {
-            call_ourselves(&format!("smelt:{}", name.as_deref().unwrap_or("stage")));
+            call_process(&format!("smelt:{}", name.as_deref().unwrap_or("stage")));
             let mut request = String::new();
             io::stdin()
                 .take(REQUEST_BYTES_MAX)
@@ -40,11 +41,4 @@ pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
             work::run(&request)
         }
     }
-}
-
-/// What `ps`, `smelt watch` and the kernel's log of kills call this process, which would be `exe` after
-/// the link it was started by.  The kernel keeps 15 bytes.
-fn call_ourselves(name: &str) {
-    // A wrong name harms nobody.  Its file is not for a confined stage to write.
-    let _ = CString::new(name).map(|name| nix::sys::prctl::set_name(&name));
 }
