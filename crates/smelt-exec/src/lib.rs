@@ -16,6 +16,7 @@ mod controls;
 mod count;
 pub mod dead;
 mod form;
+pub mod lending;
 mod log;
 mod message;
 mod order;

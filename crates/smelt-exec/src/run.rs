@@ -24,6 +24,7 @@ use smelt_watch::{Budget, Cgroups, Counters, Machine};
 use crate::attempt::{Attempt, record, seconds};
 use crate::boot::boot_id;
 use crate::controls::Controls;
+use crate::lending::Lending;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, Order, Task};
 use crate::prepare::{Preparation, awaited};
@@ -34,6 +35,7 @@ use crate::shims::Shims;
 use crate::signatures::Signatures;
 
 mod memory;
+mod tokens;
 
 use memory::Memory;
 pub use memory::room_of;
@@ -92,6 +94,10 @@ pub enum Progress<'a> {
     Ended(StageId, &'a AttemptReport),
     /// Another run builds its key.
     Held(StageId),
+    /// It waits for tokens that other runs of this machine hold: what for, and who holds some of it.
+    Queued(StageId, String),
+    /// Tokens are lent within this run alone, for the reason given.
+    LendsAlone(&'a str),
     /// It waits for memory: what it is expected to take, and what is free.
     Crowded(StageId, Option<Forecast>, Room),
     /// An attempt is halted, so that the others come to an end.
@@ -131,6 +137,10 @@ pub struct Runner<'a> {
     pub forecasts: &'a dyn Fn(&Task<'_>) -> Option<Forecast>,
     /// Stages start whatever they are expected to take.
     pub overcommit: bool,
+    /// Where the machine's tokens are, which all runs share; without it they are lent within this run.
+    pub tokens: Option<PathBuf>,
+    /// The higher, the sooner it gets tokens that others wait for; see [`crate::lending::PRIORITY_MAX`].
+    pub priority: i32,
     /// No stage starts that the kernel cannot hold to what it declares.
     pub must_hold: bool,
     /// Turns a task into a program to run.
@@ -286,6 +296,7 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     told_changed: HashSet<StageId>,
     runner: Runner<'a>,
     memory: Memory,
+    lending: Option<Lending>,
     interrupted: bool,
     /// The journal has records that a power cut would take.
     is_behind: bool,
@@ -323,6 +334,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             told_changed: HashSet::new(),
             runner,
             memory: Memory::default(),
+            lending: None,
             interrupted: false,
             is_behind: false,
             unwritten: VecDeque::new(),
@@ -334,6 +346,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     pub(crate) fn work(&mut self, commands: Vec<Command>) -> Result<(), ExecError> {
         // What cannot be held in one write is claimed key by key.
         let _ = self.hold();
+        self.share_tokens();
         let method = self.cgroups.map_or("proc", Cgroups::name);
         let name = &self.runner.plan.name;
         let (boot, command) = (boot_id(), self.runner.command);
@@ -738,7 +751,10 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             stage: self.runner.plan.stage(stage),
             attempt,
             inputs: self.inputs(stage),
-            leases: self.schedule.leases(stage),
+            leases: match self.lending.as_ref().and_then(|lending| lending.leases(stage)) {
+                Some(leases) => leases,
+                None => self.schedule.leases(stage),
+            },
             out,
         }
     }
@@ -796,6 +812,9 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn release_what_ended(&mut self) {
         let schedule = &self.schedule;
         self.locks.retain(|stage, _| matches!(schedule.state(*stage), State::Running { .. }));
+        if let Some(lending) = &mut self.lending {
+            lending.retain(|stage| !schedule.leases(stage).is_empty());
+        }
     }
 
     fn name(&self, stage: StageId) -> &str {

@@ -489,6 +489,8 @@ fn run(
         forecasts: &|task| forecasts.get(&task.id).copied(),
         overcommit: false,
         must_hold: false,
+        tokens: None,
+        priority: 0,
         progress: &mut |_| {},
     };
     let (sender, _receiver) = sync_channel(1);

@@ -45,6 +45,8 @@ Environment:
   HF_ENDPOINT     The hub that hf: means, as in a mirror (default: https://huggingface.co)
   HF_TOKEN        The token for gated and private models
   HF_HUB_OFFLINE  1: ask no hub, use what was fetched
+  SMELT_CONFINE   The only way to confine stages: landlock, mounts or none (default: what there is)
+  SMELT_TOKENS    Where what runs of this machine share is locked (default: /run/lock/smelt-tokens)
   NO_COLOR        Set: no colours, unless --color says otherwise";
 
 /// Where a command's store is, for those that have one.
@@ -186,6 +188,11 @@ pub(crate) struct RunFlags {
     /// Start stages although this device is not expected to hold them
     #[arg(long)]
     pub(crate) overcommit: bool,
+    /// How soon this run gets tokens ([resources]) that other runs wait for, too: the higher, the
+    /// sooner, from -100 to 100
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(i32).range(-100..=100))]
+    pub(crate) priority: i32,
     /// Exit with 5 where the kernel cannot hold stages to what they declare that they write
     #[arg(long)]
     pub(crate) require_confinement: bool,

@@ -50,6 +50,16 @@ pub(crate) fn root() -> Result<PathBuf, Failed> {
     Ok(root)
 }
 
+/// Where the machine's tokens are: one place for all users and stores.
+pub(crate) fn tokens() -> PathBuf {
+    if let Some(named) = std::env::var_os("SMELT_TOKENS").filter(|named| !named.is_empty()) {
+        return named.into();
+    }
+    let places = ["/run/lock", "/tmp"].map(Path::new);
+    let place = places.into_iter().find(|place| place.is_dir()).unwrap_or(places[1]);
+    place.join("smelt-tokens")
+}
+
 /// Opens the store.
 pub(crate) fn store(access: &Access) -> Result<Store, Failed> {
     let root = root()?;

@@ -60,6 +60,12 @@ impl<'a> Display<'a> {
                 "{} is being built by another run; waiting for it",
                 self.label(*stage)
             )),
+            Progress::Queued(stage, what) => {
+                self.line(&format!("{} waits for {what}", self.label(*stage)));
+            }
+            Progress::LendsAlone(why) => self.line(&format!(
+                "tokens are lent within this run alone, so that others may use the same: {why}"
+            )),
             Progress::Crowded(stage, forecast, room) => self.crowded(*stage, *forecast, room),
             Progress::Parked(stage) => self.line(&format!(
                 "{} is halted, so that what else runs comes to an end: together they only swap",

@@ -36,7 +36,13 @@ pub(crate) struct Told {
     overcommit: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     require_confinement: bool,
+    #[serde(default, skip_serializing_if = "is_usual")]
+    priority: i32,
     jobs: usize,
+}
+
+fn is_usual(priority: &i32) -> bool {
+    *priority == 0
 }
 
 impl Told {
@@ -53,6 +59,7 @@ impl Told {
             keep_going: flags.keep_going,
             overcommit: flags.overcommit,
             require_confinement: flags.require_confinement,
+            priority: flags.priority,
             jobs: flags.jobs,
         })
     }
@@ -72,6 +79,7 @@ impl Told {
             keep_going: self.keep_going,
             overcommit: self.overcommit,
             require_confinement: self.require_confinement,
+            priority: self.priority,
             jobs: self.jobs,
             no_wait: false,
             warm_up: false,

@@ -55,7 +55,7 @@ pub(super) struct Memory {
     waiting: Vec<Waiting>,
 }
 
-/// A start that waits for memory, in the order of the schedule.
+/// A start that waits for memory, or for tokens of other runs, in the order of the schedule.
 #[derive(Debug, Clone)]
 struct Waiting {
     start: Start,
@@ -80,6 +80,10 @@ impl Memory {
         self.waiting.len() < before
     }
 
+    fn waits(&self, stage: StageId) -> bool {
+        self.waiting.iter().any(|waiting| waiting.start.stage == stage)
+    }
+
     fn waited(&self, stage: StageId, now: Duration) -> Duration {
         let waiting = self.waiting.iter().find(|waiting| waiting.start.stage == stage);
         waiting.map_or(Duration::ZERO, |waiting| now.saturating_sub(waiting.since))
@@ -94,6 +98,10 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         forecast: Option<Forecast>,
     ) -> Result<Option<Event>, ExecError> {
         let now = self.hands.now();
+        if !self.is_lent(start.stage) {
+            self.stand_by(start, now, forecast);
+            return Ok(None);
+        }
         let room = with_temporary_swap(&start.changes, self.room(now, forecast.is_some()));
         let waited = self.memory.waited(start.stage, now);
         let admission = match forecast {
@@ -123,8 +131,17 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         }
     }
 
+    /// Waits for tokens that others hold.
+    fn stand_by(&mut self, start: Start, now: Duration, forecast: Option<Forecast>) {
+        if self.memory.waits(start.stage) {
+            return;
+        }
+        self.show(&Progress::Queued(start.stage, self.queued(start.stage)));
+        self.memory.waiting.push(Waiting { start, forecast, since: now });
+    }
+
     fn wait(&mut self, start: Start, now: Duration, forecast: Option<Forecast>, room: &Room) {
-        if self.memory.waiting.iter().any(|waiting| waiting.start.stage == start.stage) {
+        if self.memory.waits(start.stage) {
             return;
         }
         self.show(&Progress::Crowded(start.stage, forecast, *room));

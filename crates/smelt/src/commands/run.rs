@@ -102,6 +102,8 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
             forecasts,
             overcommit,
             must_hold: flags.require_confinement,
+            tokens: Some(load::tokens()),
+            priority: flags.priority,
             orders,
             warm_ups,
             folder,

@@ -1,6 +1,7 @@
 //! `smelt runs`: lists the runs that the store remembers, newest first.
 
 use serde_json::{Value, json};
+use smelt_exec::lending::{Lent, Party, lent};
 use smelt_exec::{RunReport, StageStatus};
 use smelt_store::{RunId, Store, Wait};
 
@@ -20,12 +21,17 @@ pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {
     let count = if flags.all { usize::MAX } else { flags.last };
     let seen = |run| (run, history.began(run), history.report(run));
     let runs: Vec<_> = history.newest(count).map(seen).collect();
+    let Lent { held, waiting } = lent(&load::tokens());
     if flags.json {
         let rows = runs.iter().map(|(run, began, report)| as_json(run, began, report));
         let list: Vec<Value> = rows.collect();
-        answer(format_args!("{}\n", json!({ "runs": list })))?;
+        let held: Vec<Value> =
+            held.iter().map(|(what, who)| json!({ "what": what, "by": who })).collect();
+        let text = json!({ "runs": list, "held": held, "queue": waiting });
+        answer(format_args!("{text}\n"))?;
         return Ok(Exit::Ok);
     }
+    queue(&held, &waiting)?;
     let mut table =
         Table::new(&["Run", "Pipeline", "Began (UTC)", "Status", "Built", "Hit", "Failed", "Time"]);
     for (run, began, report) in &runs {
@@ -33,6 +39,25 @@ pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {
     }
     answer(table)?;
     Ok(Exit::Ok)
+}
+
+/// Who holds the machine's tokens and who waits for some, of all stores; nothing where nobody waits.
+fn queue(held: &[(String, Party)], waiting: &[Party]) -> Result<(), Failed> {
+    if waiting.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(&["Tokens", "Run", "Pipeline", "Stage", "Priority"]);
+    let mut row = |what: String, who: &Party| {
+        let Party { run, pipeline, stage, priority, .. } = who;
+        table.row([what, run.clone(), pipeline.clone(), stage.clone(), priority.to_string()]);
+    };
+    held.iter().for_each(|(what, who)| row(format!("{what} held"), who));
+    for who in waiting {
+        let wants = who.wants.iter().map(|(name, amount)| format!("{amount} of {name}"));
+        row(format!("{} waited for", wants.collect::<Vec<_>>().join(", ")), who);
+    }
+    answer(table)?;
+    answer("\n")
 }
 
 /// What is forgotten is no longer gone on with, and no longer spared by collections.

@@ -59,6 +59,7 @@ impl World {
         command
             .current_dir(self.folder.path())
             .env("SMELT_CACHE", self.path("cache"))
+            .env("SMELT_TOKENS", self.path("tokens"))
             .env("WORLD", self.folder.path())
             .stdin(Stdio::null());
     }

@@ -1,0 +1,466 @@
+//! Lends what stages share across the runs of a machine.
+//!
+//! A token is a lock on a file that all runs know, whoever starts them and whatever store they use: a file for
+//! each device, and ranges of one for what is counted.  The kernel gives back what a process held, however
+//! it ends.  Who waits has a file in a queue, locked as long as it does; who wants the same and comes later, or
+//! counts less, lets him go first.  Knows nothing of what a token stands for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
+use serde::{Deserialize, Serialize};
+use smelt_plan::StageId;
+use smelt_plan::tokens::{Capacity, Lease};
+
+/// Anybody's: whoever comes first makes them.
+const DIR_MODE: u32 = 0o1777;
+const FILE_MODE: u32 = 0o666;
+/// What a file says of who holds it is a line.
+const NOTE_BYTES_MAX: u64 = 4096;
+/// The range of [`Priority`].
+pub const PRIORITY_MAX: i32 = 100;
+
+/// Who is to be told of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Party {
+    /// The run.
+    pub run: String,
+    /// Its pipeline.
+    pub pipeline: String,
+    /// The stage.
+    #[serde(default)]
+    pub stage: String,
+    /// The process that runs it.
+    pub pid: u32,
+    /// The higher, the sooner; from -100 to 100.
+    pub priority: i32,
+    /// What the stage takes.
+    #[serde(default)]
+    pub wants: BTreeMap<String, u64>,
+    /// Since when, in seconds of the Unix era.
+    pub since_s: u64,
+}
+
+/// What is lent on this machine, and who waits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Lent {
+    /// The devices that are held, as `gpu 0`, and by whom.
+    pub held: Vec<(String, Party)>,
+    /// Who waits, the next first.
+    pub waiting: Vec<Party>,
+}
+
+/// The tokens of a run.
+pub(crate) struct Lending {
+    dir: PathBuf,
+    who: Party,
+    held: HashMap<StageId, Holding>,
+    waiting: HashMap<StageId, Place>,
+}
+
+struct Holding {
+    leases: Vec<Lease>,
+    /// Their locks are the tokens.
+    _files: Vec<File>,
+}
+
+/// A place in the queue; its lock says that somebody waits.
+struct Place {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Lending {
+    /// For the stages of one run; `who` without stage.
+    ///
+    /// # Errors
+    /// The folder is not there and cannot be made, or is not anybody's.
+    pub(crate) fn open(dir: &Path, who: Party) -> io::Result<Self> {
+        for dir in [dir, &dir.join("queue")] {
+            make_dir(dir)?;
+        }
+        open_file(&dir.join("lock"))?;
+        Ok(Self { dir: dir.to_owned(), who, held: HashMap::new(), waiting: HashMap::new() })
+    }
+
+    /// What a stage holds.
+    pub(crate) fn leases(&self, stage: StageId) -> Option<&[Lease]> {
+        Some(&self.held.get(&stage)?.leases)
+    }
+
+    /// Takes all of `wants`, or a place in the queue; whether it was taken.
+    pub(crate) fn take(
+        &mut self,
+        stage: StageId,
+        name: &str,
+        wants: &BTreeMap<String, u64>,
+        capacity: &BTreeMap<String, Capacity>,
+    ) -> io::Result<bool> {
+        if wants.is_empty() || self.held.contains_key(&stage) {
+            return Ok(true);
+        }
+        let short = open_file(&self.dir.join("lock"))?;
+        short.lock()?;
+        let who = Party { stage: name.to_owned(), wants: wants.clone(), ..self.who.clone() };
+        if !self.waiting.contains_key(&stage) {
+            let place = self.stand_in_line(&who)?;
+            self.waiting.insert(stage, place);
+        }
+        let own = &self.waiting[&stage].path;
+        let is_wanted = |other: &Party| other.wants.keys().any(|name| wants.contains_key(name));
+        let ahead = queue(&self.dir, Some(own))?;
+        if ahead.iter().take_while(|(path, _)| path != own).any(|(_, other)| is_wanted(other)) {
+            return Ok(false);
+        }
+        let Some(holding) = self.hold(&who, capacity)? else { return Ok(false) };
+        self.waiting.remove(&stage);
+        self.held.insert(stage, holding);
+        Ok(true)
+    }
+
+    /// Gives back what stages held or waited for that do not any more.
+    pub(crate) fn retain(&mut self, is_wanted: impl Fn(StageId) -> bool) {
+        self.held.retain(|stage, _| is_wanted(*stage));
+        self.waiting.retain(|stage, _| is_wanted(*stage));
+    }
+
+    /// Names sort as the queue does.
+    fn stand_in_line(&self, who: &Party) -> io::Result<Place> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let rank = PRIORITY_MAX - who.priority;
+        let name = format!("{rank:03}-{:020}-{}-{}", now.as_nanos(), who.pid, plain(&who.stage));
+        let path = self.dir.join("queue").join(name);
+        let mut file = open_file(&path)?;
+        file.lock()?;
+        note(&mut file, &Party { since_s: now.as_secs(), ..who.clone() });
+        Ok(Place { path, _file: file })
+    }
+
+    /// All of it, or nothing.
+    fn hold(
+        &self,
+        who: &Party,
+        capacity: &BTreeMap<String, Capacity>,
+    ) -> io::Result<Option<Holding>> {
+        let (mut leases, mut files) = (Vec::new(), Vec::new());
+        for (resource, &amount) in &who.wants {
+            let (ids, taken) = match capacity.get(resource) {
+                Some(Capacity::Devices(all)) => self.devices(who, resource, all, amount)?,
+                Some(Capacity::Amount(all)) => (Vec::new(), self.amount(resource, *all, amount)?),
+                None => (Vec::new(), None),
+            };
+            let Some(taken) = taken else { return Ok(None) };
+            files.extend(taken);
+            leases.push(Lease { resource: resource.clone(), amount, ids });
+        }
+        Ok(Some(Holding { leases, _files: files }))
+    }
+
+    /// So many devices that nobody holds, the first first.
+    fn devices(
+        &self,
+        who: &Party,
+        resource: &str,
+        all: &[String],
+        amount: u64,
+    ) -> io::Result<(Vec<String>, Option<Vec<File>>)> {
+        let (mut ids, mut files) = (Vec::new(), Vec::new());
+        for id in all {
+            if ids.len() as u64 == amount {
+                break;
+            }
+            let mut file = open_file(&self.dir.join(device(resource, id)))?;
+            if locks(&file)? {
+                note(&mut file, &Party { since_s: now_s(), ..who.clone() });
+                ids.push(id.clone());
+                files.push(file);
+            }
+        }
+        let is_all = ids.len() as u64 == amount;
+        Ok((ids, is_all.then_some(files)))
+    }
+
+    /// Ranges that nobody holds, as many as it takes, of `0..all`.
+    fn amount(&self, resource: &str, all: u64, amount: u64) -> io::Result<Option<Vec<File>>> {
+        let file = open_file(&self.dir.join(format!("amount-{}", plain(resource))))?;
+        let (mut at, mut lacks) = (0, amount);
+        while lacks > 0 && at < all {
+            let (gap, next) = gap(&file, at, all)?;
+            let taken = gap.min(lacks);
+            if taken > 0 {
+                let set = range(libc::F_WRLCK, at, taken);
+                fcntl(&file, FcntlArg::F_OFD_SETLK(&set))?;
+            }
+            (at, lacks) = (next, lacks - taken);
+        }
+        Ok((lacks == 0).then(|| vec![file]))
+    }
+}
+
+/// What is lent by the locks below `dir`, and who waits.
+pub fn lent(dir: &Path) -> Lent {
+    let mut lent = Lent::default();
+    let found = fs::read_dir(dir).into_iter().flatten().flatten();
+    for entry in found.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"device-"))
+    {
+        let Ok(mut file) = open_to_look(&entry.path()) else { continue };
+        if locks_shared(&file).is_ok_and(|free| !free)
+            && let Some(party) = noted(&mut file)
+        {
+            let name = entry.file_name().to_string_lossy().trim_start_matches("device-").to_owned();
+            lent.held.push((name.replacen('-', " ", 1), party));
+        }
+    }
+    lent.held.sort_by(|one, other| one.0.cmp(&other.0));
+    let waiting = queue(dir, None).unwrap_or_default();
+    lent.waiting = waiting.into_iter().map(|(_, party)| party).collect();
+    lent
+}
+
+/// Who waits, the next first.  Files of those that are dead are removed; `own` is ours.
+fn queue(dir: &Path, own: Option<&Path>) -> io::Result<Vec<(PathBuf, Party)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir.join("queue"))? {
+        let path = entry?.path();
+        let Ok(mut file) = open_to_look(&path) else { continue };
+        if own != Some(&path) && locks_shared(&file).unwrap_or(false) {
+            // Whoever just makes it holds the short lock, as who asks for a place does.
+            if own.is_some() {
+                let _ = fs::remove_file(&path);
+            }
+            continue;
+        }
+        found.push((path, noted(&mut file).unwrap_or_default()));
+    }
+    found.sort_by(|one, other| one.0.cmp(&other.0));
+    Ok(found)
+}
+
+/// How much is free from `at` on, and where to look next.  The kernel names any one lock that is in the way,
+/// not the first: what lies before it is asked for again.
+fn gap(file: &File, at: u64, all: u64) -> io::Result<(u64, u64)> {
+    let mut end = all;
+    while at < end {
+        let mut held = range(libc::F_WRLCK, at, end - at);
+        fcntl(file, FcntlArg::F_OFD_GETLK(&mut held))?;
+        if i32::from(held.l_type) == libc::F_UNLCK {
+            break;
+        }
+        let from = u64::try_from(held.l_start).unwrap_or(0);
+        if from <= at {
+            let len = u64::try_from(held.l_len).unwrap_or(0);
+            // A length of 0 is all that follows.
+            return Ok((0, if len == 0 { all } else { from.saturating_add(len).min(all) }));
+        }
+        end = from;
+    }
+    Ok((end - at, end))
+}
+
+fn range(kind: i32, at: u64, len: u64) -> libc::flock {
+    let whole = |number: u64| libc::off_t::try_from(number).unwrap_or(libc::off_t::MAX);
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: whole(at),
+        l_len: whole(len),
+        l_pid: 0,
+    }
+}
+
+fn locks(file: &File) -> io::Result<bool> {
+    answer(file.try_lock())
+}
+
+fn locks_shared(file: &File) -> io::Result<bool> {
+    answer(file.try_lock_shared())
+}
+
+fn answer(tried: Result<(), TryLockError>) -> io::Result<bool> {
+    match tried {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// A note is for people; whether something is held the lock says.
+fn note(file: &mut File, who: &Party) {
+    let text = serde_json::to_string(who).unwrap_or_default();
+    let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
+}
+
+fn noted(file: &mut File) -> Option<Party> {
+    let mut text = String::new();
+    file.take(NOTE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+fn device(resource: &str, id: &str) -> String {
+    format!("device-{}-{}", plain(resource), plain(id))
+}
+
+/// A name that is a file's, whatever is in it.
+fn plain(name: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.');
+    let plain = |byte: u8| match is_plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02x}"),
+    };
+    name.bytes().take(64).map(plain).collect()
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Opens it, or makes it for everybody.  An existing one is opened without the wish to make it: the kernel
+/// refuses that for others' files in folders that are anybody's.
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(OFlag::O_NOFOLLOW.bits());
+    match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        opened => return opened,
+    }
+    match options.create_new(true).mode(FILE_MODE).open(path) {
+        Ok(file) => {
+            // The mode was cut by our mask.
+            file.set_permissions(Permissions::from_mode(FILE_MODE))?;
+            Ok(file)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            options.create_new(false).open(path)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn open_to_look(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
+}
+
+fn make_dir(dir: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(DIR_MODE).create(dir) {
+        Ok(()) => fs::set_permissions(dir, Permissions::from_mode(DIR_MODE)),
+        Err(_) if dir.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smelt_plan::Plan;
+    use smelt_plan::{Pins, Pipeline};
+
+    /// Three stages, to have their ids.
+    fn ids() -> Vec<StageId> {
+        let stage = |name| {
+            format!("[stage.{name}]\nkind = \"command\"\nargv = [\"x\"]\noutputs = [\"o\"]\n")
+        };
+        let text = format!("smelt = 1\nname = \"t\"\n{}{}{}", stage("a"), stage("b"), stage("c"));
+        let pipeline = Pipeline::parse("p.toml", &text, &Default::default()).unwrap();
+        let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
+        plan.stages().map(|(id, _)| id).collect()
+    }
+
+    fn lending(dir: &Path, run: &str, priority: i32) -> Lending {
+        let (run, pipeline) = (run.to_owned(), "p".to_owned());
+        let who = Party { run, pipeline, priority, pid: std::process::id(), ..Party::default() };
+        Lending::open(&dir.join("tokens"), who).unwrap()
+    }
+
+    fn capacity() -> BTreeMap<String, Capacity> {
+        let gpus = Capacity::Devices(["0", "1"].map(str::to_owned).into());
+        BTreeMap::from([("gpu".to_owned(), gpus), ("memory".to_owned(), Capacity::Amount(100))])
+    }
+
+    fn want(pairs: &[(&str, u64)]) -> BTreeMap<String, u64> {
+        pairs.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()
+    }
+
+    #[test]
+    fn no_device_is_lent_twice_whoever_asks() {
+        let folder = tempfile::tempdir().unwrap();
+        let ids = ids();
+        let [mut one, mut other] = ["one", "other"].map(|run| lending(folder.path(), run, 0));
+        let take = |lending: &mut Lending, stage: StageId, count| {
+            lending.take(stage, "s", &want(&[("gpu", count)]), &capacity()).unwrap()
+        };
+        assert!(take(&mut one, ids[0], 1) && take(&mut other, ids[0], 1));
+        assert_eq!(one.leases(ids[0]).unwrap()[0].ids, ["0"]);
+        assert_eq!(other.leases(ids[0]).unwrap()[0].ids, ["1"]);
+        assert!(take(&mut one, ids[0], 1), "it has it already");
+        assert!(!take(&mut one, ids[1], 1));
+        let seen = lent(&folder.path().join("tokens"));
+        let held: Vec<_> =
+            seen.held.iter().map(|(what, who)| (what.as_str(), who.run.as_str())).collect();
+        assert_eq!(held, [("gpu 0", "one"), ("gpu 1", "other")]);
+        assert_eq!(seen.waiting.len(), 1);
+        // As if it had been killed.
+        drop(other);
+        assert!(take(&mut one, ids[1], 1));
+        one.retain(|_| false);
+        assert_eq!(lent(&folder.path().join("tokens")), Lent::default());
+    }
+
+    #[test]
+    fn amounts_are_lent_in_as_many_ranges_as_it_takes() {
+        let folder = tempfile::tempdir().unwrap();
+        let ids = ids();
+        let [mut one, mut other] = ["one", "other"].map(|run| lending(folder.path(), run, 0));
+        let take = |lending: &mut Lending, stage: StageId, amount| {
+            lending.take(stage, "s", &want(&[("memory", amount)]), &capacity()).unwrap()
+        };
+        assert!(
+            take(&mut one, ids[0], 30)
+                && take(&mut other, ids[0], 30)
+                && take(&mut one, ids[1], 30)
+        );
+        other.retain(|_| false);
+        assert!(take(&mut other, ids[1], 40), "of what was given back, and the rest");
+        assert!(!take(&mut other, ids[2], 1));
+        one.retain(|stage| stage == ids[0]);
+        assert!(take(&mut other, ids[2], 30));
+        assert!(!take(&mut one, ids[2], 1));
+    }
+
+    #[test]
+    fn who_counts_more_is_next_then_who_came_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let ids = ids();
+        let [mut holder, mut first, mut second] =
+            ["holder", "first", "second"].map(|run| lending(folder.path(), run, 0));
+        let mut urgent = lending(folder.path(), "urgent", 5);
+        let two = want(&[("gpu", 2)]);
+        let take = |lending: &mut Lending| lending.take(ids[0], "s", &two, &capacity()).unwrap();
+        assert!(take(&mut holder));
+        for waits in [&mut first, &mut second, &mut urgent] {
+            assert!(!take(waits));
+        }
+        let runs = || lent(&folder.path().join("tokens")).waiting.into_iter().map(|who| who.run);
+        assert_eq!(runs().collect::<Vec<_>>(), ["urgent", "first", "second"]);
+        holder.retain(|_| false);
+        assert!(!take(&mut second) && !take(&mut first));
+        // What nobody waits for is anybody's.
+        assert!(first.take(ids[1], "s", &want(&[("memory", 1)]), &capacity()).unwrap());
+        assert!(take(&mut urgent));
+        drop(urgent);
+        assert!(!take(&mut second) && take(&mut first));
+        drop((first, holder));
+        assert!(take(&mut second));
+    }
+}
