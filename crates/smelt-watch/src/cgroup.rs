@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::ceiling::Ceiling;
 use crate::counters::Counters;
 use crate::freezer::Freezer;
@@ -122,8 +125,7 @@ impl Cgroups {
                 .flatten()
                 .filter(|entry| entry.file_name().to_str().is_some_and(|n| n.starts_with(&start)));
             for entry in ours {
-                // Only version 2 kills by group.
-                let _ = fs::write(entry.path().join("cgroup.kill"), "1");
+                kill_all(&entry.path());
                 remove(&entry.path());
             }
         }
@@ -234,10 +236,11 @@ impl Group {
         }
     }
 
-    /// Removes it, once its processes are gone.  One that stays is in nobody's way and is swept up
-    /// by a later start.
+    /// Removes it, once its processes are gone, with the groups that a container made in it and
+    /// what still lives there.  One that stays is in nobody's way and is swept up by a later start.
     pub fn remove(self) {
         for dir in [Some(self.memory), self.unified].into_iter().flatten() {
+            children(&dir).for_each(|child| kill_all(&child));
             remove(&dir);
         }
     }
@@ -251,7 +254,28 @@ fn read(dir: &Path, name: &str) -> String {
     kernel_file::text(dir.join(name)).unwrap_or_default()
 }
 
+/// Kills what lives in a group and those below it.  Only version 2 kills by group.
+fn kill_all(dir: &Path) {
+    if fs::write(dir.join("cgroup.kill"), "1").is_ok() {
+        return;
+    }
+    children(dir).for_each(|child| kill_all(&child));
+    let procs = read(dir, "cgroup.procs");
+    let pids = procs.lines().filter_map(|line| line.parse::<i32>().ok());
+    // Those of other process name spaces are 0, which would mean ourselves.
+    for pid in pids.filter(|&pid| pid > 0) {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+fn children(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path())
+}
+
+/// With the groups below it: they are removed from the leaves on.
 fn remove(dir: &Path) {
+    children(dir).for_each(|child| remove(&child));
     for _ in 0..REMOVE_TRIES {
         match fs::remove_dir(dir) {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
@@ -369,6 +393,27 @@ mod tests {
         assert_eq!(found.name(), "cgroup-v1");
         assert_eq!(found.memory, root.path().join("sys/fs/cgroup/memory/a/b"));
         assert_eq!(found.unified, Some(root.path().join("sys/fs/cgroup/unified")));
+    }
+
+    /// As a container makes in the group of the stage that starts it.
+    #[test]
+    fn groups_within_a_group_go_with_it() {
+        let name = format!("test-{}/nested", std::process::id());
+        let made = Cgroups::find(Path::new("/")).map(|found| (found.create(&name), found));
+        let Some((Ok(group), found)) = made else { return println!("not run: no groups here") };
+        let inner = group.memory.join("container/init");
+        fs::create_dir_all(&inner).unwrap();
+        let mut sleeper = Command::new("sleep").arg("100").spawn().unwrap();
+        fs::write(inner.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
+        let (memory, unified) = (group.memory.clone(), group.unified.clone());
+        group.remove();
+        assert!(!sleeper.wait().unwrap().success());
+        assert!(!memory.exists() && unified.is_none_or(|dir| !dir.exists()));
+        // What a killed run left is swept up in the same way.
+        let group = found.create(&name).unwrap();
+        fs::create_dir(group.memory.join("container")).unwrap();
+        found.sweep(&name);
+        assert!(!memory.exists());
     }
 
     #[test]
