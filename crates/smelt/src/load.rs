@@ -99,6 +99,9 @@ pub(crate) fn plan_unpinned(flags: &PipelineFlags) -> Result<Plan, Failed> {
 
 /// Reads the pipeline, opens the store, pins every `path:` and plans.
 pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Failed> {
+    // Journals say where a run was started and of what.
+    let place = std::path::absolute(&flags.pipeline).unwrap_or_else(|_| flags.pipeline.clone());
+    pins::utf8(&place, "rename it")?;
     let file = flags.pipeline.display().to_string();
     let text = read(&flags.pipeline)?;
     let pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;

@@ -36,6 +36,8 @@ impl Memo {
         }
         let text = load::read(&flags.pipeline.pipeline)?;
         let Ok(file) = fs::canonicalize(&flags.pipeline.pipeline) else { return Ok(None) };
+        // One that is no text is refused by whoever plans.
+        let Some(file) = file.to_str() else { return Ok(None) };
         let kinds: Vec<_> = Kind::ALL.iter().map(|kind| (kind.name(), kind.version())).collect();
         let sets = &flags.pipeline.sets;
         let all = json!([

@@ -101,14 +101,14 @@ fn what_a_power_cut_leaves_of_a_runs_list_is_no_damage() {
 fn gc_leaves_what_a_failed_run_made_until_it_is_forgotten() {
     let world = World::of_commands(&["a::echo a > o", "b:a:test -e WORLD-is-fine; echo b > o"]);
     let gc = |more: &[&str]| {
-        let ended = world.smelt(&[&["cache", "gc", "--max-size", "0MiB"][..], more].concat());
+        let ended = world.smelt(&[&["cache", "gc", "--max-size", "0B"][..], more].concat());
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         (ended.stdout.matches("removed: output").count(), ended.stderr)
     };
     assert_eq!(world.smelt(&["run", "p.toml"]).code, Some(1));
     let (removed, said) = gc(&[]);
     assert_eq!(removed, 0);
-    assert!(said.contains("runs that failed or did not end (--unfinished takes them)"), "{said}");
+    assert!(said.contains("runs that failed or did not end (--unfinished takes those)"), "{said}");
     assert_eq!(gc(&["--unfinished"]).0, 1);
     assert_eq!(world.smelt(&["run", "p.toml"]).code, Some(1));
     let runs: Value = serde_json::from_str(&world.smelt(&["runs", "--json"]).stdout).unwrap();
@@ -129,7 +129,7 @@ fn what_is_pinned_stays_whatever_is_asked() {
     // The pipeline becomes another one, so that nothing else holds what it was.
     world.write("p.toml", &world.read("p.toml").replace("echo ", "echo new "));
     world.run(&[]);
-    let gc = ["cache", "gc", "--max-size", "0MiB", "--unfinished"];
+    let gc = ["cache", "gc", "--max-size", "0B", "--unfinished"];
     assert_eq!(world.smelt(&gc).stdout.matches("removed: output").count(), 1);
     assert!(std::path::Path::new(&out).exists());
     assert_eq!(world.smelt(&["cache", "unpin", &out]).code, Some(0));
@@ -351,5 +351,58 @@ fn a_store_on_a_read_only_disk_still_plans_and_reports() {
         let ended = smelt_on(&world, &mounted, arguments);
         assert_eq!(ended.code, Some(exit), "{arguments:?}: {}", ended.stderr);
         assert!(ended.stderr.contains("mounted read-only"), "{arguments:?}: {}", ended.stderr);
+    }
+}
+
+/// Orders, reports and journals are text, and a path need not be.
+#[test]
+fn no_path_is_a_bug() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let world = World::new("");
+    let odd = OsStr::from_bytes(b"not-\xff-text");
+    let folder = world.path("").join(odd);
+    std::fs::create_dir(&folder).unwrap();
+    let pipeline = "smelt = 1\nname = \"t\"\n[stage.a]\nkind = \"command\"\noutputs = [\"o\"]\n\
+                    argv = [\"sh\", \"-c\", \"echo x > o\"]\n";
+    for file in [folder.join("p.toml"), world.path("p.toml"), world.path("").join(odd).join(odd)] {
+        std::fs::write(file, pipeline).unwrap();
+    }
+    let of_pipeline = ["run", "plan", "explain", "out", "graph", "ls"];
+    let others = [
+        &["resume"][..],
+        &["resume", "--list", "--json"],
+        &["runs", "--json"],
+        &["report", "--json"],
+        &["cache", "du", "--json"],
+        &["cache", "ls", "--json"],
+        &["cache", "gc", "--json"],
+        &["cache", "fsck", "--json"],
+        &["cache", "pins", "--json"],
+        &["runs", "forget", "--all"],
+        &["doctor", "--json"],
+        &["watch", "--once", "--json"],
+    ];
+    // In a folder that is no text, of one, and with a store in one.
+    for (here, path, cache) in [
+        (&folder, OsStr::new("p.toml").to_owned(), world.path("cache")),
+        (&folder, odd.to_owned(), world.path("cache")),
+        (&world.path(""), folder.join("p.toml").into_os_string(), world.path("cache")),
+        (&world.path(""), OsStr::new("p.toml").to_owned(), folder.join("cache")),
+        (&folder, OsStr::new("p.toml").to_owned(), Path::new("cache").to_owned()),
+    ] {
+        let run = |command: &mut Command| {
+            let command = command.current_dir(here).env("SMELT_CACHE", &cache);
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let is_fine = output.status.code().is_some_and(|code| code < 70);
+            assert!(is_fine && !said.contains("panicked"), "{command:?}: {said}");
+        };
+        for name in of_pipeline {
+            let mut command = world.command(&[name]);
+            command.args((name != "ls").then_some(&path));
+            run(command.args(["explain", "out"].contains(&name).then_some("a")));
+        }
+        others.iter().for_each(|arguments| run(&mut world.command(arguments)));
     }
 }
