@@ -131,7 +131,7 @@ fn same(inputs: &Inputs, ours: &Path, theirs: &Path) -> Result<()> {
 }
 
 /// Runs a command that must succeed; what it prints goes to standard error.
-fn succeed(command: &mut Command) -> Result<()> {
+pub(crate) fn succeed(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     eprintln!("  {}{}", text(&output.stdout), text(&output.stderr));
@@ -141,7 +141,7 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn remove(dir: &Path) -> Result<()> {
+pub(crate) fn remove(dir: &Path) -> Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", dir.display()))

@@ -1,4 +1,4 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `fuzz`,
+//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `fuzz`, `llama`,
 //! `onnxruntime`, `operation`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `walks`.
 
 mod bench;
@@ -9,6 +9,7 @@ mod cross;
 mod debian;
 mod fuzz;
 mod guest;
+mod llama;
 mod nightly;
 mod onnxruntime;
 mod operation;
@@ -26,7 +27,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench router|cma|conformance|fuzz|shapes|onnxruntime|operation|picture|power-cuts|sanitize|scale|soak|tidy|walks
+    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench router|cma|conformance|fuzz|llama|shapes|onnxruntime|operation|picture|power-cuts|sanitize|scale|soak|tidy|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -52,6 +53,8 @@ const USAGE: &str =
          schemathesis makes up from /openapi.json
   fuzz [TARGET]...
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
+  llama  text models beside llama.cpp, compiled once: the tokens of ten thousand lines by six vocabularies, and a
+         Q4_K_M file of its own quantiser, built and asked (some 10 minutes for the compiler)
   onnxruntime
           the exported golden graphs in onnxruntime against what transformers computed
   operation
@@ -70,7 +73,7 @@ const USAGE: &str =
          the 2B pipeline on weights of true size inside a control group of so much memory, then its
          decoder build killed for want of memory and done by its retry
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
-         pictures of all shapes shown to random models of true size, sanitize, exhausted contiguous memory,
+         pictures of all shapes shown to random models of true size, llama, sanitize, exhausted contiguous memory,
          200 power cuts, then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, pages
   walks  every command of the README as it stands, answers included; models that only a hub has are
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["ci"] => ci::run(),
         ["aarch64"] => cross::test_engine(),
+        ["llama"] => llama::run(),
         ["onnxruntime"] => onnxruntime::run(),
         ["operation"] => operation::run(),
         ["bench", "front", ref rest @ ..] => bench::front(rest),

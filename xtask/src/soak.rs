@@ -1,13 +1,13 @@
-//! Runs the sweeps of `ci` without their bounds, shows pictures of all shapes to models of true size, runs the engine's
-//! tests under sanitizers, then sends a server ten thousand
-//! requests, exhausts contiguous memory, cuts power, and runs every fuzz target for a minute.
+//! Runs the sweeps of `ci` without their bounds, shows pictures of all shapes to models of true size, sends a server
+//! ten thousand requests, asks what llama.cpp is asked, runs the engine's tests under sanitizers, exhausts contiguous
+//! memory, cuts power, and runs every fuzz target for a minute.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 
 use crate::ci::cargo;
-use crate::{cma, conformance, fuzz, power_cuts, sanitize};
+use crate::{cma, conformance, fuzz, llama, power_cuts, sanitize};
 
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
@@ -41,6 +41,7 @@ pub(crate) fn run() -> Result<()> {
         println!("soak: {name} held, {} s", begin.elapsed().as_secs());
     }
     conformance::soak()?;
+    llama::run()?;
     sanitize::run()?;
     cma::run(&[])?;
     power_cuts::run(power_cuts::SOAK)?;

@@ -15,14 +15,12 @@ use super::cases::{Case, Decoder, LONGEST, TOWER, Weights, Work};
 use super::measure;
 use crate::bench::{remove, succeed};
 use crate::ci::cargo;
-use crate::{python, root, target};
+use crate::{llama, python, root, target};
 
 /// Pictures timed in one process.
 const PICTURES: usize = 3;
 /// Slots that our engines are built for, more than any case uses.
 const SLOTS_MAX: usize = 8;
-/// What llama.cpp is compiled with: for this very processor, without its part for pictures.
-const BUILD: [(&str, &str); 1] = [("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF")];
 
 /// Who does a case's work.
 pub(super) struct Side {
@@ -137,7 +135,7 @@ impl Inputs {
     }
 
     fn llama(&self) -> Result<PathBuf> {
-        python::environment_built("llama", &script("requirements-llama.txt"), &BUILD)
+        llama::python()
     }
 
     fn onnxruntime(&self) -> Result<PathBuf> {
