@@ -52,6 +52,6 @@ fn of_stage(plan: &Plan, stage: &Stage, model: &dyn Fn() -> Option<Model>) -> Op
 }
 
 fn gives_prompts(stage: &Stage) -> bool {
-    let inputs = stage.inputs.iter().any(|input| ["prompts", "images"].contains(&&*input.field));
+    let inputs = stage.inputs.iter().any(|input| ["prompts", "images"].contains(&input.field));
     inputs || stage.params.contains_key("texts")
 }
