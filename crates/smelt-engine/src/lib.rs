@@ -11,6 +11,7 @@ mod executor;
 pub mod graph;
 mod kernels;
 pub mod llm;
+pub mod memory;
 pub mod onnxruntime;
 pub mod tactics;
 pub mod vision;

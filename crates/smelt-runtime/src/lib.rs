@@ -24,3 +24,5 @@ pub mod stop;
 pub mod template;
 pub mod tokenizer;
 pub mod vision;
+
+pub use smelt_engine::memory;

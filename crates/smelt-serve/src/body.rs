@@ -12,8 +12,10 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT}
 use axum::http::{HeaderMap, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use smelt_runtime::memory;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
 
 use crate::error::ApiError;
 
@@ -23,8 +25,14 @@ const READ_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long a body waits for others to be done with.
 const WAIT_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// How many of the largest bodies are held at once, each with what it is decoded to.
-const LARGEST_AT_ONCE: usize = 4;
+/// How many of the largest bodies are held at once, each with what it is decoded to, where memory is not capped.
+pub(crate) const LARGEST_AT_ONCE: usize = 4;
+
+/// Bodies behind which freed memory is given back: the allocator would keep what smaller ones took for the next.
+const LARGE_KIB: usize = 1 << 10;
+
+/// How long what was made of a body may still be dropped before freed memory is given back.
+const DROPPED_WITHIN: Duration = Duration::from_millis(100);
 
 /// How much of a refused body is taken in, in bodies that would be allowed.
 const SWALLOWED_BODIES: usize = 4;
@@ -38,20 +46,48 @@ pub(crate) struct Bodies {
     bytes_max: usize,
     /// KiB that may still be held.
     budget: Arc<Semaphore>,
+    /// A large body was let go.
+    freed: Arc<Notify>,
 }
 
 /// A body that was read, and its part of the budget until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) bytes: Bytes,
-    pub(crate) budget: OwnedSemaphorePermit,
+    pub(crate) budget: Budget,
+}
+
+/// A part of what all bodies may take.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    permit: OwnedSemaphorePermit,
+    freed: Arc<Notify>,
+}
+
+impl Drop for Budget {
+    fn drop(&mut self) {
+        if self.permit.num_permits() >= LARGE_KIB {
+            self.freed.notify_one();
+        }
+    }
 }
 
 impl Bodies {
-    /// Reads bodies of at most so many bytes.
-    pub(crate) fn new(bytes_max: usize) -> Self {
-        let budget = Semaphore::new(kib(bytes_max) as usize * LARGEST_AT_ONCE);
-        Self { bytes_max, budget: Arc::new(budget) }
+    /// Reads bodies of at most `bytes_max`, all together at most `all_max`, of which one of them has place.
+    pub(crate) fn new(bytes_max: usize, all_max: usize) -> Self {
+        let bytes_max = bytes_max.min(all_max);
+        let budget = Arc::new(Semaphore::new(kib(all_max) as usize));
+        Self { bytes_max, budget, freed: Arc::default() }
+    }
+
+    /// Gives memory back to the system behind large bodies, for ever.
+    pub(crate) async fn give_back(self) {
+        loop {
+            self.freed.notified().await;
+            sleep(DROPPED_WITHIN).await;
+            // Nobody waits for it.
+            _ = spawn_blocking(memory::give_back).await;
+        }
     }
 
     /// The JSON that a request holds.
@@ -79,7 +115,8 @@ impl Bodies {
     async fn gather(&self, body: Body) -> Result<Held, ApiError> {
         let mut body = Limited::new(body, self.bytes_max);
         let mut bytes = BytesMut::new();
-        let mut budget = self.take(1).await?;
+        let permit = self.take(1).await?;
+        let mut budget = Budget { permit, freed: Arc::clone(&self.freed) };
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
                 true => self.too_long(),
@@ -87,8 +124,9 @@ impl Bodies {
             })?;
             let Ok(data) = frame.into_data() else { continue };
             let more = kib(bytes.len() + data.len()) as usize;
-            if more > budget.num_permits() {
-                budget.merge(self.take(more - budget.num_permits()).await?);
+            let held = budget.permit.num_permits();
+            if more > held {
+                budget.permit.merge(self.take(more - held).await?);
             }
             bytes.extend_from_slice(&data);
         }
@@ -169,7 +207,8 @@ mod tests {
         });
         let headers: HeaderMap = pairs.collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let read = runtime.block_on(Bodies::new(8).read(&headers, Body::from(body.to_owned())));
+        let read =
+            runtime.block_on(Bodies::new(8, 1024).read(&headers, Body::from(body.to_owned())));
         let read = read.map(|held| String::from_utf8(held.bytes.to_vec()).unwrap());
         assert_eq!(read.map_err(|error| error.status.as_u16()), expect.map(str::to_owned));
     }
@@ -188,7 +227,7 @@ mod tests {
 
     #[test]
     fn bodies_wait_for_each_other() {
-        let bodies = Bodies::new(1 << 20);
+        let bodies = Bodies::new(1 << 20, LARGEST_AT_ONCE << 20);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
@@ -223,7 +262,7 @@ mod tests {
                 std::task::Poll::Pending
             }
         }
-        let bodies = Bodies::new(1 << 20);
+        let bodies = Bodies::new(1 << 20, LARGEST_AT_ONCE << 20);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)

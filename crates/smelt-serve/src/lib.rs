@@ -28,4 +28,4 @@ pub use keys::{Keys, KeysError};
 pub use log::log_to_stderr;
 pub use models::{Find, Found, Open, Progress, Purpose, Running, Source, Unfit};
 pub use pictures::Reach;
-pub use server::{Ended, Options, ServeError, TlsError, serve, tls};
+pub use server::{Ended, Options, ServeError, TlsError, bodies_bytes, serve, tls};

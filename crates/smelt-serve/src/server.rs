@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use crate::ask::shown::Limits;
 use crate::ask::work::{self, Work};
-use crate::body::Bodies;
+use crate::body::{Bodies, LARGEST_AT_ONCE};
 use crate::collect::{OfMemory, OfModels};
 use crate::keys::Keys;
 use crate::listen::Listening;
@@ -34,6 +34,11 @@ const THREADS: usize = 2;
 
 /// The stack of each thread for connections and pictures.
 const STACK_BYTES: usize = 1 << 20;
+
+/// What bodies of at most `body_bytes_max` take at once, where memory is not capped.
+pub fn bodies_bytes(body_bytes_max: usize) -> usize {
+    body_bytes_max.saturating_mul(LARGEST_AT_ONCE)
+}
 
 /// How a server is run.
 #[derive(Clone, Debug)]
@@ -54,6 +59,8 @@ pub struct Options {
     pub frames_max: usize,
     /// Most bytes of a request.
     pub body_bytes_max: usize,
+    /// Most bytes of all requests that are read and prepared at once.
+    pub bodies_bytes_max: usize,
     /// Most connections at once.
     pub connections_max: u32,
     /// How long answers may take when the server is told to end.
@@ -175,7 +182,9 @@ async fn run<E: Display + Send + 'static>(
     let loaded = loading(loader)?;
     tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models)));
     let (stop, stopped) = watch::channel(false);
-    let router = router(&options, Arc::clone(&models));
+    let bodies = Bodies::new(options.body_bytes_max, options.bodies_bytes_max);
+    tokio::spawn(bodies.clone().give_back());
+    let router = router(&options, Arc::clone(&models), bodies);
     let listening =
         Listening { listener, tls: options.tls.clone(), connections_max: options.connections_max };
     let mut running = tokio::spawn(listening.run(router, stopped, options.drain_time_max));
@@ -229,13 +238,13 @@ fn loading<E: Display + Send + 'static>(
     })
 }
 
-fn router(options: &Options, models: Arc<Models>) -> axum::Router {
+fn router(options: &Options, models: Arc<Models>, bodies: Bodies) -> axum::Router {
     let collectors: Vec<Box<dyn Collector>> =
         vec![Box::new(OfModels(Arc::clone(&models))), Box::new(OfMemory)];
     let shared = Shared {
         models,
         metrics: Arc::new(Metrics::new(collectors)),
-        bodies: Bodies::new(options.body_bytes_max),
+        bodies,
         remote: options.remote_images.map(Remote::new),
         limits: Limits { images_max: options.images_max, frames_max: options.frames_max },
         preparing: Work::preparing(),

@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use world::machine::{Machine, say};
 use world::{World, commands, until};
 
 const MIB: usize = 1 << 20;
@@ -92,79 +93,6 @@ impl Drop for Swap {
 
 fn does(program: &str, arguments: &[&str]) -> bool {
     Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
-}
-
-/// What the harness does not swallow.
-fn say(what: &str) {
-    let _ = writeln!(stderr(), "memory tests: {what}; this proves nothing");
-}
-
-/// A control group that is a small machine to whoever runs in it.
-struct Machine {
-    /// Where its processes are: of each hierarchy a directory.
-    join: Vec<PathBuf>,
-    dirs: Vec<PathBuf>,
-}
-
-impl Machine {
-    fn new(bytes: usize) -> Option<Self> {
-        let name = format!("smelt-machine-{}", std::process::id());
-        let v1 = Path::new("/sys/fs/cgroup/memory");
-        let found = if v1.join("memory.limit_in_bytes").exists() {
-            Self::of_version_1(&v1.join(&name), Path::new("/sys/fs/cgroup/unified"), &name, bytes)
-        } else {
-            Self::of_version_2(&Path::new("/sys/fs/cgroup").join(&name), bytes)
-        };
-        if found.is_none() {
-            say("no control group can be made here");
-        }
-        found
-    }
-
-    fn of_version_1(memory: &Path, unified: &Path, name: &str, bytes: usize) -> Option<Self> {
-        fs::create_dir(memory).ok()?;
-        fs::write(memory.join("memory.limit_in_bytes"), bytes.to_string()).ok()?;
-        let mut dirs = vec![memory.to_owned()];
-        let unified = unified.join(name);
-        if fs::create_dir(&unified).is_ok() {
-            dirs.push(unified);
-        }
-        Some(Self { join: dirs.clone(), dirs })
-    }
-
-    /// Its processes are in a group below it, since one that hands out memory has none.
-    fn of_version_2(top: &Path, bytes: usize) -> Option<Self> {
-        fs::create_dir(top).ok()?;
-        fs::write(top.join("memory.max"), bytes.to_string()).ok()?;
-        fs::write(top.join("cgroup.subtree_control"), "+memory").ok()?;
-        let inside = top.join("inside");
-        fs::create_dir(&inside).ok()?;
-        Some(Self { join: vec![inside.clone()], dirs: vec![inside, top.to_owned()] })
-    }
-
-    /// smelt, run on it.
-    fn smelt(&self, world: &World, arguments: &[&str]) -> Command {
-        let joins =
-            self.join.iter().map(|dir| format!("echo $$ > {}/cgroup.procs; ", dir.display()));
-        let script = joins.collect::<String>() + "exec \"$0\" \"$@\"";
-        let mut command = Command::new("sh");
-        world.prepare(&mut command);
-        command.args(["-ec", &script, env!("CARGO_BIN_EXE_smelt")]).args(arguments);
-        command
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        for dir in &self.dirs {
-            // A run that was killed leaves its own groups.
-            until(|| {
-                let inside = fs::read_dir(dir).into_iter().flatten().flatten();
-                inside.for_each(|entry| drop(fs::remove_dir(entry.path())));
-                fs::remove_dir(dir).is_ok()
-            });
-        }
-    }
 }
 
 /// The attempts of a stage in a report.

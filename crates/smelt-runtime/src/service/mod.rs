@@ -36,7 +36,7 @@ pub use crate::schedule::Priority;
 use crate::schedule::{Capacity, TaskId};
 use crate::speaker::{Form, Manner, SpeakError, Speaker};
 use images::Images;
-pub use sizing::{DoesNotFit, KvMemory, KvPlan};
+pub use sizing::{DoesNotFit, KvMemory, KvPlan, preparing};
 use sizing::{KvSizes, Memory};
 pub use stats::{BATCHES, Endings, Histogram, Kv, SECONDS, Stats};
 use ticket::Teller;
@@ -59,6 +59,8 @@ pub struct Options {
     pub pixel_bytes_max: usize,
     /// Bytes of embeddings of pictures to keep for when they are shown again.
     pub picture_cache_bytes: usize,
+    /// Bytes that requests may take while they are read and prepared; less under a small cap: [`preparing`].
+    pub preparing_bytes: u64,
     /// Bytes that the whole process may take.
     pub memory_max: Option<u64>,
     /// What keys and values may take of them, or of what is free.
@@ -72,6 +74,7 @@ impl Default for Options {
             running_max: 8,
             pixel_bytes_max: 256 << 20,
             picture_cache_bytes: 64 << 20,
+            preparing_bytes: 0,
             memory_max: None,
             kv: KvMemory::Free,
         }
@@ -459,6 +462,7 @@ fn give_memory(
         resident: own.map_or(0, |own| own.rss_bytes),
         cap: options.memory_max,
         pictures,
+        preparing: options.preparing_bytes,
         kv: options.kv,
     };
     let (kv, limits) = (llm.kv_usage(), llm.limits());

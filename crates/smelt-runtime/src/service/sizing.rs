@@ -25,6 +25,8 @@ pub(super) struct Memory {
     pub(super) cap: Option<u64>,
     /// Bytes that pictures may take beside keys and values.
     pub(super) pictures: u64,
+    /// Bytes that requests may take while they are read and prepared.
+    pub(super) preparing: u64,
     /// What keys and values may take of it.
     pub(super) kv: KvMemory,
 }
@@ -66,11 +68,12 @@ pub struct KvPlan {
 /// Keys and values have no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "keys and values may take {} MiB, but one block for {block_tokens} tokens takes {} KiB and an answer needs two (the process takes {} MiB, {} MiB are for pictures): free memory, raise --memory (from {} MiB on it suffices) or --kv-memory, or use --kv int8",
+    "keys and values may take {} MiB, but one block for {block_tokens} tokens takes {} KiB and an answer needs two (the process takes {} MiB, {} MiB are for pictures, {} MiB for requests that are prepared): free memory, raise --memory (from {} MiB on it suffices) or --kv-memory, or use --kv int8",
     room >> 20,
     block_bytes >> 10,
     resident >> 20,
     pictures >> 20,
+    preparing >> 20,
     suffices.div_ceil(1 << 20)
 )]
 pub struct DoesNotFit {
@@ -84,6 +87,8 @@ pub struct DoesNotFit {
     pub resident: u64,
     /// Bytes that pictures may take.
     pub pictures: u64,
+    /// Bytes that requests may take while they are prepared.
+    pub preparing: u64,
     /// Bytes of the whole process from which on a cap suffices.
     pub suffices: u64,
 }
@@ -96,10 +101,28 @@ pub(super) fn pictures(wanted: u64, cap: Option<u64>) -> u64 {
     cap.map_or(wanted, |cap| wanted.min(cap / PICTURES_PART))
 }
 
-/// The least cap beneath which `needed` bytes fit beside pictures that would take `wanted`.
-fn least_cap(needed: u64, wanted: u64) -> u64 {
-    let scaled = (needed * PICTURES_PART).div_ceil(PICTURES_PART - 1);
-    (needed + wanted).min(scaled)
+/// The part of a cap that requests may take at most while they are read and prepared.
+const PREPARING_PART: u64 = 8;
+
+/// Bytes that requests may take while they are read and prepared, of those that they would, under a cap of the whole
+/// process.
+pub fn preparing(wanted: u64, cap: Option<u64>) -> u64 {
+    cap.map_or(wanted, |cap| wanted.min(cap / PREPARING_PART))
+}
+
+/// The least cap beneath which `needed` bytes fit beside pictures and preparing that would take so much.
+fn least_cap(needed: u64, of_pictures: u64, of_preparing: u64) -> u64 {
+    // Each takes what it would or its part of the cap, whatever is less.
+    let scaled = |bytes: u64, parts: u64| (bytes * PREPARING_PART).div_ceil(PREPARING_PART - parts);
+    let picture_parts = PREPARING_PART / PICTURES_PART;
+    [
+        needed + of_pictures + of_preparing,
+        scaled(needed + of_pictures, 1),
+        scaled(needed + of_preparing, picture_parts),
+        scaled(needed, picture_parts + 1),
+    ]
+    .into_iter()
+    .fold(u64::MAX, u64::min)
 }
 
 /// What is left to others of what is free, unless bytes are asked for: the machine swaps otherwise
@@ -111,11 +134,13 @@ const LEFT_TO_OTHERS: f64 = 0.1;
 /// # Errors
 /// [`DoesNotFit`] if not even the shortest context has room.
 pub(super) fn plan(memory: &Memory, sizes: &KvSizes) -> Result<KvPlan, DoesNotFit> {
-    let Memory { available, resident, cap, pictures: wanted, kv } = *memory;
-    let pictures = pictures(wanted, cap);
-    let under_cap = cap.map_or(u64::MAX, |cap| cap.saturating_sub(resident + pictures));
+    let Memory { available, resident, cap, pictures: of_pictures, preparing: of_preparing, kv } =
+        *memory;
+    let (pictures, preparing) = (pictures(of_pictures, cap), preparing(of_preparing, cap));
+    let beside = pictures + preparing;
+    let under_cap = cap.map_or(u64::MAX, |cap| cap.saturating_sub(resident + beside));
     let free = (available as f64 * (1.0 - LEFT_TO_OTHERS)) as u64;
-    let free = free.saturating_sub(pictures).min(under_cap);
+    let free = free.saturating_sub(beside).min(under_cap);
     let asked = match kv {
         KvMemory::Free => free,
         KvMemory::Part(part) => (free as f64 * part) as u64,
@@ -124,13 +149,14 @@ pub(super) fn plan(memory: &Memory, sizes: &KvSizes) -> Result<KvPlan, DoesNotFi
     let KvSizes { block_bytes, block_tokens, max_seq_len, slots } = *sizes;
     let blocks = (asked / block_bytes).min(slots * sizes.full_blocks());
     if blocks < 2 {
-        let suffices = least_cap(resident + 2 * block_bytes, wanted);
+        let suffices = least_cap(resident + 2 * block_bytes, of_pictures, of_preparing);
         return Err(DoesNotFit {
             room: asked,
             block_bytes,
             block_tokens,
             resident,
             pictures,
+            preparing,
             suffices,
         });
     }
@@ -153,7 +179,8 @@ mod tests {
         KvSizes { block_bytes: MIB, block_tokens: 64, max_seq_len: 1000, slots: 8 };
 
     fn memory(kv: KvMemory) -> Memory {
-        Memory { available: 100 * MIB, resident: 50 * MIB, cap: None, pictures: 10 * MIB, kv }
+        let (pictures, preparing) = (10 * MIB, 0);
+        Memory { available: 100 * MIB, resident: 50 * MIB, cap: None, pictures, preparing, kv }
     }
 
     #[track_caller]

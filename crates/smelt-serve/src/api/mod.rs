@@ -13,6 +13,7 @@ pub(crate) mod read;
 pub(crate) mod several;
 pub(crate) mod tools;
 pub(crate) mod usage;
+pub(crate) mod weigh;
 
 #[cfg(test)]
 mod tests;

@@ -4,11 +4,22 @@ use serde::de::DeserializeOwned;
 
 use crate::error::ApiError;
 
+/// A request's body that is within bounds, so that what is made of it is, too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Body<'a>(&'a [u8]);
+
+impl<'a> Body<'a> {
+    /// [`weigh`](super::weigh::weigh) alone says so.
+    pub(super) fn weighed(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+}
+
 /// Reads `body` as JSON.
 ///
 /// # Errors
 /// 400, naming the place where the text is no JSON or the field that has the wrong type.
-pub(crate) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn json<T: DeserializeOwned>(Body(body): Body<'_>) -> Result<T, ApiError> {
     let mut reader = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = error.path().to_string();
@@ -32,7 +43,7 @@ mod tests {
 
     #[track_caller]
     fn check(body: &[u8], param: Option<&str>, says: &str) {
-        let error = json::<ChatFields>(body).unwrap_err();
+        let error = json::<ChatFields>(Body(body)).unwrap_err();
         assert_eq!(error.param.as_deref(), param, "{error:?}");
         assert!(error.message.contains(says), "{error:?}");
         assert_eq!(error.status, 400);
@@ -61,6 +72,6 @@ mod tests {
     fn deep_nesting_is_no_deep_recursion() {
         let (open, close) = ("[".repeat(1_000_000), "]".repeat(1_000_000));
         let body = format!("{{\"messages\": [], \"x\": {open}{close}}}");
-        assert!(json::<ChatFields>(body.as_bytes()).is_ok());
+        assert!(json::<ChatFields>(Body(body.as_bytes())).is_ok());
     }
 }

@@ -50,38 +50,44 @@ pub(crate) enum Prompts {
 
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        const WANTED: &str = "expected texts, tokens or lists of tokens, of one kind";
-        let wanted = || D::Error::custom(WANTED);
-        let entries = match TextOr::<Entry>::deserialize(deserializer)? {
-            TextOr::Text(text) => return Ok(Self::Texts(vec![text])),
-            TextOr::List(entries) => entries,
-        };
-        let mut entries = entries.into_iter();
-        match entries.next().ok_or_else(wanted)? {
-            Entry::Text(first) => {
-                let rest = entries.map(|entry| match entry {
-                    Entry::Text(text) => Ok(text),
-                    _ => Err(wanted()),
-                });
-                std::iter::once(Ok(first)).chain(rest).collect::<Result<_, _>>().map(Self::Texts)
-            }
-            Entry::Token(first) => {
-                let rest = entries.map(|entry| match entry {
-                    Entry::Token(token) => Ok(token),
-                    _ => Err(wanted()),
-                });
-                let tokens: Result<Vec<u32>, _> = std::iter::once(Ok(first)).chain(rest).collect();
-                tokens.map(|tokens| Self::Tokens(vec![tokens]))
-            }
-            Entry::Tokens(first) => {
-                let rest = entries.map(|entry| match entry {
-                    Entry::Tokens(tokens) => Ok(tokens),
-                    _ => Err(wanted()),
-                });
-                std::iter::once(Ok(first)).chain(rest).collect::<Result<_, _>>().map(Self::Tokens)
-            }
+        deserializer.deserialize_any(OfPrompts)
+    }
+}
+
+/// Reads prompts into lists of their own kind, since an entry that may be of any takes eight times a token.
+struct OfPrompts;
+
+impl<'de> Visitor<'de> for OfPrompts {
+    type Value = Prompts;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("texts, tokens or lists of tokens, of one kind")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Prompts, E> {
+        Ok(Prompts::Texts(vec![text.to_owned()]))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Prompts, A::Error> {
+        let first = seq.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
+        match first {
+            Entry::Text(first) => rest(first, seq).map(Prompts::Texts),
+            Entry::Token(first) => rest(first, seq).map(|tokens| Prompts::Tokens(vec![tokens])),
+            Entry::Tokens(first) => rest(first, seq).map(Prompts::Tokens),
         }
     }
+}
+
+/// All of a list of which the first is known.
+fn rest<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(
+    first: T,
+    mut seq: A,
+) -> Result<Vec<T>, A::Error> {
+    let mut all = vec![first];
+    while let Some(next) = seq.next_element()? {
+        all.push(next);
+    }
+    Ok(all)
 }
 
 /// One entry of a list of prompts.

@@ -13,10 +13,11 @@ use smelt_runtime::template::{Context, Serde, Value};
 
 use super::shown::{self, Limits, Said, Seen};
 use super::unprepared;
+use super::work::Asker;
 use crate::api::chat::{ChatFields, Piece};
 use crate::api::common::Common;
-use crate::api::read;
 use crate::api::tools::ToolFields;
+use crate::api::{read, weigh::weigh};
 use crate::error::ApiError;
 use crate::models::Model;
 use crate::pictures::{self, Errand, Remote};
@@ -40,6 +41,7 @@ impl Chat {
     /// # Errors
     /// 400, naming the field that is wrong.
     pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let body = weigh(body)?;
         let chat =
             Self { common: read::json(body)?, fields: read::json(body)?, tools: read::json(body)? };
         chat.fields.check()?;
@@ -125,11 +127,12 @@ impl Chat {
         text: &Text,
         fetched: Vec<Vec<u8>>,
         limits: Limits,
+        asker: &Asker,
     ) -> Result<Prepared, ApiError> {
         self.seen_by(text, limits)?;
         let answer_max = self.fields.new_tokens_max()?;
         let said = self.said(limits)?;
-        let shown = shown::decode(&said, fetched, limits)?;
+        let shown = shown::decode(&said, fetched, limits, asker)?;
         let mut turns = Vec::new();
         for (at, said) in said.iter().enumerate() {
             let parts = said.pieces.iter().map(|piece| match piece {
@@ -149,6 +152,7 @@ impl Chat {
         }
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let context = &self.context()?;
+        asker.check()?;
         let question = Question { turns: &turns, shown: &shown, context, answer_max, now_s };
         text.prepare(&question).map_err(|error| unprepared("messages", error))
     }

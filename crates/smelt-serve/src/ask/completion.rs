@@ -6,8 +6,8 @@ use smelt_runtime::prepare::Prepared;
 use super::unprepared;
 use crate::api::common::Common;
 use crate::api::completion::CompletionFields;
-use crate::api::read;
 use crate::api::several::Prompts;
+use crate::api::{read, weigh::weigh};
 use crate::error::ApiError;
 
 /// A completion as it was read.
@@ -22,6 +22,7 @@ impl Completion {
     /// # Errors
     /// 400, naming the field that is wrong.
     pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let body = weigh(body)?;
         let completion = Self { common: read::json(body)?, fields: read::json(body)? };
         completion.fields.check(completion.common.answers()?)?;
         Ok(completion)

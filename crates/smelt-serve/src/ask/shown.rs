@@ -7,6 +7,8 @@ use crate::api::clip::{Clip, FPS_USUAL, Film};
 use crate::error::ApiError;
 use crate::pictures;
 
+use super::work::Asker;
+
 /// How much a request may show.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -52,10 +54,12 @@ pub(super) fn decode(
     said: &[Said<'_>],
     fetched: Vec<Vec<u8>>,
     limits: Limits,
+    asker: &Asker,
 ) -> Result<Vec<Shown>, ApiError> {
     let (mut fetched, mut decoded) = (fetched.into_iter(), Vec::new());
     let mut budget = Budget(PIXELS_MAX);
     for seen in said.iter().flat_map(|said| &said.pieces) {
+        asker.check()?;
         let mut files = Vec::new();
         for (at, url) in seen.files() {
             files.push(match pictures::is_elsewhere(url) {

@@ -1,6 +1,6 @@
 //! Lends threads to work that blocks, so much of each kind at once.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -20,6 +20,37 @@ pub(crate) const THREADS_MAX: usize = FETCHES_MAX + PREPARES_MAX + 4;
 
 /// Most requests that are prepared at once: a picture takes up to a GB while it is decoded.
 const PREPARES_MAX: usize = 4;
+
+/// Who asked, as work sees it: gone with the future that waits for what is done.
+#[derive(Clone, Debug)]
+pub(crate) struct Asker(Weak<()>);
+
+impl Asker {
+    /// Ends work for who has left; asked between steps, each of which is bounded.
+    ///
+    /// # Errors
+    /// What nobody hears.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        match self.0.strong_count() {
+            0 => Err(ApiError::failed("the client has left")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Somebody who never leaves.
+    #[cfg(test)]
+    pub(crate) fn patient() -> Self {
+        use std::sync::LazyLock;
+        static WAITS: LazyLock<Arc<()>> = LazyLock::new(|| Arc::new(()));
+        Self(Arc::downgrade(&WAITS))
+    }
+}
+
+impl From<Asker> for Weak<()> {
+    fn from(Asker(waits): Asker) -> Self {
+        waits
+    }
+}
 
 /// A kind of work.
 #[derive(Clone, Debug)]
@@ -45,20 +76,24 @@ impl Work {
     /// What it gives; 429 if there is no place for too long.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(&Asker) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let place = timeout(WAIT_TIME_MAX, Arc::clone(&self.places).acquire_owned()).await;
         let Ok(Ok(place)) = place else {
             let why = "too many requests are being prepared; try again";
             return Err(ApiError::busy(why, WAIT_TIME_MAX));
         };
-        // Work goes on where who asked has left, and its place is taken until it is done.
+        // Goes with this future, which is dropped where who asked leaves.
+        let waits = Arc::new(());
+        let asker = Asker(Arc::downgrade(&waits));
+        // A step goes on where who asked has left, and its place is taken until it is done.
         let work = move || {
-            let done = work();
+            let done = asker.check().and_then(|()| work(&asker));
             drop(place);
             done
         };
         let done = spawn_blocking(work).await;
+        drop(waits);
         done.unwrap_or_else(|_| Err(ApiError::failed("smelt failed on this request")))
     }
 }

@@ -23,7 +23,7 @@ use crate::answer::stream::{KEEP_ALIVE, Stream, error};
 use crate::answer::whole::Gathered;
 use crate::answer::{self, Heading, Shape};
 use crate::api::common::{Common, Delivery};
-use crate::ask;
+use crate::ask::{self, work::Asker};
 use crate::error::ApiError;
 use crate::hearing::Hearing;
 use crate::models::Model;
@@ -47,7 +47,7 @@ pub(super) async fn chat(
     shared.models.check()?;
     let held = shared.bodies.read(&headers, body).await?;
     let limits = shared.limits;
-    let read = shared.preparing.run(move || {
+    let read = shared.preparing.run(move |_| {
         let chat = ask::chat::Chat::read(&held.bytes)?;
         let elsewhere = chat.elsewhere(limits)?;
         Ok((chat, elsewhere, held.budget))
@@ -62,22 +62,20 @@ pub(super) async fn chat(
         true => Vec::new(),
         false => {
             let remote = shared.remote.clone();
-            // Goes with this future, which is dropped where who asked leaves.
-            let asker = Arc::new(());
-            let waits = Arc::downgrade(&asker);
-            let fetch = move || ask::chat::fetch(&elsewhere, remote.as_ref(), waits);
-            let fetched = shared.fetching.run(fetch).await?;
-            drop(asker);
-            fetched
+            let fetch = move |asker: &Asker| {
+                ask::chat::fetch(&elsewhere, remote.as_ref(), asker.clone().into())
+            };
+            shared.fetching.run(fetch).await?
         }
     };
     let asked = model.clone();
-    let prepared = shared.preparing.run(move || {
+    let prepared = shared.preparing.run(move |asker| {
         let service = asked.speaks()?;
         let (logprobs, limit) = (chat.fields.logprobs()?, chat.fields.new_tokens_max()?);
         let limit = limit.unwrap_or(service.text().max_seq_len);
         let manners = chat.common.manners(logprobs, limit)?;
-        let prompt = chat.prepare(service.text(), fetched, limits)?;
+        let prompt = chat.prepare(service.text(), fetched, limits, asker)?;
+        asker.check()?;
         let answers = manners.len();
         let ask::chat::Formed { form, dialect, is_thinking } = chat.form(&asked, &prompt)?;
         let (common, scored) = (&chat.common, None);
@@ -107,7 +105,7 @@ pub(super) async fn completion(
     let begun = Instant::now();
     let held = shared.read(&headers, body).await?;
     let models = Arc::clone(&shared.models);
-    let prepared = shared.preparing.run(move || {
+    let prepared = shared.preparing.run(move |_| {
         let completion = ask::completion::Completion::read(&held.bytes)?;
         let model = models.ask(completion.common.model.as_deref())?;
         let (logprobs, limit) =

@@ -16,8 +16,8 @@ use crate::account::Facts;
 use crate::answer::stream::error;
 use crate::answer::{self, Usage};
 use crate::api::embedding::EmbeddingFields;
-use crate::api::read;
-use crate::ask;
+use crate::api::{read, weigh::weigh};
+use crate::ask::{self, work::Asker};
 use crate::error::ApiError;
 
 /// The embeddings of texts, or of lists of tokens.
@@ -29,8 +29,8 @@ pub(super) async fn embeddings(
 ) -> Result<Response, ApiError> {
     let held = shared.read(&headers, body).await?;
     let models = Arc::clone(&shared.models);
-    let prepared = shared.preparing.run(move || {
-        let fields: EmbeddingFields = read::json(&held.bytes)?;
+    let prepared = shared.preparing.run(move |_| {
+        let fields: EmbeddingFields = read::json(weigh(&held.bytes)?)?;
         let encoding = fields.encoding()?;
         let model = models.ask(fields.model.as_deref())?;
         let service = model.embeds()?;
@@ -49,7 +49,7 @@ pub(super) async fn embeddings(
     let embeddings = done.map_err(|failure| error(&failure))?;
     facts.usage(Usage::of_prompt(answer::embedding::tokens(&embeddings), 0, Seen::default()));
     // Thousands of rows take longer to write than connections may wait for.
-    let write = move || Ok(answer::embedding::whole(&model, &embeddings, encoding));
+    let write = move |_: &Asker| Ok(answer::embedding::whole(&model, &embeddings, encoding));
     let json = shared.preparing.run(write).await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }

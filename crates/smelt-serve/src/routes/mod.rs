@@ -24,7 +24,7 @@ use serde::Deserialize;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::account::{self, Accounts, REQUEST_ID};
-use crate::api::read;
+use crate::api::{read, weigh::weigh};
 use crate::ask::shown::Limits;
 use crate::ask::work::Work;
 use crate::body::{Bodies, Held};
@@ -71,8 +71,8 @@ impl Shared {
         if self.models.away().is_empty() {
             return Ok(held);
         }
-        let named = self.preparing.run(move || {
-            let named: Named = read::json(&held.bytes)?;
+        let named = self.preparing.run(move |_| {
+            let named: Named = read::json(weigh(&held.bytes)?)?;
             Ok((held, named.model))
         });
         let (held, name) = named.await?;

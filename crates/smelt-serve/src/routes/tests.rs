@@ -17,7 +17,7 @@ fn router(keys: &[&str], origins: &[&'static str]) -> Router {
             Box::new(OfMemory),
         ])),
         models,
-        bodies: Bodies::new(1 << 20),
+        bodies: Bodies::new(1 << 20, 4 << 20),
         remote: None,
         limits: Limits { images_max: 4, frames_max: 8 },
         preparing: Work::preparing(),

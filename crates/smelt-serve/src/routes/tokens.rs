@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::Shared;
-use crate::api::read;
+use crate::api::{read, weigh::weigh};
 use crate::ask::{self, chat::Chat};
 use crate::error::ApiError;
 use crate::models::Running;
@@ -53,8 +53,8 @@ pub(super) async fn tokenize(
 ) -> Result<Response, ApiError> {
     let held = shared.read(&headers, body).await?;
     let (models, limits) = (Arc::clone(&shared.models), shared.limits);
-    let tokens = shared.preparing.run(move || {
-        let asked: Tokenize = read::json(&held.bytes)?;
+    let tokens = shared.preparing.run(move |asker| {
+        let asked: Tokenize = read::json(weigh(&held.bytes)?)?;
         let model = models.ask(asked.model.as_deref())?;
         let tokens = match (asked.prompt, asked.messages) {
             (Some(_), Some(_)) => {
@@ -75,7 +75,7 @@ pub(super) async fn tokenize(
                     let why = "pictures of other hosts are not counted; send a data: URI";
                     return Err(ApiError::field(at, why));
                 }
-                chat.prepare(model.speaks()?.text(), Vec::new(), limits)?.tokens
+                chat.prepare(model.speaks()?.text(), Vec::new(), limits, asker)?.tokens
             }
         };
         Ok(Tokens { count: tokens.len(), max_model_len: model.running.tokens_max(), tokens })
@@ -91,8 +91,8 @@ pub(super) async fn detokenize(
 ) -> Result<Response, ApiError> {
     let held = shared.read(&headers, body).await?;
     let models = Arc::clone(&shared.models);
-    let prompt = shared.preparing.run(move || {
-        let asked: Detokenize = read::json(&held.bytes)?;
+    let prompt = shared.preparing.run(move |_| {
+        let asked: Detokenize = read::json(weigh(&held.bytes)?)?;
         let model = models.ask(asked.model.as_deref())?;
         let (tokenizer, vocab) = match &model.running {
             Running::Speaks(service) => (&service.text().tokenizer, service.text().vocab),

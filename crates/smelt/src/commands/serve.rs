@@ -14,7 +14,7 @@ use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_serve::{
     Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError, Source, Unfit,
-    serve, tls,
+    bodies_bytes, serve, tls,
 };
 
 use super::open::{self, Heading};
@@ -225,6 +225,7 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
         images_max: max_images,
         frames_max: max_frames.into(),
         body_bytes_max: max_body,
+        bodies_bytes_max: preparing(flags) as usize,
         connections_max: max_connections,
         drain_time_max: flags.drain,
         slow: flags.slow,
@@ -256,10 +257,16 @@ fn kv(memory: &MemoryFlags) -> KvOptions {
 fn limits(flags: &ServeFlags) -> service::Options {
     service::Options {
         queue_max: flags.limits.queue,
+        preparing_bytes: bodies_bytes(flags.limits.max_body) as u64,
         memory_max: flags.memory.memory,
         kv: flags.memory.kv_memory.unwrap_or(KvMemory::Free),
         ..service::Options::default()
     }
+}
+
+/// Bytes of requests that are read and prepared at once; under a small cap there is less for them.
+fn preparing(flags: &ServeFlags) -> u64 {
+    service::preparing(bodies_bytes(flags.limits.max_body) as u64, flags.memory.memory)
 }
 
 fn encoder_failed(error: embed::StartError) -> Failed {
