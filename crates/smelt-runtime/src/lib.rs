@@ -11,6 +11,7 @@ pub mod embed;
 pub mod fit;
 pub mod generate;
 pub mod grammar;
+pub mod identity;
 pub mod image;
 pub mod prepare;
 pub mod prompt;

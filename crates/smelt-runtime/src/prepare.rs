@@ -149,7 +149,8 @@ impl Seen {
 impl Prepared {
     /// What stands at each position of `tokens`; a picture's tokens stand for its contents.
     pub(crate) fn pieces(tokens: &[u32], views: &[View], image_token: Option<u32>) -> Vec<Piece> {
-        let pictures = |view: &View| std::iter::repeat_n(Piece::Picture(view.digest), view.tokens);
+        let pictures =
+            |view: &View| std::iter::repeat_n(Piece::Picture(view.identity), view.tokens);
         let mut pictures = views.iter().flat_map(pictures);
         let piece = |token: &u32| {
             let picture = if Some(*token) == image_token { pictures.next() } else { None };

@@ -5,7 +5,6 @@
 //! engines.  Knows nothing of how tiles are cut or routed.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,6 +14,7 @@ use smelt_engine::engine_file::OpenError;
 use smelt_engine::graph::{RunError, Tensor};
 
 use crate::deployment::{DeploymentError, is_beside, named_from};
+use crate::identity::{Identity, Naming};
 use crate::image::{Picture, Scale, resize};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -159,9 +159,11 @@ impl Similarity {
         words: &str,
     ) -> Result<Vec<f32>, SimilarityError> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let words = kept.row(digest(words), || self.read(words))?;
+        let words =
+            kept.row(Naming::of("words").bytes(words.as_bytes()).end(), || self.read(words))?;
         let near = |tile: &Vec<u8>| {
-            let row = kept.row(digest((tile, side)), || self.see(tile, side))?;
+            let name = Naming::of("tile").number(side as u64).bytes(tile).end();
+            let row = kept.row(name, || self.see(tile, side))?;
             Ok(row.iter().zip(&words[..]).map(|(a, b)| a * b).sum())
         };
         tiles.iter().map(near).collect()
@@ -233,24 +235,18 @@ fn unit(row: &[f32]) -> Vec<f32> {
     row.iter().map(|value| (f64::from(*value) / length.max(f64::MIN_POSITIVE)) as f32).collect()
 }
 
-fn digest(of: impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Rows by the digest of what they are of.  Once `young` is full it becomes `old`, and what is asked for
+/// Rows by the identity of what they are of.  Once `young` is full it becomes `old`, and what is asked for
 /// again is young again: the least used are gone first.
 #[derive(Debug, Default)]
 struct Kept {
-    young: HashMap<u64, Arc<[f32]>>,
-    old: HashMap<u64, Arc<[f32]>>,
+    young: HashMap<Identity, Arc<[f32]>>,
+    old: HashMap<Identity, Arc<[f32]>>,
 }
 
 impl Kept {
     fn row<E>(
         &mut self,
-        key: u64,
+        key: Identity,
         make: impl FnOnce() -> Result<Vec<f32>, E>,
     ) -> Result<Arc<[f32]>, E> {
         if let Some(row) = self.young.get(&key) {
@@ -282,9 +278,9 @@ mod tests {
     fn what_is_asked_for_again_is_made_once_and_what_is_not_goes() {
         let mut kept = Kept::default();
         let mut made = 0;
-        let mut ask = |key| {
+        let mut ask = |key: u64| {
             let mut is_made = false;
-            let row: Result<_, ()> = kept.row(key, || {
+            let row: Result<_, ()> = kept.row([key, 0], || {
                 is_made = true;
                 Ok(vec![key as f32])
             });

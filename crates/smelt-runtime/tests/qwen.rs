@@ -18,7 +18,7 @@ use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prepare::Question;
 use smelt_runtime::prompt::{Part, Turn};
 use smelt_runtime::sampling::Settings;
-use smelt_runtime::service::{Event, Options, Priority, Request as Asked, Service};
+use smelt_runtime::service::{Client, Event, Options, Priority, Request as Asked, Service};
 use smelt_runtime::speaker::Form;
 use smelt_runtime::template::Context;
 
@@ -125,7 +125,15 @@ fn served(deployed: &Path, goldens: &[Golden]) {
         let (form, priority) = (Form::default(), Priority::Normal);
         let manners = vec![manner()];
         service
-            .submit(Asked { prepared, manners, form, priority, deadline: None, scored: None })
+            .submit(Asked {
+                client: Client::default(),
+                prepared,
+                manners,
+                form,
+                priority,
+                deadline: None,
+                scored: None,
+            })
             .unwrap()
     };
     for _ in 0..2 {

@@ -18,7 +18,7 @@ use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
 use smelt_runtime::service::{
-    Event, Failure, KvMemory, Options, Priority, Refused, Request, Service, Ticket,
+    Client, Event, Failure, KvMemory, Options, Priority, Refused, Request, Service, Ticket,
 };
 use smelt_runtime::speaker::{Finish, Form, Manner};
 use smelt_runtime::template::Context;
@@ -45,7 +45,16 @@ fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared
 
 fn request(prepared: Prepared, manner: Manner) -> Request {
     let (form, priority) = (Form::default(), Priority::Normal);
-    Request { prepared, manners: vec![manner], form, priority, deadline: None, scored: None }
+    let client = Client::default();
+    Request {
+        client,
+        prepared,
+        manners: vec![manner],
+        form,
+        priority,
+        deadline: None,
+        scored: None,
+    }
 }
 
 /// Everything of one answer.

@@ -19,6 +19,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
 use crate::answer::Usage;
+use crate::client::Client;
 use crate::error::Told;
 use crate::listen::Peer;
 use crate::metrics::Metrics;
@@ -51,6 +52,7 @@ struct Inner {
     prepared: Option<Instant>,
     first_token: Option<Instant>,
     failure: Option<String>,
+    client: Option<Client>,
 }
 
 /// A request's name.
@@ -80,6 +82,11 @@ impl Facts {
     /// How many tokens there are so far.
     pub(crate) fn usage(&self, usage: Usage) {
         self.with(|facts| facts.usage = usage);
+    }
+
+    /// Whose key it has.
+    pub(crate) fn client(&self, client: &Client) {
+        self.with(|facts| facts.client = Some(client.clone()));
     }
 
     /// The answer broke off.
@@ -189,6 +196,10 @@ impl Drop for Account {
         let of = |instant: Instant| instant.saturating_duration_since(self.begun);
         let first_token = facts.first_token.map(of);
         self.accounts.metrics.end(&self.route, status, took, first_token, facts.usage);
+        if let Some(client) = &facts.client {
+            client.spend(facts.usage.total_tokens as u64, Instant::now());
+            self.accounts.metrics.of_key(client.name(), status, facts.usage);
+        }
         // Who looks after the server asks these often, and nothing is learned from it: while it loads and
         // while it ends, /health says so with a status of errors.
         let is_quiet = match self.route.as_str() {
@@ -232,6 +243,7 @@ impl Line<'_> {
                 tracing::$level!(
                     request_id = account.id,
                     peer = account.peer.map(|peer| tracing::field::display(peer.0)),
+                    key = facts.client.as_ref().and_then(Client::name),
                     method = %account.method,
                     route = account.route,
                     status = self.status,

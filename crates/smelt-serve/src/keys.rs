@@ -12,13 +12,21 @@ use axum::http::header::AUTHORIZATION;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest as _, Sha256};
-use subtle::{Choice, ConstantTimeEq as _};
+use subtle::ConstantTimeEq as _;
+
+use crate::client::{Client, Limits};
 
 /// Most keys: each is compared for every request.
 const KEYS_MAX: usize = 1024;
 
 /// The longest file of keys that is read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The longest name of a key: it is written with every request.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Where keys are sent beside `Authorization`: by clients of Anthropic's API, and of Azure's.
+const KEY_HEADERS: [&str; 2] = ["x-api-key", "api-key"];
 
 /// Why keys could not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +45,22 @@ pub enum KeysError {
     /// A key cannot be sent; with where it was given.
     #[error("{0}: a key must be visible ASCII characters without spaces, at least one")]
     Unsendable(String),
+    /// What stands behind a key is no limit; with where it stands.
+    #[error(
+        "{at}: {word:?} is none of name=NAME, requests=N, tokens=N (both a minute), slots=N and kept=SIZE, each once; N is at least 1, and a SIZE as in 64MiB"
+    )]
+    Limit {
+        /// The file and line.
+        at: String,
+        /// What stands there.
+        word: String,
+    },
+    /// A name is none; with where it was given.
+    #[error("{0}: a name has 1 to {NAME_BYTES_MAX} letters, digits, dots, dashes and underscores")]
+    Name(String),
+    /// Two keys have one name; log and metrics could not tell them apart.
+    #[error("two keys are called {0:?}; give each a name of its own")]
+    Twice(String),
     /// There are too many.
     #[error("{0} keys are more than {KEYS_MAX}")]
     TooMany(usize),
@@ -45,31 +69,40 @@ pub enum KeysError {
 /// The keys that open the server; none leave it open.
 #[derive(Clone, Default)]
 pub struct Keys {
-    digests: Vec<[u8; 32]>,
+    all: Vec<Key>,
+}
+
+#[derive(Clone)]
+struct Key {
+    digest: [u8; 32],
+    client: Client,
 }
 
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} keys", self.digests.len())
+        write!(f, "{} keys", self.all.len())
     }
 }
 
 impl Keys {
-    /// Takes keys as they are given.
+    /// Takes keys as they are given, called `given-1` and so on.
     ///
     /// # Errors
     /// [`KeysError`] if one cannot be sent in a header, or they are too many.
     pub fn new<S: AsRef<str>>(keys: &[S]) -> Result<Self, KeysError> {
-        if keys.len() > KEYS_MAX {
-            return Err(KeysError::TooMany(keys.len()));
-        }
         if !keys.iter().all(|key| is_sendable(key.as_ref())) {
             return Err(KeysError::Unsendable("--api-key or SMELT_API_KEY".to_owned()));
         }
-        Ok(Self { digests: keys.iter().map(|key| digest(key.as_ref().as_bytes())).collect() })
+        let key = |(number, key): (usize, &S)| {
+            let client = Client::named(format!("given-{number}"), Limits::default());
+            Key { digest: digest(key.as_ref().as_bytes()), client }
+        };
+        Self { all: (1..).zip(keys).map(key).collect() }.checked()
     }
 
-    /// Reads a file of one key a line; empty lines and those that begin with `#` are passed over.
+    /// Reads a file of one key a line, each with its name and limits behind it, as in `KEY name=kitchen
+    /// requests=60 tokens=100000 slots=2 kept=64MiB`; a key without a name is called by its number, as in `key-1`.  Empty
+    /// lines and those that begin with `#` are passed over.
     ///
     /// # Errors
     /// [`KeysError`], also if there is no key.
@@ -79,45 +112,115 @@ impl Keys {
         let file = fs::File::open(path).map_err(failed)?;
         file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
         let lines = (1..).zip(text.lines().map(str::trim));
-        let keys: Vec<(u32, &str)> =
-            lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).collect();
-        if keys.is_empty() {
-            return Err(KeysError::Empty(path.into()));
+        let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let key = |(number, (line, text)): (usize, (u32, &str))| {
+            line_of(text, number, &format!("{}:{line}", path.display()))
+        };
+        let all = (1..).zip(lines).map(key).collect::<Result<Vec<Key>, KeysError>>()?;
+        match all.is_empty() {
+            true => Err(KeysError::Empty(path.into())),
+            false => Self { all }.checked(),
         }
-        if let Some((line, _)) = keys.iter().find(|(_, key)| !is_sendable(key)) {
-            return Err(KeysError::Unsendable(format!("{}:{line}", path.display())));
-        }
-        Self::new(&keys.into_iter().map(|(_, key)| key).collect::<Vec<_>>())
     }
 
     /// These keys and those.
     ///
     /// # Errors
-    /// If they are too many together.
+    /// If they are too many together, or two have one name.
     pub fn and(mut self, others: Self) -> Result<Self, KeysError> {
-        self.digests.extend(others.digests);
-        match self.digests.len() {
-            keys if keys > KEYS_MAX => Err(KeysError::TooMany(keys)),
-            _ => Ok(self),
+        self.all.extend(others.all);
+        self.checked()
+    }
+
+    fn checked(self) -> Result<Self, KeysError> {
+        if self.all.len() > KEYS_MAX {
+            return Err(KeysError::TooMany(self.all.len()));
         }
+        let mut names: Vec<&str> = self.all.iter().filter_map(|key| key.client.name()).collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(KeysError::Twice(pair[0].to_owned())),
+            None => Ok(self),
+        }
+    }
+
+    /// The same keys, of which those that have the name of one `before` have used what that one has.
+    #[must_use]
+    pub(crate) fn go_on(self, before: &Self) -> Self {
+        for key in &self.all {
+            let same = before.all.iter().find(|other| other.client.name() == key.client.name());
+            if let Some(same) = same {
+                key.client.goes_on(&same.client);
+            }
+        }
+        self
     }
 
     /// Whether anybody may ask.
     pub fn is_open(&self) -> bool {
-        self.digests.is_empty()
+        self.all.is_empty()
     }
 
-    /// Whether `headers` hold a key: as `Bearer KEY`, or as the password of `Basic`, which browsers ask
-    /// for.
-    pub(crate) fn admit(&self, headers: &HeaderMap) -> bool {
-        self.is_open() || given(headers).is_some_and(|key| self.holds(&key))
+    /// Who asks, if `headers` hold a key: as `Bearer KEY`, as the password of `Basic`, which browsers ask for, or
+    /// in `x-api-key` or `api-key`, as clients of Anthropic and Azure send it.
+    pub(crate) fn admit(&self, headers: &HeaderMap) -> Option<Client> {
+        match self.is_open() {
+            true => Some(Client::anybody()),
+            false => given(headers).and_then(|key| self.find(&key)),
+        }
     }
 
-    fn holds(&self, key: &[u8]) -> bool {
+    /// Compares with all keys in full, whichever it is.
+    fn find(&self, key: &[u8]) -> Option<Client> {
         let digest = digest(key);
-        let equal = self.digests.iter().map(|known| known.ct_eq(&digest));
-        equal.fold(Choice::from(0), |any, equal| any | equal).into()
+        let found = self.all.iter().fold(None, |found, known| {
+            let is_equal: bool = known.digest.ct_eq(&digest).into();
+            if is_equal { Some(&known.client) } else { found }
+        });
+        found.cloned()
     }
+}
+
+/// The key of a line.
+fn line_of(text: &str, number: usize, at: &str) -> Result<Key, KeysError> {
+    let mut words = text.split_whitespace();
+    let key = words.next().unwrap_or_default();
+    if !is_sendable(key) {
+        return Err(KeysError::Unsendable(at.to_owned()));
+    }
+    let (mut name, mut limits) = (None, Limits::default());
+    for word in words {
+        let wrong = || KeysError::Limit { at: at.to_owned(), word: word.to_owned() };
+        let (field, value) = word.split_once('=').ok_or_else(wrong)?;
+        let count = || value.parse::<u64>().ok().filter(|count| *count > 0);
+        let is_first = match field {
+            "name" if !is_name(value) => return Err(KeysError::Name(at.to_owned())),
+            "name" => name.replace(value.to_owned()).is_none(),
+            "requests" => limits.requests.replace(count().ok_or_else(wrong)?).is_none(),
+            "tokens" => limits.tokens.replace(count().ok_or_else(wrong)?).is_none(),
+            "slots" => limits.slots.replace(count().ok_or_else(wrong)? as usize).is_none(),
+            "kept" => limits.kept_bytes.replace(size(value).ok_or_else(wrong)?).is_none(),
+            _ => false,
+        };
+        if !is_first {
+            return Err(wrong());
+        }
+    }
+    let name = name.unwrap_or_else(|| format!("key-{number}"));
+    Ok(Key { digest: digest(key.as_bytes()), client: Client::named(name, limits) })
+}
+
+fn is_name(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_letter)
+}
+
+/// Bytes, as in 64MiB.
+fn size(text: &str) -> Option<u64> {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+    let (count, shift) =
+        units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))?;
+    count.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// Whether a key can be sent in a header.
@@ -131,6 +234,13 @@ fn digest(key: &[u8]) -> [u8; 32] {
 
 /// The key that a request gives.
 fn given(headers: &HeaderMap) -> Option<Vec<u8>> {
+    authorization(headers).or_else(|| {
+        let named = KEY_HEADERS.iter().find_map(|name| headers.get(*name));
+        named.map(|value| value.as_bytes().trim_ascii().to_vec())
+    })
+}
+
+fn authorization(headers: &HeaderMap) -> Option<Vec<u8>> {
     let value = headers.get(AUTHORIZATION)?.as_bytes();
     let at = value.iter().position(|byte| *byte == b' ')?;
     let (scheme, key) = (&value[..at], value[at + 1..].trim_ascii());
@@ -155,7 +265,7 @@ mod tests {
         if let Some(value) = header {
             headers.insert(AUTHORIZATION, value.parse().unwrap());
         }
-        assert_eq!(keys.admit(&headers), expect, "{header:?}");
+        assert_eq!(keys.admit(&headers).is_some(), expect, "{header:?}");
     }
 
     #[test]
@@ -184,10 +294,62 @@ mod tests {
         check(&keys, Some("Bearer #"), false);
         fs::write(&path, "# nobody\n").unwrap();
         assert!(matches!(Keys::read(&path), Err(KeysError::Empty(_))));
-        fs::write(&path, "# who\nfirst\ntwo words\n").unwrap();
+        fs::write(&path, "# who\nfirst\nsecönd\n").unwrap();
         let error = Keys::read(&path).unwrap_err().to_string();
         assert!(error.contains("keys:3: a key must be visible"), "{error}");
         assert!(matches!(Keys::read(dir.path()), Err(KeysError::Read { .. })));
         assert!(matches!(Keys::new(&["é"]), Err(KeysError::Unsendable(_))));
+    }
+
+    /// The client of a file's only line, or what is wrong with it.
+    #[track_caller]
+    fn line(text: &str) -> Result<Client, String> {
+        line_of(text, 3, "keys:3").map(|key| key.client).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_key_has_a_name_and_limits() {
+        assert_eq!(line("sesame").unwrap().name(), Some("key-3"));
+        let client = line("sesame name=kitchen slots=2 kept=64MiB requests=60 tokens=9").unwrap();
+        assert_eq!(client.name(), Some("kitchen"));
+        let service = client.of_service(None);
+        assert_eq!((service.slots_max, service.kept_bytes_max), (Some(2), Some(64 << 20)));
+        for wrong in ["slots", "slots=0", "slots=x", "kept=64", "kept=xMiB", "colour=red"] {
+            let error = line(&format!("sesame {wrong}")).unwrap_err();
+            assert!(error.starts_with(&format!("keys:3: {wrong:?} is none of")), "{error}");
+        }
+        assert!(line("sesame slots=1 slots=2").unwrap_err().contains("each once"));
+        assert!(line("sesame name=a,b").unwrap_err().contains("a name has"));
+    }
+
+    #[test]
+    fn who_asks_is_known_by_name_and_a_name_is_one_keys() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys");
+        fs::write(&path, "first name=one\nsecond\n").unwrap();
+        let keys = Keys::new(&["third"]).unwrap().and(Keys::read(&path).unwrap()).unwrap();
+        let name = |key: &str| {
+            let headers = [(AUTHORIZATION, format!("Bearer {key}").parse().unwrap())];
+            let client = keys.admit(&headers.into_iter().collect());
+            client.and_then(|client| client.name().map(str::to_owned))
+        };
+        assert_eq!(
+            ["first", "second", "third"].map(name).map(Option::unwrap),
+            ["one", "key-2", "given-1"]
+        );
+        fs::write(&path, "first name=one\nsecond name=one\n").unwrap();
+        assert!(matches!(Keys::read(&path), Err(KeysError::Twice(_))));
+        assert_eq!(Keys::default().admit(&HeaderMap::new()).unwrap().name(), None);
+    }
+
+    #[test]
+    fn other_headers_hold_keys_too() {
+        let keys = Keys::new(&["first"]).unwrap();
+        for name in KEY_HEADERS {
+            let of =
+                |key: &str| [(name.parse().unwrap(), key.parse().unwrap())].into_iter().collect();
+            assert!(keys.admit(&of("first")).is_some());
+            assert!(keys.admit(&of("Bearer first")).is_none());
+        }
     }
 }

@@ -49,6 +49,11 @@ struct OfRoute {
     route: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKey {
+    key: String,
+}
+
 /// What is counted of requests.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -64,6 +69,9 @@ pub(crate) struct Metrics {
     completion_tokens: Counter,
     prompts: Histogram,
     completions: Histogram,
+    key_requests: Family<OfKey, Counter>,
+    key_refused: Family<OfKey, Counter>,
+    key_tokens: Family<OfKey, Counter>,
 }
 
 impl Metrics {
@@ -85,6 +93,9 @@ impl Metrics {
             completion_tokens: Counter::default(),
             prompts: histogram(&TOKENS_BOUNDS),
             completions: histogram(&TOKENS_BOUNDS),
+            key_requests: Family::default(),
+            key_refused: Family::default(),
+            key_tokens: Family::default(),
         };
         metrics.register();
         for collector in collectors {
@@ -106,6 +117,12 @@ impl Metrics {
             "Requests that ended, by route and status; 499 where the client went away first",
             self.requests.clone(),
         );
+        let mut of_key = |name, help, family: &Family<OfKey, Counter>| {
+            registry.register(name, help, family.clone());
+        };
+        of_key("key_requests", "Requests of each key that ended", &self.key_requests);
+        of_key("key_refused", "Those that came too often or found no place", &self.key_refused);
+        of_key("key_tokens", "Tokens of prompts and answers of each key", &self.key_tokens);
         registry.register("open_requests", "Requests that have not ended", self.open.clone());
         let mut seconds = |name, help, histogram: &Histogram| {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
@@ -128,6 +145,15 @@ impl Metrics {
             "Tokens of each request's answers",
             self.completions.clone(),
         );
+    }
+
+    /// A request with the key of this name ended, if it has a name.
+    pub(crate) fn of_key(&self, name: Option<&str>, status: u16, usage: Usage) {
+        let Some(name) = name else { return };
+        let of = OfKey { key: name.to_owned() };
+        self.key_requests.get_or_create(&of).inc();
+        self.key_refused.get_or_create(&of).inc_by(u64::from(status == 429));
+        self.key_tokens.get_or_create(&of).inc_by(usage.total_tokens as u64);
     }
 
     /// A request began.

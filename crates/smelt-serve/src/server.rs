@@ -47,6 +47,8 @@ pub struct Options {
     pub addr: SocketAddr,
     /// Who may ask.
     pub keys: Keys,
+    /// Whether what was read for one key is of use to others, and so may tell them of it.
+    pub is_cache_shared: bool,
     /// Origins whose pages may ask; `*` is any.
     pub cors_origins: Vec<HeaderValue>,
     /// Certificate and key; without, connections are open to whoever listens.
@@ -246,6 +248,7 @@ fn router(options: &Options, models: Arc<Models>, bodies: Bodies) -> axum::Route
         metrics: Arc::new(Metrics::new(collectors)),
         bodies,
         remote: options.remote_images.map(Remote::new),
+        is_cache_shared: options.is_cache_shared,
         limits: Limits { images_max: options.images_max, frames_max: options.frames_max },
         preparing: Work::preparing(),
         fetching: Work::fetching(),

@@ -6,9 +6,9 @@ mod world;
 
 use std::thread;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use world::machine::Machine;
-use world::server::{BUILT, Server, circles};
+use world::server::{Answer, BUILT, Server, circles, posted, read};
 use world::until;
 
 /// A body of as many bytes as are allowed, of which `begin` and `end` hold a list of `value`.
@@ -101,4 +101,132 @@ fn what_free_form_json_people_send_is_taken() {
     let form = json!({ "type": "json_schema", "json_schema": { "name": "a", "schema": schema } });
     let answer = server.chat(circles(json!({ "response_format": form, "max_tokens": 3 })));
     assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+/// What a chat is answered with this key, which may be none.
+fn with_key(server: &Server, key: &str, body: &Value) -> Answer {
+    let header = match key {
+        "" => String::new(),
+        key => format!("authorization: Bearer {key}\r\n"),
+    };
+    let body = body.to_string();
+    server.exchange(&posted("/v1/chat/completions", body.as_bytes(), &header))
+}
+
+/// A prompt of some hundred tokens, of which `words` are the last.
+fn long(words: &str, fields: Value) -> Value {
+    let text = "How many red circles are there beside the blue squares? ".repeat(6);
+    let mut body = json!({ "messages": [{ "role": "user", "content": text + words }],
+        "max_tokens": 1, "temperature": 0 });
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+fn cached(answer: &Answer) -> u64 {
+    let usage = &answer.json()["usage"]["prompt_tokens_details"];
+    usage["cached_tokens"].as_u64().unwrap_or_else(|| panic!("{}", answer.body))
+}
+
+#[test]
+fn a_stranger_learns_nothing_of_what_others_ask() {
+    BUILT.write("guess-keys", "mine name=mine\nother name=other\n");
+    let server = Server::start(&["--api-key-file", "guess-keys"]);
+    let secret = long("The secret is seventeen.", json!({}));
+    with_key(&server, "mine", &secret);
+    assert!(cached(&with_key(&server, "mine", &secret)) > 50, "one's own is known");
+    for guess in 0..1000 {
+        // The first guess is right, and each shares its beginning with what is kept for the other key.
+        let words = if guess == 0 {
+            "The secret is seventeen.".to_owned()
+        } else {
+            format!("The secret is {guess}")
+        };
+        let salted = json!({ "cache_salt": format!("{guess}") });
+        assert_eq!(cached(&with_key(&server, "other", &long(&words, salted))), 0, "{guess}");
+    }
+    assert_eq!(cached(&with_key(&server, "other", &secret)), 0);
+    // Nor of what is being read at this moment, nor of pictures.
+    let shown = circles(json!({}));
+    with_key(&server, "mine", &shown);
+    let seen = || {
+        server.exchange(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer mine\r\n\r\n").body
+    };
+    let known = |text: &str| -> f64 {
+        let line = text.lines().find(|line| line.starts_with("smelt_pictures_cached_total"));
+        line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let before = known(&seen());
+    with_key(&server, "other", &shown);
+    assert_eq!(known(&seen()), before, "a picture is another key's");
+    with_key(&server, "other", &shown);
+    assert!(known(&seen()) > before, "and then one's own");
+}
+
+#[test]
+fn keys_that_share_are_told() {
+    BUILT.write("share-keys", "mine\nother\n");
+    let server = Server::start(&["--api-key-file", "share-keys", "--share-cache"]);
+    let asked = long("", json!({}));
+    with_key(&server, "mine", &asked);
+    assert!(cached(&with_key(&server, "other", &asked)) > 50);
+    assert_eq!(cached(&with_key(&server, "other", &long("", json!({ "cache_salt": "a" })))), 0);
+    let refused = with_key(&server, "other", &long("", json!({ "cache_salt": "" })));
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("cache_salt")));
+}
+
+#[test]
+fn a_prompt_is_known_behind_many_others() {
+    let server = Server::start(&["--batch", "2"]);
+    let ask = |body: &Value| with_key(&server, "", body);
+    let mine = long("Mine.", json!({ "cache_salt": "mine" }));
+    ask(&mine);
+    for other in 0..27 {
+        ask(&long("", json!({ "cache_salt": format!("other {other}") })));
+    }
+    assert!(cached(&ask(&mine)) > 50, "as many beginnings are kept as have place");
+}
+
+#[test]
+fn one_key_starves_no_other_and_uses_no_more_than_it_may() {
+    BUILT.write(
+        "fair-keys",
+        "much name=much\nlittle name=little\nfew name=few requests=2\nslow name=slow tokens=5\n",
+    );
+    let server = Server::start(&["--api-key-file", "fair-keys", "--batch", "2", "--queue", "6"]);
+    let many = json!({ "n": 16, "stream": true, "ignore_eos": true, "max_tokens": 100 });
+    let many = posted(
+        "/v1/chat/completions",
+        circles(many).to_string().as_bytes(),
+        "authorization: Bearer much\r\n",
+    );
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        let mut stream = server.connect();
+        std::io::Write::write_all(&mut stream, &many).unwrap();
+        streams.push(stream);
+    }
+    for _ in 0..3 {
+        let answer = with_key(&server, "little", &circles(json!({})));
+        let text = &answer.json()["choices"][0]["message"]["content"];
+        assert_eq!(*text, "2", "{}", answer.body);
+    }
+    let answers: Vec<Answer> = streams.into_iter().map(read).collect();
+    let refused = answers.iter().filter(|answer| answer.status == 429).count();
+    assert_eq!(refused, 2, "a quarter of eight places is for others");
+    for (key, status) in [("few", 200), ("few", 200), ("few", 429), ("slow", 200), ("slow", 429)] {
+        let answer = with_key(&server, key, &circles(json!({})));
+        assert_eq!(answer.status, status, "{key} {}", answer.body);
+        if status == 429 {
+            assert_eq!(answer.json()["error"]["code"], "rate_limit_exceeded");
+            assert!(answer.head.contains("retry-after: "), "{}", answer.head);
+        }
+    }
+    let page = server.exchange(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer much\r\n\r\n").body;
+    for line in [
+        "smelt_key_requests_total{key=\"little\"} 3",
+        "smelt_key_refused_total{key=\"few\"} 1",
+        "smelt_key_refused_total{key=\"much\"} 2",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line} in {page}");
+    }
 }

@@ -10,16 +10,19 @@ use std::hash::{BuildHasher, RandomState};
 /// Tokens whose keys and values lie in one block of the cache.
 const BLOCK_TOKENS: usize = crate::kernels::cached_attention::BLOCK;
 
+/// 128 bits that nothing else has: of a cryptographic hash of contents.
+pub type Identity = [u64; 2];
+
 /// What stands at a position: a token, or a part of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Piece {
     /// A token of the text.
     Token(u32),
-    /// An image token of the picture with this digest, or another number that no other picture has.
-    Picture(u64),
-    /// The first token of a prompt that goes on from no other's beginning, by a number that only its own
-    /// answers have.
-    Alone(u64),
+    /// An image token of the picture with this identity.
+    Picture(Identity),
+    /// The first piece of a prompt that goes on only from what has the same identity: other answers to it, or
+    /// other prompts of who may know of it.
+    Alone(Identity),
 }
 
 /// A beginning that a slot holds.
@@ -139,7 +142,7 @@ mod tests {
         let mut all: Vec<Piece> = (0..len).map(|_| Piece::Token(text.below(50) as u32)).collect();
         if random.below(3) == 0 {
             let end = all.len().min(90);
-            all[end.min(20)..end].fill(Piece::Picture(random.below(2) as u64));
+            all[end.min(20)..end].fill(Piece::Picture([random.below(2) as u64, 0]));
         }
         all
     }
@@ -180,7 +183,7 @@ mod tests {
     #[test]
     fn other_pictures_under_the_same_tokens_are_not_shared() {
         let mut prefixes = Prefixes::new(2);
-        let with = |picture| [[Piece::Token(1); 10], [Piece::Picture(picture); 10]].concat();
+        let with = |picture| [[Piece::Token(1); 10], [Piece::Picture([0, picture]); 10]].concat();
         prefixes.append(1, &with(7));
         assert_eq!(prefixes.longest(&with(7)), Some(Found { slot: 1, len: 20 }));
         assert_eq!(prefixes.longest(&with(8)), Some(Found { slot: 1, len: 10 }));

@@ -2,13 +2,12 @@
 //!
 //! Parts are bytes, since numbers would be four times as large and wait as long.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use super::eyes::Cutting;
 use super::patches::Size;
+use crate::identity::{Identity, Naming};
 
 /// What one run of a vision engine takes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Which engine: an index of [`Eyes::grids`](super::Eyes::grids).
     pub grid: usize,
@@ -43,8 +42,8 @@ impl Part {
 /// A picture as the vision engines see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
-    /// Equal for equal pixels that are seen in the same way.
-    pub digest: u64,
+    /// Equal for equal pixels that are seen in the same way, and for no others.
+    pub identity: Identity,
     /// In the order of their tokens; at least one.
     pub parts: Vec<Part>,
     /// Image tokens of all parts together.
@@ -54,22 +53,76 @@ pub struct View {
 impl View {
     /// Of parts that give so many image tokens together.
     pub fn new(parts: Vec<Part>, tokens: usize) -> Self {
-        let mut hasher = DefaultHasher::new();
-        parts.hash(&mut hasher);
-        Self { digest: hasher.finish(), parts, tokens }
+        let of_part = |name: Naming, part: &Part| {
+            let name = name.number(part.grid as u64).number(part.frames.len() as u64);
+            part.frames.iter().fold(name, |name, frame| name.bytes(frame))
+        };
+        let identity = parts.iter().fold(Naming::of("picture"), of_part).end();
+        Self { identity, parts, tokens }
     }
 
-    /// The same, with a digest of its own for `mark`: what else its tokens depend on.
+    /// The same, with an identity of its own for `mark`: what else its tokens depend on.
     #[must_use]
-    pub fn marked(mut self, mark: u32) -> Self {
-        let mut hasher = DefaultHasher::new();
-        (self.digest, mark).hash(&mut hasher);
-        self.digest = hasher.finish();
-        self
+    pub fn marked(self, mark: u32) -> Self {
+        let identity = Naming::of("marked").name(self.identity).number(mark.into()).end();
+        Self { identity, ..self }
+    }
+
+    /// The same, with an identity of its own for those who may know of it.
+    #[must_use]
+    pub fn within(self, part: Identity) -> Self {
+        let identity = Naming::of("within").name(part).name(self.identity).end();
+        Self { identity, ..self }
     }
 
     /// Bytes of all pixels.
     pub fn bytes(&self) -> usize {
         self.parts.iter().flat_map(|part| &part.frames).map(Vec::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+    use super::*;
+
+    fn view(frames: &[&[u8]]) -> View {
+        let frames = frames.iter().map(|frame| frame.to_vec()).collect();
+        View::new(vec![Part { grid: 0, frames }], 1)
+    }
+
+    /// Found in five minutes by a part of one core.
+    const COLLIDING: [[u8; 8]; 2] =
+        [[82, 43, 106, 171, 39, 187, 48, 38], [19, 21, 196, 173, 241, 243, 212, 33]];
+
+    #[test]
+    fn pictures_that_a_hash_of_64_bits_takes_for_one_are_two() {
+        let by_hash = |frame: &[u8]| {
+            let mut hasher = DefaultHasher::new();
+            vec![(0_usize, vec![frame.to_vec()])].hash(&mut hasher);
+            hasher.finish()
+        };
+        let [one, other] = &COLLIDING;
+        assert_eq!(by_hash(one), by_hash(other), "the key that pictures had");
+        assert_ne!(view(&[one]).identity, view(&[other]).identity);
+        assert_eq!(view(&[one]).identity, view(&[one]).identity);
+    }
+
+    #[test]
+    fn views_are_named_by_all_that_they_hold() {
+        let all = [
+            view(&[b"ab"]),
+            view(&[b"a", b"b"]),
+            view(&[b"ab", b""]),
+            view(&[b"ab"]).marked(0),
+            view(&[b"ab"]).marked(1),
+            view(&[b"ab"]).within([0, 1]),
+            view(&[b"ab"]).within([1, 0]),
+            View::new(vec![Part { grid: 1, frames: vec![b"ab".to_vec()] }], 1),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            assert!(all[at + 1..].iter().all(|other| other.identity != one.identity), "{at}");
+        }
     }
 }

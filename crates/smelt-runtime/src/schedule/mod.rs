@@ -55,6 +55,17 @@ pub enum Priority {
     Normal,
 }
 
+/// Whose a task is, where not all are one's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// Owners are told apart by it.
+    pub id: u64,
+    /// Most slots that the owner's tasks may have at once.
+    pub slots_max: Option<usize>,
+    /// Most blocks that slots may be kept with for the owner; one that several slots share counts for each.
+    pub kept_blocks_max: Option<usize>,
+}
+
 /// What there is to be shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -132,6 +143,7 @@ enum State {
 
 #[derive(Debug)]
 struct Task {
+    owner: Owner,
     priority: Priority,
     order: u64,
     /// The prompt and what was said.
@@ -179,6 +191,8 @@ pub struct Schedule {
     capacity: Capacity,
     tasks: BTreeMap<TaskId, Task>,
     slots: Vec<Use>,
+    /// Whose what a slot holds is.
+    owners: Vec<Owner>,
     prefixes: Prefixes,
     share: Share,
     /// Counts arrivals and uses of slots.
@@ -200,6 +214,7 @@ impl Schedule {
             capacity,
             tasks: BTreeMap::new(),
             slots: vec![Use::Empty; capacity.slots],
+            owners: vec![Owner::default(); capacity.slots],
             prefixes: Prefixes::new(capacity.slots),
             share: Share::default(),
             clock: 0,
@@ -228,9 +243,10 @@ impl Schedule {
     }
 
     /// A task whose prompt, at least one piece, is `pieces` and [fits](Self::fits).
-    pub fn arrive(&mut self, id: TaskId, priority: Priority, pieces: Vec<Piece>) {
+    pub fn arrive(&mut self, id: TaskId, owner: Owner, priority: Priority, pieces: Vec<Piece>) {
         debug_assert!(!pieces.is_empty() && self.fits(pieces.len()));
-        let task = Task { priority, order: self.tick(), pieces, state: State::Waiting, passed: 0 };
+        let (order, state) = (self.tick(), State::Waiting);
+        let task = Task { owner, priority, order, pieces, state, passed: 0 };
         let before = self.tasks.insert(id, task);
         debug_assert!(before.is_none(), "task {id} arrived twice");
     }
@@ -292,6 +308,9 @@ impl Schedule {
 
     /// What to do next, with so many blocks free.
     pub fn next(&mut self, blocks_free: usize) -> Step {
+        if let Some(slot) = self.kept_too_long() {
+            return self.forget(slot);
+        }
         if let Some(step) = self.admit(blocks_free) {
             return step;
         }
@@ -407,15 +426,48 @@ impl Schedule {
         Some(self.take(id, slot, found))
     }
 
-    /// The first in line, of those that no prompt under way will spare reading.
+    /// The first in line, of those whose owner may have another slot and that no prompt under way will spare
+    /// reading.  Owners with fewer slots go first, so that who asks for much at once waits for nobody but itself.
     fn next_waiting(&self) -> Option<TaskId> {
         let is_normals_turn = self.highs_in_a_row >= HIGHS_IN_A_ROW_MAX;
         let is_later = |task: &Task| (task.priority == Priority::High) == is_normals_turn;
+        let taken = self.taken_by_owner();
+        let has = |task: &Task| taken.get(&task.owner.id).copied().unwrap_or(0);
+        let may = |task: &&Task| task.owner.slots_max.is_none_or(|most| has(task) < most);
         let waiting = self.tasks.iter().filter(|(_, task)| task.state == State::Waiting);
-        let mut waiting: Vec<_> =
-            waiting.map(|(id, task)| ((is_later(task), task.order), *id, task)).collect();
+        let mut waiting: Vec<_> = waiting
+            .filter(|(_, task)| may(task))
+            .map(|(id, task)| ((is_later(task), has(task), task.order), *id, task))
+            .collect();
         waiting.sort_unstable_by_key(|(rank, ..)| *rank);
         waiting.into_iter().find(|(.., task)| !self.is_spared(task)).map(|(_, id, _)| id)
+    }
+
+    /// How many slots the tasks of each owner have.
+    fn taken_by_owner(&self) -> BTreeMap<u64, usize> {
+        let mut taken = BTreeMap::new();
+        for task in self.tasks.values().filter(|task| task.slot().is_some()) {
+            *taken.entry(task.owner.id).or_default() += 1;
+        }
+        taken
+    }
+
+    /// The oldest slot kept for an owner for whom more is kept than may be.
+    fn kept_too_long(&self) -> Option<usize> {
+        let kept = |(slot, r#use): (usize, &Use)| match r#use {
+            Use::Kept(since) => Some((*since, slot)),
+            _ => None,
+        };
+        let mut kept: Vec<(u64, usize)> = self.slots.iter().enumerate().filter_map(kept).collect();
+        kept.sort_unstable_by(|one, other| other.cmp(one));
+        let mut blocks = BTreeMap::<u64, usize>::new();
+        // From the youngest to the oldest: the last one that is too much is the oldest of its owner.
+        kept.into_iter().fold(None, |found, (_, slot)| {
+            let Owner { id, kept_blocks_max, .. } = self.owners[slot];
+            let held = blocks.entry(id).or_default();
+            *held += self.blocks(self.prefixes.held(slot).len());
+            kept_blocks_max.filter(|most| *held > *most).map(|_| slot).or(found)
+        })
     }
 
     /// Whether a prompt that is being read shares much with this one, and more than slots hold.
@@ -478,6 +530,7 @@ impl Schedule {
         if let Some(task) = self.tasks.get_mut(&id) {
             task.state = State::Reading { slot };
             task.passed = 0;
+            self.owners[slot] = task.owner;
             let is_high = task.priority == Priority::High;
             self.highs_in_a_row = if is_high && others_wait { self.highs_in_a_row + 1 } else { 0 };
         }

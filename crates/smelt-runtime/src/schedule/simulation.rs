@@ -99,6 +99,7 @@ impl Engine {
 /// A request of the world.
 struct Wish {
     arrives_us: u64,
+    owner: Owner,
     priority: Priority,
     pieces: Vec<Piece>,
     answer: usize,
@@ -115,6 +116,7 @@ struct Alive {
     answer: usize,
     leaves_us: u64,
     priority: Priority,
+    owner: Owner,
 }
 
 struct World {
@@ -176,9 +178,9 @@ impl World {
             }
             let pieces = std::mem::take(&mut wish.pieces);
             assert!(self.schedule.fits(pieces.len()), "seed {seed}");
-            self.schedule.arrive(id as TaskId, wish.priority, pieces.clone());
-            let (answer, leaves_us, priority) = (wish.answer, wish.leaves_us, wish.priority);
-            let alive = Alive { pieces, said: 0, said_us: 0, answer, leaves_us, priority };
+            let Wish { owner, answer, leaves_us, priority, .. } = *wish;
+            self.schedule.arrive(id as TaskId, owner, priority, pieces.clone());
+            let alive = Alive { pieces, said: 0, said_us: 0, answer, leaves_us, priority, owner };
             self.alive.insert(id as TaskId, alive);
         }
         let gone = self.alive.iter().filter(|(_, one)| one.leaves_us <= self.now_us);
@@ -236,12 +238,45 @@ impl World {
             let is_waiting = self.schedule.tasks[id].state == State::Waiting;
             is_waiting
                 && one.priority == Priority::Normal
+                && one.owner.slots_max.is_none_or(|most| self.slots_of(one.owner) < most)
                 && !self.schedule.is_spared(&self.schedule.tasks[id])
         };
         let passes = self.alive[&task].priority == Priority::High
             && self.alive.iter().any(|(id, one)| waits(id, one));
         self.highs = if passes { self.highs + 1 } else { 0 };
+        self.owners_are_equal(task);
         assert!(self.highs <= HIGHS_IN_A_ROW_MAX + 1, "seed {seed}: normal priority is shut out");
+    }
+
+    /// How many slots tasks of an owner have.
+    fn slots_of(&self, owner: Owner) -> usize {
+        let tasks = self.schedule.tasks.values();
+        tasks.filter(|task| task.owner.id == owner.id && task.slot().is_some()).count()
+    }
+
+    /// Nobody was passed by an owner that had more slots, and nobody has more than it may.
+    fn owners_are_equal(&self, admitted: TaskId) {
+        let Alive { owner, priority, .. } = self.alive[&admitted];
+        let has = self.slots_of(owner);
+        assert!(owner.slots_max.is_none_or(|most| has <= most), "seed {}", self.seed);
+        let is_passed = |(id, one): (&TaskId, &Alive)| {
+            let other = &self.schedule.tasks[id];
+            other.state == State::Waiting
+                && one.priority == priority
+                && self.slots_of(one.owner) + 1 < has
+                && one.owner.slots_max.is_none_or(|most| self.slots_of(one.owner) < most)
+                && !self.schedule.is_spared(other)
+        };
+        assert!(!self.alive.iter().any(is_passed), "seed {}: an owner starves", self.seed);
+    }
+
+    /// No slot is kept with more blocks than its owner may keep.
+    fn little_is_kept(&self) {
+        let slots = self.schedule.slots.iter().zip(&self.schedule.owners).enumerate();
+        for (slot, (_, owner)) in slots.filter(|(_, (state, _))| matches!(state, Use::Kept(_))) {
+            let (own, most) = (self.engine.slots[slot].1.len(), owner.kept_blocks_max);
+            assert!(most.is_none_or(|most| own <= most), "seed {}: {own} of {most:?}", self.seed);
+        }
     }
 
     fn read(&mut self, task: TaskId, slot: usize, tokens: usize, is_last: bool) {
@@ -326,6 +361,9 @@ impl World {
                 return (self.preemptions, self.shared);
             }
             let step = self.schedule.next(self.engine.free());
+            if !matches!(step, Step::Forget { .. }) {
+                self.little_is_kept();
+            }
             self.perform(step);
             self.watch();
         }
@@ -343,8 +381,14 @@ fn wish(random: &mut Random, room: usize) -> Wish {
         alike.chain((0..own).map(|at| Piece::Token((tag + at) as u32))).take(length).collect();
     let arrives_us = random.below(3_000_000) as u64;
     let patience = if random.one_in(6) { random.below(2_000_000) as u64 } else { u64::MAX / 2 };
+    let owner = Owner {
+        id: random.below(3) as u64,
+        slots_max: random.one_in(4).then(|| 1 + random.below(2)),
+        kept_blocks_max: random.one_in(4).then(|| random.below(20)),
+    };
     Wish {
         arrives_us,
+        owner,
         priority: if random.one_in(4) { Priority::High } else { Priority::Normal },
         pieces,
         answer: 1 + random.below(60),

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use crate::identity::Identity;
 use crate::image::{Part, View};
 use crate::schedule::{Standing, TaskId, is_passed, next_in_line};
 use crate::vision::Embedded;
@@ -42,8 +43,8 @@ struct Kept {
 /// Pictures to look at, and pictures that were looked at.
 #[derive(Debug)]
 pub(super) struct Gallery {
-    pending: BTreeMap<u64, Pending>,
-    kept: HashMap<u64, Kept>,
+    pending: BTreeMap<Identity, Pending>,
+    kept: HashMap<Identity, Kept>,
     kept_bytes: usize,
     /// Embeddings of pictures that nobody shows now may take so much.
     bytes_max: usize,
@@ -69,11 +70,11 @@ impl Gallery {
     /// What was said of the view, if it was looked at; else it will be, for `task`.
     pub(super) fn want(&mut self, task: TaskId, view: &mut View) -> Option<Arc<Embedded>> {
         self.clock += 1;
-        if let Some(kept) = self.kept.get_mut(&view.digest) {
+        if let Some(kept) = self.kept.get_mut(&view.identity) {
             kept.used = self.clock;
             return Some(Arc::clone(&kept.embedded));
         }
-        let pending = self.pending.entry(view.digest).or_insert_with(|| Pending {
+        let pending = self.pending.entry(view.identity).or_insert_with(|| Pending {
             parts: std::mem::take(&mut view.parts),
             order: self.clock,
             passed: 0,
@@ -94,62 +95,62 @@ impl Gallery {
     }
 
     /// The view of which a part is to be looked at now.
-    pub(super) fn next(&mut self) -> Option<u64> {
+    pub(super) fn next(&mut self) -> Option<Identity> {
         let line: Vec<Standing> = self.pending.values().map(Pending::standing).collect();
         let place = next_in_line(&line)?;
         let order = line[place].order;
         for pending in self.pending.values_mut() {
             pending.passed += u32::from(is_passed(pending.order, order));
         }
-        let (digest, next) = self.pending.iter_mut().find(|(_, one)| one.order == order)?;
+        let (identity, next) = self.pending.iter_mut().find(|(_, one)| one.order == order)?;
         next.passed = 0;
-        Some(*digest)
+        Some(*identity)
     }
 
     /// The next part of a view that is still to be looked at.
-    pub(super) fn part(&self, digest: u64) -> Option<&Part> {
-        let pending = self.pending.get(&digest)?;
+    pub(super) fn part(&self, identity: Identity) -> Option<&Part> {
+        let pending = self.pending.get(&identity)?;
         pending.parts.get(pending.seen)
     }
 
     /// How many parts were looked at of a view that is still to be looked at.
-    pub(super) fn seen(&self, digest: u64) -> usize {
-        self.pending.get(&digest).map_or(0, |pending| pending.seen)
+    pub(super) fn seen(&self, identity: Identity) -> usize {
+        self.pending.get(&identity).map_or(0, |pending| pending.seen)
     }
 
     /// What was said of the next part of a view.  Gives the whole and who waits for it when that was
     /// the last one; a view that nobody wants any more is forgotten.
     pub(super) fn saw(
         &mut self,
-        digest: u64,
+        identity: Identity,
         part: &Embedded,
     ) -> Option<(Arc<Embedded>, Vec<TaskId>)> {
-        let pending = self.pending.get_mut(&digest)?;
+        let pending = self.pending.get_mut(&identity)?;
         pending.so_far.append(part);
         pending.seen += 1;
         if pending.seen < pending.parts.len() {
             return None;
         }
-        let Pending { so_far, wanted_by, .. } = self.pending.remove(&digest)?;
+        let Pending { so_far, wanted_by, .. } = self.pending.remove(&identity)?;
         let embedded = Arc::new(so_far);
-        self.keep(digest, &embedded);
+        self.keep(identity, &embedded);
         Some((embedded, wanted_by))
     }
 
     /// The engine failed on a view: it is forgotten.  Gives who waited for it.
-    pub(super) fn fail(&mut self, digest: u64) -> Vec<TaskId> {
-        self.pending.remove(&digest).map_or_else(Vec::new, |pending| pending.wanted_by)
+    pub(super) fn fail(&mut self, identity: Identity) -> Vec<TaskId> {
+        self.pending.remove(&identity).map_or_else(Vec::new, |pending| pending.wanted_by)
     }
 
     /// Keeps embeddings, in place of those that were of no use for the longest time.
-    fn keep(&mut self, digest: u64, embedded: &Arc<Embedded>) {
+    fn keep(&mut self, identity: Identity, embedded: &Arc<Embedded>) {
         let bytes = embedded.bytes();
         if bytes > self.bytes_max {
             return;
         }
         while self.kept_bytes + bytes > self.bytes_max {
             let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used);
-            let Some(oldest) = oldest.map(|(digest, _)| *digest) else { break };
+            let Some(oldest) = oldest.map(|(identity, _)| *identity) else { break };
             if let Some(gone) = self.kept.remove(&oldest) {
                 self.kept_bytes -= gone.embedded.bytes();
             }
@@ -157,7 +158,7 @@ impl Gallery {
         self.clock += 1;
         let kept = Kept { embedded: Arc::clone(embedded), used: self.clock };
         self.kept_bytes += bytes;
-        if let Some(before) = self.kept.insert(digest, kept) {
+        if let Some(before) = self.kept.insert(identity, kept) {
             self.kept_bytes -= before.embedded.bytes();
         }
     }
@@ -167,24 +168,29 @@ impl Gallery {
 mod tests {
     use super::*;
 
-    fn view(digest: u64, parts: usize) -> View {
-        let part = |at| Part { grid: 0, frames: vec![vec![digest as u8, at as u8]] };
-        View { digest, parts: (0..parts).map(part).collect(), tokens: parts }
+    fn view(number: u64, parts: usize) -> View {
+        let part = |at| Part { grid: 0, frames: vec![vec![number as u8, at as u8]] };
+        View { identity: of(number), parts: (0..parts).map(part).collect(), tokens: parts }
+    }
+
+    fn of(number: u64) -> Identity {
+        [number, 0]
     }
 
     /// Looks at parts until all are seen: the order of views, and who was given which whole.
     fn look(gallery: &mut Gallery) -> (Vec<u64>, Vec<(u64, Vec<TaskId>)>) {
         let (mut order, mut given) = (Vec::new(), Vec::new());
-        while let Some(digest) = gallery.next() {
-            order.push(digest);
-            let part = gallery.part(digest).unwrap();
+        while let Some(identity) = gallery.next() {
+            let number = identity[0];
+            order.push(number);
+            let part = gallery.part(identity).unwrap();
             let embeds = part.frames[0].iter().copied().map(f32::from).collect();
             let part = Embedded { embeds, deepstack: Vec::new() };
-            if let Some((whole, tasks)) = gallery.saw(digest, &part) {
+            if let Some((whole, tasks)) = gallery.saw(identity, &part) {
                 let numbers = whole.embeds.chunks(2).enumerate();
                 assert!(numbers.clone().count() > 0);
-                assert!({ numbers }.all(|(at, pair)| *pair == [digest as f32, at as f32]));
-                given.push((digest, tasks));
+                assert!({ numbers }.all(|(at, pair)| *pair == [number as f32, at as f32]));
+                given.push((number, tasks));
             }
         }
         (order, given)
@@ -222,16 +228,16 @@ mod tests {
         gallery.leave(2);
         assert_eq!(look(&mut gallery), (vec![8], vec![(8, vec![3])]));
         gallery.want(4, &mut view(9, 1));
-        assert_eq!(gallery.next(), Some(9));
-        assert_eq!(gallery.fail(9), [4]);
-        assert_eq!(gallery.saw(9, &Embedded::default()), None);
+        assert_eq!(gallery.next(), Some(of(9)));
+        assert_eq!(gallery.fail(of(9)), [4]);
+        assert_eq!(gallery.saw(of(9), &Embedded::default()), None);
     }
 
     #[test]
     fn what_was_of_no_use_for_the_longest_time_is_forgotten() {
         let mut gallery = Gallery::new(24);
-        for digest in [1, 2, 3] {
-            gallery.want(digest, &mut view(digest, 1));
+        for number in [1, 2, 3] {
+            gallery.want(number, &mut view(number, 1));
             look(&mut gallery);
         }
         assert!(gallery.want(9, &mut view(1, 1)).is_some());

@@ -17,7 +17,7 @@ use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt, RunError};
 use super::scores::Scores;
 use super::ticket::{Event, Failure, TokenSaid};
 use super::{Asked, Job, Kv, Over, Shared, ToLlm};
-use crate::schedule::{Capacity, Schedule, Step, TaskId};
+use crate::schedule::{Capacity, Owner, Schedule, Step, TaskId};
 use crate::speaker::{Finish, Said, Speaker};
 
 /// The longest that the other engine is given way: no longer than one chunk of a prompt stalls.
@@ -109,17 +109,23 @@ impl LlmThread {
     }
 
     fn take(&mut self, job: Job) {
-        let Job { first, priority, mut pieces, speakers, asked } = job;
+        let Job { client, first, priority, mut pieces, speakers, asked } = job;
+        let block_bytes = self.engine.kv_usage().block_bytes as u64;
+        let owner = Owner {
+            id: client.id,
+            slots_max: client.slots_max,
+            kept_blocks_max: client.kept_bytes_max.map(|bytes| (bytes / block_bytes) as usize),
+        };
         let asked = Arc::new(asked);
         // What another one read was not scored; the answers of one share what the first of them reads.
         if let (Some(_), Some(piece)) = (asked.scored, pieces.first_mut()) {
-            *piece = Piece::Alone(first);
+            *piece = Piece::Alone([first, 0]);
         }
         for (choice, speaker) in speakers.into_iter().enumerate() {
             let id = first + choice as TaskId;
             let scores = asked.scored.filter(|_| choice == 0);
             let scores = scores.map(|top| Scores::new(&asked.tokens, top));
-            self.schedule.arrive(id, priority, pieces.clone());
+            self.schedule.arrive(id, owner, priority, pieces.clone());
             let asked = Arc::clone(&asked);
             let (is_known, cached_tokens) = (false, 0);
             let task = Task { asked, choice, speaker, is_known, cached_tokens, scores };

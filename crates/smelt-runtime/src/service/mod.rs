@@ -15,6 +15,7 @@ mod ticket;
 mod vision;
 mod warm;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -30,6 +31,7 @@ use smelt_watch::{Machine, Sample};
 
 use crate::deployment::{Deployment, Text};
 use crate::generate::GenerateError;
+use crate::identity::{Identity, Naming};
 use crate::image::View;
 use crate::prepare::Prepared;
 pub use crate::schedule::Priority;
@@ -59,6 +61,9 @@ pub struct Options {
     pub pixel_bytes_max: usize,
     /// Bytes of embeddings of pictures to keep for when they are shown again.
     pub picture_cache_bytes: usize,
+    /// Full contexts that keys and values have room for at most; without it, as many as the engine has slots.
+    /// Slots beyond share that room: each may keep a prompt in case that the next one begins alike.
+    pub contexts_max: Option<usize>,
     /// Bytes that requests may take while they are read and prepared; less under a small cap: [`preparing`].
     pub preparing_bytes: u64,
     /// Bytes that the whole process may take.
@@ -74,6 +79,7 @@ impl Default for Options {
             running_max: 8,
             pixel_bytes_max: 256 << 20,
             picture_cache_bytes: 64 << 20,
+            contexts_max: None,
             preparing_bytes: 0,
             memory_max: None,
             kv: KvMemory::Free,
@@ -105,9 +111,42 @@ impl Options {
     }
 }
 
+/// For whom a request is answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Client {
+    /// Clients are told apart by it; 0 where nobody has a name.
+    pub id: u64,
+    /// What was read and seen is of use to requests of the same alone.
+    pub reuse: Option<Identity>,
+    /// Most answers at once.
+    pub slots_max: Option<usize>,
+    /// Most bytes of keys and values that are kept for the client when its answers have ended.
+    pub kept_bytes_max: Option<u64>,
+}
+
+impl Client {
+    /// Most of `seats` that the client's requests may take: a quarter is left to others.
+    fn seats_max(&self, seats: usize) -> usize {
+        if self.id == 0 { seats } else { (seats - seats / 4).max(1) }
+    }
+
+    /// The prompt as others of the same client see it, and strangers do not.
+    fn own(&self, mut pieces: Vec<Piece>) -> Vec<Piece> {
+        // A picture's identity is the client's already.
+        if let (Some(part), Some(first)) = (self.reuse, pieces.first_mut())
+            && let Piece::Token(token) = *first
+        {
+            *first = Piece::Alone(Naming::of("first").name(part).number(token.into()).end());
+        }
+        pieces
+    }
+}
+
 /// What is to be answered, and how.
 #[derive(Debug)]
 pub struct Request {
+    /// For whom.
+    pub client: Client,
     /// The prompt and its pictures.
     pub prepared: Prepared,
     /// How each answer is said.  Each has its own seed.
@@ -186,6 +225,7 @@ struct Asked {
 
 /// A request with what it is scheduled by.
 struct Job {
+    client: Client,
     /// The name of its first answer; the others follow.
     first: TaskId,
     priority: Priority,
@@ -218,11 +258,21 @@ impl Asked {
 }
 
 /// Counted as long as its request lives.
-struct Seat(Arc<Shared>);
+struct Seat {
+    shared: Arc<Shared>,
+    client: u64,
+}
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.0.live.fetch_sub(1, Ordering::AcqRel);
+        self.shared.live.fetch_sub(1, Ordering::AcqRel);
+        let mut clients = self.shared.clients();
+        if let Some(live) = clients.get_mut(&self.client) {
+            *live -= 1;
+            if *live == 0 {
+                clients.remove(&self.client);
+            }
+        }
     }
 }
 
@@ -231,6 +281,8 @@ struct Shared {
     stats: Mutex<Stats>,
     /// Requests that were taken and have not ended.
     live: AtomicUsize,
+    /// Those of each client.
+    clients: Mutex<BTreeMap<u64, usize>>,
     /// Bytes of pixels that wait.
     pixel_bytes: AtomicUsize,
     is_draining: AtomicBool,
@@ -241,6 +293,10 @@ struct Shared {
 impl Shared {
     fn stats(&self) -> MutexGuard<'_, Stats> {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, usize>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -302,6 +358,7 @@ impl Service {
         let shared = Arc::new(Shared {
             stats: Mutex::new(Stats::new()),
             live: AtomicUsize::new(0),
+            clients: Mutex::default(),
             pixel_bytes: AtomicUsize::new(0),
             is_draining: AtomicBool::new(false),
             is_looking: AtomicBool::new(false),
@@ -379,8 +436,13 @@ impl Service {
         if shared.is_draining.load(Ordering::Acquire) {
             return Err(Refused::Draining);
         }
-        let Request { prepared, manners, form, priority, deadline, scored } = request;
+        let Request { client, prepared, manners, form, priority, deadline, scored } = request;
         let Prepared { tokens, views, places, .. } = prepared;
+        let own = |view: View| match client.reuse {
+            Some(part) => view.within(part),
+            None => view,
+        };
+        let views: Vec<View> = views.into_iter().map(own).collect();
         if !(1..=ANSWERS_MAX).contains(&manners.len()) {
             return Err(Refused::Answers(manners.len()));
         }
@@ -388,11 +450,11 @@ impl Service {
             return Err(Refused::TooLong { tokens: tokens.len(), max: self.0.tokens_max - 1 });
         }
         let pixel_bytes: usize = views.iter().map(View::bytes).sum();
-        let seat = self.seat(pixel_bytes, options)?;
+        let seat = self.seat(&client, pixel_bytes, options)?;
         let speakers =
             manners.iter().map(|manner| Speaker::new(text, &tokens, manner, form.clone()));
         let speakers = speakers.collect::<Result<Vec<_>, _>>()?;
-        let pieces = Prepared::pieces(&tokens, &views, text.image_token);
+        let pieces = client.own(Prepared::pieces(&tokens, &views, text.image_token));
         let (teller, ticket) = ticket::ticket();
         let asked = Asked {
             tokens,
@@ -407,7 +469,7 @@ impl Service {
             _seat: seat,
         };
         let first = self.0.next_task.fetch_add(ANSWERS_MAX as u64, Ordering::Relaxed);
-        let job = Box::new(Job { first, priority, pieces, speakers, asked });
+        let job = Box::new(Job { client, first, priority, pieces, speakers, asked });
         shared.stats().requests += 1;
         // A thread that is gone drops the request, and its reader hears that nothing more comes.
         if views.is_empty() {
@@ -420,15 +482,26 @@ impl Service {
     }
 
     /// A place among those that are answered or wait, if there is one.
-    fn seat(&self, pixel_bytes: usize, options: &Options) -> Result<Seat, Refused> {
+    fn seat(
+        &self,
+        client: &Client,
+        pixel_bytes: usize,
+        options: &Options,
+    ) -> Result<Seat, Refused> {
         let shared = &self.0.shared;
         let seats = options.queue_max + options.running_max;
         let live = shared.live.fetch_add(1, Ordering::AcqRel);
-        let seat = Seat(Arc::clone(shared));
+        let of_client = {
+            let mut clients = shared.clients();
+            let live = clients.entry(client.id).or_default();
+            *live += 1;
+            *live
+        };
+        let seat = Seat { shared: Arc::clone(shared), client: client.id };
         let waiting = shared.pixel_bytes.load(Ordering::Acquire);
         // Alone, a picture of any size that was prepared may come in.
         let is_full = waiting > 0 && waiting + pixel_bytes > options.pixel_bytes_max;
-        if live < seats && !is_full {
+        if live < seats && of_client <= client.seats_max(seats) && !is_full {
             return Ok(seat);
         }
         let mut stats = shared.stats();
@@ -466,11 +539,12 @@ fn give_memory(
         kv: options.kv,
     };
     let (kv, limits) = (llm.kv_usage(), llm.limits());
+    let contexts = options.contexts_max.unwrap_or(limits.max_slots).min(limits.max_slots);
     let sizes = KvSizes {
         block_bytes: kv.block_bytes as u64,
         block_tokens: kv.block_tokens as u64,
         max_seq_len: limits.max_seq_len as u64,
-        slots: slots_min.max(limits.max_slots as u64),
+        slots: contexts.max(slots_min as usize) as u64,
     };
     let plan = sizing::plan(&memory, &sizes)?;
     llm.set_kv_bytes_max(plan.bytes);

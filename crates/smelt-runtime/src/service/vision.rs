@@ -10,6 +10,7 @@ use std::time::Instant;
 use super::gallery::Gallery;
 use super::ticket::{Event, Failure};
 use super::{Job, Over, Shared, ToLlm, ToVision};
+use crate::identity::Identity;
 use crate::image::View;
 use crate::schedule::TaskId;
 use crate::vision::{Embedded, Vision};
@@ -23,7 +24,7 @@ struct Looking {
 }
 
 struct Picture {
-    digest: u64,
+    identity: Identity,
     tokens: usize,
     /// Parts that engines look at.
     parts: usize,
@@ -86,7 +87,7 @@ impl VisionThread {
         let picture = |view: &mut View| {
             let parts = view.parts.len();
             let embedded = self.gallery.want(first, view);
-            Picture { digest: view.digest, tokens: view.tokens, parts, embedded }
+            Picture { identity: view.identity, tokens: view.tokens, parts, embedded }
         };
         let pictures: Vec<Picture> = views.iter_mut().map(picture).collect();
         let cached = pictures.iter().filter(|picture| picture.embedded.is_some()).count();
@@ -116,9 +117,9 @@ impl VisionThread {
 
     /// Runs the engine over the part that is next.
     fn look(&mut self) {
-        let Some(digest) = self.gallery.next() else { return };
-        self.tell_of(digest);
-        let Some(part) = self.gallery.part(digest) else { return };
+        let Some(identity) = self.gallery.next() else { return };
+        self.tell_of(identity);
+        let Some(part) = self.gallery.part(identity) else { return };
         let start = Instant::now();
         self.shared.is_looking.store(true, Ordering::Release);
         let embedded = self.vision.encode(part);
@@ -126,28 +127,28 @@ impl VisionThread {
         self.shared.stats().part_seconds.observe_time(start.elapsed());
         match embedded {
             Ok(embedded) => {
-                if let Some((whole, tasks)) = self.gallery.saw(digest, &embedded) {
-                    self.seen(digest, &whole);
+                if let Some((whole, tasks)) = self.gallery.saw(identity, &embedded) {
+                    self.seen(identity, &whole);
                     self.hand_on(&tasks);
                 }
             }
             Err(error) => {
                 let why = format!("the vision engine failed: {error}");
-                let tasks = self.gallery.fail(digest);
+                let tasks = self.gallery.fail(identity);
                 self.fail(&tasks, &why);
             }
         }
     }
 
     /// Tells all that show a picture that its next part is looked at now, and how far they are.
-    fn tell_of(&self, digest: u64) {
+    fn tell_of(&self, identity: Identity) {
         let shows = |looking: &&Looking| {
             let mut pictures = looking.pictures.iter();
-            pictures.any(|picture| picture.digest == digest && picture.embedded.is_none())
+            pictures.any(|picture| picture.identity == identity && picture.embedded.is_none())
         };
         let seen = |picture: &Picture| match picture.embedded {
             Some(_) => picture.parts,
-            None => self.gallery.seen(picture.digest),
+            None => self.gallery.seen(picture.identity),
         };
         for Looking { job, pictures, .. } in self.looking.iter().filter(shows) {
             let part = pictures.iter().map(seen).sum::<usize>() + 1;
@@ -157,10 +158,10 @@ impl VisionThread {
     }
 
     /// Gives a picture's embeddings to all that show it.
-    fn seen(&mut self, digest: u64, whole: &Arc<Embedded>) {
+    fn seen(&mut self, identity: Identity, whole: &Arc<Embedded>) {
         self.shared.stats().pictures_seen += 1;
         let pictures = self.looking.iter_mut().flat_map(|looking| &mut looking.pictures);
-        for picture in pictures.filter(|picture| picture.digest == digest) {
+        for picture in pictures.filter(|picture| picture.identity == identity) {
             picture.embedded = Some(Arc::clone(whole));
         }
     }

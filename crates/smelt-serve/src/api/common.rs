@@ -47,6 +47,8 @@ pub(crate) struct Common {
     priority: Option<String>,
     /// Seconds after which nobody waits for the answer any more; ours.
     timeout_s: Option<f64>,
+    /// What else must be equal where prompts are not read again, as in vLLM.
+    pub(crate) cache_salt: Option<String>,
     /// Whether the model's own end tokens do not count, as in vLLM; for measurements.
     ignore_eos: Option<bool>,
 }

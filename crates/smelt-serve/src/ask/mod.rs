@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use smelt_runtime::grammar::TokenBytes;
 use smelt_runtime::prepare::{PrepareError, Prepared, Seen};
-use smelt_runtime::service::{Refused, Request, Service, Ticket};
+use smelt_runtime::service::{self, Refused, Request, Service, Ticket};
 use smelt_runtime::speaker::{Form, Manner, SpeakError};
 
 use crate::answer::Words;
@@ -23,6 +23,7 @@ use crate::error::ApiError;
 
 /// How a request is to be answered.
 pub(crate) struct Wish<'a> {
+    pub(crate) client: service::Client,
     pub(crate) common: &'a Common,
     pub(crate) manners: &'a [Manner],
     pub(crate) form: Form,
@@ -47,7 +48,8 @@ pub(crate) fn submit(
         let seen = prepared.seen;
         let (manners, form) = (wish.manners.to_vec(), wish.form.clone());
         let scored = wish.scored;
-        let request = Request { prepared, manners, form, priority, deadline, scored };
+        let request =
+            Request { client: wish.client, prepared, manners, form, priority, deadline, scored };
         Ok((service.submit(request).map_err(refused)?, seen))
     };
     prompts.into_iter().map(one).collect()

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http_body::Frame;
 use smelt_runtime::dialect::Reader;
-use smelt_runtime::service::Event;
+use smelt_runtime::service::{self, Event};
 use smelt_runtime::speaker::Form;
 use tokio::time::Sleep;
 
@@ -24,6 +24,7 @@ use crate::answer::whole::Gathered;
 use crate::answer::{self, Heading, Shape};
 use crate::api::common::{Common, Delivery};
 use crate::ask::{self, work::Asker};
+use crate::client::Client;
 use crate::error::ApiError;
 use crate::hearing::Hearing;
 use crate::models::Model;
@@ -38,6 +39,7 @@ const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 pub(super) async fn chat(
     State(shared): State<Arc<Shared>>,
     Extension(facts): Extension<Facts>,
+    Extension(client): Extension<Client>,
     Extension(id): Extension<RequestId>,
     headers: HeaderMap,
     body: Body,
@@ -46,7 +48,7 @@ pub(super) async fn chat(
     // Before a long body is read for nothing.
     shared.models.check()?;
     let held = shared.bodies.read(&headers, body).await?;
-    let limits = shared.limits;
+    let (limits, is_shared) = (shared.limits, shared.is_cache_shared);
     let read = shared.preparing.run(move |_| {
         let chat = ask::chat::Chat::read(&held.bytes)?;
         let elsewhere = chat.elsewhere(limits)?;
@@ -79,7 +81,8 @@ pub(super) async fn chat(
         let answers = manners.len();
         let ask::chat::Formed { form, dialect, is_thinking } = chat.form(&asked, &prompt)?;
         let (common, scored) = (&chat.common, None);
-        let wish = ask::Wish { common, manners: &manners, form, scored, begun };
+        let client = of_service(&client, common, is_shared)?;
+        let wish = ask::Wish { client, common, manners: &manners, form, scored, begun };
         let tickets = ask::submit(service, vec![prompt], &wish)?;
         drop(budget);
         let readers = vec![Reader::new(dialect, is_thinking); answers];
@@ -98,13 +101,14 @@ pub(super) async fn chat(
 pub(super) async fn completion(
     State(shared): State<Arc<Shared>>,
     Extension(facts): Extension<Facts>,
+    Extension(client): Extension<Client>,
     Extension(id): Extension<RequestId>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let held = shared.read(&headers, body).await?;
-    let models = Arc::clone(&shared.models);
+    let (models, is_shared) = (Arc::clone(&shared.models), shared.is_cache_shared);
     let prepared = shared.preparing.run(move |_| {
         let completion = ask::completion::Completion::read(&held.bytes)?;
         let model = models.ask(completion.common.model.as_deref())?;
@@ -115,7 +119,9 @@ pub(super) async fn completion(
         let (common, answers) = (completion.common, manners.len());
         let form = form(&model, &common)?;
         let scored = logprobs.filter(|_| completion.fields.echo());
-        let wish = ask::Wish { common: &common, manners: &manners, form, scored, begun };
+        let client = of_service(&client, &common, is_shared)?;
+        let (common, manners) = (&common, &manners[..]);
+        let wish = ask::Wish { client, common, manners, form, scored, begun };
         let tickets = ask::submit(model.speaks()?, prompts, &wish)?;
         Ok((common, model, tickets, answers, echo))
     });
@@ -131,6 +137,16 @@ pub(super) async fn completion(
     };
     let shape = answer::completion::Completion { heading, usage, words, echo, offsets };
     deliver(Box::new(shape), hearing, &common).await
+}
+
+/// For whom services answer.
+fn of_service(
+    client: &Client,
+    common: &Common,
+    is_shared: bool,
+) -> Result<service::Client, ApiError> {
+    let reuse = client.reuse(common.cache_salt.as_deref(), is_shared)?;
+    Ok(client.of_service(reuse))
 }
 
 /// What each answer must be.

@@ -10,7 +10,7 @@ mod tokens;
 pub(crate) use page::OPENAPI;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -23,11 +23,12 @@ use axum::routing::{get, post};
 use serde::Deserialize;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use crate::account::{self, Accounts, REQUEST_ID};
+use crate::account::{self, Accounts, Facts, REQUEST_ID};
 use crate::api::{read, weigh::weigh};
 use crate::ask::shown::Limits;
 use crate::ask::work::Work;
 use crate::body::{Bodies, Held};
+use crate::client;
 use crate::error::ApiError;
 use crate::keys::Keys;
 use crate::metrics::Metrics;
@@ -48,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) bodies: Bodies,
     pub(crate) remote: Option<Remote>,
     pub(crate) limits: Limits,
+    /// Whether keys reuse what was read for others.
+    pub(crate) is_cache_shared: bool,
     pub(crate) preparing: Work,
     pub(crate) fetching: Work,
 }
@@ -132,12 +135,23 @@ fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
 }
 
 /// Turns away who has no key.
-async fn admit(State(keys): State<Arc<Keys>>, request: Request, next: Next) -> Response {
-    if request.uri().path() == OPEN_ROUTE || keys.admit(request.headers()) {
+async fn admit(State(keys): State<Arc<Keys>>, mut request: Request, next: Next) -> Response {
+    if request.uri().path() == OPEN_ROUTE {
         return next.run(request).await;
     }
-    let why = "this server wants a key: send Authorization: Bearer KEY";
-    let error = ApiError::new(StatusCode::UNAUTHORIZED, why).code("invalid_api_key");
+    if let Some(client) = keys.admit(request.headers()) {
+        if let Some(facts) = request.extensions().get::<Facts>() {
+            facts.client(&client);
+        }
+        if request.method() == Method::POST
+            && let Err(error) = client.ask(Instant::now())
+        {
+            return error.into_response();
+        }
+        request.extensions_mut().insert(client);
+        return next.run(request).await;
+    }
+    let error = client::unknown();
     // A browser asks its user for a password where the page is wanted, and for it alone.
     let scheme = if request.uri().path() == "/" { "Basic realm=\"smelt\"" } else { "Bearer" };
     let mut response = error.into_response();

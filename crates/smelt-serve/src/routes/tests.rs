@@ -19,6 +19,7 @@ fn router(keys: &[&str], origins: &[&'static str]) -> Router {
         models,
         bodies: Bodies::new(1 << 20, 4 << 20),
         remote: None,
+        is_cache_shared: false,
         limits: Limits { images_max: 4, frames_max: 8 },
         preparing: Work::preparing(),
         fetching: Work::fetching(),

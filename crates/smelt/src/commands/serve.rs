@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use smelt_engine::llm::KvOptions;
+use smelt_engine::llm::{KvOptions, MAX_SLOTS_MAX};
 use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::Deployment;
@@ -27,9 +27,9 @@ use crate::say::{answer, begin_log, tell, warn};
 /// Answers at once, where nobody says how many.
 const BATCH_USUAL: usize = 8;
 
-/// Slots for each answer at once: one it is said in, and one that keeps an earlier prompt, in case that the
-/// next one begins alike.
-const SLOTS_PER_ANSWER: usize = 2;
+/// Full contexts that keys and values have room for, for each answer at once: one it is said in, and one for earlier
+/// prompts, in case that the next one begins alike.  As many prompts are kept as have place there.
+const CONTEXTS_PER_ANSWER: usize = 2;
 
 pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     let options = options(flags)?;
@@ -157,8 +157,9 @@ impl Load {
             return Ok(Running::Embeds(service.map_err(encoder_failed)?));
         }
         let batch = self.batch.map(usize::from).or(slots).unwrap_or(BATCH_USUAL);
-        let kv = KvOptions { max_slots: Some(batch * SLOTS_PER_ANSWER), ..self.kv };
-        let limits = service::Options { running_max: batch, ..self.limits };
+        let kv = KvOptions { max_slots: Some(MAX_SLOTS_MAX), ..self.kv };
+        let contexts_max = Some(batch * CONTEXTS_PER_ANSWER);
+        let limits = service::Options { running_max: batch, contexts_max, ..self.limits };
         let deployment = open::deployment(dir, kv, &doing)?;
         let deployment = deployment.with_wish(&self.wish);
         let mut deployment = deployment.map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
@@ -219,6 +220,7 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
     Ok(Options {
         addr: flags.addr,
         keys: keys(&flags.doors)?,
+        is_cache_shared: flags.doors.share_cache,
         cors_origins: cors_origin.clone(),
         tls,
         remote_images: reach(&flags.doors),

@@ -11,7 +11,7 @@ use smelt_runtime::deployment::{Deployment, Text};
 use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
-use smelt_runtime::service::{self, Event, Options, Priority, Request, Service, Stats};
+use smelt_runtime::service::{self, Client, Event, Options, Priority, Request, Service, Stats};
 use smelt_runtime::sight::Sight;
 use smelt_runtime::speaker::{Form, Manner};
 use smelt_runtime::template::Context;
@@ -178,9 +178,11 @@ fn turn(
             return Ok(());
         }
     };
+    let client = Client::default();
     let (form, priority, seen) = (Form::default(), Priority::Normal, prepared.seen);
     let manners = vec![manner.clone()];
-    let request = Request { prepared, manners, form, priority, deadline: None, scored: None };
+    let request =
+        Request { client, prepared, manners, form, priority, deadline: None, scored: None };
     let before = Steps::of(&service.stats());
     let mut ticket = service.submit(request).map_err(Failed::usage)?;
     let (mut cost, mut looking) = (Cost::default(), Looking::new());
