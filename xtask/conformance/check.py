@@ -353,7 +353,7 @@ def leave_early():
     data = json.dumps(body).encode()
     host, port = base.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
     # Who is gone before it was read what they ask has asked nothing.
     time.sleep(random.uniform(0, 0.04))

@@ -44,7 +44,7 @@ def shown(image, question="How many circles are there?", kind="image/png", **fie
 
 
 def post(body, length=None, path="/v1/chat/completions"):
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length or len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length or len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -15,6 +15,7 @@ mod client;
 mod collect;
 mod error;
 mod hearing;
+mod hosts;
 mod keys;
 mod listen;
 mod log;

@@ -22,6 +22,7 @@ use crate::ask::shown::Limits;
 use crate::ask::work::{self, Work};
 use crate::body::{Bodies, LARGEST_AT_ONCE};
 use crate::collect::{OfMemory, OfModels};
+use crate::hosts::Hosts;
 use crate::keys::Keys;
 use crate::listen::Listening;
 use crate::metrics::Metrics;
@@ -49,6 +50,8 @@ pub struct Options {
     pub keys: Keys,
     /// Whether what was read for one key is of use to others, and so may tell them of it.
     pub is_cache_shared: bool,
+    /// Names under which a server that needs no key may be asked, beside localhost and addresses, in small letters.
+    pub hosts: Vec<String>,
     /// Origins whose pages may ask; `*` is any.
     pub cors_origins: Vec<HeaderValue>,
     /// Certificate and key; without, connections are open to whoever listens.
@@ -255,7 +258,13 @@ fn router(options: &Options, models: Arc<Models>, bodies: Bodies) -> axum::Route
     };
     let doors = Doors {
         keys: options.keys.clone(),
-        cors_origins: options.cors_origins.clone(),
+        hosts: Hosts {
+            // Elsewhere nobody knows what a server is called; who says it is held to it.
+            is_guarded: options.keys.is_open()
+                && (options.addr.ip().is_loopback() || !options.hosts.is_empty()),
+            allowed: options.hosts.clone(),
+            origins: options.cors_origins.clone(),
+        },
         slow: options.slow,
     };
     routes::router(Arc::new(shared), doors)

@@ -122,11 +122,11 @@ fn hostile_requests_are_answered_and_leave_nothing() {
     refused(circles(json!({ "n": 1e99 })).to_string().as_bytes(), 400);
     refused(circles(json!({ "max_tokens": -1 })).to_string().as_bytes(), 400);
 
-    let chunked = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n";
+    let chunked = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n";
     assert_eq!(server.exchange(chunked.as_bytes()).status, 400);
     assert_eq!(server.exchange(b"GET / HTTP/9.9\r\n\r\n").status, 400);
     assert_eq!(server.exchange(b"\x16\x03\x01\x02\x00\x01").status, 400);
-    let long = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "a".repeat(100_000));
+    let long = format!("GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "a".repeat(100_000));
     assert!([414, 431, 400].contains(&server.exchange(long.as_bytes()).status));
 
     for cut in [10, 100, 300] {
@@ -229,7 +229,7 @@ fn a_server_that_is_asked_twice_ends_at_once() {
 #[test]
 fn who_has_asked_nothing_whole_is_not_waited_for() {
     let mut server = Server::start(&["--drain", "50s"]);
-    let begun = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n";
+    let begun = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n";
     let body = format!("{begun}content-type: application/json\r\ncontent-length: 9\r\n\r\n{{");
     let mut streams = [(); 3].map(|()| server.connect());
     streams[0].write_all(begun.as_bytes()).unwrap();
@@ -274,7 +274,7 @@ fn keys_and_certificates_are_asked_for() {
             .spawn()
             .unwrap();
         let request = format!(
-            "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer {key}\r\n\r\n"
         );
         client.stdin.as_mut().unwrap().write_all(request.as_bytes()).unwrap();
         let mut text = String::new();

@@ -30,6 +30,7 @@ use crate::ask::work::Work;
 use crate::body::{Bodies, Held};
 use crate::client;
 use crate::error::ApiError;
+use crate::hosts::Hosts;
 use crate::keys::Keys;
 use crate::metrics::Metrics;
 use crate::models::Models;
@@ -87,8 +88,8 @@ impl Shared {
 /// Who may ask, and how it is told of.
 pub(crate) struct Doors {
     pub(crate) keys: Keys,
-    /// Origins whose pages may ask; `*` is any.
-    pub(crate) cors_origins: Vec<HeaderValue>,
+    /// Under which names, and by whose pages.
+    pub(crate) hosts: Hosts,
     /// Requests that take longer are warned of.
     pub(crate) slow: Duration,
 }
@@ -112,10 +113,11 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .with_state(shared)
         .layer(middleware::from_fn_with_state(Arc::new(doors.keys), admit));
-    let router = match doors.cors_origins.is_empty() {
+    let router = match doors.hosts.origins.is_empty() {
         true => router,
-        false => router.layer(cors(doors.cors_origins)),
+        false => router.layer(cors(doors.hosts.origins.clone())),
     };
+    let router = router.layer(middleware::from_fn_with_state(Arc::new(doors.hosts), named));
     router.layer(middleware::from_fn_with_state(accounts, account::keep))
 }
 
@@ -132,6 +134,14 @@ fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, RETRY_AFTER])
         .max_age(CORS_AGE)
+}
+
+/// Turns away who asks under a foreign name, or from a foreign page.
+async fn named(State(hosts): State<Arc<Hosts>>, request: Request, next: Next) -> Response {
+    match hosts.check(request.uri(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
 }
 
 /// Turns away who has no key.

@@ -26,7 +26,11 @@ fn router(keys: &[&str], origins: &[&'static str]) -> Router {
     };
     let doors = Doors {
         keys: Keys::new(keys).unwrap(),
-        cors_origins: origins.iter().copied().map(HeaderValue::from_static).collect(),
+        hosts: Hosts {
+            is_guarded: keys.is_empty(),
+            allowed: Vec::new(),
+            origins: origins.iter().copied().map(HeaderValue::from_static).collect(),
+        },
         slow: Duration::from_secs(30),
     };
     super::router(Arc::new(shared), doors)
@@ -151,6 +155,21 @@ fn pages_of_other_origins_are_refused_unless_they_are_named() {
     assert_eq!(preflight(&named, "https://a.example").as_deref(), Some("https://a.example"));
     assert_eq!(preflight(&named, "https://b.example"), None);
     assert_eq!(preflight(&router(&[], &["*"]), "null").as_deref(), Some("*"));
+}
+
+#[test]
+fn foreign_names_and_pages_are_refused_on_every_route() {
+    let router = router(&[], &[]);
+    for (method, path) in described() {
+        for (name, value) in [("host", "evil.example"), ("origin", "https://evil.example")] {
+            let (response, json) = ask(&router, request(&method, &path, &[JSON, (name, value)]));
+            assert_eq!(response.status(), 403, "{method} {path} {name}");
+            assert_eq!(json["error"]["code"], "host_not_allowed");
+        }
+        let own = [JSON, ("host", "localhost:1"), ("origin", "http://localhost:1")];
+        let (response, _) = ask(&router, request(&method, &path, &own));
+        assert_ne!(response.status(), 403, "{method} {path}");
+    }
 }
 
 #[test]

@@ -221,6 +221,7 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
         addr: flags.addr,
         keys: keys(&flags.doors)?,
         is_cache_shared: flags.doors.share_cache,
+        hosts: flags.doors.allow_host.clone(),
         cors_origins: cors_origin.clone(),
         tls,
         remote_images: reach(&flags.doors),

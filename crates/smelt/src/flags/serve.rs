@@ -90,6 +90,10 @@ pub(crate) struct DoorFlags {
     /// times)
     #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     pub(crate) cors_origin: Vec<HeaderValue>,
+    /// A name under which a server without keys may be asked, beside localhost and addresses, as in `board.local` (may
+    /// be given several times)
+    #[arg(long, value_name = "HOST", value_parser = host)]
+    pub(crate) allow_host: Vec<String>,
     /// Fetch pictures that requests name by http(s), from hosts of the public internet
     #[arg(long)]
     pub(crate) allow_remote_images: bool,
@@ -168,6 +172,15 @@ fn origin(text: &str) -> Result<HeaderValue, String> {
     origin.ok_or_else(|| why.to_owned())
 }
 
+/// A name as browsers write it, in small letters; a port does not matter, so none is said.
+fn host(text: &str) -> Result<String, String> {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    match !text.is_empty() && text.bytes().all(is_part) {
+        true => Ok(text.to_ascii_lowercase()),
+        false => Err("a host is a name alone, without scheme, port or path".to_owned()),
+    }
+}
+
 fn time(text: &str) -> Result<Duration, String> {
     quantity::duration(text).map_err(|error| error.to_string())
 }
@@ -225,6 +238,14 @@ mod tests {
             "null",
         ] {
             assert!(origin(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_a_name_alone() {
+        assert_eq!(host("Board.local").as_deref(), Ok("board.local"));
+        for text in ["", "http://a", "a:80", "a/b", "*"] {
+            assert!(host(text).is_err(), "{text}");
         }
     }
 

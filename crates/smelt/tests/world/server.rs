@@ -85,7 +85,8 @@ impl Server {
 
     pub fn get(&self, path: &str) -> Answer {
         self.exchange(
-            format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes(),
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                .as_bytes(),
         )
     }
 
@@ -158,7 +159,7 @@ pub fn read(mut stream: TcpStream) -> Answer {
 pub fn posted(path: &str, body: &[u8], headers: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n"
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n"
     );
     [head.as_bytes(), body].concat()
 }
