@@ -4,6 +4,7 @@
 
 mod world;
 
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::thread;
 
 use serde_json::{Value, json};
@@ -202,7 +203,7 @@ fn one_key_starves_no_other_and_uses_no_more_than_it_may() {
     let mut streams = Vec::new();
     for _ in 0..8 {
         let mut stream = server.connect();
-        std::io::Write::write_all(&mut stream, &many).unwrap();
+        stream.write_all(&many).unwrap();
         streams.push(stream);
     }
     for _ in 0..3 {
@@ -229,4 +230,98 @@ fn one_key_starves_no_other_and_uses_no_more_than_it_may() {
     ] {
         assert!(page.lines().any(|found| found == line), "{line} in {page}");
     }
+}
+
+#[test]
+fn who_drips_headers_or_bodies_shuts_out_nobody() {
+    let server = Server::start(&["--max-connections", "100"]);
+    let begun = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n";
+    let body = "content-type: application/json\r\ncontent-length: 90\r\n\r\n{";
+    for dripped in [begun.to_owned(), format!("{begun}{body}")] {
+        let mut held = Vec::new();
+        for _ in 0..300 {
+            let mut stream = server.connect();
+            stream.write_all(dripped.as_bytes()).unwrap();
+            held.push(stream);
+            // Who gave way may be told so while it goes on.
+            held.iter_mut().rev().take(3).for_each(|stream| _ = stream.write_all(b"x"));
+        }
+        assert_eq!(server.get("/health").status, 200);
+        server.assert_answers();
+        let mut open = 0;
+        for stream in &mut held {
+            stream.set_nonblocking(true).unwrap();
+            let read = stream.read(&mut [0; 1]);
+            open += usize::from(read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock));
+        }
+        assert!(open <= 25, "{open} of one address are kept");
+    }
+}
+
+#[test]
+fn places_are_kept_for_who_looks_after_a_server() {
+    BUILT.write("place-keys", "sesame\n");
+    for flags in [&[][..], &["--api-key-file", "place-keys"]] {
+        let flags = [&["--max-connections", "4", "--queue", "9", "--drain", "1s"], flags].concat();
+        let server = Server::start(&flags);
+        let key = if flags.len() > 6 { "authorization: Bearer sesame\r\n" } else { "" };
+        let long = circles(json!({ "stream": true, "ignore_eos": true, "max_tokens": 400, "n": 16,
+            "logprobs": true, "top_logprobs": 20 }));
+        let long = posted("/v1/chat/completions", long.to_string().as_bytes(), key);
+        // Answers that nobody reads keep their connections; an address has three quarters of the places.
+        let mut streams = Vec::new();
+        for _ in 0..3 {
+            let mut stream = server.connect();
+            stream.write_all(&long).unwrap();
+            stream.read_exact(&mut [0; 12]).unwrap();
+            streams.push(stream);
+        }
+        assert!(server.connect().read(&mut [0; 1]).is_ok_and(|read| read == 0), "a fourth is cut");
+        drop(streams.pop());
+        assert!(until(|| server.get("/health").status == 200));
+    }
+}
+
+#[test]
+fn a_request_that_ends_in_two_ways_is_refused() {
+    let server = Server::start(&[]);
+    let body = "{}";
+    let length = "content-length: 2\r\n";
+    let chunked = "transfer-encoding: chunked\r\n";
+    let head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    for both in [format!("{length}{chunked}"), format!("{chunked}{length}")] {
+        let answer =
+            server.exchange(format!("{head}{both}\r\n2\r\n{body}\r\n0\r\n\r\n").as_bytes());
+        assert_eq!(answer.status, 400, "{}", answer.body);
+        assert!(!answer.body.contains("prompt"), "nothing of it is read: {}", answer.body);
+    }
+    let first = format!("{head}{chunked}\r\n2\r\n{body}\r\n0\r\n\r\n");
+    let second = format!("{head}{chunked}{length}\r\n2\r\n{body}\r\n0\r\n\r\n");
+    let mut stream = server.connect();
+    stream.write_all(format!("{first}{second}").as_bytes()).unwrap();
+    let mut all = String::new();
+    stream.read_to_string(&mut all).unwrap();
+    let refused: Vec<&str> = all.split("HTTP/1.1 ").skip(1).collect();
+    assert_eq!(refused.len(), 2, "{all}");
+    assert!(refused.iter().all(|answer| answer.starts_with("400")), "{all}");
+    assert!(refused[0].contains("missing") && !refused[1].contains("missing"), "{all}");
+}
+
+#[test]
+fn a_server_without_keys_is_asked_under_its_own_name_by_its_own_pages() {
+    let server = Server::start(&["--allow-host", "board.local"]);
+    let asked = |headers: &str| {
+        let request = format!("GET /v1/models HTTP/1.1\r\n{headers}connection: close\r\n\r\n");
+        server.exchange(request.as_bytes()).status
+    };
+    assert_eq!(asked("host: localhost:1\r\n"), 200);
+    assert_eq!(asked("host: board.local\r\n"), 200);
+    assert_eq!(asked("host: evil.example\r\n"), 403);
+    assert_eq!(asked("host: localhost\r\norigin: https://evil.example\r\n"), 403);
+    drop(server);
+    // Who has a key asks under any name.
+    let server = Server::start(&["--api-key", "sesame"]);
+    let headers = "host: evil.example\r\nauthorization: Bearer sesame\r\nconnection: close";
+    let request = format!("GET /v1/models HTTP/1.1\r\n{headers}\r\n\r\n");
+    assert_eq!(server.exchange(request.as_bytes()).status, 200);
 }

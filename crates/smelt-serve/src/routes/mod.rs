@@ -32,12 +32,16 @@ use crate::client;
 use crate::error::ApiError;
 use crate::hosts::Hosts;
 use crate::keys::Keys;
+use crate::listen::Crowded;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::pictures::Remote;
 
 /// How long a browser may believe what it was told of other origins.
 const CORS_AGE: Duration = Duration::from_secs(3600);
+
+/// When to come again where all places are taken.
+const CROWDED_RETRY: Duration = Duration::from_secs(1);
 
 /// The one route that needs no key: whoever starts servers must see how they are.
 const OPEN_ROUTE: &str = "/health";
@@ -149,6 +153,10 @@ async fn admit(State(keys): State<Arc<Keys>>, mut request: Request, next: Next) 
     if request.uri().path() == OPEN_ROUTE {
         return next.run(request).await;
     }
+    let is_crowded = request.extensions().get::<Crowded>().is_some();
+    if is_crowded && keys.is_open() {
+        return crowded().into_response();
+    }
     if let Some(client) = keys.admit(request.headers()) {
         if let Some(facts) = request.extensions().get::<Facts>() {
             facts.client(&client);
@@ -167,6 +175,12 @@ async fn admit(State(keys): State<Arc<Keys>>, mut request: Request, next: Next) 
     let mut response = error.into_response();
     response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(scheme));
     response
+}
+
+/// 503: all places are taken but those that are kept.
+fn crowded() -> ApiError {
+    let why = "too many connections; try again, or ask for more places by --max-connections";
+    ApiError::unavailable(why, "too_many_connections", CROWDED_RETRY)
 }
 
 async fn unknown(request: Request) -> ApiError {
