@@ -24,6 +24,8 @@ type Step = fn() -> Result<()>;
 pub(crate) fn run() -> Result<()> {
     // The kill-point sweeps count and cut system calls with it, and the order of syncs is seen by it.
     debian::need("strace", || debian::runs("strace", "-V"))?;
+    // Alerts and dashboards are evaluated by it.
+    debian::need("prometheus", || debian::runs("promtool", "--version"))?;
     // Pages of runs are looked at in it.
     debian::need("chromium", || debian::runs("chromium", "--version"))?;
     // Engines of its back end are tested with it.

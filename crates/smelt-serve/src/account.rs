@@ -203,7 +203,7 @@ impl Drop for Account {
         // Who looks after the server asks these often, and nothing is learned from it: while it loads and
         // while it ends, /health says so with a status of errors.
         let is_quiet = match self.route.as_str() {
-            "/health" => true,
+            "/health" | "/livez" | "/readyz" => true,
             "/metrics" => status < 400,
             _ => false,
         };

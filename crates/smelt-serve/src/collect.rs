@@ -162,9 +162,9 @@ fn spreads<S>(
     Ok(())
 }
 
-/// Counts with their upper bounds; the library writes the largest number as infinity.
+/// Counts with their upper bounds; without one that is infinite Prometheus knows no quantile.
 fn buckets(spread: &Histogram) -> Vec<(f64, u64)> {
-    let bounds = spread.bounds.iter().copied().chain([f64::MAX]);
+    let bounds = spread.bounds.iter().copied().chain([f64::INFINITY]);
     bounds.zip(spread.counts.iter().copied()).collect()
 }
 

@@ -4,6 +4,7 @@
 //!
 //! [`Collector`]: prometheus_client::collector::Collector
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +19,39 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::answer::Usage;
 
-/// The type of the text that [`Metrics::text`] gives.
-pub(crate) const TEXT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How counts are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// What Prometheus asks for first.
+    OpenMetrics,
+    /// What everything reads that is not Prometheus.
+    Classic,
+}
+
+impl Format {
+    /// The type of the text.
+    pub(crate) fn media_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Classic => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+
+    /// The format that is wanted most; the classic one where nobody says.
+    pub(crate) fn wanted(accept: &str) -> Self {
+        let weight = |kind: &str| {
+            let of_kind = |range: &str| {
+                let mut parts = range.split(';').map(str::trim);
+                let is_it = parts.next()?.eq_ignore_ascii_case(kind);
+                let weight = parts.find_map(|part| part.strip_prefix("q="));
+                is_it.then(|| weight.map_or(Some(1.0), |weight| weight.parse::<f32>().ok()))?
+            };
+            accept.split(',').filter_map(of_kind).fold(0.0, f32::max)
+        };
+        let open = weight("application/openmetrics-text");
+        if open > 0.0 && open >= weight("text/plain") { Self::OpenMetrics } else { Self::Classic }
+    }
+}
 
 /// Bounds of times to a first token, in seconds: a short prompt on a fast machine to many pictures on
 /// a small one.
@@ -196,12 +228,36 @@ impl Metrics {
         self.completions.observe(usage.completion_tokens as f64);
     }
 
-    /// All of it, in the text format of OpenMetrics.
-    pub(crate) fn text(self: &Arc<Self>) -> String {
+    /// All of it.
+    pub(crate) fn text(self: &Arc<Self>, format: Format) -> String {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("a string takes any text");
-        text
+        match format {
+            Format::OpenMetrics => text,
+            Format::Classic => classic(&text),
+        }
     }
+}
+
+/// A page of OpenMetrics in the older format: counters are called as their samples are, and there are neither units nor an
+/// end.
+fn classic(page: &str) -> String {
+    let counter =
+        |line: &str| line.strip_prefix("# TYPE ")?.strip_suffix(" counter").map(str::to_owned);
+    let counters: BTreeSet<String> = page.lines().filter_map(counter).collect();
+    let mut out = String::with_capacity(page.len());
+    for line in page.lines() {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next()) {
+            (Some("#"), Some("EOF" | "UNIT"), _) => continue,
+            (Some("#"), Some(kind), Some(name)) if counters.contains(name) => {
+                let rest = words.next().unwrap_or_default();
+                out += &format!("# {kind} {name}_total {rest}\n");
+            }
+            _ => out.extend([line, "\n"]),
+        }
+    }
+    out
 }
 
 #[cfg(test)]
@@ -218,7 +274,7 @@ mod tests {
         let usage = Usage::of_prompt(10, 4, Seen { tokens: 3, ..Seen::default() }).said(5);
         let (took, first) = (Duration::from_secs(3), Some(Duration::from_secs(1)));
         metrics.end("/v1/chat/completions", 200, took, first, usage);
-        let text = metrics.text();
+        let text = metrics.text(Format::OpenMetrics);
         for line in [
             "smelt_open_requests 1",
             "smelt_requests_total{route=\"/v1/chat/completions\",status=\"200\"} 1",
@@ -233,6 +289,33 @@ mod tests {
             "# EOF",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+        let text = metrics.text(Format::Classic);
+        for line in [
+            "# TYPE smelt_prompt_tokens_total counter",
+            "smelt_prompt_tokens_total 10",
+            "# TYPE smelt_open_requests gauge",
+            "# TYPE smelt_token_seconds histogram",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        }
+        assert!(text.contains("# HELP smelt_prompt_tokens_total Tokens of prompts"), "{text}");
+        assert!(!text.contains("# EOF") && !text.contains("# UNIT"), "{text}");
+    }
+
+    #[test]
+    fn each_is_given_the_format_it_asks_for() {
+        let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        for (accept, expect) in [
+            (prometheus, Format::OpenMetrics),
+            ("application/openmetrics-text", Format::OpenMetrics),
+            ("text/plain;q=0.9, application/openmetrics-text;q=0.5", Format::Classic),
+            ("application/openmetrics-text;q=0", Format::Classic),
+            ("text/plain", Format::Classic),
+            ("*/*", Format::Classic),
+            ("", Format::Classic),
+        ] {
+            assert_eq!(Format::wanted(accept), expect, "{accept}");
         }
     }
 }

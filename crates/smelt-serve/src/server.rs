@@ -16,14 +16,15 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::ask::shown::Limits;
 use crate::ask::work::{self, Work};
 use crate::body::{Bodies, LARGEST_AT_ONCE};
 use crate::collect::{OfMemory, OfModels};
+use crate::current::{self, Current};
 use crate::hosts::Hosts;
-use crate::keys::Keys;
+use crate::keys::{Keys, KeysError};
 use crate::listen::Listening;
 use crate::metrics::Metrics;
 use crate::models::{Loader, Models, Source};
@@ -46,16 +47,18 @@ pub fn bodies_bytes(body_bytes_max: usize) -> usize {
 pub struct Options {
     /// Where to listen.
     pub addr: SocketAddr,
-    /// Who may ask.
+    /// Who may ask, by keys that stay.
     pub keys: Keys,
+    /// A file of others, read again when it changes.
+    pub key_file: Option<PathBuf>,
     /// Whether what was read for one key is of use to others, and so may tell them of it.
     pub is_cache_shared: bool,
     /// Names under which a server that needs no key may be asked, beside localhost and addresses, in small letters.
     pub hosts: Vec<String>,
     /// Origins whose pages may ask; `*` is any.
     pub cors_origins: Vec<HeaderValue>,
-    /// Certificate and key; without, connections are open to whoever listens.
-    pub tls: Option<Arc<ServerConfig>>,
+    /// Certificate and key, read again when they change; without, connections are open to whoever listens.
+    pub tls: Option<TlsFiles>,
     /// Where pictures may be fetched from, if anywhere.
     pub remote_images: Option<Reach>,
     /// Most pictures and clips of a request.
@@ -76,6 +79,28 @@ pub struct Options {
     pub watch: Option<Duration>,
 }
 
+/// Where certificate and key are, as PEM.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// Certificates, the server's own first.
+    pub certificates: PathBuf,
+    /// The key of the first one.
+    pub key: PathBuf,
+}
+
+impl Options {
+    /// All keys, as the file is now.
+    ///
+    /// # Errors
+    /// [`KeysError`] naming what is wrong with one.
+    pub fn all_keys(&self) -> Result<Keys, KeysError> {
+        match &self.key_file {
+            Some(path) => self.keys.clone().and(Keys::read(path)?),
+            None => Ok(self.keys.clone()),
+        }
+    }
+}
+
 /// Why a server could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError<E> {
@@ -90,6 +115,12 @@ pub enum ServeError<E> {
     /// The system gives no threads, timers or signals.
     #[error("cannot start the server: {0}")]
     System(#[from] io::Error),
+    /// The keys cannot be read.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
+    /// Certificate and key are of no use.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The model cannot be loaded.
     #[error("{0}")]
     Load(E),
@@ -111,11 +142,17 @@ pub enum TlsError {
     Pair(#[from] rustls::Error),
 }
 
-/// TLS with the certificates in one PEM file and the key in another.
-///
-/// # Errors
-/// [`TlsError`] naming the file and what is wrong with it.
-pub fn tls(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
+impl TlsFiles {
+    /// TLS with what the files hold now.
+    ///
+    /// # Errors
+    /// [`TlsError`] naming the file and what is wrong with it.
+    pub fn read(&self) -> Result<Arc<ServerConfig>, TlsError> {
+        tls(&self.certificates, &self.key)
+    }
+}
+
+fn tls(certificates: &Path, key: &Path) -> Result<Arc<ServerConfig>, TlsError> {
     let bad = |path: &Path, why: String| TlsError::File { path: path.into(), why };
     let chain = CertificateDer::pem_file_iter(certificates)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
@@ -173,6 +210,8 @@ async fn run<E: Display + Send + 'static>(
     listening: impl FnOnce(SocketAddr),
 ) -> Result<Ended, ServeError<E>> {
     let addr = options.addr;
+    let keys = Current::new(Arc::new(options.all_keys()?));
+    let tls = options.tls.as_ref().map(TlsFiles::read).transpose()?.map(Current::new);
     let bound = TcpListener::bind(addr).await;
     let listener = bound.map_err(|source| ServeError::Bind { addr, source })?;
     let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
@@ -185,13 +224,14 @@ async fn run<E: Display + Send + 'static>(
     let models = Arc::new(models);
     let loader = Loader::new(sources, Arc::clone(&models), orders, told, options.watch);
     let loaded = loading(loader)?;
-    tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models)));
+    let asked = [(); 2].map(|()| Arc::new(Notify::new()));
+    following(&options, &keys, tls.as_ref(), &asked);
+    tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models), asked));
     let (stop, stopped) = watch::channel(false);
     let bodies = Bodies::new(options.body_bytes_max, options.bodies_bytes_max);
     tokio::spawn(bodies.clone().give_back());
-    let router = router(&options, Arc::clone(&models), bodies);
-    let listening =
-        Listening { listener, tls: options.tls.clone(), connections_max: options.connections_max };
+    let router = router(&options, Arc::clone(&models), bodies, keys);
+    let listening = Listening { listener, tls, connections_max: options.connections_max };
     let mut running = tokio::spawn(listening.run(router, stopped, options.drain_time_max));
     tokio::select! {
         failed = loaded => if let Some(failed) = failed { return Err(ServeError::Load(failed)) },
@@ -216,10 +256,35 @@ async fn asked(signals: &mut [tokio::signal::unix::Signal; 2]) {
     }
 }
 
-/// Has newer deployments looked for whenever a signal asks for it.
-async fn refreshing(mut hangup: tokio::signal::unix::Signal, models: Arc<Models>) {
+/// Reads keys and certificates again when their files change, or when it is asked for.
+fn following(
+    options: &Options,
+    keys: &Current<Keys>,
+    tls: Option<&Current<ServerConfig>>,
+    [keys_asked, tls_asked]: &[Arc<Notify>; 2],
+) {
+    if let Some(file) = &options.key_file {
+        let (own, asked) = (options.clone(), Arc::clone(keys_asked));
+        let read = move |before: &Keys| own.all_keys().map(|keys| Arc::new(keys.go_on(before)));
+        tokio::spawn(current::follow("keys", keys.clone(), vec![file.clone()], asked, read));
+    }
+    if let (Some(files), Some(tls)) = (&options.tls, tls) {
+        let (own, asked) = (files.clone(), Arc::clone(tls_asked));
+        let read = move |_: &ServerConfig| own.read();
+        let files = vec![files.certificates.clone(), files.key.clone()];
+        tokio::spawn(current::follow("certificates", tls.clone(), files, asked, read));
+    }
+}
+
+/// Has newer deployments, keys and certificates looked for whenever a signal asks for it.
+async fn refreshing(
+    mut hangup: tokio::signal::unix::Signal,
+    models: Arc<Models>,
+    asked: [Arc<Notify>; 2],
+) {
     while hangup.recv().await.is_some() {
         models.refresh();
+        asked.iter().for_each(|asked| asked.notify_one());
     }
 }
 
@@ -243,7 +308,12 @@ fn loading<E: Display + Send + 'static>(
     })
 }
 
-fn router(options: &Options, models: Arc<Models>, bodies: Bodies) -> axum::Router {
+fn router(
+    options: &Options,
+    models: Arc<Models>,
+    bodies: Bodies,
+    keys: Current<Keys>,
+) -> axum::Router {
     let collectors: Vec<Box<dyn Collector>> =
         vec![Box::new(OfModels(Arc::clone(&models))), Box::new(OfMemory)];
     let shared = Shared {
@@ -256,12 +326,12 @@ fn router(options: &Options, models: Arc<Models>, bodies: Bodies) -> axum::Route
         preparing: Work::preparing(),
         fetching: Work::fetching(),
     };
+    let is_open = keys.get().is_open();
     let doors = Doors {
-        keys: options.keys.clone(),
+        keys,
         hosts: Hosts {
             // Elsewhere nobody knows what a server is called; who says it is held to it.
-            is_guarded: options.keys.is_open()
-                && (options.addr.ip().is_loopback() || !options.hosts.is_empty()),
+            is_guarded: is_open && (options.addr.ip().is_loopback() || !options.hosts.is_empty()),
             allowed: options.hosts.clone(),
             origins: options.cors_origins.clone(),
         },

@@ -2,28 +2,27 @@
 //!
 //! Engines were whole when they were sealed; cards and disks lose bits afterwards, and a flipped bit of
 //! a weight is an answer that is wrong and looks right.  Reading everything takes about a second a
-//! gigabyte, so it is done once after each start of the machine and noted; while their files look as
-//! they did, engines are opened without.  Notes may be lost at any time.
+//! gigabyte, so it is done once after each start of the machine and noted in the store; while their files look as
+//! they did, engines are opened without.  Notes may be lost at any time, and nobody else can write one.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use smelt_engine::engine_file::OpenError;
 use smelt_exec::boot_id;
+use smelt_plan::Digest;
+use smelt_store::{Store, Wait};
 
 use crate::exit::Failed;
+use crate::load;
 use crate::say::tell;
 
-/// Notes kept: a board has a few models; what tests and scripts leave must not grow for ever.
-const NOTES_MAX: usize = 256;
 /// An engine larger than this is checked audibly: it takes a second or more.
 const AUDIBLE_BYTES: u64 = 1 << 30;
 
 /// Runs `check` unless the engines in `dirs` passed it since the machine was started, and are as they
-/// were.
+/// were.  Without a store nobody remembers.
 ///
 /// # Errors
 /// When `check` finds damage.
@@ -31,9 +30,22 @@ pub(crate) fn once_a_boot(
     dirs: &[PathBuf],
     check: impl FnOnce() -> Result<(), OpenError>,
 ) -> Result<(), Failed> {
+    let root = load::root().ok().filter(|root| root.join("FORMAT").is_file());
+    let store = root.and_then(|root| {
+        let store = Store::open(&root, Wait::No);
+        store.or_else(|_| Store::open_read_only(&root, Wait::No)).ok()
+    });
+    once(store.as_ref(), dirs, check)
+}
+
+fn once(
+    store: Option<&Store>,
+    dirs: &[PathBuf],
+    check: impl FnOnce() -> Result<(), OpenError>,
+) -> Result<(), Failed> {
     let (looks, bytes) = looks(dirs);
-    let note = notes().join(format!("{:016x}", hash(&looks)));
-    if fs::read_to_string(&note).is_ok_and(|noted| noted == looks) {
+    let (name, looks) = (name(dirs), format!("boot {}\n{looks}", boot_id()).into_bytes());
+    if store.and_then(|store| store.note(&name)).is_some_and(|noted| noted == looks) {
         return Ok(());
     }
     if bytes >= AUDIBLE_BYTES {
@@ -42,18 +54,15 @@ pub(crate) fn once_a_boot(
     }
     check().map_err(Failed::invalid)?;
     // Without a note the next start checks again.
-    let _ = keep(&note, &looks);
+    _ = store.map(|store| store.keep_note(&name, &looks));
     Ok(())
 }
 
-/// Writes a note; too many are forgotten, all at once.
-fn keep(note: &Path, looks: &str) -> io::Result<()> {
-    let dir = notes();
-    if fs::read_dir(&dir).is_ok_and(|entries| entries.count() >= NOTES_MAX) {
-        fs::remove_dir_all(&dir)?;
-    }
-    fs::create_dir_all(&dir)?;
-    fs::write(note, looks)
+/// The name of a note on these engines.
+fn name(dirs: &[PathBuf]) -> Digest {
+    let dirs = dirs.iter().map(|dir| fs::canonicalize(dir).unwrap_or_else(|_| dir.clone()));
+    let dirs: Vec<String> = dirs.map(|dir| dir.display().to_string()).collect();
+    Digest::of(format!("whole engines\n{}", dirs.join("\n")).as_bytes())
 }
 
 /// How every file of the engines looks, a line each, and the bytes of all of them.
@@ -73,19 +82,6 @@ fn looks(dirs: &[PathBuf]) -> (String, u64) {
     (lines, bytes)
 }
 
-/// Where notes of this boot are, in memory where there is such a place.
-fn notes() -> PathBuf {
-    let memory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let root = memory.filter(|dir| Path::is_dir(dir)).unwrap_or_else(std::env::temp_dir);
-    root.join(format!("smelt-whole-{}", boot_id()))
-}
-
-fn hash(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,13 +91,14 @@ mod tests {
 
     #[test]
     fn engines_are_read_once_until_they_change() {
-        let dir = TempDir::new().unwrap();
+        let (dir, root) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let store = Store::open(root.path(), Wait::No).unwrap();
         let weights = dir.path().join(WEIGHTS_FILE);
         fs::write(dir.path().join(ENGINE_FILE), "{}").unwrap();
         fs::write(&weights, "12").unwrap();
         let checked = Cell::new(0);
         let open = || {
-            once_a_boot(&[dir.path().to_owned()], || {
+            once(Some(&store), &[dir.path().to_owned()], || {
                 checked.set(checked.get() + 1);
                 Ok(())
             })
@@ -116,15 +113,39 @@ mod tests {
         fs::write(dir.path().join("model.onnx"), "3").unwrap();
         open().unwrap();
         assert_eq!(checked.get(), 3);
+        // Without a store nobody remembers.
+        for _ in 0..2 {
+            let check = || Ok(checked.set(checked.get() + 1));
+            once(None, &[dir.path().to_owned()], check).unwrap();
+        }
+        assert_eq!(checked.get(), 5);
+    }
+
+    #[test]
+    fn nobody_else_can_say_that_engines_are_whole() {
+        let (dir, root) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let store = Store::open(root.path(), Wait::No).unwrap();
+        fs::write(dir.path().join(WEIGHTS_FILE), "12").unwrap();
+        let dirs = [dir.path().to_owned()];
+        // What was noted after an earlier start, or of other files, is no note.
+        for text in [looks(&dirs).0, format!("boot another\n{}", looks(&dirs).0)] {
+            store.keep_note(&name(&dirs), text.as_bytes()).unwrap();
+            let checked = Cell::new(false);
+            once(Some(&store), &dirs, || Ok(checked.set(true))).unwrap();
+            assert!(checked.get(), "{text}");
+        }
     }
 
     #[test]
     fn damage_is_told_each_time() {
         let dir = TempDir::new().unwrap();
         fs::write(dir.path().join(WEIGHTS_FILE), "12").unwrap();
+        let root = TempDir::new().unwrap();
+        let store = Store::open(root.path(), Wait::No).unwrap();
         let damaged = || OpenError::Damaged { path: dir.path().into(), problem: "worn".into() };
         for _ in 0..2 {
-            let failed = once_a_boot(&[dir.path().to_owned()], || Err(damaged())).unwrap_err();
+            let dirs = [dir.path().to_owned()];
+            let failed = once(Some(&store), &dirs, || Err(damaged())).unwrap_err();
             assert!(failed.to_string().contains("worn"), "{failed}");
         }
     }

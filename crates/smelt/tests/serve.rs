@@ -244,23 +244,26 @@ fn who_has_asked_nothing_whole_is_not_waited_for() {
 #[test]
 fn keys_and_certificates_are_asked_for() {
     BUILT.write("keys", "# mine\nsesame\n");
-    let made = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-        ])
-        .args(["-days", "2", "-subj", "/CN=localhost", "-keyout"])
-        .arg(BUILT.path("key.pem"))
-        .arg("-out")
-        .arg(BUILT.path("cert.pem"))
-        .output()
-        .expect("this test needs openssl; it is a Debian package");
-    assert!(made.status.success());
+    let certify = || {
+        let made = Command::new("openssl")
+            .args([
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+            ])
+            .args(["-days", "2", "-subj", "/CN=localhost", "-keyout"])
+            .arg(BUILT.path("key.pem"))
+            .arg("-out")
+            .arg(BUILT.path("cert.pem"))
+            .output()
+            .expect("this test needs openssl; it is a Debian package");
+        assert!(made.status.success());
+    };
+    certify();
     let tls = ["--tls-cert", "cert.pem", "--tls-key", "key.pem", "--api-key-file", "keys"];
     let server = Server::loading(&tls);
     let asked = |key: &str, path: &str| {
@@ -286,6 +289,16 @@ fn keys_and_certificates_are_asked_for() {
     assert_eq!(asked("sesame", "/v1/models"), "200");
     assert_eq!(asked("wrong", "/v1/models"), "401");
     assert_eq!(asked("wrong", "/metrics"), "401");
+    // What changes on disk is read again; a client that trusts the new certificate alone is served.
+    certify();
+    BUILT.write("keys", "another\n");
+    assert!(until(|| asked("another", "/v1/models") == "200"));
+    assert_eq!(asked("sesame", "/v1/models"), "401");
+    // What cannot be read changes nothing.
+    BUILT.write("keys", "# nobody\n");
+    server.signal(Signal::SIGHUP);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(asked("another", "/v1/models"), "200");
     let mismatched =
         BUILT.smelt(&["serve", "p.toml", "--tls-cert", "key.pem", "--tls-key", "key.pem"]);
     assert_eq!(mismatched.code, Some(2), "{}", mismatched.stderr);
@@ -495,6 +508,19 @@ fn a_newer_deployment_takes_over_if_it_answers_right_and_no_stream_notices() {
     let until_told = || server.metric("smelt_model_swaps_refused_total") == 1.0;
     assert!(until(until_told));
     assert_eq!(length_of(&server, "shapes-vl"), 500);
+    server.assert_answers();
+    // So is what is damaged before it can be asked anything, once.
+    newer("max_seq_len = 480");
+    let damaged = world.out("deployment").join("deployment.json");
+    let mut permissions = fs::metadata(&damaged).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o644);
+    fs::set_permissions(&damaged, permissions).unwrap();
+    fs::write(&damaged, "{").unwrap();
+    for _ in 0..2 {
+        server.signal(Signal::SIGHUP);
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    assert!(until(|| server.metric("smelt_model_swaps_refused_total") == 2.0));
     server.assert_answers();
 }
 

@@ -34,6 +34,7 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
+use crate::current::Current;
 use framing::Framing;
 use places::{Arrival, Id, KEPT, Places};
 
@@ -63,7 +64,7 @@ const WAY_TIME_MAX: Duration = Duration::from_secs(1);
 /// Where connections come from and how many there may be.
 pub(crate) struct Listening {
     pub(crate) listener: TcpListener,
-    pub(crate) tls: Option<Arc<ServerConfig>>,
+    pub(crate) tls: Option<Current<ServerConfig>>,
     pub(crate) connections_max: u32,
 }
 
@@ -87,7 +88,6 @@ impl Listening {
         let seats = self.connections_max + KEPT as u32;
         let free = Arc::new(Semaphore::new(seats as usize));
         let crowd = Crowd::new(self.connections_max as usize);
-        let tls = self.tls.map(TlsAcceptor::from);
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.accept() => accepted,
@@ -104,7 +104,8 @@ impl Listening {
             else {
                 continue;
             };
-            let (tls, router, stop, id) = (tls.clone(), router.clone(), stop.clone(), place.id);
+            let tls = self.tls.as_ref().map(|tls| TlsAcceptor::from(tls.get()));
+            let (router, stop, id) = (router.clone(), stop.clone(), place.id);
             let task = tokio::spawn(async move {
                 // A connection that fails is its client's affair.
                 _ = connection(stream, peer, &place, tls, router, stop).await;

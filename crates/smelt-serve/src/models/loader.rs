@@ -101,6 +101,8 @@ pub(crate) struct Loader<E> {
     watch: Option<Duration>,
     /// Those that were replaced, as long as somebody hears them.
     retired: Vec<Running>,
+    /// Why a newer deployment of each could not be found at last.
+    unfound: Vec<Option<String>>,
 }
 
 impl<E: Display> Loader<E> {
@@ -113,7 +115,8 @@ impl<E: Display> Loader<E> {
     ) -> Self {
         let nothing = vec![None; sources.len()];
         let (held, refused) = (nothing.clone(), nothing);
-        Self { sources, held, refused, models, orders, addr, watch, retired: Vec::new() }
+        let (retired, unfound) = (Vec::new(), vec![None; sources.len()]);
+        Self { sources, held, refused, models, orders, addr, watch, retired, unfound }
     }
 
     /// Loads the first model, then whatever is asked for, until nobody can ask any more.
@@ -236,9 +239,12 @@ impl<E: Display> Loader<E> {
                 continue;
             }
             match (self.sources[at].find)() {
-                Ok(found) => any |= self.swap(at, found),
+                Ok(found) => {
+                    self.unfound[at] = None;
+                    any |= self.swap(at, found);
+                }
                 Err(error) => {
-                    tracing::warn!("cannot look for a newer deployment: {error}");
+                    self.unfound(at, error.to_string());
                     any = true;
                 }
             }
@@ -267,6 +273,21 @@ impl<E: Display> Loader<E> {
             }
         }
         is_newer
+    }
+
+    /// What there is instead of a newer deployment is damaged, or is none: refused like one that is not fit, and
+    /// counted once as long as it stays so.
+    fn unfound(&mut self, at: usize, why: String) {
+        if self.unfound[at].as_ref() == Some(&why) {
+            return;
+        }
+        self.models.refused();
+        let name = &self.sources[at].known.name;
+        tracing::error!(
+            model = name,
+            "cannot look for a newer deployment; the older one stays: {why}"
+        );
+        self.unfound[at] = Some(why);
     }
 
     /// A newer deployment is not fit.

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, VARY};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
 use super::Shared;
 use crate::error::ApiError;
-use crate::metrics::TEXT_TYPE;
+use crate::metrics::Format;
 use crate::models::{Health, Model, Models};
 
 /// 200 when there is an answer to be had, else 503 and why there is none.
@@ -31,9 +31,24 @@ pub(super) async fn health(State(shared): State<Arc<Shared>>) -> Response {
     response
 }
 
-/// What is counted, in the text format of OpenMetrics.
-pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    ([(CONTENT_TYPE, TEXT_TYPE)], shared.metrics.text()).into_response()
+/// 200 as long as restarting would help nobody: while it loads or ends it lives; without its engine's thread it does
+/// not.
+pub(super) async fn live(State(shared): State<Arc<Shared>>) -> Response {
+    match shared.models.health() {
+        Health::Failed => {
+            let body = json!({ "status": "failed" });
+            (StatusCode::SERVICE_UNAVAILABLE, axum::Json(body)).into_response()
+        }
+        _ => axum::Json(json!({ "status": "ok" })).into_response(),
+    }
+}
+
+/// What is counted, in the format that is asked for.
+pub(super) async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let format = Format::wanted(accept);
+    let headers = [(CONTENT_TYPE, format.media_type()), (VARY, "accept")];
+    (headers, shared.metrics.text(format)).into_response()
 }
 
 /// The models that can be asked.

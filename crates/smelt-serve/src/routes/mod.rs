@@ -29,6 +29,7 @@ use crate::ask::shown::Limits;
 use crate::ask::work::Work;
 use crate::body::{Bodies, Held};
 use crate::client;
+use crate::current::Current;
 use crate::error::ApiError;
 use crate::hosts::Hosts;
 use crate::keys::Keys;
@@ -43,8 +44,8 @@ const CORS_AGE: Duration = Duration::from_secs(3600);
 /// When to come again where all places are taken.
 const CROWDED_RETRY: Duration = Duration::from_secs(1);
 
-/// The one route that needs no key: whoever starts servers must see how they are.
-const OPEN_ROUTE: &str = "/health";
+/// The routes that need no key: whoever starts servers must see how they are.
+const OPEN_ROUTES: [&str; 3] = ["/health", "/livez", "/readyz"];
 
 /// What all routes share.
 #[derive(Debug)]
@@ -91,7 +92,7 @@ impl Shared {
 
 /// Who may ask, and how it is told of.
 pub(crate) struct Doors {
-    pub(crate) keys: Keys,
+    pub(crate) keys: Current<Keys>,
     /// Under which names, and by whose pages.
     pub(crate) hosts: Hosts,
     /// Requests that take longer are warned of.
@@ -104,7 +105,9 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
     let router = Router::new()
         .route("/", get(page::page))
         .route("/openapi.json", get(page::openapi))
-        .route(OPEN_ROUTE, get(health::health))
+        .route("/health", get(health::health))
+        .route("/readyz", get(health::health))
+        .route("/livez", get(health::live))
         .route("/metrics", get(health::metrics))
         .route("/v1/models", get(health::models))
         .route("/v1/models/{*model}", get(health::model))
@@ -116,7 +119,7 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(shared)
-        .layer(middleware::from_fn_with_state(Arc::new(doors.keys), admit));
+        .layer(middleware::from_fn_with_state(doors.keys, admit));
     let router = match doors.hosts.origins.is_empty() {
         true => router,
         false => router.layer(cors(doors.hosts.origins.clone())),
@@ -149,8 +152,9 @@ async fn named(State(hosts): State<Arc<Hosts>>, request: Request, next: Next) ->
 }
 
 /// Turns away who has no key.
-async fn admit(State(keys): State<Arc<Keys>>, mut request: Request, next: Next) -> Response {
-    if request.uri().path() == OPEN_ROUTE {
+async fn admit(State(keys): State<Current<Keys>>, mut request: Request, next: Next) -> Response {
+    let keys = keys.get();
+    if OPEN_ROUTES.contains(&request.uri().path()) {
         return next.run(request).await;
     }
     let is_crowded = request.extensions().get::<Crowded>().is_some();

@@ -25,7 +25,7 @@ fn router(keys: &[&str], origins: &[&'static str]) -> Router {
         fetching: Work::fetching(),
     };
     let doors = Doors {
-        keys: Keys::new(keys).unwrap(),
+        keys: Current::new(Arc::new(Keys::new(keys).unwrap())),
         hosts: Hosts {
             is_guarded: keys.is_empty(),
             allowed: Vec::new(),
@@ -72,22 +72,23 @@ fn described() -> Vec<(String, String)> {
 
 #[test]
 fn nothing_but_health_is_answered_without_a_key() {
+    let is_open = |path: &str| ["/health", "/livez", "/readyz"].contains(&path);
     let router = router(&["right"], &[]);
     for (method, path) in described() {
         let (response, json) = ask(&router, request(&method, &path, &[JSON]));
-        assert_eq!(response.status() == 401, path != "/health", "{method} {path}");
-        if path != "/health" {
+        assert_eq!(response.status() == 401, !is_open(&path), "{method} {path}");
+        if !is_open(&path) {
             assert_eq!(json["error"]["code"], "invalid_api_key");
             assert_eq!(json["error"]["type"], "authentication_error");
         }
         let wrong = ("authorization", "Bearer wrong");
         let (response, _) = ask(&router, request(&method, &path, &[JSON, wrong]));
-        assert_eq!(response.status() == 401, path != "/health", "{method} {path}");
+        assert_eq!(response.status() == 401, !is_open(&path), "{method} {path}");
         let right = ("authorization", "Bearer right");
         let (response, _) = ask(&router, request(&method, &path, &[JSON, right]));
         assert_ne!(response.status(), 401, "{method} {path}");
     }
-    for path in ["/nothing", "/health/", "//health", "/v1"] {
+    for path in ["/nothing", "/health/", "//health", "/livez/x", "/v1"] {
         let (response, _) = ask(&router, request("GET", path, &[]));
         assert_eq!(response.status(), 401, "{path}");
     }
@@ -115,6 +116,10 @@ fn who_comes_too_early_is_told_to_come_again() {
     let (response, json) = ask(&router, request("GET", "/health", &[]));
     assert_eq!(response.status(), 503);
     assert_eq!(json["progress"], "starting");
+    let (response, same) = ask(&router, request("GET", "/readyz", &[]));
+    assert_eq!((response.status().as_u16(), same), (503, json));
+    let (response, _) = ask(&router, request("GET", "/livez", &[]));
+    assert_eq!(response.status(), 200, "a probe does not kill what loads");
     for path in
         ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
     {

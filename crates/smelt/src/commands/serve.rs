@@ -13,8 +13,8 @@ use smelt_runtime::image::Wish;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_serve::{
-    Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError, Source, Unfit,
-    bodies_bytes, serve, tls,
+    Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError, Source, TlsFiles,
+    Unfit, bodies_bytes, serve,
 };
 
 use super::open::{self, Heading};
@@ -77,7 +77,7 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
         let why = format!("two models are called {twice:?}; tell them apart by --model-name");
         return Err(Failed::usage(why));
     }
-    if options.keys.is_open() && !options.addr.ip().is_loopback() {
+    if options.keys.is_open() && options.key_file.is_none() && !options.addr.ip().is_loopback() {
         warn("whoever reaches this address may ask; --api-key-file names who may");
     }
     let scheme = if options.tls.is_some() { "https" } else { "http" };
@@ -214,12 +214,15 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
     let DoorFlags { tls_cert, tls_key, cors_origin, .. } = &flags.doors;
     let LimitFlags { max_images, max_frames, max_body, max_connections, .. } = flags.limits;
     let tls = match (tls_cert, tls_key) {
-        (Some(certificates), Some(key)) => Some(tls(certificates, key).map_err(Failed::usage)?),
+        (Some(certificates), Some(key)) => {
+            Some(TlsFiles { certificates: certificates.clone(), key: key.clone() })
+        }
         _ => None,
     };
-    Ok(Options {
+    let options = Options {
         addr: flags.addr,
-        keys: keys(&flags.doors)?,
+        keys: Keys::new(&flags.doors.api_key).map_err(Failed::usage)?,
+        key_file: flags.doors.api_key_file.clone(),
         is_cache_shared: flags.doors.share_cache,
         hosts: flags.doors.allow_host.clone(),
         cors_origins: cors_origin.clone(),
@@ -233,15 +236,11 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
         drain_time_max: flags.drain,
         slow: flags.slow,
         watch: flags.watch,
-    })
-}
-
-fn keys(flags: &DoorFlags) -> Result<Keys, Failed> {
-    let keys = Keys::new(&flags.api_key).map_err(Failed::usage)?;
-    match &flags.api_key_file {
-        Some(path) => Keys::read(path).and_then(|read| keys.and(read)).map_err(Failed::usage),
-        None => Ok(keys),
-    }
+    };
+    // What is wrong with files is told before anything is listened to.
+    options.all_keys().map_err(Failed::usage)?;
+    options.tls.as_ref().map(TlsFiles::read).transpose().map_err(Failed::usage)?;
+    Ok(options)
 }
 
 fn reach(flags: &DoorFlags) -> Option<Reach> {
