@@ -1,5 +1,7 @@
 //! Gives memory that was freed back to the system.
 
+#![allow(unsafe_code)]
+
 /// Has the allocator keep nothing that is free: else what one large request took may stay with the process for ever.
 /// Takes some milliseconds.
 pub fn give_back() {

@@ -18,6 +18,7 @@ use smelt_engine::vision::VisionEngine;
 use crate::dialect::Dialect;
 use crate::grammar::{Compiler, CompilerError};
 use crate::image::{By, Cutting, Eyes, Router, Wish};
+use crate::markup::Marks;
 use crate::prompt::ImageTokens;
 use crate::similarity::{self, Similarity};
 use crate::template::{self, Form, Template, TemplateError};
@@ -280,6 +281,8 @@ pub struct Text {
     pub vocab: usize,
     /// How the model marks the parts of its answers.
     pub dialect: Dialect,
+    /// What nobody but the template may write.
+    pub marks: Marks,
     compiler: OnceLock<Result<Compiler, CompilerError>>,
 }
 
@@ -344,6 +347,7 @@ impl Deployment {
     pub fn with_template(mut self, template: Template) -> Self {
         let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
         text.dialect = template.dialect();
+        text.marks = template.marks(&text.tokenizer);
         text.form = template.form(text.spec.picture());
         text.template = template;
         self
@@ -433,6 +437,7 @@ impl Deployment {
         let similarity = clip.map(|clip| Similarity::open_at(dir, at, clip)).transpose()?;
         let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
         let (dialect, compiler) = (template.dialect(), OnceLock::new());
+        let marks = template.marks(&tokenizer);
         let form = template.form(spec.picture());
         let wish = Wish { tiles_max: spec.serving.tiles, ..Wish::default() };
         let text = Text {
@@ -447,6 +452,7 @@ impl Deployment {
             max_seq_len,
             vocab,
             dialect,
+            marks,
             compiler,
         };
         Ok(Self { text: Arc::new(text), vision, llm })

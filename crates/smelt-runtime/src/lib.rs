@@ -13,6 +13,7 @@ pub mod generate;
 pub mod grammar;
 pub mod identity;
 pub mod image;
+pub mod markup;
 pub mod prepare;
 pub mod prompt;
 pub mod sampling;

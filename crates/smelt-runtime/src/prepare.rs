@@ -8,6 +8,7 @@ use smelt_engine::llm::prefix::Piece;
 use crate::deployment::Text;
 use crate::fit::{self, Item, Space};
 use crate::image::{Eyes, Shown, TooLong, View};
+use crate::markup;
 use crate::prompt::{self, PromptError, Run, Turn};
 use crate::sight::{Look, Sight, Way};
 use crate::similarity::SimilarityError;
@@ -172,9 +173,14 @@ impl Text {
             self.seeing()?;
         }
         prompt::check(turns, question.shown.len(), tokens)?;
-        let messages: Vec<Value> = turns.iter().map(|turn| turn.message(self.form)).collect();
-        let rendered = self.template.render(&messages, true, question.now_s, question.context)?;
-        self.fits(&rendered)?;
+        let context = &self.guarded(question.context);
+        let message = |turn: &Turn| match context.is_markup {
+            true => turn.message(self.form),
+            false => turn.guarded(&self.marks, self.dialect).message(self.form),
+        };
+        let messages: Vec<Value> = turns.iter().map(message).collect();
+        let rendered = self.template.render(&messages, true, question.now_s, context)?;
+        self.fits(&markup::bare(&rendered))?;
         let asked = prompt::asked(turns);
         let sights = question.shown.iter().map(|shown| Sight::new(self, shown, &asked));
         let wished = sights.collect::<Result<Vec<Sight<'_>>, PrepareError>>()?;
@@ -189,7 +195,7 @@ impl Text {
         }
         let runs: Vec<_> = sights.iter().map(|sight| sight.runs.clone()).collect();
         let text = tokens.map(|tokens| prompt::expand(&rendered, tokens, &runs)).transpose()?;
-        let tokens = self.tokenizer.encode(&text.unwrap_or(rendered))?;
+        let tokens = self.encode_guarded(&text.unwrap_or(rendered))?;
         let mut prepared = self.prepare_tokens(tokens, !sights.is_empty())?;
         let lattices: Vec<_> = sights.iter().flat_map(|sight| &sight.lattices).copied().collect();
         if let Some(image_token) = self.image_token.filter(|_| !lattices.is_empty()) {
@@ -202,6 +208,25 @@ impl Text {
         let tokens = sights.iter().map(Sight::tokens).sum();
         prepared.seen = Seen { tokens, ..seen };
         Ok(prepared)
+    }
+
+    fn encode_guarded(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.tokenizer.encode_guarded(text, self.marks.tokens())
+    }
+
+    /// What the template is told, with guards in all that a client says of it.
+    fn guarded(&self, context: &Context) -> Context {
+        if context.is_markup {
+            return context.clone();
+        }
+        let guarded = |value: &Value| self.marks.guarded_value(value);
+        let variable = |(name, value): (&String, &Value)| (name.clone(), guarded(value));
+        Context {
+            tools: context.tools.as_ref().map(guarded),
+            documents: context.documents.as_ref().map(guarded),
+            variables: context.variables.iter().map(variable).collect(),
+            is_markup: false,
+        }
     }
 
     /// How each picture and clip is to be looked at, where that is not as it is `wished`, so that all fits
@@ -222,7 +247,7 @@ impl Text {
         // Who sees nothing is shown nothing.
         let Some(words) = &self.spec.image_tokens else { return Ok(Vec::new()) };
         let text = prompt::expand(rendered, words, &runs)?;
-        let tokens = self.tokenizer.encode(&text)?;
+        let tokens = self.encode_guarded(&text)?;
         let ways = wished.iter().map(|sight| sight.ways(self));
         let ways = ways.collect::<Result<Vec<Vec<Way>>, PrepareError>>()?;
         let image_token = |place: &usize| Some(tokens[*place]) == self.image_token;

@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::dialect::{Dialect, THINK_TAGS};
+use crate::markup::{GUARD, Marks};
 use crate::template::{Form, Value};
 
 /// Stands for a picture between the conversation and the prompt.  A Unicode noncharacter, which no
@@ -150,6 +152,44 @@ impl Turn {
         Ok(self)
     }
 
+    /// The turn with guards in all that is said, so that none of it is a mark of the model or its template.
+    ///
+    /// What the assistant thought, where a client left it in front of what it said, is told apart before: of models
+    /// whose templates look for `</think>` there.
+    #[must_use]
+    pub fn guarded(&self, marks: &Marks, dialect: Dialect) -> Self {
+        let Self { role, pieces, fields } = match dialect.thinks {
+            true => self.clone().with_thoughts_apart(),
+            false => self.clone(),
+        };
+        let texts: Vec<&str> = pieces.iter().map(Piece::words).collect();
+        let piece = |(piece, text): (&Piece, &str)| match piece {
+            Piece::Text(_) => Piece::Text(marks.guarded(text).into_owned()),
+            shown => shown.clone(),
+        };
+        let pieces = pieces.iter().zip(texts).map(piece).collect();
+        let field = |(name, value): (String, Value)| (name, marks.guarded_value(&value));
+        Self { role, pieces, fields: fields.into_iter().map(field).collect() }
+    }
+
+    /// The same with a field of its own for what stands between [`THINK_TAGS`], as templates read it.
+    fn with_thoughts_apart(mut self) -> Self {
+        const FIELD: &str = "reasoning_content";
+        let [opening, closing] = THINK_TAGS;
+        let is_told = self.fields.iter().any(|(name, _)| name == FIELD);
+        let [Piece::Text(text)] = &self.pieces[..] else { return self };
+        if self.role != "assistant" || is_told {
+            return self;
+        }
+        let Some((thought, _)) = text.split_once(closing) else { return self };
+        let thought = thought.rsplit(opening).next().unwrap_or_default().trim_matches('\n');
+        let said = text.rsplit(closing).next().unwrap_or_default().trim_start_matches('\n');
+        let (thought, said) = (Value::from(thought), said.to_owned());
+        self.fields.push((FIELD.to_owned(), thought));
+        self.pieces = vec![Piece::Text(said)];
+        self
+    }
+
     /// What the chat template is given.
     pub fn message(&self, form: Form) -> Value {
         let is_shown = |piece: &Piece| matches!(piece, Piece::Shown { .. });
@@ -218,11 +258,20 @@ impl Turn {
     }
 }
 
-fn unmarked(text: &str) -> Result<&str, PromptError> {
-    if text.contains(MARK) {
-        return Err(PromptError::Reserved(MARK.to_string()));
+impl Piece {
+    fn words(&self) -> &str {
+        match self {
+            Self::Text(words) => words,
+            Self::Shown { .. } => "",
+        }
     }
-    Ok(text)
+}
+
+fn unmarked(text: &str) -> Result<&str, PromptError> {
+    match [MARK, GUARD].into_iter().find(|mark| text.contains(*mark)) {
+        Some(mark) => Err(PromptError::Reserved(mark.to_string())),
+        None => Ok(text),
+    }
 }
 
 /// Every text in a value, keys included.
@@ -421,6 +470,24 @@ mod tests {
         let text = words(&message);
         assert!(text.contains(r#""arguments":{"b":1,"a":[2.0]}"#), "{text}");
         assert!(text.contains(r#""arguments":"no JSON""#), "{text}");
+    }
+
+    #[test]
+    fn what_was_thought_is_told_apart_of_models_that_think() {
+        let dialect = Dialect { thinks: true, calls: None };
+        let guarded = |role: &str, text: &str, dialect| {
+            let turn = Turn::from_parts(role, &[Part::Text(text)]).unwrap();
+            turn.guarded(&Marks::default(), dialect).message(Form::Text)
+        };
+        let expect = r#"{"role": "assistant", "content": "b\n", "reasoning_content": "a\nc"}"#;
+        let said = "<think>\na\nc\n</think>\n\nb\n";
+        assert_eq!(guarded("assistant", said, dialect), value(expect));
+        let as_it_is = |role: &str, dialect| {
+            let expect = serde_json::json!({ "role": role, "content": said }).to_string();
+            assert_eq!(guarded(role, said, dialect), value(&expect));
+        };
+        as_it_is("user", dialect);
+        as_it_is("assistant", Dialect::default());
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub use minijinja::value::{Serde, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, context};
 
 use crate::dialect::Dialect;
+use crate::markup::Marks;
+use crate::tokenizer::Tokenizer;
 use clock::strftime;
 use python_json::Style;
 
@@ -94,6 +96,8 @@ pub struct Context {
     /// Whatever else the template knows: `enable_thinking`.  The other names of this context cannot
     /// be told so.
     pub variables: BTreeMap<String, Value>,
+    /// Whether what people say may hold marks of the model, which then are what they say.
+    pub is_markup: bool,
 }
 
 /// A parsed chat template with the special tokens it may write.
@@ -249,9 +253,18 @@ impl Template {
 
     /// How a model of this template marks the parts of its answers.
     pub fn dialect(&self) -> Dialect {
+        Dialect::of_template(&self.source())
+    }
+
+    /// The marks that nobody but this template may write, of a model with this tokenizer.
+    pub fn marks(&self, tokenizer: &Tokenizer) -> Marks {
+        Marks::new(tokenizer, &self.source(), self.dialect().marks())
+    }
+
+    /// All that was written of it.
+    fn source(&self) -> String {
         let source = |(_, template): (_, minijinja::Template<'_, '_>)| template.source().to_owned();
-        let sources: Vec<String> = self.environment.templates().map(source).collect();
-        Dialect::of_template(&sources.concat())
+        self.environment.templates().map(source).collect()
     }
 
     /// The prompt text of `messages`; with `reply`, the start of the assistant's answer follows.
@@ -272,7 +285,7 @@ impl Template {
         let has_own = || self.environment.get_template(TOOLS_NAME).is_ok();
         let name = if context.tools.is_some() && has_own() { TOOLS_NAME } else { NAME };
         let now = Value::from_function(move |format: &str| strftime(format, now_s));
-        let Context { tools, documents, variables } = context;
+        let Context { tools, documents, variables, .. } = context;
         let absent = || Value::from(());
         // Hugging Face's renderer defines tools and documents as none where there are no such.
         let own = context! {

@@ -1,6 +1,6 @@
 //! Turns text into tokens and tokens back into text, whole or as they arrive.
 //!
-//! The tokenizer.json of a checkpoint decides everything; special tokens in the text are parsed.
+//! The tokenizer.json of a checkpoint decides everything; special tokens in the text are parsed, where nobody guards it.
 //! Knows nothing of chats, images or engines.
 
 use std::fs;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use tokenizers::{PostProcessor as _, TruncationDirection};
 
+mod guarded;
 mod limits;
 
 /// The file a tokenizer is read from, inside a checkpoint or deployment.

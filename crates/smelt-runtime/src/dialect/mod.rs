@@ -52,6 +52,17 @@ impl Dialect {
         Self { thinks: has(THINK_TAGS[1]), calls }
     }
 
+    /// The marks by which it is read, whether they are tokens or not.
+    pub fn marks(self) -> &'static [&'static str] {
+        const BOTH: [&str; 4] = [THINK_TAGS[0], THINK_TAGS[1], CALL_TAGS[0], CALL_TAGS[1]];
+        match (self.thinks, self.calls) {
+            (false, Some(Calls::Hermes)) => &CALL_TAGS,
+            (true, Some(Calls::Hermes)) => &BOTH,
+            (true, _) => &THINK_TAGS,
+            (false, _) => &[],
+        }
+    }
+
     /// Whether a `prompt` ends inside of the model's thinking, as some templates do.
     pub fn is_thinking(self, prompt: &str) -> bool {
         self.thinks && prompt.trim_end().ends_with(THINK_TAGS[0])

@@ -10,6 +10,8 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::ser::{Formatter, Serializer};
 
+use crate::markup::GUARD;
+
 /// What `json.dumps` may be told.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Style {
@@ -140,7 +142,8 @@ impl Formatter for Spacing<'_> {
             return writer.write_all(fragment.as_bytes());
         }
         for character in fragment.chars() {
-            if character.is_ascii() {
+            // A guard is no part of the text.
+            if character.is_ascii() || character == GUARD {
                 write!(writer, "{character}")?;
                 continue;
             }

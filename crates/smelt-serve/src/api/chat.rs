@@ -27,6 +27,9 @@ pub(crate) struct ChatFields {
     /// What an answer is made of.
     #[serde(default)]
     modalities: Option<Vec<String>>,
+    /// Whether marks of the model that texts hold are what they say, as in llama.cpp.
+    #[serde(default)]
+    parse_special: Option<bool>,
     #[serde(default)]
     audio: Option<Value>,
     #[serde(default)]
@@ -293,6 +296,11 @@ impl ChatFields {
             Some((name, _)) => Err(ApiError::field(*name, "is not understood; leave it out")),
             None => Ok(()),
         }
+    }
+
+    /// Whether texts may hold marks of the model.
+    pub(crate) fn is_markup(&self) -> bool {
+        self.parse_special.unwrap_or(false)
     }
 
     /// What a picture's sender wishes, who wishes this of it alone.

@@ -166,7 +166,8 @@ impl Chat {
         let tools = offered.filter(|_| is_offered).map(|tools| Value::from(Serde(tools)));
         let variables = self.tools.variables().into_iter();
         let variables = variables.map(|(name, value)| (name, Value::from(Serde(value)))).collect();
-        Ok(Context { tools, variables, ..Context::default() })
+        let is_markup = self.fields.is_markup();
+        Ok(Context { tools, variables, is_markup, ..Context::default() })
     }
 
     /// What each answer must be, and how it is marked: after `prompt`, by a model of this dialect.

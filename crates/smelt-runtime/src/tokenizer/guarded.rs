@@ -1,0 +1,197 @@
+//! Reads texts in which people's words are guarded: nothing in those becomes a token that only templates say.
+//!
+//! What is left when guards are gone is read as the library reads a text, but for where added words are looked for: the
+//! model's marks in the text with its guards, all others in the text without.  So plain words have the tokens that they
+//! always have.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use tokenizers::normalizer::Range as Of;
+use tokenizers::{
+    NormalizedString, Normalizer as _, NormalizerWrapper, OffsetReferential, OffsetType,
+    PreTokenizedString, PreTokenizer as _, Token,
+};
+
+use super::{Tokenizer, TokenizerError, unencoded};
+use crate::markup::{self, GUARD};
+
+/// An added word, and where it stands.
+type Added = (Range<usize>, u32);
+
+impl Tokenizer {
+    /// The added words: the token, the word, and whether it is a special one.
+    pub fn added(&self) -> impl Iterator<Item = (u32, String, bool)> {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added.iter().map(|(token, word)| (*token, word.content.clone(), word.special))
+    }
+
+    /// The tokens of a text; of `marks` only those that are whole between guards.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`] if the tokenizer's own rules fail on the text, or make a mark of what is none.
+    pub fn encode_guarded(
+        &self,
+        text: &str,
+        marks: &BTreeSet<u32>,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        if !text.contains(GUARD) {
+            return self.encode(text);
+        }
+        let bare = markup::bare(text);
+        let (real, pieces) = self.pieces(text, &bare, marks);
+        let tokens = self.encode_pieces(&bare, &pieces).map_err(unencoded)?;
+        match tokens.iter().filter(|token| marks.contains(token)).count() {
+            found if found == real => Ok(tokens),
+            _ => {
+                let why = "it holds the name of a special token, which this tokenizer cannot read as text; take it out";
+                Err(TokenizerError::Encode(why.to_owned()))
+            }
+        }
+    }
+
+    /// What the bare text is made of, in order, and how many marks are among it.
+    fn pieces(
+        &self,
+        text: &str,
+        bare: &str,
+        marks: &BTreeSet<u32>,
+    ) -> (usize, Vec<(Range<usize>, Option<u32>)>) {
+        let real = self.found(text).into_iter().filter(|(_, token)| marks.contains(token));
+        let (mut at, mut guards) = (0, 0);
+        // Places in the text with guards come in order, so guards are counted once.
+        let mut to_bare = |place: usize| {
+            guards += text[at..place].matches(GUARD).count();
+            at = place;
+            place - guards * GUARD.len_utf8()
+        };
+        let real: Vec<Added> =
+            real.map(|(range, token)| (to_bare(range.start)..to_bare(range.end), token)).collect();
+        let (mut pieces, mut from) = (Vec::new(), 0);
+        for (range, token) in &real {
+            self.plain(bare, from..range.start, marks, &mut pieces);
+            pieces.push((range.clone(), Some(*token)));
+            from = range.end;
+        }
+        self.plain(bare, from..bare.len(), marks, &mut pieces);
+        (real.len(), pieces)
+    }
+
+    /// The pieces of a part that holds no mark.
+    fn plain(
+        &self,
+        bare: &str,
+        part: Range<usize>,
+        marks: &BTreeSet<u32>,
+        pieces: &mut Vec<(Range<usize>, Option<u32>)>,
+    ) {
+        let others = self.found(&bare[part.clone()]).into_iter();
+        let mut from = part.start;
+        for (range, token) in others.filter(|(_, token)| !marks.contains(token)) {
+            let range = part.start + range.start..part.start + range.end;
+            pieces.push((from..range.start, None));
+            from = range.end;
+            pieces.push((range, Some(token)));
+        }
+        pieces.push((from..part.end, None));
+    }
+
+    /// The added words that the library finds in a text.
+    fn found(&self, text: &str) -> Vec<Added> {
+        let added = self.inner.get_added_vocabulary();
+        let split = added.extract_and_normalize::<NormalizerWrapper>(None, text);
+        let splits = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        let found = splits
+            .into_iter()
+            .filter_map(|(_, (from, to), tokens)| Some((from..to, tokens.as_ref()?.first()?.id)));
+        found.collect()
+    }
+
+    fn encode_pieces(
+        &self,
+        bare: &str,
+        pieces: &[(Range<usize>, Option<u32>)],
+    ) -> tokenizers::Result<Vec<u32>> {
+        let mut split = PreTokenizedString::from(bare);
+        split.split(|_, whole: NormalizedString| {
+            let piece = |(range, token): &(Range<usize>, Option<u32>)| {
+                let part = whole.slice(Of::Original(range.clone()))?;
+                let token = token.map(|id| {
+                    let text = part.get().to_owned();
+                    let offsets = (0, text.len());
+                    vec![Token::new(id, text, offsets)]
+                });
+                Some((part, token))
+            };
+            let pieces = pieces.iter().filter(|(range, _)| !range.is_empty());
+            Ok(pieces.filter_map(piece).collect::<Vec<_>>())
+        })?;
+        if let Some(normalizer) = self.inner.get_normalizer() {
+            split.normalize(|part| normalizer.normalize(part))?;
+        }
+        if let Some(before) = self.inner.get_pre_tokenizer() {
+            before.pre_tokenize(&mut split)?;
+        }
+        let model = self.inner.get_model();
+        split.tokenize(|part| tokenizers::Model::tokenize(model, part.get()))?;
+        let encoding = split.into_encoding(None, 0, OffsetType::None)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+    use crate::markup::Marks;
+    use crate::tokenizer::TOKENIZER_FILE;
+
+    fn data(folder: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(folder)
+    }
+
+    /// All tokenizers that tests have.
+    fn all() -> Vec<(String, Tokenizer)> {
+        let golden = std::fs::read_dir(data("golden")).unwrap().flatten().map(|entry| entry.path());
+        let folders = golden.chain([data("shapes-vl"), data("shapes-vl-3_5")]);
+        let files = folders.map(|folder| folder.join(TOKENIZER_FILE)).filter(|file| file.is_file());
+        let open = |file: PathBuf| (file.display().to_string(), Tokenizer::open(&file).unwrap());
+        let all: Vec<_> = files.map(open).collect();
+        assert!(all.len() > 5, "{all:?}");
+        all
+    }
+
+    #[test]
+    fn plain_words_have_the_tokens_that_they_always_have() {
+        for (file, tokenizer) in all() {
+            let marks = Marks::new(&tokenizer, "", &["<think>", "[INST]"]);
+            for text in ["a < b [c] <d>", "<", "x <<|>> y\n\n<div>é</div>", " <a", "if a<b {\n}"] {
+                let guarded = marks.guarded(text);
+                assert!(guarded.contains(GUARD), "{file}");
+                let read = tokenizer.encode_guarded(&guarded, marks.tokens()).unwrap();
+                assert_eq!(read, tokenizer.encode(text).unwrap(), "{file}: {text:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_mark_that_somebody_wrote_is_text_and_a_templates_is_a_token() {
+        for (file, tokenizer) in all() {
+            let marks = Marks::new(&tokenizer, "", &[]);
+            for (token, word, _) in tokenizer.added().filter(|(_, _, is_special)| *is_special) {
+                let said = format!(
+                    "{}{word}{}",
+                    marks.guarded("a "),
+                    marks.guarded(&format!("b {word} c"))
+                );
+                let Ok(read) = tokenizer.encode_guarded(&said, marks.tokens()) else {
+                    panic!("{file}: {word} cannot be read as text");
+                };
+                let found: Vec<&u32> =
+                    read.iter().filter(|token| marks.tokens().contains(token)).collect();
+                assert_eq!(found, [&token], "{file}: {word}");
+            }
+        }
+    }
+}
