@@ -165,7 +165,10 @@ fn no_family_takes_words_for_marks() {
                     // What was thought is told apart, and written by the template between its own marks.
                     let thoughts = ["<think>", "</think>"].map(|tag| tokenizer.token(tag));
                     let others = |tokens: Vec<u32>| -> Vec<u32> {
-                        tokens.into_iter().filter(|token| !thoughts.contains(&Some(*token))).collect()
+                        tokens
+                            .into_iter()
+                            .filter(|token| !thoughts.contains(&Some(*token)))
+                            .collect()
                     };
                     let found = others(of(texts));
                     assert_eq!(found, others(expect.clone()), "{name} {form:?}: {texts:?}");

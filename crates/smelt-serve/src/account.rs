@@ -53,6 +53,7 @@ struct Inner {
     first_token: Option<Instant>,
     failure: Option<String>,
     client: Option<Client>,
+    passed_over: Option<String>,
 }
 
 /// A request's name.
@@ -87,6 +88,12 @@ impl Facts {
     /// Whose key it has.
     pub(crate) fn client(&self, client: &Client) {
         self.with(|facts| facts.client = Some(client.clone()));
+    }
+
+    /// Fields of the request that nobody knows.
+    pub(crate) fn passed_over(&self, names: &[String]) {
+        let names = (!names.is_empty()).then(|| names.join(","));
+        self.with(|facts| facts.passed_over = names);
     }
 
     /// The answer broke off.
@@ -259,6 +266,7 @@ impl Line<'_> {
                     smaller_images = is_smaller.then_some(details.smaller_images),
                     wished_image_tokens = is_smaller.then_some(details.wished_image_tokens),
                     completion_tokens = is_answer.then_some(usage.completion_tokens),
+                    passed_over = facts.passed_over,
                     failure = facts.failure,
                     $says
                 )

@@ -33,8 +33,6 @@ pub(crate) struct ChatFields {
     #[serde(default)]
     audio: Option<Value>,
     #[serde(default)]
-    prediction: Option<Value>,
-    #[serde(default)]
     web_search_options: Option<Value>,
 }
 
@@ -194,6 +192,10 @@ impl Message {
     /// Naming the part that is none.
     pub(crate) fn pieces(&self, at: &str) -> Result<Vec<Piece<'_>>, ApiError> {
         match &self.content {
+            None if self.role == "user" => Err(ApiError::field(
+                format!("{at}.content"),
+                "is missing, and a user says something",
+            )),
             None => Ok(Vec::new()),
             Some(TextOr::Text(text)) => Ok(vec![Piece::Text(text)]),
             Some(TextOr::List(parts)) => {
@@ -287,11 +289,7 @@ impl ChatFields {
                 "must be [\"text\"]; answers are text alone",
             ));
         }
-        let foreign = [
-            ("audio", &self.audio),
-            ("prediction", &self.prediction),
-            ("web_search_options", &self.web_search_options),
-        ];
+        let foreign = [("audio", &self.audio), ("web_search_options", &self.web_search_options)];
         match foreign.iter().find(|(_, value)| value.is_some()) {
             Some((name, _)) => Err(ApiError::field(*name, "is not understood; leave it out")),
             None => Ok(()),
@@ -386,6 +384,18 @@ mod tests {
         assert_eq!(message(r#"{"role": "assistant", "content": null}"#).pieces(""), Ok(vec![]));
     }
 
+    #[test]
+    fn a_user_says_something() {
+        for json in [r#"{"role": "user", "content": null}"#, r#"{"role": "user"}"#] {
+            let error = message(json).pieces("messages[1]").unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("messages[1].content"));
+        }
+        assert_eq!(
+            message(r#"{"role": "user", "content": ""}"#).pieces(""),
+            Ok(vec![Piece::Text("")])
+        );
+    }
+
     #[track_caller]
     fn check(part: &str, param: &str) {
         let message = message(&format!(r#"{{"role": "user", "content": [{part}]}}"#));
@@ -445,7 +455,7 @@ mod tests {
         assert_eq!(asked(r#", "modalities": ["text"], "audio": null"#), Ok(()));
         let spoken = asked(r#", "modalities": ["text", "audio"]"#);
         assert_eq!(spoken, Err("modalities".to_owned()));
-        for field in ["audio", "prediction", "web_search_options"] {
+        for field in ["audio", "web_search_options"] {
             assert_eq!(asked(&format!(r#", "{field}": {{}}"#)), Err(field.to_owned()));
         }
     }

@@ -7,13 +7,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use serde::Deserialize;
-use smelt_runtime::grammar::Grammar;
 use smelt_runtime::sampling::{SettingError, Settings};
 use smelt_runtime::service::{ANSWERS_MAX, Priority};
 use smelt_runtime::speaker::Manner;
 use smelt_runtime::stop;
 
-use super::format::Format;
 use super::several::TextOr;
 use crate::error::ApiError;
 
@@ -42,7 +40,9 @@ pub(crate) struct Common {
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     logit_bias: Option<BTreeMap<String, f32>>,
-    response_format: Option<Format>,
+    /// What `repetition_penalty` and the limit of tokens are called by llama-server.
+    repeat_penalty: Option<f32>,
+    n_predict: Option<i64>,
     /// `high` or `normal`; ours.
     priority: Option<String>,
     /// Seconds after which nobody waits for the answer any more; ours.
@@ -114,12 +114,20 @@ impl Common {
         Ok(answers.map(manner).collect())
     }
 
-    /// What each answer is held to, if to anything.
+    /// The most tokens of an answer, where it is said as llama-server's clients say it; -1 is no limit there.
     ///
     /// # Errors
-    /// Naming the field that is missing or unknown.
-    pub(crate) fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
-        self.response_format.as_ref().map_or(Ok(None), Format::grammar)
+    /// If it is zero, which is no answer.
+    pub(crate) fn n_predict(&self) -> Result<Option<usize>, ApiError> {
+        match self.n_predict {
+            Some(0) => Err(ApiError::field("n_predict", "must be at least 1, or -1 for no limit")),
+            limit => Ok(limit.and_then(|limit| usize::try_from(limit).ok())),
+        }
+    }
+
+    /// Whether a limit of tokens is given that is none.
+    pub(crate) fn wants_all(&self) -> bool {
+        self.n_predict.is_some_and(|limit| limit < 0)
     }
 
     /// How many answers are wanted.
@@ -174,7 +182,8 @@ impl Common {
             top_k: self.top_k()?,
             top_p: self.top_p.unwrap_or(neutral.top_p),
             min_p: self.min_p.unwrap_or(neutral.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(neutral.repetition_penalty),
+            repetition_penalty: (self.repetition_penalty.or(self.repeat_penalty))
+                .unwrap_or(neutral.repetition_penalty),
             presence_penalty: self.presence_penalty.unwrap_or(neutral.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(neutral.frequency_penalty),
             logit_bias: self.logit_bias()?,

@@ -58,6 +58,11 @@ impl CompletionFields {
         self.echo.unwrap_or(false)
     }
 
+    /// Whether it says how many tokens an answer may have.
+    pub(crate) fn limits_tokens(&self) -> bool {
+        self.max_tokens.is_some()
+    }
+
     /// The most tokens of an answer.
     ///
     /// # Errors

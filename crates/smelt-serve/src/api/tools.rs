@@ -21,6 +21,8 @@ pub(crate) struct ToolFields {
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
     /// The same as in `chat_template_kwargs`.
     enable_thinking: Option<bool>,
+    /// What some templates know, by OpenAI's name.
+    reasoning_effort: Option<String>,
     /// The most tokens of thinking; ours.
     pub(crate) thinking_budget: Option<usize>,
 }
@@ -79,6 +81,9 @@ impl ToolFields {
         let mut variables = self.chat_template_kwargs.clone().unwrap_or_default();
         if let Some(thinks) = self.enable_thinking {
             variables.insert("enable_thinking".to_owned(), thinks.into());
+        }
+        if let Some(effort) = &self.reasoning_effort {
+            variables.insert("reasoning_effort".to_owned(), effort.clone().into());
         }
         variables
     }

@@ -1,6 +1,7 @@
 //! Turns a chat into a prompt with pictures.
 
-use std::sync::Weak;
+use std::collections::BTreeSet;
+use std::sync::{LazyLock, Weak};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,8 +17,10 @@ use super::unprepared;
 use super::work::Asker;
 use crate::api::chat::{ChatFields, Piece};
 use crate::api::common::Common;
+use crate::api::fields::fields;
+use crate::api::held::HeldFields;
 use crate::api::tools::ToolFields;
-use crate::api::{read, weigh::weigh};
+use crate::api::{foreign, read, weigh::weigh};
 use crate::error::ApiError;
 use crate::models::Model;
 use crate::pictures::{self, Errand, Remote};
@@ -33,7 +36,16 @@ pub(crate) struct Chat {
     pub(crate) common: Common,
     pub(crate) fields: ChatFields,
     pub(crate) tools: ToolFields,
+    pub(crate) held: HeldFields,
+    /// Fields that nobody knows.
+    pub(crate) passed_over: Vec<String>,
 }
+
+/// The fields that a chat reads.
+static KNOWN: LazyLock<BTreeSet<&'static str>> = LazyLock::new(|| {
+    let all = [fields::<Common>(), fields::<ChatFields>(), fields::<ToolFields>()];
+    all.into_iter().chain([fields::<HeldFields>()]).flatten().collect()
+});
 
 impl Chat {
     /// Reads a request's body.
@@ -42,8 +54,13 @@ impl Chat {
     /// 400, naming the field that is wrong.
     pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body = weigh(body)?;
-        let chat =
-            Self { common: read::json(body)?, fields: read::json(body)?, tools: read::json(body)? };
+        let chat = Self {
+            common: read::json(body)?,
+            fields: read::json(body)?,
+            tools: read::json(body)?,
+            held: read::json(body)?,
+            passed_over: foreign::passed_over(body, &KNOWN)?,
+        };
         chat.fields.check()?;
         chat.tools.check()?;
         match chat.fields.messages.len() {
@@ -130,7 +147,7 @@ impl Chat {
         asker: &Asker,
     ) -> Result<Prepared, ApiError> {
         self.seen_by(text, limits)?;
-        let answer_max = self.fields.new_tokens_max()?;
+        let answer_max = self.new_tokens_max()?;
         let said = self.said(limits)?;
         let shown = shown::decode(&said, fetched, limits, asker)?;
         let mut turns = Vec::new();
@@ -159,6 +176,14 @@ impl Chat {
 }
 
 impl Chat {
+    /// The most tokens of an answer, if there is a limit.
+    ///
+    /// # Errors
+    /// If it is zero.
+    pub(crate) fn new_tokens_max(&self) -> Result<Option<usize>, ApiError> {
+        Ok(self.fields.new_tokens_max()?.or(self.common.n_predict()?))
+    }
+
     /// What the chat template is told besides the turns.
     fn context(&self) -> Result<Context, ApiError> {
         let offered = self.tools.tools.as_ref().filter(|tools| !tools.is_empty());
@@ -182,7 +207,8 @@ impl Chat {
         let is_calling = !tools.is_empty() && demand != Demand::None;
         let dialect = Dialect { calls: own.calls.filter(|_| is_calling), ..own };
         let is_thinking = dialect.is_thinking(&end_of(text, prompt));
-        let format = self.common.grammar()?;
+        let held = self.held.grammar()?;
+        let (format, of_format) = held.map_or((None, ""), |(grammar, name)| (Some(grammar), name));
         let demanded = match own.calls {
             Some(calls) => {
                 demanded(calls, &tools, &demand, self.tools.is_parallel(), format.as_ref())
@@ -196,7 +222,7 @@ impl Chat {
         };
         // What is demanded of tools has the format in it.
         let demanded = demanded.map(|grammar| (grammar, "tools"));
-        let grammar = demanded.or(format.map(|grammar| (grammar, "response_format")));
+        let grammar = demanded.or(format.map(|grammar| (grammar, of_format)));
         let compile = |(grammar, param)| model.constraint(&grammar, param);
         let constraint = grammar.map(compile).transpose()?;
         let thinking = self.thinking(text, dialect, is_thinking, constraint.is_some())?;

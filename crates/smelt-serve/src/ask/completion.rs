@@ -1,20 +1,34 @@
 //! Turns a completion into prompts.
 
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
 use smelt_runtime::deployment::Text;
 use smelt_runtime::prepare::Prepared;
 
 use super::unprepared;
 use crate::api::common::Common;
 use crate::api::completion::CompletionFields;
+use crate::api::fields::fields;
+use crate::api::held::HeldFields;
 use crate::api::several::Prompts;
-use crate::api::{read, weigh::weigh};
+use crate::api::{foreign, read, weigh::weigh};
 use crate::error::ApiError;
 
 /// A completion as it was read.
 pub(crate) struct Completion {
     pub(crate) common: Common,
     pub(crate) fields: CompletionFields,
+    pub(crate) held: HeldFields,
+    /// Fields that nobody knows.
+    pub(crate) passed_over: Vec<String>,
 }
+
+/// The fields that a completion reads.
+static KNOWN: LazyLock<BTreeSet<&'static str>> = LazyLock::new(|| {
+    let all = [fields::<Common>(), fields::<CompletionFields>(), fields::<HeldFields>()];
+    all.into_iter().flatten().collect()
+});
 
 impl Completion {
     /// Reads a request's body.
@@ -23,9 +37,26 @@ impl Completion {
     /// 400, naming the field that is wrong.
     pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
         let body = weigh(body)?;
-        let completion = Self { common: read::json(body)?, fields: read::json(body)? };
+        let completion = Self {
+            common: read::json(body)?,
+            fields: read::json(body)?,
+            held: read::json(body)?,
+            passed_over: foreign::passed_over(body, &KNOWN)?,
+        };
         completion.fields.check(completion.common.answers()?)?;
         Ok(completion)
+    }
+
+    /// The most tokens of an answer.
+    ///
+    /// # Errors
+    /// If it is zero.
+    pub(crate) fn new_tokens_max(&self, most: usize) -> Result<usize, ApiError> {
+        match (self.fields.limits_tokens(), self.common.n_predict()?) {
+            (false, Some(limit)) => Ok(limit),
+            (false, None) if self.common.wants_all() => Ok(most),
+            _ => self.fields.new_tokens_max(),
+        }
     }
 
     /// The prompts, and what each choice begins with where that is wanted.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderName};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http_body::Frame;
@@ -23,6 +23,7 @@ use crate::answer::stream::{KEEP_ALIVE, Stream, error};
 use crate::answer::whole::Gathered;
 use crate::answer::{self, Heading, Shape};
 use crate::api::common::{Common, Delivery};
+use crate::api::held::HeldFields;
 use crate::ask::{self, work::Asker};
 use crate::client::Client;
 use crate::error::ApiError;
@@ -31,6 +32,9 @@ use crate::models::Model;
 
 /// How long nothing is said before proxies are told that the answer goes on.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
+
+/// Tells which fields of a request nobody knows.
+pub(super) const PASSED_OVER: HeaderName = HeaderName::from_static("x-smelt-passed-over");
 
 /// Asks nginx not to gather events.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -73,7 +77,7 @@ pub(super) async fn chat(
     let asked = model.clone();
     let prepared = shared.preparing.run(move |asker| {
         let service = asked.speaks()?;
-        let (logprobs, limit) = (chat.fields.logprobs()?, chat.fields.new_tokens_max()?);
+        let (logprobs, limit) = (chat.fields.logprobs()?, chat.new_tokens_max()?);
         let limit = limit.unwrap_or(service.text().max_seq_len);
         let manners = chat.common.manners(logprobs, limit)?;
         let prompt = chat.prepare(service.text(), fetched, limits, asker)?;
@@ -86,15 +90,17 @@ pub(super) async fn chat(
         let tickets = ask::submit(service, vec![prompt], &wish)?;
         drop(budget);
         let readers = vec![Reader::new(dialect, is_thinking); answers];
-        Ok((chat.common, tickets, (dialect, is_thinking, readers)))
+        Ok(((chat.common, chat.passed_over), tickets, (dialect, is_thinking, readers)))
     });
-    let (common, tickets, (dialect, is_thinking, readers)) = prepared.await?;
+    let ((common, passed_over), tickets, (dialect, is_thinking, readers)) = prepared.await?;
     facts.prepared();
+    facts.passed_over(&passed_over);
     let hearing = Hearing::new(tickets, readers.len(), facts);
     let heading = heading("chatcmpl", &id, &model);
     let usage = wants_usage(&common)?;
     let shape = answer::chat::Chat { heading, usage, words, dialect, is_thinking, readers };
-    deliver(Box::new(shape), hearing, &common).await
+    let answer = deliver(Box::new(shape), hearing, &common).await?;
+    Ok(telling(answer, &passed_over))
 }
 
 /// Answers completions.
@@ -112,22 +118,25 @@ pub(super) async fn completion(
     let prepared = shared.preparing.run(move |_| {
         let completion = ask::completion::Completion::read(&held.bytes)?;
         let model = models.ask(completion.common.model.as_deref())?;
-        let (logprobs, limit) =
-            (completion.fields.logprobs()?, completion.fields.new_tokens_max()?);
+        let max_seq_len = model.speaks()?.text().max_seq_len;
+        let limit = completion.new_tokens_max(max_seq_len)?;
+        let logprobs = completion.fields.logprobs()?;
         let manners = completion.common.manners(logprobs, limit)?;
         let (prompts, echo) = completion.prepare(model.speaks()?.text())?;
-        let (common, answers) = (completion.common, manners.len());
-        let form = form(&model, &common)?;
+        let answers = manners.len();
+        let form = form(&model, &completion.held)?;
         let scored = logprobs.filter(|_| completion.fields.echo());
-        let client = of_service(&client, &common, is_shared)?;
-        let (common, manners) = (&common, &manners[..]);
+        let client = of_service(&client, &completion.common, is_shared)?;
+        let (common, manners) = (&completion.common, &manners[..]);
         let wish = ask::Wish { client, common, manners, form, scored, begun };
         let tickets = ask::submit(model.speaks()?, prompts, &wish)?;
-        Ok((common, model, tickets, answers, echo))
+        Ok((completion, model, tickets, answers, echo))
     });
-    let (common, model, tickets, answers, echo) = prepared.await?;
+    let (completion, model, tickets, answers, echo) = prepared.await?;
+    let (common, passed_over) = (completion.common, completion.passed_over);
     facts.model(&model.name);
     facts.prepared();
+    facts.passed_over(&passed_over);
     let hearing = Hearing::new(tickets, answers, facts);
     let heading = heading("cmpl", &id, &model);
     let (usage, words) = (wants_usage(&common)?, ask::words(model.speaks()?));
@@ -136,7 +145,8 @@ pub(super) async fn completion(
         false => echo.iter().map(|text| text.chars().count()).collect(),
     };
     let shape = answer::completion::Completion { heading, usage, words, echo, offsets };
-    deliver(Box::new(shape), hearing, &common).await
+    let answer = deliver(Box::new(shape), hearing, &common).await?;
+    Ok(telling(answer, &passed_over))
 }
 
 /// For whom services answer.
@@ -149,10 +159,19 @@ fn of_service(
     Ok(client.of_service(reuse))
 }
 
+/// The answer with what was passed over of its request.
+fn telling(mut answer: Response, passed_over: &[String]) -> Response {
+    let names = HeaderValue::from_str(&passed_over.join(","));
+    if let (false, Ok(names)) = (passed_over.is_empty(), names) {
+        answer.headers_mut().insert(PASSED_OVER, names);
+    }
+    answer
+}
+
 /// What each answer must be.
-fn form(model: &Model, common: &Common) -> Result<Form, ApiError> {
-    let grammar = common.grammar()?;
-    let compile = |grammar| model.constraint(&grammar, "response_format");
+fn form(model: &Model, held: &HeldFields) -> Result<Form, ApiError> {
+    let grammar = held.grammar()?;
+    let compile = |(grammar, param)| model.constraint(&grammar, param);
     Ok(Form { constraint: grammar.map(compile).transpose()?, ..Form::default() })
 }
 

@@ -139,7 +139,7 @@ fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
         .allow_methods([Method::GET, Method::POST])
         // Clients tell of themselves in headers of their own: openai-js in x-stainless-*.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([REQUEST_ID, RETRY_AFTER])
+        .expose_headers([REQUEST_ID, RETRY_AFTER, answers::PASSED_OVER])
         .max_age(CORS_AGE)
 }
 
