@@ -50,6 +50,15 @@ pub(crate) struct Bodies {
     freed: Arc<Notify>,
 }
 
+/// What a body must say that it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// JSON: a web page of another origin may send plain text without being asked whether it may.
+    Json,
+    /// Whatever it says.
+    Any,
+}
+
 /// A body that was read, and its part of the budget until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
@@ -96,7 +105,20 @@ impl Bodies {
     /// 415 for anything else, 413 for what is too long, 408 for what does not come, 429 if too much is
     /// held already.
     pub(crate) async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Held, ApiError> {
-        check_kind(headers)?;
+        self.read_as(headers, body, Kind::Json).await
+    }
+
+    /// The same of a body that says that it is of this kind.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) async fn read_as(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        kind: Kind,
+    ) -> Result<Held, ApiError> {
+        check_kind(headers, kind)?;
         let length =
             headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let length: usize = length.unwrap_or(self.bytes_max);
@@ -178,13 +200,12 @@ fn kib(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX / 8)
 }
 
-/// A web page of another origin may send plain text without being asked whether it may, so only what
-/// says that it is JSON is taken for it.
-fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
+/// Only what says that it is JSON is taken for it, where that matters.
+fn check_kind(headers: &HeaderMap, wanted: Kind) -> Result<(), ApiError> {
     let refused = |why: &str| Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
     let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
-    if !kind.eq_ignore_ascii_case("application/json") {
+    if wanted == Kind::Json && !kind.eq_ignore_ascii_case("application/json") {
         return refused("the body must be JSON: send Content-Type: application/json");
     }
     match headers.get(CONTENT_ENCODING) {

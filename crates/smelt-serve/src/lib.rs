@@ -24,6 +24,7 @@ mod meter;
 mod metrics;
 mod models;
 mod pictures;
+mod protocols;
 mod routes;
 mod server;
 

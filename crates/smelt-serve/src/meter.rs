@@ -65,7 +65,7 @@ mod tests {
     fn what_was_used_beyond_is_paid_back() {
         let (mut bucket, now) = (Bucket::default(), Instant::now());
         bucket.spend(300, 100, now);
-        assert_eq!(bucket.check(1, 100, now + Duration::from_secs(60)).is_ok(), false);
+        assert!(bucket.check(1, 100, now + Duration::from_secs(60)).is_err());
         assert_eq!(bucket.check(1, 100, now + Duration::from_secs(121)), Ok(()));
     }
 }

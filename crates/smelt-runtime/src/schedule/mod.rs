@@ -459,10 +459,10 @@ impl Schedule {
             _ => None,
         };
         let mut kept: Vec<(u64, usize)> = self.slots.iter().enumerate().filter_map(kept).collect();
-        kept.sort_unstable_by(|one, other| other.cmp(one));
+        kept.sort_unstable();
         let mut blocks = BTreeMap::<u64, usize>::new();
         // From the youngest to the oldest: the last one that is too much is the oldest of its owner.
-        kept.into_iter().fold(None, |found, (_, slot)| {
+        kept.into_iter().rev().fold(None, |found, (_, slot)| {
             let Owner { id, kept_blocks_max, .. } = self.owners[slot];
             let held = blocks.entry(id).or_default();
             *held += self.blocks(self.prefixes.held(slot).len());

@@ -41,8 +41,22 @@ pub(crate) trait Shape: Send + Sync + 'static {
     fn whole(&self, choices: &[whole::Choice], usage: Usage) -> String;
 }
 
+/// How an answer goes out in a protocol: event by event, or when all is said.
+pub(crate) trait Wire: Send + Sync + 'static {
+    /// The type of a stream.
+    fn media_type(&self) -> &'static str;
+    /// Writes what was heard behind `out`.
+    fn hear(&mut self, event: &Event, out: &mut Vec<u8>);
+    /// Writes the end behind `out`.
+    fn end(&mut self, usage: Usage, out: &mut Vec<u8>);
+    /// What tells proxies that a silent stream goes on; nothing where the protocol has no word for it.
+    fn keep_alive(&self) -> &'static [u8];
+    /// All in one.
+    fn whole(&mut self, choices: &[whole::Choice], usage: Usage) -> String;
+}
+
 pub(crate) use crate::api::usage::Usage;
-use smelt_runtime::service::TokenSaid;
+use smelt_runtime::service::{Event, TokenSaid};
 
 /// A piece of a choice.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 
-use super::{Said, Shape, Usage};
+use super::{Said, Shape, Usage, Wire, whole};
 use crate::error::ApiError;
 use smelt_runtime::service::{Event, Failure};
 
@@ -28,8 +28,33 @@ impl Stream {
         Self { shape, choices, has_begun: false, has_failed: false, wants_usage }
     }
 
-    /// Writes what was heard behind `out`.
-    pub(crate) fn hear(&mut self, event: &Event, out: &mut Vec<u8>) {
+    /// All choices begin once, however many prompts are read.
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            return;
+        }
+        for choice in 0..self.choices {
+            if let Some(part) = self.shape.begin(choice) {
+                frame(out, &part);
+            }
+        }
+    }
+}
+
+impl Wire for Stream {
+    fn media_type(&self) -> &'static str {
+        "text/event-stream; charset=utf-8"
+    }
+
+    fn keep_alive(&self) -> &'static [u8] {
+        KEEP_ALIVE
+    }
+
+    fn whole(&mut self, choices: &[whole::Choice], usage: Usage) -> String {
+        self.shape.whole(choices, usage)
+    }
+
+    fn hear(&mut self, event: &Event, out: &mut Vec<u8>) {
         match event {
             Event::Looking { part, parts } => comment(out, *part, *parts),
             Event::Read { .. } => self.begin(out),
@@ -53,24 +78,11 @@ impl Stream {
         }
     }
 
-    /// Writes the end behind `out`.
-    pub(crate) fn end(&self, usage: Usage, out: &mut Vec<u8>) {
+    fn end(&mut self, usage: Usage, out: &mut Vec<u8>) {
         if self.wants_usage && !self.has_failed {
             frame(out, &self.shape.usage(usage));
         }
         frame(out, DONE);
-    }
-
-    /// All choices begin once, however many prompts are read.
-    fn begin(&mut self, out: &mut Vec<u8>) {
-        if std::mem::replace(&mut self.has_begun, true) {
-            return;
-        }
-        for choice in 0..self.choices {
-            if let Some(part) = self.shape.begin(choice) {
-                frame(out, &part);
-            }
-        }
     }
 }
 

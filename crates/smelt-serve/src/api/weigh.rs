@@ -21,7 +21,7 @@ const DEPTH_MAX: usize = 64;
 const VALUES_MAX: usize = 131_072;
 
 /// Fields whose values are turns or texts, read into shapes of their own; all others are free-form, or small.
-const TURNS: [&[u8]; 4] = [b"messages", b"prompt", b"input", b"tokens"];
+const TURNS: [&[u8]; 5] = [b"messages", b"prompt", b"input", b"tokens", b"images"];
 
 /// Fields of a turn that are free-form.
 const FREE_IN_TURNS: [&[u8]; 3] = [b"tool_calls", b"input", b"arguments"];

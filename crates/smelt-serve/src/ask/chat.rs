@@ -39,6 +39,8 @@ pub(crate) struct Chat {
     pub(crate) held: HeldFields,
     /// Fields that nobody knows.
     pub(crate) passed_over: Vec<String>,
+    /// A text that is gone on with as it is, in the place of a conversation.
+    pub(crate) raw: Option<String>,
 }
 
 /// The fields that a chat reads.
@@ -60,6 +62,7 @@ impl Chat {
             tools: read::json(body)?,
             held: read::json(body)?,
             passed_over: foreign::passed_over(body, &KNOWN)?,
+            raw: None,
         };
         chat.fields.check()?;
         chat.tools.check()?;
@@ -146,6 +149,9 @@ impl Chat {
         limits: Limits,
         asker: &Asker,
     ) -> Result<Prepared, ApiError> {
+        if let Some(raw) = &self.raw {
+            return text.prepare_text(raw).map_err(|error| unprepared("prompt", error));
+        }
         self.seen_by(text, limits)?;
         let answer_max = self.new_tokens_max()?;
         let said = self.said(limits)?;

@@ -204,7 +204,7 @@ impl<E: Display> Loader<E> {
     /// A deployment answers from now on; the one before it, when it has given the answers that it owes, no
     /// more.
     fn loaded_is(&mut self, at: usize, found: Found, running: Running) {
-        self.retired.extend(self.models.ready(at, found.name.clone(), running));
+        self.retired.extend(self.models.ready(at, &found, running));
         self.sources[at].known = found.clone();
         self.held[at] = Some(found);
     }

@@ -78,14 +78,16 @@ pub(crate) struct Model {
     pub(crate) name: String,
     /// Seconds since 1970 when it was loaded.
     pub(crate) created: u64,
+    /// Bytes of its engines.
+    pub(crate) bytes: u64,
     /// Who does it.
     pub(crate) running: Running,
 }
 
 impl Model {
-    fn new(name: String, running: Running) -> Self {
+    fn new(name: String, bytes: u64, running: Running) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Self { name, created, running }
+        Self { name, created, bytes, running }
     }
 
     /// Who continues conversations and texts.
@@ -155,6 +157,9 @@ pub(crate) struct Moves {
     /// Models that left memory.
     pub(crate) unloads: u64,
 }
+
+/// What Ollama puts behind the names of models that have no other version.
+pub(crate) const LATEST: &str = ":latest";
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -234,9 +239,10 @@ impl Models {
     }
 
     /// The model is there.  Gives the one whose place it takes.
-    fn ready(&self, at: usize, name: String, running: Running) -> Option<Running> {
-        self.inner().entries[at].name.clone_from(&name);
-        let before = self.set(at, State::Ready(Model::new(name, running)));
+    fn ready(&self, at: usize, found: &Found, running: Running) -> Option<Running> {
+        let Found { name, bytes, .. } = found;
+        self.inner().entries[at].name.clone_from(name);
+        let before = self.set(at, State::Ready(Model::new(name.clone(), *bytes, running)));
         self.has_begun.store(true, Ordering::Release);
         // Who was told to end meanwhile has nothing to begin with.
         if self.is_draining() {
@@ -410,6 +416,18 @@ impl Models {
                 is_ordered
             }
         }
+    }
+
+    /// The name by which a model is known, of one that is asked for: as it is, or without the `:latest` that Ollama's
+    /// clients put behind names.
+    pub(crate) fn known(&self, name: Option<String>) -> Option<String> {
+        let name = name?;
+        let inner = self.inner();
+        let is_known = |name: &str| inner.entries.iter().any(|entry| entry.name == name);
+        let bare = name.strip_suffix(LATEST).filter(|bare| !is_known(&name) && is_known(bare));
+        let bare = bare.map(str::to_owned);
+        drop(inner);
+        Some(bare.unwrap_or(name))
     }
 
     fn place(&self, name: Option<&str>) -> Result<usize, ApiError> {

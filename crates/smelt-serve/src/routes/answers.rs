@@ -6,26 +6,24 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
-use axum::extract::{Extension, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http_body::Frame;
 use smelt_runtime::dialect::Reader;
-use smelt_runtime::service::{self, Event};
+use smelt_runtime::service::Event;
 use smelt_runtime::speaker::Form;
 use tokio::time::Sleep;
 
-use super::Shared;
-use crate::account::{Facts, RequestId};
-use crate::answer::stream::{KEEP_ALIVE, Stream, error};
+use super::call::{Call, Spoken, of_service};
+use crate::account::RequestId;
+use crate::answer::stream::{Stream, error};
 use crate::answer::whole::Gathered;
-use crate::answer::{self, Heading, Shape};
+use crate::answer::{self, Heading, Shape, Wire};
 use crate::api::common::{Common, Delivery};
 use crate::api::held::HeldFields;
-use crate::ask::{self, work::Asker};
-use crate::client::Client;
+use crate::ask::{self, chat::Chat};
 use crate::error::ApiError;
 use crate::hearing::Hearing;
 use crate::models::Model;
@@ -40,79 +38,21 @@ pub(super) const PASSED_OVER: HeaderName = HeaderName::from_static("x-smelt-pass
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Answers a chat.
-pub(super) async fn chat(
-    State(shared): State<Arc<Shared>>,
-    Extension(facts): Extension<Facts>,
-    Extension(client): Extension<Client>,
-    Extension(id): Extension<RequestId>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let begun = Instant::now();
-    // Before a long body is read for nothing.
-    shared.models.check()?;
-    let held = shared.bodies.read(&headers, body).await?;
-    let (limits, is_shared) = (shared.limits, shared.is_cache_shared);
-    let read = shared.preparing.run(move |_| {
-        let chat = ask::chat::Chat::read(&held.bytes)?;
-        let elsewhere = chat.elsewhere(limits)?;
-        Ok((chat, elsewhere, held.budget))
-    });
-    let (chat, elsewhere, budget) = read.await?;
-    shared.models.wake(chat.common.model.as_deref()).await?;
-    let model = shared.models.ask(chat.common.model.as_deref())?;
-    chat.seen_by(model.speaks()?.text(), limits)?;
-    let words = ask::words(model.speaks()?);
-    facts.model(&model.name);
-    let fetched = match elsewhere.is_empty() {
-        true => Vec::new(),
-        false => {
-            let remote = shared.remote.clone();
-            let fetch = move |asker: &Asker| {
-                ask::chat::fetch(&elsewhere, remote.as_ref(), asker.clone().into())
-            };
-            shared.fetching.run(fetch).await?
-        }
-    };
-    let asked = model.clone();
-    let prepared = shared.preparing.run(move |asker| {
-        let service = asked.speaks()?;
-        let (logprobs, limit) = (chat.fields.logprobs()?, chat.new_tokens_max()?);
-        let limit = limit.unwrap_or(service.text().max_seq_len);
-        let manners = chat.common.manners(logprobs, limit)?;
-        let prompt = chat.prepare(service.text(), fetched, limits, asker)?;
-        asker.check()?;
-        let answers = manners.len();
-        let ask::chat::Formed { form, dialect, is_thinking } = chat.form(&asked, &prompt)?;
-        let (common, scored) = (&chat.common, None);
-        let client = of_service(&client, common, is_shared)?;
-        let wish = ask::Wish { client, common, manners: &manners, form, scored, begun };
-        let tickets = ask::submit(service, vec![prompt], &wish)?;
-        drop(budget);
-        let readers = vec![Reader::new(dialect, is_thinking); answers];
-        Ok(((chat.common, chat.passed_over), tickets, (dialect, is_thinking, readers)))
-    });
-    let ((common, passed_over), tickets, (dialect, is_thinking, readers)) = prepared.await?;
-    facts.prepared();
-    facts.passed_over(&passed_over);
-    let hearing = Hearing::new(tickets, readers.len(), facts);
-    let heading = heading("chatcmpl", &id, &model);
+pub(super) async fn chat(call: Call, body: Body) -> Result<Response, ApiError> {
+    let spoken = call.chat(body, |bytes| Ok((Chat::read(bytes)?, ()))).await?;
+    let Spoken { model, common, dialect, is_thinking, words, hearing, passed_over, .. } = spoken;
+    let heading = heading("chatcmpl", &call.id, &model);
     let usage = wants_usage(&common)?;
+    let readers = vec![Reader::new(dialect, is_thinking); hearing.choices()];
     let shape = answer::chat::Chat { heading, usage, words, dialect, is_thinking, readers };
-    let answer = deliver(Box::new(shape), hearing, &common).await?;
+    let answer = as_asked(Box::new(shape), hearing, &common).await?;
     Ok(telling(answer, &passed_over))
 }
 
 /// Answers completions.
-pub(super) async fn completion(
-    State(shared): State<Arc<Shared>>,
-    Extension(facts): Extension<Facts>,
-    Extension(client): Extension<Client>,
-    Extension(id): Extension<RequestId>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
+pub(super) async fn completion(call: Call, body: Body) -> Result<Response, ApiError> {
     let begun = Instant::now();
+    let Call { shared, facts, client, id, headers } = call;
     let held = shared.read(&headers, body).await?;
     let (models, is_shared) = (Arc::clone(&shared.models), shared.is_cache_shared);
     let prepared = shared.preparing.run(move |_| {
@@ -145,22 +85,12 @@ pub(super) async fn completion(
         false => echo.iter().map(|text| text.chars().count()).collect(),
     };
     let shape = answer::completion::Completion { heading, usage, words, echo, offsets };
-    let answer = deliver(Box::new(shape), hearing, &common).await?;
+    let answer = as_asked(Box::new(shape), hearing, &common).await?;
     Ok(telling(answer, &passed_over))
 }
 
-/// For whom services answer.
-fn of_service(
-    client: &Client,
-    common: &Common,
-    is_shared: bool,
-) -> Result<service::Client, ApiError> {
-    let reuse = client.reuse(common.cache_salt.as_deref(), is_shared)?;
-    Ok(client.of_service(reuse))
-}
-
 /// The answer with what was passed over of its request.
-fn telling(mut answer: Response, passed_over: &[String]) -> Response {
+pub(super) fn telling(mut answer: Response, passed_over: &[String]) -> Response {
     let names = HeaderValue::from_str(&passed_over.join(","));
     if let (false, Ok(names)) = (passed_over.is_empty(), names) {
         answer.headers_mut().insert(PASSED_OVER, names);
@@ -175,7 +105,7 @@ fn form(model: &Model, held: &HeldFields) -> Result<Form, ApiError> {
     Ok(Form { constraint: grammar.map(compile).transpose()?, ..Form::default() })
 }
 
-fn heading(kind: &str, id: &RequestId, model: &Model) -> Heading {
+pub(super) fn heading(kind: &str, id: &RequestId, model: &Model) -> Heading {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Heading { id: format!("{kind}-{}", id.0), created, model: model.name.clone() }
 }
@@ -184,27 +114,38 @@ fn wants_usage(common: &Common) -> Result<bool, ApiError> {
     Ok(common.delivery()? == Delivery::Stream { usage: true })
 }
 
-/// Sends the answer as it was asked for.
-///
-/// The status waits for the first event: what fails before anything is said fails with a status.
-async fn deliver(
+/// Sends the answer in OpenAI's form, as it was asked for.
+async fn as_asked(
     shape: Box<dyn Shape>,
-    mut hearing: Hearing,
+    hearing: Hearing,
     common: &Common,
 ) -> Result<Response, ApiError> {
     let delivery = common.delivery()?;
+    let usage = delivery == Delivery::Stream { usage: true };
+    let wire = Stream::new(shape, hearing.choices(), usage);
+    deliver(Box::new(wire), hearing, delivery != Delivery::Whole).await
+}
+
+/// Sends the answer, event by event or when all is said.
+///
+/// The status waits for the first event: what fails before anything is said fails with a status.
+pub(super) async fn deliver(
+    wire: Box<dyn Wire>,
+    mut hearing: Hearing,
+    is_stream: bool,
+) -> Result<Response, ApiError> {
     let first = match hearing.next().await {
         Some(Event::Failed(failure)) => return Err(error(&failure)),
         first => first,
     };
-    match delivery {
-        Delivery::Whole => whole(&*shape, hearing, first).await,
-        Delivery::Stream { usage } => Ok(stream(shape, hearing, first, usage)),
+    match is_stream {
+        false => whole(wire, hearing, first).await,
+        true => Ok(stream(wire, hearing, first)),
     }
 }
 
 async fn whole(
-    shape: &dyn Shape,
+    mut wire: Box<dyn Wire>,
     mut hearing: Hearing,
     mut next: Option<Event>,
 ) -> Result<Response, ApiError> {
@@ -216,30 +157,26 @@ async fn whole(
         gathered.hear(event);
         next = hearing.next().await;
     }
-    let json = shape.whole(&gathered.choices, hearing.usage());
+    let json = wire.whole(&gathered.choices, hearing.usage());
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
-fn stream(shape: Box<dyn Shape>, hearing: Hearing, first: Option<Event>, usage: bool) -> Response {
-    let mut stream = Stream::new(shape, hearing.choices(), usage);
+fn stream(mut wire: Box<dyn Wire>, hearing: Hearing, first: Option<Event>) -> Response {
     let mut begun = Vec::new();
     if let Some(event) = first {
-        stream.hear(&event, &mut begun);
+        wire.hear(&event, &mut begun);
     }
     let keep_alive = Box::pin(tokio::time::sleep(KEEP_ALIVE_EVERY));
-    let body = Events { hearing, stream, begun, keep_alive, is_over: false };
-    let headers = [
-        (CONTENT_TYPE, "text/event-stream; charset=utf-8"),
-        (CACHE_CONTROL, "no-cache"),
-        (BUFFERING, "no"),
-    ];
+    let headers =
+        [(CONTENT_TYPE, wire.media_type()), (CACHE_CONTROL, "no-cache"), (BUFFERING, "no")];
+    let body = Events { hearing, wire, begun, keep_alive, is_over: false };
     (headers, Body::new(body)).into_response()
 }
 
 /// A stream's body: what was said since it was last asked is one frame.
 struct Events {
     hearing: Hearing,
-    stream: Stream,
+    wire: Box<dyn Wire>,
     /// What is written and not sent.
     begun: Vec<u8>,
     keep_alive: Pin<Box<Sleep>>,
@@ -252,11 +189,11 @@ impl Events {
         let mut out = std::mem::take(&mut self.begun);
         while let Poll::Ready(event) = self.hearing.poll_next(context) {
             let Some(event) = event else {
-                self.stream.end(self.hearing.usage(), &mut out);
+                self.wire.end(self.hearing.usage(), &mut out);
                 self.is_over = true;
                 break;
             };
-            self.stream.hear(&event, &mut out);
+            self.wire.hear(&event, &mut out);
         }
         out
     }
@@ -274,9 +211,15 @@ impl http_body::Body for Events {
             return Poll::Ready(None);
         }
         let mut out = self.write(context);
+        if out.is_empty() && self.is_over {
+            return Poll::Ready(None);
+        }
+        if out.is_empty() && self.wire.keep_alive().is_empty() {
+            return Poll::Pending;
+        }
         if out.is_empty() {
             ready!(self.keep_alive.as_mut().poll(context));
-            out.extend_from_slice(KEEP_ALIVE);
+            out.extend_from_slice(self.wire.keep_alive());
         }
         let next = tokio::time::Instant::now() + KEEP_ALIVE_EVERY;
         self.keep_alive.as_mut().reset(next);

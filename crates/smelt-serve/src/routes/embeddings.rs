@@ -7,6 +7,8 @@ use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use smelt_runtime::embed::Embedding;
 use smelt_runtime::prepare::Seen;
 use smelt_runtime::service::Failure;
 use tokio::sync::oneshot;
@@ -15,10 +17,17 @@ use super::Shared;
 use crate::account::Facts;
 use crate::answer::stream::error;
 use crate::answer::{self, Usage};
-use crate::api::embedding::EmbeddingFields;
+use crate::api::embedding::{EmbeddingFields, Encoding};
 use crate::api::{read, weigh::weigh};
 use crate::ask::{self, work::Asker};
 use crate::error::ApiError;
+
+/// What an encoder gave.
+pub(super) struct Embedded {
+    pub(super) model: String,
+    pub(super) embeddings: Vec<Embedding>,
+    pub(super) tokens: usize,
+}
 
 /// The embeddings of texts, or of lists of tokens.
 pub(super) async fn embeddings(
@@ -28,9 +37,25 @@ pub(super) async fn embeddings(
     body: Body,
 ) -> Result<Response, ApiError> {
     let held = shared.read(&headers, body).await?;
+    let (Embedded { model, embeddings, .. }, encoding) = embed(&shared, &facts, held.bytes).await?;
+    // Thousands of rows take longer to write than connections may wait for.
+    let write = move |_: &Asker| Ok(answer::embedding::whole(&model, &embeddings, encoding));
+    let json = shared.preparing.run(write).await?;
+    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+}
+
+/// Has embedded what a body asks for, and says how numbers are written.
+///
+/// # Errors
+/// As reading does, and the service.
+pub(super) async fn embed(
+    shared: &Shared,
+    facts: &Facts,
+    body: Bytes,
+) -> Result<(Embedded, Encoding), ApiError> {
     let models = Arc::clone(&shared.models);
     let prepared = shared.preparing.run(move |_| {
-        let fields: EmbeddingFields = read::json(weigh(&held.bytes)?)?;
+        let fields: EmbeddingFields = read::json(weigh(&body)?)?;
         let encoding = fields.encoding()?;
         let model = models.ask(fields.model.as_deref())?;
         let service = model.embeds()?;
@@ -47,9 +72,7 @@ pub(super) async fn embeddings(
     facts.prepared();
     let done = told.await.unwrap_or(Err(Failure::Stopped));
     let embeddings = done.map_err(|failure| error(&failure))?;
-    facts.usage(Usage::of_prompt(answer::embedding::tokens(&embeddings), 0, Seen::default()));
-    // Thousands of rows take longer to write than connections may wait for.
-    let write = move |_: &Asker| Ok(answer::embedding::whole(&model, &embeddings, encoding));
-    let json = shared.preparing.run(write).await?;
-    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+    let tokens = answer::embedding::tokens(&embeddings);
+    facts.usage(Usage::of_prompt(tokens, 0, Seen::default()));
+    Ok((Embedded { model, embeddings, tokens }, encoding))
 }

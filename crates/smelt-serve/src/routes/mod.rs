@@ -1,8 +1,10 @@
 //! Says which function answers what is asked where.
 
 mod answers;
+mod call;
 mod embeddings;
 mod health;
+mod ollama;
 mod page;
 mod tokens;
 
@@ -15,11 +17,11 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{CONTENT_LENGTH, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use serde::Deserialize;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
@@ -30,19 +32,23 @@ use crate::ask::work::Work;
 use crate::body::{Bodies, Held};
 use crate::client;
 use crate::current::Current;
-use crate::error::ApiError;
+use crate::error::{ApiError, Told};
 use crate::hosts::Hosts;
 use crate::keys::Keys;
 use crate::listen::Crowded;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::pictures::Remote;
+use crate::protocols;
 
 /// How long a browser may believe what it was told of other origins.
 const CORS_AGE: Duration = Duration::from_secs(3600);
 
 /// When to come again where all places are taken.
 const CROWDED_RETRY: Duration = Duration::from_secs(1);
+
+/// Where Ollama's routes are.
+const OLLAMA: &str = "/api/";
 
 /// The routes that need no key: whoever starts servers must see how they are.
 const OPEN_ROUTES: [&str; 3] = ["/health", "/livez", "/readyz"];
@@ -116,10 +122,25 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embeddings))
+        .route("/api/embeddings", post(ollama::embedding))
+        .route("/api/show", post(ollama::show))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/version", get(ollama::version))
+        .route("/api/pull", post(ollama::refused))
+        .route("/api/push", post(ollama::refused))
+        .route("/api/create", post(ollama::refused))
+        .route("/api/copy", post(ollama::refused))
+        .route("/api/delete", delete(ollama::refused))
+        .route("/api/blobs/{digest}", post(ollama::refused))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(shared)
         .layer(middleware::from_fn_with_state(doors.keys, admit));
+    let router = router.layer(middleware::from_fn(in_own_shape));
     let router = match doors.hosts.origins.is_empty() {
         true => router,
         false => router.layer(cors(doors.hosts.origins.clone())),
@@ -141,6 +162,18 @@ fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, RETRY_AFTER, answers::PASSED_OVER])
         .max_age(CORS_AGE)
+}
+
+/// Says errors as the protocol of their route does.
+async fn in_own_shape(request: Request, next: Next) -> Response {
+    let is_ollamas = request.uri().path().starts_with(OLLAMA);
+    let mut response = next.run(request).await;
+    if let (true, Some(Told(why))) = (is_ollamas, response.extensions().get()) {
+        let body = protocols::ollama::error(why);
+        response.headers_mut().remove(CONTENT_LENGTH);
+        *response.body_mut() = Body::from(body);
+    }
+    response
 }
 
 /// Turns away who asks under a foreign name, or from a foreign page.

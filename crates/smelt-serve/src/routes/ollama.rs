@@ -1,0 +1,156 @@
+//! Answers Ollama's routes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use smelt_runtime::dialect::Reader;
+
+use super::Shared;
+use super::answers::{deliver, telling};
+use super::call::{Call, Spoken};
+use super::embeddings::{Embedded, embed};
+use crate::api::{read, weigh::weigh};
+use crate::ask::chat::Chat;
+use crate::error::ApiError;
+use crate::protocols::ollama::answer::{self, Answer};
+use crate::protocols::ollama::ask::{Ask, Embed, Route, Wanted};
+use crate::protocols::ollama::{VERSION, tell};
+
+/// What a request says of its answer, beside the chat.
+struct Beside {
+    /// As the client calls the model.
+    model: Option<String>,
+    is_stream: bool,
+}
+
+/// Continues a conversation.
+pub(super) async fn chat(call: Call, body: Body) -> Result<Response, ApiError> {
+    answered(call, body, Route::Chat).await
+}
+
+/// Continues a prompt.
+pub(super) async fn generate(call: Call, body: Body) -> Result<Response, ApiError> {
+    answered(call, body, Route::Generate).await
+}
+
+async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiError> {
+    // Who asks for nothing but the model is answered when it is there.
+    let held = call.held(body).await?;
+    let read = call.shared.preparing.run(move |_| {
+        let ask = Ask::read(weigh(&held.bytes)?)?;
+        let wanted = ask.wanted(route)?;
+        Ok((Beside { is_stream: ask.is_stream(), model: ask.model }, wanted, held.budget))
+    });
+    let (beside, wanted, budget) = read.await?;
+    let chat = match wanted {
+        Wanted::Load => return loaded(&call, route, beside.model).await,
+        Wanted::Chat(chat) => (chat, None),
+        Wanted::Raw(text, chat) => (chat, Some(text)),
+    };
+    let read = move || {
+        let (fields, raw) = chat;
+        Ok(Chat { raw, ..Chat::read(fields.to_string().as_bytes())? })
+    };
+    let spoken = call.spoken(Instant::now(), budget, move || Ok((read()?, beside))).await?;
+    let Spoken { model, dialect, is_thinking, hearing, passed_over, beside, begun, .. } = spoken;
+    let name = beside.model.unwrap_or_else(|| tell::name(&model.name));
+    let wire = Answer::new(route, name, Reader::new(dialect, is_thinking), begun);
+    let answer = deliver(Box::new(wire), hearing, beside.is_stream).await?;
+    Ok(telling(answer, &passed_over))
+}
+
+async fn loaded(call: &Call, route: Route, name: Option<String>) -> Result<Response, ApiError> {
+    let models = &call.shared.models;
+    let known = models.known(name.clone());
+    models.wake(known.as_deref()).await?;
+    let model = models.ask(known.as_deref())?;
+    let name = name.unwrap_or_else(|| tell::name(&model.name));
+    Ok(json_text(answer::loaded(route, name)))
+}
+
+/// The embeddings of texts.
+pub(super) async fn embeddings(call: Call, body: Body) -> Result<Response, ApiError> {
+    let begun = Instant::now();
+    let Embedded { model, embeddings, tokens } = embed_of(&call, body).await?;
+    let rows: Vec<&[f32]> = embeddings.iter().map(|embedding| &embedding.row[..]).collect();
+    let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    Ok(axum::Json(json!({ "model": tell::name(&model), "embeddings": rows, "total_duration": took,
+        "load_duration": 0, "prompt_eval_count": tokens }))
+    .into_response())
+}
+
+/// The embedding of a text, as older clients ask for it.
+pub(super) async fn embedding(call: Call, body: Body) -> Result<Response, ApiError> {
+    let embedded = embed_of(&call, body).await?;
+    let row = embedded.embeddings.first().map(|embedding| &embedding.row[..]);
+    Ok(axum::Json(json!({ "embedding": row.unwrap_or_default() })).into_response())
+}
+
+async fn embed_of(call: &Call, body: Body) -> Result<Embedded, ApiError> {
+    let held = call.held(body).await?;
+    let models = Arc::clone(&call.shared.models);
+    let read = call.shared.preparing.run(move |_| {
+        let ask: Embed = read::json(weigh(&held.bytes)?)?;
+        let mut fields = ask.fields()?;
+        let name = models.known(ask.model);
+        fields["model"] = name.clone().into();
+        Ok((fields.to_string(), name, held.budget))
+    });
+    let (fields, name, _budget) = read.await?;
+    call.shared.models.wake(name.as_deref()).await?;
+    Ok(embed(&call.shared, &call.facts, fields.into_bytes().into()).await?.0)
+}
+
+/// The models that can be asked.
+pub(super) async fn tags(State(shared): State<Arc<Shared>>) -> Response {
+    let all = shared.models.listed().into_iter();
+    let all: Vec<Value> = all.map(|(name, model)| tell::listed(&name, model.as_ref())).collect();
+    axum::Json(json!({ "models": all })).into_response()
+}
+
+/// The models that are in memory.
+pub(super) async fn running(State(shared): State<Arc<Shared>>) -> Response {
+    let all: Vec<Value> = shared.models.all().iter().map(tell::running).collect();
+    axum::Json(json!({ "models": all })).into_response()
+}
+
+/// The name of a model, as newer and older clients say it.
+#[derive(Deserialize)]
+struct Named {
+    #[serde(default)]
+    model: Option<String>,
+    #[serde(default)]
+    name: Option<String>,
+}
+
+/// All that is known of a model.
+pub(super) async fn show(call: Call, body: Body) -> Result<Response, ApiError> {
+    let held = call.held(body).await?;
+    let Named { model, name } = read::json(weigh(&held.bytes)?)?;
+    let models = &call.shared.models;
+    let name = models.known(model.or(name));
+    models.wake(name.as_deref()).await?;
+    Ok(axum::Json(tell::shown(&models.ask(name.as_deref())?)).into_response())
+}
+
+/// The version whose API this is.
+pub(super) async fn version() -> Response {
+    axum::Json(json!({ "version": VERSION })).into_response()
+}
+
+/// Models are what pipelines build.
+pub(super) async fn refused() -> ApiError {
+    let why = "smelt serves what its pipelines build: it pulls, makes, copies and deletes no models; start it with another pipeline";
+    ApiError::new(StatusCode::NOT_IMPLEMENTED, why).code("not_supported")
+}
+
+fn json_text(text: String) -> Response {
+    ([(CONTENT_TYPE, "application/json")], text).into_response()
+}
