@@ -318,6 +318,15 @@ impl Text {
         }
     }
 
+    /// Whether a prompt may have so many tokens.
+    ///
+    /// # Errors
+    /// [`PrepareError::TooLong`].
+    pub fn has_room(&self, tokens: usize) -> Result<(), PrepareError> {
+        let (max, shows) = (self.max_seq_len, false);
+        if tokens > max { Err(PrepareError::TooLong { tokens, max, shows }) } else { Ok(()) }
+    }
+
     /// The prompt of `tokens` without pictures.
     ///
     /// # Errors

@@ -603,6 +603,7 @@ mod tests {
             tools: Some(json(r#"[{"b": 1, "a": {"z": [2.0]}}]"#)),
             documents: Some(json("\"d\"")),
             variables: variables.map(|(name, value)| (name.to_owned(), value)).into(),
+            is_markup: false,
         };
         assert_eq!(render(&context), r#"[{"b": 1, "a": {"z": [2.0]}}]dFalseTrue"#);
     }

@@ -78,7 +78,8 @@ fn tokens(name: &str) -> Vec<u32> {
 }
 
 /// What a template is told beside the turns: nothing.
-static CONTEXT: Context = Context { tools: None, documents: None, variables: BTreeMap::new() };
+static CONTEXT: Context =
+    Context { tools: None, documents: None, variables: BTreeMap::new(), is_markup: false };
 
 fn request<'a>(turns: &'a [Turn], shown: &'a [Shown], manner: &'a Manner) -> Request<'a> {
     Request { turns, shown, context: &CONTEXT, manner, now_s: 0 }

@@ -195,7 +195,7 @@ fn what_the_server_said_comes_back_to_the_same_tokens() {
     let text = template.render(&[message], false, 0, &Context::default()).unwrap();
     let read = tokenizer.encode_guarded(&text, marks.tokens()).unwrap();
     let written = format!(
-        "<|im_start|>assistant\n{said}<tool_call>\n{{\"name\": \"find\", \"arguments\": {{\"query\": \"a<b\"}}}}\n</tool_call><|im_end|>\n"
+        "<|im_start|>assistant{said}<tool_call>\n{{\"name\": \"find\", \"arguments\": {{\"query\": \"a<b\"}}}}\n</tool_call><|im_end|>\n"
     );
     assert_eq!(read, tokenizer.encode(&written).unwrap());
 }

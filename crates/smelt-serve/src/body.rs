@@ -2,7 +2,8 @@
 //!
 //! All bodies that are read at once share a budget, so that many large ones wait for each other
 //! instead of filling the memory.  A body takes of it what has come, not what it says will come: who sends
-//! slowly keeps nobody out.  Knows nothing of what bodies say.
+//! slowly keeps nobody out.  The room of one largest body is kept apart for the first that finds no more, or several that
+//! each have some would wait for each other for ever.  Knows nothing of what bodies say.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +47,8 @@ pub(crate) struct Bodies {
     bytes_max: usize,
     /// KiB that may still be held.
     budget: Arc<Semaphore>,
+    /// The room of one largest body.
+    last: Arc<Semaphore>,
     /// A large body was let go.
     freed: Arc<Notify>,
 }
@@ -69,24 +72,27 @@ pub(crate) struct Held {
 /// A part of what all bodies may take.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    permit: OwnedSemaphorePermit,
+    /// KiB of the body.
+    kib: usize,
+    permit: Option<OwnedSemaphorePermit>,
+    last: Option<OwnedSemaphorePermit>,
     freed: Arc<Notify>,
 }
 
 impl Drop for Budget {
     fn drop(&mut self) {
-        if self.permit.num_permits() >= LARGE_KIB {
+        if self.kib >= LARGE_KIB {
             self.freed.notify_one();
         }
     }
 }
 
 impl Bodies {
-    /// Reads bodies of at most `bytes_max`, all together at most `all_max`, of which one of them has place.
+    /// Reads bodies of at most `bytes_max`, all together at most `all_max`, of which one takes no more than half.
     pub(crate) fn new(bytes_max: usize, all_max: usize) -> Self {
-        let bytes_max = bytes_max.min(all_max);
-        let budget = Arc::new(Semaphore::new(kib(all_max) as usize));
-        Self { bytes_max, budget, freed: Arc::default() }
+        let bytes_max = bytes_max.min(all_max / 2);
+        let budget = Arc::new(Semaphore::new(kib(all_max - bytes_max) as usize));
+        Self { bytes_max, budget, last: Arc::new(Semaphore::new(1)), freed: Arc::default() }
     }
 
     /// Gives memory back to the system behind large bodies, for ever.
@@ -137,8 +143,9 @@ impl Bodies {
     async fn gather(&self, body: Body) -> Result<Held, ApiError> {
         let mut body = Limited::new(body, self.bytes_max);
         let mut bytes = BytesMut::new();
-        let permit = self.take(1).await?;
-        let mut budget = Budget { permit, freed: Arc::clone(&self.freed) };
+        let freed = Arc::clone(&self.freed);
+        let mut budget = Budget { kib: 0, permit: None, last: None, freed };
+        self.take(&mut budget, 1).await?;
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
                 true => self.too_long(),
@@ -146,20 +153,35 @@ impl Bodies {
             })?;
             let Ok(data) = frame.into_data() else { continue };
             let more = kib(bytes.len() + data.len()) as usize;
-            let held = budget.permit.num_permits();
-            if more > held {
-                budget.permit.merge(self.take(more - held).await?);
+            if more > budget.kib {
+                self.take(&mut budget, more).await?;
             }
             bytes.extend_from_slice(&data);
         }
         Ok(Held { bytes: bytes.freeze(), budget })
     }
 
-    /// So many KiB of the budget.
-    async fn take(&self, kib: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let kib = u32::try_from(kib).unwrap_or(u32::MAX);
-        match timeout(WAIT_TIME_MAX, self.budget.clone().acquire_many_owned(kib)).await {
-            Ok(Ok(permit)) => Ok(permit),
+    /// Lets `budget` have so many KiB: of what all share, or else of the room that one body has for itself.
+    async fn take(&self, budget: &mut Budget, kib: usize) -> Result<(), ApiError> {
+        let more = u32::try_from(kib - budget.kib).unwrap_or(u32::MAX);
+        budget.kib = kib;
+        if budget.last.is_some() {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.budget).acquire_many_owned(more);
+        let last = Arc::clone(&self.last).acquire_owned();
+        let either = async {
+            tokio::select! {
+                biased;
+                permit = shared => permit.map(|permit| match &mut budget.permit {
+                    Some(own) => own.merge(permit),
+                    own => *own = Some(permit),
+                }),
+                permit = last => permit.map(|permit| budget.last = Some(permit)),
+            }
+        };
+        match timeout(WAIT_TIME_MAX, either).await {
+            Ok(Ok(())) => Ok(()),
             _ => {
                 let why = "too many large requests are being read; try again";
                 Err(ApiError::busy(why, WAIT_TIME_MAX))
@@ -229,7 +251,7 @@ mod tests {
         let headers: HeaderMap = pairs.collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let read =
-            runtime.block_on(Bodies::new(8, 1024).read(&headers, Body::from(body.to_owned())));
+            runtime.block_on(Bodies::new(8, 4096).read(&headers, Body::from(body.to_owned())));
         let read = read.map(|held| String::from_utf8(held.bytes.to_vec()).unwrap());
         assert_eq!(read.map_err(|error| error.status.as_u16()), expect.map(str::to_owned));
     }
@@ -266,6 +288,53 @@ mod tests {
             assert_eq!(refused.status, 429);
             held.pop();
             assert!(bodies.read(&headers, Body::from("{}")).await.is_ok());
+        });
+    }
+
+    #[test]
+    fn bodies_that_each_have_some_room_do_not_wait_for_each_other() {
+        const MIB: usize = 1 << 20;
+        /// A body that comes piece by piece, others going on between.
+        struct Pieces {
+            left: usize,
+            is_ready: bool,
+        }
+        impl axum::body::HttpBody for Pieces {
+            type Data = Bytes;
+            type Error = std::convert::Infallible;
+            fn poll_frame(
+                mut self: std::pin::Pin<&mut Self>,
+                context: &mut std::task::Context<'_>,
+            ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+                self.is_ready = !self.is_ready;
+                if self.is_ready {
+                    context.waker().wake_by_ref();
+                    return std::task::Poll::Pending;
+                }
+                let is_over = self.left == 0;
+                self.left = self.left.saturating_sub(1);
+                let piece = Bytes::from(vec![b' '; MIB / 16]);
+                std::task::Poll::Ready((!is_over).then(|| Ok(http_body::Frame::data(piece))))
+            }
+        }
+        let bodies = Bodies::new(MIB, 2 * MIB);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let read = || {
+                let bodies = bodies.clone();
+                let body = Pieces { left: 16, is_ready: false };
+                tokio::spawn(async move {
+                    let json = [(CONTENT_TYPE, "application/json".parse().unwrap())];
+                    bodies.read(&json.into_iter().collect(), Body::new(body)).await.map(drop)
+                })
+            };
+            for asked in [(); 6].map(|()| read()) {
+                assert!(asked.await.unwrap().is_ok());
+            }
         });
     }
 

@@ -224,9 +224,9 @@ async fn run<E: Display + Send + 'static>(
     let models = Arc::new(models);
     let loader = Loader::new(sources, Arc::clone(&models), orders, told, options.watch);
     let loaded = loading(loader)?;
-    let asked = [(); 2].map(|()| Arc::new(Notify::new()));
-    following(&options, &keys, tls.as_ref(), &asked);
-    tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models), asked));
+    let again = [(); 2].map(|()| Arc::new(Notify::new()));
+    following(&options, &keys, tls.as_ref(), &again);
+    tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models), again));
     let (stop, stopped) = watch::channel(false);
     let bodies = Bodies::new(options.body_bytes_max, options.bodies_bytes_max);
     tokio::spawn(bodies.clone().give_back());

@@ -115,7 +115,10 @@ mod tests {
         assert_eq!(checked.get(), 3);
         // Without a store nobody remembers.
         for _ in 0..2 {
-            let check = || Ok(checked.set(checked.get() + 1));
+            let check = || {
+                checked.set(checked.get() + 1);
+                Ok(())
+            };
             once(None, &[dir.path().to_owned()], check).unwrap();
         }
         assert_eq!(checked.get(), 5);
@@ -131,7 +134,11 @@ mod tests {
         for text in [looks(&dirs).0, format!("boot another\n{}", looks(&dirs).0)] {
             store.keep_note(&name(&dirs), text.as_bytes()).unwrap();
             let checked = Cell::new(false);
-            once(Some(&store), &dirs, || Ok(checked.set(true))).unwrap();
+            let check = || {
+                checked.set(true);
+                Ok(())
+            };
+            once(Some(&store), &dirs, check).unwrap();
             assert!(checked.get(), "{text}");
         }
     }

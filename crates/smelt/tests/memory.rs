@@ -9,8 +9,6 @@
 mod world;
 
 use std::fs;
-use std::io::{Write, stderr};
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;

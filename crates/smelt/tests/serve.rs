@@ -6,15 +6,14 @@ mod world;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use image::{ImageEncoder as _, codecs::png::PngEncoder};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use world::server::{Answer, BUILT, DEMO, Server, base64, circles, posted, read, shown};
 use world::{World, anywhere, data, text_world, until};

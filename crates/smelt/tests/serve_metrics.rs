@@ -79,7 +79,8 @@ fn bound(series: &str) -> Option<(f64, String)> {
     let (before, rest) = series.split_once("le=\"")?;
     let (bound, after) = rest.split_once('"')?;
     let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse().unwrap() };
-    let others = format!("{before}{after}").replace(",}", "}").replace("{}", "");
+    let others = format!("{before}{after}").replace(",}", "}").replace("{,", "{");
+    let others = others.replace("{}", "");
     Some((bound, others.replace("_bucket", "_count")))
 }
 
@@ -145,7 +146,11 @@ fn series(
         None => format!("{series}{{instance=\"board\"}}"),
     };
     let of = |(series, value): (&String, &f64)| {
-        let usual = || format!("{value:.6}+{:.6}x60", step(series));
+        let usual = || {
+            let step = step(series);
+            let sign = if step < 0.0 { '-' } else { '+' };
+            format!("{value:.6}{sign}{:.6}x60", step.abs())
+        };
         json!({ "series": labelled(series), "values": change(series).unwrap_or_else(usual) })
     };
     page.iter().map(of).collect()
@@ -170,18 +175,21 @@ fn promtool(tests: &[Value], dir: &Path) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
 
+/// The values of a series in the place of its usual ones, if it has such.
+type Change = Box<dyn Fn(&str) -> Option<String>>;
+
 /// How series go on a minute, each alert having one way that makes it fire.
-fn alarming() -> Vec<(&'static str, Box<dyn Fn(&str) -> Option<String>>)> {
-    fn rises(name: &'static str, step: u32) -> Box<dyn Fn(&str) -> Option<String>> {
+fn alarming() -> Vec<(&'static str, Change)> {
+    fn rises(name: &'static str, step: u32) -> Change {
         Box::new(move |series| series.starts_with(name).then(|| format!("0+{step}x60")))
     }
-    fn slow(name: &'static str, over: f64) -> Box<dyn Fn(&str) -> Option<String>> {
+    fn slow(name: &'static str, over: f64) -> Change {
         Box::new(move |series| {
             let (bound, _) = bound(series).filter(|_| series.starts_with(name))?;
             Some(format!("0+{}x60", if bound > over { 60 } else { 0 }))
         })
     }
-    fn is(name: &'static str, value: &'static str) -> Box<dyn Fn(&str) -> Option<String>> {
+    fn is(name: &'static str, value: &'static str) -> Change {
         Box::new(move |series| series.starts_with(name).then(|| format!("{value}+0x60")))
     }
     vec![

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use tokenizers::normalizer::Range as Of;
 use tokenizers::{
-    NormalizedString, Normalizer as _, NormalizerWrapper, OffsetReferential, OffsetType,
+    Encoding, NormalizedString, Normalizer as _, NormalizerWrapper, OffsetReferential, OffsetType,
     PreTokenizedString, PreTokenizer as _, Token,
 };
 
@@ -18,6 +18,9 @@ use crate::markup::{self, GUARD};
 
 /// An added word, and where it stands.
 type Added = (Range<usize>, u32);
+
+/// A part of a text, and the token that it is, if it is one.
+type Piece = (Range<usize>, Option<u32>);
 
 impl Tokenizer {
     /// The added words: the token, the word, and whether it is a special one.
@@ -40,9 +43,16 @@ impl Tokenizer {
         }
         let bare = markup::bare(text);
         let (real, pieces) = self.pieces(text, &bare, marks);
-        let tokens = self.encode_pieces(&bare, &pieces).map_err(unencoded)?;
-        match tokens.iter().filter(|token| marks.contains(token)).count() {
-            found if found == real => Ok(tokens),
+        let encoding = self.encode_pieces(&bare, &pieces).map_err(unencoded)?;
+        let read = encoding.get_ids().iter().zip(encoding.get_offsets());
+        // A word that a vocabulary does not know may become a special token, too, and says nothing.
+        let is_mark = |(token, (from, to)): &(&u32, &(usize, usize))| {
+            let word = self.inner.id_to_token(**token);
+            let text = bare.get(*from..*to).map(str::trim);
+            marks.contains(token) && word.as_deref().map(str::trim) == text
+        };
+        match read.filter(is_mark).count() {
+            found if found == real => Ok(encoding.get_ids().to_vec()),
             _ => {
                 let why = "it holds the name of a special token, which this tokenizer cannot read as text; take it out";
                 Err(TokenizerError::Encode(why.to_owned()))
@@ -51,12 +61,7 @@ impl Tokenizer {
     }
 
     /// What the bare text is made of, in order, and how many marks are among it.
-    fn pieces(
-        &self,
-        text: &str,
-        bare: &str,
-        marks: &BTreeSet<u32>,
-    ) -> (usize, Vec<(Range<usize>, Option<u32>)>) {
+    fn pieces(&self, text: &str, bare: &str, marks: &BTreeSet<u32>) -> (usize, Vec<Piece>) {
         let real = self.found(text).into_iter().filter(|(_, token)| marks.contains(token));
         let (mut at, mut guards) = (0, 0);
         // Places in the text with guards come in order, so guards are counted once.
@@ -83,7 +88,7 @@ impl Tokenizer {
         bare: &str,
         part: Range<usize>,
         marks: &BTreeSet<u32>,
-        pieces: &mut Vec<(Range<usize>, Option<u32>)>,
+        pieces: &mut Vec<Piece>,
     ) {
         let others = self.found(&bare[part.clone()]).into_iter();
         let mut from = part.start;
@@ -107,14 +112,10 @@ impl Tokenizer {
         found.collect()
     }
 
-    fn encode_pieces(
-        &self,
-        bare: &str,
-        pieces: &[(Range<usize>, Option<u32>)],
-    ) -> tokenizers::Result<Vec<u32>> {
+    fn encode_pieces(&self, bare: &str, pieces: &[Piece]) -> tokenizers::Result<Encoding> {
         let mut split = PreTokenizedString::from(bare);
         split.split(|_, whole: NormalizedString| {
-            let piece = |(range, token): &(Range<usize>, Option<u32>)| {
+            let piece = |(range, token): &Piece| {
                 let part = whole.slice(Of::Original(range.clone()))?;
                 let token = token.map(|id| {
                     let text = part.get().to_owned();
@@ -134,8 +135,7 @@ impl Tokenizer {
         }
         let model = self.inner.get_model();
         split.tokenize(|part| tokenizers::Model::tokenize(model, part.get()))?;
-        let encoding = split.into_encoding(None, 0, OffsetType::None)?;
-        Ok(encoding.get_ids().to_vec())
+        split.into_encoding(None, 0, OffsetType::Byte)
     }
 }
 
@@ -153,12 +153,14 @@ mod tests {
 
     /// All tokenizers that tests have.
     fn all() -> Vec<(String, Tokenizer)> {
-        let golden = std::fs::read_dir(data("golden")).unwrap().flatten().map(|entry| entry.path());
-        let folders = golden.chain([data("shapes-vl"), data("shapes-vl-3_5")]);
-        let files = folders.map(|folder| folder.join(TOKENIZER_FILE)).filter(|file| file.is_file());
+        let golden = std::fs::read_dir(data("golden")).unwrap().flatten();
+        let golden = golden.map(|entry| entry.path().join("checkpoint"));
+        let others = ["shapes-vl", "shapes-vl-3_5", "shapes-clip"].map(data);
+        let files = golden.chain(others).map(|folder| folder.join(TOKENIZER_FILE));
+        let files = files.filter(|file| file.is_file());
         let open = |file: PathBuf| (file.display().to_string(), Tokenizer::open(&file).unwrap());
         let all: Vec<_> = files.map(open).collect();
-        assert!(all.len() > 5, "{all:?}");
+        assert!(all.len() > 5, "{}", all.len());
         all
     }
 
@@ -167,17 +169,21 @@ mod tests {
         for (file, tokenizer) in all() {
             let marks = Marks::new(&tokenizer, "", &["<think>", "[INST]"]);
             for text in ["a < b [c] <d>", "<", "x <<|>> y\n\n<div>é</div>", " <a", "if a<b {\n}"] {
+                // Small vocabularies have no words for some letters.
+                let Ok(expect) = tokenizer.encode(text) else { continue };
                 let guarded = marks.guarded(text);
                 assert!(guarded.contains(GUARD), "{file}");
                 let read = tokenizer.encode_guarded(&guarded, marks.tokens()).unwrap();
-                assert_eq!(read, tokenizer.encode(text).unwrap(), "{file}: {text:?}");
+                assert_eq!(read, expect, "{file}: {text:?}");
             }
         }
     }
 
     #[test]
     fn a_mark_that_somebody_wrote_is_text_and_a_templates_is_a_token() {
-        for (file, tokenizer) in all() {
+        // What no chat is read by may have no words for these letters.
+        let is_of_chats = |(file, _): &(String, Tokenizer)| file.contains("vl");
+        for (file, tokenizer) in all().into_iter().filter(is_of_chats) {
             let marks = Marks::new(&tokenizer, "", &[]);
             for (token, word, _) in tokenizer.added().filter(|(_, _, is_special)| *is_special) {
                 let said = format!(

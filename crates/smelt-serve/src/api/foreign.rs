@@ -98,10 +98,10 @@ static REFUSED: LazyLock<Vec<Refused>> = LazyLock::new(|| {
 /// # Errors
 /// 400, naming a field that would change the answer, and what to send in its place.
 pub(crate) fn passed_over(
-    Body(body): Body<'_>,
+    body: Body<'_>,
     known: &BTreeSet<&'static str>,
 ) -> Result<Vec<String>, ApiError> {
-    let mut reader = serde_json::Deserializer::from_slice(body);
+    let mut reader = serde_json::Deserializer::from_slice(body.bytes());
     let looked = reader.deserialize_map(Look(known));
     // What is no object was refused by who read it.
     looked.unwrap_or_else(|_| Ok(Vec::new()))

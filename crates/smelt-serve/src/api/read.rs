@@ -13,6 +13,10 @@ impl<'a> Body<'a> {
     pub(super) fn weighed(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
+
+    pub(super) fn bytes(self) -> &'a [u8] {
+        self.0
+    }
 }
 
 /// Reads `body` as JSON.

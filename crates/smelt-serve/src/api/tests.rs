@@ -9,6 +9,7 @@ use super::embedding::EmbeddingFields;
 use super::fields::fields;
 use super::held::HeldFields;
 use super::tools::ToolFields;
+use crate::protocols::ollama::ask::{Ask, Embed};
 use crate::routes::OPENAPI;
 
 #[track_caller]
@@ -26,4 +27,6 @@ fn the_description_has_the_fields_that_are_read() {
     check("ChatRequest", chat.chain(fields::<ToolFields>()));
     check("CompletionRequest", shared().chain(fields::<CompletionFields>()));
     check("EmbeddingRequest", fields::<EmbeddingFields>());
+    check("OllamaRequest", fields::<Ask>());
+    check("OllamaEmbedRequest", fields::<Embed>());
 }

@@ -72,12 +72,14 @@ impl Completion {
                 (prompts.map_err(failed)?, texts.clone())
             }
             Prompts::Tokens(all) => {
+                // What is too long is neither copied nor written out.
+                all.iter().try_for_each(|tokens| text.has_room(tokens.len())).map_err(failed)?;
                 let prompts = all.iter().map(|tokens| text.prepare_words(tokens.clone()));
                 let prompts: Result<Vec<_>, _> = prompts.collect();
+                let prompts = prompts.map_err(failed)?;
                 let texts = all.iter().map(|tokens| text.tokenizer.decode(tokens, false));
                 let texts: Result<Vec<_>, _> = texts.collect();
-                let texts = texts.map_err(|error| ApiError::field("prompt", error))?;
-                (prompts.map_err(failed)?, texts)
+                (prompts, texts.map_err(|error| ApiError::field("prompt", error))?)
             }
         };
         if !self.fields.echo() {

@@ -36,14 +36,6 @@ impl Asker {
             _ => Ok(()),
         }
     }
-
-    /// Somebody who never leaves.
-    #[cfg(test)]
-    pub(crate) fn patient() -> Self {
-        use std::sync::LazyLock;
-        static WAITS: LazyLock<Arc<()>> = LazyLock::new(|| Arc::new(()));
-        Self(Arc::downgrade(&WAITS))
-    }
 }
 
 impl From<Asker> for Weak<()> {

@@ -182,12 +182,13 @@ mod tests {
         let mut places = Places::new(40);
         let ids: Vec<Id> = (0..10).map(|_| taken(places.arrive(address(1))).0).collect();
         assert_eq!(taken(places.arrive(address(1))).1, [ids[0]]);
-        assert_eq!(taken(places.arrive(address(2))).1, [], "others are no worse off");
+        assert!(taken(places.arrive(address(2))).1.is_empty(), "others are no worse off");
         // Networks of version 6 are one address each.
         let of = |last| IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, last]);
         let ids: Vec<Id> = (0..10).map(|at| taken(places.arrive(of(at))).0).collect();
         assert_eq!(taken(places.arrive(of(99))).1, [ids[0]]);
-        assert_eq!(taken(places.arrive(IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, 1]))).1, []);
+        let other = IpAddr::from([0x2001, 0xdb8, 0, 1, 0, 0, 0, 1]);
+        assert!(taken(places.arrive(other)).1.is_empty());
     }
 
     #[test]
@@ -199,7 +200,7 @@ mod tests {
             assert!(gone.is_empty());
         }
         assert_eq!(places.arrive(address(1)), Arrival::Refused);
-        assert_eq!(taken(places.arrive(address(2))).1, []);
+        assert!(taken(places.arrive(address(2))).1.is_empty());
     }
 
     #[test]

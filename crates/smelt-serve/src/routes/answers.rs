@@ -52,7 +52,7 @@ pub(super) async fn chat(call: Call, body: Body) -> Result<Response, ApiError> {
 /// Answers completions.
 pub(super) async fn completion(call: Call, body: Body) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    let Call { shared, facts, client, id, headers } = call;
+    let Call { shared, facts, client, id, headers, .. } = call;
     let held = shared.read(&headers, body).await?;
     let (models, is_shared) = (Arc::clone(&shared.models), shared.is_cache_shared);
     let prepared = shared.preparing.run(move |_| {

@@ -140,12 +140,13 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .with_state(shared)
         .layer(middleware::from_fn_with_state(doors.keys, admit));
-    let router = router.layer(middleware::from_fn(in_own_shape));
     let router = match doors.hosts.origins.is_empty() {
         true => router,
         false => router.layer(cors(doors.hosts.origins.clone())),
     };
-    let router = router.layer(middleware::from_fn_with_state(Arc::new(doors.hosts), named));
+    let router = router
+        .layer(middleware::from_fn_with_state(Arc::new(doors.hosts), named))
+        .layer(middleware::from_fn(in_own_shape));
     router.layer(middleware::from_fn_with_state(accounts, account::keep))
 }
 

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use smelt_runtime::dialect::Reader;
 
@@ -75,22 +75,39 @@ async fn loaded(call: &Call, route: Route, name: Option<String>) -> Result<Respo
     Ok(json_text(answer::loaded(route, name)))
 }
 
+/// What `/api/embed` is answered.
+#[derive(Serialize)]
+struct Rows<'a> {
+    model: String,
+    embeddings: Vec<&'a [f32]>,
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
+/// What `/api/embeddings` is answered.
+#[derive(Serialize)]
+struct Row<'a> {
+    embedding: &'a [f32],
+}
+
 /// The embeddings of texts.
 pub(super) async fn embeddings(call: Call, body: Body) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let Embedded { model, embeddings, tokens } = embed_of(&call, body).await?;
     let rows: Vec<&[f32]> = embeddings.iter().map(|embedding| &embedding.row[..]).collect();
-    let took = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    Ok(axum::Json(json!({ "model": tell::name(&model), "embeddings": rows, "total_duration": took,
-        "load_duration": 0, "prompt_eval_count": tokens }))
-    .into_response())
+    let total_duration = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let (model, load_duration) = (tell::name(&model), 0);
+    let told =
+        Rows { model, embeddings: rows, total_duration, load_duration, prompt_eval_count: tokens };
+    Ok(axum::Json(told).into_response())
 }
 
 /// The embedding of a text, as older clients ask for it.
 pub(super) async fn embedding(call: Call, body: Body) -> Result<Response, ApiError> {
     let embedded = embed_of(&call, body).await?;
     let row = embedded.embeddings.first().map(|embedding| &embedding.row[..]);
-    Ok(axum::Json(json!({ "embedding": row.unwrap_or_default() })).into_response())
+    Ok(axum::Json(Row { embedding: row.unwrap_or_default() }).into_response())
 }
 
 async fn embed_of(call: &Call, body: Body) -> Result<Embedded, ApiError> {

@@ -15,6 +15,9 @@ use crate::ask::{self, chat::Chat};
 use crate::error::ApiError;
 use crate::models::Running;
 
+/// Most tokens that are written out at once: a quarter of a million take some ten MB.
+const TOKENS_MAX: usize = 1 << 18;
+
 /// A text, or what a chat is asked.
 #[derive(Deserialize)]
 struct Tokenize {
@@ -93,6 +96,10 @@ pub(super) async fn detokenize(
     let models = Arc::clone(&shared.models);
     let prompt = shared.preparing.run(move |_| {
         let asked: Detokenize = read::json(weigh(&held.bytes)?)?;
+        if asked.tokens.len() > TOKENS_MAX {
+            let why = format!("{} tokens are more than {TOKENS_MAX}", asked.tokens.len());
+            return Err(ApiError::field("tokens", why));
+        }
         let model = models.ask(asked.model.as_deref())?;
         let (tokenizer, vocab) = match &model.running {
             Running::Speaks(service) => (&service.text().tokenizer, service.text().vocab),
