@@ -299,12 +299,18 @@ fn every_synthetic_qwen_vl_answers_pictures_of_all_shapes() {
     }
 }
 
-/// Asks each picture in a context that holds one of the least size, and a photograph in one that holds the
-/// largest.
-fn check_true_size(deployed: &Path, decoded: &[(String, Picture)], context: Option<usize>) {
+/// Asks each picture in a context that holds one of the least size, `larger` of which would be seen larger, and a
+/// photograph in one that holds the largest.
+fn check_true_size(
+    deployed: &Path,
+    decoded: &[(String, Picture)],
+    context: Option<usize>,
+    larger: usize,
+) {
     let all: Vec<Asked<'_>> =
         decoded.iter().map(|(name, picture)| (&name[..], vec![picture])).collect();
-    assert!(ask(deployed, context, &all) > 15, "a context of one tile, or one small grid");
+    let smaller = ask(deployed, context, &all);
+    assert!(smaller >= larger, "{smaller} in a context of one tile, or one small grid");
     let photograph = decoded.iter().find(|(name, _)| name == "4032x3024.png").unwrap();
     let whole = [("a photograph", vec![&photograph.1])];
     assert_eq!(ask(deployed, Some(4096), &whole), 0);
@@ -317,7 +323,7 @@ fn models_of_true_size_answer_pictures_of_all_shapes() {
     let decoded = decoded();
     for name in ["internvl3-1b", "internvl3_5-1b", "internvl3-2b", "internvl3_5-2b"] {
         let dir = TempDir::new().unwrap();
-        check_true_size(&internvl(name, [448, 12], dir.path()), &decoded, None);
+        check_true_size(&internvl(name, [448, 12], dir.path()), &decoded, None, 16);
     }
 }
 
@@ -330,7 +336,8 @@ fn qwen_vls_of_true_size_answer_pictures_of_all_shapes() {
         let dir = TempDir::new().unwrap();
         let deployed = model.deployed(dir.path());
         let context = least(&deployed, &decoded[0].1, 1);
-        check_true_size(&deployed, &decoded, Some(context));
+        // Most of the thirty are no larger than the least grid; from 640x480 on they are.
+        check_true_size(&deployed, &decoded, Some(context), 5);
     }
 }
 
