@@ -117,7 +117,7 @@ fn ollamas_clients_find_models_and_are_refused_in_their_words() {
         assert_eq!(answer.status, status, "{path} {}", answer.body);
         assert!(error["error"].is_string() && error.as_object().unwrap().len() == 1, "{error}");
     };
-    refused("/api/pull", json!({ "model": "llava" }), 501);
+    refused("/api/pull", json!({ "model": "llava" }), 403);
     refused(
         "/api/chat",
         json!({ "model": "llava", "messages": [{ "role": "user", "content": "a" }] }),

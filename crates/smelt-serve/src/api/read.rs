@@ -37,6 +37,10 @@ pub(crate) fn json<T: DeserializeOwned>(Body(body): Body<'_>) -> Result<T, ApiEr
     })?;
     let rest = reader.end();
     rest.map_err(|error| ApiError::bad(format!("the body is not JSON: {error}")))?;
+    // A list would do for fields without their names.
+    if body.trim_ascii_start().starts_with(b"[") {
+        return Err(ApiError::bad("the body is not such a request: it is a list and no object"));
+    }
     Ok(value)
 }
 

@@ -165,7 +165,7 @@ pub(super) async fn version() -> Response {
 /// Models are what pipelines build.
 pub(super) async fn refused() -> ApiError {
     let why = "smelt serves what its pipelines build: it pulls, makes, copies and deletes no models; start it with another pipeline";
-    ApiError::new(StatusCode::NOT_IMPLEMENTED, why).code("not_supported")
+    ApiError::new(StatusCode::FORBIDDEN, why).code("not_supported")
 }
 
 fn json_text(text: String) -> Response {
