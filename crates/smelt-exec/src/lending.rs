@@ -23,7 +23,7 @@ const DIR_MODE: u32 = 0o1777;
 const FILE_MODE: u32 = 0o666;
 /// What a file says of who holds it is a line.
 const NOTE_BYTES_MAX: u64 = 4096;
-/// The range of [`Priority`].
+/// A priority is from minus this to this.
 pub const PRIORITY_MAX: i32 = 100;
 
 /// Who is to be told of.

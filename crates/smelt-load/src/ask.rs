@@ -32,7 +32,7 @@ pub struct Endpoint {
     pub key: Option<String>,
     /// Certificates to trust instead of the public authorities', as PEM.
     pub authorities: Option<PathBuf>,
-    /// Whether only what OpenAI's API has is sent; without, `ignore_eos` and `min_tokens` ask for answers of full length.
+    /// Whether only what OpenAI's API has is sent; without, `ignore_eos` asks for answers of full length.
     pub is_strict: bool,
     /// After so long without an end a request has failed.
     pub timeout: Duration,
@@ -203,7 +203,6 @@ fn body(model: &str, asked: &Asked, is_strict: bool) -> Value {
     });
     if !is_strict {
         body["ignore_eos"] = true.into();
-        body["min_tokens"] = asked.answer_tokens.into();
     }
     body
 }
@@ -220,7 +219,7 @@ mod tests {
         assert_eq!((&strict["max_tokens"], strict.get("ignore_eos")), (&json!(9), None));
         asked.pictures.push("data:image/png;base64,AA".to_owned());
         let loose = body("m", &asked, false);
-        assert_eq!(loose["min_tokens"], 9);
+        assert_eq!(loose["ignore_eos"], true);
         let content = &loose["messages"][0]["content"];
         assert_eq!(content[0]["image_url"]["url"], "data:image/png;base64,AA");
         assert_eq!(content[1], json!({ "type": "text", "text": "hi" }));

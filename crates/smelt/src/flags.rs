@@ -188,7 +188,7 @@ pub(crate) struct RunFlags {
     /// Start stages although this device is not expected to hold them
     #[arg(long)]
     pub(crate) overcommit: bool,
-    /// How soon this run gets tokens ([resources]) that other runs wait for, too: the higher, the
+    /// How soon this run gets tokens (of `resources`) that other runs wait for, too: the higher, the
     /// sooner, from -100 to 100
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     #[arg(value_parser = clap::value_parser!(i32).range(-100..=100))]
