@@ -1,6 +1,6 @@
 //! Says before the work how many products calibrating and rounding a decoder take, and how many a core does.
 //!
-//! Products in f64, as factors need them, count as [`F64`] of those in f32: they go half as many at once, and
+//! Products in f64, as factors need them, count as five of those in f32: they go half as many at once, and
 //! wait for memory.  Measured on layers of 0.1 and 2 billion weights the counts are within a third.
 
 use pulp::{Arch, Simd, WithSimd};
