@@ -4,10 +4,8 @@
 //! first, so nothing is told twice or never.
 
 use std::hash::{BuildHasher, RandomState};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -15,11 +13,10 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
 
 use crate::answer::Usage;
 use crate::client::Client;
+use crate::ending::Ending;
 use crate::error::Told;
 use crate::listen::Peer;
 use crate::metrics::Metrics;
@@ -147,7 +144,8 @@ pub(crate) async fn keep(
     if let Ok(id) = HeaderValue::from_str(&account.id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    response.map(|body| Body::new(Accounted { body, account }))
+    let whole = |account: &mut Account| account.is_whole = true;
+    response.map(|body| Body::new(Ending { body, kept: account, whole }))
 }
 
 /// The name that a client gives its request, if it is one.
@@ -163,36 +161,6 @@ fn new_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     format!("{:016x}{:08x}", RandomState::new().hash_one(count), count as u32)
-}
-
-/// A response's body, whose end is the end of its request.
-struct Accounted {
-    body: Body,
-    account: Account,
-}
-
-impl http_body::Body for Accounted {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        if frame.is_none() || self.body.is_end_stream() {
-            self.account.is_whole = true;
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 impl Drop for Account {

@@ -14,6 +14,7 @@ mod body;
 mod client;
 mod collect;
 mod current;
+mod ending;
 mod error;
 mod hearing;
 mod hosts;

@@ -17,9 +17,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
 use axum::http::Request;
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -35,6 +34,7 @@ use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
 use crate::current::Current;
+use crate::ending::Ending;
 use framing::Framing;
 use places::{Arrival, Id, KEPT, Places};
 
@@ -256,10 +256,12 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         }
         async move {
             let told = is_whole.clone();
-            let response = router.oneshot(request.map(|body| Heard { body, is_whole })).await?;
+            let heard = |body| Ending { body, kept: is_whole, whole: |whole| whole.is_told() };
+            let response = router.oneshot(request.map(heard)).await?;
             // Some answers do not wait for the body.
             told.is_told();
-            Ok::<_, Infallible>(response.map(|body| Answer { body, _is_over: Over(place) }))
+            let answer = |body| Ending { body, kept: Over(place), whole: |_| () };
+            Ok::<_, Infallible>(response.map(answer))
         }
     });
     let connection = http1::Builder::new()
@@ -303,32 +305,6 @@ struct Over(Arc<Place>);
 impl Drop for Over {
     fn drop(&mut self) {
         self.0.is_silent();
-    }
-}
-
-/// An answer's body, whose end is told.
-struct Answer {
-    body: Body,
-    _is_over: Over,
-}
-
-impl http_body::Body for Answer {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
@@ -378,35 +354,5 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
-/// A request's body, which tells when it was whole.
-struct Heard {
-    body: Incoming,
-    is_whole: Whole,
-}
-
-impl http_body::Body for Heard {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        if frame.is_none() || self.body.is_end_stream() {
-            self.is_whole.is_told();
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
