@@ -6,17 +6,10 @@
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::decoder::Decoder;
-use crate::quantize::{BUDGET_MAX, HELD_EVERY, Method, SAMPLE_ROWS, is_square};
+use crate::quantize::{BUDGET_MAX, CLIPS, EXPONENTS, HELD_EVERY, Method, SAMPLE_ROWS, is_square};
 
 /// What a product in f64 costs, in products of f32.
 const F64: f64 = 5.0;
-
-/// What trying one clip for a value costs, in products.
-const CLIP: f64 = 1.0;
-
-/// How many clips and exponents are tried for a value.
-const CLIPS: f64 = 20.0;
-const EXPONENTS: f64 = 17.0;
 
 /// An input of a layer's linears: channels, and the rows of each weight that takes it.
 struct Input {
@@ -50,7 +43,8 @@ pub fn calibrating(llm: &Decoder, tokens: usize) -> f64 {
 /// The products of rounding all layers by `method` from `samples` activations; `budget` is that of
 /// [`Method::Best`].
 pub fn rounding(llm: &Decoder, method: Method, budget: usize, samples: usize) -> f64 {
-    let clips = weights(llm) * CLIPS * CLIP;
+    // Trying a clip or an exponent for a value costs about a product.
+    let clips = weights(llm) * CLIPS.len() as f64;
     let layers = llm.layers as f64;
     let carried = |count: usize, samples: usize| {
         inputs(llm).iter().map(|input| carrying(input, count, samples)).sum::<f64>() * layers
@@ -58,7 +52,7 @@ pub fn rounding(llm: &Decoder, method: Method, budget: usize, samples: usize) ->
     match method {
         Method::Rtn => weights(llm),
         Method::Mse => clips,
-        Method::Awq => clips + weights(llm) * EXPONENTS * CLIP,
+        Method::Awq => clips + weights(llm) * EXPONENTS as f64,
         Method::Gptq | Method::GptqActOrder => clips + carried(1, samples),
         Method::Best => {
             let fitted = samples - samples / HELD_EVERY;

@@ -10,7 +10,7 @@ use crate::dtype::Dtype;
 
 /// Exponents tried: 0, 1/16, … 1.  Sixteenths, because four square roots give them, which are the
 /// same bits on every machine, and a power is not.
-pub(super) const EXPONENTS: usize = 17;
+pub(crate) const EXPONENTS: usize = 17;
 
 /// The smallest mean activation that counts, as a part of the largest: one that is never seen
 /// would otherwise be scaled without bound.

@@ -18,6 +18,14 @@ pub(super) struct Eliminated {
     pub(super) pivot: f64,
 }
 
+impl Eliminated {
+    /// Takes this input out of `u`, which has to do with it what `met` says.
+    pub(super) fn leave(&self, u: &mut [f64], met: f64) {
+        let factor = met / self.pivot;
+        u.iter_mut().zip(&self.u).for_each(|(u, own)| *u -= factor * own);
+    }
+}
+
 /// Takes `eliminated` out of row `n`, or out of its beginning.
 pub(super) fn lower(n: usize, row: &mut [f64], eliminated: &[Eliminated]) {
     Arch::new().dispatch(Lower { n, row, eliminated });

@@ -87,10 +87,7 @@ fn eliminate(
     for (lane, _) in block.enumerate().rev() {
         let mut u: Vec<f64> = products.chunks(TOGETHER).map(|lanes| lanes[lane]).collect();
         let along = |u: &[f64]| u.iter().zip(&beside).map(|(u, x)| u * x[lane]).sum::<f64>();
-        for later in &gone {
-            let factor = along(&later.u) / later.pivot;
-            u.iter_mut().zip(&later.u).for_each(|(u, later)| *u -= factor * later);
-        }
+        gone.iter().for_each(|later| later.leave(&mut u, along(&later.u)));
         let pivot = damping + along(&u).max(0.0);
         gone.push(Eliminated { u, pivot });
     }

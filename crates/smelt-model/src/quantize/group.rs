@@ -20,7 +20,7 @@ pub(super) const UNCLIPPED: &[f32] = &[1.0];
 
 /// The fractions of the largest value tried where a search pays: random 4-bit groups are best near
 /// 0.8, groups with one outlier below; under a half no group of real weights has its best.
-pub(super) const CLIPS: &[f32] = &[
+pub(crate) const CLIPS: &[f32] = &[
     1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.86, 0.84, 0.82, 0.8, 0.78, 0.76, 0.74, 0.72, 0.7,
     0.68, 0.66, 0.64, 0.62, 0.6, 0.58, 0.56, 0.54, 0.52, 0.5,
 ];
@@ -444,13 +444,10 @@ mod tests {
     use super::*;
     use crate::scheme::Scheme;
 
+    /// Numbers most of which are small, as weights are.
     fn noise(seed: u32, len: usize) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..len).map(|_| next() * next() + next() * 0.1).collect()
+        let even = crate::noise::noise(seed, 3 * len);
+        even.as_chunks::<3>().0.iter().map(|[a, b, c]| a * b + c * 0.1).collect()
     }
 
     fn rounder(scheme: Scheme, clips: &'static [f32]) -> Rounder {

@@ -72,10 +72,7 @@ impl Hessian {
         let mut gone: Vec<Eliminated> = Vec::new();
         for k in (first..end).rev() {
             let mut u = rest[k * self.inputs..][..=k].to_vec();
-            gone.iter().for_each(|later| {
-                let factor = later.u[k] / later.pivot;
-                u.iter_mut().zip(&later.u).for_each(|(u, later)| *u -= factor * later);
-            });
+            gone.iter().for_each(|later| later.leave(&mut u, later.u[k]));
             // No less is left of λ, whatever was lost in rounding.
             let pivot = u[k].max(damping);
             gone.push(Eliminated { u, pivot });

@@ -40,13 +40,15 @@ use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 use crate::scheme::{self, Mark};
 
 use activations::Activations;
+pub(crate) use awq::EXPONENTS;
 pub(crate) use best::{DAMPINGS, HELD_EVERY, SAMPLE_ROWS};
 pub(crate) use carry::is_square;
+pub(crate) use group::CLIPS;
 
 use best::Trial;
 use figures::Sums;
 use gptq::{Basis, DAMPING, Feedback};
-use group::{CLIPS, Rounder, UNCLIPPED};
+use group::{Rounder, UNCLIPPED};
 use layer::{Changes, Source};
 use report::Draft;
 pub(crate) use side_files::{copy_side_files, write_made_files};
