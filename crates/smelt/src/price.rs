@@ -8,7 +8,7 @@ use smelt_plan::{Kind, Plan};
 
 use crate::commands::explain::Story;
 use crate::load::Standing;
-use crate::sees;
+use crate::sees::Checkpoints;
 use crate::stage::calibrate::BUILT_IN_TOKENS_MAX;
 use crate::table::seconds;
 
@@ -16,11 +16,11 @@ use crate::table::seconds;
 const SECONDS_MIN: f64 = 10.0;
 
 /// A line for each stage to be run whose price is known and not small.
-pub(crate) fn lines(plan: &Plan, story: &Story<'_>) -> Vec<String> {
+pub(crate) fn lines(plan: &Plan, story: &Story<'_>, checkpoints: &Checkpoints<'_>) -> Vec<String> {
     let is_miss = |at: usize| !matches!(story.standings[at].0, Standing::Hit { .. });
     let stages = plan.stages().filter(|(id, _)| is_miss(id.index()));
     let priced = stages.filter_map(|(_, stage)| {
-        let products = of_stage(plan, stage, &|| sees::model_of(plan, story, stage).ok()?)?;
+        let products = of_stage(plan, stage, &|| checkpoints.model(stage).ok()?)?;
         Some((stage, products / products_a_second()))
     });
     let dear = priced.filter(|(_, price)| *price >= SECONDS_MIN);

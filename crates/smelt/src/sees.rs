@@ -3,6 +3,8 @@
 //! Read are the configuration and what is said of pictures: of a directory, of the hub's cache, of the hub
 //! itself (nothing is written), or as a synthetic model has them.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use smelt_model::grid::Grid as Picture;
 use smelt_model::model::{Model, Vision};
 use smelt_model::synthetic;
 use smelt_plan::plan::{From, HubPin, Stage};
-use smelt_plan::{Kind, Plan};
+use smelt_plan::{Kind, Plan, StageId};
 use smelt_runtime::deployment::DeploymentError;
 use smelt_runtime::image::{Cutting, Eyes, Grid, Processor, Size, Wish};
 
@@ -28,10 +30,11 @@ const CONFIG: &str = "config.json";
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What photographs will cost each deployment of a model that sees and speaks.
-pub(crate) fn lines(plan: &Plan, story: &Story<'_>) -> Vec<String> {
-    let deployments = plan.stages().filter(|(_, stage)| stage.kind == Kind::Deployment);
+pub(crate) fn lines(checkpoints: &Checkpoints<'_>) -> Vec<String> {
+    let stages = checkpoints.plan.stages();
+    let deployments = stages.filter(|(_, stage)| stage.kind == Kind::Deployment);
     let told = deployments.flat_map(|(_, stage)| {
-        let lines = of_deployment(plan, story, stage);
+        let lines = of_deployment(checkpoints, stage);
         let lines = lines.unwrap_or_else(|why| {
             vec![format!("what photographs cost in tokens is not known yet: {why}")]
         });
@@ -43,34 +46,56 @@ pub(crate) fn lines(plan: &Plan, story: &Story<'_>) -> Vec<String> {
     told.collect()
 }
 
-/// The model of a stage's checkpoint, where a source gives it; why it is not known yet otherwise.
-pub(crate) fn model_of(
-    plan: &Plan,
-    story: &Story<'_>,
-    stage: &Stage,
-) -> Result<Option<Model>, String> {
-    let Some((at, source)) = input(plan, stage, "checkpoint") else { return Ok(None) };
-    if source.kind != Kind::Source {
-        return Ok(None);
-    }
-    let config = file_of(source, built(story, at), CONFIG)?;
-    let config = config.ok_or_else(|| format!("it has no {CONFIG}"))?;
-    Model::parse(&config, Path::new(CONFIG)).map(Some).map_err(|error| error.to_string())
+/// The checkpoints of a plan: their small files are read once, whoever asks, since a hub may have them.
+pub(crate) struct Checkpoints<'a> {
+    plan: &'a Plan,
+    story: &'a Story<'a>,
+    read: RefCell<BTreeMap<(StageId, String), Read>>,
 }
 
-/// Where the output of the stage of that number lies, if it is there.
-fn built<'a>(story: &'a Story<'_>, at: usize) -> Option<&'a Path> {
-    match &story.standings[at].0 {
-        Standing::Hit { path, .. } => Some(path.as_path()),
-        Standing::Miss(_) | Standing::Unknown { .. } => None,
+/// The text of a file, if there is one; or why that is not known.
+type Read = Result<Option<String>, String>;
+
+impl<'a> Checkpoints<'a> {
+    pub(crate) fn of(plan: &'a Plan, story: &'a Story<'a>) -> Self {
+        Self { plan, story, read: RefCell::default() }
+    }
+
+    /// The source that gives a stage's checkpoint.
+    fn source(&self, stage: &Stage) -> Option<StageId> {
+        let (id, source) = input(self.plan, stage, "checkpoint")?;
+        (source.kind == Kind::Source).then_some(id)
+    }
+
+    /// A small file of what a source gives.
+    fn file(&self, source: StageId, file: &str) -> Read {
+        let mut read = self.read.borrow_mut();
+        let known = read.entry((source, file.to_owned()));
+        known.or_insert_with(|| self.read_file(source, file)).clone()
+    }
+
+    fn read_file(&self, source: StageId, file: &str) -> Read {
+        let built = match &self.story.standings[source.index()].0 {
+            Standing::Hit { path, .. } => Some(path.as_path()),
+            Standing::Miss(_) | Standing::Unknown { .. } => None,
+        };
+        file_of(self.plan.stage(source), built, file)
+    }
+
+    /// The model of a stage's checkpoint, where a source gives it; why it is not known yet otherwise.
+    pub(crate) fn model(&self, stage: &Stage) -> Result<Option<Model>, String> {
+        let Some(source) = self.source(stage) else { return Ok(None) };
+        let config = self.file(source, CONFIG)?;
+        let config = config.ok_or_else(|| format!("it has no {CONFIG}"))?;
+        Model::parse(&config, Path::new(CONFIG)).map(Some).map_err(|error| error.to_string())
     }
 }
 
 /// The stage that a field of another one names.
-fn input<'a>(plan: &'a Plan, stage: &Stage, field: &str) -> Option<(usize, &'a Stage)> {
+fn input<'a>(plan: &'a Plan, stage: &Stage, field: &str) -> Option<(StageId, &'a Stage)> {
     let input = stage.inputs.iter().find(|input| input.field == field)?;
     match input.from {
-        From::Stage(id) => Some((id.index(), plan.stage(id))),
+        From::Stage(id) => Some((id, plan.stage(id))),
         From::Path(_) | From::Hub(_) => None,
     }
 }
@@ -80,19 +105,16 @@ fn count(stage: &Stage, name: &str) -> Option<usize> {
 }
 
 /// Nothing where there are no pictures, or where another program makes what would tell.
-fn of_deployment(plan: &Plan, story: &Story<'_>, stage: &Stage) -> Result<Vec<String>, String> {
+fn of_deployment(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Result<Vec<String>, String> {
+    let plan = checkpoints.plan;
     let tower = input(plan, stage, "vision").and_then(|(_, engine)| graph(plan, engine));
     let decoder = input(plan, stage, "llm").map(|(_, engine)| engine);
-    let source = input(plan, stage, "checkpoint");
-    let (Some(tower), Some(decoder), Some((at, source))) = (tower, decoder, source) else {
+    let (Some(tower), Some(decoder), Some(source)) = (tower, decoder, checkpoints.source(stage))
+    else {
         return Ok(Vec::new());
     };
-    if source.kind != Kind::Source {
-        return Ok(Vec::new());
-    }
-    let built = built(story, at);
-    let read = |file: &str| file_of(source, built, file);
-    let Some(model) = model_of(plan, story, stage)? else { return Ok(Vec::new()) };
+    let Some(model) = checkpoints.model(stage)? else { return Ok(Vec::new()) };
+    let read = |file: &str| checkpoints.file(source, file);
     let tiles_max = count(stage, "tiles");
     let Some(eyes) = eyes(&model, tower, tiles_max, &read)? else { return Ok(Vec::new()) };
     let positions = model.llm.as_ref().map_or(usize::MAX, |llm| llm.max_positions);

@@ -14,7 +14,7 @@ use crate::load::{self, Access, Standing};
 use crate::needs::{Fits, Needs};
 use crate::price;
 use crate::say::answer;
-use crate::sees;
+use crate::sees::{self, Checkpoints};
 use crate::stage::deployment;
 use crate::table::{Table, bytes, seconds};
 use crate::tools;
@@ -52,10 +52,11 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     for line in needs.advice(&story) {
         answer(format_args!("{line}\n"))?;
     }
-    for line in price::lines(&loaded.plan, &story) {
+    let checkpoints = Checkpoints::of(&loaded.plan, &story);
+    for line in price::lines(&loaded.plan, &story, &checkpoints) {
         answer(format_args!("{line}\n"))?;
     }
-    for line in sees::lines(&loaded.plan, &story) {
+    for line in sees::lines(&checkpoints) {
         answer(format_args!("{line}\n"))?;
     }
     for line in refusals(&loaded.plan, &story) {
