@@ -14,7 +14,7 @@ use std::process::Command;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
-use world::{World, data, text_world};
+use world::{World, copy, data, text_world};
 
 /// What a bad file may cost, in KiB of resident memory.
 const RESIDENT_KIB_MAX: i64 = 300 << 10;
@@ -36,11 +36,7 @@ impl Victim {
             [stage.vision]\nkind = \"onnx-export\"\ncheckpoint = \"checkpoint\"\npart = \"vision\"\ndtype = \"f16\"\n\
             [stage.llm]\nkind = \"quantize\"\ncheckpoint = \"checkpoint\"\nscheme = \"int8\"\n";
         let world = World::new(pipeline);
-        fs::create_dir(world.path("model")).unwrap();
-        for entry in fs::read_dir(data("golden/internvl3-tiny/checkpoint")).unwrap() {
-            let path = entry.unwrap().path();
-            fs::copy(&path, world.path("model").join(path.file_name().unwrap())).unwrap();
-        }
+        copy(&data("golden/internvl3-tiny/checkpoint"), &world.path("model"));
         Self { world }
     }
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use world::{World, data, random, statuses};
+use world::{World, copy, data, random, statuses};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
@@ -143,15 +143,6 @@ fn golden() -> World {
     let world = demo();
     copy(&data("golden/internvl3-tiny/checkpoint"), &world.path("model"));
     world
-}
-
-/// The files of a folder in a new one.
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
-    }
 }
 
 const GOLDEN: [&str; 2] = ["--set", "model=path:model"];

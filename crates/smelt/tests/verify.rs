@@ -16,7 +16,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 use smelt_plan::Digest;
-use world::{Ended, World, anywhere, data, statuses};
+use world::{Ended, World, anywhere, copy, data, statuses};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 const ACCURACY: &str = include_str!("../../../pipelines/shapes-accuracy.toml");
@@ -381,11 +381,7 @@ fn a_wrong_answer_is_told_with_what_was_expected_and_who_is_to_blame() {
     let built = built("int4-g32");
     // The engines are whole, but the model is spoken to in another way than it was taught.
     let model = built.world.path("model");
-    fs::create_dir(&model).unwrap();
-    for entry in fs::read_dir(data("shapes-vl")).unwrap() {
-        let path = entry.unwrap().path();
-        fs::copy(&path, model.join(path.file_name().unwrap())).unwrap();
-    }
+    copy(&data("shapes-vl"), &model);
     let config = fs::read_to_string(model.join("tokenizer_config.json")).unwrap();
     let turned = config.replace("<|im_start|>assistant", "<|im_end|>assistant");
     assert_ne!(turned, config);

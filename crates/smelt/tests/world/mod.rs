@@ -199,17 +199,21 @@ pub fn anywhere(pipeline: &str) -> String {
     pipeline.replace("path:../tests/data/", &format!("path:{}/", data("").display()))
 }
 
-/// The folder of a file under the repository's `tests/data`.
+/// The files of a folder in a new one.
+pub fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
 /// A decoder of the golden `name`, quantised, verified and deployed by itself; it knows the words `w0` to
 /// `w158`.
 pub fn text_world(name: &str) -> World {
     let world = World::new(TEXT);
     let checkpoint = world.path("checkpoint");
-    fs::create_dir(&checkpoint).unwrap();
-    for entry in fs::read_dir(data(&format!("golden/{name}/checkpoint"))).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), checkpoint.join(entry.file_name())).unwrap();
-    }
+    copy(&data(&format!("golden/{name}/checkpoint")), &checkpoint);
     let words = (0..159).map(|at| (format!("w{at}"), at.into()));
     let vocab: serde_json::Map<String, Value> = words.collect();
     let end = json!({"id": 159, "content": "<|end|>", "single_word": false, "lstrip": false,
@@ -253,6 +257,7 @@ llm = "llm-engine"
 verified = "verify"
 "#;
 
+/// The folder of a file under the repository's `tests/data`.
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)
 }
