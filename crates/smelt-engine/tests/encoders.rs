@@ -45,7 +45,7 @@ fn tensors(name: &str, front: &str) -> Vec<(String, Tensor)> {
 }
 
 /// Exports the part a case is of and builds its engine.
-fn engine(dir: &Path, name: &str, case: &str, dtype: Dtype) -> GraphEngine {
+fn engine(dir: &Path, name: &str, case: &str, (dtype, kept): (Dtype, Precision)) -> GraphEngine {
     let checkpoint = Checkpoint::open(&golden(name).join("checkpoint")).unwrap();
     let (onnx, built) = (dir.join("onnx"), dir.join("engine"));
     if case == "encoder" {
@@ -55,7 +55,7 @@ fn engine(dir: &Path, name: &str, case: &str, dtype: Dtype) -> GraphEngine {
             case.strip_prefix("vision-").map(|grid| grid.parse().unwrap()).into_iter().collect();
         export::vision_on(&checkpoint, &grids, dtype, &onnx, &mut |_| {}).unwrap();
     }
-    graph::build(&onnx, Precision::F32, &built, &mut |_| {}).unwrap();
+    graph::build(&onnx, kept, &built, &mut |_| {}).unwrap();
     GraphEngine::open(&built).unwrap()
 }
 
@@ -114,21 +114,43 @@ fn error(got: &Tensor, expect: &Tensor) -> f32 {
     got.iter().zip(expect).fold(0.0f32, |most, (a, b)| most.max((a - b).abs())) / scale
 }
 
-#[track_caller]
-fn check(name: &str, case: &str, dtype: Dtype, tolerance: f32) {
+/// What an engine of a case says and what transformers does, with the name of the output.
+fn outputs(name: &str, case: &str, kept: (Dtype, Precision)) -> Vec<(String, Tensor, Tensor)> {
     let dir = TempDir::new().unwrap();
-    let engine = engine(dir.path(), name, case, dtype);
+    let engine = engine(dir.path(), name, case, kept);
     let given = tensors(name, &format!("{case}/in/"));
     let input = |name: &str| given.iter().find(|(n, _)| n == name).unwrap().1.clone();
     let inputs = engine.inputs().iter().map(|declared| input(&declared.name)).collect();
     let outputs = engine.run(inputs).unwrap();
     let expect = tensors(name, &format!("{case}/out/"));
     assert_eq!((outputs.len(), given.len()), (expect.len(), engine.inputs().len()));
-    for (declared, got) in engine.outputs().iter().zip(&outputs) {
-        let (_, expect) = expect.iter().find(|(name, _)| *name == declared.name).unwrap();
-        let error = error(got, expect);
-        assert!(error <= tolerance, "{name} {case} {}: {error:e} of scale", declared.name);
+    let names = engine.outputs().iter().map(|declared| declared.name.clone());
+    let expected = |name: &String| expect.iter().find(|(n, _)| n == name).unwrap().1.clone();
+    let triple = |(name, got)| {
+        let expect = expected(&name);
+        (name, got, expect)
+    };
+    names.zip(outputs).map(triple).collect()
+}
+
+#[track_caller]
+fn check(name: &str, case: &str, dtype: Dtype, tolerance: f32) {
+    for (output, got, expect) in outputs(name, case, (dtype, Precision::F32)) {
+        let error = error(&got, &expect);
+        assert!(error <= tolerance, "{name} {case} {output}: {error:e} of scale");
     }
+}
+
+/// Least cosine of a row of the last axis.
+fn cosine(got: &Tensor, expect: &Tensor) -> f64 {
+    let width = *expect.shape().last().unwrap();
+    let rows = |tensor: &Tensor| -> Vec<Vec<f64>> {
+        let rows = tensor.floats().unwrap().chunks_exact(width);
+        rows.map(|row| row.iter().map(|&value| f64::from(value)).collect()).collect()
+    };
+    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let alike = |(a, b): (Vec<f64>, Vec<f64>)| dot(&a, &b) / (dot(&a, &a) * dot(&b, &b)).sqrt();
+    rows(got).into_iter().zip(rows(expect)).map(alike).fold(f64::INFINITY, f64::min)
 }
 
 #[track_caller]
@@ -168,9 +190,27 @@ fn towers_of_any_grid_give_the_embeddings_of_transformers() {
 }
 
 #[test]
+fn towers_in_eight_bits_stay_close_to_transformers() {
+    for (name, case) in [
+        ("internvit6b-tiny", "vision"),
+        ("qwen2_5_vl-tiny", "vision-24x24"),
+        ("qwen2_5_vl-tiny", "vision-40x56"),
+        ("qwen3_vl-tiny", "vision-32x32"),
+        ("qwen3_vl-tiny", "vision-24x40"),
+        ("clip-vision-tiny", "vision"),
+    ] {
+        for (output, got, expect) in outputs(name, case, (Dtype::F32, Precision::Int8)) {
+            let cosine = cosine(&got, &expect);
+            println!("{name} {case} {output}: cosine {cosine:.5}");
+            assert!(cosine >= 0.995, "{name} {case} {output}: cosine {cosine}");
+        }
+    }
+}
+
+#[test]
 fn what_does_not_fit_the_graph_is_refused() {
     let dir = TempDir::new().unwrap();
-    let engine = engine(dir.path(), "bert-tiny", "encoder", Dtype::F32);
+    let engine = engine(dir.path(), "bert-tiny", "encoder", (Dtype::F32, Precision::F32));
     let ids = |shape: &[usize], id: i64| {
         let data = vec![id; shape.iter().product()];
         Tensor::I64 { shape: shape.to_vec(), data }
