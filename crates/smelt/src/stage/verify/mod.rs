@@ -179,7 +179,8 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
 
     say(&phases.next("decoder"));
     llm.set_arithmetic(Arithmetic::Floats);
-    let (answer, mut logits) = probe.answer(llm, &seen, &[])?;
+    let (answer, mut logits) =
+        probe.answer(llm, &seen, &[], &mut |line| say(&phases.line(line)))?;
     say(&phases.next("decoder's reference"));
     let mut scored = None;
     if let Some(own) = weights.as_ref().or(is_own.then_some(against)) {
@@ -194,7 +195,8 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     say(&phases.next("decoder in integers"));
     if llm.is_packed() {
         llm.set_arithmetic(Arithmetic::Integers);
-        let (_, rounded) = probe.answer(llm, &seen, &answer)?;
+        let told = &mut |line: &str| say(&phases.line(line));
+        let (_, rounded) = probe.answer(llm, &seen, &answer, told)?;
         let same = compare(&logits, &rounded, decoder.vocab).map_err(Failed::invalid)?;
         found(Finding::new("logits in integers against those in f32", ROUNDED_DECODER, &same));
         // What the engine answers with from now on is what the checkpoint is compared with.

@@ -162,6 +162,7 @@ impl Probe {
         llm: &mut LlmEngine,
         seen: &Seen,
         given: &[u32],
+        progress: &mut dyn FnMut(&str),
     ) -> Result<(Vec<u32>, Vec<f32>), Failed> {
         let embeds = &self.shown(&seen.embeds);
         let image = self.image_token().map(|token| ImageEmbeds { token, embeds });
@@ -175,6 +176,7 @@ impl Probe {
             let token = given.get(answer.len()).copied().unwrap_or_else(said);
             answer.push(token);
             all.append(&mut logits);
+            progress(&format!("[{}/{ANSWER_TOKENS}] decoder's answer", answer.len()));
             if answer.len() == ANSWER_TOKENS {
                 // Who asks next begins with nothing.
                 llm.release(0);
