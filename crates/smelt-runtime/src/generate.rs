@@ -171,8 +171,14 @@ pub fn prepare(
 ) -> Result<Encoded, GenerateError> {
     let Request { turns, shown, context, now_s, manner } = *request;
     let answer_max = Some(manner.new_tokens_max);
-    let Prepared { tokens, views, places, seen } =
-        deployment.text.prepare(&Question { turns, shown, context, answer_max, now_s })?;
+    let Prepared { tokens, views, places, seen } = deployment.text.prepare(&Question {
+        turns,
+        shown,
+        context,
+        answer_max,
+        now_s,
+        reuse: None,
+    })?;
     let kv = deployment.llm.kv_usage();
     let room = kv.blocks_free() * kv.block_tokens;
     if tokens.len() > room {

@@ -44,6 +44,12 @@ impl Naming {
     }
 }
 
+/// What a thing is called among those who may know of it: under another name than among strangers, to whom nothing
+/// may tell that it was there before.
+pub fn within(part: Option<Identity>, thing: Identity) -> Identity {
+    part.map_or(thing, |part| Naming::of("within").name(part).name(thing).end())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,6 +63,9 @@ mod tests {
         assert_ne!(of(&["a", "b"]), of(&["ab"]));
         assert_ne!(of(&["a", ""]), of(&["a"]));
         assert_ne!(Naming::of("text").number(1).end(), Naming::of("picture").number(1).end());
+        let thing = of(&["a"]);
+        let [a, b] = ["a", "b"].map(|part| within(Some(of(&[part])), thing));
+        assert!(a != b && a != thing && within(None, thing) == thing);
         assert!(of(&[]).iter().all(|half| *half != 0));
     }
 }

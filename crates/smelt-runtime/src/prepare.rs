@@ -7,11 +7,12 @@ use smelt_engine::llm::prefix::Piece;
 
 use crate::deployment::Text;
 use crate::fit::{self, Item, Space};
+use crate::identity::Identity;
 use crate::image::{Eyes, Shown, TooLong, View};
 use crate::markup;
 use crate::prompt::{self, PromptError, Run, Turn};
 use crate::sight::{Look, Sight, Way};
-use crate::similarity::SimilarityError;
+use crate::similarity::{Asked, SimilarityError};
 use crate::template::{Context, TemplateError, Value};
 use crate::tokenizer::TokenizerError;
 
@@ -91,6 +92,8 @@ pub struct Question<'a> {
     pub answer_max: Option<usize>,
     /// The date templates may show, in seconds since 1970.
     pub now_s: u64,
+    /// What a router sees and reads is of use to those who say the same alone.
+    pub reuse: Option<Identity>,
 }
 
 /// How closely all is looked at, image tokens apart: `looks` where that is not as it is `wished`.
@@ -181,15 +184,15 @@ impl Text {
         let messages: Vec<Value> = turns.iter().map(message).collect();
         let rendered = self.template.render(&messages, true, question.now_s, context)?;
         self.fits(&markup::bare(&rendered))?;
-        let asked = prompt::asked(turns);
-        let sights = question.shown.iter().map(|shown| Sight::new(self, shown, &asked));
+        let asked = Asked { words: &prompt::asked(turns), reuse: question.reuse };
+        let sights = question.shown.iter().map(|shown| Sight::new(self, shown, asked));
         let wished = sights.collect::<Result<Vec<Sight<'_>>, PrepareError>>()?;
         let looks = self.looks(question, &rendered, &wished)?;
         let seen = seen(&wished, &looks);
         let mut sights = Vec::with_capacity(wished.len());
         for ((wished, look), shown) in wished.into_iter().zip(looks).zip(question.shown) {
             sights.push(match look {
-                Some(look) => Sight::looked(self, shown, look, &asked)?,
+                Some(look) => Sight::looked(self, shown, look, asked)?,
                 None => wished,
             });
         }

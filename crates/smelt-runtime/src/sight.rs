@@ -10,6 +10,7 @@ use crate::deployment::{Family, Text};
 use crate::image::{By, Cutting, Eyes, Picture, Plan, Shown, Size, View, Wish, route};
 use crate::prepare::PrepareError;
 use crate::prompt::Run;
+use crate::similarity::Asked;
 
 /// How closely a picture or clip is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,7 @@ impl<'a> Sight<'a> {
     /// # Errors
     /// [`PrepareError`] if a picture is too long for its width, or cannot be compared with what is asked,
     /// or the model reads text alone.
-    pub fn new(text: &Text, shown: &'a Shown, asked: &str) -> Result<Self, PrepareError> {
+    pub fn new(text: &Text, shown: &'a Shown, asked: Asked<'_>) -> Result<Self, PrepareError> {
         let frames = text.spec.serving.frames.unwrap_or(usize::MAX);
         let look = Look { wish: shown.wish.or(&text.wish), frames };
         Self::looked(text, shown, look, asked)
@@ -64,7 +65,7 @@ impl<'a> Sight<'a> {
         text: &Text,
         shown: &'a Shown,
         look: Look,
-        asked: &str,
+        asked: Asked<'_>,
     ) -> Result<Self, PrepareError> {
         let (eyes, wish) = (text.seeing()?, &look.wish);
         let (frames, fps) = thinned(shown, look.frames);
@@ -177,7 +178,7 @@ fn score(
     text: &Text,
     by: By,
     (tiles, side): (&[Vec<u8>], usize),
-    asked: &str,
+    asked: Asked<'_>,
 ) -> Result<Vec<f32>, PrepareError> {
     match (by, &text.similarity) {
         (By::Similarity, Some(similarity)) => Ok(similarity.of(tiles, side, asked)?),

@@ -14,7 +14,7 @@ use smelt_engine::engine_file::OpenError;
 use smelt_engine::graph::{RunError, Tensor};
 
 use crate::deployment::{DeploymentError, is_beside, named_from};
-use crate::identity::{Identity, Naming};
+use crate::identity::{Identity, Naming, within};
 use crate::image::{Picture, Scale, resize};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -82,6 +82,15 @@ pub enum SimilarityError {
     },
 }
 
+/// What pictures are compared with.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The words of a question.
+    pub words: &'a str,
+    /// What was seen or read is of use to those who say the same alone.
+    pub reuse: Option<Identity>,
+}
+
 /// A CLIP ready to compare.
 #[derive(Debug)]
 pub struct Similarity {
@@ -147,8 +156,8 @@ impl Similarity {
         self.text.verify_digest()
     }
 
-    /// How near each of `tiles`, `[side, side, 3]` bytes, is to `words`: -1 to 1.  What was seen or read
-    /// lately is not looked at again.
+    /// How near each of `tiles`, `[side, side, 3]` bytes, is to what is `asked`: -1 to 1.  What was seen or read
+    /// lately for the same part is not looked at again.
     ///
     /// # Errors
     /// [`SimilarityError`] when the tokenizer or an engine fails.
@@ -156,14 +165,14 @@ impl Similarity {
         &self,
         tiles: &[Vec<u8>],
         side: usize,
-        words: &str,
+        Asked { words, reuse }: Asked<'_>,
     ) -> Result<Vec<f32>, SimilarityError> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let words =
-            kept.row(Naming::of("words").bytes(words.as_bytes()).end(), || self.read(words))?;
+        let name = Naming::of("words").bytes(words.as_bytes()).end();
+        let words = kept.row(within(reuse, name), || self.read(words))?;
         let near = |tile: &Vec<u8>| {
             let name = Naming::of("tile").number(side as u64).bytes(tile).end();
-            let row = kept.row(name, || self.see(tile, side))?;
+            let row = kept.row(within(reuse, name), || self.see(tile, side))?;
             Ok(row.iter().zip(&words[..]).map(|(a, b)| a * b).sum())
         };
         tiles.iter().map(near).collect()

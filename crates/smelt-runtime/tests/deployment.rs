@@ -154,6 +154,7 @@ fn tiles_go_to_the_grids_they_are_worth() {
             context: &CONTEXT,
             answer_max: None,
             now_s: 0,
+            reuse: None,
         };
         let prepared = deployment.text.prepare(&question).unwrap();
         let places =
@@ -224,7 +225,8 @@ fn a_text_far_too_long_is_refused_before_it_is_encoded() {
     let bytes = deployment.text.tokenizer.bytes_max(MAX_SEQ_LEN) + 1;
     let (text, context) = ("a".repeat(bytes), &Context::default());
     let turns = [Turn::from_marked("user", &text, 0).unwrap()];
-    let question = Question { turns: &turns, shown: &[], context, answer_max: None, now_s: 0 };
+    let question =
+        Question { turns: &turns, shown: &[], context, answer_max: None, now_s: 0, reuse: None };
     let chat = deployment.text.prepare(&question).unwrap_err();
     for error in [chat, deployment.text.prepare_text(&text).unwrap_err()] {
         assert!(matches!(error, PrepareError::TextTooLong { max: MAX_SEQ_LEN, .. }), "{error}");

@@ -146,7 +146,7 @@ fn least(deployed: &Path, smallest: &Picture, count: usize) -> usize {
     let shown = vec![Shown::from(smallest.clone()); count];
     let (turns, shown, context) = (&turns, &shown, &Context::default());
     let answer_max = Some(ANSWER);
-    let question = Question { turns, shown, context, answer_max, now_s: 0 };
+    let question = Question { turns, shown, context, answer_max, now_s: 0, reuse: None };
     deployment.text.prepare(&question).unwrap().tokens.len() + ANSWER
 }
 

@@ -98,7 +98,8 @@ fn check(name: &str, family: Family) {
     for golden in goldens(name) {
         let (turn, shown) = conversation(&golden);
         let (turns, manner) = (&[turn], &manner());
-        let question = Question { turns, shown: &shown, context, answer_max: None, now_s: 0 };
+        let question =
+            Question { turns, shown: &shown, context, answer_max: None, now_s: 0, reuse: None };
         assert_eq!(deployment.text.prepare(&question).unwrap().tokens, golden.ids);
         let request = Request { turns, shown: &shown, context, manner, now_s: 0 };
         let answer = generate(&mut deployment, &request, &mut |_| {}).unwrap();
@@ -119,8 +120,14 @@ fn served(deployed: &Path, goldens: &[Golden]) {
     let context = &Context::default();
     let ask = |golden: &Golden| {
         let (turn, shown) = conversation(golden);
-        let question =
-            Question { turns: &[turn], shown: &shown, context, answer_max: None, now_s: 0 };
+        let question = Question {
+            turns: &[turn],
+            shown: &shown,
+            context,
+            answer_max: None,
+            now_s: 0,
+            reuse: None,
+        };
         let prepared = service.text().prepare(&question).unwrap();
         let (form, priority) = (Form::default(), Priority::Normal);
         let manners = vec![manner()];

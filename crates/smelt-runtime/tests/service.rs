@@ -39,7 +39,14 @@ fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared
     let context = &Context::default();
     service
         .text()
-        .prepare(&Question { turns: &turns, shown: &shown, context, answer_max: None, now_s: 0 })
+        .prepare(&Question {
+            turns: &turns,
+            shown: &shown,
+            context,
+            answer_max: None,
+            now_s: 0,
+            reuse: None,
+        })
         .unwrap()
 }
 

@@ -13,7 +13,7 @@ use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_runtime::deployment::copy;
 use smelt_runtime::image::{Picture, Scale};
-use smelt_runtime::similarity::{Similarity, Spec, TOKENIZER};
+use smelt_runtime::similarity::{Asked, Similarity, Spec, TOKENIZER};
 use smelt_runtime::tokenizer::Tokenizer;
 
 fn data(name: &str) -> PathBuf {
@@ -94,7 +94,8 @@ fn pictures_and_words_are_as_near_as_transformers_finds_them() {
     for case in golden.cases.iter().chain(&golden.cases) {
         for (square_of, expect) in golden.squares.iter().zip(&case.cosines) {
             let tile = square(&picture, *square_of);
-            let found = similarity.of(&[tile], square_of[2], &case.text).unwrap()[0];
+            let asked = Asked { words: &case.text, reuse: None };
+            let found = similarity.of(&[tile], square_of[2], asked).unwrap()[0];
             assert!((found - expect).abs() < 1e-4, "{found} is not {expect}: {square_of:?}");
         }
     }

@@ -86,7 +86,7 @@ pub fn parts(
     let turns = [Turn::from_marked("user", &question.prompt(), shown.len())?];
     let (turns, shown, context) = (&turns, &shown, &Context::default());
     let answer_max = Some(answer_max(text, question)?);
-    let question = Question { turns, shown, context, answer_max, now_s: NOW_S };
+    let question = Question { turns, shown, context, answer_max, now_s: NOW_S, reuse: None };
     let prepared = text.prepare(&question).map_err(GenerateError::from)?;
     // Without eyes nothing was shown.
     let Some(eyes) = &text.eyes else { return Ok(Vec::new()) };

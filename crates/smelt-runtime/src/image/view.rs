@@ -4,7 +4,7 @@
 
 use super::eyes::Cutting;
 use super::patches::Size;
-use crate::identity::{Identity, Naming};
+use crate::identity::{Identity, Naming, within};
 
 /// What one run of a vision engine takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,8 +71,7 @@ impl View {
     /// The same, with an identity of its own for those who may know of it.
     #[must_use]
     pub fn within(self, part: Identity) -> Self {
-        let identity = Naming::of("within").name(part).name(self.identity).end();
-        Self { identity, ..self }
+        Self { identity: within(Some(part), self.identity), ..self }
     }
 
     /// Bytes of all pixels.

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_runtime::deployment::Text;
 use smelt_runtime::dialect::{Demand, Dialect, THINK_TAGS, Thinking, demanded};
+use smelt_runtime::identity::Identity;
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
 use smelt_runtime::speaker::Form;
@@ -138,7 +139,8 @@ impl Chat {
         }
     }
 
-    /// The prompt; `fetched` are the files that other hosts have, in order.
+    /// The prompt; `fetched` are the files that other hosts have, in order, and who says the same `reuse` shares
+    /// what was seen.
     ///
     /// # Errors
     /// 400, naming the field that is wrong.
@@ -147,7 +149,7 @@ impl Chat {
         text: &Text,
         fetched: Vec<Vec<u8>>,
         limits: Limits,
-        asker: &Asker,
+        (asker, reuse): (&Asker, Option<Identity>),
     ) -> Result<Prepared, ApiError> {
         if let Some(raw) = &self.raw {
             return text.prepare_text(raw).map_err(|error| unprepared("prompt", error));
@@ -176,7 +178,7 @@ impl Chat {
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let context = &self.context()?;
         asker.check()?;
-        let question = Question { turns: &turns, shown: &shown, context, answer_max, now_s };
+        let question = Question { turns: &turns, shown: &shown, context, answer_max, now_s, reuse };
         text.prepare(&question).map_err(|error| unprepared("messages", error))
     }
 }

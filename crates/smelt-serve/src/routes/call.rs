@@ -131,12 +131,12 @@ impl Call {
             let (logprobs, limit) = (chat.fields.logprobs()?, chat.new_tokens_max()?);
             let limit = limit.unwrap_or(service.text().max_seq_len);
             let manners = chat.common.manners(logprobs, limit)?;
-            let prompt = chat.prepare(service.text(), fetched, limits, asker)?;
+            let client = of_service(&client, &chat.common, is_shared)?;
+            let prompt = chat.prepare(service.text(), fetched, limits, (asker, client.reuse))?;
             asker.check()?;
             let answers = manners.len();
             let Formed { form, dialect, is_thinking } = chat.form(&asked, &prompt)?;
             let (common, scored) = (&chat.common, None);
-            let client = of_service(&client, common, is_shared)?;
             let wish = ask::Wish { client, common, manners: &manners, form, scored, begun };
             let tickets = ask::submit(service, vec![prompt], &wish)?;
             drop(budget);

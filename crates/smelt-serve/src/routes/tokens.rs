@@ -10,6 +10,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::Shared;
+use super::call::{Call, of_service};
 use crate::api::{read, weigh::weigh};
 use crate::ask::{self, chat::Chat};
 use crate::error::ApiError;
@@ -49,13 +50,11 @@ struct Prompt {
 }
 
 /// The tokens of `prompt`, or of the whole prompt that `messages` become, pictures included.
-pub(super) async fn tokenize(
-    State(shared): State<Arc<Shared>>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, ApiError> {
+pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiError> {
+    let Call { shared, client, headers, .. } = call;
     let held = shared.read(&headers, body).await?;
     let (models, limits) = (Arc::clone(&shared.models), shared.limits);
+    let is_shared = shared.is_cache_shared;
     let tokens = shared.preparing.run(move |asker| {
         let asked: Tokenize = read::json(weigh(&held.bytes)?)?;
         let model = models.ask(asked.model.as_deref())?;
@@ -78,7 +77,9 @@ pub(super) async fn tokenize(
                     let why = "pictures of other hosts are not counted; send a data: URI";
                     return Err(ApiError::field(at, why));
                 }
-                chat.prepare(model.speaks()?.text(), Vec::new(), limits, asker)?.tokens
+                let reuse = of_service(&client, &chat.common, is_shared)?.reuse;
+                let text = model.speaks()?.text();
+                chat.prepare(text, Vec::new(), limits, (asker, reuse))?.tokens
             }
         };
         Ok(Tokens { count: tokens.len(), max_model_len: model.running.tokens_max(), tokens })

@@ -13,6 +13,7 @@ use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
 use smelt_runtime::service::{self, Client, Event, Options, Priority, Request, Service, Stats};
 use smelt_runtime::sight::Sight;
+use smelt_runtime::similarity::Asked;
 use smelt_runtime::speaker::{Form, Manner};
 use smelt_runtime::template::Context;
 
@@ -83,7 +84,7 @@ impl Conversation {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (turns, shown, context) = (&self.turns, &self.shown, &Context::default());
         let (answer_max, now_s) = (Some(answer_max), now.as_secs());
-        let question = Question { turns, shown, context, answer_max, now_s };
+        let question = Question { turns, shown, context, answer_max, now_s, reuse: None };
         text.prepare(&question).map_err(|error| {
             self.turns.pop();
             self.shown.truncate(before);
@@ -108,7 +109,7 @@ impl Conversation {
         let (width, height) = (picture.width(), picture.height());
         let shown = Shown::from(picture);
         // What will be asked is not known yet.
-        match Sight::new(text, &shown, "") {
+        match Sight::new(text, &shown, Asked { words: "", reuse: None }) {
             Ok(sight) => {
                 let (tokens, path) = (sight.tokens(), path.display());
                 tell(format_args!("{path}: {width}x{height}, {tokens} image tokens"));
