@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod accounting;
+mod conditions;
 mod confinement;
 mod disk;
 mod finding;
@@ -23,6 +24,7 @@ mod tree;
 use std::path::Path;
 
 use accounting::Accounting;
+pub use conditions::Conditions;
 use disk::Disks;
 pub use finding::{Finding, Fix, Severity};
 pub use measure::Measured;

@@ -60,6 +60,19 @@ impl Power {
     }
 }
 
+impl Power {
+    /// The name of the chosen mode.
+    pub(crate) fn mode_name(&self) -> Option<&str> {
+        let (id, _) = self.chosen?;
+        self.modes.iter().find(|mode| mode.id == id).map(|mode| &mode.name[..])
+    }
+
+    /// The bounds of the GPU's clock, in MHz.
+    pub(crate) fn gpu_mhz(&self) -> Option<[u64; 2]> {
+        self.gpu.map(|clock| [clock.least, clock.most].map(|hertz| hertz / 1_000_000))
+    }
+}
+
 fn modes(conf: &str) -> Vec<Mode> {
     let mode = |line: &str| {
         let rest = line.strip_prefix("< POWER_MODEL ")?;
@@ -136,7 +149,7 @@ pub(crate) fn mode(power: &Power) -> Option<Finding> {
 pub(crate) fn clocks(power: &Power) -> Option<Finding> {
     const ID: &str = "clocks";
     let clock = power.gpu?;
-    let [least, most] = [clock.least, clock.most].map(|hertz| hertz / 1_000_000);
+    let [least, most] = power.gpu_mhz()?;
     let seen = format!("GPU, min_freq to max_freq: {least} to {most} MHz");
     if clock.least >= clock.most {
         let title = format!("the GPU's clock is held at {most} MHz");

@@ -111,8 +111,25 @@ impl Caller {
         Self { agent: config.new_agent(), trusted, endpoint: endpoint.clone(), model }
     }
 
+    /// Most tokens of a prompt with its answer, as vLLM and smelt say it of a model.
+    pub(crate) fn context(&self) -> Option<u64> {
+        let models = self.models().ok()?;
+        let own = models["data"].as_array()?.iter().find(|model| model["id"] == *self.model)?;
+        own["max_model_len"].as_u64()
+    }
+
+    /// The server's version, as vLLM says it.
+    pub(crate) fn version(&self) -> Option<String> {
+        let told = self.get("/version").ok()?;
+        told["version"].as_str().map(str::to_owned)
+    }
+
     fn models(&self) -> Result<Value, AskError> {
-        let mut request = self.agent.get(format!("{}/v1/models", self.endpoint.url));
+        self.get("/v1/models")
+    }
+
+    fn get(&self, path: &str) -> Result<Value, AskError> {
+        let mut request = self.agent.get(format!("{}{path}", self.endpoint.url));
         if let Some(key) = &self.endpoint.key {
             request = request.header("Authorization", format!("Bearer {key}"));
         }

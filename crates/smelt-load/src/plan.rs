@@ -126,7 +126,7 @@ pub struct Plan {
     pub runs: usize,
     /// Runs before them that do not.
     pub warm_ups: usize,
-    /// Over how long the streams of a run begin.
+    /// Over how long the streams of a run begin; what they ask before the last has begun does not count.
     pub ramp: Duration,
     /// How many requests come a second, whenever they like; as many streams as the case has are the most
     /// that are under way, and who finds none free waits.  If it is not said, each stream asks as soon as

@@ -194,7 +194,16 @@ mod tests {
 
     fn measurement(cases: Vec<Measured>) -> Measurement {
         let word = || "a<b".to_owned();
-        Measurement { servers: vec![Server { name: word(), url: word(), model: word() }], cases }
+        Measurement {
+            servers: vec![Server {
+                name: word(),
+                url: word(),
+                model: word(),
+                context: None,
+                version: None,
+            }],
+            cases,
+        }
     }
 
     #[test]

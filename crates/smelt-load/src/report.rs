@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::figures::{Figures, Late, Spread};
 use crate::plan::Plan;
-use crate::run::{Measured, Measurement};
+use crate::run::{Measured, Measurement, Server};
 
 /// The version of the document.
 const VERSION: u32 = 2;
@@ -14,7 +14,16 @@ const VERSION: u32 = 2;
 /// Everything as one document.
 pub fn document(plan: &Plan, measurement: &Measurement) -> Value {
     let servers = measurement.servers.iter();
-    let servers = servers.map(|s| json!({ "name": s.name, "url": s.url, "model": s.model }));
+    let server = |s: &Server| {
+        json!({
+            "name": s.name,
+            "url": s.url,
+            "model": s.model,
+            "context": s.context,
+            "version": s.version,
+        })
+    };
+    let servers = servers.map(server);
     json!({
         "version": VERSION,
         "servers": servers.collect::<Vec<_>>(),
@@ -213,6 +222,8 @@ mod tests {
             name: name.to_owned(),
             url: "http://h".to_owned(),
             model: "m".to_owned(),
+            context: Some(512),
+            version: None,
         };
         let told = Figures { is_prefill_told: true, ..figures.clone() };
         let measurement = Measurement {

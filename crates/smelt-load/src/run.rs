@@ -4,8 +4,8 @@
 //! Everything that takes time is here; what it means is not.
 
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,10 @@ pub struct Server {
     pub url: String,
     /// The model that answered.
     pub model: String,
+    /// Most tokens of a prompt with its answer, where the server says so.
+    pub context: Option<u64>,
+    /// The server's version, where it says one.
+    pub version: Option<String>,
 }
 
 /// A case, measured.
@@ -184,13 +188,16 @@ impl<'a> Known<'a> {
     fn server(&self) -> Server {
         let model = self.caller.model().to_owned();
         let name = self.target.name.clone().unwrap_or_else(|| model.clone());
-        Server { name, url: self.target.endpoint.url.clone(), model }
+        let url = self.target.endpoint.url.clone();
+        let (context, version) = (self.caller.context(), self.caller.version());
+        Server { name, url, model, context, version }
     }
 
     fn run(&self, plan: &Plan, case: &Case, shelf: &Shelf, seed: u64) -> Result<Run, LoadError> {
         let watch = |pid| Watch::begin(pid).ok_or(LoadError::NoProcess(pid));
         let watch = self.target.pid.map(watch).transpose()?;
-        let meter = Meter::begin();
+        // A sensor counts what is asked while streams begin.
+        let meter = plan.ramp.is_zero().then(Meter::begin).flatten();
         let mut run = Asking { plan, case, rate: self.rate, shelf, seed }.run(&self.caller);
         run.memory = watch.map(Watch::end);
         run.joules = meter.and_then(Meter::end);
@@ -272,13 +279,17 @@ impl Asking<'_> {
         let asked: Vec<Asked> = (0..count).map(|number| self.asked(number)).collect();
         let (next, answered) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
         let due = self.plan.per_s.map(|per_s| arrivals::poisson(per_s, count, self.seed));
-        let start = Instant::now();
+        let (streams, begun) = (self.case.streams.min(count), Mutex::new(Vec::new()));
+        // Nothing counts before all streams ask: fewer of them are another case.
+        let start = Instant::now() + self.ramp(streams.saturating_sub(1));
         thread::scope(|scope| {
-            for stream in 0..self.case.streams.min(count) {
+            for stream in 0..streams {
                 let (asked, next, answered, caller) = (&asked, &next, &answered, caller.again());
-                let due = &due;
+                let (due, begun) = (&due, &begun);
                 scope.spawn(move || {
                     thread::sleep(self.ramp(stream));
+                    self.settle(&caller, stream, start);
+                    held(begun).push(Instant::now());
                     loop {
                         let number = next.fetch_add(1, Ordering::Relaxed);
                         let Some(asked) = asked.get(number) else { break };
@@ -289,15 +300,30 @@ impl Asking<'_> {
                         let heard = caller.ask(asked).map_err(|error| error.to_string());
                         let heard = heard.map(|heard| heard.after(late));
                         let request = Request { has_pictures: !asked.pictures.is_empty(), heard };
-                        // A thread that panicked has spoilt no request.
-                        answered.lock().unwrap_or_else(|poison| poison.into_inner()).push(request);
+                        held(answered).push(request);
                     }
                 });
             }
         });
-        let took = start.elapsed();
-        let requests = answered.into_inner().unwrap_or_else(|poison| poison.into_inner());
+        let took = mean_since(&held(&begun));
+        let requests = std::mem::take(&mut *held(&answered));
         Run { took, requests, memory: None, joules: None }
+    }
+
+    /// Keeps a stream busy until the last has begun.
+    fn settle(&self, caller: &Caller, stream: usize, start: Instant) {
+        let mut number = stream;
+        while Instant::now() < start {
+            // What fails is met again by the requests that count.
+            let _ = caller.ask(&self.uncounted(number));
+            number += self.case.streams;
+        }
+    }
+
+    /// A request as those that count, of a seed that none of them has.
+    fn uncounted(&self, number: usize) -> Asked {
+        let apart = (number as u64).wrapping_mul(SEEDS_OF_A_PLAN);
+        Self { seed: !self.seed.wrapping_add(apart), ..*self }.asked(0)
     }
 
     fn asked(&self, number: usize) -> Asked {
@@ -314,4 +340,16 @@ impl Asking<'_> {
     fn ramp(&self, stream: usize) -> Duration {
         self.plan.ramp * stream as u32 / self.case.streams.max(1) as u32
     }
+}
+
+/// What a mutex guards; a thread that panicked has spoilt no request.
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How long ago some moments were, in the mean: streams that were still busy with what does not count began later.
+fn mean_since(moments: &[Instant]) -> Duration {
+    let now = Instant::now();
+    let since: Duration = moments.iter().map(|moment| now.saturating_duration_since(*moment)).sum();
+    since / moments.len().max(1) as u32
 }

@@ -1,9 +1,11 @@
 //! `smelt bench serve`: measures a server as its clients see it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde_json::json;
+use smelt_doctor::Conditions;
 use smelt_load::plan::{Case, Plan};
 use smelt_load::plot::svg;
 use smelt_load::report::{document, markdown};
@@ -13,6 +15,7 @@ use crate::exit::{Exit, Failed};
 use crate::flags::BenchServeFlags;
 use crate::fresh::FreshDir;
 use crate::say::{answer, tell};
+use crate::version;
 
 /// Where a key is looked for that is not on the command line, which others can read.
 const KEY_VARIABLE: &str = "SMELT_API_KEY";
@@ -34,8 +37,10 @@ pub(super) fn run(flags: &BenchServeFlags) -> Result<Exit, Failed> {
         LoadError::Server { .. } => Failed::new(Exit::StageFailed, error.to_string()),
         error => Failed::usage(error),
     })?;
-    let table = markdown(&plan, &measurement);
-    let json = document(&plan, &measurement);
+    let conditions = Conditions::read(Path::new("/"));
+    let table = markdown(&plan, &measurement) + &asked_from(&conditions);
+    let mut json = document(&plan, &measurement);
+    json["asked_from"] = json!({ "smelt": version::TEXT, "machine": conditions });
     let json = serde_json::to_string_pretty(&json).expect("plain data is JSON") + "\n";
     if let Some(out) = out {
         for (name, text) in
@@ -58,6 +63,11 @@ pub(super) fn run(flags: &BenchServeFlags) -> Result<Exit, Failed> {
             Err(Failed::new(Exit::StageFailed, why))
         }
     }
+}
+
+/// From which machine was asked: that of the server, where both are one.
+fn asked_from(conditions: &Conditions) -> String {
+    format!("\nAsked by smelt {} from: {}.\n", version::TEXT, conditions.line())
 }
 
 /// Every server that is named; several models of one server are several.

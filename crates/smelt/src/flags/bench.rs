@@ -84,8 +84,8 @@ pub(crate) struct BenchServeFlags {
     /// Requests of a run [default: four for each stream]
     #[arg(long, value_name = "N")]
     pub(crate) requests: Option<usize>,
-    /// Over how many seconds the streams of a run begin; figures count them
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    /// Over how many seconds the streams of a run begin; what is asked before the last has begun does not count
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds, conflicts_with = "rate")]
     pub(crate) ramp: Duration,
     /// How many requests come a second, whether others are answered or not; --concurrency is the most that
     /// are under way [default: each stream asks as soon as it was answered]
