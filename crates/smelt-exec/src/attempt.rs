@@ -27,7 +27,7 @@ use smelt_watch::{Budget, Cgroups, Disks, Group, KernelEvent, Measured, Meter, S
 use crate::classify::{
     End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing, says_full,
 };
-use crate::confine::Writes;
+use crate::confine::{self, Writes};
 use crate::controls::{Controls, Seen};
 use crate::count::Count;
 use crate::form;
@@ -36,7 +36,7 @@ use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Order, SMALL_BYTES_MAX, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::prepare::Preparation;
-use crate::refused;
+use crate::refused::{self, Refused};
 use crate::report::{AttemptReport, LimitHeld};
 use crate::room;
 use crate::shims::{Shim, Shims};
@@ -230,6 +230,7 @@ impl Attempt<'_> {
             report.leftovers += said.leftovers;
             report.writes = said.writes;
             report.confined_by = said.confined_by;
+            report.network = said.network;
             report.log_error.clone_from(&said.log_error);
         }
         if let Some(found) = &end.found {
@@ -293,12 +294,15 @@ impl Attempt<'_> {
         self.out.with_file_name(format!("tmp-{shim}"))
     }
 
-    /// Where it was refused a write, as far as its log says.
-    fn refused(&self, shim: u32, said: Option<&ShimReport>) -> Option<PathBuf> {
+    /// What it was refused, as far as its log says.
+    fn refused(&self, shim: u32, said: Option<&ShimReport>) -> Option<Refused> {
         if said?.writes != Some(Writes::Confined) {
             return None;
         }
-        refused::find(&self.log, &self.order.dir, &self.order.places(&self.scratch(shim)))
+        let scratch = self.scratch(shim);
+        let places = self.order.places(&scratch);
+        let seen = self.order.strict.as_ref().map(confine::seen);
+        refused::find(&self.log, &self.order.dir, &places, seen.as_deref())
     }
 
     /// Keeps the shim for the next stage, or ends it where anything was out of order.

@@ -1,12 +1,11 @@
 //! Says how an attempt ended.  Pure: what the shim, the watch and the kernel said goes in.
 
-use std::path::{Path, PathBuf};
-
 use smelt_plan::{Failure, FailureClass};
 use smelt_store::FILES_MAX;
 use smelt_watch::{Broken, Short};
 
 use crate::order::ShimReport;
+use crate::refused::Refused;
 use crate::signatures::Finding;
 
 /// Everything known about the end of an attempt.
@@ -30,8 +29,8 @@ pub struct End {
     pub found: Option<Finding>,
     /// What the kernel kept it within, where it did.
     pub limit_bytes: Option<u64>,
-    /// A path that it was not allowed to write, where its log complains of one.
-    pub refused: Option<PathBuf>,
+    /// What it was not allowed, where its log complains of it.
+    pub refused: Option<Refused>,
     /// The last line of its log.
     pub last_line: String,
 }
@@ -157,8 +156,8 @@ pub fn classify(end: &End) -> Outcome {
             return failed(class, message);
         }
         return match &end.refused {
-            Some(path) => {
-                failed(FailureClass::UndeclaredWrite, format!("{} (exit 0)", tried(path)))
+            Some(refused) => {
+                failed(class_of_refused(refused), format!("{} (exit 0)", tried(refused)))
             }
             None => Outcome::Done,
         };
@@ -166,8 +165,8 @@ pub fn classify(end: &End) -> Outcome {
     let class = class_of(report, end);
     let message = message(report, end, class);
     match &end.refused {
-        Some(path) if class == FailureClass::UndeclaredWrite => {
-            failed(class, format!("{}; it said: {message}", tried(path)))
+        Some(refused) if class == class_of_refused(refused) => {
+            failed(class, format!("{}; it said: {message}", tried(refused)))
         }
         _ => failed(class, message),
     }
@@ -272,9 +271,12 @@ fn class_of(report: &ShimReport, end: &End) -> FailureClass {
     if said.starts_with(INVALID_PREFIX) {
         return FailureClass::OutputInvalid;
     }
-    let may_be_write = report.signal.is_none() && report.exit != Some(NO_PROGRAM);
-    if may_be_write && end.refused.is_some() {
-        return FailureClass::UndeclaredWrite;
+    // A program that a strict one does not see cannot be started, either.
+    let may_be =
+        |refused: &&Refused| report.exit != Some(NO_PROGRAM) || matches!(refused, Refused::Read(_));
+    let refused = end.refused.as_ref().filter(|_| report.signal.is_none());
+    if let Some(refused) = refused.filter(may_be) {
+        return class_of_refused(refused);
     }
     let found = end.found.as_ref().map(|found| found.class);
     let of_device = matches!(found, None | Some(FailureClass::DeviceMemory));
@@ -301,11 +303,24 @@ fn is_from_outside(report: &ShimReport) -> bool {
 pub const INVALID_PREFIX: &str = "output invalid: ";
 
 /// A tool that goes on all the same has not failed yet, but whatever it needs to write should be known.
-fn tried(path: &Path) -> String {
-    format!(
-        "it tried to write {}, outside of its own directory; declare that in \"writes\", or keep it from doing so",
-        path.display()
-    )
+fn tried(refused: &Refused) -> String {
+    match refused {
+        Refused::Write(path) => format!(
+            "it tried to write {}, outside of its own directory; declare that in \"writes\", or keep it from doing so",
+            path.display()
+        ),
+        Refused::Read(path) => format!(
+            "it is strict and wanted {}, which it does not declare; name that in \"inputs\" (path:...) or in \"tool\"",
+            path.display()
+        ),
+    }
+}
+
+fn class_of_refused(refused: &Refused) -> FailureClass {
+    match refused {
+        Refused::Write(_) => FailureClass::UndeclaredWrite,
+        Refused::Read(_) => FailureClass::UndeclaredRead,
+    }
 }
 
 /// The last line without smelt's name.
@@ -402,6 +417,7 @@ mod tests {
             leftovers: 0,
             writes: None,
             confined_by: None,
+            network: None,
             short: None,
             spawn_error: None,
             log_error: None,
@@ -444,12 +460,21 @@ mod tests {
 
     #[test]
     fn a_refused_write_fails_whatever_the_exit_says() {
-        let refused = |end| End { refused: Some("/etc/x".into()), ..end };
+        let refused = |end| End { refused: Some(Refused::Write("/etc/x".into())), ..end };
         check(&refused(end(Some(0), None, "done")), UndeclaredWrite, "write /etc/x, outside");
         check(&refused(end(Some(2), None, "sh: no")), UndeclaredWrite, "it said: sh: no (exit 2)");
         check(&refused(end(None, Some(9), "")), KilledExternally, "signal 9");
         check(&refused(end(Some(126), None, "sh: x")), ToolRejected, "sh: x");
         check(&refused(end(Some(1), None, "No space left on device")), DiskFull, "No space");
+    }
+
+    #[test]
+    fn what_a_strict_program_lacks_is_named() {
+        let refused = |end| End { refused: Some(Refused::Read("/home/x".into())), ..end };
+        check(&refused(end(Some(0), None, "done")), UndeclaredRead, "wanted /home/x, which");
+        check(&refused(end(Some(1), None, "no")), UndeclaredRead, "it said: no (exit 1)");
+        check(&refused(end(Some(127), None, "sh: x")), UndeclaredRead, "it said: sh: x");
+        check(&refused(end(None, Some(9), "")), KilledExternally, "signal 9");
     }
 
     #[test]

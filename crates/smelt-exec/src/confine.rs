@@ -3,15 +3,18 @@
 //! There are two ways.  Landlock binds a thread and whatever that thread starts, and is never taken
 //! back; where the kernel has none that will do, a mount name space of the program's own does it.  Both
 //! are entered by a thread that then starts the program and ends, so the shim stays free for the stages
-//! after it.  What a build does not need of root's rights is taken away besides.  Reading is not
-//! confined, nor, by Landlock, are modes, owners and times of files, which it does not know.  It knows no stages:
-//! who may write where is decided by whoever asks.
+//! after it.  What a build does not need of root's rights is taken away besides.  Reading and the network are
+//! confined where a program is strict; modes, owners and times of files not by Landlock, which does not know
+//! them.  It knows no stages: who may do what is decided by whoever asks.
 
 mod capabilities;
 mod devices;
 mod mounts;
+mod network;
+mod system;
 
 pub(crate) use mounts::TMP;
+pub use network::Network;
 
 use std::env;
 use std::fs;
@@ -25,6 +28,8 @@ use landlock::{
     RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::order::Strict;
 
 /// Names the only way to be taken: `landlock`, `mounts` or `none`.
 pub(crate) const VARIABLE: &str = "SMELT_CONFINE";
@@ -83,6 +88,8 @@ pub(crate) struct Held {
     pub(crate) writes: Writes,
     /// By what, where its writes are confined.
     pub(crate) way: Option<Way>,
+    /// How its network is, where it is strict.
+    pub(crate) network: Option<Network>,
 }
 
 /// What a program may do.
@@ -96,6 +103,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) tmp: Option<&'a Path>,
     /// It is not to be started where the kernel cannot hold it.
     pub(crate) must_hold: bool,
+    /// What it may see, where it does not see everything.
+    pub(crate) strict: Option<&'a Strict>,
 }
 
 /// The way that holds on this machine, for this user.
@@ -105,6 +114,8 @@ pub struct Confinement {
     pub way: Option<Way>,
     /// Whether stages may not send signals to others than their own, nor connect to their abstract sockets.
     pub holds_signals: bool,
+    /// How a strict stage is kept from the network; `None` where it cannot be.
+    pub network: Option<Network>,
 }
 
 impl Confinement {
@@ -119,6 +130,19 @@ impl Confinement {
         format!("stages are confined by {}{signals}", way.words())
     }
 
+    /// What holds strict stages here, for a person.
+    pub fn strict_words(&self) -> String {
+        let (Some(way), Some(network)) = (self.way, self.network) else {
+            return "strict stages cannot be started here: the kernel would not hold them"
+                .to_owned();
+        };
+        format!(
+            "strict stages read what they declare, by {}, and have {}",
+            way.words(),
+            network.words()
+        )
+    }
+
     /// Tries what can be tried without starting anything; of user name spaces it reads whether the kernel
     /// allows them.
     ///
@@ -131,14 +155,15 @@ impl Confinement {
             return Err(format!("{VARIABLE} is landlock, mounts or none, not \"{named}\""));
         }
         if has_landlock() {
-            return Ok(Self { way: Some(Way::Landlock), holds_signals: has_scopes() });
+            let network = network::find(capabilities::may_mount());
+            return Ok(Self { way: Some(Way::Landlock), holds_signals: has_scopes(), network });
         }
         let way = match capabilities::may_mount() {
             _ if !is_wanted("mounts") => None,
-            true => in_thread(|| mounts::isolate(&[], None)).is_ok().then_some(Way::Mounts),
+            true => in_thread(|| mounts::isolate(&[], None, None)).is_ok().then_some(Way::Mounts),
             false => mounts::allows_user_namespaces(Path::new("/")).then_some(Way::UserMounts),
         };
-        Ok(Self { way, holds_signals: false })
+        Ok(Self { way, holds_signals: false, network: network::find(way.is_some()) })
     }
 }
 
@@ -187,30 +212,35 @@ impl Shared {
 /// Starts `command`; it and all it starts do only what `bounds` allow.
 pub(crate) fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Child, Held)> {
     if bounds.places.contains(&Path::new("/")) {
-        return Ok((command.spawn()?, Held { writes: Writes::Anywhere, way: None }));
+        return Ok((command.spawn()?, Held { writes: Writes::Anywhere, way: None, network: None }));
     }
-    let (held, child) = match rules(bounds.places)? {
+    let (held, child) = match rules(bounds)? {
         Some(rules) => (Some(Way::Landlock), in_thread(|| bound(command, rules, bounds))?),
         None => isolated(command, bounds)?,
     };
+    let (network, child) = child;
     let writes = if held.is_some() { Writes::Confined } else { Writes::Unwatched };
-    Ok((child, Held { writes, way: held }))
+    Ok((child, Held { writes, way: held, network }))
 }
 
-fn bound(command: &mut Command, rules: RulesetCreated, bounds: Bounds<'_>) -> io::Result<Child> {
+/// What was started, and how its network is where it is strict.
+type Started = (Option<Network>, Child);
+
+fn bound(command: &mut Command, rules: RulesetCreated, bounds: Bounds<'_>) -> io::Result<Started> {
+    let network = bounds.strict.map(network::hold).transpose()?;
     capabilities::drop_but(bounds.capabilities)?;
     rules.restrict_self().map_err(io::Error::other)?;
-    command.spawn()
+    Ok((network, command.spawn()?))
 }
 
 /// In a mount name space of its own, or where that cannot be, as free as it is.
-fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way>, Child)> {
+fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way>, Started)> {
     // By where its links lead, as the kernel's list of mounts has it.
     let real = |place: &&Path| place.canonicalize().map_err(|error| unfit(place, &error));
     let places = bounds.places.iter().map(real).collect::<io::Result<Vec<PathBuf>>>()?;
     let started = in_thread(|| {
         let held = match is_wanted("mounts") {
-            true => mounts::isolate(&places, bounds.tmp),
+            true => mounts::isolate(&places, bounds.tmp, bounds.strict),
             false => Err(io::ErrorKind::Unsupported.into()),
         };
         if let (Err(error), true) = (&held, bounds.must_hold) {
@@ -226,12 +256,13 @@ fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way
 }
 
 /// Programs whose files give them rights keep them only where nothing is held.
-fn free_of_rights(command: &mut Command, bounds: Bounds<'_>, is_held: bool) -> io::Result<Child> {
+fn free_of_rights(command: &mut Command, bounds: Bounds<'_>, is_held: bool) -> io::Result<Started> {
+    let network = bounds.strict.map(network::hold).transpose()?;
     capabilities::drop_but(bounds.capabilities)?;
     if is_held {
         nix::sys::prctl::set_no_new_privs()?;
     }
-    command.spawn()
+    Ok((network, command.spawn()?))
 }
 
 /// Does it in a thread that ends: what binds a thread binds nobody else.
@@ -257,22 +288,32 @@ fn has_scopes() -> bool {
     rules.scope(Scope::Signal | Scope::AbstractUnixSocket).and_then(Ruleset::create).is_ok()
 }
 
-/// The kernel's form of `places`; `None` where it knows none.
-fn rules(places: &[&Path]) -> io::Result<Option<RulesetCreated>> {
-    let all = AccessFs::from_write(ABI::V5);
+/// All that a strict program may read but where it may write: what it declares, and the system's directories.
+pub(crate) fn seen(strict: &Strict) -> Vec<PathBuf> {
+    strict.reads.iter().cloned().chain(system::folders(strict.network)).collect()
+}
+
+/// The kernel's form of `bounds`; `None` where it knows none.
+fn rules(bounds: Bounds<'_>) -> io::Result<Option<RulesetCreated>> {
+    let reading = bounds.strict.map_or(BitFlags::EMPTY, |_| AccessFs::from_read(ABI::V5));
+    let all = AccessFs::from_write(ABI::V5) | reading;
     let Some(mut rules) = is_wanted("landlock").then(|| handle(all).ok()).flatten() else {
         return Ok(None);
     };
     // Device nodes could be those of disks.
     let files = all & !(AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
-    for place in places {
+    for place in bounds.places {
         let opened = PathFd::new(place).map_err(|_| unfit(place, &io::Error::last_os_error()))?;
         let is_device = place.starts_with("/dev");
         rules = allow(rules, opened, if is_device { all } else { files })?;
     }
-    let to_devices = AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
+    let to_devices = AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev | reading;
     let devices = devices::named().into_iter().map(|path| (path, to_devices));
-    for (place, access) in devices.chain([(SHARED.into(), files)]) {
+    let seen = bounds.strict.map(seen).unwrap_or_default();
+    let seen = seen.into_iter().map(|path| (path, reading));
+    // What lies in it has names that anybody may read.
+    let dev = bounds.strict.map(|_| (devices::DEV.into(), AccessFs::ReadDir.into()));
+    for (place, access) in devices.chain([(SHARED.into(), files)]).chain(seen).chain(dev) {
         // A container may be without.
         if let Ok(opened) = PathFd::new(place) {
             rules = allow(rules, opened, access)?;

@@ -40,10 +40,10 @@ mod title;
 pub use attempt::LOG_VARIABLE;
 pub use boot::boot_id;
 pub use condition::Condition;
-pub use confine::{Confinement, Way, Writes};
+pub use confine::{Confinement, Network, Way, Writes};
 pub use dead::{Closed, clear_dead_runs, clear_dead_swap};
 pub use log::{last_line as log_last_line, tail as log_tail};
-pub use order::{Input, Order, Task};
+pub use order::{Input, Order, Strict, Task};
 pub use orphans::MARK as ATTEMPT_MARK;
 pub use report::{
     AttemptReport, FirstFailure, RunReport, RunStatus, RungReport, StageReport, StageStatus,

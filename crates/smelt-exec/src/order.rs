@@ -9,7 +9,7 @@ use smelt_plan::validity::Validity;
 use smelt_plan::{StageId, StageName};
 use smelt_watch::{Disks, Short};
 
-use crate::confine::{SHARED, Way, Writes};
+use crate::confine::{Network, SHARED, Way, Writes};
 
 /// What the caller turns into an [`Order`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
@@ -64,6 +64,17 @@ pub struct Order {
     /// What it needs of root's rights besides those that builds use: names of
     /// [`smelt_plan::kind::CAPABILITIES`].
     pub capabilities: Vec<String>,
+    /// What it may see, where it does not see everything.
+    pub strict: Option<Strict>,
+}
+
+/// What a strict program may see besides where it may write and the system's directories.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Strict {
+    /// Files and directories that it may read: its inputs and its tools.
+    pub reads: Vec<PathBuf>,
+    /// Whether it has a network.
+    pub network: bool,
 }
 
 impl Order {
@@ -134,6 +145,9 @@ pub struct ShimReport {
     /// By what, where they were confined.
     #[serde(default)]
     pub confined_by: Option<Way>,
+    /// How a strict one was held to no network.
+    #[serde(default)]
+    pub network: Option<Network>,
     /// A disk that was short when the leader had ended, before anything of the stage was removed.
     pub short: Option<Short>,
     /// Why the leader could not be started at all.

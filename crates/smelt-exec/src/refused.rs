@@ -1,9 +1,10 @@
-//! Finds in the log of an attempt that it was refused a write.
+//! Finds in the log of an attempt that it was refused a write, or a read where it is strict.
 //!
 //! The kernel tells nobody but the program.  Most programs say so, even where they go on and end
 //! well; a line that says "permission denied" of a path counts where the path lies outside of what
 //! the attempt may write and we, who are not confined, could write there.  One that keeps quiet has
-//! written nothing, either.
+//! written nothing, either.  What a strict one may not read is refused to it or not there, and counts
+//! where it is there for us.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -14,23 +15,48 @@ use nix::unistd::{AccessFlags, access};
 /// In every spelling: of the C library, Rust, Python, Go and Java.  A mount name space makes all else
 /// read-only.
 const WORDS: [&str; 2] = ["ermission denied", "ead-only file system"];
+/// What a mount name space does not show is not there.
+const ABSENT: &str = "o such file or directory";
 /// Longer lines are looked at in pieces: nobody writes a path of several KiB.
 const LINE_BYTES_MAX: u64 = 16 << 10;
 /// A log that is full of complaints is not read to its end.
 const COMPLAINTS_MAX: usize = 64;
 
-/// The first path that a stage in `dir`, which may write to `places`, complains of in its log.
-pub(crate) fn find(log: &Path, dir: &Path, places: &[&Path]) -> Option<PathBuf> {
-    let lines = complaints(BufReader::new(File::open(log).ok()?)).ok()?;
-    let mut paths = lines.iter().flat_map(|line| paths(line)).map(|path| dir.join(path));
-    paths.find_map(|path| {
-        let path = plain(&path);
-        (!is_within(&path, places) && could_be_written(&path)).then_some(path)
+/// What the confinement kept from an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// Writing there.
+    Write(PathBuf),
+    /// Seeing what is there.
+    Read(PathBuf),
+}
+
+/// The first path that a stage in `dir`, which may write to `places`, complains of in its log.  A strict one
+/// has `seen` nothing else but that.
+pub(crate) fn find(
+    log: &Path,
+    dir: &Path,
+    places: &[&Path],
+    seen: Option<&[PathBuf]>,
+) -> Option<Refused> {
+    let lines = complaints(BufReader::new(File::open(log).ok()?), seen.is_some()).ok()?;
+    let shown = seen.map(|seen| seen.iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    let mut named = lines.iter().flat_map(|line| paths(line).into_iter().map(move |at| (line, at)));
+    named.find_map(|(line, path)| {
+        let path = plain(&dir.join(path));
+        if is_within(&path, places) {
+            return None;
+        }
+        let is_hidden = shown.as_ref().is_some_and(|shown| !is_within(&path, shown));
+        if is_hidden && could_be_read(&path) {
+            return Some(Refused::Read(path));
+        }
+        (is_denied(line) && could_be_written(&path)).then_some(Refused::Write(path))
     })
 }
 
-/// The lines that complain.
-fn complaints(mut log: impl BufRead) -> io::Result<Vec<String>> {
+/// The lines that complain, also of what is `absent`.
+fn complaints(mut log: impl BufRead, absent: bool) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     let mut line = Vec::new();
     while found.len() < COMPLAINTS_MAX {
@@ -39,11 +65,15 @@ fn complaints(mut log: impl BufRead) -> io::Result<Vec<String>> {
             break;
         }
         let text = String::from_utf8_lossy(&line);
-        if WORDS.iter().any(|words| text.contains(words)) {
+        if is_denied(&text) || absent && text.contains(ABSENT) {
             found.push(text.into_owned());
         }
     }
     Ok(found)
+}
+
+fn is_denied(line: &str) -> bool {
+    WORDS.iter().any(|words| line.contains(words))
 }
 
 /// What may be a path in a line, the last first: what stands in quotes, and each word.  A program's own
@@ -88,6 +118,11 @@ fn existing(path: &Path) -> Option<&Path> {
     path.ancestors().find(|path| path.symlink_metadata().is_ok())
 }
 
+/// Whether it is there, and to be read by us.
+fn could_be_read(path: &Path) -> bool {
+    access(path, AccessFlags::R_OK).is_ok()
+}
+
 /// Whether nothing but the confinement is in the way: neither of writing nor of reading it.
 fn could_be_written(path: &Path) -> bool {
     let Some(there) = existing(path) else { return false };
@@ -128,21 +163,52 @@ mod tests {
     fn lines_without_end_are_read_in_pieces() {
         let mut text = "x".repeat(100_000).into_bytes();
         text.extend(b"\nno\nopen /a: permission denied\n");
-        assert_eq!(complaints(text.as_slice()).unwrap(), ["open /a: permission denied\n"]);
+        assert_eq!(complaints(text.as_slice(), false).unwrap(), ["open /a: permission denied\n"]);
         let many = "Permission denied\n".repeat(1000);
-        assert_eq!(complaints(many.as_bytes()).unwrap().len(), COMPLAINTS_MAX);
+        assert_eq!(complaints(many.as_bytes(), false).unwrap().len(), COMPLAINTS_MAX);
     }
 
     /// What is found of a log with this line, of an attempt in `out` of a folder; `{}` is the folder.
     fn found(line: &str) -> Option<String> {
+        match found_of(line, false)? {
+            Refused::Write(path) => Some(path.to_str().unwrap().to_owned()),
+            Refused::Read(path) => panic!("{path:?} is not read"),
+        }
+    }
+
+    /// The same; a strict one may read `seen` of the folder and the system's directories.
+    fn found_of(line: &str, is_strict: bool) -> Option<Refused> {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         ["out", "more"].iter().for_each(|name| fs::create_dir(at(name)).unwrap());
         symlink(at("more"), at("link")).unwrap();
         let here = folder.path().to_str().unwrap();
         fs::write(at("log"), line.replace("{}", here)).unwrap();
-        let path = find(&at("log"), &at("out"), &[&at("out"), &at("more")])?;
-        Some(path.to_str().unwrap().replace(here, "{}"))
+        fs::create_dir(at("seen")).unwrap();
+        fs::write(at("seen/f"), "").unwrap();
+        let seen = [at("seen"), "/usr".into()];
+        let seen = is_strict.then_some(&seen[..]);
+        let short = |path: PathBuf| PathBuf::from(path.to_str().unwrap().replace(here, "{}"));
+        Some(match find(&at("log"), &at("out"), &[&at("out"), &at("more")], seen)? {
+            Refused::Write(path) => Refused::Write(short(path)),
+            Refused::Read(path) => Refused::Read(short(path)),
+        })
+    }
+
+    #[test]
+    fn what_a_strict_one_may_not_see_counts() {
+        let check = |line: &str, expect: Option<Refused>| {
+            assert_eq!(found_of(line, true), expect, "{line}");
+        };
+        let read = |path: &str| Some(Refused::Read(path.into()));
+        check("cat: {}/log: Permission denied", read("{}/log"));
+        check("cat: {}/log: No such file or directory", read("{}/log"));
+        check("cat: {}/none: No such file or directory", None);
+        check("cat: {}/none: Permission denied", Some(Refused::Write("{}/none".into())));
+        check("cat: {}/seen/g: No such file or directory", None);
+        check("cat: {}/out/g: No such file or directory", None);
+        check("cat: /usr/bin: No such file or directory", None);
+        assert_eq!(found_of("cat: {}/log: No such file or directory", false), None);
     }
 
     #[test]

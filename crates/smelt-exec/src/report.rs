@@ -12,7 +12,7 @@ use smelt_watch::{Counters, Curve, KernelEvent, Peaks, Short};
 use std::collections::BTreeMap;
 
 use crate::condition::Condition;
-use crate::confine::{Way, Writes};
+use crate::confine::{Network, Way, Writes};
 
 /// A whole run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -220,6 +220,9 @@ pub struct AttemptReport {
     /// By what, where they were confined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confined_by: Option<Way>,
+    /// How a strict one, which reads no more than it declares, was held to no network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
     /// Its log.
     pub log: PathBuf,
     /// Why the log is not whole, where it is not.

@@ -27,7 +27,7 @@ use smelt_watch::{Disks, Tree};
 
 use crate::confine::{self, Bounds, Held, Shared, TMP};
 use crate::log;
-use crate::order::{INPUTS_FILE, Order, ShimOrder, ShimReport};
+use crate::order::{INPUTS_FILE, Order, ShimOrder, ShimReport, Strict};
 
 /// What a stage gets to end in order before it is killed.
 pub const GRACE: Duration = Duration::from_secs(5);
@@ -72,7 +72,12 @@ fn lead(free: bool) -> io::Result<()> {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
                 let report = attend(leader, output, &log, &before, disks);
-                ShimReport { writes: Some(held.writes), confined_by: held.way, ..report }
+                ShimReport {
+                    writes: Some(held.writes),
+                    confined_by: held.way,
+                    network: held.network,
+                    ..report
+                }
             }
             Err(error) => ShimReport {
                 exit: None,
@@ -83,6 +88,7 @@ fn lead(free: bool) -> io::Result<()> {
                 leftovers: 0,
                 writes: None,
                 confined_by: None,
+                network: None,
                 short: None,
                 spawn_error: Some(error.to_string()),
                 log_error: None,
@@ -125,7 +131,8 @@ fn start(
         io::Error::new(error.kind(), what)
     })?;
     let (reader, writer) = io::pipe()?;
-    let mut command = Command::new(found(program, order));
+    let program_file = found(program, order);
+    let mut command = Command::new(&program_file);
     if program == OURSELVES {
         command.arg0("smelt");
     }
@@ -139,12 +146,14 @@ fn start(
         .stdin(if order.input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(writer.try_clone()?)
         .stderr(writer);
+    let sight = order.strict.as_ref().map(|strict| sight(strict, program_file, scratch));
     let bounds = Bounds {
         places: &order.places(scratch),
         capabilities: &order.capabilities,
         // What it names there it must see.
         tmp: (!order.names_beneath(TMP)).then_some(scratch),
-        must_hold,
+        must_hold: must_hold || order.strict.is_some(),
+        strict: sight.as_ref(),
     };
     let (mut child, held) = spawn(&mut command, bounds).map_err(|error| {
         io::Error::new(error.kind(), format!("cannot start {program}: {error}"))
@@ -163,15 +172,27 @@ fn start(
     Ok((Pid::from_raw(child.id().cast_signed()), reader, held))
 }
 
+/// What it may read besides what it declares: its own program and the list of its inputs.
+fn sight(strict: &Strict, program: PathBuf, scratch: &Path) -> Strict {
+    let own = [program, listed(scratch)].into_iter().filter(|path| path.is_absolute());
+    let reads = strict.reads.iter().cloned().chain(own).collect();
+    Strict { reads, network: strict.network }
+}
+
+/// The file that lists an attempt's inputs.
+fn listed(scratch: &Path) -> PathBuf {
+    scratch.with_extension("inputs")
+}
+
 /// Writes the list of inputs beside the directory for temporary files, where a program does not clear
 /// it away; the variable that names it.
 fn list(order: &Order, scratch: &Path) -> io::Result<Option<(&'static str, PathBuf)>> {
-    let Some(listed) = &order.listed else { return Ok(None) };
-    if listed.is_empty() {
+    let Some(inputs) = &order.listed else { return Ok(None) };
+    if inputs.is_empty() {
         return Ok(Some((INPUTS_FILE, "/dev/null".into())));
     }
-    let path = scratch.with_extension("inputs");
-    let text: String = listed.iter().flat_map(|input| [input.as_str(), "\0"]).collect();
+    let path = listed(scratch);
+    let text: String = inputs.iter().flat_map(|input| [input.as_str(), "\0"]).collect();
     fs::write(&path, text).map_err(|error| {
         let what = format!("cannot write the list of inputs {}: {error}", path.display());
         io::Error::new(error.kind(), what)
@@ -274,6 +295,7 @@ fn attend(
         leftovers: leftovers as u32,
         writes: None,
         confined_by: None,
+        network: None,
         short,
         spawn_error: None,
         log_error: log_error.map(|error| error.to_string()),

@@ -170,6 +170,7 @@ fn order(task: &Task<'_>) -> Order {
         validate: Vec::new(),
         writes: Vec::new(),
         capabilities: Vec::new(),
+        strict: None,
     }
 }
 
@@ -184,6 +185,7 @@ fn warm_up(_: &smelt_plan::WarmUp) -> Order {
         validate: Vec::new(),
         writes: Vec::new(),
         capabilities: Vec::new(),
+        strict: None,
     }
 }
 
@@ -395,6 +397,7 @@ impl Simulated<'_> {
                 leftovers: 0,
                 writes: None,
                 confined_by: None,
+                network: None,
                 short: None,
                 spawn_error: None,
                 log_error: None,

@@ -31,6 +31,8 @@ pub enum FailureClass {
     OutputInvalid,
     /// It tried to write where it may not: outside of its own directory and of what it declares.
     UndeclaredWrite,
+    /// It is strict, and wanted to read what it does not declare.
+    UndeclaredRead,
     /// Its process could not be started.
     SpawnFailed,
     /// Built again to be compared, it made other bytes.
@@ -62,6 +64,7 @@ impl FailureClass {
             | Self::OutputMissing
             | Self::OutputInvalid
             | Self::UndeclaredWrite
+            | Self::UndeclaredRead
             | Self::SpawnFailed
             | Self::NotReproducible
             | Self::DeviceMemory
@@ -87,7 +90,7 @@ impl FailureClass {
             Self::MemoryLimit | Self::TimedOut | Self::OomKilled | Self::KilledExternally => true,
             Self::Thrash | Self::CmaExhausted | Self::DoesNotFit => true,
             Self::ToolRejected | Self::OutputMissing | Self::OutputInvalid => true,
-            Self::UndeclaredWrite | Self::BoardReset => true,
+            Self::UndeclaredWrite | Self::UndeclaredRead | Self::BoardReset => true,
             Self::DeviceMemory | Self::NoTactic => true,
             Self::DiskFull | Self::SpawnFailed | Self::NotReproducible => false,
         }
@@ -108,6 +111,7 @@ impl FailureClass {
             Self::OutputMissing => "output-missing",
             Self::OutputInvalid => "output-invalid",
             Self::UndeclaredWrite => "undeclared-write",
+            Self::UndeclaredRead => "undeclared-read",
             Self::SpawnFailed => "spawn-failed",
             Self::NotReproducible => "not-reproducible",
             Self::DeviceMemory => "device-memory",

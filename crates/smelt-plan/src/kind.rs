@@ -238,6 +238,10 @@ const DEPLOYMENT: &[Field] = &[
 pub const WRITES: &str = "writes";
 /// Programs whose content counts although they are found by name.
 pub const TOOL: &str = "tool";
+/// Whether a program sees nothing but what it declares.
+pub const STRICT: &str = "strict";
+/// Whether a strict program has a network.
+pub const NETWORK: &str = "network";
 /// Which of root's rights a program needs besides those that builds use.
 pub const NEEDS_CAPABILITIES: &str = "capabilities";
 /// The kernel's capabilities, each at the place of its number; as `capabilities(7)` names them, without
@@ -293,6 +297,8 @@ const COMMAND: &[Field] = &[
     field(TOOL, Takes::Texts, Absent::Nothing),
     field(WRITES, Takes::Places, Absent::Nothing),
     field(NEEDS_CAPABILITIES, Takes::Words(&CAPABILITIES), Absent::Nothing),
+    field(STRICT, Takes::Flag, Absent::Nothing),
+    field(NETWORK, Takes::Flag, Absent::Nothing),
     field(VALIDATE, Takes::TextTable, Absent::Nothing),
 ];
 

@@ -8,6 +8,7 @@ mod matrix;
 mod params;
 mod resources;
 mod retry;
+mod strict;
 mod table;
 mod twice;
 
@@ -21,7 +22,7 @@ use serde_json::Value;
 use toml::de::DeTable;
 
 use crate::device;
-use crate::kind::Kind;
+use crate::kind::{Kind, STRICT};
 use crate::name::StageName;
 use crate::quantity;
 use crate::retry::Retry;
@@ -43,7 +44,7 @@ pub const STAGES_MAX: usize = 200_000;
 /// A stage that failed this often needs a person.
 pub const ATTEMPTS_MAX: u64 = 16;
 /// What a pipeline has.
-pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "resources", "stage"];
+pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "resources", "stage", STRICT];
 /// What every stage may have, whatever its kind.
 pub(crate) const COMMON_KEYS: &[&str] =
     &["kind", "limits", "retry", "matrix", "resources", "device", SURVIVES_KILLS];
@@ -186,7 +187,8 @@ impl Pipeline {
         let name = root.required_text("name")?;
         let params = params::read(&source, root.table("params")?, overrides)?;
         let resources = resources::capacity(root.table("resources")?)?;
-        let around = Around { source: &source, params: &params, resources: &resources };
+        let is_strict = retry::is_set(&root, STRICT)?;
+        let around = Around { source: &source, params: &params, resources: &resources, is_strict };
         let stages = read_stages(&around, root.table("stage")?)?;
         params.all_used(&source)?;
         Ok(Self { file: file.to_owned(), name, resources, stages })
@@ -256,6 +258,8 @@ struct Around<'a> {
     source: &'a Source<'a>,
     params: &'a params::Params,
     resources: &'a BTreeMap<String, Capacity>,
+    /// Programs of stages that do not say otherwise see nothing but what they declare.
+    is_strict: bool,
 }
 
 /// A stage of the file: its name, where that stands, its table.
@@ -385,11 +389,14 @@ fn read_stage(
     let mut known: Vec<&str> = fields.iter().map(|field| field.name).collect();
     known.extend(COMMON_KEYS);
     table.allow(&known)?;
-    let (values, inputs) = fields::read(&table, fields, scope)?;
+    let (mut values, inputs) = fields::read(&table, fields, scope)?;
     if let Some(fault) = kind.fault(|key| table.get(key).is_some()) {
         return Err(table.error(format!("{}: {fault}", table.what)));
     }
     no_conflict(kind, &values, &table)?;
+    if kind == Kind::Command {
+        strict::settle(&mut values, around.is_strict, &table)?;
+    }
     let retry = retry::read(table.table("retry")?, kind, scope, &values)?;
     Ok(StageSpec {
         name,

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::device::FACTS;
-use crate::kind::{Absent, Field, Kind, Takes};
+use crate::kind::{Absent, Field, Kind, STRICT, Takes};
 use crate::pipeline::{ATTEMPTS_MAX, FORMAT, SURVIVES_KILLS};
 use crate::tokens::DEVICES_MAX;
 
@@ -34,6 +34,10 @@ pub fn schema() -> Value {
                 "type": "object",
                 "description": "values that ${name} stands for and --set overrides",
                 "additionalProperties": { "type": ["string", "number", "boolean"] },
+            },
+            STRICT: {
+                "type": "boolean",
+                "description": "programs of stages that do not say otherwise see nothing but what they declare",
             },
             "resources": {
                 "type": "object",

@@ -66,6 +66,7 @@ pub(crate) fn warm_up(warm_up: &WarmUp, folder: &Path, store: &Store) -> Order {
         // It confines its own stages.
         writes: vec!["/".into()],
         capabilities: Vec::new(),
+        strict: None,
     }
 }
 

@@ -1,8 +1,9 @@
 //! Sets text in columns, and the summary of a run.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
-use smelt_exec::{RunReport, StageReport, StageStatus, Writes};
+use smelt_exec::{Network, RunReport, StageReport, StageStatus, Writes};
 
 use crate::paint::{Paint, Stream, paint};
 
@@ -97,14 +98,30 @@ pub(crate) fn failures(report: &RunReport) -> String {
     text
 }
 
+/// That nothing held an attempt to what it declares, where that was so.
+pub(crate) fn unwatched(report: &RunReport) -> Option<&'static str> {
+    let mut attempts = report.stages.iter().flat_map(|stage| &stage.attempts);
+    attempts.any(|attempt| attempt.writes == Some(Writes::Unwatched)).then_some(
+        "What stages wrote outside of their directories was not watched: the kernel has no Landlock for it (Linux 5.19 has), and we may not mount.",
+    )
+}
+
 /// By what attempts were confined, or that what they wrote cannot be known, a line; empty where there were none.
 pub(crate) fn confinement(report: &RunReport) -> String {
     let attempts = || report.stages.iter().flat_map(|stage| &stage.attempts);
-    if attempts().any(|attempt| attempt.writes == Some(Writes::Unwatched)) {
-        return "What stages wrote outside of their directories was not watched: the kernel has no Landlock for it (Linux 5.19 has), and we may not mount.\n".to_owned();
+    if let Some(line) = unwatched(report) {
+        return format!("{line}\n");
     }
-    let way = attempts().find_map(|attempt| attempt.confined_by);
-    way.map_or_else(String::new, |way| format!("Stages were confined by {}.\n", way.words()))
+    let Some(way) = attempts().find_map(|attempt| attempt.confined_by) else {
+        return String::new();
+    };
+    let networks = attempts().filter_map(|attempt| attempt.network).map(Network::words);
+    let networks: Vec<_> = networks.collect::<BTreeSet<_>>().into_iter().collect();
+    let strict = match networks.is_empty() {
+        true => String::new(),
+        false => format!(" Strict ones read what they declare and had {}.", networks.join(", ")),
+    };
+    format!("Stages were confined by {}.{strict}\n", way.words())
 }
 
 fn time(stage: &StageReport) -> String {

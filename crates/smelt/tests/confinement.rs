@@ -6,18 +6,14 @@
 mod world;
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
-use std::os::unix::process::CommandExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
+use world::side::{PYTHON, Side, is_root};
 use world::{Ended, World, commands, ended};
 
-/// Nobody's.
-const USER: u32 = 65534;
-/// Debian's own, which any user may start.
-const PYTHON: &str = "/usr/bin/python3";
 /// A process that others may attack: it has `victim` open as 3 and listens.
 const VICTIM: &str = "import os, socket, sys
 os.dup2(os.open(sys.argv[1], os.O_RDWR), 3)
@@ -26,12 +22,6 @@ server.bind(f'\\0smelt-victim-{os.getpid()}')
 server.listen()
 print('ready', flush=True)
 while True: server.accept()";
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
-    Root,
-    User,
-}
 
 /// A process that is gone with the test.
 struct Killed(Child);
@@ -50,26 +40,9 @@ struct Attacked {
     stderr: String,
 }
 
-fn is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0)
-}
-
-fn as_side(command: &mut Command, side: Side) {
-    if side == Side::User && is_root() {
-        command.uid(USER).gid(USER);
-    }
-}
-
-fn give(path: &Path, side: Side) {
-    if side == Side::User && is_root() {
-        chown(path, Some(USER), Some(USER)).unwrap();
-    }
-}
-
 /// Runs every attack in a stage that is held in this way.  `None` where this machine cannot.
 fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
-    if (side == Side::Root && !is_root()) || !Path::new(PYTHON).exists() {
-        println!("not run: no root, or no {PYTHON}");
+    if !side.is_here() {
         return None;
     }
     let world = World::new("");
@@ -80,9 +53,9 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
     let mut victim = Command::new(PYTHON);
     victim.args(["-c", VICTIM]).arg(world.path("victim")).stdout(Stdio::piped());
     for name in ["", "attacks.py", "victim", "left-open", "p.toml"] {
-        give(&world.path(name), side);
+        side.give(&world.path(name));
     }
-    as_side(&mut victim, side);
+    side.start(&mut victim);
     let mut victim = Killed(victim.spawn().unwrap());
     let mut ready = [0; 5];
     std::io::Read::read_exact(victim.0.stdout.as_mut().unwrap(), &mut ready).unwrap();
@@ -90,7 +63,7 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
         let node = world.path("victim.node");
         let status = Command::new("mknod").arg(&node).args(["b", "7", "0"]).status().unwrap();
         assert!(status.success() && node.metadata().unwrap().file_type().is_block_device());
-        give(&node, side);
+        side.give(&node);
         fs::set_permissions(&node, fs::Permissions::from_mode(0o666)).unwrap();
     }
     let script = format!("{PYTHON} {folder}/attacks.py {folder}/victim {} .", victim.0.id());
@@ -105,7 +78,7 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
     world.prepare(&mut smelt);
     smelt.env("SMELT_CONFINE", way).args(["-c", "exec \"$0\" \"$@\" 9>> left-open"]);
     smelt.args([env!("CARGO_BIN_EXE_smelt"), "run", "p.toml", "--json"]);
-    as_side(&mut smelt, side);
+    side.start(&mut smelt);
     let Ended { stdout, stderr, .. } = ended(&mut smelt);
     let report: Value = serde_json::from_str(&stdout).unwrap_or_default();
     let attempt = &report["stages"][0]["attempts"][0];
@@ -183,7 +156,7 @@ fn a_user_is_held_by_mounts() {
 #[test]
 fn without_either_it_says_so() {
     for side in [Side::Root, Side::User] {
-        let Some(Attacked { world, report, done, .. }) = attacked(side, "none", "") else {
+        let Some(Attacked { world, report, done, stderr }) = attacked(side, "none", "") else {
             continue;
         };
         let attempt = &report["stages"][0]["attempts"][0];
@@ -197,6 +170,7 @@ fn without_either_it_says_so() {
         }
         let told = world.smelt(&["report"]).stdout;
         assert!(told.contains("was not watched"), "{told}");
+        assert!(stderr.contains("smelt: nothing confined the stages"), "{stderr}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-const DEV: &str = "/dev";
+pub(super) const DEV: &str = "/dev";
 /// What holds nothing, and terminals.
 const PLAIN: [&str; 8] = ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"];
 /// Accelerators, by the beginnings of their names or of their folders' names.

@@ -18,14 +18,17 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getgid, getuid};
 
-use super::{Way, devices};
+use super::devices::DEV;
+use super::{Way, devices, seen, system};
+use crate::order::Strict;
 use crate::swap_tools::unescaped;
 
-const DEV: &str = "/dev";
 const SHARED: &str = "/dev/shm";
 /// Node names and links, a page each at most.
 const DEV_SIZE: &str = "mode=755,size=1m";
 const SHARED_MODE: &str = "mode=1777";
+/// Folders that lead to what may be seen, and nothing else.
+const COVER: &str = "mode=755,size=1m";
 /// What programs expect beside the nodes.
 const LINKS: [(&str, &str); 4] = [
     ("fd", "/proc/self/fd"),
@@ -81,14 +84,20 @@ pub(super) fn allows_user_namespaces(root: &Path) -> bool {
 }
 
 /// Puts this thread into a mount name space in which only `places`, which are real paths, can be
-/// written.  `tmp` stands at `/tmp` there, where it is given.
-pub(super) fn isolate(places: &[PathBuf], tmp: Option<&Path>) -> io::Result<()> {
+/// written.  `tmp` stands at `/tmp` there, where it is given.  Where it is strict only what it may see
+/// is there besides.
+pub(super) fn isolate(
+    places: &[PathBuf],
+    tmp: Option<&Path>,
+    strict: Option<&Strict>,
+) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     remount(Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
     let (devices, mut places): (Vec<_>, Vec<_>) =
         places.iter().cloned().partition(|place| place.starts_with(DEV));
-    for place in &places {
-        bind(place, place)?;
+    match strict {
+        Some(strict) => cover(&seen(strict), &places)?,
+        None => places.iter().try_for_each(|place| bind(place, place))?,
     }
     if let Some(tmp) = tmp {
         bind(tmp, Path::new(TMP))?;
@@ -102,7 +111,30 @@ pub(super) fn isolate(places: &[PathBuf], tmp: Option<&Path>) -> io::Result<()> 
     Ok(())
 }
 
-/// A device, held while another `/dev` is put over its own.
+/// Covers all but the system's directories, and puts back what may be `seen` or written.
+fn cover(seen: &[PathBuf], places: &[PathBuf]) -> io::Result<()> {
+    let real = |path: &PathBuf| path.canonicalize().ok();
+    let mut shown: Vec<_> = seen.iter().cloned().chain(seen.iter().filter_map(real)).collect();
+    shown.retain(|path| !system::holds(path));
+    shown.extend(places.iter().cloned());
+    // Folders before what lies in them.
+    shown.sort();
+    shown.dedup();
+    let nodes: Vec<_> = shown.into_iter().filter_map(|path| Node::behind(path).ok()).collect();
+    for entry in fs::read_dir("/")? {
+        let entry = entry?;
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        if kind.is_dir() && !system::holds(&path) {
+            let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+            mount(Some("tmpfs"), &path, Some("tmpfs"), flags, Some(COVER))?;
+        } else if kind.is_file() {
+            bind(Path::new("/dev/null"), &path)?;
+        }
+    }
+    nodes.iter().try_for_each(Node::put_back)
+}
+
+/// A file or a folder, held while others are put over where it lies.
 struct Node {
     path: PathBuf,
     file: File,
@@ -111,10 +143,16 @@ struct Node {
 
 impl Node {
     fn open(path: PathBuf) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags((OFlag::O_PATH | OFlag::O_NOFOLLOW).bits())
-            .open(&path)?;
+        Self::of(path, OFlag::O_PATH | OFlag::O_NOFOLLOW)
+    }
+
+    /// What a link leads to, under the link's name.
+    fn behind(path: PathBuf) -> io::Result<Self> {
+        Self::of(path, OFlag::O_PATH)
+    }
+
+    fn of(path: PathBuf, flags: OFlag) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(&path)?;
         let is_dir = file.metadata()?.is_dir();
         Ok(Self { path, file, is_dir })
     }
@@ -126,6 +164,8 @@ impl Node {
         }
         match self.is_dir {
             true => fs::create_dir_all(&self.path)?,
+            // A program that runs cannot be opened for writing.
+            false if self.path.exists() => {}
             false => drop(OpenOptions::new().append(true).create(true).open(&self.path)?),
         }
         let held = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));

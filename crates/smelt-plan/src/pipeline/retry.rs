@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::params::Scope;
 use super::table::{Item, Table};
-use super::{ATTEMPTS_MAX, PipelineError, Step, fields, no_conflict, read_limits};
-use crate::kind::Kind;
+use super::{ATTEMPTS_MAX, PipelineError, Step, fields, no_conflict, read_limits, strict};
+use crate::kind::{Field, Kind, NETWORK, STRICT};
 use crate::quantity;
 use crate::retry::{Retry, SwapSpec, WarmUp};
 
@@ -77,8 +77,10 @@ fn read_step(
     values: &BTreeMap<String, Value>,
 ) -> Result<Step, PipelineError> {
     table.what = "an escalate step".to_owned();
-    let fields: Vec<_> =
-        kind.fields().iter().copied().filter(|field| !field.takes.is_edge()).collect();
+    // What comes of an attempt that sees more is not what the key of a strict stage says.
+    let may_change =
+        |field: &Field| !field.takes.is_edge() && ![STRICT, NETWORK].contains(&field.name);
+    let fields: Vec<_> = kind.fields().iter().copied().filter(may_change).collect();
     let mut known: Vec<&str> = fields.iter().map(|field| field.name).collect();
     known.push("limits");
     table.allow(&known)?;
@@ -86,6 +88,7 @@ fn read_step(
     let mut together = values.clone();
     together.extend(params.clone());
     no_conflict(kind, &together, &table)?;
+    strict::not_free(&together, &table)?;
     Ok(Step { text: table.text(), params, limits: read_limits(table.table("limits")?)? })
 }
 

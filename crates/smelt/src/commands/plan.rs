@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use smelt_exec::Confinement;
 use smelt_plan::admission::Basis;
+use smelt_plan::kind::STRICT;
 use smelt_plan::plan::{From, HubPin, Stage};
 use smelt_plan::{Kind, Plan, StageId};
 
@@ -28,8 +29,8 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     if flags.json {
         let stages: Vec<Value> =
             loaded.plan.stages().map(|(id, stage)| as_json(&story, &needs, id, stage)).collect();
-        let Confinement { way, holds_signals } = confinement;
-        let confinement = json!({ "by": way, "signals": holds_signals });
+        let Confinement { way, holds_signals, network } = confinement;
+        let confinement = json!({ "by": way, "signals": holds_signals, "network": network });
         let text = json!({
             "pipeline": loaded.plan.name, "confinement": confinement, "stages": stages,
         });
@@ -63,6 +64,9 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
         answer(format_args!("{line}\n"))?;
     }
     answer(format_args!("{}\n", confinement.words()))?;
+    if loaded.plan.stages().any(|(_, stage)| stage.params.contains_key(STRICT)) {
+        answer(format_args!("{}\n", confinement.strict_words()))?;
+    }
     if let Some(line) = tools::not_in_keys(&loaded.plan) {
         answer(format_args!("{line}\n"))?;
     }

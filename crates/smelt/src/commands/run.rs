@@ -298,6 +298,9 @@ fn tell_end(flags: &RunFlags, report: &RunReport) -> Exit {
     if let Some(what) = &report.not_written {
         tell(format_args!("smelt: {what}"));
     }
+    if let Some(line) = table::unwatched(report) {
+        tell(format_args!("smelt: nothing confined the stages. {line}"));
+    }
     match report.status {
         RunStatus::Ok if report.stages.iter().all(|stage| stage.status == StageStatus::Hit) => {
             tell(format_args!("smelt: nothing to do: every stage of {pipeline} is already built"));

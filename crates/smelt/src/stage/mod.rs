@@ -9,6 +9,7 @@ mod work;
 pub(crate) mod calibrate;
 pub(crate) mod deployment;
 mod source;
+mod strict;
 mod surgery;
 mod verify;
 

@@ -16,6 +16,7 @@ use smelt_plan::validity::Validity;
 use smelt_store::FILES_MAX;
 
 use super::request::{Fetch, Request};
+use super::strict;
 
 /// The program of a stage of the pipeline in `folder`.
 pub(crate) fn order(task: &Task<'_>, folder: &Path) -> Order {
@@ -65,6 +66,7 @@ fn native(task: &Task<'_>) -> Order {
         validate: Vec::new(),
         writes,
         capabilities: Vec::new(),
+        strict: None,
     }
 }
 
@@ -142,6 +144,7 @@ fn command(task: &Task<'_>, folder: &Path) -> Order {
         validate: Validity::of(&task.attempt.params),
         writes: texts(WRITES).iter().map(|text| place(text, folder)).collect(),
         capabilities: texts(NEEDS_CAPABILITIES),
+        strict: strict::of(task),
     }
 }
 

@@ -4,6 +4,7 @@
 
 pub mod machine;
 pub mod server;
+pub mod side;
 
 use std::fs;
 use std::path::{Path, PathBuf};
