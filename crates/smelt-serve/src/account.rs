@@ -157,7 +157,7 @@ fn given_id(headers: &HeaderMap) -> Option<String> {
 }
 
 /// A name that no other request has: a number that counts, behind one that is drawn.
-fn new_id() -> String {
+pub(crate) fn new_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     format!("{:016x}{:08x}", RandomState::new().hash_one(count), count as u32)

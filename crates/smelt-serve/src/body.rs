@@ -95,6 +95,24 @@ impl Bodies {
         Self { bytes_max, budget, last: Arc::new(Semaphore::new(1)), freed: Arc::default() }
     }
 
+    /// The same, of whose room so many bytes are for what is kept beside.
+    pub(crate) fn beside(self, bytes: usize) -> Self {
+        self.budget.forget_permits(kib(bytes) as usize);
+        self
+    }
+
+    /// Lets a body hold so many bytes more.
+    ///
+    /// # Errors
+    /// 413 if that is more than a body may have, 429 if too much is held already.
+    pub(crate) async fn more(&self, budget: &mut Budget, bytes: usize) -> Result<(), ApiError> {
+        let all = budget.kib + kib(bytes) as usize;
+        match all > kib(self.bytes_max) as usize {
+            true => Err(self.too_long()),
+            false => self.take(budget, all).await,
+        }
+    }
+
     /// Gives memory back to the system behind large bodies, for ever.
     pub(crate) async fn give_back(self) {
         loop {

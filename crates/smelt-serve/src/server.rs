@@ -29,6 +29,7 @@ use crate::listen::Listening;
 use crate::metrics::Metrics;
 use crate::models::{Loader, Models, Source};
 use crate::pictures::{Reach, Remote};
+use crate::protocols::responses::kept::Kept;
 use crate::routes::{self, Doors, Shared};
 
 /// Threads for connections: what they do takes microseconds, and cores are for the engines.
@@ -36,6 +37,9 @@ const THREADS: usize = 2;
 
 /// The stack of each thread for connections and pictures.
 const STACK_BYTES: usize = 1 << 20;
+
+/// The part of what bodies may take that is for answers which are kept, to be gone on from.
+const KEPT_PART: usize = 8;
 
 /// What bodies of at most `body_bytes_max` take at once, where memory is not capped.
 pub fn bodies_bytes(body_bytes_max: usize) -> usize {
@@ -228,9 +232,11 @@ async fn run<E: Display + Send + 'static>(
     following(&options, &keys, tls.as_ref(), &again);
     tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models), again));
     let (stop, stopped) = watch::channel(false);
+    let kept_bytes_max = options.bodies_bytes_max / KEPT_PART;
     let bodies = Bodies::new(options.body_bytes_max, options.bodies_bytes_max);
+    let bodies = bodies.beside(kept_bytes_max);
     tokio::spawn(bodies.clone().give_back());
-    let router = router(&options, Arc::clone(&models), bodies, keys);
+    let router = router(&options, Arc::clone(&models), bodies, Kept::new(kept_bytes_max), keys);
     let listening = Listening { listener, tls, connections_max: options.connections_max };
     let mut running = tokio::spawn(listening.run(router, stopped, options.drain_time_max));
     tokio::select! {
@@ -312,6 +318,7 @@ fn router(
     options: &Options,
     models: Arc<Models>,
     bodies: Bodies,
+    kept: Kept,
     keys: Current<Keys>,
 ) -> axum::Router {
     let collectors: Vec<Box<dyn Collector>> =
@@ -320,6 +327,7 @@ fn router(
         models,
         metrics: Arc::new(Metrics::new(collectors)),
         bodies,
+        kept: Arc::new(kept),
         remote: options.remote_images.map(Remote::new),
         is_cache_shared: options.is_cache_shared,
         limits: Limits { images_max: options.images_max, frames_max: options.frames_max },

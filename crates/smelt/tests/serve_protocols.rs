@@ -5,10 +5,11 @@
 mod world;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};
-use world::server::{Answer, BUILT, Server, base64};
+use world::server::{Answer, BUILT, Server, base64, circles, posted};
 use world::{World, data, until};
 
 const ENCODER: &str = include_str!("../../../xtask/conformance/encoder.toml");
@@ -145,6 +146,163 @@ fn ollamas_clients_are_given_embeddings() {
     assert_eq!(post(&server, "/api/embeddings", &one).json()["embedding"], many["embeddings"][0]);
     let shown = post(&server, "/api/show", &json!({ "model": "letters" })).json();
     assert_eq!(shown["capabilities"], json!(["embedding"]));
+}
+
+/// The names and data of a stream of events.
+fn events(answer: &Answer) -> Vec<(String, Value)> {
+    assert!(answer.head.contains("content-type: text/event-stream"), "{}", answer.head);
+    let text = unchunked(&answer.body);
+    let events = text.split("\n\n").filter_map(|event| event.strip_prefix("event: "));
+    let parts = events.map(|event| event.split_once("\ndata: ").unwrap());
+    parts.map(|(name, data)| (name.to_owned(), serde_json::from_str(data).unwrap())).collect()
+}
+
+/// What is asked of the Responses API about the picture of circles.
+fn responses(fields: Value) -> Value {
+    let url = format!("data:image/png;base64,{}", circles_picture());
+    let content = json!([{ "type": "input_image", "image_url": url },
+        { "type": "input_text", "text": "How many circles are there?" }]);
+    let mut body = json!({ "input": [{ "role": "user", "content": content }], "temperature": 0 });
+    body.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
+    body
+}
+
+#[test]
+fn clients_of_responses_are_answered_whole_and_in_events() {
+    let server = Server::start(&[]);
+    let whole = post(&server, "/v1/responses", &responses(json!({}))).json();
+    assert_eq!(whole["output"][0]["content"][0]["text"], "2", "{whole}");
+    assert_eq!((&whole["object"], &whole["status"]), (&json!("response"), &json!("completed")));
+    assert!(whole["usage"]["input_tokens_details"]["image_tokens"].as_u64() > Some(30));
+    let told = events(&post(&server, "/v1/responses", &responses(json!({ "stream": true }))));
+    let (name, last) = told.last().unwrap();
+    assert_eq!(
+        (&name[..], &last["response"]["output"][0]["content"]),
+        ("response.completed", &whole["output"][0]["content"])
+    );
+    let id = &last["response"]["id"];
+    assert_eq!((&told[0].1["response"]["id"], &told[0].0[..]), (id, "response.created"));
+    assert!((0..).zip(&told).all(|(number, (_, event))| event["sequence_number"] == number));
+    let cut = json!({ "max_output_tokens": 1, "ignore_eos": true });
+    let cut = post(&server, "/v1/responses", &responses(cut)).json();
+    assert_eq!(cut["incomplete_details"]["reason"], "max_output_tokens");
+    let schema = json!({ "type": "object", "properties": { "count": { "enum": [2] } },
+        "required": ["count"], "additionalProperties": false });
+    let format = json!({ "type": "json_schema", "name": "count", "schema": schema });
+    let held = json!({ "text": { "format": format } });
+    let held = post(&server, "/v1/responses", &responses(held)).json();
+    let text = held["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), json!({ "count": 2 }));
+    for (body, param) in [
+        (responses(json!({ "background": true })), "background"),
+        (responses(json!({ "max_output_tokens": 0 })), "max_output_tokens"),
+        (responses(json!({ "previous_response_id": "resp_0" })), "previous_response_id"),
+        (json!({ "input": [{ "role": "robot", "content": "a" }] }), "input[0].role"),
+        (
+            json!({ "input": [{ "role": "user", "content": [
+            { "type": "input_image", "image_url": "data:image/png;base64,AAAA" }] }] }),
+            "input[0].content[0].image_url",
+        ),
+    ] {
+        let answer = post(&server, "/v1/responses", &body);
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (400, &json!(param)));
+    }
+}
+
+/// Asks with a key.
+fn keyed(server: &Server, method: &str, path: &str, body: &Value, key: &str) -> Answer {
+    let body = body.to_string();
+    let request = posted(path, body.as_bytes(), &format!("x-api-key: {key}\r\n"));
+    let request = String::from_utf8(request).unwrap().replacen("POST", method, 1);
+    server.exchange(request.as_bytes())
+}
+
+#[test]
+fn conversations_go_on_from_what_is_kept_for_their_key() {
+    BUILT.write("kept-keys", "first\nsecond\n");
+    let server = Server::start(&["--api-key-file", "kept-keys"]);
+    let ask = |body: &Value, key: &str| keyed(&server, "POST", "/v1/responses", body, key);
+    let first = ask(&responses(json!({})), "first").json();
+    assert_eq!(first["store"], true);
+    let next = json!({ "input": "What is left of the red circle?", "temperature": 0,
+        "previous_response_id": first["id"] });
+    let gone_on = ask(&next, "first").json();
+    assert_eq!(gone_on["previous_response_id"], first["id"]);
+    let mut all = responses(json!({}));
+    let turns = all["input"].as_array_mut().unwrap();
+    turns.extend(first["output"].as_array().unwrap().clone());
+    turns.push(json!({ "role": "user", "content": next["input"] }));
+    let sent = ask(&all, "first").json();
+    assert_eq!(gone_on["output"][0]["content"], sent["output"][0]["content"]);
+    assert_eq!(gone_on["usage"]["input_tokens"], sent["usage"]["input_tokens"]);
+    // What a client names instead of sending it is the same.
+    all["input"][1] = json!({ "type": "item_reference", "id": first["output"][0]["id"] });
+    assert_eq!(ask(&all, "first").json()["usage"]["input_tokens"], sent["usage"]["input_tokens"]);
+    let other = ask(&next, "second");
+    let code = other.json()["error"]["code"].clone();
+    assert_eq!((other.status, code), (400, json!("previous_response_not_found")));
+    let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
+    let none = json!({});
+    assert_eq!(keyed(&server, "GET", &path, &none, "first").json(), first);
+    for method in ["GET", "DELETE"] {
+        assert_eq!(keyed(&server, method, &path, &none, "second").status, 404);
+    }
+    assert_eq!(keyed(&server, "DELETE", &path, &none, "first").json()["deleted"], true);
+    assert_eq!(keyed(&server, "GET", &path, &none, "first").status, 404);
+    assert_eq!(ask(&next, "first").status, 400);
+    let not_kept = ask(&responses(json!({ "store": false })), "first").json();
+    let path = format!("/v1/responses/{}", not_kept["id"].as_str().unwrap());
+    assert_eq!(keyed(&server, "GET", &path, &none, "first").status, 404);
+}
+
+#[test]
+fn clients_of_responses_call_tools_and_tell_what_came_of_it() {
+    let template = data("hermes.jinja").display().to_string();
+    let server = Server::start(&["--chat-template", &template]);
+    let parameters = json!({ "type": "object", "properties": { "colour": { "enum": ["red"] } },
+        "required": ["colour"], "additionalProperties": false });
+    let tool = json!({ "type": "function", "name": "find", "parameters": parameters });
+    let offered = json!({ "tools": [tool], "tool_choice": "required", "stream": true,
+        "parallel_tool_calls": false });
+    let told = events(&post(&server, "/v1/responses", &responses(offered)));
+    let of_kind = |kind: &'static str| told.iter().filter(move |(name, _)| name.ends_with(kind));
+    let arguments: String =
+        of_kind("arguments.delta").filter_map(|(_, event)| event["delta"].as_str()).collect();
+    let (_, done) = of_kind("arguments.done").next().unwrap();
+    assert_eq!(done["arguments"], arguments.as_str());
+    assert_eq!(serde_json::from_str::<Value>(&arguments).unwrap(), json!({ "colour": "red" }));
+    let response = &told.last().unwrap().1["response"];
+    let call = &response["output"][0];
+    assert_eq!((&call["type"], &call["name"]), (&json!("function_call"), &json!("find")));
+    let output =
+        json!({ "type": "function_call_output", "call_id": call["call_id"], "output": "left" });
+    let next =
+        json!({ "previous_response_id": response["id"], "input": [output], "temperature": 0 });
+    let answer = post(&server, "/v1/responses", &next).json();
+    assert_eq!(answer["status"], "completed", "{answer}");
+}
+
+#[test]
+fn who_leaves_is_cancelled_in_every_protocol() {
+    let server = Server::start(&[]);
+    let cancelled = || server.metric("smelt_answers_cancelled_total");
+    let endless = json!({ "stream": true, "ignore_eos": true });
+    for (path, body) in [
+        ("/v1/chat/completions", circles(endless.clone())),
+        ("/v1/responses", responses(endless.clone())),
+    ] {
+        let before = cancelled();
+        // The demo is fast, so one may leave too late.
+        let left = until(|| {
+            let mut stream = server.connect();
+            stream.write_all(&posted(path, body.to_string().as_bytes(), "")).unwrap();
+            _ = stream.read(&mut [0; 64]).unwrap();
+            drop(stream);
+            cancelled() > before
+        });
+        assert!(left, "{path}");
+    }
+    server.assert_nothing_is_stuck();
 }
 
 #[test]

@@ -70,6 +70,6 @@ pub(crate) struct Said<'a> {
 pub(crate) type Words = std::sync::Arc<dyn Fn(u32) -> Vec<u8> + Send + Sync>;
 
 /// Plain data as JSON.
-fn json(value: &impl Serialize) -> String {
+pub(crate) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("plain data with text keys is JSON")
 }

@@ -99,7 +99,7 @@ pub(crate) fn error(failure: &Failure) -> ApiError {
 }
 
 /// Tells those who look at comments how far the pictures are; all others pass over it.
-fn comment(out: &mut Vec<u8>, part: usize, parts: usize) {
+pub(crate) fn comment(out: &mut Vec<u8>, part: usize, parts: usize) {
     out.extend_from_slice(format!(": looking at tile {part} of {parts}\n\n").as_bytes());
 }
 

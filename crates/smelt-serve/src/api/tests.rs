@@ -9,7 +9,7 @@ use super::embedding::EmbeddingFields;
 use super::fields::fields;
 use super::held::HeldFields;
 use super::tools::ToolFields;
-use crate::protocols::ollama::ask::{Ask, Embed};
+use crate::protocols::{ollama, responses};
 use crate::routes::OPENAPI;
 
 #[track_caller]
@@ -27,6 +27,7 @@ fn the_description_has_the_fields_that_are_read() {
     check("ChatRequest", chat.chain(fields::<ToolFields>()));
     check("CompletionRequest", shared().chain(fields::<CompletionFields>()));
     check("EmbeddingRequest", fields::<EmbeddingFields>());
-    check("OllamaRequest", fields::<Ask>());
-    check("OllamaEmbedRequest", fields::<Embed>());
+    check("OllamaRequest", fields::<ollama::ask::Ask>());
+    check("OllamaEmbedRequest", fields::<ollama::ask::Embed>());
+    check("ResponsesRequest", fields::<responses::ask::Ask>());
 }

@@ -2,5 +2,10 @@
 //!
 //! Nothing below knows of them, so limits, keys, cancelling and metrics are the same for all.
 
+pub(crate) mod events;
 pub(crate) mod ollama;
+pub(crate) mod places;
+pub(crate) mod responses;
+pub(crate) mod sections;
+pub(crate) mod thought;
 pub(crate) mod time;

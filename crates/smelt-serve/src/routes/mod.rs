@@ -6,6 +6,7 @@ mod embeddings;
 mod health;
 mod ollama;
 mod page;
+mod responses;
 mod tokens;
 
 #[cfg(test)]
@@ -40,6 +41,7 @@ use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::pictures::Remote;
 use crate::protocols;
+use crate::protocols::responses::kept::Kept;
 
 /// How long a browser may believe what it was told of other origins.
 const CORS_AGE: Duration = Duration::from_secs(3600);
@@ -59,6 +61,8 @@ pub(crate) struct Shared {
     pub(crate) models: Arc<Models>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) bodies: Bodies,
+    /// Answers that can be gone on from.
+    pub(crate) kept: Arc<Kept>,
     pub(crate) remote: Option<Remote>,
     pub(crate) limits: Limits,
     /// Whether keys reuse what was read for others.
@@ -120,6 +124,8 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v1/chat/completions", post(answers::chat))
         .route("/v1/completions", post(answers::completion))
         .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::forget))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/api/chat", post(ollama::chat))
@@ -158,7 +164,7 @@ fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
     };
     CorsLayer::new()
         .allow_origin(origins)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // Clients tell of themselves in headers of their own: openai-js in x-stainless-*.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, RETRY_AFTER, answers::PASSED_OVER])
