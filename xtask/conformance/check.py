@@ -119,6 +119,87 @@ def tools_are_called():
     assert error.body["param"] == "tools", error.body
 
 
+def respond(question, **fields):
+    content = [{"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64," + shapes}]
+    content += [{"type": "input_text", "text": question}]
+    turn = {"role": "user", "content": content}
+    return client.responses.create(model=MODEL, input=[turn], **{"temperature": 0, **fields})
+
+
+def responses_are_answered():
+    whole = respond("What is left of the red circle?", metadata={"who": "me"}, instructions="Look well.")
+    assert whole.output_text == "a blue circle" and whole.status == "completed" and whole.error is None, whole
+    assert whole.metadata == {"who": "me"} and whole.instructions == "Look well." and whole.model == MODEL
+    usage = whole.usage
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens and usage.output_tokens_details.reasoning_tokens == 0
+    # The client's own types, as strict as they can be.
+    type(whole).model_validate(whole.to_dict(), strict=True)
+    cut = respond("Describe this image.", max_output_tokens=2)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens"), cut
+    schema = {"type": "object", "properties": {"count": {"enum": [2]}}, "required": ["count"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "name": "count", "schema": schema, "strict": True}}
+    assert json.loads(respond("How many circles are there?", text=form).output_text) == {"count": 2}
+
+
+def responses_are_streamed():
+    whole = respond("Describe this image.")
+    text, last = "", None
+    for number, event in enumerate(respond("Describe this image.", stream=True)):
+        type(event).model_validate(event.to_dict(), strict=True)
+        assert event.sequence_number == number, event
+        text += event.delta if event.type == "response.output_text.delta" else ""
+        last = event
+    assert last.type == "response.completed" and last.response.output_text == text == whole.output_text
+    # The client puts the events together itself, and complains of what does not fit.
+    with client.responses.stream(model=MODEL, input="How many?", temperature=0) as stream:
+        kinds = [event.type for event in stream]
+        assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+        assert stream.get_final_response().status == "completed"
+    slow = dict(max_output_tokens=400, extra_body={"timeout_s": 0.05, "ignore_eos": True})
+    try:
+        kinds = [event.type for event in respond("Describe this image.", stream=True, **slow)]
+        assert kinds[-1] in ("response.failed", "response.incomplete"), kinds
+    except openai.APIStatusError as error:
+        assert error.status_code == 504, error
+
+
+def responses_call_tools():
+    flat = lambda name: {"type": "function", "strict": True, **tool(name)["function"]}
+    offered = dict(tools=[flat("find"), flat("paint")], parallel_tool_calls=False)
+    named = dict(tool_choice={"type": "function", "name": "paint"}, **offered)
+    [call] = respond("Find it.", **named).output
+    assert call.type == "function_call" and call.name == "paint" and call.status == "completed", call
+    assert json.loads(call.arguments)["colour"] in ("red", "blue")
+    events = list(respond("Find it.", stream=True, **named))
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [one.arguments for one in done] == [call.arguments]
+    assert "".join(one.delta for one in events if one.type == "response.function_call_arguments.delta") == call.arguments
+    turns = [{"role": "user", "content": "Find it."}, call.to_dict()]
+    turns += [{"type": "function_call_output", "call_id": call.call_id, "output": "left"}]
+    again = client.responses.create(model=MODEL, input=turns, tool_choice="none", max_output_tokens=8, **offered)
+    assert again.output[0].type == "message", again
+    for fields, param in [
+        (dict(tools=[{"type": "web_search"}]), "tools[0].type"),
+        (dict(background=True), "background"),
+        (dict(text={"verbosity": "low"}), "text.verbosity"),
+        (dict(previous_response_id="resp_none"), "previous_response_id"),
+    ]:
+        error = refused(openai.BadRequestError, lambda: respond("a", **fields))
+        assert error.body["param"] == param, error.body
+
+
+def responses_go_on():
+    first = respond("How many circles are there?")
+    ask = lambda: client.responses.create(model=MODEL, input="Where?", temperature=0, previous_response_id=first.id)
+    assert ask().usage.input_tokens > first.usage.input_tokens
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    client.responses.delete(first.id)
+    refused(openai.NotFoundError, lambda: client.responses.retrieve(first.id))
+    assert refused(openai.BadRequestError, ask).body["code"] == "previous_response_not_found"
+    passing = respond("How many circles are there?", store=False)
+    refused(openai.NotFoundError, lambda: client.responses.retrieve(passing.id))
+
+
 def texts_are_embedded():
     embed = lambda texts, **fields: client.embeddings.create(model="letters", input=texts, **fields)
     texts = ["A man is eating food.", "what?"]
@@ -396,7 +477,7 @@ def answers_have_the_form_that_is_asked_for():
 
 
 CHECKS = [
-    models, a_picture_is_seen, clips_are_seen_frame_by_frame, tools_are_called, texts_are_embedded, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
+    models, a_picture_is_seen, clips_are_seen_frame_by_frame, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on, texts_are_embedded, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
     conversations_go_on, completions, answers_have_the_form_that_is_asked_for, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
     a_deadline_breaks_off, who_leaves_is_cancelled, many_at_once_say_what_one_says,
