@@ -29,6 +29,7 @@ mod protocols;
 mod routes;
 mod server;
 
+pub use ask::pixels::DECODING_BYTES;
 pub use axum::http::HeaderValue;
 pub use keys::{Keys, KeysError};
 pub use log::log_to_stderr;

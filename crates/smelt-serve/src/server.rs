@@ -73,6 +73,8 @@ pub struct Options {
     pub body_bytes_max: usize,
     /// Most bytes of all requests that are read and prepared at once.
     pub bodies_bytes_max: usize,
+    /// Most bytes that pictures of all requests take while they are decoded, the largest of one request apart.
+    pub decoding_bytes_max: u64,
     /// Most connections at once.
     pub connections_max: u32,
     /// How long answers may take when the server is told to end.
@@ -331,7 +333,7 @@ fn router(
         remote: options.remote_images.map(Remote::new),
         is_cache_shared: options.is_cache_shared,
         limits: Limits { images_max: options.images_max, frames_max: options.frames_max },
-        preparing: Work::preparing(),
+        preparing: Work::preparing(options.decoding_bytes_max),
         fetching: Work::fetching(),
     };
     let is_open = keys.get().is_open();

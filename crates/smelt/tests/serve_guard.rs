@@ -7,9 +7,11 @@ mod world;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::thread;
 
+use image::codecs::png::{CompressionType, FilterType, PngEncoder};
+use image::{ExtendedColorType, ImageEncoder as _};
 use serde_json::{Value, json};
 use world::machine::Machine;
-use world::server::{Answer, BUILT, Server, circles, posted, read};
+use world::server::{Answer, BUILT, Server, circles, posted, read, shown};
 use world::until;
 
 /// A body of as many bytes as are allowed, of which `begin` and `end` hold a list of `value`.
@@ -91,6 +93,36 @@ fn no_json_takes_more_than_a_few_times_its_bytes() {
         assert!(until(|| resident() <= before * 11 / 10 + 1), "{before} to {} {shape}", resident());
     }
     server.assert_answers();
+}
+
+/// A file of some KB that becomes 49 million pixels, with opacity.
+fn large() -> Vec<u8> {
+    const SIDE: u32 = 7000;
+    let pixels = vec![0; (SIDE * SIDE * 4) as usize];
+    let mut file = Vec::new();
+    let encoder =
+        PngEncoder::new_with_quality(&mut file, CompressionType::Fast, FilterType::NoFilter);
+    encoder.write_image(&pixels, SIDE, SIDE, ExtendedColorType::Rgba8).unwrap();
+    file
+}
+
+#[test]
+fn large_pictures_are_decoded_one_by_one_where_memory_is_small() {
+    // Of a pixel four bytes as it lies in the file and three as it is looked at.
+    const ONE_MIB: u64 = (7 * 49_000_000) >> 20;
+    let server = Server::of(&BUILT, &["p.toml"], &["--memory", "512MiB"]);
+    assert!(until(|| server.get("/health").status == 200));
+    server.assert_answers();
+    let before = server.kib("VmHWM") / 1024;
+    let body = shown("How many?", &large(), json!({})).to_string();
+    let ask = || server.post("/v1/chat/completions", body.as_bytes()).status;
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let asked: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert_eq!(statuses, [200; 4]);
+    let peak = server.kib("VmHWM") / 1024;
+    assert!(peak < before + ONE_MIB * 3 / 2, "{before} to {peak} MiB");
 }
 
 #[test]

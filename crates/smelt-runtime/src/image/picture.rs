@@ -156,6 +156,18 @@ impl Picture {
         Self::from_rgb(width as usize, height as usize, rgb).map(|lying| lying.turned(orientation))
     }
 
+    /// Pixels that the bytes of a file become, as its heading says; none of what does not decode.
+    pub fn pixels_of(bytes: &[u8]) -> u64 {
+        let size = match ::image::guess_format(bytes) {
+            Ok(ImageFormat::Jpeg) => Jpeg::read(bytes).ok().map(|jpeg| jpeg.size()),
+            _ => ImageReader::new(Cursor::new(bytes))
+                .with_guessed_format()
+                .ok()
+                .and_then(|reader| reader.into_dimensions().ok()),
+        };
+        size.map_or(0, |(width, height)| u64::from(width) * u64::from(height))
+    }
+
     /// Decodes the bytes of a JPEG file.
     fn of_jpeg(bytes: &[u8]) -> Result<Self, PictureError> {
         let failed = |error: JpegError| PictureError::Decode(error.to_string());

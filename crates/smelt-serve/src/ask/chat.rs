@@ -157,7 +157,10 @@ impl Chat {
         self.seen_by(text, limits)?;
         let answer_max = self.new_tokens_max()?;
         let said = self.said(limits)?;
-        let shown = shown::decode(&said, fetched, limits, asker)?;
+        let files = shown::files(&said, fetched)?;
+        // Held until the pictures are cut.
+        let _room = asker.room(shown::pixels(&files))?;
+        let shown = shown::decode(files, limits, asker)?;
         let mut turns = Vec::new();
         for (at, said) in said.iter().enumerate() {
             let parts = said.pieces.iter().map(|piece| match piece {

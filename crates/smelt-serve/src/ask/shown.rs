@@ -45,28 +45,61 @@ impl Seen<'_> {
     }
 }
 
-/// All pictures and clips of a conversation, together no larger than one picture may be; `fetched` are the
-/// files that other hosts have, in order.
+/// A piece of a turn, with the bytes of its files.
+pub(super) struct Files<'a> {
+    of: &'a Seen<'a>,
+    files: Vec<Vec<u8>>,
+}
+
+impl Files<'_> {
+    /// Pixels that are decoded at most, as the files say.
+    fn pixels(&self) -> u64 {
+        match self.of {
+            Seen::Clip { clip: Clip { film: Film::File(_), .. }, .. } => PIXELS_MAX,
+            _ => self.files.iter().map(|file| Picture::pixels_of(file)).sum(),
+        }
+    }
+}
+
+/// The files of a conversation; `fetched` are those that other hosts have, in order.
+///
+/// # Errors
+/// 400, naming the field that is wrong.
+pub(super) fn files<'a>(
+    said: &'a [Said<'a>],
+    fetched: Vec<Vec<u8>>,
+) -> Result<Vec<Files<'a>>, ApiError> {
+    let mut fetched = fetched.into_iter();
+    let mut file = |(at, url): (&str, &str)| match pictures::is_elsewhere(url) {
+        true => Ok(fetched.next().unwrap_or_default()),
+        false => pictures::inside(url, at),
+    };
+    let pieces = said.iter().flat_map(|said| &said.pieces);
+    let of = |of: &'a Seen<'a>| {
+        let files = of.files().into_iter().map(&mut file).collect::<Result<_, _>>()?;
+        Ok(Files { of, files })
+    };
+    pieces.map(of).collect()
+}
+
+/// Pixels that `files` become, no more than a request may have.
+pub(super) fn pixels(files: &[Files<'_>]) -> u64 {
+    files.iter().fold(0, |all: u64, one| all.saturating_add(one.pixels())).min(PIXELS_MAX)
+}
+
+/// All pictures and clips of a conversation, together no larger than one picture may be.
 ///
 /// # Errors
 /// 400, naming the field that is wrong.
 pub(super) fn decode(
-    said: &[Said<'_>],
-    fetched: Vec<Vec<u8>>,
+    files: Vec<Files<'_>>,
     limits: Limits,
     asker: &Asker,
 ) -> Result<Vec<Shown>, ApiError> {
-    let (mut fetched, mut decoded) = (fetched.into_iter(), Vec::new());
+    let mut decoded = Vec::new();
     let mut budget = Budget(PIXELS_MAX);
-    for seen in said.iter().flat_map(|said| &said.pieces) {
+    for Files { of: seen, files } in files {
         asker.check()?;
-        let mut files = Vec::new();
-        for (at, url) in seen.files() {
-            files.push(match pictures::is_elsewhere(url) {
-                true => fetched.next().unwrap_or_default(),
-                false => pictures::inside(url, at)?,
-            });
-        }
         match seen {
             Seen::Text(_) => {}
             Seen::Picture { at, wish, .. } => {

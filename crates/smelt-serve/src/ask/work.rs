@@ -7,6 +7,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use super::pixels::{Pixels, Taken};
 use crate::error::ApiError;
 
 /// How long work waits for other work of its kind.
@@ -23,15 +24,26 @@ const PREPARES_MAX: usize = 4;
 
 /// Who asked, as work sees it: gone with the future that waits for what is done.
 #[derive(Clone, Debug)]
-pub(crate) struct Asker(Weak<()>);
+pub(crate) struct Asker {
+    waits: Weak<()>,
+    pixels: Pixels,
+}
 
 impl Asker {
+    /// Waits for room to decode so many pixels.
+    ///
+    /// # Errors
+    /// 429 if there is none for too long, and what nobody hears where who asked has left.
+    pub(crate) fn room(&self, pixels: u64) -> Result<Taken, ApiError> {
+        self.pixels.take(pixels, || self.check())
+    }
+
     /// Ends work for who has left; asked between steps, each of which is bounded.
     ///
     /// # Errors
     /// What nobody hears.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
-        match self.0.strong_count() {
+        match self.waits.strong_count() {
             0 => Err(ApiError::failed("the client has left")),
             _ => Ok(()),
         }
@@ -39,8 +51,8 @@ impl Asker {
 }
 
 impl From<Asker> for Weak<()> {
-    fn from(Asker(waits): Asker) -> Self {
-        waits
+    fn from(asker: Asker) -> Self {
+        asker.waits
     }
 }
 
@@ -48,18 +60,21 @@ impl From<Asker> for Weak<()> {
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     places: Arc<Semaphore>,
+    pixels: Pixels,
 }
 
 impl Work {
-    /// Reading requests and cutting pictures: as much as there are cores, within bounds.
-    pub(crate) fn preparing() -> Self {
+    /// Reading requests and cutting pictures: as much as there are cores, within bounds, with room for so many bytes of
+    /// pixels.
+    pub(crate) fn preparing(decoding_bytes: u64) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { places: Arc::new(Semaphore::new(cores.min(PREPARES_MAX))) }
+        let places = Arc::new(Semaphore::new(cores.min(PREPARES_MAX)));
+        Self { places, pixels: Pixels::new(decoding_bytes) }
     }
 
     /// Fetching pictures from other hosts.
     pub(crate) fn fetching() -> Self {
-        Self { places: Arc::new(Semaphore::new(FETCHES_MAX)) }
+        Self { places: Arc::new(Semaphore::new(FETCHES_MAX)), pixels: Pixels::new(0) }
     }
 
     /// Does `work` when there is a place for it.
@@ -77,7 +92,7 @@ impl Work {
         };
         // Goes with this future, which is dropped where who asked leaves.
         let waits = Arc::new(());
-        let asker = Asker(Arc::downgrade(&waits));
+        let asker = Asker { waits: Arc::downgrade(&waits), pixels: self.pixels.clone() };
         // A step goes on where who asked has left, and its place is taken until it is done.
         let work = move || {
             let done = asker.check().and_then(|()| work(&asker));

@@ -6,6 +6,7 @@ use tower::ServiceExt as _;
 
 use super::page::{OPENAPI, PAGE};
 use super::*;
+use crate::ask::pixels::DECODING_BYTES;
 use crate::collect::{OfMemory, OfModels};
 
 /// A server whose model is never ready.
@@ -22,7 +23,7 @@ fn router(keys: &[&str], origins: &[&'static str]) -> Router {
         remote: None,
         is_cache_shared: false,
         limits: Limits { images_max: 4, frames_max: 8 },
-        preparing: Work::preparing(),
+        preparing: Work::preparing(DECODING_BYTES),
         fetching: Work::fetching(),
     };
     let doors = Doors {

@@ -13,8 +13,8 @@ use smelt_runtime::image::Wish;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_serve::{
-    Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError, Source, TlsFiles,
-    Unfit, bodies_bytes, serve,
+    DECODING_BYTES, Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError,
+    Source, TlsFiles, Unfit, bodies_bytes, serve,
 };
 
 use super::open::{self, Heading};
@@ -232,6 +232,7 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
         frames_max: max_frames.into(),
         body_bytes_max: max_body,
         bodies_bytes_max: preparing(flags) as usize,
+        decoding_bytes_max: service::preparing(DECODING_BYTES, flags.memory.memory),
         connections_max: max_connections,
         drain_time_max: flags.drain,
         slow: flags.slow,

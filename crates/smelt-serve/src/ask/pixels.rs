@@ -1,0 +1,108 @@
+//! Counts the pixels that requests have decoded at once: a file of some KB may become 50 million of them.
+//!
+//! A request takes room for all that it shows before the first is decoded, so none waits with room in its hands.  One that
+//! needs more than there is has all of it to itself.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use smelt_runtime::image::PIXELS_MAX;
+
+use crate::error::ApiError;
+
+/// What a pixel takes while it is decoded: red, green and blue, and what decoders hold beside.
+const BYTES_PER_PIXEL: u64 = 8;
+
+/// How long pictures wait for others: three times what the largest take.
+const WAIT_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// How often who waits looks whether anybody still wants to know.
+const LOOKS_EVERY: Duration = Duration::from_millis(100);
+
+/// Bytes that pictures take while they are decoded, where memory is not capped: four requests of the most.
+pub const DECODING_BYTES: u64 = 4 * PIXELS_MAX * BYTES_PER_PIXEL;
+
+/// Room for pixels.
+#[derive(Clone, Debug)]
+pub(crate) struct Pixels {
+    max: u64,
+    free: Arc<(Mutex<u64>, Condvar)>,
+}
+
+/// A part of the room, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pixels: u64,
+    of: Pixels,
+}
+
+impl Pixels {
+    /// Room for so many bytes.
+    pub(crate) fn new(bytes: u64) -> Self {
+        let max = (bytes / BYTES_PER_PIXEL).max(1);
+        Self { max, free: Arc::new((Mutex::new(max), Condvar::new())) }
+    }
+
+    /// Waits for room for so many, or for all there is, as long as `check` finds nothing against it.
+    ///
+    /// # Errors
+    /// 429 if there is none for too long, and what `check` says.
+    pub(crate) fn take(
+        &self,
+        pixels: u64,
+        check: impl Fn() -> Result<(), ApiError>,
+    ) -> Result<Taken, ApiError> {
+        let pixels = pixels.min(self.max);
+        let (free, freed) = &*self.free;
+        let deadline = Instant::now() + WAIT_TIME_MAX;
+        let mut left = free.lock().unwrap_or_else(PoisonError::into_inner);
+        while *left < pixels {
+            check()?;
+            if Instant::now() >= deadline {
+                let why = "too many large pictures are being decoded; try again";
+                return Err(ApiError::busy(why, WAIT_TIME_MAX));
+            }
+            left = freed.wait_timeout(left, LOOKS_EVERY).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *left -= pixels;
+        Ok(Taken { pixels, of: self.clone() })
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let (free, freed) = &*self.of.free;
+        *free.lock().unwrap_or_else(PoisonError::into_inner) += self.pixels;
+        freed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn who_needs_more_than_there_is_waits_for_all_of_it() {
+        let stays = || Ok(());
+        let pixels = Pixels::new(100 * BYTES_PER_PIXEL);
+        let few = pixels.take(40, stays).unwrap();
+        let other = pixels.take(60, stays).unwrap();
+        thread::scope(|scope| {
+            let many = scope.spawn(|| pixels.take(1000, stays).map(|taken| taken.pixels));
+            thread::sleep(LOOKS_EVERY / 2);
+            assert!(!many.is_finished());
+            drop((few, other));
+            assert_eq!(many.join().unwrap().unwrap(), 100);
+        });
+        assert_eq!(*pixels.free.0.lock().unwrap(), 100);
+    }
+
+    #[test]
+    fn who_has_left_waits_no_longer() {
+        let pixels = Pixels::new(100 * BYTES_PER_PIXEL);
+        let _all = pixels.take(100, || Ok(())).unwrap();
+        assert!(pixels.take(1, || Err(ApiError::failed("left"))).is_err());
+    }
+}
