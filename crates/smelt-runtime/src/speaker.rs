@@ -114,8 +114,10 @@ impl Form {
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it, or a stop token or string did.
+    /// The model ended it, or a stop token did.
     Stop,
+    /// This stop string ended it, by its place among those of the request.
+    Text(usize),
     /// It reached the length asked for.
     Length,
     /// The engine's slot is full.
@@ -126,7 +128,7 @@ impl Finish {
     /// The finish reason of OpenAI's API.
     pub fn reason(self) -> &'static str {
         match self {
-            Self::Stop => "stop",
+            Self::Stop | Self::Text(_) => "stop",
             Self::Length | Self::Full => "length",
         }
     }
@@ -209,12 +211,10 @@ impl Speaker {
             finish = Some(Finish::Stop);
         }
         let mut text = self.stop.push(&self.pieces.push(choice.token)?);
-        if self.stop.is_met() {
-            finish = Some(Finish::Stop);
-        } else if finish.is_some() {
+        if self.stop.met().is_none() && finish.is_some() {
             text += &self.rest()?;
-            finish = if self.stop.is_met() { Some(Finish::Stop) } else { finish };
         }
+        let finish = self.stop.met().map(Finish::Text).or(finish);
         Ok(Said { token, text, logprobs, finish })
     }
 

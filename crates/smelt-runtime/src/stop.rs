@@ -49,7 +49,8 @@ pub struct Stop {
     strings: Vec<String>,
     /// The end of the text so far, which may yet be the beginning of a stop string.
     held: String,
-    is_met: bool,
+    /// Which string was met, by its place among them.
+    met: Option<usize>,
 }
 
 impl Stop {
@@ -59,23 +60,23 @@ impl Stop {
     /// [`StopError`] if the strings cannot be looked for.
     pub fn new(strings: &[String]) -> Result<Self, StopError> {
         check(strings)?;
-        Ok(Self { strings: strings.to_vec(), held: String::new(), is_met: false })
+        Ok(Self { strings: strings.to_vec(), held: String::new(), met: None })
     }
 
-    /// Whether a stop string was met.  Nothing is given out after it.
-    pub fn is_met(&self) -> bool {
-        self.is_met
+    /// Which stop string was met, by its place among them.  Nothing is given out after it.
+    pub fn met(&self) -> Option<usize> {
+        self.met
     }
 
     /// Takes more text; returns what can no longer be part of a stop string.
     pub fn push(&mut self, piece: &str) -> String {
-        if self.is_met {
+        if self.met.is_some() {
             return String::new();
         }
         let seen = self.held.len();
         self.held += piece;
-        if let Some(end) = self.end(seen) {
-            self.is_met = true;
+        if let Some((end, met)) = self.end(seen) {
+            self.met = Some(met);
             self.held.truncate(end);
             return std::mem::take(&mut self.held);
         }
@@ -88,12 +89,15 @@ impl Stop {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the text ends if a stop string ends behind its first `seen` bytes.
-    fn end(&self, seen: usize) -> Option<usize> {
+    /// Where the text ends if a stop string ends behind its first `seen` bytes, and which one.
+    fn end(&self, seen: usize) -> Option<(usize, usize)> {
         let ends = (seen + 1..=self.held.len()).filter(|end| self.held.is_char_boundary(*end));
         ends.map(|end| &self.held[..end]).find_map(|text| {
-            let rest = self.strings.iter().filter_map(|string| text.strip_suffix(&string[..]));
-            rest.map(str::len).min()
+            let strings = self.strings.iter().enumerate();
+            let rest = strings.filter_map(|(at, string)| {
+                text.strip_suffix(&string[..]).map(|rest| (rest.len(), at))
+            });
+            rest.min()
         })
     }
 
@@ -123,7 +127,7 @@ mod tests {
         for piece in letters.chunks(chars) {
             given += &stop.push(&piece.iter().collect::<String>());
         }
-        let is_met = stop.is_met();
+        let is_met = stop.met().is_some();
         (given + &stop.finish(), is_met)
     }
 
@@ -144,6 +148,15 @@ mod tests {
         check_text(&["END"], "the EN", "the EN", false);
         check_text(&["aab"], "aaaab", "aa", true);
         check_text(&["x"], "xy", "", true);
+    }
+
+    #[test]
+    fn it_is_known_which_string_was_met() {
+        for (text, expect) in [("a b", Some(0)), ("a c", Some(3)), ("ac", Some(2)), ("a", None)] {
+            let mut stop = Stop::new(&strings(&["b", "x", "c", " c"])).unwrap();
+            stop.push(text);
+            assert_eq!(stop.met(), expect, "{text}");
+        }
     }
 
     #[test]
@@ -170,7 +183,7 @@ mod tests {
         assert_eq!(stop.push("ne"), "stone");
         assert_eq!(stop.push("</s> b"), "");
         assert_eq!(
-            (stop.is_met(), stop.push("c"), stop.finish()),
+            (stop.met().is_some(), stop.push("c"), stop.finish()),
             (true, String::new(), String::new())
         );
     }

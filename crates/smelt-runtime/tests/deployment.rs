@@ -270,7 +270,7 @@ fn an_answer_ends_before_a_stop_string_and_at_a_stop_token() {
         let manner = Manner { stop_strings: stops.to_vec(), ..Manner::greedy(16) };
         let (answer, heard) = said(&mut deployment, manner);
         let end = all.text.find(&stops[0]).unwrap();
-        assert_eq!((&answer.text[..], answer.finish), (&all.text[..end], Finish::Stop));
+        assert_eq!((&answer.text[..], answer.finish), (&all.text[..end], Finish::Text(0)));
         assert_eq!(heard, answer.text);
         assert_eq!(answer.tokens, all.tokens[..answer.tokens.len()]);
     }

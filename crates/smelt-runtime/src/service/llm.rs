@@ -290,7 +290,7 @@ impl LlmThread {
         task.asked.teller.tell(Event::Ended { choice, finish, tokens });
         let mut stats = self.shared.stats();
         match finish {
-            Finish::Stop => stats.endings.stop += 1,
+            Finish::Stop | Finish::Text(_) => stats.endings.stop += 1,
             Finish::Length | Finish::Full => stats.endings.length += 1,
         }
         drop(stats);
