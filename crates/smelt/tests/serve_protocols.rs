@@ -282,6 +282,95 @@ fn clients_of_responses_call_tools_and_tell_what_came_of_it() {
     assert_eq!(answer["status"], "completed", "{answer}");
 }
 
+/// What is asked of Anthropic's API about the picture of circles.
+fn messages(fields: Value) -> Value {
+    let source = json!({ "type": "base64", "media_type": "image/png", "data": circles_picture() });
+    let content = json!([{ "type": "image", "source": source },
+        { "type": "text", "text": "How many circles are there?" }]);
+    let mut body = json!({ "model": "shapes-vl", "max_tokens": 400, "temperature": 0,
+        "messages": [{ "role": "user", "content": content }] });
+    body.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
+    body
+}
+
+#[test]
+fn anthropics_clients_are_answered_whole_and_in_events() {
+    let server = Server::start(&[]);
+    let ask = |fields: Value| post(&server, "/v1/messages", &messages(fields));
+    let whole = ask(json!({})).json();
+    assert_eq!(whole["content"], json!([{ "type": "text", "text": "2" }]), "{whole}");
+    assert_eq!((&whole["type"], &whole["stop_reason"]), (&json!("message"), &json!("end_turn")));
+    let told = events(&ask(json!({ "stream": true })));
+    let names: Vec<&str> = told.iter().map(|(name, _)| &name[..]).collect();
+    assert_eq!(
+        names,
+        [
+            "message_start",
+            "ping",
+            "content_block_start",
+            "content_block_delta",
+            "content_block_stop",
+            "message_delta",
+            "message_stop"
+        ]
+    );
+    let counted = post(&server, "/v1/messages/count_tokens", &messages(json!({}))).json();
+    let usage = &told[0].1["message"]["usage"];
+    let read = |field: &str| usage[field].as_u64().unwrap();
+    let all = read("input_tokens") + read("cache_read_input_tokens");
+    assert_eq!(counted["input_tokens"], all, "{usage}");
+    assert!(read("cache_read_input_tokens") > 0, "what was asked before is known");
+    let stopped = ask(json!({ "stop_sequences": ["x", "2"] })).json();
+    assert_eq!(
+        (&stopped["stop_reason"], &stopped["stop_sequence"]),
+        (&json!("stop_sequence"), &json!("2"))
+    );
+    assert_eq!(
+        ask(json!({ "max_tokens": 1, "ignore_eos": true })).json()["stop_reason"],
+        "max_tokens"
+    );
+    let refused = |body: Value, status: u16, kind: &str, says: &str| {
+        let answer = post(&server, "/v1/messages", &body);
+        let error = answer.json();
+        assert_eq!((answer.status, &error["type"]), (status, &json!("error")), "{error}");
+        assert_eq!(error["error"]["type"], kind);
+        assert!(error["error"]["message"].as_str().unwrap().contains(says), "{error}");
+    };
+    refused(messages(json!({ "max_tokens": null })), 400, "invalid_request_error", "max_tokens");
+    refused(messages(json!({ "model": "claude" })), 404, "not_found_error", "claude");
+    let source = json!({ "type": "base64", "media_type": "image/png", "data": "AAAA" });
+    let blind = json!([{ "role": "user", "content": [{ "type": "image", "source": source }] }]);
+    refused(
+        messages(json!({ "messages": blind })),
+        400,
+        "invalid_request_error",
+        "messages[0].content[0].source",
+    );
+    assert_eq!(server.get("/v1/messages").json()["type"], "error");
+}
+
+#[test]
+fn anthropics_clients_call_tools_and_tell_what_came_of_it() {
+    let template = data("hermes.jinja").display().to_string();
+    let server = Server::start(&["--chat-template", &template]);
+    let schema = json!({ "type": "object", "properties": { "colour": { "enum": ["red"] } },
+        "required": ["colour"], "additionalProperties": false });
+    let choice = json!({ "type": "any", "disable_parallel_tool_use": true });
+    let offered =
+        json!({ "tools": [{ "name": "find", "input_schema": schema }], "tool_choice": choice });
+    let whole = post(&server, "/v1/messages", &messages(offered)).json();
+    let call = &whole["content"][0];
+    assert_eq!((&call["type"], &call["input"]), (&json!("tool_use"), &json!({ "colour": "red" })));
+    assert_eq!(whole["stop_reason"], "tool_use");
+    let result = json!({ "type": "tool_result", "tool_use_id": call["id"], "content": "left" });
+    let turns = json!([{ "role": "user", "content": "Find it." },
+        { "role": "assistant", "content": whole["content"] },
+        { "role": "user", "content": [result] }]);
+    let next =
+        post(&server, "/v1/messages", &messages(json!({ "messages": turns, "max_tokens": 8 })));
+    assert_eq!(next.json()["role"], "assistant", "{}", next.body);
+}
+
 #[test]
 fn who_leaves_is_cancelled_in_every_protocol() {
     let server = Server::start(&[]);
@@ -290,6 +379,7 @@ fn who_leaves_is_cancelled_in_every_protocol() {
     for (path, body) in [
         ("/v1/chat/completions", circles(endless.clone())),
         ("/v1/responses", responses(endless.clone())),
+        ("/v1/messages", messages(endless.clone())),
     ] {
         let before = cancelled();
         // The demo is fast, so one may leave too late.
@@ -312,4 +402,8 @@ fn keys_and_names_hold_on_every_protocol() {
     let answer = post(&server, "/api/chat", &json!({ "messages": [] }));
     assert_eq!(answer.status, 401);
     assert!(answer.json()["error"].is_string(), "{}", answer.body);
+    let answer = post(&server, "/v1/messages", &messages(json!({})));
+    assert_eq!(answer.status, 401);
+    assert_eq!(answer.json()["error"]["type"], "authentication_error", "{}", answer.body);
+    assert_eq!(keyed(&server, "POST", "/v1/messages", &messages(json!({})), "sesame").status, 200);
 }

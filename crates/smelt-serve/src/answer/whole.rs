@@ -1,6 +1,7 @@
 //! Gathers an answer until all is said.
 
 use smelt_runtime::service::{Event, TokenSaid};
+use smelt_runtime::speaker::Finish;
 
 /// A choice so far.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -11,6 +12,7 @@ pub(crate) struct Choice {
     pub(crate) tokens: Vec<TokenSaid>,
     /// Why it ended; empty until then.
     pub(crate) reason: &'static str,
+    pub(crate) finish: Option<Finish>,
 }
 
 /// All choices of a request, as far as they were said.
@@ -34,7 +36,10 @@ impl Gathered {
                 choice.tokens.extend(tokens);
             }
             Event::Scored { choice, tokens } => self.choices[choice].prompt = tokens,
-            Event::Ended { choice, finish, .. } => self.choices[choice].reason = finish.reason(),
+            Event::Ended { choice, finish, .. } => {
+                let choice = &mut self.choices[choice];
+                (choice.reason, choice.finish) = (finish.reason(), Some(finish));
+            }
             Event::Looking { .. } | Event::Read { .. } | Event::Failed(_) => {}
         }
     }

@@ -4,9 +4,17 @@ use serde::Serialize;
 
 use crate::answer::json;
 
-/// Writes the event `name` with `data` behind `out`.  JSON of one line is one line of data.
-pub(crate) fn put(out: &mut Vec<u8>, name: &str, data: &impl Serialize) {
-    out.extend_from_slice(format!("event: {name}\ndata: {}\n\n", json(data)).as_bytes());
+#[derive(Serialize)]
+struct Event<'a, T> {
+    r#type: &'a str,
+    #[serde(flatten)]
+    tells: &'a T,
+}
+
+/// Writes the event `name`, which is its type as well, behind `out`.  JSON of one line is one line of data.
+pub(crate) fn put(out: &mut Vec<u8>, name: &str, tells: &impl Serialize) {
+    let data = json(&Event { r#type: name, tells });
+    out.extend_from_slice(format!("event: {name}\ndata: {data}\n\n").as_bytes());
 }
 
 /// The names and data of a stream, for tests.

@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use smelt_runtime::dialect::Dialect;
 use smelt_runtime::service;
 
-use super::{OLLAMA, Shared};
+use super::Shared;
 use crate::account::{Facts, RequestId};
 use crate::answer::Words;
 use crate::api::common::Common;
@@ -23,6 +23,7 @@ use crate::client::Client;
 use crate::error::ApiError;
 use crate::hearing::Hearing;
 use crate::models::Model;
+use crate::protocols::Protocol;
 
 /// A request but for its body.
 pub(super) struct Call {
@@ -44,7 +45,7 @@ impl FromRequestParts<Arc<Shared>> for Call {
     ) -> Result<Self, Infallible> {
         let id = parts.extensions.get::<RequestId>().cloned();
         // Ollama's clients say nothing, or that theirs is a form; a page says where it is from.
-        let is_ollamas = parts.uri.path().starts_with(OLLAMA);
+        let is_ollamas = Protocol::of(parts.uri.path()) == Protocol::Ollama;
         let kind = match is_ollamas && !parts.headers.contains_key(ORIGIN) {
             true => Kind::Any,
             false => Kind::Json,

@@ -1,6 +1,7 @@
 //! Says which function answers what is asked where.
 
 mod answers;
+mod anthropic;
 mod call;
 mod embeddings;
 mod health;
@@ -40,7 +41,7 @@ use crate::listen::Crowded;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::pictures::Remote;
-use crate::protocols;
+use crate::protocols::Protocol;
 use crate::protocols::responses::kept::Kept;
 
 /// How long a browser may believe what it was told of other origins.
@@ -48,9 +49,6 @@ const CORS_AGE: Duration = Duration::from_secs(3600);
 
 /// When to come again where all places are taken.
 const CROWDED_RETRY: Duration = Duration::from_secs(1);
-
-/// Where Ollama's routes are.
-const OLLAMA: &str = "/api/";
 
 /// The routes that need no key: whoever starts servers must see how they are.
 const OPEN_ROUTES: [&str; 3] = ["/health", "/livez", "/readyz"];
@@ -126,6 +124,8 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::forget))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/api/chat", post(ollama::chat))
@@ -173,10 +173,11 @@ fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
 
 /// Says errors as the protocol of their route does.
 async fn in_own_shape(request: Request, next: Next) -> Response {
-    let is_ollamas = request.uri().path().starts_with(OLLAMA);
+    let protocol = Protocol::of(request.uri().path());
     let mut response = next.run(request).await;
-    if let (true, Some(Told(why))) = (is_ollamas, response.extensions().get()) {
-        let body = protocols::ollama::error(why);
+    let told = response.extensions().get();
+    let told = told.and_then(|Told(why)| protocol.error(response.status(), why));
+    if let Some(body) = told {
         response.headers_mut().remove(CONTENT_LENGTH);
         *response.body_mut() = Body::from(body);
     }

@@ -78,9 +78,13 @@ fn described() -> Vec<(String, String)> {
 /// Whether an error has the shape of its route's protocol.
 #[track_caller]
 fn is_shaped(path: &str, json: &Value, code: &str) {
-    match path.starts_with(OLLAMA) {
-        true => assert!(json["error"].is_string(), "{path} {json}"),
-        false => assert_eq!(json["error"]["code"], code, "{path} {json}"),
+    match Protocol::of(path) {
+        Protocol::Ollama => assert!(json["error"].is_string(), "{path} {json}"),
+        Protocol::Anthropic => {
+            assert_eq!(json["type"], "error", "{path} {json}");
+            assert!(json["error"]["type"].is_string() && json["error"]["message"].is_string());
+        }
+        Protocol::OpenAi => assert_eq!(json["error"]["code"], code, "{path} {json}"),
     }
 }
 

@@ -8,10 +8,14 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Response};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use smelt_runtime::deployment::Text;
+use smelt_runtime::identity::Identity;
 
 use super::Shared;
 use super::call::{Call, of_service};
 use crate::api::{read, weigh::weigh};
+use crate::ask::shown::Limits;
+use crate::ask::work::Asker;
 use crate::ask::{self, chat::Chat};
 use crate::error::ApiError;
 use crate::models::Running;
@@ -73,18 +77,30 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
             },
             (None, _) => {
                 let chat = Chat::read(&held.bytes)?;
-                if let Some((at, _)) = chat.elsewhere(limits)?.first() {
-                    let why = "pictures of other hosts are not counted; send a data: URI";
-                    return Err(ApiError::field(at, why));
-                }
                 let reuse = of_service(&client, &chat.common, is_shared)?.reuse;
-                let text = model.speaks()?.text();
-                chat.prepare(text, Vec::new(), limits, (asker, reuse))?.tokens
+                counted(&chat, model.speaks()?.text(), limits, (asker, reuse))?
             }
         };
         Ok(Tokens { count: tokens.len(), max_model_len: model.running.tokens_max(), tokens })
     });
     Ok(axum::Json(tokens.await?).into_response())
+}
+
+/// The tokens of the prompt that a chat becomes.
+///
+/// # Errors
+/// As preparing does; 400 if pictures lie elsewhere.
+pub(super) fn counted(
+    chat: &Chat,
+    text: &Text,
+    limits: Limits,
+    asker: (&Asker, Option<Identity>),
+) -> Result<Vec<u32>, ApiError> {
+    if let Some((at, _)) = chat.elsewhere(limits)?.first() {
+        let why = "pictures of other hosts are not counted; send a data: URI";
+        return Err(ApiError::field(at, why));
+    }
+    Ok(chat.prepare(text, Vec::new(), limits, asker)?.tokens)
 }
 
 /// The text of `tokens`, special ones included.

@@ -246,8 +246,7 @@ pub(crate) struct Events {
 }
 
 #[derive(Serialize)]
-struct Event<'a> {
-    r#type: &'a str,
+struct Numbered<'a> {
     sequence_number: usize,
     #[serde(flatten)]
     tells: Tells<'a>,
@@ -256,9 +255,9 @@ struct Event<'a> {
 impl Events {
     /// Writes the next event behind `out`.
     pub(crate) fn tell(&mut self, out: &mut Vec<u8>, kind: &str, tells: Tells<'_>) {
-        let event = Event { r#type: kind, sequence_number: self.told, tells };
+        let numbered = Numbered { sequence_number: self.told, tells };
         self.told += 1;
-        events::put(out, kind, &event);
+        events::put(out, kind, &numbered);
     }
 }
 
