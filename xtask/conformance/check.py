@@ -1,4 +1,4 @@
-"""Holds a running server against the official client of OpenAI's API.
+"""Holds a running server against the official clients of OpenAI's and Anthropic's APIs.
 
     python check.py http://127.0.0.1:8000 PICTURES
 
@@ -18,10 +18,12 @@ import threading
 import time
 import urllib.request
 
+import anthropic
 import openai
 
 base, pictures = sys.argv[1], pathlib.Path(sys.argv[2])
 client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60)
+claude = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=60)
 shapes = base64.b64encode((pictures / "shapes-1.png").read_bytes()).decode()
 MODEL = client.models.list().data[0].id
 
@@ -198,6 +200,70 @@ def responses_go_on():
     assert refused(openai.BadRequestError, ask).body["code"] == "previous_response_not_found"
     passing = respond("How many circles are there?", store=False)
     refused(openai.NotFoundError, lambda: client.responses.retrieve(passing.id))
+
+
+def said(question, **fields):
+    source = {"type": "base64", "media_type": "image/png", "data": shapes}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": question}]
+    return dict(model=MODEL, messages=[{"role": "user", "content": content}], **fields)
+
+
+def message(question, **fields):
+    # Newer clients have no name for it.
+    return claude.messages.create(**said(question, **{"max_tokens": 200, **fields}), extra_body={"temperature": 0})
+
+
+def messages_are_answered():
+    whole = message("What is left of the red circle?", system=[{"type": "text", "text": "Look well."}])
+    type(whole).model_validate(whole.to_dict(), strict=True)
+    assert [block.text for block in whole.content] == ["a blue circle"] and whole.stop_reason == "end_turn", whole
+    stopped = message("What is left of the red circle?", stop_sequences=["!", " circle"])
+    assert (stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence) == ("a blue", "stop_sequence", " circle")
+    assert message("Describe this image.", max_tokens=2).stop_reason == "max_tokens"
+    counted = claude.messages.count_tokens(**said("How many?")).input_tokens
+    usage = message("How many?").usage
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens, (counted, usage)
+    schema = {"type": "object", "properties": {"count": {"enum": [2]}}, "required": ["count"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    assert json.loads(message("How many circles are there?", output_config=form).content[0].text) == {"count": 2}
+
+
+def messages_are_streamed():
+    whole = message("Describe this image.")
+    events = list(message("Describe this image.", stream=True))
+    for event in events:
+        type(event).model_validate(event.to_dict(), strict=True)
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"], kinds
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"], kinds
+    asked = said("Describe this image.", max_tokens=200)
+    with claude.messages.stream(**asked, extra_body={"temperature": 0}) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+        assert stream.get_final_message().usage.output_tokens == whole.usage.output_tokens
+
+
+def messages_call_tools():
+    plain = lambda one: {"name": one["function"]["name"], "input_schema": one["function"]["parameters"]}
+    offered = dict(tools=[plain(tool("find")), plain(tool("paint"))])
+    named = dict(tool_choice={"type": "tool", "name": "paint", "disable_parallel_tool_use": True}, **offered)
+    whole = message("Find it.", **named)
+    [call] = whole.content
+    assert call.type == "tool_use" and call.name == "paint" and whole.stop_reason == "tool_use", whole
+    assert call.input["colour"] in ("red", "blue")
+    with claude.messages.stream(**said("Find it.", max_tokens=200, **named), extra_body={"temperature": 0}) as stream:
+        assert stream.get_final_message().content[0].input == call.input
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "left"}]}
+    turns = [{"role": "user", "content": "Find it."}, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+    again = claude.messages.create(model=MODEL, max_tokens=8, messages=turns, tool_choice={"type": "none"}, **offered)
+    assert again.content[0].type == "text", again
+
+
+def messages_are_refused_in_their_words():
+    error = refused(anthropic.BadRequestError, lambda: message("a", tools=[{"type": "web_search_20250305", "name": "w"}]))
+    assert error.body["error"]["type"] == "invalid_request_error" and "tools[0].type" in str(error), error.body
+    turns = [{"role": "user", "content": "a"}]
+    error = refused(anthropic.NotFoundError, lambda: claude.messages.create(model="another", max_tokens=1, messages=turns))
+    assert error.body["error"]["type"] == "not_found_error", error.body
 
 
 def texts_are_embedded():
@@ -477,7 +543,8 @@ def answers_have_the_form_that_is_asked_for():
 
 
 CHECKS = [
-    models, a_picture_is_seen, clips_are_seen_frame_by_frame, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on, texts_are_embedded, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
+    models, a_picture_is_seen, clips_are_seen_frame_by_frame, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on,
+    messages_are_answered, messages_are_streamed, messages_call_tools, messages_are_refused_in_their_words, texts_are_embedded, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
     conversations_go_on, completions, answers_have_the_form_that_is_asked_for, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
     a_deadline_breaks_off, who_leaves_is_cancelled, many_at_once_say_what_one_says,
