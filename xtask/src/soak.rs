@@ -1,4 +1,4 @@
-//! Runs the sweeps of `ci` without their bounds, shows pictures of all shapes to models of true size, sends a server
+//! Runs the sweeps of `ci` without their bounds, fails disks at every call, checks stores beside builds ten thousand times, shows pictures of all shapes to models of true size, sends a server
 //! ten thousand requests, asks what llama.cpp is asked, runs the engine's tests under sanitizers, exhausts contiguous
 //! memory, cuts power, and runs every fuzz target for a minute.
 
@@ -12,7 +12,7 @@ use crate::{cma, conformance, fuzz, llama, power_cuts, sanitize};
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
 
-const SWEEPS: [(&str, &[&str]); 6] = [
+const SWEEPS: [(&str, &[&str]); 8] = [
     ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
     ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
     ("whole runs", &["test", "--locked", "-p", "smelt-exec", "every_world", "--", "--nocapture"]),
@@ -32,6 +32,8 @@ const SWEEPS: [(&str, &[&str]); 6] = [
         ],
     ),
     ("damaged engines", &["test", "--locked", "-p", "smelt", "--test", "verify"]),
+    ("failing disks", &["test", "--locked", "-p", "smelt", "--test", "failing_disk"]),
+    ("checks beside builds", &["test", "--locked", "-p", "smelt", "--test", "stress", "checks"]),
 ];
 
 pub(crate) fn run() -> Result<()> {

@@ -25,7 +25,7 @@ use smelt_watch::meter::{GROUP, period};
 use smelt_watch::{Budget, Cgroups, Disks, Group, KernelEvent, Measured, Meter, Sample, Short};
 
 use crate::classify::{
-    End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing, says_full,
+    End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing, of_disk,
 };
 use crate::confine::{self, Writes};
 use crate::controls::{Controls, Seen};
@@ -212,7 +212,7 @@ impl Attempt<'_> {
             oom_kills: oom_kills(&measured),
             survives_kills: self.survives_kills,
             short: short.or_else(|| said.as_ref()?.short.clone()),
-            full_line: self.full_line(said.as_ref()),
+            disk_line: self.disk_line(said.as_ref()),
             shortage: shortage(&measured, begin.elapsed()),
             found: self.found(said.as_ref()),
             refused,
@@ -249,13 +249,13 @@ impl Attempt<'_> {
         self.signatures.find(log::head_and_tail(&self.log).lines())
     }
 
-    /// Where the log of an attempt that said success says that a disk was full.
-    fn full_line(&self, said: Option<&ShimReport>) -> Option<String> {
+    /// Where the log of an attempt that said success says that a disk was full or failed.
+    fn disk_line(&self, said: Option<&ShimReport>) -> Option<String> {
         if said?.exit != Some(0) {
             return None;
         }
         let log = log::head_and_tail(&self.log);
-        let line = log.lines().find(|line| says_full(line))?;
+        let line = log.lines().find(|line| of_disk(line).is_some())?;
         Some(line.trim().chars().filter(|c| !c.is_control()).take(LINE_CHARS_MAX).collect())
     }
 
@@ -443,10 +443,10 @@ impl Attempt<'_> {
             Ok(result) => result,
             Err(error) if error.is_stopped() => AttemptResult::Interrupted,
             Err(error) => {
-                let class = if error.is_disk_full() {
-                    FailureClass::DiskFull
-                } else {
-                    FailureClass::OutputInvalid
+                let class = match (error.is_disk_full(), error.is_disk_failing()) {
+                    (true, _) => FailureClass::DiskFull,
+                    (_, true) => FailureClass::DiskError,
+                    _ => FailureClass::OutputInvalid,
                 };
                 AttemptResult::Failed(failure(class, format!("cannot seal the output: {error}")))
             }
@@ -498,7 +498,7 @@ impl Attempt<'_> {
             if self.may_be_empty(name) && self.out.join(name).is_file() {
                 continue;
             }
-            if !self.holds_something(&self.out.join(name)) {
+            if !self.holds_something(&self.out.join(name))? {
                 let message = format!(
                     "ended well, but its output \"{name}\" is missing or empty (one that may be empty \
                      says so: validate = {{ \"{name}\" = \"may-be-empty\" }})"
@@ -507,7 +507,7 @@ impl Attempt<'_> {
             }
         }
         let has_outputs = !self.order.outputs.is_empty() && self.reference.is_none();
-        if !has_outputs && !self.holds_something(self.reference.as_ref().unwrap_or(&self.out)) {
+        if !has_outputs && !self.holds_something(self.reference.as_ref().unwrap_or(&self.out))? {
             return Err(self.missing("ended well, but made nothing".to_owned()));
         }
         self.check_forms()
@@ -537,15 +537,23 @@ impl Attempt<'_> {
         failure(class, message)
     }
 
-    /// Links are refused when sealing.
-    fn holds_something(&self, path: &Path) -> bool {
-        self.store.holds_something(path).unwrap_or(false)
+    /// Links are refused when sealing.  What cannot be looked at is not there, unless the disk fails.
+    fn holds_something(&self, path: &Path) -> Result<bool, Failure> {
+        match self.store.holds_something(path) {
+            Err(error) if error.is_disk_failing() => Err(unreadable(&error)),
+            answer => Ok(answer.unwrap_or(false)),
+        }
     }
 
     /// An input that was edited meanwhile would put a wrong output under a right key.
     fn check_inputs(&self) -> Result<(), Failure> {
         for pin in &self.pins {
             let now = self.store.digest_tree(&pin.path).map(|manifest| manifest.digest());
+            if let Err(error) = &now
+                && error.is_disk_failing()
+            {
+                return Err(unreadable(error));
+            }
             let is_stopped = now.as_ref().is_err_and(|error| error.is_stopped());
             if !is_stopped && now.ok() != Some(pin.digest) {
                 let message = format!(
@@ -624,6 +632,11 @@ fn are_on_one_disk(one: &Path, other: &Path) -> bool {
 
 fn failure(class: FailureClass, message: String) -> Failure {
     Failure { class, exit: None, message }
+}
+
+/// What an attempt read or made cannot be read any more.
+fn unreadable(error: &impl std::fmt::Display) -> Failure {
+    failure(FailureClass::DiskError, format!("ended well, but cannot be checked: {error}"))
 }
 
 fn failed(class: FailureClass, message: String) -> Outcome {

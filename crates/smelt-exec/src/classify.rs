@@ -24,7 +24,7 @@ pub struct End {
     /// A disk that it may write to and that was found short, meanwhile or when it had ended.
     pub short: Option<Short>,
     /// A line of its log that says so, where it ended with success.
-    pub full_line: Option<String>,
+    pub disk_line: Option<String>,
     /// What its log says, by the signatures of known failures.
     pub found: Option<Finding>,
     /// What the kernel kept it within, where it did.
@@ -147,8 +147,7 @@ pub fn classify(end: &End) -> Outcome {
         return failed(class, message);
     };
     if let Some(error) = &report.spawn_error {
-        let class =
-            if says_full(error) { FailureClass::DiskFull } else { FailureClass::SpawnFailed };
+        let class = of_disk(error).unwrap_or(FailureClass::SpawnFailed);
         return failed(class, error.clone());
     }
     if report.exit == Some(0) && report.signal.is_none() {
@@ -175,9 +174,20 @@ pub fn classify(end: &End) -> Outcome {
 /// What a disk that is full is called, by the system and by whoever repeats it.
 const FULL: [&str; 2] = ["No space left on device", "Disk quota exceeded"];
 
+/// What a disk that fails is called, by the system and by Go.
+const FAILING: &str = "nput/output error";
+
 /// Whether this says that a disk is full.
-pub(crate) fn says_full(text: &str) -> bool {
+fn says_full(text: &str) -> bool {
     FULL.iter().any(|words| text.contains(words))
+}
+
+/// What this says of a disk, if anything.
+pub(crate) fn of_disk(text: &str) -> Option<FailureClass> {
+    match says_full(text) {
+        true => Some(FailureClass::DiskFull),
+        false => text.contains(FAILING).then_some(FailureClass::DiskError),
+    }
 }
 
 const UNDER_RESERVE: &str = "a disk with less than its reserve (4 MiB, or a sixteenth of a smaller one) counts as full, \
@@ -199,19 +209,19 @@ fn distrusted(report: &ShimReport, end: &End) -> Option<(FailureClass, String)> 
         );
         return Some((FailureClass::OomKilled, message));
     }
-    let what = full_disk(report, end)?;
-    Some((FailureClass::DiskFull, format!("it said success (exit 0), but {what}")))
+    let (class, what) = bad_disk(report, end)?;
+    Some((class, format!("it said success (exit 0), but {what}")))
 }
 
-/// How it met a full disk, if it did.
-fn full_disk(report: &ShimReport, end: &End) -> Option<String> {
+/// How it met a disk that is full or fails, if it did.
+fn bad_disk(report: &ShimReport, end: &End) -> Option<(FailureClass, String)> {
     if let Some(short) = &end.short {
-        return Some(format!("{short}; {UNDER_RESERVE}"));
+        return Some((FailureClass::DiskFull, format!("{short}; {UNDER_RESERVE}")));
     }
-    if let Some(error) = report.log_error.as_ref().filter(|error| says_full(error)) {
-        return Some(format!("its log could not be kept: {error}"));
-    }
-    end.full_line.as_ref().map(|line| format!("its log says: {line}"))
+    let of = |text: &String, what: &str| Some((of_disk(text)?, format!("{what}: {text}")));
+    let unkept = report.log_error.as_ref();
+    let unkept = unkept.and_then(|error| of(error, "its log could not be kept"));
+    unkept.or_else(|| of(end.disk_line.as_ref()?, "its log says"))
 }
 
 /// Of a stage that said success and left no output: what its log says of that, if anything.
@@ -429,7 +439,7 @@ mod tests {
             survives_kills: false,
             shortage: Shortage::default(),
             short: None,
-            full_line: None,
+            disk_line: None,
             found: None,
             limit_bytes: None,
             refused: None,
@@ -513,7 +523,9 @@ mod tests {
         let ended = End { short: short(), stopped: Some(Stopped::DiskShort), ..done() };
         check(&ended, DiskFull, "ended, since the disk of /d had 9 KiB free");
         let line = Some("cp: No space left on device".to_owned());
-        check(&End { full_line: line, ..done() }, DiskFull, "its log says: cp: No space");
+        check(&End { disk_line: line, ..done() }, DiskFull, "its log says: cp: No space");
+        let line = Some("dd: error reading 'i': Input/output error".to_owned());
+        check(&End { disk_line: line, ..done() }, DiskError, "its log says: dd: error reading");
         let mut unkept = done();
         unkept.report.as_mut().unwrap().log_error = Some("Disk quota exceeded (122)".to_owned());
         check(&unkept, DiskFull, "its log could not be kept");

@@ -635,8 +635,11 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
 
     /// The store cannot take what a stage needs to begin.
     fn cannot_begin(&mut self, stage: StageId, error: &StoreError) -> Event {
-        let is_full = error.is_disk_full();
-        let class = if is_full { FailureClass::DiskFull } else { FailureClass::SpawnFailed };
+        let class = match (error.is_disk_full(), error.is_disk_failing()) {
+            (true, _) => FailureClass::DiskFull,
+            (_, true) => FailureClass::DiskError,
+            _ => FailureClass::SpawnFailed,
+        };
         self.not_started(stage, class, format!("not started: {error}"))
     }
 

@@ -407,7 +407,7 @@ impl Simulated<'_> {
             survives_kills: attempt.survives_kills,
             shortage: Shortage::default(),
             short: None,
-            full_line: None,
+            disk_line: None,
             found: None,
             limit_bytes: None,
             refused: None,

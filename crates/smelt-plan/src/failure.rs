@@ -22,6 +22,8 @@ pub enum FailureClass {
     KilledExternally,
     /// The disk ran full.
     DiskFull,
+    /// A disk could not read or write: it fails, or what it is attached by.
+    DiskError,
     /// The tool said no: a non-zero exit.
     ToolRejected,
     /// It said success, but a declared output is not there.
@@ -60,6 +62,7 @@ impl FailureClass {
             | Self::TimedOut
             | Self::OomKilled
             | Self::DiskFull
+            | Self::DiskError
             | Self::ToolRejected
             | Self::OutputMissing
             | Self::OutputInvalid
@@ -92,7 +95,8 @@ impl FailureClass {
             Self::ToolRejected | Self::OutputMissing | Self::OutputInvalid => true,
             Self::UndeclaredWrite | Self::UndeclaredRead | Self::BoardReset => true,
             Self::DeviceMemory | Self::NoTactic => true,
-            Self::DiskFull | Self::SpawnFailed | Self::NotReproducible => false,
+            Self::DiskFull | Self::DiskError => false,
+            Self::SpawnFailed | Self::NotReproducible => false,
         }
     }
 
@@ -107,6 +111,7 @@ impl FailureClass {
             Self::DoesNotFit => "does-not-fit",
             Self::KilledExternally => "killed-externally",
             Self::DiskFull => "disk-full",
+            Self::DiskError => "disk-error",
             Self::ToolRejected => "tool-rejected",
             Self::OutputMissing => "output-missing",
             Self::OutputInvalid => "output-invalid",

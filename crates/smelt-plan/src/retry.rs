@@ -275,7 +275,7 @@ mod tests {
         check(&full(), 3, ToolRejected, &[], Some("{ a }"));
         check(&full(), 2, ToolRejected, &[], None);
         check(&full(), 3, TimedOut, &[], Some("{ a }"));
-        for class in [DiskFull, SpawnFailed, NotReproducible] {
+        for class in [DiskFull, DiskError, SpawnFailed, NotReproducible] {
             check(&full(), 3, class, &[], None);
         }
     }

@@ -21,6 +21,12 @@ impl DigestError {
     pub fn is_stopped(&self) -> bool {
         matches!(self, Self::Disk(error) if error.is_stopped())
     }
+
+    /// Whether the disk itself failed.
+    pub fn is_disk_failing(&self) -> bool {
+        let (Self::Disk(error) | Self::Walk(WalkError::Disk(error))) = self else { return false };
+        error.is_failing()
+    }
 }
 
 /// Large enough that system calls cost nothing beside hashing, small beside any budget.

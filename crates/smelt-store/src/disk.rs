@@ -123,8 +123,8 @@ pub enum Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Volume {
     pub(crate) free_bytes: u64,
-    /// The name of a network file system, where locks cannot be relied on.
-    pub(crate) network: Option<&'static str>,
+    /// What kind of file system it is that cannot keep a store, and why.
+    pub(crate) unfit: Option<(&'static str, &'static str)>,
     /// It is gone with the machine's memory.
     pub(crate) is_memory: bool,
 }
@@ -181,6 +181,13 @@ impl DiskError {
     /// Whether free space would cure it.
     pub fn is_disk_full(&self) -> bool {
         matches!(self, Self::Full { .. })
+    }
+
+    /// Whether the disk itself failed: what it holds may be lost, and asking again cures nothing.
+    pub fn is_failing(&self) -> bool {
+        use nix::libc::{EBADMSG, EIO, EREMOTEIO, EUCLEAN};
+        let Self::Io { source, .. } = self else { return false };
+        source.raw_os_error().is_some_and(|raw| [EIO, EREMOTEIO, EBADMSG, EUCLEAN].contains(&raw))
     }
 
     /// Whether it ended because the store's stop flag was set.

@@ -166,16 +166,16 @@ impl Layout {
     /// Makes sure that the root exists, is on a disk of this machine, and is a store or empty.
     pub(crate) fn prepare_root(&self, disk: &dyn Disk) -> Result<(), StoreError> {
         make_dir_for_good(disk, &self.root)?;
-        self.refuse_network(disk)?;
+        self.refuse_unfit(disk)?;
         if self.version(disk)?.is_none() { self.refuse_strangers(disk) } else { Ok(()) }
     }
 
-    fn refuse_network(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+    fn refuse_unfit(&self, disk: &dyn Disk) -> Result<(), StoreError> {
         let volume =
             disk.volume(&self.root).map_err(fault("ask the file system of", &self.root))?;
-        match volume.network {
+        match volume.unfit {
             None => Ok(()),
-            Some(kind) => Err(StoreError::Network { path: self.root.clone(), kind }),
+            Some((kind, why)) => Err(StoreError::Unfit { path: self.root.clone(), kind, why }),
         }
     }
 
@@ -233,7 +233,7 @@ impl Layout {
     pub(crate) fn check(&self, disk: &dyn Disk) -> Result<(), StoreError> {
         let version = self.version(disk)?;
         version.ok_or_else(|| StoreError::NoStore { path: self.root.clone() })?;
-        self.refuse_network(disk)
+        self.refuse_unfit(disk)
     }
 
     /// The version in FORMAT, which is ours, or `None` if there is no such file.

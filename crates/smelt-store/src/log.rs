@@ -75,6 +75,15 @@ impl LogError {
     pub fn is_disk_full(&self) -> bool {
         matches!(self, Self::Disk(error) if error.is_disk_full())
     }
+
+    /// Whether the disk itself failed.
+    pub fn is_disk_failing(&self) -> bool {
+        match self {
+            Self::Broken { .. } => true,
+            Self::Disk(error) => error.is_failing(),
+            _ => false,
+        }
+    }
 }
 
 /// Where a record lies in its file.

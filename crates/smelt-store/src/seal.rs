@@ -101,6 +101,16 @@ impl SealError {
         }
     }
 
+    /// Whether the disk itself failed.
+    pub fn is_disk_failing(&self) -> bool {
+        match self {
+            Self::Disk(error) | Self::Walk(WalkError::Disk(error)) => error.is_failing(),
+            Self::Digest(error) => error.is_disk_failing(),
+            Self::Store(error) => error.is_disk_failing(),
+            _ => false,
+        }
+    }
+
     /// Whether it ended because the store's stop flag was set.
     pub fn is_stopped(&self) -> bool {
         match self {

@@ -92,17 +92,18 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// Locks do not work there.
+    /// What a store promises cannot be kept there.
     #[error(
-        "the store {} is on a network file system ({kind}), where locks between runs cannot be \
-         trusted; set SMELT_CACHE to a local disk",
+        "the store {} cannot be on {kind}: {why}; set SMELT_CACHE to a local disk (ext4, xfs, btrfs, f2fs)",
         path.display()
     )]
-    Network {
+    Unfit {
         /// The store.
         path: PathBuf,
         /// The kind of file system.
         kind: &'static str,
+        /// What it lacks.
+        why: &'static str,
     },
     /// The store was opened for reading only.
     #[error("cannot {doing}: the store {} is open for reading only", path.display())]
@@ -138,6 +139,15 @@ impl StoreError {
         match self {
             Self::Disk(error) => error.is_disk_full(),
             Self::Log(error) => error.is_disk_full(),
+            _ => false,
+        }
+    }
+
+    /// Whether the disk itself failed.
+    pub fn is_disk_failing(&self) -> bool {
+        match self {
+            Self::Disk(error) => error.is_failing(),
+            Self::Log(error) => error.is_disk_failing(),
             _ => false,
         }
     }

@@ -8,11 +8,11 @@
 
 mod world;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::process::Command;
 
 use serde_json::Value;
+use world::traced::{Point, points, strace};
 use world::{World, commands, statuses};
 
 /// System calls that change files, locks or processes: between any two others, nothing differs.
@@ -23,9 +23,6 @@ const CALLS: &str = "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renam
 const A: &str = "a::echo a > o; mkdir d; echo deep > d/f";
 const B: &str = "b:a:cat $SMELT_IN_A/o $SMELT_IN_A/d/f > o";
 
-/// The `nth` call of that name in a thread.
-type Point = (String, usize);
-
 fn world() -> World {
     World::new(&with_directory(&[A, B]))
 }
@@ -33,40 +30,6 @@ fn world() -> World {
 /// The first has a directory besides.
 fn with_directory(lines: &[&str]) -> String {
     commands(lines).replacen("[\"o\"]", "[\"o\", \"d\"]", 1)
-}
-
-/// `strace ARGUMENTS…` in the world; the trace goes to the file `trace`.
-fn strace(world: &World, follow: &[&str], expression: &str, program: &[&str]) {
-    let trace = world.path("trace").display().to_string();
-    let mut strace = Command::new("strace");
-    // As clean as a stage's: cargo's library paths would add calls of the loader.
-    strace.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    world.prepare(&mut strace);
-    strace.args(follow).args(["-o", &trace, "-e", expression]).args(program);
-    strace.output().expect("these tests need strace; it is a Debian package");
-}
-
-/// Every point of an undisturbed run of `program`.
-fn points(world: &World, follow: &[&str], program: &[&str]) -> Vec<Point> {
-    strace(world, follow, &format!("trace={CALLS}"), program);
-    let trace = world.read("trace");
-    let mut counts = BTreeMap::<(&str, &str), usize>::new();
-    for line in trace.lines().filter(|line| !line.contains("resumed>")) {
-        // With -f each line begins with the thread's id.
-        let (thread, call) =
-            if follow.is_empty() { ("", line) } else { line.split_once(' ').unwrap() };
-        let Some((name, _)) = call.trim_start().split_once('(') else { continue };
-        *counts.entry((thread, name)).or_default() += 1;
-    }
-    let mut most = BTreeMap::<&str, usize>::new();
-    for ((_, name), count) in counts {
-        let entry = most.entry(name).or_default();
-        *entry = count.max(*entry);
-    }
-    let numbers = |(name, count): (&str, usize)| {
-        (1..=count).map(move |n| (name.to_owned(), n)).collect::<Vec<_>>()
-    };
-    most.into_iter().flat_map(numbers).collect()
 }
 
 fn injection((call, nth): &Point) -> String {
@@ -77,7 +40,7 @@ const SMELT: [&str; 3] = [env!("CARGO_BIN_EXE_smelt"), "run", "p.toml"];
 
 /// Kills at every point of `smelt run`, as seen with these flags of strace.
 fn sweep(what: &str, follow: &[&str]) {
-    let points = points(&world(), follow, &SMELT);
+    let points = points(&world(), follow, CALLS, &SMELT);
     let killed = points.iter().filter(|point| kill_and_finish(point, follow)).count();
     println!("{what}: killed at {killed} of {} points", points.len());
     // How often the attempt's thread samples /proc depends on the machine, so the last calls of a
@@ -142,7 +105,7 @@ fn whichever_thread_or_process_makes_the_call_first() {
 #[test]
 fn a_stages_program_killed_at_its_system_calls() {
     let script = "mkdir d; echo one > d/f; cat d/f d/f > o";
-    let points = points(&world(), &["-f"], &["sh", "-ec", script]);
+    let points = points(&world(), &["-f"], CALLS, &["sh", "-ec", script]);
     let mut killed = 0;
     for point in &points {
         let world = World::new(&with_directory(&[A, &format!("b:a:{script}")]));

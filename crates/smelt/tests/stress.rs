@@ -1,5 +1,5 @@
 //! Eight runs of overlapping pipelines in one store, and a loop of collections beside them that
-//! leave nothing that is not needed.
+//! leave nothing that is not needed; checks beside builds and collections.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
@@ -65,6 +65,41 @@ impl Drop for EndsIt<'_> {
 fn collect(world: &World) {
     let done = world.smelt(&["cache", "gc", "--max-size", "0", "--max-age", "0d"]);
     assert_eq!(done.code, Some(0), "{}", done.stderr);
+}
+
+/// Who looks while others seal and remove sees no damage.
+#[test]
+fn checks_beside_builds_and_collections_find_no_damage() {
+    let checks = if std::env::var_os("SMELT_SOAK").is_some() { 10_000 } else { 40 };
+    let world = World::new("");
+    world.write("built", "");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let builder = scope.spawn(|| {
+            let rounds = (0..).take_while(|_| !over.load(Ordering::Relaxed));
+            for round in rounds {
+                world.write("p0.toml", &pipeline(&world, round, 0));
+                let run = start(&world, 0).wait_with_output().unwrap();
+                assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+            }
+        });
+        let collector = scope.spawn(|| {
+            world.wait_for("cache/FORMAT");
+            while !over.load(Ordering::Relaxed) {
+                collect(&world);
+            }
+        });
+        let ends_it = EndsIt(&over);
+        world.wait_for("cache/FORMAT");
+        for n in 0..checks {
+            let checked = world.smelt(&["cache", "fsck"]);
+            assert_eq!(checked.code, Some(0), "{n}: {}{}", checked.stdout, checked.stderr);
+        }
+        drop(ends_it);
+        builder.join().unwrap();
+        collector.join().unwrap();
+    });
+    println!("{checks} checks, {} builds", world.read("built").lines().count());
 }
 
 /// How often each stage was built, by what it is called.

@@ -140,6 +140,8 @@ fn what_tools_say_is_understood() {
         ("[E] Saving engine to file failed.\n[E] Engine set up failed", "disk-full disk-full"),
         ("Failed to write engine to file: e.plan", "disk-full disk-full"),
         ("cp: error writing 'o': No space left on device", "disk-full disk-full"),
+        ("cp: error reading 'i': Input/output error", "disk-error disk-error"),
+        ("read /x: input/output error", "disk-error disk-error"),
         ("[W] Using an engine plan file across different models of devices is not recommended", ""),
         (
             "[E] 1: [stdArchiveReader.cpp::StdArchiveReader::32] Error Code 1: Serialization (Serialization assertion stdVersionRead == serializationVersion failed.)",

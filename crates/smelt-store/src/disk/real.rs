@@ -133,7 +133,7 @@ impl Disk for RealDisk {
         let free_bytes = found.blocks_available().saturating_mul(block_bytes);
         let kind = found.filesystem_type();
         let is_memory = [statfs::TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind);
-        Ok(Volume { free_bytes, network: network_name(kind), is_memory })
+        Ok(Volume { free_bytes, unfit: unfit(kind), is_memory })
     }
 
     fn moment(&self) -> Moment {
@@ -144,19 +144,29 @@ impl Disk for RealDisk {
 /// By Linux's `magic.h`.
 const RAMFS_MAGIC: statfs::FsType = statfs::FsType(0x8584_58f6);
 
-/// File systems of other machines, whose locks may exclude nobody.
-fn network_name(kind: statfs::FsType) -> Option<&'static str> {
-    // The magic numbers are those of Linux's `magic.h`; libc lacks the SMB ones.
-    match u32::try_from(kind.0 & 0xffff_ffff).ok()? {
-        0x6969 => Some("NFS"),
-        0x517b => Some("SMB"),
-        0xff53_4d42 => Some("CIFS"),
-        0xfe53_4d42 => Some("SMB2"),
-        0x0102_1997 => Some("9P"),
-        0x5346_414f | 0x6b41_4653 => Some("AFS"),
-        0x7375_7245 => Some("Coda"),
-        _ => None,
-    }
+/// Of other machines: their locks may exclude nobody.
+const NETWORK: &str = "it is of the network, where locks between runs cannot be trusted, nor that what is synced is kept";
+/// Of FAT's kin: a file that was edited within two seconds would pass for the one that was digested.
+const FOREIGN: &str =
+    "it knows no modes, keeps times to seconds and takes names for one another that differ in case";
+
+/// File systems that cannot keep what a store promises.  tmpfs works until the machine's next start,
+/// overlayfs as well as what lies on top.
+fn unfit(kind: statfs::FsType) -> Option<(&'static str, &'static str)> {
+    // The magic numbers are those of Linux's `magic.h` and of the drivers; libc lacks many.
+    let name = match u32::try_from(kind.0 & 0xffff_ffff).ok()? {
+        0x6969 => "NFS",
+        0x517b => "SMB",
+        0xff53_4d42 => "CIFS",
+        0xfe53_4d42 => "SMB2",
+        0x0102_1997 => "9P",
+        0x5346_414f | 0x6b41_4653 => "AFS",
+        0x7375_7245 => "Coda",
+        0x4d44 => return Some(("vfat", FOREIGN)),
+        0x2011_bab0 => return Some(("exFAT", FOREIGN)),
+        _ => return None,
+    };
+    Some((name, NETWORK))
 }
 
 fn stat_of(metadata: &fs::Metadata) -> Stat {
@@ -281,5 +291,25 @@ fn still_named(file: &File, path: &Path) -> io::Result<bool> {
         Ok(named) => Ok(held.ino() == named.ino() && held.dev() == named.dev()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_a_store_and_what_does_not() {
+        let check = |magic: i64, expect: Option<&str>| {
+            assert_eq!(unfit(statfs::FsType(magic)).map(|(name, _)| name), expect, "{magic:x}");
+        };
+        check(0x6969, Some("NFS"));
+        check(0xff53_4d42, Some("CIFS"));
+        check(0x4d44, Some("vfat"));
+        check(0x2011_bab0, Some("exFAT"));
+        // ext4, overlayfs, tmpfs, btrfs, xfs, f2fs.
+        for magic in [0xef53, 0x794c_7630, 0x0102_1994, 0x9123_683e, 0x5846_5342, 0xf2f5_2010] {
+            check(magic, None);
+        }
     }
 }

@@ -806,7 +806,7 @@ impl Disk for SimDisk {
         let mut world = self.world();
         world.step("statfs", path, Needs::Nothing)?;
         let free_bytes = if world.is_full() { 0 } else { world.free_bytes };
-        Ok(Volume { free_bytes, network: None, is_memory: false })
+        Ok(Volume { free_bytes, unfit: None, is_memory: false })
     }
 
     fn moment(&self) -> Moment {

@@ -5,6 +5,7 @@
 pub mod machine;
 pub mod server;
 pub mod side;
+pub mod traced;
 
 use std::fs;
 use std::path::{Path, PathBuf};

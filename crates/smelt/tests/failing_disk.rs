@@ -1,0 +1,96 @@
+//! Disks that fail: under strace, calls of smelt's and of its stages' answer with EIO.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::fs;
+
+use serde_json::Value;
+use world::traced::{Point, points, strace};
+use world::{World, commands, statuses};
+
+/// Calls by which a store, its inputs and its outputs are read and written; of pipes they are none.
+const CALLS: &str = "pread64,pwrite64,copy_file_range,fsync,fdatasync,rename,renameat,renameat2,\
+    mkdir,mkdirat,ftruncate,getdents64,chmod,fchmod";
+const SMELT: [&str; 5] = [env!("CARGO_BIN_EXE_smelt"), "run", "p.toml", "--keep-going", "--json"];
+/// As many points as take some seconds; `SMELT_SOAK` takes all.
+const POINTS: usize = 8;
+
+/// `a` reads a file and `b` what that made; `c` needs neither.
+fn world(read: &str) -> World {
+    let text = commands(&[
+        &format!("a:in:{read}"),
+        "b:a:cat $SMELT_IN_A/o > o; echo b >> o",
+        "c::echo c > o",
+    ]);
+    let world = World::new(&text.replace("\"in\"", "\"path:in\""));
+    fs::create_dir(world.path("in")).unwrap();
+    world.write("in/f", "read\n");
+    world
+}
+
+/// A stage whose program reads its input from a disk that fails: how it ends, beside the others.
+#[track_caller]
+fn check_program(read: &str, words: &str) {
+    let file = "$SMELT_INPUTS/f";
+    let traced = format!(
+        "strace -o /dev/null -P {file} -e inject=read,copy_file_range:error=EIO cat {file} > o"
+    );
+    let world = world(&read.replace("READ", &traced));
+    let ended = world.smelt(&SMELT[1..]);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(statuses(&report), ["a failed", "b skipped", "c sealed"], "{}", ended.stderr);
+    let failed = &report["stages"][0];
+    assert_eq!(failed["class"], "disk-error", "{failed}");
+    assert!(failed["message"].as_str().unwrap().contains(words), "{failed}");
+}
+
+#[test]
+fn a_program_says_that_its_input_cannot_be_read() {
+    check_program("READ", "nput/output error");
+}
+
+/// Programs go on without what they could not read.
+#[test]
+fn one_that_says_success_all_the_same_is_not_sealed() {
+    check_program("READ || echo half > o", "it said success (exit 0), but its log says");
+}
+
+/// Whatever fails, what is sealed is right, what failed says why, and a sound disk makes the rest.
+#[test]
+fn whichever_call_fails_nothing_false_is_kept() {
+    let read = "cat $SMELT_INPUTS/f > o";
+    let points = points(&world(read), &["-f"], CALLS, &SMELT);
+    let is_soak = std::env::var_os("SMELT_SOAK").is_some();
+    let step = if is_soak { 1 } else { points.len().div_ceil(POINTS) };
+    let failed = points.iter().step_by(step).filter(|point| fail_and_finish(point, read)).count();
+    println!("{failed} of {} points failed, every {step}th was tried", points.len());
+    assert!(failed * step * 2 > points.len(), "only {failed} points failed");
+}
+
+/// Whether the call came.
+fn fail_and_finish(point: &Point, read: &str) -> bool {
+    let world = world(read);
+    let (call, nth) = point;
+    let output = strace(&world, &["-f"], &format!("inject={call}:error=EIO:when={nth}"), &SMELT);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!said.contains("panicked"), "{point:?}: {said}");
+    let is_told = said.contains("error") || said.contains("failed");
+    assert!(output.status.success() || is_told, "{point:?}: {said}");
+    if let Ok(report) = serde_json::from_slice::<Value>(&output.stdout) {
+        for stage in report["stages"].as_array().unwrap() {
+            let class = stage["class"].as_str().unwrap_or("none");
+            let known = ["none", "disk-error", "spawn-failed", "tool-rejected"].contains(&class);
+            assert!(known, "{point:?}: {stage}");
+        }
+    }
+    let report = world.run(&[]);
+    assert_eq!(report["status"], "ok", "{point:?}");
+    let made = ["a", "b", "c"].map(|stage| fs::read_to_string(world.out(stage).join("o")).unwrap());
+    assert_eq!(made, ["read\n", "read\nb\n", "c\n"], "{point:?}");
+    let checked = world.smelt(&["cache", "fsck"]);
+    assert_eq!(checked.code, Some(0), "{point:?}: {}{}", checked.stdout, checked.stderr);
+    world.assert_nothing_runs();
+    world.read("trace").contains("(INJECTED)")
+}

@@ -1,0 +1,65 @@
+//! Stores on other file systems than a disk's own: each works as promised, or is refused with why.
+//!
+//! These mount in a name space that is gone with the test; where nobody may, they say so.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod world;
+
+use std::process::Command;
+
+use serde_json::Value;
+use world::machine::say;
+use world::{Ended, World, ended, statuses};
+
+/// Runs smelt twice on a store in `disk`, once `mount` has put something there, and checks what there is.
+fn run_on(mount: &str) -> Option<(World, Ended)> {
+    let world =
+        World::of_commands(&["a::echo a > o; mkdir d; echo b > d/f", "b:a:cat $SMELT_IN_A/o > o"]);
+    let script = format!(
+        "mkdir disk low up work; {{ {mount}; }} > said 2>&1 || exit 99; export SMELT_CACHE=$PWD/disk/cache; \
+         $SMELT run p.toml --json > first; $SMELT cache fsck >&2; $SMELT run p.toml --json"
+    );
+    let mut sh = Command::new("unshare");
+    world.prepare(&mut sh);
+    sh.env("SMELT", env!("CARGO_BIN_EXE_smelt")).args(["-m", "sh", "-ec", &script]);
+    let ended = ended(&mut sh);
+    if !matches!(ended.code, Some(99)) && !ended.stderr.contains("unshare") {
+        return Some((world, ended));
+    }
+    say(&format!("not run: {}{}", ended.stderr, world.read("said")));
+    None
+}
+
+#[track_caller]
+fn works(mount: &str) {
+    let Some((world, Ended { code, stdout, stderr })) = run_on(mount) else { return };
+    assert_eq!(code, Some(0), "{stderr}");
+    let first: Value = serde_json::from_str(&world.read("first")).unwrap();
+    assert_eq!(statuses(&first), ["a sealed", "b sealed"], "{stderr}");
+    let again: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(statuses(&again), ["a hit", "b hit"], "{stderr}");
+}
+
+#[test]
+fn a_store_on_an_overlay_works() {
+    works(
+        "mount -t tmpfs tmpfs work && mkdir work/up work/work && \
+        mount -t overlay -o lowerdir=low,upperdir=work/up,workdir=work/work overlay disk",
+    );
+}
+
+#[test]
+fn a_store_on_tmpfs_works_and_is_warned_of() {
+    works("mount -t tmpfs tmpfs disk");
+    let Some((_, told)) = run_on("mount -t tmpfs tmpfs disk") else { return };
+    assert!(told.stderr.contains("is on tmpfs, which is memory"), "{}", told.stderr);
+}
+
+#[test]
+fn a_store_on_vfat_is_refused() {
+    let mount = "truncate -s 16M image && mkfs.vfat image && mount -o loop image disk";
+    let Some((_, told)) = run_on(mount) else { return };
+    assert_ne!(told.code, Some(0), "{}", told.stderr);
+    assert!(told.stderr.contains("cannot be on vfat: it knows no modes"), "{}", told.stderr);
+}
