@@ -1,4 +1,4 @@
-"""Holds a running server against the official clients of OpenAI's and Anthropic's APIs.
+"""Holds a running server against the official clients of OpenAI's, Anthropic's and Ollama's APIs.
 
     python check.py http://127.0.0.1:8000 PICTURES
 
@@ -19,11 +19,13 @@ import time
 import urllib.request
 
 import anthropic
+import ollama
 import openai
 
 base, pictures = sys.argv[1], pathlib.Path(sys.argv[2])
 client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60)
 claude = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=60)
+llama = ollama.Client(host=base, timeout=60)
 shapes = base64.b64encode((pictures / "shapes-1.png").read_bytes()).decode()
 MODEL = client.models.list().data[0].id
 
@@ -88,7 +90,7 @@ def clips_are_seen_frame_by_frame():
 
 
 def tool(name):
-    colour = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"], "additionalProperties": False}
+    colour = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
     return {"type": "function", "function": {"name": name, "description": "Finds", "parameters": colour}}
 
 
@@ -264,6 +266,40 @@ def messages_are_refused_in_their_words():
     turns = [{"role": "user", "content": "a"}]
     error = refused(anthropic.NotFoundError, lambda: claude.messages.create(model="another", max_tokens=1, messages=turns))
     assert error.body["error"]["type"] == "not_found_error", error.body
+
+
+def drawn(question):
+    return [{"role": "user", "content": question, "images": [shapes]}]
+
+
+def ollamas_clients_are_answered():
+    greedy = dict(model=MODEL, options={"temperature": 0})
+    answer = llama.chat(messages=drawn("What is left of the red circle?"), **greedy)
+    assert answer.done and answer.done_reason == "stop" and answer.message.content == "a blue circle", answer
+    assert answer.eval_count > 0 and answer.prompt_eval_count > 0 and answer.total_duration > 0, answer
+    parts = list(llama.chat(messages=drawn("What is left of the red circle?"), stream=True, **greedy))
+    assert len(parts) > 1 and [part.done for part in parts] == [False] * (len(parts) - 1) + [True], parts
+    assert "".join(part.message.content for part in parts) == answer.message.content
+    told = llama.generate(prompt="What is left of the red circle?", images=[shapes], **greedy)
+    assert told.response == answer.message.content, told
+    short = llama.chat(model=MODEL, messages=drawn("Describe this image."), options={"temperature": 0, "num_predict": 2})
+    assert short.done_reason == "length" and short.eval_count == 2, short
+    kind = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"], "additionalProperties": False}
+    held = llama.chat(messages=drawn("Describe this image."), format=kind, **greedy)
+    assert json.loads(held.message.content)["colour"] in ("red", "blue"), held
+
+
+def ollamas_clients_see_what_there_is():
+    names = [model.model for model in llama.list().models]
+    assert MODEL + ":latest" in names and "letters:latest" in names, names
+    assert "vision" in llama.show(MODEL).capabilities and "embedding" in llama.show("letters").capabilities
+    assert MODEL + ":latest" in [model.model for model in llama.ps().models]
+    texts = ["A man is eating food.", "what?"]
+    rows = llama.embed(model="letters", input=texts).embeddings
+    listed = client.embeddings.create(model="letters", input=texts, encoding_format="float")
+    assert [list(row) for row in rows] == [one.embedding for one in listed.data]
+    assert refused(ollama.ResponseError, lambda: llama.pull("another")).status_code == 403
+    assert refused(ollama.ResponseError, lambda: llama.chat(model="another", messages=[{"role": "user", "content": "a"}])).status_code == 404
 
 
 def texts_are_embedded():
@@ -544,6 +580,7 @@ def answers_have_the_form_that_is_asked_for():
 
 CHECKS = [
     models, a_picture_is_seen, clips_are_seen_frame_by_frame, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on,
+    ollamas_clients_are_answered, ollamas_clients_see_what_there_is,
     messages_are_answered, messages_are_streamed, messages_call_tools, messages_are_refused_in_their_words, texts_are_embedded, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
     conversations_go_on, completions, answers_have_the_form_that_is_asked_for, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,

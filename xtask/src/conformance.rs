@@ -1,4 +1,4 @@
-//! Holds `smelt serve` on the demo against the official client of OpenAI's API, and against its own
+//! Holds `smelt serve` on the demo against the official clients of three APIs, and against its own
 //! description.
 
 use std::fs;
