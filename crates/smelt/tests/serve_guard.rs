@@ -56,6 +56,23 @@ fn hostile() -> Vec<(&'static str, Vec<u8>)> {
         ("/v1/completions", filled(r#"{"prompt":["#, "[1]", "]}")),
         ("/v1/completions", filled(r#"{"prompt":["#, r#""""#, "]}")),
         ("/v1/completions", filled(r#"{"prompt":["#, "1", "]}")),
+        ("/v1/responses", filled(r#"{"input":["#, r#"{"role":"user"}"#, "]}")),
+        ("/v1/responses", filled(r#"{"input":["#, r#"{"type":"message","content":[]}"#, "]}")),
+        ("/v1/responses", filled(r#"{"input":"hi","tools":["#, "{}", "]}")),
+        ("/v1/responses", filled(r#"{"input":"hi","metadata":{"x":["#, "0", "]}}")),
+        ("/v1/messages", filled(r#"{"max_tokens":1,"messages":["#, r#"{"role":"user"}"#, "]}")),
+        (
+            "/v1/messages",
+            filled(
+                r#"{"max_tokens":1,"messages":[{"role":"user","content":["#,
+                r#"{"type":"text"}"#,
+                "]}]}",
+            ),
+        ),
+        ("/v1/messages", filled(r#"{"max_tokens":1,"messages":[],"tools":["#, "{}", "]}")),
+        ("/v1/messages/count_tokens", filled(r#"{"messages":[],"system":["#, r#"{"":0}"#, "]}")),
+        ("/api/chat", filled(r#"{"model":"m","messages":["#, r#"{"role":"user"}"#, "]}")),
+        ("/api/generate", filled(r#"{"model":"m","prompt":"","images":["#, r#""""#, "]}")),
         ("/tokenize", filled(r#"{"messages":[],"tools":["#, "{}", "]}")),
         ("/detokenize", filled(r#"{"tokens":["#, "1", "]}")),
     ]
