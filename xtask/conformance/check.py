@@ -90,7 +90,7 @@ def clips_are_seen_frame_by_frame():
 
 
 def tool(name):
-    colour = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    colour = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"], "additionalProperties": False}
     return {"type": "function", "function": {"name": name, "description": "Finds", "parameters": colour}}
 
 

@@ -43,6 +43,11 @@ pub(super) async fn live(State(shared): State<Arc<Shared>>) -> Response {
     }
 }
 
+/// Which smelt this is, as vLLM's clients ask.
+pub(super) async fn version() -> Response {
+    axum::Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response()
+}
+
 /// What is counted, in the format that is asked for.
 pub(super) async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();

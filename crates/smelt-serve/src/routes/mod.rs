@@ -116,6 +116,7 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/health", get(health::health))
         .route("/readyz", get(health::health))
         .route("/livez", get(health::live))
+        .route("/version", get(health::version))
         .route("/metrics", get(health::metrics))
         .route("/v1/models", get(health::models))
         .route("/v1/models/{*model}", get(health::model))
