@@ -259,6 +259,7 @@ fn check_kind(headers: &HeaderMap, wanted: Kind) -> Result<(), ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paused::paused;
 
     #[track_caller]
     fn check(headers: &[(&str, &str)], body: &str, expect: Result<&str, u16>) {
@@ -289,11 +290,7 @@ mod tests {
     #[test]
     fn bodies_wait_for_each_other() {
         let bodies = Bodies::new(1 << 20, LARGEST_AT_ONCE << 20);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap();
+        let runtime = paused();
         runtime.block_on(async {
             let headers: HeaderMap =
                 [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
@@ -336,11 +333,7 @@ mod tests {
             }
         }
         let bodies = Bodies::new(MIB, 2 * MIB);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap();
+        let runtime = paused();
         runtime.block_on(async {
             let read = || {
                 let bodies = bodies.clone();
@@ -371,11 +364,7 @@ mod tests {
             }
         }
         let bodies = Bodies::new(1 << 20, LARGEST_AT_ONCE << 20);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap();
+        let runtime = paused();
         runtime.block_on(async {
             let headers: HeaderMap = [
                 (CONTENT_TYPE, "application/json".parse().unwrap()),

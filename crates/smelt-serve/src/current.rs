@@ -83,17 +83,14 @@ pub(crate) async fn follow<T: Send + Sync + 'static, E: Display + Send + 'static
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paused::paused;
 
     #[test]
     fn what_is_read_again_takes_its_place_and_what_is_not_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("number");
         std::fs::write(&file, "1").unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap();
+        let runtime = paused();
         runtime.block_on(async {
             let (current, asked) = (Current::new(Arc::new(0)), Arc::new(Notify::new()));
             let path = file.clone();

@@ -24,6 +24,8 @@ mod log;
 mod meter;
 mod metrics;
 mod models;
+#[cfg(test)]
+mod paused;
 mod pictures;
 mod protocols;
 mod routes;
