@@ -9,6 +9,7 @@ use super::embedding::EmbeddingFields;
 use super::fields::fields;
 use super::held::HeldFields;
 use super::tools::ToolFields;
+use crate::protocols::ours::Ours;
 use crate::protocols::{anthropic, ollama, responses};
 use crate::routes::OPENAPI;
 
@@ -29,6 +30,6 @@ fn the_description_has_the_fields_that_are_read() {
     check("EmbeddingRequest", fields::<EmbeddingFields>());
     check("OllamaRequest", fields::<ollama::ask::Ask>());
     check("OllamaEmbedRequest", fields::<ollama::ask::Embed>());
-    check("MessagesRequest", fields::<anthropic::ask::Ask>());
-    check("ResponsesRequest", fields::<responses::ask::Ask>());
+    check("MessagesRequest", &fields::<anthropic::ask::Ask>() | &fields::<Ours>());
+    check("ResponsesRequest", &fields::<responses::ask::Ask>() | &fields::<Ours>());
 }

@@ -5,6 +5,7 @@
 pub(crate) mod anthropic;
 pub(crate) mod events;
 pub(crate) mod ollama;
+pub(crate) mod ours;
 pub(crate) mod places;
 pub(crate) mod responses;
 pub(crate) mod sections;

@@ -12,6 +12,7 @@ use crate::api::foreign;
 use crate::api::read::{self, Body};
 use crate::api::several::TextOr;
 use crate::error::ApiError;
+use crate::protocols::ours::Ours;
 use crate::protocols::places::Places;
 
 /// What `/v1/messages` and `/v1/messages/count_tokens` are asked.
@@ -38,20 +39,8 @@ pub(crate) struct Ask {
     container: Option<Value>,
     mcp_servers: Option<Value>,
     context_management: Option<Value>,
-    /// Ours, as in chats.
-    seed: Option<Value>,
-    min_p: Option<Value>,
-    repetition_penalty: Option<Value>,
-    presence_penalty: Option<Value>,
-    frequency_penalty: Option<Value>,
-    chat_template_kwargs: Option<Value>,
-    enable_thinking: Option<Value>,
-    thinking_budget: Option<Value>,
-    parse_special: Option<Value>,
-    ignore_eos: Option<Value>,
-    priority: Option<Value>,
-    timeout_s: Option<Value>,
-    cache_salt: Option<Value>,
+    #[serde(skip)]
+    ours: Ours,
 }
 
 /// One turn.
@@ -126,7 +115,8 @@ struct Format {
 }
 
 /// The fields that are read.
-static KNOWN: LazyLock<BTreeSet<&'static str>> = LazyLock::new(fields::<Ask>);
+static KNOWN: LazyLock<BTreeSet<&'static str>> =
+    LazyLock::new(|| &fields::<Ask>() | &fields::<Ours>());
 
 /// What chats call otherwise.
 const NAMES: [(&str, &str); 5] = [
@@ -154,7 +144,7 @@ impl Ask {
     /// # Errors
     /// 400, naming the field that is wrong or not understood.
     pub(crate) fn read(body: Body<'_>) -> Result<(Self, Vec<String>), ApiError> {
-        let ask: Self = read::json(body)?;
+        let ask = Self { ours: read::json(body)?, ..read::json(body)? };
         ask.check()?;
         let over = foreign::passed_over(body, &KNOWN)?;
         Ok((ask, over))
@@ -237,27 +227,18 @@ impl Ask {
             ("parallel_tool_calls", parallel.map(|is_alone| Value::from(!is_alone))),
             ("response_format", self.format()?),
             ("reasoning_effort", config.and_then(|of| of.effort.clone()).map(Value::from)),
-            ("enable_thinking", self.enable_thinking.clone().or(thinks.map(Value::from))),
-            ("thinking_budget", self.thinking_budget.clone().or(budget.map(Value::from))),
-            ("seed", self.seed.clone()),
-            ("min_p", self.min_p.clone()),
-            ("repetition_penalty", self.repetition_penalty.clone()),
-            ("presence_penalty", self.presence_penalty.clone()),
-            ("frequency_penalty", self.frequency_penalty.clone()),
-            ("chat_template_kwargs", self.chat_template_kwargs.clone()),
-            ("parse_special", self.parse_special.clone()),
-            ("ignore_eos", self.ignore_eos.clone()),
-            ("priority", self.priority.clone()),
-            ("timeout_s", self.timeout_s.clone()),
-            ("cache_salt", self.cache_salt.clone()),
+            // A field of the same name in `ours` takes its place.
+            ("enable_thinking", thinks.map(Value::from)),
+            ("thinking_budget", budget.map(Value::from)),
         ];
         let fields = fields.into_iter();
-        Ok(fields.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
+        let told = fields.filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        Ok(told.chain(self.ours.fields()).collect())
     }
 
     /// Whether the model thinks, and for how many tokens: not where nobody asks for it, unless a template is told.
     fn thinking(&self) -> Result<(Option<bool>, Option<usize>), ApiError> {
-        let is_told = self.chat_template_kwargs.is_some();
+        let is_told = self.ours.chat_template_kwargs.is_some();
         match self.thinking.as_ref().map(|of| (&of.kind[..], of.budget_tokens)) {
             None => Ok(((!is_told).then_some(false), None)),
             Some(("disabled", _)) => Ok((Some(false), None)),

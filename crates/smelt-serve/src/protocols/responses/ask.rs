@@ -14,6 +14,7 @@ use crate::api::foreign;
 use crate::api::read::{self, Body};
 use crate::api::several::TextOr;
 use crate::error::ApiError;
+use crate::protocols::ours::Ours;
 use crate::protocols::places::Places;
 
 /// What `/v1/responses` is asked.
@@ -48,22 +49,11 @@ pub(crate) struct Ask {
     prompt: Option<Value>,
     context_management: Option<Value>,
     moderation: Option<Value>,
-    /// Ours, as in chats.
-    seed: Option<Value>,
+    /// As in chats.
     stop: Option<Value>,
     top_k: Option<Value>,
-    min_p: Option<Value>,
-    repetition_penalty: Option<Value>,
-    presence_penalty: Option<Value>,
-    frequency_penalty: Option<Value>,
-    chat_template_kwargs: Option<Value>,
-    enable_thinking: Option<Value>,
-    thinking_budget: Option<Value>,
-    parse_special: Option<Value>,
-    ignore_eos: Option<Value>,
-    priority: Option<Value>,
-    timeout_s: Option<Value>,
-    cache_salt: Option<Value>,
+    #[serde(skip)]
+    ours: Ours,
 }
 
 /// What form the answer has.
@@ -84,7 +74,8 @@ struct Reasoning {
 }
 
 /// The fields that are read.
-static KNOWN: LazyLock<BTreeSet<&'static str>> = LazyLock::new(fields::<Ask>);
+static KNOWN: LazyLock<BTreeSet<&'static str>> =
+    LazyLock::new(|| &fields::<Ask>() | &fields::<Ours>());
 
 /// What OpenAI's server takes where nothing is said.
 const TEMPERATURE_USUAL: f64 = 1.0;
@@ -116,7 +107,7 @@ impl Ask {
     /// # Errors
     /// 400, naming the field that is wrong or not understood.
     pub(crate) fn read(body: Body<'_>) -> Result<(Self, Vec<String>), ApiError> {
-        let ask: Self = read::json(body)?;
+        let ask = Self { ours: read::json(body)?, ..read::json(body)? };
         ask.check()?;
         let mut over = foreign::passed_over(body, &KNOWN)?;
         let reasoning = ask.reasoning.as_ref();
@@ -239,24 +230,14 @@ impl Ask {
             ("parallel_tool_calls", self.parallel_tool_calls.map(Value::from)),
             ("response_format", self.format()),
             ("reasoning_effort", effort.map(Value::from)),
-            ("enable_thinking", self.enable_thinking.clone().or(thinks)),
-            ("seed", self.seed.clone()),
+            // A field of the same name in `ours` takes its place.
+            ("enable_thinking", thinks),
             ("stop", self.stop.clone()),
             ("top_k", self.top_k.clone()),
-            ("min_p", self.min_p.clone()),
-            ("repetition_penalty", self.repetition_penalty.clone()),
-            ("presence_penalty", self.presence_penalty.clone()),
-            ("frequency_penalty", self.frequency_penalty.clone()),
-            ("chat_template_kwargs", self.chat_template_kwargs.clone()),
-            ("thinking_budget", self.thinking_budget.clone()),
-            ("parse_special", self.parse_special.clone()),
-            ("ignore_eos", self.ignore_eos.clone()),
-            ("priority", self.priority.clone()),
-            ("timeout_s", self.timeout_s.clone()),
-            ("cache_salt", self.cache_salt.clone()),
         ];
         let fields = fields.into_iter();
-        Ok(fields.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
+        let told = fields.filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        Ok(told.chain(self.ours.fields()).collect())
     }
 
     /// The tools, their fields in an object of their own.
