@@ -126,6 +126,10 @@ fn ollamas_clients_find_models_and_are_refused_in_their_words() {
     );
     refused("/api/chat", json!({ "messages": 3 }), 400);
     refused("/api/generate", json!({ "prompt": "a", "context": [1] }), 400);
+    // Where nothing but the model is asked for, too.
+    refused("/api/generate", json!({ "options": { "temperature": 3 } }), 400);
+    refused("/api/generate", json!({ "messages": [{ "role": "nobody" }] }), 400);
+    refused("/api/chat", json!({ "tools": [1] }), 400);
     refused("/api/generate", json!({ "prompt": "a", "images": ["no picture"] }), 400);
     refused("/api/nothing", json!({}), 404);
     assert_eq!(server.get("/api/chat").json()["error"].as_str().map(str::is_empty), Some(false));

@@ -46,6 +46,9 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
     let read = call.shared.preparing.run(move |_| {
         let ask = Ask::read(weigh(&held.bytes)?)?;
         let wanted = ask.wanted(route)?;
+        if wanted == Wanted::Load {
+            Chat::read(ask.alone()?.to_string().as_bytes())?.common.manners(None, 1)?;
+        }
         Ok((Beside { is_stream: ask.is_stream(), model: ask.model }, wanted, held.budget))
     });
     let (beside, wanted, budget) = read.await?;

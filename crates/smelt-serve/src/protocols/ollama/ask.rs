@@ -20,7 +20,7 @@ pub(crate) struct Ask {
     suffix: Option<String>,
     template: Option<String>,
     context: Option<Vec<i64>>,
-    tools: Option<Vec<Value>>,
+    tools: Option<Vec<Map<String, Value>>>,
     format: Option<Value>,
     options: Option<Options>,
     stream: Option<bool>,
@@ -38,7 +38,7 @@ struct Message {
     #[serde(default)]
     images: Option<Vec<String>>,
     #[serde(default)]
-    tool_calls: Option<Vec<Value>>,
+    tool_calls: Option<Vec<Map<String, Value>>>,
     #[serde(default)]
     tool_name: Option<String>,
     #[serde(default)]
@@ -125,6 +125,10 @@ impl Ask {
     /// 400, naming the field that is not understood.
     pub(crate) fn wanted(&self, route: Route) -> Result<Wanted, ApiError> {
         self.check()?;
+        if route == Route::Generate && self.messages.iter().flatten().next().is_some() {
+            let why = "are not understood; send them to /api/chat";
+            return Err(ApiError::field("messages", why).code("field_not_supported"));
+        }
         let turns = match route {
             Route::Chat => self.messages.iter().flatten().map(Message::turn).collect::<Vec<_>>(),
             Route::Generate => self.turns(),
@@ -154,6 +158,14 @@ impl Ask {
         let system = system.map(|system| json!({ "role": "system", "content": system }));
         let user = json!({ "role": "user", "content": content(Some(prompt), images) });
         system.into_iter().chain([user]).collect()
+    }
+
+    /// What would be asked with any turn: what is wrong with the rest is said before anything is asked.
+    ///
+    /// # Errors
+    /// 400, naming the field that is not understood.
+    pub(crate) fn alone(&self) -> Result<Value, ApiError> {
+        self.chat(vec![json!({ "role": "user", "content": "" })])
     }
 
     fn check(&self) -> Result<(), ApiError> {
@@ -388,6 +400,8 @@ mod tests {
             assert_eq!(wanted(Route::Generate, body), Ok(Wanted::Load));
         }
         assert_eq!(wanted(Route::Chat, json!({ "messages": [] })), Ok(Wanted::Load));
+        let turns = json!({ "messages": [{ "role": "user", "content": "a" }] });
+        assert!(wanted(Route::Generate, turns).is_err());
     }
 
     #[test]
