@@ -7,7 +7,7 @@ use std::path::Path;
 use smelt_model::grid::Grid;
 
 use crate::engine_file::OpenError;
-use crate::graph::{Constant, GraphEngine, InputFile, OutputFile, RunError, Tensor};
+use crate::graph::{Constant, GraphEngine, InputFile, OutputFile, Pause, RunError, Tensor};
 use crate::onnxruntime::{self, OnnxruntimeEngine};
 
 /// An opened engine of a graph.
@@ -57,6 +57,15 @@ impl Executor {
         match self {
             Self::Native(engine) => Self::Native(Box::new(engine.with_threads(count))),
             Self::Onnxruntime(engine) => Self::Onnxruntime(Box::new(engine.with_threads(count))),
+        }
+    }
+
+    /// Calls `pause` before each task of the graph, where the engine is the native one; the other runs through.
+    #[must_use]
+    pub fn with_pause(self, pause: Pause) -> Self {
+        match self {
+            Self::Native(engine) => Self::Native(Box::new(engine.with_pause(pause))),
+            Self::Onnxruntime(engine) => Self::Onnxruntime(engine),
         }
     }
 

@@ -12,6 +12,7 @@ pub use smelt_model::grid::{Grid, Lattice};
 pub use crate::engine_file::OpenError;
 use crate::executor::Executor;
 pub use crate::graph::Constant;
+pub use crate::graph::Pause;
 pub use crate::graph::{BuildError, Precision, build};
 use crate::graph::{InputFile, OutputFile, Tensor};
 
@@ -155,6 +156,13 @@ impl VisionEngine {
     #[must_use]
     pub fn with_threads(mut self, count: usize) -> Self {
         self.graph = self.graph.with_threads(count);
+        self
+    }
+
+    /// Calls `pause` before each task of the graph, where the engine is the native one.
+    #[must_use]
+    pub fn with_pause(mut self, pause: Pause) -> Self {
+        self.graph = self.graph.with_pause(pause);
         self
     }
 

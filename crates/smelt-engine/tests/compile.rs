@@ -6,8 +6,10 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use smelt_engine::graph::{self, GraphEngine, Precision, Tensor};
+use smelt_engine::graph::{self, GraphEngine, Pause, Precision, Tensor};
 use smelt_onnx::{
     Attribute, AttributeValue, Data, Dim, ElementType, Graph, Initializer, Model, Node, ValueInfo,
 };
@@ -53,6 +55,12 @@ struct Case {
 impl Case {
     /// What the graph gives, and how many tasks of `kind` it has.
     fn run(&self, outputs: &[&str], kind: &str) -> (Vec<f32>, usize) {
+        let (engine, given) = (self.engine(outputs), self.given());
+        let count = engine.survey(&given).unwrap().tasks.get(kind).copied().unwrap_or(0);
+        (engine.run(given).unwrap()[0].floats().unwrap().to_vec(), count)
+    }
+
+    fn engine(&self, outputs: &[&str]) -> GraphEngine {
         let dims = |shape: &[usize]| shape.iter().copied().map(Dim::Fixed).collect();
         let inputs = self.inputs.iter().map(|(name, shape)| value(name, dims(shape))).collect();
         let outputs = outputs.iter().map(|name| value(name, vec![])).collect();
@@ -72,14 +80,15 @@ impl Case {
         fs::create_dir_all(&onnx).unwrap();
         model.write(&onnx).unwrap();
         graph::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap();
-        let engine = GraphEngine::open(&engine).unwrap();
+        GraphEngine::open(&engine).unwrap()
+    }
+
+    fn given(&self) -> Vec<Tensor> {
         let given = self.inputs.iter().enumerate().map(|(seed, (_, shape))| {
             let data = noise(shape.iter().product(), seed + 1);
             Tensor::F32 { shape: shape.clone(), data }
         });
-        let given: Vec<Tensor> = given.collect();
-        let count = engine.survey(&given).unwrap().tasks.get(kind).copied().unwrap_or(0);
-        (engine.run(given).unwrap()[0].floats().unwrap().to_vec(), count)
+        given.collect()
     }
 
     /// Compares the graph done together, as one task of `kind`, with the one that also gives
@@ -110,6 +119,21 @@ fn attention(scaled: Vec<Node>, masked: bool) -> Case {
         nodes,
         constants: vec![floats("scale", &[], &[0.35]), floats("root", &[1], &[2.5])],
     }
+}
+
+#[test]
+fn an_engine_may_be_made_to_pause_before_each_task() {
+    let case = attention(vec![node("MatMul", &["q", "k"], "scores")], true);
+    let pauses = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&pauses);
+    let pause = Pause(Arc::new(move || _ = count.fetch_add(1, Ordering::SeqCst)));
+    let engine = case.engine(&["out", "scores"]).with_pause(pause);
+    let tasks: usize = engine.survey(&case.given()).unwrap().tasks.values().sum();
+    assert!(tasks > 1, "{tasks}");
+    let paused = engine.run(case.given()).unwrap();
+    assert_eq!(pauses.load(Ordering::SeqCst), tasks);
+    let (plain, _) = case.run(&["out", "scores"], "attention");
+    assert_eq!(paused[0].floats().unwrap(), plain);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use smelt_engine::engine_file::OpenError;
-use smelt_engine::vision::{RunError, Seen, VisionEngine};
+use smelt_engine::vision::{Pause, RunError, Seen, VisionEngine};
 
 use crate::image::{Cutting, Part, Size};
 pub use crate::image::{Eyes, Grid};
@@ -82,6 +82,15 @@ impl Vision {
             return Err("there is no vision engine".to_owned());
         }
         Ok(Self { cutting, engines })
+    }
+
+    /// Calls `pause` before each task of the engines that can be stopped there.
+    #[must_use]
+    pub fn with_pause(mut self, pause: &Pause) -> Self {
+        let engines = self.engines.into_iter();
+        self.engines =
+            engines.map(|(size, engine)| (size, engine.with_pause(pause.clone()))).collect();
+        self
     }
 
     /// The sizes that the engines take, from few pixels to many.

@@ -26,6 +26,7 @@ mod view;
 mod walk;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -80,6 +81,18 @@ pub struct GraphEngine {
     isa: Isa,
     threads: Threads,
     untuned: Option<String>,
+    pause: Option<Pause>,
+}
+
+/// What an engine calls before each task of a graph, on the thread that runs it.  It may block: the engine's
+/// threads sleep meanwhile, and the numbers stay the same.
+#[derive(Clone)]
+pub struct Pause(pub Arc<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for Pause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pause")
+    }
 }
 
 /// What a graph became for inputs of certain shapes.
@@ -137,13 +150,21 @@ impl GraphEngine {
         let constants = constant::load(&file, machine)?;
         let program = Program::new(&file.engine, &constants, machine)
             .map_err(|problem| file.damaged(problem))?;
-        Ok(Self { file, program, plans: Mutex::default(), isa, threads, untuned })
+        let (plans, pause) = (Mutex::default(), None);
+        Ok(Self { file, program, plans, isa, threads, untuned, pause })
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
     #[must_use]
     pub fn with_threads(mut self, count: usize) -> Self {
         self.threads = Threads::new(count);
+        self
+    }
+
+    /// Calls `pause` before each task.
+    #[must_use]
+    pub fn with_pause(mut self, pause: Pause) -> Self {
+        self.pause = Some(pause);
         self
     }
 
@@ -190,7 +211,8 @@ impl GraphEngine {
     pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
         let plan = self.plan(&inputs)?;
         let inputs = inputs.into_iter().map(Tensor::into_value).collect();
-        let values = Run::all(&plan, inputs, self.machine()).map_err(RunError::Graph)?;
+        let pause = self.pause.as_ref();
+        let values = Run::all(&plan, inputs, self.machine(), pause).map_err(RunError::Graph)?;
         Ok(values.into_iter().map(|value| Tensor::from_value(value, self.machine())).collect())
     }
 

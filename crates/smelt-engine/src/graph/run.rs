@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+use super::Pause;
 use super::arena::{Arena, Part};
 use super::array::{Array, Value};
 use super::chain::{Lane, PIECE};
@@ -37,12 +38,13 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Runs `plan` on `inputs` of the shapes it was made for; gives its outputs.  The error is one
-    /// line that names the node.
+    /// Runs `plan` on `inputs` of the shapes it was made for, with a `pause` before each task; gives its
+    /// outputs.  The error is one line that names the node.
     pub(crate) fn all(
         plan: &'a Plan,
         inputs: Vec<Value>,
         machine: Machine<'a>,
+        pause: Option<&Pause>,
     ) -> Result<Vec<Value>, String> {
         let mut loose = vec![None; plan.known.len()];
         let mut floats = Vec::with_capacity(inputs.len());
@@ -58,6 +60,7 @@ impl<'a> Run<'a> {
         let arena = Arena::new(plan.arena);
         let mut run = Self { plan, machine, inputs: floats, loose, arena, input: Input::default() };
         for task in &plan.tasks {
+            pause.inspect(|pause| (pause.0)());
             run.task(&task.work).map_err(|problem| format!("{}: {problem}", task.title))?;
         }
         plan.outputs.iter().map(|feed| run.value(feed)).collect()

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::Receiver;
-use std::thread;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use smelt_engine::llm::prefix::{Found, Piece};
@@ -82,8 +81,8 @@ impl LlmThread {
             let start = Instant::now();
             self.perform(step);
             self.publish();
-            if self.shared.is_looking.load(Ordering::Acquire) {
-                thread::sleep(way(start.elapsed()));
+            if self.gives_way() && !self.wait(way(start.elapsed())) {
+                break;
             }
         }
         for (_, task) in std::mem::take(&mut self.tasks) {
@@ -94,18 +93,42 @@ impl LlmThread {
     /// Takes what has come; waits for something if there is nothing to do.  Returns whether to go on.
     fn receive(&mut self) -> bool {
         if self.tasks.is_empty() {
-            match self.inbox.recv() {
-                Ok(ToLlm::Job(job)) => self.take(*job),
-                Ok(ToLlm::Stop) | Err(_) => return false,
+            let Ok(message) = self.inbox.recv() else { return false };
+            if !self.hear(message) {
+                return false;
             }
         }
         while let Ok(message) = self.inbox.try_recv() {
-            match message {
-                ToLlm::Job(job) => self.take(*job),
-                ToLlm::Stop => return false,
+            if !self.hear(message) {
+                return false;
             }
         }
         true
+    }
+
+    /// Waits for so long, or until something comes.  Returns whether to go on.
+    fn wait(&mut self, time: Duration) -> bool {
+        match self.inbox.recv_timeout(time) {
+            Ok(message) => self.hear(message),
+            Err(RecvTimeoutError::Timeout) => true,
+            Err(RecvTimeoutError::Disconnected) => false,
+        }
+    }
+
+    /// Takes what has come.  Returns whether to go on.
+    fn hear(&mut self, message: ToLlm) -> bool {
+        match message {
+            ToLlm::Job(job) => self.take(*job),
+            ToLlm::Stop => return false,
+        }
+        true
+    }
+
+    /// Whether the vision engine, which is at work, is to have the processors for a while.  Where it pauses for
+    /// prompts, they are read first.
+    fn gives_way(&self) -> bool {
+        let reads_first = || self.schedule.counts().reading > 0 && self.shared.pauses.is_left();
+        self.shared.is_looking.load(Ordering::Acquire) && !reads_first()
     }
 
     fn take(&mut self, job: Job) {
@@ -196,7 +219,9 @@ impl LlmThread {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let held = self.engine.held(slot);
         let start = Instant::now();
+        let pause = self.shared.pauses.reading();
         let read = run(&mut self.engine, task, slot, held..held + tokens, is_last);
+        drop(pause);
         let took = start.elapsed();
         match read {
             Ok(logits) => {

@@ -8,6 +8,7 @@
 mod gallery;
 mod images;
 mod llm;
+mod pauses;
 mod scores;
 mod sizing;
 mod stats;
@@ -38,6 +39,7 @@ pub use crate::schedule::Priority;
 use crate::schedule::{Capacity, TaskId};
 use crate::speaker::{Form, Manner, SpeakError, Speaker};
 use images::Images;
+use pauses::Pauses;
 pub use sizing::{DoesNotFit, KvMemory, KvPlan, preparing};
 use sizing::{KvSizes, Memory};
 pub use stats::{BATCHES, Endings, Histogram, Kv, SECONDS, Stats};
@@ -288,6 +290,7 @@ struct Shared {
     is_draining: AtomicBool,
     /// The vision engine is at work.
     is_looking: AtomicBool,
+    pauses: Arc<Pauses>,
 }
 
 impl Shared {
@@ -362,6 +365,7 @@ impl Service {
             pixel_bytes: AtomicUsize::new(0),
             is_draining: AtomicBool::new(false),
             is_looking: AtomicBool::new(false),
+            pauses: Arc::new(Pauses::new()),
         });
         let (to_llm, llm_inbox) = mpsc::channel();
         let (to_vision, vision_inbox) = mpsc::channel();

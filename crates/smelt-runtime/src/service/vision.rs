@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
+use smelt_engine::vision::Pause;
+
 use super::gallery::Gallery;
 use super::ticket::{Event, Failure};
 use super::{Job, Over, Shared, ToLlm, ToVision};
@@ -47,6 +49,8 @@ impl VisionThread {
         (inbox, to_llm): (Receiver<ToVision>, Sender<ToLlm>),
         shared: Arc<Shared>,
     ) -> Self {
+        let pauses = Arc::clone(&shared.pauses);
+        let vision = vision.with_pause(&Pause(Arc::new(move || pauses.wait())));
         let (gallery, looking) = (Gallery::new(cache_bytes), Vec::new());
         Self { vision, gallery, inbox, to_llm, shared, looking }
     }
