@@ -112,6 +112,7 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
     let accounts = Accounts { metrics: Arc::clone(&shared.metrics), slow: doors.slow };
     let router = Router::new()
         .route("/", get(page::page))
+        .route("/page/{file}", get(page::file))
         .route("/openapi.json", get(page::openapi))
         .route("/health", get(health::health))
         .route("/readyz", get(health::health))
@@ -230,7 +231,12 @@ fn crowded() -> ApiError {
 }
 
 async fn unknown(request: Request) -> ApiError {
-    let why = format!("there is nothing at {}; see /openapi.json", request.uri().path());
+    nothing_at(request.uri().path())
+}
+
+/// 404: no route, or nothing of that name.
+fn nothing_at(path: &str) -> ApiError {
+    let why = format!("there is nothing at {path}; see /openapi.json");
     ApiError::new(StatusCode::NOT_FOUND, why).code("not_found")
 }
 

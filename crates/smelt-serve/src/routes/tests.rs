@@ -4,7 +4,7 @@ use http_body_util::BodyExt as _;
 use serde_json::Value;
 use tower::ServiceExt as _;
 
-use super::page::{OPENAPI, PAGE};
+use super::page::{FILES, OPENAPI, PAGE};
 use super::*;
 use crate::ask::pixels::DECODING_BYTES;
 use crate::collect::{OfMemory, OfModels};
@@ -68,7 +68,10 @@ fn described() -> Vec<(String, String)> {
         for method in item.as_object().unwrap().keys().filter(|key| *key != "parameters") {
             all.push((
                 method.to_uppercase(),
-                path.replace("{model}", "m").replace("{digest}", "d").replace("{id}", "d"),
+                path.replace("{model}", "m")
+                    .replace("{digest}", "d")
+                    .replace("{id}", "d")
+                    .replace("{file}", "main.js"),
             ));
         }
     }
@@ -233,9 +236,50 @@ fn requests_are_counted_by_what_they_are() {
     }
 }
 
+/// The page, and what it consists of, beside their names.
+fn of_page() -> Vec<(&'static str, &'static str)> {
+    let files = FILES.iter().map(|(name, _, text)| (*name, *text));
+    files.chain([("index.html", PAGE)]).collect()
+}
+
 #[test]
 fn the_page_needs_nothing_from_elsewhere() {
-    for mark in ["http://", "https://", "src=", "@import", "url("] {
-        assert!(!PAGE.contains(mark), "{mark}");
+    for (name, text) in of_page() {
+        for mark in ["http://", "https://", "src=\"h", "src=\"/", "@import", "url(", "innerHTML"] {
+            assert!(!text.contains(mark), "{mark} in {name}");
+        }
     }
+}
+
+#[test]
+fn the_page_names_only_files_that_are_served() {
+    let named = |text: &str, begin: &str| -> Vec<String> {
+        let after = text.split(begin).skip(1);
+        after.filter_map(|rest| rest.split('"').next()).map(str::to_owned).collect()
+    };
+    let imported = of_page().into_iter().flat_map(|(_, text)| named(text, "from \"./"));
+    let all: Vec<String> = imported.chain(named(PAGE, "=\"page/")).collect();
+    assert!(all.len() >= FILES.len(), "{all:?}");
+    let router = router(&[], &[]);
+    for name in all {
+        let (response, _) = ask(&router, request("GET", &format!("/page/{name}"), &[]));
+        let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
+        assert_eq!(response.status(), 200, "{name}");
+        assert!(kind.starts_with("text/css") || kind.starts_with("text/javascript"), "{kind}");
+    }
+    let (response, json) = ask(&router, request("GET", "/page/none.js", &[]));
+    assert_eq!((response.status().as_u16(), &json["error"]["code"]), (404, &"not_found".into()));
+}
+
+#[test]
+fn the_page_stays_small() {
+    let bytes: usize = of_page().iter().map(|(_, text)| text.len()).sum();
+    assert!(bytes <= 100_000, "{bytes} bytes");
+}
+
+#[test]
+fn the_page_may_do_little() {
+    let (response, _) = ask(&router(&[], &[]), request("GET", "/", &[("accept", "text/html")]));
+    let policy = response.headers()["content-security-policy"].to_str().unwrap();
+    assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
 }
