@@ -1,5 +1,5 @@
-//! Holds `smelt serve` on the demo against the official clients of three APIs, and against its own
-//! description.
+//! Holds `smelt serve` on the demo against the official clients of three APIs, its page against what people need of
+//! it, and both against its own description.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::server::Server;
 use crate::tidy::build_smelt;
-use crate::{python, root, target};
+use crate::{page, python, root, target};
 
 /// Requests that are made up for each route and phase: enough to reach every field, in half a minute.
 const EXAMPLES: &str = "25";
@@ -31,6 +31,7 @@ pub(crate) fn run() -> Result<()> {
     let mut client = Command::new(&python);
     client.arg(folder.join("check.py")).arg(server.url()).arg(root().join("tests/data"));
     succeed(&mut client, "the official client found a fault")?;
+    page::check(&server)?;
     let mut made_up = Command::new(python.with_file_name("schemathesis"));
     made_up
         .arg("--config-file")

@@ -13,6 +13,7 @@ mod llama;
 mod nightly;
 mod onnxruntime;
 mod operation;
+mod page;
 mod picture;
 mod power_cuts;
 mod python;
@@ -49,7 +50,7 @@ const USAGE: &str =
          smelt for aarch64 in a guest whose contiguous memory is exhausted: seen, classed, retried;
          and low for a harmless reason: no alarm
   conformance
-         smelt serve on the demo under the official clients of three APIs, then under requests that
+         smelt serve on the demo under the official clients of three APIs, its page in Chromium, then requests that
          schemathesis makes up from /openapi.json
   fuzz [TARGET]...
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
