@@ -180,7 +180,8 @@ def responses_call_tools():
     assert "".join(one.delta for one in events if one.type == "response.function_call_arguments.delta") == call.arguments
     turns = [{"role": "user", "content": "Find it."}, call.to_dict()]
     turns += [{"type": "function_call_output", "call_id": call.call_id, "output": "left"}]
-    again = client.responses.create(model=MODEL, input=turns, tool_choice="none", max_output_tokens=8, **offered)
+    asked = dict(input=turns, tool_choice="none", max_output_tokens=8, temperature=0)
+    again = client.responses.create(model=MODEL, **asked, **offered)
     assert again.output[0].type == "message", again
     for fields, param in [
         (dict(tools=[{"type": "web_search"}]), "tools[0].type"),
@@ -256,7 +257,8 @@ def messages_call_tools():
         assert stream.get_final_message().content[0].input == call.input
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "left"}]}
     turns = [{"role": "user", "content": "Find it."}, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
-    again = claude.messages.create(model=MODEL, max_tokens=8, messages=turns, tool_choice={"type": "none"}, **offered)
+    asked = dict(messages=turns, tool_choice={"type": "none"}, **offered)
+    again = claude.messages.create(model=MODEL, max_tokens=8, **asked, extra_body={"temperature": 0})
     assert again.content[0].type == "text", again
 
 
