@@ -450,6 +450,12 @@ def completions():
     prompt = scored.choices[0].logprobs
     assert len(prompt.tokens) == len(all_tokens) + 1 and prompt.token_logprobs[0] is None and prompt.top_logprobs[0] is None
     assert prompt.token_logprobs[len(tokens):-1] == told.token_logprobs, (prompt.token_logprobs, told.token_logprobs)
+    batch = client.completions.create(model=MODEL, prompt=[tokens, all_tokens], max_tokens=1, temperature=0, logprobs=1, echo=True)
+    short, long = (choice.logprobs for choice in batch.choices)
+    assert long.token_logprobs == prompt.token_logprobs and len(short.tokens) == len(tokens) + 1, (long, short)
+    # What the model would have said itself is told to be the likeliest, to the bit.
+    likeliest = [max(top.values()) for top in long.top_logprobs[len(tokens):]]
+    assert likeliest == long.token_logprobs[len(tokens):], (likeliest, long.token_logprobs)
     assert of_tokens.usage.prompt_tokens == len(tokens)
 
 
