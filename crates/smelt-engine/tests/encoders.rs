@@ -50,6 +50,8 @@ fn engine(dir: &Path, name: &str, case: &str, (dtype, kept): (Dtype, Precision))
     let (onnx, built) = (dir.join("onnx"), dir.join("engine"));
     if case == "encoder" {
         export::encoder(&checkpoint, dtype, &onnx, &mut |_| {}).unwrap();
+    } else if case == "classifier" {
+        export::classifier(&checkpoint, dtype, &onnx, &mut |_| {}).unwrap();
     } else {
         let grids: Vec<Grid> =
             case.strip_prefix("vision-").map(|grid| grid.parse().unwrap()).into_iter().collect();
@@ -180,6 +182,20 @@ fn clip_sees_pictures_of_any_size_and_reads_texts() {
 fn clips_towers_stand_alone_without_projections() {
     check_all("clip-vision-tiny", &["vision", "vision-48x40", "vision-24x24"]);
     check_all("clip-text-tiny", &["encoder"]);
+}
+
+#[test]
+fn heads_give_the_logits_of_transformers() {
+    check_all("bert-rank-tiny", &["classifier"]);
+    check_all("bert-labels-tiny", &["classifier", "encoder"]);
+    // Eight bits of every product, the head's among them.
+    for name in ["bert-rank-tiny", "bert-labels-tiny"] {
+        for (_, got, expect) in outputs(name, "classifier", (Dtype::F32, Precision::Int8)) {
+            let error = error(&got, &expect);
+            println!("{name}: {error:e} of scale");
+            assert!(error <= 0.1, "{name}: {error:e}");
+        }
+    }
 }
 
 #[test]

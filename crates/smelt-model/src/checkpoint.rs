@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::decoder::{Decoder, FIRST_NORM, Family, LM_HEAD};
 use crate::dtype::Dtype;
+use crate::families::bert::CLASSIFIER;
 use crate::families::internvl3::InternVl3;
 use crate::foreign::{Expected, recognise};
 use crate::model::{Layout, Model, Part, Vision};
@@ -302,6 +303,10 @@ impl Checkpoint {
             Part::Llm => self.model.llm.is_some(),
             Part::Vision => self.model.vision.is_some() && !self.is_quantized(),
             Part::Encoder => self.model.encoder.is_some() && !self.is_quantized(),
+            Part::Classifier => {
+                self.model.parts().contains(&part)
+                    && self.is_stored(&format!("{CLASSIFIER}.weight"))
+            }
         }
     }
 

@@ -24,11 +24,14 @@ pub enum Part {
     Head,
     /// The encoder of texts.
     Encoder,
+    /// The head that classifies what the encoder read.
+    Classifier,
 }
 
 impl Part {
     /// Every part, input to output.
-    pub const ALL: [Self; 4] = [Self::Vision, Self::Llm, Self::Head, Self::Encoder];
+    pub const ALL: [Self; 5] =
+        [Self::Vision, Self::Llm, Self::Head, Self::Encoder, Self::Classifier];
 
     /// The part in words.
     pub fn words(self) -> &'static str {
@@ -37,6 +40,7 @@ impl Part {
             Self::Llm => "language model",
             Self::Head => "language model's head",
             Self::Encoder => "text encoder",
+            Self::Classifier => "classification head",
         }
     }
 }
@@ -80,6 +84,20 @@ impl Encoder {
         match self {
             Self::Bert(bert) => bert.list(list),
             Self::ClipText(tower) => tower.list(list),
+        }
+    }
+
+    fn list_head(&self, list: &mut List) {
+        if let Self::Bert(bert) = self {
+            bert.list_head(list);
+        }
+    }
+
+    /// Labels of its classification head, if it has one.
+    pub fn labels(&self) -> Option<usize> {
+        match self {
+            Self::Bert(bert) => bert.labels,
+            Self::ClipText(_) => None,
         }
     }
 }
@@ -135,6 +153,7 @@ impl Model {
             Part::Vision => self.vision.is_some(),
             Part::Llm | Part::Head => self.llm.is_some(),
             Part::Encoder => self.encoder.is_some(),
+            Part::Classifier => self.encoder.as_ref().and_then(Encoder::labels).is_some(),
         };
         Part::ALL.into_iter().filter(has).collect()
     }
@@ -149,6 +168,7 @@ impl Model {
                 Part::Llm => self.llm.iter().for_each(|llm| llm.list(&mut list)),
                 Part::Head => self.llm.iter().for_each(|llm| llm.list_head(&mut list)),
                 Part::Encoder => self.encoder.iter().for_each(|encoder| encoder.list(&mut list)),
+                Part::Classifier => self.encoder.iter().for_each(|e| e.list_head(&mut list)),
             }
         }
         list.0

@@ -115,6 +115,11 @@ impl GraphBuilder {
         self.node("Erf", &[x], vec![])
     }
 
+    /// The hyperbolic tangent, elementwise.
+    pub fn tanh(&mut self, x: &str) -> Value {
+        self.node("Tanh", &[x], vec![])
+    }
+
     /// Exact GELU, x/2 · (1 + erf(x/√2)) (Hendrycks & Gimpel 2016), in the form back ends
     /// recognise and fuse.
     pub fn gelu(&mut self, x: &str) -> Value {

@@ -110,7 +110,11 @@ const SLOTS_MAX: u64 = 64;
 const SOURCE: &[Field] = &[field("from", Takes::Source, Absent::Refused)];
 const ONNX_EXPORT: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("part", Takes::Choice(&["vision", "llm", "encoder"]), Absent::Word("vision")),
+    field(
+        "part",
+        Takes::Choice(&["vision", "llm", "encoder", "classifier"]),
+        Absent::Word("vision"),
+    ),
     field("dtype", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Word("f32")),
     field("grids", Takes::Texts, Absent::Nothing),
     field("input", Takes::Choice(&["ids", "embeds"]), Absent::Nothing),

@@ -325,6 +325,8 @@ pub(crate) enum Part {
     Llm,
     /// The encoder of texts
     Encoder,
+    /// The encoder of texts with its classification head
+    Classifier,
     /// Every part there is, each in a directory of its name
     All,
 }

@@ -282,6 +282,31 @@ pub fn encoder(
     })
 }
 
+/// Exports the text encoder of `checkpoint` with its classification head to `out_dir`.
+///
+/// The model maps `input_ids`, `attention_mask` and `token_type_ids` [texts, places], integers, to
+/// `logits` [texts, labels] of type `dtype`; kinds of tokens are 0, and 1 in the second text of a pair.
+/// `progress` is told each weight.
+///
+/// # Errors
+/// Those of [`encoder`], and when the head is not stored.
+pub fn classifier(
+    checkpoint: &Checkpoint,
+    dtype: Dtype,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), ExportError> {
+    let (Some(Encoder::Bert(bert)), true) =
+        (&checkpoint.model().encoder, checkpoint.has(Part::Classifier))
+    else {
+        return Err(checkpoint.no_part(Part::Classifier).into());
+    };
+    let weights = checkpoint.model().tensors(&[Part::Encoder, Part::Classifier]);
+    write(checkpoint, dtype, &weights, out_dir, progress, |element_type, weights| {
+        bert::classifier_graph(bert, element_type, weights)
+    })
+}
+
 /// Streams `weights` to the data file, then writes and checks the graph that is made over them.
 fn write(
     checkpoint: &Checkpoint,

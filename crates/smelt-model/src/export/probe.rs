@@ -58,7 +58,7 @@ pub fn record(
     let (part, (input, peaks)) = match part {
         Part::Vision => ("vision", of_vision(checkpoint, progress)?),
         Part::Llm | Part::Head => ("llm", of_llm(checkpoint, progress)?),
-        Part::Encoder => return Err(ExportError::NoProbe),
+        Part::Encoder | Part::Classifier => return Err(ExportError::NoProbe),
     };
     if dtype == Dtype::F16
         && let Some(peak) = peaks.iter().find(|peak| peak.largest > F16_MAX)

@@ -1,10 +1,14 @@
 //! Reads the configuration of a BERT encoder, and lists the tensors it calls for.
 //!
 //! Token, position and type embeddings, normed; then layers in which every place sees every other:
-//! attention and MLP, each added to what came in and normed after (Devlin et al. 2018).  Heads and
-//! pooler of the classes built on it are nothing of the encoder's.  Knows nothing of tensor files.
+//! attention and MLP, each added to what came in and normed after (Devlin et al. 2018).  A model that
+//! classifies has a head on the first place; heads of other classes are passed over.  Knows nothing of
+//! tensor files.
+
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::{Config, Family};
 use crate::config::{ConfigProblem, List, Scope};
@@ -17,7 +21,7 @@ pub struct Bert {
     pub vocab: usize,
     /// Places a text may have.
     pub positions: usize,
-    /// Kinds of tokens; only the first is used.
+    /// Kinds of tokens: of a first text and, where pairs are read, of a second one.
     pub types: usize,
     /// Channels of a place.
     pub hidden: usize,
@@ -29,6 +33,8 @@ pub struct Bert {
     pub intermediate: usize,
     /// Epsilon of the LayerNorms; the usual 1e-12 is 0 in f16.
     pub eps: f32,
+    /// Labels of the classification head, of a model that has one.
+    pub labels: Option<usize>,
 }
 
 impl Bert {
@@ -51,7 +57,20 @@ impl Bert {
             list.norm(&format!("{layer}.output.LayerNorm"), hidden);
         }
     }
+
+    /// The tensors of the classification head, if there is one: the pooler, then the labels' weights.
+    pub(crate) fn list_head(&self, list: &mut List) {
+        let Some(labels) = self.labels else { return };
+        list.linear(POOLER, self.hidden, self.hidden);
+        list.linear(CLASSIFIER, labels, self.hidden);
+    }
 }
+
+/// The layer that the first place goes through before its labels.
+pub(crate) const POOLER: &str = "pooler.dense";
+
+/// The layer that gives a number for each label.
+pub(crate) const CLASSIFIER: &str = "classifier";
 
 /// The fields of `config.json` that matter here; what transformers leaves out is its default.
 #[derive(Deserialize)]
@@ -77,6 +96,26 @@ fn absolute() -> String {
     "absolute".to_owned()
 }
 
+/// The class with a classification head.
+const WITH_HEAD: &str = "BertForSequenceClassification";
+
+/// What the configuration of that class says of its labels.
+#[derive(Deserialize)]
+struct Labels {
+    id2label: Option<BTreeMap<String, IgnoredAny>>,
+    num_labels: Option<usize>,
+}
+
+impl Labels {
+    /// Labels where the configuration says nothing of them, as in transformers.
+    const USUAL: usize = 2;
+
+    fn count(&self) -> usize {
+        let named = self.id2label.as_ref().map(BTreeMap::len);
+        named.or(self.num_labels).unwrap_or(Self::USUAL)
+    }
+}
+
 /// The encoder alone, and every class of transformers that puts a head on it.
 pub(super) const BERT: Family = Family {
     architectures: &[
@@ -89,7 +128,10 @@ pub(super) const BERT: Family = Family {
         "BertForTokenClassification",
         "BertForQuestionAnswering",
     ],
-    words: || "BertModel and BertFor… (the encoder)".to_owned(),
+    words: || {
+        "BertModel and BertFor… (the encoder; of BertForSequenceClassification the head, too)"
+            .to_owned()
+    },
     read,
 };
 
@@ -104,15 +146,19 @@ const LAYOUTS: &[Layout] = &[
 
 const PREFIX: &str = "bert.";
 
+/// Under the prefix lies all but the head of the class.
 fn prefixed(name: &str) -> String {
-    format!("{PREFIX}{name}")
+    match name.starts_with(CLASSIFIER) {
+        true => name.to_owned(),
+        false => format!("{PREFIX}{name}"),
+    }
 }
 
 fn with_greek(name: &str) -> String {
     name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 }
 
-/// A buffer that old versions saved, and what stands on the encoder.
+/// A buffer that old versions saved, and what stands on the encoder where it is no head that is read.
 fn ignores(name: &str) -> bool {
     let name = name.strip_prefix(PREFIX).unwrap_or(name);
     name == "embeddings.position_ids"
@@ -128,6 +174,10 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     TOP.only("position_embedding_type", kind, "absolute", kind == "absolute")?;
     TOP.only("is_decoder", file.is_decoder, "false", !file.is_decoder)?;
     TOP.only("add_cross_attention", file.add_cross_attention, "false", !file.add_cross_attention)?;
+    let labels = match config.architecture() {
+        Some(WITH_HEAD) => Some(TOP.size("num_labels", config.fields::<Labels>()?.count())?),
+        _ => None,
+    };
     let bert = Bert {
         vocab: TOP.size("vocab_size", file.vocab_size)?,
         positions: TOP.size("max_position_embeddings", file.max_position_embeddings)?,
@@ -137,6 +187,7 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
         heads: TOP.size("num_attention_heads", file.num_attention_heads)?,
         intermediate: TOP.size("intermediate_size", file.intermediate_size)?,
         eps: TOP.epsilon("layer_norm_eps", file.layer_norm_eps)?,
+        labels,
     };
     if !bert.hidden.is_multiple_of(bert.heads) {
         return TOP.bad("hidden_size", bert.hidden, "the heads do not divide it");
@@ -181,6 +232,36 @@ mod tests {
         let total: usize = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         // 22,713,216 with the pooler, whose 384 x 384 and 384 are not the encoder's.
         assert_eq!((tensors.len(), total), (101, 22_713_216 - 384 * 385));
+    }
+
+    #[test]
+    fn a_model_that_classifies_has_a_head_of_so_many_labels() {
+        let of = |fields: &str| {
+            let class = format!("\"{WITH_HEAD}\"], {fields} \"hidden_act\"");
+            parse(&MINILM.replace("\"BertModel\"], \"hidden_act\"", &class)).unwrap()
+        };
+        let one = of(r#""id2label": {"0": "LABEL_0"}, "num_labels": 5,"#);
+        assert_eq!(one.parts(), [Part::Encoder, Part::Classifier]);
+        let head = one.tensors(&[Part::Classifier]);
+        let named = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec());
+        assert_eq!(head[0], named("pooler.dense.weight", &[384, 384]));
+        assert_eq!(
+            head[2..],
+            [named("classifier.weight", &[1, 384]), named("classifier.bias", &[1])]
+        );
+        // The published count of ms-marco-MiniLM-L6-v2, its buffer of 512 positions left out.
+        let all = one.tensors(&one.parts());
+        let weights = all.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
+        assert_eq!(weights, 22_713_216 + 384 + 1);
+        for (fields, labels) in [("", 2), (r#""num_labels": 3,"#, 3)] {
+            assert_eq!(of(fields).tensors(&[Part::Classifier])[3].1, [labels]);
+        }
+        let none = parse(&MINILM.replace("BertModel", "BertForTokenClassification")).unwrap();
+        assert_eq!(none.parts(), [Part::Encoder]);
+        assert_eq!(
+            prefixed("classifier.bias") + &prefixed("pooler.x"),
+            "classifier.biasbert.pooler.x"
+        );
     }
 
     #[test]

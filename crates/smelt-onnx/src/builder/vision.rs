@@ -16,7 +16,7 @@ impl GraphBuilder {
         let slope = self.mul(&square, &b);
         let slope = self.add(&slope, &a);
         let inner = self.mul(x, &slope);
-        let tanh = self.node("Tanh", &[&inner], vec![]);
+        let tanh = self.tanh(&inner);
         let gate = self.add(&tanh, &one);
         let gated = self.mul(x, &gate);
         self.mul(&gated, &half)

@@ -23,6 +23,7 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
         flags::Part::Vision => Some(Part::Vision),
         flags::Part::Llm => Some(Part::Llm),
         flags::Part::Encoder => Some(Part::Encoder),
+        flags::Part::Classifier => Some(Part::Classifier),
         flags::Part::All => None,
     };
     one.map_or(Ok(()), |part| order.check(&[part]))?;
@@ -75,8 +76,12 @@ fn all(
 }
 
 /// What `--part all` exports where it is there, and into which directory.
-const PARTS: [(Part, &str); 3] =
-    [(Part::Vision, "vision"), (Part::Llm, "llm"), (Part::Encoder, "encoder")];
+const PARTS: [(Part, &str); 4] = [
+    (Part::Vision, "vision"),
+    (Part::Llm, "llm"),
+    (Part::Encoder, "encoder"),
+    (Part::Classifier, "classifier"),
+];
 
 /// How parts are exported; the stage of a pipeline orders the same.
 #[derive(Debug, Clone)]
@@ -130,6 +135,7 @@ impl Order {
         match part {
             Part::Vision => export::vision_on(checkpoint, &self.grids, self.dtype, dir, say),
             Part::Encoder => export::encoder(checkpoint, self.dtype, dir, say),
+            Part::Classifier => export::classifier(checkpoint, self.dtype, dir, say),
             Part::Llm | Part::Head => {
                 let input = self.input.unwrap_or_else(|| LlmInput::usual(checkpoint.model()));
                 export::llm(checkpoint, self.dtype, input, dir, say)

@@ -57,6 +57,7 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
     let part = match request.word("part")? {
         "llm" => Part::Llm,
         "encoder" => Part::Encoder,
+        "classifier" => Part::Classifier,
         _ => Part::Vision,
     };
     let order = Order { dtype, input, probe: request.flag("probe"), grids };

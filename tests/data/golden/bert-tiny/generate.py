@@ -1,7 +1,8 @@
 """Makes the tiny BERT checkpoints and their golden vectors.
 
 Run from anywhere: `python generate.py`; it rewrites `checkpoint/` and `cases.safetensors` beside
-itself and in `../bert-mlm-tiny`, byte for byte the same with these versions, in a few seconds.
+itself, in `../bert-mlm-tiny`, `../bert-rank-tiny` and `../bert-labels-tiny`, byte for byte the same with these
+versions, in a few seconds.
 
 Made with Python 3.11, torch 2.15.0, transformers 5.23.0, safetensors 0.8.0.
 
@@ -15,7 +16,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
 
 HERE = Path(__file__).resolve().parent
 SIZES = dict(
@@ -108,6 +115,83 @@ def save(model, bert, dtype, here, seed):
     print(here.name, len(names), names[0], names[-1], json.loads((directory / "config.json").read_text())["architectures"])
 
 
+def kinds(seed):
+    """The second text of two pairs is of kind 1; the others are single texts."""
+    ids, mask = inputs(seed)
+    second = torch.tensor([6, 4, 2, 1])[:, None]
+    return ids, mask, (torch.arange(11)[None] >= second).long() * mask
+
+
+def save_classifier(labels, dtype, name, seed, **config):
+    """With a head of so many labels; its cases are pairs and single texts."""
+    model = BertForSequenceClassification(BertConfig(**SIZES, num_labels=labels, **config)).eval()
+    model.set_attn_implementation("eager")
+    fill(model, seed)
+    model.to(dtype).to(torch.float32)
+    here = HERE.parent / name
+    here.mkdir(exist_ok=True)
+    directory = here / "checkpoint"
+    shutil.rmtree(directory, ignore_errors=True)
+    model.to(dtype).save_pretrained(directory)
+    model.to(torch.float32)
+    ids, mask, types = kinds(seed + 1)
+
+    def logits(mask, types):
+        with torch.no_grad():
+            return model(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
+
+    right = logits(mask, types)
+    pooled = model.bert.pooler
+    mistakes = {"no kinds": logits(mask, types * 0), "no mask": logits(torch.ones_like(mask), types)}
+    with torch.no_grad():
+        first = model.bert(input_ids=ids, attention_mask=mask, token_type_ids=types).last_hidden_state[:, 0]
+        mistakes["no tanh"] = model.classifier(pooled.dense(first))
+        mistakes["no pooler"] = model.classifier(first)
+    for mistake, found in mistakes.items():
+        effect = ((found - right).abs().max() / right.abs().max()).item()
+        assert effect > SHOWS, f"{mistake} moves the logits by {effect:.1e} only"
+        print(f"  {mistake}: {effect:.1e}")
+    plain = run(model.bert, ids, mask)
+    cases = {
+        "classifier/in/input_ids": ids,
+        "classifier/in/attention_mask": mask,
+        "classifier/in/token_type_ids": types,
+        "classifier/out/logits": right.contiguous(),
+        "encoder/in/input_ids": ids.clone(),
+        "encoder/in/attention_mask": mask.clone(),
+        "encoder/out/last_hidden_state": plain.contiguous(),
+    }
+    save_file(cases, here / "cases.safetensors")
+    print(name, right.tolist())
+    return model
+
+
+PAIRS = [
+    ("how many?", "two circles"),
+    ("how many?", "a red square is left of it"),
+    ("", "no question at all"),
+    ("how many circles are there in this picture of shapes?", "two"),
+    ("two", "how many circles are there in this picture of shapes?"),
+    ("how many circles are there in it?", "there are two red circles and a blue square in it"),
+]
+"""The last three have more tokens than the model takes."""
+
+
+def save_pairs(model, here):
+    """What sentence-transformers' CrossEncoder gives: the tokenizer's own pairs, cut longest first, logits."""
+    file = HERE.parent.parent / "encoder/tokenizer.json"
+    # What tokenizers of BERT give their models.
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file), pad_token="[PAD]", model_input_names=names)
+    told = []
+    for query, text in PAIRS:
+        read = tokenizer(query, text, truncation="longest_first", max_length=32, return_tensors="pt")
+        with torch.no_grad():
+            score = model(**read).logits.item()
+        told.append({"query": query, "text": text, "tokens": read["input_ids"].shape[1], "score": score})
+    (here / "pairs.json").write_text(json.dumps(told, indent=1) + "\n")
+
+
 def main():
     torch.set_num_threads(1)
     plain = BertModel(BertConfig(**SIZES)).eval()
@@ -122,6 +206,11 @@ def main():
     here = HERE.parent / "bert-mlm-tiny"
     here.mkdir(exist_ok=True)
     save(masked, masked.bert, torch.float16, here, 4)
+    # A cross-encoder as sentence-transformers keeps it, and a classifier of three labels.
+    identity = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    ranks = save_classifier(1, torch.float32, "bert-rank-tiny", 5, sentence_transformers=identity)
+    save_pairs(ranks, HERE.parent / "bert-rank-tiny")
+    save_classifier(3, torch.float16, "bert-labels-tiny", 7)
 
 
 if __name__ == "__main__":
