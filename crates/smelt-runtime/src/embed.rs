@@ -7,7 +7,7 @@
 
 mod service;
 
-pub use service::{EmbedService, Refused, Reply, StartError, Stats, Ticket};
+pub use service::{EmbedService, Reader, Refused, Reply, StartError, Stats, Ticket};
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use smelt_engine::engine_file::OpenError;
 use smelt_engine::graph::{RunError, Tensor};
 
 use crate::deployment::{
-    DEPLOYMENT_FILE, DeploymentError, FORMAT, named_from, read_text, write_files,
+    DEPLOYMENT_FILE, DeploymentError, FORMAT, is_beside, named_from, read_text, write_files,
 };
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
 
@@ -26,7 +26,10 @@ use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
 pub const FAMILY: &str = "sentence-encoder";
 
 /// The longest text in tokens that a deployment may allow: attention takes memory with its square.
-const TOKENS_MAX: usize = 8192;
+pub const TOKENS_MAX: usize = 8192;
+
+/// The file of a checkpoint that says how rows are made.
+pub const MODULES_FILE: &str = "modules.json";
 
 /// How the states of a text's tokens become one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +70,7 @@ impl Spec {
         if self.family != FAMILY {
             return Some(format!("family {:?} gives no embeddings; {FAMILY} does", self.family));
         }
-        if self.encoder.is_empty() || Path::new(&self.encoder).is_absolute() {
+        if !is_beside(&self.encoder) {
             let dir = &self.encoder;
             return Some(format!("encoder is {dir:?}, but must be a relative directory"));
         }
@@ -105,6 +108,12 @@ pub enum EmbedError {
         found: Vec<usize>,
         /// Tokens of the text.
         tokens: usize,
+    },
+    /// The encoder gave something else than a score.
+    #[error("the encoder gave {found:?} instead of one score")]
+    Logits {
+        /// The shape it gave.
+        found: Vec<usize>,
     },
 }
 
@@ -199,14 +208,27 @@ impl SentenceEncoder {
     /// # Errors
     /// [`EmbedError`] when the tokenizer or the encoder fails on it.
     pub fn embed(&self, text: &str) -> Result<Embedding, EmbedError> {
-        self.embed_tokens(&self.tokens(text)?)
+        self.read(&self.tokens(text)?)
+    }
+}
+
+impl Reader for SentenceEncoder {
+    type Text = Vec<u32>;
+    type Answer = Embedding;
+
+    fn model(&self) -> &str {
+        &self.spec.model
     }
 
-    /// The embedding of a text of these tokens, special ones included.
-    ///
-    /// # Errors
-    /// [`EmbedError`] when the encoder fails on it.
-    pub fn embed_tokens(&self, tokens: &[u32]) -> Result<Embedding, EmbedError> {
+    fn tokens_max(&self) -> usize {
+        self.spec.max_tokens
+    }
+
+    fn blank(tokens: usize) -> Vec<u32> {
+        vec![0; tokens]
+    }
+
+    fn read(&self, tokens: &Vec<u32>) -> Result<Embedding, EmbedError> {
         let ids: Vec<i64> = tokens.iter().copied().map(i64::from).collect();
         let (tokens, shape) = (ids.len(), vec![1, ids.len()]);
         let mask = Tensor::I64 { shape: shape.clone(), data: vec![1; tokens] };
@@ -226,6 +248,10 @@ impl SentenceEncoder {
         };
         let row = if self.spec.normalize { normalized(row) } else { row };
         Ok(Embedding { tokens, row })
+    }
+
+    fn tokens(embedding: &Embedding) -> usize {
+        embedding.tokens
     }
 }
 
@@ -253,13 +279,13 @@ struct Heading {
     family: String,
 }
 
-/// Whether the deployment in `dir` gives embeddings.
+/// The family of the deployment in `dir`.
 ///
 /// # Errors
 /// [`DeploymentError`] if it is none.
-pub fn is_encoder(dir: &Path) -> Result<bool, DeploymentError> {
+pub fn family(dir: &Path) -> Result<String, DeploymentError> {
     let heading: Heading = read_json(&dir.join(DEPLOYMENT_FILE))?;
-    Ok(heading.family == FAMILY)
+    Ok(heading.family)
 }
 
 /// What the deployment of an encoder in `dir` says of itself.
@@ -268,16 +294,16 @@ pub fn is_encoder(dir: &Path) -> Result<bool, DeploymentError> {
 /// [`DeploymentError`] naming the file and what is wrong with it.
 pub fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
     let path = &dir.join(DEPLOYMENT_FILE);
-    let heading: Heading = read_json(path)?;
     let bad = |why: String| DeploymentError::Bad { path: path.into(), why };
-    if heading.family != FAMILY {
-        return Err(bad(format!("family {:?} gives no embeddings; {FAMILY} does", heading.family)));
+    let family = family(dir)?;
+    if family != FAMILY {
+        return Err(bad(format!("family {family:?} gives no embeddings; {FAMILY} does")));
     }
     let spec: Spec = read_json(path)?;
     spec.fault().map_or(Ok(spec), |why| Err(bad(why)))
 }
 
-fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, DeploymentError> {
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, DeploymentError> {
     let bad = |error: serde_json::Error| DeploymentError::Bad {
         path: path.into(),
         why: format!("not what is expected here: {error}"),
@@ -317,7 +343,7 @@ impl Recipe {
     /// # Errors
     /// [`DeploymentError`] naming the file, and the module or mode that is not supported.
     pub fn of_checkpoint(dir: &Path) -> Result<Self, DeploymentError> {
-        let path = dir.join("modules.json");
+        let path = dir.join(MODULES_FILE);
         let bad = |why: String| DeploymentError::Bad { path: path.clone(), why };
         let modules: Vec<Module> = read_json(&path)?;
         let class = |module: &Module| module.class.rsplit('.').next().unwrap_or("").to_owned();

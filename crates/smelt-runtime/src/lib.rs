@@ -18,6 +18,7 @@ pub mod prepare;
 pub mod prompt;
 pub mod sampling;
 pub mod schedule;
+pub mod score;
 pub mod service;
 pub mod sight;
 pub mod similarity;

@@ -8,7 +8,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokenizers::{PostProcessor as _, TruncationDirection};
+use tokenizers::utils::truncation::truncate_encodings;
+use tokenizers::{
+    Encoding, PostProcessor as _, TruncationDirection, TruncationParams, TruncationStrategy,
+};
 
 mod guarded;
 mod limits;
@@ -66,6 +69,15 @@ pub enum TokenizerError {
     /// Tokens could not be decoded.
     #[error("cannot decode tokens: {0}")]
     Decode(String),
+}
+
+/// The tokens of two texts as one sequence, special ones included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairTokens {
+    /// The tokens.
+    pub ids: Vec<u32>,
+    /// 1 for each token of the second text, else 0, as the tokenizer's file says of special ones.
+    pub kinds: Vec<u32>,
 }
 
 /// A tokenizer as its file describes it.  Clones share it.
@@ -128,6 +140,11 @@ impl Tokenizer {
         self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(false))
     }
 
+    /// How many it puts around two texts.
+    pub fn around_pair(&self) -> usize {
+        self.inner.get_post_processor().map_or(0, |processor| processor.added_tokens(true))
+    }
+
     /// The tokens of `text` between the special ones that its file puts around a text.
     ///
     /// # Errors
@@ -142,13 +159,44 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::encode_whole`].
     pub fn encode_cut(&self, text: &str, tokens_max: usize) -> Result<Vec<u32>, TokenizerError> {
-        let most = self.bytes_max(tokens_max).saturating_mul(CUT_BYTES_FACTOR).min(text.len());
-        let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
-        let mut encoding = self.inner.encode_fast(&text[..end], false).map_err(unencoded)?;
         let room = tokens_max.saturating_sub(self.around());
+        let mut encoding = self.encode_front(text, tokens_max)?;
         encoding.truncate(room, 0, TruncationDirection::Right);
         let encoding = self.inner.post_process(encoding, None, true).map_err(unencoded)?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokens of two texts, the second cut to `second_max` tokens, then both so that there are `tokens_max` with the
+    /// special ones, the longer one first, as transformers does (`longest_first`).
+    ///
+    /// # Errors
+    /// As [`Self::encode_whole`].
+    pub fn encode_pair(
+        &self,
+        [first, second]: [&str; 2],
+        second_max: usize,
+        tokens_max: usize,
+    ) -> Result<PairTokens, TokenizerError> {
+        let first = self.encode_front(first, tokens_max)?;
+        let mut second = self.encode_front(second, tokens_max.min(second_max))?;
+        second.truncate(second_max, 0, TruncationDirection::Right);
+        second.set_type_ids(vec![1; second.len()]);
+        let cut = TruncationParams {
+            max_length: tokens_max.saturating_sub(self.around_pair()),
+            strategy: TruncationStrategy::LongestFirst,
+            ..TruncationParams::default()
+        };
+        let cut = truncate_encodings(first, Some(second), &cut);
+        let (first, second) = cut.map_err(unencoded)?;
+        let pair = self.inner.post_process(first, second, true).map_err(unencoded)?;
+        Ok(PairTokens { ids: pair.get_ids().to_vec(), kinds: pair.get_type_ids().to_vec() })
+    }
+
+    /// The front of `text`, read as far as so many tokens need.
+    fn encode_front(&self, text: &str, tokens_max: usize) -> Result<Encoding, TokenizerError> {
+        let most = self.bytes_max(tokens_max).saturating_mul(CUT_BYTES_FACTOR).min(text.len());
+        let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
+        self.inner.encode_fast(&text[..end], false).map_err(unencoded)
     }
 
     /// The text of `tokens`; special tokens are left out on request, unknown ones always.
@@ -323,6 +371,28 @@ mod tests {
             let tokens = tokenizer.encode(text).unwrap().len();
             assert!(text.len() <= tokenizer.bytes_max(tokens), "{text}");
         }
+    }
+
+    #[test]
+    fn the_longer_text_of_a_pair_is_cut_first() {
+        let letters = tokenizer("encoder").for_whole();
+        let words = |[first, second]: [&str; 2], second_max, tokens_max| {
+            let pair = letters.encode_pair([first, second], second_max, tokens_max).unwrap();
+            (letters.decode(&pair.ids, false).unwrap(), pair.kinds.iter().sum::<u32>())
+        };
+        let whole =
+            |text: &str| letters.decode(&letters.encode_whole(text).unwrap(), false).unwrap();
+        let both = |first: &str, second: &str| {
+            let second = whole(second);
+            format!("{}{}", whole(first), second.strip_prefix("[CLS]").unwrap())
+        };
+        let pair = ["ab", "cdefgh"];
+        assert_eq!(letters.around_pair(), 3);
+        assert_eq!(words(pair, usize::MAX, usize::MAX), (both("ab", "cdefgh"), 7));
+        assert_eq!(words(pair, usize::MAX, 8), (both("ab", "cde"), 4));
+        assert_eq!(words(pair, 2, 100), (both("ab", "cd"), 3));
+        assert_eq!(words(["abcdef", "gh"], 2, 8), (both("abc", "gh"), 3));
+        assert_eq!(words(["abcdef", "ghijkl"], 6, 9), (both("abc", "ghi"), 4));
     }
 
     #[test]

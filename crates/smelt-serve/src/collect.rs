@@ -56,18 +56,18 @@ const GAUGES: [Number<Stats>; 10] = [
     ("picture_cache_bytes", "Bytes of embeddings kept", |stats| stats.picture_cache_bytes as u64),
 ];
 
-/// What is counted of models that give embeddings.
+/// What is counted of models that give embeddings, or score pairs.
 const EMBED_COUNTERS: [Number<embed::Stats>; 6] = [
     ("embed_requests", "Requests that the encoder took", |stats| stats.requests),
     ("embed_refused", "Requests refused since too many were there", |stats| stats.refused),
     ("embed_cancelled", "Requests that nobody waited for", |stats| stats.cancelled),
     ("embed_failed", "Requests on which the encoder failed", |stats| stats.failed),
-    ("embed_texts", "Texts that were embedded", |stats| stats.texts),
+    ("embed_texts", "Texts that were embedded, or pairs scored", |stats| stats.texts),
     ("embed_tokens", "Their tokens", |stats| stats.tokens),
 ];
 
 const EMBED_GAUGES: [Number<embed::Stats>; 1] =
-    [("embed_waiting", "Texts that wait for the encoder", |stats| stats.waiting as u64)];
+    [("embed_waiting", "Texts or pairs that wait for the encoder", |stats| stats.waiting as u64)];
 
 const EMBED_SPREADS: [Spread<embed::Stats>; 1] =
     [("embed_text", "Of a text", Some(Unit::Seconds), |stats| &stats.text_seconds)];
@@ -103,6 +103,7 @@ impl Collector for OfModels {
             match &model.running {
                 Running::Speaks(service) => speaking.push((&model.name[..], service.stats())),
                 Running::Embeds(service) => embedding.push((&model.name[..], service.stats())),
+                Running::Scores(service) => embedding.push((&model.name[..], service.stats())),
             }
         }
         numbers(&mut encoder, &COUNTERS, MetricType::Counter, &speaking)?;

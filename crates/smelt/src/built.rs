@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use smelt_plan::Digest;
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
+use smelt_runtime::score;
 use smelt_store::{Inventory, OutputItem, RunId, Store, Wait};
 
 use crate::exit::Failed;
@@ -98,6 +99,9 @@ pub(crate) fn settings(sets: &[String]) -> String {
 /// What a deployment does, by what its file names.
 fn kind(spec: &Value) -> &'static str {
     let has = |name: &str| spec[name].is_string();
+    if spec["family"] == score::FAMILY {
+        return "scores pairs of texts";
+    }
     match (has("encoder"), has("vision"), has("llm")) {
         (true, _, _) => "embeds texts",
         (_, true, _) => "answers about pictures and texts",

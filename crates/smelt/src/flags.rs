@@ -125,6 +125,8 @@ pub(crate) enum Subcommand {
     Serve(ServeFlags),
     /// Print the embeddings of texts by a built encoder, one JSON array a line
     Embed(EmbedFlags),
+    /// Print texts by how well they answer a query, best first, each behind its score
+    Rerank(RerankFlags),
     /// Write parts of a checkpoint as ONNX, in bounded memory
     Export(ExportFlags),
     /// Watch what a checkpoint's decoder is fed, so that it can be quantised by that
@@ -273,6 +275,24 @@ pub(crate) struct EmbedFlags {
     #[arg(required = true, value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
     /// Print one JSON document with the texts and their numbers of tokens
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Override a param of the pipeline
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) sets: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RerankFlags {
+    /// A pipeline that builds a cross-encoder's deployment, PIPELINE#STAGE, a deployment's directory, or
+    /// a name that `smelt ls` lists
+    pub(crate) target: PathBuf,
+    /// What is asked
+    pub(crate) query: String,
+    /// What may answer it
+    #[arg(required = true, value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+    /// Print one JSON document with all scores
     #[arg(long)]
     pub(crate) json: bool,
     /// Override a param of the pipeline

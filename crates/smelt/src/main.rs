@@ -76,6 +76,7 @@ fn main() -> ExitCode {
         Subcommand::Chat(flags) => commands::chat::run(&flags),
         Subcommand::Serve(flags) => commands::serve::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),
+        Subcommand::Rerank(flags) => commands::rerank::run(&flags),
         Subcommand::Export(flags) => commands::export::run(&flags),
         Subcommand::Calibrate(flags) => commands::calibrate::run(&flags),
         Subcommand::Quantize(flags) => commands::quantize::run(&flags),

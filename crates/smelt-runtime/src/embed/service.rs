@@ -1,4 +1,4 @@
-//! Embeds the texts of many requests: one text after another, in a thread that owns the encoder.
+//! Has the texts of many requests read: one text after another, in a thread that owns the encoder.
 //!
 //! Requests take turns, a text each, so that one short text does not wait for a long list.  A request
 //! whose [`Ticket`] is dropped goes no further.  Knows nothing of HTTP.
@@ -11,14 +11,40 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{EmbedError, Embedding, SentenceEncoder};
+use super::{EmbedError, SentenceEncoder};
 use crate::service::{Failure, Histogram, SECONDS};
 
 /// The longest time after which a refused client is asked to come again.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// Is told once what became of a request: an embedding for each text, in order.
-pub type Reply = Box<dyn FnOnce(Result<Vec<Embedding>, Failure>) + Send>;
+/// What reads a text at a time: an encoder that embeds texts, or scores pairs.
+pub trait Reader: fmt::Debug + Send + Sync + 'static {
+    /// What is read, as tokens.
+    type Text: Send;
+    /// What is said of it.
+    type Answer: Send + Sync;
+
+    /// The model's name.
+    fn model(&self) -> &str;
+
+    /// Most tokens of a text.
+    fn tokens_max(&self) -> usize;
+
+    /// A text of so many tokens, whichever.
+    fn blank(tokens: usize) -> Self::Text;
+
+    /// Reads a text of these tokens, special ones included.
+    ///
+    /// # Errors
+    /// [`EmbedError`] when the encoder fails on it.
+    fn read(&self, text: &Self::Text) -> Result<Self::Answer, EmbedError>;
+
+    /// Tokens that were read.
+    fn tokens(answer: &Self::Answer) -> usize;
+}
+
+/// Is told once what became of a request: an answer for each text, in order.
+pub type Reply<A> = Box<dyn FnOnce(Result<Vec<A>, Failure>) + Send>;
 
 /// Keeps a request going; dropping it cancels what is not done.
 #[derive(Debug)]
@@ -62,7 +88,7 @@ pub struct Stats {
     pub cancelled: u64,
     /// Requests on which the encoder failed.
     pub failed: u64,
-    /// Texts that were embedded.
+    /// Texts that were read.
     pub texts: u64,
     /// Their tokens.
     pub tokens: u64,
@@ -79,7 +105,7 @@ impl Stats {
         Self { requests, refused, cancelled, failed, texts, tokens, waiting: 0, text_seconds }
     }
 
-    /// When the texts that wait will have been embedded, by what texts took so far.
+    /// When the texts that wait will have been read, by what texts took so far.
     fn retry_after(&self) -> Duration {
         let seconds = self.text_seconds.sum / self.texts.max(1) as f64 * self.waiting as f64;
         Duration::from_secs_f64(seconds.ceil().clamp(1.0, RETRY_AFTER_MAX.as_secs_f64()))
@@ -101,11 +127,11 @@ impl Shared {
 }
 
 /// A request on its way.
-struct Job {
-    texts: VecDeque<Vec<u32>>,
-    done: Vec<Embedding>,
+struct Job<E: Reader> {
+    texts: VecDeque<E::Text>,
+    done: Vec<E::Answer>,
     ticket: Weak<()>,
-    reply: Reply,
+    reply: Reply<E::Answer>,
     seat: Seat,
 }
 
@@ -118,55 +144,62 @@ impl Drop for Seat {
     }
 }
 
-struct Inner {
-    encoder: Arc<SentenceEncoder>,
-    width: usize,
+struct Inner<E: Reader> {
+    encoder: Arc<E>,
+    /// What was said of the shortest text.
+    least: E::Answer,
     queue_max: usize,
     shared: Arc<Shared>,
     /// Gone when the last handle is: the thread ends then.
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<Job<E>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A handle to the thread that embeds.
-#[derive(Clone)]
-pub struct EmbedService(Arc<Inner>);
+/// A handle to the thread that reads.
+pub struct EmbedService<E: Reader = SentenceEncoder>(Arc<Inner<E>>);
 
-impl fmt::Debug for EmbedService {
+impl<E: Reader> Clone for EmbedService<E> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<E: Reader> fmt::Debug for EmbedService<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let model = &self.0.encoder.spec().model;
-        f.debug_struct("EmbedService").field("model", model).finish_non_exhaustive()
+        let model = self.0.encoder.model();
+        f.debug_struct("EmbedService").field("model", &model).finish_non_exhaustive()
     }
 }
 
 impl EmbedService {
+    /// Numbers of an embedding.
+    pub fn width(&self) -> usize {
+        self.0.least.row.len()
+    }
+}
+
+impl<E: Reader> EmbedService<E> {
     /// Runs the shortest and the longest text once, so that the first request finds weights and buffers in
     /// place, and starts the thread.  `queue_max` requests may wait beside the one whose turn it is.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn start(encoder: SentenceEncoder, queue_max: usize) -> Result<Self, StartError> {
+    pub fn start(encoder: E, queue_max: usize) -> Result<Self, StartError> {
         let encoder = Arc::new(encoder);
-        let longest = vec![0; encoder.spec().max_tokens];
-        encoder.embed_tokens(&longest)?;
-        let width = encoder.embed_tokens(&longest[..1])?.row.len();
+        encoder.read(&E::blank(encoder.tokens_max()))?;
+        let least = encoder.read(&E::blank(1))?;
         let (stats, live) = (Mutex::new(Stats::new()), AtomicUsize::new(0));
         let shared = Arc::new(Shared { stats, live, is_draining: AtomicBool::new(false) });
         let (jobs, inbox) = mpsc::channel();
         let thread = EmbedThread { encoder: Arc::clone(&encoder), inbox, line: VecDeque::new() };
         let thread = std::thread::Builder::new().name("embed".to_owned()).spawn(|| thread.run())?;
         let (jobs, thread) = (Some(jobs), Some(thread));
-        Ok(Self(Arc::new(Inner { encoder, width, queue_max, shared, jobs, thread })))
+        Ok(Self(Arc::new(Inner { encoder, least, queue_max, shared, jobs, thread })))
     }
 
     /// What requests are prepared with; its engine is the thread's.
-    pub fn encoder(&self) -> &SentenceEncoder {
+    pub fn encoder(&self) -> &E {
         &self.0.encoder
-    }
-
-    /// Numbers of an embedding.
-    pub fn width(&self) -> usize {
-        self.0.width
     }
 
     /// What was done so far, and what is being done.
@@ -199,7 +232,7 @@ impl EmbedService {
     ///
     /// # Errors
     /// [`Refused`] if there are too many.
-    pub fn submit(&self, texts: Vec<Vec<u32>>, reply: Reply) -> Result<Ticket, Refused> {
+    pub fn submit(&self, texts: Vec<E::Text>, reply: Reply<E::Answer>) -> Result<Ticket, Refused> {
         let shared = &self.0.shared;
         if shared.is_draining.load(Ordering::Acquire) {
             return Err(Refused::Draining);
@@ -223,7 +256,7 @@ impl EmbedService {
     }
 }
 
-impl Drop for Inner {
+impl<E: Reader> Drop for Inner<E> {
     fn drop(&mut self) {
         self.jobs = None;
         // One that has panicked is told of by its panic.
@@ -231,19 +264,19 @@ impl Drop for Inner {
     }
 }
 
-struct EmbedThread {
-    encoder: Arc<SentenceEncoder>,
-    inbox: Receiver<Job>,
+struct EmbedThread<E: Reader> {
+    encoder: Arc<E>,
+    inbox: Receiver<Job<E>>,
     /// Requests in the order of their turns.
-    line: VecDeque<Job>,
+    line: VecDeque<Job<E>>,
 }
 
-impl EmbedThread {
-    /// Embeds until nobody can ask any more.
+impl<E: Reader> EmbedThread<E> {
+    /// Reads until nobody can ask any more.
     fn run(mut self) {
         while self.receive() {
             if let Some(job) = self.line.pop_front() {
-                self.line.extend(one_more(&self.encoder, job));
+                self.line.extend(one_more(&*self.encoder, job));
             }
         }
     }
@@ -265,8 +298,8 @@ impl EmbedThread {
     }
 }
 
-/// Embeds the next text of a request; gives it back unless it has ended.
-fn one_more(encoder: &SentenceEncoder, mut job: Job) -> Option<Job> {
+/// Reads the next text of a request; gives it back unless it has ended.
+fn one_more<E: Reader>(encoder: &E, mut job: Job<E>) -> Option<Job<E>> {
     let shared = Arc::clone(&job.seat.0);
     if job.ticket.strong_count() == 0 {
         let mut stats = shared.stats();
@@ -275,16 +308,16 @@ fn one_more(encoder: &SentenceEncoder, mut job: Job) -> Option<Job> {
         return None;
     }
     let begun = Instant::now();
-    let embedded = job.texts.pop_front().map(|text| encoder.embed_tokens(&text)).transpose();
+    let read = job.texts.pop_front().map(|text| encoder.read(&text)).transpose();
     let mut stats = shared.stats();
-    match embedded {
-        Ok(embedding) => {
-            if let Some(embedding) = embedding {
+    match read {
+        Ok(answer) => {
+            if let Some(answer) = answer {
                 stats.texts += 1;
                 stats.waiting -= 1;
-                stats.tokens += embedding.tokens as u64;
+                stats.tokens += E::tokens(&answer) as u64;
                 stats.text_seconds.observe_time(begun.elapsed());
-                job.done.push(embedding);
+                job.done.push(answer);
             }
             drop(stats);
             if !job.texts.is_empty() {

@@ -1,6 +1,7 @@
 //! Turns what is to be embedded into tokens.
 
 use smelt_runtime::embed::{EmbedService, Refused, SentenceEncoder};
+use smelt_runtime::tokenizer::Tokenizer;
 
 use crate::api::embedding::EmbeddingFields;
 use crate::api::several::Prompts;
@@ -54,17 +55,21 @@ fn of_text(
     }
     let tokens = match is_cut {
         true => encoder.tokens(text).map_err(|error| ApiError::field(at, error))?,
-        false => whole(encoder, text, at)?,
+        false => whole(encoder.tokenizer(), encoder.spec().max_tokens, text, at)?,
     };
     fits(encoder, tokens.len(), at).map(|()| tokens)
 }
 
-/// All tokens of `text`, unless it is so long that they need not be counted.
+/// All tokens of `text`, unless it is so long that they need not be counted, where `max` are taken.
 ///
 /// # Errors
 /// 400, naming the field `at`.
-pub(crate) fn whole(encoder: &SentenceEncoder, text: &str, at: &str) -> Result<Vec<u32>, ApiError> {
-    let (tokenizer, max) = (encoder.tokenizer(), encoder.spec().max_tokens);
+pub(crate) fn whole(
+    tokenizer: &Tokenizer,
+    max: usize,
+    text: &str,
+    at: &str,
+) -> Result<Vec<u32>, ApiError> {
     if text.len() > tokenizer.bytes_max(max) {
         return Err(too_long(&format!("{} bytes are far more than", text.len()), max, at));
     }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::http::StatusCode;
 use smelt_runtime::embed::EmbedService;
 use smelt_runtime::grammar::{Constraint, Grammar};
+use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::service::Service;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -100,6 +101,9 @@ impl Model {
             Running::Embeds(_) => {
                 Err(self.unable("gives embeddings of texts; ask it at /v1/embeddings"))
             }
+            Running::Scores(_) => {
+                Err(self.unable("scores pairs of texts; ask it at /v1/rerank or /v1/score"))
+            }
         }
     }
 
@@ -113,6 +117,25 @@ impl Model {
             Running::Speaks(_) => {
                 Err(self.unable("gives no embeddings; ask it at /v1/chat/completions"))
             }
+            Running::Scores(_) => {
+                Err(self.unable("gives no embeddings; ask it at /v1/rerank or /v1/score"))
+            }
+        }
+    }
+
+    /// Who scores pairs of texts.
+    ///
+    /// # Errors
+    /// 400 if the model does something else.
+    pub(crate) fn scores(&self) -> Result<&EmbedService<CrossEncoder>, ApiError> {
+        match &self.running {
+            Running::Scores(service) => Ok(service),
+            Running::Embeds(_) => Err(self.unable(
+                "scores no pairs; ask it at /v1/embeddings, and serve a cross-encoder to rerank",
+            )),
+            Running::Speaks(_) => Err(self.unable(
+                "scores no pairs; ask it at /v1/chat/completions, and serve a cross-encoder to rerank",
+            )),
         }
     }
 

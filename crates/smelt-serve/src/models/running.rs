@@ -1,6 +1,7 @@
-//! Holds what answers for a model: a language model or an encoder.
+//! Holds what answers for a model: a language model, or an encoder of texts or of pairs.
 
 use smelt_runtime::embed::EmbedService;
+use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::service::Service;
 
 /// The threads of a model that is loaded.
@@ -10,6 +11,8 @@ pub enum Running {
     Speaks(Service),
     /// It gives embeddings of texts.
     Embeds(EmbedService),
+    /// It scores pairs of texts.
+    Scores(EmbedService<CrossEncoder>),
 }
 
 impl Running {
@@ -18,6 +21,7 @@ impl Running {
         match self {
             Self::Speaks(service) => service.live(),
             Self::Embeds(service) => service.live(),
+            Self::Scores(service) => service.live(),
         }
     }
 
@@ -26,6 +30,7 @@ impl Running {
         match self {
             Self::Speaks(service) => service.is_last(),
             Self::Embeds(service) => service.is_last(),
+            Self::Scores(service) => service.is_last(),
         }
     }
 
@@ -34,6 +39,7 @@ impl Running {
         match self {
             Self::Speaks(service) => service.is_alive(),
             Self::Embeds(service) => service.is_alive(),
+            Self::Scores(service) => service.is_alive(),
         }
     }
 
@@ -42,6 +48,7 @@ impl Running {
         match self {
             Self::Speaks(service) => service.drain(),
             Self::Embeds(service) => service.drain(),
+            Self::Scores(service) => service.drain(),
         }
     }
 
@@ -53,6 +60,7 @@ impl Running {
                 format!("{} contexts of {} tokens at once", plan.batch_max, plan.context_max)
             }
             Self::Embeds(_) => format!("texts of {} tokens", self.tokens_max()),
+            Self::Scores(_) => format!("pairs of {} tokens", self.tokens_max()),
         }
     }
 
@@ -60,7 +68,7 @@ impl Running {
     pub(crate) fn takes(&self) -> &'static [&'static str] {
         match self {
             Self::Speaks(service) if service.text().eyes.is_some() => &["text", "image", "video"],
-            Self::Speaks(_) | Self::Embeds(_) => &["text"],
+            Self::Speaks(_) | Self::Embeds(_) | Self::Scores(_) => &["text"],
         }
     }
 
@@ -70,6 +78,7 @@ impl Running {
             // What keys and values have room for, which may be less than the model takes.
             Self::Speaks(service) => service.plan().context_max as usize,
             Self::Embeds(service) => service.encoder().spec().max_tokens,
+            Self::Scores(service) => service.encoder().spec().max_tokens,
         }
     }
 }

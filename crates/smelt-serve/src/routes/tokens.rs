@@ -72,7 +72,12 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
                     tokens.map_err(|error| ask::unprepared("prompt", error))?
                 }
                 Running::Embeds(service) => {
-                    ask::embedding::whole(service.encoder(), &prompt, "prompt")?
+                    let (encoder, max) = (service.encoder(), service.encoder().spec().max_tokens);
+                    ask::embedding::whole(encoder.tokenizer(), max, &prompt, "prompt")?
+                }
+                Running::Scores(service) => {
+                    let (encoder, max) = (service.encoder(), service.encoder().spec().max_tokens);
+                    ask::embedding::whole(encoder.tokenizer(), max, &prompt, "prompt")?
                 }
             },
             (None, _) => {
@@ -121,6 +126,10 @@ pub(super) async fn detokenize(
         let (tokenizer, vocab) = match &model.running {
             Running::Speaks(service) => (&service.text().tokenizer, service.text().vocab),
             Running::Embeds(service) => {
+                let tokenizer = service.encoder().tokenizer();
+                (tokenizer, tokenizer.vocab())
+            }
+            Running::Scores(service) => {
                 let tokenizer = service.encoder().tokenizer();
                 (tokenizer, tokenizer.vocab())
             }

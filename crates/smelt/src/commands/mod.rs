@@ -17,6 +17,7 @@ pub(crate) mod out;
 pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod report;
+pub(crate) mod rerank;
 pub(crate) mod resume;
 pub(crate) mod run;
 pub(crate) mod runs;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use smelt_engine::llm::KvOptions;
 use smelt_runtime::deployment::{self, Deployment};
 use smelt_runtime::embed::{self, SentenceEncoder};
+use smelt_runtime::score::{self, CrossEncoder};
 
 use crate::exit::Failed;
 use crate::say;
@@ -19,24 +20,46 @@ pub(super) struct Heading {
     pub(super) engines: Vec<PathBuf>,
     /// Answers at once, where it says so.
     pub(super) slots: Option<usize>,
-    /// Whether it gives embeddings; else it speaks.
-    pub(super) is_encoder: bool,
+    /// What it does.
+    pub(super) does: Does,
+}
+
+/// What a deployment does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Does {
+    /// It speaks.
+    Speaks,
+    /// It gives embeddings of texts.
+    Embeds,
+    /// It scores pairs of texts.
+    Scores,
 }
 
 /// What the deployment in `dir` says of itself.
 pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
-    let is_encoder = embed::is_encoder(dir)?;
-    let (model, slots, names) = if is_encoder {
-        let spec = embed::read_spec(dir)?;
-        (spec.model, None, vec![spec.encoder])
-    } else {
-        let spec = deployment::read_spec(dir)?;
-        let clip = spec.clip.into_iter().flat_map(|clip| [clip.vision, clip.text]);
-        let names = spec.vision.into_iter().chain([spec.llm]).chain(clip).collect();
-        (spec.model, spec.serving.slots, names)
+    let does = match &embed::family(dir)?[..] {
+        embed::FAMILY => Does::Embeds,
+        score::FAMILY => Does::Scores,
+        _ => Does::Speaks,
+    };
+    let (model, slots, names) = match does {
+        Does::Embeds => {
+            let spec = embed::read_spec(dir)?;
+            (spec.model, None, vec![spec.encoder])
+        }
+        Does::Scores => {
+            let spec = score::read_spec(dir)?;
+            (spec.model, None, vec![spec.encoder])
+        }
+        Does::Speaks => {
+            let spec = deployment::read_spec(dir)?;
+            let clip = spec.clip.into_iter().flat_map(|clip| [clip.vision, clip.text]);
+            let names = spec.vision.into_iter().chain([spec.llm]).chain(clip).collect();
+            (spec.model, spec.serving.slots, names)
+        }
     };
     let engines = names.iter().flat_map(|name| engines(dir.join(name))).collect();
-    Ok(Heading { model, engines, slots, is_encoder })
+    Ok(Heading { model, engines, slots, does })
 }
 
 /// An engine's directory, and those of its grids where it has several.
@@ -66,6 +89,16 @@ pub(super) fn deployment(
 pub(super) fn encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<SentenceEncoder, Failed> {
     doing("opening the engine");
     let encoder = SentenceEncoder::open(dir)?;
+    doing("comparing the engine with its digests");
+    whole::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
+    warn(encoder.untuned());
+    Ok(encoder)
+}
+
+/// Opens the cross-encoder in `dir` in the same way.
+pub(super) fn cross_encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<CrossEncoder, Failed> {
+    doing("opening the engine");
+    let encoder = CrossEncoder::open(dir)?;
     doing("comparing the engine with its digests");
     whole::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
     warn(encoder.untuned());

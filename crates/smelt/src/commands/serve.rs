@@ -17,7 +17,7 @@ use smelt_serve::{
     Source, TlsFiles, Unfit, bodies_bytes, serve,
 };
 
-use super::open::{self, Heading};
+use super::open::{self, Does, Heading};
 use super::target;
 use crate::exit::{Exit, Failed};
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
@@ -149,12 +149,18 @@ impl Load {
         progress: &Progress,
     ) -> Result<Running, Unfit<Failed>> {
         let doing = |what: &str| progress.doing(what);
-        let Heading { is_encoder, slots, .. } = open::heading(dir)?;
-        if is_encoder {
+        let Heading { does, slots, .. } = open::heading(dir)?;
+        if does == Does::Embeds {
             let encoder = open::encoder(dir, &doing)?;
             doing(WARMING_UP);
             let service = EmbedService::start(encoder, self.limits.queue_max);
             return Ok(Running::Embeds(service.map_err(encoder_failed)?));
+        }
+        if does == Does::Scores {
+            let encoder = open::cross_encoder(dir, &doing)?;
+            doing(WARMING_UP);
+            let service = EmbedService::start(encoder, self.limits.queue_max);
+            return Ok(Running::Scores(service.map_err(encoder_failed)?));
         }
         let batch = self.batch.map(usize::from).or(slots).unwrap_or(BATCH_USUAL);
         let kv = KvOptions { max_slots: Some(MAX_SLOTS_MAX), ..self.kv };

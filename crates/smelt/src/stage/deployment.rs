@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use smelt_engine::llm::{KvOptions, LlmEngine};
 use smelt_engine::vision::VisionEngine;
 use smelt_model::checkpoint::Checkpoint;
+use smelt_model::families::bert::Bert;
 use smelt_model::families::internvl3::InternVl3;
 use smelt_model::grid::Patching;
-use smelt_model::model::{Encoder, Model, Vision};
+use smelt_model::model::{Encoder, Model, Part, Vision};
 use smelt_runtime::deployment::{self, Deployment, FORMAT, Family, Serving, Spec, eos_tokens};
 use smelt_runtime::embed::{self, Recipe, SentenceEncoder};
 use smelt_runtime::generate::try_once;
@@ -19,6 +20,7 @@ use smelt_runtime::image::{
     self, By, ClipPixels, Cutting, Eyes, Processor, Router, Scale, Tiling, Wish,
 };
 use smelt_runtime::prompt::ImageTokens;
+use smelt_runtime::score::{self, CrossEncoder};
 use smelt_runtime::similarity;
 use smelt_runtime::template::{TOOLS_FILE, Template};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
@@ -36,6 +38,9 @@ const FILES: [&str; 4] =
 
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     match request.optional_input("encoder") {
+        Some(engine) if score::is_with_head(engine).map_err(Failed::model)? => {
+            cross_encoder(request, engine)
+        }
         Some(engine) => encoder(request, engine),
         None => chat(request),
     }
@@ -45,14 +50,13 @@ pub(crate) fn run(request: &Request) -> Result<(), Failed> {
 fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let dir = checkpoint.dir();
+    let has_recipe = dir.join(embed::MODULES_FILE).exists();
+    if !has_recipe && checkpoint.has(Part::Classifier) {
+        let why = "has a classification head and no modules.json: to score pairs by it, export part = \"classifier\"";
+        return Err(Failed::model(format!("{} {why}", dir.display())));
+    }
     let recipe = Recipe::of_checkpoint(dir).map_err(Failed::model)?;
-    let places = match &checkpoint.model().encoder {
-        Some(Encoder::Bert(bert)) => bert.positions,
-        _ => {
-            let dir = dir.display();
-            return Err(Failed::model(format!("{dir} is no checkpoint of a sentence encoder")));
-        }
-    };
+    let places = bert(&checkpoint)?.positions;
     let spec = embed::Spec {
         format: FORMAT,
         family: embed::FAMILY.to_owned(),
@@ -67,6 +71,50 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let encoder = SentenceEncoder::open_at(&request.out, &place(engine)).map_err(Failed::model)?;
     say("reading a word");
     encoder.embed("Hello").map(drop).map_err(Failed::model)
+}
+
+/// An encoder with a head that scores pairs, by the checkpoint's own recipe.
+fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
+    let checkpoint = request.checkpoint("checkpoint")?;
+    let (dir, bert) = (checkpoint.dir(), bert(&checkpoint)?);
+    let bad = |why: String| Failed::model(format!("{}: {why}", dir.display()));
+    let labels = bert.labels.unwrap_or_default();
+    if labels != 1 {
+        return Err(bad(format!("its head has {labels} labels; what scores pairs has one")));
+    }
+    let recipe = score::Recipe::of_checkpoint(dir).map_err(Failed::model)?;
+    if recipe.kinds && bert.types < 2 {
+        return Err(bad("type_vocab_size is 1, but pairs have two kinds of tokens".to_owned()));
+    }
+    let places = bert.positions.min(embed::TOKENS_MAX);
+    let spec = score::Spec {
+        format: FORMAT,
+        family: score::FAMILY.to_owned(),
+        model: request.word("model")?.to_owned(),
+        encoder: beside(engine)?,
+        max_tokens: recipe.max_tokens.unwrap_or(places).min(places),
+        activation: recipe.activation,
+        kinds: recipe.kinds,
+    };
+    spec.write(&request.out, &dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
+    say("opening the engine");
+    let encoder = CrossEncoder::open_at(&request.out, &place(engine)).map_err(Failed::model)?;
+    say("scoring a pair of words");
+    let score = encoder.score(["Hello", "Hello"]).map_err(Failed::model)?;
+    let (max, activation) = (spec.max_tokens, format!("{:?}", spec.activation).to_lowercase());
+    say(&format!("scores pairs of up to {max} tokens ({activation}); two equal words: {score}"));
+    Ok(())
+}
+
+/// The BERT of a checkpoint.
+fn bert(checkpoint: &Checkpoint) -> Result<&Bert, Failed> {
+    match &checkpoint.model().encoder {
+        Some(Encoder::Bert(bert)) => Ok(bert),
+        _ => {
+            let dir = checkpoint.dir().display();
+            Err(Failed::model(format!("{dir} is no checkpoint of a sentence encoder")))
+        }
+    }
 }
 
 /// A language model, which sees where it has a vision engine.
