@@ -73,6 +73,10 @@ fn hostile() -> Vec<(&'static str, Vec<u8>)> {
         ("/v1/messages/count_tokens", filled(r#"{"messages":[],"system":["#, r#"{"":0}"#, "]}")),
         ("/api/chat", filled(r#"{"model":"m","messages":["#, r#"{"role":"user"}"#, "]}")),
         ("/api/generate", filled(r#"{"model":"m","prompt":"","images":["#, r#""""#, "]}")),
+        ("/v1/rerank", filled(r#"{"query":"q","documents":["#, r#""""#, "]}")),
+        ("/v1/rerank", filled(r#"{"query":"q","documents":["#, "1", "]}")),
+        ("/v2/rerank", filled(r#"{"query":"q","documents":["#, r#"{"text":""}"#, "]}")),
+        ("/v1/score", filled(r#"{"text_1":"q","text_2":["#, r#""""#, "]}")),
         ("/tokenize", filled(r#"{"messages":[],"tools":["#, "{}", "]}")),
         ("/detokenize", filled(r#"{"tokens":["#, "1", "]}")),
     ]

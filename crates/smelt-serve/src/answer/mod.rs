@@ -7,6 +7,7 @@ pub(crate) mod completion;
 pub(crate) mod embedding;
 mod logprobs;
 mod parts;
+pub(crate) mod score;
 pub(crate) mod stream;
 pub(crate) mod whole;
 

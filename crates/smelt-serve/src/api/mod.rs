@@ -14,6 +14,7 @@ pub(crate) mod foreign;
 pub(crate) mod format;
 pub(crate) mod held;
 pub(crate) mod read;
+pub(crate) mod score;
 pub(crate) mod several;
 pub(crate) mod tools;
 pub(crate) mod usage;

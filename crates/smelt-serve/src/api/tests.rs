@@ -8,6 +8,7 @@ use super::completion::CompletionFields;
 use super::embedding::EmbeddingFields;
 use super::fields::fields;
 use super::held::HeldFields;
+use super::score::{RerankFields, ScoreFields};
 use super::tools::ToolFields;
 use crate::protocols::ours::Ours;
 use crate::protocols::{anthropic, ollama, responses};
@@ -28,6 +29,8 @@ fn the_description_has_the_fields_that_are_read() {
     check("ChatRequest", chat.chain(fields::<ToolFields>()));
     check("CompletionRequest", shared().chain(fields::<CompletionFields>()));
     check("EmbeddingRequest", fields::<EmbeddingFields>());
+    check("RerankRequest", fields::<RerankFields>());
+    check("ScoreRequest", fields::<ScoreFields>());
     check("OllamaRequest", fields::<ollama::ask::Ask>());
     check("OllamaEmbedRequest", fields::<ollama::ask::Embed>());
     check("MessagesRequest", &fields::<anthropic::ask::Ask>() | &fields::<Ours>());

@@ -21,7 +21,20 @@ const DEPTH_MAX: usize = 64;
 const VALUES_MAX: usize = 131_072;
 
 /// Fields whose values are turns or texts, read into shapes of their own; all others are free-form, or small.
-const TURNS: [&[u8]; 5] = [b"messages", b"prompt", b"input", b"tokens", b"images"];
+const TURNS: [&[u8]; 9] = [
+    b"messages",
+    b"prompt",
+    b"input",
+    b"tokens",
+    b"images",
+    b"documents",
+    b"query",
+    b"text_1",
+    b"text_2",
+];
+
+/// Those that may be lists of tokens, which take no more memory than their text.
+const TOKENS: [&[u8]; 3] = [b"prompt", b"input", b"tokens"];
 
 /// Fields of a turn that are free-form.
 const FREE_IN_TURNS: [&[u8]; 3] = [b"tool_calls", b"input", b"arguments"];
@@ -76,8 +89,7 @@ impl<'a> Scale<'a> {
             b'"' => self.text(),
             b'-' | b'0'..=b'9' => {
                 self.skip(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
-                // A token takes no more memory than its text.
-                if !self.is_turns || self.free.is_some() {
+                if !TOKENS.contains(&self.field) || self.free.is_some() {
                     self.count();
                 }
             }
@@ -230,6 +242,16 @@ mod tests {
             check(&format!(r#"{{"{field}": [{tokens} 4]}}"#), None);
             check(&list(field, "[1]", VALUES_MAX + 1), Some(field));
             check(&list(field, r#""""#, VALUES_MAX + 1), Some(field));
+        }
+    }
+
+    #[test]
+    fn documents_are_texts_of_any_length_and_numbers_among_them_count() {
+        let long = "x".repeat(FREE_BYTES_MAX);
+        for field in ["documents", "text_2"] {
+            check(&format!(r#"{{"query": "{long}", "{field}": ["{long}"]}}"#), None);
+            check(&list(field, "1", VALUES_MAX - 3), None);
+            check(&list(field, "1", VALUES_MAX - 2), Some(field));
         }
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod chat;
 pub(crate) mod completion;
 pub(crate) mod embedding;
 pub(crate) mod pixels;
+pub(crate) mod score;
 pub(crate) mod shown;
 pub(crate) mod work;
 

@@ -8,6 +8,7 @@ mod health;
 mod ollama;
 mod page;
 mod responses;
+mod scores;
 mod tokens;
 
 #[cfg(test)]
@@ -124,6 +125,11 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v1/chat/completions", post(answers::chat))
         .route("/v1/completions", post(answers::completion))
         .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/score", post(scores::score))
+        .route("/v1/score", post(scores::score))
+        .route("/rerank", post(scores::rerank))
+        .route("/v1/rerank", post(scores::rerank))
+        .route("/v2/rerank", post(scores::rerank_second))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::forget))
         .route("/v1/messages", post(anthropic::messages))

@@ -146,6 +146,9 @@ fn who_comes_too_early_is_told_to_come_again() {
         "/v1/responses",
         "/v1/completions",
         "/v1/embeddings",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/v1/score",
         "/tokenize",
         "/detokenize",
     ];

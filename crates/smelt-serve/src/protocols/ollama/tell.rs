@@ -62,7 +62,12 @@ fn details() -> Value {
 }
 
 fn capabilities(running: &Running) -> Vec<&'static str> {
-    let Running::Speaks(service) = running else { return vec!["embedding"] };
+    let service = match running {
+        Running::Speaks(service) => service,
+        Running::Embeds(_) => return vec!["embedding"],
+        // Ollama has no word for it.
+        Running::Scores(_) => return vec!["rerank"],
+    };
     let dialect = service.text().dialect;
     let all = [
         ("completion", true),
