@@ -1,9 +1,9 @@
-"""Holds a running server against the official clients of OpenAI's, Anthropic's and Ollama's APIs.
+"""Holds a running server against the official clients of OpenAI's, Anthropic's, Ollama's and Cohere's APIs.
 
     python check.py http://127.0.0.1:8000 PICTURES
 
-PICTURES is a directory with shapes-1.png, which the demo's model knows, and clips.  The server has the encoder of
-encoder.toml besides, and a chat template that knows tools.  Every check is a function; the
+PICTURES is a directory with shapes-1.png, which the demo's model knows, and clips.  The server has the encoders of
+encoder.toml and reranker.toml besides, and a chat template that knows tools.  Every check is a function; the
 first that fails ends the run with its name and why.
 """
 
@@ -19,6 +19,7 @@ import time
 import urllib.request
 
 import anthropic
+import cohere
 import ollama
 import openai
 
@@ -26,6 +27,8 @@ base, pictures = sys.argv[1], pathlib.Path(sys.argv[2])
 client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60)
 claude = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=60)
 llama = ollama.Client(host=base, timeout=60)
+ranker = cohere.ClientV2(api_key="none", base_url=base, timeout=60)
+first_ranker = cohere.Client(api_key="none", base_url=base, timeout=60)
 shapes = base64.b64encode((pictures / "shapes-1.png").read_bytes()).decode()
 MODEL = client.models.list().data[0].id
 
@@ -302,6 +305,29 @@ def ollamas_clients_see_what_there_is():
     assert [list(row) for row in rows] == [one.embedding for one in listed.data]
     assert refused(ollama.ResponseError, lambda: llama.pull("another")).status_code == 403
     assert refused(ollama.ResponseError, lambda: llama.chat(model="another", messages=[{"role": "user", "content": "a"}])).status_code == 404
+
+
+def documents_are_ranked():
+    texts = ["a red square is left of it", "two circles", "blue"]
+    told = ranker.rerank(model="ranks", query="how many?", documents=texts)
+    scores = [one.relevance_score for one in told.results]
+    assert sorted(scores, reverse=True) == scores and sorted(one.index for one in told.results) == [0, 1, 2], told
+    best = ranker.rerank(model="ranks", query="how many?", documents=texts, top_n=1, max_tokens_per_doc=500)
+    assert [(one.index, one.relevance_score) for one in best.results] == [(told.results[0].index, scores[0])], best
+    # What is too long is cut, as Cohere does.
+    assert len(ranker.rerank(model="ranks", query="how?", documents=["long " * 99]).results) == 1
+    older = first_ranker.rerank(model="ranks", query="how many?", documents=[{"text": one} for one in texts], return_documents=True)
+    assert [one.document.text for one in older.results] == [texts[one.index] for one in told.results], older
+    paired = post("/v1/score", {"model": "ranks", "text_1": "how many?", "text_2": texts})["data"]
+    assert [paired[one.index]["score"] for one in told.results] == scores
+    for refusal, ask in [
+        (cohere.errors.BadRequestError, dict(model="letters", documents=texts)),
+        (cohere.errors.BadRequestError, dict(model="ranks", documents=[])),
+        (cohere.errors.NotFoundError, dict(model="another", documents=texts)),
+    ]:
+        refused(refusal, lambda: ranker.rerank(query="how many?", **ask))
+    error = refused(openai.BadRequestError, lambda: client.embeddings.create(model="ranks", input="a"))
+    assert "/v1/rerank" in error.body["message"], error.body
 
 
 def texts_are_embedded():
@@ -589,7 +615,7 @@ def answers_have_the_form_that_is_asked_for():
 CHECKS = [
     models, a_picture_is_seen, clips_are_seen_frame_by_frame, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on,
     ollamas_clients_are_answered, ollamas_clients_see_what_there_is,
-    messages_are_answered, messages_are_streamed, messages_call_tools, messages_are_refused_in_their_words, texts_are_embedded, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
+    messages_are_answered, messages_are_streamed, messages_call_tools, messages_are_refused_in_their_words, texts_are_embedded, documents_are_ranked, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
     conversations_go_on, completions, answers_have_the_form_that_is_asked_for, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
     a_deadline_breaks_off, who_leaves_is_cancelled, many_at_once_say_what_one_says,

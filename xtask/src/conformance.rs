@@ -1,4 +1,4 @@
-//! Holds `smelt serve` on the demo against the official clients of three APIs, its page against what people need of
+//! Holds `smelt serve` on the demo against the official clients of four APIs, its page against what people need of
 //! it, and both against its own description.
 
 use std::fs;
@@ -62,11 +62,15 @@ fn succeed(command: &mut Command, failed: &str) -> Result<()> {
     Ok(())
 }
 
-/// Builds the demo and an encoder in a store of their own under `cache`, and serves them, the demo by a
+/// Builds the demo, an encoder and a cross-encoder in a store of their own under `cache`, and serves them, the demo by a
 /// template that knows tools.
 fn serve(cache: &Path) -> Result<Server> {
     let smelt = build_smelt()?;
-    let pipelines = ["pipelines/demo.toml", "xtask/conformance/encoder.toml"];
+    let pipelines = [
+        "pipelines/demo.toml",
+        "xtask/conformance/encoder.toml",
+        "xtask/conformance/reranker.toml",
+    ];
     let pipelines = pipelines.map(|pipeline| root().join(pipeline));
     fs::create_dir_all(cache).with_context(|| cache.display().to_string())?;
     let command = |verb: &str, pipelines: &[PathBuf]| {
