@@ -208,8 +208,10 @@ impl LlmThread {
         }
         let Some(task) = self.tasks.get_mut(&id).filter(|task| !task.is_known) else { return };
         (task.is_known, task.cached_tokens) = (true, cached_tokens);
+        let marks = task.asked.teller.marks();
+        marks.once(|times| &mut times.admitted);
         let mut stats = self.shared.stats();
-        stats.queue_seconds.observe_time(task.asked.since.elapsed());
+        stats.queue_seconds.observe_time(marks.times().taken.elapsed());
         stats.prompt_tokens += task.asked.tokens.len() as u64;
         stats.cached_tokens += cached_tokens as u64;
     }
@@ -247,6 +249,7 @@ impl LlmThread {
             return;
         }
         let Asked { tokens, teller, answers, .. } = &*task.asked;
+        teller.marks().once(|times| &mut times.read);
         let (prompt_tokens, cached_tokens) = (tokens.len(), task.cached_tokens);
         teller.tell(Event::Read { prompt_tokens, cached_tokens });
         let Some(scores) = task.scores.take() else { return };
@@ -312,6 +315,7 @@ impl LlmThread {
         if token.is_some() || !text.is_empty() {
             tell(task, text, token);
         }
+        task.asked.teller.marks().ended();
         task.asked.teller.tell(Event::Ended { choice, finish, tokens });
         let mut stats = self.shared.stats();
         match finish {

@@ -8,6 +8,7 @@
 mod gallery;
 mod images;
 mod llm;
+mod marks;
 mod pauses;
 mod scores;
 mod sizing;
@@ -39,6 +40,7 @@ pub use crate::schedule::Priority;
 use crate::schedule::{Capacity, TaskId};
 use crate::speaker::{Form, Manner, SpeakError, Speaker};
 use images::Images;
+pub use marks::{Marks, Times};
 use pauses::Pauses;
 pub use sizing::{DoesNotFit, KvMemory, KvPlan, preparing};
 use sizing::{KvSizes, Memory};
@@ -221,7 +223,6 @@ struct Asked {
     scored: Option<usize>,
     /// Answers, each of which is told of the scored prompt.
     answers: usize,
-    since: Instant,
     _seat: Seat,
 }
 
@@ -469,7 +470,6 @@ impl Service {
             deadline,
             scored,
             answers: manners.len(),
-            since: Instant::now(),
             _seat: seat,
         };
         let first = self.0.next_task.fetch_add(ANSWERS_MAX as u64, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use super::marks::Marks;
 use crate::sampling::Logprobs;
 use crate::speaker::Finish;
 
@@ -88,10 +89,11 @@ struct State {
     is_left: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    marks: Marks,
 }
 
 impl Shared {
@@ -110,11 +112,17 @@ pub(super) struct Teller(Arc<Shared>);
 
 /// Both ends.
 pub(super) fn ticket() -> (Teller, Ticket) {
-    let shared = Arc::new(Shared::default());
+    let (state, changed) = Default::default();
+    let shared = Arc::new(Shared { state, changed, marks: Marks::new() });
     (Teller(Arc::clone(&shared)), Ticket(shared))
 }
 
 impl Ticket {
+    /// When what happens to the request; to be read when the ticket is gone, too.
+    pub fn marks(&self) -> Marks {
+        self.0.marks.clone()
+    }
+
     /// The next event; nothing when there will be none.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         let mut state = self.0.state();
@@ -155,6 +163,11 @@ impl Drop for Ticket {
 }
 
 impl Teller {
+    /// Where to mark when what happens.
+    pub(super) fn marks(&self) -> &Marks {
+        &self.0.marks
+    }
+
     /// Whether nobody listens any more.
     pub(super) fn is_left(&self) -> bool {
         self.0.state().is_left

@@ -157,6 +157,7 @@ impl VisionThread {
         for Looking { job, pictures, .. } in self.looking.iter().filter(shows) {
             let part = pictures.iter().map(seen).sum::<usize>() + 1;
             let parts = pictures.iter().map(|picture| picture.parts).sum();
+            job.asked.teller.marks().once(|times| &mut times.looked);
             job.asked.teller.tell(Event::Looking { part, parts });
         }
     }
@@ -179,6 +180,7 @@ impl VisionThread {
         let ready: Vec<Looking> = self.looking.extract_if(.., is_ready).collect();
         for mut looking in ready {
             self.let_go(&looking);
+            looking.job.asked.teller.marks().once(|times| &mut times.seen);
             for Picture { embedded, tokens, .. } in looking.pictures {
                 let embedded = embedded.expect("all of them are seen");
                 looking.job.asked.images.push(embedded, tokens);
