@@ -13,6 +13,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
+use smelt_runtime::service::{Failure, Marks};
 
 use crate::answer::Usage;
 use crate::client::Client;
@@ -20,12 +21,19 @@ use crate::ending::Ending;
 use crate::error::Told;
 use crate::listen::Peer;
 use crate::metrics::Metrics;
+use crate::traces::{Answered, Context, Parent, TRACE_RESPONSE, Tracer, operation};
 
 /// Names a request, in both directions.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The longest name that a client may give; more is no name but a way to fill a log.
 const ID_BYTES_MAX: usize = 128;
+
+/// What broke off an answer whose client went away, in a span.
+const CANCELLED: &str = "cancelled";
+
+/// Most reasons of which a span tells why answers ended.
+const FINISHES_MAX: usize = 32;
 
 /// What is written in place of a status when the client went away before there was one; nginx's number.
 const CLIENT_GONE: u16 = 499;
@@ -36,6 +44,8 @@ pub(crate) struct Accounts {
     pub(crate) metrics: Arc<Metrics>,
     /// Requests that take longer are warned of.
     pub(crate) slow: Duration,
+    /// Takes the spans of requests, where somebody wants them.
+    pub(crate) tracer: Option<Tracer>,
 }
 
 /// What is known of an answer, filled in while it is given.
@@ -49,6 +59,10 @@ struct Inner {
     prepared: Option<Instant>,
     first_token: Option<Instant>,
     failure: Option<String>,
+    /// What broke the answer off, in one word.
+    broken: Option<&'static str>,
+    finishes: Vec<&'static str>,
+    prompts: Vec<Marks>,
     client: Option<Client>,
     passed_over: Option<String>,
 }
@@ -93,6 +107,31 @@ impl Facts {
         self.with(|facts| facts.passed_over = names);
     }
 
+    /// Where to read when what happens to its prompts.
+    pub(crate) fn marked(&self, prompts: Vec<Marks>) {
+        self.with(|facts| facts.prompts = prompts);
+    }
+
+    /// One of its answers ended, for this reason.
+    pub(crate) fn finished(&self, reason: &'static str) {
+        self.with(|facts| {
+            if facts.finishes.len() < FINISHES_MAX {
+                facts.finishes.push(reason);
+            }
+        });
+    }
+
+    /// The service broke the answer off.
+    pub(crate) fn broken(&self, failure: &Failure) {
+        let word = match failure {
+            Failure::Deadline => "timeout",
+            Failure::Engine(_) => "engine_failed",
+            Failure::Stopped => "server_stopped",
+        };
+        self.with(|facts| facts.broken = Some(word));
+        self.failure(&failure.to_string());
+    }
+
     /// The answer broke off.
     pub(crate) fn failure(&self, why: &str) {
         self.with(|facts| facts.failure = Some(why.to_owned()));
@@ -110,6 +149,12 @@ struct Account {
     begun: Instant,
     status: Option<StatusCode>,
     is_whole: bool,
+    /// What is done with a model, where something is.
+    operation: Option<&'static str>,
+    /// The trace that it belongs to, where somebody traces it.
+    trace: Option<u128>,
+    /// Its own place in it, where spans are told of.
+    context: Option<Context>,
 }
 
 /// The outermost layer of all routes.
@@ -121,15 +166,24 @@ pub(crate) async fn keep(
     let id = given_id(request.headers()).unwrap_or_else(new_id);
     let facts = Facts::default();
     let route = request.extensions().get::<MatchedPath>();
+    // What is no route has no name of its own, or anybody could fill the metrics.
+    let route = route.map_or("other", MatchedPath::as_str).to_owned();
+    let operation = operation(request.method(), &route);
+    let parent = operation.and_then(|_| Parent::of(request.headers()));
+    let trace = parent.as_ref().map(|parent| parent.trace);
+    let tracer = accounts.tracer.as_ref().filter(|_| operation.is_some());
+    let context = tracer.map(|tracer| tracer.begin(parent));
     let mut account = Account {
         facts: facts.clone(),
         peer: request.extensions().get::<Peer>().copied(),
         method: request.method().clone(),
-        // What is no route has no name of its own, or anybody could fill the metrics.
-        route: route.map_or("other", MatchedPath::as_str).to_owned(),
+        route,
         begun: Instant::now(),
         status: None,
         is_whole: false,
+        operation,
+        trace: context.as_ref().map(|context| context.trace).or(trace),
+        context,
         id,
         accounts,
     };
@@ -143,6 +197,10 @@ pub(crate) async fn keep(
     }
     if let Ok(id) = HeaderValue::from_str(&account.id) {
         response.headers_mut().insert(REQUEST_ID, id);
+    }
+    let traced = account.context.as_ref().map(|context| HeaderValue::try_from(context.response()));
+    if let Some(Ok(traced)) = traced {
+        response.headers_mut().insert(TRACE_RESPONSE, traced);
     }
     let whole = |account: &mut Account| account.is_whole = true;
     response.map(|body| Body::new(Ending { body, kept: account, whole }))
@@ -160,17 +218,55 @@ fn given_id(headers: &HeaderMap) -> Option<String> {
 pub(crate) fn new_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    format!("{:016x}{:08x}", RandomState::new().hash_one(count), count as u32)
+    format!("{:016x}{:08x}", drawn(), count as u32)
+}
+
+/// A number by chance.
+pub(crate) fn drawn() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+impl Account {
+    /// Whether its client had gone before all of the answer was sent.
+    fn is_cut_off(&self) -> bool {
+        !self.is_whole && self.method != Method::HEAD
+    }
+
+    /// Has its spans told, unless it was turned away at the door: whoever has no key could fill a collector.
+    fn trace(&self, facts: &Inner, ended: Instant) {
+        let (Some(tracer), Some(operation), Some(context), Some(client)) =
+            (&self.accounts.tracer, self.operation, &self.context, &facts.client)
+        else {
+            return;
+        };
+        tracer.tell(&Answered {
+            context,
+            operation,
+            route: &self.route,
+            status: self.status.map(|status| status.as_u16()),
+            broken: facts.broken.or(self.is_cut_off().then_some(CANCELLED)),
+            model: facts.model.as_deref(),
+            key: client.name(),
+            usage: facts.usage,
+            finishes: &facts.finishes,
+            begun: self.begun,
+            prepared: facts.prepared,
+            ended,
+            prompts: facts.prompts.iter().map(Marks::times).collect(),
+        });
+    }
 }
 
 impl Drop for Account {
     fn drop(&mut self) {
-        let took = self.begun.elapsed();
+        let ended = Instant::now();
+        let took = ended.saturating_duration_since(self.begun);
         let status = self.status.map_or(CLIENT_GONE, |status| status.as_u16());
         let facts = self.facts.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |instant: Instant| instant.saturating_duration_since(self.begun);
         let first_token = facts.first_token.map(of);
         self.accounts.metrics.end(&self.route, status, took, first_token, facts.usage);
+        self.trace(&facts, ended);
         if let Some(client) = &facts.client {
             client.spend(facts.usage.total_tokens as u64, Instant::now());
             self.accounts.metrics.of_key(client.name(), status, facts.usage);
@@ -217,13 +313,14 @@ impl Line<'_> {
             ($level:ident, $says:literal) => {
                 tracing::$level!(
                     request_id = account.id,
+                    trace_id = account.trace.map(|trace| tracing::field::display(format!("{trace:032x}"))),
                     peer = account.peer.map(|peer| tracing::field::display(peer.0)),
                     key = facts.client.as_ref().and_then(Client::name),
                     method = %account.method,
                     route = account.route,
                     status = self.status,
                     took_ms = ms(self.took),
-                    cut_off = (!account.is_whole && account.method != Method::HEAD).then_some(true),
+                    cut_off = account.is_cut_off().then_some(true),
                     model = facts.model,
                     prepared_ms = self.prepared.map(ms),
                     first_token_ms = self.first_token.map(ms),

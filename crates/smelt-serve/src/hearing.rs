@@ -36,6 +36,7 @@ impl Hearing {
     pub(crate) fn new(tickets: Vec<(Ticket, Seen)>, answers: usize, facts: Facts) -> Self {
         let part = |(ticket, seen)| Part { ticket, seen, open: answers };
         let said = vec![0; answers * tickets.len()];
+        facts.marked(tickets.iter().map(|(ticket, _)| ticket.marks()).collect());
         let parts: Vec<Part> = tickets.into_iter().map(part).collect();
         Self { parts, answers, said, prompts: Usage::default(), facts, has_failed: false }
     }
@@ -92,14 +93,15 @@ impl Hearing {
                 self.said[*choice] += tokens.len();
                 self.facts.said();
             }
-            Event::Ended { choice, tokens, .. } => {
+            Event::Ended { choice, tokens, finish } => {
+                self.facts.finished(finish.reason());
                 *choice += first;
                 self.said[*choice] = *tokens;
                 self.parts[at].open -= 1;
             }
             Event::Failed(failure) => {
                 self.has_failed = true;
-                self.facts.failure(&failure.to_string());
+                self.facts.broken(failure);
             }
         }
         self.facts.usage(self.usage());

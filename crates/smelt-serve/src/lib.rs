@@ -30,6 +30,7 @@ mod pictures;
 mod protocols;
 mod routes;
 mod server;
+mod traces;
 
 pub use ask::pixels::DECODING_BYTES;
 pub use axum::http::HeaderValue;
@@ -38,3 +39,4 @@ pub use log::log_to_stderr;
 pub use models::{Find, Found, Open, Progress, Purpose, Running, Source, Unfit};
 pub use pictures::Reach;
 pub use server::{Ended, Options, ServeError, TlsError, TlsFiles, bodies_bytes, serve};
+pub use traces::{TraceError, TraceOptions};

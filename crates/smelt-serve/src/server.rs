@@ -31,6 +31,7 @@ use crate::models::{Loader, Models, Source};
 use crate::pictures::{Reach, Remote};
 use crate::protocols::responses::kept::Kept;
 use crate::routes::{self, Doors, Shared};
+use crate::traces::{TraceOptions, Tracer};
 
 /// Threads for connections: what they do takes microseconds, and cores are for the engines.
 const THREADS: usize = 2;
@@ -83,6 +84,8 @@ pub struct Options {
     pub slow: Duration,
     /// How often newer deployments are looked for; SIGHUP asks for it at any time.
     pub watch: Option<Duration>,
+    /// Where traces of requests go, if anywhere.
+    pub traces: Option<TraceOptions>,
 }
 
 /// Where certificate and key are, as PEM.
@@ -193,10 +196,12 @@ pub enum Ended {
 /// # Errors
 /// [`ServeError`], also when the first model cannot be loaded.
 pub fn serve<E: Display + Send + 'static>(
-    options: Options,
+    mut options: Options,
     sources: Vec<Source<E>>,
     listening: impl FnOnce(SocketAddr),
 ) -> Result<Ended, ServeError<E>> {
+    // What sends is dropped last, and so sends what became of the last requests.
+    let (tracer, _sending) = options.traces.take().map(Tracer::start).transpose()?.unzip();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(THREADS)
         .max_blocking_threads(work::THREADS_MAX)
@@ -204,7 +209,7 @@ pub fn serve<E: Display + Send + 'static>(
         .thread_name("http")
         .enable_all()
         .build()?;
-    let ended = runtime.block_on(run(options, sources, listening));
+    let ended = runtime.block_on(run(options, sources, listening, tracer));
     // Pictures that are still being fetched are of no use to anybody.
     runtime.shutdown_background();
     ended
@@ -214,6 +219,7 @@ async fn run<E: Display + Send + 'static>(
     options: Options,
     sources: Vec<Source<E>>,
     listening: impl FnOnce(SocketAddr),
+    tracer: Option<Tracer>,
 ) -> Result<Ended, ServeError<E>> {
     let addr = options.addr;
     let keys = Current::new(Arc::new(options.all_keys()?));
@@ -238,7 +244,8 @@ async fn run<E: Display + Send + 'static>(
     let bodies = Bodies::new(options.body_bytes_max, options.bodies_bytes_max);
     let bodies = bodies.beside(kept_bytes_max);
     tokio::spawn(bodies.clone().give_back());
-    let router = router(&options, Arc::clone(&models), bodies, Kept::new(kept_bytes_max), keys);
+    let kept = Kept::new(kept_bytes_max);
+    let router = router(&options, Arc::clone(&models), bodies, kept, (keys, tracer));
     let listening = Listening { listener, tls, connections_max: options.connections_max };
     let mut running = tokio::spawn(listening.run(router, stopped, options.drain_time_max));
     tokio::select! {
@@ -321,10 +328,13 @@ fn router(
     models: Arc<Models>,
     bodies: Bodies,
     kept: Kept,
-    keys: Current<Keys>,
+    (keys, tracer): (Current<Keys>, Option<Tracer>),
 ) -> axum::Router {
-    let collectors: Vec<Box<dyn Collector>> =
+    let mut collectors: Vec<Box<dyn Collector>> =
         vec![Box::new(OfModels(Arc::clone(&models))), Box::new(OfMemory)];
+    if let Some(tracer) = tracer.clone() {
+        collectors.push(Box::new(tracer));
+    }
     let shared = Shared {
         models,
         metrics: Arc::new(Metrics::new(collectors)),
@@ -346,6 +356,7 @@ fn router(
             origins: options.cors_origins.clone(),
         },
         slow: options.slow,
+        tracer,
     };
     routes::router(Arc::new(shared), doors)
 }

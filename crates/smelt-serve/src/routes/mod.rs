@@ -44,6 +44,7 @@ use crate::models::Models;
 use crate::pictures::Remote;
 use crate::protocols::Protocol;
 use crate::protocols::responses::kept::Kept;
+use crate::traces::{TRACE_RESPONSE, Tracer};
 
 /// How long a browser may believe what it was told of other origins.
 const CORS_AGE: Duration = Duration::from_secs(3600);
@@ -106,11 +107,14 @@ pub(crate) struct Doors {
     pub(crate) hosts: Hosts,
     /// Requests that take longer are warned of.
     pub(crate) slow: Duration,
+    /// Takes the spans of requests, where somebody wants them.
+    pub(crate) tracer: Option<Tracer>,
 }
 
 /// The routes, behind the doors.
 pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
-    let accounts = Accounts { metrics: Arc::clone(&shared.metrics), slow: doors.slow };
+    let Doors { slow, tracer, .. } = doors;
+    let accounts = Accounts { metrics: Arc::clone(&shared.metrics), slow, tracer };
     let router = Router::new()
         .route("/", get(page::page))
         .route("/page/{file}", get(page::file))
@@ -175,7 +179,7 @@ fn cors(origins: Vec<HeaderValue>) -> CorsLayer {
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // Clients tell of themselves in headers of their own: openai-js in x-stainless-*.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([REQUEST_ID, RETRY_AFTER, answers::PASSED_OVER])
+        .expose_headers([REQUEST_ID, RETRY_AFTER, TRACE_RESPONSE, answers::PASSED_OVER])
         .max_age(CORS_AGE)
 }
 

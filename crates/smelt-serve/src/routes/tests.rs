@@ -34,6 +34,7 @@ fn router(keys: &[&str], origins: &[&'static str]) -> Router {
             origins: origins.iter().copied().map(HeaderValue::from_static).collect(),
         },
         slow: Duration::from_secs(30),
+        tracer: None,
     };
     super::router(Arc::new(shared), doors)
 }

@@ -14,7 +14,7 @@ use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_serve::{
     DECODING_BYTES, Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError,
-    Source, TlsFiles, Unfit, bodies_bytes, serve,
+    Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
 };
 
 use super::open::{self, Does, Heading};
@@ -32,7 +32,7 @@ const BATCH_USUAL: usize = 8;
 const CONTEXTS_PER_ANSWER: usize = 2;
 
 pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
-    let options = options(flags)?;
+    let (options, warnings) = options(flags)?;
     if flags.model_name.len() > flags.targets.len() {
         return Err(Failed::usage("--model-name is given more often than there are models"));
     }
@@ -49,6 +49,7 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     }
     // What is wrong with the flags is told as with those of any command; all else is the log.
     begin_log(flags.log_json);
+    warnings.into_iter().for_each(warn);
     let names = flags.model_name.iter().cloned().map(Some).chain(std::iter::repeat(None));
     let holds = Arc::new(Holds::new(flags.targets.len()));
     let loads: Vec<Load> = flags
@@ -216,7 +217,8 @@ fn all_right(deployment: &mut Deployment, folder: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-fn options(flags: &ServeFlags) -> Result<Options, Failed> {
+/// How the server is run, and what is passed over of what was said.
+fn options(flags: &ServeFlags) -> Result<(Options, Vec<String>), Failed> {
     let DoorFlags { tls_cert, tls_key, cors_origin, .. } = &flags.doors;
     let LimitFlags { max_images, max_frames, max_body, max_connections, .. } = flags.limits;
     let tls = match (tls_cert, tls_key) {
@@ -225,6 +227,9 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
         }
         _ => None,
     };
+    let variable = |name: &str| std::env::var(name).ok();
+    let (traces, warnings) =
+        TraceOptions::read(flags.otlp_endpoint.as_deref(), variable).map_err(Failed::usage)?;
     let options = Options {
         addr: flags.addr,
         keys: Keys::new(&flags.doors.api_key).map_err(Failed::usage)?,
@@ -243,11 +248,12 @@ fn options(flags: &ServeFlags) -> Result<Options, Failed> {
         drain_time_max: flags.drain,
         slow: flags.slow,
         watch: flags.watch,
+        traces,
     };
     // What is wrong with files is told before anything is listened to.
     options.all_keys().map_err(Failed::usage)?;
     options.tls.as_ref().map(TlsFiles::read).transpose().map_err(Failed::usage)?;
-    Ok(options)
+    Ok((options, warnings))
 }
 
 fn reach(flags: &DoorFlags) -> Option<Reach> {

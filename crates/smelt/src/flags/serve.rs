@@ -55,6 +55,10 @@ pub(crate) struct ServeFlags {
     /// Write the log as JSON, an object a line
     #[arg(long)]
     pub(crate) log_json: bool,
+    /// Send traces of requests to a collector of OpenTelemetry's, by OTLP/HTTP, as in http://localhost:4318
+    /// (default: what OTEL_EXPORTER_OTLP_ENDPOINT says, else none)
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
     /// Warn of requests that take longer
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(crate) slow: Duration,
