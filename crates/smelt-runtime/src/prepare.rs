@@ -304,13 +304,13 @@ impl Text {
         self.prepare_words(self.tokenizer.encode_whole(text)?)
     }
 
-    /// The tokens of `text`, unless it is far too long.
+    /// The tokens of `text`, unless it is far too long: with the special ones around it if it is a whole prompt.
     ///
     /// # Errors
     /// [`PrepareError::TextTooLong`], or what the tokenizer says.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, PrepareError> {
+    pub fn encode(&self, text: &str, is_whole: bool) -> Result<Vec<u32>, PrepareError> {
         self.fits(text)?;
-        Ok(self.tokenizer.encode(text)?)
+        Ok(self.tokenizer.encode_as(text, is_whole)?)
     }
 
     fn fits(&self, text: &str) -> Result<(), PrepareError> {

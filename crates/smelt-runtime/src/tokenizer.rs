@@ -120,8 +120,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`] if the tokenizer's own rules fail on the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(unencoded)?;
-        Ok(encoding.get_ids().to_vec())
+        self.encode_as(text, false)
     }
 
     /// The same tokenizer for whole texts: it neither cuts nor pads by itself, whatever its file says of
@@ -150,7 +149,15 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`] if the tokenizer's own rules fail on the text.
     pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, true).map_err(unencoded)?;
+        self.encode_as(text, true)
+    }
+
+    /// The tokens of `text`, between the special ones if it `is_whole`.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_as(&self, text: &str, is_whole: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode_fast(text, is_whole).map_err(unencoded)?;
         Ok(encoding.get_ids().to_vec())
     }
 

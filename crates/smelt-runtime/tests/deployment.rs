@@ -231,7 +231,7 @@ fn a_text_far_too_long_is_refused_before_it_is_encoded() {
     for error in [chat, deployment.text.prepare_text(&text).unwrap_err()] {
         assert!(matches!(error, PrepareError::TextTooLong { max: MAX_SEQ_LEN, .. }), "{error}");
     }
-    assert!(deployment.text.encode(&text[1..]).is_ok());
+    assert!(deployment.text.encode(&text[1..], false).is_ok());
 }
 
 /// What is said in a manner to a fixed prompt, and what was heard of it.

@@ -168,6 +168,8 @@ fn models_are_asked_what_they_do() {
     refused("/v1/chat/completions", chat, "ask it at /v1/rerank");
     let counted = post(&server, "/tokenize", &json!({ "model": "ranks", "prompt": "ab" })).json();
     assert_eq!((&counted["count"], &counted["max_model_len"]), (&json!(4), &json!(32)));
+    let plain = json!({ "model": "ranks", "prompt": "ab", "add_special_tokens": false });
+    assert_eq!(post(&server, "/tokenize", &plain).json()["count"], 2);
     let shown = post(&server, "/api/show", &json!({ "model": "ranks" })).json();
     assert_eq!(shown["capabilities"], json!(["rerank"]));
     let listed = RANKS.smelt(&["ls"]);

@@ -70,10 +70,23 @@ pub(crate) fn whole(
     text: &str,
     at: &str,
 ) -> Result<Vec<u32>, ApiError> {
+    encoded(tokenizer, max, (text, true), at)
+}
+
+/// The same, with the special ones if the text `is_whole`.
+///
+/// # Errors
+/// As [`whole`].
+pub(crate) fn encoded(
+    tokenizer: &Tokenizer,
+    max: usize,
+    (text, is_whole): (&str, bool),
+    at: &str,
+) -> Result<Vec<u32>, ApiError> {
     if text.len() > tokenizer.bytes_max(max) {
         return Err(too_long(&format!("{} bytes are far more than", text.len()), max, at));
     }
-    tokenizer.encode_whole(text).map_err(|error| ApiError::field(at, error))
+    tokenizer.encode_as(text, is_whole).map_err(|error| ApiError::field(at, error))
 }
 
 /// Tokens are taken as they are: `/tokenize` puts the special ones around them.

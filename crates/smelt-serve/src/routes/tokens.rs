@@ -30,6 +30,9 @@ struct Tokenize {
     model: Option<String>,
     #[serde(default)]
     prompt: Option<String>,
+    /// Of a prompt, whose tokens are those that `/v1/completions` reads unless this says otherwise.
+    #[serde(default)]
+    add_special_tokens: Option<bool>,
     #[serde(default)]
     messages: Option<IgnoredAny>,
 }
@@ -66,20 +69,9 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
             (Some(_), Some(_)) => {
                 return Err(ApiError::field("prompt", "is given together with messages"));
             }
-            (Some(prompt), None) => match &model.running {
-                Running::Speaks(service) => {
-                    let tokens = service.text().encode(&prompt);
-                    tokens.map_err(|error| ask::unprepared("prompt", error))?
-                }
-                Running::Embeds(service) => {
-                    let (encoder, max) = (service.encoder(), service.encoder().spec().max_tokens);
-                    ask::embedding::whole(encoder.tokenizer(), max, &prompt, "prompt")?
-                }
-                Running::Scores(service) => {
-                    let (encoder, max) = (service.encoder(), service.encoder().spec().max_tokens);
-                    ask::embedding::whole(encoder.tokenizer(), max, &prompt, "prompt")?
-                }
-            },
+            (Some(prompt), None) => {
+                encoded(&model.running, (&prompt, asked.add_special_tokens.unwrap_or(true)))?
+            }
             (None, _) => {
                 let chat = Chat::read(&held.bytes)?;
                 let reuse = of_service(&client, &chat.common, is_shared)?.reuse;
@@ -89,6 +81,23 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
         Ok(Tokens { count: tokens.len(), max_model_len: model.running.tokens_max(), tokens })
     });
     Ok(axum::Json(tokens.await?).into_response())
+}
+
+/// The tokens of a text, with those around it if it `is_whole`.
+fn encoded(model: &Running, (text, is_whole): (&str, bool)) -> Result<Vec<u32>, ApiError> {
+    let (tokenizer, max) = match model {
+        Running::Speaks(service) => {
+            let tokens = service.text().encode(text, is_whole);
+            return tokens.map_err(|error| ask::unprepared("prompt", error));
+        }
+        Running::Embeds(service) => {
+            (service.encoder().tokenizer(), service.encoder().spec().max_tokens)
+        }
+        Running::Scores(service) => {
+            (service.encoder().tokenizer(), service.encoder().spec().max_tokens)
+        }
+    };
+    ask::embedding::encoded(tokenizer, max, (text, is_whole), "prompt")
 }
 
 /// The tokens of the prompt that a chat becomes.
