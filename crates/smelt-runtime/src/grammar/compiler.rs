@@ -12,6 +12,7 @@ use llguidance::toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenId, TokenizerE
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
+use super::closed::closed;
 use super::constraint::{Constraint, one_line};
 use super::pieces::{self, Piece, PiecesError};
 use super::{CHOICES_MAX, Grammar, GrammarError, INDENT_MAX};
@@ -153,11 +154,11 @@ fn schema(value: &Value) -> GrammarWithLexer {
     GrammarWithLexer::from_json_schema(bounded(value))
 }
 
-/// The schema with our own say on white space, and none on what to leave out.
+/// The schema with our own say on white space and on properties that it does not name, and none on what to leave out.
 pub(crate) fn bounded(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
-        other => other.clone(),
+        other => closed(other.clone()),
     };
     if let Some(fields) = schema.as_object_mut() {
         let spaces = format!(" |\\n[ \\t]{{0,{INDENT_MAX}}}");

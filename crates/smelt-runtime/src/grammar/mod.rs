@@ -5,6 +5,7 @@
 //! done by llguidance.  Knows nothing of engines, of sampling or of who asks.
 
 mod bounds;
+mod closed;
 mod compiler;
 mod constraint;
 mod gbnf;
