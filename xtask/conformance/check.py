@@ -13,7 +13,9 @@ import pathlib
 import random
 import socket
 import struct
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -90,6 +92,19 @@ def clips_are_seen_frame_by_frame():
     assert tokens({"type": "video", "video": [frame] * 3, "nframes": 2}) == 2 * one
     film = base64.b64encode((pictures / "clips/three.webp").read_bytes()).decode()
     assert tokens({"type": "video_url", "video_url": {"url": "data:image/webp;base64," + film}}) == 3 * one
+
+
+def films_are_seen():
+    """A film of two seconds at 10 frames a second, its index behind its pictures."""
+    with tempfile.TemporaryDirectory() as folder:
+        film = pathlib.Path(folder) / "film.mp4"
+        words = ["-f", "lavfi", "-i", "testsrc=size=448x448:rate=10:duration=2", "-c:v", "libx264", "-pix_fmt", "yuv420p"]
+        subprocess.run(["ffmpeg", "-v", "error", "-nostdin", *words, film], check=True)
+        url = "data:video/mp4;base64," + base64.b64encode(film.read_bytes()).decode()
+    tokens = lambda **more: ask(moving({"type": "video_url", "video_url": {"url": url}}), max_tokens=4, extra_body=more).usage.prompt_tokens_details.image_tokens
+    one = tokens(media_io_kwargs={"video": {"num_frames": 1}})
+    assert tokens(media_io_kwargs={"video": {"num_frames": 3}}) == 3 * one
+    assert tokens(mm_processor_kwargs={"fps": 2}) == 4 * one
 
 
 def tool(name):
@@ -613,7 +628,7 @@ def answers_have_the_form_that_is_asked_for():
 
 
 CHECKS = [
-    models, a_picture_is_seen, clips_are_seen_frame_by_frame, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on,
+    models, a_picture_is_seen, clips_are_seen_frame_by_frame, films_are_seen, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on,
     ollamas_clients_are_answered, ollamas_clients_see_what_there_is,
     messages_are_answered, messages_are_streamed, messages_call_tools, messages_are_refused_in_their_words, texts_are_embedded, documents_are_ranked, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,

@@ -24,6 +24,8 @@ type Step = fn() -> Result<()>;
 pub(crate) fn run() -> Result<()> {
     // The kill-point sweeps count and cut system calls with it, and the order of syncs is seen by it.
     debian::need("strace", || debian::runs("strace", "-V"))?;
+    // Films are made and read by it.
+    debian::need_alone("ffmpeg", || debian::runs("ffmpeg", "-version"))?;
     // Alerts and dashboards are evaluated by it.
     debian::need("prometheus", || debian::runs("promtool", "--version"))?;
     // Pages of runs are looked at in it.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::server::Server;
 use crate::tidy::build_smelt;
-use crate::{page, python, root, target};
+use crate::{debian, page, python, root, target};
 
 /// Requests that are made up for each route and phase: enough to reach every field, in half a minute.
 const EXAMPLES: &str = "25";
@@ -25,6 +25,7 @@ const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_co
 pub(crate) fn run() -> Result<()> {
     println!("\n$ cargo xtask conformance");
     let folder = root().join("xtask/conformance");
+    debian::need_alone("ffmpeg", || debian::runs("ffmpeg", "-version"))?;
     let python = python::environment("conformance", &folder.join("requirements.txt"))?;
     let cache = target().join("conformance");
     let server = serve(&cache)?;

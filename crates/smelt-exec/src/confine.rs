@@ -223,6 +223,37 @@ pub(crate) fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Ch
     Ok((child, Held { writes, way: held, network }))
 }
 
+/// Holds this process, which has one thread, and what it becomes: it reads libraries and `program`, writes nothing, has no
+/// network and starts nothing.
+///
+/// # Errors
+/// Where the kernel cannot hold it.
+pub(crate) fn enclose(program: &Path) -> io::Result<()> {
+    let reading = AccessFs::from_read(ABI::V5);
+    let all = AccessFs::from_write(ABI::V5) | reading;
+    match is_wanted("landlock").then(|| handle(all).ok()).flatten() {
+        Some(mut rules) => {
+            for place in system::libraries().chain([program]) {
+                let Ok(opened) = PathFd::new(place) else { continue };
+                let access =
+                    if place.is_dir() { reading } else { reading & AccessFs::from_file(ABI::V5) };
+                rules = allow(rules, opened, access)?;
+            }
+            rules.restrict_self().map_err(io::Error::other)?;
+        }
+        None => {
+            if !capabilities::may_mount() {
+                mounts::enter_user_namespace()?;
+            }
+            let strict = Strict { reads: vec![program.to_owned()], network: false };
+            mounts::isolate(&[], None, Some(&strict))?;
+            nix::sys::prctl::set_no_new_privs()?;
+        }
+    }
+    capabilities::drop_all()?;
+    network::seal()
+}
+
 /// What was started, and how its network is where it is strict.
 type Started = (Option<Network>, Child);
 

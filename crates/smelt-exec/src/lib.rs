@@ -9,6 +9,7 @@
 mod attempt;
 mod boot;
 mod caches;
+mod cell;
 pub mod classify;
 mod condition;
 mod confine;
@@ -39,6 +40,7 @@ mod title;
 
 pub use attempt::LOG_VARIABLE;
 pub use boot::boot_id;
+pub use cell::Cell;
 pub use condition::Condition;
 pub use confine::{Confinement, Network, Way, Writes};
 pub use dead::{Closed, clear_dead_runs, clear_dead_swap};

@@ -68,7 +68,7 @@ impl<'a> Sight<'a> {
         asked: Asked<'_>,
     ) -> Result<Self, PrepareError> {
         let (eyes, wish) = (text.seeing()?, &look.wish);
-        let (frames, fps) = thinned(shown, look.frames);
+        let Thinned { frames, times_s, fps } = thinned(shown, look.frames);
         let Some(first) = frames.first() else { unreachable!("whatever is shown has a frame") };
         let Some(fps) = fps else {
             let score = |by, tiles: &[Vec<u8>], side| score(text, by, (tiles, side), asked);
@@ -79,7 +79,7 @@ impl<'a> Sight<'a> {
         };
         let plan = Plan::Whole { grid: eyes.plan_clip(first.size(), frames.len(), wish)? };
         let (depth, tokens) = (eyes.frames(), eyes.tokens(&plan));
-        let clip = Clip { frames: frames.len(), depth, fps, tokens };
+        let clip = Clip { frames: frames.len(), depth, fps, tokens, times_s };
         let runs = clip.runs(text.spec.family);
         let lattice = lattice(eyes, &plan);
         let lattices = lattice.map(|lattice| clip.lattices(lattice, text.spec.places_per_second));
@@ -161,16 +161,26 @@ struct Around {
     one: usize,
 }
 
+/// What is looked at of what is shown.
+struct Thinned<'a> {
+    frames: Vec<&'a Picture>,
+    /// When each is shown, where that is known.
+    times_s: Vec<f64>,
+    /// Frames a second; nothing of a picture.
+    fps: Option<f64>,
+}
+
 /// At most so many frames of a clip, equally far apart, and how many of them there are in a second: as
 /// `BaseVideoProcessor.sample_frames` of transformers takes them.
-fn thinned(shown: &Shown, most: usize) -> (Vec<&Picture>, Option<f64>) {
+fn thinned(shown: &Shown, most: usize) -> Thinned<'_> {
     let total = shown.frames().len();
     let kept = total.min(most.max(1));
-    if kept == total {
-        return (shown.frames().iter().collect(), shown.fps());
+    let places = (0..kept).map(|at| at * total / kept);
+    Thinned {
+        frames: places.clone().map(|at| &shown.frames()[at]).collect(),
+        times_s: places.filter_map(|at| shown.times_s().get(at).copied()).collect(),
+        fps: shown.fps().map(|fps| fps * kept as f64 / total as f64),
     }
-    let frames = (0..kept).map(|at| &shown.frames()[at * total / kept]).collect();
-    (frames, shown.fps().map(|fps| fps * kept as f64 / total as f64))
 }
 
 /// What tiles of so many pixels on a side are worth.
@@ -197,7 +207,7 @@ fn lattice(eyes: &Eyes, plan: &Plan) -> Option<Lattice> {
 }
 
 /// A clip in numbers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Clip {
     frames: usize,
     /// Frames of one step.
@@ -205,6 +215,8 @@ struct Clip {
     fps: f64,
     /// Image tokens of one step.
     tokens: usize,
+    /// When each frame is shown, where that is known.
+    times_s: Vec<f64>,
 }
 
 impl Clip {
@@ -233,7 +245,10 @@ impl Clip {
 
     /// Half-way between the first and the last frame of a step, the clip's last frame repeated.
     fn middle_s(&self, step: usize) -> f64 {
-        let at = |frame: usize| frame.min(self.frames - 1) as f64 / self.fps;
+        let at = |frame: usize| {
+            let frame = frame.min(self.frames - 1);
+            self.times_s.get(frame).copied().unwrap_or(frame as f64 / self.fps)
+        };
         let first = step * self.depth;
         (at(first) + at(first + self.depth - 1)) / 2.0
     }
@@ -254,7 +269,7 @@ impl Clip {
 mod tests {
     use super::*;
 
-    const CLIP: Clip = Clip { frames: 5, depth: 2, fps: 2.0, tokens: 7 };
+    const CLIP: Clip = Clip { frames: 5, depth: 2, fps: 2.0, tokens: 7, times_s: Vec::new() };
 
     #[track_caller]
     fn check(clip: Clip, family: Family, leads: &[&str], tokens: usize) {
@@ -268,6 +283,9 @@ mod tests {
         check(CLIP, Family::Qwen25Vl, &[""], 21);
         // `Qwen3VLProcessor._calculate_timestamps` of transformers gives 0.25, 1.25 and 2.0.
         check(CLIP, Family::Qwen3Vl, &["<0.2 seconds>", "<1.2 seconds>", "<2.0 seconds>"], 7);
+        let times_s = vec![0.0, 1.0, 2.2, 3.0, 4.3];
+        let film = Clip { times_s, ..CLIP };
+        check(film, Family::Qwen3Vl, &["<0.5 seconds>", "<2.6 seconds>", "<4.3 seconds>"], 7);
         let tiles = Clip { depth: 1, frames: 2, ..CLIP };
         check(tiles, Family::InternVl3, &["Frame1: ", "\nFrame2: "], 7);
     }

@@ -16,6 +16,7 @@ mod collect;
 mod current;
 mod ending;
 mod error;
+pub mod films;
 mod hearing;
 mod hosts;
 mod keys;

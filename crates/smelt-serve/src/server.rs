@@ -2,6 +2,7 @@
 //!
 //! Everything that waits does so here; callers are threads.
 
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io;
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ use crate::ask::work::{self, Work};
 use crate::body::{Bodies, LARGEST_AT_ONCE};
 use crate::collect::{OfMemory, OfModels};
 use crate::current::{self, Current};
+use crate::films::Films;
 use crate::hosts::Hosts;
 use crate::keys::{Keys, KeysError};
 use crate::listen::Listening;
@@ -66,6 +68,8 @@ pub struct Options {
     pub tls: Option<TlsFiles>,
     /// Where pictures may be fetched from, if anywhere.
     pub remote_images: Option<Reach>,
+    /// The program that confines `ffmpeg`, with its first arguments; those of `ffmpeg` stand behind them.
+    pub films: Vec<OsString>,
     /// Most pictures and clips of a request.
     pub images_max: usize,
     /// Most frames of a clip that are looked at.
@@ -335,6 +339,7 @@ fn router(
     if let Some(tracer) = tracer.clone() {
         collectors.push(Box::new(tracer));
     }
+    let preparing = Work::preparing(options.decoding_bytes_max);
     let shared = Shared {
         models,
         metrics: Arc::new(Metrics::new(collectors)),
@@ -343,7 +348,9 @@ fn router(
         remote: options.remote_images.map(Remote::new),
         is_cache_shared: options.is_cache_shared,
         limits: Limits { images_max: options.images_max, frames_max: options.frames_max },
-        preparing: Work::preparing(options.decoding_bytes_max),
+        films: Films::new(options.films.clone()),
+        filming: preparing.filming(),
+        preparing,
         fetching: Work::fetching(),
     };
     let is_open = keys.get().is_open();

@@ -10,6 +10,7 @@ mod serve;
 mod show;
 mod watch;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Command, CommandFactory as _, Parser};
@@ -460,6 +461,12 @@ pub(crate) enum StagePart {
     Work {
         /// The stage's name, for whoever lists processes
         name: Option<String>,
+    },
+    /// Read a film by ffmpeg, confined
+    Film {
+        /// What ffmpeg is told
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
     },
 }
 

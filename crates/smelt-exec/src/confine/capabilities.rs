@@ -53,6 +53,18 @@ pub(super) fn drop_but(declared: &[String]) -> io::Result<()> {
     Ok(())
 }
 
+/// Leaves this thread, and what it starts, none.
+pub(super) fn drop_all() -> io::Result<()> {
+    if capabilities(None)?.effective.contains(CapabilitySet::SETPCAP) {
+        bound(CapabilitySet::empty())?;
+    }
+    let none = CapabilitySet::empty();
+    Ok(set_capabilities(
+        None,
+        CapabilitySets { effective: none, permitted: none, inheritable: none },
+    )?)
+}
+
 /// A program that root starts gets whatever is in the bounding set.
 fn bound(wanted: CapabilitySet) -> io::Result<()> {
     for capability in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {

@@ -25,6 +25,14 @@ const FOLDERS: [&str; 13] = [
 /// Where `/etc/resolv.conf` leads to.
 const RESOLVERS: [&str; 3] = ["/run/systemd/resolve", "/run/NetworkManager", "/run/resolvconf"];
 
+/// What a program needs to load its libraries.
+pub(super) fn libraries<'a>() -> impl Iterator<Item = &'a Path> {
+    /// The libraries' list, and programs' settings and other files not.
+    const CACHE: &str = "/etc/ld.so.cache";
+    let code = FOLDERS.iter().filter(|folder| !["/etc", "/proc", "/sys"].contains(folder));
+    code.chain([&CACHE]).map(Path::new)
+}
+
 /// What every program may read.
 pub(super) fn folders(network: bool) -> impl Iterator<Item = PathBuf> {
     let resolvers = RESOLVERS.iter().filter(move |_| network);

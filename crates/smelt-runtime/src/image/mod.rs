@@ -8,6 +8,7 @@
 mod animation;
 mod crop;
 mod eyes;
+mod film;
 mod jpeg;
 mod patches;
 mod picture;
@@ -22,6 +23,7 @@ mod view;
 pub use animation::Animation;
 pub use crop::centre;
 pub use eyes::{Cutting, Detail, Eyes, Grid, Plan, Scorer, Wish};
+pub use film::{Reel, Wanted, chosen};
 pub use patches::{ClipPixels, Patching, RATIO_MAX, Size, TooLong};
 pub use picture::{FILE_BYTES_MAX, PIXELS_MAX, Picture, PictureError};
 pub use processor::{PROCESSOR_FILE, Processor, Read};

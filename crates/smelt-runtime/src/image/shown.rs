@@ -26,13 +26,15 @@ pub struct Shown {
     frames: Vec<Picture>,
     /// Frames a second; nothing of a picture.
     fps: Option<f64>,
+    /// When each frame is shown, in seconds, where that is known of each.
+    times_s: Vec<f64>,
     /// How its sender wants it to be looked at.
     pub wish: Wish,
 }
 
 impl From<Picture> for Shown {
     fn from(picture: Picture) -> Self {
-        Self { frames: vec![picture], fps: None, wish: Wish::default() }
+        Self { frames: vec![picture], fps: None, times_s: Vec::new(), wish: Wish::default() }
     }
 }
 
@@ -48,7 +50,19 @@ impl Shown {
         if !FPS.contains(&fps) {
             return Err(ClipError::Fps(fps));
         }
-        Ok(Self { frames, fps: Some(fps), wish: Wish::default() })
+        Ok(Self { frames, fps: Some(fps), times_s: Vec::new(), wish: Wish::default() })
+    }
+
+    /// A clip of frames that are shown at these seconds, so many of a second on average.
+    ///
+    /// # Errors
+    /// [`ClipError`] naming what is out of bounds.
+    pub fn film(frames: Vec<(f64, Picture)>, fps: f64) -> Result<Self, ClipError> {
+        if !(1..=FRAMES_MAX).contains(&frames.len()) {
+            return Err(ClipError::Frames(frames.len()));
+        }
+        let (times_s, frames) = frames.into_iter().unzip();
+        Ok(Self { frames, fps: Some(fps), times_s, wish: Wish::default() })
     }
 
     /// The same, to be looked at as `wish` says.
@@ -61,6 +75,11 @@ impl Shown {
     /// The frames, one of a picture.
     pub fn frames(&self) -> &[Picture] {
         &self.frames
+    }
+
+    /// When each frame is shown, in seconds; nothing where that follows from [`Self::fps`].
+    pub fn times_s(&self) -> &[f64] {
+        &self.times_s
     }
 
     /// Frames a second of a clip; nothing of a picture.

@@ -24,6 +24,9 @@ pub(crate) struct ChatFields {
     /// As in vLLM: how closely pictures are looked at that say nothing of it.
     #[serde(default)]
     mm_processor_kwargs: Option<Sizes>,
+    /// As in vLLM: which frames are looked at of films that say nothing of it.
+    #[serde(default)]
+    media_io_kwargs: Option<MediaIo>,
     /// What an answer is made of.
     #[serde(default)]
     modalities: Option<Vec<String>>,
@@ -37,13 +40,31 @@ pub(crate) struct ChatFields {
 }
 
 /// How large pictures are seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct Sizes {
     min_pixels: Option<usize>,
     max_pixels: Option<usize>,
     /// Most tiles, of models that see such.
     max_dynamic_patch: Option<usize>,
+    /// Frames of a second, and of all, of films.
+    fps: Option<f64>,
+    num_frames: Option<usize>,
+}
+
+/// How media are read.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+struct MediaIo {
+    video: Option<VideoIo>,
+}
+
+/// How films are read.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+struct VideoIo {
+    fps: Option<f64>,
+    num_frames: Option<usize>,
 }
 
 /// One turn of the conversation.
@@ -257,7 +278,7 @@ impl Part {
 
 impl Sizes {
     fn wish(self) -> Wish {
-        let Self { min_pixels, max_pixels, max_dynamic_patch } = self;
+        let Self { min_pixels, max_pixels, max_dynamic_patch, .. } = self;
         let (pixels_min, pixels_max, tiles_max) = (min_pixels, max_pixels, max_dynamic_patch);
         Wish { pixels_min, pixels_max, tiles_max, ..Wish::default() }
     }
@@ -310,6 +331,23 @@ impl ChatFields {
             tiles_max: own.tiles_max.or(all.tiles_max),
             ..own
         }
+    }
+
+    /// Which frames are looked at of films that say nothing of it.
+    ///
+    /// # Errors
+    /// Naming the field that is none.
+    pub(crate) fn pace(&self) -> Result<Pace, ApiError> {
+        let of_sizes =
+            self.mm_processor_kwargs.map(|all| Pace { fps: all.fps, nframes: all.num_frames });
+        let of_video = self.media_io_kwargs.and_then(|all| all.video);
+        let of_video = of_video.map(|all| Pace { fps: all.fps, nframes: all.num_frames });
+        let places = [("mm_processor_kwargs", of_sizes), ("media_io_kwargs.video", of_video)];
+        for (at, pace) in places {
+            pace.unwrap_or_default().check(at, "num_frames")?;
+        }
+        let said = places.into_iter().filter_map(|(_, pace)| pace);
+        Ok(said.into_iter().find(|pace| *pace != Pace::default()).unwrap_or_default())
     }
 
     /// How many of the likeliest tokens are told with each, if any are.

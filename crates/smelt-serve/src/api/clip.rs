@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use smelt_runtime::image::Wanted;
+
 use crate::error::ApiError;
 use crate::pictures::ANIMATIONS;
 
@@ -42,20 +44,13 @@ impl Pace {
     /// The clip at `url` of the field `at`.
     ///
     /// # Errors
-    /// If that is a film that is not decoded here.
+    /// If its pace is none.
     pub(crate) fn of_url<'a>(self, url: &'a str, at: String) -> Result<Clip<'a>, ApiError> {
-        let begins = |start: &str| {
-            url.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start))
-        };
-        let is_animation = ANIMATIONS.iter().any(|kind| begins(&format!("data:{kind};")));
-        let film = if begins(JPEGS) {
+        let film = if begins(url, JPEGS) {
             let frames = url[JPEGS.len()..].split(',');
             Film::Frames(
                 frames.map(|data| format!("data:image/jpeg;base64,{data}").into()).collect(),
             )
-        } else if begins("data:video/") && !is_animation {
-            let why = "films are not decoded here; send an animated PNG, WebP or GIF, data:video/jpeg;base64,FRAME,FRAME,… or {\"type\": \"video\", \"video\": [URL, …]}";
-            return Err(ApiError::field(at, why));
         } else {
             Film::File(url)
         };
@@ -75,19 +70,51 @@ impl Pace {
     }
 
     fn clip<'a>(self, film: Film<'a>, at: String) -> Result<Clip<'a>, ApiError> {
-        let Self { fps, nframes } = self;
         let part = at.rsplit_once(".video").map_or(&at[..], |(part, _)| part);
-        if fps.is_some_and(|fps| !(fps > 0.0 && fps.is_finite())) {
-            return Err(ApiError::field(format!("{part}.fps"), "must be more than 0"));
-        }
-        if nframes == Some(0) {
-            return Err(ApiError::field(format!("{part}.nframes"), "must be at least 1"));
-        }
+        self.check(part, "nframes")?;
         Ok(Clip { at, film, pace: self })
+    }
+
+    /// Whether it is one; the object `at` holds it, its number of frames under this name.
+    ///
+    /// # Errors
+    /// Naming what is out of bounds.
+    pub(crate) fn check(self, at: &str, nframes: &str) -> Result<(), ApiError> {
+        if self.fps.is_some_and(|fps| !(fps > 0.0 && fps.is_finite())) {
+            return Err(ApiError::field(format!("{at}.fps"), "must be more than 0"));
+        }
+        match self.nframes {
+            Some(0) => Err(ApiError::field(format!("{at}.{nframes}"), "must be at least 1")),
+            _ => Ok(()),
+        }
     }
 }
 
+fn begins(url: &str, start: &str) -> bool {
+    url.get(..start.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(start))
+}
+
 impl<'a> Clip<'a> {
+    /// The same clip at this `pace` where it is a file that says nothing of it.
+    pub(crate) fn or(mut self, pace: Pace) -> Self {
+        if let (Film::File(_), Pace { fps: None, nframes: None }) = (&self.film, self.pace) {
+            self.pace = pace;
+        }
+        self
+    }
+
+    /// Whether it is one file that its sender does not call a picture or an animation.
+    pub(crate) fn may_be_film(&self) -> bool {
+        let Film::File(url) = self.film else { return false };
+        let is_called = |kind: &str| begins(url, &format!("data:{kind}"));
+        !is_called("image/") && !ANIMATIONS.iter().any(|kind| is_called(kind))
+    }
+
+    /// What is asked of it where it is a film.
+    pub(crate) fn wanted(&self, frames_max: usize) -> Wanted {
+        Wanted { fps: self.pace.fps, frames: self.pace.nframes, frames_max }
+    }
+
     /// The same clip without the frames of a list that are not looked at, of which there are at most
     /// `most`; gives with it how many frames a second those have, where that is known yet.
     pub(crate) fn sampled(self, most: usize) -> (Self, Option<f64>) {
@@ -180,12 +207,27 @@ mod tests {
     }
 
     #[test]
+    fn a_film_is_what_is_not_called_a_picture() {
+        let is = |url: &str| USUAL.of_url(url, "c.video_url.url".to_owned()).unwrap().may_be_film();
+        assert!(
+            ["data:video/mp4;base64,AA==", "data:;base64,AA==", "http://x/a.gif"]
+                .iter()
+                .all(|url| is(url))
+        );
+        let others = [
+            "data:image/gif;base64,AA==",
+            "DATA:video/GIF;base64,AA==",
+            "data:video/jpeg;base64,AA==",
+        ];
+        assert!(!others.iter().any(|url| is(url)));
+    }
+
+    #[test]
     fn what_is_no_clip_is_named() {
         let refused = |pace: Pace, url: &str| {
             let at = "m.content[0].video_url.url".to_owned();
             pace.of_url(url, at).unwrap_err().param.unwrap()
         };
-        assert_eq!(refused(USUAL, "data:video/mp4;base64,AA=="), "m.content[0].video_url.url");
         assert_eq!(refused(at(0.0), "data:,"), "m.content[0].fps");
         assert_eq!(refused(Pace { nframes: Some(0), ..USUAL }, "data:,"), "m.content[0].nframes");
         assert!(USUAL.of_list(&[], "c.video".to_owned()).is_err());

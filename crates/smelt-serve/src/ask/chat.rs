@@ -23,6 +23,7 @@ use crate::api::held::HeldFields;
 use crate::api::tools::ToolFields;
 use crate::api::{foreign, read, weigh::weigh};
 use crate::error::ApiError;
+use crate::films::Films;
 use crate::models::Model;
 use crate::pictures::{self, Errand, Remote};
 
@@ -42,6 +43,15 @@ pub(crate) struct Chat {
     pub(crate) passed_over: Vec<String>,
     /// A text that is gone on with as it is, in the place of a conversation.
     pub(crate) raw: Option<String>,
+}
+
+/// What a chat shows that it does not hold itself.
+#[derive(Debug, Default)]
+pub(crate) struct Brought {
+    /// The files that other hosts have, in order.
+    pub(crate) fetched: Vec<Vec<u8>>,
+    /// Who reads films, where somebody does.
+    pub(crate) films: Option<Films>,
 }
 
 /// The fields that a chat reads.
@@ -79,6 +89,7 @@ impl Chat {
 
     /// What all turns say; of clips that are lists, the frames that are looked at.
     fn said(&self, limits: Limits) -> Result<Vec<Said<'_>>, ApiError> {
+        let pace = self.fields.pace()?;
         let messages = self.fields.messages.iter().enumerate();
         let said = messages.map(|(at, message)| {
             let at = format!("messages[{at}]");
@@ -89,6 +100,7 @@ impl Chat {
                     Seen::Picture { at, url, wish: self.fields.wish(wish) }
                 }
                 Piece::Clip { clip, wish } => {
+                    let clip = clip.or(pace);
                     let (clip, fps) = clip.sampled(limits.frames_max);
                     Seen::Clip { clip, fps, wish: self.fields.wish(wish) }
                 }
@@ -125,6 +137,14 @@ impl Chat {
         Ok(elsewhere)
     }
 
+    /// Whether it shows what may be a film, which takes its time to be read.
+    ///
+    /// # Errors
+    /// If a turn is wrong.
+    pub(crate) fn may_show_films(&self, limits: Limits) -> Result<bool, ApiError> {
+        Ok(self.said(limits)?.iter().flat_map(|said| &said.pieces).any(Seen::may_be_film))
+    }
+
     /// Refuses what is shown to a model that reads text alone, before anything is fetched or decoded.
     ///
     /// # Errors
@@ -139,15 +159,14 @@ impl Chat {
         }
     }
 
-    /// The prompt; `fetched` are the files that other hosts have, in order, and who says the same `reuse` shares
-    /// what was seen.
+    /// The prompt; who says the same `reuse` shares what was seen.
     ///
     /// # Errors
     /// 400, naming the field that is wrong.
     pub(crate) fn prepare(
         &self,
         text: &Text,
-        fetched: Vec<Vec<u8>>,
+        brought: Brought,
         limits: Limits,
         (asker, reuse): (&Asker, Option<Identity>),
     ) -> Result<Prepared, ApiError> {
@@ -157,10 +176,10 @@ impl Chat {
         self.seen_by(text, limits)?;
         let answer_max = self.new_tokens_max()?;
         let said = self.said(limits)?;
-        let files = shown::files(&said, fetched)?;
+        let files = shown::files(&said, brought.fetched)?;
         // Held until the pictures are cut.
         let _room = asker.room(shown::pixels(&files))?;
-        let shown = shown::decode(files, limits, asker)?;
+        let shown = shown::decode(files, (text, limits), brought.films.as_ref(), asker)?;
         let mut turns = Vec::new();
         for (at, said) in said.iter().enumerate() {
             let parts = said.pieces.iter().map(|piece| match piece {

@@ -22,6 +22,11 @@ const LOOKS_EVERY: Duration = Duration::from_millis(100);
 /// Bytes that pictures take while they are decoded, where memory is not capped: four requests of the most.
 pub const DECODING_BYTES: u64 = 4 * PIXELS_MAX * BYTES_PER_PIXEL;
 
+/// The pixels that take so many bytes.
+pub(crate) fn of_bytes(bytes: u64) -> u64 {
+    bytes / BYTES_PER_PIXEL
+}
+
 /// Room for pixels.
 #[derive(Clone, Debug)]
 pub(crate) struct Pixels {

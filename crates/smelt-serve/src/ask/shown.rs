@@ -1,12 +1,16 @@
 //! Decodes what a conversation shows: pictures, and the frames of clips, all within one limit.
 
-use smelt_runtime::image::{Animation, PIXELS_MAX, Picture, Shown, Wish};
+use smelt_runtime::deployment::Text;
+use smelt_runtime::image::{Animation, PIXELS_MAX, Picture, Shown, Wish, chosen};
 
 use crate::api::chat::Role;
 use crate::api::clip::{Clip, FPS_USUAL, Film};
 use crate::error::ApiError;
+use crate::films::{self, FilmError, Films, Kind};
 use crate::pictures;
 
+use super::pixels::of_bytes;
+use super::unprepared;
 use super::work::Asker;
 
 /// How much a request may show.
@@ -32,6 +36,11 @@ pub(super) enum Seen<'a> {
 }
 
 impl Seen<'_> {
+    /// Whether it may be a film, by what its sender calls it.
+    pub(super) fn may_be_film(&self) -> bool {
+        matches!(self, Self::Clip { clip, .. } if clip.may_be_film())
+    }
+
     /// Where its files are, with the field that names each.
     pub(super) fn files(&self) -> Vec<(&str, &str)> {
         match self {
@@ -52,6 +61,16 @@ pub(super) struct Files<'a> {
 }
 
 impl Files<'_> {
+    /// The film that it is, if it is one.
+    fn film(&self) -> Option<(Kind, &[u8])> {
+        match (self.of, &self.files[..]) {
+            (Seen::Clip { clip: Clip { film: Film::File(_), .. }, .. }, [file]) => {
+                Some((Kind::of(file)?, file))
+            }
+            _ => None,
+        }
+    }
+
     /// Pixels that are decoded at most, as the files say.
     fn pixels(&self) -> u64 {
         match self.of {
@@ -82,9 +101,12 @@ pub(super) fn files<'a>(
     pieces.map(of).collect()
 }
 
-/// Pixels that `files` become, no more than a request may have.
+/// Pixels that `files` become, no more than a request may have, and what reads a film beside them.
 pub(super) fn pixels(files: &[Files<'_>]) -> u64 {
-    files.iter().fold(0, |all: u64, one| all.saturating_add(one.pixels())).min(PIXELS_MAX)
+    let all = files.iter().fold(0, |all: u64, one| all.saturating_add(one.pixels()));
+    // Films are read one after another.
+    let reader = files.iter().any(|one| one.film().is_some());
+    all.min(PIXELS_MAX) + if reader { of_bytes(films::MEMORY_BYTES_MAX) } else { 0 }
 }
 
 /// All pictures and clips of a conversation, together no larger than one picture may be.
@@ -93,13 +115,25 @@ pub(super) fn pixels(files: &[Files<'_>]) -> u64 {
 /// 400, naming the field that is wrong.
 pub(super) fn decode(
     files: Vec<Files<'_>>,
-    limits: Limits,
+    (text, limits): (&Text, Limits),
+    films: Option<&Films>,
     asker: &Asker,
 ) -> Result<Vec<Shown>, ApiError> {
     let mut decoded = Vec::new();
     let mut budget = Budget(PIXELS_MAX);
-    for Files { of: seen, files } in files {
+    let count = files.iter().filter(|one| !one.files.is_empty()).count();
+    for one in files {
         asker.check()?;
+        let film = one.film();
+        if let (Seen::Clip { clip, wish, .. }, Some(film)) = (one.of, film) {
+            let share = Share { pixels: PIXELS_MAX / count as u64, frames: limits.frames_max };
+            let film = read(film, clip, (text, share), (films, asker))?;
+            film.frames.iter().try_for_each(|(_, frame)| budget.take(frame, &clip.at))?;
+            let shown = Shown::film(film.frames, film.fps);
+            decoded.push(shown.map_err(|error| ApiError::field(&clip.at, error))?.with(*wish));
+            continue;
+        }
+        let Files { of: seen, files } = one;
         match seen {
             Seen::Text(_) => {}
             Seen::Picture { at, wish, .. } => {
@@ -109,7 +143,7 @@ pub(super) fn decode(
             Seen::Clip { clip, fps, wish } => {
                 let (frames, fps) = match fps {
                     Some(fps) => (budget.pictures(&files, &clip.at)?, *fps),
-                    None => budget.film(&files, clip, limits.frames_max)?,
+                    None => budget.animation(&files, clip, limits.frames_max)?,
                 };
                 let shown = Shown::clip(frames, fps);
                 let shown = shown.map_err(|error| ApiError::field(&clip.at, error))?;
@@ -118,6 +152,39 @@ pub(super) fn decode(
         }
     }
     Ok(decoded)
+}
+
+/// What one of all that is shown may take.
+#[derive(Clone, Copy)]
+struct Share {
+    /// Pixels of its frames together.
+    pixels: u64,
+    frames: usize,
+}
+
+/// The frames of a film that the model's own processor would look at, no larger than is of use to it.
+fn read(
+    film: (Kind, &[u8]),
+    clip: &Clip<'_>,
+    (text, share): (&Text, Share),
+    (films, asker): (Option<&Films>, &Asker),
+) -> Result<films::Film, ApiError> {
+    /// A picture is made smaller twice: by `ffmpeg` to twice the side that is seen, and as the model's processor does.
+    const PIXELS_PER_SEEN: u64 = 4;
+    let Some(films) = films else {
+        return Err(ApiError::field(&clip.at, "films are not counted; send frames"));
+    };
+    let eyes = text.seeing().map_err(|blind| unprepared(&clip.at, blind))?;
+    let seen = eyes.grids.iter().map(|grid| grid.size.pixels() as u64).max().unwrap_or(1);
+    let wanted = clip.wanted(share.frames);
+    let frames = wanted.frames_max.max(1) as u64;
+    let pixels = (seen * PIXELS_PER_SEEN).min(share.pixels / frames).max(1);
+    let choose = |reel| chosen(text.spec.family, reel, wanted);
+    let film = films.read(film, pixels, choose, &|| asker.check().is_ok());
+    film.map_err(|error| match error {
+        FilmError::Start(_) | FilmError::Left => ApiError::failed(error.to_string()),
+        error => ApiError::field(&clip.at, error),
+    })
 }
 
 /// Pixels that may still be decoded.
@@ -144,7 +211,7 @@ impl Budget {
     }
 
     /// The frames of a file that are looked at, and how many of them there are in a second.
-    fn film(
+    fn animation(
         &mut self,
         files: &[Vec<u8>],
         clip: &Clip<'_>,
@@ -153,7 +220,14 @@ impl Budget {
         let (mut frames, mut speed) = (Vec::new(), FPS_USUAL);
         for bytes in files {
             let film = Animation::decode(bytes, self.0);
-            let film = film.map_err(|error| ApiError::field(&clip.at, error))?;
+            let film = film.map_err(|error| {
+                let hint = if clip.may_be_film() {
+                    "; films are MP4, QuickTime, WebM or Matroska"
+                } else {
+                    ""
+                };
+                ApiError::field(&clip.at, format!("{error}{hint}"))
+            })?;
             let (kept, fps) = clip.of_file(film.frames.len(), film.fps, frames_max);
             speed = fps;
             let all = film.frames.into_iter().enumerate();

@@ -16,8 +16,11 @@ const WAIT_TIME_MAX: Duration = Duration::from_secs(20);
 /// Most pictures that are fetched at once: they wait for other hosts, not for the processor.
 const FETCHES_MAX: usize = 8;
 
+/// Most films that are read at once: each has two threads at work, for up to a minute.
+const FILMS_MAX: usize = 2;
+
 /// Threads for all kinds of work.
-pub(crate) const THREADS_MAX: usize = FETCHES_MAX + PREPARES_MAX + 4;
+pub(crate) const THREADS_MAX: usize = FETCHES_MAX + PREPARES_MAX + FILMS_MAX + 4;
 
 /// Most requests that are prepared at once: a picture takes up to a GB while it is decoded.
 const PREPARES_MAX: usize = 4;
@@ -70,6 +73,11 @@ impl Work {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let places = Arc::new(Semaphore::new(cores.min(PREPARES_MAX)));
         Self { places, pixels: Pixels::new(decoding_bytes) }
+    }
+
+    /// Reading films, in the same room for pixels.
+    pub(crate) fn filming(&self) -> Self {
+        Self { places: Arc::new(Semaphore::new(FILMS_MAX)), pixels: self.pixels.clone() }
     }
 
     /// Fetching pictures from other hosts.

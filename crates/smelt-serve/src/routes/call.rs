@@ -16,7 +16,7 @@ use super::Shared;
 use crate::account::{Facts, RequestId};
 use crate::answer::Words;
 use crate::api::common::Common;
-use crate::ask::chat::{Chat, Formed};
+use crate::ask::chat::{Brought, Chat, Formed};
 use crate::ask::{self, work::Asker};
 use crate::body::{Budget, Held, Kind};
 use crate::client::Client;
@@ -127,13 +127,16 @@ impl Call {
         self.facts.model(&model.name);
         let fetched = self.fetched(elsewhere).await?;
         let (asked, client) = (model.clone(), self.client.clone());
-        let prepared = shared.preparing.run(move |asker| {
+        let work = if chat.may_show_films(limits)? { &shared.filming } else { &shared.preparing };
+        let films = shared.films.clone();
+        let prepared = work.run(move |asker| {
             let service = asked.speaks()?;
             let (logprobs, limit) = (chat.fields.logprobs()?, chat.new_tokens_max()?);
             let limit = limit.unwrap_or(service.text().max_seq_len);
             let manners = chat.common.manners(logprobs, limit)?;
             let client = of_service(&client, &chat.common, is_shared)?;
-            let prompt = chat.prepare(service.text(), fetched, limits, (asker, client.reuse))?;
+            let brought = Brought { fetched, films: Some(films) };
+            let prompt = chat.prepare(service.text(), brought, limits, (asker, client.reuse))?;
             asker.check()?;
             let answers = manners.len();
             let Formed { form, dialect, is_thinking } = chat.form(&asked, &prompt)?;

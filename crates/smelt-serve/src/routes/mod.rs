@@ -36,6 +36,7 @@ use crate::body::{Bodies, Held};
 use crate::client;
 use crate::current::Current;
 use crate::error::{ApiError, Told};
+use crate::films::Films;
 use crate::hosts::Hosts;
 use crate::keys::Keys;
 use crate::listen::Crowded;
@@ -69,6 +70,8 @@ pub(crate) struct Shared {
     pub(crate) is_cache_shared: bool,
     pub(crate) preparing: Work,
     pub(crate) fetching: Work,
+    pub(crate) films: Films,
+    pub(crate) filming: Work,
 }
 
 /// The model that a request names, whatever else it says.

@@ -8,6 +8,7 @@ use super::page::{FILES, OPENAPI, PAGE};
 use super::*;
 use crate::ask::pixels::DECODING_BYTES;
 use crate::collect::{OfMemory, OfModels};
+use crate::films::Films;
 
 /// A server whose model is never ready.
 fn router(keys: &[&str], origins: &[&'static str]) -> Router {
@@ -25,6 +26,8 @@ fn router(keys: &[&str], origins: &[&'static str]) -> Router {
         limits: Limits { images_max: 4, frames_max: 8 },
         preparing: Work::preparing(DECODING_BYTES),
         fetching: Work::fetching(),
+        films: Films::new(Vec::new()),
+        filming: Work::fetching(),
     };
     let doors = Doors {
         keys: Current::new(Arc::new(Keys::new(keys).unwrap())),

@@ -16,7 +16,10 @@ use super::call::{Call, of_service};
 use crate::api::{read, weigh::weigh};
 use crate::ask::shown::Limits;
 use crate::ask::work::Asker;
-use crate::ask::{self, chat::Chat};
+use crate::ask::{
+    self,
+    chat::{Brought, Chat},
+};
 use crate::error::ApiError;
 use crate::models::Running;
 
@@ -114,7 +117,7 @@ pub(super) fn counted(
         let why = "pictures of other hosts are not counted; send a data: URI";
         return Err(ApiError::field(at, why));
     }
-    Ok(chat.prepare(text, Vec::new(), limits, asker)?.tokens)
+    Ok(chat.prepare(text, Brought::default(), limits, asker)?.tokens)
 }
 
 /// The text of `tokens`, special ones included.

@@ -8,6 +8,7 @@ mod work;
 
 pub(crate) mod calibrate;
 pub(crate) mod deployment;
+mod film;
 mod source;
 mod strict;
 mod surgery;
@@ -32,6 +33,7 @@ pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
                 _ => Ok(Exit::StageFailed),
             }
         }
+        StagePart::Film { arguments } => film::run(arguments),
         StagePart::Work { name } => {
             call_process(&format!("smelt:{}", name.as_deref().unwrap_or("stage")));
             let mut request = String::new();
