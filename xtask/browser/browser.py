@@ -38,4 +38,12 @@ def visit(browser, url, **context):
 def answer(page, turn=-1):
     """The text of a turn's answer, when it is complete."""
     page.locator("#stop").wait_for(state="hidden")
-    return page.locator(".answer .text").all()[turn].inner_text().strip()
+    # It may be shown a moment later.
+    return page.locator(".answer .text").nth(turn).inner_text().strip()
+
+
+def ask(page, act):
+    """Does what makes the page ask, and waits until it has; gives what was asked."""
+    with page.expect_request("**/chat/completions") as asked:
+        act()
+    return asked.value.post_data_json

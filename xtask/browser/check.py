@@ -12,7 +12,7 @@ import pathlib
 import sys
 import time
 
-from browser import answer, chromium, visit
+from browser import answer, ask, chromium, visit
 
 url, pictures = sys.argv[1], pathlib.Path(sys.argv[2])
 SHAPES = pictures / "shapes-1.png"
@@ -154,26 +154,25 @@ def what_is_shown_already_stays(page):
 
 
 def two_turns_with_a_picture(page):
-    bodies = []
-    page.on("request", lambda request: request.url.endswith("/chat/completions") and bodies.append(request.post_data_json))
+    question = page.get_by_label("Question")
     page.locator("#file").set_input_files(SHAPES)
     page.locator("#pictures span", has_text="tokens").wait_for()
     assert page.locator("#pictures img").get_attribute("alt").startswith("shapes-1.png, "), "a picture has a text"
-    page.get_by_label("Question").fill("What is left of the red circle?")
-    page.get_by_label("Question").press("Enter")
+    question.fill("What is left of the red circle?")
+    ask(page, lambda: question.press("Enter"))
     assert answer(page) == "a blue circle", answer(page)
     assert "of pictures" in page.locator(".facts").inner_text()
-    page.get_by_label("Question").fill("How many circles are there?")
-    page.get_by_role("button", name="Send").click()
+    question.fill("How many circles are there?")
+    asked = ask(page, page.get_by_role("button", name="Send").click)["messages"]
     second = answer(page)
-    roles = [message["role"] for message in bodies[1]["messages"]]
+    roles = [message["role"] for message in asked]
     assert second and roles == ["user", "assistant", "user"], (second, roles)
-    assert bodies[1]["messages"][1]["content"] == "a blue circle"
-    page.get_by_role("button", name="Ask again").click()
-    assert answer(page) == second and len(bodies[2]["messages"]) == 3
+    assert asked[1]["content"] == "a blue circle"
+    again = ask(page, page.get_by_role("button", name="Ask again").click)
+    assert answer(page) == second and len(again["messages"]) == 3
     page.get_by_role("button", name="Edit question").click()
-    page.get_by_label("Question").fill("What is right of the blue circle?")
-    page.get_by_label("Question").press("Enter")
+    question.fill("What is right of the blue circle?")
+    ask(page, lambda: question.press("Enter"))
     answer(page)
     assert page.locator("article").count() == 2, "an edited question takes the place of the old one"
     page.reload()
@@ -237,7 +236,7 @@ def the_keyboard_is_enough(page):
 def everything_has_a_name(page):
     page.locator("#file").set_input_files(SHAPES)
     page.get_by_label("Question").fill("What is left of the red circle?")
-    page.get_by_label("Question").press("Enter")
+    ask(page, lambda: page.get_by_label("Question").press("Enter"))
     answer(page)
     page.locator("#file").set_input_files(SHAPES)
     page.locator("#settings summary").click()
@@ -299,7 +298,7 @@ def thinking_and_hostile_answers_are_shown(page):
     stream = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
     page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
     page.get_by_label("Question").fill("What?")
-    page.get_by_label("Question").press("Enter")
+    ask(page, lambda: page.get_by_label("Question").press("Enter"))
     assert answer(page) == "<img src=x onerror=window.hit=1> b"
     page.get_by_text("What it thought").click()
     page.get_by_text("hm", exact=True).wait_for()

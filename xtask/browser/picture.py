@@ -5,7 +5,7 @@
 
 import sys
 
-from browser import answer, chromium, visit
+from browser import answer, ask, chromium, visit
 
 url, shapes, out = sys.argv[1:]
 
@@ -13,7 +13,7 @@ with chromium() as browser, visit(browser, url, viewport={"width": 1100, "height
     page.locator("#file").set_input_files(shapes)
     page.locator("#pictures span", has_text="tokens").wait_for()
     page.get_by_label("Question").fill("What is left of the red circle?")
-    page.get_by_role("button", name="Send").click()
+    ask(page, page.get_by_role("button", name="Send").click)
     said = answer(page)
     assert said == "a blue circle", said
     page.mouse.click(700, 450)
