@@ -282,6 +282,8 @@ fn hashed(place: &Place) -> Result<PathBuf> {
     let folder = place.folder.join("hash");
     let input = folder.join("input");
     fs::create_dir_all(&input).with_context(|| input.display().to_string())?;
+    // What is no checkpoint by its names is refused before it is hashed.
+    fs::write(input.join("config.json"), "{}")?;
     fs::write(
         folder.join("pipeline.toml"),
         "smelt = 1\nname = \"hash\"\n[stage.source]\nkind = \"source\"\nfrom = \"path:input\"\n",
