@@ -1,6 +1,6 @@
 //! Sets text in columns, and the summary of a run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use smelt_exec::{Network, RunReport, StageReport, StageStatus, Writes};
@@ -11,23 +11,23 @@ use crate::paint::{Paint, Stream, paint};
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
     /// How a cell of a row is coloured: the row, the column.
-    paints: Vec<(usize, usize, Paint)>,
+    paints: BTreeMap<(usize, usize), Paint>,
 }
 
 impl Table {
     pub(crate) fn new(header: &[&str]) -> Self {
         let header = header.iter().map(|&cell| cell.to_owned()).collect();
-        Self { rows: vec![header], paints: Vec::new() }
+        Self { rows: vec![header], paints: BTreeMap::new() }
     }
 
     /// Colours a cell of the last row, where standard output is coloured.
     pub(crate) fn paint(&mut self, column: usize, paint: Paint) {
-        self.paints.push((self.rows.len() - 1, column, paint));
+        self.paints.insert((self.rows.len() - 1, column), paint);
     }
 
     fn painted(&self, row: usize, column: usize, cell: &str) -> String {
-        let found = self.paints.iter().find(|(at, of, _)| (*at, *of) == (row, column));
-        found.map_or_else(|| cell.to_owned(), |(_, _, how)| paint(*how, cell, Stream::Out))
+        let found = self.paints.get(&(row, column));
+        found.map_or_else(|| cell.to_owned(), |how| paint(*how, cell, Stream::Out))
     }
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
