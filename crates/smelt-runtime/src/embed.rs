@@ -61,22 +61,33 @@ pub struct Spec {
     pub normalize: bool,
 }
 
+/// What is wrong with the values that all deployments of encoders have, if anything; `unfit` says why the family is
+/// another.
+pub(crate) fn fault(
+    format: u32,
+    unfit: Option<String>,
+    encoder: &str,
+    max_tokens: usize,
+) -> Option<String> {
+    if format != FORMAT {
+        return Some(format!("format {format} is not {FORMAT}; deploy again"));
+    }
+    if unfit.is_some() {
+        return unfit;
+    }
+    if !is_beside(encoder) {
+        return Some(format!("encoder is {encoder:?}, but must be a relative directory"));
+    }
+    (!(1..=TOKENS_MAX).contains(&max_tokens))
+        .then(|| format!("max_tokens is {max_tokens}, not between 1 and {TOKENS_MAX}"))
+}
+
 impl Spec {
     /// What is wrong with the values, if anything.
     fn fault(&self) -> Option<String> {
-        if self.format != FORMAT {
-            return Some(format!("format {} is not {FORMAT}; deploy again", self.format));
-        }
-        if self.family != FAMILY {
-            return Some(format!("family {:?} gives no embeddings; {FAMILY} does", self.family));
-        }
-        if !is_beside(&self.encoder) {
-            let dir = &self.encoder;
-            return Some(format!("encoder is {dir:?}, but must be a relative directory"));
-        }
-        let max = self.max_tokens;
-        (!(1..=TOKENS_MAX).contains(&max))
-            .then(|| format!("max_tokens is {max}, not between 1 and {TOKENS_MAX}"))
+        let unfit = || format!("family {:?} gives no embeddings; {FAMILY} does", self.family);
+        let unfit = (self.family != FAMILY).then(unfit);
+        fault(self.format, unfit, &self.encoder, self.max_tokens)
     }
 
     /// Writes the deployment into `dir`, which is made if need be, and copies the `tokenizer`

@@ -11,9 +11,7 @@ use smelt_engine::Executor;
 use smelt_engine::engine_file::OpenError;
 use smelt_engine::graph::Tensor;
 
-use crate::deployment::{
-    DEPLOYMENT_FILE, DeploymentError, FORMAT, is_beside, named_from, write_files,
-};
+use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, named_from, write_files};
 use crate::embed::{self, EmbedError, Reader, TOKENS_MAX, read_json};
 use crate::template::CONFIG_FILE as TOKENIZER_CONFIG_FILE;
 use crate::tokenizer::{PairTokens, TOKENIZER_FILE, Tokenizer};
@@ -54,7 +52,7 @@ impl Activation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
-    /// The version of the file: [`FORMAT`].
+    /// The version of the file: [`FORMAT`](crate::deployment::FORMAT).
     pub format: u32,
     /// The kind of model: [`FAMILY`].
     pub family: String,
@@ -73,19 +71,9 @@ pub struct Spec {
 impl Spec {
     /// What is wrong with the values, if anything.
     fn fault(&self) -> Option<String> {
-        if self.format != FORMAT {
-            return Some(format!("format {} is not {FORMAT}; deploy again", self.format));
-        }
-        if self.family != FAMILY {
-            return Some(format!("family {:?} scores no pairs; {FAMILY} does", self.family));
-        }
-        if !is_beside(&self.encoder) {
-            let dir = &self.encoder;
-            return Some(format!("encoder is {dir:?}, but must be a relative directory"));
-        }
-        let max = self.max_tokens;
-        (!(1..=TOKENS_MAX).contains(&max))
-            .then(|| format!("max_tokens is {max}, not between 1 and {TOKENS_MAX}"))
+        let unfit = || format!("family {:?} scores no pairs; {FAMILY} does", self.family);
+        let unfit = (self.family != FAMILY).then(unfit);
+        embed::fault(self.format, unfit, &self.encoder, self.max_tokens)
     }
 
     /// Writes the deployment into `dir`, which is made if need be, and copies the `tokenizer`

@@ -3,6 +3,7 @@
 use smelt_runtime::embed::EmbedService;
 use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::service::Service;
+use smelt_runtime::tokenizer::Tokenizer;
 
 /// The threads of a model that is loaded.
 #[derive(Clone, Debug)]
@@ -69,6 +70,15 @@ impl Running {
         match self {
             Self::Speaks(service) if service.text().eyes.is_some() => &["text", "image", "video"],
             Self::Speaks(_) | Self::Embeds(_) | Self::Scores(_) => &["text"],
+        }
+    }
+
+    /// What turns its texts into tokens.
+    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+        match self {
+            Self::Speaks(service) => &service.text().tokenizer,
+            Self::Embeds(service) => service.encoder().tokenizer(),
+            Self::Scores(service) => service.encoder().tokenizer(),
         }
     }
 

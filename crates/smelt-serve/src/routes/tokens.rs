@@ -88,19 +88,11 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
 
 /// The tokens of a text, with those around it if it `is_whole`.
 fn encoded(model: &Running, (text, is_whole): (&str, bool)) -> Result<Vec<u32>, ApiError> {
-    let (tokenizer, max) = match model {
-        Running::Speaks(service) => {
-            let tokens = service.text().encode(text, is_whole);
-            return tokens.map_err(|error| ask::unprepared("prompt", error));
-        }
-        Running::Embeds(service) => {
-            (service.encoder().tokenizer(), service.encoder().spec().max_tokens)
-        }
-        Running::Scores(service) => {
-            (service.encoder().tokenizer(), service.encoder().spec().max_tokens)
-        }
-    };
-    ask::embedding::encoded(tokenizer, max, (text, is_whole), "prompt")
+    if let Running::Speaks(service) = model {
+        let tokens = service.text().encode(text, is_whole);
+        return tokens.map_err(|error| ask::unprepared("prompt", error));
+    }
+    ask::embedding::encoded(model.tokenizer(), model.tokens_max(), (text, is_whole), "prompt")
 }
 
 /// The tokens of the prompt that a chat becomes.
@@ -135,16 +127,10 @@ pub(super) async fn detokenize(
             return Err(ApiError::field("tokens", why));
         }
         let model = models.ask(asked.model.as_deref())?;
-        let (tokenizer, vocab) = match &model.running {
-            Running::Speaks(service) => (&service.text().tokenizer, service.text().vocab),
-            Running::Embeds(service) => {
-                let tokenizer = service.encoder().tokenizer();
-                (tokenizer, tokenizer.vocab())
-            }
-            Running::Scores(service) => {
-                let tokenizer = service.encoder().tokenizer();
-                (tokenizer, tokenizer.vocab())
-            }
+        let tokenizer = model.running.tokenizer();
+        let vocab = match &model.running {
+            Running::Speaks(service) => service.text().vocab,
+            Running::Embeds(_) | Running::Scores(_) => tokenizer.vocab(),
         };
         if let Some(token) = asked.tokens.iter().find(|token| **token as usize >= vocab) {
             let why = format!("{token} is not one of the model's {vocab} tokens");
