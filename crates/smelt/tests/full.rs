@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nix::sys::statvfs::statvfs;
+use nix::unistd::syncfs;
 use serde_json::Value;
 use world::{Ended, World, commands, statuses};
 
@@ -53,12 +54,20 @@ impl Mounted {
         (found.blocks_available() * found.fragment_size()) >> 10
     }
 
-    /// Leaves so much of it free.
+    /// Leaves so much of it free, as far as it can be filled.
+    ///
+    /// A disk with a journal gives the blocks of a removed file away only after its next commit, though it
+    /// counts them as free before, so that a write may be refused and taken a moment later.
     fn leave(&self, kib: u64) {
-        let file = self.at.join("filler");
-        let _ = fs::remove_file(&file);
-        let filler = self.free_kib().saturating_sub(kib);
-        fs::write(file, vec![7; (filler << 10) as usize]).unwrap();
+        let mut filler = fs::File::create(self.at.join("filler")).unwrap();
+        for _ in 0..20 {
+            syncfs(&filler).unwrap();
+            let over = self.free_kib().saturating_sub(kib);
+            if over == 0 {
+                return;
+            }
+            let _ = filler.write_all(&vec![7; (over << 10) as usize]);
+        }
     }
 }
 
