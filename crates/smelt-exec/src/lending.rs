@@ -6,23 +6,19 @@
 //! counts less, lets him go first.  Knows nothing of what a token stands for.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 use smelt_plan::StageId;
 use smelt_plan::tokens::{Capacity, Lease};
 
-/// Anybody's: whoever comes first makes them.
-const DIR_MODE: u32 = 0o1777;
-const FILE_MODE: u32 = 0o666;
-/// What a file says of who holds it is a line.
-const NOTE_BYTES_MAX: u64 = 4096;
+use crate::notes::{locks, locks_shared, make_dir, note, noted, now_s, open_file, open_to_look};
+
 /// A priority is from minus this to this.
 pub const PRIORITY_MAX: i32 = 100;
 
@@ -142,9 +138,9 @@ impl Lending {
         let rank = PRIORITY_MAX - who.priority;
         let name = format!("{rank:03}-{:020}-{}-{}", now.as_nanos(), who.pid, plain(&who.stage));
         let path = self.dir.join("queue").join(name);
-        let mut file = open_file(&path)?;
+        let file = open_file(&path)?;
         file.lock()?;
-        note(&mut file, &Party { since_s: now.as_secs(), ..who.clone() });
+        note(&file, &Party { since_s: now.as_secs(), ..who.clone() });
         Ok(Place { path, _file: file })
     }
 
@@ -181,9 +177,9 @@ impl Lending {
             if ids.len() as u64 == amount {
                 break;
             }
-            let mut file = open_file(&self.dir.join(device(resource, id)))?;
+            let file = open_file(&self.dir.join(device(resource, id)))?;
             if locks(&file)? {
-                note(&mut file, &Party { since_s: now_s(), ..who.clone() });
+                note(&file, &Party { since_s: now_s(), ..who.clone() });
                 ids.push(id.clone());
                 files.push(file);
             }
@@ -215,9 +211,9 @@ pub fn lent(dir: &Path) -> Lent {
     let found = fs::read_dir(dir).into_iter().flatten().flatten();
     for entry in found.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"device-"))
     {
-        let Ok(mut file) = open_to_look(&entry.path()) else { continue };
+        let Ok(file) = open_to_look(&entry.path()) else { continue };
         if locks_shared(&file).is_ok_and(|free| !free)
-            && let Some(party) = noted(&mut file)
+            && let Some(party) = noted(&file)
         {
             let name = entry.file_name().to_string_lossy().trim_start_matches("device-").to_owned();
             lent.held.push((name.replacen('-', " ", 1), party));
@@ -234,7 +230,7 @@ fn queue(dir: &Path, own: Option<&Path>) -> io::Result<Vec<(PathBuf, Party)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir.join("queue"))? {
         let path = entry?.path();
-        let Ok(mut file) = open_to_look(&path) else { continue };
+        let Ok(file) = open_to_look(&path) else { continue };
         if own != Some(&path) && locks_shared(&file).unwrap_or(false) {
             // Whoever just makes it holds the short lock, as who asks for a place does.
             if own.is_some() {
@@ -242,7 +238,7 @@ fn queue(dir: &Path, own: Option<&Path>) -> io::Result<Vec<(PathBuf, Party)>> {
             }
             continue;
         }
-        found.push((path, noted(&mut file).unwrap_or_default()));
+        found.push((path, noted(&file).unwrap_or_default()));
     }
     found.sort_by(|one, other| one.0.cmp(&other.0));
     Ok(found)
@@ -280,34 +276,6 @@ fn range(kind: i32, at: u64, len: u64) -> libc::flock {
     }
 }
 
-fn locks(file: &File) -> io::Result<bool> {
-    answer(file.try_lock())
-}
-
-fn locks_shared(file: &File) -> io::Result<bool> {
-    answer(file.try_lock_shared())
-}
-
-fn answer(tried: Result<(), TryLockError>) -> io::Result<bool> {
-    match tried {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
-}
-
-/// A note is for people; whether something is held the lock says.
-fn note(file: &mut File, who: &Party) {
-    let text = serde_json::to_string(who).unwrap_or_default();
-    let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
-}
-
-fn noted(file: &mut File) -> Option<Party> {
-    let mut text = String::new();
-    file.take(NOTE_BYTES_MAX).read_to_string(&mut text).ok()?;
-    serde_json::from_str(&text).ok()
-}
-
 fn device(resource: &str, id: &str) -> String {
     format!("device-{}-{}", plain(resource), plain(id))
 }
@@ -320,44 +288,6 @@ fn plain(name: &str) -> String {
         false => format!("%{byte:02x}"),
     };
     name.bytes().take(64).map(plain).collect()
-}
-
-fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
-}
-
-/// Opens it, or makes it for everybody.  An existing one is opened without the wish to make it: the kernel
-/// refuses that for others' files in folders that are anybody's.
-fn open_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).custom_flags(OFlag::O_NOFOLLOW.bits());
-    match options.open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        opened => return opened,
-    }
-    match options.create_new(true).mode(FILE_MODE).open(path) {
-        Ok(file) => {
-            // The mode was cut by our mask.
-            file.set_permissions(Permissions::from_mode(FILE_MODE))?;
-            Ok(file)
-        }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            options.create_new(false).open(path)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn open_to_look(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
-}
-
-fn make_dir(dir: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(DIR_MODE).create(dir) {
-        Ok(()) => fs::set_permissions(dir, Permissions::from_mode(DIR_MODE)),
-        Err(_) if dir.is_dir() => Ok(()),
-        Err(error) => Err(error),
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Decides whether a stage may start beside what runs, by the memory it is expected to take.  Pure.
 //!
 //! A stage waits for others of its run to give memory back.  Alone it starts where memory and swap
-//! together hold it, waits a while for other programs, and is refused where it can never fit.
+//! together hold it beside what servers may still take, waits a while for other programs, and is refused where it
+//! can never fit.
 
 use std::time::Duration;
 
@@ -72,8 +73,18 @@ pub struct Room {
     pub swap_free_bytes: u64,
     /// What attempts that run are expected to take besides what they have.
     pub promised_bytes: u64,
+    /// What servers may take besides what they have.
+    pub served_bytes: u64,
     /// How many attempts run.
     pub running: usize,
+}
+
+impl Room {
+    /// What can be had without swapping, and nobody else was promised.
+    pub fn free_bytes(&self) -> u64 {
+        let promised = self.promised_bytes.saturating_add(self.served_bytes);
+        self.available_bytes.saturating_sub(promised)
+    }
 }
 
 /// What becomes of a stage that is to start.
@@ -94,24 +105,28 @@ pub enum Lack {
     Device,
     /// Other programs hold what it needs.
     Others,
+    /// Servers may take what it needs.
+    Servers,
 }
 
 /// Decides for a stage that has `waited` so long.
 pub fn admit(forecast: Forecast, room: &Room, waited: Duration) -> Admission {
     let need = forecast.bytes.saturating_add(RESERVE_BYTES);
-    if need <= room.available_bytes.saturating_sub(room.promised_bytes) {
+    if need <= room.free_bytes() {
         return Admission::Start;
     }
     if room.running > 0 {
         return Admission::Wait;
     }
-    if need <= room.available_bytes.saturating_add(room.swap_free_bytes) {
+    let free = room.available_bytes.saturating_add(room.swap_free_bytes);
+    if need <= free.saturating_sub(room.served_bytes) {
         return Admission::Start;
     }
     let can_ever = need <= room.total_bytes.saturating_add(room.swap_total_bytes);
     match (forecast.basis.is_firm(), can_ever) {
         (_, true) if waited < PATIENCE => Admission::Wait,
         (false, _) => Admission::Start,
+        (true, true) if need <= free => Admission::Refuse(Lack::Servers),
         (true, true) => Admission::Refuse(Lack::Others),
         (true, false) => Admission::Refuse(Lack::Device),
     }
@@ -136,8 +151,8 @@ fn smaller(kind: Kind) -> &'static str {
     }
 }
 
-/// Why a stage was refused, and what would help, in one line.
-pub fn refusal(kind: Kind, forecast: Forecast, room: &Room, lack: Lack) -> String {
+/// Why a stage was refused, and what would help, in one line; `servers` is who may take `served_bytes`.
+pub fn refusal(kind: Kind, forecast: Forecast, room: &Room, lack: Lack, servers: &str) -> String {
     let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
     let need = forecast.bytes.saturating_add(RESERVE_BYTES);
     let (has, helps) = match lack {
@@ -165,6 +180,16 @@ pub fn refusal(kind: Kind, forecast: Forecast, room: &Room, lack: Lack) -> Strin
              a disk (not zram)"
                 .to_owned(),
         ),
+        Lack::Servers => (
+            format!(
+                "of {} and {} of swap {} and {} are free, but {servers}",
+                mib(room.total_bytes),
+                mib(room.swap_total_bytes),
+                mib(room.available_bytes),
+                mib(room.swap_free_bytes)
+            ),
+            "ending that server, or starting it with less (--memory, --kv-memory)".to_owned(),
+        ),
     };
     format!(
         "not started: it needs {} ({}), and {has}; what helps: {helps}; to try all the same, run \
@@ -187,8 +212,14 @@ mod tests {
             swap_total_bytes: 500 * MIB,
             swap_free_bytes: 400 * MIB,
             promised_bytes: promised * MIB,
+            served_bytes: 0,
             running,
         }
+    }
+
+    /// The same beside servers that may still take so much.
+    fn beside(served: u64, room: Room) -> Room {
+        Room { served_bytes: served * MIB, ..room }
     }
 
     #[track_caller]
@@ -223,6 +254,21 @@ mod tests {
     }
 
     #[test]
+    fn what_servers_may_take_is_left_to_them() {
+        check(500, Learned, beside(60, room(600, 0, 0)), 0, Start);
+        check(500, Learned, beside(70, room(600, 3, 0)), 0, Wait);
+        check(500, Learned, beside(40, room(600, 3, 40)), 0, Wait);
+        // Alone, swap is of use to it or to them.
+        check(900, Learned, beside(60, room(600, 0, 0)), 0, Start);
+        check(900, Learned, beside(70, room(600, 0, 0)), 59, Wait);
+        check(900, Learned, beside(70, room(600, 0, 0)), 60, Refuse(Lack::Servers));
+        check(900, Declared, beside(70, room(600, 0, 0)), 60, Start);
+        check(1200, Learned, beside(70, room(600, 0, 0)), 60, Refuse(Lack::Others));
+        check(1600, Learned, beside(70, room(900, 0, 0)), 0, Refuse(Lack::Device));
+        check(1, Declared, beside(u64::MAX / MIB, room(600, 1, 0)), 0, Wait);
+    }
+
+    #[test]
     fn what_can_never_fit_is_refused_at_once_unless_that_is_a_guess() {
         check(1600, Learned, room(900, 0, 0), 0, Refuse(Lack::Device));
         check(1600, Estimated, room(900, 0, 0), 0, Refuse(Lack::Device));
@@ -234,11 +280,14 @@ mod tests {
     #[test]
     fn a_refusal_has_numbers_and_advice() {
         let forecast = Forecast { bytes: 1600 * MIB, basis: Learned };
-        let text = refusal(Kind::Command, forecast, &room(900, 0, 0), Lack::Device);
+        let text = refusal(Kind::Command, forecast, &room(900, 0, 0), Lack::Device, "");
         assert!(text.contains("needs 1600 MiB (as the last time)"), "{text}");
         assert!(text.contains("has 1000 MiB and 500 MiB of swap"), "{text}");
         assert!(text.contains("132 MiB more swap on a disk"), "{text}");
-        let text = refusal(Kind::Command, forecast, &room(900, 0, 0), Lack::Others);
+        let text = refusal(Kind::Command, forecast, &room(900, 0, 0), Lack::Others, "");
         assert!(text.contains("leave 900 MiB and 400 MiB"), "{text}");
+        let server = "http://a:1 (pid 7) may take 90 MiB more";
+        let text = refusal(Kind::Command, forecast, &room(900, 0, 0), Lack::Servers, server);
+        assert!(text.contains("900 MiB and 400 MiB are free, but http://a:1 (pid 7)"), "{text}");
     }
 }

@@ -37,7 +37,7 @@ pub use ask::pixels::DECODING_BYTES;
 pub use axum::http::HeaderValue;
 pub use keys::{Keys, KeysError};
 pub use log::log_to_stderr;
-pub use models::{Find, Found, Open, Progress, Purpose, Running, Source, Unfit};
+pub use models::{Find, Found, Growth, Open, Progress, Purpose, Running, Source, Unfit};
 pub use pictures::Reach;
 pub use server::{Ended, Options, ServeError, TlsError, TlsFiles, bodies_bytes, serve};
 pub use traces::{TraceError, TraceOptions};

@@ -29,7 +29,7 @@ use crate::hosts::Hosts;
 use crate::keys::{Keys, KeysError};
 use crate::listen::Listening;
 use crate::metrics::Metrics;
-use crate::models::{Loader, Models, Source};
+use crate::models::{Growth, Loader, Models, Source};
 use crate::pictures::{Reach, Remote};
 use crate::protocols::responses::kept::Kept;
 use crate::routes::{self, Doors, Shared};
@@ -192,7 +192,7 @@ pub enum Ended {
 }
 
 /// Listens, loads the first of `sources` beside and the others when they are asked for, tells `listening`
-/// the address, and answers until a signal asks to end.
+/// the address, and what that gives how the models grow, and answers until a signal asks to end.
 ///
 /// Blocks.  SIGTERM and SIGINT end it in order: nothing new is taken and what was taken is answered; a second
 /// one breaks off.  SIGHUP has newer deployments looked for.
@@ -202,7 +202,7 @@ pub enum Ended {
 pub fn serve<E: Display + Send + 'static>(
     mut options: Options,
     sources: Vec<Source<E>>,
-    listening: impl FnOnce(SocketAddr),
+    listening: impl FnOnce(SocketAddr) -> Growth,
 ) -> Result<Ended, ServeError<E>> {
     // What sends is dropped last, and so sends what became of the last requests.
     let (tracer, _sending) = options.traces.take().map(Tracer::start).transpose()?.unzip();
@@ -222,7 +222,7 @@ pub fn serve<E: Display + Send + 'static>(
 async fn run<E: Display + Send + 'static>(
     options: Options,
     sources: Vec<Source<E>>,
-    listening: impl FnOnce(SocketAddr),
+    listening: impl FnOnce(SocketAddr) -> Growth,
     tracer: Option<Tracer>,
 ) -> Result<Ended, ServeError<E>> {
     let addr = options.addr;
@@ -232,13 +232,13 @@ async fn run<E: Display + Send + 'static>(
     let listener = bound.map_err(|source| ServeError::Bind { addr, source })?;
     let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     let addr = listener.local_addr()?;
-    listening(addr);
+    let growth = listening(addr);
     let scheme = if options.tls.is_some() { "https" } else { "http" };
     let told = format!("{scheme}://{addr}");
     let (models, orders) =
         Models::new(sources.iter().map(|source| source.known.name.clone()).collect());
     let models = Arc::new(models);
-    let loader = Loader::new(sources, Arc::clone(&models), orders, told, options.watch);
+    let loader = Loader::new(sources, Arc::clone(&models), orders, told, options.watch, growth);
     let loaded = loading(loader)?;
     let again = [(); 2].map(|()| Arc::new(Notify::new()));
     following(&options, &keys, tls.as_ref(), &again);

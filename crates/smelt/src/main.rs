@@ -7,6 +7,7 @@
 
 mod built;
 mod checkpoint;
+mod claim;
 mod commands;
 mod device;
 mod exit;

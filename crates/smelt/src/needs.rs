@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use smelt_engine::llm::{Unpacked, unpacked};
+use smelt_exec::served;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::admission::{Admission, Forecast, Room, admit};
 use smelt_plan::plan::Stage;
@@ -14,7 +15,7 @@ use smelt_watch::Machine;
 use crate::commands::explain::Story;
 use crate::forecast::{self, Alike, bytes_below};
 use crate::last::Last;
-use crate::load::{Loaded, Standing};
+use crate::load::{self, Loaded, Standing};
 use crate::table::bytes;
 use crate::towers::Towers;
 
@@ -181,7 +182,8 @@ fn fits(forecast: Forecast, room: &Room) -> Fits {
 
 /// What this device has, as the control groups above us see it.
 fn room_now() -> Room {
-    smelt_exec::room_of(&Machine::left_to_us(Path::new("/")))
+    let served_bytes = served::may_take_bytes(&served::servers(&load::tokens()));
+    Room { served_bytes, ..smelt_exec::room_of(&Machine::left_to_us(Path::new("/"))) }
 }
 
 /// What the user is told of weights that an engine will not hold as the checkpoint does.

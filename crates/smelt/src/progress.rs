@@ -66,7 +66,9 @@ impl<'a> Display<'a> {
             Progress::LendsAlone(why) => self.line(&format!(
                 "tokens are lent within this run alone, so that others may use the same: {why}"
             )),
-            Progress::Crowded(stage, forecast, room) => self.crowded(*stage, *forecast, room),
+            Progress::Crowded(stage, forecast, room, servers) => {
+                self.crowded(*stage, *forecast, room, servers);
+            }
             Progress::Parked(stage) => self.line(&format!(
                 "{} is halted, so that what else runs comes to an end: together they only swap",
                 self.label(*stage)
@@ -116,16 +118,17 @@ impl<'a> Display<'a> {
         }
     }
 
-    fn crowded(&mut self, stage: StageId, forecast: Option<Forecast>, room: &Room) {
+    fn crowded(&mut self, stage: StageId, forecast: Option<Forecast>, room: &Room, servers: &str) {
         let label = self.label(stage);
         let text = match forecast {
             Some(forecast) => format!(
-                "{label} waits for memory: it needs {} ({}); of {}, {} are free{}",
+                "{label} waits for memory: it needs {} ({}); of {}, {} are free{}{}",
                 bytes(forecast.bytes),
                 forecast.basis.name(),
                 bytes(room.total_bytes),
-                bytes(room.available_bytes.saturating_sub(room.promised_bytes)),
-                if room.promised_bytes > 0 { " beside what already runs" } else { "" }
+                bytes(room.free_bytes()),
+                if room.promised_bytes > 0 { " beside what already runs" } else { "" },
+                if servers.is_empty() { String::new() } else { format!("; {servers}") }
             ),
             None => format!("{label} waits: what already runs leaves no memory"),
         };

@@ -14,8 +14,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use world::machine::{Machine, say};
+use world::server::{BUILT, Server};
 use world::{World, commands, until};
 
 const MIB: usize = 1 << 20;
@@ -271,6 +272,39 @@ fn what_cannot_fit_is_refused_with_what_would_help() {
     let plan = world::ended(&mut machine.smelt(&world, &["plan", "p.toml", "--json"]));
     let plan: Value = serde_json::from_str(&plan.stdout).unwrap();
     assert_eq!(plan["stages"][0]["status"], "hit", "nothing is needed for what is built");
+}
+
+/// Nobody has touched it yet, and no stage may either, until the server is gone.
+#[test]
+fn a_stage_leaves_a_server_the_memory_that_it_may_take() {
+    let _without_swap = machine();
+    let swaps = fs::read_to_string("/proc/swaps").unwrap();
+    let Some(machine) = Machine::new(MEMORY_BYTES).filter(|_| swaps.lines().count() == 1) else {
+        return say("a stage alone may swap here");
+    };
+    let world = World::of_commands(&["a::echo x > o"]);
+    world.write("p.toml", &(world.read("p.toml") + "limits = { memory = \"300MiB\" }\n"));
+    let flags = Server::arguments(&["p.toml"], &["--kv-memory", "1MiB"]);
+    let mut serve = BUILT.command(&flags);
+    let mut server = Server::started(serve.env("SMELT_TOKENS", world.path("tokens")));
+    assert!(until(|| server.get("/health").status == 200));
+    let log = fs::File::create(world.path("stderr")).unwrap();
+    let mut run = machine.smelt(&world, &["run", "p.toml"]).stderr(log).spawn().unwrap();
+    let name = format!("http://{} (pid {}) may take", server.addr, server.child.id());
+    let told = until(|| world.read("stderr").contains(&name));
+    assert!(told, "{}", world.read("stderr"));
+    let seen = world.smelt(&["runs"]).stdout;
+    assert!(seen.contains("May hold") && seen.contains(&server.addr), "{seen}");
+    let seen: Value = serde_json::from_str(&world.smelt(&["runs", "--json"]).stdout).unwrap();
+    let of = |name: &str| seen["servers"][0][name].as_u64().unwrap();
+    assert!(of("holds_bytes") > 0 && of("holds_max_bytes") > of("holds_bytes"), "{seen}");
+    assert!(!world.path("cache/out").read_dir().unwrap().any(|_| true));
+    // Killed, so it gives nothing back itself.
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    assert!(run.wait().unwrap().success(), "{}", world.read("stderr"));
+    let seen: Value = serde_json::from_str(&world.smelt(&["runs", "--json"]).stdout).unwrap();
+    assert_eq!(seen["servers"], json!([]));
 }
 
 /// Processes that leave their group, their session and their parent, hundreds at once.

@@ -9,10 +9,11 @@ use smelt_plan::StageId;
 use smelt_plan::admission::{Admission, Forecast, Room, admit, refusal};
 use smelt_plan::{Change, Event, FailureClass};
 use smelt_watch::guard::LOOK_PERIOD;
-use smelt_watch::{Attended, Guard, Look, Machine, Verdict};
+use smelt_watch::{Attended, Counters, Guard, Look, Machine, Verdict};
 
 use super::{ExecError, Loop, Progress, Start};
 use crate::classify::Stopped;
+use crate::served::{self, Server};
 
 /// What the machine has; what its kernel does not tell is no reason to wait.
 pub fn room_of(machine: &Machine) -> Room {
@@ -46,6 +47,8 @@ pub(super) struct Memory {
     guard: Guard<StageId>,
     /// The machine as it was found last.
     reading: Option<(Duration, Machine)>,
+    /// The servers that were found with it.
+    servers: Vec<Server>,
     /// Nothing new is to begin beside what runs.
     is_strained: bool,
     /// The attempts that run, oldest first.
@@ -125,7 +128,8 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
                 self.memory.gives_up(start.stage);
                 let forecast = forecast.expect("refused by its forecast");
                 let kind = self.runner.plan.stage(start.stage).kind;
-                let message = refusal(kind, forecast, &room, lack);
+                let servers = served::words(&self.memory.servers);
+                let message = refusal(kind, forecast, &room, lack, &servers);
                 Ok(Some(self.not_started(start.stage, FailureClass::DoesNotFit, message)))
             }
         }
@@ -144,7 +148,8 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         if self.memory.waits(start.stage) {
             return;
         }
-        self.show(&Progress::Crowded(start.stage, forecast, *room));
+        let servers = served::words(&self.memory.servers);
+        self.show(&Progress::Crowded(start.stage, forecast, *room, &servers));
         self.memory.waiting.push(Waiting { start, forecast, since: now });
     }
 
@@ -163,11 +168,20 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         }
         let machine = match self.memory.reading {
             Some((at, machine)) if now < at + LOOK_PERIOD => machine,
-            _ => self.hands.machine().0,
+            _ => self.read_machine(now).0,
         };
-        self.memory.reading = Some((now, machine));
         let promised_bytes = self.promised_bytes();
-        Room { promised_bytes, running, ..room_of(&machine) }
+        let served_bytes = served::may_take_bytes(&self.memory.servers);
+        Room { promised_bytes, served_bytes, running, ..room_of(&machine) }
+    }
+
+    /// The machine as it is now; so are its servers.
+    fn read_machine(&mut self, now: Duration) -> (Machine, Counters) {
+        let (machine, counters) = self.hands.machine();
+        self.memory.reading = Some((now, machine));
+        self.memory.servers =
+            self.runner.tokens.as_deref().map(served::servers).unwrap_or_default();
+        (machine, counters)
     }
 
     /// What those that run will still take.
@@ -187,8 +201,7 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         if !is_due || (self.memory.running.is_empty() && self.memory.waiting.is_empty()) {
             return Ok(());
         }
-        let (machine, counters) = self.hands.machine();
-        self.memory.reading = Some((now, machine));
+        let (machine, counters) = self.read_machine(now);
         let look = Look { at: now, machine, counters, attempts: self.attended() };
         let verdict = self.memory.guard.judge(look);
         self.obey(verdict);

@@ -406,6 +406,13 @@ impl Service {
         self.0.plan
     }
 
+    /// Bytes that keys, values and pictures may take besides what keys and values have.
+    pub fn may_take_bytes(&self) -> u64 {
+        let kv = self.0.shared.stats().kv;
+        let held = (kv.blocks_held * kv.block_bytes) as u64;
+        self.0.plan.bytes.saturating_sub(held) + self.0.options.picture_bytes()
+    }
+
     /// What was done so far, and what is being done.
     pub fn stats(&self) -> Stats {
         self.0.shared.stats().clone()

@@ -87,6 +87,10 @@ pub struct Source<E> {
     pub open: Open<E>,
 }
 
+/// Hears how many bytes the models in memory may take besides what they have, once they are loaded and then at each
+/// tick.
+pub type Growth = Box<dyn FnMut(u64) + Send>;
+
 pub(crate) struct Loader<E> {
     sources: Vec<Source<E>>,
     /// Which deployment each model is of, if it is loaded.
@@ -103,6 +107,7 @@ pub(crate) struct Loader<E> {
     retired: Vec<Running>,
     /// Why a newer deployment of each could not be found at last.
     unfound: Vec<Option<String>>,
+    growth: Growth,
 }
 
 impl<E: Display> Loader<E> {
@@ -112,11 +117,12 @@ impl<E: Display> Loader<E> {
         orders: Receiver<Order>,
         addr: String,
         watch: Option<Duration>,
+        growth: Growth,
     ) -> Self {
         let nothing = vec![None; sources.len()];
         let (held, refused) = (nothing.clone(), nothing);
         let (retired, unfound) = (Vec::new(), vec![None; sources.len()]);
-        Self { sources, held, refused, models, orders, addr, watch, retired, unfound }
+        Self { sources, held, refused, models, orders, addr, watch, retired, unfound, growth }
     }
 
     /// Loads the first model, then whatever is asked for, until nobody can ask any more.
@@ -129,6 +135,8 @@ impl<E: Display> Loader<E> {
         }
         let mut looked = Instant::now();
         loop {
+            let may_take = self.may_take_bytes();
+            (self.growth)(may_take);
             match self.orders.recv_timeout(TICK) {
                 Ok(Order::Load(at)) => self.wake(at),
                 Ok(Order::Refresh) => {
@@ -295,6 +303,13 @@ impl<E: Display> Loader<E> {
         self.models.refused();
         tracing::error!(model = found.name, "the older deployment stays: {error}");
         self.refused[at] = Some(found);
+    }
+
+    /// Bytes that models in memory, those that were replaced too, may take besides what they have.
+    fn may_take_bytes(&self) -> u64 {
+        let loaded = (0..self.held.len()).filter_map(|at| Some(self.models.loaded(at)?.0));
+        let retired = self.retired.iter().map(Running::may_take_bytes);
+        loaded.map(|running| running.may_take_bytes()).chain(retired).sum()
     }
 
     /// Unloads what nobody asks, if engines of so many bytes do not fit otherwise.

@@ -53,6 +53,14 @@ impl Running {
         }
     }
 
+    /// Bytes that it may take besides what it has; what encoders compute in is gone behind each text.
+    pub(crate) fn may_take_bytes(&self) -> u64 {
+        match self {
+            Self::Speaks(service) => service.may_take_bytes(),
+            Self::Embeds(_) | Self::Scores(_) => 0,
+        }
+    }
+
     /// What it has room for, in words.
     pub(crate) fn room(&self) -> String {
         match self {

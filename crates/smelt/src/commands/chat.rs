@@ -6,6 +6,7 @@ mod talk;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_engine::llm::{KvOptions, RunError};
+use smelt_exec::served;
 use smelt_runtime::generate::{
     Answer, GenerateError, Heard, Manner, Request, SpeakError, generate_heard,
 };
@@ -19,6 +20,7 @@ use smelt_runtime::template::Context;
 
 use self::looking::Looking;
 use super::{open, target};
+use crate::claim;
 use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, SamplingFlags};
 use crate::say::{answer, tell};
@@ -54,6 +56,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let mut deployment = open()?;
     let plan = give_what_is_left(&mut deployment.llm);
     let plan = plan.map_err(too_little)?;
+    let _claim = claim::open(NAME, served::own_bytes().saturating_add(plan.bytes));
     cut(&plan, deployment.text.max_seq_len).iter().for_each(tell);
     let turn = Turn::from_marked("user", prompt, shown.len()).map_err(Failed::usage)?;
     let (turns, context) = (&[turn], &Context::default());
@@ -73,6 +76,9 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     tell(summary(&result, &manner.sampling, deployment.text.max_seq_len));
     Ok(Exit::Ok)
 }
+
+/// What runs call it that wait for the memory that it may take.
+const NAME: &str = "smelt chat";
 
 /// Seeds that are drawn from the clock: short enough to be typed again.
 const SEEDS: u64 = 1_000_000;

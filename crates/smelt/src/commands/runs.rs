@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use smelt_exec::lending::{Lent, Party, lent};
+use smelt_exec::served::{self, Server};
 use smelt_exec::{RunReport, StageStatus};
 use smelt_store::{RunId, Store, Wait};
 
@@ -11,7 +12,7 @@ use crate::flags::{ForgetFlags, RunsCommand, RunsFlags};
 use crate::history::History;
 use crate::load;
 use crate::say::answer;
-use crate::table::{Table, seconds};
+use crate::table::{Table, bytes, seconds};
 
 pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {
     if let Some(RunsCommand::Forget(flags)) = &flags.command {
@@ -22,16 +23,18 @@ pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {
     let seen = |run| (run, history.began(run), history.report(run));
     let runs: Vec<_> = history.newest(count).map(seen).collect();
     let Lent { held, waiting } = lent(&load::tokens());
+    let servers = served::servers(&load::tokens());
     if flags.json {
         let rows = runs.iter().map(|(run, began, report)| as_json(run, began, report));
         let list: Vec<Value> = rows.collect();
         let held: Vec<Value> =
             held.iter().map(|(what, who)| json!({ "what": what, "by": who })).collect();
-        let text = json!({ "runs": list, "held": held, "queue": waiting });
+        let text = json!({ "runs": list, "held": held, "queue": waiting, "servers": servers });
         answer(format_args!("{text}\n"))?;
         return Ok(Exit::Ok);
     }
     queue(&held, &waiting)?;
+    serving(&servers)?;
     let mut table =
         Table::new(&["Run", "Pipeline", "Began (UTC)", "Status", "Built", "Hit", "Failed", "Time"]);
     for (run, began, report) in &runs {
@@ -55,6 +58,19 @@ fn queue(held: &[(String, Party)], waiting: &[Party]) -> Result<(), Failed> {
     for who in waiting {
         let wants = who.wants.iter().map(|(name, amount)| format!("{amount} of {name}"));
         row(format!("{} waited for", wants.collect::<Vec<_>>().join(", ")), who);
+    }
+    answer(table)?;
+    answer("\n")
+}
+
+/// What servers of this machine hold of its memory, of all stores; nothing where there is none.
+fn serving(servers: &[Server]) -> Result<(), Failed> {
+    if servers.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(&["Server", "Pid", "Holds", "May hold"]);
+    for Server { name, pid, holds_bytes, holds_max_bytes, .. } in servers {
+        table.row([name.clone(), pid.to_string(), bytes(*holds_bytes), bytes(*holds_max_bytes)]);
     }
     answer(table)?;
     answer("\n")

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use smelt_engine::llm::{KvOptions, MAX_SLOTS_MAX};
+use smelt_exec::served;
 use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::Deployment;
@@ -14,12 +15,13 @@ use smelt_runtime::image::Wish;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_serve::{
-    DECODING_BYTES, Ended, Found, Keys, Options, Progress, Purpose, Reach, Running, ServeError,
-    Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
+    DECODING_BYTES, Ended, Found, Growth, Keys, Options, Progress, Purpose, Reach, Running,
+    ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
 };
 
 use super::open::{self, Does, Heading};
 use super::target;
+use crate::claim;
 use crate::exit::{Exit, Failed};
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 use crate::holds::Holds;
@@ -86,7 +88,11 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     let mut told = Ok(());
     let sources = loads.into_iter().zip(found);
     let sources = sources.map(|(load, found)| load.source(found)).collect();
-    let ended = serve(options, sources, |addr| told = answer(format_args!("{scheme}://{addr}\n")));
+    let ended = serve(options, sources, |addr| {
+        let addr = format!("{scheme}://{addr}");
+        told = answer(format_args!("{addr}\n"));
+        growth(&addr, flags)
+    });
     holds.end();
     told?;
     match ended {
@@ -95,6 +101,21 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
         Err(ServeError::Load(failed)) => Err(failed),
         Err(error) => Err(Failed::new(Exit::StageFailed, error)),
     }
+}
+
+/// Leaves runs of this machine a note of what the server may hold: what it was given, then what its models need.
+fn growth(addr: &str, flags: &ServeFlags) -> Growth {
+    let cap = flags.memory.memory;
+    let given = cap.or(match flags.memory.kv_memory {
+        Some(KvMemory::Bytes(bytes)) => Some(bytes),
+        Some(KvMemory::Free | KvMemory::Part(_)) | None => None,
+    });
+    let requests = preparing(flags) + service::preparing(DECODING_BYTES, cap);
+    let mut claim = claim::open(addr, given.unwrap_or(0));
+    Box::new(move |models| {
+        let holds_max = served::own_bytes().saturating_add(models).saturating_add(requests);
+        claim.iter_mut().for_each(|claim| claim.says(holds_max.min(cap.unwrap_or(u64::MAX))));
+    })
 }
 
 /// How a model is found and loaded.

@@ -7,6 +7,7 @@ use std::io::{self, BufRead, IsTerminal as _};
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use smelt_exec::served;
 use smelt_runtime::deployment::{Deployment, Text};
 use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prepare::{Prepared, Question};
@@ -19,6 +20,7 @@ use smelt_runtime::template::Context;
 
 use super::looking::Looking;
 use super::smaller;
+use crate::claim;
 use crate::exit::{Exit, Failed};
 use crate::say::{answer, tell, tell_raw};
 use crate::table;
@@ -128,6 +130,8 @@ pub(super) fn talk(
 ) -> Result<Exit, Failed> {
     let options = Options { queue_max: 1, running_max: 1, ..Options::default() };
     let service = Service::start(deployment, options).map_err(failed)?;
+    let may_take = service.may_take_bytes();
+    let _claim = claim::open(super::NAME, served::own_bytes().saturating_add(may_take));
     let mut conversation = Conversation::default();
     pictures.iter().for_each(|path| conversation.show(service.text(), path.clone()));
     let help = if service.text().eyes.is_some() { HELP } else { HELP_OF_TEXT };

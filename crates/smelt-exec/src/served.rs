@@ -1,0 +1,198 @@
+//! What servers of this machine hold of its memory, and may still take.
+//!
+//! A server sizes its keys and values when it starts and touches them hours later, so free memory does not tell what it
+//! needs.  It says so in a note beside the machine's tokens, locked as long as its process lives: what a killed
+//! server held is free at once.  Runs that start a stage leave it what it has not taken yet.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use smelt_watch::Sample;
+
+use crate::notes::{locks_shared, make_dir, note, noted, now_s, open_file, open_to_look};
+
+/// More notes than this are no machine's servers: the folder is anybody's.
+const SERVERS_MAX: usize = 256;
+/// A note is not written again for less: what a server holds goes up and down with each request.
+const NEWS_BYTES: u64 = 1 << 20;
+/// More than an address with a name has.
+const ADDR_CHARS_MAX: usize = 128;
+
+/// A process that holds an engine for hours.  What counts is what the kernel cannot drop: no mapped weights.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Server {
+    /// Its process.
+    pub pid: u32,
+    /// Where it is asked, as `http://127.0.0.1:8000`, or what it is, as `smelt chat`.
+    pub name: String,
+    /// The most that it may hold, in bytes.
+    pub holds_max_bytes: u64,
+    /// What it holds now, in bytes: found by who looks.
+    #[serde(default)]
+    pub holds_bytes: u64,
+    /// Since when, in seconds of the Unix era.
+    pub since_s: u64,
+}
+
+impl Server {
+    /// What it may still take, in bytes.
+    pub fn may_take_bytes(&self) -> u64 {
+        self.holds_max_bytes.saturating_sub(self.holds_bytes)
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {})", self.name, self.pid)
+    }
+}
+
+/// What all of them may still take, in bytes.
+pub fn may_take_bytes(servers: &[Server]) -> u64 {
+    servers.iter().map(Server::may_take_bytes).fold(0, u64::saturating_add)
+}
+
+/// The servers that may still take something, for a person; empty where none may.
+pub fn words(servers: &[Server]) -> String {
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let growing = servers.iter().filter(|server| server.may_take_bytes() > 0);
+    let word = |one: &Server| format!("{one} may take {} MiB more", mib(one.may_take_bytes()));
+    growing.map(word).collect::<Vec<_>>().join(", ")
+}
+
+/// The note of this process; it counts until this is dropped or the process ends.
+#[derive(Debug)]
+pub struct Claim {
+    path: PathBuf,
+    file: File,
+    server: Server,
+}
+
+impl Claim {
+    /// Tells whoever asks below `dir` that this process, known as `name`, may hold so many bytes.
+    ///
+    /// # Errors
+    /// The folder is not there and cannot be made, or is not anybody's.
+    pub fn open(dir: &Path, name: &str, holds_max_bytes: u64) -> io::Result<Self> {
+        let notes = dir.join(FOLDER);
+        for dir in [dir, &notes] {
+            make_dir(dir)?;
+        }
+        // Who removes notes of the dead must not find one that is not locked yet.
+        let short = open_file(&dir.join("lock"))?;
+        short.lock()?;
+        remove_dead(&notes);
+        let (pid, since_s) = (std::process::id(), now_s());
+        let path = notes.join(format!("{pid}-{since_s}"));
+        let file = open_file(&path)?;
+        file.lock()?;
+        let name = name.to_owned();
+        let server = Server { pid, name, holds_max_bytes, since_s, ..Server::default() };
+        note(&file, &server);
+        Ok(Self { path, file, server })
+    }
+
+    /// It may hold so many bytes from now on.
+    pub fn says(&mut self, holds_max_bytes: u64) {
+        if self.server.holds_max_bytes.abs_diff(holds_max_bytes) >= NEWS_BYTES {
+            self.server.holds_max_bytes = holds_max_bytes;
+            note(&self.file, &self.server);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Of the folder of tokens, where the notes are.
+const FOLDER: &str = "served";
+
+/// What this process holds that the kernel cannot drop, in bytes.
+pub fn own_bytes() -> u64 {
+    held_bytes(std::process::id())
+}
+
+/// The servers of this machine by their notes below `dir`, the oldest first.
+pub fn servers(dir: &Path) -> Vec<Server> {
+    let alive = |path: PathBuf| {
+        let file = open_to_look(&path).ok()?;
+        let is_held = locks_shared(&file).is_ok_and(|free| !free);
+        noted::<Server>(&file).filter(|_| is_held)
+    };
+    let seen = |server: Server| Server {
+        name: server.name.chars().filter(|char| !char.is_control()).take(ADDR_CHARS_MAX).collect(),
+        // Whose process is not seen from here holds nothing that is: all of it counts.
+        holds_bytes: held_bytes(server.pid),
+        ..server
+    };
+    let mut servers: Vec<_> = notes(&dir.join(FOLDER)).filter_map(alive).map(seen).collect();
+    servers.sort_by_key(|server| (server.since_s, server.pid));
+    servers
+}
+
+fn held_bytes(pid: u32) -> u64 {
+    Sample::of(pid).map_or(0, |sample| sample.rss_anon_bytes.saturating_add(sample.swap_bytes))
+}
+
+fn notes(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.take(SERVERS_MAX).map(|entry| entry.path())
+}
+
+fn remove_dead(folder: &Path) {
+    for path in notes(folder) {
+        if open_to_look(&path).and_then(|file| locks_shared(&file)).unwrap_or(false) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_note_counts_as_long_as_it_is_locked() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("tokens");
+        assert_eq!(servers(&dir), []);
+        let held = own_bytes();
+        let mut claim = Claim::open(&dir, "http://a:1", held + 500 * MIB).unwrap();
+        let found = servers(&dir);
+        assert_eq!((found.len(), found[0].name.as_str()), (1, "http://a:1"));
+        let may_take = may_take_bytes(&found);
+        assert!((400 * MIB..=500 * MIB).contains(&may_take), "{may_take}");
+        assert!(words(&found).starts_with("http://a:1 (pid "), "{}", words(&found));
+        claim.says(0);
+        assert_eq!((may_take_bytes(&servers(&dir)), words(&servers(&dir))), (0, String::new()));
+        // As if it had been killed: its file stays, and is removed by who comes next.
+        let note = claim.path.clone();
+        let text = fs::read(&note).unwrap();
+        drop(claim);
+        fs::write(&note, text).unwrap();
+        assert_eq!(servers(&dir), []);
+        let _next = Claim::open(&dir, "smelt chat", 1).unwrap();
+        assert_eq!(fs::read_dir(dir.join(FOLDER)).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn notes_of_strangers_are_no_danger() {
+        let folder = tempfile::tempdir().unwrap();
+        let claim = Claim::open(folder.path(), "\u{1b}[2J x", u64::MAX).unwrap();
+        let stranger = folder.path().join(FOLDER).join("0-0");
+        fs::write(&stranger, [255; 9000]).unwrap();
+        let lock = File::open(&stranger).unwrap();
+        lock.lock().unwrap();
+        let found = servers(folder.path());
+        assert_eq!((found.len(), found[0].name.as_str()), (1, "[2J x"));
+        drop(claim);
+    }
+}
