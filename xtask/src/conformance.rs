@@ -85,5 +85,6 @@ fn serve(cache: &Path) -> Result<Server> {
     }
     let mut serve = command("serve", &pipelines);
     serve.arg("--chat-template").arg(root().join("tests/data/hermes.jinja"));
+    serve.arg("--slots").arg("--slot-save-path").arg(cache.join("slots"));
     Server::start(&mut serve, &["--addr", "127.0.0.1:PORT"], &cache.join("serve.log"))
 }

@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
-use smelt_engine::engine_file::OpenError;
+use smelt_engine::engine_file::{ENGINE_FILE, OpenError};
 use smelt_engine::llm::{KvOptions, LlmEngine};
 use smelt_engine::vision::VisionEngine;
 
 use crate::dialect::Dialect;
 use crate::grammar::{Compiler, CompilerError};
+use crate::identity::{Identity, Naming};
 use crate::image::{By, Cutting, Eyes, Router, Wish};
 use crate::markup::Marks;
 use crate::prompt::ImageTokens;
@@ -307,6 +308,8 @@ pub struct Deployment {
     pub vision: Option<Vision>,
     /// Tokens and embeddings to logits.
     pub llm: LlmEngine,
+    /// What names both, where they were opened from files: with others, keys and values would be others.
+    pub engines: Option<Identity>,
 }
 
 impl Deployment {
@@ -339,7 +342,8 @@ impl Deployment {
         let max_seq_len = kv.max_seq_len.or(spec.serving.max_seq_len);
         let kv = KvOptions { max_seq_len, max_slots: kv.max_slots.or(spec.serving.slots), ..kv };
         let llm = LlmEngine::open_with(&named_from(at, &spec.llm), kv)?;
-        Self::of_parts([dir, at], spec, vision, llm)
+        let engines = engines_of(at, &spec)?;
+        Ok(Self { engines: Some(engines), ..Self::of_parts([dir, at], spec, vision, llm)? })
     }
 
     /// Writes prompts by another template than the deployment's own.
@@ -455,7 +459,7 @@ impl Deployment {
             marks,
             compiler,
         };
-        Ok(Self { text: Arc::new(text), vision, llm })
+        Ok(Self { text: Arc::new(text), vision, llm, engines: None })
     }
 
     /// Writes `spec` into `dir`, which is made if need be, and copies `files` beside it.
@@ -565,6 +569,20 @@ pub fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
         Some(why) => Err(bad(why)),
         None => Ok(spec),
     }
+}
+
+/// The name of a deployment's engines: what they say of themselves, their weights' digests included.
+fn engines_of(at: &Path, spec: &Spec) -> Result<Identity, DeploymentError> {
+    spec.vision
+        .iter()
+        .chain([&spec.llm])
+        .try_fold(Naming::of("engines"), |naming, dir| {
+            let path = named_from(at, dir).join(ENGINE_FILE);
+            let read = fs::read(&path);
+            let said = read.map_err(|source| DeploymentError::Io { verb: "read", path, source })?;
+            Ok(naming.bytes(&said))
+        })
+        .map(Naming::end)
 }
 
 /// The text of a side file of bounded length.

@@ -261,6 +261,18 @@ impl Template {
         Marks::new(tokenizer, &self.source(), self.dialect().marks())
     }
 
+    /// The text of the template, as it is where nobody calls tools.
+    pub fn text(&self) -> String {
+        let plain = self.environment.get_template(NAME);
+        plain.map(|template| template.source().to_owned()).unwrap_or_default()
+    }
+
+    /// A special token that the template may write, by its name in `tokenizer_config.json`: `bos_token`.
+    pub fn special(&self, name: &str) -> Option<String> {
+        let (_, token) = self.environment.globals().find(|(global, _)| *global == name)?;
+        token.as_str().map(str::to_owned)
+    }
+
     /// All that was written of it.
     fn source(&self) -> String {
         let source = |(_, template): (_, minijinja::Template<'_, '_>)| template.source().to_owned();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use shapes_model::{checkpoint, deploy, prompts};
-use smelt_engine::llm::KvOptions;
+use smelt_engine::llm::{KvOptions, KvType};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::dialect::Thinking;
 use smelt_runtime::grammar::Grammar;
@@ -17,8 +17,10 @@ use smelt_runtime::image::{Picture, Shown};
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
+use smelt_runtime::service::kept::KeptError;
 use smelt_runtime::service::{
     Client, Event, Failure, KvMemory, Options, Priority, Refused, Request, Service, Ticket,
+    TokenSaid,
 };
 use smelt_runtime::speaker::{Finish, Form, Manner};
 use smelt_runtime::template::Context;
@@ -435,4 +437,140 @@ fn thinking_ends_with_its_budget_and_the_form_holds_behind_it() {
     let answer = if tokens[0] == open[0] { 5 } else { 0 };
     assert_eq!(text.tokenizer.decode(&tokens[answer..], true).unwrap().trim(), "two");
     assert_eq!(finish, Some(Finish::Stop));
+}
+
+/// An answer's tokens, how likely each was, and how much of its prompt was known.
+fn likely(
+    service: &Service,
+    client: Client,
+    prepared: &Prepared,
+    seed: u64,
+) -> (Vec<TokenSaid>, usize) {
+    let sampling = Settings { temperature: 1.5, seed, top_logprobs: Some(3), ..Settings::GREEDY };
+    let manner = Manner { sampling, ignore_eos: true, ..Manner::greedy(40) };
+    let mut ticket =
+        service.submit(Request { client, ..request(prepared.clone(), manner) }).unwrap();
+    let (mut said, mut known) = (Vec::new(), 0);
+    while let Some(event) = ticket.wait() {
+        match event {
+            Event::Said { tokens, .. } => said.extend(tokens),
+            Event::Read { cached_tokens, .. } => known = cached_tokens,
+            Event::Failed(failure) => panic!("{failure}"),
+            _ => {}
+        }
+    }
+    (said, known)
+}
+
+#[test]
+fn what_was_saved_is_put_back_and_answers_are_the_same_to_the_bit() {
+    let dir = TempDir::new().unwrap();
+    let deployed = deploy(&checkpoint("shapes-vl"), dir.path(), SLOTS);
+    let start = |kv: KvOptions| {
+        Service::start(Deployment::open_with(&deployed, kv).unwrap(), Options::default()).unwrap()
+    };
+    let client = Client { id: 7, slot: 3, ..Client::default() };
+    let stranger = Client { id: 8, ..client };
+    let (pictures, question) = prompts().next().unwrap();
+    let ask = |service: &Service, words: &str| {
+        prepared(service, &format!("{question} {words}"), &pictures)
+    };
+    let first = start(KvOptions::default());
+    let (long, other) = (ask(&first, &"red ".repeat(90)), ask(&first, "blue"));
+    let nothing = first.save(&client, u64::MAX, &mut Vec::new());
+    assert!(matches!(nothing, Err(KeptError::Nothing(3))), "{nothing:?}");
+    let alone = likely(&first, client, &long, 1);
+    let mut file = Vec::new();
+    let saved = first.save(&client, u64::MAX, &mut file).unwrap();
+    assert_eq!(saved.bytes, file.len() as u64);
+    // The last token that was said was put into no slot.
+    assert_eq!(saved.tokens, long.tokens.len() + 39);
+    let short = first.save(&client, saved.bytes - 1, &mut Vec::new());
+    assert!(matches!(short, Err(KeptError::TooLong { .. })), "{short:?}");
+    let strange = first.save(&stranger, u64::MAX, &mut Vec::new());
+    assert!(matches!(strange, Err(KeptError::Nothing(_))), "{strange:?}");
+    assert_eq!(first.named(&stranger).unwrap(), []);
+    assert_eq!(first.erase(&client).unwrap(), saved.tokens);
+    assert_eq!(first.named(&client).unwrap(), []);
+    assert_eq!(likely(&first, client, &long, 1), (alone.0.clone(), 0), "it was forgotten");
+    drop(first);
+
+    let second = start(KvOptions::default());
+    // In company: others are answered while the file is put back.
+    let busy = second.clone();
+    let beside = std::thread::spawn({
+        let other = other.clone();
+        move || likely(&busy, Client::default(), &other, 5).0
+    });
+    assert_eq!(second.restore(&client, &mut &file[..]).unwrap(), saved);
+    let beside = beside.join().unwrap();
+    let named = second.named(&client).unwrap();
+    assert_eq!(named.len(), 1);
+    assert_eq!((named[0].name, named[0].tokens, named[0].is_busy), (3, saved.tokens, false));
+    let again = likely(&second, client, &long, 1);
+    assert_eq!(
+        (again.0, again.1),
+        (alone.0, long.tokens.len() - 1),
+        "nothing but the last token is read"
+    );
+    assert_eq!(beside, likely(&start(KvOptions::default()), Client::default(), &other, 5).0);
+    let mut same = Vec::new();
+    second.restore(&client, &mut &file[..]).unwrap();
+    second.save(&client, u64::MAX, &mut same).unwrap();
+    assert!(same == file, "what is put back is saved as it was");
+
+    // What is cut off or changed anywhere is refused, whatever was put back before.
+    for cut in [0, 10, 40, 400, file.len() / 2, file.len() - 1] {
+        let refused = second.restore(&client, &mut &file[..cut]);
+        assert!(matches!(refused, Err(KeptError::Damaged(_))), "{cut}: {refused:?}");
+    }
+    for at in (0..file.len()).step_by(file.len() / 97) {
+        let mut changed = file.clone();
+        changed[at] ^= 1;
+        assert!(second.restore(&client, &mut &changed[..]).is_err(), "{at}");
+    }
+    assert_eq!(likely(&second, client, &long, 1).0, likely(&second, stranger, &long, 1).0);
+    let little = Client { kept_bytes_max: Some(1), ..client };
+    let refused = second.restore(&little, &mut &file[..]);
+    assert!(matches!(refused, Err(KeptError::TooMuch { .. })), "{refused:?}");
+
+    let other_kv = start(KvOptions { kind: KvType::F32, ..KvOptions::default() });
+    let refused = other_kv.restore(&client, &mut &file[..]);
+    assert!(matches!(refused, Err(KeptError::Other("--kv"))), "{refused:?}");
+    let engine =
+        deployed.join(&Deployment::open(&deployed).unwrap().text.spec.llm).join("engine.json");
+    let said = std::fs::read_to_string(&engine).unwrap();
+    std::fs::write(&engine, said + "\n").unwrap();
+    let refused = start(KvOptions::default()).restore(&client, &mut &file[..]);
+    assert!(matches!(refused, Err(KeptError::Other("engine"))), "{refused:?}");
+}
+
+#[test]
+fn a_slot_is_neither_saved_nor_emptied_while_it_is_answered_in_and_gives_way_to_answers() {
+    let dir = TempDir::new().unwrap();
+    let service = start(dir.path(), Some(6), Options::default());
+    let words = |count| service.text().prepare_text(&"a ".repeat(count)).unwrap();
+    let long = |count, tokens| {
+        let manner = Manner { ignore_eos: true, ..Manner::greedy(tokens) };
+        service.submit(request(words(count), manner)).unwrap()
+    };
+    let client = Client::default();
+    let mut ticket = long(100, 20);
+    assert!(matches!(ticket.wait(), Some(Event::Read { .. })));
+    let busy = service.save(&client, u64::MAX, &mut Vec::new());
+    assert!(matches!(busy, Err(KeptError::Busy(0))), "{busy:?}");
+    assert!(matches!(service.erase(&client), Err(KeptError::Busy(0))));
+    hear(&mut ticket);
+    let mut file = Vec::new();
+    service.save(&client, u64::MAX, &mut file).unwrap();
+    // All the room but a block is an answer's.
+    let mut full = long(300, 10);
+    assert!(matches!(full.wait(), Some(Event::Read { .. })));
+    let refused = service.restore(&client, &mut &file[..]);
+    assert!(matches!(refused, Err(KeptError::Crowded | KeptError::Gone(0))), "{refused:?}");
+    assert_eq!(hear(&mut full).1.len(), 10);
+    assert_eq!(service.stats().preemptions, 0);
+    service.restore(&client, &mut &file[..]).unwrap();
+    service.drain();
+    assert!(matches!(service.named(&client), Err(KeptError::Ended)));
 }

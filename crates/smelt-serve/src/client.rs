@@ -110,6 +110,7 @@ impl Client {
             reuse,
             slots_max: self.0.limits.slots,
             kept_bytes_max: self.0.limits.kept_bytes,
+            slot: 0,
         }
     }
 

@@ -99,6 +99,7 @@ impl ApiError {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::NOT_IMPLEMENTED => "not_supported_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         }

@@ -31,6 +31,7 @@ mod pictures;
 mod protocols;
 mod routes;
 mod server;
+mod slot_files;
 mod traces;
 
 pub use ask::pixels::DECODING_BYTES;

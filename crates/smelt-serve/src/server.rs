@@ -32,7 +32,9 @@ use crate::metrics::Metrics;
 use crate::models::{Growth, Loader, Models, Source};
 use crate::pictures::{Reach, Remote};
 use crate::protocols::responses::kept::Kept;
+use crate::routes::slots::Slots;
 use crate::routes::{self, Doors, Shared};
+use crate::slot_files::SlotFiles;
 use crate::traces::{TraceOptions, Tracer};
 
 /// Threads for connections: what they do takes microseconds, and cores are for the engines.
@@ -88,6 +90,10 @@ pub struct Options {
     pub slow: Duration,
     /// How often newer deployments are looked for; SIGHUP asks for it at any time.
     pub watch: Option<Duration>,
+    /// Whether slots are listed.
+    pub are_slots_listed: bool,
+    /// Where slots are saved, if anywhere, and bytes of all that is saved.
+    pub slot_files: Option<(PathBuf, u64)>,
     /// Where traces of requests go, if anywhere.
     pub traces: Option<TraceOptions>,
 }
@@ -134,6 +140,14 @@ pub enum ServeError<E> {
     /// Certificate and key are of no use.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// Slots cannot be saved.
+    #[error("cannot save slots in {}: {source}", dir.display())]
+    SlotFiles {
+        /// The directory.
+        dir: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The model cannot be loaded.
     #[error("{0}")]
     Load(E),
@@ -228,6 +242,7 @@ async fn run<E: Display + Send + 'static>(
     let addr = options.addr;
     let keys = Current::new(Arc::new(options.all_keys()?));
     let tls = options.tls.as_ref().map(TlsFiles::read).transpose()?.map(Current::new);
+    let slots = slots(&options)?;
     let bound = TcpListener::bind(addr).await;
     let listener = bound.map_err(|source| ServeError::Bind { addr, source })?;
     let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
@@ -249,7 +264,7 @@ async fn run<E: Display + Send + 'static>(
     let bodies = bodies.beside(kept_bytes_max);
     tokio::spawn(bodies.clone().give_back());
     let kept = Kept::new(kept_bytes_max);
-    let router = router(&options, Arc::clone(&models), bodies, kept, (keys, tracer));
+    let router = router(&options, Arc::clone(&models), (bodies, kept, slots), (keys, tracer));
     let listening = Listening { listener, tls, connections_max: options.connections_max };
     let mut running = tokio::spawn(listening.run(router, stopped, options.drain_time_max));
     tokio::select! {
@@ -327,11 +342,20 @@ fn loading<E: Display + Send + 'static>(
     })
 }
 
+/// What may be done with slots.
+fn slots<E>(options: &Options) -> Result<Slots, ServeError<E>> {
+    let files = options.slot_files.as_ref().map(|(dir, bytes_max)| {
+        let failed = |source| ServeError::SlotFiles { dir: dir.clone(), source };
+        SlotFiles::new(dir, *bytes_max).map(Arc::new).map_err(failed)
+    });
+    let files = files.transpose()?;
+    Ok(Slots { are_listed: options.are_slots_listed, files, moving: Work::moving() })
+}
+
 fn router(
     options: &Options,
     models: Arc<Models>,
-    bodies: Bodies,
-    kept: Kept,
+    (bodies, kept, slots): (Bodies, Kept, Slots),
     (keys, tracer): (Current<Keys>, Option<Tracer>),
 ) -> axum::Router {
     let mut collectors: Vec<Box<dyn Collector>> =
@@ -352,6 +376,7 @@ fn router(
         filming: preparing.filming(),
         preparing,
         fetching: Work::fetching(),
+        slots,
     };
     let is_open = keys.get().is_open();
     let doors = Doors {

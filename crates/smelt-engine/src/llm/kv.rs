@@ -109,6 +109,11 @@ impl Cache {
         self.total = fit.min(all).max(self.held);
     }
 
+    /// The form of the numbers.
+    pub(super) fn kv_type(&self) -> KvType {
+        self.shape.head.kind
+    }
+
     /// Slots there are.
     pub(super) fn slots(&self) -> usize {
         self.slots.len()
@@ -221,6 +226,31 @@ impl Cache {
         }
     }
 
+    /// Of the block `index` of `slot` the ends of its tokens, and its bytes; none where no token is in it.
+    pub(super) fn block(&self, slot: usize, index: usize) -> Option<(&[u32], &[u8])> {
+        let Slot { ends, blocks } = &self.slots[slot];
+        let ends = ends.chunks(BLOCK).nth(index)?;
+        Some((ends, blocks.get(index)?))
+    }
+
+    /// Puts a block that [`Self::block`] gave behind the whole blocks that `slot` holds.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`]; then nothing is changed.
+    pub(super) fn put_block(
+        &mut self,
+        slot: usize,
+        ends: &[u32],
+        bytes: &[u8],
+    ) -> Result<(), RunError> {
+        self.reserve(&[(slot, ends.len())])?;
+        let slot = &mut self.slots[slot];
+        let block = Arc::get_mut(&mut slot.blocks[slot.ends.len() / BLOCK]);
+        block.expect("`reserve` has made it").copy_from_slice(bytes);
+        slot.ends.extend_from_slice(ends);
+        Ok(())
+    }
+
     /// One head's keys and values over positions `0..end`, and what lies behind them in the last
     /// block.
     pub(super) fn head(
@@ -300,6 +330,26 @@ mod tests {
         let len = cache.len(slot);
         let blocks: Vec<_> = cache.head(slot, layer, head, len).collect();
         (0..len).map(|at| blocks[at / BLOCK].value(at % BLOCK, DIM)).collect()
+    }
+
+    #[test]
+    fn blocks_are_put_back_as_they_were() {
+        let mut cache = cache(2, 300, None);
+        cache.reserve(&[(0, 150)]).unwrap();
+        append(&mut cache, 0, &(0..150).collect::<Vec<_>>());
+        for index in 0..3 {
+            let (ends, bytes) = cache.block(0, index).unwrap();
+            let (ends, bytes) = (ends.to_vec(), bytes.to_vec());
+            cache.put_block(1, &ends, &bytes).unwrap();
+        }
+        assert!(cache.block(0, 3).is_none() && cache.block(1, 3).is_none());
+        let both = [cache.len(1), cache.next_place(1) as usize];
+        assert_eq!(both, [150, 150]);
+        assert_eq!((values(&cache, 0, 1, 2), cache.held), (values(&cache, 1, 1, 2), 6));
+        // What is put back goes on like any other, and is its own.
+        cache.reserve(&[(1, 1)]).unwrap();
+        append(&mut cache, 1, &[150]);
+        assert_eq!([cache.len(0), cache.len(1)], [150, 151]);
     }
 
     #[test]

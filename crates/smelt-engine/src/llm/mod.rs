@@ -328,6 +328,18 @@ pub enum RunError {
         /// Bytes that were asked for.
         bytes: usize,
     },
+    /// What was to be put back is no block that an engine of these sizes gave.
+    #[error(
+        "{tokens} tokens and {bytes} bytes are no block that can go behind what slot {slot} holds"
+    )]
+    NoBlock {
+        /// The slot.
+        slot: usize,
+        /// Tokens of the block.
+        tokens: usize,
+        /// Bytes of it.
+        bytes: usize,
+    },
     /// A fork asks for more than there is.
     #[error("slot {slot} holds {held} tokens, of which the first {len} cannot be shared")]
     NotHeld {
@@ -476,6 +488,11 @@ impl LlmEngine {
         self.cache.usage()
     }
 
+    /// How keys and values are kept.
+    pub fn kv_type(&self) -> KvType {
+        self.cache.kv_type()
+    }
+
     /// Lets keys and values take so many bytes from now on; what slots hold already stays.
     pub fn set_kv_bytes_max(&mut self, bytes: u64) {
         self.cache.set_bytes_max(self.limits.max_seq_len, bytes);
@@ -612,6 +629,35 @@ impl LlmEngine {
         }
         self.cache.fork(from, to, len);
         Ok(())
+    }
+
+    /// Keys and values of the 64 tokens, or the rest, of `slot` from the `index`-th whole block on: where each token
+    /// ends, and bytes that mean something to this engine alone.
+    pub fn block(&self, slot: usize, index: usize) -> Option<(&[u32], &[u8])> {
+        self.check_slot(slot).ok()?;
+        self.cache.block(slot, index)
+    }
+
+    /// Lets `slot`, which holds whole blocks, go on with one that [`Self::block`] of an engine with the same weights and
+    /// [`KvType`] gave: as if its tokens had been read.
+    ///
+    /// # Errors
+    /// [`RunError`], and then the slot is unchanged.
+    pub fn put_block(&mut self, slot: usize, ends: &[u32], bytes: &[u8]) -> Result<(), RunError> {
+        self.check_slot(slot)?;
+        let KvUsage { block_tokens, block_bytes, .. } = self.kv_usage();
+        let (held, more, max_seq_len) =
+            (self.cache.len(slot), ends.len(), self.limits().max_seq_len);
+        let rises = ends.is_sorted() && ends.first() >= Some(&self.cache.next_place(slot));
+        let is_near = ends.last().is_some_and(|end| *end as usize <= MAX_SEQ_LEN_MAX);
+        let is_block = held.is_multiple_of(block_tokens) && more <= block_tokens;
+        if !(rises && is_near && is_block && bytes.len() == block_bytes) {
+            return Err(RunError::NoBlock { slot, tokens: more, bytes: bytes.len() });
+        }
+        if more > max_seq_len.saturating_sub(held) {
+            return Err(RunError::TooLong { slot, held, more, max_seq_len });
+        }
+        self.cache.put_block(slot, ends, bytes)
     }
 
     /// Runs a prompt chunk by chunk and shows each chunk's hidden states to `visit`.

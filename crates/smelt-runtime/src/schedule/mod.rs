@@ -8,6 +8,7 @@
 //! from what it has said.  Knows no engine, clock, text or picture.
 
 mod line;
+mod named;
 mod share;
 #[cfg(test)]
 mod simulation;
@@ -17,6 +18,7 @@ use std::collections::BTreeMap;
 use smelt_engine::llm::prefix::{Found, Piece, Prefixes};
 
 pub use line::{Standing, is_passed, next as next_in_line};
+pub use named::{Named, Put};
 pub use share::{Share, Work};
 
 /// A task's name.
@@ -64,6 +66,9 @@ pub struct Owner {
     pub slots_max: Option<usize>,
     /// Most blocks that slots may be kept with for the owner; one that several slots share counts for each.
     pub kept_blocks_max: Option<usize>,
+    /// What the owner calls the slot that its task has, and what that leaves there; nothing is found by it where it
+    /// says nothing.
+    pub name: Option<u32>,
 }
 
 /// What there is to be shared.

@@ -134,6 +134,8 @@ struct World {
     highs: u32,
     preemptions: usize,
     shared: usize,
+    /// Decides what owners do with their slots.
+    meddling: Random,
 }
 
 impl World {
@@ -166,6 +168,7 @@ impl World {
             highs: 0,
             preemptions: 0,
             shared: 0,
+            meddling: Random(!seed),
         }
     }
 
@@ -347,6 +350,36 @@ impl World {
         self.now_us = coming.map(|wish| wish.arrives_us).min().unwrap();
     }
 
+    /// Now and then an owner empties what it has under a name, or puts a block there.
+    fn meddle(&mut self) {
+        let random = &mut self.meddling;
+        if !random.one_in(40) {
+            return;
+        }
+        let (id, name) = (random.below(3) as u64, random.below(2) as u32);
+        if random.one_in(2) {
+            for (slot, tokens) in self.schedule.erase(id, name) {
+                assert_eq!(self.engine.slots[slot].0.len(), tokens, "seed {}", self.seed);
+                self.engine.truncate(slot, 0);
+            }
+            return;
+        }
+        let owner = Owner { id, name: Some(name), ..Owner::default() };
+        let block: Vec<Piece> =
+            (0..BLOCK as u32).map(|at| Piece::Token(2_000_000 + name * 100 + at)).collect();
+        loop {
+            match self.schedule.put(None, &[], self.engine.free()) {
+                Put::Forget(slot) => self.engine.truncate(slot, 0),
+                Put::Into(slot) => {
+                    let put = self.engine.append(&[(slot, &block)]);
+                    assert_eq!(put, Ok(()), "seed {}: there is room", self.seed);
+                    return self.schedule.did_put(slot, owner, &block);
+                }
+                Put::Crowded | Put::Gone => return,
+            }
+        }
+    }
+
     /// Whether somebody is reading something.
     fn watch(&mut self) {
         let counts = self.schedule.counts();
@@ -365,6 +398,7 @@ impl World {
                 self.little_is_kept();
             }
             self.perform(step);
+            self.meddle();
             self.watch();
         }
         panic!("seed {}: the world does not end", self.seed);
@@ -385,6 +419,7 @@ fn wish(random: &mut Random, room: usize) -> Wish {
         id: random.below(3) as u64,
         slots_max: random.one_in(4).then(|| 1 + random.below(2)),
         kept_blocks_max: random.one_in(4).then(|| random.below(20)),
+        name: random.one_in(2).then(|| random.below(2) as u32),
     };
     Wish {
         arrives_us,

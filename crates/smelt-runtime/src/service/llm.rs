@@ -15,7 +15,7 @@ use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt, RunError};
 
 use super::scores::Scores;
 use super::ticket::{Event, Failure, TokenSaid};
-use super::{Asked, Job, Kv, Over, Shared, ToLlm};
+use super::{Asked, Client, Job, Kv, Over, Shared, ToLlm};
 use crate::schedule::{Capacity, Owner, Schedule, Step, TaskId};
 use crate::speaker::{Finish, Said, Speaker};
 
@@ -48,8 +48,8 @@ fn way(step: Duration) -> Duration {
 }
 
 pub(super) struct LlmThread {
-    engine: LlmEngine,
-    schedule: Schedule,
+    pub(super) engine: LlmEngine,
+    pub(super) schedule: Schedule,
     inbox: Receiver<ToLlm>,
     shared: Arc<Shared>,
     tasks: BTreeMap<TaskId, Task>,
@@ -76,8 +76,7 @@ impl LlmThread {
         self.publish();
         while self.receive() {
             self.sweep();
-            let free = if self.is_starved { 0 } else { self.engine.kv_usage().blocks_free() };
-            let step = self.schedule.next(free);
+            let step = self.schedule.next(self.blocks_free());
             let start = Instant::now();
             self.perform(step);
             self.publish();
@@ -119,6 +118,7 @@ impl LlmThread {
     fn hear(&mut self, message: ToLlm) -> bool {
         match message {
             ToLlm::Job(job) => self.take(*job),
+            ToLlm::Do(act) => act(self),
             ToLlm::Stop => return false,
         }
         true
@@ -131,14 +131,22 @@ impl LlmThread {
         self.shared.is_looking.load(Ordering::Acquire) && !reads_first()
     }
 
-    fn take(&mut self, job: Job) {
-        let Job { client, first, priority, mut pieces, speakers, asked } = job;
+    /// A client as the schedule knows it.
+    pub(super) fn owner(&self, client: &Client) -> Owner {
         let block_bytes = self.engine.kv_usage().block_bytes as u64;
-        let owner = Owner {
+        Owner {
             id: client.id,
             slots_max: client.slots_max,
             kept_blocks_max: client.kept_bytes_max.map(|bytes| (bytes / block_bytes) as usize),
-        };
+            name: Some(client.slot),
+        }
+    }
+
+    fn take(&mut self, job: Job) {
+        let Job { client, first, priority, mut pieces, speakers, asked } = job;
+        // What was scored goes on in no other prompt.
+        let name = asked.scored.is_none().then_some(client.slot);
+        let owner = Owner { name, ..self.owner(&client) };
         let asked = Arc::new(asked);
         // What another one read was not scored; the answers of one share what the first of them reads.
         if let (Some(_), Some(piece)) = (asked.scored, pieces.first_mut()) {
@@ -190,7 +198,11 @@ impl LlmThread {
         }
     }
 
-    fn release(&mut self, slot: usize) {
+    pub(super) fn blocks_free(&self) -> usize {
+        if self.is_starved { 0 } else { self.engine.kv_usage().blocks_free() }
+    }
+
+    pub(super) fn release(&mut self, slot: usize) {
         self.engine.release(slot);
         self.is_starved = false;
     }

@@ -7,6 +7,7 @@
 
 mod gallery;
 mod images;
+pub mod kept;
 mod llm;
 mod marks;
 mod pauses;
@@ -126,6 +127,8 @@ pub struct Client {
     pub slots_max: Option<usize>,
     /// Most bytes of keys and values that are kept for the client when its answers have ended.
     pub kept_bytes_max: Option<u64>,
+    /// What the client calls the slot in which it is answered: [`kept`] finds by it what the answer left.
+    pub slot: u32,
 }
 
 impl Client {
@@ -304,8 +307,12 @@ impl Shared {
     }
 }
 
+/// What is done by the thread that owns the engine, between two steps.
+type Act = Box<dyn FnOnce(&mut llm::LlmThread) + Send>;
+
 enum ToLlm {
     Job(Box<Job>),
+    Do(Act),
     Stop,
 }
 
@@ -321,6 +328,8 @@ struct Inner {
     plan: KvPlan,
     tokens_max: usize,
     next_task: AtomicU64,
+    /// What names the engines, where they were opened from files.
+    engines: Option<Identity>,
     to_llm: Sender<ToLlm>,
     to_vision: Sender<ToVision>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -370,7 +379,7 @@ impl Service {
         });
         let (to_llm, llm_inbox) = mpsc::channel();
         let (to_vision, vision_inbox) = mpsc::channel();
-        let Deployment { text, vision, llm } = deployment;
+        let Deployment { text, vision, llm, engines } = deployment;
         let llm = llm::LlmThread::new(llm, capacity, llm_inbox, Arc::clone(&shared));
         let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let mut threads = vec![named("llm").spawn(|| llm.run())?];
@@ -391,6 +400,7 @@ impl Service {
             text,
             shared,
             options,
+            engines,
             to_llm,
             to_vision,
         })))
@@ -416,6 +426,11 @@ impl Service {
     /// What was done so far, and what is being done.
     pub fn stats(&self) -> Stats {
         self.0.shared.stats().clone()
+    }
+
+    /// Answers that may be under way at once.
+    pub fn running_max(&self) -> usize {
+        self.0.options.running_max
     }
 
     /// Requests that were taken and have not ended.

@@ -49,6 +49,8 @@ pub(crate) struct Common {
     timeout_s: Option<f64>,
     /// What else must be equal where prompts are not read again, as in vLLM.
     pub(crate) cache_salt: Option<String>,
+    /// What the client calls the slot that it is answered in, as in llama-server.
+    id_slot: Option<i64>,
     /// Whether the model's own end tokens do not count, as in vLLM; for measurements.
     ignore_eos: Option<bool>,
 }
@@ -209,6 +211,21 @@ impl Common {
         }
     }
 
+    /// What the slot is called, of so many; -1 is any, as in llama-server, and so the first.
+    ///
+    /// # Errors
+    /// If there is no such slot.
+    pub(crate) fn slot(&self, slots: usize) -> Result<u32, ApiError> {
+        match self.id_slot.unwrap_or(-1) {
+            -1 => Ok(0),
+            id if (0..slots as i64).contains(&id) => Ok(id as u32),
+            id => {
+                let why = format!("must be 0 to {}, or -1 for any, not {id}", slots - 1);
+                Err(ApiError::field("id_slot", why))
+            }
+        }
+    }
+
     /// How long the answer is waited for, if there is a limit.
     ///
     /// # Errors
@@ -322,6 +339,17 @@ mod tests {
         assert_eq!(seed(r#"{"seed": -1}"#), u64::MAX);
         assert_eq!(seed(r#"{"seed": 7}"#), 7);
         assert_ne!(seed("{}"), seed("{}"));
+    }
+
+    #[test]
+    fn a_slot_is_one_of_those_there_are() {
+        let slot = |json: &str| common(json).slot(8);
+        let said = ["{}", r#"{"id_slot": -1}"#, r#"{"id_slot": null}"#, r#"{"id_slot": 7}"#];
+        assert_eq!(said.map(|json| slot(json).unwrap()), [0, 0, 0, 7]);
+        for id in [-2, 8, i64::MAX] {
+            let refused = slot(&format!("{{\"id_slot\": {id}}}")).unwrap_err();
+            assert_eq!(refused.param.as_deref(), Some("id_slot"));
+        }
     }
 
     #[test]

@@ -21,9 +21,8 @@ const TOLD_MAX: usize = 16;
 const NAME_BYTES_MAX: usize = 64;
 
 /// Fields that change no answer: accounts, caches of other servers, guesses of what will be said.
-const HARMLESS: [&str; 16] = [
+const HARMLESS: [&str; 15] = [
     "cache_prompt",
-    "id_slot",
     "keep_alive",
     "metadata",
     "prediction",

@@ -13,6 +13,7 @@ use super::tools::ToolFields;
 use crate::protocols::ours::Ours;
 use crate::protocols::{anthropic, ollama, responses};
 use crate::routes::OPENAPI;
+use crate::routes::slots::Action;
 
 #[track_caller]
 fn check(schema: &str, fields: impl IntoIterator<Item = &'static str>) {
@@ -31,6 +32,7 @@ fn the_description_has_the_fields_that_are_read() {
     check("EmbeddingRequest", fields::<EmbeddingFields>());
     check("RerankRequest", fields::<RerankFields>());
     check("ScoreRequest", fields::<ScoreFields>());
+    check("SlotRequest", fields::<Action>());
     check("OllamaRequest", fields::<ollama::ask::Ask>());
     check("OllamaEmbedRequest", fields::<ollama::ask::Embed>());
     check("MessagesRequest", &fields::<anthropic::ask::Ask>() | &fields::<Ours>());

@@ -46,12 +46,12 @@ pub(crate) fn submit(
 ) -> Result<Vec<(Ticket, Seen)>, ApiError> {
     let (priority, timeout) = (wish.common.priority()?, wish.common.timeout()?);
     let deadline = timeout.map(|timeout| wish.begun + timeout);
+    let client = service::Client { slot: wish.common.slot(service.running_max())?, ..wish.client };
     let one = |prepared: Prepared| {
         let seen = prepared.seen;
         let (manners, form) = (wish.manners.to_vec(), wish.form.clone());
         let scored = wish.scored;
-        let request =
-            Request { client: wish.client, prepared, manners, form, priority, deadline, scored };
+        let request = Request { client, prepared, manners, form, priority, deadline, scored };
         Ok((service.submit(request).map_err(refused)?, seen))
     };
     prompts.into_iter().map(one).collect()

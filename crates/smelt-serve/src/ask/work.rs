@@ -19,8 +19,11 @@ const FETCHES_MAX: usize = 8;
 /// Most films that are read at once: each has two threads at work, for up to a minute.
 const FILMS_MAX: usize = 2;
 
+/// Most slots that are written, put back or looked at at once: each waits for the disk, and for the engine.
+const MOVES_MAX: usize = 2;
+
 /// Threads for all kinds of work.
-pub(crate) const THREADS_MAX: usize = FETCHES_MAX + PREPARES_MAX + FILMS_MAX + 4;
+pub(crate) const THREADS_MAX: usize = FETCHES_MAX + PREPARES_MAX + FILMS_MAX + MOVES_MAX + 4;
 
 /// Most requests that are prepared at once: a picture takes up to a GB while it is decoded.
 const PREPARES_MAX: usize = 4;
@@ -83,6 +86,11 @@ impl Work {
     /// Fetching pictures from other hosts.
     pub(crate) fn fetching() -> Self {
         Self { places: Arc::new(Semaphore::new(FETCHES_MAX)), pixels: Pixels::new(0) }
+    }
+
+    /// Moving what slots hold between memory and disk.
+    pub(crate) fn moving() -> Self {
+        Self { places: Arc::new(Semaphore::new(MOVES_MAX)), pixels: Pixels::new(0) }
     }
 
     /// Does `work` when there is a place for it.

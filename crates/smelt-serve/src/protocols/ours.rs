@@ -20,6 +20,7 @@ pub(crate) struct Ours {
     priority: Option<Value>,
     timeout_s: Option<Value>,
     cache_salt: Option<Value>,
+    id_slot: Option<Value>,
 }
 
 impl Ours {

@@ -7,8 +7,10 @@ mod embeddings;
 mod health;
 mod ollama;
 mod page;
+mod query;
 mod responses;
 mod scores;
+pub(crate) mod slots;
 mod tokens;
 
 #[cfg(test)]
@@ -46,6 +48,7 @@ use crate::pictures::Remote;
 use crate::protocols::Protocol;
 use crate::protocols::responses::kept::Kept;
 use crate::traces::{TRACE_RESPONSE, Tracer};
+use slots::Slots;
 
 /// How long a browser may believe what it was told of other origins.
 const CORS_AGE: Duration = Duration::from_secs(3600);
@@ -72,6 +75,7 @@ pub(crate) struct Shared {
     pub(crate) fetching: Work,
     pub(crate) films: Films,
     pub(crate) filming: Work,
+    pub(crate) slots: Slots,
 }
 
 /// The model that a request names, whatever else it says.
@@ -143,6 +147,10 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/tokenizer_info", get(slots::tokenizer))
+        .route("/props", get(slots::props))
+        .route("/slots", get(slots::list))
+        .route("/slots/{id}", post(slots::act))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama::embeddings))

@@ -28,6 +28,7 @@ fn router(keys: &[&str], origins: &[&'static str]) -> Router {
         fetching: Work::fetching(),
         films: Films::new(Vec::new()),
         filming: Work::fetching(),
+        slots: Slots { are_listed: false, files: None, moving: Work::moving() },
     };
     let doors = Doors {
         keys: Current::new(Arc::new(Keys::new(keys).unwrap())),

@@ -272,6 +272,12 @@ fn options(flags: &ServeFlags) -> Result<(Options, Vec<String>), Failed> {
         drain_time_max: flags.drain,
         slow: flags.slow,
         watch: flags.watch,
+        are_slots_listed: flags.limits.slots,
+        slot_files: flags
+            .limits
+            .slot_save_path
+            .clone()
+            .map(|dir| (dir, flags.limits.slot_save_max)),
         traces,
     };
     // What is wrong with files is told before anything is listened to.

@@ -124,6 +124,15 @@ pub(crate) struct LimitFlags {
     /// The longest request; larger ones are refused with 413
     #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = body)]
     pub(crate) max_body: usize,
+    /// Let clients list their slots (GET /slots), as llama-server does
+    #[arg(long)]
+    pub(crate) slots: bool,
+    /// Let clients save in DIR what their slots hold, and put it back (POST /slots/ID?action=save)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) slot_save_path: Option<PathBuf>,
+    /// The most that is saved of all slots together
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = size, requires = "slot_save_path")]
+    pub(crate) slot_save_max: u64,
     /// Connections at once; more wait
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=i64::from(CONNECTIONS_MAX)))]
     pub(crate) max_connections: u32,

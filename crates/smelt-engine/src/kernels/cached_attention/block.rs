@@ -41,6 +41,15 @@ impl KvType {
         }
     }
 
+    /// What [`Self::parse`] reads.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Int8 => "int8",
+        }
+    }
+
     fn number_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
