@@ -104,12 +104,12 @@ pub(super) async fn act(
     RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let Path(id) = id.map_err(|error| ApiError::bad(error.body_text()))?;
-    let query = Query::read(query.as_deref(), &["action", "model"])?;
-    let verb = Verb::parse(query.get("action"))?;
     let Some(files) = call.shared.slots.files.clone() else {
         return Err(not_here("slots are not saved here; start smelt with --slot-save-path DIR"));
     };
+    let Path(id) = id.map_err(|error| ApiError::bad(error.body_text()))?;
+    let query = Query::read(query.as_deref(), &["action", "model"])?;
+    let verb = Verb::parse(query.get("action"))?;
     let asked = asked(&call, body).await?;
     let file = asked.filename.as_deref().map(FileName::parse).transpose()?;
     let name = asked.model.as_deref().or(query.get("model"));
