@@ -56,16 +56,14 @@ impl Activity {
     pub fn parse(vmstat: &str) -> Self {
         let mut found = Self::default();
         for line in vmstat.lines() {
-            if let Some((name, value)) = line.split_once(' ')
-                && let Ok(value) = value.trim().parse()
-            {
+            if let Some((name, value)) = line.split_once(' ') {
                 found.take(name, value);
             }
         }
         found
     }
 
-    fn take(&mut self, name: &str, value: u64) {
+    fn take(&mut self, name: &str, value: &str) {
         let field = match name {
             "pgmajfault" => &mut self.major_faults,
             "pswpin" => &mut self.swap_in_pages,
@@ -79,7 +77,9 @@ impl Activity {
             name if name.starts_with("allocstall") => &mut self.alloc_stalls,
             _ => return,
         };
-        *field = Some(field.unwrap_or(0).saturating_add(value));
+        if let Ok(value) = value.trim().parse() {
+            *field = Some(field.unwrap_or(0).saturating_add(value));
+        }
     }
 
     /// What happened per second since `before`, a time ago.

@@ -172,12 +172,19 @@ impl Group {
 
     /// What it holds now.
     pub fn held(&self) -> Held {
-        let stat = read(&self.memory, "memory.stat");
+        self.held_of(&self.stat())
+    }
+
+    fn held_of(&self, stat: &str) -> Held {
         let name = match self.version {
             Version::V1 => "total_cache",
             Version::V2 => "file",
         };
-        Held { page_cache_bytes: number(&stat, name) }
+        Held { page_cache_bytes: number(stat, name) }
+    }
+
+    fn stat(&self) -> String {
+        read(&self.memory, "memory.stat")
     }
 
     /// The most memory ever charged to it, page cache and the kernel's own included, in bytes.
@@ -203,19 +210,23 @@ impl Group {
         number(&read(self.hierarchy_of_2()?, "cpu.stat"), "usage_usec").map(Duration::from_micros)
     }
 
-    /// What happened in it since it was made.
-    pub fn counters(&self) -> Counters {
-        let stat = read(&self.memory, "memory.stat");
+    /// What it holds now, and what happened in it since it was made.
+    pub fn account(&self) -> (Held, Counters) {
+        let stat = self.stat();
+        (self.held_of(&stat), self.counters_of(&stat))
+    }
+
+    fn counters_of(&self, stat: &str) -> Counters {
         let (faults, events) = match self.version {
             Version::V1 => ("total_pgmajfault", "memory.oom_control"),
             Version::V2 => ("pgmajfault", "memory.events"),
         };
         let pressure = self.pressure();
         Counters {
-            major_faults: number(&stat, faults),
+            major_faults: number(stat, faults),
             // Version 2 counts these since Linux 6.11; version 1 does not.
-            swap_in_pages: number(&stat, "pswpin"),
-            swap_out_pages: number(&stat, "pswpout"),
+            swap_in_pages: number(stat, "pswpin"),
+            swap_out_pages: number(stat, "pswpout"),
             pressure_some_us: pressure.map(|pressure| pressure.some_us),
             pressure_full_us: pressure.map(|pressure| pressure.full_us),
             oom_kills: number(&read(&self.memory, events), "oom_kill"),
@@ -240,6 +251,10 @@ impl Group {
     /// what still lives there.  One that stays is in nobody's way and is swept up by a later start.
     pub fn remove(self) {
         for dir in [Some(self.memory), self.unified].into_iter().flatten() {
+            // Nearly all are empty, and looking through one costs more than its removal.
+            if fs::remove_dir(&dir).is_ok() {
+                continue;
+            }
             children(&dir).for_each(|child| kill_all(&child));
             remove(&dir);
         }
@@ -450,9 +465,10 @@ mod tests {
                 pressure_full_us: Some(4),
                 ..Counters::default()
             };
-            assert_eq!(group.counters(), expect);
+            let held = Held { page_cache_bytes: Some(300) };
+            assert_eq!(group.account(), (held, expect));
+            assert_eq!(group.held(), held);
             assert_eq!(group.peak_bytes(), Some(4096));
-            assert_eq!(group.held().page_cache_bytes, Some(300));
         };
         let pressure = "some avg10=0.00 total=5\nfull avg10=0.00 total=4\n";
         check(
@@ -494,7 +510,7 @@ mod tests {
         io::Write::write_all(&mut input, b"go\nend\n").unwrap();
         child.wait().unwrap();
         assert!(group.peak_bytes().is_some_and(|bytes| bytes > 29_000_000));
-        assert_eq!(group.counters().oom_kills, Some(0));
+        assert_eq!(group.account().1.oom_kills, Some(0));
         let dir = group.memory.clone();
         group.remove();
         assert!(!dir.exists());

@@ -2,6 +2,8 @@
 //! happened between them.
 
 use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,8 +11,38 @@ use crate::activity::Activity;
 use crate::kernel_file;
 use crate::pressure::Pressure;
 
-/// Where the machine's account of stalls is.
+/// Where the machine's account of events is.
+const EVENTS: &str = "proc/vmstat";
+/// Where its account of stalls is.
 const PRESSURE: &str = "proc/pressure/memory";
+
+/// An attempt that begins when another has just ended counts from the reading that ended that one: the
+/// kernel takes longer to render its hundreds of figures than a small stage to start.
+const RECENT: Duration = Duration::from_millis(10);
+
+/// The machine's last reading, for all attempts of a run.  Its stalls are not in it, which an attempt's own
+/// group mostly tells.
+#[derive(Debug, Default)]
+pub(crate) struct Recent(Mutex<Option<(Instant, Counters)>>);
+
+impl Recent {
+    /// The last reading if it is recent, else one of now.
+    pub(crate) fn begin(&self, root: &Path) -> Counters {
+        let last = self.0.lock().ok().and_then(|last| *last);
+        let recent = last.filter(|(at, _)| at.elapsed() < RECENT);
+        recent.map_or_else(|| self.end(root), |(_, counters)| counters)
+    }
+
+    /// A reading of now.
+    pub(crate) fn end(&self, root: &Path) -> Counters {
+        let text = kernel_file::text(root.join(EVENTS)).unwrap_or_default();
+        let counters = Counters::parse(&text, "");
+        if let Ok(mut last) = self.0.lock() {
+            *last = Some((Instant::now(), counters));
+        }
+        counters
+    }
+}
 
 /// One reading, or the difference of two; `None` where nobody counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -40,7 +72,7 @@ impl Counters {
     /// Reads the machine whose file system is at `root`.
     pub fn read(root: &Path) -> Self {
         Self::parse(
-            &kernel_file::text(root.join("proc/vmstat")).unwrap_or_default(),
+            &kernel_file::text(root.join(EVENTS)).unwrap_or_default(),
             &kernel_file::text(root.join(PRESSURE)).unwrap_or_default(),
         )
     }
@@ -52,19 +84,25 @@ impl Counters {
 
     /// Takes the two files' texts apart.
     pub fn parse(vmstat: &str, pressure: &str) -> Self {
-        let pressure = Pressure::parse(pressure);
         let activity = Activity::parse(vmstat);
         Self {
             major_faults: activity.major_faults,
             swap_in_pages: activity.swap_in_pages,
             swap_out_pages: activity.swap_out_pages,
-            pressure_some_us: pressure.map(|pressure| pressure.some_us),
-            pressure_full_us: pressure.map(|pressure| pressure.full_us),
             cma_alloc_fails: activity.cma_alloc_fails,
             oom_kills: activity.oom_kills,
-            // These are told of tasks that end.
-            swap_in_wait_us: None,
-            thrashing_wait_us: None,
+            // Waits are told of tasks that end.
+            ..Self::default()
+        }
+        .with_pressure(Pressure::parse(pressure))
+    }
+
+    /// These with stalls that were read apart.
+    pub fn with_pressure(self, pressure: Option<Pressure>) -> Self {
+        Self {
+            pressure_some_us: pressure.map(|pressure| pressure.some_us),
+            pressure_full_us: pressure.map(|pressure| pressure.full_us),
+            ..self
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::counters::Recent;
 use crate::exits::Exits;
 use crate::kernel_file;
 use crate::kernel_log::KernelLog;
@@ -22,6 +23,7 @@ pub struct Listener {
     pub(crate) has_waits: bool,
     /// What a Jetson's own tool says.
     pub(crate) board: Option<Arc<Teller>>,
+    pub(crate) machine: Arc<Recent>,
 }
 
 impl Listener {
@@ -34,6 +36,7 @@ impl Listener {
             log: KernelLog::open(root).ok(),
             has_waits: has_waits(root),
             board: Teller::start(BOARD_PERIOD).ok().map(Arc::new),
+            machine: Arc::default(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cgroup::{Cgroups, Group};
-use crate::counters::Counters;
+use crate::counters::{Counters, Recent};
 use crate::curve::{Curve, Point};
 use crate::exits::Followed;
 use crate::family::Told;
@@ -19,6 +19,7 @@ use crate::kernel_log::{KernelEvent, KernelLog, Mark};
 use crate::listener::Listener;
 use crate::machine::Machine;
 use crate::peaks::Peaks;
+use crate::pressure::Pressure;
 use crate::roster::Roster;
 use crate::tegrastats::Teller;
 use crate::tree::{PROCESSES_MAX, Sample, Tree};
@@ -65,6 +66,7 @@ pub struct Meter {
     board: Option<Arc<Teller>>,
     /// The kernel's log, where we may read it, and where in it the attempt began.
     log: Option<(KernelLog, Mark)>,
+    machine: Arc<Recent>,
     before: Counters,
     /// Stalls up to the last sample.
     stalled_us: u64,
@@ -93,8 +95,9 @@ impl Meter {
     pub fn begin(cgroups: Option<&Cgroups>, listener: &Listener, name: &str, leader: u32) -> Self {
         let root = PathBuf::from("/");
         let group = cgroups.and_then(|cgroups| join(cgroups, name, leader));
-        let before = Counters::read(&root);
-        let stalled_us = stalled(group.as_ref(), &root);
+        let own = group.as_ref().and_then(Group::pressure);
+        let of_machine = own.is_none().then(|| Counters::read_pressure(&root)).flatten();
+        let before = listener.machine.begin(&root).with_pressure(of_machine);
         let tree = Tree::new(leader);
         Self {
             root,
@@ -110,8 +113,9 @@ impl Meter {
                 let mark = log.mark();
                 (log, mark)
             }),
+            machine: Arc::clone(&listener.machine),
             before,
-            stalled_us,
+            stalled_us: own.or(of_machine).map_or(0, |pressure| pressure.some_us),
             peaks: Peaks::default(),
             curve: Curve::default(),
         }
@@ -178,7 +182,8 @@ impl Meter {
         if let Some(said) = self.board.as_ref().and_then(|board| board.latest()) {
             self.peaks.take_board(&said);
         }
-        let stalled_us = stalled(self.group.as_ref(), &self.root);
+        let stalled_us =
+            pressure(self.group.as_ref(), &self.root).map_or(0, |pressure| pressure.some_us);
         self.curve.push(&Point {
             at,
             rss_bytes: sample.rss_bytes,
@@ -203,15 +208,21 @@ impl Meter {
     /// Ends when nothing of the attempt runs any more, and gives its group, which whoever still is in it
     /// must leave before it can be removed.
     pub fn finish(mut self) -> (Measured, Option<Group>) {
-        let machine = Counters::read(&self.root).since(&self.before);
         let mut group = Counters::default();
         let mut name = PROC;
         if let Some(own) = &self.group {
-            self.peaks.take_page_cache(own.held().page_cache_bytes);
+            let (held, counters) = own.account();
+            self.peaks.take_page_cache(held.page_cache_bytes);
             self.peaks.cgroup_peak_bytes = own.peak_bytes();
-            group = own.counters();
+            group = counters;
             name = GROUP;
         }
+        let machine = self.machine.end(&self.root);
+        let machine = match group.pressure_some_us {
+            Some(_) => machine,
+            None => machine.with_pressure(Counters::read_pressure(&self.root)),
+        };
+        let machine = machine.since(&self.before);
         let methods = methods(name, &group, &machine, &self.peaks);
         let counters = group.or(&machine);
         let (peaks, curve) = (self.peaks, self.curve);
@@ -346,13 +357,9 @@ fn join(cgroups: &Cgroups, name: &str, leader: u32) -> Option<Group> {
     Some(group)
 }
 
-/// Microseconds that somebody was stalled: of the group, else of the machine.
-fn stalled(group: Option<&Group>, root: &Path) -> u64 {
-    let own = group.and_then(Group::pressure);
-    own.map_or_else(
-        || Counters::read_pressure(root).map_or(0, |pressure| pressure.some_us),
-        |pressure| pressure.some_us,
-    )
+/// The stalls of the group, else of the machine.
+fn pressure(group: Option<&Group>, root: &Path) -> Option<Pressure> {
+    group.and_then(Group::pressure).or_else(|| Counters::read_pressure(root))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! line, and the program behind a script's `#!`.  What is found by `PATH` counts where `tool` says so.
 //! Nothing is started: a program's version is its content.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -40,9 +40,10 @@ pub(crate) fn all(
     store: &Store,
 ) -> Result<BTreeMap<StageName, Vec<Tool>>, Failed> {
     let mut all = BTreeMap::new();
+    let beside = Beside::of(folder);
     for spec in pipeline.stages.iter().filter(|spec| spec.kind == Kind::Command) {
         let mut found: Vec<Tool> = Vec::new();
-        for (name, path) in named(spec, folder, store.root(), &pipeline.file)? {
+        for (name, path) in named(spec, &beside, store.root(), &pipeline.file)? {
             if found.iter().any(|tool| tool.name == name) {
                 continue;
             }
@@ -69,8 +70,28 @@ pub(crate) fn all(
 /// A tool's name in the key, and its file.
 type Named = (String, PathBuf);
 
+/// Where the pipeline lies.
+struct Beside<'a> {
+    folder: &'a Path,
+    /// By where its links lead; `None` where there is no such folder.
+    real: Option<PathBuf>,
+}
+
+impl<'a> Beside<'a> {
+    fn of(folder: &'a Path) -> Self {
+        let here = if folder == Path::new("") { Path::new(".") } else { folder };
+        Self { folder, real: fs::canonicalize(here).ok() }
+    }
+}
+
 /// What a stage names by path or declares, each with what interprets it.
-fn named(spec: &StageSpec, folder: &Path, store: &Path, file: &str) -> Result<Vec<Named>, Failed> {
+fn named(
+    spec: &StageSpec,
+    beside: &Beside<'_>,
+    store: &Path,
+    file: &str,
+) -> Result<Vec<Named>, Failed> {
+    let folder = beside.folder;
     let argv = texts(&spec.params, "argv");
     let mut found = Vec::new();
     if let Some(program) = argv.first().filter(|program| program.contains('/')) {
@@ -82,10 +103,9 @@ fn named(spec: &StageSpec, folder: &Path, store: &Path, file: &str) -> Result<Ve
         let not_files = NOT_FILES.iter().any(|place| path.starts_with(place));
         !not_files && !path.starts_with(store) && !own.iter().any(|place| path.starts_with(place))
     };
-    let beside = fs::canonicalize(if folder == Path::new("") { Path::new(".") } else { folder });
     for word in argv.iter().skip(1) {
         let path = Path::new(word);
-        let is_beside = beside.as_ref().is_ok_and(|folder| path.starts_with(folder));
+        let is_beside = beside.real.as_ref().is_some_and(|folder| path.starts_with(folder));
         let all = paths_in(word).filter(|path| is_program(path));
         let all = all.chain((is_beside && path.is_file()).then_some(path));
         let all = all.filter(|path| is_fit(path));
@@ -200,25 +220,25 @@ pub(crate) fn may_have(stage: &Stage) -> bool {
 
 /// Programs that are in no key, a line; `None` where there are none.
 pub(crate) fn not_in_keys(plan: &Plan) -> Option<String> {
-    let program = |stage: &Stage| {
-        let program = (*texts(&stage.params, "argv").first()?).to_owned();
-        let is_declared = texts(&stage.params, TOOL).contains(&program.as_str());
-        (!program.contains('/') && !is_declared).then_some(program)
-    };
     let stages = plan.stages().map(|(_, stage)| stage);
-    let mut all: Vec<String> =
-        stages.filter(|stage| stage.kind == Kind::Command).filter_map(program).collect();
-    all.sort_unstable();
-    all.dedup();
+    let all: BTreeSet<&str> =
+        stages.filter(|stage| stage.kind == Kind::Command).filter_map(by_name).collect();
     let first = all.first()?;
     let rest = match all.len().saturating_sub(NAMED_MAX) {
         0 => String::new(),
         rest => format!(" and {rest} more"),
     };
-    let named = all.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let named = all.iter().copied().take(NAMED_MAX).collect::<Vec<_>>().join(", ");
     Some(format!(
         "in no key, so results stay when they change: {named}{rest} (tool = [\"{first}\"] makes it count)"
     ))
+}
+
+/// The program of a stage that is found by `PATH` and not declared.
+fn by_name(stage: &Stage) -> Option<&str> {
+    let program = *texts(&stage.params, "argv").first()?;
+    let is_declared = texts(&stage.params, TOOL).contains(&program);
+    (!program.contains('/') && !is_declared).then_some(program)
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::io;
 
 use nix::errno::Errno;
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set,
-    remove_capability_from_bounding_set, set_capabilities,
+    CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set,
+    set_capabilities,
 };
 use smelt_plan::kind::CAPABILITIES;
 
@@ -67,12 +67,10 @@ pub(super) fn drop_all() -> io::Result<()> {
 
 /// A program that root starts gets whatever is in the bounding set.
 fn bound(wanted: CapabilitySet) -> io::Result<()> {
-    for capability in (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
-        match capability_is_in_bounding_set(capability) {
-            Ok(true) if !wanted.contains(capability) => {
-                remove_capability_from_bounding_set(capability)?;
-            }
-            Ok(_) => {}
+    let all = (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit));
+    for capability in all.filter(|&capability| !wanted.contains(capability)) {
+        match remove_capability_from_bounding_set(capability) {
+            Ok(()) => {}
             // There are no more.
             Err(error) if error.raw_os_error() == Errno::EINVAL as i32 => break,
             Err(error) => return Err(error.into()),

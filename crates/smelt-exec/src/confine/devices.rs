@@ -5,6 +5,8 @@
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 pub(super) const DEV: &str = "/dev";
 /// What holds nothing, and terminals.
@@ -36,8 +38,31 @@ const ACCELERATORS: [&str; 23] = [
     "dxg", // cards
 ];
 
+/// A change right after another may have the same time.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// The last list, and when `/dev` had changed before it.
+static LAST: Mutex<Option<(SystemTime, Vec<PathBuf>)>> = Mutex::new(None);
+
 /// The devices of this machine that any stage may write: character devices, and folders of them.
+///
+/// Looked for anew where `/dev` has changed: it has hundreds of names, and a small stage starts sooner than
+/// they are read.
 pub(super) fn named() -> Vec<PathBuf> {
+    let changed = fs::metadata(DEV).and_then(|meta| meta.modified()).ok();
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let (Some(changed), Some((at, named))) = (changed, last.as_ref())
+        && changed == *at
+    {
+        return named.clone();
+    }
+    let named = list();
+    let settled = |at: &SystemTime| at.elapsed().is_ok_and(|age| age > SETTLED);
+    *last = changed.filter(settled).map(|at| (at, named.clone()));
+    named
+}
+
+fn list() -> Vec<PathBuf> {
     let Ok(all) = fs::read_dir(DEV) else { return Vec::new() };
     let all = all.flatten().filter(|entry| is_named(&entry.file_name().to_string_lossy()));
     let is_fit = |path: &PathBuf| {

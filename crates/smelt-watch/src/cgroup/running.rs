@@ -60,15 +60,16 @@ impl Cgroups {
             Version::V2 => "memory.max",
         };
         let max = read(&group.memory, max).trim().parse::<u64>().ok();
+        let (held, counters) = group.account();
         Some(RunningGroup {
             name: name.strip_prefix(PREFIX)?.to_owned(),
             processes,
             memory_bytes: group.charged_bytes(),
             memory_peak_bytes: group.peak_bytes(),
             memory_max_bytes: max.filter(|&max| max < NO_LIMIT),
-            page_cache_bytes: group.held().page_cache_bytes,
+            page_cache_bytes: held.page_cache_bytes,
             pressure_some_us: group.pressure().map(|pressure| pressure.some_us),
-            oom_kills: group.counters().oom_kills,
+            oom_kills: counters.oom_kills,
             is_parked: group.is_frozen(),
         })
     }
