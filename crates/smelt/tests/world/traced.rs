@@ -1,6 +1,6 @@
 //! Programs under strace, which counts their system calls and injects into them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output};
 
 use super::World;
@@ -21,23 +21,38 @@ pub fn strace(world: &World, follow: &[&str], expression: &str, program: &[&str]
 
 /// Every point of an undisturbed run of `program` that is one of these `calls`.
 pub fn points(world: &World, follow: &[&str], calls: &str, program: &[&str]) -> Vec<Point> {
+    points_in("", world, follow, calls, program)
+}
+
+/// Those that concern the world's own files, and none of libraries and of what the kernel tells.
+pub fn own_points(world: &World, follow: &[&str], calls: &str, program: &[&str]) -> Vec<Point> {
+    let folder = world.path("").display().to_string();
+    // Descriptors are written with their paths.
+    let follow = [follow, &["-y"]].concat();
+    points_in(folder.trim_end_matches('/'), world, &follow, calls, program)
+}
+
+/// Those whose line in the trace contains `word`.
+fn points_in(
+    word: &str,
+    world: &World,
+    follow: &[&str],
+    calls: &str,
+    program: &[&str],
+) -> Vec<Point> {
     strace(world, follow, &format!("trace={calls}"), program);
     let trace = world.read("trace");
-    let mut counts = BTreeMap::<(&str, &str), usize>::new();
+    let (mut counts, mut points) = (BTreeMap::<(&str, &str), usize>::new(), BTreeSet::new());
     for line in trace.lines().filter(|line| !line.contains("resumed>")) {
         // With -f each line begins with the thread's id.
         let (thread, call) =
             if follow.is_empty() { ("", line) } else { line.split_once(' ').unwrap() };
         let Some((name, _)) = call.trim_start().split_once('(') else { continue };
-        *counts.entry((thread, name)).or_default() += 1;
+        let count = counts.entry((thread, name)).or_default();
+        *count += 1;
+        if line.contains(word) {
+            points.insert((name.to_owned(), *count));
+        }
     }
-    let mut most = BTreeMap::<&str, usize>::new();
-    for ((_, name), count) in counts {
-        let entry = most.entry(name).or_default();
-        *entry = count.max(*entry);
-    }
-    let numbers = |(name, count): (&str, usize)| {
-        (1..=count).map(move |n| (name.to_owned(), n)).collect::<Vec<_>>()
-    };
-    most.into_iter().flat_map(numbers).collect()
+    points.into_iter().collect()
 }
