@@ -1,5 +1,5 @@
 //! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `fuzz`, `llama`,
-//! `onnxruntime`, `operation`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `walks`.
+//! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `walks`.
 
 mod bench;
 mod ci;
@@ -13,6 +13,7 @@ mod llama;
 mod nightly;
 mod onnxruntime;
 mod operation;
+mod other_kernel;
 mod page;
 mod picture;
 mod power_cuts;
@@ -28,7 +29,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench router|cma|conformance|fuzz|llama|shapes|onnxruntime|operation|picture|power-cuts|sanitize|scale|soak|tidy|walks
+    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench router|cma|conformance|fuzz|llama|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -60,6 +61,9 @@ const USAGE: &str =
           the exported golden graphs in onnxruntime against what transformers computed
   operation
          the unit by systemd, the alerts by Prometheus, the container file's paths and flags
+  other-kernel [--if-possible]
+         the attacks on confinement, strict stages and stores on vfat, exFAT and 9P in a virtual machine whose kernel
+         has no Landlock
   picture
          the picture of the README, from a server that runs: the page answering about the demo
   power-cuts [--points N] [--seed S] [--again]
@@ -75,7 +79,7 @@ const USAGE: &str =
          decoder build killed for want of memory and done by its retry
   soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
          pictures of all shapes shown to random models of true size, llama, sanitize, exhausted contiguous memory,
-         200 power cuts, then fuzz
+         another kernel, 200 power cuts, then fuzz
   tidy   what compilers do not check: crate edges, file headers, pipelines, pages
   walks  every command of the README as it stands, answers included; models that only a hub has are
          random weights of the same sizes";
@@ -101,6 +105,7 @@ fn main() -> ExitCode {
         ["cma", ref rest @ ..] => cma::run(rest),
         ["conformance"] => conformance::run(),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
+        ["other-kernel", ref rest @ ..] => other_kernel::run(rest),
         ["picture"] => picture::run(),
         ["power-cuts", ref rest @ ..] => power_cuts::run(rest),
         ["sanitize"] => sanitize::run(),

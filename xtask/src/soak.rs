@@ -1,13 +1,13 @@
 //! Runs the sweeps of `ci` without their bounds, fails disks at every call, checks stores beside builds ten thousand times, shows pictures of all shapes to models of true size, sends a server
 //! ten thousand requests, asks what llama.cpp is asked, runs the engine's tests under sanitizers, exhausts contiguous
-//! memory, cuts power, and runs every fuzz target for a minute.
+//! memory, attacks stages under another kernel, cuts power, and runs every fuzz target for a minute.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 
 use crate::ci::cargo;
-use crate::{cma, conformance, fuzz, llama, power_cuts, sanitize};
+use crate::{cma, conformance, fuzz, llama, other_kernel, power_cuts, sanitize};
 
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
@@ -46,6 +46,7 @@ pub(crate) fn run() -> Result<()> {
     llama::run()?;
     sanitize::run()?;
     cma::run(&[])?;
+    other_kernel::run(&[])?;
     power_cuts::run(power_cuts::SOAK)?;
     fuzz::run(&[])
 }

@@ -42,6 +42,8 @@ pub(crate) trait Disk: Send + Sync {
     /// Sets the time of a file or a directory to now.
     fn touch(&self, path: &Path) -> io::Result<()>;
     fn volume(&self, path: &Path) -> io::Result<Volume>;
+    /// What kind of file system is under a path, and why, if it cannot keep a store.
+    fn unfit(&self, path: &Path) -> io::Result<Option<(&'static str, &'static str)>>;
     /// Takes away what forbids changes of a file or directory beside its mode: `chattr +i` and `+a`.
     fn make_mutable(&self, path: &Path) -> io::Result<()>;
     fn moment(&self) -> Moment;
@@ -123,8 +125,6 @@ pub enum Wait {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Volume {
     pub(crate) free_bytes: u64,
-    /// What kind of file system it is that cannot keep a store, and why.
-    pub(crate) unfit: Option<(&'static str, &'static str)>,
     /// It is gone with the machine's memory.
     pub(crate) is_memory: bool,
 }

@@ -171,9 +171,7 @@ impl Layout {
     }
 
     fn refuse_unfit(&self, disk: &dyn Disk) -> Result<(), StoreError> {
-        let volume =
-            disk.volume(&self.root).map_err(fault("ask the file system of", &self.root))?;
-        match volume.unfit {
+        match disk.unfit(&self.root).map_err(fault("ask the file system of", &self.root))? {
             None => Ok(()),
             Some((kind, why)) => Err(StoreError::Unfit { path: self.root.clone(), kind, why }),
         }

@@ -56,10 +56,28 @@ fn a_store_on_tmpfs_works_and_is_warned_of() {
     assert!(told.stderr.contains("is on tmpfs, which is memory"), "{}", told.stderr);
 }
 
+#[track_caller]
+fn is_refused(mount: &str, words: &str) {
+    let Some((_, told)) = run_on(mount) else { return };
+    assert_ne!(told.code, Some(0), "{}", told.stderr);
+    assert!(told.stderr.contains(words), "{}", told.stderr);
+}
+
 #[test]
 fn a_store_on_vfat_is_refused() {
     let mount = "truncate -s 16M image && mkfs.vfat image && mount -o loop image disk";
-    let Some((_, told)) = run_on(mount) else { return };
-    assert_ne!(told.code, Some(0), "{}", told.stderr);
-    assert!(told.stderr.contains("cannot be on vfat: it knows no modes"), "{}", told.stderr);
+    is_refused(mount, "cannot be on vfat: it knows no modes");
+}
+
+#[test]
+fn a_store_on_exfat_is_refused() {
+    let mount = "truncate -s 16M image && mkfs.exfat image && mount -t exfat -o loop image disk";
+    is_refused(mount, "cannot be on exFAT: it knows no modes");
+}
+
+/// A folder that `cargo xtask other-kernel` lends its guest stands for all networks' file systems.
+#[test]
+fn a_store_on_another_machine_is_refused() {
+    let mount = "mount -t 9p -o trans=virtio,version=9p2000.L lent disk";
+    is_refused(mount, "cannot be on 9P: it is of the network");
 }

@@ -133,7 +133,18 @@ impl Disk for RealDisk {
         let free_bytes = found.blocks_available().saturating_mul(block_bytes);
         let kind = found.filesystem_type();
         let is_memory = [statfs::TMPFS_MAGIC, RAMFS_MAGIC].contains(&kind);
-        Ok(Volume { free_bytes, unfit: unfit(kind), is_memory })
+        Ok(Volume { free_bytes, is_memory })
+    }
+
+    fn unfit(&self, path: &Path) -> io::Result<Option<(&'static str, &'static str)>> {
+        let kind = statfs::statfs(path)?.filesystem_type();
+        let device = fs::metadata(path)?.dev();
+        // Of a disk of this machine no more is asked.
+        let mounts = match libc::major(device) {
+            0 => fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
+            _ => String::new(),
+        };
+        Ok(unfit(kind).or_else(|| is_9p(&mounts, device).then_some(("9P", NETWORK))))
     }
 
     fn moment(&self) -> Moment {
@@ -167,6 +178,17 @@ fn unfit(kind: statfs::FsType) -> Option<(&'static str, &'static str)> {
         _ => return None,
     };
     Some((name, NETWORK))
+}
+
+/// Whether a device is one of 9P by the lines of `mountinfo`, `31 23 0:28 ROOT POINT OPTIONS … - TYPE SOURCE OPTIONS`:
+/// its `statfs` tells what the server's disk is.
+fn is_9p(mountinfo: &str, device: u64) -> bool {
+    let number = format!("{}:{}", libc::major(device), libc::minor(device));
+    let mut lines = mountinfo.lines();
+    lines.any(|line| {
+        let kind = line.split_once(" - ").and_then(|(_, rest)| rest.split(' ').next());
+        kind == Some("9p") && line.split(' ').nth(2) == Some(&number)
+    })
 }
 
 fn stat_of(metadata: &fs::Metadata) -> Stat {
@@ -311,5 +333,13 @@ mod tests {
         for magic in [0xef53, 0x794c_7630, 0x0102_1994, 0x9123_683e, 0x5846_5342, 0xf2f5_2010] {
             check(magic, None);
         }
+    }
+    #[test]
+    fn what_another_machine_shares_is_known_by_its_mount() {
+        let mounts = "22 1 254:1 / / rw - ext4 /dev/root rw\n\
+            31 22 0:28 / /mnt/a\\040b rw,noatime shared:1 - 9p lent rw,trans=virtio\n\
+            32 22 0:29 / /x rw - overlay 9p rw\n";
+        let is = |major, minor| is_9p(mounts, libc::makedev(major, minor));
+        assert_eq!([is(0, 28), is(0, 29), is(254, 1), is(0, 2)], [true, false, false, false]);
     }
 }

@@ -806,7 +806,12 @@ impl Disk for SimDisk {
         let mut world = self.world();
         world.step("statfs", path, Needs::Nothing)?;
         let free_bytes = if world.is_full() { 0 } else { world.free_bytes };
-        Ok(Volume { free_bytes, unfit: None, is_memory: false })
+        Ok(Volume { free_bytes, is_memory: false })
+    }
+
+    fn unfit(&self, path: &Path) -> io::Result<Option<(&'static str, &'static str)>> {
+        self.world().step("statfs", path, Needs::Nothing)?;
+        Ok(None)
     }
 
     fn moment(&self) -> Moment {

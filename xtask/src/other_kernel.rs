@@ -1,0 +1,194 @@
+//! Runs tests of smelt under a kernel that is not this machine's, in a guest that sees this machine's files.
+//!
+//! That kernel is told to have no Landlock, so that mount name spaces alone hold stages, and it knows file systems
+//! that a machine for development need not know.  Whatever a guest writes stays in its memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::debian::{self, Packages};
+use crate::guest::{Accelerator, Board, Kernel, Machine, need_qemu};
+use crate::{root, target};
+
+/// Always the newest of Debian's kernels; the one for virtual machines shares no folders.
+const KERNEL: &str = "linux-image-amd64";
+
+/// Where this machine's files come from, what they lie under, and the file systems that tests mount.
+const MODULES: [&str; 10] = [
+    "virtio_pci",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "loop",
+    "vfat",
+    "nls_cp437",
+    "nls_ascii",
+    "nls_iso8859_1",
+    "exfat",
+];
+
+/// Of the modules that confine, none but what all kernels have.
+const WITHOUT_LANDLOCK: &str = "lsm=capability";
+
+/// The test programs of smelt that depend on the kernel.
+const TESTS: [&str; 3] = ["confinement", "strict", "file_systems"];
+
+const MEMORY_MIB: u32 = 3072;
+
+/// QEMU executes a minute's work in a quarter of an hour where there is no KVM.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// `cargo xtask other-kernel [--if-possible]`.
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    println!("\n$ cargo xtask other-kernel {}", arguments.join(" "));
+    let if_possible = match arguments {
+        [] => false,
+        ["--if-possible"] => true,
+        _ => bail!("other-kernel takes --if-possible and nothing else"),
+    };
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        println!("NOT RUN: guests are x86-64 Linux, and smelt is not built for that here");
+        return Ok(());
+    }
+    let programs = build()?;
+    let folder = target().join("other-kernel");
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let machine = match prepare(&folder, &programs) {
+        Err(error) if if_possible => {
+            println!("NOT RUN, no other kernel was started: {error:#}");
+            return Ok(());
+        }
+        machine => machine?,
+    };
+    let begin = Instant::now();
+    let console = machine.run("tests", "become\n", &shared(&folder)?, LIMIT)?;
+    let told = judge(&console)
+        .with_context(|| format!("see {}", folder.join("tests.console").display()))?;
+    for line in told {
+        println!("{line}");
+    }
+    println!("{WITHOUT_LANDLOCK}, {}, {} s", machine.accelerator.name(), begin.elapsed().as_secs());
+    Ok(())
+}
+
+/// Builds the tests, and says by their names where they are.
+fn build() -> Result<Vec<(&'static str, PathBuf)>> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["test", "--workspace", "--locked", "--no-run", "--message-format=json"]);
+    cargo.args(TESTS.iter().flat_map(|name| ["--test", name]));
+    cargo.current_dir(root()).stderr(Stdio::inherit());
+    let output = cargo.output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "{} do not build", TESTS.join(", "));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let program = |name: &'static str| {
+        let found = text.lines().find_map(|line| {
+            let message: serde_json::Value = serde_json::from_str(line).ok()?;
+            let is_it = message["target"]["name"] == name;
+            Some(PathBuf::from(message["executable"].as_str().filter(|_| is_it)?))
+        });
+        found.map(|path| (name, path)).with_context(|| format!("cargo built no {name}"))
+    };
+    TESTS.into_iter().map(program).collect()
+}
+
+/// Fetches what is not here into `folder`, and finds out who executes.
+fn prepare(folder: &Path, programs: &[(&str, PathBuf)]) -> Result<Machine> {
+    need_qemu(Board::Pc)?;
+    debian::need_alone("busybox-static", || debian::runs("busybox", "--help"))?;
+    debian::need_alone("dosfstools", || debian::path_of("mkfs.vfat").is_ok())?;
+    debian::need_alone("exfatprogs", || debian::path_of("mkfs.exfat").is_ok())?;
+    let busybox = debian::path_of("busybox")?;
+    let busybox = fs::read(&busybox).with_context(|| busybox.display().to_string())?;
+    let mut machine = Machine {
+        board: Board::Pc,
+        accelerator: Accelerator::Tcg,
+        memory_mib: MEMORY_MIB,
+        kernel_says: WITHOUT_LANDLOCK,
+        kernel: Kernel::fetch(&Packages::own(), KERNEL, &MODULES, folder)?,
+        files: vec![
+            ("bin/busybox".to_owned(), busybox),
+            ("order".to_owned(), order(programs).into_bytes()),
+        ],
+        functions: include_str!("other_kernel/functions.sh"),
+        folder: folder.to_owned(),
+    };
+    machine.accelerator = machine.choose_accelerator()?;
+    Ok(machine)
+}
+
+/// The folders that the guest has of this machine: all of it, to read, and one that tests mount again.
+fn shared(folder: &Path) -> Result<Vec<String>> {
+    let lent = folder.join("lent");
+    fs::create_dir_all(&lent).with_context(|| lent.display().to_string())?;
+    let share = |path: &Path, tag: &str| {
+        let path = path.display();
+        format!("local,path={path},mount_tag={tag},security_model=none,multidevs=remap")
+    };
+    let all = format!("{},readonly=on", share(Path::new("/"), "host"));
+    Ok(vec!["-virtfs".to_owned(), all, "-virtfs".to_owned(), share(&lent, "lent")])
+}
+
+/// What the guest does when it has become this machine.
+fn order(programs: &[(&str, PathBuf)]) -> String {
+    let lines = programs.iter().map(|(name, path)| format!("{name} {}", path.display()));
+    let lines = lines.collect::<Vec<_>>().join("\n");
+    let folder = root().join("crates/smelt").display().to_string();
+    include_str!("other_kernel/order.sh").replace("FOLDER", &folder).replace("PROGRAMS", &lines)
+}
+
+/// What the guest's console tells, for a person.
+///
+/// # Errors
+/// A test failed, or was not run for another reason than that there is no Landlock.
+fn judge(console: &str) -> Result<Vec<String>> {
+    let lines: Vec<&str> = console.lines().map(str::trim).collect();
+    let lsm = lines.iter().find_map(|line| line.strip_prefix("lsm: "));
+    let lsm = lsm.context("the guest did not become this machine")?;
+    ensure!(!lsm.contains("landlock"), "the guest's kernel has Landlock: {lsm}");
+    for name in TESTS {
+        let end = format!("end {name} 0");
+        ensure!(lines.contains(&&*end), "{name} failed or did not end");
+    }
+    let not_run = |line: &&&str| line.contains("not run");
+    let skipped: Vec<_> = lines.iter().filter(not_run).collect();
+    let odd = skipped.iter().find(|line| !line.contains("this machine has no landlock"));
+    if let Some(odd) = odd {
+        bail!("a test was not run: {odd}");
+    }
+    ensure!(!skipped.is_empty(), "Landlock held a stage where there is none");
+    let results = lines.iter().filter(|line| line.starts_with("test result: "));
+    Ok(TESTS.iter().zip(results).map(|(name, result)| format!("{name}: {result}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn console(lsm: &str, more: &str, end: u8) -> String {
+        let test = |name: &str| {
+            format!("begin {name}\r\ntest result: ok. 7 passed\r\nend {name} {end}\r\n")
+        };
+        format!("lsm: {lsm}\r\n{more}\r\n{}", TESTS.map(test).concat())
+    }
+
+    #[test]
+    fn a_guest_that_ran_less_than_all_is_not_well() {
+        let known = "not run: this machine has no landlock for Root";
+        let told = judge(&console("capability", known, 0)).unwrap();
+        assert_eq!(told[1], "strict: test result: ok. 7 passed");
+        for (console, why) in [
+            (console("capability", known, 101), "confinement failed"),
+            (console("landlock,capability", known, 0), "has Landlock"),
+            (console("capability", "", 0), "where there is none"),
+            (console("capability", "not run: no root, or no python", 0), "no python"),
+            (String::new(), "did not become"),
+        ] {
+            let error = judge(&console).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
