@@ -238,7 +238,25 @@ impl Attempt<'_> {
             report.refused_bytes = found.size_bytes;
         }
         report.refused_bytes = report.refused_bytes.or(end.shortage.cma_refused_bytes);
-        classify(&end)
+        match classify(&end) {
+            Outcome::Failed(failure) => Outcome::Failed(self.with_unseen(failure)),
+            outcome => outcome,
+        }
+    }
+
+    /// Names what a strict program may have lacked without a word.
+    fn with_unseen(&self, failure: Failure) -> Failure {
+        let Order { argv, dir, strict: Some(strict), .. } = &self.order else { return failure };
+        if !matches!(failure.class, FailureClass::ToolRejected | FailureClass::OutputMissing) {
+            return failure;
+        }
+        let unseen = refused::unseen(argv, dir, &self.order.places(dir), &confine::seen(strict));
+        let Some(path) = unseen else { return failure };
+        let (said, path) = (failure.message, path.display());
+        let message = format!(
+            "{said}; it is strict and its arguments name {path}, which it does not declare"
+        );
+        Failure { message, ..failure }
     }
 
     /// What the log of an attempt that did not end well says.
@@ -534,7 +552,7 @@ impl Attempt<'_> {
     fn missing(&self, message: String) -> Failure {
         let log = log::head_and_tail(&self.log);
         let (class, message) = missing(message, self.signatures.find(log.lines()).as_ref());
-        failure(class, message)
+        self.with_unseen(failure(class, message))
     }
 
     /// Links are refused when sealing.  What cannot be looked at is not there, unless the disk fails.

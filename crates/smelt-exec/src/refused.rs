@@ -55,6 +55,24 @@ pub(crate) fn find(
     })
 }
 
+/// The first path that `words`, the arguments of a strict program, name and that it has not `seen`, though we could.
+/// Programs that do not say what they lack were mostly told of it.
+pub(crate) fn unseen(
+    words: &[String],
+    dir: &Path,
+    places: &[&Path],
+    seen: &[PathBuf],
+) -> Option<PathBuf> {
+    // Nodes of devices are seen or not by their names, and the root is no file.
+    let apart = ["/dev", "/proc"].map(Path::new);
+    let shown: Vec<_> = seen.iter().map(PathBuf::as_path).chain(apart).collect();
+    let mut named = words.iter().flat_map(|word| paths(word)).map(|path| plain(&dir.join(path)));
+    named.find(|path| {
+        let is_hidden = !is_within(path, places) && !is_within(path, &shown);
+        is_hidden && path.parent().is_some() && could_be_read(path)
+    })
+}
+
 /// The lines that complain, also of what is `absent`.
 fn complaints(mut log: impl BufRead, absent: bool) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
@@ -209,6 +227,25 @@ mod tests {
         check("cat: {}/out/g: No such file or directory", None);
         check("cat: /usr/bin: No such file or directory", None);
         assert_eq!(found_of("cat: {}/log: No such file or directory", false), None);
+    }
+
+    #[test]
+    fn arguments_name_what_a_program_is_silent_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        ["out", "seen"].iter().for_each(|name| fs::create_dir(at(name)).unwrap());
+        fs::write(at("secret"), "").unwrap();
+        let here = folder.path().to_str().unwrap();
+        let check = |word: &str, expect: Option<&str>| {
+            let words = ["/bin/sh".to_owned(), word.replace("{}", here)];
+            let (out, seen) = (at("out"), [at("seen"), "/bin".into(), "/usr".into()]);
+            let found = unseen(&words, &out, &[&out], &seen);
+            assert_eq!(found, expect.map(at), "{word}");
+        };
+        check("cat {}/secret > o 2> /dev/null", Some("secret"));
+        check("cat '../secret'", Some("secret"));
+        check("--from={}/none", None);
+        check("cat {}/seen {}/out / ./o; sed s/a/b/", None);
     }
 
     #[test]

@@ -96,6 +96,25 @@ fn what_is_not_declared_is_refused_and_named() {
     }
 }
 
+/// The kernel tells the program alone, but what it was asked for can be read.
+#[test]
+fn what_is_refused_in_silence_is_named_where_arguments_do() {
+    for case in ALL.into_iter().filter(|(side, _)| side.is_here()) {
+        for (exit, class) in [("", "tool-rejected"), ("; rm o", "output-missing")] {
+            let world = world(case.0, "", "");
+            let path = world.path("secret").display().to_string();
+            let go_on = if exit.is_empty() { "" } else { "set +e; " };
+            let script = format!("'''{go_on}cat {path} > o 2> /dev/null{exit}'''");
+            world.write("p.toml", &world.read("p.toml").replace("''''''", &script));
+            let Some((stage, said)) = run(&world, case) else { continue };
+            assert_eq!(stage["class"], class, "{case:?}: {stage} {said}");
+            let message = stage["message"].as_str().unwrap();
+            let words = format!("its arguments name {path}, which it does not declare");
+            assert!(message.contains(&words), "{case:?}: {message}");
+        }
+    }
+}
+
 /// Neither by what lies above it, nor by other processes, nor by what is under a mount.
 #[test]
 fn there_is_no_way_around() {
