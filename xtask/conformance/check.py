@@ -211,6 +211,62 @@ def responses_call_tools():
         assert error.body["param"] == param, error.body
 
 
+def responses_tell_how_likely_tokens_were():
+    asked = dict(include=["message.output_text.logprobs"], top_logprobs=2)
+    whole = respond("What is left of the red circle?", **asked)
+    type(whole).model_validate(whole.to_dict(), strict=True)
+    [part] = whole.output[0].content
+    assert "".join(one.token for one in part.logprobs) == part.text == "a blue circle", part
+    assert all(len(one.top_logprobs) == 2 and one.top_logprobs[0].logprob >= one.logprob for one in part.logprobs)
+    told = []
+    for event in respond("What is left of the red circle?", stream=True, **asked):
+        type(event).model_validate(event.to_dict(), strict=True)
+        if event.type == "response.output_text.delta":
+            told += [(one.token, one.logprob) for one in event.logprobs]
+    assert told == [(one.token, one.logprob) for one in part.logprobs], told
+    assert respond("How many?").output[0].content[0].logprobs == []
+    error = refused(openai.BadRequestError, lambda: respond("a", top_logprobs=2))
+    assert error.body["param"] == "top_logprobs", error.body
+
+
+def responses_tell_what_they_were_asked():
+    first = respond("How many circles are there?")
+    second = client.responses.create(model=MODEL, input="Where?", temperature=0, previous_response_id=first.id)
+    items = list(client.responses.input_items.list(second.id, limit=2, order="asc"))
+    assert [item.role for item in items] == ["user", "assistant", "user"], items
+    assert [part.type for part in items[0].content] == ["input_image", "input_text"], items
+    assert (items[1].content[0].text, items[2].content[0].text) == (first.output_text, "Where?"), items
+    latest = client.responses.input_items.list(second.id, limit=1)
+    assert latest.has_more and latest.data[0].id == items[2].id, latest
+
+
+def some_tools_are_allowed():
+    offered = dict(tools=[tool("find"), tool("paint"), tool("count")], parallel_tool_calls=False)
+    some = lambda *names: [{"type": "function", "function": {"name": name}} for name in names]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": some("paint")}}
+    answer = ask(shown("Find it."), tool_choice=choice, **offered).choices[0].message
+    assert [call.function.name for call in answer.tool_calls] == ["paint"], answer
+    flat = [{"type": "function", **one["function"]} for one in offered["tools"]]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "count"}]}
+    [call] = respond("Find it.", tools=flat, tool_choice=choice, parallel_tool_calls=False).output
+    assert call.name == "count", call
+
+
+def a_last_message_is_gone_on_with():
+    turns = shown("What is left of the red circle?")
+    begun = turns + [{"role": "assistant", "content": "a blue"}]
+    goes_on = dict(continue_final_message=True, add_generation_prompt=False)
+    whole = ask(turns)
+    rest = ask(begun, extra_body=goes_on)
+    assert whole.choices[0].message.content == "a blue circle", whole
+    assert rest.choices[0].message.content == " circle", rest
+    # The prompt is what was asked and what was said until there.
+    assert rest.usage.prompt_tokens == whole.usage.prompt_tokens + 2, rest
+    wrong = dict(continue_final_message=True, add_generation_prompt=True)
+    assert refused(openai.BadRequestError, lambda: ask(begun, extra_body=wrong)).body["param"] == "continue_final_message"
+    refused(openai.BadRequestError, lambda: ask(turns, extra_body=dict(continue_final_message=True)))
+
+
 def responses_go_on():
     first = respond("How many circles are there?")
     ask = lambda: client.responses.create(model=MODEL, input="Where?", temperature=0, previous_response_id=first.id)
@@ -629,6 +685,7 @@ def answers_have_the_form_that_is_asked_for():
 
 CHECKS = [
     models, a_picture_is_seen, clips_are_seen_frame_by_frame, films_are_seen, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on,
+    responses_tell_how_likely_tokens_were, responses_tell_what_they_were_asked, some_tools_are_allowed, a_last_message_is_gone_on_with,
     ollamas_clients_are_answered, ollamas_clients_see_what_there_is,
     messages_are_answered, messages_are_streamed, messages_call_tools, messages_are_refused_in_their_words, texts_are_embedded, documents_are_ranked, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,

@@ -13,7 +13,7 @@ use crate::markup;
 use crate::prompt::{self, PromptError, Run, Turn};
 use crate::sight::{Look, Sight, Way};
 use crate::similarity::{Asked, SimilarityError};
-use crate::template::{Context, TemplateError, Value};
+use crate::template::{Context, Ending, TemplateError, Value};
 use crate::tokenizer::TokenizerError;
 
 /// Why a question could not be prepared.
@@ -177,12 +177,20 @@ impl Text {
         }
         prompt::check(turns, question.shown.len(), tokens)?;
         let context = &self.guarded(question.context);
-        let message = |turn: &Turn| match context.is_markup {
-            true => turn.message(self.form),
-            false => turn.guarded(&self.marks, self.dialect).message(self.form),
+        let guarded = |turn: &Turn| match context.is_markup {
+            true => turn.clone(),
+            false => turn.guarded(&self.marks, self.dialect),
         };
-        let messages: Vec<Value> = turns.iter().map(message).collect();
-        let rendered = self.template.render(&messages, true, question.now_s, context)?;
+        let mut guarded: Vec<Turn> = turns.iter().map(guarded).collect();
+        if context.ending == Ending::Continued {
+            prompt::go_on_with_last(&mut guarded)?;
+        }
+        let messages: Vec<Value> = guarded.iter().map(|turn| turn.message(self.form)).collect();
+        let reply = context.ending == Ending::Reply;
+        let mut rendered = self.template.render(&messages, reply, question.now_s, context)?;
+        if context.ending == Ending::Continued {
+            rendered = prompt::until_last(rendered)?;
+        }
         self.fits(&markup::bare(&rendered))?;
         let asked = Asked { words: &prompt::asked(turns), reuse: question.reuse };
         let sights = question.shown.iter().map(|shown| Sight::new(self, shown, asked));
@@ -229,6 +237,7 @@ impl Text {
             documents: context.documents.as_ref().map(guarded),
             variables: context.variables.iter().map(variable).collect(),
             is_markup: false,
+            ending: context.ending,
         }
     }
 

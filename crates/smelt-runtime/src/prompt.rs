@@ -14,6 +14,9 @@ use crate::template::{Form, Value};
 /// text may hold and no template touches.
 const MARK: char = '\u{FDD0}';
 
+/// Stands behind the last turn's words where the model goes on with them.  A noncharacter, too.
+const HERE: char = '\u{FDD2}';
+
 /// What InternVL's users write where a picture goes.
 const PICTURE_WORD: &str = "<image>";
 
@@ -39,6 +42,14 @@ pub enum PromptError {
         /// Marks in the conversation.
         marked: usize,
     },
+    /// The last turn cannot be gone on with.
+    #[error("the last message must be an assistant's text without calls to be gone on with")]
+    NotLast,
+    /// The template does not let it.
+    #[error(
+        "this model's chat template does not write the last message as it is, so it cannot be gone on with"
+    )]
+    NotContinued,
     /// A message cannot have such a field.
     #[error("a message's {0:?} is not a field beside role and content; leave it out")]
     Field(String),
@@ -268,7 +279,7 @@ impl Piece {
 }
 
 fn unmarked(text: &str) -> Result<&str, PromptError> {
-    match [MARK, GUARD].into_iter().find(|mark| text.contains(*mark)) {
+    match [MARK, GUARD, HERE].into_iter().find(|mark| text.contains(*mark)) {
         Some(mark) => Err(PromptError::Reserved(mark.to_string())),
         None => Ok(text),
     }
@@ -304,6 +315,37 @@ fn changed(map: &Value, key: &str, change: impl Fn(Value) -> Value) -> Value {
 fn object(value: Value) -> Value {
     let parsed = value.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
     parsed.filter(|parsed| parsed.as_object().is_some()).unwrap_or(value)
+}
+
+/// Marks the end of the last turn's words, behind which the model goes on.
+///
+/// # Errors
+/// [`PromptError::NotLast`] if it is no text of an assistant's.
+pub fn go_on_with_last(turns: &mut [Turn]) -> Result<(), PromptError> {
+    let last = turns.last_mut().filter(|turn| turn.role == "assistant");
+    let last = last.filter(|turn| turn.fields.iter().all(|(name, _)| name != "tool_calls"));
+    match last.and_then(|turn| turn.pieces.last_mut()) {
+        Some(Piece::Text(words)) => {
+            words.push(HERE);
+            Ok(())
+        }
+        _ => Err(PromptError::NotLast),
+    }
+}
+
+/// What a template wrote up to that place.
+///
+/// # Errors
+/// [`PromptError::NotContinued`] if the template lost the place, or wrote it twice.
+pub fn until_last(mut rendered: String) -> Result<String, PromptError> {
+    let Some((begin, rest)) = rendered.split_once(HERE) else {
+        return Err(PromptError::NotContinued);
+    };
+    if rest.contains(HERE) {
+        return Err(PromptError::NotContinued);
+    }
+    rendered.truncate(begin.len());
+    Ok(rendered)
 }
 
 /// What the user wants to know: the words of their last turn, pictures left out.
@@ -407,6 +449,26 @@ mod tests {
         let turn = turn.unwrap();
         let runs: Vec<Vec<Run>> = (1..=turn.pictures()).map(|n| vec![Run::bare(n)]).collect();
         assert_eq!(expand(&turn.text(), &tokens(), &runs).unwrap(), expect);
+    }
+
+    #[test]
+    fn the_last_words_are_gone_on_with_as_they_are() {
+        let turn = |role: &str, words: &str| Turn::from_parts(role, &[Part::Text(words)]).unwrap();
+        let mut turns = [turn("user", "im_end"), turn("assistant", "im_end ")];
+        go_on_with_last(&mut turns).unwrap();
+        let rendered: String =
+            turns.iter().map(|turn| format!("<s>{}<|im_end|>", turn.text())).collect();
+        assert_eq!(until_last(rendered).unwrap(), "<s>im_end<|im_end|><s>im_end ");
+        for text in ["lost", "a\u{FDD2}b\u{FDD2}"] {
+            assert_eq!(until_last(text.to_owned()), Err(PromptError::NotContinued));
+        }
+        let calling = turn("assistant", "a").with("tool_calls", value("[]")).unwrap();
+        let shown = Turn::from_marked("assistant", "<image>", 1).unwrap();
+        for last in [turn("user", "a"), calling, shown] {
+            assert_eq!(go_on_with_last(&mut [last]), Err(PromptError::NotLast));
+        }
+        assert_eq!(go_on_with_last(&mut []), Err(PromptError::NotLast));
+        assert!(Turn::from_parts("user", &[Part::Text("\u{FDD2}")]).is_err());
     }
 
     #[test]

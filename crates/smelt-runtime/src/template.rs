@@ -98,6 +98,20 @@ pub struct Context {
     pub variables: BTreeMap<String, Value>,
     /// Whether what people say may hold marks of the model, which then are what they say.
     pub is_markup: bool,
+    /// How the prompt ends.
+    pub ending: Ending,
+}
+
+/// How the prompt of a conversation ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// With the beginning of the assistant's answer.
+    #[default]
+    Reply,
+    /// With the last turn.
+    Bare,
+    /// In the middle of the last turn, an assistant's, which is gone on with.
+    Continued,
 }
 
 /// A parsed chat template with the special tokens it may write.
@@ -615,7 +629,7 @@ mod tests {
             tools: Some(json(r#"[{"b": 1, "a": {"z": [2.0]}}]"#)),
             documents: Some(json("\"d\"")),
             variables: variables.map(|(name, value)| (name.to_owned(), value)).into(),
-            is_markup: false,
+            ..Context::default()
         };
         assert_eq!(render(&context), r#"[{"b": 1, "a": {"z": [2.0]}}]dFalseTrue"#);
     }

@@ -25,7 +25,7 @@ use smelt_runtime::prepare::{PrepareError, Question};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings as Sampling;
 use smelt_runtime::service::give_what_is_left;
-use smelt_runtime::template::Context;
+use smelt_runtime::template::{Context, Ending};
 use smelt_runtime::tokenizer::Tokenizer;
 use smelt_runtime::vision::Embedded;
 
@@ -78,8 +78,13 @@ fn tokens(name: &str) -> Vec<u32> {
 }
 
 /// What a template is told beside the turns: nothing.
-static CONTEXT: Context =
-    Context { tools: None, documents: None, variables: BTreeMap::new(), is_markup: false };
+static CONTEXT: Context = Context {
+    tools: None,
+    documents: None,
+    variables: BTreeMap::new(),
+    is_markup: false,
+    ending: Ending::Reply,
+};
 
 fn request<'a>(turns: &'a [Turn], shown: &'a [Shown], manner: &'a Manner) -> Request<'a> {
     Request { turns, shown, context: &CONTEXT, manner, now_s: 0 }

@@ -55,8 +55,7 @@ fn conversations_are_written_as_transformers_writes_them() {
     assert_eq!(templates.len(), 3);
     for (index, case) in golden.cases.iter().enumerate() {
         let variables = case.variables.clone();
-        let context =
-            Context { tools: case.tools.clone(), documents: None, variables, is_markup: false };
+        let context = Context { tools: case.tools.clone(), variables, ..Context::default() };
         let template = &templates[case.template.as_str()];
         let reply = case.add_generation_prompt;
         let found = template.render(&case.messages, reply, golden.now_s, &context);

@@ -138,7 +138,7 @@ fn routes() -> Vec<Route> {
 }
 
 /// Every other route: what asks no model, or tells of it alone.
-const OTHERS: [(&str, &str); 24] = [
+const OTHERS: [(&str, &str); 25] = [
     ("get", "/"),
     ("get", "/health"),
     ("get", "/livez"),
@@ -154,6 +154,7 @@ const OTHERS: [(&str, &str); 24] = [
     ("get", "/v1/models/{model}"),
     ("get", "/v1/responses/{id}"),
     ("delete", "/v1/responses/{id}"),
+    ("get", "/v1/responses/{id}/input_items"),
     ("get", "/api/ps"),
     ("get", "/api/tags"),
     ("get", "/api/version"),

@@ -18,14 +18,30 @@ pub(super) struct OfChat {
     refusal: Option<()>,
 }
 
-#[derive(Serialize)]
-struct ChatToken {
+/// A token of an answer, as chats and responses tell of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct ChatToken {
     #[serde(flatten)]
     token: Likely,
     top_logprobs: Vec<Likely>,
 }
 
-#[derive(Serialize)]
+impl ChatToken {
+    /// How likely a token was, if that was asked.
+    pub(crate) fn of(said: &TokenSaid, words: &Words) -> Option<Self> {
+        let logprobs = said.logprobs.as_ref()?;
+        let top = logprobs.top.iter().map(|(token, log)| Likely::new(words(*token), *log));
+        let token = Likely::new(words(said.token), logprobs.chosen);
+        Some(Self { token, top_logprobs: top.collect() })
+    }
+
+    /// The token's text in bytes, which need not be whole characters.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.token.bytes
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
 struct Likely {
     token: String,
     logprob: f32,
@@ -41,15 +57,8 @@ impl Likely {
 
 /// The shape of chats; nothing where none were asked for.
 pub(super) fn of_chat(tokens: &[TokenSaid], words: &Words) -> Option<OfChat> {
-    let content: Vec<ChatToken> = tokens
-        .iter()
-        .filter_map(|said| {
-            let logprobs = said.logprobs.as_ref()?;
-            let top = logprobs.top.iter().map(|(token, log)| Likely::new(words(*token), *log));
-            let token = Likely::new(words(said.token), logprobs.chosen);
-            Some(ChatToken { token, top_logprobs: top.collect() })
-        })
-        .collect();
+    let content: Vec<ChatToken> =
+        tokens.iter().filter_map(|said| ChatToken::of(said, words)).collect();
     (!content.is_empty()).then_some(OfChat { content, refusal: None })
 }
 

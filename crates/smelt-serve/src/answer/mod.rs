@@ -5,7 +5,7 @@
 pub(crate) mod chat;
 pub(crate) mod completion;
 pub(crate) mod embedding;
-mod logprobs;
+pub(crate) mod logprobs;
 mod parts;
 pub(crate) mod score;
 pub(crate) mod stream;

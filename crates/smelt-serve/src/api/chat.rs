@@ -4,6 +4,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use smelt_runtime::image::{Detail, Wish};
 use smelt_runtime::sampling::TOP_LOGPROBS_MAX;
+use smelt_runtime::template::Ending;
 
 use super::clip::{Clip, Pace};
 use super::several::{TextOr, TextOrObject};
@@ -33,6 +34,12 @@ pub(crate) struct ChatFields {
     /// Whether marks of the model that texts hold are what they say, as in llama.cpp.
     #[serde(default)]
     parse_special: Option<bool>,
+    /// Whether the answer's beginning is written behind the last turn, as in vLLM.
+    #[serde(default)]
+    add_generation_prompt: Option<bool>,
+    /// Whether the last turn, an assistant's, is gone on with, as in vLLM.
+    #[serde(default)]
+    continue_final_message: Option<bool>,
     #[serde(default)]
     audio: Option<Value>,
     #[serde(default)]
@@ -314,6 +321,22 @@ impl ChatFields {
         match foreign.iter().find(|(_, value)| value.is_some()) {
             Some((name, _)) => Err(ApiError::field(*name, "is not understood; leave it out")),
             None => Ok(()),
+        }
+    }
+
+    /// How the prompt ends.
+    ///
+    /// # Errors
+    /// If the last turn is to be gone on with and another to begin.
+    pub(crate) fn ending(&self) -> Result<Ending, ApiError> {
+        match (self.continue_final_message.unwrap_or(false), self.add_generation_prompt) {
+            (true, Some(true)) => {
+                let why = "goes together with add_generation_prompt: false alone";
+                Err(ApiError::field("continue_final_message", why))
+            }
+            (true, _) => Ok(Ending::Continued),
+            (false, Some(false)) => Ok(Ending::Bare),
+            (false, _) => Ok(Ending::Reply),
         }
     }
 

@@ -51,7 +51,11 @@ static REFUSED: LazyLock<Vec<Refused>> = LazyLock::new(|| {
         ("allowed_token_ids", none.clone(), "use response_format, or logit_bias"),
         ("bad_words", none.clone(), "use logit_bias, or response_format with a grammar"),
         ("chat_template", none.clone(), "start smelt with --chat-template"),
-        ("continue_final_message", none.clone(), "send the prompt to /v1/completions as it is"),
+        (
+            "continue_final_message",
+            none.clone(),
+            "ask /v1/chat/completions, which goes on with the last message",
+        ),
         ("custom_logit_processor", none.clone(), "use logit_bias"),
         ("documents", none.clone(), "write them in a message"),
         ("dry_multiplier", json!(0), "use repetition_penalty"),

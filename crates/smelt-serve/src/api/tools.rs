@@ -48,7 +48,33 @@ impl ToolFields {
     /// # Errors
     /// Naming the tool that is none.
     pub(crate) fn tools(&self) -> Result<Vec<Tool>, ApiError> {
-        self.tools.iter().flatten().enumerate().map(|(at, tool)| read(at, tool)).collect()
+        let all = self.tools.iter().flatten().enumerate().map(|(at, tool)| read(at, tool));
+        let all = all.collect::<Result<Vec<Tool>, ApiError>>()?;
+        let Some(allowed) = self.allowed() else { return Ok(all) };
+        let named = allowed["tools"].as_array().filter(|tools| !tools.is_empty());
+        let wrong =
+            |at: String, why| ApiError::field(format!("tool_choice.allowed_tools.{at}"), why);
+        let named =
+            named.ok_or_else(|| wrong("tools".to_owned(), "must be a list of tools".to_owned()))?;
+        let mut callable = Vec::new();
+        for (at, tool) in named.iter().enumerate() {
+            let name = tool["function"]["name"].as_str().filter(|_| tool["type"] == "function");
+            let found = all.iter().find(|tool| Some(&tool.name[..]) == name);
+            let found = found.ok_or_else(|| {
+                let why = "must be {\"type\": \"function\", \"function\": {\"name\": …}} of one of the tools";
+                wrong(format!("tools[{at}]"), why.to_owned())
+            })?;
+            if !callable.contains(found) {
+                callable.push(found.clone());
+            }
+        }
+        Ok(callable)
+    }
+
+    /// What `tool_choice` says where it allows some of the tools.
+    fn allowed(&self) -> Option<&Value> {
+        let choice = self.tool_choice.as_ref()?;
+        (choice["type"] == "allowed_tools").then(|| &choice["allowed_tools"])
     }
 
     /// Whether they must be called.
@@ -59,6 +85,16 @@ impl ToolFields {
         let Some(choice) = self.tool_choice.as_ref().filter(|choice| !choice.is_null()) else {
             return Ok(Demand::Auto);
         };
+        if let Some(allowed) = self.allowed() {
+            return match allowed["mode"].as_str() {
+                Some("auto") => Ok(Demand::Auto),
+                Some("required") => Ok(Demand::Required),
+                _ => {
+                    let why = "must be auto or required";
+                    Err(ApiError::field("tool_choice.allowed_tools.mode", why))
+                }
+            };
+        }
         match (choice.as_str(), choice["function"]["name"].as_str()) {
             (Some("none"), _) => Ok(Demand::None),
             (Some("auto"), _) => Ok(Demand::Auto),
@@ -172,6 +208,34 @@ mod tests {
         assert_eq!(demand(named), Ok(Demand::Named("look".to_owned())));
         assert_eq!(demand(json!("any")).unwrap_err().param.as_deref(), Some("tool_choice"));
         assert_eq!(demand(json!(3)).unwrap_err().param.as_deref(), Some("tool_choice"));
+    }
+
+    #[test]
+    fn some_of_the_tools_may_be_allowed() {
+        let tool = |name: &str| json!({ "type": "function", "function": { "name": name } });
+        let asked = |allowed: Value| {
+            let choice = json!({ "type": "allowed_tools", "allowed_tools": allowed });
+            fields(json!({ "tools": [tool("a"), tool("b"), tool("c")], "tool_choice": choice }))
+        };
+        let some = asked(json!({ "mode": "required", "tools": [tool("c"), tool("a"), tool("c")] }));
+        let names: Vec<String> = some.tools().unwrap().into_iter().map(|tool| tool.name).collect();
+        assert_eq!(
+            (names, some.demand()),
+            (vec!["c".to_owned(), "a".to_owned()], Ok(Demand::Required))
+        );
+        for (allowed, param) in [
+            (json!({ "mode": "auto", "tools": [] }), "tools"),
+            (json!({ "mode": "auto" }), "tools"),
+            (json!({ "mode": "auto", "tools": [tool("a"), tool("d")] }), "tools[1]"),
+            (
+                json!({ "mode": "auto", "tools": [{ "type": "code", "function": { "name": "a" } }] }),
+                "tools[0]",
+            ),
+            (json!({ "mode": "none", "tools": [tool("a")] }), "mode"),
+        ] {
+            let refused = asked(allowed).check().unwrap_err();
+            assert_eq!(refused.param, Some(format!("tool_choice.allowed_tools.{param}")));
+        }
     }
 
     #[test]

@@ -221,8 +221,8 @@ impl Chat {
         let tools = offered.filter(|_| is_offered).map(|tools| Value::from(Serde(tools)));
         let variables = self.tools.variables().into_iter();
         let variables = variables.map(|(name, value)| (name, Value::from(Serde(value)))).collect();
-        let is_markup = self.fields.is_markup();
-        Ok(Context { tools, variables, is_markup, ..Context::default() })
+        let (is_markup, ending) = (self.fields.is_markup(), self.fields.ending()?);
+        Ok(Context { tools, variables, is_markup, ending, ..Context::default() })
     }
 
     /// What each answer must be, and how it is marked: after `prompt`, by a model of this dialect.

@@ -143,6 +143,7 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v2/rerank", post(scores::rerank_second))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::retrieve).delete(responses::forget))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/tokenize", post(tokens::tokenize))

@@ -14,6 +14,7 @@ use smelt_runtime::dialect::Reader;
 
 use super::answers::{deliver, telling};
 use super::call::{Call, Spoken};
+use super::query::Query;
 use crate::account::new_id;
 use crate::api::weigh::weigh;
 use crate::ask::chat::Chat;
@@ -21,6 +22,7 @@ use crate::body::Held;
 use crate::error::ApiError;
 use crate::protocols::responses::answer::{Answer, Keeping};
 use crate::protocols::responses::ask::{Ask, Asking};
+use crate::protocols::responses::asked::{Page, asked_items};
 use crate::protocols::responses::items::Item;
 use crate::protocols::responses::kept::{Answered, Kept, Piece};
 use crate::protocols::responses::told::response_of;
@@ -44,15 +46,16 @@ pub(super) async fn create(call: Call, body: Body) -> Result<Response, ApiError>
         let asking = ask.asking(turns_of(&before)?, &|id| shelf.item(id))?;
         let Asking { chat, places, turns } = asking;
         let keeping = turns.and_then(|turns| shelf.keeping(before, turns));
-        Ok((chat.to_string(), places, keeping, ask.is_stream(), ask.repeated()))
+        let told = (ask.is_stream(), ask.is_likely(), ask.repeated());
+        Ok((chat.to_string(), places, keeping, told))
     });
-    let (chat, places, keeping, is_stream, repeated) = turned.await?;
+    let (chat, places, keeping, (is_stream, is_likely, repeated)) = turned.await?;
     let read = move || Ok((Chat::read(chat.as_bytes())?, ()));
     let spoken = call.spoken(begun, budget, read).await.map_err(|error| places.told(error))?;
     let Spoken { model, dialect, is_thinking, words, hearing, .. } = spoken;
     call.facts.passed_over(&over);
     let reader = Reader::new(dialect, is_thinking);
-    let wire = Answer::new(new_id(), model.name, repeated, reader, words, keeping);
+    let wire = Answer::new(new_id(), model.name, repeated, (reader, words, is_likely), keeping);
     let answer = deliver(Box::new(wire), hearing, is_stream).await?;
     Ok(telling(answer, &over))
 }
@@ -71,6 +74,24 @@ pub(super) async fn retrieve(
     }
     let answered = Shelf::of(&call).find(&id).ok_or_else(|| unknown(&id))?;
     Ok(([(CONTENT_TYPE, "application/json")], answered.told.text.clone()).into_response())
+}
+
+/// What an answer was asked, a page of it.
+pub(super) async fn input_items(
+    call: Call,
+    id: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    let Path(id) = id.map_err(|error| ApiError::bad(error.body_text()))?;
+    let query = Query::read(query.as_deref(), &["limit", "order", "after"])?;
+    let page = Page::read(|name| query.get(name))?;
+    let answered = Shelf::of(&call).find(&id).ok_or_else(|| unknown(&id))?;
+    let listed = call.shared.preparing.run(move |_| {
+        // The last of them is the answer itself.
+        let asked = &answered.turns[..answered.turns.len().saturating_sub(1)];
+        page.of(asked_items(&turns_of(asked)?, &id))
+    });
+    Ok(axum::Json(listed.await?).into_response())
 }
 
 /// Forgets an answer.

@@ -9,10 +9,12 @@ use smelt_runtime::speaker::Finish;
 
 use super::items::{self, Turns};
 use super::kept::{Answered, Kept, Piece};
+use super::likely::Likely;
 use super::told::{
     Asked, Events, Failure, Incomplete, InputDetails, Item, OutputDetails, Part, Place, Response,
     Status, Tells, Text, response_id,
 };
+use crate::answer::logprobs::ChatToken;
 use crate::answer::stream::{KEEP_ALIVE, comment, error};
 use crate::answer::{Usage, Wire, Words, json, whole};
 use crate::protocols::sections::{Kind, Section, Sections, Step};
@@ -25,6 +27,8 @@ pub(crate) struct Answer {
     response: Response,
     sections: Sections,
     thought: Thought,
+    /// How likely its tokens were, where that is told.
+    likely: Option<Likely>,
     events: Events,
     keeping: Option<Keeping>,
     has_begun: bool,
@@ -44,10 +48,10 @@ impl Answer {
         of: String,
         model: String,
         asked: Asked,
-        reader: Reader,
-        words: Words,
+        (reader, words, is_likely): (Reader, Words, bool),
         keeping: Option<Keeping>,
     ) -> Self {
+        let likely = is_likely.then(|| Likely::new(Words::clone(&words), reader.clone()));
         let response = Response {
             id: response_id(&of),
             object: "response",
@@ -67,6 +71,7 @@ impl Answer {
             response,
             sections: Sections::new(reader),
             thought: Thought::new(words),
+            likely,
             events: Events::default(),
             keeping,
             has_begun: false,
@@ -98,7 +103,8 @@ impl Answer {
         let tells = Tells::Item { output_index: at, item: &item };
         self.events.tell(out, "response.output_item.added", tells);
         if !matches!(kind, Kind::Call(_)) {
-            let tells = Tells::Part { place: place(&item, at), part: Part::of(kind, "") };
+            let part = Part::of(kind, "", Vec::new());
+            let tells = Tells::Part { place: place(&item, at), part };
             self.events.tell(out, "response.content_part.added", tells);
         }
     }
@@ -111,7 +117,9 @@ impl Answer {
                 ("response.reasoning_text.delta", Tells::Text { place, text, logprobs: None })
             }
             Kind::Said => {
-                ("response.output_text.delta", Tells::Text { place, text, logprobs: Some([]) })
+                let next = self.likely.as_mut().map(|likely| likely.next(at));
+                let logprobs = Some(next.unwrap_or_default());
+                ("response.output_text.delta", Tells::Text { place, text, logprobs })
             }
             Kind::Call(_) => {
                 let (item_id, output_index) = (item.id(), at);
@@ -123,7 +131,7 @@ impl Answer {
     }
 
     fn section_ends(&mut self, at: usize, section: &Section, out: &mut Vec<u8>) {
-        let item = Item::new(section, &self.of, at, self.status_of(at));
+        let item = self.item(section, at);
         let (place, all) = (place(&item, at), &section.text[..]);
         let text = Text::All(all);
         let (word, tells) = match &section.kind {
@@ -131,7 +139,8 @@ impl Answer {
                 ("response.reasoning_text.done", Tells::Text { place, text, logprobs: None })
             }
             Kind::Said => {
-                ("response.output_text.done", Tells::Text { place, text, logprobs: Some([]) })
+                let logprobs = Some(self.likely(at));
+                ("response.output_text.done", Tells::Text { place, text, logprobs })
             }
             Kind::Call(name) => {
                 let (item_id, text) = (item.id(), Text::Arguments(all));
@@ -141,11 +150,19 @@ impl Answer {
         };
         self.events.tell(out, word, tells);
         if !matches!(section.kind, Kind::Call(_)) {
-            let tells = Tells::Part { place, part: Part::of(&section.kind, all) };
+            let tells = Tells::Part { place, part: Part::of(&section.kind, all, self.likely(at)) };
             self.events.tell(out, "response.content_part.done", tells);
         }
         let tells = Tells::Item { output_index: at, item: &item };
         self.events.tell(out, "response.output_item.done", tells);
+    }
+
+    fn likely(&self, at: usize) -> Vec<ChatToken> {
+        self.likely.as_ref().map(|likely| likely.all(at)).unwrap_or_default()
+    }
+
+    fn item(&self, section: &Section, at: usize) -> Item {
+        Item::new(section, (&self.of, at), self.status_of(at), self.likely(at))
     }
 
     /// Of an answer that was cut off, the last item is not whole.
@@ -168,8 +185,7 @@ impl Answer {
     /// The whole response, which is kept if it is to be.
     fn finish(&mut self, usage: Usage) {
         let items = self.sections.all().iter().enumerate();
-        let items = items.map(|(at, one)| Item::new(one, &self.of, at, self.status_of(at)));
-        self.response.output = items.collect();
+        self.response.output = items.map(|(at, one)| self.item(one, at)).collect();
         self.response.completed_at = (self.response.status == Status::Completed).then(now_s);
         self.response.usage = Some(self.usage(usage));
         if let Some(keeping) = self.keeping.take() {
@@ -240,12 +256,14 @@ impl Wire for Answer {
             Event::Said { text, tokens, .. } => {
                 self.begin(out);
                 self.thought.take(tokens);
+                self.likely.iter_mut().for_each(|likely| likely.take(tokens));
                 let steps = self.sections.push(text);
                 self.tell(steps, out);
             }
             Event::Ended { finish, .. } => {
                 self.begin(out);
                 self.ended(finish.reason());
+                self.likely.iter_mut().for_each(Likely::finish);
                 let steps = self.sections.finish();
                 self.tell(steps, out);
             }
@@ -277,6 +295,10 @@ impl Wire for Answer {
     fn whole(&mut self, choices: &[whole::Choice], usage: Usage) -> String {
         if let Some(choice) = choices.first() {
             self.thought.take(&choice.tokens);
+            if let Some(likely) = &mut self.likely {
+                likely.take(&choice.tokens);
+                likely.finish();
+            }
             self.sections.push(&choice.text);
             self.sections.finish();
             self.ended(choice.reason);
@@ -311,7 +333,8 @@ mod tests {
         // Every token is a letter.
         let words: Words = Arc::new(|token| vec![token as u8]);
         let (of, model) = ("0f".to_owned(), "m".to_owned());
-        Answer::new(of, model, ask.repeated(), Reader::new(dialect, false), words, keeping)
+        let reader = Reader::new(dialect, false);
+        Answer::new(of, model, ask.repeated(), (reader, words, false), keeping)
     }
 
     fn usage() -> Usage {

@@ -77,12 +77,17 @@ struct Reasoning {
 static KNOWN: LazyLock<BTreeSet<&'static str>> =
     LazyLock::new(|| &fields::<Ask>() | &fields::<Ours>());
 
+/// What asks for how likely tokens were.
+const LOGPROBS: &str = "message.output_text.logprobs";
+
 /// What OpenAI's server takes where nothing is said.
 const TEMPERATURE_USUAL: f64 = 1.0;
 const TOP_P_USUAL: f64 = 1.0;
 
 /// What chats call otherwise.
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 8] = [
+    ("logprobs", "include"),
+    ("tool_choice.allowed_tools", "tool_choice"),
     ("messages", "input"),
     ("max_tokens", "max_output_tokens"),
     ("response_format", "text.format"),
@@ -128,6 +133,11 @@ impl Ask {
         self.store.unwrap_or(true)
     }
 
+    /// Whether it is told how likely tokens were.
+    pub(crate) fn is_likely(&self) -> bool {
+        self.include.iter().flatten().any(|word| word == LOGPROBS)
+    }
+
     fn check(&self) -> Result<(), ApiError> {
         let refused =
             |field: &str, why: &str| Err(ApiError::field(field, why).code("field_not_supported"));
@@ -147,15 +157,17 @@ impl Ask {
                 return refused(field, "is not understood; send the whole in input");
             }
         }
-        if self.top_logprobs.unwrap_or(0) > 0 {
-            return refused("top_logprobs", "are not told here; ask /v1/chat/completions");
+        if self.top_logprobs.unwrap_or(0) > 0 && !self.is_likely() {
+            let why = format!("only together with include: [{LOGPROBS:?}]");
+            return Err(ApiError::field("top_logprobs", why));
         }
         self.check_words()
     }
 
     fn check_words(&self) -> Result<(), ApiError> {
         /// What is included anyway, or is of tools that are not offered here.
-        const INCLUDED: [&str; 7] = [
+        const INCLUDED: [&str; 8] = [
+            LOGPROBS,
             "reasoning.encrypted_content",
             "file_search_call.results",
             "web_search_call.results",
@@ -167,12 +179,8 @@ impl Ask {
         let refused =
             |field: &str, why: &str| Err(ApiError::field(field, why).code("field_not_supported"));
         let other = |word: &&String| !INCLUDED.contains(&&word[..]);
-        match self.include.iter().flatten().find(other).map(String::as_str) {
-            None => {}
-            Some("message.output_text.logprobs") => {
-                return refused("include", "logprobs are not told here; ask /v1/chat/completions");
-            }
-            Some(word) => return refused("include", &format!("{word:?} is not understood")),
+        if let Some(word) = self.include.iter().flatten().find(other) {
+            return refused("include", &format!("{word:?} is not understood"));
         }
         if !matches!(self.truncation.as_deref(), None | Some("auto" | "disabled")) {
             return refused("truncation", "must be auto or disabled");
@@ -229,6 +237,8 @@ impl Ask {
             ("tool_choice", self.choice()?),
             ("parallel_tool_calls", self.parallel_tool_calls.map(Value::from)),
             ("response_format", self.format()),
+            ("logprobs", self.is_likely().then_some(Value::Bool(true))),
+            ("top_logprobs", self.top_logprobs.filter(|_| self.is_likely()).map(Value::from)),
             ("reasoning_effort", effort.map(Value::from)),
             // A field of the same name in `ours` takes its place.
             ("enable_thinking", thinks),
@@ -263,6 +273,9 @@ impl Ask {
         let Some(choice) = self.tool_choice.as_ref().filter(|choice| !choice.is_null()) else {
             return Ok(None);
         };
+        if choice["type"] == "allowed_tools" {
+            return Ok(Some(allowed(choice)));
+        }
         let is_function = choice["type"] == "function";
         match (choice.as_str(), choice["name"].as_str().filter(|_| is_function)) {
             (Some("none" | "auto" | "required"), _) => Ok(Some(choice.clone())),
@@ -302,6 +315,7 @@ impl Ask {
             reasoning: json!({ "effort": effort, "summary": null }),
             store: self.is_kept(),
             temperature: self.temperature.unwrap_or(TEMPERATURE_USUAL),
+            top_logprobs: self.top_logprobs.unwrap_or(0),
             text: json!({ "format": text.map_or_else(|| json!({ "type": "text" }), Value::from) }),
             tool_choice: self.tool_choice.clone().unwrap_or_else(|| json!("auto")),
             tools: self.tools.clone().unwrap_or_default(),
@@ -310,6 +324,15 @@ impl Ask {
             user: self.user.clone(),
         }
     }
+}
+
+/// Some of the tools, their names in objects of their own.
+fn allowed(choice: &Value) -> Value {
+    let nested =
+        |tool: &Value| json!({ "type": tool["type"], "function": { "name": tool["name"] } });
+    let tools =
+        choice["tools"].as_array().map(|tools| tools.iter().map(nested).collect::<Vec<_>>());
+    json!({ "type": "allowed_tools", "allowed_tools": { "mode": choice["mode"], "tools": tools } })
 }
 
 #[cfg(test)]
@@ -368,6 +391,18 @@ mod tests {
     }
 
     #[test]
+    fn likelihoods_and_some_of_the_tools_are_asked_as_chats_do() {
+        let tool = |name: &str| json!({ "type": "function", "name": name });
+        let chat = chat(json!({ "input": "a", "include": [LOGPROBS], "top_logprobs": 3,
+            "tools": [tool("f"), tool("g")],
+            "tool_choice": { "type": "allowed_tools", "mode": "required", "tools": [tool("g")] } }));
+        assert_eq!((&chat["logprobs"], &chat["top_logprobs"]), (&json!(true), &json!(3)));
+        let allowed = &chat["tool_choice"]["allowed_tools"];
+        assert_eq!(allowed["tools"][0]["function"]["name"], "g");
+        assert_eq!(allowed["mode"], "required");
+    }
+
+    #[test]
     fn what_is_not_understood_is_named() {
         refused(json!({}), "input");
         refused(json!({ "input": [] }), "input");
@@ -376,7 +411,13 @@ mod tests {
         refused(json!({ "input": "a", "conversation": "c" }), "conversation");
         refused(json!({ "input": "a", "prompt": { "id": "p" } }), "prompt");
         refused(json!({ "input": "a", "top_logprobs": 2 }), "top_logprobs");
-        refused(json!({ "input": "a", "include": ["message.output_text.logprobs"] }), "include");
+        refused(json!({ "input": "a", "include": ["message.output_audio"] }), "include");
+        let tool = json!({ "type": "function", "name": "f" });
+        let some = json!({ "type": "allowed_tools", "mode": "auto", "tools": [tool, { "type": "function", "name": "g" }] });
+        refused(
+            json!({ "input": "a", "tools": [tool], "tool_choice": some }),
+            "tool_choice.tools[1]",
+        );
         refused(json!({ "input": "a", "text": { "verbosity": "low" } }), "text.verbosity");
         refused(
             json!({ "input": "a", "text": { "format": { "type": "xml" } } }),

@@ -5,6 +5,8 @@
 
 pub(crate) mod answer;
 pub(crate) mod ask;
+pub(crate) mod asked;
 pub(crate) mod items;
 pub(crate) mod kept;
+mod likely;
 pub(crate) mod told;

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::answer::logprobs::ChatToken;
 use crate::protocols::events;
 use crate::protocols::sections::{Kind, Section};
 
@@ -39,6 +40,7 @@ pub(crate) struct Asked {
     pub(crate) store: bool,
     pub(crate) temperature: f64,
     pub(crate) text: Value,
+    pub(crate) top_logprobs: usize,
     pub(crate) tool_choice: Value,
     pub(crate) tools: Vec<Value>,
     pub(crate) top_p: f64,
@@ -97,7 +99,7 @@ pub(crate) struct OutputDetails {
 }
 
 /// A part of an answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Item {
     Reasoning { id: String, status: Status, summary: [(); 0], content: Vec<Part> },
@@ -106,29 +108,34 @@ pub(crate) enum Item {
 }
 
 /// A piece of an item.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Part {
-    OutputText { text: String, annotations: [(); 0], logprobs: [(); 0] },
+    OutputText { text: String, annotations: [(); 0], logprobs: Vec<ChatToken> },
     ReasoningText { text: String },
 }
 
 impl Part {
-    /// The piece of a section that is no call.
-    pub(crate) fn of(kind: &Kind, text: &str) -> Self {
+    /// The piece of a section that is no call, with its tokens where those are told.
+    pub(crate) fn of(kind: &Kind, text: &str, logprobs: Vec<ChatToken>) -> Self {
         let text = text.to_owned();
         match kind {
             Kind::Thought => Self::ReasoningText { text },
-            Kind::Said | Kind::Call(_) => Self::OutputText { text, annotations: [], logprobs: [] },
+            Kind::Said | Kind::Call(_) => Self::OutputText { text, annotations: [], logprobs },
         }
     }
 }
 
 impl Item {
     /// The item of a section, of the answer `of` the section `at`.
-    pub(crate) fn new(section: &Section, of: &str, at: usize, status: Status) -> Self {
+    pub(crate) fn new(
+        section: &Section,
+        (of, at): (&str, usize),
+        status: Status,
+        logprobs: Vec<ChatToken>,
+    ) -> Self {
         let (id, Section { kind, text }) = (id(kind_word(&section.kind), of, at), section);
-        let content = vec![Part::of(kind, text)];
+        let content = vec![Part::of(kind, text, logprobs)];
         match kind {
             Kind::Thought => Self::Reasoning { id, status, summary: [], content },
             Kind::Said => Self::Message { id, status, role: "assistant", content },
@@ -145,7 +152,7 @@ impl Item {
     /// The item of a section that begins.
     pub(crate) fn begun(kind: &Kind, of: &str, at: usize) -> Self {
         let section = Section { kind: kind.clone(), text: String::new() };
-        let mut item = Self::new(&section, of, at, Status::InProgress);
+        let mut item = Self::new(&section, (of, at), Status::InProgress, Vec::new());
         match &mut item {
             Self::Reasoning { content, .. } | Self::Message { content, .. } => content.clear(),
             Self::FunctionCall { .. } => {}
@@ -208,7 +215,7 @@ pub(crate) enum Tells<'a> {
         #[serde(flatten)]
         text: Text<'a>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        logprobs: Option<[(); 0]>,
+        logprobs: Option<Vec<ChatToken>>,
     },
     Call {
         item_id: &'a str,
@@ -268,7 +275,7 @@ mod tests {
     #[test]
     fn an_item_names_its_response() {
         let section = Section { kind: Kind::Said, text: "a".to_owned() };
-        let item = Item::new(&section, "0f1e", 3, Status::Completed);
+        let item = Item::new(&section, ("0f1e", 3), Status::Completed, Vec::new());
         assert_eq!(item.id(), "msg_0f1e_3");
         assert_eq!(response_of(item.id()), Some(response_id("0f1e")));
         assert_eq!(response_of("msg"), None);
