@@ -84,9 +84,11 @@ impl Order {
         [self.dir.as_path(), scratch].into_iter().chain(declared).collect()
     }
 
-    /// Whether it is to see the machine's own shared memory: it is held to nothing, or declares that.
+    /// Whether it is to see the machine's own shared memory: it is held to nothing, declares that, or names
+    /// something that lies there.
     pub(crate) fn is_free(&self) -> bool {
-        self.writes.iter().any(|place| place == Path::new("/") || place.starts_with(SHARED))
+        let is_free = |place: &PathBuf| place == Path::new("/") || place == Path::new(SHARED);
+        self.writes.iter().any(is_free) || self.names_beneath(SHARED)
     }
 
     /// Whether it names anything that lies beneath `folder`, as far as its words say.

@@ -60,11 +60,15 @@ pub(crate) fn tokens() -> PathBuf {
     place.join("smelt-tokens")
 }
 
+/// Any stage may write here, and finds it empty.
+const SHARED: &str = "/dev/shm";
+
 /// Opens the store.
 pub(crate) fn store(access: &Access) -> Result<Store, Failed> {
     let root = root()?;
     match access {
         Access::Build(wait, stop) => {
+            not_shared(&root)?;
             let is_new = !root.join("FORMAT").exists();
             let store = Store::open(&root, *wait)?;
             if is_new && store.is_in_memory() {
@@ -82,6 +86,18 @@ pub(crate) fn store(access: &Access) -> Result<Store, Failed> {
             read_only.map_err(|_| first.into())
         }),
     }
+}
+
+/// A store that every stage may write to protects nothing.
+fn not_shared(root: &Path) -> Result<(), Failed> {
+    let absolute = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
+    if !absolute.starts_with(SHARED) {
+        return Ok(());
+    }
+    Err(Failed::usage(format!(
+        "the store cannot be at {}: stages have {SHARED} to themselves; set SMELT_CACHE to another directory",
+        absolute.display()
+    )))
 }
 
 /// The same store, only to read: nothing is made or completed.

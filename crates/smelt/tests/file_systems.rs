@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use world::machine::say;
-use world::{Ended, World, ended, statuses};
+use world::{Ended, World, commands, ended, statuses};
 
 /// Runs smelt twice on a store in `disk`, once `mount` has put something there, and checks what there is.
 fn run_on(mount: &str) -> Option<(World, Ended)> {
@@ -80,4 +80,28 @@ fn a_store_on_exfat_is_refused() {
 fn a_store_on_another_machine_is_refused() {
     let mount = "mount -t 9p -o trans=virtio,version=9p2000.L lent disk";
     is_refused(mount, "cannot be on 9P: it is of the network");
+}
+
+/// Stages write shared memory freely, and each has its own.
+#[test]
+fn a_store_in_shared_memory_is_refused() {
+    let world = World::of_commands(&["a::echo x > o"]);
+    let at = format!("/dev/shm/smelt-test-{}", std::process::id());
+    let refused = ended(world.command(&["run", "p.toml"]).env("SMELT_CACHE", &at));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("stages have /dev/shm to themselves"), "{}", refused.stderr);
+    assert!(!std::path::Path::new(&at).exists());
+}
+
+#[test]
+fn what_lies_in_shared_memory_may_be_named() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    std::fs::write(folder.path().join("input"), "held").unwrap();
+    let path = format!("path:{}", folder.path().join("input").display());
+    let world = World::new("");
+    let text = commands(&["a::cat $SMELT_INPUTS > o; test -s o"]);
+    world.write("p.toml", &text.replace("inputs = []", &format!("inputs = [\"{path}\"]")));
+    // A mount name space has a /dev of its own in any case.
+    let built = ended(world.command(&["run", "p.toml"]).env("SMELT_CONFINE", "landlock"));
+    assert_eq!(built.code, Some(0), "{}", built.stderr);
 }
