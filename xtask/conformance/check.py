@@ -1,10 +1,11 @@
 """Holds a running server against the official clients of OpenAI's, Anthropic's, Ollama's and Cohere's APIs.
 
-    python check.py http://127.0.0.1:8000 PICTURES
+    python check.py http://127.0.0.1:8000 PICTURES 4318
 
 PICTURES is a directory with shapes-1.png, which the demo's model knows, and clips.  The server has the encoders of
 encoder.toml and reranker.toml besides, and a chat template that knows tools.  Every check is a function; the
-first that fails ends the run with its name and why.
+first that fails ends the run with its name and why.  The last argument is the port to which the server sends its
+spans.
 """
 
 import base64
@@ -19,13 +20,16 @@ import tempfile
 import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import anthropic
 import cohere
 import ollama
 import openai
+from google.protobuf import json_format
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-base, pictures = sys.argv[1], pathlib.Path(sys.argv[2])
+base, pictures, collector = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
 client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60)
 claude = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=60)
 llama = ollama.Client(host=base, timeout=60)
@@ -683,6 +687,66 @@ def answers_have_the_form_that_is_asked_for():
         assert error.body["param"] == param, error.body
 
 
+EXPORTS = []
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Keeps what it is sent, as a collector of OpenTelemetry's would."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        EXPORTS.append((self.path, self.headers["Content-Type"], body))
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_):
+        pass
+
+
+def exported(body):
+    """An export as OpenTelemetry's own definition reads it, which refuses fields that it does not know.
+
+    Ids are hexadecimal in OTLP's JSON, unlike all other bytes of protobuf's.
+    """
+
+    def binary(value):
+        if isinstance(value, list):
+            return [binary(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        ids = ("traceId", "spanId", "parentSpanId")
+        hexed = lambda text: base64.b64encode(bytes.fromhex(text)).decode()
+        return {key: hexed(one) if key in ids else binary(one) for key, one in value.items()}
+
+    return json_format.ParseDict(binary(json.loads(body)), ExportTraceServiceRequest())
+
+
+def spans_are_exported():
+    server = ThreadingHTTPServer(("127.0.0.1", collector), Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    trace, parent = random.randbytes(16), random.randbytes(8)
+    context = {"traceparent": f"00-{trace.hex()}-{parent.hex()}-01"}
+    # Under a salt of its own nothing of it is known yet.
+    ask(shown("What is shown?"), extra_headers=context, extra_body={"cache_salt": trace.hex()})
+    spans, until = [], time.monotonic() + 30
+    while not any(span.parent_span_id == parent for span in spans):
+        assert time.monotonic() < until, [export[:2] for export in EXPORTS]
+        time.sleep(0.1)
+        requests = [exported(body) for path, kind, body in EXPORTS if (path, kind) == ("/v1/traces", "application/json")]
+        assert len(requests) == len(EXPORTS), [export[:2] for export in EXPORTS]
+        scopes = [scope for one in requests for resource in one.resource_spans for scope in resource.scope_spans]
+        spans = [span for scope in scopes for span in scope.spans if span.trace_id == trace]
+    root = next(span for span in spans if span.parent_span_id == parent)
+    below = [span for span in spans if span.parent_span_id == root.span_id]
+    assert {"vision", "prompt", "decoding"} <= {span.name for span in below}, spans
+    for span in below:
+        assert len(span.span_id) == 8 and root.start_time_unix_nano <= span.start_time_unix_nano, span
+        assert span.start_time_unix_nano <= span.end_time_unix_nano <= root.end_time_unix_nano, span
+    server.shutdown()
+
+
 CHECKS = [
     models, a_picture_is_seen, clips_are_seen_frame_by_frame, films_are_seen, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on,
     responses_tell_how_likely_tokens_were, responses_tell_what_they_were_asked, some_tools_are_allowed, a_last_message_is_gone_on_with,
@@ -690,7 +754,7 @@ CHECKS = [
     messages_are_answered, messages_are_streamed, messages_call_tools, messages_are_refused_in_their_words, texts_are_embedded, documents_are_ranked, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
     conversations_go_on, completions, answers_have_the_form_that_is_asked_for, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
-    a_deadline_breaks_off, who_leaves_is_cancelled, many_at_once_say_what_one_says,
+    a_deadline_breaks_off, spans_are_exported, who_leaves_is_cancelled, many_at_once_say_what_one_says,
 ]
 
 for check in CHECKS:

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::server::Server;
+use crate::server::{Server, free_port};
 use crate::tidy::build_smelt;
 use crate::{debian, page, python, root, target};
 
@@ -28,9 +28,11 @@ pub(crate) fn run() -> Result<()> {
     debian::need_alone("ffmpeg", || debian::runs("ffmpeg", "-version"))?;
     let python = python::environment("conformance", &folder.join("requirements.txt"))?;
     let cache = target().join("conformance");
-    let server = serve(&cache)?;
+    let collector = free_port()?;
+    let server = serve(&cache, &["--otlp-endpoint", &format!("http://127.0.0.1:{collector}")])?;
     let mut client = Command::new(&python);
     client.arg(folder.join("check.py")).arg(server.url()).arg(root().join("tests/data"));
+    client.arg(collector.to_string());
     succeed(&mut client, "the official client found a fault")?;
     page::check(&server)?;
     let mut made_up = Command::new(python.with_file_name("schemathesis"));
@@ -49,7 +51,7 @@ pub(crate) fn run() -> Result<()> {
 /// grows.
 pub(crate) fn soak() -> Result<()> {
     println!("\n$ conformance, {REQUESTS} requests");
-    let server = serve(&target().join("conformance"))?;
+    let server = serve(&target().join("conformance"), &[])?;
     let mut client = Command::new("python3");
     client.arg(root().join("xtask/conformance/soak.py")).arg(server.url());
     client.arg(server.pid().to_string()).arg(root().join("tests/data/shapes-1.png"));
@@ -65,7 +67,7 @@ fn succeed(command: &mut Command, failed: &str) -> Result<()> {
 
 /// Builds the demo, an encoder and a cross-encoder in a store of their own under `cache`, and serves them, the demo by a
 /// template that knows tools.
-fn serve(cache: &Path) -> Result<Server> {
+fn serve(cache: &Path, flags: &[&str]) -> Result<Server> {
     let smelt = build_smelt()?;
     let pipelines = [
         "pipelines/demo.toml",
@@ -85,6 +87,6 @@ fn serve(cache: &Path) -> Result<Server> {
     }
     let mut serve = command("serve", &pipelines);
     serve.arg("--chat-template").arg(root().join("tests/data/hermes.jinja"));
-    serve.arg("--slots").arg("--slot-save-path").arg(cache.join("slots"));
+    serve.args(flags).arg("--slots").arg("--slot-save-path").arg(cache.join("slots"));
     Server::start(&mut serve, &["--addr", "127.0.0.1:PORT"], &cache.join("serve.log"))
 }

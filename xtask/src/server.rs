@@ -21,7 +21,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `command` with `arguments`, which say `PORT` where the port goes.
     pub(crate) fn start(command: &mut Command, arguments: &[&str], log: &Path) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let arguments = arguments.iter().map(|word| word.replace("PORT", &port.to_string()));
         let out = File::create(log).with_context(|| log.display().to_string())?;
         command.args(arguments).stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
@@ -66,6 +66,11 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A port that nobody listens at now.
+pub(crate) fn free_port() -> std::io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// What the server says to a request, status and headers too.
