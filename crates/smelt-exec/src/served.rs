@@ -12,7 +12,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use smelt_watch::Sample;
 
-use crate::notes::{locks_shared, make_dir, note, noted, now_s, open_file, open_to_look};
+use crate::notes::{
+    locks, locks_shared, make_dir, note, noted, open_file, open_to_look, since_1970,
+};
 
 /// More notes than this are no machine's servers: the folder is anybody's.
 const SERVERS_MAX: usize = 256;
@@ -85,11 +87,14 @@ impl Claim {
         let short = open_file(&dir.join("lock"))?;
         short.lock()?;
         remove_dead(&notes);
-        let (pid, since_s) = (std::process::id(), now_s());
-        let path = notes.join(format!("{pid}-{since_s}"));
+        let (pid, now) = (std::process::id(), since_1970());
+        // Containers that share the folder may have processes of one number.
+        let path = notes.join(format!("{pid}-{}", now.as_nanos()));
         let file = open_file(&path)?;
-        file.lock()?;
-        let name = name.to_owned();
+        if !locks(&file)? {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let (name, since_s) = (name.to_owned(), now.as_secs());
         let server = Server { pid, name, holds_max_bytes, since_s, ..Server::default() };
         note(&file, &server);
         Ok(Self { path, file, server })
