@@ -145,6 +145,14 @@ impl Turn {
         Ok(Self { role: role.to_owned(), pieces, fields: Vec::new() })
     }
 
+    /// The same turn with so many clips in front, a line each.
+    #[must_use]
+    pub fn behind_clips(mut self, clips: usize) -> Self {
+        let clip = Piece::Shown { is_clip: true, is_line: true };
+        self.pieces.splice(..0, std::iter::repeat_n(clip, clips));
+        self
+    }
+
     /// The same turn with one more field of its message: `tool_calls`, `tool_call_id`, `name`,
     /// `reasoning_content` and whatever else the template knows.
     ///
@@ -449,6 +457,13 @@ mod tests {
         let turn = turn.unwrap();
         let runs: Vec<Vec<Run>> = (1..=turn.pictures()).map(|n| vec![Run::bare(n)]).collect();
         assert_eq!(expand(&turn.text(), &tokens(), &runs).unwrap(), expect);
+    }
+
+    #[test]
+    fn clips_stand_in_front() {
+        let turn = Turn::from_marked("user", "Is it <image>?", 1).unwrap().behind_clips(2);
+        assert_eq!(turn.clips().collect::<Vec<_>>(), [true, true, false]);
+        check_turn(Ok(turn), "<img><C></img>\n<img><C><C></img>\nIs it <img><C><C><C></img>?");
     }
 
     #[test]

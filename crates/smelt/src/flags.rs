@@ -17,6 +17,7 @@ use clap::{Args, Command, CommandFactory as _, Parser};
 use smelt_engine::llm::KvType;
 use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{BUDGET_MAX, Method, Scheme};
+use smelt_runtime::image::{FRAMES_MAX, Wanted};
 
 use crate::checkpoint::Form;
 use crate::paint::When;
@@ -248,6 +249,11 @@ pub(crate) struct ChatFlags {
     /// A PNG, JPEG, WebP or GIF picture to ask about (may be given several times)
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Vec<PathBuf>,
+    /// A film to ask about, MP4, QuickTime, WebM or Matroska (may be given several times); ffmpeg reads it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) video: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) frames: FrameFlags,
     /// The most tokens to answer with
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) max_tokens: usize,
@@ -265,6 +271,28 @@ pub(crate) struct ChatFlags {
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
+}
+
+/// Which frames of films are looked at.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct FrameFlags {
+    /// Most frames of a film that are looked at
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=FRAMES_MAX as i64))]
+    pub(crate) max_frames: u16,
+    /// Frames of each second that are looked at (default: as many as the model's own processor does)
+    #[arg(long, value_name = "N", value_parser = frames_per_second)]
+    pub(crate) fps: Option<f64>,
+}
+
+impl FrameFlags {
+    pub(crate) fn wanted(self) -> Wanted {
+        Wanted { fps: self.fps, frames: None, frames_max: self.max_frames.into() }
+    }
+}
+
+fn frames_per_second(text: &str) -> Result<f64, String> {
+    let fps = text.parse().ok().filter(|fps: &f64| *fps > 0.0 && fps.is_finite());
+    fps.ok_or_else(|| "must be more than 0".to_owned())
 }
 
 #[derive(Debug, Args)]

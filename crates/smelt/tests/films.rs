@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
-use world::server::{Server, base64};
-use world::until;
+use world::server::{BUILT, Server, base64};
+use world::{data, until};
 
 const SMELT: &str = env!("CARGO_BIN_EXE_smelt");
 
@@ -57,6 +57,29 @@ fn films_are_shown_frame_by_frame() {
     let one = tokens(json!({ "nframes": 1 }));
     assert_eq!(tokens(json!({})), 6 * one);
     assert_eq!(tokens(json!({ "fps": 1 })), 4 * one);
+    // What a film takes is counted before anything is answered, as it is then.
+    let answer = server.chat(shown(&bytes, &json!({ "fps": 1 })));
+    let counted =
+        server.post("/tokenize", shown(&bytes, &json!({ "fps": 1 })).to_string().as_bytes());
+    assert_eq!(
+        counted.json()["count"],
+        answer.json()["usage"]["prompt_tokens"],
+        "{}",
+        counted.body
+    );
+    // `chat` looks at the same frames, and is answered the same.
+    let said = answer.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let path = folder.path().join("film.mp4");
+    let path = path.to_str().unwrap();
+    let flags = ["--max-frames", "6", "--fps", "1", "--max-tokens", "2"];
+    let asked = [&["chat", "p.toml", "--video", path][..], &flags, &["What is this?"]].concat();
+    let chat = BUILT.smelt(&asked);
+    assert_eq!((chat.code, chat.stdout.trim()), (Some(0), said.trim()), "{}", chat.stderr);
+    assert!(chat.stderr.contains("(4 tiles)"), "{}", chat.stderr);
+    let none = data("shapes-1.png");
+    let none = BUILT.smelt(&["chat", "p.toml", "--video", none.to_str().unwrap(), "What?"]);
+    assert_eq!(none.code, Some(4), "{}", none.stderr);
+    assert!(none.stderr.contains("shapes-1.png: it is no film"), "{}", none.stderr);
     let refused = |bytes: &[u8], says: &str| {
         let answer = server.chat(shown(bytes, &json!({})));
         let error = &answer.json()["error"];

@@ -46,12 +46,12 @@ pub(crate) struct Chat {
 }
 
 /// What a chat shows that it does not hold itself.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Brought {
     /// The files that other hosts have, in order.
     pub(crate) fetched: Vec<Vec<u8>>,
-    /// Who reads films, where somebody does.
-    pub(crate) films: Option<Films>,
+    /// Who reads films.
+    pub(crate) films: Films,
 }
 
 /// The fields that a chat reads.
@@ -179,7 +179,7 @@ impl Chat {
         let files = shown::files(&said, brought.fetched)?;
         // Held until the pictures are cut.
         let _room = asker.room(shown::pixels(&files))?;
-        let shown = shown::decode(files, (text, limits), brought.films.as_ref(), asker)?;
+        let shown = shown::decode(files, (text, limits), &brought.films, asker)?;
         let mut turns = Vec::new();
         for (at, said) in said.iter().enumerate() {
             let parts = said.pieces.iter().map(|piece| match piece {

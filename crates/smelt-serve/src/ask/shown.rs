@@ -1,7 +1,7 @@
 //! Decodes what a conversation shows: pictures, and the frames of clips, all within one limit.
 
 use smelt_runtime::deployment::Text;
-use smelt_runtime::image::{Animation, PIXELS_MAX, Picture, Shown, Wish, chosen};
+use smelt_runtime::image::{Animation, PIXELS_MAX, Picture, Shown, Wish};
 
 use crate::api::chat::Role;
 use crate::api::clip::{Clip, FPS_USUAL, Film};
@@ -116,7 +116,7 @@ pub(super) fn pixels(files: &[Files<'_>]) -> u64 {
 pub(super) fn decode(
     files: Vec<Files<'_>>,
     (text, limits): (&Text, Limits),
-    films: Option<&Films>,
+    films: &Films,
     asker: &Asker,
 ) -> Result<Vec<Shown>, ApiError> {
     let mut decoded = Vec::new();
@@ -167,20 +167,12 @@ fn read(
     film: (Kind, &[u8]),
     clip: &Clip<'_>,
     (text, share): (&Text, Share),
-    (films, asker): (Option<&Films>, &Asker),
+    (films, asker): (&Films, &Asker),
 ) -> Result<films::Film, ApiError> {
-    /// A picture is made smaller twice: by `ffmpeg` to twice the side that is seen, and as the model's processor does.
-    const PIXELS_PER_SEEN: u64 = 4;
-    let Some(films) = films else {
-        return Err(ApiError::field(&clip.at, "films are not counted; send frames"));
-    };
     let eyes = text.seeing().map_err(|blind| unprepared(&clip.at, blind))?;
-    let seen = eyes.grids.iter().map(|grid| grid.size.pixels() as u64).max().unwrap_or(1);
-    let wanted = clip.wanted(share.frames);
-    let frames = wanted.frames_max.max(1) as u64;
-    let pixels = (seen * PIXELS_PER_SEEN).min(share.pixels / frames).max(1);
-    let choose = |reel| chosen(text.spec.family, reel, wanted);
-    let film = films.read(film, pixels, choose, &|| asker.check().is_ok());
+    let by = (text.spec.family, eyes);
+    let wanted = (clip.wanted(share.frames), share.pixels);
+    let film = films.seen(film, by, wanted, &|| asker.check().is_ok());
     film.map_err(|error| match error {
         FilmError::Start(_) | FilmError::Left => ApiError::failed(error.to_string()),
         error => ApiError::field(&clip.at, error),

@@ -9,10 +9,16 @@ mod ppm;
 mod select;
 
 use std::ffi::OsString;
+use std::fmt::Display;
+use std::fs::File;
 use std::io::{self, BufReader, Read};
+use std::path::Path;
 use std::time::Duration;
 
-use smelt_runtime::image::{Picture, Reel};
+use smelt_runtime::deployment::{Family, Text};
+use smelt_runtime::image::{
+    Eyes, FILE_BYTES_MAX, PIXELS_MAX, Picture, Reel, Shown, Wanted, chosen,
+};
 
 use child::{Child, Said};
 
@@ -24,6 +30,10 @@ const TIME_MAX: Duration = Duration::from_secs(90);
 pub const MEMORY_BYTES_MAX: u64 = 512 << 20;
 /// The longest film: what the positions of a model count, and more than a person would ask about.
 const LENGTH_S_MAX: f64 = 4.0 * 3600.0;
+
+/// Of a frame for each pixel that a model sees: a picture is made smaller twice, by `ffmpeg` to twice the side that is seen, and as
+/// the model's processor does.
+const PIXELS_PER_SEEN: u64 = 4;
 
 /// How the program that confines says that there is no `ffmpeg`, as shells do.
 pub const ABSENT: i32 = 127;
@@ -113,6 +123,24 @@ impl Films {
         Self { command }
     }
 
+    /// The frames that a model's own processor would look at, no larger than is of use to it, and together of at most so
+    /// many pixels; `is_wanted` says whether anybody still waits.  Blocks.
+    ///
+    /// # Errors
+    /// [`FilmError`].
+    pub(crate) fn seen(
+        &self,
+        film: (Kind, &[u8]),
+        (family, eyes): (Family, &Eyes),
+        (wanted, pixels_max): (Wanted, u64),
+        is_wanted: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Film, FilmError> {
+        let seen = eyes.grids.iter().map(|grid| grid.size.pixels() as u64).max().unwrap_or(1);
+        let frames = wanted.frames_max.max(1) as u64;
+        let pixels = (seen * PIXELS_PER_SEEN).min(pixels_max / frames).max(1);
+        self.read(film, pixels, |reel| chosen(family, reel, wanted), is_wanted)
+    }
+
     /// The frames of the film in `bytes` that `choose` chooses, by their numbers, each of at most so many `pixels`;
     /// `is_wanted` says whether anybody still waits.  Blocks.
     ///
@@ -149,6 +177,33 @@ impl Films {
             false => Ok(Film { frames, fps }),
         }
     }
+}
+
+/// What a model is shown of the film in `path`, which `command` reads: the program that confines `ffmpeg`, with its first
+/// arguments.  Blocks.
+///
+/// # Errors
+/// One line.
+pub fn open(
+    path: &Path,
+    text: &Text,
+    wanted: Wanted,
+    command: Vec<OsString>,
+) -> Result<Shown, String> {
+    let named = |why: &dyn Display| format!("{}: {why}", path.display());
+    let eyes = text.seeing().map_err(|blind| blind.to_string())?;
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(|error| named(&error))?;
+    let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
+    if read.map_err(|error| named(&error))? as u64 > FILE_BYTES_MAX {
+        return Err(named(&format!("the film has more than the {FILE_BYTES_MAX} bytes allowed")));
+    }
+    let no_film = "it is no film; those are MP4, QuickTime, WebM or Matroska";
+    let kind = Kind::of(&bytes).ok_or_else(|| named(&no_film))?;
+    let by = (text.spec.family, eyes);
+    let film = Films::new(command).seen((kind, &bytes), by, (wanted, PIXELS_MAX), &|| true);
+    let film = film.map_err(|error| named(&error))?;
+    Shown::film(film.frames, film.fps).map_err(|error| named(&error))
 }
 
 /// At most so many pictures of at most so many pixels; what is no picture ends them.

@@ -55,9 +55,10 @@ pub(super) async fn count_tokens(call: Call, body: Body) -> Result<Response, Api
     call.shared.models.wake(name.as_deref()).await?;
     let models = Arc::clone(&call.shared.models);
     let reuse = of_service(&call.client, &chat.common, call.shared.is_cache_shared)?.reuse;
+    let shown = (limits, call.shared.films.clone());
     let tokens = call.shared.preparing.run(move |asker| {
         let model = models.ask(name.as_deref())?;
-        let tokens = counted(&chat, model.speaks()?.text(), limits, (asker, reuse));
+        let tokens = counted(&chat, model.speaks()?.text(), shown, (asker, reuse));
         drop(budget);
         Ok(tokens.map_err(|error| places.told(error))?.len())
     });

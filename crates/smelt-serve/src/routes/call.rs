@@ -135,7 +135,7 @@ impl Call {
             let limit = limit.unwrap_or(service.text().max_seq_len);
             let manners = chat.common.manners(logprobs, limit)?;
             let client = of_service(&client, &chat.common, is_shared)?;
-            let brought = Brought { fetched, films: Some(films) };
+            let brought = Brought { fetched, films };
             let prompt = chat.prepare(service.text(), brought, limits, (asker, client.reuse))?;
             asker.check()?;
             let answers = manners.len();

@@ -21,6 +21,7 @@ use crate::ask::{
     chat::{Brought, Chat},
 };
 use crate::error::ApiError;
+use crate::films::Films;
 use crate::models::Running;
 
 /// Most tokens that are written out at once: a quarter of a million take some ten MB.
@@ -64,9 +65,17 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
     let Call { shared, client, headers, .. } = call;
     let held = shared.read(&headers, body).await?;
     let (models, limits) = (Arc::clone(&shared.models), shared.limits);
-    let is_shared = shared.is_cache_shared;
-    let tokens = shared.preparing.run(move |asker| {
+    let (is_shared, films) = (shared.is_cache_shared, shared.films.clone());
+    let read = shared.preparing.run(move |_| {
         let asked: Tokenize = read::json(weigh(&held.bytes)?)?;
+        let is_chat = asked.messages.is_some();
+        let chat = is_chat.then(|| Chat::read(&held.bytes)).transpose()?;
+        let may_show_films = chat.as_ref().map_or(Ok(false), |chat| chat.may_show_films(limits))?;
+        Ok((held, asked, may_show_films))
+    });
+    let (held, asked, may_show_films) = read.await?;
+    let work = if may_show_films { &shared.filming } else { &shared.preparing };
+    let tokens = work.run(move |asker| {
         let model = models.ask(asked.model.as_deref())?;
         let tokens = match (asked.prompt, asked.messages) {
             (Some(_), Some(_)) => {
@@ -78,7 +87,7 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
             (None, _) => {
                 let chat = Chat::read(&held.bytes)?;
                 let reuse = of_service(&client, &chat.common, is_shared)?.reuse;
-                counted(&chat, model.speaks()?.text(), limits, (asker, reuse))?
+                counted(&chat, model.speaks()?.text(), (limits, films), (asker, reuse))?
             }
         };
         Ok(Tokens { count: tokens.len(), max_model_len: model.running.tokens_max(), tokens })
@@ -102,14 +111,15 @@ fn encoded(model: &Running, (text, is_whole): (&str, bool)) -> Result<Vec<u32>, 
 pub(super) fn counted(
     chat: &Chat,
     text: &Text,
-    limits: Limits,
+    (limits, films): (Limits, Films),
     asker: (&Asker, Option<Identity>),
 ) -> Result<Vec<u32>, ApiError> {
     if let Some((at, _)) = chat.elsewhere(limits)?.first() {
         let why = "pictures of other hosts are not counted; send a data: URI";
         return Err(ApiError::field(at, why));
     }
-    Ok(chat.prepare(text, Brought::default(), limits, asker)?.tokens)
+    let brought = Brought { fetched: Vec::new(), films };
+    Ok(chat.prepare(text, brought, limits, asker)?.tokens)
 }
 
 /// The text of `tokens`, special ones included.

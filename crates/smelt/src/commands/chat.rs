@@ -3,10 +3,13 @@
 mod looking;
 mod talk;
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_engine::llm::{KvOptions, RunError};
 use smelt_exec::served;
+use smelt_runtime::deployment::Text;
 use smelt_runtime::generate::{
     Answer, GenerateError, Heard, Manner, Request, SpeakError, generate_heard,
 };
@@ -17,13 +20,15 @@ use smelt_runtime::sampling::Settings;
 use smelt_runtime::service::{DoesNotFit, KvPlan, give_what_is_left};
 use smelt_runtime::stop;
 use smelt_runtime::template::Context;
+use smelt_serve::films;
 
 use self::looking::Looking;
 use super::{open, target};
 use crate::claim;
 use crate::exit::{Exit, Failed};
-use crate::flags::{ChatFlags, SamplingFlags};
+use crate::flags::{ChatFlags, FrameFlags, SamplingFlags};
 use crate::say::{answer, tell};
+use crate::stage;
 use crate::table;
 
 pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
@@ -49,16 +54,20 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
         ..Manner::greedy(flags.max_tokens)
     };
     let Some(prompt) = &flags.prompt else {
-        return talk::talk(open()?, &manner, &flags.image);
+        return talk::talk(open()?, &manner, flags);
     };
-    let shown = flags.image.iter().map(|path| Picture::open(path).map(Shown::from));
-    let shown = shown.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
+    let pictures = flags.image.iter().map(|path| Picture::open(path).map(Shown::from));
+    let pictures = pictures.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
     let mut deployment = open()?;
+    let films = flags.video.iter().map(|path| film(path, &deployment.text, flags.frames));
+    let films = films.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
     let plan = give_what_is_left(&mut deployment.llm);
     let plan = plan.map_err(too_little)?;
     let _claim = claim::open(NAME, served::own_bytes().saturating_add(plan.bytes));
     cut(&plan, deployment.text.max_seq_len).iter().for_each(tell);
-    let turn = Turn::from_marked("user", prompt, shown.len()).map_err(Failed::usage)?;
+    let turn = Turn::from_marked("user", prompt, pictures.len()).map_err(Failed::usage)?;
+    let turn = turn.behind_clips(films.len());
+    let shown: Vec<Shown> = films.into_iter().chain(pictures).collect();
     let (turns, context) = (&[turn], &Context::default());
     let request = Request { turns, shown: &shown, context, manner: &manner, now_s: now.as_secs() };
     let (mut said, mut line) = (Ok(()), Looking::new());
@@ -79,6 +88,11 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
 
 /// What runs call it that wait for the memory that it may take.
 const NAME: &str = "smelt chat";
+
+/// What is shown of a film.
+fn film(path: &Path, text: &Text, frames: FrameFlags) -> Result<Shown, String> {
+    films::open(path, text, frames.wanted(), stage::film::COMMAND.map(OsString::from).into())
+}
 
 /// Seeds that are drawn from the clock: short enough to be typed again.
 const SEEDS: u64 = 1_000_000;

@@ -26,6 +26,7 @@ use crate::exit::{Exit, Failed};
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 use crate::holds::Holds;
 use crate::say::{answer, begin_log, tell, warn};
+use crate::stage;
 
 /// Answers at once, where nobody says how many.
 const BATCH_USUAL: usize = 8;
@@ -261,8 +262,7 @@ fn options(flags: &ServeFlags) -> Result<(Options, Vec<String>), Failed> {
         cors_origins: cors_origin.clone(),
         tls,
         remote_images: reach(&flags.doors),
-        // Itself, as it is now, whatever is installed meanwhile.
-        films: ["/proc/self/exe", "stage", "film", "--"].map(OsString::from).into(),
+        films: stage::film::COMMAND.map(OsString::from).into(),
         images_max: max_images,
         frames_max: max_frames.into(),
         body_bytes_max: max_body,

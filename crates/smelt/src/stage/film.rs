@@ -1,6 +1,6 @@
-//! Becomes `ffmpeg` within a cell, for a server that is shown films.
+//! Becomes `ffmpeg` within a cell, for a server or a conversation that is shown films.
 //!
-//! It ends as the server's own contract says where that cannot be: nobody but the server starts it.
+//! It ends as the server's own contract says where that cannot be: nobody else starts it.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,6 +9,9 @@ use smelt_exec::Cell;
 use smelt_serve::films::{ABSENT, CPU_TIME_MAX, MEMORY_BYTES_MAX, UNFIT};
 
 use crate::exit::{Exit, Failed};
+
+/// How it is started: itself, as it is now, whatever is installed meanwhile.
+pub(crate) const COMMAND: [&str; 4] = ["/proc/self/exe", "stage", "film", "--"];
 
 const PROGRAM: &str = "ffmpeg";
 

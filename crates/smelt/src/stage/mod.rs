@@ -8,7 +8,7 @@ mod work;
 
 pub(crate) mod calibrate;
 pub(crate) mod deployment;
-mod film;
+pub(crate) mod film;
 mod source;
 mod strict;
 mod surgery;

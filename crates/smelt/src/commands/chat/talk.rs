@@ -4,7 +4,7 @@
 //! looked at once.  What is said is on standard output, all else on standard error.
 
 use std::io::{self, BufRead, IsTerminal as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use smelt_exec::served;
@@ -19,16 +19,17 @@ use smelt_runtime::speaker::{Form, Manner};
 use smelt_runtime::template::Context;
 
 use super::looking::Looking;
-use super::smaller;
+use super::{film, smaller};
 use crate::claim;
 use crate::exit::{Exit, Failed};
+use crate::flags::{ChatFlags, FrameFlags};
 use crate::say::{answer, tell, tell_raw};
 use crate::table;
 
 /// The longest line read: more than any context holds.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
-const HELP: &str = "/image FILE shows a picture with the next line, /clear begins anew, /quit ends";
+const HELP: &str = "/image FILE and /video FILE show a picture or a film with the next line, /clear begins anew, /quit ends";
 /// Of a model that reads text alone.
 const HELP_OF_TEXT: &str = "/clear begins anew, /quit ends";
 
@@ -40,6 +41,7 @@ const FORGETS: &str = "this model sees the pictures of a conversation, but forge
 enum Line<'a> {
     Say(&'a str),
     Image(PathBuf),
+    Video(PathBuf),
     Clear,
     Help,
     Quit,
@@ -58,6 +60,7 @@ impl<'a> Line<'a> {
         match (word, rest.trim()) {
             ("", _) => Self::Nothing,
             ("/image", file) if !file.is_empty() => Self::Image(PathBuf::from(file)),
+            ("/video", file) if !file.is_empty() => Self::Video(PathBuf::from(file)),
             ("/clear", "") => Self::Clear,
             ("/help", "") => Self::Help,
             ("/quit" | "/exit", "") => Self::Quit,
@@ -72,7 +75,8 @@ impl<'a> Line<'a> {
 struct Conversation {
     turns: Vec<Turn>,
     shown: Vec<Shown>,
-    /// Pictures that the next line shows.
+    /// Films and pictures that the next line shows.
+    films: Vec<Shown>,
     next: Vec<Shown>,
 }
 
@@ -81,7 +85,8 @@ impl Conversation {
     fn prepare(&mut self, text: &Text, line: &str, answer_max: usize) -> Result<Prepared, String> {
         let turn = Turn::from_marked("user", line, self.next.len());
         let before = self.shown.len();
-        self.turns.push(turn.map_err(|error| error.to_string())?);
+        self.turns.push(turn.map_err(|error| error.to_string())?.behind_clips(self.films.len()));
+        self.shown.append(&mut self.films);
         self.shown.append(&mut self.next);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (turns, shown, context) = (&self.turns, &self.shown, &Context::default());
@@ -108,32 +113,49 @@ impl Conversation {
             Ok(picture) => picture,
             Err(error) => return tell(error),
         };
-        let (width, height) = (picture.width(), picture.height());
-        let shown = Shown::from(picture);
-        // What will be asked is not known yet.
-        match Sight::new(text, &shown, Asked { words: "", reuse: None }) {
-            Ok(sight) => {
-                let (tokens, path) = (sight.tokens(), path.display());
-                tell(format_args!("{path}: {width}x{height}, {tokens} image tokens"));
-                self.next.push(shown);
-            }
+        let what = format!("{}x{}", picture.width(), picture.height());
+        if let Some(shown) = counted(text, Shown::from(picture), (&path, &what)) {
+            self.next.push(shown);
+        }
+    }
+
+    /// Reads a film for the next line, and tells its cost.
+    fn play(&mut self, text: &Text, path: &Path, frames: FrameFlags) {
+        match film(path, text, frames) {
+            Ok(shown) => self.films.extend(counted(text, shown, (path, "a film"))),
             Err(error) => tell(error),
         }
     }
 }
 
-/// Talks until standard input ends, beginning with `pictures`.
+/// What is to be shown, after its cost was told; nothing where it cannot be.
+fn counted(text: &Text, shown: Shown, (path, what): (&Path, &str)) -> Option<Shown> {
+    // What will be asked is not known yet.
+    let tokens = match Sight::new(text, &shown, Asked { words: "", reuse: None }) {
+        Ok(sight) => sight.tokens(),
+        Err(error) => {
+            tell(error);
+            return None;
+        }
+    };
+    tell(format_args!("{}: {what}, {tokens} image tokens", path.display()));
+    Some(shown)
+}
+
+/// Talks until standard input ends, beginning with the flags' pictures and films.
 pub(super) fn talk(
     deployment: Deployment,
     manner: &Manner,
-    pictures: &[PathBuf],
+    flags: &ChatFlags,
 ) -> Result<Exit, Failed> {
     let options = Options { queue_max: 1, running_max: 1, ..Options::default() };
     let service = Service::start(deployment, options).map_err(failed)?;
     let may_take = service.may_take_bytes();
     let _claim = claim::open(super::NAME, served::own_bytes().saturating_add(may_take));
     let mut conversation = Conversation::default();
-    pictures.iter().for_each(|path| conversation.show(service.text(), path.clone()));
+    let (text, frames) = (service.text(), flags.frames);
+    flags.video.iter().for_each(|path| conversation.play(text, path, frames));
+    flags.image.iter().for_each(|path| conversation.show(text, path.clone()));
     let help = if service.text().eyes.is_some() { HELP } else { HELP_OF_TEXT };
     let is_terminal = io::stdin().is_terminal();
     if service.text().template.forgets() {
@@ -159,6 +181,7 @@ pub(super) fn talk(
         match Line::parse(&line) {
             Line::Say(line) => turn(&service, manner, &mut conversation, line)?,
             Line::Image(path) => conversation.show(service.text(), path),
+            Line::Video(path) => conversation.play(service.text(), &path, flags.frames),
             Line::Clear => conversation = Conversation::default(),
             Line::Help => tell(help),
             Line::Quit => return Ok(Exit::Ok),
@@ -278,6 +301,8 @@ mod tests {
             ("What is it?\n", Line::Say("What is it?")),
             ("//image is a word", Line::Say("/image is a word")),
             ("/image  my picture.png \n", Line::Image(PathBuf::from("my picture.png"))),
+            ("/video a b.mp4", Line::Video(PathBuf::from("a b.mp4"))),
+            ("/video", Line::Unknown("/video")),
             ("/clear", Line::Clear),
             ("/help", Line::Help),
             ("/exit\n", Line::Quit),
