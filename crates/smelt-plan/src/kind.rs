@@ -326,6 +326,16 @@ fn idle_budget(params: &BTreeMap<String, Value>) -> Option<(String, String)> {
     is_idle.then(|| ("budget".to_owned(), message()))
 }
 
+/// compressed-tensors 0.20, which transformers 5 reads them by, refuses sorted columns.
+fn unread_order(params: &BTreeMap<String, Value>) -> Option<(String, String)> {
+    let word = |name: &str| params.get(name).and_then(Value::as_str);
+    let is_sorted = word("method") == Some("gptq-act-order");
+    (is_sorted && word("format") == Some("compressed-tensors")).then(|| {
+        let why = "gptq-act-order sorts columns, which compressed-tensors reads no more; use method = \"gptq\", or format = \"gptq\"";
+        ("method".to_owned(), why.to_owned())
+    })
+}
+
 impl Kind {
     /// Every kind.
     pub const ALL: [Self; 11] = [
@@ -428,7 +438,7 @@ impl Kind {
             Self::GraphSurgery => crate::surgery::conflict(params),
             Self::Command => crate::validity::conflict(params),
             Self::EngineBuild => foreign_precision(params),
-            Self::Quantize => idle_budget(params),
+            Self::Quantize => idle_budget(params).or_else(|| unread_order(params)),
             _ => None,
         }
     }
@@ -455,8 +465,8 @@ impl Kind {
     pub fn version(self) -> u32 {
         match self {
             // Errors are carried by the factor of the Hessian where inputs are few, best tries three dampings; other
-            // programs find what stays floats.
-            Self::Quantize => 8,
+            // programs find what stays floats, the head among it.
+            Self::Quantize => 9,
             // The reference's products are fused.
             Self::Calibrate => 7,
             // As above.
@@ -509,6 +519,17 @@ mod tests {
         };
         assert_eq!(refused("best"), None);
         assert_eq!(refused("gptq").as_deref(), Some("budget"));
+    }
+
+    #[test]
+    fn sorted_columns_go_to_a_format_that_reads_them() {
+        let refused = |format: &str| {
+            let params = [("method", "gptq-act-order"), ("format", format)];
+            let params = params.map(|(name, value)| (name.to_owned(), Value::from(value)));
+            Kind::Quantize.conflict(&params.into()).map(|(field, _)| field)
+        };
+        assert_eq!(refused("compressed-tensors").as_deref(), Some("method"));
+        assert_eq!((refused("gptq"), refused("smelt")), (None, None));
     }
 
     #[test]

@@ -8,8 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use smelt_model::checkpoint::Checkpoint;
+use smelt_model::decoder::LM_HEAD;
 use smelt_model::packed::write::{Format, write};
-use smelt_model::quantize::{self, IntGrid, Options, Report, Scheme};
+use smelt_model::quantize::{self, Options, Report, Scheme};
 use smelt_runtime::deployment::{self, TEXT_FILES};
 use smelt_runtime::tokenizer::TOKENIZER_FILE;
 
@@ -118,6 +119,7 @@ pub(crate) fn quantize(
         let report = quantize::quantize(checkpoint, options, out, say);
         return report.map(Some).map_err(Failed::model);
     };
+    misread_head(checkpoint, options, format).iter().for_each(tell);
     if !options.rounds() {
         write(checkpoint, checkpoint, format, out, say).map_err(Failed::model)?;
         return Ok(None);
@@ -138,11 +140,28 @@ pub(crate) fn quantize(
     Ok(Some(report))
 }
 
-/// `options` with what `format` can describe for defaults: AWQ and GPTQ say one thing of all
-/// modules, so a head that would be packed otherwise than the layers stays floats unless asked for.
+/// `options` with the defaults of `format`: AWQ and GPTQ say one thing of all modules, and transformers
+/// reads no packed head in them, so that the head stays floats unless asked for.
 fn for_format<'a>(options: &Options<'a>, format: Format) -> Options<'a> {
-    let differs = matches!(options.scheme.grid(), Some(IntGrid { bits: 4, .. }));
-    let is_one = matches!(format, Format::Awq | Format::Gptq);
-    let head = options.head.or_else(|| (differs && is_one).then_some(Scheme::None));
+    let head = options.head.or_else(|| is_read_as_floats(format).then_some(Scheme::None));
     Options { head, ..options.clone() }
+}
+
+/// What transformers makes of a packed head in `format`, where it gets one.
+fn misread_head(checkpoint: &Checkpoint, options: &Options<'_>, format: Format) -> Option<String> {
+    let is_packed = match options.rounds() {
+        true => options.head.is_some_and(|scheme| scheme.grid().is_some()),
+        false => checkpoint.parts(LM_HEAD).is_ok_and(|parts| parts.len() > 1),
+    };
+    (is_packed && is_read_as_floats(format)).then(|| {
+        let format = format.name();
+        format!(
+            "warning: transformers reads no packed head from the {format} format and puts a random one in its place; others, as vLLM, read it"
+        )
+    })
+}
+
+/// Whether transformers takes the head for floats, whatever the configuration says.
+fn is_read_as_floats(format: Format) -> bool {
+    matches!(format, Format::Awq | Format::Gptq)
 }

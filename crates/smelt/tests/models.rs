@@ -310,6 +310,30 @@ fn the_head_stays_floats_where_a_format_describes_all_layers_at_once() {
     assert!(!world.path("packed").exists());
 }
 
+/// transformers reads none from these formats, and starts from random numbers instead.
+#[test]
+fn a_packed_head_is_written_for_gptq_only_when_asked_for() {
+    let world = World::new("smelt = 1\n");
+    let original = data("golden/packed/llama-bf16.gguf").display().to_string();
+    let quantize = ["quantize", original.as_str(), "--scheme", "int8", "--format", "gptq"];
+    for (head, out, packed) in [(&[][..], "plain", false), (&["--head", "int8"], "asked", true)] {
+        let ended = world.smelt(&[&quantize[..], head, &["--out", out]].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let warned = ended.stderr.contains("warning: transformers reads no packed head");
+        let config: Value =
+            serde_json::from_str(&world.read(&format!("{out}/config.json"))).unwrap();
+        assert_eq!((warned, &config["quantization_config"]["lm_head"]), (packed, &packed.into()));
+    }
+    // What was packed with it is told of, too.
+    let again = ["quantize", "asked", "--scheme", "none", "--format", "gptq", "--out", "again"];
+    assert!(world.smelt(&again).stderr.contains("warning: transformers reads no packed head"));
+    let sorted =
+        ["--method", "gptq-act-order", "--format", "compressed-tensors", "--out", "sorted"];
+    let refused = world.smelt(&[&quantize[..4], &sorted].concat());
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("compressed-tensors reads no more"), "{}", refused.stderr);
+}
+
 #[test]
 fn decoders_are_exported_by_stage_and_by_command_alike() {
     let pipeline = r#"

@@ -34,9 +34,11 @@ impl<'a> Config<'a> {
         serde_json::from_str(self.text).map_err(unreadable)
     }
 
-    /// The first class it names.
+    /// The first class it names.  transformers 4.57 writes that of a Qwen2.5-VL into `text_config` alone.
     fn architecture(self) -> Option<&'a str> {
-        self.tree["architectures"][0].as_str()
+        let of_whole = |class: &&str| class.ends_with("ForConditionalGeneration");
+        let nested = || self.tree["text_config"]["architectures"][0].as_str().filter(of_whole);
+        self.tree["architectures"][0].as_str().or_else(nested)
     }
 }
 

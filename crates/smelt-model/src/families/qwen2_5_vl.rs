@@ -168,6 +168,8 @@ fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::super::golden::{Golden, check_refusal, parameters};
     use super::*;
 
@@ -194,6 +196,13 @@ mod tests {
             (llm.rope.sections, llm.deepstack, llm.family.name),
             (Some(sections), 0, "qwen2")
         );
+    }
+
+    #[test]
+    fn the_class_may_be_named_with_the_decoder() {
+        let mut config: Value = serde_json::from_str(&GOLDEN.config("nested")).unwrap();
+        config["text_config"]["architectures"] = config["architectures"].take();
+        assert_eq!(GOLDEN.parse(&config.to_string()).unwrap().family, "qwen2_5_vl");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
+use smelt_model::packed::write::Format;
 use smelt_model::quantize::{Method, Options, Report};
 
-use crate::checkpoint;
+use crate::checkpoint::{self, Form};
 use crate::exit::{Exit, Failed};
 use crate::flags::QuantizeFlags;
 use crate::fresh::FreshDir;
@@ -20,6 +21,12 @@ pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
     if flags.budget.is_some() && flags.method != Method::Best {
         let method = flags.method.name();
         let words = format!("--budget is for --method best; {method} tries one way alone");
+        return Err(Failed::usage(words));
+    }
+    if flags.method == Method::GptqActOrder
+        && flags.format == Form::Foreign(Format::CompressedTensors)
+    {
+        let words = "--method gptq-act-order sorts columns, which compressed-tensors reads no more; use --method gptq, or --format gptq";
         return Err(Failed::usage(words));
     }
     let plain = Options::plain(flags.scheme);

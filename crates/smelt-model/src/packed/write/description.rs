@@ -32,19 +32,25 @@ pub(super) fn config(plan: &Plan, whole: &Checkpoint, format: Format) -> String 
         Format::Gptq => gptq(plan, is_nested),
         Format::CompressedTensors => compressed_tensors(plan),
     };
-    change(&mut config, plan);
-    for name in NESTED {
-        change(&mut config[name], plan);
-    }
+    settle(&mut config, plan);
     if let Some(object) = config.as_object_mut() {
-        NESTED.iter().for_each(|name| {
-            if object.get(*name).is_some_and(Value::is_null) {
-                object.remove(*name);
-            }
-        });
         object.insert("quantization_config".to_owned(), section);
     }
     format!("{config:#}\n")
+}
+
+/// Has every object say what holds now.
+fn settle(config: &mut Value, plan: &Plan) {
+    change(config, plan);
+    if let (true, Some(object)) = (plan.has_head, config.as_object_mut()) {
+        // Where nothing is said transformers 5 ties some models' heads to the embedding.
+        object.entry("tie_word_embeddings").or_insert(Value::Bool(false));
+    }
+    for name in NESTED {
+        if let Some(object) = config.get_mut(name) {
+            change(object, plan);
+        }
+    }
 }
 
 /// Removes what no longer holds.
@@ -230,6 +236,7 @@ mod tests {
             packed: packed.into_iter().map(|name| (name, layer)).collect(),
             kept: names(kept),
             head: None,
+            has_head: false,
             is_untied: false,
             has_order: false,
         }
@@ -256,6 +263,19 @@ mod tests {
         assert_eq!(listed(&own, false), ["mlp1"]);
         let dynamic = &gptq(&own, false)["dynamic"];
         assert_eq!(dynamic, &json!({"-:(.*\\.)?mlp1(\\..*)?$": {}}));
+    }
+
+    #[test]
+    fn a_head_of_its_own_is_never_tied() {
+        let said = |has_head: bool, config: &str| {
+            let plan = Plan { has_head, ..plan(&[], &[]) };
+            let mut config: Value = serde_json::from_str(config).unwrap();
+            settle(&mut config, &plan);
+            config["tie_word_embeddings"].clone()
+        };
+        assert_eq!(said(true, "{}"), json!(false));
+        assert_eq!(said(false, "{}"), Value::Null);
+        assert_eq!(said(true, r#"{"tie_word_embeddings": false}"#), json!(false));
     }
 
     #[test]

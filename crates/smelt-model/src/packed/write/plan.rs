@@ -26,6 +26,8 @@ pub(super) struct Plan {
     pub(super) kept: Vec<String>,
     /// The stored name of the head's module, if the head is packed.
     pub(super) head: Option<String>,
+    /// Whether there is a head besides the embedding.
+    pub(super) has_head: bool,
     /// Whether the source has no head and the result has one.
     pub(super) is_untied: bool,
     /// Whether some columns were sorted.
@@ -101,6 +103,7 @@ pub(super) fn plan(
         packed: Vec::new(),
         kept: Vec::new(),
         head: None,
+        has_head: model.llm.is_some() && (packed.has_lm_head() || whole.has_lm_head()),
         is_untied: packed.has_lm_head() && !whole.has_lm_head(),
         has_order: false,
     };
@@ -121,7 +124,7 @@ pub(super) fn plan(
             _ => keep(&name, &shape, &sources, from, is_of_packed, &mut plan)?,
         }
     }
-    if model.llm.is_some() && !packed.has_lm_head() && !whole.has_lm_head() {
+    if model.llm.is_some() && !plan.has_head {
         // Other tools make a module of a tied head too, and must know that it is not packed.
         let head = whole.names_of(LM_HEAD);
         plan.kept
