@@ -534,6 +534,15 @@ fn what_was_saved_is_put_back_and_answers_are_the_same_to_the_bit() {
     let refused = second.restore(&little, &mut &file[..]);
     assert!(matches!(refused, Err(KeptError::TooMuch { .. })), "{refused:?}");
 
+    for (more, fits) in [(0, true), (-1, false)] {
+        let max_seq_len = saved.tokens.checked_add_signed(more);
+        let short = start(KvOptions { max_seq_len, ..KvOptions::default() });
+        let put = short.restore(&client, &mut &file[..]);
+        match fits {
+            true => assert!(put.is_ok(), "{put:?}"),
+            false => assert!(matches!(put, Err(KeptError::TooMuch { .. })), "{put:?}"),
+        }
+    }
     let other_kv = start(KvOptions { kind: KvType::F32, ..KvOptions::default() });
     let refused = other_kv.restore(&client, &mut &file[..]);
     assert!(matches!(refused, Err(KeptError::Other("--kv"))), "{refused:?}");

@@ -36,6 +36,8 @@ pub(crate) struct Client(Arc<Inner>);
 struct Inner {
     /// The name of the key; none where nobody needs one.
     name: Option<String>,
+    /// What tells the key from others, also after a restart; none where nobody needs one.
+    identity: Option<String>,
     limits: Limits,
     used: Mutex<Used>,
 }
@@ -49,18 +51,29 @@ struct Used {
 impl Client {
     /// Anybody, where nobody needs a key.
     pub(crate) fn anybody() -> Self {
-        let (name, limits, used) = (None, Limits::default(), Mutex::default());
-        Self(Arc::new(Inner { name, limits, used }))
+        let (name, identity) = (None, None);
+        Self(Arc::new(Inner { name, identity, limits: Limits::default(), used: Mutex::default() }))
     }
 
     /// Who has the key of this name.
     pub(crate) fn named(name: String, limits: Limits) -> Self {
-        Self(Arc::new(Inner { name: Some(name), limits, used: Mutex::default() }))
+        Self::numbered(name.clone(), name, limits)
+    }
+
+    /// Who has the key that is only called so by its place: `identity` tells it from others, and is no key's name.
+    pub(crate) fn numbered(name: String, identity: String, limits: Limits) -> Self {
+        let (name, identity) = (Some(name), Some(identity));
+        Self(Arc::new(Inner { name, identity, limits, used: Mutex::default() }))
     }
 
     /// The name of the key.
     pub(crate) fn name(&self) -> Option<&str> {
         self.0.name.as_deref()
+    }
+
+    /// What tells the key from others: what is kept for it belongs to this, not to what it is called.
+    pub(crate) fn identity(&self) -> Option<&str> {
+        self.0.identity.as_deref()
     }
 
     /// What was used so far counts for the one who has taken the place of `before`.
@@ -104,9 +117,9 @@ impl Client {
 
     /// As services know it.
     pub(crate) fn of_service(&self, reuse: Option<Identity>) -> service::Client {
-        let of_name = |name: &String| Naming::of("client").bytes(name.as_bytes()).end()[0];
+        let of_key = |identity: &str| Naming::of("client").bytes(identity.as_bytes()).end()[0];
         service::Client {
-            id: self.0.name.as_ref().map_or(0, of_name),
+            id: self.identity().map_or(0, of_key),
             reuse,
             slots_max: self.0.limits.slots,
             kept_bytes_max: self.0.limits.kept_bytes,
@@ -128,8 +141,8 @@ impl Client {
             let why = format!("must have 1 to {SALT_BYTES_MAX} bytes");
             return Err(ApiError::field("cache_salt", why));
         }
-        let name = self.name().filter(|_| !is_shared);
-        let parts = [name, salt].map(|part| part.map(str::as_bytes));
+        let key = self.identity().filter(|_| !is_shared);
+        let parts = [key, salt].map(|part| part.map(str::as_bytes));
         let add = |naming: Naming, part: Option<&[u8]>| match part {
             Some(part) => naming.number(1).bytes(part),
             None => naming.number(0),

@@ -94,8 +94,9 @@ impl Keys {
             return Err(KeysError::Unsendable("--api-key or SMELT_API_KEY".to_owned()));
         }
         let key = |(number, key): (usize, &S)| {
-            let client = Client::named(format!("given-{number}"), Limits::default());
-            Key { digest: digest(key.as_ref().as_bytes()), client }
+            let digest = digest(key.as_ref().as_bytes());
+            let name = format!("given-{number}");
+            Key { digest, client: Client::numbered(name, identity(&digest), Limits::default()) }
         };
         Self { all: (1..).zip(keys).map(key).collect() }.checked()
     }
@@ -144,11 +145,12 @@ impl Keys {
         }
     }
 
-    /// The same keys, of which those that have the name of one `before` have used what that one has.
+    /// The same keys, of which those that were there `before`, by name or else as they are, have used what they had.
     #[must_use]
     pub(crate) fn go_on(self, before: &Self) -> Self {
         for key in &self.all {
-            let same = before.all.iter().find(|other| other.client.name() == key.client.name());
+            let same =
+                before.all.iter().find(|other| other.client.identity() == key.client.identity());
             if let Some(same) = same {
                 key.client.goes_on(&same.client);
             }
@@ -206,8 +208,15 @@ fn line_of(text: &str, number: usize, at: &str) -> Result<Key, KeysError> {
             return Err(wrong());
         }
     }
-    let name = name.unwrap_or_else(|| format!("key-{number}"));
-    Ok(Key { digest: digest(key.as_bytes()), client: Client::named(name, limits) })
+    let digest = digest(key.as_bytes());
+    let numbered = || Client::numbered(format!("key-{number}"), identity(&digest), limits);
+    let client = name.map_or_else(numbered, |name| Client::named(name, limits));
+    Ok(Key { digest, client })
+}
+
+/// What tells a key without a name from others, wherever it stands: the space keeps it from being a name.
+fn identity(digest: &[u8; 32]) -> String {
+    format!("sha256 {}", STANDARD.encode(digest))
 }
 
 fn is_name(name: &str) -> bool {
@@ -340,6 +349,31 @@ mod tests {
         fs::write(&path, "first name=one\nsecond name=one\n").unwrap();
         assert!(matches!(Keys::read(&path), Err(KeysError::Twice(_))));
         assert_eq!(Keys::default().admit(&HeaderMap::new()).unwrap().name(), None);
+    }
+
+    #[test]
+    fn what_a_key_without_a_name_has_is_its_own_wherever_it_stands() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys");
+        let client = |text: &str, key: &str| {
+            fs::write(&path, text).unwrap();
+            let headers = [(AUTHORIZATION, format!("Bearer {key}").parse().unwrap())];
+            Keys::read(&path).unwrap().admit(&headers.into_iter().collect()).unwrap()
+        };
+        let owns = |client: &Client| {
+            let reuse = client.reuse(None, false).unwrap();
+            (client.identity().map(str::to_owned), reuse, client.of_service(None).id)
+        };
+        let before = client("first\n", "first");
+        let (after, new) = (client("new\nfirst\n", "first"), client("new\nfirst\n", "new"));
+        assert_eq!((after.name(), new.name()), (Some("key-2"), before.name()));
+        assert_eq!(owns(&after), owns(&before));
+        let (new, before) = (owns(&new), owns(&before));
+        assert!(new.0 != before.0 && new.1 != before.1 && new.2 != before.2);
+        // Who has a name keeps what it has with another key.
+        let [old, changed] =
+            ["old", "changed"].map(|key| client(&format!("{key} name=kitchen"), key));
+        assert_eq!(owns(&old), owns(&changed));
     }
 
     #[test]

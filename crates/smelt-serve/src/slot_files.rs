@@ -1,10 +1,12 @@
 //! Keeps what slots held in files of one directory, a folder for each key.
 //!
-//! Who has one key names no file of another: the folder follows from the key's name, and a file's name is no path.  A file
-//! is there whole or not at all.  All files together have a limit.  Knows nothing of what is in them.
+//! Who has one key names no file of another: the folder follows from the key's identity, and a file's name is no path.  A file
+//! is there whole or not at all.  All files together have a limit.  One server has the directory.  Knows nothing of what is in
+//! them.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, BufWriter, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -25,6 +27,12 @@ const FILES_MAX: usize = 1024;
 /// What a file is called while it is written; no client can call one so.
 const WRITING: &str = ".writing";
 
+/// The file that the server has locked which has the directory.
+const LOCK: &str = ".lock";
+
+/// Hexadecimal digits of a folder's name.
+const FOLDER_DIGITS: usize = 32;
+
 /// Bytes that are written at once.
 const BUFFER_BYTES: usize = 1 << 20;
 
@@ -35,6 +43,8 @@ pub(crate) struct SlotFiles {
     bytes_max: u64,
     /// One file is written at a time, so that what is free is known.
     writing: Mutex<()>,
+    /// Locked as long as it is open: nobody else writes here.
+    _lock: File,
 }
 
 /// The name of a file: letters, digits, `-`, `_` and dots, of which none is the first.
@@ -61,17 +71,39 @@ impl SlotFiles {
     /// Files below `dir`, which is made where it is not there, of at most so many bytes together.
     ///
     /// # Errors
-    /// When there cannot be such a directory.
+    /// When there cannot be such a directory, or another server has it.
     pub(crate) fn new(dir: &Path, bytes_max: u64) -> io::Result<Self> {
         own_directory(dir, true)?;
         let dir = dir.canonicalize()?;
-        Ok(Self { dir, bytes_max, writing: Mutex::default() })
+        let lock = locked(&dir.join(LOCK))?;
+        let files = Self { dir, bytes_max, writing: Mutex::default(), _lock: lock };
+        files.sweep()?;
+        Ok(files)
     }
 
-    /// The folder of who has the key of this name.
+    /// Removes what a server left half written that was killed.
+    fn sweep(&self) -> io::Result<()> {
+        self.folders()?
+            .iter()
+            .try_for_each(|folder| unless_gone(fs::remove_file(folder.join(WRITING))).map(|_| ()))
+    }
+
+    /// The folders of keys; what others put into the directory is not looked at.
+    fn folders(&self) -> io::Result<Vec<PathBuf>> {
+        let mut folders = Vec::new();
+        for other in fs::read_dir(&self.dir)? {
+            let other = other?;
+            if is_folder(other.file_name().as_bytes()) && other.file_type()?.is_dir() {
+                folders.push(other.path());
+            }
+        }
+        Ok(folders)
+    }
+
+    /// The folder of who has the key of this identity.
     fn folder(&self, key: Option<&str>) -> PathBuf {
         let naming = match key {
-            Some(name) => Naming::of("slot files").number(1).bytes(name.as_bytes()),
+            Some(identity) => Naming::of("slot files").number(1).bytes(identity.as_bytes()),
             None => Naming::of("slot files").number(0),
         };
         let [high, low] = naming.end();
@@ -90,7 +122,7 @@ impl SlotFiles {
     ) -> Result<Moved, ApiError> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = self.folder(key);
-        own_directory(&folder, false).map_err(failed)?;
+        self.make(&folder).map_err(failed)?;
         let room = self.room(&folder, key, name).map_err(failed)?;
         let Some(room) = room else { return Err(too_many()) };
         let writing = folder.join(WRITING);
@@ -105,6 +137,14 @@ impl SlotFiles {
             _ = fs::remove_file(&writing);
             told(error)
         })
+    }
+
+    /// Makes the folder, where there is none, so that it outlives a loss of power.
+    fn make(&self, folder: &Path) -> io::Result<()> {
+        match own_directory(folder, false)? {
+            true => File::open(&self.dir)?.sync_all(),
+            false => Ok(()),
+        }
     }
 
     /// Has `read` read a file.
@@ -131,22 +171,21 @@ impl SlotFiles {
     /// Bytes that a file of this name may have; none where there are too many files.
     fn room(&self, folder: &Path, key: Option<&str>, name: &FileName) -> io::Result<Option<u64>> {
         let (mut all, mut own, mut files) = (0, 0, 0);
-        for other in fs::read_dir(&self.dir)? {
-            let other = other?;
-            if !other.file_type()?.is_dir() {
-                continue;
-            }
-            let is_own = other.path() == folder;
-            for file in fs::read_dir(other.path())? {
+        for other in self.folders()? {
+            let is_own = other == folder;
+            let Some(entries) = unless_gone(fs::read_dir(&other))? else { continue };
+            for file in entries {
                 let file = file?;
                 // What is written anew gives its room to what takes its place.
                 if is_own && (file.file_name() == name.0[..] || file.file_name() == WRITING) {
                     continue;
                 }
-                if !file.file_type()?.is_file() {
+                // Of a link too it is what lies here.
+                let Some(about) = unless_gone(file.metadata())? else { continue };
+                if !about.is_file() {
                     continue;
                 }
-                let bytes = file.metadata()?.len();
+                let bytes = about.len();
                 all += bytes;
                 own += if is_own { bytes } else { 0 };
                 files += usize::from(is_own);
@@ -162,11 +201,45 @@ impl SlotFiles {
     }
 }
 
-/// Makes a directory that nobody else looks into, where there is none.
-fn own_directory(dir: &Path, with_parents: bool) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).recursive(with_parents).create(dir).or_else(|error| {
+/// Whether a folder of a key can be called so.
+fn is_folder(name: &[u8]) -> bool {
+    let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    name.len() == FOLDER_DIGITS && name.iter().all(is_digit)
+}
+
+/// None of what was removed meanwhile.
+fn unless_gone<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// The file, which is locked until it is closed.
+fn locked(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW.bits() as i32;
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(io::Error::other(
+            "another server saves slots there; give each a directory of its own",
+        )),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Makes a directory that nobody else looks into, where there is none; gives whether it was made, if without parents.
+fn own_directory(dir: &Path, with_parents: bool) -> io::Result<bool> {
+    let made = DirBuilder::new().mode(0o700).recursive(with_parents).create(dir);
+    made.map(|()| true).or_else(|error| {
         let is_there = fs::symlink_metadata(dir).is_ok_and(|about| about.is_dir());
-        if is_there { Ok(()) } else { Err(error) }
+        if is_there { Ok(false) } else { Err(error) }
     })
 }
 
@@ -192,7 +265,13 @@ fn too_many() -> ApiError {
 }
 
 fn failed(error: io::Error) -> ApiError {
-    ApiError::failed(format!("the directory of slot files cannot be used: {error}"))
+    let why = format!("the directory of slot files cannot be used: {error}");
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, why).code("slot_files_full")
+        }
+        _ => ApiError::failed(why),
+    }
 }
 
 /// What a slot's error means to who asked.
@@ -214,7 +293,7 @@ pub(crate) fn told(error: KeptError) -> ApiError {
         KeptError::Damaged(_) => ApiError::field("filename", why).code("slot_file_damaged"),
         KeptError::Nameless => ApiError::failed(why),
         KeptError::Ended => ApiError::draining(why),
-        KeptError::Io(_) => ApiError::failed(format!("a slot file cannot be used: {why}")),
+        KeptError::Io(error) => failed(error),
     }
 }
 
@@ -305,5 +384,49 @@ mod tests {
         assert_eq!(save(&files, KEY, "b", &text(1)), Err(507), "others have it");
         assert_eq!(read(&files, KEY, "b"), Err(400), "nothing is left of what did not fit");
         assert_eq!(read(&files, KEY, "a").map(|text| text.len()), Ok(70));
+    }
+
+    #[test]
+    fn what_others_put_there_is_not_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = SlotFiles::new(dir.path(), 100).unwrap();
+        fs::create_dir(dir.path().join("lost+found")).unwrap();
+        fs::write(dir.path().join("lost+found/a"), "x".repeat(100)).unwrap();
+        save(&files, KEY, "a", &"x".repeat(75)).unwrap();
+        assert_eq!(save(&files, None, "a", &"x".repeat(26)), Err(507), "own folders are");
+    }
+
+    #[test]
+    fn one_server_has_a_directory_and_sweeps_what_the_last_left_half() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = SlotFiles::new(dir.path(), 100).unwrap();
+        save(&files, KEY, "a", "whole").unwrap();
+        let half = files.folder(KEY).join(WRITING);
+        fs::write(&half, "half").unwrap();
+        let second = SlotFiles::new(dir.path(), 100).unwrap_err().to_string();
+        assert!(second.contains("another server"), "{second}");
+        assert!(half.exists(), "who has it not sweeps nothing");
+        drop(files);
+        let files = SlotFiles::new(dir.path(), 100).unwrap();
+        assert!(!half.exists());
+        assert_eq!(read(&files, KEY, "a").as_deref(), Ok("whole"));
+    }
+
+    #[test]
+    fn a_half_file_is_removed_and_a_full_disk_is_no_fault() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = SlotFiles::new(dir.path(), 100).unwrap();
+        for (kind, status) in [
+            (io::ErrorKind::StorageFull, 507),
+            (io::ErrorKind::QuotaExceeded, 507),
+            (io::ErrorKind::Other, 500),
+        ] {
+            let saved = files.save(KEY, &name("a"), |_, out| {
+                out.write_all(b"half")?;
+                Err(io::Error::from(kind).into())
+            });
+            assert_eq!(saved.unwrap_err().status.as_u16(), status);
+        }
+        assert_eq!(fs::read_dir(files.folder(KEY)).unwrap().count(), 0);
     }
 }

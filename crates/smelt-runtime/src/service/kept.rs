@@ -72,9 +72,9 @@ pub enum KeptError {
     /// There is no room beside the answers that are under way.
     #[error("keys and values have no room beside the answers that are under way; try again")]
     Crowded,
-    /// The client may not keep so much.
+    /// The client may not keep so much, or a slot takes less.
     #[error(
-        "{tokens} tokens take more keys and values than are kept for this key, or than there is room for"
+        "{tokens} tokens are more than --max-seq-len, or take more keys and values than are kept for this key or than there is room for"
     )]
     TooMuch {
         /// Tokens of the file.
@@ -174,10 +174,13 @@ impl Service {
         let mut file = Hashing { inner: file, hash: Sha256::new() };
         let heading = file.read_heading()?;
         let (tokens, owner) = (heading.tokens, self.on_thread(move |llm| llm.owner(&client))?);
-        let own = self.on_thread(move |llm| llm.heading(engines, tokens))?;
+        let (own, longest) = self.on_thread(move |llm| {
+            (llm.heading(engines, tokens), llm.engine.limits().max_seq_len)
+        })?;
         own.check(&heading)?;
         let blocks = tokens.div_ceil(own.block_tokens);
-        if owner.kept_blocks_max.is_some_and(|most| blocks > most) || tokens >= self.0.tokens_max {
+        let is_long = tokens > longest || tokens >= self.0.tokens_max;
+        if is_long || owner.kept_blocks_max.is_some_and(|most| blocks > most) {
             return Err(KeptError::TooMuch { tokens });
         }
         let pieces = file.read_pieces(tokens)?;

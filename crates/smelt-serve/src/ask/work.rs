@@ -1,5 +1,6 @@
 //! Lends threads to work that blocks, so much of each kind at once.
 
+use std::io::{self, Read, Write};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -62,6 +63,36 @@ impl From<Asker> for Weak<()> {
     }
 }
 
+/// A file that is no more read or written where who asked has left.
+pub(crate) struct Watched<'a, F> {
+    pub(crate) asker: &'a Asker,
+    pub(crate) file: &'a mut F,
+}
+
+impl<F> Watched<'_, F> {
+    fn check(&self) -> io::Result<()> {
+        self.asker.check().map_err(|error| io::Error::other(error.message))
+    }
+}
+
+impl<F: Read> Read for Watched<'_, F> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.check()?;
+        self.file.read(bytes)
+    }
+}
+
+impl<F: Write> Write for Watched<'_, F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.check()?;
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
 /// A kind of work.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
@@ -118,5 +149,25 @@ impl Work {
         let done = spawn_blocking(work).await;
         drop(waits);
         done.unwrap_or_else(|_| Err(ApiError::failed("smelt failed on this request")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_file_is_not_gone_on_with_for_who_has_left() {
+        let waits = Arc::new(());
+        let asker = Asker { waits: Arc::downgrade(&waits), pixels: Pixels::new(0) };
+        let (mut file, mut told, mut byte) = (&b"ab"[..], Vec::new(), [0]);
+        let mut from = Watched { asker: &asker, file: &mut file };
+        let mut to = Watched { asker: &asker, file: &mut told };
+        from.read_exact(&mut byte).unwrap();
+        to.write_all(&byte).unwrap();
+        drop(waits);
+        assert!(from.read_exact(&mut byte).is_err());
+        assert!(to.write_all(&byte).is_err());
+        assert_eq!((file, &told[..]), (&b"b"[..], &b"a"[..]));
     }
 }

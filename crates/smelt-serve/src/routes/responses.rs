@@ -124,7 +124,7 @@ struct Shelf {
 
 impl Shelf {
     fn of(call: &Call) -> Self {
-        let owner = call.client.name().map(str::to_owned);
+        let owner = call.client.identity().map(str::to_owned);
         Self { kept: Arc::clone(&call.shared.kept), owner }
     }
 

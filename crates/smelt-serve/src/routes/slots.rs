@@ -18,7 +18,7 @@ use super::call::Call;
 use super::query::Query;
 use crate::api::read;
 use crate::api::weigh::weigh;
-use crate::ask::work::Work;
+use crate::ask::work::{Watched, Work};
 use crate::error::ApiError;
 use crate::models::Model;
 use crate::slot_files::{FileName, SlotFiles, told};
@@ -121,8 +121,8 @@ pub(super) async fn act(
         ApiError::field("id_slot", format!("must be 0 to {}, not {id:?}", slots - 1))
     })?;
     let client = service::Client { slot, ..call.client.of_service(None) };
-    let key = call.client.name().map(str::to_owned);
-    let done = call.shared.slots.moving.run(move |_| {
+    let key = call.client.identity().map(str::to_owned);
+    let done = call.shared.slots.moving.run(move |asker| {
         let service = model.speaks()?;
         if verb == Verb::Erase {
             let tokens = service.erase(&client).map_err(told)?;
@@ -131,8 +131,12 @@ pub(super) async fn act(
         let name = file.ok_or_else(|| ApiError::field("filename", "is missing"))?;
         let (key, begun) = (key.as_deref(), Instant::now());
         let Moved { tokens, bytes } = match verb {
-            Verb::Save => files.save(key, &name, |room, out| service.save(&client, room, out))?,
-            _ => files.restore(key, &name, |file| service.restore(&client, file))?,
+            Verb::Save => files.save(key, &name, |room, out| {
+                service.save(&client, room, &mut Watched { asker, file: out })
+            })?,
+            _ => files.restore(key, &name, |file| {
+                service.restore(&client, &mut Watched { asker, file })
+            })?,
         };
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         Ok(match verb {
