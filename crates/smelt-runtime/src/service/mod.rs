@@ -416,11 +416,16 @@ impl Service {
         self.0.plan
     }
 
-    /// Bytes that keys, values and pictures may take besides what keys and values have.
+    /// Bytes that keys, values and pictures may take besides what they have.
     pub fn may_take_bytes(&self) -> u64 {
-        let kv = self.0.shared.stats().kv;
+        let (kv, kept) = {
+            let stats = self.0.shared.stats();
+            (stats.kv, stats.picture_cache_bytes)
+        };
+        let pictures = kept + self.0.shared.pixel_bytes.load(Ordering::Acquire);
         let held = (kv.blocks_held * kv.block_bytes) as u64;
-        self.0.plan.bytes.saturating_sub(held) + self.0.options.picture_bytes()
+        let more = self.0.options.picture_bytes().saturating_sub(pictures as u64);
+        self.0.plan.bytes.saturating_sub(held) + more
     }
 
     /// What was done so far, and what is being done.
