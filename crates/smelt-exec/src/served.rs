@@ -7,13 +7,16 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
-use smelt_watch::Sample;
+use smelt_watch::{Machine, Sample, began_ticks};
 
 use crate::notes::{
-    locks, locks_shared, make_dir, note, noted, open_file, open_to_look, since_1970,
+    locks_shared, locks_within, make_dir, note, noted, open_file, open_to_look, since_1970,
 };
 
 /// More notes than this are no machine's servers: the folder is anybody's.
@@ -22,12 +25,17 @@ const SERVERS_MAX: usize = 256;
 const NEWS_BYTES: u64 = 1 << 20;
 /// More than an address with a name has.
 const ADDR_CHARS_MAX: usize = 128;
+/// Locks of the folder are held for a few system calls; a process that was stopped meanwhile keeps nobody longer.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A process that holds an engine for hours.  What counts is what the kernel cannot drop: no mapped weights.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
     /// Its process.
     pub pid: u32,
+    /// When the process began, in clock ticks since the boot: another one of its number began at another time.
+    #[serde(default)]
+    pub began_ticks: Option<u64>,
     /// Where it is asked, as `http://127.0.0.1:8000`, or what it is, as `smelt chat`.
     pub name: String,
     /// The most that it may hold, in bytes.
@@ -77,7 +85,7 @@ impl Claim {
     /// Tells whoever asks below `dir` that this process, known as `name`, may hold so many bytes.
     ///
     /// # Errors
-    /// The folder is not there and cannot be made, or is not anybody's.
+    /// The folder is not there and cannot be made, or is not anybody's, or somebody holds its lock for a second.
     pub fn open(dir: &Path, name: &str, holds_max_bytes: u64) -> io::Result<Self> {
         let notes = dir.join(FOLDER);
         for dir in [dir, &notes] {
@@ -85,17 +93,18 @@ impl Claim {
         }
         // Who removes notes of the dead must not find one that is not locked yet.
         let short = open_file(&dir.join("lock"))?;
-        short.lock()?;
+        locks_within(&short, LOCK_TIME_MAX)?;
         remove_dead(&notes);
         let (pid, now) = (std::process::id(), since_1970());
         // Containers that share the folder may have processes of one number.
         let path = notes.join(format!("{pid}-{}", now.as_nanos()));
         let file = open_file(&path)?;
-        if !locks(&file)? {
-            return Err(io::ErrorKind::AlreadyExists.into());
-        }
+        // Whoever looks at it just now has a lock that is shared.
+        locks_within(&file, LOCK_TIME_MAX)?;
         let (name, since_s) = (name.to_owned(), now.as_secs());
-        let server = Server { pid, name, holds_max_bytes, since_s, ..Server::default() };
+        let began_ticks = began_ticks(pid);
+        let holds_bytes = 0;
+        let server = Server { pid, began_ticks, name, holds_max_bytes, holds_bytes, since_s };
         note(&file, &server);
         Ok(Self { path, file, server })
     }
@@ -123,22 +132,37 @@ pub fn own_bytes() -> u64 {
     held_bytes(std::process::id())
 }
 
-/// The servers of this machine by their notes below `dir`, the oldest first.
+/// The servers of this machine by their notes below `dir`, the oldest first.  Notes of other users than root and
+/// ours count for root alone: who may write one could keep others from their memory.
 pub fn servers(dir: &Path) -> Vec<Server> {
+    let own = geteuid().as_raw();
+    let total_bytes = Machine::read(Path::new("/")).mem_total_bytes.unwrap_or(u64::MAX);
     let alive = |path: PathBuf| {
         let file = open_to_look(&path).ok()?;
-        let is_held = locks_shared(&file).is_ok_and(|free| !free);
-        noted::<Server>(&file).filter(|_| is_held)
+        let is_trusted = trusts(own, file.metadata().ok()?.uid());
+        let is_held = is_trusted && locks_shared(&file).is_ok_and(|free| !free);
+        if is_held { noted::<Server>(&file) } else { None }
     };
     let seen = |server: Server| Server {
         name: server.name.chars().filter(|char| !char.is_control()).take(ADDR_CHARS_MAX).collect(),
-        // Whose process is not seen from here holds nothing that is: all of it counts.
-        holds_bytes: held_bytes(server.pid),
+        holds_max_bytes: server.holds_max_bytes.min(total_bytes),
+        holds_bytes: held_by(&server),
         ..server
     };
     let mut servers: Vec<_> = notes(&dir.join(FOLDER)).filter_map(alive).map(seen).collect();
     servers.sort_by_key(|server| (server.since_s, server.pid));
     servers
+}
+
+/// Whether the user `own` leaves memory to a server by the note of the user `owner`.
+fn trusts(own: u32, owner: u32) -> bool {
+    own == 0 || owner == 0 || owner == own
+}
+
+/// A process that is not seen from here: all of its note counts.
+fn held_by(server: &Server) -> u64 {
+    let is_seen = server.began_ticks.is_some() && began_ticks(server.pid) == server.began_ticks;
+    if is_seen { held_bytes(server.pid) } else { 0 }
 }
 
 fn held_bytes(pid: u32) -> u64 {
@@ -189,6 +213,32 @@ mod tests {
     }
 
     #[test]
+    fn a_process_of_the_same_number_elsewhere_holds_nothing() {
+        let pid = std::process::id();
+        let of = |began_ticks| Server { pid, began_ticks, ..Server::default() };
+        let began = began_ticks(pid).unwrap();
+        assert!(held_by(&of(Some(began))) > 0);
+        assert_eq!((held_by(&of(Some(began + 1))), held_by(&of(None))), (0, 0));
+        assert_eq!(held_by(&Server { pid: u32::MAX, ..Server::default() }), 0);
+    }
+
+    #[test]
+    fn notes_of_root_and_our_own_count_and_all_do_for_root() {
+        assert!(trusts(1000, 1000) && trusts(1000, 0) && trusts(0, 1001));
+        assert!(!trusts(1000, 1001));
+    }
+
+    #[test]
+    fn a_stopped_run_keeps_no_server_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(Claim::open(folder.path(), "first", 1).unwrap());
+        let lock = File::open(folder.path().join("lock")).unwrap();
+        lock.lock().unwrap();
+        let late = Claim::open(folder.path(), "late", 1).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
     fn notes_of_strangers_are_no_danger() {
         let folder = tempfile::tempdir().unwrap();
         let claim = Claim::open(folder.path(), "\u{1b}[2J x", u64::MAX).unwrap();
@@ -198,6 +248,8 @@ mod tests {
         lock.lock().unwrap();
         let found = servers(folder.path());
         assert_eq!((found.len(), found[0].name.as_str()), (1, "[2J x"));
+        let total_bytes = Machine::read(Path::new("/")).mem_total_bytes.unwrap();
+        assert_eq!(found[0].holds_max_bytes, total_bytes, "no more than there is");
         drop(claim);
     }
 }

@@ -114,6 +114,16 @@ pub fn is_zombie(pid: u32) -> bool {
     stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
+/// When the process began, in clock ticks since the boot; `None` when it is not there.
+pub fn began_ticks(pid: u32) -> Option<u64> {
+    began_of(&kernel_file::text(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Field 22 of a `stat` line, the twentieth word after the name.
+fn began_of(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
 fn status(pid: u32) -> Option<Sample> {
     kernel_file::text(format!("/proc/{pid}/status")).ok().map(|text| Sample::parse(&text))
 }
@@ -185,6 +195,8 @@ mod tests {
     fn names_with_brackets_do_not_confuse() {
         assert_eq!(parent_of("12 (a) b) c) S 7 1 2"), Some(7));
         assert_eq!(parent_of(""), None);
+        let stat = "12 (a) b) S 7 1 2 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
+        assert_eq!((began_of(stat), began_of("")), (Some(4711), None));
     }
 
     #[test]
