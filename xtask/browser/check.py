@@ -319,6 +319,21 @@ def an_encoder_has_a_form_of_its_own(page):
     page.get_by_label("Question").wait_for()
 
 
+def a_cross_encoder_has_a_form_of_its_own(page):
+    page.get_by_label("Model").select_option("ranks")
+    page.get_by_label("What is asked").fill("ab")
+    page.get_by_label("What may answer it, one a line").fill("xyz\nab\n\nabc")
+    assert not page.get_by_label("Question").is_visible() and not page.get_by_label("Texts, one a line").is_visible()
+    page.get_by_role("button", name="Rank").click()
+    page.locator("#ranks h2", has_text="Ranking").wait_for()
+    cells = page.locator("#ranks tbody td").all_inner_texts()
+    scores = [float(text) for text in cells[::2]]
+    assert sorted(cells[1::2]) == ["ab", "abc", "xyz"] and scores == sorted(scores, reverse=True), cells
+    page.get_by_label("What may answer it, one a line").fill("")
+    page.get_by_role("button", name="Rank").click()
+    page.locator("#ranking [role=alert]", has_text="documents").wait_for()
+
+
 def text_is_legible(page):
     ratios = page.evaluate("""() => {
       const root = getComputedStyle(document.documentElement);
@@ -340,6 +355,7 @@ CHECKS = [
     (what_is_shown_already_stays, {}), (two_turns_with_a_picture, {}), (pictures_are_pasted_dropped_and_taken, {"permissions": ["camera"]}),
     (the_keyboard_is_enough, {}), (everything_has_a_name, {}), (it_fits_a_phone, PHONE), (refusals_are_told_where_they_happen, {}),
     (a_key_is_asked_for, {}), (thinking_and_hostile_answers_are_shown, {}), (an_encoder_has_a_form_of_its_own, {}),
+    (a_cross_encoder_has_a_form_of_its_own, {}),
     (text_is_legible, {"color_scheme": "light"}), (text_is_legible, {"color_scheme": "dark"}),
 ]
 

@@ -5,6 +5,7 @@ import * as composer from "./composer.js";
 import { facts, fresh, request, sentences } from "./conversation.js";
 import { events } from "./events.js";
 import * as history from "./history.js";
+import * as ranks from "./ranks.js";
 import * as server from "./server.js";
 import * as shelf from "./shelf.js";
 import * as turns from "./turns.js";
@@ -191,11 +192,13 @@ async function removeAll() {
   startNew();
 }
 
-function chosen({ name, embeds, sees }) {
-  for (const id of ["chat", "shelf", "shelf-toggle", "fresh"]) at(id).hidden = embeds;
+function chosen({ name, embeds, ranks, sees }) {
+  const writes = !embeds && !ranks;
+  for (const id of ["chat", "shelf", "shelf-toggle", "fresh"]) at(id).hidden = !writes;
   at("embed").hidden = !embeds;
+  at("rank").hidden = !ranks;
   at("turns").dataset.empty = sees ? `Ask ${name} something: drop, paste or pick pictures, or ask without one.` : `Ask ${name} something.`;
-  if (!embeds) composer.aim(name, sees);
+  if (writes) composer.aim(name, sees);
 }
 
 async function openHistory() {
@@ -220,6 +223,7 @@ function connectDoor(look) {
 composer.connect({ send, stop });
 shelf.connect(removeAll);
 vectors.connect(server.model, refused);
+ranks.connect(server.model, refused);
 const look = server.connect(chosen, refused);
 connectDoor(look);
 at("fresh").addEventListener("click", startNew);

@@ -1,6 +1,7 @@
 // The embeddings form: vectors of texts, and how near they are to each other.
 
 import { ask } from "./api.js";
+import * as form from "./form.js";
 import { element } from "./render.js";
 
 /** Most texts that are compared: their table has as many columns. */
@@ -18,21 +19,10 @@ export function cosine(a, b) {
 
 /** Lets the form ask `model()`; `refused` hears of what the server would not do. */
 export function connect(model, refused) {
-  const at = id => document.getElementById(id);
-  at("embedding").addEventListener("submit", async event => {
-    event.preventDefault();
-    const texts = at("texts").value.split("\n").map(text => text.trim()).filter(text => text !== "");
-    at("embed-trouble").textContent = "";
-    at("embed-send").disabled = true;
-    try {
-      const answer = await (await ask("v1/embeddings", { model: model(), input: texts })).json();
-      at("vectors").replaceChildren(...told(texts, answer));
-    } catch (error) {
-      at("embed-trouble").textContent = error.message;
-      refused(error);
-    }
-    at("embed-send").disabled = false;
-  });
+  form.connect("embedding", async () => {
+    const texts = form.lines("texts");
+    return told(texts, await (await ask("v1/embeddings", { model: model(), input: texts })).json());
+  }, refused);
 }
 
 function told(texts, answer) {
@@ -41,7 +31,7 @@ function told(texts, answer) {
   return [
     element("h2", { textContent: "Vectors" }),
     element("p", { className: "note", textContent: facts }),
-    table(["", "Text", "Begins with"], texts.map((text, row) => [row + 1, text, head(vectors[row])]), () => ({})),
+    form.table(["", "Text", "Begins with"], texts.map((text, row) => [row + 1, text, head(vectors[row])]), () => ({})),
     ...(texts.length > 1 ? likeness(vectors.slice(0, COMPARED_MAX)) : []),
   ];
 }
@@ -56,20 +46,6 @@ function likeness(vectors) {
   const rows = vectors.map((one, row) => [row + 1, ...vectors.map(other => cosine(one, other).toFixed(3))]);
   return [
     element("h2", { textContent: "Cosine similarity" }),
-    table(["", ...names], rows, text => ({ className: "near", near: Math.max(0, Number(text)) })),
+    form.table(["", ...names], rows, text => ({ className: "near", near: Math.max(0, Number(text)) })),
   ];
-}
-
-function table(heads, rows, style) {
-  const cell = text => {
-    const { near, ...properties } = style(text);
-    const made = element("td", { ...properties, textContent: text });
-    if (near !== undefined) made.style.setProperty("--near", `${Math.round(near * 60)}%`);
-    return made;
-  };
-  const name = text => element("th", { textContent: text, scope: "col" });
-  const row = ([first, ...rest]) => element("tr", {}, element("th", { textContent: first, scope: "row" }), ...rest.map(cell));
-  const made = element("table", {}, element("thead", {}, element("tr", {}, ...heads.map(name))),
-    element("tbody", {}, ...rows.map(row)));
-  return element("div", { className: "table", tabIndex: 0, role: "group", ariaLabel: "Table" }, made);
 }

@@ -19,7 +19,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
 /// What the page consists of besides: name, type and text.
-pub(crate) const FILES: [(&str, &str, &str); 17] = [
+pub(crate) const FILES: [(&str, &str, &str); 19] = [
     ("style.css", CSS, include_str!("../page/style.css")),
     ("api.js", JS, include_str!("../page/api.js")),
     ("camera.js", JS, include_str!("../page/camera.js")),
@@ -27,11 +27,13 @@ pub(crate) const FILES: [(&str, &str, &str); 17] = [
     ("conversation.js", JS, include_str!("../page/conversation.js")),
     ("copy.js", JS, include_str!("../page/copy.js")),
     ("events.js", JS, include_str!("../page/events.js")),
+    ("form.js", JS, include_str!("../page/form.js")),
     ("history.js", JS, include_str!("../page/history.js")),
     ("main.js", JS, include_str!("../page/main.js")),
     ("markdown.js", JS, include_str!("../page/markdown.js")),
     ("metrics.js", JS, include_str!("../page/metrics.js")),
     ("pictures.js", JS, include_str!("../page/pictures.js")),
+    ("ranks.js", JS, include_str!("../page/ranks.js")),
     ("render.js", JS, include_str!("../page/render.js")),
     ("server.js", JS, include_str!("../page/server.js")),
     ("shelf.js", JS, include_str!("../page/shelf.js")),
