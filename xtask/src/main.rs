@@ -29,7 +29,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench router|cma|conformance|fuzz|llama|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
+    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|fuzz|llama|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -45,6 +45,8 @@ const USAGE: &str =
          the CPU engine beside llama.cpp and ONNX Runtime, weights of true size, and beside what memory gives
   bench serve [--runs N] [--smoke]
          smelt serve beside llama-server, equal weights of true size, one client; builds llama-server
+  bench film [--runs N] [minute] [ten-minutes]
+         what showing a film takes beside ffmpeg that decodes it
   bench router [--questions N] [--smoke]
          answers, image tokens and times of one model that looks closely everywhere, nowhere, or where it pays
   cma [--if-possible]
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
         ["bench", "watch", ref rest @ ..] => bench::watch::run(rest),
         ["bench", "cpu", ref rest @ ..] => bench::cpu::run(rest),
         ["bench", "serve", ref rest @ ..] => bench::serve::run(rest),
+        ["bench", "film", ref rest @ ..] => bench::film::run(rest),
         ["bench", "router", ref rest @ ..] => bench::router::run(rest),
         // Started by `bench workflow`, and measured.
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
