@@ -249,7 +249,8 @@ pub(crate) struct ChatFlags {
     /// A PNG, JPEG, WebP or GIF picture to ask about (may be given several times)
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Vec<PathBuf>,
-    /// A film to ask about, MP4, QuickTime, WebM or Matroska (may be given several times); ffmpeg reads it
+    /// A film to ask about, MP4, QuickTime, WebM or Matroska of at most 64 MiB (may be given several times); ffmpeg
+    /// reads it
     #[arg(long, value_name = "FILE")]
     pub(crate) video: Vec<PathBuf>,
     #[command(flatten)]
@@ -419,7 +420,8 @@ pub(crate) struct QuantizeFlags {
     /// smelt, or what other servers load: compressed-tensors, awq or gptq
     #[arg(long, default_value = "smelt", value_parser = Form::parse)]
     pub(crate) format: Form,
-    /// The head's scheme; that of the layers, but int8 where they have int4, when not given
+    /// The head's scheme; that of the layers, but int8 where they have int4, when not given (none for awq
+    /// and gptq)
     #[arg(long, value_name = "SCHEME", value_parser = scheme)]
     pub(crate) head: Option<Scheme>,
     /// The embedding's scheme; it stays as it is when not given

@@ -91,6 +91,10 @@ fn a_store_in_shared_memory_is_refused() {
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("stages have /dev/shm to themselves"), "{}", refused.stderr);
     assert!(!std::path::Path::new(&at).exists());
+    std::os::unix::fs::symlink("/dev/shm", world.path("link")).unwrap();
+    let linked = world.path("link/store");
+    let refused = ended(world.command(&["run", "p.toml"]).env("SMELT_CACHE", &linked));
+    assert_eq!((refused.code, linked.exists()), (Some(2), false), "{}", refused.stderr);
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub use tools::{Demand, NAME_CHARS_MAX, TOOLS_MAX, Tool, ToolError, demanded};
 pub const THINK_TAGS: [&str; 2] = ["<think>", "</think>"];
 
 /// What opens a call in the form of Hermes, and what closes it.
-const CALL_TAGS: [&str; 2] = ["<tool_call>", "</tool_call>"];
+pub const CALL_TAGS: [&str; 2] = ["<tool_call>", "</tool_call>"];
 
 /// How a model writes the calls of tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

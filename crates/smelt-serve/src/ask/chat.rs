@@ -11,7 +11,7 @@ use smelt_runtime::identity::Identity;
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::{Part, Turn};
 use smelt_runtime::speaker::Form;
-use smelt_runtime::template::{Context, Serde, Value};
+use smelt_runtime::template::{Context, Ending, Serde, Value};
 
 use super::shown::{self, Limits, Said, Seen};
 use super::unprepared;
@@ -236,7 +236,9 @@ impl Chat {
         let own = text.template.dialect();
         let is_calling = !tools.is_empty() && demand != Demand::None;
         let dialect = Dialect { calls: own.calls.filter(|_| is_calling), ..own };
-        let is_thinking = dialect.is_thinking(&end_of(text, prompt));
+        // A message that is gone on with is text, whatever tags its words have.
+        let is_text = self.fields.ending()? == Ending::Continued && !self.fields.is_markup();
+        let is_thinking = !is_text && dialect.is_thinking(&end_of(text, prompt));
         let held = self.held.grammar()?;
         let (format, of_format) = held.map_or((None, ""), |(grammar, name)| (Some(grammar), name));
         let demanded = match own.calls {

@@ -18,6 +18,9 @@ const NESTED: [&str; 2] = ["text_config", "llm_config"];
 /// Where the layers of a decoder begin in a module's path.
 const LAYERS: &str = "layers.";
 
+/// The field that says whether the head is the embedding.
+const TIE: &str = "tie_word_embeddings";
+
 /// The head's module where nothing lies around it.
 const HEAD: &str = "lm_head";
 
@@ -44,7 +47,7 @@ fn settle(config: &mut Value, plan: &Plan) {
     change(config, plan);
     if let (true, Some(object)) = (plan.has_head, config.as_object_mut()) {
         // Where nothing is said transformers 5 ties some models' heads to the embedding.
-        object.entry("tie_word_embeddings").or_insert(Value::Bool(false));
+        object.insert(TIE.to_owned(), Value::Bool(false));
     }
     for name in NESTED {
         if let Some(object) = config.get_mut(name) {
@@ -58,8 +61,8 @@ fn change(object: &mut Value, plan: &Plan) {
     let Some(object) = object.as_object_mut() else { return };
     object.remove("quantization_config");
     object.remove("compression_config");
-    if plan.is_untied && object.contains_key("tie_word_embeddings") {
-        object.insert("tie_word_embeddings".to_owned(), Value::Bool(false));
+    if plan.has_head && object.contains_key(TIE) {
+        object.insert(TIE.to_owned(), Value::Bool(false));
     }
 }
 
@@ -237,7 +240,6 @@ mod tests {
             kept: names(kept),
             head: None,
             has_head: false,
-            is_untied: false,
             has_order: false,
         }
     }
@@ -275,7 +277,8 @@ mod tests {
         };
         assert_eq!(said(true, "{}"), json!(false));
         assert_eq!(said(false, "{}"), Value::Null);
-        assert_eq!(said(true, r#"{"tie_word_embeddings": false}"#), json!(false));
+        assert_eq!(said(true, r#"{"tie_word_embeddings": true}"#), json!(false));
+        assert_eq!(said(false, r#"{"tie_word_embeddings": true}"#), json!(true));
     }
 
     #[test]

@@ -28,8 +28,6 @@ pub(super) struct Plan {
     pub(super) head: Option<String>,
     /// Whether there is a head besides the embedding.
     pub(super) has_head: bool,
-    /// Whether the source has no head and the result has one.
-    pub(super) is_untied: bool,
     /// Whether some columns were sorted.
     pub(super) has_order: bool,
 }
@@ -104,7 +102,6 @@ pub(super) fn plan(
         kept: Vec::new(),
         head: None,
         has_head: model.llm.is_some() && (packed.has_lm_head() || whole.has_lm_head()),
-        is_untied: packed.has_lm_head() && !whole.has_lm_head(),
         has_order: false,
     };
     for (name, shape) in model.tensors(&parts) {

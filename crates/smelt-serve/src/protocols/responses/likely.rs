@@ -3,7 +3,7 @@
 //! Tokens come before the text that they make is certain, and some make marks that no section has.  So their text is cut into
 //! sections once more, and a token is of the section whose text it has a part in.
 
-use smelt_runtime::dialect::Reader;
+use smelt_runtime::dialect::{CALL_TAGS, Reader, THINK_TAGS};
 use smelt_runtime::service::TokenSaid;
 
 use crate::answer::Words;
@@ -67,7 +67,7 @@ impl Likely {
         for (at, step) in steps {
             let Step::GoesOn(more) = step else { continue };
             // Arguments of calls may be written otherwise than they were said.
-            let begin = self.text.rfind(&more).unwrap_or(0);
+            let begin = place_of(&more, &self.text);
             let end = (begin + more.len()).min(self.text.len());
             self.told.resize_with(self.told.len().max(at + 1), Default::default);
             let own = &mut self.told[at].0;
@@ -84,6 +84,18 @@ impl Likely {
             self.text.drain(..end);
         }
     }
+}
+
+/// Where a section's text begins in what was read: what is held back may be the same words once more, and the tags of
+/// other parts are none of it.
+fn place_of(more: &str, text: &str) -> usize {
+    let tags = || {
+        let tags = THINK_TAGS.into_iter().chain(CALL_TAGS);
+        tags.flat_map(|tag| text.match_indices(tag)).map(|(at, tag)| at..at + tag.len())
+    };
+    let is_apart = |at: &usize| tags().all(|tag| *at >= tag.end || at + more.len() <= tag.start);
+    let mut places = text.match_indices(more).map(|(at, _)| at);
+    places.find(is_apart).or_else(|| text.rfind(more)).unwrap_or(0)
 }
 
 /// The whole characters at the beginning, which are taken.
@@ -106,6 +118,20 @@ mod tests {
     use smelt_runtime::sampling::Logprobs;
 
     use super::*;
+
+    #[test]
+    fn words_that_come_twice_are_told_in_their_order() {
+        for (more, text, expect) in [
+            ("<", "<<", 0),
+            ("h", "<think>h", 7),
+            ("a", "a</think>b", 0),
+            ("b", "a</think>b", 9),
+            ("<think>", "<think>", 0),
+            ("x", "y", 0),
+        ] {
+            assert_eq!(place_of(more, text), expect, "{more} in {text}");
+        }
+    }
 
     #[test]
     fn tokens_are_of_the_section_that_their_text_is_in() {
