@@ -332,6 +332,8 @@ def a_cross_encoder_has_a_form_of_its_own(page):
     page.get_by_label("What may answer it, one a line").fill("")
     page.get_by_role("button", name="Rank").click()
     page.locator("#ranking [role=alert]", has_text="documents").wait_for()
+    assert any("400" in each for each in page.complaints)
+    page.complaints.clear()
 
 
 def text_is_legible(page):

@@ -22,6 +22,8 @@ export async function ask(path, body, signal) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...(key ? { authorization: `Bearer ${key}` } : {}), ...(body ? { "content-type": "application/json" } : {}) };
   const response = await send(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+  // A key that was typed in meanwhile has not been refused.
+  if (response.status === 401 && sessionStorage.getItem(KEY) !== key) return ask(path, body, signal);
   if (!response.ok) throw await refusal(response);
   return response;
 }
