@@ -9,6 +9,7 @@ mod world;
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -183,7 +184,9 @@ static ALL: LazyLock<World> = LazyLock::new(|| {
 /// A server of all models with a place for slots, where nobody needs a key but `flags` say so.
 fn server(flags: &[&str]) -> Server {
     let names = ["speaks", "embeds", "scores"].map(|name| ["--model-name", name]).concat();
-    let slots = ALL.path("slots");
+    // One server has a directory for slots, and tests run beside each other.
+    static SERVERS: AtomicUsize = AtomicUsize::new(0);
+    let slots = ALL.path(&format!("slots-{}", SERVERS.fetch_add(1, Ordering::Relaxed)));
     let flags = [&names[..], &["--slot-save-path", slots.to_str().unwrap()], flags].concat();
     let server = Server::of(&ALL, &["p.toml", "encoder.toml", "reranker.toml"], &flags);
     assert!(until(|| server.get("/health").status == 200));
