@@ -564,7 +564,7 @@ fn a_slot_is_neither_saved_nor_emptied_while_it_is_answered_in_and_gives_way_to_
         service.submit(request(words(count), manner)).unwrap()
     };
     let client = Client::default();
-    let mut ticket = long(100, 20);
+    let mut ticket = long(100, 200);
     assert!(matches!(ticket.wait(), Some(Event::Read { .. })));
     let busy = service.save(&client, u64::MAX, &mut Vec::new());
     assert!(matches!(busy, Err(KeptError::Busy(0))), "{busy:?}");
@@ -572,12 +572,12 @@ fn a_slot_is_neither_saved_nor_emptied_while_it_is_answered_in_and_gives_way_to_
     hear(&mut ticket);
     let mut file = Vec::new();
     service.save(&client, u64::MAX, &mut file).unwrap();
-    // All the room but a block is an answer's.
-    let mut full = long(300, 10);
+    // What an answer holds leaves too little.
+    let mut full = long(200, 110);
     assert!(matches!(full.wait(), Some(Event::Read { .. })));
     let refused = service.restore(&client, &mut &file[..]);
     assert!(matches!(refused, Err(KeptError::Crowded | KeptError::Gone(0))), "{refused:?}");
-    assert_eq!(hear(&mut full).1.len(), 10);
+    assert_eq!(hear(&mut full).1.len(), 110);
     assert_eq!(service.stats().preemptions, 0);
     service.restore(&client, &mut &file[..]).unwrap();
     service.drain();
