@@ -177,7 +177,7 @@ impl Common {
     ///
     /// # Errors
     /// Naming the field that has no meaning.
-    fn settings(&self, top_logprobs: Option<usize>) -> Result<Settings, ApiError> {
+    pub(crate) fn settings(&self, top_logprobs: Option<usize>) -> Result<Settings, ApiError> {
         let neutral = Settings::GREEDY;
         let settings = Settings {
             temperature: self.temperature.unwrap_or(1.0),

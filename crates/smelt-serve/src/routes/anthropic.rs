@@ -48,6 +48,8 @@ pub(super) async fn count_tokens(call: Call, body: Body) -> Result<Response, Api
         let Asking { chat, places } = ask.asking()?;
         let chat = Chat::read(chat.to_string().as_bytes());
         let mut chat = chat.map_err(|error| places.told(error))?;
+        // What an answer would be refused for is no question to be counted either.
+        chat.common.settings(None).map_err(|error| places.told(error))?;
         let name = models.known(chat.common.model.take());
         Ok((chat, places, name))
     });
