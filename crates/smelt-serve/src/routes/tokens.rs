@@ -71,9 +71,9 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
         let is_chat = asked.messages.is_some();
         let chat = is_chat.then(|| Chat::read(&held.bytes)).transpose()?;
         let may_show_films = chat.as_ref().map_or(Ok(false), |chat| chat.may_show_films(limits))?;
-        Ok((held, asked, may_show_films))
+        Ok((held, asked, chat, may_show_films))
     });
-    let (held, asked, may_show_films) = read.await?;
+    let (held, asked, chat, may_show_films) = read.await?;
     let work = if may_show_films { &shared.filming } else { &shared.preparing };
     let tokens = work.run(move |asker| {
         let model = models.ask(asked.model.as_deref())?;
@@ -85,7 +85,7 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
                 encoded(&model.running, (&prompt, asked.add_special_tokens.unwrap_or(true)))?
             }
             (None, _) => {
-                let chat = Chat::read(&held.bytes)?;
+                let chat = chat.map_or_else(|| Chat::read(&held.bytes), Ok)?;
                 let reuse = of_service(&client, &chat.common, is_shared)?.reuse;
                 counted(&chat, model.speaks()?.text(), (limits, films), (asker, reuse))?
             }
