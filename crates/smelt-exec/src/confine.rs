@@ -35,7 +35,7 @@ use crate::order::Strict;
 pub(crate) const VARIABLE: &str = "SMELT_CONFINE";
 
 /// Shared memory and semaphores are made here; they are gone with the machine's memory.
-pub(crate) const SHARED: &str = "/dev/shm";
+pub const SHARED: &str = "/dev/shm";
 
 /// How an attempt's writes were held to what it declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

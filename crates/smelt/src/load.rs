@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use smelt_exec::SHARED;
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::{From, HubPin, Order, Pin, Stage};
 use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
@@ -59,9 +60,6 @@ pub(crate) fn tokens() -> PathBuf {
     let place = places.into_iter().find(|place| place.is_dir()).unwrap_or(places[1]);
     place.join("smelt-tokens")
 }
-
-/// Any stage may write here, and finds it empty.
-const SHARED: &str = "/dev/shm";
 
 /// Opens the store.
 pub(crate) fn store(access: &Access) -> Result<Store, Failed> {

@@ -19,11 +19,10 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getgid, getuid};
 
 use super::devices::DEV;
-use super::{Way, devices, seen, system};
+use super::{SHARED, Way, devices, seen, system};
 use crate::order::Strict;
 use crate::swap_tools::unescaped;
 
-const SHARED: &str = "/dev/shm";
 /// Node names and links, a page each at most.
 const DEV_SIZE: &str = "mode=755,size=1m";
 const SHARED_MODE: &str = "mode=1777";
