@@ -51,6 +51,9 @@ fn hogs(mib: usize, ms: u64) -> String {
     format!("HOG='{mib} {ms}' {} --exact hog > log.txt && rm log.txt", program.display())
 }
 
+/// What a machine without swap has where it is not the memory that is tried: more than any stage here.
+const ROOMY_BYTES: usize = 4 << 30;
+
 /// One machine, whose tests follow each other.
 static MACHINE: Mutex<()> = Mutex::new(());
 
@@ -101,6 +104,18 @@ fn attempts(report: &Value, stage: &str) -> Vec<Value> {
     found.unwrap_or_else(|| panic!("{report}"))["attempts"].as_array().unwrap().clone()
 }
 
+/// `smelt run` where nothing can be swapped, so that a limit is the end whatever swap there is around it;
+/// where no such machine can be made, as it is.
+fn run_without_swap(world: &World, code: i32) -> Value {
+    let arguments = ["run", "p.toml", "--json"];
+    let machine = Machine::without_swap(ROOMY_BYTES);
+    let mut command = match &machine {
+        Some(machine) => machine.smelt(world, &arguments),
+        None => world.command(&arguments),
+    };
+    report_of(&mut command, code)
+}
+
 fn report_of(command: &mut Command, code: i32) -> Value {
     let ended = world::ended(command);
     assert_eq!(ended.code, Some(code), "{}", ended.stderr);
@@ -149,12 +164,12 @@ fn a_stage_that_thrashes_at_its_own_limit_ends_well() {
 /// The shell says 1; the kernel knows better.  The next attempt is given more, and ends well.
 #[test]
 fn an_out_of_memory_kill_is_seen_behind_an_exit_code_and_cured_by_a_step() {
-    let _swap = Swap::on();
+    let _machine = machine();
     let world = World::of_commands(&[&format!("a::({}) || exit 1", hogs(1700, 0))]);
     let more = "limits = { memory = \"512MiB\" }\n\
                 [stage.a.retry]\nattempts = 2\nescalate = [{ limits = { memory = \"2GiB\" } }]\n";
     world.write("p.toml", &(world.read("p.toml") + more));
-    let attempts = attempts(&world.run(&[]), "a");
+    let attempts = attempts(&run_without_swap(&world, 0), "a");
     assert_eq!(attempts.len(), 2, "{attempts:?}");
     if is_held_by_kernel(&attempts[0]) {
         assert_eq!(attempts[0]["class"], "oom-killed", "{attempts:?}");
@@ -169,11 +184,10 @@ fn an_out_of_memory_kill_is_seen_behind_an_exit_code_and_cured_by_a_step() {
 /// A program that does not mind the death of its child says that all is well.
 #[test]
 fn an_out_of_memory_kill_is_seen_behind_a_missing_output() {
-    let _without_swap = machine();
+    let _machine = machine();
     let world = World::of_commands(&[&format!("a::({}) || exit 0", hogs(300, 0))]);
     world.write("p.toml", &(world.read("p.toml") + "limits = { memory = \"100MiB\" }\n"));
-    let attempt =
-        &attempts(&report_of(&mut world.command(&["run", "p.toml", "--json"]), 1), "a")[0];
+    let attempt = &attempts(&run_without_swap(&world, 1), "a")[0];
     if is_held_by_kernel(attempt) {
         assert_eq!((&attempt["class"], &attempt["exit"]), (&"oom-killed".into(), &0.into()));
     }
@@ -183,18 +197,18 @@ fn an_out_of_memory_kill_is_seen_behind_a_missing_output() {
 /// one that says so minds it itself.
 #[test]
 fn what_is_left_after_an_out_of_memory_kill_is_not_sealed() {
-    let _without_swap = machine();
+    let _machine = machine();
     let world = World::of_commands(&[&format!("a::({}) || echo half > o", hogs(300, 0))]);
     let text = world.read("p.toml") + "limits = { memory = \"100MiB\" }\n";
     world.write("p.toml", &text);
-    let report = report_of(&mut world.command(&["run", "p.toml", "--json"]), 1);
+    let report = run_without_swap(&world, 1);
     let attempt = &attempts(&report, "a")[0];
     if is_held_by_kernel(attempt) {
         assert_eq!((&attempt["class"], &attempt["exit"]), (&"oom-killed".into(), &0.into()));
         let message = attempt["message"].as_str().unwrap();
         assert!(message.contains("survives-kills = true"), "{message}");
         world.write("p.toml", &(text + "survives-kills = true\n"));
-        let attempt = &attempts(&world.run(&[]), "a")[0];
+        let attempt = &attempts(&run_without_swap(&world, 0), "a")[0];
         assert_eq!(attempt["outcome"], "sealed", "{attempt}");
         assert!(attempt["oom_kills"].as_u64().unwrap() >= 1, "{attempt}");
     }
@@ -259,8 +273,8 @@ fn a_halted_tree_dies_with_its_supervisor() {
 
 #[test]
 fn what_cannot_fit_is_refused_with_what_would_help() {
-    let _without_swap = machine();
-    let Some(machine) = Machine::new(MEMORY_BYTES) else { return };
+    let _machine = machine();
+    let Some(machine) = Machine::without_swap(MEMORY_BYTES) else { return };
     let world = World::of_commands(&[&format!("a::{}", hogs(600, 300))]);
     world.run(&[]);
     let forced = ["run", "p.toml", "--force", "a"];
@@ -277,11 +291,8 @@ fn what_cannot_fit_is_refused_with_what_would_help() {
 /// Nobody has touched it yet, and no stage may either, until the server is gone.
 #[test]
 fn a_stage_leaves_a_server_the_memory_that_it_may_take() {
-    let _without_swap = machine();
-    let swaps = fs::read_to_string("/proc/swaps").unwrap();
-    let Some(machine) = Machine::new(MEMORY_BYTES).filter(|_| swaps.lines().count() == 1) else {
-        return say("a stage alone may swap here");
-    };
+    let _machine = machine();
+    let Some(machine) = Machine::without_swap(MEMORY_BYTES) else { return };
     let world = World::of_commands(&["a::echo x > o"]);
     world.write("p.toml", &(world.read("p.toml") + "limits = { memory = \"300MiB\" }\n"));
     let flags = Server::arguments(&["p.toml"], &["--kv-memory", "1MiB"]);

@@ -12,6 +12,13 @@ pub fn say(what: &str) {
     let _ = writeln!(stderr(), "{what}; this proves nothing");
 }
 
+/// How much a machine's processes may swap.
+#[derive(Clone, Copy, PartialEq)]
+enum Swap {
+    AsMachine,
+    None,
+}
+
 /// A control group that is a small machine to whoever runs in it.
 pub struct Machine {
     /// Where its processes are: of each hierarchy a directory.
@@ -20,13 +27,29 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// One that swaps as the machine around it does.
     pub fn new(bytes: usize) -> Option<Self> {
+        Self::made(bytes, Swap::AsMachine)
+    }
+
+    /// One without swap, whatever the machine around it has.
+    pub fn without_swap(bytes: usize) -> Option<Self> {
+        Self::made(bytes, Swap::None)
+    }
+
+    fn made(bytes: usize, swap: Swap) -> Option<Self> {
         let name = format!("smelt-machine-{}", std::process::id());
         let v1 = Path::new("/sys/fs/cgroup/memory");
         let found = if v1.join("memory.limit_in_bytes").exists() {
-            Self::of_version_1(&v1.join(&name), Path::new("/sys/fs/cgroup/unified"), &name, bytes)
+            Self::of_version_1(
+                &v1.join(&name),
+                Path::new("/sys/fs/cgroup/unified"),
+                &name,
+                bytes,
+                swap,
+            )
         } else {
-            Self::of_version_2(&Path::new("/sys/fs/cgroup").join(&name), bytes)
+            Self::of_version_2(&Path::new("/sys/fs/cgroup").join(&name), bytes, swap)
         };
         if found.is_none() {
             say("no control group can be made here");
@@ -34,9 +57,20 @@ impl Machine {
         found
     }
 
-    fn of_version_1(memory: &Path, unified: &Path, name: &str, bytes: usize) -> Option<Self> {
+    fn of_version_1(
+        memory: &Path,
+        unified: &Path,
+        name: &str,
+        bytes: usize,
+        swap: Swap,
+    ) -> Option<Self> {
         fs::create_dir(memory).ok()?;
         fs::write(memory.join("memory.limit_in_bytes"), bytes.to_string()).ok()?;
+        if swap == Swap::None {
+            // Of both together, and of a group below it that has a limit of its own, which inherits this.
+            fs::write(memory.join("memory.memsw.limit_in_bytes"), bytes.to_string()).ok()?;
+            fs::write(memory.join("memory.swappiness"), "0").ok()?;
+        }
         let mut dirs = vec![memory.to_owned()];
         let unified = unified.join(name);
         if fs::create_dir(&unified).is_ok() {
@@ -46,9 +80,12 @@ impl Machine {
     }
 
     /// Its processes are in a group below it, since one that hands out memory has none.
-    fn of_version_2(top: &Path, bytes: usize) -> Option<Self> {
+    fn of_version_2(top: &Path, bytes: usize, swap: Swap) -> Option<Self> {
         fs::create_dir(top).ok()?;
         fs::write(top.join("memory.max"), bytes.to_string()).ok()?;
+        if swap == Swap::None {
+            fs::write(top.join("memory.swap.max"), "0").ok()?;
+        }
         fs::write(top.join("cgroup.subtree_control"), "+memory").ok()?;
         let inside = top.join("inside");
         fs::create_dir(&inside).ok()?;
