@@ -519,6 +519,10 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     /// Performs one command; some are answered at once.
     fn perform(&mut self, command: Command) -> Result<Option<Event>, ExecError> {
         match command {
+            // It has no key that means anything; when it starts it is told why.
+            Command::Look(stage, _) if self.runner.plan.stage(stage).unread.is_some() => {
+                Ok(Some(Event::Missing(stage)))
+            }
             Command::Look(stage, key) => {
                 let found = self.claim(stage, key).and_then(|()| self.look(stage, &key));
                 match found {
@@ -600,6 +604,10 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     /// Takes the key, looks once more (another run may just have built it), and starts.
     fn try_start(&mut self, start: Start) -> Result<Option<Event>, ExecError> {
         let Start { stage, key, forced, .. } = start;
+        if let Some(why) = &self.runner.plan.stage(stage).unread {
+            let message = format!("not started: {why}");
+            return Ok(Some(self.not_started(stage, FailureClass::DiskError, message)));
+        }
         self.claim(stage, key)?;
         if !self.locks.contains_key(&stage) {
             let Some(lock) = self.runner.store.try_lock_key(&key)? else {

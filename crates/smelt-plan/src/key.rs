@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Arguments, Write as _};
+use std::path::Path;
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -87,6 +88,13 @@ pub fn of_commit(repo: &str, commit: &str, file: Option<&str>) -> Digest {
     if let Some(file) = file {
         hasher.field(format_args!("file"), format_args!("{file}"));
     }
+    hasher.finish()
+}
+
+/// Stands in keys for a tree that could not be read.
+pub(crate) fn of_unread(path: &Path) -> Digest {
+    let mut hasher = Hasher::new("smelt unread 1");
+    hasher.field(format_args!("path"), format_args!("{}", path.display()));
     hasher.finish()
 }
 

@@ -38,6 +38,14 @@ pub struct Pin {
     pub digest: Digest,
 }
 
+impl Pin {
+    /// Of what a disk that fails does not give.  No tree has this digest, so nothing is ever built of it.
+    pub fn unread(path: PathBuf) -> Self {
+        let digest = key::of_unread(&path);
+        Self { path, digest }
+    }
+}
+
 /// A program or script that a stage runs, as it was when the plan was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tool {
@@ -73,6 +81,8 @@ pub struct Pins {
     pub device: Facts,
     /// Of the stages that run programs which count, these.
     pub tools: BTreeMap<StageName, Vec<Tool>>,
+    /// Of the stages that cannot begin since a disk fails, why: one of their pins is [`Pin::unread`].
+    pub unread: BTreeMap<StageName, String>,
 }
 
 /// A pipeline in order, with keys.
@@ -101,6 +111,8 @@ pub struct Stage {
     pub device: Vec<(&'static str, String)>,
     /// The programs and scripts that its result depends on, in the order of their names.
     pub tools: Vec<Tool>,
+    /// Why it cannot begin, where a disk fails that it reads.
+    pub unread: Option<String>,
     /// Caps on attempt 1.
     pub limits: Limits,
     /// How much it takes of what stages share, while it runs.
@@ -190,6 +202,7 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
     tools.sort_unstable_by(|one, other| one.name.cmp(&other.name));
     Stage {
         tools,
+        unread: pins.unread.get(&spec.name).cloned(),
         name: spec.name,
         kind: spec.kind,
         inputs: spec.inputs.into_iter().map(resolve).collect(),
@@ -329,7 +342,9 @@ impl Stage {
     /// A `path:` source is not built: the pin is its output.
     pub fn given(&self) -> Option<&Pin> {
         match (self.kind, self.inputs.first()) {
-            (Kind::Source, Some(Input { from: From::Path(pin), .. })) => Some(pin),
+            (Kind::Source, Some(Input { from: From::Path(pin), .. })) => {
+                self.unread.is_none().then_some(pin)
+            }
             _ => None,
         }
     }

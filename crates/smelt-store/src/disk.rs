@@ -185,9 +185,7 @@ impl DiskError {
 
     /// Whether the disk itself failed: what it holds may be lost, and asking again cures nothing.
     pub fn is_failing(&self) -> bool {
-        use nix::libc::{EBADMSG, EIO, EREMOTEIO, EUCLEAN};
-        let Self::Io { source, .. } = self else { return false };
-        source.raw_os_error().is_some_and(|raw| [EIO, EREMOTEIO, EBADMSG, EUCLEAN].contains(&raw))
+        matches!(self, Self::Io { source, .. } if is_disk_failing(source))
     }
 
     /// Whether it ended because the store's stop flag was set.
@@ -195,6 +193,12 @@ impl DiskError {
         let Self::Io { source, .. } = self else { return false };
         source.raw_os_error() == Some(nix::libc::ECANCELED)
     }
+}
+
+/// Whether a disk that itself fails answers so.
+pub fn is_disk_failing(error: &io::Error) -> bool {
+    use nix::libc::{EBADMSG, EIO, EREMOTEIO, EUCLEAN};
+    error.raw_os_error().is_some_and(|raw| [EIO, EREMOTEIO, EBADMSG, EUCLEAN].contains(&raw))
 }
 
 fn in_bytes(needed: Option<u64>) -> String {

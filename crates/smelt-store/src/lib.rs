@@ -34,7 +34,7 @@ mod walk;
 pub use collect::{Collection, Limits, Victim, What, Why, choose};
 pub use digest::{Digest, NotADigest};
 pub use digester::DigestError;
-pub use disk::{DiskError, Wait};
+pub use disk::{DiskError, Wait, is_disk_failing};
 #[cfg(feature = "sim")]
 pub use disk::{sim, turns};
 pub use fsck::Checkup;

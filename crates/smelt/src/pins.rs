@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -15,7 +16,7 @@ use smelt_hub::{Address, Hub, HubError, Resolved};
 use smelt_plan::pipeline::InputRef;
 use smelt_plan::plan::{HubPin, Pin};
 use smelt_plan::{Digest, Kind, Pins, Pipeline};
-use smelt_store::{DigestError, Store};
+use smelt_store::{DigestError, Store, is_disk_failing};
 
 use crate::exit::{Exit, Failed};
 use crate::say::tell;
@@ -65,49 +66,116 @@ pub(crate) fn all(
     store: &Store,
 ) -> Result<Pins, Failed> {
     let hubs = if addresses.is_empty() { BTreeMap::new() } else { hubs(pipeline, addresses, ask)? };
-    let paths = paths(pipeline, file, store)?;
+    let folder = file.parent().unwrap_or_else(|| Path::new(""));
+    let (paths, lost) = paths(pipeline, folder, store)?;
     let device = device::facts(pipeline);
     if !matches!(ask, Ask::Cache) {
         let absent = device::absent(pipeline, &device);
         absent.iter().for_each(|line| tell(format_args!("warning: {line}")));
     }
-    let folder = file.parent().unwrap_or_else(|| Path::new(""));
-    let tools = tools::all(pipeline, folder, store)?;
-    Ok(Pins { paths, hubs, device, tools })
+    let (tools, mut unread) = tools::all(pipeline, folder, store)?;
+    for stage in &pipeline.stages {
+        let why = stage.inputs.iter().find_map(|input| match &input.from {
+            InputRef::Path(path) => lost.get(path),
+            InputRef::Stage(_) | InputRef::Hub(_) => None,
+        });
+        unread.extend(why.map(|why| (stage.name.clone(), why.clone())));
+    }
+    match unread.values().next() {
+        // A run builds the rest, and reports it.
+        Some(why) if !matches!(ask, Ask::HubForRun(_)) => Err(Failed::new(Exit::StageFailed, why)),
+        _ => Ok(Pins { paths, hubs, device, tools, unread }),
+    }
 }
 
-fn paths(pipeline: &Pipeline, file: &Path, store: &Store) -> Result<BTreeMap<String, Pin>, Failed> {
-    let folder = file.parent().unwrap_or_else(|| Path::new(""));
-    let mut pins = BTreeMap::new();
+/// Why something outside of the store has no pin.
+pub(crate) enum NoPin {
+    /// It is wrong, or hashing was stopped.
+    Refused(Failed),
+    /// The disk that it lies on fails; what does not need it can be built all the same.
+    Unread(String),
+}
+
+/// What is pinned, and why some of it could not be read, by the same names.
+pub(crate) type WithUnread<Name, T> = (BTreeMap<Name, T>, BTreeMap<Name, String>);
+
+/// The digest of a tree; `say` completes an error with what it is of.
+pub(crate) fn digest(
+    store: &Store,
+    path: &Path,
+    say: impl Fn(String) -> String,
+) -> Result<Digest, NoPin> {
+    let no_pin = |error: DigestError| match error {
+        error if error.is_stopped() => NoPin::Refused(Failed::stopped()),
+        error if error.is_disk_failing() => NoPin::Unread(say(error.to_string())),
+        error => NoPin::Refused(Failed::new(Exit::BadPipeline, say(error.to_string()))),
+    };
+    Ok(store.digest_tree(path).map_err(no_pin)?.digest())
+}
+
+/// Where a path leads.
+pub(crate) fn real(path: &Path, say: impl Fn(String) -> String) -> Result<PathBuf, NoPin> {
+    fs::canonicalize(path).map_err(|error| {
+        let why = say(format!("{}: {error}", path.display()));
+        match is_disk_failing(&error) {
+            true => NoPin::Unread(why),
+            false => NoPin::Refused(Failed::new(Exit::BadPipeline, why)),
+        }
+    })
+}
+
+/// The pins of every `path:`, and why some of them could not be read.
+fn paths(
+    pipeline: &Pipeline,
+    folder: &Path,
+    store: &Store,
+) -> Result<WithUnread<String, Pin>, Failed> {
+    let (mut pins, mut unread) = (BTreeMap::new(), BTreeMap::new());
     for path in pipeline.paths() {
-        let place = place_of(pipeline, &InputRef::Path(path.to_owned()));
-        let fail =
-            |what: String| Failed::new(Exit::BadPipeline, format!("{place}path:{path}: {what}"));
-        let absolute = fs::canonicalize(folder.join(path))
-            .map_err(|error| fail(format!("{}: {error}", folder.join(path).display())))?;
-        utf8(&absolute, "rename it")?;
-        if store.root().starts_with(&absolute) {
-            return Err(fail(format!(
-                "it holds the store {}, which changes with every run; set SMELT_CACHE to a directory outside",
-                store.root().display()
-            )));
-        }
-        if is_source(pipeline, path) && !may_be_checkpoint(&absolute) {
-            let what = format!(
-                "{} is no checkpoint: it holds none of {}, nor a .safetensors or .gguf file",
-                absolute.display(),
-                CHECKPOINT_NAMES.join(", ")
-            );
-            return Err(Failed::new(Exit::BadModel, format!("{place}path:{path}: {what}")));
-        }
-        let digest = |error: DigestError| match error.is_stopped() {
-            true => Failed::stopped(),
-            false => fail(error.to_string()),
+        let pin = match pin(pipeline, path, folder, store) {
+            Ok(pin) => pin,
+            Err(NoPin::Refused(failed)) => return Err(failed),
+            Err(NoPin::Unread(why)) => {
+                unread.insert(path.to_owned(), why);
+                let place = folder.join(path);
+                Pin::unread(std::path::absolute(&place).unwrap_or(place))
+            }
         };
-        let manifest = store.digest_tree(&absolute).map_err(digest)?;
-        pins.insert(path.to_owned(), Pin { path: absolute, digest: manifest.digest() });
+        pins.insert(path.to_owned(), pin);
     }
-    Ok(pins)
+    Ok((pins, unread))
+}
+
+fn pin(pipeline: &Pipeline, path: &str, folder: &Path, store: &Store) -> Result<Pin, NoPin> {
+    let place = place_of(pipeline, &InputRef::Path(path.to_owned()));
+    let say = |what: String| format!("{place}path:{path}: {what}");
+    let refuse = |exit: Exit, what: String| NoPin::Refused(Failed::new(exit, say(what)));
+    let absolute = real(&folder.join(path), say)?;
+    utf8(&absolute, "rename it").map_err(NoPin::Refused)?;
+    if store.root().starts_with(&absolute) {
+        let what = format!(
+            "it holds the store {}, which changes with every run; set SMELT_CACHE to a directory outside",
+            store.root().display()
+        );
+        return Err(refuse(Exit::BadPipeline, what));
+    }
+    let may_be_source = match may_be_checkpoint(&absolute) {
+        _ if !is_source(pipeline, path) => true,
+        Err(error) if is_disk_failing(&error) => {
+            return Err(NoPin::Unread(say(format!("{}: {error}", absolute.display()))));
+        }
+        looked => looked.unwrap_or(false),
+    };
+    if !may_be_source {
+        let what = format!(
+            "{} is no checkpoint: it holds none of {}, nor a .safetensors or .gguf file",
+            absolute.display(),
+            CHECKPOINT_NAMES.join(", ")
+        );
+        return Err(refuse(Exit::BadModel, what));
+    }
+    let digest = digest(store, &absolute, say)?;
+    Ok(Pin { path: absolute, digest })
 }
 
 /// What directories of checkpoints have, each at least one.
@@ -121,16 +189,24 @@ fn is_source(pipeline: &Pipeline, path: &str) -> bool {
 }
 
 /// Whether there is anything of a checkpoint, looked at before gigabytes are read that are none.
-fn may_be_checkpoint(path: &Path) -> bool {
+fn may_be_checkpoint(path: &Path) -> io::Result<bool> {
     let is_weights = |path: &Path| {
         path.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf")
     };
-    if !path.is_dir() {
-        return is_weights(path);
+    if !fs::metadata(path)?.is_dir() {
+        return Ok(is_weights(path));
     }
-    let has_name = CHECKPOINT_NAMES.iter().any(|name| path.join(name).exists());
-    let files = || fs::read_dir(path).into_iter().flatten().flatten();
-    has_name || files().any(|entry| is_weights(&entry.path()))
+    for name in CHECKPOINT_NAMES {
+        if path.join(name).try_exists()? {
+            return Ok(true);
+        }
+    }
+    for entry in fs::read_dir(path)? {
+        if is_weights(&entry?.path()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn hubs(

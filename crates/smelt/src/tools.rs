@@ -20,6 +20,7 @@ use smelt_store::Store;
 
 use crate::exit::{Exit, Failed};
 use crate::last::Last;
+use crate::pins::{NoPin, WithUnread, digest, real};
 
 /// The kernel reads no more of a script's first line.
 const FIRST_LINE_BYTES_MAX: u64 = 256;
@@ -30,16 +31,17 @@ const NAMED_MAX: usize = 5;
 /// What the kernel shows as files is no program.
 const NOT_FILES: [&str; 3] = ["/dev", "/proc", "/sys"];
 
-/// The tools of every stage that has any; `folder` is where the pipeline lies.
+/// The tools of every stage that has any, and why stages have one that a failing disk does not give; `folder` is
+/// where the pipeline lies.
 ///
 /// # Errors
-/// A tool that is declared and not there, or one that cannot be read.
+/// A tool that is declared and not there, or one that cannot be read for another reason.
 pub(crate) fn all(
     pipeline: &Pipeline,
     folder: &Path,
     store: &Store,
-) -> Result<BTreeMap<StageName, Vec<Tool>>, Failed> {
-    let mut all = BTreeMap::new();
+) -> Result<WithUnread<StageName, Vec<Tool>>, Failed> {
+    let (mut all, mut unread) = (BTreeMap::new(), BTreeMap::new());
     let beside = Beside::of(folder);
     for spec in pipeline.stages.iter().filter(|spec| spec.kind == Kind::Command) {
         let mut found: Vec<Tool> = Vec::new();
@@ -47,24 +49,27 @@ pub(crate) fn all(
             if found.iter().any(|tool| tool.name == name) {
                 continue;
             }
-            let fail = |why: String| {
-                let stage = &spec.name;
-                let message =
-                    format!("{}: stage \"{stage}\": the tool {name}: {why}", pipeline.file);
-                Failed::new(Exit::BadPipeline, message)
+            let stage = &spec.name;
+            let say = |why: String| {
+                format!("{}: stage \"{stage}\": the tool {name}: {why}", pipeline.file)
             };
-            let path = fs::canonicalize(&path).map_err(|error| fail(error.to_string()))?;
-            let manifest = store.digest_tree(&path).map_err(|error| match error.is_stopped() {
-                true => Failed::stopped(),
-                false => fail(error.to_string()),
-            })?;
-            found.push(Tool { name, pin: Pin { path, digest: manifest.digest() } });
+            let pin = real(&path, say)
+                .and_then(|path| Ok(Pin { digest: digest(store, &path, say)?, path }));
+            let pin = match pin {
+                Ok(pin) => pin,
+                Err(NoPin::Refused(failed)) => return Err(failed),
+                Err(NoPin::Unread(why)) => {
+                    unread.insert(stage.clone(), why);
+                    Pin::unread(path)
+                }
+            };
+            found.push(Tool { name, pin });
         }
         if !found.is_empty() {
             all.insert(spec.name.clone(), found);
         }
     }
-    Ok(all)
+    Ok((all, unread))
 }
 
 /// A tool's name in the key, and its file.

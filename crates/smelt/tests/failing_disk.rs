@@ -6,10 +6,11 @@ mod world;
 
 use std::fs;
 use std::panic::catch_unwind;
+use std::process::Output;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use world::traced::{Point, own_points, strace};
-use world::{World, commands, statuses};
+use world::{Ended, World, commands, statuses};
 
 /// Calls by which a store, its inputs and its outputs are found, read and written, on architectures that have them.
 const CALLS: &str = "?open,openat,?stat,statx,?newfstatat,getdents64,?readlink,readlinkat,\
@@ -57,6 +58,51 @@ fn a_program_says_that_its_input_cannot_be_read() {
 #[test]
 fn one_that_says_success_all_the_same_is_not_sealed() {
     check_program("READ || echo half > o", "it said success (exit 0), but its log says");
+}
+
+/// Under a disk that gives neither input, with `errno` instead.
+fn on_bad_disk(world: &World, errno: &str, command: &str) -> Ended {
+    let [file, model] = ["in/f", "model/config.json"].map(|name| world.path(name));
+    let [file, model] = [&file, &model].map(|path| path.to_str().unwrap());
+    let follow = ["-f", "-P", file, "-P", model];
+    let smelt = [SMELT[0], command, "p.toml", "--json"];
+    let program = if command == "run" { &SMELT[..] } else { &smelt };
+    let expression = format!("inject=read,pread64:error={errno}");
+    let Output { status, stdout, stderr } = strace(world, &follow, &expression, program);
+    let [stdout, stderr] = [stdout, stderr].map(|text| String::from_utf8(text).unwrap());
+    Ended { code: status.code(), stdout, stderr }
+}
+
+/// An input that cannot be hashed fails what reads it, as one that cannot be read later does.
+#[test]
+fn an_input_that_cannot_be_hashed_fails_its_stages_alone() {
+    let world = world("cat $SMELT_INPUTS/f > o");
+    fs::create_dir(world.path("model")).unwrap();
+    world.write("model/config.json", "{}");
+    let source = "[stage.given]\nkind = \"source\"\nfrom = \"path:model\"\n";
+    world.write("p.toml", &(world.read("p.toml") + source));
+    let ended = on_bad_disk(&world, "EIO", "run");
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let all = ["a failed", "b skipped", "c sealed", "given failed"];
+    assert_eq!(statuses(&report), all, "{}", ended.stderr);
+    for (at, file) in [(0, "in/f"), (3, "model/config.json")] {
+        let failed = &report["stages"][at];
+        let told = (&failed["class"], &failed["key"], failed["message"].as_str().unwrap());
+        assert_eq!((told.0, told.1), (&json!("disk-error"), &Value::Null), "{failed}");
+        assert!(told.2.contains(file) && told.2.contains("nput/output error"), "{failed}");
+    }
+    let kept: Value = serde_json::from_str(&world.smelt(&["report", "--json"]).stdout).unwrap();
+    assert_eq!(statuses(&kept), all, "{kept}");
+    let left = world.smelt(&["resume", "--list", "--json"]);
+    assert_eq!(left.stdout.trim(), r#"{"runs":[]}"#, "it has ended");
+    let planned = on_bad_disk(&world, "EIO", "plan");
+    assert_eq!(planned.code, Some(1), "{}", planned.stderr);
+    assert!(planned.stderr.contains("cannot read "), "{}", planned.stderr);
+    let refused = on_bad_disk(&world, "EACCES", "run");
+    assert_eq!(refused.code, Some(3), "what may not be read is a mistake: {}", refused.stderr);
+    let all = ["a sealed", "b sealed", "c hit", "given hit"];
+    assert_eq!(statuses(&world.run(&[])), all);
 }
 
 /// Whatever fails, what is sealed is right, what failed says why, and a sound disk makes the rest.
