@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -17,8 +18,12 @@ use smelt_plan::StageId;
 use smelt_plan::tokens::{Capacity, Lease};
 
 use crate::notes::{
-    locks, locks_shared, make_dir, note, noted, open_file, open_to_look, since_1970,
+    locks, locks_shared, locks_within, make_dir, note, noted, open_file, open_to_look, since_1970,
 };
+
+/// The lock of all tokens is held for a few system calls; a process that was stopped meanwhile keeps no run's loop
+/// longer from its attempts.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A priority is from minus this to this.
 pub const PRIORITY_MAX: i32 = 100;
@@ -59,6 +64,8 @@ pub(crate) struct Lending {
     who: Party,
     held: HashMap<StageId, Holding>,
     waiting: HashMap<StageId, Place>,
+    /// The lock of all tokens was held for too long: until it is free it is only tried.
+    is_locked_out: bool,
 }
 
 struct Holding {
@@ -89,7 +96,13 @@ impl Lending {
             make_dir(dir)?;
         }
         open_file(&dir.join("lock"))?;
-        Ok(Self { dir: dir.to_owned(), who, held: HashMap::new(), waiting: HashMap::new() })
+        let (held, waiting) = (HashMap::new(), HashMap::new());
+        Ok(Self { dir: dir.to_owned(), who, held, waiting, is_locked_out: false })
+    }
+
+    /// Whether somebody held the lock of all tokens for too long when it was asked for last.
+    pub(crate) fn is_locked_out(&self) -> bool {
+        self.is_locked_out
     }
 
     /// What a stage holds.
@@ -98,6 +111,9 @@ impl Lending {
     }
 
     /// Takes all of `wants`, or a place in the queue; whether it was taken.
+    ///
+    /// # Errors
+    /// The kernel's, and `TimedOut` where somebody holds the lock of all tokens for too long.
     pub(crate) fn take(
         &mut self,
         stage: StageId,
@@ -108,8 +124,7 @@ impl Lending {
         if wants.is_empty() || self.held.contains_key(&stage) {
             return Ok(true);
         }
-        let short = open_file(&self.dir.join("lock"))?;
-        short.lock()?;
+        let _short = self.lock()?;
         let who = Party { stage: name.to_owned(), wants: wants.clone(), ..self.who.clone() };
         if !self.waiting.contains_key(&stage) {
             let place = self.stand_in_line(&who)?;
@@ -125,6 +140,19 @@ impl Lending {
         self.waiting.remove(&stage);
         self.held.insert(stage, holding);
         Ok(true)
+    }
+
+    /// Nobody else asks for tokens as long as it lives.
+    fn lock(&mut self) -> io::Result<File> {
+        let path = self.dir.join("lock");
+        let short = open_file(&path)?;
+        let time_max = if self.is_locked_out { Duration::ZERO } else { LOCK_TIME_MAX };
+        let locked = locks_within(&short, time_max);
+        let is_late = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
+        self.is_locked_out = locked.as_ref().is_err_and(is_late);
+        let path = path.display();
+        locked.map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))?;
+        Ok(short)
     }
 
     /// Gives back what stages held or waited for that do not any more.
@@ -404,5 +432,23 @@ mod tests {
         assert!(!take(&mut second) && take(&mut first));
         drop((first, holder));
         assert!(take(&mut second));
+    }
+
+    #[test]
+    fn a_stopped_process_keeps_nobody_waiting_and_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut lending = lending(folder.path(), "late", 0);
+        let wants = want(&[("gpu", 1)]);
+        let lock = open_file(&folder.path().join("tokens/lock")).unwrap();
+        lock.lock().unwrap();
+        let mut take = || lending.take(ids()[0], "s", &wants, &capacity());
+        let late = take().unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        assert!(late.to_string().contains(&std::process::id().to_string()), "{late}");
+        let begun = std::time::Instant::now();
+        assert!(take().is_err() && begun.elapsed() < LOCK_TIME_MAX, "it is only tried now");
+        drop(lock);
+        assert!(soon(|| take().is_ok_and(|taken| taken)));
+        assert!(!lending.is_locked_out());
     }
 }

@@ -98,6 +98,8 @@ pub enum Progress<'a> {
     Queued(StageId, String),
     /// Tokens are lent within this run alone, for the reason given.
     LendsAlone(&'a str),
+    /// No tokens are lent, since somebody holds the lock of all of them: which, and who.
+    TokensLocked(&'a str),
     /// It waits for memory: what it is expected to take, what is free, and which servers may take more of it.
     Crowded(StageId, Option<Forecast>, Room, &'a str),
     /// An attempt is halted, so that the others come to an end.

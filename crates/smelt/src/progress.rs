@@ -63,6 +63,9 @@ impl<'a> Display<'a> {
             Progress::Queued(stage, what) => {
                 self.line(&format!("{} waits for {what}", self.label(*stage)));
             }
+            Progress::TokensLocked(why) => {
+                self.line(&format!("no tokens are lent, so that stages wait for them: {why}"));
+            }
             Progress::LendsAlone(why) => self.line(&format!(
                 "tokens are lent within this run alone, so that others may use the same: {why}"
             )),

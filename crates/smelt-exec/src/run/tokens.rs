@@ -1,5 +1,7 @@
 //! The part of a run's loop that has tokens lent across the machine; the schedule lends within the run.
 
+use std::io::ErrorKind;
+
 use smelt_plan::StageId;
 
 use super::{Loop, Progress};
@@ -34,9 +36,17 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         let plan = self.runner.plan;
         let planned = plan.stage(stage);
         let Some(lending) = &mut self.lending else { return true };
+        let was_locked_out = lending.is_locked_out();
         let taken = lending.take(stage, planned.name.as_str(), &planned.resources, plan.capacity());
         match taken {
             Ok(is_lent) => is_lent,
+            // Two builds must not meet on a device since a third process was stopped: it is asked for again.
+            Err(error) if error.kind() == ErrorKind::TimedOut => {
+                if !was_locked_out {
+                    self.show(&Progress::TokensLocked(&error.to_string()));
+                }
+                false
+            }
             Err(error) => {
                 let why = format!("cannot lock the machine's tokens: {error}");
                 self.show(&Progress::LendsAlone(&why));
