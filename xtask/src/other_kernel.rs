@@ -18,7 +18,7 @@ use crate::{root, target};
 const KERNEL: &str = "linux-image-amd64";
 
 /// Where this machine's files come from, what they lie under, and the file systems that tests mount.
-const MODULES: [&str; 10] = [
+const MODULES: [&str; 12] = [
     "virtio_pci",
     "9pnet_virtio",
     "9p",
@@ -29,7 +29,13 @@ const MODULES: [&str; 10] = [
     "nls_ascii",
     "nls_iso8859_1",
     "exfat",
+    "nfsd",
+    "nfsv4",
 ];
+
+/// The server of NFS, and the libraries that Debian's smallest systems lack of it, by what their names begin with.
+const NFS_SERVER: &str = "nfs-kernel-server";
+const NFS_LIBRARIES: [&str; 2] = ["libtirpc3", "libwrap0"];
 
 /// Of the modules that confine, none but what all kernels have.
 const WITHOUT_LANDLOCK: &str = "lsm=capability";
@@ -111,13 +117,39 @@ fn prepare(folder: &Path, programs: &[(&str, PathBuf)]) -> Result<Machine> {
         kernel: Kernel::fetch(&Packages::own(), KERNEL, &MODULES, folder)?,
         files: vec![
             ("bin/busybox".to_owned(), busybox),
-            ("order".to_owned(), order(programs).into_bytes()),
+            ("order".to_owned(), order(programs, &NfsServer::fetch(folder)?).into_bytes()),
         ],
         functions: include_str!("other_kernel/functions.sh"),
         folder: folder.to_owned(),
     };
     machine.accelerator = machine.choose_accelerator()?;
     Ok(machine)
+}
+
+/// Where the unpacked programs of a server of NFS lie, which the guest sees there too.
+struct NfsServer {
+    programs: PathBuf,
+    libraries: Vec<PathBuf>,
+}
+
+impl NfsServer {
+    fn fetch(folder: &Path) -> Result<Self> {
+        let packages = Packages::own();
+        let server = packages.unpack(NFS_SERVER, folder)?;
+        let mut libraries = Vec::new();
+        for prefix in NFS_LIBRARIES {
+            let unpacked = packages.unpack(&packages.dependency(NFS_SERVER, prefix)?, folder)?;
+            let places = ["lib", "usr/lib"].map(|lib| unpacked.join(lib).join("x86_64-linux-gnu"));
+            libraries.extend(places.into_iter().filter(|place| place.is_dir()));
+        }
+        Ok(Self { programs: server.join("usr/sbin"), libraries })
+    }
+
+    /// As `LD_LIBRARY_PATH` has them.
+    fn library_path(&self) -> String {
+        let places = self.libraries.iter().map(|place| place.display().to_string());
+        places.collect::<Vec<_>>().join(":")
+    }
 }
 
 /// The folders that the guest has of this machine: all of it, to read, and one that tests mount again.
@@ -133,11 +165,15 @@ fn shared(folder: &Path) -> Result<Vec<String>> {
 }
 
 /// What the guest does when it has become this machine.
-fn order(programs: &[(&str, PathBuf)]) -> String {
+fn order(programs: &[(&str, PathBuf)], nfs: &NfsServer) -> String {
     let lines = programs.iter().map(|(name, path)| format!("{name} {}", path.display()));
     let lines = lines.collect::<Vec<_>>().join("\n");
     let folder = root().join("crates/smelt").display().to_string();
-    include_str!("other_kernel/order.sh").replace("FOLDER", &folder).replace("PROGRAMS", &lines)
+    include_str!("other_kernel/order.sh")
+        .replace("nfs=NFS", &format!("nfs={}", nfs.programs.display()))
+        .replace("LIBRARIES", &nfs.library_path())
+        .replace("FOLDER", &folder)
+        .replace("PROGRAMS", &lines)
 }
 
 /// What the guest's console tells, for a person.

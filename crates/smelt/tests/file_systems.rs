@@ -12,23 +12,31 @@ use serde_json::Value;
 use world::machine::say;
 use world::{Ended, World, commands, ended, statuses};
 
-/// Runs smelt twice on a store in `disk`, once `mount` has put something there, and checks what there is.
-fn run_on(mount: &str) -> Option<(World, Ended)> {
-    let world =
-        World::of_commands(&["a::echo a > o; mkdir d; echo b > d/f", "b:a:cat $SMELT_IN_A/o > o"]);
+/// Does what `script` says in `disk`, once `mount` has put something there; `None` where it cannot be mounted.
+fn run_mounted(world: &World, mount: &str, script: &str) -> Option<Ended> {
     let script = format!(
-        "mkdir disk low up work; {{ {mount}; }} > said 2>&1 || exit 99; export SMELT_CACHE=$PWD/disk/cache; \
-         $SMELT run p.toml --json > first; $SMELT cache fsck >&2; $SMELT run p.toml --json"
+        "mkdir disk low up work store; {{ {mount}; }} > said 2>&1 || exit 99; \
+         export SMELT_CACHE=$PWD/store/cache; cd disk; {script}"
     );
     let mut sh = Command::new("unshare");
     world.prepare(&mut sh);
     sh.env("SMELT", env!("CARGO_BIN_EXE_smelt")).args(["-m", "sh", "-ec", &script]);
     let ended = ended(&mut sh);
     if !matches!(ended.code, Some(99)) && !ended.stderr.contains("unshare") {
-        return Some((world, ended));
+        return Some(ended);
     }
     say(&format!("not run: {}{}", ended.stderr, world.read("said")));
     None
+}
+
+/// Runs smelt twice on a store in `disk`, and checks what there is.
+fn run_on(mount: &str) -> Option<(World, Ended)> {
+    let world =
+        World::of_commands(&["a::echo a > o; mkdir d; echo b > d/f", "b:a:cat $SMELT_IN_A/o > o"]);
+    let script = "export SMELT_CACHE=$PWD/cache; cd ..; \
+        $SMELT run p.toml --json > first; $SMELT cache fsck >&2; $SMELT run p.toml --json";
+    let ended = run_mounted(&world, mount, script)?;
+    Some((world, ended))
 }
 
 #[track_caller]
@@ -80,6 +88,40 @@ fn a_store_on_exfat_is_refused() {
 fn a_store_on_another_machine_is_refused() {
     let mount = "mount -t 9p -o trans=virtio,version=9p2000.L lent disk";
     is_refused(mount, "cannot be on 9P: it is of the network");
+}
+
+/// What `cargo xtask other-kernel` has its guest serve itself; other machines have nothing there, and mostly no NFS.
+const NFS: &str = "grep -qw nfs4 /proc/filesystems || { echo this kernel has no NFS; false; } && \
+    mount -i -t nfs4 -o addr=127.0.0.1,clientaddr=127.0.0.1 127.0.0.1:/ disk";
+
+#[test]
+fn a_store_on_nfs_is_refused() {
+    is_refused(NFS, "cannot be on NFS: it is of the network");
+}
+
+/// A pipeline and its input on NFS, the store elsewhere: nothing is written beside them.
+#[test]
+fn inputs_on_nfs_are_read_and_seen_to_change() {
+    let text = commands(&["a:in:cat $SMELT_INPUTS/f > o", "b:a:cat $SMELT_IN_A/o > o"]);
+    let world = World::new(&text.replace("\"in\"", "\"path:in\""));
+    let script = "mkdir -p lab/in; echo read > lab/in/f; cp ../p.toml lab; cd lab; \
+        find . | sort > ../../before; run() { $SMELT run p.toml --json > ../../$1; }; \
+        run first; run again; echo changed > in/f; run changed; find . | sort > ../../after; \
+        unset SMELT_CACHE; $SMELT run p.toml";
+    let Some(Ended { code, stderr, .. }) = run_mounted(&world, NFS, script) else { return };
+    for (report, all) in [
+        ("first", ["a sealed", "b sealed"]),
+        ("again", ["a hit", "b hit"]),
+        ("changed", ["a sealed", "b sealed"]),
+    ] {
+        let report: Value = serde_json::from_str(&world.read(report)).unwrap();
+        assert_eq!(statuses(&report), all, "{stderr}");
+    }
+    let before = world.read("before");
+    assert!(before.contains("./in/f"), "{before}");
+    assert_eq!(before, world.read("after"), "{stderr}");
+    assert_ne!(code, Some(0), "the usual store lies beside the pipeline: {stderr}");
+    assert!(stderr.contains("cannot be on NFS"), "{stderr}");
 }
 
 /// Stages write shared memory freely, and each has its own.
