@@ -111,11 +111,11 @@ impl Caller {
         Self { agent: config.new_agent(), trusted, endpoint: endpoint.clone(), model }
     }
 
-    /// Most tokens of a prompt with its answer, as vLLM and smelt say it of a model.
-    pub(crate) fn context(&self) -> Option<u64> {
-        let models = self.models().ok()?;
-        let own = models["data"].as_array()?.iter().find(|model| model["id"] == *self.model)?;
-        own["max_model_len"].as_u64()
+    /// The server's row of the model; nothing where it lists none.
+    pub(crate) fn listed(&self) -> Value {
+        let models = self.models().unwrap_or_default();
+        let mut all = models["data"].as_array().into_iter().flatten();
+        all.find(|model| model["id"] == *self.model).cloned().unwrap_or_default()
     }
 
     /// The server's version, as vLLM says it.

@@ -200,6 +200,7 @@ mod tests {
                 url: word(),
                 model: word(),
                 context: None,
+                weights: None,
                 version: None,
             }],
             cases,

@@ -20,6 +20,7 @@ pub fn document(plan: &Plan, measurement: &Measurement) -> Value {
             "url": s.url,
             "model": s.model,
             "context": s.context,
+            "weights": s.weights,
             "version": s.version,
         })
     };
@@ -223,6 +224,7 @@ mod tests {
             url: "http://h".to_owned(),
             model: "m".to_owned(),
             context: Some(512),
+            weights: Some("int4-g128".to_owned()),
             version: None,
         };
         let told = Figures { is_prefill_told: true, ..figures.clone() };
@@ -238,6 +240,7 @@ mod tests {
         assert!(text.starts_with("- int8: m at http://h\n- int4: "), "{text}");
         assert!(text.contains(row) && text.contains("Compare the times to the first"), "{text}");
         let document = document(&plan, &measurement);
+        assert_eq!(document["servers"][1]["weights"], "int4-g128");
         assert_eq!(document["cases"][0]["server"], "int4");
         assert_eq!(document["cases"][0]["ttft_text_ms"]["p99"], 100.0);
         assert_eq!(document["cases"][0]["requests_a_run"], 8);

@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::arrivals;
 pub use crate::ask::Endpoint;
 use crate::ask::{AskError, Asked, Caller};
@@ -87,6 +89,8 @@ pub struct Server {
     pub model: String,
     /// Most tokens of a prompt with its answer, where the server says so.
     pub context: Option<u64>,
+    /// The types of the model's weights, where the server says so.
+    pub weights: Option<String>,
     /// The server's version, where it says one.
     pub version: Option<String>,
 }
@@ -178,6 +182,13 @@ struct Known<'a> {
     rate: Rate,
 }
 
+/// What smelt calls its weights; of llama-server the bits of one, from their number and what they take.
+fn weights(listed: &Value) -> Option<String> {
+    let of = |name: &str| listed["meta"][name].as_f64().filter(|&number| number > 0.0);
+    let bits = || Some(format!("{:.2} bits", 8.0 * of("size")? / of("n_params")?));
+    listed["quantization"].as_str().map(str::to_owned).or_else(bits)
+}
+
 impl<'a> Known<'a> {
     fn meet(target: &'a Target, seed: u64) -> Result<Self, LoadError> {
         let caller = Caller::new(&target.endpoint)?;
@@ -189,8 +200,17 @@ impl<'a> Known<'a> {
         let model = self.caller.model().to_owned();
         let name = self.target.name.clone().unwrap_or_else(|| model.clone());
         let url = self.target.endpoint.url.clone();
-        let (context, version) = (self.caller.context(), self.caller.version());
-        Server { name, url, model, context, version }
+        let listed = self.caller.listed();
+        // As vLLM and smelt say it.
+        let context = listed["max_model_len"].as_u64();
+        Server {
+            name,
+            url,
+            model,
+            context,
+            weights: weights(&listed),
+            version: self.caller.version(),
+        }
     }
 
     fn run(&self, plan: &Plan, case: &Case, shelf: &Shelf, seed: u64) -> Result<Run, LoadError> {
@@ -352,4 +372,23 @@ fn mean_since(moments: &[Instant]) -> Duration {
     let now = Instant::now();
     let since: Duration = moments.iter().map(|moment| now.saturating_duration_since(*moment)).sum();
     since / moments.len().max(1) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_types_of_weights_are_told_by_each_server_in_its_way() {
+        assert_eq!(weights(&json!({ "quantization": "int4-g64" })).as_deref(), Some("int4-g64"));
+        let meta = json!({ "meta": { "size": 580_000_000, "n_params": 1_000_000_000 } });
+        assert_eq!(weights(&meta).as_deref(), Some("4.64 bits"));
+        assert_eq!(
+            weights(&json!({ "quantization": null, "meta": { "size": 1, "n_params": 0 } })),
+            None
+        );
+        assert_eq!(weights(&Value::Null), None);
+    }
 }

@@ -280,6 +280,8 @@ pub struct Text {
     pub max_seq_len: usize,
     /// Tokens that the language model knows.
     pub vocab: usize,
+    /// How the language model's weights are rounded, by the word pipelines use; `none` where they are not.
+    pub scheme: String,
     /// How the model marks the parts of its answers.
     pub dialect: Dialect,
     /// What nobody but the template may write.
@@ -440,6 +442,7 @@ impl Deployment {
         let clip = spec.clip.as_ref();
         let similarity = clip.map(|clip| Similarity::open_at(dir, at, clip)).transpose()?;
         let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
+        let scheme = llm.scheme().to_owned();
         let (dialect, compiler) = (template.dialect(), OnceLock::new());
         let marks = template.marks(&tokenizer);
         let form = template.form(spec.picture());
@@ -455,6 +458,7 @@ impl Deployment {
             similarity,
             max_seq_len,
             vocab,
+            scheme,
             dialect,
             marks,
             compiler,

@@ -104,7 +104,9 @@ fn ollamas_clients_find_models_and_are_refused_in_their_words() {
         let shown = post(&server, "/api/show", &asked).json();
         let able = shown["capabilities"].as_array().unwrap();
         assert!(able.contains(&json!("vision")) && able.contains(&json!("completion")), "{shown}");
+        assert_eq!(shown["details"]["quantization_level"], "int8");
     }
+    assert_eq!(server.get("/v1/models").json()["data"][0]["quantization"], "int8");
     let loaded = post(&server, "/api/generate", &json!({ "model": "shapes-vl", "keep_alive": -1 }));
     assert_eq!(loaded.json()["done_reason"], "load");
     let root = server.exchange(

@@ -81,6 +81,14 @@ impl Running {
         }
     }
 
+    /// How its weights are rounded, by the word pipelines use, where it is made known.
+    pub(crate) fn scheme(&self) -> Option<&str> {
+        match self {
+            Self::Speaks(service) => Some(&service.text().scheme),
+            Self::Embeds(_) | Self::Scores(_) => None,
+        }
+    }
+
     /// What turns its texts into tokens.
     pub(crate) fn tokenizer(&self) -> &Tokenizer {
         match self {

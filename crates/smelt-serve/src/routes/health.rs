@@ -85,6 +85,7 @@ fn told(model: &Model) -> Value {
         "created": model.created,
         "owned_by": "smelt",
         "max_model_len": model.running.tokens_max(),
+        "quantization": model.running.scheme(),
         "input_modalities": model.running.takes(),
     })
 }

@@ -26,7 +26,7 @@ pub(crate) fn listed(own: &str, model: Option<&Model>) -> Value {
         "modified_at": time::written(created),
         "size": model.map_or(0, |model| model.bytes),
         "digest": digest(own, model),
-        "details": details(),
+        "details": details(model),
     })
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn shown(model: &Model) -> Value {
         "modelfile": format!("# built by smelt\nFROM {}\n", model.name),
         "parameters": "",
         "template": "",
-        "details": details(),
+        "details": details(Some(model)),
         "model_info": {
             "general.architecture": "smelt",
             "general.basename": model.name,
@@ -56,9 +56,10 @@ pub(crate) fn shown(model: &Model) -> Value {
     })
 }
 
-fn details() -> Value {
+fn details(model: Option<&Model>) -> Value {
+    let scheme = model.and_then(|model| model.running.scheme()).unwrap_or_default();
     json!({ "parent_model": "", "format": "smelt", "family": "smelt", "families": ["smelt"],
-        "parameter_size": "", "quantization_level": "" })
+        "parameter_size": "", "quantization_level": scheme })
 }
 
 fn capabilities(running: &Running) -> Vec<&'static str> {
