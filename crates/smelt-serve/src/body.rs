@@ -101,6 +101,12 @@ impl Bodies {
         self
     }
 
+    /// Bytes that bodies may take besides what they hold.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let last_bytes = self.last.available_permits() * self.bytes_max;
+        (self.budget.available_permits() as u64 * 1024).saturating_add(last_bytes as u64)
+    }
+
     /// Lets a body hold so many bytes more.
     ///
     /// # Errors
@@ -347,6 +353,19 @@ mod tests {
                 assert!(asked.await.unwrap().is_ok());
             }
         });
+    }
+
+    #[test]
+    fn what_bodies_hold_they_may_not_take_again() {
+        let bodies = Bodies::new(1 << 20, 4 << 20);
+        assert_eq!(bodies.free_bytes(), 4 << 20);
+        paused().block_on(async {
+            let json = [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
+            let held = bodies.read(&json, Body::from(vec![b' '; 1 << 19])).await.unwrap();
+            assert_eq!(bodies.free_bytes(), (4 << 20) - (1 << 19));
+            drop(held);
+        });
+        assert_eq!(bodies.free_bytes(), 4 << 20);
     }
 
     #[test]

@@ -247,24 +247,32 @@ async fn run<E: Display + Send + 'static>(
     let listener = bound.map_err(|source| ServeError::Bind { addr, source })?;
     let mut signals = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
     let addr = listener.local_addr()?;
-    let growth = listening(addr);
+    let mut growth = listening(addr);
     let scheme = if options.tls.is_some() { "https" } else { "http" };
     let told = format!("{scheme}://{addr}");
     let (models, orders) =
         Models::new(sources.iter().map(|source| source.known.name.clone()).collect());
     let models = Arc::new(models);
+    let kept_bytes_max = options.bodies_bytes_max / KEPT_PART;
+    let bodies = Bodies::new(options.body_bytes_max, options.bodies_bytes_max);
+    let bodies = bodies.beside(kept_bytes_max);
+    let kept = Arc::new(Kept::new(kept_bytes_max));
+    let preparing = Work::preparing(options.decoding_bytes_max);
+    let held = (bodies.clone(), Arc::clone(&kept), preparing.clone());
+    let growth: Growth = Box::new(move |models| {
+        let (bodies, kept, preparing) = &held;
+        let requests = bodies.free_bytes() + kept.free_bytes() + preparing.free_bytes();
+        growth(models.map(|bytes| bytes.saturating_add(requests)));
+    });
     let loader = Loader::new(sources, Arc::clone(&models), orders, told, options.watch, growth);
     let loaded = loading(loader)?;
     let again = [(); 2].map(|()| Arc::new(Notify::new()));
     following(&options, &keys, tls.as_ref(), &again);
     tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models), again));
     let (stop, stopped) = watch::channel(false);
-    let kept_bytes_max = options.bodies_bytes_max / KEPT_PART;
-    let bodies = Bodies::new(options.body_bytes_max, options.bodies_bytes_max);
-    let bodies = bodies.beside(kept_bytes_max);
     tokio::spawn(bodies.clone().give_back());
-    let kept = Kept::new(kept_bytes_max);
-    let router = router(&options, Arc::clone(&models), (bodies, kept, slots), (keys, tracer));
+    let rooms = (bodies, kept, preparing, slots);
+    let router = router(&options, Arc::clone(&models), rooms, (keys, tracer));
     let listening = Listening { listener, tls, connections_max: options.connections_max };
     let mut running = tokio::spawn(listening.run(router, stopped, options.drain_time_max));
     tokio::select! {
@@ -355,7 +363,7 @@ fn slots<E>(options: &Options) -> Result<Slots, ServeError<E>> {
 fn router(
     options: &Options,
     models: Arc<Models>,
-    (bodies, kept, slots): (Bodies, Kept, Slots),
+    (bodies, kept, preparing, slots): (Bodies, Arc<Kept>, Work, Slots),
     (keys, tracer): (Current<Keys>, Option<Tracer>),
 ) -> axum::Router {
     let mut collectors: Vec<Box<dyn Collector>> =
@@ -363,12 +371,11 @@ fn router(
     if let Some(tracer) = tracer.clone() {
         collectors.push(Box::new(tracer));
     }
-    let preparing = Work::preparing(options.decoding_bytes_max);
     let shared = Shared {
         models,
         metrics: Arc::new(Metrics::new(collectors)),
         bodies,
-        kept: Arc::new(kept),
+        kept,
         remote: options.remote_images.map(Remote::new),
         is_cache_shared: options.is_cache_shared,
         limits: Limits { images_max: options.images_max, frames_max: options.frames_max },

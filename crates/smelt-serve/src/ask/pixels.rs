@@ -48,6 +48,11 @@ impl Pixels {
         Self { max, free: Arc::new((Mutex::new(max), Condvar::new())) }
     }
 
+    /// Bytes that pictures may take besides those that are being decoded.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        *self.free.0.lock().unwrap_or_else(PoisonError::into_inner) * BYTES_PER_PIXEL
+    }
+
     /// Waits for room for so many, or for all there is, as long as `check` finds nothing against it.
     ///
     /// # Errors
@@ -98,10 +103,11 @@ mod tests {
             let many = scope.spawn(|| pixels.take(1000, stays).map(|taken| taken.pixels));
             thread::sleep(LOOKS_EVERY / 2);
             assert!(!many.is_finished());
+            assert_eq!(pixels.free_bytes(), 0);
             drop((few, other));
             assert_eq!(many.join().unwrap().unwrap(), 100);
         });
-        assert_eq!(*pixels.free.0.lock().unwrap(), 100);
+        assert_eq!(pixels.free_bytes(), 100 * BYTES_PER_PIXEL);
     }
 
     #[test]

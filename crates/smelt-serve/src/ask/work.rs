@@ -124,6 +124,11 @@ impl Work {
         Self { places: Arc::new(Semaphore::new(MOVES_MAX)), pixels: Pixels::new(0) }
     }
 
+    /// Bytes that its pictures may take besides those that are being decoded.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.pixels.free_bytes()
+    }
+
     /// Does `work` when there is a place for it.
     ///
     /// # Errors

@@ -87,9 +87,9 @@ pub struct Source<E> {
     pub open: Open<E>,
 }
 
-/// Hears how many bytes the models in memory may take besides what they have, once they are loaded and then at each
-/// tick.
-pub type Growth = Box<dyn FnMut(u64) + Send>;
+/// Hears how many bytes the models in memory and requests may take besides what they have: nothing yet when the first
+/// model begins to load, then at each tick.  It may block.
+pub type Growth = Box<dyn FnMut(Option<u64>) + Send>;
 
 pub(crate) struct Loader<E> {
     sources: Vec<Source<E>>,
@@ -130,13 +130,14 @@ impl<E: Display> Loader<E> {
     /// # Errors
     /// Why the first model cannot be loaded.
     pub(crate) fn run(mut self) -> Result<(), E> {
+        (self.growth)(None);
         if let Some(first) = self.sources.first() {
             self.load(0, first.known.clone(), Purpose::First)?;
         }
         let mut looked = Instant::now();
         loop {
             let may_take = self.may_take_bytes();
-            (self.growth)(may_take);
+            (self.growth)(Some(may_take));
             match self.orders.recv_timeout(TICK) {
                 Ok(Order::Load(at)) => self.wake(at),
                 Ok(Order::Refresh) => {
@@ -367,6 +368,19 @@ fn memory() -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn growth_is_told_of_before_the_first_model_and_then_at_each_tick() {
+        let (models, orders) = Models::new(Vec::new());
+        let (sender, heard) = std::sync::mpsc::channel();
+        let growth = Box::new(move |more| _ = sender.send(more));
+        let addr = "http://a:1".to_owned();
+        let loader =
+            Loader::<String>::new(Vec::new(), Arc::new(models), orders, addr, None, growth);
+        // It has no end, since the models it holds could ask for more.
+        std::thread::spawn(move || loader.run());
+        assert_eq!([heard.recv().unwrap(), heard.recv().unwrap()], [None, Some(0)]);
+    }
 
     #[test]
     fn what_was_refused_is_not_tried_again_and_what_is_known_is_always_there() {

@@ -111,11 +111,11 @@ fn growth(addr: &str, flags: &ServeFlags) -> Growth {
         Some(KvMemory::Bytes(bytes)) => Some(bytes),
         Some(KvMemory::Free | KvMemory::Part(_)) | None => None,
     });
-    let requests = preparing(flags) + service::preparing(DECODING_BYTES, cap);
-    let mut claim = claim::open(addr, given.unwrap_or(0));
-    Box::new(move |models| {
-        let holds_max = served::own_bytes().saturating_add(models).saturating_add(requests);
-        claim.iter_mut().for_each(|claim| claim.says(holds_max.min(cap.unwrap_or(u64::MAX))));
+    let (addr, mut claim) = (addr.to_owned(), None);
+    Box::new(move |may_take| {
+        let claim = claim.get_or_insert_with(|| claim::open(&addr, given.unwrap_or(0)));
+        let (Some(claim), Some(may_take)) = (claim, may_take) else { return };
+        claim.says(served::own_bytes().saturating_add(may_take).min(cap.unwrap_or(u64::MAX)));
     })
 }
 

@@ -80,6 +80,11 @@ impl Kept {
         Self { bytes_max, held: Arc::default(), entries: Mutex::default() }
     }
 
+    /// Bytes that may be kept besides what is.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.bytes_max.saturating_sub(self.held.load(Ordering::Relaxed)) as u64
+    }
+
     /// The entries that are not too old.
     fn entries(&self, now: Instant) -> MutexGuard<'_, VecDeque<Entry>> {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
