@@ -130,7 +130,16 @@ impl Answer {
         self.events.tell(out, word, tells);
     }
 
+    /// Tokens whose text was held back, and is told no more or was told before, come with an empty delta.
+    fn rest_is_told(&mut self, at: usize, kind: &Kind, out: &mut Vec<u8>) {
+        let is_told = self.likely.as_ref().is_none_or(|likely| likely.is_told(at));
+        if *kind == Kind::Said && !is_told {
+            self.section_goes_on(at, kind, "", out);
+        }
+    }
+
     fn section_ends(&mut self, at: usize, section: &Section, out: &mut Vec<u8>) {
+        self.rest_is_told(at, &section.kind, out);
         let item = self.item(section, at);
         let (place, all) = (place(&item, at), &section.text[..]);
         let text = Text::All(all);
@@ -313,6 +322,7 @@ mod tests {
     use serde_json::{Value, json};
     use smelt_runtime::dialect::{Calls, Dialect};
     use smelt_runtime::prepare::Seen;
+    use smelt_runtime::sampling::Logprobs;
     use smelt_runtime::service::{Failure, TokenSaid};
 
     use super::*;
@@ -323,6 +333,11 @@ mod tests {
     const SAID: &str = "<think>\nhm</think>\n\nI look.<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
 
     fn answer(kept: Option<&Arc<Kept>>) -> Answer {
+        // Every token is a letter.
+        answer_in(kept, Arc::new(|token| vec![token as u8]), false)
+    }
+
+    fn answer_in(kept: Option<&Arc<Kept>>, words: Words, is_likely: bool) -> Answer {
         let body = json!({ "input": "a", "metadata": { "k": "v" } }).to_string();
         let (ask, _) = Ask::read(weigh(body.as_bytes()).unwrap()).unwrap();
         let dialect = Dialect { thinks: true, calls: Some(Calls::Hermes) };
@@ -330,11 +345,9 @@ mod tests {
             let kept = Arc::clone(kept);
             Keeping { kept, owner: Some("k".to_owned()), turns: Vec::new() }
         });
-        // Every token is a letter.
-        let words: Words = Arc::new(|token| vec![token as u8]);
         let (of, model) = ("0f".to_owned(), "m".to_owned());
         let reader = Reader::new(dialect, false);
-        Answer::new(of, model, ask.repeated(), (reader, words, false), keeping)
+        Answer::new(of, model, ask.repeated(), (reader, words, is_likely), keeping)
     }
 
     fn usage() -> Usage {
@@ -421,6 +434,42 @@ mod tests {
             assert_eq!(whole["status"], status);
             assert_eq!(whole["output"][2]["status"], status);
             assert_eq!(whole["output"][1]["status"], "completed");
+        }
+    }
+
+    /// Tokens are told as they are said, their text when it is certain.
+    #[test]
+    fn what_is_likely_comes_in_deltas_also_of_text_that_was_held_back() {
+        let words: Words =
+            Arc::new(|token| [&b"I"[..], b" s", b"to", b"p", b"\xc3"][token as usize].to_vec());
+        let token =
+            |token| TokenSaid { token, logprobs: Some(Logprobs { chosen: -1.0, top: vec![] }) };
+        // Two tokens begin the stop string " stop", with which the answer ends; of a letter only half is said.
+        let stopped = (vec![("I", 0), ("", 1), ("", 2), ("", 3)], Finish::Text(0));
+        let broken = (vec![("I", 0), ("\u{fffd}", 4)], Finish::Length);
+        for (said, finish) in [stopped, broken] {
+            let (mut answer, mut out) = (answer_in(None, Words::clone(&words), true), Vec::new());
+            let tokens: Vec<TokenSaid> = said.iter().map(|(_, at)| token(*at)).collect();
+            for ((text, _), token) in said.iter().zip(&tokens) {
+                let (text, tokens) = ((*text).to_owned(), vec![token.clone()]);
+                answer.hear(&Event::Said { choice: 0, text, tokens }, &mut out);
+            }
+            answer.hear(&Event::Ended { choice: 0, finish, tokens: said.len() }, &mut out);
+            answer.end(usage(), &mut out);
+            let events = events::read(&out);
+            let deltas = events.iter().filter(|(name, _)| name.ends_with("output_text.delta"));
+            let told: Vec<Value> = deltas
+                .flat_map(|(_, event)| event["logprobs"].as_array().unwrap().clone())
+                .collect();
+            let text = said.iter().map(|(text, _)| *text).collect();
+            let choice =
+                whole::Choice { text, reason: finish.reason(), tokens, ..Default::default() };
+            let whole = answer_in(None, Words::clone(&words), true).whole(&[choice], usage());
+            let whole: Value = serde_json::from_str(&whole).unwrap();
+            let all = &whole["output"][0]["content"][0]["logprobs"];
+            assert_eq!((&Value::from(told.clone()), told.len()), (all, said.len()));
+            let done = events.iter().find(|(name, _)| name.ends_with("output_text.done"));
+            assert_eq!(&done.unwrap().1["logprobs"], all);
         }
     }
 

@@ -36,15 +36,23 @@ impl Likely {
             self.bytes.extend_from_slice(token.bytes());
             let more = whole(&mut self.bytes);
             let begin = self.text.len();
-            self.text += &more;
-            self.pending.push((token, begin, self.text.len()));
-            let steps = self.sections.push(&more);
-            self.part(steps);
+            self.pending.push((token, begin, begin + more.len()));
+            self.read(&more);
         }
+    }
+
+    /// Takes more text, of tokens that are pending.
+    fn read(&mut self, more: &str) {
+        self.text += more;
+        let steps = self.sections.push(more);
+        self.part(steps);
     }
 
     /// Takes the answer's end.
     pub(super) fn finish(&mut self) {
+        // A character that was never whole is told as one that stands for it.
+        let bytes = std::mem::take(&mut self.bytes);
+        self.read(&String::from_utf8_lossy(&bytes));
         let steps = self.sections.finish();
         self.part(steps);
     }
@@ -52,6 +60,11 @@ impl Likely {
     /// All tokens of a section.
     pub(super) fn all(&self, at: usize) -> Vec<ChatToken> {
         self.told.get(at).map(|(tokens, _)| tokens.clone()).unwrap_or_default()
+    }
+
+    /// Whether all of them were told in pieces.
+    pub(super) fn is_told(&self, at: usize) -> bool {
+        self.told.get(at).is_none_or(|(tokens, told)| *told == tokens.len())
     }
 
     /// Those that were not told in pieces yet.
