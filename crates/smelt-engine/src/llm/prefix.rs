@@ -34,6 +34,15 @@ pub struct Found {
     pub len: usize,
 }
 
+/// A slot as it was at a moment: while it is as it was, it holds what it held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The slot.
+    pub slot: usize,
+    /// How often what it holds had changed.
+    changes: u64,
+}
+
 /// What slots hold, and an index of their whole blocks.
 #[derive(Debug, Default)]
 pub struct Prefixes {
@@ -48,6 +57,8 @@ struct Held {
     pieces: Vec<Piece>,
     /// The hash of all pieces up to the end of each whole block.
     hashes: Vec<u64>,
+    /// How often any of this changed.
+    changes: u64,
 }
 
 impl Prefixes {
@@ -62,9 +73,15 @@ impl Prefixes {
         self.slots.get(slot).map_or(&[], |held| &held.pieces)
     }
 
+    /// By what `slot` is known again without comparing what it holds.
+    pub fn mark(&self, slot: usize) -> Mark {
+        Mark { slot, changes: self.slots.get(slot).map_or(0, |held| held.changes) }
+    }
+
     /// Adds `pieces` to what `slot` holds.  A slot that does not exist stays away.
     pub fn append(&mut self, slot: usize, pieces: &[Piece]) {
         let Some(held) = self.slots.get_mut(slot) else { return };
+        held.changes += 1;
         held.pieces.extend_from_slice(pieces);
         for block in held.hashes.len()..held.pieces.len() / BLOCK_TOKENS {
             let before = held.hashes.last().copied();
@@ -78,6 +95,7 @@ impl Prefixes {
     /// Forgets what `slot` holds behind its first `len` pieces.
     pub fn truncate(&mut self, slot: usize, len: usize) {
         let Some(held) = self.slots.get_mut(slot) else { return };
+        held.changes += 1;
         held.pieces.truncate(len);
         for hash in held.hashes.drain((held.pieces.len() / BLOCK_TOKENS).min(held.hashes.len())..) {
             let Some(slots) = self.blocks.get_mut(&hash) else { continue };
@@ -178,6 +196,18 @@ mod tests {
             (0..SLOTS).for_each(|slot| prefixes.truncate(slot, 0));
             assert!(prefixes.blocks.is_empty(), "seed {seed}: the index leaks");
         }
+    }
+
+    #[test]
+    fn a_mark_knows_a_slot_until_it_changes() {
+        let mut prefixes = Prefixes::new(2);
+        prefixes.append(0, &[Piece::Token(1); 70]);
+        let mark = prefixes.mark(0);
+        prefixes.fork(0, 1, 64);
+        assert_eq!(prefixes.mark(0), mark);
+        prefixes.truncate(0, 64);
+        prefixes.append(0, &[Piece::Token(2); 6]);
+        assert_ne!(prefixes.mark(0), mark, "it holds as much of something else");
     }
 
     #[test]

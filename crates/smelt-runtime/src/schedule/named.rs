@@ -3,7 +3,7 @@
 //! A name is an owner's own, and no place in the engine: it means what the owner's latest task of that name left.  Only slots
 //! that are kept are touched, so no task ever waits, gives way or is answered otherwise for what is done here.
 
-use smelt_engine::llm::prefix::Piece;
+use smelt_engine::llm::prefix::{Mark, Piece};
 
 use super::{Owner, Schedule, Use};
 
@@ -54,15 +54,19 @@ impl Schedule {
         named
     }
 
-    /// What the owner's latest task of that name left, if it is still there.
-    pub fn kept(&self, owner: u64, name: u32) -> Option<&[Piece]> {
+    /// What the owner's latest task of that name left, if it is still there, and where.
+    pub fn kept(&self, owner: u64, name: u32) -> Option<(Mark, &[Piece])> {
         let of_name = self.kept_of(owner).filter(|(slot, _)| self.owners[*slot].name == Some(name));
         let (slot, _) = of_name.max_by_key(|(_, since)| *since)?;
-        Some(self.prefixes.held(slot))
+        Some((self.prefixes.mark(slot), self.prefixes.held(slot)))
     }
 
-    /// A slot that begins with all of `pieces`, whosever it is: what equal pieces left is equal.
-    pub fn holder(&self, pieces: &[Piece]) -> Option<usize> {
+    /// A slot that begins with all of `pieces`, whosever it is: what equal pieces left is equal.  The one that held them
+    /// at `mark` is not searched for while it has not changed.
+    pub fn holder(&self, mark: Mark, pieces: &[Piece]) -> Option<usize> {
+        if self.prefixes.mark(mark.slot) == mark {
+            return Some(mark.slot);
+        }
         let found = self.prefixes.longest(pieces)?;
         (found.len == pieces.len()).then_some(found.slot)
     }
@@ -79,12 +83,12 @@ impl Schedule {
         slots.into_iter().map(erase).collect()
     }
 
-    /// Where the block behind `known` goes, with so many blocks free: into `slot`, which was filled so far, or into any
-    /// where nothing is known yet.
-    pub fn put(&mut self, slot: Option<usize>, known: &[Piece], blocks_free: usize) -> Put {
-        let slot = match slot {
-            Some(slot) => match self.slots[slot] {
-                Use::Kept(_) if self.prefixes.held(slot) == known => slot,
+    /// Where the next block goes, with so many blocks free: into the slot that was `filled` so far, or into any for the
+    /// first.
+    pub fn put(&mut self, filled: Option<Mark>, blocks_free: usize) -> Put {
+        let slot = match filled {
+            Some(mark) => match self.slots[mark.slot] {
+                Use::Kept(_) if self.prefixes.mark(mark.slot) == mark => mark.slot,
                 _ => return Put::Gone,
             },
             None => match self.slot_for(None) {
@@ -102,11 +106,13 @@ impl Schedule {
         Put::Into(slot)
     }
 
-    /// Takes note that a block of `pieces` was put into a slot, which is the owner's from then on.
-    pub fn did_put(&mut self, slot: usize, owner: Owner, pieces: &[Piece]) {
+    /// Takes note that a block of `pieces` was put into a slot, which is the owner's from then on;
+    /// gives how it is filled now.
+    pub fn did_put(&mut self, slot: usize, owner: Owner, pieces: &[Piece]) -> Mark {
         self.prefixes.append(slot, pieces);
         self.owners[slot] = owner;
         self.slots[slot] = Use::Kept(self.tick());
+        self.prefixes.mark(slot)
     }
 
     fn forgotten(&mut self, slot: usize) -> Put {
@@ -162,6 +168,11 @@ mod tests {
         schedule.end(id);
     }
 
+    /// What the owner's name 0 means.
+    fn kept(schedule: &Schedule, owner: u64) -> Option<Vec<Piece>> {
+        schedule.kept(owner, 0).map(|(_, pieces)| pieces.to_vec())
+    }
+
     #[test]
     fn a_name_is_an_owners_own_and_means_the_latest() {
         let mut schedule = schedule(4);
@@ -173,37 +184,40 @@ mod tests {
         assert_eq!(schedule.named(1), [held(0, 90, false), held(5, 10, true)]);
         assert_eq!(schedule.named(2), [held(0, 80, false)]);
         assert_eq!(schedule.named(3), []);
-        assert_eq!(schedule.kept(1, 0), Some(&pieces(2000, 90)[..]));
+        assert_eq!(kept(&schedule, 1), Some(pieces(2000, 90)));
         assert_eq!(schedule.kept(1, 5), None, "it has not ended");
         let mut erased: Vec<usize> =
             schedule.erase(1, 0).into_iter().map(|(_, tokens)| tokens).collect();
         erased.sort_unstable();
         assert_eq!((erased, schedule.kept(1, 0)), (vec![70, 90], None));
-        assert_eq!(schedule.kept(2, 0), Some(&pieces(1000, 80)[..]));
+        assert_eq!(kept(&schedule, 2), Some(pieces(1000, 80)));
     }
 
     #[test]
     fn what_is_put_back_is_found_and_makes_no_task_wait() {
         let mut schedule = schedule(2);
         let known = pieces(0, 100);
-        assert_eq!(schedule.put(None, &[], 8), Put::Into(0));
-        schedule.did_put(0, owner(1, 0), &known[..BLOCK]);
-        assert_eq!(schedule.put(Some(0), &known[..BLOCK], 7), Put::Into(0));
-        schedule.did_put(0, owner(1, 0), &known[BLOCK..]);
-        assert_eq!(schedule.kept(1, 0), Some(&known[..]));
-        assert_eq!(schedule.holder(&known[..90]), Some(0));
-        assert_eq!(schedule.holder(&pieces(0, 101)), None);
+        assert_eq!(schedule.put(None, 8), Put::Into(0));
+        let first = schedule.did_put(0, owner(1, 0), &known[..BLOCK]);
+        assert_eq!(schedule.put(Some(first), 7), Put::Into(0));
+        let whole = schedule.did_put(0, owner(1, 0), &known[BLOCK..]);
+        assert_eq!(schedule.put(Some(first), 7), Put::Gone, "it holds more");
+        assert_eq!(kept(&schedule, 1), Some(known.clone()));
+        for mark in [first, whole] {
+            assert_eq!(schedule.holder(mark, &known[..90]), Some(0));
+        }
+        assert_eq!(schedule.holder(first, &pieces(0, 101)), None);
         // Both slots are kept: the older one gives way.
         asked(&mut schedule, 0, owner(2, 0), pieces(1000, 70));
-        assert_eq!(schedule.put(None, &[], 4), Put::Forget(0));
-        assert_eq!(schedule.put(None, &[], 6), Put::Into(0));
-        assert_eq!(schedule.put(None, &[], 0), Put::Forget(1));
-        assert_eq!(schedule.put(None, &[], 0), Put::Crowded);
+        assert_eq!(schedule.put(None, 4), Put::Forget(0));
+        assert_eq!(schedule.put(None, 6), Put::Into(0));
+        assert_eq!(schedule.put(None, 0), Put::Forget(1));
+        assert_eq!(schedule.put(None, 0), Put::Crowded);
         // Who has a slot keeps it, and the room that its prompt needs.
         schedule.arrive(1, owner(2, 0), Priority::Normal, pieces(1000, 70));
         assert!(matches!(schedule.next(100), Step::Admit { slot: 0, .. }));
-        assert_eq!(schedule.put(Some(0), &[], 100), Put::Gone);
-        assert_eq!(schedule.put(None, &[], 2), Put::Crowded);
-        assert_eq!(schedule.put(None, &[], 3), Put::Into(1));
+        assert_eq!(schedule.put(Some(whole), 100), Put::Gone);
+        assert_eq!(schedule.put(None, 2), Put::Crowded);
+        assert_eq!(schedule.put(None, 3), Put::Into(1));
     }
 }

@@ -368,12 +368,13 @@ impl World {
         let block: Vec<Piece> =
             (0..BLOCK as u32).map(|at| Piece::Token(2_000_000 + name * 100 + at)).collect();
         loop {
-            match self.schedule.put(None, &[], self.engine.free()) {
+            match self.schedule.put(None, self.engine.free()) {
                 Put::Forget(slot) => self.engine.truncate(slot, 0),
                 Put::Into(slot) => {
                     let put = self.engine.append(&[(slot, &block)]);
                     assert_eq!(put, Ok(()), "seed {}: there is room", self.seed);
-                    return self.schedule.did_put(slot, owner, &block);
+                    self.schedule.did_put(slot, owner, &block);
+                    return;
                 }
                 Put::Crowded | Put::Gone => return,
             }

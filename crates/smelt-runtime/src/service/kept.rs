@@ -7,11 +7,11 @@
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use smelt_engine::llm::prefix::Piece;
+use smelt_engine::llm::prefix::{Mark, Piece};
 use smelt_engine::llm::{MAX_SEQ_LEN_MAX, RunError};
 
 use super::llm::LlmThread;
@@ -141,12 +141,12 @@ impl Service {
     ) -> Result<Moved, KeptError> {
         let Client { id, slot: name, .. } = *client;
         let engines = self.engines()?;
-        let (pieces, heading) = self.on_thread(move |llm| {
+        let (mark, pieces, heading) = self.on_thread(move |llm| {
             llm.is_idle(id, name)?;
-            let pieces = llm.schedule.kept(id, name).filter(|pieces| !pieces.is_empty());
-            let pieces = pieces.ok_or(KeptError::Nothing(name))?.to_vec();
+            let kept = llm.schedule.kept(id, name).filter(|(_, pieces)| !pieces.is_empty());
+            let (mark, pieces) = kept.ok_or(KeptError::Nothing(name))?;
             let heading = llm.heading(engines, pieces.len());
-            Ok::<_, KeptError>((pieces, heading))
+            Ok::<_, KeptError>((mark, Arc::<[Piece]>::from(pieces), heading))
         })??;
         let bytes = heading.file_bytes();
         if bytes > bytes_max {
@@ -155,9 +155,9 @@ impl Service {
         let mut out = Hashing { inner: out, hash: Sha256::new() };
         out.write_heading(&heading, &pieces)?;
         for end in ends_of(&pieces, heading.block_tokens) {
-            let known = pieces[..end].to_vec();
-            let (ends, block) =
-                self.on_thread(move |llm| llm.block(&known))?.ok_or(KeptError::Gone(name))?;
+            let pieces = Arc::clone(&pieces);
+            let block = self.on_thread(move |llm| llm.block(mark, &pieces[..end]))?;
+            let (ends, block) = block.ok_or(KeptError::Gone(name))?;
             ends.iter().try_for_each(|end| out.write(&end.to_le_bytes()))?;
             out.write(&block)?;
             out.write_hash()?;
@@ -184,14 +184,14 @@ impl Service {
             return Err(KeptError::TooMuch { tokens });
         }
         let pieces = file.read_pieces(tokens)?;
-        let (mut slot, mut begin) = (None, 0);
+        let (mut filled, mut begin) = (None, 0);
         for end in ends_of(&pieces, own.block_tokens) {
             let (ends, bytes) = file.read_block(end - begin, own.block_bytes)?;
-            let (known, more) = (pieces[..begin].to_vec(), pieces[begin..end].to_vec());
+            let more = pieces[begin..end].to_vec();
             // It has its name when it is whole.
             let name = owner.name.filter(|_| end == tokens);
-            let to = Target { slot, owner: Owner { name, ..owner }, called: client.slot };
-            slot = Some(self.on_thread(move |llm| llm.put(&to, &known, &more, (&ends, &bytes)))??);
+            let to = Target { filled, owner: Owner { name, ..owner }, called: client.slot };
+            filled = Some(self.on_thread(move |llm| llm.put(&to, &more, (&ends, &bytes)))??);
             begin = end;
         }
         Ok(Moved { tokens, bytes: own.file_bytes() })
@@ -221,7 +221,7 @@ impl Service {
 /// Where a block goes.
 struct Target {
     /// The slot that was filled so far.
-    slot: Option<usize>,
+    filled: Option<Mark>,
     owner: Owner,
     /// What the client calls it.
     called: u32,
@@ -244,9 +244,9 @@ impl LlmThread {
         Heading { format: FORMAT, engines, kv, block_tokens, block_bytes, tokens }
     }
 
-    /// The last block of `pieces`, wherever they are held; none if they are nowhere any more.
-    fn block(&self, pieces: &[Piece]) -> Option<(Vec<u32>, Vec<u8>)> {
-        let slot = self.schedule.holder(pieces)?;
+    /// The last block of `pieces`, which were held at `mark`; none if they are nowhere any more.
+    fn block(&self, mark: Mark, pieces: &[Piece]) -> Option<(Vec<u32>, Vec<u8>)> {
+        let slot = self.schedule.holder(mark, pieces)?;
         let block_tokens = self.engine.kv_usage().block_tokens;
         let index = (pieces.len() - 1) / block_tokens;
         let (ends, bytes) = self.engine.block(slot, index)?;
@@ -254,24 +254,22 @@ impl LlmThread {
         Some((ends.get(..own)?.to_vec(), bytes.to_vec()))
     }
 
-    /// Puts a block of `more` behind `known`; gives the slot.
+    /// Puts a block of `more` behind what was filled so far; gives how the slot is filled then.
     fn put(
         &mut self,
         to: &Target,
-        known: &[Piece],
         more: &[Piece],
         (ends, bytes): (&[u32], &[u8]),
-    ) -> Result<usize, KeptError> {
+    ) -> Result<Mark, KeptError> {
         // Each turn but the last empties a slot.
         loop {
-            match self.schedule.put(to.slot, known, self.blocks_free()) {
+            match self.schedule.put(to.filled, self.blocks_free()) {
                 Put::Forget(slot) => self.release(slot),
                 Put::Crowded => return Err(KeptError::Crowded),
                 Put::Gone => return Err(KeptError::Gone(to.called)),
                 Put::Into(slot) => {
                     self.engine.put_block(slot, ends, bytes).map_err(not_put)?;
-                    self.schedule.did_put(slot, to.owner, more);
-                    return Ok(slot);
+                    return Ok(self.schedule.did_put(slot, to.owner, more));
                 }
             }
         }
