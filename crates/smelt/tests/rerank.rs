@@ -98,6 +98,25 @@ fn pairs_have_the_scores_of_transformers() {
 }
 
 #[test]
+fn a_reranker_of_random_weights_needs_no_download() {
+    let world = World::new(include_str!("../../../pipelines/reranker.toml"));
+    let set = "model=synthetic:ms-marco-minilm-tiny";
+    world.run(&["--set", set]);
+    let ended = world.smelt(&["rerank", "p.toml", "--set", set, "How many?", "two", "a cat"]);
+    let scores: Vec<f64> = ended
+        .stdout
+        .lines()
+        .map(|line| line.split('\t').next().unwrap().parse().unwrap())
+        .collect();
+    assert!(scores.len() == 2 && scores[0] > scores[1], "{} {}", ended.stdout, ended.stderr);
+    let server = Server::of(&world, &["p.toml"], &["--set", set]);
+    assert!(until(|| server.get("/health").status == 200));
+    let body = json!({ "query": "How many?", "documents": ["two", "a cat"] });
+    let results = &post(&server, "/v1/rerank", &body).json()["results"];
+    assert!((results[0]["relevance_score"].as_f64().unwrap() - scores[0]).abs() < 1e-4);
+}
+
+#[test]
 fn documents_are_ranked() {
     let server = server();
     let documents = json!(["a red square is left of it", { "text": "two circles", "title": "x" }]);

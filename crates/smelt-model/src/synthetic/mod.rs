@@ -5,6 +5,7 @@
 //! same on every machine.  Weights are written as a stream, so a model of any size needs a few MiB.
 //! The answers of such a model mean nothing; its shapes, sizes and arithmetic are the real ones.
 
+mod bert;
 mod internvl3;
 mod qwen_vl;
 mod sizes;
@@ -64,14 +65,7 @@ pub fn write(
     })?;
     fs::create_dir_all(out_dir).map_err(failed(out_dir))?;
     progress("configuration and tokenizer");
-    for (file, text) in [
-        (CONFIG_FILE, size.config_json()),
-        ("generation_config.json", size.generation_json()),
-        ("preprocessor_config.json", size.preprocessor_json()),
-        ("tokenizer.json", tokenizer::tokenizer_json(size.words)),
-        ("tokenizer_config.json", tokenizer::config_json(size.words, size.max_positions)),
-        ("special_tokens_map.json", tokenizer::special_tokens_json(size.words)),
-    ] {
+    for (file, text) in size.files() {
         let path = out_dir.join(file);
         fs::write(&path, text).map_err(failed(&path))?;
     }
@@ -84,7 +78,7 @@ pub fn configuration(name: &str, file: &str) -> Option<String> {
     let size = sizes::ALL.iter().find(|size| size.name == name)?;
     match file {
         CONFIG_FILE => Some(size.config_json()),
-        "preprocessor_config.json" => Some(size.preprocessor_json()),
+        sizes::PREPROCESSOR_FILE => size.preprocessor_json(),
         _ => None,
     }
 }
@@ -145,7 +139,7 @@ mod tests {
             Checkpoint::open(dir.path()).unwrap();
         }
         // Of another family, too.
-        for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
+        for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny", "ms-marco-minilm-tiny"] {
             let dir = tempfile::tempdir().unwrap();
             write(name, dir.path(), &mut |_| {}).unwrap();
             Checkpoint::open(dir.path()).unwrap();
@@ -156,7 +150,7 @@ mod tests {
     fn unknown_names_are_refused_with_the_known_ones() {
         let dir = tempfile::tempdir().unwrap();
         let error = write("internvl3-3b", &dir.path().join("x"), &mut |_| {}).unwrap_err();
-        let words = "unknown synthetic model \"internvl3-3b\"; known: internvl3-tiny, internvl3-1b, internvl3-2b, internvl3_5-tiny, internvl3_5-1b, internvl3_5-2b, qwen2_5_vl-tiny, qwen2_5_vl-3b, qwen3_vl-tiny, qwen3_vl-2b";
+        let words = "unknown synthetic model \"internvl3-3b\"; known: internvl3-tiny, internvl3-1b, internvl3-2b, internvl3_5-tiny, internvl3_5-1b, internvl3_5-2b, qwen2_5_vl-tiny, qwen2_5_vl-3b, qwen3_vl-tiny, qwen3_vl-2b, ms-marco-minilm-tiny, ms-marco-minilm-l6";
         assert_eq!(error.to_string(), words);
         assert!(!dir.path().join("x").exists());
     }

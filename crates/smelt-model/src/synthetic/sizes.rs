@@ -6,22 +6,26 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::tokenizer::{END_OF_TEXT, TURN_END, Words};
-use super::{internvl3, json, qwen_vl};
+use super::tokenizer::{self, END_OF_TEXT, TURN_END, Words};
+use super::{bert, internvl3, json, qwen_vl};
+use crate::checkpoint::CONFIG_FILE;
 use crate::model::{Model, Part};
+
+/// The file that says how pictures are cut.
+pub(super) const PREPROCESSOR_FILE: &str = "preprocessor_config.json";
 
 /// One synthetic model.
 pub(super) struct Size {
     pub(super) name: &'static str,
-    pub(super) words: Words,
-    pub(super) max_positions: usize,
+    max_positions: usize,
     dimensions: Dimensions,
 }
 
 /// What the families differ in.
 enum Dimensions {
-    InternVl(internvl3::Dimensions),
-    QwenVl(qwen_vl::Dimensions),
+    InternVl(Words, internvl3::Dimensions),
+    QwenVl(Words, qwen_vl::Dimensions),
+    Bert(bert::Dimensions),
 }
 
 /// Rows of the embedding of InternVL3: 151,643 pieces of text and 31 special tokens.
@@ -31,7 +35,7 @@ const VOCAB_3: usize = 151_674;
 const VOCAB_PADDED: usize = 151_936;
 
 /// Every synthetic model: of each generation a tiny one for tests, and those of published size.
-pub(super) const ALL: [Size; 10] = [
+pub(super) const ALL: [Size; 12] = [
     internvl("internvl3-tiny", 512, 1024, internvl3::TINY),
     internvl("internvl3-1b", VOCAB_3, 32768, internvl3::B1),
     internvl("internvl3-2b", VOCAB_3, 32768, internvl3::B2),
@@ -42,6 +46,8 @@ pub(super) const ALL: [Size; 10] = [
     qwen_vl("qwen2_5_vl-3b", VOCAB_PADDED, 128_000, qwen_vl::B3_2_5),
     qwen_vl("qwen3_vl-tiny", 512, 4096, qwen_vl::TINY_3),
     qwen_vl("qwen3_vl-2b", VOCAB_PADDED, 262_144, qwen_vl::B2_3),
+    cross_encoder("ms-marco-minilm-tiny", 64, bert::TINY),
+    cross_encoder("ms-marco-minilm-l6", 512, bert::MINILM_L6),
 ];
 
 const fn internvl(
@@ -50,8 +56,8 @@ const fn internvl(
     max_positions: usize,
     dimensions: internvl3::Dimensions,
 ) -> Size {
-    let dimensions = Dimensions::InternVl(dimensions);
-    Size { name, words: Words::internvl(vocab), max_positions, dimensions }
+    let dimensions = Dimensions::InternVl(Words::internvl(vocab), dimensions);
+    Size { name, max_positions, dimensions }
 }
 
 const fn qwen_vl(
@@ -60,8 +66,16 @@ const fn qwen_vl(
     max_positions: usize,
     dimensions: qwen_vl::Dimensions,
 ) -> Size {
-    let dimensions = Dimensions::QwenVl(dimensions);
-    Size { name, words: Words::qwen_vl(vocab), max_positions, dimensions }
+    let dimensions = Dimensions::QwenVl(Words::qwen_vl(vocab), dimensions);
+    Size { name, max_positions, dimensions }
+}
+
+const fn cross_encoder(
+    name: &'static str,
+    max_positions: usize,
+    dimensions: bert::Dimensions,
+) -> Size {
+    Size { name, max_positions, dimensions: Dimensions::Bert(dimensions) }
 }
 
 impl Size {
@@ -74,37 +88,67 @@ impl Size {
     /// What is stored of it: the heads of the published Qwen-VL models are tied.
     pub(super) fn parts(&self) -> &'static [Part] {
         match self.dimensions {
-            Dimensions::InternVl(_) => &[Part::Vision, Part::Llm, Part::Head],
-            Dimensions::QwenVl(_) => &[Part::Vision, Part::Llm],
+            Dimensions::InternVl(..) => &[Part::Vision, Part::Llm, Part::Head],
+            Dimensions::QwenVl(..) => &[Part::Vision, Part::Llm],
+            Dimensions::Bert(_) => &[Part::Encoder, Part::Classifier],
         }
+    }
+
+    /// Which of its family's layouts it is published in.
+    pub(super) fn layout(&self) -> usize {
+        match self.dimensions {
+            Dimensions::InternVl(..) | Dimensions::QwenVl(..) => 0,
+            // Names of the class with a head have a prefix.
+            Dimensions::Bert(_) => 1,
+        }
+    }
+
+    /// Every file but the weights, by name.
+    pub(super) fn files(&self) -> Vec<(&'static str, String)> {
+        let mut files = vec![(CONFIG_FILE, self.config_json())];
+        match &self.dimensions {
+            Dimensions::InternVl(words, _) | Dimensions::QwenVl(words, _) => {
+                files.extend([
+                    ("generation_config.json", generation_json(*words)),
+                    ("tokenizer.json", tokenizer::tokenizer_json(*words)),
+                    ("tokenizer_config.json", tokenizer::config_json(*words, self.max_positions)),
+                    ("special_tokens_map.json", tokenizer::special_tokens_json(*words)),
+                ]);
+            }
+            Dimensions::Bert(sizes) => files.extend(sizes.tokenizer_files(self.max_positions)),
+        }
+        files.extend(self.preprocessor_json().map(|text| (PREPROCESSOR_FILE, text)));
+        files
     }
 
     /// `config.json`.
     pub(super) fn config_json(&self) -> String {
         match &self.dimensions {
-            Dimensions::InternVl(sizes) => sizes.config_json(self.words, self.max_positions),
-            Dimensions::QwenVl(sizes) => sizes.config_json(self.words, self.max_positions),
+            Dimensions::InternVl(words, sizes) => sizes.config_json(*words, self.max_positions),
+            Dimensions::QwenVl(words, sizes) => sizes.config_json(*words, self.max_positions),
+            Dimensions::Bert(sizes) => sizes.config_json(self.max_positions),
         }
     }
 
-    /// `preprocessor_config.json`.
-    pub(super) fn preprocessor_json(&self) -> String {
+    /// What [`PREPROCESSOR_FILE`] says, of a model that sees.
+    pub(super) fn preprocessor_json(&self) -> Option<String> {
         match &self.dimensions {
-            Dimensions::InternVl(sizes) => sizes.preprocessor_json(),
-            Dimensions::QwenVl(sizes) => sizes.preprocessor_json(),
+            Dimensions::InternVl(_, sizes) => Some(sizes.preprocessor_json()),
+            Dimensions::QwenVl(_, sizes) => Some(sizes.preprocessor_json()),
+            Dimensions::Bert(_) => None,
         }
     }
+}
 
-    /// `generation_config.json`.
-    pub(super) fn generation_json(&self) -> String {
-        let id = |token| self.words.id(token);
-        json(&GenerationConfig {
-            bos_token_id: id(END_OF_TEXT),
-            do_sample: false,
-            eos_token_id: [id(TURN_END), id(END_OF_TEXT)],
-            pad_token_id: id(END_OF_TEXT),
-        })
-    }
+/// `generation_config.json`.
+fn generation_json(words: Words) -> String {
+    let id = |token| words.id(token);
+    json(&GenerationConfig {
+        bos_token_id: id(END_OF_TEXT),
+        do_sample: false,
+        eos_token_id: [id(TURN_END), id(END_OF_TEXT)],
+        pad_token_id: id(END_OF_TEXT),
+    })
 }
 
 #[derive(Serialize)]
@@ -137,6 +181,7 @@ mod tests {
         check("internvl3_5-2b", 657, 2_348_347_392);
         check("qwen2_5_vl-3b", 824, 3_754_622_976);
         check("qwen3_vl-2b", 625, 2_127_532_032);
+        check("ms-marco-minilm-l6", 105, 22_713_601);
     }
 
     #[test]

@@ -222,7 +222,7 @@ fn byte_alphabet() -> Vec<char> {
 }
 
 /// The `n`th made-up word: a space and at least two syllables, no two words alike.
-fn word(n: usize) -> String {
+pub(super) fn word(n: usize) -> String {
     let mut syllables = Vec::new();
     let mut rest = n + SYLLABLES + 1;
     while rest > 0 {
@@ -266,7 +266,7 @@ fn additional(words: Words) -> Vec<&'static str> {
 }
 
 /// A JSON object whose keys keep their order.
-struct Ordered<K, V>(Vec<(K, V)>);
+pub(super) struct Ordered<K, V>(pub(super) Vec<(K, V)>);
 
 impl<K: Serialize, V: Serialize> Serialize for Ordered<K, V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -69,7 +69,7 @@ pub(super) fn write(
 
 /// What is stored, a tensor of one source each.
 fn specs(size: &Size, model: &Model) -> Vec<TensorSpec> {
-    let sources = model.layouts[0].sources;
+    let sources = model.layouts[size.layout()].sources;
     let spec = |(name, shape): (String, _)| {
         let name = sources(&name).swap_remove(0);
         TensorSpec { name, dtype: Dtype::BF16, shape }
@@ -144,6 +144,11 @@ fn noise(name: &str, shape: &[usize], model: &Model) -> Noise {
     let is = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
     if let Some(noise) = qwen_vl_noise(name, shape, model) {
         noise
+    } else if model.encoder.is_some() && is(&["LayerNorm.weight"]) {
+        Noise::new(1.0, 0.03)
+    } else if is(&["classifier.weight"]) {
+        // Scores of deviation 2, as far apart as those of trained rerankers are.
+        Noise::new(0.0, 3.0 * fan_in)
     } else if is(&[
         "norm1.weight",
         "norm2.weight",
