@@ -336,6 +336,24 @@ def a_cross_encoder_has_a_form_of_its_own(page):
     page.complaints.clear()
 
 
+def a_classifier_has_a_form_of_its_own(page):
+    page.get_by_label("Model").select_option("labels")
+    page.get_by_label("What is classified").fill("two circles")
+    assert not page.get_by_label("Question").is_visible() and not page.get_by_label("What is asked").is_visible()
+    page.get_by_role("button", name="Classify").click()
+    page.locator("#labels h2", has_text="Labels").wait_for()
+    told = page.locator("#labels li").all_inner_texts()
+    scores = [float(text.split()[-1]) for text in told]
+    assert len(told) == 3 and scores == sorted(scores, reverse=True) and abs(sum(scores) - 1) < 1e-3, told
+    bars = page.locator("#labels meter").evaluate_all("all => all.map(one => one.value)")
+    assert all(abs(bar - score) < 1e-4 for bar, score in zip(bars, scores)), bars
+    page.get_by_label("What is classified").fill("")
+    page.get_by_role("button", name="Classify").click()
+    page.locator("#classifying [role=alert]", has_text="inputs").wait_for()
+    assert any("400" in each for each in page.complaints)
+    page.complaints.clear()
+
+
 def text_is_legible(page):
     ratios = page.evaluate("""() => {
       const root = getComputedStyle(document.documentElement);
@@ -357,7 +375,7 @@ CHECKS = [
     (what_is_shown_already_stays, {}), (two_turns_with_a_picture, {}), (pictures_are_pasted_dropped_and_taken, {"permissions": ["camera"]}),
     (the_keyboard_is_enough, {}), (everything_has_a_name, {}), (it_fits_a_phone, PHONE), (refusals_are_told_where_they_happen, {}),
     (a_key_is_asked_for, {}), (thinking_and_hostile_answers_are_shown, {}), (an_encoder_has_a_form_of_its_own, {}),
-    (a_cross_encoder_has_a_form_of_its_own, {}),
+    (a_cross_encoder_has_a_form_of_its_own, {}), (a_classifier_has_a_form_of_its_own, {}),
     (text_is_legible, {"color_scheme": "light"}), (text_is_legible, {"color_scheme": "dark"}),
 ]
 

@@ -3,7 +3,7 @@
     python check.py http://127.0.0.1:8000 PICTURES 4318
 
 PICTURES is a directory with shapes-1.png, which the demo's model knows, and clips.  The server has the encoders of
-encoder.toml and reranker.toml besides, and a chat template that knows tools.  Every check is a function; the
+encoder.toml, reranker.toml and classifier.toml besides, and a chat template that knows tools.  Every check is a function; the
 first that fails ends the run with its name and why.  The last argument is the port to which the server sends its
 spans.
 """
@@ -405,6 +405,16 @@ def documents_are_ranked():
     assert "/v1/rerank" in error.body["message"], error.body
 
 
+def texts_are_classified():
+    texts = ["two circles", ["how many?", "two circles"]]
+    each = [post("/predict", {"model": "labels", "inputs": one}) for one in texts]
+    assert post("/predict", {"model": "labels", "inputs": texts}) == each
+    for told in each:
+        scores = [one["score"] for one in told]
+        assert {one["label"] for one in told} == {"LABEL_0", "LABEL_1", "LABEL_2"}, told
+        assert scores == sorted(scores, reverse=True) and abs(sum(scores) - 1) < 1e-6, told
+
+
 def texts_are_embedded():
     embed = lambda texts, **fields: client.embeddings.create(model="letters", input=texts, **fields)
     texts = ["A man is eating food.", "what?"]
@@ -751,7 +761,7 @@ CHECKS = [
     models, a_picture_is_seen, clips_are_seen_frame_by_frame, films_are_seen, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on,
     responses_tell_how_likely_tokens_were, responses_tell_what_they_were_asked, some_tools_are_allowed, a_last_message_is_gone_on_with,
     ollamas_clients_are_answered, ollamas_clients_see_what_there_is,
-    messages_are_answered, messages_are_streamed, messages_call_tools, messages_are_refused_in_their_words, texts_are_embedded, documents_are_ranked, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
+    messages_are_answered, messages_are_streamed, messages_call_tools, messages_are_refused_in_their_words, texts_are_embedded, documents_are_ranked, texts_are_classified, what_is_asked_again_is_cached, a_stream_says_the_same, seeds_decide,
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
     conversations_go_on, completions, answers_have_the_form_that_is_asked_for, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
     a_deadline_breaks_off, spans_are_exported, who_leaves_is_cancelled, many_at_once_say_what_one_says,

@@ -65,7 +65,7 @@ fn succeed(command: &mut Command, failed: &str) -> Result<()> {
     Ok(())
 }
 
-/// Builds the demo, an encoder and a cross-encoder in a store of their own under `cache`, and serves them, the demo by a
+/// Builds the demo, an encoder, a cross-encoder and a classifier in a store of their own under `cache`, and serves them, the demo by a
 /// template that knows tools.
 fn serve(cache: &Path, flags: &[&str]) -> Result<Server> {
     let smelt = build_smelt()?;
@@ -73,6 +73,7 @@ fn serve(cache: &Path, flags: &[&str]) -> Result<Server> {
         "pipelines/demo.toml",
         "xtask/conformance/encoder.toml",
         "xtask/conformance/reranker.toml",
+        "xtask/conformance/classifier.toml",
     ];
     let pipelines = pipelines.map(|pipeline| root().join(pipeline));
     fs::create_dir_all(cache).with_context(|| cache.display().to_string())?;

@@ -120,11 +120,13 @@ pub enum EmbedError {
         /// Tokens of the text.
         tokens: usize,
     },
-    /// The encoder gave something else than a score.
-    #[error("the encoder gave {found:?} instead of one score")]
+    /// The encoder gave something else than scores.
+    #[error("the encoder gave {found:?} instead of so many scores: {expected}")]
     Logits {
         /// The shape it gave.
         found: Vec<usize>,
+        /// How many it should have given.
+        expected: usize,
     },
 }
 

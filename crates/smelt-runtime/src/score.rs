@@ -1,12 +1,15 @@
-//! Scores pairs of texts: tokens of both with their kinds, the encoder with its head, one number.
+//! Scores pairs of texts, and classifies texts and pairs: tokens with their kinds, the encoder with its head, one number or
+//! one for each label.
 //!
-//! How a number is told is what the checkpoint's own files say ([`Recipe`], as sentence-transformers' CrossEncoder
-//! does); a deployment keeps it beside the encoder's engine.  Pairs go through the engine one at a time, so that no
+//! How numbers are told is what the checkpoint's own files say ([`Recipe`]: a score as sentence-transformers' CrossEncoder
+//! does, labels as transformers' pipelines do); a deployment keeps it beside the encoder's engine.  Pairs go through the engine one at a time, so that no
 //! pair changes another's score.  Knows nothing of how engines are built.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use smelt_engine::Executor;
 use smelt_engine::engine_file::OpenError;
 use smelt_engine::graph::Tensor;
@@ -19,22 +22,29 @@ use crate::tokenizer::{PairTokens, TOKENIZER_FILE, Tokenizer};
 /// What `deployment.json` calls this family.
 pub const FAMILY: &str = "cross-encoder";
 
-/// What becomes of the head's number.
+/// Most labels of a head; published ones of many have some thousand.
+pub const LABELS_MAX: usize = 8192;
+
+/// What becomes of the head's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activation {
     /// 1 / (1 + e⁻ˣ): scores between 0 and 1.
     Sigmoid,
+    /// eˣ, of all labels' together 1: one label is right.
+    Softmax,
     /// Nothing.
     Identity,
 }
 
 impl Activation {
-    /// The score of a logit.
-    pub fn of(self, logit: f32) -> f32 {
+    /// The scores of logits.
+    pub fn of(self, logits: &[f32]) -> Vec<f32> {
+        let sigmoid = |logit: &f32| (1.0 / (1.0 + (-f64::from(*logit)).exp())) as f32;
         match self {
-            Self::Sigmoid => (1.0 / (1.0 + (-f64::from(logit)).exp())) as f32,
-            Self::Identity => logit,
+            Self::Sigmoid => logits.iter().map(sigmoid).collect(),
+            Self::Softmax => softmax(logits),
+            Self::Identity => logits.to_vec(),
         }
     }
 
@@ -46,6 +56,14 @@ impl Activation {
             _ => None,
         }
     }
+}
+
+fn softmax(logits: &[f32]) -> Vec<f32> {
+    // So that no power is infinite.
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers = logits.iter().map(|logit| f64::from(logit - most).exp());
+    let sum: f64 = powers.clone().sum();
+    powers.map(|power| (power / sum) as f32).collect()
 }
 
 /// What `deployment.json` says.
@@ -62,18 +80,26 @@ pub struct Spec {
     pub encoder: String,
     /// Most tokens of a pair, the special ones counted.
     pub max_tokens: usize,
-    /// What becomes of the head's number.
+    /// What becomes of the head's numbers.
     pub activation: Activation,
     /// Whether the model is told which tokens are of the second text; else all are of the first kind.
     pub kinds: bool,
+    /// What the head's numbers say, in their order; none of one that gives a score.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<String>,
 }
 
 impl Spec {
     /// What is wrong with the values, if anything.
     fn fault(&self) -> Option<String> {
         let unfit = || format!("family {:?} scores no pairs; {FAMILY} does", self.family);
-        let unfit = (self.family != FAMILY).then(unfit);
+        let unfit = (self.family != FAMILY).then(unfit).or_else(|| labels_fault(self));
         embed::fault(self.format, unfit, &self.encoder, self.max_tokens)
+    }
+
+    /// Whether texts are classified, and no pairs scored.
+    pub fn classifies(&self) -> bool {
+        !self.labels.is_empty()
     }
 
     /// Writes the deployment into `dir`, which is made if need be, and copies the `tokenizer`
@@ -89,16 +115,25 @@ impl Spec {
     }
 }
 
-/// A pair's score.
-#[derive(Clone, Copy, Debug, PartialEq)]
+fn labels_fault(Spec { labels, activation, .. }: &Spec) -> Option<String> {
+    match labels.len() {
+        0 if *activation == Activation::Softmax => Some("softmax is of several labels".to_owned()),
+        1 => Some("labels are several; what has one number gives a score".to_owned()),
+        count if count > LABELS_MAX => Some(format!("{count} labels are more than {LABELS_MAX}")),
+        _ => None,
+    }
+}
+
+/// What was found of a text or a pair.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Score {
     /// Tokens that were seen, special ones included.
     pub tokens: usize,
-    /// What the head gave.
-    pub logit: f32,
+    /// What the head gave: one number, or one for each label.
+    pub logits: Vec<f32>,
 }
 
-/// A cross-encoder ready to score.
+/// A cross-encoder ready to score, or to classify.
 #[derive(Debug)]
 pub struct CrossEncoder {
     spec: Spec,
@@ -175,13 +210,14 @@ impl CrossEncoder {
         self.engine.untuned()
     }
 
-    /// The score of a pair, which is cut where it has more tokens than the deployment takes.
+    /// The scores of a pair, one or one for each label; the pair is cut where it has more tokens than the deployment
+    /// takes.
     ///
     /// # Errors
     /// [`EmbedError`] when the tokenizer or the encoder fails on it.
-    pub fn score(&self, pair: [&str; 2]) -> Result<f32, EmbedError> {
+    pub fn scores(&self, pair: [&str; 2]) -> Result<Vec<f32>, EmbedError> {
         let tokens = self.tokenizer.encode_pair(pair, usize::MAX, self.spec.max_tokens)?;
-        Ok(self.spec.activation.of(self.read(&tokens)?.logit))
+        Ok(self.spec.activation.of(&self.read(&tokens)?.logits))
     }
 }
 
@@ -208,12 +244,13 @@ impl Reader for CrossEncoder {
         let kinds = if self.spec.kinds { wide(&pair.kinds) } else { vec![0; tokens] };
         let inputs = vec![input(wide(&pair.ids)), input(vec![1; tokens]), input(kinds)];
         let outputs = self.engine.run(inputs)?;
-        let logits = outputs.first().map(|logits| (logits.shape(), logits.floats()));
-        match logits {
-            Some((_, Some(&[logit]))) => Ok(Score { tokens, logit }),
-            other => {
-                let found = other.map(|(shape, _)| shape.to_vec()).unwrap_or_default();
-                Err(EmbedError::Logits { found })
+        let expected = self.spec.labels.len().max(1);
+        let logits = outputs.first().and_then(|logits| logits.floats());
+        match logits.filter(|logits| logits.len() == expected) {
+            Some(logits) => Ok(Score { tokens, logits: logits.to_vec() }),
+            None => {
+                let found = outputs.first().map(|logits| logits.shape().to_vec());
+                Err(EmbedError::Logits { found: found.unwrap_or_default(), expected })
             }
         }
     }
@@ -246,22 +283,63 @@ pub fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
     spec.fault().map_or(Ok(spec), |why| Err(bad(why)))
 }
 
-/// How a checkpoint's pairs become scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a checkpoint's pairs become scores, or its texts are classified.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     /// Most tokens of a pair, if the checkpoint says so.
     pub max_tokens: Option<usize>,
-    /// What becomes of the head's number.
+    /// What becomes of the head's numbers.
     pub activation: Activation,
     /// Whether the model is told which tokens are of the second text.
     pub kinds: bool,
+    /// What its numbers say, where there are several.
+    pub labels: Vec<String>,
 }
 
-/// What config.json says of scores: since sentence-transformers 4 in an object, before that in a field.
+/// What config.json says of labels, and of scores: since sentence-transformers 4 in an object, before that in a field.
 #[derive(Deserialize)]
 struct ConfigFields {
     sentence_transformers: Option<SentenceFields>,
     sbert_ce_default_activation_function: Option<String>,
+    problem_type: Option<String>,
+    id2label: Option<BTreeMap<String, Value>>,
+}
+
+impl ConfigFields {
+    /// The activation of a score; why it is not supported else.
+    fn of_score(&self) -> Result<Activation, String> {
+        let named = self.sentence_transformers.as_ref().and_then(|it| it.activation_fn.as_ref());
+        match named.or(self.sbert_ce_default_activation_function.as_ref()) {
+            // As sentence-transformers where there is one label.
+            None => Ok(Activation::Sigmoid),
+            Some(name) => Activation::named(name).ok_or_else(|| {
+                format!(
+                    "the activation {name:?} is not supported, only torch.nn's Sigmoid and Identity"
+                )
+            }),
+        }
+    }
+
+    /// The activation of labels, as transformers' pipelines have it; why it is not supported else.
+    fn of_labels(&self) -> Result<Activation, String> {
+        match self.problem_type.as_deref() {
+            None | Some("single_label_classification") => Ok(Activation::Softmax),
+            Some("multi_label_classification") => Ok(Activation::Sigmoid),
+            Some("regression") => Ok(Activation::Identity),
+            Some(other) => Err(format!(
+                "problem_type is {other:?}, not single_label_classification, multi_label_classification or regression"
+            )),
+        }
+    }
+
+    /// What number `at` says; what transformers calls it where nothing is said.
+    fn label(&self, at: usize) -> String {
+        match self.id2label.as_ref().and_then(|labels| labels.get(&at.to_string())) {
+            Some(Value::String(label)) => label.clone(),
+            Some(label) => label.to_string(),
+            None => format!("LABEL_{at}"),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -277,32 +355,23 @@ struct TokenizerFields {
 }
 
 impl Recipe {
-    /// Reads config.json and tokenizer_config.json of the checkpoint in `dir`, whose head has one label.
+    /// Reads config.json and tokenizer_config.json of the checkpoint in `dir`, whose head has so many labels.
     ///
     /// # Errors
     /// [`DeploymentError`] naming the file, and the activation that is not supported.
-    pub fn of_checkpoint(dir: &Path) -> Result<Self, DeploymentError> {
+    pub fn of_checkpoint(dir: &Path, labels: usize) -> Result<Self, DeploymentError> {
         let path = dir.join("config.json");
         let config: ConfigFields = read_json(&path)?;
-        let named = config.sentence_transformers.and_then(|fields| fields.activation_fn);
-        let named = named.or(config.sbert_ce_default_activation_function);
-        let activation = match named {
-            // As sentence-transformers where there is one label.
-            None => Activation::Sigmoid,
-            Some(name) => Activation::named(&name).ok_or_else(|| DeploymentError::Bad {
-                why: format!(
-                    "the activation {name:?} is not supported, only torch.nn's Sigmoid and Identity"
-                ),
-                path,
-            })?,
-        };
+        let activation = if labels == 1 { config.of_score() } else { config.of_labels() };
+        let activation = activation.map_err(|why| DeploymentError::Bad { why, path })?;
+        let labels = (0..labels).filter(|_| labels > 1).map(|at| config.label(at)).collect();
         let path = dir.join(TOKENIZER_CONFIG_FILE);
         let fields: TokenizerFields =
             if path.exists() { read_json(&path)? } else { TokenizerFields::default() };
         let names = fields.model_input_names;
         let kinds = names.is_none_or(|names| names.iter().any(|name| name == INPUTS[2]));
         let bounded = fields.model_max_length.filter(|max| (1.0..=TOKENS_MAX as f64).contains(max));
-        Ok(Self { max_tokens: bounded.map(|max| max as usize), activation, kinds })
+        Ok(Self { max_tokens: bounded.map(|max| max as usize), activation, kinds, labels })
     }
 }
 
@@ -318,7 +387,37 @@ mod tests {
         if !tokenizer.is_empty() {
             fs::write(dir.path().join(TOKENIZER_CONFIG_FILE), tokenizer).unwrap();
         }
-        Recipe::of_checkpoint(dir.path()).map_err(|error| error.to_string())
+        Recipe::of_checkpoint(dir.path(), 1).map_err(|error| error.to_string())
+    }
+
+    fn classifier(config: &str) -> Result<(Activation, Vec<String>), String> {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("config.json"), config).unwrap();
+        let recipe = Recipe::of_checkpoint(dir.path(), 3).map_err(|error| error.to_string())?;
+        Ok((recipe.activation, recipe.labels))
+    }
+
+    #[test]
+    fn labels_are_told_as_the_problem_is() {
+        let of = |problem: &str| {
+            let labels = r#""id2label": {"0": "no", "2": 7}"#;
+            classifier(&format!("{{{problem} {labels}}}"))
+        };
+        let labels = ["no", "LABEL_1", "7"].map(str::to_owned).to_vec();
+        // What is said of scores says nothing of labels.
+        let of_scores = r#""sbert_ce_default_activation_function": "torch.nn.Tanh","#;
+        assert_eq!(of(of_scores), Ok((Activation::Softmax, labels)));
+        for (problem, expect) in [
+            ("single_label_classification", Activation::Softmax),
+            ("multi_label_classification", Activation::Sigmoid),
+            ("regression", Activation::Identity),
+        ] {
+            let problem = format!("\"problem_type\": \"{problem}\",");
+            assert_eq!(of(&problem).unwrap().0, expect);
+        }
+        let error = of(r#""problem_type": "guess","#).unwrap_err();
+        assert!(error.contains("config.json: problem_type is \"guess\""), "{error}");
+        assert_eq!(recipe("{}", "").unwrap().labels, [""; 0]);
     }
 
     #[test]
@@ -348,9 +447,10 @@ mod tests {
 
     #[test]
     fn scores_are_the_sigmoid_of_logits_or_the_logits() {
-        assert_eq!(Activation::Identity.of(-3.5), -3.5);
-        assert_eq!(Activation::Sigmoid.of(0.0), 0.5);
-        assert!((Activation::Sigmoid.of(2.0) - 0.880_797).abs() < 1e-6);
-        assert_eq!(Activation::Sigmoid.of(-1000.0), 0.0);
+        assert_eq!(Activation::Identity.of(&[-3.5, 1.0]), [-3.5, 1.0]);
+        assert_eq!(Activation::Sigmoid.of(&[0.0, -1000.0]), [0.5, 0.0]);
+        assert!((Activation::Sigmoid.of(&[2.0])[0] - 0.880_797).abs() < 1e-6);
+        assert_eq!(Activation::Softmax.of(&[1000.0, 1000.0, -1000.0]), [0.5, 0.5, 0.0]);
+        assert!((Activation::Softmax.of(&[2.0, 0.0])[0] - 0.880_797).abs() < 1e-6);
     }
 }

@@ -71,7 +71,7 @@ pub enum TokenizerError {
     Decode(String),
 }
 
-/// The tokens of two texts as one sequence, special ones included.
+/// The tokens of two texts, or of one, as one sequence, special ones included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairTokens {
     /// The tokens.
@@ -171,6 +171,19 @@ impl Tokenizer {
         encoding.truncate(room, 0, TruncationDirection::Right);
         let encoding = self.inner.post_process(encoding, None, true).map_err(unencoded)?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The same, with the kinds of the tokens: all are of the first text.
+    ///
+    /// # Errors
+    /// As [`Self::encode_whole`].
+    pub fn encode_alone(
+        &self,
+        text: &str,
+        tokens_max: usize,
+    ) -> Result<PairTokens, TokenizerError> {
+        let ids = self.encode_cut(text, tokens_max)?;
+        Ok(PairTokens { kinds: vec![0; ids.len()], ids })
     }
 
     /// The tokens of two texts, the second cut to `second_max` tokens, then both so that there are `tokens_max` with the

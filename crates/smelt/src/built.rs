@@ -100,7 +100,8 @@ pub(crate) fn settings(sets: &[String]) -> String {
 fn kind(spec: &Value) -> &'static str {
     let has = |name: &str| spec[name].is_string();
     if spec["family"] == score::FAMILY {
-        return "scores pairs of texts";
+        let classifies = spec["labels"].as_array().is_some_and(|labels| !labels.is_empty());
+        return if classifies { "classifies texts" } else { "scores pairs of texts" };
     }
     match (has("encoder"), has("vision"), has("llm")) {
         (true, _, _) => "embeds texts",

@@ -1,5 +1,5 @@
-//! Cross-encoders, checkpoint to scores: the command and `/v1/rerank`, `/v2/rerank`, `/v1/score` against the numbers of
-//! transformers.
+//! Cross-encoders, checkpoint to scores: the command and `/v1/rerank`, `/v2/rerank`, `/v1/score`, and of several labels
+//! `/predict`, against the numbers of transformers.
 
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
@@ -13,6 +13,7 @@ use world::server::{Answer, Server};
 use world::{World, data, until};
 
 const RERANKER: &str = include_str!("../../../xtask/conformance/reranker.toml");
+const CLASSIFIER: &str = include_str!("../../../xtask/conformance/classifier.toml");
 const ENCODER: &str = include_str!("../../../xtask/conformance/encoder.toml");
 
 /// Largest difference from the scores of transformers, which are about 1.
@@ -183,6 +184,7 @@ fn models_are_asked_what_they_do() {
     let rank = json!({ "model": "letters", "query": "a", "documents": ["b"] });
     refused("/v1/rerank", rank, "ask it at /v1/embeddings");
     refused("/v1/embeddings", json!({ "model": "ranks", "input": "a" }), "ask it at /v1/rerank");
+    refused("/predict", json!({ "model": "ranks", "inputs": "a" }), "ask it at /v1/rerank");
     let chat = json!({ "model": "ranks", "messages": [{ "role": "user", "content": "a" }] });
     refused("/v1/chat/completions", chat, "ask it at /v1/rerank");
     let counted = post(&server, "/tokenize", &json!({ "model": "ranks", "prompt": "ab" })).json();
@@ -206,10 +208,99 @@ fn a_head_that_scores_no_pairs_is_refused_in_one_line() {
         assert_ne!(ended.code, Some(0));
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
     };
-    let three = RERANKER.replace("bert-rank-tiny", "bert-labels-tiny");
-    refused(&three, "its head has 3 labels; what scores pairs has one");
     let encoder = RERANKER.replace("part = \"classifier\"", "part = \"encoder\"");
     refused(&encoder, "export part = \"classifier\"");
     let none = RERANKER.replace("golden/bert-rank-tiny", "golden/bert-tiny");
     refused(&none, "is a bert model, which has no classification head");
+}
+
+/// A classifier of three labels, of which `sed` makes another.
+fn classifier(sed: &str) -> World {
+    let world = world(&CLASSIFIER.replace(" .']", &format!(" .; sed -i \"{sed}\" config.json']")));
+    let report = world.run(&[]);
+    assert_eq!(report["status"], "ok", "{report}");
+    world
+}
+
+/// Texts and pairs with their tokens and what is told of them, the longer ones cut.
+fn labelled() -> Vec<Value> {
+    let list = fs::read_to_string(data("golden/bert-labels-tiny/labels.json")).unwrap();
+    serde_json::from_str(&list).unwrap()
+}
+
+/// The labels come with their scores, best first.
+#[track_caller]
+fn check_labels(found: &Value, expect: &Value, names: [&str; 3]) {
+    let found = found.as_array().unwrap();
+    assert_eq!(found.len(), names.len());
+    assert!(found.is_sorted_by(|one, next| one["score"].as_f64() >= next["score"].as_f64()));
+    for (name, score) in names.iter().zip(expect.as_array().unwrap()) {
+        let one = found.iter().find(|one| one["label"] == *name).unwrap();
+        check(&one["score"], score);
+    }
+}
+
+#[test]
+fn texts_are_classified_as_transformers_does() {
+    let several = r#"s/\"model_type\"/\"problem_type\": \"multi_label_classification\", &/"#;
+    for (sed, names, told) in [
+        (r#"s/\"LABEL_1\"/\"yes\"/"#, ["LABEL_0", "yes", "LABEL_2"], "softmax"),
+        (several, ["LABEL_0", "LABEL_1", "LABEL_2"], "sigmoid"),
+    ] {
+        let world = classifier(sed);
+        let server = Server::of(&world, &["p.toml"], &[]);
+        assert!(until(|| server.get("/health").status == 200));
+        let all = labelled();
+        let texts: Vec<&Value> = all.iter().map(|one| &one["texts"]).collect();
+        let body = json!({ "inputs": texts, "truncate": true });
+        let batch = post(&server, "/predict", &body).json();
+        for (at, one) in all.iter().enumerate() {
+            let alone = json!({ "inputs": one["texts"], "truncate": true });
+            let alone = post(&server, "/predict", &alone).json();
+            check_labels(&alone, &one[told], names);
+            assert_eq!(alone, batch[at], "company changes no bit");
+            let raw = json!({ "inputs": one["texts"], "truncate": true, "raw_scores": true });
+            check_labels(&post(&server, "/predict", &raw).json(), &one["logits"], names);
+        }
+        let one = &all[0]["texts"][0];
+        assert_eq!(post(&server, "/predict", &json!({ "inputs": one })).json(), batch[0]);
+    }
+}
+
+#[test]
+fn a_classifier_ranks_nothing_and_says_where_it_is_asked() {
+    let world = classifier("s/a/a/");
+    let server = Server::of(&world, &["p.toml"], &[]);
+    assert!(until(|| server.get("/health").status == 200));
+    let refused = |path: &str, body: Value, param: &str, code: &str| {
+        let answer = post(&server, path, &body);
+        let error = &answer.json()["error"];
+        let found = (answer.status, error["param"].as_str(), error["code"].as_str());
+        assert_eq!(found, (400, Some(param), Some(code)), "{}", answer.body);
+        error["message"].as_str().unwrap().to_owned()
+    };
+    let pair = json!({ "text_1": "a", "text_2": "b" });
+    let ranked = json!({ "query": "a", "documents": ["b"] });
+    let chat = json!({ "messages": [{ "role": "user", "content": "a" }] });
+    for (path, body) in [
+        ("/v1/score", pair),
+        ("/rerank", ranked.clone()),
+        ("/v2/rerank", ranked),
+        ("/v1/embeddings", json!({ "input": "a" })),
+        ("/v1/chat/completions", chat),
+    ] {
+        let why = refused(path, body, "model", "model_not_suitable");
+        assert!(why.contains("\"labels\" classifies texts; ask it at /predict"), "{why}");
+    }
+    let long = "long ".repeat(20);
+    let why = refused("/predict", json!({ "inputs": long }), "inputs", "context_length_exceeded");
+    assert!(why.contains("truncate: true"), "{why}");
+    let second = json!({ "inputs": [["a"], ["b", long]] });
+    refused("/predict", second, "inputs[1][1]", "context_length_exceeded");
+    let shown = post(&server, "/api/show", &json!({ "model": "labels" })).json();
+    assert_eq!(shown["capabilities"], json!(["classify"]));
+    let listed = world.smelt(&["ls"]);
+    assert!(listed.stdout.contains("classifies texts"), "{}", listed.stdout);
+    let ranked = world.smelt(&["rerank", "p.toml", "a", "b"]);
+    assert!(ranked.code == Some(4) && ranked.stderr.contains("/predict"), "{}", ranked.stderr);
 }

@@ -130,6 +130,10 @@ fn routes() -> Vec<Route> {
         Route { marks: Marks::None, ..reads("/v2/rerank", ranked, none) },
         reads("/score", scored, prompt_tokens),
         reads("/v1/score", scored, prompt_tokens),
+        Route {
+            marks: Marks::None,
+            ..reads("/predict", |words| json!({ "model": "classifies", "inputs": words }), none)
+        },
         counts("/tokenize", chat, |answer| answer["count"].clone(), AsText),
         counts("/v1/messages/count_tokens", chat, |answer| answer["input_tokens"].clone(), AsText),
         counts("/detokenize", |_| json!({ "model": "speaks", "tokens": [1] }), none, Marks::None),
@@ -167,14 +171,21 @@ const OTHERS: [(&str, &str); 25] = [
     ("post", "/api/blobs/{digest}"),
 ];
 
-/// A model that speaks, one that embeds and one that scores, built once for all tests.
+/// Their pipelines.
+const FILES: [&str; 4] = ["p.toml", "encoder.toml", "reranker.toml", "classifier.toml"];
+
+/// A model that speaks, one that embeds, one that scores and one that classifies, built once for all tests.
 static ALL: LazyLock<World> = LazyLock::new(|| {
     let here = format!("path:{}/", data("").display());
     let near = |text: &str| text.replace("path:../../tests/data/", &here);
     let world = World::new(&anywhere(DEMO));
     world.write("encoder.toml", &near(include_str!("../../../xtask/conformance/encoder.toml")));
     world.write("reranker.toml", &near(include_str!("../../../xtask/conformance/reranker.toml")));
-    for file in ["p.toml", "encoder.toml", "reranker.toml"] {
+    world.write(
+        "classifier.toml",
+        &near(include_str!("../../../xtask/conformance/classifier.toml")),
+    );
+    for file in FILES {
         let ended = world.smelt(&["run", file]);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     }
@@ -183,12 +194,13 @@ static ALL: LazyLock<World> = LazyLock::new(|| {
 
 /// A server of all models with a place for slots, where nobody needs a key but `flags` say so.
 fn server(flags: &[&str]) -> Server {
-    let names = ["speaks", "embeds", "scores"].map(|name| ["--model-name", name]).concat();
+    let names =
+        ["speaks", "embeds", "scores", "classifies"].map(|name| ["--model-name", name]).concat();
     // One server has a directory for slots, and tests run beside each other.
     static SERVERS: AtomicUsize = AtomicUsize::new(0);
     let slots = ALL.path(&format!("slots-{}", SERVERS.fetch_add(1, Ordering::Relaxed)));
     let flags = [&names[..], &["--slot-save-path", slots.to_str().unwrap()], flags].concat();
-    let server = Server::of(&ALL, &["p.toml", "encoder.toml", "reranker.toml"], &flags);
+    let server = Server::of(&ALL, &FILES, &flags);
     assert!(until(|| server.get("/health").status == 200));
     server
 }

@@ -1,4 +1,4 @@
-//! Writes the answers of `/v1/score` and `/v1/rerank`.
+//! Writes the answers of `/v1/score`, `/v1/rerank` and `/predict`.
 
 use serde::Serialize;
 
@@ -55,6 +55,29 @@ impl Usage {
     }
 }
 
+#[derive(Serialize)]
+struct Prediction<'a> {
+    score: f32,
+    label: &'a str,
+}
+
+/// The labels of each text by their scores, the best first, equal ones in their order; a list for each where it `is_batch`,
+/// else the only one's.
+pub(crate) fn predictions(labels: &[String], scores: &[Vec<f32>], is_batch: bool) -> String {
+    let of = |scores: &Vec<f32>| {
+        let told = scores.iter().zip(labels);
+        let mut told: Vec<_> =
+            told.map(|(score, label)| Prediction { score: *score, label }).collect();
+        told.sort_by(|one, other| other.score.total_cmp(&one.score));
+        told
+    };
+    let all: Vec<_> = scores.iter().map(of).collect();
+    match &all[..] {
+        [one] if !is_batch => json(one),
+        all => json(&all),
+    }
+}
+
 /// The scores of pairs in their order.
 pub(crate) fn scores(heading: &Heading, scores: &[f32], tokens: usize) -> String {
     let one = |(index, score): (usize, &f32)| One { index, object: "score", score: *score };
@@ -105,6 +128,17 @@ mod tests {
         let best = told(Some(&texts), 1);
         let expect = json!([{ "index": 1, "relevance_score": 0.5, "document": { "text": "b" } }]);
         assert_eq!(best["results"], expect);
+    }
+
+    #[test]
+    fn labels_are_told_the_best_first() {
+        let labels = ["a", "b", "c"].map(str::to_owned);
+        let one = vec![0.25, 0.5, 0.25];
+        let told =
+            r#"[{"score":0.5,"label":"b"},{"score":0.25,"label":"a"},{"score":0.25,"label":"c"}]"#;
+        assert_eq!(predictions(&labels, std::slice::from_ref(&one), false), told);
+        assert_eq!(predictions(&labels, std::slice::from_ref(&one), true), format!("[{told}]"));
+        assert_eq!(predictions(&labels, &[one.clone(), one], true), format!("[{told},{told}]"));
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub(crate) mod fields;
 pub(crate) mod foreign;
 pub(crate) mod format;
 pub(crate) mod held;
+pub(crate) mod predict;
 pub(crate) mod read;
 pub(crate) mod score;
 pub(crate) mod several;

@@ -19,14 +19,19 @@ const PAIRS_MAX: usize = 2048;
 const OWN_LENGTH: i64 = -1;
 
 /// What both routes are asked beside their texts.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Manner {
     /// Whether a score is the head's number as it is.
     pub(crate) is_raw: bool,
     /// Where pairs are cut; else those that are too long are refused, since the score of half a text looks like that
     /// of the whole.
     pub(crate) cut: Option<Cut>,
+    /// What has them cut, as it is written.
+    pub(crate) cut_by: &'static str,
 }
+
+/// What has pairs cut, in vLLM's words.
+const CUT_BY: &str = "truncate_prompt_tokens: -1";
 
 /// How long pairs may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +85,7 @@ impl ScoreFields {
     /// Naming the field that is wrong.
     pub(crate) fn manner(&self) -> Result<Manner, ApiError> {
         let cut = cut(self.truncate_prompt_tokens)?;
-        Ok(Manner { is_raw: self.use_activation == Some(false), cut })
+        Ok(Manner { is_raw: self.use_activation == Some(false), cut, cut_by: CUT_BY })
     }
 
     /// Whether one text goes with each of the second.
@@ -181,7 +186,7 @@ impl RerankFields {
             (Some(cut), None) => Some(cut),
             (None, tokens) => tokens.or(usual).map(Cut::Document),
         };
-        Ok(Manner { is_raw: self.use_activation == Some(false), cut })
+        Ok(Manner { is_raw: self.use_activation == Some(false), cut, cut_by: CUT_BY })
     }
 
     /// How many of the best are told: all, where nothing or nought is said.

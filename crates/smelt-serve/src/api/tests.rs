@@ -8,6 +8,7 @@ use super::completion::CompletionFields;
 use super::embedding::EmbeddingFields;
 use super::fields::fields;
 use super::held::HeldFields;
+use super::predict::PredictFields;
 use super::score::{RerankFields, ScoreFields};
 use super::tools::ToolFields;
 use crate::protocols::ours::Ours;
@@ -30,6 +31,7 @@ fn the_description_has_the_fields_that_are_read() {
     check("ChatRequest", chat.chain(fields::<ToolFields>()));
     check("CompletionRequest", shared().chain(fields::<CompletionFields>()));
     check("EmbeddingRequest", fields::<EmbeddingFields>());
+    check("PredictRequest", fields::<PredictFields>());
     check("RerankRequest", fields::<RerankFields>());
     check("ScoreRequest", fields::<ScoreFields>());
     check("SlotRequest", fields::<Action>());

@@ -1,4 +1,4 @@
-//! Turns pairs that are to be scored into tokens.
+//! Turns pairs that are to be scored, and texts that are to be classified, into tokens.
 
 use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::tokenizer::PairTokens;
@@ -10,26 +10,26 @@ use crate::error::ApiError;
 /// Most tokens of one request: as many pairs as it may have, of 512 tokens.
 const TOKENS_MAX: usize = 1 << 20;
 
-/// The tokens of each pair; `names` says which field a text of the pair at a place is.
+/// The tokens of each text or pair; `name` says which field a text of the one at a place is.
 ///
 /// # Errors
 /// 400, naming the text that is empty or too long.
-pub(crate) fn pairs(
-    pairs: &[[&str; 2]],
-    names: impl Fn(usize) -> [String; 2],
+pub(crate) fn tokens<'a>(
+    asked: &[impl AsRef<[&'a str]>],
+    name: impl Fn(usize, usize) -> String,
     manner: &Manner,
     encoder: &CrossEncoder,
     asker: &Asker,
 ) -> Result<Vec<PairTokens>, ApiError> {
-    let (mut all, mut total) = (Vec::with_capacity(pairs.len()), 0);
-    for (at, pair) in pairs.iter().enumerate() {
+    let (mut all, mut total) = (Vec::with_capacity(asked.len()), 0);
+    for (at, texts) in asked.iter().enumerate() {
         asker.check()?;
-        let names = names(at);
-        let tokens = one(*pair, &names, manner.cut, encoder)?;
+        let (texts, name) = (texts.as_ref(), |text| name(at, text));
+        let tokens = one(texts, &name, manner, encoder)?;
         total += tokens.ids.len();
         if total > TOKENS_MAX {
             let why = format!("more than {TOKENS_MAX} tokens with those before; send fewer");
-            return Err(ApiError::field(&names[1], why));
+            return Err(ApiError::field(name(texts.len() - 1), why));
         }
         all.push(tokens);
     }
@@ -37,22 +37,22 @@ pub(crate) fn pairs(
 }
 
 fn one(
-    pair: [&str; 2],
-    names: &[String; 2],
-    cut: Option<Cut>,
+    texts: &[&str],
+    name: &impl Fn(usize) -> String,
+    manner: &Manner,
     encoder: &CrossEncoder,
 ) -> Result<PairTokens, ApiError> {
     let (max, tokenizer) = (encoder.spec().max_tokens, encoder.tokenizer());
-    for (text, name) in pair.iter().zip(names) {
+    for (at, text) in texts.iter().enumerate() {
         if text.is_empty() {
-            return Err(ApiError::field(name, "is empty"));
+            return Err(ApiError::field(name(at), "is empty"));
         }
-        if cut.is_none() && text.len() > tokenizer.bytes_max(max) {
+        if manner.cut.is_none() && text.len() > tokenizer.bytes_max(max) {
             let what = format!("{} bytes are far more than", text.len());
-            return Err(too_long(&what, max, name));
+            return Err(too_long(&what, max, &name(at), manner));
         }
     }
-    let (second_max, tokens_max) = match cut {
+    let (second_max, tokens_max) = match manner.cut {
         None => (usize::MAX, usize::MAX),
         Some(Cut::Own) => (usize::MAX, max),
         Some(Cut::Document(tokens)) => (tokens, max),
@@ -65,20 +65,23 @@ fn one(
             (usize::MAX, tokens)
         }
     };
-    let tokens = tokenizer.encode_pair(pair, second_max, tokens_max);
-    let tokens = tokens.map_err(|error| ApiError::field(&names[1], error))?;
+    let (tokens, last) = match *texts {
+        [first, second] => (tokenizer.encode_pair([first, second], second_max, tokens_max), 1),
+        _ => (tokenizer.encode_alone(texts[0], tokens_max), 0),
+    };
+    let tokens = tokens.map_err(|error| ApiError::field(name(last), error))?;
     match tokens.ids.len() {
         count if count > max => {
-            Err(too_long(&format!("{count} tokens of both are more than"), max, &names[1]))
+            Err(too_long(&format!("{count} tokens are more than"), max, &name(last), manner))
         }
         _ => Ok(tokens),
     }
 }
 
-fn too_long(what: &str, max: usize, at: &str) -> ApiError {
+fn too_long(what: &str, max: usize, at: &str, manner: &Manner) -> ApiError {
+    let cut = manner.cut_by;
     let why = format!(
-        "{what} the {max} tokens that the model takes of both texts; shorten them, or have them cut by \
-         truncate_prompt_tokens: -1"
+        "{what} the {max} tokens that the model takes of a text, or of both of a pair; shorten it, or have it cut by {cut}"
     );
     ApiError::field(at, why).code("context_length_exceeded")
 }

@@ -98,12 +98,7 @@ impl Model {
     pub(crate) fn speaks(&self) -> Result<&Service, ApiError> {
         match &self.running {
             Running::Speaks(service) => Ok(service),
-            Running::Embeds(_) => {
-                Err(self.unable("gives embeddings of texts; ask it at /v1/embeddings"))
-            }
-            Running::Scores(_) => {
-                Err(self.unable("scores pairs of texts; ask it at /v1/rerank or /v1/score"))
-            }
+            Running::Embeds(_) | Running::Scores(_) => Err(self.unable("")),
         }
     }
 
@@ -114,12 +109,7 @@ impl Model {
     pub(crate) fn embeds(&self) -> Result<&EmbedService, ApiError> {
         match &self.running {
             Running::Embeds(service) => Ok(service),
-            Running::Speaks(_) => {
-                Err(self.unable("gives no embeddings; ask it at /v1/chat/completions"))
-            }
-            Running::Scores(_) => {
-                Err(self.unable("gives no embeddings; ask it at /v1/rerank or /v1/score"))
-            }
+            Running::Speaks(_) | Running::Scores(_) => Err(self.unable("")),
         }
     }
 
@@ -129,18 +119,25 @@ impl Model {
     /// 400 if the model does something else.
     pub(crate) fn scores(&self) -> Result<&EmbedService<CrossEncoder>, ApiError> {
         match &self.running {
-            Running::Scores(service) => Ok(service),
-            Running::Embeds(_) => Err(self.unable(
-                "scores no pairs; ask it at /v1/embeddings, and serve a cross-encoder to rerank",
-            )),
-            Running::Speaks(_) => Err(self.unable(
-                "scores no pairs; ask it at /v1/chat/completions, and serve a cross-encoder to rerank",
-            )),
+            Running::Scores(service) if !service.encoder().spec().classifies() => Ok(service),
+            _ => Err(self.unable("; serve a cross-encoder to rerank")),
         }
     }
 
-    fn unable(&self, does: &str) -> ApiError {
-        let why = format!("the model {:?} {does}", self.name);
+    /// Who classifies texts.
+    ///
+    /// # Errors
+    /// 400 if the model does something else.
+    pub(crate) fn classifies(&self) -> Result<&EmbedService<CrossEncoder>, ApiError> {
+        match &self.running {
+            Running::Scores(service) if service.encoder().spec().classifies() => Ok(service),
+            _ => Err(self.unable("; serve a model of several labels to classify")),
+        }
+    }
+
+    fn unable(&self, instead: &str) -> ApiError {
+        let (does, at) = self.running.does();
+        let why = format!("the model {:?} {does}; ask it at {at}{instead}", self.name);
         let error = ApiError::bad(why).code("model_not_suitable");
         ApiError { param: Some("model".to_owned()), ..error }
     }

@@ -12,7 +12,7 @@ pub enum Running {
     Speaks(Service),
     /// It gives embeddings of texts.
     Embeds(EmbedService),
-    /// It scores pairs of texts.
+    /// It scores pairs of texts, or classifies texts.
     Scores(EmbedService<CrossEncoder>),
 }
 
@@ -70,6 +70,18 @@ impl Running {
             }
             Self::Embeds(_) => format!("texts of {} tokens", self.tokens_max()),
             Self::Scores(_) => format!("pairs of {} tokens", self.tokens_max()),
+        }
+    }
+
+    /// What it does, and where it is asked to.
+    pub(crate) fn does(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::Speaks(_) => ("continues conversations", "/v1/chat/completions"),
+            Self::Embeds(_) => ("gives embeddings of texts", "/v1/embeddings"),
+            Self::Scores(service) if service.encoder().spec().classifies() => {
+                ("classifies texts", "/predict")
+            }
+            Self::Scores(_) => ("scores pairs of texts", "/v1/rerank or /v1/score"),
         }
     }
 

@@ -5,6 +5,7 @@ import * as composer from "./composer.js";
 import { facts, fresh, request, sentences } from "./conversation.js";
 import { events } from "./events.js";
 import * as history from "./history.js";
+import * as labels from "./labels.js";
 import * as ranks from "./ranks.js";
 import * as server from "./server.js";
 import * as shelf from "./shelf.js";
@@ -192,11 +193,12 @@ async function removeAll() {
   startNew();
 }
 
-function chosen({ name, embeds, ranks, sees }) {
-  const writes = !embeds && !ranks;
+function chosen({ name, classifies, embeds, ranks, sees }) {
+  const writes = !classifies && !embeds && !ranks;
   for (const id of ["chat", "shelf", "shelf-toggle", "fresh"]) at(id).hidden = !writes;
   at("embed").hidden = !embeds;
   at("rank").hidden = !ranks;
+  at("classify").hidden = !classifies;
   at("turns").dataset.empty = sees ? `Ask ${name} something: drop, paste or pick pictures, or ask without one.` : `Ask ${name} something.`;
   if (writes) composer.aim(name, sees);
 }
@@ -224,6 +226,7 @@ composer.connect({ send, stop });
 shelf.connect(removeAll);
 vectors.connect(server.model, refused);
 ranks.connect(server.model, refused);
+labels.connect(server.model, refused);
 const look = server.connect(chosen, refused);
 connectDoor(look);
 at("fresh").addEventListener("click", startNew);

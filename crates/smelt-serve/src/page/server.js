@@ -15,7 +15,7 @@ let models = [], counted = null;
 /** The name of the chosen model. */
 export function model() { return at("model").value; }
 
-/** Looks now, and from then on; `chosen` hears of {name, embeds, ranks, sees} of the model whenever that may differ. */
+/** Looks now, and from then on; `chosen` hears of {name, classifies, embeds, ranks, sees} of the model whenever that may differ. */
 export function connect(chosen, refused) {
   let isRefused = false;
   const look = async () => {
@@ -67,7 +67,7 @@ async function able({ id, created }) {
   if (!abilities.has(key)) {
     const { capabilities } = await (await ask("api/show", { model: id })).json();
     const can = word => capabilities.includes(word);
-    abilities.set(key, { embeds: can("embedding"), ranks: can("rerank"), sees: can("vision") });
+    abilities.set(key, { classifies: can("classify"), embeds: can("embedding"), ranks: can("rerank"), sees: can("vision") });
   }
   return abilities.get(key);
 }

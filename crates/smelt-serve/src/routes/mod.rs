@@ -138,6 +138,7 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/score", post(scores::score))
         .route("/v1/score", post(scores::score))
+        .route("/predict", post(scores::predict))
         .route("/rerank", post(scores::rerank))
         .route("/v1/rerank", post(scores::rerank))
         .route("/v2/rerank", post(scores::rerank_second))

@@ -19,7 +19,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
 /// What the page consists of besides: name, type and text.
-pub(crate) const FILES: [(&str, &str, &str); 19] = [
+pub(crate) const FILES: [(&str, &str, &str); 20] = [
     ("style.css", CSS, include_str!("../page/style.css")),
     ("api.js", JS, include_str!("../page/api.js")),
     ("camera.js", JS, include_str!("../page/camera.js")),
@@ -29,6 +29,7 @@ pub(crate) const FILES: [(&str, &str, &str); 19] = [
     ("events.js", JS, include_str!("../page/events.js")),
     ("form.js", JS, include_str!("../page/form.js")),
     ("history.js", JS, include_str!("../page/history.js")),
+    ("labels.js", JS, include_str!("../page/labels.js")),
     ("main.js", JS, include_str!("../page/main.js")),
     ("markdown.js", JS, include_str!("../page/markdown.js")),
     ("metrics.js", JS, include_str!("../page/metrics.js")),

@@ -1,13 +1,13 @@
-//! Answers `/v1/score` and `/v1/rerank`.
+//! Answers `/v1/score`, `/v1/rerank` and `/predict`.
 
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use smelt_runtime::embed::Ticket;
+use smelt_runtime::embed::{EmbedService, Ticket};
 use smelt_runtime::prepare::Seen;
-use smelt_runtime::score::Score;
+use smelt_runtime::score::{Activation, CrossEncoder, Score};
 use smelt_runtime::service::Failure;
 use smelt_runtime::tokenizer::PairTokens;
 use tokio::sync::oneshot;
@@ -16,6 +16,7 @@ use super::answers::{heading, telling};
 use super::call::Call;
 use crate::answer::stream::error;
 use crate::answer::{self, Usage};
+use crate::api::predict::{PREDICT_KNOWN, PredictFields};
 use crate::api::score::{Custom, Manner, RERANK_KNOWN, RerankFields, SCORE_KNOWN, ScoreFields};
 use crate::api::{foreign, read, weigh::weigh};
 use crate::ask::{self, work::Asker};
@@ -33,16 +34,17 @@ pub(super) async fn score(call: Call, body: Body) -> Result<Response, ApiError> 
         let over = foreign::passed_over(body, &SCORE_KNOWN)?;
         let (model, manner) = (models.ask(fields.model.as_deref())?, fields.manner()?);
         let (pairs, is_one) = (fields.pairs()?, fields.is_one());
-        let names = |at: usize| {
-            let first = if is_one { 0 } else { at };
-            [format!("text_1[{first}]"), format!("text_2[{at}]")]
+        let names = |at: usize, text: usize| match text {
+            0 => format!("text_1[{}]", if is_one { 0 } else { at }),
+            _ => format!("text_2[{at}]"),
         };
-        let encoder = model.scores()?.encoder();
-        let pairs = ask::score::pairs(&pairs, names, &manner, encoder, asker)?;
-        Ok((submit(model, pairs, manner)?, over))
+        let service = model.scores()?;
+        let pairs = ask::score::tokens(&pairs, names, &manner, service.encoder(), asker)?;
+        Ok((submit(&model, service, pairs, &manner)?, over))
     });
     let (asked, over) = prepared.await?;
-    let Scored { model, scores, tokens, .. } = scored(&call, asked, &over).await?;
+    let Scored { model, scores, tokens } = scored(&call, asked, &over).await?;
+    let scores = scores.concat();
     let json = answer::score::scores(&heading("score", &call.id, &model), &scores, tokens);
     Ok(telling(whole(json), &over))
 }
@@ -67,10 +69,13 @@ async fn ranked(call: Call, body: Body, custom: Custom) -> Result<Response, ApiE
         let (model, manner) = (models.ask(fields.model.as_deref())?, fields.manner(custom)?);
         let pairs: Vec<[&str; 2]> =
             fields.documents.iter().map(|document| [&fields.query[..], &document.0]).collect();
-        let names = |at: usize| ["query".to_owned(), format!("documents[{at}]")];
-        let encoder = model.scores()?.encoder();
-        let pairs = ask::score::pairs(&pairs, names, &manner, encoder, asker)?;
-        let (asked, top) = (submit(model, pairs, manner)?, fields.top());
+        let names = |at: usize, text: usize| match text {
+            0 => "query".to_owned(),
+            _ => format!("documents[{at}]"),
+        };
+        let service = model.scores()?;
+        let pairs = ask::score::tokens(&pairs, names, &manner, service.encoder(), asker)?;
+        let (asked, top) = (submit(&model, service, pairs, &manner)?, fields.top());
         // Texts that come back take what their body may take until they are written.
         let kept = fields.is_returning(custom).then_some((fields.documents, budget));
         Ok((asked, top, kept, over))
@@ -81,6 +86,7 @@ async fn ranked(call: Call, body: Body, custom: Custom) -> Result<Response, ApiE
     // Thousands of documents take longer to write than connections may wait for.
     let write = move |_: &Asker| {
         let documents = kept.as_ref().map(|(documents, _)| &documents[..]);
+        let scores = scores.concat();
         Ok(answer::score::ranking(&heading, &scores, documents, top, tokens))
     };
     let json = call.shared.preparing.run(write).await?;
@@ -91,32 +97,67 @@ fn whole(json: String) -> Response {
     ([(CONTENT_TYPE, "application/json")], json).into_response()
 }
 
-/// Pairs that a model scores.
+/// The labels of texts, as text-embeddings-inference has it.
+pub(super) async fn predict(call: Call, body: Body) -> Result<Response, ApiError> {
+    let held = call.shared.read(&call.headers, body).await?;
+    let models = Arc::clone(&call.shared.models);
+    let prepared = call.shared.preparing.run(move |asker| {
+        let body = weigh(&held.bytes)?;
+        let fields: PredictFields = read::json(body)?;
+        let over = foreign::passed_over(body, &PREDICT_KNOWN)?;
+        let (model, manner) = (models.ask(fields.model.as_deref())?, fields.manner()?);
+        let service = model.classifies()?;
+        let texts = fields.inputs.texts(service.encoder().spec().labels.len())?;
+        let names = |at: usize, text: usize| fields.inputs.name(at, text);
+        let tokens = ask::score::tokens(&texts, names, &manner, service.encoder(), asker)?;
+        Ok((submit(&model, service, tokens, &manner)?, fields.inputs.is_batch(), over))
+    });
+    let (asked, is_batch, over) = prepared.await?;
+    let Scored { model, scores, .. } = scored(&call, asked, &over).await?;
+    // Many labels of many texts take longer to write than connections may wait for.
+    let write = move |_: &Asker| {
+        let labels = &model.classifies()?.encoder().spec().labels;
+        Ok(answer::score::predictions(labels, &scores, is_batch))
+    };
+    let json = call.shared.preparing.run(write).await?;
+    Ok(telling(whole(json), &over))
+}
+
+/// What a model scores.
 struct Asked {
     model: Model,
-    manner: Manner,
+    /// What becomes of the head's numbers.
+    activation: Activation,
     /// Dropped when the client leaves.
     _ticket: Ticket,
     told: oneshot::Receiver<Result<Vec<Score>, Failure>>,
 }
 
-fn submit(model: Model, pairs: Vec<PairTokens>, manner: Manner) -> Result<Asked, ApiError> {
+fn submit(
+    model: &Model,
+    service: &EmbedService<CrossEncoder>,
+    asked: Vec<PairTokens>,
+    manner: &Manner,
+) -> Result<Asked, ApiError> {
     let (tell, told) = oneshot::channel();
     // Who has left hears nothing.
     let reply = Box::new(move |done| drop(tell.send(done)));
-    let ticket = model.scores()?.submit(pairs, reply).map_err(ask::embedding::refused)?;
-    Ok(Asked { model, manner, _ticket: ticket, told })
+    let ticket = service.submit(asked, reply).map_err(ask::embedding::refused)?;
+    let own = service.encoder().spec().activation;
+    let activation = if manner.is_raw { Activation::Identity } else { own };
+    Ok(Asked { model: model.clone(), activation, _ticket: ticket, told })
 }
 
 /// What a model gave.
 struct Scored {
     model: Model,
-    scores: Vec<f32>,
+    /// Of each text or pair: one, or one for each label.
+    scores: Vec<Vec<f32>>,
     tokens: usize,
 }
 
 async fn scored(call: &Call, asked: Asked, over: &[String]) -> Result<Scored, ApiError> {
-    let Asked { model, manner, _ticket, told } = asked;
+    let Asked { model, activation, _ticket, told } = asked;
     let facts = &call.facts;
     facts.model(&model.name);
     facts.prepared();
@@ -125,7 +166,6 @@ async fn scored(call: &Call, asked: Asked, over: &[String]) -> Result<Scored, Ap
     let done = done.map_err(|failure| error(&failure))?;
     let tokens = done.iter().map(|score| score.tokens).sum();
     facts.usage(Usage::of_prompt(tokens, 0, Seen::default()));
-    let activation = model.scores()?.encoder().spec().activation;
-    let of = |score: &Score| if manner.is_raw { score.logit } else { activation.of(score.logit) };
-    Ok(Scored { scores: done.iter().map(of).collect(), tokens, model })
+    let scores = done.iter().map(|score| activation.of(&score.logits)).collect();
+    Ok(Scored { scores, tokens, model })
 }

@@ -10,10 +10,14 @@ use crate::say::answer;
 pub(crate) fn run(flags: &RerankFlags) -> Result<Exit, Failed> {
     let dir = target::directory(&flags.target, &flags.sets)?;
     let encoder = open::cross_encoder(&dir, &|_| ())?;
+    if encoder.spec().classifies() {
+        let why = "classifies texts and ranks none; serve it, and ask it at /predict";
+        return Err(Failed::model(format!("the model {:?} {why}", encoder.spec().model)));
+    }
     let mut scores = Vec::new();
     for (index, text) in flags.texts.iter().enumerate() {
-        let score = encoder.score([&flags.query, text]).map_err(Failed::model)?;
-        scores.push((index, score, text));
+        let score = encoder.scores([&flags.query, text]).map_err(Failed::model)?;
+        scores.push((index, score[0], text));
     }
     scores.sort_by(|(_, one, _), (_, other, _)| other.total_cmp(one));
     if flags.json {

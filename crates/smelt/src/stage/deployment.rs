@@ -73,16 +73,17 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     encoder.embed("Hello").map(drop).map_err(Failed::model)
 }
 
-/// An encoder with a head that scores pairs, by the checkpoint's own recipe.
+/// An encoder with a head that scores pairs or classifies texts, by the checkpoint's own recipe.
 fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let (dir, bert) = (checkpoint.dir(), bert(&checkpoint)?);
     let bad = |why: String| Failed::model(format!("{}: {why}", dir.display()));
     let labels = bert.labels.unwrap_or_default();
-    if labels != 1 {
-        return Err(bad(format!("its head has {labels} labels; what scores pairs has one")));
+    if !(1..=score::LABELS_MAX).contains(&labels) {
+        let max = score::LABELS_MAX;
+        return Err(bad(format!("its head has {labels} labels, not between 1 and {max}")));
     }
-    let recipe = score::Recipe::of_checkpoint(dir).map_err(Failed::model)?;
+    let recipe = score::Recipe::of_checkpoint(dir, labels).map_err(Failed::model)?;
     if recipe.kinds && bert.types < 2 {
         return Err(bad("type_vocab_size is 1, but pairs have two kinds of tokens".to_owned()));
     }
@@ -95,14 +96,21 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
         max_tokens: recipe.max_tokens.unwrap_or(places).min(places),
         activation: recipe.activation,
         kinds: recipe.kinds,
+        labels: recipe.labels,
     };
     spec.write(&request.out, &dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
     say("opening the engine");
     let encoder = CrossEncoder::open_at(&request.out, &place(engine)).map_err(Failed::model)?;
-    say("scoring a pair of words");
-    let score = encoder.score(["Hello", "Hello"]).map_err(Failed::model)?;
+    say("reading a pair of words");
+    let scores = encoder.scores(["Hello", "Hello"]).map_err(Failed::model)?;
     let (max, activation) = (spec.max_tokens, format!("{:?}", spec.activation).to_lowercase());
-    say(&format!("scores pairs of up to {max} tokens ({activation}); two equal words: {score}"));
+    say(&match spec.labels.len() {
+        0 => format!(
+            "scores pairs of up to {max} tokens ({activation}); two equal words: {}",
+            scores[0]
+        ),
+        count => format!("classifies texts of up to {max} tokens by {count} labels ({activation})"),
+    });
     Ok(())
 }
 

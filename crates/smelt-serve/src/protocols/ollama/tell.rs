@@ -66,7 +66,10 @@ fn capabilities(running: &Running) -> Vec<&'static str> {
     let service = match running {
         Running::Speaks(service) => service,
         Running::Embeds(_) => return vec!["embedding"],
-        // Ollama has no word for it.
+        // Ollama has no words for these.
+        Running::Scores(service) if service.encoder().spec().classifies() => {
+            return vec!["classify"];
+        }
         Running::Scores(_) => return vec!["rerank"],
     };
     let dialect = service.text().dialect;
