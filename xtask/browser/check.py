@@ -223,6 +223,8 @@ def the_keyboard_is_enough(page):
     page.get_by_role("button", name="Stop").wait_for()
     page.keyboard.press("Escape")
     page.locator(".facts", has_text="stopped").wait_for()
+    # It is kept a moment later.
+    page.locator("#kept li").wait_for()
     reached = []
     for _ in range(40):
         page.keyboard.press("Tab")
