@@ -26,6 +26,17 @@ pub(crate) fn run() -> Result<()> {
     debian::need("strace", || debian::runs("strace", "-V"))?;
     // Films are made and read by it.
     debian::need_alone("ffmpeg", || debian::runs("ffmpeg", "-version"))?;
+    // A camera that others wrote.
+    for (package, proof) in [
+        ("python3-gi", "import gi"),
+        ("gir1.2-gst-rtsp-server-1.0", "import gi; gi.require_version('GstRtspServer', '1.0')"),
+        (
+            "gstreamer1.0-plugins-good",
+            "from gi.repository import Gst; Gst.init(); assert Gst.ElementFactory.find('rtph264pay')",
+        ),
+    ] {
+        debian::need_alone(package, || debian::proves(proof))?;
+    }
     // Alerts and dashboards are evaluated by it.
     debian::need("prometheus", || debian::runs("promtool", "--version"))?;
     // Pages of runs are looked at in it.

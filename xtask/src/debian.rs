@@ -130,6 +130,12 @@ pub(crate) fn runs(program: &str, version: &str) -> bool {
     succeeds(Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
+/// Whether Debian's own Python does what `code` says.
+pub(crate) fn proves(code: &str) -> bool {
+    let mut python = Command::new("/usr/bin/python3");
+    succeeds(python.args(["-c", code]).stdout(Stdio::null()).stderr(Stdio::null()))
+}
+
 fn succeeds(command: &mut Command) -> bool {
     command.status().is_ok_and(|status| status.success())
 }

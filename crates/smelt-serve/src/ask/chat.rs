@@ -124,6 +124,12 @@ impl Chat {
                 let why = format!("more than {most} pictures and clips; the server allows no more");
                 return Err(ApiError::field(*at, why));
             }
+            let is_still =
+                |(_, url): &&(&str, &str)| pictures::is_camera(url) && !seen.may_be_film();
+            if let Some((at, _)) = files.iter().find(is_still) {
+                let why = "a camera shows a film, not a picture; send its address as a video_url";
+                return Err(ApiError::field(*at, why));
+            }
             let files = files.into_iter().filter(|(_, url)| pictures::is_elsewhere(url));
             elsewhere.extend(files.map(|(at, url)| (at.to_owned(), url.to_owned())));
             // They are fetched a few at a time.

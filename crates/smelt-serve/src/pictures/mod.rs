@@ -5,6 +5,7 @@
 //! decoder looks at the bytes.  Knows nothing of models.
 
 mod address;
+mod camera;
 mod data_uri;
 mod remote;
 
@@ -16,7 +17,12 @@ use crate::error::ApiError;
 
 /// Whether another host has the picture at `url`.
 pub(crate) fn is_elsewhere(url: &str) -> bool {
-    begins(url, "http://") || begins(url, "https://")
+    begins(url, "http://") || begins(url, "https://") || is_camera(url)
+}
+
+/// Whether what is at `url` is recorded, not read.
+pub(crate) fn is_camera(url: &str) -> bool {
+    begins(url, "rtsp://")
 }
 
 /// The file of the picture that `url` holds itself; the field `at` of the request names it.
@@ -25,7 +31,7 @@ pub(crate) fn is_elsewhere(url: &str) -> bool {
 /// 400, saying what is wrong with it.
 pub(crate) fn inside(url: &str, at: &str) -> Result<Vec<u8>, ApiError> {
     if !begins(url, "data:") {
-        let why = "must be a data: URI, or http(s) where the server allows it";
+        let why = "must be a data: URI, or http(s), of a film rtsp, where the server allows it";
         return Err(ApiError::field(at, why));
     }
     data_uri::bytes(url).map_err(|error| ApiError::field(at, error))
@@ -73,6 +79,8 @@ mod tests {
         check("é", "must be a data: URI");
         check("http://example.org/a.png", "--allow-remote-images");
         check("HTTPS://example.org/a.png", "--allow-remote-images");
+        check("rtsp://me:secret@camera/", "--allow-remote-images");
+        check("rtsps://camera/", "must be a data: URI");
         check("data:text/plain;base64,bm8=", "text/plain");
     }
 }

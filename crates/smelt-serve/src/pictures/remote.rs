@@ -5,19 +5,20 @@
 //! Redirects are connections like the first.
 
 use std::io::Read as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use smelt_runtime::image::FILE_BYTES_MAX;
 use ureq::Agent;
+use ureq::Timeout;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
-use super::address;
+use super::{address, camera, is_camera};
 
 /// How long all pictures of a request may take, from the first name to the last byte: less than others wait for
 /// the place that is held meanwhile.
@@ -61,6 +62,11 @@ pub(super) enum RemoteError {
     /// The address is too long.
     #[error("the address has {0} bytes, more than {URL_BYTES_MAX}")]
     UrlTooLong(usize),
+    /// It is called a camera, and is none.
+    #[error(
+        "a camera's address is rtsp://[USER[:PASSWORD]@]HOST[:PORT]/PATH, with %40 and the like for signs in USER and PASSWORD"
+    )]
+    NoCamera,
     /// The host is in a private network.
     #[error("the host is not of the public internet, and this server fetches from no other")]
     Private,
@@ -96,7 +102,7 @@ impl Errand {
     }
 
     /// The time that is left.
-    fn left(&self) -> Result<Duration, RemoteError> {
+    pub(super) fn left(&self) -> Result<Duration, RemoteError> {
         let left = self.until.saturating_duration_since(Instant::now());
         match self.asker.strong_count() {
             0 => Err(RemoteError::Left),
@@ -105,7 +111,8 @@ impl Errand {
         }
     }
 
-    fn take(&self, bytes: usize) -> Result<(), RemoteError> {
+    /// Takes so many of the bytes that may come.
+    pub(super) fn take(&self, bytes: usize) -> Result<(), RemoteError> {
         let less = |left: u64| left.checked_sub(bytes as u64);
         let taken = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         taken.map(drop).map_err(|_| RemoteError::TooLong)
@@ -116,6 +123,7 @@ impl Errand {
 #[derive(Clone, Debug)]
 pub(crate) struct Remote {
     agent: Agent,
+    reach: Reach,
 }
 
 impl Remote {
@@ -130,13 +138,16 @@ impl Remote {
             .max_idle_connections(0)
             .build();
         let judge = Judge { reach, inner: DefaultResolver::default() };
-        Self { agent: Agent::with_parts(config, DefaultConnector::default(), judge) }
+        Self { agent: Agent::with_parts(config, DefaultConnector::default(), judge), reach }
     }
 
     /// The bytes at `url`; blocks.
     pub(super) fn get(&self, url: &str, errand: &Errand) -> Result<Vec<u8>, RemoteError> {
         if url.len() > URL_BYTES_MAX {
             return Err(RemoteError::UrlTooLong(url.len()));
+        }
+        if is_camera(url) {
+            return camera::record(url, |host, port| self.judged(host, port, errand), errand);
         }
         let request = self.agent.get(url).config().timeout_global(Some(errand.left()?)).build();
         let response = request.call().map_err(failed)?;
@@ -151,6 +162,28 @@ impl Remote {
             errand.take(bytes)?;
             file.extend_from_slice(&chunk[..bytes]);
         }
+    }
+}
+
+impl Remote {
+    /// The addresses of a host that are within the reach; one at least.
+    fn judged(
+        &self,
+        host: &str,
+        port: u16,
+        errand: &Errand,
+    ) -> Result<Vec<SocketAddr>, RemoteError> {
+        // The resolver knows no other scheme.
+        let uri: Result<Uri, _> = format!("http://{host}:{port}/").parse();
+        let uri = uri.map_err(|_| RemoteError::NoCamera)?;
+        let judge = Judge { reach: self.reach, inner: DefaultResolver::default() };
+        let timeout = NextTimeout {
+            after: errand.left()?.into(),
+            reason: Timeout::Global,
+            ..NextTimeout::default()
+        };
+        let found = judge.resolve(&uri, self.agent.config(), timeout).map_err(failed)?;
+        Ok(found.iter().copied().collect())
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) struct DoorFlags {
     /// be given several times)
     #[arg(long, value_name = "HOST", value_parser = host)]
     pub(crate) allow_host: Vec<String>,
-    /// Fetch pictures that requests name by http(s), from hosts of the public internet
+    /// Fetch pictures and films that requests name by http(s), and record cameras by rtsp, from hosts of the public internet
     #[arg(long)]
     pub(crate) allow_remote_images: bool,
     /// Fetch them from private networks and this machine, too: whoever may ask can make the server ask there
