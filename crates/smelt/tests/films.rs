@@ -368,6 +368,15 @@ impl Drop for Live {
     }
 }
 
+/// Fails where what `camera.py` needs is missing.
+const CAMERA_PARTS: &str = "
+import gi
+gi.require_version('Gst', '1.0')
+gi.require_version('GstRtspServer', '1.0')
+from gi.repository import Gst, GstRtspServer
+Gst.init()
+assert Gst.ElementFactory.find('rtph264pay')";
+
 #[test]
 fn a_server_of_others_is_recorded() {
     if !has_ffmpeg() {
@@ -378,20 +387,21 @@ fn a_server_of_others_is_recorded() {
         stream(folder.path(), name);
     }
     // Debian's own, since others lack its packages.
-    let mut live = Command::new("/usr/bin/python3");
-    live.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/camera.py")).arg(folder.path());
-    live.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut port = String::new();
-    let live = live.spawn().map(Live).ok().map(|mut live| {
-        BufReader::new(live.0.stdout.take().unwrap()).read_line(&mut port).unwrap();
-        live
-    });
-    let Some(_live) = live.filter(|_| !port.is_empty()) else {
+    let python = || Command::new("/usr/bin/python3");
+    let proof = python().args(["-c", CAMERA_PARTS]).stderr(Stdio::null()).status();
+    if !proof.is_ok_and(|status| status.success()) {
         eprintln!(
             "not run: no python3-gi, gir1.2-gst-rtsp-server-1.0 or gstreamer1.0-plugins-good here"
         );
         return;
-    };
+    }
+    let mut live = python();
+    live.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/camera.py")).arg(folder.path());
+    let live = live.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut live = Live(live.unwrap());
+    let mut port = String::new();
+    BufReader::new(live.0.stdout.take().unwrap()).read_line(&mut port).unwrap();
+    assert!(!port.is_empty(), "the camera has ended");
     let server = Server::start(&REACH);
     for name in ["264", "265"] {
         let url = format!("rtsp://me:right@127.0.0.1:{}/{name}", port.trim());

@@ -24,6 +24,8 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 /// Bytes that are read at once.
 const CHUNK_BYTES: usize = 64 << 10;
+/// The longest name of a session: it is sent with each question.
+const SESSION_BYTES_MAX: usize = 1024;
 /// Packets that may come before the answer that they follow; what comes then is left out.
 const EARLY_MAX: usize = 4096;
 
@@ -114,7 +116,9 @@ impl<'a> Line<'a> {
     /// Remembers the session that the camera names.
     pub(super) fn enter(&mut self, answer: &Answer) -> Result<(), RemoteError> {
         let named = answer.header("session").and_then(|session| session.split(';').next());
-        let is_word = |word: &&str| word.bytes().all(|byte| byte.is_ascii_graphic());
+        let is_word = |word: &&str| {
+            word.len() <= SESSION_BYTES_MAX && word.bytes().all(|byte| byte.is_ascii_graphic())
+        };
         let session = named.map(str::trim).filter(is_word);
         self.session = Some(session.ok_or(message::Fault::Garbled)?.to_owned());
         Ok(())

@@ -7,6 +7,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::place::Login;
 
+/// The longest challenge that is answered: those of cameras have some hundred bytes.
+const CHALLENGE_BYTES_MAX: usize = 1024;
+
 /// What a camera wants to know, in the words of its headers.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Challenge {
@@ -57,7 +60,12 @@ impl Challenge {
 }
 
 impl Digest {
+    /// `None` if what is said back would be too long, or could end a line.
     fn read(text: &str) -> Option<Self> {
+        let ends_lines = |letter: char| letter.is_control() && letter != '\t';
+        if text.len() > CHALLENGE_BYTES_MAX || text.contains(ends_lines) {
+            return None;
+        }
         let mut digest = Self::default();
         for (name, value) in words(text) {
             match &name.to_ascii_lowercase()[..] {
@@ -194,6 +202,8 @@ mod tests {
             "Digest",
             "Digest nonce=a, algorithm=MD5-sess",
             "Digest nonce=a, qop=auth-int",
+            "Digest nonce=\"a\nb\"",
+            &format!("Digest nonce={}", "a".repeat(CHALLENGE_BYTES_MAX)),
         ] {
             assert_eq!(Challenge::best([header].into_iter()), None, "{header}");
         }

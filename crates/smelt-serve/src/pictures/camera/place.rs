@@ -68,6 +68,8 @@ fn decoded(text: &str) -> String {
     let mut rest = text.as_bytes();
     while let [first, more @ ..] = rest {
         let pair = more.get(..2).filter(|_| *first == b'%');
+        // A number may have a sign, which stands for itself here.
+        let pair = pair.filter(|pair| pair.iter().all(u8::is_ascii_hexdigit));
         let pair = pair.and_then(|pair| std::str::from_utf8(pair).ok());
         let byte = pair.and_then(|pair| u8::from_str_radix(pair, 16).ok());
         bytes.push(byte.unwrap_or(*first));
@@ -82,12 +84,12 @@ mod tests {
 
     #[test]
     fn who_asks_is_told_apart_from_what_is_asked_for() {
-        let place = Place::read("rtsp://me:p%40s:s%@cam.lan:8554/a/b?c=1&d=2").unwrap();
+        let place = Place::read("rtsp://me:p%40s:s%+5%@cam.lan:8554/a/b?c=1&d=2").unwrap();
         assert_eq!((&place.host[..], place.port), ("cam.lan", 8554));
         assert_eq!(place.url, "rtsp://cam.lan:8554/a/b?c=1&d=2");
         assert_eq!(format!("{:?}", place.login), "Some(Login)");
         let login = place.login.unwrap();
-        assert_eq!((&login.user[..], &login.password[..]), ("me", "p@s:s%"));
+        assert_eq!((&login.user[..], &login.password[..]), ("me", "p@s:s%+5%"));
         let plain = Place::read("RTSP://[fe80::1]").unwrap();
         assert_eq!((&plain.host[..], &plain.url[..]), ("[fe80::1]", "rtsp://[fe80::1]:554/"));
         assert!(plain.login.is_none());
