@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use super::matroska::Matroska;
+use smelt_runtime::image::FILE_BYTES_MAX;
+
+use super::matroska::{BLOCK_BYTES, Matroska};
 use super::sets::Sets;
 use super::units::{Codec, Unit};
 
@@ -46,6 +48,9 @@ impl Clip {
         let Ok(behind) = u64::try_from(unit.time - *first) else { return false };
         let time_ms = behind.saturating_mul(1000) / u64::from(self.clock);
         if time_ms >= LENGTH.as_millis() as u64 {
+            return true;
+        }
+        if film.len() + unit.bytes.len() + BLOCK_BYTES > FILE_BYTES_MAX as usize {
             return true;
         }
         film.add(time_ms, unit.is_key, &unit.bytes);
@@ -131,6 +136,15 @@ mod tests {
         sets.add(&[0x68, 1]);
         assert!(!clip.take(&unit(1, false), &sets) && !clip.has_begun());
         assert!(!clip.take(&unit(2, true), &sets) && clip.has_begun());
+    }
+
+    #[test]
+    fn a_film_is_no_longer_than_a_file() {
+        let (mut clip, sets) = (Clip::new(Codec::H264, 10), sets());
+        let large = || Unit { bytes: vec![0; 16 << 20], ..unit(0, true) };
+        let last = (1..).find(|_| clip.take(&large(), &sets));
+        assert_eq!(last, Some(4), "the fourth would be too much");
+        assert!(clip.film().unwrap().len() as u64 <= FILE_BYTES_MAX);
     }
 
     #[test]

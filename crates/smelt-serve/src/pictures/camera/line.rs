@@ -188,10 +188,27 @@ impl<'a> Line<'a> {
             session.unwrap_or_default(),
             login.unwrap_or_default(),
         );
-        let time = self.errand.left()?.min(ANSWER_TIME_MAX);
-        let sent = self.stream.set_write_timeout(Some(time));
-        let sent = sent.and_then(|()| self.stream.write_all(request.as_bytes()));
-        sent.map_err(|_| failed(format!("the camera hangs up at {method}")))
+        self.write(request.as_bytes(), method)
+    }
+
+    /// Sends it all to a camera that takes it in time.
+    fn write(&mut self, mut bytes: &[u8], method: &str) -> Result<(), RemoteError> {
+        let hangs_up = || failed(format!("the camera hangs up at {method}"));
+        let until = Instant::now() + ANSWER_TIME_MAX;
+        self.stream.set_write_timeout(Some(LOOKS_EVERY)).map_err(|_| hangs_up())?;
+        while !bytes.is_empty() {
+            self.errand.left()?;
+            if Instant::now() >= until {
+                return Err(hangs_up());
+            }
+            match self.stream.write(bytes).map_err(|error| error.kind()) {
+                Ok(0) => return Err(hangs_up()),
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
+                Err(_) => return Err(hangs_up()),
+            }
+        }
+        Ok(())
     }
 
     /// What the camera says next.

@@ -5,6 +5,9 @@ use super::units::Codec;
 /// The last time in milliseconds that a block of the one cluster can have.
 pub(super) const TIME_MS_MAX: u64 = i16::MAX as u64;
 
+/// What a block takes besides its picture.
+pub(super) const BLOCK_BYTES: usize = 13;
+
 /// A film that grows.
 #[derive(Debug)]
 pub(super) struct Matroska(Vec<u8>);
@@ -66,6 +69,11 @@ impl Matroska {
         self.0.extend(time.to_be_bytes());
         self.0.push(flags);
         self.0.extend_from_slice(picture);
+    }
+
+    /// Its bytes so far.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     pub(super) fn bytes(self) -> Vec<u8> {

@@ -288,6 +288,27 @@ fn a_camera_that_drips_is_not_waited_for() {
 }
 
 #[test]
+fn a_camera_that_takes_nothing_is_left() {
+    let asker = Arc::new(());
+    let errand = Errand::new(Arc::downgrade(&asker));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let place = place::Place::read("rtsp://cam.test/").unwrap();
+    let mut line = Line::connect(&[at], &place, &errand).unwrap();
+    let _camera = listener.accept().unwrap();
+    thread::spawn(move || {
+        thread::sleep(Duration::from_millis(300));
+        drop(asker);
+    });
+    let begin = Instant::now();
+    // More than the system keeps for both ends.
+    let more = "X: a\r\n".repeat(8 << 20);
+    let left = line.ask("DESCRIBE", &place.url, &more);
+    assert!(matches!(left, Err(RemoteError::Left)), "{left:?}");
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+}
+
+#[test]
 fn a_camera_is_judged_as_any_other_host() {
     use super::super::remote::{Reach, Remote};
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
