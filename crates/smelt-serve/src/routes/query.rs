@@ -31,9 +31,9 @@ impl Query {
         Ok(Self(fields))
     }
 
-    /// What a field says, if it says something.
+    /// What a field says, if it is there: a field without a value says the empty text.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
+        self.0.get(name).map(String::as_str)
     }
 }
 
@@ -64,7 +64,8 @@ mod tests {
     fn a_query_is_read_whole_or_refused() {
         let read = |query| Query::read(query, &["action", "model"]);
         let query = read(Some("model=a%2Fb+%C3%A4&action=")).unwrap();
-        assert_eq!((query.get("model"), query.get("action")), (Some("a/b ä"), None));
+        assert_eq!((query.get("model"), query.get("action")), (Some("a/b ä"), Some("")));
+        assert_eq!(query.get("stream"), None);
         assert_eq!(read(None), read(Some("")));
         for query in ["stream=1", "model=a&model=b", "model=%", "model=%zz", "model=%ff"] {
             assert!(read(Some(query)).is_err(), "{query}");

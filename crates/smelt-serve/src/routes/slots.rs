@@ -75,7 +75,8 @@ pub(super) async fn list(call: Call, RawQuery(query): RawQuery) -> Result<Respon
     let named = call.shared.slots.moving.run(move |_| asked.speaks()?.named(&client).map_err(told));
     let slots = listed(&model, &named.await?)?;
     let is_busy = |slot: &Value| slot["is_processing"] == true;
-    if query.get("fail_on_no_slot").is_some() && slots.iter().all(is_busy) {
+    let fails = query.get("fail_on_no_slot").is_some_and(|value| !value.is_empty());
+    if fails && slots.iter().all(is_busy) {
         let why = "no slot is free; try again";
         return Err(ApiError::unavailable(why, "no_slot_available", BUSY_RETRY));
     }

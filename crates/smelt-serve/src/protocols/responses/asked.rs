@@ -167,7 +167,9 @@ mod tests {
         assert_eq!((ids(&last), &last["has_more"]), ("34".to_owned(), &json!(false)));
         let none = page(&[("after", "0")]).unwrap();
         assert_eq!((ids(&none), &none["first_id"]), (String::new(), &Value::Null));
-        for field in [("limit", "0"), ("limit", "101"), ("order", "up"), ("after", "9")] {
+        let limits = ["0", "101", ""].map(|limit| ("limit", limit));
+        let orders = ["up", ""].map(|order| ("order", order));
+        for field in limits.into_iter().chain(orders).chain([("after", "9")]) {
             assert_eq!(page(&[field]).unwrap_err().param.as_deref(), Some(field.0));
         }
     }
