@@ -1,7 +1,7 @@
 //! What `/v1/chat/completions` is asked.
 
-use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
 use smelt_runtime::image::{Detail, Wish};
 use smelt_runtime::sampling::TOP_LOGPROBS_MAX;
 use smelt_runtime::template::Ending;
@@ -81,13 +81,42 @@ pub(crate) struct Message {
     #[serde(default)]
     content: Option<TextOr<Part>>,
     #[serde(default)]
-    tool_calls: Option<Value>,
+    tool_calls: Option<Vec<ToolCall>>,
     #[serde(default)]
     tool_call_id: Option<String>,
     #[serde(default)]
     name: Option<String>,
     #[serde(default)]
     reasoning_content: Option<String>,
+}
+
+/// What an assistant called before.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+struct ToolCall {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", default)]
+    kind: ToolKind,
+    function: CalledFunction,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum ToolKind {
+    #[default]
+    Function,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+struct CalledFunction {
+    name: String,
+    /// A text of JSON, as OpenAI's API has it, or the object that templates want.
+    #[serde(deserialize_with = "arguments")]
+    arguments: Value,
+}
+
+fn arguments<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+    deserializer.deserialize_any(TextOrObject(Value::String))
 }
 
 /// A piece of a turn.
@@ -206,7 +235,7 @@ impl Message {
     pub(crate) fn fields(&self) -> Vec<(&'static str, Value)> {
         let text = |text: &Option<String>| text.clone().map(Value::from);
         let fields = [
-            ("tool_calls", self.tool_calls.clone().filter(|calls| !calls.is_null())),
+            ("tool_calls", self.tool_calls.as_ref().map(|calls| json!(calls))),
             ("tool_call_id", text(&self.tool_call_id)),
             ("name", text(&self.name)),
             ("reasoning_content", text(&self.reasoning_content)),
@@ -417,6 +446,28 @@ mod tests {
 
     fn message(json: &str) -> Message {
         serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn tool_calls_of_any_turn_are_whole() {
+        let turn = |role: &str, call: &str| {
+            let json = format!(r#"{{"role": "{role}", "content": "", "tool_calls": [{call}]}}"#);
+            serde_json::from_str::<Message>(&json)
+        };
+        let whole = turn("assistant", r#"{"function": {"name": "f", "arguments": "{}"}, "x": 1}"#);
+        let function = json!({ "name": "f", "arguments": "{}" });
+        let told = json!([{ "type": "function", "function": function }]);
+        assert_eq!(whole.unwrap().fields(), [("tool_calls", told)]);
+        assert!(turn("tool", r#"{"function": {"name": "f", "arguments": {"a": 1}}}"#).is_ok());
+        for call in [
+            "{}",
+            r#"{"function": {"name": "f"}}"#,
+            r#"{"function": {"name": "f", "arguments": 1}}"#,
+            r#"{"type": "tool", "function": {"name": "f", "arguments": ""}}"#,
+            r#"{"id": 1, "function": {"name": "f", "arguments": ""}}"#,
+        ] {
+            assert!(turn("tool", call).is_err(), "{call}");
+        }
     }
 
     #[test]

@@ -295,9 +295,12 @@ impl Ask {
             },
         };
         match (&format.kind[..], &format.schema) {
-            ("json_schema", Some(schema)) => {
+            ("json_schema", Some(schema @ (Value::Object(_) | Value::Bool(_)))) => {
                 let schema = json!({ "name": "format", "schema": schema });
                 Ok(Some(json!({ "type": "json_schema", "json_schema": schema })))
+            }
+            ("json_schema", Some(_)) => {
+                Err(ApiError::field(format!("{at}.schema"), "must be an object"))
             }
             ("json_schema", None) => Err(ApiError::field(format!("{at}.schema"), "is missing")),
             _ => Err(ApiError::field(format!("{at}.type"), "must be json_schema")),
@@ -616,6 +619,10 @@ mod tests {
         refused(
             json!({ "output_config": { "format": { "type": "xml" } } }),
             "output_config.format.type",
+        );
+        refused(
+            json!({ "output_config": { "format": { "type": "json_schema", "schema": 0 } } }),
+            "output_config.format.schema",
         );
         refused(json!({ "system": [{ "type": "image" }] }), "system[0]");
         let of = |block: Value| json!({ "messages": [{ "role": "user", "content": [block] }] });
