@@ -86,6 +86,56 @@ def leaves(rng):
     exchange(post(body), leave_after=rng.uniform(0, 0.05))
 
 
+QUESTION = "How many circles are there?"
+IMAGE = base64.b64encode(PNG).decode()
+SEEN = [{"type": "input_image", "image_url": f"data:image/png;base64,{IMAGE}"}, {"type": "input_text", "text": QUESTION}]
+SOURCE = {"type": "base64", "media_type": "image/png", "data": IMAGE}
+RANKED = {"model": "ranks", "query": "a", "documents": ["b", "c d"]}
+
+# What every protocol is asked, and how its answer tells that it is right.
+ASKED = [
+    ("/v1/responses", {"input": [{"role": "user", "content": SEEN}], "temperature": 0},
+     lambda answer: answer["output"][0]["content"][0]["text"] == "2"),
+    ("/v1/messages", {"max_tokens": 40, "temperature": 0, "messages": [{"role": "user", "content": [
+        {"type": "image", "source": SOURCE}, {"type": "text", "text": QUESTION}]}]},
+     lambda answer: answer["content"][0]["text"] == "2"),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": QUESTION}]},
+     lambda answer: answer["input_tokens"] > 0),
+    ("/v1/completions", {"prompt": QUESTION, "max_tokens": 4, "echo": True},
+     lambda answer: answer["choices"][0]["text"].startswith(QUESTION)),
+    ("/api/chat", {"stream": False, "options": {"temperature": 0}, "messages": [
+        {"role": "user", "content": QUESTION, "images": [IMAGE]}]},
+     lambda answer: answer["done"] and answer["message"]["content"] == "2"),
+    ("/api/generate", {"stream": False, "prompt": QUESTION, "images": [IMAGE], "options": {"temperature": 0}},
+     lambda answer: answer["done"] and answer["response"] == "2"),
+    ("/v1/embeddings", {"model": "letters", "input": ["a", "b"]}, lambda answer: len(answer["data"]) == 2),
+    ("/api/embed", {"model": "letters", "input": ["a", "b"]}, lambda answer: len(answer["embeddings"]) == 2),
+    ("/v1/rerank", RANKED, lambda answer: sorted(one["index"] for one in answer["results"]) == [0, 1]),
+    ("/v1/score", {"model": "ranks", "text_1": "a", "text_2": ["b", "c"]}, lambda answer: len(answer["data"]) == 2),
+    ("/predict", {"model": "labels", "inputs": "a"}, lambda answer: len(answer) > 0),
+    ("/tokenize", {"prompt": QUESTION}, lambda answer: answer["count"] == len(answer["tokens"]) > 0),
+]
+
+
+def asked_otherwise(rng):
+    path, fields, is_right = rng.choice(ASKED)
+    fields = fields if "model" in fields else {"model": "shapes-vl", **fields}
+    status, body = exchange(post(json.dumps(fields).encode(), path=path))
+    assert status == 429 or status == 200 and is_right(json.loads(body)), (path, status, body[:300])
+
+
+def spoiled(rng):
+    """Fields of one protocol that another's clients would send, lack, or send as something else."""
+    path, fields, _ = rng.choice(ASKED)
+    fields = {"model": "shapes-vl", **fields, "max_tokens": 4}
+    name = rng.choice(sorted(fields))
+    other = rng.choice([None, [], {}, -1, 1e300, "", "a" * 5000, [[[]]], {"type": "x"}, True])
+    body = json.dumps({**fields, name: other}).encode()
+    status, answer = exchange(post(body, path=rng.choice(ASKED)[0]))
+    assert status in (200, 400, 404, 429), (path, name, other, status, answer[:300])
+    assert status < 400 or "error" in json.loads(answer), (path, name, other, answer[:300])
+
+
 def refused(*statuses):
     def check(request):
         status, body = exchange(request)
@@ -141,7 +191,7 @@ def settle():
         time.sleep(0.1)
 
 
-KINDS = [(right, 40), (streamed, 15), (leaves, 20), (hostile, 20), (cut, 4), (heavy, 1)]
+KINDS = [(right, 25), (asked_otherwise, 20), (spoiled, 10), (streamed, 10), (leaves, 15), (hostile, 15), (cut, 4), (heavy, 1)]
 faults = []
 
 

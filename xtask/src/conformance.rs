@@ -41,7 +41,8 @@ pub(crate) fn run() -> Result<()> {
         .arg(folder.join("schemathesis.toml"))
         .args(["run", &format!("{}/openapi.json", server.url()), "--checks", CHECKS])
         .args(["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES])
-        .args(["--seed", "1", "--request-timeout", "60"])
+        // The same requests whoever asks: what was found once is found each time.
+        .args(["--seed", "1", "--generation-deterministic", "--request-timeout", "60"])
         // It leaves notes where it runs.
         .current_dir(&cache);
     succeed(&mut made_up, "the server differs from its description")
@@ -65,8 +66,8 @@ fn succeed(command: &mut Command, failed: &str) -> Result<()> {
     Ok(())
 }
 
-/// Builds the demo, an encoder, a cross-encoder and a classifier in a store of their own under `cache`, and serves them, the demo by a
-/// template that knows tools.
+/// Builds the demo, an encoder, a cross-encoder and a classifier in a store of their own under `cache`, and
+/// serves them, the demo by a template that knows tools.
 fn serve(cache: &Path, flags: &[&str]) -> Result<Server> {
     let smelt = build_smelt()?;
     let pipelines = [

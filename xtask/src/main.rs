@@ -79,9 +79,10 @@ const USAGE: &str =
   scale [--memory 1536MiB] [--keep]
          the 2B pipeline on weights of true size inside a control group of so much memory, then its
          decoder build killed for want of memory and done by its retry
-  soak   the sweeps of ci without their bounds: a million worlds, the store under every crash,
+  soak [NAME]...
+         the sweeps of ci without their bounds: a million worlds, the store under every crash,
          pictures of all shapes shown to random models of true size, llama, sanitize, exhausted contiguous memory,
-         another kernel, 200 power cuts, then fuzz
+         another kernel, 200 power cuts, then fuzz; or those that are named
   tidy   what compilers do not check: crate edges, file headers, pipelines, pages
   walks  every command of the README as it stands, answers included; models that only a hub has are
          random weights of the same sizes";
@@ -114,7 +115,7 @@ fn main() -> ExitCode {
         ["sanitize"] => sanitize::run(),
         ["scale", ref rest @ ..] => scale::run(rest),
         ["shapes", ref rest @ ..] => shapes::run(rest),
-        ["soak"] => soak::run(),
+        ["soak", ref rest @ ..] => soak::run(rest),
         ["tidy"] => tidy::run(),
         ["walks"] => walks::run(),
         _ => {

@@ -1,10 +1,11 @@
-//! Runs the sweeps of `ci` without their bounds, fails disks at every call, checks stores beside builds ten thousand times, shows pictures of all shapes to models of true size, sends a server
-//! ten thousand requests, asks what llama.cpp is asked, runs the engine's tests under sanitizers, exhausts contiguous
-//! memory, attacks stages under another kernel, cuts power, and runs every fuzz target for a minute.
+//! Runs the sweeps of `ci` without their bounds: fails disks at every call, checks stores beside builds ten thousand
+//! times, shows pictures of all shapes to models of true size, sends a server ten thousand requests, asks what
+//! llama.cpp is asked, runs the tests of the engine under sanitizers, exhausts contiguous memory, attacks stages under
+//! another kernel, cuts power, and runs every fuzz target for a minute.
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::ci::cargo;
 use crate::{cma, conformance, fuzz, llama, other_kernel, power_cuts, sanitize};
@@ -36,17 +37,38 @@ const SWEEPS: [(&str, &[&str]); 8] = [
     ("checks beside builds", &["test", "--locked", "-p", "smelt", "--test", "stress", "checks"]),
 ];
 
-pub(crate) fn run() -> Result<()> {
-    for (name, arguments) in SWEEPS {
-        let begin = Instant::now();
-        cargo(arguments, &[SOAK]).with_context(|| format!("{name} failed"))?;
-        println!("soak: {name} held, {} s", begin.elapsed().as_secs());
+/// A sweep of a command of its own.
+type Own = fn() -> Result<()>;
+
+const OWN: [(&str, Own); 7] = [
+    ("requests", conformance::soak),
+    ("llama", llama::run),
+    ("sanitize", sanitize::run),
+    ("cma", || cma::run(&[])),
+    ("other kernel", || other_kernel::run(&[])),
+    ("power cuts", || power_cuts::run(power_cuts::SOAK)),
+    ("fuzz", || fuzz::run(&[])),
+];
+
+/// The sweeps of these names, in their order; all where none is named.
+pub(crate) fn run(names: &[&str]) -> Result<()> {
+    let known = SWEEPS.map(|(name, _)| name).into_iter().chain(OWN.map(|(name, _)| name));
+    let known: Vec<_> = known.collect();
+    if let Some(name) = names.iter().find(|name| !known.contains(name)) {
+        bail!("no sweep is called {name}; there are: {}", known.join(", "));
     }
-    conformance::soak()?;
-    llama::run()?;
-    sanitize::run()?;
-    cma::run(&[])?;
-    other_kernel::run(&[])?;
-    power_cuts::run(power_cuts::SOAK)?;
-    fuzz::run(&[])
+    let is_wanted = |name: &str| names.is_empty() || names.contains(&name);
+    for (name, arguments) in SWEEPS.into_iter().filter(|(name, _)| is_wanted(name)) {
+        timed(name, || cargo(arguments, &[SOAK]))?;
+    }
+    OWN.into_iter()
+        .filter(|(name, _)| is_wanted(name))
+        .try_for_each(|(name, sweep)| timed(name, sweep))
+}
+
+fn timed(name: &str, sweep: impl FnOnce() -> Result<()>) -> Result<()> {
+    let begin = Instant::now();
+    sweep().with_context(|| format!("{name} failed"))?;
+    println!("soak: {name} held, {} s", begin.elapsed().as_secs());
+    Ok(())
 }
