@@ -11,9 +11,6 @@ use crate::server::{Server, free_port};
 use crate::tidy::build_smelt;
 use crate::{debian, page, python, root, target};
 
-/// Requests that are made up for each route and phase: enough to reach every field, in half a minute.
-const EXAMPLES: &str = "25";
-
 /// Requests of a soak.
 const REQUESTS: &str = "10000";
 
@@ -35,28 +32,36 @@ pub(crate) fn run() -> Result<()> {
     client.arg(collector.to_string());
     succeed(&mut client, "the official client found a fault")?;
     page::check(&server)?;
+    // Enough to reach every field, and the same whoever asks: what was found once is found each time.
+    made_up(&python, &server, &["--max-examples", "25", "--generation-deterministic"])
+}
+
+/// Fails if the server answers a made-up request otherwise than its description says.
+fn made_up(python: &Path, server: &Server, flags: &[&str]) -> Result<()> {
     let mut made_up = Command::new(python.with_file_name("schemathesis"));
     made_up
         .arg("--config-file")
-        .arg(folder.join("schemathesis.toml"))
+        .arg(root().join("xtask/conformance/schemathesis.toml"))
         .args(["run", &format!("{}/openapi.json", server.url()), "--checks", CHECKS])
-        .args(["--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES])
-        // The same requests whoever asks: what was found once is found each time.
-        .args(["--seed", "1", "--generation-deterministic", "--request-timeout", "60"])
+        .args(["--phases", "examples,coverage,fuzzing", "--request-timeout", "60"])
+        .args(flags)
         // It leaves notes where it runs.
-        .current_dir(&cache);
+        .current_dir(target().join("conformance"));
     succeed(&mut made_up, "the server differs from its description")
 }
 
 /// Sends ten thousand requests, many of them hostile; fails if one is answered wrong, gets stuck, or memory
-/// grows.
+/// grows. Then makes up more requests for each route than `run` does, and others each time.
 pub(crate) fn soak() -> Result<()> {
     println!("\n$ conformance, {REQUESTS} requests");
+    let requirements = root().join("xtask/conformance/requirements.txt");
+    let python = python::environment("conformance", &requirements)?;
     let server = serve(&target().join("conformance"), &[])?;
     let mut client = Command::new("python3");
     client.arg(root().join("xtask/conformance/soak.py")).arg(server.url());
     client.arg(server.pid().to_string()).arg(root().join("tests/data/shapes-1.png"));
-    succeed(client.arg(REQUESTS), "the server is not as it was")
+    succeed(client.arg(REQUESTS), "the server is not as it was")?;
+    made_up(&python, &server, &["--max-examples", "100"])
 }
 
 fn succeed(command: &mut Command, failed: &str) -> Result<()> {
