@@ -283,7 +283,7 @@ impl Attempt<'_> {
         let mut order = self.order.clone();
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
         order.env.push((LOG_VARIABLE.to_owned(), self.log.display().to_string()));
-        let Shim { process, mut input, output, group, .. } = self.shims.take(order.is_free())?;
+        let Shim { process, mut input, output, group, .. } = self.shims.take(order.space())?;
         let scratch = self.scratch(process.id());
         let mut line = serde_json::to_vec(&ShimOrder {
             order,
@@ -336,8 +336,8 @@ impl Attempt<'_> {
         if let (Some(input), Some(said), false) = (input, said, self.controls.is_ending())
             && is_small(said)
         {
-            let is_free = self.order.is_free();
-            return Some(Shim { process, input, output, group: None, is_free });
+            let space = self.order.space();
+            return Some(Shim { process, input, output, group: None, space });
         }
         // Its pipe is closed now, and one that still lives ends its tree.
         let _ = process.wait();

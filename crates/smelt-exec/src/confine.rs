@@ -14,6 +14,7 @@ mod network;
 mod system;
 
 pub(crate) use mounts::TMP;
+use mounts::View;
 pub use network::Network;
 
 use std::env;
@@ -99,6 +100,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) places: &'a [&'a Path],
     /// What it needs of root's rights besides the usual ones, by name.
     pub(crate) capabilities: &'a [String],
+    /// Whether it sees the machine's shared memory, where it could have its own.
+    pub(crate) shares: bool,
     /// What stands at `/tmp`, where that can be told from the machine's.
     pub(crate) tmp: Option<&'a Path>,
     /// It is not to be started where the kernel cannot hold it.
@@ -160,23 +163,53 @@ impl Confinement {
         }
         let way = match capabilities::may_mount() {
             _ if !is_wanted("mounts") => None,
-            true => in_thread(|| mounts::isolate(&[], None, None)).is_ok().then_some(Way::Mounts),
+            true => {
+                in_thread(|| mounts::isolate(&[], View::default())).is_ok().then_some(Way::Mounts)
+            }
             false => mounts::allows_user_namespaces(Path::new("/")).then_some(Way::UserMounts),
         };
         Ok(Self { way, holds_signals: false, network: network::find(way.is_some()) })
     }
 }
 
-/// Prepares this process, which has one thread yet, for starting what is held.
+/// The name spaces that a process enters before it starts anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Space {
+    /// Those that hold what it starts, with a `/dev/shm` of its own.
+    Own,
+    /// Those that hold what it starts, with the machine's `/dev/shm`.
+    Shared,
+    /// None: what it starts is held to nothing.
+    Free,
+}
+
+impl Space {
+    /// Each, and the word for it.
+    const ALL: [(Self, &'static str); 3] =
+        [(Self::Own, "own"), (Self::Shared, "shared"), (Self::Free, "free")];
+
+    /// The space of a word.
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == word).map(|(space, _)| *space)
+    }
+
+    pub(crate) fn word(self) -> &'static str {
+        let found = Self::ALL.iter().find(|(space, _)| *space == self);
+        found.expect("the list has them all").1
+    }
+}
+
+/// Prepares this process, which has one thread yet, for starting what its space holds.
 ///
 /// Where a user name space is the only way it enters one.  With Landlock it takes a `/dev/shm` of its own where
 /// it may mount: what a program leaves there can be told from what others keep there.  Where it
 /// cannot, what is started is not held, and says so.
-pub(crate) fn prepare() -> Shared {
-    match (has_landlock(), capabilities::may_mount()) {
-        (true, true) if mounts::own_shared().is_ok() => Shared::Own,
-        (true, _) | (false, true) => Shared::Everybodys,
-        (false, false) => {
+pub(crate) fn prepare(space: Space) -> Shared {
+    match (space, has_landlock(), capabilities::may_mount()) {
+        (Space::Free, ..) => Shared::Everybodys,
+        (Space::Own, true, true) if mounts::own_shared().is_ok() => Shared::Own,
+        (_, true, _) | (_, false, true) => Shared::Everybodys,
+        (_, false, false) => {
             if is_wanted("mounts") {
                 let _ = mounts::enter_user_namespace();
             }
@@ -246,7 +279,7 @@ pub(crate) fn enclose(program: &Path) -> io::Result<()> {
                 mounts::enter_user_namespace()?;
             }
             let strict = Strict { reads: vec![program.to_owned()], network: false };
-            mounts::isolate(&[], None, Some(&strict))?;
+            mounts::isolate(&[], View { strict: Some(&strict), ..View::default() })?;
             nix::sys::prctl::set_no_new_privs()?;
         }
     }
@@ -270,8 +303,9 @@ fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way
     let real = |place: &&Path| place.canonicalize().map_err(|error| unfit(place, &error));
     let places = bounds.places.iter().map(real).collect::<io::Result<Vec<PathBuf>>>()?;
     let started = in_thread(|| {
+        let Bounds { tmp, strict, shares, .. } = bounds;
         let held = match is_wanted("mounts") {
-            true => mounts::isolate(&places, bounds.tmp, bounds.strict),
+            true => mounts::isolate(&places, View { tmp, strict, shares }),
             false => Err(io::ErrorKind::Unsupported.into()),
         };
         if let (Err(error), true) = (&held, bounds.must_hold) {

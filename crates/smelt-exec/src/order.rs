@@ -9,7 +9,7 @@ use smelt_plan::validity::Validity;
 use smelt_plan::{StageId, StageName};
 use smelt_watch::{Disks, Short};
 
-use crate::confine::{Network, SHARED, Way, Writes};
+use crate::confine::{Network, SHARED, Space, Way, Writes};
 
 /// What the caller turns into an [`Order`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
@@ -84,11 +84,15 @@ impl Order {
         [self.dir.as_path(), scratch].into_iter().chain(declared).collect()
     }
 
-    /// Whether it is to see the machine's own shared memory: it is held to nothing, declares that, or names
-    /// something that lies there.
-    pub(crate) fn is_free(&self) -> bool {
-        let is_free = |place: &PathBuf| place == Path::new("/") || place == Path::new(SHARED);
-        self.writes.iter().any(is_free) || self.names_beneath(SHARED)
+    /// Where it is started.  It sees the machine's shared memory where it declares that, or names something that
+    /// lies there.
+    pub(crate) fn space(&self) -> Space {
+        let declares = |place: &str| self.writes.iter().any(|own| own == Path::new(place));
+        match declares("/") {
+            true => Space::Free,
+            false if declares(SHARED) || self.names_beneath(SHARED) => Space::Shared,
+            false => Space::Own,
+        }
     }
 
     /// Whether it names anything that lies beneath `folder`, as far as its words say.

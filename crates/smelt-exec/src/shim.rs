@@ -25,7 +25,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{AccessFlags, Pid, access, close};
 use smelt_watch::{Disks, Tree};
 
-use crate::confine::{self, Bounds, Held, Shared, TMP};
+use crate::confine::{self, Bounds, Held, Space, TMP};
 use crate::log;
 use crate::order::{INPUTS_FILE, Order, ShimOrder, ShimReport, Strict};
 
@@ -43,10 +43,9 @@ const OURSELVES: &str = "/proc/self/exe";
 /// A tree that still grows then is a fork storm, which halting does not cure.
 const HALT_PASSES: u32 = 10;
 
-/// Runs the shim to its end; the process then exits with the code returned.  One that is `free` leads
-/// stages that are held to nothing.
-pub fn main(free: bool) -> u8 {
-    match lead(free) {
+/// Runs the shim to its end; the process then exits with the code returned.
+pub fn main(space: Space) -> u8 {
+    match lead(space) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("smelt: stage shim: {error}");
@@ -60,10 +59,10 @@ static IS_ENDING: AtomicBool = AtomicBool::new(false);
 /// Whether it is to be killed and not asked.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 
-fn lead(free: bool) -> io::Result<()> {
+fn lead(space: Space) -> io::Result<()> {
     close_inherited();
     prctl::set_child_subreaper(true)?;
-    let shared = if free { Shared::Everybodys } else { confine::prepare() };
+    let shared = confine::prepare(space);
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
     while let Ok(ShimOrder { order, log, scratch, must_hold }) = orders.recv() {
@@ -150,6 +149,7 @@ fn start(
     let bounds = Bounds {
         places: &order.places(scratch),
         capabilities: &order.capabilities,
+        shares: order.space() == Space::Shared,
         // What it names there it must see.
         tmp: (!order.names_beneath(TMP)).then_some(scratch),
         must_hold: must_hold || order.strict.is_some(),

@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use smelt_watch::{Group, Listener, Tree, is_zombie};
 
-use crate::confine::VARIABLE;
+use crate::confine::{Space, VARIABLE};
 use crate::orphans::MARK;
 
 /// SIGKILL is prompt; what is still there after this is stuck in the kernel.
@@ -30,8 +30,7 @@ pub(crate) struct Shims {
     mark: String,
     /// The process ids of those that have not been waited for.
     live: Mutex<BTreeSet<u32>>,
-    /// Starting one costs more than many a stage, so they lead one stage after another.  Those that
-    /// are free, which is to say in nobody's name spaces, lead what is held to nothing.
+    /// Starting one costs more than many a stage, so they lead one stage after another of their space.
     idle: Mutex<Vec<Shim>>,
     /// Hears what the kernel tells of their trees; a run that starts nothing needs none.
     listener: OnceLock<Listener>,
@@ -44,8 +43,8 @@ pub(crate) struct Shim {
     pub(crate) output: ChildStdout,
     /// The control group it is in, of the stage it led last.
     pub(crate) group: Option<Group>,
-    /// Whether it leads what is held to nothing.
-    pub(crate) is_free: bool,
+    /// What it leads is started there.
+    pub(crate) space: Space,
 }
 
 impl Shims {
@@ -62,10 +61,10 @@ impl Shims {
         self.listener.get_or_init(Listener::start)
     }
 
-    /// A shim that leads nothing, for a stage that is held or for one that is free.
-    pub(crate) fn take(&self, is_free: bool) -> io::Result<Shim> {
+    /// A shim that leads nothing, for a stage of this space.
+    pub(crate) fn take(&self, space: Space) -> io::Result<Shim> {
         loop {
-            let Some(mut shim) = self.pop(is_free) else { return self.start(is_free) };
+            let Some(mut shim) = self.pop(space) else { return self.start(space) };
             match shim.process.try_wait() {
                 Ok(None) => return Ok(shim),
                 // Somebody has killed it while it waited.
@@ -77,20 +76,19 @@ impl Shims {
         }
     }
 
-    fn pop(&self, is_free: bool) -> Option<Shim> {
+    fn pop(&self, space: Space) -> Option<Shim> {
         let mut idle = self.idle();
-        let place = idle.iter().rposition(|shim| shim.is_free == is_free)?;
+        let place = idle.iter().rposition(|shim| shim.space == space)?;
         Some(idle.remove(place))
     }
 
     /// Starts a shim, in a process group of its own so that Ctrl-C reaches only us; the lock keeps
     /// `kill_adopted` from taking it for an orphan.
-    fn start(&self, is_free: bool) -> io::Result<Shim> {
+    fn start(&self, space: Space) -> io::Result<Shim> {
         let mut live = self.live();
         let mut process = Command::new("/proc/self/exe")
             .arg0("smelt")
-            .args(["stage", "shim"])
-            .args(is_free.then_some("--free"))
+            .args(["stage", "shim", space.word()])
             .env_clear()
             .env(MARK, &self.mark)
             .envs(env::var_os(VARIABLE).map(|way| (VARIABLE, way)))
@@ -101,7 +99,7 @@ impl Shims {
         live.insert(process.id());
         let input = process.stdin.take().expect("asked for a pipe five lines up");
         let output = process.stdout.take().expect("asked for a pipe five lines up");
-        Ok(Shim { process, input, output, group: None, is_free })
+        Ok(Shim { process, input, output, group: None, space })
     }
 
     /// Keeps a shim that has ended its stage in order for the next one.

@@ -163,15 +163,20 @@ impl Layout {
         self.runs().join(format!("{run}.claims"))
     }
 
-    /// Makes sure that the root exists, is on a disk of this machine, and is a store or empty.
+    /// Makes sure that the root is on a disk of this machine, exists, and is a store or empty; where it cannot be
+    /// nothing is made.
     pub(crate) fn prepare_root(&self, disk: &dyn Disk) -> Result<(), StoreError> {
-        make_dir_for_good(disk, &self.root)?;
         self.refuse_unfit(disk)?;
+        make_dir_for_good(disk, &self.root)?;
         if self.version(disk)?.is_none() { self.refuse_strangers(disk) } else { Ok(()) }
     }
 
     fn refuse_unfit(&self, disk: &dyn Disk) -> Result<(), StoreError> {
-        match disk.unfit(&self.root).map_err(fault("ask the file system of", &self.root))? {
+        use io::ErrorKind::{NotADirectory, NotFound};
+        let is_absent = |error: &io::Error| [NotADirectory, NotFound].contains(&error.kind());
+        let mut asked = self.root.ancestors().map(|place| disk.unfit(place));
+        let there = asked.find(|asked| !asked.as_ref().is_err_and(is_absent)).unwrap_or(Ok(None));
+        match there.map_err(fault("ask the file system of", &self.root))? {
             None => Ok(()),
             Some((kind, why)) => Err(StoreError::Unfit { path: self.root.clone(), kind, why }),
         }

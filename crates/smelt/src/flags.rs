@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Command, CommandFactory as _, Parser};
 use smelt_engine::llm::KvType;
+use smelt_exec::Space;
 use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{BUDGET_MAX, Method, Scheme};
 use smelt_runtime::image::{FRAMES_MAX, Wanted};
@@ -483,9 +484,9 @@ pub(crate) struct StageFlags {
 pub(crate) enum StagePart {
     /// Lead a stage's processes
     Shim {
-        /// Those of stages that are held to nothing
-        #[arg(long)]
-        free: bool,
+        /// The name spaces that hold them: own, shared or free
+        #[arg(value_parser = |word: &str| Space::parse(word).ok_or("own, shared or free"))]
+        space: Space,
     },
     /// Do the work of a stage of smelt's own
     Work {

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use world::machine::say;
+use world::side::is_root;
 use world::{Ended, World, commands, ended, statuses};
 
 /// Does what `script` says in `disk`, once `mount` has put something there; `None` where it cannot be mounted.
@@ -66,9 +67,13 @@ fn a_store_on_tmpfs_works_and_is_warned_of() {
 
 #[track_caller]
 fn is_refused(mount: &str, words: &str) {
-    let Some((_, told)) = run_on(mount) else { return };
+    let world = World::of_commands(&["a::echo a > o"]);
+    let script = "export SMELT_CACHE=$PWD/new/cache; cd ..; \
+        $SMELT run p.toml || { code=$?; ls -A disk > left; exit $code; }";
+    let Some(told) = run_mounted(&world, mount, script) else { return };
     assert_ne!(told.code, Some(0), "{}", told.stderr);
     assert!(told.stderr.contains(words), "{}", told.stderr);
+    assert!(!world.read("left").contains("new"), "what is refused leaves nothing");
 }
 
 #[test]
@@ -144,10 +149,21 @@ fn what_lies_in_shared_memory_may_be_named() {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     std::fs::write(folder.path().join("input"), "held").unwrap();
     let path = format!("path:{}", folder.path().join("input").display());
-    let world = World::new("");
     let text = commands(&["a::cat $SMELT_INPUTS > o; test -s o"]);
-    world.write("p.toml", &text.replace("inputs = []", &format!("inputs = [\"{path}\"]")));
-    // A mount name space has a /dev of its own in any case.
-    let built = ended(world.command(&["run", "p.toml"]).env("SMELT_CONFINE", "landlock"));
-    assert_eq!(built.code, Some(0), "{}", built.stderr);
+    let text = text.replace("inputs = []", &format!("inputs = [\"{path}\"]"));
+    let world = World::new("");
+    for more in ["", "writes = [\"/dev/shm\"]\n", "strict = true\n"] {
+        let kind = "kind = \"command\"\n";
+        world.write("p.toml", &text.replace(kind, &format!("{kind}{more}")));
+        for way in ["landlock", "mounts"] {
+            let run = ["run", "p.toml", "--json", "--force", "a"];
+            let built = ended(world.command(&run).env("SMELT_CONFINE", way));
+            assert_eq!(built.code, Some(0), "{more}{way}: {}", built.stderr);
+            let report: Value = serde_json::from_str(&built.stdout).unwrap();
+            let held = &report["stages"][0]["attempts"][0]["confined_by"];
+            // Not every machine has Landlock, or lets users mount.
+            println!("{more}{way}: confined by {held}");
+            assert!(!is_root() || way != "mounts" || held == "mounts", "{more}{way}: {held}");
+        }
+    }
 }

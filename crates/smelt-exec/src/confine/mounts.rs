@@ -1,7 +1,7 @@
 //! Confines by a mount name space of a program's own, where the kernel has no Landlock that will do.
 //!
 //! There everything is mounted read-only but the places it may write, `/dev` holds the named devices
-//! alone, `/dev/shm` is its own and empty, and no other device node can be opened.  It takes the right
+//! alone, `/dev/shm` is its own and empty unless it names something there, and no other device node can be opened.  It takes the right
 //! to mount: root's, or that of a user name space, which the shim enters before it has threads.
 //! Places are mounts of their own here, so a file is moved from one to another by copying it.
 
@@ -82,16 +82,24 @@ pub(super) fn allows_user_namespaces(root: &Path) -> bool {
         && number("kernel/apparmor_restrict_unprivileged_userns").unwrap_or(0) == 0
 }
 
-/// Puts this thread into a mount name space in which only `places`, which are real paths, can be
-/// written.  `tmp` stands at `/tmp` there, where it is given.  Where it is strict only what it may see
-/// is there besides.
-pub(super) fn isolate(
-    places: &[PathBuf],
-    tmp: Option<&Path>,
-    strict: Option<&Strict>,
-) -> io::Result<()> {
+/// What is seen in a mount name space.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct View<'a> {
+    /// What stands at `/tmp`, where that is not the machine's.
+    pub(super) tmp: Option<&'a Path>,
+    /// What may be seen, where that is not everything.
+    pub(super) strict: Option<&'a Strict>,
+    /// Whether shared memory is the machine's.
+    pub(super) shares: bool,
+}
+
+/// Puts this thread into a mount name space in which only `places`, which are real paths, and shared memory can be
+/// written.
+pub(super) fn isolate(places: &[PathBuf], view: View<'_>) -> io::Result<()> {
+    let View { tmp, strict, shares } = view;
     unshare(CloneFlags::CLONE_NEWNS)?;
     remount(Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
+    let shared = shares.then(|| Node::open(SHARED.into())).transpose()?;
     let (devices, mut places): (Vec<_>, Vec<_>) =
         places.iter().cloned().partition(|place| place.starts_with(DEV));
     match strict {
@@ -102,8 +110,13 @@ pub(super) fn isolate(
         bind(tmp, Path::new(TMP))?;
         places.push(TMP.into());
     }
+    let devices = devices.into_iter().filter(|device| !device.starts_with(SHARED));
     let opened = devices::named().into_iter().chain(devices).map(Node::open);
     replace_dev(&opened.collect::<io::Result<Vec<_>>>()?)?;
+    match shared {
+        Some(machines) => machines.put_back()?,
+        None => fs::create_dir(SHARED).and_then(|()| mount_shared())?,
+    }
     for found in parse(&fs::read("/proc/thread-self/mountinfo")?) {
         found.narrow(&places)?;
     }
@@ -172,16 +185,14 @@ impl Node {
     }
 }
 
-/// A `/dev` of these nodes alone, with shared memory of its own.
+/// A `/dev` of these nodes alone.
 fn replace_dev(nodes: &[Node]) -> io::Result<()> {
     let dev = Path::new(DEV);
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     mount(Some("tmpfs"), dev, Some("tmpfs"), flags, Some(DEV_SIZE))?;
     fs::set_permissions(dev, fs::Permissions::from_mode(0o755))?;
     nodes.iter().try_for_each(Node::put_back)?;
-    LINKS.iter().try_for_each(|(name, target)| symlink(target, dev.join(name)))?;
-    fs::create_dir(SHARED)?;
-    mount_shared()
+    LINKS.iter().try_for_each(|(name, target)| symlink(target, dev.join(name)))
 }
 
 fn bind(from: &Path, to: &Path) -> io::Result<()> {

@@ -26,9 +26,9 @@ const REQUEST_BYTES_MAX: u64 = 16 << 20;
 
 pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
     match &flags.part {
-        StagePart::Shim { free } => {
+        StagePart::Shim { space } => {
             call_process("smelt-shim");
-            match smelt_exec::shim::main(*free) {
+            match smelt_exec::shim::main(*space) {
                 0 => Ok(Exit::Ok),
                 _ => Ok(Exit::StageFailed),
             }
