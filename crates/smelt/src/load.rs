@@ -1,7 +1,7 @@
 //! Loads what commands work on: the pipeline file with its pins, the store, finished outputs.
 
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,7 +10,7 @@ use smelt_exec::SHARED;
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::{From, HubPin, Order, Pin, Stage};
 use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
-use smelt_store::{Lookup, Store, Wait};
+use smelt_store::{Lookup, Store, Wait, is_disk_failing};
 
 use crate::built;
 use crate::exit::{Exit, Failed};
@@ -145,15 +145,18 @@ pub(crate) fn read(path: &Path) -> Result<String, Failed> {
 
 /// The text of a file that `what` is in, if it has no more than `bytes_max`.
 pub(crate) fn read_within(path: &Path, what: &str, bytes_max: u64) -> Result<String, Failed> {
-    let fail = |why: String| {
-        Failed::new(Exit::BadPipeline, format!("cannot read {what} {}: {why}", path.display()))
+    let fail = |exit: Exit, why: String| {
+        Failed::new(exit, format!("cannot read {what} {}: {why}", path.display()))
     };
-    let file = fs::File::open(path).map_err(|error| fail(error.to_string()))?;
+    let failed = |error: io::Error| match is_disk_failing(&error) {
+        true => fail(Exit::StageFailed, error.to_string()),
+        false => fail(Exit::BadPipeline, error.to_string()),
+    };
+    let file = fs::File::open(path).map_err(failed)?;
     let mut text = String::new();
-    let read = file.take(bytes_max + 1).read_to_string(&mut text);
-    read.map_err(|error| fail(error.to_string()))?;
+    file.take(bytes_max + 1).read_to_string(&mut text).map_err(failed)?;
     if text.len() as u64 > bytes_max {
-        return Err(fail(format!("it is larger than {bytes_max} bytes")));
+        return Err(fail(Exit::BadPipeline, format!("it is larger than {bytes_max} bytes")));
     }
     Ok(text)
 }

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
-use std::fs::{self, File};
-use std::io::Read as _;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
@@ -16,7 +16,7 @@ use smelt_plan::kind::{TOOL, WRITES};
 use smelt_plan::pipeline::StageSpec;
 use smelt_plan::plan::{Pin, Stage, Tool};
 use smelt_plan::{Kind, Pipeline, Plan, StageName};
-use smelt_store::Store;
+use smelt_store::{Store, is_disk_failing};
 
 use crate::exit::{Exit, Failed};
 use crate::last::Last;
@@ -112,7 +112,7 @@ fn named(
         let path = Path::new(word);
         let is_beside = beside.real.as_ref().is_some_and(|folder| path.starts_with(folder));
         let all = paths_in(word).filter(|path| is_program(path));
-        let all = all.chain((is_beside && path.is_file()).then_some(path));
+        let all = all.chain((is_beside && is_file(path)).then_some(path));
         let all = all.filter(|path| is_fit(path));
         found.extend(all.map(|path| (path.to_string_lossy().into_owned(), path.to_owned())));
     }
@@ -142,7 +142,7 @@ fn interpreter((name, script): &Named) -> Option<Named> {
         Some(env) if env == "env" => on_path(by_name?, Path::new("/"))?,
         _ => PathBuf::from(first),
     };
-    program.is_file().then(|| (format!("{name} #!"), program))
+    is_file(&program).then(|| (format!("{name} #!"), program))
 }
 
 /// The absolute paths in a word, which may be a shell's line.
@@ -156,19 +156,29 @@ fn paths_in(word: &str) -> impl Iterator<Item = &Path> {
 
 /// Whether a file may be executed, or says what executes it.
 fn is_program(path: &Path) -> bool {
-    let Ok(meta) = path.metadata() else { return false };
     let is_script = || {
         let mut begin = [0; 2];
-        File::open(path).is_ok_and(|mut file| file.read_exact(&mut begin).is_ok())
-            && begin == *b"#!"
+        let read = File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+        is_so(read.map(|()| begin == *b"#!"))
     };
-    meta.is_file() && (meta.permissions().mode() & 0o111 != 0 || is_script())
+    let of =
+        |meta: Metadata| meta.is_file() && (meta.permissions().mode() & 0o111 != 0 || is_script());
+    is_so(path.metadata().map(of))
+}
+
+fn is_file(path: &Path) -> bool {
+    is_so(path.metadata().map(|meta| meta.is_file()))
+}
+
+/// What was found; a file that a failing disk does not show counts, so that its stage is told why it cannot run.
+fn is_so(found: io::Result<bool>) -> bool {
+    found.unwrap_or_else(|error| is_disk_failing(&error))
 }
 
 /// The file of a program: beside the pipeline where it is a path, else by our own `PATH`, which stages have.
 fn on_path(name: &str, folder: &Path) -> Option<PathBuf> {
     if name.contains('/') {
-        return Some(folder.join(name)).filter(|path| path.is_file());
+        return Some(folder.join(name)).filter(|path| is_file(path));
     }
     let path = env::var_os("PATH")?;
     let files = env::split_paths(&path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
