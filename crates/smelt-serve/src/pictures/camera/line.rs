@@ -52,6 +52,16 @@ enum Heard {
     Closed,
 }
 
+/// What comes of a film.
+pub(super) enum Came {
+    /// A packet, and its channel.
+    Packet(u8, Bytes),
+    /// The time is over.
+    Silence,
+    /// The camera has gone.
+    Closed,
+}
+
 impl<'a> Line<'a> {
     /// A connection to the first of these addresses that takes it.
     pub(super) fn connect(
@@ -124,18 +134,19 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    /// The next packet with its channel; `None` where the time is over or the camera has gone.
-    pub(super) fn packet(&mut self, until: Instant) -> Result<Option<(u8, Bytes)>, RemoteError> {
-        if let Some(early) = self.early.pop_front() {
-            return Ok(Some(early));
+    /// The next packet.
+    pub(super) fn packet(&mut self, until: Instant) -> Result<Came, RemoteError> {
+        if let Some((channel, bytes)) = self.early.pop_front() {
+            return Ok(Came::Packet(channel, bytes));
         }
         loop {
             match self.listen(until)? {
                 Heard::Message(Message::Packet { channel, bytes }) => {
-                    return Ok(Some((channel, bytes)));
+                    return Ok(Came::Packet(channel, bytes));
                 }
                 Heard::Message(_) => {}
-                Heard::Silence | Heard::Closed => return Ok(None),
+                Heard::Silence => return Ok(Came::Silence),
+                Heard::Closed => return Ok(Came::Closed),
             }
         }
     }

@@ -19,13 +19,15 @@ use std::time::{Duration, Instant};
 use super::remote::{Errand, RemoteError};
 use clip::Clip;
 use description::Track;
-use line::Line;
+use line::{Came, Line};
 use place::Place;
 use sets::Sets;
 use units::{Packet, Units};
 
 /// How long a whole picture is waited for: many cameras send one in four seconds, some in ten.
 const KEY_TIME_MAX: Duration = Duration::from_secs(10);
+/// What is said where that was in vain.
+const NO_PICTURE: &str = "the camera sends no whole picture within 10 s";
 /// How much longer than a film a camera may take to send it.
 const SLACK: Duration = Duration::from_secs(2);
 
@@ -86,34 +88,33 @@ fn listen(line: &mut Line<'_>, track: &Track, channel: u8) -> Result<Vec<u8>, Re
     let mut units = Units::new(track.codec, Sets::new(track.codec, track.sets.clone()));
     let mut clip = Clip::new(track.codec, track.clock);
     let mut until = Instant::now() + KEY_TIME_MAX;
-    loop {
+    let why = loop {
         let has_begun = clip.has_begun();
         let (own, bytes) = match line.packet(until) {
-            Ok(Some(packet)) => packet,
+            Ok(Came::Packet(own, bytes)) => (own, bytes),
+            Ok(Came::Closed) => break "the camera hangs up before it has sent a whole picture",
             // What was recorded in time is a film.
-            Err(RemoteError::TooSlow) if has_begun => break,
-            Ok(None) => break,
+            Err(RemoteError::TooSlow) if has_begun => break NO_PICTURE,
+            Ok(Came::Silence) => break NO_PICTURE,
             Err(error) => return Err(error),
         };
         if own == channel.wrapping_add(1) && says_goodbye(&bytes) {
-            break;
+            break "the camera ends its stream before it has sent a whole picture";
         }
         let packet = Packet::read(&bytes).filter(|packet| packet.payload == track.payload);
         let Some(packet) = packet.filter(|_| own == channel) else { continue };
         let unit = units.push(&packet).map_err(|error| failed(error.to_string()))?;
         if unit.is_some_and(|unit| clip.take(&unit, &units.sets)) {
-            break;
+            break NO_PICTURE;
         }
         if !has_begun && clip.has_begun() {
             until = Instant::now() + clip::LENGTH + SLACK;
         }
-    }
+    };
     if let Some(last) = units.last() {
         clip.take(&last, &units.sets);
     }
-    let seconds = KEY_TIME_MAX.as_secs();
-    clip.film()
-        .ok_or_else(|| failed(format!("the camera sends no whole picture within {seconds} s")))
+    clip.film().ok_or_else(|| failed(why.to_owned()))
 }
 
 /// Whether a camera ends its stream, by what it says beside it (RTCP, RFC 3550).

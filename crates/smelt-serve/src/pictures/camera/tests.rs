@@ -220,7 +220,7 @@ fn cameras_that_cannot_be_read_are_told() {
             "does not send by TCP",
         ),
         (why(|camera| drop(camera.hear())), "hangs up at DESCRIBE"),
-        (why(|camera| camera.play(SDP)), "no whole picture"),
+        (why(|camera| camera.play(SDP)), "hangs up before it has sent a whole picture"),
     ];
     for (why, expect) in says {
         assert!(why.contains(expect), "{why}");
