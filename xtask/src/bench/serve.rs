@@ -84,6 +84,9 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let inputs = Inputs::prepare()?;
     let (smelt, rival) = (inputs.serve()?, inputs.serve_rival()?);
     let client = Client { program: inputs.smelt.clone() };
+    // What takes seconds comes before what takes minutes.
+    eprintln!("bench: {IDLE} idle clients");
+    let idle_mib = idle::memory_mib(&smelt, IDLE)?;
     let mut rows = Vec::new();
     for streams in STREAMS {
         eprintln!("bench: {streams} streams");
@@ -109,8 +112,6 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     drop(rival);
     eprintln!("bench: steps of {STEADY_STREAMS} streams, served and alone");
     let steps = steady(&inputs, &client, &smelt, runs)?;
-    eprintln!("bench: {IDLE} idle clients");
-    let idle_mib = idle::memory_mib(&smelt, IDLE)?;
     drop(smelt);
     eprintln!("bench: first pictures");
     let firsts =

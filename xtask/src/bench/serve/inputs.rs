@@ -127,8 +127,9 @@ impl Inputs {
             &slots,
             "--queue",
             "1000",
+            // One address has three quarters of them, and a thousand clients come from here.
             "--max-connections",
-            "1100",
+            "1400",
         ];
         Server::start(&mut self.smelt(), &arguments, &self.folder.join("smelt.log"))
     }
