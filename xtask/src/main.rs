@@ -2,6 +2,7 @@
 //! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `walks`.
 
 mod bench;
+mod check;
 mod ci;
 mod cma;
 mod conformance;
@@ -29,10 +30,13 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|fuzz|llama|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|fuzz|llama|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
+  check [COMMIT]
+         what is quick of ci, for what differs from a commit, the last one where none is named: format, lints,
+         unit tests of the crates that changed and of those that depend on them, test programs that changed
   ci     everything a change must pass: format, lints, tests, docs, onnxruntime, conformance, operation, tidy,
          aarch64, exhausted contiguous memory, 20 power cuts
   bench front [--runs N] [CASE]...
@@ -90,6 +94,8 @@ const USAGE: &str =
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["check"] => check::run(None),
+        ["check", since] => check::run(Some(since)),
         ["ci"] => ci::run(),
         ["aarch64"] => cross::test_engine(),
         ["llama"] => llama::run(),

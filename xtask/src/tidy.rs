@@ -6,6 +6,8 @@ mod edges;
 mod longest;
 mod pages;
 
+pub(crate) use edges::crates;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,14 +27,28 @@ pub(crate) struct Source {
 pub(crate) fn run() -> Result<()> {
     println!("\n$ cargo xtask tidy");
     let sources = sources()?;
-    let mut findings = edges::check()?;
-    findings.extend(sources.iter().filter_map(header));
-    findings.extend(sources.iter().flat_map(leftovers));
+    let mut findings = of_texts(&sources)?;
     let smelt = build_smelt()?;
     findings.extend(pipelines(&smelt)?);
     findings.extend(pages::check(&smelt)?);
     longest::print(&sources);
-    for finding in &findings {
+    tell(&findings)
+}
+
+/// The same of what can be found without building anything.
+pub(crate) fn texts() -> Result<()> {
+    tell(&of_texts(&sources()?)?)
+}
+
+fn of_texts(sources: &[Source]) -> Result<Vec<String>> {
+    let mut findings = edges::check()?;
+    findings.extend(sources.iter().filter_map(header));
+    findings.extend(sources.iter().flat_map(leftovers));
+    Ok(findings)
+}
+
+fn tell(findings: &[String]) -> Result<()> {
+    for finding in findings {
         eprintln!("tidy: {finding}");
     }
     if !findings.is_empty() {

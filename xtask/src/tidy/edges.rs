@@ -1,10 +1,12 @@
 //! Holds the crates' dependencies against the table of the architecture.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
@@ -43,9 +45,30 @@ const EDGES: [(&str, &[&str]); 15] = [
 ];
 
 pub(super) fn check() -> Result<Vec<String>> {
-    let metadata = metadata()?;
-    let packages = metadata["packages"].as_array().context("cargo metadata without packages")?;
-    Ok(packages.iter().flat_map(check_package).collect())
+    Ok(packages()?.iter().flat_map(check_package).collect())
+}
+
+/// The crates of the workspace.
+pub(crate) fn crates() -> Result<Vec<Crate>> {
+    packages()?.iter().map(|package| read(package).context("cargo metadata")).collect()
+}
+
+fn read(package: &Value) -> Option<Crate> {
+    let manifest = Path::new(package["manifest_path"].as_str()?);
+    let folder = manifest.parent()?.strip_prefix(root()).ok()?;
+    let needs = package["dependencies"].as_array()?.iter();
+    let needs =
+        needs.filter(|need| !need["path"].is_null()).filter_map(|need| need["name"].as_str());
+    Some(Crate {
+        name: package["name"].as_str()?.to_owned(),
+        folder: folder.to_str()?.to_owned(),
+        needs: needs.map(str::to_owned).collect(),
+    })
+}
+
+fn packages() -> Result<Vec<Value>> {
+    let packages = metadata()?["packages"].as_array().cloned();
+    packages.context("cargo metadata without packages")
 }
 
 /// What cargo knows of the workspace, without its dependencies.
