@@ -158,6 +158,10 @@ fn what_lies_in_shared_memory_may_be_named() {
         for way in ["landlock", "mounts"] {
             let run = ["run", "p.toml", "--json", "--force", "a"];
             let built = ended(world.command(&run).env("SMELT_CONFINE", way));
+            if way == "landlock" && built.stderr.contains("cannot be confined: unsupported") {
+                say("not run: this machine has no landlock");
+                continue;
+            }
             assert_eq!(built.code, Some(0), "{more}{way}: {}", built.stderr);
             let report: Value = serde_json::from_str(&built.stdout).unwrap();
             let held = &report["stages"][0]["attempts"][0]["confined_by"];
