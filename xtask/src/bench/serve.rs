@@ -82,11 +82,11 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     }
     let facts = super::cpu::machine()?;
     let inputs = Inputs::prepare()?;
-    let (smelt, rival) = (inputs.serve()?, inputs.serve_rival()?);
     let client = Client { program: inputs.smelt.clone() };
-    // What takes seconds comes before what takes minutes.
+    // What takes seconds comes before what takes minutes, and leaves nothing in the server that they ask.
     eprintln!("bench: {IDLE} idle clients");
-    let idle_mib = idle::memory_mib(&smelt, IDLE)?;
+    let idle_mib = idle::memory_mib(&inputs.serve()?, IDLE)?;
+    let (smelt, rival) = (inputs.serve()?, inputs.serve_rival()?);
     let mut rows = Vec::new();
     for streams in STREAMS {
         eprintln!("bench: {streams} streams");
