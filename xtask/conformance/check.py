@@ -3,9 +3,8 @@
     python check.py http://127.0.0.1:8000 PICTURES 4318
 
 PICTURES is a directory with shapes-1.png, which the demo's model knows, and clips.  The server has the encoders of
-encoder.toml, reranker.toml and classifier.toml besides, and a chat template that knows tools.  Every check is a function; the
-first that fails ends the run with its name and why.  The last argument is the port to which the server sends its
-spans.
+encoder.toml, reranker.toml and classifier.toml besides, and a chat template that knows tools.  The last argument is
+the port to which the server sends its spans.
 """
 
 import base64
@@ -29,6 +28,8 @@ import openai
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from checks import refused, run
+
 base, pictures, collector = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
 client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0, timeout=60)
 claude = anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=60)
@@ -50,14 +51,6 @@ def shown(question):
 
 def ask(messages, **fields):
     return client.chat.completions.create(model=MODEL, messages=messages, **{"temperature": 0, **fields})
-
-
-def refused(kind, act):
-    try:
-        act()
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}")
 
 
 def metric(name):
@@ -757,7 +750,7 @@ def spans_are_exported():
     server.shutdown()
 
 
-CHECKS = [
+run([
     models, a_picture_is_seen, clips_are_seen_frame_by_frame, films_are_seen, tools_are_called, responses_are_answered, responses_are_streamed, responses_call_tools, responses_go_on,
     responses_tell_how_likely_tokens_were, responses_tell_what_they_were_asked, some_tools_are_allowed, a_last_message_is_gone_on_with,
     ollamas_clients_are_answered, ollamas_clients_see_what_there_is,
@@ -765,13 +758,4 @@ CHECKS = [
     several_answers, answers_end_where_they_must, logprobs_are_told, tokens_can_be_forbidden,
     conversations_go_on, completions, answers_have_the_form_that_is_asked_for, tokens_and_back, errors_name_the_field, a_request_keeps_its_name,
     a_deadline_breaks_off, spans_are_exported, who_leaves_is_cancelled, many_at_once_say_what_one_says,
-]
-
-for check in CHECKS:
-    begun = time.monotonic()
-    try:
-        check()
-    except Exception as error:
-        print(f"{check.__name__}: {type(error).__name__}: {error}", file=sys.stderr)
-        raise
-    print(f"{check.__name__.replace('_', ' '):36} {time.monotonic() - begun:5.1f} s", flush=True)
+])
