@@ -57,8 +57,8 @@ const USAGE: &str =
          smelt for aarch64 in a guest whose contiguous memory is exhausted: seen, classed, retried;
          and low for a harmless reason: no alarm
   conformance
-         smelt serve on the demo under the official clients of three APIs, its page in Chromium, then requests that
-         schemathesis makes up from /openapi.json
+         smelt serve on the demo and on SmolLM2 under the official clients of four APIs and the libraries above them,
+         of Python and JavaScript, its page in Chromium, then requests that schemathesis makes up from /openapi.json
   fuzz [TARGET]...
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   llama  text models beside llama.cpp, compiled once: the tokens of ten thousand lines by six vocabularies, and a
