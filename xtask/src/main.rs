@@ -12,6 +12,7 @@ mod fuzz;
 mod guest;
 mod llama;
 mod nightly;
+mod node;
 mod onnxruntime;
 mod operation;
 mod other_kernel;
