@@ -125,9 +125,10 @@ pub(crate) fn path_of(program: &str) -> Result<PathBuf> {
     paths.find(|path| path.is_file()).with_context(|| format!("{program} is in no folder of PATH"))
 }
 
-/// Whether `program --version` (or what the program has instead) ends well.
+/// Whether `program --version` (or the words that the program has instead) ends well.
 pub(crate) fn runs(program: &str, version: &str) -> bool {
-    succeeds(Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()))
+    let version = version.split_whitespace();
+    succeeds(Command::new(program).args(version).stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
 /// Whether Debian's own Python does what `code` says.
