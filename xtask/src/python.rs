@@ -16,7 +16,7 @@ pub(crate) fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {
     environment_built(name, requirements, &[])
 }
 
-/// As `environment`, for packages that are compiled here, under these variables.
+/// As `environment`, under variables that pip, or what it compiles here, is told by.
 pub(crate) fn environment_built(
     name: &str,
     requirements: &Path,

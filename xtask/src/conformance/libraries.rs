@@ -26,7 +26,7 @@ pub(super) fn check(demo: &Server) -> Result<()> {
     timed("libraries on SmolLM2", || on_small_model(&python, &server, &deployment))
 }
 
-/// What is imported is compiled then, and little of all is.
+/// pip compiles none of it: Python compiles what is imported, which is little of it all.
 fn environment() -> Result<PathBuf> {
     let requirements = folder().join("requirements-libraries.txt");
     python::environment_built("conformance-libraries", &requirements, &[("PIP_COMPILE", "0")])
