@@ -22,7 +22,7 @@ use nix::sys::prctl;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{AccessFlags, Pid, access, close};
+use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, setsid};
 use smelt_watch::{Disks, Tree};
 
 use crate::confine::{self, Bounds, Held, Space, TMP};
@@ -64,6 +64,7 @@ fn lead(space: Space) -> io::Result<()> {
     prctl::set_child_subreaper(true)?;
     let shared = confine::prepare(space);
     let (sender, orders) = sync_channel(1);
+    leave_terminal()?;
     thread::spawn(move || obey(&sender));
     while let Ok(ShimOrder { order, log, scratch, must_hold }) = orders.recv() {
         let before = Usage::of_children();
@@ -123,6 +124,15 @@ fn start(
     scratch: &Path,
     must_hold: bool,
 ) -> io::Result<(Pid, io::PipeReader, Held)> {
+/// Begins a session of its own, which has no terminal: whoever has the user's could type into his shell.
+///
+/// The supervisor has started it in a group of its own, so that Ctrl-C does not reach it meanwhile; who leads a group
+/// cannot begin a session, so it joins the supervisor's for a moment.
+fn leave_terminal() -> nix::Result<()> {
+    setpgid(Pid::from_raw(0), getpgid(Some(getppid()))?)?;
+    setsid().map(drop)
+}
+
     let (program, arguments) =
         order.argv.split_first().ok_or_else(|| io::Error::other("no program to run"))?;
     fs::create_dir_all(scratch).map_err(|error| {
@@ -148,6 +158,8 @@ fn start(
     let sight = order.strict.as_ref().map(|strict| sight(strict, program_file, scratch));
     let bounds = Bounds {
         places: &order.places(scratch),
+        // A script that ends its group must not end its shim.
+        .process_group(0)
         capabilities: &order.capabilities,
         shares: order.space() == Space::Shared,
         // What it names there it must see.

@@ -108,6 +108,32 @@ def signal_to_other():
 
 
 @attack
+def letters_for_the_user():
+    """Types into the terminal from which smelt was started, for the shell that has it next."""
+    terminals = ["/dev/tty", "/dev/tty1", "/dev/console"]
+    terminals += [f"/dev/pts/{name}" for name in os.listdir("/dev/pts") if name.isdigit()]
+    for path in terminals:
+        for request, argument in ((0x5412, b" "), (0x541C, b"\3")):
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+            except OSError:
+                continue
+            try:
+                fcntl.ioctl(fd, request, argument)
+                return f"{request:x} {path}"
+            except OSError:
+                pass
+            finally:
+                os.close(fd)
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
+def terminal_of_the_user():
+    return opened("/dev/tty")
+
+
+@attack
 def trace():
     for who in [pid, *ancestors()]:
         if libc.ptrace(16, who, 0, 0) == 0:

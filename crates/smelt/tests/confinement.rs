@@ -27,6 +27,20 @@ while True: server.accept()";
 struct Killed(Child);
 
 impl Drop for Killed {
+/// Gives what it starts a terminal, which no output of it goes to.
+const TERMINAL: &str = "import os, pty, sys
+out, errors = os.dup(1), os.dup(2)
+child, terminal = pty.fork()
+if child == 0:
+    os.dup2(out, 1)
+    os.dup2(errors, 2)
+    os.execv(sys.argv[1], sys.argv[1:])
+try:
+    while os.read(terminal, 4096): pass
+except OSError:
+    pass
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))";
+
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -77,7 +91,7 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
     let mut smelt = Command::new("sh");
     world.prepare(&mut smelt);
     smelt.env("SMELT_CONFINE", way).args(["-c", "exec \"$0\" \"$@\" 9>> left-open"]);
-    smelt.args([env!("CARGO_BIN_EXE_smelt"), "run", "p.toml", "--json"]);
+    smelt.args([PYTHON, "-c", TERMINAL, env!("CARGO_BIN_EXE_smelt"), "run", "p.toml", "--json"]);
     side.start(&mut smelt);
     let Ended { stdout, stderr, .. } = ended(&mut smelt);
     let report: Value = serde_json::from_str(&stdout).unwrap_or_default();
