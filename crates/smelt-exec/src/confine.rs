@@ -9,6 +9,7 @@
 
 mod capabilities;
 mod devices;
+mod filter;
 mod mounts;
 mod network;
 mod system;
@@ -117,6 +118,8 @@ pub struct Confinement {
     pub way: Option<Way>,
     /// Whether stages may not send signals to others than their own, nor connect to their abstract sockets.
     pub holds_signals: bool,
+    /// Whether the kernel refuses them system calls by their arguments, as those that set limits of other processes.
+    pub filters_calls: bool,
     /// How a strict stage is kept from the network; `None` where it cannot be.
     pub network: Option<Network>,
 }
@@ -128,9 +131,17 @@ impl Confinement {
             return "nothing confines stages here: the kernel has neither Landlock (Linux 5.19) nor lets us mount"
                 .to_owned();
         };
-        let signals =
-            if self.holds_signals { "" } else { "; signals are not held (Linux 6.12 does)" };
-        format!("stages are confined by {}{signals}", way.words())
+        let unheld: String = self.unheld().into_iter().map(|what| format!("; {what}")).collect();
+        format!("stages are confined by {}{unheld}", way.words())
+    }
+
+    /// What it does not hold of what other kernels do, for a person.
+    pub fn unheld(&self) -> Vec<&'static str> {
+        let signals = (!self.holds_signals).then_some("signals are not held (Linux 6.12 does)");
+        let calls = (!self.filters_calls).then_some(
+            "limits of other processes are not held (the kernel has no filters of system calls)",
+        );
+        if self.way.is_some() { signals.into_iter().chain(calls).collect() } else { Vec::new() }
     }
 
     /// What holds strict stages here, for a person.
@@ -157,9 +168,11 @@ impl Confinement {
             let named = named.display();
             return Err(format!("{VARIABLE} is landlock, mounts or none, not \"{named}\""));
         }
+        let filters_calls = filter::are_there(Path::new("/"));
         if has_landlock() {
             let network = network::find(capabilities::may_mount());
-            return Ok(Self { way: Some(Way::Landlock), holds_signals: has_scopes(), network });
+            let way = Some(Way::Landlock);
+            return Ok(Self { way, holds_signals: has_scopes(), filters_calls, network });
         }
         let way = match capabilities::may_mount() {
             _ if !is_wanted("mounts") => None,
@@ -168,7 +181,8 @@ impl Confinement {
             }
             false => mounts::allows_user_namespaces(Path::new("/")).then_some(Way::UserMounts),
         };
-        Ok(Self { way, holds_signals: false, network: network::find(way.is_some()) })
+        let network = network::find(way.is_some());
+        Ok(Self { way, holds_signals: false, filters_calls, network })
     }
 }
 
@@ -203,19 +217,20 @@ impl Space {
 ///
 /// Where a user name space is the only way it enters one.  With Landlock it takes a `/dev/shm` of its own where
 /// it may mount: what a program leaves there can be told from what others keep there.  Where it
-/// cannot, what is started is not held, and says so.
+/// cannot, what is started is not held, and says so.  System calls are refused here, once for all that it starts: a filter
+/// takes longer than many a stage.
 pub(crate) fn prepare(space: Space) -> Shared {
-    match (space, has_landlock(), capabilities::may_mount()) {
-        (Space::Free, ..) => Shared::Everybodys,
-        (Space::Own, true, true) if mounts::own_shared().is_ok() => Shared::Own,
-        (_, true, _) | (_, false, true) => Shared::Everybodys,
-        (_, false, false) => {
-            if is_wanted("mounts") {
-                let _ = mounts::enter_user_namespace();
-            }
-            Shared::Everybodys
-        }
+    if space == Space::Free {
+        return Shared::Everybodys;
     }
+    let (has_landlock, may_mount) = (has_landlock(), capabilities::may_mount());
+    let is_own = space == Space::Own && has_landlock && may_mount && mounts::own_shared().is_ok();
+    let by_mounts = || is_wanted("mounts") && (may_mount || mounts::enter_user_namespace().is_ok());
+    if has_landlock || by_mounts() {
+        // A kernel without filters has the rest, and `plan` says so.
+        let _ = filter::refuse_beyond();
+    }
+    if is_own { Shared::Own } else { Shared::Everybodys }
 }
 
 /// Whose `/dev/shm` this process sees.

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import signal
 import socket
 import stat
@@ -131,6 +132,65 @@ def letters_for_the_user():
 @attack
 def terminal_of_the_user():
     return opened("/dev/tty")
+
+
+@attack
+def limits_of_others():
+    """A supervisor that may open no file, or write none, is at its end."""
+    for who in [pid, *ancestors()]:
+        for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+            try:
+                resource.prlimit(who, which, resource.prlimit(who, which))
+                return f"prlimit {who}"
+            except OSError:
+                pass
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
+def limits_by_calls_of_32_bits():
+    """The kernel takes them from any program; they have other numbers (prlimit64: 340)."""
+    if os.uname().machine != "x86_64":
+        raise OSError(errno.ENOSYS, "other code is needed")
+    memory = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40, prot=7)
+    code = bytes.fromhex("5389f889f34189c989d14489ca4489c6cd805bc3")
+    memory[: len(code)] = code
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    ask = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint] * 5)(at)
+    for who in [pid, *ancestors()]:
+        if ask(340, who, 7, 0, at + 2048) == 0 and ask(340, who, 7, at + 2048, 0) == 0:
+            return f"prlimit {who}"
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
+def own_limits():
+    """Not refused: builds set them."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.sched_setaffinity(0, os.sched_getaffinity(0))
+    os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0))
+    os.setpriority(os.PRIO_PGRP, 0, os.getpriority(os.PRIO_PGRP, 0))
+    raise OSError(errno.EPERM, "it may")
+
+
+@attack
+def priorities_of_groups():
+    which, who = os.PRIO_PGRP, os.getpgid(pid)
+    os.setpriority(which, who, os.getpriority(which, who))
+    return "setpriority"
+
+
+@attack
+def scheduling_of_another():
+    os.sched_setaffinity(pid, os.sched_getaffinity(pid))
+    return "sched_setaffinity"
+
+
+@attack
+def memory_places_of_another():
+    nodes = ctypes.c_ulong(1)
+    return str(call(256, pid, ctypes.c_ulong(64), ctypes.byref(nodes), ctypes.byref(nodes)))
 
 
 @attack
