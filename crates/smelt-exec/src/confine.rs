@@ -262,9 +262,9 @@ pub(crate) fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Ch
     if bounds.places.contains(&Path::new("/")) {
         return Ok((command.spawn()?, Held { writes: Writes::Anywhere, way: None, network: None }));
     }
-    let (held, child) = match rules(bounds)? {
-        Some(rules) => (Some(Way::Landlock), in_thread(|| bound(command, rules, bounds))?),
-        None => isolated(command, bounds)?,
+    let (held, child) = match has_landlock() {
+        true => (Some(Way::Landlock), in_thread(|| bound(command, bounds))?),
+        false => isolated(command, bounds)?,
     };
     let (network, child) = child;
     let writes = if held.is_some() { Writes::Confined } else { Writes::Unwatched };
@@ -305,22 +305,31 @@ pub(crate) fn enclose(program: &Path) -> io::Result<()> {
 /// What was started, and how its network is where it is strict.
 type Started = (Option<Network>, Child);
 
-fn bound(command: &mut Command, rules: RulesetCreated, bounds: Bounds<'_>) -> io::Result<Started> {
-    let network = bounds.strict.map(network::hold).transpose()?;
+/// By Landlock, which knows files and no sockets: what a strict program is not to see is covered besides, where we may.
+fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
+    let may_mount = capabilities::may_mount();
+    let is_covered = bounds.strict.is_some() && may_mount;
+    if is_covered {
+        mounts::isolate(&real(bounds.places)?, View::of(bounds))?;
+    }
+    let network = bounds.strict.map(|strict| network::hold(strict, is_covered)).transpose()?;
     capabilities::drop_but(bounds.capabilities)?;
-    rules.restrict_self().map_err(io::Error::other)?;
+    rules(bounds)?.restrict_self().map_err(io::Error::other)?;
     Ok((network, command.spawn()?))
+}
+
+/// By where their links lead, as the kernel's list of mounts has them.
+fn real(places: &[&Path]) -> io::Result<Vec<PathBuf>> {
+    let real = |place: &&Path| place.canonicalize().map_err(|error| unfit(place, &error));
+    places.iter().map(real).collect()
 }
 
 /// In a mount name space of its own, or where that cannot be, as free as it is.
 fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way>, Started)> {
-    // By where its links lead, as the kernel's list of mounts has it.
-    let real = |place: &&Path| place.canonicalize().map_err(|error| unfit(place, &error));
-    let places = bounds.places.iter().map(real).collect::<io::Result<Vec<PathBuf>>>()?;
+    let places = real(bounds.places)?;
     let started = in_thread(|| {
-        let Bounds { tmp, strict, shares, .. } = bounds;
         let held = match is_wanted("mounts") {
-            true => mounts::isolate(&places, View { tmp, strict, shares }),
+            true => mounts::isolate(&places, View::of(bounds)),
             false => Err(io::ErrorKind::Unsupported.into()),
         };
         if let (Err(error), true) = (&held, bounds.must_hold) {
@@ -337,7 +346,7 @@ fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way
 
 /// Programs whose files give them rights keep them only where nothing is held.
 fn free_of_rights(command: &mut Command, bounds: Bounds<'_>, is_held: bool) -> io::Result<Started> {
-    let network = bounds.strict.map(network::hold).transpose()?;
+    let network = bounds.strict.map(|strict| network::hold(strict, is_held)).transpose()?;
     capabilities::drop_but(bounds.capabilities)?;
     if is_held {
         nix::sys::prctl::set_no_new_privs()?;
@@ -373,13 +382,11 @@ pub(crate) fn seen(strict: &Strict) -> Vec<PathBuf> {
     strict.reads.iter().cloned().chain(system::folders(strict.network)).collect()
 }
 
-/// The kernel's form of `bounds`; `None` where it knows none.
-fn rules(bounds: Bounds<'_>) -> io::Result<Option<RulesetCreated>> {
+/// Landlock's form of `bounds`.
+fn rules(bounds: Bounds<'_>) -> io::Result<RulesetCreated> {
     let reading = bounds.strict.map_or(BitFlags::EMPTY, |_| AccessFs::from_read(ABI::V5));
     let all = AccessFs::from_write(ABI::V5) | reading;
-    let Some(mut rules) = is_wanted("landlock").then(|| handle(all).ok()).flatten() else {
-        return Ok(None);
-    };
+    let mut rules = handle(all).map_err(io::Error::other)?;
     // Device nodes could be those of disks.
     let files = all & !(AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
     for place in bounds.places {
@@ -399,7 +406,7 @@ fn rules(bounds: Bounds<'_>) -> io::Result<Option<RulesetCreated>> {
             rules = allow(rules, opened, access)?;
         }
     }
-    Ok(Some(rules))
+    Ok(rules)
 }
 
 /// Renames between directories must be possible.  What only a newer kernel knows is left out: on an

@@ -19,7 +19,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getgid, getuid};
 
 use super::devices::DEV;
-use super::{SHARED, Way, devices, seen, system};
+use super::{Bounds, SHARED, Way, devices, seen, system};
 use crate::order::Strict;
 use crate::swap_tools::unescaped;
 
@@ -91,6 +91,13 @@ pub(super) struct View<'a> {
     pub(super) strict: Option<&'a Strict>,
     /// Whether shared memory is the machine's.
     pub(super) shares: bool,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn of(bounds: Bounds<'a>) -> Self {
+        let Bounds { tmp, strict, shares, .. } = bounds;
+        Self { tmp, strict, shares }
+    }
 }
 
 /// Puts this thread into a mount name space in which only `places`, which are real paths, and shared memory can be
