@@ -311,6 +311,8 @@ fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
     let is_covered = bounds.strict.is_some() && may_mount;
     if is_covered {
         mounts::isolate(&real(bounds.places)?, View::of(bounds))?;
+    } else if may_mount && !bounds.shares {
+        mounts::own_queues();
     }
     let network = bounds.strict.map(|strict| network::hold(strict, is_covered)).transpose()?;
     capabilities::drop_but(bounds.capabilities)?;

@@ -110,6 +110,16 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
     Some(Attacked { world, report, done, stderr })
 }
 
+/// Whether a stage left memory of System V under the key of this world; it is gone then.
+fn is_left_in_queues(name: &str) -> bool {
+    let bytes = name.as_bytes().last_chunk().unwrap();
+    let key = (u32::from_le_bytes(*bytes) & 0x7fff_ffff).to_string();
+    let all = fs::read_to_string("/proc/sysvipc/shm").unwrap_or_default();
+    let is_there = all.lines().any(|line| line.split_whitespace().next() == Some(&key));
+    let _ = Command::new("ipcrm").args(["-M", &key]).stderr(Stdio::null()).status();
+    is_there
+}
+
 /// The file of this name below a folder.
 fn found(folder: &Path, name: &str) -> Option<String> {
     if let Ok(text) = fs::read_to_string(folder.join(name)) {
@@ -134,7 +144,9 @@ fn is_held(side: Side, way: &str, by: &[&str], known: &[&str]) {
     let left = Path::new("/dev/shm").join(format!("smelt-attack-{name}"));
     let is_left = fs::remove_file(left).is_ok();
     // Without a right to mount it cannot be told whose it is.
-    assert_eq!(is_left, side == Side::User && way == "landlock", "{side:?}, {way}");
+    let is_everybodys = side == Side::User && way == "landlock";
+    assert_eq!(is_left, is_everybodys, "{side:?}, {way}");
+    assert_eq!(is_left_in_queues(&name), is_everybodys, "{side:?}, {way}");
     let attempt = &report["stages"][0]["attempts"][0];
     assert_eq!(attempt["writes"], "confined");
     assert!(by.iter().any(|by| attempt["confined_by"] == **by), "{attempt}");

@@ -100,10 +100,19 @@ impl<'a> View<'a> {
     }
 }
 
+/// Gives this thread shared memory, semaphores and queues of its own that no path leads to; they are gone with the last that sees
+/// them.  A kernel without such name spaces mostly has nothing to put there.
+pub(super) fn own_queues() {
+    let _ = unshare(CloneFlags::CLONE_NEWIPC);
+}
+
 /// Puts this thread into a mount name space in which only `places`, which are real paths, and shared memory can be
 /// written.
 pub(super) fn isolate(places: &[PathBuf], view: View<'_>) -> io::Result<()> {
     let View { tmp, strict, shares } = view;
+    if !shares {
+        own_queues();
+    }
     unshare(CloneFlags::CLONE_NEWNS)?;
     remount(Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
     let shared = shares.then(|| Node::open(SHARED.into())).transpose()?;
