@@ -125,7 +125,7 @@ impl Store {
         }
         // In the order in which whoever seals takes them.
         let _alone = self.lock_roots_alone()?;
-        let lock = self.disk().lock(&path, LockKind::Exclusive, Wait::Yes);
+        let lock = self.disk().lock(&path, LockKind::Exclusive, Wait::Briefly);
         let _held = lock.map_err(fault("lock", &path))?;
         Ok(is_damaged(self.disk(), &path)?)
     }

@@ -200,7 +200,7 @@ impl Layout {
     /// Creates what is missing.  Called with the store's lock held.
     pub(crate) fn complete(&self, disk: &dyn Disk) -> Result<(), StoreError> {
         let key_locks = self.key_locks();
-        let lock = disk.lock(&key_locks, LockKind::Byte(LAYOUT_BYTE), Wait::Yes);
+        let lock = disk.lock(&key_locks, LockKind::Byte(LAYOUT_BYTE), Wait::Briefly);
         let _held = lock.map_err(fault("lock", &key_locks))?;
         let is_new = self.version(disk)?.is_none();
         let mut is_incomplete = is_new;

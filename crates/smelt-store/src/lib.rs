@@ -35,6 +35,7 @@ pub use collect::{Collection, Limits, Victim, What, Why, choose};
 pub use digest::{Digest, NotADigest};
 pub use digester::DigestError;
 pub use disk::{DiskError, Wait, is_disk_failing};
+pub use disk::holder::{LockHolder, held_too_long};
 #[cfg(feature = "sim")]
 pub use disk::{sim, turns};
 pub use fsck::Checkup;

@@ -252,7 +252,7 @@ impl Store {
     }
 
     /// Ends hashing, in every call of this store, with an error that says `is_stopped` once `stop`
-    /// is set.
+    /// is set; locks are not waited for any more.
     pub fn stop_on(&self, stop: Arc<AtomicBool>) {
         self.digester().stop_on(stop);
     }
@@ -268,6 +268,7 @@ impl Store {
     pub fn is_in_memory(&self) -> bool {
         self.disk().volume(self.root()).is_ok_and(|volume| volume.is_memory)
     }
+        self.disk().stop_on(Arc::clone(&stop));
 
     /// How many bytes were hashed since the store was opened: what a run without news costs.
     pub fn bytes_hashed(&self) -> u64 {

@@ -9,10 +9,13 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use world::side::{PYTHON, Side, is_root};
-use world::{Ended, World, commands, ended};
+use world::{Ended, World, commands, ended, until};
 
 /// A process that others may attack: it has `victim` open as 3 and listens.
 const VICTIM: &str = "import os, socket, sys
@@ -212,6 +215,58 @@ fn whoever_requires_confinement_is_refused_without() {
     assert!(smelt("none", &["plan", "p.toml"]).stdout.contains("nothing confines stages here"));
     let odd = smelt("nonsense", &["run", "p.toml"]);
     assert_eq!(odd.code, Some(2), "{}", odd.stderr);
+/// Whoever can read a file can lock it, and smelt writes to these.
+const LOCKS: &str = "import fcntl, glob, time
+held = [open(path) for path in glob.glob('WORLD/cache/*.log') + glob.glob('WORLD/cache/journal/*') + ['WORLD/cache/roots.lock']]
+for file in held: fcntl.flock(file, fcntl.LOCK_EX)
+open('WORLD/flags/held', 'w').close()
+time.sleep(600)";
+
+#[test]
+fn a_stage_that_locks_the_store_keeps_nobody_from_ending() {
+    let world = World::new("");
+    world.write("locks.py", &LOCKS.replace("WORLD", world.path("").to_str().unwrap()));
+    fs::create_dir(world.path("flags")).unwrap();
+    let waits = "until [ -e $FLAGS/held ]; do sleep 0.02; done; echo x > o";
+    let waits = waits.replace("$FLAGS", world.path("flags").to_str().unwrap());
+    let locks = format!("{PYTHON} {}", world.path("locks.py").display());
+    let text = commands(&[&format!("a::{locks}"), &format!("b::{waits}")]);
+    let kind = "kind = \"command\"\n";
+    world.write("p.toml", &text.replace(kind, &format!("{kind}writes = [\"flags\"]\n")));
+    let mut smelt = world.command(&["run", "p.toml", "--jobs", "2", "--keep-going"]);
+    let mut smelt = smelt.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    world.wait_for("flags/held");
+    std::thread::sleep(Duration::from_millis(500));
+    let pid = Pid::from_raw(smelt.id().cast_signed());
+    let begun = Instant::now();
+    kill(pid, Signal::SIGINT).unwrap();
+    let has_ended = until(|| smelt.try_wait().unwrap().is_some());
+    let _ = kill(pid, Signal::SIGKILL);
+    assert!(has_ended, "it waits for a lock that nobody gives");
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    world.assert_nothing_runs();
+    let checked = world.smelt(&["cache", "fsck"]);
+    assert_eq!(checked.code, Some(0), "{}", checked.stderr);
+}
+
+/// Without the user's word too, and a stage whose result cannot be kept says who is in the way.
+#[test]
+fn who_locks_the_store_is_named() {
+    let world = World::new("");
+    world.write("locks.py", &LOCKS.replace("WORLD", world.path("").to_str().unwrap()));
+    fs::create_dir(world.path("flags")).unwrap();
+    let flags = world.path("flags").display().to_string();
+    let waits = format!("until [ -e {flags}/held ]; do sleep 0.02; done; echo x > o");
+    let locks = format!("timeout 13 {PYTHON} {}", world.path("locks.py").display());
+    let text = commands(&[&format!("a::{locks}"), &format!("b::{waits}")]);
+    let kind = "kind = \"command\"\n";
+    world.write("p.toml", &text.replace(kind, &format!("{kind}writes = [\"flags\"]\n")));
+    let ended = world.smelt(&["run", "p.toml", "--jobs", "2", "--keep-going"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("(python3) holds its lock"), "{}", ended.stderr);
+    assert_eq!(world.smelt(&["cache", "fsck"]).code, Some(0));
+}
+
     let held = smelt("", &["run", "p.toml", "--require-confinement"]);
     assert!(matches!(held.code, Some(0 | 5)), "{}", held.stderr);
     let kind = "kind = \"command\"\n";
