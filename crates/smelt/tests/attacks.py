@@ -109,6 +109,19 @@ def signal_to_other():
 
 
 @attack
+def stop_of_the_supervisor():
+    """Nobody then looks after the stage's time and memory."""
+    for who in ancestors():
+        try:
+            os.kill(who, signal.SIGSTOP)
+        except OSError:
+            continue
+        os.kill(who, signal.SIGCONT)
+        return f"SIGSTOP {who}"
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
 def letters_for_the_user():
     """Types into the terminal from which smelt was started, for the shell that has it next."""
     terminals = ["/dev/tty", "/dev/tty1", "/dev/console"]
