@@ -3,7 +3,7 @@
 Runs as a stage, in its own directory.  Says nothing on standard output: a complaint there would end
 the attempt for another reason.  usage: attacks.py VICTIM PID OUT, where VICTIM is a file outside of the stage's
 directory that its user may write, and PID a process of the same user that has it open, listens on the abstract
-socket of its own number and knows nothing of the stage.
+socket of its own number and knows nothing of the stage.  VICTIM.setuid is `id` of another user's, who has given it his rights.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ import signal
 import socket
 import stat
 import struct
+import subprocess
 import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -261,12 +262,18 @@ def more_rights():
 
 @attack
 def groups():
-    found = []
-    for folder, _, names in os.walk("/sys/fs/cgroup"):
-        found += [f"{folder}/{name}" for name in names if name in ("cgroup.procs", "tasks", "cgroup.freeze")]
-        if len(found) > 50:
-            break
+    """Any file of any group: one frees, kills, or gives memory to whoever is in it."""
+    found = [f"{folder}/{name}" for folder, _, names in os.walk("/sys/fs/cgroup") for name in names]
     return any_opened(found)
+
+
+@attack
+def another_user_s_program():
+    """Runs with the rights of its owner, or where that is nobody special, of root."""
+    said = subprocess.run([victim + ".setuid", "-u"], capture_output=True, text=True).stdout.strip()
+    if said == str(os.getuid()):
+        raise OSError(errno.EPERM, "it ran with our rights")
+    return f"as {said}"
 
 
 @attack

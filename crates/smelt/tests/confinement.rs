@@ -27,10 +27,6 @@ server.listen()
 print('ready', flush=True)
 while True: server.accept()";
 
-/// A process that is gone with the test.
-struct Killed(Child);
-
-impl Drop for Killed {
 /// Gives what it starts a terminal, which no output of it goes to.
 const TERMINAL: &str = "import os, pty, sys
 out, errors = os.dup(1), os.dup(2)
@@ -45,6 +41,10 @@ except OSError:
     pass
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))";
 
+/// A process that is gone with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -84,6 +84,7 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
         side.give(&node);
         fs::set_permissions(&node, fs::Permissions::from_mode(0o666)).unwrap();
     }
+    give_rights(&world.path("victim.setuid"), side);
     let script = format!("{PYTHON} {folder}/attacks.py {folder}/victim {} .", victim.0.id());
     let kind = "kind = \"command\"\n";
     let text = commands(&[&format!("a::{script} > o 2>&1 || {{ cat o; exit 1; }}")]);
@@ -111,6 +112,15 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
     assert!(done.starts_with("# "), "{done}");
     let done = done.lines().skip(1).map(str::to_owned).collect();
     Some(Attacked { world, report, done, stderr })
+}
+
+/// A program that runs with another user's rights, whoever starts it: root's for a user, a user's for root.  Without root
+/// it is nobody else's.
+fn give_rights(program: &Path, side: Side) {
+    fs::copy("/usr/bin/id", program).unwrap();
+    let another = if side == Side::Root { Side::User } else { Side::Root };
+    another.give(program);
+    fs::set_permissions(program, fs::Permissions::from_mode(0o4755)).unwrap();
 }
 
 /// Whether a stage left memory of System V under the key of this world; it is gone then.
@@ -205,17 +215,6 @@ fn without_either_it_says_so() {
     }
 }
 
-#[test]
-fn whoever_requires_confinement_is_refused_without() {
-    let world = World::of_commands(&["a::echo x > o"]);
-    let smelt =
-        |way: &str, arguments: &[&str]| ended(world.command(arguments).env("SMELT_CONFINE", way));
-    let refused = smelt("none", &["run", "p.toml", "--require-confinement"]);
-    assert_eq!(refused.code, Some(5), "{}", refused.stderr);
-    assert!(refused.stderr.contains("nothing confines stages here"), "{}", refused.stderr);
-    assert!(smelt("none", &["plan", "p.toml"]).stdout.contains("nothing confines stages here"));
-    let odd = smelt("nonsense", &["run", "p.toml"]);
-    assert_eq!(odd.code, Some(2), "{}", odd.stderr);
 /// Whoever can read a file can lock it, and smelt writes to these.
 const LOCKS: &str = "import fcntl, glob, time
 held = [open(path) for path in glob.glob('WORLD/cache/*.log') + glob.glob('WORLD/cache/journal/*') + ['WORLD/cache/roots.lock']]
@@ -268,6 +267,17 @@ fn who_locks_the_store_is_named() {
     assert_eq!(world.smelt(&["cache", "fsck"]).code, Some(0));
 }
 
+#[test]
+fn whoever_requires_confinement_is_refused_without() {
+    let world = World::of_commands(&["a::echo x > o"]);
+    let smelt =
+        |way: &str, arguments: &[&str]| ended(world.command(arguments).env("SMELT_CONFINE", way));
+    let refused = smelt("none", &["run", "p.toml", "--require-confinement"]);
+    assert_eq!(refused.code, Some(5), "{}", refused.stderr);
+    assert!(refused.stderr.contains("nothing confines stages here"), "{}", refused.stderr);
+    assert!(smelt("none", &["plan", "p.toml"]).stdout.contains("nothing confines stages here"));
+    let odd = smelt("nonsense", &["run", "p.toml"]);
+    assert_eq!(odd.code, Some(2), "{}", odd.stderr);
     let held = smelt("", &["run", "p.toml", "--require-confinement"]);
     assert!(matches!(held.code, Some(0 | 5)), "{}", held.stderr);
     let kind = "kind = \"command\"\n";
@@ -288,6 +298,10 @@ fn plan_and_doctor_say_what_holds() {
         }
         assert!(plan.stdout.contains(words), "{}", plan.stdout);
         assert!(doctor.stdout.contains(words), "{}", doctor.stdout);
+        let unheld = "signals are not held (Linux 6.12 does)";
+        let is_unheld = [&plan, &doctor].map(|said| said.stdout.contains(unheld));
+        assert_eq!(is_unheld[0], is_unheld[1], "{}{}", plan.stdout, doctor.stdout);
+        assert!(is_unheld[0] || way == "landlock", "{}", plan.stdout);
     }
 }
 
@@ -298,10 +312,6 @@ fn rights_of_root_are_declared() {
         return println!("not run: no root");
     }
     let script = "a::touch f; chattr +a f && chattr -a f && echo yes > o || echo no > o";
-        let unheld = "signals are not held (Linux 6.12 does)";
-        let is_unheld = [&plan, &doctor].map(|said| said.stdout.contains(unheld));
-        assert_eq!(is_unheld[0], is_unheld[1], "{}{}", plan.stdout, doctor.stdout);
-        assert!(is_unheld[0] || way == "landlock", "{}", plan.stdout);
     let world = World::of_commands(&[script]);
     let said = |world: &World| fs::read_to_string(world.out("a").join("o")).unwrap();
     world.run(&[]);
