@@ -67,7 +67,8 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     if loaded.plan.stages().any(|(_, stage)| stage.params.contains_key(STRICT)) {
         answer(format_args!("{}\n", confinement.strict_words()))?;
     }
-    if let Some(line) = tools::not_in_keys(&loaded.plan) {
+    let unseen = [tools::not_in_keys(&loaded.plan), tools::unknown(&loaded.plan)];
+    for line in unseen.into_iter().flatten() {
         answer(format_args!("{line}\n"))?;
     }
     if let Some(line) = all_in_all(&loaded.plan, &story) {
