@@ -59,7 +59,7 @@ impl Layout {
         &self.root
     }
 
-    fn format(&self) -> PathBuf {
+    pub(crate) fn format(&self) -> PathBuf {
         self.root.join("FORMAT")
     }
 
@@ -161,6 +161,12 @@ impl Layout {
 
     pub(crate) fn run_claims(&self, run: &RunId) -> PathBuf {
         self.runs().join(format!("{run}.claims"))
+    }
+
+    /// Whether a file of the store is opened again to be written, or removed and made anew.
+    pub(crate) fn is_written_again(&self, path: &Path) -> bool {
+        let once = [self.out(), self.seals(), self.work(), self.quarantine(), self.trash()];
+        !once.iter().any(|dir| path.starts_with(dir))
     }
 
     /// Makes sure that the root is on a disk of this machine, exists, and is a store or empty; where it cannot be

@@ -371,7 +371,7 @@ fn end(flags: &FsckFlags, checkup: &Checkup) -> Exit {
 }
 
 fn tell_checkup(checkup: &Checkup) -> Result<(), Failed> {
-    let Checkup { trees, bytes: read, nameless, gone, strays, lost, .. } = checkup;
+    let Checkup { trees, bytes: read, nameless, gone, strays, lost, mended, .. } = checkup;
     for Damage { digest, what, .. } in &checkup.damaged {
         answer(format_args!("damaged: output {digest}: {what}\n"))?;
     }
@@ -397,6 +397,7 @@ fn checkup_as_json(flags: &FsckFlags, checkup: &Checkup) -> Value {
     let damaged = checkup.damaged.iter().map(|damage| {
         json!({ "digest": damage.digest, "what": damage.what, "moved_to": damage.moved_to })
     });
+        (*mended, "files and directories whose modes were set back"),
     json!({
         "sound": checkup.is_sound(),
         "repaired": flags.repair && !checkup.is_sound(),
@@ -411,3 +412,4 @@ fn checkup_as_json(flags: &FsckFlags, checkup: &Checkup) -> Value {
         "bad_roots": checkup.bad_roots,
     })
 }
+        "mended": checkup.mended,
