@@ -225,6 +225,31 @@ fn repair_sets_modes_back() {
     }
 }
 
+/// Whoever names a folder that is no store for one keeps it as it is.
+#[test]
+fn what_is_no_store_is_not_looked_at_and_keeps_its_modes() {
+    let world = World::new("");
+    let check = |folder: &str| {
+        for more in [&["cache", "fsck"][..], &["cache", "fsck", "--repair"]] {
+            let mut command = world.command(more);
+            let checked = ended(command.env("SMELT_CACHE", world.path(folder)));
+            let is_made = folder == "nowhere" && more.len() > 2;
+            assert_eq!(checked.code, Some(if is_made { 0 } else { 8 }), "{}", checked.stderr);
+        }
+    };
+    std::fs::create_dir(world.path("other")).unwrap();
+    world.write("other/file", "");
+    let none = std::fs::Permissions::from_mode(0);
+    std::fs::set_permissions(world.path("other/file"), none.clone()).unwrap();
+    check("other");
+    let mode = world.path("other/file").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, none.mode());
+    check("nowhere");
+    std::fs::create_dir(world.path("strange")).unwrap();
+    world.write("strange/FORMAT", "smelt-store 999\n");
+    check("strange");
+}
+
 /// A stage of root's may have done any of this.
 #[test]
 fn repair_cures_a_log_that_is_no_file_or_cannot_be_written() {
