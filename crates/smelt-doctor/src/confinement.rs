@@ -7,11 +7,19 @@ use crate::measure::Measured;
 pub(crate) fn check(measured: &Measured) -> Option<Finding> {
     const ID: &str = "confinement";
     let way = measured.confined_by.as_deref()?;
-    let ok = |title: &str| Finding::new(Severity::Ok, ID, title);
+    let held = |title: &str| {
+        match &measured.unheld[..] {
+        [] => Finding::new(Severity::Ok, ID, title),
+        unheld => Finding::new(Severity::Note, ID, &format!("{title}; {}", unheld.join("; "))).because(
+            "A stage can then reach smelt itself: where signals are not held, it can stop smelt and the shim that \
+             leads it, and with both its time limit.  Run what you do not trust as another user or in a container.",
+        ),
+    }
+    };
     Some(match way {
-        "landlock" => ok("stages are confined by Landlock"),
-        "mounts" => ok("stages are confined by mount name spaces, for root"),
-        "user-mounts" => ok("stages are confined by mount name spaces in user name spaces"),
+        "landlock" => held("stages are confined by Landlock"),
+        "mounts" => held("stages are confined by mount name spaces, for root"),
+        "user-mounts" => held("stages are confined by mount name spaces in user name spaces"),
         _ => Finding::new(Severity::Warning, ID, "stages are not confined")
             .seen("no Landlock as of Linux 5.19, no right to mount, no user name spaces")
             .because(
@@ -38,5 +46,14 @@ mod tests {
         for way in ["landlock", "mounts", "user-mounts"] {
             assert_eq!(check(Some(way)), Some(Severity::Ok));
         }
+    }
+
+    #[test]
+    fn what_a_way_leaves_to_stages_is_said() {
+        let confined_by = Some("mounts".to_owned());
+        let unheld = vec!["signals are not held".to_owned()];
+        let found = check(&Measured { confined_by, unheld, ..Measured::default() }).unwrap();
+        assert_eq!(found.severity, Severity::Note);
+        assert!(found.title.ends_with("for root; signals are not held"), "{}", found.title);
     }
 }

@@ -57,15 +57,17 @@ pub struct Facts {
 
 impl Facts {
     /// Reads the device we run on; `store` is the folder of the store, whose disk is measured.
-    /// `confined_by` is the way in which stages are confined here, or `none`: whoever starts them knows.
-    pub fn of_this_device(store: &Path, confined_by: &str) -> Self {
+    /// `confined_by` is the way in which stages are confined here, or `none`, and `unheld` what it leaves to them, in words:
+    /// whoever starts them knows.
+    pub fn of_this_device(store: &Path, confined_by: &str, unheld: &[&str]) -> Self {
         // A store that is not there yet is made in the nearest folder that is; a link leads to
         // another disk.
         let folder = store.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let mut facts = Self::read(&Tree::at(Path::new("/")), &folder);
         let confined_by = Some(confined_by.to_owned());
-        facts.measured = Measured { confined_by, ..Measured::measure(&folder) };
+        let unheld = unheld.iter().map(|what| (*what).to_owned()).collect();
+        facts.measured = Measured { confined_by, unheld, ..Measured::measure(&folder) };
         facts
     }
 
@@ -193,7 +195,7 @@ mod tests {
     #[test]
     fn this_device_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        let facts = Facts::of_this_device(&dir.path().join("not/yet"), "landlock");
+        let facts = Facts::of_this_device(&dir.path().join("not/yet"), "landlock", &[]);
         assert!(facts.board.memory_bytes.is_some_and(|bytes| bytes > 0));
         assert!(!facts.disks.mounts.is_empty() && facts.measured().free_bytes.is_some());
         assert!(judge(&facts).iter().any(|finding| finding.id == "disk-space"));

@@ -52,6 +52,9 @@ pub struct Measured {
     /// By what stages are confined: `landlock`, `mounts`, `user-mounts` or `none`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confined_by: Option<String>,
+    /// What that leaves to them, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unheld: Vec<String>,
     /// Why something is missing.
     pub error: Option<String>,
 }

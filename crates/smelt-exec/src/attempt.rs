@@ -22,7 +22,9 @@ use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, RunId, SealError, Store};
 use smelt_watch::kernel_log::What;
 use smelt_watch::meter::{GROUP, period};
-use smelt_watch::{Budget, Cgroups, Disks, Group, KernelEvent, Measured, Meter, Sample, Short};
+use smelt_watch::{
+    Broken, Budget, Cgroups, Disks, Group, KernelEvent, Measured, Meter, Sample, Short,
+};
 
 use crate::classify::{
     End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing, of_disk,
@@ -207,7 +209,7 @@ impl Attempt<'_> {
             measured.take_usage(said.rss_process_peak_bytes, said.major_faults);
         }
         let end = End {
-            stopped: self.controls.why(),
+            stopped: self.controls.why().or_else(|| self.late(said.as_ref())),
             limit_bytes: self.budget.rss_bytes_max.filter(|_| holds_limit),
             oom_kills: oom_kills(&measured),
             survives_kills: self.survives_kills,
@@ -242,6 +244,13 @@ impl Attempt<'_> {
             Outcome::Failed(failure) => Outcome::Failed(self.with_unseen(failure)),
             outcome => outcome,
         }
+    }
+
+    /// That its shim has ended it for its time, while we could not.
+    fn late(&self, said: Option<&ShimReport>) -> Option<Stopped> {
+        let duration_max =
+            self.budget.duration_max.filter(|_| said.is_some_and(|said| said.late))?;
+        Some(Stopped::Over(Broken::Time { duration_max }))
     }
 
     /// Names what a strict program may have lacked without a word.
@@ -290,6 +299,7 @@ impl Attempt<'_> {
             log: self.log.clone(),
             scratch,
             must_hold: self.must_hold,
+            time_max: self.budget.duration_max,
         })?;
         line.push(b'\n');
         let listener = self.shims.listener();

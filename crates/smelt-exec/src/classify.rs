@@ -429,6 +429,7 @@ mod tests {
             confined_by: None,
             network: None,
             short: None,
+            late: false,
             spawn_error: None,
             log_error: None,
         };

@@ -9,6 +9,7 @@
 
 mod capabilities;
 mod devices;
+mod filter;
 mod mounts;
 mod network;
 mod system;
@@ -117,6 +118,8 @@ pub struct Confinement {
     pub way: Option<Way>,
     /// Whether stages may not send signals to others than their own, nor connect to their abstract sockets.
     pub holds_signals: bool,
+    /// Whether the kernel refuses them system calls by their arguments, as those that set limits of other processes.
+    pub filters_calls: bool,
     /// How a strict stage is kept from the network; `None` where it cannot be.
     pub network: Option<Network>,
 }
@@ -128,9 +131,17 @@ impl Confinement {
             return "nothing confines stages here: the kernel has neither Landlock (Linux 5.19) nor lets us mount"
                 .to_owned();
         };
-        let signals =
-            if self.holds_signals { "" } else { "; signals are not held (Linux 6.12 does)" };
-        format!("stages are confined by {}{signals}", way.words())
+        let unheld: String = self.unheld().into_iter().map(|what| format!("; {what}")).collect();
+        format!("stages are confined by {}{unheld}", way.words())
+    }
+
+    /// What it does not hold of what other kernels do, for a person.
+    pub fn unheld(&self) -> Vec<&'static str> {
+        let signals = (!self.holds_signals).then_some("signals are not held (Linux 6.12 does)");
+        let calls = (!self.filters_calls).then_some(
+            "limits of other processes are not held (the kernel has no filters of system calls)",
+        );
+        if self.way.is_some() { signals.into_iter().chain(calls).collect() } else { Vec::new() }
     }
 
     /// What holds strict stages here, for a person.
@@ -157,9 +168,11 @@ impl Confinement {
             let named = named.display();
             return Err(format!("{VARIABLE} is landlock, mounts or none, not \"{named}\""));
         }
+        let filters_calls = filter::are_there(Path::new("/"));
         if has_landlock() {
             let network = network::find(capabilities::may_mount());
-            return Ok(Self { way: Some(Way::Landlock), holds_signals: has_scopes(), network });
+            let way = Some(Way::Landlock);
+            return Ok(Self { way, holds_signals: has_scopes(), filters_calls, network });
         }
         let way = match capabilities::may_mount() {
             _ if !is_wanted("mounts") => None,
@@ -168,7 +181,8 @@ impl Confinement {
             }
             false => mounts::allows_user_namespaces(Path::new("/")).then_some(Way::UserMounts),
         };
-        Ok(Self { way, holds_signals: false, network: network::find(way.is_some()) })
+        let network = network::find(way.is_some());
+        Ok(Self { way, holds_signals: false, filters_calls, network })
     }
 }
 
@@ -203,19 +217,20 @@ impl Space {
 ///
 /// Where a user name space is the only way it enters one.  With Landlock it takes a `/dev/shm` of its own where
 /// it may mount: what a program leaves there can be told from what others keep there.  Where it
-/// cannot, what is started is not held, and says so.
+/// cannot, what is started is not held, and says so.  System calls are refused here, once for all that it starts: a filter
+/// takes longer than many a stage.
 pub(crate) fn prepare(space: Space) -> Shared {
-    match (space, has_landlock(), capabilities::may_mount()) {
-        (Space::Free, ..) => Shared::Everybodys,
-        (Space::Own, true, true) if mounts::own_shared().is_ok() => Shared::Own,
-        (_, true, _) | (_, false, true) => Shared::Everybodys,
-        (_, false, false) => {
-            if is_wanted("mounts") {
-                let _ = mounts::enter_user_namespace();
-            }
-            Shared::Everybodys
-        }
+    if space == Space::Free {
+        return Shared::Everybodys;
     }
+    let (has_landlock, may_mount) = (has_landlock(), capabilities::may_mount());
+    let is_own = space == Space::Own && has_landlock && may_mount && mounts::own_shared().is_ok();
+    let by_mounts = || is_wanted("mounts") && (may_mount || mounts::enter_user_namespace().is_ok());
+    if has_landlock || by_mounts() {
+        // A kernel without filters has the rest, and `plan` says so.
+        let _ = filter::refuse_beyond();
+    }
+    if is_own { Shared::Own } else { Shared::Everybodys }
 }
 
 /// Whose `/dev/shm` this process sees.
@@ -247,9 +262,9 @@ pub(crate) fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Ch
     if bounds.places.contains(&Path::new("/")) {
         return Ok((command.spawn()?, Held { writes: Writes::Anywhere, way: None, network: None }));
     }
-    let (held, child) = match rules(bounds)? {
-        Some(rules) => (Some(Way::Landlock), in_thread(|| bound(command, rules, bounds))?),
-        None => isolated(command, bounds)?,
+    let (held, child) = match has_landlock() {
+        true => (Some(Way::Landlock), in_thread(|| bound(command, bounds))?),
+        false => isolated(command, bounds)?,
     };
     let (network, child) = child;
     let writes = if held.is_some() { Writes::Confined } else { Writes::Unwatched };
@@ -290,22 +305,33 @@ pub(crate) fn enclose(program: &Path) -> io::Result<()> {
 /// What was started, and how its network is where it is strict.
 type Started = (Option<Network>, Child);
 
-fn bound(command: &mut Command, rules: RulesetCreated, bounds: Bounds<'_>) -> io::Result<Started> {
-    let network = bounds.strict.map(network::hold).transpose()?;
+/// By Landlock, which knows files and no sockets: what a strict program is not to see is covered besides, where we may.
+fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
+    let may_mount = capabilities::may_mount();
+    let is_covered = bounds.strict.is_some() && may_mount;
+    if is_covered {
+        mounts::isolate(&real(bounds.places)?, View::of(bounds))?;
+    } else if may_mount && !bounds.shares {
+        mounts::own_queues();
+    }
+    let network = bounds.strict.map(|strict| network::hold(strict, is_covered)).transpose()?;
     capabilities::drop_but(bounds.capabilities)?;
-    rules.restrict_self().map_err(io::Error::other)?;
+    rules(bounds)?.restrict_self().map_err(io::Error::other)?;
     Ok((network, command.spawn()?))
+}
+
+/// By where their links lead, as the kernel's list of mounts has them.
+fn real(places: &[&Path]) -> io::Result<Vec<PathBuf>> {
+    let real = |place: &&Path| place.canonicalize().map_err(|error| unfit(place, &error));
+    places.iter().map(real).collect()
 }
 
 /// In a mount name space of its own, or where that cannot be, as free as it is.
 fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way>, Started)> {
-    // By where its links lead, as the kernel's list of mounts has it.
-    let real = |place: &&Path| place.canonicalize().map_err(|error| unfit(place, &error));
-    let places = bounds.places.iter().map(real).collect::<io::Result<Vec<PathBuf>>>()?;
+    let places = real(bounds.places)?;
     let started = in_thread(|| {
-        let Bounds { tmp, strict, shares, .. } = bounds;
         let held = match is_wanted("mounts") {
-            true => mounts::isolate(&places, View { tmp, strict, shares }),
+            true => mounts::isolate(&places, View::of(bounds)),
             false => Err(io::ErrorKind::Unsupported.into()),
         };
         if let (Err(error), true) = (&held, bounds.must_hold) {
@@ -322,7 +348,7 @@ fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way
 
 /// Programs whose files give them rights keep them only where nothing is held.
 fn free_of_rights(command: &mut Command, bounds: Bounds<'_>, is_held: bool) -> io::Result<Started> {
-    let network = bounds.strict.map(network::hold).transpose()?;
+    let network = bounds.strict.map(|strict| network::hold(strict, is_held)).transpose()?;
     capabilities::drop_but(bounds.capabilities)?;
     if is_held {
         nix::sys::prctl::set_no_new_privs()?;
@@ -358,13 +384,11 @@ pub(crate) fn seen(strict: &Strict) -> Vec<PathBuf> {
     strict.reads.iter().cloned().chain(system::folders(strict.network)).collect()
 }
 
-/// The kernel's form of `bounds`; `None` where it knows none.
-fn rules(bounds: Bounds<'_>) -> io::Result<Option<RulesetCreated>> {
+/// Landlock's form of `bounds`.
+fn rules(bounds: Bounds<'_>) -> io::Result<RulesetCreated> {
     let reading = bounds.strict.map_or(BitFlags::EMPTY, |_| AccessFs::from_read(ABI::V5));
     let all = AccessFs::from_write(ABI::V5) | reading;
-    let Some(mut rules) = is_wanted("landlock").then(|| handle(all).ok()).flatten() else {
-        return Ok(None);
-    };
+    let mut rules = handle(all).map_err(io::Error::other)?;
     // Device nodes could be those of disks.
     let files = all & !(AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev);
     for place in bounds.places {
@@ -384,7 +408,7 @@ fn rules(bounds: Bounds<'_>) -> io::Result<Option<RulesetCreated>> {
             rules = allow(rules, opened, access)?;
         }
     }
-    Ok(Some(rules))
+    Ok(rules)
 }
 
 /// Renames between directories must be possible.  What only a newer kernel knows is left out: on an

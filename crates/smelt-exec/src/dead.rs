@@ -52,7 +52,10 @@ pub fn clear_dead_runs(
     tell: &mut dyn FnMut(&StoreError),
 ) -> Result<Vec<Closed>, StoreError> {
     let dead = store.dead_runs()?;
-    let cgroups = if dead.is_empty() { None } else { Cgroups::find(Path::new("/")) };
+    let cgroups = Cgroups::find(Path::new("/"));
+    if let Some(cgroups) = &cgroups {
+        cgroups.sweep_empty();
+    }
     let now = boot_id();
     let mut closed = Vec::new();
     for run in dead {

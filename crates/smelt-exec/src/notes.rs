@@ -4,14 +4,14 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::OFlag;
-use nix::sys::stat::{major, minor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use smelt_store::{LockHolder, held_too_long};
 
 /// Anybody's: whoever comes first makes them.
 const DIR_MODE: u32 = 0o1777;
@@ -88,40 +88,14 @@ pub(crate) fn locks_within(file: &File, time_max: Duration) -> io::Result<()> {
     let begun = Instant::now();
     while !locks(file)? {
         if begun.elapsed() >= time_max {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, late(holder(file))));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                held_too_long(LockHolder::of(file)),
+            ));
         }
         std::thread::sleep(LOCK_TICK);
     }
     Ok(())
-}
-
-/// What to say of a lock that is held for too long.
-fn late(holder: Option<u32>) -> String {
-    match holder {
-        Some(pid) => format!(
-            "process {pid} holds its lock, which nobody needs for long; if it was stopped, let it go on (kill -CONT {pid}) or end it"
-        ),
-        None => "a process that is not seen from here holds its lock, which nobody needs for long; let it go on or end it".to_owned(),
-    }
-}
-
-/// Who holds a lock of the file, where the kernel says so.
-fn holder(file: &File) -> Option<u32> {
-    let stat = file.metadata().ok()?;
-    let place = (major(stat.dev()), minor(stat.dev()), stat.ino());
-    holder_in(&fs::read_to_string("/proc/locks").ok()?, place)
-}
-
-/// Who holds the inode of that device (major, minor), by the lines of `/proc/locks`.  Processes of other name spaces
-/// have no number there.
-fn holder_in(locks: &str, (major, minor, inode): (u64, u64, u64)) -> Option<u32> {
-    let place = format!("{major:02x}:{minor:02x}:{inode}");
-    locks.lines().find_map(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        // Who waits has an arrow before the kind.
-        let [_, "FLOCK", _, _, pid, at, ..] = words[..] else { return None };
-        pid.parse().ok().filter(|&pid| at == place && pid > 0)
-    })
 }
 
 fn answer(tried: Result<(), TryLockError>) -> io::Result<bool> {
@@ -176,29 +150,14 @@ mod tests {
         one.lock().unwrap();
         let late = locks_within(&other, LOCK_TICK).unwrap_err();
         assert_eq!(late.kind(), io::ErrorKind::TimedOut);
-        let own = format!("process {} holds its lock", std::process::id());
-        assert!(late.to_string().starts_with(&own), "{late}");
+        let late = late.to_string();
+        let own = format!("process {} (", std::process::id());
+        assert!(late.starts_with(&own) && late.contains(") holds its lock"), "{late}");
         let gives_back = std::thread::spawn(move || {
             std::thread::sleep(LOCK_TICK);
             drop(one);
         });
         locks_within(&other, Duration::from_secs(60)).unwrap();
         gives_back.join().unwrap();
-    }
-
-    #[test]
-    fn who_holds_a_lock_is_read_from_the_kernels_lines() {
-        let lines = "\
-            1: POSIX  ADVISORY  WRITE 11 00:1a:612 0 EOF\n\
-            2: FLOCK  ADVISORY  WRITE 22 00:1a:613 0 EOF\n\
-            2: -> FLOCK  ADVISORY  WRITE 33 00:1a:614 0 EOF\n\
-            3: FLOCK  ADVISORY  WRITE 0 00:1a:615 0 EOF\n\
-            4: OFDLCK ADVISORY  WRITE -1 00:1a:612 0 EOF\n";
-        assert_eq!(holder_in(lines, (0, 0x1a, 613)), Some(22));
-        for inode in [612, 614, 615, 616] {
-            assert_eq!(holder_in(lines, (0, 0x1a, inode)), None, "{inode}");
-        }
-        assert_eq!(holder_in(lines, (1, 0x1a, 613)), None);
-        assert!(late(Some(22)).contains("kill -CONT 22") && late(None).contains("not seen"));
     }
 }

@@ -1,6 +1,7 @@
 //! The words between supervisor and shim: one order in, one report out, each a line of JSON.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use smelt_plan::plan::{Attempt, Stage};
@@ -122,6 +123,8 @@ pub(crate) struct ShimOrder {
     pub(crate) scratch: PathBuf,
     /// It is not to be started where the kernel cannot hold it to what it declares.
     pub(crate) must_hold: bool,
+    /// How long it may run, for the case that the supervisor cannot look.
+    pub(crate) time_max: Option<Duration>,
 }
 
 /// A shim that has led a stage larger than this leads no other: the kernel keeps one high-water mark
@@ -156,6 +159,9 @@ pub struct ShimReport {
     pub network: Option<Network>,
     /// A disk that was short when the leader had ended, before anything of the stage was removed.
     pub short: Option<Short>,
+    /// The shim has ended it, since its time was over and the supervisor was stopped.
+    #[serde(default)]
+    pub late: bool,
     /// Why the leader could not be started at all.
     pub spawn_error: Option<String>,
     /// Why its output could not be kept; the stage itself never notices.

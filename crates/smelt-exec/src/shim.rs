@@ -13,8 +13,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread;
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -22,8 +22,8 @@ use nix::sys::prctl;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{AccessFlags, Pid, access, close};
-use smelt_watch::{Disks, Tree};
+use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, setsid};
+use smelt_watch::{Disks, Tree, is_stopped};
 
 use crate::confine::{self, Bounds, Held, Space, TMP};
 use crate::log;
@@ -39,6 +39,9 @@ const OOM_SCORE_ADJ: &str = "500";
 
 /// How a stage of smelt's own is started: the file may have been replaced meanwhile.
 const OURSELVES: &str = "/proc/self/exe";
+
+/// How much later than the supervisor a shim looks whether a stage's time is over, and how often it then does.
+const CLOCK_TICK: Duration = Duration::from_secs(1);
 
 /// A tree that still grows then is a fork storm, which halting does not cure.
 const HALT_PASSES: u32 = 10;
@@ -61,20 +64,23 @@ static IS_LOST: AtomicBool = AtomicBool::new(false);
 
 fn lead(space: Space) -> io::Result<()> {
     close_inherited();
+    leave_terminal()?;
     prctl::set_child_subreaper(true)?;
     let shared = confine::prepare(space);
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
-    while let Ok(ShimOrder { order, log, scratch, must_hold }) = orders.recv() {
+    while let Ok(ShimOrder { order, log, scratch, must_hold, time_max }) = orders.recv() {
         let before = Usage::of_children();
         let report = match start(&order, &scratch, must_hold) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
+                let clock = time_max.map(Clock::start);
                 let report = attend(leader, output, &log, &before, disks);
                 ShimReport {
                     writes: Some(held.writes),
                     confined_by: held.way,
                     network: held.network,
+                    late: clock.is_some_and(Clock::end),
                     ..report
                 }
             }
@@ -89,6 +95,7 @@ fn lead(space: Space) -> io::Result<()> {
                 confined_by: None,
                 network: None,
                 short: None,
+                late: false,
                 spawn_error: Some(error.to_string()),
                 log_error: None,
             },
@@ -117,6 +124,15 @@ fn close_inherited() {
     }
 }
 
+/// Begins a session of its own, which has no terminal: whoever has the user's could type into his shell.
+///
+/// The supervisor has started it in a group of its own, so that Ctrl-C does not reach it meanwhile; who leads a group
+/// cannot begin a session, so it joins the supervisor's for a moment.
+fn leave_terminal() -> nix::Result<()> {
+    setpgid(Pid::from_raw(0), getpgid(Some(getppid()))?)?;
+    setsid().map(drop)
+}
+
 /// Starts the leader, which writes nowhere but where it may.
 fn start(
     order: &Order,
@@ -142,6 +158,8 @@ fn start(
         .envs(order.env.iter().map(|(name, value)| (name, value)))
         .envs(list(order, scratch)?)
         .current_dir(&order.dir)
+        // A script that ends its group must not end its shim.
+        .process_group(0)
         .stdin(if order.input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(writer.try_clone()?)
         .stderr(writer);
@@ -297,8 +315,42 @@ fn attend(
         confined_by: None,
         network: None,
         short,
+        late: false,
         spawn_error: None,
         log_error: log_error.map(|error| error.to_string()),
+    }
+}
+
+/// Minds a stage's time for a supervisor that was stopped, by a debugger or by a signal: time goes on for the stage.  One that is
+/// at work decides by itself, since it knows what time does not count.
+struct Clock {
+    is_over: SyncSender<()>,
+    /// Whether it has ended the stage.
+    thread: JoinHandle<bool>,
+}
+
+impl Clock {
+    fn start(time_max: Duration) -> Self {
+        let (is_over, over) = sync_channel(1);
+        let supervisor = getppid().as_raw().cast_unsigned();
+        let mind = move || {
+            let mut wait = time_max.saturating_add(CLOCK_TICK);
+            while over.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+                if is_stopped(supervisor) {
+                    kill_tree();
+                    return true;
+                }
+                wait = CLOCK_TICK;
+            }
+            false
+        };
+        Self { is_over, thread: thread::spawn(mind) }
+    }
+
+    /// The stage is over; whether this was why.
+    fn end(self) -> bool {
+        drop(self.is_over);
+        self.thread.join().unwrap_or(false)
     }
 }
 

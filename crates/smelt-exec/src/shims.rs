@@ -82,8 +82,8 @@ impl Shims {
         Some(idle.remove(place))
     }
 
-    /// Starts a shim, in a process group of its own so that Ctrl-C reaches only us; the lock keeps
-    /// `kill_adopted` from taking it for an orphan.
+    /// Starts a shim, in a process group of its own so that Ctrl-C reaches only us before it has left the terminal; the
+    /// lock keeps `kill_adopted` from taking it for an orphan.
     fn start(&self, space: Space) -> io::Result<Shim> {
         let mut live = self.live();
         let mut process = Command::new("/proc/self/exe")

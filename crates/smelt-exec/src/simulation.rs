@@ -399,6 +399,7 @@ impl Simulated<'_> {
                 confined_by: None,
                 network: None,
                 short: None,
+                late: false,
                 spawn_error: None,
                 log_error: None,
             }),

@@ -9,7 +9,10 @@ use std::any::Any;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
+pub(crate) mod holder;
 mod real;
 #[cfg(any(test, feature = "sim"))]
 #[cfg_attr(not(feature = "sim"), allow(dead_code))] // Other crates' tests need the rest.
@@ -47,6 +50,8 @@ pub(crate) trait Disk: Send + Sync {
     /// Takes away what forbids changes of a file or directory beside its mode: `chattr +i` and `+a`.
     fn make_mutable(&self, path: &Path) -> io::Result<()>;
     fn moment(&self) -> Moment;
+    /// Once `stop` is set no lock is waited for.
+    fn stop_on(&self, _stop: Arc<AtomicBool>) {}
 }
 
 /// An open file.
@@ -112,11 +117,14 @@ pub(crate) enum LockKind {
 /// A lock; dropping it releases it, and so does the end of the process, however it comes.
 pub(crate) type Held = Box<dyn Any + Send + Sync>;
 
-/// Whether to wait for a lock that is held.
+/// How long to wait for a lock that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Block until it is free.
+    /// As long as it is held, which may be for hours: a repair has the store alone.
     Yes,
+    /// For a lock that smelt holds while it does one thing.  Whoever else holds it is not waited for long, and is named by
+    /// an error of the kind `TimedOut`.
+    Briefly,
     /// Answer at once.
     No,
 }

@@ -41,6 +41,8 @@ pub struct Checkup {
     pub lost: usize,
     /// Files in `roots/` and `runs/` that cannot be read; until they are, nothing is collected.
     pub bad_roots: Vec<PathBuf>,
+    /// Files and directories whose modes a repair has set back.
+    pub mended: usize,
 }
 
 impl Checkup {
@@ -59,10 +61,12 @@ impl Store {
     }
 
     /// Checks, makes the action log anew from what it still says and what lies beside the outputs,
-    /// and clears away what cannot be read.  The store must be open for this process alone.
+    /// sets modes back, and clears away what cannot be read.  The store must be open for this process alone.
     pub fn repair(&self) -> Result<Checkup, StoreError> {
         self.refuse_shared("repair")?;
+        let mended = self.mended() + self.mend_sealed()?;
         let (checkup, lost) = self.examine()?;
+        let checkup = Checkup { mended, ..checkup };
         let is_damaged = checkup.log_is_damaged || !lost.is_empty();
         self.rewrite_log(&lost, if is_damaged { When::Always } else { When::IfShorter })?;
         for path in &checkup.bad_roots {
@@ -125,7 +129,7 @@ impl Store {
         }
         // In the order in which whoever seals takes them.
         let _alone = self.lock_roots_alone()?;
-        let lock = self.disk().lock(&path, LockKind::Exclusive, Wait::Yes);
+        let lock = self.disk().lock(&path, LockKind::Exclusive, Wait::Briefly);
         let _held = lock.map_err(fault("lock", &path))?;
         Ok(is_damaged(self.disk(), &path)?)
     }

@@ -59,7 +59,7 @@ impl Layout {
         &self.root
     }
 
-    fn format(&self) -> PathBuf {
+    pub(crate) fn format(&self) -> PathBuf {
         self.root.join("FORMAT")
     }
 
@@ -163,6 +163,12 @@ impl Layout {
         self.runs().join(format!("{run}.claims"))
     }
 
+    /// Whether a file of the store is opened again to be written, or removed and made anew.
+    pub(crate) fn is_written_again(&self, path: &Path) -> bool {
+        let once = [self.out(), self.seals(), self.work(), self.quarantine(), self.trash()];
+        !once.iter().any(|dir| path.starts_with(dir))
+    }
+
     /// Makes sure that the root is on a disk of this machine, exists, and is a store or empty; where it cannot be
     /// nothing is made.
     pub(crate) fn prepare_root(&self, disk: &dyn Disk) -> Result<(), StoreError> {
@@ -200,7 +206,7 @@ impl Layout {
     /// Creates what is missing.  Called with the store's lock held.
     pub(crate) fn complete(&self, disk: &dyn Disk) -> Result<(), StoreError> {
         let key_locks = self.key_locks();
-        let lock = disk.lock(&key_locks, LockKind::Byte(LAYOUT_BYTE), Wait::Yes);
+        let lock = disk.lock(&key_locks, LockKind::Byte(LAYOUT_BYTE), Wait::Briefly);
         let _held = lock.map_err(fault("lock", &key_locks))?;
         let is_new = self.version(disk)?.is_none();
         let mut is_incomplete = is_new;

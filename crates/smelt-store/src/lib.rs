@@ -19,6 +19,7 @@ mod layout;
 mod log;
 mod manifest;
 mod memo;
+mod modes;
 mod output;
 mod prune;
 mod roots;
@@ -34,6 +35,7 @@ mod walk;
 pub use collect::{Collection, Limits, Victim, What, Why, choose};
 pub use digest::{Digest, NotADigest};
 pub use digester::DigestError;
+pub use disk::holder::{LockHolder, held_too_long};
 pub use disk::{DiskError, Wait, is_disk_failing};
 #[cfg(feature = "sim")]
 pub use disk::{sim, turns};

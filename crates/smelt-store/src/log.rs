@@ -245,7 +245,7 @@ impl Log {
         if self.broken {
             return Err(LogError::Broken { path: self.path.clone() });
         }
-        let lock = self.disk.lock(&self.path, LockKind::Exclusive, Wait::Yes);
+        let lock = self.disk.lock(&self.path, LockKind::Exclusive, Wait::Briefly);
         let _held = lock.map_err(fault("lock", &self.path))?;
         let (size, is_clean) = self.find_end(visit)?;
         if !is_clean {
@@ -352,7 +352,7 @@ impl Log {
             let path = self.path.clone();
             return Err(LogError::RecordTooLarge { path, bytes: payload.len() });
         }
-        let lock = self.disk.lock(&self.path, LockKind::Exclusive, Wait::Yes);
+        let lock = self.disk.lock(&self.path, LockKind::Exclusive, Wait::Briefly);
         let _held = lock.map_err(fault("lock", &self.path))?;
         self.recover(visit)?;
         let line = line(self.good.records + 1, payload);

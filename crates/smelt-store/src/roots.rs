@@ -263,7 +263,7 @@ impl Store {
 
     fn lock_roots(&self, kind: LockKind) -> Result<Held, DiskError> {
         let path = self.layout().roots_lock();
-        let lock = self.disk().lock(&path, kind, Wait::Yes).map_err(fault("lock", &path))?;
+        let lock = self.disk().lock(&path, kind, Wait::Briefly).map_err(fault("lock", &path))?;
         Ok(lock.expect("a lock that is waited for comes, or an error does"))
     }
 

@@ -137,6 +137,11 @@ struct Finished {
     stat: Stat,
 }
 
+/// The mode of a sealed file.
+pub(crate) fn sealed_mode(executable: bool) -> u32 {
+    if executable { EXECUTABLE_MODE } else { FILE_MODE }
+}
+
 impl Store {
     /// Seals everything in `work_dir` as the output of `key`; `record` is kept with it.
     ///
@@ -211,8 +216,9 @@ impl Store {
     fn finish_file(&self, base: &Path, found: &Found, name: String) -> Result<Finished, SealError> {
         let full = base.join(&found.path);
         let executable = found.stat.is_executable();
-        let mode = if executable { EXECUTABLE_MODE } else { FILE_MODE };
-        self.disk().chmod(&full, mode).map_err(fault("make read-only", &full))?;
+        self.disk()
+            .chmod(&full, sealed_mode(executable))
+            .map_err(fault("make read-only", &full))?;
         let stat = self.disk().lstat(&full).map_err(fault("look at", &full))?;
         let sha256 = self.digester().hash(&full, &stat, AndSync::Yes)?;
         let entry = FileEntry { path: name, size: stat.size, sha256, executable };

@@ -22,6 +22,7 @@ use crate::inventory::bytes_below;
 use crate::layout::{FORMAT_VERSION, Layout, key_byte};
 use crate::log::{Log, LogError};
 use crate::manifest::Manifest;
+use crate::modes;
 use crate::output::{Damage, Location, Lookup, Output};
 use crate::stat_cache::StatCache;
 use crate::verify::{Memo, Verdict, verify};
@@ -181,6 +182,8 @@ struct Inner {
     access: Access,
     actions: Mutex<Actions>,
     digester: Digester,
+    /// Modes that were set back as it was opened.
+    mended: usize,
     _lock: Held,
 }
 
@@ -224,10 +227,16 @@ impl Store {
     ) -> Result<Self, StoreError> {
         let root = std::path::absolute(root).map_err(fault("find", root))?;
         let layout = Layout::new(root);
+        // Whoever has the store alone repairs it, and without some modes would not even have it.
+        let is_alone = access == Access::Exclusive;
+        let mut mended = if is_alone { modes::let_in(disk.as_ref(), &layout) } else { 0 };
         if access == Access::ReadOnly {
             layout.check(disk.as_ref())?;
         } else {
             layout.prepare_root(disk.as_ref())?;
+        }
+        if is_alone {
+            mended += modes::mend(disk.as_ref(), &layout);
         }
         let lock = hold(disk.as_ref(), &layout, access, wait)?;
         if access != Access::ReadOnly {
@@ -242,8 +251,13 @@ impl Store {
         check_action_log(disk.as_ref(), &layout)?;
         // Read when it is first asked.
         let actions = Mutex::new(Actions::new(action_log(&disk, &layout, access)?));
-        let inner = Inner { disk, layout, access, actions, digester, _lock: lock };
+        let inner = Inner { disk, layout, access, actions, digester, mended, _lock: lock };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// How many modes were set back as it was opened.
+    pub(crate) fn mended(&self) -> usize {
+        self.inner.mended
     }
 
     /// The absolute path of the store.
@@ -252,8 +266,9 @@ impl Store {
     }
 
     /// Ends hashing, in every call of this store, with an error that says `is_stopped` once `stop`
-    /// is set.
+    /// is set; locks are not waited for any more.
     pub fn stop_on(&self, stop: Arc<AtomicBool>) {
+        self.disk().stop_on(Arc::clone(&stop));
         self.digester().stop_on(stop);
     }
 

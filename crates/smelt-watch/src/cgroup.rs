@@ -29,6 +29,8 @@ const PREFIX: &str = "smelt-";
 /// A group whose processes were just killed is busy until the kernel has let go of them.
 const REMOVE_TRIES: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(2);
+/// A group that is just made has nobody in it yet.
+const EMPTY_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// How memory is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,17 +120,32 @@ impl Cgroups {
 
     /// Kills what is left in groups whose names begin like `name`, and removes them.
     pub fn sweep(&self, name: &str) {
-        let start = group_name(name);
-        for base in [Some(&self.memory), self.unified.as_ref()].into_iter().flatten() {
-            let Ok(entries) = fs::read_dir(base) else { continue };
-            let ours = entries
-                .flatten()
-                .filter(|entry| entry.file_name().to_str().is_some_and(|n| n.starts_with(&start)));
-            for entry in ours {
-                kill_all(&entry.path());
-                remove(&entry.path());
-            }
+        for entry in self.named(&group_name(name)) {
+            kill_all(&entry.path());
+            remove(&entry.path());
         }
+    }
+
+    /// Removes empty groups that killed runs left, whatever store they used: it may never be opened again.
+    pub fn sweep_empty(&self) {
+        let is_old = |entry: &fs::DirEntry| {
+            let made = entry.metadata().and_then(|meta| meta.modified());
+            made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > EMPTY_TIME_MAX))
+        };
+        for entry in self.named(PREFIX).filter(is_old) {
+            // The kernel refuses it where somebody is in it: a shim that waits stays in its group.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+
+    /// The groups whose names begin so, in each hierarchy.
+    fn named(&self, start: &str) -> impl Iterator<Item = fs::DirEntry> {
+        let bases = [Some(&self.memory), self.unified.as_ref()].into_iter().flatten();
+        let entries = bases.flat_map(fs::read_dir).flatten().flatten();
+        entries.filter(move |entry| {
+            let is_group = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            is_group && entry.file_name().to_str().is_some_and(|name| name.starts_with(start))
+        })
     }
 }
 
@@ -514,6 +531,27 @@ mod tests {
         let dir = group.memory.clone();
         group.remove();
         assert!(!dir.exists());
+    }
+
+    /// As a run leaves them that was killed, whatever its store.
+    #[test]
+    fn old_and_empty_groups_go() {
+        let root = tree(&[("other/x", ""), ("smelt-run.lives.1/x", "")]);
+        let here = |name: &str| root.path().join(name);
+        let at = |name: &str, seconds| {
+            let made = std::time::SystemTime::now() - Duration::from_secs(seconds);
+            fs::File::open(here(name)).unwrap().set_modified(made).unwrap();
+        };
+        for name in ["smelt-run.old.1", "smelt-run.new.1", "old"] {
+            fs::create_dir(here(name)).unwrap();
+        }
+        for name in ["smelt-run.old.1", "smelt-run.lives.1", "old"] {
+            at(name, 3600);
+        }
+        let memory = root.path().to_owned();
+        Cgroups { version: Version::V2, top: memory.clone(), memory, unified: None }.sweep_empty();
+        let left = ["smelt-run.old.1", "smelt-run.new.1", "smelt-run.lives.1", "old"];
+        assert_eq!(left.map(|name| here(name).exists()), [false, true, true, true]);
     }
 
     #[test]

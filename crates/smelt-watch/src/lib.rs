@@ -50,4 +50,4 @@ pub use machine::Machine;
 pub use meter::{Measured, Meter};
 pub use peaks::Peaks;
 pub use survey::Survey;
-pub use tree::{Sample, Tree, began_ticks, is_zombie};
+pub use tree::{Sample, Tree, began_ticks, is_stopped, is_zombie};

@@ -114,6 +114,12 @@ pub fn is_zombie(pid: u32) -> bool {
     stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
 }
 
+/// Whether somebody has stopped the process, by a signal or a debugger.
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = kernel_file::text(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+}
+
 /// When the process began, in clock ticks since the boot; `None` when it is not there.
 pub fn began_ticks(pid: u32) -> Option<u64> {
     began_of(&kernel_file::text(format!("/proc/{pid}/stat")).ok()?)

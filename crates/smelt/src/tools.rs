@@ -1,8 +1,10 @@
 //! Finds the programs and scripts that `command` stages run, so that their content enters the keys.
 //!
 //! What a stage names by path counts: its program, scripts among its arguments and inside of a shell's
-//! line, and the program behind a script's `#!`.  What is found by `PATH` counts where `tool` says so.
-//! Nothing is started: a program's version is its content.
+//! line, what an interpreter is to read, and the program behind a script's `#!`.  What is found by `PATH` counts where `tool`
+//! says so.  Nothing is started: a program's version is its content.
+
+mod shell;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -12,6 +14,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
+use smelt_plan::explain::bounded;
 use smelt_plan::kind::{TOOL, WRITES};
 use smelt_plan::pipeline::StageSpec;
 use smelt_plan::plan::{Pin, Stage, Tool};
@@ -21,6 +24,7 @@ use smelt_store::{Store, is_disk_failing};
 use crate::exit::{Exit, Failed};
 use crate::last::Last;
 use crate::pins::{NoPin, WithUnread, digest, real};
+use shell::Started;
 
 /// The kernel reads no more of a script's first line.
 const FIRST_LINE_BYTES_MAX: u64 = 256;
@@ -116,6 +120,15 @@ fn named(
         let all = all.filter(|path| is_fit(path));
         found.extend(all.map(|path| (path.to_string_lossy().into_owned(), path.to_owned())));
     }
+    let with_blanks = shell::words_with_blanks(&argv).into_iter();
+    let with_blanks = with_blanks.map(|word| (word.clone(), PathBuf::from(word)));
+    found.extend(with_blanks.filter(|(_, path)| is_program(path) && is_fit(path)));
+    let started =
+        shell::started(&argv, &where_started(store)).into_iter().filter_map(|found| match found {
+            Started::File(name, path) => Some((name, path)),
+            Started::Unknown(_) => None,
+        });
+    found.extend(started.filter(|(_, path)| is_file(path) && is_fit(path)));
     for name in texts(&spec.params, TOOL) {
         let missing = || {
             let message =
@@ -127,6 +140,11 @@ fn named(
     let interpreters: Vec<Named> = found.iter().filter_map(interpreter).collect();
     found.extend(interpreters);
     Ok(found)
+}
+
+/// A folder as deep as those in which stages are started.  What lies there is a stage's own; a path may lead out of it.
+fn where_started(store: &Path) -> PathBuf {
+    store.join("work/run/stage")
 }
 
 /// What a script's first line says that it is to be run by.
@@ -203,30 +221,42 @@ fn texts<'a>(params: &'a BTreeMap<String, Value>, name: &str) -> Vec<&'a str> {
     list.into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// Stages that were built when their tools did not count yet, a line; `None` where there are none.  The
-/// run that follows knows better.
+/// Stages that run what they ran before, of which more counts now, a line; `None` where there are none.  The run that follows
+/// knows better.
 pub(crate) fn count_now(plan: &Plan, last: &Last) -> Option<String> {
-    let is_new = |stage: &&Stage| {
-        let before = last.of(stage.name.as_str());
-        let is_tool = |(name, _): &(String, String)| name.starts_with("tool ");
-        !stage.tools.is_empty() && before.is_some_and(|walk| !walk.fields.iter().any(is_tool))
-    };
-    let mut stages = plan.stages().map(|(_, stage)| stage).filter(is_new);
-    let first = stages.next()?;
-    let rest = match stages.count() {
+    let new = |(_, stage)| Some((stage, new_tool(stage, last)?));
+    let mut new = plan.stages().filter_map(new);
+    let (first, Tool { name: tool, .. }) = new.next()?;
+    let rest = match new.count() {
         0 => String::new(),
         rest => format!(" and {rest} more"),
     };
-    let tool = &first.tools.first()?.name;
     Some(format!(
         "stage {}{rest}: the content of what it runs counts now ({tool}), so its key is another one",
         first.name
     ))
 }
 
+/// A tool that was in no key when the stage ran with these arguments last.
+fn new_tool<'a>(stage: &'a Stage, last: &Last) -> Option<&'a Tool> {
+    let before = &last.of(stage.name.as_str())?.fields;
+    let then = before.iter().filter(|(name, _)| name.starts_with("param argv["));
+    let now = texts(&stage.params, "argv").into_iter().map(|word| bounded(&format!("\"{word}\"")));
+    if !then.map(|(_, value)| value.clone()).eq(now) {
+        return None;
+    }
+    let counted = |tool: &Tool| {
+        let field = format!("tool {}", tool.name);
+        before.iter().any(|(name, _)| *name == field)
+    };
+    stage.tools.iter().find(|tool| !counted(tool))
+}
+
 /// Whether a stage has tools, or would have them if there were other files.
 pub(crate) fn may_have(stage: &Stage) -> bool {
-    let names_path = |word: &&str| word.contains('/') && paths_in(word).next().is_some();
+    let leads_out = |word: &str| word.contains("../");
+    let names_path =
+        |word: &&str| word.contains('/') && (paths_in(word).next().is_some() || leads_out(word));
     !stage.tools.is_empty()
         || stage.kind == Kind::Command
             && (stage.params.contains_key(TOOL)
@@ -235,18 +265,45 @@ pub(crate) fn may_have(stage: &Stage) -> bool {
 
 /// Programs that are in no key, a line; `None` where there are none.
 pub(crate) fn not_in_keys(plan: &Plan) -> Option<String> {
-    let stages = plan.stages().map(|(_, stage)| stage);
-    let all: BTreeSet<&str> =
-        stages.filter(|stage| stage.kind == Kind::Command).filter_map(by_name).collect();
+    let all: BTreeSet<&str> = commands(plan).filter_map(by_name).collect();
     let first = all.first()?;
-    let rest = match all.len().saturating_sub(NAMED_MAX) {
-        0 => String::new(),
-        rest => format!(" and {rest} more"),
-    };
-    let named = all.iter().copied().take(NAMED_MAX).collect::<Vec<_>>().join(", ");
+    let named = some(&all);
     Some(format!(
-        "in no key, so results stay when they change: {named}{rest} (tool = [\"{first}\"] makes it count)"
+        "in no key, so results stay when they change: {named} (tool = [\"{first}\"] makes it count)"
     ))
+}
+
+/// What stages start that only they know, a line; `None` where there is none.
+pub(crate) fn unknown(plan: &Plan) -> Option<String> {
+    let folder = where_started(Path::new("/"));
+    let of = |stage: &Stage| {
+        let started = shell::started(&texts(&stage.params, "argv"), &folder).into_iter();
+        started.filter_map(|found| match found {
+            Started::File(..) => None,
+            Started::Unknown(what) => Some(what),
+        })
+    };
+    let all: BTreeSet<String> = commands(plan).flat_map(of).collect();
+    let named = some(&all.iter().map(String::as_str).collect());
+    (!all.is_empty()).then(|| {
+        format!(
+            "what these start cannot be told beforehand, so results stay when it changes: {named} \
+             (files that they read count as inputs = [\"path:…\"])"
+        )
+    })
+}
+
+fn commands(plan: &Plan) -> impl Iterator<Item = &Stage> {
+    plan.stages().map(|(_, stage)| stage).filter(|stage| stage.kind == Kind::Command)
+}
+
+/// The first of them, and how many more there are.
+fn some(all: &BTreeSet<&str>) -> String {
+    let named = all.iter().copied().take(NAMED_MAX).collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(NAMED_MAX) {
+        0 => named,
+        rest => format!("{named} and {rest} more"),
+    }
 }
 
 /// The program of a stage that is found by `PATH` and not declared.

@@ -3,7 +3,7 @@
 Runs as a stage, in its own directory.  Says nothing on standard output: a complaint there would end
 the attempt for another reason.  usage: attacks.py VICTIM PID OUT, where VICTIM is a file outside of the stage's
 directory that its user may write, and PID a process of the same user that has it open, listens on the abstract
-socket of its own number and knows nothing of the stage.
+socket of its own number and knows nothing of the stage.  VICTIM.setuid is `id` of another user's, who has given it his rights.
 """
 
 import ctypes
@@ -11,10 +11,12 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import signal
 import socket
 import stat
 import struct
+import subprocess
 import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -108,6 +110,104 @@ def signal_to_other():
 
 
 @attack
+def stop_of_the_supervisor():
+    """Nobody then looks after the stage's time and memory."""
+    for who in ancestors():
+        try:
+            os.kill(who, signal.SIGSTOP)
+        except OSError:
+            continue
+        os.kill(who, signal.SIGCONT)
+        return f"SIGSTOP {who}"
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
+def letters_for_the_user():
+    """Types into the terminal from which smelt was started, for the shell that has it next."""
+    terminals = ["/dev/tty", "/dev/tty1", "/dev/console"]
+    terminals += [f"/dev/pts/{name}" for name in os.listdir("/dev/pts") if name.isdigit()]
+    for path in terminals:
+        for request, argument in ((0x5412, b" "), (0x541C, b"\3")):
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+            except OSError:
+                continue
+            try:
+                fcntl.ioctl(fd, request, argument)
+                return f"{request:x} {path}"
+            except OSError:
+                pass
+            finally:
+                os.close(fd)
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
+def terminal_of_the_user():
+    return opened("/dev/tty")
+
+
+@attack
+def limits_of_others():
+    """A supervisor that may open no file, or write none, is at its end."""
+    for who in [pid, *ancestors()]:
+        for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+            try:
+                resource.prlimit(who, which, resource.prlimit(who, which))
+                return f"prlimit {who}"
+            except OSError:
+                pass
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
+def limits_by_calls_of_32_bits():
+    """The kernel takes them from any program; they have other numbers (prlimit64: 340)."""
+    if os.uname().machine != "x86_64":
+        raise OSError(errno.ENOSYS, "other code is needed")
+    memory = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40, prot=7)
+    code = bytes.fromhex("5389f889f34189c989d14489ca4489c6cd805bc3")
+    memory[: len(code)] = code
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    ask = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint] * 5)(at)
+    for who in [pid, *ancestors()]:
+        if ask(340, who, 7, 0, at + 2048) == 0 and ask(340, who, 7, at + 2048, 0) == 0:
+            return f"prlimit {who}"
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
+def own_limits():
+    """Not refused: builds set them."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.sched_setaffinity(0, os.sched_getaffinity(0))
+    os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0))
+    os.setpriority(os.PRIO_PGRP, 0, os.getpriority(os.PRIO_PGRP, 0))
+    raise OSError(errno.EPERM, "it may")
+
+
+@attack
+def priorities_of_groups():
+    which, who = os.PRIO_PGRP, os.getpgid(pid)
+    os.setpriority(which, who, os.getpriority(which, who))
+    return "setpriority"
+
+
+@attack
+def scheduling_of_another():
+    os.sched_setaffinity(pid, os.sched_getaffinity(pid))
+    return "sched_setaffinity"
+
+
+@attack
+def memory_places_of_another():
+    nodes = ctypes.c_ulong(1)
+    return str(call(256, pid, ctypes.c_ulong(64), ctypes.byref(nodes), ctypes.byref(nodes)))
+
+
+@attack
 def trace():
     for who in [pid, *ancestors()]:
         if libc.ptrace(16, who, 0, 0) == 0:
@@ -162,12 +262,18 @@ def more_rights():
 
 @attack
 def groups():
-    found = []
-    for folder, _, names in os.walk("/sys/fs/cgroup"):
-        found += [f"{folder}/{name}" for name in names if name in ("cgroup.procs", "tasks", "cgroup.freeze")]
-        if len(found) > 50:
-            break
+    """Any file of any group: one frees, kills, or gives memory to whoever is in it."""
+    found = [f"{folder}/{name}" for folder, _, names in os.walk("/sys/fs/cgroup") for name in names]
     return any_opened(found)
+
+
+@attack
+def another_user_s_program():
+    """Runs with the rights of its owner, or where that is nobody special, of root."""
+    said = subprocess.run([victim + ".setuid", "-u"], capture_output=True, text=True).stdout.strip()
+    if said == str(os.getuid()):
+        raise OSError(errno.EPERM, "it ran with our rights")
+    return f"as {said}"
 
 
 @attack
@@ -354,6 +460,14 @@ def left_in_shared_memory():
     """Not refused: the caller looks whether it is there when the run is over."""
     with open(f"/dev/shm/smelt-attack-{os.path.basename(os.path.dirname(victim))}", "w") as file:
         file.write("left")
+    raise OSError(errno.EPERM, "counted elsewhere")
+
+
+@attack
+def left_in_queues():
+    """Not refused either: memory of System V, under a key that the caller knows."""
+    key = int.from_bytes(os.path.basename(os.path.dirname(victim)).encode()[-4:], "little") & 0x7FFFFFFF
+    call(29, key, ctypes.c_size_t(4096), 0o1600)
     raise OSError(errno.EPERM, "counted elsewhere")
 
 

@@ -4,11 +4,13 @@
 
 mod world;
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
-use world::{World, statuses, until};
+use world::side::Side;
+use world::{World, ended, statuses, until};
 
 const TWO: [&str; 2] = ["a::echo a > o", "b:a:cat $SMELT_IN_A/o > o; echo b >> o"];
 
@@ -189,6 +191,63 @@ fn fsck_finds_damage_and_repair_brings_a_lost_log_back() {
     assert!(found.stdout.contains("other content than was sealed"), "{}", found.stdout);
     assert_eq!(world.smelt(&["cache", "fsck", "--repair"]).code, Some(0));
     assert_eq!(statuses(&world.run(&[])), ["a sealed", "b hit"], "the wave stops at once");
+}
+
+/// A stage of the same user's may take what Landlock does not know.
+#[test]
+fn repair_sets_modes_back() {
+    let side = Side::User;
+    if !side.is_here() {
+        return;
+    }
+    for damage in
+        ["chmod -R 0 cache", "chmod 0 cache", "chmod 0 cache/*", "chmod 777 cache/out/*/*"]
+    {
+        let world = World::of_commands(&["a::echo a > o; chmod +x o", "b:a:echo b > o"]);
+        ["", "p.toml"].iter().for_each(|name| side.give(&world.path(name)));
+        let smelt = |arguments: &[&str]| {
+            let mut command = world.command(arguments);
+            side.start(&mut command);
+            ended(&mut command)
+        };
+        assert_eq!(smelt(&["run", "p.toml"]).code, Some(0));
+        let mut sh = std::process::Command::new("sh");
+        side.start(sh.args(["-c", damage]).current_dir(world.path("")));
+        sh.status().unwrap();
+        let repaired = smelt(&["cache", "fsck", "--repair", "--json"]);
+        assert_eq!(repaired.code, Some(0), "{damage}: {}", repaired.stderr);
+        let checkup: Value = serde_json::from_str(&repaired.stdout).unwrap();
+        assert!(checkup["mended"].as_u64().unwrap() > 0, "{damage}: {checkup}");
+        assert_eq!(checkup["damaged"].as_array().unwrap().len(), 0, "{damage}: {checkup}");
+        let again = smelt(&["run", "p.toml", "--json"]);
+        let report = serde_json::from_str(&again.stdout).unwrap();
+        assert_eq!(statuses(&report), ["a hit", "b hit"], "{damage}: {}", again.stderr);
+    }
+}
+
+/// Whoever names a folder that is no store for one keeps it as it is.
+#[test]
+fn what_is_no_store_is_not_looked_at_and_keeps_its_modes() {
+    let world = World::new("");
+    let check = |folder: &str| {
+        for more in [&["cache", "fsck"][..], &["cache", "fsck", "--repair"]] {
+            let mut command = world.command(more);
+            let checked = ended(command.env("SMELT_CACHE", world.path(folder)));
+            let is_made = folder == "nowhere" && more.len() > 2;
+            assert_eq!(checked.code, Some(if is_made { 0 } else { 8 }), "{}", checked.stderr);
+        }
+    };
+    std::fs::create_dir(world.path("other")).unwrap();
+    world.write("other/file", "");
+    let none = std::fs::Permissions::from_mode(0);
+    std::fs::set_permissions(world.path("other/file"), none.clone()).unwrap();
+    check("other");
+    let mode = world.path("other/file").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, none.mode());
+    check("nowhere");
+    std::fs::create_dir(world.path("strange")).unwrap();
+    world.write("strange/FORMAT", "smelt-store 999\n");
+    check("strange");
 }
 
 /// A stage of root's may have done any of this.

@@ -6,11 +6,14 @@
 mod world;
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use serde_json::Value;
-use world::{World, ended};
+use world::{World, commands, ended};
 
 const RUNS: usize = 8;
 const ROUNDS: usize = 3;
@@ -67,13 +70,17 @@ fn collect(world: &World) {
     assert_eq!(done.code, Some(0), "{}", done.stderr);
 }
 
-/// Who looks while others seal and remove sees no damage.
+/// Who looks while others seal and remove sees no damage but what is planted, and all of that.
 #[test]
-fn checks_beside_builds_and_collections_find_no_damage() {
-    let checks = if std::env::var_os("SMELT_SOAK").is_some() { 10_000 } else { 40 };
+fn checks_beside_builds_and_collections_find_planted_damage_alone() {
+    let checks = if std::env::var_os("SMELT_SOAK").is_some() { 10_000 } else { 300 };
     let world = World::new("");
     world.write("built", "");
+    world.write("kept.toml", &kept());
+    let kept = ended(&mut world.command(&["run", "kept.toml"]));
+    assert_eq!(kept.code, Some(0), "{}", kept.stderr);
     let over = AtomicBool::new(false);
+    let mut planted = 0;
     std::thread::scope(|scope| {
         let builder = scope.spawn(|| {
             let rounds = (0..).take_while(|_| !over.load(Ordering::Relaxed));
@@ -84,22 +91,64 @@ fn checks_beside_builds_and_collections_find_no_damage() {
             }
         });
         let collector = scope.spawn(|| {
-            world.wait_for("cache/FORMAT");
             while !over.load(Ordering::Relaxed) {
                 collect(&world);
             }
         });
         let ends_it = EndsIt(&over);
-        world.wait_for("cache/FORMAT");
         for n in 0..checks {
+            let is_hurt = n % 10 == 9;
+            let tree = is_hurt.then(|| plant(&world, planted));
+            planted += usize::from(is_hurt);
             let checked = world.smelt(&["cache", "fsck"]);
-            assert_eq!(checked.code, Some(0), "{n}: {}{}", checked.stdout, checked.stderr);
+            let said = format!("{n}: {tree:?} {}{}", checked.stdout, checked.stderr);
+            assert_eq!(checked.code, Some(i32::from(is_hurt)), "{said}");
+            let damaged = checked.stdout.lines().filter(|line| line.starts_with("damaged: "));
+            assert_eq!(damaged.count(), usize::from(is_hurt), "{said}");
+            if let Some(tree) = tree {
+                assert!(checked.stdout.contains(&tree), "{said}");
+                let again = ended(&mut world.command(&["run", "kept.toml"]));
+                assert_eq!(again.code, Some(0), "{said}{}", again.stderr);
+            }
         }
         drop(ends_it);
         builder.join().unwrap();
         collector.join().unwrap();
     });
-    println!("{checks} checks, {} builds", world.read("built").lines().count());
+    assert_eq!(planted, checks / 10);
+    let builds = world.read("built").lines().count();
+    println!("{checks} checks, {planted} damages, {builds} builds");
+}
+
+/// What no collection takes, since it is the last run of its pipeline: a file, a program and files in folders.
+fn kept() -> String {
+    commands(&[
+        "kept::mkdir -p d/e; echo one > o; echo two > d/two; echo three > d/e/three; chmod +x d/two",
+        "whole::echo whole > o",
+    ])
+    .replacen("outputs = [\"o\"]", "outputs = [\"o\", \"d\"]", 1)
+}
+
+/// Damages the output `kept` in one of the ways that there are; its digest.
+fn plant(world: &World, n: usize) -> String {
+    let out = ended(&mut world.command(&["out", "kept.toml", "kept"]));
+    let out = PathBuf::from(out.stdout.trim());
+    let [file, folder] = ["o", "d"].map(|name| out.join(name));
+    match n % 6 {
+        0 => rewrite(&file, "oen\n"),
+        1 => rewrite(&file, "one more\n"),
+        2 => rewrite(&folder.join("e/three"), ""),
+        3 => fs::remove_file(folder.join("two")).unwrap(),
+        4 => fs::set_permissions(folder.join("two"), fs::Permissions::from_mode(0o444)).unwrap(),
+        _ => fs::remove_dir_all(folder).unwrap(),
+    }
+    out.file_name().unwrap().to_str().unwrap().to_owned()
+}
+
+/// As a bad disk does, or whoever may write there.
+fn rewrite(file: &Path, text: &str) {
+    fs::remove_file(file).unwrap();
+    fs::write(file, text).unwrap();
 }
 
 /// How often each stage was built, by what it is called.

@@ -156,6 +156,49 @@ fn the_network_is_declared() {
     }
 }
 
+/// Sockets that no network name space holds: those that have a name in the file system, and those between machines and
+/// their hosts.  Where it may have sockets at all, those of its own do.
+#[test]
+fn other_sockets_are_out_of_reach() {
+    let script = "python - > o <<'END'
+import socket
+def tried(what):
+    try:
+        return what() or 'yes'
+    except OSError as error:
+        return type(error).__name__
+def outside():
+    socket.socket(socket.AF_UNIX).connect('WORLD/socket')
+def between():
+    socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).settimeout(1)
+def own():
+    server = socket.socket(socket.AF_UNIX)
+    server.bind('own')
+    server.listen()
+    socket.socket(socket.AF_UNIX).connect('own')
+print(tried(outside), tried(between), tried(own), tried(lambda: socket.socketpair() and None))
+END
+rm -f own";
+    for case in ALL.into_iter().filter(|(side, _)| side.is_here()) {
+        let world = world(case.0, "", "");
+        let _listens = std::os::unix::net::UnixListener::bind(world.path("socket")).unwrap();
+        fs::set_permissions(world.path("socket"), fs::Permissions::from_mode(0o777)).unwrap();
+        let script = script.replace("python", PYTHON);
+        let script = script.replace("WORLD/", &world.path("").display().to_string());
+        let text = world.read("p.toml").replace("''''''", &format!("'''{script}'''"));
+        world.write("p.toml", &text);
+        let Some((stage, said)) = run(&world, case) else { continue };
+        assert_eq!(stage["status"], "sealed", "{case:?}: {stage} {said}");
+        let out = fs::read_to_string(world.out("a").join("o")).unwrap();
+        let expect = match case {
+            // Nothing covers what lies elsewhere, so there are none.
+            (Side::User, "landlock") => "PermissionError PermissionError PermissionError yes\n",
+            _ => "FileNotFoundError PermissionError yes yes\n",
+        };
+        assert_eq!(out, expect, "{case:?}");
+    }
+}
+
 #[test]
 fn what_cannot_be_held_is_not_started() {
     let world = world(Side::Root, "echo x > o", "");

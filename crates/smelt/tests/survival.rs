@@ -176,6 +176,25 @@ fn a_shim_that_was_stopped_cannot_hold_up_the_run() {
     finishes(&world);
 }
 
+/// Whoever stops smelt, with Ctrl-Z or out of a stage, does not stop the stage's time.
+#[test]
+fn a_stopped_supervisor_costs_no_timeout() {
+    let world = hanging();
+    world.write("p.toml", &(world.read("p.toml") + "limits = { timeout = \"2s\" }\n"));
+    let mut smelt = world.start(&["run", "p.toml"]);
+    world.wait_for("running");
+    signal(&smelt, Signal::SIGSTOP);
+    let shim = children(smelt.id())[0];
+    let gone = until(|| smelt_watch::Tree::new(shim).descendants().is_empty());
+    assert!(gone, "the stage runs on");
+    signal(&smelt, Signal::SIGCONT);
+    assert_eq!(smelt.wait().unwrap().code(), Some(1));
+    let told = world.smelt(&["report"]).stdout;
+    assert!(told.contains("ran longer than the 2 s of limits.timeout"), "{told}");
+    world.write("p.toml", &world.read("p.toml").replace("\"2s\"", "\"60s\""));
+    finishes(&world);
+}
+
 #[test]
 fn a_lost_shim_leaves_no_orphan_that_hid_its_environment() {
     let world = World::of_commands(&["a::echo"]);

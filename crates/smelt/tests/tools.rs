@@ -53,6 +53,90 @@ fn what_is_named_by_path_counts() {
     counts("[\"sh\", \"-ec\", \"X=1 WORLD/tool.sh\"]", "");
 }
 
+/// Plain files too, wherever they lie: the elsewhere of this world is neither the pipeline's folder nor beneath it.
+#[test]
+fn what_is_interpreted_counts_wherever_it_lies() {
+    for argv in [
+        "[\"sh\", \"ELSEWHERE/plain\"]",
+        "[\"env\", \"X=1\", \"sh\", \"-e\", \"ELSEWHERE/plain\", \"/dev/null\"]",
+        "[\"sh\", \"-ec\", \"sh ELSEWHERE/plain\"]",
+        "[\"sh\", \"-ec\", \". ELSEWHERE/plain\"]",
+        "[\"sh\", \"-ec\", \"D=$PWD; cd ELSEWHERE; . ./plain > $D/o\"]",
+        "[\"sh\", \"-ec\", \"sh 'ELSEWHERE/with blanks/plain'\"]",
+        "[\"sh\", \"-ec\", \"sh ../../../../../elsewhere/plain\"]",
+        "[\"sh\", \"../../../../../elsewhere/plain\"]",
+    ] {
+        let world = World::new("");
+        let place = |name: &str| world.path("elsewhere").join(name);
+        fs::create_dir_all(place("with blanks")).unwrap();
+        fs::create_dir(world.path("pipeline")).unwrap();
+        let argv = argv.replace("ELSEWHERE", place("").to_str().unwrap().trim_end_matches('/'));
+        let head = "smelt = 1\nname = \"t\"\n[stage.a]\nkind = \"command\"\noutputs = [\"o\"]\n";
+        world.write("pipeline/p.toml", &format!("{head}argv = {argv}\n"));
+        let run = |word: &str| {
+            // With `cd` its output is led back; else it writes where it is.
+            let text = if argv.contains("cd ") {
+                format!("echo {word}\n")
+            } else {
+                format!("echo {word} > o\n")
+            };
+            ["plain", "with blanks/plain"]
+                .iter()
+                .for_each(|name| fs::write(place(name), &text).unwrap());
+            let mut smelt = world.command(&["run", "p.toml", "--json"]);
+            smelt.current_dir(world.path("pipeline"));
+            let ended = ended(smelt.env("SMELT_CACHE", world.path("pipeline/cache")));
+            assert_eq!(ended.code, Some(0), "{argv}: {}", ended.stderr);
+            statuses(&serde_json::from_str::<Value>(&ended.stdout).unwrap())
+        };
+        assert_eq!(run("one"), ["a sealed"], "{argv}");
+        assert_eq!(run("one"), ["a hit"], "{argv}");
+        assert_eq!(run("two"), ["a sealed"], "{argv}");
+    }
+}
+
+/// What is read besides is data, not a tool.
+#[test]
+fn what_is_not_interpreted_does_not_count() {
+    let world = world_of("[\"sh\", \"-ec\", \"cat WORLD/data > o\"]", "");
+    world.write("data", "one");
+    world.run(&[]);
+    world.write("data", "two");
+    assert_eq!(statuses(&world.run(&[])), ["a hit"]);
+}
+
+#[test]
+fn what_cannot_be_told_is_said() {
+    let said = |argv: &str| world_of(argv, "").smelt(&["plan", "p.toml"]).stdout;
+    let words = "cannot be told beforehand, so results stay when it changes: ";
+    for (argv, what) in [
+        ("[\"sh\", \"-ec\", \"P=/p; $P/w.sh > o\"]", "$P/w.sh"),
+        ("[\"python3\", \"-c\", \"import tool\"]", "python3 -c"),
+        ("[\"sh\", \"-ec\", \"cd $P; ./z.sh; python3 -m tool\"]", "$P/z.sh, python3 -m"),
+    ] {
+        let plan = said(argv);
+        assert!(plan.contains(&format!("{words}{what} (")), "{argv}: {plan}");
+    }
+    let plan = said("[\"sh\", \"-ec\", \"$SMELT_IN_A/x.sh; echo $X > o; sh WORLD/x.sh\"]");
+    assert!(!plan.contains(words), "{plan}");
+}
+
+/// Said once, by the run that builds anew.
+#[test]
+fn what_counts_now_is_named_once() {
+    let script = "[ ! -e WORLD/plain ] || . WORLD/plain; echo x > o";
+    let world = world_of(&format!("[\"sh\", \"-ec\", \"{script}\"]"), "");
+    world.run(&[]);
+    world.write("plain", "X=1");
+    let said = || world.smelt(&["run", "p.toml"]).stderr;
+    let words = "the content of what it runs counts now (";
+    let first = said();
+    assert!(first.contains(words) && first.contains("plain)"), "{first}");
+    assert!(!said().contains(words));
+    world.write("plain", "X=2");
+    assert!(!said().contains(words), "it has counted before");
+}
+
 #[test]
 fn what_lies_beside_the_pipeline_counts_without_being_a_program() {
     let world = world_of("[\"sh\", \"WORLD/plain\"]", "");

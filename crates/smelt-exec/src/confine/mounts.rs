@@ -19,7 +19,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getgid, getuid};
 
 use super::devices::DEV;
-use super::{SHARED, Way, devices, seen, system};
+use super::{Bounds, SHARED, Way, devices, seen, system};
 use crate::order::Strict;
 use crate::swap_tools::unescaped;
 
@@ -93,10 +93,26 @@ pub(super) struct View<'a> {
     pub(super) shares: bool,
 }
 
+impl<'a> View<'a> {
+    pub(super) fn of(bounds: Bounds<'a>) -> Self {
+        let Bounds { tmp, strict, shares, .. } = bounds;
+        Self { tmp, strict, shares }
+    }
+}
+
+/// Gives this thread shared memory, semaphores and queues of its own that no path leads to; they are gone with the last that sees
+/// them.  A kernel without such name spaces mostly has nothing to put there.
+pub(super) fn own_queues() {
+    let _ = unshare(CloneFlags::CLONE_NEWIPC);
+}
+
 /// Puts this thread into a mount name space in which only `places`, which are real paths, and shared memory can be
 /// written.
 pub(super) fn isolate(places: &[PathBuf], view: View<'_>) -> io::Result<()> {
     let View { tmp, strict, shares } = view;
+    if !shares {
+        own_queues();
+    }
     unshare(CloneFlags::CLONE_NEWNS)?;
     remount(Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
     let shared = shares.then(|| Node::open(SHARED.into())).transpose()?;

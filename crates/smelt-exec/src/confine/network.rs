@@ -1,7 +1,8 @@
 //! Keeps a strict program from every network, the machine's own loopback included.
 //!
-//! A network name space of its own has none; it takes the right to make one.  Without that right the kernel
-//! refuses all sockets but those between processes of a machine.
+//! A network name space of its own has none; it takes the right to make one.  Sockets that no such name space holds, as those
+//! between machines and their hosts, the kernel refuses besides, so that both ways mean the same.  Those between processes of a
+//! machine have names in the file system: where what is not to be seen is not covered, only pairs are left.
 
 use std::io;
 
@@ -13,7 +14,7 @@ use seccompiler::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::in_thread;
+use super::{filter, in_thread};
 use crate::order::Strict;
 
 /// What a strict program has of networks.
@@ -24,7 +25,7 @@ pub enum Network {
     Declared,
     /// None: it is in a name space without one.
     NameSpace,
-    /// None: the kernel refuses it sockets.
+    /// None: the kernel refuses it sockets.  Where it may not mount either, that is all sockets but pairs.
     Filter,
 }
 
@@ -44,42 +45,20 @@ pub(super) fn find(may_unshare: bool) -> Option<Network> {
     if may_unshare {
         return Some(Network::NameSpace);
     }
-    in_thread(refuse_sockets).is_ok().then_some(Network::Filter)
+    in_thread(|| filter::refuse_sockets(false)).is_ok().then_some(Network::Filter)
 }
 
-/// Takes the network from this thread and all that it starts, unless `strict` has it.
-pub(super) fn hold(strict: &Strict) -> io::Result<Network> {
+/// Takes the network from this thread and all that it starts, unless `strict` has it.  Where what it is not to see `is_covered`, it
+/// may have sockets that lie where it writes.
+pub(super) fn hold(strict: &Strict, is_covered: bool) -> io::Result<Network> {
     if strict.network {
         return Ok(Network::Declared);
     }
-    match unshare(CloneFlags::CLONE_NEWNET) {
-        Ok(()) => Ok(Network::NameSpace),
-        Err(_) => refuse_sockets().map(|()| Network::Filter).map_err(|error| {
-            io::Error::other(format!("it cannot be kept from the network: {error}"))
-        }),
-    }
-}
-
-fn refuse_sockets() -> io::Result<()> {
-    let filter = filter().map_err(io::Error::other)?;
-    apply_filter(&filter).map_err(io::Error::other)
-}
-
-/// No sockets but those of `AF_UNIX`, and no rings, by which the kernel itself would make them.
-fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
-    let other = SeccompCondition::new(
-        0,
-        SeccompCmpArgLen::Dword,
-        SeccompCmpOp::Ne,
-        libc::AF_UNIX.cast_unsigned().into(),
-    )?;
-    let sockets = SeccompRule::new(vec![other])?;
-    let calls = [(libc::SYS_socket, vec![sockets]), (libc::SYS_io_uring_setup, Vec::new())];
-    let rules =
-        calls.into_iter().flat_map(|(call, rules)| numbers(call).map(move |n| (n, rules.clone())));
-    let refused = SeccompAction::Errno(libc::EACCES.cast_unsigned());
-    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-    SeccompFilter::new(rules.collect(), SeccompAction::Allow, refused, arch)?.try_into()
+    let has_none = unshare(CloneFlags::CLONE_NEWNET).is_ok();
+    filter::refuse_sockets(is_covered).map_err(|error| {
+        io::Error::other(format!("it cannot be kept from the network: {error}"))
+    })?;
+    Ok(if has_none { Network::NameSpace } else { Network::Filter })
 }
 
 /// Takes from this thread, for good, all sockets, other processes, and processes of its own beside threads.
@@ -132,18 +111,21 @@ fn numbers(call: i64) -> impl Iterator<Item = i64> {
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
 
     use super::*;
 
     #[test]
     fn without_rights_sockets_are_refused_but_those_of_the_machine() {
-        let said = in_thread(|| {
-            refuse_sockets()?;
-            let inet = UdpSocket::bind("127.0.0.1:0").map(drop);
-            Ok((inet.map_err(|error| error.kind()), UnixStream::pair().is_ok()))
-        });
-        assert_eq!(said.unwrap(), (Err(io::ErrorKind::PermissionDenied), true));
+        for local in [true, false] {
+            let said = in_thread(|| {
+                filter::refuse_sockets(local)?;
+                let inet = UdpSocket::bind("127.0.0.1:0").map(drop);
+                let unix = UnixDatagram::unbound().is_ok();
+                Ok((inet.map_err(|error| error.kind()), UnixStream::pair().is_ok(), unix))
+            });
+            assert_eq!(said.unwrap(), (Err(io::ErrorKind::PermissionDenied), true, local));
+        }
         assert!(UdpSocket::bind("127.0.0.1:0").is_ok(), "whoever starts it has them");
     }
 }

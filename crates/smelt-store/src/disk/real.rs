@@ -3,35 +3,51 @@
 //! Thin: each method is one or two system calls.  Files are opened close-on-exec (the standard
 //! library's default), so that a child never keeps a lock alive.  Decides nothing.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use nix::sys::statfs;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
+use super::holder::{LockHolder, held_too_long};
 use super::{Disk, DiskFile, FileKind, Held, LockKind, Moment, Open, Stat, Volume, Wait};
+
+/// A lock is asked for again after this, and twice as long each time: most are held for a few system calls.
+const LOCK_TICK: Duration = Duration::from_micros(200);
+const LOCK_TICK_MAX: Duration = Duration::from_millis(20);
+/// Nobody but smelt has any business with a lock of the store.  A run that waits for it looks after nothing meanwhile.
+const STRANGER_TIME_MAX: Duration = Duration::from_secs(10);
+/// Smelt itself reads an output of many GiB under a lock, where that seems damaged.
+const SMELT_TIME_MAX: Duration = Duration::from_secs(3600);
+/// Whoever is asked to end still writes down how it did.
+const STOPPING_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// The machine's own disk.
 pub(crate) struct RealDisk {
     boot: String,
     now_ns: fn() -> i64,
+    patience: Patience,
 }
 
 impl RealDisk {
     pub(crate) fn new() -> Self {
-        Self { boot: boot_id(), now_ns }
+        Self { boot: boot_id(), now_ns, patience: Patience::default() }
     }
 
     /// A disk on which every file looks an hour old.
     #[cfg(test)]
     pub(crate) fn an_hour_later() -> Self {
-        Self { boot: boot_id(), now_ns: || now_ns() + 3_600_000_000_000 }
+        Self { now_ns: || now_ns() + 3_600_000_000_000, ..Self::new() }
     }
 }
 
@@ -112,7 +128,7 @@ impl Disk for RealDisk {
     fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<Held>> {
         loop {
             let file = open_to_lock(path, kind)?;
-            if !take(&file, kind, wait)? {
+            if !self.patience.take(&file, path, kind, wait)? {
                 return Ok(None);
             }
             // Whoever held it may have removed the file meanwhile; a lock without a name
@@ -149,6 +165,11 @@ impl Disk for RealDisk {
 
     fn moment(&self) -> Moment {
         Moment { now_ns: (self.now_ns)(), boot: self.boot.clone() }
+    }
+
+    fn stop_on(&self, stop: Arc<AtomicBool>) {
+        // One process has one flag.
+        let _ = self.patience.stop.set(stop);
     }
 }
 
@@ -268,13 +289,71 @@ fn open_to_lock(path: &Path, kind: LockKind) -> io::Result<File> {
     }
 }
 
-fn take(file: &File, kind: LockKind, wait: Wait) -> io::Result<bool> {
-    match (kind, wait) {
-        (LockKind::Byte(at), wait) => byte_lock(file, at, libc::F_WRLCK, wait),
-        (LockKind::Shared, Wait::Yes) => file.lock_shared().map(|()| true),
-        (LockKind::Exclusive, Wait::Yes) => file.lock().map(|()| true),
-        (LockKind::Shared, Wait::No) => tried(file.try_lock_shared()),
-        (LockKind::Exclusive, Wait::No) => tried(file.try_lock()),
+/// How long locks are waited for that smelt holds while it does one thing.
+#[derive(Default)]
+struct Patience {
+    stop: OnceLock<Arc<AtomicBool>>,
+    /// Those that were held for too long: until they are free they are only tried.
+    late: Mutex<BTreeSet<PathBuf>>,
+}
+
+impl Patience {
+    /// Whether it was taken; always, or an error, where it is waited for.
+    fn take(&self, file: &File, path: &Path, kind: LockKind, wait: Wait) -> io::Result<bool> {
+        match wait {
+            Wait::Yes => wait_for(file, kind).map(|()| true),
+            Wait::No => try_take(file, kind),
+            Wait::Briefly if try_take(file, kind)? => Ok(true),
+            Wait::Briefly => self.take_briefly(file, path, kind).map(|()| true),
+        }
+    }
+
+    fn take_briefly(&self, file: &File, path: &Path, kind: LockKind) -> io::Result<()> {
+        let late = || self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_late = late().contains(path);
+        let (begun, mut tick) = (Instant::now(), LOCK_TICK);
+        loop {
+            if try_take(file, kind)? {
+                if is_late {
+                    late().remove(path);
+                }
+                return Ok(());
+            }
+            let holder = || LockHolder::of(file);
+            if is_late || begun.elapsed() >= self.time_max(&begun, holder) {
+                late().insert(path.to_owned());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, held_too_long(holder())));
+            }
+            thread::sleep(tick);
+            tick = (tick * 2).min(LOCK_TICK_MAX);
+        }
+    }
+
+    /// Who holds it is asked for when it matters.
+    fn time_max(&self, begun: &Instant, holder: impl Fn() -> Option<LockHolder>) -> Duration {
+        let is_stopping = self.stop.get().is_some_and(|stop| stop.load(Ordering::Relaxed));
+        match () {
+            () if is_stopping => STOPPING_TIME_MAX,
+            () if begun.elapsed() < STRANGER_TIME_MAX => STRANGER_TIME_MAX,
+            () if holder().is_some_and(LockHolder::is_smelt_at_work) => SMELT_TIME_MAX,
+            () => STRANGER_TIME_MAX,
+        }
+    }
+}
+
+fn wait_for(file: &File, kind: LockKind) -> io::Result<()> {
+    match kind {
+        LockKind::Byte(at) => byte_lock(file, at, libc::F_WRLCK, Wait::Yes).map(drop),
+        LockKind::Shared => file.lock_shared(),
+        LockKind::Exclusive => file.lock(),
+    }
+}
+
+fn try_take(file: &File, kind: LockKind) -> io::Result<bool> {
+    match kind {
+        LockKind::Byte(at) => byte_lock(file, at, libc::F_WRLCK, Wait::No),
+        LockKind::Shared => tried(file.try_lock_shared()),
+        LockKind::Exclusive => tried(file.try_lock()),
     }
 }
 
@@ -298,7 +377,7 @@ fn byte_lock(file: &File, at: u64, kind: libc::c_int, wait: Wait) -> io::Result<
     };
     let asked = match wait {
         Wait::Yes => FcntlArg::F_OFD_SETLKW(&range),
-        Wait::No => FcntlArg::F_OFD_SETLK(&range),
+        Wait::No | Wait::Briefly => FcntlArg::F_OFD_SETLK(&range),
     };
     match fcntl(file, asked) {
         Ok(_) => Ok(true),
@@ -319,6 +398,53 @@ fn still_named(file: &File, path: &Path) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As a stage may: it locks what it can read.
+    #[test]
+    fn whoever_holds_a_lock_for_too_long_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        fs::write(&path, "").unwrap();
+        let script = "exec 3< lock; flock -x 3; echo; exec sleep 600";
+        let mut other = std::process::Command::new("sh");
+        other.args(["-c", script]).current_dir(&folder).stdout(std::process::Stdio::piped());
+        let mut other = other.spawn().unwrap();
+        io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let disk = RealDisk::new();
+        let stop = Arc::new(AtomicBool::new(false));
+        disk.stop_on(Arc::clone(&stop));
+        let take = || disk.lock(&path, LockKind::Exclusive, Wait::Briefly);
+        let late = thread::scope(|scope| {
+            let waiting = scope.spawn(|| take().map(drop));
+            thread::sleep(LOCK_TICK_MAX);
+            stop.store(true, Ordering::Relaxed);
+            waiting.join().unwrap().unwrap_err()
+        });
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        let words = format!("process {} (sleep) holds its lock", other.id());
+        assert!(late.to_string().contains(&words), "{late}");
+        let begun = Instant::now();
+        assert!(take().is_err() && begun.elapsed() < STOPPING_TIME_MAX, "it is only tried now");
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(take().unwrap().is_some());
+    }
+
+    #[test]
+    fn smelt_at_work_is_waited_for() {
+        let own = File::open("/proc/self/exe").unwrap();
+        let lock = tempfile::tempfile().unwrap();
+        lock.lock().unwrap();
+        let patience = Patience::default();
+        let now = Instant::now();
+        let begun = now.checked_sub(STRANGER_TIME_MAX).unwrap_or(now);
+        if begun == now {
+            return println!("not run: the machine has just started");
+        }
+        assert_eq!(patience.time_max(&begun, || LockHolder::of(&lock)), SMELT_TIME_MAX);
+        assert_eq!(patience.time_max(&begun, || LockHolder::of(&own)), STRANGER_TIME_MAX);
+        assert_eq!(patience.time_max(&now, || unreachable!()), STRANGER_TIME_MAX);
+    }
 
     #[test]
     fn what_keeps_a_store_and_what_does_not() {

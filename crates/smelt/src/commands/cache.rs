@@ -294,12 +294,23 @@ fn no_output(text: &str) -> Failed {
 /// Damage is one answer, and not to have seen another.
 fn fsck(root: &Path, flags: &FsckFlags) -> Result<Exit, Failed> {
     examine(root, flags).map_err(|error| match error {
-        FsckError::Store(error @ StoreError::Disk(_)) if !error.is_stopped() => {
+        FsckError::Store(error) if is_unseen(&error) => {
             Failed::new(Exit::NotSeen, format!("cannot look at the store: {error}"))
         }
         FsckError::Store(error) => error.into(),
         FsckError::Said(failed) => failed,
     })
+}
+
+/// Whether nothing is known of a store: the disk failed, or there is none, or none of ours.
+fn is_unseen(error: &StoreError) -> bool {
+    use StoreError::{Disk, NoStore, NotAStore, OtherFormat, Unfit};
+    match error {
+        Disk(_) => !error.is_stopped(),
+        error => {
+            matches!(error, NoStore { .. } | NotAStore { .. } | OtherFormat { .. } | Unfit { .. })
+        }
+    }
 }
 
 /// Why a check ended without an answer.
@@ -371,7 +382,7 @@ fn end(flags: &FsckFlags, checkup: &Checkup) -> Exit {
 }
 
 fn tell_checkup(checkup: &Checkup) -> Result<(), Failed> {
-    let Checkup { trees, bytes: read, nameless, gone, strays, lost, .. } = checkup;
+    let Checkup { trees, bytes: read, nameless, gone, strays, lost, mended, .. } = checkup;
     for Damage { digest, what, .. } in &checkup.damaged {
         answer(format_args!("damaged: output {digest}: {what}\n"))?;
     }
@@ -386,6 +397,7 @@ fn tell_checkup(checkup: &Checkup) -> Result<(), Failed> {
         (*strays, "files that were put into outputs later, moved to the quarantine"),
         (*nameless, "outputs to which nothing leads; smelt cache gc removes them"),
         (*gone, "results whose output was removed"),
+        (*mended, "files and directories whose modes were set back"),
     ];
     for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
         answer(format_args!("{count} {what}\n"))?;
@@ -407,6 +419,7 @@ fn checkup_as_json(flags: &FsckFlags, checkup: &Checkup) -> Value {
         "lost": checkup.lost,
         "nameless": checkup.nameless,
         "gone": checkup.gone,
+        "mended": checkup.mended,
         "strays": checkup.strays,
         "bad_roots": checkup.bad_roots,
     })

@@ -52,8 +52,9 @@ fn facts(flags: &DoctorFlags) -> Result<Facts, Failed> {
     let Some(root) = &flags.root else {
         let store = load::root()?;
         let store = std::path::absolute(&store).unwrap_or(store);
-        let confined_by = Confinement::find().map_err(Failed::usage)?.way.map_or("none", Way::name);
-        return Ok(Facts::of_this_device(&store, confined_by));
+        let confinement = Confinement::find().map_err(Failed::usage)?;
+        let confined_by = confinement.way.map_or("none", Way::name);
+        return Ok(Facts::of_this_device(&store, confined_by, &confinement.unheld()));
     };
     if !root.is_dir() {
         return Err(Failed::usage(format!("--root {}: no such directory", root.display())));

@@ -29,8 +29,8 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     if flags.json {
         let stages: Vec<Value> =
             loaded.plan.stages().map(|(id, stage)| as_json(&story, &needs, id, stage)).collect();
-        let Confinement { way, holds_signals, network } = confinement;
-        let confinement = json!({ "by": way, "signals": holds_signals, "network": network });
+        let Confinement { way, holds_signals, filters_calls, network } = confinement;
+        let confinement = json!({ "by": way, "signals": holds_signals, "calls": filters_calls, "network": network });
         let text = json!({
             "pipeline": loaded.plan.name, "confinement": confinement, "stages": stages,
         });
@@ -67,7 +67,8 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     if loaded.plan.stages().any(|(_, stage)| stage.params.contains_key(STRICT)) {
         answer(format_args!("{}\n", confinement.strict_words()))?;
     }
-    if let Some(line) = tools::not_in_keys(&loaded.plan) {
+    let unseen = [tools::not_in_keys(&loaded.plan), tools::unknown(&loaded.plan)];
+    for line in unseen.into_iter().flatten() {
         answer(format_args!("{line}\n"))?;
     }
     if let Some(line) = all_in_all(&loaded.plan, &story) {

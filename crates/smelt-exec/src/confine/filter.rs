@@ -1,0 +1,257 @@
+//! Has the kernel refuse system calls that reach beyond what else is held.
+//!
+//! A filter binds a thread and all that it starts, for good.  It sees numbers and no memory: no path, no address of a
+//! socket, and of a process its number but not whose it is.  The kernel runs programs of 32 bits beside ours, whose calls have
+//! other numbers; they are held to the same.
+
+use std::io;
+use std::path::Path;
+
+use nix::libc;
+use seccompiler::{BpfProgram, apply_filter, sock_filter};
+
+/// Of Linux's `audit.h`: our programs, and those of 32 bits on the same machine.
+#[cfg(target_arch = "x86_64")]
+const MACHINES: [u32; 2] = [0xc000_003e, 0x4000_0003];
+#[cfg(not(target_arch = "x86_64"))]
+const MACHINES: [u32; 2] = [0xc000_00b7, 0x4000_0028];
+
+/// A system call, by its numbers in programs of [`MACHINES`].
+type Call = [Option<u32>; 2];
+
+/// A call of any machine, of i386 and of arm.
+const fn call(own: i64, i386: u32, arm: u32) -> Call {
+    [Some(own as u32), Some(if cfg!(target_arch = "x86_64") { i386 } else { arm })]
+}
+
+const IOCTL: Call = call(libc::SYS_ioctl, 54, 54);
+const PRLIMIT: Call = call(libc::SYS_prlimit64, 340, 369);
+const SETPRIORITY: Call = call(libc::SYS_setpriority, 97, 97);
+const IOPRIO_SET: Call = call(libc::SYS_ioprio_set, 289, 314);
+const SOCKET: Call = call(libc::SYS_socket, 359, 281);
+const IO_URING_SETUP: Call = call(libc::SYS_io_uring_setup, 425, 425);
+/// All calls of sockets in one, which our own programs have not.
+const SOCKETCALL: Call = [None, Some(102)];
+
+/// What an argument is, by its place.
+type Argument = (u32, Is);
+
+#[derive(Debug, Clone, Copy)]
+enum Is {
+    /// This number of 32 bits.
+    Equal(u32),
+    /// Any other.
+    Other(u32),
+    /// An address, and not none.
+    Address,
+}
+use Is::{Address, Equal, Other};
+
+/// A call is refused where all of these are so.
+type Rule = (Call, &'static [Argument]);
+
+/// What no stage needs.
+const BEYOND: [Rule; 7] = [
+    // Types a letter as if the terminal's user had.
+    (IOCTL, &[(1, Equal(0x5412))]),
+    // Pastes what is marked on a console, and the like.
+    (IOCTL, &[(1, Equal(0x541c))]),
+    // Sets limits of another process; those of its own it sets by the number 0.
+    (PRLIMIT, &[(0, Other(0)), (2, Address)]),
+    // Of another group, and of all that its user runs.
+    (SETPRIORITY, &[(0, Equal(1)), (1, Other(0))]),
+    (SETPRIORITY, &[(0, Equal(2))]),
+    (IOPRIO_SET, &[(0, Equal(2)), (1, Other(0))]),
+    (IOPRIO_SET, &[(0, Equal(3))]),
+];
+
+const LOCAL: u32 = libc::AF_UNIX as u32;
+/// Sockets of other kinds than those between processes of a machine, and rings, by which the kernel itself makes them.
+const FOREIGN: [Rule; 3] =
+    [(SOCKET, &[(0, Other(LOCAL))]), (SOCKETCALL, &[(0, Equal(1))]), (IO_URING_SETUP, &[])];
+/// All but pairs.
+const SOCKETS: [Rule; 3] = [(SOCKET, &[]), (SOCKETCALL, &[(0, Equal(1))]), (IO_URING_SETUP, &[])];
+
+/// Whether the kernel that `root` shows has filters, by its settings.
+pub(super) fn are_there(root: &Path) -> bool {
+    root.join("proc/sys/kernel/seccomp/actions_avail").exists()
+}
+
+/// Refuses what reaches other processes and terminals past every rule about paths.
+pub(super) fn refuse_beyond() -> io::Result<()> {
+    refuse(&BEYOND, libc::EPERM)
+}
+
+/// Refuses all sockets but those between processes of this machine; without `local` those too, but pairs.
+pub(super) fn refuse_sockets(local: bool) -> io::Result<()> {
+    refuse(if local { &FOREIGN } else { &SOCKETS }, libc::EACCES)
+}
+
+fn refuse(rules: &[Rule], errno: i32) -> io::Result<()> {
+    apply_filter(&program(rules, errno)).map_err(io::Error::other)
+}
+
+/// Where the kernel shows a filter the call's number, its machine and its arguments.
+const NUMBER: u32 = 0;
+const MACHINE: u32 = 4;
+const ARGUMENTS: u32 = 16;
+
+const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+
+fn program(rules: &[Rule], errno: i32) -> BpfProgram {
+    let refused = libc::SECCOMP_RET_ERRNO | errno.cast_unsigned();
+    let [own, narrow] = [0, 1].map(|machine| {
+        let mut part = if machine == 0 { without_x32() } else { Vec::new() };
+        part.extend(rules.iter().flat_map(|(call, when)| rule(call[machine], when, refused)));
+        part.push(answer(ALLOW));
+        part
+    });
+    let mut all = vec![load(MACHINE), unless_equal(MACHINES[0], own.len())];
+    all.extend(own);
+    all.push(unless_equal(MACHINES[1], narrow.len()));
+    all.extend(narrow);
+    // Neither: no kernel of these machines has such programs.
+    all.push(answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned()));
+    all
+}
+
+/// Programs of 64 bits with addresses of 32 have other numbers yet; nobody builds them, and most kernels do not know them.
+fn without_x32() -> Vec<sock_filter> {
+    const X32: u32 = 0x4000_0000;
+    if !cfg!(target_arch = "x86_64") {
+        return Vec::new();
+    }
+    let unknown = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
+    vec![load(NUMBER), instruction(JUMP | SHARES_BITS, X32, 0, 1), answer(unknown)]
+}
+
+/// Each test that fails leads behind the rule.
+fn rule(number: Option<u32>, when: &[Argument], refused: u32) -> Vec<sock_filter> {
+    let Some(number) = number else { return Vec::new() };
+    let mut tests = vec![answer(refused)];
+    for &(place, is) in when.iter().rev() {
+        let low = ARGUMENTS + 8 * place;
+        let rest = tests.len();
+        let test = match is {
+            Equal(number) => vec![load(low), unless_equal(number, rest)],
+            Other(number) => vec![load(low), if_equal(number, rest)],
+            // Either half will do.
+            Address => vec![load(low), unless_equal(0, 2), load(low + 4), if_equal(0, rest)],
+        };
+        tests.splice(0..0, test);
+    }
+    let skipped = tests.len();
+    [load(NUMBER), unless_equal(number, skipped)].into_iter().chain(tests).collect()
+}
+
+/// Of Linux's `bpf_common.h`.
+const LOAD: u16 = 0x20;
+const JUMP: u16 = 0x05;
+const IS_EQUAL: u16 = 0x10;
+const SHARES_BITS: u16 = 0x40;
+const ANSWER: u16 = 0x06;
+
+fn load(at: u32) -> sock_filter {
+    instruction(LOAD, at, 0, 0)
+}
+
+fn answer(what: u32) -> sock_filter {
+    instruction(ANSWER, what, 0, 0)
+}
+
+/// Leaves out so many instructions where what was loaded is another number.
+fn unless_equal(number: u32, skipped: usize) -> sock_filter {
+    instruction(JUMP | IS_EQUAL, number, 0, skipped)
+}
+
+fn if_equal(number: u32, skipped: usize) -> sock_filter {
+    instruction(JUMP | IS_EQUAL, number, skipped, 0)
+}
+
+fn instruction(code: u16, k: u32, if_so: usize, if_not: usize) -> sock_filter {
+    let [jt, jf] =
+        [if_so, if_not].map(|skipped| u8::try_from(skipped).expect("a filter is that short"));
+    sock_filter { code, jt, jf, k }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel would answer to a call of a machine.
+    fn answered(rules: &[Rule], machine: u32, number: u32, arguments: [u64; 3]) -> u32 {
+        let program = program(rules, libc::EPERM);
+        let word = |at: u32| match at {
+            NUMBER => number,
+            MACHINE => machine,
+            at => {
+                let at = at - ARGUMENTS;
+                (arguments[at as usize / 8] >> (8 * (at % 8))) as u32
+            }
+        };
+        let (mut at, mut loaded) = (0, 0);
+        loop {
+            let sock_filter { code, jt, jf, k } = program[at].clone();
+            let jump = |so: bool| usize::from(if so { jt } else { jf });
+            at += 1;
+            match code {
+                LOAD => loaded = word(k),
+                ANSWER => return k,
+                code if code == JUMP | IS_EQUAL => at += jump(loaded == k),
+                code if code == JUMP | SHARES_BITS => at += jump(loaded & k != 0),
+                code => panic!("{code:x}"),
+            }
+        }
+    }
+
+    #[track_caller]
+    fn check(rules: &[Rule], call: Call, arguments: [u64; 3], is_refused: bool) {
+        for (machine, number) in MACHINES.into_iter().zip(call) {
+            let Some(number) = number else { continue };
+            let said = answered(rules, machine, number, arguments);
+            assert_eq!(said != ALLOW, is_refused, "{machine:x} {number}: {arguments:x?}");
+        }
+    }
+
+    #[test]
+    fn others_are_out_of_reach_and_oneself_is_not() {
+        let [get, set] = [0, 0x7f00_0000_0000];
+        check(&BEYOND, IOCTL, [0, 0x5412, 0], true);
+        check(&BEYOND, IOCTL, [0, 0x541c, 0], true);
+        check(&BEYOND, IOCTL, [0, 0xffff_ffff_0000_5412, 0], true);
+        check(&BEYOND, IOCTL, [0, 0x5401, 0], false);
+        check(&BEYOND, PRLIMIT, [7, 7, set], true);
+        check(&BEYOND, PRLIMIT, [7, 7, 1], true);
+        check(&BEYOND, PRLIMIT, [7, 7, get], false);
+        check(&BEYOND, PRLIMIT, [0, 7, set], false);
+        for (call, [one, group, user]) in [(SETPRIORITY, [0, 1, 2]), (IOPRIO_SET, [1, 2, 3])] {
+            check(&BEYOND, call, [one, 7, 0], false);
+            check(&BEYOND, call, [group, 0, 0], false);
+            check(&BEYOND, call, [group, 7, 0], true);
+            check(&BEYOND, call, [user, 0, 0], true);
+        }
+        check(&BEYOND, SOCKET, [2, 1, 0], false);
+    }
+
+    #[test]
+    fn sockets_are_those_of_the_machine_or_none() {
+        let [local, internet, between_machines] = [1, 2, 40];
+        for (rules, with_local) in [(&FOREIGN, false), (&SOCKETS, true)] {
+            check(rules, SOCKET, [local, 1, 0], with_local);
+            check(rules, SOCKET, [internet, 1, 0], true);
+            check(rules, SOCKET, [between_machines, 1, 0], true);
+            check(rules, SOCKETCALL, [1, 0, 0], true);
+            check(rules, SOCKETCALL, [8, 0, 0], false);
+            check(rules, IO_URING_SETUP, [4, 0, 0], true);
+        }
+    }
+
+    #[test]
+    fn what_is_of_no_machine_here_is_unknown() {
+        let unknown = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
+        assert_eq!(answered(&BEYOND, 0x1234, 0, [0; 3]), unknown);
+        if cfg!(target_arch = "x86_64") {
+            assert_eq!(answered(&BEYOND, MACHINES[0], 0x4000_0000, [0; 3]), unknown);
+        }
+    }
+}
