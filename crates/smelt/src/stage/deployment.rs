@@ -26,6 +26,7 @@ use smelt_runtime::template::TOOLS_FILE;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use smelt_runtime::vision;
 
+use super::phases::Phases;
 use super::request::{Request, say};
 use crate::checkpoint::{Beside, MADE_DIR};
 use crate::exit::{Exit, Failed};
@@ -162,12 +163,17 @@ fn chat(request: &Request) -> Result<(), Failed> {
     for (from, name) in tools.into_iter().chain(clip) {
         deployment::copy(&from, &request.out.join(name)).map_err(Failed::model)?;
     }
-    say("opening the engines");
+    // Engines are mapped: what they do first reads them from the disk, which takes most of the time.
+    let mut phases = Phases::new(vec![1.0, 9.0]);
+    say(&phases.begin("opening the engines"));
     let at = place(request.input("llm")?);
     let opened = Deployment::open_at(&request.out, &at, KvOptions::default());
     let mut opened = opened.map_err(Failed::model)?;
-    say("saying a word");
-    try_once(&mut opened).map_err(Failed::model)
+    phases.next("");
+    let told = &mut |done: f64, what: &str| {
+        say(&phases.line(&format!("[{:.0}/100] {what}", done * 100.0)));
+    };
+    try_once(&mut opened, told).map_err(Failed::model)
 }
 
 /// Where a deployment will lie whose engine lies here: sealed outputs lie beside each other.
