@@ -17,11 +17,11 @@ fn main() {
     let given = env::var("SMELT_COMMIT").ok().filter(|commit| !commit.is_empty());
     let commit = given.or_else(|| of_repository(Path::new("../../.git")));
     let commit = commit.filter(|commit| commit.bytes().all(|byte| byte.is_ascii_alphanumeric()));
-    let commit = commit.map_or_else(String::new, |commit| {
-        format!("{}, ", commit.chars().take(DIGITS).collect::<String>())
-    });
-    println!("cargo::rustc-env=SMELT_COMMIT={commit}");
-    println!("cargo::rustc-env=SMELT_TARGET={}", env::var("TARGET").unwrap_or_default());
+    let commit = commit.map(|commit| commit.chars().take(DIGITS).collect::<String>());
+    let target = env::var("TARGET").unwrap_or_default();
+    // In one piece: cargo takes blanks off the end of a value.
+    let built = commit.into_iter().chain([target]).collect::<Vec<_>>().join(", ");
+    println!("cargo::rustc-env=SMELT_BUILT={built}");
 }
 
 /// The commit that a repository is at, whose `.git` is a directory, or a file that names one.

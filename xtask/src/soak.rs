@@ -1,5 +1,5 @@
 //! Runs the sweeps of `ci` without their bounds: fails disks at every call, checks stores beside builds ten thousand
-//! times, shows pictures of all shapes to models of true size, sends a server ten thousand requests, asks what
+//! times, shows pictures of all shapes to models and shipped pipelines of true size, sends a server ten thousand requests, asks what
 //! llama.cpp is asked, runs the tests of the engine under sanitizers, exhausts contiguous memory, attacks stages under
 //! another kernel, cuts power, and runs every fuzz target for a minute.
 
@@ -13,7 +13,7 @@ use crate::{cma, conformance, fuzz, llama, other_kernel, power_cuts, sanitize};
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
 
-const SWEEPS: [(&str, &[&str]); 8] = [
+const SWEEPS: [(&str, &[&str]); 9] = [
     ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
     ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
     ("whole runs", &["test", "--locked", "-p", "smelt-exec", "every_world", "--", "--nocapture"]),
@@ -28,6 +28,20 @@ const SWEEPS: [(&str, &[&str]); 8] = [
             "smelt-runtime",
             "--test",
             "photographs",
+            "--",
+            "--ignored",
+        ],
+    ),
+    (
+        "photographs of pipelines",
+        &[
+            "test",
+            "--locked",
+            "--release",
+            "-p",
+            "smelt",
+            "--test",
+            "pipeline_photographs",
             "--",
             "--ignored",
         ],

@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -21,6 +21,9 @@ const PHOTO: &str = "photo.jpg";
 
 /// Pictures as people have them: a file, its width and height.
 const PICTURES: [(&str, [usize; 2]); 2] = [("4-3.png", [1024, 768]), ("16-9.png", [1920, 1080])];
+
+/// The most that the commands of the VLM may take together, from its plan to its last answer.
+const VLM_MAX: Duration = Duration::from_secs(4 * 60);
 
 /// How often the first picture is shown when several are.
 const SEVERAL: usize = 6;
@@ -43,12 +46,18 @@ pub(crate) fn run() -> Result<()> {
     let text = fs::read_to_string(root().join("README.md")).context("README.md")?;
     let steps = steps(&text);
     ensure!(steps.iter().any(|step| step.expect.is_some()), "README.md: no command has an answer");
+    let mut vlm = Duration::ZERO;
     for step in steps {
         let is_hub = of_a_hub(&step.command)?;
+        let begin = Instant::now();
         for command in here(&step.command, &folder, is_hub) {
             follow(&command, step.expect.as_deref(), &folder.join("cache"))?;
         }
+        vlm += if is_hub { begin.elapsed() } else { Duration::ZERO };
     }
+    println!("walks: the commands of the VLM took {} s", vlm.as_secs());
+    ensure!(!vlm.is_zero(), "README.md: no command is of a hub's model");
+    ensure!(vlm <= VLM_MAX, "they are to take {} s at most", VLM_MAX.as_secs());
     fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())
 }
 

@@ -103,6 +103,9 @@ pub(crate) struct Attempt<'a> {
     pub(crate) messages: SyncSender<Message>,
 }
 
+/// What is said while gigabytes are hashed and synced; the stage's own last word would stand there else.
+const SEALING: &str = "[99/100] checking and sealing what it made";
+
 impl Attempt<'_> {
     /// Attends the attempt and sends how it ended.
     pub(crate) fn run(self) {
@@ -124,6 +127,9 @@ impl Attempt<'_> {
         };
         report.wall_s = begin.elapsed().as_secs_f64();
         self.put_back(swap, &mut report);
+        if matches!(outcome, Outcome::Done) {
+            self.say_at(begin.elapsed(), SEALING);
+        }
         let sealing = Instant::now();
         let mut ended = self.conclude(outcome, report);
         ended.report.wall_s += sealing.elapsed().as_secs_f64();
@@ -441,9 +447,14 @@ impl Attempt<'_> {
 
     /// What is done before it starts, in the place of what it says itself.
     pub(crate) fn say(&self, what: &str) {
+        self.say_at(Duration::ZERO, what);
+    }
+
+    /// The same of what is done when its processes have ended.
+    fn say_at(&self, elapsed: Duration, what: &str) {
         let _ = self.messages.try_send(Message::Running {
             stage: self.stage,
-            elapsed: Duration::ZERO,
+            elapsed,
             rss_bytes: 0,
             last_line: what.to_owned(),
         });

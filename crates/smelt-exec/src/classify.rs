@@ -136,7 +136,7 @@ pub fn classify(end: &End) -> Outcome {
         }
         Some(Stopped::TooManyFiles) => {
             let message = format!(
-                "ended, since its outputs hold more than {FILES_MAX} files; pack them into fewer"
+                "ended, since its outputs hold more than {FILES_MAX} files (SMELT_FILES_MAX); pack them into fewer"
             );
             return failed(FailureClass::OutputInvalid, message);
         }

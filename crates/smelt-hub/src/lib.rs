@@ -15,6 +15,7 @@ mod select;
 mod settings;
 
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::{Api, Listing};
 use cache::{Folder, Kept};
@@ -71,6 +72,8 @@ pub struct Resolved {
 pub struct Hub {
     settings: Settings,
     client: Client,
+    /// The list that the hub gave last: small files are asked for one after another.
+    last: Mutex<Option<(Repo, Listing)>>,
 }
 
 impl Hub {
@@ -82,7 +85,7 @@ impl Hub {
     /// The hub that `settings` describe.
     pub fn new(settings: Settings) -> Result<Self, HubError> {
         let client = Client::new(&settings)?;
-        Ok(Self { settings, client })
+        Ok(Self { settings, client, last: Mutex::new(None) })
     }
 
     /// The commit that an address names: as the hub says, or, where it is not to be asked or does
@@ -104,7 +107,11 @@ impl Hub {
             None => self.client.patience(),
         };
         match self.api().listing(repo, revision, patience) {
-            Ok(listing) => Ok(fresh(listing.commit)),
+            Ok(listing) => {
+                let commit = listing.commit.clone();
+                *self.last() = Some((repo.clone(), listing));
+                Ok(fresh(commit))
+            }
             Err(error @ HubError::Unreachable { .. }) => old(error.to_string()).ok_or(error),
             Err(error) => Err(error),
         }
@@ -148,10 +155,33 @@ impl Hub {
         if folder.complete(commit, None).is_some() {
             return Ok(None);
         }
+        match self.lists(repo, commit, file)? {
+            true => self.api().small_file(repo, commit, file, self.client.patience_beside_cache()),
+            false => Ok(None),
+        }
+    }
+
+    /// Whether `commit` has a file of this name: as the cache has it whole, else as the hub lists it.
+    /// Mirrors answer in many ways to what is not there, so nobody is asked for it.
+    pub fn lists(&self, repo: &Repo, commit: &Commit, file: &str) -> Result<bool, HubError> {
+        if let Some(kept) = self.folder(repo).complete(commit, None) {
+            return Ok(kept.iter().any(|kept| kept.name == file));
+        }
         if self.settings.is_offline {
             return Err(self.not_cached(format!("{file} of {repo} at commit {commit}")));
         }
-        self.api().small_file(repo, commit, file, self.client.patience_beside_cache())
+        let mut last = self.last();
+        let is_known = |(of, listing): &(Repo, Listing)| of == repo && listing.commit == *commit;
+        if !last.as_ref().is_some_and(is_known) {
+            *last = Some((repo.clone(), self.listing_of(repo, commit, true)?));
+        }
+        let files = last.iter().flat_map(|(_, listing)| &listing.files);
+        Ok(files.into_iter().any(|listed| listed.name == file))
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<(Repo, Listing)>> {
+        // A list is replaced whole, so it is whole whatever happened to its last holder.
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets the cache remember what an address was resolved to, if the commit is in the cache.

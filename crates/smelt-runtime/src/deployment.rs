@@ -626,6 +626,31 @@ fn image_token(
 /// # Errors
 /// [`DeploymentError`] if there are none or a file cannot be read.
 pub fn eos_tokens(dir: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, DeploymentError> {
+    let (mut eos, named) = named_ends(dir)?;
+    eos.extend(named.and_then(|word| tokenizer.token(&word)));
+    if eos.is_empty() {
+        let why = "names no eos_token that the tokenizer has".to_owned();
+        return Err(DeploymentError::Bad { path: dir.join(template::CONFIG_FILE), why });
+    }
+    Ok(eos.into_iter().collect())
+}
+
+/// What of the texts in `dir`, a checkpoint's without its tokenizer, no deployment can use: the tokens that
+/// end an answer must be named, and the chat template must write what somebody says.
+///
+/// # Errors
+/// [`DeploymentError`] naming the file and what is wrong with it.
+pub fn check_texts(dir: &Path) -> Result<(), DeploymentError> {
+    let (eos, named) = named_ends(dir)?;
+    if eos.is_empty() && named.is_none() {
+        let why = "names no eos_token".to_owned();
+        return Err(DeploymentError::Bad { path: dir.join(template::CONFIG_FILE), why });
+    }
+    Ok(Template::open(dir)?.try_once()?)
+}
+
+/// The `eos_token_id`s of generation_config.json and the `eos_token` of the tokenizer's configuration.
+fn named_ends(dir: &Path) -> Result<(BTreeSet<u32>, Option<String>), DeploymentError> {
     let path = dir.join(GENERATION_FILE);
     let mut eos = BTreeSet::new();
     if path.exists() {
@@ -641,11 +666,5 @@ pub fn eos_tokens(dir: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, Deploym
             }
         }
     }
-    let named = template::special_token(dir, "eos_token")?;
-    eos.extend(named.and_then(|word| tokenizer.token(&word)));
-    if eos.is_empty() {
-        let why = "names no eos_token that the tokenizer has".to_owned();
-        return Err(DeploymentError::Bad { path: dir.join(template::CONFIG_FILE), why });
-    }
-    Ok(eos.into_iter().collect())
+    Ok((eos, template::special_token(dir, "eos_token")?))
 }

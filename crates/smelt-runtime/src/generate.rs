@@ -201,17 +201,25 @@ pub fn prepare(
 const SOME_DAY_S: u64 = 1_735_689_600;
 
 /// Does once what an answer takes: writes the prompt of a word by the template, which must hold the word, looks at
-/// a picture of the smallest size where there are eyes, reads the prompt and says a token behind it.
+/// a picture of the smallest size where there are eyes, reads the prompt and says a token behind it.  `told` hears
+/// what comes next, and roughly which share of the time is over.
 ///
 /// # Errors
 /// [`GenerateError`] naming the part that failed.
-pub fn try_once(deployment: &mut Deployment) -> Result<(), GenerateError> {
+pub fn try_once(
+    deployment: &mut Deployment,
+    told: &mut dyn FnMut(f64, &str),
+) -> Result<(), GenerateError> {
     deployment.text.template.try_once().map_err(PrepareError::from)?;
+    let mut looked = 0.0;
     if let Some(vision) = &mut deployment.vision
         && let Some(part) = vision.samples().first()
     {
+        told(0.0, "looking at a picture");
         vision.encode(part).map_err(GenerateError::Vision)?;
+        looked = 0.5;
     }
+    told(looked, "saying a word");
     let turns = [Turn::from_parts("user", &[crate::prompt::Part::Text("Hello")])?];
     let (context, manner) = (&Context::default(), &Manner::greedy(2));
     let request = Request { turns: &turns, shown: &[], context, manner, now_s: SOME_DAY_S };

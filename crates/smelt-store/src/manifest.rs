@@ -42,7 +42,9 @@ pub struct Manifest {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     /// See [`FILES_MAX`].
-    #[error("{count} files in one output, at most {FILES_MAX} are kept: pack them into fewer")]
+    #[error(
+        "{count} files in one output, at most {FILES_MAX} (SMELT_FILES_MAX) are kept: pack them into fewer"
+    )]
     TooMany {
         /// How many there are.
         count: usize,

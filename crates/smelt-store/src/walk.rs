@@ -19,7 +19,7 @@ const DIRS_MAX: usize = 4 * FILES_MAX;
 pub enum WalkError {
     /// Too many files or directories.
     #[error(
-        "{} holds more than {FILES_MAX} files or {DIRS_MAX} directories: pack them into fewer",
+        "{} holds more than {FILES_MAX} files (SMELT_FILES_MAX) or {DIRS_MAX} directories: pack them into fewer",
         path.display()
     )]
     TooMany {

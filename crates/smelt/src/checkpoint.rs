@@ -51,7 +51,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failed> {
 }
 
 /// Where the files of a GGUF file's own tokenizer lie while they are read, inside of what is made.
-const MADE_DIR: &str = ".gguf";
+pub(crate) const MADE_DIR: &str = ".gguf";
 
 /// The directory of a checkpoint's tokenizer, chat template and end tokens.
 pub(crate) struct Beside {

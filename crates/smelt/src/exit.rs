@@ -67,6 +67,12 @@ impl Failed {
         }
     }
 
+    /// The same with another name for `made`, a place that is gone when somebody reads it.
+    pub(crate) fn renamed(self, made: impl fmt::Display, own: impl fmt::Display) -> Self {
+        let message = self.message.replace(&made.to_string(), &own.to_string());
+        Self { message, ..self }
+    }
+
     /// The user asked to stop before anything was started.
     pub(crate) fn stopped() -> Self {
         Self::new(Exit::Interrupted, "stopped; what was sealed is kept")

@@ -7,6 +7,7 @@
 
 mod built;
 mod checkpoint;
+mod checkpoints;
 mod claim;
 mod commands;
 mod device;
@@ -32,6 +33,7 @@ mod pins;
 mod price;
 mod progress;
 mod reboot;
+mod refusals;
 mod report;
 mod say;
 mod sees;

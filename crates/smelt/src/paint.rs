@@ -76,12 +76,12 @@ static COLOURED: OnceLock<[bool; 2]> = OnceLock::new();
 pub(crate) fn decide(when: When) {
     let no_color = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let is_dumb = env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
-    let of = |is_terminal| is_coloured(when, is_terminal, no_color, is_dumb);
+    let of = |is_terminal| colours(when, is_terminal, no_color, is_dumb);
     // The first word counts.
     let _ = COLOURED.set([of(stdout().is_terminal()), of(stderr().is_terminal())]);
 }
 
-fn is_coloured(when: When, is_terminal: bool, no_color: bool, is_dumb: bool) -> bool {
+fn colours(when: When, is_terminal: bool, no_color: bool, is_dumb: bool) -> bool {
     match when {
         When::Always => true,
         When::Never => false,
@@ -89,10 +89,14 @@ fn is_coloured(when: When, is_terminal: bool, no_color: bool, is_dumb: bool) -> 
     }
 }
 
+/// Whether words of a stream are coloured.
+pub(crate) fn is_coloured(stream: Stream) -> bool {
+    COLOURED.get().copied().unwrap_or_default()[stream as usize]
+}
+
 /// `text`, coloured where the stream is.
 pub(crate) fn paint(paint: Paint, text: &str, stream: Stream) -> String {
-    let coloured = COLOURED.get().copied().unwrap_or_default();
-    match coloured[stream as usize] {
+    match is_coloured(stream) {
         true => format!("\x1b[{}m{text}\x1b[0m", paint.code()),
         false => text.to_owned(),
     }
@@ -104,13 +108,12 @@ mod tests {
 
     #[test]
     fn colours_are_for_terminals_that_want_them() {
-        let auto = |is_terminal, no_color, is_dumb| {
-            is_coloured(When::Auto, is_terminal, no_color, is_dumb)
-        };
+        let auto =
+            |is_terminal, no_color, is_dumb| colours(When::Auto, is_terminal, no_color, is_dumb);
         assert!(auto(true, false, false));
         assert!(!auto(false, false, false) && !auto(true, true, false) && !auto(true, false, true));
-        assert!(is_coloured(When::Always, false, true, true));
-        assert!(!is_coloured(When::Never, true, false, false));
+        assert!(colours(When::Always, false, true, true));
+        assert!(!colours(When::Never, true, false, false));
     }
 
     #[test]

@@ -6,9 +6,9 @@ use smelt_model::quantize::{BUDGET, Method};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, Plan};
 
+use crate::checkpoints::Checkpoints;
 use crate::commands::explain::Story;
 use crate::load::Standing;
-use crate::sees::Checkpoints;
 use crate::stage::calibrate::BUILT_IN_TOKENS_MAX;
 use crate::table::seconds;
 

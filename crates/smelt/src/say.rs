@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use tracing::level_filters::LevelFilter;
 
 use crate::exit::{Exit, Failed};
-use crate::paint::{Paint, Stream, paint};
+use crate::paint::{Paint, Stream, is_coloured, paint};
 
 /// Whether standard error is a log.
 static IS_LOG: AtomicBool = AtomicBool::new(false);
@@ -52,7 +52,7 @@ pub(crate) fn begin_log(is_json: bool) {
         volume if volume == Volume::Verbose as u8 => LevelFilter::DEBUG,
         _ => LevelFilter::INFO,
     };
-    smelt_serve::log_to_stderr(is_json, least);
+    smelt_serve::log_to_stderr(is_json, is_coloured(Stream::Err), least);
     IS_LOG.store(true, Ordering::Release);
 }
 
@@ -66,6 +66,15 @@ pub(crate) fn tell(text: impl fmt::Display) {
     if is_log() {
         tracing::info!("{text}");
     } else if !is_quiet() {
+        write_line(text);
+    }
+}
+
+/// Tells what only they want to know who want every word.
+pub(crate) fn tell_all(text: impl fmt::Display) {
+    if is_log() {
+        tracing::debug!("{text}");
+    } else if is_verbose() {
         write_line(text);
     }
 }

@@ -145,6 +145,56 @@ fn a_model_is_fetched_once_and_then_found_with_and_without_the_hub() {
 }
 
 #[test]
+fn what_the_files_of_a_hub_tell_is_told_before_anything_is_fetched() {
+    let hub = HubWorld::demo();
+    let mut files = Vec::new();
+    hub.server.set(|state| files = state.files.clone());
+    let lines = || {
+        let plan = hub.smelt(&["plan", "p.toml"], &[]);
+        assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+        assert!(!hub.world.path("hf").exists(), "a plan downloads nothing");
+        let lines = plan.stdout.lines().filter(|line| line.contains("will be refused"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(lines().is_empty(), "{:?}", lines());
+    let check = |name: &str, text: &str, words: &str| {
+        hub.server.set(|state| {
+            state.files = files.clone();
+            state.files.retain(|file| file.0 != name);
+            state.files.push((name.to_owned(), text.into(), false));
+        });
+        let [line] = &lines()[..] else { panic!("{name}: {:?}", lines()) };
+        assert!(line.starts_with("deployment will be refused: ") && line.contains(words), "{line}");
+    };
+    check("tokenizer_config.json", "{", "hf:org/tiny-model/tokenizer_config.json: not JSON");
+    check("tokenizer_config.json", "{}", "tokenizer_config.json: names no eos_token");
+    let ends = r#"{"eos_token": "<|im_end|>"}"#;
+    check("tokenizer_config.json", ends, "hf:org/tiny-model has no chat template");
+    check("generation_config.json", "[", "hf:org/tiny-model/generation_config.json: not JSON");
+    check("chat_template.jinja", "{% if %}", "hf:org/tiny-model/chat_template.jinja: ");
+    check("chat_template.jinja", "always the same", "it never writes what a message says");
+    check("preprocessor_config.json", "{", "preprocessor_config.json");
+    hub.server.set(|state| {
+        state.files = files.clone();
+        state.files.retain(|file| file.0 != "tokenizer.json");
+    });
+    assert_eq!(lines(), ["deployment will be refused: hf:org/tiny-model has no tokenizer.json"]);
+}
+
+#[test]
+fn a_context_that_a_model_of_a_hub_has_no_positions_for_is_foreseen() {
+    let hub = HubWorld::demo();
+    for (model, most) in [("hf:org/tiny-model", 32768), ("synthetic:internvl3-tiny", 1024)] {
+        let sets = ["--set", "max_seq_len=99999", "--set", &format!("model={model}")];
+        let plan = hub.smelt(&[&["plan", "p.toml"], &sets[..]].concat(), &[]);
+        let words = format!(
+            "llm-engine will be refused: \"max-seq-len\" is 99999, more than the model's {most} positions"
+        );
+        assert!(plan.stdout.lines().any(|line| line == words), "{model}: {}", plan.stdout);
+    }
+}
+
+#[test]
 fn a_download_that_was_killed_goes_on_where_it_ended() {
     let hub = HubWorld::demo();
     hub.server.set(|state| state.faults = [Fault::Stall(300_000)].into());
@@ -264,7 +314,7 @@ fn what_cannot_be_had_is_one_line_with_its_place() {
         for command in ["plan", "run"] {
             let ended = hub.smelt(&[command, "p.toml"], &[]);
             assert_eq!(ended.code, Some(code), "{}", ended.stderr);
-            assert!(ended.stderr.starts_with("smelt: p.toml:17:8: hf:"), "{}", ended.stderr);
+            assert!(ended.stderr.starts_with("smelt: p.toml:20:8: hf:"), "{}", ended.stderr);
             assert!(ended.stderr.contains(words), "{}", ended.stderr);
             assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
         }

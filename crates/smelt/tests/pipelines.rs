@@ -433,10 +433,19 @@ fn an_output_may_have_thousands_of_files() {
     let refused = world.smelt(&["run", "p.toml"]);
     assert_eq!(refused.code, Some(1));
     assert!(
-        refused.stderr.contains("ended, since its outputs hold more than 32768 files"),
+        refused
+            .stderr
+            .contains("ended, since its outputs hold more than 32768 files (SMELT_FILES_MAX)"),
         "{}",
         refused.stderr
     );
+    // One that ends before anybody has counted is told the same.
+    let text = world.read("p.toml").replace("; sleep 1000", "");
+    world.write("p.toml", &text);
+    let refused = world.smelt(&["run", "p.toml"]);
+    assert_eq!(refused.code, Some(1));
+    let words = "more than 32768 files (SMELT_FILES_MAX)";
+    assert!(refused.stderr.contains(words), "{}", refused.stderr);
 }
 
 /// Paths with blanks are listed in a file; the list that is divided by blanks refuses them.

@@ -23,7 +23,8 @@ struct Golden {
     answer: String,
 }
 
-/// What transformers computes in float32 behind a prompt: every [`STEP`]th logit.
+/// What transformers computes in float32 behind a prompt: every [`STEP`]th logit.  The last two prompts are plain
+/// questions for the capital of France, which this file answers in broken French by llama.cpp, too.
 #[derive(serde::Deserialize)]
 struct Logits {
     prompt: Vec<u32>,
@@ -55,7 +56,7 @@ fn apart(found: &[f32], expect: &[f32]) -> (f32, f32) {
 fn check_logits(dir: &Path) {
     let golden = fs::read_to_string(data("golden/smollm2/logits.json")).unwrap();
     let golden: Vec<Logits> = serde_json::from_str(&golden).unwrap();
-    assert_eq!(golden.len(), 4);
+    assert_eq!(golden.len(), 6);
     let exact = KvOptions { kind: KvType::F32, ..KvOptions::default() };
     let mut engine = LlmEngine::open_with(dir, exact).unwrap();
     for Logits { prompt, logits } in golden {

@@ -163,6 +163,49 @@ fn a_server_on_a_terminal_says_when_it_is_ready() {
     // A small model may be ready within the 0.1 s that is shown.
     assert!(words[after + 1].parse::<f64>().unwrap() >= 0.0, "{text}");
     assert!(ready.contains(" contexts of 512 tokens at once"), "{text}");
+    let bytes = String::from_utf8_lossy(&terminal.bytes).into_owned();
+    assert!(bytes.contains("\u{1b}[32mINFO\u{1b}[0m"), "{bytes:?}");
+}
+
+/// What stands on a terminal, and every byte that went there, when a question about a picture is answered.
+fn asked(flag: &str) -> (String, String) {
+    let picture = data("shapes-1.png").display().to_string();
+    let question = "What is left of the red circle?";
+    let arguments = ["chat", flag, "p.toml", "--image", &picture, question];
+    let (text, bytes) = Terminal::start(&mut BUILT.command(&arguments)).end();
+    (text, String::from_utf8(bytes).unwrap())
+}
+
+#[test]
+fn quiet_chat_says_the_answer_alone() {
+    let (text, bytes) = asked("-q");
+    assert_eq!(text.trim(), LEFT_OF_RED);
+    assert!(!bytes.contains("looking at"), "{bytes:?}");
+    let (_, bytes) = asked("--color=auto");
+    assert!(bytes.contains("looking at tile 1 of"), "who wants no quiet hears of it: {bytes:?}");
+}
+
+#[test]
+fn verbose_chat_says_which_model_speaks_and_where_time_goes() {
+    let (text, _) = asked("-v");
+    for words in [
+        "opening the engines",
+        "deployment: ",
+        "model: shapes-vl, internvl3, weights int8, sees pictures of ",
+        "context: 512 tokens, keys and values in f16",
+        "sampling: the likeliest token each time, so no seed",
+        "memory: keys and values may take ",
+        "pictures: ",
+        " image tokens in ",
+        " tokens read in ",
+        "; the model ended it",
+        LEFT_OF_RED,
+        "answered; first token after",
+    ] {
+        assert!(text.contains(words), "no {words:?} in:\n{text}");
+    }
+    let plain = asked("--color=auto").0;
+    assert!(!plain.contains("deployment: ") && plain.contains("answered; first token"), "{plain}");
 }
 
 #[test]

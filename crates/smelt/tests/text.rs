@@ -112,7 +112,12 @@ fn refused(world: &World, words: &str, is_foreseen: bool) {
     assert_eq!(line.is_some_and(|line| line.contains(words)), is_foreseen, "{}", plan.stdout);
     let ended = world.smelt(&["run", "p.toml"]);
     assert_eq!(ended.code, Some(4), "{}", ended.stderr);
-    assert!(ended.stderr.contains(words), "{words:?}: {}", ended.stderr);
+    let failed = ended.stderr.lines().find(|line| line.starts_with("smelt: stage deployment: "));
+    let failed = failed.unwrap_or_default();
+    assert!(failed.contains(words), "{words:?}: {}", ended.stderr);
+    assert!(!failed.contains("/work/"), "what it names is there: {failed}");
+    let warned = ended.stderr.starts_with("warning: deployment will be refused: ");
+    assert_eq!(warned, is_foreseen, "{}", ended.stderr);
     let out = world.smelt(&["out", "p.toml", "deployment"]);
     assert_ne!(out.code, Some(0), "it is not sealed: {}", out.stdout);
 }
@@ -139,6 +144,36 @@ fn a_template_that_fails_is_foreseen_and_never_sealed() {
         world.write("checkpoint/chat_template.jinja", template);
         refused(&world, words, true);
     }
+}
+
+#[test]
+fn a_broken_file_beside_the_template_is_called_by_its_own_name() {
+    let world = unverified();
+    world.write("checkpoint/tokenizer_config.json", "{");
+    refused(&world, "checkpoint/tokenizer_config.json: not JSON", true);
+}
+
+#[test]
+fn a_context_beyond_the_models_positions_is_foreseen() {
+    let words = "will be refused: \"max-seq-len\" is 99999, more than the model's 512 positions";
+    let plan = |world: &World, stage: &str| {
+        let plan = world.smelt(&["plan", "p.toml"]);
+        assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+        let lines: Vec<&str> =
+            plan.stdout.lines().filter(|line| line.contains("refused")).collect();
+        assert_eq!(lines, [format!("{stage} {words}")], "{}", plan.stdout);
+        let run = world.smelt(&["run", "p.toml"]);
+        assert_ne!(run.code, Some(0));
+        assert!(run.stderr.starts_with(&format!("warning: {stage} {words}\n")), "{}", run.stderr);
+        let failed = format!("smelt: stage {stage}: ");
+        assert!(run.stderr.contains(&failed), "it is as was said: {}", run.stderr);
+    };
+    let world = unverified();
+    let pipeline = world.read("p.toml");
+    world.write("p.toml", &pipeline.replace("= 128", "= 99999"));
+    plan(&world, "llm-engine");
+    world.write("p.toml", &(pipeline + "max-seq-len = 99999\n"));
+    plan(&world, "deployment");
 }
 
 #[test]
@@ -205,12 +240,12 @@ fn a_tower_of_another_model_is_never_sealed() {
     refused(
         &mixed("internvl3-tiny", "internvl3_5-tiny"),
         "the vision engine gives embeddings of 64, but the llm engine takes 80",
-        false,
+        true,
     );
     // As wide, but it sees patches where the decoder's model is shown tiles.
     refused(
         &mixed("internvl3_5-tiny", "qwen2_5_vl-tiny"),
         "tiles are square, but an engine takes 96x160",
-        false,
+        true,
     );
 }

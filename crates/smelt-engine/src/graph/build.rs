@@ -110,7 +110,10 @@ pub fn build(
 
     progress("running the engine once");
     let engine = GraphEngine::new(unsealed.preview()?)?;
-    let outputs = try_out(&engine, inputs, progress)?;
+    let outputs = try_out(&engine, inputs, &mut |said| match said {
+        Tried::Takes(line) => progress(&line),
+        Tried::Done(done) => tally.tried(done, "running the engine once", progress),
+    })?;
     for (file, output) in unsealed.engine_mut().outputs.iter_mut().zip(&outputs) {
         output.shape().clone_into(&mut file.tried);
     }
@@ -145,22 +148,39 @@ impl Source {
     }
 }
 
-/// Says how far the packing of a graph's constants is.
+/// Says how far the packing of a graph's constants is, and then its trial, which takes about as long.
 pub(super) struct Tally {
     done: usize,
-    all: usize,
+    packing: usize,
+    /// Hundredths of the trial that were told of.
+    tried: usize,
 }
 
 impl Tally {
     /// Of `constants`, none of which is packed yet.
     pub(super) fn new<'a>(constants: impl IntoIterator<Item = &'a Initializer>) -> Self {
-        Self { done: 0, all: constants.into_iter().map(bytes).sum() }
+        let packing = constants.into_iter().map(bytes).sum::<usize>().max(1);
+        Self { done: 0, packing, tried: 0 }
     }
 
     /// Says that `constant` comes next.
     pub(super) fn begin(&mut self, constant: &Initializer, progress: &mut dyn FnMut(&str)) {
-        progress(&format!("[{}/{}] packing {}", self.done, self.all, constant.name));
+        self.say(&format!("packing {}", constant.name), progress);
         self.done += bytes(constant);
+    }
+
+    /// Says that the share `done` of the trial is over, if that is news.
+    pub(super) fn tried(&mut self, done: f64, what: &str, progress: &mut dyn FnMut(&str)) {
+        let hundredths = (done.clamp(0.0, 1.0) * 100.0) as usize;
+        if hundredths > self.tried {
+            self.tried = hundredths;
+            self.done = self.packing + (self.packing as f64 * done) as usize;
+            self.say(what, progress);
+        }
+    }
+
+    fn say(&self, what: &str, progress: &mut dyn FnMut(&str)) {
+        progress(&format!("[{}/{}] {what}", self.done, 2 * self.packing));
     }
 }
 
@@ -219,18 +239,41 @@ pub(crate) fn tried_input(input: &InputFile) -> Result<Tensor, String> {
     Ok(Tensor::F32 { shape, data })
 }
 
+/// What is heard of an engine that is tried.
+pub(super) enum Tried {
+    /// What it takes, in words.
+    Takes(String),
+    /// The share that is done.
+    Done(f64),
+}
+
 /// Runs the engine once; every number has to be finite.
 pub(super) fn try_out(
     engine: &GraphEngine,
     inputs: Vec<Tensor>,
-    progress: &mut dyn FnMut(&str),
+    told: &mut dyn FnMut(Tried),
 ) -> Result<Vec<Tensor>, BuildError> {
     let arena = engine.survey(&inputs)?.arena_bytes;
-    progress(&format!("results take {} KiB", arena.div_ceil(1024)));
-    let outputs = engine.run(inputs)?;
+    told(Tried::Takes(format!("results take {} KiB", arena.div_ceil(1024))));
+    let outputs = engine.run_told(inputs, &mut |done| told(Tried::Done(done)))?;
     let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
     match numbers.find(|value| !value.is_finite()) {
         Some(&found) => Err(BuildError::NotFinite { found }),
         None => Ok(outputs),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_goes_on_where_packing_ends() {
+        let mut tally = Tally { done: 100, packing: 100, tried: 0 };
+        let mut said = Vec::new();
+        for done in [0.0, 0.004, 0.25, 0.251, 1.0] {
+            tally.tried(done, "running", &mut |line| said.push(line.to_owned()));
+        }
+        assert_eq!(said, ["[125/200] running", "[200/200] running"]);
     }
 }

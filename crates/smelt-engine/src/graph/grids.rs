@@ -10,10 +10,10 @@ use smelt_model::export::GridList;
 use smelt_model::grid::Grid;
 use smelt_onnx::Initializer;
 
-use super::build::{BuildError, Source, Tally, tell_packing, try_out};
+use super::build::{BuildError, Source, Tally, Tried, tell_packing, try_out};
 use super::file::{GraphFile, Options, ProductFile};
 use super::pack::Packing;
-use super::{GraphEngine, OpenError};
+use super::{GraphEngine, OpenError, Tensor};
 use crate::engine_file::{EngineFile, EngineWriter};
 
 /// What `engine.json` calls this kind.
@@ -75,15 +75,26 @@ pub(super) fn build(
     }
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
-    pack((onnx_dir, out_dir), &sources, options, &mut writer, progress)?;
+    let mut tally = pack((onnx_dir, out_dir), &sources, options, &mut writer, progress)?;
     let (files, inputs): (Vec<_>, Vec<_>) = sources.into_iter().map(split).unzip();
     let mut unsealed = writer.finish(KIND, GridsFile { grids: files }).map_err(write_error)?;
 
     let engines = engines(&unsealed.preview()?)?;
     let grids = unsealed.engine_mut().grids.iter_mut();
+    // Larger pictures take longer.
+    let of = |tensor: &Tensor| tensor.shape().iter().product::<usize>();
+    let numbers = |inputs: &Vec<Tensor>| inputs.iter().map(of).sum::<usize>() as f64;
+    let all: f64 = inputs.iter().map(numbers).sum();
+    let mut before = 0.0;
     for ((file, (grid, engine)), inputs) in grids.zip(&engines).zip(inputs) {
-        progress(&format!("running the engine of grid {grid} once"));
-        let outputs = try_out(engine, inputs, progress)?;
+        let what = format!("running the engine of grid {grid} once");
+        progress(&what);
+        let own = numbers(&inputs);
+        let outputs = try_out(engine, inputs, &mut |said| match said {
+            Tried::Takes(line) => progress(&line),
+            Tried::Done(done) => tally.tried((before + own * done) / all, &what, progress),
+        })?;
+        before += own;
         for (file, output) in file.graph.outputs.iter_mut().zip(&outputs) {
             output.shape().clone_into(&mut file.tried);
         }
@@ -93,19 +104,19 @@ pub(super) fn build(
     Ok(())
 }
 
-fn split((grid, source): (Grid, Source)) -> (GridFile, Vec<super::Tensor>) {
+fn split((grid, source): (Grid, Source)) -> (GridFile, Vec<Tensor>) {
     let Grid { height, width } = grid;
     (GridFile { height, width, graph: source.graph }, source.inputs)
 }
 
-/// Writes every constant that the graphs share, then those of each.
+/// Writes every constant that the graphs share, then those of each; gives what says how far it is.
 fn pack(
     (onnx_dir, out_dir): (&Path, &Path),
     sources: &[(Grid, Source)],
     options: &Options,
     writer: &mut EngineWriter,
     progress: &mut dyn FnMut(&str),
-) -> Result<(), BuildError> {
+) -> Result<Tally, BuildError> {
     let fronts: Vec<String> = sources.iter().map(|(grid, _)| front(*grid)).collect();
     let is_packed = |(at, source, constant): &(usize, &Source, &Initializer)| {
         let product = source.graph.products.get(&constant.name);
@@ -136,7 +147,7 @@ fn pack(
             packing.put(&name, (&source.path, out_dir), writer)?;
         }
     }
-    Ok(())
+    Ok(tally)
 }
 
 /// Whether all graphs read the same numbers under that name, in the same way.

@@ -47,6 +47,7 @@ use program::Program;
 use run::Run;
 use shapes::Fact;
 use smelt_model::grid::Grid;
+use task::Task;
 pub use tensor::Tensor;
 
 /// What `engine.json` calls this kind.
@@ -209,10 +210,25 @@ impl GraphEngine {
     /// # Errors
     /// When an input has another type or shape than the graph declares, or an operator fails.
     pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
+        self.run_told(inputs, &mut |_| {})
+    }
+
+    /// As [`Self::run`]; `told` hears before each task which share of the work is done, from 0 to 1.
+    fn run_told(
+        &self,
+        inputs: Vec<Tensor>,
+        told: &mut dyn FnMut(f64),
+    ) -> Result<Vec<Tensor>, RunError> {
         let plan = self.plan(&inputs)?;
+        let all: usize = plan.tasks.iter().map(|task| task.work.price()).sum();
+        let mut done = 0;
+        let before = &mut |task: &Task| {
+            self.pause.iter().for_each(|pause| (pause.0)());
+            told(done as f64 / all.max(1) as f64);
+            done += task.work.price();
+        };
         let inputs = inputs.into_iter().map(Tensor::into_value).collect();
-        let pause = self.pause.as_ref();
-        let values = Run::all(&plan, inputs, self.machine(), pause).map_err(RunError::Graph)?;
+        let values = Run::all(&plan, inputs, self.machine(), before).map_err(RunError::Graph)?;
         Ok(values.into_iter().map(|value| Tensor::from_value(value, self.machine())).collect())
     }
 

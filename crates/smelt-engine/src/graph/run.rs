@@ -5,14 +5,13 @@
 
 #![allow(unsafe_code)]
 
-use super::Pause;
 use super::arena::{Arena, Part};
 use super::array::{Array, Value};
 use super::chain::{Lane, PIECE};
 use super::compile::Plan;
 use super::constant;
 use super::ops::{self, Inputs, Machine};
-use super::task::{Attention, Call, Factor, Feed, Linear, Map, Norm, Sink, Work};
+use super::task::{Attention, Call, Factor, Feed, Linear, Map, Norm, Sink, Task, Work};
 use super::view::{Home, View};
 use super::walk::Walk;
 use crate::kernels::full_attention::{self, Rows};
@@ -38,13 +37,13 @@ pub(crate) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Runs `plan` on `inputs` of the shapes it was made for, with a `pause` before each task; gives its
+    /// Runs `plan` on `inputs` of the shapes it was made for, and calls `before` with each task; gives its
     /// outputs.  The error is one line that names the node.
     pub(crate) fn all(
         plan: &'a Plan,
         inputs: Vec<Value>,
         machine: Machine<'a>,
-        pause: Option<&Pause>,
+        before: &mut dyn FnMut(&Task),
     ) -> Result<Vec<Value>, String> {
         let mut loose = vec![None; plan.known.len()];
         let mut floats = Vec::with_capacity(inputs.len());
@@ -60,7 +59,7 @@ impl<'a> Run<'a> {
         let arena = Arena::new(plan.arena);
         let mut run = Self { plan, machine, inputs: floats, loose, arena, input: Input::default() };
         for task in &plan.tasks {
-            pause.inspect(|pause| (pause.0)());
+            before(task);
             run.task(&task.work).map_err(|problem| format!("{}: {problem}", task.title))?;
         }
         plan.outputs.iter().map(|feed| run.value(feed)).collect()

@@ -112,7 +112,35 @@ pub(crate) enum Sink {
     View(View),
 }
 
+/// Multiplications that take as long as a number which is looked at by itself.
+const NUMBER_PRODUCTS: usize = 16;
+
 impl Work {
+    /// What it costs beside other work, roughly, in multiplications.
+    pub(crate) fn price(&self) -> usize {
+        let of = |view: &View| view.len() * NUMBER_PRODUCTS;
+        match self {
+            Self::Linear(Linear { x, out, .. }) => {
+                x.len() * out.shape.last().copied().unwrap_or(1) + of(out)
+            }
+            Self::Attention(Attention { q, k, v, out, .. }) => {
+                // Every query meets every key, and what a value adds.
+                let keys = k.shape.get(2).copied().unwrap_or(1);
+                q.len() * keys + out.len() * v.shape.get(2).copied().unwrap_or(1)
+            }
+            Self::Norm(Norm { out, .. }) | Self::Map(Map { out, .. }) | Self::Fill { out, .. } => {
+                of(out)
+            }
+            Self::Call(Call { outputs, .. }) => {
+                let sink = |sink: &Sink| match sink {
+                    Sink::View(view) => of(view),
+                    Sink::Loose(_) => NUMBER_PRODUCTS,
+                };
+                outputs.iter().flatten().map(sink).sum()
+            }
+        }
+    }
+
     /// The views that are read.
     pub(crate) fn reads(&mut self) -> Vec<&mut View> {
         match self {

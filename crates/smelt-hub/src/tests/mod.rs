@@ -112,6 +112,27 @@ fn a_small_file_is_read_and_nothing_is_written() {
 }
 
 #[test]
+fn a_mirror_is_not_asked_for_what_its_list_lacks() {
+    let world = World::new();
+    world.server.set(|state| state.names_no_errors = true);
+    let (repo, hub) = (address().repo, world.hub());
+    hub.resolve(&address()).unwrap();
+    world.server.asked();
+    let read = |file: &str| hub.small_file(&repo, &commit(), file).unwrap();
+    assert_eq!(read("chat_template.jinja"), None);
+    assert!(world.server.asked().is_empty(), "the list that came with the commit says so");
+    assert!(read("config.json").is_some());
+    assert!(hub.lists(&repo, &commit(), "tokenizer.json").unwrap());
+    assert_eq!(world.server.asked().len(), 1, "the one file that is there");
+    // Of a commit that was not resolved here the list is asked for once.
+    let hub = world.hub();
+    for file in ["chat_template.json", "chat_template.jinja"] {
+        assert_eq!(hub.small_file(&repo, &commit(), file).unwrap(), None);
+    }
+    assert_eq!(world.server.asked().len(), 1);
+}
+
+#[test]
 fn a_checkpoint_arrives_in_the_hubs_own_layout() {
     let world = World::new();
     let resolved = world.hub().resolve(&address()).unwrap();

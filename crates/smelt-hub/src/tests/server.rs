@@ -54,6 +54,8 @@ pub(super) struct State {
     /// A size that the listing claims for the file at this place.
     pub(super) claim: Option<(usize, u64)>,
     pub(super) token: Option<&'static str>,
+    /// Whether a file that is not there is a bare 404, as mirrors answer.
+    pub(super) names_no_errors: bool,
     /// Status and code for everything.
     pub(super) refusal: Option<(u16, &'static str)>,
     /// For the next requests for content of a large file.
@@ -82,6 +84,7 @@ impl Server {
             commit: COMMIT.to_owned(),
             has_blobs: true,
             claim: None,
+            names_no_errors: false,
             token: None,
             refusal: None,
             faults: VecDeque::new(),
@@ -172,7 +175,9 @@ fn resolve(stream: &TcpStream, asked: &Asked, state: &State) -> std::io::Result<
     let name = asked.path.strip_prefix(&prefix);
     let Some((_, bytes, is_large)) = state.files.iter().find(|file| Some(file.0.as_str()) == name)
     else {
-        return send(stream, 404, &[("X-Error-Code", "EntryNotFound")], b"", asked);
+        let code = [("X-Error-Code", "EntryNotFound")];
+        let code = if state.names_no_errors { &[] } else { &code[..] };
+        return send(stream, 404, code, b"", asked);
     };
     if !is_large {
         return content(stream, bytes, &format!("\"{}\"", git(bytes)), asked, None);

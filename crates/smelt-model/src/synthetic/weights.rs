@@ -17,6 +17,9 @@ use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 /// Bytes made before they are written.
 const CHUNK_BYTES: usize = 1 << 20;
 
+/// Numbers that are made between two words of progress, at most: some tenths of a second.
+const NUMBERS_PER_WORD: usize = 16 << 20;
+
 /// The mean of the sum of four 16-bit lanes: 4 * 65535 / 2.
 const LANES_MEAN: i32 = 131_070;
 
@@ -41,8 +44,8 @@ impl Noise {
     }
 }
 
-/// Writes the tensors of `size` to `path`, under the names they are published by; `progress` hears one line
-/// per layer.
+/// Writes the tensors of `size` to `path`, under the names they are published by; `progress` hears a line for each
+/// layer, and some within what is larger.
 pub(super) fn write(
     size: &Size,
     path: &Path,
@@ -55,14 +58,17 @@ pub(super) fn write(
     let mut chunk = vec![0; CHUNK_BYTES];
     let numbers = |spec: &TensorSpec| spec.shape.iter().product::<usize>();
     let (mut done, all) = (0, specs.iter().map(numbers).sum::<usize>());
-    let mut block = "";
+    let (mut block, mut told) = ("", 0);
     for spec in &specs {
-        if block_of(&spec.name) != block {
-            block = block_of(&spec.name);
-            progress(&format!("[{done}/{all}] {block}"));
-        }
+        let is_new = std::mem::replace(&mut block, block_of(&spec.name)) != block;
+        write_tensor((name, model), spec, &mut chunk, &mut writer, &mut |made| {
+            // The head of a large model takes as long as half of its layers.
+            if made == 0 && is_new || done + made >= told + NUMBERS_PER_WORD {
+                told = done + made;
+                progress(&format!("[{told}/{all}] {block}"));
+            }
+        })?;
         done += numbers(spec);
-        write_tensor(name, model, spec, &mut chunk, &mut writer)?;
     }
     writer.finish()
 }
@@ -77,17 +83,19 @@ fn specs(size: &Size, model: &Model) -> Vec<TensorSpec> {
     model.tensors(size.parts()).into_iter().map(spec).collect()
 }
 
+/// Writes one tensor; `told` hears before each chunk how many of its numbers are made.
 fn write_tensor(
-    model_name: &str,
-    model: &Model,
+    (model_name, model): (&str, &Model),
     spec: &TensorSpec,
     chunk: &mut [u8],
     writer: &mut Writer,
+    told: &mut dyn FnMut(usize),
 ) -> Result<(), SafetensorsError> {
     let (key, noise) = (key(model_name, &spec.name), noise(&spec.name, &spec.shape, model));
     let elements: usize = spec.shape.iter().product();
     let mut first = 0;
     while first < elements {
+        told(first);
         let count = (chunk.len() / 2).min(elements - first);
         let bytes = &mut chunk[..count * 2];
         fill(key, noise, first as u64, bytes);

@@ -162,9 +162,25 @@ impl Label {
         a < b_end + CHARACTER && b < a_end + CHARACTER && (self.y - other.y).abs() < LINE
     }
 
-    /// The line from its point, which is at `place`, to it.
+    /// The line from its point, which is at `place`, to it: to its end, or to the edge that is towards a point
+    /// right above or below.
     fn leader(&self, place: (f64, f64)) -> [(f64, f64); 2] {
-        [place, (self.x, self.y - 4.0)]
+        let (start, end) = self.span();
+        let is_over = start < place.0 && place.0 < end;
+        let to = match is_over {
+            true if place.1 < self.y => (place.0, self.y - ASCENT),
+            true => (place.0, self.y + DESCENT),
+            false => (self.x, self.y - 4.0),
+        };
+        [place, to]
+    }
+
+    /// The same moved along its line, so that all of it lies between `left` and `right`, if it is that short.
+    fn within(self, (left, right): (f64, f64)) -> Self {
+        let (start, end) = self.span();
+        let moved = if end > right { right - end } else { 0.0 };
+        let moved = if start + moved < left { left - start } else { moved };
+        Self { x: self.x + moved, ..self }
     }
 
     /// Whether a line runs through the letters.
@@ -188,18 +204,17 @@ impl Label {
 
 /// Places for the names beside their `places`, none over another or over a circle: from the top down,
 /// each as near to its point as what lies there already allows.
-fn labels(places: &[(f64, f64)], names: &[&str], (left, right): (f64, f64)) -> Vec<Label> {
+fn labels(places: &[(f64, f64)], names: &[&str], panel: (f64, f64)) -> Vec<Label> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     order.sort_by(|&a, &b| places[a].1.total_cmp(&places[b].1));
     let mut placed: Vec<(usize, Label)> = Vec::with_capacity(places.len());
     for index in order {
         let width = names[index].chars().count() as f64 * CHARACTER;
+        let is_off_circles = |label: &Label| {
+            label.y - ASCENT >= TOP - LINE && !places.iter().any(|&place| label.touches(place))
+        };
         let is_free = |label: &Label| {
-            let (start, end) = label.span();
-            let is_inside = left <= start && end <= right && label.y - ASCENT >= TOP - LINE;
-            is_inside
-                && !placed.iter().any(|(_, other)| label.overlaps(other))
-                && !places.iter().any(|&place| label.touches(place))
+            is_off_circles(label) && !placed.iter().any(|(_, other)| label.overlaps(other))
         };
         let is_clear = |label: &Label| {
             let own = label.leader(places[index]);
@@ -208,11 +223,16 @@ fn labels(places: &[(f64, f64)], names: &[&str], (left, right): (f64, f64)) -> V
                     placed.is_crossed(own) || label.is_crossed(placed.leader(places[*other]))
                 })
         };
-        let near = || nearest(places[index], width);
-        // Where every place is crossed by a line, one that is free must do; where a name fits nowhere, it
-        // lies over something.
-        let label = near().find(is_clear).or_else(|| near().find(is_free));
-        let label = label.unwrap_or_else(|| beside(places[index], width, 0.0, false));
+        // Beside its point, or else moved to where it is inside.
+        let beside_it = nearest(places[index], width).filter(|label| label.within(panel) == *label);
+        let moved = nearest(places[index], width).map(|label| label.within(panel));
+        let near: Vec<Label> = beside_it.chain(moved).collect();
+        let first = |is: &dyn Fn(&Label) -> bool| near.iter().copied().find(|label| is(label));
+        // Where every place is crossed by a line, one that is free must do; where there is none, it lies over
+        // another name, but over no circle.
+        let label = first(&is_clear).or_else(|| first(&is_free));
+        let label = label.or_else(|| first(&is_off_circles));
+        let label = label.unwrap_or_else(|| beside(places[index], width, 0.0, false).within(panel));
         placed.push((index, label));
     }
     placed.sort_by_key(|&(index, _)| index);
@@ -391,6 +411,23 @@ mod tests {
             assert!(labels[..index].iter().all(|other| !label.overlaps(other)), "{labels:?}");
             assert!(places.iter().all(|&place| !label.touches(place)), "{labels:?}");
         }
+    }
+
+    /// A name that is longer than the room on either side of its point, in the middle of others.
+    #[test]
+    fn a_long_name_stays_inside_and_off_the_circles() {
+        let panel = (570.0, 980.0);
+        let places: Vec<(f64, f64)> =
+            (0..18).map(|n| (600.0 + 21.0 * f64::from(n), 60.0)).collect();
+        let labels = labels(&places, &["deployment.int4-g128-act-order"; 18], panel);
+        for (index, label) in labels.iter().enumerate() {
+            let (start, end) = label.span();
+            assert!(panel.0 <= start && end <= panel.1, "{label:?}");
+            assert!(places.iter().all(|&place| !label.touches(place)), "{label:?}");
+            assert!(labels[..index].iter().all(|other| !label.overlaps(other)), "{labels:?}");
+        }
+        let [from, to] = labels[8].leader(places[8]);
+        assert!(from.1 < to.1 && !labels[8].is_crossed([from, to]), "{labels:?}");
     }
 
     #[test]

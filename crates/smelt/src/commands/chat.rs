@@ -1,5 +1,6 @@
 //! `smelt chat`: asks a built model about text and pictures, once or in a conversation.
 
+mod details;
 mod looking;
 mod talk;
 
@@ -9,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_engine::llm::{KvOptions, RunError};
 use smelt_exec::served;
-use smelt_runtime::deployment::Text;
+use smelt_runtime::deployment::{Deployment, Text};
 use smelt_runtime::generate::{
     Answer, GenerateError, Heard, Manner, Request, SpeakError, generate_heard,
 };
@@ -27,7 +28,7 @@ use super::{open, target};
 use crate::claim;
 use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, FrameFlags, SamplingFlags};
-use crate::say::{answer, tell};
+use crate::say::{answer, tell, tell_all};
 use crate::stage;
 use crate::table;
 
@@ -43,14 +44,18 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let dir = target::directory(&flags.target, &flags.sets)?;
     let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
     let kv = KvOptions { kind: flags.kv, max_seq_len, ..KvOptions::default() };
-    let open = || {
-        let deployment = open::deployment(&dir, kv, &|_| ())?;
+    let open = || -> Result<Deployment, Failed> {
+        let deployment = open::deployment(&dir, kv, &|doing| tell_all(doing))?;
         let wish = flags.eyes.wish();
-        deployment.with_wish(&wish).map_err(|why| Failed::usage(format!("--tiles: {why}")))
+        let deployment =
+            deployment.with_wish(&wish).map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
+        details::of_model(&dir, &deployment, kv.kind).iter().for_each(tell_all);
+        tell_all(details::of_sampling(&sampling));
+        Ok(deployment)
     };
     let manner = Manner {
         stop_strings: flags.sampling.stop.clone(),
-        sampling,
+        sampling: sampling.clone(),
         ..Manner::greedy(flags.max_tokens)
     };
     let Some(prompt) = &flags.prompt else {
@@ -65,6 +70,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let plan = plan.map_err(too_little)?;
     let _claim = claim::open(NAME, served::own_bytes().saturating_add(plan.bytes));
     cut(&plan, deployment.text.max_seq_len).iter().for_each(tell);
+    tell_all(details::of_memory(plan.bytes, plan.context_max));
     let turn = Turn::from_marked("user", prompt, pictures.len()).map_err(Failed::usage)?;
     let turn = turn.behind_clips(films.len());
     let shown: Vec<Shown> = films.into_iter().chain(pictures).collect();
@@ -82,6 +88,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     line.clear();
     let result = result.map_err(failed)?;
     said.and_then(|()| answer("\n"))?;
+    details::of_answer(&result).iter().for_each(tell_all);
     tell(summary(&result, &manner.sampling, deployment.text.max_seq_len));
     Ok(Exit::Ok)
 }

@@ -4,21 +4,19 @@ use serde_json::{Value, json};
 use smelt_exec::Confinement;
 use smelt_plan::admission::Basis;
 use smelt_plan::kind::STRICT;
-use smelt_plan::plan::{From, HubPin, Stage};
-use smelt_plan::{Kind, Plan, StageId};
+use smelt_plan::plan::{HubPin, Stage};
+use smelt_plan::{Plan, StageId};
 
 use super::explain::Story;
+use crate::checkpoints::Checkpoints;
 use crate::exit::{Exit, Failed};
 use crate::flags::PlanFlags;
 use crate::last::{Last, Took};
 use crate::load::{self, Access, Standing};
 use crate::needs::{Fits, Needs};
-use crate::price;
 use crate::say::answer;
-use crate::sees::{self, Checkpoints};
-use crate::stage::deployment;
 use crate::table::{Table, bytes, seconds};
-use crate::tools;
+use crate::{price, refusals, sees, tools};
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;
@@ -60,7 +58,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     for line in sees::lines(&checkpoints) {
         answer(format_args!("{line}\n"))?;
     }
-    for line in refusals(&loaded.plan, &story) {
+    for line in refusals::lines(&checkpoints) {
         answer(format_args!("{line}\n"))?;
     }
     answer(format_args!("{}\n", confinement.words()))?;
@@ -85,24 +83,6 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     // making it; the store is closed in order.
     std::mem::forget((loaded.plan, table));
     Ok(Exit::Ok)
-}
-
-/// What deployments that are still to be made will be refused for, as far as the files of checkpoints that
-/// are here tell.
-fn refusals(plan: &Plan, story: &Story<'_>) -> Vec<String> {
-    let path = |need: StageId| match &story.standings[need.index()].0 {
-        Standing::Hit { path, .. } => Some(path),
-        Standing::Miss(_) | Standing::Unknown { .. } => None,
-    };
-    let refusal = |(id, stage): (StageId, &Stage)| {
-        let is_meant = stage.kind == Kind::Deployment && path(id).is_none();
-        let edge = |field: &str| stage.inputs.iter().find(|input| input.field == field);
-        edge("llm").filter(|_| is_meant)?;
-        let From::Stage(checkpoint) = edge("checkpoint")?.from else { return None };
-        let why = deployment::foresee(path(checkpoint)?, edge("vision").is_some()).err()?;
-        Some(format!("{} will be refused: {why}", stage.name))
-    };
-    plan.stages().filter_map(refusal).collect()
 }
 
 /// How long it took, what it is expected to hold, and whether that fits.

@@ -19,6 +19,8 @@ use smelt_plan::schedule::Wishes;
 use smelt_plan::{Plan, StageId, WarmUp};
 use smelt_store::{Run, Store, StoreError, Wait};
 
+use crate::checkpoints::Checkpoints;
+use crate::commands::explain::Story;
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
 use crate::forecast::{self, Alike};
@@ -29,10 +31,10 @@ use crate::load::{self, Access, Loaded};
 use crate::memo::Memo;
 use crate::progress::Display;
 use crate::reboot;
-use crate::say::{answer, fail, tell};
+use crate::say::{answer, fail, tell, warn};
 use crate::towers::Towers;
 use crate::unfinished::{Left, Told};
-use crate::{stage, table, tools};
+use crate::{refusals, stage, table, tools};
 
 /// Who starts a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +84,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     if let Some(line) = tools::count_now(plan, &last) {
         tell(format_args!("smelt: {line}"));
     }
+    warn_of_refusals(&loaded, &last)?;
     let alike = Alike::read(store);
     let towers = Towers::of_run(&loaded)?;
     let mut display = Display::new(plan);
@@ -134,6 +137,15 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         reboot::reboot(store.root());
     }
     Ok(exit)
+}
+
+/// Says what will be refused at its end; the rest is built all the same, and is of use when that is mended.
+fn warn_of_refusals(loaded: &Loaded, last: &Last) -> Result<(), Failed> {
+    if refusals::may_be(&loaded.plan) {
+        let story = Story::of(loaded, last)?;
+        refusals::lines(&Checkpoints::of(&loaded.plan, &story)).iter().for_each(warn);
+    }
+    Ok(())
 }
 
 /// Refuses what the kernel would not hold.

@@ -22,12 +22,13 @@ use smelt_runtime::image::{
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::score::{self, CrossEncoder};
 use smelt_runtime::similarity;
-use smelt_runtime::template::{TOOLS_FILE, Template};
+use smelt_runtime::template::TOOLS_FILE;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use smelt_runtime::vision;
 
+use super::phases::Phases;
 use super::request::{Request, say};
-use crate::checkpoint::Beside;
+use crate::checkpoint::{Beside, MADE_DIR};
 use crate::exit::{Exit, Failed};
 use crate::fresh::FreshDir;
 use crate::photographs;
@@ -37,13 +38,26 @@ const FILES: [&str; 4] =
     [TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
 
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
-    match request.optional_input("encoder") {
+    let made = match request.optional_input("encoder") {
         Some(engine) if score::is_with_head(engine).map_err(Failed::model)? => {
             cross_encoder(request, engine)
         }
         Some(engine) => encoder(request, engine),
         None => chat(request),
-    }
+    };
+    made.map_err(|why| of_own_files(why, request))
+}
+
+/// The same failure by the names of the files that were copied: the copies are gone when somebody reads it.
+fn of_own_files(why: Failed, request: &Request) -> Failed {
+    let in_out = |name: &str| request.out.join(name).display().to_string();
+    let own = |field: &str| request.optional_input(field).unwrap_or(&request.out).display();
+    let why = why.renamed(in_out(MADE_DIR), own("checkpoint"));
+    let clip = format!("{}/{TOKENIZER_FILE}", own("clip"));
+    let why = why.renamed(in_out(similarity::TOKENIZER), clip);
+    // What does not fit together is of no file that was copied.
+    let why = why.renamed(in_out(deployment::DEPLOYMENT_FILE) + ": ", "");
+    why.renamed(request.out.display(), own("checkpoint"))
 }
 
 /// An encoder that embeds sentences, by the checkpoint's own recipe.
@@ -149,12 +163,17 @@ fn chat(request: &Request) -> Result<(), Failed> {
     for (from, name) in tools.into_iter().chain(clip) {
         deployment::copy(&from, &request.out.join(name)).map_err(Failed::model)?;
     }
-    say("opening the engines");
+    // Engines are mapped: what they do first reads them from the disk, which takes most of the time.
+    let mut phases = Phases::new(vec![1.0, 9.0]);
+    say(&phases.begin("opening the engines"));
     let at = place(request.input("llm")?);
     let opened = Deployment::open_at(&request.out, &at, KvOptions::default());
     let mut opened = opened.map_err(Failed::model)?;
-    say("saying a word");
-    try_once(&mut opened).map_err(Failed::model)
+    phases.next("");
+    let told = &mut |done: f64, what: &str| {
+        say(&phases.line(&format!("[{:.0}/100] {what}", done * 100.0)));
+    };
+    try_once(&mut opened, told).map_err(Failed::model)
 }
 
 /// Where a deployment will lie whose engine lies here: sealed outputs lie beside each other.
@@ -168,11 +187,17 @@ pub(crate) fn foresee(path: &Path, sees: bool) -> Result<(), Failed> {
     let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
     let scratch = FreshDir::scratch(&std::env::temp_dir().join("smelt-plan"))?;
     let beside = Beside::of(&checkpoint, scratch.path())?;
-    let dir = beside.dir();
+    let own = checkpoint.path().display();
+    let seen = foresee_in(beside.dir(), &checkpoint, sees);
+    seen.map_err(|why| why.renamed(beside.dir().display(), own))
+}
+
+/// The same of a checkpoint whose tokenizer and chat template are in `dir`.
+fn foresee_in(dir: &Path, checkpoint: &Checkpoint, sees: bool) -> Result<(), Failed> {
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    let family = family(&checkpoint)?;
+    let family = family(checkpoint)?;
     if sees {
-        cutting(&checkpoint)?;
+        cutting(checkpoint)?;
     }
     let words = image_tokens(family).filter(|_| sees);
     let words = words.iter().flat_map(|words| [&words.start, &words.image, &words.end]);
@@ -187,7 +212,12 @@ pub(crate) fn foresee(path: &Path, sees: bool) -> Result<(), Failed> {
         return Err(bad(format!("has {has} tokens, but the model knows {known}")));
     }
     eos_tokens(dir, &tokenizer).map_err(Failed::model)?;
-    Template::open(dir).and_then(|template| template.try_once()).map_err(Failed::model)
+    foresee_texts(dir)
+}
+
+/// The same of the texts in `dir` alone, without a tokenizer.
+pub(crate) fn foresee_texts(dir: &Path) -> Result<(), Failed> {
+    deployment::check_texts(dir).map_err(Failed::model)
 }
 
 /// The router of the thresholds or image tokens that are given; by similarity where there is a CLIP.

@@ -8,7 +8,11 @@
 transformers dequantises the file to float32 and answers greedily; llama.cpp (`xllamacpp`) answers from the packed
 weights, rounding activations to 8 bits as smelt does.  Kept are the questions to which both say the same, no
 token of which was a close call: in float32 the second likeliest is at least MARGIN behind.  `logits.json`
-has the float32 logits behind each prompt, every 97th of them.
+has the float32 logits behind the first four prompts and those of ODD, every 97th of them.
+
+To both questions of ODD llama.cpp answers in broken French ("L'Étoile, la Marseillaise, la femme", "L'aujourcé! I'm
+glad you're enjoying the city of Paris"), and so does smelt.  In float32 the first is "The capital of France is Paris.",
+0.08 of a logit ahead; the second is broken as well.
 """
 import json
 import sys
@@ -36,7 +40,11 @@ QUESTIONS = [
     "Name a fruit.",
     "What is the opposite of hot?",
     "Repeat after me: apple",
+    "What is the capital of France?",
+    "The capital of France is",
 ]
+# Their logits are kept beside those of the first four: what looks like a bug of the reader is the file's own.
+ODD = QUESTIONS[-2:]
 
 
 def ask_llama(server, question: str) -> str:
@@ -78,11 +86,12 @@ def main() -> None:
         answer = tokenizer.decode(said, skip_special_tokens=True)
         other = ask_llama(server, question)
         print(f"{least:7.3f} {question!r} {answer!r} {'same' if answer == other else other!r}", file=sys.stderr)
-        logits.append({"prompt": prompt, "logits": [round(float(x), 5) for x in first[::STEP]]})
+        if question in QUESTIONS[:4] + ODD:
+            logits.append({"prompt": prompt, "logits": [round(float(x), 5) for x in first[::STEP]]})
         if answer.strip() == other.strip() and least >= MARGIN:
             kept.append({"question": question, "prompt": prompt, "answer": answer.strip()})
     (HERE / "answers.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    (HERE / "logits.json").write_text(json.dumps(logits[:4], separators=(",", ":")) + "\n")
+    (HERE / "logits.json").write_text(json.dumps(logits, separators=(",", ":")) + "\n")
 
 
 main()

@@ -4,25 +4,26 @@
 
 use std::io::{self, IsTerminal as _};
 
-use crate::say::tell_raw;
+use crate::say::{is_quiet, tell_raw};
 
 /// Goes to the line's beginning and empties it.
 const EMPTY: &str = "\r\x1b[K";
 
-/// The line, if it is there; nothing is said where standard error is no terminal.
+/// The line, if it is there; nothing is said where standard error is no terminal, or to whom wants to hear
+/// nothing.
 pub(super) struct Looking {
-    is_terminal: bool,
+    is_heard: bool,
     is_shown: bool,
 }
 
 impl Looking {
     pub(super) fn new() -> Self {
-        Self { is_terminal: io::stderr().is_terminal(), is_shown: false }
+        Self { is_heard: io::stderr().is_terminal() && !is_quiet(), is_shown: false }
     }
 
     /// The next tile is looked at.
     pub(super) fn at(&mut self, part: usize, parts: usize) {
-        if self.is_terminal {
+        if self.is_heard {
             self.is_shown = true;
             tell_raw(&format!("{EMPTY}looking at tile {part} of {parts}"));
         }

@@ -55,6 +55,15 @@ pub(super) fn vision(kept: Kept) -> Bound {
     }
 }
 
+/// What a tower may cost behind a decoder that has the checkpoint's own weights; there may be none.
+pub(super) fn plain(tower: Option<Kept>) -> Bound {
+    match tower {
+        None | Some(Kept::Same) => SAME_WEIGHTS,
+        Some(Kept::Rounded) => ROUNDED_WEIGHTS,
+        Some(Kept::Levels) => ROUNDED_DECODER,
+    }
+}
+
 /// One comparison as the artifact records it.
 #[derive(Debug, Serialize)]
 pub(super) struct Finding {
@@ -125,6 +134,15 @@ mod tests {
         assert!(finding_of(1.0, 0.1).complaint().is_some());
         assert!(finding_of(f64::NAN, 0.0).complaint().is_some());
         assert!(finding_of(1.0, f64::NAN).complaint().is_some());
+    }
+
+    #[test]
+    fn a_tower_in_eight_bits_may_cost_something_behind_any_decoder() {
+        assert_eq!(plain(None), SAME_WEIGHTS);
+        assert_eq!(plain(Some(Kept::Same)), SAME_WEIGHTS);
+        let [rounded, levels] = [Kept::Rounded, Kept::Levels].map(|kept| plain(Some(kept)));
+        assert!(levels.cosine_min < rounded.cosine_min, "{levels:?}");
+        assert!(rounded.cosine_min < SAME_WEIGHTS.cosine_min, "{rounded:?}");
     }
 
     #[test]

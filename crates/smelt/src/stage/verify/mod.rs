@@ -32,7 +32,7 @@ use super::phases::Phases;
 use super::request::{Request, say};
 use crate::checkpoint::Beside;
 use crate::exit::{Exit, Failed};
-use bounds::{Bound, Finding, ROUNDED_DECODER, SAME_WEIGHTS};
+use bounds::{Bound, Finding, Kept, ROUNDED_DECODER, SAME_WEIGHTS};
 use golden::Prompted;
 use probe::{Extent, Probe};
 use weights::Weights;
@@ -158,6 +158,8 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     };
     let which = probe::which(vision, *extent);
     let mut engine = vision.get_mut(which);
+    let kept = || record.weights.first().map_or(Kept::Rounded, Weights::kept);
+    let kept = engine.as_ref().map(|_| kept());
     let room = llm.limits().max_seq_len;
     let probe = match &engine {
         Some(engine) => Probe::new(against, words.dir(), engine, *extent)?,
@@ -165,8 +167,8 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     };
     let (seen, expected) = match &mut engine {
         Some(engine) => {
-            let kept = record.weights.first().map_or(bounds::Kept::Rounded, Weights::kept);
-            look((&probe, engine, against), bounds::vision(kept), &mut found, phases)?
+            let bound = bounds::vision(kept.unwrap_or(Kept::Rounded));
+            look((&probe, engine, against), bound, &mut found, phases)?
         }
         None => {
             // Two phases without work.
@@ -212,7 +214,7 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     let bound = match is_own {
         // The weights are the checkpoint's own: nothing but activations is rounded.
         true => ROUNDED_DECODER,
-        false if is_plain => SAME_WEIGHTS,
+        false if is_plain => bounds::plain(kept),
         false => bounds::quantised(llm.scheme()),
     };
     found(Finding::new("logits against the checkpoint", bound, &whole));

@@ -76,6 +76,15 @@ pub(super) fn which(engines: &[VisionEngine], extent: Extent) -> usize {
     engines.iter().rposition(is_easy).unwrap_or(0).min(last)
 }
 
+/// How many of the tokens that `engine` makes of a picture the decoder is shown.
+pub(super) fn shown(engine: &VisionEngine, extent: Extent) -> usize {
+    let made = engine.tokens_per_tile();
+    match (extent, engine.takes()) {
+        (Extent::Sampled, Takes::Tile { .. }) => made.min(IMAGE_TOKENS_SAMPLED),
+        _ => made,
+    }
+}
+
 impl Probe {
     /// Of the model of `checkpoint`, whose tokenizer is in `dir` and whose pictures `engine` takes.
     pub(super) fn new(
@@ -90,10 +99,7 @@ impl Probe {
             _ => None,
         };
         let made = engine.tokens_per_tile();
-        let shown = match (extent, &patching) {
-            (Extent::Sampled, None) => made.min(IMAGE_TOKENS_SAMPLED),
-            _ => made,
-        };
+        let shown = shown(engine, extent);
         let (tokens, token) = tokens(checkpoint, dir, shown)?;
         let Some(grid) = engine.grid() else {
             return Err(Failed::invalid("the vision engine does not say for which size it is"));

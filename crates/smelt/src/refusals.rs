@@ -1,0 +1,143 @@
+//! Finds out before a build which of its stages will be refused, by what configurations and chat templates say.
+//!
+//! A build takes hours, and a deployment is its last stage.  Read are the small files of checkpoints that are here
+//! or on a hub, never a weight.  What cannot be read yet is no reason to refuse.
+
+use std::fs;
+use std::path::Path;
+
+use smelt_model::checkpoint::{INDEX_FILE, WEIGHTS_FILE};
+use smelt_model::model::{Model, Vision};
+use smelt_plan::plan::{HubPin, Stage};
+use smelt_plan::{Kind, Plan, StageId};
+use smelt_runtime::deployment::{Family, TEXT_FILES};
+use smelt_runtime::tokenizer::TOKENIZER_FILE;
+
+use crate::checkpoints::{Checkpoints, count, input};
+use crate::exit::{Exit, Failed};
+use crate::fresh::FreshDir;
+use crate::load::Standing;
+use crate::sees::{Unseen, eyes_of, tower_of};
+use crate::stage::deployment;
+
+/// Whether a plan has stages that could be refused so: of others nothing need be looked up.
+pub(crate) fn may_be(plan: &Plan) -> bool {
+    plan.stages().any(|(_, stage)| matches!(stage.kind, Kind::Deployment | Kind::LlmEngineBuild))
+}
+
+/// A line for each stage that is still to be built and will be refused.
+pub(crate) fn lines(checkpoints: &Checkpoints<'_>) -> Vec<String> {
+    let standings = &checkpoints.story.standings;
+    let is_hit = |id: StageId| matches!(standings[id.index()].0, Standing::Hit { .. });
+    let stages = checkpoints.plan.stages().filter(|(id, _)| !is_hit(*id));
+    let refused = stages.filter_map(|(_, stage)| Some((stage, of_stage(checkpoints, stage)?)));
+    refused.map(|(stage, why)| format!("{} will be refused: {why}", stage.name)).collect()
+}
+
+fn of_stage(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    let known = || checkpoints.model(stage).ok().flatten();
+    match stage.kind {
+        Kind::LlmEngineBuild => too_long(stage, &known()?),
+        // One without a decoder has no chat template and no context.
+        Kind::Deployment if input(checkpoints.plan, stage, "llm").is_some() => {
+            let of_model =
+                |model: &Model| too_long(stage, model).or_else(|| apart(checkpoints, stage, model));
+            of_texts(checkpoints, stage).or_else(|| of_model(&known()?))
+        }
+        _ => None,
+    }
+}
+
+/// A context that the model has no positions for.
+fn too_long(stage: &Stage, model: &Model) -> Option<String> {
+    const NAME: &str = "max-seq-len";
+    let (asked, positions) = (count(stage, NAME)?, model.llm.as_ref()?.max_positions);
+    (asked > positions)
+        .then(|| format!("\"{NAME}\" is {asked}, more than the model's {positions} positions"))
+}
+
+/// A tower that gives what the decoder does not take, or takes other pictures than the checkpoint cuts.
+fn apart(checkpoints: &Checkpoints<'_>, stage: &Stage, model: &Model) -> Option<String> {
+    let plan = checkpoints.plan;
+    let model_of = |stage: &Stage| checkpoints.model(stage).ok().flatten();
+    if let Err(Unseen::Refused(why)) = eyes_of(checkpoints, stage, model) {
+        return Some(why);
+    }
+    let (tower, decoder) = (tower_of(plan, stage)?, input(plan, stage, "llm")?.1);
+    let [given, told] = gives(&model_of(tower)?.vision?)?;
+    let llm = model_of(decoder)?.llm?;
+    let (taken, heard) = (llm.hidden, llm.deepstack);
+    if given != taken {
+        return Some(format!(
+            "the vision engine gives embeddings of {given}, but the llm engine takes {taken}"
+        ));
+    }
+    (told != heard).then(|| {
+        format!(
+            "the vision engine tells of {told} blocks (deepstack), but the llm engine hears of {heard}"
+        )
+    })
+}
+
+/// Numbers in each token of a tower, and blocks that it tells of.
+fn gives(vision: &Vision) -> Option<[usize; 2]> {
+    match vision {
+        Vision::InternVit(tower) => Some([tower.width, 0]),
+        Vision::Qwen25(tower) => Some([tower.width, 0]),
+        Vision::Qwen3(tower) => Some([tower.width, tower.deepstack.len()]),
+        Vision::Clip(_) => None,
+    }
+}
+
+/// Texts that no deployment can use: tokenizer, chat template, tokens that end an answer.
+fn of_texts(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    let plan = checkpoints.plan;
+    let source = input(plan, stage, "checkpoint").map(|(id, _)| id)?;
+    let refused = match (checkpoints.dir(source), plan.stage(source).fetched()) {
+        (Some(dir), _) => deployment::foresee(dir, input(plan, stage, "vision").is_some()),
+        // A GGUF file has its texts inside.
+        (None, Some(HubPin { file: Some(_), .. })) | (None, None) => Ok(()),
+        (None, Some(pin)) => of_hub(checkpoints, source, pin, stage)?,
+    };
+    refused.err().filter(is_of_model).map(|why| why.to_string())
+}
+
+/// Whether it is the model's fault, and not this machine's.
+fn is_of_model(failed: &Failed) -> bool {
+    matches!(failed.exit, Exit::BadModel | Exit::BadPipeline)
+}
+
+/// The same by the files of a hub, but the tokenizer's, which is large; nothing where they cannot be read.
+fn of_hub(
+    checkpoints: &Checkpoints<'_>,
+    source: StageId,
+    pin: &HubPin,
+    stage: &Stage,
+) -> Option<Result<(), Failed>> {
+    let name = format!("hf:{}", pin.repo);
+    let refused = |why: &str| Some(Err(Failed::model(format!("{name} {why}"))));
+    let family = checkpoints.model(stage).ok()??.family;
+    if Family::named(family).is_none() {
+        return refused(&format!("is of {family}, which does not speak"));
+    }
+    let has = |file: &str| checkpoints.of_hub(pin, |hub, repo, at| hub.lists(repo, at, file)).ok();
+    // Other weights may have all of it inside, as GGUF does.
+    if !has(WEIGHTS_FILE)? && !has(INDEX_FILE)? {
+        return None;
+    }
+    if !has(TOKENIZER_FILE)? {
+        return refused(&format!("has no {TOKENIZER_FILE}"));
+    }
+    let scratch = FreshDir::scratch(&std::env::temp_dir().join("smelt-plan")).ok()?;
+    for file in TEXT_FILES.iter().filter(|file| **file != TOKENIZER_FILE) {
+        let Some(text) = checkpoints.file(source, file).ok()? else { continue };
+        put(&scratch.path().join(file), &text)?;
+    }
+    let seen = deployment::foresee_texts(scratch.path());
+    Some(seen.map_err(|why| why.renamed(scratch.path().display(), &name)))
+}
+
+fn put(path: &Path, text: &str) -> Option<()> {
+    fs::create_dir_all(path.parent()?).ok()?;
+    fs::write(path, text).ok()
+}
