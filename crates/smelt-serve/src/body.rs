@@ -32,6 +32,9 @@ pub(crate) const LARGEST_AT_ONCE: usize = 4;
 /// Bodies behind which freed memory is given back: the allocator would keep what smaller ones took for the next.
 const LARGE_KIB: usize = 1 << 10;
 
+/// Bodies of which nothing large can be made: a hundred times as much is no more than what each may take beside its bytes.
+const SMALL_KIB: usize = 64;
+
 /// How long what was made of a body may still be dropped before freed memory is given back.
 const DROPPED_WITHIN: Duration = Duration::from_millis(100);
 
@@ -79,6 +82,13 @@ pub(crate) struct Budget {
     freed: Arc<Notify>,
 }
 
+impl Budget {
+    /// Whether nothing large can be made of the body, whatever it says.
+    pub(crate) fn is_small(&self) -> bool {
+        self.kib <= SMALL_KIB
+    }
+}
+
 impl Drop for Budget {
     fn drop(&mut self) {
         if self.kib >= LARGE_KIB {
@@ -117,6 +127,24 @@ impl Bodies {
             true => Err(self.too_long()),
             false => self.take(budget, all).await,
         }
+    }
+
+    /// Lets what is made of a body take so many bytes more.
+    ///
+    /// # Errors
+    /// 413 if that is more than a body may have, 429 if too much is held already.
+    pub(crate) async fn more_made(
+        &self,
+        budget: &mut Budget,
+        bytes: usize,
+    ) -> Result<(), ApiError> {
+        let all = budget.kib + kib(bytes) as usize;
+        if all > kib(self.bytes_max) as usize {
+            let why = "its texts have so many signs that begin a mark of the model's that they take too much memory; send less text, or \"parse_special\": true";
+            let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why);
+            return Err(error.code("body_too_large"));
+        }
+        self.take(budget, all).await
     }
 
     /// Gives memory back to the system behind large bodies, for ever.

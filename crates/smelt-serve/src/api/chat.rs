@@ -243,6 +243,17 @@ impl Message {
         fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
 
+    /// The texts that it has beside what is said.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
+        let texts = [&self.tool_call_id, &self.name, &self.reasoning_content];
+        texts.into_iter().filter_map(Option::as_deref)
+    }
+
+    /// What was called, with what.
+    pub(crate) fn arguments(&self) -> impl Iterator<Item = &Value> {
+        self.tool_calls.iter().flatten().map(|call| &call.function.arguments)
+    }
+
     /// What is said, in order; `at` is the message's own name.
     ///
     /// # Errors

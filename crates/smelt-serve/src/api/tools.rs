@@ -107,6 +107,12 @@ impl ToolFields {
         }
     }
 
+    /// What is free-form, and told to the chat template.
+    pub(crate) fn free(&self) -> impl Iterator<Item = &Value> {
+        let variables = self.chat_template_kwargs.iter().flat_map(Map::values);
+        self.tools.iter().flatten().chain(variables)
+    }
+
     /// Whether there may be several calls.
     pub(crate) fn is_parallel(&self) -> bool {
         self.parallel_tool_calls.unwrap_or(true)

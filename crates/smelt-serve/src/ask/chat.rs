@@ -16,7 +16,7 @@ use smelt_runtime::template::{Context, Ending, Serde, Value};
 use super::shown::{self, Limits, Said, Seen};
 use super::unprepared;
 use super::work::Asker;
-use crate::api::chat::{ChatFields, Piece};
+use crate::api::chat::{ChatFields, Message, Piece};
 use crate::api::common::Common;
 use crate::api::fields::fields;
 use crate::api::held::HeldFields;
@@ -163,6 +163,33 @@ impl Chat {
             Some(at) => Err(unprepared(at, blind)),
             None => Ok(()),
         }
+    }
+
+    /// Bytes that preparing makes of this beside what bodies of its length may take: each guard in a text is copied as often
+    /// as the text.
+    ///
+    /// # Errors
+    /// 400, where there is more text than any prompt has room for: before anything is made of it.
+    pub(crate) fn weight(&self, text: &Text, limits: Limits) -> Result<usize, ApiError> {
+        if let Some(raw) = &self.raw {
+            return text
+                .could_hold([&raw[..]])
+                .map_err(|error| unprepared("prompt", error))
+                .map(|()| 0);
+        }
+        let said = self.said(limits)?;
+        let pieces = said.iter().flat_map(|said| &said.pieces).filter_map(Seen::text);
+        let fields = self.fields.messages.iter().flat_map(Message::texts);
+        let texts: Vec<&str> = pieces.chain(fields).collect();
+        text.could_hold(texts.iter().copied()).map_err(|error| unprepared("messages", error))?;
+        if self.fields.is_markup() {
+            return Ok(0);
+        }
+        let marks = &text.marks;
+        let guards = texts.iter().map(|text| marks.guards(text)).sum::<usize>();
+        let calls = self.fields.messages.iter().flat_map(Message::arguments);
+        let free = self.tools.free().chain(calls);
+        Ok(guards + free.map(|value| marks.guards_of(value)).sum::<usize>())
     }
 
     /// The prompt; who says the same `reuse` shares what was seen.

@@ -41,7 +41,7 @@ pub(super) async fn messages(call: Call, body: Body) -> Result<Response, ApiErro
 
 /// How many tokens a conversation's prompt has, pictures included.
 pub(super) async fn count_tokens(call: Call, body: Body) -> Result<Response, ApiError> {
-    let Held { bytes, budget } = call.held(body).await?;
+    let Held { bytes, mut budget } = call.held(body).await?;
     let (models, limits) = (Arc::clone(&call.shared.models), call.shared.limits);
     let read = call.shared.preparing.run(move |_| {
         let (ask, _) = Ask::read(weigh(&bytes)?)?;
@@ -55,11 +55,12 @@ pub(super) async fn count_tokens(call: Call, body: Body) -> Result<Response, Api
     });
     let (chat, places, name) = read.await?;
     call.shared.models.wake(name.as_deref()).await?;
-    let models = Arc::clone(&call.shared.models);
+    let model = call.shared.models.ask(name.as_deref())?;
+    let weighed = call.shared.weighed(chat, &model, &mut budget).await;
+    let chat = weighed.map_err(|error| places.told(error))?;
     let reuse = of_service(&call.client, &chat.common, call.shared.is_cache_shared)?.reuse;
     let shown = (limits, call.shared.films.clone());
     let tokens = call.shared.preparing.run(move |asker| {
-        let model = models.ask(name.as_deref())?;
         let tokens = counted(&chat, model.speaks()?.text(), shown, (asker, reuse));
         drop(budget);
         Ok(tokens.map_err(|error| places.told(error))?.len())

@@ -108,7 +108,7 @@ impl Call {
     pub(super) async fn spoken<X: Send + 'static>(
         &self,
         begun: Instant,
-        budget: Budget,
+        mut budget: Budget,
         read: impl FnOnce() -> Result<(Chat, X), ApiError> + Send + 'static,
     ) -> Result<Spoken<X>, ApiError> {
         let shared = &self.shared;
@@ -123,6 +123,7 @@ impl Call {
         shared.models.wake(name.as_deref()).await?;
         let model = shared.models.ask(name.as_deref())?;
         chat.seen_by(model.speaks()?.text(), limits)?;
+        let chat = shared.weighed(chat, &model, &mut budget).await?;
         let words = ask::words(model.speaks()?);
         self.facts.model(&model.name);
         let fetched = self.fetched(elsewhere).await?;

@@ -32,9 +32,10 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::account::{self, Accounts, Facts, REQUEST_ID};
 use crate::api::{read, weigh::weigh};
+use crate::ask::chat::Chat;
 use crate::ask::shown::Limits;
 use crate::ask::work::Work;
-use crate::body::{Bodies, Held};
+use crate::body::{Bodies, Budget, Held};
 use crate::client;
 use crate::current::Current;
 use crate::error::{ApiError, Told};
@@ -43,7 +44,7 @@ use crate::hosts::Hosts;
 use crate::keys::Keys;
 use crate::listen::Crowded;
 use crate::metrics::Metrics;
-use crate::models::Models;
+use crate::models::{Model, Models};
 use crate::pictures::Remote;
 use crate::protocols::Protocol;
 use crate::protocols::responses::kept::Kept;
@@ -104,6 +105,31 @@ impl Shared {
         let (held, name) = named.await?;
         self.models.wake(name.as_deref()).await?;
         Ok(held)
+    }
+}
+
+impl Shared {
+    /// The chat, if no more is made of it than there is room for; its body holds so much of what bodies may take.
+    ///
+    /// # Errors
+    /// 400 or 413 where its texts are far too long, 429 if too much is held already.
+    async fn weighed(
+        &self,
+        chat: Chat,
+        model: &Model,
+        budget: &mut Budget,
+    ) -> Result<Chat, ApiError> {
+        if budget.is_small() {
+            return Ok(chat);
+        }
+        let (model, limits) = (model.clone(), self.limits);
+        let weighed = self.preparing.run(move |_| {
+            let bytes = chat.weight(model.speaks()?.text(), limits)?;
+            Ok((chat, bytes))
+        });
+        let (chat, bytes) = weighed.await?;
+        self.bodies.more_made(budget, bytes).await?;
+        Ok(chat)
     }
 }
 

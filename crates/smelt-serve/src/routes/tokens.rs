@@ -64,7 +64,7 @@ struct Prompt {
 pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiError> {
     let Call { shared, client, headers, .. } = call;
     let held = shared.read(&headers, body).await?;
-    let (models, limits) = (Arc::clone(&shared.models), shared.limits);
+    let limits = shared.limits;
     let (is_shared, films) = (shared.is_cache_shared, shared.films.clone());
     let read = shared.preparing.run(move |_| {
         let asked: Tokenize = read::json(weigh(&held.bytes)?)?;
@@ -73,10 +73,14 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
         let may_show_films = chat.as_ref().map_or(Ok(false), |chat| chat.may_show_films(limits))?;
         Ok((held, asked, chat, may_show_films))
     });
-    let (held, asked, chat, may_show_films) = read.await?;
+    let (mut held, asked, chat, may_show_films) = read.await?;
+    let model = shared.models.ask(asked.model.as_deref())?;
+    let chat = match chat {
+        Some(chat) => Some(shared.weighed(chat, &model, &mut held.budget).await?),
+        None => None,
+    };
     let work = if may_show_films { &shared.filming } else { &shared.preparing };
     let tokens = work.run(move |asker| {
-        let model = models.ask(asked.model.as_deref())?;
         let tokens = match (asked.prompt, asked.messages) {
             (Some(_), Some(_)) => {
                 return Err(ApiError::field("prompt", "is given together with messages"));
