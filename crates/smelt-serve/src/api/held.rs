@@ -4,6 +4,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use smelt_runtime::grammar::Grammar;
 
+use super::fields::fields;
+use super::foreign::Known;
 use super::format::Format;
 use crate::error::ApiError;
 
@@ -42,6 +44,14 @@ struct Structured {
 pub(crate) type Held = (Grammar, &'static str);
 
 impl HeldFields {
+    /// Reads also these fields of fields.
+    pub(crate) fn within(known: Known) -> Known {
+        known
+            .within("response_format", fields::<Format>())
+            .within("response_format.json_schema", ["name", "description", "schema", "strict"])
+            .within("structured_outputs", fields::<Structured>())
+    }
+
     /// What each answer is held to, if to anything.
     ///
     /// # Errors

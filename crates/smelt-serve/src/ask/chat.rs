@@ -1,6 +1,5 @@
 //! Turns a chat into a prompt with pictures.
 
-use std::collections::BTreeSet;
 use std::sync::{LazyLock, Weak};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,6 +18,7 @@ use super::work::Asker;
 use crate::api::chat::{ChatFields, Message, Piece};
 use crate::api::common::Common;
 use crate::api::fields::fields;
+use crate::api::foreign::Known;
 use crate::api::held::HeldFields;
 use crate::api::tools::ToolFields;
 use crate::api::{foreign, read, weigh::weigh};
@@ -55,9 +55,12 @@ pub(crate) struct Brought {
 }
 
 /// The fields that a chat reads.
-static KNOWN: LazyLock<BTreeSet<&'static str>> = LazyLock::new(|| {
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     let all = [fields::<Common>(), fields::<ChatFields>(), fields::<ToolFields>()];
-    all.into_iter().chain([fields::<HeldFields>()]).flatten().collect()
+    let known = Known::new(all.into_iter().chain([fields::<HeldFields>()]).flatten());
+    // The template writes what stands around a text.
+    let known = known.doing("add_special_tokens", false.into());
+    HeldFields::within(ChatFields::within(Common::within(known)))
 });
 
 impl Chat {

@@ -44,16 +44,17 @@ pub(super) async fn count_tokens(call: Call, body: Body) -> Result<Response, Api
     let Held { bytes, mut budget } = call.held(body).await?;
     let (models, limits) = (Arc::clone(&call.shared.models), call.shared.limits);
     let read = call.shared.preparing.run(move |_| {
-        let (ask, _) = Ask::read(weigh(&bytes)?)?;
+        let (ask, over) = Ask::read(weigh(&bytes)?)?;
         let Asking { chat, places } = ask.asking()?;
         let chat = Chat::read(chat.to_string().as_bytes());
         let mut chat = chat.map_err(|error| places.told(error))?;
         // What an answer would be refused for is no question to be counted either.
         chat.common.settings(None).map_err(|error| places.told(error))?;
         let name = models.known(chat.common.model.take());
-        Ok((chat, places, name))
+        Ok((chat, places, name, over))
     });
-    let (chat, places, name) = read.await?;
+    let (chat, places, name, over) = read.await?;
+    call.facts.passed_over(&over);
     call.shared.models.wake(name.as_deref()).await?;
     let model = call.shared.models.ask(name.as_deref())?;
     let weighed = call.shared.weighed(chat, &model, &mut budget).await;
@@ -65,5 +66,6 @@ pub(super) async fn count_tokens(call: Call, body: Body) -> Result<Response, Api
         drop(budget);
         Ok(tokens.map_err(|error| places.told(error))?.len())
     });
-    Ok(axum::Json(json!({ "input_tokens": tokens.await? })).into_response())
+    let told = axum::Json(json!({ "input_tokens": tokens.await? })).into_response();
+    Ok(telling(told, &over))
 }
