@@ -215,6 +215,29 @@ fn assert_small(slots: &str, shapes: Vec<Shape>, statuses: &[u16]) {
     server.assert_answers();
 }
 
+#[test]
+fn memory_comes_back_behind_grammars_that_grow_from_small_bodies() {
+    let server = Server::start(&[]);
+    // What is made once for all grammars is there before.
+    let ask =
+        |schema: &Value| server.chat(circles(json!({ "json_schema": schema, "max_tokens": 4 })));
+    assert_eq!(ask(&json!({ "const": 1 })).status, 200);
+    let resident = || server.kib("VmRSS") / 1024;
+    let before = resident();
+    let object = json!({ "type": "object", "properties": {} });
+    let schema = json!({ "type": "array", "prefixItems": vec![object; 6000] });
+    assert!(schema.to_string().len() < 1 << 18);
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let asked: Vec<_> = (0..16).map(|_| scope.spawn(|| ask(&schema).status)).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    // Who waits for too many others is told so.
+    assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    assert!(statuses.contains(&200), "{statuses:?}");
+    assert!(until(|| resident() <= before * 11 / 10 + 2), "{before} to {} MiB", resident());
+    server.assert_answers();
+}
+
 /// A file of some KB that becomes 49 million pixels, with opacity.
 fn large() -> Vec<u8> {
     const SIDE: u32 = 7000;

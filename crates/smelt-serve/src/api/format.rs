@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use smelt_runtime::grammar::Grammar;
+use smelt_runtime::grammar::{Grammar, bytes_of_schema, bytes_of_text};
 
 use crate::error::ApiError;
 
@@ -29,6 +29,14 @@ struct JsonSchema {
 }
 
 impl Format {
+    /// About how many bytes what is compiled of it takes, at most.
+    pub(crate) fn compiled_bytes(&self) -> usize {
+        let named = self.json_schema.as_ref().map(|named| &named.schema);
+        let schemas = named.into_iter().chain(&self.schema).map(bytes_of_schema);
+        let texts = [&self.grammar, &self.regex].into_iter().flatten();
+        schemas.sum::<usize>() + texts.map(|text| bytes_of_text(text)).sum::<usize>()
+    }
+
     /// What the answer is held to, if to anything.
     ///
     /// # Errors

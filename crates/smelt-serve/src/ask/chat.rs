@@ -195,6 +195,11 @@ impl Chat {
         Ok(guards + free.map(|value| marks.guards_of(value)).sum::<usize>())
     }
 
+    /// About how many bytes the grammar takes that answers are held to, at most.
+    pub(crate) fn compiled_bytes(&self) -> usize {
+        self.held.compiled_bytes() + self.tools.compiled_bytes()
+    }
+
     /// The prompt; who says the same `reuse` shares what was seen.
     ///
     /// # Errors

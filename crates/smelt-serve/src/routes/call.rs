@@ -124,6 +124,7 @@ impl Call {
         let model = shared.models.ask(name.as_deref())?;
         chat.seen_by(model.speaks()?.text(), limits)?;
         let chat = shared.weighed(chat, &model, &mut budget).await?;
+        let compiled = shared.bodies.compiled(chat.compiled_bytes()).await?;
         let words = ask::words(model.speaks()?);
         self.facts.model(&model.name);
         let fetched = self.fetched(elsewhere).await?;
@@ -150,7 +151,7 @@ impl Call {
         let (common, passed_over, tickets, answers, dialect, is_thinking) = prepared.await?;
         self.facts.prepared();
         self.facts.passed_over(&passed_over);
-        let hearing = Hearing::new(tickets, answers, self.facts.clone());
+        let hearing = Hearing::new(tickets, answers, self.facts.clone(), compiled);
         Ok(Spoken {
             model,
             common,
