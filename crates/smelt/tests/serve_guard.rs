@@ -234,7 +234,8 @@ fn memory_comes_back_behind_grammars_that_grow_from_small_bodies() {
     // Who waits for too many others is told so.
     assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
     assert!(statuses.contains(&200), "{statuses:?}");
-    assert!(until(|| resident() <= before * 11 / 10 + 2), "{before} to {} MiB", resident());
+    // Four MiB are for ends of what many threads have.
+    assert!(until(|| resident() <= before * 11 / 10 + 4), "{before} to {} MiB", resident());
     server.assert_answers();
 }
 
