@@ -6,6 +6,7 @@ mod world;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::thread;
+use std::time::Instant;
 
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
 use image::{ExtendedColorType, ImageEncoder as _};
@@ -337,6 +338,44 @@ fn a_stranger_learns_nothing_of_what_others_ask() {
     assert_eq!(known(&seen()), before, "a picture is another key's");
     with_key(&server, "other", &shown);
     assert!(known(&seen()) > before, "and then one's own");
+}
+
+#[test]
+fn times_tell_a_stranger_nothing() {
+    const GUESSES: usize = 40;
+    BUILT.write("time-keys", "mine name=mine\nother name=other\n");
+    let server = Server::start(&["--api-key-file", "time-keys"]);
+    let timed = |key: &str, body: &Value| {
+        let begun = Instant::now();
+        let answer = with_key(&server, key, body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        begun.elapsed()
+    };
+    let secret = |salt: usize| long("Seventeen.", json!({ "cache_salt": format!("salt {salt}") }));
+    // Wrong from the first word on, and as long.
+    let wrong = |salt: usize| {
+        let mut body = secret(salt);
+        let text = body["messages"][0]["content"].as_str().unwrap();
+        body["messages"][0]["content"] = text.replacen("How", "Say", 1).into();
+        body
+    };
+    // What is known to a key is read once, and asked for again before each guess, so that it stays known.
+    let mine = long("Seventeen.", json!({}));
+    timed("mine", &mine);
+    let mut taken = [Vec::new(), Vec::new(), Vec::new()];
+    for guess in 0..GUESSES {
+        taken[0].push(timed("mine", &mine));
+        // In turns, and each by a salt of its own, or a key would know its own guesses.
+        taken[1].push(timed("other", &secret(guess)));
+        taken[2].push(timed("other", &wrong(guess)));
+    }
+    let [known, right, wrong] = taken.map(|mut times| {
+        times.sort();
+        times[times.len() / 2]
+    });
+    assert!(known * 2 < wrong, "one's own is known by its time: {known:?} of {wrong:?}");
+    // A guess that hit would take as long as what is known.
+    assert!(right > (known + wrong) / 2, "{right:?} where {known:?} is known and {wrong:?} is not");
 }
 
 #[test]
