@@ -531,3 +531,24 @@ fn a_message_without_content_says_nothing_to_ollama_alone() {
         assert_eq!(refused.json()["error"]["param"], "messages[0].content");
     }
 }
+
+#[test]
+fn routes_are_there_without_their_version() {
+    let server = Server::start(&[]);
+    let model = |answer: Answer| answer.json()["data"][0]["id"].clone();
+    assert_eq!(model(server.get("/models")), model(server.get("/v1/models")));
+    let words = json!([{ "role": "user", "content": "How many circles are there?" }]);
+    let chat = json!({ "messages": words, "max_tokens": 4, "temperature": 0 });
+    let said = |path: &str| post(&server, path, &chat).json()["choices"][0]["message"].clone();
+    assert_eq!(said("/chat/completions"), said("/v1/chat/completions"));
+    let prompt = post(&server, "/apply-template", &chat).json()["prompt"].clone();
+    assert!(prompt.as_str().unwrap().contains("How many circles are there?"), "{prompt}");
+    // What was applied is what is read.
+    let completed = json!({ "prompt": prompt, "max_tokens": 4, "temperature": 0 });
+    let text = |path: &str| post(&server, path, &completed).json()["choices"][0]["text"].clone();
+    assert_eq!(text("/completions"), said("/chat/completions")["content"]);
+    assert_eq!(text("/v1/completions"), text("/completions"));
+    for path in ["/completion", "/embedding"] {
+        assert_eq!(post(&server, path, &completed).status, 404, "{path}");
+    }
+}

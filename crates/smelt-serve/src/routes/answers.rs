@@ -78,9 +78,10 @@ pub(super) async fn completion(call: Call, body: Body) -> Result<Response, ApiEr
         let wish = ask::Wish { client, common, manners, form, scored, begun };
         let tickets = ask::submit(model.speaks()?, prompts, &wish)?;
         drop(budget);
-        Ok((completion, model, tickets, answers, echo))
+        // With what was compiled, also where who asked has left meanwhile.
+        Ok((completion, model, (tickets, answers, compiled), echo))
     });
-    let (completion, model, tickets, answers, echo) = prepared.await?;
+    let (completion, model, (tickets, answers, compiled), echo) = prepared.await?;
     let (common, passed_over) = (completion.common, completion.passed_over);
     facts.model(&model.name);
     facts.prepared();

@@ -146,9 +146,12 @@ impl Call {
             let wish = ask::Wish { client, common, manners: &manners, form, scored, begun };
             let tickets = ask::submit(service, vec![prompt], &wish)?;
             drop(budget);
-            Ok((chat.common, chat.passed_over, tickets, answers, dialect, is_thinking))
+            // With what was compiled, also where who asked has left meanwhile.
+            let answers = (tickets, answers, compiled);
+            Ok((chat.common, chat.passed_over, answers, dialect, is_thinking))
         });
-        let (common, passed_over, tickets, answers, dialect, is_thinking) = prepared.await?;
+        let (common, passed_over, answers, dialect, is_thinking) = prepared.await?;
+        let (tickets, answers, compiled) = answers;
         self.facts.prepared();
         self.facts.passed_over(&passed_over);
         let hearing = Hearing::new(tickets, answers, self.facts.clone(), compiled);
