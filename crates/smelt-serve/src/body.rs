@@ -38,6 +38,9 @@ const SMALL_GRAMMAR_BYTES: usize = 1 << 20;
 /// Bodies of which nothing large can be made: a hundred times as much is no more than what each may take beside its bytes.
 const SMALL_KIB: usize = 64;
 
+/// How many times the room of its bytes a text has that is turned into tokens: each byte of a body has room for eight.
+const ENCODED_FACTOR: usize = 12;
+
 /// How long what was made of a body may still be dropped before freed memory is given back.
 const DROPPED_WITHIN: Duration = Duration::from_millis(100);
 
@@ -161,10 +164,24 @@ impl Bodies {
     ) -> Result<(), ApiError> {
         let all = budget.kib + kib(bytes) as usize;
         if all > kib(self.bytes_max) as usize {
-            let why = "its texts have so many signs that begin a mark of the model's that they take too much memory; send less text, or \"parse_special\": true";
+            let why = "the texts have so many signs that begin a mark of the model's that they take too much memory; send less text, or \"parse_special\": true";
             let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why);
             return Err(error.code("body_too_large"));
         }
+        self.take(budget, all).await
+    }
+
+    /// Waits until a text of so many bytes may be turned into tokens, which takes a hundred times as much; the longest have
+    /// all that a body may have.
+    ///
+    /// # Errors
+    /// 429 if too much is held already.
+    pub(crate) async fn encoded(&self, budget: &mut Budget, bytes: usize) -> Result<(), ApiError> {
+        if budget.is_small() {
+            return Ok(());
+        }
+        let all = budget.kib + kib(bytes.saturating_mul(ENCODED_FACTOR)) as usize;
+        let all = all.min(kib(self.bytes_max) as usize).max(budget.kib);
         self.take(budget, all).await
     }
 
@@ -422,6 +439,24 @@ mod tests {
             for asked in [(); 6].map(|()| read()) {
                 assert!(asked.await.unwrap().is_ok());
             }
+        });
+    }
+
+    #[test]
+    fn long_texts_are_turned_into_tokens_one_by_one() {
+        let bodies = Bodies::new(1 << 20, 3 << 20);
+        paused().block_on(async {
+            let json = [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
+            let read =
+                async || bodies.read(&json, Body::from(vec![b' '; 128 << 10])).await.unwrap();
+            let mut held = [read().await, read().await, read().await];
+            for held in &mut held[..2] {
+                bodies.encoded(&mut held.budget, 1 << 20).await.unwrap();
+            }
+            // The first has most of what is shared, the second the room of one largest body.
+            let third = bodies.encoded(&mut held[2].budget, 1 << 20).await;
+            assert_eq!(third.unwrap_err().status, 429);
+            assert!(bodies.read(&json, Body::from("{}")).await.is_ok(), "who asks little is read");
         });
     }
 

@@ -45,6 +45,15 @@ pub(crate) struct Chat {
     pub(crate) raw: Option<String>,
 }
 
+/// What is made of a chat's texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Weight {
+    /// Guards, each of which is copied as often as the text in which it stands.
+    pub(crate) guards: usize,
+    /// Bytes that are turned into tokens at most.
+    pub(crate) encoded: usize,
+}
+
 /// What a chat shows that it does not hold itself.
 #[derive(Debug)]
 pub(crate) struct Brought {
@@ -168,31 +177,30 @@ impl Chat {
         }
     }
 
-    /// Bytes that preparing makes of this beside what bodies of its length may take: each guard in a text is copied as often
-    /// as the text.
+    /// How much preparing makes of this beside what bodies of its length may take.
     ///
     /// # Errors
     /// 400, where there is more text than any prompt has room for: before anything is made of it.
-    pub(crate) fn weight(&self, text: &Text, limits: Limits) -> Result<usize, ApiError> {
-        if let Some(raw) = &self.raw {
-            return text
-                .could_hold([&raw[..]])
-                .map_err(|error| unprepared("prompt", error))
-                .map(|()| 0);
-        }
+    pub(crate) fn weight(&self, text: &Text, limits: Limits) -> Result<Weight, ApiError> {
         let said = self.said(limits)?;
         let pieces = said.iter().flat_map(|said| &said.pieces).filter_map(Seen::text);
         let fields = self.fields.messages.iter().flat_map(Message::texts);
-        let texts: Vec<&str> = pieces.chain(fields).collect();
-        text.could_hold(texts.iter().copied()).map_err(|error| unprepared("messages", error))?;
-        if self.fields.is_markup() {
-            return Ok(0);
+        let texts: Vec<&str> = match &self.raw {
+            Some(raw) => vec![raw],
+            None => pieces.chain(fields).collect(),
+        };
+        let param = if self.raw.is_some() { "prompt" } else { "messages" };
+        text.could_hold(texts.iter().copied()).map_err(|error| unprepared(param, error))?;
+        let longest = text.tokenizer.bytes_max(text.max_seq_len);
+        let encoded = texts.iter().map(|text| text.len()).sum::<usize>().min(longest);
+        if self.raw.is_some() || self.fields.is_markup() {
+            return Ok(Weight { guards: 0, encoded });
         }
         let marks = &text.marks;
-        let guards = texts.iter().map(|text| marks.guards(text)).sum::<usize>();
         let calls = self.fields.messages.iter().flat_map(Message::arguments);
-        let free = self.tools.free().chain(calls);
-        Ok(guards + free.map(|value| marks.guards_of(value)).sum::<usize>())
+        let free = self.tools.free().chain(calls).map(|value| marks.guards_of(value));
+        let guards = texts.iter().map(|text| marks.guards(text)).chain(free).sum();
+        Ok(Weight { guards, encoded })
     }
 
     /// About how many bytes the grammar takes that answers are held to, at most.

@@ -61,7 +61,8 @@ pub(super) async fn completion(call: Call, body: Body) -> Result<Response, ApiEr
         let completion = Completion::read(&held.bytes)?;
         Ok((completion, held.budget))
     };
-    let (completion, budget) = shared.preparing.run(read).await?;
+    let (completion, mut budget) = shared.preparing.run(read).await?;
+    shared.bodies.encoded(&mut budget, completion.fields.prompt.longest()).await?;
     let compiled = shared.bodies.compiled(completion.held.compiled_bytes()).await?;
     let prepared = shared.preparing.run(move |_| {
         let model = models.ask(completion.common.model.as_deref())?;

@@ -32,7 +32,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::account::{self, Accounts, Facts, REQUEST_ID};
 use crate::api::{read, weigh::weigh};
-use crate::ask::chat::Chat;
+use crate::ask::chat::{Chat, Weight};
 use crate::ask::shown::Limits;
 use crate::ask::work::Work;
 use crate::body::{Bodies, Budget, Held};
@@ -106,9 +106,7 @@ impl Shared {
         self.models.wake(name.as_deref()).await?;
         Ok(held)
     }
-}
 
-impl Shared {
     /// The chat, if no more is made of it than there is room for; its body holds so much of what bodies may take.
     ///
     /// # Errors
@@ -124,11 +122,12 @@ impl Shared {
         }
         let (model, limits) = (model.clone(), self.limits);
         let weighed = self.preparing.run(move |_| {
-            let bytes = chat.weight(model.speaks()?.text(), limits)?;
-            Ok((chat, bytes))
+            let weight = chat.weight(model.speaks()?.text(), limits)?;
+            Ok((chat, weight))
         });
-        let (chat, bytes) = weighed.await?;
-        self.bodies.more_made(budget, bytes).await?;
+        let (chat, Weight { guards, encoded }) = weighed.await?;
+        self.bodies.more_made(budget, guards).await?;
+        self.bodies.encoded(budget, encoded).await?;
         Ok(chat)
     }
 }

@@ -63,7 +63,7 @@ struct Prompt {
 
 /// The tokens of `prompt`, or of the whole prompt that `messages` become, pictures included.
 pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiError> {
-    let Held { bytes, budget } = call.shared.read(&call.headers, body).await?;
+    let Held { bytes, mut budget } = call.shared.read(&call.headers, body).await?;
     let read = call.shared.preparing.run(move |_| {
         let asked: Tokenize = read::json(weigh(&bytes)?)?;
         if asked.prompt.is_some() && asked.messages.is_some() {
@@ -78,6 +78,8 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
         None => {
             let model = call.shared.models.ask(asked.model.as_deref())?;
             let running = model.running.clone();
+            let longest = asked.prompt.as_ref().map_or(0, String::len);
+            call.shared.bodies.encoded(&mut budget, longest).await?;
             let encode = call.shared.preparing.run(move |_| {
                 let text = asked.prompt.as_deref().unwrap_or_default();
                 let is_whole = asked.add_special_tokens.unwrap_or(true);
