@@ -2,9 +2,9 @@
 
 usage: soak.py URL PID PICTURE REQUESTS
 
-Every connection gets an answer that it deserves, or is one that was cut by its client; answers that are
-checked are right whatever goes on beside them; at the end nothing is under way and memory has not
-grown since a tenth of the requests.
+Every connection gets an answer that it deserves, or is one that was cut by its client.  Honest requests of every protocol
+are answered what each was answered alone, before all others; at the end nothing is under way and memory has not grown since
+a tenth of the requests.
 """
 
 import base64
@@ -76,52 +76,130 @@ def right(rng):
     assert json.loads(body)["choices"][0]["message"]["content"] == "2", body
 
 
-def streamed(rng):
-    status, body = exchange(post(shown(PNG, stream=True)))
-    assert status == 429 or (status == 200 and body.rstrip().endswith(b"0") or b"[DONE]" in body), (status, body[:300])
-
-
-def leaves(rng):
-    body = shown(PNG, stream=rng.random() < 0.5, ignore_eos=True, n=rng.randint(1, 4), max_tokens=400)
-    exchange(post(body), leave_after=rng.uniform(0, 0.05))
-
-
 QUESTION = "How many circles are there?"
-IMAGE = base64.b64encode(PNG).decode()
-SEEN = [{"type": "input_image", "image_url": f"data:image/png;base64,{IMAGE}"}, {"type": "input_text", "text": QUESTION}]
-SOURCE = {"type": "base64", "media_type": "image/png", "data": IMAGE}
+LETTERS = {"model": "letters", "input": ["a", "b"]}
 RANKED = {"model": "ranks", "query": "a", "documents": ["b", "c d"]}
 
-# What every protocol is asked, and how its answer tells that it is right.
-ASKED = [
-    ("/v1/responses", {"input": [{"role": "user", "content": SEEN}], "temperature": 0},
-     lambda answer: answer["output"][0]["content"][0]["text"] == "2"),
-    ("/v1/messages", {"max_tokens": 40, "temperature": 0, "messages": [{"role": "user", "content": [
-        {"type": "image", "source": SOURCE}, {"type": "text", "text": QUESTION}]}]},
-     lambda answer: answer["content"][0]["text"] == "2"),
-    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": QUESTION}]},
-     lambda answer: answer["input_tokens"] > 0),
-    ("/v1/completions", {"prompt": QUESTION, "max_tokens": 4, "echo": True},
-     lambda answer: answer["choices"][0]["text"].startswith(QUESTION)),
-    ("/api/chat", {"stream": False, "options": {"temperature": 0}, "messages": [
-        {"role": "user", "content": QUESTION, "images": [IMAGE]}]},
-     lambda answer: answer["done"] and answer["message"]["content"] == "2"),
-    ("/api/generate", {"stream": False, "prompt": QUESTION, "images": [IMAGE], "options": {"temperature": 0}},
-     lambda answer: answer["done"] and answer["response"] == "2"),
-    ("/v1/embeddings", {"model": "letters", "input": ["a", "b"]}, lambda answer: len(answer["data"]) == 2),
-    ("/api/embed", {"model": "letters", "input": ["a", "b"]}, lambda answer: len(answer["embeddings"]) == 2),
-    ("/v1/rerank", RANKED, lambda answer: sorted(one["index"] for one in answer["results"]) == [0, 1]),
-    ("/v1/score", {"model": "ranks", "text_1": "a", "text_2": ["b", "c"]}, lambda answer: len(answer["data"]) == 2),
-    ("/predict", {"model": "labels", "inputs": "a"}, lambda answer: len(answer) > 0),
-    ("/tokenize", {"prompt": QUESTION}, lambda answer: answer["count"] == len(answer["tokens"]) > 0),
+
+def of_chats(image, kind="image/png"):
+    return json.loads(shown(image, kind=kind))
+
+
+def of_responses(image, kind="image/png"):
+    seen = {"type": "input_image", "image_url": f"data:{kind};base64,{base64.b64encode(image).decode()}"}
+    content = [seen, {"type": "input_text", "text": QUESTION}]
+    return {"input": [{"role": "user", "content": content}], "temperature": 0}
+
+
+def of_messages(image, kind="image/png"):
+    source = {"type": "base64", "media_type": kind, "data": base64.b64encode(image).decode()}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    return {"max_tokens": 40, "temperature": 0, "messages": [{"role": "user", "content": content}]}
+
+
+def of_ollama(image, kind="image/png"):
+    data = base64.b64encode(image).decode()
+    image = data if kind == "image/png" else f"data:{kind};base64,{data}"
+    turn = {"role": "user", "content": QUESTION, "images": [image]}
+    return {"stream": False, "options": {"temperature": 0}, "messages": [turn]}
+
+
+def of_prompts(image, kind="image/png"):
+    turn = of_ollama(image, kind)["messages"][0]
+    return {"stream": False, "options": {"temperature": 0}, "prompt": QUESTION, "images": turn["images"]}
+
+
+# How the protocols that speak are shown a picture, what they say of it, and what of an event of a stream is said.
+SPEAKING = {
+    "/v1/chat/completions": (of_chats, lambda answer: answer["choices"][0]["message"]["content"],
+                             lambda event: event["choices"] and event["choices"][0]["delta"].get("content")),
+    "/v1/responses": (of_responses, lambda answer: answer["output"][0]["content"][0]["text"],
+                      lambda event: event["type"] == "response.output_text.delta" and event["delta"]),
+    "/v1/messages": (of_messages, lambda answer: answer["content"][0]["text"],
+                     lambda event: event["type"] == "content_block_delta" and event["delta"].get("text")),
+    "/api/chat": (of_ollama, lambda answer: answer["message"]["content"], lambda event: event["message"]["content"]),
+    "/api/generate": (of_prompts, lambda answer: answer["response"], lambda event: event["response"]),
+}
+
+# The word with which each stream ends.
+LAST = {"/v1/chat/completions": b"data: [DONE]", "/v1/responses": b"response.completed", "/v1/messages": b"message_stop",
+        "/api/chat": b'"done":true', "/api/generate": b'"done":true'}
+
+# What every protocol is asked, and what of its answer is the same whoever asks beside it.
+ASKED = [(path, of(PNG), said) for path, (of, said, _) in SPEAKING.items()] + [
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": QUESTION}]}, lambda answer: answer),
+    ("/v1/completions", {"prompt": QUESTION, "max_tokens": 4, "echo": True, "temperature": 0},
+     lambda answer: answer["choices"][0]["text"]),
+    ("/v1/embeddings", LETTERS, lambda answer: [one["embedding"] for one in answer["data"]]),
+    ("/api/embed", LETTERS, lambda answer: answer["embeddings"]),
+    ("/v1/rerank", RANKED, lambda answer: [(one["index"], one["relevance_score"]) for one in answer["results"]]),
+    ("/v1/score", {"model": "ranks", "text_1": "a", "text_2": ["b", "c"]},
+     lambda answer: [one["score"] for one in answer["data"]]),
+    ("/predict", {"model": "labels", "inputs": "a"}, lambda answer: answer),
+    ("/tokenize", {"prompt": QUESTION}, lambda answer: answer["tokens"]),
 ]
+ALONE = {}
+
+
+def body_of(fields):
+    return json.dumps(fields if "model" in fields else {"model": "shapes-vl", **fields}).encode()
+
+
+def ask_alone():
+    """Takes down what every protocol is answered while nobody else asks."""
+    for path, fields, of in ASKED:
+        status, body = exchange(post(body_of(fields), path=path))
+        assert status == 200, (path, status, body[:300])
+        ALONE[path] = of(json.loads(body))
+    for path in SPEAKING:
+        assert ALONE[path] == "2", (path, ALONE[path])
+    assert ALONE["/v1/completions"].startswith(QUESTION) and ALONE["/tokenize"]
+    assert len(ALONE["/v1/embeddings"]) == len(ALONE["/v1/score"]) == len(ALONE["/v1/rerank"]) == 2
+    assert any(ALONE["/v1/embeddings"][0]) and ALONE["/v1/embeddings"][0] != ALONE["/v1/embeddings"][1]
 
 
 def asked_otherwise(rng):
-    path, fields, is_right = rng.choice(ASKED)
-    fields = fields if "model" in fields else {"model": "shapes-vl", **fields}
-    status, body = exchange(post(json.dumps(fields).encode(), path=path))
-    assert status == 429 or status == 200 and is_right(json.loads(body)), (path, status, body[:300])
+    path, fields, of = rng.choice(ASKED)
+    status, body = exchange(post(body_of(fields), path=path))
+    if status == 429:
+        return
+    assert status == 200, (path, status, body[:300])
+    assert of(json.loads(body)) == ALONE[path], (path, body[:300])
+
+
+def unchunked(body):
+    """What a body in pieces says; nothing of one that does not end."""
+    whole = b""
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size or b"0", 16)
+        whole += body[:length]
+        body = body[length + 2 :]
+        if length == 0:
+            return whole if size == b"0" else b""
+
+
+def streamed(rng):
+    path = rng.choice(sorted(SPEAKING))
+    of, _, said = SPEAKING[path]
+    status, body = exchange(post(body_of({**of(PNG), "stream": True}), path=path))
+    if status == 429:
+        return
+    assert status == 200, (path, status, body[:300])
+    whole = unchunked(body)
+    lines = [line.removeprefix(b"data: ") for line in whole.splitlines() if line.startswith((b"data: {", b"{"))]
+    text = "".join(said(json.loads(line)) or "" for line in lines)
+    assert text == "2" and LAST[path] in whole[whole.rstrip().rfind(b"\n") :], (path, body)
+
+
+def leaves(rng):
+    path = rng.choice(sorted(SPEAKING))
+    fields = {**SPEAKING[path][0](PNG), "stream": rng.random() < 0.5, "ignore_eos": True}
+    if path == "/v1/chat/completions":
+        fields |= {"n": rng.randint(1, 4), "max_tokens": 400}
+    elif path == "/v1/messages":
+        fields |= {"max_tokens": 400}
+    exchange(post(body_of(fields), path=path), leave_after=rng.uniform(0, 0.05))
 
 
 def spoiled(rng):
@@ -142,32 +220,46 @@ def refused(*statuses):
         # A body that is cut off while it is refused may take its answer along.
         assert status in (0, 429, *statuses), (status, body[:300])
         if status:
-            assert "message" in json.loads(body)["error"], body[:300]
+            error = json.loads(body)["error"]
+            assert error if isinstance(error, str) else error["message"], body[:300]
     return check
 
 
 def hostile(rng):
     bad = refused(400, 413, 415)
     garbage = bytes(rng.randrange(256) for _ in range(rng.randint(1, 400)))
-    bad(rng.choice([
-        lambda: post(garbage),
-        lambda: post(shown(garbage)),
-        lambda: post(shown(PNG[: rng.randrange(len(PNG) - 16)])),  # without its end mark it is whole
-        lambda: post(shown(PNG, kind="text/html")),
-        lambda: post(shown(PNG)[: rng.randrange(200)]),
-        lambda: post(shown(PNG, max_tokens=-rng.randint(0, 9) - 1)),
-        lambda: post(shown(PNG, temperature=1e9)),
-        lambda: post(b'{"messages": [{"role": "user", "content": "\xff"}]}'),
-        lambda: post(b"[" * 100_000),
-    ])())
+    path = rng.choice(sorted(SPEAKING))
+    of = SPEAKING[path][0]
+    whole = body_of(of(PNG))
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    hot = {"options": {"temperature": 1e9}} if path.startswith("/api/") else {"temperature": 1e9}
+    bad(post(rng.choice([
+        lambda: garbage,
+        lambda: body_of(of(garbage)),
+        lambda: body_of(of(PNG[: rng.randrange(len(PNG) - 16)])),  # without its end mark it is whole
+        lambda: body_of(of(PNG, "text/html")),
+        lambda: whole[: rng.randrange(200)],
+        lambda: body_of({**of(PNG), limit: -rng.randint(0, 9) - 1}),
+        lambda: body_of({**of(PNG), **hot}),
+        lambda: whole.replace(b"How many", b"\xff"),
+        lambda: b"[" * 100_000,
+    ])(), path=path))
 
 
 def heavy(rng):
-    refused(400, 413)(rng.choice([lambda: post(shown(bomb())), lambda: post(b" " * (40 << 20))])())
+    path = rng.choice(sorted(SPEAKING))
+    of = SPEAKING[path][0]
+    whole = body_of(of(PNG))
+    refused(400, 413)(post(rng.choice([
+        lambda: body_of(of(bomb())),
+        lambda: b" " * (40 << 20),
+        lambda: whole.replace(b"How many", b"<" * (31 << 20)),
+    ])(), path=path))
 
 
 def cut(rng):
-    whole = post(shown(PNG))
+    path, fields, _ = rng.choice(ASKED)
+    whole = post(body_of(fields), path=path)
     exchange(whole[: rng.randrange(1, len(whole))], leave_after=0)
 
 
@@ -177,10 +269,12 @@ def metric(name):
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def anonymous_mib():
+def held_mib():
+    """What the process holds by itself, and all that is resident of it, keys and values apart."""
     lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
-    own = next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
-    return own - metric("smelt_kv_blocks_held") * metric("smelt_kv_block_bytes") / 2**20
+    kept = metric("smelt_kv_blocks_held") * metric("smelt_kv_block_bytes") / 2**20
+    read = lambda name: next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024 - kept
+    return read("RssAnon:"), read("VmRSS:")
 
 
 def settle():
@@ -217,11 +311,14 @@ def send(seed, requests):
     assert not faults, "\n".join(faults)
 
 
+ask_alone()
 send(0, count // 10)
-before = anonymous_mib()
+before = held_mib()
 begun = time.monotonic()
 send(1000, count - count // 10)
-after = anonymous_mib()
+after = held_mib()
 right(random.Random(0))
-print(f"{count} requests, {time.monotonic() - begun:.0f} s: {before:.0f} MiB after a tenth of them, {after:.0f} MiB at the end")
-assert after - before < GROWTH_MIB_MAX, "memory grows"
+of = lambda held: f"{held[0]:.0f} MiB, {held[1]:.0f} MiB resident,"
+print(f"{count} requests, {time.monotonic() - begun:.0f} s: {of(before)} after a tenth of them, {of(after)} at the end")
+for grown in [later - earlier for earlier, later in zip(before, after)]:
+    assert grown < GROWTH_MIB_MAX, "memory grows"

@@ -50,7 +50,7 @@ const USAGE: &str =
          the CPU engine beside llama.cpp and ONNX Runtime, weights of true size, and beside what memory gives
   bench serve [--runs N] [--smoke]
          smelt serve beside llama-server, equal weights of true size, one client; builds llama-server
-  bench film [--runs N] [minute] [ten-minutes]
+  bench film [--runs N] [minute] [small-minute] [ten-minutes]
          what showing a film takes beside ffmpeg that decodes it
   bench router [--questions N] [--smoke]
          answers, image tokens and times of one model that looks closely everywhere, nowhere, or where it pays

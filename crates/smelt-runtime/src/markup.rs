@@ -46,16 +46,36 @@ impl Marks {
         &self.tokens
     }
 
+    /// How many guards a text gets.
+    pub fn guards(&self, text: &str) -> usize {
+        text.chars().filter(|letter| self.firsts.contains(letter)).count()
+    }
+
+    /// How many guards all texts and names of a value get.
+    pub fn guards_of(&self, json: &serde_json::Value) -> usize {
+        use serde_json::Value as Json;
+        match json {
+            Json::String(text) => self.guards(text),
+            Json::Array(items) => items.iter().map(|item| self.guards_of(item)).sum(),
+            Json::Object(fields) => {
+                let of_field =
+                    |(name, value): (&String, &Json)| self.guards(name) + self.guards_of(value);
+                fields.iter().map(of_field).sum()
+            }
+            _ => 0,
+        }
+    }
+
     /// The text with its guards.
     pub fn guarded<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let is_first = |letter: char| self.firsts.contains(&letter);
-        if !text.contains(is_first) {
+        let guards = self.guards(text);
+        if guards == 0 {
             return text.into();
         }
-        let mut guarded = String::with_capacity(text.len() + text.len() / 8);
+        let mut guarded = String::with_capacity(text.len() + guards * GUARD.len_utf8());
         for letter in text.chars() {
             guarded.push(letter);
-            if is_first(letter) {
+            if self.firsts.contains(&letter) {
                 guarded.push(GUARD);
             }
         }
@@ -125,12 +145,14 @@ mod tests {
         let marks = marks();
         assert_eq!(marks.guarded("a <|b|> [c"), "a <\u{FDD1}|b|> [\u{FDD1}c");
         assert!(matches!(marks.guarded("no mark|>"), Cow::Borrowed(_)));
+        assert_eq!((marks.guards("a <|b|> [c"), marks.guards("no mark|>")), (2, 0));
         assert_eq!(bare(&marks.guarded("<<[é")), "<<[é");
     }
 
     #[test]
     fn values_are_guarded_wherever_they_hold_text() {
         let json = serde_json::json!({ "<b": [1, "x<", { "c": 2.0 }], "a": null });
+        assert_eq!(marks().guards_of(&json), 2);
         let guarded = marks().guarded_value(&Value::from(Serde(json)));
         let text = serde_json::to_string(&guarded).unwrap();
         assert_eq!(text, "{\"<\u{FDD1}b\":[1,\"x<\u{FDD1}\",{\"c\":2.0}],\"a\":null}");

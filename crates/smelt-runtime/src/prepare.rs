@@ -16,6 +16,10 @@ use crate::similarity::{Asked, SimilarityError};
 use crate::template::{Context, Ending, TemplateError, Value};
 use crate::tokenizer::TokenizerError;
 
+/// How many times the bytes of the longest prompt all texts of a conversation may have: templates leave out what was
+/// thought in earlier turns.
+const LEFT_OUT_FACTOR: usize = 4;
+
 /// Why a question could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
@@ -185,7 +189,9 @@ impl Text {
         if context.ending == Ending::Continued {
             prompt::go_on_with_last(&mut guarded)?;
         }
-        let messages: Vec<Value> = guarded.iter().map(|turn| turn.message(self.form)).collect();
+        // Each turn is dropped as its message is made.
+        let messages: Vec<Value> =
+            guarded.into_iter().map(|turn| turn.message(self.form)).collect();
         let reply = context.ending == Ending::Reply;
         let mut rendered = self.template.render(&messages, reply, question.now_s, context)?;
         if context.ending == Ending::Continued {
@@ -320,6 +326,27 @@ impl Text {
     pub fn encode(&self, text: &str, is_whole: bool) -> Result<Vec<u32>, PrepareError> {
         self.fits(text)?;
         Ok(self.tokenizer.encode_as(text, is_whole)?)
+    }
+
+    /// Refuses texts of a conversation that no prompt has room for, before anything is made of them.
+    ///
+    /// # Errors
+    /// [`PrepareError::TextTooLong`]: of one text, or of all together where the template writes all turns.
+    pub fn could_hold<'t>(
+        &self,
+        texts: impl IntoIterator<Item = &'t str>,
+    ) -> Result<(), PrepareError> {
+        let max = self.max_seq_len;
+        let all_max = self.tokenizer.bytes_max(max).saturating_mul(LEFT_OUT_FACTOR);
+        let mut bytes = 0;
+        for text in texts {
+            self.fits(text)?;
+            bytes += text.len();
+        }
+        match bytes > all_max && !self.template.forgets() {
+            true => Err(PrepareError::TextTooLong { bytes, max }),
+            false => Ok(()),
+        }
     }
 
     fn fits(&self, text: &str) -> Result<(), PrepareError> {

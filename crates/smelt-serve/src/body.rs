@@ -32,6 +32,15 @@ pub(crate) const LARGEST_AT_ONCE: usize = 4;
 /// Bodies behind which freed memory is given back: the allocator would keep what smaller ones took for the next.
 const LARGE_KIB: usize = 1 << 10;
 
+/// Grammars that are as small count nothing: they are within what each body may take beside its bytes.
+const SMALL_GRAMMAR_BYTES: usize = 1 << 20;
+
+/// Bodies of which nothing large can be made: a hundred times as much is no more than what each may take beside its bytes.
+const SMALL_KIB: usize = 64;
+
+/// How many times the room of its bytes a text has that is turned into tokens: each byte of a body has room for eight.
+const ENCODED_FACTOR: usize = 12;
+
 /// How long what was made of a body may still be dropped before freed memory is given back.
 const DROPPED_WITHIN: Duration = Duration::from_millis(100);
 
@@ -49,7 +58,10 @@ pub(crate) struct Bodies {
     budget: Arc<Semaphore>,
     /// The room of one largest body.
     last: Arc<Semaphore>,
-    /// A large body was let go.
+    /// KiB that grammars may still take until their answers end: they keep out none but each other.
+    grammars: Arc<Semaphore>,
+    grammars_kib: u32,
+    /// Something large was let go.
     freed: Arc<Notify>,
 }
 
@@ -79,6 +91,26 @@ pub(crate) struct Budget {
     freed: Arc<Notify>,
 }
 
+/// What a large grammar takes until its answers have ended.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    _permit: OwnedSemaphorePermit,
+    freed: Arc<Notify>,
+}
+
+impl Drop for Compiled {
+    fn drop(&mut self) {
+        self.freed.notify_one();
+    }
+}
+
+impl Budget {
+    /// Whether nothing large can be made of the body, whatever it says.
+    pub(crate) fn is_small(&self) -> bool {
+        self.kib <= SMALL_KIB
+    }
+}
+
 impl Drop for Budget {
     fn drop(&mut self) {
         if self.kib >= LARGE_KIB {
@@ -92,7 +124,9 @@ impl Bodies {
     pub(crate) fn new(bytes_max: usize, all_max: usize) -> Self {
         let bytes_max = bytes_max.min(all_max / 2);
         let budget = Arc::new(Semaphore::new(kib(all_max - bytes_max) as usize));
-        Self { bytes_max, budget, last: Arc::new(Semaphore::new(1)), freed: Arc::default() }
+        let (last, grammars_kib) = (Arc::new(Semaphore::new(1)), kib(all_max));
+        let grammars = Arc::new(Semaphore::new(grammars_kib as usize));
+        Self { bytes_max, budget, last, grammars, grammars_kib, freed: Arc::default() }
     }
 
     /// The same, of whose room so many bytes are for what is kept beside.
@@ -119,7 +153,60 @@ impl Bodies {
         }
     }
 
-    /// Gives memory back to the system behind large bodies, for ever.
+    /// Lets what is made of a body take so many bytes more.
+    ///
+    /// # Errors
+    /// 413 if that is more than a body may have, 429 if too much is held already.
+    pub(crate) async fn more_made(
+        &self,
+        budget: &mut Budget,
+        bytes: usize,
+    ) -> Result<(), ApiError> {
+        let all = budget.kib + kib(bytes) as usize;
+        if all > kib(self.bytes_max) as usize {
+            let why = "the texts have so many signs that begin a mark of the model's that they take too much memory; send less text, or \"parse_special\": true";
+            let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why);
+            return Err(error.code("body_too_large"));
+        }
+        self.take(budget, all).await
+    }
+
+    /// Waits until a text of so many bytes may be turned into tokens, which takes a hundred times as much; the longest have
+    /// all that a body may have.
+    ///
+    /// # Errors
+    /// 429 if too much is held already.
+    pub(crate) async fn encoded(&self, budget: &mut Budget, bytes: usize) -> Result<(), ApiError> {
+        if budget.is_small() {
+            return Ok(());
+        }
+        let all = budget.kib + kib(bytes.saturating_mul(ENCODED_FACTOR)) as usize;
+        let all = all.min(kib(self.bytes_max) as usize).max(budget.kib);
+        self.take(budget, all).await
+    }
+
+    /// Lets a grammar take so many bytes; nothing is taken for a small one, and one that needs all has all.
+    ///
+    /// # Errors
+    /// 429 if others take too much.
+    pub(crate) async fn compiled(&self, bytes: usize) -> Result<Option<Compiled>, ApiError> {
+        if bytes <= SMALL_GRAMMAR_BYTES {
+            return Ok(None);
+        }
+        let permit =
+            Arc::clone(&self.grammars).acquire_many_owned(kib(bytes).min(self.grammars_kib));
+        match timeout(WAIT_TIME_MAX, permit).await {
+            Ok(Ok(permit)) => {
+                Ok(Some(Compiled { _permit: permit, freed: Arc::clone(&self.freed) }))
+            }
+            _ => {
+                let why = "too many answers are held to large schemas or grammars; try again";
+                Err(ApiError::busy(why, WAIT_TIME_MAX))
+            }
+        }
+    }
+
+    /// Gives memory back to the system behind large bodies and grammars, for ever.
     pub(crate) async fn give_back(self) {
         loop {
             self.freed.notified().await;
@@ -352,6 +439,41 @@ mod tests {
             for asked in [(); 6].map(|()| read()) {
                 assert!(asked.await.unwrap().is_ok());
             }
+        });
+    }
+
+    #[test]
+    fn long_texts_are_turned_into_tokens_one_by_one() {
+        let bodies = Bodies::new(1 << 20, 3 << 20);
+        paused().block_on(async {
+            let json = [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
+            let read =
+                async || bodies.read(&json, Body::from(vec![b' '; 128 << 10])).await.unwrap();
+            let mut held = [read().await, read().await, read().await];
+            for held in &mut held[..2] {
+                bodies.encoded(&mut held.budget, 1 << 20).await.unwrap();
+            }
+            // The first has most of what is shared, the second the room of one largest body.
+            let third = bodies.encoded(&mut held[2].budget, 1 << 20).await;
+            assert_eq!(third.unwrap_err().status, 429);
+            assert!(bodies.read(&json, Body::from("{}")).await.is_ok(), "who asks little is read");
+        });
+    }
+
+    #[test]
+    fn large_grammars_wait_for_each_other_and_bodies_do_not_wait_for_them() {
+        let bodies = Bodies::new(1 << 20, 4 << 20);
+        paused().block_on(async {
+            let small = bodies.compiled(SMALL_GRAMMAR_BYTES).await.unwrap();
+            assert!(small.is_none());
+            let all = bodies.compiled(usize::MAX).await.unwrap();
+            assert_eq!(bodies.compiled(2 << 20).await.unwrap_err().status, 429);
+            let json = [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
+            assert!(bodies.read(&json, Body::from(vec![b' '; 1 << 20])).await.is_ok());
+            drop(all);
+            assert!(bodies.compiled(2 << 20).await.is_ok_and(|some| some.is_some()));
+            // What is let go has memory given back.
+            assert!(timeout(WAIT_TIME_MAX, bodies.freed.notified()).await.is_ok());
         });
     }
 

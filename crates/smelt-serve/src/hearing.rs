@@ -11,6 +11,7 @@ use smelt_runtime::service::{Event, Failure, Ticket};
 
 use crate::account::Facts;
 use crate::answer::Usage;
+use crate::body::Compiled;
 
 /// The answer to one prompt.
 struct Part {
@@ -29,16 +30,25 @@ pub(crate) struct Hearing {
     prompts: Usage,
     facts: Facts,
     has_failed: bool,
+    /// What the grammar takes that they are held to.
+    _compiled: Option<Compiled>,
 }
 
 impl Hearing {
-    /// Hears prompts of `answers` choices each, given with how closely their pictures are looked at.
-    pub(crate) fn new(tickets: Vec<(Ticket, Seen)>, answers: usize, facts: Facts) -> Self {
+    /// Hears prompts of `answers` choices each, given with how closely their pictures are looked at, which may be held to a
+    /// large grammar.
+    pub(crate) fn new(
+        tickets: Vec<(Ticket, Seen)>,
+        answers: usize,
+        facts: Facts,
+        compiled: Option<Compiled>,
+    ) -> Self {
         let part = |(ticket, seen)| Part { ticket, seen, open: answers };
         let said = vec![0; answers * tickets.len()];
         facts.marked(tickets.iter().map(|(ticket, _)| ticket.marks()).collect());
         let parts: Vec<Part> = tickets.into_iter().map(part).collect();
-        Self { parts, answers, said, prompts: Usage::default(), facts, has_failed: false }
+        let prompts = Usage::default();
+        Self { parts, answers, said, prompts, facts, has_failed: false, _compiled: compiled }
     }
 
     /// How many choices there are.

@@ -15,6 +15,7 @@ use prometheus_client::collector::Collector;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use smelt_runtime::memory;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, watch};
@@ -218,6 +219,8 @@ pub fn serve<E: Display + Send + 'static>(
     sources: Vec<Source<E>>,
     listening: impl FnOnce(SocketAddr) -> Growth,
 ) -> Result<Ended, ServeError<E>> {
+    // What requests took is others' when they are done.
+    memory::keep_little();
     // What sends is dropped last, and so sends what became of the last requests.
     let (tracer, _sending) = options.traces.take().map(Tracer::start).transpose()?.unzip();
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -6,6 +6,7 @@ mod world;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::thread;
+use std::time::Instant;
 
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
 use image::{ExtendedColorType, ImageEncoder as _};
@@ -14,22 +15,53 @@ use world::machine::Machine;
 use world::server::{Answer, BUILT, Server, circles, posted, read, shown};
 use world::until;
 
-/// A body of as many bytes as are allowed, of which `begin` and `end` hold a list of `value`.
-fn filled(begin: &str, value: &str, end: &str) -> Vec<u8> {
-    const BYTES: usize = 32 << 20;
-    let count = (BYTES - begin.len() - end.len()) / (value.len() + 1) - 1;
-    format!("{begin}{}{value}{end}", format!("{value},").repeat(count)).into_bytes()
+/// The longest body that is allowed.
+const BODY_BYTES: usize = 32 << 20;
+
+/// The most bytes of all that is free-form, and some that stand around it.
+const FREE_BYTES: usize = 4 << 20;
+
+/// A body that is made when it is sent: all together would fill a machine.
+struct Shape {
+    path: &'static str,
+    begin: String,
+    /// What is in it as often as there is place, and what stands between.
+    value: String,
+    between: &'static str,
+    end: String,
+    bytes: usize,
 }
 
+impl Shape {
+    fn body(&self) -> Vec<u8> {
+        let Self { begin, value, between, end, bytes, .. } = self;
+        let one = value.len() + between.len();
+        let count = (bytes - begin.len() - end.len()) / one - 1;
+        format!("{begin}{}{value}{end}", format!("{value}{between}").repeat(count)).into_bytes()
+    }
+}
+
+/// A body of as many bytes as are allowed, of which `begin` and `end` hold a list of `value`.
+fn filled(path: &'static str, begin: &str, value: &str, end: &str) -> Shape {
+    let [begin, value, end] = [begin, value, end].map(str::to_owned);
+    Shape { path, begin, value, between: ",", end, bytes: BODY_BYTES }
+}
+
+/// A body as long, of which `begin` and `end` hold a text of letters with which marks begin.
+fn wordy(path: &'static str, begin: &str, end: &str) -> Shape {
+    Shape { between: "", ..filled(path, begin, "<", end) }
+}
+
+const CHAT: &str = "/v1/chat/completions";
+const TURNS: &str = r#""messages":[{"role":"user","content":"hi"}]"#;
+
 /// The worst-shaped JSON in every field that takes any, and in those that take many small things.
-fn hostile() -> Vec<(&'static str, Vec<u8>)> {
-    const CHAT: &str = "/v1/chat/completions";
-    const TURNS: &str = r#""messages":[{"role":"user","content":"hi"}]"#;
+fn hostile() -> Vec<Shape> {
     let chat = |field: &str, value: &str, end: &str| {
-        (CHAT, filled(&format!("{{{TURNS},{field}"), value, &format!("{end}}}")))
+        filled(CHAT, &format!("{{{TURNS},{field}"), value, &format!("{end}}}"))
     };
     let turn = |begin: &str, value: &str, end: &str| {
-        (CHAT, filled(&format!("{{\"messages\":[{begin}"), value, &format!("{end}]}}")))
+        filled(CHAT, &format!("{{\"messages\":[{begin}"), value, &format!("{end}]}}"))
     };
     vec![
         chat(r#""chat_template_kwargs":{"x":["#, r#"{"":0}"#, "]}"),
@@ -53,39 +85,106 @@ fn hostile() -> Vec<(&'static str, Vec<u8>)> {
         turn(r#"{"role":"assistant","tool_calls":["#, r#"{"":0}"#, "]}"),
         turn(r#"{"role":"user","content":["#, r#"{"type":"text","text":""}"#, "]}"),
         turn("", r#"{"role":"user"}"#, ""),
-        ("/v1/completions", filled(r#"{"prompt":["#, "[1]", "]}")),
-        ("/v1/completions", filled(r#"{"prompt":["#, r#""""#, "]}")),
-        ("/v1/completions", filled(r#"{"prompt":["#, "1", "]}")),
-        ("/v1/responses", filled(r#"{"input":["#, r#"{"role":"user"}"#, "]}")),
-        ("/v1/responses", filled(r#"{"input":["#, r#"{"type":"message","content":[]}"#, "]}")),
-        ("/v1/responses", filled(r#"{"input":"hi","tools":["#, "{}", "]}")),
-        ("/v1/responses", filled(r#"{"input":"hi","metadata":{"x":["#, "0", "]}}")),
-        ("/v1/messages", filled(r#"{"max_tokens":1,"messages":["#, r#"{"role":"user"}"#, "]}")),
-        (
+        filled("/v1/completions", r#"{"prompt":["#, "[1]", "]}"),
+        filled("/v1/completions", r#"{"prompt":["#, r#""""#, "]}"),
+        filled("/v1/completions", r#"{"prompt":["#, "1", "]}"),
+        filled("/v1/responses", r#"{"input":["#, r#"{"role":"user"}"#, "]}"),
+        filled("/v1/responses", r#"{"input":["#, r#"{"type":"message","content":[]}"#, "]}"),
+        filled("/v1/responses", r#"{"input":"hi","tools":["#, "{}", "]}"),
+        filled("/v1/responses", r#"{"input":"hi","metadata":{"x":["#, "0", "]}}"),
+        filled("/v1/messages", r#"{"max_tokens":1,"messages":["#, r#"{"role":"user"}"#, "]}"),
+        filled(
             "/v1/messages",
-            filled(
-                r#"{"max_tokens":1,"messages":[{"role":"user","content":["#,
-                r#"{"type":"text"}"#,
-                "]}]}",
-            ),
+            r#"{"max_tokens":1,"messages":[{"role":"user","content":["#,
+            r#"{"type":"text"}"#,
+            "]}]}",
         ),
-        ("/v1/messages", filled(r#"{"max_tokens":1,"messages":[],"tools":["#, "{}", "]}")),
-        ("/v1/messages/count_tokens", filled(r#"{"messages":[],"system":["#, r#"{"":0}"#, "]}")),
-        ("/api/chat", filled(r#"{"model":"m","messages":["#, r#"{"role":"user"}"#, "]}")),
-        ("/api/generate", filled(r#"{"model":"m","prompt":"","images":["#, r#""""#, "]}")),
-        ("/v1/rerank", filled(r#"{"query":"q","documents":["#, r#""""#, "]}")),
-        ("/v1/rerank", filled(r#"{"query":"q","documents":["#, "1", "]}")),
-        ("/v2/rerank", filled(r#"{"query":"q","documents":["#, r#"{"text":""}"#, "]}")),
-        ("/v1/score", filled(r#"{"text_1":"q","text_2":["#, r#""""#, "]}")),
-        ("/tokenize", filled(r#"{"messages":[],"tools":["#, "{}", "]}")),
-        ("/detokenize", filled(r#"{"tokens":["#, "1", "]}")),
+        filled("/v1/messages", r#"{"max_tokens":1,"messages":[],"tools":["#, "{}", "]}"),
+        filled("/v1/messages/count_tokens", r#"{"messages":[],"system":["#, r#"{"":0}"#, "]}"),
+        filled("/api/chat", r#"{"model":"m","messages":["#, r#"{"role":"user"}"#, "]}"),
+        filled("/api/generate", r#"{"model":"m","prompt":"","images":["#, r#""""#, "]}"),
+        filled("/v1/rerank", r#"{"query":"q","documents":["#, r#""""#, "]}"),
+        filled("/v1/rerank", r#"{"query":"q","documents":["#, "1", "]}"),
+        filled("/v2/rerank", r#"{"query":"q","documents":["#, r#"{"text":""}"#, "]}"),
+        filled("/v1/score", r#"{"text_1":"q","text_2":["#, r#""""#, "]}"),
+        filled("/tokenize", r#"{"messages":[],"tools":["#, "{}", "]}"),
+        filled("/detokenize", r#"{"tokens":["#, "1", "]}"),
+        filled("/v1/embeddings", r#"{"input":["#, r#""""#, "]}"),
+        filled("/v1/embeddings", r#"{"input":["#, "[1]", "]}"),
+        filled("/api/embed", r#"{"input":["#, r#""""#, "]}"),
+        filled("/api/embeddings", r#"{"prompt":"","options":["#, "{}", "]}"),
+        filled("/predict", r#"{"inputs":["#, r#"[""]"#, "]}"),
+        filled("/rerank", r#"{"query":"q","documents":["#, r#""""#, "]}"),
+        filled("/score", r#"{"text_1":["#, r#""""#, r#"],"text_2":"q"}"#),
+        filled("/v1/score", r#"{"text_1":"q","text_2":["#, "1", "]}"),
+        filled("/api/show", r#"{"model":"m","options":["#, r#"{"":0}"#, "]}"),
+        filled("/slots/0?action=save", r#"{"filename":"a","x":["#, r#"{"":0}"#, "]}"),
+    ]
+}
+
+/// Texts of letters with which marks begin, wherever a text may stand: each grows as it is told apart from markup.
+fn long_texts() -> Vec<Shape> {
+    let free = |path, begin: &str, end: &str| {
+        let begin = format!("{{{TURNS},{begin}");
+        Shape { bytes: FREE_BYTES, ..wordy(path, &begin, &format!("{end}}}")) }
+    };
+    let of_user =
+        |path| wordy(path, r#"{"max_tokens":1,"messages":[{"role":"user","content":""#, r#""}]}"#);
+    let some = "<".repeat(16 << 10);
+    let turn = format!(r#"{{"role":"user","content":"{some}"}}"#);
+    let part = format!(r#"{{"type":"text","text":"{some}"}}"#);
+    let of_parts = r#"{"max_tokens":1,"messages":[{"role":"user","content":["#;
+    let named = r#"{"messages":[{"role":"user","content":"hi","name":""#;
+    let thought = r#"{"messages":[{"role":"assistant","content":"","reasoning_content":""#;
+    let described = r#""tools":[{"type":"function","function":{"name":"f","description":""#;
+    vec![
+        of_user(CHAT),
+        of_user("/v1/messages"),
+        of_user("/v1/messages/count_tokens"),
+        of_user("/api/chat"),
+        of_user("/tokenize"),
+        wordy("/tokenize", r#"{"prompt":""#, r#""}"#),
+        wordy("/api/generate", r#"{"prompt":""#, r#""}"#),
+        wordy("/api/generate", r#"{"raw":true,"prompt":""#, r#""}"#),
+        wordy("/v1/completions", r#"{"prompt":""#, r#""}"#),
+        wordy("/v1/responses", r#"{"input":""#, r#""}"#),
+        wordy("/v1/embeddings", r#"{"input":""#, r#""}"#),
+        wordy("/api/embed", r#"{"input":""#, r#""}"#),
+        wordy("/api/embeddings", r#"{"prompt":""#, r#""}"#),
+        wordy("/predict", r#"{"inputs":""#, r#""}"#),
+        wordy("/rerank", r#"{"query":""#, r#"","documents":["a"]}"#),
+        wordy("/v1/score", r#"{"text_1":"a","text_2":""#, r#""}"#),
+        wordy("/slots/0?action=save", r#"{"filename":""#, r#""}"#),
+        wordy(CHAT, named, r#""}]}"#),
+        wordy(CHAT, thought, r#""}]}"#),
+        filled(CHAT, r#"{"messages":["#, &turn, "]}"),
+        filled(CHAT, of_parts, &part, "]}]}"),
+        filled("/v1/messages", of_parts, &part, "]}]}"),
+        free(CHAT, r#""chat_template_kwargs":{"x":""#, r#""}"#),
+        free(CHAT, r#""chat_template_kwargs":{""#, r#"":1}"#),
+        free(CHAT, described, r#""}}]"#),
+        free("/v1/messages", r#""max_tokens":1,"system":""#, r#"""#),
+        free("/v1/responses", r#""input":"hi","instructions":""#, r#"""#),
     ]
 }
 
 #[test]
 fn no_json_takes_more_than_a_few_times_its_bytes() {
+    assert_small("json-slots", hostile(), &[400]);
+}
+
+#[test]
+fn no_text_takes_more_than_a_few_times_its_bytes() {
+    // What is free-form no template has to write: then it is taken.
+    assert_small("text-slots", long_texts(), &[200, 400, 413]);
+}
+
+/// No body takes more memory than a small machine has, alone or beside three others, and none is kept of it.
+#[track_caller]
+fn assert_small(slots: &str, shapes: Vec<Shape>, statuses: &[u16]) {
     const CAP_MIB: u64 = 512;
-    let flags = ["--memory", "512MiB"];
+    let slots = BUILT.path(slots);
+    let flags = ["--memory", "512MiB", "--slot-save-path", slots.to_str().unwrap()];
     let machine = Machine::new((CAP_MIB as usize) << 20);
     let server = match &machine {
         Some(machine) => {
@@ -98,21 +197,46 @@ fn no_json_takes_more_than_a_few_times_its_bytes() {
     server.assert_answers();
     let resident = || server.kib("VmRSS") / 1024;
     let before = resident();
-    for (path, body) in hostile() {
-        let shape = String::from_utf8_lossy(&body[..100]).into_owned();
+    for shape in shapes {
+        let (path, body) = (shape.path, shape.body());
+        let shape = format!("{path} {}", String::from_utf8_lossy(&body[..100]));
         for at_once in [1, 4] {
-            let statuses: Vec<u16> = thread::scope(|scope| {
+            let told: Vec<u16> = thread::scope(|scope| {
                 let asked: Vec<_> =
                     (0..at_once).map(|_| scope.spawn(|| server.post(path, &body).status)).collect();
                 asked.into_iter().map(|asked| asked.join().unwrap()).collect()
             });
-            assert!(statuses.iter().all(|status| *status == 400), "{statuses:?} {shape}");
+            assert!(told.iter().all(|status| statuses.contains(status)), "{told:?} {shape}");
         }
         let peak = server.kib("VmHWM") / 1024;
         assert!(peak < CAP_MIB, "{peak} MiB {shape}");
         // A MiB is for what is still being dropped.
         assert!(until(|| resident() <= before * 11 / 10 + 1), "{before} to {} {shape}", resident());
     }
+    server.assert_answers();
+}
+
+#[test]
+fn memory_comes_back_behind_grammars_that_grow_from_small_bodies() {
+    let server = Server::start(&[]);
+    // What is made once for all grammars is there before.
+    let ask =
+        |schema: &Value| server.chat(circles(json!({ "json_schema": schema, "max_tokens": 4 })));
+    assert_eq!(ask(&json!({ "const": 1 })).status, 200);
+    let resident = || server.kib("VmRSS") / 1024;
+    let before = resident();
+    let object = json!({ "type": "object", "properties": {} });
+    let schema = json!({ "type": "array", "prefixItems": vec![object; 6000] });
+    assert!(schema.to_string().len() < 1 << 18);
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let asked: Vec<_> = (0..16).map(|_| scope.spawn(|| ask(&schema).status)).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    // Who waits for too many others is told so.
+    assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    assert!(statuses.contains(&200), "{statuses:?}");
+    // Four MiB are for ends of what many threads have.
+    assert!(until(|| resident() <= before * 11 / 10 + 4), "{before} to {} MiB", resident());
     server.assert_answers();
 }
 
@@ -214,6 +338,44 @@ fn a_stranger_learns_nothing_of_what_others_ask() {
     assert_eq!(known(&seen()), before, "a picture is another key's");
     with_key(&server, "other", &shown);
     assert!(known(&seen()) > before, "and then one's own");
+}
+
+#[test]
+fn times_tell_a_stranger_nothing() {
+    const GUESSES: usize = 40;
+    BUILT.write("time-keys", "mine name=mine\nother name=other\n");
+    let server = Server::start(&["--api-key-file", "time-keys"]);
+    let timed = |key: &str, body: &Value| {
+        let begun = Instant::now();
+        let answer = with_key(&server, key, body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        begun.elapsed()
+    };
+    let secret = |salt: usize| long("Seventeen.", json!({ "cache_salt": format!("salt {salt}") }));
+    // Wrong from the first word on, and as long.
+    let wrong = |salt: usize| {
+        let mut body = secret(salt);
+        let text = body["messages"][0]["content"].as_str().unwrap();
+        body["messages"][0]["content"] = text.replacen("How", "Say", 1).into();
+        body
+    };
+    // What is known to a key is read once, and asked for again before each guess, so that it stays known.
+    let mine = long("Seventeen.", json!({}));
+    timed("mine", &mine);
+    let mut taken = [Vec::new(), Vec::new(), Vec::new()];
+    for guess in 0..GUESSES {
+        taken[0].push(timed("mine", &mine));
+        // In turns, and each by a salt of its own, or a key would know its own guesses.
+        taken[1].push(timed("other", &secret(guess)));
+        taken[2].push(timed("other", &wrong(guess)));
+    }
+    let [known, right, wrong] = taken.map(|mut times| {
+        times.sort();
+        times[times.len() / 2]
+    });
+    assert!(known * 2 < wrong, "one's own is known by its time: {known:?} of {wrong:?}");
+    // A guess that hit would take as long as what is known.
+    assert!(right > (known + wrong) / 2, "{right:?} where {known:?} is known and {wrong:?} is not");
 }
 
 #[test]

@@ -375,3 +375,180 @@ fn anthropics_clients_call_tools_and_tell_what_came_of_it() {
         post(&server, "/v1/messages", &messages(json!({ "messages": turns, "max_tokens": 8 })));
     assert_eq!(next.json()["role"], "assistant", "{}", next.body);
 }
+
+/// Where a protocol is spoken, how it asks in these words, and what its answer says.
+type Speaks = (&'static str, fn(Value) -> Value, fn(&Value) -> Value);
+
+/// All that a conversation can be asked in.
+fn speaking() -> [Speaks; 4] {
+    fn turn(words: Value) -> Value {
+        json!([{ "role": "user", "content": words }])
+    }
+    [
+        (
+            "/v1/chat/completions",
+            |words| json!({ "messages": turn(words), "temperature": 0 }),
+            |answer| answer["choices"][0]["message"]["content"].clone(),
+        ),
+        (
+            "/v1/responses",
+            |words| json!({ "input": turn(words), "temperature": 0 }),
+            |answer| answer["output"][0]["content"][0]["text"].clone(),
+        ),
+        (
+            "/v1/messages",
+            |words| json!({ "messages": turn(words), "temperature": 0, "max_tokens": 40 }),
+            |answer| answer["content"][0]["text"].clone(),
+        ),
+        (
+            "/api/chat",
+            |words| json!({ "messages": turn(words), "options": { "temperature": 0 }, "stream": false }),
+            |answer| answer["message"]["content"].clone(),
+        ),
+    ]
+}
+
+/// What a protocol asks, with these fields beside.
+fn with(mut body: Value, fields: &Value) -> Value {
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn what_other_servers_hold_answers_to_is_done_in_every_protocol() {
+    let server = Server::start(&[]);
+    let seven = json!({ "const": "seven" });
+    for (path, asked, said) in speaking() {
+        for fields in [
+            json!({ "guided_choice": ["seven"] }),
+            json!({ "guided_regex": "seven" }),
+            json!({ "guided_grammar": "root ::= \"seven\"" }),
+            json!({ "structured_outputs": { "choice": ["seven"] } }),
+            json!({ "grammar": "root ::= \"seven\"" }),
+            json!({ "regex": "seven" }),
+            json!({ "ebnf": "root ::= \"seven\"" }),
+        ] {
+            let answer = post(&server, path, &with(asked(json!("How many?")), &fields));
+            assert_eq!(answer.status, 200, "{path} {fields}: {}", answer.body);
+            assert_eq!(said(&answer.json()), "seven", "{path} {fields}");
+        }
+        for field in ["guided_json", "json_schema"] {
+            let answer =
+                post(&server, path, &with(asked(json!("How many?")), &json!({ field: seven })));
+            assert_eq!(said(&answer.json()), "\"seven\"", "{path} {field}: {}", answer.body);
+        }
+        let one = with(asked(json!("How many?")), &json!({ "guided_choice": ["seven"] }));
+        let stopped = with(one, &json!({ "regex": "a" }));
+        let answer = post(&server, path, &stopped);
+        assert_eq!(answer.status, 400, "{path}: a form is said once: {}", answer.body);
+    }
+    let object = json!({ "type": "json_object", "schema": { "type": "object",
+        "properties": { "a": { "const": 1 } }, "required": ["a"] } });
+    let (path, asked, said) = speaking()[0];
+    let answer =
+        post(&server, path, &with(asked(json!("a")), &json!({ "response_format": object })));
+    let held: Value = serde_json::from_str(said(&answer.json()).as_str().unwrap()).unwrap();
+    assert_eq!(held, json!({ "a": 1 }), "llama-server's form of a schema");
+}
+
+#[test]
+fn no_protocol_drops_a_field_in_silence() {
+    let server = Server::start(&[]);
+    for (path, asked, _) in speaking() {
+        let ask = |fields: Value| post(&server, path, &with(asked(json!("How many?")), &fields));
+        for (field, value) in [
+            ("min_tokens", json!(5)),
+            ("skip_special_tokens", json!(false)),
+            ("spaces_between_special_tokens", json!(false)),
+            ("add_special_tokens", json!(true)),
+            ("mirostat", json!(2)),
+        ] {
+            let answer = ask(json!({ field: value }));
+            assert_eq!(answer.status, 400, "{path} {field}: {}", answer.body);
+            assert!(answer.body.contains(field), "{path}: {}", answer.body);
+        }
+        let done = json!({ "skip_special_tokens": true, "add_special_tokens": false, "user": "u",
+            "stroe": 1 });
+        let answer = ask(done);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        let head = answer.head;
+        assert!(head.contains("x-smelt-passed-over: stroe\r\n"), "{path}: {head}");
+    }
+    let told = |path: &str, body: Value| {
+        let answer = post(&server, path, &body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        let line = answer.head.lines().find_map(|line| line.strip_prefix("x-smelt-passed-over: "));
+        line.unwrap_or_default().to_owned()
+    };
+    let options = json!({ "temprature": 1, "num_ctx": 512, "num_predict": 1 });
+    let turn = json!([{ "role": "user", "content": "a", "naem": "b" }]);
+    let chat = json!({ "messages": turn, "options": options, "stream": false, "system": "s",
+        "keep_alive": 1 });
+    assert_eq!(told("/api/chat", chat.clone()), "messages.naem,options.temprature,system");
+    let prompt = json!({ "prompt": "a", "options": options, "stream": false, "system": "s" });
+    assert_eq!(told("/api/generate", prompt), "options.temprature");
+    let sized = json!({ "messages": turn, "mm_processor_kwargs": { "side": 4 }, "max_tokens": 1 });
+    assert_eq!(told("/v1/chat/completions", sized), "messages.naem,mm_processor_kwargs.side");
+    let counted = json!({ "messages": turn, "stroe": 1 });
+    assert_eq!(told("/v1/messages/count_tokens", counted), "messages.naem,stroe");
+    // What chats read and another protocol calls otherwise.
+    for (path, body, word) in [
+        ("/v1/responses", json!({ "input": "a", "max_tokens": 1 }), "max_output_tokens"),
+        ("/api/chat", with(chat.clone(), &json!({ "temperature": 0 })), "options.temperature"),
+        (
+            "/v1/messages",
+            json!({ "messages": turn, "max_tokens": 1, "stop": "a" }),
+            "stop_sequences",
+        ),
+    ] {
+        let answer = post(&server, path, &body);
+        assert_eq!(answer.status, 400, "{path}: {}", answer.body);
+        assert!(answer.body.contains(word), "{path}: {}", answer.body);
+    }
+    let begun = json!({ "messages": [{ "role": "assistant", "content": "a", "prefix": true }] });
+    let answer = post(&server, "/v1/chat/completions", &begun);
+    assert!(
+        answer.status == 400 && answer.body.contains("continue_final_message"),
+        "{}",
+        answer.body
+    );
+}
+
+#[test]
+fn a_message_without_content_says_nothing_to_ollama_alone() {
+    let server = Server::start(&[]);
+    let [empty, missing, null] = [json!({ "content": "" }), json!({}), json!({ "content": null })]
+        .map(|fields| with(json!({ "role": "user" }), &fields));
+    let ask = |path: &str, turn: &Value| {
+        let options = json!({ "num_predict": 4, "temperature": 0 });
+        post(&server, path, &json!({ "messages": [turn], "options": options, "stream": false }))
+    };
+    let same = ask("/api/chat", &empty).json()["message"].clone();
+    assert!(same["content"].is_string(), "{same}");
+    for turn in [missing, null] {
+        assert_eq!(ask("/api/chat", &turn).json()["message"], same);
+        let refused = post(&server, "/v1/chat/completions", &json!({ "messages": [turn] }));
+        assert_eq!(refused.json()["error"]["param"], "messages[0].content");
+    }
+}
+
+#[test]
+fn routes_are_there_without_their_version() {
+    let server = Server::start(&[]);
+    let model = |answer: Answer| answer.json()["data"][0]["id"].clone();
+    assert_eq!(model(server.get("/models")), model(server.get("/v1/models")));
+    let words = json!([{ "role": "user", "content": "How many circles are there?" }]);
+    let chat = json!({ "messages": words, "max_tokens": 4, "temperature": 0 });
+    let said = |path: &str| post(&server, path, &chat).json()["choices"][0]["message"].clone();
+    assert_eq!(said("/chat/completions"), said("/v1/chat/completions"));
+    let prompt = post(&server, "/apply-template", &chat).json()["prompt"].clone();
+    assert!(prompt.as_str().unwrap().contains("How many circles are there?"), "{prompt}");
+    // What was applied is what is read.
+    let completed = json!({ "prompt": prompt, "max_tokens": 4, "temperature": 0 });
+    let text = |path: &str| post(&server, path, &completed).json()["choices"][0]["text"].clone();
+    assert_eq!(text("/completions"), said("/chat/completions")["content"]);
+    assert_eq!(text("/v1/completions"), text("/completions"));
+    for path in ["/completion", "/embedding"] {
+        assert_eq!(post(&server, path, &completed).status, 404, "{path}");
+    }
+}

@@ -114,12 +114,15 @@ fn routes() -> Vec<Route> {
     let counts = |path, body, tokens, marks| route(path, Counts, body, tokens, marks);
     vec![
         says("/v1/chat/completions", chat, prompt_tokens),
+        says("/chat/completions", chat, prompt_tokens),
         says("/v1/responses", responses, |answer| answer["usage"]["input_tokens"].clone()),
         says("/v1/messages", chat, anthropic),
         says("/api/chat", ollama, evaluated),
         says("/api/generate", generate, evaluated),
         Route { marks: Read, ..says("/v1/completions", completion, prompt_tokens) },
+        Route { marks: Read, ..says("/completions", completion, prompt_tokens) },
         reads("/v1/embeddings", embedded, prompt_tokens),
+        reads("/embeddings", embedded, prompt_tokens),
         reads("/api/embed", embedded, evaluated),
         Route {
             marks: Marks::None,
@@ -135,6 +138,7 @@ fn routes() -> Vec<Route> {
             ..reads("/predict", |words| json!({ "model": "classifies", "inputs": words }), none)
         },
         counts("/tokenize", chat, |answer| answer["count"].clone(), AsText),
+        counts("/apply-template", chat, none, Marks::None),
         counts("/v1/messages/count_tokens", chat, |answer| answer["input_tokens"].clone(), AsText),
         counts("/detokenize", |_| json!({ "model": "speaks", "tokens": [1] }), none, Marks::None),
         counts("/api/show", |_| json!({ "model": "speaks" }), none, Marks::None),
@@ -143,11 +147,12 @@ fn routes() -> Vec<Route> {
 }
 
 /// Every other route: what asks no model, or tells of it alone.
-const OTHERS: [(&str, &str); 25] = [
+const OTHERS: [(&str, &str); 26] = [
     ("get", "/"),
     ("get", "/health"),
     ("get", "/livez"),
     ("get", "/metrics"),
+    ("get", "/models"),
     ("get", "/openapi.json"),
     ("get", "/page/{file}"),
     ("get", "/props"),

@@ -27,12 +27,17 @@ struct Film {
     ratio_max: Option<f64>,
 }
 
-const FILMS: [Film; 2] = [
-    Film { name: "minute", size: "1280x720", seconds: 60, ratio_max: Some(1.2) },
-    Film { name: "ten-minutes", size: "640x360", seconds: 600, ratio_max: None },
-];
+const FILMS: [Film; 3] =
+    [Film { name: "minute", size: "1280x720", seconds: 60, ratio_max: Some(1.2) }, SHORT, LONG];
 
-/// `cargo xtask bench film [--runs N] [minute] [ten-minutes]`.
+/// Films that differ by their length alone, whose memory does not.
+const SHORT: Film = Film { name: "small-minute", size: "640x360", seconds: 60, ratio_max: None };
+const LONG: Film = Film { name: "ten-minutes", seconds: 600, ..SHORT };
+
+/// The most memory that the longer film may take, of what the shorter takes.
+const GROWTH_MAX: f64 = 1.1;
+
+/// `cargo xtask bench film [--runs N] [minute] [small-minute] [ten-minutes]`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let (runs, names) = parse(arguments, &FILMS.map(|film| film.name), RUNS)?;
     debian::need_alone("ffmpeg", || debian::runs("ffmpeg", "-version"))?;
@@ -44,25 +49,35 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     succeed(demo.stdout(Stdio::null()))?;
     println!("| film | smelt: CPU s | peak RSS | ffmpeg: CPU s | ratio |");
     println!("|---|---|---|---|---|");
-    let mut missed = Vec::new();
+    let (mut missed, mut peaks) = (Vec::new(), Vec::new());
     for film in FILMS.iter().filter(|film| names.is_empty() || names.contains(&film.name)) {
-        let ratio = beside(film, &folder, runs)?;
+        let (ratio, rss_mib) = beside(film, &folder, runs)?;
         if film.ratio_max.is_some_and(|max| ratio > max) {
             missed.push(format!("{}: {ratio:.2} of ffmpeg's time", film.name));
         }
+        peaks.push((film.name, rss_mib));
     }
+    missed.extend(grown(&peaks));
     if !missed.is_empty() {
         bail!("targets missed: {}", missed.join("; "));
     }
     Ok(())
 }
 
+/// What is wrong with the memory of films, by their peaks in MiB, where both that are compared were shown.
+fn grown(peaks: &[(&str, f64)]) -> Option<String> {
+    let of = |film: &Film| peaks.iter().find(|(name, _)| *name == film.name).map(|(_, mib)| *mib);
+    let (short, long) = (of(&SHORT)?, of(&LONG)?);
+    let why = format!("ten minutes took {long:.0} MiB, one {short:.0}");
+    (long > short * GROWTH_MAX).then_some(why)
+}
+
 fn pipeline() -> PathBuf {
     root().join("pipelines/demo.toml")
 }
 
-/// Shows the film by each side in turn; how much more processor time ours takes.
-fn beside(film: &Film, folder: &Path, runs: usize) -> Result<f64> {
+/// Shows the film by each side in turn; how much more processor time ours takes, and how much memory, in MiB.
+fn beside(film: &Film, folder: &Path, runs: usize) -> Result<(f64, f64)> {
     let path = film.drawn(folder)?;
     let cache = OsString::from(format!("SMELT_CACHE={}", folder.join("cache").display()));
     let smelt = target().join("release/smelt");
@@ -91,7 +106,7 @@ fn beside(film: &Film, folder: &Path, runs: usize) -> Result<f64> {
         "| {seconds} s of {size} at 30 frames/s | {:.2} | {:.0} MiB | {:.2} | {ratio:.2} |",
         smelt.cpu_s, smelt.rss_mib, ffmpeg.cpu_s
     );
-    Ok(ratio)
+    Ok((ratio, smelt.rss_mib))
 }
 
 impl Film {
@@ -109,5 +124,17 @@ impl Film {
         succeed(&mut draw)?;
         fs::rename(half, &path)?;
         Ok(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_may_not_grow_with_the_length_of_a_film() {
+        assert_eq!(grown(&[("small-minute", 100.0), ("ten-minutes", 109.0)]), None);
+        assert!(grown(&[("small-minute", 100.0), ("ten-minutes", 111.0)]).is_some());
+        assert_eq!(grown(&[("minute", 50.0), ("ten-minutes", 111.0)]), None);
     }
 }

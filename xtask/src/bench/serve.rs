@@ -1,11 +1,12 @@
 //! Measures `smelt serve` beside llama-server: equal weights, the same client, in turns.
 //!
 //! `inputs` makes what both serve, `rival` builds llama-server from its sources, `client` asks with `smelt
-//! bench serve`, `idle` holds streams open, `report` tells what was found.
+//! bench serve`, `idle` holds streams open, `protocols` compares what each takes, `report` tells what was found.
 
 mod client;
 mod idle;
 mod inputs;
+mod protocols;
 mod report;
 mod rival;
 
@@ -63,6 +64,12 @@ const STARTS: usize = 3;
 /// Their sides in pixels: of one tile, and of four with the whole beside them.
 const SIDES: [usize; 2] = [448, 896];
 
+/// Turns in which protocols, and servers of few and of many keys, are asked for one token.
+const TOKEN_TURNS: usize = 400;
+
+/// Keys of which each has limits.
+const KEYS: usize = 1000;
+
 /// Clients that wait and hear nothing.
 const IDLE: usize = 1000;
 
@@ -112,7 +119,11 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     drop(rival);
     eprintln!("bench: steps of {STEADY_STREAMS} streams, served and alone");
     let steps = steady(&inputs, &client, &smelt, runs)?;
+    eprintln!("bench: one token in every protocol");
+    let token_ms = protocols::token_ms(&smelt, TOKEN_TURNS)?;
     drop(smelt);
+    eprintln!("bench: one token under {KEYS} keys");
+    let keyed_ms = keyed(&inputs, TOKEN_TURNS)?;
     eprintln!("bench: first pictures");
     let firsts =
         SIDES.iter().map(|&side| Ok((side, first_picture(&inputs, &client, side, STARTS)?)));
@@ -126,9 +137,22 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         picture_tokens,
         firsts,
         steps,
+        token_ms,
+        keyed_ms,
         idle_mib,
     };
-    report::write(&facts, runs, &found, &inputs.folder)
+    report::write(&facts, &inputs.served()?, runs, &found, &inputs.folder)
+}
+
+/// What a token takes under one key, and under the last of many that have limits, in milliseconds.
+fn keyed(inputs: &Inputs, turns: usize) -> Result<[f64; 2]> {
+    let one = inputs.serve_keyed(1)?;
+    let many = inputs.serve_keyed(KEYS)?;
+    let servers = [(&one, inputs::key(0)), (&many, inputs::key(KEYS - 1))];
+    match protocols::keyed_ms(&servers, turns)?[..] {
+        [one, many] => Ok([one, many]),
+        _ => bail!("there are two servers"),
+    }
 }
 
 /// Medians of both sides, which take turns.
@@ -233,7 +257,10 @@ fn smoke() -> Result<()> {
     }
     ensure!(picture_tokens(&client, &server)? > 0.0, "a picture is no tokens");
     let idle_mib = idle::memory_mib(&server, 40)?;
+    let token_ms = protocols::token_ms(&server, 3)?;
+    ensure!(token_ms.iter().all(|ms| *ms > 0.0));
     drop(server);
+    keyed(&inputs, 3)?;
     first_picture(&inputs, &client, SIDES[0], 1)?;
     println!("texts, pictures beside streams and 40 idle clients ({idle_mib:.1} MiB) were served");
     Ok(())

@@ -63,6 +63,33 @@ pub enum Grammar {
     Choice(Vec<String>),
 }
 
+/// About as many bytes as what is compiled of a value of a schema takes, as schemas of many small objects show.
+const VALUE_BYTES: usize = 2 << 10;
+
+/// The same of a byte of a grammar that is text, or of a schema's text.
+const TEXT_BYTES: usize = 128;
+
+/// About how many bytes what is compiled of a schema takes, at most.
+pub fn bytes_of_schema(schema: &serde_json::Value) -> usize {
+    use serde_json::Value as Json;
+    let own = match schema {
+        Json::String(text) => text.len(),
+        Json::Array(items) => {
+            return VALUE_BYTES + items.iter().map(bytes_of_schema).sum::<usize>();
+        }
+        Json::Object(fields) => {
+            return VALUE_BYTES + fields.values().map(bytes_of_schema).sum::<usize>();
+        }
+        Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+    };
+    VALUE_BYTES + own
+}
+
+/// About how many bytes what is compiled of a grammar's text takes, at most.
+pub fn bytes_of_text(text: &str) -> usize {
+    text.len().min(GRAMMAR_BYTES_MAX) * TEXT_BYTES
+}
+
 impl Grammar {
     /// What is in `text`: GBNF if rules are defined by `::=`, else Lark.
     pub fn of_text(text: String) -> Self {

@@ -7,6 +7,8 @@ use smelt_runtime::sampling::TOP_LOGPROBS_MAX;
 use smelt_runtime::template::Ending;
 
 use super::clip::{Clip, Pace};
+use super::fields::fields;
+use super::foreign::Known;
 use super::several::{TextOr, TextOrObject};
 use crate::error::ApiError;
 
@@ -243,6 +245,17 @@ impl Message {
         fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
 
+    /// The texts that it has beside what is said.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
+        let texts = [&self.tool_call_id, &self.name, &self.reasoning_content];
+        texts.into_iter().filter_map(Option::as_deref)
+    }
+
+    /// What was called, with what.
+    pub(crate) fn arguments(&self) -> impl Iterator<Item = &Value> {
+        self.tool_calls.iter().flatten().map(|call| &call.function.arguments)
+    }
+
     /// What is said, in order; `at` is the message's own name.
     ///
     /// # Errors
@@ -335,6 +348,16 @@ impl ImageUrl {
 }
 
 impl ChatFields {
+    /// Reads also these fields of fields.
+    pub(crate) fn within(known: Known) -> Known {
+        known
+            .within("messages", fields::<Message>())
+            .within("messages.content", fields::<Part>())
+            .within("mm_processor_kwargs", fields::<Sizes>())
+            .within("media_io_kwargs", fields::<MediaIo>())
+            .within("media_io_kwargs.video", fields::<VideoIo>())
+    }
+
     /// Whether nothing is asked for that no model here does: an answer without it would be another one.
     ///
     /// # Errors

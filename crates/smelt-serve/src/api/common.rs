@@ -12,6 +12,8 @@ use smelt_runtime::service::{ANSWERS_MAX, Priority};
 use smelt_runtime::speaker::Manner;
 use smelt_runtime::stop;
 
+use super::fields::fields;
+use super::foreign::Known;
 use super::several::TextOr;
 use crate::error::ApiError;
 
@@ -75,6 +77,11 @@ pub(crate) enum Delivery {
 }
 
 impl Common {
+    /// Reads also these fields of fields.
+    pub(crate) fn within(known: Known) -> Known {
+        known.within("stream_options", fields::<StreamOptions>())
+    }
+
     /// How the answer is sent.
     ///
     /// # Errors

@@ -1,7 +1,11 @@
 //! What `/v1/embeddings` is asked.
 
+use std::sync::LazyLock;
+
 use serde::Deserialize;
 
+use super::fields::fields;
+use super::foreign::Known;
 use super::several::Prompts;
 use crate::error::ApiError;
 
@@ -24,6 +28,10 @@ pub(crate) struct EmbeddingFields {
     #[serde(default)]
     truncate_prompt_tokens: Option<i64>,
 }
+
+/// The fields that are read.
+pub(crate) static EMBEDDING_KNOWN: LazyLock<Known> =
+    LazyLock::new(|| Known::new(fields::<EmbeddingFields>()));
 
 /// How numbers are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

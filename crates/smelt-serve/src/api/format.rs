@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use smelt_runtime::grammar::Grammar;
+use smelt_runtime::grammar::{Grammar, bytes_of_schema, bytes_of_text};
 
 use crate::error::ApiError;
 
@@ -13,6 +13,9 @@ pub(crate) struct Format {
     kind: String,
     #[serde(default)]
     json_schema: Option<JsonSchema>,
+    /// What an object is held to, as in llama-server.
+    #[serde(default)]
+    schema: Option<Value>,
     #[serde(default)]
     grammar: Option<String>,
     #[serde(default)]
@@ -26,6 +29,14 @@ struct JsonSchema {
 }
 
 impl Format {
+    /// About how many bytes what is compiled of it takes, at most.
+    pub(crate) fn compiled_bytes(&self) -> usize {
+        let named = self.json_schema.as_ref().map(|named| &named.schema);
+        let schemas = named.into_iter().chain(&self.schema).map(bytes_of_schema);
+        let texts = [&self.grammar, &self.regex].into_iter().flatten();
+        schemas.sum::<usize>() + texts.map(|text| bytes_of_text(text)).sum::<usize>()
+    }
+
     /// What the answer is held to, if to anything.
     ///
     /// # Errors
@@ -35,10 +46,15 @@ impl Format {
             |field| ApiError::field(format!("response_format.{field}"), "is missing for this type");
         match self.kind.as_str() {
             "text" => Ok(None),
-            "json_object" => Ok(Some(Grammar::JsonObject)),
+            "json_object" => match self.schema.clone().filter(|schema| !schema.is_null()) {
+                Some(schema) => Ok(Some(Grammar::JsonSchema(schema))),
+                None => Ok(Some(Grammar::JsonObject)),
+            },
             "json_schema" => {
-                let schema = self.json_schema.as_ref().ok_or_else(|| missing("json_schema"))?;
-                Ok(Some(Grammar::JsonSchema(schema.schema.clone())))
+                let named = self.json_schema.as_ref().map(|named| &named.schema);
+                let schema =
+                    named.or(self.schema.as_ref()).ok_or_else(|| missing("json_schema"))?;
+                Ok(Some(Grammar::JsonSchema(schema.clone())))
             }
             "grammar" => {
                 let text = self.grammar.clone().ok_or_else(|| missing("grammar"))?;
@@ -78,6 +94,12 @@ mod tests {
         let schema =
             json!({ "type": "json_schema", "json_schema": { "name": "a", "schema": true } });
         check(&schema, Ok(Some(Grammar::JsonSchema(json!(true)))));
+        for kind in ["json_object", "json_schema"] {
+            let flat = json!({ "type": kind, "schema": { "const": 1 } });
+            check(&flat, Ok(Some(Grammar::JsonSchema(json!({ "const": 1 })))));
+        }
+        let free = json!({ "type": "json_object", "schema": null });
+        check(&free, Ok(Some(Grammar::JsonObject)));
         let gbnf = json!({ "type": "grammar", "grammar": "root ::= \"a\"" });
         check(&gbnf, Ok(Some(Grammar::Gbnf("root ::= \"a\"".to_owned()))));
         check(&json!({ "type": "regex", "regex": "a" }), Ok(Some(Grammar::Regex("a".to_owned()))));

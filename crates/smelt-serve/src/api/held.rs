@@ -2,8 +2,10 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use smelt_runtime::grammar::Grammar;
+use smelt_runtime::grammar::{Grammar, bytes_of_schema, bytes_of_text};
 
+use super::fields::fields;
+use super::foreign::Known;
 use super::format::Format;
 use crate::error::ApiError;
 
@@ -42,6 +44,27 @@ struct Structured {
 pub(crate) type Held = (Grammar, &'static str);
 
 impl HeldFields {
+    /// Reads also these fields of fields.
+    pub(crate) fn within(known: Known) -> Known {
+        known
+            .within("response_format", fields::<Format>())
+            .within("response_format.json_schema", ["name", "description", "schema", "strict"])
+            .within("structured_outputs", fields::<Structured>())
+    }
+
+    /// About how many bytes what is compiled of all this takes, at most.
+    pub(crate) fn compiled_bytes(&self) -> usize {
+        let schemas = [&self.guided_json, &self.json_schema].into_iter().flatten();
+        let texts = [&self.guided_regex, &self.guided_grammar, &self.grammar, &self.regex];
+        let texts = texts.into_iter().chain([&self.ebnf]).flatten();
+        let choices = self.guided_choice.iter().flatten();
+        let of_format = self.response_format.as_ref().map_or(0, Format::compiled_bytes);
+        let of_structured = self.structured_outputs.as_ref().map_or(0, Structured::compiled_bytes);
+        let of_schemas = schemas.map(of_schema).sum::<usize>();
+        let of_texts = texts.chain(choices).map(|text| bytes_of_text(text)).sum::<usize>();
+        of_format + of_structured + of_schemas + of_texts
+    }
+
     /// What each answer is held to, if to anything.
     ///
     /// # Errors
@@ -76,6 +99,13 @@ impl HeldFields {
 }
 
 impl Structured {
+    fn compiled_bytes(&self) -> usize {
+        let texts = [&self.regex, &self.grammar].into_iter().flatten();
+        let texts = texts.chain(self.choice.iter().flatten());
+        let of_texts = texts.map(|text| bytes_of_text(text)).sum::<usize>();
+        of_texts + self.json.as_ref().map_or(0, of_schema)
+    }
+
     fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
         let wrong = |why| ApiError::field("structured_outputs", why);
         if self.structural_tag.is_some() {
@@ -93,6 +123,14 @@ impl Structured {
             (Some(one), None) => Ok(Some(one)),
             _ => Err(wrong("must say one of json, regex, choice, grammar and json_object")),
         }
+    }
+}
+
+/// About how many bytes what is compiled of a schema takes, or of the text of one.
+fn of_schema(schema: &Value) -> usize {
+    match schema {
+        Value::String(text) => bytes_of_text(text),
+        schema => bytes_of_schema(schema),
     }
 }
 
@@ -150,6 +188,25 @@ mod tests {
             assert_eq!(held(json!({ name: value })), Ok(Some((expect.clone(), name))), "{name}");
         }
         assert_eq!(held(json!({ "grammar": "", "regex": null })), Ok(None));
+    }
+
+    #[test]
+    fn what_is_compiled_is_counted_wherever_it_is_said() {
+        let bytes =
+            |fields: Value| serde_json::from_value::<HeldFields>(fields).unwrap().compiled_bytes();
+        let schema = json!({ "prefixItems": vec![json!({ "type": "object" }); 1000] });
+        for fields in [
+            json!({ "json_schema": schema }),
+            json!({ "guided_json": schema.to_string() }),
+            json!({ "structured_outputs": { "json": schema } }),
+            json!({ "response_format": { "type": "json_object", "schema": schema } }),
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": schema } } }),
+            json!({ "regex": "a".repeat(32_000) }),
+            json!({ "guided_choice": ["a".repeat(32_000)] }),
+        ] {
+            assert!((2 << 20..8 << 20).contains(&bytes(fields.clone())), "{fields:.40}");
+        }
+        assert!(bytes(json!({ "regex": "a+", "json_schema": { "const": 1 } })) < 10_000);
     }
 
     #[test]

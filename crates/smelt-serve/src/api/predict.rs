@@ -1,11 +1,11 @@
 //! What `/predict` is asked, as text-embeddings-inference has it.
 
-use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
 
 use super::fields::fields;
+use super::foreign::Known;
 use super::score::{Cut, Manner};
 use super::several::TextOr;
 use crate::error::ApiError;
@@ -32,8 +32,8 @@ pub(crate) struct PredictFields {
 }
 
 /// The fields of `/predict` that are read.
-pub(crate) static PREDICT_KNOWN: LazyLock<BTreeSet<&'static str>> =
-    LazyLock::new(fields::<PredictFields>);
+pub(crate) static PREDICT_KNOWN: LazyLock<Known> =
+    LazyLock::new(|| Known::new(fields::<PredictFields>()));
 
 impl PredictFields {
     /// How texts are classified.

@@ -1,6 +1,5 @@
 //! What `/v1/score` and `/v1/rerank` are asked, as vLLM, Jina and Cohere have it.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -9,6 +8,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
 use super::fields::fields;
+use super::foreign::Known;
 use super::several::TextOr;
 use crate::error::ApiError;
 
@@ -75,8 +75,8 @@ pub(crate) struct ScoreFields {
 }
 
 /// The fields of `/v1/score` that are read.
-pub(crate) static SCORE_KNOWN: LazyLock<BTreeSet<&'static str>> =
-    LazyLock::new(fields::<ScoreFields>);
+pub(crate) static SCORE_KNOWN: LazyLock<Known> =
+    LazyLock::new(|| Known::new(fields::<ScoreFields>()));
 
 impl ScoreFields {
     /// How pairs are scored.
@@ -152,8 +152,8 @@ pub(crate) struct RerankFields {
 }
 
 /// The fields of `/v1/rerank` that are read.
-pub(crate) static RERANK_KNOWN: LazyLock<BTreeSet<&'static str>> =
-    LazyLock::new(fields::<RerankFields>);
+pub(crate) static RERANK_KNOWN: LazyLock<Known> =
+    LazyLock::new(|| Known::new(fields::<RerankFields>()));
 
 /// What a route does where a request does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -48,6 +48,16 @@ pub(crate) enum Prompts {
     Tokens(Vec<Vec<u32>>),
 }
 
+impl Prompts {
+    /// Bytes of the longest text.
+    pub(crate) fn longest(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.iter().map(String::len).max().unwrap_or_default(),
+            Self::Tokens(_) => 0,
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(OfPrompts)

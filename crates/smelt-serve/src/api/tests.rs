@@ -35,7 +35,7 @@ fn the_description_has_the_fields_that_are_read() {
     check("RerankRequest", fields::<RerankFields>());
     check("ScoreRequest", fields::<ScoreFields>());
     check("SlotRequest", fields::<Action>());
-    check("OllamaRequest", fields::<ollama::ask::Ask>());
+    check("OllamaRequest", &fields::<ollama::ask::Ask>() | &fields::<Ours>());
     check("OllamaEmbedRequest", fields::<ollama::ask::Embed>());
     check("MessagesRequest", &fields::<anthropic::ask::Ask>() | &fields::<Ours>());
     check("ResponsesRequest", &fields::<responses::ask::Ask>() | &fields::<Ours>());

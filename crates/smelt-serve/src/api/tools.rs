@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use smelt_runtime::dialect::{Demand, Tool};
+use smelt_runtime::grammar::bytes_of_schema;
 
 use crate::error::ApiError;
 
@@ -105,6 +106,17 @@ impl ToolFields {
                 Err(ApiError::field("tool_choice", why))
             }
         }
+    }
+
+    /// About how many bytes what is compiled of all arguments' schemas takes, at most.
+    pub(crate) fn compiled_bytes(&self) -> usize {
+        self.tools.iter().flatten().map(|tool| bytes_of_schema(&tool["function"])).sum()
+    }
+
+    /// What is free-form, and told to the chat template.
+    pub(crate) fn free(&self) -> impl Iterator<Item = &Value> {
+        let variables = self.chat_template_kwargs.iter().flat_map(Map::values);
+        self.tools.iter().flatten().chain(variables)
     }
 
     /// Whether there may be several calls.

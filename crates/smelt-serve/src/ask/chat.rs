@@ -1,6 +1,5 @@
 //! Turns a chat into a prompt with pictures.
 
-use std::collections::BTreeSet;
 use std::sync::{LazyLock, Weak};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,9 +15,10 @@ use smelt_runtime::template::{Context, Ending, Serde, Value};
 use super::shown::{self, Limits, Said, Seen};
 use super::unprepared;
 use super::work::Asker;
-use crate::api::chat::{ChatFields, Piece};
+use crate::api::chat::{ChatFields, Message, Piece};
 use crate::api::common::Common;
 use crate::api::fields::fields;
+use crate::api::foreign::Known;
 use crate::api::held::HeldFields;
 use crate::api::tools::ToolFields;
 use crate::api::{foreign, read, weigh::weigh};
@@ -45,6 +45,15 @@ pub(crate) struct Chat {
     pub(crate) raw: Option<String>,
 }
 
+/// What is made of a chat's texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Weight {
+    /// Guards, each of which is copied as often as the text in which it stands.
+    pub(crate) guards: usize,
+    /// Bytes that are turned into tokens at most.
+    pub(crate) encoded: usize,
+}
+
 /// What a chat shows that it does not hold itself.
 #[derive(Debug)]
 pub(crate) struct Brought {
@@ -55,9 +64,12 @@ pub(crate) struct Brought {
 }
 
 /// The fields that a chat reads.
-static KNOWN: LazyLock<BTreeSet<&'static str>> = LazyLock::new(|| {
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     let all = [fields::<Common>(), fields::<ChatFields>(), fields::<ToolFields>()];
-    all.into_iter().chain([fields::<HeldFields>()]).flatten().collect()
+    let known = Known::new(all.into_iter().chain([fields::<HeldFields>()]).flatten());
+    // The template writes what stands around a text.
+    let known = known.doing("add_special_tokens", false.into());
+    HeldFields::within(ChatFields::within(Common::within(known)))
 });
 
 impl Chat {
@@ -163,6 +175,37 @@ impl Chat {
             Some(at) => Err(unprepared(at, blind)),
             None => Ok(()),
         }
+    }
+
+    /// How much preparing makes of this beside what bodies of its length may take.
+    ///
+    /// # Errors
+    /// 400, where there is more text than any prompt has room for: before anything is made of it.
+    pub(crate) fn weight(&self, text: &Text, limits: Limits) -> Result<Weight, ApiError> {
+        let said = self.said(limits)?;
+        let pieces = said.iter().flat_map(|said| &said.pieces).filter_map(Seen::text);
+        let fields = self.fields.messages.iter().flat_map(Message::texts);
+        let texts: Vec<&str> = match &self.raw {
+            Some(raw) => vec![raw],
+            None => pieces.chain(fields).collect(),
+        };
+        let param = if self.raw.is_some() { "prompt" } else { "messages" };
+        text.could_hold(texts.iter().copied()).map_err(|error| unprepared(param, error))?;
+        let longest = text.tokenizer.bytes_max(text.max_seq_len);
+        let encoded = texts.iter().map(|text| text.len()).sum::<usize>().min(longest);
+        if self.raw.is_some() || self.fields.is_markup() {
+            return Ok(Weight { guards: 0, encoded });
+        }
+        let marks = &text.marks;
+        let calls = self.fields.messages.iter().flat_map(Message::arguments);
+        let free = self.tools.free().chain(calls).map(|value| marks.guards_of(value));
+        let guards = texts.iter().map(|text| marks.guards(text)).chain(free).sum();
+        Ok(Weight { guards, encoded })
+    }
+
+    /// About how many bytes the grammar takes that answers are held to, at most.
+    pub(crate) fn compiled_bytes(&self) -> usize {
+        self.held.compiled_bytes() + self.tools.compiled_bytes()
     }
 
     /// The prompt; who says the same `reuse` shares what was seen.

@@ -1,6 +1,5 @@
 //! Turns a completion into prompts.
 
-use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use smelt_runtime::deployment::Text;
@@ -10,6 +9,7 @@ use super::unprepared;
 use crate::api::common::Common;
 use crate::api::completion::CompletionFields;
 use crate::api::fields::fields;
+use crate::api::foreign::Known;
 use crate::api::held::HeldFields;
 use crate::api::several::Prompts;
 use crate::api::{foreign, read, weigh::weigh};
@@ -25,9 +25,9 @@ pub(crate) struct Completion {
 }
 
 /// The fields that a completion reads.
-static KNOWN: LazyLock<BTreeSet<&'static str>> = LazyLock::new(|| {
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     let all = [fields::<Common>(), fields::<CompletionFields>(), fields::<HeldFields>()];
-    all.into_iter().flatten().collect()
+    HeldFields::within(Common::within(Known::new(all.into_iter().flatten())))
 });
 
 impl Completion {

@@ -35,7 +35,15 @@ pub(super) enum Seen<'a> {
     Clip { clip: Clip<'a>, fps: Option<f64>, wish: Wish },
 }
 
-impl Seen<'_> {
+impl<'a> Seen<'a> {
+    /// What it says, if it is words.
+    pub(super) fn text(&self) -> Option<&'a str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Picture { .. } | Self::Clip { .. } => None,
+        }
+    }
+
     /// Whether it may be a film, by what its sender calls it.
     pub(super) fn may_be_film(&self) -> bool {
         matches!(self, Self::Clip { clip, .. } if clip.may_be_film())

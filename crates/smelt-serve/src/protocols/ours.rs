@@ -21,6 +21,20 @@ pub(crate) struct Ours {
     timeout_s: Option<Value>,
     cache_salt: Option<Value>,
     id_slot: Option<Value>,
+    /// What other servers' clients say.
+    logit_bias: Option<Value>,
+    stop_token_ids: Option<Value>,
+    repeat_penalty: Option<Value>,
+    n_predict: Option<Value>,
+    guided_json: Option<Value>,
+    guided_regex: Option<Value>,
+    guided_choice: Option<Value>,
+    guided_grammar: Option<Value>,
+    structured_outputs: Option<Value>,
+    grammar: Option<Value>,
+    json_schema: Option<Value>,
+    regex: Option<Value>,
+    ebnf: Option<Value>,
 }
 
 impl Ours {

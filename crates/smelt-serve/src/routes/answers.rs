@@ -23,6 +23,8 @@ use crate::answer::whole::Gathered;
 use crate::answer::{self, Heading, Shape, Wire};
 use crate::api::common::{Common, Delivery};
 use crate::api::held::HeldFields;
+use crate::ask::completion::Completion;
+use crate::ask::work::Asker;
 use crate::ask::{self, chat::Chat};
 use crate::error::ApiError;
 use crate::hearing::Hearing;
@@ -55,8 +57,14 @@ pub(super) async fn completion(call: Call, body: Body) -> Result<Response, ApiEr
     let Call { shared, facts, client, id, headers, .. } = call;
     let held = shared.read(&headers, body).await?;
     let (models, is_shared) = (Arc::clone(&shared.models), shared.is_cache_shared);
+    let read = move |_: &Asker| {
+        let completion = Completion::read(&held.bytes)?;
+        Ok((completion, held.budget))
+    };
+    let (completion, mut budget) = shared.preparing.run(read).await?;
+    shared.bodies.encoded(&mut budget, completion.fields.prompt.longest()).await?;
+    let compiled = shared.bodies.compiled(completion.held.compiled_bytes()).await?;
     let prepared = shared.preparing.run(move |_| {
-        let completion = ask::completion::Completion::read(&held.bytes)?;
         let model = models.ask(completion.common.model.as_deref())?;
         let max_seq_len = model.speaks()?.text().max_seq_len;
         let limit = completion.new_tokens_max(max_seq_len)?;
@@ -70,14 +78,16 @@ pub(super) async fn completion(call: Call, body: Body) -> Result<Response, ApiEr
         let (common, manners) = (&completion.common, &manners[..]);
         let wish = ask::Wish { client, common, manners, form, scored, begun };
         let tickets = ask::submit(model.speaks()?, prompts, &wish)?;
-        Ok((completion, model, tickets, answers, echo))
+        drop(budget);
+        // With what was compiled, also where who asked has left meanwhile.
+        Ok((completion, model, (tickets, answers, compiled), echo))
     });
-    let (completion, model, tickets, answers, echo) = prepared.await?;
+    let (completion, model, (tickets, answers, compiled), echo) = prepared.await?;
     let (common, passed_over) = (completion.common, completion.passed_over);
     facts.model(&model.name);
     facts.prepared();
     facts.passed_over(&passed_over);
-    let hearing = Hearing::new(tickets, answers, facts);
+    let hearing = Hearing::new(tickets, answers, facts, compiled);
     let heading = heading("cmpl", &id, &model);
     let (usage, words) = (wants_usage(&common)?, ask::words(model.speaks()?));
     let offsets = match echo.is_empty() {

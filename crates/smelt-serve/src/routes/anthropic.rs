@@ -1,6 +1,5 @@
 //! Answers the routes of Anthropic's Messages API.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
@@ -9,8 +8,8 @@ use serde_json::json;
 use smelt_runtime::dialect::Reader;
 
 use super::answers::{deliver, telling};
-use super::call::{Call, Spoken, of_service};
-use super::tokens::counted;
+use super::call::{Call, Spoken};
+use super::tokens::prompted;
 use crate::api::weigh::weigh;
 use crate::ask::chat::Chat;
 use crate::body::Held;
@@ -42,27 +41,19 @@ pub(super) async fn messages(call: Call, body: Body) -> Result<Response, ApiErro
 /// How many tokens a conversation's prompt has, pictures included.
 pub(super) async fn count_tokens(call: Call, body: Body) -> Result<Response, ApiError> {
     let Held { bytes, budget } = call.held(body).await?;
-    let (models, limits) = (Arc::clone(&call.shared.models), call.shared.limits);
     let read = call.shared.preparing.run(move |_| {
-        let (ask, _) = Ask::read(weigh(&bytes)?)?;
+        let (ask, over) = Ask::read(weigh(&bytes)?)?;
         let Asking { chat, places } = ask.asking()?;
         let chat = Chat::read(chat.to_string().as_bytes());
-        let mut chat = chat.map_err(|error| places.told(error))?;
+        let chat = chat.map_err(|error| places.told(error))?;
         // What an answer would be refused for is no question to be counted either.
         chat.common.settings(None).map_err(|error| places.told(error))?;
-        let name = models.known(chat.common.model.take());
-        Ok((chat, places, name))
+        Ok((chat, places, over))
     });
-    let (chat, places, name) = read.await?;
-    call.shared.models.wake(name.as_deref()).await?;
-    let models = Arc::clone(&call.shared.models);
-    let reuse = of_service(&call.client, &chat.common, call.shared.is_cache_shared)?.reuse;
-    let shown = (limits, call.shared.films.clone());
-    let tokens = call.shared.preparing.run(move |asker| {
-        let model = models.ask(name.as_deref())?;
-        let tokens = counted(&chat, model.speaks()?.text(), shown, (asker, reuse));
-        drop(budget);
-        Ok(tokens.map_err(|error| places.told(error))?.len())
-    });
-    Ok(axum::Json(json!({ "input_tokens": tokens.await? })).into_response())
+    let (chat, places, over) = read.await?;
+    call.facts.passed_over(&over);
+    let prompted = prompted(&call, chat, budget).await;
+    let (_, tokens) = prompted.map_err(|error| places.told(error))?;
+    let told = axum::Json(json!({ "input_tokens": tokens.len() })).into_response();
+    Ok(telling(told, &over))
 }

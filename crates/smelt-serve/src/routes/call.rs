@@ -108,7 +108,7 @@ impl Call {
     pub(super) async fn spoken<X: Send + 'static>(
         &self,
         begun: Instant,
-        budget: Budget,
+        mut budget: Budget,
         read: impl FnOnce() -> Result<(Chat, X), ApiError> + Send + 'static,
     ) -> Result<Spoken<X>, ApiError> {
         let shared = &self.shared;
@@ -123,6 +123,8 @@ impl Call {
         shared.models.wake(name.as_deref()).await?;
         let model = shared.models.ask(name.as_deref())?;
         chat.seen_by(model.speaks()?.text(), limits)?;
+        let chat = shared.weighed(chat, &model, &mut budget).await?;
+        let compiled = shared.bodies.compiled(chat.compiled_bytes()).await?;
         let words = ask::words(model.speaks()?);
         self.facts.model(&model.name);
         let fetched = self.fetched(elsewhere).await?;
@@ -144,12 +146,15 @@ impl Call {
             let wish = ask::Wish { client, common, manners: &manners, form, scored, begun };
             let tickets = ask::submit(service, vec![prompt], &wish)?;
             drop(budget);
-            Ok((chat.common, chat.passed_over, tickets, answers, dialect, is_thinking))
+            // With what was compiled, also where who asked has left meanwhile.
+            let answers = (tickets, answers, compiled);
+            Ok((chat.common, chat.passed_over, answers, dialect, is_thinking))
         });
-        let (common, passed_over, tickets, answers, dialect, is_thinking) = prepared.await?;
+        let (common, passed_over, answers, dialect, is_thinking) = prepared.await?;
+        let (tickets, answers, compiled) = answers;
         self.facts.prepared();
         self.facts.passed_over(&passed_over);
-        let hearing = Hearing::new(tickets, answers, self.facts.clone());
+        let hearing = Hearing::new(tickets, answers, self.facts.clone(), compiled);
         Ok(Spoken {
             model,
             common,

@@ -14,11 +14,12 @@ use smelt_runtime::service::Failure;
 use tokio::sync::oneshot;
 
 use super::Shared;
+use super::answers::telling;
 use crate::account::Facts;
 use crate::answer::stream::error;
 use crate::answer::{self, Usage};
-use crate::api::embedding::{EmbeddingFields, Encoding};
-use crate::api::{read, weigh::weigh};
+use crate::api::embedding::{EMBEDDING_KNOWN, EmbeddingFields, Encoding};
+use crate::api::{foreign, read, weigh::weigh};
 use crate::ask::{self, work::Asker};
 use crate::error::ApiError;
 
@@ -27,6 +28,8 @@ pub(super) struct Embedded {
     pub(super) model: String,
     pub(super) embeddings: Vec<Embedding>,
     pub(super) tokens: usize,
+    /// Fields that nobody knows.
+    passed_over: Vec<String>,
 }
 
 /// The embeddings of texts, or of lists of tokens.
@@ -37,11 +40,13 @@ pub(super) async fn embeddings(
     body: Body,
 ) -> Result<Response, ApiError> {
     let held = shared.read(&headers, body).await?;
-    let (Embedded { model, embeddings, .. }, encoding) = embed(&shared, &facts, held.bytes).await?;
+    let (embedded, encoding) = embed(&shared, &facts, held.bytes).await?;
+    let Embedded { model, embeddings, passed_over, .. } = embedded;
     // Thousands of rows take longer to write than connections may wait for.
     let write = move |_: &Asker| Ok(answer::embedding::whole(&model, &embeddings, encoding));
     let json = shared.preparing.run(write).await?;
-    Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
+    let answer = ([(CONTENT_TYPE, "application/json")], json).into_response();
+    Ok(telling(answer, &passed_over))
 }
 
 /// Has embedded what a body asks for, and says how numbers are written.
@@ -55,7 +60,9 @@ pub(super) async fn embed(
 ) -> Result<(Embedded, Encoding), ApiError> {
     let models = Arc::clone(&shared.models);
     let prepared = shared.preparing.run(move |_| {
-        let fields: EmbeddingFields = read::json(weigh(&body)?)?;
+        let body = weigh(&body)?;
+        let fields: EmbeddingFields = read::json(body)?;
+        let over = foreign::passed_over(body, &EMBEDDING_KNOWN)?;
         let encoding = fields.encoding()?;
         let model = models.ask(fields.model.as_deref())?;
         let service = model.embeds()?;
@@ -64,15 +71,16 @@ pub(super) async fn embed(
         // Who has left hears nothing.
         let reply = Box::new(move |done| drop(tell.send(done)));
         let ticket = service.submit(texts, reply).map_err(ask::embedding::refused)?;
-        Ok((model.name, encoding, ticket, told))
+        Ok((model.name, encoding, over, ticket, told))
     });
     // The ticket is dropped with this future when the client leaves.
-    let (model, encoding, _ticket, told) = prepared.await?;
+    let (model, encoding, passed_over, _ticket, told) = prepared.await?;
     facts.model(&model);
     facts.prepared();
+    facts.passed_over(&passed_over);
     let done = told.await.unwrap_or(Err(Failure::Stopped));
     let embeddings = done.map_err(|failure| error(&failure))?;
     let tokens = answer::embedding::tokens(&embeddings);
     facts.usage(Usage::of_prompt(tokens, 0, Seen::default()));
-    Ok((Embedded { model, embeddings, tokens }, encoding))
+    Ok((Embedded { model, embeddings, tokens, passed_over }, encoding))
 }

@@ -32,9 +32,10 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::account::{self, Accounts, Facts, REQUEST_ID};
 use crate::api::{read, weigh::weigh};
+use crate::ask::chat::{Chat, Weight};
 use crate::ask::shown::Limits;
 use crate::ask::work::Work;
-use crate::body::{Bodies, Held};
+use crate::body::{Bodies, Budget, Held};
 use crate::client;
 use crate::current::Current;
 use crate::error::{ApiError, Told};
@@ -43,7 +44,7 @@ use crate::hosts::Hosts;
 use crate::keys::Keys;
 use crate::listen::Crowded;
 use crate::metrics::Metrics;
-use crate::models::Models;
+use crate::models::{Model, Models};
 use crate::pictures::Remote;
 use crate::protocols::Protocol;
 use crate::protocols::responses::kept::Kept;
@@ -105,6 +106,30 @@ impl Shared {
         self.models.wake(name.as_deref()).await?;
         Ok(held)
     }
+
+    /// The chat, if no more is made of it than there is room for; its body holds so much of what bodies may take.
+    ///
+    /// # Errors
+    /// 400 or 413 where its texts are far too long, 429 if too much is held already.
+    async fn weighed(
+        &self,
+        chat: Chat,
+        model: &Model,
+        budget: &mut Budget,
+    ) -> Result<Chat, ApiError> {
+        if budget.is_small() {
+            return Ok(chat);
+        }
+        let (model, limits) = (model.clone(), self.limits);
+        let weighed = self.preparing.run(move |_| {
+            let weight = chat.weight(model.speaks()?.text(), limits)?;
+            Ok((chat, weight))
+        });
+        let (chat, Weight { guards, encoded }) = weighed.await?;
+        self.bodies.more_made(budget, guards).await?;
+        self.bodies.encoded(budget, encoded).await?;
+        Ok(chat)
+    }
 }
 
 /// Who may ask, and how it is told of.
@@ -136,6 +161,11 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v1/chat/completions", post(answers::chat))
         .route("/v1/completions", post(answers::completion))
         .route("/v1/embeddings", post(embeddings::embeddings))
+        // Clients that were given the address without /v1 ask here.
+        .route("/models", get(health::models))
+        .route("/chat/completions", post(answers::chat))
+        .route("/completions", post(answers::completion))
+        .route("/embeddings", post(embeddings::embeddings))
         .route("/score", post(scores::score))
         .route("/v1/score", post(scores::score))
         .route("/predict", post(scores::predict))
@@ -149,6 +179,7 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
+        .route("/apply-template", post(tokens::apply_template))
         .route("/tokenizer_info", get(slots::tokenizer))
         .route("/props", get(slots::props))
         .route("/slots", get(slots::list))

@@ -44,16 +44,18 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
     // Who asks for nothing but the model is answered when it is there.
     let held = call.held(body).await?;
     let read = call.shared.preparing.run(move |_| {
-        let ask = Ask::read(weigh(&held.bytes)?)?;
+        let (ask, over) = Ask::read(weigh(&held.bytes)?, route)?;
         let wanted = ask.wanted(route)?;
         if wanted == Wanted::Load {
             Chat::read(ask.alone()?.to_string().as_bytes())?.common.manners(None, 1)?;
         }
-        Ok((Beside { is_stream: ask.is_stream(), model: ask.model }, wanted, held.budget))
+        let beside = Beside { is_stream: ask.is_stream(), model: ask.model };
+        Ok((beside, wanted, over, held.budget))
     });
-    let (beside, wanted, budget) = read.await?;
+    let (beside, wanted, over, budget) = read.await?;
+    call.facts.passed_over(&over);
     let chat = match wanted {
-        Wanted::Load => return loaded(&call, route, beside.model).await,
+        Wanted::Load => return Ok(telling(loaded(&call, route, beside.model).await?, &over)),
         Wanted::Chat(chat) => (chat, None),
         Wanted::Raw(text, chat) => (chat, Some(text)),
     };
@@ -62,11 +64,12 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
         Ok(Chat { raw, ..Chat::read(fields.to_string().as_bytes())? })
     };
     let spoken = call.spoken(Instant::now(), budget, move || Ok((read()?, beside))).await?;
-    let Spoken { model, dialect, is_thinking, hearing, passed_over, beside, begun, .. } = spoken;
+    call.facts.passed_over(&over);
+    let Spoken { model, dialect, is_thinking, hearing, beside, begun, .. } = spoken;
     let name = beside.model.unwrap_or_else(|| tell::name(&model.name));
     let wire = Answer::new(route, name, Reader::new(dialect, is_thinking), begun);
     let answer = deliver(Box::new(wire), hearing, beside.is_stream).await?;
-    Ok(telling(answer, &passed_over))
+    Ok(telling(answer, &over))
 }
 
 async fn loaded(call: &Call, route: Route, name: Option<String>) -> Result<Response, ApiError> {
@@ -97,35 +100,40 @@ struct Row<'a> {
 /// The embeddings of texts.
 pub(super) async fn embeddings(call: Call, body: Body) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    let Embedded { model, embeddings, tokens } = embed_of(&call, body).await?;
+    let (embedded, over) = embed_of(&call, body).await?;
+    let Embedded { model, embeddings, tokens, .. } = embedded;
     let rows: Vec<&[f32]> = embeddings.iter().map(|embedding| &embedding.row[..]).collect();
     let total_duration = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let (model, load_duration) = (tell::name(&model), 0);
     let told =
         Rows { model, embeddings: rows, total_duration, load_duration, prompt_eval_count: tokens };
-    Ok(axum::Json(told).into_response())
+    Ok(telling(axum::Json(told).into_response(), &over))
 }
 
 /// The embedding of a text, as older clients ask for it.
 pub(super) async fn embedding(call: Call, body: Body) -> Result<Response, ApiError> {
-    let embedded = embed_of(&call, body).await?;
+    let (embedded, over) = embed_of(&call, body).await?;
     let row = embedded.embeddings.first().map(|embedding| &embedding.row[..]);
-    Ok(axum::Json(Row { embedding: row.unwrap_or_default() }).into_response())
+    let told = axum::Json(Row { embedding: row.unwrap_or_default() }).into_response();
+    Ok(telling(told, &over))
 }
 
-async fn embed_of(call: &Call, body: Body) -> Result<Embedded, ApiError> {
+/// The embeddings, and which fields of the body nobody knows.
+async fn embed_of(call: &Call, body: Body) -> Result<(Embedded, Vec<String>), ApiError> {
     let held = call.held(body).await?;
     let models = Arc::clone(&call.shared.models);
     let read = call.shared.preparing.run(move |_| {
-        let ask: Embed = read::json(weigh(&held.bytes)?)?;
+        let (ask, over) = Embed::read(weigh(&held.bytes)?)?;
         let mut fields = ask.fields()?;
         let name = models.known(ask.model);
         fields["model"] = name.clone().into();
-        Ok((fields.to_string(), name, held.budget))
+        Ok((fields.to_string(), name, over, held.budget))
     });
-    let (fields, name, _budget) = read.await?;
+    let (fields, name, over, _budget) = read.await?;
     call.shared.models.wake(name.as_deref()).await?;
-    Ok(embed(&call.shared, &call.facts, fields.into_bytes().into()).await?.0)
+    let (embedded, _) = embed(&call.shared, &call.facts, fields.into_bytes().into()).await?;
+    call.facts.passed_over(&over);
+    Ok((embedded, over))
 }
 
 /// The models that can be asked.

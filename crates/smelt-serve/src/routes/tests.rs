@@ -158,7 +158,7 @@ fn who_comes_too_early_is_told_to_come_again() {
         is_shaped(&path, &json, "model_loading");
         assert!(response.headers().contains_key(RETRY_AFTER), "{path}");
     }
-    assert_eq!(asked, 19, "all but saving a slot");
+    assert_eq!(asked, 23, "all but saving a slot");
     let (response, json) = ask(&router, request("GET", "/v1/models", &[]));
     assert_eq!((response.status().as_u16(), json["data"].as_array().unwrap().len()), (200, 1));
 }

@@ -20,9 +20,10 @@ use crate::ask::{
     self,
     chat::{Brought, Chat},
 };
+use crate::body::{Budget, Held};
 use crate::error::ApiError;
 use crate::films::Films;
-use crate::models::Running;
+use crate::models::{Model, Running};
 
 /// Most tokens that are written out at once: a quarter of a million take some ten MB.
 const TOKENS_MAX: usize = 1 << 18;
@@ -62,37 +63,74 @@ struct Prompt {
 
 /// The tokens of `prompt`, or of the whole prompt that `messages` become, pictures included.
 pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiError> {
-    let Call { shared, client, headers, .. } = call;
-    let held = shared.read(&headers, body).await?;
-    let (models, limits) = (Arc::clone(&shared.models), shared.limits);
-    let (is_shared, films) = (shared.is_cache_shared, shared.films.clone());
-    let read = shared.preparing.run(move |_| {
-        let asked: Tokenize = read::json(weigh(&held.bytes)?)?;
-        let is_chat = asked.messages.is_some();
-        let chat = is_chat.then(|| Chat::read(&held.bytes)).transpose()?;
-        let may_show_films = chat.as_ref().map_or(Ok(false), |chat| chat.may_show_films(limits))?;
-        Ok((held, asked, chat, may_show_films))
+    let Held { bytes, mut budget } = call.shared.read(&call.headers, body).await?;
+    let read = call.shared.preparing.run(move |_| {
+        let asked: Tokenize = read::json(weigh(&bytes)?)?;
+        if asked.prompt.is_some() && asked.messages.is_some() {
+            return Err(ApiError::field("prompt", "is given together with messages"));
+        }
+        let chat = asked.prompt.is_none().then(|| Chat::read(&bytes)).transpose()?;
+        Ok((asked, chat))
     });
-    let (held, asked, chat, may_show_films) = read.await?;
-    let work = if may_show_films { &shared.filming } else { &shared.preparing };
+    let (asked, chat) = read.await?;
+    let (model, tokens) = match chat {
+        Some(chat) => prompted(&call, chat, budget).await?,
+        None => {
+            let model = call.shared.models.ask(asked.model.as_deref())?;
+            let running = model.running.clone();
+            let longest = asked.prompt.as_ref().map_or(0, String::len);
+            call.shared.bodies.encoded(&mut budget, longest).await?;
+            let encode = call.shared.preparing.run(move |_| {
+                let text = asked.prompt.as_deref().unwrap_or_default();
+                let is_whole = asked.add_special_tokens.unwrap_or(true);
+                let tokens = encoded(&running, (text, is_whole));
+                drop(budget);
+                tokens
+            });
+            (model, encode.await?)
+        }
+    };
+    let max_model_len = model.running.tokens_max();
+    Ok(axum::Json(Tokens { count: tokens.len(), max_model_len, tokens }).into_response())
+}
+
+/// The text of the prompt that a chat becomes, as llama-server tells it.
+pub(super) async fn apply_template(call: Call, body: Body) -> Result<Response, ApiError> {
+    let Held { bytes, budget } = call.shared.read(&call.headers, body).await?;
+    let chat = call.shared.preparing.run(move |_| Chat::read(&bytes)).await?;
+    let (model, tokens) = prompted(&call, chat, budget).await?;
+    let prompt = call.shared.preparing.run(move |_| {
+        let prompt = model.running.tokenizer().decode(&tokens, false);
+        Ok(Prompt { prompt: prompt.map_err(|error| ApiError::field("messages", error))? })
+    });
+    Ok(axum::Json(prompt.await?).into_response())
+}
+
+/// The tokens of the prompt that a chat becomes, and the model whose they are; its body holds so much of what bodies may
+/// take.
+///
+/// # Errors
+/// As preparing does; 400 if pictures lie elsewhere.
+pub(super) async fn prompted(
+    call: &Call,
+    mut chat: Chat,
+    mut budget: Budget,
+) -> Result<(Model, Vec<u32>), ApiError> {
+    let shared = &call.shared;
+    let name = shared.models.known(chat.common.model.take());
+    shared.models.wake(name.as_deref()).await?;
+    let model = shared.models.ask(name.as_deref())?;
+    let chat = shared.weighed(chat, &model, &mut budget).await?;
+    let reuse = of_service(&call.client, &chat.common, shared.is_cache_shared)?.reuse;
+    let (limits, films, asked) = (shared.limits, shared.films.clone(), model.clone());
+    let work = if chat.may_show_films(limits)? { &shared.filming } else { &shared.preparing };
     let tokens = work.run(move |asker| {
-        let model = models.ask(asked.model.as_deref())?;
-        let tokens = match (asked.prompt, asked.messages) {
-            (Some(_), Some(_)) => {
-                return Err(ApiError::field("prompt", "is given together with messages"));
-            }
-            (Some(prompt), None) => {
-                encoded(&model.running, (&prompt, asked.add_special_tokens.unwrap_or(true)))?
-            }
-            (None, _) => {
-                let chat = chat.map_or_else(|| Chat::read(&held.bytes), Ok)?;
-                let reuse = of_service(&client, &chat.common, is_shared)?.reuse;
-                counted(&chat, model.speaks()?.text(), (limits, films), (asker, reuse))?
-            }
-        };
-        Ok(Tokens { count: tokens.len(), max_model_len: model.running.tokens_max(), tokens })
+        let tokens = counted(&chat, asked.speaks()?.text(), (limits, films), (asker, reuse));
+        drop(budget);
+        tokens
     });
-    Ok(axum::Json(tokens.await?).into_response())
+    let tokens = tokens.await?;
+    Ok((model, tokens))
 }
 
 /// The tokens of a text, with those around it if it `is_whole`.
@@ -108,7 +146,7 @@ fn encoded(model: &Running, (text, is_whole): (&str, bool)) -> Result<Vec<u32>, 
 ///
 /// # Errors
 /// As preparing does; 400 if pictures lie elsewhere.
-pub(super) fn counted(
+fn counted(
     chat: &Chat,
     text: &Text,
     (limits, films): (Limits, Films),

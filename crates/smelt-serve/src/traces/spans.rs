@@ -15,9 +15,10 @@ use crate::answer::Usage;
 /// What a route does with a model, in the conventions' words; nothing for routes that ask none.
 pub(crate) fn operation(method: &Method, route: &str) -> Option<&'static str> {
     let operation = match route {
-        "/v1/chat/completions" | "/v1/responses" | "/v1/messages" | "/api/chat" => "chat",
-        "/v1/completions" | "/api/generate" => "text_completion",
-        "/v1/embeddings" | "/api/embed" | "/api/embeddings" => "embeddings",
+        "/v1/chat/completions" | "/chat/completions" => "chat",
+        "/v1/responses" | "/v1/messages" | "/api/chat" => "chat",
+        "/v1/completions" | "/completions" | "/api/generate" => "text_completion",
+        "/v1/embeddings" | "/embeddings" | "/api/embed" | "/api/embeddings" => "embeddings",
         _ => return None,
     };
     (*method == Method::POST).then_some(operation)

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Write as _, stderr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{World, until};
 
@@ -38,7 +39,9 @@ impl Machine {
     }
 
     fn made(bytes: usize, swap: Swap) -> Option<Self> {
-        let name = format!("smelt-machine-{}", std::process::id());
+        static MACHINES: AtomicUsize = AtomicUsize::new(0);
+        let number = MACHINES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("smelt-machine-{}-{number}", std::process::id());
         let v1 = Path::new("/sys/fs/cgroup/memory");
         let found = if v1.join("memory.limit_in_bytes").exists() {
             Self::of_version_1(

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::rival;
 use crate::bench::cpu::Checkpoints;
@@ -32,6 +32,11 @@ pub(super) struct Inputs {
     pub(super) folder: PathBuf,
     pub(super) smelt: PathBuf,
     checkpoint: Option<PathBuf>,
+}
+
+/// The key of this number.
+pub(super) fn key(number: usize) -> String {
+    format!("key-of-the-bench-{number}")
 }
 
 /// A file of the rival's side.
@@ -113,8 +118,37 @@ impl Inputs {
         Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
     }
 
+    /// What both serve, in words, for who reads the figures later.
+    pub(super) fn served(&self) -> Result<Value> {
+        let told = self.smelt().arg("--version").output().context("cannot start smelt")?;
+        let version = String::from_utf8(told.stdout)?;
+        Ok(json!({
+            "version": version.trim(),
+            "rival": rival::PACKAGE,
+            "decoder": format!("{CHECKPOINT}: {WEIGHTS}"),
+            "tower": { "smelt": "int8", "rival": TOWER },
+            "context": SEQ_LEN_MAX,
+            "slots": SLOTS,
+        }))
+    }
+
+    /// Our server, for so many keys with limits that nobody reaches.
+    pub(super) fn serve_keyed(&self, count: usize) -> Result<Server> {
+        let limits = "requests=1000000 tokens=1000000000 slots=8 kept=64MiB";
+        let line = |at: usize| format!("{} name=name{at} {limits}\n", key(at));
+        let file = self.folder.join(format!("keys-{count}"));
+        fs::write(&file, (0..count).map(line).collect::<String>())
+            .with_context(|| file.display().to_string())?;
+        let file = file.to_str().context("the target's path is text")?;
+        self.serve_with(&["--api-key-file", file])
+    }
+
     /// Our server.
     pub(super) fn serve(&self) -> Result<Server> {
+        self.serve_with(&[])
+    }
+
+    fn serve_with(&self, flags: &[&str]) -> Result<Server> {
         let deployment = self.out("deployment")?;
         let deployment = deployment.to_str().context("the store's path is text")?;
         let slots = SLOTS.to_string();
@@ -131,6 +165,7 @@ impl Inputs {
             "--max-connections",
             "1400",
         ];
+        let arguments = [&arguments, flags].concat();
         Server::start(&mut self.smelt(), &arguments, &self.folder.join("smelt.log"))
     }
 

@@ -10,7 +10,7 @@ use crate::bench::{remove, succeed};
 use crate::python;
 
 /// The release whose sources are built; `bench cpu` measures the same.
-const PACKAGE: &str = "llama_cpp_python-0.3.36";
+pub(super) const PACKAGE: &str = "llama_cpp_python-0.3.36";
 
 /// For this very processor; nothing is fetched, and only the server is built.
 const OPTIONS: [&str; 9] = [

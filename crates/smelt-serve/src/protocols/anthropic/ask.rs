@@ -1,6 +1,5 @@
 //! Turns what Anthropic's clients ask into a chat.
 
-use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
@@ -8,7 +7,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use crate::api::fields::fields;
-use crate::api::foreign;
+use crate::api::foreign::{self, Known};
 use crate::api::read::{self, Body};
 use crate::api::several::TextOr;
 use crate::error::ApiError;
@@ -115,8 +114,16 @@ struct Format {
 }
 
 /// The fields that are read.
-static KNOWN: LazyLock<BTreeSet<&'static str>> =
-    LazyLock::new(|| &fields::<Ask>() | &fields::<Ours>());
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+    Known::new(&fields::<Ask>() | &fields::<Ours>())
+        .within("messages", fields::<Message>())
+        .within("messages.content", fields::<Block>())
+        .within("thinking", fields::<Thinking>())
+        .within("output_config", fields::<OutputConfig>())
+        .calling(&NAMES)
+        // The template writes what stands around a text.
+        .doing("add_special_tokens", false.into())
+});
 
 /// What chats call otherwise.
 const NAMES: [(&str, &str); 5] = [

@@ -1,11 +1,16 @@
 //! Turns what Ollama's clients ask into a chat.
 
+use std::sync::LazyLock;
+
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use crate::api::fields::fields;
+use crate::api::foreign::{self, Known};
 use crate::api::read::{self, Body};
 use crate::api::several::TextOr;
 use crate::error::ApiError;
+use crate::protocols::ours::Ours;
 
 /// What `/api/chat` and `/api/generate` are asked, all but options.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -26,6 +31,8 @@ pub(crate) struct Ask {
     stream: Option<bool>,
     think: Option<Think>,
     logprobs: Option<bool>,
+    #[serde(skip)]
+    ours: Ours,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -77,10 +84,37 @@ struct Options {
     repeat_last_n: Option<i64>,
     presence_penalty: Option<f64>,
     frequency_penalty: Option<f64>,
-    typical_p: Option<f64>,
-    tfs_z: Option<f64>,
-    mirostat: Option<i64>,
 }
+
+/// What chats call otherwise.
+const NAMES: [(&str, &str); 10] = [
+    ("max_tokens", "options.num_predict"),
+    ("max_completion_tokens", "options.num_predict"),
+    ("temperature", "options.temperature"),
+    ("top_p", "options.top_p"),
+    ("top_k", "options.top_k"),
+    ("stop", "options.stop"),
+    ("presence_penalty", "options.presence_penalty"),
+    ("frequency_penalty", "options.frequency_penalty"),
+    ("response_format", "format"),
+    ("reasoning_effort", "think"),
+];
+
+/// The fields of `Ask` that `/api/generate` alone has.
+const OF_GENERATE: [&str; 4] = ["images", "prompt", "raw", "system"];
+
+/// The fields that are read.
+static KNOWN: LazyLock<[Known; 2]> = LazyLock::new(|| {
+    [&OF_GENERATE[..], &[]].map(|others| {
+        let all = &fields::<Ask>() | &fields::<Ours>();
+        Known::new(all.into_iter().filter(|name| !others.contains(name)))
+            .within("options", fields::<Options>())
+            .within("messages", fields::<Message>())
+            .calling(&NAMES)
+            // The template writes what stands around a text.
+            .doing("add_special_tokens", false.into())
+    })
+});
 
 /// What Ollama takes where neither a request nor a model says how tokens are chosen.
 const TEMPERATURE_USUAL: f64 = 0.8;
@@ -106,12 +140,16 @@ pub(crate) enum Wanted {
 }
 
 impl Ask {
-    /// Reads a body.
+    /// Reads a body; gives with it which of its fields nobody knows.
     ///
     /// # Errors
-    /// 400, naming the field that is wrong.
-    pub(crate) fn read(body: Body<'_>) -> Result<Self, ApiError> {
-        read::json(body)
+    /// 400, naming the field that is wrong or not understood.
+    pub(crate) fn read(body: Body<'_>, route: Route) -> Result<(Self, Vec<String>), ApiError> {
+        let ask = Self { ours: read::json(body)?, ..read::json(body)? };
+        ask.check()?;
+        let [of_chat, of_generate] = &*KNOWN;
+        let known = if route == Route::Chat { of_chat } else { of_generate };
+        Ok((ask, foreign::passed_over(body, known)?))
     }
 
     /// Whether the answer goes out as it is said.
@@ -124,7 +162,6 @@ impl Ask {
     /// # Errors
     /// 400, naming the field that is not understood.
     pub(crate) fn wanted(&self, route: Route) -> Result<Wanted, ApiError> {
-        self.check()?;
         if route == Route::Generate && self.messages.iter().flatten().next().is_some() {
             let why = "are not understood; send them to /api/chat";
             return Err(ApiError::field("messages", why).code("field_not_supported"));
@@ -187,7 +224,7 @@ impl Ask {
         if self.logprobs.unwrap_or(false) {
             return refused("logprobs", "are not told here; ask /v1/chat/completions");
         }
-        self.options.as_ref().map_or(Ok(()), Options::check)
+        Ok(())
     }
 
     /// The chat in OpenAI's words.
@@ -210,6 +247,10 @@ impl Ask {
             }
             None => {}
         }
+        for (name, value) in self.ours.fields() {
+            // What Ollama's own words say goes before.
+            chat.entry(name).or_insert(value);
+        }
         Ok(Value::Object(chat))
     }
 
@@ -230,21 +271,6 @@ impl Ask {
 }
 
 impl Options {
-    fn check(&self) -> Result<(), ApiError> {
-        let is_other =
-            |value: Option<f64>, neutral: f64| value.is_some_and(|value| value != neutral);
-        let refused = |field: &str| {
-            let why = "is not understood; use temperature, top_k, top_p or min_p";
-            Err(ApiError::field(format!("options.{field}"), why).code("field_not_supported"))
-        };
-        match () {
-            () if self.mirostat.unwrap_or(0) != 0 => refused("mirostat"),
-            () if is_other(self.typical_p, 1.0) => refused("typical_p"),
-            () if is_other(self.tfs_z, 1.0) => refused("tfs_z"),
-            () => Ok(()),
-        }
-    }
-
     /// The same in OpenAI's words.
     fn fields(self) -> Map<String, Value> {
         let penalty = self.repeat_penalty.filter(|_| self.repeat_last_n != Some(0));
@@ -309,6 +335,10 @@ fn content(text: Option<&str>, images: &[String]) -> Value {
     images.iter().map(picture).chain(text).collect()
 }
 
+/// The fields of `/api/embed` that are read; none of `options` changes an embedding.
+static EMBED_KNOWN: LazyLock<Known> =
+    LazyLock::new(|| Known::new(fields::<Embed>().into_iter().chain(["options"])));
+
 /// What `/api/embed` and the older `/api/embeddings` are asked.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -321,6 +351,14 @@ pub(crate) struct Embed {
 }
 
 impl Embed {
+    /// Reads a body; gives with it which of its fields nobody knows.
+    ///
+    /// # Errors
+    /// 400, naming the field that is wrong or not understood.
+    pub(crate) fn read(body: Body<'_>) -> Result<(Self, Vec<String>), ApiError> {
+        Ok((read::json(body)?, foreign::passed_over(body, &EMBED_KNOWN)?))
+    }
+
     /// The same in OpenAI's words.
     ///
     /// # Errors
@@ -344,7 +382,7 @@ mod tests {
     use crate::api::weigh::weigh;
 
     fn wanted(route: Route, body: Value) -> Result<Wanted, ApiError> {
-        Ask::read(weigh(body.to_string().as_bytes()).unwrap())?.wanted(route)
+        Ask::read(weigh(body.to_string().as_bytes()).unwrap(), route)?.0.wanted(route)
     }
 
     #[track_caller]

@@ -1,6 +1,5 @@
 //! Turns what is asked of the Responses API into a chat.
 
-use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use serde::Deserialize;
@@ -10,7 +9,7 @@ use super::items::{Item, Turns};
 use super::told::Asked;
 use crate::answer;
 use crate::api::fields::fields;
-use crate::api::foreign;
+use crate::api::foreign::{self, Known};
 use crate::api::read::{self, Body};
 use crate::api::several::TextOr;
 use crate::error::ApiError;
@@ -74,8 +73,14 @@ struct Reasoning {
 }
 
 /// The fields that are read.
-static KNOWN: LazyLock<BTreeSet<&'static str>> =
-    LazyLock::new(|| &fields::<Ask>() | &fields::<Ours>());
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+    Known::new(&fields::<Ask>() | &fields::<Ours>())
+        .within("text", fields::<Text>())
+        .within("reasoning", fields::<Reasoning>())
+        .calling(&NAMES)
+        // The template writes what stands around a text.
+        .doing("add_special_tokens", false.into())
+});
 
 /// What asks for how likely tokens were.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -85,7 +90,8 @@ const TEMPERATURE_USUAL: f64 = 1.0;
 const TOP_P_USUAL: f64 = 1.0;
 
 /// What chats call otherwise.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 9] = [
+    ("max_completion_tokens", "max_output_tokens"),
     ("logprobs", "include"),
     ("tool_choice.allowed_tools", "tool_choice"),
     ("messages", "input"),
