@@ -2,8 +2,10 @@
 //!
 //! It also prints the longest functions and files, as places to look; they fail nothing.
 
+mod circles;
 mod edges;
 mod longest;
+mod packages;
 mod pages;
 
 pub(crate) use edges::crates;
@@ -42,6 +44,9 @@ pub(crate) fn texts() -> Result<()> {
 
 fn of_texts(sources: &[Source]) -> Result<Vec<String>> {
     let mut findings = edges::check()?;
+    findings.extend(packages::check()?);
+    findings.extend(circles::check(sources));
+    findings.extend(circles::names(sources));
     findings.extend(sources.iter().filter_map(header));
     findings.extend(sources.iter().flat_map(leftovers));
     Ok(findings)

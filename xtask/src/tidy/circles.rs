@@ -1,0 +1,216 @@
+//! Finds modules of a crate that name each other in a circle, and names of types that many crates use for different things.
+//!
+//! Circles that are there are listed; the list may only shrink.  Modules are those at the top of a crate, and tests do not
+//! count.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::Source;
+
+/// The circles that there are: a crate, and the modules of it that reach each other.
+const KNOWN: [(&str, &[&str]); 18] = [
+    ("smelt", &["exit", "say"]),
+    ("smelt", &["pins", "tools"]),
+    ("smelt", &["built", "load"]),
+    ("smelt", &["history", "unfinished"]),
+    ("smelt", &["commands", "ladder", "memo", "needs", "price", "report", "sees", "stage"]),
+    ("smelt-exec", &["confine", "order"]),
+    ("smelt-exec", &["recorded", "report"]),
+    ("smelt-exec", &["attempt", "count", "prepare"]),
+    ("smelt-load", &["ask", "run"]),
+    (
+        "smelt-model",
+        &[
+            "calibrate",
+            "checkpoint",
+            "families",
+            "model",
+            "packed",
+            "quantize",
+            "reference",
+            "scheme",
+            "synthetic",
+        ],
+    ),
+    ("smelt-onnx", &["surgery", "survey"]),
+    ("smelt-plan", &["key", "pipeline", "plan", "retry"]),
+    ("smelt-runtime", &["dialect", "grammar", "markup", "template", "tokenizer"]),
+    ("smelt-runtime", &["deployment", "image", "similarity", "vision"]),
+    ("smelt-runtime", &["prepare", "sight"]),
+    ("smelt-serve", &["account", "traces"]),
+    (
+        "smelt-store",
+        &[
+            "actions",
+            "ballast",
+            "collect",
+            "digester",
+            "disk",
+            "inventory",
+            "layout",
+            "log",
+            "roots",
+            "run",
+            "stat_cache",
+            "store",
+            "verify",
+            "walk",
+        ],
+    ),
+    ("smelt-watch", &["ceiling", "cgroup"]),
+];
+
+/// Which modules each module names.
+type Graph<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
+
+/// Circles that are not listed, and listed ones that are gone.
+pub(super) fn check(sources: &[Source]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, files) in by_crate(sources) {
+        let circles = circles(&graph(&files));
+        found.extend(circles.into_iter().map(|circle| (name, circle)));
+    }
+    let is_known = |(name, circle): &(&str, BTreeSet<&str>)| {
+        let mut known = KNOWN.iter().filter(|(known, _)| known == name);
+        known.any(|(_, modules)| circle.iter().all(|module| modules.contains(module)))
+    };
+    let new = found.iter().filter(|one| !is_known(one)).map(|(name, circle)| {
+        let circle: Vec<&str> = circle.iter().copied().collect();
+        format!("{name}: modules name each other in a circle: {}", circle.join(", "))
+    });
+    let gone = KNOWN.iter().filter(|(name, modules)| {
+        let all = modules.iter().copied().collect::<BTreeSet<_>>();
+        !found.iter().any(|(crate_name, circle)| crate_name == name && *circle == all)
+    });
+    let gone = gone.map(|(name, modules)| {
+        format!(
+            "{name}: the circle of {} is smaller now or gone; say so in the list of circles",
+            modules.join(", ")
+        )
+    });
+    new.chain(gone).collect()
+}
+
+/// The top module of each file of product code, by crate, with its text.
+fn by_crate(sources: &[Source]) -> BTreeMap<&str, Vec<(&str, &str)>> {
+    let mut crates: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
+    for source in sources {
+        let parts: Vec<&str> = source.path.iter().filter_map(|part| part.to_str()).collect();
+        let ["crates", name, "src", inside @ ..] = &parts[..] else { continue };
+        let is_tests = inside
+            .iter()
+            .any(|part| ["tests", "tests.rs", "simulation.rs", "simulation"].contains(part));
+        if is_tests || matches!(inside, ["lib.rs" | "main.rs"]) {
+            continue;
+        }
+        let module = inside[0].strip_suffix(".rs").unwrap_or(inside[0]);
+        let text = source.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        crates.entry(name).or_default().push((module, text));
+    }
+    crates
+}
+
+fn graph<'a>(files: &[(&'a str, &'a str)]) -> Graph<'a> {
+    let modules: BTreeSet<&str> = files.iter().map(|(module, _)| *module).collect();
+    let mut graph = Graph::new();
+    for (module, text) in files {
+        let named = graph.entry(module).or_default();
+        named.extend(named_in(text).filter(|other| modules.contains(other) && other != module));
+    }
+    graph
+}
+
+/// What stands behind `crate::` in a text: names, or those of a list.
+fn named_in(text: &str) -> impl Iterator<Item = &str> {
+    let word = |text: &'_ str| {
+        text.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(str::len).unwrap_or(0)
+    };
+    text.split("crate::").skip(1).flat_map(move |behind| match behind.strip_prefix('{') {
+        Some(list) => {
+            let list = list.split('}').next().unwrap_or_default();
+            list.split(',').map(str::trim).map(|name| &name[..word(name)]).collect::<Vec<_>>()
+        }
+        None => vec![&behind[..word(behind)]],
+    })
+}
+
+/// Sets of modules that all reach each other, of two or more.
+fn circles<'a>(graph: &Graph<'a>) -> Vec<BTreeSet<&'a str>> {
+    let reached: BTreeMap<&str, BTreeSet<&str>> =
+        graph.keys().map(|module| (*module, reach(graph, module))).collect();
+    let mut circles: Vec<BTreeSet<&str>> = Vec::new();
+    for (module, reaches) in &reached {
+        if circles.iter().any(|circle| circle.contains(module)) {
+            continue;
+        }
+        let back = |other: &&&str| reached.get(**other).is_some_and(|back| back.contains(module));
+        let circle: BTreeSet<&str> = reaches.iter().filter(back).copied().collect();
+        if circle.len() > 1 {
+            circles.push(circle);
+        }
+    }
+    circles
+}
+
+/// All that a module names, and what that names.
+fn reach<'a>(graph: &Graph<'a>, from: &str) -> BTreeSet<&'a str> {
+    let mut reached: BTreeSet<&str> = BTreeSet::new();
+    let mut left: Vec<&str> = graph[from].iter().copied().collect();
+    while let Some(module) = left.pop() {
+        if reached.insert(module) {
+            left.extend(graph.get(module).into_iter().flatten());
+        }
+    }
+    reached
+}
+
+/// Names that public types of so many crates may share.
+const SHARED_MAX: usize = 2;
+
+/// Names that are shared by more crates on purpose: what a reader expects to be each crate's own.
+const EXPECTED: [&str; 3] = ["Options", "Error", "Spec"];
+
+/// Public types of one name in three crates or more.
+pub(super) fn names(sources: &[Source]) -> Vec<String> {
+    let mut owners: BTreeMap<&str, BTreeSet<&Path>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| source.path.starts_with("crates")) {
+        let Some(crate_path) = source.path.ancestors().find(|path| path.ends_with("src")) else {
+            continue;
+        };
+        for line in source.text.lines() {
+            let declared = ["pub struct ", "pub enum ", "pub trait "].iter();
+            let Some(rest) = declared.filter_map(|start| line.strip_prefix(start)).next() else {
+                continue;
+            };
+            let end = rest.find(|c: char| !c.is_alphanumeric()).unwrap_or(rest.len());
+            owners.entry(&rest[..end]).or_default().insert(crate_path);
+        }
+    }
+    let too_many = owners
+        .iter()
+        .filter(|(name, crates)| crates.len() > SHARED_MAX && !EXPECTED.contains(name));
+    too_many
+        .map(|(name, crates)| {
+            format!("{} crates have a public type {name}; call each by what it is", crates.len())
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn circles_are_found_and_lines_are_not() {
+        let files = [
+            ("a", "use crate::b::B;"),
+            ("b", "use crate::{c, d};"),
+            ("c", "fn f() { crate::a::g() }"),
+            ("d", "use crate::e;"),
+            ("e", ""),
+        ];
+        let circles = circles(&graph(&files));
+        assert_eq!(circles, [BTreeSet::from(["a", "b", "c"])]);
+    }
+}
