@@ -201,16 +201,16 @@ fn claims_many_pixels(data: &[u8]) -> bool {
 
 /// Ones for every input of a graph, if they are not too many.
 fn numbers(engine: &GraphEngine) -> Option<Vec<Tensor>> {
-    let one = |input: &smelt_engine::graph::InputFile| {
-        let shape: Vec<usize> = input.dims.iter().map(|dim| dim.unwrap_or(1)).collect();
+    let one = |integer: bool, dims: &[Option<usize>]| {
+        let shape: Vec<usize> = dims.iter().map(|dim| dim.unwrap_or(1)).collect();
         let count = shape.iter().try_fold(1_usize, |count, &dim| count.checked_mul(dim))?;
         let count = Some(count).filter(|&count| count <= INPUT_NUMBERS_MAX)?;
-        Some(match input.integer {
+        Some(match integer {
             true => Tensor::I64 { shape, data: vec![1; count] },
             false => Tensor::F32 { shape, data: vec![1.0; count] },
         })
     };
-    engine.inputs().iter().map(one).collect()
+    engine.inputs().iter().map(|input| one(input.integer, &input.dims)).collect()
 }
 
 /// A folder of this process for `target`, in memory where there is such a place.

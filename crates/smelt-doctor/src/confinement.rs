@@ -10,7 +10,7 @@ pub(crate) fn check(measured: &Measured) -> Option<Finding> {
     let held = |title: &str| {
         match &measured.unheld[..] {
         [] => Finding::new(Severity::Ok, ID, title),
-        unheld => Finding::new(Severity::Note, ID, &format!("{title}; {}", unheld.join("; "))).because(
+        unheld => Finding::new(Severity::Note, ID, format!("{title}; {}", unheld.join("; "))).because(
             "A stage can then reach smelt itself: where signals are not held, it can stop smelt and the shim that \
              leads it, and with both its time limit.  Run what you do not trust as another user or in a container.",
         ),

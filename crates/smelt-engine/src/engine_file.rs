@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,94 +17,27 @@ use memmap2::Mmap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use smelt_backend::Heading;
+pub use smelt_backend::{ENGINE_FILE, OpenError};
 use smelt_model::dtype::Dtype;
 
 use crate::cast;
 use crate::kernels::matrix::Elements;
 use crate::kernels::striped::{Bits, STRIPE, stripes};
 
-/// The file that says what the engine is.
-pub const ENGINE_FILE: &str = "engine.json";
 /// The file that holds its weights.
 pub const WEIGHTS_FILE: &str = "weights.bin";
 /// Version of the directory's layout; a change of names, meanings or packing raises it.
 pub const FORMAT: u32 = 3;
 
-/// The only processor target so far: every CPU path is in one engine, chosen when it runs.
-const TARGET: &str = "cpu";
+/// The only target here: every CPU path is in one engine, chosen when it runs.
+pub(crate) const TARGET: &str = "cpu";
 /// Tensors begin at multiples of a cache line, which is also AVX-512's register.
 const TENSOR_ALIGN: u64 = 64;
 /// `weights.bin` is whole pages long.
 const FILE_ALIGN: u64 = 4096;
-/// An `engine.json` longer than this is no engine of ours (a graph of 10 000 nodes takes 3 MiB).
-const ENGINE_FILE_BYTES_MAX: u64 = 64 << 20;
 /// Bytes hashed at a time.
 const HASH_BYTES: usize = 1 << 20;
-
-/// Why a directory could not be opened as an engine.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// A file is missing or cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// `engine.json` is not what this version writes.
-    #[error("{} is no engine of this version: {problem}; build the engine again", path.display())]
-    NotAnEngine {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// The engine is of another kind than was asked for.
-    #[error(
-        "{} is of kind {found:?}, not {wanted:?}; name the directory of the other engine",
-        path.display()
-    )]
-    OtherKind {
-        /// The file.
-        path: PathBuf,
-        /// The kind it names.
-        found: String,
-        /// The kind that was asked for.
-        wanted: &'static str,
-    },
-    /// The engine serves another purpose than it was opened for.
-    #[error("{} is no engine for {purpose}: {problem}", path.display())]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-        /// What it was opened for.
-        purpose: &'static str,
-        /// What is in the way.
-        problem: String,
-    },
-    /// A context is asked for that the model was not made for.
-    #[error(
-        "a context of {asked} tokens is more than the model's {positions} positions; ask for at most {positions}"
-    )]
-    TooLong {
-        /// Tokens that were asked for.
-        asked: usize,
-        /// Tokens that there may be.
-        positions: usize,
-    },
-    /// What executes the engine is not on this machine.
-    #[error(transparent)]
-    Library(#[from] crate::onnxruntime::LibraryError),
-    /// The engine does not agree with its weights.
-    #[error("{} is damaged: {problem}; build the engine again", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-}
 
 /// What every engine says about itself; `T` is what its kind adds.
 #[derive(Clone, Serialize, Deserialize)]
@@ -116,14 +49,6 @@ struct Manifest<T> {
     engine: T,
     weights: WeightsEntry,
     tensors: Vec<TensorEntry>,
-}
-
-/// The parts that are read first, whatever the rest of the file looks like.
-#[derive(Deserialize)]
-struct Heading {
-    format: u32,
-    kind: String,
-    target: String,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -328,35 +253,27 @@ pub(crate) struct Weights(Arc<Mmap>);
 impl<T: DeserializeOwned> EngineFile<T> {
     /// Opens the engine of `kind` in `dir`.  Reads `engine.json` alone.
     pub(crate) fn open(dir: &Path, kind: &'static str) -> Result<Self, OpenError> {
-        Self::new(dir, read_manifest(&dir.join(ENGINE_FILE), kind)?)
+        Self::new(dir, read_manifest(dir, kind)?)
     }
 }
 
 fn read_manifest<T: DeserializeOwned>(
-    path: &Path,
+    dir: &Path,
     kind: &'static str,
 ) -> Result<Manifest<T>, OpenError> {
-    let read = |source| OpenError::Read { path: path.to_owned(), source };
-    let not_ours = |problem: String| OpenError::NotAnEngine { path: path.to_owned(), problem };
-    let mut text = String::new();
-    let file = File::open(path).map_err(read)?;
-    let long = file.take(ENGINE_FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(read)?;
-    if long as u64 > ENGINE_FILE_BYTES_MAX {
-        return Err(not_ours(format!("it is longer than {ENGINE_FILE_BYTES_MAX} bytes")));
-    }
-    let json = |error: serde_json::Error| not_ours(error.to_string());
-    let heading: Heading = serde_json::from_str(&text).map_err(json)?;
+    let path = dir.join(ENGINE_FILE);
+    let not_ours = |problem: String| OpenError::NotAnEngine { path: path.clone(), problem };
+    let (heading, text) = Heading::read_with_text(dir)?;
     if heading.format != FORMAT {
         return Err(not_ours(format!("format {} is not {FORMAT}", heading.format)));
     }
     if heading.kind != kind {
-        let (path, found) = (path.to_owned(), heading.kind);
-        return Err(OpenError::OtherKind { path, found, wanted: kind });
+        return Err(OpenError::OtherKind { path, found: heading.kind, wanted: kind });
     }
     if heading.target != TARGET {
         return Err(not_ours(format!("target {:?} is not {TARGET:?}", heading.target)));
     }
-    serde_json::from_str(&text).map_err(json)
+    serde_json::from_str(&text).map_err(|error| not_ours(error.to_string()))
 }
 
 fn map_weights(path: &Path, expect: u64) -> Result<Weights, OpenError> {

@@ -2,18 +2,19 @@
 //!
 //! An engine is a directory of `engine.json` and `weights.bin`.  [`graph`] executes any ONNX graph,
 //! [`vision`] one from pictures to tokens, [`llm`] a decoder with a key-value cache; all map their
-//! weights and give f32.  All `unsafe` of the workspace is here.  Knows nothing of requests,
-//! pipelines or HTTP.
+//! weights and give f32.  [`BACKENDS`] opens what is built here by the contract of `smelt-backend`.  All `unsafe` of the
+//! workspace is here.  Knows nothing of requests, pipelines or HTTP.
 
+mod backends;
 mod cast;
 pub mod engine_file;
-mod executor;
 pub mod graph;
 mod kernels;
 pub mod llm;
 pub mod memory;
 pub mod onnxruntime;
+mod processors;
 pub mod tactics;
 pub mod vision;
 
-pub use executor::Executor;
+pub use backends::BACKENDS;

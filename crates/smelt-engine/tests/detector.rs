@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use smelt_engine::graph::{self, GraphEngine, Precision, Tensor};
-use smelt_engine::{Executor, onnxruntime};
+use smelt_engine::{BACKENDS, onnxruntime};
 use smelt_model::safetensors::Reader;
 use smelt_onnx::{Model, eval};
 use tempfile::TempDir;
@@ -73,7 +73,7 @@ impl Case {
     }
 
     #[track_caller]
-    fn check_outputs(&self, names: &[graph::OutputFile], outputs: &[Tensor]) {
+    fn check_outputs(&self, names: &[smelt_backend::GraphOutput], outputs: &[Tensor]) {
         let names = names.iter().map(|output| output.name.as_str());
         let given = names.zip(outputs).map(|(name, o)| (name, o.shape(), o.floats().unwrap()));
         self.check(given);
@@ -128,7 +128,7 @@ fn onnxruntime_takes_detectors_whose_scales_are_constants() {
         let case = Case::open(name);
         let out = case.dir.path().join("onnxruntime");
         onnxruntime::build(case.dir.path(), &out, &mut |_| {}).unwrap();
-        let engine = Executor::open(&out).unwrap();
+        let engine = BACKENDS.graph(&out).unwrap();
         let outputs = engine.run(vec![case.input.1.clone()]).unwrap();
         case.check_outputs(engine.outputs(), &outputs);
         engine.verify_digest().unwrap();

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 /// Inputs as engines are tried with: one of everything open, eight tokens.
 fn inputs(engine: &GraphEngine) -> Vec<Tensor> {
-    let input = |declared: &graph::InputFile| {
+    let input = |declared: &smelt_backend::GraphInput| {
         let size = |(axis, dim): (usize, &Option<usize>)| dim.unwrap_or([1, 8][axis.min(1)]);
         let shape: Vec<usize> = declared.dims.iter().enumerate().map(size).collect();
         let count = shape.iter().product();

@@ -77,7 +77,7 @@ impl Golden {
         let (onnx, engine) = (self.dir.path().join("onnx"), self.dir.path().join("vision"));
         export::vision(&self.checkpoint, dtype, &onnx, &mut |_| {}).unwrap();
         vision::build(&onnx, precision, &engine, &mut |_| {}).unwrap();
-        VisionEngine::open(&engine).unwrap()
+        vision::open(&engine).unwrap()
     }
 
     fn llm(&self) -> LlmEngine {
@@ -143,7 +143,7 @@ fn greedy(engine: &mut LlmEngine, prompt: &Prompt<'_>, count: usize) -> Vec<u32>
 fn check_vision(name: &str, hidden: usize) {
     let golden = Golden::open(name);
     let (pixels, expect) = (golden.floats("pixel_values"), golden.floats("image_embeds"));
-    let mut engine = golden.vision(Dtype::F32);
+    let engine = golden.vision(Dtype::F32);
     assert_eq!(
         (engine.grid().unwrap().width, engine.tokens_per_tile(), engine.hidden()),
         (56, 4, hidden)

@@ -409,7 +409,7 @@ fn damaged_engines_do_not_open() {
 
 #[test]
 fn a_vision_engine_does_not_open_as_a_language_model_and_back() {
-    let error = smelt_engine::vision::VisionEngine::open(&built("plain")).unwrap_err().to_string();
+    let error = smelt_engine::vision::open(&built("plain")).unwrap_err().to_string();
     assert!(error.contains("is of kind \"llm\", not \"graph\""), "{error}");
     let error = LlmEngine::open(&built("checkpoint")).unwrap_err().to_string();
     assert!(error.contains("cannot read") && error.contains("engine.json"), "{error}");

@@ -9,8 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use smelt_engine::graph::{Precision, Tensor};
-use smelt_engine::vision::VisionEngine;
-use smelt_engine::{Executor, graph, onnxruntime};
+use smelt_engine::vision;
+use smelt_engine::{BACKENDS, graph, onnxruntime};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::{export, synthetic};
@@ -51,11 +51,10 @@ fn check_alike(dtype: Dtype, error_max: f32) {
     let (native, other) = (dir.path().join("native"), dir.path().join("other"));
     graph::build(&onnx, Precision::F32, &native, &mut |_| {}).unwrap();
     build(&onnx, &other);
-    let [mut native, mut other] =
-        [native, other].map(|dir| VisionEngine::open(&dir).unwrap().with_threads(2));
+    let [native, other] = [native, other].map(|dir| vision::open(&dir).unwrap());
     assert_eq!(other.tokens_per_tile(), native.tokens_per_tile());
     let pixels = pixels(2 * native.takes().numbers());
-    let [expect, found] = [&mut native, &mut other].map(|one| one.encode(&pixels, 2).unwrap());
+    let [expect, found] = [&native, &other].map(|one| one.encode(&pixels, 2).unwrap());
     let largest = expect.iter().fold(0.0f32, |most, number| most.max(number.abs()));
     for (expect, found) in expect.iter().zip(&found) {
         assert!((expect - found).abs() <= error_max * largest, "{expect} {found}");
@@ -83,7 +82,7 @@ fn its_constants_are_those_of_the_graph() {
     let [native, other] = ["native", "other"].map(|name| dir.path().join(name));
     graph::build(&onnx, Precision::F32, &native, &mut |_| {}).unwrap();
     build(&onnx, &other);
-    let [native, other] = [native, other].map(|dir| VisionEngine::open(&dir).unwrap());
+    let [native, other] = [native, other].map(|dir| vision::open(&dir).unwrap());
     let checkpoint = Checkpoint::open(&dir.path().join("checkpoint")).unwrap();
     let mut compared = 0;
     for (name, _) in checkpoint.model().tensors(&[smelt_model::model::Part::Vision]) {
@@ -116,14 +115,14 @@ fn builds_are_equal_and_damage_is_found() {
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(&path, &bytes).unwrap();
-    let error = Executor::open(&two).unwrap().verify_digest().unwrap_err().to_string();
+    let error = BACKENDS.graph(&two).unwrap().verify_digest().unwrap_err().to_string();
     assert!(error.contains("model.onnx is damaged") && !error.contains('\n'), "{error}");
     fs::write(&path, b"no graph").unwrap();
-    let error = VisionEngine::open(&two).unwrap().encode(&pixels(3 * 56 * 56), 1).unwrap_err();
+    let error = vision::open(&two).unwrap().encode(&pixels(3 * 56 * 56), 1).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("ONNX Runtime") && !error.contains('\n'), "{error}");
     fs::write(two.join("weights.bin"), b"").unwrap();
-    let error = Executor::open(&two).unwrap_err().to_string();
+    let error = BACKENDS.graph(&two).unwrap_err().to_string();
     assert!(error.contains("0 bytes where"), "{error}");
 }
 
@@ -172,8 +171,8 @@ fn what_the_native_engine_does_not_have_runs_here() {
         return;
     }
     build(&onnx, &engine);
-    let engine = Executor::open(&engine).unwrap().with_threads(1);
-    assert!(matches!(engine, Executor::Onnxruntime(_)));
+    assert_eq!(smelt_backend::Heading::read(&engine).unwrap().kind, "onnxruntime");
+    let engine = BACKENDS.graph(&engine).unwrap();
     let input = Tensor::F32 { shape: vec![2, 2], data: vec![1.0, -1.0, 0.0, -4.0] };
     let outputs = engine.run(vec![input]).unwrap();
     assert_eq!(outputs[0].floats(), Some(&[1.0, -0.5, 0.0, -2.0][..]));

@@ -16,7 +16,7 @@ mod golden;
 pub mod grid;
 pub mod model;
 pub mod packed;
-pub mod places;
+pub use smelt_backend::position as places;
 pub mod price;
 pub mod quantize;
 pub mod reference;

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use serde_json::json;
 use smelt_runtime::grammar::{Compiler, Grammar};
-use smelt_runtime::sampling::{Sampler, Settings};
+use smelt_runtime::sampling::{Chooser, Sampler, Settings};
 use smelt_runtime::tokenizer::Tokenizer;
 
 /// Tokens of an answer at most.
@@ -73,12 +73,14 @@ fn masks(name: &str, compiler: &Compiler, grammar: &Grammar, vocab: usize, end: 
         let mut constraint = whole.clone();
         let settings = Settings { temperature: 1.0, seed, ..Settings::default() };
         let mut sampler = Sampler::new(&settings, &[], vocab).unwrap();
+        let mut chooser = Chooser::default();
         let logits = vec![0.0; vocab];
         for _ in 0..TOKENS_MAX {
             let start = Instant::now();
             let mask = constraint.mask().unwrap();
             times.push(ms(start));
-            let token = sampler.choose(&logits, Some(mask)).unwrap().token;
+            let token = chooser.choose(&logits, &sampler.draw(Some(mask))).unwrap().token;
+            sampler.count(token);
             if token == end {
                 break;
             }
@@ -107,10 +109,12 @@ fn draws(vocab: usize) {
     ];
     for (name, settings) in named {
         let mut sampler = Sampler::new(&settings, &[], vocab).unwrap();
+        let mut chooser = Chooser::default();
         let mut times = Vec::new();
         for _ in 0..50 {
             let start = Instant::now();
-            sampler.choose(&logits, None).unwrap();
+            let chosen = chooser.choose(&logits, &sampler.draw(None)).unwrap();
+            sampler.count(chosen.token);
             times.push(ms(start));
         }
         tell(&format!("{name}: draws"), times);

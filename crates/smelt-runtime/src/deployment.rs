@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
-use smelt_engine::engine_file::{ENGINE_FILE, OpenError};
-use smelt_engine::llm::{KvOptions, LlmEngine};
-use smelt_engine::vision::VisionEngine;
+use smelt_backend::{Backends, Decoder, ENGINE_FILE, KvOptions, OpenError, VisionEngine};
 
 use crate::dialect::Dialect;
 use crate::grammar::{Compiler, CompilerError};
@@ -309,7 +307,7 @@ pub struct Deployment {
     /// Pictures to embeddings; none where texts alone are read.
     pub vision: Option<Vision>,
     /// Tokens and embeddings to logits.
-    pub llm: LlmEngine,
+    pub llm: Box<dyn Decoder>,
     /// What names both, where they were opened from files: with others, keys and values would be others.
     pub engines: Option<Identity>,
 }
@@ -319,16 +317,20 @@ impl Deployment {
     ///
     /// # Errors
     /// [`DeploymentError`] naming the file or engine and what does not fit.
-    pub fn open(dir: &Path) -> Result<Self, DeploymentError> {
-        Self::open_with(dir, KvOptions::default())
+    pub fn open(backends: Backends, dir: &Path) -> Result<Self, DeploymentError> {
+        Self::open_with(backends, dir, KvOptions::default())
     }
 
     /// As [`Self::open`], with the decoder's keys and values kept as `kv` says.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_with(dir: &Path, kv: KvOptions) -> Result<Self, DeploymentError> {
-        Self::open_at(dir, dir, kv)
+    pub fn open_with(
+        backends: Backends,
+        dir: &Path,
+        kv: KvOptions,
+    ) -> Result<Self, DeploymentError> {
+        Self::open_at(backends, [dir, dir], kv)
     }
 
     /// As [`Self::open_with`], of files in `dir` that will lie at `at`, beside their engines, which are there
@@ -336,16 +338,23 @@ impl Deployment {
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_at(dir: &Path, at: &Path, kv: KvOptions) -> Result<Self, DeploymentError> {
+    pub fn open_at(
+        backends: Backends,
+        [dir, at]: [&Path; 2],
+        kv: KvOptions,
+    ) -> Result<Self, DeploymentError> {
         let spec = read_spec(dir)?;
         let vision = spec.vision.as_ref();
-        let vision = vision.map(|vision| VisionEngine::open_all(&named_from(at, vision)));
+        let vision = vision.map(|vision| backends.vision(&named_from(at, vision)));
         let vision = vision.transpose()?.unwrap_or_default();
         let max_seq_len = kv.max_seq_len.or(spec.serving.max_seq_len);
         let kv = KvOptions { max_seq_len, max_slots: kv.max_slots.or(spec.serving.slots), ..kv };
-        let llm = LlmEngine::open_with(&named_from(at, &spec.llm), kv)?;
+        let llm = backends.decoder(&named_from(at, &spec.llm), kv)?;
         let engines = engines_of(at, &spec)?;
-        Ok(Self { engines: Some(engines), ..Self::of_parts([dir, at], spec, vision, llm)? })
+        let clip = spec.clip.as_ref();
+        let clip = clip.map(|clip| Similarity::open_at(backends, dir, at, clip)).transpose()?;
+        let opened = Self::of_parts(dir, spec, vision, llm, clip)?;
+        Ok(Self { engines: Some(engines), ..opened })
     }
 
     /// Writes prompts by another template than the deployment's own.
@@ -406,16 +415,17 @@ impl Deployment {
         dir: &Path,
         spec: Spec,
         vision: Vec<VisionEngine>,
-        llm: LlmEngine,
+        llm: Box<dyn Decoder>,
     ) -> Result<Self, DeploymentError> {
-        Self::of_parts([dir, dir], spec, vision, llm)
+        Self::of_parts(dir, spec, vision, llm, None)
     }
 
     fn of_parts(
-        [dir, at]: [&Path; 2],
+        dir: &Path,
         spec: Spec,
         vision: Vec<VisionEngine>,
-        llm: LlmEngine,
+        llm: Box<dyn Decoder>,
+        similarity: Option<Similarity>,
     ) -> Result<Self, DeploymentError> {
         let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE))?;
         let template = Template::open(dir)?;
@@ -430,8 +440,8 @@ impl Deployment {
         let seen = vision.as_ref().map(|vision| [vision.hidden(), vision.deepstack()]);
         let sizes = Sizes {
             seen,
-            heard: [llm.hidden(), llm.deepstack()],
-            llm_vocab: llm.vocab(),
+            heard: [llm.facts().hidden, llm.facts().deepstack],
+            llm_vocab: llm.facts().vocab,
             tokenizer_vocab: tokenizer.vocab(),
             eos_max: spec.eos.iter().copied().max().unwrap_or_default(),
         };
@@ -439,10 +449,9 @@ impl Deployment {
         if let Some(why) = fault {
             return Err(bad(why));
         }
-        let clip = spec.clip.as_ref();
-        let similarity = clip.map(|clip| Similarity::open_at(dir, at, clip)).transpose()?;
-        let (max_seq_len, vocab) = (llm.limits().max_seq_len, llm.vocab());
-        let scheme = llm.scheme().to_owned();
+        let facts = llm.facts();
+        let (max_seq_len, vocab) = (facts.limits.max_seq_len, facts.vocab);
+        let scheme = facts.scheme.clone();
         let (dialect, compiler) = (template.dialect(), OnceLock::new());
         let marks = template.marks(&tokenizer);
         let form = template.form(spec.picture());

@@ -13,9 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use smelt_engine::Executor;
-use smelt_engine::engine_file::OpenError;
-use smelt_engine::graph::{RunError, Tensor};
+use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor};
 
 use crate::deployment::{
     DEPLOYMENT_FILE, DeploymentError, FORMAT, is_beside, named_from, read_text, write_files,
@@ -111,7 +109,7 @@ pub enum EmbedError {
     Tokenizer(#[from] TokenizerError),
     /// The encoder failed.
     #[error(transparent)]
-    Run(#[from] RunError),
+    Run(#[from] GraphError),
     /// The encoder gave something else than states.
     #[error("the encoder gave {found:?} instead of the states of {tokens} tokens")]
     States {
@@ -144,7 +142,7 @@ pub struct Embedding {
 pub struct SentenceEncoder {
     spec: Spec,
     tokenizer: Tokenizer,
-    engine: Executor,
+    engine: Box<dyn Graph>,
 }
 
 /// What the engine reads.
@@ -157,15 +155,15 @@ impl SentenceEncoder {
     ///
     /// # Errors
     /// [`DeploymentError`] naming the file or engine and what does not fit.
-    pub fn open(dir: &Path) -> Result<Self, DeploymentError> {
-        Self::open_at(dir, dir)
+    pub fn open(backends: Backends, dir: &Path) -> Result<Self, DeploymentError> {
+        Self::open_at(backends, dir, dir)
     }
 
     /// As [`Self::open`], of files in `dir` that will lie at `at`, beside their engine, which is there already.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_at(dir: &Path, at: &Path) -> Result<Self, DeploymentError> {
+    pub fn open_at(backends: Backends, dir: &Path, at: &Path) -> Result<Self, DeploymentError> {
         let path = dir.join(DEPLOYMENT_FILE);
         let bad = |why: String| DeploymentError::Bad { path: path.clone(), why };
         let spec = read_spec(dir)?;
@@ -174,7 +172,7 @@ impl SentenceEncoder {
         if max <= around {
             return Err(bad(format!("max_tokens is {max}, but {around} go around a text")));
         }
-        let engine = Executor::open(&named_from(at, &spec.encoder))?;
+        let engine = backends.graph(&named_from(at, &spec.encoder))?;
         let reads = engine.inputs().iter().map(|input| (input.name.as_str(), input.integer));
         if !reads.eq(INPUTS.map(|name| (name, true))) {
             return Err(bad(format!("its encoder does not read {}", INPUTS.join(" and "))));

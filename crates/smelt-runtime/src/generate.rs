@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use smelt_engine::llm::places::Place;
-use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
+use smelt_backend::position::Place;
+use smelt_backend::{Answer as Stepped, Decoder, FeatureSpan, ImageEmbeds, LogitRows, Run};
 
 use crate::deployment::Deployment;
 use crate::image::Shown;
@@ -14,7 +14,7 @@ use crate::prepare::{PrepareError, Prepared, Question, Seen};
 use crate::prompt::{PromptError, Turn};
 use crate::sampling::Logprobs;
 pub use crate::speaker::{Finish, Manner, SpeakError};
-use crate::speaker::{Form, Speaker};
+use crate::speaker::{Form, Said, Speaker};
 use crate::template::Context;
 use crate::tokenizer::TokenizerError;
 use crate::vision::Embedded;
@@ -43,10 +43,10 @@ pub enum GenerateError {
     },
     /// The vision engine failed.
     #[error("the vision engine failed: {0}")]
-    Vision(#[source] smelt_engine::vision::RunError),
+    Vision(#[source] smelt_backend::VisionError),
     /// The language model's engine failed.
     #[error("the llm engine failed: {0}")]
-    Llm(#[source] smelt_engine::llm::RunError),
+    Llm(#[source] smelt_backend::RunError),
 }
 
 impl From<PromptError> for GenerateError {
@@ -121,7 +121,7 @@ impl Timing {
 }
 
 /// A prompt as the language model's engine takes it.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Encoded {
     /// The tokens, image tokens included.
     pub tokens: Vec<u32>,
@@ -150,13 +150,17 @@ pub enum Heard<'a> {
 }
 
 impl Encoded {
-    /// For the engine, with embeddings in the places of `image_token`.
-    fn prompt(&self, image_token: Option<u32>) -> Prompt<'_> {
-        let Embedded { embeds, deepstack } = &self.images;
-        let image_token = image_token.filter(|_| !embeds.is_empty());
-        let image = image_token.map(|token| ImageEmbeds { token, embeds });
+    /// All features of the images.
+    fn features(&self) -> Vec<FeatureSpan<'_>> {
+        self.images.spans(0..self.images.tokens()).collect()
+    }
+
+    /// For the engine, with `features` in the places of `image_token`.
+    fn run<'a>(&'a self, image_token: Option<u32>, features: &'a [FeatureSpan<'a>]) -> Run<'a> {
+        let image_token = image_token.filter(|_| !features.is_empty());
+        let image = image_token.map(|token| ImageEmbeds { token, features });
         let places = self.places.as_deref();
-        Prompt { deepstack, places, ..Prompt::plain(&self.tokens, image) }
+        Run { image, places, ..Run::new(SLOT, &self.tokens) }
     }
 }
 
@@ -187,10 +191,10 @@ pub fn prepare(
     let mut encoded = Encoded { tokens, places, seen, ..Encoded::default() };
     let parts = views.iter().map(|view| view.parts.len()).sum();
     // Without a tower nothing is shown.
-    if let Some(vision) = &mut deployment.vision {
+    if let Some(vision) = &deployment.vision {
         for part in views.iter().flat_map(|view| &view.parts) {
             hear(Heard::Looking { part: encoded.tiles + 1, parts });
-            encoded.images.append(&vision.encode(part).map_err(GenerateError::Vision)?);
+            encoded.images.push(vision.encode(part).map_err(GenerateError::Vision)?);
             encoded.tiles += 1;
         }
     }
@@ -212,7 +216,7 @@ pub fn try_once(
 ) -> Result<(), GenerateError> {
     deployment.text.template.try_once().map_err(PrepareError::from)?;
     let mut looked = 0.0;
-    if let Some(vision) = &mut deployment.vision
+    if let Some(vision) = &deployment.vision
         && let Some(part) = vision.samples().first()
     {
         told(0.0, "looking at a picture");
@@ -271,8 +275,10 @@ pub fn answer(
     manner: &Manner,
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
-    let read = read(deployment, encoded);
-    let answer = read.and_then(|read| say(deployment, encoded, &read, manner, on_text));
+    let answer = begin(deployment, encoded, manner).and_then(|mut begun| {
+        begun.read(deployment, encoded, LogitRows::None)?;
+        begun.say(deployment, encoded, on_text)
+    });
     deployment.llm.release(SLOT);
     answer
 }
@@ -290,83 +296,109 @@ pub fn answer_and_follow(
     given: &[u32],
     visit: &mut dyn FnMut(u32, &[f32]),
 ) -> Result<Answer, GenerateError> {
-    let both = read(deployment, encoded).and_then(|read| {
-        let manner = Manner::greedy(new_tokens_max);
-        let answer = say(deployment, encoded, &read, &manner, &mut |_| {})?;
+    let both = begin(deployment, encoded, &Manner::greedy(new_tokens_max)).and_then(|mut begun| {
+        let logits = begun.read(deployment, encoded, LogitRows::Last)?;
+        let answer = begun.say(deployment, encoded, &mut |_| {})?;
         deployment.llm.truncate(SLOT, encoded.tokens.len());
-        follow(deployment, read, given, visit)?;
+        follow(deployment, logits, given, visit)?;
         Ok(answer)
     });
     deployment.llm.release(SLOT);
     both
 }
 
-/// A prompt that the slot holds.
-struct Read {
-    /// What follows it: `[vocab]`.
-    logits: Vec<f32>,
+/// An answer whose prompt is read.
+struct Begun {
+    speaker: Speaker,
+    /// What followed the last step.
+    stepped: Stepped,
+    /// How long reading took.
     took: Duration,
 }
 
-/// Runs the prompt through the language model.
-fn read(deployment: &mut Deployment, encoded: &Encoded) -> Result<Read, GenerateError> {
-    let Deployment { llm, text, .. } = deployment;
-    let start = Instant::now();
-    let prompt = encoded.prompt(text.image_token);
-    let logits = llm.prefill(SLOT, &prompt).map_err(GenerateError::Llm)?;
-    Ok(Read { logits, took: start.elapsed() })
-}
-
-/// Decodes behind the prompt that was read.
-fn say(
-    deployment: &mut Deployment,
+fn begin(
+    deployment: &Deployment,
     encoded: &Encoded,
-    read: &Read,
     manner: &Manner,
-    on_text: &mut dyn FnMut(&str),
-) -> Result<Answer, GenerateError> {
-    let Deployment { text, llm, .. } = deployment;
-    let mut speaker = Speaker::new(text, &encoded.tokens, manner, Form::default())?;
-    let (mut answer, mut logprobs) = (String::new(), Vec::new());
-    let (prefill, first_token) = (read.took, read.took);
-    let mut timing = Timing { prefill, first_token, ..Timing::default() };
-    let start = Instant::now();
-    let mut said = speaker.say(&read.logits)?;
-    let finish = loop {
-        logprobs.extend(said.logprobs);
-        if !said.text.is_empty() {
-            on_text(&said.text);
-            answer += &said.text;
-        }
-        let (None, Some(token)) = (said.finish, said.token) else { break said.finish };
-        said = speaker.say(&step(llm, token)?)?;
-        timing.decode_steps += 1;
-    };
-    timing.decode = start.elapsed();
-    Ok(Answer {
-        text: answer,
-        tokens: speaker.tokens().to_vec(),
-        logprobs,
-        prompt_tokens: encoded.tokens.len(),
-        tiles: encoded.tiles,
-        seen: encoded.seen,
-        finish: finish.unwrap_or(Finish::Stop),
-        timing,
-    })
+) -> Result<Begun, GenerateError> {
+    let speaker = Speaker::new(&deployment.text, &encoded.tokens, manner, Form::default())?;
+    Ok(Begun { speaker, stepped: Stepped::default(), took: Duration::ZERO })
 }
 
-/// Shows the tokens of a given answer behind the prompt that was read.
+impl Begun {
+    /// Runs the prompt through the language model; gives the logits that were asked for.
+    fn read(
+        &mut self,
+        deployment: &mut Deployment,
+        encoded: &Encoded,
+        logits: LogitRows,
+    ) -> Result<Vec<f32>, GenerateError> {
+        let start = Instant::now();
+        let features = encoded.features();
+        let draws = [self.speaker.draw()?];
+        let run = encoded.run(deployment.text.image_token, &features);
+        self.stepped = one(&mut *deployment.llm, run.choosing(&draws).showing(logits))?;
+        self.took = start.elapsed();
+        Ok(std::mem::take(&mut self.stepped.logits))
+    }
+
+    /// Decodes behind the prompt that was read.
+    fn say(
+        mut self,
+        deployment: &mut Deployment,
+        encoded: &Encoded,
+        on_text: &mut dyn FnMut(&str),
+    ) -> Result<Answer, GenerateError> {
+        let (mut answer, mut logprobs) = (String::new(), Vec::new());
+        let (prefill, first_token) = (self.took, self.took);
+        let mut timing = Timing { prefill, first_token, ..Timing::default() };
+        let start = Instant::now();
+        let mut said = self.next()?;
+        let finish = loop {
+            logprobs.extend(said.logprobs);
+            if !said.text.is_empty() {
+                on_text(&said.text);
+                answer += &said.text;
+            }
+            let (None, Some(token)) = (said.finish, said.token) else { break said.finish };
+            let draws = [self.speaker.draw()?];
+            let run = Run::new(SLOT, std::slice::from_ref(&token)).choosing(&draws);
+            self.stepped = one(&mut *deployment.llm, run)?;
+            said = self.next()?;
+            timing.decode_steps += 1;
+        };
+        timing.decode = start.elapsed();
+        Ok(Answer {
+            text: answer,
+            tokens: self.speaker.tokens().to_vec(),
+            logprobs,
+            prompt_tokens: encoded.tokens.len(),
+            tiles: encoded.tiles,
+            seen: encoded.seen,
+            finish: finish.unwrap_or(Finish::Stop),
+            timing,
+        })
+    }
+
+    /// Says the token that the last step chose.
+    fn next(&mut self) -> Result<Said, GenerateError> {
+        let chosen = self.stepped.chosen.pop().expect("each run had one draw");
+        Ok(self.speaker.say(chosen)?)
+    }
+}
+
+/// Shows the tokens of a given answer behind the prompt that was read, and the `logits` behind that.
 fn follow(
     deployment: &mut Deployment,
-    read: Read,
+    mut logits: Vec<f32>,
     tokens: &[u32],
     visit: &mut dyn FnMut(u32, &[f32]),
 ) -> Result<(), GenerateError> {
-    let llm = &mut deployment.llm;
-    let mut logits = read.logits;
+    let llm = &mut *deployment.llm;
     for (index, &token) in tokens.iter().enumerate() {
         if index > 0 {
-            logits = step(llm, tokens[index - 1])?;
+            let run = Run::new(SLOT, &tokens[index - 1..index]).showing(LogitRows::Last);
+            logits = one(llm, run)?.logits;
         }
         if !logits.iter().all(|logit| logit.is_finite()) {
             return Err(SpeakError::NotFinite { tokens: llm.held(SLOT) }.into());
@@ -376,10 +408,10 @@ fn follow(
     Ok(())
 }
 
-/// Puts `token` behind what the slot holds; gives what follows.
-fn step(llm: &mut LlmEngine, token: u32) -> Result<Vec<f32>, GenerateError> {
-    let step = llm.decode(&[(SLOT, token)]).map_err(GenerateError::Llm)?;
-    Ok(step.into_iter().next().unwrap_or_default())
+/// A step of one run.
+fn one(llm: &mut dyn Decoder, run: Run<'_>) -> Result<Stepped, GenerateError> {
+    let stepped = llm.step(&[run]).map_err(GenerateError::Llm)?;
+    Ok(stepped.into_iter().next().unwrap_or_default())
 }
 
 #[cfg(test)]

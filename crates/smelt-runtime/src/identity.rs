@@ -4,7 +4,8 @@
 //! hashes whose keys everybody knows, would let who searches for an hour be answered about somebody else's picture.
 
 use sha2::{Digest as _, Sha256};
-pub use smelt_engine::llm::prefix::Identity;
+
+pub use crate::prefix::Identity;
 
 /// A name as it is made; each part is told from the next.
 #[derive(Clone, Debug)]

@@ -14,9 +14,9 @@ pub mod grammar;
 pub mod identity;
 pub mod image;
 pub mod markup;
+pub mod prefix;
 pub mod prepare;
 pub mod prompt;
-pub mod sampling;
 pub mod schedule;
 pub mod score;
 pub mod service;
@@ -28,4 +28,4 @@ pub mod template;
 pub mod tokenizer;
 pub mod vision;
 
-pub use smelt_engine::memory;
+pub use smelt_backend::sampling;

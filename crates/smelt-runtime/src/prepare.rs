@@ -2,14 +2,14 @@
 //!
 //! Needs no engine, so that whoever asks does this work beside the engines.  Knows nothing of slots.
 
-use smelt_engine::llm::places::{Place, PlacesError, places};
-use smelt_engine::llm::prefix::Piece;
+use smelt_backend::position::{Place, PlacesError, places};
 
 use crate::deployment::Text;
 use crate::fit::{self, Item, Space};
 use crate::identity::Identity;
 use crate::image::{Eyes, Shown, TooLong, View};
 use crate::markup;
+use crate::prefix::Piece;
 use crate::prompt::{self, PromptError, Run, Turn};
 use crate::sight::{Look, Sight, Way};
 use crate::similarity::{Asked, SimilarityError};

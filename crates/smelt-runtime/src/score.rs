@@ -10,9 +10,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use smelt_engine::Executor;
-use smelt_engine::engine_file::OpenError;
-use smelt_engine::graph::Tensor;
+use smelt_backend::{Backends, Graph, OpenError, Tensor};
 
 use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, named_from, write_files};
 use crate::embed::{self, EmbedError, Reader, TOKENS_MAX, read_json};
@@ -138,7 +136,7 @@ pub struct Score {
 pub struct CrossEncoder {
     spec: Spec,
     tokenizer: Tokenizer,
-    engine: Executor,
+    engine: Box<dyn Graph>,
 }
 
 /// What the engine reads.
@@ -150,8 +148,8 @@ const LOGITS: &str = "logits";
 ///
 /// # Errors
 /// When it does not open.
-pub fn is_with_head(engine: &Path) -> Result<bool, OpenError> {
-    Ok(Executor::open(engine)?.outputs().iter().any(|output| output.name == LOGITS))
+pub fn is_with_head(backends: Backends, engine: &Path) -> Result<bool, OpenError> {
+    Ok(backends.graph(engine)?.outputs().iter().any(|output| output.name == LOGITS))
 }
 
 impl CrossEncoder {
@@ -159,15 +157,15 @@ impl CrossEncoder {
     ///
     /// # Errors
     /// [`DeploymentError`] naming the file or engine and what does not fit.
-    pub fn open(dir: &Path) -> Result<Self, DeploymentError> {
-        Self::open_at(dir, dir)
+    pub fn open(backends: Backends, dir: &Path) -> Result<Self, DeploymentError> {
+        Self::open_at(backends, dir, dir)
     }
 
     /// As [`Self::open`], of files in `dir` that will lie at `at`, beside their engine, which is there already.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_at(dir: &Path, at: &Path) -> Result<Self, DeploymentError> {
+    pub fn open_at(backends: Backends, dir: &Path, at: &Path) -> Result<Self, DeploymentError> {
         let path = dir.join(DEPLOYMENT_FILE);
         let bad = |why: String| DeploymentError::Bad { path: path.clone(), why };
         let spec = read_spec(dir)?;
@@ -176,7 +174,7 @@ impl CrossEncoder {
         if max <= around {
             return Err(bad(format!("max_tokens is {max}, but {around} go around a pair")));
         }
-        let engine = Executor::open(&named_from(at, &spec.encoder))?;
+        let engine = backends.graph(&named_from(at, &spec.encoder))?;
         let reads = engine.inputs().iter().map(|input| (input.name.as_str(), input.integer));
         if !reads.eq(INPUTS.map(|name| (name, true))) {
             return Err(bad(format!("its encoder does not read {}", INPUTS.join(" and "))));

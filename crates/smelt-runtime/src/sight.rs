@@ -3,8 +3,8 @@
 //! Families tell the frames of a clip apart in their own ways: InternVL by words before each,
 //! Qwen2.5-VL by places in time, Qwen3-VL by the seconds before each step.  Knows nothing of templates.
 
-use smelt_engine::llm::places;
-use smelt_engine::vision::Lattice;
+use smelt_backend::grid::Lattice;
+use smelt_backend::position as places;
 
 use crate::deployment::{Family, Text};
 use crate::image::{By, Cutting, Eyes, Picture, Plan, Shown, Size, View, Wish, route};

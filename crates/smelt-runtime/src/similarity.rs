@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use smelt_engine::Executor;
-use smelt_engine::engine_file::OpenError;
-use smelt_engine::graph::{RunError, Tensor};
+use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor};
 
 use crate::deployment::{DeploymentError, is_beside, named_from};
 use crate::identity::{Identity, Naming, within};
@@ -71,7 +69,7 @@ pub enum SimilarityError {
     Tokenizer(#[from] TokenizerError),
     /// An engine failed.
     #[error("the CLIP failed: {0}")]
-    Run(#[from] RunError),
+    Run(#[from] GraphError),
     /// An engine gave something else than one row of numbers.
     #[error("the CLIP gave {found:?} instead of a row of {width}")]
     Row {
@@ -94,8 +92,8 @@ pub struct Asked<'a> {
 /// A CLIP ready to compare.
 #[derive(Debug)]
 pub struct Similarity {
-    vision: Executor,
-    text: Executor,
+    vision: Box<dyn Graph>,
+    text: Box<dyn Graph>,
     tokenizer: Tokenizer,
     /// Longer texts are cut after so many tokens, the special ones counted.
     max_tokens: usize,
@@ -113,17 +111,22 @@ impl Similarity {
     ///
     /// # Errors
     /// [`DeploymentError`] naming the file or engine and what does not fit.
-    pub fn open(dir: &Path, spec: &Spec) -> Result<Self, DeploymentError> {
-        Self::open_at(dir, dir, spec)
+    pub fn open(backends: Backends, dir: &Path, spec: &Spec) -> Result<Self, DeploymentError> {
+        Self::open_at(backends, dir, dir, spec)
     }
 
     /// The same of a deployment that will lie at `at`, beside its engines.
-    pub(crate) fn open_at(dir: &Path, at: &Path, spec: &Spec) -> Result<Self, DeploymentError> {
+    pub(crate) fn open_at(
+        backends: Backends,
+        dir: &Path,
+        at: &Path,
+        spec: &Spec,
+    ) -> Result<Self, DeploymentError> {
         let tokenizer = Tokenizer::open(&dir.join(TOKENIZER))?.for_whole();
         let (seen, read) = (named_from(at, &spec.vision), named_from(at, &spec.text));
-        let (vision, text) = (Executor::open(&seen)?, Executor::open(&read)?);
+        let (vision, text) = (backends.graph(&seen)?, backends.graph(&read)?);
         let bad = |path: &PathBuf, why: String| DeploymentError::Bad { path: path.clone(), why };
-        let side = side_of(&vision).map_err(|why| bad(&seen, why))?;
+        let side = side_of(&*vision).map_err(|why| bad(&seen, why))?;
         if !text
             .inputs()
             .iter()
@@ -135,8 +138,8 @@ impl Similarity {
                 format!("is no text engine of a CLIP: it does not read {}", WORDS.join(" and ")),
             ));
         }
-        let width = width_of(&vision, OF_PICTURES).map_err(|why| bad(&seen, why))?;
-        let other = width_of(&text, OF_WORDS).map_err(|why| bad(&read, why))?;
+        let width = width_of(&*vision, OF_PICTURES).map_err(|why| bad(&seen, why))?;
+        let other = width_of(&*text, OF_WORDS).map_err(|why| bad(&read, why))?;
         if width != other {
             let why = format!(
                 "gives rows of {other} of a text, but the CLIP's vision engine gives {width} of a picture"
@@ -189,7 +192,7 @@ impl Similarity {
             self.scale.planes(&resize(&tile, self.side, self.side), &mut data);
         }
         let shape = vec![1, 3, self.side, self.side];
-        self.row(&self.vision, vec![Tensor::F32 { shape, data }], OF_PICTURES)
+        self.row(&*self.vision, vec![Tensor::F32 { shape, data }], OF_PICTURES)
     }
 
     /// The row of a text, of length 1.
@@ -198,12 +201,12 @@ impl Similarity {
             self.tokenizer.encode_cut(words, self.max_tokens)?.into_iter().map(i64::from).collect();
         let shape = vec![1, data.len()];
         let mask = Tensor::I64 { shape: shape.clone(), data: vec![1; data.len()] };
-        self.row(&self.text, vec![Tensor::I64 { shape, data }, mask], OF_WORDS)
+        self.row(&*self.text, vec![Tensor::I64 { shape, data }, mask], OF_WORDS)
     }
 
     fn row(
         &self,
-        engine: &Executor,
+        engine: &dyn Graph,
         inputs: Vec<Tensor>,
         name: &str,
     ) -> Result<Vec<f32>, SimilarityError> {
@@ -219,7 +222,7 @@ impl Similarity {
 }
 
 /// Pixels on a side of what a CLIP's vision engine sees.
-fn side_of(engine: &Executor) -> Result<usize, String> {
+fn side_of(engine: &dyn Graph) -> Result<usize, String> {
     match engine.inputs() {
         [input] if input.name == PIXELS => match input.dims[..] {
             [_, Some(3), Some(height), Some(width)] if height == width => Ok(width),
@@ -232,7 +235,7 @@ fn side_of(engine: &Executor) -> Result<usize, String> {
 }
 
 /// Numbers of the row that an engine gives.
-fn width_of(engine: &Executor, name: &str) -> Result<usize, String> {
+fn width_of(engine: &dyn Graph, name: &str) -> Result<usize, String> {
     let output = engine.outputs().iter().find(|output| output.name == name);
     let width = output.and_then(|output| output.tried.last().copied()).filter(|width| *width > 0);
     width.ok_or_else(|| format!("gives no {name}; a CLIP's engines end in a projection"))

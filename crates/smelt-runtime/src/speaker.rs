@@ -1,13 +1,13 @@
-//! Says one answer: chooses tokens from logits, turns them into text, knows when it ends.
+//! Says one answer: what its next token is chosen by, what becomes of the token, when it ends.
 //!
-//! Rows of logits in, pieces of text out; where they come from and who hears is for others.
+//! Draws out, tokens in, pieces of text out; who chooses and who hears is for others.
 
 use std::sync::Arc;
 
 use crate::deployment::Text;
 use crate::dialect::Thinking;
 use crate::grammar::{Constraint, ConstraintError};
-use crate::sampling::{Logprobs, Mask, NotFinite, Sampler, SettingError, Settings};
+use crate::sampling::{Chosen, Draw, Logprobs, Mask, NotFinite, Sampler, SettingError, Settings};
 use crate::stop::{Stop, StopError};
 use crate::tokenizer::{Detokenizer, TokenizerError};
 
@@ -134,7 +134,7 @@ impl Finish {
     }
 }
 
-/// What a row of logits led to.
+/// What a chosen token led to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Said {
     /// The token, unless it ended the answer and is no part of it.
@@ -152,8 +152,12 @@ pub struct Said {
 pub struct Speaker {
     sampler: Sampler,
     form: Form,
-    /// Which tokens the form allows, kept for its memory.
+    /// Which tokens the form allows, if `is_held`; kept for its memory.
     allowed: Vec<u32>,
+    is_held: bool,
+    /// Whether that is of the token that comes next.
+    is_drawn: bool,
+    vocab: usize,
     pieces: Detokenizer,
     stop: Stop,
     progress: Progress,
@@ -180,8 +184,9 @@ impl Speaker {
             seq_len_max: text.max_seq_len,
             tokens: Vec::new(),
         };
-        let (pieces, allowed) = (Detokenizer::new(&text.tokenizer), Vec::new());
-        Ok(Self { sampler, form, allowed, pieces, stop, progress })
+        let (pieces, vocab) = (Detokenizer::new(&text.tokenizer), text.vocab);
+        let (allowed, is_held, is_drawn) = Default::default();
+        Ok(Self { sampler, form, allowed, is_held, is_drawn, vocab, pieces, stop, progress })
     }
 
     /// The tokens said so far, the end token left out; those of a stop string are there.
@@ -189,16 +194,32 @@ impl Speaker {
         &self.progress.tokens
     }
 
-    /// Says what follows from `logits`, one for each token of the vocabulary.
+    /// What the next token is chosen by.
     ///
     /// # Errors
-    /// [`SpeakError`] if nothing can be chosen or the token has no text.
-    pub fn say(&mut self, logits: &[f32]) -> Result<Said, SpeakError> {
+    /// [`SpeakError`] if the form cannot be held to any more.
+    pub fn draw(&mut self) -> Result<Draw<'_>, SpeakError> {
+        if !self.is_drawn {
+            self.is_held = self.form.allowed(self.vocab, &mut self.allowed)?;
+            self.is_drawn = true;
+        }
+        Ok(self.drawn())
+    }
+
+    /// As [`Self::draw`] said it last.
+    pub fn drawn(&self) -> Draw<'_> {
+        self.sampler.draw(self.is_held.then(|| Mask::new(&self.allowed)))
+    }
+
+    /// Says the token that was chosen by the last draw.
+    ///
+    /// # Errors
+    /// [`SpeakError`] if nothing could be chosen or the token has no text.
+    pub fn say(&mut self, choice: Result<Chosen, NotFinite>) -> Result<Said, SpeakError> {
         let tokens = self.progress.held();
-        let is_held = self.form.allowed(logits.len(), &mut self.allowed)?;
-        let mask = is_held.then(|| Mask::new(&self.allowed));
-        let choice = self.sampler.choose(logits, mask);
         let choice = choice.map_err(|NotFinite| SpeakError::NotFinite { tokens })?;
+        self.sampler.count(choice.token);
+        self.is_drawn = false;
         let mut finish = self.progress.take(choice.token);
         let is_whole = finish != Some(Finish::Stop) && self.form.take(choice.token)?;
         // Only an end token is not part of the answer.
@@ -206,7 +227,7 @@ impl Speaker {
             let text = self.rest()?;
             return Ok(Said { token: None, text, logprobs: None, finish });
         }
-        let (token, logprobs) = (Some(choice.token), choice.logprobs.cloned());
+        let (token, logprobs) = (Some(choice.token), choice.logprobs);
         if is_whole {
             finish = Some(Finish::Stop);
         }

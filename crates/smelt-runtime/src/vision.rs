@@ -4,45 +4,51 @@
 
 use std::ops::Range;
 
-use smelt_engine::engine_file::OpenError;
-use smelt_engine::vision::{Pause, RunError, Seen, VisionEngine};
+use smelt_backend::{FeatureSpan, Features, OpenError, Processors, VisionEngine, VisionError};
 
 use crate::image::{Cutting, Part, Size};
 pub use crate::image::{Eyes, Grid};
 
-/// What an engine says of a part.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// What engines give of an image: the features of its parts, in order.
+#[derive(Clone, Debug, Default)]
 pub struct Embedded {
-    /// `[tokens, hidden]`.
-    pub embeds: Vec<f32>,
-    /// What blocks of the tower say of the same tokens: for each `[tokens, hidden]`.
-    pub deepstack: Vec<Vec<f32>>,
+    parts: Vec<Features>,
 }
 
 impl Embedded {
-    /// Puts what is said of the next part behind this.
-    pub fn append(&mut self, next: &Self) {
-        self.append_rows(next, 0..1, 1);
+    /// Puts the features of the next part behind these.
+    pub fn push(&mut self, next: Features) {
+        self.parts.push(next);
     }
 
-    /// Puts those rows of a part behind this that belong to `range` of its `tokens`, of which there is one
-    /// at least.
-    pub fn append_rows(&mut self, part: &Self, range: Range<usize>, tokens: usize) {
-        let append = |all: &mut Vec<f32>, numbers: &[f32]| {
-            let hidden = numbers.len() / tokens;
-            all.extend_from_slice(&numbers[range.start * hidden..range.end * hidden]);
+    /// Tokens that they are of.
+    pub fn tokens(&self) -> usize {
+        self.parts.iter().map(|part| part.tokens).sum()
+    }
+
+    /// The stretches of parts that are the tokens of `range`.
+    pub fn spans(&self, range: Range<usize>) -> impl Iterator<Item = FeatureSpan<'_>> {
+        let mut first = 0;
+        let span = move |features: &'_ Features| {
+            let start = range.start.clamp(first, first + features.tokens) - first;
+            let end = range.end.clamp(first, first + features.tokens) - first;
+            first += features.tokens;
+            start..end
         };
-        append(&mut self.embeds, &part.embeds);
-        self.deepstack.resize(part.deepstack.len(), Vec::new());
-        for (all, layer) in self.deepstack.iter_mut().zip(&part.deepstack) {
-            append(all, layer);
-        }
+        let spans = self.parts.iter().zip(self.parts.iter().map(span));
+        let spans = spans.map(|(features, tokens)| FeatureSpan { features, tokens });
+        spans.filter(|span| !span.tokens.is_empty())
     }
 
-    /// Bytes of all numbers.
+    /// Bytes of all of them, wherever they lie.
     pub fn bytes(&self) -> usize {
-        let numbers = self.embeds.len() + self.deepstack.iter().map(Vec::len).sum::<usize>();
-        numbers * size_of::<f32>()
+        self.parts.iter().map(Features::bytes).sum()
+    }
+}
+
+impl From<Features> for Embedded {
+    fn from(part: Features) -> Self {
+        Self { parts: vec![part] }
     }
 }
 
@@ -84,13 +90,9 @@ impl Vision {
         Ok(Self { cutting, engines })
     }
 
-    /// Calls `pause` before each task of the engines that can be stopped there.
-    #[must_use]
-    pub fn with_pause(mut self, pause: &Pause) -> Self {
-        let engines = self.engines.into_iter();
-        self.engines =
-            engines.map(|(size, engine)| (size, engine.with_pause(pause.clone()))).collect();
-        self
+    /// From now on the engines share the processors of a decoder, where they are of the same back end.
+    pub fn share(&mut self, processors: &Processors) {
+        self.engines.iter_mut().for_each(|(_, engine)| engine.share(processors));
     }
 
     /// The sizes that the engines take, from few pixels to many.
@@ -136,9 +138,8 @@ impl Vision {
     ///
     /// # Errors
     /// When the part does not fit the engine, or the engine fails.
-    pub fn encode(&mut self, part: &Part) -> Result<Embedded, RunError> {
-        let (size, engine) = &mut self.engines[part.grid];
-        let Seen { embeds, deepstack } = engine.see(part.numbers(&self.cutting, *size))?;
-        Ok(Embedded { embeds, deepstack })
+    pub fn encode(&self, part: &Part) -> Result<Features, VisionError> {
+        let (size, engine) = &self.engines[part.grid];
+        engine.features(part.numbers(&self.cutting, *size))
     }
 }

@@ -2,7 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use smelt_engine::llm::{self, Limits, LlmEngine, Prompt};
+use smelt_backend::{Answer, Decoder, KvOptions, Limits, Run};
+use smelt_engine::{BACKENDS, llm};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::synthetic;
@@ -27,23 +28,33 @@ fn settings(index: usize) -> Settings {
     }
 }
 
+/// Takes note of the token that was chosen.
+fn take((sampler, said): &mut (Sampler, Vec<u32>), answer: &Answer) {
+    let token = answer.chosen[0].as_ref().unwrap().token;
+    sampler.count(token);
+    said.push(token);
+}
+
 /// The answers to `indices`, their decode steps taken together.
-fn answers(engine: &mut LlmEngine, indices: &[usize]) -> Vec<Vec<u32>> {
-    let vocab = engine.vocab();
-    let mut all = Vec::new();
+fn answers(engine: &mut dyn Decoder, indices: &[usize]) -> Vec<Vec<u32>> {
+    let vocab = engine.facts().vocab;
+    let mut all: Vec<(Sampler, Vec<u32>)> = Vec::new();
     for (slot, &index) in indices.iter().enumerate() {
         let tokens = prompt(index, vocab);
-        let mut sampler = Sampler::new(&settings(index), &tokens, vocab).unwrap();
-        let logits = engine.prefill(slot, &Prompt::plain(&tokens, None)).unwrap();
-        let first = sampler.choose(&logits, None).unwrap().token;
-        all.push((sampler, vec![first]));
+        let sampler = Sampler::new(&settings(index), &tokens, vocab).unwrap();
+        let answer =
+            engine.step(&[Run::new(slot, &tokens).choosing(&[sampler.draw(None)])]).unwrap();
+        all.push((sampler, Vec::new()));
+        take(&mut all[slot], &answer[0]);
     }
     for _ in 1..ANSWER {
-        let last = |(slot, (_, said)): (usize, &(Sampler, Vec<u32>))| (slot, *said.last().unwrap());
-        let step: Vec<(usize, u32)> = all.iter().enumerate().map(last).collect();
-        for ((sampler, said), logits) in all.iter_mut().zip(engine.decode(&step).unwrap()) {
-            said.push(sampler.choose(&logits, None).unwrap().token);
+        let draws: Vec<_> = all.iter().map(|(sampler, _)| [sampler.draw(None)]).collect();
+        let mut runs = Vec::new();
+        for (slot, ((_, said), draw)) in all.iter().zip(&draws).enumerate() {
+            runs.push(Run::new(slot, &said[said.len() - 1..]).choosing(draw));
         }
+        let step = engine.step(&runs).unwrap();
+        all.iter_mut().zip(&step).for_each(|(one, answer)| take(one, answer));
     }
     (0..SLOTS).for_each(|slot| engine.release(slot));
     all.into_iter().map(|(_, said)| said).collect()
@@ -62,10 +73,10 @@ fn equal_seeds_say_the_same_alone_and_in_a_batch_of_eight() {
         let limits = Limits { max_seq_len: 256, max_slots: SLOTS };
         let quantised = Checkpoint::open(&quantised).unwrap();
         llm::build(&quantised, limits, &engine_dir, &mut |_| {}).unwrap();
-        let mut engine = LlmEngine::open(&engine_dir).unwrap();
-        let together = answers(&mut engine, &[0, 1, 2, 3, 4, 5, 6, 7]);
+        let mut engine = BACKENDS.decoder(&engine_dir, KvOptions::default()).unwrap();
+        let together = answers(&mut *engine, &[0, 1, 2, 3, 4, 5, 6, 7]);
         for (index, said) in together.iter().enumerate() {
-            let alone = answers(&mut engine, &[index]);
+            let alone = answers(&mut *engine, &[index]);
             assert_eq!(alone[0], *said, "{} {index}", scheme.name());
         }
         let distinct: std::collections::BTreeSet<_> = together.iter().collect();

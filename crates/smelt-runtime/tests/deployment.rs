@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::vision::VisionEngine;
-use smelt_engine::{llm, vision};
+use smelt_backend::HostFeatures;
+use smelt_engine::{BACKENDS, llm, vision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
@@ -93,7 +93,7 @@ fn request<'a>(turns: &'a [Turn], shown: &'a [Shown], manner: &'a Manner) -> Req
 #[test]
 fn answers_are_those_of_transformers() {
     let dir = tempfile::tempdir().unwrap();
-    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let turns = [Turn::from_marked("user", "Name the shapes and colours.", 0).unwrap()];
     let expect = tokens("greedy_text_ids");
     // Twice: the first answer leaves nothing behind.
@@ -109,9 +109,10 @@ fn answers_are_those_of_transformers() {
         assert_eq!(said.text, deployment.text.tokenizer.decode(&expect, true).unwrap());
         assert_eq!((heard, said.timing.decode_steps), (said.text, 15));
     }
-    let mut engine = VisionEngine::open(&dir.path().join("vision")).unwrap();
+    let engine = vision::open(&dir.path().join("vision")).unwrap();
     let embeds = engine.encode(&floats("pixel_values"), 2).unwrap();
-    let images = Embedded { embeds, deepstack: Vec::new() };
+    let features = HostFeatures { embeds, deepstack: Vec::new() }.into_features(8);
+    let images = Embedded::from(features);
     let encoded = Encoded { tokens: tokens("image_ids"), images, tiles: 2, ..Encoded::default() };
     let said = answer(&mut deployment, &encoded, &Manner::greedy(16), &mut |_| {}).unwrap();
     assert_eq!(said.tokens, tokens("greedy_image_ids"));
@@ -120,7 +121,7 @@ fn answers_are_those_of_transformers() {
 #[test]
 fn a_picture_becomes_image_tokens_in_its_place() {
     let dir = tempfile::tempdir().unwrap();
-    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     // The golden prompt has two tiles of four tokens; a picture of one tile has four fewer tokens.
     let picture = Picture::from_rgb(56, 56, vec![90; 56 * 56 * 3]).unwrap();
     let turns = [Turn::from_marked("user", "What is in this picture?", 1).unwrap()];
@@ -149,7 +150,7 @@ fn tiles_go_to_the_grids_they_are_worth() {
     let grids = ["28x28", "56x56"].map(|grid| grid.parse().unwrap());
     let spec = Spec { router: Some(texture(20.0)), ..spec() };
     let deployed = deploy_on(dir.path(), &grids, &spec);
-    let mut deployment = Deployment::open(&deployed).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deployed).unwrap();
     let turns = [Turn::from_marked("user", "What is it?", 1).unwrap()];
     let grids_of = |deployment: &Deployment, wish: Wish| {
         let shown = [Shown::from(half_noise()).with(wish)];
@@ -182,17 +183,18 @@ fn tiles_go_to_the_grids_they_are_worth() {
     assert_eq!(said.unwrap().tokens.len(), 4);
     // The large engine is the one that is alone in other deployments.
     let alone = tempfile::tempdir().unwrap();
-    let mut other = Deployment::open(&deploy(alone.path())).unwrap();
+    let mut other = Deployment::open(BACKENDS, &deploy(alone.path())).unwrap();
     let part = |grid| Part { grid, frames: vec![half_noise().rgb()[..56 * 56 * 3].to_vec()] };
     let [found, expect] = [(&mut deployment, 1), (&mut other, 0)]
         .map(|(deployment, grid)| deployment.vision.as_mut().unwrap().encode(&part(grid)).unwrap());
+    let [found, expect] = [found, expect].map(|features| features.to_host().unwrap());
     assert_eq!(found, expect);
 }
 
 #[test]
 fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let prompt = |count| Encoded { tokens: vec![5; count], ..Encoded::default() };
     let said = answer(&mut deployment, &prompt(MAX_SEQ_LEN - 2), &Manner::greedy(16), &mut |_| {})
         .unwrap();
@@ -213,20 +215,20 @@ fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
 #[test]
 fn a_prompt_that_memory_does_not_hold_is_refused_before_pictures_are_looked_at() {
     let dir = tempfile::tempdir().unwrap();
-    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     deployment.llm.set_kv_bytes_max(0);
     let turns = [Turn::from_marked("user", "a", 0).unwrap()];
     let (manner, heard) = (Manner::greedy(16), &mut |text: &str| panic!("{text}"));
     let error = generate(&mut deployment, &request(&turns, &[], &manner), heard).unwrap_err();
     assert!(matches!(error, GenerateError::NoRoom { room: 0, .. }), "{error}");
-    assert!(give_what_is_left(&mut deployment.llm).is_ok(), "a machine has this much");
+    assert!(give_what_is_left(&mut *deployment.llm).is_ok(), "a machine has this much");
     assert!(generate(&mut deployment, &request(&turns, &[], &manner), &mut |_| {}).is_ok());
 }
 
 #[test]
 fn a_text_far_too_long_is_refused_before_it_is_encoded() {
     let dir = tempfile::tempdir().unwrap();
-    let deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let bytes = deployment.text.tokenizer.bytes_max(MAX_SEQ_LEN) + 1;
     let (text, context) = ("a".repeat(bytes), &Context::default());
     let turns = [Turn::from_marked("user", &text, 0).unwrap()];
@@ -251,7 +253,7 @@ fn said(deployment: &mut Deployment, manner: Manner) -> (Answer, String) {
 #[test]
 fn a_seed_draws_the_same_answer_again() {
     let dir = tempfile::tempdir().unwrap();
-    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let mut tokens = |temperature, seed| {
         let sampling = Sampling { temperature, seed, top_p: 0.9, ..Sampling::default() };
         said(&mut deployment, Manner { sampling, ..Manner::greedy(16) }).0.tokens
@@ -265,7 +267,7 @@ fn a_seed_draws_the_same_answer_again() {
 #[test]
 fn an_answer_ends_before_a_stop_string_and_at_a_stop_token() {
     let dir = tempfile::tempdir().unwrap();
-    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let (all, _) = said(&mut deployment, Manner::greedy(16));
     // Every stretch of the text in turn, so that some begin and end inside of tokens.
     let chars: Vec<char> = all.text.chars().collect();
@@ -289,7 +291,7 @@ fn an_answer_ends_before_a_stop_string_and_at_a_stop_token() {
 #[test]
 fn logprobs_are_told_of_every_token() {
     let dir = tempfile::tempdir().unwrap();
-    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let sampling = Sampling { top_logprobs: Some(2), ..Sampling::default() };
     let (answer, _) = said(&mut deployment, Manner { sampling, ..Manner::greedy(16) });
     assert_eq!(answer.logprobs.len(), answer.tokens.len());
@@ -302,7 +304,7 @@ fn logprobs_are_told_of_every_token() {
 #[test]
 fn a_manner_that_has_no_meaning_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let mut deployment = Deployment::open(&deploy(dir.path())).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let mut refused = |manner: Manner| {
         let encoded = Encoded { tokens: vec![5; 4], ..Encoded::default() };
         answer(&mut deployment, &encoded, &manner, &mut |_| {}).unwrap_err().to_string()
@@ -326,7 +328,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         change(&mut spec);
         let text = serde_json::to_string(&spec).unwrap();
         fs::write(deployed.join("deployment.json"), text).unwrap();
-        let error = Deployment::open(&deployed).unwrap_err().to_string();
+        let error = Deployment::open(BACKENDS, &deployed).unwrap_err().to_string();
         assert!(error.contains(words) && error.lines().count() == 1, "{error}");
     };
     check(&|spec| spec.format = 1, "format 1 is not 2; deploy again");
@@ -360,7 +362,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
     check(&|spec| spec.eos = vec![384], "eos token 384 is outside");
     check(&|spec| spec.eos.clear(), "eos is empty");
     fs::write(deployed.join("deployment.json"), "{\"format\": 2, \"speed\": 2}").unwrap();
-    let error = Deployment::open(&deployed).unwrap_err().to_string();
+    let error = Deployment::open(BACKENDS, &deployed).unwrap_err().to_string();
     assert!(error.contains("unknown field `speed`"), "{error}");
 }
 

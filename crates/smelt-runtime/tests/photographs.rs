@@ -12,6 +12,7 @@ mod tiny;
 use std::path::{Path, PathBuf};
 
 use image::ImageFormat;
+use smelt_engine::BACKENDS;
 use smelt_engine::llm::{self, KvOptions};
 use smelt_engine::vision;
 use smelt_model::checkpoint::Checkpoint;
@@ -37,7 +38,7 @@ type Asked<'a> = (&'a str, Vec<&'a Picture>);
 /// Asks about pictures in a context of so many tokens; gives how many of them were shown smaller.
 fn ask(deployed: &Path, context: Option<usize>, asked: &[Asked<'_>]) -> usize {
     let kv = KvOptions { max_seq_len: context, ..KvOptions::default() };
-    let mut deployment = Deployment::open_with(deployed, kv).unwrap();
+    let mut deployment = Deployment::open_with(BACKENDS, deployed, kv).unwrap();
     let context = deployment.text.max_seq_len;
     let manner = Manner { ignore_eos: true, ..Manner::greedy(ANSWER) };
     let mut smaller = 0;
@@ -60,7 +61,7 @@ fn ask(deployed: &Path, context: Option<usize>, asked: &[Asked<'_>]) -> usize {
 
 /// What so many pictures of the least size take with the shortest question and an answer.
 fn least(deployed: &Path, smallest: &Picture, count: usize) -> usize {
-    let deployment = Deployment::open(deployed).unwrap();
+    let deployment = Deployment::open(BACKENDS, deployed).unwrap();
     let turns = [Turn::from_marked("user", "w1", count).unwrap()];
     let shown = vec![Shown::from(smallest.clone()); count];
     let (turns, shown, context) = (&turns, &shown, &Context::default());

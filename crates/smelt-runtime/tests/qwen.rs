@@ -11,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use smelt_engine::BACKENDS;
 use smelt_model::grid::Grid;
 use smelt_runtime::deployment::{Deployment, Family};
 use smelt_runtime::generate::{Manner, Request, generate};
@@ -92,7 +93,7 @@ fn manner() -> Manner {
 fn check(name: &str, family: Family) {
     let dir = tempfile::tempdir().unwrap();
     let deployed = deploy(name, family, dir.path());
-    let mut deployment = Deployment::open(&deployed).unwrap();
+    let mut deployment = Deployment::open(BACKENDS, &deployed).unwrap();
     deployment.verify_digests().unwrap();
     let context = &Context::default();
     for golden in goldens(name) {
@@ -115,7 +116,7 @@ fn check(name: &str, family: Family) {
 
 /// A service reads prompts in pieces and shares their beginnings; it must say the same.
 fn served(deployed: &Path, goldens: &[Golden]) {
-    let deployment = Deployment::open(deployed).unwrap();
+    let deployment = Deployment::open(BACKENDS, deployed).unwrap();
     let service = Service::start(deployment, Options::default()).unwrap();
     let context = &Context::default();
     let ask = |golden: &Golden| {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use shapes_model::{checkpoint, deploy, prompts};
+use smelt_engine::BACKENDS;
 use smelt_engine::llm::{KvOptions, KvType};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::dialect::Thinking;
@@ -30,9 +31,11 @@ const SLOTS: usize = 6;
 
 fn start(dir: &Path, blocks: Option<u64>, options: Options) -> Service {
     let deployed = deploy(&checkpoint("shapes-vl"), dir, SLOTS);
-    let block_bytes = Deployment::open(&deployed).unwrap().llm.kv_usage().block_bytes as u64;
+    let block_bytes =
+        Deployment::open(BACKENDS, &deployed).unwrap().llm.kv_usage().block_bytes as u64;
     let kv = blocks.map_or(KvMemory::Free, |blocks| KvMemory::Bytes(blocks * block_bytes));
-    Service::start(Deployment::open(&deployed).unwrap(), Options { kv, ..options }).unwrap()
+    Service::start(Deployment::open(BACKENDS, &deployed).unwrap(), Options { kv, ..options })
+        .unwrap()
 }
 
 fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared {
@@ -174,7 +177,7 @@ fn pictures_that_are_shown_smaller_are_answered_beside_31_others_as_alone() {
     let start = |blocks: Option<u64>| {
         // Two tiles of 36 tokens have room beside the text and the answer, and no five.
         let options = KvOptions { max_seq_len: Some(170), ..KvOptions::default() };
-        let deployment = Deployment::open_with(&deployed, options).unwrap();
+        let deployment = Deployment::open_with(BACKENDS, &deployed, options).unwrap();
         let block_bytes = deployment.llm.kv_usage().block_bytes as u64;
         let kv = blocks.map_or(KvMemory::Free, |blocks| KvMemory::Bytes(blocks * block_bytes));
         let options = Options { queue_max: 100, running_max: TOGETHER, kv, ..Options::default() };
@@ -467,7 +470,8 @@ fn what_was_saved_is_put_back_and_answers_are_the_same_to_the_bit() {
     let dir = TempDir::new().unwrap();
     let deployed = deploy(&checkpoint("shapes-vl"), dir.path(), SLOTS);
     let start = |kv: KvOptions| {
-        Service::start(Deployment::open_with(&deployed, kv).unwrap(), Options::default()).unwrap()
+        Service::start(Deployment::open_with(BACKENDS, &deployed, kv).unwrap(), Options::default())
+            .unwrap()
     };
     let client = Client { id: 7, slot: 3, ..Client::default() };
     let stranger = Client { id: 8, ..client };
@@ -546,8 +550,9 @@ fn what_was_saved_is_put_back_and_answers_are_the_same_to_the_bit() {
     let other_kv = start(KvOptions { kind: KvType::F32, ..KvOptions::default() });
     let refused = other_kv.restore(&client, &mut &file[..]);
     assert!(matches!(refused, Err(KeptError::Other("--kv"))), "{refused:?}");
-    let engine =
-        deployed.join(&Deployment::open(&deployed).unwrap().text.spec.llm).join("engine.json");
+    let engine = deployed
+        .join(&Deployment::open(BACKENDS, &deployed).unwrap().text.spec.llm)
+        .join("engine.json");
     let said = std::fs::read_to_string(&engine).unwrap();
     std::fs::write(&engine, said + "\n").unwrap();
     let refused = start(KvOptions::default()).restore(&client, &mut &file[..]);

@@ -8,6 +8,7 @@ use std::fs;
 
 use serde_json::Value;
 use shapes_model::{checkpoint, deploy, prompts};
+use smelt_engine::BACKENDS;
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::generate::{Manner, Request, generate};
 use smelt_runtime::image::Shown;
@@ -20,7 +21,8 @@ const PROMPTS: usize = 40;
 #[track_caller]
 fn answers_are_those_of_pytorch(name: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let mut deployment = Deployment::open(&deploy(&checkpoint(name), dir.path(), 1)).unwrap();
+    let mut deployment =
+        Deployment::open(BACKENDS, &deploy(&checkpoint(name), dir.path(), 1)).unwrap();
     let golden = fs::read_to_string(checkpoint(name).join("answers.jsonl")).unwrap();
     let count = if std::env::var_os("SMELT_SOAK").is_some() { usize::MAX } else { PROMPTS };
     let mut asked = 0;

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use smelt_engine::BACKENDS;
 use smelt_engine::graph::{Precision, build};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
@@ -43,7 +44,7 @@ fn similarity(dir: &Path) -> Similarity {
     let deployed = dir.join("deployment");
     fs::create_dir(&deployed).unwrap();
     copy(&tokenizer(), &deployed.join(TOKENIZER)).unwrap();
-    Similarity::open(&deployed, &spec()).unwrap()
+    Similarity::open(BACKENDS, &deployed, &spec()).unwrap()
 }
 
 fn tokenizer() -> PathBuf {
@@ -108,7 +109,7 @@ fn what_is_no_clip_is_refused_in_one_line() {
     let deployed = dir.path().join("deployment");
     let refused = |vision: &str, text: &str| {
         let spec = Spec { vision: vision.to_owned(), text: text.to_owned(), ..spec() };
-        let error = Similarity::open(&deployed, &spec).unwrap_err().to_string();
+        let error = Similarity::open(BACKENDS, &deployed, &spec).unwrap_err().to_string();
         assert_eq!(error.lines().count(), 1, "{error}");
         error
     };

@@ -13,7 +13,6 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT}
 use axum::http::{HeaderMap, StatusCode};
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use smelt_runtime::memory;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
@@ -206,13 +205,13 @@ impl Bodies {
         }
     }
 
-    /// Gives memory back to the system behind large bodies and grammars, for ever.
-    pub(crate) async fn give_back(self) {
+    /// Has the allocator give memory back to the system behind large bodies and grammars, for ever.
+    pub(crate) async fn give_back(self, free: fn()) {
         loop {
             self.freed.notified().await;
             sleep(DROPPED_WITHIN).await;
             // Nobody waits for it.
-            _ = spawn_blocking(memory::give_back).await;
+            _ = spawn_blocking(free).await;
         }
     }
 

@@ -15,7 +15,6 @@ use prometheus_client::collector::Collector;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use smelt_runtime::memory;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, watch};
@@ -83,6 +82,8 @@ pub struct Options {
     pub bodies_bytes_max: usize,
     /// Most bytes that pictures of all requests take while they are decoded, the largest of one request apart.
     pub decoding_bytes_max: u64,
+    /// Has the allocator keep nothing that is free; called behind large requests.
+    pub free_memory: fn(),
     /// Most connections at once.
     pub connections_max: u32,
     /// How long answers may take when the server is told to end.
@@ -219,8 +220,6 @@ pub fn serve<E: Display + Send + 'static>(
     sources: Vec<Source<E>>,
     listening: impl FnOnce(SocketAddr) -> Growth,
 ) -> Result<Ended, ServeError<E>> {
-    // What requests took is others' when they are done.
-    memory::keep_little();
     // What sends is dropped last, and so sends what became of the last requests.
     let (tracer, _sending) = options.traces.take().map(Tracer::start).transpose()?.unzip();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -273,7 +272,7 @@ async fn run<E: Display + Send + 'static>(
     following(&options, &keys, tls.as_ref(), &again);
     tokio::spawn(refreshing(signal(SignalKind::hangup())?, Arc::clone(&models), again));
     let (stop, stopped) = watch::channel(false);
-    tokio::spawn(bodies.clone().give_back());
+    tokio::spawn(bodies.clone().give_back(options.free_memory));
     let rooms = (bodies, kept, preparing, slots);
     let router = router(&options, Arc::clone(&models), rooms, (keys, tracer));
     let listening = Listening { listener, tls, connections_max: options.connections_max };

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use smelt_engine::engine_file::OpenError;
+use smelt_backend::OpenError;
 use smelt_exec::ExecError;
 use smelt_exec::classify::INVALID_PREFIX;
 use smelt_plan::PipelineError;

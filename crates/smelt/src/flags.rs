@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Command, CommandFactory as _, Parser};
-use smelt_engine::llm::KvType;
+use smelt_backend::KvType;
 use smelt_exec::Space;
 use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{BUDGET_MAX, Method, Scheme};

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use smelt_engine::engine_file::OpenError;
+use smelt_backend::OpenError;
 use smelt_exec::boot_id;
 use smelt_plan::Digest;
 use smelt_store::{Store, Wait};

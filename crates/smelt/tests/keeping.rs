@@ -239,7 +239,7 @@ fn what_is_no_store_is_not_looked_at_and_keeps_its_modes() {
     };
     std::fs::create_dir(world.path("other")).unwrap();
     world.write("other/file", "");
-    let none = std::fs::Permissions::from_mode(0);
+    let none = std::fs::Permissions::from_mode(0o0);
     std::fs::set_permissions(world.path("other/file"), none.clone()).unwrap();
     check("other");
     let mode = world.path("other/file").metadata().unwrap().permissions().mode();

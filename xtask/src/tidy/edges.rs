@@ -10,18 +10,19 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 15] = [
+const EDGES: [(&str, &[&str]); 16] = [
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
     ("smelt-hub", &[]),
+    ("smelt-backend", &[]),
     ("smelt-load", &["smelt-watch"]),
-    ("smelt-model", &["smelt-onnx"]),
+    ("smelt-model", &["smelt-backend", "smelt-onnx"]),
     ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan"]),
-    ("smelt-engine", &["smelt-onnx", "smelt-model"]),
+    ("smelt-engine", &["smelt-backend", "smelt-onnx", "smelt-model"]),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
-    ("smelt-runtime", &["smelt-engine", "smelt-watch"]),
+    ("smelt-runtime", &["smelt-backend", "smelt-watch"]),
     ("smelt-serve", &["smelt-runtime", "smelt-watch"]),
     (
         "smelt",
@@ -35,6 +36,7 @@ const EDGES: [(&str, &[&str]); 15] = [
             "smelt-load",
             "smelt-onnx",
             "smelt-model",
+            "smelt-backend",
             "smelt-engine",
             "smelt-runtime",
             "smelt-serve",

@@ -6,13 +6,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use smelt_backend::{GraphInput, Tensor};
 use smelt_model::export::{GRIDS_FILE, GridsError};
 use smelt_onnx::{ElementType, Initializer, Model};
 
-use super::file::{Converted, GraphFile, InputFile, Options, convert};
+use super::file::{Converted, GraphFile, Options, convert};
 use super::op::{OPSETS, Op};
 use super::pack::{Packing, products};
-use super::tensor::Tensor;
+
 use super::{GraphEngine, KIND, RunError, grids};
 use crate::engine_file::{EngineWriter, OpenError};
 
@@ -216,7 +217,7 @@ fn judge(graph: &GraphFile) -> Result<(), String> {
 }
 
 /// Values to try an input with.
-pub(crate) fn tried_input(input: &InputFile) -> Result<Tensor, String> {
+pub(crate) fn tried_input(input: &GraphInput) -> Result<Tensor, String> {
     let mut open = input.dims.iter().enumerate().filter(|(_, dim)| dim.is_none());
     let first = open.next().map(|(axis, _)| axis);
     let size = |(axis, dim): (usize, &Option<usize>)| match dim {

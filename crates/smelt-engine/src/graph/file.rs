@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use smelt_backend::{GraphInput, GraphOutput};
 use smelt_model::dtype::Dtype;
 use smelt_onnx::{Attribute, AttributeValue, Data, Dim, ElementType, Initializer, Model};
 
-use super::tensor::Tensor;
 use crate::tactics::Tactics;
 
 /// A graph, its nodes in execution order.
@@ -18,8 +18,8 @@ use crate::tactics::Tactics;
 pub(crate) struct GraphFile {
     /// Version of the default operator set; some operators changed between versions.
     pub(crate) opset: i64,
-    pub(crate) inputs: Vec<InputFile>,
-    pub(crate) outputs: Vec<OutputFile>,
+    pub(crate) inputs: Vec<GraphInput>,
+    pub(crate) outputs: Vec<GraphOutput>,
     pub(crate) nodes: Vec<NodeFile>,
     /// Weights that lie as products read them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -84,47 +84,6 @@ impl ProductFile {
     }
 }
 
-/// A value the graph reads.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct InputFile {
-    /// Its name.
-    pub name: String,
-    /// Whether it holds integers or booleans, not floats.
-    pub integer: bool,
-    /// Its dimensions, `None` where they may vary.
-    pub dims: Vec<Option<usize>>,
-}
-
-/// A value the graph gives.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OutputFile {
-    /// Its name.
-    pub name: String,
-    /// The shape it had when the engine was built and tried: the first open dimension of every
-    /// input was 1.
-    pub tried: Vec<usize>,
-}
-
-impl InputFile {
-    /// What keeps `given` from being this input, if anything.
-    pub(crate) fn fault(&self, given: &Tensor) -> Option<String> {
-        let integer = matches!(given, Tensor::I64 { .. });
-        if integer != self.integer {
-            let words = |integer| if integer { "integers" } else { "floats" };
-            return Some(format!("it takes {}, not {}", words(self.integer), words(integer)));
-        }
-        let shape = given.shape();
-        let mut pairs = self.dims.iter().zip(shape);
-        let fits = pairs.all(|(dim, &size)| size > 0 && dim.is_none_or(|dim| dim == size));
-        if !fits || self.dims.len() != shape.len() {
-            return Some(format!("shape {shape:?} is not {:?}", self.dims));
-        }
-        (!given.is_full()).then(|| format!("the numbers do not fill {shape:?}"))
-    }
-}
-
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -180,7 +139,7 @@ pub(crate) fn convert(model: Model) -> Result<Converted, String> {
         return Err("the graph has no output".to_owned());
     }
     // What shapes the outputs have is known when the engine is tried.
-    let output = |value: smelt_onnx::ValueInfo| OutputFile { name: value.name, tried: vec![] };
+    let output = |value: smelt_onnx::ValueInfo| GraphOutput { name: value.name, tried: vec![] };
     let outputs = model.graph.outputs.into_iter().map(output).collect();
     let mut nodes = Vec::new();
     for node in model.graph.nodes {
@@ -194,7 +153,7 @@ pub(crate) fn convert(model: Model) -> Result<Converted, String> {
     Ok(Converted { graph, constants })
 }
 
-pub(crate) fn input_file(input: &smelt_onnx::ValueInfo) -> Result<InputFile, String> {
+pub(crate) fn input_file(input: &smelt_onnx::ValueInfo) -> Result<GraphInput, String> {
     use ElementType::{Bf16, Bool, F16, F32, I32, I64};
     let name = input.name.clone();
     let integer = match input.dtype {
@@ -207,7 +166,7 @@ pub(crate) fn input_file(input: &smelt_onnx::ValueInfo) -> Result<InputFile, Str
     let Some(dims) = &input.dims else {
         return Err(format!("input {name:?} has no declared dimensions"));
     };
-    Ok(InputFile { name, integer, dims: dims.iter().map(fixed).collect() })
+    Ok(GraphInput { name, integer, dims: dims.iter().map(fixed).collect() })
 }
 
 fn fixed(dim: &Dim) -> Option<usize> {

@@ -17,7 +17,7 @@ use super::{GraphEngine, OpenError, Tensor};
 use crate::engine_file::{EngineFile, EngineWriter};
 
 /// What `engine.json` calls this kind.
-pub(super) const KIND: &str = "grids";
+pub(crate) const KIND: &str = "grids";
 
 /// The graphs, as `engine.json` keeps them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@
 
 mod arena;
 mod array;
+mod backend;
 mod build;
 mod chain;
 mod compile;
@@ -34,6 +35,7 @@ pub use crate::engine_file::OpenError;
 use crate::engine_file::{ENGINE_FILE, EngineFile};
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
+use crate::processors::Shared;
 use crate::tactics::{Manner, Tactics};
 pub(crate) use build::tried_input;
 pub use build::{BuildError, build};
@@ -41,36 +43,22 @@ use compile::Plan;
 pub use constant::Constant;
 use file::GraphFile;
 pub(crate) use file::input_file;
-pub use file::{InputFile, Options, OutputFile, Precision};
+pub use file::{Options, Precision};
+pub(crate) use grids::KIND as GRIDS_KIND;
 use ops::Machine;
 use program::Program;
 use run::Run;
 use shapes::Fact;
+pub use smelt_backend::{GraphError as RunError, Tensor};
+use smelt_backend::{GraphInput, GraphOutput};
 use smelt_model::grid::Grid;
 use task::Task;
-pub use tensor::Tensor;
 
 /// What `engine.json` calls this kind.
 pub(crate) const KIND: &str = "graph";
 
 /// Plans kept, each for other shapes of the inputs; compiling one takes milliseconds.
 const PLANS_MAX: usize = 4;
-
-/// Why a graph could not be run.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// The values given are not those the graph reads.
-    #[error("input {name:?}: {problem}")]
-    Input {
-        /// The input.
-        name: String,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// An operator cannot take the values it met.
-    #[error("the graph cannot run: {0}")]
-    Graph(String),
-}
 
 /// An opened engine that executes a graph.
 #[derive(Debug)]
@@ -83,6 +71,8 @@ pub struct GraphEngine {
     threads: Threads,
     untuned: Option<String>,
     pause: Option<Pause>,
+    /// What is known of the decoder on the same processors.
+    shared: Option<Arc<Shared>>,
 }
 
 /// What an engine calls before each task of a graph, on the thread that runs it.  It may block: the engine's
@@ -151,8 +141,8 @@ impl GraphEngine {
         let constants = constant::load(&file, machine)?;
         let program = Program::new(&file.engine, &constants, machine)
             .map_err(|problem| file.damaged(problem))?;
-        let (plans, pause) = (Mutex::default(), None);
-        Ok(Self { file, program, plans, isa, threads, untuned, pause })
+        let (plans, pause, shared) = (Mutex::default(), None, None);
+        Ok(Self { file, program, plans, isa, threads, untuned, pause, shared })
     }
 
     /// Uses `count` threads instead of as many as there are processors; the numbers stay the same.
@@ -175,12 +165,12 @@ impl GraphEngine {
     }
 
     /// What the graph reads, in its order.
-    pub fn inputs(&self) -> &[InputFile] {
+    pub fn inputs(&self) -> &[GraphInput] {
         &self.file.engine.inputs
     }
 
     /// What the graph gives, in its order.
-    pub fn outputs(&self) -> &[OutputFile] {
+    pub fn outputs(&self) -> &[GraphOutput] {
         &self.file.engine.outputs
     }
 
@@ -227,9 +217,9 @@ impl GraphEngine {
             told(done as f64 / all.max(1) as f64);
             done += task.work.price();
         };
-        let inputs = inputs.into_iter().map(Tensor::into_value).collect();
+        let inputs = inputs.into_iter().map(tensor::into_value).collect();
         let values = Run::all(&plan, inputs, self.machine(), before).map_err(RunError::Graph)?;
-        Ok(values.into_iter().map(|value| Tensor::from_value(value, self.machine())).collect())
+        Ok(values.into_iter().map(|value| tensor::from_value(value, self.machine())).collect())
     }
 
     /// What the graph becomes for inputs of the shapes of `inputs`.
@@ -249,8 +239,8 @@ impl GraphEngine {
 
     /// The plan for inputs of these shapes, compiled if it is not kept.
     fn plan(&self, inputs: &[Tensor]) -> Result<Arc<Plan>, RunError> {
-        check_inputs(self.inputs(), inputs)?;
-        let facts: Vec<Fact> = inputs.iter().map(Tensor::fact).collect();
+        GraphInput::check_all(self.inputs(), inputs)?;
+        let facts: Vec<Fact> = inputs.iter().map(tensor::fact).collect();
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, plan)) = plans.iter().find(|(of, _)| *of == facts) {
             return Ok(Arc::clone(plan));
@@ -263,20 +253,4 @@ impl GraphEngine {
         plans.push((facts, Arc::clone(&plan)));
         Ok(plan)
     }
-}
-
-/// Whether `given` are the inputs that a graph declares.
-pub(crate) fn check_inputs(declared: &[InputFile], given: &[Tensor]) -> Result<(), RunError> {
-    if declared.len() != given.len() {
-        let problem =
-            format!("the graph reads {} inputs, {} are given", declared.len(), given.len());
-        let name = declared.last().map_or_else(String::new, |input| input.name.clone());
-        return Err(RunError::Input { name, problem });
-    }
-    for (declared, given) in declared.iter().zip(given) {
-        if let Some(problem) = declared.fault(given) {
-            return Err(RunError::Input { name: declared.name.clone(), problem });
-        }
-    }
-    Ok(())
 }

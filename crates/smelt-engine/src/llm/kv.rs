@@ -7,49 +7,11 @@
 use std::sync::Arc;
 
 use memmap2::MmapMut;
+use smelt_backend::{KvType, KvUsage};
 use smelt_model::places::Place;
 
 use super::RunError;
-use crate::kernels::cached_attention::{BLOCK, HeadBlock, HeadShape, KvType};
-
-/// How an engine keeps keys and values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KvOptions {
-    /// The form of the numbers.
-    pub kind: KvType,
-    /// Most bytes of all blocks together; without it, as many as full slots take.
-    pub bytes_max: Option<u64>,
-    /// Slots, in place of those the engine was built for; an empty one takes nothing.
-    pub max_slots: Option<usize>,
-    /// Tokens of one slot, in place of those the engine was built for, as many as the model has places at
-    /// most.  Nothing in an engine grows with it.
-    pub max_seq_len: Option<usize>,
-}
-
-/// What keys and values take at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvUsage {
-    /// Tokens of one block.
-    pub block_tokens: usize,
-    /// Bytes of one block.
-    pub block_bytes: usize,
-    /// Blocks that slots hold; a block that several share counts once.
-    pub blocks_held: usize,
-    /// Blocks that there may be.
-    pub blocks_total: usize,
-}
-
-impl KvUsage {
-    /// Blocks that may still be taken.
-    pub fn blocks_free(&self) -> usize {
-        self.blocks_total - self.blocks_held
-    }
-
-    /// Bytes of one token, rounded up where padding does not divide evenly.
-    pub fn bytes_per_token(&self) -> usize {
-        self.block_bytes.div_ceil(self.block_tokens)
-    }
-}
+use crate::kernels::cached_attention::{BLOCK, HeadBlock, HeadShape};
 
 /// The sizes that every block of an engine shares.
 #[derive(Clone, Copy, Debug)]

@@ -10,17 +10,24 @@ mod attention;
 mod block;
 mod build;
 mod content;
+mod decoder;
 mod forward;
 mod kv;
 mod linear;
 mod pack;
-pub mod prefix;
 mod weights;
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use smelt_backend::sampling::Chooser;
+use smelt_backend::{Answer, DecoderFacts};
+pub use smelt_backend::{
+    KvOptions, KvType, KvUsage, Limits, MAX_SEQ_LEN_MAX, MAX_SLOTS_MAX, RunError,
+};
 use smelt_model::decoder::Family;
 pub use smelt_model::places;
 use smelt_model::places::Place;
@@ -28,41 +35,25 @@ use smelt_model::places::Place;
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::cached_attention::HeadShape;
-pub use crate::kernels::cached_attention::KvType;
 use crate::kernels::isa::Isa;
 use crate::kernels::rope::{Llama3, Scaling, Sections, Turns, Yarn};
 pub use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
+use crate::processors::Shared;
 use crate::tactics::{Manner, Tactics};
 pub use build::{BuildError, build, build_with};
 pub use content::Tensor;
 use forward::{Buffers, Features, Pass, Span};
 use kv::{Cache, KvShape};
-pub use kv::{KvOptions, KvUsage};
 pub use pack::{Unpacked, unpacked};
 use weights::{Decoder, Machine};
 
 /// What `engine.json` calls this kind.
-const KIND: &str = "llm";
+pub(crate) const KIND: &str = "llm";
 /// Prompt tokens computed at a time, so that memory does not grow with the prompt.
 const CHUNK_TOKENS: usize = 128;
 /// Rows of logits held at a time where all are shown: 10 MB of a large vocabulary.
 const SHOWN_ROWS: usize = 16;
-
-/// Longest sequence any engine may be built for; in halves the cache of a 2B model then is 30 GiB.
-pub const MAX_SEQ_LEN_MAX: usize = 1 << 20;
-/// Most sequences any engine may hold at once.
-pub const MAX_SLOTS_MAX: usize = 256;
-
-/// How long and how many sequences may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Limits {
-    /// Tokens of one sequence, image tokens included.
-    pub max_seq_len: usize,
-    /// Sequences at once.
-    pub max_slots: usize,
-}
 
 /// The sizes of a decoder, as `engine.json` keeps them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -174,19 +165,6 @@ impl LlmFile {
     }
 }
 
-impl Limits {
-    fn check(self) -> Result<(), String> {
-        let Self { max_seq_len, max_slots } = self;
-        if !(1..=MAX_SEQ_LEN_MAX).contains(&max_seq_len) {
-            return Err(format!("max_seq_len {max_seq_len} is not in 1..={MAX_SEQ_LEN_MAX}"));
-        }
-        if !(1..=MAX_SLOTS_MAX).contains(&max_slots) {
-            return Err(format!("max_slots {max_slots} is not in 1..={MAX_SLOTS_MAX}"));
-        }
-        Ok(())
-    }
-}
-
 /// Tokens to append to a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
@@ -218,140 +196,6 @@ pub struct ImageEmbeds<'a> {
     pub embeds: &'a [f32],
 }
 
-/// Why tokens could not be taken.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RunError {
-    /// No such slot.
-    #[error("slot {slot} does not exist; the engine has slots 0..{max_slots}")]
-    UnknownSlot {
-        /// The slot that was named.
-        slot: usize,
-        /// Slots of the engine.
-        max_slots: usize,
-    },
-    /// A step names a slot twice.
-    #[error("slot {slot} is named twice in one step")]
-    SlotTwice {
-        /// The slot.
-        slot: usize,
-    },
-    /// A step continues a slot without a prompt.
-    #[error("slot {slot} holds no tokens; prefill it first")]
-    EmptySlot {
-        /// The slot.
-        slot: usize,
-    },
-    /// A prompt without tokens.
-    #[error("the prompt has no tokens")]
-    EmptyPrompt,
-    /// The sequence would grow past the limit.
-    #[error(
-        "slot {slot} holds {held} tokens and cannot take {more} more: the engine was built for {max_seq_len}"
-    )]
-    TooLong {
-        /// The slot.
-        slot: usize,
-        /// Tokens in it.
-        held: usize,
-        /// Tokens to append.
-        more: usize,
-        /// The engine's limit.
-        max_seq_len: usize,
-    },
-    /// No such token.
-    #[error("token {token} is not in the vocabulary of {vocab}")]
-    UnknownToken {
-        /// The token.
-        token: u32,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
-    /// Embeddings and their places differ in number.
-    #[error(
-        "the prompt has {places} image tokens, but {numbers} embedding numbers came, not {hidden} each"
-    )]
-    ImageCount {
-        /// Image tokens in the prompt.
-        places: usize,
-        /// Numbers that came.
-        numbers: usize,
-        /// Numbers one token needs.
-        hidden: usize,
-    },
-    /// A prompt with pictures has to say where its tokens stand.
-    #[error(
-        "the prompt has {tokens} tokens, but {found} places came; the decoder takes three positions a token (M-RoPE)"
-    )]
-    PlaceCount {
-        /// Tokens of the prompt.
-        tokens: usize,
-        /// Places that came.
-        found: usize,
-    },
-    /// A place too far for exact angles.
-    #[error("place {place} of token {index} is not below {max}")]
-    PlaceTooFar {
-        /// Which token of the prompt.
-        index: usize,
-        /// Its largest position.
-        place: u32,
-        /// The first number that is too large.
-        max: usize,
-    },
-    /// Features of images do not match the decoder or the embeddings.
-    #[error(
-        "the decoder adds image features behind {layers} layers, {numbers} numbers each; {found:?} numbers came"
-    )]
-    FeatureCount {
-        /// Layers that take them; none without images.
-        layers: usize,
-        /// Numbers that each needs.
-        numbers: usize,
-        /// Numbers that came, layer by layer.
-        found: Vec<usize>,
-    },
-    /// Keys and values have no room.
-    #[error(
-        "the step needs {more} more blocks of keys and values, and {held} of {total} are held; release a slot or give the engine a larger budget"
-    )]
-    KvFull {
-        /// Blocks that are needed.
-        more: usize,
-        /// Blocks that slots hold.
-        held: usize,
-        /// Blocks that there may be.
-        total: usize,
-    },
-    /// The system refuses memory.
-    #[error("the system has no memory for {bytes} more bytes of keys and values; release a slot")]
-    NoMemory {
-        /// Bytes that were asked for.
-        bytes: usize,
-    },
-    /// What was to be put back is no block that an engine of these sizes gave.
-    #[error(
-        "{tokens} tokens and {bytes} bytes are no block that can go behind what slot {slot} holds"
-    )]
-    NoBlock {
-        /// The slot.
-        slot: usize,
-        /// Tokens of the block.
-        tokens: usize,
-        /// Bytes of it.
-        bytes: usize,
-    },
-    /// A fork asks for more than there is.
-    #[error("slot {slot} holds {held} tokens, of which the first {len} cannot be shared")]
-    NotHeld {
-        /// The slot to share from.
-        slot: usize,
-        /// Tokens in it.
-        held: usize,
-        /// Tokens that were asked for.
-        len: usize,
-    },
-}
-
 /// An opened language model engine.
 #[derive(Debug)]
 pub struct LlmEngine {
@@ -368,6 +212,15 @@ pub struct LlmEngine {
     chunk_tokens: usize,
     /// Why the tactics that the engine was built with are not followed, if they are not.
     untuned: Option<String>,
+    facts: DecoderFacts,
+    /// What the step gave that was submitted and is not waited for yet.
+    answers: Option<Vec<Answer>>,
+    /// How long the last step took.
+    took: Duration,
+    chooser: Chooser,
+    /// Of the last step, kept for their memory.
+    logits: Vec<f32>,
+    shared: Arc<Shared>,
 }
 
 impl LlmEngine {
@@ -410,7 +263,26 @@ impl LlmEngine {
         let Manner { isa, threads, untuned } = Manner::by(sizes.tactics.as_ref());
         let tuned = sizes.tactics.as_ref().filter(|_| untuned.is_none());
         let chunk_tokens = tuned.map_or(CHUNK_TOKENS, |tactics| tactics.chunk_tokens);
+        let facts = DecoderFacts {
+            limits,
+            built_for: file.engine.limits,
+            positions: file.engine.positions,
+            vocab: file.engine.vocab,
+            kv: kv.kind,
+            hidden: file.engine.hidden,
+            deepstack: file.engine.deepstack,
+            scheme: file.engine.scheme.clone(),
+            adapters: Vec::new(),
+        };
+        let (chooser, logits, shared) = (Chooser::default(), Vec::new(), Arc::new(Shared::new()));
+        let (answers, took) = (None, Duration::ZERO);
         Ok(Self {
+            facts,
+            answers,
+            took,
+            chooser,
+            logits,
+            shared,
             file,
             limits,
             decoder,

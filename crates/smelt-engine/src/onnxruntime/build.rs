@@ -7,12 +7,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use smelt_backend::GraphOutput;
 use smelt_model::dtype::Dtype;
 use smelt_onnx::{AttributeValue, Data, ElementType, Graph, Initializer, Model};
 
 use super::{KIND, LibraryError, MODEL_FILE, OnnxFile, OnnxruntimeEngine, digest, library};
 use crate::engine_file::{EngineWriter, Layout, OpenError, TensorSpec, WEIGHTS_FILE};
-use crate::graph::{OutputFile, RunError, Tensor, input_file, tried_input};
+use crate::graph::{RunError, Tensor, input_file, tried_input};
 
 /// Bytes of a weight held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
@@ -118,7 +119,7 @@ pub fn build(
     model.write_as(out_dir, MODEL_FILE)?;
     let bytes = fs::read(out_dir.join(MODEL_FILE)).map_err(write_error)?;
     let given =
-        |value: &smelt_onnx::ValueInfo| OutputFile { name: value.name.clone(), tried: vec![] };
+        |value: &smelt_onnx::ValueInfo| GraphOutput { name: value.name.clone(), tried: vec![] };
     let outputs = model.graph.outputs.iter().map(given).collect();
     let file = OnnxFile { sha256: digest(&bytes), inputs, outputs };
     let mut unsealed = writer.finish(KIND, file).map_err(write_error)?;

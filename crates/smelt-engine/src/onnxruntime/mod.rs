@@ -5,6 +5,7 @@
 //! `weights.bin`.  What [`build`] writes comes from the graph alone; which version computes it is the
 //! machine's affair.  Knows nothing of pictures or texts.
 
+mod backend;
 mod build;
 mod library;
 #[cfg_attr(target_env = "musl", path = "static_session.rs")]
@@ -19,7 +20,9 @@ use sha2::{Digest, Sha256};
 use smelt_model::dtype::Dtype;
 
 use crate::engine_file::{EngineFile, OpenError};
-use crate::graph::{Constant, InputFile, OutputFile, RunError, Tensor};
+use smelt_backend::{GraphInput, GraphOutput};
+
+use crate::graph::{Constant, RunError, Tensor};
 pub use build::{BuildError, build};
 pub use library::{LibraryError, VARIABLE, find};
 use session::Session;
@@ -35,8 +38,8 @@ const MODEL_FILE: &str = "model.onnx";
 struct OnnxFile {
     /// Of `model.onnx`.
     sha256: String,
-    inputs: Vec<InputFile>,
-    outputs: Vec<OutputFile>,
+    inputs: Vec<GraphInput>,
+    outputs: Vec<GraphOutput>,
 }
 
 /// An opened engine that ONNX Runtime executes.
@@ -60,7 +63,7 @@ impl OnnxruntimeEngine {
     }
 
     fn new(file: EngineFile<OnnxFile>) -> Result<Self, OpenError> {
-        library::load()?;
+        library::load().map_err(|error| OpenError::Library(error.to_string()))?;
         Ok(Self { file, threads: None, session: OnceLock::new() })
     }
 
@@ -71,12 +74,12 @@ impl OnnxruntimeEngine {
     }
 
     /// What the graph reads, in its order.
-    pub fn inputs(&self) -> &[InputFile] {
+    pub fn inputs(&self) -> &[GraphInput] {
         &self.file.engine.inputs
     }
 
     /// What the graph gives, in its order.
-    pub fn outputs(&self) -> &[OutputFile] {
+    pub fn outputs(&self) -> &[GraphOutput] {
         &self.file.engine.outputs
     }
 
@@ -117,7 +120,7 @@ impl OnnxruntimeEngine {
     /// When an input has another type or shape than the graph declares, or ONNX Runtime refuses the
     /// graph or fails.
     pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
-        crate::graph::check_inputs(self.inputs(), &inputs)?;
+        GraphInput::check_all(self.inputs(), &inputs)?;
         let mut session = self.session()?.lock().unwrap_or_else(PoisonError::into_inner);
         session.run(inputs).map_err(said)
     }

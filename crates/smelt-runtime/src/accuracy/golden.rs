@@ -36,7 +36,7 @@ pub enum GoldenError {
 }
 
 /// What came of a golden prompt.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Given {
     /// What was said.
     pub text: String,

@@ -82,7 +82,7 @@ pub fn measure(
         let failed = |source| MeasureError::Question { number: index + 1, source };
         let tokens = deployment.text.tokenizer.encode(&question.answer);
         let tokens = tokens.map_err(|error| failed(error.into()))?;
-        right.begin(deployment.llm.vocab(), &tokens)?;
+        right.begin(deployment.llm.facts().vocab, &tokens)?;
         let mut kept = Ok(());
         let mut visit = |token, logits: &[f32]| {
             if kept.is_ok() {
@@ -95,7 +95,7 @@ pub fn measure(
     }
     let (answer_tokens, nll_nats) = (right.nll.count, right.nll.value());
     Ok(Score {
-        scheme: deployment.llm.scheme().to_owned(),
+        scheme: deployment.llm.facts().scheme.clone(),
         tasks: asked.tasks,
         image_tokens: asked.image_tokens.value(),
         smaller: asked.smaller,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::sampling::{Sampler, Settings};
+use crate::sampling::{Chooser, Sampler, Settings};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 /// Tokens of an answer, after which it is given up.
@@ -60,6 +60,7 @@ impl World {
         let mut constraint = self.compiler.compile(grammar).unwrap();
         let settings = Settings { temperature: 1.0, seed: random.next(), ..Settings::default() };
         let mut sampler = Sampler::new(&settings, &[], self.vocab).unwrap();
+        let mut chooser = Chooser::default();
         let mut tokens = Vec::new();
         while tokens.len() < TOKENS_MAX {
             let mut logits: Vec<f32> =
@@ -68,7 +69,8 @@ impl World {
             let may_end = constraint.may_end().unwrap();
             let mask = constraint.mask().unwrap();
             assert_eq!(mask.allows(self.ends[0]), may_end);
-            let token = sampler.choose(&logits, Some(mask)).unwrap().token;
+            let token = chooser.choose(&logits, &sampler.draw(Some(mask))).unwrap().token;
+            sampler.count(token);
             constraint.take(token).unwrap();
             if self.ends.contains(&token) {
                 return Some(self.tokenizer.decode(&tokens, true).unwrap());

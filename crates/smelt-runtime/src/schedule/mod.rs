@@ -15,7 +15,7 @@ mod simulation;
 
 use std::collections::BTreeMap;
 
-use smelt_engine::llm::prefix::{Found, Piece, Prefixes};
+use crate::prefix::{Found, Piece, Prefixes};
 
 pub use line::{Standing, is_passed, next as next_in_line};
 pub use named::{Named, Put};
@@ -220,7 +220,7 @@ impl Schedule {
             tasks: BTreeMap::new(),
             slots: vec![Use::Empty; capacity.slots],
             owners: vec![Owner::default(); capacity.slots],
-            prefixes: Prefixes::new(capacity.slots),
+            prefixes: Prefixes::new(capacity.slots, capacity.block_tokens),
             share: Share::default(),
             clock: 0,
             highs_in_a_row: 0,

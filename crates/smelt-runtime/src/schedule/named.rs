@@ -3,7 +3,7 @@
 //! A name is an owner's own, and no place in the engine: it means what the owner's latest task of that name left.  Only slots
 //! that are kept are touched, so no task ever waits, gives way or is answered otherwise for what is done here.
 
-use smelt_engine::llm::prefix::{Mark, Piece};
+use crate::prefix::{Mark, Piece};
 
 use super::{Owner, Schedule, Use};
 

@@ -1,15 +1,15 @@
 //! Plays random worlds against the schedule: arrivals, lengths, prices of steps, departures.
 //!
-//! The world has an engine that knows nothing but tokens and blocks: it shares them by reference, copies what is
-//! written, and refuses what has no room, as the real one does.  Each rule that users rely on is an assertion.
+//! The world's engine is the simulated one of the contract, which shares blocks, copies what is written, and refuses what
+//! has no room, as real ones do.  Each rule that users rely on is an assertion.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
+
+use smelt_backend::simulated::{BLOCK_TOKENS as BLOCK, Behaviour, SimulatedDecoder};
+use smelt_backend::{Decoder, KvOptions, Run, RunError};
 
 use super::*;
 
-const BLOCK: usize = 16;
 /// Prompts of one family begin alike for so many tokens at most.
 const COMMON_TOKENS: usize = 200;
 /// A world that does not end by then never will.
@@ -29,71 +29,67 @@ impl Random {
     }
 }
 
-/// A block of keys and values, counted as long as it is held.
-struct Block(Rc<Cell<usize>>);
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
-
-/// What the real engine's cache does.
+/// The engine, and what its slots should hold.
 struct Engine {
-    slots: Vec<(Vec<Piece>, Vec<Rc<Block>>)>,
-    held: Rc<Cell<usize>>,
-    total: usize,
+    decoder: SimulatedDecoder,
+    held: Vec<Vec<Piece>>,
 }
 
 impl Engine {
-    fn free(&self) -> usize {
-        self.total - self.held.get()
+    fn new(slots: usize, blocks: usize) -> Self {
+        let kv = KvOptions {
+            max_slots: Some(slots),
+            max_seq_len: Some(blocks * BLOCK),
+            ..KvOptions::default()
+        };
+        let behaviour = Behaviour { is_apart: false, ..Behaviour::default() };
+        let mut decoder = SimulatedDecoder::open(kv, behaviour);
+        let block_bytes = decoder.kv_usage().block_bytes;
+        decoder.set_kv_bytes_max((blocks * block_bytes) as u64);
+        Self { decoder, held: vec![Vec::new(); slots] }
     }
 
-    fn block(&self) -> Rc<Block> {
-        self.held.set(self.held.get() + 1);
-        Rc::new(Block(Rc::clone(&self.held)))
+    fn free(&self) -> usize {
+        self.decoder.kv_usage().blocks_free()
+    }
+
+    /// Blocks of which a slot holds a part.
+    fn blocks(&self, slot: usize) -> usize {
+        self.held[slot].len().div_ceil(BLOCK)
     }
 
     fn truncate(&mut self, slot: usize, len: usize) {
-        let (pieces, blocks) = &mut self.slots[slot];
-        pieces.truncate(len);
-        blocks.truncate(len.div_ceil(BLOCK));
+        self.held[slot].truncate(len);
+        self.decoder.truncate(slot, len);
     }
 
     fn fork(&mut self, from: Found, to: usize) {
-        let (pieces, blocks) = &self.slots[from.slot];
-        assert!(from.len <= pieces.len() && from.slot != to);
-        let blocks = blocks[..from.len.div_ceil(BLOCK)].to_vec();
-        self.slots[to] = (pieces[..from.len].to_vec(), blocks);
+        self.decoder.fork(from.slot, to, from.len).unwrap();
+        self.held[to] = self.held[from.slot][..from.len].to_vec();
     }
 
     /// Appends to each slot; or tells how many blocks that would take, if there are fewer.
     fn append(&mut self, more: &[(usize, &[Piece])]) -> Result<(), usize> {
-        let mut need = 0;
-        for (slot, new) in more {
-            let (pieces, blocks) = &self.slots[*slot];
-            need += (pieces.len() + new.len()).div_ceil(BLOCK) - blocks.len();
-            let is_open = !pieces.len().is_multiple_of(BLOCK);
-            need += usize::from(is_open && Rc::strong_count(&blocks[blocks.len() - 1]) > 1);
-        }
-        if need > self.free() {
-            return Err(need);
+        let tokens: Vec<Vec<u32>> =
+            more.iter().map(|(_, pieces)| pieces.iter().map(token).collect()).collect();
+        let runs = more.iter().zip(&tokens).map(|((slot, _), tokens)| Run::new(*slot, tokens));
+        match self.decoder.step(&runs.collect::<Vec<_>>()) {
+            Ok(_) => {}
+            Err(RunError::KvFull { more, .. }) => return Err(more),
+            Err(error) => panic!("{error}"),
         }
         for (slot, new) in more {
-            let (mut pieces, mut blocks) = std::mem::take(&mut self.slots[*slot]);
-            if !pieces.len().is_multiple_of(BLOCK) {
-                let last = blocks.len() - 1;
-                if Rc::strong_count(&blocks[last]) > 1 {
-                    blocks[last] = self.block();
-                }
-            }
-            pieces.extend_from_slice(new);
-            blocks.resize_with(pieces.len().div_ceil(BLOCK), || self.block());
-            self.slots[*slot] = (pieces, blocks);
+            self.held[*slot].extend_from_slice(new);
+            assert_eq!(self.decoder.held(*slot), self.held[*slot].len());
         }
         Ok(())
     }
+}
+
+/// A token of the engine's few that stands for a piece.
+fn token(piece: &Piece) -> u32 {
+    let Piece::Token(token) = piece else { panic!("worlds have no pictures") };
+    token % 97
 }
 
 /// A request of the world.
@@ -154,11 +150,7 @@ impl World {
         Self {
             seed,
             schedule: Schedule::new(capacity),
-            engine: Engine {
-                slots: vec![Default::default(); slots],
-                held: Rc::default(),
-                total: capacity.blocks_total,
-            },
+            engine: Engine::new(slots, capacity.blocks_total),
             wishes,
             alive: BTreeMap::new(),
             now_us: 0,
@@ -234,7 +226,7 @@ impl World {
             None => self.engine.truncate(slot, 0),
         }
         self.shared += from.map_or(0, |found| found.len);
-        let held = &self.engine.slots[slot].0;
+        let held = &self.engine.held[slot];
         let pieces = &self.alive[&task].pieces;
         assert!(pieces.starts_with(held) && held.len() < pieces.len(), "seed {seed}");
         let waits = |id: &TaskId, one: &Alive| {
@@ -277,7 +269,7 @@ impl World {
     fn little_is_kept(&self) {
         let slots = self.schedule.slots.iter().zip(&self.schedule.owners).enumerate();
         for (slot, (_, owner)) in slots.filter(|(_, (state, _))| matches!(state, Use::Kept(_))) {
-            let (own, most) = (self.engine.slots[slot].1.len(), owner.kept_blocks_max);
+            let (own, most) = (self.engine.blocks(slot), owner.kept_blocks_max);
             assert!(most.is_none_or(|most| own <= most), "seed {}: {own} of {most:?}", self.seed);
         }
     }
@@ -286,12 +278,12 @@ impl World {
         let seed = self.seed;
         assert!(tokens > 0 && tokens <= CHUNK_TOKENS_MAX, "seed {seed}");
         let pieces = self.alive[&task].pieces.clone();
-        let held = self.engine.slots[slot].0.len();
+        let held = self.engine.held[slot].len();
         assert_eq!(is_last, held + tokens == pieces.len(), "seed {seed}");
         if let Err(need) = self.engine.append(&[(slot, &pieces[held..held + tokens])]) {
             return self.schedule.lack(need);
         }
-        assert!(pieces.starts_with(&self.engine.slots[slot].0), "seed {seed}: another's tokens");
+        assert!(pieces.starts_with(&self.engine.held[slot]), "seed {seed}: another's tokens");
         let took_us = tokens as u64 * self.token_us;
         self.now_us += took_us;
         self.nobody_stands_still(took_us);
@@ -328,7 +320,7 @@ impl World {
             return self.schedule.lack(need);
         }
         for (id, slot) in batch {
-            let held = &self.engine.slots[*slot].0;
+            let held = &self.engine.held[*slot];
             // The whole was compared when it was read.
             let pieces = &self.alive[id].pieces;
             assert_eq!((held.len(), held.last()), (pieces.len(), pieces.last()), "seed {seed}");
@@ -359,7 +351,7 @@ impl World {
         let (id, name) = (random.below(3) as u64, random.below(2) as u32);
         if random.one_in(2) {
             for (slot, tokens) in self.schedule.erase(id, name) {
-                assert_eq!(self.engine.slots[slot].0.len(), tokens, "seed {}", self.seed);
+                assert_eq!(self.engine.held[slot].len(), tokens, "seed {}", self.seed);
                 self.engine.truncate(slot, 0);
             }
             return;

@@ -11,11 +11,11 @@ use std::sync::{Arc, mpsc};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use smelt_engine::llm::prefix::{Mark, Piece};
-use smelt_engine::llm::{MAX_SEQ_LEN_MAX, RunError};
+use smelt_backend::{KvBlock, MAX_SEQ_LEN_MAX, RunError};
 
 use super::llm::LlmThread;
 use super::{Client, Service, ToLlm};
+use crate::prefix::{Mark, Piece};
 pub use crate::schedule::Named;
 use crate::schedule::{Owner, Put};
 
@@ -175,7 +175,7 @@ impl Service {
         let heading = file.read_heading()?;
         let (tokens, owner) = (heading.tokens, self.on_thread(move |llm| llm.owner(&client))?);
         let (own, longest) = self.on_thread(move |llm| {
-            (llm.heading(engines, tokens), llm.engine.limits().max_seq_len)
+            (llm.heading(engines, tokens), llm.engine.facts().limits.max_seq_len)
         })?;
         own.check(&heading)?;
         let blocks = tokens.div_ceil(own.block_tokens);
@@ -191,7 +191,8 @@ impl Service {
             // It has its name when it is whole.
             let name = owner.name.filter(|_| end == tokens);
             let to = Target { filled, owner: Owner { name, ..owner }, called: client.slot };
-            filled = Some(self.on_thread(move |llm| llm.put(&to, &more, (&ends, &bytes)))??);
+            let block = KvBlock { ends: ends.into(), bytes: bytes.into() };
+            filled = Some(self.on_thread(move |llm| llm.put(&to, &more, &block))??);
             begin = end;
         }
         Ok(Moved { tokens, bytes: own.file_bytes() })
@@ -239,7 +240,7 @@ impl LlmThread {
     }
 
     fn heading(&self, engines: String, tokens: usize) -> Heading {
-        let (usage, kv) = (self.engine.kv_usage(), self.engine.kv_type().word().to_owned());
+        let (usage, kv) = (self.engine.kv_usage(), self.engine.facts().kv.word().to_owned());
         let (block_tokens, block_bytes) = (usage.block_tokens, usage.block_bytes);
         Heading { format: FORMAT, engines, kv, block_tokens, block_bytes, tokens }
     }
@@ -249,18 +250,13 @@ impl LlmThread {
         let slot = self.schedule.holder(mark, pieces)?;
         let block_tokens = self.engine.kv_usage().block_tokens;
         let index = (pieces.len() - 1) / block_tokens;
-        let (ends, bytes) = self.engine.block(slot, index)?;
+        let block = self.engine.block(slot, index).ok()??;
         let own = pieces.len() - index * block_tokens;
-        Some((ends.get(..own)?.to_vec(), bytes.to_vec()))
+        Some((block.ends.get(..own)?.to_vec(), block.bytes.into_owned()))
     }
 
     /// Puts a block of `more` behind what was filled so far; gives how the slot is filled then.
-    fn put(
-        &mut self,
-        to: &Target,
-        more: &[Piece],
-        (ends, bytes): (&[u32], &[u8]),
-    ) -> Result<Mark, KeptError> {
+    fn put(&mut self, to: &Target, more: &[Piece], block: &KvBlock<'_>) -> Result<Mark, KeptError> {
         // Each turn but the last empties a slot.
         loop {
             match self.schedule.put(to.filled, self.blocks_free()) {
@@ -268,7 +264,7 @@ impl LlmThread {
                 Put::Crowded => return Err(KeptError::Crowded),
                 Put::Gone => return Err(KeptError::Gone(to.called)),
                 Put::Into(slot) => {
-                    self.engine.put_block(slot, ends, bytes).map_err(not_put)?;
+                    self.engine.put_block(slot, block).map_err(not_put)?;
                     return Ok(self.schedule.did_put(slot, to.owner, more));
                 }
             }

@@ -6,21 +6,18 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use smelt_engine::llm::prefix::{Found, Piece};
-use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt, RunError};
+use smelt_backend::sampling::{Chosen, Draw, NotFinite};
+use smelt_backend::{Answer, Decoder, ImageEmbeds, Run, RunError, Want};
 
 use super::scores::Scores;
 use super::ticket::{Event, Failure, TokenSaid};
 use super::{Asked, Client, Job, Kv, Over, Shared, ToLlm};
+use crate::prefix::{Found, Piece};
 use crate::schedule::{Capacity, Owner, Schedule, Step, TaskId};
 use crate::speaker::{Finish, Said, Speaker};
-
-/// The longest that the other engine is given way: no longer than one chunk of a prompt stalls.
-const WAY_MAX: Duration = Duration::from_millis(80);
 
 /// One answer.
 struct Task {
@@ -40,35 +37,26 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// How long the other engine has the processors for itself behind a step that took so long.  While both
-/// work the system gives each a half, so what is looked at has three quarters: who shows a picture waits for
-/// all of it, and a stream that is slower for a while goes on.
-fn way(step: Duration) -> Duration {
-    step.min(WAY_MAX)
-}
-
 pub(super) struct LlmThread {
-    pub(super) engine: LlmEngine,
+    pub(super) engine: Box<dyn Decoder>,
     pub(super) schedule: Schedule,
     inbox: Receiver<ToLlm>,
     shared: Arc<Shared>,
     tasks: BTreeMap<TaskId, Task>,
-    /// Of the last step, kept for their memory.
-    logits: Vec<f32>,
     /// The system refused memory, whatever the engine's own count says.
     is_starved: bool,
 }
 
 impl LlmThread {
     pub(super) fn new(
-        engine: LlmEngine,
+        engine: Box<dyn Decoder>,
         capacity: Capacity,
         inbox: Receiver<ToLlm>,
         shared: Arc<Shared>,
     ) -> Self {
         let schedule = Schedule::new(capacity);
-        let (tasks, logits) = Default::default();
-        Self { engine, schedule, inbox, shared, tasks, logits, is_starved: false }
+        let tasks = BTreeMap::new();
+        Self { engine, schedule, inbox, shared, tasks, is_starved: false }
     }
 
     /// Answers until it is told to stop.
@@ -77,10 +65,10 @@ impl LlmThread {
         while self.receive() {
             self.sweep();
             let step = self.schedule.next(self.blocks_free());
-            let start = Instant::now();
             self.perform(step);
             self.publish();
-            if self.gives_way() && !self.wait(way(start.elapsed())) {
+            let rest = self.engine.rest(self.schedule.counts().reading > 0);
+            if !rest.is_zero() && !self.wait(rest) {
                 break;
             }
         }
@@ -122,13 +110,6 @@ impl LlmThread {
             ToLlm::Stop => return false,
         }
         true
-    }
-
-    /// Whether the vision engine, which is at work, is to have the processors for a while.  Where it pauses for
-    /// prompts, they are read first.
-    fn gives_way(&self) -> bool {
-        let reads_first = || self.schedule.counts().reading > 0 && self.shared.pauses.is_left();
-        self.shared.is_looking.load(Ordering::Acquire) && !reads_first()
     }
 
     /// A client as the schedule knows it.
@@ -230,20 +211,21 @@ impl LlmThread {
 
     /// Runs a chunk of a prompt; the last one is followed by the first token.
     fn read(&mut self, id: TaskId, slot: usize, tokens: usize, is_last: bool) {
+        if is_last && !self.draw(&[id]) {
+            return;
+        }
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let held = self.engine.held(slot);
         let start = Instant::now();
-        let pause = self.shared.pauses.reading();
-        let read = run(&mut self.engine, task, slot, held..held + tokens, is_last);
-        drop(pause);
+        let read = run(&mut *self.engine, task, slot, held..held + tokens, is_last);
         let took = start.elapsed();
         match read {
-            Ok(logits) => {
+            Ok(answer) => {
                 self.shared.stats().chunk_seconds.observe_time(took);
                 self.schedule.did_read(id, tokens, micros(took));
                 if is_last {
                     self.told_read(id);
-                    self.choose(id, &logits);
+                    answer.chosen.into_iter().for_each(|chosen| self.choose(id, chosen));
                 }
             }
             Err(error) => {
@@ -253,6 +235,20 @@ impl LlmThread {
                 self.lack_or_fail(&[id], &error);
             }
         }
+    }
+
+    /// Has each answer say what its next token is chosen by.  Returns whether all can; those that cannot have failed, and
+    /// the schedule is to be asked anew.
+    fn draw(&mut self, ids: &[TaskId]) -> bool {
+        let mut failed = Vec::new();
+        for id in ids {
+            if let Some(Err(error)) = self.tasks.get_mut(id).map(|task| task.speaker.draw()) {
+                failed.push((*id, error.to_string()));
+            }
+        }
+        let can = failed.is_empty();
+        failed.into_iter().for_each(|(id, error)| self.fail_of_speaker(id, &error));
+        can
     }
 
     fn told_read(&mut self, id: TaskId) {
@@ -272,41 +268,49 @@ impl LlmThread {
 
     /// One step of all answers.
     fn say(&mut self, batch: &[(TaskId, usize)]) {
-        let last =
-            |(id, slot): &(TaskId, usize)| Some((*slot, *self.tasks[id].speaker.tokens().last()?));
-        let tokens: Vec<(usize, u32)> = batch.iter().filter_map(last).collect();
+        let begin = Instant::now();
+        let ids: Vec<TaskId> = batch.iter().map(|(id, _)| *id).collect();
+        if !self.draw(&ids) {
+            return;
+        }
+        let drawn = begin.elapsed();
         let start = Instant::now();
-        let mut logits = std::mem::take(&mut self.logits);
-        let step = self.engine.decode_into(&tokens, &mut logits);
+        let step = self.step(batch);
         let took = start.elapsed();
         match step {
-            Ok(()) => {
+            Ok(answers) => {
                 self.schedule.did_say(batch, micros(took));
                 let start = Instant::now();
-                let rows = logits.chunks_exact(self.engine.vocab());
-                for ((id, _), logits) in batch.iter().zip(rows) {
-                    self.choose(*id, logits);
+                for (id, answer) in ids.iter().zip(answers) {
+                    answer.chosen.into_iter().for_each(|chosen| self.choose(*id, chosen));
                 }
                 let mut stats = self.shared.stats();
                 stats.batch.observe(batch.len() as f64);
                 stats.step_seconds.observe_time(took);
-                stats.choose_seconds.observe_time(start.elapsed());
+                stats.choose_seconds.observe_time(drawn + start.elapsed());
             }
-            Err(error) => {
-                let ids: Vec<TaskId> = batch.iter().map(|(id, _)| *id).collect();
-                self.lack_or_fail(&ids, &error);
-            }
+            Err(error) => self.lack_or_fail(&ids, &error),
         }
-        self.logits = logits;
     }
 
-    /// Says what follows from `logits`.
-    fn choose(&mut self, id: TaskId, logits: &[f32]) {
+    /// Puts the last token of each answer behind what its slot holds, and chooses the next.
+    fn step(&mut self, batch: &[(TaskId, usize)]) -> Result<Vec<Answer>, RunError> {
+        let tasks = batch.iter().map(|(id, slot)| (*slot, &self.tasks[id].speaker));
+        let draws: Vec<(usize, [u32; 1], [Draw<'_>; 1])> = tasks
+            .filter_map(|(slot, speaker)| {
+                Some((slot, [*speaker.tokens().last()?], [speaker.drawn()]))
+            })
+            .collect();
+        let runs = draws.iter().map(|(slot, token, draw)| Run::new(*slot, token).choosing(draw));
+        self.engine.step(&runs.collect::<Vec<_>>())
+    }
+
+    /// Says the token that was chosen.
+    fn choose(&mut self, id: TaskId, chosen: Result<Chosen, NotFinite>) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
-        let said = match task.speaker.say(logits) {
+        let said = match task.speaker.say(chosen) {
             Ok(said) => said,
-            // It says itself whose fault it is.
-            Err(error) => return self.fail(id, format!("the answer cannot go on: {error}")),
+            Err(error) => return self.fail_of_speaker(id, &error.to_string()),
         };
         let Said { token, text, logprobs, finish } = said;
         self.shared.stats().said_tokens += u64::from(token.is_some());
@@ -345,6 +349,11 @@ impl LlmThread {
             RunError::NoMemory { .. } => self.is_starved = true,
             _ => ids.iter().for_each(|id| self.fail_of_engine(*id, error)),
         }
+    }
+
+    /// The error says itself whose fault it is.
+    fn fail_of_speaker(&mut self, id: TaskId, error: &str) {
+        self.fail(id, format!("the answer cannot go on: {error}"));
     }
 
     fn fail_of_engine(&mut self, id: TaskId, error: &RunError) {
@@ -386,14 +395,14 @@ fn tell(task: &Task, text: String, token: Option<TokenSaid>) {
     task.asked.teller.tell(Event::Said { choice: task.choice, text, tokens });
 }
 
-/// Puts the task's tokens at `range` behind what `slot` holds; gives what follows the last one, if asked.
+/// Puts the task's tokens at `range` behind what `slot` holds; with the next one chosen, if asked.
 fn run(
-    engine: &mut LlmEngine,
+    engine: &mut dyn Decoder,
     task: &mut Task,
     slot: usize,
     range: Range<usize>,
     is_last: bool,
-) -> Result<Vec<f32>, RunError> {
+) -> Result<Answer, RunError> {
     let Asked { tokens, places, image_token, images, .. } = &*task.asked;
     let read = range.start.min(tokens.len())..range.end.min(tokens.len());
     let said = task.speaker.tokens();
@@ -402,45 +411,33 @@ fn run(
     let is_image = |token: &&u32| Some(**token) == *image_token;
     let before = tokens[..read.start].iter().filter(is_image).count();
     let count = tokens[read.clone()].iter().filter(is_image).count();
-    let embedded = images.slice(before..before + count);
+    let features = images.spans(before..before + count);
     let image_token = image_token.filter(|_| count > 0);
-    let image = image_token.map(|token| ImageEmbeds { token, embeds: &embedded.embeds });
+    let image = image_token.map(|token| ImageEmbeds { token, features: &features });
     let places = places.as_ref().map(|places| &places[read.clone()]);
-    let deepstack = &embedded.deepstack;
-    let prompt = Prompt { deepstack, places, ..Prompt::plain(&tokens[read], image) };
-    let mut parts = vec![prompt, Prompt::plain(said, None)];
-    parts.retain(|part| !part.tokens.is_empty());
+    let scores = task.scores.as_ref().map(|scores| scores.wanted(tokens, &read));
+    let draws = [task.speaker.drawn()];
+    let draws = if is_last { &draws[..] } else { &[] };
+    let own = |draws| Want { draws, scores, ..Want::default() };
+    let prompt = Run { image, places, ..Run::new(slot, &tokens[read.clone()]) };
+    let answer = match (prompt.tokens, said) {
+        ([], []) => return Err(RunError::EmptyPrompt),
+        ([], said) => one(engine, Run::new(slot, said).choosing(draws))?,
+        (_, []) => one(engine, Run { want: own(draws), ..prompt })?,
+        (_, said) => {
+            let scored = one(engine, Run { want: own(&[]), ..prompt })?;
+            let chosen = one(engine, Run::new(slot, said).choosing(draws))?;
+            Answer { scores: scored.scores, ..chosen }
+        }
+    };
     if let Some(scores) = &mut task.scores {
-        return scored(engine, slot, &parts, scores);
+        scores.take(read.start, answer.scores);
+        return Ok(Answer { scores: Vec::new(), ..answer });
     }
-    let last = parts.pop();
-    for part in &parts {
-        engine.read(slot, part)?;
-    }
-    match last {
-        Some(last) if is_last => engine.prefill(slot, &last),
-        Some(last) => engine.read(slot, &last).map(|()| Vec::new()),
-        None => Err(RunError::EmptyPrompt),
-    }
+    Ok(answer)
 }
 
-/// Puts `parts` behind what `slot` holds, and keeps how likely the prompt's tokens were; gives what
-/// follows the last one.
-fn scored(
-    engine: &mut LlmEngine,
-    slot: usize,
-    parts: &[Prompt<'_>],
-    scores: &mut Scores,
-) -> Result<Vec<f32>, RunError> {
-    let mut last = Vec::new();
-    for part in parts {
-        let mut at = engine.held(slot);
-        engine.read_shown(slot, part, |logits| {
-            at += 1;
-            scores.put(at, logits);
-            last.clear();
-            last.extend_from_slice(logits);
-        })?;
-    }
-    Ok(last)
+/// A step of one run.
+fn one(engine: &mut dyn Decoder, run: Run<'_>) -> Result<Answer, RunError> {
+    Ok(engine.step(&[run])?.pop().unwrap_or_default())
 }

@@ -10,7 +10,6 @@ mod images;
 pub mod kept;
 mod llm;
 mod marks;
-mod pauses;
 mod scores;
 mod sizing;
 mod stats;
@@ -27,22 +26,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use smelt_engine::llm::LlmEngine;
-use smelt_engine::llm::places::Place;
-use smelt_engine::llm::prefix::Piece;
+use smelt_backend::Decoder;
+use smelt_backend::position::Place;
 use smelt_watch::{Machine, Sample};
 
 use crate::deployment::{Deployment, Text};
 use crate::generate::GenerateError;
 use crate::identity::{Identity, Naming};
 use crate::image::View;
+use crate::prefix::Piece;
 use crate::prepare::Prepared;
 pub use crate::schedule::Priority;
 use crate::schedule::{Capacity, TaskId};
 use crate::speaker::{Form, Manner, SpeakError, Speaker};
 use images::Images;
 pub use marks::{Marks, Times};
-use pauses::Pauses;
 pub use sizing::{DoesNotFit, KvMemory, KvPlan, preparing};
 use sizing::{KvSizes, Memory};
 pub use stats::{BATCHES, Endings, Histogram, Kv, SECONDS, Stats};
@@ -292,9 +290,6 @@ struct Shared {
     /// Bytes of pixels that wait.
     pixel_bytes: AtomicUsize,
     is_draining: AtomicBool,
-    /// The vision engine is at work.
-    is_looking: AtomicBool,
-    pauses: Arc<Pauses>,
 }
 
 impl Shared {
@@ -352,7 +347,7 @@ impl Service {
     /// # Errors
     /// [`StartError`].
     pub fn start(mut deployment: Deployment, options: Options) -> Result<Self, StartError> {
-        let slots = deployment.llm.limits().max_slots;
+        let slots = deployment.llm.facts().limits.max_slots;
         let running_max = options.running_max.clamp(1, slots);
         // Who sees nothing keeps nothing for pictures.
         let sees = deployment.vision.is_some();
@@ -360,7 +355,7 @@ impl Service {
         let picture_bytes = options.picture_bytes();
         let options = Options { running_max, ..options }.under_cap();
         warm::up(&mut deployment, options.running_max)?;
-        let plan = give_memory(&mut deployment.llm, &options, picture_bytes, 1)?;
+        let plan = give_memory(&mut *deployment.llm, &options, picture_bytes, 1)?;
         let kv = deployment.llm.kv_usage();
         let capacity = Capacity {
             slots,
@@ -374,16 +369,16 @@ impl Service {
             clients: Mutex::default(),
             pixel_bytes: AtomicUsize::new(0),
             is_draining: AtomicBool::new(false),
-            is_looking: AtomicBool::new(false),
-            pauses: Arc::new(Pauses::new()),
         });
         let (to_llm, llm_inbox) = mpsc::channel();
         let (to_vision, vision_inbox) = mpsc::channel();
         let Deployment { text, vision, llm, engines } = deployment;
+        let processors = llm.processors();
         let llm = llm::LlmThread::new(llm, capacity, llm_inbox, Arc::clone(&shared));
         let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let mut threads = vec![named("llm").spawn(|| llm.run())?];
-        if let Some(vision) = vision {
+        if let Some(mut vision) = vision {
+            vision.share(&processors);
             let vision = vision::VisionThread::new(
                 vision,
                 options.picture_cache_bytes,
@@ -546,7 +541,7 @@ impl Service {
 ///
 /// # Errors
 /// [`DoesNotFit`] if not even the shortest context has room.
-pub fn give_what_is_left(llm: &mut LlmEngine) -> Result<KvPlan, DoesNotFit> {
+pub fn give_what_is_left(llm: &mut dyn Decoder) -> Result<KvPlan, DoesNotFit> {
     // The shortest context of all is a block, and the plan is of two at least.
     give_memory(llm, &Options::default(), 0, 2)
 }
@@ -554,7 +549,7 @@ pub fn give_what_is_left(llm: &mut LlmEngine) -> Result<KvPlan, DoesNotFit> {
 /// Measures what the engines left and lets keys and values take their part of it, beside pictures that would
 /// take `pictures` bytes under no cap, and for so many contexts at least.
 fn give_memory(
-    llm: &mut LlmEngine,
+    llm: &mut dyn Decoder,
     options: &Options,
     pictures: u64,
     slots_min: u64,
@@ -569,7 +564,7 @@ fn give_memory(
         preparing: options.preparing_bytes,
         kv: options.kv,
     };
-    let (kv, limits) = (llm.kv_usage(), llm.limits());
+    let (kv, limits) = (llm.kv_usage(), llm.facts().limits);
     let contexts = options.contexts_max.unwrap_or(limits.max_slots).min(limits.max_slots);
     let sizes = KvSizes {
         block_bytes: kv.block_bytes as u64,

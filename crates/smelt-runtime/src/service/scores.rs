@@ -1,12 +1,15 @@
 //! Gathers how likely the tokens of a prompt are while it is read.
 
+use std::ops::Range;
+
+use smelt_backend::Scores as Wanted;
+
 use super::TokenSaid;
-use crate::sampling::{Logprobs, Scorer};
+use crate::sampling::Logprobs;
 
 /// A prompt's tokens as far as they were read.
 #[derive(Debug)]
 pub(super) struct Scores {
-    scorer: Scorer,
     /// How many of the likeliest are told with each.
     top: usize,
     /// All of them; nothing is known of the first one.
@@ -17,16 +20,21 @@ impl Scores {
     /// Of a prompt of which nothing is read.
     pub(super) fn new(tokens: &[u32], top: usize) -> Self {
         let unread = |token: &u32| TokenSaid { token: *token, logprobs: None };
-        Self { scorer: Scorer::default(), top, tokens: tokens.iter().map(unread).collect() }
+        Self { top, tokens: tokens.iter().map(unread).collect() }
     }
 
-    /// Takes the logits that were found for the token at `at`, which the prompt need not have.  Of logits
-    /// that are not finite nothing is known; the answer then fails of them.
-    pub(super) fn put(&mut self, at: usize, logits: &[f32]) {
-        let Some(said) = self.tokens.get_mut(at) else { return };
-        let mut logprobs = Logprobs::default();
-        let scored = self.scorer.score(logits, said.token, self.top, &mut logprobs);
-        said.logprobs = scored.ok().map(|()| logprobs);
+    /// What is to be found out with a run of the prompt's tokens from `start` on.
+    pub(super) fn wanted<'a>(&self, prompt: &'a [u32], run: &Range<usize>) -> Wanted<'a> {
+        let next = run.start + 1..(run.end + 1).min(prompt.len());
+        Wanted { next: prompt.get(next).unwrap_or_default(), top: self.top }
+    }
+
+    /// Takes what was found out of that run.  Of logits that were not finite nothing is known; the answer then fails of
+    /// them.
+    pub(super) fn take(&mut self, start: usize, found: Vec<Option<Logprobs>>) {
+        for (said, found) in self.tokens.iter_mut().skip(start + 1).zip(found) {
+            said.logprobs = found;
+        }
     }
 }
 
@@ -36,20 +44,18 @@ mod tests {
 
     #[test]
     fn each_token_is_scored_by_what_is_before_it() {
-        let mut scores = Scores::new(&[2, 0, 1], 1);
-        // Half and half of two tokens, next to nothing of the third.
-        for (at, logits) in [(1, [5.0, 5.0, -50.0]), (2, [0.0; 3]), (3, [1.0, 2.0, 3.0])] {
-            scores.put(at, &logits);
-        }
-        let chosen =
-            |said: &TokenSaid| said.logprobs.as_ref().map(|logprobs| logprobs.chosen.exp());
+        let prompt = [2, 0, 1];
+        let mut scores = Scores::new(&prompt, 1);
+        assert_eq!(scores.wanted(&prompt, &(0..2)).next, [0, 1]);
+        assert_eq!(scores.wanted(&prompt, &(1..2)).next, [1]);
+        // Nothing is known to follow the last one.
+        assert_eq!(scores.wanted(&prompt, &(1..3)).next, [1]);
+        assert!(scores.wanted(&prompt, &(2..3)).next.is_empty());
+        let of = |chosen| Some(Logprobs { chosen, top: Vec::new() });
+        scores.take(0, vec![of(-1.0)]);
+        scores.take(1, vec![of(-2.0)]);
+        let chosen = |said: &TokenSaid| said.logprobs.as_ref().map(|logprobs| logprobs.chosen);
         let chosen: Vec<_> = scores.tokens.iter().map(chosen).collect();
-        assert_eq!(chosen.len(), 3);
-        assert_eq!(chosen[0], None);
-        assert!(
-            (chosen[1].unwrap() - 0.5).abs() < 1e-6
-                && (chosen[2].unwrap() - 1.0 / 3.0).abs() < 1e-6
-        );
-        assert_eq!(scores.tokens[1].logprobs.as_ref().unwrap().top.len(), 1);
+        assert_eq!(chosen, [None, Some(-1.0), Some(-2.0)]);
     }
 }

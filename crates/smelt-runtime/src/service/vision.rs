@@ -7,8 +7,6 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use smelt_engine::vision::Pause;
-
 use super::gallery::Gallery;
 use super::ticket::{Event, Failure};
 use super::{Job, Over, Shared, ToLlm, ToVision};
@@ -49,8 +47,6 @@ impl VisionThread {
         (inbox, to_llm): (Receiver<ToVision>, Sender<ToLlm>),
         shared: Arc<Shared>,
     ) -> Self {
-        let pauses = Arc::clone(&shared.pauses);
-        let vision = vision.with_pause(&Pause(Arc::new(move || pauses.wait())));
         let (gallery, looking) = (Gallery::new(cache_bytes), Vec::new());
         Self { vision, gallery, inbox, to_llm, shared, looking }
     }
@@ -125,13 +121,11 @@ impl VisionThread {
         self.tell_of(identity);
         let Some(part) = self.gallery.part(identity) else { return };
         let start = Instant::now();
-        self.shared.is_looking.store(true, Ordering::Release);
-        let embedded = self.vision.encode(part);
-        self.shared.is_looking.store(false, Ordering::Release);
+        let features = self.vision.encode(part);
         self.shared.stats().part_seconds.observe_time(start.elapsed());
-        match embedded {
-            Ok(embedded) => {
-                if let Some((whole, tasks)) = self.gallery.saw(identity, &embedded) {
+        match features {
+            Ok(features) => {
+                if let Some((whole, tasks)) = self.gallery.saw(identity, features) {
                     self.seen(identity, &whole);
                     self.hand_on(&tasks);
                 }

@@ -3,7 +3,8 @@
 //! The first run of an engine maps its weights into memory, compiles graphs for their shapes and makes
 //! its buffers; whoever asks first must not wait for that.
 
-use smelt_engine::llm::{LlmEngine, Prompt, RunError};
+use smelt_backend::sampling::GREEDY;
+use smelt_backend::{Decoder, Run, RunError};
 
 use crate::deployment::Deployment;
 use crate::generate::GenerateError;
@@ -17,12 +18,12 @@ const TOKENS: usize = 128;
 /// # Errors
 /// [`GenerateError`] when an engine fails.
 pub(super) fn up(deployment: &mut Deployment, running_max: usize) -> Result<(), GenerateError> {
-    if let Some(vision) = &mut deployment.vision {
+    if let Some(vision) = &deployment.vision {
         for part in vision.samples() {
             vision.encode(&part).map_err(GenerateError::Vision)?;
         }
     }
-    let warmed = llm(&mut deployment.llm, running_max);
+    let warmed = llm(&mut *deployment.llm, running_max);
     for slot in 0..running_max {
         deployment.llm.release(slot);
     }
@@ -33,12 +34,13 @@ pub(super) fn up(deployment: &mut Deployment, running_max: usize) -> Result<(), 
     }
 }
 
-fn llm(llm: &mut LlmEngine, running_max: usize) -> Result<(), RunError> {
-    let tokens = vec![0; TOKENS.min(llm.limits().max_seq_len / 2).max(1)];
-    llm.prefill(0, &Prompt::plain(&tokens, None))?;
+fn llm(llm: &mut dyn Decoder, running_max: usize) -> Result<(), RunError> {
+    let tokens = vec![0; TOKENS.min(llm.facts().limits.max_seq_len / 2).max(1)];
+    llm.step(&[Run::new(0, &tokens).choosing(&[GREEDY])])?;
     for slot in 1..running_max {
         llm.fork(0, slot, 1)?;
     }
-    let batch: Vec<(usize, u32)> = (0..running_max).map(|slot| (slot, 0)).collect();
-    (1..=running_max).try_for_each(|size| llm.decode(&batch[..size]).map(drop))
+    let batch: Vec<Run<'_>> =
+        (0..running_max).map(|slot| Run::new(slot, &[0]).choosing(&[GREEDY])).collect();
+    (1..=running_max).try_for_each(|size| llm.step(&batch[..size]).map(drop))
 }

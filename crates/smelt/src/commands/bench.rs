@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use smelt_engine::llm::KvOptions;
+use smelt_backend::KvOptions;
+use smelt_engine::BACKENDS;
 use smelt_runtime::accuracy::distributions::{Player, Recorder};
 use smelt_runtime::accuracy::measure::{Against, measure};
 use smelt_runtime::accuracy::plot::svg;
@@ -155,7 +156,7 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
     let folder = flags.questions.parent().unwrap_or(Path::new(""));
     let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
     let kv = KvOptions { max_seq_len, ..KvOptions::default() };
-    let mut deployment = Deployment::open_with(&flags.dir, kv)?;
+    let mut deployment = Deployment::open_with(BACKENDS, &flags.dir, kv)?;
     let against = against(&flags.logits)?;
     let mut told = Instant::now();
     let mut progress = |all: Tally| {

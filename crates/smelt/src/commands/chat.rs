@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use smelt_engine::llm::{KvOptions, RunError};
+use smelt_backend::{KvOptions, RunError};
 use smelt_exec::served;
 use smelt_runtime::deployment::{Deployment, Text};
 use smelt_runtime::generate::{
@@ -66,7 +66,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let mut deployment = open()?;
     let films = flags.video.iter().map(|path| film(path, &deployment.text, flags.frames));
     let films = films.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
-    let plan = give_what_is_left(&mut deployment.llm);
+    let plan = give_what_is_left(&mut *deployment.llm);
     let plan = plan.map_err(too_little)?;
     let _claim = claim::open(NAME, served::own_bytes().saturating_add(plan.bytes));
     cut(&plan, deployment.text.max_seq_len).iter().for_each(tell);

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::llm::KvOptions;
+use smelt_backend::KvOptions;
+use smelt_engine::BACKENDS;
 use smelt_runtime::deployment::{self, Deployment};
 use smelt_runtime::embed::{self, SentenceEncoder};
 use smelt_runtime::score::{self, CrossEncoder};
@@ -78,7 +79,7 @@ pub(super) fn deployment(
     doing: &dyn Fn(&str),
 ) -> Result<Deployment, Failed> {
     doing("opening the engines");
-    let deployment = Deployment::open_with(dir, kv)?;
+    let deployment = Deployment::open_with(BACKENDS, dir, kv)?;
     doing("comparing the engines with their digests");
     whole::once_a_boot(&heading(dir)?.engines, || deployment.verify_digests())?;
     warn(deployment.untuned());
@@ -88,7 +89,7 @@ pub(super) fn deployment(
 /// Opens the encoder in `dir` in the same way.
 pub(super) fn encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<SentenceEncoder, Failed> {
     doing("opening the engine");
-    let encoder = SentenceEncoder::open(dir)?;
+    let encoder = SentenceEncoder::open(BACKENDS, dir)?;
     doing("comparing the engine with its digests");
     whole::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
     warn(encoder.untuned());
@@ -98,7 +99,7 @@ pub(super) fn encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<SentenceEncode
 /// Opens the cross-encoder in `dir` in the same way.
 pub(super) fn cross_encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<CrossEncoder, Failed> {
     doing("opening the engine");
-    let encoder = CrossEncoder::open(dir)?;
+    let encoder = CrossEncoder::open(BACKENDS, dir)?;
     doing("comparing the engine with its digests");
     whole::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
     warn(encoder.untuned());

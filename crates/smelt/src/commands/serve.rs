@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use smelt_engine::llm::{KvOptions, MAX_SLOTS_MAX};
+use smelt_backend::{KvOptions, MAX_SLOTS_MAX};
 use smelt_exec::served;
 use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
@@ -89,6 +89,8 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     let mut told = Ok(());
     let sources = loads.into_iter().zip(found);
     let sources = sources.map(|(load, found)| load.source(found)).collect();
+    // What requests took is others' when they are done.
+    smelt_engine::memory::keep_little();
     let ended = serve(options, sources, |addr| {
         let addr = format!("{scheme}://{addr}");
         told = answer(format_args!("{addr}\n"));
@@ -203,9 +205,9 @@ impl Load {
         }
         doing(WARMING_UP);
         // Engines that say how long they may be were asked when they were opened.
-        let built_for = match deployment.llm.positions() {
+        let built_for = match deployment.llm.facts().positions {
             Some(positions) => positions,
-            None => deployment.llm.built_for().max_seq_len,
+            None => deployment.llm.facts().built_for.max_seq_len,
         };
         let service = Service::start(deployment, limits).map_err(failed)?;
         let max_seq_len = service.text().max_seq_len;
@@ -268,6 +270,7 @@ fn options(flags: &ServeFlags) -> Result<(Options, Vec<String>), Failed> {
         body_bytes_max: max_body,
         bodies_bytes_max: preparing(flags) as usize,
         decoding_bytes_max: service::preparing(DECODING_BYTES, flags.memory.memory),
+        free_memory: smelt_engine::memory::give_back,
         connections_max: max_connections,
         drain_time_max: flags.drain,
         slow: flags.slow,

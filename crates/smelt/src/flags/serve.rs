@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use smelt_engine::llm::KvType;
+use smelt_backend::KvType;
 use smelt_plan::quantity;
 use smelt_runtime::image::FRAMES_MAX;
 use smelt_runtime::service::KvMemory;

@@ -8,7 +8,8 @@ mod set;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::vision::VisionEngine;
+use smelt_backend::VisionEngine;
+use smelt_engine::vision as engines;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference::{self, Image};
@@ -336,7 +337,7 @@ struct Eyes<'a> {
 impl<'a> Eyes<'a> {
     fn open(checkpoint: &'a Checkpoint, vision: Option<&Path>) -> Result<Self, Failed> {
         let tower = checkpoint.internvl3().map_err(Failed::model)?;
-        let engine = vision.map(VisionEngine::open).transpose().map_err(Failed::model)?;
+        let engine = vision.map(engines::open).transpose().map_err(Failed::model)?;
         let (tiling, tokens_per_tile) = (deployment::tiling(tower), tower.tokens_per_tile());
         Ok(Self { checkpoint, engine, tiling, tokens_per_tile })
     }
@@ -353,7 +354,7 @@ impl<'a> Eyes<'a> {
             let mut pixels = Vec::new();
             let tiles = tiles(picture, Mosaic::ONE, self.tiling.image_size, 1);
             tiles.iter().for_each(|tile| self.tiling.scale.planes(tile, &mut pixels));
-            embeds.extend(match &mut self.engine {
+            embeds.extend(match &self.engine {
                 Some(engine) => engine.encode(&pixels, 1).map_err(Failed::model)?,
                 None => {
                     reference::vision_embeds(self.checkpoint, &pixels, 1).map_err(Failed::model)?

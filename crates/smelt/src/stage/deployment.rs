@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use smelt_engine::llm::{KvOptions, LlmEngine};
-use smelt_engine::vision::VisionEngine;
+use smelt_backend::KvOptions;
+use smelt_engine::BACKENDS;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
 use smelt_model::families::internvl3::InternVl3;
@@ -39,7 +39,7 @@ const FILES: [&str; 4] =
 
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
     let made = match request.optional_input("encoder") {
-        Some(engine) if score::is_with_head(engine).map_err(Failed::model)? => {
+        Some(engine) if score::is_with_head(BACKENDS, engine).map_err(Failed::model)? => {
             cross_encoder(request, engine)
         }
         Some(engine) => encoder(request, engine),
@@ -82,7 +82,8 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     };
     spec.write(&request.out, &dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
     say("opening the engine");
-    let encoder = SentenceEncoder::open_at(&request.out, &place(engine)).map_err(Failed::model)?;
+    let encoder =
+        SentenceEncoder::open_at(BACKENDS, &request.out, &place(engine)).map_err(Failed::model)?;
     say("reading a word");
     encoder.embed("Hello").map(drop).map_err(Failed::model)
 }
@@ -114,7 +115,8 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     };
     spec.write(&request.out, &dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
     say("opening the engine");
-    let encoder = CrossEncoder::open_at(&request.out, &place(engine)).map_err(Failed::model)?;
+    let encoder =
+        CrossEncoder::open_at(BACKENDS, &request.out, &place(engine)).map_err(Failed::model)?;
     say("reading a pair of words");
     let scores = encoder.scores(["Hello", "Hello"]).map_err(Failed::model)?;
     let (max, activation) = (spec.max_tokens, format!("{:?}", spec.activation).to_lowercase());
@@ -167,7 +169,7 @@ fn chat(request: &Request) -> Result<(), Failed> {
     let mut phases = Phases::new(vec![1.0, 9.0]);
     say(&phases.begin("opening the engines"));
     let at = place(request.input("llm")?);
-    let opened = Deployment::open_at(&request.out, &at, KvOptions::default());
+    let opened = Deployment::open_at(BACKENDS, [&request.out, &at], KvOptions::default());
     let mut opened = opened.map_err(Failed::model)?;
     phases.next("");
     let told = &mut |done: f64, what: &str| {
@@ -401,11 +403,12 @@ fn serving(request: &Request, checkpoint: &Checkpoint) -> Result<Serving, Failed
 
 /// What photographs will cost, where the engines can be opened here.
 fn costs(request: &Request, checkpoint: &Checkpoint, spec: &Spec) -> Option<Vec<String>> {
-    let engines = VisionEngine::open_all(request.optional_input("vision")?).ok()?;
+    let engines = BACKENDS.vision(request.optional_input("vision")?).ok()?;
     let vision = vision::Vision::new(spec.image.clone()?, engines).ok()?;
     let built_for = || {
-        let engine = LlmEngine::open(request.optional_input("llm")?).ok()?;
-        Some(engine.built_for().max_seq_len)
+        let dir = request.optional_input("llm")?;
+        let engine = BACKENDS.decoder(dir, KvOptions::default()).ok()?;
+        Some(engine.facts().built_for.max_seq_len)
     };
     let context = spec.serving.max_seq_len.or_else(built_for)?;
     let (cutting, router) = (spec.image.clone()?, spec.router.clone());

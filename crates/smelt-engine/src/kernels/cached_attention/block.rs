@@ -6,7 +6,7 @@
 
 use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
-use serde::{Deserialize, Serialize};
+use smelt_backend::KvType;
 
 use crate::cast::{Number, slice_of, slice_of_mut};
 use crate::kernels::activation::ROUND;
@@ -17,45 +17,12 @@ pub(crate) const BLOCK: usize = 64;
 /// Runs of sixteen positions in one block.
 pub(super) const STRIPES: usize = BLOCK / LANES;
 
-/// How keys and values are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KvType {
-    /// As they were computed, 4 bytes a number.
-    F32,
-    /// Rounded to half precision, 2 bytes a number; beyond ±65504 they are held there.
-    #[default]
-    F16,
-    /// Levels of one byte, and one f32 scale for each position and head.
-    Int8,
-}
-
-impl KvType {
-    /// The type called `word`: `f32`, `f16` or `int8`.
-    pub fn parse(word: &str) -> Option<Self> {
-        match word {
-            "f32" => Some(Self::F32),
-            "f16" => Some(Self::F16),
-            "int8" => Some(Self::Int8),
-            _ => None,
-        }
-    }
-
-    /// What [`Self::parse`] reads.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Int8 => "int8",
-        }
-    }
-
-    fn number_bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-            Self::Int8 => 1,
-        }
+/// Bytes of a number.
+fn number_bytes(kind: KvType) -> usize {
+    match kind {
+        KvType::F32 => 4,
+        KvType::F16 => 2,
+        KvType::Int8 => 1,
     }
 }
 
@@ -117,11 +84,11 @@ impl HeadShape {
     }
 
     fn key_bytes(self) -> usize {
-        BLOCK * self.dim * self.kind.number_bytes()
+        BLOCK * self.dim * number_bytes(self.kind)
     }
 
     fn value_bytes(self) -> usize {
-        BLOCK * self.row_units() * LANES * self.kind.number_bytes()
+        BLOCK * self.row_units() * LANES * number_bytes(self.kind)
     }
 
     /// Bytes of the scales of the keys, or of the values.

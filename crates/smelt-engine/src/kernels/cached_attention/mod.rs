@@ -9,7 +9,6 @@
 mod block;
 mod tile;
 
-pub use block::KvType;
 pub(crate) use block::{BLOCK, HeadBlock, HeadShape};
 
 use super::isa::Isa;

@@ -3,6 +3,8 @@
 use half::f16;
 use memmap2::MmapMut;
 
+use smelt_backend::KvType;
+
 use super::*;
 use crate::kernels::testing::{Random, close, rounds, size};
 

@@ -44,7 +44,7 @@ pub(super) fn ask(
         question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(Failed::usage)?;
     let engines = (request.optional_input("vision"), request.input("llm")?);
     let spec = deployment::spec(&against, words.dir(), "verified", engines)?;
-    let deployment = Deployment::of_engines(words.dir(), spec, vision, llm);
+    let deployment = Deployment::of_engines(words.dir(), spec, vision, Box::new(llm));
     let mut deployment = deployment.map_err(Failed::invalid)?;
     let mut complaints = Vec::new();
     for (index, question) in questions.iter().enumerate() {

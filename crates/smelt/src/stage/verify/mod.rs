@@ -22,8 +22,9 @@ use std::fs;
 use std::path::Path;
 
 use serde::Serialize;
+use smelt_backend::{HostFeatures, VisionEngine};
+use smelt_engine::BACKENDS;
 use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine};
-use smelt_engine::vision::{Seen, VisionEngine};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::reference::compare::compare;
@@ -112,7 +113,7 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     let against = request.checkpoint("against")?;
     let weights = request.optional_input("weights").map(Checkpoint::open).transpose();
     let weights = weights.map_err(Failed::model)?;
-    let vision = request.optional_input("vision").map(VisionEngine::open_all).transpose();
+    let vision = request.optional_input("vision").map(|dir| BACKENDS.vision(dir)).transpose();
     let mut vision = vision.map_err(Failed::invalid)?.unwrap_or_default();
     vision.sort_by_key(|engine| engine.takes().numbers());
     let exact = KvOptions { kind: KvType::F32, ..KvOptions::default() };
@@ -175,7 +176,7 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
             for _ in 0..2 {
                 phases.next("");
             }
-            (Seen { embeds: Vec::new(), deepstack: Vec::new() }, reference::Seen::default())
+            (HostFeatures::default(), reference::Seen::default())
         }
     };
 
@@ -224,14 +225,15 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
 
 /// Compares what the vision engine says of the probe's picture with what the reference says; gives both.
 fn look(
-    (probe, engine, against): (&Probe, &mut VisionEngine, &Checkpoint),
+    (probe, engine, against): (&Probe, &VisionEngine, &Checkpoint),
     bound: Bound,
     found: &mut impl FnMut(Finding),
     phases: &mut Phases,
-) -> Result<(Seen, reference::Seen), Failed> {
+) -> Result<(HostFeatures, reference::Seen), Failed> {
     let hidden = against.decoder().map_err(Failed::model)?.hidden;
     say(&phases.next("vision engine"));
-    let seen = engine.see(probe.pixels().to_vec()).map_err(Failed::invalid)?;
+    let seen = engine.features(probe.pixels().to_vec()).and_then(|features| features.to_host());
+    let seen = seen.map_err(Failed::invalid)?;
     say(&phases.next("vision reference"));
     let expected = probe.seen(against, &mut |line| say(&phases.line(line)))?;
     let same = compare(&expected.embeds, &seen.embeds, hidden).map_err(Failed::invalid)?;

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use smelt_backend::{HostFeatures, Takes, VisionEngine};
 use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
-use smelt_engine::vision::{Seen, Takes, VisionEngine};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::grid::{Grid, Lattice, Patching};
 use smelt_model::model::Vision;
@@ -166,7 +166,7 @@ impl Probe {
     pub(super) fn answer(
         &self,
         llm: &mut LlmEngine,
-        seen: &Seen,
+        seen: &HostFeatures,
         given: &[u32],
         progress: &mut dyn FnMut(&str),
     ) -> Result<(Vec<u32>, Vec<f32>), Failed> {

@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use serde::Serialize;
+use smelt_backend::VisionEngine;
 use smelt_engine::llm::LlmEngine;
-use smelt_engine::vision::VisionEngine;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::model::Part;
@@ -247,7 +247,8 @@ pub(super) fn vision(
             continue;
         };
         let dtype = checkpoint.dtype(&name).map_err(Failed::model)?;
-        let rounding = Rounding::of(dtype, constant.dtype());
+        let held = Dtype::parse(constant.dtype()).unwrap_or(dtype);
+        let rounding = Rounding::of(dtype, held);
         weights.rounded |= rounding.relative > 0.0;
         weights.levels |= rounding.of_row > 0.0;
         let width = shape.iter().skip(1).product::<usize>().max(1);

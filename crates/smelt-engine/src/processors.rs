@@ -1,20 +1,23 @@
-//! Lets prompts be read before pictures are looked at any further: the vision engine pauses between two of
-//! its tasks while the language model reads.
+//! Divides the processors between a decoder and graphs that run beside it.
 //!
 //! One tile is work of a second, a question of a few words one of some ten milliseconds; done at once on the same
-//! processors, both take twice as long and more.  Pauses have a budget, so that prompts that never end
-//! do not keep pictures waiting.
+//! processors, both take twice as long and more.  So graphs pause between two of their tasks while a prompt is read, and
+//! decoding rests while a graph runs.  Pauses have a budget, so that prompts that never end do not keep pictures waiting.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The longest pause, behind a time without any: a picture's prompt and a few short ones.
 const BUDGET_MAX: Duration = Duration::from_millis(500);
 
-/// How much the vision engine works for a pause: twice as long.
+/// How much graphs work for a pause: twice as long.
 const WORK_FOR_PAUSE: u32 = 2;
 
-/// How long the vision engine may still pause.
+/// The longest that the decoder rests: no longer than one chunk of a prompt stalls.
+const REST_MAX: Duration = Duration::from_millis(80);
+
+/// How long graphs may still pause.
 #[derive(Debug, PartialEq, Eq)]
 struct Budget(Duration);
 
@@ -32,41 +35,66 @@ impl Budget {
 struct State {
     is_reading: bool,
     budget: Budget,
-    /// When the vision engine last went on.
+    /// When graphs last went on.
     since: Instant,
 }
 
-/// What both engines' threads share.
+/// What the engines on the same processors share.
 #[derive(Debug)]
-pub(super) struct Pauses {
+pub(crate) struct Shared {
     state: Mutex<State>,
     ended: Condvar,
+    /// A graph is at work.
+    is_running: AtomicBool,
 }
 
-/// While it lives, the vision engine pauses.
-pub(super) struct Reading<'a>(&'a Pauses);
+/// While it lives, a graph is at work.
+pub(crate) struct Running<'a>(&'a Shared);
 
-impl Pauses {
-    pub(super) fn new() -> Self {
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.is_running.store(false, Ordering::Release);
+    }
+}
+
+/// While it lives, graphs pause.
+pub(crate) struct Reading<'a>(&'a Shared);
+
+impl Shared {
+    pub(crate) fn new() -> Self {
         let (budget, since) = (Budget(BUDGET_MAX), Instant::now());
         let state = State { is_reading: false, budget, since };
-        Self { state: Mutex::new(state), ended: Condvar::new() }
+        Self { state: Mutex::new(state), ended: Condvar::new(), is_running: AtomicBool::new(false) }
     }
 
-    /// Makes the vision engine pause until the value is dropped.
-    pub(super) fn reading(&self) -> Reading<'_> {
+    /// Makes graphs pause until the value is dropped.
+    pub(crate) fn reading(&self) -> Reading<'_> {
         self.state().is_reading = true;
         Reading(self)
     }
 
-    /// Whether the vision engine would pause.
-    pub(super) fn is_left(&self) -> bool {
+    /// A graph runs until the value is dropped.
+    pub(crate) fn graph_runs(&self) -> Running<'_> {
+        self.is_running.store(true, Ordering::Release);
+        Running(self)
+    }
+
+    /// How long the decoder rests behind a step that took so long: while both work the system gives each a half, so what
+    /// a graph looks at has three quarters.  Who shows a picture waits for all of it, and a stream that is slower for a
+    /// while goes on.  Where graphs pause for prompts, they are read first.
+    pub(crate) fn rest(&self, step: Duration, reads_next: bool) -> Duration {
+        let gives_way = self.is_running.load(Ordering::Acquire) && !(reads_next && self.is_left());
+        if gives_way { step.min(REST_MAX) } else { Duration::ZERO }
+    }
+
+    /// Whether graphs would pause.
+    fn is_left(&self) -> bool {
         !self.state().budget.0.is_zero()
     }
 
-    /// Waits while a prompt is read, no longer than the budget allows.  The vision engine's thread calls it
-    /// between two tasks.
-    pub(super) fn wait(&self) {
+    /// Waits while a prompt is read, no longer than the budget allows.  The graph's thread calls it between two
+    /// tasks.
+    pub(crate) fn wait_for_prompts(&self) {
         let mut state = self.state();
         let work = state.since.elapsed();
         state.budget.worked(work);
@@ -127,12 +155,12 @@ mod tests {
 
     #[test]
     fn a_pause_ends_with_the_reading() {
-        let pauses = Pauses::new();
+        let pauses = Shared::new();
         // Nobody reads.
-        pauses.wait();
+        pauses.wait_for_prompts();
         let reading = pauses.reading();
         std::thread::scope(|scope| {
-            let pausing = scope.spawn(|| pauses.wait());
+            let pausing = scope.spawn(|| pauses.wait_for_prompts());
             drop(reading);
             pausing.join().unwrap();
         });
@@ -140,11 +168,25 @@ mod tests {
     }
 
     #[test]
+    fn the_decoder_rests_while_a_graph_runs_and_no_prompt_may_stop_it() {
+        let shared = Shared::new();
+        assert_eq!(shared.rest(ms(20), false), Duration::ZERO);
+        let running = shared.graph_runs();
+        assert_eq!(shared.rest(ms(20), false), ms(20));
+        assert_eq!(shared.rest(ms(200), false), REST_MAX);
+        assert_eq!(shared.rest(ms(20), true), Duration::ZERO);
+        shared.state().budget = Budget(Duration::ZERO);
+        assert_eq!(shared.rest(ms(20), true), ms(20));
+        drop(running);
+        assert_eq!(shared.rest(ms(20), true), Duration::ZERO);
+    }
+
+    #[test]
     fn a_pause_ends_with_the_budget() {
-        let pauses = Pauses::new();
+        let pauses = Shared::new();
         pauses.state().budget = Budget(ms(1));
         let _reading = pauses.reading();
-        pauses.wait();
+        pauses.wait_for_prompts();
         assert!(!pauses.is_left());
     }
 }

@@ -7,9 +7,6 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
-/// Tokens whose keys and values lie in one block of the cache.
-const BLOCK_TOKENS: usize = crate::kernels::cached_attention::BLOCK;
-
 /// 128 bits that nothing else has: of a cryptographic hash of contents.
 pub type Identity = [u64; 2];
 
@@ -47,6 +44,8 @@ pub struct Mark {
 #[derive(Debug, Default)]
 pub struct Prefixes {
     slots: Vec<Held>,
+    /// Tokens whose keys and values lie in one block of the cache.
+    block_tokens: usize,
     /// Slots by the hash of everything up to the end of a block.
     blocks: HashMap<u64, Vec<usize>>,
     hasher: RandomState,
@@ -62,10 +61,10 @@ struct Held {
 }
 
 impl Prefixes {
-    /// `slots` empty slots.
-    pub fn new(slots: usize) -> Self {
+    /// `slots` empty slots of a cache with blocks of so many tokens.
+    pub fn new(slots: usize, block_tokens: usize) -> Self {
         let slots = (0..slots).map(|_| Held::default()).collect();
-        Self { slots, ..Self::default() }
+        Self { slots, block_tokens: block_tokens.max(1), ..Self::default() }
     }
 
     /// What `slot` holds; nothing for slots that do not exist.
@@ -83,9 +82,9 @@ impl Prefixes {
         let Some(held) = self.slots.get_mut(slot) else { return };
         held.changes += 1;
         held.pieces.extend_from_slice(pieces);
-        for block in held.hashes.len()..held.pieces.len() / BLOCK_TOKENS {
+        for block in held.hashes.len()..held.pieces.len() / self.block_tokens {
             let before = held.hashes.last().copied();
-            let pieces = &held.pieces[block * BLOCK_TOKENS..(block + 1) * BLOCK_TOKENS];
+            let pieces = &held.pieces[block * self.block_tokens..(block + 1) * self.block_tokens];
             let hash = self.hasher.hash_one((before, pieces));
             held.hashes.push(hash);
             self.blocks.entry(hash).or_default().push(slot);
@@ -97,7 +96,9 @@ impl Prefixes {
         let Some(held) = self.slots.get_mut(slot) else { return };
         held.changes += 1;
         held.pieces.truncate(len);
-        for hash in held.hashes.drain((held.pieces.len() / BLOCK_TOKENS).min(held.hashes.len())..) {
+        for hash in
+            held.hashes.drain((held.pieces.len() / self.block_tokens).min(held.hashes.len())..)
+        {
             let Some(slots) = self.blocks.get_mut(&hash) else { continue };
             slots.retain(|other| *other != slot);
             if slots.is_empty() {
@@ -120,7 +121,7 @@ impl Prefixes {
     /// a prompt leaves the last piece out.
     pub fn longest(&self, prompt: &[Piece]) -> Option<Found> {
         let (mut before, mut slots) = (None, (0..self.slots.len()).collect::<Vec<_>>());
-        for pieces in prompt.chunks_exact(BLOCK_TOKENS) {
+        for pieces in prompt.chunks_exact(self.block_tokens) {
             let hash = self.hasher.hash_one((before, pieces));
             let Some(next) = self.blocks.get(&hash) else { break };
             slots.clone_from(next);
@@ -141,7 +142,18 @@ impl Prefixes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::Random;
+
+    struct Random(smelt_shapes::Random);
+
+    impl Random {
+        fn new(seed: u64) -> Self {
+            Self(smelt_shapes::Random::new(seed))
+        }
+
+        fn below(&mut self, end: usize) -> usize {
+            self.0.between(0, end as i32 - 1) as usize
+        }
+    }
 
     const SLOTS: usize = 5;
 
@@ -169,7 +181,7 @@ mod tests {
     fn the_longest_is_what_comparing_all_finds() {
         for seed in 1..=300 {
             let mut random = Random::new(seed);
-            let (mut prefixes, mut model) = (Prefixes::new(SLOTS), vec![Vec::new(); SLOTS]);
+            let (mut prefixes, mut model) = (Prefixes::new(SLOTS, 64), vec![Vec::new(); SLOTS]);
             for _ in 0..30 {
                 let slot = random.below(SLOTS);
                 match random.below(4) {
@@ -200,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_mark_knows_a_slot_until_it_changes() {
-        let mut prefixes = Prefixes::new(2);
+        let mut prefixes = Prefixes::new(2, 64);
         prefixes.append(0, &[Piece::Token(1); 70]);
         let mark = prefixes.mark(0);
         prefixes.fork(0, 1, 64);
@@ -212,7 +224,7 @@ mod tests {
 
     #[test]
     fn other_pictures_under_the_same_tokens_are_not_shared() {
-        let mut prefixes = Prefixes::new(2);
+        let mut prefixes = Prefixes::new(2, 64);
         let with = |picture| [[Piece::Token(1); 10], [Piece::Picture([0, picture]); 10]].concat();
         prefixes.append(1, &with(7));
         assert_eq!(prefixes.longest(&with(7)), Some(Found { slot: 1, len: 20 }));

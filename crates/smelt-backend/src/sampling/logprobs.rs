@@ -15,7 +15,7 @@ pub struct Logprobs {
 
 /// Computes logprobs row by row; what it holds are buffers.
 #[derive(Clone, Debug, Default)]
-pub struct Scorer {
+pub(super) struct Scorer {
     candidates: Vec<Candidate>,
     blocks: Vec<f64>,
 }
@@ -25,7 +25,7 @@ impl Scorer {
     ///
     /// # Errors
     /// [`NotFinite`] if a logit is infinite or not a number.
-    pub fn score(
+    pub(super) fn score(
         &mut self,
         logits: &[f32],
         token: u32,

@@ -5,8 +5,35 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::sampler::Sampler;
 use super::*;
+
+/// An answer whose tokens are chosen on the host.
+#[derive(Debug)]
+struct Sampler {
+    draws: super::Sampler,
+    chooser: Chooser,
+}
+
+impl Sampler {
+    fn new(settings: &Settings, prompt: &[u32], vocab: usize) -> Result<Self, SettingError> {
+        let draws = super::Sampler::new(settings, prompt, vocab)?;
+        Ok(Self { draws, chooser: Chooser::default() })
+    }
+
+    fn choose(&mut self, logits: &[f32], mask: Option<Mask<'_>>) -> Result<Chosen, NotFinite> {
+        let chosen = self.chooser.choose(logits, &self.draws.draw(mask))?;
+        self.count(chosen.token);
+        Ok(chosen)
+    }
+
+    fn count(&mut self, token: u32) {
+        self.draws.count(token);
+    }
+
+    fn distribution(&mut self, logits: &[f32]) -> Result<Vec<(u32, f64)>, NotFinite> {
+        self.chooser.distribution(logits, &self.draws.draw(None))
+    }
+}
 
 #[track_caller]
 fn check(change: impl Fn(&mut Settings), expect: &str) {
@@ -324,7 +351,7 @@ fn a_mask_leaves_what_it_allows_and_all_of_it_changes_nothing() {
         let choose = |mask: Option<&[u32]>| {
             let mut sampler = Sampler::new(&settings, &[], tokens).unwrap();
             let choice = sampler.choose(&row, mask.map(Mask::new)).unwrap();
-            (choice.token, choice.logprobs.unwrap().clone())
+            (choice.token, choice.logprobs.unwrap())
         };
         let words: Vec<u32> =
             (0..tokens.div_ceil(32)).map(|_| random.next() as u32 & random.next() as u32).collect();

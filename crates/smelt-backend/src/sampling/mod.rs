@@ -6,18 +6,20 @@
 //! Tokens that a mask does not allow are as if the row had none of them.  Knows nothing of engines, texts or who asks.
 
 mod buckets;
+mod chooser;
+mod draw;
 mod logprobs;
 mod mask;
 mod philox;
-mod sampler;
 mod select;
 #[cfg(test)]
 mod tests;
 mod weights;
 
-pub use logprobs::{Logprobs, Scorer};
+pub use chooser::{Chooser, Chosen, NotFinite};
+pub use draw::{Draw, GREEDY, Sampler, TokenCount};
+pub use logprobs::Logprobs;
 pub use mask::Mask;
-pub use sampler::{Choice, NotFinite, Sampler};
 
 /// Most top logprobs of a token, as in OpenAI's API.
 pub const TOP_LOGPROBS_MAX: usize = 20;
@@ -115,6 +117,12 @@ impl Settings {
     /// Whether the largest logit is taken.
     pub fn is_greedy(&self) -> bool {
         self.temperature < TEMPERATURE_MIN
+    }
+
+    /// Whether penalties change logits.
+    fn is_penalizing(&self) -> bool {
+        let Self { repetition_penalty, presence_penalty, frequency_penalty, .. } = *self;
+        repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0
     }
 
     /// Whether every setting has a meaning.

@@ -1,0 +1,41 @@
+//! The contract of engines: what a back end opens, and how it is asked.
+//!
+//! A back end is a row ([`Row`]): by which word `engine.json` calls what it builds, and what opens that.  What comes of it is a
+//! [`Decoder`], which takes tokens and gives tokens, or a [`Graph`], which takes numbers and gives numbers; a
+//! [`VisionEngine`] is a graph that is known to take images.  Everything else here is plain data.  Knows no back end, no
+//! request and no file but the heading of `engine.json`.
+
+mod decoder;
+mod device;
+mod graph;
+pub mod grid;
+mod heading;
+mod kv;
+mod memory;
+mod open;
+pub mod position;
+mod row;
+pub mod sampling;
+mod vision;
+
+#[cfg(feature = "conformance")]
+pub mod conformance;
+#[cfg(feature = "conformance")]
+pub mod simulated;
+
+pub use decoder::{
+    Adapter, Answer, Decoder, DecoderFacts, ImageEmbeds, Limits, LogitRows, MAX_SEQ_LEN_MAX,
+    MAX_SLOTS_MAX, Run, RunError, Scores, Want,
+};
+pub use device::{Device, NoEngine, choose};
+pub use graph::{
+    Constant, DeviceValue, Graph, GraphError, GraphInput, GraphOutput, Pending, Tensor, Value,
+};
+pub use heading::{ENGINE_FILE, Heading};
+pub use kv::{KvBlock, KvOptions, KvType, KvUsage};
+pub use memory::{MemoryPlace, MemoryReport, Processors};
+pub use open::OpenError;
+pub use row::{Backends, Opens, Row};
+pub use vision::{
+    FeatureSpan, Features, HostFeatures, PendingFeatures, Takes, VisionEngine, VisionError,
+};

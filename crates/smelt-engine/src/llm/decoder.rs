@@ -1,0 +1,242 @@
+//! Answers for the decoder by the contract of engines.
+//!
+//! A step is done when it is submitted, since its processors are those of who asks: single tokens of several slots at once,
+//! prompts one after another.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smelt_backend::sampling::Chooser;
+use smelt_backend::{
+    Answer, Decoder, DecoderFacts, FeatureSpan, HostFeatures, KvBlock, KvUsage, LogitRows,
+    OpenError, Processors, Run, RunError,
+};
+
+use super::{ImageEmbeds, LlmEngine, Prompt, SHOWN_ROWS};
+
+impl Decoder for LlmEngine {
+    fn facts(&self) -> &DecoderFacts {
+        &self.facts
+    }
+
+    fn kv_usage(&self) -> KvUsage {
+        self.kv_usage()
+    }
+
+    fn set_kv_bytes_max(&mut self, bytes: u64) {
+        self.set_kv_bytes_max(bytes);
+    }
+
+    fn held(&self, slot: usize) -> usize {
+        self.held(slot)
+    }
+
+    fn submit(&mut self, runs: &[Run<'_>]) -> Result<(), RunError> {
+        if self.answers.is_some() {
+            return Err(RunError::OutOfTurn);
+        }
+        let start = Instant::now();
+        self.answers = Some(self.answer_all(runs)?);
+        self.took = start.elapsed();
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Vec<Answer>, RunError> {
+        self.answers.take().ok_or(RunError::OutOfTurn)
+    }
+
+    fn truncate(&mut self, slot: usize, len: usize) {
+        self.truncate(slot, len);
+    }
+
+    fn fork(&mut self, from: usize, to: usize, len: usize) -> Result<(), RunError> {
+        self.fork(from, to, len)
+    }
+
+    fn block(&self, slot: usize, index: usize) -> Result<Option<KvBlock<'_>>, RunError> {
+        let block = self.block(slot, index);
+        Ok(block.map(|(ends, bytes)| KvBlock {
+            ends: Cow::Borrowed(ends),
+            bytes: Cow::Borrowed(bytes),
+        }))
+    }
+
+    fn put_block(&mut self, slot: usize, block: &KvBlock<'_>) -> Result<(), RunError> {
+        self.put_block(slot, &block.ends, &block.bytes)
+    }
+
+    fn processors(&self) -> Processors {
+        Processors::new(Arc::clone(&self.shared) as _)
+    }
+
+    fn rest(&self, reads_next: bool) -> Duration {
+        self.shared.rest(self.took, reads_next)
+    }
+
+    fn verify_digest(&self) -> Result<(), OpenError> {
+        self.verify_digest()
+    }
+
+    fn untuned(&self) -> Option<&str> {
+        self.untuned()
+    }
+}
+
+/// Single tokens go through the layers together.
+fn is_single(engine: &LlmEngine, run: &Run<'_>) -> bool {
+    run.tokens.len() == 1
+        && run.image.is_none()
+        && run.places.is_none()
+        && engine.held(run.slot) > 0
+}
+
+impl LlmEngine {
+    /// Does all runs, or none.
+    fn answer_all(&mut self, runs: &[Run<'_>]) -> Result<Vec<Answer>, RunError> {
+        for (index, run) in runs.iter().enumerate() {
+            if runs[..index].iter().any(|other| other.slot == run.slot) {
+                return Err(RunError::SlotTwice { slot: run.slot });
+            }
+            self.check_run(run)?;
+        }
+        let room: Vec<(usize, usize)> =
+            runs.iter().map(|run| (run.slot, run.tokens.len())).collect();
+        self.cache.reserve(&room)?;
+        let held: Vec<usize> = runs.iter().map(|run| self.held(run.slot)).collect();
+        let answers = self.answer_each(runs);
+        if answers.is_err() {
+            for (run, held) in runs.iter().zip(held) {
+                self.truncate(run.slot, held);
+            }
+        }
+        answers
+    }
+
+    /// Whether a run can be done as far as that is known without doing it.
+    fn check_run(&self, run: &Run<'_>) -> Result<(), RunError> {
+        let tokens = run.tokens.len();
+        if tokens == 0 {
+            return Err(RunError::EmptyPrompt);
+        }
+        if run.adapter.is_some() {
+            return Err(RunError::Unsupported { what: "compute with adapters" });
+        }
+        let scored = run.want.scores.map_or(0, |scores| scores.next.len());
+        let wanted = run.want.draws.len().max(scored);
+        if wanted > tokens {
+            return Err(RunError::TooManyRows { wanted, tokens });
+        }
+        self.check(run.slot, run.tokens)
+    }
+
+    fn answer_each(&mut self, runs: &[Run<'_>]) -> Result<Vec<Answer>, RunError> {
+        let mut answers: Vec<Answer> = runs.iter().map(|_| Answer::default()).collect();
+        let (singles, prompts): (Vec<usize>, Vec<usize>) =
+            (0..runs.len()).partition(|index| is_single(self, &runs[*index]));
+        if !singles.is_empty() {
+            let tokens: Vec<(usize, u32)> =
+                singles.iter().map(|index| (runs[*index].slot, runs[*index].tokens[0])).collect();
+            let mut logits = std::mem::take(&mut self.logits);
+            let decoded = self.decode_into(&tokens, &mut logits);
+            let rows = logits.chunks_exact(self.vocab());
+            for (index, row) in singles.iter().zip(rows) {
+                take_row(&runs[*index], 0, row, &mut self.chooser, &mut answers[*index]);
+            }
+            self.logits = logits;
+            decoded?;
+        }
+        let shared = Arc::clone(&self.shared);
+        let _reading = (!prompts.is_empty()).then(|| shared.reading());
+        for index in prompts {
+            self.answer_prompt(&runs[index], &mut answers[index])?;
+        }
+        Ok(answers)
+    }
+
+    fn answer_prompt(&mut self, run: &Run<'_>, answer: &mut Answer) -> Result<(), RunError> {
+        let features = run.image.map(|image| self.gather(image.features)).transpose()?;
+        let features = features.unwrap_or_default();
+        let image =
+            run.image.map(|image| ImageEmbeds { token: image.token, embeds: &features.embeds });
+        let prompt = Prompt {
+            tokens: run.tokens,
+            image,
+            places: run.places,
+            deepstack: &features.deepstack,
+        };
+        let (mut at, mut chooser) = (0, std::mem::take(&mut self.chooser));
+        let (hidden, vocab) = (self.hidden(), self.vocab());
+        let done = self.append(run.slot, &prompt, |engine, x| {
+            for piece in x.chunks(SHOWN_ROWS * hidden) {
+                let rows: Vec<usize> =
+                    (at..at + piece.len() / hidden).filter(|row| wants(run, *row)).collect();
+                let wanted = rows
+                    .iter()
+                    .flat_map(|row| &piece[(row - at) * hidden..(row - at + 1) * hidden]);
+                let wanted: Vec<f32> = wanted.copied().collect();
+                at += piece.len() / hidden;
+                if rows.is_empty() {
+                    continue;
+                }
+                let logits = engine.logits(&wanted);
+                for (row, logits) in rows.into_iter().zip(logits.chunks_exact(vocab)) {
+                    take_row(run, row, logits, &mut chooser, answer);
+                }
+            }
+        });
+        self.chooser = chooser;
+        done
+    }
+
+    /// The numbers of these features, one behind another.
+    fn gather(&self, spans: &[FeatureSpan<'_>]) -> Result<HostFeatures, RunError> {
+        let (hidden, layers) = (self.hidden(), self.deepstack());
+        let mut all = HostFeatures { embeds: Vec::new(), deepstack: vec![Vec::new(); layers] };
+        for FeatureSpan { features, tokens } in spans {
+            let widths = [&features.embeds].into_iter().chain(&features.deepstack);
+            let found: Vec<usize> =
+                widths.map(|value| value.shape().last().copied().unwrap_or(0)).collect();
+            if found.len() != layers + 1 || found.iter().any(|width| *width != hidden) {
+                return Err(RunError::FeatureCount { layers, numbers: hidden, found });
+            }
+            let host = features.to_host().map_err(|error| RunError::Device(error.to_string()))?;
+            let numbers = tokens.start * hidden..tokens.end * hidden;
+            all.embeds.extend_from_slice(&host.embeds[numbers.clone()]);
+            for (all, layer) in all.deepstack.iter_mut().zip(&host.deepstack) {
+                all.extend_from_slice(&layer[numbers.clone()]);
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Whether the logits behind token `row` of a run are wanted.
+fn wants(run: &Run<'_>, row: usize) -> bool {
+    let last = row + 1 == run.tokens.len();
+    let is_drawn = row + run.want.draws.len() >= run.tokens.len();
+    let is_scored = run.want.scores.is_some_and(|scores| row < scores.next.len());
+    is_drawn
+        || is_scored
+        || run.want.logits == LogitRows::All
+        || run.want.logits == LogitRows::Last && last
+}
+
+/// Takes of a row what is wanted of it; rows come in order.
+fn take_row(run: &Run<'_>, row: usize, logits: &[f32], chooser: &mut Chooser, answer: &mut Answer) {
+    let (tokens, want) = (run.tokens.len(), &run.want);
+    if let Some(draw) =
+        (row + want.draws.len()).checked_sub(tokens).and_then(|at| want.draws.get(at))
+    {
+        answer.chosen.push(chooser.choose(logits, draw));
+    }
+    let scored = want.scores.and_then(|scores| Some((*scores.next.get(row)?, scores.top)));
+    if let Some((token, top)) = scored {
+        answer.scores.push(chooser.score(logits, token, top).ok());
+    }
+    let shown =
+        want.logits == LogitRows::All || want.logits == LogitRows::Last && row + 1 == tokens;
+    if shown {
+        answer.logits.extend_from_slice(logits);
+    }
+}
