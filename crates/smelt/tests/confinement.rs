@@ -227,7 +227,8 @@ fn a_stage_that_locks_the_store_keeps_nobody_from_ending() {
     let world = World::new("");
     world.write("locks.py", &LOCKS.replace("WORLD", world.path("").to_str().unwrap()));
     fs::create_dir(world.path("flags")).unwrap();
-    let waits = "until [ -e $FLAGS/held ]; do sleep 0.02; done; echo x > o";
+    // Its failure is written down, so it is smelt itself that waits.
+    let waits = "until [ -e $FLAGS/held ]; do sleep 0.02; done; exit 1";
     let waits = waits.replace("$FLAGS", world.path("flags").to_str().unwrap());
     let locks = format!("{PYTHON} {}", world.path("locks.py").display());
     let text = commands(&[&format!("a::{locks}"), &format!("b::{waits}")]);
