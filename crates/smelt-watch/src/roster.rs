@@ -169,7 +169,10 @@ mod tests {
         let pids = children.each_ref().map(|child| child.id());
         // A child is a copy of this process until it is cat.
         let is_cat = |pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "cat\n";
-        while !pids.iter().all(|&pid| is_cat(pid)) || Sample::of_all(&pids).is_none() {
+        // And it has its name before it has read a page of its program.
+        let has_files = |sample: Sample| sample.rss_anon_bytes < sample.rss_bytes;
+        while !pids.iter().all(|&pid| is_cat(pid)) || !Sample::of_all(&pids).is_some_and(has_files)
+        {
             std::thread::yield_now();
         }
         let mut roster = Roster::new();

@@ -12,11 +12,33 @@ use nix::sys::stat::{major, minor};
 pub struct LockHolder(u32);
 
 impl LockHolder {
-    /// Who holds a lock of the file, where the kernel says so.
+    /// Who holds a lock of the file, where the kernel says so.  The kernel names who took it, which may have left it to a
+    /// child since.
     pub fn of(file: &File) -> Option<Self> {
         let stat = file.metadata().ok()?;
         let place = (major(stat.dev()), minor(stat.dev()), stat.ino());
-        Self::in_list(&fs::read_to_string("/proc/locks").ok()?, place)
+        let taker = Self::in_list(&fs::read_to_string("/proc/locks").ok()?, place)?;
+        Some(taker).filter(Self::is_there).or_else(|| Self::by_descriptors(place)).or(Some(taker))
+    }
+
+    fn is_there(&self) -> bool {
+        fs::exists(format!("/proc/{}", self.0)).unwrap_or(false)
+    }
+
+    /// The first process with a descriptor through which a lock of that inode is held, of those that we may look at.
+    fn by_descriptors(place: (u64, u64, u64)) -> Option<Self> {
+        let pids = fs::read_dir("/proc").ok()?.flatten();
+        let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.find(|pid| {
+            let descriptors =
+                fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
+            let texts = descriptors.filter_map(|entry| fs::read_to_string(entry.path()).ok());
+            // Such lines are those of the kernel's list behind a word.
+            let mut texts =
+                texts.filter(|text| text.contains("lock:")).map(|text| text.replace("lock:", ""));
+            texts.any(|text| Self::in_list(&text, place).is_some())
+        })
+        .map(Self)
     }
 
     /// Who holds the inode of that device (major, minor), by the lines of `/proc/locks`.  Processes of other name spaces
