@@ -103,8 +103,9 @@ pub(crate) struct Attempt<'a> {
     pub(crate) messages: SyncSender<Message>,
 }
 
-/// What is said while gigabytes are hashed and synced; the stage's own last word would stand there else.
-const SEALING: &str = "[99/100] checking and sealing what it made";
+/// What is said while gigabytes are hashed and synced; the stage's own last word would stand there else.  Its work is
+/// done, and no rate of it says how long a disk takes.
+const SEALING: &str = "[1/1] checking and sealing what it made";
 
 impl Attempt<'_> {
     /// Attends the attempt and sends how it ended.
