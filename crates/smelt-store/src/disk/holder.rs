@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use nix::sys::stat::{major, minor};
 
@@ -12,33 +13,29 @@ use nix::sys::stat::{major, minor};
 pub struct LockHolder(u32);
 
 impl LockHolder {
-    /// Who holds a lock of the file, where the kernel says so.  The kernel names who took it, which may have left it to a
-    /// child since.
+    /// Who holds a lock of the file, where the kernel says so.
     pub fn of(file: &File) -> Option<Self> {
         let stat = file.metadata().ok()?;
         let place = (major(stat.dev()), minor(stat.dev()), stat.ino());
         let taker = Self::in_list(&fs::read_to_string("/proc/locks").ok()?, place)?;
-        Some(taker).filter(Self::is_there).or_else(|| Self::by_descriptors(place)).or(Some(taker))
+        // Whoever took it may be gone, and have left it to what it started or was started by.
+        if taker.is_there() { Some(taker) } else { Self::by_descriptors(place) }
     }
 
-    fn is_there(&self) -> bool {
-        fs::exists(format!("/proc/{}", self.0)).unwrap_or(false)
+    fn is_there(self) -> bool {
+        Path::new("/proc").join(self.0.to_string()).exists()
     }
 
-    /// The first process with a descriptor through which a lock of that inode is held, of those that we may look at.
+    /// Who has a descriptor that the lock is of.
     fn by_descriptors(place: (u64, u64, u64)) -> Option<Self> {
-        let pids = fs::read_dir("/proc").ok()?.flatten();
-        let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-        pids.find(|pid| {
-            let descriptors =
-                fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
-            let texts = descriptors.filter_map(|entry| fs::read_to_string(entry.path()).ok());
-            // Such lines are those of the kernel's list behind a word.
-            let mut texts =
-                texts.filter(|text| text.contains("lock:")).map(|text| text.replace("lock:", ""));
-            texts.any(|text| Self::in_list(&text, place).is_some())
-        })
-        .map(Self)
+        let all = fs::read_dir("/proc").ok()?.flatten();
+        let mut pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let has = |pid: &u32| {
+            let all = fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
+            let mut texts = all.flat_map(|entry| fs::read_to_string(entry.path()));
+            texts.any(|text| Self::in_list(&text.replace("lock:", ""), place).is_some())
+        };
+        pids.find(has).map(Self)
     }
 
     /// Who holds the inode of that device (major, minor), by the lines of `/proc/locks`.  Processes of other name spaces
@@ -89,7 +86,26 @@ pub fn held_too_long(holder: Option<LockHolder>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::process::{Command, Stdio};
+
     use super::*;
+
+    /// As `flock 3` of a shell's script does.
+    #[test]
+    fn a_lock_that_was_left_to_others_is_theirs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let script = "exec 3> lock; flock -x 3; echo; exec sleep 600";
+        let mut other = Command::new("sh");
+        other.args(["-c", script]).current_dir(&folder).stdout(Stdio::piped());
+        let mut other = other.spawn().unwrap();
+        other.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let found = LockHolder::of(&File::open(&path).unwrap());
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!(found, Some(LockHolder(other.id())));
+    }
 
     #[test]
     fn who_holds_a_lock_is_read_from_the_kernels_lines() {
