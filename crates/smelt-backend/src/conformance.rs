@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn a_device_of_its_own_memory_that_refuses_at_random_conforms() {
         let graph = SimulatedGraph::open(SIDE, Duration::from_micros(50));
-        let engine = VisionEngine::new(Box::new(graph), None).unwrap();
+        let engine = VisionEngine::new(Box::new(graph.clone()), None).unwrap();
         let see = |level: f32| engine.features(vec![level; 3 * SIDE * SIDE]).unwrap();
         let image = Image { token: IMAGE_TOKEN, features: [see(0.0), see(1.0)] };
         for seed in 0..20 {
@@ -467,5 +467,8 @@ mod tests {
             let open = |kv| Box::new(SimulatedDecoder::open(kv, behaviour)) as Box<dyn Decoder>;
             decoder(&open, Some(&image));
         }
+        assert_eq!(graph.held(), 2);
+        drop(image);
+        assert_eq!(graph.held(), 0, "what nobody holds is freed on the device");
     }
 }

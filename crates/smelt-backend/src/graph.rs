@@ -117,6 +117,17 @@ impl Value {
             Self::Device(value) => value.to_host().map(Arc::new),
         }
     }
+
+    /// The numbers in the host's memory, without a copy where nobody else holds them.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn into_host(self) -> Result<Tensor, GraphError> {
+        match self {
+            Self::Host(tensor) => Ok(Arc::unwrap_or_clone(tensor)),
+            Self::Device(value) => value.to_host(),
+        }
+    }
 }
 
 impl From<Tensor> for Value {
@@ -267,8 +278,7 @@ pub trait Graph: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`Self::submit`].
     fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, GraphError> {
-        let host = |value: Value| value.to_host().map(Arc::unwrap_or_clone);
-        self.submit(inputs)?.wait()?.into_iter().map(host).collect()
+        self.submit(inputs)?.wait()?.into_iter().map(Value::into_host).collect()
     }
 
     /// From now on the engine shares the processors of a decoder of the same back end.

@@ -35,7 +35,7 @@ pub use heading::{ENGINE_FILE, Heading};
 pub use kv::{KvBlock, KvOptions, KvType, KvUsage};
 pub use memory::{MemoryPlace, MemoryReport, Processors};
 pub use open::OpenError;
-pub use row::{Backends, Opens, Row};
+pub use row::{Backends, Graphs, Opens, Row, only_graph};
 pub use vision::{
     FeatureSpan, Features, HostFeatures, PendingFeatures, Takes, VisionEngine, VisionError,
 };

@@ -7,7 +7,7 @@ use crate::heading::ENGINE_FILE;
 use crate::{Decoder, Graph, Heading, KvOptions, OpenError, VisionEngine};
 
 /// Graphs of one directory, with the size of pictures that each is for where there is a list of them.
-type Graphs = Vec<(Option<Grid>, Box<dyn Graph>)>;
+pub type Graphs = Vec<(Option<Grid>, Box<dyn Graph>)>;
 
 /// What opens a decoder.
 type OpenDecoder = fn(&Path, KvOptions) -> Result<Box<dyn Decoder>, OpenError>;
@@ -42,9 +42,9 @@ impl Backends {
     /// # Errors
     /// When the directory holds no decoder of a back end that is known, or its parts disagree.
     pub fn decoder(self, dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
-        match self.row(dir, "llm")?.opens {
-            Opens::Decoder(open) => open(dir, kv),
-            Opens::Graphs(_) => Err(other(dir, "llm")),
+        match self.row(dir, "llm")? {
+            Row { opens: Opens::Decoder(open), .. } => open(dir, kv),
+            Row { kind, .. } => Err(other(dir, kind, "llm")),
         }
     }
 
@@ -53,9 +53,9 @@ impl Backends {
     /// # Errors
     /// When the directory holds no graphs of a back end that is known, or their parts disagree.
     pub fn graphs(self, dir: &Path) -> Result<Graphs, OpenError> {
-        match self.row(dir, "graph")?.opens {
-            Opens::Graphs(open) => open(dir),
-            Opens::Decoder(_) => Err(other(dir, "graph")),
+        match self.row(dir, "graph")? {
+            Row { opens: Opens::Graphs(open), .. } => open(dir),
+            Row { kind, .. } => Err(other(dir, kind, "graph")),
         }
     }
 
@@ -64,18 +64,7 @@ impl Backends {
     /// # Errors
     /// As [`Self::graphs`], and when there are several.
     pub fn graph(self, dir: &Path) -> Result<Box<dyn Graph>, OpenError> {
-        let mut graphs = self.graphs(dir)?;
-        match graphs.pop() {
-            Some((_, graph)) if graphs.is_empty() => Ok(graph),
-            Some((_, graph)) => {
-                let count = graphs.len() + 1;
-                Err(graph.unfit("one graph", format!("it has one for each of {count} grids")))
-            }
-            None => Err(OpenError::Damaged {
-                path: dir.join(ENGINE_FILE),
-                problem: "it lists no grid".to_owned(),
-            }),
-        }
+        only_graph(dir, self.graphs(dir)?, |graph, purpose, problem| graph.unfit(purpose, problem))
     }
 
     /// Opens the vision engines in `dir`, one for each size of pictures.
@@ -96,7 +85,7 @@ impl Backends {
         let mut of_kind =
             self.0.iter().filter(|row| row.kind == kind).map(|row| row.target).peekable();
         if of_kind.peek().is_none() {
-            return Err(OpenError::OtherKind { path: dir.join(ENGINE_FILE), found: kind, wanted });
+            return Err(other(dir, &kind, wanted));
         }
         let known: Vec<String> = of_kind.map(|target| format!("{target:?}")).collect();
         let problem = format!("target {target:?} is not {}", known.join(" or "));
@@ -104,11 +93,29 @@ impl Backends {
     }
 }
 
-/// The refusal of an engine that is of another kind.
-fn other(dir: &Path, wanted: &'static str) -> OpenError {
-    let path = dir.join(ENGINE_FILE);
-    match Heading::read(dir) {
-        Ok(heading) => OpenError::OtherKind { path, found: heading.kind, wanted },
-        Err(error) => error,
+/// The only graph of those in `dir`; `unfit` makes the refusal of one that is not.
+///
+/// # Errors
+/// When there are several, or none.
+pub fn only_graph<G>(
+    dir: &Path,
+    mut graphs: Vec<(Option<Grid>, G)>,
+    unfit: impl FnOnce(&G, &'static str, String) -> OpenError,
+) -> Result<G, OpenError> {
+    match graphs.pop() {
+        Some((_, graph)) if graphs.is_empty() => Ok(graph),
+        Some((_, graph)) => {
+            let count = graphs.len() + 1;
+            Err(unfit(&graph, "one graph", format!("it has one for each of {count} grids")))
+        }
+        None => Err(OpenError::Damaged {
+            path: dir.join(ENGINE_FILE),
+            problem: "it lists no grid".to_owned(),
+        }),
     }
+}
+
+/// The refusal of an engine that is of another kind.
+fn other(dir: &Path, found: &str, wanted: &'static str) -> OpenError {
+    OpenError::OtherKind { path: dir.join(ENGINE_FILE), found: found.to_owned(), wanted }
 }

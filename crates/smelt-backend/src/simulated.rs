@@ -536,7 +536,9 @@ impl Decoder for SimulatedDecoder {
 type Memory = Arc<Mutex<Vec<Option<Vec<f32>>>>>;
 
 /// A graph from a tile to tokens, whose outputs stay in a memory of its own.
-#[derive(Debug)]
+///
+/// Clones share it.
+#[derive(Clone, Debug)]
 pub struct SimulatedGraph {
     inputs: [GraphInput; 1],
     outputs: [GraphOutput; 1],

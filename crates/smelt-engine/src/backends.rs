@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use smelt_backend::grid::Grid;
-use smelt_backend::{Backends, Decoder, Graph, KvOptions, OpenError, Opens, Row};
+use smelt_backend::{Backends, Decoder, Graph, Graphs, KvOptions, OpenError, Opens, Row};
 
 use crate::engine_file::TARGET;
 use crate::graph::{self, GraphEngine};
@@ -17,8 +16,6 @@ pub const BACKENDS: Backends = Backends(&[
     Row { kind: graph::GRIDS_KIND, target: TARGET, opens: Opens::Graphs(open_graphs) },
     Row { kind: onnxruntime::KIND, target: TARGET, opens: Opens::Graphs(open_onnxruntime) },
 ]);
-
-type Graphs = Vec<(Option<Grid>, Box<dyn Graph>)>;
 
 fn open_decoder(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
     Ok(Box::new(LlmEngine::open_with(dir, kv)?))

@@ -31,8 +31,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
-use crate::engine_file::{ENGINE_FILE, EngineFile};
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
 use crate::processors::Shared;
@@ -50,7 +50,7 @@ use program::Program;
 use run::Run;
 use shapes::Fact;
 pub use smelt_backend::{GraphError as RunError, Tensor};
-use smelt_backend::{GraphInput, GraphOutput};
+use smelt_backend::{GraphInput, GraphOutput, only_graph};
 use smelt_model::grid::Grid;
 use task::Task;
 
@@ -104,18 +104,7 @@ impl GraphEngine {
     /// When the directory holds no graph engine of this version, its parts disagree, or it holds the
     /// graphs of several sizes of pictures.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
-        let mut engines = Self::open_all(dir)?;
-        match engines.pop() {
-            Some((_, engine)) if engines.is_empty() => Ok(engine),
-            Some((_, engine)) => {
-                let count = engines.len() + 1;
-                Err(engine.unfit("one graph", format!("it has one for each of {count} grids")))
-            }
-            None => Err(OpenError::Damaged {
-                path: dir.join(ENGINE_FILE),
-                problem: "it lists no grid".to_owned(),
-            }),
-        }
+        only_graph(dir, Self::open_all(dir)?, Self::unfit)
     }
 
     /// Opens the engines in `dir`, with the size of pictures that each is for where there is a list of

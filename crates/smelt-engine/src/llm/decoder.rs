@@ -138,13 +138,12 @@ impl LlmEngine {
             let tokens: Vec<(usize, u32)> =
                 singles.iter().map(|index| (runs[*index].slot, runs[*index].tokens[0])).collect();
             let mut logits = std::mem::take(&mut self.logits);
-            let decoded = self.decode_into(&tokens, &mut logits);
+            self.decode_into(&tokens, &mut logits)?;
             let rows = logits.chunks_exact(self.vocab());
             for (index, row) in singles.iter().zip(rows) {
                 take_row(&runs[*index], 0, row, &mut self.chooser, &mut answers[*index]);
             }
             self.logits = logits;
-            decoded?;
         }
         let shared = Arc::clone(&self.shared);
         let _reading = (!prompts.is_empty()).then(|| shared.reading());
@@ -194,17 +193,18 @@ impl LlmEngine {
         let (hidden, layers) = (self.hidden(), self.deepstack());
         let mut all = HostFeatures { embeds: Vec::new(), deepstack: vec![Vec::new(); layers] };
         for FeatureSpan { features, tokens } in spans {
-            let widths = [&features.embeds].into_iter().chain(&features.deepstack);
+            let values = || [&features.embeds].into_iter().chain(&features.deepstack);
             let found: Vec<usize> =
-                widths.map(|value| value.shape().last().copied().unwrap_or(0)).collect();
+                values().map(|value| value.shape().last().copied().unwrap_or(0)).collect();
             if found.len() != layers + 1 || found.iter().any(|width| *width != hidden) {
                 return Err(RunError::FeatureCount { layers, numbers: hidden, found });
             }
-            let host = features.to_host().map_err(|error| RunError::Device(error.to_string()))?;
-            let numbers = tokens.start * hidden..tokens.end * hidden;
-            all.embeds.extend_from_slice(&host.embeds[numbers.clone()]);
-            for (all, layer) in all.deepstack.iter_mut().zip(&host.deepstack) {
-                all.extend_from_slice(&layer[numbers.clone()]);
+            let outs = [&mut all.embeds].into_iter().chain(&mut all.deepstack);
+            for (out, value) in outs.zip(values()) {
+                let host = value.to_host().map_err(|error| RunError::Device(error.to_string()))?;
+                let no_floats = || RunError::Device("features are no floats".to_owned());
+                let numbers = host.floats().ok_or_else(no_floats)?;
+                out.extend_from_slice(&numbers[tokens.start * hidden..tokens.end * hidden]);
             }
         }
         Ok(all)

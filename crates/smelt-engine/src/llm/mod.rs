@@ -200,7 +200,6 @@ pub struct ImageEmbeds<'a> {
 #[derive(Debug)]
 pub struct LlmEngine {
     file: EngineFile<LlmFile>,
-    limits: Limits,
     decoder: Decoder,
     turns: Turns,
     cache: Cache,
@@ -284,7 +283,6 @@ impl LlmEngine {
             logits,
             shared,
             file,
-            limits,
             decoder,
             turns,
             cache,
@@ -317,7 +315,7 @@ impl LlmEngine {
 
     /// What the engine was built for, or opened with.
     pub fn limits(&self) -> Limits {
-        self.limits
+        self.facts.limits
     }
 
     /// What the engine was built for, whatever it was opened with.
@@ -367,7 +365,7 @@ impl LlmEngine {
 
     /// Lets keys and values take so many bytes from now on; what slots hold already stays.
     pub fn set_kv_bytes_max(&mut self, bytes: u64) {
-        self.cache.set_bytes_max(self.limits.max_seq_len, bytes);
+        self.cache.set_bytes_max(self.facts.limits.max_seq_len, bytes);
     }
 
     /// Compares the weights with the hash in `engine.json`; reads all of them.

@@ -72,17 +72,13 @@ const TEXT_BYTES: usize = 128;
 /// About how many bytes what is compiled of a schema takes, at most.
 pub fn bytes_of_schema(schema: &serde_json::Value) -> usize {
     use serde_json::Value as Json;
-    let own = match schema {
+    let inside = match schema {
         Json::String(text) => text.len(),
-        Json::Array(items) => {
-            return VALUE_BYTES + items.iter().map(bytes_of_schema).sum::<usize>();
-        }
-        Json::Object(fields) => {
-            return VALUE_BYTES + fields.values().map(bytes_of_schema).sum::<usize>();
-        }
+        Json::Array(items) => items.iter().map(bytes_of_schema).sum(),
+        Json::Object(fields) => fields.values().map(bytes_of_schema).sum(),
         Json::Null | Json::Bool(_) | Json::Number(_) => 0,
     };
-    VALUE_BYTES + own
+    VALUE_BYTES + inside
 }
 
 /// About how many bytes what is compiled of a grammar's text takes, at most.
