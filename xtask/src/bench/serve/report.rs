@@ -185,6 +185,13 @@ fn lines(found: &Found) -> Result<Vec<Line>> {
     let [ours, theirs] = [answered(0)?, answered(1)?];
     let check = Check::at_least("times the rival's", ours / theirs, REQUESTS_MIN);
     both(format!("requests/s {asking}"), [ours, theirs], Some(check));
+    lines.extend(own_lines(found));
+    Ok(lines)
+}
+
+/// What is measured of smelt alone.
+fn own_lines(found: &Found) -> Vec<Line> {
+    let mut lines = Vec::new();
     let mut own = |what: String, ours, check| {
         lines.push(Line { what, ours, theirs: None, check: Some(check) });
     };
@@ -214,7 +221,7 @@ fn lines(found: &Found) -> Result<Vec<Line>> {
     own(what, many_ms - one_ms, Check::at_most("ms more", many_ms - one_ms, KEYS_MS_MAX));
     let check = Check::at_most("MiB", found.idle_mib, IDLE_MIB_MAX);
     own("1,000 idle clients, MiB".to_owned(), found.idle_mib, check);
-    Ok(lines)
+    lines
 }
 
 fn markdown(facts: &Value, served: &Value, runs: usize, lines: &[Line]) -> String {
