@@ -32,13 +32,14 @@ pub(crate) fn run(since: Option<&str>) -> Result<()> {
     for test in tests.iter().filter(|test| names.contains(&test.of.as_str())) {
         test.run()?;
     }
-    let whole: Vec<_> = paths.iter().filter_map(|path| test_file(path)).collect();
-    for (of, name) in &whole {
-        cargo(&["test", "--workspace", "--locked", "--test", name], &[])
-            .with_context(|| format!("the test {name} of {of} failed"))?;
+    let integration: BTreeSet<_> =
+        paths.iter().filter_map(|path| integration_test(path, &crates)).collect();
+    for (program, module) in &integration {
+        cargo(&["test", "--workspace", "--locked", "--test", program, module], &[])
+            .with_context(|| format!("{program} {module} failed"))?;
     }
     println!(
-        "\ncheck: all held, {} s. Left to `cargo xtask ci`: test programs that did not change, docs, pipelines, pages, walks, other machines",
+        "\ncheck: all held, {} s. Left to `cargo xtask ci`: integration tests that did not change, docs, pipelines, pages, walks, other machines",
         begin.elapsed().as_secs()
     );
     Ok(())
@@ -52,6 +53,8 @@ pub(crate) struct Crate {
     pub(crate) folder: String,
     /// Those of ours that it is built of, or tested with.
     pub(crate) needs: Vec<String>,
+    /// Its programs of integration tests: names, and files from the root.
+    pub(crate) integration: Vec<(String, String)>,
 }
 
 /// The crates of these files, and those that depend on them; all where what all are built by has changed.
@@ -78,11 +81,17 @@ fn affected<'a>(paths: &[String], crates: &'a [Crate]) -> BTreeSet<&'a Crate> {
     }
 }
 
-/// The crate's folder and the name of a test program that a file is.
-fn test_file(path: &str) -> Option<(&str, &str)> {
-    let (folder, name) = path.split_once("/tests/")?;
-    let name = name.strip_suffix("/main.rs").or_else(|| name.strip_suffix(".rs"))?;
-    (!name.contains('/')).then_some((folder, name))
+/// The program that a file's integration tests are in, and their module; of a module that is only shared, no test matches.
+fn integration_test(path: &str, crates: &[Crate]) -> Option<(String, String)> {
+    let of = crates.iter().find(|one| Path::new(path).starts_with(&one.folder))?;
+    let whole = |program: &str| Some((program.to_owned(), String::new()));
+    if let Some((program, _)) = of.integration.iter().find(|(_, file)| file == path) {
+        return whole(program);
+    }
+    let (program, main) = of.integration.iter().find(|(_, file)| file.ends_with("/main.rs"))?;
+    let module = path.strip_prefix(main.strip_suffix("main.rs")?)?;
+    let module = module.split('/').next()?.trim_end_matches(".rs");
+    Some((program.clone(), format!("{module}::")))
 }
 
 /// The files that differ from a commit, and those that git does not know yet.
@@ -149,6 +158,7 @@ mod tests {
             name: name.to_owned(),
             folder: format!("crates/{name}"),
             needs: needs.iter().map(|need| (*need).to_owned()).collect(),
+            integration: Vec::new(),
         };
         let crates =
             [of("plan", &[]), of("store", &["plan"]), of("store-more", &[]), of("top", &["store"])];
@@ -166,13 +176,21 @@ mod tests {
     }
 
     #[test]
-    fn test_programs_are_known_by_their_files() {
-        assert_eq!(test_file("crates/smelt/tests/films.rs"), Some(("crates/smelt", "films")));
-        let main = test_file("crates/smelt/tests/durable/main.rs");
-        assert_eq!(main, Some(("crates/smelt", "durable")));
-        for path in ["crates/smelt/tests/world/mod.rs", "crates/smelt/src/tests.rs", "tests/data/a"]
-        {
-            assert_eq!(test_file(path), None, "{path}");
+    fn integration_tests_are_known_by_their_files() {
+        let name = "onnx".to_owned();
+        let file = |name: &str| format!("crates/onnx/tests/{name}.rs");
+        let integration =
+            vec![("memory".to_owned(), file("memory")), ("onnx-all".to_owned(), file("main"))];
+        let folder = "crates/onnx".to_owned();
+        let crates = [Crate { name, folder, needs: Vec::new(), integration }];
+        let found = |path: &str| integration_test(path, &crates);
+        let is = |program: &str, module: &str| Some((program.to_owned(), module.to_owned()));
+        assert_eq!(found("crates/onnx/tests/heads.rs"), is("onnx-all", "heads::"));
+        assert_eq!(found("crates/onnx/tests/world/mod.rs"), is("onnx-all", "world::"));
+        assert_eq!(found("crates/onnx/tests/main.rs"), is("onnx-all", ""));
+        assert_eq!(found("crates/onnx/tests/memory.rs"), is("memory", ""));
+        for path in ["crates/onnx/src/tests.rs", "crates/other/tests/a.rs", "tests/data/a"] {
+            assert_eq!(found(path), None, "{path}");
         }
     }
 }

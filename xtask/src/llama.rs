@@ -68,7 +68,9 @@ fn words(folder: &Path) -> Result<()> {
     let words = folder.join("words");
     fs::create_dir_all(&words)?;
     succeed(Command::new(&python).arg(script("words.py")).arg(archive).arg(&words))?;
-    let test = ["test", "--workspace", "--locked", "--test", "gguf_words", "--", "--ignored"];
+    let tests = "smelt-runtime-integration";
+    let test =
+        ["test", "--workspace", "--locked", "--test", tests, "gguf_words::", "--", "--ignored"];
     cargo(&test, &[(WORDS, words.to_str().context("a path of UTF-8")?)])
 }
 

@@ -40,7 +40,8 @@ const NFS_LIBRARIES: [&str; 2] = ["libtirpc3", "libwrap0"];
 /// Of the modules that confine, none but what all kernels have.
 const WITHOUT_LANDLOCK: &str = "lsm=capability";
 
-/// The test programs of smelt that depend on the kernel.
+/// The tests of smelt that depend on the kernel.
+const PROGRAM: &str = "smelt-integration";
 const TESTS: [&str; 3] = ["confinement", "strict", "file_systems"];
 
 const MEMORY_MIB: u32 = 3072;
@@ -60,10 +61,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         println!("NOT RUN: guests are x86-64 Linux, and smelt is not built for that here");
         return Ok(());
     }
-    let programs = build()?;
+    let program = build()?;
     let folder = target().join("other-kernel");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let machine = match prepare(&folder, &programs) {
+    let machine = match prepare(&folder, &program) {
         Err(error) if if_possible => {
             println!("NOT RUN, no other kernel was started: {error:#}");
             return Ok(());
@@ -81,28 +82,25 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Builds the tests, and says by their names where they are.
-fn build() -> Result<Vec<(&'static str, PathBuf)>> {
+/// Builds the program of tests, and says where it is.
+fn build() -> Result<PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["test", "--workspace", "--locked", "--no-run", "--message-format=json"]);
-    cargo.args(TESTS.iter().flat_map(|name| ["--test", name]));
+    cargo.args(["--test", PROGRAM]);
     cargo.current_dir(root()).stderr(Stdio::inherit());
     let output = cargo.output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "{} do not build", TESTS.join(", "));
+    ensure!(output.status.success(), "{PROGRAM} does not build");
     let text = String::from_utf8_lossy(&output.stdout);
-    let program = |name: &'static str| {
-        let found = text.lines().find_map(|line| {
-            let message: serde_json::Value = serde_json::from_str(line).ok()?;
-            let is_it = message["target"]["name"] == name;
-            Some(PathBuf::from(message["executable"].as_str().filter(|_| is_it)?))
-        });
-        found.map(|path| (name, path)).with_context(|| format!("cargo built no {name}"))
-    };
-    TESTS.into_iter().map(program).collect()
+    let found = text.lines().find_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let is_it = message["target"]["name"] == PROGRAM;
+        Some(PathBuf::from(message["executable"].as_str().filter(|_| is_it)?))
+    });
+    found.with_context(|| format!("cargo built no {PROGRAM}"))
 }
 
 /// Fetches what is not here into `folder`, and finds out who executes.
-fn prepare(folder: &Path, programs: &[(&str, PathBuf)]) -> Result<Machine> {
+fn prepare(folder: &Path, program: &Path) -> Result<Machine> {
     need_qemu(Board::Pc)?;
     debian::need_alone("busybox-static", || debian::runs("busybox", "--help"))?;
     debian::need_alone("dosfstools", || debian::path_of("mkfs.vfat").is_ok())?;
@@ -117,7 +115,7 @@ fn prepare(folder: &Path, programs: &[(&str, PathBuf)]) -> Result<Machine> {
         kernel: Kernel::fetch(&Packages::own(), KERNEL, &MODULES, folder)?,
         files: vec![
             ("bin/busybox".to_owned(), busybox),
-            ("order".to_owned(), order(programs, &NfsServer::fetch(folder)?).into_bytes()),
+            ("order".to_owned(), order(program, &NfsServer::fetch(folder)?).into_bytes()),
         ],
         functions: include_str!("other_kernel/functions.sh"),
         folder: folder.to_owned(),
@@ -165,15 +163,14 @@ fn shared(folder: &Path) -> Result<Vec<String>> {
 }
 
 /// What the guest does when it has become this machine.
-fn order(programs: &[(&str, PathBuf)], nfs: &NfsServer) -> String {
-    let lines = programs.iter().map(|(name, path)| format!("{name} {}", path.display()));
-    let lines = lines.collect::<Vec<_>>().join("\n");
+fn order(program: &Path, nfs: &NfsServer) -> String {
     let folder = root().join("crates/smelt").display().to_string();
     include_str!("other_kernel/order.sh")
         .replace("nfs=NFS", &format!("nfs={}", nfs.programs.display()))
         .replace("LIBRARIES", &nfs.library_path())
         .replace("FOLDER", &folder)
-        .replace("PROGRAMS", &lines)
+        .replace("PROGRAM", &program.display().to_string())
+        .replace("TESTS", &TESTS.join(" "))
 }
 
 /// What the guest's console tells, for a person.
@@ -197,6 +194,9 @@ fn judge(console: &str) -> Result<Vec<String>> {
     }
     ensure!(!skipped.is_empty(), "Landlock held a stage where there is none");
     let results = lines.iter().filter(|line| line.starts_with("test result: "));
+    if let Some(none) = results.clone().find(|line| line.contains(" 0 passed")) {
+        bail!("no test has such a name: {none}");
+    }
     Ok(TESTS.iter().zip(results).map(|(name, result)| format!("{name}: {result}")).collect())
 }
 

@@ -28,6 +28,10 @@ const INTERPRETED: [&str; 9] = [
 /// Threads meet in other orders under every seed.
 const SEEDS: &str = "-Zmiri-many-seeds=0..8";
 
+/// The integration tests that compute by our own kernels.
+const OUTSIDE: [&str; 6] =
+    ["--test", "smelt-engine-integration", "llm::", "golden::", "vision::", "packed::"];
+
 /// The processor that AddressSanitizer's tests are for: naming it keeps the sanitizer out of what
 /// builds the tests.
 const HOST: &str = "x86_64-unknown-linux-gnu";
@@ -37,7 +41,8 @@ pub(crate) fn run() -> Result<()> {
     nightly::need(&["miri", "rust-src"])?;
     step("miri", &mut miri("", &INTERPRETED))?;
     step("miri, threads in other orders", &mut miri(SEEDS, &["kernels::pool::"]))?;
-    step("address sanitizer", &mut address())
+    step("address sanitizer", &mut address(&["--lib"]))?;
+    step("address sanitizer, from outside", &mut address(&OUTSIDE))
 }
 
 fn step(name: &str, cargo: &mut Command) -> Result<()> {
@@ -61,10 +66,9 @@ fn miri(flags: &str, tests: &[&str]) -> Command {
 }
 
 /// The engine's tests, every load and store of its own code watched.
-fn address() -> Command {
+fn address(tests: &[&str]) -> Command {
     let mut cargo = nightly::cargo();
-    cargo.args(["test", "--locked", "-p", "smelt-engine", "--target", HOST, "--lib"]);
-    cargo.args(["llm", "golden", "vision", "packed"].iter().flat_map(|test| ["--test", test]));
+    cargo.args(["test", "--locked", "-p", "smelt-engine", "--target", HOST]).args(tests);
     cargo.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", target().join("asan"));
     cargo
 }

@@ -13,11 +13,15 @@ use crate::{cma, conformance, fuzz, llama, other_kernel, power_cuts, sanitize};
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
 
+/// The programs of integration tests.
+const SMELT: &str = "smelt-integration";
+const RUNTIME: &str = "smelt-runtime-integration";
+
 const SWEEPS: [(&str, &[&str]); 9] = [
     ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
     ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
     ("whole runs", &["test", "--locked", "-p", "smelt-exec", "every_world", "--", "--nocapture"]),
-    ("prompts", &["test", "--locked", "-p", "smelt-runtime", "--test", "shapes"]),
+    ("prompts", &["test", "--locked", "-p", "smelt-runtime", "--test", RUNTIME, "shapes::"]),
     (
         "photographs",
         &[
@@ -27,7 +31,8 @@ const SWEEPS: [(&str, &[&str]); 9] = [
             "-p",
             "smelt-runtime",
             "--test",
-            "photographs",
+            RUNTIME,
+            "photographs::",
             "--",
             "--ignored",
         ],
@@ -41,14 +46,18 @@ const SWEEPS: [(&str, &[&str]); 9] = [
             "-p",
             "smelt",
             "--test",
-            "pipeline_photographs",
+            SMELT,
+            "pipeline_photographs::",
             "--",
             "--ignored",
         ],
     ),
-    ("damaged engines", &["test", "--locked", "-p", "smelt", "--test", "verify"]),
-    ("failing disks", &["test", "--locked", "-p", "smelt", "--test", "failing_disk"]),
-    ("checks beside builds", &["test", "--locked", "-p", "smelt", "--test", "stress", "checks"]),
+    ("damaged engines", &["test", "--locked", "-p", "smelt", "--test", SMELT, "verify::"]),
+    ("failing disks", &["test", "--locked", "-p", "smelt", "--test", SMELT, "failing_disk::"]),
+    (
+        "checks beside builds",
+        &["test", "--locked", "-p", "smelt", "--test", SMELT, "stress::checks"],
+    ),
 ];
 
 /// A sweep of a command of its own.
@@ -58,9 +67,9 @@ const OWN: [(&str, Own); 7] = [
     ("requests", conformance::soak),
     ("llama", llama::run),
     ("sanitize", sanitize::run),
-    ("cma", || cma::run(&[])),
+    ("cma", || cma::run(&[]).map(drop)),
     ("other kernel", || other_kernel::run(&[])),
-    ("power cuts", || power_cuts::run(power_cuts::SOAK)),
+    ("power cuts", || power_cuts::run(power_cuts::SOAK).map(drop)),
     ("fuzz", || fuzz::run(&[])),
 ];
 

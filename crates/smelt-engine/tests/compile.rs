@@ -3,8 +3,6 @@
 //! A graph that also gives a value in the middle cannot put the operators around it together, so
 //! both ways can be compared.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,5 @@
 //! Tries the native decoder against the contract of engines, with every kind of weight and of keys and values.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::path::{Path, PathBuf};
 
 use smelt_backend::conformance::{self, Image};

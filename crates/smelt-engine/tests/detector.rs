@@ -3,8 +3,6 @@
 //! The native engine, the evaluator and, where its library is found, ONNX Runtime's engine all take the
 //! same files.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,8 +3,6 @@
 //! The whole path runs: checkpoint, export, build, open, run; BERT with and without its prefix,
 //! CLIP's towers with and without projections, pictures of other sizes, Qwen's towers of a grid.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::path::{Path, PathBuf};
 
 use smelt_engine::graph::{self, GraphEngine, Precision, Tensor};

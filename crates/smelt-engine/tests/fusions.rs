@@ -2,8 +2,6 @@
 //!
 //! An exporter that writes another graph, or a pattern that finds it no more, changes these counts.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::path::Path;
 
 use smelt_engine::graph::{self, GraphEngine, Precision, Tensor};

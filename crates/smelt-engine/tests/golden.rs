@@ -3,8 +3,6 @@
 //! The whole native path runs: checkpoint, export, quantisation, build, open, encode, prefill,
 //! decode.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::path::{Path, PathBuf};
 
 use smelt_engine::llm::{

@@ -2,8 +2,6 @@
 //!
 //! The tiny golden checkpoint is written again under the names that transformers saved it with.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

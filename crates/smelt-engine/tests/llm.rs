@@ -1,7 +1,5 @@
 //! Checks language model engines built from a synthetic checkpoint: slots, chunks, limits, damage.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

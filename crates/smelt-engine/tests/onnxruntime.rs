@@ -3,8 +3,6 @@
 //! Where no library of it is (`SMELT_ONNXRUNTIME`, an active Python environment), the tests say so and
 //! check what can be checked without; `cargo xtask ci` gives them one from PyPI.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

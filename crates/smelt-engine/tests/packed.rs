@@ -1,8 +1,6 @@
 //! Holds checkpoints that other tools quantised to what transformers computes with the same
 //! weights: read, through the reference, and through an engine.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

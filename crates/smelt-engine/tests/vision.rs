@@ -1,7 +1,5 @@
 //! Checks that a vision engine executes the graph it is given, and says what it cannot execute.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::fs;
 use std::path::Path;
 

@@ -1,8 +1,6 @@
 //! Holds exported encoders and CLIP's vision tower, in every float type, to numbers that
 //! transformers computed: the graphs are evaluated as the ONNX standard says.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,5 @@
 //! Reads checkpoints that other tools quantised, spoils them, and writes them for other tools.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,5 @@
 //! Shows what a broken file or model is told.
 
-#![allow(clippy::unwrap_used, reason = "a test's failure is a panic")]
-
 use std::fs;
 use std::path::Path;
 

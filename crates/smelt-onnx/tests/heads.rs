@@ -1,16 +1,12 @@
 //! Holds the rules of the vocabulary product to their meaning: splitting it and rounding it.
 
-#![allow(clippy::unwrap_used, reason = "a test's failure is a panic")]
-
-mod world;
-
 use std::fs;
 use std::path::Path;
 
+use crate::world::{Random, World, ints, same_meaning, symbol};
 use smelt_onnx::eval::Tensor;
 use smelt_onnx::surgery::{Consume, HeadScheme, Parts, Rule, apply};
 use smelt_onnx::{AttributeValue, Data, Dim, ElementType, Graph, Model, Node, ValueInfo};
-use world::{Random, World, ints, same_meaning, symbol};
 
 /// How a random head stores its weight.
 const HEADS: [&str; 7] =
@@ -281,12 +277,12 @@ fn heads_that_cannot_be_rounded_are_refused_in_words() {
     world.node("Gemm", &["x", "w"], "logits", &[("transB", 1)]);
     world.output("logits", ElementType::F32);
     world.done(dir.path());
-    let before = world::listing(dir.path());
+    let before = crate::world::listing(dir.path());
     let refused = |scheme, expect: &str| {
         let rule = Rule::QuantizeHead { output: None, scheme };
         let error = apply(dir.path(), &rule, &dir.path().join("out"), Consume::Yes).unwrap_err();
         assert!(error.to_string().contains(expect), "{error}");
-        assert_eq!(world::listing(dir.path()), before);
+        assert_eq!(crate::world::listing(dir.path()), before);
     };
     refused(HeadScheme::Int8, "tensor \"w\": row 1 holds NaN");
     refused(HeadScheme::Int4(32), "apply to-opset 21 first");
@@ -317,9 +313,9 @@ fn a_head_that_subgraphs_read_means_the_same() {
         world.node("If", &["flag"], "second", &[]);
         let attributes = &mut world.model.graph.nodes.last_mut().unwrap().attributes;
         let then = branch("Exp", &["logits"], "then");
-        attributes.push(world::attribute("then_branch", AttributeValue::Graph(then)));
+        attributes.push(crate::world::attribute("then_branch", AttributeValue::Graph(then)));
         let other = branch("MatMul", &["x", "w"], "else");
-        attributes.push(world::attribute("else_branch", AttributeValue::Graph(other)));
+        attributes.push(crate::world::attribute("else_branch", AttributeValue::Graph(other)));
         world.output("second", ElementType::F32);
         world.output("logits", ElementType::F32);
         world.done(dir.path());

@@ -1,7 +1,5 @@
 //! Holds the evaluator to results that other programs computed: see `data/ops.py`.
 
-#![allow(clippy::unwrap_used, reason = "a test's failure is a panic")]
-
 use std::collections::BTreeMap;
 use std::path::Path;
 

@@ -1,14 +1,10 @@
 //! Holds `to-opset` to its meaning: random graphs go up and down and compute the same.
 
-#![allow(clippy::unwrap_used, reason = "a test's failure is a panic")]
-
-mod world;
-
 use std::path::Path;
 
+use crate::world::{Random, World, attribute, ints, same_meaning, symbol};
 use smelt_onnx::surgery::{Consume, Rule, TARGET_MAX, TARGET_MIN, apply};
 use smelt_onnx::{AttributeValue, Dim, ElementType, Model, Node};
-use world::{Random, World, attribute, ints, same_meaning, symbol};
 
 use ElementType::F32;
 

@@ -1,16 +1,12 @@
 //! Holds every rule to its meaning: both models are evaluated on random inputs and compared.
 
-#![allow(clippy::unwrap_used, reason = "a test's failure is a panic")]
-
-mod world;
-
 use std::fs;
 use std::path::Path;
 
+use crate::world::{Random, World, close, ints, listing, random_inputs, same_meaning, symbol};
 use smelt_onnx::eval::{evaluate, load};
 use smelt_onnx::surgery::{Consume, Parts, Rule, apply, apply_heard, weights};
 use smelt_onnx::{Dim, ElementType, Model, ValueInfo, inspect};
-use world::{Random, World, close, ints, listing, random_inputs, same_meaning, symbol};
 
 #[track_caller]
 fn refused(rule: &Rule, change: impl Fn(&mut World), expect: &str) {

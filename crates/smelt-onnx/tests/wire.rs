@@ -1,7 +1,5 @@
 //! Holds reading and writing to files that the onnx package made (`data/foreign.py`).
 
-#![allow(clippy::unwrap_used, reason = "a test's failure is a panic")]
-
 use std::fs;
 use std::path::Path;
 

@@ -1,7 +1,5 @@
 //! Draws answers alone and beside seven others: equal seeds must give equal tokens.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use smelt_backend::{Answer, Decoder, KvOptions, Limits, Run};
 use smelt_engine::{BACKENDS, llm};
 use smelt_model::checkpoint::Checkpoint;

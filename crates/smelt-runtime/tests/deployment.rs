@@ -1,10 +1,6 @@
 //! Builds the tiny checkpoint's engines, deploys them, and compares answers with transformers'.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "shapes_model/spec.rs"]
-mod spec;
-
+use crate::shapes_model::spec;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

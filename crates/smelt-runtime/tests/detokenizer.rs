@@ -1,8 +1,6 @@
 //! Detokenises random tokens of each kind of vocabulary as they come, and wants the text of all at
 //! once.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::path::Path;
 

@@ -1,7 +1,5 @@
 //! Tokenizers out of GGUF files, held against what llama.cpp makes of the same texts.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

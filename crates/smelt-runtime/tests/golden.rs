@@ -1,7 +1,5 @@
 //! Compares tokenizer and chat template with what transformers gives for the same checkpoint.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,5 @@
 //! Nothing that people write becomes a mark of the model: the marks of each family, whole and in halves, in every place.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::path::Path;
 

@@ -3,11 +3,7 @@
 //! The decoder and the graph are those of the contract, slow by a seed and with memory of their own.  What a request should be
 //! answered is worked out on another decoder, token by token, without a service.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "shapes_model/spec.rs"]
-mod spec;
-
+use crate::shapes_model::spec;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;

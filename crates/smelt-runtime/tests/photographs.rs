@@ -1,16 +1,10 @@
 //! Shows thirty pictures of all shapes and forms to a tiny model of every family that sees, in a context that
 //! holds the largest and in one that holds next to nothing: each must be answered.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "shapes_model/spec.rs"]
-mod spec;
-mod thirty;
-#[path = "tiny/qwen.rs"]
-mod tiny;
-
+use crate::shapes_model::spec;
 use std::path::{Path, PathBuf};
 
+use crate::thirty::{encoded, pictures, slopes};
 use image::ImageFormat;
 use smelt_engine::BACKENDS;
 use smelt_engine::llm::{self, KvOptions};
@@ -27,7 +21,6 @@ use smelt_runtime::prompt::Turn;
 use smelt_runtime::template::Context;
 use smelt_runtime::tokenizer::Tokenizer;
 use tempfile::TempDir;
-use thirty::{encoded, pictures, slopes};
 
 /// Tokens of each answer.
 const ANSWER: usize = 4;
@@ -132,7 +125,7 @@ fn every_qwen_vl_answers_pictures_of_all_shapes() {
         [("qwen2_5_vl-tiny", Family::Qwen25Vl), ("qwen3_vl-tiny", Family::Qwen3Vl)]
     {
         let dir = TempDir::new().unwrap();
-        check(&tiny::qwen(name, family, &grids, dir.path()), &decoded);
+        check(&crate::tiny::qwen(name, family, &grids, dir.path()), &decoded);
     }
 }
 
@@ -190,7 +183,7 @@ impl QwenVl {
         llm::build(&packed, limits, &dir.join("llm"), quiet).unwrap();
         let files = ["tokenizer.json", "tokenizer_config.json"].map(|file| from.join(file));
         let eos = eos_tokens(&from, &Tokenizer::open(&files[0]).unwrap()).unwrap();
-        let spec = tiny::spec(self.family, eos, self.patching());
+        let spec = crate::tiny::spec(self.family, eos, self.patching());
         Deployment::write(&dir.join("deployment"), &spec, &files).unwrap();
         dir.join("deployment")
     }

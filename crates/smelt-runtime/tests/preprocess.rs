@@ -1,9 +1,5 @@
 //! Compares what engines are given of pictures with what the models' own processors give.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod frames;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +11,7 @@ use smelt_runtime::image::{
     Wish, centre,
 };
 
-use frames::frames;
+use crate::frames::frames;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden/preprocess").join(name)

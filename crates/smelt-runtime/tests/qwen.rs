@@ -1,12 +1,6 @@
 //! Builds tiny Qwen-VL models from their checkpoints, deploys them over several grids, and wants the
 //! answers of transformers about pictures and a clip.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod frames;
-#[path = "tiny/qwen.rs"]
-mod tiny;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +17,7 @@ use smelt_runtime::service::{Client, Event, Options, Priority, Request as Asked,
 use smelt_runtime::speaker::Form;
 use smelt_runtime::template::Context;
 
-use frames::frames;
+use crate::frames::frames;
 
 /// Largest error of a logarithm.
 const TOLERANCE: f32 = 2e-3;
@@ -61,7 +55,7 @@ fn deploy(name: &str, family: Family, dir: &Path) -> PathBuf {
             grids.push(grid);
         }
     }
-    tiny::qwen(name, family, &grids, dir)
+    crate::tiny::qwen(name, family, &grids, dir)
 }
 
 fn picture(name: &str) -> Picture {

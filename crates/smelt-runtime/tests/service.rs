@@ -1,14 +1,10 @@
 //! Asks a service many things at once; what each is answered must be what it is answered alone.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod shapes_model;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::shapes_model::{checkpoint, deploy, prompts};
 use serde_json::Value;
-use shapes_model::{checkpoint, deploy, prompts};
 use smelt_engine::BACKENDS;
 use smelt_engine::llm::{KvOptions, KvType};
 use smelt_runtime::deployment::Deployment;

@@ -1,13 +1,9 @@
 //! Asks the models of shapes what PyTorch was asked, and wants the same answers.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod shapes_model;
-
 use std::fs;
 
+use crate::shapes_model::{checkpoint, deploy, prompts};
 use serde_json::Value;
-use shapes_model::{checkpoint, deploy, prompts};
 use smelt_engine::BACKENDS;
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::generate::{Manner, Request, generate};

@@ -1,8 +1,6 @@
 //! Compares what a CLIP's engines say of pictures and words with what transformers' CLIP says, and routes
 //! tiles by it.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,5 @@
 //! Compares what templates write with what transformers writes by the same templates.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,14 +1,10 @@
 //! `smelt bench accuracy` on a tiny model of random weights: what is asked, counted, compared and
 //! written.  Its answers are gibberish; how right real answers are is not for this test to say.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 
+use crate::world::{World, data, random, until};
 use serde_json::Value;
-use world::{World, data, random, until};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 

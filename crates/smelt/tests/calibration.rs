@@ -1,14 +1,10 @@
 //! Quantising by what a model was seen to do: the stage, the commands, and what they refuse.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::path::Path;
 
+use crate::world::{World, data, random, statuses};
 use serde_json::Value;
-use world::{World, data, random, statuses};
 
 /// The demo, with a decoder quantised by statistics instead.
 fn calibrated(extra: &str) -> World {

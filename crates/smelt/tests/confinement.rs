@@ -1,21 +1,17 @@
 //! What a stage must not do is tried as root and as a user, held by Landlock, by mount name spaces
 //! and by nothing.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::world::side::{PYTHON, Side, is_root};
+use crate::world::{Ended, World, commands, ended, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use world::side::{PYTHON, Side, is_root};
-use world::{Ended, World, commands, ended, until};
 
 /// A process that others may attack: it has `victim` open as 3 and listens.
 const VICTIM: &str = "import os, socket, sys

@@ -2,17 +2,13 @@
 //!
 //! `UPDATE=1` writes the expected outputs anew; read what changed.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use crate::world::{Ended, World};
 use nix::pty::openpty;
 use serde_json::Value;
-use world::{Ended, World};
 
 fn captured(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/doctor").join(name)

@@ -2,15 +2,11 @@
 //!
 //! Needs the network and Python's pip, as `pipelines/minilm.toml` does.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 
+use crate::world::{World, data, statuses};
 use serde_json::Value;
 use smelt_model::safetensors::Reader;
-use world::{World, data, statuses};
 
 const MINILM: &str = include_str!("../../../pipelines/minilm.toml");
 

@@ -1,16 +1,12 @@
 //! Disks that fail: under strace, calls of smelt's and of its stages' answer with EIO.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::panic::catch_unwind;
 use std::process::Output;
 
+use crate::world::traced::{Point, own_points, strace};
+use crate::world::{Ended, World, commands, statuses};
 use serde_json::{Value, json};
-use world::traced::{Point, own_points, strace};
-use world::{Ended, World, commands, statuses};
 
 /// Calls by which a store, its inputs and its outputs are found, read and written, on architectures that have them.
 const CALLS: &str = "?open,openat,?stat,statx,?newfstatat,getdents64,?readlink,readlinkat,\

@@ -2,16 +2,12 @@
 //!
 //! These mount in a name space that is gone with the test; where nobody may, they say so.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::process::Command;
 
+use crate::world::machine::say;
+use crate::world::side::is_root;
+use crate::world::{Ended, World, commands, ended, statuses};
 use serde_json::Value;
-use world::machine::say;
-use world::side::is_root;
-use world::{Ended, World, commands, ended, statuses};
 
 /// Does what `script` says in `disk`, once `mount` has put something there; `None` where it cannot be mounted.
 fn run_mounted(world: &World, mount: &str, script: &str) -> Option<Ended> {

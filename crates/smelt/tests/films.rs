@@ -1,9 +1,5 @@
 //! Films as `smelt serve` is shown them, read by a confined `ffmpeg`; where that is missing, nothing is tested, and it is said.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,9 +8,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
+use crate::world::server::{BUILT, Server, base64};
+use crate::world::{data, until};
 use serde_json::{Value, json};
-use world::server::{BUILT, Server, base64};
-use world::{data, until};
 
 const SMELT: &str = env!("CARGO_BIN_EXE_smelt");
 

@@ -3,19 +3,15 @@
 //! These need a user who may mount.  Where that is not so, each says on standard error that it proves
 //! nothing; the simulated disk is then all that is tested.
 
-#![allow(clippy::unwrap_used)] // Test code panics.
-
-mod world;
-
 use std::fs;
 use std::io::{Write, stderr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::world::{Ended, World, commands, statuses};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::syncfs;
 use serde_json::Value;
-use world::{Ended, World, commands, statuses};
 
 /// A file system of its own in the world, where the user may mount one.
 struct Mounted {
@@ -80,7 +76,7 @@ impl Drop for Mounted {
 fn smelt_on(world: &World, disk: &Mounted, arguments: &[&str]) -> Ended {
     let mut command = world.command(arguments);
     command.env("SMELT_CACHE", disk.at.join("cache"));
-    world::ended(&mut command)
+    crate::world::ended(&mut command)
 }
 
 #[track_caller]

@@ -1,10 +1,6 @@
 //! Hands smelt checkpoints that lie, through every door: each is refused with one line that names
 //! file and reason, in little memory, and nothing is left behind.
 
-#![allow(clippy::unwrap_used, reason = "a test's failure is a panic")]
-
-mod world;
-
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -12,9 +8,9 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::world::{World, copy, data, text_world};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
-use world::{World, copy, data, text_world};
 
 /// What a bad file may cost, in KiB of resident memory.
 const RESIDENT_KIB_MAX: i64 = 300 << 10;

@@ -1,23 +1,19 @@
 //! Pipelines whose model comes from a hub: one on this machine that stalls, lies, moves and refuses.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
 #[allow(dead_code, unreachable_pub)] // Shared with the tests of the crate that downloads.
 #[path = "../../smelt-hub/src/tests/server.rs"]
 mod server;
-mod world;
-
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::world::{Ended, World, data, ended, statuses, unasked, until, writing};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use server::{COMMIT, Fault, REPO, Server};
-use world::{Ended, World, data, ended, statuses, unasked, until, writing};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 /// Nobody listens there.

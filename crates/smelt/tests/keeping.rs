@@ -1,16 +1,12 @@
 //! `smelt cache` as a user sees it; a full disk; a store on a read-only file system.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use crate::world::side::Side;
+use crate::world::{World, ended, statuses, until};
 use serde_json::Value;
-use world::side::Side;
-use world::{World, ended, statuses, until};
 
 const TWO: [&str; 2] = ["a::echo a > o", "b:a:cat $SMELT_IN_A/o > o; echo b >> o"];
 
@@ -313,7 +309,7 @@ fn repair_waits_for_runs_or_says_that_it_would() {
         "a::touch {0}/running; while [ -e {0}/hang ]; do sleep 0.02; done; echo a > o",
         world.path("").display()
     );
-    world.write("p.toml", &world::writing(&[&script]));
+    world.write("p.toml", &crate::world::writing(&[&script]));
     world.write("hang", "");
     let mut run = world.start(&["run", "p.toml"]);
     world.wait_for("running");
@@ -359,10 +355,10 @@ impl Drop for Mounted {
     }
 }
 
-fn smelt_on(world: &World, mounted: &Mounted, arguments: &[&str]) -> world::Ended {
+fn smelt_on(world: &World, mounted: &Mounted, arguments: &[&str]) -> crate::world::Ended {
     let mut command = world.command(arguments);
     command.env("SMELT_CACHE", mounted.at.join("cache"));
-    world::ended(&mut command)
+    crate::world::ended(&mut command)
 }
 
 #[test]

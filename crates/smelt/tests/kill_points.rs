@@ -4,16 +4,12 @@
 //! A point is a system call's name and its number in one thread, taken from an undisturbed run; only
 //! points at which something really was killed count.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::collections::BTreeSet;
 use std::fs;
 
+use crate::world::traced::{Point, points, strace};
+use crate::world::{World, commands, statuses};
 use serde_json::Value;
-use world::traced::{Point, points, strace};
-use world::{World, commands, statuses};
 
 /// System calls that change files, locks or processes: between any two others, nothing differs.
 const CALLS: &str = "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,mkdir,mkdirat,\

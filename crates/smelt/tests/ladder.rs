@@ -1,18 +1,14 @@
 //! What a stage that failed is tried with: every rung of the ladder on the real machine.  Swap files and
 //! other boots need root, as CI has it.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+use crate::world::{Ended, World, ended, statuses, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use world::{Ended, World, ended, statuses, until};
 
 /// A stage `s` that writes a line into `runs` when it begins, then does what `script` says.
 fn stage(script: &str, retry: &str) -> String {
@@ -61,7 +57,7 @@ fn a_warm_up_is_really_built_and_cures() {
     let world = world(UNTIL_CURED, "warm-up = \"warm.toml#small\"");
     let folder = world.path("").display().to_string();
     let warm = format!("touch {folder}/cured; echo w >> {folder}/warmed; echo w > o");
-    world.write("warm.toml", &world::writing(&[&format!("small::{warm}")]));
+    world.write("warm.toml", &crate::world::writing(&[&format!("small::{warm}")]));
     let report = world.run(&[]);
     let attempts = attempts(&report);
     assert_eq!(attempts.len(), 2);
@@ -91,7 +87,7 @@ fn whether_the_warm_up_helped_has_an_answer_in_numbers() {
     );
     let folder = world.path("").display().to_string();
     let warm = format!("small::test ! -e {folder}/helps || touch {folder}/cured; echo w > o");
-    world.write("warm.toml", &world::writing(&[&warm]));
+    world.write("warm.toml", &crate::world::writing(&[&warm]));
     // Twice it is no use, once it helps.
     for _ in 0..2 {
         assert_eq!(world.smelt(&["run", "p.toml"]).code, Some(1));
@@ -135,7 +131,7 @@ fn a_warm_up_that_cannot_be_is_refused_before_anything_runs() {
     let refused = world.smelt(&["run", "p.toml"]);
     assert_eq!(refused.code, Some(3), "{}", refused.stderr);
     assert!(refused.stderr.contains("cannot read the pipeline warm.toml"), "{}", refused.stderr);
-    world.write("warm.toml", &world::commands(&["small::echo w > o"]));
+    world.write("warm.toml", &crate::world::commands(&["small::echo w > o"]));
     let refused = world.smelt(&["run", "p.toml"]);
     assert_eq!(refused.code, Some(3));
     assert!(refused.stderr.contains("no stage \"smal\" in warm.toml"), "{}", refused.stderr);
@@ -148,7 +144,7 @@ fn a_warm_up_is_stopped_with_the_run() {
     let folder = world.path("").display().to_string();
     world.write(
         "warm.toml",
-        &world::writing(&[&format!("small::touch {folder}/warming; sleep 600")]),
+        &crate::world::writing(&[&format!("small::touch {folder}/warming; sleep 600")]),
     );
     for (stop, code) in [(Signal::SIGINT, Some(6)), (Signal::SIGKILL, None)] {
         let _ = fs::remove_file(world.path("warming"));

@@ -4,20 +4,16 @@
 //! on standard error that it proves nothing.  The tests of one machine follow each other: they share
 //! its swap.
 
-#![allow(clippy::unwrap_used)] // Test code panics.
-
-mod world;
-
 use std::fs;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::world::machine::{Machine, say};
+use crate::world::server::{BUILT, Server};
+use crate::world::{World, commands, until};
 use serde_json::{Value, json};
-use world::machine::{Machine, say};
-use world::server::{BUILT, Server};
-use world::{World, commands, until};
 
 const MIB: usize = 1 << 20;
 /// What the boards' 8 GB are here, and their swap.
@@ -48,7 +44,7 @@ fn hog() {
 /// A line of shell that runs [`hog`].
 fn hogs(mib: usize, ms: u64) -> String {
     let program = std::env::current_exe().unwrap();
-    format!("HOG='{mib} {ms}' {} --exact hog > log.txt && rm log.txt", program.display())
+    format!("HOG='{mib} {ms}' {} --exact memory::hog > log.txt && rm log.txt", program.display())
 }
 
 /// What a machine without swap has where it is not the memory that is tried: more than any stage here.
@@ -117,7 +113,7 @@ fn run_without_swap(world: &World, code: i32) -> Value {
 }
 
 fn report_of(command: &mut Command, code: i32) -> Value {
-    let ended = world::ended(command);
+    let ended = crate::world::ended(command);
     assert_eq!(ended.code, Some(code), "{}", ended.stderr);
     serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr))
 }
@@ -278,12 +274,12 @@ fn what_cannot_fit_is_refused_with_what_would_help() {
     let world = World::of_commands(&[&format!("a::{}", hogs(600, 300))]);
     world.run(&[]);
     let forced = ["run", "p.toml", "--force", "a"];
-    let ended = world::ended(&mut machine.smelt(&world, &forced));
+    let ended = crate::world::ended(&mut machine.smelt(&world, &forced));
     assert_eq!(ended.code, Some(5), "{}", ended.stderr);
     assert!(ended.stderr.contains("more swap on a disk"), "{}", ended.stderr);
     let text = world.read("p.toml").replace("name = \"test\"", "name = \"test\"\n# edited");
     world.write("p.toml", &text);
-    let plan = world::ended(&mut machine.smelt(&world, &["plan", "p.toml", "--json"]));
+    let plan = crate::world::ended(&mut machine.smelt(&world, &["plan", "p.toml", "--json"]));
     let plan: Value = serde_json::from_str(&plan.stdout).unwrap();
     assert_eq!(plan["stages"][0]["status"], "hit", "nothing is needed for what is built");
 }

@@ -1,15 +1,11 @@
 //! Whole pipelines on tiny models: from a checkpoint to an answer, bad models.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use crate::world::{World, copy, data, random, statuses};
 use serde_json::{Value, json};
-use world::{World, copy, data, random, statuses};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
@@ -568,7 +564,7 @@ fn what_was_built_with_a_set_is_listed_and_asked_by_its_name() {
     let ask = |words: &[&str]| {
         let mut command = world.command(words);
         command.env("HF_ENDPOINT", &hub).env("HF_HOME", world.path("hf"));
-        world::ended(&mut command)
+        crate::world::ended(&mut command)
     };
     let begin = std::time::Instant::now();
     let lost = ask(&["chat", "p.toml", "Hello"]);

@@ -2,12 +2,8 @@
 //!
 //! Where no library of it is (`SMELT_ONNXRUNTIME`), the test says so; `cargo xtask ci` gives it one.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
+use crate::world::{World, anywhere, data, statuses};
 use smelt_engine::onnxruntime::{VARIABLE, find};
-use world::{World, anywhere, data, statuses};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
@@ -38,7 +34,7 @@ fn the_demo_answers_by_onnx_runtime_as_it_does_by_ours() {
 
     // Another device may lack what this one had.
     let mut elsewhere = world.command(&chat);
-    let ended = world::ended(elsewhere.env(VARIABLE, world.path("nowhere.so")));
+    let ended = crate::world::ended(elsewhere.env(VARIABLE, world.path("nowhere.so")));
     assert_eq!((ended.code, ended.stderr.lines().count()), (Some(5), 1), "{}", ended.stderr);
     assert!(ended.stderr.contains("SMELT_ONNXRUNTIME names "), "{}", ended.stderr);
 }
@@ -47,7 +43,7 @@ fn the_demo_answers_by_onnx_runtime_as_it_does_by_ours() {
 fn a_build_without_the_library_says_what_to_do() {
     let world = demo();
     let mut run = world.command(&["run", "p.toml", "--only", "vision-engine"]);
-    let ended = world::ended(run.env(VARIABLE, world.path("nowhere.so")));
+    let ended = crate::world::ended(run.env(VARIABLE, world.path("nowhere.so")));
     assert_eq!(ended.code, Some(5), "{}", ended.stderr);
     assert!(ended.stderr.contains("SMELT_ONNXRUNTIME names "), "{}", ended.stderr);
 }

@@ -1,14 +1,10 @@
 //! Pictures that do not fit the context, through the whole command: shown smaller, told once, never refused.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::sync::LazyLock;
 
+use crate::world::{World, anywhere, data, random};
 use serde_json::Value;
-use world::{World, anywhere, data, random};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
@@ -54,7 +50,7 @@ fn chat_shows_a_picture_smaller_where_the_context_is_short_and_says_so_once() {
     let lines = format!("{QUESTION}\nAnd squares?\n");
     fs::write(BUILT.path("lines.txt"), lines).unwrap();
     talk.stdin(fs::File::open(BUILT.path("lines.txt")).unwrap());
-    let ended = world::ended(talk.args(["--max-tokens", "8"]));
+    let ended = crate::world::ended(talk.args(["--max-tokens", "8"]));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     let told: Vec<&str> =
         ended.stderr.lines().filter(|line| line.contains("prompt tokens (")).collect();

@@ -1,17 +1,13 @@
 //! Builds every shipped pipeline of a model that sees from its own file, and shows what it deploys thirty pictures of
 //! all shapes: each must be answered.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-#[path = "../../smelt-runtime/tests/thirty/mod.rs"]
+#[path = "../../smelt-runtime/tests/thirty.rs"]
 mod thirty;
-mod world;
-
 use std::fs;
 use std::path::Path;
 
+use crate::world::{World, ended};
 use tempfile::TempDir;
-use world::{World, ended};
 
 /// A pipeline file.
 struct Pipeline {

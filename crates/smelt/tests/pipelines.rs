@@ -1,16 +1,12 @@
 //! Whole pipelines of small commands: what is built, what is reused, what is told.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use crate::world::machine::Machine;
+use crate::world::{World, commands, statuses, writing};
 use serde_json::Value;
-use world::machine::Machine;
-use world::{World, commands, statuses, writing};
 
 #[test]
 fn a_second_run_starts_nothing_and_says_so() {
@@ -219,7 +215,7 @@ fn too_much_memory_is_ended() {
     let machine = Machine::without_swap(4 << 30);
     let arguments = ["run", "p.toml", "--json"];
     let ended = match &machine {
-        Some(machine) => world::ended(&mut machine.smelt(&world, &arguments)),
+        Some(machine) => crate::world::ended(&mut machine.smelt(&world, &arguments)),
         None => world.smelt(&arguments),
     };
     assert_eq!(ended.code, Some(1));
@@ -309,7 +305,7 @@ fn a_reader_that_has_gone_away_is_no_bug() {
         let mut command = std::process::Command::new("bash");
         world.prepare(&mut command);
         command.args(["-c", script]).env("SMELT", env!("CARGO_BIN_EXE_smelt"));
-        world::ended(&mut command)
+        crate::world::ended(&mut command)
     };
     let closed = shell("$SMELT plan p.toml | true; echo ${PIPESTATUS[0]}");
     assert_eq!(closed.stdout, "0\n", "{}", closed.stderr);

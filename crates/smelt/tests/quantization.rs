@@ -2,12 +2,8 @@
 //!
 //! Needs the network and Python's pip, as `pipelines/smollm2-accuracy.toml` does.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
+use crate::world::{World, data};
 use serde_json::Value;
-use world::{World, data};
 
 const PIPELINE: &str = include_str!("../../../pipelines/smollm2-accuracy.toml");
 

@@ -1,16 +1,12 @@
 //! Cross-encoders, checkpoint to scores: the command and `/v1/rerank`, `/v2/rerank`, `/v1/score`, and of several labels
 //! `/predict`, against the numbers of transformers.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::sync::LazyLock;
 
+use crate::world::server::{Answer, Server};
+use crate::world::{World, data, until};
 use serde_json::{Value, json};
-use world::server::{Answer, Server};
-use world::{World, data, until};
 
 const RERANKER: &str = include_str!("../../../xtask/conformance/reranker.toml");
 const CLASSIFIER: &str = include_str!("../../../xtask/conformance/classifier.toml");

@@ -2,14 +2,10 @@
 //! question through a tiny CLIP of random weights.  What a CLIP of learnt ones would say is not for this
 //! test.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 
+use crate::world::{World, data};
 use serde_json::Value;
-use world::{World, data};
 
 /// Two grids of one model, and a CLIP.
 fn pipeline(stages: &str) -> String {

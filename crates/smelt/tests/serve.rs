@@ -1,9 +1,5 @@
 //! `smelt serve` as its clients and its keepers meet it: hostile requests, signals, keys, TLS, metrics.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -12,11 +8,11 @@ use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use crate::world::server::{Answer, BUILT, DEMO, Server, base64, circles, posted, read, shown};
+use crate::world::{World, anywhere, data, text_world, until};
 use image::{ImageEncoder as _, codecs::png::PngEncoder};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use world::server::{Answer, BUILT, DEMO, Server, base64, circles, posted, read, shown};
-use world::{World, anywhere, data, text_world, until};
 
 const ENCODER: &str = include_str!("../../../xtask/conformance/encoder.toml");
 

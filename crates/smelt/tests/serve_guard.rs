@@ -1,19 +1,15 @@
 //! What nothing that a client sends may do to a server, or learn of others.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::thread;
 use std::time::Instant;
 
+use crate::world::machine::Machine;
+use crate::world::server::{Answer, BUILT, Server, circles, posted, read, shown};
+use crate::world::until;
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
 use image::{ExtendedColorType, ImageEncoder as _};
 use serde_json::{Value, json};
-use world::machine::Machine;
-use world::server::{Answer, BUILT, Server, circles, posted, read, shown};
-use world::until;
 
 /// The longest body that is allowed.
 const BODY_BYTES: usize = 32 << 20;

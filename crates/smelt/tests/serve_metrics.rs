@@ -1,17 +1,13 @@
 //! What `/metrics` says, as Prometheus reads it: strictly, in both formats, by every alert and every panel.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::world::server::{Server, shown};
+use crate::world::{data, until};
 use serde_json::{Value, json};
-use world::server::{Server, shown};
-use world::{data, until};
 
 /// Samples by their names with labels, as a page has them.
 type Page = BTreeMap<String, f64>;

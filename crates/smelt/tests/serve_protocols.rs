@@ -1,15 +1,11 @@
 //! The protocols that people's tools speak, as their clients speak them.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::sync::LazyLock;
 
+use crate::world::server::{Answer, BUILT, Server, base64, posted};
+use crate::world::{World, data, until};
 use serde_json::{Value, json};
-use world::server::{Answer, BUILT, Server, base64, posted};
-use world::{World, data, until};
 
 const ENCODER: &str = include_str!("../../../xtask/conformance/encoder.toml");
 

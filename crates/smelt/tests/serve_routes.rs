@@ -2,19 +2,15 @@
 //!
 //! One table has every route of the description; one that is missing there fails.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::world::server::{Answer, DEMO, Server, posted};
+use crate::world::{World, anywhere, data, until};
 use serde_json::{Value, json};
-use world::server::{Answer, DEMO, Server, posted};
-use world::{World, anywhere, data, until};
 
 /// What a route does with a model.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,14 +1,10 @@
 //! What clients of llama-server ask beside answers: what a server can do, what its slots hold, and slots that are saved.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 
+use crate::world::server::{Answer, BUILT, Server, circles, posted};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use world::server::{Answer, BUILT, Server, circles, posted};
 
 /// Asks with a key.
 fn keyed(server: &Server, method: &str, path: &str, body: &Value, key: &str) -> Answer {
@@ -71,7 +67,7 @@ fn slots_are_a_keys_own_and_outlive_the_server() {
     let flags =
         ["--api-key-file", "slot-keys", "--slots", "--slot-save-path", dir.to_str().unwrap()];
     let mut server = Server::of(&BUILT, &["p.toml"], &flags);
-    assert!(world::until(|| server.get("/health").status == 200));
+    assert!(crate::world::until(|| server.get("/health").status == 200));
     let asked = circles(json!({ "id_slot": 2, "logprobs": true, "top_logprobs": 3 }));
     let ask = |server: &Server, key| {
         let answer = keyed(server, "POST", "/v1/chat/completions", &asked, key);
@@ -127,7 +123,7 @@ fn slots_are_a_keys_own_and_outlive_the_server() {
     assert_eq!(server.ended(), Some(0));
 
     let server = Server::of(&BUILT, &["p.toml"], &flags);
-    assert!(world::until(|| server.get("/health").status == 200));
+    assert!(crate::world::until(|| server.get("/health").status == 200));
     let restored = act(&server, "5", "restore", file.clone(), "mine");
     assert_eq!(restored.json()["n_restored"], held, "{}", restored.body);
     assert_eq!(restored.json()["n_read"], saved["n_written"]);
@@ -153,7 +149,7 @@ fn slots_are_a_keys_own_and_outlive_the_server() {
     assert_eq!(act(&server, "2", "restore", json!("copy"), "mine").status, 200);
     drop(server);
     let other_kv = Server::of(&BUILT, &["p.toml"], &[&flags[..], &["--kv", "int8"]].concat());
-    assert!(world::until(|| other_kv.get("/health").status == 200));
+    assert!(crate::world::until(|| other_kv.get("/health").status == 200));
     let refused = act(&other_kv, "2", "restore", file, "mine");
     assert_eq!(code(&refused), (400, "slot_file_of_other_engine".to_owned()));
     assert!(refused.body.contains("another --kv"), "{}", refused.body);

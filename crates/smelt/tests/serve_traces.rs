@@ -1,18 +1,14 @@
 //! What a collector of traces is told of requests, and what it is not.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+use crate::world::server::{Server, circles, posted};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use world::server::{Server, circles, posted};
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 

@@ -1,9 +1,5 @@
 //! What smelt shows of runs: live on a terminal, and afterwards by `runs`, `report` and `graph`.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs::File;
 use std::io::Read;
 use std::num::NonZero;
@@ -12,10 +8,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
+use crate::world::{World, statuses, until};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
 use serde_json::Value;
-use world::{World, statuses, until};
 
 const COLUMNS: u16 = 60;
 const ROWS: u16 = 12;
@@ -195,7 +191,7 @@ fn a_run_that_goes_on_and_one_that_died_are_told_apart() {
     let world = World::new("");
     let started = world.path("started").display().to_string();
     let lines = ["a::echo a > o", "b:a:touch $OUT; sleep 1000"];
-    world.write("p.toml", &world::writing(&lines).replace("$OUT", &started));
+    world.write("p.toml", &crate::world::writing(&lines).replace("$OUT", &started));
     let mut smelt = world.start(&["run", "p.toml"]);
     world.wait_for("started");
     let status = || json(&world, &["report", "--json"]);

@@ -2,16 +2,12 @@
 //!
 //! Needs the network and Python's pip, as `pipelines/smollm2.toml` does.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::path::Path;
 
+use crate::world::{World, data, statuses};
 use serde_json::Value;
 use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine, Prompt};
-use world::{World, data, statuses};
 
 const SMOLLM2: &str = include_str!("../../../pipelines/smollm2.toml");
 

@@ -1,10 +1,6 @@
 //! Eight runs of overlapping pipelines in one store, and a loop of collections beside them that
 //! leave nothing that is not needed; checks beside builds and collections.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::world::{World, commands, ended};
 use serde_json::Value;
-use world::{World, commands, ended};
 
 const RUNS: usize = 8;
 const ROUNDS: usize = 3;

@@ -1,17 +1,13 @@
 //! A strict stage sees its inputs, its tools and the system, as root's and as a user's, by Landlock and by
 //! mount name spaces.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use crate::world::side::{PYTHON, Side};
+use crate::world::{Ended, World, commands, ended};
 use serde_json::Value;
-use world::side::{PYTHON, Side};
-use world::{Ended, World, commands, ended};
 
 /// Each side and way that a machine may have.
 const ALL: [(Side, &str); 4] = [
@@ -206,7 +202,8 @@ fn what_cannot_be_held_is_not_started() {
     let ended = ended(smelt.env("SMELT_CONFINE", "none"));
     let report: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(report["stages"][1]["class"], "spawn-failed", "{report}");
-    let plan = world::ended(world.command(&["plan", "p.toml"]).env("SMELT_CONFINE", "none")).stdout;
+    let plan =
+        crate::world::ended(world.command(&["plan", "p.toml"]).env("SMELT_CONFINE", "none")).stdout;
     assert!(plan.contains("strict stages cannot be started here"), "{plan}");
 }
 

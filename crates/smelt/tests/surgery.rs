@@ -1,13 +1,9 @@
 //! Surgery on graphs: as stages of a pipeline, and by hand.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 
+use crate::world::{World, random, statuses};
 use serde_json::{Value, json};
-use world::{World, random, statuses};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 

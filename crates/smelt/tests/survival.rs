@@ -1,15 +1,11 @@
 //! What a kill, a Ctrl-C or a second run may cost: the running stage, never more.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::process::Child;
 
+use crate::world::{World, statuses, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use world::{World, statuses, until};
 
 fn signal(child: &Child, signal: Signal) {
     kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
@@ -23,7 +19,7 @@ fn hanging() -> World {
         "a::echo a > o\nb:a:(setsid sh -c 'sleep 600 & sleep 600' &) ; sleep 600 & touch {0}/running; while [ -e {0}/hang ]; do sleep 0.02; done; cat $SMELT_IN_A/o > o",
         world.path("").display()
     );
-    world.write("p.toml", &world::writing(&hang.lines().collect::<Vec<_>>()));
+    world.write("p.toml", &crate::world::writing(&hang.lines().collect::<Vec<_>>()));
     world.write("hang", "");
     world
 }
@@ -115,7 +111,7 @@ fn a_second_ctrl_c_does_not_wait_for_a_stubborn_stage() {
         "a::trap '' TERM INT; touch {}/running; while :; do sleep 0.05; done",
         world.path("").display()
     );
-    world.write("p.toml", &world::writing(&[&script]));
+    world.write("p.toml", &crate::world::writing(&[&script]));
     let mut smelt = world.start(&["run", "p.toml"]);
     world.wait_for("running");
     signal(&smelt, Signal::SIGINT);
@@ -137,7 +133,7 @@ fn two_runs_build_each_key_once() {
         "a::echo built >> {0}/count; touch {0}/running; while [ -e {0}/hang ]; do sleep 0.02; done; echo a > o",
         world.path("").display()
     );
-    world.write("p.toml", &world::writing(&[&script]));
+    world.write("p.toml", &crate::world::writing(&[&script]));
     world.write("hang", "");
     let mut first = world.start(&["run", "p.toml"]);
     world.wait_for("running");
@@ -202,7 +198,7 @@ fn a_lost_shim_leaves_no_orphan_that_hid_its_environment() {
     let script = format!(
         "a::(setsid env -i sh -c 'echo $$ > {folder}hidden; exec sleep 600' &) ; sleep 600"
     );
-    world.write("p.toml", &world::writing(&[&script]));
+    world.write("p.toml", &crate::world::writing(&[&script]));
     let mut smelt = world.start(&["run", "p.toml"]);
     world.wait_for("hidden");
     assert!(until(|| !world.read("hidden").trim().is_empty()));
@@ -231,7 +227,7 @@ fn ctrl_c_stops_the_hashing_of_a_large_input() {
 fn ctrl_c_stops_the_sealing_of_a_large_output() {
     let world = World::of_commands(&["a::echo"]);
     let script = format!("a::truncate -s 200G o; touch {}/running", world.path("").display());
-    world.write("p.toml", &world::writing(&[&script]));
+    world.write("p.toml", &crate::world::writing(&[&script]));
     let mut smelt = world.start(&["run", "p.toml"]);
     world.wait_for("running");
     std::thread::sleep(std::time::Duration::from_millis(300));

@@ -1,10 +1,6 @@
 //! What somebody at a terminal sees first of each command: smelt's own words, coloured or not, and
 //! nobody else's.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::num::NonZero;
@@ -14,9 +10,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::world::{World, anywhere, data, until};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
-use world::{World, anywhere, data, until};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 const COLUMNS: u16 = 100;

@@ -1,13 +1,9 @@
 //! Models that read text alone: verified, deployed, asked, measured, and shown a picture in vain.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 
+use crate::world::{World, data, statuses, text_world};
 use serde_json::Value;
-use world::{World, data, statuses, text_world};
 
 /// A question whose answer nobody knows.
 const OPEN: &str = r#"{"task":"say","question":"w1 w2 w3","answer":"w4"}"#;

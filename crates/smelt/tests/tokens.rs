@@ -1,13 +1,9 @@
 //! Tokens are lent once on a machine, whoever runs and whatever store is used.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::process::Child;
 
+use crate::world::{World, until};
 use serde_json::Value;
-use world::{World, until};
 
 /// A pipeline of one stage that takes the GPU, says so in `began` and ends when `go` is there.
 fn world() -> World {

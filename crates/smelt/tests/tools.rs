@@ -1,15 +1,11 @@
 //! Programs that a stage names by path count by their content, others where the stage says so.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+use crate::world::{World, ended, statuses};
 use serde_json::Value;
-use world::{World, ended, statuses};
 
 fn program(world: &World, name: &str, text: &str) {
     world.write(name, text);

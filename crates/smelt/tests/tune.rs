@@ -1,13 +1,9 @@
 //! Tuning: what it seals, that engines keep it, and what they say on another machine.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 
+use crate::world::{World, random, statuses};
 use serde_json::Value;
-use world::{World, random, statuses};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 

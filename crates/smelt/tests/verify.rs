@@ -4,19 +4,15 @@
 //! Damage is put in as a buggy builder would do it, its digest right, and as a disk would, the digest
 //! left as it was.  A case that fails prints its seed.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::io::Write as _;
 use std::ops::Range;
 use std::path::Path;
 use std::process::Stdio;
 
+use crate::world::{Ended, World, anywhere, copy, data, statuses};
 use serde_json::{Value, json};
 use smelt_plan::Digest;
-use world::{Ended, World, anywhere, copy, data, statuses};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 const ACCURACY: &str = include_str!("../../../pipelines/shapes-accuracy.toml");

@@ -1,9 +1,5 @@
 //! What `smelt watch` shows: captured boards, a process until its end, a terminal.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::num::NonZero;
@@ -11,11 +7,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::world::{World, commands};
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use world::{World, commands};
 
 #[test]
 fn a_captured_board_is_shown() {

@@ -1,14 +1,10 @@
 //! The engine's own promises: variants, tokens, explanations, and runs that know they have nothing
 //! to do.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use world::{World, commands, statuses};
+use crate::world::{World, commands, statuses};
 
 #[test]
 fn variants_are_built_side_by_side_and_joined() {

@@ -1,13 +1,9 @@
 //! What a stage writes outside of its own directory is refused, and fails it where it says so.
 
-#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
-
-mod world;
-
 use std::fs;
 
+use crate::world::{Ended, World, commands, statuses};
 use serde_json::Value;
-use world::{Ended, World, commands, statuses};
 
 /// A stage that runs this, in a world that has the folder `there`; `None` where the kernel has no
 /// Landlock, as the report then says.
@@ -98,7 +94,7 @@ fn a_home_stands_for_itself() {
     let kind = "kind = \"command\"\n";
     let text = commands(&["a::echo x > $HOME/made; echo x > o"]);
     world.write("p.toml", &text.replace(kind, &format!("{kind}writes = [\"~/\"]\n")));
-    let ended = world::ended(world.command(&["run", "p.toml"]).env("HOME", world.path("")));
+    let ended = crate::world::ended(world.command(&["run", "p.toml"]).env("HOME", world.path("")));
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert_eq!(world.read("made"), "x\n");
 }
@@ -140,7 +136,7 @@ fn an_older_kernel_watches_nobody() {
         ]);
         strace.args(["-e", &inject, "-e", "inject=unshare:error=EPERM"]);
         strace.args([env!("CARGO_BIN_EXE_smelt"), "run", "p.toml", "--json"]);
-        let ended = world::ended(&mut strace);
+        let ended = crate::world::ended(&mut strace);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         let report: Value = serde_json::from_str(&ended.stdout).unwrap();
         assert_eq!(report["stages"][0]["attempts"][0]["writes"], "unwatched", "{answer}");

@@ -1,4 +1,4 @@
-# The tests of a machine whose kernel is another one; `TESTS` is a line for each, its name and its program.
+# The tests of a machine whose kernel is another one; one program has them.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp TMPDIR=/tmp
 mount -t securityfs security /sys/kernel/security
 /run/busybox ip link set lo up
@@ -17,11 +17,9 @@ echo Y >/proc/fs/nfsd/v4_end_grace
 unset LD_LIBRARY_PATH
 echo "lsm: $(cat /sys/kernel/security/lsm)"
 cd FOLDER
-while read -r name program; do
+for name in TESTS; do
     echo "begin $name"
-    "$program" --test-threads=1 --nocapture
+    "PROGRAM" --test-threads=1 --nocapture "$name::"
     echo "end $name $?"
-done <<'TESTS'
-PROGRAMS
-TESTS
+done
 /run/busybox poweroff -f

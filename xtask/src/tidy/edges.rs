@@ -65,7 +65,15 @@ fn read(package: &Value) -> Option<Crate> {
         name: package["name"].as_str()?.to_owned(),
         folder: folder.to_str()?.to_owned(),
         needs: needs.map(str::to_owned).collect(),
+        integration: package["targets"].as_array()?.iter().filter_map(integration).collect(),
     })
+}
+
+/// The name of a program of integration tests, and its file.
+fn integration(target: &Value) -> Option<(String, String)> {
+    let is_test = target["kind"].as_array()?.iter().any(|kind| kind == "test");
+    let file = Path::new(target["src_path"].as_str()?).strip_prefix(root()).ok()?;
+    is_test.then_some((target["name"].as_str()?.to_owned(), file.to_str()?.to_owned()))
 }
 
 fn packages() -> Result<Vec<Value>> {

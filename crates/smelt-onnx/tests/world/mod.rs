@@ -1,6 +1,6 @@
 //! Random models in directories, and what a rule must not change about them.
 
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test binary uses its own part.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Two programs of tests use a part of it each.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,6 @@
 //! Deploys a checkpoint that was trained on shapes, and asks what its goldens ask.
 
-mod spec;
+pub(crate) mod spec;
 
 use std::path::{Path, PathBuf};
 

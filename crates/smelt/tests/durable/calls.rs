@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 
 /// A call that has ended.
 #[derive(Debug)]
-pub struct Call<'a> {
+pub(super) struct Call<'a> {
     /// The lines, from 1, on which it begins and ends.
-    pub begin: usize,
-    pub end: usize,
-    pub thread: &'a str,
-    pub name: &'a str,
+    pub(super) begin: usize,
+    pub(super) end: usize,
+    pub(super) thread: &'a str,
+    pub(super) name: &'a str,
     /// As strace shows them, split at the commas between them.
-    pub arguments: Vec<String>,
+    pub(super) arguments: Vec<String>,
     /// Whether it did what it was asked.
-    pub is_done: bool,
+    pub(super) is_done: bool,
 }
 
 /// Every call of a trace that has ended, in the order of their ends.
-pub fn calls(trace: &str) -> Vec<Call<'_>> {
+pub(super) fn calls(trace: &str) -> Vec<Call<'_>> {
     let mut begun: HashMap<&str, (usize, &str, String)> = HashMap::new();
     let mut calls = Vec::new();
     for (line, text) in (1..).zip(trace.lines()) {
@@ -79,7 +79,7 @@ fn split(text: &str) -> Vec<String> {
 
 impl Call<'_> {
     /// The file behind the descriptor that is argument `at`.
-    pub fn file(&self, at: usize) -> Option<PathBuf> {
+    pub(super) fn file(&self, at: usize) -> Option<PathBuf> {
         let (number, path) = self.arguments.get(at)?.strip_suffix('>')?.split_once('<')?;
         let is_number = number == "AT_FDCWD" || number.parse::<u32>().is_ok();
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
@@ -87,13 +87,13 @@ impl Call<'_> {
     }
 
     /// The text of argument `at`, with strace's escapes; cut where strace cut it.
-    pub fn text(&self, at: usize) -> Option<&str> {
+    pub(super) fn text(&self, at: usize) -> Option<&str> {
         let text = self.arguments.get(at)?.strip_prefix('"')?;
         text.strip_suffix('"').or_else(|| text.strip_suffix("\"..."))
     }
 
     /// The path that argument `at` names, from `dir` if it is relative.
-    pub fn path(&self, at: usize, dir: Option<&Path>) -> Option<PathBuf> {
+    pub(super) fn path(&self, at: usize, dir: Option<&Path>) -> Option<PathBuf> {
         let text = Path::new(self.text(at)?);
         if text.is_absolute() { Some(text.to_owned()) } else { Some(dir?.join(text)) }
     }

@@ -4,18 +4,13 @@
 //! The rules are in `order`; traces made by hand, and real ones with a sync left out, prove that they
 //! find what they are to find.
 
-#![allow(clippy::unwrap_used, unreachable_pub)] // A test that cannot go on has failed.
-
 mod calls;
 mod order;
-#[path = "../world/mod.rs"]
-mod world;
-
 use std::path::Path;
 use std::process::Command;
 
+use crate::world::World;
 use order::{CALLS, Seen, follow};
-use world::World;
 
 /// One stage with a file in a directory, in a new store.
 const GOOD: &str = r#"

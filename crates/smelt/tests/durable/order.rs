@@ -11,24 +11,24 @@ use std::path::{Path, PathBuf};
 use super::calls::{Call, calls};
 
 /// The calls a trace must have.
-pub const CALLS: &str = "openat,write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,splice,\
+pub(super) const CALLS: &str = "openat,write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,splice,\
     truncate,ftruncate,fallocate,fsync,fdatasync,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,\
     symlink,symlinkat,unlink,unlinkat,rmdir,chmod,fchmod,fchmodat,chdir";
 
 /// What a trace shows.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub(super) struct Seen {
     /// What is out of order, with the line.
-    pub faults: Vec<String>,
+    pub(super) faults: Vec<String>,
     /// The stages whose result was acknowledged, by a line to the user and by the journal.
-    pub told: BTreeSet<String>,
-    pub journalled: BTreeSet<String>,
+    pub(super) told: BTreeSet<String>,
+    pub(super) journalled: BTreeSet<String>,
     /// How many trees were moved to their place.
-    pub placed: usize,
+    pub(super) placed: usize,
 }
 
 /// Follows the trace of a run in the store at `store`, which it makes.
-pub fn follow(trace: &str, store: &Path) -> Seen {
+pub(super) fn follow(trace: &str, store: &Path) -> Seen {
     let calls = calls(trace);
     let mut steps: Vec<(usize, bool, &Call<'_>)> = Vec::new();
     for call in calls.iter().filter(|call| call.is_done) {

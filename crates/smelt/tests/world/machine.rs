@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::{World, until};
 
 /// What the harness does not swallow.
-pub fn say(what: &str) {
+pub(crate) fn say(what: &str) {
     let _ = writeln!(stderr(), "{what}; this proves nothing");
 }
 
@@ -21,7 +21,7 @@ enum Swap {
 }
 
 /// A control group that is a small machine to whoever runs in it.
-pub struct Machine {
+pub(crate) struct Machine {
     /// Where its processes are: of each hierarchy a directory.
     join: Vec<PathBuf>,
     dirs: Vec<PathBuf>,
@@ -29,12 +29,12 @@ pub struct Machine {
 
 impl Machine {
     /// One that swaps as the machine around it does.
-    pub fn new(bytes: usize) -> Option<Self> {
+    pub(crate) fn new(bytes: usize) -> Option<Self> {
         Self::made(bytes, Swap::AsMachine)
     }
 
     /// One without swap, whatever the machine around it has.
-    pub fn without_swap(bytes: usize) -> Option<Self> {
+    pub(crate) fn without_swap(bytes: usize) -> Option<Self> {
         Self::made(bytes, Swap::None)
     }
 
@@ -96,7 +96,7 @@ impl Machine {
     }
 
     /// smelt, run on it.
-    pub fn smelt(&self, world: &World, arguments: &[&str]) -> Command {
+    pub(crate) fn smelt(&self, world: &World, arguments: &[&str]) -> Command {
         let joins =
             self.join.iter().map(|dir| format!("echo $$ > {}/cgroup.procs; ", dir.display()));
         let script = joins.collect::<String>() + "exec \"$0\" \"$@\"";

@@ -1,11 +1,9 @@
 //! A folder with a pipeline and a store of its own, and the real smelt to run in it.
 
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test binary uses its own part, and may unwrap.
-
-pub mod machine;
-pub mod server;
-pub mod side;
-pub mod traced;
+pub(crate) mod machine;
+pub(crate) mod server;
+pub(crate) mod side;
+pub(crate) mod traced;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,41 +16,41 @@ use serde_json::{Value, json};
 /// Long enough for the slowest machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct World {
+pub(crate) struct World {
     folder: tempfile::TempDir,
 }
 
-pub struct Ended {
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl World {
-    pub fn new(pipeline: &str) -> Self {
+    pub(crate) fn new(pipeline: &str) -> Self {
         let world = Self { folder: tempfile::tempdir().unwrap() };
         world.write("p.toml", pipeline);
         world
     }
 
     /// A pipeline of `command` stages; each line is `name: needs : shell script`.
-    pub fn of_commands(lines: &[&str]) -> Self {
+    pub(crate) fn of_commands(lines: &[&str]) -> Self {
         Self::new(&commands(lines))
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         fs::write(self.path(name), text).unwrap();
     }
 
-    pub fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_smelt"));
         self.prepare(&mut command);
         command.args(arguments);
@@ -60,7 +58,7 @@ impl World {
     }
 
     /// Any program, with this world's folder and store.
-    pub fn prepare(&self, command: &mut Command) {
+    pub(crate) fn prepare(&self, command: &mut Command) {
         command
             .current_dir(self.folder.path())
             .env("SMELT_CACHE", self.path("cache"))
@@ -69,26 +67,26 @@ impl World {
             .stdin(Stdio::null());
     }
 
-    pub fn smelt(&self, arguments: &[&str]) -> Ended {
+    pub(crate) fn smelt(&self, arguments: &[&str]) -> Ended {
         ended(&mut self.command(arguments))
     }
 
     /// `run`, which must end well.
     #[track_caller]
-    pub fn run(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Value {
         let all = [&["run", "p.toml", "--json"], arguments].concat();
         let ended = self.smelt(&all);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         serde_json::from_str(&ended.stdout).unwrap()
     }
 
-    pub fn start(&self, arguments: &[&str]) -> Child {
+    pub(crate) fn start(&self, arguments: &[&str]) -> Child {
         self.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
 
     /// The directory of a stage's sealed output.
     #[track_caller]
-    pub fn out(&self, stage: &str) -> PathBuf {
+    pub(crate) fn out(&self, stage: &str) -> PathBuf {
         let ended = self.smelt(&["out", "p.toml", stage]);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         PathBuf::from(ended.stdout.trim())
@@ -96,13 +94,13 @@ impl World {
 
     /// Waits until `file` in the world's folder is there.
     #[track_caller]
-    pub fn wait_for(&self, file: &str) {
+    pub(crate) fn wait_for(&self, file: &str) {
         let path = self.path(file);
         assert!(until(|| path.exists()), "{} does not appear", path.display());
     }
 
     /// Processes that carry this world's folder in their environment, besides our own.
-    pub fn processes(&self) -> Vec<String> {
+    pub(crate) fn processes(&self) -> Vec<String> {
         let mark = format!("WORLD={}", self.folder.path().display());
         let folder = self.folder.path().display().to_string();
         let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -126,7 +124,7 @@ impl World {
 
     /// No process of this world is left, or soon none is.
     #[track_caller]
-    pub fn assert_nothing_runs(&self) {
+    pub(crate) fn assert_nothing_runs(&self) {
         let mut left = Vec::new();
         let gone = until(|| {
             left = self.processes();
@@ -136,13 +134,13 @@ impl World {
     }
 }
 
-pub fn ended(command: &mut Command) -> Ended {
+pub(crate) fn ended(command: &mut Command) -> Ended {
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-pub fn until(mut is: impl FnMut() -> bool) -> bool {
+pub(crate) fn until(mut is: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
         if is() {
@@ -153,7 +151,7 @@ pub fn until(mut is: impl FnMut() -> bool) -> bool {
     false
 }
 
-pub fn commands(lines: &[&str]) -> String {
+pub(crate) fn commands(lines: &[&str]) -> String {
     let mut text = "smelt = 1\nname = \"test\"\n".to_owned();
     for line in lines {
         let [name, needs, script] = line.splitn(3, ':').collect::<Vec<_>>()[..] else {
@@ -170,13 +168,13 @@ pub fn commands(lines: &[&str]) -> String {
 }
 
 /// The same of stages that may write anywhere in the world's folder, to be seen by the test.
-pub fn writing(lines: &[&str]) -> String {
+pub(crate) fn writing(lines: &[&str]) -> String {
     let kind = "kind = \"command\"\n";
     commands(lines).replace(kind, &format!("{kind}writes = [\".\"]\n"))
 }
 
 /// `name status` of every stage of a report.
-pub fn statuses(report: &Value) -> Vec<String> {
+pub(crate) fn statuses(report: &Value) -> Vec<String> {
     let stages = report["stages"].as_array().unwrap().iter();
     stages
         .map(|stage| {
@@ -186,23 +184,23 @@ pub fn statuses(report: &Value) -> Vec<String> {
 }
 
 /// The demo's pipeline with random weights, which are made in no time and lie nowhere.
-pub fn random(demo: &str) -> String {
+pub(crate) fn random(demo: &str) -> String {
     unasked(demo).replace("path:../tests/data/shapes-vl", "synthetic:internvl3-tiny")
 }
 
 /// A pipeline without golden prompts, which random weights do not answer.
-pub fn unasked(pipeline: &str) -> String {
+pub(crate) fn unasked(pipeline: &str) -> String {
     let lines = pipeline.lines().filter(|line| !line.starts_with("prompts = "));
     lines.map(|line| line.to_owned() + "\n").collect()
 }
 
 /// A pipeline of the repository, to be run from anywhere.
-pub fn anywhere(pipeline: &str) -> String {
+pub(crate) fn anywhere(pipeline: &str) -> String {
     pipeline.replace("path:../tests/data/", &format!("path:{}/", data("").display()))
 }
 
 /// The files of a folder in a new one.
-pub fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
@@ -212,7 +210,7 @@ pub fn copy(from: &Path, to: &Path) {
 
 /// A decoder of the golden `name`, quantised, verified and deployed by itself; it knows the words `w0` to
 /// `w158`.
-pub fn text_world(name: &str) -> World {
+pub(crate) fn text_world(name: &str) -> World {
     let world = World::new(TEXT);
     let checkpoint = world.path("checkpoint");
     copy(&data(&format!("golden/{name}/checkpoint")), &checkpoint);
@@ -260,6 +258,6 @@ verified = "verify"
 "#;
 
 /// The folder of a file under the repository's `tests/data`.
-pub fn data(name: &str) -> PathBuf {
+pub(crate) fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)
 }

@@ -13,55 +13,55 @@ use serde_json::{Value, json};
 
 use super::{World, anywhere, data, until};
 
-pub const DEMO: &str = include_str!("../../../../pipelines/demo.toml");
+pub(crate) const DEMO: &str = include_str!("../../../../pipelines/demo.toml");
 
 /// The demo, built once for all tests.
-pub static BUILT: LazyLock<World> = LazyLock::new(|| {
+pub(crate) static BUILT: LazyLock<World> = LazyLock::new(|| {
     let world = World::new(&anywhere(DEMO));
     world.run(&[]);
     world
 });
 
-pub struct Server {
-    pub child: Child,
-    pub addr: String,
+pub(crate) struct Server {
+    pub(crate) child: Child,
+    pub(crate) addr: String,
 }
 
-pub struct Answer {
-    pub status: u16,
-    pub head: String,
-    pub body: String,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
 }
 
 impl Answer {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 }
 
 impl Server {
     /// Starts a server and waits until it is ready.
-    pub fn start(flags: &[&str]) -> Self {
+    pub(crate) fn start(flags: &[&str]) -> Self {
         let server = Self::loading(flags);
         assert!(until(|| server.get("/health").status == 200));
         server
     }
 
-    pub fn loading(flags: &[&str]) -> Self {
+    pub(crate) fn loading(flags: &[&str]) -> Self {
         Self::of(&BUILT, &["p.toml"], flags)
     }
 
     /// Serves these targets of a world.
-    pub fn of(world: &World, targets: &[&str], flags: &[&str]) -> Self {
+    pub(crate) fn of(world: &World, targets: &[&str], flags: &[&str]) -> Self {
         Self::started(&mut world.command(&Self::arguments(targets, flags)))
     }
 
-    pub fn arguments<'a>(targets: &[&'a str], flags: &[&'a str]) -> Vec<&'a str> {
+    pub(crate) fn arguments<'a>(targets: &[&'a str], flags: &[&'a str]) -> Vec<&'a str> {
         [&["serve"], targets, &["--addr", "127.0.0.1:0"], flags].concat()
     }
 
     /// The server that `command` starts.
-    pub fn started(command: &mut Command) -> Self {
+    pub(crate) fn started(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -69,43 +69,43 @@ impl Server {
         Self { child, addr }
     }
 
-    pub fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.addr).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream
     }
 
     /// Sends bytes as they are, and reads until the server ends the connection.
-    pub fn exchange(&self, bytes: &[u8]) -> Answer {
+    pub(crate) fn exchange(&self, bytes: &[u8]) -> Answer {
         let mut stream = self.connect();
         // Who is refused may be cut off before all is sent.
         _ = stream.write_all(bytes);
         read(stream)
     }
 
-    pub fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> Answer {
         self.exchange(
             format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                 .as_bytes(),
         )
     }
 
-    pub fn post(&self, path: &str, body: &[u8]) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &[u8]) -> Answer {
         self.exchange(&posted(path, body, ""))
     }
 
-    pub fn chat(&self, fields: Value) -> Answer {
+    pub(crate) fn chat(&self, fields: Value) -> Answer {
         self.post("/v1/chat/completions", fields.to_string().as_bytes())
     }
 
     /// What the demo's model knows for certain.
     #[track_caller]
-    pub fn assert_answers(&self) {
+    pub(crate) fn assert_answers(&self) {
         let answer = self.chat(circles(json!({})));
         assert_eq!(answer.json()["choices"][0]["message"]["content"], "2", "{}", answer.body);
     }
 
-    pub fn metric(&self, name: &str) -> f64 {
+    pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").body;
         let lines = text.lines().filter(|line| {
             line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']))
@@ -115,7 +115,7 @@ impl Server {
 
     /// No answer is under way, and no block of keys and values is held but by slots that are kept.
     #[track_caller]
-    pub fn assert_nothing_is_stuck(&self) {
+    pub(crate) fn assert_nothing_is_stuck(&self) {
         let names = ["looking", "waiting", "reading", "saying"];
         let busy = || names.map(|name| self.metric(&format!("smelt_answers_{name}")));
         assert!(until(|| busy() == [0.0; 4]), "{:?}", busy());
@@ -124,17 +124,17 @@ impl Server {
     }
 
     /// A number of the kernel's about the process, in KiB: `VmRSS`, `VmHWM`.
-    pub fn kib(&self, name: &str) -> u64 {
+    pub(crate) fn kib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.unwrap().split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    pub fn ended(&mut self) -> Option<i32> {
+    pub(crate) fn ended(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 }
@@ -146,7 +146,7 @@ impl Drop for Server {
     }
 }
 
-pub fn read(mut stream: TcpStream) -> Answer {
+pub(crate) fn read(mut stream: TcpStream) -> Answer {
     let mut bytes = Vec::new();
     // A connection that is cut has said all it will.
     _ = stream.read_to_end(&mut bytes);
@@ -156,7 +156,7 @@ pub fn read(mut stream: TcpStream) -> Answer {
     Answer { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
-pub fn posted(path: &str, body: &[u8], headers: &str) -> Vec<u8> {
+pub(crate) fn posted(path: &str, body: &[u8], headers: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n"
@@ -164,11 +164,11 @@ pub fn posted(path: &str, body: &[u8], headers: &str) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-pub fn base64(bytes: &[u8]) -> String {
+pub(crate) fn base64(bytes: &[u8]) -> String {
     base64::Engine::encode(&base64::engine::general_purpose::STANDARD, bytes)
 }
 
-pub fn shown(question: &str, picture: &[u8], fields: Value) -> Value {
+pub(crate) fn shown(question: &str, picture: &[u8], fields: Value) -> Value {
     let url = format!("data:image/png;base64,{}", base64(picture));
     let content = json!([
         { "type": "image_url", "image_url": { "url": url } },
@@ -179,6 +179,6 @@ pub fn shown(question: &str, picture: &[u8], fields: Value) -> Value {
     all
 }
 
-pub fn circles(fields: Value) -> Value {
+pub(crate) fn circles(fields: Value) -> Value {
     shown("How many circles are there?", &fs::read(data("shapes-1.png")).unwrap(), fields)
 }

@@ -6,10 +6,10 @@ use std::process::{Command, Output};
 use super::World;
 
 /// The `nth` call of that name in a thread.
-pub type Point = (String, usize);
+pub(crate) type Point = (String, usize);
 
 /// `strace ARGUMENTS…` in the world; the trace goes to the file `trace`.
-pub fn strace(world: &World, follow: &[&str], expression: &str, program: &[&str]) -> Output {
+pub(crate) fn strace(world: &World, follow: &[&str], expression: &str, program: &[&str]) -> Output {
     let trace = world.path("trace").display().to_string();
     let mut strace = Command::new("strace");
     // As clean as a stage's: cargo's library paths would add calls of the loader.
@@ -20,12 +20,17 @@ pub fn strace(world: &World, follow: &[&str], expression: &str, program: &[&str]
 }
 
 /// Every point of an undisturbed run of `program` that is one of these `calls`.
-pub fn points(world: &World, follow: &[&str], calls: &str, program: &[&str]) -> Vec<Point> {
+pub(crate) fn points(world: &World, follow: &[&str], calls: &str, program: &[&str]) -> Vec<Point> {
     points_in("", world, follow, calls, program)
 }
 
 /// Those that concern the world's own files, and none of libraries and of what the kernel tells.
-pub fn own_points(world: &World, follow: &[&str], calls: &str, program: &[&str]) -> Vec<Point> {
+pub(crate) fn own_points(
+    world: &World,
+    follow: &[&str],
+    calls: &str,
+    program: &[&str],
+) -> Vec<Point> {
     let folder = world.path("").display().to_string();
     // Descriptors are written with their paths.
     let follow = [follow, &["-y"]].concat();

@@ -1,0 +1,51 @@
+//! The tests of the crate from outside, in one program: it links once what they all need.
+
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+mod accuracy;
+mod calibration;
+mod confinement;
+mod doctor;
+mod durable;
+mod embed;
+mod failing_disk;
+mod file_systems;
+mod films;
+mod full;
+mod hostile;
+mod hub;
+mod keeping;
+mod kill_points;
+mod ladder;
+mod memory;
+mod models;
+mod onnxruntime;
+mod photographs;
+mod pipeline_photographs;
+mod pipelines;
+mod quantization;
+mod rerank;
+mod router;
+mod serve;
+mod serve_guard;
+mod serve_metrics;
+mod serve_protocols;
+mod serve_routes;
+mod serve_slots;
+mod serve_traces;
+mod show;
+mod smollm2;
+mod stress;
+mod strict;
+mod surgery;
+mod survival;
+mod terminal;
+mod text;
+mod tokens;
+mod tools;
+mod tune;
+mod verify;
+mod watch;
+mod workflow;
+mod world;
+mod writes;
