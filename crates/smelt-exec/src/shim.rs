@@ -127,10 +127,31 @@ fn close_inherited() {
 /// Begins a session of its own, which has no terminal: whoever has the user's could type into his shell.
 ///
 /// The supervisor has started it in a group of its own, so that Ctrl-C does not reach it meanwhile; who leads a group
-/// cannot begin a session, so it joins the supervisor's for a moment.
-fn leave_terminal() -> nix::Result<()> {
-    setpgid(Pid::from_raw(0), getpgid(Some(getppid()))?)?;
-    setsid().map(drop)
+/// cannot begin a session, so it joins another for a moment.
+fn leave_terminal() -> io::Result<()> {
+    join_another_group()?;
+    setsid()?;
+    Ok(())
+}
+
+/// Joins the supervisor's group, or a child's where the supervisor's has no number: it began outside of this name space of
+/// processes, or with the kernel's first process.
+fn join_another_group() -> io::Result<()> {
+    let own = Pid::from_raw(0);
+    let group = getpgid(Some(getppid()))?;
+    if group != own {
+        return Ok(setpgid(own, group)?);
+    }
+    let mut child = Command::new(OURSELVES)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .process_group(0)
+        .spawn()?;
+    // Its group is there until it is waited for, even if it has ended.
+    let joined = setpgid(own, Pid::from_raw(child.id().cast_signed()));
+    child.wait()?;
+    Ok(joined?)
 }
 
 /// Starts the leader, which writes nowhere but where it may.

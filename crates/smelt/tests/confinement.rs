@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::world::machine::say;
 use crate::world::side::{PYTHON, Side, is_root};
 use crate::world::{Ended, World, commands, ended, until};
 use nix::sys::signal::{Signal, kill};
@@ -326,4 +327,26 @@ fn rights_of_root_are_declared() {
     let refused = world.smelt(&["run", "p.toml"]);
     assert_eq!(refused.code, Some(3), "{}", refused.stderr);
     assert!(refused.stderr.contains("do you mean \"sys-admin\""), "{}", refused.stderr);
+}
+
+/// Where smelt is the first process of a container, its group is one of the outside.
+#[test]
+fn a_stage_has_no_terminal_where_the_group_of_smelt_has_no_number() {
+    let ask = "a::if (: < /dev/tty) 2> /dev/null; then echo terminal > o; else echo none > o; fi";
+    let world = World::of_commands(&[ask]);
+    let inside = |program: &[&str]| {
+        let mut python = Command::new(PYTHON);
+        world.prepare(&mut python);
+        python.args(["-c", TERMINAL, "/usr/bin/unshare", "--pid", "--fork", "--mount-proc"]);
+        python.args(if is_root() { &[][..] } else { &["--user", "--map-root-user"] });
+        ended(python.args(program))
+    };
+    let terminal = inside(&["sh", "-c", ": < /dev/tty && ps -o pgid= -p 1"]);
+    if terminal.code != Some(0) {
+        return say(&format!("not run: {}", terminal.stderr));
+    }
+    assert_eq!(terminal.stdout.trim(), "0");
+    let run = inside(&[env!("CARGO_BIN_EXE_smelt"), "run", "p.toml"]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert_eq!(fs::read_to_string(world.out("a").join("o")).unwrap(), "none\n");
 }
