@@ -285,6 +285,14 @@ impl Plan {
         needed
     }
 
+    /// What a run of `only` is about: all stages where it names none.
+    pub fn wanted(&self, only: &[StageId]) -> BTreeSet<StageId> {
+        match only {
+            [] => (0..self.stages.len()).map(StageId).collect(),
+            only => self.closure(only),
+        }
+    }
+
     /// The content key of `stage`, once the digests of all it needs are known.
     pub fn content_key(&self, stage: StageId, output: impl Fn(StageId) -> Digest) -> Digest {
         self.stage(stage).key(KeyDomain::Content, output)

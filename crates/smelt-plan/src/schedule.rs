@@ -209,10 +209,7 @@ pub enum Ending {
 impl<'p> Schedule<'p> {
     /// Begins; the commands are those to perform first.
     pub fn begin(plan: &'p Plan, wishes: Wishes) -> (Self, Vec<Command>) {
-        let wanted = match wishes.only.as_slice() {
-            [] => plan.stages().map(|(id, _)| id).collect(),
-            only => plan.closure(only),
-        };
+        let wanted = plan.wanted(&wishes.only);
         let state = |(id, _)| if wanted.contains(&id) { State::Waiting } else { State::Unwanted };
         let mut dependents = vec![Vec::new(); plan.len()];
         for (id, stage) in plan.stages() {

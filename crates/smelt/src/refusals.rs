@@ -3,6 +3,7 @@
 //! A build takes hours, and a deployment is its last stage.  Read are the small files of checkpoints that are here
 //! or on a hub, never a weight.  What cannot be read yet is no reason to refuse.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -25,13 +26,17 @@ pub(crate) fn may_be(plan: &Plan) -> bool {
     plan.stages().any(|(_, stage)| matches!(stage.kind, Kind::Deployment | Kind::LlmEngineBuild))
 }
 
-/// A line for each stage that is still to be built and will be refused.
-pub(crate) fn lines(checkpoints: &Checkpoints<'_>) -> Vec<String> {
+/// The stages still to be built that will be refused, and why.
+pub(crate) fn of(checkpoints: &Checkpoints<'_>) -> BTreeMap<StageId, String> {
     let standings = &checkpoints.story.standings;
     let is_hit = |id: StageId| matches!(standings[id.index()].0, Standing::Hit { .. });
     let stages = checkpoints.plan.stages().filter(|(id, _)| !is_hit(*id));
-    let refused = stages.filter_map(|(_, stage)| Some((stage, of_stage(checkpoints, stage)?)));
-    refused.map(|(stage, why)| format!("{} will be refused: {why}", stage.name)).collect()
+    stages.filter_map(|(id, stage)| Some((id, of_stage(checkpoints, stage)?))).collect()
+}
+
+/// The same in words.
+pub(crate) fn line(plan: &Plan, id: StageId, why: &str) -> String {
+    format!("{} will be refused: {why}", plan.stage(id).name)
 }
 
 fn of_stage(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {

@@ -106,6 +106,16 @@ fn refused(world: &World, words: &str, is_foreseen: bool) {
     assert_eq!(plan.code, Some(0), "{}", plan.stderr);
     let line = plan.stdout.lines().find(|line| line.starts_with("deployment will be refused: "));
     assert_eq!(line.is_some_and(|line| line.contains(words)), is_foreseen, "{}", plan.stdout);
+    let plan = world.smelt(&["plan", "p.toml", "--json"]);
+    let plan: Value = serde_json::from_str(&plan.stdout).unwrap();
+    for stage in plan["stages"].as_array().unwrap() {
+        let refusal = stage["refusal"].as_str().unwrap_or_default();
+        let is_said = is_foreseen && stage["name"] == "deployment";
+        assert_eq!(refusal.contains(words), is_said, "{stage}");
+    }
+    let part = world.smelt(&["run", "p.toml", "--only", "llm-engine"]);
+    assert_eq!(part.code, Some(0), "{}", part.stderr);
+    assert!(!part.stderr.contains("will be refused"), "it is left out: {}", part.stderr);
     let ended = world.smelt(&["run", "p.toml"]);
     assert_eq!(ended.code, Some(4), "{}", ended.stderr);
     let failed = ended.stderr.lines().find(|line| line.starts_with("smelt: stage deployment: "));

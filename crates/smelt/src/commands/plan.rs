@@ -23,10 +23,12 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let last = Last::read(&loaded.store, &flags.pipeline.pipeline);
     let story = Story::of(&loaded, &last)?;
     let needs = Needs::of_now(&loaded, &last, &story);
+    let checkpoints = Checkpoints::of(&loaded.plan, &story);
+    let refusals = refusals::of(&checkpoints);
     let confinement = Confinement::find().map_err(Failed::usage)?;
     if flags.json {
-        let stages: Vec<Value> =
-            loaded.plan.stages().map(|(id, stage)| as_json(&story, &needs, id, stage)).collect();
+        let of_stage = |(id, stage)| as_json(&story, &needs, refusals.get(&id), id, stage);
+        let stages: Vec<Value> = loaded.plan.stages().map(of_stage).collect();
         let Confinement { way, holds_signals, filters_calls, network } = confinement;
         let confinement = json!({ "by": way, "signals": holds_signals, "calls": filters_calls, "network": network });
         let text = json!({
@@ -51,15 +53,14 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     for line in needs.advice(&story) {
         answer(format_args!("{line}\n"))?;
     }
-    let checkpoints = Checkpoints::of(&loaded.plan, &story);
     for line in price::lines(&loaded.plan, &story, &checkpoints) {
         answer(format_args!("{line}\n"))?;
     }
     for line in sees::lines(&checkpoints) {
         answer(format_args!("{line}\n"))?;
     }
-    for line in refusals::lines(&checkpoints) {
-        answer(format_args!("{line}\n"))?;
+    for (&id, why) in &refusals {
+        answer(format_args!("{}\n", refusals::line(&loaded.plan, id, why)))?;
     }
     answer(format_args!("{}\n", confinement.words()))?;
     if loaded.plan.stages().any(|(_, stage)| stage.params.contains_key(STRICT)) {
@@ -156,7 +157,13 @@ fn status(plan: &Plan, standing: &Standing) -> String {
     }
 }
 
-fn as_json(story: &Story<'_>, needs: &Needs<'_>, id: StageId, stage: &Stage) -> Value {
+fn as_json(
+    story: &Story<'_>,
+    needs: &Needs<'_>,
+    refusal: Option<&String>,
+    id: StageId,
+    stage: &Stage,
+) -> Value {
     let (standing, key) = &story.standings[id.index()];
     let output = match standing {
         Standing::Hit { path, .. } => Some(path),
@@ -169,6 +176,7 @@ fn as_json(story: &Story<'_>, needs: &Needs<'_>, id: StageId, stage: &Stage) -> 
         "status": standing.word(),
         "reason": story.verdict(id),
         "changes": story.changes(id),
+        "refusal": refusal,
         "forecast": story.forecast(id),
         "forecast_rss_bytes": story.forecast(id).map(|took| took.peak_rss_bytes),
         "need": need.map(|(forecast, fits)| {

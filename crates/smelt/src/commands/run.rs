@@ -84,7 +84,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     if let Some(line) = tools::count_now(plan, &last) {
         tell(format_args!("smelt: {line}"));
     }
-    warn_of_refusals(&loaded, &last)?;
+    warn_of_refusals(&loaded, &last, &wishes)?;
     let alike = Alike::read(store);
     let towers = Towers::of_run(&loaded)?;
     let mut display = Display::new(plan);
@@ -140,10 +140,14 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
 }
 
 /// Says what will be refused at its end; the rest is built all the same, and is of use when that is mended.
-fn warn_of_refusals(loaded: &Loaded, last: &Last) -> Result<(), Failed> {
-    if refusals::may_be(&loaded.plan) {
+fn warn_of_refusals(loaded: &Loaded, last: &Last, wishes: &Wishes) -> Result<(), Failed> {
+    let plan = &loaded.plan;
+    if refusals::may_be(plan) {
         let story = Story::of(loaded, last)?;
-        refusals::lines(&Checkpoints::of(&loaded.plan, &story)).iter().for_each(warn);
+        let refusals = refusals::of(&Checkpoints::of(plan, &story));
+        let wanted = plan.wanted(&wishes.only);
+        let refused = refusals.iter().filter(|(id, _)| wanted.contains(id));
+        refused.for_each(|(&id, why)| warn(refusals::line(plan, id, why)));
     }
     Ok(())
 }
@@ -170,8 +174,7 @@ fn require_confinement(plan: &Plan, confinement: &Confinement) -> Result<(), Fai
 
 /// The report of a run that has no journal, since not even a name for it can be written.
 fn not_begun(plan: &Plan, wishes: &Wishes, error: &StoreError) -> RunReport {
-    let wanted = plan.closure(&wishes.only);
-    let is_wanted = |id: &StageId| wishes.only.is_empty() || wanted.contains(id);
+    let wanted = plan.wanted(&wishes.only);
     let stage = |(_, stage): (StageId, &smelt_plan::plan::Stage)| StageReport {
         name: stage.name.to_string(),
         kind: stage.kind,
@@ -192,7 +195,7 @@ fn not_begun(plan: &Plan, wishes: &Wishes, error: &StoreError) -> RunReport {
         first_failure: None,
         not_written: Some(format!("the run was not begun: {error}")),
         is_damaged: false,
-        stages: plan.stages().filter(|(id, _)| is_wanted(id)).map(stage).collect(),
+        stages: plan.stages().filter(|(id, _)| wanted.contains(id)).map(stage).collect(),
     }
 }
 
@@ -249,8 +252,8 @@ fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {
     };
     let only = find(&flags.only)?;
     let force: BTreeSet<StageId> = find(&flags.force)?.into_iter().collect();
-    let wanted = plan.closure(&only);
-    if let Some(stage) = force.iter().find(|stage| !only.is_empty() && !wanted.contains(stage)) {
+    let wanted = plan.wanted(&only);
+    if let Some(stage) = force.iter().find(|stage| !wanted.contains(stage)) {
         let name = &plan.stage(*stage).name;
         return Err(Failed::usage(format!("--force {name}: --only leaves this stage out")));
     }
@@ -268,7 +271,7 @@ fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {
 
 /// The stages to build twice; what makes other bytes every time need not be tried.
 fn checks(flags: &RunFlags, plan: &Plan, wishes: &Wishes) -> Result<BTreeSet<StageId>, Failed> {
-    let wanted = plan.closure(&wishes.only);
+    let wanted = plan.wanted(&wishes.only);
     let mut checks = BTreeSet::new();
     for name in &flags.check {
         let id = plan.find(name)?;
@@ -280,7 +283,7 @@ fn checks(flags: &RunFlags, plan: &Plan, wishes: &Wishes) -> Result<BTreeSet<Sta
             );
             return Err(Failed::usage(message));
         }
-        if !wishes.only.is_empty() && !wanted.contains(&id) {
+        if !wanted.contains(&id) {
             return Err(Failed::usage(format!("--check {name}: --only leaves this stage out")));
         }
         checks.insert(id);
