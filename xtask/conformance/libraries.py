@@ -112,7 +112,7 @@ def litellm_is_refused():
     for provider in ("openai", "hosted_vllm", "anthropic"):
         refused(litellm.NotFoundError, lambda: through_litellm(provider, model="another"))
         long = [{"role": "user", "content": LONG}]
-        refused(litellm.BadRequestError, lambda: through_litellm(provider, messages=long))
+        refused(litellm.ContextWindowExceededError, lambda: through_litellm(provider, messages=long))
 
 
 def open_chat(**fields):

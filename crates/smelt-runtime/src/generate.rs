@@ -33,7 +33,7 @@ pub enum GenerateError {
     Speak(#[from] SpeakError),
     /// Keys and values of the prompt have no memory.
     #[error(
-        "the prompt has {tokens} tokens, but memory has room for the keys and values of {room}: shorten it, show fewer pictures, keep them in int8, or free memory"
+        "the prompt is too long: it has {tokens} tokens, but memory has room for the keys and values of {room}: shorten it, show fewer pictures, keep them in int8, or free memory"
     )]
     NoRoom {
         /// Tokens of the prompt.

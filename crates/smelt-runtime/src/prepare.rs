@@ -41,9 +41,9 @@ pub enum PrepareError {
     /// The prompt's image tokens are not those of its pictures.
     #[error(transparent)]
     Places(#[from] PlacesError),
-    /// The prompt leaves no room for an answer.
+    /// The prompt leaves no room for an answer.  By its first words clients know what to do, as by Anthropic's.
     #[error(
-        "the prompt has {tokens} tokens, but the engine holds {max} with the answer; shorten it{}",
+        "the prompt is too long: it has {tokens} tokens, but the engine holds {max} with the answer; shorten it{}",
         if *.shows { " or show fewer pictures" } else { "" }
     )]
     TooLong {
@@ -56,7 +56,7 @@ pub enum PrepareError {
     },
     /// The text is so long that its tokens need not be counted.
     #[error(
-        "the text has {bytes} bytes, far more than the {max} tokens that the engine holds at most, with the answer; shorten it"
+        "the prompt is too long: its text has {bytes} bytes, far more than the {max} tokens that the engine holds at most, with the answer; shorten it"
     )]
     TextTooLong {
         /// Bytes of the text.

@@ -13,6 +13,9 @@ use serde::Serialize;
 /// When to come again while the server ends: another one has taken its place by then.
 const DRAINING_RETRY: Duration = Duration::from_secs(5);
 
+/// A message quotes what was sent, which may be as long as a body; more than this nobody reads.
+const MESSAGE_BYTES_MAX: usize = 2000;
+
 /// Why a request has no answer, in the shape of OpenAI's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
@@ -48,7 +51,8 @@ struct Inner<'a> {
 impl ApiError {
     /// An error of this status that no field and no word goes with.
     pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code: None, retry_after: None }
+        let message = without_middle(message.into());
+        Self { status, message, param: None, code: None, retry_after: None }
     }
 
     /// The request is wrong.
@@ -58,7 +62,7 @@ impl ApiError {
 
     /// This field of the request is wrong.
     pub(crate) fn field(param: impl Into<String>, why: impl std::fmt::Display) -> Self {
-        let param = param.into();
+        let param = without_middle(param.into());
         let message = format!("{param}: {why}");
         Self { param: Some(param), ..Self::bad(message) }
     }
@@ -117,6 +121,17 @@ impl ApiError {
     }
 }
 
+/// The text, or its two ends where it is too long: the field is named first, and what to do last.
+fn without_middle(text: String) -> String {
+    if text.len() <= MESSAGE_BYTES_MAX {
+        return text;
+    }
+    let half = MESSAGE_BYTES_MAX / 2;
+    let boundary = |most: usize| (0..=most).rev().find(|at| text.is_char_boundary(*at));
+    let (first, last) = (boundary(half).unwrap_or(0), boundary(text.len() - half).unwrap_or(0));
+    format!("{} … {}", &text[..first], &text[last..])
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let json = HeaderValue::from_static("application/json");
@@ -143,6 +158,17 @@ mod tests {
             "{\"error\":{\"message\":\"messages[0].role: \\\"bot\\\" is no role\",\
              \"type\":\"invalid_request_error\",\"param\":\"messages[0].role\",\"code\":null}}"
         );
+    }
+
+    #[test]
+    fn what_was_sent_is_not_sent_back_whole() {
+        let role = "ä".repeat(1 << 20);
+        let error = ApiError::field("messages[0].role", format!("\"{role}\" is no role"));
+        let ends = error.message.starts_with("messages[0].role: \"ä")
+            && error.message.ends_with("ä\" is no role");
+        assert!(ends && error.message.len() < MESSAGE_BYTES_MAX + 10, "{}", error.message);
+        let short = "ä".repeat(MESSAGE_BYTES_MAX / 2);
+        assert_eq!(ApiError::bad(short.clone()).message, short);
     }
 
     #[test]

@@ -182,7 +182,9 @@ pub enum Refused {
     #[error("the service is ending and takes nothing new")]
     Draining,
     /// The memory for keys and values never suffices.
-    #[error("the prompt has {tokens} tokens, but keys and values have room for {max}")]
+    #[error(
+        "the prompt is too long: it has {tokens} tokens, but keys and values have room for {max}"
+    )]
     TooLong {
         /// Tokens of the prompt.
         tokens: usize,
