@@ -26,6 +26,7 @@ mod server;
 mod shapes;
 mod soak;
 mod tidy;
+mod unchanged;
 mod walks;
 
 use std::process::ExitCode;
@@ -38,8 +39,10 @@ const USAGE: &str =
   check [COMMIT]
          what is quick of ci, for what differs from a commit, the last one where none is named: format, lints,
          unit tests of the crates that changed and of those that depend on them, test programs that changed
-  ci     everything a change must pass: format, lints, tests, docs, onnxruntime, conformance, operation, tidy,
-         aarch64, exhausted contiguous memory, 20 power cuts
+  ci [--all]
+         everything a change must pass: format, lints, tests, docs, tidy, onnxruntime, conformance, smoke runs of
+         bench, operation, walks, aarch64, exhausted contiguous memory, 20 power cuts; what held within a week with the
+         same inputs is left out, but for --all
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
   bench workflow [--runs N] [CASE]...
@@ -97,7 +100,8 @@ fn main() -> ExitCode {
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["check"] => check::run(None),
         ["check", since] => check::run(Some(since)),
-        ["ci"] => ci::run(),
+        ["ci"] => ci::run(false),
+        ["ci", "--all"] => ci::run(true),
         ["aarch64"] => cross::test_engine(),
         ["llama"] => llama::run(),
         ["onnxruntime"] => onnxruntime::run(),
@@ -113,12 +117,12 @@ fn main() -> ExitCode {
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.
         ["measure", ..] => bench::measure::child(&arguments[1..]),
-        ["cma", ref rest @ ..] => cma::run(rest),
+        ["cma", ref rest @ ..] => cma::run(rest).map(drop),
         ["conformance"] => conformance::run(),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
         ["other-kernel", ref rest @ ..] => other_kernel::run(rest),
         ["picture"] => picture::run(),
-        ["power-cuts", ref rest @ ..] => power_cuts::run(rest),
+        ["power-cuts", ref rest @ ..] => power_cuts::run(rest).map(drop),
         ["sanitize"] => sanitize::run(),
         ["scale", ref rest @ ..] => scale::run(rest),
         ["shapes", ref rest @ ..] => shapes::run(rest),
