@@ -36,7 +36,8 @@ pub(crate) fn build_smelt() -> Result<PathBuf> {
 /// golden vectors.
 pub(crate) fn test_engine() -> Result<()> {
     debian::need("qemu-user", || debian::runs("qemu-aarch64", "--version"))?;
-    let integration = &["--test", "smelt-engine-integration", "golden::", "packed::", "vision::"];
+    let integration =
+        &["--test", "smelt-engine-integration", "--", "golden::", "packed::", "vision::"];
     for tests in [&["--lib"][..], integration] {
         let mut cargo = cargo(&["test", "--quiet", "--package", "smelt-engine"])?;
         cargo.args(tests).env(RUNNER.0, RUNNER.1);

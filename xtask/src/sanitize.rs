@@ -29,8 +29,8 @@ const INTERPRETED: [&str; 9] = [
 const SEEDS: &str = "-Zmiri-many-seeds=0..8";
 
 /// The integration tests that compute by our own kernels.
-const OUTSIDE: [&str; 6] =
-    ["--test", "smelt-engine-integration", "llm::", "golden::", "vision::", "packed::"];
+const OUTSIDE: [&str; 7] =
+    ["--test", "smelt-engine-integration", "--", "llm::", "golden::", "vision::", "packed::"];
 
 /// The processor that AddressSanitizer's tests are for: naming it keeps the sanitizer out of what
 /// builds the tests.
