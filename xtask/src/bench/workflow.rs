@@ -11,7 +11,6 @@ mod graph;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -19,7 +18,7 @@ use serde_json::{Value, json};
 use super::measure::{self, Figures};
 use super::{parse, remove};
 use crate::ci::cargo;
-use crate::target;
+use crate::{debian, target};
 use graph::Graph;
 
 pub(crate) use floor::run as floor;
@@ -141,8 +140,7 @@ fn assignment(name: &str, value: &Path) -> OsString {
 }
 
 fn ninja(folder: &Path) -> Result<Figures> {
-    let has = Command::new("ninja").arg("--version").stdout(Stdio::null()).status();
-    has.context("ninja is not here; install Debian's ninja-build")?;
+    debian::need_alone("ninja-build", || debian::runs("ninja", "--version"))?;
     measure::run(&["ninja".into(), "-j1".into(), "-C".into(), folder.into()])
 }
 
