@@ -110,11 +110,11 @@ fn lines(arguments: &[&str]) -> Result<Vec<String>> {
 }
 
 /// A program of tests.
-struct TestProgram {
+pub(crate) struct TestProgram {
     /// Its crate.
     of: String,
     folder: String,
-    program: String,
+    pub(crate) program: String,
 }
 
 impl TestProgram {
@@ -127,14 +127,14 @@ impl TestProgram {
     }
 }
 
-/// The programs of the unit tests, built as `ci` builds them: features are those of the whole workspace.
-fn built(kinds: &[&str]) -> Result<Vec<TestProgram>> {
+/// The programs of tests of these kinds, built as `ci` builds them: features are those of the whole workspace.
+pub(crate) fn built(kinds: &[&str]) -> Result<Vec<TestProgram>> {
     let arguments = ["test", "--workspace", "--locked", "--no-run", "--message-format", "json"];
     println!("\n$ cargo {} {}", arguments.join(" "), kinds.join(" "));
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(arguments).args(kinds).current_dir(root()).stderr(Stdio::inherit());
     let output = cargo.output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "the unit tests do not build");
+    ensure!(output.status.success(), "the tests do not build");
     let lines = String::from_utf8(output.stdout)?;
     Ok(lines.lines().filter_map(|line| program(&serde_json::from_str(line).ok()?)).collect())
 }

@@ -5,14 +5,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::debian::{self, Packages};
 use crate::guest::{Accelerator, Board, Kernel, Machine, need_qemu};
-use crate::{root, target};
+use crate::{check, root, target};
 
 /// Always the newest of Debian's kernels; the one for virtual machines shares no folders.
 const KERNEL: &str = "linux-image-amd64";
@@ -61,7 +60,9 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         println!("NOT RUN: guests are x86-64 Linux, and smelt is not built for that here");
         return Ok(());
     }
-    let program = build()?;
+    let built = check::built(&["--test", PROGRAM])?.pop();
+    let program =
+        PathBuf::from(built.with_context(|| format!("cargo built no {PROGRAM}"))?.program);
     let folder = target().join("other-kernel");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let machine = match prepare(&folder, &program) {
@@ -80,23 +81,6 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     }
     println!("{WITHOUT_LANDLOCK}, {}, {} s", machine.accelerator.name(), begin.elapsed().as_secs());
     Ok(())
-}
-
-/// Builds the program of tests, and says where it is.
-fn build() -> Result<PathBuf> {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["test", "--workspace", "--locked", "--no-run", "--message-format=json"]);
-    cargo.args(["--test", PROGRAM]);
-    cargo.current_dir(root()).stderr(Stdio::inherit());
-    let output = cargo.output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "{PROGRAM} does not build");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let found = text.lines().find_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let is_it = message["target"]["name"] == PROGRAM;
-        Some(PathBuf::from(message["executable"].as_str().filter(|_| is_it)?))
-    });
-    found.with_context(|| format!("cargo built no {PROGRAM}"))
 }
 
 /// Fetches what is not here into `folder`, and finds out who executes.
