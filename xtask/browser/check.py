@@ -278,18 +278,34 @@ def refusals_are_told_where_they_happen(page):
     page.complaints.clear()
 
 
+SLOW_MS = 500
+SLOW_BODIES = """() => {
+  const json = Response.prototype.json;
+  Response.prototype.json = async function () { await new Promise(done => setTimeout(done, %d)); return json.call(this); };
+}""" % SLOW_MS
+
+
 def a_key_is_asked_for(page):
+    refused = []
+
     def guard(route):
-        if route.request.headers.get("authorization") == "Bearer right":
+        # The page looks at the models on its own: the question is refused first.
+        is_asked = "/chat/" in route.request.url or refused
+        if not is_asked or route.request.headers.get("authorization") == "Bearer right":
             return route.continue_()
+        refused.append(route.request.url)
         route.fulfill(status=401, json={"error": {"message": "a key is missing", "code": "invalid_api_key"}})
 
-    page.route("**/v1/**", guard)
     page.get_by_label("Question").fill("What?")
-    page.get_by_role("button", name="Send").click()
-    page.locator(".wrong", has_text="a key is missing").wait_for()
+    page.route("**/v1/**", guard)
+    page.evaluate(SLOW_BODIES)
+    with page.expect_response(lambda response: response.status == 401 and "/v1/models" in response.url):
+        page.get_by_role("button", name="Send").click()
+        page.locator(".wrong", has_text="a key is missing").wait_for()
+    # What refuses the models is still read while the key is given: it does not ask for one again.
     page.get_by_label("Key", exact=True).fill("right")
     page.keyboard.press("Enter")
+    page.wait_for_timeout(SLOW_MS + 200)
     page.get_by_role("button", name="Ask again").click()
     page.locator(".facts", has_text="prompt").wait_for()
     page.complaints.clear()

@@ -22,10 +22,11 @@ export async function ask(path, body, signal) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...(key ? { authorization: `Bearer ${key}` } : {}), ...(body ? { "content-type": "application/json" } : {}) };
   const response = await send(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
-  // A key that was typed in meanwhile has not been refused.
-  if (response.status === 401 && sessionStorage.getItem(KEY) !== key) return ask(path, body, signal);
-  if (!response.ok) throw await refusal(response);
-  return response;
+  if (response.ok) return response;
+  const refused = await refusal(response);
+  // A key that was typed in meanwhile, be it while the refusal was read, has not been refused.
+  if (refused.status === 401 && sessionStorage.getItem(KEY) !== key) return ask(path, body, signal);
+  throw refused;
 }
 
 async function send(path, request) {
