@@ -8,7 +8,6 @@
 mod block_log;
 mod judge;
 mod machine;
-mod random;
 mod recording;
 mod workload;
 

@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use smelt_random::Random;
+
 use crate::sampling::{Chooser, Mask, Settings, TokenCount};
 use crate::{
     Answer, Decoder, DecoderFacts, DeviceValue, Graph, GraphError, GraphInput, GraphOutput,
@@ -55,18 +57,6 @@ impl Default for Behaviour {
     }
 }
 
-/// A sequence of numbers that look random (Knuth's constants, the upper bits).
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end.max(1)
-    }
-}
-
 /// What follows `before` when `what` is seen at the position.
 fn chained(before: u64, what: &impl Hash) -> u64 {
     // Fixed keys: every device computes the same.
@@ -77,7 +67,7 @@ fn chained(before: u64, what: &impl Hash) -> u64 {
 
 /// Logits behind a hash, of so many tokens.
 fn logits(state: u64, vocab: usize) -> Vec<f32> {
-    let mut random = Random(state);
+    let mut random = Random::new(state);
     (0..vocab).map(|_| random.below(4096) as f32 / 256.0 - 8.0).collect()
 }
 
@@ -247,7 +237,7 @@ impl SimulatedDecoder {
             facts,
             slots: vec![(0, Vec::new()); limits.max_slots],
             blocks_total: 0,
-            random: Random(behaviour.seed),
+            random: Random::new(behaviour.seed),
             behaviour,
             is_submitted: false,
             device,
@@ -444,11 +434,11 @@ impl Decoder for SimulatedDecoder {
             return Err(RunError::KvFull { more, held, total });
         }
         let Behaviour { refuses_one_in, delay_us_max, .. } = self.behaviour;
-        if refuses_one_in > 0 && self.random.below(refuses_one_in) == 0 {
+        if refuses_one_in > 0 && self.random.one_in(refuses_one_in as usize) {
             return Err(RunError::NoMemory { bytes: more * BLOCK_BYTES });
         }
         runs.iter().for_each(|run| self.grow(run.slot, run.tokens.len()));
-        let delay = Duration::from_micros(self.random.below(delay_us_max + 1));
+        let delay = Duration::from_micros(self.random.below(delay_us_max as usize + 1) as u64);
         self.tell(Order::Step { jobs, delay });
         self.is_submitted = true;
         Ok(())

@@ -24,7 +24,8 @@ use smelt_plan::schedule::Wishes;
 use smelt_plan::{
     Change, Digest, Earlier, Failure, FailureClass, Pipeline, Plan, Rung, Schedule, StageId,
 };
-use smelt_store::sim::{Chance, Failure as DiskFailure, Left, SimDisk, Trouble};
+use smelt_random::Random;
+use smelt_store::sim::{Failure as DiskFailure, Left, SimDisk, Trouble};
 use smelt_store::turns::Turns;
 use smelt_store::{Limits, Store, What};
 use smelt_watch::meter::Strain;
@@ -106,9 +107,9 @@ const RUNGS: [&str; 4] = [
 ];
 
 impl Drawn {
-    fn draw(chance: &mut Chance) -> Self {
+    fn draw(chance: &mut Random) -> Self {
         let count = 2 + chance.below(3);
-        let need = |n: usize, chance: &mut Chance| {
+        let need = |n: usize, chance: &mut Random| {
             (0..n).filter(|_| chance.below(2) == 0).collect::<Vec<_>>()
         };
         let needs = (0..count).map(|n| need(n, chance)).collect();
@@ -119,7 +120,7 @@ impl Drawn {
     }
 
     /// Another pipeline that shares stages with this one.
-    fn sibling(&self, chance: &mut Chance) -> Self {
+    fn sibling(&self, chance: &mut Random) -> Self {
         let mut other = Self { name: "two", ..self.clone() };
         let changed = chance.below(other.words.len());
         other.words[changed] += "-changed";
@@ -230,7 +231,7 @@ struct Simulated<'s> {
     disk: SimDisk,
     turns: Arc<Turns>,
     actor: usize,
-    chance: Chance,
+    chance: Random,
     /// Whether stages fail and the user stops.
     is_rough: bool,
     running: Vec<Attempt<'s>>,
@@ -441,7 +442,7 @@ impl Simulated<'_> {
 }
 
 /// What some stages are expected to take, and now and then more than there is.
-fn forecasts(plan: &Plan, chance: &mut Chance, is_rough: bool) -> HashMap<StageId, Forecast> {
+fn forecasts(plan: &Plan, chance: &mut Random, is_rough: bool) -> HashMap<StageId, Forecast> {
     if chance.coin() {
         return HashMap::new();
     }
@@ -458,7 +459,7 @@ fn run(
     disk: &SimDisk,
     (turns, actor): (&Arc<Turns>, usize),
     drawn: &Drawn,
-    mut chance: Chance,
+    mut chance: Random,
     is_rough: bool,
 ) -> Result<RunReport, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
@@ -561,7 +562,7 @@ fn check_report(world: &World, disk: &SimDisk, drawn: &Drawn, plan: &Plan, repor
 }
 
 /// A collection beside the runs; what it takes away is promised no longer.
-fn collect(world: &World, disk: &SimDisk, mut chance: Chance) -> Result<(), String> {
+fn collect(world: &World, disk: &SimDisk, mut chance: Random) -> Result<(), String> {
     let store = disk.open_store(Path::new(ROOT)).map_err(|error| error.to_string())?;
     for _ in 0..=chance.below(2) {
         let bytes_max = [None, Some(0), Some(200)][chance.below(3)];
@@ -587,8 +588,8 @@ fn collect(world: &World, disk: &SimDisk, mut chance: Chance) -> Result<(), Stri
 }
 
 /// What goes wrong in one life of a world.
-fn trouble(chance: &mut Chance) -> Trouble {
-    let at = chance.next() % 900;
+fn trouble(chance: &mut Random) -> Trouble {
+    let at = chance.next_u64() % 900;
     match chance.below(8) {
         0..4 => Trouble::CrashAfterChange(at / 3),
         4 => Trouble::FailAt(at, DiskFailure::Eio),
@@ -599,15 +600,15 @@ fn trouble(chance: &mut Chance) -> Trouble {
 }
 
 /// Two runs and a collection, in turns, until all have ended.
-fn live(world: &World, disk: &SimDisk, pipelines: &[Drawn], chance: &mut Chance) {
+fn live(world: &World, disk: &SimDisk, pipelines: &[Drawn], chance: &mut Random) {
     let collects = chance.below(2) == 0;
     let runs = 1 + chance.below(2);
-    let turns = Arc::new(Turns::new(runs + usize::from(collects), chance.next()));
+    let turns = Arc::new(Turns::new(runs + usize::from(collects), chance.next_u64()));
     world.ledger().collects = collects;
     std::thread::scope(|scope| {
         for actor in 0..runs {
             let drawn = &pipelines[chance.below(pipelines.len())];
-            let (seed, turns) = (Chance(chance.next()), Arc::clone(&turns));
+            let (seed, turns) = (Random::new(chance.next_u64()), Arc::clone(&turns));
             let disk = disk.for_actor(&turns, actor);
             scope.spawn(move || {
                 let _part = turns.begin(actor);
@@ -616,7 +617,7 @@ fn live(world: &World, disk: &SimDisk, pipelines: &[Drawn], chance: &mut Chance)
             });
         }
         if collects {
-            let (seed, turns) = (Chance(chance.next()), Arc::clone(&turns));
+            let (seed, turns) = (Random::new(chance.next_u64()), Arc::clone(&turns));
             let disk = disk.for_actor(&turns, runs);
             scope.spawn(move || {
                 let _part = turns.begin(runs);
@@ -644,7 +645,7 @@ fn check_promises(world: &World, store: &Store) {
 
 /// Plays one world; how much was built and found.
 fn play(seed: u64) -> (u64, u64) {
-    let mut chance = Chance(seed);
+    let mut chance = Random::new(seed);
     let drawn = Drawn::draw(&mut chance);
     let pipelines = [drawn.clone(), drawn.sibling(&mut chance)];
     let world = World {
@@ -663,7 +664,7 @@ fn play(seed: u64) -> (u64, u64) {
         live(&world, &disk, &pipelines, &mut chance);
         world.ledger().end_life(&disk);
         if disk.is_down() || chance.below(3) == 0 {
-            disk = disk.after_crash(Left::Random(chance.next()));
+            disk = disk.after_crash(Left::Random(chance.next_u64()));
         }
         disk.plan(Trouble::Nothing);
         check_between(&world, &disk);
@@ -671,10 +672,10 @@ fn play(seed: u64) -> (u64, u64) {
     let turns = Arc::new(Turns::new(1, 0));
     let last = disk.for_actor(&turns, 0);
     for drawn in &pipelines {
-        let report = run(&world, &last, (&turns, 0), drawn, Chance(chance.next()), false);
+        let report = run(&world, &last, (&turns, 0), drawn, Random::new(chance.next_u64()), false);
         assert_eq!(report.expect("nothing goes wrong").status, RunStatus::Ok);
     }
-    collect(&world, &last, Chance(chance.next())).expect("nothing goes wrong");
+    collect(&world, &last, Random::new(chance.next_u64())).expect("nothing goes wrong");
     check_between(&world, &disk);
     let ledger = world.ledger();
     let kept = ledger.kept.values().flatten().filter(|key| !ledger.sealed.contains_key(key));

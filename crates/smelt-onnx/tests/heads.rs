@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use crate::world::{Random, World, ints, same_meaning, symbol};
+use crate::world::{World, ints, same_meaning, symbol, tensor};
 use smelt_onnx::eval::Tensor;
 use smelt_onnx::surgery::{Consume, HeadScheme, Parts, Rule, apply};
 use smelt_onnx::{AttributeValue, Data, Dim, ElementType, Graph, Model, Node, ValueInfo};
+use smelt_random::Random;
 
 /// How a random head stores its weight.
 const HEADS: [&str; 7] =
@@ -18,25 +19,25 @@ fn head_world(dir: &Path, kind: &str, random: &mut Random) -> Model {
     let (hidden, vocab) = (1 + random.below(6), 5 + random.below(12));
     let mut world = World::new(dir);
     let pad = [1 + random.below(9)];
-    world.weight("pad", &random.tensor(F32, &pad));
+    world.weight("pad", &tensor(random, F32, &pad));
     world.input("x", F32, &[symbol("b"), Dim::Fixed(hidden)]);
     let (rows, columns) = ([vocab, hidden], [hidden, vocab]);
     let out = "head";
     match kind {
         "gemm-rows" => {
-            world.weight("w", &random.tensor(F32, &rows));
+            world.weight("w", &tensor(random, F32, &rows));
             let bias: &[&[usize]] = &[&[vocab], &[1, vocab], &[], &[1], &[2, vocab], &[2, 1]];
             let bias = bias[random.below(6)];
-            world.weight("c", &random.tensor(F32, bias));
+            world.weight("c", &tensor(random, F32, bias));
             world.node("Gemm", &["x", "w", "c"], out, &[("transB", 1)]);
         }
         "gemm-columns" => {
-            world.weight("w", &random.tensor(F32, &columns));
+            world.weight("w", &tensor(random, F32, &columns));
             world.node("Gemm", &["x", "w"], out, &[]);
         }
         "matmul" => {
-            let tensor = random.tensor(F32, &columns);
-            if random.chance() {
+            let tensor = tensor(random, F32, &columns);
+            if random.coin() {
                 world.weight("w", &tensor)
             } else {
                 world.inline("w", &tensor)
@@ -44,7 +45,7 @@ fn head_world(dir: &Path, kind: &str, random: &mut Random) -> Model {
             world.node("MatMul", &["x", "w"], out, &[]);
         }
         "tied" => {
-            world.weight("w", &random.tensor(F32, &rows));
+            world.weight("w", &tensor(random, F32, &rows));
             world.input("ids", I64, &[symbol("b")]);
             world.node("Gather", &["w", "ids"], "tokens", &[]);
             world.node("Add", &["x", "tokens"], "sum", &[]);
@@ -52,16 +53,16 @@ fn head_world(dir: &Path, kind: &str, random: &mut Random) -> Model {
             world.node("MatMul", &["sum", "turned"], out, &[]);
         }
         "cast" => {
-            world.weight("w", &random.tensor(F16, &columns));
+            world.weight("w", &tensor(random, F16, &columns));
             world.node("Cast", &["w"], "wide", &[("to", 1)]);
             world.node("MatMul", &["x", "wide"], out, &[]);
         }
         _ => {
-            let axis = i64::from(random.chance());
-            world.weight("w", &random.tensor(I8, &rows));
+            let axis = i64::from(random.coin());
+            world.weight("w", &tensor(random, I8, &rows));
             let count = if axis == 0 { vocab } else { hidden };
-            world.weight("s", &random.tensor(F32, &[count]));
-            world.weight("z", &random.tensor(I8, &[count]));
+            world.weight("s", &tensor(random, F32, &[count]));
+            world.weight("z", &tensor(random, I8, &[count]));
             world.node("DequantizeLinear", &["w", "s", "z"], "real", &[("axis", axis)]);
             if kind == "dequantised-tied" {
                 world.input("ids", I64, &[symbol("b")]);
@@ -78,7 +79,7 @@ fn head_world(dir: &Path, kind: &str, random: &mut Random) -> Model {
             0 => world.node("Identity", &[&last], &next, &[]),
             1 => world.node("Cast", &[&last], &next, &[("to", 1)]),
             2 => {
-                world.weight(&next.replace("after", "bias"), &random.tensor(F32, &[1]));
+                world.weight(&next.replace("after", "bias"), &tensor(random, F32, &[1]));
                 world.node("Add", &[&next.replace("after", "bias"), &last], &next, &[]);
             }
             _ => {
@@ -88,13 +89,13 @@ fn head_world(dir: &Path, kind: &str, random: &mut Random) -> Model {
         }
         last = next;
     }
-    if random.chance() {
+    if random.coin() {
         world.node("Exp", &[out], "second", &[]);
         world.output("second", F32);
     }
     // The output is the head itself, or what stands behind it.
     world.node("Identity", &[&last], "logits", &[]);
-    if random.chance() {
+    if random.coin() {
         world.output(out, F32);
     }
     world.output("logits", F32);
@@ -103,14 +104,14 @@ fn head_world(dir: &Path, kind: &str, random: &mut Random) -> Model {
 
 #[test]
 fn a_split_head_means_the_same() {
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let mut small = 0;
     for round in 0..210 {
         let dir = tempfile::tempdir().unwrap();
         let kind = HEADS[round % HEADS.len()];
         head_world(dir.path(), kind, &mut random);
         let row = (1 + random.below(3)) as u64 * 24;
-        let rule = if random.chance() || kind.starts_with("dequantised") {
+        let rule = if random.coin() || kind.starts_with("dequantised") {
             Rule::SplitHead { output: None, parts: Parts::Count(2 + random.below(4)) }
         } else {
             Rule::SplitHead { output: Some("head".into()), parts: Parts::MaxBytes(row) }
@@ -132,7 +133,7 @@ fn rows_of_a_head_are_split_without_a_copy_of_them() {
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::new(dir.path());
     world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(256)]);
-    world.weight("w", &Random(3).tensor(ElementType::F32, &[64, 256]));
+    world.weight("w", &tensor(&mut Random::new(3), ElementType::F32, &[64, 256]));
     world.node("Gemm", &["x", "w"], "logits", &[("transB", 1)]);
     world.output("logits", ElementType::F32);
     world.done(dir.path());
@@ -171,7 +172,7 @@ fn hidden(model: &Model) -> usize {
 
 #[test]
 fn a_rounded_head_means_nearly_the_same() {
-    let mut random = Random(31);
+    let mut random = Random::new(31);
     for round in 0..180 {
         let dir = tempfile::tempdir().unwrap();
         let kind = ["gemm-rows", "gemm-columns", "matmul", "tied", "cast"][round % 5];
@@ -200,7 +201,7 @@ fn a_rounded_head_means_nearly_the_same() {
 
 #[test]
 fn rounding_and_splitting_go_together_both_ways() {
-    let mut random = Random(37);
+    let mut random = Random::new(37);
     let mut blocks = 0;
     for round in 0..60 {
         let dir = tempfile::tempdir().unwrap();
@@ -255,7 +256,7 @@ fn weights_that_are_multiples_of_a_scale_are_rounded_to_themselves() {
             world.output("logits", ElementType::F16);
             world.done(dir.path());
             let rule = Rule::QuantizeHead { output: None, scheme };
-            let (next, report) = same_meaning(dir.path(), &rule, &mut Random(5), 0.0);
+            let (next, report) = same_meaning(dir.path(), &rule, &mut Random::new(5), 0.0);
             let codes = if scheme == HeadScheme::Int8 { 128 } else { 64 };
             let scales = if scheme == HeadScheme::Int8 { 32 } else { 64 };
             assert_eq!(report.bytes_written, codes + scales, "{next:?}");
@@ -291,12 +292,12 @@ fn heads_that_cannot_be_rounded_are_refused_in_words() {
 /// A head whose weight and result are read inside the branches of an If as well.
 #[test]
 fn a_head_that_subgraphs_read_means_the_same() {
-    let mut random = Random(41);
+    let mut random = Random::new(41);
     for flag in [0, 1] {
         let dir = tempfile::tempdir().unwrap();
         let mut world = World::new(dir.path());
         world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(4)]);
-        world.weight("w", &random.tensor(ElementType::F32, &[4, 6]));
+        world.weight("w", &tensor(&mut random, ElementType::F32, &[4, 6]));
         world.inline("flag", &Tensor::ints(ElementType::Bool, &[], vec![flag]));
         world.node("MatMul", &["x", "w"], "logits", &[]);
         let branch = |op: &str, inputs: &[&str], output: &str| Graph {

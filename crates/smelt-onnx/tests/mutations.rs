@@ -6,27 +6,16 @@ use std::fs;
 use std::path::Path;
 
 use smelt_onnx::{Model, check, read_initializer};
+use smelt_random::Random;
 
 const MUTATIONS: u64 = 2_000;
 /// Far above what models of 41 KB need, far below what a believed length field would take.
 const MEMORY_KIB_MAX: u64 = 64 << 10;
 
-/// xorshift64* (Vigna 2016).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % end
-    }
-}
-
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     for _ in 0..=random.below(3) {
         // Structure is dense where weights are not: half of the hits go to the first bytes.
-        let range = if random.below(2) == 0 { bytes.len().min(1200) } else { bytes.len() };
+        let range = if random.coin() { bytes.len().min(1200) } else { bytes.len() };
         let at = random.below(range);
         // Most keep the length, so that the lengths around them still hold.
         match random.below(12) {
@@ -61,7 +50,7 @@ fn damaged_models_neither_panic_nor_swell() {
     let (mut refused, mut unsound, mut sound) = (0, 0, 0);
     for seed in 1..=MUTATIONS {
         let mut bytes = whole.clone();
-        mutate(&mut bytes, &mut Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+        mutate(&mut bytes, &mut Random::new(seed));
         // A new file each time: rewriting one in place makes ext4 flush it.
         let path = dir.path().join("foreign.onnx");
         let _ = fs::remove_file(&path);

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use crate::world::{Random, World, attribute, ints, same_meaning, symbol};
+use crate::world::{World, attribute, ints, same_meaning, symbol, tensor};
 use smelt_onnx::surgery::{Consume, Rule, TARGET_MAX, TARGET_MIN, apply};
 use smelt_onnx::{AttributeValue, Dim, ElementType, Model, Node};
+use smelt_random::Random;
 
 use ElementType::F32;
 
@@ -21,9 +22,9 @@ fn changing_world(dir: &Path, opset: i64, random: &mut Random) -> Model {
     world.inline("last", &ints(&[-1]));
     world.inline("sizes", &ints(&[2, 4]));
     world.inline("pads", &ints(&[0, 1, 0, 1]));
-    world.weight("scale16", &random.tensor(ElementType::F16, &[6]));
-    world.weight("scale32", &random.tensor(F32, &[6]));
-    world.weight("codes", &random.tensor(ElementType::I8, &[6, 6]));
+    world.weight("scale16", &tensor(random, ElementType::F16, &[6]));
+    world.weight("scale32", &tensor(random, F32, &[6]));
+    world.weight("codes", &tensor(random, ElementType::I8, &[6, 6]));
     let list = |values: &[i64]| AttributeValue::Ints(values.to_vec());
     let mut last = "x".to_owned();
     for step in 0..3 + random.below(6) {
@@ -66,7 +67,7 @@ fn changing_world(dir: &Path, opset: i64, random: &mut Random) -> Model {
                 attributes(&mut world, &[("approximate", AttributeValue::Text(form.into()))]);
             }
             5 => {
-                let narrow = opset >= 19 && random.chance();
+                let narrow = opset >= 19 && random.coin();
                 let scale = if narrow { "scale16" } else { "scale32" };
                 world.node("DequantizeLinear", &["codes", scale], &a, &[("axis", 0)]);
                 match narrow {
@@ -98,7 +99,7 @@ fn is_misspelled(node: &Node, opset: i64) -> bool {
 
 #[test]
 fn graphs_say_the_same_in_other_operator_sets() {
-    let mut random = Random(43);
+    let mut random = Random::new(43);
     let mut changed = 0;
     for from in 13..=21 {
         for to in TARGET_MIN..=TARGET_MAX {
@@ -126,7 +127,7 @@ fn refused(from: i64, to: i64, op: &str, list: &[(&str, AttributeValue)], expect
     world.input("x", F32, &[symbol("b"), Dim::Fixed(6)]);
     world.input("ids", ElementType::I64, &[Dim::Fixed(1)]);
     world.input("half", ElementType::F16, &[Dim::Fixed(6)]);
-    world.weight("codes", &Random(1).tensor(ElementType::I8, &[6]));
+    world.weight("codes", &tensor(&mut Random::new(1), ElementType::I8, &[6]));
     let inputs: &[&str] = match op {
         "DequantizeLinear" => &["codes", "half"],
         "QuantizeLinear" => &["half", "half"],
@@ -170,7 +171,7 @@ fn four_bit_weights_stay_in_set_21() {
     let mut world = World::new(dir.path());
     world.model.opset = 21;
     world.input("x", F32, &[symbol("b"), Dim::Fixed(2)]);
-    world.weight("w4", &Random(1).tensor(ElementType::I4, &[4]));
+    world.weight("w4", &tensor(&mut Random::new(1), ElementType::I4, &[4]));
     world.node("Identity", &["x"], "y", &[]);
     world.output("y", F32);
     world.done(dir.path());

@@ -3,17 +3,18 @@
 use std::fs;
 use std::path::Path;
 
-use crate::world::{Random, World, close, ints, listing, random_inputs, same_meaning, symbol};
+use crate::world::{World, close, ints, listing, random_inputs, same_meaning, symbol, tensor};
 use smelt_onnx::eval::{evaluate, load};
 use smelt_onnx::surgery::{Consume, Parts, Rule, apply, apply_heard, weights};
 use smelt_onnx::{Dim, ElementType, Model, ValueInfo, inspect};
+use smelt_random::Random;
 
 #[track_caller]
 fn refused(rule: &Rule, change: impl Fn(&mut World), expect: &str) {
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::new(dir.path());
     world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(4)]);
-    world.weight("w", &Random(5).tensor(ElementType::F32, &[8, 4]));
+    world.weight("w", &tensor(&mut Random::new(5), ElementType::F32, &[8, 4]));
     change(&mut world);
     world.done(dir.path());
     let before: Vec<_> = listing(dir.path());
@@ -34,7 +35,7 @@ fn shares(rule: &Rule) -> Vec<(f64, String)> {
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::new(dir.path());
     world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(4)]);
-    world.weight("w", &Random(5).tensor(ElementType::F32, &[8, 4]));
+    world.weight("w", &tensor(&mut Random::new(5), ElementType::F32, &[8, 4]));
     gemm(&mut world);
     world.done(dir.path());
     let mut heard = Vec::new();
@@ -87,7 +88,7 @@ fn a_failed_write_leaves_source_and_target_as_they_were() {
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::new(dir.path());
     world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(4)]);
-    world.weight("w", &Random(5).tensor(ElementType::F32, &[8, 4]));
+    world.weight("w", &tensor(&mut Random::new(5), ElementType::F32, &[8, 4]));
     gemm(&mut world);
     world.done(dir.path());
     fs::create_dir(dir.path().join("out")).unwrap();
@@ -112,7 +113,7 @@ fn random_world(dir: &Path, random: &mut Random) -> Model {
     let n = 1 + random.below(5);
     let mut world = World::new(dir);
     world.input("x", F32, &[symbol("b"), Dim::Fixed(n)]);
-    let (square, row) = (random.tensor(F32, &[n, n]), random.tensor(F32, &[n]));
+    let (square, row) = (tensor(random, F32, &[n, n]), tensor(random, F32, &[n]));
     for copy in 0..3 {
         world.weight(&format!("square{copy}"), &square);
         world.weight(&format!("row{copy}"), &row);
@@ -151,7 +152,7 @@ fn random_world(dir: &Path, random: &mut Random) -> Model {
 
 #[test]
 fn equal_weights_are_stored_once_and_mean_the_same() {
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     let mut merged = 0;
     for _ in 0..60 {
         let dir = tempfile::tempdir().unwrap();
@@ -165,7 +166,7 @@ fn equal_weights_are_stored_once_and_mean_the_same() {
 
 #[test]
 fn folded_constants_mean_the_same() {
-    let mut random = Random(13);
+    let mut random = Random::new(13);
     let mut folded = 0;
     for _ in 0..60 {
         let dir = tempfile::tempdir().unwrap();
@@ -197,15 +198,15 @@ fn a_fixed_batch_makes_shapes_constant() {
     assert_eq!(dims(&model.graph.outputs[0]), [Dim::Fixed(2), Dim::Fixed(3)]);
     let again = apply(&out, &Rule::SetBatch { size: 2 }, &dir.path().join("x"), Consume::No);
     assert_eq!(again.unwrap().summary, None);
-    let (next, _) = same_meaning(&out, &Rule::FoldConstants, &mut Random(1), 0.0);
+    let (next, _) = same_meaning(&out, &Rule::FoldConstants, &mut Random::new(1), 0.0);
     assert_eq!(next.graph.nodes.len(), 1);
-    let unfixed = same_meaning(dir.path(), &Rule::SetBatch { size: 2 }, &mut Random(1), 0.0);
+    let unfixed = same_meaning(dir.path(), &Rule::SetBatch { size: 2 }, &mut Random::new(1), 0.0);
     assert_eq!(unfixed.0, model);
 }
 
 #[test]
 fn what_is_extracted_computes_what_it_did_inside() {
-    let mut random = Random(17);
+    let mut random = Random::new(17);
     for _ in 0..60 {
         let dir = tempfile::tempdir().unwrap();
         let model = random_world(dir.path(), &mut random);
@@ -235,8 +236,8 @@ fn dead_weights_are_not_copied() {
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::new(dir.path());
     world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(4)]);
-    world.weight("big", &Random(1).tensor(ElementType::F32, &[4, 9000]));
-    world.weight("small", &Random(2).tensor(ElementType::F32, &[4, 3]));
+    world.weight("big", &tensor(&mut Random::new(1), ElementType::F32, &[4, 9000]));
+    world.weight("small", &tensor(&mut Random::new(2), ElementType::F32, &[4, 3]));
     world.node("MatMul", &["x", "small"], "y", &[]);
     world.node("MatMul", &["x", "big"], "z", &[]);
     world.output("y", ElementType::F32);
@@ -246,7 +247,7 @@ fn dead_weights_are_not_copied() {
     let out = dir.path().join("out");
     let report = apply(dir.path(), &rule, &out, Consume::No).unwrap();
     assert_eq!((report.bytes_written, report.bytes_dead), (48, 0));
-    let inputs = random_inputs(&model, &mut Random(3), 2);
+    let inputs = random_inputs(&model, &mut Random::new(3), 2);
     let expect = evaluate(&model, dir.path(), &inputs).unwrap();
     let next = Model::read(&out.join("model.onnx")).unwrap();
     close(&evaluate(&next, &out, &inputs).unwrap()[0], &expect[0], 0.0);
@@ -254,7 +255,7 @@ fn dead_weights_are_not_copied() {
 
 #[test]
 fn weights_as_inputs_are_found_again_after_more_surgery() {
-    let mut random = Random(19);
+    let mut random = Random::new(19);
     for _ in 0..30 {
         let dir = tempfile::tempdir().unwrap();
         random_world(dir.path(), &mut random);
@@ -273,7 +274,7 @@ fn weights_as_inputs_are_found_again_after_more_surgery() {
 
 #[test]
 fn nodes_cast_to_another_type_differ_by_rounding_only() {
-    let mut random = Random(23);
+    let mut random = Random::new(23);
     for (to, tolerance) in [(ElementType::F64, 1e-5), (ElementType::F16, 0.2)] {
         for _ in 0..20 {
             let dir = tempfile::tempdir().unwrap();
@@ -306,7 +307,7 @@ fn a_model_is_described() {
     let dir = tempfile::tempdir().unwrap();
     let mut world = World::new(dir.path());
     world.input("x", ElementType::F32, &[symbol("b"), Dim::Fixed(4)]);
-    world.weight("w", &Random(5).tensor(ElementType::F32, &[8, 4]));
+    world.weight("w", &tensor(&mut Random::new(5), ElementType::F32, &[8, 4]));
     gemm(&mut world);
     let text = inspect(&world.done(dir.path())).to_string();
     for line in [

@@ -169,6 +169,8 @@ fn total(items: &[Item], rungs: &[usize]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     /// Tiles of 256 tokens as a 4:3 photograph has them: 13, 9, 7, 5, 3 (with thumbnails) and 1.
@@ -246,41 +248,31 @@ mod tests {
         assert!(choices.len() <= PARTS, "{choices:?}");
     }
 
-    /// Numbers that look drawn and are the same every time.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, end: usize) -> usize {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (self.0 >> 33) as usize % end
-        }
-
-        fn items(&mut self) -> Vec<Item> {
-            let (mut turn, mut text_before) = (0, 0);
-            let count = 1 + self.below(9);
-            (0..count)
-                .map(|_| {
-                    turn += self.below(2);
-                    text_before += self.below(60);
-                    let mut cost = 1 + self.below(300);
-                    let mut costs = vec![cost];
-                    for _ in 0..self.below(12) {
-                        cost += 1 + self.below(400);
-                        costs.push(cost);
-                    }
-                    costs.reverse();
-                    Item { costs, turn, text_before }
-                })
-                .collect()
-        }
+    fn items(random: &mut Random) -> Vec<Item> {
+        let (mut turn, mut text_before) = (0, 0);
+        let count = 1 + random.below(9);
+        (0..count)
+            .map(|_| {
+                turn += random.below(2);
+                text_before += random.below(60);
+                let mut cost = 1 + random.below(300);
+                let mut costs = vec![cost];
+                for _ in 0..random.below(12) {
+                    cost += 1 + random.below(400);
+                    costs.push(cost);
+                }
+                costs.reverse();
+                Item { costs, turn, text_before }
+            })
+            .collect()
     }
 
     #[test]
     fn whatever_is_shown_fits_if_the_least_of_it_does() {
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         let (mut wished, mut lowered, mut least) = (0, 0, 0);
         for _ in 0..20_000 {
-            let items = random.items();
+            let items = items(&mut random);
             let text = items.last().unwrap().text_before + 1 + random.below(200);
             let space = space(64 + random.below(12_000), 1 + random.below(600), text);
             let chosen = choose(&space, &items);
@@ -308,9 +300,9 @@ mod tests {
 
     #[test]
     fn nobody_has_less_than_an_equal_part_buys_and_nothing_usable_is_left() {
-        let mut random = Random(11);
+        let mut random = Random::new(11);
         for _ in 0..20_000 {
-            let items = random.items();
+            let items = items(&mut random);
             let room = random.below(9000);
             let chosen = evenly(&items, room);
             let spare = room.saturating_sub(total(&items, &chosen));
@@ -326,9 +318,9 @@ mod tests {
 
     #[test]
     fn a_new_turn_of_words_changes_nothing_within_its_eighth() {
-        let mut random = Random(13);
+        let mut random = Random::new(13);
         for _ in 0..5_000 {
-            let items = random.items();
+            let items = items(&mut random);
             let part = 512;
             let before = items.last().unwrap().text_before / part * part;
             let at = |text| choose(&space(part * PARTS, 64, text), &items);

@@ -141,19 +141,9 @@ impl Prefixes {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
-
-    struct Random(smelt_shapes::Random);
-
-    impl Random {
-        fn new(seed: u64) -> Self {
-            Self(smelt_shapes::Random::new(seed))
-        }
-
-        fn below(&mut self, end: usize) -> usize {
-            self.0.between(0, end as i32 - 1) as usize
-        }
-    }
 
     const SLOTS: usize = 5;
 

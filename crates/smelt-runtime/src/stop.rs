@@ -113,6 +113,8 @@ impl Stop {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     fn strings(list: &[&str]) -> Vec<String> {
@@ -191,15 +193,11 @@ mod tests {
     /// Random texts of three letters: the same as looking for the first end in the whole text.
     #[test]
     fn random_texts_end_where_a_search_of_the_whole_does() {
-        let mut state = 5u64;
-        let mut random = |end: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % end
-        };
+        let mut random = Random::new(5);
         let mut met = 0;
         for _ in 0..2_000 {
-            let mut word = |length: u64| -> String {
-                (0..=random(length)).map(|_| ['a', 'b', 'é'][random(3) as usize]).collect()
+            let mut word = |length: usize| -> String {
+                (0..=random.below(length)).map(|_| random.pick(&['a', 'b', 'é'])).collect()
             };
             let (text, stops) = (word(30), [word(5), word(5)]);
             let found = stops.iter().filter_map(|s| text.find(&s[..]).map(|at| (at + s.len(), at)));

@@ -5,27 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use smelt_random::Random;
 use smelt_runtime::tokenizer::{Detokenizer, TOKENIZER_FILE, Tokenizer};
 
 /// Sequences a vocabulary is tried with.
 const SEQUENCES: u64 = 250;
-
-/// A small random sequence (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % end as u64) as usize
-    }
-
-    /// One of `choices`.
-    fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
-        &choices[self.below(choices.len())]
-    }
-}
 
 fn shipped(name: &str) -> Tokenizer {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
@@ -112,7 +96,7 @@ fn check(tokenizer: &Tokenizer, tokens: &[u32]) {
 #[track_caller]
 fn check_random(tokenizer: &Tokenizer) {
     for seed in 0..SEQUENCES {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let count = random.below(80);
         let tokens: Vec<u32> =
             (0..count).map(|_| random.below(tokenizer.vocab() + 2) as u32).collect();
@@ -133,9 +117,9 @@ fn bytes_of_code_points_whole_cut_and_stray_join_to_the_text_of_all() {
     let parts: Vec<u32> = tokenizer.encode("é日😀aé").unwrap();
     assert!(parts.len() > 8, "code points are of several tokens here");
     for seed in 0..SEQUENCES {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let count = random.below(120);
-        let tokens: Vec<u32> = (0..count).map(|_| *random.of(&parts)).collect();
+        let tokens: Vec<u32> = (0..count).map(|_| random.pick(&parts)).collect();
         check(&tokenizer, &tokens);
     }
 }
@@ -164,13 +148,14 @@ fn word_pieces_join_to_the_text_of_all_tokens() {
 fn sentence_pieces_join_to_the_text_of_all_tokens() {
     let tokenizer = sentence_piece();
     for seed in 0..SEQUENCES {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut tokens = Vec::new();
         for _ in 0..random.below(30) {
-            let text = *random.of(&["é", "日本", "😀", "a😀é"]);
+            let text = random.pick(&["é", "日本", "😀", "a😀é"]);
             let mut bytes = text.as_bytes();
             if random.below(4) == 0 {
-                bytes = *random.of(&[&[0xff][..], &[0x80; 40], &[0xf0, 0x9f, 0x98], &[0xe2, 0x82]]);
+                bytes =
+                    random.pick(&[&[0xff][..], &[0x80; 40], &[0xf0, 0x9f, 0x98], &[0xe2, 0x82]]);
             }
             tokens.extend(bytes.iter().map(|byte| BYTES + u32::from(*byte)));
             tokens

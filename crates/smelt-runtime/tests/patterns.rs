@@ -11,6 +11,7 @@ use std::time::Duration;
 use smelt_backend::sampling::{Chosen, Sampler, Settings};
 use smelt_backend::simulated::{Behaviour, IMAGE_TOKENS, SimulatedDecoder, SimulatedGraph};
 use smelt_backend::{Decoder, FeatureSpan, ImageEmbeds, KvOptions, Run, VisionEngine};
+use smelt_random::Random;
 use smelt_runtime::deployment::{Deployment, Text};
 use smelt_runtime::image::{Part, View};
 use smelt_runtime::prepare::Prepared;
@@ -19,7 +20,6 @@ use smelt_runtime::service::{
 };
 use smelt_runtime::speaker::{Finish, Form, Manner};
 use smelt_runtime::vision::Vision;
-use smelt_shapes::Random;
 
 /// Patterns that are tried, or as many as `SMELT_PATTERNS` says.
 const PATTERNS: u64 = 20_000;

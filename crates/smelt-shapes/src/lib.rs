@@ -7,13 +7,11 @@ mod canvas;
 mod figure;
 mod font;
 mod question;
-mod random;
 mod sample;
 mod scene;
 
 pub use canvas::Canvas;
 pub use figure::{Colour, Form, Size};
 pub use question::{Question, Task};
-pub use random::Random;
 pub use sample::{Sample, Shown, Split, scenes};
 pub use scene::{Item, Scene, Sign};

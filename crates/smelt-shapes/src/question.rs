@@ -3,8 +3,9 @@
 //! A question that two people might answer differently (what lies on a border, what is nearly
 //! level) is not asked.
 
+use smelt_random::Random;
+
 use crate::figure::{Colour, Form};
-use crate::random::Random;
 use crate::scene::{Item, SHAPE, Scene};
 
 /// What a question is about.

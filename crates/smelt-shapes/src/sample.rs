@@ -1,8 +1,9 @@
 //! Makes samples: one picture or several, and questions about them.
 
+use smelt_random::Random;
+
 use crate::canvas::Canvas;
 use crate::question::{self, Question, Task};
-use crate::random::Random;
 use crate::scene::Scene;
 
 /// Shapes on one picture, at most.

@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 
+use smelt_random::Random;
+
 use crate::canvas::{Canvas, PIXEL};
 use crate::figure::{Colour, Form, Size};
 use crate::font;
-use crate::random::Random;
 
 /// The side that radii are given for.
 const UNIT: i32 = 96;

@@ -12,11 +12,12 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
+use smelt_random::Random;
 use smelt_runtime::image::{Mosaic, Picture, Scale, Tiling, tiles};
 use smelt_runtime::prompt::{ImageTokens, Run, Turn, expand};
 use smelt_runtime::template::{Context as Told, Form, Template};
 use smelt_runtime::tokenizer::Tokenizer;
-use smelt_shapes::{Canvas, Question, Random, Sample, Shown, Split};
+use smelt_shapes::{Canvas, Question, Sample, Shown, Split};
 
 /// Starts every batch: "shp1".
 const MAGIC: u32 = 0x3170_6873;

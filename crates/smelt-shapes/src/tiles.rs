@@ -7,8 +7,9 @@ use std::io::{self, BufWriter, Write};
 
 use anyhow::Result;
 use serde::Serialize;
+use smelt_random::Random;
 use smelt_runtime::image::{Mosaic, Picture, tiles};
-use smelt_shapes::{Random, Scene, Shown, Split, scenes};
+use smelt_shapes::{Scene, Shown, Split, scenes};
 
 use crate::generate::TILE;
 

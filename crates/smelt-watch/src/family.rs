@@ -139,6 +139,8 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     const LEADER: u32 = 10;
@@ -225,24 +227,20 @@ mod tests {
     }
 
     fn world(seed: u64) {
-        let mut state = seed;
-        let mut random = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(seed | 1);
-            (state >> 33) as usize % below
-        };
+        let mut random = Random::new(seed);
         // The leader, and somebody else's process.
         let mut alive: Vec<(u32, u32, bool)> = vec![(LEADER, 1, true), (9, 1, false)];
         let (mut next, mut ours) = (1000, 0);
         let mut family = Family::new(LEADER);
         for _ in 0..400 {
-            match random(10) {
+            match random.below(10) {
                 0..5 => {
-                    let (parent, _, is_ours) = alive[random(alive.len())];
+                    let (parent, _, is_ours) = alive[random.below(alive.len())];
                     alive.push((next, parent, is_ours));
                     next += 1;
                 }
                 5..9 if alive.len() > 2 => {
-                    let (pid, parent, is_ours) = alive.remove(2 + random(alive.len() - 2));
+                    let (pid, parent, is_ours) = alive.remove(2 + random.below(alive.len() - 2));
                     family.take(Exit { pid, parent, ..Exit::default() });
                     ours += u64::from(is_ours);
                     let adopter = if is_ours { LEADER } else { 1 };

@@ -238,6 +238,8 @@ impl Reader {
 mod tests {
     use std::io::Write as _;
 
+    use smelt_random::Random;
+
     use super::*;
 
     #[track_caller]
@@ -342,14 +344,9 @@ mod tests {
             "OC ALARM",
             ",task_memcg=",
         ];
-        let mut seed = 7u64;
+        let mut random = Random::new(7);
         for _ in 0..50_000 {
-            let mut text = String::new();
-            for _ in 0..seed % 11 {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                text += pieces[(seed >> 33) as usize % pieces.len()];
-            }
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(3);
+            let text: String = (0..random.below(11)).map(|_| random.pick(&pieces)).collect();
             let _ = KernelEvent::parse(&text);
         }
     }

@@ -88,6 +88,8 @@ fn exit(pid: u32, stats: &[u8]) -> Option<Exit> {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     const EXIT: Exit = Exit {
@@ -155,15 +157,14 @@ mod tests {
     #[test]
     fn no_bytes_make_it_panic() {
         let whole = message(&stats(&USUAL, 560));
-        let mut seed = 1u64;
+        let mut random = Random::new(1);
         for _ in 0..20_000 {
             let mut bytes = whole.clone();
             for _ in 0..4 {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let at = (seed >> 33) as usize % 24.min(bytes.len());
-                bytes[at] = (seed >> 20) as u8;
+                let at = random.below(24.min(bytes.len()));
+                bytes[at] = random.next_u64() as u8;
             }
-            bytes.truncate((seed >> 40) as usize % (whole.len() + 1));
+            bytes.truncate(random.below(whole.len() + 1));
             exits(&bytes).for_each(drop);
         }
     }

@@ -205,6 +205,8 @@ fn listen(mut output: impl BufRead, latest: &Mutex<Option<Tegrastats>>) {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     const R36: &str = "04-19-2026 01:31:10 RAM 519/7607MB (lfb 61x4MB) CPU [0%@1728,12%@729,off,off] \
@@ -257,13 +259,12 @@ mod tests {
 
     #[test]
     fn no_line_makes_it_panic() {
-        let mut seed = 3u64;
+        let mut random = Random::new(3);
         for _ in 0..20_000 {
             let mut line = R36.as_bytes().to_vec();
             for _ in 0..8 {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let at = (seed >> 33) as usize % line.len();
-                line[at] = b" 0%@[],/xMBC-9.\xff"[(seed >> 20) as usize % 16];
+                let at = random.below(line.len());
+                line[at] = random.pick(b" 0%@[],/xMBC-9.\xff");
             }
             let _ = Tegrastats::parse(&String::from_utf8_lossy(&line));
         }

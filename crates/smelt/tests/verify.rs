@@ -13,6 +13,7 @@ use std::process::Stdio;
 use crate::world::{Ended, World, anywhere, copy, data, statuses};
 use serde_json::{Value, json};
 use smelt_plan::Digest;
+use smelt_random::Random;
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 const ACCURACY: &str = include_str!("../../../pipelines/shapes-accuracy.toml");
@@ -49,22 +50,6 @@ impl Built {
     /// The engine that `verify` finds in `field`.
     fn engine(&self, field: &str) -> Engine {
         Engine::read(Path::new(self.inputs[field].as_str().unwrap()))
-    }
-}
-
-/// Splitmix64: the cases of a seed are the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
     }
 }
 
@@ -266,7 +251,7 @@ fn sweep(built: &Built, field: &str) {
         let (mut seed, mut done) = (0, 0);
         while done < seeds {
             seed += 1;
-            let (mut engine, mut random) = (whole.clone(), Random(seed));
+            let (mut engine, mut random) = (whole.clone(), Random::new(seed));
             let name = damage(&mut engine, &mut random).unwrap_or_default();
             if engine.weights == whole.weights {
                 // Zeros were zeroed, or equal numbers swapped.

@@ -8,8 +8,7 @@
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
-
-use super::random::Random;
+use smelt_random::Random;
 
 /// From drivers/md/dm-log-writes.c, as are the flags.
 const MAGIC: u64 = 0x006a_7366_7773_6872;

@@ -7,10 +7,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use smelt_random::Random;
 
 use super::block_log::{BLOCK, BlockLog, Cut, Request, SECTOR, Unflushed};
 use super::machine::syncless;
-use super::random::Random;
 use super::workload::{Promises, SCRIPT, Told, all_told, promises};
 use crate::guest::Machine;
 
@@ -127,7 +127,7 @@ impl Recording {
                 }
                 moment @ Moment::Between => {
                     let after = 1 + random.below(self.log.requests.len());
-                    (Cut { after, unflushed: Unflushed::Drawn(random.next()) }, moment)
+                    (Cut { after, unflushed: Unflushed::Drawn(random.next_u64()) }, moment)
                 }
             });
         }

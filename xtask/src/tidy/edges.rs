@@ -10,16 +10,17 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 16] = [
+const EDGES: [(&str, &[&str]); 17] = [
+    ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
     ("smelt-hub", &[]),
-    ("smelt-backend", &[]),
+    ("smelt-backend", &["smelt-random"]),
     ("smelt-load", &["smelt-watch"]),
     ("smelt-model", &["smelt-backend", "smelt-onnx"]),
     ("smelt-doctor", &["smelt-watch"]),
-    ("smelt-store", &["smelt-plan"]),
+    ("smelt-store", &["smelt-plan", "smelt-random"]),
     ("smelt-engine", &["smelt-backend", "smelt-onnx", "smelt-model"]),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
     ("smelt-runtime", &["smelt-backend", "smelt-watch"]),
@@ -42,8 +43,8 @@ const EDGES: [(&str, &[&str]); 16] = [
             "smelt-serve",
         ],
     ),
-    ("smelt-shapes", &["smelt-runtime"]),
-    ("xtask", &["smelt-watch"]),
+    ("smelt-shapes", &["smelt-random", "smelt-runtime"]),
+    ("xtask", &["smelt-random", "smelt-watch"]),
 ];
 
 pub(super) fn check() -> Result<Vec<String>> {

@@ -163,16 +163,15 @@ pub(super) fn along(candidates: &[Candidate], scale: Scale, mut left: f64) -> u3
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::super::weights;
     use super::*;
 
-    /// A small random sequence.
+    /// So many logits of a seed.
     fn row(seed: u64, tokens: usize, steps: f32) -> Vec<f32> {
-        let mut state = seed;
-        let mut part = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as f32 / (1u64 << 31) as f32
-        };
+        let mut random = Random::new(seed);
+        let mut part = || random.unit();
         // Sums are likelier in the middle, as logits are.
         (0..tokens)
             .map(|_| ((part() + part() + part()) * steps).round() / steps * 8.0 - 12.0)

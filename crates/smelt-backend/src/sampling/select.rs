@@ -51,6 +51,8 @@ pub(super) fn largest(logits: &[f32], count: usize, found: &mut Vec<Candidate>) 
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     fn unpacked(found: &[Candidate]) -> Vec<(u32, f32)> {
@@ -67,15 +69,10 @@ mod tests {
 
     #[test]
     fn the_largest_are_those_of_a_sort() {
-        let mut state = 1u64;
+        let mut random = Random::new(1);
         for size in [1, 2, 7, 100, 999] {
             // Few different values, so that many are equal.
-            let logits: Vec<f32> = (0..size)
-                .map(|_| {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    (state >> 58) as f32 - 32.0
-                })
-                .collect();
+            let logits: Vec<f32> = (0..size).map(|_| random.below(64) as f32 - 32.0).collect();
             let mut sorted: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
             sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
             let mut found = Vec::new();

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
+use smelt_random::Random;
 
 use super::*;
 
@@ -155,42 +156,27 @@ fn greedy_tokens_and_logprobs_are_those_of_transformers() {
     }
 }
 
-/// A small random sequence.
-struct Random(u64);
+/// So many logits; of some sizes many are equal.
+fn any_row(random: &mut Random, tokens: usize) -> Vec<f32> {
+    let steps: f32 = random.pick(&[3.0, 50.0, 1e6]);
+    (0..tokens).map(|_| (random.unit() * steps).round() / steps * 16.0 - 8.0).collect()
+}
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 33
-    }
-
-    /// A part of one.
-    fn part(&mut self) -> f32 {
-        self.next() as f32 / (1u64 << 31) as f32
-    }
-
-    /// So many logits; of some sizes many are equal.
-    fn row(&mut self, tokens: usize) -> Vec<f32> {
-        let steps = [3.0, 50.0, 1e6][self.next() as usize % 3];
-        (0..tokens).map(|_| (self.part() * steps).round() / steps * 16.0 - 8.0).collect()
-    }
-
-    fn settings(&mut self) -> Settings {
-        let top_k = [0, 0, 1, 5, 300][self.next() as usize % 5];
-        let top_p = [1.0, 0.01 + 0.98 * self.part()][self.next() as usize % 2];
-        let min_p = [0.0, self.part()][self.next() as usize % 2];
-        let temperature = 0.05 + 1.9 * self.part();
-        Settings { temperature, top_k, top_p, min_p, seed: self.next(), ..Settings::default() }
-    }
+fn any_settings(random: &mut Random) -> Settings {
+    let top_k = random.pick(&[0, 0, 1, 5, 300]);
+    let top_p = if random.coin() { 1.0 } else { 0.01 + 0.98 * random.unit() };
+    let min_p = if random.coin() { 0.0 } else { random.unit() };
+    let temperature = 0.05 + 1.9 * random.unit();
+    let seed = random.next_u64();
+    Settings { temperature, top_k, top_p, min_p, seed, ..Settings::default() }
 }
 
 #[test]
 fn any_distribution_is_whole_and_holds_the_smallest_set() {
     for seed in 0..600 {
-        let mut random = Random(seed);
-        let tokens = 1 + random.next() as usize % 700;
-        let (row, settings) = (random.row(tokens), random.settings());
+        let mut random = Random::new(seed);
+        let tokens = 1 + random.below(700);
+        let (row, settings) = (any_row(&mut random, tokens), any_settings(&mut random));
         let distribution = |settings: &Settings| {
             Sampler::new(settings, &[], tokens).unwrap().distribution(&row).unwrap()
         };
@@ -224,10 +210,10 @@ fn any_distribution_is_whole_and_holds_the_smallest_set() {
 #[test]
 fn no_temperature_and_one_candidate_are_greedy() {
     for seed in 0..300 {
-        let mut random = Random(seed);
-        let tokens = 1 + random.next() as usize % 300;
-        let row = random.row(tokens);
-        let settings = random.settings();
+        let mut random = Random::new(seed);
+        let tokens = 1 + random.below(300);
+        let row = any_row(&mut random, tokens);
+        let settings = any_settings(&mut random);
         let choose = |settings: Settings| {
             Sampler::new(&settings, &[], row.len()).unwrap().choose(&row, None).unwrap().token
         };
@@ -277,9 +263,9 @@ fn draws_are_as_frequent_as_they_are_likely() {
 
 #[test]
 fn equal_seeds_give_equal_tokens_at_any_place_of_a_batch() {
-    let mut random = Random(3);
-    let rows: Vec<Vec<f32>> = (0..40).map(|_| random.row(500)).collect();
-    let settings: Vec<Settings> = (0..8).map(|_| random.settings()).collect();
+    let mut random = Random::new(3);
+    let rows: Vec<Vec<f32>> = (0..40).map(|_| any_row(&mut random, 500)).collect();
+    let settings: Vec<Settings> = (0..8).map(|_| any_settings(&mut random)).collect();
     let sampler = |settings: &Settings| Sampler::new(settings, &[1, 2], 500).unwrap();
     let alone = |settings: &Settings| -> Vec<u32> {
         let mut sampler = sampler(settings);
@@ -314,13 +300,13 @@ fn penalties_see_what_was_chosen() {
 
 #[test]
 fn rows_that_are_not_finite_are_refused_by_every_way() {
-    let mut random = Random(9);
+    let mut random = Random::new(9);
     for fault in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for place in [0, 63, 99] {
-            let mut row = random.row(100);
+            let mut row = any_row(&mut random, 100);
             row[place] = fault;
             for seed in 0..20 {
-                let mut settings = Random(seed).settings();
+                let mut settings = any_settings(&mut Random::new(seed));
                 settings.top_logprobs = (seed % 2 == 0).then_some(3);
                 settings.repetition_penalty = 1.0 + (seed % 3) as f32;
                 let mut sampler = Sampler::new(&settings, &[place as u32], 100).unwrap();
@@ -342,9 +328,9 @@ fn rows_that_are_not_finite_are_refused_by_every_way() {
 #[test]
 fn a_mask_leaves_what_it_allows_and_all_of_it_changes_nothing() {
     for seed in 0..300 {
-        let mut random = Random(seed);
-        let tokens = 1 + random.next() as usize % 3000;
-        let (row, mut settings) = (random.row(tokens), random.settings());
+        let mut random = Random::new(seed);
+        let tokens = 1 + random.below(3000);
+        let (row, mut settings) = (any_row(&mut random, tokens), any_settings(&mut random));
         settings.frequency_penalty = (seed % 2) as f32;
         settings.temperature *= (seed % 3) as f32 / 2.0;
         settings.top_logprobs = Some(3);
@@ -353,8 +339,9 @@ fn a_mask_leaves_what_it_allows_and_all_of_it_changes_nothing() {
             let choice = sampler.choose(&row, mask.map(Mask::new)).unwrap();
             (choice.token, choice.logprobs.unwrap())
         };
-        let words: Vec<u32> =
-            (0..tokens.div_ceil(32)).map(|_| random.next() as u32 & random.next() as u32).collect();
+        let words: Vec<u32> = (0..tokens.div_ceil(32))
+            .map(|_| random.next_u64() as u32 & random.next_u64() as u32)
+            .collect();
         let all = vec![u32::MAX; words.len()];
         assert_eq!(choose(None), choose(Some(&all)), "{settings:?}");
         let is_empty = Mask::new(&words).tokens().all(|token| token as usize >= tokens);
@@ -369,7 +356,7 @@ fn a_mask_leaves_what_it_allows_and_all_of_it_changes_nothing() {
         let (_, plain) = choose(None);
         assert_eq!(choice.logprobs.unwrap().top, plain.top, "the model's own distribution");
         // One that allows nothing else is chosen however unlikely it is.
-        let only = random.next() as usize % tokens;
+        let only = random.below(tokens);
         let mut words = vec![0; only / 32 + 1];
         words[only / 32] = 1 << (only % 32);
         assert_eq!(choose(Some(&words)).0 as usize, only);

@@ -138,13 +138,14 @@ fn binary(isa: Isa, kind: Binary, a: Lane<'_>, b: Lane<'_>, out: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
-    use crate::kernels::testing::Random;
 
     #[test]
     fn a_chain_gives_what_its_links_give_one_by_one() {
         let mut random = Random::new(21);
-        let (x, y) = (random.floats(PIECE), random.floats(PIECE));
+        let (x, y) = (random.noise(PIECE), random.noise(PIECE));
         // x/2 · (1 + erf(x/√2)) + y, rounded.
         let links = vec![
             Link::Binary(Binary::Div, Source::Operand(0), Source::Operand(2)),

@@ -141,8 +141,9 @@ impl View {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
-    use crate::kernels::testing::Random;
 
     /// The numbers of a home of 0, 1, 2, … in the view's order.
     fn seen(view: &View) -> Vec<usize> {

@@ -230,8 +230,10 @@ impl OverLanes for Softmax<'_> {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
-    use crate::kernels::testing::{Random, close, rounds, size};
+    use crate::kernels::testing::{close, rounds, size};
 
     /// Shapes of a case: batch, heads, queries, keys, depth, width.
     type Sizes = [usize; 6];
@@ -300,10 +302,10 @@ mod tests {
                 1 + random.below(size(80)),
             ];
             let [batch, heads, queries, keys, depth, width] = sizes;
-            let q = random.floats(batch * queries * heads * depth);
-            let k = random.floats(batch * keys * heads * depth);
-            let v = random.floats(batch * keys * heads * width);
-            let mut mask = random.floats(queries * keys);
+            let q = random.noise(batch * queries * heads * depth);
+            let k = random.noise(batch * keys * heads * depth);
+            let v = random.noise(batch * keys * heads * width);
+            let mut mask = random.noise(queries * keys);
             for (index, value) in mask.iter_mut().enumerate() {
                 // Some places are hidden, never all of a row's.
                 if index % keys > 0 && random.below(3) == 0 {
@@ -311,7 +313,7 @@ mod tests {
                 }
             }
             let mask = (round % 3 > 0).then_some(&mask[..]);
-            let scale = 0.1 + random.float().abs();
+            let scale = 0.1 + random.signed().abs();
             let expect = naive(sizes, scale, [&q, &k, &v], mask);
             let given = attention(sizes, scale, [&q, &k, &v], mask);
             for isa in Isa::all() {
@@ -327,7 +329,7 @@ mod tests {
     fn a_row_is_the_same_whatever_else_is_asked() {
         let mut random = Random::new(32);
         let sizes = [1, 2, 45, 50, 24, 20];
-        let (q, k, v) = (random.floats(45 * 48), random.floats(50 * 48), random.floats(50 * 40));
+        let (q, k, v) = (random.noise(45 * 48), random.noise(50 * 48), random.noise(50 * 40));
         let all = answer(Isa::detect(), 1, &attention(sizes, 0.3, [&q, &k, &v], None));
         for row in [0, 31, 44] {
             let alone = [1, 2, 1, 50, 24, 20];

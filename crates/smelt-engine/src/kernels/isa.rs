@@ -196,8 +196,9 @@ fn plain_dot(w: Elements<'_>, x: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{Random, close};
+    use crate::kernels::testing::close;
     use half::{bf16, f16};
+    use smelt_random::Random;
 
     fn naive_tile(depth: usize, a: &[f32], b: &[f32]) -> Vec<f64> {
         let mut out = vec![0.0; TILE_ROWS * TILE_COLUMNS];
@@ -217,8 +218,8 @@ mod tests {
     fn every_path_computes_the_tile() {
         let mut random = Random::new(1);
         for depth in [0, 1, 2, 7, 256] {
-            let a = random.floats(depth * TILE_ROWS);
-            let b = random.floats(depth * TILE_COLUMNS);
+            let a = random.noise(depth * TILE_ROWS);
+            let b = random.noise(depth * TILE_COLUMNS);
             let expect = naive_tile(depth, &a, &b);
             for isa in Isa::all() {
                 let mut tile = [7.0; TILE_ROWS * TILE_COLUMNS];
@@ -232,8 +233,8 @@ mod tests {
     fn every_path_computes_the_dot_product_of_every_dtype() {
         let mut random = Random::new(2);
         for len in [0, 1, 15, 16, 17, 63, 64, 65, 129, 1000, 8960] {
-            let x = random.floats(len);
-            let w = random.floats(len);
+            let x = random.noise(len);
+            let w = random.noise(len);
             let halves: Vec<u16> = w.iter().map(|&w| f16::from_f32(w).to_bits()).collect();
             let brains: Vec<u16> = w.iter().map(|&w| bf16::from_f32(w).to_bits()).collect();
             let bytes: Vec<i8> = w.iter().map(|&w| (w * 127.0) as i8).collect();

@@ -219,8 +219,9 @@ unsafe fn put(out: Target<'_>, row: usize, column: usize, values: &[f32], add: b
 mod tests {
     use super::*;
     use crate::kernels::matrix::Elements;
-    use crate::kernels::testing::{Random, close, rounds, size};
+    use crate::kernels::testing::{close, rounds, size};
     use half::{bf16, f16};
+    use smelt_random::Random;
 
     fn naive(a: &Matrix<'_>, b: &Matrix<'_>) -> Vec<f64> {
         let (m, n, k) = (a.rows(), b.rows(), a.columns());
@@ -256,8 +257,8 @@ mod tests {
         for round in 0..rounds(60) {
             let (m, n) = (1 + random.below(size(40)), 1 + random.below(size(90)));
             let k = 1 + random.below(size(if round % 10 == 9 { 700 } else { 70 }));
-            let a = random.floats(m * k);
-            let b = random.floats(n * k);
+            let a = random.noise(m * k);
+            let b = random.noise(n * k);
             let halves: Vec<u16> = b.iter().map(|&b| f16::from_f32(b).to_bits()).collect();
             let brains: Vec<u16> = b.iter().map(|&b| bf16::from_f32(b).to_bits()).collect();
             let bytes: Vec<i8> = b.iter().map(|&b| (b * 127.0) as i8).collect();
@@ -277,7 +278,7 @@ mod tests {
     fn large_products_use_every_block_border() {
         let mut random = Random::new(4);
         let (m, n, k) = (A_ROWS + 13, B_ROWS + 45, 2 * DEPTH + 3);
-        let (a, b) = (random.floats(m * k), random.floats(n * k));
+        let (a, b) = (random.noise(m * k), random.noise(n * k));
         let a = Matrix::new(Elements::F32(&a), m, k);
         check(a, Matrix::new(Elements::F32(&b), n, k), "blocks");
     }
@@ -288,7 +289,7 @@ mod tests {
         let mut random = Random::new(5);
         for (m, k) in [(3, 5), (20, 300), (2, 0), (9, 0)] {
             let n = 7;
-            let (a, b) = (random.floats(m * k), random.floats(n * k));
+            let (a, b) = (random.noise(m * k), random.noise(n * k));
             let a = Matrix::new(Elements::F32(&a), m, k);
             let b = Matrix::new(Elements::F32(&b), n, k);
             let sums = naive(&a, &b);

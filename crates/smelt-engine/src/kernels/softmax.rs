@@ -13,14 +13,16 @@ pub(crate) fn softmax(row: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
-    use crate::kernels::testing::{Random, close};
+    use crate::kernels::testing::close;
 
     #[test]
     fn rows_match_the_definition() {
         let mut random = Random::new(6);
         for len in [1, 2, 17, 1025] {
-            let mut row: Vec<f32> = random.floats(len).iter().map(|v| v * 30.0).collect();
+            let mut row: Vec<f32> = random.noise(len).iter().map(|v| v * 30.0).collect();
             let wide: Vec<f64> = row.iter().map(|&v| f64::from(v).exp()).collect();
             let sum: f64 = wide.iter().sum();
             let expect: Vec<f64> = wide.iter().map(|v| v / sum).collect();

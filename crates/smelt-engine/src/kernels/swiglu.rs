@@ -41,15 +41,16 @@ fn multiply<L: Lanes>(lanes: L, gate: &mut [f32; LANES], up: &[f32; LANES]) {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
-    use crate::kernels::testing::Random;
 
     #[test]
     fn every_set_computes_the_definition() {
         let mut random = Random::new(31);
         for len in [0, 1, 15, 16, 17, 1000] {
-            let gate: Vec<f32> = random.floats(len).iter().map(|x| x * 20.0).collect();
-            let up = random.floats(len);
+            let gate: Vec<f32> = random.noise(len).iter().map(|x| x * 20.0).collect();
+            let up = random.noise(len);
             for isa in Isa::all() {
                 let mut found = gate.clone();
                 swiglu(isa, &mut found, &up);

@@ -255,10 +255,12 @@ impl Slot {
 mod tests {
     use std::collections::BTreeSet;
 
+    use smelt_random::Random;
+
     use super::*;
     use crate::kernels::cached_attention::Rows;
     use crate::kernels::isa::Isa;
-    use crate::kernels::testing::{Random, rounds};
+    use crate::kernels::testing::rounds;
 
     const LAYERS: usize = 2;
     const KV_HEADS: usize = 3;

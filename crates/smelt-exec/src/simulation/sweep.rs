@@ -9,7 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use smelt_store::sim::{Chance, Failure as DiskFailure, Left, SimDisk, Trouble};
+use smelt_random::Random;
+use smelt_store::sim::{Failure as DiskFailure, Left, SimDisk, Trouble};
 use smelt_store::turns::Turns;
 
 use super::{Drawn, Ledger, ROOT, World, check_between, run};
@@ -57,7 +58,7 @@ impl Scene {
         let turns = Arc::new(Turns::new(1, 0));
         let seen = disk.for_actor(&turns, 0);
         // The chance of one seed, so that every operation has the same number each time.
-        let answer = run(&world, &seen, (&turns, 0), &self.pipeline, Chance(1), false);
+        let answer = run(&world, &seen, (&turns, 0), &self.pipeline, Random::new(1), false);
         let mut ledger = world.ledger().clone();
         ledger.end_life(&disk);
         (Self { disk, ledger, pipeline: self.pipeline.clone() }, answer)

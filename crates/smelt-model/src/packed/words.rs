@@ -205,19 +205,9 @@ struct Cell {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
-
-    /// A generator that is the same on every machine: xorshift64, Marsaglia 2003.
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, end: usize) -> usize {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 % end as u64) as usize
-        }
-    }
 
     fn grids() -> impl Iterator<Item = WordLayout> {
         let lanes = [NATURAL, [0, 2, 4, 6, 1, 3, 5, 7]];
@@ -238,7 +228,7 @@ mod tests {
 
     #[test]
     fn stripes_of_what_was_packed_unpack_to_it() {
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         for grid in grids() {
             for _ in 0..40 {
                 let shape = [1 + random.below(40), 1 + random.below(40)];

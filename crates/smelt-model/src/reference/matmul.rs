@@ -227,6 +227,8 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
     use crate::noise::noise;
 
@@ -284,11 +286,8 @@ mod tests {
 
     #[test]
     fn what_is_fused_in_software_has_the_bits_of_the_operation() {
-        let mut state = 7_u64;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 32) as u32
-        };
+        let mut random = Random::new(7);
+        let mut next = || random.next_u64() as u32;
         let same = |a: f32, b: f32, c: f32| {
             let (ours, theirs) = (fused(a, b, c), a.mul_add(b, c));
             assert!(

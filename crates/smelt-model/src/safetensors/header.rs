@@ -493,6 +493,8 @@ impl<'de> Visitor<'de> for MetadataVisitor {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     /// Two tensors, `a` of 4 bytes and `b` of 12, listed out of order.
@@ -609,20 +611,16 @@ mod tests {
     /// what still parses must still tile the data.
     #[test]
     fn no_mutation_panics() {
-        let mut state = 1_u64;
-        let mut random = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as usize % below
-        };
+        let mut random = Random::new(1);
         let bytes = *b"0123456789{}[]\",:-.eE\\u ab";
         let mut good = 0;
         for _ in 0..2000 {
             let mut json = GOOD.as_bytes().to_vec();
-            for _ in 0..=random(4) {
-                let at = random(json.len());
-                match random(3) {
-                    0 => json[at] = bytes[random(bytes.len())],
-                    1 => json.insert(at, bytes[random(bytes.len())]),
+            for _ in 0..=random.below(4) {
+                let at = random.below(json.len());
+                match random.below(3) {
+                    0 => json[at] = random.pick(&bytes),
+                    1 => json.insert(at, random.pick(&bytes)),
                     _ => drop(json.remove(at)),
                 }
             }

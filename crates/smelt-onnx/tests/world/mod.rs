@@ -12,34 +12,16 @@ use smelt_onnx::{
     Attribute, AttributeValue, Data, Dim, ElementType, ExternalData, Graph, Initializer, Model,
     Node, ValueInfo, check,
 };
+use smelt_random::Random;
 
-/// A splitmix64 sequence: the same worlds every time.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+/// A tensor of random numbers: floats from -1 to 1 of three decimals, or ints from 0 to 4.
+pub fn tensor(random: &mut Random, dtype: ElementType, dims: &[usize]) -> Tensor {
+    let count = dims.iter().product();
+    if dtype.is_float() {
+        let values = (0..count).map(|_| random.below(2001) as f64 / 1000.0 - 1.0).collect();
+        return Tensor::floats(dtype, dims, values);
     }
-
-    pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    pub fn chance(&mut self) -> bool {
-        self.next() & 1 == 1
-    }
-
-    pub fn tensor(&mut self, dtype: ElementType, dims: &[usize]) -> Tensor {
-        let count = dims.iter().product();
-        if dtype.is_float() {
-            let values = (0..count).map(|_| self.below(2001) as f64 / 1000.0 - 1.0).collect();
-            return Tensor::floats(dtype, dims, values);
-        }
-        Tensor::ints(dtype, dims, (0..count).map(|_| self.below(5) as i64).collect())
-    }
+    Tensor::ints(dtype, dims, (0..count).map(|_| random.below(5) as i64).collect())
 }
 
 /// A model under construction in a directory.
@@ -118,7 +100,7 @@ pub fn random_inputs(model: &Model, random: &mut Random, batch: usize) -> BTreeM
     let size = |dim: &Dim| if let Dim::Fixed(size) = dim { *size } else { batch };
     let given = model.graph.inputs.iter().map(|info| {
         let dims: Vec<usize> = info.dims.iter().flatten().map(size).collect();
-        (info.name.clone(), random.tensor(info.dtype, &dims))
+        (info.name.clone(), tensor(random, info.dtype, &dims))
     });
     given.collect()
 }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::retry::SwapSpec;
 use serde_json::json;
+use smelt_random::Random;
 
 fn parse(text: &str, sets: &[&str]) -> Result<Pipeline, ParseError> {
     Pipeline::parse("p.toml", text, &Overrides::parse(sets)?)
@@ -266,17 +267,13 @@ prompts = "path:x.txt"
 
 #[test]
 fn mangled_files_never_panic() {
-    let mut state = 1_u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 33) as usize
-    };
+    let mut random = Random::new(1);
     for _ in 0..3_000 {
         let mut bytes = GOOD.as_bytes().to_vec();
-        for _ in 0..1 + next() % 4 {
-            let at = next() % bytes.len();
-            match next() % 3 {
-                0 => bytes[at] = b"\"[]{}=.$\n\0"[next() % 10],
+        for _ in 0..1 + random.below(4) {
+            let at = random.below(bytes.len());
+            match random.below(3) {
+                0 => bytes[at] = random.pick(b"\"[]{}=.$\n\0"),
                 1 if bytes.len() > 1 => drop(bytes.remove(at)),
                 _ => bytes.truncate(at.max(1)),
             }

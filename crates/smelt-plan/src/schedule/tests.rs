@@ -1,28 +1,14 @@
 use std::collections::{HashMap, HashSet};
 
+use smelt_random::Random;
+
 use super::*;
 use crate::failure::FailureClass;
 use crate::pipeline::{Overrides, Pipeline, Step};
 use crate::plan::Pins;
 use crate::retry::{Retry, SwapSpec, WarmUp};
 
-/// xorshift64*: the worlds need variety, not quality.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % n
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-}
-
-fn random_plan(chance: &mut Chance) -> Plan {
+fn random_plan(chance: &mut Random) -> Plan {
     let count = 1 + chance.below(9);
     let mut text = "smelt = 1\nname = \"w\"\n[resources]\ngpu = 2\n".to_owned();
     for at in 0..count {
@@ -46,8 +32,8 @@ fn random_plan(chance: &mut Chance) -> Plan {
     Plan::build(&pipeline, &Pins::default()).unwrap()
 }
 
-fn random_retry(chance: &mut Chance) -> Retry {
-    let step = |chance: &mut Chance| match chance.below(3) {
+fn random_retry(chance: &mut Random) -> Retry {
+    let step = |chance: &mut Random| match chance.below(3) {
         0 => Step::default(),
         n => Step { params: [("x".to_owned(), n.into())].into(), ..Step::default() },
     };
@@ -73,7 +59,7 @@ const CLASSES: [FailureClass; 8] = [
     FailureClass::BoardReset,
 ];
 
-fn failure(chance: &mut Chance) -> Failure {
+fn failure(chance: &mut Random) -> Failure {
     Failure { class: CLASSES[chance.below(CLASSES.len())], exit: None, message: String::new() }
 }
 
@@ -114,7 +100,7 @@ fn output_of(key: Digest) -> Digest {
 /// Plays the world: random finish order, hits, holds, failures, at most one interrupt in each run, and
 /// another run after a reboot.  Returns how many reboots there were.
 fn simulate(seed: u64) -> u32 {
-    let mut chance = Chance(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+    let mut chance = Random::new(seed);
     let plan = random_plan(&mut chance);
     let ids: Vec<StageId> = plan.stages().map(|(id, _)| id).collect();
     let mut wishes = Wishes {
@@ -139,7 +125,7 @@ fn simulate(seed: u64) -> u32 {
 /// One run; what it leaves to the next where the board is to be rebooted.
 fn play(
     seed: u64,
-    chance: &mut Chance,
+    chance: &mut Random,
     plan: &Plan,
     wishes: &Wishes,
     past: &mut HashMap<Digest, Past>,

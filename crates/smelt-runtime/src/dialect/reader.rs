@@ -249,6 +249,8 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     const QWEN: Dialect = Dialect { thinks: true, calls: Some(Calls::Hermes) };
@@ -366,18 +368,6 @@ mod tests {
         check(LLAMA, false, "{\"a\": 1} ", &["says {\"a\": 1} "]);
     }
 
-    /// A small random sequence (splitmix64).
-    struct Random(u64);
-
-    impl Random {
-        fn below(&mut self, end: usize) -> usize {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((mixed ^ (mixed >> 31)) % end as u64) as usize
-        }
-    }
-
     #[test]
     fn how_text_is_cut_changes_nothing() {
         let parts = [
@@ -400,7 +390,7 @@ mod tests {
             "\u{e9}",
         ];
         let dialects = [QWEN, LLAMA, Dialect::default(), Dialect { calls: None, ..QWEN }];
-        let mut random = Random(5);
+        let mut random = Random::new(5);
         let mut calls = 0;
         for round in 0..6000 {
             let text: String =

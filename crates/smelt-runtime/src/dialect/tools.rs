@@ -173,9 +173,11 @@ fn lark(calls: Calls, tools: &[&Tool], beside: &Beside, is_many: bool) -> String
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
     use crate::dialect::{Delta, Dialect, Reader};
-    use crate::grammar::tests::{Random, World};
+    use crate::grammar::tests::World;
 
     fn tools() -> Vec<Tool> {
         let city = json!({
@@ -269,7 +271,7 @@ mod tests {
     #[test]
     fn what_a_random_model_calls_is_read_and_valid() {
         let (world, tools) = (World::new(), tools());
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         for calls in [Calls::Hermes, Calls::Llama3] {
             let grammar = demanded(calls, &tools, &Demand::Required, false, None).unwrap().unwrap();
             for _ in 0..8 {

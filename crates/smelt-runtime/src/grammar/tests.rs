@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use smelt_random::Random;
 
 use super::*;
 use crate::sampling::{Chooser, Sampler, Settings};
@@ -11,26 +12,6 @@ use crate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 /// Tokens of an answer, after which it is given up.
 const TOKENS_MAX: usize = 600;
-
-/// A small random sequence (splitmix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
-        &choices[self.below(choices.len() as u64) as usize]
-    }
-}
 
 /// A small vocabulary, and a model that says anything.
 pub(crate) struct World {
@@ -58,7 +39,8 @@ impl World {
     /// An answer of a random model that is held to `grammar`; nothing if it does not end.
     pub(crate) fn answer(&self, grammar: &Grammar, random: &mut Random) -> Option<String> {
         let mut constraint = self.compiler.compile(grammar).unwrap();
-        let settings = Settings { temperature: 1.0, seed: random.next(), ..Settings::default() };
+        let settings =
+            Settings { temperature: 1.0, seed: random.next_u64(), ..Settings::default() };
         let mut sampler = Sampler::new(&settings, &[], self.vocab).unwrap();
         let mut chooser = Chooser::default();
         let mut tokens = Vec::new();
@@ -94,10 +76,10 @@ fn schema(random: &mut Random, depth: u64) -> Value {
         }
         2 => json!({ "enum": ["red", "green \u{e9}\n", 3, null, true] }),
         3 => {
-            json!({ "type": "string", "pattern": random.of(&["^[a-c]{2,5}$", "^\\d{3}-\\d{2}$", "x+y?"]) })
+            json!({ "type": "string", "pattern": random.pick(&["^[a-c]{2,5}$", "^\\d{3}-\\d{2}$", "x+y?"]) })
         }
         4 => json!({ "type": ["boolean", "null"] }),
-        5 => json!({ "type": "string", "format": random.of(&["date", "time", "uuid", "ipv4"]) }),
+        5 => json!({ "type": "string", "format": random.pick(&["date", "time", "uuid", "ipv4"]) }),
         6 => {
             let least = random.below(2);
             let items = schema(random, depth - 1);
@@ -117,7 +99,7 @@ fn schema(random: &mut Random, depth: u64) -> Value {
         _ => {
             let names = ["name", "count", "a b", "\u{e9}t\u{e9}"];
             let mut properties = serde_json::Map::new();
-            for name in &names[..1 + random.below(4) as usize] {
+            for name in &names[..1 + random.below(4)] {
                 properties.insert((*name).to_owned(), schema(random, depth - 1));
             }
             let required: Vec<String> =
@@ -141,7 +123,7 @@ fn is_definable(schema: &Value) -> bool {
 #[test]
 fn whatever_is_said_under_a_schema_validates() {
     let world = World::new();
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let (mut ended, mut tried) = (0, 0);
     while tried < 150 {
         let schema = schema(&mut random, 2);
@@ -166,7 +148,7 @@ fn whatever_is_said_under_a_schema_validates() {
 #[test]
 fn other_forms_are_kept_too() {
     let world = World::new();
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     let mut check = |grammar: Grammar, holds: &dyn Fn(&str) -> bool| {
         let answers: Vec<String> =
             (0..12).filter_map(|_| world.answer(&grammar, &mut random)).collect();
@@ -238,7 +220,7 @@ fn what_a_client_says_of_white_space_is_not_heard() {
     let mut schema =
         json!({ "type": "object", "properties": { "a": { "enum": [1] } }, "required": ["a"] });
     schema["x-guidance"] = json!({ "lenient": true, "whitespace_pattern": "x" });
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let answer = world.answer(&Grammar::JsonSchema(schema), &mut random).unwrap();
     assert!(serde_json::from_str::<Value>(&answer).unwrap()["a"] == 1, "{answer}");
 }

@@ -279,6 +279,7 @@ mod tests {
     use ::image::codecs::jpeg::JpegEncoder;
     use ::image::codecs::png::{PngDecoder, PngEncoder};
     use ::image::codecs::webp::WebPEncoder;
+    use smelt_random::Random;
 
     use super::*;
 
@@ -486,27 +487,17 @@ mod tests {
         }
     }
 
-    /// Numbers that look drawn (xorshift).
-    fn drawn(seed: u64) -> impl FnMut(usize) -> usize {
-        let mut state = seed;
-        move |below| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as usize % below
-        }
-    }
-
     #[test]
     fn damaged_jpegs_are_shown_or_refused() {
-        let mut draw = drawn(42);
+        let mut random = Random::new(42);
         for (name, [width, height], _) in goldens() {
             let whole = fs::read(golden(&format!("{name}.jpg"))).unwrap();
             for _ in 0..40 {
                 let mut bytes = whole.clone();
-                for _ in 0..=draw(4) {
-                    let at = draw(bytes.len());
-                    bytes[at] = [draw(256), 0, 0xff][draw(3)] as u8;
+                for _ in 0..=random.below(4) {
+                    let at = random.below(bytes.len());
+                    let any = random.next_u64() as u8;
+                    bytes[at] = random.pick(&[any, 0, 0xff]);
                 }
                 // Sizes of their own would be slow, not wrong.
                 let is_small =

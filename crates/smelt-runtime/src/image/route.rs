@@ -114,6 +114,8 @@ pub fn within(wanted: &[usize], scores: &[f32], costs: &[usize], budget: usize) 
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     #[test]
@@ -183,17 +185,13 @@ mod tests {
 
     #[test]
     fn any_budget_is_kept_to_and_no_finer_tile_is_paid_for_by_more_than_it_must() {
-        let mut state = 7u64;
-        let mut random = |end: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % end
-        };
+        let mut random = Random::new(7);
         let costs = [10, 25, 60, 100];
         for _ in 0..2_000 {
-            let count = 1 + random(12) as usize;
-            let wanted: Vec<usize> = (0..count).map(|_| random(4) as usize).collect();
-            let scores: Vec<f32> = (0..count).map(|_| random(50) as f32).collect();
-            let budget = random(1_000) as usize;
+            let count = 1 + random.below(12);
+            let wanted: Vec<usize> = (0..count).map(|_| random.below(4)).collect();
+            let scores: Vec<f32> = (0..count).map(|_| random.below(50) as f32).collect();
+            let budget = random.below(1_000);
             let found = within(&wanted, &scores, &costs, budget);
             let total = |grids: &[usize]| grids.iter().map(|grid| costs[*grid]).sum::<usize>();
             assert!(total(&found) <= budget || found.iter().all(|grid| *grid == 0));

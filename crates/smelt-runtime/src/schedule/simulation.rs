@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smelt_backend::simulated::{BLOCK_TOKENS as BLOCK, Behaviour, SimulatedDecoder};
 use smelt_backend::{Decoder, KvOptions, Run, RunError};
+use smelt_random::Random;
 
 use super::*;
 
@@ -14,20 +15,6 @@ use super::*;
 const COMMON_TOKENS: usize = 200;
 /// A world that does not end by then never will.
 const STEPS_MAX: usize = 60_000;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) as usize) % end
-    }
-
-    fn one_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-}
 
 /// The engine, and what its slots should hold.
 struct Engine {
@@ -136,7 +123,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let random = &mut random;
         let slots = 1 + random.below(8);
         let capacity = Capacity {
@@ -160,7 +147,7 @@ impl World {
             highs: 0,
             preemptions: 0,
             shared: 0,
-            meddling: Random(!seed),
+            meddling: Random::new(!seed),
         }
     }
 

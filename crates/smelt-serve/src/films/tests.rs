@@ -2,6 +2,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::LazyLock;
 
+use smelt_random::Random;
 use smelt_runtime::deployment::Family;
 use smelt_runtime::image::{Wanted, chosen};
 
@@ -272,16 +273,12 @@ fn damaged_films_end() {
     }
     let film =
         made(&format!("-f lavfi -i testsrc=size=64x48:rate=10:duration=2 {X264} NAME"), "a.mkv");
-    let mut state = 7_u64;
-    let mut next = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 33) as usize
-    };
+    let mut random = Random::new(7);
     for round in 0..20 {
         let mut damaged = film.clone();
         for _ in 0..=round {
-            let at = next() % damaged.len();
-            damaged[at] = next() as u8;
+            let at = random.below(damaged.len());
+            damaged[at] = random.next_u64() as u8;
         }
         told("damaged", &damaged);
     }

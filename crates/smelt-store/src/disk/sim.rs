@@ -15,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::libc;
+use smelt_random::Random;
 
 use super::turns::Turns;
 use super::{Disk, DiskFile, FileKind, Held, LockKind, Moment, Open, Stat, Volume, Wait};
@@ -332,31 +333,6 @@ impl Default for SimDisk {
     }
 }
 
-/// A small random sequence (splitmix64), the same for the same seed everywhere.
-pub struct Chance(pub u64);
-
-impl Chance {
-    /// The next number.
-    #[allow(clippy::should_implement_trait)] // It has no end, and is no iterator.
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `limit`.
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit.max(1) as u64) as usize
-    }
-
-    /// Heads or tails.
-    pub fn coin(&mut self) -> bool {
-        self.next() & 1 == 1
-    }
-}
-
 fn os(code: i32) -> io::Error {
     io::Error::from_raw_os_error(code)
 }
@@ -589,8 +565,8 @@ impl World {
     }
 
     fn lose(&mut self, left: Left) {
-        let mut chance = Chance(if let Left::Random(seed) = left { seed } else { 0 });
-        let names = |chance: &mut Chance| match left {
+        let mut chance = Random::new(if let Left::Random(seed) = left { seed } else { 0 });
+        let names = |chance: &mut Random| match left {
             Left::Nothing | Left::ContentOnly => false,
             Left::NamesOnly | Left::Everything => true,
             Left::Random(_) => chance.coin(),
@@ -664,7 +640,7 @@ impl FileNode {
         Content { bytes, mode: self.durable.mode }
     }
 
-    fn lose(&mut self, left: Left, chance: &mut Chance) {
+    fn lose(&mut self, left: Left, chance: &mut Random) {
         let (old, new) = (self.durable.bytes.len(), self.live.bytes.len());
         let dirty = std::mem::take(&mut self.dirty);
         let mut content = match left {

@@ -7,7 +7,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::sim::Chance;
+use smelt_random::Random;
 
 /// One step in so many gives the turn away.
 const STEPS_A_TURN: usize = 12;
@@ -24,14 +24,14 @@ pub struct Turns {
 struct State {
     current: usize,
     lives: Vec<bool>,
-    chance: Chance,
+    chance: Random,
     steps: u64,
 }
 
 impl Turns {
     /// For so many actors, of whom the seed chooses the first.
     pub fn new(actors: usize, seed: u64) -> Self {
-        let mut chance = Chance(seed);
+        let mut chance = Random::new(seed);
         let current = chance.below(actors);
         let state = State { current, lives: vec![true; actors], chance, steps: 0 };
         Self { state: Mutex::new(state), wakes: (0..actors).map(|_| Condvar::new()).collect() }

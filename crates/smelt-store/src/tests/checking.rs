@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+use smelt_random::Random;
+
 use super::collecting::make;
 use super::script::{
     Excuses, Promises, ROOT, audit, broken_promises, disk_with_model, half_made, open, play,
 };
 use crate::collect::Limits;
 use crate::disk::Disk;
-use crate::disk::sim::{Chance, Left, SimDisk, Trouble};
+use crate::disk::sim::{Left, SimDisk, Trouble};
 use crate::disk::turns::Turns;
 use crate::fsck::Checkup;
 use crate::store::{Store, StoreError};
@@ -133,7 +135,7 @@ fn a_log_damaged_in_its_middle_loses_nothing_else() {
 #[test]
 fn whatever_befalls_the_log_repair_brings_every_output_back() {
     let (clean, promises) = played();
-    let (mut chance, mut lost) = (Chance(3), 0);
+    let (mut chance, mut lost) = (Random::new(3), 0);
     for _ in 0..100 {
         let disk = clean.copy();
         let mut bytes = disk.get(&path("ac.log")).unwrap();

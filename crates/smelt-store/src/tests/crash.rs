@@ -4,9 +4,11 @@
 
 use std::path::Path;
 
+use smelt_random::Random;
+
 use super::script::{Excuses, Promises, ROOT, audit, disk_with_model, half_made, play};
 use crate::disk::Disk;
-use crate::disk::sim::{Chance, Deaf, Left, SimDisk, Trouble};
+use crate::disk::sim::{Deaf, Left, SimDisk, Trouble};
 
 /// How many changes the script makes on a disk.
 fn changes_of(disk: &SimDisk) -> u64 {
@@ -106,16 +108,16 @@ fn damage(disk: &SimDisk, name: &str) {
 fn a_crash_in_the_run_after_a_crash_costs_nothing_promised() {
     let fresh = disk_with_model();
     let changes = changes_of(&fresh);
-    let mut chance = Chance(1);
+    let mut chance = Random::new(1);
     let rounds = if std::env::var_os("SMELT_SOAK").is_some() { 40_000 } else { 400 };
     for round in 0..rounds {
-        let (first, second) = (chance.next() % changes, chance.next() % changes);
+        let (first, second) = (chance.next_u64() % changes, chance.next_u64() % changes);
         let mut promises = Promises::default();
         let mut disk = fresh.copy();
         for point in [first, second] {
             disk.plan(Trouble::CrashAfterChange(point));
             let _ = play(&disk, &mut promises);
-            disk = disk.after_crash(Left::Random(chance.next()));
+            disk = disk.after_crash(Left::Random(chance.next_u64()));
         }
         let wrong = audit(&disk, &promises, &Excuses::default());
         assert!(wrong.is_empty(), "round {round}, after {first} and {second}: {wrong:?}");

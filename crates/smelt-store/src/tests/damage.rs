@@ -5,8 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use smelt_random::Random;
+
 use super::script::{Promises, ROOT, disk_with_model, key, open, play};
-use crate::disk::sim::{Chance, Left, SimDisk};
+use crate::disk::sim::{Left, SimDisk};
 use crate::disk::turns::Turns;
 use crate::disk::{Disk, FileKind};
 use crate::log::{Log, LogError, RECORD_BYTES_MAX};
@@ -41,7 +43,7 @@ fn written(records: &[String]) -> Vec<u8> {
     disk.get(Path::new(LOG)).unwrap()
 }
 
-fn some_records(chance: &mut Chance) -> Vec<String> {
+fn some_records(chance: &mut Random) -> Vec<String> {
     let count = chance.below(12);
     (0..count)
         .map(|n| format!("{{\"n\":{n},\"x\":\"{}\"}}", "y".repeat(chance.below(90))))
@@ -49,19 +51,19 @@ fn some_records(chance: &mut Chance) -> Vec<String> {
 }
 
 /// Changes bytes as bad disks, crashes and people do.
-pub(super) fn mutate(bytes: &mut Vec<u8>, chance: &mut Chance) {
-    let start = chance.below(bytes.len());
-    let end = start + chance.below(bytes.len() - start);
+pub(super) fn mutate(bytes: &mut Vec<u8>, chance: &mut Random) {
+    let start = chance.below(bytes.len().max(1));
+    let end = start + chance.below((bytes.len() - start).max(1));
     match chance.below(9) {
         0 if !bytes.is_empty() => bytes[start] ^= 1 << chance.below(8),
         1 => bytes.truncate(start),
         2 => bytes[start..end].fill(0),
         3 => drop(bytes.drain(start..end)),
         4 => bytes.extend(vec![0; chance.below(200)]),
-        5 => bytes.extend((0..chance.below(200)).map(|_| chance.next() as u8)),
+        5 => bytes.extend((0..chance.below(200)).map(|_| chance.next_u64() as u8)),
         6 => {
             let copied = bytes[start..end].to_vec();
-            let at = chance.below(bytes.len());
+            let at = chance.below(bytes.len().max(1));
             bytes.splice(at..at, copied);
         }
         7 => swap_lines(bytes, chance),
@@ -69,9 +71,10 @@ pub(super) fn mutate(bytes: &mut Vec<u8>, chance: &mut Chance) {
     }
 }
 
-fn swap_lines(bytes: &mut Vec<u8>, chance: &mut Chance) {
+fn swap_lines(bytes: &mut Vec<u8>, chance: &mut Random) {
     let mut lines: Vec<&[u8]> = bytes.split_inclusive(|&byte| byte == b'\n').collect();
-    let (a, b) = (chance.below(lines.len()), chance.below(lines.len()));
+    let mut any = || chance.below(lines.len().max(1));
+    let (a, b) = (any(), any());
     if a < lines.len() && b < lines.len() {
         lines.swap(a, b);
     }
@@ -80,7 +83,7 @@ fn swap_lines(bytes: &mut Vec<u8>, chance: &mut Chance) {
 
 #[test]
 fn a_damaged_log_yields_only_what_was_written() {
-    let mut chance = Chance(7);
+    let mut chance = Random::new(7);
     let mut shorter = 0;
     for round in 0..4000 {
         let records = some_records(&mut chance);
@@ -112,7 +115,7 @@ fn a_damaged_action_log_never_leads_to_wrong_content() {
     let store = open(&clean).unwrap();
     let right = names.map(|name| store.lookup(&key(name)).unwrap().hit().unwrap());
     drop(store);
-    let mut chance = Chance(8);
+    let mut chance = Random::new(8);
     let (mut hits, mut misses) = (0, 0);
     for round in 0..400 {
         let disk = clean.copy();

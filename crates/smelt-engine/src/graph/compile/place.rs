@@ -52,8 +52,9 @@ pub(super) fn place(needs: &[Need]) -> Placed {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
-    use crate::kernels::testing::Random;
 
     /// The most numbers that are needed at one moment: no placement can do with fewer.
     fn peak(needs: &[Need]) -> usize {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use half::f16;
 use smelt_model::dtype::Dtype;
+use smelt_random::Random;
 use tempfile::TempDir;
 
 use super::super::array::{Array, Value, Weight, broadcast};
@@ -13,7 +14,7 @@ use super::{Inputs, Machine, run};
 use crate::cast::bytes_of;
 use crate::engine_file::{EngineFile, EngineWriter, Layout, TensorSpec};
 use crate::kernels::isa::Isa;
-use crate::kernels::testing::{Random, close};
+use crate::kernels::testing::close;
 use crate::kernels::threads::Threads;
 
 use AttributeFile::{Float, Int, Ints};
@@ -114,7 +115,7 @@ fn random_shape(random: &mut Random, rank: usize) -> Vec<usize> {
 }
 
 fn random_value(random: &mut Random, shape: &[usize]) -> Array<f32> {
-    Array::new(shape.to_vec(), random.floats(shape.iter().product()))
+    Array::new(shape.to_vec(), random.noise(shape.iter().product()))
 }
 
 /// All indices of `shape` in row-major order.
@@ -614,7 +615,7 @@ fn stored_weights_give_the_same_bits_as_widened_ones() {
     let mut random = Random::new(27);
     let (rows, columns) = (37, 70);
     let bits: Vec<u16> =
-        random.floats(rows * columns).iter().map(|&v| f16::from_f32(v).to_bits()).collect();
+        random.noise(rows * columns).iter().map(|&v| f16::from_f32(v).to_bits()).collect();
     let wide: Vec<f32> = bits.iter().map(|&bits| f16::from_bits(bits).to_f32()).collect();
     let (_dir, file) = engine_file(&[rows, columns], &bits);
     let stored = std::sync::Arc::new(file.stored("w").unwrap().clone());

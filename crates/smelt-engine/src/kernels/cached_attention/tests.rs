@@ -4,9 +4,10 @@ use half::f16;
 use memmap2::MmapMut;
 
 use smelt_backend::KvType;
+use smelt_random::Random;
 
 use super::*;
-use crate::kernels::testing::{Random, close, rounds, size};
+use crate::kernels::testing::{close, rounds, size};
 
 const KINDS: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Int8];
 
@@ -25,7 +26,7 @@ impl Kept {
             .map(|_| MmapMut::map_anon(shape.bytes()).unwrap())
             .collect();
         let [keys, values] = [3.0, 1.0].map(|scale| {
-            let numbers = random.floats(positions * dim);
+            let numbers = random.noise(positions * dim);
             numbers.into_iter().map(|number| number * scale).collect::<Vec<f32>>()
         });
         let mut kept = Self { shape, blocks, keys, values };
@@ -85,7 +86,7 @@ fn kept_row(kind: KvType, row: &[f32]) -> Vec<f64> {
 
 fn queries(random: &mut Random, rows: usize, dim: usize) -> Vec<f32> {
     let scale = (dim as f32).sqrt().recip();
-    random.floats(rows * dim).into_iter().map(|q| q * scale * 2.0).collect()
+    random.noise(rows * dim).into_iter().map(|q| q * scale * 2.0).collect()
 }
 
 #[test]

@@ -161,10 +161,10 @@ pub(crate) fn highest<L: Lanes>(lanes: L, value: L::V) -> f32 {
 #[cfg(test)]
 mod tests {
     use half::f16;
+    use smelt_random::Random;
 
     use super::*;
     use crate::kernels::isa::Isa;
-    use crate::kernels::testing::Random;
 
     /// What every operation makes of sixteen numbers.
     struct Everything<'a> {
@@ -211,7 +211,7 @@ mod tests {
         for round in 0..2000 {
             let scale = [1e-6, 0.3, 20.0, 100.0, 1e5][round % 5];
             let numbers =
-                [scale, scale, 1.0].map(|scale| std::array::from_fn(|_| random.float() * scale));
+                [scale, scale, 1.0].map(|scale| std::array::from_fn(|_| random.signed() * scale));
             let of = |isa: Isa| {
                 let mut out = Vec::new();
                 isa.over_lanes(Everything { numbers, out: &mut out });

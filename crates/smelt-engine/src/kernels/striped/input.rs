@@ -259,8 +259,10 @@ fn round_run(numbers: &[f32; RUN], levels: &mut [i8; RUN]) -> (f32, [i32; 2]) {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
-    use crate::kernels::testing::{Random, rounds};
+    use crate::kernels::testing::rounds;
 
     #[test]
     fn levels_are_within_half_a_step_and_sums_are_theirs() {
@@ -268,7 +270,7 @@ mod tests {
         for round in (0..200).take(rounds(200)) {
             let mut numbers = [0.0; RUN];
             let size = 10f32.powi(round % 60 - 30);
-            numbers.iter_mut().for_each(|number| *number = random.float() * size);
+            numbers.iter_mut().for_each(|number| *number = random.signed() * size);
             let mut levels = [9; RUN];
             let (scale, sums) = round_run(&numbers, &mut levels);
             let sum = |half: &[i8]| half.iter().copied().map(i32::from).sum::<i32>();

@@ -1,10 +1,11 @@
 //! Holds the kernels of stripes against sums in f64 and against each other.
 
 use half::{bf16, f16};
+use smelt_random::Random;
 
 use super::*;
 use crate::kernels::isa::Isa;
-use crate::kernels::testing::{Random, close, rounds, size};
+use crate::kernels::testing::{close, rounds, size};
 use crate::kernels::threads::Threads;
 
 /// Weights as they are stored row after row, and in stripes.
@@ -66,7 +67,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 fn float_weights(random: &mut Random, rows: usize, columns: usize, kind: usize) -> Weights {
-    let wide = random.floats(rows * columns);
+    let wide = random.noise(rows * columns);
     let (bytes, wide): (Vec<u8>, Vec<f32>) = match kind {
         0 => (wide.iter().flat_map(|w| w.to_le_bytes()).collect(), wide),
         1 => {
@@ -100,7 +101,7 @@ fn level_weights(
     let groups = columns.div_ceil(group);
     let halved = random.below(2) == 0;
     let scale = |random: &mut Random| {
-        let scale = random.float();
+        let scale = random.signed();
         if halved { f16::from_f32(scale).to_f32() } else { scale }
     };
     let scales: Vec<f32> = (0..rows * groups).map(|_| scale(random)).collect();
@@ -198,8 +199,8 @@ pub(super) fn run(
 
 #[track_caller]
 fn check(weights: &Weights, tokens: usize, random: &mut Random, what: &str) {
-    let x = random.floats(tokens * weights.columns);
-    let bias = random.floats(weights.rows);
+    let x = random.noise(tokens * weights.columns);
+    let bias = random.noise(weights.rows);
     let view = weights.view();
     let seen = if view.is_levels() { rounded(&x, weights.columns) } else { x.clone() };
     let expect = product(weights, &seen, &bias);
@@ -285,7 +286,7 @@ fn jobs_share_an_input_and_leave_what_lies_between_their_rows() {
     let mut random = Random::new(23);
     let (threads, isa) = (Threads::new(2), Isa::detect());
     let [a, b] = [40, 19].map(|rows| level_weights(&mut random, [rows, 96, 32], Bits::Four, true));
-    let x = random.floats(5 * 96);
+    let x = random.noise(5 * 96);
     let mut input = Input::default();
     input.fill(&x, 96, Rounding::Runs, isa, &threads);
     let (mut first, mut second) = (vec![3.0; 5 * 50], vec![4.0; 5 * 19]);
@@ -307,7 +308,7 @@ fn numbers_that_are_none_are_not_hidden() {
     let mut random = Random::new(24);
     let weights = level_weights(&mut random, [16, 64, 32], Bits::Four, false);
     for odd in [f32::NAN, f32::INFINITY] {
-        let mut x = random.floats(64);
+        let mut x = random.noise(64);
         x[40] = odd;
         for isa in Isa::all() {
             let out = run_levels(&weights, &x, &[0.0; 16], isa, &Threads::new(1));

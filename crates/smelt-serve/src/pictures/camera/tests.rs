@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
+use smelt_random::Random;
+
 use super::units::tests::packet;
 use super::*;
 
@@ -338,14 +340,10 @@ fn a_camera_is_judged_as_any_other_host() {
     assert!(asked.starts_with(&first), "{asked}");
 }
 
-/// The same bytes on every machine: xorshift64 (Marsaglia, 2003).
-fn noise(mut state: u64) -> impl FnMut() -> u8 {
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    }
+/// Bytes that follow from a seed.
+fn noise(seed: u64) -> impl FnMut() -> u8 {
+    let mut random = Random::new(seed);
+    move || random.next_u64() as u8
 }
 
 /// Whether lengths and NAL units fill a picture to its end.

@@ -2,12 +2,13 @@
 
 use half::f16;
 use smelt_model::packed::form::BlockForm;
+use smelt_random::Random;
 
 use super::super::tests::{floats_of, run, stripe_all};
 use super::super::{Arithmetic, STRIPE, Striped, stripe_elements, stripe_nibbles};
 use super::{Blocks, Halves};
 use crate::kernels::isa::Isa;
-use crate::kernels::testing::{Random, close, rounds, size};
+use crate::kernels::testing::{close, rounds, size};
 use crate::kernels::threads::Threads;
 
 /// A weight row after row, and in stripes.
@@ -34,7 +35,7 @@ struct Numbers {
 impl Numbers {
     fn random(random: &mut Random, form: BlockForm, [rows, columns]: [usize; 2]) -> Self {
         let (spans, groups) = (columns / form.span, columns / form.group);
-        let half = |random: &mut Random| f16::from_f32(random.float());
+        let half = |random: &mut Random| f16::from_f32(random.signed());
         let halves: Vec<f16> = (0..rows * spans).map(|_| half(random)).collect();
         let most = if form.has_mins { 64 } else { 256 };
         let factor = |random: &mut Random| random.below(most) as u8;
@@ -114,7 +115,7 @@ fn high_words(form: BlockForm, width: usize, levels: &[u8]) -> Vec<u8> {
 fn check(weights: &Weights, tokens: usize, random: &mut Random) {
     let Weights { form, rows, columns, ref wide, .. } = *weights;
     let what = format!("{} {rows}x{columns}, {tokens} tokens", form.name);
-    let (x, bias) = (random.floats(tokens * columns), random.floats(rows));
+    let (x, bias) = (random.noise(tokens * columns), random.noise(rows));
     let view = weights.view();
     let integers =
         |x: &[f32], isa, threads| run(Arithmetic::Integers, view, x, &bias, isa, threads);
@@ -180,7 +181,7 @@ fn numbers_that_are_none_are_not_hidden() {
     for form in BlockForm::ALL {
         let weights = Weights::random(&mut random, form, [STRIPE, 256], None);
         for odd in [f32::NAN, f32::INFINITY] {
-            let mut x = random.floats(256);
+            let mut x = random.noise(256);
             x[40] = odd;
             for isa in Isa::all() {
                 let (view, bias) = (weights.view(), [0.0; STRIPE]);
