@@ -19,7 +19,7 @@ use smelt_onnx::{Model, check, inspect, read_initializer};
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::{HubPin, Pin};
 use smelt_plan::{Digest, Pins, Pipeline, Plan};
-use smelt_runtime::image::Picture;
+use smelt_runtime::image::Image;
 
 /// A target by its name: the folder of its corpus, and the function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
@@ -183,11 +183,11 @@ pub(crate) fn jpeg(data: &[u8]) {
     if !data.starts_with(&[0xFF, 0xD8, 0xFF]) || claims_many_pixels(data) {
         return;
     }
-    let Ok(picture) = Picture::decode(data) else { return };
+    let Ok(picture) = Image::decode(data) else { return };
     assert_eq!(picture.rgb().len(), picture.width() * picture.height() * 3);
     assert!(!picture.rgb().is_empty());
     assert!(data.windows(2).any(|two| two == [0xFF, 0xD9]), "a picture without an end");
-    assert_eq!(Picture::decode(data).unwrap(), picture);
+    assert_eq!(Image::decode(data).unwrap(), picture);
 }
 
 /// Whether anything that might be a frame's header claims a large picture.

@@ -23,9 +23,9 @@ const INPUTS: [&str; 7] =
     ["Cargo.lock", "Cargo.toml", ".cargo", "crates", "xtask", "pipelines", "tests/data"];
 
 /// A check that is our own: its name, what it reads beside [`INPUTS`], and how it runs, or says that it cannot.
-type Step = (&'static str, &'static [&'static str], fn() -> Result<bool>);
+type CheckFn = (&'static str, &'static [&'static str], fn() -> Result<bool>);
 
-const OWN: [Step; 10] = [
+const OWN: [CheckFn; 10] = [
     ("onnxruntime", &[], || ran(onnxruntime::run())),
     ("conformance", &[], || ran(conformance::run())),
     ("bench cpu", &[], || ran(bench::cpu::run(&["--smoke"]))),

@@ -30,7 +30,7 @@ const SEVERAL: usize = 6;
 
 /// A command, and what its output must hold.
 #[derive(Debug, PartialEq)]
-struct Step {
+struct WalkStep {
     command: String,
     expect: Option<String>,
 }
@@ -62,16 +62,16 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// The commands of the ```sh blocks.
-fn steps(text: &str) -> Vec<Step> {
+fn steps(text: &str) -> Vec<WalkStep> {
     let mut inside = false;
-    let mut steps: Vec<Step> = Vec::new();
+    let mut steps: Vec<WalkStep> = Vec::new();
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
         if line.starts_with("```") {
             inside = line.starts_with("```sh");
         } else if inside && !line.starts_with('#') && !line.trim().is_empty() {
             let below = lines.peek().and_then(|below| below.strip_prefix("# "));
-            steps.push(Step { command: line.to_owned(), expect: below.map(str::to_owned) });
+            steps.push(WalkStep { command: line.to_owned(), expect: below.map(str::to_owned) });
         }
     }
     steps
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn commands_have_the_answers_below_them() {
         let text = "# Title\n```sh\nmake it\nask it\n# 42\n```\n```toml\nno = 1\n```\n";
-        let step = |command: &str, expect: Option<&str>| Step {
+        let step = |command: &str, expect: Option<&str>| WalkStep {
             command: command.to_owned(),
             expect: expect.map(str::to_owned),
         };

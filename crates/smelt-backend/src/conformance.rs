@@ -5,8 +5,8 @@
 
 use crate::sampling::{Chooser, GREEDY, Mask, Sampler, Settings};
 use crate::{
-    Adapter, Answer, Decoder, FeatureSpan, Features, ImageEmbeds, KvOptions, LogitRows, Run,
-    RunError, Scores, Want,
+    Adapter, Answer, Decoder, FeatureSpan, Features, ImageEmbeds, KvOptions, LogitRows, RunError,
+    Scores, SlotInput, Want,
 };
 
 /// How often a step is tried that is refused for want of memory.
@@ -19,7 +19,7 @@ pub type Open<'a> = &'a dyn Fn(KvOptions) -> Box<dyn Decoder>;
 
 /// What stands for images in prompts of the decoder that is tried.
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct TestImage {
     /// The token that features replace.
     pub token: u32,
     /// Two images of at least two tokens each, of different contents.
@@ -27,7 +27,7 @@ pub struct Image {
 }
 
 /// Tries everything; images only where the decoder takes them, with one position a token.
-pub fn decoder(open: Open<'_>, image: Option<&Image>) {
+pub fn decoder(open: Open<'_>, image: Option<&TestImage>) {
     cuts_change_no_bit(open);
     company_changes_no_bit(open);
     tokens_are_those_that_the_host_would_choose(open);
@@ -51,7 +51,7 @@ fn prompt(number: u64, vocab: usize, len: usize) -> Vec<u32> {
 
 /// A step that is tried again while memory is short.
 #[track_caller]
-fn step(decoder: &mut dyn Decoder, runs: &[Run<'_>]) -> Vec<Answer> {
+fn step(decoder: &mut dyn Decoder, runs: &[SlotInput<'_>]) -> Vec<Answer> {
     for _ in 0..TRIES {
         let before: Vec<usize> = runs.iter().map(|run| decoder.held(run.slot)).collect();
         let usage = decoder.kv_usage();
@@ -79,14 +79,14 @@ fn step(decoder: &mut dyn Decoder, runs: &[Run<'_>]) -> Vec<Answer> {
 }
 
 #[track_caller]
-fn one(decoder: &mut dyn Decoder, run: Run<'_>) -> Answer {
+fn one(decoder: &mut dyn Decoder, run: SlotInput<'_>) -> Answer {
     step(decoder, &[run]).remove(0)
 }
 
 /// The logits behind each token of a prompt, alone in slot 0 of a decoder that holds nothing.
 #[track_caller]
 fn alone(decoder: &mut dyn Decoder, tokens: &[u32]) -> Vec<f32> {
-    let answer = one(decoder, Run::new(0, tokens).showing(LogitRows::All));
+    let answer = one(decoder, SlotInput::new(0, tokens).showing(LogitRows::All));
     decoder.release(0);
     assert_eq!(answer.logits.len(), tokens.len() * decoder.facts().vocab, "a row for each token");
     answer.logits
@@ -108,12 +108,12 @@ fn cuts_change_no_bit(open: Open<'_>) {
     for size in [1, 7, 64, 65, 149] {
         let mut found = Vec::new();
         for cut in tokens.chunks(size) {
-            found.extend(one(decoder, Run::new(0, cut).showing(LogitRows::All)).logits);
+            found.extend(one(decoder, SlotInput::new(0, cut).showing(LogitRows::All)).logits);
         }
         same(&found, &expected, "a prompt in pieces");
         decoder.release(0);
     }
-    let last = one(decoder, Run::new(1, &tokens).showing(LogitRows::Last)).logits;
+    let last = one(decoder, SlotInput::new(1, &tokens).showing(LogitRows::Last)).logits;
     same(&last, &expected[(PROMPT - 1) * vocab..], "the last row alone, in another slot");
 }
 
@@ -127,7 +127,7 @@ fn company_changes_no_bit(open: Open<'_>) {
     // Prompts of several slots in one step, then single tokens beside what is left of a prompt.
     let firsts: Vec<usize> = (0..slots).map(|slot| 20 + slot).collect();
     let begin =
-        |slot: usize| Run::new(slot, &prompts[slot][..firsts[slot]]).showing(LogitRows::All);
+        |slot: usize| SlotInput::new(slot, &prompts[slot][..firsts[slot]]).showing(LogitRows::All);
     let mut found: Vec<Vec<f32>> = step(decoder, &(0..slots).map(begin).collect::<Vec<_>>())
         .into_iter()
         .map(|answer| answer.logits)
@@ -140,7 +140,7 @@ fn company_changes_no_bit(open: Open<'_>) {
             false => at[slot] + 1,
         };
         let run = |slot: &usize| {
-            Run::new(*slot, &prompts[*slot][at[*slot]..end(*slot)]).showing(LogitRows::All)
+            SlotInput::new(*slot, &prompts[*slot][at[*slot]..end(*slot)]).showing(LogitRows::All)
         };
         let answers = step(decoder, &open.iter().map(run).collect::<Vec<_>>());
         let ends: Vec<usize> = open.iter().map(|slot| end(*slot)).collect();
@@ -186,7 +186,8 @@ fn tokens_are_those_that_the_host_would_choose(open: Open<'_>) {
             let mut from = 0;
             for _ in 0..12 {
                 let draw = [sampler.draw(mask)];
-                let run = Run::new(0, &tokens[from..]).choosing(&draw).showing(LogitRows::Last);
+                let run =
+                    SlotInput::new(0, &tokens[from..]).choosing(&draw).showing(LogitRows::Last);
                 let answer = one(decoder, run);
                 let expected = chooser.choose(&answer.logits, &draw[0]);
                 assert_eq!(answer.chosen, [expected], "{settings:?}");
@@ -205,18 +206,19 @@ fn proposed_tokens_are_judged_as_if_they_came_alone(open: Open<'_>) {
     let decoder = &mut *decoder;
     let tokens = prompt(5, decoder.facts().vocab, 20);
     let guesses = prompt(6, decoder.facts().vocab, 5);
-    let first = one(decoder, Run::new(0, &tokens).choosing(&[GREEDY]));
+    let first = one(decoder, SlotInput::new(0, &tokens).choosing(&[GREEDY]));
     let mut expected = Vec::new();
     decoder.fork(0, 1, tokens.len()).expect("slot 0 holds the prompt");
     for guess in &guesses {
-        let answer = one(decoder, Run::new(1, std::slice::from_ref(guess)).choosing(&[GREEDY]));
+        let answer =
+            one(decoder, SlotInput::new(1, std::slice::from_ref(guess)).choosing(&[GREEDY]));
         expected.extend(answer.chosen);
     }
-    let together = match decoder.step(&[Run::new(0, &guesses).choosing(&[GREEDY; 5])]) {
+    let together = match decoder.step(&[SlotInput::new(0, &guesses).choosing(&[GREEDY; 5])]) {
         // A back end may say no, and then nothing has happened.
         Err(RunError::Unsupported { .. }) => return assert_eq!(decoder.held(0), tokens.len()),
         Err(RunError::NoMemory { .. }) => {
-            one(decoder, Run::new(0, &guesses).choosing(&[GREEDY; 5]))
+            one(decoder, SlotInput::new(0, &guesses).choosing(&[GREEDY; 5]))
         }
         Ok(mut answers) => answers.remove(0),
         Err(error) => panic!("guesses were refused: {error}"),
@@ -225,9 +227,9 @@ fn proposed_tokens_are_judged_as_if_they_came_alone(open: Open<'_>) {
     // Those that were wrong are forgotten, and the answer goes on as if they had never been there.
     decoder.truncate(0, tokens.len());
     let token = first.chosen[0].as_ref().expect("logits are finite").token;
-    let on = one(decoder, Run::new(0, &[token]).showing(LogitRows::Last)).logits;
+    let on = one(decoder, SlotInput::new(0, &[token]).showing(LogitRows::Last)).logits;
     decoder.truncate(1, tokens.len());
-    let expected = one(decoder, Run::new(1, &[token]).showing(LogitRows::Last)).logits;
+    let expected = one(decoder, SlotInput::new(1, &[token]).showing(LogitRows::Last)).logits;
     same(&on, &expected, "behind guesses that were forgotten");
 }
 
@@ -241,7 +243,7 @@ fn scores_are_those_of_the_logits(open: Open<'_>) {
         scores: Some(Scores { next: &tokens[1..], top: 2 }),
         logits: LogitRows::All,
     };
-    let answer = one(decoder, Run { want, ..Run::new(0, &tokens) });
+    let answer = one(decoder, SlotInput { want, ..SlotInput::new(0, &tokens) });
     let mut chooser = Chooser::default();
     assert_eq!(answer.scores.len(), tokens.len() - 1);
     for ((score, row), next) in
@@ -258,16 +260,16 @@ fn forks_share_and_part(open: Open<'_>) {
     let decoder = &mut *decoder;
     let vocab = decoder.facts().vocab;
     let (tokens, more) = (prompt(8, vocab, 130), prompt(9, vocab, 20));
-    one(decoder, Run::new(0, &tokens));
+    one(decoder, SlotInput::new(0, &tokens));
     let before = decoder.kv_usage().blocks_held;
     decoder.fork(0, 1, 100).expect("slot 0 holds as many");
     assert_eq!((decoder.held(0), decoder.held(1)), (130, 100));
     assert_eq!(decoder.kv_usage().blocks_held, before, "a fork takes nothing");
-    let found = one(decoder, Run::new(1, &more).showing(LogitRows::All)).logits;
-    let kept = one(decoder, Run::new(0, &more).showing(LogitRows::All)).logits;
+    let found = one(decoder, SlotInput::new(1, &more).showing(LogitRows::All)).logits;
+    let kept = one(decoder, SlotInput::new(0, &more).showing(LogitRows::All)).logits;
     let expected = |decoder: &mut dyn Decoder, len: usize| {
         let all = [&tokens[..len], &more].concat();
-        let rows = one(decoder, Run::new(2, &all).showing(LogitRows::All)).logits;
+        let rows = one(decoder, SlotInput::new(2, &all).showing(LogitRows::All)).logits;
         decoder.release(2);
         rows[len * vocab..].to_vec()
     };
@@ -284,8 +286,8 @@ fn blocks_go_out_and_in(open: Open<'_>) {
     let decoder = &mut *decoder;
     let vocab = decoder.facts().vocab;
     let (tokens, more) = (prompt(10, vocab, PROMPT), prompt(11, vocab, 3));
-    one(decoder, Run::new(0, &tokens));
-    let expected = one(decoder, Run::new(0, &more).showing(LogitRows::All)).logits;
+    one(decoder, SlotInput::new(0, &tokens));
+    let expected = one(decoder, SlotInput::new(0, &more).showing(LogitRows::All)).logits;
     decoder.truncate(0, tokens.len());
     let blocks = tokens.len().div_ceil(decoder.kv_usage().block_tokens);
     for index in 0..blocks {
@@ -296,7 +298,7 @@ fn blocks_go_out_and_in(open: Open<'_>) {
     }
     assert_eq!(decoder.block(0, blocks).expect("the device works"), None, "there are no more");
     assert_eq!(decoder.held(1), tokens.len());
-    let found = one(decoder, Run::new(1, &more).showing(LogitRows::All)).logits;
+    let found = one(decoder, SlotInput::new(1, &more).showing(LogitRows::All)).logits;
     same(&found, &expected, "behind blocks that were put back");
     let block = crate::KvBlock { ends: vec![1].into(), bytes: vec![0; 3].into() };
     assert!(matches!(decoder.put_block(2, &block), Err(RunError::NoBlock { .. })));
@@ -308,18 +310,18 @@ fn what_cannot_be_is_refused_and_changes_nothing(open: Open<'_>) {
     let decoder = &mut *decoder;
     let (vocab, slots) = (decoder.facts().vocab, decoder.facts().limits.max_slots);
     let tokens = prompt(12, vocab, 60);
-    one(decoder, Run::new(0, &tokens));
+    one(decoder, SlotInput::new(0, &tokens));
     let beyond = [vocab as u32];
-    let adapter = Run { adapter: Some(Adapter(9)), ..Run::new(1, &tokens) };
-    let refused: Vec<(&str, Vec<Run<'_>>)> = vec![
-        ("a slot that does not exist", vec![Run::new(slots, &tokens)]),
-        ("a slot twice", vec![Run::new(1, &tokens), Run::new(1, &tokens)]),
-        ("no tokens", vec![Run::new(1, &[])]),
-        ("more than a slot holds", vec![Run::new(0, &tokens)]),
-        ("a token that is none", vec![Run::new(1, &beyond)]),
-        ("more draws than tokens", vec![Run::new(1, &[1]).choosing(&[GREEDY; 2])]),
+    let adapter = SlotInput { adapter: Some(Adapter(9)), ..SlotInput::new(1, &tokens) };
+    let refused: Vec<(&str, Vec<SlotInput<'_>>)> = vec![
+        ("a slot that does not exist", vec![SlotInput::new(slots, &tokens)]),
+        ("a slot twice", vec![SlotInput::new(1, &tokens), SlotInput::new(1, &tokens)]),
+        ("no tokens", vec![SlotInput::new(1, &[])]),
+        ("more than a slot holds", vec![SlotInput::new(0, &tokens)]),
+        ("a token that is none", vec![SlotInput::new(1, &beyond)]),
+        ("more draws than tokens", vec![SlotInput::new(1, &[1]).choosing(&[GREEDY; 2])]),
         ("an adapter that is unknown", vec![adapter]),
-        ("one of two", vec![Run::new(1, &tokens), Run::new(0, &tokens)]),
+        ("one of two", vec![SlotInput::new(1, &tokens), SlotInput::new(0, &tokens)]),
     ];
     let usage = decoder.kv_usage();
     for (what, runs) in refused {
@@ -333,7 +335,7 @@ fn what_cannot_be_is_refused_and_changes_nothing(open: Open<'_>) {
     }
     decoder.release(slots);
     assert_eq!(decoder.held(slots), 0);
-    one(decoder, Run::new(0, &tokens[..4]));
+    one(decoder, SlotInput::new(0, &tokens[..4]));
     assert_eq!(decoder.held(0), 64, "a slot may be full to the last token");
 }
 
@@ -344,10 +346,10 @@ fn memory_is_counted_and_runs_out(open: Open<'_>) {
     decoder.set_kv_bytes_max(3 * usage.block_bytes as u64);
     assert_eq!(decoder.kv_usage().blocks_total, 3);
     let tokens = prompt(13, decoder.facts().vocab, 2 * usage.block_tokens + 1);
-    one(decoder, Run::new(0, &tokens));
+    one(decoder, SlotInput::new(0, &tokens));
     assert_eq!(decoder.kv_usage().blocks_held, 3);
     let full = loop {
-        match decoder.step(&[Run::new(1, &tokens[..1])]) {
+        match decoder.step(&[SlotInput::new(1, &tokens[..1])]) {
             Err(RunError::NoMemory { .. }) => {}
             other => break other,
         }
@@ -358,7 +360,7 @@ fn memory_is_counted_and_runs_out(open: Open<'_>) {
     assert_eq!(decoder.kv_usage().blocks_total, 3, "what is held stays");
     decoder.truncate(0, usage.block_tokens);
     assert_eq!(decoder.kv_usage().blocks_held, 1);
-    one(decoder, Run::new(1, &tokens[..1]));
+    one(decoder, SlotInput::new(1, &tokens[..1]));
 }
 
 fn steps_are_waited_for_in_turn(open: Open<'_>) {
@@ -367,11 +369,11 @@ fn steps_are_waited_for_in_turn(open: Open<'_>) {
     assert_eq!(decoder.wait(), Err(RunError::OutOfTurn), "nothing was submitted");
     let tokens = prompt(14, decoder.facts().vocab, 10);
     let mut tries = 0;
-    while let Err(error) = decoder.submit(&[Run::new(0, &tokens).choosing(&[GREEDY])]) {
+    while let Err(error) = decoder.submit(&[SlotInput::new(0, &tokens).choosing(&[GREEDY])]) {
         assert!(matches!(error, RunError::NoMemory { .. }) && tries < TRIES, "{error}");
         tries += 1;
     }
-    let second = decoder.submit(&[Run::new(1, &tokens)]);
+    let second = decoder.submit(&[SlotInput::new(1, &tokens)]);
     assert_eq!(second, Err(RunError::OutOfTurn), "one is under way");
     let answers = decoder.wait().expect("the step goes on");
     assert_eq!(answers[0].chosen.len(), 1);
@@ -384,7 +386,7 @@ fn shown<'a>(token: u32, features: &'a [FeatureSpan<'a>]) -> Option<ImageEmbeds<
     Some(ImageEmbeds { token, features })
 }
 
-fn images_are_what_they_show(open: Open<'_>, image: &Image) {
+fn images_are_what_they_show(open: Open<'_>, image: &TestImage) {
     let mut decoder = open(KvOptions::default());
     let decoder = &mut *decoder;
     let vocab = decoder.facts().vocab;
@@ -399,8 +401,10 @@ fn images_are_what_they_show(open: Open<'_>, image: &Image) {
         FeatureSpan { features: first, tokens: 0..count },
         FeatureSpan { features: second, tokens: 0..other },
     ];
-    let run =
-        Run { image: shown(image.token, &whole), ..Run::new(0, &tokens).showing(LogitRows::All) };
+    let run = SlotInput {
+        image: shown(image.token, &whole),
+        ..SlotInput::new(0, &tokens).showing(LogitRows::All)
+    };
     let expected = one(decoder, run).logits;
     decoder.release(0);
     // Cut in the middle of the first image.
@@ -410,31 +414,33 @@ fn images_are_what_they_show(open: Open<'_>, image: &Image) {
         FeatureSpan { features: first, tokens: 1..count },
         FeatureSpan { features: second, tokens: 0..other },
     ];
-    let run = Run {
+    let run = SlotInput {
         image: shown(image.token, &parts[..1]),
-        ..Run::new(0, &tokens[..cut]).showing(LogitRows::All)
+        ..SlotInput::new(0, &tokens[..cut]).showing(LogitRows::All)
     };
     let mut found = one(decoder, run).logits;
-    let run = Run {
+    let run = SlotInput {
         image: shown(image.token, &parts[1..]),
-        ..Run::new(0, &tokens[cut..]).showing(LogitRows::All)
+        ..SlotInput::new(0, &tokens[cut..]).showing(LogitRows::All)
     };
     found.extend(one(decoder, run).logits);
     same(&found, &expected, "an image in two pieces");
     decoder.release(0);
     if other == count {
         let swapped = [whole[1].clone(), whole[0].clone()];
-        let run = Run {
+        let run = SlotInput {
             image: shown(image.token, &swapped),
-            ..Run::new(0, &tokens).showing(LogitRows::Last)
+            ..SlotInput::new(0, &tokens).showing(LogitRows::Last)
         };
         let found = one(decoder, run).logits;
         assert_ne!(found, expected[expected.len() - vocab..], "other images are other prompts");
         decoder.release(0);
     }
     for wrong in [&whole[..1], &parts] {
-        let run =
-            Run { image: shown(image.token, wrong), ..Run::new(0, &tokens[..tokens.len() - 1]) };
+        let run = SlotInput {
+            image: shown(image.token, wrong),
+            ..SlotInput::new(0, &tokens[..tokens.len() - 1])
+        };
         let refused = decoder.step(&[run]);
         assert!(matches!(refused, Err(RunError::ImageCount { .. })), "{refused:?}");
         assert_eq!(decoder.held(0), 0);
@@ -454,7 +460,7 @@ mod tests {
         let graph = SimulatedGraph::open(SIDE, Duration::from_micros(50));
         let engine = VisionEngine::new(Box::new(graph.clone()), None).unwrap();
         let see = |level: f32| engine.features(vec![level; 3 * SIDE * SIDE]).unwrap();
-        let image = Image { token: IMAGE_TOKEN, features: [see(0.0), see(1.0)] };
+        let image = TestImage { token: IMAGE_TOKEN, features: [see(0.0), see(1.0)] };
         for seed in 0..20 {
             let (is_apart, refuses_one_in) = (seed % 4 > 0, 3 + seed % 5);
             let behaviour = Behaviour {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::position::Place;
+use crate::position_ids::PositionId;
 use crate::sampling::{Chosen, Draw, Logprobs, NotFinite};
 use crate::{FeatureSpan, KvBlock, KvType, KvUsage, MemoryReport, OpenError, Processors};
 
@@ -116,7 +116,7 @@ pub struct Want<'a> {
 
 /// Tokens to append to a slot, and what is wanted behind them.
 #[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
+pub struct SlotInput<'a> {
     /// The slot.
     pub slot: usize,
     /// Token ids, at least one.
@@ -125,18 +125,18 @@ pub struct Run<'a> {
     pub image: Option<ImageEmbeds<'a>>,
     /// The position of each token in time, height and width, of the whole sequence (M-RoPE); without
     /// them tokens count on from what the slot holds.  Decoders of one position a token always do.
-    pub places: Option<&'a [Place]>,
+    pub position_ids: Option<&'a [PositionId]>,
     /// The adapter that the whole of the slot is computed with.
     pub adapter: Option<Adapter>,
     /// What is wanted.
     pub want: Want<'a>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> SlotInput<'a> {
     /// Tokens of a text of one position each, of which nothing is wanted.
     pub fn new(slot: usize, tokens: &'a [u32]) -> Self {
-        let (image, places, adapter, want) = (None, None, None, Want::default());
-        Self { slot, tokens, image, places, adapter, want }
+        let (image, position_ids, adapter, want) = (None, None, None, Want::default());
+        Self { slot, tokens, image, position_ids, adapter, want }
     }
 
     /// As it is, with tokens chosen behind its last ones.
@@ -344,7 +344,7 @@ pub trait Decoder: fmt::Debug + Send {
     ///
     /// # Errors
     /// [`RunError`]; nothing has begun then.
-    fn submit(&mut self, runs: &[Run<'_>]) -> Result<(), RunError>;
+    fn submit(&mut self, runs: &[SlotInput<'_>]) -> Result<(), RunError>;
 
     /// Waits for the step that was submitted; gives what came of each run, in order.
     ///
@@ -356,7 +356,7 @@ pub trait Decoder: fmt::Debug + Send {
     ///
     /// # Errors
     /// [`RunError`], and then no slot is changed.
-    fn step(&mut self, runs: &[Run<'_>]) -> Result<Vec<Answer>, RunError> {
+    fn step(&mut self, runs: &[SlotInput<'_>]) -> Result<Vec<Answer>, RunError> {
         self.submit(runs)?;
         self.wait()
     }

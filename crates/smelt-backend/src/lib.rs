@@ -13,7 +13,7 @@ mod heading;
 mod kv;
 mod memory;
 mod open;
-pub mod position;
+pub mod position_ids;
 mod row;
 pub mod sampling;
 mod vision;
@@ -25,7 +25,7 @@ pub mod simulated;
 
 pub use decoder::{
     Adapter, Answer, Decoder, DecoderFacts, ImageEmbeds, Limits, LogitRows, MAX_SEQ_LEN_MAX,
-    MAX_SLOTS_MAX, Run, RunError, Scores, Want,
+    MAX_SLOTS_MAX, RunError, Scores, SlotInput, Want,
 };
 pub use device::{Device, NoEngine, choose};
 pub use graph::{

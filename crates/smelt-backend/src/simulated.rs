@@ -20,7 +20,7 @@ use crate::sampling::{Chooser, Mask, Settings, TokenCount};
 use crate::{
     Answer, Decoder, DecoderFacts, DeviceValue, Graph, GraphError, GraphInput, GraphOutput,
     ImageEmbeds, KvBlock, KvOptions, KvUsage, Limits, LogitRows, MemoryPlace, MemoryReport,
-    OpenError, Pending, Run, RunError, Tensor, Value,
+    OpenError, Pending, RunError, SlotInput, Tensor, Value,
 };
 
 /// The token that image features replace.
@@ -93,7 +93,7 @@ struct Job {
 
 /// What the device is told.
 #[derive(Debug)]
-enum Order {
+enum DeviceCommand {
     Step { jobs: Vec<Job>, delay: Duration },
     Truncate { slot: usize, len: usize },
     Fork { from: usize, to: usize, len: usize },
@@ -103,7 +103,7 @@ enum Order {
 
 /// What it answers to some of it.
 #[derive(Debug)]
-enum Said {
+enum DeviceReply {
     Step(Vec<Answer>),
     Block(Vec<u64>),
 }
@@ -118,15 +118,15 @@ struct Device {
 
 /// Where the device is.
 #[derive(Debug)]
-enum Place {
+enum DeviceLink {
     /// In a thread that is told what to do; `None` while the decoder is dropped.
-    Apart(Option<Sender<Order>>, Receiver<Said>, Option<JoinHandle<()>>),
+    Apart(Option<Sender<DeviceCommand>>, Receiver<DeviceReply>, Option<JoinHandle<()>>),
     /// Here, with what it has answered.
-    Here(Box<RefCell<(Device, Option<Said>)>>),
+    Here(Box<RefCell<(Device, Option<DeviceReply>)>>),
 }
 
 impl Device {
-    fn run(mut self, orders: &Receiver<Order>, said: &Sender<Said>) {
+    fn run(mut self, orders: &Receiver<DeviceCommand>, said: &Sender<DeviceReply>) {
         while let Ok(order) = orders.recv() {
             if self.take(order).is_some_and(|answer| said.send(answer).is_err()) {
                 return;
@@ -134,22 +134,24 @@ impl Device {
         }
     }
 
-    fn take(&mut self, order: Order) -> Option<Said> {
+    fn take(&mut self, order: DeviceCommand) -> Option<DeviceReply> {
         match order {
-            Order::Step { jobs, delay } => {
+            DeviceCommand::Step { jobs, delay } => {
                 if !delay.is_zero() {
                     std::thread::sleep(delay);
                 }
-                return Some(Said::Step(jobs.iter().map(|job| self.step(job)).collect()));
+                return Some(DeviceReply::Step(jobs.iter().map(|job| self.step(job)).collect()));
             }
-            Order::Truncate { slot, len } => self.slots[slot].truncate(len),
-            Order::Fork { from, to, len } => self.slots[to] = self.slots[from][..len].to_vec(),
-            Order::Put { slot, states } => self.slots[slot].extend(states),
-            Order::Block { slot, index } => {
+            DeviceCommand::Truncate { slot, len } => self.slots[slot].truncate(len),
+            DeviceCommand::Fork { from, to, len } => {
+                self.slots[to] = self.slots[from][..len].to_vec()
+            }
+            DeviceCommand::Put { slot, states } => self.slots[slot].extend(states),
+            DeviceCommand::Block { slot, index } => {
                 let held = &self.slots[slot];
                 let start = (index * BLOCK_TOKENS).min(held.len());
                 let end = held.len().min(start + BLOCK_TOKENS);
-                return Some(Said::Block(held[start..end].to_vec()));
+                return Some(DeviceReply::Block(held[start..end].to_vec()));
             }
         }
         None
@@ -205,7 +207,7 @@ pub struct SimulatedDecoder {
     random: Random,
     behaviour: Behaviour,
     is_submitted: bool,
-    device: Place,
+    device: DeviceLink,
 }
 
 impl SimulatedDecoder {
@@ -231,7 +233,7 @@ impl SimulatedDecoder {
         let device = if behaviour.is_apart {
             apart(device)
         } else {
-            Place::Here(Box::new((device, None).into()))
+            DeviceLink::Here(Box::new((device, None).into()))
         };
         let mut decoder = Self {
             facts,
@@ -246,21 +248,21 @@ impl SimulatedDecoder {
         decoder
     }
 
-    fn tell(&self, order: Order) {
+    fn tell(&self, order: DeviceCommand) {
         match &self.device {
             // A device that is gone is missed by who waits for its answer.
-            Place::Apart(orders, ..) => _ = orders.as_ref().map(|orders| orders.send(order)),
-            Place::Here(device) => {
+            DeviceLink::Apart(orders, ..) => _ = orders.as_ref().map(|orders| orders.send(order)),
+            DeviceLink::Here(device) => {
                 let (device, said) = &mut *device.borrow_mut();
                 *said = device.take(order).or(said.take());
             }
         }
     }
 
-    fn hear(&self) -> Result<Said, RunError> {
+    fn hear(&self) -> Result<DeviceReply, RunError> {
         let said = match &self.device {
-            Place::Apart(_, said, _) => said.recv().ok(),
-            Place::Here(device) => device.borrow_mut().1.take(),
+            DeviceLink::Apart(_, said, _) => said.recv().ok(),
+            DeviceLink::Here(device) => device.borrow_mut().1.take(),
         };
         said.ok_or_else(|| RunError::Device("it is gone".to_owned()))
     }
@@ -270,7 +272,7 @@ impl SimulatedDecoder {
         if slot < max_slots { Ok(()) } else { Err(RunError::UnknownSlot { slot, max_slots }) }
     }
 
-    fn check(&self, run: &Run<'_>) -> Result<(), RunError> {
+    fn check(&self, run: &SlotInput<'_>) -> Result<(), RunError> {
         self.check_slot(run.slot)?;
         let (held, more, max_seq_len) =
             (self.held(run.slot), run.tokens.len(), self.facts.limits.max_seq_len);
@@ -318,7 +320,7 @@ impl SimulatedDecoder {
 
 impl Drop for SimulatedDecoder {
     fn drop(&mut self) {
-        if let Place::Apart(orders, _, device) = &mut self.device {
+        if let DeviceLink::Apart(orders, _, device) = &mut self.device {
             drop(orders.take());
             // A device that panicked has said so.
             _ = device.take().map(JoinHandle::join);
@@ -327,15 +329,15 @@ impl Drop for SimulatedDecoder {
 }
 
 /// A thread that plays the device.
-fn apart(device: Device) -> Place {
+fn apart(device: Device) -> DeviceLink {
     let (orders, inbox) = channel();
     let (outbox, said) = channel();
     let device = std::thread::spawn(move || device.run(&inbox, &outbox));
-    Place::Apart(Some(orders), said, Some(device))
+    DeviceLink::Apart(Some(orders), said, Some(device))
 }
 
 /// What each token of a run adds to its slot.
-fn adds(run: &Run<'_>) -> Result<Vec<(u32, Vec<u32>)>, RunError> {
+fn adds(run: &SlotInput<'_>) -> Result<Vec<(u32, Vec<u32>)>, RunError> {
     let mut rows = run.image.map(|image| rows(&image)).transpose()?.unwrap_or_default().into_iter();
     let token = run.image.map(|image| image.token);
     let places = run.tokens.iter().filter(|other| Some(**other) == token).count();
@@ -366,7 +368,7 @@ fn rows(image: &ImageEmbeds<'_>) -> Result<Vec<Vec<u32>>, RunError> {
     Ok(rows)
 }
 
-fn job(run: &Run<'_>) -> Result<Job, RunError> {
+fn job(run: &SlotInput<'_>) -> Result<Job, RunError> {
     let own = |draw: &crate::sampling::Draw<'_>| OwnDraw {
         settings: draw.settings.clone(),
         counts: draw.counts.to_vec(),
@@ -417,7 +419,7 @@ impl Decoder for SimulatedDecoder {
         self.slots.get(slot).map_or(0, |(len, _)| *len)
     }
 
-    fn submit(&mut self, runs: &[Run<'_>]) -> Result<(), RunError> {
+    fn submit(&mut self, runs: &[SlotInput<'_>]) -> Result<(), RunError> {
         if self.is_submitted {
             return Err(RunError::OutOfTurn);
         }
@@ -439,7 +441,7 @@ impl Decoder for SimulatedDecoder {
         }
         runs.iter().for_each(|run| self.grow(run.slot, run.tokens.len()));
         let delay = Duration::from_micros(self.random.below(delay_us_max as usize + 1) as u64);
-        self.tell(Order::Step { jobs, delay });
+        self.tell(DeviceCommand::Step { jobs, delay });
         self.is_submitted = true;
         Ok(())
     }
@@ -449,8 +451,8 @@ impl Decoder for SimulatedDecoder {
             return Err(RunError::OutOfTurn);
         }
         match self.hear()? {
-            Said::Step(answers) => Ok(answers),
-            Said::Block(_) => Err(RunError::OutOfTurn),
+            DeviceReply::Step(answers) => Ok(answers),
+            DeviceReply::Block(_) => Err(RunError::OutOfTurn),
         }
     }
 
@@ -460,7 +462,7 @@ impl Decoder for SimulatedDecoder {
         };
         *held = len;
         blocks.truncate(len.div_ceil(BLOCK_TOKENS));
-        self.tell(Order::Truncate { slot, len });
+        self.tell(DeviceCommand::Truncate { slot, len });
     }
 
     fn fork(&mut self, from: usize, to: usize, len: usize) -> Result<(), RunError> {
@@ -474,7 +476,7 @@ impl Decoder for SimulatedDecoder {
             return Err(RunError::SlotTwice { slot: from });
         }
         self.slots[to] = (len, self.slots[from].1[..len.div_ceil(BLOCK_TOKENS)].to_vec());
-        self.tell(Order::Fork { from, to, len });
+        self.tell(DeviceCommand::Fork { from, to, len });
         Ok(())
     }
 
@@ -483,8 +485,8 @@ impl Decoder for SimulatedDecoder {
         if self.is_submitted || start >= self.held(slot) {
             return Ok(None);
         }
-        self.tell(Order::Block { slot, index });
-        let Said::Block(states) = self.hear()? else { return Err(RunError::OutOfTurn) };
+        self.tell(DeviceCommand::Block { slot, index });
+        let DeviceReply::Block(states) = self.hear()? else { return Err(RunError::OutOfTurn) };
         let ends = (start as u32 + 1..).take(states.len()).collect();
         let mut bytes: Vec<u8> = states.iter().flat_map(|state| state.to_le_bytes()).collect();
         bytes.resize(BLOCK_BYTES, 0);
@@ -513,7 +515,7 @@ impl Decoder for SimulatedDecoder {
         let states = block.bytes.as_chunks::<8>().0[..tokens].iter();
         let states = states.map(|state| u64::from_le_bytes(*state)).collect();
         self.grow(slot, tokens);
-        self.tell(Order::Put { slot, states });
+        self.tell(DeviceCommand::Put { slot, states });
         Ok(())
     }
 

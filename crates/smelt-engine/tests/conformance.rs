@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use smelt_backend::conformance::{self, Image};
+use smelt_backend::conformance::{self, TestImage};
 use smelt_backend::{HostFeatures, KvOptions, KvType};
 use smelt_engine::BACKENDS;
 use smelt_engine::llm::{self, Limits};
@@ -34,7 +34,7 @@ fn check(scheme: Scheme, kind: KvType) {
         let embeds = (0..3 * hidden).map(number).collect();
         HostFeatures { embeds, deepstack: Vec::new() }.into_features(3)
     };
-    conformance::decoder(&open, Some(&Image { token: 9, features: [noise(1), noise(2)] }));
+    conformance::decoder(&open, Some(&TestImage { token: 9, features: [noise(1), noise(2)] }));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use smelt_engine::vision::{self, Precision, VisionEngine};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
-use smelt_model::places::Place;
+use smelt_model::position_ids::PositionId;
 use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::reference;
 use smelt_model::safetensors::Reader;
@@ -340,17 +340,17 @@ fn keys_and_values_of_fewer_bits_stay_close_to_transformers() {
 }
 
 /// A Qwen-VL golden: a prompt with two pictures, whose embeddings come from the tower's cases.
-struct Pictures {
+struct ImagePrompt {
     golden: Golden,
     tokens: Vec<u32>,
     image_token: u32,
     embeds: Vec<f32>,
-    places: Vec<Place>,
+    position_ids: Vec<PositionId>,
     deepstack: Vec<Vec<f32>>,
     logits: Vec<f32>,
 }
 
-impl Pictures {
+impl ImagePrompt {
     fn open(name: &str, grids: [&str; 2], blocks: usize) -> Self {
         let golden = Golden::open_file(name, "cases.safetensors");
         let text = std::fs::read_to_string(golden_dir(name).join("prompts.json")).unwrap();
@@ -364,10 +364,11 @@ impl Pictures {
         let (embeds, count) = (rows("image_embeds"), tokens.len());
         let deepstack = (0..blocks).map(|block| rows(&format!("deepstack_{block}"))).collect();
         let ids = golden.ids("llm/in/position_ids");
-        let places = (0..count).map(|at| [0, 1, 2].map(|axis| ids[axis * count + at])).collect();
+        let position_ids =
+            (0..count).map(|at| [0, 1, 2].map(|axis| ids[axis * count + at])).collect();
         let logits = golden.floats("llm/out/logits");
         let image_token = number(&prompts["image_token"]);
-        Self { golden, tokens, image_token, embeds, places, deepstack, logits }
+        Self { golden, tokens, image_token, embeds, position_ids, deepstack, logits }
     }
 
     fn prompt(&self) -> Prompt<'_> {
@@ -375,16 +376,16 @@ impl Pictures {
         Prompt {
             tokens: &self.tokens,
             image: Some(image),
-            places: Some(&self.places),
+            position_ids: Some(&self.position_ids),
             deepstack: &self.deepstack,
         }
     }
 }
 
-fn pictures() -> [Pictures; 2] {
+fn pictures() -> [ImagePrompt; 2] {
     [
-        Pictures::open("qwen2_5_vl-tiny", ["40x56", "16x32"], 0),
-        Pictures::open("qwen3_vl-tiny", ["24x40", "48x16"], 2),
+        ImagePrompt::open("qwen2_5_vl-tiny", ["40x56", "16x32"], 0),
+        ImagePrompt::open("qwen3_vl-tiny", ["24x40", "48x16"], 2),
     ]
 }
 
@@ -406,13 +407,13 @@ fn a_step_behind_pictures_stands_where_the_largest_place_ends() {
         engine.prefill(0, &case.prompt()).unwrap();
         let found = engine.decode(&[(0, 5)]).unwrap().concat();
         let tokens = [&case.tokens[..], &[5]].concat();
-        let next = case.places.iter().flatten().max().unwrap() + 1;
+        let next = case.position_ids.iter().flatten().max().unwrap() + 1;
         assert!((next as usize) < case.tokens.len(), "pictures take fewer places than tokens");
-        let places = [&case.places[..], &[[next; 3]]].concat();
+        let position_ids = [&case.position_ids[..], &[[next; 3]]].concat();
         let prompt = reference::Prompt {
             tokens: &tokens,
-            image: Some(reference::Image { token: case.image_token, embeds: &case.embeds }),
-            places: Some(&places),
+            image: Some(reference::PromptEmbeds { token: case.image_token, embeds: &case.embeds }),
+            position_ids: Some(&position_ids),
             deepstack: &case.deepstack,
         };
         let last = tokens.len() - 1..tokens.len();
@@ -431,7 +432,7 @@ fn a_prompt_with_pictures_in_two_parts_or_forked_is_the_same() {
         let text = case.tokens.iter().rposition(|token| *token == case.image_token).unwrap() + 1;
         let head = Prompt {
             tokens: &case.tokens[..text],
-            places: Some(&case.places[..text]),
+            position_ids: Some(&case.position_ids[..text]),
             ..case.prompt()
         };
         engine.prefill(1, &head).unwrap();
@@ -450,13 +451,13 @@ fn pictures_without_places_or_features_are_refused() {
         let mut engine = case.golden.llm();
         let (prompt, tokens) = (case.prompt(), case.tokens.len());
         let mut refused = |prompt: Prompt<'_>| engine.prefill(0, &prompt).unwrap_err();
-        let found = refused(Prompt { places: None, ..prompt });
+        let found = refused(Prompt { position_ids: None, ..prompt });
         assert_eq!(found, RunError::PlaceCount { tokens, found: 0 });
-        let found = refused(Prompt { places: Some(&case.places[1..]), ..prompt });
+        let found = refused(Prompt { position_ids: Some(&case.position_ids[1..]), ..prompt });
         assert_eq!(found, RunError::PlaceCount { tokens, found: tokens - 1 });
-        let mut far = case.places.clone();
+        let mut far = case.position_ids.clone();
         far[3][1] = u32::MAX;
-        let found = refused(Prompt { places: Some(&far), ..prompt }).to_string();
+        let found = refused(Prompt { position_ids: Some(&far), ..prompt }).to_string();
         assert!(found.contains("place 4294967295 of token 3"), "{found}");
         let (layers, numbers) = (case.deepstack.len(), case.embeds.len());
         let short = vec![vec![0.0; numbers]; layers + 1];

@@ -83,7 +83,7 @@ fn its_constants_are_those_of_the_graph() {
     let [native, other] = [native, other].map(|dir| vision::open(&dir).unwrap());
     let checkpoint = Checkpoint::open(&dir.path().join("checkpoint")).unwrap();
     let mut compared = 0;
-    for (name, _) in checkpoint.model().tensors(&[smelt_model::model::Part::Vision]) {
+    for (name, _) in checkpoint.model().tensors(&[smelt_model::model::ModelPart::Vision]) {
         let Some(constant) = native.constant(&name) else { continue };
         let mut expect = vec![0.0; constant.count()];
         constant.widen(0, &mut expect);

@@ -8,7 +8,7 @@ use smelt_engine::vision::{self, BuildError, Grid, Precision, RunError, VisionEn
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
-use smelt_model::model::{self, Part};
+use smelt_model::model::{self, ModelPart};
 use smelt_onnx::{
     Attribute, AttributeValue, Data, Dim, ElementType, Graph, Initializer, Model, Node, ValueInfo,
 };
@@ -252,7 +252,7 @@ fn the_tanh_form_of_gelu_changes_exactly_the_answer() {
 fn weights_read_back_as_the_graph_has_them() {
     // One weight has a row for each output, the other a column; both lie in stripes.
     let given = [("conv.weight", noise(48, 1)), ("last.weight", noise(4 * HIDDEN, 3))];
-    for (precision, dtype, levels) in
+    for (precision, dtype, quants) in
         [(Precision::F32, Dtype::F32, f32::INFINITY), (Precision::Int8, Dtype::I8, 127.0)]
     {
         let dir = TempDir::new().unwrap();
@@ -264,8 +264,8 @@ fn weights_read_back_as_the_graph_has_them() {
                 let mut found = vec![9.0; len];
                 constant.widen(start, &mut found);
                 for (found, expect) in found.iter().zip(&expect[start..]) {
-                    // Numbers are below 1, so half a level is, too.
-                    assert!((found - expect).abs() <= 0.5001 / levels, "{name} from {start}");
+                    // Numbers are below 1, so half a quant is, too.
+                    assert!((found - expect).abs() <= 0.5001 / quants, "{name} from {start}");
                 }
             }
         }
@@ -455,7 +455,9 @@ fn tower_of_many_heads(dir: &Path) -> Checkpoint {
     fs::write(&path, config.to_string()).unwrap();
     let model = model::Model::parse(&config.to_string(), &path).unwrap();
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-    for (seed, (name, shape)) in model.tensors(&[Part::Vision, Part::Llm]).into_iter().enumerate() {
+    for (seed, (name, shape)) in
+        model.tensors(&[ModelPart::Vision, ModelPart::Llm]).into_iter().enumerate()
+    {
         let numbers = noise(shape.iter().product(), seed).into_iter().map(|value| value / 8.0);
         let start = data.len();
         data.extend(numbers.flat_map(f32::to_le_bytes));

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
 use smelt_plan::plan::Pin;
-use smelt_plan::validity::Form;
+use smelt_plan::validity::FileFormat;
 use smelt_plan::{Digest, Failure, FailureClass, StageId};
 use smelt_store::{Output, RunId, SealError, Store};
 use smelt_watch::kernel_log::What;
@@ -30,12 +30,12 @@ use crate::classify::{
     End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing, of_disk,
 };
 use crate::confine::{self, Writes};
-use crate::controls::{Controls, Seen};
+use crate::controls::{Controls, LastSample};
 use crate::count::Count;
 use crate::form;
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
-use crate::order::{Order, SMALL_BYTES_MAX, ShimOrder, ShimReport};
+use crate::order::{ProcessSpec, SMALL_BYTES_MAX, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::prepare::Preparation;
 use crate::refused::{self, Refused};
@@ -78,7 +78,7 @@ pub(crate) struct Attempt<'a> {
     pub(crate) survives_kills: bool,
     /// What changes before it starts.
     pub(crate) preparation: Preparation,
-    pub(crate) order: Order,
+    pub(crate) order: ProcessSpec,
     /// It is not to be started where the kernel cannot hold it to what it declares.
     pub(crate) must_hold: bool,
     /// The private directory the outputs are made in.
@@ -262,7 +262,9 @@ impl Attempt<'_> {
 
     /// Names what a strict program may have lacked without a word.
     fn with_unseen(&self, failure: Failure) -> Failure {
-        let Order { argv, dir, strict: Some(strict), .. } = &self.order else { return failure };
+        let ProcessSpec { argv, dir, strict: Some(strict), .. } = &self.order else {
+            return failure;
+        };
         if !matches!(failure.class, FailureClass::ToolRejected | FailureClass::OutputMissing) {
             return failure;
         }
@@ -411,7 +413,7 @@ impl Attempt<'_> {
             self.judge(begin, &sample, meter);
             if told.elapsed() >= PROGRESS_PERIOD {
                 told = Instant::now();
-                self.controls.see(Seen { sample, strain: meter.strain() });
+                self.controls.see(LastSample { sample, strain: meter.strain() });
                 self.tell(begin.elapsed(), &sample);
             }
         }
@@ -556,7 +558,7 @@ impl Attempt<'_> {
     /// Whether the pipeline says that the output may hold nothing.
     fn may_be_empty(&self, name: &str) -> bool {
         let mut said = self.order.validate.iter();
-        said.any(|(of, validity)| of == name && validity.form == Form::MayBeEmpty)
+        said.any(|(of, validity)| of == name && validity.form == FileFormat::MayBeEmpty)
     }
 
     /// A file that merely stopped growing is not complete.

@@ -86,7 +86,7 @@ impl Way {
 
 /// How what was started is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct AppliedConfinement {
     pub(crate) writes: Writes,
     /// By what, where its writes are confined.
     pub(crate) way: Option<Way>,
@@ -258,9 +258,15 @@ impl Shared {
 }
 
 /// Starts `command`; it and all it starts do only what `bounds` allow.
-pub(crate) fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Child, Held)> {
+pub(crate) fn spawn(
+    command: &mut Command,
+    bounds: Bounds<'_>,
+) -> io::Result<(Child, AppliedConfinement)> {
     if bounds.places.contains(&Path::new("/")) {
-        return Ok((command.spawn()?, Held { writes: Writes::Anywhere, way: None, network: None }));
+        return Ok((
+            command.spawn()?,
+            AppliedConfinement { writes: Writes::Anywhere, way: None, network: None },
+        ));
     }
     let (held, child) = match has_landlock() {
         true => (Some(Way::Landlock), in_thread(|| bound(command, bounds))?),
@@ -268,7 +274,7 @@ pub(crate) fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Ch
     };
     let (network, child) = child;
     let writes = if held.is_some() { Writes::Confined } else { Writes::Unwatched };
-    Ok((child, Held { writes, way: held, network }))
+    Ok((child, AppliedConfinement { writes, way: held, network }))
 }
 
 /// Holds this process, which has one thread, and what it becomes: it reads libraries and `program`, writes nothing, has no

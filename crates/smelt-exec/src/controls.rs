@@ -28,7 +28,7 @@ pub(crate) struct Controls {
     asked: OnceLock<Instant>,
     told: OnceLock<Instant>,
     halt: Mutex<Halt>,
-    seen: Mutex<Option<Seen>>,
+    seen: Mutex<Option<LastSample>>,
 }
 
 /// Whether and how it is halted.
@@ -45,12 +45,12 @@ struct Halt {
 
 /// What its watch saw last.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct LastSample {
     pub(crate) sample: Sample,
     pub(crate) strain: Strain,
 }
 
-impl Seen {
+impl LastSample {
     /// What its processes hold, in memory and in swap, that the kernel cannot drop.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.sample.rss_anon_bytes.saturating_add(self.sample.swap_bytes)
@@ -168,12 +168,12 @@ impl Controls {
     }
 
     /// What the attempt's watch sees now.
-    pub(crate) fn see(&self, seen: Seen) {
+    pub(crate) fn see(&self, seen: LastSample) {
         *lock(&self.seen) = Some(seen);
     }
 
     /// What it saw last.
-    pub(crate) fn seen(&self) -> Option<Seen> {
+    pub(crate) fn seen(&self) -> Option<LastSample> {
         *lock(&self.seen)
     }
 

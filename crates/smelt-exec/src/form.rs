@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use smelt_plan::validity::{Form, Validity};
+use smelt_plan::validity::{FileFormat, Validity};
 use std::collections::HashMap;
 
 /// A header of more entries, tensors or bytes is none.
@@ -39,10 +39,10 @@ fn check(path: &Path, validity: &Validity) -> io::Result<()> {
     }
     let mut file = BufReader::new(file);
     match validity.form {
-        Form::Any | Form::MayBeEmpty => Ok(()),
-        Form::Gguf => gguf(&mut file, length),
-        Form::Onnx => onnx(&mut file, length),
-        Form::Safetensors => safetensors(&mut file, length),
+        FileFormat::Any | FileFormat::MayBeEmpty => Ok(()),
+        FileFormat::Gguf => gguf(&mut file, length),
+        FileFormat::Onnx => onnx(&mut file, length),
+        FileFormat::Safetensors => safetensors(&mut file, length),
     }
 }
 
@@ -207,14 +207,14 @@ mod tests {
 
     use super::*;
 
-    fn said(bytes: &[u8], form: Form, bytes_min: u64) -> Option<String> {
+    fn said(bytes: &[u8], form: FileFormat, bytes_min: u64) -> Option<String> {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("o"), bytes).unwrap();
         fault(&dir.path().join("o"), &Validity { form, bytes_min })
     }
 
     /// A file of each form, the bytes of its last tensor's or field's content last.
-    fn wholes() -> Vec<(Form, Vec<u8>, usize)> {
+    fn wholes() -> Vec<(FileFormat, Vec<u8>, usize)> {
         let mut gguf = b"GGUF".to_vec();
         gguf.extend(3_u32.to_le_bytes());
         let text = |bytes: &mut Vec<u8>, text: &str| {
@@ -244,9 +244,9 @@ mod tests {
         let mut safetensors = (header.len() as u64).to_le_bytes().to_vec();
         safetensors.extend(header);
         vec![
-            (Form::Gguf, [gguf, vec![7; 16]].concat(), 16),
-            (Form::Onnx, onnx, 1),
-            (Form::Safetensors, [safetensors, vec![7; 8]].concat(), 1),
+            (FileFormat::Gguf, [gguf, vec![7; 16]].concat(), 16),
+            (FileFormat::Onnx, onnx, 1),
+            (FileFormat::Safetensors, [safetensors, vec![7; 8]].concat(), 1),
         ]
     }
 
@@ -256,7 +256,7 @@ mod tests {
             assert_eq!(said(&bytes, form, 1), None, "{form:?}");
             let size = said(&bytes, form, 1 << 20).unwrap();
             assert!(size.contains("must have 1048576 at least"), "{size}");
-            assert_eq!(said(&bytes, Form::Any, bytes.len() as u64), None);
+            assert_eq!(said(&bytes, FileFormat::Any, bytes.len() as u64), None);
         }
     }
 

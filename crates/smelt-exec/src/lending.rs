@@ -63,7 +63,7 @@ pub(crate) struct Lending {
     dir: PathBuf,
     who: Party,
     held: HashMap<StageId, Holding>,
-    waiting: HashMap<StageId, Place>,
+    waiting: HashMap<StageId, QueueEntry>,
     /// The lock of all tokens was held for too long: until it is free it is only tried.
     is_locked_out: bool,
 }
@@ -75,12 +75,12 @@ struct Holding {
 }
 
 /// A place in the queue; its lock says that somebody waits.
-struct Place {
+struct QueueEntry {
     path: PathBuf,
     _file: File,
 }
 
-impl Drop for Place {
+impl Drop for QueueEntry {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
@@ -162,7 +162,7 @@ impl Lending {
     }
 
     /// Names sort as the queue does.
-    fn stand_in_line(&self, who: &Party) -> io::Result<Place> {
+    fn stand_in_line(&self, who: &Party) -> io::Result<QueueEntry> {
         let now = since_1970();
         let rank = PRIORITY_MAX - who.priority;
         let name = format!("{rank:03}-{:020}-{}-{}", now.as_nanos(), who.pid, plain(&who.stage));
@@ -170,7 +170,7 @@ impl Lending {
         let file = open_file(&path)?;
         file.lock()?;
         note(&file, &Party { since_s: now.as_secs(), ..who.clone() });
-        Ok(Place { path, _file: file })
+        Ok(QueueEntry { path, _file: file })
     }
 
     /// All of it, or nothing.

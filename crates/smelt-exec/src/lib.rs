@@ -2,7 +2,7 @@
 //!
 //! Each stage runs under a shim of its own (see [`shim`]).  Decisions are made in `smelt-plan`
 //! (what next), `smelt-watch` (too much?) and [`classify`] (how did it end); this crate obeys.
-//! It does not know what a stage means: the caller turns a stage into an [`Order`].
+//! It does not know what a stage means: the caller turns a stage into an [`ProcessSpec`].
 
 #![forbid(unsafe_code)]
 
@@ -47,7 +47,7 @@ pub use condition::Condition;
 pub use confine::{Confinement, Network, SHARED, Space, Way, Writes};
 pub use dead::{Closed, clear_dead_runs, clear_dead_swap};
 pub use log::{last_line as log_last_line, tail as log_tail};
-pub use order::{Input, Order, Strict, Task};
+pub use order::{Input, ProcessSpec, Strict, Task};
 pub use orphans::MARK as ATTEMPT_MARK;
 pub use report::{
     AttemptReport, FirstFailure, RunReport, RunStatus, RungReport, StageReport, StageStatus,

@@ -12,7 +12,7 @@ use smelt_watch::{Disks, Short};
 
 use crate::confine::{Network, SHARED, Space, Way, Writes};
 
-/// What the caller turns into an [`Order`]: one attempt and where its inputs and output lie.
+/// What the caller turns into an [`ProcessSpec`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
     /// The stage's place in its plan.
     pub id: StageId,
@@ -44,7 +44,7 @@ pub(crate) const INPUTS_FILE: &str = "SMELT_INPUTS_FILE";
 
 /// A program to run as a stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
+pub struct ProcessSpec {
     /// The program and its arguments.
     pub argv: Vec<String>,
     /// The whole environment, besides what smelt adds.
@@ -78,7 +78,7 @@ pub struct Strict {
     pub network: bool,
 }
 
-impl Order {
+impl ProcessSpec {
     /// Everywhere it may write but devices; `scratch` is its directory for temporary files.
     pub(crate) fn places<'a>(&'a self, scratch: &'a Path) -> Vec<&'a Path> {
         let declared = self.writes.iter().map(PathBuf::as_path);
@@ -117,7 +117,7 @@ impl Order {
 /// What the shim is told: the order, and where its log and its temporary files go.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ShimOrder {
-    pub(crate) order: Order,
+    pub(crate) order: ProcessSpec,
     pub(crate) log: PathBuf,
     /// The shim's directory for temporary files: made if it is not there, and left empty.
     pub(crate) scratch: PathBuf,

@@ -15,7 +15,7 @@ use crate::attempt::Attempt;
 use crate::caches;
 use crate::classify::Outcome;
 use crate::condition::Condition;
-use crate::order::Order;
+use crate::order::ProcessSpec;
 use crate::report::{AttemptReport, RungReport};
 use crate::settle::{self, Awaited, Settled, Settling};
 use crate::swap::{self, TemporarySwap, wanted_bytes};
@@ -27,7 +27,7 @@ pub(crate) struct Preparation {
     /// In the order they are performed.
     pub(crate) changes: Vec<Change>,
     /// The program of the warm-up, where there is one.
-    pub(crate) warm_up: Option<Order>,
+    pub(crate) warm_up: Option<ProcessSpec>,
     /// What a settling waits for.
     pub(crate) awaited: Awaited,
     /// Where relative directories of the pipeline begin.

@@ -26,7 +26,7 @@ use crate::boot::boot_id;
 use crate::controls::Controls;
 use crate::lending::Lending;
 use crate::message::{AttemptResult, Ended, Message};
-use crate::order::{Input, Order, Task};
+use crate::order::{Input, ProcessSpec, Task};
 use crate::prepare::{Preparation, awaited};
 use crate::recorded::{FORMAT, groups};
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
@@ -146,9 +146,9 @@ pub struct Runner<'a> {
     /// No stage starts that the kernel cannot hold to what it declares.
     pub must_hold: bool,
     /// Turns a task into a program to run.
-    pub orders: &'a dyn Fn(&Task<'_>) -> Order,
+    pub orders: &'a dyn Fn(&Task<'_>) -> ProcessSpec,
     /// Turns a warm-up into a program to run.
-    pub warm_ups: &'a dyn Fn(&WarmUp) -> Order,
+    pub warm_ups: &'a dyn Fn(&WarmUp) -> ProcessSpec,
     /// Where relative paths of the pipeline begin.
     pub folder: &'a Path,
     /// Whether the board has been rebooted since the run that this one continues.

@@ -25,9 +25,9 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, setsid};
 use smelt_watch::{Disks, Tree, is_stopped};
 
-use crate::confine::{self, Bounds, Held, Space, TMP};
+use crate::confine::{self, AppliedConfinement, Bounds, Space, TMP};
 use crate::log;
-use crate::order::{INPUTS_FILE, Order, ShimOrder, ShimReport, Strict};
+use crate::order::{INPUTS_FILE, ProcessSpec, ShimOrder, ShimReport, Strict};
 
 /// What a stage gets to end in order before it is killed.
 pub const GRACE: Duration = Duration::from_secs(5);
@@ -156,10 +156,10 @@ fn join_another_group() -> io::Result<()> {
 
 /// Starts the leader, which writes nowhere but where it may.
 fn start(
-    order: &Order,
+    order: &ProcessSpec,
     scratch: &Path,
     must_hold: bool,
-) -> io::Result<(Pid, io::PipeReader, Held)> {
+) -> io::Result<(Pid, io::PipeReader, AppliedConfinement)> {
     let (program, arguments) =
         order.argv.split_first().ok_or_else(|| io::Error::other("no program to run"))?;
     fs::create_dir_all(scratch).map_err(|error| {
@@ -225,7 +225,7 @@ fn listed(scratch: &Path) -> PathBuf {
 
 /// Writes the list of inputs beside the directory for temporary files, where a program does not clear
 /// it away; the variable that names it.
-fn list(order: &Order, scratch: &Path) -> io::Result<Option<(&'static str, PathBuf)>> {
+fn list(order: &ProcessSpec, scratch: &Path) -> io::Result<Option<(&'static str, PathBuf)>> {
     let Some(inputs) = &order.listed else { return Ok(None) };
     if inputs.is_empty() {
         return Ok(Some((INPUTS_FILE, "/dev/null".into())));
@@ -241,7 +241,7 @@ fn list(order: &Order, scratch: &Path) -> io::Result<Option<(&'static str, PathB
 
 /// A child inherits how soon it is killed when memory runs out.  Raising the score needs no right,
 /// nor does taking back what was raised; where the kernel refuses, the stage runs with ours.
-fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Child, Held)> {
+fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Child, AppliedConfinement)> {
     const SCORE: &str = "/proc/self/oom_score_adj";
     let own = fs::read_to_string(SCORE);
     let raised = own.is_ok() && fs::write(SCORE, OOM_SCORE_ADJ).is_ok();
@@ -263,7 +263,7 @@ fn empty(scratch: &Path) -> io::Result<()> {
 
 /// The program's file by the stage's own `PATH`: with a path the standard library need not fork to
 /// look it up.  What is not found is left to fail under its name.
-fn found(program: &str, order: &Order) -> PathBuf {
+fn found(program: &str, order: &ProcessSpec) -> PathBuf {
     let name = PathBuf::from(program);
     let path = order.env.iter().find(|(name, _)| name == "PATH");
     let Some((_, path)) = path.filter(|_| !program.contains('/')) else { return name };

@@ -26,7 +26,7 @@ use smelt_plan::{
 };
 use smelt_random::Random;
 use smelt_store::sim::{Failure as DiskFailure, Left, SimDisk, Trouble};
-use smelt_store::turns::Turns;
+use smelt_store::turns::TurnScheduler;
 use smelt_store::{Limits, Store, What};
 use smelt_watch::meter::Strain;
 use smelt_watch::{Counters, Machine, Sample};
@@ -34,9 +34,9 @@ use smelt_watch::{Counters, Machine, Sample};
 use crate::attempt::Attempt;
 use crate::boot::boot_id;
 use crate::classify::{End, OomKills, Outcome, Shortage, Stopped, classify};
-use crate::controls::Seen;
+use crate::controls::LastSample;
 use crate::message::{AttemptResult, Message};
-use crate::order::{Order, ShimReport, Task};
+use crate::order::{ProcessSpec, ShimReport, Task};
 use crate::recorded;
 use crate::report::{AttemptReport, RunReport, RunStatus, StageStatus};
 use crate::run::{Hands, Loop, Runner};
@@ -158,10 +158,10 @@ fn made(word: &str, inputs: &[String]) -> String {
     format!("{}({})", word.replace("0-changed", "0"), inputs.join(","))
 }
 
-fn order(task: &Task<'_>) -> Order {
+fn order(task: &Task<'_>) -> ProcessSpec {
     let word = task.attempt.params["argv"][0].as_str().unwrap().to_owned();
     let inputs = task.inputs.iter().map(|input| input.path.display().to_string());
-    Order {
+    ProcessSpec {
         argv: std::iter::once(word).chain(inputs).collect(),
         env: Vec::new(),
         dir: task.out.to_owned(),
@@ -175,8 +175,8 @@ fn order(task: &Task<'_>) -> Order {
     }
 }
 
-fn warm_up(_: &smelt_plan::WarmUp) -> Order {
-    Order {
+fn warm_up(_: &smelt_plan::WarmUp) -> ProcessSpec {
+    ProcessSpec {
         argv: vec!["warm".to_owned()],
         env: Vec::new(),
         dir: PathBuf::from("/"),
@@ -229,7 +229,7 @@ fn earlier(store: &Store, pipeline: &str) -> Result<BTreeMap<Digest, Earlier>, S
 struct Simulated<'s> {
     world: &'s World,
     disk: SimDisk,
-    turns: Arc<Turns>,
+    turns: Arc<TurnScheduler>,
     actor: usize,
     chance: Random,
     /// Whether stages fail and the user stops.
@@ -333,7 +333,7 @@ impl Simulated<'_> {
         let sample = Sample { rss_anon_bytes: held, ..Sample::default() };
         let strain =
             Strain { stalled_us: Some(u64::from(self.ticks) * 100_000), ..Strain::default() };
-        attempt.controls.see(Seen { sample, strain });
+        attempt.controls.see(LastSample { sample, strain });
         held
     }
 
@@ -457,7 +457,7 @@ fn forecasts(plan: &Plan, chance: &mut Random, is_rough: bool) -> HashMap<StageI
 fn run(
     world: &World,
     disk: &SimDisk,
-    (turns, actor): (&Arc<Turns>, usize),
+    (turns, actor): (&Arc<TurnScheduler>, usize),
     drawn: &Drawn,
     mut chance: Random,
     is_rough: bool,
@@ -603,7 +603,7 @@ fn trouble(chance: &mut Random) -> Trouble {
 fn live(world: &World, disk: &SimDisk, pipelines: &[Drawn], chance: &mut Random) {
     let collects = chance.below(2) == 0;
     let runs = 1 + chance.below(2);
-    let turns = Arc::new(Turns::new(runs + usize::from(collects), chance.next_u64()));
+    let turns = Arc::new(TurnScheduler::new(runs + usize::from(collects), chance.next_u64()));
     world.ledger().collects = collects;
     std::thread::scope(|scope| {
         for actor in 0..runs {
@@ -669,7 +669,7 @@ fn play(seed: u64) -> (u64, u64) {
         disk.plan(Trouble::Nothing);
         check_between(&world, &disk);
     }
-    let turns = Arc::new(Turns::new(1, 0));
+    let turns = Arc::new(TurnScheduler::new(1, 0));
     let last = disk.for_actor(&turns, 0);
     for drawn in &pipelines {
         let report = run(&world, &last, (&turns, 0), drawn, Random::new(chance.next_u64()), false);

@@ -221,7 +221,7 @@ impl Job<'_> {
             partial.reset()?;
         }
         let mut patience = self.client.patience();
-        let mut seen = Seen { etag: None, bytes: partial.bytes };
+        let mut seen = DownloadState { etag: None, bytes: partial.bytes };
         while partial.bytes < file.bytes {
             if let Err(failure) = self.fetch(file, partial, &mut seen, &mut patience, tally) {
                 patience.after(failure, &file.url)?;
@@ -235,7 +235,7 @@ impl Job<'_> {
         &self,
         file: &Wanted,
         partial: &mut Partial,
-        seen: &mut Seen,
+        seen: &mut DownloadState,
         patience: &mut Patience,
         tally: &mut Tally<'_>,
     ) -> Result<(), Failure> {
@@ -289,7 +289,7 @@ impl Job<'_> {
 }
 
 /// What connections of this process have met.
-struct Seen {
+struct DownloadState {
     etag: Option<String>,
     /// The most that was ever there; only more than that is progress.
     bytes: u64,

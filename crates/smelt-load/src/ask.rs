@@ -12,7 +12,7 @@ use ureq::http::Response;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
-use crate::hear::{self, Ear, HearError, Heard};
+use crate::receive::{self, Ear, HearError, ReceivedAnswer};
 use crate::run::LoadError;
 
 /// The longest document read that is no stream, in bytes.
@@ -137,14 +137,14 @@ impl Caller {
         let text = document(response)?;
         let document: Value =
             serde_json::from_str(&text).map_err(|error| HearError::NotJson(error.to_string()))?;
-        match hear::error(&document) {
+        match receive::error(&document) {
             Some(said) => Err(HearError::Said(said).into()),
             None => Ok(document),
         }
     }
 
     /// Asks, and hears the whole answer.
-    pub(crate) fn ask(&self, asked: &Asked) -> Result<Heard, AskError> {
+    pub(crate) fn ask(&self, asked: &Asked) -> Result<ReceivedAnswer, AskError> {
         let body = body(&self.model, asked, self.endpoint.is_strict).to_string();
         let start = Instant::now();
         let url = format!("{}/v1/chat/completions", self.endpoint.url);
@@ -153,7 +153,7 @@ impl Caller {
             request = request.header("Authorization", format!("Bearer {key}"));
         }
         let response = request.send(body).map_err(|error| AskError::Http(error.to_string()))?;
-        heard(refused(response)?, start)
+        received(refused(response)?, start)
     }
 }
 
@@ -170,7 +170,7 @@ fn certificates(path: &Path) -> Result<RootCerts, String> {
     Ok(RootCerts::from(certificates))
 }
 
-fn heard(response: Response<Body>, start: Instant) -> Result<Heard, AskError> {
+fn received(response: Response<Body>, start: Instant) -> Result<ReceivedAnswer, AskError> {
     let mut reader = response.into_body().into_reader();
     let (mut ear, mut chunk) = (Ear::default(), vec![0; CHUNK_BYTES]);
     loop {
@@ -190,7 +190,7 @@ fn refused(response: Response<Body>) -> Result<Response<Body>, AskError> {
     }
     let status = response.status().as_u16();
     let text = document(response)?;
-    let said = serde_json::from_str(&text).ok().and_then(|document| hear::error(&document));
+    let said = serde_json::from_str(&text).ok().and_then(|document| receive::error(&document));
     let said = said.unwrap_or_else(|| text.trim().chars().take(200).collect());
     Err(AskError::Refused { status, said })
 }

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use crate::hear::Heard;
 use crate::process::Memory;
+use crate::receive::ReceivedAnswer;
 
 /// The middle of some numbers, and how far they are spread.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,18 +66,18 @@ pub struct Request {
     /// Whether it showed pictures.
     pub has_pictures: bool,
     /// What was heard, or why nothing was.
-    pub heard: Result<Heard, String>,
+    pub received: Result<ReceivedAnswer, String>,
 }
 
 impl Request {
-    fn is_good(&self, has_pictures: bool) -> Option<&Heard> {
-        self.heard.as_ref().ok().filter(|_| self.has_pictures == has_pictures)
+    fn is_good(&self, has_pictures: bool) -> Option<&ReceivedAnswer> {
+        self.received.as_ref().ok().filter(|_| self.has_pictures == has_pictures)
     }
 }
 
 /// A run: some streams asking for a while.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Run {
+pub struct LoadRun {
     /// From the first request to the end of the last answer.
     pub took: Duration,
     /// Every request.
@@ -88,13 +88,13 @@ pub struct Run {
     pub joules: Option<f64>,
 }
 
-impl Run {
-    fn good(&self) -> impl Iterator<Item = &Heard> {
-        self.requests.iter().filter_map(|request| request.heard.as_ref().ok())
+impl LoadRun {
+    fn good(&self) -> impl Iterator<Item = &ReceivedAnswer> {
+        self.requests.iter().filter_map(|request| request.received.as_ref().ok())
     }
 
     fn tokens(&self) -> usize {
-        self.good().map(Heard::tokens).sum()
+        self.good().map(ReceivedAnswer::tokens).sum()
     }
 
     fn per_second(&self, count: usize) -> f64 {
@@ -148,14 +148,14 @@ impl Figures {
     }
 
     /// Of some runs of one case.
-    pub fn of(runs: &[Run]) -> Self {
-        let good = || runs.iter().flat_map(Run::good);
+    pub fn of(runs: &[LoadRun]) -> Self {
+        let good = || runs.iter().flat_map(LoadRun::good);
         let ttft = |has_pictures: bool| {
-            let heard = runs.iter().flat_map(|run| &run.requests);
-            let firsts = heard.filter_map(|request| request.is_good(has_pictures)?.first);
+            let received = runs.iter().flat_map(|run| &run.requests);
+            let firsts = received.filter_map(|request| request.is_good(has_pictures)?.first);
             Late::of(firsts.map(ms))
         };
-        let firsts = good().filter_map(|heard| heard.first);
+        let firsts = good().filter_map(|received| received.first);
         let memory = runs.iter().filter_map(|run| run.memory);
         let most = memory.reduce(|a, b| Memory {
             rss_bytes: a.rss_bytes.max(b.rss_bytes),
@@ -170,11 +170,13 @@ impl Figures {
             ttft_all_ms: Late::of(firsts.map(ms)),
             tpot_ms: Late::of(good().filter_map(tpot_ms)),
             prefill_ms: Spread::of(good().filter_map(prefill_ms)),
-            is_prefill_told: good().all(|heard| heard.prompt_ms.is_some()),
-            prompt_tokens: Spread::of(good().filter_map(|heard| Some(heard.usage?[0] as f64))),
-            answer_tokens: Spread::of(good().map(|heard| heard.tokens() as f64)),
-            is_counted: good().all(|heard| heard.usage.is_some()),
-            is_streamed: good().all(|heard| heard.is_streamed),
+            is_prefill_told: good().all(|received| received.prompt_ms.is_some()),
+            prompt_tokens: Spread::of(
+                good().filter_map(|received| Some(received.usage?[0] as f64)),
+            ),
+            answer_tokens: Spread::of(good().map(|received| received.tokens() as f64)),
+            is_counted: good().all(|received| received.usage.is_some()),
+            is_streamed: good().all(|received| received.is_streamed),
             requests: runs.iter().map(|run| run.requests.len()).sum(),
             errors: errors(runs),
             memory_mib: most.map(|m| [m.rss_bytes, m.anonymous_bytes].map(mib)),
@@ -193,22 +195,23 @@ fn mib(bytes: u64) -> f64 {
 
 /// Between the tokens of an answer that came as a stream.  A piece may hold several, where a server sends
 /// together what the client was too slow to take: those of the first piece took no time that was heard.
-fn tpot_ms(heard: &Heard) -> Option<f64> {
-    let pieces = Some(heard.pieces as f64).filter(|pieces| *pieces > 1.0 && heard.is_streamed)?;
-    let took = ms(heard.last.checked_sub(heard.first?)?);
-    let tokens = heard.tokens() as f64 * (pieces - 1.0) / pieces;
+fn tpot_ms(received: &ReceivedAnswer) -> Option<f64> {
+    let pieces =
+        Some(received.pieces as f64).filter(|pieces| *pieces > 1.0 && received.is_streamed)?;
+    let took = ms(received.last.checked_sub(received.first?)?);
+    let tokens = received.tokens() as f64 * (pieces - 1.0) / pieces;
     (took > 0.0 && tokens > 0.0).then_some(took / tokens)
 }
 
-fn prefill_ms(heard: &Heard) -> Option<f64> {
-    heard.prompt_ms.or_else(|| Some((ms(heard.first?) - tpot_ms(heard)?).max(0.0)))
+fn prefill_ms(received: &ReceivedAnswer) -> Option<f64> {
+    received.prompt_ms.or_else(|| Some((ms(received.first?) - tpot_ms(received)?).max(0.0)))
 }
 
 /// Every error once, the most frequent first.
-fn errors(runs: &[Run]) -> Vec<(String, usize)> {
+fn errors(runs: &[LoadRun]) -> Vec<(String, usize)> {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for request in runs.iter().flat_map(|run| &run.requests) {
-        let Err(error) = &request.heard else { continue };
+        let Err(error) = &request.received else { continue };
         match counts.iter_mut().find(|(known, _)| known == error) {
             Some((_, count)) => *count += 1,
             None => counts.push((error.clone(), 1)),
@@ -226,19 +229,19 @@ pub(crate) mod tests {
         Duration::from_millis(ms)
     }
 
-    pub(crate) fn heard(first: u64, last: u64, tokens: usize) -> Heard {
-        Heard {
+    pub(crate) fn received(first: u64, last: u64, tokens: usize) -> ReceivedAnswer {
+        ReceivedAnswer {
             first: Some(millis(first)),
             last: millis(last),
             pieces: tokens,
             usage: Some([10, tokens]),
             is_streamed: true,
-            ..Heard::default()
+            ..ReceivedAnswer::default()
         }
     }
 
-    pub(crate) fn run(requests: Vec<Request>) -> Run {
-        Run { took: millis(2000), requests, memory: None, joules: None }
+    pub(crate) fn run(requests: Vec<Request>) -> LoadRun {
+        LoadRun { took: millis(2000), requests, memory: None, joules: None }
     }
 
     #[test]
@@ -251,18 +254,18 @@ pub(crate) mod tests {
 
     #[test]
     fn figures_are_of_what_was_heard() {
-        let good = |has_pictures, heard| Request { has_pictures, heard: Ok(heard) };
-        let bad = |why: &str| Request { has_pictures: false, heard: Err(why.to_owned()) };
+        let good = |has_pictures, received| Request { has_pictures, received: Ok(received) };
+        let bad = |why: &str| Request { has_pictures: false, received: Err(why.to_owned()) };
         let mut first = run(vec![
-            good(false, heard(100, 200, 11)),
-            good(true, heard(500, 500, 1)),
+            good(false, received(100, 200, 11)),
+            good(true, received(500, 500, 1)),
             bad("busy"),
             bad("cut"),
             bad("busy"),
         ]);
         first.memory = Some(Memory { rss_bytes: 2 << 20, anonymous_bytes: 1 << 20 });
         first.joules = Some(6.0);
-        let figures = Figures::of(&[first, run(vec![good(false, heard(300, 500, 5))])]);
+        let figures = Figures::of(&[first, run(vec![good(false, received(300, 500, 5))])]);
         assert_eq!(figures.tokens_per_s, Some(Spread { median: 4.25, min: 2.5, max: 6.0 }));
         assert_eq!(figures.requests_per_s.unwrap().max, 1.0);
         assert_eq!(figures.ttft_ms.map(|late| late.unwrap().median), [200.0, 500.0]);
@@ -278,7 +281,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_server_that_only_failed_has_no_speed() {
-        let request = Request { has_pictures: false, heard: Err("refused".to_owned()) };
+        let request = Request { has_pictures: false, received: Err("refused".to_owned()) };
         let figures = Figures::of(&[run(vec![request])]);
         assert!(figures.is_nothing() && !Figures::of(&[run(Vec::new())]).is_nothing());
         assert_eq!((figures.tpot_ms, figures.ttft_ms), (None, [None, None]));

@@ -117,7 +117,7 @@ pub struct Case {
 
 /// What is asked, and how often.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct LoadPlan {
     /// Every row of the table, in order.
     pub cases: Vec<Case>,
     /// Requests of a run; four for each stream if it is not said.
@@ -138,7 +138,7 @@ pub struct Plan {
     pub seed: u64,
 }
 
-impl Plan {
+impl LoadPlan {
     /// Whether it can be carried out.
     ///
     /// # Errors
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn plans_out_of_range_are_refused() {
         let case = Case { lengths: Lengths { prompt: 1, answer: 1 }, streams: 1, pictures: 0 };
-        let plan = Plan {
+        let plan = LoadPlan {
             cases: vec![case],
             requests: None,
             runs: 1,
@@ -220,22 +220,22 @@ mod tests {
             seed: 0,
         };
         assert_eq!(plan.check(), Ok(()));
-        let per_s = |per_s| Plan { per_s: Some(per_s), ..plan.clone() };
+        let per_s = |per_s| LoadPlan { per_s: Some(per_s), ..plan.clone() };
         assert_eq!(per_s(0.5).check(), Ok(()));
         for wrong in [0.0, -1.0, f64::NAN, 1e9] {
             assert!(per_s(wrong).check().unwrap_err().to_string().contains("requests a second"));
         }
-        let refused = |plan: Plan| plan.check().unwrap_err().to_string();
+        let refused = |plan: LoadPlan| plan.check().unwrap_err().to_string();
         assert!(
-            refused(Plan { runs: 0, ..plan.clone() }).contains("runs must be 1 to 1000, not 0")
+            refused(LoadPlan { runs: 0, ..plan.clone() }).contains("runs must be 1 to 1000, not 0")
         );
-        assert!(refused(Plan { requests: Some(0), ..plan.clone() }).contains("requests"));
+        assert!(refused(LoadPlan { requests: Some(0), ..plan.clone() }).contains("requests"));
         assert!(
-            refused(Plan { cases: vec![Case { streams: 600, ..case }], ..plan.clone() })
+            refused(LoadPlan { cases: vec![Case { streams: 600, ..case }], ..plan.clone() })
                 .contains("1 to 512")
         );
         assert!(
-            refused(Plan { mix: Some(Mix { text: 1, image: 1 }), ..plan }).contains("--images")
+            refused(LoadPlan { mix: Some(Mix { text: 1, image: 1 }), ..plan }).contains("--images")
         );
     }
 }

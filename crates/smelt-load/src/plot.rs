@@ -181,14 +181,15 @@ fn text(out: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::tests::{heard, run};
+    use crate::figures::tests::{received, run};
     use crate::figures::{Figures, Request};
     use crate::plan::Lengths;
     use crate::run::Server;
 
     fn measured(streams: usize, prompt: usize, first: u64) -> Measured {
         let case = Case { lengths: Lengths { prompt, answer: 11 }, streams, pictures: 0 };
-        let request = Request { has_pictures: false, heard: Ok(heard(first, first + 100, 11)) };
+        let request =
+            Request { has_pictures: false, received: Ok(received(first, first + 100, 11)) };
         Measured { server: 0, case, figures: Figures::of(&[run(vec![request; streams])]) }
     }
 
@@ -220,7 +221,7 @@ mod tests {
     #[test]
     fn a_server_that_only_failed_is_an_empty_plot() {
         let case = Case { lengths: Lengths { prompt: 1, answer: 1 }, streams: 1, pictures: 0 };
-        let failed = Request { has_pictures: false, heard: Err("x".to_owned()) };
+        let failed = Request { has_pictures: false, received: Err("x".to_owned()) };
         let figures = Figures::of(&[run(vec![failed])]);
         let plot = svg(&measurement(vec![Measured { server: 0, case, figures }]));
         assert!(plot.contains("<svg") && !plot.contains("<polyline") && !plot.contains("NaN"));

@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use crate::figures::{Figures, Late, Spread};
-use crate::plan::Plan;
+use crate::plan::LoadPlan;
 use crate::run::{Measured, Measurement, Server};
 
 /// The version of the document.
 const VERSION: u32 = 2;
 
 /// Everything as one document.
-pub fn document(plan: &Plan, measurement: &Measurement) -> Value {
+pub fn document(plan: &LoadPlan, measurement: &Measurement) -> Value {
     let servers = measurement.servers.iter();
     let server = |s: &Server| {
         json!({
@@ -38,7 +38,7 @@ pub fn document(plan: &Plan, measurement: &Measurement) -> Value {
     })
 }
 
-fn row(plan: &Plan, measurement: &Measurement, measured: &Measured) -> Value {
+fn row(plan: &LoadPlan, measurement: &Measurement, measured: &Measured) -> Value {
     let Measured { case, figures, .. } = measured;
     let late = |late: Option<Late>| {
         late.map(|late| json!({ "median": late.median, "p90": late.p90, "p99": late.p99 }))
@@ -78,7 +78,7 @@ fn spread(spread: Option<Spread>) -> Value {
 }
 
 /// The table.
-pub fn markdown(plan: &Plan, measurement: &Measurement) -> String {
+pub fn markdown(plan: &LoadPlan, measurement: &Measurement) -> String {
     let mut text = String::new();
     for server in &measurement.servers {
         let _ = writeln!(text, "- {}: {} at {}", server.name, server.model, server.url);
@@ -199,17 +199,17 @@ mod tests {
 
     use super::*;
     use crate::figures::Request;
-    use crate::figures::tests::{heard, run};
+    use crate::figures::tests::{received, run};
     use crate::plan::{Case, Lengths};
     use crate::run::Server;
 
     #[test]
     fn tables_say_what_was_hit_and_what_failed() {
         let case = Case { lengths: Lengths { prompt: 12, answer: 11 }, streams: 2, pictures: 0 };
-        let good = Request { has_pictures: false, heard: Ok(heard(100, 200, 11)) };
-        let bad = Request { has_pictures: false, heard: Err("a|b".to_owned()) };
+        let good = Request { has_pictures: false, received: Ok(received(100, 200, 11)) };
+        let bad = Request { has_pictures: false, received: Err("a|b".to_owned()) };
         let figures = Figures::of(&[run(vec![good, bad])]);
-        let plan = Plan {
+        let plan = LoadPlan {
             cases: vec![case],
             requests: None,
             runs: 1,

@@ -14,9 +14,9 @@ use serde_json::Value;
 use crate::arrivals;
 pub use crate::ask::Endpoint;
 use crate::ask::{AskError, Asked, Caller};
-use crate::figures::{Figures, Request, Run};
+use crate::figures::{Figures, LoadRun, Request};
 use crate::picture;
-use crate::plan::{Case, Plan, PlanError};
+use crate::plan::{Case, LoadPlan, PlanError};
 pub use crate::process::Memory;
 use crate::process::Watch;
 use crate::prompt::{self, PROBES, Rate};
@@ -60,7 +60,7 @@ pub enum LoadError {
 
 /// What requests show.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Pictures {
+pub enum ImageSource {
     /// A new one each time, so many pixels wide and high.
     Drawn(u32),
     /// These, in turns.
@@ -129,8 +129,8 @@ impl Measurement {
 /// [`LoadError`] where nothing can be measured; single requests that fail are figures.
 pub fn measure(
     targets: &[Target],
-    plan: &Plan,
-    pictures: &Pictures,
+    plan: &LoadPlan,
+    pictures: &ImageSource,
     hear: &mut dyn FnMut(&str),
 ) -> Result<Measurement, LoadError> {
     plan.check()?;
@@ -213,7 +213,13 @@ impl<'a> Known<'a> {
         }
     }
 
-    fn run(&self, plan: &Plan, case: &Case, shelf: &Shelf, seed: u64) -> Result<Run, LoadError> {
+    fn run(
+        &self,
+        plan: &LoadPlan,
+        case: &Case,
+        shelf: &Shelf,
+        seed: u64,
+    ) -> Result<LoadRun, LoadError> {
         let watch = |pid| Watch::begin(pid).ok_or(LoadError::NoProcess(pid));
         let watch = self.target.pid.map(watch).transpose()?;
         // A sensor counts what is asked while streams begin.
@@ -232,9 +238,9 @@ fn calibrate(caller: &Caller, url: &str, seed: u64) -> Result<Rate, LoadError> {
         let text = prompt::text(*words, !seed);
         let asked = Asked { text, pictures: Vec::new(), answer_tokens: 1 };
         *tokens = match caller.ask(&asked) {
-            Ok(heard) => heard.usage.map(|[prompt, _]| prompt),
+            Ok(received) => received.usage.map(|[prompt, _]| prompt),
             // The only token may have no text.
-            Err(AskError::Hear(crate::hear::HearError::Empty)) => None,
+            Err(AskError::Hear(crate::receive::HearError::Empty)) => None,
             Err(error) => {
                 return Err(LoadError::Server { url: url.to_owned(), why: error.to_string() });
             }
@@ -250,10 +256,10 @@ enum Shelf {
 }
 
 impl Shelf {
-    fn read(pictures: &Pictures) -> Result<Self, LoadError> {
+    fn read(pictures: &ImageSource) -> Result<Self, LoadError> {
         Ok(match pictures {
-            Pictures::Drawn(side) => Self::Drawn(*side),
-            Pictures::Files(paths) => {
+            ImageSource::Drawn(side) => Self::Drawn(*side),
+            ImageSource::Files(paths) => {
                 let read = |path: &PathBuf| {
                     picture::of_file(path).map_err(|error| LoadError::Picture {
                         path: path.clone(),
@@ -285,7 +291,7 @@ const PICTURE_SEEDS: u64 = 1024;
 
 /// One run of one case.
 struct Asking<'a> {
-    plan: &'a Plan,
+    plan: &'a LoadPlan,
     case: &'a Case,
     rate: Rate,
     shelf: &'a Shelf,
@@ -293,7 +299,7 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    fn run(&self, caller: &Caller) -> Run {
+    fn run(&self, caller: &Caller) -> LoadRun {
         let count = self.plan.requests(self.case);
         // Made beforehand: drawing pictures is no part of a server's time.
         let asked: Vec<Asked> = (0..count).map(|number| self.asked(number)).collect();
@@ -317,9 +323,10 @@ impl Asking<'_> {
                             thread::sleep(due[number].saturating_sub(start.elapsed()));
                             start.elapsed().saturating_sub(due[number])
                         });
-                        let heard = caller.ask(asked).map_err(|error| error.to_string());
-                        let heard = heard.map(|heard| heard.after(late));
-                        let request = Request { has_pictures: !asked.pictures.is_empty(), heard };
+                        let received = caller.ask(asked).map_err(|error| error.to_string());
+                        let received = received.map(|received| received.after(late));
+                        let request =
+                            Request { has_pictures: !asked.pictures.is_empty(), received };
                         held(answered).push(request);
                     }
                 });
@@ -327,7 +334,7 @@ impl Asking<'_> {
         });
         let took = mean_since(&held(&begun));
         let requests = std::mem::take(&mut *held(&answered));
-        Run { took, requests, memory: None, joules: None }
+        LoadRun { took, requests, memory: None, joules: None }
     }
 
     /// Keeps a stream busy until the last has begun.

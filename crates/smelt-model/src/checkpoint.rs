@@ -11,12 +11,12 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use crate::decoder::{Decoder, FIRST_NORM, Family, LM_HEAD};
+use crate::decoder::{Decoder, DecoderFamily, FIRST_NORM, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::families::bert::CLASSIFIER;
 use crate::families::internvl3::InternVl3;
 use crate::foreign::{Expected, recognise};
-use crate::model::{Layout, Model, Part, Vision};
+use crate::model::{Layout, Model, ModelPart, Vision};
 use crate::packed::form::BlockForm;
 use crate::packed::gguf::names::LAYOUT as GGUF_LAYOUT;
 use crate::packed::gguf::{self, Gguf, SideFile};
@@ -32,7 +32,7 @@ mod tests;
 mod weight;
 
 pub use error::CheckpointError;
-use packing::{Found, Packing};
+use packing::{PackedWeight, Packing};
 pub(crate) use weight::PackedFacts;
 pub use weight::Weight;
 
@@ -64,7 +64,7 @@ pub(crate) const ZERO_SUFFIX: &str = "_zero";
 /// The name ending of the order of its columns.
 pub(crate) const ORDER_SUFFIX: &str = "_order";
 
-/// The name ending of what is above four bits of its levels.
+/// The name ending of what is above four bits of its quants.
 pub(crate) const HIGH_SUFFIX: &str = "_high";
 
 /// The name ending of the factors that make scales of `_scale`.
@@ -76,7 +76,7 @@ pub(crate) const MIN_SUFFIX: &str = "_min";
 /// The name ending of the factors that make minima of `_min`.
 pub(crate) const MIN_FACTOR_SUFFIX: &str = "_min_factor";
 
-/// What may stand beside the levels of a weight, scales first.
+/// What may stand beside the quants of a weight, scales first.
 const SUFFIXES: [&str; 7] = [
     SCALE_SUFFIX,
     FACTOR_SUFFIX,
@@ -269,7 +269,7 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError::NoPart`] if the model has none.
     pub fn decoder(&self) -> Result<&Decoder, CheckpointError> {
-        self.model.llm.as_ref().ok_or_else(|| self.no_part(Part::Llm))
+        self.model.llm.as_ref().ok_or_else(|| self.no_part(ModelPart::Llm))
     }
 
     /// The facts of an InternVL3 vision tower, whether or not its weights are here.
@@ -279,12 +279,12 @@ impl Checkpoint {
     pub fn internvl3(&self) -> Result<&InternVl3, CheckpointError> {
         match &self.model.vision {
             Some(Vision::InternVit(tower)) => Ok(tower),
-            _ => Err(self.no_part(Part::Vision)),
+            _ => Err(self.no_part(ModelPart::Vision)),
         }
     }
 
     /// The refusal of a checkpoint whose model lacks `part`.
-    pub(crate) fn no_part(&self, part: Part) -> CheckpointError {
+    pub(crate) fn no_part(&self, part: ModelPart) -> CheckpointError {
         let (path, part, family) = (self.path.clone(), part.words(), self.model.family);
         CheckpointError::NoPart { path, part, family }
     }
@@ -297,13 +297,13 @@ impl Checkpoint {
     }
 
     /// Whether the tensors of `part` are stored.
-    pub fn has(&self, part: Part) -> bool {
+    pub fn has(&self, part: ModelPart) -> bool {
         match part {
-            Part::Head => self.has_lm_head(),
-            Part::Llm => self.model.llm.is_some(),
-            Part::Vision => self.model.vision.is_some() && !self.is_quantized(),
-            Part::Encoder => self.model.encoder.is_some() && !self.is_quantized(),
-            Part::Classifier => {
+            ModelPart::Head => self.has_lm_head(),
+            ModelPart::Llm => self.model.llm.is_some(),
+            ModelPart::Vision => self.model.vision.is_some() && !self.is_quantized(),
+            ModelPart::Encoder => self.model.encoder.is_some() && !self.is_quantized(),
+            ModelPart::Classifier => {
                 self.model.parts().contains(&part)
                     && self.is_stored(&format!("{CLASSIFIER}.weight"))
             }
@@ -530,7 +530,7 @@ impl Checkpoint {
         &self,
         sources: &[String],
         shape: &[usize],
-    ) -> Result<Option<Found>, CheckpointError> {
+    ) -> Result<Option<PackedWeight>, CheckpointError> {
         let [source] = sources else { return Ok(None) };
         Ok(self.packing.find(&self.files, source, shape)?)
     }
@@ -591,10 +591,12 @@ impl Checkpoint {
         }
         let is_idle = |name: &str| self.sources(name).iter().all(|source| idle.contains(source));
         let is_there = |name: &str| self.is_stored(name) && !is_idle(name);
-        let telltales = |family: &Family| family.telltales(llm.attention_bias);
-        let fits = |family: &&Family| telltales(family).iter().all(|(t, has)| is_there(t) == *has);
+        let telltales = |family: &DecoderFamily| family.telltales(llm.attention_bias);
+        let fits =
+            |family: &&DecoderFamily| telltales(family).iter().all(|(t, has)| is_there(t) == *has);
         let named = llm.family;
-        let Some(found) = Family::ALL.into_iter().find(fits).filter(|_| !fits(&named)) else {
+        let Some(found) = DecoderFamily::ALL.into_iter().find(fits).filter(|_| !fits(&named))
+        else {
             return Ok(());
         };
         let all = telltales(found).into_iter().zip(telltales(named));
@@ -629,11 +631,11 @@ impl Checkpoint {
     /// What the configuration, the presence of a head and that of integers call for, in the model's
     /// order.
     fn expected(&self) -> Vec<(String, Vec<usize>)> {
-        let is_there = |part: &Part| match part {
-            Part::Head => self.has_lm_head(),
+        let is_there = |part: &ModelPart| match part {
+            ModelPart::Head => self.has_lm_head(),
             part => self.has(*part),
         };
-        let parts: Vec<Part> = self.model.parts().into_iter().filter(is_there).collect();
+        let parts: Vec<ModelPart> = self.model.parts().into_iter().filter(is_there).collect();
         self.model.tensors(&parts)
     }
 }

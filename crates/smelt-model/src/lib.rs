@@ -16,7 +16,7 @@ mod golden;
 pub mod grid;
 pub mod model;
 pub mod packed;
-pub use smelt_backend::position as places;
+pub use smelt_backend::position_ids;
 pub mod price;
 pub mod quantize;
 pub mod reference;

@@ -15,7 +15,7 @@ use crate::families::{self, qwen2_5_vl, qwen3_vl};
 
 /// A part of a model that has tensors of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ModelPart {
     /// The vision tower and the projector into the language model's space.
     Vision,
     /// The language model without its head.
@@ -28,7 +28,7 @@ pub enum Part {
     Classifier,
 }
 
-impl Part {
+impl ModelPart {
     /// Every part, input to output.
     pub const ALL: [Self; 5] =
         [Self::Vision, Self::Llm, Self::Head, Self::Encoder, Self::Classifier];
@@ -148,27 +148,29 @@ impl Model {
     }
 
     /// The parts a whole checkpoint may have.
-    pub fn parts(&self) -> Vec<Part> {
-        let has = |part: &Part| match part {
-            Part::Vision => self.vision.is_some(),
-            Part::Llm | Part::Head => self.llm.is_some(),
-            Part::Encoder => self.encoder.is_some(),
-            Part::Classifier => self.encoder.as_ref().and_then(Encoder::labels).is_some(),
+    pub fn parts(&self) -> Vec<ModelPart> {
+        let has = |part: &ModelPart| match part {
+            ModelPart::Vision => self.vision.is_some(),
+            ModelPart::Llm | ModelPart::Head => self.llm.is_some(),
+            ModelPart::Encoder => self.encoder.is_some(),
+            ModelPart::Classifier => self.encoder.as_ref().and_then(Encoder::labels).is_some(),
         };
-        Part::ALL.into_iter().filter(has).collect()
+        ModelPart::ALL.into_iter().filter(has).collect()
     }
 
     /// Every tensor of `parts` with its shape, in a fixed order: input to output, layer by layer.
     /// Parts the model lacks have none.
-    pub fn tensors(&self, parts: &[Part]) -> Vec<(String, Vec<usize>)> {
+    pub fn tensors(&self, parts: &[ModelPart]) -> Vec<(String, Vec<usize>)> {
         let mut list = List::default();
         for part in parts {
             match part {
-                Part::Vision => self.vision.iter().for_each(|vision| vision.list(&mut list)),
-                Part::Llm => self.llm.iter().for_each(|llm| llm.list(&mut list)),
-                Part::Head => self.llm.iter().for_each(|llm| llm.list_head(&mut list)),
-                Part::Encoder => self.encoder.iter().for_each(|encoder| encoder.list(&mut list)),
-                Part::Classifier => self.encoder.iter().for_each(|e| e.list_head(&mut list)),
+                ModelPart::Vision => self.vision.iter().for_each(|vision| vision.list(&mut list)),
+                ModelPart::Llm => self.llm.iter().for_each(|llm| llm.list(&mut list)),
+                ModelPart::Head => self.llm.iter().for_each(|llm| llm.list_head(&mut list)),
+                ModelPart::Encoder => {
+                    self.encoder.iter().for_each(|encoder| encoder.list(&mut list))
+                }
+                ModelPart::Classifier => self.encoder.iter().for_each(|e| e.list_head(&mut list)),
             }
         }
         list.0

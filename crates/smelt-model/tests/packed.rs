@@ -209,9 +209,9 @@ fn a_quantised_checkpoint_keeps_its_vision_tower_when_written_for_others() {
         write(&int8, &original, format, &out, &mut |_| {}).unwrap();
         let result = Checkpoint::open(&out).unwrap();
         assert_eq!(result.scheme_words(), "int8");
-        let (found, levels) = (canonical(&result), canonical(&int8));
+        let (found, quants) = (canonical(&result), canonical(&int8));
         for (name, tensor) in canonical(&original) {
-            let expect = levels.get(&name).unwrap_or(&tensor);
+            let expect = quants.get(&name).unwrap_or(&tensor);
             assert!(found[&name] == *expect, "{format:?}: {name} differs");
         }
         assert!(out.join("tokenizer.json").exists());

@@ -121,7 +121,7 @@ pub type Field = (String, String);
 
 /// What a key is made of.  The parts of a list have one name in the key; here each has its number.
 pub fn fields(recipe: &Recipe<'_>) -> Vec<Field> {
-    let mut shown = Shown(Vec::new());
+    let mut shown = FieldCollector(Vec::new());
     walk(recipe, &mut shown);
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     for (name, _) in &mut shown.0 {
@@ -137,9 +137,9 @@ pub fn fields(recipe: &Recipe<'_>) -> Vec<Field> {
 }
 
 /// Keeps the parts to show them.
-struct Shown(Vec<Field>);
+struct FieldCollector(Vec<Field>);
 
-impl KeySink for Shown {
+impl KeySink for FieldCollector {
     fn field(&mut self, name: Arguments<'_>, value: Arguments<'_>) {
         self.0.push((name.to_string(), value.to_string()));
     }

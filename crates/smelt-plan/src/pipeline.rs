@@ -26,7 +26,7 @@ use crate::kind::{Kind, STRICT};
 use crate::name::StageName;
 use crate::quantity;
 use crate::retry::Retry;
-use crate::text::{Lines, Place, nearest};
+use crate::text::{Lines, SourceLocation, nearest};
 use crate::tokens::Capacity;
 
 pub use matrix::VARIANTS_MAX;
@@ -72,7 +72,7 @@ pub struct StageSpec {
     /// What it does.
     pub kind: Kind,
     /// Where it is in the file.
-    pub place: Place,
+    pub place: SourceLocation,
     /// The fields that are no edges.
     pub params: BTreeMap<String, Value>,
     /// The fields that are edges, in the order of the kind's fields.
@@ -96,7 +96,7 @@ pub struct InputSpec {
     /// The field that names it.
     pub field: &'static str,
     /// Where it is in the file.
-    pub place: Place,
+    pub place: SourceLocation,
     /// What it points to.
     pub from: InputRef,
     /// How the file names the stage where it stands for one of its variants: what programs and keys
@@ -126,7 +126,7 @@ pub struct Limits {
 
 /// One `escalate` step: what it overrides for its attempt.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Step {
+pub struct Escalation {
     /// Params that replace the stage's own; tables merge.
     pub params: BTreeMap<String, Value>,
     /// Caps that replace the stage's own, one by one.
@@ -135,7 +135,7 @@ pub struct Step {
     pub text: String,
 }
 
-impl Step {
+impl Escalation {
     /// An empty step stands for an attempt that changes nothing in the stage itself.
     pub fn changes_something(&self) -> bool {
         !self.params.is_empty() || self.limits != Limits::default()
@@ -149,12 +149,12 @@ pub struct PipelineError {
     /// The file, as messages name it.
     pub file: String,
     /// The place, where one is known.
-    pub place: Option<Place>,
+    pub place: Option<SourceLocation>,
     /// What is wrong and what to do.
     pub message: String,
 }
 
-struct At(Option<Place>);
+struct At(Option<SourceLocation>);
 
 impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -216,7 +216,7 @@ impl Pipeline {
     }
 
     /// An error at `place` of this file.
-    pub(crate) fn error(&self, place: Place, message: impl Into<String>) -> PipelineError {
+    pub(crate) fn error(&self, place: SourceLocation, message: impl Into<String>) -> PipelineError {
         PipelineError { file: self.file.clone(), place: Some(place), message: message.into() }
     }
 }
@@ -228,7 +228,7 @@ pub(crate) struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn place(&self, offset: usize) -> Place {
+    fn place(&self, offset: usize) -> SourceLocation {
         self.lines.place(offset)
     }
 

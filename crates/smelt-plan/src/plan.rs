@@ -162,14 +162,14 @@ pub struct Attempt {
 }
 
 /// The order in which a pipeline can run, found before anything is pinned.
-pub struct Order {
+pub struct StageOrder {
     /// By name, the position in the order.
     positions: HashMap<StageName, StageId>,
     /// Positions in the file, each after all it needs.
     order: Vec<usize>,
 }
 
-impl Order {
+impl StageOrder {
     /// Resolves names and orders the stages, or says which name or circle is in the way.
     pub fn of(pipeline: &Pipeline) -> Result<Self, PipelineError> {
         let by_name = index_names(pipeline)?;
@@ -219,13 +219,13 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
 impl Plan {
     /// Orders `pipeline`; `pins` must hold every text of [`Pipeline::paths`] and [`Pipeline::hubs`].
     pub fn build(pipeline: &Pipeline, pins: &Pins) -> Result<Self, PipelineError> {
-        let order = Order::of(pipeline)?;
+        let order = StageOrder::of(pipeline)?;
         Ok(Self::in_order(pipeline.clone(), order, pins))
     }
 
     /// The plan of a pipeline that has been ordered; nothing of it is copied.
-    pub fn in_order(pipeline: Pipeline, order: Order, pins: &Pins) -> Self {
-        let Order { positions, order } = order;
+    pub fn in_order(pipeline: Pipeline, order: StageOrder, pins: &Pins) -> Self {
+        let StageOrder { positions, order } = order;
         let Pipeline { name, resources: capacity, stages: specs, .. } = pipeline;
         let mut specs: Vec<Option<StageSpec>> = specs.into_iter().map(Some).collect();
         let mut stages: Vec<Stage> = Vec::with_capacity(order.len());

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::FailureClass;
 use crate::name::StageName;
-use crate::pipeline::Step;
+use crate::pipeline::Escalation;
 
 /// The `retry` of a stage.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,7 +25,7 @@ pub struct Retry {
     /// Build a stage of another pipeline first.
     pub warm_up: Option<WarmUp>,
     /// What changes in the stage itself on attempt 2, 3, ….
-    pub escalate: Vec<Step>,
+    pub escalate: Vec<Escalation>,
     /// Reboot the board before the last attempt.
     pub reboot: bool,
 }
@@ -237,9 +237,9 @@ mod tests {
     use super::*;
     use FailureClass::*;
 
-    fn step(text: &str) -> Step {
+    fn step(text: &str) -> Escalation {
         let params = [("x".to_owned(), serde_json::json!(text))].into();
-        Step { params, text: text.to_owned(), ..Step::default() }
+        Escalation { params, text: text.to_owned(), ..Escalation::default() }
     }
 
     /// Four attempts, every rung, the first step empty.
@@ -250,7 +250,7 @@ mod tests {
             drop_caches: true,
             temporary_swap: Some(SwapSpec::default()),
             warm_up: Some(WarmUp::parse("small.toml#engine").unwrap()),
-            escalate: vec![Step::default(), step("{ a }"), step("{ b }")],
+            escalate: vec![Escalation::default(), step("{ a }"), step("{ b }")],
             reboot: true,
         }
     }

@@ -4,14 +4,14 @@ use std::fmt;
 
 /// A place in the pipeline file; both numbers start at 1, columns count characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct SourceLocation {
     /// Line, from 1.
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.line, self.column)
     }
@@ -37,12 +37,12 @@ impl<'a> Lines<'a> {
     }
 
     /// The place of byte `offset`; an offset past the end is the end.
-    pub fn place(&self, offset: usize) -> Place {
+    pub fn place(&self, offset: usize) -> SourceLocation {
         let offset = offset.min(self.text.len());
         let line = self.starts.partition_point(|&start| start <= offset);
         let before = &self.text.as_bytes()[self.starts[line - 1]..offset];
         let is_char_start = |b: &&u8| (**b & 0xC0) != 0x80;
-        Place { line, column: before.iter().filter(is_char_start).count() + 1 }
+        SourceLocation { line, column: before.iter().filter(is_char_start).count() + 1 }
     }
 }
 
@@ -80,7 +80,11 @@ mod tests {
     fn places_count_from_one_in_characters() {
         let text = "ab\ncé x\n";
         let check = |offset, line, column| {
-            assert_eq!(Lines::of(text).place(offset), Place { line, column }, "offset {offset}");
+            assert_eq!(
+                Lines::of(text).place(offset),
+                SourceLocation { line, column },
+                "offset {offset}"
+            );
         };
         check(0, 1, 1);
         check(3, 2, 1);

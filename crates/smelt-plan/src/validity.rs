@@ -13,7 +13,7 @@ pub const VALIDATE: &str = "validate";
 /// What a file's own header says that it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Form {
+pub enum FileFormat {
     /// Nothing is known of it.
     Any,
     /// A file that may hold nothing: a stamp, or a list of what went wrong.
@@ -26,7 +26,7 @@ pub enum Form {
     Safetensors,
 }
 
-impl Form {
+impl FileFormat {
     const ALL: [(&str, Self); 5] = [
         ("any", Self::Any),
         ("may-be-empty", Self::MayBeEmpty),
@@ -40,7 +40,7 @@ impl Form {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Validity {
     /// Its form.
-    pub form: Form,
+    pub form: FileFormat,
     /// Its least size in bytes.
     pub bytes_min: u64,
 }
@@ -52,12 +52,12 @@ impl Validity {
             Some((word, size)) => (word.trim(), Some(size.trim())),
             None => (text.trim(), None),
         };
-        let form = Form::ALL.iter().find(|(name, _)| *name == word).map(|(_, form)| *form);
+        let form = FileFormat::ALL.iter().find(|(name, _)| *name == word).map(|(_, form)| *form);
         let form = form.ok_or_else(|| {
-            let words = Form::ALL.map(|(name, _)| name).join(", ");
+            let words = FileFormat::ALL.map(|(name, _)| name).join(", ");
             format!("\"{text}\" says no form: write one of {words}, as in \"gguf >= 100MiB\"")
         })?;
-        let least = u64::from(form != Form::MayBeEmpty);
+        let least = u64::from(form != FileFormat::MayBeEmpty);
         if let Some(size) = size.filter(|_| least == 0) {
             return Err(format!(
                 "\"{text}\": what may be empty has no least size; leave out \"{size}\""
@@ -109,10 +109,10 @@ mod tests {
 
     #[test]
     fn forms_and_sizes() {
-        let gguf = Validity { form: Form::Gguf, bytes_min: 100 << 20 };
+        let gguf = Validity { form: FileFormat::Gguf, bytes_min: 100 << 20 };
         assert_eq!(Validity::parse("gguf >= 100MiB"), Ok(gguf));
         assert_eq!(Validity::parse("any>=1GiB").unwrap().bytes_min, 1 << 30);
-        assert_eq!(Validity::parse("onnx"), Ok(Validity { form: Form::Onnx, bytes_min: 1 }));
+        assert_eq!(Validity::parse("onnx"), Ok(Validity { form: FileFormat::Onnx, bytes_min: 1 }));
         assert_eq!(Validity::parse("may-be-empty").unwrap().bytes_min, 0);
         for text in ["may-be-empty >= 1KiB", "", "plan", "gguf 5MiB", "gguf >= 5", ">= 5MiB"] {
             assert!(Validity::parse(text).is_err(), "{text}");

@@ -70,21 +70,21 @@ fn masks(name: &str, compiler: &Compiler, grammar: &Grammar, vocab: usize, end: 
     let compile = ms(start);
     let mut times = Vec::new();
     for seed in 0..ANSWERS {
-        let mut constraint = whole.clone();
+        let mut matcher = whole.clone();
         let settings = Settings { temperature: 1.0, seed, ..Settings::default() };
         let mut sampler = Sampler::new(&settings, &[], vocab).unwrap();
         let mut chooser = Chooser::default();
         let logits = vec![0.0; vocab];
         for _ in 0..TOKENS_MAX {
             let start = Instant::now();
-            let mask = constraint.mask().unwrap();
+            let mask = matcher.mask().unwrap();
             times.push(ms(start));
             let token = chooser.choose(&logits, &sampler.draw(Some(mask))).unwrap().token;
             sampler.count(token);
             if token == end {
                 break;
             }
-            constraint.take(token).unwrap();
+            matcher.take(token).unwrap();
         }
     }
     tell(&format!("{name}: compiled in {compile:.1} ms, masks"), times);

@@ -16,11 +16,11 @@ use smelt_backend::{Backends, Decoder, ENGINE_FILE, KvOptions, OpenError, Vision
 use crate::dialect::Dialect;
 use crate::grammar::{Compiler, CompilerError};
 use crate::identity::{Identity, Naming};
-use crate::image::{By, Cutting, Eyes, Router, Wish};
+use crate::image::{By, Cutting, ImageOptions, ImageProcessor, Router};
 use crate::markup::Marks;
 use crate::prompt::ImageTokens;
 use crate::similarity::{self, Similarity};
-use crate::template::{self, Form, Template, TemplateError};
+use crate::template::{self, ContentFormat, Template, TemplateError};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
 use crate::vision::Vision;
 
@@ -45,7 +45,7 @@ pub const FORMAT: u32 = 2;
 
 /// The families of models that speak; some of them see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Family {
+pub enum ModelFamily {
     /// InternVL3 and InternVL3.5: tiles, one position a token.
     #[serde(rename = "internvl3")]
     InternVl3,
@@ -66,7 +66,7 @@ pub enum Family {
     Llama,
 }
 
-impl Family {
+impl ModelFamily {
     /// Every family.
     pub const ALL: [Self; 6] =
         [Self::InternVl3, Self::Qwen25Vl, Self::Qwen3Vl, Self::Qwen2, Self::Qwen3, Self::Llama];
@@ -141,7 +141,7 @@ pub struct Spec {
     /// The version of the file: [`FORMAT`].
     pub format: u32,
     /// The kind of model.
-    pub family: Family,
+    pub family: ModelFamily,
     /// The model's name, as clients ask for it.
     pub model: String,
     /// The directory of the vision engine, or of those for several grids, relative to the deployment; with
@@ -265,13 +265,13 @@ pub struct Text {
     /// Conversations to text.
     pub template: Template,
     /// How the template takes the content of a message.
-    pub form: Form,
+    pub content_format: ContentFormat,
     /// The token each image embedding replaces, of models that see.
     pub image_token: Option<u32>,
     /// What the vision engines take, if there are some.
-    pub eyes: Option<Eyes>,
+    pub image_processor: Option<ImageProcessor>,
     /// How closely pictures are looked at of which their senders say nothing.
-    pub wish: Wish,
+    pub image_options: ImageOptions,
     /// What compares tiles with questions, where the router goes by that.
     pub similarity: Option<Similarity>,
     /// Most tokens of a prompt and its answer.
@@ -363,19 +363,22 @@ impl Deployment {
         let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
         text.dialect = template.dialect();
         text.marks = template.marks(&text.tokenizer);
-        text.form = template.form(text.spec.picture());
+        text.content_format = template.content_format(text.spec.picture());
         text.template = template;
         self
     }
 
-    /// Looks at pictures of which their senders say nothing as `wish` says; where that says nothing, as the
+    /// Looks at pictures of which their senders say nothing as `image_options` says; where that says nothing, as the
     /// deployment does.
     ///
     /// # Errors
     /// One line if the model does not see tiles.
-    pub fn with_wish(mut self, wish: &Wish) -> Result<Self, String> {
+    pub fn with_image_options(mut self, image_options: &ImageOptions) -> Result<Self, String> {
         let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
-        match (text.eyes.as_mut().map(|eyes| &mut eyes.cutting), wish.tiles_max) {
+        match (
+            text.image_processor.as_mut().map(|image_processor| &mut image_processor.cutting),
+            image_options.tiles_max,
+        ) {
             (None, Some(_)) => {
                 return Err("tiles are of models that see; this one reads text alone".to_owned());
             }
@@ -388,7 +391,7 @@ impl Deployment {
             }
             _ => {}
         }
-        text.wish = wish.or(&text.wish);
+        text.image_options = image_options.or(&text.image_options);
         Ok(self)
     }
 
@@ -433,9 +436,9 @@ impl Deployment {
         let bad = |why| DeploymentError::Bad { path: dir.join(DEPLOYMENT_FILE), why };
         let vision = spec.image.clone().map(|image| Vision::new(image, vision));
         let vision = vision.transpose().map_err(bad)?;
-        let eyes = vision.as_ref().zip(spec.image.clone()).map(|(vision, cutting)| {
+        let image_processor = vision.as_ref().zip(spec.image.clone()).map(|(vision, cutting)| {
             let (grids, router) = (vision.grids(), spec.router.clone());
-            Eyes { cutting, grids, router }
+            ImageProcessor { cutting, grids, router }
         });
         let seen = vision.as_ref().map(|vision| [vision.hidden(), vision.deepstack()]);
         let sizes = Sizes {
@@ -445,7 +448,8 @@ impl Deployment {
             tokenizer_vocab: tokenizer.vocab(),
             eos_max: spec.eos.iter().copied().max().unwrap_or_default(),
         };
-        let fault = eyes.as_ref().and_then(Eyes::fault).or_else(|| sizes.fault());
+        let fault =
+            image_processor.as_ref().and_then(ImageProcessor::fault).or_else(|| sizes.fault());
         if let Some(why) = fault {
             return Err(bad(why));
         }
@@ -454,16 +458,17 @@ impl Deployment {
         let scheme = facts.scheme.clone();
         let (dialect, compiler) = (template.dialect(), OnceLock::new());
         let marks = template.marks(&tokenizer);
-        let form = template.form(spec.picture());
-        let wish = Wish { tiles_max: spec.serving.tiles, ..Wish::default() };
+        let content_format = template.content_format(spec.picture());
+        let image_options =
+            ImageOptions { tiles_max: spec.serving.tiles, ..ImageOptions::default() };
         let text = Text {
-            wish,
+            image_options,
             spec,
             tokenizer,
             template,
-            form,
+            content_format,
             image_token,
-            eyes,
+            image_processor,
             similarity,
             max_seq_len,
             vocab,

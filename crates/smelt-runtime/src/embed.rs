@@ -7,7 +7,7 @@
 
 mod service;
 
-pub use service::{EmbedService, Reader, Refused, Reply, StartError, Stats, Ticket};
+pub use service::{EmbedService, Reader, Refused, Reply, RequestGuard, StartError, Stats};
 
 use std::path::{Path, PathBuf};
 

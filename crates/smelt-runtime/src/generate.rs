@@ -5,16 +5,16 @@
 
 use std::time::{Duration, Instant};
 
-use smelt_backend::position::Place;
-use smelt_backend::{Answer as Stepped, Decoder, FeatureSpan, ImageEmbeds, LogitRows, Run};
+use smelt_backend::position_ids::PositionId;
+use smelt_backend::{Answer as Stepped, Decoder, FeatureSpan, ImageEmbeds, LogitRows, SlotInput};
 
 use crate::deployment::Deployment;
-use crate::image::Shown;
-use crate::prepare::{PrepareError, Prepared, Question, Seen};
+use crate::generation::{Constraint, Generation, TokenOutput};
+pub use crate::generation::{Finish, SamplingParams, SpeakError};
+use crate::image::MediaItem;
+use crate::prepare::{ImageUsage, PrepareError, Prepared, Question};
 use crate::prompt::{PromptError, Turn};
 use crate::sampling::Logprobs;
-pub use crate::speaker::{Finish, Manner, SpeakError};
-use crate::speaker::{Form, Said, Speaker};
 use crate::template::Context;
 use crate::tokenizer::TokenizerError;
 use crate::vision::Embedded;
@@ -67,11 +67,11 @@ pub struct Request<'a> {
     /// The turns so far.
     pub turns: &'a [Turn],
     /// The pictures and clips the turns show, in order.
-    pub shown: &'a [Shown],
+    pub shown: &'a [MediaItem],
     /// What the chat template is told beside the turns.
     pub context: &'a Context,
     /// How it is answered.
-    pub manner: &'a Manner,
+    pub sampling_params: &'a SamplingParams,
     /// The date templates may show, in seconds since 1970.
     pub now_s: u64,
 }
@@ -90,7 +90,7 @@ pub struct Answer {
     /// Parts the pictures were cut into.
     pub tiles: usize,
     /// How closely the pictures were looked at.
-    pub seen: Seen,
+    pub seen: ImageUsage,
     /// Why it ended.
     pub finish: Finish,
     /// How long it took.
@@ -128,16 +128,16 @@ pub struct Encoded {
     /// What stands in the places of the image tokens.
     pub images: Embedded,
     /// The place of each token, where the decoder takes three of a token.
-    pub places: Option<Vec<Place>>,
+    pub position_ids: Option<Vec<PositionId>>,
     /// Parts the pictures were cut into.
     pub tiles: usize,
     /// How closely the pictures were looked at.
-    pub seen: Seen,
+    pub seen: ImageUsage,
 }
 
 /// What is heard while a conversation is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard<'a> {
+pub enum GenerationEvent<'a> {
     /// The vision engine begins with a part of the pictures, counted from 1.
     Looking {
         /// Which one.
@@ -156,11 +156,15 @@ impl Encoded {
     }
 
     /// For the engine, with `features` in the places of `image_token`.
-    fn run<'a>(&'a self, image_token: Option<u32>, features: &'a [FeatureSpan<'a>]) -> Run<'a> {
+    fn run<'a>(
+        &'a self,
+        image_token: Option<u32>,
+        features: &'a [FeatureSpan<'a>],
+    ) -> SlotInput<'a> {
         let image_token = image_token.filter(|_| !features.is_empty());
         let image = image_token.map(|token| ImageEmbeds { token, features });
-        let places = self.places.as_deref();
-        Run { image, places, ..Run::new(SLOT, &self.tokens) }
+        let position_ids = self.position_ids.as_deref();
+        SlotInput { image, position_ids, ..SlotInput::new(SLOT, &self.tokens) }
     }
 }
 
@@ -171,11 +175,11 @@ impl Encoded {
 pub fn prepare(
     deployment: &mut Deployment,
     request: &Request<'_>,
-    hear: &mut dyn FnMut(Heard<'_>),
+    hear: &mut dyn FnMut(GenerationEvent<'_>),
 ) -> Result<Encoded, GenerateError> {
-    let Request { turns, shown, context, now_s, manner } = *request;
-    let answer_max = Some(manner.new_tokens_max);
-    let Prepared { tokens, views, places, seen } = deployment.text.prepare(&Question {
+    let Request { turns, shown, context, now_s, sampling_params } = *request;
+    let answer_max = Some(sampling_params.new_tokens_max);
+    let Prepared { tokens, views, position_ids, seen } = deployment.text.prepare(&Question {
         turns,
         shown,
         context,
@@ -188,12 +192,12 @@ pub fn prepare(
     if tokens.len() > room {
         return Err(GenerateError::NoRoom { tokens: tokens.len(), room });
     }
-    let mut encoded = Encoded { tokens, places, seen, ..Encoded::default() };
+    let mut encoded = Encoded { tokens, position_ids, seen, ..Encoded::default() };
     let parts = views.iter().map(|view| view.parts.len()).sum();
     // Without a tower nothing is shown.
     if let Some(vision) = &deployment.vision {
         for part in views.iter().flat_map(|view| &view.parts) {
-            hear(Heard::Looking { part: encoded.tiles + 1, parts });
+            hear(GenerationEvent::Looking { part: encoded.tiles + 1, parts });
             encoded.images.push(vision.encode(part).map_err(GenerateError::Vision)?);
             encoded.tiles += 1;
         }
@@ -224,9 +228,10 @@ pub fn try_once(
         looked = 0.5;
     }
     told(looked, "saying a word");
-    let turns = [Turn::from_parts("user", &[crate::prompt::Part::Text("Hello")])?];
-    let (context, manner) = (&Context::default(), &Manner::greedy(2));
-    let request = Request { turns: &turns, shown: &[], context, manner, now_s: SOME_DAY_S };
+    let turns = [Turn::from_parts("user", &[crate::prompt::PromptPart::Text("Hello")])?];
+    let (context, sampling_params) = (&Context::default(), &SamplingParams::greedy(2));
+    let request =
+        Request { turns: &turns, shown: &[], context, sampling_params, now_s: SOME_DAY_S };
     generate(deployment, &request, &mut |_| {}).map(drop)
 }
 
@@ -240,7 +245,7 @@ pub fn generate(
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
     generate_heard(deployment, request, &mut |heard| {
-        if let Heard::Text(text) = heard {
+        if let GenerationEvent::Text(text) = heard {
             on_text(text);
         }
     })
@@ -253,29 +258,29 @@ pub fn generate(
 pub fn generate_heard(
     deployment: &mut Deployment,
     request: &Request<'_>,
-    hear: &mut dyn FnMut(Heard<'_>),
+    hear: &mut dyn FnMut(GenerationEvent<'_>),
 ) -> Result<Answer, GenerateError> {
     let start = Instant::now();
     let encoded = prepare(deployment, request, hear)?;
     let vision = start.elapsed();
-    let on_text = &mut |text: &str| hear(Heard::Text(text));
-    let mut answer = answer(deployment, &encoded, request.manner, on_text)?;
+    let on_text = &mut |text: &str| hear(GenerationEvent::Text(text));
+    let mut answer = answer(deployment, &encoded, request.sampling_params, on_text)?;
     answer.timing.vision = vision;
     answer.timing.first_token += vision;
     Ok(answer)
 }
 
-/// Answers an encoded prompt in a `manner`.
+/// Answers an encoded prompt in a `sampling_params`.
 ///
 /// # Errors
 /// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.
 pub fn answer(
     deployment: &mut Deployment,
     encoded: &Encoded,
-    manner: &Manner,
+    sampling_params: &SamplingParams,
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Answer, GenerateError> {
-    let answer = begin(deployment, encoded, manner).and_then(|mut begun| {
+    let answer = begin(deployment, encoded, sampling_params).and_then(|mut begun| {
         begun.read(deployment, encoded, LogitRows::None)?;
         begun.say(deployment, encoded, on_text)
     });
@@ -296,20 +301,22 @@ pub fn answer_and_follow(
     given: &[u32],
     visit: &mut dyn FnMut(u32, &[f32]),
 ) -> Result<Answer, GenerateError> {
-    let both = begin(deployment, encoded, &Manner::greedy(new_tokens_max)).and_then(|mut begun| {
-        let logits = begun.read(deployment, encoded, LogitRows::Last)?;
-        let answer = begun.say(deployment, encoded, &mut |_| {})?;
-        deployment.llm.truncate(SLOT, encoded.tokens.len());
-        follow(deployment, logits, given, visit)?;
-        Ok(answer)
-    });
+    let both = begin(deployment, encoded, &SamplingParams::greedy(new_tokens_max)).and_then(
+        |mut begun| {
+            let logits = begun.read(deployment, encoded, LogitRows::Last)?;
+            let answer = begun.say(deployment, encoded, &mut |_| {})?;
+            deployment.llm.truncate(SLOT, encoded.tokens.len());
+            follow(deployment, logits, given, visit)?;
+            Ok(answer)
+        },
+    );
     deployment.llm.release(SLOT);
     both
 }
 
 /// An answer whose prompt is read.
 struct Begun {
-    speaker: Speaker,
+    generation: Generation,
     /// What followed the last step.
     stepped: Stepped,
     /// How long reading took.
@@ -319,10 +326,11 @@ struct Begun {
 fn begin(
     deployment: &Deployment,
     encoded: &Encoded,
-    manner: &Manner,
+    sampling_params: &SamplingParams,
 ) -> Result<Begun, GenerateError> {
-    let speaker = Speaker::new(&deployment.text, &encoded.tokens, manner, Form::default())?;
-    Ok(Begun { speaker, stepped: Stepped::default(), took: Duration::ZERO })
+    let generation =
+        Generation::new(&deployment.text, &encoded.tokens, sampling_params, Constraint::default())?;
+    Ok(Begun { generation, stepped: Stepped::default(), took: Duration::ZERO })
 }
 
 impl Begun {
@@ -335,7 +343,7 @@ impl Begun {
     ) -> Result<Vec<f32>, GenerateError> {
         let start = Instant::now();
         let features = encoded.features();
-        let draws = [self.speaker.draw()?];
+        let draws = [self.generation.draw()?];
         let run = encoded.run(deployment.text.image_token, &features);
         self.stepped = one(&mut *deployment.llm, run.choosing(&draws).showing(logits))?;
         self.took = start.elapsed();
@@ -353,24 +361,24 @@ impl Begun {
         let (prefill, first_token) = (self.took, self.took);
         let mut timing = Timing { prefill, first_token, ..Timing::default() };
         let start = Instant::now();
-        let mut said = self.next()?;
+        let mut emitted = self.next()?;
         let finish = loop {
-            logprobs.extend(said.logprobs);
-            if !said.text.is_empty() {
-                on_text(&said.text);
-                answer += &said.text;
+            logprobs.extend(emitted.logprobs);
+            if !emitted.text.is_empty() {
+                on_text(&emitted.text);
+                answer += &emitted.text;
             }
-            let (None, Some(token)) = (said.finish, said.token) else { break said.finish };
-            let draws = [self.speaker.draw()?];
-            let run = Run::new(SLOT, std::slice::from_ref(&token)).choosing(&draws);
+            let (None, Some(token)) = (emitted.finish, emitted.token) else { break emitted.finish };
+            let draws = [self.generation.draw()?];
+            let run = SlotInput::new(SLOT, std::slice::from_ref(&token)).choosing(&draws);
             self.stepped = one(&mut *deployment.llm, run)?;
-            said = self.next()?;
+            emitted = self.next()?;
             timing.decode_steps += 1;
         };
         timing.decode = start.elapsed();
         Ok(Answer {
             text: answer,
-            tokens: self.speaker.tokens().to_vec(),
+            tokens: self.generation.tokens().to_vec(),
             logprobs,
             prompt_tokens: encoded.tokens.len(),
             tiles: encoded.tiles,
@@ -381,9 +389,9 @@ impl Begun {
     }
 
     /// Says the token that the last step chose.
-    fn next(&mut self) -> Result<Said, GenerateError> {
+    fn next(&mut self) -> Result<TokenOutput, GenerateError> {
         let chosen = self.stepped.chosen.pop().expect("each run had one draw");
-        Ok(self.speaker.say(chosen)?)
+        Ok(self.generation.push(chosen)?)
     }
 }
 
@@ -397,7 +405,7 @@ fn follow(
     let llm = &mut *deployment.llm;
     for (index, &token) in tokens.iter().enumerate() {
         if index > 0 {
-            let run = Run::new(SLOT, &tokens[index - 1..index]).showing(LogitRows::Last);
+            let run = SlotInput::new(SLOT, &tokens[index - 1..index]).showing(LogitRows::Last);
             logits = one(llm, run)?.logits;
         }
         if !logits.iter().all(|logit| logit.is_finite()) {
@@ -409,7 +417,7 @@ fn follow(
 }
 
 /// A step of one run.
-fn one(llm: &mut dyn Decoder, run: Run<'_>) -> Result<Stepped, GenerateError> {
+fn one(llm: &mut dyn Decoder, run: SlotInput<'_>) -> Result<Stepped, GenerateError> {
     let stepped = llm.step(&[run]).map_err(GenerateError::Llm)?;
     Ok(stepped.into_iter().next().unwrap_or_default())
 }

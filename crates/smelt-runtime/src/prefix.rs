@@ -24,7 +24,7 @@ pub enum Piece {
 
 /// A beginning that a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct PrefixHit {
     /// The slot.
     pub slot: usize,
     /// How many pieces of the prompt it begins with.
@@ -43,7 +43,7 @@ pub struct Mark {
 /// What slots hold, and an index of their whole blocks.
 #[derive(Debug, Default)]
 pub struct Prefixes {
-    slots: Vec<Held>,
+    slots: Vec<CachedPrefix>,
     /// Tokens whose keys and values lie in one block of the cache.
     block_tokens: usize,
     /// Slots by the hash of everything up to the end of a block.
@@ -52,7 +52,7 @@ pub struct Prefixes {
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct CachedPrefix {
     pieces: Vec<Piece>,
     /// The hash of all pieces up to the end of each whole block.
     hashes: Vec<u64>,
@@ -63,7 +63,7 @@ struct Held {
 impl Prefixes {
     /// `slots` empty slots of a cache with blocks of so many tokens.
     pub fn new(slots: usize, block_tokens: usize) -> Self {
-        let slots = (0..slots).map(|_| Held::default()).collect();
+        let slots = (0..slots).map(|_| CachedPrefix::default()).collect();
         Self { slots, block_tokens: block_tokens.max(1), ..Self::default() }
     }
 
@@ -119,7 +119,7 @@ impl Prefixes {
     /// piece.  Whole blocks are found by their hash, and only slots that share most of them are
     /// compared.  An engine has to be given at least one token, so who forks a slot that holds all of
     /// a prompt leaves the last piece out.
-    pub fn longest(&self, prompt: &[Piece]) -> Option<Found> {
+    pub fn longest(&self, prompt: &[Piece]) -> Option<PrefixHit> {
         let (mut before, mut slots) = (None, (0..self.slots.len()).collect::<Vec<_>>());
         for pieces in prompt.chunks_exact(self.block_tokens) {
             let hash = self.hasher.hash_one((before, pieces));
@@ -129,7 +129,7 @@ impl Prefixes {
         }
         let shared = |slot: &usize| {
             let pairs = self.slots[*slot].pieces.iter().zip(prompt);
-            Found { slot: *slot, len: pairs.take_while(|(held, asked)| held == asked).count() }
+            PrefixHit { slot: *slot, len: pairs.take_while(|(held, asked)| held == asked).count() }
         };
         let all = slots.iter().map(shared).filter(|found| found.len > 0);
         all.reduce(|best, next| {
@@ -148,11 +148,11 @@ mod tests {
     const SLOTS: usize = 5;
 
     /// The definition: every slot compared piece by piece.
-    fn by_comparing(model: &[Vec<Piece>], prompt: &[Piece]) -> Option<Found> {
+    fn by_comparing(model: &[Vec<Piece>], prompt: &[Piece]) -> Option<PrefixHit> {
         let shared = |held: &[Piece]| held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let len = model.iter().map(|held| shared(held)).max()?;
         let slot = model.iter().position(|held| shared(held) == len)?;
-        (len > 0).then_some(Found { slot, len })
+        (len > 0).then_some(PrefixHit { slot, len })
     }
 
     /// A text of few words, so that many begin alike.
@@ -217,8 +217,8 @@ mod tests {
         let mut prefixes = Prefixes::new(2, 64);
         let with = |picture| [[Piece::Token(1); 10], [Piece::Picture([0, picture]); 10]].concat();
         prefixes.append(1, &with(7));
-        assert_eq!(prefixes.longest(&with(7)), Some(Found { slot: 1, len: 20 }));
-        assert_eq!(prefixes.longest(&with(8)), Some(Found { slot: 1, len: 10 }));
+        assert_eq!(prefixes.longest(&with(7)), Some(PrefixHit { slot: 1, len: 20 }));
+        assert_eq!(prefixes.longest(&with(8)), Some(PrefixHit { slot: 1, len: 10 }));
         assert_eq!(prefixes.longest(&[Piece::Token(2)]), None);
         prefixes.append(9, &with(7));
         assert_eq!(prefixes.held(9), &[]);

@@ -2,16 +2,16 @@
 //!
 //! Needs no engine, so that whoever asks does this work beside the engines.  Knows nothing of slots.
 
-use smelt_backend::position::{Place, PlacesError, places};
+use smelt_backend::position_ids::{PositionId, PositionIdsError, rope_index};
 
 use crate::deployment::Text;
 use crate::fit::{self, Item, Space};
 use crate::identity::Identity;
-use crate::image::{Eyes, Shown, TooLong, View};
+use crate::image::{ImageProcessor, MediaItem, TooLong, View};
 use crate::markup;
+use crate::media_plan::{Look, MediaPlan, Way};
 use crate::prefix::Piece;
-use crate::prompt::{self, PromptError, Run, Turn};
-use crate::sight::{Look, Sight, Way};
+use crate::prompt::{self, ImageTokenRun, PromptError, Turn};
 use crate::similarity::{Asked, SimilarityError};
 use crate::template::{Context, Ending, TemplateError, Value};
 use crate::tokenizer::TokenizerError;
@@ -40,7 +40,7 @@ pub enum PrepareError {
     Similarity(#[from] SimilarityError),
     /// The prompt's image tokens are not those of its pictures.
     #[error(transparent)]
-    Places(#[from] PlacesError),
+    Places(#[from] PositionIdsError),
     /// The prompt leaves no room for an answer.  By its first words clients know what to do, as by Anthropic's.
     #[error(
         "the prompt is too long: it has {tokens} tokens, but the engine holds {max} with the answer; shorten it{}",
@@ -89,7 +89,7 @@ pub struct Question<'a> {
     /// The turns so far.
     pub turns: &'a [Turn],
     /// The pictures and clips the turns show, in order.
-    pub shown: &'a [Shown],
+    pub shown: &'a [MediaItem],
     /// What the chat template is told beside the turns.
     pub context: &'a Context,
     /// Most tokens of the answer, if there is such a limit: so much room is kept for it.
@@ -101,12 +101,12 @@ pub struct Question<'a> {
 }
 
 /// How closely all is looked at, image tokens apart: `looks` where that is not as it is `wished`.
-fn seen(wished: &[Sight<'_>], looks: &[Option<Look>]) -> Seen {
-    Seen {
+fn seen(wished: &[MediaPlan<'_>], looks: &[Option<Look>]) -> ImageUsage {
+    ImageUsage {
         shown: wished.len(),
         smaller: looks.iter().flatten().count(),
         tokens: 0,
-        wished: wished.iter().map(Sight::tokens).sum(),
+        wished: wished.iter().map(MediaPlan::tokens).sum(),
     }
 }
 
@@ -119,14 +119,14 @@ pub struct Prepared {
     pub views: Vec<View>,
     /// The place of each token in time, height and width, where the decoder takes three of a token and
     /// there are pictures; without them tokens count on.
-    pub places: Option<Vec<Place>>,
+    pub position_ids: Option<Vec<PositionId>>,
     /// How closely the pictures are looked at.
-    pub seen: Seen,
+    pub seen: ImageUsage,
 }
 
 /// How closely pictures and clips are looked at, all together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ImageUsage {
     /// Pictures and clips.
     pub shown: usize,
     /// Those of them that are looked at less closely than was wished, so that all fits.
@@ -137,7 +137,7 @@ pub struct Seen {
     pub wished: usize,
 }
 
-impl Seen {
+impl ImageUsage {
     /// What a person is told where something is looked at less closely than was wished.
     pub fn notice(&self, context: usize) -> Option<String> {
         let Self { shown, smaller, tokens, wished } = self;
@@ -191,7 +191,7 @@ impl Text {
         }
         // Each turn is dropped as its message is made.
         let messages: Vec<Value> =
-            guarded.into_iter().map(|turn| turn.message(self.form)).collect();
+            guarded.into_iter().map(|turn| turn.message(self.content_format)).collect();
         let reply = context.ending == Ending::Reply;
         let mut rendered = self.template.render(&messages, reply, question.now_s, context)?;
         if context.ending == Ending::Continued {
@@ -199,31 +199,35 @@ impl Text {
         }
         self.fits(&markup::bare(&rendered))?;
         let asked = Asked { words: &prompt::asked(turns), reuse: question.reuse };
-        let sights = question.shown.iter().map(|shown| Sight::new(self, shown, asked));
-        let wished = sights.collect::<Result<Vec<Sight<'_>>, PrepareError>>()?;
+        let media_plans = question.shown.iter().map(|shown| MediaPlan::new(self, shown, asked));
+        let wished = media_plans.collect::<Result<Vec<MediaPlan<'_>>, PrepareError>>()?;
         let looks = self.looks(question, &rendered, &wished)?;
         let seen = seen(&wished, &looks);
-        let mut sights = Vec::with_capacity(wished.len());
+        let mut media_plans = Vec::with_capacity(wished.len());
         for ((wished, look), shown) in wished.into_iter().zip(looks).zip(question.shown) {
-            sights.push(match look {
-                Some(look) => Sight::looked(self, shown, look, asked)?,
+            media_plans.push(match look {
+                Some(look) => MediaPlan::looked(self, shown, look, asked)?,
                 None => wished,
             });
         }
-        let runs: Vec<_> = sights.iter().map(|sight| sight.runs.clone()).collect();
+        let runs: Vec<_> = media_plans.iter().map(|media_plan| media_plan.runs.clone()).collect();
         let text = tokens.map(|tokens| prompt::expand(&rendered, tokens, &runs)).transpose()?;
         let tokens = self.encode_guarded(&text.unwrap_or(rendered))?;
-        let mut prepared = self.prepare_tokens(tokens, !sights.is_empty())?;
-        let lattices: Vec<_> = sights.iter().flat_map(|sight| &sight.lattices).copied().collect();
+        let mut prepared = self.prepare_tokens(tokens, !media_plans.is_empty())?;
+        let lattices: Vec<_> =
+            media_plans.iter().flat_map(|media_plan| &media_plan.lattices).copied().collect();
         if let Some(image_token) = self.image_token.filter(|_| !lattices.is_empty()) {
-            let places = places(&prepared.tokens, image_token, &lattices)?;
-            prepared.places = Some(places.tokens);
+            let position_ids = rope_index(&prepared.tokens, image_token, &lattices)?;
+            prepared.position_ids = Some(position_ids.tokens);
         }
-        if let Some(eyes) = &self.eyes {
-            prepared.views = sights.iter().flat_map(|sight| sight.views(eyes)).collect();
+        if let Some(image_processor) = &self.image_processor {
+            prepared.views = media_plans
+                .iter()
+                .flat_map(|media_plan| media_plan.views(image_processor))
+                .collect();
         }
-        let tokens = sights.iter().map(Sight::tokens).sum();
-        prepared.seen = Seen { tokens, ..seen };
+        let tokens = media_plans.iter().map(MediaPlan::tokens).sum();
+        prepared.seen = ImageUsage { tokens, ..seen };
         Ok(prepared)
     }
 
@@ -253,32 +257,32 @@ impl Text {
         &self,
         question: &Question<'_>,
         rendered: &str,
-        wished: &[Sight<'_>],
+        wished: &[MediaPlan<'_>],
     ) -> Result<Vec<Option<Look>>, PrepareError> {
         if self.surely_fits(question, rendered, wished) {
             return Ok(vec![None; wished.len()]);
         }
         // An image token each is enough to know where they are, and how much else there is.
-        let one = |run: &Run| Run { tokens: 1, ..run.clone() };
-        let runs: Vec<Vec<Run>> =
-            wished.iter().map(|sight| sight.runs.iter().map(one).collect()).collect();
+        let one = |run: &ImageTokenRun| ImageTokenRun { tokens: 1, ..run.clone() };
+        let runs: Vec<Vec<ImageTokenRun>> =
+            wished.iter().map(|media_plan| media_plan.runs.iter().map(one).collect()).collect();
         // Who sees nothing is shown nothing.
         let Some(words) = &self.spec.image_tokens else { return Ok(Vec::new()) };
         let text = prompt::expand(rendered, words, &runs)?;
         let tokens = self.encode_guarded(&text)?;
-        let ways = wished.iter().map(|sight| sight.ways(self));
+        let ways = wished.iter().map(|media_plan| media_plan.ways(self));
         let ways = ways.collect::<Result<Vec<Vec<Way>>, PrepareError>>()?;
         let image_token = |place: &usize| Some(tokens[*place]) == self.image_token;
         let places: Vec<usize> = (0..tokens.len()).filter(image_token).collect();
         let turns = question.turns.iter().enumerate();
         let turns = turns.flat_map(|(at, turn)| std::iter::repeat_n(at, turn.pictures()));
         let (mut items, mut images, mut others) = (Vec::with_capacity(ways.len()), 0, 0);
-        for (((sight, ways), runs), turn) in wished.iter().zip(&ways).zip(&runs).zip(turns) {
+        for (((media_plan, ways), runs), turn) in wished.iter().zip(&ways).zip(&runs).zip(turns) {
             let costs = ways.iter().map(|way| way.cost).collect();
             let first = places.get(images).copied().unwrap_or(tokens.len());
             items.push(Item { costs, turn, text_before: first.saturating_sub(images + others) });
             images += runs.len();
-            others += ways[0].cost - sight.tokens();
+            others += ways[0].cost - media_plan.tokens();
         }
         let text = tokens.len().saturating_sub(images + others);
         let space = Space { context: self.max_seq_len, answer: question.answer_max, text };
@@ -288,13 +292,18 @@ impl Text {
     }
 
     /// Whether there is room for all of it even if every byte of text were a token: then nobody counts.
-    fn surely_fits(&self, question: &Question<'_>, rendered: &str, wished: &[Sight<'_>]) -> bool {
+    fn surely_fits(
+        &self,
+        question: &Question<'_>,
+        rendered: &str,
+        wished: &[MediaPlan<'_>],
+    ) -> bool {
         /// What a tokenizer may put around any text.
         const ENDS: usize = 8;
         let words = self.spec.image_tokens.as_ref();
         let marks = words.map_or(0, |words| words.start.len() + words.end.len());
-        let cost = |run: &Run| run.tokens + run.lead.len() + marks;
-        let shown: usize = wished.iter().flat_map(|sight| &sight.runs).map(cost).sum();
+        let cost = |run: &ImageTokenRun| run.tokens + run.lead.len() + marks;
+        let shown: usize = wished.iter().flat_map(|media_plan| &media_plan.runs).map(cost).sum();
         let answer = question.answer_max.unwrap_or(fit::ANSWER_USUAL);
         (rendered.len() + ENDS + shown).saturating_add(answer) <= self.max_seq_len
     }
@@ -303,9 +312,9 @@ impl Text {
     ///
     /// # Errors
     /// [`PrepareError::Blind`] of a model that reads text alone.
-    pub fn seeing(&self) -> Result<&Eyes, PrepareError> {
+    pub fn seeing(&self) -> Result<&ImageProcessor, PrepareError> {
         let model = || self.spec.model.clone();
-        self.eyes.as_ref().ok_or_else(|| PrepareError::Blind { model: model() })
+        self.image_processor.as_ref().ok_or_else(|| PrepareError::Blind { model: model() })
     }
 
     /// The prompt that `text` is, without a template, between the special tokens that the tokenizer puts

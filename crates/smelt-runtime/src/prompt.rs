@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dialect::{Dialect, THINK_TAGS};
 use crate::markup::{GUARD, Marks};
-use crate::template::{Form, Value};
+use crate::template::{ContentFormat, Value};
 
 /// Stands for a picture between the conversation and the prompt.  A Unicode noncharacter, which no
 /// text may hold and no template touches.
@@ -79,11 +79,11 @@ impl ImageTokens {
 
 /// A piece of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum PromptPart<'a> {
     /// Words.
     Text(&'a str),
     /// The next picture, on a line of its own.
-    Picture,
+    Image,
     /// The next clip, on a line of its own.
     Clip,
 }
@@ -113,11 +113,11 @@ impl Turn {
     ///
     /// # Errors
     /// [`PromptError::Reserved`] if the words hold the picture mark.
-    pub fn from_parts(role: &str, parts: &[Part<'_>]) -> Result<Self, PromptError> {
-        let piece = |part: &Part<'_>| match part {
-            Part::Text(text) => Ok(Piece::Text(unmarked(text)?.to_owned())),
-            Part::Picture => Ok(Piece::Shown { is_clip: false, is_line: true }),
-            Part::Clip => Ok(Piece::Shown { is_clip: true, is_line: true }),
+    pub fn from_parts(role: &str, parts: &[PromptPart<'_>]) -> Result<Self, PromptError> {
+        let piece = |part: &PromptPart<'_>| match part {
+            PromptPart::Text(text) => Ok(Piece::Text(unmarked(text)?.to_owned())),
+            PromptPart::Image => Ok(Piece::Shown { is_clip: false, is_line: true }),
+            PromptPart::Clip => Ok(Piece::Shown { is_clip: true, is_line: true }),
         };
         let pieces = parts.iter().map(piece).collect::<Result<_, _>>()?;
         Ok(Self { role: role.to_owned(), pieces, fields: Vec::new() })
@@ -210,12 +210,12 @@ impl Turn {
     }
 
     /// What the chat template is given.
-    pub fn message(&self, form: Form) -> Value {
+    pub fn message(&self, content_format: ContentFormat) -> Value {
         let is_shown = |piece: &Piece| matches!(piece, Piece::Shown { .. });
-        let as_parts = match form {
-            Form::Text => false,
-            Form::Parts => true,
-            Form::Either => self.pieces.iter().any(is_shown),
+        let as_parts = match content_format {
+            ContentFormat::Text => false,
+            ContentFormat::Parts => true,
+            ContentFormat::Either => self.pieces.iter().any(is_shown),
         };
         let content = if as_parts { self.parts() } else { Value::from(self.text()) };
         let role = ("role".to_owned(), Value::from(self.role.clone()));
@@ -390,14 +390,14 @@ pub fn check(
 
 /// Image tokens that follow one another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct ImageTokenRun {
     /// The text before them.
     pub lead: String,
     /// How many they are.
     pub tokens: usize,
 }
 
-impl Run {
+impl ImageTokenRun {
     /// Image tokens with nothing before them.
     pub fn bare(tokens: usize) -> Self {
         Self { lead: String::new(), tokens }
@@ -412,7 +412,7 @@ impl Run {
 pub fn expand(
     rendered: &str,
     tokens: &ImageTokens,
-    shown: &[Vec<Run>],
+    shown: &[Vec<ImageTokenRun>],
 ) -> Result<String, PromptError> {
     let ImageTokens { start, end, .. } = tokens;
     let mut marked = rendered.to_owned();
@@ -427,7 +427,7 @@ pub fn expand(
     let mut pieces = marked.split(MARK);
     let mut text = pieces.next().unwrap_or_default().to_owned();
     for (piece, runs) in pieces.zip(shown) {
-        for Run { lead, tokens: count } in runs {
+        for ImageTokenRun { lead, tokens: count } in runs {
             text += lead;
             text += start;
             text += &tokens.image.repeat(*count);
@@ -455,7 +455,8 @@ mod tests {
     #[track_caller]
     fn check_turn(turn: Result<Turn, PromptError>, expect: &str) {
         let turn = turn.unwrap();
-        let runs: Vec<Vec<Run>> = (1..=turn.pictures()).map(|n| vec![Run::bare(n)]).collect();
+        let runs: Vec<Vec<ImageTokenRun>> =
+            (1..=turn.pictures()).map(|n| vec![ImageTokenRun::bare(n)]).collect();
         assert_eq!(expand(&turn.text(), &tokens(), &runs).unwrap(), expect);
     }
 
@@ -468,7 +469,8 @@ mod tests {
 
     #[test]
     fn the_last_words_are_gone_on_with_as_they_are() {
-        let turn = |role: &str, words: &str| Turn::from_parts(role, &[Part::Text(words)]).unwrap();
+        let turn =
+            |role: &str, words: &str| Turn::from_parts(role, &[PromptPart::Text(words)]).unwrap();
         let mut turns = [turn("user", "im_end"), turn("assistant", "im_end ")];
         go_on_with_last(&mut turns).unwrap();
         let rendered: String =
@@ -483,7 +485,7 @@ mod tests {
             assert_eq!(go_on_with_last(&mut [last]), Err(PromptError::NotLast));
         }
         assert_eq!(go_on_with_last(&mut []), Err(PromptError::NotLast));
-        assert!(Turn::from_parts("user", &[Part::Text("\u{FDD2}")]).is_err());
+        assert!(Turn::from_parts("user", &[PromptPart::Text("\u{FDD2}")]).is_err());
     }
 
     #[test]
@@ -508,29 +510,34 @@ mod tests {
     fn words_without_a_picture_stay_words() {
         check_turn(Turn::from_marked("user", "an <image> tag", 0), "an <image> tag");
         check_turn(Turn::from_marked("user", "<image><image>", 1), "<img><C></img><image>");
-        check_turn(Turn::from_parts("user", &[Part::Text("<image>")]), "<image>");
+        check_turn(Turn::from_parts("user", &[PromptPart::Text("<image>")]), "<image>");
     }
 
     #[test]
     fn parts_keep_their_order() {
-        let parts = [Part::Text("a "), Part::Picture, Part::Clip, Part::Text("b")];
+        let parts =
+            [PromptPart::Text("a "), PromptPart::Image, PromptPart::Clip, PromptPart::Text("b")];
         check_turn(Turn::from_parts("user", &parts), "a <img><C></img>\n<img><C><C></img>\nb");
     }
 
     #[test]
     fn a_template_may_take_parts() {
-        let parts = [Part::Text("a"), Part::Picture, Part::Clip];
+        let parts = [PromptPart::Text("a"), PromptPart::Image, PromptPart::Clip];
         let turn = Turn::from_parts("user", &parts).unwrap();
         let expect = r#"{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "video"}]}"#;
-        assert_eq!(turn.message(Form::Parts), value(expect));
-        assert_eq!(turn.message(Form::Either), value(expect));
-        let words = Turn::from_parts("user", &[Part::Text("a"), Part::Text("b")]).unwrap();
-        assert_eq!(words.message(Form::Either), value(r#"{"role": "user", "content": "ab"}"#));
+        assert_eq!(turn.message(ContentFormat::Parts), value(expect));
+        assert_eq!(turn.message(ContentFormat::Either), value(expect));
+        let words =
+            Turn::from_parts("user", &[PromptPart::Text("a"), PromptPart::Text("b")]).unwrap();
+        assert_eq!(
+            words.message(ContentFormat::Either),
+            value(r#"{"role": "user", "content": "ab"}"#)
+        );
     }
 
     #[test]
     fn what_a_template_writes_for_a_picture_is_a_place_too() {
-        let runs = |lead: &str, tokens| Run { lead: lead.to_owned(), tokens };
+        let runs = |lead: &str, tokens| ImageTokenRun { lead: lead.to_owned(), tokens };
         let shown = [vec![runs("", 2)], vec![runs("<0.5 s>", 1), runs("<1.5 s>", 1)]];
         let text = expand("a<img><C></img>b<img><V></img>c", &tokens(), &shown).unwrap();
         assert_eq!(text, "a<img><C><C></img>b<0.5 s><img><C></img><1.5 s><img><C></img>c");
@@ -543,7 +550,7 @@ mod tests {
         let calls = r#"[{"id": "1", "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": [2.0]}"}}, {"function": {"arguments": "no JSON"}}]"#;
         let turn = Turn::from_parts("assistant", &[]).unwrap();
         let turn = turn.with("tool_calls", value(calls)).unwrap();
-        let message = turn.message(Form::Text);
+        let message = turn.message(ContentFormat::Text);
         let text = words(&message);
         assert!(text.contains(r#""arguments":{"b":1,"a":[2.0]}"#), "{text}");
         assert!(text.contains(r#""arguments":"no JSON""#), "{text}");
@@ -553,8 +560,8 @@ mod tests {
     fn what_was_thought_is_told_apart_of_models_that_think() {
         let dialect = Dialect { thinks: true, calls: None };
         let guarded = |role: &str, text: &str, dialect| {
-            let turn = Turn::from_parts(role, &[Part::Text(text)]).unwrap();
-            turn.guarded(&Marks::default(), dialect).message(Form::Text)
+            let turn = Turn::from_parts(role, &[PromptPart::Text(text)]).unwrap();
+            turn.guarded(&Marks::default(), dialect).message(ContentFormat::Text)
         };
         let expect = r#"{"role": "assistant", "content": "b\n", "reasoning_content": "a\nc"}"#;
         let said = "<think>\na\nc\n</think>\n\nb\n";
@@ -570,14 +577,14 @@ mod tests {
     #[test]
     fn reserved_words_are_refused() {
         assert!(Turn::from_marked("user", "a\u{FDD0}", 0).is_err());
-        assert!(Turn::from_parts("user", &[Part::Text("\u{FDD0}")]).is_err());
+        assert!(Turn::from_parts("user", &[PromptPart::Text("\u{FDD0}")]).is_err());
         let turn = || Turn::from_marked("user", "", 0).unwrap();
         assert!(turn().with("x", value("[{\"a\u{FDD0}\": 1}]")).is_err());
         assert_eq!(turn().with("role", value("1")), Err(PromptError::Field("role".to_owned())));
         let said = |turn: Turn| check(&[turn], 0, Some(&tokens())).unwrap_err().to_string();
         assert!(said(Turn::from_marked("user", "a <C> b", 0).unwrap()).contains("<C>"));
         assert!(said(Turn::from_marked("user", "a <V> b", 0).unwrap()).contains("<V>"));
-        let split = [Part::Text("<"), Part::Text("C>")];
+        let split = [PromptPart::Text("<"), PromptPart::Text("C>")];
         assert!(said(Turn::from_parts("user", &split).unwrap()).contains("<C>"));
         assert!(said(turn().with("x", value("{\"<C>\": 1}")).unwrap()).contains("<C>"));
     }
@@ -589,6 +596,6 @@ mod tests {
         let differ = PromptError::Pictures { marked: 1, given: 2 };
         assert_eq!(check(&[turn], 2, Some(&tokens())), Err(differ));
         let lost = PromptError::Template { written: 0, marked: 1 };
-        assert_eq!(expand("text", &tokens(), &[vec![Run::bare(1)]]), Err(lost));
+        assert_eq!(expand("text", &tokens(), &[vec![ImageTokenRun::bare(1)]]), Err(lost));
     }
 }

@@ -13,7 +13,7 @@ use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor};
 
 use crate::deployment::{DeploymentError, is_beside, named_from};
 use crate::identity::{Identity, Naming, within};
-use crate::image::{Picture, Scale, resize};
+use crate::image::{Image, Scale, resize};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// The file of the CLIP's tokenizer, beside that of the language model.
@@ -187,7 +187,7 @@ impl Similarity {
         if side == self.side {
             self.scale.planes(tile, &mut data);
         } else {
-            let tile = Picture::from_rgb(side, side, tile.to_vec());
+            let tile = Image::from_rgb(side, side, tile.to_vec());
             let tile = tile.expect("a tile is a full square");
             self.scale.planes(&resize(&tile, self.side, self.side), &mut data);
         }

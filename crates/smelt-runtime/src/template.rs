@@ -77,7 +77,7 @@ pub enum TemplateError {
 
 /// How a template takes the content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ContentFormat {
     /// As one text.
     Text,
     /// As a list of parts, each with its type.
@@ -118,7 +118,7 @@ pub enum Ending {
 #[derive(Debug)]
 pub struct Template {
     environment: Environment<'static>,
-    form: Form,
+    content_format: ContentFormat,
 }
 
 impl Template {
@@ -159,7 +159,11 @@ impl Template {
         let sources = Sources { default: source, tools: None };
         let template = Self::parse(sources, &tokens).map_err(|error| broken(one_line(&error)))?;
         let part = Value::from(vec![Value::from_pairs([("type", "text"), ("text", "Hello")])]);
-        let content = if template.form == Form::Parts { part } else { Value::from("Hello") };
+        let content = if template.content_format == ContentFormat::Parts {
+            part
+        } else {
+            Value::from("Hello")
+        };
         let message = Value::from_pairs([("role", Value::from("user")), ("content", content)]);
         let text = template.render(&[message], true, 0, &Context::default())?;
         if !text.contains("Hello") {
@@ -175,7 +179,8 @@ impl Template {
     pub fn try_once(&self) -> Result<(), TemplateError> {
         const WORD: &str = "Hello";
         let part = Value::from(vec![Value::from_pairs([("type", "text"), ("text", WORD)])]);
-        let content = if self.form == Form::Parts { part } else { Value::from(WORD) };
+        let content =
+            if self.content_format == ContentFormat::Parts { part } else { Value::from(WORD) };
         let message = Value::from_pairs([("role", Value::from("user")), ("content", content)]);
         match self.render(&[message], true, 0, &Context::default())?.contains(WORD) {
             true => Ok(()),
@@ -204,28 +209,28 @@ impl Template {
         if let Some(tools) = sources.tools {
             bounded::add(&mut environment, TOOLS_NAME, plain(&tools))?;
         }
-        let mut template = Self { environment, form: Form::Text };
-        template.form = template.tried_form();
+        let mut template = Self { environment, content_format: ContentFormat::Text };
+        template.content_format = template.tried_content_format();
         Ok(template)
     }
 
     /// How the template takes the content of a message, of a model whose pictures are `picture` in its
     /// prompts, if it sees: a template that takes both, but knows pictures by another word, is given texts.
-    pub fn form(&self, picture: Option<&str>) -> Form {
+    pub fn content_format(&self, picture: Option<&str>) -> ContentFormat {
         let writes = |picture| {
             let part = Value::from_pairs([("type", "image")]);
             self.of_content(Value::from(vec![part])).contains(picture)
         };
-        if self.form == Form::Either && !picture.is_some_and(writes) {
-            Form::Text
+        if self.content_format == ContentFormat::Either && !picture.is_some_and(writes) {
+            ContentFormat::Text
         } else {
-            self.form
+            self.content_format
         }
     }
 
     /// What form comes through the template, by trying both; one that refuses both is given texts, so
     /// that its own words say why.
-    fn tried_form(&self) -> Form {
+    fn tried_content_format(&self) -> ContentFormat {
         const WORD: &str = "wordiness";
         let part = Value::from_pairs([("type", "text"), ("text", WORD)]);
         let comes_through = |content: Value| {
@@ -234,9 +239,9 @@ impl Template {
             text.contains(WORD) && !text.contains("\"type\"") && !text.contains("'type'")
         };
         match [Value::from(WORD), Value::from(vec![part])].map(comes_through) {
-            [true, true] => Form::Either,
-            [false, true] => Form::Parts,
-            [_, false] => Form::Text,
+            [true, true] => ContentFormat::Either,
+            [false, true] => ContentFormat::Parts,
+            [_, false] => ContentFormat::Text,
         }
     }
 
@@ -251,8 +256,8 @@ impl Template {
     pub fn forgets(&self) -> bool {
         const WORDS: [&str; 3] = ["wordiness", "heedless", "mindful"];
         let message = |(role, word): (&str, &str)| {
-            let content = match self.form {
-                Form::Parts => {
+            let content = match self.content_format {
+                ContentFormat::Parts => {
                     Value::from(vec![Value::from_pairs([("type", "text"), ("text", word)])])
                 }
                 _ => Value::from(word),
@@ -459,7 +464,7 @@ mod tests {
     /// Renders one user message over `source`.
     #[track_caller]
     fn check(source: &str, content: &str, expect: &str) {
-        let message = Turn::from_marked("user", content, 0).unwrap().message(Form::Text);
+        let message = Turn::from_marked("user", content, 0).unwrap().message(ContentFormat::Text);
         let text = template(source).render(&[message], true, 86_400 * 365, &Context::default());
         assert_eq!(text.unwrap(), expect);
     }
@@ -495,11 +500,11 @@ mod tests {
     fn the_model_of_shapes_is_asked_one_question_about_all_pictures() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/shapes-vl");
         let template = Template::open(&data).unwrap();
-        let form = template.form(Some("<IMG_CONTEXT>"));
-        assert_eq!(form, Form::Either);
+        let content_format = template.content_format(Some("<IMG_CONTEXT>"));
+        assert_eq!(content_format, ContentFormat::Either);
         let said = |turns: &[(&str, &str, usize)]| {
             let message = |(role, text, pictures): &(&str, &str, usize)| {
-                Turn::from_marked(role, text, *pictures).unwrap().message(form)
+                Turn::from_marked(role, text, *pictures).unwrap().message(content_format)
             };
             let messages: Vec<Value> = turns.iter().map(message).collect();
             template.render(&messages, true, 0, &Context::default()).unwrap()
@@ -602,20 +607,20 @@ mod tests {
 
     #[test]
     fn the_form_of_a_content_is_found_by_trying() {
-        let form = |source: &str| template(source).form(Some("<C>"));
+        let content_format = |source: &str| template(source).content_format(Some("<C>"));
         assert_eq!(
-            form("{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}"),
-            Form::Text
+            content_format("{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}"),
+            ContentFormat::Text
         );
-        assert_eq!(form("{{ messages[0].content }}"), Form::Text);
+        assert_eq!(content_format("{{ messages[0].content }}"), ContentFormat::Text);
         let parts =
             "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}";
-        assert_eq!(form(parts), Form::Parts);
+        assert_eq!(content_format(parts), ContentFormat::Parts);
         let either = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}{% endfor %}";
-        assert_eq!(form(either), Form::Text, "pictures have another word");
+        assert_eq!(content_format(either), ContentFormat::Text, "pictures have another word");
         let either = either.replace("{{ p.text }}", "{{ p.text or '<C>' }}");
-        assert_eq!(form(&either), Form::Either);
-        assert_eq!(form("{{ raise_exception('no') }}"), Form::Text);
+        assert_eq!(content_format(&either), ContentFormat::Either);
+        assert_eq!(content_format("{{ raise_exception('no') }}"), ContentFormat::Text);
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use smelt_backend::{FeatureSpan, Features, OpenError, Processors, VisionEngine, VisionError};
 
-use crate::image::{Cutting, Part, Size};
-pub use crate::image::{Eyes, Grid};
+use crate::image::{Cutting, Size, VisionInput};
+pub use crate::image::{Grid, ImageProcessor};
 
 /// What engines give of an image: the features of its parts, in order.
 #[derive(Clone, Debug, Default)]
@@ -129,8 +129,8 @@ impl Vision {
     }
 
     /// A part of each size that the engines take.
-    pub fn samples(&self) -> Vec<Part> {
-        let black = |(grid, (size, _)): (usize, &(Size, _))| Part::black(grid, *size);
+    pub fn samples(&self) -> Vec<VisionInput> {
+        let black = |(grid, (size, _)): (usize, &(Size, _))| VisionInput::black(grid, *size);
         self.engines.iter().enumerate().map(black).collect()
     }
 
@@ -138,7 +138,7 @@ impl Vision {
     ///
     /// # Errors
     /// When the part does not fit the engine, or the engine fails.
-    pub fn encode(&self, part: &Part) -> Result<Features, VisionError> {
+    pub fn encode(&self, part: &VisionInput) -> Result<Features, VisionError> {
         let (size, engine) = &self.engines[part.grid];
         engine.features(part.numbers(&self.cutting, *size))
     }

@@ -1,6 +1,6 @@
 //! Draws answers alone and beside seven others: equal seeds must give equal tokens.
 
-use smelt_backend::{Answer, Decoder, KvOptions, Limits, Run};
+use smelt_backend::{Answer, Decoder, KvOptions, Limits, SlotInput};
 use smelt_engine::{BACKENDS, llm};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
@@ -41,7 +41,7 @@ fn answers(engine: &mut dyn Decoder, indices: &[usize]) -> Vec<Vec<u32>> {
         let tokens = prompt(index, vocab);
         let sampler = Sampler::new(&settings(index), &tokens, vocab).unwrap();
         let answer =
-            engine.step(&[Run::new(slot, &tokens).choosing(&[sampler.draw(None)])]).unwrap();
+            engine.step(&[SlotInput::new(slot, &tokens).choosing(&[sampler.draw(None)])]).unwrap();
         all.push((sampler, Vec::new()));
         take(&mut all[slot], &answer[0]);
     }
@@ -49,7 +49,7 @@ fn answers(engine: &mut dyn Decoder, indices: &[usize]) -> Vec<Vec<u32>> {
         let draws: Vec<_> = all.iter().map(|(sampler, _)| [sampler.draw(None)]).collect();
         let mut runs = Vec::new();
         for (slot, ((_, said), draw)) in all.iter().zip(&draws).enumerate() {
-            runs.push(Run::new(slot, &said[said.len() - 1..]).choosing(draw));
+            runs.push(SlotInput::new(slot, &said[said.len() - 1..]).choosing(draw));
         }
         let step = engine.step(&runs).unwrap();
         all.iter_mut().zip(&step).for_each(|(one, answer)| take(one, answer));

@@ -12,11 +12,13 @@ use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_model::grid::Grid;
 use smelt_model::safetensors::Reader;
-use smelt_runtime::deployment::{Deployment, Family, Spec, eos_tokens};
+use smelt_runtime::deployment::{Deployment, ModelFamily, Spec, eos_tokens};
 use smelt_runtime::generate::{
-    Answer, Encoded, Finish, GenerateError, Manner, Request, answer, generate,
+    Answer, Encoded, Finish, GenerateError, Request, SamplingParams, answer, generate,
 };
-use smelt_runtime::image::{By, Cutting, Detail, Part, Picture, Router, Shown, Tiling, Wish};
+use smelt_runtime::image::{
+    By, Cutting, Detail, Image, ImageOptions, MediaItem, Router, Tiling, VisionInput,
+};
 use smelt_runtime::prepare::{PrepareError, Question};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings as Sampling;
@@ -82,8 +84,12 @@ static CONTEXT: Context = Context {
     ending: Ending::Reply,
 };
 
-fn request<'a>(turns: &'a [Turn], shown: &'a [Shown], manner: &'a Manner) -> Request<'a> {
-    Request { turns, shown, context: &CONTEXT, manner, now_s: 0 }
+fn request<'a>(
+    turns: &'a [Turn],
+    shown: &'a [MediaItem],
+    sampling_params: &'a SamplingParams,
+) -> Request<'a> {
+    Request { turns, shown, context: &CONTEXT, sampling_params, now_s: 0 }
 }
 
 #[test]
@@ -95,11 +101,12 @@ fn answers_are_those_of_transformers() {
     // Twice: the first answer leaves nothing behind.
     for _ in 0..2 {
         let mut heard = String::new();
-        let said =
-            generate(&mut deployment, &request(&turns, &[], &Manner::greedy(16)), &mut |piece| {
-                heard += piece
-            })
-            .unwrap();
+        let said = generate(
+            &mut deployment,
+            &request(&turns, &[], &SamplingParams::greedy(16)),
+            &mut |piece| heard += piece,
+        )
+        .unwrap();
         assert_eq!((said.tokens, said.finish), (expect.clone(), Finish::Length));
         assert_eq!(said.prompt_tokens, tokens("text_ids").len());
         assert_eq!(said.text, deployment.text.tokenizer.decode(&expect, true).unwrap());
@@ -110,7 +117,7 @@ fn answers_are_those_of_transformers() {
     let features = HostFeatures { embeds, deepstack: Vec::new() }.into_features(8);
     let images = Embedded::from(features);
     let encoded = Encoded { tokens: tokens("image_ids"), images, tiles: 2, ..Encoded::default() };
-    let said = answer(&mut deployment, &encoded, &Manner::greedy(16), &mut |_| {}).unwrap();
+    let said = answer(&mut deployment, &encoded, &SamplingParams::greedy(16), &mut |_| {}).unwrap();
     assert_eq!(said.tokens, tokens("greedy_image_ids"));
 }
 
@@ -119,12 +126,15 @@ fn a_picture_becomes_image_tokens_in_its_place() {
     let dir = tempfile::tempdir().unwrap();
     let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     // The golden prompt has two tiles of four tokens; a picture of one tile has four fewer tokens.
-    let picture = Picture::from_rgb(56, 56, vec![90; 56 * 56 * 3]).unwrap();
+    let picture = Image::from_rgb(56, 56, vec![90; 56 * 56 * 3]).unwrap();
     let turns = [Turn::from_marked("user", "What is in this picture?", 1).unwrap()];
-    let pictures = [Shown::from(picture)];
-    let said =
-        generate(&mut deployment, &request(&turns, &pictures, &Manner::greedy(16)), &mut |_| {})
-            .unwrap();
+    let pictures = [MediaItem::from(picture)];
+    let said = generate(
+        &mut deployment,
+        &request(&turns, &pictures, &SamplingParams::greedy(16)),
+        &mut |_| {},
+    )
+    .unwrap();
     assert_eq!((said.tiles, said.prompt_tokens), (1, tokens("image_ids").len() - 4));
 }
 
@@ -134,10 +144,10 @@ fn texture(threshold: f32) -> Router {
 }
 
 /// A picture of two tiles: one of a single colour, one of noise.
-fn half_noise() -> Picture {
+fn half_noise() -> Image {
     let noise = |at: usize| ((at * 7919) % 251) as u8;
     let pixel = |at: usize| if at % 112 < 56 { [90; 3] } else { [noise(at); 3] };
-    Picture::from_rgb(112, 56, (0..112 * 56).flat_map(pixel).collect()).unwrap()
+    Image::from_rgb(112, 56, (0..112 * 56).flat_map(pixel).collect()).unwrap()
 }
 
 #[test]
@@ -148,8 +158,8 @@ fn tiles_go_to_the_grids_they_are_worth() {
     let deployed = deploy_on(dir.path(), &grids, &spec);
     let mut deployment = Deployment::open(BACKENDS, &deployed).unwrap();
     let turns = [Turn::from_marked("user", "What is it?", 1).unwrap()];
-    let grids_of = |deployment: &Deployment, wish: Wish| {
-        let shown = [Shown::from(half_noise()).with(wish)];
+    let grids_of = |deployment: &Deployment, image_options: ImageOptions| {
+        let shown = [MediaItem::from(half_noise()).with(image_options)];
         let question = Question {
             turns: &turns,
             shown: &shown,
@@ -165,22 +175,29 @@ fn tiles_go_to_the_grids_they_are_worth() {
         let parts = prepared.views.iter().flat_map(|view| &view.parts);
         parts.map(|part| part.grid).collect::<Vec<_>>()
     };
-    let wish = |detail, tokens_max| Wish { detail, tokens_max, ..Wish::default() };
-    let sees = |wish, expect: &[usize]| assert_eq!(grids_of(&deployment, wish), expect);
+    let image_options =
+        |detail, tokens_max| ImageOptions { detail, tokens_max, ..ImageOptions::default() };
+    let sees =
+        |image_options, expect: &[usize]| assert_eq!(grids_of(&deployment, image_options), expect);
     // The flat tile, the noise, and both as a thumbnail; a small tile has 1 token, a large one 4.
-    sees(wish(Detail::Auto, None), &[0, 1, 1]);
-    sees(wish(Detail::High, None), &[1, 1, 1]);
-    sees(wish(Detail::Low, None), &[0]);
-    sees(wish(Detail::High, Some(9)), &[0, 1, 1]);
-    sees(wish(Detail::Auto, Some(7)), &[0, 0, 1]);
-    sees(Wish { tiles_max: Some(1), ..wish(Detail::High, None) }, &[1]);
-    let shown = [Shown::from(half_noise())];
-    let said = generate(&mut deployment, &request(&turns, &shown, &Manner::greedy(4)), &mut |_| {});
+    sees(image_options(Detail::Auto, None), &[0, 1, 1]);
+    sees(image_options(Detail::High, None), &[1, 1, 1]);
+    sees(image_options(Detail::Low, None), &[0]);
+    sees(image_options(Detail::High, Some(9)), &[0, 1, 1]);
+    sees(image_options(Detail::Auto, Some(7)), &[0, 0, 1]);
+    sees(ImageOptions { tiles_max: Some(1), ..image_options(Detail::High, None) }, &[1]);
+    let shown = [MediaItem::from(half_noise())];
+    let said = generate(
+        &mut deployment,
+        &request(&turns, &shown, &SamplingParams::greedy(4)),
+        &mut |_| {},
+    );
     assert_eq!(said.unwrap().tokens.len(), 4);
     // The large engine is the one that is alone in other deployments.
     let alone = tempfile::tempdir().unwrap();
     let mut other = Deployment::open(BACKENDS, &deploy(alone.path())).unwrap();
-    let part = |grid| Part { grid, frames: vec![half_noise().rgb()[..56 * 56 * 3].to_vec()] };
+    let part =
+        |grid| VisionInput { grid, frames: vec![half_noise().rgb()[..56 * 56 * 3].to_vec()] };
     let [found, expect] = [(&mut deployment, 1), (&mut other, 0)]
         .map(|(deployment, grid)| deployment.vision.as_mut().unwrap().encode(&part(grid)).unwrap());
     let [found, expect] = [found, expect].map(|features| features.to_host().unwrap());
@@ -192,15 +209,18 @@ fn an_answer_ends_where_the_engine_does_and_a_longer_prompt_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let prompt = |count| Encoded { tokens: vec![5; count], ..Encoded::default() };
-    let said = answer(&mut deployment, &prompt(MAX_SEQ_LEN - 2), &Manner::greedy(16), &mut |_| {})
-        .unwrap();
+    let said =
+        answer(&mut deployment, &prompt(MAX_SEQ_LEN - 2), &SamplingParams::greedy(16), &mut |_| {})
+            .unwrap();
     assert_eq!((said.tokens.len(), said.finish), (3, Finish::Full));
     let said =
-        answer(&mut deployment, &prompt(MAX_SEQ_LEN), &Manner::greedy(16), &mut |_| {}).unwrap();
+        answer(&mut deployment, &prompt(MAX_SEQ_LEN), &SamplingParams::greedy(16), &mut |_| {})
+            .unwrap();
     assert_eq!((said.tokens.len(), said.finish), (1, Finish::Full));
     let turns = [Turn::from_marked("user", &"word ".repeat(100), 0).unwrap()];
-    let error = generate(&mut deployment, &request(&turns, &[], &Manner::greedy(16)), &mut |_| {})
-        .unwrap_err();
+    let error =
+        generate(&mut deployment, &request(&turns, &[], &SamplingParams::greedy(16)), &mut |_| {})
+            .unwrap_err();
     assert!(
         matches!(error, GenerateError::Prepare(PrepareError::TooLong { max: MAX_SEQ_LEN, .. })),
         "{error}"
@@ -214,11 +234,14 @@ fn a_prompt_that_memory_does_not_hold_is_refused_before_pictures_are_looked_at()
     let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     deployment.llm.set_kv_bytes_max(0);
     let turns = [Turn::from_marked("user", "a", 0).unwrap()];
-    let (manner, heard) = (Manner::greedy(16), &mut |text: &str| panic!("{text}"));
-    let error = generate(&mut deployment, &request(&turns, &[], &manner), heard).unwrap_err();
+    let (sampling_params, heard) = (SamplingParams::greedy(16), &mut |text: &str| panic!("{text}"));
+    let error =
+        generate(&mut deployment, &request(&turns, &[], &sampling_params), heard).unwrap_err();
     assert!(matches!(error, GenerateError::NoRoom { room: 0, .. }), "{error}");
     assert!(give_what_is_left(&mut *deployment.llm).is_ok(), "a machine has this much");
-    assert!(generate(&mut deployment, &request(&turns, &[], &manner), &mut |_| {}).is_ok());
+    assert!(
+        generate(&mut deployment, &request(&turns, &[], &sampling_params), &mut |_| {}).is_ok()
+    );
 }
 
 #[test]
@@ -238,9 +261,9 @@ fn a_text_far_too_long_is_refused_before_it_is_encoded() {
 }
 
 /// What is said in a manner to a fixed prompt, and what was heard of it.
-fn said(deployment: &mut Deployment, manner: Manner) -> (Answer, String) {
+fn said(deployment: &mut Deployment, sampling_params: SamplingParams) -> (Answer, String) {
     let turns = [Turn::from_marked("user", "Name the shapes and colours.", 0).unwrap()];
-    let request = request(&turns, &[], &manner);
+    let request = request(&turns, &[], &sampling_params);
     let mut heard = String::new();
     let said = generate(deployment, &request, &mut |piece| heard += piece).unwrap();
     (said, heard)
@@ -252,7 +275,7 @@ fn a_seed_draws_the_same_answer_again() {
     let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let mut tokens = |temperature, seed| {
         let sampling = Sampling { temperature, seed, top_p: 0.9, ..Sampling::default() };
-        said(&mut deployment, Manner { sampling, ..Manner::greedy(16) }).0.tokens
+        said(&mut deployment, SamplingParams { sampling, ..SamplingParams::greedy(16) }).0.tokens
     };
     let first = tokens(1.0, 7);
     assert_eq!(tokens(1.0, 7), first);
@@ -264,14 +287,15 @@ fn a_seed_draws_the_same_answer_again() {
 fn an_answer_ends_before_a_stop_string_and_at_a_stop_token() {
     let dir = tempfile::tempdir().unwrap();
     let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
-    let (all, _) = said(&mut deployment, Manner::greedy(16));
+    let (all, _) = said(&mut deployment, SamplingParams::greedy(16));
     // Every stretch of the text in turn, so that some begin and end inside of tokens.
     let chars: Vec<char> = all.text.chars().collect();
     assert!(chars.len() > 8, "{:?}", all.text);
     for stretch in chars.windows(4) {
         let stops = [stretch.iter().collect::<String>()];
-        let manner = Manner { stop_strings: stops.to_vec(), ..Manner::greedy(16) };
-        let (answer, heard) = said(&mut deployment, manner);
+        let sampling_params =
+            SamplingParams { stop_strings: stops.to_vec(), ..SamplingParams::greedy(16) };
+        let (answer, heard) = said(&mut deployment, sampling_params);
         let end = all.text.find(&stops[0]).unwrap();
         assert_eq!((&answer.text[..], answer.finish), (&all.text[..end], Finish::Text(0)));
         assert_eq!(heard, answer.text);
@@ -279,8 +303,8 @@ fn an_answer_ends_before_a_stop_string_and_at_a_stop_token() {
     }
     let stop = all.tokens[5];
     let first = all.tokens.iter().position(|token| *token == stop).unwrap();
-    let manner = Manner { stop_tokens: vec![stop], ..Manner::greedy(16) };
-    let (answer, _) = said(&mut deployment, manner);
+    let sampling_params = SamplingParams { stop_tokens: vec![stop], ..SamplingParams::greedy(16) };
+    let (answer, _) = said(&mut deployment, sampling_params);
     assert_eq!((&answer.tokens[..], answer.finish), (&all.tokens[..first], Finish::Stop));
 }
 
@@ -289,7 +313,8 @@ fn logprobs_are_told_of_every_token() {
     let dir = tempfile::tempdir().unwrap();
     let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
     let sampling = Sampling { top_logprobs: Some(2), ..Sampling::default() };
-    let (answer, _) = said(&mut deployment, Manner { sampling, ..Manner::greedy(16) });
+    let (answer, _) =
+        said(&mut deployment, SamplingParams { sampling, ..SamplingParams::greedy(16) });
     assert_eq!(answer.logprobs.len(), answer.tokens.len());
     for (token, told) in answer.tokens.iter().zip(&answer.logprobs) {
         assert_eq!(told.top[0], (*token, told.chosen));
@@ -301,17 +326,18 @@ fn logprobs_are_told_of_every_token() {
 fn a_manner_that_has_no_meaning_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut deployment = Deployment::open(BACKENDS, &deploy(dir.path())).unwrap();
-    let mut refused = |manner: Manner| {
+    let mut refused = |sampling_params: SamplingParams| {
         let encoded = Encoded { tokens: vec![5; 4], ..Encoded::default() };
-        answer(&mut deployment, &encoded, &manner, &mut |_| {}).unwrap_err().to_string()
+        answer(&mut deployment, &encoded, &sampling_params, &mut |_| {}).unwrap_err().to_string()
     };
     let sampling = Sampling { logit_bias: vec![(384, 1.0)], ..Sampling::default() };
-    let error = refused(Manner { sampling, ..Manner::greedy(1) });
+    let error = refused(SamplingParams { sampling, ..SamplingParams::greedy(1) });
     assert_eq!(error, "logit_bias names token 384, but the model has 384");
     let stops = [String::new()];
-    let error = refused(Manner { stop_strings: stops.to_vec(), ..Manner::greedy(1) });
+    let error =
+        refused(SamplingParams { stop_strings: stops.to_vec(), ..SamplingParams::greedy(1) });
     assert_eq!(error, "a stop string must not be empty");
-    let (answer, _) = said(&mut deployment, Manner::greedy(2));
+    let (answer, _) = said(&mut deployment, SamplingParams::greedy(2));
     assert_eq!(answer.tokens.len(), 2, "the slot is free again");
 }
 
@@ -328,7 +354,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         assert!(error.contains(words) && error.lines().count() == 1, "{error}");
     };
     check(&|spec| spec.format = 1, "format 1 is not 2; deploy again");
-    check(&|spec| spec.family = Family::Qwen3Vl, "pictures of qwen3_vl are not cut so");
+    check(&|spec| spec.family = ModelFamily::Qwen3Vl, "pictures of qwen3_vl are not cut so");
     check(&|spec| spec.llm = "/llm".to_owned(), "must be a relative directory");
     check(&|spec| spec.llm = "../vision".to_owned(), "is of kind \"graph\"");
     check(&|spec| spec.vision = Some("../none".to_owned()), "cannot read");
@@ -354,7 +380,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         "has no token \"<x>\"",
     );
     check(&|spec| spec.vision = None, "vision, image and image_tokens go together");
-    check(&|spec| spec.family = Family::Llama, "models of llama read text alone");
+    check(&|spec| spec.family = ModelFamily::Llama, "models of llama read text alone");
     check(&|spec| spec.eos = vec![384], "eos token 384 is outside");
     check(&|spec| spec.eos.clear(), "eos is empty");
     fs::write(deployed.join("deployment.json"), "{\"format\": 2, \"speed\": 2}").unwrap();

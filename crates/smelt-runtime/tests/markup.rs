@@ -4,13 +4,13 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value as Json, json};
-use smelt_runtime::prompt::{Part, Turn};
-use smelt_runtime::template::{Context, Form, Serde, Template, Value};
+use smelt_runtime::prompt::{PromptPart, Turn};
+use smelt_runtime::template::{ContentFormat, Context, Serde, Template, Value};
 use smelt_runtime::tokenizer::Tokenizer;
 use tempfile::TempDir;
 
 /// A family: its marks, and how its template writes a conversation with tools.
-struct Family {
+struct FamilyCase {
     name: &'static str,
     marks: &'static [&'static str],
     template: &'static str,
@@ -28,13 +28,13 @@ const CHATML: &[&str] = &[
     "<|vision_start|>",
 ];
 
-const FAMILIES: [Family; 7] = [
-    Family {
+const FAMILIES: [FamilyCase; 7] = [
+    FamilyCase {
         name: "Qwen, InternVL, SmolLM: ChatML",
         marks: CHATML,
         template: "{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}\n{%- if m.content is string %}{% set c = m.content %}{% else %}{% set c = '' %}{% for p in m.content %}{% set c = p.text %}{{ c }}{% endfor %}{% endif %}{%- if '</think>' in c %}<think>{{ c.split('</think>')[0] }}</think>{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ c | trim }}{%- for call in m.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{{ greeting }}{% endif %}",
     },
-    Family {
+    FamilyCase {
         name: "Llama 3",
         marks: &[
             "<|begin_of_text|>",
@@ -45,22 +45,22 @@ const FAMILIES: [Family; 7] = [
         ],
         template: "<|begin_of_text|>{% if tools %}{{ tools | tojson(indent=4) }}{% endif %}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}<|eot_id|>{% endfor %}{{ greeting }}",
     },
-    Family {
+    FamilyCase {
         name: "Mistral",
         marks: &["[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "</s>", "<s>"],
         template: "<s>{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{% for call in m.tool_calls or [] %}[TOOL_CALLS]{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}</s>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ greeting }}",
     },
-    Family {
+    FamilyCase {
         name: "Gemma",
         marks: &["<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>"],
         template: "<bos>{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}{{ m.tool_calls | tojson if m.tool_calls }}<end_of_turn>\n{% endfor %}{{ tools | tojson if tools }}{{ greeting }}",
     },
-    Family {
+    FamilyCase {
         name: "Phi",
         marks: &["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"],
         template: "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}<|end|>\n{% endfor %}{{ tools | tojson if tools }}<|assistant|>{{ greeting }}",
     },
-    Family {
+    FamilyCase {
         name: "DeepSeek",
         marks: &[
             "<｜begin▁of▁sentence｜>",
@@ -71,7 +71,7 @@ const FAMILIES: [Family; 7] = [
         ],
         template: "<｜begin▁of▁sentence｜>{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% else %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}{% for call in m.tool_calls or [] %}<｜tool▁calls▁begin｜>{{ call.function.name }}\n{{ call.function.arguments | tojson }}{% endfor %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}{{ tools | tojson if tools }}{{ greeting }}",
     },
-    Family {
+    FamilyCase {
         name: "GLM",
         marks: &["[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>"],
         template: "[gMASK]<sop>{{ tools | tojson(ensure_ascii=True) if tools }}{% for m in messages %}<|{{ 'observation' if m.role == 'tool' else m.role }}|>\n{{ m.content.strip() }}{{ m.tool_calls | tojson(ensure_ascii=True) if m.tool_calls }}{% endfor %}<|assistant|>{{ greeting }}",
@@ -101,12 +101,12 @@ fn with_marks(dir: &Path, marks: &[&str]) -> Tokenizer {
 /// A conversation of all roles, in each place of which one of these stands.
 fn conversation(
     texts: &[&str],
-    form: Form,
+    content_format: ContentFormat,
     template: &Template,
     tokenizer: &Tokenizer,
 ) -> Vec<u32> {
     let (marks, dialect) = (template.marks(tokenizer), template.dialect());
-    let parts: Vec<Part<'_>> = texts.iter().map(|text| Part::Text(text)).collect();
+    let parts: Vec<PromptPart<'_>> = texts.iter().map(|text| PromptPart::Text(text)).collect();
     let whole = texts.concat();
     let object: Json = [(whole.clone(), json!([whole, 1.5]))].into_iter().collect();
     let call = json!([{ "function": { "name": whole, "arguments": object } }]);
@@ -127,7 +127,7 @@ fn conversation(
     let variables = variables.into_iter().map(guarded).collect();
     let context = Context { tools, variables, ..Context::default() };
     let messages: Vec<Value> =
-        turns.iter().map(|turn| turn.guarded(&marks, dialect).message(form)).collect();
+        turns.iter().map(|turn| turn.guarded(&marks, dialect).message(content_format)).collect();
     let text = template.render(&messages, true, 0, &context).unwrap();
     let tokens = tokenizer.encode_guarded(&text, marks.tokens()).unwrap();
     tokens.into_iter().filter(|token| marks.tokens().contains(token)).collect()
@@ -135,16 +135,24 @@ fn conversation(
 
 #[test]
 fn no_family_takes_words_for_marks() {
-    for Family { name, marks, template } in FAMILIES {
+    for FamilyCase { name, marks, template } in FAMILIES {
         let dir = TempDir::new().unwrap();
         let tokenizer = with_marks(dir.path(), marks);
         fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
         fs::write(dir.path().join("tokenizer_config.json"), "{}").unwrap();
         let template = Template::open(dir.path()).unwrap();
-        let form = if template.form(None) == Form::Parts { Form::Parts } else { Form::Text };
-        let forms = if name.starts_with("Qwen") { vec![form, Form::Parts] } else { vec![form] };
-        for form in forms {
-            let of = |texts: &[&str]| conversation(texts, form, &template, &tokenizer);
+        let content_format = if template.content_format(None) == ContentFormat::Parts {
+            ContentFormat::Parts
+        } else {
+            ContentFormat::Text
+        };
+        let forms = if name.starts_with("Qwen") {
+            vec![content_format, ContentFormat::Parts]
+        } else {
+            vec![content_format]
+        };
+        for content_format in forms {
+            let of = |texts: &[&str]| conversation(texts, content_format, &template, &tokenizer);
             let expect = of(&["plain"]);
             assert!(expect.len() >= 5, "{name} writes its own: {expect:?}");
             for mark in marks {
@@ -169,7 +177,11 @@ fn no_family_takes_words_for_marks() {
                             .collect()
                     };
                     let found = others(of(texts));
-                    assert_eq!(found, others(expect.clone()), "{name} {form:?}: {texts:?}");
+                    assert_eq!(
+                        found,
+                        others(expect.clone()),
+                        "{name} {content_format:?}: {texts:?}"
+                    );
                 }
             }
         }
@@ -179,7 +191,7 @@ fn no_family_takes_words_for_marks() {
 #[test]
 fn what_the_server_said_comes_back_to_the_same_tokens() {
     let dir = TempDir::new().unwrap();
-    let Family { marks, template, .. } = &FAMILIES[0];
+    let FamilyCase { marks, template, .. } = &FAMILIES[0];
     let tokenizer = with_marks(dir.path(), marks);
     fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
     fs::write(dir.path().join("tokenizer_config.json"), "{}").unwrap();
@@ -187,9 +199,9 @@ fn what_the_server_said_comes_back_to_the_same_tokens() {
     let marks = template.marks(&tokenizer);
     let said = "if a < b: [x] <br> {\"c\": 1}";
     let call = json!([{ "function": { "name": "find", "arguments": { "query": "a<b" } } }]);
-    let turn = Turn::from_parts("assistant", &[Part::Text(said)]).unwrap();
+    let turn = Turn::from_parts("assistant", &[PromptPart::Text(said)]).unwrap();
     let turn = turn.with("tool_calls", Value::from(Serde(call))).unwrap();
-    let message = turn.guarded(&marks, template.dialect()).message(Form::Text);
+    let message = turn.guarded(&marks, template.dialect()).message(ContentFormat::Text);
     let text = template.render(&[message], false, 0, &Context::default()).unwrap();
     let read = tokenizer.encode_guarded(&text, marks.tokens()).unwrap();
     let written = format!(

@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use smelt_backend::sampling::{Chosen, Sampler, Settings};
 use smelt_backend::simulated::{Behaviour, IMAGE_TOKENS, SimulatedDecoder, SimulatedGraph};
-use smelt_backend::{Decoder, FeatureSpan, ImageEmbeds, KvOptions, Run, VisionEngine};
+use smelt_backend::{Decoder, FeatureSpan, ImageEmbeds, KvOptions, SlotInput, VisionEngine};
 use smelt_random::Random;
 use smelt_runtime::deployment::{Deployment, Text};
-use smelt_runtime::image::{Part, View};
+use smelt_runtime::generation::{Constraint, Finish, SamplingParams};
+use smelt_runtime::image::{View, VisionInput};
 use smelt_runtime::prepare::Prepared;
 use smelt_runtime::service::{
-    Client, Event, KvMemory, Options, Priority, Refused, Request, Service, Ticket,
+    Client, Event, EventReceiver, KvMemory, Options, Priority, Refused, Request, Service,
 };
-use smelt_runtime::speaker::{Finish, Form, Manner};
 use smelt_runtime::vision::Vision;
 
 /// Patterns that are tried, or as many as `SMELT_PATTERNS` says.
@@ -53,7 +53,7 @@ fn text() -> Arc<Text> {
 /// What is asked, and what becomes of it.
 struct Asked {
     prepared: Prepared,
-    manners: Vec<Manner>,
+    choice_params: Vec<SamplingParams>,
     priority: Priority,
     client: Client,
     leaves: bool,
@@ -61,9 +61,11 @@ struct Asked {
 
 /// One of a few pictures, of one or two parts.
 fn view(number: i32) -> View {
-    let part =
-        |at: i32| Part { grid: 0, frames: vec![vec![(number * 40 + at) as u8; SIDE * SIDE * 3]] };
-    let parts: Vec<Part> = (0..1 + number % 2).map(part).collect();
+    let part = |at: i32| VisionInput {
+        grid: 0,
+        frames: vec![vec![(number * 40 + at) as u8; SIDE * SIDE * 3]],
+    };
+    let parts: Vec<VisionInput> = (0..1 + number % 2).map(part).collect();
     let tokens = parts.len() * IMAGE_TOKENS;
     View::new(parts, tokens)
 }
@@ -81,24 +83,32 @@ fn asked(random: &mut Random, text: &Text) -> Asked {
     }
     let own = random.between(0, 50);
     tokens.extend((0..random.between(1, 40)).map(|at| word(own, at)));
-    let manner = |random: &mut Random| {
+    let sampling_params = |random: &mut Random| {
         let temperature = if random.chance(50) { 0.0 } else { 1.0 };
         let seed = random.between(0, 1000) as u64;
         let frequency_penalty = if random.chance(20) { 0.7 } else { 0.0 };
         let top_logprobs = random.chance(20).then_some(2);
         let sampling =
             Settings { temperature, seed, frequency_penalty, top_logprobs, ..Settings::GREEDY };
-        Manner { sampling, ignore_eos: true, ..Manner::greedy(random.between(1, 24) as usize) }
+        SamplingParams {
+            sampling,
+            ignore_eos: true,
+            ..SamplingParams::greedy(random.between(1, 24) as usize)
+        }
     };
-    let manners = (0..random.between(1, 2)).map(|_| manner(random)).collect();
+    let choice_params = (0..random.between(1, 2)).map(|_| sampling_params(random)).collect();
     let priority = if random.chance(25) { Priority::High } else { Priority::Normal };
     let client = Client { id: random.between(0, 2) as u64, ..Client::default() };
     let prepared = Prepared { tokens, views, ..Prepared::default() };
-    Asked { prepared, manners, priority, client, leaves: random.chance(10) }
+    Asked { prepared, choice_params, priority, client, leaves: random.chance(10) }
 }
 
-/// What `manner` makes of the prompt, token by token.
-fn alone(text: &Text, Prepared { tokens, views, .. }: &Prepared, manner: &Manner) -> Vec<Chosen> {
+/// What `sampling_params` makes of the prompt, token by token.
+fn alone(
+    text: &Text,
+    Prepared { tokens, views, .. }: &Prepared,
+    sampling_params: &SamplingParams,
+) -> Vec<Chosen> {
     let mut decoder = SimulatedDecoder::open(kv(1), behaviour(text.vocab));
     let engine = engine(Duration::ZERO);
     let vision = Vision::new(text.spec.image.clone().unwrap(), vec![engine]).unwrap();
@@ -110,14 +120,14 @@ fn alone(text: &Text, Prepared { tokens, views, .. }: &Prepared, manner: &Manner
         .collect();
     let image = ImageEmbeds { token: text.image_token.unwrap(), features: &spans };
     let image = (!views.is_empty()).then_some(image);
-    let mut sampler = Sampler::new(&manner.sampling, tokens, text.vocab).unwrap();
+    let mut sampler = Sampler::new(&sampling_params.sampling, tokens, text.vocab).unwrap();
     let mut all: Vec<Chosen> = Vec::new();
-    while all.len() < manner.new_tokens_max {
+    while all.len() < sampling_params.new_tokens_max {
         let draw = [sampler.draw(None)];
         let last = all.last().map(|chosen| [chosen.token]);
         let run = match &last {
-            Some(last) => Run::new(0, last),
-            None => Run { image, ..Run::new(0, tokens) },
+            Some(last) => SlotInput::new(0, last),
+            None => SlotInput { image, ..SlotInput::new(0, tokens) },
         };
         let chosen = decoder.step(&[run.choosing(&draw)]).unwrap()[0].chosen[0].clone().unwrap();
         sampler.count(chosen.token);
@@ -148,11 +158,15 @@ fn service(random: &mut Random, text: &Arc<Text>) -> Service {
 }
 
 /// Hears all answers of a request: tokens, and whether memory ended it.
-fn hear(ticket: &mut Ticket, answers: usize, seed: u64) -> Vec<(Vec<Chosen>, Option<Finish>)> {
+fn hear(
+    events: &mut EventReceiver,
+    answers: usize,
+    seed: u64,
+) -> Vec<(Vec<Chosen>, Option<Finish>)> {
     let mut heard = vec![(Vec::new(), None); answers];
-    while let Some(event) = ticket.wait() {
+    while let Some(event) = events.wait() {
         match event {
-            Event::Said { choice, tokens, .. } => {
+            Event::Emitted { choice, tokens, .. } => {
                 let chosen = tokens.into_iter();
                 let chosen =
                     chosen.map(|said| Chosen { token: said.token, logprobs: said.logprobs });
@@ -176,23 +190,23 @@ fn play(seed: u64, text: &Arc<Text>) -> (usize, u64) {
         let request = Request {
             client: asked.client,
             prepared: asked.prepared.clone(),
-            manners: asked.manners.clone(),
-            form: Form::default(),
+            choice_params: asked.choice_params.clone(),
+            constraint: Constraint::default(),
             priority: asked.priority,
             deadline: None,
             scored: None,
         };
         match service.submit(request) {
-            Ok(ticket) if !asked.leaves => waiting.push((asked, ticket)),
+            Ok(events) if !asked.leaves => waiting.push((asked, events)),
             Ok(_) | Err(Refused::TooLong { .. } | Refused::Busy { .. }) => {}
             Err(error) => panic!("seed {seed}: {error}"),
         }
     }
     let mut compared = 0;
-    for (asked, mut ticket) in waiting {
-        let heard = hear(&mut ticket, asked.manners.len(), seed);
-        for (manner, (found, finish)) in asked.manners.iter().zip(heard) {
-            let expected = alone(text, &asked.prepared, manner);
+    for (asked, mut events) in waiting {
+        let heard = hear(&mut events, asked.choice_params.len(), seed);
+        for (sampling_params, (found, finish)) in asked.choice_params.iter().zip(heard) {
+            let expected = alone(text, &asked.prepared, sampling_params);
             match finish {
                 Some(Finish::Full) => assert!(expected.starts_with(&found), "seed {seed}"),
                 _ => assert_eq!(found, expected, "seed {seed}"),

@@ -13,9 +13,9 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::{export, synthetic};
-use smelt_runtime::deployment::{Deployment, Family, eos_tokens};
-use smelt_runtime::generate::{Manner, Request, generate};
-use smelt_runtime::image::{Cutting, Patching, Picture, Scale, Shown};
+use smelt_runtime::deployment::{Deployment, ModelFamily, eos_tokens};
+use smelt_runtime::generate::{Request, SamplingParams, generate};
+use smelt_runtime::image::{Cutting, Image, MediaItem, Patching, Scale};
 use smelt_runtime::prepare::Question;
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::template::Context;
@@ -26,20 +26,22 @@ use tempfile::TempDir;
 const ANSWER: usize = 4;
 
 /// Pictures that are shown together, under a name.
-type Asked<'a> = (&'a str, Vec<&'a Picture>);
+type Asked<'a> = (&'a str, Vec<&'a Image>);
 
 /// Asks about pictures in a context of so many tokens; gives how many of them were shown smaller.
 fn ask(deployed: &Path, context: Option<usize>, asked: &[Asked<'_>]) -> usize {
     let kv = KvOptions { max_seq_len: context, ..KvOptions::default() };
     let mut deployment = Deployment::open_with(BACKENDS, deployed, kv).unwrap();
     let context = deployment.text.max_seq_len;
-    let manner = Manner { ignore_eos: true, ..Manner::greedy(ANSWER) };
+    let sampling_params = SamplingParams { ignore_eos: true, ..SamplingParams::greedy(ANSWER) };
     let mut smaller = 0;
     for (name, shown) in asked {
         let turns = [Turn::from_marked("user", "w1", shown.len()).unwrap()];
-        let shown: Vec<Shown> = shown.iter().map(|one| Shown::from((*one).clone())).collect();
+        let shown: Vec<MediaItem> =
+            shown.iter().map(|one| MediaItem::from((*one).clone())).collect();
         let (turns, shown, told) = (&turns, &shown, &Context::default());
-        let request = Request { turns, shown, context: told, manner: &manner, now_s: 0 };
+        let request =
+            Request { turns, shown, context: told, sampling_params: &sampling_params, now_s: 0 };
         let said = generate(&mut deployment, &request, &mut |_| {});
         let said = said.unwrap_or_else(|error| panic!("{name} in {context}: {error}"));
         assert_eq!(said.tokens.len(), ANSWER, "{name} in {context} has room for its answer");
@@ -53,10 +55,10 @@ fn ask(deployed: &Path, context: Option<usize>, asked: &[Asked<'_>]) -> usize {
 }
 
 /// What so many pictures of the least size take with the shortest question and an answer.
-fn least(deployed: &Path, smallest: &Picture, count: usize) -> usize {
+fn least(deployed: &Path, smallest: &Image, count: usize) -> usize {
     let deployment = Deployment::open(BACKENDS, deployed).unwrap();
     let turns = [Turn::from_marked("user", "w1", count).unwrap()];
-    let shown = vec![Shown::from(smallest.clone()); count];
+    let shown = vec![MediaItem::from(smallest.clone()); count];
     let (turns, shown, context) = (&turns, &shown, &Context::default());
     let answer_max = Some(ANSWER);
     let question = Question { turns, shown, context, answer_max, now_s: 0, reuse: None };
@@ -64,7 +66,7 @@ fn least(deployed: &Path, smallest: &Picture, count: usize) -> usize {
 }
 
 #[track_caller]
-fn check(deployed: &Path, decoded: &[(String, Picture)]) {
+fn check(deployed: &Path, decoded: &[(String, Image)]) {
     let all: Vec<Asked<'_>> =
         decoded.iter().map(|(name, picture)| (&name[..], vec![picture])).collect();
     let six = decoded.iter().skip(5).step_by(2).take(6).map(|(_, picture)| picture).collect();
@@ -98,10 +100,10 @@ fn internvl(name: &str, [side, most]: [usize; 2], dir: &Path) -> PathBuf {
     dir.join("deployment")
 }
 
-fn decoded() -> Vec<(String, Picture)> {
+fn decoded() -> Vec<(String, Image)> {
     let files = pictures();
     assert_eq!(files.len(), 30);
-    let decode = |(name, bytes): (String, Vec<u8>)| match Picture::decode(&bytes) {
+    let decode = |(name, bytes): (String, Vec<u8>)| match Image::decode(&bytes) {
         Ok(picture) => (name, picture),
         Err(error) => panic!("{name}: {error}"),
     };
@@ -122,7 +124,7 @@ fn every_qwen_vl_answers_pictures_of_all_shapes() {
     let decoded = decoded();
     let grids = ["8x8", "24x40", "40x24", "40x40", "64x64"].map(|grid| grid.parse().unwrap());
     for (name, family) in
-        [("qwen2_5_vl-tiny", Family::Qwen25Vl), ("qwen3_vl-tiny", Family::Qwen3Vl)]
+        [("qwen2_5_vl-tiny", ModelFamily::Qwen25Vl), ("qwen3_vl-tiny", ModelFamily::Qwen3Vl)]
     {
         let dir = TempDir::new().unwrap();
         check(&crate::tiny::qwen(name, family, &grids, dir.path()), &decoded);
@@ -132,7 +134,7 @@ fn every_qwen_vl_answers_pictures_of_all_shapes() {
 /// What a Qwen-VL made of random numbers is, and the pictures it sees.
 struct QwenVl {
     name: &'static str,
-    family: Family,
+    family: ModelFamily,
     /// Pixels on a side of a patch.
     patch: usize,
     /// One picture of the least size, one of another shape, and the largest.
@@ -142,25 +144,25 @@ struct QwenVl {
 const QWEN_VL: [QwenVl; 4] = [
     QwenVl {
         name: "qwen2_5_vl-tiny",
-        family: Family::Qwen25Vl,
+        family: ModelFamily::Qwen25Vl,
         patch: 14,
         grids: ["56x56", "56x112", "112x112"],
     },
     QwenVl {
         name: "qwen3_vl-tiny",
-        family: Family::Qwen3Vl,
+        family: ModelFamily::Qwen3Vl,
         patch: 16,
         grids: ["64x64", "64x128", "128x128"],
     },
     QwenVl {
         name: "qwen2_5_vl-3b",
-        family: Family::Qwen25Vl,
+        family: ModelFamily::Qwen25Vl,
         patch: 14,
         grids: ["224x224", "336x560", "448x448"],
     },
     QwenVl {
         name: "qwen3_vl-2b",
-        family: Family::Qwen3Vl,
+        family: ModelFamily::Qwen3Vl,
         patch: 16,
         grids: ["256x256", "384x640", "512x512"],
     },
@@ -189,7 +191,7 @@ impl QwenVl {
     }
 
     fn patching(&self) -> Patching {
-        let scale = if self.family == Family::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
+        let scale = if self.family == ModelFamily::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
         let side = 4 * self.patch;
         Patching {
             patch: self.patch,
@@ -216,7 +218,7 @@ fn every_synthetic_qwen_vl_answers_pictures_of_all_shapes() {
 /// photograph in one that holds the largest.
 fn check_true_size(
     deployed: &Path,
-    decoded: &[(String, Picture)],
+    decoded: &[(String, Image)],
     context: Option<usize>,
     larger: usize,
 ) {
@@ -256,7 +258,7 @@ fn qwen_vls_of_true_size_answer_pictures_of_all_shapes() {
 
 #[test]
 fn a_line_of_pixels_is_refused_in_one_line() {
-    let refused = Picture::decode(&encoded(slopes(1, 201), ImageFormat::Png)).unwrap_err();
+    let refused = Image::decode(&encoded(slopes(1, 201), ImageFormat::Png)).unwrap_err();
     let line = refused.to_string();
     assert!(line.contains("more than 200 times") && line.lines().count() == 1, "{line}");
 }

@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use smelt_model::safetensors::Reader;
 use smelt_runtime::image::{
-    ClipPixels, Cutting, Eyes, Grid, Mosaic, Part, Patching, Picture, Scale, Size, Tiling, TooLong,
-    Wish, centre,
+    ClipPixels, Cutting, Grid, Image, ImageOptions, ImageProcessor, Mosaic, Patching, Scale, Size,
+    Tiling, TooLong, VisionInput, centre,
 };
 
 use crate::frames::frames;
@@ -31,8 +31,8 @@ fn rows<'a>(table: &'a Value, name: &str) -> &'a [Value] {
     rows
 }
 
-fn picture(entry: &Value) -> Picture {
-    Picture::open(&golden(&get::<String>(entry, "file"))).unwrap()
+fn picture(entry: &Value) -> Image {
+    Image::open(&golden(&get::<String>(entry, "file"))).unwrap()
 }
 
 fn floats(file: &str, entry: &Value) -> Vec<f32> {
@@ -48,22 +48,26 @@ fn tiling(image_size: usize, min_tiles: usize, max_tiles: usize) -> Tiling {
 }
 
 /// Eyes of one engine.
-fn eyes(cutting: Cutting, height: usize, width: usize) -> Eyes {
+fn image_processor(cutting: Cutting, height: usize, width: usize) -> ImageProcessor {
     let grid = Grid { size: Size { height, width }, tokens: 1 };
-    Eyes { cutting, grids: vec![grid], router: None }
+    ImageProcessor { cutting, grids: vec![grid], router: None }
 }
 
-fn numbers(eyes: &Eyes, parts: &[Part]) -> Vec<f32> {
-    let numbers = |part: &Part| part.numbers(&eyes.cutting, eyes.grids[part.grid].size);
+fn numbers(image_processor: &ImageProcessor, parts: &[VisionInput]) -> Vec<f32> {
+    let numbers = |part: &VisionInput| {
+        part.numbers(&image_processor.cutting, image_processor.grids[part.grid].size)
+    };
     parts.iter().flat_map(numbers).collect()
 }
 
 /// What the engines are given of a picture, and how many parts these are.
-fn seen(eyes: &Eyes, picture: &Picture) -> (Vec<f32>, usize) {
-    let plan = eyes.plan::<TooLong>(picture, &Wish::default(), &|_, _, _| unreachable!()).unwrap();
-    let view = eyes.view(picture, &plan);
-    assert_eq!(view.tokens, eyes.tokens(&plan));
-    (numbers(eyes, &view.parts), view.parts.len())
+fn seen(image_processor: &ImageProcessor, picture: &Image) -> (Vec<f32>, usize) {
+    let plan = image_processor
+        .plan::<TooLong>(picture, &ImageOptions::default(), &|_, _, _| unreachable!())
+        .unwrap();
+    let view = image_processor.view(picture, &plan);
+    assert_eq!(view.tokens, image_processor.tokens(&plan));
+    (numbers(image_processor, &view.parts), view.parts.len())
 }
 
 #[test]
@@ -87,8 +91,8 @@ fn pictures_become_the_same_tiles_to_the_bit() {
     let others = others.iter().map(|entry| ("processors.safetensors", entry, 32));
     for (file, entry, image_size) in own.chain(others) {
         let tiling = Tiling { image_size, ..settings.clone() };
-        let eyes = eyes(Cutting::Tiles(tiling), image_size, image_size);
-        let (found, _) = seen(&eyes, &picture(entry));
+        let image_processor = image_processor(Cutting::Tiles(tiling), image_size, image_size);
+        let (found, _) = seen(&image_processor, &picture(entry));
         assert!(found == floats(file, entry), "{entry}");
     }
 }
@@ -106,8 +110,8 @@ fn pictures_become_the_same_patches_to_the_bit() {
         let picture = picture(entry);
         let size = Size { height: get(entry, "height"), width: get(entry, "width") };
         assert_eq!(patching.target(picture.size()), Ok(size), "{entry}");
-        let eyes = eyes(Cutting::Patches(patching), size.height, size.width);
-        let (found, parts) = seen(&eyes, &picture);
+        let image_processor = image_processor(Cutting::Patches(patching), size.height, size.width);
+        let (found, parts) = seen(&image_processor, &picture);
         assert_eq!(parts, 1);
         assert!(found == floats("processors.safetensors", entry), "{entry}");
     }
@@ -118,10 +122,12 @@ fn clips_become_the_same_patches_to_the_bit() {
     for entry in rows(&json("processors.json"), "clips") {
         let frames = frames(&picture(entry), get(entry, "frames"));
         let (height, width) = (get(entry, "height"), get(entry, "width"));
-        let eyes = eyes(Cutting::Patches(patching(entry, 1, 1)), height, width);
-        let views = eyes.clip(&frames.iter().collect::<Vec<_>>(), 0);
+        let image_processor =
+            image_processor(Cutting::Patches(patching(entry, 1, 1)), height, width);
+        let views = image_processor.clip(&frames.iter().collect::<Vec<_>>(), 0);
         assert_eq!(views.len(), get::<usize>(entry, "pairs"));
-        let found: Vec<f32> = views.iter().flat_map(|view| numbers(&eyes, &view.parts)).collect();
+        let found: Vec<f32> =
+            views.iter().flat_map(|view| numbers(&image_processor, &view.parts)).collect();
         assert!(found == floats("processors.safetensors", entry), "{entry}");
     }
 }
@@ -179,8 +185,13 @@ fn clips_have_the_same_targets() {
             clip,
             scale,
         };
-        let eyes = Eyes { cutting: Cutting::Patches(patching), grids: grids.clone(), router: None };
-        let found = eyes.plan_clip(Size { height, width }, frames, &Wish::default());
+        let image_processor = ImageProcessor {
+            cutting: Cutting::Patches(patching),
+            grids: grids.clone(),
+            router: None,
+        };
+        let found =
+            image_processor.plan_clip(Size { height, width }, frames, &ImageOptions::default());
         let found = found.ok().map(|grid| grids[grid].size);
         assert_eq!(
             found,

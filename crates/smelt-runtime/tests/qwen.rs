@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use smelt_engine::BACKENDS;
 use smelt_model::grid::Grid;
-use smelt_runtime::deployment::{Deployment, Family};
-use smelt_runtime::generate::{Manner, Request, generate};
-use smelt_runtime::image::{Picture, Shown};
+use smelt_runtime::deployment::{Deployment, ModelFamily};
+use smelt_runtime::generate::{Request, SamplingParams, generate};
+use smelt_runtime::generation::Constraint;
+use smelt_runtime::image::{Image, MediaItem};
 use smelt_runtime::prepare::Question;
-use smelt_runtime::prompt::{Part, Turn};
+use smelt_runtime::prompt::{PromptPart, Turn};
 use smelt_runtime::sampling::Settings;
 use smelt_runtime::service::{Client, Event, Options, Priority, Request as Asked, Service};
-use smelt_runtime::speaker::Form;
 use smelt_runtime::template::Context;
 
 use crate::frames::frames;
@@ -47,7 +47,7 @@ fn goldens(name: &str) -> Vec<Golden> {
 }
 
 /// Engines of one set of weights for all sizes of the goldens, and two that nothing asks for.
-fn deploy(name: &str, family: Family, dir: &Path) -> PathBuf {
+fn deploy(name: &str, family: ModelFamily, dir: &Path) -> PathBuf {
     let mut grids = vec![Grid { height: 8, width: 8 }, Grid { height: 64, width: 64 }];
     for [height, width] in goldens(name).into_iter().flat_map(|golden| golden.sizes) {
         let grid = Grid { height, width };
@@ -58,33 +58,33 @@ fn deploy(name: &str, family: Family, dir: &Path) -> PathBuf {
     crate::tiny::qwen(name, family, &grids, dir)
 }
 
-fn picture(name: &str) -> Picture {
-    Picture::open(&data("preprocess").join(name)).unwrap()
+fn picture(name: &str) -> Image {
+    Image::open(&data("preprocess").join(name)).unwrap()
 }
 
 /// The turn and what it shows.
-fn conversation(golden: &Golden) -> (Turn, Vec<Shown>) {
+fn conversation(golden: &Golden) -> (Turn, Vec<MediaItem>) {
     if let Some(clip) = &golden.clip {
-        let clip = Shown::clip(frames(&picture(clip), golden.frames), golden.fps).unwrap();
-        let parts = [Part::Text("w7"), Part::Clip, Part::Text("w100")];
+        let clip = MediaItem::clip(frames(&picture(clip), golden.frames), golden.fps).unwrap();
+        let parts = [PromptPart::Text("w7"), PromptPart::Clip, PromptPart::Text("w100")];
         return (Turn::from_parts("user", &parts).unwrap(), vec![clip]);
     }
-    let mut parts = vec![Part::Text("w7 w9")];
+    let mut parts = vec![PromptPart::Text("w7 w9")];
     for _ in &golden.pictures {
-        parts.extend([Part::Picture, Part::Text("w30")]);
+        parts.extend([PromptPart::Image, PromptPart::Text("w30")]);
     }
-    parts.push(Part::Text("w100 w101"));
+    parts.push(PromptPart::Text("w100 w101"));
     let shown = golden.pictures.iter().map(|name| picture(name).into()).collect();
     (Turn::from_parts("user", &parts).unwrap(), shown)
 }
 
-fn manner() -> Manner {
+fn sampling_params() -> SamplingParams {
     let sampling = Settings { top_logprobs: Some(5), ..Settings::GREEDY };
-    Manner { sampling, ignore_eos: true, ..Manner::greedy(12) }
+    SamplingParams { sampling, ignore_eos: true, ..SamplingParams::greedy(12) }
 }
 
 #[track_caller]
-fn check(name: &str, family: Family) {
+fn check(name: &str, family: ModelFamily) {
     let dir = tempfile::tempdir().unwrap();
     let deployed = deploy(name, family, dir.path());
     let mut deployment = Deployment::open(BACKENDS, &deployed).unwrap();
@@ -92,11 +92,11 @@ fn check(name: &str, family: Family) {
     let context = &Context::default();
     for golden in goldens(name) {
         let (turn, shown) = conversation(&golden);
-        let (turns, manner) = (&[turn], &manner());
+        let (turns, sampling_params) = (&[turn], &sampling_params());
         let question =
             Question { turns, shown: &shown, context, answer_max: None, now_s: 0, reuse: None };
         assert_eq!(deployment.text.prepare(&question).unwrap().tokens, golden.ids);
-        let request = Request { turns, shown: &shown, context, manner, now_s: 0 };
+        let request = Request { turns, shown: &shown, context, sampling_params, now_s: 0 };
         let answer = generate(&mut deployment, &request, &mut |_| {}).unwrap();
         assert_eq!(answer.tokens, golden.said, "{name}");
         for (found, expect) in answer.logprobs.iter().zip(&golden.top) {
@@ -124,14 +124,14 @@ fn served(deployed: &Path, goldens: &[Golden]) {
             reuse: None,
         };
         let prepared = service.text().prepare(&question).unwrap();
-        let (form, priority) = (Form::default(), Priority::Normal);
-        let manners = vec![manner()];
+        let (constraint, priority) = (Constraint::default(), Priority::Normal);
+        let choice_params = vec![sampling_params()];
         service
             .submit(Asked {
                 client: Client::default(),
                 prepared,
-                manners,
-                form,
+                choice_params,
+                constraint,
                 priority,
                 deadline: None,
                 scored: None,
@@ -139,12 +139,12 @@ fn served(deployed: &Path, goldens: &[Golden]) {
             .unwrap()
     };
     for _ in 0..2 {
-        let tickets: Vec<_> = goldens.iter().map(ask).collect();
-        for (mut ticket, golden) in tickets.into_iter().zip(goldens) {
+        let event_streams: Vec<_> = goldens.iter().map(ask).collect();
+        for (mut events, golden) in event_streams.into_iter().zip(goldens) {
             let mut said = Vec::new();
-            while let Some(event) = ticket.wait() {
+            while let Some(event) = events.wait() {
                 match event {
-                    Event::Said { tokens, .. } => said.extend(tokens.iter().map(|t| t.token)),
+                    Event::Emitted { tokens, .. } => said.extend(tokens.iter().map(|t| t.token)),
                     Event::Failed(failure) => panic!("{failure}"),
                     Event::Looking { .. }
                     | Event::Read { .. }
@@ -159,10 +159,10 @@ fn served(deployed: &Path, goldens: &[Golden]) {
 
 #[test]
 fn qwen2_5_vl_answers_as_transformers_does() {
-    check("qwen2_5_vl-tiny", Family::Qwen25Vl);
+    check("qwen2_5_vl-tiny", ModelFamily::Qwen25Vl);
 }
 
 #[test]
 fn qwen3_vl_answers_as_transformers_does() {
-    check("qwen3_vl-tiny", Family::Qwen3Vl);
+    check("qwen3_vl-tiny", ModelFamily::Qwen3Vl);
 }

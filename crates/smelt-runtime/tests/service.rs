@@ -9,17 +9,17 @@ use smelt_engine::BACKENDS;
 use smelt_engine::llm::{KvOptions, KvType};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::dialect::Thinking;
+use smelt_runtime::generation::{Constraint, Finish, SamplingParams};
 use smelt_runtime::grammar::Grammar;
-use smelt_runtime::image::{Picture, Shown};
+use smelt_runtime::image::{Image, MediaItem};
 use smelt_runtime::prepare::{Prepared, Question};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
 use smelt_runtime::service::kept::KeptError;
 use smelt_runtime::service::{
-    Client, Event, Failure, KvMemory, Options, Priority, Refused, Request, Service, Ticket,
-    TokenSaid,
+    Client, Event, EventReceiver, Failure, KvMemory, Options, Priority, Refused, Request, Service,
+    TokenInfo,
 };
-use smelt_runtime::speaker::{Finish, Form, Manner};
 use smelt_runtime::template::Context;
 use tempfile::TempDir;
 
@@ -34,9 +34,9 @@ fn start(dir: &Path, blocks: Option<u64>, options: Options) -> Service {
         .unwrap()
 }
 
-fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared {
+fn prepared(service: &Service, question: &str, pictures: &[Image]) -> Prepared {
     let turns = [Turn::from_marked("user", question, pictures.len()).unwrap()];
-    let shown: Vec<Shown> = pictures.iter().cloned().map(Shown::from).collect();
+    let shown: Vec<MediaItem> = pictures.iter().cloned().map(MediaItem::from).collect();
     let context = &Context::default();
     service
         .text()
@@ -51,14 +51,14 @@ fn prepared(service: &Service, question: &str, pictures: &[Picture]) -> Prepared
         .unwrap()
 }
 
-fn request(prepared: Prepared, manner: Manner) -> Request {
-    let (form, priority) = (Form::default(), Priority::Normal);
+fn request(prepared: Prepared, sampling_params: SamplingParams) -> Request {
+    let (constraint, priority) = (Constraint::default(), Priority::Normal);
     let client = Client::default();
     Request {
         client,
         prepared,
-        manners: vec![manner],
-        form,
+        choice_params: vec![sampling_params],
+        constraint,
         priority,
         deadline: None,
         scored: None,
@@ -66,11 +66,11 @@ fn request(prepared: Prepared, manner: Manner) -> Request {
 }
 
 /// Everything of one answer.
-fn hear(ticket: &mut Ticket) -> (String, Vec<u32>, Option<Finish>) {
+fn hear(events: &mut EventReceiver) -> (String, Vec<u32>, Option<Finish>) {
     let (mut all, mut said, mut end) = (String::new(), Vec::new(), None);
-    while let Some(event) = ticket.wait() {
+    while let Some(event) = events.wait() {
         match event {
-            Event::Said { text, tokens, .. } => {
+            Event::Emitted { text, tokens, .. } => {
                 all += &text;
                 said.extend(tokens.iter().map(|token| token.token));
             }
@@ -94,17 +94,17 @@ fn golden() -> Vec<Value> {
 /// Asks `count` golden questions at once, every third beside one whose asker leaves.
 fn ask_all(service: &Service, count: usize) {
     let golden = golden();
-    let mut tickets = Vec::new();
+    let mut event_streams = Vec::new();
     for (index, (pictures, question)) in prompts().take(count).enumerate() {
         let prepared = prepared(service, &question, &pictures);
         if index % 3 == 0 {
-            let long = Manner { ignore_eos: true, ..Manner::greedy(200) };
+            let long = SamplingParams { ignore_eos: true, ..SamplingParams::greedy(200) };
             drop(service.submit(request(prepared.clone(), long)).unwrap());
         }
-        tickets.push(service.submit(request(prepared, Manner::greedy(64))).unwrap());
+        event_streams.push(service.submit(request(prepared, SamplingParams::greedy(64))).unwrap());
     }
-    for (ticket, golden) in tickets.iter_mut().zip(&golden) {
-        let (text, tokens, finish) = hear(ticket);
+    for (events, golden) in event_streams.iter_mut().zip(&golden) {
+        let (text, tokens, finish) = hear(events);
         assert_eq!(golden["tokens"], serde_json::json!(tokens), "{text}");
         assert_eq!(finish, Some(Finish::Stop));
     }
@@ -144,7 +144,7 @@ fn little_memory_changes_no_answer() {
     ask_all(&service, 24);
     let long = |seed| {
         let sampling = Settings { temperature: 1.5, seed, ..Settings::GREEDY };
-        Manner { sampling, ignore_eos: true, ..Manner::greedy(150) }
+        SamplingParams { sampling, ignore_eos: true, ..SamplingParams::greedy(150) }
     };
     let words = |service: &Service| service.text().prepare_text("a red circle and").unwrap();
     let submit = |seed| service.submit(request(words(&service), long(seed))).unwrap();
@@ -158,11 +158,11 @@ fn little_memory_changes_no_answer() {
 }
 
 /// A picture of slopes that is cut into some tiles; no two are alike.
-fn slopes(index: usize) -> Picture {
+fn slopes(index: usize) -> Image {
     let (width, height) = [(300, 220), (400, 110), (90, 380), (250, 250)][index % 4];
     let pixel = |x: usize, y: usize| [x as u8, (y + 7 * index) as u8, (x * y / 50) as u8];
     let rgb = (0..height).flat_map(|y| (0..width).flat_map(move |x| pixel(x, y))).collect();
-    Picture::from_rgb(width, height, rgb).unwrap()
+    Image::from_rgb(width, height, rgb).unwrap()
 }
 
 #[test]
@@ -180,18 +180,20 @@ fn pictures_that_are_shown_smaller_are_answered_beside_31_others_as_alone() {
         Service::start(deployment, options).unwrap()
     };
     let sampling = Settings { top_logprobs: Some(3), ..Settings::GREEDY };
-    let manner = Manner { sampling, ignore_eos: true, ..Manner::greedy(60) };
+    let sampling_params =
+        SamplingParams { sampling, ignore_eos: true, ..SamplingParams::greedy(60) };
     let asked = |service: &Service, index: usize| {
-        let pictures: Vec<Picture> = (0..1 + index % 2).map(|at| slopes(index + at)).collect();
+        let pictures: Vec<Image> = (0..1 + index % 2).map(|at| slopes(index + at)).collect();
         prepared(service, &format!("How many circles of kind {index} are there?"), &pictures)
     };
-    let submit =
-        |service: &Service, prepared| service.submit(request(prepared, manner.clone())).unwrap();
-    let hear = |ticket: &mut Ticket| {
+    let submit = |service: &Service, prepared| {
+        service.submit(request(prepared, sampling_params.clone())).unwrap()
+    };
+    let hear = |events: &mut EventReceiver| {
         let mut all = Vec::new();
-        while let Some(event) = ticket.wait() {
+        while let Some(event) = events.wait() {
             match event {
-                Event::Said { tokens, .. } => all.extend(tokens),
+                Event::Emitted { tokens, .. } => all.extend(tokens),
                 Event::Failed(failure) => panic!("{failure}"),
                 _ => {}
             }
@@ -209,9 +211,9 @@ fn pictures_that_are_shown_smaller_are_answered_beside_31_others_as_alone() {
     let service = start(Some(9));
     let again: Vec<Prepared> = (0..TOGETHER).map(|index| asked(&service, index)).collect();
     assert!(prompts == again, "memory decides nothing");
-    let mut tickets: Vec<Ticket> =
+    let mut event_streams: Vec<EventReceiver> =
         again.into_iter().map(|prompt| submit(&service, prompt)).collect();
-    let together: Vec<_> = tickets.iter_mut().map(hear).collect();
+    let together: Vec<_> = event_streams.iter_mut().map(hear).collect();
     assert!(alone == together, "tokens and how likely each is");
     assert!(alone[0] != alone[2], "answers differ");
     let stats = service.stats();
@@ -224,26 +226,26 @@ fn several_answers_to_one_prompt_read_it_once() {
     let service = start(dir.path(), None, Options::default());
     let (pictures, question) = prompts().nth(3).unwrap();
     let prepared = prepared(&service, &question, &pictures);
-    let manners: Vec<Manner> = (0..4)
+    let choice_params: Vec<SamplingParams> = (0..4)
         .map(|seed| {
             let sampling = Settings { temperature: 2.0, seed, ..Settings::GREEDY };
-            Manner { sampling, ..Manner::greedy(20) }
+            SamplingParams { sampling, ..SamplingParams::greedy(20) }
         })
         .collect();
-    let alone: Vec<_> = manners
+    let alone: Vec<_> = choice_params
         .iter()
-        .map(|manner| {
-            let request = request(prepared.clone(), manner.clone());
+        .map(|sampling_params| {
+            let request = request(prepared.clone(), sampling_params.clone());
             hear(&mut service.submit(request).unwrap()).0
         })
         .collect();
     let before = service.stats();
-    let request = Request { manners, ..request(prepared.clone(), Manner::greedy(1)) };
-    let mut ticket = service.submit(request).unwrap();
+    let request = Request { choice_params, ..request(prepared.clone(), SamplingParams::greedy(1)) };
+    let mut events = service.submit(request).unwrap();
     let (mut texts, mut ended) = (vec![String::new(); 4], 0);
-    while let Some(event) = ticket.wait() {
+    while let Some(event) = events.wait() {
         match event {
-            Event::Said { choice, text, .. } => texts[choice] += &text,
+            Event::Emitted { choice, text, .. } => texts[choice] += &text,
             Event::Ended { .. } => ended += 1,
             Event::Read { prompt_tokens, .. } => assert_eq!(prompt_tokens, prepared.tokens.len()),
             Event::Looking { .. } => {}
@@ -265,31 +267,34 @@ fn a_prompt_is_as_likely_as_it_was_when_it_was_said() {
     let asked = service.text().prepare_text("a red circle and a").unwrap();
     let sampling = Settings { top_logprobs: Some(2), ..Settings::GREEDY };
     // Longer than a chunk, so that the prompt is read in several.
-    let manner = Manner { sampling, ignore_eos: true, ..Manner::greedy(150) };
-    let mut ticket = service.submit(request(asked.clone(), manner)).unwrap();
+    let sampling_params =
+        SamplingParams { sampling, ignore_eos: true, ..SamplingParams::greedy(150) };
+    let mut events = service.submit(request(asked.clone(), sampling_params)).unwrap();
     let mut said = Vec::new();
-    while let Some(event) = ticket.wait() {
-        if let Event::Said { tokens, .. } = event {
+    while let Some(event) = events.wait() {
+        if let Event::Emitted { tokens, .. } = event {
             said.extend(tokens);
         }
     }
     let tokens = asked.tokens.iter().copied().chain(said.iter().map(|said| said.token));
     let prepared = service.text().prepare_words(tokens.collect()).unwrap();
-    let manners = vec![Manner::greedy(1); 2];
+    let choice_params = vec![SamplingParams::greedy(1); 2];
     // Twice: what slots hold does not matter.
     for _ in 0..2 {
-        let request =
-            Request { manners: manners.clone(), ..request(prepared.clone(), manners[0].clone()) };
-        let mut ticket = service.submit(Request { scored: Some(2), ..request }).unwrap();
+        let request = Request {
+            choice_params: choice_params.clone(),
+            ..request(prepared.clone(), choice_params[0].clone())
+        };
+        let mut events = service.submit(Request { scored: Some(2), ..request }).unwrap();
         let (mut scored, mut ended) = (Vec::new(), 0);
-        while let Some(event) = ticket.wait() {
+        while let Some(event) = events.wait() {
             match event {
                 Event::Read { cached_tokens, .. } => assert_eq!(cached_tokens, 0),
                 Event::Scored { choice, tokens } => {
                     assert_eq!((choice, ended), (scored.len(), 0));
                     scored.push(tokens);
                 }
-                Event::Looking { .. } | Event::Said { .. } => {}
+                Event::Looking { .. } | Event::Emitted { .. } => {}
                 Event::Ended { .. } => ended += 1,
                 Event::Failed(failure) => panic!("{failure}"),
             }
@@ -309,10 +314,10 @@ fn who_leaves_frees_the_slot_at_once() {
     let dir = TempDir::new().unwrap();
     let service = start(dir.path(), None, Options::default());
     let prepared = service.text().prepare_text("a red circle and").unwrap();
-    let manner = Manner { ignore_eos: true, ..Manner::greedy(300) };
-    let mut ticket = service.submit(request(prepared, manner)).unwrap();
-    assert!(matches!(ticket.wait(), Some(Event::Read { cached_tokens: 0, .. })));
-    drop(ticket);
+    let sampling_params = SamplingParams { ignore_eos: true, ..SamplingParams::greedy(300) };
+    let mut events = service.submit(request(prepared, sampling_params)).unwrap();
+    assert!(matches!(events.wait(), Some(Event::Read { cached_tokens: 0, .. })));
+    drop(events);
     assert!(is_idle(&service));
     let stats = service.stats();
     assert_eq!(stats.endings.cancelled, 1);
@@ -325,7 +330,7 @@ fn what_is_too_much_is_refused_and_what_is_late_is_ended() {
     let options = Options { queue_max: 1, running_max: 1, ..Options::default() };
     let service = start(dir.path(), Some(4), options);
     let words = |count| service.text().prepare_text(&"a ".repeat(count)).unwrap();
-    let long = || Manner { ignore_eos: true, ..Manner::greedy(200) };
+    let long = || SamplingParams { ignore_eos: true, ..SamplingParams::greedy(200) };
     let first = service.submit(request(words(3), long())).unwrap();
     let deadline = Some(Instant::now() + Duration::from_millis(30));
     let mut late = service.submit(Request { deadline, ..request(words(4), long()) }).unwrap();
@@ -339,11 +344,11 @@ fn what_is_too_much_is_refused_and_what_is_late_is_ended() {
     assert!(is_idle(&service));
     let refused = service.submit(request(words(260), long())).unwrap_err().to_string();
     assert!(refused.contains("room for 255"), "{refused}");
-    let nothing = Request { manners: Vec::new(), ..request(words(3), long()) };
+    let nothing = Request { choice_params: Vec::new(), ..request(words(3), long()) };
     assert!(matches!(service.submit(nothing), Err(Refused::Answers(0))));
     let bias = Settings { logit_bias: vec![(1 << 20, 1.0)], ..Settings::GREEDY };
-    let wrong = Manner { sampling: bias, ..Manner::greedy(1) };
-    assert!(matches!(service.submit(request(words(3), wrong)), Err(Refused::Manner(_))));
+    let wrong = SamplingParams { sampling: bias, ..SamplingParams::greedy(1) };
+    assert!(matches!(service.submit(request(words(3), wrong)), Err(Refused::SamplingParams(_))));
     assert_eq!(service.live(), 0);
     service.drain();
     assert!(matches!(service.submit(request(words(3), long())), Err(Refused::Draining)));
@@ -357,8 +362,9 @@ fn an_answer_ends_where_memory_does() {
     assert_eq!((plan.tokens, plan.context_max, plan.batch_max), (128, 128, 1));
     let prepared = service.text().prepare_text("a red circle and").unwrap();
     let prompt = prepared.tokens.len();
-    let manner = Manner { ignore_eos: true, ..Manner::greedy(300) };
-    let (_, tokens, finish) = hear(&mut service.submit(request(prepared, manner)).unwrap());
+    let sampling_params = SamplingParams { ignore_eos: true, ..SamplingParams::greedy(300) };
+    let (_, tokens, finish) =
+        hear(&mut service.submit(request(prepared, sampling_params)).unwrap());
     assert_eq!((prompt + tokens.len(), finish), (129, Some(Finish::Full)));
 }
 
@@ -373,22 +379,23 @@ fn answers_are_held_to_a_form_each_to_its_own() {
         "required": ["shape", "count"],
         "additionalProperties": false,
     });
-    let constraint = text.compiler().unwrap().compile(&Grammar::JsonSchema(schema)).unwrap();
+    let matcher = text.compiler().unwrap().compile(&Grammar::JsonSchema(schema)).unwrap();
     let (pictures, question) = prompts().next().unwrap();
     let prepared = prepared(&service, &question, &pictures);
     let sampling = |seed| Settings { temperature: 1.0, seed, ..Settings::GREEDY };
-    let manner = |seed| Manner { sampling: sampling(seed), ..Manner::greedy(150) };
+    let sampling_params =
+        |seed| SamplingParams { sampling: sampling(seed), ..SamplingParams::greedy(150) };
     let held = Request {
-        manners: (0..4).map(manner).collect(),
-        form: Form { constraint: Some(constraint), thinking: None },
-        ..request(prepared.clone(), Manner::greedy(1))
+        choice_params: (0..4).map(sampling_params).collect(),
+        constraint: Constraint { matcher: Some(matcher), thinking: None },
+        ..request(prepared.clone(), SamplingParams::greedy(1))
     };
-    let mut free = service.submit(request(prepared, Manner::greedy(64))).unwrap();
+    let mut free = service.submit(request(prepared, SamplingParams::greedy(64))).unwrap();
     let mut held = service.submit(held).unwrap();
     let mut texts = vec![String::new(); 4];
     while let Some(event) = held.wait() {
         match event {
-            Event::Said { choice, text, .. } => texts[choice] += &text,
+            Event::Emitted { choice, text, .. } => texts[choice] += &text,
             Event::Ended { finish: Finish::Stop, choice, .. } => {
                 let value: Value = serde_json::from_str(&texts[choice]).unwrap();
                 assert!(["circle", "square"].contains(&value["shape"].as_str().unwrap()));
@@ -409,30 +416,30 @@ fn thinking_ends_with_its_budget_and_the_form_holds_behind_it() {
     let service = start(dir.path(), None, Options::default());
     let text = service.text();
     let choice = Grammar::Choice(vec!["two".to_owned()]);
-    let constraint = text.compiler().unwrap().compile(&choice).unwrap();
+    let matcher = text.compiler().unwrap().compile(&choice).unwrap();
     let tag = |word: &str| text.tokenizer.encode(word).unwrap();
     // The model knows no tags; any of its words will do.
     let (open, close) = (tag("red"), tag("blue"));
     assert_eq!((open.len(), close.len()), (1, 1));
-    let form = |is_open| Form {
-        constraint: Some(constraint.clone()),
+    let constraint = |is_open| Constraint {
+        matcher: Some(matcher.clone()),
         thinking: Some(Thinking::new(open.clone(), close.clone(), 3, is_open)),
     };
     let prepared = text.prepare_text("a red circle and").unwrap();
-    let said = |form| {
+    let said = |constraint| {
         // By itself the model neither closes nor ends.
         let never = |token: &u32| (*token, -100.0);
         let logit_bias = close.iter().chain(&text.spec.eos).map(never).collect();
         let sampling = Settings { logit_bias, ..Settings::GREEDY };
-        let manner = Manner { sampling, ..Manner::greedy(20) };
-        let request = Request { form, ..request(prepared.clone(), manner) };
+        let sampling_params = SamplingParams { sampling, ..SamplingParams::greedy(20) };
+        let request = Request { constraint, ..request(prepared.clone(), sampling_params) };
         hear(&mut service.submit(request).unwrap())
     };
-    let (_, tokens, finish) = said(form(true));
+    let (_, tokens, finish) = said(constraint(true));
     assert_eq!((tokens[3], finish), (close[0], Some(Finish::Stop)));
     assert_eq!(text.tokenizer.decode(&tokens[4..], true).unwrap().trim(), "two");
     // Not open, the model may think or answer, and nothing else.
-    let (_, tokens, finish) = said(form(false));
+    let (_, tokens, finish) = said(constraint(false));
     let answer = if tokens[0] == open[0] { 5 } else { 0 };
     assert_eq!(text.tokenizer.decode(&tokens[answer..], true).unwrap().trim(), "two");
     assert_eq!(finish, Some(Finish::Stop));
@@ -444,15 +451,16 @@ fn likely(
     client: Client,
     prepared: &Prepared,
     seed: u64,
-) -> (Vec<TokenSaid>, usize) {
+) -> (Vec<TokenInfo>, usize) {
     let sampling = Settings { temperature: 1.5, seed, top_logprobs: Some(3), ..Settings::GREEDY };
-    let manner = Manner { sampling, ignore_eos: true, ..Manner::greedy(40) };
-    let mut ticket =
-        service.submit(Request { client, ..request(prepared.clone(), manner) }).unwrap();
+    let sampling_params =
+        SamplingParams { sampling, ignore_eos: true, ..SamplingParams::greedy(40) };
+    let mut events =
+        service.submit(Request { client, ..request(prepared.clone(), sampling_params) }).unwrap();
     let (mut said, mut known) = (Vec::new(), 0);
-    while let Some(event) = ticket.wait() {
+    while let Some(event) = events.wait() {
         match event {
-            Event::Said { tokens, .. } => said.extend(tokens),
+            Event::Emitted { tokens, .. } => said.extend(tokens),
             Event::Read { cached_tokens, .. } => known = cached_tokens,
             Event::Failed(failure) => panic!("{failure}"),
             _ => {}
@@ -561,16 +569,16 @@ fn a_slot_is_neither_saved_nor_emptied_while_it_is_answered_in_and_gives_way_to_
     let service = start(dir.path(), Some(6), Options::default());
     let words = |count| service.text().prepare_text(&"a ".repeat(count)).unwrap();
     let long = |count, tokens| {
-        let manner = Manner { ignore_eos: true, ..Manner::greedy(tokens) };
-        service.submit(request(words(count), manner)).unwrap()
+        let sampling_params = SamplingParams { ignore_eos: true, ..SamplingParams::greedy(tokens) };
+        service.submit(request(words(count), sampling_params)).unwrap()
     };
     let client = Client::default();
-    let mut ticket = long(100, 200);
-    assert!(matches!(ticket.wait(), Some(Event::Read { .. })));
+    let mut events = long(100, 200);
+    assert!(matches!(events.wait(), Some(Event::Read { .. })));
     let busy = service.save(&client, u64::MAX, &mut Vec::new());
     assert!(matches!(busy, Err(KeptError::Busy(0))), "{busy:?}");
     assert!(matches!(service.erase(&client), Err(KeptError::Busy(0))));
-    hear(&mut ticket);
+    hear(&mut events);
     let mut file = Vec::new();
     service.save(&client, u64::MAX, &mut file).unwrap();
     // What an answer holds leaves too little.

@@ -6,8 +6,8 @@ use crate::shapes_model::{checkpoint, deploy, prompts};
 use serde_json::Value;
 use smelt_engine::BACKENDS;
 use smelt_runtime::deployment::Deployment;
-use smelt_runtime::generate::{Manner, Request, generate};
-use smelt_runtime::image::Shown;
+use smelt_runtime::generate::{Request, SamplingParams, generate};
+use smelt_runtime::image::MediaItem;
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::template::Context;
 
@@ -26,10 +26,10 @@ fn answers_are_those_of_pytorch(name: &str) {
         let golden: Value = serde_json::from_str(line).unwrap();
         assert_eq!(golden["question"], question);
         let turns = [Turn::from_marked("user", &question, pictures.len()).unwrap()];
-        let manner = Manner::greedy(64);
-        let shown: Vec<_> = pictures.into_iter().map(Shown::from).collect();
-        let (context, manner) = (&Context::default(), &manner);
-        let request = Request { turns: &turns, shown: &shown, context, manner, now_s: 0 };
+        let sampling_params = SamplingParams::greedy(64);
+        let shown: Vec<_> = pictures.into_iter().map(MediaItem::from).collect();
+        let (context, sampling_params) = (&Context::default(), &sampling_params);
+        let request = Request { turns: &turns, shown: &shown, context, sampling_params, now_s: 0 };
         let said = generate(&mut deployment, &request, &mut |_| {}).unwrap();
         assert_eq!(golden["tokens"], serde_json::json!(said.tokens), "{question} {}", said.text);
         asked += 1;

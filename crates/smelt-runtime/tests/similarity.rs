@@ -11,7 +11,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_runtime::deployment::copy;
-use smelt_runtime::image::{Picture, Scale};
+use smelt_runtime::image::{Image, Scale};
 use smelt_runtime::similarity::{Asked, Similarity, Spec, TOKENIZER};
 use smelt_runtime::tokenizer::Tokenizer;
 
@@ -70,7 +70,7 @@ fn golden() -> Golden {
     serde_json::from_str(&text).unwrap()
 }
 
-fn square(picture: &Picture, [left, top, side]: [usize; 3]) -> Vec<u8> {
+fn square(picture: &Image, [left, top, side]: [usize; 3]) -> Vec<u8> {
     let lines = picture.rgb().chunks_exact(picture.width() * 3).skip(top).take(side);
     lines.flat_map(|line| &line[left * 3..][..side * 3]).copied().collect()
 }
@@ -87,7 +87,7 @@ fn texts_become_the_same_tokens() {
 fn pictures_and_words_are_as_near_as_transformers_finds_them() {
     let dir = tempfile::tempdir().unwrap();
     let similarity = similarity(dir.path());
-    let picture = Picture::open(&data("picture.png")).unwrap();
+    let picture = Image::open(&data("picture.png")).unwrap();
     let golden = golden();
     // Twice: what is kept is the same.
     for case in golden.cases.iter().chain(&golden.cases) {

@@ -8,7 +8,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_model::grid::Grid;
-use smelt_runtime::deployment::{Deployment, FORMAT, Family, Serving, Spec};
+use smelt_runtime::deployment::{Deployment, FORMAT, ModelFamily, Serving, Spec};
 use smelt_runtime::image::{Cutting, Patching, Scale};
 use smelt_runtime::prompt::ImageTokens;
 
@@ -23,7 +23,7 @@ const TEMPLATE: &str = "{%- for message in messages -%}{%- for part in message.c
     {%- else -%}{{ part.text }} {% endif -%}{%- endfor -%}{%- endfor -%}";
 
 /// What a deployment of a Qwen-VL is, whose engines lie beside it.
-pub(crate) fn spec(family: Family, eos: Vec<u32>, patching: Patching) -> Spec {
+pub(crate) fn spec(family: ModelFamily, eos: Vec<u32>, patching: Patching) -> Spec {
     let word = |word: &str| format!("<|{word}|>");
     Spec {
         format: FORMAT,
@@ -40,21 +40,21 @@ pub(crate) fn spec(family: Family, eos: Vec<u32>, patching: Patching) -> Spec {
             end: word("vision_end"),
             video: Some(word("video_pad")),
         }),
-        places_per_second: (family == Family::Qwen25Vl).then_some(2),
+        places_per_second: (family == ModelFamily::Qwen25Vl).then_some(2),
         eos,
         serving: Serving::default(),
     }
 }
 
 /// How the golden models cut pictures.
-fn patching(family: Family) -> Patching {
-    let scale = if family == Family::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
+fn patching(family: ModelFamily) -> Patching {
+    let scale = if family == ModelFamily::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
     let (min_pixels, max_pixels) = (256, 1600);
     Patching { patch: 4, merge: 2, frames: 2, min_pixels, max_pixels, clip: None, scale }
 }
 
 /// Engines of one set of weights, one for each grid, and the deployment's directory.
-pub(crate) fn qwen(name: &str, family: Family, grids: &[Grid], dir: &Path) -> PathBuf {
+pub(crate) fn qwen(name: &str, family: ModelFamily, grids: &[Grid], dir: &Path) -> PathBuf {
     let checkpoint = Checkpoint::open(&data(name).join("checkpoint")).unwrap();
     let quiet = &mut |_: &str| {};
     export::vision_on(&checkpoint, grids, Dtype::F32, &dir.join("onnx"), quiet).unwrap();

@@ -18,7 +18,7 @@ use smelt_runtime::service::{Failure, Marks};
 use crate::answer::Usage;
 use crate::client::Client;
 use crate::ending::Ending;
-use crate::error::Told;
+use crate::error::ErrorMessage;
 use crate::listen::Peer;
 use crate::metrics::Metrics;
 use crate::traces::{Answered, Context, Parent, TRACE_RESPONSE, Tracer, operation};
@@ -192,7 +192,7 @@ pub(crate) async fn keep(
     account.accounts.metrics.begin();
     let mut response = next.run(request).await;
     account.status = Some(response.status());
-    if let Some(Told(why)) = response.extensions().get() {
+    if let Some(ErrorMessage(why)) = response.extensions().get() {
         account.facts.failure(why);
     }
     if let Ok(id) = HeaderValue::from_str(&account.id) {

@@ -75,7 +75,7 @@ pub(crate) enum Kind {
 
 /// A body that was read, and its part of the budget until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct BufferedBody {
     pub(crate) bytes: Bytes,
     pub(crate) budget: Budget,
 }
@@ -220,7 +220,11 @@ impl Bodies {
     /// # Errors
     /// 415 for anything else, 413 for what is too long, 408 for what does not come, 429 if too much is
     /// held already.
-    pub(crate) async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Held, ApiError> {
+    pub(crate) async fn read(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+    ) -> Result<BufferedBody, ApiError> {
         self.read_as(headers, body, Kind::Json).await
     }
 
@@ -233,7 +237,7 @@ impl Bodies {
         headers: &HeaderMap,
         body: Body,
         kind: Kind,
-    ) -> Result<Held, ApiError> {
+    ) -> Result<BufferedBody, ApiError> {
         check_kind(headers, kind)?;
         let length =
             headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -250,7 +254,7 @@ impl Bodies {
     }
 
     /// All of a body, with its part of the budget.
-    async fn gather(&self, body: Body) -> Result<Held, ApiError> {
+    async fn gather(&self, body: Body) -> Result<BufferedBody, ApiError> {
         let mut body = Limited::new(body, self.bytes_max);
         let mut bytes = BytesMut::new();
         let freed = Arc::clone(&self.freed);
@@ -268,7 +272,7 @@ impl Bodies {
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(Held { bytes: bytes.freeze(), budget })
+        Ok(BufferedBody { bytes: bytes.freeze(), budget })
     }
 
     /// Lets `budget` have so many KiB: of what all share, or else of the room that one body has for itself.

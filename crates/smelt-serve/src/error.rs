@@ -33,7 +33,7 @@ pub(crate) struct ApiError {
 
 /// The message of an error, kept with its response for the log.
 #[derive(Clone, Debug)]
-pub(crate) struct Told(pub(crate) String);
+pub(crate) struct ErrorMessage(pub(crate) String);
 
 #[derive(Serialize)]
 struct Body<'a> {
@@ -141,7 +141,7 @@ impl IntoResponse for ApiError {
             let seconds = (after.as_millis().div_ceil(1000) as u64).max(1);
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
-        response.extensions_mut().insert(Told(self.message));
+        response.extensions_mut().insert(ErrorMessage(self.message));
         response
     }
 }

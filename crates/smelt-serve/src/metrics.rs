@@ -262,7 +262,7 @@ fn classic(page: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use smelt_runtime::prepare::Seen;
+    use smelt_runtime::prepare::ImageUsage;
 
     use super::*;
 
@@ -271,7 +271,8 @@ mod tests {
         let metrics = Arc::new(Metrics::new(Vec::new()));
         metrics.begin();
         metrics.begin();
-        let usage = Usage::of_prompt(10, 4, Seen { tokens: 3, ..Seen::default() }).said(5);
+        let usage =
+            Usage::of_prompt(10, 4, ImageUsage { tokens: 3, ..ImageUsage::default() }).said(5);
         let (took, first) = (Duration::from_secs(3), Some(Duration::from_secs(1)));
         metrics.end("/v1/chat/completions", 200, took, first, usage);
         let text = metrics.text(Format::OpenMetrics);

@@ -5,7 +5,7 @@ use crate::canvas::PIXEL;
 /// The shapes there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
-pub enum Form {
+pub enum Shape {
     Circle,
     Square,
     Triangle,
@@ -14,7 +14,7 @@ pub enum Form {
     Ring,
 }
 
-impl Form {
+impl Shape {
     /// Every shape.
     pub const ALL: [Self; 6] =
         [Self::Circle, Self::Square, Self::Triangle, Self::Diamond, Self::Cross, Self::Ring];
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn every_shape_lies_within_its_radius_and_holds_a_good_part_of_it() {
-        for form in Form::ALL {
+        for form in Shape::ALL {
             let reach = 10 * PIXEL;
             let points =
                 (-2 * reach..2 * reach).flat_map(|y| (-2 * reach..2 * reach).map(move |x| (x, y)));

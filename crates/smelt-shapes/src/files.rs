@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
-use smelt_shapes::{Sample, Shown, Split};
+use smelt_shapes::{Sample, SampleLayout, Split};
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::normalizers::unicode::NFC;
@@ -88,7 +88,8 @@ fn tokenizer() -> Result<Tokenizer> {
 
 fn corpus() -> impl Iterator<Item = String> + Send {
     (0..CORPUS).flat_map(|index| {
-        let shown = if index % 8 == 0 { Shown::Several(3, 96) } else { Shown::One(96, 96) };
+        let shown =
+            if index % 8 == 0 { SampleLayout::Several(3, 96) } else { SampleLayout::One(96, 96) };
         let ask = Sample::new(Split::Train, index, shown).questions.into_iter().take(6);
         ask.map(|question| format!("user\n{}\nassistant\n{}\n", question.text, question.answer))
     })

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use smelt_shapes::{Canvas, Sample, Shown, Split};
+use smelt_shapes::{Canvas, Sample, SampleLayout, Split};
 
 /// One question, as a line of `questions.jsonl`.
 #[derive(Serialize)]
@@ -24,7 +24,7 @@ pub(crate) const TILE: i32 = 96;
 
 /// What held-out pictures are like.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Pictures {
+pub(crate) enum ImageKind {
     /// As the models were trained on.
     Any,
     /// Such in one tile of so many columns and rows, the others plain.
@@ -42,19 +42,19 @@ pub(crate) fn columns_and_rows(text: &str) -> Result<(usize, usize), String> {
 }
 
 /// The held-out sample `index`.
-fn sample(index: u64, pictures: Pictures) -> Sample {
+fn sample(index: u64, pictures: ImageKind) -> Sample {
     let sample = |shown| Sample::new(Split::HeldOut, index, shown);
     match pictures {
-        Pictures::Any => sample(Shown::of(index)),
-        Pictures::Canvas(size) => sample(Shown::One(TILE, TILE)).on_canvas(size, index),
-        Pictures::Mosaic(size) => sample(Shown::Mosaic(size, TILE)),
+        ImageKind::Any => sample(SampleLayout::of(index)),
+        ImageKind::Canvas(size) => sample(SampleLayout::One(TILE, TILE)).on_canvas(size, index),
+        ImageKind::Mosaic(size) => sample(SampleLayout::Mosaic(size, TILE)),
     }
 }
 
 pub(crate) fn write(
     samples: Range<u64>,
     questions: usize,
-    pictures: Pictures,
+    pictures: ImageKind,
     out: &Path,
 ) -> Result<()> {
     fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;

@@ -11,7 +11,7 @@ mod sample;
 mod scene;
 
 pub use canvas::Canvas;
-pub use figure::{Colour, Form, Size};
+pub use figure::{Colour, Shape, Size};
 pub use question::{Question, Task};
-pub use sample::{Sample, Shown, Split, scenes};
+pub use sample::{Sample, SampleLayout, Split, scenes};
 pub use scene::{Item, Scene, Sign};

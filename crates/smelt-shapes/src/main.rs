@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::generate::Pictures;
+use crate::generate::ImageKind;
 
 /// Pictures of shapes, and what a small vision-language model learns from them.
 #[derive(Debug, Parser)]
@@ -67,9 +67,9 @@ fn main() -> ExitCode {
         Command::Files { decoder, out } => files::write(&decoder, &out),
         Command::Generate { first, count, questions, canvas, mosaic, out } => {
             let pictures = match (canvas, mosaic) {
-                (Some(size), _) => Pictures::Canvas(size),
-                (None, Some(size)) => Pictures::Mosaic(size),
-                (None, None) => Pictures::Any,
+                (Some(size), _) => ImageKind::Canvas(size),
+                (None, Some(size)) => ImageKind::Mosaic(size),
+                (None, None) => ImageKind::Any,
             };
             generate::write(first..first + count, questions, pictures, &out)
         }

@@ -5,7 +5,7 @@
 
 use smelt_random::Random;
 
-use crate::figure::{Colour, Form};
+use crate::figure::{Colour, Shape};
 use crate::scene::{Item, SHAPE, Scene};
 
 /// What a question is about.
@@ -137,7 +137,7 @@ fn count(scene: &Scene) -> Vec<Question> {
         let text = format!("How many {what} are there?");
         Question::new(Task::Count, text, count.to_string()).of(of)
     };
-    let forms = Form::ALL.map(|form| {
+    let forms = Shape::ALL.map(|form| {
         let count = scene.items.iter().filter(|item| item.form == form).count();
         ask(form.plural().to_owned(), form.name(), count)
     });
@@ -157,7 +157,7 @@ fn only(items: &[Item], holds: impl Fn(&Item) -> bool) -> Option<&Item> {
 
 fn attribute(scene: &Scene) -> Vec<Question> {
     let mut all = Vec::new();
-    for form in Form::ALL {
+    for form in Shape::ALL {
         if let Some(item) = only(&scene.items, |item| item.form == form) {
             let text = format!("What colour is the {}?", form.name());
             all.push(Question::new(Task::Attribute, text, item.colour.name()).of(form.name()));
@@ -255,7 +255,7 @@ pub(crate) fn which(scenes: &[Scene], random: &mut Random) -> Vec<Question> {
             all.push(Question::new(Task::Which, text, format!("picture {number}")).of(of));
         }
     };
-    for form in Form::ALL {
+    for form in Shape::ALL {
         let what = format!("{} {}", article(form.name()), form.name());
         ask(what, form.name(), &|scene: &Scene| scene.items.iter().any(|item| item.form == form));
     }

@@ -23,7 +23,7 @@ pub enum Split {
 
 /// What a sample shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum SampleLayout {
     /// One picture of this width and height.
     One(i32, i32),
     /// This many square pictures of this side.
@@ -45,7 +45,7 @@ pub struct Sample {
 const SIZES: [(i32, i32); 8] =
     [(96, 96), (128, 128), (120, 100), (100, 120), (192, 96), (96, 192), (240, 120), (192, 192)];
 
-impl Shown {
+impl SampleLayout {
     /// What the sample `index` shows where nobody says otherwise: mostly one picture.
     pub fn of(index: u64) -> Self {
         let mut random = Random::new(index);
@@ -66,7 +66,7 @@ impl Split {
 
 impl Sample {
     /// The sample `index` of `split`.
-    pub fn new(split: Split, index: u64, shown: Shown) -> Self {
+    pub fn new(split: Split, index: u64, shown: SampleLayout) -> Self {
         let (scenes, questions) = scenes(split, index, shown);
         Self { pictures: scenes.iter().map(Scene::draw).collect(), questions }
     }
@@ -85,22 +85,22 @@ impl Sample {
 }
 
 /// What the pictures of a sample show, and its questions.
-pub fn scenes(split: Split, index: u64, shown: Shown) -> (Vec<Scene>, Vec<Question>) {
+pub fn scenes(split: Split, index: u64, shown: SampleLayout) -> (Vec<Scene>, Vec<Question>) {
     let mut random = Random::new(split.seed(index));
     let random = &mut random;
     let (scenes, groups) = match shown {
-        Shown::One(width, height) => {
+        SampleLayout::One(width, height) => {
             let scene = Scene::new(width, height, ITEMS_MAX, random);
             let groups = Task::ALL.map(|task| question::about(&scene, task)).into();
             (vec![scene], groups)
         }
-        Shown::Several(count, side) => {
+        SampleLayout::Several(count, side) => {
             let mut one = || Scene::new(side, side, ITEMS_MAX_OF_SEVERAL, random);
             let scenes: Vec<Scene> = (0..count).map(|_| one()).collect();
             let groups = vec![question::which(&scenes, random)];
             (scenes, groups)
         }
-        Shown::Mosaic((columns, rows), side) => {
+        SampleLayout::Mosaic((columns, rows), side) => {
             let tiles = Scene::tiles(columns * rows, side, random);
             let whole = Scene::joined(&tiles, columns);
             let groups = question::about_one(&tiles, &whole);
@@ -132,7 +132,11 @@ mod tests {
         let mut hasher = Sha256::new();
         for index in 0..50 {
             for split in [Split::Train, Split::HeldOut] {
-                for shown in [Shown::One(96, 96), Shown::One(192, 130), Shown::Several(3, 96)] {
+                for shown in [
+                    SampleLayout::One(96, 96),
+                    SampleLayout::One(192, 130),
+                    SampleLayout::Several(3, 96),
+                ] {
                     let sample = Sample::new(split, index, shown);
                     sample.pictures.iter().for_each(|picture| hasher.update(&picture.rgb));
                     for question in sample.questions {
@@ -148,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_canvas_holds_the_picture_in_one_tile_and_nothing_else() {
-        let alone = Sample::new(Split::HeldOut, 3, Shown::One(96, 96));
+        let alone = Sample::new(Split::HeldOut, 3, SampleLayout::One(96, 96));
         let (picture, ground) = (alone.pictures[0].clone(), alone.pictures[0].rgb[..3].to_vec());
         let placed = alone.on_canvas((3, 2), 3);
         let canvas = &placed.pictures[0];
@@ -169,7 +173,8 @@ mod tests {
     fn questions_of_a_mosaic_are_about_one_tile() {
         let mut asked = Vec::new();
         for index in 0..300 {
-            let (scenes, questions) = scenes(Split::HeldOut, index, Shown::Mosaic((2, 2), 96));
+            let (scenes, questions) =
+                scenes(Split::HeldOut, index, SampleLayout::Mosaic((2, 2), 96));
             let tiles = [(0, 0), (1, 0), (0, 1), (1, 1)]
                 .map(|(column, row)| scenes[0].window(column * 96, row * 96, 96));
             for question in questions {
@@ -186,7 +191,7 @@ mod tests {
 
     #[test]
     fn splits_share_no_picture() {
-        let show = |split, index| Sample::new(split, index, Shown::One(96, 96)).pictures;
+        let show = |split, index| Sample::new(split, index, SampleLayout::One(96, 96)).pictures;
         for index in 0..300 {
             let held_out = show(Split::HeldOut, index);
             assert!((0..3).all(|other| show(Split::Train, index + other) != held_out));
@@ -197,7 +202,11 @@ mod tests {
     fn every_task_is_asked_often() {
         let mut asked = Task::ALL.map(|task| (task, 0));
         for index in 0..600 {
-            let shown = if index % 3 == 0 { Shown::Several(2, 96) } else { Shown::One(96, 96) };
+            let shown = if index % 3 == 0 {
+                SampleLayout::Several(2, 96)
+            } else {
+                SampleLayout::One(96, 96)
+            };
             for question in Sample::new(Split::Train, index, shown).questions {
                 let (_, count) = asked.iter_mut().find(|(task, _)| *task == question.task).unwrap();
                 *count += 1;

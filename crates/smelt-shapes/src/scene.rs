@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use smelt_random::Random;
 
 use crate::canvas::{Canvas, PIXEL};
-use crate::figure::{Colour, Form, Size};
+use crate::figure::{Colour, Shape, Size};
 use crate::font;
 
 /// The side that radii are given for.
@@ -51,7 +51,7 @@ const ITEMS_MAX_OF_TILE: i32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Its shape.
-    pub form: Form,
+    pub form: Shape,
     /// Its colour.
     pub colour: Colour,
     /// Its size in words.
@@ -107,9 +107,9 @@ impl Scene {
         let may_overlap = random.chance(30);
         // A scene of few kinds has something to count.
         let (forms, colours) = (random.chance(35), random.chance(25));
-        let (form, colour) = (random.pick(&Form::ALL), scene.colour(random));
+        let (form, colour) = (random.pick(&Shape::ALL), scene.colour(random));
         for _ in 0..count {
-            let form = if forms && random.chance(70) { form } else { random.pick(&Form::ALL) };
+            let form = if forms && random.chance(70) { form } else { random.pick(&Shape::ALL) };
             let colour = if colours && random.chance(70) { colour } else { scene.colour(random) };
             scene.place(form, colour, may_overlap, random);
         }
@@ -127,7 +127,7 @@ impl Scene {
                 scene.sign = scene.place_sign(random);
             }
             for _ in 0..random.between(1, ITEMS_MAX_OF_TILE) {
-                let (form, colour) = (random.pick(&Form::ALL), scene.colour(random));
+                let (form, colour) = (random.pick(&Shape::ALL), scene.colour(random));
                 scene.place(form, colour, false, random);
             }
             scene
@@ -216,7 +216,7 @@ impl Scene {
         random.pick(colours)
     }
 
-    fn place(&mut self, form: Form, colour: Colour, may_overlap: bool, random: &mut Random) {
+    fn place(&mut self, form: Shape, colour: Colour, may_overlap: bool, random: &mut Random) {
         let size = random.pick(&[Size::Small, Size::Large]);
         let [low, high] = size.radii().map(|radius| radius * self.side() / UNIT);
         let radius = random.between(low, high);
@@ -346,7 +346,7 @@ mod tests {
             assert!(scene.sign.is_some() || !scene.items.is_empty(), "{seed} shows nothing");
             let canvas = scene.draw();
             // The centre of a shape shows its colour, whatever overlaps its rim; a ring's is open.
-            for item in scene.items.iter().filter(|item| item.form != Form::Ring) {
+            for item in scene.items.iter().filter(|item| item.form != Shape::Ring) {
                 let at = (item.y as usize * canvas.width + item.x as usize) * 3;
                 assert_eq!(canvas.rgb[at..at + 3], item.rgb, "{seed} {item:?}");
             }

@@ -13,11 +13,11 @@ use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use smelt_random::Random;
-use smelt_runtime::image::{Mosaic, Picture, Scale, Tiling, tiles};
-use smelt_runtime::prompt::{ImageTokens, Run, Turn, expand};
-use smelt_runtime::template::{Context as Told, Form, Template};
+use smelt_runtime::image::{Image, Mosaic, Scale, Tiling, tiles};
+use smelt_runtime::prompt::{ImageTokenRun, ImageTokens, Turn, expand};
+use smelt_runtime::template::{ContentFormat, Context as Told, Template};
 use smelt_runtime::tokenizer::Tokenizer;
-use smelt_shapes::{Canvas, Question, Sample, Shown, Split};
+use smelt_shapes::{Canvas, Question, Sample, SampleLayout, Split};
 
 /// Starts every batch: "shp1".
 const MAGIC: u32 = 0x3170_6873;
@@ -106,15 +106,15 @@ impl Kind {
         }
     }
 
-    fn shown(self, side: usize, random: &mut Random) -> Shown {
+    fn shown(self, side: usize, random: &mut Random) -> SampleLayout {
         let any = |random: &mut Random| random.pick(&SIZES).1;
         let sizes = match self {
-            Self::Several(count) => return Shown::Several(count, side as i32),
+            Self::Several(count) => return SampleLayout::Several(count, side as i32),
             Self::Cut(tiles) => SIZES.iter().find(|(n, _)| *n == tiles).map_or(SIZES[0].1, |s| s.1),
             Self::Whole => any(random),
         };
         let (width, height) = random.pick(sizes);
-        Shown::One(width, height)
+        SampleLayout::One(width, height)
     }
 }
 
@@ -199,7 +199,7 @@ impl Reader {
 
     /// A held-out sample with its first questions as a batch; nothing if it has none.
     fn prompts(&self, index: u64, most: usize) -> Result<Vec<u8>> {
-        let sample = Sample::new(Split::HeldOut, index, Shown::of(index));
+        let sample = Sample::new(Split::HeldOut, index, SampleLayout::of(index));
         let questions = sample.questions.get(..most).unwrap_or(&sample.questions);
         if questions.is_empty() {
             return Ok(Vec::new());
@@ -267,10 +267,10 @@ impl Reader {
             Some(asked) => asked.clone(),
             None => {
                 let turn = Turn::from_marked("user", &question.text, counts.len())?;
-                let messages = [turn.message(Form::Text)];
+                let messages = [turn.message(ContentFormat::Text)];
                 let prompt = self.template.render(&messages, true, 0, &Told::default())?;
-                let run = |tiles: &usize| vec![Run::bare(tiles * self.tokens_per_tile)];
-                let runs: Vec<Vec<Run>> = counts.iter().map(run).collect();
+                let run = |tiles: &usize| vec![ImageTokenRun::bare(tiles * self.tokens_per_tile)];
+                let runs: Vec<Vec<ImageTokenRun>> = counts.iter().map(run).collect();
                 let asked = self.tokens(&expand(&prompt, &self.image_tokens, &runs)?)?;
                 known.insert(name, asked.clone());
                 asked
@@ -330,7 +330,7 @@ fn mosaic(canvas: &Canvas, settings: &Tiling) -> (Mosaic, usize) {
 
 /// The tiles of a picture as the model's preprocessing cuts them: `[tiles, side, side, 3]`.
 fn pixels(canvas: &Canvas, settings: &Tiling) -> Result<Vec<u8>> {
-    let picture = Picture::from_rgb(canvas.width, canvas.height, canvas.rgb.clone())?;
+    let picture = Image::from_rgb(canvas.width, canvas.height, canvas.rgb.clone())?;
     let (mosaic, count) = mosaic(canvas, settings);
     Ok(tiles(&picture, mosaic, settings.image_size, count).concat())
 }

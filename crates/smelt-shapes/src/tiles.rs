@@ -8,8 +8,8 @@ use std::io::{self, BufWriter, Write};
 use anyhow::Result;
 use serde::Serialize;
 use smelt_random::Random;
-use smelt_runtime::image::{Mosaic, Picture, tiles};
-use smelt_shapes::{Scene, Shown, Split, scenes};
+use smelt_runtime::image::{Image, Mosaic, tiles};
+use smelt_shapes::{SampleLayout, Scene, Split, scenes};
 
 use crate::generate::TILE;
 
@@ -71,7 +71,7 @@ fn write_sample(flags: &Flags, index: u64, out: &mut impl Write) -> Result<()> {
             serde_json::to_writer(&mut *out, &Line { questions: told.clone(), shows, cut })?;
             out.write_all(b"\n")?;
             let canvas = tile.draw();
-            let picture = Picture::from_rgb(canvas.width, canvas.height, canvas.rgb)?;
+            let picture = Image::from_rgb(canvas.width, canvas.height, canvas.rgb)?;
             out.write_all(&tiles(&picture, Mosaic::ONE, flags.side, 1).concat())?;
         }
     }
@@ -80,13 +80,13 @@ fn write_sample(flags: &Flags, index: u64, out: &mut impl Write) -> Result<()> {
 }
 
 /// Half of what is learnt from are mosaics, the rest what other pictures are cut into.
-fn shown(flags: &Flags, index: u64) -> Shown {
+fn shown(flags: &Flags, index: u64) -> SampleLayout {
     match index % 8 {
-        _ if flags.held_out => Shown::Mosaic((2, 2), TILE),
-        0..=3 => Shown::Mosaic((2, 2), TILE),
-        4 | 5 => Shown::One(2 * TILE, 2 * TILE),
-        6 => Shown::One(TILE, TILE),
-        _ => Shown::Several(3, TILE),
+        _ if flags.held_out => SampleLayout::Mosaic((2, 2), TILE),
+        0..=3 => SampleLayout::Mosaic((2, 2), TILE),
+        4 | 5 => SampleLayout::One(2 * TILE, 2 * TILE),
+        6 => SampleLayout::One(TILE, TILE),
+        _ => SampleLayout::Several(3, TILE),
     }
 }
 

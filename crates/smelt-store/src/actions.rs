@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::digest::Digest;
 use crate::disk::DiskError;
-use crate::log::{Log, LogError, Place, Visit};
+use crate::log::{Log, LogError, RecordLocation, Visit};
 use crate::manifest::Manifest;
 
 /// At a usual 1 KiB a record, a quarter of a million results.
@@ -54,7 +54,7 @@ pub(crate) struct Actions {
 struct Index {
     /// How often the log was read from its start.
     readings: u64,
-    outputs: HashMap<Digest, Place>,
+    outputs: HashMap<Digest, RecordLocation>,
     /// The key, and which record said so.
     aliases: HashMap<Digest, (Digest, u64)>,
 }
@@ -134,7 +134,7 @@ impl Actions {
     pub(crate) fn each_output(&mut self, visit: &mut dyn FnMut(Entry)) -> Result<(), DiskError> {
         self.refresh()?;
         let Some(log) = &self.log else { return Ok(()) };
-        let mut places: Vec<Place> = self.index.outputs.values().copied().collect();
+        let mut places: Vec<RecordLocation> = self.index.outputs.values().copied().collect();
         places.sort_by_key(|place| place.seq());
         for place in places {
             let text = log.read_again(place)?;
@@ -168,7 +168,7 @@ impl Actions {
         let Self { log: Some(log), index } = self else { return Ok(()) };
         let added: Vec<String> = added.iter().map(Entry::to_text).collect();
         let shared = RefCell::new(std::mem::take(index));
-        let live = |place: Place, text: &str| {
+        let live = |place: RecordLocation, text: &str| {
             let Ok(entry) = serde_json::from_str::<Entry>(text) else { return true };
             let index = shared.borrow();
             match &entry {
@@ -181,7 +181,7 @@ impl Actions {
                 }
             }
         };
-        let visit = &mut |place: Place, text: &str| shared.borrow_mut().note(place, text);
+        let visit = &mut |place: RecordLocation, text: &str| shared.borrow_mut().note(place, text);
         let done = log.compact(live, &added, visit);
         *index = shared.into_inner();
         done
@@ -189,7 +189,7 @@ impl Actions {
 }
 
 /// A way to append a record.
-type Add = fn(&mut Log, &str, Visit<'_>) -> Result<Place, LogError>;
+type Add = fn(&mut Log, &str, Visit<'_>) -> Result<RecordLocation, LogError>;
 
 impl Entry {
     pub(crate) fn to_text(&self) -> String {
@@ -226,7 +226,7 @@ impl Entry {
 
 impl Index {
     /// A record of an unknown shape is skipped: what it says is not for this version.
-    fn note(&mut self, place: Place, text: &str) {
+    fn note(&mut self, place: RecordLocation, text: &str) {
         if place.seq() == 1 {
             // The log is read from its start again, because it was cut or compacted.
             *self = Self { readings: self.readings + 1, ..Self::default() };

@@ -14,7 +14,7 @@ use crate::digest::Digest;
 use crate::disk::{Disk, DiskError, DiskFile, FileKind, Open, Stat, fault};
 use crate::manifest::{FileEntry, Manifest, ManifestError};
 use crate::stat_cache::{Owner, StatCache};
-use crate::walk::{Found, Links, WalkError, walk};
+use crate::walk::{Links, WalkEntry, WalkError, walk};
 
 impl DigestError {
     /// Whether it ended because the store's stop flag was set.
@@ -134,7 +134,7 @@ impl Digester {
             (root, walk(self.disk.as_ref(), root, Links::FollowToFiles)?.files)
         } else {
             let name = root.file_name().unwrap_or_default();
-            (root.parent().unwrap_or(root), vec![Found { path: PathBuf::from(name), stat }])
+            (root.parent().unwrap_or(root), vec![WalkEntry { path: PathBuf::from(name), stat }])
         };
         let bytes = found.iter().map(|found| found.stat.size).sum();
         let entries = side_by_side(&found, bytes, |found| self.source_entry(base, found))?;
@@ -142,7 +142,7 @@ impl Digester {
             .map_err(|source| DigestError::Manifest { path: root.to_owned(), source })
     }
 
-    fn source_entry(&self, base: &Path, found: &Found) -> Result<FileEntry, DigestError> {
+    fn source_entry(&self, base: &Path, found: &WalkEntry) -> Result<FileEntry, DigestError> {
         let full = base.join(&found.path);
         if let Some(what) = not_a_file(found.stat.kind) {
             return Err(DigestError::NotAFile { path: full, what });

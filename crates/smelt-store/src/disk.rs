@@ -41,7 +41,7 @@ pub(crate) trait Disk: Send + Sync {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Takes a lock on the file at `path`, which is created if missing.  `None` means held by
     /// someone else, and is returned only for [`Wait::No`].
-    fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<Held>>;
+    fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<LockGuard>>;
     /// Sets the time of a file or a directory to now.
     fn touch(&self, path: &Path) -> io::Result<()>;
     fn volume(&self, path: &Path) -> io::Result<Volume>;
@@ -115,7 +115,7 @@ pub(crate) enum LockKind {
 }
 
 /// A lock; dropping it releases it, and so does the end of the process, however it comes.
-pub(crate) type Held = Box<dyn Any + Send + Sync>;
+pub(crate) type LockGuard = Box<dyn Any + Send + Sync>;
 
 /// How long to wait for a lock that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

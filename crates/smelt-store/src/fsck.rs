@@ -233,7 +233,7 @@ impl Store {
     fn manifest_of(&self, tree: &Digest) -> Result<Manifest, DigestError> {
         let dir = self.layout().tree(tree);
         let found = walk(self.disk(), &dir, Links::Keep)?.files;
-        let entry = |found: &crate::walk::Found| {
+        let entry = |found: &crate::walk::WalkEntry| {
             let path = dir.join(&found.path);
             let sha256 = self.digester().hash(&path, &found.stat, AndSync::No)?;
             let Some(name) = found.path.to_str() else {

@@ -88,13 +88,13 @@ impl LogError {
 
 /// Where a record lies in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RecordLocation {
     offset: u64,
     line_bytes: u32,
     seq: u64,
 }
 
-impl Place {
+impl RecordLocation {
     /// The record's number, from 1.
     pub(crate) fn seq(self) -> u64 {
         self.seq
@@ -102,7 +102,7 @@ impl Place {
 }
 
 /// Called with every record read.
-pub(crate) type Visit<'a> = &'a mut dyn FnMut(Place, &str);
+pub(crate) type Visit<'a> = &'a mut dyn FnMut(RecordLocation, &str);
 
 /// An open log.
 pub(crate) struct Log {
@@ -238,7 +238,7 @@ impl Log {
     /// lock meanwhile appends to the new one.
     pub(crate) fn compact(
         &mut self,
-        mut live: impl FnMut(Place, &str) -> bool,
+        mut live: impl FnMut(RecordLocation, &str) -> bool,
         added: &[String],
         visit: Visit<'_>,
     ) -> Result<(), LogError> {
@@ -272,7 +272,7 @@ impl Log {
     fn write_draft(
         &self,
         draft: &Path,
-        live: &mut dyn FnMut(Place, &str) -> bool,
+        live: &mut dyn FnMut(RecordLocation, &str) -> bool,
         added: &[String],
     ) -> Result<(), DiskError> {
         present(self.disk.unlink(draft)).map_err(fault("remove the leftover", draft))?;
@@ -285,7 +285,7 @@ impl Log {
             records: 0,
         };
         let mut outcome = Ok(());
-        let mut keep = |place: Place, text: &str| {
+        let mut keep = |place: RecordLocation, text: &str| {
             if outcome.is_ok() && live(place, text) {
                 outcome = writer.add(text);
             }
@@ -297,7 +297,11 @@ impl Log {
     }
 
     /// Adds one record durably, after visiting those that others added.
-    pub(crate) fn append(&mut self, payload: &str, visit: Visit<'_>) -> Result<Place, LogError> {
+    pub(crate) fn append(
+        &mut self,
+        payload: &str,
+        visit: Visit<'_>,
+    ) -> Result<RecordLocation, LogError> {
         self.add(payload, AndSync::Yes, visit)
     }
 
@@ -307,7 +311,7 @@ impl Log {
         &mut self,
         payload: &str,
         visit: Visit<'_>,
-    ) -> Result<Place, LogError> {
+    ) -> Result<RecordLocation, LogError> {
         self.add(payload, AndSync::No, visit)
     }
 
@@ -343,7 +347,7 @@ impl Log {
         payload: &str,
         and_sync: AndSync,
         visit: Visit<'_>,
-    ) -> Result<Place, LogError> {
+    ) -> Result<RecordLocation, LogError> {
         debug_assert!(!payload.contains('\n'), "JSON on one line");
         if self.broken {
             return Err(LogError::Broken { path: self.path.clone() });
@@ -360,7 +364,7 @@ impl Log {
             return Err(LogError::Full { path: self.path.clone(), bytes_max: self.bytes_max });
         }
         self.write_line(&line, and_sync)?;
-        let place = Place {
+        let place = RecordLocation {
             offset: self.good.bytes,
             line_bytes: u32::try_from(line.len()).expect("a line is little over 8 MiB"),
             seq: self.good.records + 1,
@@ -370,7 +374,7 @@ impl Log {
     }
 
     /// Reads one record again; `None` if it is no longer there as it was.
-    pub(crate) fn read_again(&self, place: Place) -> Result<Option<String>, DiskError> {
+    pub(crate) fn read_again(&self, place: RecordLocation) -> Result<Option<String>, DiskError> {
         let mut line = vec![0; place.line_bytes as usize];
         let mut filled = 0;
         while filled < line.len() {
@@ -517,7 +521,7 @@ struct Scanned {
 /// hangs on those before it.
 fn scan(file: &dyn DiskFile, from: Good, visit: Visit<'_>) -> io::Result<Scanned> {
     let (mut good, mut visited, mut skipped) = (from, 0, false);
-    let mut visit = |place: Place, text: &str| {
+    let mut visit = |place: RecordLocation, text: &str| {
         visited += 1;
         visit(place, text);
     };
@@ -556,7 +560,7 @@ fn take_line(line: &[u8], offset: u64, good: &mut Good, visit: Visit<'_>) -> boo
         return false;
     };
     let line_bytes = u32::try_from(line.len() + 1).expect("a record is little over 1 MiB");
-    visit(Place { offset, line_bytes, seq }, payload);
+    visit(RecordLocation { offset, line_bytes, seq }, payload);
     *good = Good { bytes: offset + u64::from(line_bytes), records: seq };
     lost == 0
 }

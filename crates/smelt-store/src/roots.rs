@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::disk::{
-    Disk, DiskError, Held, LockKind, Open, Wait, fault, present, read_small, write_all, write_new,
+    Disk, DiskError, LockGuard, LockKind, Open, Wait, fault, present, read_small, write_all,
+    write_new,
 };
 use crate::layout::names;
 use crate::run::{Run, RunId};
@@ -69,7 +70,7 @@ pub struct Holder {
     store: Store,
     id: RunId,
     /// Gone when it is let go of.
-    lock: Option<Held>,
+    lock: Option<LockGuard>,
 }
 
 impl Holder {
@@ -252,16 +253,16 @@ impl Store {
     }
 
     /// Held while something is made that a collection must see whole or not at all.
-    pub(crate) fn share_roots(&self) -> Result<Held, DiskError> {
+    pub(crate) fn share_roots(&self) -> Result<LockGuard, DiskError> {
         self.lock_roots(LockKind::Shared)
     }
 
     /// Held while one thing is removed.
-    pub(crate) fn lock_roots_alone(&self) -> Result<Held, DiskError> {
+    pub(crate) fn lock_roots_alone(&self) -> Result<LockGuard, DiskError> {
         self.lock_roots(LockKind::Exclusive)
     }
 
-    fn lock_roots(&self, kind: LockKind) -> Result<Held, DiskError> {
+    fn lock_roots(&self, kind: LockKind) -> Result<LockGuard, DiskError> {
         let path = self.layout().roots_lock();
         let lock = self.disk().lock(&path, kind, Wait::Briefly).map_err(fault("lock", &path))?;
         Ok(lock.expect("a lock that is waited for comes, or an error does"))

@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use crate::digest::Digest;
 use crate::disk::{
-    Disk, DiskError, Held, LockKind, Open, Wait, fault, make_dir, present, remove_tree, write_all,
+    Disk, DiskError, LockGuard, LockKind, Open, Wait, fault, make_dir, present, remove_tree,
+    write_all,
 };
 use crate::layout::names;
 use crate::log::{Log, LogError, is_damaged};
@@ -56,7 +57,7 @@ pub struct Run {
     journal: Journal,
     /// See [`Run::claim`].
     claimed: Mutex<HashSet<Digest>>,
-    lock: Held,
+    lock: LockGuard,
 }
 
 /// The journal of a run in progress.
@@ -75,7 +76,7 @@ impl Store {
     }
 
     /// A name that no run has had and that sorts behind all that are known, and its lock.
-    pub(crate) fn new_name(&self, now: SystemTime) -> Result<(RunId, Held), StoreError> {
+    pub(crate) fn new_name(&self, now: SystemTime) -> Result<(RunId, LockGuard), StoreError> {
         let newest = self.newest_moment()?;
         // Boards without a clock begin at the same time again and again.
         let (now, first) = if newest >= Some(now) { (newest.unwrap_or(now), 1) } else { (now, 0) };
@@ -98,7 +99,7 @@ impl Store {
     }
 
     /// Takes the lock of a run that has never been; `None` if it has.
-    fn take_name(&self, id: &RunId) -> Result<Option<Held>, DiskError> {
+    fn take_name(&self, id: &RunId) -> Result<Option<LockGuard>, DiskError> {
         let (disk, path) = (self.disk(), self.layout().run_lock(id));
         for used in [&path, &self.layout().journal(id), &self.layout().work_of(id)] {
             if present(disk.lstat(used)).map_err(fault("look at", used))?.is_some() {
@@ -175,13 +176,13 @@ impl Store {
         Ok(true)
     }
 
-    fn lock_of_dead(&self, id: &RunId) -> Result<Option<Held>, DiskError> {
+    fn lock_of_dead(&self, id: &RunId) -> Result<Option<LockGuard>, DiskError> {
         let path = self.layout().run_lock(id);
         self.disk().lock(&path, LockKind::Exclusive, Wait::No).map_err(fault("lock", &path))
     }
 
     /// The lock file goes last, while it is held: until then the run counts as dead.
-    pub(crate) fn clear(&self, id: &RunId, lock: Held) -> Result<(), DiskError> {
+    pub(crate) fn clear(&self, id: &RunId, lock: LockGuard) -> Result<(), DiskError> {
         remove_tree(self.disk(), &self.layout().work_of(id))?;
         let layout = self.layout();
         for path in [layout.run_roots(id), layout.run_claims(id), layout.run_lock(id)] {

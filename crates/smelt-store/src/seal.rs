@@ -13,14 +13,14 @@ use crate::actions::Entry;
 use crate::digest::Digest;
 use crate::digester::{AndSync, DigestError, not_a_file, side_by_side};
 use crate::disk::{
-    DiskError, FileKind, Held, Open, Stat, fault, read_small, remove_tree, write_all,
+    DiskError, FileKind, LockGuard, Open, Stat, fault, read_small, remove_tree, write_all,
 };
 use crate::log::{LogError, RECORD_BYTES_MAX};
 use crate::manifest::{FileEntry, Manifest, ManifestError};
 use crate::output::{Location, Output};
 use crate::store::{Store, StoreError, is_taken};
 use crate::verify::{Memo, Verdict};
-use crate::walk::{Found, Links, WalkError, inside, walk};
+use crate::walk::{Links, WalkEntry, WalkError, inside, walk};
 
 /// Nobody writes to a sealed file, and any tool may read it.
 const FILE_MODE: u32 = 0o444;
@@ -202,18 +202,24 @@ impl Store {
     }
 
     /// Checks every file before it touches any.
-    fn finish_files(&self, base: &Path, files: &[Found]) -> Result<Vec<Finished>, SealError> {
+    fn finish_files(&self, base: &Path, files: &[WalkEntry]) -> Result<Vec<Finished>, SealError> {
         if files.is_empty() {
             return Err(SealError::Empty { path: base.to_owned() });
         }
         let names = files.iter().map(|found| check(base, found));
         let names = names.collect::<Result<Vec<_>, _>>()?;
-        let finish = |(found, name): &(&Found, String)| self.finish_file(base, found, name.clone());
+        let finish =
+            |(found, name): &(&WalkEntry, String)| self.finish_file(base, found, name.clone());
         let bytes = files.iter().map(|found| found.stat.size).sum();
         side_by_side(&files.iter().zip(names).collect::<Vec<_>>(), bytes, finish)
     }
 
-    fn finish_file(&self, base: &Path, found: &Found, name: String) -> Result<Finished, SealError> {
+    fn finish_file(
+        &self,
+        base: &Path,
+        found: &WalkEntry,
+        name: String,
+    ) -> Result<Finished, SealError> {
         let full = base.join(&found.path);
         let executable = found.stat.is_executable();
         self.disk()
@@ -264,11 +270,11 @@ impl Store {
         &self,
         key: &Digest,
         base: &Path,
-        files: &[Found],
+        files: &[WalkEntry],
         record: &Value,
         refers: &[Digest],
     ) -> Result<(), SealError> {
-        let entry = |found: &Found| {
+        let entry = |found: &WalkEntry| {
             Ok(FileEntry {
                 path: check(base, found)?,
                 size: found.stat.size,
@@ -300,7 +306,7 @@ impl Store {
         work_dir: &Path,
         digest: &Digest,
         manifest: &Manifest,
-        unseen: &mut Option<Held>,
+        unseen: &mut Option<LockGuard>,
     ) -> Result<bool, SealError> {
         let place = self.layout().tree(digest);
         for _ in 0..PLACE_TRIES {
@@ -336,7 +342,7 @@ impl Store {
 }
 
 /// Refuses what cannot be part of an output; gives the name as text.
-fn check(base: &Path, found: &Found) -> Result<String, SealError> {
+fn check(base: &Path, found: &WalkEntry) -> Result<String, SealError> {
     let path = base.join(&found.path);
     if let Some(what) = not_a_file(found.stat.kind) {
         return Err(SealError::NotAFile { path, what });

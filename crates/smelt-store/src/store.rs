@@ -16,7 +16,7 @@ use crate::ballast;
 use crate::digest::Digest;
 use crate::digester::{DigestError, Digester, not_a_file};
 use crate::disk::{
-    Disk, DiskError, FileKind, Held, LockKind, RealDisk, Wait, fault, present, remove_tree,
+    Disk, DiskError, FileKind, LockGuard, LockKind, RealDisk, Wait, fault, present, remove_tree,
 };
 use crate::inventory::bytes_below;
 use crate::layout::{FORMAT_VERSION, Layout, key_byte};
@@ -184,13 +184,13 @@ struct Inner {
     digester: Digester,
     /// Modes that were set back as it was opened.
     mended: usize,
-    _lock: Held,
+    _lock: LockGuard,
 }
 
 /// The right to build one key; dropping it gives the right away, as does the end of the process.
 #[must_use = "the key is free again as soon as this is dropped"]
 pub struct KeyLock {
-    _held: Held,
+    _held: LockGuard,
 }
 
 impl Store {
@@ -595,7 +595,12 @@ fn holds_a_file(disk: &dyn Disk, dir: &Path) -> Result<bool, DiskError> {
     Ok(false)
 }
 
-fn hold(disk: &dyn Disk, layout: &Layout, access: Access, wait: Wait) -> Result<Held, StoreError> {
+fn hold(
+    disk: &dyn Disk,
+    layout: &Layout,
+    access: Access,
+    wait: Wait,
+) -> Result<LockGuard, StoreError> {
     let kind = match access {
         Access::Exclusive => LockKind::Exclusive,
         Access::Shared | Access::ReadOnly => LockKind::Shared,

@@ -47,7 +47,7 @@ pub(crate) enum Links {
 }
 
 /// One thing in a tree that is not a directory.
-pub(crate) struct Found {
+pub(crate) struct WalkEntry {
     /// Relative to the root of the tree.
     pub(crate) path: PathBuf,
     pub(crate) stat: Stat,
@@ -55,7 +55,7 @@ pub(crate) struct Found {
 
 /// The contents of a tree.
 pub(crate) struct Tree {
-    pub(crate) files: Vec<Found>,
+    pub(crate) files: Vec<WalkEntry>,
     /// Relative; a directory comes before those inside it, so the root (an empty path) is first.
     pub(crate) dirs: Vec<PathBuf>,
 }
@@ -73,7 +73,7 @@ pub(crate) fn walk(disk: &dyn Disk, root: &Path, links: Links) -> Result<Tree, W
             let (path, full) = (dir.join(&name), full.join(&name));
             match look(disk, &full, links)? {
                 stat if stat.kind == FileKind::Dir => waiting.push_back(path),
-                stat => tree.files.push(Found { path, stat }),
+                stat => tree.files.push(WalkEntry { path, stat }),
             }
         }
         tree.dirs.push(dir);

@@ -63,7 +63,7 @@ pub struct Group {
 
 /// What a group holds now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Held {
+pub struct CgroupUsage {
     /// File pages charged to it.
     pub page_cache_bytes: Option<u64>,
 }
@@ -188,16 +188,16 @@ impl Group {
     }
 
     /// What it holds now.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> CgroupUsage {
         self.held_of(&self.stat())
     }
 
-    fn held_of(&self, stat: &str) -> Held {
+    fn held_of(&self, stat: &str) -> CgroupUsage {
         let name = match self.version {
             Version::V1 => "total_cache",
             Version::V2 => "file",
         };
-        Held { page_cache_bytes: number(stat, name) }
+        CgroupUsage { page_cache_bytes: number(stat, name) }
     }
 
     fn stat(&self) -> String {
@@ -228,7 +228,7 @@ impl Group {
     }
 
     /// What it holds now, and what happened in it since it was made.
-    pub fn account(&self) -> (Held, Counters) {
+    pub fn account(&self) -> (CgroupUsage, Counters) {
         let stat = self.stat();
         (self.held_of(&stat), self.counters_of(&stat))
     }
@@ -482,7 +482,7 @@ mod tests {
                 pressure_full_us: Some(4),
                 ..Counters::default()
             };
-            let held = Held { page_cache_bytes: Some(300) };
+            let held = CgroupUsage { page_cache_bytes: Some(300) };
             assert_eq!(group.account(), (held, expect));
             assert_eq!(group.held(), held);
             assert_eq!(group.peak_bytes(), Some(4096));

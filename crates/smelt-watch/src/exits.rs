@@ -19,7 +19,7 @@ use nix::sys::socket::{
     setsockopt, socket, sockopt,
 };
 
-use crate::family::{Family, Told};
+use crate::family::{AttemptProcesses, ExitTotals};
 use crate::genetlink::{self, Message, attribute, messages, request, u16_at};
 use crate::kernel_file;
 use crate::taskstats;
@@ -66,7 +66,7 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     /// One for each attempt that runs.
-    families: Vec<(u32, Family)>,
+    families: Vec<(u32, AttemptProcesses)>,
     datagram: Vec<u8>,
 }
 
@@ -105,7 +105,7 @@ impl Exits {
         let mut state = self.shared.heard();
         // Who led two attempts at once would be a bug; the older one is then over.
         state.families.retain(|(other, _)| *other != leader);
-        state.families.push((leader, Family::new(leader)));
+        state.families.push((leader, AttemptProcesses::new(leader)));
         Followed { shared: Arc::clone(&self.shared), leader }
     }
 }
@@ -120,7 +120,7 @@ impl Followed {
     }
 
     /// All that was told until now; ends that happened before are in it.
-    pub fn told(&self) -> Told {
+    pub fn told(&self) -> ExitTotals {
         let state = self.shared.heard();
         let family = state.families.iter().find(|(id, _)| *id == self.leader);
         family.map(|(_, family)| family.told()).unwrap_or_default()
@@ -172,7 +172,7 @@ impl Shared {
         state
     }
 
-    fn take(&self, families: &mut [(u32, Family)], datagram: &[u8]) {
+    fn take(&self, families: &mut [(u32, AttemptProcesses)], datagram: &[u8]) {
         if families.is_empty() {
             return;
         }

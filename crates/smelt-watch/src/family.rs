@@ -21,7 +21,7 @@ const KNOWN_MAX: usize = 3 * 4096;
 
 /// The processes of one attempt, as far as they are known.
 #[derive(Debug)]
-pub struct Family {
+pub struct AttemptProcesses {
     leader: u32,
     /// By the sample they were last known at.
     known: HashMap<u32, u32>,
@@ -30,12 +30,12 @@ pub struct Family {
     waiting_count: usize,
     /// Samples of the tree so far.
     sample: u32,
-    told: Told,
+    told: ExitTotals,
 }
 
 /// What the ends of a family's tasks have told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Told {
+pub struct ExitTotals {
     /// Tasks that have ended.
     pub exits: u64,
     /// Ends that may have been of the family, and were not heard or not kept.
@@ -50,7 +50,7 @@ pub struct Told {
     pub thrashing_wait_ns: u64,
 }
 
-impl Family {
+impl AttemptProcesses {
     /// The family below the process `leader`, which is not of it.
     pub fn new(leader: u32) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Family {
             waiting: HashMap::new(),
             waiting_count: 0,
             sample: 0,
-            told: Told::default(),
+            told: ExitTotals::default(),
         }
     }
 
@@ -102,7 +102,7 @@ impl Family {
     }
 
     /// All that was told.
-    pub fn told(&self) -> Told {
+    pub fn told(&self) -> ExitTotals {
         self.told
     }
 
@@ -127,7 +127,7 @@ impl Family {
     }
 }
 
-impl Told {
+impl ExitTotals {
     fn take(&mut self, exit: &Exit) {
         self.exits += 1;
         self.rss_process_peak_bytes = self.rss_process_peak_bytes.max(exit.rss_peak_bytes);
@@ -149,7 +149,7 @@ mod tests {
     /// many bytes as its id, so that the largest of the family shows.
     #[track_caller]
     fn check(script: &str, exits: u64, largest: u64) {
-        let mut family = Family::new(LEADER);
+        let mut family = AttemptProcesses::new(LEADER);
         for word in script.replace("[ ", "[").split_inclusive([' ', ']']).map(str::trim) {
             if let Some((pid, parent)) = word.split_once('<') {
                 let [pid, parent] = [pid, parent].map(|id| id.parse().unwrap());
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_storm_is_bounded_and_told() {
-        let mut family = Family::new(LEADER);
+        let mut family = AttemptProcesses::new(LEADER);
         for pid in 0..100_000 {
             family.take(Exit { pid: pid + 1000, parent: 500, ..Exit::default() });
         }
@@ -231,7 +231,7 @@ mod tests {
         // The leader, and somebody else's process.
         let mut alive: Vec<(u32, u32, bool)> = vec![(LEADER, 1, true), (9, 1, false)];
         let (mut next, mut ours) = (1000, 0);
-        let mut family = Family::new(LEADER);
+        let mut family = AttemptProcesses::new(LEADER);
         for _ in 0..400 {
             match random.below(10) {
                 0..5 => {

@@ -9,7 +9,7 @@ use crate::counters::Recent;
 use crate::exits::Exits;
 use crate::kernel_file;
 use crate::kernel_log::KernelLog;
-use crate::tegrastats::Teller;
+use crate::tegrastats::TegrastatsProcess;
 
 /// Heat and power change slowly, and the tool that tells them takes time itself.
 const BOARD_PERIOD: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ pub struct Listener {
     /// Whether the kernel says that it counts how long tasks wait.
     pub(crate) has_waits: bool,
     /// What a Jetson's own tool says.
-    pub(crate) board: Option<Arc<Teller>>,
+    pub(crate) board: Option<Arc<TegrastatsProcess>>,
     pub(crate) machine: Arc<Recent>,
 }
 
@@ -35,7 +35,7 @@ impl Listener {
             exits: Exits::listen(root).ok(),
             log: KernelLog::open(root).ok(),
             has_waits: has_waits(root),
-            board: Teller::start(BOARD_PERIOD).ok().map(Arc::new),
+            board: TegrastatsProcess::start(BOARD_PERIOD).ok().map(Arc::new),
             machine: Arc::default(),
         }
     }

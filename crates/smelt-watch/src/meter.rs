@@ -13,7 +13,7 @@ use crate::cgroup::{Cgroups, Group};
 use crate::counters::{Counters, Recent};
 use crate::curve::{Curve, Point};
 use crate::exits::Followed;
-use crate::family::Told;
+use crate::family::ExitTotals;
 use crate::freezer::Freezer;
 use crate::kernel_log::{KernelEvent, KernelLog, Mark};
 use crate::listener::Listener;
@@ -21,7 +21,7 @@ use crate::machine::Machine;
 use crate::peaks::Peaks;
 use crate::pressure::Pressure;
 use crate::roster::Roster;
-use crate::tegrastats::Teller;
+use crate::tegrastats::TegrastatsProcess;
 use crate::tree::{PROCESSES_MAX, Sample, Tree};
 
 /// Ten samples a second see what a person would want to see.
@@ -63,7 +63,7 @@ pub struct Meter {
     /// The ends of its tasks, where the kernel tells of them.
     followed: Option<Followed>,
     has_waits: bool,
-    board: Option<Arc<Teller>>,
+    board: Option<Arc<TegrastatsProcess>>,
     /// The kernel's log, where we may read it, and where in it the attempt began.
     log: Option<(KernelLog, Mark)>,
     machine: Arc<Recent>,
@@ -250,7 +250,7 @@ pub const CARRIED_BYTES_MAX: u64 = 10 << 20;
 impl Measured {
     /// Takes what the ends of its tasks have told.  A figure that they gave names them, if every end
     /// was heard; one that is a sum over the tree is sampled and may be larger.
-    fn take_told(&mut self, told: &Told, has_waits: bool) {
+    fn take_told(&mut self, told: &ExitTotals, has_waits: bool) {
         self.peaks.take_told(told);
         if told.exits == 0 || told.lost > 0 {
             return;
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn what_the_ends_of_tasks_told_names_them() {
-        let check = |told: Told, own: u64, means: [&str; 3], exact: u64| {
+        let check = |told: ExitTotals, own: u64, means: [&str; 3], exact: u64| {
             let mut measured = Measured {
                 peaks: Peaks { peak_rss_bytes: 70, peak_vms_bytes: 700, ..Peaks::default() },
                 methods: methods(
@@ -400,22 +400,22 @@ mod tests {
             assert_eq!(measured.peaks.peak_rss_process_bytes, exact);
             measured
         };
-        let told = Told {
+        let told = ExitTotals {
             exits: 1,
             rss_process_peak_bytes: 60,
             vms_process_peak_bytes: 600,
             swap_in_wait_ns: 5_999,
-            ..Told::default()
+            ..ExitTotals::default()
         };
         let counters = check(told, 65, ["taskstats", "proc", "proc"], 60).counters;
         assert_eq!((counters.swap_in_wait_us, counters.thrashing_wait_us), (Some(5), Some(0)));
         let replaced = CARRIED_BYTES_MAX + 1;
         check(told, replaced, ["taskstats", "proc", "proc"], replaced);
-        let spike = Told { rss_process_peak_bytes: 90, vms_process_peak_bytes: 900, ..told };
+        let spike = ExitTotals { rss_process_peak_bytes: 90, vms_process_peak_bytes: 900, ..told };
         check(spike, 0, ["taskstats"; 3], 90);
-        let lossy = Told { lost: 1, ..spike };
+        let lossy = ExitTotals { lost: 1, ..spike };
         check(lossy, 95, ["proc"; 3], 95);
-        check(Told::default(), 65, ["proc"; 3], 65);
+        check(ExitTotals::default(), 65, ["proc"; 3], 65);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::family::Told;
+use crate::family::ExitTotals;
 use crate::machine::Machine;
 use crate::tegrastats::Tegrastats;
 use crate::tree::Sample;
@@ -78,7 +78,7 @@ impl Peaks {
     }
 
     /// Takes what the ends of its tasks have told.
-    pub fn take_told(&mut self, told: &Told) {
+    pub fn take_told(&mut self, told: &ExitTotals) {
         self.exits = Some(told.exits);
         self.exits_lost = Some(told.lost);
         self.take_process_peak(told.rss_process_peak_bytes);

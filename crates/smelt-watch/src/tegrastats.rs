@@ -145,12 +145,12 @@ fn power(name: &str, value: &str) -> Option<(String, u64)> {
 
 /// The program, running.
 #[derive(Debug)]
-pub struct Teller {
+pub struct TegrastatsProcess {
     child: Child,
     latest: Arc<Mutex<Option<Tegrastats>>>,
 }
 
-impl Teller {
+impl TegrastatsProcess {
     /// Starts it; an error where this is no Jetson.
     pub fn start(interval: Duration) -> io::Result<Self> {
         let mut child = Command::new("tegrastats")
@@ -179,7 +179,7 @@ impl Teller {
     }
 }
 
-impl Drop for Teller {
+impl Drop for TegrastatsProcess {
     fn drop(&mut self) {
         // One that has ended by itself needs no killing.
         let _ = self.child.kill();

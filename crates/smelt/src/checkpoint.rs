@@ -14,8 +14,8 @@ use smelt_model::quantize::{self, Options, Report, Scheme};
 use smelt_runtime::deployment::{self, TEXT_FILES};
 use smelt_runtime::tokenizer::TOKENIZER_FILE;
 
+use crate::console::tell;
 use crate::exit::{Exit, Failed};
-use crate::say::tell;
 
 /// The word for smelt's own form.
 const SMELT: &str = "smelt";
@@ -25,14 +25,14 @@ const CANONICAL_DIR: &str = ".canonical";
 
 /// The form of a quantised checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum QuantFormat {
     /// smelt's own.
     Smelt,
     /// That of another tool.
     Foreign(Format),
 }
 
-impl Form {
+impl QuantFormat {
     /// The form of a word.
     pub(crate) fn parse(word: &str) -> Result<Self, String> {
         if word == SMELT {
@@ -111,11 +111,11 @@ fn cannot(verb: &str, path: &Path, error: &io::Error) -> Failed {
 pub(crate) fn quantize(
     checkpoint: &Checkpoint,
     options: &Options<'_>,
-    form: Form,
+    form: QuantFormat,
     out: &Path,
     say: &mut dyn FnMut(&str),
 ) -> Result<Option<Report>, Failed> {
-    let Form::Foreign(format) = form else {
+    let QuantFormat::Foreign(format) = form else {
         let report = quantize::quantize(checkpoint, options, out, say);
         return report.map(Some).map_err(Failed::model);
     };

@@ -3,8 +3,8 @@
 use smelt_exec::ATTEMPT_MARK;
 use smelt_exec::served::Claim;
 
+use crate::console::warn;
 use crate::load;
-use crate::say::warn;
 
 /// A note that counts as long as it is held, under the name by which people know this process; `None` where there can
 /// be none, or need not: what a stage holds is forecast by its run.

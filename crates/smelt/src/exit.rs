@@ -11,7 +11,7 @@ use smelt_plan::pipeline::ParseError;
 use smelt_runtime::deployment::DeploymentError;
 use smelt_store::StoreError;
 
-use crate::say::{fail, is_log};
+use crate::console::{fail, is_log};
 
 /// The exit codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 mod bench;
 mod cache;
 mod doctor;
-mod eyes;
+mod image_options;
 mod onnx;
 mod sampling;
 mod serve;
@@ -20,13 +20,13 @@ use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{BUDGET_MAX, Method, Scheme};
 use smelt_runtime::image::{FRAMES_MAX, Wanted};
 
-use crate::checkpoint::Form;
+use crate::checkpoint::QuantFormat;
+use crate::console::Volume;
 use crate::paint::When;
-use crate::say::Volume;
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
 pub(crate) use doctor::DoctorFlags;
-pub(crate) use eyes::EyesFlags;
+pub(crate) use image_options::ImageFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
 pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
@@ -267,7 +267,7 @@ pub(crate) struct ChatFlags {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) max_seq_len: Option<u32>,
     #[command(flatten)]
-    pub(crate) eyes: EyesFlags,
+    pub(crate) eyes: ImageFlags,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
     /// Override a param of the pipeline
@@ -337,7 +337,7 @@ pub(crate) struct ExportFlags {
     pub(crate) checkpoint: PathBuf,
     /// What to export
     #[arg(long, value_enum)]
-    pub(crate) part: Part,
+    pub(crate) part: ExportPart,
     /// The directory to make
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
@@ -369,7 +369,7 @@ pub(crate) enum TokenInput {
 
 /// A part of a model that becomes a graph of its own.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub(crate) enum Part {
+pub(crate) enum ExportPart {
     /// The vision tower with its projector
     Vision,
     /// The decoder with its head, and its cache as inputs and outputs
@@ -419,8 +419,8 @@ pub(crate) struct QuantizeFlags {
     #[arg(long, value_parser = scheme)]
     pub(crate) scheme: Scheme,
     /// smelt, or what other servers load: compressed-tensors, awq or gptq
-    #[arg(long, default_value = "smelt", value_parser = Form::parse)]
-    pub(crate) format: Form,
+    #[arg(long, default_value = "smelt", value_parser = QuantFormat::parse)]
+    pub(crate) format: QuantFormat,
     /// The head's scheme; that of the layers, but int8 where they have int4, when not given (none for awq
     /// and gptq)
     #[arg(long, value_name = "SCHEME", value_parser = scheme)]

@@ -17,7 +17,7 @@ use smelt_plan::plan::{Attempt, Stage};
 use smelt_plan::{Digest, Kind, Plan};
 use smelt_store::Store;
 
-use crate::last::{Last, Took};
+use crate::last_run::{LastRun, Took};
 use crate::towers::Towers;
 
 /// What stages that stream hold at most: one block of a tensor in, one out, and the graph.  Of models of
@@ -117,7 +117,7 @@ fn taken(plan: &Plan, report: &RunReport) -> Vec<Taken> {
 /// The forecast of an attempt that is about to begin.
 pub(crate) fn of_task(
     task: &Task<'_>,
-    last: &Last,
+    last: &LastRun,
     alike: &Alike,
     towers: &Towers,
 ) -> Option<Forecast> {
@@ -132,7 +132,7 @@ pub(crate) fn of_task(
 /// and may not be known yet.
 pub(crate) fn of_stage(
     stage: &Stage,
-    last: &Last,
+    last: &LastRun,
     alike: &Alike,
     towers: &Towers,
     input_bytes: &dyn Fn() -> Option<u64>,
@@ -155,7 +155,7 @@ struct Asked<'a> {
 impl Asked<'_> {
     fn forecast(
         &self,
-        last: &Last,
+        last: &LastRun,
         alike: &Alike,
         input_bytes: &dyn Fn() -> Option<u64>,
     ) -> Option<Forecast> {

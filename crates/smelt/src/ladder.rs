@@ -5,15 +5,15 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use serde_json::Value;
-use smelt_exec::{FirstFailure, Order, RunReport, RunStatus};
+use smelt_exec::{FirstFailure, ProcessSpec, RunReport, RunStatus};
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::{Digest, Earlier, Pipeline, Plan, WarmUp};
 use smelt_store::Store;
 
 use crate::commands::run::finish;
+use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::load;
-use crate::say::tell;
 use crate::unfinished::{Left, RESUMES_MAX};
 
 /// Whether any stage is tried more than once.
@@ -44,14 +44,14 @@ pub(crate) fn check_warm_ups(pipeline: &Path, plan: &Plan) -> Result<(), Failed>
 
 /// Smelt itself, building a stage of another pipeline into this store; it waits for nobody, since it
 /// may be us whom it would wait for.
-pub(crate) fn warm_up(warm_up: &WarmUp, folder: &Path, store: &Store) -> Order {
+pub(crate) fn warm_up(warm_up: &WarmUp, folder: &Path, store: &Store) -> ProcessSpec {
     let text = |path: &Path| path.to_string_lossy().into_owned();
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let pipeline = text(&absolute(&folder.join(&warm_up.pipeline)));
     let stage = warm_up.stage.to_string();
     let own = std::env::vars().filter(|(name, _)| name != "SMELT_CACHE");
     let cache = ("SMELT_CACHE".to_owned(), text(&absolute(store.root())));
-    Order {
+    ProcessSpec {
         argv: ["/proc/self/exe", "run", &pipeline, "--only", &stage, "--force", &stage]
             .into_iter()
             .chain(["--no-wait", "--warm-up"])

@@ -8,15 +8,15 @@ use std::sync::atomic::AtomicBool;
 
 use smelt_exec::SHARED;
 use smelt_plan::pipeline::Overrides;
-use smelt_plan::plan::{From, HubPin, Order, Pin, Stage};
+use smelt_plan::plan::{From, HubPin, Pin, Stage, StageOrder};
 use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
 use smelt_store::{Lookup, Store, Wait, is_disk_failing};
 
 use crate::built;
+use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::pins::{self, Ask};
-use crate::say::tell;
 
 /// Pipelines are written by people or small programs; a larger file is not one.
 const PIPELINE_BYTES_MAX: u64 = 64 << 20;
@@ -123,7 +123,7 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
     let pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
     let addresses = pins::addresses(&pipeline)?;
     // A pipeline that cannot be ordered is refused before gigabytes are hashed.
-    let order = Order::of(&pipeline)?;
+    let order = StageOrder::of(&pipeline)?;
     let store = store(&access)?;
     let ask = match &access {
         Access::Use => Ask::Cache,

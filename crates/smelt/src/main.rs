@@ -5,28 +5,28 @@
 // They panic when a reader has gone away; `say` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod atomic_dir;
 mod built;
 mod checkpoint;
 mod checkpoints;
 mod claim;
 mod commands;
+mod console;
 mod device;
 mod exit;
 mod flags;
 mod forecast;
-mod fresh;
-mod given;
 mod graph;
 mod history;
-mod holds;
 mod hub;
-mod known;
+mod integrity;
 mod ladder;
-mod last;
+mod last_run;
+mod leases;
 mod live;
 mod load;
 mod memo;
-mod needs;
+mod open_checkpoint;
 mod paint;
 mod photographs;
 mod pins;
@@ -35,7 +35,7 @@ mod progress;
 mod reboot;
 mod refusals;
 mod report;
-mod say;
+mod resource_needs;
 mod sees;
 mod stage;
 mod table;
@@ -43,9 +43,9 @@ mod telling;
 mod tools;
 mod towers;
 mod unfinished;
+mod user_signatures;
 mod version;
 mod view;
-mod whole;
 
 use std::env;
 use std::ffi::OsString;
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     exit::report_bugs();
     let flags = read(&env::args_os().collect::<Vec<_>>());
     paint::decide(flags.manner.color);
-    say::set_volume(flags.manner.volume());
+    console::set_volume(flags.manner.volume());
     let result = match flags.command {
         Subcommand::Run(flags) => commands::run::run(&flags),
         Subcommand::Resume(flags) => commands::resume::run(&flags),
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
     let exit = match result {
         Ok(exit) => exit,
         Err(error) => {
-            say::fail(&error);
+            console::fail(&error);
             error.exit
         }
     };

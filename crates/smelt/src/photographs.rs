@@ -1,7 +1,7 @@
 //! Says what photographs cost in tokens, and whether the largest picture fits the context.
 
 use smelt_runtime::fit::ANSWER_USUAL;
-use smelt_runtime::image::{Eyes, Size, Wish};
+use smelt_runtime::image::{ImageOptions, ImageProcessor, Size};
 
 /// What cameras and phones send: their shape, and a size that is no smaller than any tower sees.
 const PHOTOGRAPHS: [(&str, Size); 2] =
@@ -12,15 +12,19 @@ const SEVERAL: usize = 6;
 
 /// What photographs cost models with these eyes in a context of so many tokens, where the model has so many
 /// positions; a warning where the largest does not fit.
-pub(crate) fn lines(eyes: &Eyes, wish: &Wish, [context, positions]: [usize; 2]) -> Vec<String> {
-    let cost = |size: Size| eyes.cost(size, wish).unwrap_or_default();
+pub(crate) fn lines(
+    image_processor: &ImageProcessor,
+    image_options: &ImageOptions,
+    [context, positions]: [usize; 2],
+) -> Vec<String> {
+    let cost = |size: Size| image_processor.cost(size, image_options).unwrap_or_default();
     let one = PHOTOGRAPHS.map(|(shape, size)| format!("{shape} photograph {}", cost(size)));
     let all = SEVERAL * cost(PHOTOGRAPHS[0].1);
     let mut lines = vec![format!(
         "image tokens: a {}, a {}, {SEVERAL} of {} {all}; the context has {context} tokens",
         one[0], one[1], PHOTOGRAPHS[0].0
     )];
-    let largest = eyes.largest(wish);
+    let largest = image_processor.largest(image_options);
     let answer = ANSWER_USUAL.min(context / 4);
     if largest + answer > context {
         let way = match largest + answer > positions {
@@ -47,13 +51,14 @@ mod tests {
             Tiling { image_size: 448, min_tiles: 1, max_tiles: 12, use_thumbnail: true, scale };
         let size = Size { height: 448, width: 448 };
         let grids = vec![Grid { size, tokens: 256 }];
-        let eyes = Eyes { cutting: Cutting::Tiles(tiling), grids, router: None };
-        let told = lines(&eyes, &Wish::default(), [4096, 32_768]);
+        let image_processor =
+            ImageProcessor { cutting: Cutting::Tiles(tiling), grids, router: None };
+        let told = lines(&image_processor, &ImageOptions::default(), [4096, 32_768]);
         let line = "image tokens: a 4:3 photograph 3328, a 16:9 photograph 2304, 6 of 4:3 19968; the context has 4096 tokens";
         assert_eq!(told, [line]);
         let warning = |context, positions, tiles_max| {
-            let wish = Wish { tiles_max, ..Wish::default() };
-            lines(&eyes, &wish, [context, positions]).get(1).cloned()
+            let image_options = ImageOptions { tiles_max, ..ImageOptions::default() };
+            lines(&image_processor, &image_options, [context, positions]).get(1).cloned()
         };
         let told = warning(856, 32_768, None).unwrap();
         assert!(told.contains("has 3328 image tokens"), "{told}");

@@ -18,8 +18,8 @@ use smelt_plan::plan::{HubPin, Pin};
 use smelt_plan::{Digest, Kind, Pins, Pipeline};
 use smelt_store::{DigestError, Store, is_disk_failing};
 
+use crate::console::tell;
 use crate::exit::{Exit, Failed};
-use crate::say::tell;
 use crate::{device, hub, tools};
 
 /// How soon somebody who presses Ctrl-C while a hub is slow gets an answer.

@@ -9,9 +9,9 @@ use smelt_exec::{AttemptReport, Progress};
 use smelt_plan::admission::{Forecast, Room};
 use smelt_plan::{Plan, StageId};
 
+use crate::console::{is_quiet, is_verbose, tell, tell_raw};
 use crate::live::{Foot, Size};
 use crate::paint::{Paint, Stream, paint};
-use crate::say::{is_quiet, is_verbose, tell, tell_raw};
 use crate::table::{bytes, seconds};
 use crate::telling::{Doing, HEARTBEAT};
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use smelt_plan::Digest;
 
-use crate::say::tell;
+use crate::console::tell;
 
 /// The directory of the unit in the store.
 const DIR: &str = "resume";

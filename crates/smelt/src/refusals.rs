@@ -11,14 +11,14 @@ use smelt_model::checkpoint::{INDEX_FILE, WEIGHTS_FILE};
 use smelt_model::model::{Model, Vision};
 use smelt_plan::plan::{HubPin, Stage};
 use smelt_plan::{Kind, Plan, StageId};
-use smelt_runtime::deployment::{Family, TEXT_FILES};
+use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
 use smelt_runtime::tokenizer::TOKENIZER_FILE;
 
+use crate::atomic_dir::AtomicDir;
 use crate::checkpoints::{Checkpoints, count, input};
 use crate::exit::{Exit, Failed};
-use crate::fresh::FreshDir;
 use crate::load::Standing;
-use crate::sees::{Unseen, eyes_of, tower_of};
+use crate::sees::{Unseen, image_processor_of, tower_of};
 use crate::stage::deployment;
 
 /// Whether a plan has stages that could be refused so: of others nothing need be looked up.
@@ -65,7 +65,7 @@ fn too_long(stage: &Stage, model: &Model) -> Option<String> {
 fn apart(checkpoints: &Checkpoints<'_>, stage: &Stage, model: &Model) -> Option<String> {
     let plan = checkpoints.plan;
     let model_of = |stage: &Stage| checkpoints.model(stage).ok().flatten();
-    if let Err(Unseen::Refused(why)) = eyes_of(checkpoints, stage, model) {
+    if let Err(Unseen::Refused(why)) = image_processor_of(checkpoints, stage, model) {
         return Some(why);
     }
     let (tower, decoder) = (tower_of(plan, stage)?, input(plan, stage, "llm")?.1);
@@ -122,7 +122,7 @@ fn of_hub(
     let name = format!("hf:{}", pin.repo);
     let refused = |why: &str| Some(Err(Failed::model(format!("{name} {why}"))));
     let family = checkpoints.model(stage).ok()??.family;
-    if Family::named(family).is_none() {
+    if ModelFamily::named(family).is_none() {
         return refused(&format!("is of {family}, which does not speak"));
     }
     let has = |file: &str| checkpoints.of_hub(pin, |hub, repo, at| hub.lists(repo, at, file)).ok();
@@ -133,7 +133,7 @@ fn of_hub(
     if !has(TOKENIZER_FILE)? {
         return refused(&format!("has no {TOKENIZER_FILE}"));
     }
-    let scratch = FreshDir::scratch(&std::env::temp_dir().join("smelt-plan")).ok()?;
+    let scratch = AtomicDir::scratch(&std::env::temp_dir().join("smelt-plan")).ok()?;
     for file in TEXT_FILES.iter().filter(|file| **file != TOKENIZER_FILE) {
         let Some(text) = checkpoints.file(source, file).ok()? else { continue };
         put(&scratch.path().join(file), &text)?;

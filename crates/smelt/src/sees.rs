@@ -8,7 +8,7 @@ use smelt_model::model::{Model, Vision};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, Plan};
 use smelt_runtime::deployment::DeploymentError;
-use smelt_runtime::image::{Cutting, Eyes, Grid, Processor, Size, Wish};
+use smelt_runtime::image::{Cutting, Grid, ImageOptions, ImageProcessor, PreprocessorConfig, Size};
 
 use crate::checkpoints::{Checkpoints, Read, count, input};
 use crate::photographs;
@@ -48,25 +48,32 @@ fn of_deployment(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Result<Vec<Str
     let decoder = input(checkpoints.plan, stage, "llm").map(|(_, engine)| engine);
     let model = checkpoints.model(stage).map_err(Unseen::NotKnown)?;
     let (Some(model), Some(decoder)) = (model, decoder) else { return Ok(Vec::new()) };
-    let Some(eyes) = eyes_of(checkpoints, stage, &model)? else { return Ok(Vec::new()) };
+    let Some(image_processor) = image_processor_of(checkpoints, stage, &model)? else {
+        return Ok(Vec::new());
+    };
     let positions = model.llm.as_ref().map_or(usize::MAX, |llm| llm.max_positions);
     let context = count(stage, "max-seq-len").or_else(|| count(decoder, "max-seq-len"));
-    let wish = Wish { tiles_max: count(stage, "tiles"), ..Wish::default() };
-    Ok(photographs::lines(&eyes, &wish, [context.unwrap_or(positions), positions]))
+    let image_options =
+        ImageOptions { tiles_max: count(stage, "tiles"), ..ImageOptions::default() };
+    Ok(photographs::lines(
+        &image_processor,
+        &image_options,
+        [context.unwrap_or(positions), positions],
+    ))
 }
 
 /// How a deployment of `model` will see; nothing where there are no pictures, or where another program makes what
 /// would tell.
-pub(crate) fn eyes_of(
+pub(crate) fn image_processor_of(
     checkpoints: &Checkpoints<'_>,
     stage: &Stage,
     model: &Model,
-) -> Result<Option<Eyes>, Unseen> {
+) -> Result<Option<ImageProcessor>, Unseen> {
     let Some(source) = checkpoints.source(stage) else { return Ok(None) };
     let Some(tower) = tower_of(checkpoints.plan, stage) else { return Ok(None) };
     let Some(seeing) = checkpoints.model(tower).map_err(Unseen::NotKnown)? else { return Ok(None) };
     let read = |file: &str| checkpoints.file(source, file);
-    eyes(model, (tower, &seeing), count(stage, "tiles"), &read)
+    image_processor(model, (tower, &seeing), count(stage, "tiles"), &read)
 }
 
 /// The export of the tower that a deployment sees with.
@@ -89,12 +96,12 @@ fn graph<'a>(plan: &'a Plan, engine: &'a Stage) -> Option<&'a Stage> {
 
 /// How a model will see, whose tower is that of the model `seeing`, exported as the stage says, and which is shown
 /// so many tiles.
-fn eyes(
+fn image_processor(
     model: &Model,
     (tower, seeing): (&Stage, &Model),
     tiles: Option<usize>,
     read: &dyn Fn(&str) -> Read,
-) -> Result<Option<Eyes>, Unseen> {
+) -> Result<Option<ImageProcessor>, Unseen> {
     let is_read = Cell::new(true);
     let bad = |file: &str, why: String| {
         is_read.set(false);
@@ -104,10 +111,11 @@ fn eyes(
         let text = read(file).map_err(|why| bad(file, why))?;
         Ok(text.map(|text| (PathBuf::from(file), text)))
     };
-    let processor = Processor::of_pictures(&text).map_err(|error| match is_read.get() {
-        true => Unseen::Refused(error.to_string()),
-        false => Unseen::NotKnown(error.to_string()),
-    })?;
+    let processor =
+        PreprocessorConfig::of_pictures(&text).map_err(|error| match is_read.get() {
+            true => Unseen::Refused(error.to_string()),
+            false => Unseen::NotKnown(error.to_string()),
+        })?;
     // What is said of clips is of no use for photographs.
     let Some(mut cutting) = cutting_by(model, &processor, &processor) else { return Ok(None) };
     if let (Cutting::Tiles(tiling), Some(tiles)) = (&mut cutting, tiles) {
@@ -134,9 +142,9 @@ fn eyes(
     let lattices = lattices.into_iter().map(|(grid, lattice)| (grid, lattice.tokens()));
     let mut grids: Vec<Grid> = lattices.map(grid).collect();
     grids.sort_by_key(|grid| (grid.size.pixels(), grid.size.height));
-    let eyes = Eyes { cutting, grids, router: None };
-    match eyes.fault() {
+    let image_processor = ImageProcessor { cutting, grids, router: None };
+    match image_processor.fault() {
         Some(why) => Err(Unseen::Refused(why)),
-        None => Ok(Some(eyes)),
+        None => Ok(Some(image_processor)),
     }
 }

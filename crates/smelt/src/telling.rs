@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use smelt_watch::headway::{Headway, Pace, left_words, percent};
 
+use crate::console::{is_log, is_verbose, tell, tell_raw};
 use crate::live::{Foot, Size};
-use crate::say::{is_log, is_verbose, tell, tell_raw};
 
 /// How often somebody hears of a long stage who has no terminal.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(10);

@@ -22,7 +22,7 @@ use smelt_plan::{Kind, Pipeline, Plan, StageName};
 use smelt_store::{Store, is_disk_failing};
 
 use crate::exit::{Exit, Failed};
-use crate::last::Last;
+use crate::last_run::LastRun;
 use crate::pins::{NoPin, WithUnread, digest, real};
 use shell::Started;
 
@@ -223,7 +223,7 @@ fn texts<'a>(params: &'a BTreeMap<String, Value>, name: &str) -> Vec<&'a str> {
 
 /// Stages that run what they ran before, of which more counts now, a line; `None` where there are none.  The run that follows
 /// knows better.
-pub(crate) fn count_now(plan: &Plan, last: &Last) -> Option<String> {
+pub(crate) fn count_now(plan: &Plan, last: &LastRun) -> Option<String> {
     let new = |(_, stage)| Some((stage, new_tool(stage, last)?));
     let mut new = plan.stages().filter_map(new);
     let (first, Tool { name: tool, .. }) = new.next()?;
@@ -238,7 +238,7 @@ pub(crate) fn count_now(plan: &Plan, last: &Last) -> Option<String> {
 }
 
 /// A tool that was in no key when the stage ran with these arguments last.
-fn new_tool<'a>(stage: &'a Stage, last: &Last) -> Option<&'a Tool> {
+fn new_tool<'a>(stage: &'a Stage, last: &LastRun) -> Option<&'a Tool> {
     let before = &last.of(stage.name.as_str())?.fields;
     let then = before.iter().filter(|(name, _)| name.starts_with("param argv["));
     let now = texts(&stage.params, "argv").into_iter().map(|word| bounded(&format!("\"{word}\"")));

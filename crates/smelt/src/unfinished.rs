@@ -25,7 +25,7 @@ pub(crate) const WARM_UP: &str = "warm-up";
 
 /// What `smelt run` was told: enough to start it again, and to know the same again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct RunArguments {
     pub(crate) dir: PathBuf,
     pipeline: PathBuf,
     sets: Vec<String>,
@@ -45,7 +45,7 @@ fn is_usual(priority: &i32) -> bool {
     *priority == 0
 }
 
-impl Told {
+impl RunArguments {
     /// `None` for a warm-up, which ends with the run that wanted it.
     pub(crate) fn of(flags: &RunFlags) -> Option<Self> {
         let RunFlags { pipeline: PipelineFlags { pipeline, sets }, .. } = flags;
@@ -94,7 +94,7 @@ pub(crate) struct Left(Vec<Open>);
 
 impl Left {
     /// What runs of this command have left in the store.
-    pub(crate) fn by(told: Option<&Told>, store: &Store) -> Result<Self, Failed> {
+    pub(crate) fn by(told: Option<&RunArguments>, store: &Store) -> Result<Self, Failed> {
         let Some(told) = told else { return Ok(Self::default()) };
         let history = History::of(store.clone())?;
         let command = json!(told);
@@ -139,12 +139,12 @@ impl Left {
 }
 
 /// The newest run of each command that did not end, oldest first, with what it was told.
-pub(crate) fn all(history: &History) -> Result<Vec<(RunId, Told, Open)>, Failed> {
+pub(crate) fn all(history: &History) -> Result<Vec<(RunId, RunArguments, Open)>, Failed> {
     let mut known = HashSet::new();
     let mut all = Vec::new();
     for run in history.newest(LOOKED_BACK_MAX) {
         let command = history.command(run)?;
-        let Ok(told) = Told::deserialize(&command) else { continue };
+        let Ok(told) = RunArguments::deserialize(&command) else { continue };
         if !known.insert(command.to_string()) {
             continue;
         }

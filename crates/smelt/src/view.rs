@@ -27,7 +27,7 @@ pub(crate) struct View<'a> {
     pub(crate) survey: &'a Survey,
     pub(crate) change: Option<&'a Change>,
     /// What is watched besides the machine.
-    pub(crate) family: Option<&'a Family>,
+    pub(crate) family: Option<&'a WatchedProcesses>,
     /// What stages are doing.
     pub(crate) stages: &'a [Stage],
     /// The most processes to list.
@@ -85,7 +85,7 @@ impl Change {
 
 /// Processes that are watched together, and what they took at most since then.
 #[derive(Debug, Default, Clone, PartialEq)]
-pub(crate) struct Family {
+pub(crate) struct WatchedProcesses {
     /// What they are called.
     name: String,
     processes: usize,
@@ -98,7 +98,7 @@ pub(crate) struct Family {
     swap_peak_bytes: u64,
 }
 
-impl Family {
+impl WatchedProcesses {
     pub(crate) fn new(name: String) -> Self {
         Self { name, ..Self::default() }
     }
@@ -410,7 +410,7 @@ fn nvmap(clients: &[NvmapClient]) -> Vec<String> {
     [bytes(sum)].into_iter().chain(holders).collect()
 }
 
-fn watched(family: &Family) -> Vec<String> {
+fn watched(family: &WatchedProcesses) -> Vec<String> {
     vec![
         family.name.clone(),
         format!("{} processes", family.processes),
@@ -547,7 +547,7 @@ mod tests {
             ..Process::default()
         };
         let (large, small) = (process(50 << 20, 0), process(3 << 20, 1 << 20));
-        let mut family = Family::new("process 7".to_owned());
+        let mut family = WatchedProcesses::new("process 7".to_owned());
         family.take(&[&large, &small]);
         family.take(&[&small]);
         assert_eq!(

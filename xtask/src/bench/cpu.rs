@@ -84,11 +84,11 @@ fn measure(case: &Case, runs: usize, inputs: &Inputs) -> Result<Row> {
     let sides = inputs.sides(case)?;
     let bytes = inputs.bytes_a_token(case)?;
     let mut bandwidths = Vec::new();
-    let mut taken: Vec<Vec<Run>> = sides.iter().map(|_| Vec::new()).collect();
+    let mut taken: Vec<Vec<ProcessRun>> = sides.iter().map(|_| Vec::new()).collect();
     for _ in 0..runs {
         bandwidths.push(inputs.bandwidth(case.threads)?);
         for (side, runs) in sides.iter().zip(&mut taken) {
-            runs.push(Run::of(case, side)?);
+            runs.push(ProcessRun::of(case, side)?);
         }
     }
     let names: Vec<&'static str> = sides.iter().map(|side| side.name).collect();
@@ -97,7 +97,7 @@ fn measure(case: &Case, runs: usize, inputs: &Inputs) -> Result<Row> {
 
 /// What one process of one side took.
 #[derive(Clone, Copy)]
-struct Run {
+struct ProcessRun {
     load_s: f64,
     /// Tokens a second, where there are prompts.
     prefill: Option<f64>,
@@ -108,7 +108,7 @@ struct Run {
     cpu_s: f64,
 }
 
-impl Run {
+impl ProcessRun {
     fn of(case: &Case, side: &Side) -> Result<Self> {
         let (figures, said) = measure::told(&side.command)?;
         let said: Value = serde_json::from_str(&said).with_context(|| format!("said {said:?}"))?;

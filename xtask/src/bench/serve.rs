@@ -20,7 +20,7 @@ use super::measure::median;
 use crate::server::Server;
 use client::Client;
 use inputs::Inputs;
-use report::{Figures, Found, middle, number};
+use report::{Figures, Measurements, middle, number};
 
 /// Turns of both sides when `--runs` does not say.
 const RUNS: usize = 5;
@@ -129,7 +129,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         SIDES.iter().map(|&side| Ok((side, first_picture(&inputs, &client, side, STARTS)?)));
     let firsts = firsts.collect::<Result<_>>()?;
     let coming = (per_s, coming);
-    let found = Found {
+    let found = Measurements {
         rows,
         beside_prompts,
         beside_streams,

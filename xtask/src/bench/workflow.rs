@@ -84,14 +84,14 @@ impl Check {
 }
 
 /// Where everything lies.
-struct Place {
+struct Paths {
     folder: PathBuf,
     smelt: PathBuf,
 }
 
 /// `cargo xtask bench workflow [--runs N] [CASE]…`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
-    type Case = fn(&Place, usize) -> Result<Row>;
+    type Case = fn(&Paths, usize) -> Result<Row>;
     const CASES: [(&str, Case); 5] = [
         ("no-op", no_op),
         ("cold", cold),
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let (runs, names) = parse(arguments, &CASES.map(|(name, _)| name), RUNS)?;
     cargo(&["build", "--release", "--locked", "--package", "smelt"], &[])?;
     let place =
-        Place { folder: target().join("bench/workflow"), smelt: target().join("release/smelt") };
+        Paths { folder: target().join("bench/workflow"), smelt: target().join("release/smelt") };
     fs::create_dir_all(&place.folder).with_context(|| place.folder.display().to_string())?;
     let mut rows = Vec::new();
     for (name, case) in CASES.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
@@ -112,7 +112,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     report(&rows, runs, &place.folder.join("workflow.json"))
 }
 
-impl Place {
+impl Paths {
     /// The folder of a graph, written if it is not there.
     fn graph(&self, stages: usize) -> Result<PathBuf> {
         let folder = self.folder.join(format!("graph-{stages}"));
@@ -158,7 +158,7 @@ fn beside(
     Ok((Figures::medians(&smelt), Figures::medians(&rival)))
 }
 
-fn no_op(place: &Place, runs: usize) -> Result<Row> {
+fn no_op(place: &Paths, runs: usize) -> Result<Row> {
     let folder = place.graph(BUILT)?;
     // Builds what is not built yet, which takes minutes the first time.
     place.smelt(&folder, &["run", "--jobs", "4"])?;
@@ -179,7 +179,7 @@ fn no_op(place: &Place, runs: usize) -> Result<Row> {
 /// What a stage takes besides its program and the durable commit of what it made.
 /// What a round made is put aside and not removed: after many files were deleted, making new ones is
 /// dear on some disks for half a minute.
-fn cold(place: &Place, runs: usize) -> Result<Row> {
+fn cold(place: &Paths, runs: usize) -> Result<Row> {
     let folder = place.graph(COLD)?;
     let runs = runs.min(5);
     let (mut ours, mut theirs, mut floors) = (Vec::new(), Vec::new(), Vec::new());
@@ -216,7 +216,7 @@ fn cold(place: &Place, runs: usize) -> Result<Row> {
     })
 }
 
-fn plan(place: &Place, runs: usize) -> Result<Row> {
+fn plan(place: &Paths, runs: usize) -> Result<Row> {
     let folder = place.graph(PLANNED)?;
     let dry = || {
         measure::run(&[
@@ -237,7 +237,7 @@ fn plan(place: &Place, runs: usize) -> Result<Row> {
     })
 }
 
-fn hash(place: &Place, runs: usize) -> Result<Row> {
+fn hash(place: &Paths, runs: usize) -> Result<Row> {
     let folder = hashed(place)?;
     let runs = runs.min(5);
     let fresh = || {
@@ -261,7 +261,7 @@ fn hash(place: &Place, runs: usize) -> Result<Row> {
 }
 
 /// The same input once more: known by its facts, not read.
-fn hash_again(place: &Place, runs: usize) -> Result<Row> {
+fn hash_again(place: &Paths, runs: usize) -> Result<Row> {
     let folder = hashed(place)?;
     place.smelt(&folder, &["plan"])?;
     let all: Vec<_> = (0..runs).map(|_| place.smelt(&folder, &["plan"])).collect::<Result<_>>()?;
@@ -276,7 +276,7 @@ fn hash_again(place: &Place, runs: usize) -> Result<Row> {
 }
 
 /// A pipeline over a directory of large files.
-fn hashed(place: &Place) -> Result<PathBuf> {
+fn hashed(place: &Paths) -> Result<PathBuf> {
     let folder = place.folder.join("hash");
     let input = folder.join("input");
     fs::create_dir_all(&input).with_context(|| input.display().to_string())?;

@@ -9,7 +9,7 @@ use super::workload::{Files, Promises};
 
 /// What a guest found after one cut; a document that a command did not print is missing.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct GuestReport {
     /// Whether the file system could be mounted.
     is_mounted: bool,
     /// What lies in `out/`, by name.
@@ -24,8 +24,8 @@ pub(super) struct Found {
 }
 
 /// Reads what a guest wrote: for each cut its number and lines of a word and what belongs to it.
-pub(super) fn read(facts: &str) -> Result<BTreeMap<usize, Found>> {
-    let mut cuts: BTreeMap<usize, Found> = BTreeMap::new();
+pub(super) fn read(facts: &str) -> Result<BTreeMap<usize, GuestReport>> {
+    let mut cuts: BTreeMap<usize, GuestReport> = BTreeMap::new();
     let mut number = 0;
     for line in facts.lines() {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
@@ -38,7 +38,7 @@ pub(super) fn read(facts: &str) -> Result<BTreeMap<usize, Found>> {
     Ok(cuts)
 }
 
-impl Found {
+impl GuestReport {
     fn read(&mut self, word: &str, rest: &str) -> Result<()> {
         match word {
             "mounted" => self.is_mounted = true,
@@ -106,7 +106,7 @@ impl Verdict {
 
 /// Judges a disk on which `promises` were made; `outputs` are all that can have been built.
 pub(super) fn judge(
-    found: &Found,
+    found: &GuestReport,
     promises: &Promises,
     outputs: &BTreeMap<(u32, &'static str), Files>,
 ) -> Verdict {
@@ -138,7 +138,7 @@ pub(super) fn judge(
 
 /// Why a promised result is not there.
 fn missing(
-    found: &Found,
+    found: &GuestReport,
     value: u32,
     stage: &str,
     outputs: &BTreeMap<(u32, &'static str), Files>,
@@ -168,7 +168,7 @@ fn unsound(checked: Option<&Value>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::power_cuts::workload::{Told, outputs, promises};
+    use crate::power_cuts::workload::{GuestEvent, outputs, promises};
 
     const SOUND: &str = r#"{"sound":true,"strays":0}"#;
 
@@ -185,7 +185,7 @@ mod tests {
     }
 
     fn judged(facts: &str) -> Verdict {
-        let told = [Told::Result { value: 1, stage: "fixed".to_owned() }];
+        let told = [GuestEvent::Result { value: 1, stage: "fixed".to_owned() }];
         let found = read(facts).unwrap().remove(&4).unwrap();
         judge(&found, &promises(&told), &outputs())
     }

@@ -11,7 +11,7 @@ use smelt_random::Random;
 
 use super::block_log::{BLOCK, BlockLog, Cut, Request, SECTOR, Unflushed};
 use super::machine::syncless;
-use super::workload::{Promises, SCRIPT, Told, all_told, promises};
+use super::workload::{GuestEvent, Promises, SCRIPT, all_told, promises};
 use crate::guest::Machine;
 
 /// The file system, in blocks; what the script builds fits many times.
@@ -39,7 +39,7 @@ pub(super) struct Recording {
     pub(super) disk: Vec<u8>,
     pub(super) log: BlockLog,
     /// What smelt said, and after how many requests.
-    told: Vec<(usize, Told)>,
+    told: Vec<(usize, GuestEvent)>,
 }
 
 impl Recording {

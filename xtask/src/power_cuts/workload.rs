@@ -68,7 +68,7 @@ const VALUES: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, FRESH];
 
 /// What smelt said in the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum GuestEvent {
     /// A stage was built, or its result found.
     Result {
         value: u32,
@@ -86,7 +86,7 @@ pub(super) enum Told {
     Done,
 }
 
-impl Told {
+impl GuestEvent {
     /// Reads what the guest put into a block.
     pub(super) fn parse(block: &[u8]) -> Result<Self> {
         let text = String::from_utf8_lossy(block);
@@ -110,17 +110,17 @@ impl Told {
 pub(super) type Promises = BTreeMap<u32, BTreeSet<String>>;
 
 /// What was promised by all that was told.
-pub(super) fn promises(told: &[Told]) -> Promises {
+pub(super) fn promises(told: &[GuestEvent]) -> Promises {
     let mut promises = Promises::new();
     let mut last_good = None;
     for told in told {
         match told {
-            Told::Result { value, stage } => {
+            GuestEvent::Result { value, stage } => {
                 promises.entry(*value).or_default().insert(stage.clone());
             }
-            Told::Ended { value, is_whole: true } => last_good = Some(*value),
-            Told::Ended { .. } | Told::Collected | Told::Done => {}
-            Told::Collects => promises.retain(|value, _| last_good == Some(*value)),
+            GuestEvent::Ended { value, is_whole: true } => last_good = Some(*value),
+            GuestEvent::Ended { .. } | GuestEvent::Collected | GuestEvent::Done => {}
+            GuestEvent::Collects => promises.retain(|value, _| last_good == Some(*value)),
         }
     }
     promises
@@ -153,11 +153,12 @@ fn sha256(content: &str) -> String {
 /// Everything the guest told, and after how many requests of the disk.
 pub(super) fn all_told<'a>(
     blocks: impl Iterator<Item = (usize, &'a [u8])>,
-) -> Result<Vec<(usize, Told)>> {
-    let told: Vec<(usize, Told)> =
-        blocks.map(|(after, block)| Ok((after, Told::parse(block)?))).collect::<Result<_>>()?;
+) -> Result<Vec<(usize, GuestEvent)>> {
+    let told: Vec<(usize, GuestEvent)> = blocks
+        .map(|(after, block)| Ok((after, GuestEvent::parse(block)?)))
+        .collect::<Result<_>>()?;
     let last = told.last().map(|(_, told)| told);
-    last.filter(|told| **told == Told::Done).context("the guest did not come to its end")?;
+    last.filter(|told| **told == GuestEvent::Done).context("the guest did not come to its end")?;
     Ok(told)
 }
 
@@ -165,32 +166,38 @@ pub(super) fn all_told<'a>(
 mod tests {
     use super::*;
 
-    fn result(value: u32, stage: &str) -> Told {
-        Told::Result { value, stage: stage.to_owned() }
+    fn result(value: u32, stage: &str) -> GuestEvent {
+        GuestEvent::Result { value, stage: stage.to_owned() }
     }
 
     #[test]
     fn what_was_told_of_is_promised_until_a_collection_that_may_take_it() {
-        let whole = |value| Told::Ended { value, is_whole: true };
+        let whole = |value| GuestEvent::Ended { value, is_whole: true };
         let told = [
             result(1, "first"),
             result(1, "last"),
             whole(1),
             result(2, "first"),
-            Told::Ended { value: 2, is_whole: false },
+            GuestEvent::Ended { value: 2, is_whole: false },
         ];
-        let values = |told: &[Told]| promises(told).into_keys().collect::<Vec<_>>();
+        let values = |told: &[GuestEvent]| promises(told).into_keys().collect::<Vec<_>>();
         assert_eq!(promises(&told[..2])[&1].len(), 2);
         assert_eq!(values(&told), [1, 2]);
-        assert_eq!(values(&[&told[..], &[Told::Collects]].concat()), [1]);
-        assert_eq!(values(&[&told[..], &[Told::Collects, result(2, "first")]].concat()), [1, 2]);
+        assert_eq!(values(&[&told[..], &[GuestEvent::Collects]].concat()), [1]);
+        assert_eq!(
+            values(&[&told[..], &[GuestEvent::Collects, result(2, "first")]].concat()),
+            [1, 2]
+        );
     }
 
     #[test]
     fn blocks_are_read_and_failures_told() {
-        let parse = |text: &str| Told::parse(format!("{text:4096}").as_bytes());
+        let parse = |text: &str| GuestEvent::parse(format!("{text:4096}").as_bytes());
         assert_eq!(parse("result 7 fixed").unwrap(), result(7, "fixed"));
-        assert_eq!(parse("ended 7 0 part").unwrap(), Told::Ended { value: 7, is_whole: false });
+        assert_eq!(
+            parse("ended 7 0 part").unwrap(),
+            GuestEvent::Ended { value: 7, is_whole: false }
+        );
         assert!(parse("ended 7 1 whole").is_err());
         assert!(parse("collected 70").is_err());
         assert!(parse("nonsense").is_err());

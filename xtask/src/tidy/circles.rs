@@ -10,7 +10,7 @@ use super::Source;
 
 /// The circles that there are: a crate, and the modules of it that reach each other.
 const KNOWN: [(&str, &[&str]); 20] = [
-    ("smelt", &["exit", "say"]),
+    ("smelt", &["exit", "console"]),
     ("smelt", &["pins", "tools"]),
     ("smelt", &["built", "load"]),
     ("smelt", &["history", "unfinished"]),
@@ -21,7 +21,7 @@ const KNOWN: [(&str, &[&str]); 20] = [
             "commands",
             "ladder",
             "memo",
-            "needs",
+            "resource_needs",
             "price",
             "refusals",
             "report",
@@ -55,7 +55,7 @@ const KNOWN: [(&str, &[&str]); 20] = [
     ("smelt-plan", &["key", "pipeline", "plan", "retry"]),
     ("smelt-runtime", &["dialect", "grammar", "markup", "template", "tokenizer"]),
     ("smelt-runtime", &["deployment", "image", "similarity", "vision"]),
-    ("smelt-runtime", &["prepare", "sight"]),
+    ("smelt-runtime", &["prepare", "media_plan"]),
     ("smelt-serve", &["account", "traces"]),
     (
         "smelt-store",
@@ -191,10 +191,7 @@ const SHARED_MAX: usize = 2;
 /// Names that are shared by more: first what a reader expects to be each crate's own, then what should be called by what it
 /// is; the second may only shrink.
 const EXPECTED: [&str; 3] = ["Options", "Error", "Spec"];
-const CROWDED: [&str; 12] = [
-    "Failure", "Family", "Finding", "Form", "Limits", "Measured", "Part", "Plan", "Progress",
-    "Run", "Shown", "Tensor",
-];
+const CROWDED: [&str; 6] = ["Failure", "Finding", "Limits", "Measured", "Progress", "Tensor"];
 
 /// Public types of one name in three crates or more.
 pub(super) fn names(sources: &[Source]) -> Vec<String> {

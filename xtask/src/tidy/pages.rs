@@ -20,7 +20,7 @@ struct Page {
 }
 
 /// A line of a shell block, and where it is.
-struct Shown {
+struct ShellLine {
     line: usize,
     words: Vec<String>,
 }
@@ -79,7 +79,7 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
 
 fn wrong_commands(smelt: &Path, page: &Page) -> impl Iterator<Item = String> {
     let path = page.path.display();
-    let say = move |command: Shown| {
+    let say = move |command: ShellLine| {
         let wrong = wrong(smelt, &command.words)?;
         Some(format!("{path}:{}: {wrong}: {}", command.line, command.words.join(" ")))
     };
@@ -96,7 +96,7 @@ fn runs_smelt() -> Result<bool> {
 }
 
 /// Lines of ```sh blocks, without comments.
-fn commands(text: &str) -> Vec<Shown> {
+fn commands(text: &str) -> Vec<ShellLine> {
     let mut inside = false;
     let mut shown = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -105,7 +105,7 @@ fn commands(text: &str) -> Vec<Shown> {
         } else if inside && !line.trim_start().starts_with('#') {
             let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
             if !words.is_empty() {
-                shown.push(Shown { line: at + 1, words });
+                shown.push(ShellLine { line: at + 1, words });
             }
         }
     }

@@ -12,14 +12,14 @@ use std::ops::Range;
 pub(crate) struct Arena(Vec<f32>);
 
 /// A part that is written, perhaps by several threads, each its own numbers.
-pub(crate) struct Part<'a> {
+pub(crate) struct ArenaSlice<'a> {
     start: *mut f32,
     len: usize,
     lifetime: PhantomData<&'a mut [f32]>,
 }
 
 // SAFETY: `slice` leaves it to its callers that threads write numbers of their own.
-unsafe impl Sync for Part<'_> {}
+unsafe impl Sync for ArenaSlice<'_> {}
 
 impl Arena {
     pub(crate) fn new(len: usize) -> Self {
@@ -31,7 +31,7 @@ impl Arena {
         &mut self,
         reads: Vec<Range<usize>>,
         write: Range<usize>,
-    ) -> (Vec<&[f32]>, Part<'_>) {
+    ) -> (Vec<&[f32]>, ArenaSlice<'_>) {
         let (len, start) = (self.0.len(), self.0.as_mut_ptr());
         let inside = |range: &Range<usize>| range.start <= range.end && range.end <= len;
         assert!(inside(&write) && reads.iter().all(inside), "parts lie in the arena");
@@ -50,11 +50,11 @@ impl Arena {
         let reads = reads.into_iter().map(slice).collect();
         // SAFETY: the range lies in the block.
         let part = unsafe { start.add(write.start) };
-        (reads, Part { start: part, len: write.len(), lifetime: PhantomData })
+        (reads, ArenaSlice { start: part, len: write.len(), lifetime: PhantomData })
     }
 }
 
-impl<'a> Part<'a> {
+impl<'a> ArenaSlice<'a> {
     /// All of it.
     pub(crate) fn whole(self) -> &'a mut [f32] {
         // SAFETY: the part is exclusively this one's, and it is given up.

@@ -87,7 +87,7 @@ impl<T: Clone> Array<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct Weight {
     pub(crate) stored: Arc<Stored>,
-    /// The scales of its rows, where it is levels.
+    /// The scales of its rows, where it is quants.
     pub(crate) scale: Option<Arc<Stored>>,
     /// The shape the graph sees.
     pub(crate) shape: Vec<usize>,

@@ -13,7 +13,7 @@ use super::ops::Machine;
 use super::pack::scale_name;
 use crate::engine_file::{EngineFile, Layout, OpenError, Stored, Weights};
 use crate::kernels::matrix::Elements;
-use crate::kernels::striped::{Bits, Levels, RUN, Striped};
+use crate::kernels::striped::{Bits, QuantizedStripes, RUN, Striped};
 
 /// Float constants of up to this many numbers (norms, biases) are widened when the engine is
 /// opened.
@@ -73,14 +73,14 @@ fn product_weight(
 ) -> Result<Weight, OpenError> {
     let shape = product.stored_shape();
     let floats = [Dtype::F32, Dtype::F16, Dtype::BF16];
-    let is_levels = file.stored(name).is_some_and(|stored| stored.dtype == Dtype::I8);
-    let stored = if is_levels {
+    let is_quantized = file.stored(name).is_some_and(|stored| stored.dtype == Dtype::I8);
+    let stored = if is_quantized {
         file.expect(name, &shape, &[Dtype::I8], Layout::Quads)?
     } else {
         file.expect(name, &shape, &floats, Layout::Stripes)?
     };
     let scale = |name: &str| file.expect(name, &shape[..1], &[Dtype::F32], Layout::Stripes);
-    let scale = is_levels.then(|| scale(&scale_name(name))).transpose()?;
+    let scale = is_quantized.then(|| scale(&scale_name(name))).transpose()?;
     Ok(Weight {
         stored: Arc::new(stored),
         scale: scale.map(Arc::new),
@@ -97,14 +97,14 @@ pub(super) fn striped<'a>(weights: &'a Weights, weight: &Weight) -> Option<Strip
     match (stored.layout, &weight.scale) {
         (Layout::Stripes, None) => Some(Striped::floats(elements(stored), rows, columns)),
         (Layout::Quads, Some(scale)) => {
-            let levels = Levels {
+            let quants = QuantizedStripes {
                 bits: Bits::Eight,
-                levels: weights.raw(stored).expect("levels are bytes"),
+                quants: weights.raw(stored).expect("levels are bytes"),
                 group_runs: columns.div_ceil(RUN).max(1),
                 scales: elements(scale),
                 zeros: None,
             };
-            Some(Striped::levels(levels, rows, columns))
+            Some(Striped::quants(quants, rows, columns))
         }
         _ => None,
     }
@@ -151,7 +151,7 @@ impl<'a> Constant<'a> {
         }
     }
 
-    /// The type they are stored in; I8 stands for levels, of which each output has 127 on either
+    /// The type they are stored in; I8 stands for quants, of which each output has 127 on either
     /// side of 0 for its largest number.
     pub fn dtype(&self) -> Dtype {
         self.dtype

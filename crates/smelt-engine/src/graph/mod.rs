@@ -36,10 +36,10 @@ pub use crate::engine_file::OpenError;
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
 use crate::processors::Shared;
-use crate::tactics::{Manner, Tactics};
+use crate::tactics::{ExecutionConfig, Tactics};
 pub(crate) use build::tried_input;
 pub use build::{BuildError, build};
-use compile::Plan;
+use compile::ExecutionPlan;
 pub use constant::Constant;
 use file::GraphFile;
 pub(crate) use file::input_file;
@@ -47,7 +47,7 @@ pub use file::{Options, Precision};
 pub(crate) use grids::KIND as GRIDS_KIND;
 use ops::Machine;
 use program::Program;
-use run::Run;
+use run::ExecutionContext;
 use shapes::Fact;
 pub use smelt_backend::{GraphError as RunError, Tensor};
 use smelt_backend::{GraphInput, GraphOutput, only_graph};
@@ -66,7 +66,7 @@ pub struct GraphEngine {
     file: EngineFile<GraphFile>,
     program: Program,
     /// The latest plans with what they are for, the oldest first.
-    plans: Mutex<Vec<(Vec<Fact>, Arc<Plan>)>>,
+    plans: Mutex<Vec<(Vec<Fact>, Arc<ExecutionPlan>)>>,
     isa: Isa,
     threads: Threads,
     untuned: Option<String>,
@@ -125,7 +125,7 @@ impl GraphEngine {
     fn new(file: EngineFile<GraphFile>) -> Result<Self, OpenError> {
         let tactics = file.engine.tactics.as_ref();
         tactics.map_or(Ok(()), Tactics::check).map_err(|problem| file.damaged(problem))?;
-        let Manner { isa, threads, untuned } = Manner::by(tactics);
+        let ExecutionConfig { isa, threads, untuned } = ExecutionConfig::by(tactics);
         let machine = Machine { isa, threads: &threads, weights: &file.weights };
         let constants = constant::load(&file, machine)?;
         let program = Program::new(&file.engine, &constants, machine)
@@ -207,7 +207,8 @@ impl GraphEngine {
             done += task.work.price();
         };
         let inputs = inputs.into_iter().map(tensor::into_value).collect();
-        let values = Run::all(&plan, inputs, self.machine(), before).map_err(RunError::Graph)?;
+        let values = ExecutionContext::all(&plan, inputs, self.machine(), before)
+            .map_err(RunError::Graph)?;
         Ok(values.into_iter().map(|value| tensor::from_value(value, self.machine())).collect())
     }
 
@@ -227,14 +228,15 @@ impl GraphEngine {
     }
 
     /// The plan for inputs of these shapes, compiled if it is not kept.
-    fn plan(&self, inputs: &[Tensor]) -> Result<Arc<Plan>, RunError> {
+    fn plan(&self, inputs: &[Tensor]) -> Result<Arc<ExecutionPlan>, RunError> {
         GraphInput::check_all(self.inputs(), inputs)?;
         let facts: Vec<Fact> = inputs.iter().map(tensor::fact).collect();
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, plan)) = plans.iter().find(|(of, _)| *of == facts) {
             return Ok(Arc::clone(plan));
         }
-        let plan = Plan::new(&self.program, &facts, self.machine()).map_err(RunError::Graph)?;
+        let plan =
+            ExecutionPlan::new(&self.program, &facts, self.machine()).map_err(RunError::Graph)?;
         let plan = Arc::new(plan);
         if plans.len() == PLANS_MAX {
             plans.remove(0);

@@ -1,7 +1,7 @@
 //! Puts the constants of a graph into an engine: weights of products in stripes, others row by row.
 //!
 //! A weight that nothing but products reads is stored as they read it, a row for each output, and as
-//! levels where the engine is to be int8.  What reads a value is followed through operators that
+//! quants where the engine is to be int8.  What reads a value is followed through operators that
 //! change no number; names play no part.  Numbers go through memory a block at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,8 +19,8 @@ use crate::kernels::striped::{STRIPE, stripe_bytes, stripe_elements};
 
 /// Bytes of a constant held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
-/// The largest level of a weight: -127..=127 is symmetric.
-const LEVEL_MAX: f32 = 127.0;
+/// The largest quant of a weight: -127..=127 is symmetric.
+const QUANT_MAX: f32 = 127.0;
 
 /// What the scales of a weight's rows are called.
 pub(super) fn scale_name(weight: &str) -> String {
@@ -140,7 +140,7 @@ pub(super) struct Packing<'a> {
 }
 
 impl Packing<'_> {
-    /// Writes the constant under `name`, and scales behind it where it becomes levels.  Messages are
+    /// Writes the constant under `name`, and scales behind it where it becomes quants.  Messages are
     /// about the graph and the engine's directory that are given.
     pub(super) fn put(
         &self,
@@ -168,28 +168,28 @@ impl Packing<'_> {
             return self.as_it_is(dtype, &mut |bytes| writer.write(bytes).map_err(failed));
         };
         let shape = product.stored_shape();
-        let is_levels = self.precision == Precision::Int8;
+        let is_quantized = self.precision == Precision::Int8;
         let (stored, layout) =
-            if is_levels { (Dtype::I8, Layout::Quads) } else { (dtype, Layout::Stripes) };
+            if is_quantized { (Dtype::I8, Layout::Quads) } else { (dtype, Layout::Stripes) };
         let spec = TensorSpec { name: name.clone(), dtype: stored, shape: shape.to_vec(), layout };
         writer.begin(spec).map_err(failed)?;
         let mut scales: Vec<f32> = Vec::new();
         self.by_stripes(product, dtype, &mut |rows| {
-            if !is_levels {
+            if !is_quantized {
                 let bytes = stripe_elements(rows, shape[1], dtype.size_bytes());
                 return writer.write(&bytes).map_err(failed);
             }
-            let mut levels = Vec::with_capacity(rows.len());
+            let mut quants = Vec::with_capacity(rows.len());
             for row in rows.chunks_exact(shape[1] * dtype.size_bytes()) {
                 let row = widened(row, dtype);
-                let Some(scale) = round(&row, &mut levels) else {
+                let Some(scale) = round(&row, &mut quants) else {
                     return Err(damaged(format!("constant {name:?} holds what is no number")));
                 };
                 scales.push(scale);
             }
-            writer.write(&stripe_bytes(&levels, shape[1])).map_err(failed)
+            writer.write(&stripe_bytes(&quants, shape[1])).map_err(failed)
         })?;
-        if is_levels {
+        if is_quantized {
             let (name, dtype, layout) = (scale_name(&name), Dtype::F32, Layout::Stripes);
             let spec = TensorSpec { name, dtype, shape: vec![shape[0]], layout };
             writer.begin(spec).map_err(failed)?;
@@ -275,17 +275,17 @@ fn widened(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     }
 }
 
-/// Adds a row's levels, signed bytes, to `levels`; gives its scale, the largest number / 127, or
+/// Adds a row's quants, signed bytes, to `quants`; gives its scale, the largest number / 127, or
 /// `None` where one is infinite or none.
-fn round(row: &[f32], levels: &mut Vec<u8>) -> Option<f32> {
+fn round(row: &[f32], quants: &mut Vec<u8>) -> Option<f32> {
     if !row.iter().all(|value| value.is_finite()) {
         return None;
     }
-    let scale = row.iter().fold(0.0f32, |most, value| most.max(value.abs())) / LEVEL_MAX;
-    let level = |&value: &f32| if scale == 0.0 { 0.0 } else { value / scale };
-    levels.extend(row.iter().map(|value| {
-        let level = level(value).round_ties_even().clamp(-LEVEL_MAX, LEVEL_MAX);
-        (level as i8).cast_unsigned()
+    let scale = row.iter().fold(0.0f32, |most, value| most.max(value.abs())) / QUANT_MAX;
+    let quant = |&value: &f32| if scale == 0.0 { 0.0 } else { value / scale };
+    quants.extend(row.iter().map(|value| {
+        let quant = quant(value).round_ties_even().clamp(-QUANT_MAX, QUANT_MAX);
+        (quant as i8).cast_unsigned()
     }));
     Some(scale)
 }

@@ -16,7 +16,7 @@ const FOLD_NUMBERS_MAX: usize = 1 << 16;
 /// A graph, checked, for inputs of any shapes.
 #[derive(Debug)]
 pub(crate) struct Program {
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<Instruction>,
     /// Values known before any input, by place.
     pub(crate) known: Vec<Option<Value>>,
     pub(crate) inputs: Vec<usize>,
@@ -25,7 +25,7 @@ pub(crate) struct Program {
 
 /// One operator with the places it reads and writes.
 #[derive(Clone, Debug)]
-pub(crate) struct Step {
+pub(crate) struct Instruction {
     pub(crate) op: Op,
     pub(crate) title: String,
     pub(crate) inputs: Vec<Option<usize>>,
@@ -33,9 +33,9 @@ pub(crate) struct Step {
 }
 
 /// Places by name, while a program is made.
-struct Places<'a>(HashMap<&'a str, usize>);
+struct ValueTable<'a>(HashMap<&'a str, usize>);
 
-impl<'a> Places<'a> {
+impl<'a> ValueTable<'a> {
     fn define(&mut self, name: &'a str) -> Result<usize, String> {
         let place = self.0.len();
         match self.0.insert(name, place) {
@@ -64,7 +64,7 @@ impl Program {
                 "opset {found} is not in {first}..={last}; export the model again"
             ));
         }
-        let mut places = Places(HashMap::new());
+        let mut places = ValueTable(HashMap::new());
         let inputs = graph.inputs.iter().map(|input| places.define(&input.name));
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
         for name in constants.keys() {
@@ -96,7 +96,7 @@ impl Program {
     }
 }
 
-impl Step {
+impl Instruction {
     /// Computes the step if its inputs are `known` and they and its results are small; whether it
     /// did.
     pub(crate) fn fold(
@@ -128,7 +128,11 @@ impl Step {
     }
 }
 
-fn step<'a>(node: &'a NodeFile, opset: i64, places: &mut Places<'a>) -> Result<Step, String> {
+fn step<'a>(
+    node: &'a NodeFile,
+    opset: i64,
+    places: &mut ValueTable<'a>,
+) -> Result<Instruction, String> {
     let title = node.title();
     let op = Op::parse(node, opset).map_err(|problem| format!("{title}: {problem}"))?;
     let given = |name: &str| !name.is_empty();
@@ -138,5 +142,5 @@ fn step<'a>(node: &'a NodeFile, opset: i64, places: &mut Places<'a>) -> Result<S
     let define = |name: &'a String| given(name).then(|| places.define(name)).transpose();
     let outputs: Result<Vec<_>, _> = node.outputs.iter().map(define).collect();
     let outputs = outputs.map_err(|problem| format!("{title}: {problem}"))?;
-    Ok(Step { op, title, inputs, outputs })
+    Ok(Instruction { op, title, inputs, outputs })
 }

@@ -5,10 +5,10 @@
 
 #![allow(unsafe_code)]
 
-use super::arena::{Arena, Part};
+use super::arena::{Arena, ArenaSlice};
 use super::array::{Array, Value};
 use super::chain::{Lane, PIECE};
-use super::compile::Plan;
+use super::compile::ExecutionPlan;
 use super::constant;
 use super::ops::{self, Inputs, Machine};
 use super::task::{Attention, Call, Factor, Feed, Linear, Map, Norm, Sink, Task, Work};
@@ -26,8 +26,8 @@ const LINK_WORK: usize = 4;
 const NORM_WORK: usize = 8;
 
 /// A plan while it runs.
-pub(crate) struct Run<'a> {
-    plan: &'a Plan,
+pub(crate) struct ExecutionContext<'a> {
+    plan: &'a ExecutionPlan,
     machine: Machine<'a>,
     inputs: Vec<Option<Array<f32>>>,
     loose: Vec<Option<Value>>,
@@ -36,11 +36,11 @@ pub(crate) struct Run<'a> {
     input: Input,
 }
 
-impl<'a> Run<'a> {
+impl<'a> ExecutionContext<'a> {
     /// Runs `plan` on `inputs` of the shapes it was made for, and calls `before` with each task; gives its
     /// outputs.  The error is one line that names the node.
     pub(crate) fn all(
-        plan: &'a Plan,
+        plan: &'a ExecutionPlan,
         inputs: Vec<Value>,
         machine: Machine<'a>,
         before: &mut dyn FnMut(&Task),
@@ -79,7 +79,7 @@ impl<'a> Run<'a> {
 
     /// What `reads` see, each from its first number on, and the part of the arena that `out` spans.
     /// A read of the buffer that is written has no numbers of its own: the part is both.
-    fn open(&mut self, reads: &[&View], out: &View) -> (Vec<Elements<'_>>, Part<'_>) {
+    fn open(&mut self, reads: &[&View], out: &View) -> (Vec<Elements<'_>>, ArenaSlice<'_>) {
         let Self { plan, machine, inputs, arena, .. } = self;
         let span = |view: &View| {
             let Home::Buffer(buffer) = view.home else { return 0..0 };
@@ -333,7 +333,7 @@ fn spread(all: &Elements<'_>, start: usize, step: usize, line: &mut [f32]) {
 }
 
 /// The floats of a constant that lies in memory.
-fn floats(plan: &Plan, place: usize) -> &[f32] {
+fn floats(plan: &ExecutionPlan, place: usize) -> &[f32] {
     match &plan.known[place] {
         Some(Value::F32(array)) => array.data(),
         _ => unreachable!("compiling found floats there"),
@@ -341,7 +341,7 @@ fn floats(plan: &Plan, place: usize) -> &[f32] {
 }
 
 /// The numbers of a constant, as they are stored.
-fn constant<'a>(plan: &'a Plan, machine: &Machine<'a>, place: usize) -> Elements<'a> {
+fn constant<'a>(plan: &'a ExecutionPlan, machine: &Machine<'a>, place: usize) -> Elements<'a> {
     match &plan.known[place] {
         Some(Value::F32(array)) => Elements::F32(array.data()),
         Some(Value::Weight(weight)) => machine.elements(weight),

@@ -21,12 +21,12 @@ pub(crate) struct Fact {
 
 /// An input of an operator: its fact, and its numbers where they are known.
 #[derive(Clone, Copy)]
-pub(crate) struct Given<'a> {
+pub(crate) struct InputFact<'a> {
     pub(crate) fact: &'a Fact,
     pub(crate) known: Option<&'a Value>,
 }
 
-impl Given<'_> {
+impl InputFact<'_> {
     fn list(&self) -> Option<Vec<i64>> {
         list(self.known?)
     }
@@ -48,7 +48,7 @@ fn floats(value: &Value) -> Option<&[f32]> {
 
 /// The lists at `inputs[from..]`; the outer `None` where one of them is not known.
 fn lists<const N: usize>(
-    inputs: &[Option<Given<'_>>],
+    inputs: &[Option<InputFact<'_>>],
     from: usize,
 ) -> Option<[Option<Vec<i64>>; N]> {
     let mut found = [const { None }; N];
@@ -61,7 +61,7 @@ fn lists<const N: usize>(
 }
 
 /// The facts of every result of `op`.
-pub(crate) fn infer(op: &Op, inputs: &[Option<Given<'_>>]) -> Option<Vec<Fact>> {
+pub(crate) fn infer(op: &Op, inputs: &[Option<InputFact<'_>>]) -> Option<Vec<Fact>> {
     let first = inputs.first().copied().flatten();
     let shape = first.map(|given| given.fact.shape.as_slice());
     let integer = first.is_some_and(|given| given.fact.integer);
@@ -133,7 +133,7 @@ pub(crate) fn infer(op: &Op, inputs: &[Option<Given<'_>>]) -> Option<Vec<Fact>> 
 /// The facts of what operators give that move numbers or make them.
 fn laid_out(
     op: &Op,
-    inputs: &[Option<Given<'_>>],
+    inputs: &[Option<InputFact<'_>>],
     shape: &[usize],
     integer: bool,
 ) -> Option<Vec<Fact>> {
@@ -208,7 +208,7 @@ fn multiplied(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     Some(shape)
 }
 
-fn joined(inputs: &[Option<Given<'_>>], first: &[usize], axis: usize) -> Option<Vec<usize>> {
+fn joined(inputs: &[Option<InputFact<'_>>], first: &[usize], axis: usize) -> Option<Vec<usize>> {
     let mut shape = first.to_vec();
     shape[axis] = 0;
     for given in inputs {
@@ -234,20 +234,20 @@ pub(crate) fn transposition(order: Option<&[i64]>, rank: usize) -> Option<Vec<us
 }
 
 /// What Slice cuts out, where its lists are known.
-pub(crate) fn slice_of(shape: &[usize], inputs: &[Option<Given<'_>>]) -> Option<Cut> {
+pub(crate) fn slice_of(shape: &[usize], inputs: &[Option<InputFact<'_>>]) -> Option<Cut> {
     let [starts, ends, axes, steps] = lists(inputs, 1)?;
     Cut::of(shape, &starts?, &ends?, axes, steps).ok()
 }
 
 /// How Pad frames its input, where its lists are known.
-pub(crate) fn frame_of(shape: &[usize], inputs: &[Option<Given<'_>>]) -> Option<Frame> {
+pub(crate) fn frame_of(shape: &[usize], inputs: &[Option<InputFact<'_>>]) -> Option<Frame> {
     let [pads] = lists(inputs, 1)?;
     let [axes] = lists(inputs, 3)?;
     Frame::of(shape, &pads?, axes).ok()
 }
 
 /// Whether `kind` of reduction is the mean over the last of `rank` dimensions alone, which stays.
-pub(crate) fn is_row_mean(op: &Op, inputs: &[Option<Given<'_>>], rank: usize) -> bool {
+pub(crate) fn is_row_mean(op: &Op, inputs: &[Option<InputFact<'_>>], rank: usize) -> bool {
     let Op::Reduce { kind: Reduce::Mean, axes, keep_dims: true, .. } = op else { return false };
     let Some([given]) = lists(inputs, 1) else { return false };
     let axes = given.or_else(|| axes.clone()).unwrap_or_default();

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use smelt_model::decoder;
-use smelt_model::places::Place;
+use smelt_model::position_ids::PositionId;
 
 /// Cosines and sines of one place for heads of `2 * len` numbers.
-pub(crate) struct Rotation {
+pub(crate) struct CosSin {
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
@@ -121,7 +121,7 @@ impl From<decoder::Sections> for Sections {
 
 /// How heads are turned: for each pair the angle per position, and which position.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct RotaryEmbedding {
     frequencies: Vec<f32>,
     /// 0 time, 1 height, 2 width.
     axes: Vec<usize>,
@@ -129,7 +129,7 @@ pub(crate) struct Turns {
     attention: f32,
 }
 
-impl Turns {
+impl RotaryEmbedding {
     /// Those of heads of `head_dim` numbers; without `sections`, the first position turns all pairs.
     pub(crate) fn new(
         head_dim: usize,
@@ -158,15 +158,16 @@ fn frequencies(head_dim: usize, theta: f64, scaling: Option<Scaling>) -> Vec<f32
     (0..head_dim / 2).map(|i| scaled(i) as f32).collect()
 }
 
-impl Rotation {
+impl CosSin {
     /// Angles `position * frequency`, rounded to f32 where the usual implementations round.
-    pub(crate) fn new(place: Place, turns: &Turns) -> Self {
-        let half = turns.frequencies.len();
-        let angle = |i: usize| turns.frequencies[i] * place[turns.axes[i]] as f32;
+    pub(crate) fn new(position_id: PositionId, rotary: &RotaryEmbedding) -> Self {
+        let half = rotary.frequencies.len();
+        let angle = |i: usize| rotary.frequencies[i] * position_id[rotary.axes[i]] as f32;
         let (sin, cos) =
             (0..half).map(|i| (f64::from(angle(i))).sin_cos()).unzip::<f64, f64, Vec<_>, Vec<_>>();
-        let narrow =
-            |wide: Vec<f64>| wide.into_iter().map(|value| value as f32 * turns.attention).collect();
+        let narrow = |wide: Vec<f64>| {
+            wide.into_iter().map(|value| value as f32 * rotary.attention).collect()
+        };
         Self { cos: narrow(cos), sin: narrow(sin) }
     }
 
@@ -185,8 +186,8 @@ mod tests {
     use super::*;
 
     /// The rotation of heads of four numbers at one position.
-    fn plain(position: u32, theta: f64) -> Rotation {
-        Rotation::new([position; 3], &Turns::new(4, theta, None, None))
+    fn plain(position: u32, theta: f64) -> CosSin {
+        CosSin::new([position; 3], &RotaryEmbedding::new(4, theta, None, None))
     }
 
     #[test]
@@ -194,11 +195,11 @@ mod tests {
         for (interleaved, axes) in [(false, [0, 0, 1, 2]), (true, [0, 1, 2, 0])] {
             let sections = Sections { sizes: [2, 1, 1], interleaved };
             assert!(sections.fit(8) && !sections.fit(10));
-            let turns = Turns::new(8, 100.0, None, Some(sections));
-            let place = [3, 5, 11];
-            let found = Rotation::new(place, &turns);
+            let rotary = RotaryEmbedding::new(8, 100.0, None, Some(sections));
+            let position_id = [3, 5, 11];
+            let found = CosSin::new(position_id, &rotary);
             for (pair, axis) in axes.into_iter().enumerate() {
-                let angle = f64::from(place[axis]) * f64::from(turns.frequencies[pair]);
+                let angle = f64::from(position_id[axis]) * f64::from(rotary.frequencies[pair]);
                 assert!((f64::from(found.cos[pair]) - angle.cos()).abs() < 1e-6, "{pair}");
                 assert!((f64::from(found.sin[pair]) - angle.sin()).abs() < 1e-6, "{pair}");
             }

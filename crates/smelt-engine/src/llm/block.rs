@@ -1,4 +1,4 @@
-//! Finds what stands beside the levels of a weight in a form of ggml's blocks.
+//! Finds what stands beside the quants of a weight in a form of ggml's blocks.
 //!
 //! Which of the tensors there are says which form it is; shapes are checked when the engine is
 //! opened.  Knows nothing of layers.
@@ -10,7 +10,7 @@ use super::LlmFile;
 use crate::engine_file::{EngineFile, Layout, OpenError, Stored, Weights};
 use crate::kernels::striped::{Blocks, Halves};
 
-/// What belongs to a weight in a form of blocks, besides the low four bits of its levels.
+/// What belongs to a weight in a form of blocks, besides the low four bits of its quants.
 #[derive(Debug)]
 pub(super) struct Block {
     form: BlockForm,
@@ -54,7 +54,7 @@ impl Block {
         }))
     }
 
-    /// The weight whose levels have `nibbles` as their low four bits.
+    /// The weight whose quants have `nibbles` as their low four bits.
     pub(super) fn view<'a>(&self, nibbles: &'a [u8], weights: &'a Weights) -> Blocks<'a> {
         let checked = "the type was checked when the engine was opened";
         let numbers = |numbers: &Numbers| Halves {
@@ -71,7 +71,7 @@ impl Block {
     }
 }
 
-/// Bits of the levels of `name`, of `columns` columns, that are above four; `None` without any.
+/// Bits of the quants of `name`, of `columns` columns, that are above four; `None` without any.
 fn high_bits(file: &EngineFile<LlmFile>, name: &str, columns: usize) -> Option<u32> {
     let words = file.stored(&format!("{name}_high"))?.shape.get(1).copied().unwrap_or(1);
     Some(if words.checked_mul(32) == Some(columns) { 1 } else { 2 })

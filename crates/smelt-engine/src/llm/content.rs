@@ -16,11 +16,11 @@ use crate::engine_file::Weights;
 
 /// A weight of an engine.
 pub struct Tensor<'a> {
-    form: Form,
+    form: TensorContent,
     weights: &'a Weights,
 }
 
-enum Form {
+enum TensorContent {
     /// Norms and biases are one row.
     Vector(Vec<f32>),
     Matrix(Linear),
@@ -30,8 +30,8 @@ impl Tensor<'_> {
     /// Puts row `row` into `out`, which is as long as a row.  Panics where there is no such row.
     pub fn row(&self, row: usize, out: &mut [f32]) {
         match &self.form {
-            Form::Vector(numbers) => out.copy_from_slice(numbers),
-            Form::Matrix(linear) => linear.widen_row(row, self.weights, out),
+            TensorContent::Vector(numbers) => out.copy_from_slice(numbers),
+            TensorContent::Matrix(linear) => linear.widen_row(row, self.weights, out),
         }
     }
 }
@@ -50,7 +50,7 @@ impl LlmEngine {
         size.map_or_else(|| self.other_tensor(checkpoint), |size| Ok(Some(size)))
     }
 
-    /// Whether any weight is stored as levels with scales.
+    /// Whether any weight is stored as quants with scales.
     pub fn is_packed(&self) -> bool {
         let mut stored = self.file.names().filter_map(|name| self.file.stored(name));
         stored.any(|stored| matches!(stored.dtype, Dtype::I8 | Dtype::U8))
@@ -84,8 +84,10 @@ impl LlmEngine {
     /// When the engine has none of that shape.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'_>, OpenError> {
         let form = match *shape {
-            [len] => Form::Vector(vector(&self.file, name, len)?),
-            [rows, columns] => Form::Matrix(Linear::find(&self.file, name, [rows, columns])?),
+            [len] => TensorContent::Vector(vector(&self.file, name, len)?),
+            [rows, columns] => {
+                TensorContent::Matrix(Linear::find(&self.file, name, [rows, columns])?)
+            }
             _ => {
                 let problem = format!("tensor {name:?} cannot have shape {shape:?}");
                 return Err(self.file.damaged(problem));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use smelt_backend::sampling::Chooser;
 use smelt_backend::{
     Answer, Decoder, DecoderFacts, FeatureSpan, HostFeatures, KvBlock, KvUsage, LogitRows,
-    OpenError, Processors, Run, RunError,
+    OpenError, Processors, RunError, SlotInput,
 };
 
 use super::{ImageEmbeds, LlmEngine, Prompt, SHOWN_ROWS};
@@ -32,7 +32,7 @@ impl Decoder for LlmEngine {
         self.held(slot)
     }
 
-    fn submit(&mut self, runs: &[Run<'_>]) -> Result<(), RunError> {
+    fn submit(&mut self, runs: &[SlotInput<'_>]) -> Result<(), RunError> {
         if self.answers.is_some() {
             return Err(RunError::OutOfTurn);
         }
@@ -84,16 +84,16 @@ impl Decoder for LlmEngine {
 }
 
 /// Single tokens go through the layers together.
-fn is_single(engine: &LlmEngine, run: &Run<'_>) -> bool {
+fn is_single(engine: &LlmEngine, run: &SlotInput<'_>) -> bool {
     run.tokens.len() == 1
         && run.image.is_none()
-        && run.places.is_none()
+        && run.position_ids.is_none()
         && engine.held(run.slot) > 0
 }
 
 impl LlmEngine {
     /// Does all runs, or none.
-    fn answer_all(&mut self, runs: &[Run<'_>]) -> Result<Vec<Answer>, RunError> {
+    fn answer_all(&mut self, runs: &[SlotInput<'_>]) -> Result<Vec<Answer>, RunError> {
         for (index, run) in runs.iter().enumerate() {
             if runs[..index].iter().any(|other| other.slot == run.slot) {
                 return Err(RunError::SlotTwice { slot: run.slot });
@@ -114,7 +114,7 @@ impl LlmEngine {
     }
 
     /// Whether a run can be done as far as that is known without doing it.
-    fn check_run(&self, run: &Run<'_>) -> Result<(), RunError> {
+    fn check_run(&self, run: &SlotInput<'_>) -> Result<(), RunError> {
         let tokens = run.tokens.len();
         if tokens == 0 {
             return Err(RunError::EmptyPrompt);
@@ -130,7 +130,7 @@ impl LlmEngine {
         self.check(run.slot, run.tokens)
     }
 
-    fn answer_each(&mut self, runs: &[Run<'_>]) -> Result<Vec<Answer>, RunError> {
+    fn answer_each(&mut self, runs: &[SlotInput<'_>]) -> Result<Vec<Answer>, RunError> {
         let mut answers: Vec<Answer> = runs.iter().map(|_| Answer::default()).collect();
         let (singles, prompts): (Vec<usize>, Vec<usize>) =
             (0..runs.len()).partition(|index| is_single(self, &runs[*index]));
@@ -153,7 +153,7 @@ impl LlmEngine {
         Ok(answers)
     }
 
-    fn answer_prompt(&mut self, run: &Run<'_>, answer: &mut Answer) -> Result<(), RunError> {
+    fn answer_prompt(&mut self, run: &SlotInput<'_>, answer: &mut Answer) -> Result<(), RunError> {
         let features = run.image.map(|image| self.gather(image.features)).transpose()?;
         let features = features.unwrap_or_default();
         let image =
@@ -161,7 +161,7 @@ impl LlmEngine {
         let prompt = Prompt {
             tokens: run.tokens,
             image,
-            places: run.places,
+            position_ids: run.position_ids,
             deepstack: &features.deepstack,
         };
         let (mut at, mut chooser) = (0, std::mem::take(&mut self.chooser));
@@ -212,7 +212,7 @@ impl LlmEngine {
 }
 
 /// Whether the logits behind token `row` of a run are wanted.
-fn wants(run: &Run<'_>, row: usize) -> bool {
+fn wants(run: &SlotInput<'_>, row: usize) -> bool {
     let last = row + 1 == run.tokens.len();
     let is_drawn = row + run.want.draws.len() >= run.tokens.len();
     let is_scored = run.want.scores.is_some_and(|scores| row < scores.next.len());
@@ -223,7 +223,13 @@ fn wants(run: &Run<'_>, row: usize) -> bool {
 }
 
 /// Takes of a row what is wanted of it; rows come in order.
-fn take_row(run: &Run<'_>, row: usize, logits: &[f32], chooser: &mut Chooser, answer: &mut Answer) {
+fn take_row(
+    run: &SlotInput<'_>,
+    row: usize,
+    logits: &[f32],
+    chooser: &mut Chooser,
+    answer: &mut Answer,
+) {
     let (tokens, want) = (run.tokens.len(), &run.want);
     if let Some(draw) =
         (row + want.draws.len()).checked_sub(tokens).and_then(|at| want.draws.get(at))

@@ -6,14 +6,14 @@
 
 use std::ops::Range;
 
-use smelt_model::places::Place;
+use smelt_model::position_ids::PositionId;
 
 use super::LlmFile;
 use super::kv::Cache;
 use super::linear::apply;
 use super::weights::{Decoder, Layer, Machine};
 use crate::kernels::norm::rms_norm;
-use crate::kernels::rope::{Rotation, Turns};
+use crate::kernels::rope::{CosSin, RotaryEmbedding};
 use crate::kernels::striped::Input;
 use crate::kernels::swiglu::swiglu;
 
@@ -25,7 +25,7 @@ pub(super) struct Span {
     /// Position of the first of them.
     pub(super) start: usize,
     /// Where each stands in time, height and width.
-    pub(super) places: Vec<Place>,
+    pub(super) position_ids: Vec<PositionId>,
 }
 
 /// What a tower's blocks say of images, added to their rows behind the first layers (deepstack).
@@ -52,7 +52,7 @@ pub(super) struct Pass<'a> {
     pub(super) sizes: &'a LlmFile,
     pub(super) decoder: &'a Decoder,
     pub(super) machine: Machine<'a>,
-    pub(super) turns: &'a Turns,
+    pub(super) rotary: &'a RotaryEmbedding,
 }
 
 /// What a pass computes in, kept from pass to pass for its memory.
@@ -80,11 +80,11 @@ impl Pass<'_> {
         cache: &mut Cache,
         buffers: &mut Buffers,
     ) {
-        let places = spans.iter().flat_map(|span| &span.places);
-        let rotations: Vec<Rotation> =
-            places.map(|place| Rotation::new(*place, self.turns)).collect();
+        let position_ids = spans.iter().flat_map(|span| &span.position_ids);
+        let cos_sins: Vec<CosSin> =
+            position_ids.map(|position_id| CosSin::new(*position_id, self.rotary)).collect();
         for (index, layer) in self.decoder.layers.iter().enumerate() {
-            self.project(layer, x, &rotations, buffers);
+            self.project(layer, x, &cos_sins, buffers);
             self.store(index, spans, cache, buffers);
             let attended = self.attend_stored(index, &buffers.q, spans, cache);
             let Buffers { input, out, .. } = buffers;
@@ -94,7 +94,7 @@ impl Pass<'_> {
             features.add(index, x, self.sizes.hidden);
         }
         for span in spans {
-            cache.advance(span.slot, &span.places);
+            cache.advance(span.slot, &span.position_ids);
         }
     }
 
@@ -124,7 +124,7 @@ impl Pass<'_> {
     }
 
     /// Queries, keys and values of one layer, queries and keys turned to their positions.
-    fn project(&self, layer: &Layer, x: &[f32], rotations: &[Rotation], buffers: &mut Buffers) {
+    fn project(&self, layer: &Layer, x: &[f32], cos_sins: &[CosSin], buffers: &mut Buffers) {
         self.norm(x, &layer.input_norm, &mut buffers.normed);
         let Buffers { input, normed, q, k, v, .. } = buffers;
         apply(&mut [(&layer.q, q), (&layer.k, k), (&layer.v, v)], normed, input, self.machine);
@@ -134,8 +134,8 @@ impl Pass<'_> {
         }
         let LlmFile { heads, kv_heads, head_dim: dim, .. } = *self.sizes;
         for (numbers, heads) in [(q, heads), (k, kv_heads)] {
-            for (row, rotation) in numbers.chunks_exact_mut(heads * dim).zip(rotations) {
-                row.chunks_exact_mut(dim).for_each(|head| rotation.apply(head));
+            for (row, cos_sin) in numbers.chunks_exact_mut(heads * dim).zip(cos_sins) {
+                row.chunks_exact_mut(dim).for_each(|head| cos_sin.apply(head));
             }
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use memmap2::MmapMut;
 use smelt_backend::{KvType, KvUsage};
-use smelt_model::places::Place;
+use smelt_model::position_ids::PositionId;
 
 use super::RunError;
 use crate::kernels::cached_attention::{BLOCK, HeadBlock, HeadShape};
@@ -158,12 +158,12 @@ impl Cache {
         need
     }
 
-    /// Counts tokens whose keys and values were stored for every layer, and which stand at `places`.
-    pub(super) fn advance(&mut self, slot: usize, places: &[Place]) {
+    /// Counts tokens whose keys and values were stored for every layer, and which stand at `position_ids`.
+    pub(super) fn advance(&mut self, slot: usize, position_ids: &[PositionId]) {
         let mut end = self.next_place(slot);
         let slot = &mut self.slots[slot];
-        slot.ends.extend(places.iter().map(|place| {
-            end = place.iter().fold(end, |end, place| end.max(place + 1));
+        slot.ends.extend(position_ids.iter().map(|position_id| {
+            end = position_id.iter().fold(end, |end, position_id| end.max(position_id + 1));
             end
         }));
         debug_assert!(slot.ends.len() <= slot.blocks.len() * BLOCK);
@@ -285,8 +285,8 @@ mod tests {
                 cache.store(slot, layer, position, &row, &row);
             }
         }
-        let places: Vec<Place> = tokens.iter().map(|&token| [0, token, 0]).collect();
-        cache.advance(slot, &places);
+        let position_ids: Vec<PositionId> = tokens.iter().map(|&token| [0, token, 0]).collect();
+        cache.advance(slot, &position_ids);
     }
 
     /// The value of every position of `slot`.

@@ -1,6 +1,6 @@
 //! Finds a linear layer in an engine file, in whichever form its weight is, and multiplies by it.
 //!
-//! Weights are floats, or levels with scales beside them (`_scale`, `_zero`, `_order`), or levels in
+//! Weights are floats, or quants with scales beside them (`_scale`, `_zero`, `_order`), or quants in
 //! a form of ggml's blocks (`block`); shapes are checked when the engine is opened.  Where columns were sorted, the input is sorted alike before
 //! the product.  Knows nothing of layers' places in a model.
 
@@ -11,21 +11,23 @@ use super::LlmFile;
 use super::block::Block;
 use super::weights::{FLOATS, Machine};
 use crate::engine_file::{EngineFile, Layout, OpenError, Stored, Weights};
-use crate::kernels::striped::{Bits, Input, Job, Levels, RUN, Rounding, Striped, multiply};
+use crate::kernels::striped::{
+    Bits, Input, Job, QuantizedStripes, RUN, Rounding, Striped, multiply,
+};
 
 /// A linear layer `[outputs, inputs]`.
 #[derive(Debug)]
 pub(super) struct Linear {
     weight: Stored,
     shape: [usize; 2],
-    packed: Option<Form>,
+    packed: Option<QuantizedWeight>,
     bias: Option<Vec<f32>>,
 }
 
 /// What belongs to a weight that is no floats.
 #[derive(Debug)]
-enum Form {
-    Levels(Packed),
+enum QuantizedWeight {
+    Quants(Packed),
     Block(Box<Block>),
 }
 
@@ -58,8 +60,10 @@ impl Linear {
             _ => (expect(columns, &FLOATS, Layout::Stripes)?, None),
         };
         let packed = match (bits, Block::find(file, name, shape)?) {
-            (Some(Bits::Four), Some(block)) => Some(Form::Block(Box::new(block))),
-            (Some(bits), _) => Some(Form::Levels(Packed::find(file, name, bits, shape)?)),
+            (Some(Bits::Four), Some(block)) => Some(QuantizedWeight::Block(Box::new(block))),
+            (Some(bits), _) => {
+                Some(QuantizedWeight::Quants(Packed::find(file, name, bits, shape)?))
+            }
             (None, _) => None,
         };
         Ok(Self { weight, shape, packed, bias: None })
@@ -80,8 +84,8 @@ impl Linear {
         let [rows, columns] = self.shape;
         let checked = "the type was checked when the engine was opened";
         let packed = match &self.packed {
-            Some(Form::Levels(packed)) => packed,
-            Some(Form::Block(block)) => {
+            Some(QuantizedWeight::Quants(packed)) => packed,
+            Some(QuantizedWeight::Block(block)) => {
                 let nibbles = weights.raw(&self.weight).expect(checked);
                 return Striped::blocks(block.view(nibbles, weights), rows, columns);
             }
@@ -90,20 +94,20 @@ impl Linear {
                 return Striped::floats(elements, rows, columns);
             }
         };
-        let levels = Levels {
+        let quants = QuantizedStripes {
             bits: packed.bits,
-            levels: weights.raw(&self.weight).expect(checked),
+            quants: weights.raw(&self.weight).expect(checked),
             group_runs: packed.group_runs,
             scales: weights.elements(&packed.scales).expect(checked),
             zeros: packed.zeros.as_ref().map(|zeros| weights.raw(zeros).expect(checked)),
         };
-        Striped::levels(levels, rows, columns)
+        Striped::quants(quants, rows, columns)
     }
 
     fn order(&self) -> Option<&[u32]> {
         match self.packed.as_ref()? {
-            Form::Levels(packed) => packed.order.as_deref(),
-            Form::Block(_) => None,
+            QuantizedWeight::Quants(packed) => packed.order.as_deref(),
+            QuantizedWeight::Block(_) => None,
         }
     }
 

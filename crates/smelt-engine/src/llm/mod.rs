@@ -28,19 +28,19 @@ use smelt_backend::{Answer, DecoderFacts};
 pub use smelt_backend::{
     KvOptions, KvType, KvUsage, Limits, MAX_SEQ_LEN_MAX, MAX_SLOTS_MAX, RunError,
 };
-use smelt_model::decoder::Family;
-pub use smelt_model::places;
-use smelt_model::places::Place;
+use smelt_model::decoder::DecoderFamily;
+pub use smelt_model::position_ids;
+use smelt_model::position_ids::PositionId;
 
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
 use crate::kernels::cached_attention::HeadShape;
 use crate::kernels::isa::Isa;
-use crate::kernels::rope::{Llama3, Scaling, Sections, Turns, Yarn};
+use crate::kernels::rope::{Llama3, RotaryEmbedding, Scaling, Sections, Yarn};
 pub use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
 use crate::processors::Shared;
-use crate::tactics::{Manner, Tactics};
+use crate::tactics::{ExecutionConfig, Tactics};
 pub use build::{BuildError, build, build_with};
 pub use content::Tensor;
 use forward::{Buffers, Features, Pass, Span};
@@ -127,8 +127,8 @@ impl LlmFile {
     /// Whether the sizes can belong to a decoder; tensors are compared with them later.
     fn check(&self) -> Result<(), String> {
         let Self { hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, .. } = *self;
-        if Family::named(&self.family).is_none() {
-            let known = Family::ALL.map(|family| family.name).join(", ");
+        if DecoderFamily::named(&self.family).is_none() {
+            let known = DecoderFamily::ALL.map(|family| family.name).join(", ");
             return Err(format!("family {:?} is none of {known}", self.family));
         }
         let sizes = [hidden, layers, heads, kv_heads, head_dim, intermediate, vocab];
@@ -160,8 +160,9 @@ impl LlmFile {
     }
 
     /// What the layers have.  [`Self::check`] has refused unknown names.
-    fn family(&self) -> &'static Family {
-        Family::named(&self.family).expect("the family was checked when the engine was opened")
+    fn family(&self) -> &'static DecoderFamily {
+        DecoderFamily::named(&self.family)
+            .expect("the family was checked when the engine was opened")
     }
 }
 
@@ -174,7 +175,7 @@ pub struct Prompt<'a> {
     pub image: Option<ImageEmbeds<'a>>,
     /// The place of each token in time, height and width, of the whole sequence (M-RoPE); without
     /// them tokens count on from what the slot holds.  Decoders of one position a token always do.
-    pub places: Option<&'a [Place]>,
+    pub position_ids: Option<&'a [PositionId]>,
     /// What blocks of the vision tower say of the same images, added behind the first layers
     /// (deepstack): for each `[image tokens, hidden]`.
     pub deepstack: &'a [Vec<f32>],
@@ -183,7 +184,7 @@ pub struct Prompt<'a> {
 impl<'a> Prompt<'a> {
     /// A prompt of one position a token and without deepstack.
     pub fn plain(tokens: &'a [u32], image: Option<ImageEmbeds<'a>>) -> Self {
-        Self { tokens, image, places: None, deepstack: &[] }
+        Self { tokens, image, position_ids: None, deepstack: &[] }
     }
 }
 
@@ -201,7 +202,7 @@ pub struct ImageEmbeds<'a> {
 pub struct LlmEngine {
     file: EngineFile<LlmFile>,
     decoder: Decoder,
-    turns: Turns,
+    rotary: RotaryEmbedding,
     cache: Cache,
     buffers: Buffers,
     isa: Isa,
@@ -246,7 +247,7 @@ impl LlmEngine {
         let decoder = Decoder::find(&file)?;
         let scaling = file.engine.scaling();
         let LlmFile { layers, kv_heads, head_dim, rope_theta, rope_sections, .. } = *sizes;
-        let turns = Turns::new(head_dim, rope_theta, scaling, rope_sections);
+        let rotary = RotaryEmbedding::new(head_dim, rope_theta, scaling, rope_sections);
         let limits = Limits {
             max_seq_len: kv.max_seq_len.unwrap_or(sizes.limits.max_seq_len),
             max_slots: kv.max_slots.unwrap_or(sizes.limits.max_slots),
@@ -259,7 +260,7 @@ impl LlmEngine {
         let Limits { max_slots, max_seq_len } = limits;
         let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);
         let (buffers, arithmetic) = (Buffers::default(), Arithmetic::Integers);
-        let Manner { isa, threads, untuned } = Manner::by(sizes.tactics.as_ref());
+        let ExecutionConfig { isa, threads, untuned } = ExecutionConfig::by(sizes.tactics.as_ref());
         let tuned = sizes.tactics.as_ref().filter(|_| untuned.is_none());
         let chunk_tokens = tuned.map_or(CHUNK_TOKENS, |tactics| tactics.chunk_tokens);
         let facts = DecoderFacts {
@@ -284,7 +285,7 @@ impl LlmEngine {
             shared,
             file,
             decoder,
-            turns,
+            rotary,
             cache,
             buffers,
             isa,
@@ -563,21 +564,23 @@ impl LlmEngine {
                     None => self.embed(token, x),
                 }
             }
-            let places = prompt.places.map(|places| &places[index * chunk..]);
-            let span = self.span(slot, 0..tokens.len(), places);
+            let position_ids =
+                prompt.position_ids.map(|position_ids| &position_ids[index * chunk..]);
+            let span = self.span(slot, 0..tokens.len(), position_ids);
             self.forward(&mut x, &[span], Features { layers: prompt.deepstack, rows: &rows });
             visit(self, &x);
         }
         Ok(())
     }
 
-    /// `rows` that go on from what `slot` holds, at `places` if the decoder goes by them.
-    fn span(&self, slot: usize, rows: Range<usize>, places: Option<&[Place]>) -> Span {
+    /// `rows` that go on from what `slot` holds, at `position_ids` if the decoder goes by them.
+    fn span(&self, slot: usize, rows: Range<usize>, position_ids: Option<&[PositionId]>) -> Span {
         let next = self.cache.next_place(slot);
-        let given = places.filter(|_| self.file.engine.rope_sections.is_some());
+        let given = position_ids.filter(|_| self.file.engine.rope_sections.is_some());
         let counted = || (next..).take(rows.len()).map(|place| [place; 3]).collect();
-        let places = given.map_or_else(counted, |places| places[..rows.len()].to_vec());
-        Span { slot, rows, start: self.cache.len(slot), places }
+        let position_ids =
+            given.map_or_else(counted, |position_ids| position_ids[..rows.len()].to_vec());
+        Span { slot, rows, start: self.cache.len(slot), position_ids }
     }
 
     /// Runs the spans, whose room was made, through all layers.
@@ -596,10 +599,10 @@ impl LlmEngine {
 
     /// What one forward pass reads, and what it changes.
     fn pass(&mut self) -> (Pass<'_>, &mut Cache, &mut Buffers) {
-        let Self { file, decoder, turns, cache, buffers, isa, threads, arithmetic, .. } = self;
+        let Self { file, decoder, rotary, cache, buffers, isa, threads, arithmetic, .. } = self;
         let (isa, arithmetic) = (*isa, *arithmetic);
         let machine = Machine { isa, threads, weights: &file.weights, arithmetic };
-        (Pass { sizes: &file.engine, decoder, machine, turns }, cache, buffers)
+        (Pass { sizes: &file.engine, decoder, machine, rotary }, cache, buffers)
     }
 
     fn embed(&self, token: u32, out: &mut [f32]) {
@@ -641,15 +644,15 @@ impl LlmEngine {
             return Ok(());
         }
         let tokens = prompt.tokens.len();
-        let Some(places) = prompt.places else {
+        let Some(position_ids) = prompt.position_ids else {
             let needs = prompt.image.is_some();
             return if needs { Err(RunError::PlaceCount { tokens, found: 0 }) } else { Ok(()) };
         };
-        if places.len() != tokens {
-            return Err(RunError::PlaceCount { tokens, found: places.len() });
+        if position_ids.len() != tokens {
+            return Err(RunError::PlaceCount { tokens, found: position_ids.len() });
         }
         let max = MAX_SEQ_LEN_MAX;
-        let largest = places.iter().map(|place| place.iter().fold(0, |most, p| most.max(*p)));
+        let largest = position_ids.iter().map(|place| place.iter().fold(0, |most, p| most.max(*p)));
         match largest.enumerate().find(|(_, place)| *place as usize >= max) {
             Some((index, place)) => Err(RunError::PlaceTooFar { index, place, max }),
             None => Ok(()),

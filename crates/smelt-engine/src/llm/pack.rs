@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use smelt_model::checkpoint::{Checkpoint, CheckpointError, Weight};
 use smelt_model::dtype::Dtype;
-use smelt_model::model::Part;
+use smelt_model::model::ModelPart;
 use smelt_model::packed::group_of;
 
 use super::weights::HEAD;
@@ -20,13 +20,13 @@ const BLOCK_BYTES: usize = 8 << 20;
 /// A tensor of an engine, and how it comes of the checkpoint's tensor of its name.
 pub(super) struct Packed {
     pub(super) spec: TensorSpec,
-    form: Form,
+    form: Repacking,
 }
 
-enum Form {
+enum Repacking {
     /// The same bytes.
     Same,
-    /// Rows of elements: floats, or what stands beside levels.
+    /// Rows of elements: floats, or what stands beside quants.
     Stripes,
     /// Rows of signed bytes, or of nibbles.
     Quads,
@@ -36,9 +36,9 @@ enum Form {
 
 /// Every tensor of an engine of `checkpoint`, what belongs to a packed weight right behind it.
 pub(super) fn tensors(checkpoint: &Checkpoint) -> Result<Vec<Packed>, CheckpointError> {
-    let mut parts = vec![Part::Llm];
+    let mut parts = vec![ModelPart::Llm];
     if checkpoint.has_lm_head() {
-        parts.push(Part::Head);
+        parts.push(ModelPart::Head);
     }
     let mut all = Vec::new();
     for (name, shape) in checkpoint.model().tensors(&parts) {
@@ -63,14 +63,14 @@ fn of_tensor(
     {
         let (name, shape, layout) = (name.to_owned(), shape.to_vec(), Layout::Stripes);
         let spec = TensorSpec { name, dtype: Dtype::F32, shape, layout };
-        return Ok(vec![Packed { spec, form: Form::Wide }]);
+        return Ok(vec![Packed { spec, form: Repacking::Wide }]);
     }
     let packed = parts.len() > 1;
     let pack = |(index, part): (usize, &&Weight)| {
         let (form, layout) = match (is_vector || part.dtype == Dtype::I32, index) {
-            (true, _) => (Form::Same, Layout::Rows),
-            (false, 0) if packed => (Form::Quads, Layout::Quads),
-            (false, _) => (Form::Stripes, Layout::Stripes),
+            (true, _) => (Repacking::Same, Layout::Rows),
+            (false, 0) if packed => (Repacking::Quads, Layout::Quads),
+            (false, _) => (Repacking::Stripes, Layout::Stripes),
         };
         let (name, dtype, shape) = (part.name.clone(), part.dtype, part.shape.clone());
         Packed { spec: TensorSpec { name, dtype, shape, layout }, form }
@@ -112,7 +112,7 @@ pub fn unpacked(checkpoint: &Checkpoint) -> Result<Option<Unpacked>, CheckpointE
 impl Packed {
     /// Whether a packed weight is stored as floats, which takes more room.
     pub(super) fn is_widened(&self) -> bool {
-        matches!(self.form, Form::Wide)
+        matches!(self.form, Repacking::Wide)
     }
 
     /// Sends the bytes of the tensor on, a block at a time.
@@ -128,7 +128,7 @@ impl Packed {
         let (mut bytes, mut wide) = (Vec::new(), Vec::new());
         for first in (0..rows).step_by(block) {
             let own = first..(first + block).min(rows);
-            if let Form::Wide = self.form {
+            if let Repacking::Wide = self.form {
                 checkpoint.read_rows_f32(name, own, &mut wide)?;
                 bytes.clear();
                 bytes.extend(wide.iter().flat_map(|number| number.to_le_bytes()));
@@ -148,12 +148,12 @@ impl Packed {
         let TensorSpec { dtype, shape, .. } = &self.spec;
         let columns = shape.iter().skip(1).product::<usize>();
         match (&self.form, dtype) {
-            (Form::Same, _) => Cow::Borrowed(rows),
-            (Form::Stripes | Form::Wide, _) => {
+            (Repacking::Same, _) => Cow::Borrowed(rows),
+            (Repacking::Stripes | Repacking::Wide, _) => {
                 Cow::Owned(stripe_elements(rows, columns, dtype.size_bytes()))
             }
-            (Form::Quads, Dtype::U8) => Cow::Owned(stripe_nibbles(rows, columns * 2)),
-            (Form::Quads, _) => Cow::Owned(stripe_bytes(rows, columns)),
+            (Repacking::Quads, Dtype::U8) => Cow::Owned(stripe_nibbles(rows, columns * 2)),
+            (Repacking::Quads, _) => Cow::Owned(stripe_bytes(rows, columns)),
         }
     }
 }

@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use crate::kernels::isa::Isa;
 use crate::kernels::matrix::Elements;
-use crate::kernels::striped::{self, Arithmetic, Bits, Input, Job, Levels, RUN, STRIPE, Striped};
+use crate::kernels::striped::{
+    self, Arithmetic, Bits, Input, Job, QuantizedStripes, RUN, STRIPE, Striped,
+};
 use crate::kernels::threads::Threads;
 
 /// A weight of 4 bits larger than most last caches: 48 MiB, read once a step as in decoding.
@@ -91,7 +93,7 @@ fn best<T: Copy>(choices: &[(T, f64)]) -> T {
 /// Levels of 4 bits in groups of 32.
 struct Weight {
     shape: [usize; 2],
-    levels: Vec<u8>,
+    quants: Vec<u8>,
     scales: Vec<u16>,
 }
 
@@ -101,22 +103,22 @@ impl Weight {
         let stripes = striped::stripes(rows);
         let bytes = stripes * Bits::Four.stripe_bytes(columns);
         // Odd steps meet every byte; what the bytes are is all one to the kernels.
-        let levels = (0..bytes).map(|index| (index * 151 % 256) as u8).collect();
+        let quants = (0..bytes).map(|index| (index * 151 % 256) as u8).collect();
         let scales = vec![SCALE_BITS; stripes * columns.div_ceil(RUN) * STRIPE];
-        Self { shape, levels, scales }
+        Self { shape, quants, scales }
     }
 
     /// The fastest of some products with so many tokens.
     fn seconds(&self, tokens: usize, isa: Isa, threads: &Threads) -> f64 {
         let [rows, columns] = self.shape;
-        let levels = Levels {
+        let quants = QuantizedStripes {
             bits: Bits::Four,
-            levels: &self.levels,
+            quants: &self.quants,
             group_runs: 1,
             scales: Elements::F16(&self.scales),
             zeros: None,
         };
-        let weight = Striped::levels(levels, rows, columns);
+        let weight = Striped::quants(quants, rows, columns);
         let x: Vec<f32> = (0..tokens * columns).map(|index| (index % 17) as f32 - 8.0).collect();
         let (mut input, mut out) = (Input::default(), vec![0.0; tokens * rows]);
         let run = |_| {

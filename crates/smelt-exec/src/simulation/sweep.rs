@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use smelt_random::Random;
 use smelt_store::sim::{Failure as DiskFailure, Left, SimDisk, Trouble};
-use smelt_store::turns::Turns;
+use smelt_store::turns::TurnScheduler;
 
 use super::{Drawn, Ledger, ROOT, World, check_between, run};
 use crate::report::{RunReport, RunStatus};
@@ -55,7 +55,7 @@ impl Scene {
             shims: Shims::new("sim").expect("a process may adopt orphans"),
             signatures: Signatures::none(),
         };
-        let turns = Arc::new(Turns::new(1, 0));
+        let turns = Arc::new(TurnScheduler::new(1, 0));
         let seen = disk.for_actor(&turns, 0);
         // The chance of one seed, so that every operation has the same number each time.
         let answer = run(&world, &seen, (&turns, 0), &self.pipeline, Random::new(1), false);

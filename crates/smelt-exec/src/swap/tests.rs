@@ -30,9 +30,9 @@ enum Trouble {
 #[derive(Clone, Default)]
 struct Simulated(Rc<RefCell<Machine>>);
 
-struct Held(Simulated, PathBuf);
+struct NoteLock(Simulated, PathBuf);
 
-impl Drop for Held {
+impl Drop for NoteLock {
     fn drop(&mut self) {
         if let Some((_, held)) = self.0.0.borrow_mut().notes.get_mut(&self.1) {
             *held = false;
@@ -62,20 +62,20 @@ impl Simulated {
 }
 
 impl System for Simulated {
-    type Held = Held;
+    type Held = NoteLock;
 
-    fn note(&self, note: &Path, swap: &Path) -> Result<Held, String> {
+    fn note(&self, note: &Path, swap: &Path) -> Result<NoteLock, String> {
         self.step(|machine| {
             machine.notes.insert(note.to_owned(), (swap.to_owned(), true));
             Ok(())
         })?;
-        Ok(Held(self.clone(), note.to_owned()))
+        Ok(NoteLock(self.clone(), note.to_owned()))
     }
 
-    fn dead_notes(&self, dir: &Path) -> Vec<(PathBuf, PathBuf, Held)> {
+    fn dead_notes(&self, dir: &Path) -> Vec<(PathBuf, PathBuf, NoteLock)> {
         let notes = self.0.borrow().notes.clone();
         let dead = notes.into_iter().filter(|(note, (_, held))| note.starts_with(dir) && !held);
-        dead.map(|(note, (swap, _))| (note.clone(), swap, Held(self.clone(), note))).collect()
+        dead.map(|(note, (swap, _))| (note.clone(), swap, NoteLock(self.clone(), note))).collect()
     }
 
     fn allocate(&self, swap: &Path, _: u64) -> Result<(), String> {

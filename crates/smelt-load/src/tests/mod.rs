@@ -5,8 +5,8 @@ mod server;
 use std::time::Duration;
 
 use crate::figures::Figures;
-use crate::plan::{Case, Lengths, Mix, Plan};
-use crate::run::{Endpoint, LoadError, Measurement, Pictures, Target, measure};
+use crate::plan::{Case, Lengths, LoadPlan, Mix};
+use crate::run::{Endpoint, ImageSource, LoadError, Measurement, Target, measure};
 use server::Server;
 
 fn endpoint(server: &Server, model: &str) -> Endpoint {
@@ -20,9 +20,9 @@ fn endpoint(server: &Server, model: &str) -> Endpoint {
     }
 }
 
-fn plan(streams: usize, pictures: usize) -> Plan {
+fn plan(streams: usize, pictures: usize) -> LoadPlan {
     let lengths = Lengths { prompt: 65, answer: 8 };
-    Plan {
+    LoadPlan {
         cases: vec![Case { lengths, streams, pictures }],
         requests: None,
         runs: 2,
@@ -34,7 +34,7 @@ fn plan(streams: usize, pictures: usize) -> Plan {
     }
 }
 
-fn measured(server: &Server, model: &str, plan: &Plan) -> Result<Measurement, LoadError> {
+fn measured(server: &Server, model: &str, plan: &LoadPlan) -> Result<Measurement, LoadError> {
     measure_all(&[target(endpoint(server, model))], plan)
 }
 
@@ -42,11 +42,11 @@ fn target(endpoint: Endpoint) -> Target {
     Target { name: None, endpoint, pid: Some(std::process::id()) }
 }
 
-fn measure_all(targets: &[Target], plan: &Plan) -> Result<Measurement, LoadError> {
-    measure(targets, plan, &Pictures::Drawn(28), &mut |_| {})
+fn measure_all(targets: &[Target], plan: &LoadPlan) -> Result<Measurement, LoadError> {
+    measure(targets, plan, &ImageSource::Drawn(28), &mut |_| {})
 }
 
-fn figures(model: &str, plan: &Plan) -> Figures {
+fn figures(model: &str, plan: &LoadPlan) -> Figures {
     let server = Server::start();
     measured(&server, model, plan).unwrap().cases.remove(0).figures
 }
@@ -80,8 +80,8 @@ fn a_good_server_is_measured() {
 #[test]
 fn more_streams_are_at_once_and_a_ramp_spreads_them() {
     let server = Server::start();
-    let long = Plan { runs: 1, warm_ups: 0, ..plan(4, 0) };
-    let ramp = Plan { ramp: Duration::from_millis(2000), requests: Some(8), ..long.clone() };
+    let long = LoadPlan { runs: 1, warm_ups: 0, ..plan(4, 0) };
+    let ramp = LoadPlan { ramp: Duration::from_millis(2000), requests: Some(8), ..long.clone() };
     let figures = &measured(&server, "good", &ramp).unwrap().cases[0].figures;
     assert_eq!(figures.requests, 8);
     // The last of four begins after 1500 ms, and until then the others ask what does not count: a request takes some
@@ -101,11 +101,12 @@ fn more_streams_are_at_once_and_a_ramp_spreads_them() {
 #[test]
 fn requests_come_whether_others_are_answered_or_not() {
     let server = Server::start();
-    let rate = Plan { per_s: Some(400.0), requests: Some(24), runs: 1, warm_ups: 0, ..plan(24, 0) };
+    let rate =
+        LoadPlan { per_s: Some(400.0), requests: Some(24), runs: 1, warm_ups: 0, ..plan(24, 0) };
     measured(&server, "good", &rate).unwrap();
     assert!(server.most_at_once() > 1);
     // Where one stream must do, who comes meanwhile waits, and that is counted.
-    let alone = Plan { cases: plan(1, 0).cases, ..rate };
+    let alone = LoadPlan { cases: plan(1, 0).cases, ..rate };
     let one = &measured(&server, "good", &alone).unwrap().cases[0].figures;
     let [first, _] = one.ttft_ms;
     assert!(first.unwrap().p99 > 10.0 * 20.0, "{first:?}");
@@ -114,7 +115,7 @@ fn requests_come_whether_others_are_answered_or_not() {
 #[test]
 fn mixtures_have_figures_of_both_kinds() {
     let server = Server::start();
-    let mixed = Plan { mix: Some(Mix { text: 3, image: 1 }), requests: Some(8), ..plan(2, 2) };
+    let mixed = LoadPlan { mix: Some(Mix { text: 3, image: 1 }), requests: Some(8), ..plan(2, 2) };
     let figures = &measured(&server, "good", &mixed).unwrap().cases[0].figures;
     assert!(figures.ttft_ms.iter().all(Option::is_some));
     let pictures: Vec<usize> =
@@ -135,7 +136,7 @@ fn a_server_without_streams_or_counts_is_measured_by_what_it_gives() {
 #[test]
 fn requests_that_fail_are_figures() {
     let check = |model: &str, words: &str| {
-        let figures = figures(model, &Plan { requests: Some(2), ..plan(2, 0) });
+        let figures = figures(model, &LoadPlan { requests: Some(2), ..plan(2, 0) });
         let (error, count) = &figures.errors[0];
         assert!(error.contains(words), "{model}: {error}");
         assert_eq!((*count, figures.requests), (4, 4), "{model}");
@@ -148,7 +149,7 @@ fn requests_that_fail_are_figures() {
     check("hang", "timeout");
     check("closed", "");
     // Every other request is refused; the others count.
-    let figures = figures("half", &Plan { requests: Some(6), ..plan(1, 0) });
+    let figures = figures("half", &LoadPlan { requests: Some(6), ..plan(1, 0) });
     assert_eq!((figures.errors[0].1, figures.requests), (6, 12));
     assert!(figures.ttft_ms[0].is_some());
 }
@@ -166,7 +167,7 @@ fn nothing_can_be_measured_without_a_server_a_picture_or_a_process() {
     let error = asked(Endpoint { authorities: Some("none.pem".into()), ..endpoint(&server, "") });
     assert!(error.starts_with("cannot read SSL_CERT_FILE: none.pem: "), "{error}");
     let good = || target(endpoint(&server, ""));
-    let none = Pictures::Files(vec!["none.png".into()]);
+    let none = ImageSource::Files(vec!["none.png".into()]);
     let error = said(measure(&[good()], &plan(1, 1), &none, &mut |_| {}));
     assert!(error.starts_with("cannot read picture none.png"), "{error}");
     let gone = Target { pid: Some(u32::MAX), ..good() };
@@ -186,7 +187,7 @@ fn servers_take_turns() {
         ..target(endpoint(&server, model))
     };
     let targets = [named("a", "good"), named("b", "document")];
-    let measurement = measure_all(&targets, &Plan { requests: Some(1), ..plan(1, 0) }).unwrap();
+    let measurement = measure_all(&targets, &LoadPlan { requests: Some(1), ..plan(1, 0) }).unwrap();
     let rows: Vec<&str> = measurement.cases.iter().map(|row| measurement.name(row)).collect();
     assert_eq!(rows, ["a", "b"]);
     let [a, b] = [0, 1].map(|row| &measurement.cases[row].figures);

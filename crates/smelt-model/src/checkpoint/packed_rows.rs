@@ -11,13 +11,13 @@ use super::{
     SCALE_SUFFIX, Weight, ZERO_SUFFIX,
 };
 
-/// Bytes of packed levels multiplied out at a time: rows of turned formats are cheap only together.
-const LEVEL_BYTES: usize = 1 << 20;
+/// Bytes of packed quants multiplied out at a time: rows of turned formats are cheap only together.
+const QUANT_BYTES: usize = 1 << 20;
 
 /// Some rows of a packed weight.
 #[derive(Default)]
 struct Rows {
-    levels: Vec<u8>,
+    quants: Vec<u8>,
     high: Vec<u8>,
     zeros: Vec<u8>,
     factors: Vec<u8>,
@@ -27,7 +27,7 @@ struct Rows {
     mins: Vec<f32>,
 }
 
-/// What stands beside the levels of a weight.
+/// What stands beside the quants of a weight.
 struct Beside<'a> {
     scales: &'a Weight,
     factors: Option<&'a Weight>,
@@ -38,7 +38,7 @@ struct Beside<'a> {
 }
 
 impl Checkpoint {
-    /// Appends rows of a packed weight, multiplied out, reading some rows of levels at a time;
+    /// Appends rows of a packed weight, multiplied out, reading some rows of quants at a time;
     /// `stored` is a buffer for stored bytes.
     pub(super) fn read_packed(
         &self,
@@ -51,15 +51,15 @@ impl Checkpoint {
         let Some(packed) = &weight.packed else { return Ok(()) };
         let beside = self.beside(weight, packed)?;
         let row_bytes = weight.row_bytes();
-        let step = (LEVEL_BYTES / row_bytes.max(1)).max(1);
+        let step = (QUANT_BYTES / row_bytes.max(1)).max(1);
         let mut some = Rows::default();
         for first in rows.clone().step_by(step) {
             let here = first..rows.end.min(first + step);
-            self.read_whole_rows(weight, &here, &mut some.levels)?;
+            self.read_whole_rows(weight, &here, &mut some.quants)?;
             self.read_groups(&beside, &here, &mut some, stored)?;
             for row in 0..here.len() {
-                let levels = &some.levels[row * row_bytes..(row + 1) * row_bytes];
-                packed.widen_row(levels, columns, &some.of_row(row, here.len()), out);
+                let quants = &some.quants[row * row_bytes..(row + 1) * row_bytes];
+                packed.widen_row(quants, columns, &some.of_row(row, here.len()), out);
             }
         }
         Ok(())
@@ -82,7 +82,7 @@ impl Checkpoint {
         })
     }
 
-    /// Puts into `some` what stands beside the levels of `rows`.
+    /// Puts into `some` what stands beside the quants of `rows`.
     fn read_groups(
         &self,
         beside: &Beside<'_>,

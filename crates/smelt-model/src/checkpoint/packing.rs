@@ -15,7 +15,7 @@ use crate::packed::gguf::blocks::{BLOCK, Blocks, Kind, Take};
 use crate::packed::present::{self, Made, Recipe};
 use crate::packed::quantization::{Method, Quantization};
 use crate::packed::stored::{Finder, Stored};
-use crate::packed::zeros::{Label, Seen, judge};
+use crate::packed::zeros::{Label, StoredZeros, judge};
 use crate::packed::{PackedError, awq, compressed_tensors, gptq, group_of};
 use crate::safetensors::{SafetensorsError, Shards};
 
@@ -36,13 +36,13 @@ pub(super) enum Packing {
 }
 
 /// A weight that was found packed, and the stored tensors it is made of.
-pub(super) struct Found {
-    form: Form,
+pub(super) struct PackedWeight {
+    form: PackedSource,
     /// Names of stored tensors.
     pub(super) claimed: Vec<String>,
 }
 
-enum Form {
+enum PackedSource {
     /// Made once the meaning of all zeros is known.
     Stored(Stored),
     /// Made already.
@@ -68,19 +68,19 @@ const PARTS: [&str; 10] = [
 impl Packing {
     /// Whether the stored tensor `source` is there, packed or not.
     pub(super) fn has(&self, files: &Shards, source: &str) -> bool {
-        files.get(source).is_some() || self.foreign_levels(files, source).is_some()
+        files.get(source).is_some() || self.foreign_quants(files, source).is_some()
     }
 
     /// The module of the stored name `source`, if its weight is packed by another tool.
-    fn foreign_levels<'a>(&self, files: &Shards, source: &'a str) -> Option<&'a str> {
+    fn foreign_quants<'a>(&self, files: &Shards, source: &'a str) -> Option<&'a str> {
         let Self::Foreign(quantization) = self else { return None };
         let module = source.strip_suffix(".weight").filter(|module| !quantization.keeps(module))?;
-        let levels = match quantization.method {
-            Method::Awq { .. } => awq::LEVELS,
-            Method::Gptq { .. } => gptq::LEVELS,
-            Method::CompressedTensors { .. } => compressed_tensors::LEVELS,
+        let quants = match quantization.method {
+            Method::Awq { .. } => awq::QUANTS,
+            Method::Gptq { .. } => gptq::QUANTS,
+            Method::CompressedTensors { .. } => compressed_tensors::QUANTS,
         };
-        files.get(&format!("{module}.{levels}")).map(|_| module)
+        files.get(&format!("{module}.{quants}")).map(|_| module)
     }
 
     /// The packed weight that the stored name `source` stands for, which the model calls for with
@@ -90,11 +90,11 @@ impl Packing {
         files: &Shards,
         source: &str,
         shape: &[usize],
-    ) -> Result<Option<Found>, PackedError> {
+    ) -> Result<Option<PackedWeight>, PackedError> {
         match self {
             Self::Floats => Ok(None),
             Self::Foreign(quantization) => {
-                let (Some(module), &[rows, columns]) = (self.foreign_levels(files, source), shape)
+                let (Some(module), &[rows, columns]) = (self.foreign_quants(files, source), shape)
                 else {
                     return Ok(None);
                 };
@@ -116,7 +116,7 @@ impl Packing {
     ) -> Result<Option<String>, PackedError> {
         let is_gptq =
             matches!(self, Self::Foreign(Quantization { method: Method::Gptq { .. }, .. }));
-        let Some(module) = self.foreign_levels(files, source).filter(|_| is_gptq && !is_wanted)
+        let Some(module) = self.foreign_quants(files, source).filter(|_| is_gptq && !is_wanted)
         else {
             return Ok(None);
         };
@@ -129,21 +129,23 @@ impl Packing {
     pub(super) fn present(
         &self,
         files: &Shards,
-        found: Vec<(String, Vec<usize>, Found)>,
+        found: Vec<(String, Vec<usize>, PackedWeight)>,
     ) -> Result<(Vec<Weight>, Option<&'static str>), SafetensorsError> {
-        let mut seen = Seen::default();
+        let mut seen = StoredZeros::default();
         for (_, _, found) in &found {
-            if let Form::Stored(stored) = &found.form {
+            if let PackedSource::Stored(stored) = &found.form {
                 present::note_zeros(files, stored, &mut seen)?;
             }
         }
         let meaning = judge(&seen, self.label(), self.bits());
         let mut weights = Vec::new();
-        for (name, logical, Found { form, .. }) in found {
+        for (name, logical, PackedWeight { form, .. }) in found {
             match form {
-                Form::Moved(made) => weights.push(weight(&name, &logical, made, None)),
-                Form::Made(made, packed) => named(&name, &logical, made, &packed, &mut weights),
-                Form::Stored(stored) => {
+                PackedSource::Moved(made) => weights.push(weight(&name, &logical, made, None)),
+                PackedSource::Made(made, packed) => {
+                    named(&name, &logical, made, &packed, &mut weights)
+                }
+                PackedSource::Stored(stored) => {
                     let packed = packed_of(&stored, meaning.is_symmetric);
                     let made = present::tensors(stored, &meaning);
                     named(&name, &logical, made, &packed, &mut weights);
@@ -168,7 +170,7 @@ impl Packing {
     }
 }
 
-fn foreign(finder: &Finder<'_>, quantization: &Quantization) -> Result<Found, PackedError> {
+fn foreign(finder: &Finder<'_>, quantization: &Quantization) -> Result<PackedWeight, PackedError> {
     let stored = match &quantization.method {
         Method::Awq { group } => awq::find(finder, *group)?,
         Method::Gptq { bits, group, .. } => gptq::find(finder, *bits, *group)?,
@@ -176,13 +178,13 @@ fn foreign(finder: &Finder<'_>, quantization: &Quantization) -> Result<Found, Pa
     };
     let names = PARTS.map(|part| finder.name(part)).into_iter();
     let claimed = names.filter(|name| finder.files.get(name).is_some()).collect();
-    Ok(Found { form: Form::Stored(stored), claimed })
+    Ok(PackedWeight { form: PackedSource::Stored(stored), claimed })
 }
 
 fn packed_of(stored: &Stored, is_symmetric: bool) -> Packed {
     let columns = stored.shape[1];
     Packed {
-        bits: stored.levels.1.bits,
+        bits: stored.quants.1.bits,
         group: group_of(columns, stored.groups).unwrap_or(columns),
         has_zeros: stored.zeros.is_some() && !is_symmetric,
         order: stored.order.as_deref().map(Arc::from),
@@ -199,9 +201,9 @@ fn named(
     weights: &mut Vec<Weight>,
 ) {
     for made in all {
-        let is_levels = made.suffix.is_empty();
-        let shape = if is_levels { logical.to_vec() } else { made.shape.clone() };
-        weights.push(weight(name, &shape, made, is_levels.then(|| packed.clone())));
+        let is_quantized = made.suffix.is_empty();
+        let shape = if is_quantized { logical.to_vec() } else { made.shape.clone() };
+        weights.push(weight(name, &shape, made, is_quantized.then(|| packed.clone())));
     }
 }
 
@@ -213,26 +215,30 @@ fn weight(name: &str, logical: &[usize], made: Made, packed: Option<Packed>) -> 
 }
 
 /// A weight in canonical form.
-fn canonical(files: &Shards, source: &str, shape: &[usize]) -> Result<Option<Found>, PackedError> {
+fn canonical(
+    files: &Shards,
+    source: &str,
+    shape: &[usize],
+) -> Result<Option<PackedWeight>, PackedError> {
     let &[rows, columns] = shape else { return Ok(None) };
     let finder = Finder { files, module: source, shape: [rows, columns] };
-    let Some(levels) = files.get(source).filter(|t| matches!(t.dtype, Dtype::I8 | Dtype::U8))
+    let Some(quants) = files.get(source).filter(|t| matches!(t.dtype, Dtype::I8 | Dtype::U8))
     else {
         return Ok(None);
     };
-    let bits = if levels.dtype == Dtype::U8 { 4 } else { 8 };
+    let bits = if quants.dtype == Dtype::U8 { 4 } else { 8 };
     let row_bytes = if bits == 4 { columns.div_ceil(2) } else { columns };
-    finder.check(levels, &[rows, row_bytes], &[levels.dtype], "I8 or U8")?;
+    finder.check(quants, &[rows, row_bytes], &[quants.dtype], "I8 or U8")?;
     let mut claimed = vec![source.to_owned()];
-    let mut made = vec![plain(levels, "")];
-    if let Some(form) = canonical_form(&finder, levels)? {
+    let mut made = vec![plain(quants, "")];
+    if let Some(form) = canonical_form(&finder, quants)? {
         for part in form_parts(form, finder.shape) {
             let tensor = companion(&finder, part.suffix)?;
             finder.check(tensor, &part.shape, &[part.dtype], part.dtype.name())?;
             claimed.push(tensor.name.clone());
             made.push(plain(tensor, part.suffix));
         }
-        return Ok(Some(Found { form: Form::Made(made, packed_in(form)), claimed }));
+        return Ok(Some(PackedWeight { form: PackedSource::Made(made, packed_in(form)), claimed }));
     }
     let scale = companion(&finder, "_scale")?;
     let groups = canonical_groups(&finder, scale)?;
@@ -249,7 +255,7 @@ fn canonical(files: &Shards, source: &str, shape: &[usize]) -> Result<Option<Fou
     claimed.extend(made.iter().skip(1).map(|part| format!("{source}{}", part.suffix)));
     let group = group_of(columns, groups).unwrap_or(columns);
     let packed = Packed { bits, group, has_zeros: zeros.is_some(), order, form: None };
-    Ok(Some(Found { form: Form::Made(made, packed), claimed }))
+    Ok(Some(PackedWeight { form: PackedSource::Made(made, packed), claimed }))
 }
 
 fn packed_in(form: BlockForm) -> Packed {
@@ -257,7 +263,7 @@ fn packed_in(form: BlockForm) -> Packed {
     Packed { bits, group, has_zeros: false, order: None, form: Some(form) }
 }
 
-/// A tensor that stands beside the levels of a weight.
+/// A tensor that stands beside the quants of a weight.
 struct FormPart {
     suffix: &'static str,
     dtype: Dtype,
@@ -266,7 +272,7 @@ struct FormPart {
     take: Take,
 }
 
-/// What stands beside the levels of a weight `[rows, columns]` in `form`, scales first.
+/// What stands beside the quants of a weight `[rows, columns]` in `form`, scales first.
 fn form_parts(form: BlockForm, [rows, columns]: [usize; 2]) -> Vec<FormPart> {
     let part = |suffix, dtype, share: usize, take| {
         let width = columns / share;
@@ -287,14 +293,14 @@ fn form_parts(form: BlockForm, [rows, columns]: [usize; 2]) -> Vec<FormPart> {
     parts
 }
 
-/// The form of a canonical weight, if what stands beside its levels says that it has one.
+/// The form of a canonical weight, if what stands beside its quants says that it has one.
 fn canonical_form(
     finder: &Finder<'_>,
-    levels: &crate::safetensors::Tensor,
+    quants: &crate::safetensors::Tensor,
 ) -> Result<Option<BlockForm>, PackedError> {
     let get = |suffix: &str| finder.files.get(&format!("{}{suffix}", finder.module));
     let (high, factors, mins) = (get(HIGH_SUFFIX), get(FACTOR_SUFFIX), get(MIN_SUFFIX));
-    if levels.dtype != Dtype::U8 || (high.is_none() && factors.is_none() && mins.is_none()) {
+    if quants.dtype != Dtype::U8 || (high.is_none() && factors.is_none() && mins.is_none()) {
         return Ok(None);
     }
     let columns = finder.shape[1];
@@ -308,7 +314,7 @@ fn canonical_form(
     let fits = |form: &BlockForm| columns.is_multiple_of(form.span.max(BLOCK));
     form.filter(fits).map(Some).ok_or_else(|| PackedError::BadValues {
         path: finder.files.path().into(),
-        tensor: levels.name.clone(),
+        tensor: quants.name.clone(),
         problem: "has scales, minima and high bits that no form has".to_owned(),
     })
 }
@@ -374,7 +380,7 @@ fn blocks(
     head_dim: usize,
     source: &str,
     shape: &[usize],
-) -> Result<Option<Found>, PackedError> {
+) -> Result<Option<PackedWeight>, PackedError> {
     let (Some(tensor), Some(&kind)) = (files.get(source), gguf.kinds.get(source)) else {
         return Ok(None);
     };
@@ -388,7 +394,7 @@ fn blocks(
         }
         finder.check(tensor, shape, &[dtype], "F32, F16 or BF16")?;
         let made = Made { suffix: "", dtype, shape: shape.to_vec(), recipe: recipe(Take::All) };
-        return Ok(Some(Found { form: Form::Moved(made), claimed }));
+        return Ok(Some(PackedWeight { form: PackedSource::Moved(made), claimed }));
     }
     let &[rows, columns] = shape else {
         let (path, found) = (files.path().into(), tensor.dtype);
@@ -399,22 +405,22 @@ fn blocks(
     finder.check(tensor, &[rows, groups * kind.block_bytes()], &[Dtype::U8], "blocks")?;
     if let Some(form) = kind.form() {
         let shape = vec![rows, columns / 2];
-        let levels = Made { suffix: "", dtype: Dtype::U8, shape, recipe: recipe(Take::Levels) };
+        let quants = Made { suffix: "", dtype: Dtype::U8, shape, recipe: recipe(Take::Levels) };
         let beside = form_parts(form, [rows, columns]).into_iter().map(|part| {
             let FormPart { suffix, dtype, shape, take } = part;
             Made { suffix, dtype, shape, recipe: recipe(take) }
         });
-        let made = std::iter::once(levels).chain(beside).collect();
-        return Ok(Some(Found { form: Form::Made(made, packed_in(form)), claimed }));
+        let made = std::iter::once(quants).chain(beside).collect();
+        return Ok(Some(PackedWeight { form: PackedSource::Made(made, packed_in(form)), claimed }));
     }
     let (bits, dtype, row_bytes) = match kind {
         Kind::Q4_0 => (4, Dtype::U8, columns.div_ceil(2)),
         _ => (8, Dtype::I8, columns),
     };
-    let levels =
+    let quants =
         Made { suffix: "", dtype, shape: vec![rows, row_bytes], recipe: recipe(Take::Levels) };
     let shape = if groups == 1 { vec![rows] } else { vec![rows, groups] };
     let scales = Made { suffix: "_scale", dtype: Dtype::F16, shape, recipe: recipe(Take::Scales) };
     let packed = Packed { bits, group: BLOCK, has_zeros: false, order: None, form: None };
-    Ok(Some(Found { form: Form::Made(vec![levels, scales], packed), claimed }))
+    Ok(Some(PackedWeight { form: PackedSource::Made(vec![quants, scales], packed), claimed }))
 }

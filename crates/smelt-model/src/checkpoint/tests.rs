@@ -24,7 +24,7 @@ fn check(spoil: impl FnOnce(&mut Vec<Loaded>), words: &[&str]) {
 fn a_synthetic_checkpoint_opens() {
     let sample = Sample::tiny();
     let ckpt = Checkpoint::open(sample.dir()).unwrap();
-    assert!(ckpt.has_lm_head() && ckpt.has(Part::Vision));
+    assert!(ckpt.has_lm_head() && ckpt.has(ModelPart::Vision));
     assert_eq!((ckpt.scheme(), ckpt.dir()), (Scheme::None, sample.dir()));
     assert_eq!(ckpt.shape(GATE).unwrap(), [160, 64]);
     assert_eq!(ckpt.dtype(GATE).unwrap(), Dtype::BF16);

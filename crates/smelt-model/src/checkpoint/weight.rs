@@ -1,7 +1,7 @@
 //! Holds one tensor of a model: its type, its shapes, where its bytes come from.
 //!
 //! Floats are the rows of stored tensors; packed weights are made by a recipe, and have companions
-//! (scales, zeros, an order) that are tensors of their own.  [`Packed`] widens rows of levels.
+//! (scales, zeros, an order) that are tensors of their own.  [`Packed`] widens rows of quants.
 //! Knows nothing of configurations.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Weight {
     /// The dimensions that the model calls for.
     pub(super) logical: Vec<usize>,
     pub(super) source: Source,
-    /// How levels become numbers, if these are levels.
+    /// How quants become numbers, if these are quants.
     pub(super) packed: Option<Packed>,
 }
 
@@ -36,10 +36,10 @@ pub(super) enum Source {
     Made(Recipe),
 }
 
-/// How the levels of a weight become numbers.
+/// How the quants of a weight become numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Packed {
-    /// Bits of a level: 4 or 8.
+    /// Bits of a quant: 4 or 8.
     pub(super) bits: u32,
     /// Columns that share a scale.
     pub(super) group: usize,
@@ -56,7 +56,7 @@ pub(super) struct Packed {
 pub(crate) struct PackedFacts {
     /// `[out, in]`.
     pub(crate) shape: [usize; 2],
-    /// Bits of a level: 4 or 8.
+    /// Bits of a quant: 4 or 8.
     pub(crate) bits: u32,
     /// Groups of a row.
     pub(crate) groups: usize,
@@ -68,7 +68,7 @@ pub(crate) struct PackedFacts {
     pub(crate) order: Option<Arc<[u32]>>,
     /// The column of each input channel, if columns were sorted.
     pub(crate) places: Option<Arc<[u32]>>,
-    /// The form, where levels have more beside them than scales and zeros.
+    /// The form, where quants have more beside them than scales and zeros.
     pub(crate) form: Option<BlockForm>,
 }
 
@@ -148,23 +148,23 @@ fn read_pieces(
 pub(super) struct Groups<'a> {
     /// The scales, products multiplied out.
     pub(super) scales: &'a [f32],
-    /// The levels that mean 0.
+    /// The quants that mean 0.
     pub(super) zeros: Option<&'a [u8]>,
     /// The minima, products multiplied out.
     pub(super) mins: Option<&'a [f32]>,
-    /// What is above four bits of the levels; empty where there is nothing.
+    /// What is above four bits of the quants; empty where there is nothing.
     pub(super) high: &'a [u8],
 }
 
-/// The numbers of a row in `form`.  A scale times a level is exact, so nothing but a minimum rounds.
+/// The numbers of a row in `form`.  A scale times a quant is exact, so nothing but a minimum rounds.
 fn widen_blocks(form: BlockForm, nibbles: &[u8], groups: &Groups<'_>, out: &mut [f32]) {
     let middle = i16::from(form.middle());
     let numbers = out.chunks_mut(form.group).zip(groups.scales);
     for (group, (out, scale)) in numbers.enumerate() {
         let min = groups.mins.map(|mins| mins[group]);
         for (column, out) in (group * form.group..).zip(out) {
-            let level = i16::from(form.level(nibbles, groups.high, column)) - middle;
-            let product = f32::from(level) * scale;
+            let quant = i16::from(form.quant(nibbles, groups.high, column)) - middle;
+            let product = f32::from(quant) * scale;
             *out = min.map_or(product, |min| product - min);
         }
     }
@@ -172,10 +172,10 @@ fn widen_blocks(form: BlockForm, nibbles: &[u8], groups: &Groups<'_>, out: &mut 
 
 impl Packed {
     /// Appends `columns` numbers, in the order of the input channels, made of a row's canonical
-    /// `levels` and what its `groups` have: `(level - zero) * scale`, or `level * scale - min`.
+    /// `quants` and what its `groups` have: `(quant - zero) * scale`, or `quant * scale - min`.
     pub(super) fn widen_row(
         &self,
-        levels: &[u8],
+        quants: &[u8],
         columns: usize,
         groups: &Groups<'_>,
         out: &mut Vec<f32>,
@@ -184,18 +184,18 @@ impl Packed {
         out.resize(start + columns, 0.0);
         let out = &mut out[start..];
         if let Some(form) = self.form {
-            return widen_blocks(form, levels, groups, out);
+            return widen_blocks(form, quants, groups, out);
         }
         for (group, &scale) in groups.scales.iter().enumerate() {
             let zero = f32::from(groups.zeros.map_or(MIDDLE, |zeros| zeros[group]));
             let first = group * self.group;
             for column in first..columns.min(first + self.group) {
-                let level = match self.bits {
-                    4 => f32::from((levels[column / 2] >> (4 * (column % 2))) & 15) - zero,
-                    _ => f32::from(levels[column].cast_signed()),
+                let quant = match self.bits {
+                    4 => f32::from((quants[column / 2] >> (4 * (column % 2))) & 15) - zero,
+                    _ => f32::from(quants[column].cast_signed()),
                 };
                 let channel = self.order.as_ref().map_or(column, |order| order[column] as usize);
-                out[channel] = level * scale;
+                out[channel] = quant * scale;
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Describes the decoder of Llama 2 and 3: no biases, no norms on heads, heads that share the width.
 
-use super::Family;
+use super::DecoderFamily;
 
-pub(super) const LLAMA: Family = Family {
+pub(super) const LLAMA: DecoderFamily = DecoderFamily {
     name: "llama",
     architecture: "LlamaForCausalLM",
     qkv_bias: false,

@@ -32,7 +32,7 @@ pub const LM_HEAD: &str = "language_model.lm_head.weight";
 
 /// What tells one family of decoders from another.
 #[derive(Debug, PartialEq)]
-pub struct Family {
+pub struct DecoderFamily {
     /// The word engines keep.
     pub name: &'static str,
     /// The class configurations name.
@@ -49,7 +49,7 @@ pub struct Family {
     rope_theta_default: Option<f64>,
 }
 
-impl Family {
+impl DecoderFamily {
     /// Every family there is.
     pub const ALL: [&'static Self; 3] = [&qwen2::QWEN2, &qwen3::QWEN3, &llama::LLAMA];
 
@@ -83,7 +83,7 @@ impl Family {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decoder {
     /// What its layers have.
-    pub family: &'static Family,
+    pub family: &'static DecoderFamily,
     /// Channels of a token.
     pub hidden: usize,
     /// Decoder layers.
@@ -201,7 +201,7 @@ impl Fields {
     /// Checks the fields of the object `scope` as a decoder of `family`.
     pub(crate) fn decoder(
         &self,
-        family: &'static Family,
+        family: &'static DecoderFamily,
         scope: Scope,
     ) -> Result<Decoder, ConfigProblem> {
         self.check_arithmetic(scope)?;
@@ -251,7 +251,7 @@ impl Fields {
 
     fn rope(
         &self,
-        family: &Family,
+        family: &DecoderFamily,
         head_dim: usize,
         positions: usize,
         scope: Scope,

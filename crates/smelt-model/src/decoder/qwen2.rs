@@ -1,8 +1,8 @@
 //! Describes the decoder of Qwen2 and Qwen2.5: biases on q, k and v, heads that share the width.
 
-use super::Family;
+use super::DecoderFamily;
 
-pub(super) const QWEN2: Family = Family {
+pub(super) const QWEN2: DecoderFamily = DecoderFamily {
     name: "qwen2",
     architecture: "Qwen2ForCausalLM",
     qkv_bias: true,

@@ -1,9 +1,9 @@
 //! Describes the decoder of Qwen3: no biases, an RMSNorm on each head of q and k before they are
 //! rotated, and heads of a width of their own.
 
-use super::Family;
+use super::DecoderFamily;
 
-pub(super) const QWEN3: Family = Family {
+pub(super) const QWEN3: DecoderFamily = DecoderFamily {
     name: "qwen3",
     architecture: "Qwen3ForCausalLM",
     qkv_bias: false,

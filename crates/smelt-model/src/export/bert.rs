@@ -7,7 +7,7 @@
 
 use smelt_onnx::{Dim, ElementType, Graph, GraphBuilder, Initializer, Value};
 
-use super::layers::{Heads, Places, hiding, linear};
+use super::layers::{Heads, SequenceLayout, hiding, linear};
 use crate::families::bert::{Bert, CLASSIFIER, POOLER};
 
 /// Whether tensor `name` stays f32 in every graph.
@@ -63,7 +63,7 @@ fn encoder(
     let seen = g.integer_input("attention_mask", open().to_vec());
     let kinds = kinds.then(|| g.integer_input("token_type_ids", open().to_vec()));
     let mut encoder = Encoder {
-        heads: Heads::new(bert.hidden, bert.heads, Places::Of(ids.to_string())),
+        heads: Heads::new(bert.hidden, bert.heads, SequenceLayout::Of(ids.to_string())),
         eps: bert.eps,
         g,
     };

@@ -7,7 +7,7 @@
 use smelt_onnx::{Dim, ElementType, Graph, GraphBuilder, Initializer, Value};
 
 use super::ExportError;
-use super::layers::{Heads, Places, activate, hiding, linear, norm};
+use super::layers::{Heads, SequenceLayout, activate, hiding, linear, norm};
 use super::positions::resampled;
 use super::weights::WeightStream;
 use crate::families::clip::{ClipText, ClipVision, End, Tower};
@@ -37,7 +37,7 @@ pub(super) fn vision_graph(
     let picture = [vision.channels, height, width].map(Dim::Fixed);
     let pixels = g.input("pixel_values", [&[batch.clone()][..], &picture].concat());
     let places = grid[0] * grid[1] + 1;
-    let mut heads = Heads::new(tower.hidden, tower.heads, Places::Fixed(places as i64));
+    let mut heads = Heads::new(tower.hidden, tower.heads, SequenceLayout::Fixed(places as i64));
     let x = vision_embeddings(&mut g, vision, grid, &pixels);
     let x = norm(&mut g, &x, "vision_model.pre_layrnorm", tower.eps);
     let x = layers(&mut g, tower, &mut heads, "vision_model", x, None);
@@ -107,7 +107,7 @@ pub(super) fn text_graph(
     let open = ["batch", "sequence"].map(|name| Dim::Symbol(name.to_owned()));
     let ids = g.integer_input("input_ids", open.to_vec());
     let seen = g.integer_input("attention_mask", open.to_vec());
-    let mut heads = Heads::new(tower.hidden, tower.heads, Places::Of(ids.to_string()));
+    let mut heads = Heads::new(tower.hidden, tower.heads, SequenceLayout::Of(ids.to_string()));
 
     g.scope("embeddings");
     let tokens = g.gather("text_model.embeddings.token_embedding.weight", &ids);

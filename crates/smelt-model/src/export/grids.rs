@@ -16,7 +16,7 @@ use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
 use crate::families;
 use crate::grid::{GRIDS_MAX, Grid, Lattice, Patching};
-use crate::model::Part;
+use crate::model::ModelPart;
 
 /// What says which graph is for which size of picture.
 pub const GRIDS_FILE: &str = "grids.json";
@@ -140,7 +140,7 @@ impl GridTower<'_> {
             weights.retain(|(name, _)| name != vision::POSITION_EMBEDDING);
             return weights;
         }
-        let mut weights = checkpoint.model().tensors(&[Part::Vision]);
+        let mut weights = checkpoint.model().tensors(&[ModelPart::Vision]);
         weights
             .retain(|(name, _)| ![qwen3_vl::POSITIONS, clip::POSITIONS].contains(&name.as_str()));
         for (name, dims) in &mut weights {

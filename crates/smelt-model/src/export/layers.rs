@@ -8,7 +8,7 @@ use super::HIDDEN_SCORE;
 use crate::families::clip::Act;
 
 /// How rows fall into sequences.
-pub(super) enum Places {
+pub(super) enum SequenceLayout {
     /// So many places each.
     Fixed(i64),
     /// As in the token ids of that name, [texts, places].
@@ -20,13 +20,13 @@ pub(super) struct Heads {
     pub(super) hidden: i64,
     heads: i64,
     head: i64,
-    places: Places,
+    places: SequenceLayout,
     /// [texts, places, heads, head], computed once.
     split: Option<Value>,
 }
 
 impl Heads {
-    pub(super) fn new(hidden: usize, heads: usize, places: Places) -> Self {
+    pub(super) fn new(hidden: usize, heads: usize, places: SequenceLayout) -> Self {
         let head = (hidden / heads) as i64;
         Self { hidden: hidden as i64, heads: heads as i64, head, places, split: None }
     }
@@ -64,8 +64,8 @@ impl Heads {
     /// Rows to [texts, places, heads, head].
     fn split(&mut self, g: &mut GraphBuilder, rows: &str) -> Value {
         match &self.places {
-            Places::Fixed(places) => g.reshape(rows, &[-1, *places, self.heads, self.head]),
-            Places::Of(ids) => {
+            SequenceLayout::Fixed(places) => g.reshape(rows, &[-1, *places, self.heads, self.head]),
+            SequenceLayout::Of(ids) => {
                 let dims = match &self.split {
                     Some(dims) => dims.clone(),
                     None => {
@@ -81,8 +81,8 @@ impl Heads {
     /// Rows to [texts, places, hidden].
     pub(super) fn sequences(&self, g: &mut GraphBuilder, rows: &str) -> Value {
         match &self.places {
-            Places::Fixed(places) => g.reshape(rows, &[-1, *places, self.hidden]),
-            Places::Of(ids) => {
+            SequenceLayout::Fixed(places) => g.reshape(rows, &[-1, *places, self.hidden]),
+            SequenceLayout::Of(ids) => {
                 let dims = sizes_and(g, ids, &[self.hidden]);
                 g.reshape_to(rows, &dims)
             }

@@ -9,13 +9,14 @@ use smelt_onnx::{Dim, ElementType, Graph, GraphBuilder, Initializer, Value};
 
 use super::LlmInput;
 use crate::decoder::{Decoder, EMBEDDING, LM_HEAD};
-use crate::model::{Model, Part};
+use crate::model::{Model, ModelPart};
 
 /// The tensors of the graph with their shapes, in the order they are stored.
 ///
 /// The embedding is there where ids look rows up in it or it serves as the head.
 pub(super) fn weights(model: &Model, input: LlmInput, is_tied: bool) -> Vec<(String, Vec<usize>)> {
-    let parts: &[Part] = if is_tied { &[Part::Llm] } else { &[Part::Llm, Part::Head] };
+    let parts: &[ModelPart] =
+        if is_tied { &[ModelPart::Llm] } else { &[ModelPart::Llm, ModelPart::Head] };
     let mut weights = model.tensors(parts);
     if input == LlmInput::Embeds && !is_tied {
         weights.retain(|(name, _)| name != EMBEDDING);
@@ -34,7 +35,7 @@ pub(super) fn graph(
     let mut g = GraphBuilder::new("llm", element_type, weights);
     let axes = Axes::default();
     let mut x = embedded(&mut g, llm, input, &axes);
-    let step = Step::new(&mut g, llm, &axes);
+    let step = LayerContext::new(&mut g, llm, &axes);
     let deepstack: Vec<Value> = (0..llm.deepstack)
         .map(|n| g.input(&format!("deepstack_embeds.{n}"), axes.of_tokens(llm.hidden)))
         .collect();
@@ -109,7 +110,7 @@ fn cache(g: &mut GraphBuilder, llm: &Decoder, axes: &Axes, layer: usize) -> [Val
 }
 
 /// What all layers share.
-struct Step {
+struct LayerContext {
     /// The numbers of sequences and of tokens: a list of two.
     sizes: Value,
     /// Shapes `[batch, tokens, heads, head_dim]` of queries, and of keys and values.
@@ -123,7 +124,7 @@ struct Step {
     mask: Value,
 }
 
-impl Step {
+impl LayerContext {
     fn new(g: &mut GraphBuilder, llm: &Decoder, axes: &Axes) -> Self {
         g.scope("step");
         let (batch, tokens) = (axes.batch.clone(), axes.tokens.clone());
@@ -207,7 +208,7 @@ fn mask(g: &mut GraphBuilder, attended: &str, tokens: &str) -> Value {
 struct Net<'a> {
     g: GraphBuilder,
     llm: &'a Decoder,
-    step: Step,
+    step: LayerContext,
 }
 
 impl Net<'_> {
@@ -278,7 +279,7 @@ impl Net<'_> {
 
     /// `x` turned by its positions: the pair (i, i + half) by the angle of frequency i.
     fn rotated(&mut self, x: &str) -> Value {
-        let Step { cos, sin, .. } = &self.step;
+        let LayerContext { cos, sin, .. } = &self.step;
         let g = &mut self.g;
         let [low, high] = g.split(x, 3, self.llm.head_dim / 2);
         let high = g.neg(&high);

@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::decoder::EMBEDDING;
 use crate::dtype::Dtype;
 use crate::golden::{Golden, TEXT, Tensors, check_close};
-use crate::model::Part;
+use crate::model::ModelPart;
 use crate::quantize::{Options, Scheme, quantize};
 
 /// The largest errors, as parts of the largest value of an output.
@@ -253,7 +253,7 @@ fn the_probe_names_the_first_block_that_f16_cannot_hold() {
     let golden = Golden::open("qwen3-tiny");
     let out = tempfile::tempdir().unwrap();
     let record = |checkpoint: &Checkpoint, dtype| {
-        probe::record(checkpoint, Part::Llm, dtype, out.path(), &mut |_| {})
+        probe::record(checkpoint, ModelPart::Llm, dtype, out.path(), &mut |_| {})
     };
     record(&golden.checkpoint(), Dtype::F16).unwrap();
     let text = std::fs::read_to_string(out.path().join(probe::PROBE_FILE)).unwrap();

@@ -34,7 +34,7 @@ use smelt_onnx::{
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::dtype::Dtype;
 use crate::grid::{Grid, GridError};
-use crate::model::{Encoder, Model as Description, Part, Vision};
+use crate::model::{Encoder, Model as Description, ModelPart, Vision};
 use crate::reference::ReferenceError;
 use grids::GridTower;
 use weights::WeightStream;
@@ -180,9 +180,9 @@ pub fn vision_on(
 ) -> Result<(), ExportError> {
     let model = checkpoint.model();
     let Some(tower) = &model.vision else {
-        return Err(checkpoint.no_part(Part::Vision).into());
+        return Err(checkpoint.no_part(ModelPart::Vision).into());
     };
-    if !checkpoint.has(Part::Vision) {
+    if !checkpoint.has(ModelPart::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
     let tower = match tower {
@@ -273,9 +273,9 @@ pub fn encoder(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
     let Some(encoder) = &checkpoint.model().encoder else {
-        return Err(checkpoint.no_part(Part::Encoder).into());
+        return Err(checkpoint.no_part(ModelPart::Encoder).into());
     };
-    let weights = checkpoint.model().tensors(&[Part::Encoder]);
+    let weights = checkpoint.model().tensors(&[ModelPart::Encoder]);
     write(checkpoint, dtype, &weights, out_dir, progress, |element_type, weights| match encoder {
         Encoder::Bert(bert) => bert::graph(bert, element_type, weights),
         Encoder::ClipText(tower) => clip::text_graph(tower, element_type, weights),
@@ -297,11 +297,11 @@ pub fn classifier(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
     let (Some(Encoder::Bert(bert)), true) =
-        (&checkpoint.model().encoder, checkpoint.has(Part::Classifier))
+        (&checkpoint.model().encoder, checkpoint.has(ModelPart::Classifier))
     else {
-        return Err(checkpoint.no_part(Part::Classifier).into());
+        return Err(checkpoint.no_part(ModelPart::Classifier).into());
     };
-    let weights = checkpoint.model().tensors(&[Part::Encoder, Part::Classifier]);
+    let weights = checkpoint.model().tensors(&[ModelPart::Encoder, ModelPart::Classifier]);
     write(checkpoint, dtype, &weights, out_dir, progress, |element_type, weights| {
         bert::classifier_graph(bert, element_type, weights)
     })

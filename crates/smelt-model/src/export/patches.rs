@@ -14,7 +14,7 @@ pub(super) struct Heads {
 }
 
 /// What attention of one kind sees.
-pub(super) struct Sight<'a> {
+pub(super) struct AttentionMask<'a> {
     /// Equal parts the rows are cut into; a row sees those of its part.
     pub(super) parts: usize,
     /// What is added to the scores of each part, `[parts, 1, 1, rows / parts]`, if anything.
@@ -31,12 +31,12 @@ pub(super) fn attention(
     x: &str,
     name: &str,
     heads: &Heads,
-    sight: &Sight<'_>,
+    attention_mask: &AttentionMask<'_>,
 ) -> Value {
     let Heads { hidden, heads, rows } = *heads;
     let head = hidden / heads;
     let [n, h, d] = [rows, heads, head].map(|size| size as i64);
-    let (parts, part) = (sight.parts as i64, (rows / sight.parts) as i64);
+    let (parts, part) = (attention_mask.parts as i64, (rows / attention_mask.parts) as i64);
 
     let qkv = linear(g, x, &format!("{name}.qkv"));
     let [q, k, v] = g.split(&qkv, 1, hidden);
@@ -51,7 +51,7 @@ pub(super) fn attention(
     let scale = g.scalar((head as f64).sqrt().recip() as f32);
     let q = g.mul(&q, &scale);
     let mut scores = g.matmul(&q, &k);
-    if let Some(mask) = sight.mask {
+    if let Some(mask) = attention_mask.mask {
         scores = g.add(&scores, mask);
     }
     let shares = g.softmax(&scores);

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::ExportError;
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
-use crate::model::Part;
+use crate::model::ModelPart;
 use crate::reference::{self, Peak};
 
 /// What the probe writes beside the graph.
@@ -50,15 +50,15 @@ struct Block {
 /// no such part, the reference cannot run it, or the file cannot be written.
 pub fn record(
     checkpoint: &Checkpoint,
-    part: Part,
+    part: ModelPart,
     dtype: Dtype,
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
     let (part, (input, peaks)) = match part {
-        Part::Vision => ("vision", of_vision(checkpoint, progress)?),
-        Part::Llm | Part::Head => ("llm", of_llm(checkpoint, progress)?),
-        Part::Encoder | Part::Classifier => return Err(ExportError::NoProbe),
+        ModelPart::Vision => ("vision", of_vision(checkpoint, progress)?),
+        ModelPart::Llm | ModelPart::Head => ("llm", of_llm(checkpoint, progress)?),
+        ModelPart::Encoder | ModelPart::Classifier => return Err(ExportError::NoProbe),
     };
     if dtype == Dtype::F16
         && let Some(peak) = peaks.iter().find(|peak| peak.largest > F16_MAX)
@@ -99,7 +99,7 @@ fn of_vision(
     progress: &mut dyn FnMut(&str),
 ) -> Result<(String, Vec<Peak>), ExportError> {
     let vit = &checkpoint.internvl3()?.vit;
-    if !checkpoint.has(Part::Vision) {
+    if !checkpoint.has(ModelPart::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
     progress("reference over a picture");

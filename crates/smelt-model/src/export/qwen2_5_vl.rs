@@ -6,7 +6,7 @@
 
 use smelt_onnx::{Dim, Graph, GraphBuilder, Initializer, Value};
 
-use super::patches::{Heads, Sight, TABLES, attention, linear};
+use super::patches::{AttentionMask, Heads, TABLES, attention, linear};
 use super::weights::WeightStream;
 use super::{ExportError, HIDDEN_SCORE};
 use crate::families::qwen2_5_vl::{NORM_EPS, Tower};
@@ -102,17 +102,17 @@ impl Writer<'_> {
         let name = format!("visual.blocks.{block}");
         let (g, tower) = (&mut self.g, self.tower);
         let is_masked = !self.windows.are_whole();
-        let sight = if tower.full_attention.contains(&block) {
-            Sight { parts: 1, mask: is_masked.then_some(FULL_MASK) }
+        let attention_mask = if tower.full_attention.contains(&block) {
+            AttentionMask { parts: 1, mask: is_masked.then_some(FULL_MASK) }
         } else {
-            Sight { parts: self.windows.count, mask: is_masked.then_some(WINDOW_MASK) }
+            AttentionMask { parts: self.windows.count, mask: is_masked.then_some(WINDOW_MASK) }
         };
         let rows = self.windows.tokens.len() * tower.patching.unit();
         let heads = Heads { hidden: tower.hidden, heads: tower.heads, rows };
 
         g.scope(&format!("blocks.{block}/attn"));
         let normed = g.rms_norm(x, &format!("{name}.norm1.weight"), NORM_EPS);
-        let branch = attention(g, &normed, &format!("{name}.attn"), &heads, &sight);
+        let branch = attention(g, &normed, &format!("{name}.attn"), &heads, &attention_mask);
         let x = g.add(x, &branch);
 
         g.scope(&format!("blocks.{block}/mlp"));

@@ -7,7 +7,7 @@
 use smelt_onnx::{Dim, Graph, GraphBuilder, Initializer, Value};
 
 use super::ExportError;
-use super::patches::{Heads, Sight, TABLES, attention, linear};
+use super::patches::{AttentionMask, Heads, TABLES, attention, linear};
 use super::weights::WeightStream;
 use crate::checkpoint::Checkpoint;
 use crate::families::qwen3_vl::{NORM_EPS, Tower};
@@ -108,8 +108,8 @@ impl Writer<'_> {
 
         g.scope(&format!("blocks.{block}/attn"));
         let normed = norm(g, x, &format!("{name}.norm1"));
-        let sight = Sight { parts: 1, mask: None };
-        let branch = attention(g, &normed, &format!("{name}.attn"), &heads, &sight);
+        let attention_mask = AttentionMask { parts: 1, mask: None };
+        let branch = attention(g, &normed, &format!("{name}.attn"), &heads, &attention_mask);
         let x = g.add(x, &branch);
 
         g.scope(&format!("blocks.{block}/mlp"));

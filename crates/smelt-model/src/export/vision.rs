@@ -11,7 +11,7 @@ use super::positions::resampled;
 use super::weights::WeightStream;
 use crate::families::internvl3::{InternVl3, PROJECTOR_EPS, Vit};
 use crate::grid::Lattice;
-use crate::model::{Model, Part};
+use crate::model::{Model, ModelPart};
 
 const CLASS_EMBEDDING: &str = "vision_model.embeddings.class_embedding";
 const PATCH_WEIGHT: &str = "vision_model.embeddings.patch_embedding.weight";
@@ -22,7 +22,7 @@ pub(super) const POSITION_EMBEDDING: &str = "vision_model.embeddings.position_em
 ///
 /// The patch convolution is declared as the matrix it is: its stride is its kernel.
 pub(super) fn weights(model: &Model) -> Vec<(String, Vec<usize>)> {
-    let mut weights = model.tensors(&[Part::Vision]);
+    let mut weights = model.tensors(&[ModelPart::Vision]);
     for (name, dims) in &mut weights {
         if name == PATCH_WEIGHT {
             *dims = vec![dims[0], dims[1..].iter().product()];

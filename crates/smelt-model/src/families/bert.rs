@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::{Config, Family};
+use super::{Config, FamilyEntry};
 use crate::config::{ConfigProblem, List, Scope};
 use crate::model::{Encoder, Layout, Model};
 
@@ -117,7 +117,7 @@ impl Labels {
 }
 
 /// The encoder alone, and every class of transformers that puts a head on it.
-pub(super) const BERT: Family = Family {
+pub(super) const BERT: FamilyEntry = FamilyEntry {
     architectures: &[
         "BertModel",
         "BertForMaskedLM",
@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
     use crate::config::ConfigError;
-    use crate::model::Part;
+    use crate::model::ModelPart;
 
     /// As MiniLM's, fields that do not matter left out.
     const MINILM: &str = r#"{"architectures": ["BertModel"], "hidden_act": "gelu",
@@ -227,8 +227,8 @@ mod tests {
     #[test]
     fn minilm_has_the_published_number_of_weights() {
         let model = parse(MINILM).unwrap();
-        assert_eq!(model.parts(), [Part::Encoder]);
-        let tensors = model.tensors(&[Part::Encoder]);
+        assert_eq!(model.parts(), [ModelPart::Encoder]);
+        let tensors = model.tensors(&[ModelPart::Encoder]);
         let total: usize = tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         // 22,713,216 with the pooler, whose 384 x 384 and 384 are not the encoder's.
         assert_eq!((tensors.len(), total), (101, 22_713_216 - 384 * 385));
@@ -241,8 +241,8 @@ mod tests {
             parse(&MINILM.replace("\"BertModel\"], \"hidden_act\"", &class)).unwrap()
         };
         let one = of(r#""id2label": {"0": "LABEL_0"}, "num_labels": 5,"#);
-        assert_eq!(one.parts(), [Part::Encoder, Part::Classifier]);
-        let head = one.tensors(&[Part::Classifier]);
+        assert_eq!(one.parts(), [ModelPart::Encoder, ModelPart::Classifier]);
+        let head = one.tensors(&[ModelPart::Classifier]);
         let named = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec());
         assert_eq!(head[0], named("pooler.dense.weight", &[384, 384]));
         assert_eq!(
@@ -254,10 +254,10 @@ mod tests {
         let weights = all.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
         assert_eq!(weights, 22_713_216 + 384 + 1);
         for (fields, labels) in [("", 2), (r#""num_labels": 3,"#, 3)] {
-            assert_eq!(of(fields).tensors(&[Part::Classifier])[3].1, [labels]);
+            assert_eq!(of(fields).tensors(&[ModelPart::Classifier])[3].1, [labels]);
         }
         let none = parse(&MINILM.replace("BertModel", "BertForTokenClassification")).unwrap();
-        assert_eq!(none.parts(), [Part::Encoder]);
+        assert_eq!(none.parts(), [ModelPart::Encoder]);
         assert_eq!(
             prefixed("classifier.bias") + &prefixed("pooler.x"),
             "classifier.biasbert.pooler.x"

@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 
-use super::{Config, Family};
+use super::{Config, FamilyEntry};
 use crate::config::{ConfigProblem, List, Scope};
 use crate::grid::Patching;
 use crate::model::{Encoder, Layout, Model, Vision};
@@ -225,7 +225,7 @@ const TEXT: &str = "CLIPTextModel";
 const TEXT_PROJECTED: &str = "CLIPTextModelWithProjection";
 
 /// Both towers, or one of them with or without its projection.
-pub(super) const CLIP: Family = Family {
+pub(super) const CLIP: FamilyEntry = FamilyEntry {
     architectures: &[BOTH, VISION, VISION_PROJECTED, TEXT, TEXT_PROJECTED],
     words: || format!("{BOTH}, {VISION} and {TEXT} (alone or …WithProjection)"),
     read,
@@ -338,7 +338,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::model::Part;
+    use crate::model::ModelPart;
 
     #[track_caller]
     fn check(json: &str, words: &[&str]) {
@@ -352,7 +352,7 @@ mod tests {
         Model::parse(json, Path::new("dir/config.json")).unwrap()
     }
 
-    fn weights(model: &Model, part: Part) -> usize {
+    fn weights(model: &Model, part: ModelPart) -> usize {
         let sizes = model.tensors(&[part]);
         sizes.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
@@ -363,9 +363,9 @@ mod tests {
             r#"{"architectures": ["CLIPModel"], "text_config": {"eos_token_id": 2},
                 "vision_config": {}, "text_config_dict": null}"#,
         );
-        assert_eq!(clip.parts(), [Part::Vision, Part::Encoder]);
+        assert_eq!(clip.parts(), [ModelPart::Vision, ModelPart::Encoder]);
         // 151,277,313 published, one of them the temperature.
-        let both = weights(&clip, Part::Vision) + weights(&clip, Part::Encoder);
+        let both = weights(&clip, ModelPart::Vision) + weights(&clip, ModelPart::Encoder);
         assert_eq!(both, 151_277_312);
         let Some(Encoder::ClipText(text)) = &clip.encoder else { panic!("{clip:?}") };
         assert_eq!((text.end, text.tower.act), (End::LargestToken, Act::QuickGelu));
@@ -375,11 +375,11 @@ mod tests {
     fn towers_alone_have_a_projection_only_where_the_class_says_so() {
         let vision = |class| model(&format!(r#"{{"architectures": ["{class}"]}}"#));
         let (plain, projected) = (vision(VISION), vision(VISION_PROJECTED));
-        let apart = weights(&projected, Part::Vision) - weights(&plain, Part::Vision);
-        assert_eq!((apart, plain.parts()), (768 * 512, vec![Part::Vision]));
+        let apart = weights(&projected, ModelPart::Vision) - weights(&plain, ModelPart::Vision);
+        assert_eq!((apart, plain.parts()), (768 * 512, vec![ModelPart::Vision]));
         let (plain, projected) = (vision(TEXT), vision(TEXT_PROJECTED));
-        let apart = weights(&projected, Part::Encoder) - weights(&plain, Part::Encoder);
-        assert_eq!((apart, plain.parts()), (512 * 512, vec![Part::Encoder]));
+        let apart = weights(&projected, ModelPart::Encoder) - weights(&plain, ModelPart::Encoder);
+        assert_eq!((apart, plain.parts()), (512 * 512, vec![ModelPart::Encoder]));
     }
 
     #[test]

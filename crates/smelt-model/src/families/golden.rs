@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::config::ConfigError;
-use crate::model::{Model, Part};
+use crate::model::{Model, ModelPart};
 
 /// A folder of `tests/data/golden`.
 #[derive(Clone, Copy)]
@@ -39,7 +39,7 @@ impl Golden {
 
 /// Parameters of `model` whose head is tied to its embedding.
 pub(super) fn parameters(model: &Model) -> usize {
-    let tensors = model.tensors(&[Part::Vision, Part::Llm]);
+    let tensors = model.tensors(&[ModelPart::Vision, ModelPart::Llm]);
     tensors.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
 }
 

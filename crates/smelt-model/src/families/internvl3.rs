@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::Config;
 use crate::config::{ConfigProblem, List, Scope};
-use crate::decoder::{self, Decoder, Family};
+use crate::decoder::{self, Decoder, DecoderFamily};
 use crate::grid::Patching;
 use crate::model::{Layout, Model, Vision};
 
@@ -205,12 +205,12 @@ const VISION: Scope = Scope("vision_config");
 const LLM: Scope = Scope("llm_config");
 
 /// The layout that OpenGVLab publishes.
-pub(super) const ORIGINAL: super::Family =
-    super::Family { architectures: &[ARCHITECTURE], words: supported, read };
+pub(super) const ORIGINAL: super::FamilyEntry =
+    super::FamilyEntry { architectures: &[ARCHITECTURE], words: supported, read };
 
 /// The layout of transformers.
-pub(super) const HF: super::Family =
-    super::Family { architectures: &[hf::ARCHITECTURE], words: supported, read: hf::read };
+pub(super) const HF: super::FamilyEntry =
+    super::FamilyEntry { architectures: &[hf::ARCHITECTURE], words: supported, read: hf::read };
 
 fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let family = family(config)?;
@@ -240,16 +240,16 @@ fn model(tower: InternVl3, llm: Decoder, layouts: &'static [Layout]) -> Model {
 }
 
 /// The decoder's class, asked for before the fields, so that another is named, not a missing field.
-fn family(config: Config<'_>) -> Result<&'static Family, ConfigProblem> {
+fn family(config: Config<'_>) -> Result<&'static DecoderFamily, ConfigProblem> {
     let found = config.tree["llm_config"]["architectures"][0].as_str().unwrap_or("(none named)");
-    Family::of_architecture(found).ok_or_else(|| ConfigProblem::UnknownArchitecture {
+    DecoderFamily::of_architecture(found).ok_or_else(|| ConfigProblem::UnknownArchitecture {
         found: format!("{ARCHITECTURE} with {found}"),
         supported: supported(),
     })
 }
 
 fn supported() -> String {
-    let families = Family::ALL.map(|family| family.architecture).join(" or ");
+    let families = DecoderFamily::ALL.map(|family| family.architecture).join(" or ");
     format!("{ARCHITECTURE} with {families} (InternVL3 and 3.5, original and -hf layouts)")
 }
 
@@ -305,7 +305,7 @@ mod tests {
 
     use super::*;
     use crate::config::ConfigError;
-    use crate::model::Part;
+    use crate::model::ModelPart;
 
     const TINY: &str = r#"{
         "architectures": ["InternVLChatModel"], "model_type": "internvl_chat",
@@ -403,11 +403,11 @@ mod tests {
     #[test]
     fn tensor_names_differ_and_the_head_is_a_part_of_its_own() {
         let model = parse(TINY).unwrap();
-        let list = model.tensors(&[Part::Vision, Part::Llm, Part::Head]);
+        let list = model.tensors(&[ModelPart::Vision, ModelPart::Llm, ModelPart::Head]);
         let names: std::collections::BTreeSet<_> = list.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), list.len());
         assert_eq!(list.last().unwrap().0, "language_model.lm_head.weight");
-        assert!(!model.tensors(&[Part::Llm]).iter().any(|(name, _)| name.contains("lm_head")));
+        assert!(!model.tensors(&[ModelPart::Llm]).iter().any(|(name, _)| name.contains("lm_head")));
         let shape = |name: &str| list.iter().find(|(n, _)| n == name).unwrap().1.clone();
         let layer = "language_model.model.layers.2";
         assert_eq!(shape(&format!("{layer}.self_attn.k_proj.weight")), [24, 48]);
@@ -423,7 +423,7 @@ mod tests {
             .replace("\"layer_norm\"", "\"rms_norm\"")
             .replace("\"qk_normalization\": false", "\"qk_normalization\": true")
             .replace("\"qkv_bias\": true", "\"qkv_bias\": false");
-        let list = parse(&large).unwrap().tensors(&[Part::Vision]);
+        let list = parse(&large).unwrap().tensors(&[ModelPart::Vision]);
         let layer = "vision_model.encoder.layers.1.";
         let names: Vec<&str> =
             list.iter().filter_map(|(name, _)| name.strip_prefix(layer)).collect();
@@ -444,7 +444,7 @@ mod tests {
         let llm = parts(&model).1;
         assert_eq!((llm.family.name, llm.head_dim, llm.q_width()), ("qwen3", 128, 512));
         let own = qwen3().replace("\"vocab_size\"", "\"head_dim\": 20, \"vocab_size\"");
-        let list = parse(&own).unwrap().tensors(&[Part::Llm]);
+        let list = parse(&own).unwrap().tensors(&[ModelPart::Llm]);
         let shape = |part: &str| {
             let name = format!("language_model.model.layers.1.self_attn.{part}");
             list.iter().find(|(n, _)| *n == name).map(|(_, shape)| shape.clone())
@@ -459,7 +459,7 @@ mod tests {
     #[test]
     fn qwen3_has_biases_where_the_configuration_says_so() {
         let biased = qwen3().replace("attention_bias\": false", "attention_bias\": true");
-        let list = parse(&biased).unwrap().tensors(&[Part::Llm]);
+        let list = parse(&biased).unwrap().tensors(&[ModelPart::Llm]);
         let has = |name: &str| list.iter().any(|(n, _)| n.ends_with(name));
         assert!(has(".0.self_attn.o_proj.bias") && has(".0.self_attn.q_proj.bias"));
         assert_eq!(list.len(), 1 + 3 * 15 + 1);

@@ -43,14 +43,14 @@ impl<'a> Config<'a> {
 }
 
 /// One family: the classes whose configurations it reads.
-struct Family {
+struct FamilyEntry {
     architectures: &'static [&'static str],
     /// What of them is supported, for the refusal of others.
     words: fn() -> String,
     read: fn(Config<'_>) -> Result<Model, ConfigProblem>,
 }
 
-const ALL: [Family; 7] = [
+const ALL: [FamilyEntry; 7] = [
     internvl3::ORIGINAL,
     internvl3::HF,
     qwen2_5_vl::FAMILY,

@@ -7,7 +7,7 @@
 
 use serde::Deserialize;
 
-use super::{Config, Family, text_fields, vl_names, vl_sizes};
+use super::{Config, FamilyEntry, text_fields, vl_names, vl_sizes};
 use crate::config::{ConfigProblem, List, Scope};
 use crate::decoder;
 use crate::grid::Patching;
@@ -119,13 +119,13 @@ struct File {
 const VISION: Scope = Scope("vision_config");
 
 /// The row of this family.
-pub(super) const FAMILY: Family =
-    Family { architectures: &[ARCHITECTURE], words: || ARCHITECTURE.to_owned(), read };
+pub(super) const FAMILY: FamilyEntry =
+    FamilyEntry { architectures: &[ARCHITECTURE], words: || ARCHITECTURE.to_owned(), read };
 
 fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let File { vision_config } = config.fields()?;
     let (text, scope) = text_fields(config)?;
-    let qwen2 = decoder::Family::named("qwen2").expect("Qwen2 is a family of decoders");
+    let qwen2 = decoder::DecoderFamily::named("qwen2").expect("Qwen2 is a family of decoders");
     let llm = text.decoder(qwen2, scope)?;
     let contiguous = llm.rope.sections.is_some_and(|sections| !sections.is_interleaved);
     let found = if llm.rope.sections.is_some() { "interleaved" } else { "missing" };

@@ -5,11 +5,11 @@
 
 use super::Config;
 use crate::config::{ConfigProblem, Scope};
-use crate::decoder::{self, Family};
+use crate::decoder::{self, DecoderFamily};
 use crate::model::{Layout, Model};
 
 /// The decoders by themselves.
-pub(super) const TEXT: super::Family = super::Family {
+pub(super) const TEXT: super::FamilyEntry = super::FamilyEntry {
     architectures: &["Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"],
     words: supported,
     read,
@@ -30,7 +30,8 @@ fn supported() -> String {
 
 fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let class = config.architecture().unwrap_or_default();
-    let family = Family::of_architecture(class).expect("the table lists classes of decoders");
+    let family =
+        DecoderFamily::of_architecture(class).expect("the table lists classes of decoders");
     let fields: decoder::Fields = config.fields()?;
     let llm = fields.decoder(family, TOP)?;
     Ok(Model { family: family.name, vision: None, llm: Some(llm), encoder: None, layouts: LAYOUTS })
@@ -44,7 +45,7 @@ mod tests {
     use crate::checkpoint::Checkpoint;
     use crate::decoder::{EMBEDDING, LM_HEAD, Scaling};
     use crate::golden::Golden;
-    use crate::model::Part;
+    use crate::model::ModelPart;
 
     const LLAMA: &str = r#"{
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
@@ -128,7 +129,7 @@ mod tests {
     fn biases_of_attention_are_read_where_the_configuration_says_so() {
         let json = LLAMA.replace("\"mlp_bias\"", "\"attention_bias\": true, \"mlp_bias\"");
         let model = Model::parse(&json, Path::new("config.json")).unwrap();
-        let list = model.tensors(&[Part::Llm]);
+        let list = model.tensors(&[ModelPart::Llm]);
         let biases: Vec<&str> = list
             .iter()
             .filter_map(|(name, _)| name.strip_prefix("language_model.model.layers.1.self_attn."))

@@ -1,11 +1,11 @@
 //! Finds weights that compressed-tensors stored in its "pack-quantized" format.
 //!
-//! `weight_packed` I32 `[out, in/8]` is packed along the inputs in natural order, each level offset
+//! `weight_packed` I32 `[out, in/8]` is packed along the inputs in natural order, each quant offset
 //! by 8 (by 128 for 8 bits); `weight_scale` `[out, in/g]`; `weight_zero_point` I32 `[out/8, in/g]`,
 //! packed along the outputs with the same offset, where asymmetric; `weight_shape` I64 `[2]`, since
 //! words pad rows; `weight_g_idx` I32 `[in]` with act-order.
 //! Source: `compressed_tensors/compressors/pack_quantized` of compressed-tensors 0.20.
-//! Knows nothing of how levels are presented.
+//! Knows nothing of how quants are presented.
 
 use crate::dtype::Dtype;
 use crate::safetensors::Tensor;
@@ -16,10 +16,10 @@ use super::stored::{Finder, Stored};
 use super::words::{Along, NATURAL, WordLayout};
 
 /// The tensor that tells a packed module from one that was not converted.
-pub(crate) const LEVELS: &str = "weight_packed";
+pub(crate) const QUANTS: &str = "weight_packed";
 
-/// How levels of `bits` bits lie.
-pub(crate) fn levels_grid(bits: u32) -> WordLayout {
+/// How quants of `bits` bits lie.
+pub(crate) fn quants_grid(bits: u32) -> WordLayout {
     WordLayout { bits, along: Along::Columns, turned: false, lanes: NATURAL }
 }
 
@@ -31,24 +31,24 @@ pub(crate) fn zeros_grid(bits: u32) -> WordLayout {
 /// Finds the module's tensors, stored as the one of `layers` whose shapes they have.
 pub(crate) fn find(finder: &Finder<'_>, layers: &[Layer]) -> Result<Stored, PackedError> {
     let shape = finder.shape;
-    let levels = finder.need(LEVELS, "weight_scale")?;
-    let layer = fitting(finder, levels, layers);
-    let grid = levels_grid(layer.bits);
-    finder.check_words(levels, &grid.stored_shape(shape))?;
+    let quants = finder.need(QUANTS, "weight_scale")?;
+    let layer = fitting(finder, quants, layers);
+    let grid = quants_grid(layer.bits);
+    finder.check_words(quants, &grid.stored_shape(shape))?;
     check_shape(finder)?;
-    let (scales, groups) = finder.scales("weight_scale", LEVELS, false, layer.group)?;
+    let (scales, groups) = finder.scales("weight_scale", QUANTS, false, layer.group)?;
     let zeros = zeros(finder, &layer, groups)?;
     let order = finder.order("weight_g_idx", groups, layer.group.unwrap_or(shape[1]))?;
-    let (levels, scales) = ((levels.clone(), grid), (scales, false));
-    Ok(Stored { shape, groups, levels, scales, zeros, order })
+    let (quants, scales) = ((quants.clone(), grid), (scales, false));
+    Ok(Stored { shape, groups, quants, scales, zeros, order })
 }
 
-/// The first layer description that levels and scales fit, else the first one.
-fn fitting(finder: &Finder<'_>, levels: &Tensor, layers: &[Layer]) -> Layer {
+/// The first layer description that quants and scales fit, else the first one.
+fn fitting(finder: &Finder<'_>, quants: &Tensor, layers: &[Layer]) -> Layer {
     let [rows, columns] = finder.shape;
     let fits = |layer: &&Layer| {
         let groups = layer.group.map_or(1, |group| columns.div_ceil(group));
-        levels.shape == levels_grid(layer.bits).stored_shape(finder.shape)
+        quants.shape == quants_grid(layer.bits).stored_shape(finder.shape)
             && finder.get("weight_scale").is_none_or(|scale| scale.shape == [rows, groups])
     };
     *layers.iter().find(fits).or(layers.first()).expect("a configuration describes a layer")
@@ -62,14 +62,14 @@ fn zeros(
     if layer.is_symmetric {
         return Ok(None);
     }
-    let (zeros, grid) = (finder.need("weight_zero_point", LEVELS)?, zeros_grid(layer.bits));
+    let (zeros, grid) = (finder.need("weight_zero_point", QUANTS)?, zeros_grid(layer.bits));
     finder.check_words(zeros, &grid.stored_shape([finder.shape[0], groups]))?;
     Ok(Some((zeros.clone(), grid)))
 }
 
 /// Refuses a module whose own word on its shape contradicts the model's.
 fn check_shape(finder: &Finder<'_>) -> Result<(), PackedError> {
-    let tensor = finder.need("weight_shape", LEVELS)?;
+    let tensor = finder.need("weight_shape", QUANTS)?;
     finder.check(tensor, &[2], &[Dtype::I64, Dtype::I32], "I64")?;
     let mut bytes = vec![0; tensor.size_bytes() as usize];
     finder.files.read_at(tensor, 0, &mut bytes)?;

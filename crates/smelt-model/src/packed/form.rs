@@ -1,25 +1,25 @@
 //! Names the forms of packed weights that have more than a scale and an integer zero for a group.
 //!
-//! They are those of ggml's blocks.  A [`BlockForm`] says which tensors stand beside the levels and
+//! They are those of ggml's blocks.  A [`BlockForm`] says which tensors stand beside the quants and
 //! how many columns share what; readers, writers and engines ask the same table.  Knows no bytes.
 //!
-//! A weight `X` `[out, in]` of such a form: `X` U8 `[out, in/2]`, the low four bits of each level, the
-//! low nibble being the even column.  `X_high`, where levels have more: U32 `[out, in/32]` for 5
+//! A weight `X` `[out, in]` of such a form: `X` U8 `[out, in/2]`, the low four bits of each quant, the
+//! low nibble being the even column.  `X_high`, where quants have more: U32 `[out, in/32]` for 5
 //! bits, `[out, in/16]` for 6; a word's byte `c` holds what is above four bits of columns `c`, `4 + c`,
 //! `8 + c`, … of the word's, the first lowest.  `X_scale` F16 `[out, in/span]`; where groups are smaller
 //! than spans `X_factor` I8 `[out, in/group]`, and a group's scale is their product.  `X_min` and
-//! `X_min_factor` likewise, where groups have minima: `w = level * scale - min`.  Without minima
-//! `w = (level - middle) * scale`, the middle being half of the levels.  Products are exact in f32.
+//! `X_min_factor` likewise, where groups have minima: `w = quant * scale - min`.  Without minima
+//! `w = (quant - middle) * scale`, the middle being half of the quants.  Products are exact in f32.
 
 /// The columns of a row that share an f16 in the forms with factors.
 const SPAN: usize = 256;
 
-/// What belongs to the levels of a weight.
+/// What belongs to the quants of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockForm {
     /// The word for it, ggml's.
     pub name: &'static str,
-    /// Bits of a level.
+    /// Bits of a quant.
     pub bits: u32,
     /// Columns that share a scale.
     pub group: usize,
@@ -46,7 +46,7 @@ impl BlockForm {
         Self::ALL.into_iter().find(|form| form.name == name)
     }
 
-    /// The form of levels of `bits` beside which there are factors and minima, or not.
+    /// The form of quants of `bits` beside which there are factors and minima, or not.
     pub fn of(bits: u32, has_factors: bool, has_mins: bool) -> Option<Self> {
         Self::ALL.into_iter().find(|form| {
             (form.bits, form.has_factors(), form.has_mins) == (bits, has_factors, has_mins)
@@ -58,12 +58,12 @@ impl BlockForm {
         self.span != self.group
     }
 
-    /// The level that means 0 where there are no minima.
+    /// The quant that means 0 where there are no minima.
     pub fn middle(self) -> u8 {
         if self.has_mins { 0 } else { 1 << (self.bits - 1) }
     }
 
-    /// Bits of a level that lie in `X_high`.
+    /// Bits of a quant that lie in `X_high`.
     pub fn high_bits(self) -> u32 {
         self.bits - 4
     }
@@ -73,8 +73,8 @@ impl BlockForm {
         u32::BITS.checked_div(self.high_bits()).map(|columns| columns as usize)
     }
 
-    /// The level of `column`, of a row's nibbles and words.
-    pub fn level(self, nibbles: &[u8], high: &[u8], column: usize) -> u8 {
+    /// The quant of `column`, of a row's nibbles and words.
+    pub fn quant(self, nibbles: &[u8], high: &[u8], column: usize) -> u8 {
         let low = (nibbles[column / 2] >> (4 * (column % 2))) & 15;
         let Some(width) = self.word_columns() else { return low };
         let (word, inside) = (column / width, column % width);
@@ -82,12 +82,12 @@ impl BlockForm {
         low | (byte & ((1 << self.high_bits()) - 1)) << 4
     }
 
-    /// Puts what is above four bits of `levels`, whole words of columns, into `out`, which is zero.
-    pub(crate) fn put_high(self, levels: &[u8], out: &mut [u8]) {
+    /// Puts what is above four bits of `quants`, whole words of columns, into `out`, which is zero.
+    pub(crate) fn put_high(self, quants: &[u8], out: &mut [u8]) {
         let Some(width) = self.word_columns() else { return };
-        for (levels, word) in levels.chunks_exact(width).zip(out.as_chunks_mut::<4>().0) {
-            for (column, level) in levels.iter().enumerate() {
-                word[column % 4] |= (level >> 4) << (column / 4 * self.high_bits() as usize);
+        for (quants, word) in quants.chunks_exact(width).zip(out.as_chunks_mut::<4>().0) {
+            for (column, quant) in quants.iter().enumerate() {
+                word[column % 4] |= (quant >> 4) << (column / 4 * self.high_bits() as usize);
             }
         }
     }
@@ -111,13 +111,13 @@ mod tests {
     fn levels_come_out_of_nibbles_and_words_as_they_went_in() {
         for form in BlockForm::ALL {
             let mask = ((1_u16 << form.bits) - 1) as u8;
-            let levels: Vec<u8> = (0..64_u8).map(|at| at.wrapping_mul(37) & mask).collect();
+            let quants: Vec<u8> = (0..64_u8).map(|at| at.wrapping_mul(37) & mask).collect();
             let nibbles: Vec<u8> =
-                levels.chunks(2).map(|two| two[0] & 15 | (two[1] & 15) << 4).collect();
+                quants.chunks(2).map(|two| two[0] & 15 | (two[1] & 15) << 4).collect();
             let mut high = vec![0; form.word_columns().map_or(0, |width| 64 / width * 4)];
-            form.put_high(&levels, &mut high);
-            let found: Vec<u8> = (0..64).map(|at| form.level(&nibbles, &high, at)).collect();
-            assert_eq!(found, levels, "{}", form.name);
+            form.put_high(&quants, &mut high);
+            let found: Vec<u8> = (0..64).map(|at| form.quant(&nibbles, &high, at)).collect();
+            assert_eq!(found, quants, "{}", form.name);
         }
     }
 }

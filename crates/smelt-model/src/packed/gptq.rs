@@ -5,7 +5,7 @@
 //! each input channel.  Version 1 stores zeros less one, version 2 as they are.
 //! Source: `auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py`, `pack` and `forward`, and
 //! `gptqmodel/utils/model.py`, `convert_gptq_v1_to_v2_format`.
-//! Knows nothing of how levels are presented.
+//! Knows nothing of how quants are presented.
 
 use crate::safetensors::Tensor;
 
@@ -14,13 +14,13 @@ use super::stored::{Finder, Stored};
 use super::words::{Along, NATURAL, WordLayout};
 
 /// The tensor that tells a packed module from one that was not converted.
-pub(crate) const LEVELS: &str = "qweight";
+pub(crate) const QUANTS: &str = "qweight";
 
 /// The longest bias compared with zero; a longer one belongs to no projection.
 const BIAS_BYTES_MAX: u64 = 8 << 20;
 
-/// How levels of `bits` bits lie.
-pub(crate) fn levels_grid(bits: u32) -> WordLayout {
+/// How quants of `bits` bits lie.
+pub(crate) fn quants_grid(bits: u32) -> WordLayout {
     WordLayout { bits, along: Along::Columns, turned: true, lanes: NATURAL }
 }
 
@@ -36,16 +36,16 @@ pub(crate) fn find(
     group: Option<usize>,
 ) -> Result<Stored, PackedError> {
     let shape = finder.shape;
-    let (grid, zeros_grid) = (levels_grid(bits), zeros_grid(bits));
-    let levels = finder.need(LEVELS, "scales")?;
-    finder.check_words(levels, &grid.stored_shape(shape))?;
-    let (scales, groups) = finder.scales("scales", LEVELS, true, group)?;
-    let zeros = finder.need("qzeros", LEVELS)?;
+    let (grid, zeros_grid) = (quants_grid(bits), zeros_grid(bits));
+    let quants = finder.need(QUANTS, "scales")?;
+    finder.check_words(quants, &grid.stored_shape(shape))?;
+    let (scales, groups) = finder.scales("scales", QUANTS, true, group)?;
+    let zeros = finder.need("qzeros", QUANTS)?;
     finder.check_words(zeros, &zeros_grid.stored_shape([shape[0], groups]))?;
     Ok(Stored {
         shape,
         groups,
-        levels: (levels.clone(), grid),
+        quants: (quants.clone(), grid),
         scales: (scales, true),
         zeros: Some((zeros.clone(), zeros_grid)),
         order: finder.order("g_idx", groups, group.unwrap_or(shape[1]))?,

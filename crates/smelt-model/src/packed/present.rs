@@ -1,7 +1,7 @@
 //! Presents packed weights in the canonical form, a stripe of rows at a time.
 //!
 //! A [`Stored`] becomes the canonical tensors of a weight, each with a [`Recipe`] that makes any of
-//! its rows from stored bytes.  A stripe is read, its levels are moved to their places, and only
+//! its rows from stored bytes.  A stripe is read, its quants are moved to their places, and only
 //! the bytes asked for are kept, so memory does not grow with the tensor.
 //! Knows nothing of formats beyond what `Stored` says.
 
@@ -14,7 +14,7 @@ use crate::safetensors::{SafetensorsError, Shards, Tensor};
 use super::gguf::blocks::Blocks;
 use super::stored::Stored;
 use super::words::{Runs, WordLayout};
-use super::zeros::{Meaning, Seen};
+use super::zeros::{Meaning, StoredZeros};
 
 /// Stored bytes held at a time.  A turned tensor is read in one piece per input channel, so a
 /// larger stripe means fewer, longer pieces.
@@ -23,7 +23,7 @@ const STRIPE_BYTES: usize = 2 << 20;
 /// Rows are taken in multiples of this, which is the most that share a word.
 const ROWS_TOGETHER: usize = 8;
 
-/// The level of a symmetric 4-bit weight that means 0.
+/// The quant of a symmetric 4-bit weight that means 0.
 pub(crate) const MIDDLE: u8 = 8;
 
 /// A canonical tensor of a weight.
@@ -77,7 +77,7 @@ pub(crate) enum Recipe {
 pub(crate) fn note_zeros(
     files: &Shards,
     stored: &Stored,
-    seen: &mut Seen,
+    seen: &mut StoredZeros,
 ) -> Result<(), SafetensorsError> {
     let Some((tensor, grid)) = &stored.zeros else { return Ok(()) };
     let shape = [stored.shape[0], stored.groups];
@@ -90,13 +90,13 @@ pub(crate) fn note_zeros(
 
 /// The canonical tensors of a weight, whose zeros have `meaning`.
 pub(crate) fn tensors(stored: Stored, meaning: &Meaning) -> Vec<Made> {
-    let Stored { shape: [rows, columns], groups, levels, scales, zeros, order } = stored;
+    let Stored { shape: [rows, columns], groups, quants, scales, zeros, order } = stored;
     let places = order.as_deref().map(inverse);
-    let (dtype, row_bytes) = match levels.1.bits {
+    let (dtype, row_bytes) = match quants.1.bits {
         4 => (Dtype::U8, columns.div_ceil(2)),
         _ => (Dtype::I8, columns),
     };
-    let recipe = Recipe::Levels { words: levels, columns, places };
+    let recipe = Recipe::Levels { words: quants, columns, places };
     let mut all = vec![Made { suffix: "", dtype, shape: vec![rows, row_bytes], recipe }];
     let shape = if groups == 1 { vec![rows] } else { vec![rows, groups] };
     let (scales, is_turned) = scales;
@@ -172,14 +172,14 @@ impl Recipe {
                 };
                 let lines = &mut out;
                 if grid.bits == 4 {
-                    grid.unpack(&bytes, rows, *columns, |row, column, level| {
+                    grid.unpack(&bytes, rows, *columns, |row, column, quant| {
                         let place = place(column);
-                        lines[row * row_bytes + place / 2] |= level << (4 * (place % 2));
+                        lines[row * row_bytes + place / 2] |= quant << (4 * (place % 2));
                     });
                 } else {
-                    grid.unpack(&bytes, rows, *columns, |row, column, level| {
+                    grid.unpack(&bytes, rows, *columns, |row, column, quant| {
                         // An offset of 128 is the sign bit of two's complement, turned.
-                        lines[row * row_bytes + place(column)] = level ^ 0x80;
+                        lines[row * row_bytes + place(column)] = quant ^ 0x80;
                     });
                 }
             }

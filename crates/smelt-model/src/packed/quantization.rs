@@ -31,7 +31,7 @@ pub(crate) enum Method {
     },
     /// GPTQ.
     Gptq {
-        /// Bits of a level.
+        /// Bits of a quant.
         bits: u32,
         /// The group size; nothing for one group a row.
         group: Option<usize>,
@@ -48,7 +48,7 @@ pub(crate) enum Method {
 /// One of the kinds of layers of a compressed-tensors configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layer {
-    /// Bits of a level.
+    /// Bits of a quant.
     pub(crate) bits: u32,
     /// The group size; nothing for one group a row.
     pub(crate) group: Option<usize>,

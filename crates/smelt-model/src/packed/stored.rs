@@ -19,8 +19,8 @@ pub(crate) struct Stored {
     pub(crate) shape: [usize; 2],
     /// Groups of a row.
     pub(crate) groups: usize,
-    /// The levels, and how they lie; 8-bit ones are offset by 128, 4-bit ones by their zero.
-    pub(crate) levels: (Tensor, WordLayout),
+    /// The quants, and how they lie; 8-bit ones are offset by 128, 4-bit ones by their zero.
+    pub(crate) quants: (Tensor, WordLayout),
     /// The scales, and whether they are stored `[groups, out]`.
     pub(crate) scales: (Tensor, bool),
     /// The zeros, if the format stores them.

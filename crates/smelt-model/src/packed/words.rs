@@ -1,7 +1,7 @@
 //! Unpacks small integers from 32-bit words, and packs them.
 //!
-//! A [`WordLayout`] says how a matrix of levels `[rows, columns]` lies in a matrix of words: which way
-//! levels run inside a word, in which order, and whether the words are stored turned (columns
+//! A [`WordLayout`] says how a matrix of quants `[rows, columns]` lies in a matrix of words: which way
+//! quants run inside a word, in which order, and whether the words are stored turned (columns
 //! first).  Rows are taken in stripes, so that a turned matrix is read and written without being
 //! held.  Knows neither the formats that use it nor files: a stripe's bytes come from a closure.
 
@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Bytes of a word.
 pub(crate) const WORD_BYTES: usize = 4;
 
-/// The way levels run inside a word.
+/// The way quants run inside a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Along {
     /// Through neighbouring rows (output channels).
@@ -19,16 +19,16 @@ pub(crate) enum Along {
     Columns,
 }
 
-/// How levels lie in words.  Levels past the end of a row or column pad the last word.
+/// How quants lie in words.  Levels past the end of a row or column pad the last word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WordLayout {
-    /// Bits of a level: 4 or 8.
+    /// Bits of a quant: 4 or 8.
     pub(crate) bits: u32,
-    /// The way levels run.
+    /// The way quants run.
     pub(crate) along: Along,
     /// Whether the words of one column lie side by side, instead of those of one row.
     pub(crate) turned: bool,
-    /// Lane `i` of a word, from the lowest bits, holds level `lanes[i]` of its run.
+    /// Lane `i` of a word, from the lowest bits, holds quant `lanes[i]` of its run.
     pub(crate) lanes: [u8; 8],
 }
 
@@ -83,7 +83,7 @@ impl WordLayout {
         (u32::BITS / self.bits) as usize
     }
 
-    /// The stored shape of a matrix of levels.
+    /// The stored shape of a matrix of quants.
     pub(crate) fn stored_shape(&self, [rows, columns]: [usize; 2]) -> [usize; 2] {
         let [high, wide] = self.words([rows, columns]);
         if self.turned { [wide, high] } else { [high, wide] }
@@ -117,7 +117,7 @@ impl WordLayout {
         Runs { start, bytes, step: bytes as u64, count: 1 }
     }
 
-    /// Hands every level of rows `rows` to `put(row - rows.start, column, level)`; `stripe` holds
+    /// Hands every quant of rows `rows` to `put(row - rows.start, column, quant)`; `stripe` holds
     /// the bytes of [`WordLayout::runs`], one piece after another.
     pub(crate) fn unpack(
         &self,
@@ -129,13 +129,13 @@ impl WordLayout {
         let words = stripe.as_chunks::<WORD_BYTES>().0;
         for cell in self.cells(rows, columns) {
             let word = u32::from_le_bytes(words[cell.at]);
-            for (shift, row, column) in self.levels(cell, rows, columns) {
+            for (shift, row, column) in self.quants(cell, rows, columns) {
                 put(row, column, (word >> shift) as u8 & self.mask());
             }
         }
     }
 
-    /// The bytes of [`WordLayout::runs`] for rows `rows`, one piece after another, made of the levels
+    /// The bytes of [`WordLayout::runs`] for rows `rows`, one piece after another, made of the quants
     /// `get(row - rows.start, column)`; padding is zero.
     pub(crate) fn pack(
         &self,
@@ -148,7 +148,7 @@ impl WordLayout {
         let words = stripe.as_chunks_mut::<WORD_BYTES>().0;
         for cell in self.cells(rows, columns) {
             let mut word = 0;
-            for (shift, row, column) in self.levels(cell, rows, columns) {
+            for (shift, row, column) in self.quants(cell, rows, columns) {
                 word |= u32::from(get(row, column)) << shift;
             }
             words[cell.at] = word.to_le_bytes();
@@ -171,19 +171,19 @@ impl WordLayout {
         })
     }
 
-    /// Shift, row in the stripe and column of each level of a word that is no padding and belongs
+    /// Shift, row in the stripe and column of each quant of a word that is no padding and belongs
     /// to `rows`.
-    fn levels(
+    fn quants(
         &self,
         cell: Cell,
         rows: &Range<usize>,
         columns: usize,
     ) -> impl Iterator<Item = (u32, usize, usize)> {
         let per_word = self.per_word();
-        let places = self.lanes[..per_word].iter().enumerate().map(move |(lane, &level)| {
+        let places = self.lanes[..per_word].iter().enumerate().map(move |(lane, &quant)| {
             let (row, column) = match self.along {
-                Along::Rows => (cell.down * per_word + usize::from(level), cell.across),
-                Along::Columns => (cell.down, cell.across * per_word + usize::from(level)),
+                Along::Rows => (cell.down * per_word + usize::from(quant), cell.across),
+                Along::Columns => (cell.down, cell.across * per_word + usize::from(quant)),
             };
             (lane as u32 * self.bits, row, column)
         });
@@ -233,23 +233,23 @@ mod tests {
             for _ in 0..40 {
                 let shape = [1 + random.below(40), 1 + random.below(40)];
                 let [rows, columns] = shape;
-                let levels: Vec<u8> =
+                let quants: Vec<u8> =
                     (0..rows * columns).map(|_| random.below(1 << grid.bits) as u8).collect();
                 let whole = 0..rows;
                 let stored =
-                    grid.pack(&whole, columns, |row, column| levels[row * columns + column]);
+                    grid.pack(&whole, columns, |row, column| quants[row * columns + column]);
                 let [high, wide] = grid.stored_shape(shape);
                 assert_eq!(stored.len(), high * wide * WORD_BYTES, "{grid:?} {shape:?}");
                 let start = random.below(rows);
                 let part = start..start + 1 + random.below(rows - start);
                 let mut seen = vec![None; part.len() * columns];
                 let stripe = cut(&stored, grid.runs(&part, shape));
-                grid.unpack(&stripe, &part, columns, |row, column, level| {
-                    assert_eq!(seen[row * columns + column].replace(level), None);
+                grid.unpack(&stripe, &part, columns, |row, column, quant| {
+                    assert_eq!(seen[row * columns + column].replace(quant), None);
                 });
-                let expect: Vec<_> = levels[part.start * columns..part.end * columns]
+                let expect: Vec<_> = quants[part.start * columns..part.end * columns]
                     .iter()
-                    .map(|&level| Some(level))
+                    .map(|&quant| Some(quant))
                     .collect();
                 assert_eq!(seen, expect, "{grid:?} {shape:?} {part:?}");
             }

@@ -16,15 +16,15 @@ pub(crate) enum Label {
 
 /// The stored zeros that occur.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen([bool; 256]);
+pub(crate) struct StoredZeros([bool; 256]);
 
-impl Default for Seen {
+impl Default for StoredZeros {
     fn default() -> Self {
         Self([false; 256])
     }
 }
 
-impl Seen {
+impl StoredZeros {
     /// Takes note of a stored zero.
     pub(crate) fn note(&mut self, zero: u8) {
         self.0[usize::from(zero)] = true;
@@ -40,9 +40,9 @@ impl Seen {
 /// What stored zeros mean.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Meaning {
-    /// Added to a stored zero, modulo the number of levels, it gives the real one.
+    /// Added to a stored zero, modulo the number of quants, it gives the real one.
     pub(crate) shift: u8,
-    /// Whether every real zero is the middle level, so that none need be kept.
+    /// Whether every real zero is the middle quant, so that none need be kept.
     pub(crate) is_symmetric: bool,
     /// What to tell the user.
     pub(crate) warning: Option<&'static str>,
@@ -56,12 +56,12 @@ const V2_AS_V1: &str = "the zeros are those of GPTQ version 2 although checkpoin
 const V1_AS_V2: &str = "the zeros are those of GPTQ version 1 although checkpoint_format says \
     \"gptq_v2\"; they are read as version 1 (every zero would be off by one level otherwise)";
 
-/// Decides from all zeros of a checkpoint of `bits`-bit levels.
+/// Decides from all zeros of a checkpoint of `bits`-bit quants.
 ///
-/// Zeros that are all alike are the middle level: no range of real weights puts every group's zero
+/// Zeros that are all alike are the middle quant: no range of real weights puts every group's zero
 /// beside it.  So one value tells the versions apart, whatever the label; several values cannot,
 /// and the label is followed.
-pub(crate) fn judge(seen: &Seen, label: Label, bits: u32) -> Meaning {
+pub(crate) fn judge(seen: &StoredZeros, label: Label, bits: u32) -> Meaning {
     let middle = 1_u8 << (bits - 1);
     let shift = u8::from(label == Label::GptqV1);
     let meaning = |shift, is_symmetric, warning| Meaning { shift, is_symmetric, warning };
@@ -79,7 +79,7 @@ mod tests {
 
     #[track_caller]
     fn check(zeros: &[u8], label: Label, bits: u32, shift: u8, symmetric: bool, warns: bool) {
-        let mut seen = Seen::default();
+        let mut seen = StoredZeros::default();
         zeros.iter().for_each(|&zero| seen.note(zero));
         let meaning = judge(&seen, label, bits);
         let found = (meaning.shift, meaning.is_symmetric, meaning.warning.is_some());

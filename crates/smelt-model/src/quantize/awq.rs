@@ -18,7 +18,7 @@ const FLOOR: f32 = 1e-4;
 
 /// What was seen of the inputs of a layer.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct ActivationStats {
     /// Mean |x| of each input.
     pub(super) mean: Vec<f32>,
     /// Mean x² of each input.
@@ -34,7 +34,7 @@ pub(super) struct Search {
 }
 
 impl Search {
-    pub(super) fn new(seen: &Seen) -> Self {
+    pub(super) fn new(seen: &ActivationStats) -> Self {
         let largest = seen.mean.iter().copied().fold(0.0, f32::max);
         let floor = (largest * FLOOR).max(f32::MIN_POSITIVE);
         let mean: Vec<f32> = seen.mean.iter().map(|mean| mean.max(floor)).collect();
@@ -76,7 +76,7 @@ impl Search {
 }
 
 /// E[x²] / s²: what an error of a scaled weight costs the output.
-pub(super) fn importance(seen: &Seen, scales: &[f32]) -> Vec<f32> {
+pub(super) fn importance(seen: &ActivationStats, scales: &[f32]) -> Vec<f32> {
     seen.square.iter().zip(scales).map(|(square, s)| square / (s * s)).collect()
 }
 
@@ -174,7 +174,7 @@ mod tests {
             (0..64 * 32).map(|n| ((n * 7919 % 1009) as f32 / 504.5) - 1.0).collect();
         let best = |mean: Vec<f32>| {
             let square = mean.iter().map(|mean| mean * mean * 1.5).collect();
-            let search = Search::new(&Seen { mean, square });
+            let search = Search::new(&ActivationStats { mean, square });
             let mut costs = [0.0; EXPONENTS];
             search.weigh(&rows, rounder, &mut costs).unwrap();
             search.best(&costs)
@@ -184,7 +184,7 @@ mod tests {
         mean[5] = 40.0;
         let scales = best(mean);
         assert!(scales[5] > 1.5 * scales[4], "{scales:?}");
-        let search = Search::new(&Seen { mean: vec![0.0; 32], square: vec![0.0; 32] });
+        let search = Search::new(&ActivationStats { mean: vec![0.0; 32], square: vec![0.0; 32] });
         assert!(search.candidates.iter().flatten().all(|scale| *scale == 1.0), "never fed");
     }
 }

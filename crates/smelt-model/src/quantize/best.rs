@@ -277,10 +277,10 @@ mod tests {
         let mut plain = Rounded::default();
         rounder.rows(&rows, width, Some(&trial.importance), &mut plain).unwrap();
         assert_eq!(out.scales, plain.scales, "scales are those of the weights as they were");
-        assert_ne!(out.levels, plain.levels);
+        assert_ne!(out.quants, plain.quants);
         for (n, values) in values.chunks(width).enumerate() {
             let mut one =
-                Rounded { levels: out.levels[n * 48..][..48].to_vec(), ..Default::default() };
+                Rounded { quants: out.quants[n * 48..][..48].to_vec(), ..Default::default() };
             one.scales = out.scales[n * 6..][..6].to_vec();
             assert_eq!(one.restore(grid, width), values);
         }

@@ -10,7 +10,7 @@ use pulp::{Arch, Simd, WithSimd};
 use super::activations::Activations;
 use super::carry::{Carry, Met};
 use super::figures::{RowSums, Sums};
-use super::group::{Rounded, Rounder, Step};
+use super::group::{QuantParams, Rounded, Rounder};
 
 /// λ as a part of the mean of H's diagonal; the value of the paper.
 pub(super) const DAMPING: f64 = 0.01;
@@ -28,11 +28,11 @@ pub(super) struct Feedback {
     /// `[inputs, block]`: M inside each block, row j holding M[j,k] for the k of its block.
     inside: Vec<f32>,
     /// Where groups stay as they lie while inputs are rounded in another order.
-    places: Option<Places>,
+    places: Option<RoundingOrder>,
 }
 
 /// How groups that stay as they lie are rounded.
-struct Places {
+struct RoundingOrder {
     /// The inputs in the order they are rounded.
     order: Vec<usize>,
     /// What errors of each input cost, in the inputs' own order: groups choose their clips by it.
@@ -70,7 +70,7 @@ impl Feedback {
     /// The same for inputs that were put in `order` before, while groups stay as they lie; their clips are
     /// chosen by `importance`, one of each input in its own place.
     pub(super) fn in_places(self, order: Vec<usize>, importance: Vec<f32>) -> Self {
-        Self { places: Some(Places { order, importance }), ..self }
+        Self { places: Some(RoundingOrder { order, importance }), ..self }
     }
 
     /// Rounds `rows` of weights `[rows, inputs]` and appends them to `out`; says what that costs, or
@@ -93,7 +93,7 @@ impl Feedback {
         let width = self.inputs;
         let mut solved = Solved::new(rows.len() / width, width, rounder.grid.groups(width));
         let group = rounder.grid.group.unwrap_or(width);
-        let Some(Places { order, importance }) = &self.places else {
+        let Some(RoundingOrder { order, importance }) = &self.places else {
             if rounder.grid.group.is_none() {
                 solved.fit(rows, width, 0, (rounder, None))?;
             }
@@ -171,10 +171,10 @@ impl Feedback {
             let steps = &solved.steps[n * solved.groups..][..solved.groups];
             let steps = (0..block).map(|k| steps[group_of(first + k)]).collect::<Vec<_>>();
             let here = n * width + first..n * width + first + block;
-            let levels = &mut solved.levels[here.clone()];
+            let quants = &mut solved.quants[here.clone()];
             let values = &mut solved.values[here.clone()];
             let weights = &rows[here];
-            let row = Row { weights, steps: &steps, wanted, levels, values, errors };
+            let row = Row { weights, steps: &steps, wanted, quants, values, errors };
             Arch::new().dispatch(RoundRow { row, inside, stride: self.block });
         }
         errors
@@ -206,9 +206,9 @@ impl WithSimd for Settle<'_> {
 struct Row<'a> {
     weights: &'a [f32],
     /// Of each input.
-    steps: &'a [Step],
+    steps: &'a [QuantParams],
     wanted: &'a mut [f32],
-    levels: &'a mut [u8],
+    quants: &'a mut [u8],
     values: &'a mut [f32],
     errors: &'a mut [f32],
 }
@@ -226,9 +226,9 @@ impl WithSimd for RoundRow<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Row { weights, steps, wanted, levels, values, errors } = self.row;
+        let Row { weights, steps, wanted, quants, values, errors } = self.row;
         for (k, inside) in self.inside.chunks(self.stride).take(weights.len()).enumerate() {
-            (levels[k], values[k]) = steps[k].round(wanted[k]);
+            (quants[k], values[k]) = steps[k].round(wanted[k]);
             errors[k] = weights[k] - values[k];
             add_scaled(errors[k], &inside[k + 1..], &mut wanted[k + 1..]);
         }
@@ -251,11 +251,11 @@ fn of_block(rows: &[f32], width: usize, first: usize, block: usize) -> Vec<f32> 
 /// The rows being rounded.
 struct Solved {
     /// `[rows, inputs]`, one integer a byte.
-    levels: Vec<u8>,
+    quants: Vec<u8>,
     /// `[rows, inputs]`: what the integers stand for.
     values: Vec<f32>,
     /// `[rows, groups]`.
-    steps: Vec<Step>,
+    steps: Vec<QuantParams>,
     groups: usize,
     width: usize,
 }
@@ -263,9 +263,9 @@ struct Solved {
 impl Solved {
     fn new(rows: usize, width: usize, groups: usize) -> Self {
         Self {
-            levels: vec![0; rows * width],
+            quants: vec![0; rows * width],
             values: vec![0.0; rows * width],
-            steps: vec![Step::ZERO; rows * groups],
+            steps: vec![QuantParams::ZERO; rows * groups],
             groups,
             width,
         }
@@ -287,13 +287,13 @@ impl Solved {
 
     /// Puts columns that were rounded in `order` back to where they belong.
     fn put_back(&mut self, order: &[usize]) {
-        let (mut levels, mut values) = (vec![0; self.width], vec![0.0; self.width]);
-        let rows = self.levels.chunks_mut(self.width).zip(self.values.chunks_mut(self.width));
-        for (row_levels, row_values) in rows {
+        let (mut quants, mut values) = (vec![0; self.width], vec![0.0; self.width]);
+        let rows = self.quants.chunks_mut(self.width).zip(self.values.chunks_mut(self.width));
+        for (row_quants, row_values) in rows {
             for (k, input) in order.iter().enumerate() {
-                (levels[*input], values[*input]) = (row_levels[k], row_values[k]);
+                (quants[*input], values[*input]) = (row_quants[k], row_values[k]);
             }
-            row_levels.copy_from_slice(&levels);
+            row_quants.copy_from_slice(&quants);
             row_values.copy_from_slice(&values);
         }
     }
@@ -305,7 +305,7 @@ impl Solved {
             let steps = &self.steps[n * self.groups..][..self.groups];
             steps.iter().for_each(|step| rounder.put_step(*step, out));
             let here = n * self.width..(n + 1) * self.width;
-            rounder.put_levels(&self.levels[here.clone()], out);
+            rounder.put_quants(&self.quants[here.clone()], out);
             let mut row_sums = RowSums::default();
             row_sums.add_row(row, &self.values[here]);
             sums.add(row_sums.sums());
@@ -340,7 +340,7 @@ mod tests {
                     .feedback(DAMPING, 2)
                     .round(&rows, rounder, &mut found)
                     .unwrap();
-                assert_eq!(found.levels, alone.levels, "{scheme}");
+                assert_eq!(found.quants, alone.quants, "{scheme}");
                 assert_eq!(
                     (found.scales, found.zeros),
                     (alone.scales.clone(), alone.zeros.clone())

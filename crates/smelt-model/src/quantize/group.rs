@@ -27,7 +27,7 @@ pub(crate) const CLIPS: &[f32] = &[
 
 /// Where the integers of one group lie: w = (q - zero) * scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Step {
+pub(super) struct QuantParams {
     pub(super) scale: f32,
     /// The stored integer that means 0.
     pub(super) zero: u8,
@@ -38,7 +38,7 @@ pub(super) struct Step {
     high: f32,
 }
 
-impl Step {
+impl QuantParams {
     /// Of a group of zeros.
     pub(super) const ZERO: Self = Self { scale: 0.0, zero: 0, divisor: 1.0, low: 0.0, high: 0.0 };
 
@@ -55,8 +55,8 @@ impl Step {
     #[inline(always)]
     pub(super) fn round(self, value: f32) -> (u8, f32) {
         let shifted = self.shifted(value);
-        let level = (shifted.to_bits() as u8).wrapping_add(self.zero);
-        (level, (shifted - ROUNDER) * self.scale)
+        let quant = (shifted.to_bits() as u8).wrapping_add(self.zero);
+        (quant, (shifted - ROUNDER) * self.scale)
     }
 
     /// Sum of `importance * (w - ŵ)²`, an importance of 1 where none is given.
@@ -101,7 +101,7 @@ struct StepVectors<S: Simd> {
 
 impl<S: Simd> StepVectors<S> {
     #[inline(always)]
-    fn new(simd: S, step: Step) -> Self {
+    fn new(simd: S, step: QuantParams) -> Self {
         Self {
             scale: simd.splat_f32s(step.scale),
             divisor: simd.splat_f32s(step.divisor),
@@ -111,7 +111,7 @@ impl<S: Simd> StepVectors<S> {
         }
     }
 
-    /// [`Step::shifted`].
+    /// [`QuantParams::shifted`].
     #[inline(always)]
     fn shifted(&self, simd: S, values: S::f32s) -> S::f32s {
         let place = simd.div_f32s(values, self.divisor);
@@ -122,8 +122,8 @@ impl<S: Simd> StepVectors<S> {
     /// What the integers of `shifted` are short of `values`.
     #[inline(always)]
     fn errors(&self, simd: S, values: S::f32s, shifted: S::f32s) -> S::f32s {
-        let level = simd.sub_f32s(shifted, self.rounder);
-        simd.sub_f32s(values, simd.mul_f32s(level, self.scale))
+        let quant = simd.sub_f32s(shifted, self.rounder);
+        simd.sub_f32s(values, simd.mul_f32s(quant, self.scale))
     }
 }
 
@@ -131,7 +131,7 @@ impl<S: Simd> StepVectors<S> {
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Rounded {
     /// Integers, two in a byte where they have 4 bits, the low half first.
-    pub(super) levels: Vec<u8>,
+    pub(super) quants: Vec<u8>,
     /// Little-endian scales.
     pub(super) scales: Vec<u8>,
     /// Zero points, where the grid has them.
@@ -140,13 +140,13 @@ pub(super) struct Rounded {
 
 impl Rounded {
     pub(super) fn clear(&mut self) {
-        self.levels.clear();
+        self.quants.clear();
         self.scales.clear();
         self.zeros.clear();
     }
 
     pub(super) fn append(&mut self, next: &Self) {
-        self.levels.extend_from_slice(&next.levels);
+        self.quants.extend_from_slice(&next.quants);
         self.scales.extend_from_slice(&next.scales);
         self.zeros.extend_from_slice(&next.zeros);
     }
@@ -159,14 +159,14 @@ impl Rounded {
             Some(_) => f16::from_le_bytes(self.scales.as_chunks().0[index]).to_f32(),
         };
         let value = |column: usize| {
-            let level = if grid.bits == 4 {
-                let byte = self.levels[column / 2];
-                let level = if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
-                i16::from(level) - self.zeros.get(column / group).map_or(8, |zero| i16::from(*zero))
+            let quant = if grid.bits == 4 {
+                let byte = self.quants[column / 2];
+                let quant = if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
+                i16::from(quant) - self.zeros.get(column / group).map_or(8, |zero| i16::from(*zero))
             } else {
-                i16::from(self.levels[column].cast_signed())
+                i16::from(self.quants[column].cast_signed())
             };
-            f32::from(level) * scale(column / group)
+            f32::from(quant) * scale(column / group)
         };
         (0..width).map(value).collect()
     }
@@ -184,7 +184,7 @@ impl Rounder {
     /// The step of a group, or nothing if a value is not finite or too large for the scale's type.
     ///
     /// A group whose scale would not be a normal number counts as zeros.
-    pub(super) fn fit(self, values: &[f32], importance: Option<&[f32]>) -> Option<Step> {
+    pub(super) fn fit(self, values: &[f32], importance: Option<&[f32]>) -> Option<QuantParams> {
         Arch::new().dispatch(Fit { rounder: self, values, importance })
     }
 
@@ -194,7 +194,7 @@ impl Rounder {
         simd: S,
         values: &[f32],
         importance: Option<&[f32]>,
-    ) -> Option<Step> {
+    ) -> Option<QuantParams> {
         let extent = Extent::of(values, self.grid.has_zero)?;
         let first = self.step(extent, self.clips[0])?;
         if self.clips.len() == 1 || first.scale == 0.0 {
@@ -212,28 +212,28 @@ impl Rounder {
     }
 
     #[inline(always)]
-    fn step(self, extent: Extent, clip: f32) -> Option<Step> {
+    fn step(self, extent: Extent, clip: f32) -> Option<QuantParams> {
         let Extent { low, high } = extent;
         // Half a step beyond the largest integer rounds to it, so 4 bits reach 7.5 steps.
-        let (levels, zero_of_none) = match (self.grid.bits, self.grid.has_zero) {
+        let (quants, zero_of_none) = match (self.grid.bits, self.grid.has_zero) {
             (4, true) => (15.0, 0),
             (4, false) => (7.5, 8),
             _ => (127.0, 0),
         };
-        let scale = self.stored((high - low) * clip / levels)?;
+        let scale = self.stored((high - low) * clip / quants)?;
         let zero = match (self.grid.has_zero, scale > 0.0) {
             (true, true) => (-low * clip / scale).round_ties_even().clamp(0.0, 15.0) as u8,
             _ => zero_of_none,
         };
         if scale == 0.0 {
-            return Some(Step { scale, zero, divisor: 1.0, low: 0.0, high: 0.0 });
+            return Some(QuantParams { scale, zero, divisor: 1.0, low: 0.0, high: 0.0 });
         }
         let (low, high) = if self.grid.bits == 4 {
             (-f32::from(zero), 15.0 - f32::from(zero))
         } else {
             (-127.0, 127.0)
         };
-        Some(Step { scale, zero, divisor: scale, low, high })
+        Some(QuantParams { scale, zero, divisor: scale, low, high })
     }
 
     /// The scale as it can be stored.
@@ -274,14 +274,14 @@ impl Rounder {
             let importance = importance.map(|all| &all[index * width..][..values.len()]);
             let step = self.fit_with(simd, values, importance)?;
             self.put_step(step, out);
-            round_group(simd, values, (step, self.grid.bits), &mut sums, &mut out.levels);
+            round_group(simd, values, (step, self.grid.bits), &mut sums, &mut out.quants);
         }
         Some(sums.sums())
     }
 
     /// Appends the scale of a group, and its zero point where the grid has them.
     #[inline(always)]
-    pub(super) fn put_step(self, step: Step, out: &mut Rounded) {
+    pub(super) fn put_step(self, step: QuantParams, out: &mut Rounded) {
         match self.grid.group {
             None => out.scales.extend(step.scale.to_le_bytes()),
             Some(_) => out.scales.extend(f16::from_f32(step.scale).to_le_bytes()),
@@ -292,8 +292,8 @@ impl Rounder {
     }
 
     /// Appends a row of integers, one a byte, as they are stored.
-    pub(super) fn put_levels(self, levels: &[u8], out: &mut Rounded) {
-        put_block(levels, self.grid.bits, &mut out.levels);
+    pub(super) fn put_quants(self, quants: &[u8], out: &mut Rounded) {
+        put_block(quants, self.grid.bits, &mut out.quants);
     }
 }
 
@@ -304,10 +304,10 @@ struct Fit<'a> {
 }
 
 impl WithSimd for Fit<'_> {
-    type Output = Option<Step>;
+    type Output = Option<QuantParams>;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> Option<Step> {
+    fn with_simd<S: Simd>(self, simd: S) -> Option<QuantParams> {
         self.rounder.fit_with(simd, self.values, self.importance)
     }
 }
@@ -342,9 +342,9 @@ const BLOCK: usize = 128;
 fn round_group<S: Simd>(
     simd: S,
     values: &[f32],
-    (step, bits): (Step, u8),
+    (step, bits): (QuantParams, u8),
     sums: &mut RowSums,
-    levels: &mut Vec<u8>,
+    quants: &mut Vec<u8>,
 ) {
     let mut rounded = [0; BLOCK];
     for block in values.chunks(BLOCK) {
@@ -357,18 +357,18 @@ fn round_group<S: Simd>(
             let whole = &whole[..count.next_multiple_of(LANES)];
             round_block(simd, whole, step, sums, &mut rounded);
         }
-        put_block(&rounded[..count], bits, levels);
+        put_block(&rounded[..count], bits, quants);
     }
 }
 
-/// Puts the stored bytes of a block of whole lanes into `levels`, one each.
+/// Puts the stored bytes of a block of whole lanes into `quants`, one each.
 #[inline(always)]
 fn round_block<S: Simd>(
     simd: S,
     values: &[f32],
-    step: Step,
+    step: QuantParams,
     sums: &mut RowSums,
-    levels: &mut [u8; BLOCK],
+    quants: &mut [u8; BLOCK],
 ) {
     let vectors = StepVectors::new(simd, step);
     let (mut totals, mut shifted) = (sums.load(simd), [0.0; BLOCK]);
@@ -381,20 +381,20 @@ fn round_block<S: Simd>(
         }
     }
     sums.store(&totals);
-    for (level, shifted) in levels.iter_mut().zip(shifted) {
-        *level = (shifted.to_bits() as u8).wrapping_add(step.zero);
+    for (quant, shifted) in quants.iter_mut().zip(shifted) {
+        *quant = (shifted.to_bits() as u8).wrapping_add(step.zero);
     }
 }
 
 /// Appends integers as they are stored; 4-bit ones are pairs, the first in the low half.
 #[inline(always)]
-fn put_block(block: &[u8], bits: u8, levels: &mut Vec<u8>) {
+fn put_block(block: &[u8], bits: u8, quants: &mut Vec<u8>) {
     if bits == 8 {
-        return levels.extend_from_slice(block);
+        return quants.extend_from_slice(block);
     }
     let (pairs, last) = block.as_chunks();
-    levels.extend(pairs.iter().map(|[low, high]| low | high << 4));
-    levels.extend(last);
+    quants.extend(pairs.iter().map(|[low, high]| low | high << 4));
+    quants.extend(last);
 }
 
 /// What a group reaches from: all its values and 0 lie between.
@@ -466,7 +466,7 @@ mod tests {
                 let rounder = rounder(scheme, UNCLIPPED);
                 let mut row = Rounded::default();
                 let sums = rounder.rows(&values, width, None, &mut row).unwrap();
-                assert_eq!(row.levels.len(), rounder.grid.row_bytes(width));
+                assert_eq!(row.quants.len(), rounder.grid.row_bytes(width));
                 let group = rounder.grid.group.unwrap_or(width);
                 let restored = row.restore(rounder.grid, width);
                 for (index, (values, restored)) in
@@ -523,10 +523,10 @@ mod tests {
             rounder(scheme, UNCLIPPED).rows(values, values.len(), None, &mut row).unwrap();
             row
         };
-        assert_eq!(ends(Scheme::Int8, &[-1.0, 1.0]).levels, [129, 127]);
-        assert_eq!(ends(Scheme::Int4G32, &[-7.5, 7.5, 0.0]).levels, [0xF0, 8]);
+        assert_eq!(ends(Scheme::Int8, &[-1.0, 1.0]).quants, [129, 127]);
+        assert_eq!(ends(Scheme::Int4G32, &[-7.5, 7.5, 0.0]).quants, [0xF0, 8]);
         let row = ends(Scheme::Int4G32Asym, &[-1.0, 14.0, 0.0]);
-        assert_eq!((row.levels, row.zeros), (vec![0xF0, 1], vec![1]));
+        assert_eq!((row.quants, row.zeros), (vec![0xF0, 1], vec![1]));
     }
 
     #[test]
@@ -545,8 +545,8 @@ mod tests {
         let mut row = Rounded::default();
         rounder(Scheme::Int8, UNCLIPPED).rows(&values, values.len(), None, &mut row).unwrap();
         assert_eq!(row.scales, 0.25_f32.to_le_bytes());
-        for (value, level) in values.iter().zip(row.levels) {
-            assert_eq!(f32::from(level.cast_signed()), (value / 0.25).round_ties_even());
+        for (value, quant) in values.iter().zip(row.quants) {
+            assert_eq!(f32::from(quant.cast_signed()), (value / 0.25).round_ties_even());
         }
     }
 
@@ -555,7 +555,7 @@ mod tests {
         let row = |values: &[f32]| {
             let mut row = Rounded::default();
             rounder(Scheme::Int8, UNCLIPPED).rows(values, values.len(), None, &mut row).ok()?;
-            Some((f32::from_le_bytes(row.scales.as_chunks().0[0]), row.levels))
+            Some((f32::from_le_bytes(row.scales.as_chunks().0[0]), row.quants))
         };
         let tiny = f32::from_bits(1);
         assert_eq!(row(&[tiny, -tiny, 0.0]), Some((0.0, vec![0, 0, 0])));

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::QuantizeError;
-use super::awq::{EXPONENTS, Search, Seen, fold, importance};
+use super::awq::{ActivationStats, EXPONENTS, Search, fold, importance};
 use super::group::{Rounder, UNCLIPPED};
 use super::in_order::in_order;
 use super::targets::Target;
@@ -68,7 +68,11 @@ pub(super) struct Source<'a> {
 
 impl Source<'_> {
     /// What was seen of the input of the weight `linear`, `width` channels wide.
-    pub(super) fn seen(&self, linear: &str, width: usize) -> Result<Seen, QuantizeError> {
+    pub(super) fn seen(
+        &self,
+        linear: &str,
+        width: usize,
+    ) -> Result<ActivationStats, QuantizeError> {
         let input = self.calibration.input_of(linear, width)?;
         let mean = self.calibration.mean(input)?;
         let rows = self.calibration.activations(input)?;
@@ -78,7 +82,7 @@ impl Source<'_> {
         }
         let count = self.calibration.rows() as f32;
         square.iter_mut().for_each(|sum| *sum /= count);
-        Ok(Seen { mean, square })
+        Ok(ActivationStats { mean, square })
     }
 
     /// The changes of the layer that `targets` are the tensors of.

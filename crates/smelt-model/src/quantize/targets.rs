@@ -8,7 +8,7 @@ use super::{Options, QuantizeError};
 use crate::checkpoint::{Checkpoint, ORDER_SUFFIX, ZERO_SUFFIX, is_linear, scale_name};
 use crate::decoder::{EMBEDDING, LM_HEAD};
 use crate::dtype::Dtype;
-use crate::model::Part;
+use crate::model::ModelPart;
 use crate::safetensors::TensorSpec;
 use crate::scheme::{IntGrid, Scheme};
 
@@ -40,12 +40,12 @@ impl Target {
             return vec![spec(self.name.clone(), self.dtype, self.shape.clone())];
         };
         let (rows, width) = (self.shape[0], self.shape[1]);
-        let levels = if grid.bits == 4 { Dtype::U8 } else { Dtype::I8 };
+        let quants = if grid.bits == 4 { Dtype::U8 } else { Dtype::I8 };
         let groups = grid.groups(width);
         let scales = if grid.group.is_none() { Dtype::F32 } else { Dtype::F16 };
         let scales_of = if groups == 1 { vec![rows] } else { vec![rows, groups] };
         let mut specs = vec![
-            spec(self.name.clone(), levels, vec![rows, grid.row_bytes(width)]),
+            spec(self.name.clone(), quants, vec![rows, grid.row_bytes(width)]),
             spec(scale_name(&self.name), scales, scales_of),
         ];
         if grid.has_zero {
@@ -65,7 +65,7 @@ pub(super) fn targets(
     ckpt: &Checkpoint,
     options: &Options<'_>,
 ) -> Result<Vec<Target>, QuantizeError> {
-    let tensors = ckpt.model().tensors(&[Part::Llm, Part::Head]);
+    let tensors = ckpt.model().tensors(&[ModelPart::Llm, ModelPart::Head]);
     check_patterns(&tensors, options)?;
     let mut targets = Vec::new();
     for (name, shape) in tensors {

@@ -130,7 +130,7 @@ pub(super) fn round(
         scales.extend_from_slice(&scratch.rounded.scales);
         zeros.extend_from_slice(&scratch.rounded.zeros);
         sums.add(scratch.sums);
-        Ok(writer.write(&scratch.rounded.levels)?)
+        Ok(writer.write(&scratch.rounded.quants)?)
     };
     in_order::<Scratch, QuantizeError>(rows.div_ceil(turn), threads, make, take)?;
     writer.write(&scales)?;

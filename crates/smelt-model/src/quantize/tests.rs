@@ -5,7 +5,7 @@ use crate::calibrate;
 use crate::checkpoint::scale_name;
 use crate::decoder::LM_HEAD;
 use crate::dtype::Dtype;
-use crate::model::Part;
+use crate::model::ModelPart;
 use crate::reference::compare::{Comparison, compare};
 use crate::reference::{self, Prompt};
 use crate::sample::{self, Sample, named};
@@ -37,7 +37,7 @@ fn every_int8_weight_lies_within_half_a_step() {
     let sample = Sample::tiny();
     let original = Checkpoint::open(sample.dir()).unwrap();
     let result = quantized(&sample, Scheme::Int8);
-    assert_eq!((result.scheme(), result.has(Part::Vision)), (Scheme::Int8, false));
+    assert_eq!((result.scheme(), result.has(ModelPart::Vision)), (Scheme::Int8, false));
     let names: Vec<_> = result.tensors().filter(|t| t.dtype == Dtype::I8).collect();
     assert_eq!(names.len(), 3 * 7 + 1);
     for tensor in names {
@@ -479,8 +479,8 @@ fn rounded(scheme: Scheme, method: Method) -> (group::Rounded, Vec<usize>) {
 /// The golden result of a method in the stored form.
 fn expected(scheme: Scheme, method: Method) -> (group::Rounded, Vec<usize>) {
     let name = |what: &str| format!("{scheme}/{}/{what}", method.name());
-    let levels = golden(&name("levels")).1;
-    let levels = levels.as_chunks().0.iter().map(|[low, high]| low | high << 4).collect();
+    let quants = golden(&name("levels")).1;
+    let quants = quants.as_chunks().0.iter().map(|[low, high]| low | high << 4).collect();
     let scales = golden_f32(&name("scales"));
     let scales = scales.iter().flat_map(|s| half::f16::from_f32(*s).to_le_bytes()).collect();
     let has_zero = scheme.grid().unwrap().has_zero;
@@ -491,7 +491,7 @@ fn expected(scheme: Scheme, method: Method) -> (group::Rounded, Vec<usize>) {
     } else {
         (0..80).collect()
     };
-    (group::Rounded { levels, scales, zeros }, order)
+    (group::Rounded { quants, scales, zeros }, order)
 }
 
 /// Σ|x(w - ŵ)|² over the golden weights and activations.
@@ -504,11 +504,11 @@ fn golden_error(scheme: Scheme, (found, order): &(group::Rounded, Vec<usize>)) -
         let groups = n * 3..n * 3 + 3;
         let zeros = found.zeros.get(groups.clone()).unwrap_or(&[]);
         assert_eq!(zeros.is_empty(), !scheme.grid().unwrap().has_zero);
-        let levels = &found.levels[n * 40..][..40];
+        let quants = &found.quants[n * 40..][..40];
         for (column, value) in row.iter_mut().enumerate() {
-            let level = (levels[column / 2] >> (column % 2 * 4)) & 15;
+            let quant = (quants[column / 2] >> (column % 2 * 4)) & 15;
             let zero = zeros.get(column / 32).copied().unwrap_or(8);
-            *value = (f32::from(level) - f32::from(zero)) * scales[groups.start + column / 32];
+            *value = (f32::from(quant) - f32::from(zero)) * scales[groups.start + column / 32];
         }
         for x in x.chunks(80) {
             let missed =
@@ -528,15 +528,15 @@ fn integers_are_those_of_independent_rounders() {
             let (found, expect) = (rounded(scheme, method), expected(scheme, method));
             assert_eq!(found.1, expect.1);
             if !method.needs_calibration() {
-                assert_eq!(found.0.levels, expect.0.levels);
+                assert_eq!(found.0.quants, expect.0.quants);
                 assert_eq!(found.0.scales, expect.0.scales);
                 assert_eq!(found.0.zeros, expect.0.zeros);
                 continue;
             }
             // Feedback in f32 may tip a value that lies between two integers, and then what follows
             // it in its row; the rest of the rows and the error stay.
-            let same = found.0.levels.iter().zip(&expect.0.levels).filter(|(a, b)| a == b).count();
-            assert!(same * 100 >= found.0.levels.len() * 97, "{scheme} {}: {same}", method.name());
+            let same = found.0.quants.iter().zip(&expect.0.quants).filter(|(a, b)| a == b).count();
+            assert!(same * 100 >= found.0.quants.len() * 97, "{scheme} {}: {same}", method.name());
             let errors = [&found, &expect].map(|result| golden_error(scheme, result));
             assert!(
                 (errors[0] / errors[1] - 1.0).abs() < 0.05,

@@ -47,7 +47,7 @@ impl Golden {
 
     fn image_logits(self, effort: Effort) -> Vec<f32> {
         let (tokens, embeds) = (self.tokens("image_ids"), self.floats("image_embeds"));
-        let image = Some(Image { token: IMAGE_TOKEN, embeds: &embeds });
+        let image = Some(PromptEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
         let prompt = Prompt::plain(&tokens, image);
         llm::logits(&self.checkpoint(), &prompt, 0..tokens.len(), effort, &mut |_| {}).unwrap()
     }
@@ -119,7 +119,7 @@ fn check_greedy(golden: Golden, prompt: &str, answer: &str, has_image: bool) {
     let start = all.len() - 1;
     all.extend(&answer[..answer.len() - 1]);
     let embeds = golden.floats("image_embeds");
-    let image = has_image.then_some(Image { token: IMAGE_TOKEN, embeds: &embeds });
+    let image = has_image.then_some(PromptEmbeds { token: IMAGE_TOKEN, embeds: &embeds });
     let found = logits(&ckpt, &all, image, start..all.len(), &mut |_| {}).unwrap();
     let best = found.chunks(ckpt.decoder().unwrap().vocab).map(|row| {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -181,7 +181,7 @@ fn input_that_does_not_fit_is_refused() {
     );
     check_error(score(&[1, 2], None, 1..3), "positions 1..3 are not in a prompt of 2 tokens");
     check_error(score(&[], None, 0..0), "positions 0..0 are not in a prompt of 0 tokens");
-    let image = Some(Image { token: 2, embeds: &[0.0; 80] });
+    let image = Some(PromptEmbeds { token: 2, embeds: &[0.0; 80] });
     check_error(
         score(&[1, 2, 2], image, 0..1),
         "the prompt has 2 image tokens of width 80, but 80 embedding values",
@@ -210,18 +210,19 @@ fn check_qwen_vl(name: &str, grids: [&str; 2], blocks: usize) {
     let given = &golden.tensors("llm", "in")["position_ids"];
     let (ids, count) = (given.as_ints().unwrap(), tokens.len());
     let place = |at: usize| [0, 1, 2].map(|axis| ids[axis * count + at] as u32);
-    let places: Vec<Place> = (0..count).map(place).collect();
+    let position_ids: Vec<PositionId> = (0..count).map(place).collect();
     let deepstack: Vec<Vec<f32>> =
         (0..blocks).map(|block| rows(&format!("deepstack_{block}"))).collect();
     let embeds = rows("image_embeds");
-    let image = Some(Image { token, embeds: &embeds });
-    let prompt = Prompt { tokens: &tokens, image, places: Some(&places), deepstack: &deepstack };
+    let image = Some(PromptEmbeds { token, embeds: &embeds });
+    let prompt =
+        Prompt { tokens: &tokens, image, position_ids: Some(&position_ids), deepstack: &deepstack };
     let ckpt = golden.checkpoint();
     let found = logits_after(&ckpt, &prompt, 0..count, &mut |_| {}).unwrap();
     check(&found, &floats("llm", "logits"));
     let refused = |prompt: Prompt<'_>| logits_after(&ckpt, &prompt, 0..1, &mut |_| {});
-    assert!(refused(Prompt { places: None, ..prompt }).is_err(), "images have places");
-    assert!(refused(Prompt { places: Some(&places[1..]), ..prompt }).is_err());
+    assert!(refused(Prompt { position_ids: None, ..prompt }).is_err(), "images have places");
+    assert!(refused(Prompt { position_ids: Some(&position_ids[1..]), ..prompt }).is_err());
     if blocks > 0 {
         assert!(refused(Prompt { deepstack: &deepstack[1..], ..prompt }).is_err());
     }

@@ -11,7 +11,7 @@ use super::stream::Stream;
 use super::{Effort, Prompt, ReferenceError, threads};
 use crate::checkpoint::Checkpoint;
 use crate::decoder::{Decoder, EMBEDDING, LM_HEAD};
-use crate::places::Place;
+use crate::position_ids::PositionId;
 
 /// See [`super::logits`].
 pub(super) fn logits(
@@ -126,11 +126,13 @@ fn check(
     if tokens.len() > llm.max_positions {
         return Err(ReferenceError::TooLong { tokens: tokens.len(), max: llm.max_positions });
     }
-    if let Some(places) = prompt.places.filter(|places| places.len() != tokens.len()) {
-        return Err(ReferenceError::Places { tokens: tokens.len(), found: places.len() });
+    if let Some(position_ids) =
+        prompt.position_ids.filter(|position_ids| position_ids.len() != tokens.len())
+    {
+        return Err(ReferenceError::Places { tokens: tokens.len(), found: position_ids.len() });
     }
     let Some(image) = prompt.image else { return Ok(()) };
-    if llm.rope.sections.is_some() && prompt.places.is_none() {
+    if llm.rope.sections.is_some() && prompt.position_ids.is_none() {
         return Err(ReferenceError::Places { tokens: tokens.len(), found: 0 });
     }
     let wanted = vec![image.embeds.len(); llm.deepstack];
@@ -216,7 +218,7 @@ fn attention(
         let q = &mut q[rows.start * llm.q_width()..rows.end * llm.q_width()];
         let k = &mut k[rows.start * llm.kv_width()..rows.end * llm.kv_width()];
         let v = &v[rows.start * llm.kv_width()..rows.end * llm.kv_width()];
-        attended.extend(attend_prompt(llm, prompt.places, [q, k], v, stream.effort));
+        attended.extend(attend_prompt(llm, prompt.position_ids, [q, k], v, stream.effort));
         first = rows.end;
     }
     see(&format!("{name}.self_attn.o_proj"), &attended);
@@ -228,13 +230,13 @@ fn attention(
 /// Rotates q and k of one prompt and attends: `[tokens, heads * head_dim]`.
 fn attend_prompt(
     llm: &Decoder,
-    places: Option<&[Place]>,
+    position_ids: Option<&[PositionId]>,
     [q, k]: [&mut [f32]; 2],
     v: &[f32],
     effort: Effort,
 ) -> Vec<f32> {
-    rotate(llm, places, q, llm.q_width());
-    rotate(llm, places, k, llm.kv_width());
+    rotate(llm, position_ids, q, llm.q_width());
+    rotate(llm, position_ids, k, llm.kv_width());
     let heads =
         Heads { query: llm.heads, key_value: llm.kv_heads, width: llm.head_dim, causal: true };
     let project = |values, stride| Projection { values, stride };
@@ -244,11 +246,11 @@ fn attend_prompt(
 }
 
 /// Turns rows of `width` by their places, or by their positions where no places are given.
-fn rotate(llm: &Decoder, places: Option<&[Place]>, x: &mut [f32], width: usize) {
+fn rotate(llm: &Decoder, position_ids: Option<&[PositionId]>, x: &mut [f32], width: usize) {
     let frequencies = llm.rope.frequencies(llm.head_dim);
     let axes = llm.rope.sections.map(|sections| sections.axes());
-    let place = |position: usize, pair: usize| match (places, &axes) {
-        (Some(places), Some(axes)) => places[position][axes[pair]] as f32,
+    let place = |position: usize, pair: usize| match (position_ids, &axes) {
+        (Some(position_ids), Some(axes)) => position_ids[position][axes[pair]] as f32,
         _ => position as f32,
     };
     let angle = |position, pair: usize| place(position, pair) * frequencies[pair];

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::grid::{Grid, GridError};
-use crate::places::Place;
+use crate::position_ids::PositionId;
 
 pub mod compare;
 
@@ -119,7 +119,7 @@ pub enum ReferenceError {
 
 /// Image embeddings that stand in for a token of the prompt.
 #[derive(Clone, Copy, Debug)]
-pub struct Image<'a> {
+pub struct PromptEmbeds<'a> {
     /// The token each embedding replaces, in order.
     pub token: u32,
     /// `[count, hidden]`, as many as the prompt has such tokens.
@@ -132,10 +132,10 @@ pub struct Prompt<'a> {
     /// The tokens.
     pub tokens: &'a [u32],
     /// What stands in for some of them.
-    pub image: Option<Image<'a>>,
+    pub image: Option<PromptEmbeds<'a>>,
     /// Time, height and width of every token, of a model that turns by them; see
-    /// [`places()`](crate::places::places).  Without images they may be left out.
-    pub places: Option<&'a [Place]>,
+    /// [`rope_index()`](crate::position_ids::rope_index).  Without images they may be left out.
+    pub position_ids: Option<&'a [PositionId]>,
     /// What is added at the image tokens after each of the first layers, `[count, hidden]` each;
     /// as many as the model's deepstack.
     pub deepstack: &'a [Vec<f32>],
@@ -143,8 +143,8 @@ pub struct Prompt<'a> {
 
 impl<'a> Prompt<'a> {
     /// A prompt of a model whose tokens have one position.
-    pub fn plain(tokens: &'a [u32], image: Option<Image<'a>>) -> Self {
-        Self { tokens, image, places: None, deepstack: &[] }
+    pub fn plain(tokens: &'a [u32], image: Option<PromptEmbeds<'a>>) -> Self {
+        Self { tokens, image, position_ids: None, deepstack: &[] }
     }
 }
 
@@ -178,14 +178,14 @@ pub fn vision_embeds(
 
 /// What a tower says of a picture or tile.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
+pub struct ImageFeatures {
     /// `[tokens, hidden]`.
     pub embeds: Vec<f32>,
     /// What some of its blocks say of the same tokens: for each `[tokens, hidden]`.
     pub deepstack: Vec<Vec<f32>>,
 }
 
-impl Seen {
+impl ImageFeatures {
     /// Puts what is said of the next one behind this.
     pub fn append(&mut self, next: Self) {
         self.embeds.extend(next.embeds);
@@ -208,11 +208,11 @@ pub fn see(
     pixels: &[f32],
     grid: Grid,
     progress: &mut dyn FnMut(&str),
-) -> Result<Seen, ReferenceError> {
+) -> Result<ImageFeatures, ReferenceError> {
     let stream = &mut Stream::new(ckpt, Effort::whole_machine());
     if ckpt.internvl3().is_ok() {
         let embeds = vision::embeds_of(stream, pixels, 1, progress)?;
-        return Ok(Seen { embeds, deepstack: Vec::new() });
+        return Ok(ImageFeatures { embeds, deepstack: Vec::new() });
     }
     patches::seen(stream, pixels, grid, progress)
 }
@@ -255,7 +255,7 @@ pub fn llm_peaks(
 pub fn logits(
     ckpt: &Checkpoint,
     tokens: &[u32],
-    image: Option<Image<'_>>,
+    image: Option<PromptEmbeds<'_>>,
     positions: Range<usize>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {

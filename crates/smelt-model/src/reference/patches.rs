@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use super::attention::{Heads, Projection, attend};
 use super::pointwise::{gelu, gelu_tanh, layer_norm, rms_norm, rotate_half, swiglu};
 use super::stream::Stream;
-use super::{ReferenceError, Seen, threads};
+use super::{ImageFeatures, ReferenceError, threads};
 use crate::families::{qwen2_5_vl, qwen3_vl};
 use crate::grid::{Grid, Lattice, Patching, taps};
-use crate::model::{Part, Vision};
+use crate::model::{ModelPart, Vision};
 
 /// Base of the frequencies that rows turn by; no published configuration of these towers names another.
 const THETA: f64 = 10_000.0;
@@ -22,7 +22,7 @@ pub(super) fn seen(
     pixels: &[f32],
     grid: Grid,
     progress: &mut dyn FnMut(&str),
-) -> Result<Seen, ReferenceError> {
+) -> Result<ImageFeatures, ReferenceError> {
     let ckpt = stream.ckpt;
     match &ckpt.model().vision {
         Some(Vision::Qwen25(tower)) => {
@@ -33,7 +33,7 @@ pub(super) fn seen(
             let lattice = lattice(tower.patching, grid, pixels)?;
             qwen3(stream, tower, (&lattice, pixels), progress)
         }
-        _ => Err(ckpt.no_part(Part::Vision).into()),
+        _ => Err(ckpt.no_part(ModelPart::Vision).into()),
     }
 }
 
@@ -53,7 +53,7 @@ fn qwen25(
     tower: &qwen2_5_vl::Tower,
     (lattice, pixels): (&Lattice, &[f32]),
     progress: &mut dyn FnMut(&str),
-) -> Result<Seen, ReferenceError> {
+) -> Result<ImageFeatures, ReferenceError> {
     let mut x = stream.product("visual.patch_embed.proj.weight", pixels)?;
     let all: Vec<Vec<usize>> = vec![(0..lattice.patches()).collect()];
     let windows = windows(lattice, tower.window);
@@ -79,7 +79,7 @@ fn qwen25(
     let mut wide = stream.linear("visual.merger.mlp.0", &y)?;
     threads::for_rows(stream.effort.threads, &mut wide, 1, 1, |_, values| gelu(values));
     let embeds = stream.linear("visual.merger.mlp.2", &wide)?;
-    Ok(Seen { embeds, deepstack: Vec::new() })
+    Ok(ImageFeatures { embeds, deepstack: Vec::new() })
 }
 
 /// LayerNorms, learned positions, and features of some blocks besides the last.
@@ -88,7 +88,7 @@ fn qwen3(
     tower: &qwen3_vl::Tower,
     (lattice, pixels): (&Lattice, &[f32]),
     progress: &mut dyn FnMut(&str),
-) -> Result<Seen, ReferenceError> {
+) -> Result<ImageFeatures, ReferenceError> {
     let mut x = stream.linear("model.visual.patch_embed.proj", pixels)?;
     add_positions(stream, tower, lattice, &mut x)?;
     let all: Vec<Vec<usize>> = vec![(0..lattice.patches()).collect()];
@@ -111,7 +111,7 @@ fn qwen3(
             deepstack.push(merged(stream, &name, x.clone())?);
         }
     }
-    Ok(Seen { embeds: merged(stream, "model.visual.merger", x)?, deepstack })
+    Ok(ImageFeatures { embeds: merged(stream, "model.visual.merger", x)?, deepstack })
 }
 
 /// The merger `name`: a norm over as many values as it has weights, then its MLP over whole tokens.

@@ -295,28 +295,28 @@ fn check_places(
 
 #[derive(Deserialize)]
 struct Index {
-    weight_map: Places,
+    weight_map: WeightMap,
 }
 
 /// The entries as written, repeated names included.
-struct Places(Vec<(String, String)>);
+struct WeightMap(Vec<(String, String)>);
 
-impl<'de> Deserialize<'de> for Places {
+impl<'de> Deserialize<'de> for WeightMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(PlacesVisitor)
+        deserializer.deserialize_map(WeightMapVisitor)
     }
 }
 
-struct PlacesVisitor;
+struct WeightMapVisitor;
 
-impl<'de> Visitor<'de> for PlacesVisitor {
-    type Value = Places;
+impl<'de> Visitor<'de> for WeightMapVisitor {
+    type Value = WeightMap;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensors and files")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Places, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
         let mut entries = Vec::new();
         // One more than may be says that there are too many.
         while entries.len() <= TENSORS_MAX
@@ -325,7 +325,7 @@ impl<'de> Visitor<'de> for PlacesVisitor {
             entries.push(entry);
         }
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Places(entries))
+        Ok(WeightMap(entries))
     }
 }
 

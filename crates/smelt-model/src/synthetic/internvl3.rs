@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::json;
 use super::tokenizer::{END_OF_TEXT, TURN_END, Words};
-use crate::decoder::Family;
+use crate::decoder::DecoderFamily;
 use crate::families::internvl3::ARCHITECTURE;
 
 /// The dimensions of one synthetic model.
@@ -98,12 +98,12 @@ pub(super) const B2_3_5: Dimensions = Dimensions {
 };
 
 impl Own {
-    fn family(&self) -> &'static Family {
+    fn family(&self) -> &'static DecoderFamily {
         let name = match self {
             Self::Qwen2 => "qwen2",
             Self::Qwen3 { .. } => "qwen3",
         };
-        Family::named(name).expect("the families of this file are ones this crate knows")
+        DecoderFamily::named(name).expect("the families of this file are ones this crate knows")
     }
 
     /// The fields only configurations of this family have.

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::tokenizer::{self, END_OF_TEXT, TURN_END, Words};
 use super::{bert, internvl3, json, qwen_vl};
 use crate::checkpoint::CONFIG_FILE;
-use crate::model::{Model, Part};
+use crate::model::{Model, ModelPart};
 
 /// The file that says how pictures are cut.
 pub(super) const PREPROCESSOR_FILE: &str = "preprocessor_config.json";
@@ -86,11 +86,11 @@ impl Size {
     }
 
     /// What is stored of it: the heads of the published Qwen-VL models are tied.
-    pub(super) fn parts(&self) -> &'static [Part] {
+    pub(super) fn parts(&self) -> &'static [ModelPart] {
         match self.dimensions {
-            Dimensions::InternVl(..) => &[Part::Vision, Part::Llm, Part::Head],
-            Dimensions::QwenVl(..) => &[Part::Vision, Part::Llm],
-            Dimensions::Bert(_) => &[Part::Encoder, Part::Classifier],
+            Dimensions::InternVl(..) => &[ModelPart::Vision, ModelPart::Llm, ModelPart::Head],
+            Dimensions::QwenVl(..) => &[ModelPart::Vision, ModelPart::Llm],
+            Dimensions::Bert(_) => &[ModelPart::Encoder, ModelPart::Classifier],
         }
     }
 

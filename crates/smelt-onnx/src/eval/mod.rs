@@ -81,7 +81,7 @@ pub fn evaluate(
     }
     let graph = &model.graph;
     let weights = graph.initializers.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-    let mut run = Run { dir, weights, values: BTreeMap::new() };
+    let mut run = EvalContext { dir, weights, values: BTreeMap::new() };
     for input in &graph.inputs {
         match inputs.get(&input.name) {
             Some(tensor) => {
@@ -129,13 +129,13 @@ fn last_reads(graph: &Graph) -> BTreeMap<usize, Vec<&str>> {
     reads
 }
 
-struct Run<'m> {
+struct EvalContext<'m> {
     dir: &'m Path,
     weights: BTreeMap<&'m str, &'m Initializer>,
     values: BTreeMap<String, Rc<Tensor>>,
 }
 
-impl Run<'_> {
+impl EvalContext<'_> {
     fn node(&mut self, node: &Node) -> Result<(), EvalError> {
         if node.op == "If" && node.domain.is_empty() {
             return self.branch(node);

@@ -188,7 +188,7 @@ impl<'a> Matrix<'a> {
         &self,
         spec: &mut StageSpec,
         choice: &Choice,
-        error: &dyn Fn(crate::text::Place, String) -> PipelineError,
+        error: &dyn Fn(crate::text::SourceLocation, String) -> PipelineError,
     ) -> Result<(), PipelineError> {
         let mut inputs = Vec::with_capacity(spec.inputs.len());
         for input in std::mem::take(&mut spec.inputs) {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::params::Scope;
 use super::table::{Item, Table};
-use super::{ATTEMPTS_MAX, PipelineError, Step, fields, no_conflict, read_limits, strict};
+use super::{ATTEMPTS_MAX, Escalation, PipelineError, fields, no_conflict, read_limits, strict};
 use crate::kind::{Field, Kind, NETWORK, STRICT};
 use crate::quantity;
 use crate::retry::{Retry, SwapSpec, WarmUp};
@@ -62,7 +62,7 @@ fn steps(
     kind: Kind,
     scope: &Scope<'_>,
     values: &BTreeMap<String, Value>,
-) -> Result<Vec<Step>, PipelineError> {
+) -> Result<Vec<Escalation>, PipelineError> {
     let steps = table.tables("escalate")?;
     if steps.len() as u64 >= ATTEMPTS_MAX {
         return Err(table.error(format!("at most {} escalate steps", ATTEMPTS_MAX - 1)));
@@ -75,7 +75,7 @@ fn read_step(
     kind: Kind,
     params: &Scope<'_>,
     values: &BTreeMap<String, Value>,
-) -> Result<Step, PipelineError> {
+) -> Result<Escalation, PipelineError> {
     table.what = "an escalate step".to_owned();
     // What comes of an attempt that sees more is not what the key of a strict stage says.
     let may_change =
@@ -89,7 +89,7 @@ fn read_step(
     together.extend(params.clone());
     no_conflict(kind, &together, &table)?;
     strict::not_free(&together, &table)?;
-    Ok(Step { text: table.text(), params, limits: read_limits(table.table("limits")?)? })
+    Ok(Escalation { text: table.text(), params, limits: read_limits(table.table("limits")?)? })
 }
 
 fn settle(item: &Item<'_>, scope: &Scope<'_>) -> Result<Duration, PipelineError> {

@@ -65,7 +65,7 @@ fn a_ladder_reads() {
     let warm_up = full.warm_up.unwrap();
     assert_eq!((warm_up.pipeline.as_str(), warm_up.stage.as_str()), ("a.toml", "llm-engine"));
     assert_eq!(
-        full.escalate.iter().map(Step::changes_something).collect::<Vec<_>>(),
+        full.escalate.iter().map(Escalation::changes_something).collect::<Vec<_>>(),
         [false, true]
     );
 

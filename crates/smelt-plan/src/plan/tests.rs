@@ -1,6 +1,6 @@
 use super::*;
+use crate::pipeline::Escalation;
 use crate::pipeline::Overrides;
-use crate::pipeline::Step;
 
 /// A pipeline of `command` stages: "c: a b" is stage c needing a and b.
 fn pipeline(lines: &[&str]) -> Pipeline {
@@ -85,7 +85,7 @@ fn limits_and_retry_enter_no_key() {
     let mut other = plain.clone();
     other.stages[0].limits.memory_bytes_max = Some(1 << 30);
     other.stages[0].retry.attempts_max = 3;
-    other.stages[0].retry.escalate = vec![Step::default()];
+    other.stages[0].retry.escalate = vec![Escalation::default()];
     let key = |p| Plan::build(p, &Pins::default()).unwrap().stages().next().unwrap().1.recipe_key;
     assert_eq!(key(&plain), key(&other));
 }
@@ -94,10 +94,10 @@ fn limits_and_retry_enter_no_key() {
 fn escalation_overrides_one_attempt() {
     let mut pipeline = pipeline(&["a:"]);
     let argv = |word: &str| Value::from(vec![word]);
-    let step = |word: &str| Step {
+    let step = |word: &str| Escalation {
         params: [("argv".to_owned(), argv(word))].into(),
         text: word.to_owned(),
-        ..Step::default()
+        ..Escalation::default()
     };
     pipeline.stages[0].retry.escalate = vec![step("second"), step("third")];
     let plan = Plan::build(&pipeline, &Pins::default()).unwrap();

@@ -4,7 +4,7 @@ use smelt_random::Random;
 
 use super::*;
 use crate::failure::FailureClass;
-use crate::pipeline::{Overrides, Pipeline, Step};
+use crate::pipeline::{Escalation, Overrides, Pipeline};
 use crate::plan::Pins;
 use crate::retry::{Retry, SwapSpec, WarmUp};
 
@@ -34,8 +34,8 @@ fn random_plan(chance: &mut Random) -> Plan {
 
 fn random_retry(chance: &mut Random) -> Retry {
     let step = |chance: &mut Random| match chance.below(3) {
-        0 => Step::default(),
-        n => Step { params: [("x".to_owned(), n.into())].into(), ..Step::default() },
+        0 => Escalation::default(),
+        n => Escalation { params: [("x".to_owned(), n.into())].into(), ..Escalation::default() },
     };
     Retry {
         attempts_max: 1 + chance.below(4) as u32,

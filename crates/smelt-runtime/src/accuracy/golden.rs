@@ -8,8 +8,8 @@ use std::path::Path;
 use super::measure::{NOW_S, TOKENS_BEYOND, prepare, shown};
 use super::question::Question as Asked;
 use crate::deployment::{Deployment, Text};
-use crate::generate::{self, Encoded, GenerateError, Manner};
-use crate::image::{Part, PictureError, Size};
+use crate::generate::{self, Encoded, GenerateError, SamplingParams};
+use crate::image::{ImageDecodeError, Size, VisionInput};
 use crate::prepare::Question;
 use crate::prompt::{PromptError, Turn};
 use crate::template::Context;
@@ -23,7 +23,7 @@ pub const PROMPTS_FILE: &str = "questions.jsonl";
 pub enum GoldenError {
     /// A picture was refused.
     #[error(transparent)]
-    Picture(#[from] PictureError),
+    Picture(#[from] ImageDecodeError),
     /// The deployment gave none.
     #[error(transparent)]
     Generate(#[from] GenerateError),
@@ -37,7 +37,7 @@ pub enum GoldenError {
 
 /// What came of a golden prompt.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct GoldenResult {
     /// What was said.
     pub text: String,
     /// Whether that is the answer.
@@ -56,14 +56,14 @@ pub fn ask(
     deployment: &mut Deployment,
     question: &Asked,
     folder: &Path,
-) -> Result<Given, GoldenError> {
+) -> Result<GoldenResult, GoldenError> {
     let shown = shown(question, folder)?;
     let new_tokens_max = answer_max(&deployment.text, question)?;
     let encoded = prepare(deployment, question, &shown, new_tokens_max)?;
-    let manner = Manner::greedy(new_tokens_max);
-    let answer = generate::answer(deployment, &encoded, &manner, &mut |_| {})?;
+    let sampling_params = SamplingParams::greedy(new_tokens_max);
+    let answer = generate::answer(deployment, &encoded, &sampling_params, &mut |_| {})?;
     let is_right = question.is_right(&answer.text);
-    Ok(Given { text: answer.text, is_right, encoded, tokens: answer.tokens })
+    Ok(GoldenResult { text: answer.text, is_right, encoded, tokens: answer.tokens })
 }
 
 /// Tokens that the answer may have.
@@ -89,10 +89,10 @@ pub fn parts(
     let question = Question { turns, shown, context, answer_max, now_s: NOW_S, reuse: None };
     let prepared = text.prepare(&question).map_err(GenerateError::from)?;
     // Without eyes nothing was shown.
-    let Some(eyes) = &text.eyes else { return Ok(Vec::new()) };
-    let numbers = |part: &Part| {
-        let size = eyes.grids[part.grid].size;
-        (part.numbers(&eyes.cutting, size), size)
+    let Some(image_processor) = &text.image_processor else { return Ok(Vec::new()) };
+    let numbers = |part: &VisionInput| {
+        let size = image_processor.grids[part.grid].size;
+        (part.numbers(&image_processor.cutting, size), size)
     };
     Ok(prepared.views.iter().flat_map(|view| &view.parts).map(numbers).collect())
 }

@@ -14,8 +14,8 @@ use super::distributions::{Player, Recorder};
 use super::question::Question;
 use super::score::{Mean, Score, Tally, kl, median, median_s, nll};
 use crate::deployment::Deployment;
-use crate::generate::{self, Encoded, GenerateError, Manner, Request};
-use crate::image::{Picture, PictureError, Shown};
+use crate::generate::{self, Encoded, GenerateError, Request, SamplingParams};
+use crate::image::{Image, ImageDecodeError, MediaItem};
 use crate::prompt::Turn;
 use crate::template::Context;
 
@@ -30,7 +30,7 @@ pub(super) const NOW_S: u64 = 1_735_689_600;
 pub enum MeasureError {
     /// A picture was refused.
     #[error(transparent)]
-    Picture(#[from] PictureError),
+    Picture(#[from] ImageDecodeError),
     /// A question cannot be asked.
     #[error("question {number}: {source}")]
     Question {
@@ -137,7 +137,7 @@ impl Asked {
         &mut self,
         deployment: &mut Deployment,
         question: &Question,
-        shown: &[Shown],
+        shown: &[MediaItem],
         right: &[u32],
         visit: Visit<'_>,
     ) -> Result<(), GenerateError> {
@@ -163,19 +163,23 @@ impl Asked {
 pub(super) fn prepare(
     deployment: &mut Deployment,
     question: &Question,
-    shown: &[Shown],
+    shown: &[MediaItem],
     new_tokens_max: usize,
 ) -> Result<Encoded, GenerateError> {
     let turns = [Turn::from_marked("user", &question.prompt(), shown.len())?];
-    let manner = Manner::greedy(new_tokens_max);
+    let sampling_params = SamplingParams::greedy(new_tokens_max);
     let context = &Context::default();
-    let request = Request { turns: &turns, shown, context, manner: &manner, now_s: NOW_S };
+    let request =
+        Request { turns: &turns, shown, context, sampling_params: &sampling_params, now_s: NOW_S };
     generate::prepare(deployment, &request, &mut |_| {})
 }
 
 /// The question's pictures, which are in `folder`.
-pub(super) fn shown(question: &Question, folder: &Path) -> Result<Vec<Shown>, PictureError> {
-    let open = |image: &PathBuf| Picture::open(&folder.join(image)).map(Shown::from);
+pub(super) fn shown(
+    question: &Question,
+    folder: &Path,
+) -> Result<Vec<MediaItem>, ImageDecodeError> {
+    let open = |image: &PathBuf| Image::open(&folder.join(image)).map(MediaItem::from);
     question.images.iter().map(open).collect()
 }
 

@@ -5,7 +5,7 @@
 
 /// What became known of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum CallDelta {
     /// The tool.
     Name(String),
     /// More of its arguments, as JSON.
@@ -84,7 +84,7 @@ impl Call {
     }
 
     /// Takes one more character; `said` hears what it makes known.
-    pub(super) fn push(&mut self, c: char, said: &mut Vec<Said>) -> Progress {
+    pub(super) fn push(&mut self, c: char, said: &mut Vec<CallDelta>) -> Progress {
         let state = self.step(c, said);
         self.state = state;
         match state {
@@ -93,7 +93,7 @@ impl Call {
         }
     }
 
-    fn step(&mut self, c: char, said: &mut Vec<Said>) -> State {
+    fn step(&mut self, c: char, said: &mut Vec<CallDelta>) -> State {
         const BROKEN: State = State::Ended(Progress::Broken);
         match self.state {
             State::InKey => {
@@ -142,7 +142,7 @@ impl Call {
         State::Colon
     }
 
-    fn begin_value(&mut self, c: char, said: &mut Vec<Said>) {
+    fn begin_value(&mut self, c: char, said: &mut Vec<CallDelta>) {
         if self.field == Field::Arguments {
             self.has_arguments = true;
             self.tell_name(said);
@@ -150,7 +150,7 @@ impl Call {
         self.add(c, said);
     }
 
-    fn in_value(&mut self, c: char, said: &mut Vec<Said>) -> State {
+    fn in_value(&mut self, c: char, said: &mut Vec<CallDelta>) -> State {
         match self.scan.push(c) {
             Scanned::More => self.add(c, said),
             Scanned::Last => {
@@ -170,16 +170,16 @@ impl Call {
     }
 
     /// Adds to the value; arguments of a named call are told at once, unless they are a string.
-    fn add(&mut self, c: char, said: &mut Vec<Said>) {
+    fn add(&mut self, c: char, said: &mut Vec<CallDelta>) {
         if self.field == Field::Arguments && self.is_named && !self.scan.is_string {
-            said.push(Said::Arguments(c.to_string()));
+            said.push(CallDelta::Arguments(c.to_string()));
         } else if self.field != Field::Other {
             self.text.push(c);
         }
     }
 
     /// The value is whole.
-    fn value(&mut self, said: &mut Vec<Said>) -> State {
+    fn value(&mut self, said: &mut Vec<CallDelta>) -> State {
         let text = std::mem::take(&mut self.text);
         match self.field {
             Field::Name => match serde_json::from_str(&text) {
@@ -197,7 +197,7 @@ impl Call {
                     text
                 };
                 if self.is_named {
-                    said.push(Said::Arguments(text));
+                    said.push(CallDelta::Arguments(text));
                 } else {
                     self.early = Some(text);
                 }
@@ -211,18 +211,18 @@ impl Call {
     }
 
     /// Tells the name if it is known and was not told, and arguments that stood before it.
-    fn tell_name(&mut self, said: &mut Vec<Said>) {
+    fn tell_name(&mut self, said: &mut Vec<CallDelta>) {
         if self.is_named {
             return;
         }
         if let Some(name) = &self.name {
             self.is_named = true;
-            said.push(Said::Name(name.clone()));
-            said.extend(self.early.take().map(Said::Arguments));
+            said.push(CallDelta::Name(name.clone()));
+            said.extend(self.early.take().map(CallDelta::Arguments));
         }
     }
 
-    fn behind(&mut self, c: char, said: &mut Vec<Said>) -> State {
+    fn behind(&mut self, c: char, said: &mut Vec<CallDelta>) -> State {
         match c {
             ',' => State::Key { may_end: false },
             '}' => self.end(said),
@@ -230,13 +230,13 @@ impl Call {
         }
     }
 
-    fn end(&mut self, said: &mut Vec<Said>) -> State {
+    fn end(&mut self, said: &mut Vec<CallDelta>) -> State {
         self.tell_name(said);
         if !self.is_named {
             return State::Ended(Progress::Broken);
         }
         if !self.has_arguments {
-            said.push(Said::Arguments("{}".to_owned()));
+            said.push(CallDelta::Arguments("{}".to_owned()));
         }
         State::Ended(Progress::Whole)
     }
@@ -321,8 +321,8 @@ mod tests {
         let (mut names, mut told) = (String::new(), String::new());
         for part in said {
             match part {
-                Said::Name(name) => names += &name,
-                Said::Arguments(text) => told += &text,
+                CallDelta::Name(name) => names += &name,
+                CallDelta::Arguments(text) => told += &text,
             }
         }
         assert_eq!((&names[..], &told[..], progress), (name, arguments, end), "{text}");

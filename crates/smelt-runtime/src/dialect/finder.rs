@@ -4,7 +4,7 @@
 
 /// What a character settled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum MarkMatch {
     /// This text is before any mark; it may be empty.
     Text(String),
     /// The mark is whole; the white space before it is dropped.
@@ -24,7 +24,7 @@ impl Finder {
         Self { mark, held: String::new() }
     }
 
-    pub(super) fn push(&mut self, c: char) -> Found {
+    pub(super) fn push(&mut self, c: char) -> MarkMatch {
         let begun = self.held.trim_start();
         let goes_on = match self.mark.strip_prefix(begun) {
             Some(rest) => rest.starts_with(c) || (begun.is_empty() && c.is_whitespace()),
@@ -33,15 +33,15 @@ impl Finder {
         if goes_on {
             self.held.push(c);
             if self.held.trim_start() != self.mark {
-                return Found::Text(String::new());
+                return MarkMatch::Text(String::new());
             }
             self.held.clear();
-            return Found::Mark;
+            return MarkMatch::Mark;
         }
         let mut text = std::mem::take(&mut self.held);
         let may_begin = c.is_whitespace() || self.mark.starts_with(c);
         if may_begin { &mut self.held } else { &mut text }.push(c);
-        Found::Text(text)
+        MarkMatch::Text(text)
     }
 
     /// What was held back, as no more comes.
@@ -65,8 +65,8 @@ mod tests {
         let mut parts = vec![String::new()];
         for c in text.chars() {
             match finder.push(c) {
-                Found::Text(text) => parts.last_mut().unwrap().push_str(&text),
-                Found::Mark => parts.push(String::new()),
+                MarkMatch::Text(text) => parts.last_mut().unwrap().push_str(&text),
+                MarkMatch::Mark => parts.push(String::new()),
             }
         }
         assert_eq!(

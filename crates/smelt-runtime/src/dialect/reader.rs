@@ -3,8 +3,8 @@
 //! A state machine over characters.  Holds back only what may yet be a mark, or a call whose tool is not
 //! known.
 
-use super::call::{Call, Progress, Said};
-use super::finder::{Finder, Found};
+use super::call::{Call, CallDelta, Progress};
+use super::finder::{Finder, MarkMatch};
 use super::{CALL_TAGS, Calls, Dialect, THINK_TAGS};
 
 /// What follows in an answer.
@@ -61,7 +61,7 @@ pub struct Reader {
     /// How many calls were told.
     told: usize,
     deltas: Vec<Delta>,
-    said: Vec<Said>,
+    said: Vec<CallDelta>,
 }
 
 impl Reader {
@@ -129,8 +129,8 @@ impl Reader {
             State::Plain => self.plain(c),
             State::Calling { call, raw } => self.calling(call, raw, c),
             State::Called(mut close) => match close.push(c) {
-                Found::Mark => State::Saying(Finder::new(CALL_TAGS[0])),
-                Found::Text(_) => State::Called(close),
+                MarkMatch::Mark => State::Saying(Finder::new(CALL_TAGS[0])),
+                MarkMatch::Text(_) => State::Called(close),
             },
             State::Next if c.is_whitespace() || c == ';' => State::Next,
             State::Next => self.first(c),
@@ -139,9 +139,11 @@ impl Reader {
 
     fn start(&mut self, mut open: Finder, c: char) -> State {
         match open.push(c) {
-            Found::Mark => State::Thinking { close: Finder::new(THINK_TAGS[1]), is_begun: false },
-            Found::Text(text) if text.is_empty() => State::Start(open),
-            Found::Text(text) => {
+            MarkMatch::Mark => {
+                State::Thinking { close: Finder::new(THINK_TAGS[1]), is_begun: false }
+            }
+            MarkMatch::Text(text) if text.is_empty() => State::Start(open),
+            MarkMatch::Text(text) => {
                 // There is no thinking; what was held back is said.
                 let rest = text + &open.finish();
                 self.state = if self.calls.is_some() { State::Between } else { State::Plain };
@@ -153,8 +155,8 @@ impl Reader {
 
     fn thinking(&mut self, mut close: Finder, is_begun: bool, c: char) -> State {
         match close.push(c) {
-            Found::Mark => State::Between,
-            Found::Text(text) => {
+            MarkMatch::Mark => State::Between,
+            MarkMatch::Text(text) => {
                 let text = if is_begun { &text[..] } else { text.trim_start() };
                 self.reasoning(text);
                 // White space that stands before anything that was thought is held, then dropped.
@@ -175,8 +177,8 @@ impl Reader {
 
     fn saying(&mut self, mut open: Finder, c: char) -> State {
         match open.push(c) {
-            Found::Mark => State::Calling { call: Call::new(), raw: CALL_TAGS[0].to_owned() },
-            Found::Text(text) => {
+            MarkMatch::Mark => State::Calling { call: Call::new(), raw: CALL_TAGS[0].to_owned() },
+            MarkMatch::Text(text) => {
                 self.content(&text);
                 State::Saying(open)
             }
@@ -214,11 +216,11 @@ impl Reader {
     fn tell(&mut self) {
         for said in std::mem::take(&mut self.said) {
             match said {
-                Said::Name(name) => {
+                CallDelta::Name(name) => {
                     self.deltas.push(Delta::Call { index: self.told, name });
                     self.told += 1;
                 }
-                Said::Arguments(more) => match self.deltas.last_mut() {
+                CallDelta::Arguments(more) => match self.deltas.last_mut() {
                     Some(Delta::Arguments { text, .. }) => text.push_str(&more),
                     _ if more.is_empty() => {}
                     _ => {

@@ -194,9 +194,9 @@ mod tests {
 
     /// Whether an answer may be all of `text`.
     fn accepts(world: &World, grammar: &Grammar, text: &str) -> bool {
-        let mut constraint = world.compiler.compile(grammar).unwrap();
+        let mut matcher = world.compiler.compile(grammar).unwrap();
         let tokens = world.tokenizer.encode(text).unwrap();
-        tokens.iter().all(|token| constraint.take(*token).is_ok()) && constraint.may_end().unwrap()
+        tokens.iter().all(|token| matcher.take(*token).is_ok()) && matcher.may_end().unwrap()
     }
 
     const OSLO: &str = "{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\"}}";

@@ -1,7 +1,7 @@
 //! Has the texts of many requests read: one text after another, in a thread that owns the encoder.
 //!
 //! Requests take turns, a text each, so that one short text does not wait for a long list.  A request
-//! whose [`Ticket`] is dropped goes no further.  Knows nothing of HTTP.
+//! whose [`RequestGuard`] is dropped goes no further.  Knows nothing of HTTP.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -48,7 +48,9 @@ pub type Reply<A> = Box<dyn FnOnce(Result<Vec<A>, Failure>) + Send>;
 
 /// Keeps a request going; dropping it cancels what is not done.
 #[derive(Debug)]
-pub struct Ticket(#[expect(dead_code, reason = "it is looked at through weak references")] Arc<()>);
+pub struct RequestGuard(
+    #[expect(dead_code, reason = "it is looked at through weak references")] Arc<()>,
+);
 
 /// Why a request was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,15 +132,15 @@ impl Shared {
 struct Job<E: Reader> {
     texts: VecDeque<E::Text>,
     done: Vec<E::Answer>,
-    ticket: Weak<()>,
+    guard: Weak<()>,
     reply: Reply<E::Answer>,
-    seat: Seat,
+    permit: Permit,
 }
 
 /// Counted as long as its request lives.
-struct Seat(Arc<Shared>);
+struct Permit(Arc<Shared>);
 
-impl Drop for Seat {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.live.fetch_sub(1, Ordering::AcqRel);
     }
@@ -232,13 +234,17 @@ impl<E: Reader> EmbedService<E> {
     ///
     /// # Errors
     /// [`Refused`] if there are too many.
-    pub fn submit(&self, texts: Vec<E::Text>, reply: Reply<E::Answer>) -> Result<Ticket, Refused> {
+    pub fn submit(
+        &self,
+        texts: Vec<E::Text>,
+        reply: Reply<E::Answer>,
+    ) -> Result<RequestGuard, Refused> {
         let shared = &self.0.shared;
         if shared.is_draining.load(Ordering::Acquire) {
             return Err(Refused::Draining);
         }
         let live = shared.live.fetch_add(1, Ordering::AcqRel);
-        let seat = Seat(Arc::clone(shared));
+        let permit = Permit(Arc::clone(shared));
         let mut stats = shared.stats();
         if live > self.0.queue_max {
             stats.refused += 1;
@@ -247,12 +253,12 @@ impl<E: Reader> EmbedService<E> {
         stats.requests += 1;
         stats.waiting += texts.len();
         drop(stats);
-        let ticket = Arc::new(());
-        let (texts, done, weak) = (texts.into(), Vec::new(), Arc::downgrade(&ticket));
-        let job = Job { texts, done, ticket: weak, reply, seat };
+        let guard = Arc::new(());
+        let (texts, done, weak) = (texts.into(), Vec::new(), Arc::downgrade(&guard));
+        let job = Job { texts, done, guard: weak, reply, permit };
         // A thread that is gone drops the request, and nobody is told anything.
         self.0.jobs.as_ref().map(|jobs| jobs.send(job));
-        Ok(Ticket(ticket))
+        Ok(RequestGuard(guard))
     }
 }
 
@@ -300,8 +306,8 @@ impl<E: Reader> EmbedThread<E> {
 
 /// Reads the next text of a request; gives it back unless it has ended.
 fn one_more<E: Reader>(encoder: &E, mut job: Job<E>) -> Option<Job<E>> {
-    let shared = Arc::clone(&job.seat.0);
-    if job.ticket.strong_count() == 0 {
+    let shared = Arc::clone(&job.permit.0);
+    if job.guard.strong_count() == 0 {
         let mut stats = shared.stats();
         stats.waiting -= job.texts.len();
         stats.cancelled += 1;
@@ -323,9 +329,9 @@ fn one_more<E: Reader>(encoder: &E, mut job: Job<E>) -> Option<Job<E>> {
             if !job.texts.is_empty() {
                 return Some(job);
             }
-            let Job { done, reply, seat, .. } = job;
+            let Job { done, reply, permit, .. } = job;
             // Who hears the answer finds the place free.
-            drop(seat);
+            drop(permit);
             reply(Ok(done));
         }
         Err(error) => {

@@ -13,7 +13,7 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
 use super::closed::closed;
-use super::constraint::{Constraint, one_line};
+use super::matcher::{GrammarMatcher, one_line};
 use super::pieces::{self, Piece, PiecesError};
 use super::{CHOICES_MAX, Grammar, GrammarError, INDENT_MAX};
 use super::{bounds, gbnf};
@@ -95,7 +95,7 @@ impl Compiler {
     ///
     /// # Errors
     /// [`GrammarError`] saying what is wrong with the grammar.
-    pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+    pub fn compile(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
         bounds::check(grammar)?;
         std::thread::scope(|scope| {
             let thread = Builder::new().name("smelt-grammar".to_owned()).stack_size(STACK_BYTES);
@@ -105,7 +105,7 @@ impl Compiler {
         })
     }
 
-    fn compile_here(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
+    fn compile_here(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
         let source = source(grammar)?;
         let failed = |why: String| match grammar {
             Grammar::JsonObject | Grammar::JsonSchema(_) => GrammarError::Schema(why),
@@ -118,7 +118,7 @@ impl Compiler {
         if let Some(error) = matcher.get_error() {
             return Err(failed(one_line(&error)));
         }
-        let mut constraint = Constraint::new(matcher, Arc::clone(&self.ends));
+        let mut constraint = GrammarMatcher::new(matcher, Arc::clone(&self.ends));
         match constraint.begin() {
             Ok(()) => Ok(constraint),
             Err(error) => Err(failed(error.reason())),

@@ -37,16 +37,16 @@ pub enum GbnfError {
 
 /// A part of a rule.
 #[derive(Clone, Debug, PartialEq)]
-enum Part {
+enum RuleElement {
     Text(String),
     /// A regular expression of one character.
     Class(String),
     Rule(String),
-    Any(Vec<Vec<Part>>),
-    Repeat(Box<Part>, u32, Option<u32>),
+    Any(Vec<Vec<RuleElement>>),
+    Repeat(Box<RuleElement>, u32, Option<u32>),
 }
 
-type Choices = Vec<Vec<Part>>;
+type Choices = Vec<Vec<RuleElement>>;
 
 /// The grammar as Lark.
 pub(super) fn to_lark(text: &str) -> Result<String, GbnfError> {
@@ -110,7 +110,7 @@ fn reach_a_cycle(uses: &[Vec<usize>]) -> Vec<bool> {
     left.iter().map(|left| *left > 0).collect()
 }
 
-impl Part {
+impl RuleElement {
     fn names(&self, found: &mut Vec<String>) {
         match self {
             Self::Text(_) | Self::Class(_) => {}
@@ -141,7 +141,7 @@ impl Part {
 }
 
 fn written(choices: &Choices, names: &HashMap<&str, String>) -> String {
-    let sequence = |parts: &Vec<Part>| match parts.is_empty() {
+    let sequence = |parts: &Vec<RuleElement>| match parts.is_empty() {
         true => "\"\"".to_owned(),
         false => parts.iter().map(|part| part.written(names)).collect::<Vec<_>>().join(" "),
     };
@@ -185,7 +185,7 @@ impl Parser<'_> {
         Ok(choices)
     }
 
-    fn sequence(&mut self, is_group: bool) -> Result<Vec<Part>, GbnfError> {
+    fn sequence(&mut self, is_group: bool) -> Result<Vec<RuleElement>, GbnfError> {
         let mut parts = Vec::new();
         while let Some(part) = self.part()? {
             parts.push(self.repeated(part)?);
@@ -194,16 +194,16 @@ impl Parser<'_> {
         Ok(parts)
     }
 
-    fn part(&mut self) -> Result<Option<Part>, GbnfError> {
+    fn part(&mut self) -> Result<Option<RuleElement>, GbnfError> {
         Ok(Some(match self.chars.peek() {
-            Some('"') => Part::Text(self.text()?),
-            Some('[') => Part::Class(self.class()?),
+            Some('"') => RuleElement::Text(self.text()?),
+            Some('[') => RuleElement::Class(self.class()?),
             Some('.') => {
                 self.chars.next();
-                Part::Class("[\\x{0}-\\x{10FFFF}]".to_owned())
+                RuleElement::Class("[\\x{0}-\\x{10FFFF}]".to_owned())
             }
-            Some('(') => Part::Any(self.group()?),
-            Some(c) if is_name(*c) => Part::Rule(self.name()?),
+            Some('(') => RuleElement::Any(self.group()?),
+            Some(c) if is_name(*c) => RuleElement::Rule(self.name()?),
             _ => return Ok(None),
         }))
     }
@@ -222,7 +222,7 @@ impl Parser<'_> {
     }
 
     /// The part as often as what stands behind it says.
-    fn repeated(&mut self, part: Part) -> Result<Part, GbnfError> {
+    fn repeated(&mut self, part: RuleElement) -> Result<RuleElement, GbnfError> {
         let (least, most) = match self.chars.peek() {
             Some('*') => (0, None),
             Some('+') => (1, None),
@@ -231,11 +231,11 @@ impl Parser<'_> {
             _ => return Ok(part),
         };
         self.chars.next();
-        Ok(Part::Repeat(Box::new(part), least, most))
+        Ok(RuleElement::Repeat(Box::new(part), least, most))
     }
 
     /// `{2}`, `{2,}` or `{2,3}`.
-    fn counted(&mut self, part: Part) -> Result<Part, GbnfError> {
+    fn counted(&mut self, part: RuleElement) -> Result<RuleElement, GbnfError> {
         self.chars.next();
         let least = self.count()?;
         let most = match self.chars.next_if_eq(&',') {
@@ -247,7 +247,7 @@ impl Parser<'_> {
         if most.is_some_and(|most| most < least) {
             return Err(self.expected("a repetition whose first number is not the larger"));
         }
-        Ok(Part::Repeat(Box::new(part), least, most))
+        Ok(RuleElement::Repeat(Box::new(part), least, most))
     }
 
     fn count(&mut self) -> Result<u32, GbnfError> {

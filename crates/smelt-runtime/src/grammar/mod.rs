@@ -1,22 +1,22 @@
 //! Holds answers to a form: JSON, a schema, a pattern, a grammar, one of some choices.
 //!
 //! A [`Grammar`] is what a request asks for; a [`Compiler`], made once for a vocabulary, turns it into a
-//! [`Constraint`], which follows one answer and says before each token which may come.  The work is
+//! [`GrammarMatcher`], which follows one answer and says before each token which may come.  The work is
 //! done by llguidance.  Knows nothing of engines, of sampling or of who asks.
 
 mod bounds;
 mod closed;
 mod compiler;
-mod constraint;
 mod gbnf;
+mod matcher;
 mod pieces;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use compiler::{Compiler, CompilerError};
 pub(crate) use compiler::{bounded, quoted};
-pub use constraint::{Constraint, ConstraintError};
 pub use gbnf::GbnfError;
+pub use matcher::{ConstraintError, GrammarMatcher};
 pub use pieces::{PiecesError, TokenBytes};
 
 /// The longest grammar or schema, in bytes.  Real schemas stay below 100 KB; compiling takes time and

@@ -38,7 +38,7 @@ impl World {
 
     /// An answer of a random model that is held to `grammar`; nothing if it does not end.
     pub(crate) fn answer(&self, grammar: &Grammar, random: &mut Random) -> Option<String> {
-        let mut constraint = self.compiler.compile(grammar).unwrap();
+        let mut matcher = self.compiler.compile(grammar).unwrap();
         let settings =
             Settings { temperature: 1.0, seed: random.next_u64(), ..Settings::default() };
         let mut sampler = Sampler::new(&settings, &[], self.vocab).unwrap();
@@ -48,12 +48,12 @@ impl World {
             let mut logits: Vec<f32> =
                 (0..self.vocab).map(|_| random.below(1000) as f32 / 200.0).collect();
             self.closing.iter().for_each(|token| logits[*token as usize] += 7.0);
-            let may_end = constraint.may_end().unwrap();
-            let mask = constraint.mask().unwrap();
+            let may_end = matcher.may_end().unwrap();
+            let mask = matcher.mask().unwrap();
             assert_eq!(mask.allows(self.ends[0]), may_end);
             let token = chooser.choose(&logits, &sampler.draw(Some(mask))).unwrap().token;
             sampler.count(token);
-            constraint.take(token).unwrap();
+            matcher.take(token).unwrap();
             if self.ends.contains(&token) {
                 return Some(self.tokenizer.decode(&tokens, true).unwrap());
             }
@@ -248,11 +248,11 @@ fn no_grammar_takes_long() {
     ];
     for grammar in hostile {
         let start = Instant::now();
-        if let Ok(mut constraint) = world.compiler.compile(&grammar) {
+        if let Ok(mut matcher) = world.compiler.compile(&grammar) {
             for _ in 0..30 {
-                let Ok(mask) = constraint.mask() else { break };
+                let Ok(mask) = matcher.mask() else { break };
                 let Some(token) = mask.tokens().next() else { break };
-                if world.ends.contains(&token) || constraint.take(token).is_err() {
+                if world.ends.contains(&token) || matcher.take(token).is_err() {
                     break;
                 }
             }
@@ -269,10 +269,10 @@ fn a_constraint_moves_between_threads_and_refuses_what_it_did_not_allow() {
     }
     let world = World::new();
     let grammar = Grammar::Choice(vec!["a".to_owned()]);
-    let mut constraint = is_send(world.compiler.compile(&grammar).unwrap());
+    let mut matcher = is_send(world.compiler.compile(&grammar).unwrap());
     let (a, b) = (world.tokenizer.token("a").unwrap(), world.tokenizer.token("b").unwrap());
-    let mut other = constraint.clone();
-    assert!(constraint.take(b).is_err());
+    let mut other = matcher.clone();
+    assert!(matcher.take(b).is_err());
     assert_eq!(other.mask().unwrap().tokens().collect::<Vec<_>>(), [a]);
     other.take(a).unwrap();
     assert!(other.is_ended());
@@ -317,13 +317,13 @@ fn chains() -> Vec<Grammar> {
 }
 
 /// Answers up to 30 tokens, the first that may come of each, and says how long the slowest took.
-fn follow(world: &World, constraint: &mut Constraint) -> Duration {
+fn follow(world: &World, matcher: &mut GrammarMatcher) -> Duration {
     let mut slowest = Duration::ZERO;
     for _ in 0..30 {
         let start = Instant::now();
-        let token = constraint.mask().ok().and_then(|mask| mask.tokens().next());
+        let token = matcher.mask().ok().and_then(|mask| mask.tokens().next());
         let taken = token.filter(|token| !world.ends.contains(token));
-        let is_taken = taken.is_some_and(|token| constraint.take(token).is_ok());
+        let is_taken = taken.is_some_and(|token| matcher.take(token).is_ok());
         slowest = slowest.max(start.elapsed());
         if !is_taken {
             break;
@@ -343,8 +343,8 @@ fn the_longest_chains_fill_no_stack() {
         assert!(!why.contains("more than"), "{why}");
         assert!(took < Duration::from_secs(20), "{} bytes: {took:?} {why}", grammar.bytes());
         // Answers are followed, and forgotten, by threads of usual stacks.
-        if let Ok(mut constraint) = compiled {
-            follow(&world, &mut constraint);
+        if let Ok(mut matcher) = compiled {
+            follow(&world, &mut matcher);
         }
     }
 }
@@ -376,8 +376,8 @@ fn no_token_keeps_others_waiting() {
     let world = World::new();
     for pattern in ["[bc]{3}(a{1000}){1000}".to_owned(), format!("[bc]{{3}}{}", "a?".repeat(2000))]
     {
-        let mut constraint = world.compiler.compile(&Grammar::Regex(pattern)).unwrap();
-        let slowest = follow(&world, &mut constraint);
+        let mut matcher = world.compiler.compile(&Grammar::Regex(pattern)).unwrap();
+        let slowest = follow(&world, &mut matcher);
         // Some 40 ms, and tests are many.
         assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     }
@@ -388,10 +388,10 @@ fn white_space_is_a_space_or_an_indented_line() {
     let world = World::new();
     let schema = json!({ "type": "array", "items": { "enum": [1] }, "minItems": 1 });
     let accepts = |text: &str| {
-        let mut constraint = world.compiler.compile(&Grammar::JsonSchema(schema.clone())).unwrap();
+        let mut matcher = world.compiler.compile(&Grammar::JsonSchema(schema.clone())).unwrap();
         let tokens = world.tokenizer.encode(text).unwrap();
-        tokens.iter().all(|token| constraint.take(*token).is_ok())
-            && constraint.may_end().unwrap_or(false)
+        tokens.iter().all(|token| matcher.take(*token).is_ok())
+            && matcher.may_end().unwrap_or(false)
     };
     for good in ["[1]", "[ 1, 1 ]", "[\n    1,\n\t1\n]"] {
         assert!(accepts(good), "{good:?}");

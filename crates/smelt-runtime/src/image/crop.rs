@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of tokens or engines.
 
-use super::Picture;
+use super::Image;
 use super::patches::{Size, TooLong};
 use super::resample::resize;
 
@@ -11,7 +11,7 @@ use super::resample::resize;
 ///
 /// # Errors
 /// [`TooLong`] if the picture is too long for its width: all of it is resized before it is cut.
-pub fn centre(picture: &Picture, side: usize) -> Result<Vec<u8>, TooLong> {
+pub fn centre(picture: &Image, side: usize) -> Result<Vec<u8>, TooLong> {
     let (width, height) = (picture.width(), picture.height());
     Size { height, width }.check_ratio()?;
     let short = width.min(height);

@@ -2,7 +2,7 @@
 //!
 //! Qwen2.5-VL: `qwen-vl-utils`.  Qwen3-VL and InternVL: their video processors in transformers.  Knows nothing of files.
 
-use crate::deployment::Family;
+use crate::deployment::ModelFamily;
 
 /// Frames of a second that Qwen's processors look at.
 const FPS_QWEN: f64 = 2.0;
@@ -32,17 +32,17 @@ pub struct Wanted {
 }
 
 /// The frames that `family` looks at, by their numbers, rising.
-pub fn chosen(family: Family, reel: Reel, wanted: Wanted) -> Vec<usize> {
+pub fn chosen(family: ModelFamily, reel: Reel, wanted: Wanted) -> Vec<usize> {
     let most = wanted.frames_max.min(reel.frames).max(1);
     let per_second = |fps: f64| (reel.frames as f64 / reel.fps * fps) as usize;
     let frames =
-        wanted.frames.or(wanted.fps.filter(|_| family == Family::InternVl3).map(per_second));
+        wanted.frames.or(wanted.fps.filter(|_| family == ModelFamily::InternVl3).map(per_second));
     let usual = || per_second(wanted.fps.unwrap_or(FPS_QWEN)).max(FRAMES_MIN_QWEN);
     match family {
-        Family::InternVl3 => middles(reel.frames, frames.unwrap_or(most).clamp(1, most)),
-        Family::Qwen3Vl => ends(reel.frames, frames.unwrap_or_else(usual).clamp(1, most)),
+        ModelFamily::InternVl3 => middles(reel.frames, frames.unwrap_or(most).clamp(1, most)),
+        ModelFamily::Qwen3Vl => ends(reel.frames, frames.unwrap_or_else(usual).clamp(1, most)),
         // The other families see nothing.
-        Family::Qwen25Vl | Family::Qwen2 | Family::Qwen3 | Family::Llama => {
+        ModelFamily::Qwen25Vl | ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Llama => {
             let frames = match wanted.frames {
                 Some(frames) => {
                     let frames = frames.min(most + STEP_QWEN) as f64;
@@ -96,7 +96,7 @@ mod tests {
 
     #[derive(Deserialize)]
     struct Case {
-        family: Family,
+        family: ModelFamily,
         frames: usize,
         fps: f64,
         wanted_fps: Option<f64>,
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn whatever_is_asked_frames_rise_and_have_a_limit() {
-        for family in [Family::InternVl3, Family::Qwen25Vl, Family::Qwen3Vl] {
+        for family in [ModelFamily::InternVl3, ModelFamily::Qwen25Vl, ModelFamily::Qwen3Vl] {
             for (frames, fps) in [(1, 1e-9), (1, 1e9), (2, 30.0), (3, 7.0), (1_000_000, 30.0)] {
                 for asked in [None, Some(0), Some(1), Some(5), Some(usize::MAX)] {
                     let wanted =

@@ -1,35 +1,35 @@
 //! Prepares pictures for the vision engines of a deployment.
 //!
-//! A file becomes a [`Picture`]; what the engines take ([`Eyes`]) and what its sender wishes make a
-//! [`Plan`]; the picture is resized and cut by it into a [`View`], whose parts engines run over.
+//! A file becomes a [`Image`]; what the engines take ([`ImageProcessor`]) and what its sender wishes make a
+//! [`ImagePlan`]; the picture is resized and cut by it into a [`View`], whose parts engines run over.
 //! Everything is as the models' reference processors have it, on Pillow.  Knows nothing of prompts
 //! or of engines themselves.
 
 mod animation;
 mod crop;
-mod eyes;
+mod decoded;
 mod film;
+mod image_processor;
 mod jpeg;
+mod media_item;
 mod patches;
-mod picture;
-mod processor;
+mod preprocessor_config;
 mod resample;
 pub mod route;
 mod scale;
-mod shown;
 mod tiles;
 mod view;
 
 pub use animation::Animation;
 pub use crop::centre;
-pub use eyes::{Cutting, Detail, Eyes, Grid, Plan, Scorer, Wish};
+pub use decoded::{FILE_BYTES_MAX, Image, ImageDecodeError, PIXELS_MAX};
 pub use film::{Reel, Wanted, chosen};
+pub use image_processor::{Cutting, Detail, Grid, ImageOptions, ImagePlan, ImageProcessor, Scorer};
+pub use media_item::{ClipError, FPS, FRAMES_MAX, MediaItem};
 pub use patches::{ClipPixels, Patching, RATIO_MAX, Size, TooLong};
-pub use picture::{FILE_BYTES_MAX, PIXELS_MAX, Picture, PictureError};
-pub use processor::{PROCESSOR_FILE, Processor, Read};
+pub use preprocessor_config::{PROCESSOR_FILE, PreprocessorConfig, Read};
 pub(crate) use resample::resize;
 pub use route::{By, Router};
 pub use scale::Scale;
-pub use shown::{ClipError, FPS, FRAMES_MAX, Shown};
 pub use tiles::{Mosaic, Tiling, tiles};
-pub use view::{Part, View};
+pub use view::{View, VisionInput};

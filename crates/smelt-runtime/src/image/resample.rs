@@ -4,7 +4,7 @@
 //! it shrinks, weights in 22-bit fixed point, rows first, each pass rounded to bytes (libImaging,
 //! `Resample.c`).  Knows nothing of tiles.
 
-use super::Picture;
+use super::Image;
 
 /// Fraction bits of a weight: 32 less the 8 of a sample and 2 for overshoot.
 const PRECISION_BITS: u32 = 32 - 8 - 2;
@@ -16,7 +16,7 @@ const SUPPORT: f64 = 2.0;
 const CHANNELS: usize = 3;
 
 /// `picture` as `width` by `height` RGB pixels.
-pub(crate) fn resize(picture: &Picture, width: usize, height: usize) -> Vec<u8> {
+pub(crate) fn resize(picture: &Image, width: usize, height: usize) -> Vec<u8> {
     let (columns, rows) =
         (Weights::new(picture.width(), width), Weights::new(picture.height(), height));
     let rgb = picture.rgb();
@@ -134,13 +134,13 @@ fn vertically(rgb: &[u8], width: usize, rows: &Weights) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn grey(width: usize, height: usize, samples: &[u8]) -> Picture {
+    fn grey(width: usize, height: usize, samples: &[u8]) -> Image {
         let rgb = samples.iter().flat_map(|sample| [*sample; 3]).collect();
-        Picture::from_rgb(width, height, rgb).unwrap()
+        Image::from_rgb(width, height, rgb).unwrap()
     }
 
     #[track_caller]
-    fn check(picture: &Picture, width: usize, height: usize, expect: &[u8]) {
+    fn check(picture: &Image, width: usize, height: usize, expect: &[u8]) {
         let out = resize(picture, width, height);
         assert!(out.chunks(3).all(|pixel| pixel[0] == pixel[1] && pixel[1] == pixel[2]));
         assert_eq!(out.iter().step_by(3).copied().collect::<Vec<_>>(), expect);

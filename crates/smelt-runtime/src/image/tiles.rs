@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Picture;
+use super::Image;
 use super::resample::resize;
 use super::scale::Scale;
 
@@ -111,7 +111,7 @@ impl Mosaic {
 
 /// The first `count` tiles of `picture` as `[side, side, 3]` bytes: rows of the mosaic from the top,
 /// each from the left, then the whole picture as a thumbnail.
-pub fn tiles(picture: &Picture, mosaic: Mosaic, side: usize, count: usize) -> Vec<Vec<u8>> {
+pub fn tiles(picture: &Image, mosaic: Mosaic, side: usize, count: usize) -> Vec<Vec<u8>> {
     let filled = resize(picture, mosaic.columns * side, mosaic.rows * side);
     let stride = mosaic.columns * side * 3;
     let tile = |index: usize| {
@@ -171,7 +171,7 @@ mod tests {
         // Each 2x2 tile of the 4x2 picture is flat, and the size is kept, so nothing blurs.
         let pixel = |x: usize, y: usize| [if x < 2 { 10 } else { 200 }, (x * 2 + y) as u8, 0];
         let rgb = (0..2).flat_map(|y| (0..4).flat_map(move |x| pixel(x, y))).collect();
-        let picture = Picture::from_rgb(4, 2, rgb).unwrap();
+        let picture = Image::from_rgb(4, 2, rgb).unwrap();
         let settings = settings(2, 1, 2);
         let mosaic = Mosaic::closest(4, 2, &settings);
         let tiles = tiles(&picture, mosaic, 2, mosaic.with_thumbnail(&settings));
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn one_tile_needs_no_thumbnail() {
-        let picture = Picture::from_rgb(5, 5, vec![0; 75]).unwrap();
+        let picture = Image::from_rgb(5, 5, vec![0; 75]).unwrap();
         assert_eq!(Mosaic::ONE.with_thumbnail(&settings(4, 1, 1)), 1);
         assert_eq!(tiles(&picture, Mosaic::ONE, 4, 1), [vec![0; 48]]);
     }

@@ -2,20 +2,20 @@
 //!
 //! Parts are bytes, since numbers would be four times as large and wait as long.
 
-use super::eyes::Cutting;
+use super::image_processor::Cutting;
 use super::patches::Size;
 use crate::identity::{Identity, Naming, within};
 
 /// What one run of a vision engine takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Which engine: an index of [`Eyes::grids`](super::Eyes::grids).
+pub struct VisionInput {
+    /// Which engine: an index of [`ImageProcessor::grids`](super::ImageProcessor::grids).
     pub grid: usize,
     /// `[height, width, 3]` bytes of the engine's size; several where it is a step of a clip.
     pub frames: Vec<Vec<u8>>,
 }
 
-impl Part {
+impl VisionInput {
     /// The numbers that an engine of `size` reads: `[3, height, width]` of a tile, or
     /// `[patches, values]`.
     pub fn numbers(&self, cutting: &Cutting, size: Size) -> Vec<f32> {
@@ -45,15 +45,15 @@ pub struct View {
     /// Equal for equal pixels that are seen in the same way, and for no others.
     pub identity: Identity,
     /// In the order of their tokens; at least one.
-    pub parts: Vec<Part>,
+    pub parts: Vec<VisionInput>,
     /// Image tokens of all parts together.
     pub tokens: usize,
 }
 
 impl View {
     /// Of parts that give so many image tokens together.
-    pub fn new(parts: Vec<Part>, tokens: usize) -> Self {
-        let of_part = |name: Naming, part: &Part| {
+    pub fn new(parts: Vec<VisionInput>, tokens: usize) -> Self {
+        let of_part = |name: Naming, part: &VisionInput| {
             let name = name.number(part.grid as u64).number(part.frames.len() as u64);
             part.frames.iter().fold(name, |name, frame| name.bytes(frame))
         };
@@ -88,7 +88,7 @@ mod tests {
 
     fn view(frames: &[&[u8]]) -> View {
         let frames = frames.iter().map(|frame| frame.to_vec()).collect();
-        View::new(vec![Part { grid: 0, frames }], 1)
+        View::new(vec![VisionInput { grid: 0, frames }], 1)
     }
 
     /// Found in five minutes by a part of one core.
@@ -118,7 +118,7 @@ mod tests {
             view(&[b"ab"]).marked(1),
             view(&[b"ab"]).within([0, 1]),
             view(&[b"ab"]).within([1, 0]),
-            View::new(vec![Part { grid: 1, frames: vec![b"ab".to_vec()] }], 1),
+            View::new(vec![VisionInput { grid: 1, frames: vec![b"ab".to_vec()] }], 1),
         ];
         for (at, one) in all.iter().enumerate() {
             assert!(all[at + 1..].iter().all(|other| other.identity != one.identity), "{at}");

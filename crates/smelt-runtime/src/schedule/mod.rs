@@ -15,7 +15,7 @@ mod simulation;
 
 use std::collections::BTreeMap;
 
-use crate::prefix::{Found, Piece, Prefixes};
+use crate::prefix::{Piece, PrefixHit, Prefixes};
 
 pub use line::{Standing, is_passed, next as next_in_line};
 pub use named::{Named, Put};
@@ -94,7 +94,7 @@ pub enum Step {
         /// The slot.
         slot: usize,
         /// What it begins with.
-        from: Option<Found>,
+        from: Option<PrefixHit>,
     },
     /// Run so many of the task's tokens behind those that its slot holds.
     Read {
@@ -417,7 +417,7 @@ impl Schedule {
         let pieces = &self.tasks[&id].pieces;
         // The engine has to be given at least one token.
         let found = self.prefixes.longest(pieces);
-        let found = found.map(|found| Found { len: found.len.min(pieces.len() - 1), ..found });
+        let found = found.map(|found| PrefixHit { len: found.len.min(pieces.len() - 1), ..found });
         let found = found.filter(|found| found.len > 0);
         let shared = found.map_or(0, |found| found.len / self.capacity.block_tokens);
         let need = self.blocks(pieces.len() + 1) - shared;
@@ -504,8 +504,8 @@ impl Schedule {
 
     /// The slot for a task that begins with what was found: the same one if the task goes on from
     /// all it holds, else an empty one, else the one of no use for the longest time.
-    fn slot_for(&self, found: Option<Found>) -> Option<usize> {
-        let goes_on = |found: &Found| {
+    fn slot_for(&self, found: Option<PrefixHit>) -> Option<usize> {
+        let goes_on = |found: &PrefixHit| {
             let is_kept = matches!(self.slots[found.slot], Use::Kept(_));
             is_kept && found.len == self.prefixes.held(found.slot).len()
         };
@@ -515,14 +515,14 @@ impl Schedule {
         same.or_else(empty).or_else(other).or_else(|| self.oldest_kept(None))
     }
 
-    fn take(&mut self, id: TaskId, slot: usize, from: Option<Found>) -> Step {
+    fn take(&mut self, id: TaskId, slot: usize, from: Option<PrefixHit>) -> Step {
         match from {
             Some(from) if from.slot == slot => self.prefixes.truncate(slot, from.len),
             Some(from) => self.prefixes.fork(from.slot, slot, from.len),
             None => self.prefixes.truncate(slot, 0),
         }
         let now = self.tick();
-        if let Some(Found { slot: source, .. }) = from
+        if let Some(PrefixHit { slot: source, .. }) = from
             && let Use::Kept(used) = &mut self.slots[source]
         {
             *used = now;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use smelt_backend::simulated::{BLOCK_TOKENS as BLOCK, Behaviour, SimulatedDecoder};
-use smelt_backend::{Decoder, KvOptions, Run, RunError};
+use smelt_backend::{Decoder, KvOptions, RunError, SlotInput};
 use smelt_random::Random;
 
 use super::*;
@@ -50,7 +50,7 @@ impl Engine {
         self.decoder.truncate(slot, len);
     }
 
-    fn fork(&mut self, from: Found, to: usize) {
+    fn fork(&mut self, from: PrefixHit, to: usize) {
         self.decoder.fork(from.slot, to, from.len).unwrap();
         self.held[to] = self.held[from.slot][..from.len].to_vec();
     }
@@ -59,7 +59,8 @@ impl Engine {
     fn append(&mut self, more: &[(usize, &[Piece])]) -> Result<(), usize> {
         let tokens: Vec<Vec<u32>> =
             more.iter().map(|(_, pieces)| pieces.iter().map(token).collect()).collect();
-        let runs = more.iter().zip(&tokens).map(|((slot, _), tokens)| Run::new(*slot, tokens));
+        let runs =
+            more.iter().zip(&tokens).map(|((slot, _), tokens)| SlotInput::new(*slot, tokens));
         match self.decoder.step(&runs.collect::<Vec<_>>()) {
             Ok(_) => {}
             Err(RunError::KvFull { more, .. }) => return Err(more),
@@ -80,7 +81,7 @@ fn token(piece: &Piece) -> u32 {
 }
 
 /// A request of the world.
-struct Wish {
+struct SimulatedRequest {
     arrives_us: u64,
     owner: Owner,
     priority: Priority,
@@ -106,7 +107,7 @@ struct World {
     seed: u64,
     schedule: Schedule,
     engine: Engine,
-    wishes: Vec<Wish>,
+    wishes: Vec<SimulatedRequest>,
     alive: BTreeMap<TaskId, Alive>,
     now_us: u64,
     token_us: u64,
@@ -133,7 +134,7 @@ impl World {
             blocks_total: 20 + random.below(150),
         };
         let room = (capacity.blocks_total - 2) * BLOCK;
-        let wishes = (0..1 + random.below(25)).map(|_| wish(random, room)).collect();
+        let wishes = (0..1 + random.below(25)).map(|_| request(random, room)).collect();
         Self {
             seed,
             schedule: Schedule::new(capacity),
@@ -154,13 +155,13 @@ impl World {
     /// What has come about by now: arrivals and departures.
     fn pass(&mut self) {
         let seed = self.seed;
-        for (id, wish) in self.wishes.iter_mut().enumerate() {
-            if wish.arrives_us > self.now_us || wish.pieces.is_empty() {
+        for (id, request) in self.wishes.iter_mut().enumerate() {
+            if request.arrives_us > self.now_us || request.pieces.is_empty() {
                 continue;
             }
-            let pieces = std::mem::take(&mut wish.pieces);
+            let pieces = std::mem::take(&mut request.pieces);
             assert!(self.schedule.fits(pieces.len()), "seed {seed}");
-            let Wish { owner, answer, leaves_us, priority, .. } = *wish;
+            let SimulatedRequest { owner, answer, leaves_us, priority, .. } = *request;
             self.schedule.arrive(id as TaskId, owner, priority, pieces.clone());
             let alive = Alive { pieces, said: 0, said_us: 0, answer, leaves_us, priority, owner };
             self.alive.insert(id as TaskId, alive);
@@ -205,7 +206,7 @@ impl World {
         }
     }
 
-    fn admitted(&mut self, task: TaskId, slot: usize, from: Option<Found>) {
+    fn admitted(&mut self, task: TaskId, slot: usize, from: Option<PrefixHit>) {
         let seed = self.seed;
         match from {
             Some(found) if found.slot == slot => self.engine.truncate(slot, found.len),
@@ -325,8 +326,8 @@ impl World {
     /// Nothing can be done: so nobody may be waiting but for what is still to come.
     fn rest(&mut self) {
         assert!(self.alive.is_empty(), "seed {}: tasks wait for nothing", self.seed);
-        let coming = self.wishes.iter().filter(|wish| !wish.pieces.is_empty());
-        self.now_us = coming.map(|wish| wish.arrives_us).min().unwrap();
+        let coming = self.wishes.iter().filter(|request| !request.pieces.is_empty());
+        self.now_us = coming.map(|request| request.arrives_us).min().unwrap();
     }
 
     /// Now and then an owner empties what it has under a name, or puts a block there.
@@ -370,7 +371,8 @@ impl World {
     fn play(mut self) -> (usize, usize) {
         for _ in 0..STEPS_MAX {
             self.pass();
-            if self.alive.is_empty() && self.wishes.iter().all(|wish| wish.pieces.is_empty()) {
+            if self.alive.is_empty() && self.wishes.iter().all(|request| request.pieces.is_empty())
+            {
                 return (self.preemptions, self.shared);
             }
             let step = self.schedule.next(self.engine.free());
@@ -385,7 +387,7 @@ impl World {
     }
 }
 
-fn wish(random: &mut Random, room: usize) -> Wish {
+fn request(random: &mut Random, room: usize) -> SimulatedRequest {
     let (family, common) = (random.below(4), random.below(COMMON_TOKENS));
     let own = 1 + if random.one_in(5) { random.below(2_000) } else { random.below(60) };
     let alike = (0..common).map(|at| Piece::Token((family * 1_000 + at) as u32));
@@ -401,7 +403,7 @@ fn wish(random: &mut Random, room: usize) -> Wish {
         kept_blocks_max: random.one_in(4).then(|| random.below(20)),
         name: random.one_in(2).then(|| random.below(2) as u32),
     };
-    Wish {
+    SimulatedRequest {
         arrives_us,
         owner,
         priority: if random.one_in(4) { Priority::High } else { Priority::Normal },

@@ -10,20 +10,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use smelt_backend::sampling::{Chosen, Draw, NotFinite};
-use smelt_backend::{Answer, Decoder, ImageEmbeds, Run, RunError, Want};
+use smelt_backend::{Answer, Decoder, ImageEmbeds, RunError, SlotInput, Want};
 
+use super::event_stream::{Event, Failure, TokenInfo};
 use super::scores::Scores;
-use super::ticket::{Event, Failure, TokenSaid};
 use super::{Asked, Client, Job, Kv, Over, Shared, ToLlm};
-use crate::prefix::{Found, Piece};
+use crate::generation::{Finish, Generation, TokenOutput};
+use crate::prefix::{Piece, PrefixHit};
 use crate::schedule::{Capacity, Owner, Schedule, Step, TaskId};
-use crate::speaker::{Finish, Said, Speaker};
 
 /// One answer.
 struct Task {
     asked: Arc<Asked>,
     choice: usize,
-    speaker: Speaker,
+    generation: Generation,
     /// Whether it was given a slot before.
     is_known: bool,
     /// Tokens that its slot held when it was first given one.
@@ -73,7 +73,7 @@ impl LlmThread {
             }
         }
         for (_, task) in std::mem::take(&mut self.tasks) {
-            task.asked.teller.tell(Event::Failed(Failure::Stopped));
+            task.asked.sender.send(Event::Failed(Failure::Stopped));
         }
     }
 
@@ -124,7 +124,7 @@ impl LlmThread {
     }
 
     fn take(&mut self, job: Job) {
-        let Job { client, first, priority, mut pieces, speakers, asked } = job;
+        let Job { client, first, priority, mut pieces, generations, asked } = job;
         // What was scored goes on in no other prompt.
         let name = asked.scored.is_none().then_some(client.slot);
         let owner = Owner { name, ..self.owner(&client) };
@@ -133,14 +133,14 @@ impl LlmThread {
         if let (Some(_), Some(piece)) = (asked.scored, pieces.first_mut()) {
             *piece = Piece::Alone([first, 0]);
         }
-        for (choice, speaker) in speakers.into_iter().enumerate() {
+        for (choice, generation) in generations.into_iter().enumerate() {
             let id = first + choice as TaskId;
             let scores = asked.scored.filter(|_| choice == 0);
             let scores = scores.map(|top| Scores::new(&asked.tokens, top));
             self.schedule.arrive(id, owner, priority, pieces.clone());
             let asked = Arc::clone(&asked);
             let (is_known, cached_tokens) = (false, 0);
-            let task = Task { asked, choice, speaker, is_known, cached_tokens, scores };
+            let task = Task { asked, choice, generation, is_known, cached_tokens, scores };
             self.tasks.insert(id, task);
         }
     }
@@ -154,7 +154,7 @@ impl LlmThread {
                 Over::Left => self.shared.stats().endings.cancelled += 1,
                 Over::Late => {
                     self.shared.stats().endings.deadline += 1;
-                    self.tasks[&id].asked.teller.tell(Event::Failed(Failure::Deadline));
+                    self.tasks[&id].asked.sender.send(Event::Failed(Failure::Deadline));
                 }
             }
             self.end(id);
@@ -188,7 +188,7 @@ impl LlmThread {
         self.is_starved = false;
     }
 
-    fn admit(&mut self, id: TaskId, slot: usize, from: Option<Found>) {
+    fn admit(&mut self, id: TaskId, slot: usize, from: Option<PrefixHit>) {
         let cached_tokens = from.map_or(0, |found| found.len);
         match from {
             Some(found) if found.slot == slot => self.engine.truncate(slot, found.len),
@@ -201,7 +201,7 @@ impl LlmThread {
         }
         let Some(task) = self.tasks.get_mut(&id).filter(|task| !task.is_known) else { return };
         (task.is_known, task.cached_tokens) = (true, cached_tokens);
-        let marks = task.asked.teller.marks();
+        let marks = task.asked.sender.marks();
         marks.once(|times| &mut times.admitted);
         let mut stats = self.shared.stats();
         stats.queue_seconds.observe_time(marks.times().taken.elapsed());
@@ -242,7 +242,7 @@ impl LlmThread {
     fn draw(&mut self, ids: &[TaskId]) -> bool {
         let mut failed = Vec::new();
         for id in ids {
-            if let Some(Err(error)) = self.tasks.get_mut(id).map(|task| task.speaker.draw()) {
+            if let Some(Err(error)) = self.tasks.get_mut(id).map(|task| task.generation.draw()) {
                 failed.push((*id, error.to_string()));
             }
         }
@@ -253,16 +253,16 @@ impl LlmThread {
 
     fn told_read(&mut self, id: TaskId) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
-        if task.choice > 0 || !task.speaker.tokens().is_empty() {
+        if task.choice > 0 || !task.generation.tokens().is_empty() {
             return;
         }
-        let Asked { tokens, teller, answers, .. } = &*task.asked;
-        teller.marks().once(|times| &mut times.read);
+        let Asked { tokens, sender, answers, .. } = &*task.asked;
+        sender.marks().once(|times| &mut times.read);
         let (prompt_tokens, cached_tokens) = (tokens.len(), task.cached_tokens);
-        teller.tell(Event::Read { prompt_tokens, cached_tokens });
+        sender.send(Event::Read { prompt_tokens, cached_tokens });
         let Some(scores) = task.scores.take() else { return };
         for choice in 0..*answers {
-            teller.tell(Event::Scored { choice, tokens: scores.tokens.clone() });
+            sender.send(Event::Scored { choice, tokens: scores.tokens.clone() });
         }
     }
 
@@ -295,26 +295,27 @@ impl LlmThread {
 
     /// Puts the last token of each answer behind what its slot holds, and chooses the next.
     fn step(&mut self, batch: &[(TaskId, usize)]) -> Result<Vec<Answer>, RunError> {
-        let tasks = batch.iter().map(|(id, slot)| (*slot, &self.tasks[id].speaker));
+        let tasks = batch.iter().map(|(id, slot)| (*slot, &self.tasks[id].generation));
         let draws: Vec<(usize, [u32; 1], [Draw<'_>; 1])> = tasks
-            .filter_map(|(slot, speaker)| {
-                Some((slot, [*speaker.tokens().last()?], [speaker.drawn()]))
+            .filter_map(|(slot, generation)| {
+                Some((slot, [*generation.tokens().last()?], [generation.drawn()]))
             })
             .collect();
-        let runs = draws.iter().map(|(slot, token, draw)| Run::new(*slot, token).choosing(draw));
+        let runs =
+            draws.iter().map(|(slot, token, draw)| SlotInput::new(*slot, token).choosing(draw));
         self.engine.step(&runs.collect::<Vec<_>>())
     }
 
     /// Says the token that was chosen.
     fn choose(&mut self, id: TaskId, chosen: Result<Chosen, NotFinite>) {
         let Some(task) = self.tasks.get_mut(&id) else { return };
-        let said = match task.speaker.say(chosen) {
-            Ok(said) => said,
+        let emitted = match task.generation.push(chosen) {
+            Ok(emitted) => emitted,
             Err(error) => return self.fail_of_speaker(id, &error.to_string()),
         };
-        let Said { token, text, logprobs, finish } = said;
+        let TokenOutput { token, text, logprobs, finish } = emitted;
         self.shared.stats().said_tokens += u64::from(token.is_some());
-        let told = token.map(|token| TokenSaid { token, logprobs });
+        let told = token.map(|token| TokenInfo { token, logprobs });
         if let Some(finish) = finish {
             return self.finish(id, finish, text, told);
         }
@@ -325,14 +326,14 @@ impl LlmThread {
     }
 
     /// The answer is complete.
-    fn finish(&mut self, id: TaskId, finish: Finish, text: String, token: Option<TokenSaid>) {
+    fn finish(&mut self, id: TaskId, finish: Finish, text: String, token: Option<TokenInfo>) {
         let Some(task) = self.tasks.get(&id) else { return };
-        let (choice, tokens) = (task.choice, task.speaker.tokens().len());
+        let (choice, tokens) = (task.choice, task.generation.tokens().len());
         if token.is_some() || !text.is_empty() {
             tell(task, text, token);
         }
-        task.asked.teller.marks().ended();
-        task.asked.teller.tell(Event::Ended { choice, finish, tokens });
+        task.asked.sender.marks().ended();
+        task.asked.sender.send(Event::Ended { choice, finish, tokens });
         let mut stats = self.shared.stats();
         match finish {
             Finish::Stop | Finish::Text(_) => stats.endings.stop += 1,
@@ -363,7 +364,7 @@ impl LlmThread {
     fn fail(&mut self, id: TaskId, why: String) {
         if let Some(task) = self.tasks.get(&id) {
             self.shared.stats().endings.failed += 1;
-            task.asked.teller.tell(Event::Failed(Failure::Engine(why)));
+            task.asked.sender.send(Event::Failed(Failure::Engine(why)));
         }
         self.end(id);
     }
@@ -390,9 +391,9 @@ impl LlmThread {
     }
 }
 
-fn tell(task: &Task, text: String, token: Option<TokenSaid>) {
+fn tell(task: &Task, text: String, token: Option<TokenInfo>) {
     let tokens = Vec::from_iter(token);
-    task.asked.teller.tell(Event::Said { choice: task.choice, text, tokens });
+    task.asked.sender.send(Event::Emitted { choice: task.choice, text, tokens });
 }
 
 /// Puts the task's tokens at `range` behind what `slot` holds; with the next one chosen, if asked.
@@ -403,30 +404,30 @@ fn run(
     range: Range<usize>,
     is_last: bool,
 ) -> Result<Answer, RunError> {
-    let Asked { tokens, places, image_token, images, .. } = &*task.asked;
+    let Asked { tokens, position_ids, image_token, images, .. } = &*task.asked;
     let read = range.start.min(tokens.len())..range.end.min(tokens.len());
-    let said = task.speaker.tokens();
+    let emitted = task.generation.tokens();
     // What was said before a preemption holds no pictures, whatever its tokens are.
-    let said = &said[range.start - read.start..range.end - read.end];
+    let emitted = &emitted[range.start - read.start..range.end - read.end];
     let is_image = |token: &&u32| Some(**token) == *image_token;
     let before = tokens[..read.start].iter().filter(is_image).count();
     let count = tokens[read.clone()].iter().filter(is_image).count();
     let features = images.spans(before..before + count);
     let image_token = image_token.filter(|_| count > 0);
     let image = image_token.map(|token| ImageEmbeds { token, features: &features });
-    let places = places.as_ref().map(|places| &places[read.clone()]);
+    let position_ids = position_ids.as_ref().map(|position_ids| &position_ids[read.clone()]);
     let scores = task.scores.as_ref().map(|scores| scores.wanted(tokens, &read));
-    let draws = [task.speaker.drawn()];
+    let draws = [task.generation.drawn()];
     let draws = if is_last { &draws[..] } else { &[] };
     let own = |draws| Want { draws, scores, ..Want::default() };
-    let prompt = Run { image, places, ..Run::new(slot, &tokens[read.clone()]) };
-    let answer = match (prompt.tokens, said) {
+    let prompt = SlotInput { image, position_ids, ..SlotInput::new(slot, &tokens[read.clone()]) };
+    let answer = match (prompt.tokens, emitted) {
         ([], []) => return Err(RunError::EmptyPrompt),
-        ([], said) => one(engine, Run::new(slot, said).choosing(draws))?,
-        (_, []) => one(engine, Run { want: own(draws), ..prompt })?,
-        (_, said) => {
-            let scored = one(engine, Run { want: own(&[]), ..prompt })?;
-            let chosen = one(engine, Run::new(slot, said).choosing(draws))?;
+        ([], emitted) => one(engine, SlotInput::new(slot, emitted).choosing(draws))?,
+        (_, []) => one(engine, SlotInput { want: own(draws), ..prompt })?,
+        (_, emitted) => {
+            let scored = one(engine, SlotInput { want: own(&[]), ..prompt })?;
+            let chosen = one(engine, SlotInput::new(slot, emitted).choosing(draws))?;
             Answer { scores: scored.scores, ..chosen }
         }
     };
@@ -438,6 +439,6 @@ fn run(
 }
 
 /// A step of one run.
-fn one(engine: &mut dyn Decoder, run: Run<'_>) -> Result<Answer, RunError> {
+fn one(engine: &mut dyn Decoder, run: SlotInput<'_>) -> Result<Answer, RunError> {
     Ok(engine.step(&[run])?.pop().unwrap_or_default())
 }

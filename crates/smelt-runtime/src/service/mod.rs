@@ -5,7 +5,8 @@
 //! prepared ([`Text`]); events leave through tickets.  What a request is answered depends on nothing but the request.
 //! Knows nothing of HTTP.
 
-mod gallery;
+mod event_stream;
+mod image_cache;
 mod images;
 pub mod kept;
 mod llm;
@@ -13,7 +14,6 @@ mod marks;
 mod scores;
 mod sizing;
 mod stats;
-mod ticket;
 mod vision;
 mod warm;
 
@@ -27,25 +27,25 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use smelt_backend::Decoder;
-use smelt_backend::position::Place;
+use smelt_backend::position_ids::PositionId;
 use smelt_watch::{Machine, Sample};
 
 use crate::deployment::{Deployment, Text};
 use crate::generate::GenerateError;
+use crate::generation::{Constraint, Generation, SamplingParams, SpeakError};
 use crate::identity::{Identity, Naming};
 use crate::image::View;
 use crate::prefix::Piece;
 use crate::prepare::Prepared;
 pub use crate::schedule::Priority;
 use crate::schedule::{Capacity, TaskId};
-use crate::speaker::{Form, Manner, SpeakError, Speaker};
+use event_stream::EventSender;
+pub use event_stream::{Event, EventReceiver, Failure, TokenInfo};
 use images::Images;
 pub use marks::{Marks, Times};
 pub use sizing::{DoesNotFit, KvMemory, KvPlan, preparing};
 use sizing::{KvSizes, Memory};
 pub use stats::{BATCHES, Endings, Histogram, Kv, SECONDS, Stats};
-use ticket::Teller;
-pub use ticket::{Event, Failure, Ticket, TokenSaid};
 
 /// Most answers to one request: each takes a slot.
 pub const ANSWERS_MAX: usize = 16;
@@ -155,9 +155,9 @@ pub struct Request {
     /// The prompt and its pictures.
     pub prepared: Prepared,
     /// How each answer is said.  Each has its own seed.
-    pub manners: Vec<Manner>,
+    pub choice_params: Vec<SamplingParams>,
     /// What each answer must be.
-    pub form: Form,
+    pub constraint: Constraint,
     /// Whether it goes before others.
     pub priority: Priority,
     /// When an answer is of no use any more.
@@ -196,7 +196,7 @@ pub enum Refused {
     Answers(usize),
     /// The manner has no meaning.
     #[error(transparent)]
-    Manner(#[from] SpeakError),
+    SamplingParams(#[from] SpeakError),
 }
 
 /// Why a service cannot be started.
@@ -217,16 +217,16 @@ pub enum StartError {
 struct Asked {
     tokens: Vec<u32>,
     /// The place of each token, where the decoder takes three of a token and there are pictures.
-    places: Option<Vec<Place>>,
+    position_ids: Option<Vec<PositionId>>,
     /// Tokens of the prompt that have an embedding, of models that see.
     image_token: Option<u32>,
     images: Images,
-    teller: Teller,
+    sender: EventSender,
     deadline: Option<Instant>,
     scored: Option<usize>,
     /// Answers, each of which is told of the scored prompt.
     answers: usize,
-    _seat: Seat,
+    _seat: Permit,
 }
 
 /// A request with what it is scheduled by.
@@ -236,7 +236,7 @@ struct Job {
     first: TaskId,
     priority: Priority,
     pieces: Vec<Piece>,
-    speakers: Vec<Speaker>,
+    generations: Vec<Generation>,
     asked: Asked,
 }
 
@@ -256,7 +256,7 @@ enum Over {
 
 impl Asked {
     fn is_over(&self, now: Instant) -> Option<Over> {
-        if self.teller.is_left() {
+        if self.sender.is_left() {
             return Some(Over::Left);
         }
         self.deadline.is_some_and(|deadline| deadline <= now).then_some(Over::Late)
@@ -264,12 +264,12 @@ impl Asked {
 }
 
 /// Counted as long as its request lives.
-struct Seat {
+struct Permit {
     shared: Arc<Shared>,
     client: u64,
 }
 
-impl Drop for Seat {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.shared.live.fetch_sub(1, Ordering::AcqRel);
         let mut clients = self.shared.clients();
@@ -460,44 +460,46 @@ impl Service {
     ///
     /// # Errors
     /// [`Refused`] saying what is wrong with it, or that there are too many.
-    pub fn submit(&self, request: Request) -> Result<Ticket, Refused> {
+    pub fn submit(&self, request: Request) -> Result<EventReceiver, Refused> {
         let Inner { shared, text, options, .. } = &*self.0;
         if shared.is_draining.load(Ordering::Acquire) {
             return Err(Refused::Draining);
         }
-        let Request { client, prepared, manners, form, priority, deadline, scored } = request;
-        let Prepared { tokens, views, places, .. } = prepared;
+        let Request { client, prepared, choice_params, constraint, priority, deadline, scored } =
+            request;
+        let Prepared { tokens, views, position_ids, .. } = prepared;
         let own = |view: View| match client.reuse {
             Some(part) => view.within(part),
             None => view,
         };
         let views: Vec<View> = views.into_iter().map(own).collect();
-        if !(1..=ANSWERS_MAX).contains(&manners.len()) {
-            return Err(Refused::Answers(manners.len()));
+        if !(1..=ANSWERS_MAX).contains(&choice_params.len()) {
+            return Err(Refused::Answers(choice_params.len()));
         }
         if tokens.len() >= self.0.tokens_max {
             return Err(Refused::TooLong { tokens: tokens.len(), max: self.0.tokens_max - 1 });
         }
         let pixel_bytes: usize = views.iter().map(View::bytes).sum();
-        let seat = self.seat(&client, pixel_bytes, options)?;
-        let speakers =
-            manners.iter().map(|manner| Speaker::new(text, &tokens, manner, form.clone()));
-        let speakers = speakers.collect::<Result<Vec<_>, _>>()?;
+        let permit = self.permit(&client, pixel_bytes, options)?;
+        let generations = choice_params.iter().map(|sampling_params| {
+            Generation::new(text, &tokens, sampling_params, constraint.clone())
+        });
+        let generations = generations.collect::<Result<Vec<_>, _>>()?;
         let pieces = client.own(Prepared::pieces(&tokens, &views, text.image_token));
-        let (teller, ticket) = ticket::ticket();
+        let (sender, events) = event_stream::channel();
         let asked = Asked {
             tokens,
-            places,
+            position_ids,
             image_token: text.image_token,
             images: Images::default(),
-            teller,
+            sender,
             deadline,
             scored,
-            answers: manners.len(),
-            _seat: seat,
+            answers: choice_params.len(),
+            _seat: permit,
         };
         let first = self.0.next_task.fetch_add(ANSWERS_MAX as u64, Ordering::Relaxed);
-        let job = Box::new(Job { client, first, priority, pieces, speakers, asked });
+        let job = Box::new(Job { client, first, priority, pieces, generations, asked });
         shared.stats().requests += 1;
         // A thread that is gone drops the request, and its reader hears that nothing more comes.
         if views.is_empty() {
@@ -506,16 +508,16 @@ impl Service {
             shared.pixel_bytes.fetch_add(pixel_bytes, Ordering::AcqRel);
             let _ = self.0.to_vision.send(ToVision::Look(job, views));
         }
-        Ok(ticket)
+        Ok(events)
     }
 
     /// A place among those that are answered or wait, if there is one.
-    fn seat(
+    fn permit(
         &self,
         client: &Client,
         pixel_bytes: usize,
         options: &Options,
-    ) -> Result<Seat, Refused> {
+    ) -> Result<Permit, Refused> {
         let shared = &self.0.shared;
         let seats = options.queue_max + options.running_max;
         let live = shared.live.fetch_add(1, Ordering::AcqRel);
@@ -525,12 +527,12 @@ impl Service {
             *live += 1;
             *live
         };
-        let seat = Seat { shared: Arc::clone(shared), client: client.id };
+        let permit = Permit { shared: Arc::clone(shared), client: client.id };
         let waiting = shared.pixel_bytes.load(Ordering::Acquire);
         // Alone, a picture of any size that was prepared may come in.
         let is_full = waiting > 0 && waiting + pixel_bytes > options.pixel_bytes_max;
         if live < seats && of_client <= client.seats_max(seats) && !is_full {
-            return Ok(seat);
+            return Ok(permit);
         }
         let mut stats = shared.stats();
         stats.refused += 1;

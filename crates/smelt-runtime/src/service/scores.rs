@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use smelt_backend::Scores as Wanted;
 
-use super::TokenSaid;
+use super::TokenInfo;
 use crate::sampling::Logprobs;
 
 /// A prompt's tokens as far as they were read.
@@ -13,13 +13,13 @@ pub(super) struct Scores {
     /// How many of the likeliest are told with each.
     top: usize,
     /// All of them; nothing is known of the first one.
-    pub(super) tokens: Vec<TokenSaid>,
+    pub(super) tokens: Vec<TokenInfo>,
 }
 
 impl Scores {
     /// Of a prompt of which nothing is read.
     pub(super) fn new(tokens: &[u32], top: usize) -> Self {
-        let unread = |token: &u32| TokenSaid { token: *token, logprobs: None };
+        let unread = |token: &u32| TokenInfo { token: *token, logprobs: None };
         Self { top, tokens: tokens.iter().map(unread).collect() }
     }
 
@@ -32,8 +32,8 @@ impl Scores {
     /// Takes what was found out of that run.  Of logits that were not finite nothing is known; the answer then fails of
     /// them.
     pub(super) fn take(&mut self, start: usize, found: Vec<Option<Logprobs>>) {
-        for (said, found) in self.tokens.iter_mut().skip(start + 1).zip(found) {
-            said.logprobs = found;
+        for (emitted, found) in self.tokens.iter_mut().skip(start + 1).zip(found) {
+            emitted.logprobs = found;
         }
     }
 }
@@ -54,7 +54,8 @@ mod tests {
         let of = |chosen| Some(Logprobs { chosen, top: Vec::new() });
         scores.take(0, vec![of(-1.0)]);
         scores.take(1, vec![of(-2.0)]);
-        let chosen = |said: &TokenSaid| said.logprobs.as_ref().map(|logprobs| logprobs.chosen);
+        let chosen =
+            |emitted: &TokenInfo| emitted.logprobs.as_ref().map(|logprobs| logprobs.chosen);
         let chosen: Vec<_> = scores.tokens.iter().map(chosen).collect();
         assert_eq!(chosen, [None, Some(-1.0), Some(-2.0)]);
     }

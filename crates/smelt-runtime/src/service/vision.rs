@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use super::gallery::Gallery;
-use super::ticket::{Event, Failure};
+use super::event_stream::{Event, Failure};
+use super::image_cache::ImageCache;
 use super::{Job, Over, Shared, ToLlm, ToVision};
 use crate::identity::Identity;
 use crate::image::View;
@@ -18,12 +18,12 @@ use crate::vision::{Embedded, Vision};
 /// A request whose pictures are not all seen yet.
 struct Looking {
     job: Box<Job>,
-    pictures: Vec<Picture>,
+    pictures: Vec<RequestImage>,
     /// Bytes of pixels it brought.
     pixel_bytes: usize,
 }
 
-struct Picture {
+struct RequestImage {
     identity: Identity,
     tokens: usize,
     /// Parts that engines look at.
@@ -33,7 +33,7 @@ struct Picture {
 
 pub(super) struct VisionThread {
     vision: Vision,
-    gallery: Gallery,
+    image_cache: ImageCache,
     inbox: Receiver<ToVision>,
     to_llm: Sender<ToLlm>,
     shared: Arc<Shared>,
@@ -47,8 +47,8 @@ impl VisionThread {
         (inbox, to_llm): (Receiver<ToVision>, Sender<ToLlm>),
         shared: Arc<Shared>,
     ) -> Self {
-        let (gallery, looking) = (Gallery::new(cache_bytes), Vec::new());
-        Self { vision, gallery, inbox, to_llm, shared, looking }
+        let (image_cache, looking) = (ImageCache::new(cache_bytes), Vec::new());
+        Self { vision, image_cache, inbox, to_llm, shared, looking }
     }
 
     /// Looks at pictures until it is told to stop.
@@ -60,13 +60,13 @@ impl VisionThread {
         }
         for looking in std::mem::take(&mut self.looking) {
             self.let_go(&looking);
-            looking.job.asked.teller.tell(Event::Failed(Failure::Stopped));
+            looking.job.asked.sender.send(Event::Failed(Failure::Stopped));
         }
     }
 
     /// Takes what has come; waits for something if there is nothing to look at.  Returns whether to go on.
     fn receive(&mut self) -> bool {
-        if self.gallery.pending() == 0 {
+        if self.image_cache.pending() == 0 {
             match self.inbox.recv() {
                 Ok(ToVision::Look(job, views)) => self.take(job, views),
                 Ok(ToVision::Stop) | Err(_) => return false,
@@ -86,10 +86,10 @@ impl VisionThread {
         let first = job.first;
         let picture = |view: &mut View| {
             let parts = view.parts.len();
-            let embedded = self.gallery.want(first, view);
-            Picture { identity: view.identity, tokens: view.tokens, parts, embedded }
+            let embedded = self.image_cache.want(first, view);
+            RequestImage { identity: view.identity, tokens: view.tokens, parts, embedded }
         };
-        let pictures: Vec<Picture> = views.iter_mut().map(picture).collect();
+        let pictures: Vec<RequestImage> = views.iter_mut().map(picture).collect();
         let cached = pictures.iter().filter(|picture| picture.embedded.is_some()).count();
         self.shared.stats().pictures_cached += cached as u64;
         self.looking.push(Looking { job, pictures, pixel_bytes });
@@ -102,13 +102,13 @@ impl VisionThread {
         let over = |looking: &mut Looking| looking.job.is_over(now).is_some();
         let over: Vec<Looking> = self.looking.extract_if(.., over).collect();
         for looking in over {
-            self.gallery.leave(looking.job.first);
+            self.image_cache.leave(looking.job.first);
             self.let_go(&looking);
-            let answers = looking.job.speakers.len() as u64;
+            let answers = looking.job.generations.len() as u64;
             match looking.job.is_over(now) {
                 Some(Over::Late) => {
                     self.shared.stats().endings.deadline += answers;
-                    looking.job.asked.teller.tell(Event::Failed(Failure::Deadline));
+                    looking.job.asked.sender.send(Event::Failed(Failure::Deadline));
                 }
                 _ => self.shared.stats().endings.cancelled += answers,
             }
@@ -117,22 +117,22 @@ impl VisionThread {
 
     /// Runs the engine over the part that is next.
     fn look(&mut self) {
-        let Some(identity) = self.gallery.next() else { return };
+        let Some(identity) = self.image_cache.next() else { return };
         self.tell_of(identity);
-        let Some(part) = self.gallery.part(identity) else { return };
+        let Some(part) = self.image_cache.part(identity) else { return };
         let start = Instant::now();
         let features = self.vision.encode(part);
         self.shared.stats().part_seconds.observe_time(start.elapsed());
         match features {
             Ok(features) => {
-                if let Some((whole, tasks)) = self.gallery.saw(identity, features) {
+                if let Some((whole, tasks)) = self.image_cache.saw(identity, features) {
                     self.seen(identity, &whole);
                     self.hand_on(&tasks);
                 }
             }
             Err(error) => {
                 let why = format!("the vision engine failed: {error}");
-                let tasks = self.gallery.fail(identity);
+                let tasks = self.image_cache.fail(identity);
                 self.fail(&tasks, &why);
             }
         }
@@ -144,15 +144,15 @@ impl VisionThread {
             let mut pictures = looking.pictures.iter();
             pictures.any(|picture| picture.identity == identity && picture.embedded.is_none())
         };
-        let seen = |picture: &Picture| match picture.embedded {
+        let seen = |picture: &RequestImage| match picture.embedded {
             Some(_) => picture.parts,
-            None => self.gallery.seen(picture.identity),
+            None => self.image_cache.seen(picture.identity),
         };
         for Looking { job, pictures, .. } in self.looking.iter().filter(shows) {
             let part = pictures.iter().map(seen).sum::<usize>() + 1;
             let parts = pictures.iter().map(|picture| picture.parts).sum();
-            job.asked.teller.marks().once(|times| &mut times.looked);
-            job.asked.teller.tell(Event::Looking { part, parts });
+            job.asked.sender.marks().once(|times| &mut times.looked);
+            job.asked.sender.send(Event::Looking { part, parts });
         }
     }
 
@@ -174,8 +174,8 @@ impl VisionThread {
         let ready: Vec<Looking> = self.looking.extract_if(.., is_ready).collect();
         for mut looking in ready {
             self.let_go(&looking);
-            looking.job.asked.teller.marks().once(|times| &mut times.seen);
-            for Picture { embedded, tokens, .. } in looking.pictures {
+            looking.job.asked.sender.marks().once(|times| &mut times.seen);
+            for RequestImage { embedded, tokens, .. } in looking.pictures {
                 let embedded = embedded.expect("all of them are seen");
                 looking.job.asked.images.push(embedded, tokens);
             }
@@ -188,10 +188,10 @@ impl VisionThread {
         let is_meant = |looking: &mut Looking| tasks.contains(&looking.job.first);
         let failed: Vec<Looking> = self.looking.extract_if(.., is_meant).collect();
         for looking in failed {
-            self.gallery.leave(looking.job.first);
+            self.image_cache.leave(looking.job.first);
             self.let_go(&looking);
-            self.shared.stats().endings.failed += looking.job.speakers.len() as u64;
-            looking.job.asked.teller.tell(Event::Failed(Failure::Engine(why.to_owned())));
+            self.shared.stats().endings.failed += looking.job.generations.len() as u64;
+            looking.job.asked.sender.send(Event::Failed(Failure::Engine(why.to_owned())));
         }
     }
 
@@ -203,6 +203,6 @@ impl VisionThread {
     fn publish(&self) {
         let mut stats = self.shared.stats();
         stats.looking = self.looking.len();
-        stats.picture_cache_bytes = self.gallery.kept_bytes();
+        stats.picture_cache_bytes = self.image_cache.kept_bytes();
     }
 }

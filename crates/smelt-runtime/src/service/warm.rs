@@ -4,7 +4,7 @@
 //! its buffers; whoever asks first must not wait for that.
 
 use smelt_backend::sampling::GREEDY;
-use smelt_backend::{Decoder, Run, RunError};
+use smelt_backend::{Decoder, RunError, SlotInput};
 
 use crate::deployment::Deployment;
 use crate::generate::GenerateError;
@@ -36,11 +36,11 @@ pub(super) fn up(deployment: &mut Deployment, running_max: usize) -> Result<(), 
 
 fn llm(llm: &mut dyn Decoder, running_max: usize) -> Result<(), RunError> {
     let tokens = vec![0; TOKENS.min(llm.facts().limits.max_seq_len / 2).max(1)];
-    llm.step(&[Run::new(0, &tokens).choosing(&[GREEDY])])?;
+    llm.step(&[SlotInput::new(0, &tokens).choosing(&[GREEDY])])?;
     for slot in 1..running_max {
         llm.fork(0, slot, 1)?;
     }
-    let batch: Vec<Run<'_>> =
-        (0..running_max).map(|slot| Run::new(slot, &[0]).choosing(&[GREEDY])).collect();
+    let batch: Vec<SlotInput<'_>> =
+        (0..running_max).map(|slot| SlotInput::new(slot, &[0]).choosing(&[GREEDY])).collect();
     (1..=running_max).try_for_each(|size| llm.step(&batch[..size]).map(drop))
 }

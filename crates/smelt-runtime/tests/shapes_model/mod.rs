@@ -9,9 +9,9 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_runtime::deployment::{Deployment, eos_tokens};
-use smelt_runtime::image::Picture;
+use smelt_runtime::image::Image;
 use smelt_runtime::tokenizer::Tokenizer;
-use smelt_shapes::{Sample, Shown, Split};
+use smelt_shapes::{Sample, SampleLayout, Split};
 
 /// Questions asked of each sample: as many as `smelt-shapes prompts` writes.
 const QUESTIONS: usize = 2;
@@ -37,13 +37,13 @@ pub(crate) fn deploy(from: &Path, dir: &Path, max_slots: usize) -> PathBuf {
 }
 
 /// The held-out samples' pictures and questions, in the order of `smelt-shapes prompts`.
-pub(crate) fn prompts() -> impl Iterator<Item = (Vec<Picture>, String)> {
+pub(crate) fn prompts() -> impl Iterator<Item = (Vec<Image>, String)> {
     (0..).flat_map(|index| {
-        let sample = Sample::new(Split::HeldOut, index, Shown::of(index));
+        let sample = Sample::new(Split::HeldOut, index, SampleLayout::of(index));
         let picture = |canvas: &smelt_shapes::Canvas| {
-            Picture::from_rgb(canvas.width, canvas.height, canvas.rgb.clone()).unwrap()
+            Image::from_rgb(canvas.width, canvas.height, canvas.rgb.clone()).unwrap()
         };
-        let pictures: Vec<Picture> = sample.pictures.iter().map(picture).collect();
+        let pictures: Vec<Image> = sample.pictures.iter().map(picture).collect();
         let questions = sample.questions.into_iter().take(QUESTIONS);
         questions.map(move |question| (pictures.clone(), question.text)).collect::<Vec<_>>()
     })

@@ -1,6 +1,6 @@
 //! Says what a deployment of a small InternVL is, whose engines lie beside it.
 
-use smelt_runtime::deployment::{FORMAT, Family, Serving, Spec};
+use smelt_runtime::deployment::{FORMAT, ModelFamily, Serving, Spec};
 use smelt_runtime::image::{Cutting, Scale, Tiling};
 use smelt_runtime::prompt::ImageTokens;
 
@@ -8,7 +8,7 @@ use smelt_runtime::prompt::ImageTokens;
 pub(crate) fn internvl(model: &str, image_size: usize, eos: Vec<u32>) -> Spec {
     Spec {
         format: FORMAT,
-        family: Family::InternVl3,
+        family: ModelFamily::InternVl3,
         model: model.to_owned(),
         vision: Some("../vision".to_owned()),
         llm: "../llm".to_owned(),

@@ -4,7 +4,7 @@ use serde::Serialize;
 use smelt_runtime::dialect::{Dialect, Reader};
 
 use super::parts::{Parts, ToldCall};
-use super::{Heading, Said, Shape, Usage, Words, json, logprobs, whole};
+use super::{ChoiceDelta, Heading, Shape, Usage, Words, accumulator, json, logprobs};
 
 /// The shape of chats.
 pub(crate) struct Chat {
@@ -125,7 +125,7 @@ impl Shape for Chat {
         Some(self.chunk(&[choice], None))
     }
 
-    fn said(&mut self, said: &Said<'_>) -> Option<String> {
+    fn said(&mut self, said: &ChoiceDelta<'_>) -> Option<String> {
         let parts = Parts::of(self.readers[said.choice].push(said.text));
         let logprobs = logprobs::of_chat(said.tokens, &self.words);
         let is_silent = parts.is_empty() && logprobs.is_none();
@@ -143,9 +143,9 @@ impl Shape for Chat {
         self.chunk(&[], Some(usage))
     }
 
-    fn whole(&self, choices: &[whole::Choice], usage: Usage) -> String {
+    fn whole(&self, choices: &[accumulator::Choice], usage: Usage) -> String {
         let Heading { id, created, model } = &self.heading;
-        let read = |choice: &whole::Choice| {
+        let read = |choice: &accumulator::Choice| {
             let mut reader = Reader::new(self.dialect, self.is_thinking);
             let mut deltas = reader.push(&choice.text);
             deltas.extend(reader.finish());

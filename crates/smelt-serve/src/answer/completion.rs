@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use smelt_runtime::service::TokenSaid;
+use smelt_runtime::service::TokenInfo;
 
-use super::{Heading, Said, Shape, Usage, Words, json, logprobs, whole};
+use super::{ChoiceDelta, Heading, Shape, Usage, Words, accumulator, json, logprobs};
 
 /// The shape of completions.
 pub(crate) struct Completion {
@@ -19,7 +19,7 @@ pub(crate) struct Completion {
 }
 
 #[derive(Serialize)]
-struct Part<'a> {
+struct CompletionChunk<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -41,11 +41,11 @@ impl Completion {
     fn part(&self, choices: &[Choice<'_>], usage: Option<Option<Usage>>) -> String {
         let Heading { id, created, model } = &self.heading;
         let object = "text_completion";
-        json(&Part { id, object, created: *created, model, choices, usage })
+        json(&CompletionChunk { id, object, created: *created, model, choices, usage })
     }
 
     /// Of a scored prompt and what follows.
-    fn logprobs(&self, choice: &whole::Choice) -> Option<logprobs::OfCompletion> {
+    fn logprobs(&self, choice: &accumulator::Choice) -> Option<logprobs::OfCompletion> {
         let tokens = choice.prompt.iter().chain(&choice.tokens);
         logprobs::of_completion(tokens, &self.words, &mut 0)
     }
@@ -63,13 +63,13 @@ impl Shape for Completion {
         Some(self.part(&[part], self.to_come()))
     }
 
-    fn scored(&mut self, choice: usize, tokens: &[TokenSaid]) -> Option<String> {
+    fn scored(&mut self, choice: usize, tokens: &[TokenInfo]) -> Option<String> {
         let logprobs = Some(logprobs::of_asked(tokens, &self.words, &mut 0));
         let part = Choice { text: "", index: choice, logprobs, finish_reason: None };
         Some(self.part(&[part], self.to_come()))
     }
 
-    fn said(&mut self, said: &Said<'_>) -> Option<String> {
+    fn said(&mut self, said: &ChoiceDelta<'_>) -> Option<String> {
         let offset = &mut self.offsets[said.choice];
         let logprobs = logprobs::of_completion(said.tokens, &self.words, offset);
         let index = said.choice;
@@ -88,7 +88,7 @@ impl Shape for Completion {
         self.part(&[], Some(Some(usage)))
     }
 
-    fn whole(&self, choices: &[whole::Choice], usage: Usage) -> String {
+    fn whole(&self, choices: &[accumulator::Choice], usage: Usage) -> String {
         let echo = |index: usize| self.echo.get(index).map_or("", String::as_str);
         let texts: Vec<String> = choices
             .iter()

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Words;
 use smelt_runtime::sampling::Logprobs;
-use smelt_runtime::service::TokenSaid;
+use smelt_runtime::service::TokenInfo;
 
 /// What OpenAI's API tells of tokens that are all but impossible; JSON has no infinity.
 const LOGPROB_MIN: f32 = -9999.0;
@@ -28,7 +28,7 @@ pub(crate) struct ChatToken {
 
 impl ChatToken {
     /// How likely a token was, if that was asked.
-    pub(crate) fn of(said: &TokenSaid, words: &Words) -> Option<Self> {
+    pub(crate) fn of(said: &TokenInfo, words: &Words) -> Option<Self> {
         let logprobs = said.logprobs.as_ref()?;
         let top = logprobs.top.iter().map(|(token, log)| Likely::new(words(*token), *log));
         let token = Likely::new(words(said.token), logprobs.chosen);
@@ -56,7 +56,7 @@ impl Likely {
 }
 
 /// The shape of chats; nothing where none were asked for.
-pub(super) fn of_chat(tokens: &[TokenSaid], words: &Words) -> Option<OfChat> {
+pub(super) fn of_chat(tokens: &[TokenInfo], words: &Words) -> Option<OfChat> {
     let content: Vec<ChatToken> =
         tokens.iter().filter_map(|said| ChatToken::of(said, words)).collect();
     (!content.is_empty()).then_some(OfChat { content, refusal: None })
@@ -74,7 +74,7 @@ pub(super) struct OfCompletion {
 /// The shape of completions, whose first token begins `offset` characters into the choice; nothing
 /// where none were asked for.
 pub(super) fn of_completion<'a>(
-    tokens: impl IntoIterator<Item = &'a TokenSaid, IntoIter: Clone>,
+    tokens: impl IntoIterator<Item = &'a TokenInfo, IntoIter: Clone>,
     words: &Words,
     offset: &mut usize,
 ) -> Option<OfCompletion> {
@@ -85,7 +85,7 @@ pub(super) fn of_completion<'a>(
 
 /// As [`of_completion`], where they were asked for.
 pub(super) fn of_asked<'a>(
-    tokens: impl IntoIterator<Item = &'a TokenSaid>,
+    tokens: impl IntoIterator<Item = &'a TokenInfo>,
     words: &Words,
     offset: &mut usize,
 ) -> OfCompletion {

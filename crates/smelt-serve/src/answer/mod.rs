@@ -2,6 +2,7 @@
 //!
 //! Events of the service come in, JSON goes out.  Knows nothing of connections.
 
+pub(crate) mod accumulator;
 pub(crate) mod chat;
 pub(crate) mod completion;
 pub(crate) mod embedding;
@@ -9,7 +10,6 @@ pub(crate) mod logprobs;
 mod parts;
 pub(crate) mod score;
 pub(crate) mod stream;
-pub(crate) mod whole;
 
 use serde::Serialize;
 
@@ -29,17 +29,17 @@ pub(crate) trait Shape: Send + Sync + 'static {
     /// The part that begins choice `choice`, if the shape has one.
     fn begin(&mut self, choice: usize) -> Option<String>;
     /// The part that tells how likely the prompt of a choice is; only completions are asked.
-    fn scored(&mut self, _choice: usize, _tokens: &[TokenSaid]) -> Option<String> {
+    fn scored(&mut self, _choice: usize, _tokens: &[TokenInfo]) -> Option<String> {
         None
     }
     /// The part that tells more of a choice, if there is more to tell.
-    fn said(&mut self, said: &Said<'_>) -> Option<String>;
+    fn said(&mut self, said: &ChoiceDelta<'_>) -> Option<String>;
     /// The part that ends a choice.
     fn ended(&mut self, choice: usize, reason: &'static str) -> String;
     /// The part that tells the tokens, when all has ended.
     fn usage(&self, usage: Usage) -> String;
     /// All in one.
-    fn whole(&self, choices: &[whole::Choice], usage: Usage) -> String;
+    fn whole(&self, choices: &[accumulator::Choice], usage: Usage) -> String;
 }
 
 /// How an answer goes out in a protocol: event by event, or when all is said.
@@ -53,18 +53,18 @@ pub(crate) trait Wire: Send + Sync + 'static {
     /// What tells proxies that a silent stream goes on; nothing where the protocol has no word for it.
     fn keep_alive(&self) -> &'static [u8];
     /// All in one.
-    fn whole(&mut self, choices: &[whole::Choice], usage: Usage) -> String;
+    fn whole(&mut self, choices: &[accumulator::Choice], usage: Usage) -> String;
 }
 
 pub(crate) use crate::api::usage::Usage;
-use smelt_runtime::service::{Event, TokenSaid};
+use smelt_runtime::service::{Event, TokenInfo};
 
 /// A piece of a choice.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Said<'a> {
+pub(crate) struct ChoiceDelta<'a> {
     pub(crate) choice: usize,
     pub(crate) text: &'a str,
-    pub(crate) tokens: &'a [TokenSaid],
+    pub(crate) tokens: &'a [TokenInfo],
 }
 
 /// The text of tokens, by which logprobs name them.

@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 
-use super::{Said, Shape, Usage, Wire, whole};
+use super::{ChoiceDelta, Shape, Usage, Wire, accumulator};
 use crate::error::ApiError;
 use smelt_runtime::service::{Event, Failure};
 
@@ -50,7 +50,7 @@ impl Wire for Stream {
         KEEP_ALIVE
     }
 
-    fn whole(&mut self, choices: &[whole::Choice], usage: Usage) -> String {
+    fn whole(&mut self, choices: &[accumulator::Choice], usage: Usage) -> String {
         self.shape.whole(choices, usage)
     }
 
@@ -63,8 +63,9 @@ impl Wire for Stream {
                     frame(out, &part);
                 }
             }
-            Event::Said { choice, text, tokens } => {
-                if let Some(part) = self.shape.said(&Said { choice: *choice, text, tokens }) {
+            Event::Emitted { choice, text, tokens } => {
+                if let Some(part) = self.shape.said(&ChoiceDelta { choice: *choice, text, tokens })
+                {
                     frame(out, &part);
                 }
             }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
-use smelt_runtime::image::{Detail, Wish};
+use smelt_runtime::image::{Detail, ImageOptions};
 use smelt_runtime::sampling::TOP_LOGPROBS_MAX;
 use smelt_runtime::template::Ending;
 
@@ -81,7 +81,7 @@ struct VideoIo {
 pub(crate) struct Message {
     role: String,
     #[serde(default)]
-    content: Option<TextOr<Part>>,
+    content: Option<TextOr<ContentPart>>,
     #[serde(default)]
     tool_calls: Option<Vec<ToolCall>>,
     #[serde(default)]
@@ -123,7 +123,7 @@ fn arguments<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Err
 
 /// A piece of a turn.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Part {
+pub(crate) struct ContentPart {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -210,11 +210,11 @@ pub(crate) enum Piece<'a> {
         /// The field, for errors.
         at: String,
         url: &'a str,
-        wish: Wish,
+        image_options: ImageOptions,
     },
     Clip {
         clip: Clip<'a>,
-        wish: Wish,
+        image_options: ImageOptions,
     },
 }
 
@@ -276,7 +276,7 @@ impl Message {
     }
 }
 
-impl Part {
+impl ContentPart {
     fn piece(&self, at: String) -> Result<Piece<'_>, ApiError> {
         let missing = |field| ApiError::field(format!("{at}.{field}"), "is missing");
         match self.kind.as_str() {
@@ -286,14 +286,20 @@ impl Part {
             }
             "image_url" => {
                 let image = self.image_url.as_ref().ok_or_else(|| missing("image_url"))?;
-                let wish = self.wish(image.detail(&format!("{at}.image_url.url"))?);
-                Ok(Piece::Picture { at: format!("{at}.image_url.url"), url: &image.url, wish })
+                let image_options =
+                    self.image_options(image.detail(&format!("{at}.image_url.url"))?);
+                Ok(Piece::Picture {
+                    at: format!("{at}.image_url.url"),
+                    url: &image.url,
+                    image_options,
+                })
             }
             "video_url" => {
                 let video = self.video_url.as_ref().ok_or_else(|| missing("video_url"))?;
-                let wish = self.wish(video.detail(&format!("{at}.video_url.url"))?);
+                let image_options =
+                    self.image_options(video.detail(&format!("{at}.video_url.url"))?);
                 let clip = self.pace().of_url(&video.url, format!("{at}.video_url.url"))?;
-                Ok(Piece::Clip { clip, wish })
+                Ok(Piece::Clip { clip, image_options })
             }
             "video" => {
                 let video = self.video.as_ref().ok_or_else(|| missing("video"))?;
@@ -302,7 +308,7 @@ impl Part {
                     TextOr::Text(url) => self.pace().of_url(url, at)?,
                     TextOr::List(urls) => self.pace().of_list(urls, at)?,
                 };
-                Ok(Piece::Clip { clip, wish: self.wish(Detail::Auto) })
+                Ok(Piece::Clip { clip, image_options: self.image_options(Detail::Auto) })
             }
             kind => {
                 let why = format!(
@@ -314,10 +320,10 @@ impl Part {
     }
 }
 
-impl Part {
-    fn wish(&self, detail: Detail) -> Wish {
+impl ContentPart {
+    fn image_options(&self, detail: Detail) -> ImageOptions {
         let (pixels_min, pixels_max) = (self.min_pixels, self.max_pixels);
-        Wish { detail, pixels_min, pixels_max, ..Wish::default() }
+        ImageOptions { detail, pixels_min, pixels_max, ..ImageOptions::default() }
     }
 
     fn pace(&self) -> Pace {
@@ -326,10 +332,10 @@ impl Part {
 }
 
 impl Sizes {
-    fn wish(self) -> Wish {
+    fn image_options(self) -> ImageOptions {
         let Self { min_pixels, max_pixels, max_dynamic_patch, .. } = self;
         let (pixels_min, pixels_max, tiles_max) = (min_pixels, max_pixels, max_dynamic_patch);
-        Wish { pixels_min, pixels_max, tiles_max, ..Wish::default() }
+        ImageOptions { pixels_min, pixels_max, tiles_max, ..ImageOptions::default() }
     }
 }
 
@@ -352,7 +358,7 @@ impl ChatFields {
     pub(crate) fn within(known: Known) -> Known {
         known
             .within("messages", fields::<Message>())
-            .within("messages.content", fields::<Part>())
+            .within("messages.content", fields::<ContentPart>())
             .within("mm_processor_kwargs", fields::<Sizes>())
             .within("media_io_kwargs", fields::<MediaIo>())
             .within("media_io_kwargs.video", fields::<VideoIo>())
@@ -398,9 +404,9 @@ impl ChatFields {
     }
 
     /// What a picture's sender wishes, who wishes this of it alone.
-    pub(crate) fn wish(&self, own: Wish) -> Wish {
-        let all = self.mm_processor_kwargs.unwrap_or_default().wish();
-        Wish {
+    pub(crate) fn image_options(&self, own: ImageOptions) -> ImageOptions {
+        let all = self.mm_processor_kwargs.unwrap_or_default().image_options();
+        ImageOptions {
             pixels_min: own.pixels_min.or(all.pixels_min),
             pixels_max: own.pixels_max.or(all.pixels_max),
             tiles_max: own.tiles_max.or(all.tiles_max),
@@ -508,7 +514,7 @@ mod tests {
         let picture = |i: usize, url, detail| Piece::Picture {
             at: format!("messages[0].content[{i}].image_url.url"),
             url,
-            wish: Wish { detail, ..Wish::default() },
+            image_options: ImageOptions { detail, ..ImageOptions::default() },
         };
         let expect = vec![
             Piece::Text("a"),
@@ -555,11 +561,11 @@ mod tests {
         let part = r#"{"type": "image_url", "image_url": "data:,", "max_pixels": 9}"#;
         let message = message(&format!(r#"{{"role": "user", "content": [{part}]}}"#));
         let pieces = message.pieces("m").unwrap();
-        let [Piece::Picture { wish, .. }] = pieces[..] else { panic!("{pieces:?}") };
+        let [Piece::Picture { image_options, .. }] = pieces[..] else { panic!("{pieces:?}") };
         let all = r#"{"min_pixels": 4, "max_pixels": 5, "max_dynamic_patch": 6}"#;
         let chat = chat(&format!(r#"{{"messages": [], "mm_processor_kwargs": {all}}}"#));
-        let wish = chat.wish(wish);
-        let found = (wish.pixels_min, wish.pixels_max, wish.tiles_max);
+        let image_options = chat.image_options(image_options);
+        let found = (image_options.pixels_min, image_options.pixels_max, image_options.tiles_max);
         assert_eq!(found, (Some(4), Some(9), Some(6)));
     }
 

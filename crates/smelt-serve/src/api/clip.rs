@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use smelt_runtime::image::Wanted;
 
 use crate::error::ApiError;
-use crate::pictures::ANIMATIONS;
+use crate::images::ANIMATIONS;
 
 /// How vLLM's clients send frames: JPEG files in base64, a comma between.
 const JPEGS: &str = "data:video/jpeg;base64,";

@@ -7,9 +7,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use serde::Deserialize;
+use smelt_runtime::generation::SamplingParams;
 use smelt_runtime::sampling::{SettingError, Settings};
 use smelt_runtime::service::{ANSWERS_MAX, Priority};
-use smelt_runtime::speaker::Manner;
 use smelt_runtime::stop;
 
 use super::fields::fields;
@@ -103,12 +103,12 @@ impl Common {
     ///
     /// # Errors
     /// Naming the field that has no meaning.
-    pub(crate) fn manners(
+    pub(crate) fn choice_params(
         &self,
         top_logprobs: Option<usize>,
         new_tokens_max: usize,
-    ) -> Result<Vec<Manner>, ApiError> {
-        let first = Manner {
+    ) -> Result<Vec<SamplingParams>, ApiError> {
+        let first = SamplingParams {
             sampling: self.settings(top_logprobs)?,
             stop_strings: self.stop_strings()?,
             stop_tokens: self.stop_tokens()?,
@@ -116,11 +116,14 @@ impl Common {
             ignore_eos: self.ignore_eos.unwrap_or(false),
         };
         let answers = 0..self.answers()? as u64;
-        let manner = |answer| {
+        let sampling_params = |answer| {
             let seed = first.sampling.seed.wrapping_add(answer);
-            Manner { sampling: Settings { seed, ..first.sampling.clone() }, ..first.clone() }
+            SamplingParams {
+                sampling: Settings { seed, ..first.sampling.clone() },
+                ..first.clone()
+            }
         };
-        Ok(answers.map(manner).collect())
+        Ok(answers.map(sampling_params).collect())
     }
 
     /// The most tokens of an answer, where it is said as llama-server's clients say it; -1 is no limit there.
@@ -334,10 +337,11 @@ mod tests {
 
     #[test]
     fn answers_differ_in_their_seeds_alone() {
-        let manners = common(r#"{"n": 3, "seed": -1}"#).manners(None, 5).unwrap();
-        let seeds: Vec<u64> = manners.iter().map(|manner| manner.sampling.seed).collect();
+        let choice_params = common(r#"{"n": 3, "seed": -1}"#).choice_params(None, 5).unwrap();
+        let seeds: Vec<u64> =
+            choice_params.iter().map(|sampling_params| sampling_params.sampling.seed).collect();
         assert_eq!(seeds, [u64::MAX, 0, 1]);
-        assert!(manners.iter().all(|manner| manner.new_tokens_max == 5));
+        assert!(choice_params.iter().all(|sampling_params| sampling_params.new_tokens_max == 5));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::fields::fields;
 use super::foreign::Known;
-use super::score::{Cut, Manner};
+use super::score::{Cut, ScoreOptions};
 use super::several::TextOr;
 use crate::error::ApiError;
 
@@ -40,7 +40,7 @@ impl PredictFields {
     ///
     /// # Errors
     /// Naming the field that is wrong.
-    pub(crate) fn manner(&self) -> Result<Manner, ApiError> {
+    pub(crate) fn score_options(&self) -> Result<ScoreOptions, ApiError> {
         let is_right = |direction: &String| direction.eq_ignore_ascii_case("right");
         if !self.truncation_direction.as_ref().is_none_or(is_right) {
             let why = "texts are cut on the right alone; send \"right\", or cut them";
@@ -48,7 +48,7 @@ impl PredictFields {
         }
         let cut = (self.truncate == Some(true)).then_some(Cut::Own);
         let is_raw = self.raw_scores == Some(true);
-        Ok(Manner { is_raw, cut, cut_by: "truncate: true" })
+        Ok(ScoreOptions { is_raw, cut, cut_by: "truncate: true" })
     }
 }
 
@@ -159,15 +159,18 @@ mod tests {
 
     #[test]
     fn texts_are_cut_on_the_right_alone() {
-        let manner = |more: &str| {
+        let score_options = |more: &str| {
             let fields: PredictFields =
                 serde_json::from_str(&format!("{{\"inputs\": \"a\"{more}}}")).unwrap();
-            fields.manner().map(|manner| (manner.cut, manner.is_raw)).map_err(|error| error.param)
+            fields
+                .score_options()
+                .map(|score_options| (score_options.cut, score_options.is_raw))
+                .map_err(|error| error.param)
         };
-        assert_eq!(manner(""), Ok((None, false)));
+        assert_eq!(score_options(""), Ok((None, false)));
         let all = r#", "truncate": true, "truncation_direction": "Right", "raw_scores": true"#;
-        assert_eq!(manner(all), Ok((Some(Cut::Own), true)));
-        let left = manner(r#", "truncation_direction": "left""#);
+        assert_eq!(score_options(all), Ok((Some(Cut::Own), true)));
+        let left = score_options(r#", "truncation_direction": "left""#);
         assert_eq!(left, Err(Some("truncation_direction".to_owned())));
     }
 }

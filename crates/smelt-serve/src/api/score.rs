@@ -20,7 +20,7 @@ const OWN_LENGTH: i64 = -1;
 
 /// What both routes are asked beside their texts.
 #[derive(Clone, Debug)]
-pub(crate) struct Manner {
+pub(crate) struct ScoreOptions {
     /// Whether a score is the head's number as it is.
     pub(crate) is_raw: bool,
     /// Where pairs are cut; else those that are too long are refused, since the score of half a text looks like that
@@ -83,9 +83,9 @@ impl ScoreFields {
     ///
     /// # Errors
     /// Naming the field that is wrong.
-    pub(crate) fn manner(&self) -> Result<Manner, ApiError> {
+    pub(crate) fn score_options(&self) -> Result<ScoreOptions, ApiError> {
         let cut = cut(self.truncate_prompt_tokens)?;
-        Ok(Manner { is_raw: self.use_activation == Some(false), cut, cut_by: CUT_BY })
+        Ok(ScoreOptions { is_raw: self.use_activation == Some(false), cut, cut_by: CUT_BY })
     }
 
     /// Whether one text goes with each of the second.
@@ -172,7 +172,7 @@ impl RerankFields {
     ///
     /// # Errors
     /// Naming the field that is wrong.
-    pub(crate) fn manner(&self, custom: Custom) -> Result<Manner, ApiError> {
+    pub(crate) fn score_options(&self, custom: Custom) -> Result<ScoreOptions, ApiError> {
         few("documents", self.documents.len())?;
         let usual = (custom == Custom::Second).then_some(DOCUMENT_TOKENS);
         let cut = match (cut(self.truncate_prompt_tokens)?, self.max_tokens_per_doc) {
@@ -186,7 +186,7 @@ impl RerankFields {
             (Some(cut), None) => Some(cut),
             (None, tokens) => tokens.or(usual).map(Cut::Document),
         };
-        Ok(Manner { is_raw: self.use_activation == Some(false), cut, cut_by: CUT_BY })
+        Ok(ScoreOptions { is_raw: self.use_activation == Some(false), cut, cut_by: CUT_BY })
     }
 
     /// How many of the best are told: all, where nothing or nought is said.
@@ -240,7 +240,8 @@ mod tests {
 
     fn score(json: &str) -> Result<Vec<(String, String)>, Option<String>> {
         let fields: ScoreFields = serde_json::from_str(json).unwrap();
-        let pairs = fields.manner().and_then(|_| fields.pairs()).map_err(|error| error.param)?;
+        let pairs =
+            fields.score_options().and_then(|_| fields.pairs()).map_err(|error| error.param)?;
         Ok(pairs.into_iter().map(|[one, other]| (one.to_owned(), other.to_owned())).collect())
     }
 
@@ -273,7 +274,10 @@ mod tests {
 
     fn rerank(json: &str, custom: Custom) -> (Result<Option<Cut>, Option<String>>, usize, bool) {
         let fields: RerankFields = serde_json::from_str(json).unwrap();
-        let cut = fields.manner(custom).map(|manner| manner.cut).map_err(|error| error.param);
+        let cut = fields
+            .score_options(custom)
+            .map(|score_options| score_options.cut)
+            .map_err(|error| error.param);
         (cut, fields.top(), fields.is_returning(custom))
     }
 

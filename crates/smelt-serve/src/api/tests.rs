@@ -7,9 +7,9 @@ use super::common::Common;
 use super::completion::CompletionFields;
 use super::embedding::EmbeddingFields;
 use super::fields::fields;
-use super::held::HeldFields;
 use super::predict::PredictFields;
 use super::score::{RerankFields, ScoreFields};
+use super::structured_output::StructuredOutputFields;
 use super::tools::ToolFields;
 use crate::protocols::ours::Ours;
 use crate::protocols::{anthropic, ollama, responses};
@@ -26,7 +26,7 @@ fn check(schema: &str, fields: impl IntoIterator<Item = &'static str>) {
 
 #[test]
 fn the_description_has_the_fields_that_are_read() {
-    let shared = || fields::<Common>().into_iter().chain(fields::<HeldFields>());
+    let shared = || fields::<Common>().into_iter().chain(fields::<StructuredOutputFields>());
     let chat = shared().chain(fields::<ChatFields>());
     check("ChatRequest", chat.chain(fields::<ToolFields>()));
     check("CompletionRequest", shared().chain(fields::<CompletionFields>()));

@@ -1,7 +1,7 @@
 //! How many tokens a request took, as OpenAI's API tells it.
 
 use serde::Serialize;
-use smelt_runtime::prepare::Seen;
+use smelt_runtime::prepare::ImageUsage;
 
 /// Counts of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,7 +37,7 @@ fn is_zero(count: &usize) -> bool {
 
 impl Usage {
     /// The counts of a prompt to which nothing is said yet.
-    pub(crate) fn of_prompt(tokens: usize, cached_tokens: usize, seen: Seen) -> Self {
+    pub(crate) fn of_prompt(tokens: usize, cached_tokens: usize, seen: ImageUsage) -> Self {
         let is_smaller = seen.smaller > 0;
         Self {
             prompt_tokens: tokens,

@@ -6,26 +6,26 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_runtime::deployment::Text;
 use smelt_runtime::dialect::{Demand, Dialect, THINK_TAGS, Thinking, demanded};
+use smelt_runtime::generation::Constraint;
 use smelt_runtime::identity::Identity;
 use smelt_runtime::prepare::{Prepared, Question};
-use smelt_runtime::prompt::{Part, Turn};
-use smelt_runtime::speaker::Form;
+use smelt_runtime::prompt::{PromptPart, Turn};
 use smelt_runtime::template::{Context, Ending, Serde, Value};
 
-use super::shown::{self, Limits, Said, Seen};
+use super::resolved_message::{self, Limits, ResolvedMessage, ResolvedPart};
 use super::unprepared;
 use super::work::Asker;
 use crate::api::chat::{ChatFields, Message, Piece};
 use crate::api::common::Common;
 use crate::api::fields::fields;
 use crate::api::foreign::Known;
-use crate::api::held::HeldFields;
+use crate::api::structured_output::StructuredOutputFields;
 use crate::api::tools::ToolFields;
 use crate::api::{foreign, read, weigh::weigh};
 use crate::error::ApiError;
 use crate::films::Films;
+use crate::images::{self, Errand, Remote};
 use crate::models::Model;
-use crate::pictures::{self, Errand, Remote};
 
 /// Most turns of a conversation: what a context of a million tokens could hold.
 const MESSAGES_MAX: usize = 4096;
@@ -38,7 +38,7 @@ pub(crate) struct Chat {
     pub(crate) common: Common,
     pub(crate) fields: ChatFields,
     pub(crate) tools: ToolFields,
-    pub(crate) held: HeldFields,
+    pub(crate) held: StructuredOutputFields,
     /// Fields that nobody knows.
     pub(crate) passed_over: Vec<String>,
     /// A text that is gone on with as it is, in the place of a conversation.
@@ -66,10 +66,10 @@ pub(crate) struct Brought {
 /// The fields that a chat reads.
 static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     let all = [fields::<Common>(), fields::<ChatFields>(), fields::<ToolFields>()];
-    let known = Known::new(all.into_iter().chain([fields::<HeldFields>()]).flatten());
+    let known = Known::new(all.into_iter().chain([fields::<StructuredOutputFields>()]).flatten());
     // The template writes what stands around a text.
     let known = known.doing("add_special_tokens", false.into());
-    HeldFields::within(ChatFields::within(Common::within(known)))
+    StructuredOutputFields::within(ChatFields::within(Common::within(known)))
 });
 
 impl Chat {
@@ -100,24 +100,30 @@ impl Chat {
     }
 
     /// What all turns say; of clips that are lists, the frames that are looked at.
-    fn said(&self, limits: Limits) -> Result<Vec<Said<'_>>, ApiError> {
+    fn said(&self, limits: Limits) -> Result<Vec<ResolvedMessage<'_>>, ApiError> {
         let pace = self.fields.pace()?;
         let messages = self.fields.messages.iter().enumerate();
         let said = messages.map(|(at, message)| {
             let at = format!("messages[{at}]");
             let pieces = message.pieces(&at)?.into_iter();
             let pieces = pieces.map(|piece| match piece {
-                Piece::Text(text) => Seen::Text(text),
-                Piece::Picture { at, url, wish } => {
-                    Seen::Picture { at, url, wish: self.fields.wish(wish) }
-                }
-                Piece::Clip { clip, wish } => {
+                Piece::Text(text) => ResolvedPart::Text(text),
+                Piece::Picture { at, url, image_options } => ResolvedPart::Image {
+                    at,
+                    url,
+                    image_options: self.fields.image_options(image_options),
+                },
+                Piece::Clip { clip, image_options } => {
                     let clip = clip.or(pace);
                     let (clip, fps) = clip.sampled(limits.frames_max);
-                    Seen::Clip { clip, fps, wish: self.fields.wish(wish) }
+                    ResolvedPart::Clip {
+                        clip,
+                        fps,
+                        image_options: self.fields.image_options(image_options),
+                    }
                 }
             });
-            Ok(Said { role: message.role(&at)?, pieces: pieces.collect() })
+            Ok(ResolvedMessage { role: message.role(&at)?, pieces: pieces.collect() })
         });
         said.collect()
     }
@@ -136,13 +142,12 @@ impl Chat {
                 let why = format!("more than {most} pictures and clips; the server allows no more");
                 return Err(ApiError::field(*at, why));
             }
-            let is_still =
-                |(_, url): &&(&str, &str)| pictures::is_camera(url) && !seen.may_be_film();
+            let is_still = |(_, url): &&(&str, &str)| images::is_camera(url) && !seen.may_be_film();
             if let Some((at, _)) = files.iter().find(is_still) {
                 let why = "a camera shows a film, not a picture; send its address as a video_url";
                 return Err(ApiError::field(*at, why));
             }
-            let files = files.into_iter().filter(|(_, url)| pictures::is_elsewhere(url));
+            let files = files.into_iter().filter(|(_, url)| images::is_elsewhere(url));
             elsewhere.extend(files.map(|(at, url)| (at.to_owned(), url.to_owned())));
             // They are fetched a few at a time.
             let most = limits.images_max + limits.frames_max;
@@ -160,7 +165,7 @@ impl Chat {
     /// # Errors
     /// If a turn is wrong.
     pub(crate) fn may_show_films(&self, limits: Limits) -> Result<bool, ApiError> {
-        Ok(self.said(limits)?.iter().flat_map(|said| &said.pieces).any(Seen::may_be_film))
+        Ok(self.said(limits)?.iter().flat_map(|said| &said.pieces).any(ResolvedPart::may_be_film))
     }
 
     /// Refuses what is shown to a model that reads text alone, before anything is fetched or decoded.
@@ -170,7 +175,7 @@ impl Chat {
     pub(crate) fn seen_by(&self, text: &Text, limits: Limits) -> Result<(), ApiError> {
         let Err(blind) = text.seeing() else { return Ok(()) };
         let said = self.said(limits)?;
-        let shown = said.iter().flat_map(|said| &said.pieces).flat_map(Seen::files);
+        let shown = said.iter().flat_map(|said| &said.pieces).flat_map(ResolvedPart::files);
         match shown.map(|(at, _)| at).next() {
             Some(at) => Err(unprepared(at, blind)),
             None => Ok(()),
@@ -183,7 +188,7 @@ impl Chat {
     /// 400, where there is more text than any prompt has room for: before anything is made of it.
     pub(crate) fn weight(&self, text: &Text, limits: Limits) -> Result<Weight, ApiError> {
         let said = self.said(limits)?;
-        let pieces = said.iter().flat_map(|said| &said.pieces).filter_map(Seen::text);
+        let pieces = said.iter().flat_map(|said| &said.pieces).filter_map(ResolvedPart::text);
         let fields = self.fields.messages.iter().flat_map(Message::texts);
         let texts: Vec<&str> = match &self.raw {
             Some(raw) => vec![raw],
@@ -225,16 +230,16 @@ impl Chat {
         self.seen_by(text, limits)?;
         let answer_max = self.new_tokens_max()?;
         let said = self.said(limits)?;
-        let files = shown::files(&said, brought.fetched)?;
+        let files = resolved_message::files(&said, brought.fetched)?;
         // Held until the pictures are cut.
-        let _room = asker.room(shown::pixels(&files))?;
-        let shown = shown::decode(files, (text, limits), &brought.films, asker)?;
+        let _room = asker.room(resolved_message::pixels(&files))?;
+        let shown = resolved_message::decode(files, (text, limits), &brought.films, asker)?;
         let mut turns = Vec::new();
         for (at, said) in said.iter().enumerate() {
             let parts = said.pieces.iter().map(|piece| match piece {
-                Seen::Text(text) => Part::Text(text),
-                Seen::Picture { .. } => Part::Picture,
-                Seen::Clip { .. } => Part::Clip,
+                ResolvedPart::Text(text) => PromptPart::Text(text),
+                ResolvedPart::Image { .. } => PromptPart::Image,
+                ResolvedPart::Clip { .. } => PromptPart::Clip,
             });
             let turn = Turn::from_parts(said.role.word(), &parts.collect::<Vec<_>>());
             let mut turn =
@@ -278,7 +283,7 @@ impl Chat {
     ///
     /// # Errors
     /// 400, naming the field that cannot be held to.
-    pub(crate) fn form(&self, model: &Model, prompt: &Prepared) -> Result<Formed, ApiError> {
+    pub(crate) fn constraint(&self, model: &Model, prompt: &Prepared) -> Result<Formed, ApiError> {
         let tools = self.tools.tools()?;
         let demand = self.tools.demand()?;
         let text = model.speaks()?.text();
@@ -305,9 +310,9 @@ impl Chat {
         let demanded = demanded.map(|grammar| (grammar, "tools"));
         let grammar = demanded.or(format.map(|grammar| (grammar, of_format)));
         let compile = |(grammar, param)| model.constraint(&grammar, param);
-        let constraint = grammar.map(compile).transpose()?;
-        let thinking = self.thinking(text, dialect, is_thinking, constraint.is_some())?;
-        Ok(Formed { form: Form { constraint, thinking }, dialect, is_thinking })
+        let matcher = grammar.map(compile).transpose()?;
+        let thinking = self.thinking(text, dialect, is_thinking, matcher.is_some())?;
+        Ok(Formed { constraint: Constraint { matcher, thinking }, dialect, is_thinking })
     }
 
     /// How long the model may think, where that matters: what an answer is held to begins behind it.
@@ -331,7 +336,7 @@ impl Chat {
 
 /// What an answer must be, and how its parts are told apart.
 pub(crate) struct Formed {
-    pub(crate) form: Form,
+    pub(crate) constraint: Constraint,
     pub(crate) dialect: Dialect,
     /// Whether the prompt ends inside of the model's thinking.
     pub(crate) is_thinking: bool,
@@ -359,7 +364,7 @@ pub(crate) fn fetch(
     let mut files = Vec::new();
     for some in elsewhere.chunks(FETCHED_AT_ONCE_MAX) {
         let fetched: Result<Vec<_>, _> = thread::scope(|scope| {
-            let one = |(at, url): &'_ (String, String)| pictures::fetch(url, at, remote, errand);
+            let one = |(at, url): &'_ (String, String)| images::fetch(url, at, remote, errand);
             let threads: Vec<_> = some.iter().map(|file| scope.spawn(move || one(file))).collect();
             let ended = threads.into_iter().map(thread::ScopedJoinHandle::join);
             let failed = || ApiError::failed("smelt failed to fetch a picture");

@@ -10,8 +10,8 @@ use crate::api::common::Common;
 use crate::api::completion::CompletionFields;
 use crate::api::fields::fields;
 use crate::api::foreign::Known;
-use crate::api::held::HeldFields;
 use crate::api::several::Prompts;
+use crate::api::structured_output::StructuredOutputFields;
 use crate::api::{foreign, read, weigh::weigh};
 use crate::error::ApiError;
 
@@ -19,15 +19,16 @@ use crate::error::ApiError;
 pub(crate) struct Completion {
     pub(crate) common: Common,
     pub(crate) fields: CompletionFields,
-    pub(crate) held: HeldFields,
+    pub(crate) held: StructuredOutputFields,
     /// Fields that nobody knows.
     pub(crate) passed_over: Vec<String>,
 }
 
 /// The fields that a completion reads.
 static KNOWN: LazyLock<Known> = LazyLock::new(|| {
-    let all = [fields::<Common>(), fields::<CompletionFields>(), fields::<HeldFields>()];
-    HeldFields::within(Common::within(Known::new(all.into_iter().flatten())))
+    let all =
+        [fields::<Common>(), fields::<CompletionFields>(), fields::<StructuredOutputFields>()];
+    StructuredOutputFields::within(Common::within(Known::new(all.into_iter().flatten())))
 });
 
 impl Completion {

@@ -7,28 +7,28 @@ pub(crate) mod chat;
 pub(crate) mod completion;
 pub(crate) mod embedding;
 pub(crate) mod pixels;
+pub(crate) mod resolved_message;
 pub(crate) mod score;
-pub(crate) mod shown;
 pub(crate) mod work;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use smelt_runtime::generation::{Constraint, SamplingParams, SpeakError};
 use smelt_runtime::grammar::TokenBytes;
-use smelt_runtime::prepare::{PrepareError, Prepared, Seen};
-use smelt_runtime::service::{self, Refused, Request, Service, Ticket};
-use smelt_runtime::speaker::{Form, Manner, SpeakError};
+use smelt_runtime::prepare::{ImageUsage, PrepareError, Prepared};
+use smelt_runtime::service::{self, EventReceiver, Refused, Request, Service};
 
 use crate::answer::Words;
 use crate::api::common::Common;
 use crate::error::ApiError;
 
 /// How a request is to be answered.
-pub(crate) struct Wish<'a> {
+pub(crate) struct AnswerOptions<'a> {
     pub(crate) client: service::Client,
     pub(crate) common: &'a Common,
-    pub(crate) manners: &'a [Manner],
-    pub(crate) form: Form,
+    pub(crate) choice_params: &'a [SamplingParams],
+    pub(crate) constraint: Constraint,
     /// How many of the likeliest tokens are told with each of the prompt's, if any are.
     pub(crate) scored: Option<usize>,
     /// When the request came.
@@ -42,16 +42,21 @@ pub(crate) struct Wish<'a> {
 pub(crate) fn submit(
     service: &Service,
     prompts: Vec<Prepared>,
-    wish: &Wish<'_>,
-) -> Result<Vec<(Ticket, Seen)>, ApiError> {
-    let (priority, timeout) = (wish.common.priority()?, wish.common.timeout()?);
-    let deadline = timeout.map(|timeout| wish.begun + timeout);
-    let client = service::Client { slot: wish.common.slot(service.running_max())?, ..wish.client };
+    answer_options: &AnswerOptions<'_>,
+) -> Result<Vec<(EventReceiver, ImageUsage)>, ApiError> {
+    let (priority, timeout) = (answer_options.common.priority()?, answer_options.common.timeout()?);
+    let deadline = timeout.map(|timeout| answer_options.begun + timeout);
+    let client = service::Client {
+        slot: answer_options.common.slot(service.running_max())?,
+        ..answer_options.client
+    };
     let one = |prepared: Prepared| {
         let seen = prepared.seen;
-        let (manners, form) = (wish.manners.to_vec(), wish.form.clone());
-        let scored = wish.scored;
-        let request = Request { client, prepared, manners, form, priority, deadline, scored };
+        let (choice_params, constraint) =
+            (answer_options.choice_params.to_vec(), answer_options.constraint.clone());
+        let scored = answer_options.scored;
+        let request =
+            Request { client, prepared, choice_params, constraint, priority, deadline, scored };
         Ok((service.submit(request).map_err(refused)?, seen))
     };
     prompts.into_iter().map(one).collect()
@@ -89,7 +94,9 @@ fn refused(error: Refused) -> ApiError {
         Refused::Draining => ApiError::draining(message),
         Refused::TooLong { .. } => ApiError::bad(message).code("context_length_exceeded"),
         Refused::Answers(_) => ApiError::field("n", message),
-        Refused::Manner(SpeakError::Setting(_) | SpeakError::Stop(_)) => ApiError::bad(message),
-        Refused::Manner(_) => ApiError::failed(message),
+        Refused::SamplingParams(SpeakError::Setting(_) | SpeakError::Stop(_)) => {
+            ApiError::bad(message)
+        }
+        Refused::SamplingParams(_) => ApiError::failed(message),
     }
 }

@@ -4,7 +4,7 @@ use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::tokenizer::PairTokens;
 
 use super::work::Asker;
-use crate::api::score::{Cut, Manner};
+use crate::api::score::{Cut, ScoreOptions};
 use crate::error::ApiError;
 
 /// Most tokens of one request: as many pairs as it may have, of 512 tokens.
@@ -17,7 +17,7 @@ const TOKENS_MAX: usize = 1 << 20;
 pub(crate) fn tokens<'a>(
     asked: &[impl AsRef<[&'a str]>],
     name: impl Fn(usize, usize) -> String,
-    manner: &Manner,
+    score_options: &ScoreOptions,
     encoder: &CrossEncoder,
     asker: &Asker,
 ) -> Result<Vec<PairTokens>, ApiError> {
@@ -25,7 +25,7 @@ pub(crate) fn tokens<'a>(
     for (at, texts) in asked.iter().enumerate() {
         asker.check()?;
         let (texts, name) = (texts.as_ref(), |text| name(at, text));
-        let tokens = one(texts, &name, manner, encoder)?;
+        let tokens = one(texts, &name, score_options, encoder)?;
         total += tokens.ids.len();
         if total > TOKENS_MAX {
             let why = format!("more than {TOKENS_MAX} tokens with those before; send fewer");
@@ -39,7 +39,7 @@ pub(crate) fn tokens<'a>(
 fn one(
     texts: &[&str],
     name: &impl Fn(usize) -> String,
-    manner: &Manner,
+    score_options: &ScoreOptions,
     encoder: &CrossEncoder,
 ) -> Result<PairTokens, ApiError> {
     let (max, tokenizer) = (encoder.spec().max_tokens, encoder.tokenizer());
@@ -47,12 +47,12 @@ fn one(
         if text.is_empty() {
             return Err(ApiError::field(name(at), "is empty"));
         }
-        if manner.cut.is_none() && text.len() > tokenizer.bytes_max(max) {
+        if score_options.cut.is_none() && text.len() > tokenizer.bytes_max(max) {
             let what = format!("{} bytes are far more than", text.len());
-            return Err(too_long(&what, max, &name(at), manner));
+            return Err(too_long(&what, max, &name(at), score_options));
         }
     }
-    let (second_max, tokens_max) = match manner.cut {
+    let (second_max, tokens_max) = match score_options.cut {
         None => (usize::MAX, usize::MAX),
         Some(Cut::Own) => (usize::MAX, max),
         Some(Cut::Document(tokens)) => (tokens, max),
@@ -72,14 +72,14 @@ fn one(
     let tokens = tokens.map_err(|error| ApiError::field(name(last), error))?;
     match tokens.ids.len() {
         count if count > max => {
-            Err(too_long(&format!("{count} tokens are more than"), max, &name(last), manner))
+            Err(too_long(&format!("{count} tokens are more than"), max, &name(last), score_options))
         }
         _ => Ok(tokens),
     }
 }
 
-fn too_long(what: &str, max: usize, at: &str, manner: &Manner) -> ApiError {
-    let cut = manner.cut_by;
+fn too_long(what: &str, max: usize, at: &str, score_options: &ScoreOptions) -> ApiError {
+    let cut = score_options.cut_by;
     let why = format!(
         "{what} the {max} tokens that the model takes of a text, or of both of a pair; shorten it, or have it cut by {cut}"
     );

@@ -44,7 +44,7 @@ pub(super) struct Child(process::Child);
 
 /// What it said, and how it ended.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct ChildOutput {
     /// `None` where it was killed.
     pub(super) code: Option<i32>,
     /// The times of frames, in the order in which they are written.
@@ -81,12 +81,12 @@ impl Child {
         time: Duration,
         is_wanted: &(dyn Fn() -> bool + Sync),
         read: impl FnOnce(ChildStdout) -> T + Send,
-    ) -> Result<(T, Said), FilmError> {
+    ) -> Result<(T, ChildOutput), FilmError> {
         let (Some(out), Some(err)) = (self.0.stdout.take(), self.0.stderr.take()) else {
             unreachable!("both are piped")
         };
         let until = Instant::now() + time;
-        let mut turns = Turns::new(self.0.id());
+        let mut turns = CpuTime::new(self.0.id());
         thread::scope(|scope| {
             let heard = scope.spawn(|| hear(err));
             let (sender, done) = mpsc::channel();
@@ -111,19 +111,19 @@ impl Child {
             // Its output was read to the end, or nobody reads it any more: either ends it.
             let code = self.0.wait()?.code();
             let said = heard.join().unwrap_or_default();
-            Ok((read?, Said { code, ..said }))
+            Ok((read?, ChildOutput { code, ..said }))
         })
     }
 }
 
 /// When a process last had the processor.
-struct Turns {
+struct CpuTime {
     stat: PathBuf,
     ticks: Option<u64>,
     since: Instant,
 }
 
-impl Turns {
+impl CpuTime {
     fn new(pid: u32) -> Self {
         Self { stat: format!("/proc/{pid}/stat").into(), ticks: None, since: Instant::now() }
     }
@@ -154,8 +154,8 @@ impl Drop for Child {
 }
 
 /// The times and the first other line of what is said, to its end.
-fn hear(said: impl Read) -> Said {
-    let (mut said, mut heard) = (BufReader::new(said), Said::default());
+fn hear(said: impl Read) -> ChildOutput {
+    let (mut said, mut heard) = (BufReader::new(said), ChildOutput::default());
     loop {
         let mut line = Vec::new();
         match said.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
@@ -165,7 +165,7 @@ fn hear(said: impl Read) -> Said {
     }
 }
 
-impl Said {
+impl ChildOutput {
     fn line(&mut self, line: &str) {
         let time =
             line.rsplit_once("pts_time:").and_then(|(_, time)| time.trim().parse::<f64>().ok());
@@ -213,7 +213,7 @@ mod tests {
         let write = |ticks| {
             fs::write(&stat, format!("7 (a) S{}{ticks} 0", " 0".repeat(10))).unwrap();
         };
-        let mut turns = Turns { stat: stat.clone(), ticks: None, since: Instant::now() };
+        let mut turns = CpuTime { stat: stat.clone(), ticks: None, since: Instant::now() };
         write(" 5");
         turns.idle();
         let begin = Instant::now();
@@ -223,7 +223,7 @@ mod tests {
         write(" 6");
         turns.idle();
         assert!(turns.since > before);
-        assert!(Turns::new(process::id()).idle() < IDLE_MAX);
+        assert!(CpuTime::new(process::id()).idle() < IDLE_MAX);
     }
 
     #[test]

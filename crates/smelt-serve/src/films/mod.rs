@@ -15,12 +15,12 @@ use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use smelt_runtime::deployment::{Family, Text};
+use smelt_runtime::deployment::{ModelFamily, Text};
 use smelt_runtime::image::{
-    Eyes, FILE_BYTES_MAX, PIXELS_MAX, Picture, Reel, Shown, Wanted, chosen,
+    FILE_BYTES_MAX, Image, ImageProcessor, MediaItem, PIXELS_MAX, Reel, Wanted, chosen,
 };
 
-use child::{Child, Said};
+use child::{Child, ChildOutput};
 
 /// Processor time of one reading of a film: an hour of small pictures, or minutes of large ones.
 pub const CPU_TIME_MAX: Duration = Duration::from_secs(60);
@@ -106,7 +106,7 @@ pub(crate) enum FilmError {
 /// The frames that were looked at, each with its time in seconds from the first one's.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Film {
-    pub(crate) frames: Vec<(f64, Picture)>,
+    pub(crate) frames: Vec<(f64, Image)>,
     /// How many of them there are in a second, on average.
     pub(crate) fps: f64,
 }
@@ -131,11 +131,12 @@ impl Films {
     pub(crate) fn seen(
         &self,
         film: (Kind, &[u8]),
-        (family, eyes): (Family, &Eyes),
+        (family, image_processor): (ModelFamily, &ImageProcessor),
         (wanted, pixels_max): (Wanted, u64),
         is_wanted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Film, FilmError> {
-        let seen = eyes.grids.iter().map(|grid| grid.size.pixels() as u64).max().unwrap_or(1);
+        let seen =
+            image_processor.grids.iter().map(|grid| grid.size.pixels() as u64).max().unwrap_or(1);
         let frames = wanted.frames_max.max(1) as u64;
         let pixels = (seen * PIXELS_PER_SEEN).min(pixels_max / frames).max(1);
         self.read(film, pixels, |reel| chosen(family, reel, wanted), is_wanted)
@@ -189,9 +190,9 @@ pub fn open(
     text: &Text,
     wanted: Wanted,
     command: Vec<OsString>,
-) -> Result<Shown, String> {
+) -> Result<MediaItem, String> {
     let named = |why: &dyn Display| format!("{}: {why}", path.display());
-    let eyes = text.seeing().map_err(|blind| blind.to_string())?;
+    let image_processor = text.seeing().map_err(|blind| blind.to_string())?;
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(|error| named(&error))?;
     let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
@@ -200,14 +201,14 @@ pub fn open(
     }
     let no_film = "it is no film; those are MP4, QuickTime, WebM or Matroska";
     let kind = Kind::of(&bytes).ok_or_else(|| named(&no_film))?;
-    let by = (text.spec.family, eyes);
+    let by = (text.spec.family, image_processor);
     let film = Films::new(command).seen((kind, &bytes), by, (wanted, PIXELS_MAX), &|| true);
     let film = film.map_err(|error| named(&error))?;
-    Shown::film(film.frames, film.fps).map_err(|error| named(&error))
+    MediaItem::film(film.frames, film.fps).map_err(|error| named(&error))
 }
 
 /// At most so many pictures of at most so many pixels; what is no picture ends them.
-fn pictures(out: impl Read, count: usize, pixels: u64) -> Vec<Picture> {
+fn pictures(out: impl Read, count: usize, pixels: u64) -> Vec<Image> {
     let mut out = BufReader::new(out);
     std::iter::from_fn(|| ppm::read(&mut out, pixels)).take(count).collect()
 }
@@ -242,7 +243,7 @@ fn input(kind: Kind) -> impl Iterator<Item = String> {
     words.into_iter().map(str::to_owned)
 }
 
-impl Said {
+impl ChildOutput {
     /// Why nothing came of it.
     fn fault(self) -> FilmError {
         match (self.code, self.line) {

@@ -2,13 +2,13 @@
 
 use std::io::{BufRead, Read as _};
 
-use smelt_runtime::image::Picture;
+use smelt_runtime::image::Image;
 
 /// The longest number of a head, with the space behind it.
 const WORD_BYTES_MAX: u64 = 12;
 
 /// The next picture; `None` at the end, and where there is none of at most so many pixels.
-pub(super) fn read(out: &mut impl BufRead, pixels_max: u64) -> Option<Picture> {
+pub(super) fn read(out: &mut impl BufRead, pixels_max: u64) -> Option<Image> {
     let head: [Option<u64>; 4] = std::array::from_fn(|at| {
         let word = word(out)?;
         if at == 0 { (word == "P6").then_some(6) } else { word.parse().ok() }
@@ -19,7 +19,7 @@ pub(super) fn read(out: &mut impl BufRead, pixels_max: u64) -> Option<Picture> {
     }
     let mut rgb = vec![0; (width * height * 3) as usize];
     out.read_exact(&mut rgb).ok()?;
-    Picture::from_rgb(width as usize, height as usize, rgb).ok()
+    Image::from_rgb(width as usize, height as usize, rgb).ok()
 }
 
 fn word(out: &mut impl BufRead) -> Option<String> {

@@ -3,7 +3,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use smelt_random::Random;
-use smelt_runtime::deployment::Family;
+use smelt_runtime::deployment::ModelFamily;
 use smelt_runtime::image::{Wanted, chosen};
 
 use super::*;
@@ -56,7 +56,7 @@ fn read(bytes: &[u8], choose: impl Fn(Reel) -> Vec<usize>) -> Result<Film, FilmE
 }
 
 fn eight(reel: Reel) -> Vec<usize> {
-    chosen(Family::InternVl3, reel, Wanted { fps: None, frames: None, frames_max: 8 })
+    chosen(ModelFamily::InternVl3, reel, Wanted { fps: None, frames: None, frames_max: 8 })
 }
 
 #[test]
@@ -64,8 +64,9 @@ fn the_chosen_frames_are_seen_in_every_container() {
     if !*HAS_FFMPEG {
         return;
     }
-    let of_qwen =
-        |reel| chosen(Family::Qwen3Vl, reel, Wanted { fps: None, frames: None, frames_max: 32 });
+    let of_qwen = |reel| {
+        chosen(ModelFamily::Qwen3Vl, reel, Wanted { fps: None, frames: None, frames_max: 32 })
+    };
     let expect = of_qwen(Reel { frames: 300, fps: 30.0 });
     let films = [
         (X264.to_owned(), "last.mp4"),

@@ -11,12 +11,12 @@ const NAME_BYTES_MAX: usize = 17;
 /// Where in a connection's bytes the next one is.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Framing {
-    place: Place,
+    place: ParseState,
     head: Head,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum ParseState {
     /// In the line that says what is asked, of so many bytes so far.
     #[default]
     Asked,
@@ -58,7 +58,7 @@ impl Framing {
         while at < bytes.len() {
             match &mut self.place {
                 // Bodies are passed over at once.
-                Place::Body(left) | Place::Chunk(left) if *left > 0 => {
+                ParseState::Body(left) | ParseState::Chunk(left) if *left > 0 => {
                     let some = (bytes.len() - at).min(usize::try_from(*left).unwrap_or(usize::MAX));
                     *left -= some as u64;
                     at += some;
@@ -74,74 +74,74 @@ impl Framing {
 
     fn end_body(&mut self) {
         self.place = match self.place {
-            Place::Body(0) => Place::Asked,
-            Place::Chunk(0) => Place::Size { bytes: 0, is_read: false },
+            ParseState::Body(0) => ParseState::Asked,
+            ParseState::Chunk(0) => ParseState::Size { bytes: 0, is_read: false },
             place => place,
         };
     }
 
     fn step(&mut self, byte: &mut u8) {
         self.place = match (self.place, *byte) {
-            (Place::Asked, b'\n') if self.head.has_begun => Place::Line,
-            (Place::Asked, b'\r' | b'\n') => Place::Asked,
-            (Place::Asked, _) => {
+            (ParseState::Asked, b'\n') if self.head.has_begun => ParseState::Line,
+            (ParseState::Asked, b'\r' | b'\n') => ParseState::Asked,
+            (ParseState::Asked, _) => {
                 self.head.has_begun = true;
-                Place::Asked
+                ParseState::Asked
             }
-            (Place::Line, b'\r') => Place::Line,
-            (Place::Line, b'\n') => self.end_head(),
-            (Place::Line, first) => {
+            (ParseState::Line, b'\r') => ParseState::Line,
+            (ParseState::Line, b'\n') => self.end_head(),
+            (ParseState::Line, first) => {
                 self.head.name.clear();
                 self.head.name.push(first.to_ascii_lowercase());
-                Place::Name
+                ParseState::Name
             }
-            (Place::Name, b':') => {
+            (ParseState::Name, b':') => {
                 if self.head.names() {
                     *byte = 0;
                 }
-                Place::Value
+                ParseState::Value
             }
-            (Place::Name | Place::Value, b'\n') => Place::Line,
-            (Place::Name, letter) => {
+            (ParseState::Name | ParseState::Value, b'\n') => ParseState::Line,
+            (ParseState::Name, letter) => {
                 if self.head.name.len() <= NAME_BYTES_MAX {
                     self.head.name.push(letter.to_ascii_lowercase());
                 }
-                Place::Name
+                ParseState::Name
             }
-            (Place::Value, value) => {
+            (ParseState::Value, value) => {
                 self.head.value(value);
-                Place::Value
+                ParseState::Value
             }
-            (Place::Size { bytes, .. }, b'\n') => match bytes {
-                0 => Place::Trailer { is_empty: true },
-                bytes => Place::Chunk(bytes.saturating_add(2)),
+            (ParseState::Size { bytes, .. }, b'\n') => match bytes {
+                0 => ParseState::Trailer { is_empty: true },
+                bytes => ParseState::Chunk(bytes.saturating_add(2)),
             },
-            (Place::Size { bytes, is_read: false }, digit) if digit.is_ascii_hexdigit() => {
+            (ParseState::Size { bytes, is_read: false }, digit) if digit.is_ascii_hexdigit() => {
                 let digit = (digit as char).to_digit(16).unwrap_or_default();
-                Place::Size {
+                ParseState::Size {
                     bytes: bytes.saturating_mul(16).saturating_add(digit.into()),
                     is_read: false,
                 }
             }
-            (Place::Size { bytes, .. }, _) => Place::Size { bytes, is_read: true },
-            (Place::Trailer { is_empty: true }, b'\n') => {
+            (ParseState::Size { bytes, .. }, _) => ParseState::Size { bytes, is_read: true },
+            (ParseState::Trailer { is_empty: true }, b'\n') => {
                 self.head = Head::default();
-                Place::Asked
+                ParseState::Asked
             }
-            (Place::Trailer { .. }, b'\n') => Place::Trailer { is_empty: true },
-            (Place::Trailer { is_empty }, other) => {
-                Place::Trailer { is_empty: is_empty && other == b'\r' }
+            (ParseState::Trailer { .. }, b'\n') => ParseState::Trailer { is_empty: true },
+            (ParseState::Trailer { is_empty }, other) => {
+                ParseState::Trailer { is_empty: is_empty && other == b'\r' }
             }
-            (place @ (Place::Body(_) | Place::Chunk(_)), _) => place,
+            (place @ (ParseState::Body(_) | ParseState::Chunk(_)), _) => place,
         };
     }
 
-    fn end_head(&mut self) -> Place {
+    fn end_head(&mut self) -> ParseState {
         let head = std::mem::take(&mut self.head);
         match head.length {
-            _ if head.is_chunked => Place::Size { bytes: 0, is_read: false },
-            Some(bytes) if bytes > 0 => Place::Body(bytes),
-            _ => Place::Asked,
+            _ if head.is_chunked => ParseState::Size { bytes: 0, is_read: false },
+            Some(bytes) if bytes > 0 => ParseState::Body(bytes),
+            _ => ParseState::Asked,
         }
     }
 }

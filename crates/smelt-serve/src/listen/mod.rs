@@ -3,8 +3,8 @@
 //! HTTP/1.1, with or without TLS.  A connection that says nothing, or takes nothing, is ended, and gives way before where
 //! places run out.  Knows nothing of what is asked.
 
+mod connection_table;
 mod framing;
-mod places;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -35,8 +35,8 @@ use tower::ServiceExt as _;
 
 use crate::current::Current;
 use crate::ending::Ending;
+use connection_table::{Arrival, ConnectionTable, Id, KEPT};
 use framing::Framing;
-use places::{Arrival, Id, KEPT, Places};
 
 /// How long a client may take to agree on TLS.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -124,20 +124,23 @@ struct Crowd(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
-    places: Places,
+    places: ConnectionTable,
     running: HashMap<Id, AbortHandle>,
 }
 
 /// A connection's place, as long as it is there.
 #[derive(Debug)]
-struct Place {
+struct ConnectionPermit {
     crowd: Crowd,
     id: Id,
 }
 
 impl Crowd {
     fn new(most: usize) -> Self {
-        Self(Arc::new(Mutex::new(Inner { places: Places::new(most), running: HashMap::new() })))
+        Self(Arc::new(Mutex::new(Inner {
+            places: ConnectionTable::new(most),
+            running: HashMap::new(),
+        })))
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Inner) -> T) -> T {
@@ -145,7 +148,7 @@ impl Crowd {
     }
 
     /// A place for who comes from `peer`, if there is one; others may be cut off for it.
-    fn arrive(&self, peer: SocketAddr) -> Option<Place> {
+    fn arrive(&self, peer: SocketAddr) -> Option<ConnectionPermit> {
         let id = self.with(|inner| match inner.places.arrive(peer.ip()) {
             Arrival::Taken(id, gone) => {
                 gone.into_iter().for_each(|id| inner.cut(id));
@@ -153,7 +156,7 @@ impl Crowd {
             }
             Arrival::Refused => None,
         })?;
-        Some(Place { crowd: self.clone(), id })
+        Some(ConnectionPermit { crowd: self.clone(), id })
     }
 
     /// Somebody silent is cut off.
@@ -183,7 +186,7 @@ impl Inner {
     }
 }
 
-impl Place {
+impl ConnectionPermit {
     /// Its request is whole.
     fn asked(&self) {
         self.crowd.with(|inner| inner.places.asked(self.id));
@@ -200,7 +203,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.crowd.with(|inner| {
             inner.places.leave(self.id);
@@ -217,7 +220,7 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 async fn connection(
     stream: TcpStream,
     peer: SocketAddr,
-    place: &Arc<Place>,
+    place: &Arc<ConnectionPermit>,
     tls: Option<TlsAcceptor>,
     router: Router,
     mut stop: watch::Receiver<bool>,
@@ -235,7 +238,7 @@ async fn connection(
 async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     peer: SocketAddr,
-    place: &Arc<Place>,
+    place: &Arc<ConnectionPermit>,
     router: Router,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
@@ -289,7 +292,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 #[derive(Clone)]
 struct Whole {
     has_asked: Arc<AtomicBool>,
-    place: Arc<Place>,
+    place: Arc<ConnectionPermit>,
 }
 
 impl Whole {
@@ -300,7 +303,7 @@ impl Whole {
 }
 
 /// Whoever was answered has nothing to be answered.
-struct Over(Arc<Place>);
+struct Over(Arc<ConnectionPermit>);
 
 impl Drop for Over {
     fn drop(&mut self) {

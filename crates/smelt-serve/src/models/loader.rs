@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use smelt_watch::Machine;
 
 use super::room::{self, Resident};
-use super::{Models, Order, Progress, Running};
+use super::{LoaderCommand, Models, Progress, Running};
 
 /// How often memory is looked at, and replaced models are.
 const TICK: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ pub enum Purpose {
 
 /// A deployment that can be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct DeploymentInfo {
     /// Its directory.
     pub dir: PathBuf,
     /// What it is called.
@@ -49,7 +49,7 @@ pub struct Found {
 }
 
 /// Says where a model's deployment is.
-pub type Find<E> = Box<dyn Fn() -> Result<Found, E> + Send>;
+pub type Find<E> = Box<dyn Fn() -> Result<DeploymentInfo, E> + Send>;
 
 /// Why a deployment cannot be loaded.
 #[derive(Debug)]
@@ -75,12 +75,13 @@ impl<E> From<E> for Unfit<E> {
 }
 
 /// Opens, checks and warms up a deployment.
-pub type Open<E> = Box<dyn Fn(&Found, Purpose, &Progress) -> Result<Running, Unfit<E>> + Send>;
+pub type Open<E> =
+    Box<dyn Fn(&DeploymentInfo, Purpose, &Progress) -> Result<Running, Unfit<E>> + Send>;
 
 /// A model that may be loaded.
 pub struct Source<E> {
     /// The deployment that is known to be fit: what there was at the start, then what was loaded last.
-    pub known: Found,
+    pub known: DeploymentInfo,
     /// Where its deployment is now.
     pub find: Find<E>,
     /// Loads it.
@@ -94,11 +95,11 @@ pub type Growth = Box<dyn FnMut(Option<u64>) + Send>;
 pub(crate) struct Loader<E> {
     sources: Vec<Source<E>>,
     /// Which deployment each model is of, if it is loaded.
-    held: Vec<Option<Found>>,
+    held: Vec<Option<DeploymentInfo>>,
     /// The deployment of each that was found last and is not fit; it is not tried again.
-    refused: Vec<Option<Found>>,
+    refused: Vec<Option<DeploymentInfo>>,
     models: Arc<Models>,
-    orders: Receiver<Order>,
+    orders: Receiver<LoaderCommand>,
     /// Where it is asked, for the log.
     addr: String,
     /// How often newer deployments are looked for, if not only when asked.
@@ -114,7 +115,7 @@ impl<E: Display> Loader<E> {
     pub(crate) fn new(
         sources: Vec<Source<E>>,
         models: Arc<Models>,
-        orders: Receiver<Order>,
+        orders: Receiver<LoaderCommand>,
         addr: String,
         watch: Option<Duration>,
         growth: Growth,
@@ -139,8 +140,8 @@ impl<E: Display> Loader<E> {
             let may_take = self.may_take_bytes();
             (self.growth)(Some(may_take));
             match self.orders.recv_timeout(TICK) {
-                Ok(Order::Load(at)) => self.wake(at),
-                Ok(Order::Refresh) => {
+                Ok(LoaderCommand::Load(at)) => self.wake(at),
+                Ok(LoaderCommand::Refresh) => {
                     if !self.refresh() {
                         tracing::info!(
                             "asked for newer deployments, but there are none; of a directory there never are, of a pipeline there is one when it was run again"
@@ -160,7 +161,7 @@ impl<E: Display> Loader<E> {
     }
 
     /// Loads a model that is not there.
-    fn load(&mut self, at: usize, found: Found, purpose: Purpose) -> Result<(), E> {
+    fn load(&mut self, at: usize, found: DeploymentInfo, purpose: Purpose) -> Result<(), E> {
         let begun = Instant::now();
         self.make_room(found.bytes);
         let progress = Progress::new(&self.models, Some(at));
@@ -177,7 +178,7 @@ impl<E: Display> Loader<E> {
     fn open(
         &mut self,
         at: usize,
-        found: &Found,
+        found: &DeploymentInfo,
         purpose: Purpose,
         progress: &Progress,
     ) -> Result<Running, E> {
@@ -212,7 +213,7 @@ impl<E: Display> Loader<E> {
 
     /// A deployment answers from now on; the one before it, when it has given the answers that it owes, no
     /// more.
-    fn loaded_is(&mut self, at: usize, found: Found, running: Running) {
+    fn loaded_is(&mut self, at: usize, found: DeploymentInfo, running: Running) {
         self.retired.extend(self.models.ready(at, &found, running));
         self.sources[at].known = found.clone();
         self.held[at] = Some(found);
@@ -263,14 +264,14 @@ impl<E: Display> Loader<E> {
 
     /// Loads a deployment beside the one that answers, if it is a newer one, and lets it take its place if
     /// it is fit.  Says whether it is a newer one.
-    fn swap(&mut self, at: usize, found: Found) -> bool {
+    fn swap(&mut self, at: usize, found: DeploymentInfo) -> bool {
         let mut is_newer = false;
         let known = self.sources[at].known.clone();
         let trials = trials(&known, Some(found), self.refused[at].as_ref());
         for (found, purpose) in trials.into_iter().filter(|(_, purpose)| *purpose == Purpose::Swap)
         {
             is_newer = true;
-            let Found { dir, name, .. } = &found;
+            let DeploymentInfo { dir, name, .. } = &found;
             tracing::info!(model = name, "a newer deployment: {}", dir.display());
             let progress = Progress::new(&self.models, None);
             match self.open(at, &found, purpose, &progress) {
@@ -300,7 +301,7 @@ impl<E: Display> Loader<E> {
     }
 
     /// A newer deployment is not fit.
-    fn refuse(&mut self, at: usize, found: Found, error: &E) {
+    fn refuse(&mut self, at: usize, found: DeploymentInfo, error: &E) {
         self.models.refused();
         tracing::error!(model = found.name, "the older deployment stays: {error}");
         self.refused[at] = Some(found);
@@ -335,7 +336,7 @@ impl<E: Display> Loader<E> {
 
     /// The models in memory and their places.
     fn loaded(&self) -> (Vec<usize>, Vec<Resident>) {
-        let resident = |(at, found): (usize, &Option<Found>)| {
+        let resident = |(at, found): (usize, &Option<DeploymentInfo>)| {
             let (running, used) = self.models.loaded(at)?;
             let is_busy = running.live() > 0;
             Some((at, Resident { bytes: found.as_ref()?.bytes, used, is_busy }))
@@ -352,7 +353,11 @@ impl<E: Display> Loader<E> {
 
 /// The deployments to try, in order, until one is loaded: what was found, if it is another one than the one
 /// that is `known` to be fit and not `refused`; then that.
-fn trials(known: &Found, found: Option<Found>, refused: Option<&Found>) -> Vec<(Found, Purpose)> {
+fn trials(
+    known: &DeploymentInfo,
+    found: Option<DeploymentInfo>,
+    refused: Option<&DeploymentInfo>,
+) -> Vec<(DeploymentInfo, Purpose)> {
     let newer = found.filter(|found| found != known && Some(found) != refused);
     let newer = newer.map(|found| (found, Purpose::Swap));
     newer.into_iter().chain([(known.clone(), Purpose::First)]).collect()
@@ -384,9 +389,9 @@ mod tests {
 
     #[test]
     fn what_was_refused_is_not_tried_again_and_what_is_known_is_always_there() {
-        let of = |dir: &str| Found { dir: dir.into(), name: "m".to_owned(), bytes: 1 };
+        let of = |dir: &str| DeploymentInfo { dir: dir.into(), name: "m".to_owned(), bytes: 1 };
         let [old, new, newest] = ["old", "new", "newest"].map(of);
-        let tried = |found: Option<&Found>, refused: Option<&Found>| {
+        let tried = |found: Option<&DeploymentInfo>, refused: Option<&DeploymentInfo>| {
             let trials = trials(&old, found.cloned(), refused);
             trials.into_iter().map(|(found, purpose)| (found.dir, purpose)).collect::<Vec<_>>()
         };

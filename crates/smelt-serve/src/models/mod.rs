@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
 use smelt_runtime::embed::EmbedService;
-use smelt_runtime::grammar::{Constraint, Grammar};
+use smelt_runtime::grammar::{Grammar, GrammarMatcher};
 use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::service::Service;
 use tokio::sync::Notify;
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use crate::error::ApiError;
 pub(crate) use loader::Loader;
-pub use loader::{Find, Found, Growth, Open, Purpose, Source, Unfit};
+pub use loader::{DeploymentInfo, Find, Growth, Open, Purpose, Source, Unfit};
 pub use running::Running;
 
 /// When to come again while a model is loaded: a second or two each gigabyte.
@@ -40,7 +40,7 @@ const ORDERS_MAX: usize = 64;
 
 /// What the loader is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum LoaderCommand {
     /// The model at this place.
     Load(usize),
     /// Newer deployments of those that are loaded.
@@ -150,7 +150,7 @@ impl Model {
         &self,
         grammar: &Grammar,
         param: &str,
-    ) -> Result<Constraint, ApiError> {
+    ) -> Result<GrammarMatcher, ApiError> {
         let compiler = self.speaks()?.text().compiler();
         let compiler = compiler.map_err(|error| ApiError::field(param, error))?;
         compiler.compile(grammar).map_err(|error| ApiError::field(param, error))
@@ -192,7 +192,7 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct Models {
     inner: Mutex<Inner>,
-    orders: SyncSender<Order>,
+    orders: SyncSender<LoaderCommand>,
     /// A model is there, or will not be.
     changed: Notify,
     /// The first model was there.
@@ -235,7 +235,7 @@ impl Progress {
 
 impl Models {
     /// Models of these names that are still to be loaded, and what is ordered of who loads them.
-    pub(crate) fn new(names: Vec<String>) -> (Self, Receiver<Order>) {
+    pub(crate) fn new(names: Vec<String>) -> (Self, Receiver<LoaderCommand>) {
         let (orders, receiver) = mpsc::sync_channel(ORDERS_MAX);
         let entry = |name| Entry { name, state: State::Away, used: 0 };
         let mut entries: Vec<Entry> = names.into_iter().map(entry).collect();
@@ -259,8 +259,8 @@ impl Models {
     }
 
     /// The model is there.  Gives the one whose place it takes.
-    fn ready(&self, at: usize, found: &Found, running: Running) -> Option<Running> {
-        let Found { name, bytes, .. } = found;
+    fn ready(&self, at: usize, found: &DeploymentInfo, running: Running) -> Option<Running> {
+        let DeploymentInfo { name, bytes, .. } = found;
         self.inner().entries[at].name.clone_from(name);
         let before = self.set(at, State::Ready(Model::new(name.clone(), *bytes, running)));
         self.has_begun.store(true, Ordering::Release);
@@ -318,7 +318,7 @@ impl Models {
     /// Has newer deployments looked for.
     pub(crate) fn refresh(&self) {
         // A loader with so much to do looks by itself.
-        _ = self.orders.try_send(Order::Refresh);
+        _ = self.orders.try_send(LoaderCommand::Refresh);
     }
 
     /// Takes nothing new from now on.
@@ -429,7 +429,7 @@ impl Models {
             State::Failed(failure) if !failure.rest(Instant::now()).is_zero() => false,
             // A failure of before is tried again.
             State::Away | State::Failed(_) => {
-                let is_ordered = self.orders.try_send(Order::Load(at)).is_ok();
+                let is_ordered = self.orders.try_send(LoaderCommand::Load(at)).is_ok();
                 if is_ordered {
                     *state = State::Loading("waiting for other models".to_owned());
                 }
@@ -510,6 +510,6 @@ mod tests {
         let long_ago = since.checked_sub(FAILURE_TIME).unwrap();
         models.set(1, State::Failed(Failure { since: long_ago, ..failure }));
         assert!(models.want(1));
-        assert_eq!(orders.try_recv(), Ok(Order::Load(1)));
+        assert_eq!(orders.try_recv(), Ok(LoaderCommand::Load(1)));
     }
 }

@@ -88,7 +88,9 @@ impl Running {
     /// What it takes, in words.
     pub(crate) fn takes(&self) -> &'static [&'static str] {
         match self {
-            Self::Speaks(service) if service.text().eyes.is_some() => &["text", "image", "video"],
+            Self::Speaks(service) if service.text().image_processor.is_some() => {
+                &["text", "image", "video"]
+            }
             Self::Speaks(_) | Self::Embeds(_) | Self::Scores(_) => &["text"],
         }
     }

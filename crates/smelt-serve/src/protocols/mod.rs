@@ -4,9 +4,9 @@
 
 pub(crate) mod anthropic;
 pub(crate) mod events;
+pub(crate) mod field_names;
 pub(crate) mod ollama;
 pub(crate) mod ours;
-pub(crate) mod places;
 pub(crate) mod responses;
 pub(crate) mod sections;
 pub(crate) mod thought;

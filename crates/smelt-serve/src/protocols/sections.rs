@@ -23,7 +23,7 @@ pub(crate) struct Section {
 
 /// What happens to a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum SectionEvent {
     Begins,
     GoesOn(String),
     Ends,
@@ -35,7 +35,7 @@ pub(crate) struct Sections {
     all: Vec<Section>,
     is_open: bool,
     /// What was not told yet, with the numbers of the sections.
-    steps: Vec<(usize, Step)>,
+    steps: Vec<(usize, SectionEvent)>,
 }
 
 impl Sections {
@@ -55,14 +55,14 @@ impl Sections {
     }
 
     /// Takes more of the answer; gives what happened to which section.
-    pub(crate) fn push(&mut self, text: &str) -> Vec<(usize, Step)> {
+    pub(crate) fn push(&mut self, text: &str) -> Vec<(usize, SectionEvent)> {
         let deltas = self.reader.push(text);
         self.take(deltas);
         std::mem::take(&mut self.steps)
     }
 
     /// Takes the answer's end.
-    pub(crate) fn finish(&mut self) -> Vec<(usize, Step)> {
+    pub(crate) fn finish(&mut self) -> Vec<(usize, SectionEvent)> {
         let deltas = self.reader.finish();
         self.take(deltas);
         self.close();
@@ -96,20 +96,20 @@ impl Sections {
     fn begin(&mut self, kind: Kind) {
         self.close();
         self.is_open = true;
-        self.steps.push((self.all.len(), Step::Begins));
+        self.steps.push((self.all.len(), SectionEvent::Begins));
         self.all.push(Section { kind, text: String::new() });
     }
 
     fn go_on(&mut self, text: String) {
         if let Some(last) = self.all.last_mut() {
             last.text += &text;
-            self.steps.push((self.all.len() - 1, Step::GoesOn(text)));
+            self.steps.push((self.all.len() - 1, SectionEvent::GoesOn(text)));
         }
     }
 
     fn close(&mut self) {
         if std::mem::replace(&mut self.is_open, false) {
-            self.steps.push((self.all.len() - 1, Step::Ends));
+            self.steps.push((self.all.len() - 1, SectionEvent::Ends));
         }
     }
 }
@@ -128,16 +128,18 @@ mod tests {
     }
 
     /// What is told of a text that comes in pieces of so many letters, neighbours joined.
-    fn told(letters: usize) -> Vec<(usize, Step)> {
+    fn told(letters: usize) -> Vec<(usize, SectionEvent)> {
         let mut sections = sections();
         let all: Vec<char> = SAID.chars().collect();
         let pieces = all.chunks(letters).map(|piece| piece.iter().collect::<String>());
         let mut steps: Vec<_> = pieces.flat_map(|piece| sections.push(&piece)).collect();
         steps.extend(sections.finish());
-        let mut joined: Vec<(usize, Step)> = Vec::new();
+        let mut joined: Vec<(usize, SectionEvent)> = Vec::new();
         for (at, step) in steps {
             match (joined.last_mut(), step) {
-                (Some((_, Step::GoesOn(text))), Step::GoesOn(more)) => *text += &more,
+                (Some((_, SectionEvent::GoesOn(text))), SectionEvent::GoesOn(more)) => {
+                    *text += &more
+                }
                 (_, step) => joined.push((at, step)),
             }
         }
@@ -147,10 +149,14 @@ mod tests {
     #[test]
     fn sections_begin_go_on_and_end_however_the_text_is_cut() {
         let texts = ["hm", "I look.", "{\"a\": 1}", "{}"];
-        let expect: Vec<(usize, Step)> = (0..)
+        let expect: Vec<(usize, SectionEvent)> = (0..)
             .zip(texts)
             .flat_map(|(at, text)| {
-                [(at, Step::Begins), (at, Step::GoesOn(text.to_owned())), (at, Step::Ends)]
+                [
+                    (at, SectionEvent::Begins),
+                    (at, SectionEvent::GoesOn(text.to_owned())),
+                    (at, SectionEvent::Ends),
+                ]
             })
             .collect();
         for letters in [1, 3, 7, SAID.len()] {

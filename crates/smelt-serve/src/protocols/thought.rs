@@ -1,7 +1,7 @@
 //! Counts the tokens with which a model thinks.
 
 use smelt_runtime::dialect::THINK_TAGS;
-use smelt_runtime::service::TokenSaid;
+use smelt_runtime::service::TokenInfo;
 
 use crate::answer::Words;
 
@@ -20,7 +20,7 @@ impl Thought {
     }
 
     /// Takes more of the answer's tokens.
-    pub(crate) fn take(&mut self, tokens: &[TokenSaid]) {
+    pub(crate) fn take(&mut self, tokens: &[TokenInfo]) {
         let mark = THINK_TAGS[1].as_bytes();
         for said in tokens {
             if self.is_over {
@@ -50,8 +50,8 @@ mod tests {
     fn tokens_count_until_the_mark_however_it_is_cut() {
         let words = ["<think>", "hm ", "a</th", "ink>", "b"];
         let mut thought = Thought::new(Arc::new(move |token| words[token as usize].into()));
-        let said: Vec<TokenSaid> =
-            (0..5).map(|token| TokenSaid { token, logprobs: None }).collect();
+        let said: Vec<TokenInfo> =
+            (0..5).map(|token| TokenInfo { token, logprobs: None }).collect();
         thought.take(&said[..3]);
         assert_eq!(thought.tokens(), 3);
         thought.take(&said[3..]);

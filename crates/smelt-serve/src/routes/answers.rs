@@ -12,23 +12,23 @@ use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http_body::Frame;
 use smelt_runtime::dialect::Reader;
+use smelt_runtime::generation::Constraint;
 use smelt_runtime::service::Event;
-use smelt_runtime::speaker::Form;
 use tokio::time::Sleep;
 
 use super::call::{Call, Spoken, of_service};
 use crate::account::RequestId;
+use crate::answer::accumulator::Accumulator;
 use crate::answer::stream::{Stream, error};
-use crate::answer::whole::Gathered;
 use crate::answer::{self, Heading, Shape, Wire};
 use crate::api::common::{Common, Delivery};
-use crate::api::held::HeldFields;
+use crate::api::structured_output::StructuredOutputFields;
 use crate::ask::completion::Completion;
 use crate::ask::work::Asker;
 use crate::ask::{self, chat::Chat};
 use crate::error::ApiError;
-use crate::hearing::Hearing;
 use crate::models::Model;
+use crate::response_stream::ResponseStream;
 
 /// How long nothing is said before proxies are told that the answer goes on.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
@@ -42,12 +42,13 @@ const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// Answers a chat.
 pub(super) async fn chat(call: Call, body: Body) -> Result<Response, ApiError> {
     let spoken = call.chat(body, |bytes| Ok((Chat::read(bytes)?, ()))).await?;
-    let Spoken { model, common, dialect, is_thinking, words, hearing, passed_over, .. } = spoken;
+    let Spoken { model, common, dialect, is_thinking, words, response_stream, passed_over, .. } =
+        spoken;
     let heading = heading("chatcmpl", &call.id, &model);
     let usage = wants_usage(&common)?;
-    let readers = vec![Reader::new(dialect, is_thinking); hearing.choices()];
+    let readers = vec![Reader::new(dialect, is_thinking); response_stream.choices()];
     let shape = answer::chat::Chat { heading, usage, words, dialect, is_thinking, readers };
-    let answer = as_asked(Box::new(shape), hearing, &common).await?;
+    let answer = as_asked(Box::new(shape), response_stream, &common).await?;
     Ok(telling(answer, &passed_over))
 }
 
@@ -69,33 +70,34 @@ pub(super) async fn completion(call: Call, body: Body) -> Result<Response, ApiEr
         let max_seq_len = model.speaks()?.text().max_seq_len;
         let limit = completion.new_tokens_max(max_seq_len)?;
         let logprobs = completion.fields.logprobs()?;
-        let manners = completion.common.manners(logprobs, limit)?;
+        let choice_params = completion.common.choice_params(logprobs, limit)?;
         let (prompts, echo) = completion.prepare(model.speaks()?.text())?;
-        let answers = manners.len();
-        let form = form(&model, &completion.held)?;
+        let answers = choice_params.len();
+        let constraint = constraint(&model, &completion.held)?;
         let scored = logprobs.filter(|_| completion.fields.echo());
         let client = of_service(&client, &completion.common, is_shared)?;
-        let (common, manners) = (&completion.common, &manners[..]);
-        let wish = ask::Wish { client, common, manners, form, scored, begun };
-        let tickets = ask::submit(model.speaks()?, prompts, &wish)?;
+        let (common, choice_params) = (&completion.common, &choice_params[..]);
+        let answer_options =
+            ask::AnswerOptions { client, common, choice_params, constraint, scored, begun };
+        let event_streams = ask::submit(model.speaks()?, prompts, &answer_options)?;
         drop(budget);
         // With what was compiled, also where who asked has left meanwhile.
-        Ok((completion, model, (tickets, answers, compiled), echo))
+        Ok((completion, model, (event_streams, answers, compiled), echo))
     });
-    let (completion, model, (tickets, answers, compiled), echo) = prepared.await?;
+    let (completion, model, (event_streams, answers, compiled), echo) = prepared.await?;
     let (common, passed_over) = (completion.common, completion.passed_over);
     facts.model(&model.name);
     facts.prepared();
     facts.passed_over(&passed_over);
-    let hearing = Hearing::new(tickets, answers, facts, compiled);
+    let response_stream = ResponseStream::new(event_streams, answers, facts, compiled);
     let heading = heading("cmpl", &id, &model);
     let (usage, words) = (wants_usage(&common)?, ask::words(model.speaks()?));
     let offsets = match echo.is_empty() {
-        true => vec![0; hearing.choices()],
+        true => vec![0; response_stream.choices()],
         false => echo.iter().map(|text| text.chars().count()).collect(),
     };
     let shape = answer::completion::Completion { heading, usage, words, echo, offsets };
-    let answer = as_asked(Box::new(shape), hearing, &common).await?;
+    let answer = as_asked(Box::new(shape), response_stream, &common).await?;
     Ok(telling(answer, &passed_over))
 }
 
@@ -109,10 +111,10 @@ pub(super) fn telling(mut answer: Response, passed_over: &[String]) -> Response 
 }
 
 /// What each answer must be.
-fn form(model: &Model, held: &HeldFields) -> Result<Form, ApiError> {
+fn constraint(model: &Model, held: &StructuredOutputFields) -> Result<Constraint, ApiError> {
     let grammar = held.grammar()?;
     let compile = |(grammar, param)| model.constraint(&grammar, param);
-    Ok(Form { constraint: grammar.map(compile).transpose()?, ..Form::default() })
+    Ok(Constraint { matcher: grammar.map(compile).transpose()?, ..Constraint::default() })
 }
 
 pub(super) fn heading(kind: &str, id: &RequestId, model: &Model) -> Heading {
@@ -127,13 +129,13 @@ fn wants_usage(common: &Common) -> Result<bool, ApiError> {
 /// Sends the answer in OpenAI's form, as it was asked for.
 async fn as_asked(
     shape: Box<dyn Shape>,
-    hearing: Hearing,
+    response_stream: ResponseStream,
     common: &Common,
 ) -> Result<Response, ApiError> {
     let delivery = common.delivery()?;
     let usage = delivery == Delivery::Stream { usage: true };
-    let wire = Stream::new(shape, hearing.choices(), usage);
-    deliver(Box::new(wire), hearing, delivery != Delivery::Whole).await
+    let wire = Stream::new(shape, response_stream.choices(), usage);
+    deliver(Box::new(wire), response_stream, delivery != Delivery::Whole).await
 }
 
 /// Sends the answer, event by event or when all is said.
@@ -141,37 +143,41 @@ async fn as_asked(
 /// The status waits for the first event: what fails before anything is said fails with a status.
 pub(super) async fn deliver(
     wire: Box<dyn Wire>,
-    mut hearing: Hearing,
+    mut response_stream: ResponseStream,
     is_stream: bool,
 ) -> Result<Response, ApiError> {
-    let first = match hearing.next().await {
+    let first = match response_stream.next().await {
         Some(Event::Failed(failure)) => return Err(error(&failure)),
         first => first,
     };
     match is_stream {
-        false => whole(wire, hearing, first).await,
-        true => Ok(stream(wire, hearing, first)),
+        false => whole(wire, response_stream, first).await,
+        true => Ok(stream(wire, response_stream, first)),
     }
 }
 
 async fn whole(
     mut wire: Box<dyn Wire>,
-    mut hearing: Hearing,
+    mut response_stream: ResponseStream,
     mut next: Option<Event>,
 ) -> Result<Response, ApiError> {
-    let mut gathered = Gathered::new(hearing.choices());
+    let mut gathered = Accumulator::new(response_stream.choices());
     while let Some(event) = next {
         if let Event::Failed(failure) = &event {
             return Err(error(failure));
         }
         gathered.hear(event);
-        next = hearing.next().await;
+        next = response_stream.next().await;
     }
-    let json = wire.whole(&gathered.choices, hearing.usage());
+    let json = wire.whole(&gathered.choices, response_stream.usage());
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
-fn stream(mut wire: Box<dyn Wire>, hearing: Hearing, first: Option<Event>) -> Response {
+fn stream(
+    mut wire: Box<dyn Wire>,
+    response_stream: ResponseStream,
+    first: Option<Event>,
+) -> Response {
     let mut begun = Vec::new();
     if let Some(event) = first {
         wire.hear(&event, &mut begun);
@@ -179,13 +185,13 @@ fn stream(mut wire: Box<dyn Wire>, hearing: Hearing, first: Option<Event>) -> Re
     let keep_alive = Box::pin(tokio::time::sleep(KEEP_ALIVE_EVERY));
     let headers =
         [(CONTENT_TYPE, wire.media_type()), (CACHE_CONTROL, "no-cache"), (BUFFERING, "no")];
-    let body = Events { hearing, wire, begun, keep_alive, is_over: false };
+    let body = Events { response_stream, wire, begun, keep_alive, is_over: false };
     (headers, Body::new(body)).into_response()
 }
 
 /// A stream's body: what was said since it was last asked is one frame.
 struct Events {
-    hearing: Hearing,
+    response_stream: ResponseStream,
     wire: Box<dyn Wire>,
     /// What is written and not sent.
     begun: Vec<u8>,
@@ -197,9 +203,9 @@ impl Events {
     /// Writes what was said meanwhile.
     fn write(&mut self, context: &mut Context<'_>) -> Vec<u8> {
         let mut out = std::mem::take(&mut self.begun);
-        while let Poll::Ready(event) = self.hearing.poll_next(context) {
+        while let Poll::Ready(event) = self.response_stream.poll_next(context) {
             let Some(event) = event else {
-                self.wire.end(self.hearing.usage(), &mut out);
+                self.wire.end(self.response_stream.usage(), &mut out);
                 self.is_over = true;
                 break;
             };

@@ -12,7 +12,7 @@ use super::call::{Call, Spoken};
 use super::tokens::prompted;
 use crate::api::weigh::weigh;
 use crate::ask::chat::Chat;
-use crate::body::Held;
+use crate::body::BufferedBody;
 use crate::error::ApiError;
 use crate::protocols::anthropic::answer::Answer;
 use crate::protocols::anthropic::ask::{Ask, Asking};
@@ -20,7 +20,7 @@ use crate::protocols::anthropic::ask::{Ask, Asking};
 /// Goes on with a conversation.
 pub(super) async fn messages(call: Call, body: Body) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    let Held { bytes, budget } = call.held(body).await?;
+    let BufferedBody { bytes, budget } = call.held(body).await?;
     let read = call.shared.preparing.run(move |_| {
         let (ask, over) = Ask::read(weigh(&bytes)?)?;
         ask.check_length()?;
@@ -30,17 +30,17 @@ pub(super) async fn messages(call: Call, body: Body) -> Result<Response, ApiErro
     let (chat, places, over, is_stream, stops) = read.await?;
     let read = move || Ok((Chat::read(chat.as_bytes())?, ()));
     let spoken = call.spoken(begun, budget, read).await.map_err(|error| places.told(error))?;
-    let Spoken { model, dialect, is_thinking, hearing, .. } = spoken;
+    let Spoken { model, dialect, is_thinking, response_stream, .. } = spoken;
     call.facts.passed_over(&over);
     let (id, reader) = (format!("msg_{}", call.id.0), Reader::new(dialect, is_thinking));
     let wire = Answer::new(id, model.name, stops, reader);
-    let answer = deliver(Box::new(wire), hearing, is_stream).await?;
+    let answer = deliver(Box::new(wire), response_stream, is_stream).await?;
     Ok(telling(answer, &over))
 }
 
 /// How many tokens a conversation's prompt has, pictures included.
 pub(super) async fn count_tokens(call: Call, body: Body) -> Result<Response, ApiError> {
-    let Held { bytes, budget } = call.held(body).await?;
+    let BufferedBody { bytes, budget } = call.held(body).await?;
     let read = call.shared.preparing.run(move |_| {
         let (ask, over) = Ask::read(weigh(&bytes)?)?;
         let Asking { chat, places } = ask.asking()?;

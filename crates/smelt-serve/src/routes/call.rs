@@ -18,12 +18,12 @@ use crate::answer::Words;
 use crate::api::common::Common;
 use crate::ask::chat::{Brought, Chat, Formed};
 use crate::ask::{self, work::Asker};
-use crate::body::{Budget, Held, Kind};
+use crate::body::{Budget, BufferedBody, Kind};
 use crate::client::Client;
 use crate::error::ApiError;
-use crate::hearing::Hearing;
 use crate::models::Model;
 use crate::protocols::Protocol;
+use crate::response_stream::ResponseStream;
 
 /// A request but for its body.
 pub(super) struct Call {
@@ -69,7 +69,7 @@ pub(super) struct Spoken<X> {
     pub(super) dialect: Dialect,
     pub(super) is_thinking: bool,
     pub(super) words: Words,
-    pub(super) hearing: Hearing,
+    pub(super) response_stream: ResponseStream,
     pub(super) passed_over: Vec<String>,
     /// What the protocol said beside the conversation.
     pub(super) beside: X,
@@ -81,7 +81,7 @@ impl Call {
     ///
     /// # Errors
     /// As reading does.
-    pub(super) async fn held(&self, body: Body) -> Result<Held, ApiError> {
+    pub(super) async fn held(&self, body: Body) -> Result<BufferedBody, ApiError> {
         // Before a long body is read for nothing.
         self.shared.models.check()?;
         self.shared.bodies.read_as(&self.headers, body, self.kind).await
@@ -97,7 +97,7 @@ impl Call {
         read: impl FnOnce(&[u8]) -> Result<(Chat, X), ApiError> + Send + 'static,
     ) -> Result<Spoken<X>, ApiError> {
         let begun = Instant::now();
-        let Held { bytes, budget } = self.held(body).await?;
+        let BufferedBody { bytes, budget } = self.held(body).await?;
         self.spoken(begun, budget, move || read(&bytes)).await
     }
 
@@ -135,33 +135,41 @@ impl Call {
             let service = asked.speaks()?;
             let (logprobs, limit) = (chat.fields.logprobs()?, chat.new_tokens_max()?);
             let limit = limit.unwrap_or(service.text().max_seq_len);
-            let manners = chat.common.manners(logprobs, limit)?;
+            let choice_params = chat.common.choice_params(logprobs, limit)?;
             let client = of_service(&client, &chat.common, is_shared)?;
             let brought = Brought { fetched, films };
             let prompt = chat.prepare(service.text(), brought, limits, (asker, client.reuse))?;
             asker.check()?;
-            let answers = manners.len();
-            let Formed { form, dialect, is_thinking } = chat.form(&asked, &prompt)?;
+            let answers = choice_params.len();
+            let Formed { constraint, dialect, is_thinking } = chat.constraint(&asked, &prompt)?;
             let (common, scored) = (&chat.common, None);
-            let wish = ask::Wish { client, common, manners: &manners, form, scored, begun };
-            let tickets = ask::submit(service, vec![prompt], &wish)?;
+            let answer_options = ask::AnswerOptions {
+                client,
+                common,
+                choice_params: &choice_params,
+                constraint,
+                scored,
+                begun,
+            };
+            let event_streams = ask::submit(service, vec![prompt], &answer_options)?;
             drop(budget);
             // With what was compiled, also where who asked has left meanwhile.
-            let answers = (tickets, answers, compiled);
+            let answers = (event_streams, answers, compiled);
             Ok((chat.common, chat.passed_over, answers, dialect, is_thinking))
         });
         let (common, passed_over, answers, dialect, is_thinking) = prepared.await?;
-        let (tickets, answers, compiled) = answers;
+        let (event_streams, answers, compiled) = answers;
         self.facts.prepared();
         self.facts.passed_over(&passed_over);
-        let hearing = Hearing::new(tickets, answers, self.facts.clone(), compiled);
+        let response_stream =
+            ResponseStream::new(event_streams, answers, self.facts.clone(), compiled);
         Ok(Spoken {
             model,
             common,
             dialect,
             is_thinking,
             words,
-            hearing,
+            response_stream,
             passed_over,
             beside,
             begun,

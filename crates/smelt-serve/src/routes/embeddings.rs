@@ -9,7 +9,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use smelt_runtime::embed::Embedding;
-use smelt_runtime::prepare::Seen;
+use smelt_runtime::prepare::ImageUsage;
 use smelt_runtime::service::Failure;
 use tokio::sync::oneshot;
 
@@ -70,8 +70,8 @@ pub(super) async fn embed(
         let (tell, told) = oneshot::channel();
         // Who has left hears nothing.
         let reply = Box::new(move |done| drop(tell.send(done)));
-        let ticket = service.submit(texts, reply).map_err(ask::embedding::refused)?;
-        Ok((model.name, encoding, over, ticket, told))
+        let guard = service.submit(texts, reply).map_err(ask::embedding::refused)?;
+        Ok((model.name, encoding, over, guard, told))
     });
     // The ticket is dropped with this future when the client leaves.
     let (model, encoding, passed_over, _ticket, told) = prepared.await?;
@@ -81,6 +81,6 @@ pub(super) async fn embed(
     let done = told.await.unwrap_or(Err(Failure::Stopped));
     let embeddings = done.map_err(|failure| error(&failure))?;
     let tokens = answer::embedding::tokens(&embeddings);
-    facts.usage(Usage::of_prompt(tokens, 0, Seen::default()));
+    facts.usage(Usage::of_prompt(tokens, 0, ImageUsage::default()));
     Ok((Embedded { model, embeddings, tokens, passed_over }, encoding))
 }

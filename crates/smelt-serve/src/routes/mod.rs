@@ -33,19 +33,19 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use crate::account::{self, Accounts, Facts, REQUEST_ID};
 use crate::api::{read, weigh::weigh};
 use crate::ask::chat::{Chat, Weight};
-use crate::ask::shown::Limits;
+use crate::ask::resolved_message::Limits;
 use crate::ask::work::Work;
-use crate::body::{Bodies, Budget, Held};
+use crate::body::{Bodies, Budget, BufferedBody};
 use crate::client;
 use crate::current::Current;
-use crate::error::{ApiError, Told};
+use crate::error::{ApiError, ErrorMessage};
 use crate::films::Films;
 use crate::hosts::Hosts;
+use crate::images::Remote;
 use crate::keys::Keys;
 use crate::listen::Crowded;
 use crate::metrics::Metrics;
 use crate::models::{Model, Models};
-use crate::pictures::Remote;
 use crate::protocols::Protocol;
 use crate::protocols::responses::kept::Kept;
 use crate::traces::{TRACE_RESPONSE, Tracer};
@@ -91,7 +91,7 @@ impl Shared {
     ///
     /// # Errors
     /// As reading does; 404 if there is no such model.
-    async fn read(&self, headers: &HeaderMap, body: Body) -> Result<Held, ApiError> {
+    async fn read(&self, headers: &HeaderMap, body: Body) -> Result<BufferedBody, ApiError> {
         // Before a long body is read for nothing.
         self.models.check()?;
         let held = self.bodies.read(headers, body).await?;
@@ -232,7 +232,7 @@ async fn in_own_shape(request: Request, next: Next) -> Response {
     let protocol = Protocol::of(request.uri().path());
     let mut response = next.run(request).await;
     let told = response.extensions().get();
-    let told = told.and_then(|Told(why)| protocol.error(response.status(), why));
+    let told = told.and_then(|ErrorMessage(why)| protocol.error(response.status(), why));
     if let Some(body) = told {
         response.headers_mut().remove(CONTENT_LENGTH);
         *response.body_mut() = Body::from(body);

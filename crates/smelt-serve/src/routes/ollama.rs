@@ -47,7 +47,7 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
         let (ask, over) = Ask::read(weigh(&held.bytes)?, route)?;
         let wanted = ask.wanted(route)?;
         if wanted == Wanted::Load {
-            Chat::read(ask.alone()?.to_string().as_bytes())?.common.manners(None, 1)?;
+            Chat::read(ask.alone()?.to_string().as_bytes())?.common.choice_params(None, 1)?;
         }
         let beside = Beside { is_stream: ask.is_stream(), model: ask.model };
         Ok((beside, wanted, over, held.budget))
@@ -65,10 +65,10 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
     };
     let spoken = call.spoken(Instant::now(), budget, move || Ok((read()?, beside))).await?;
     call.facts.passed_over(&over);
-    let Spoken { model, dialect, is_thinking, hearing, beside, begun, .. } = spoken;
+    let Spoken { model, dialect, is_thinking, response_stream, beside, begun, .. } = spoken;
     let name = beside.model.unwrap_or_else(|| tell::name(&model.name));
     let wire = Answer::new(route, name, Reader::new(dialect, is_thinking), begun);
-    let answer = deliver(Box::new(wire), hearing, beside.is_stream).await?;
+    let answer = deliver(Box::new(wire), response_stream, beside.is_stream).await?;
     Ok(telling(answer, &over))
 }
 

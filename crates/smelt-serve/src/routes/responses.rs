@@ -18,19 +18,19 @@ use super::query::Query;
 use crate::account::new_id;
 use crate::api::weigh::weigh;
 use crate::ask::chat::Chat;
-use crate::body::Held;
+use crate::body::BufferedBody;
 use crate::error::ApiError;
 use crate::protocols::responses::answer::{Answer, Keeping};
 use crate::protocols::responses::ask::{Ask, Asking};
 use crate::protocols::responses::asked::{Page, asked_items};
 use crate::protocols::responses::items::Item;
 use crate::protocols::responses::kept::{Answered, Kept, Piece};
-use crate::protocols::responses::told::response_of;
+use crate::protocols::responses::response_object::response_of;
 
 /// Goes on with a conversation.
 pub(super) async fn create(call: Call, body: Body) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    let Held { bytes, mut budget } = call.held(body).await?;
+    let BufferedBody { bytes, mut budget } = call.held(body).await?;
     let shelf = Shelf::of(&call);
     let read = call.shared.preparing.run(move |_| {
         let (ask, over) = Ask::read(weigh(&bytes)?)?;
@@ -52,11 +52,11 @@ pub(super) async fn create(call: Call, body: Body) -> Result<Response, ApiError>
     let (chat, places, keeping, (is_stream, is_likely, repeated)) = turned.await?;
     let read = move || Ok((Chat::read(chat.as_bytes())?, ()));
     let spoken = call.spoken(begun, budget, read).await.map_err(|error| places.told(error))?;
-    let Spoken { model, dialect, is_thinking, words, hearing, .. } = spoken;
+    let Spoken { model, dialect, is_thinking, words, response_stream, .. } = spoken;
     call.facts.passed_over(&over);
     let reader = Reader::new(dialect, is_thinking);
     let wire = Answer::new(new_id(), model.name, repeated, (reader, words, is_likely), keeping);
-    let answer = deliver(Box::new(wire), hearing, is_stream).await?;
+    let answer = deliver(Box::new(wire), response_stream, is_stream).await?;
     Ok(telling(answer, &over))
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use smelt_runtime::embed::{EmbedService, Ticket};
-use smelt_runtime::prepare::Seen;
+use smelt_runtime::embed::{EmbedService, RequestGuard};
+use smelt_runtime::prepare::ImageUsage;
 use smelt_runtime::score::{Activation, CrossEncoder, Score};
 use smelt_runtime::service::Failure;
 use smelt_runtime::tokenizer::PairTokens;
@@ -17,10 +17,12 @@ use super::call::Call;
 use crate::answer::stream::error;
 use crate::answer::{self, Usage};
 use crate::api::predict::{PREDICT_KNOWN, PredictFields};
-use crate::api::score::{Custom, Manner, RERANK_KNOWN, RerankFields, SCORE_KNOWN, ScoreFields};
+use crate::api::score::{
+    Custom, RERANK_KNOWN, RerankFields, SCORE_KNOWN, ScoreFields, ScoreOptions,
+};
 use crate::api::{foreign, read, weigh::weigh};
 use crate::ask::{self, work::Asker};
-use crate::body::Held;
+use crate::body::BufferedBody;
 use crate::error::ApiError;
 use crate::models::Model;
 
@@ -32,15 +34,16 @@ pub(super) async fn score(call: Call, body: Body) -> Result<Response, ApiError> 
         let body = weigh(&held.bytes)?;
         let fields: ScoreFields = read::json(body)?;
         let over = foreign::passed_over(body, &SCORE_KNOWN)?;
-        let (model, manner) = (models.ask(fields.model.as_deref())?, fields.manner()?);
+        let (model, score_options) =
+            (models.ask(fields.model.as_deref())?, fields.score_options()?);
         let (pairs, is_one) = (fields.pairs()?, fields.is_one());
         let names = |at: usize, text: usize| match text {
             0 => format!("text_1[{}]", if is_one { 0 } else { at }),
             _ => format!("text_2[{at}]"),
         };
         let service = model.scores()?;
-        let pairs = ask::score::tokens(&pairs, names, &manner, service.encoder(), asker)?;
-        Ok((submit(&model, service, pairs, &manner)?, over))
+        let pairs = ask::score::tokens(&pairs, names, &score_options, service.encoder(), asker)?;
+        Ok((submit(&model, service, pairs, &score_options)?, over))
     });
     let (asked, over) = prepared.await?;
     let Scored { model, scores, tokens } = scored(&call, asked, &over).await?;
@@ -60,13 +63,14 @@ pub(super) async fn rerank_second(call: Call, body: Body) -> Result<Response, Ap
 }
 
 async fn ranked(call: Call, body: Body, custom: Custom) -> Result<Response, ApiError> {
-    let Held { bytes, budget } = call.shared.read(&call.headers, body).await?;
+    let BufferedBody { bytes, budget } = call.shared.read(&call.headers, body).await?;
     let models = Arc::clone(&call.shared.models);
     let prepared = call.shared.preparing.run(move |asker| {
         let body = weigh(&bytes)?;
         let fields: RerankFields = read::json(body)?;
         let over = foreign::passed_over(body, &RERANK_KNOWN)?;
-        let (model, manner) = (models.ask(fields.model.as_deref())?, fields.manner(custom)?);
+        let (model, score_options) =
+            (models.ask(fields.model.as_deref())?, fields.score_options(custom)?);
         let pairs: Vec<[&str; 2]> =
             fields.documents.iter().map(|document| [&fields.query[..], &document.0]).collect();
         let names = |at: usize, text: usize| match text {
@@ -74,8 +78,8 @@ async fn ranked(call: Call, body: Body, custom: Custom) -> Result<Response, ApiE
             _ => format!("documents[{at}]"),
         };
         let service = model.scores()?;
-        let pairs = ask::score::tokens(&pairs, names, &manner, service.encoder(), asker)?;
-        let (asked, top) = (submit(&model, service, pairs, &manner)?, fields.top());
+        let pairs = ask::score::tokens(&pairs, names, &score_options, service.encoder(), asker)?;
+        let (asked, top) = (submit(&model, service, pairs, &score_options)?, fields.top());
         // Texts that come back take what their body may take until they are written.
         let kept = fields.is_returning(custom).then_some((fields.documents, budget));
         Ok((asked, top, kept, over))
@@ -105,12 +109,13 @@ pub(super) async fn predict(call: Call, body: Body) -> Result<Response, ApiError
         let body = weigh(&held.bytes)?;
         let fields: PredictFields = read::json(body)?;
         let over = foreign::passed_over(body, &PREDICT_KNOWN)?;
-        let (model, manner) = (models.ask(fields.model.as_deref())?, fields.manner()?);
+        let (model, score_options) =
+            (models.ask(fields.model.as_deref())?, fields.score_options()?);
         let service = model.classifies()?;
         let texts = fields.inputs.texts(service.encoder().spec().labels.len())?;
         let names = |at: usize, text: usize| fields.inputs.name(at, text);
-        let tokens = ask::score::tokens(&texts, names, &manner, service.encoder(), asker)?;
-        Ok((submit(&model, service, tokens, &manner)?, fields.inputs.is_batch(), over))
+        let tokens = ask::score::tokens(&texts, names, &score_options, service.encoder(), asker)?;
+        Ok((submit(&model, service, tokens, &score_options)?, fields.inputs.is_batch(), over))
     });
     let (asked, is_batch, over) = prepared.await?;
     let Scored { model, scores, .. } = scored(&call, asked, &over).await?;
@@ -129,7 +134,7 @@ struct Asked {
     /// What becomes of the head's numbers.
     activation: Activation,
     /// Dropped when the client leaves.
-    _ticket: Ticket,
+    _ticket: RequestGuard,
     told: oneshot::Receiver<Result<Vec<Score>, Failure>>,
 }
 
@@ -137,15 +142,15 @@ fn submit(
     model: &Model,
     service: &EmbedService<CrossEncoder>,
     asked: Vec<PairTokens>,
-    manner: &Manner,
+    score_options: &ScoreOptions,
 ) -> Result<Asked, ApiError> {
     let (tell, told) = oneshot::channel();
     // Who has left hears nothing.
     let reply = Box::new(move |done| drop(tell.send(done)));
-    let ticket = service.submit(asked, reply).map_err(ask::embedding::refused)?;
+    let guard = service.submit(asked, reply).map_err(ask::embedding::refused)?;
     let own = service.encoder().spec().activation;
-    let activation = if manner.is_raw { Activation::Identity } else { own };
-    Ok(Asked { model: model.clone(), activation, _ticket: ticket, told })
+    let activation = if score_options.is_raw { Activation::Identity } else { own };
+    Ok(Asked { model: model.clone(), activation, _ticket: guard, told })
 }
 
 /// What a model gave.
@@ -165,7 +170,7 @@ async fn scored(call: &Call, asked: Asked, over: &[String]) -> Result<Scored, Ap
     let done = told.await.unwrap_or(Err(Failure::Stopped));
     let done = done.map_err(|failure| error(&failure))?;
     let tokens = done.iter().map(|score| score.tokens).sum();
-    facts.usage(Usage::of_prompt(tokens, 0, Seen::default()));
+    facts.usage(Usage::of_prompt(tokens, 0, ImageUsage::default()));
     let scores = done.iter().map(|score| activation.of(&score.logits)).collect();
     Ok(Scored { scores, tokens, model })
 }

@@ -14,13 +14,13 @@ use smelt_runtime::identity::Identity;
 use super::Shared;
 use super::call::{Call, of_service};
 use crate::api::{read, weigh::weigh};
-use crate::ask::shown::Limits;
+use crate::ask::resolved_message::Limits;
 use crate::ask::work::Asker;
 use crate::ask::{
     self,
     chat::{Brought, Chat},
 };
-use crate::body::{Budget, Held};
+use crate::body::{Budget, BufferedBody};
 use crate::error::ApiError;
 use crate::films::Films;
 use crate::models::{Model, Running};
@@ -63,7 +63,7 @@ struct Prompt {
 
 /// The tokens of `prompt`, or of the whole prompt that `messages` become, pictures included.
 pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiError> {
-    let Held { bytes, mut budget } = call.shared.read(&call.headers, body).await?;
+    let BufferedBody { bytes, mut budget } = call.shared.read(&call.headers, body).await?;
     let read = call.shared.preparing.run(move |_| {
         let asked: Tokenize = read::json(weigh(&bytes)?)?;
         if asked.prompt.is_some() && asked.messages.is_some() {
@@ -96,7 +96,7 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
 
 /// The text of the prompt that a chat becomes, as llama-server tells it.
 pub(super) async fn apply_template(call: Call, body: Body) -> Result<Response, ApiError> {
-    let Held { bytes, budget } = call.shared.read(&call.headers, body).await?;
+    let BufferedBody { bytes, budget } = call.shared.read(&call.headers, body).await?;
     let chat = call.shared.preparing.run(move |_| Chat::read(&bytes)).await?;
     let (model, tokens) = prompted(&call, chat, budget).await?;
     let prompt = call.shared.preparing.run(move |_| {

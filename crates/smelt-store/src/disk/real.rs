@@ -20,7 +20,7 @@ use nix::sys::statfs;
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 
 use super::holder::{LockHolder, held_too_long};
-use super::{Disk, DiskFile, FileKind, Held, LockKind, Moment, Open, Stat, Volume, Wait};
+use super::{Disk, DiskFile, FileKind, LockGuard, LockKind, Moment, Open, Stat, Volume, Wait};
 
 /// A lock is asked for again after this, and twice as long each time: most are held for a few system calls.
 const LOCK_TICK: Duration = Duration::from_micros(200);
@@ -125,7 +125,7 @@ impl Disk for RealDisk {
         File::open(dir)?.sync_all()
     }
 
-    fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<Held>> {
+    fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<LockGuard>> {
         loop {
             let file = open_to_lock(path, kind)?;
             if !self.patience.take(&file, path, kind, wait)? {

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::libc;
 use smelt_random::Random;
 
-use super::turns::Turns;
-use super::{Disk, DiskFile, FileKind, Held, LockKind, Moment, Open, Stat, Volume, Wait};
+use super::turns::TurnScheduler;
+use super::{Disk, DiskFile, FileKind, LockGuard, LockKind, Moment, Open, Stat, Volume, Wait};
 use crate::store::{Store, StoreError};
 
 /// Small, so that even short records are torn.
@@ -88,7 +88,7 @@ pub type Deaf = fn(&Path) -> bool;
 pub struct SimDisk {
     world: Arc<Mutex<World>>,
     /// Who waits for its turn at every operation.
-    actor: Option<(Arc<Turns>, usize)>,
+    actor: Option<(Arc<TurnScheduler>, usize)>,
 }
 
 #[derive(Clone)]
@@ -177,7 +177,7 @@ impl SimDisk {
     }
 
     /// The same disk as one actor sees it: each operation may let others go first.
-    pub fn for_actor(&self, turns: &Arc<Turns>, actor: usize) -> Self {
+    pub fn for_actor(&self, turns: &Arc<TurnScheduler>, actor: usize) -> Self {
         Self { world: Arc::clone(&self.world), actor: Some((Arc::clone(turns), actor)) }
     }
 
@@ -321,7 +321,7 @@ impl SimDisk {
     }
 }
 
-fn take_turn(actor: Option<&(Arc<Turns>, usize)>) {
+fn take_turn(actor: Option<&(Arc<TurnScheduler>, usize)>) {
     if let Some((turns, actor)) = actor {
         turns.step(*actor);
     }
@@ -746,7 +746,7 @@ impl Disk for SimDisk {
         world.sync_dir(dir)
     }
 
-    fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<Held>> {
+    fn lock(&self, path: &Path, kind: LockKind, wait: Wait) -> io::Result<Option<LockGuard>> {
         loop {
             let mut world = self.world();
             let there = world.find(path);
@@ -758,7 +758,8 @@ impl Disk for SimDisk {
             let taken = world.take_lock(path, kind);
             drop(world);
             if taken.is_some() || wait == Wait::No {
-                let held = |id| Box::new(SimLock { world: Arc::clone(&self.world), id }) as Held;
+                let held =
+                    |id| Box::new(SimLock { world: Arc::clone(&self.world), id }) as LockGuard;
                 return Ok(taken.map(held));
             }
             let (turns, actor) = self.actor.as_ref().expect("an actor alone waits for itself");
@@ -798,7 +799,7 @@ impl Disk for SimDisk {
 
 struct SimFile {
     world: Arc<Mutex<World>>,
-    actor: Option<(Arc<Turns>, usize)>,
+    actor: Option<(Arc<TurnScheduler>, usize)>,
     id: u64,
     path: PathBuf,
 }

@@ -15,7 +15,7 @@ const STEPS_A_TURN: usize = 12;
 const STEPS_MAX: u64 = 2_000_000;
 
 /// Whose turn it is.
-pub struct Turns {
+pub struct TurnScheduler {
     state: Mutex<State>,
     /// One for each actor, so that only the next one wakes.
     wakes: Vec<Condvar>,
@@ -28,7 +28,7 @@ struct State {
     steps: u64,
 }
 
-impl Turns {
+impl TurnScheduler {
     /// For so many actors, of whom the seed chooses the first.
     pub fn new(actors: usize, seed: u64) -> Self {
         let mut chance = Random::new(seed);
@@ -38,9 +38,9 @@ impl Turns {
     }
 
     /// Waits for the first turn; until the answer is dropped, the actor takes part.
-    pub fn begin(&self, actor: usize) -> Part<'_> {
+    pub fn begin(&self, actor: usize) -> Actor<'_> {
         drop(self.wait(self.state(), actor));
-        Part { turns: self, actor }
+        Actor { turns: self, actor }
     }
 
     /// Goes on, or lets another go first.
@@ -89,12 +89,12 @@ impl Turns {
 }
 
 /// The part an actor takes; the others go on without it once it is dropped.
-pub struct Part<'a> {
-    turns: &'a Turns,
+pub struct Actor<'a> {
+    turns: &'a TurnScheduler,
     actor: usize,
 }
 
-impl Drop for Part<'_> {
+impl Drop for Actor<'_> {
     fn drop(&mut self) {
         let mut state = self.turns.state();
         state.lives[self.actor] = false;

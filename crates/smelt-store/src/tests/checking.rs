@@ -13,7 +13,7 @@ use super::script::{
 use crate::collect::Limits;
 use crate::disk::Disk;
 use crate::disk::sim::{Left, SimDisk, Trouble};
-use crate::disk::turns::Turns;
+use crate::disk::turns::TurnScheduler;
 use crate::fsck::Checkup;
 use crate::store::{Store, StoreError};
 
@@ -65,7 +65,7 @@ fn a_check_beside_builds_and_collections_finds_damage_alone() {
     let (mut checks, mut found) = (0, 0);
     for seed in 0..seeds {
         let (disk, _) = played();
-        let turns = Arc::new(Turns::new(3, seed));
+        let turns = Arc::new(TurnScheduler::new(3, seed));
         let everything = Limits { bytes_max: Some(0), ..Limits::default() };
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -9,7 +9,7 @@ use smelt_random::Random;
 
 use super::script::{Promises, ROOT, disk_with_model, key, open, play};
 use crate::disk::sim::{Left, SimDisk};
-use crate::disk::turns::Turns;
+use crate::disk::turns::TurnScheduler;
 use crate::disk::{Disk, FileKind};
 use crate::log::{Log, LogError, RECORD_BYTES_MAX};
 use crate::output::Lookup;
@@ -274,7 +274,7 @@ fn a_log_that_is_cut_and_grows_while_it_is_read_is_read_again() {
         let disk = SimDisk::new();
         let bad = [&written(&["\"a\"".to_owned()])[..], b"2 no record\n"].concat();
         disk.put(Path::new(LOG), &bad);
-        let turns = Arc::new(Turns::new(2, seed));
+        let turns = Arc::new(TurnScheduler::new(2, seed));
         let mut seen = Vec::new();
         std::thread::scope(|scope| {
             scope.spawn(|| {

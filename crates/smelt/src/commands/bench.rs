@@ -21,10 +21,10 @@ use smelt_runtime::deployment::Deployment;
 use smelt_watch::Sample;
 
 use super::target::{self, Target};
+use crate::atomic_dir::AtomicDir;
+use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
-use crate::fresh::FreshDir;
-use crate::say::{answer, tell};
 
 /// How often a deployment says how far it has come.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -41,9 +41,9 @@ fn accuracy(flags: &AccuracyFlags) -> Result<Exit, Failed> {
     question::read(&flags.questions, flags.limit).map_err(Failed::usage)?;
     let targets = target::all(&flags.targets, &flags.sets)?;
     let built = flags.report.as_deref().map(Built::read).transpose()?;
-    let out = flags.out.as_deref().map(FreshDir::begin).transpose()?;
+    let out = flags.out.as_deref().map(AtomicDir::begin).transpose()?;
     let beside = flags.out.clone().unwrap_or_else(|| std::env::temp_dir().join("smelt-accuracy"));
-    let scratch = FreshDir::scratch(&beside)?;
+    let scratch = AtomicDir::scratch(&beside)?;
     let mut rows = Vec::with_capacity(targets.len());
     for (index, target) in targets.iter().enumerate() {
         tell(format_args!("[{}/{}] {} started", index + 1, targets.len(), target.name));
@@ -133,7 +133,7 @@ fn measured(flags: &AccuracyFlags, target: &Target, logits: &Path) -> Result<Mea
 }
 
 /// Puts the figures, the table and the plot in place, all or none.
-fn write(rows: &[Row], out: FreshDir) -> Result<(), Failed> {
+fn write(rows: &[Row], out: AtomicDir) -> Result<(), Failed> {
     let json = serde_json::to_string_pretty(&document(rows)).expect("plain data is JSON");
     let files = [
         ("accuracy.json", json + "\n"),

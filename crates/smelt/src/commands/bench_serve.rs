@@ -6,15 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 use smelt_doctor::Conditions;
-use smelt_load::plan::{Case, Plan};
+use smelt_load::plan::{Case, LoadPlan};
 use smelt_load::plot::svg;
 use smelt_load::report::{document, markdown};
-use smelt_load::run::{Endpoint, LoadError, Pictures, Target, measure};
+use smelt_load::run::{Endpoint, ImageSource, LoadError, Target, measure};
 
+use crate::atomic_dir::AtomicDir;
+use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::BenchServeFlags;
-use crate::fresh::FreshDir;
-use crate::say::{answer, tell};
 use crate::version;
 
 /// Where a key is looked for that is not on the command line, which others can read.
@@ -26,10 +26,10 @@ const AUTHORITIES_VARIABLE: &str = "SSL_CERT_FILE";
 pub(super) fn run(flags: &BenchServeFlags) -> Result<Exit, Failed> {
     let (targets, plan) = (targets(flags).map_err(Failed::usage)?, plan(flags));
     plan.check().map_err(Failed::usage)?;
-    let out = flags.out.as_deref().map(FreshDir::begin).transpose()?;
+    let out = flags.out.as_deref().map(AtomicDir::begin).transpose()?;
     let pictures = match &flags.image[..] {
-        [] => Pictures::Drawn(flags.image_size),
-        files => Pictures::Files(files.to_vec()),
+        [] => ImageSource::Drawn(flags.image_size),
+        files => ImageSource::Files(files.to_vec()),
     };
     let mut hear = |line: &str| tell(format_args!("{line}"));
     let measurement = measure(&targets, &plan, &pictures, &mut hear);
@@ -106,7 +106,7 @@ fn target(flags: &BenchServeFlags, index: usize) -> Target {
 }
 
 /// Every pair of lengths with every number of images and of streams.
-fn plan(flags: &BenchServeFlags) -> Plan {
+fn plan(flags: &BenchServeFlags) -> LoadPlan {
     let mut cases = Vec::new();
     // Who names a picture wants it shown.
     let usual = [usize::from(!flags.image.is_empty())];
@@ -120,7 +120,7 @@ fn plan(flags: &BenchServeFlags) -> Plan {
             }));
         }
     }
-    Plan {
+    LoadPlan {
         cases,
         requests: flags.requests,
         runs: flags.runs,

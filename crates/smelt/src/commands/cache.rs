@@ -9,10 +9,10 @@ use smelt_store::{
     Wait, What, Why, choose,
 };
 
+use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
 use crate::load;
-use crate::say::{answer, tell};
 use crate::table::{Table, bytes};
 
 pub(crate) fn run(command: &CacheCommand) -> Result<Exit, Failed> {

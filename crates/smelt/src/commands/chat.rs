@@ -12,10 +12,10 @@ use smelt_backend::{KvOptions, RunError};
 use smelt_exec::served;
 use smelt_runtime::deployment::{Deployment, Text};
 use smelt_runtime::generate::{
-    Answer, GenerateError, Heard, Manner, Request, SpeakError, generate_heard,
+    Answer, GenerateError, GenerationEvent, Request, SamplingParams, SpeakError, generate_heard,
 };
-use smelt_runtime::image::{Picture, Shown};
-use smelt_runtime::prepare::{PrepareError, Seen};
+use smelt_runtime::image::{Image, MediaItem};
+use smelt_runtime::prepare::{ImageUsage, PrepareError};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
 use smelt_runtime::service::{DoesNotFit, KvPlan, give_what_is_left};
@@ -26,9 +26,9 @@ use smelt_serve::films;
 use self::looking::Looking;
 use super::{open, target};
 use crate::claim;
+use crate::console::{answer, tell, tell_all};
 use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, FrameFlags, SamplingFlags};
-use crate::say::{answer, tell, tell_all};
 use crate::stage;
 use crate::table;
 
@@ -46,22 +46,23 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let kv = KvOptions { kind: flags.kv, max_seq_len, ..KvOptions::default() };
     let open = || -> Result<Deployment, Failed> {
         let deployment = open::deployment(&dir, kv, &|doing| tell_all(doing))?;
-        let wish = flags.eyes.wish();
-        let deployment =
-            deployment.with_wish(&wish).map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
+        let image_options = flags.eyes.image_options();
+        let deployment = deployment
+            .with_image_options(&image_options)
+            .map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
         details::of_model(&dir, &deployment, kv.kind).iter().for_each(tell_all);
         tell_all(details::of_sampling(&sampling));
         Ok(deployment)
     };
-    let manner = Manner {
+    let sampling_params = SamplingParams {
         stop_strings: flags.sampling.stop.clone(),
         sampling: sampling.clone(),
-        ..Manner::greedy(flags.max_tokens)
+        ..SamplingParams::greedy(flags.max_tokens)
     };
     let Some(prompt) = &flags.prompt else {
-        return talk::talk(open()?, &manner, flags);
+        return talk::talk(open()?, &sampling_params, flags);
     };
-    let pictures = flags.image.iter().map(|path| Picture::open(path).map(Shown::from));
+    let pictures = flags.image.iter().map(|path| Image::open(path).map(MediaItem::from));
     let pictures = pictures.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
     let mut deployment = open()?;
     let films = flags.video.iter().map(|path| film(path, &deployment.text, flags.frames));
@@ -73,13 +74,19 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     tell_all(details::of_memory(plan.bytes, plan.context_max));
     let turn = Turn::from_marked("user", prompt, pictures.len()).map_err(Failed::usage)?;
     let turn = turn.behind_clips(films.len());
-    let shown: Vec<Shown> = films.into_iter().chain(pictures).collect();
+    let shown: Vec<MediaItem> = films.into_iter().chain(pictures).collect();
     let (turns, context) = (&[turn], &Context::default());
-    let request = Request { turns, shown: &shown, context, manner: &manner, now_s: now.as_secs() };
+    let request = Request {
+        turns,
+        shown: &shown,
+        context,
+        sampling_params: &sampling_params,
+        now_s: now.as_secs(),
+    };
     let (mut said, mut line) = (Ok(()), Looking::new());
     let result = generate_heard(&mut deployment, &request, &mut |heard| match heard {
-        Heard::Looking { part, parts } => line.at(part, parts),
-        Heard::Text(text) => {
+        GenerationEvent::Looking { part, parts } => line.at(part, parts),
+        GenerationEvent::Text(text) => {
             line.clear();
             // Told at the end, since the answer cannot be stopped half-way.
             said = std::mem::replace(&mut said, Ok(())).and_then(|()| answer(text));
@@ -89,7 +96,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let result = result.map_err(failed)?;
     said.and_then(|()| answer("\n"))?;
     details::of_answer(&result).iter().for_each(tell_all);
-    tell(summary(&result, &manner.sampling, deployment.text.max_seq_len));
+    tell(summary(&result, &sampling_params.sampling, deployment.text.max_seq_len));
     Ok(Exit::Ok)
 }
 
@@ -97,7 +104,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
 const NAME: &str = "smelt chat";
 
 /// What is shown of a film.
-fn film(path: &Path, text: &Text, frames: FrameFlags) -> Result<Shown, String> {
+fn film(path: &Path, text: &Text, frames: FrameFlags) -> Result<MediaItem, String> {
     films::open(path, text, frames.wanted(), stage::film::COMMAND.map(OsString::from).into())
 }
 
@@ -180,7 +187,7 @@ fn tiles(count: usize) -> String {
 }
 
 /// That pictures were shown smaller than they are, and what to do about it.
-fn smaller(seen: &Seen, context: usize) -> String {
+fn smaller(seen: &ImageUsage, context: usize) -> String {
     let notice = seen.notice(context);
     notice.map_or_else(String::new, |notice| format!("; {notice} (--max-seq-len makes it longer)"))
 }

@@ -2,9 +2,9 @@
 
 use clap::Command;
 
+use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::{self, CompletionsFlags, ManFlags};
-use crate::say::answer;
 
 /// Prints the JSON Schema of the pipeline file.
 pub(crate) fn schema() -> Result<Exit, Failed> {

@@ -7,10 +7,10 @@ use serde_json::json;
 use smelt_doctor::{Facts, Finding, Fix, Severity, judge};
 use smelt_exec::{Confinement, Way};
 
+use crate::console::{answer, tell, tell_raw};
 use crate::exit::{Exit, Failed};
 use crate::flags::DoctorFlags;
 use crate::load;
-use crate::say::{answer, tell, tell_raw};
 
 /// Where explanations are broken.
 const COLUMNS: usize = 100;

@@ -4,9 +4,9 @@ use serde_json::json;
 use smelt_runtime::embed::Embedding;
 
 use super::{open, target};
+use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::EmbedFlags;
-use crate::say::answer;
 
 pub(crate) fn run(flags: &EmbedFlags) -> Result<Exit, Failed> {
     let dir = target::directory(&flags.target, &flags.sets)?;

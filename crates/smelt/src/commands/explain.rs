@@ -4,16 +4,16 @@
 use serde_json::{Value, json};
 use smelt_plan::{Digest, StageId};
 
+use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::ExplainFlags;
-use crate::last::{self, Last, Took};
+use crate::last_run::{self, LastRun, Took};
 use crate::load::{self, Access, Loaded, Standing};
-use crate::say::answer;
 
 pub(crate) fn run(flags: &ExplainFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;
     let stage = loaded.plan.find(&flags.stage)?;
-    let last = Last::read(&loaded.store, &flags.pipeline.pipeline);
+    let last = LastRun::read(&loaded.store, &flags.pipeline.pipeline);
     let story = Story::of(&loaded, &last)?;
     // What led to it comes first, so that the first line is the first cause.
     let chain = story.causes(stage);
@@ -36,12 +36,12 @@ pub(crate) fn run(flags: &ExplainFlags) -> Result<Exit, Failed> {
 /// How every stage stands, and what has changed since the last run.
 pub(crate) struct Story<'a> {
     loaded: &'a Loaded,
-    last: &'a Last,
+    last: &'a LastRun,
     pub(crate) standings: Vec<(Standing, Option<Digest>)>,
 }
 
 impl<'a> Story<'a> {
-    pub(crate) fn of(loaded: &'a Loaded, last: &'a Last) -> Result<Self, Failed> {
+    pub(crate) fn of(loaded: &'a Loaded, last: &'a LastRun) -> Result<Self, Failed> {
         Ok(Self { loaded, last, standings: load::standings(loaded)? })
     }
 
@@ -71,8 +71,8 @@ impl<'a> Story<'a> {
             // What is not known yet is taken as it was: its own stage says what changed.
             self.output(need).or_else(|| self.output_then(id, need))
         };
-        let now = last::walk(store, plan, id, "", false, &known);
-        now.map_or_else(Vec::new, |now| last::changes(before, &now))
+        let now = last_run::walk(store, plan, id, "", false, &known);
+        now.map_or_else(Vec::new, |now| last_run::changes(before, &now))
     }
 
     /// What `stage` was fed by `need` in the last run.

@@ -7,28 +7,28 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export::{self, ExportError, LlmInput, probe};
 use smelt_model::grid::Grid;
-use smelt_model::model::Part;
+use smelt_model::model::ModelPart;
 
+use crate::atomic_dir::AtomicDir;
+use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::{self, ExportFlags, FloatType, TokenInput};
-use crate::fresh::FreshDir;
-use crate::given;
-use crate::say::tell;
+use crate::open_checkpoint;
 use crate::table::bytes;
 use crate::telling::Telling;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
-    let order = Order::of(flags);
+    let order = ExportOptions::of(flags);
     let one = match flags.part {
-        flags::Part::Vision => Some(Part::Vision),
-        flags::Part::Llm => Some(Part::Llm),
-        flags::Part::Encoder => Some(Part::Encoder),
-        flags::Part::Classifier => Some(Part::Classifier),
-        flags::Part::All => None,
+        flags::ExportPart::Vision => Some(ModelPart::Vision),
+        flags::ExportPart::Llm => Some(ModelPart::Llm),
+        flags::ExportPart::Encoder => Some(ModelPart::Encoder),
+        flags::ExportPart::Classifier => Some(ModelPart::Classifier),
+        flags::ExportPart::All => None,
     };
     one.map_or(Ok(()), |part| order.check(&[part]))?;
-    let out = FreshDir::begin(&flags.out)?;
-    let given = given::open(&flags.checkpoint, &flags.out)?;
+    let out = AtomicDir::begin(&flags.out)?;
+    let given = open_checkpoint::open(&flags.checkpoint, &flags.out)?;
     let mut telling = Telling::new();
     let mut say = |line: &str| telling.hear(line);
     match one {
@@ -62,7 +62,7 @@ fn count(dir: &Path) -> (usize, u64) {
 
 /// Exports every part that is there, each into a directory of its own.
 fn all(
-    order: &Order,
+    order: &ExportOptions,
     checkpoint: &Checkpoint,
     out: &Path,
     say: &mut dyn FnMut(&str),
@@ -76,16 +76,16 @@ fn all(
 }
 
 /// What `--part all` exports where it is there, and into which directory.
-const PARTS: [(Part, &str); 4] = [
-    (Part::Vision, "vision"),
-    (Part::Llm, "llm"),
-    (Part::Encoder, "encoder"),
-    (Part::Classifier, "classifier"),
+const PARTS: [(ModelPart, &str); 4] = [
+    (ModelPart::Vision, "vision"),
+    (ModelPart::Llm, "llm"),
+    (ModelPart::Encoder, "encoder"),
+    (ModelPart::Classifier, "classifier"),
 ];
 
 /// How parts are exported; the stage of a pipeline orders the same.
 #[derive(Debug, Clone)]
-pub(crate) struct Order {
+pub(crate) struct ExportOptions {
     pub(crate) dtype: Dtype,
     /// The usual one of the model if none is asked for.
     pub(crate) input: Option<LlmInput>,
@@ -94,7 +94,7 @@ pub(crate) struct Order {
     pub(crate) grids: Vec<Grid>,
 }
 
-impl Order {
+impl ExportOptions {
     fn of(flags: &ExportFlags) -> Self {
         let dtype = match flags.dtype {
             FloatType::F32 => Dtype::F32,
@@ -109,13 +109,13 @@ impl Order {
     }
 
     /// Refuses what none of `parts` takes.
-    pub(crate) fn check(&self, parts: &[Part]) -> Result<(), Failed> {
-        if self.input.is_some() && !parts.contains(&Part::Llm) {
+    pub(crate) fn check(&self, parts: &[ModelPart]) -> Result<(), Failed> {
+        if self.input.is_some() && !parts.contains(&ModelPart::Llm) {
             return Err(Failed::usage(
                 "an input, ids or embeds, is for part llm: it says how tokens enter a decoder",
             ));
         }
-        if !self.grids.is_empty() && !parts.contains(&Part::Vision) {
+        if !self.grids.is_empty() && !parts.contains(&ModelPart::Vision) {
             return Err(Failed::usage("grids are for the vision tower"));
         }
         Ok(())
@@ -125,7 +125,7 @@ impl Order {
     pub(crate) fn fill(
         &self,
         checkpoint: &Checkpoint,
-        part: Part,
+        part: ModelPart,
         dir: &Path,
         say: &mut dyn FnMut(&str),
     ) -> Result<(), ExportError> {
@@ -133,10 +133,10 @@ impl Order {
             probe::record(checkpoint, part, self.dtype, dir, say)?;
         }
         match part {
-            Part::Vision => export::vision_on(checkpoint, &self.grids, self.dtype, dir, say),
-            Part::Encoder => export::encoder(checkpoint, self.dtype, dir, say),
-            Part::Classifier => export::classifier(checkpoint, self.dtype, dir, say),
-            Part::Llm | Part::Head => {
+            ModelPart::Vision => export::vision_on(checkpoint, &self.grids, self.dtype, dir, say),
+            ModelPart::Encoder => export::encoder(checkpoint, self.dtype, dir, say),
+            ModelPart::Classifier => export::classifier(checkpoint, self.dtype, dir, say),
+            ModelPart::Llm | ModelPart::Head => {
                 let input = self.input.unwrap_or_else(|| LlmInput::usual(checkpoint.model()));
                 export::llm(checkpoint, self.dtype, input, dir, say)
             }

@@ -2,20 +2,20 @@
 
 use smelt_plan::Plan;
 
+use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{GraphFlags, GraphFormat};
-use crate::graph::{Picture, dot, mermaid, svg};
+use crate::graph::{Drawing, dot, mermaid, svg};
 use crate::load::{self, Access, Standing};
-use crate::say::{answer, tell};
 
 pub(crate) fn run(flags: &GraphFlags) -> Result<Exit, Failed> {
     // A pipeline that is wrong is refused; one whose inputs are not here is drawn without colours.
     let plan = load::plan_unpinned(&flags.pipeline)?;
     let picture = match standings(flags) {
-        Ok((plan, standings)) => Picture::of(&plan, Some(&standings)),
+        Ok((plan, standings)) => Drawing::of(&plan, Some(&standings)),
         Err(why) => {
             tell(format_args!("smelt: drawn without what is built: {why}"));
-            Picture::of(&plan, None)
+            Drawing::of(&plan, None)
         }
     };
     answer(match flags.format {

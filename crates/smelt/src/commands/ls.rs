@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 use smelt_store::RunId;
 
 use crate::built::{self, Built};
+use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::ListFlags;
 use crate::load;
-use crate::say::{answer, tell};
 use crate::table::{Table, bytes};
 
 pub(crate) fn run(flags: &ListFlags) -> Result<Exit, Failed> {

@@ -9,10 +9,10 @@ use smelt_onnx::target::{Finding, Severity, Target, findings};
 use smelt_onnx::{ElementType, Inspection, Large, MODEL_FILE, Model, Port, check, inspect};
 use smelt_plan::quantity;
 
+use crate::atomic_dir::{AtomicDir, go_through};
+use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{FloatType, OnnxCommand, Output};
-use crate::fresh::{FreshDir, go_through};
-use crate::say::{answer, tell};
 use crate::table::bytes;
 
 pub(crate) fn run(command: &OnnxCommand) -> Result<Exit, Failed> {
@@ -65,7 +65,7 @@ fn operate(model: &Path, rule: &Rule, output: &Output) -> Result<(), Failed> {
         go_through();
         apply(model, rule, &output.out, Consume::Yes).map_err(Failed::model)?
     } else {
-        let fresh = FreshDir::begin(&output.out)?;
+        let fresh = AtomicDir::begin(&output.out)?;
         let made = fresh.path().join("model");
         let report = apply(model, rule, &made, Consume::No).map_err(Failed::model)?;
         fresh.finish_with(&made)?;

@@ -9,9 +9,9 @@ use smelt_runtime::deployment::{self, Deployment};
 use smelt_runtime::embed::{self, SentenceEncoder};
 use smelt_runtime::score::{self, CrossEncoder};
 
+use crate::console;
 use crate::exit::Failed;
-use crate::say;
-use crate::whole;
+use crate::integrity;
 
 /// What a deployment says of itself, whatever it does.
 pub(super) struct Heading {
@@ -81,7 +81,7 @@ pub(super) fn deployment(
     doing("opening the engines");
     let deployment = Deployment::open_with(BACKENDS, dir, kv)?;
     doing("comparing the engines with their digests");
-    whole::once_a_boot(&heading(dir)?.engines, || deployment.verify_digests())?;
+    integrity::once_a_boot(&heading(dir)?.engines, || deployment.verify_digests())?;
     warn(deployment.untuned());
     Ok(deployment)
 }
@@ -91,7 +91,7 @@ pub(super) fn encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<SentenceEncode
     doing("opening the engine");
     let encoder = SentenceEncoder::open(BACKENDS, dir)?;
     doing("comparing the engine with its digests");
-    whole::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
+    integrity::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
     warn(encoder.untuned());
     Ok(encoder)
 }
@@ -101,13 +101,13 @@ pub(super) fn cross_encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<CrossEnc
     doing("opening the engine");
     let encoder = CrossEncoder::open(BACKENDS, dir)?;
     doing("comparing the engine with its digests");
-    whole::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
+    integrity::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
     warn(encoder.untuned());
     Ok(encoder)
 }
 
 fn warn(untuned: Option<&str>) {
     if let Some(why) = untuned {
-        say::warn(format_args!("{why}; it runs untuned"));
+        console::warn(format_args!("{why}; it runs untuned"));
     }
 }

@@ -1,9 +1,9 @@
 //! `smelt out`: prints where a stage's output lies, for scripts.
 
+use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::OutFlags;
 use crate::load::{self, Access};
-use crate::say::answer;
 
 pub(crate) fn run(flags: &OutFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Use)?;

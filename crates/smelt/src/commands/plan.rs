@@ -9,20 +9,20 @@ use smelt_plan::{Plan, StageId};
 
 use super::explain::Story;
 use crate::checkpoints::Checkpoints;
+use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::PlanFlags;
-use crate::last::{Last, Took};
+use crate::last_run::{LastRun, Took};
 use crate::load::{self, Access, Standing};
-use crate::needs::{Fits, Needs};
-use crate::say::answer;
+use crate::resource_needs::{Fits, ResourceNeeds};
 use crate::table::{Table, bytes, seconds};
 use crate::{price, refusals, sees, tools};
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;
-    let last = Last::read(&loaded.store, &flags.pipeline.pipeline);
+    let last = LastRun::read(&loaded.store, &flags.pipeline.pipeline);
     let story = Story::of(&loaded, &last)?;
-    let needs = Needs::of_now(&loaded, &last, &story);
+    let needs = ResourceNeeds::of_now(&loaded, &last, &story);
     let checkpoints = Checkpoints::of(&loaded.plan, &story);
     let refusals = refusals::of(&checkpoints);
     let confinement = Confinement::find().map_err(Failed::usage)?;
@@ -87,7 +87,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
 }
 
 /// How long it took, what it is expected to hold, and whether that fits.
-fn forecast(story: &Story<'_>, needs: &Needs<'_>, id: StageId) -> String {
+fn forecast(story: &Story<'_>, needs: &ResourceNeeds<'_>, id: StageId) -> String {
     let took = story.forecast(id).map(|took| seconds(took.wall_s));
     let held = needs.of(id).map(|(forecast, fits)| {
         let at_most = if forecast.basis == Basis::Declared { "at most " } else { "" };
@@ -159,7 +159,7 @@ fn status(plan: &Plan, standing: &Standing) -> String {
 
 fn as_json(
     story: &Story<'_>,
-    needs: &Needs<'_>,
+    needs: &ResourceNeeds<'_>,
     refusal: Option<&String>,
     id: StageId,
     stage: &Stage,

@@ -3,12 +3,12 @@
 use smelt_model::packed::write::Format;
 use smelt_model::quantize::{Method, Options, Report};
 
-use crate::checkpoint::{self, Form};
+use crate::atomic_dir::AtomicDir;
+use crate::checkpoint::{self, QuantFormat};
+use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::QuantizeFlags;
-use crate::fresh::FreshDir;
-use crate::given;
-use crate::say::tell;
+use crate::open_checkpoint;
 use crate::telling::Telling;
 
 pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
@@ -24,7 +24,7 @@ pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
         return Err(Failed::usage(words));
     }
     if flags.method == Method::GptqActOrder
-        && flags.format == Form::Foreign(Format::CompressedTensors)
+        && flags.format == QuantFormat::Foreign(Format::CompressedTensors)
     {
         let words = "--method gptq-act-order sorts columns, which compressed-tensors reads no more; use --method gptq, or --format gptq";
         return Err(Failed::usage(words));
@@ -41,8 +41,8 @@ pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
         threads: flags.threads.unwrap_or(plain.threads),
         ..plain
     };
-    let out = FreshDir::begin(&flags.out)?;
-    let given = given::open(&flags.checkpoint, &flags.out)?;
+    let out = AtomicDir::begin(&flags.out)?;
+    let given = open_checkpoint::open(&flags.checkpoint, &flags.out)?;
     let mut telling = Telling::new();
     let mut say = |line: &str| telling.hear(line);
     let report =

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use serde_json::json;
 
+use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::ReportFlags;
 use crate::history::History;
 use crate::report::arms::{Arms, Count, Row, Side};
 use crate::report::{html, trace};
-use crate::say::{answer, tell};
 use crate::table::{self, Table};
 
 pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::{open, target};
+use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::RerankFlags;
-use crate::say::answer;
 
 pub(crate) fn run(flags: &RerankFlags) -> Result<Exit, Failed> {
     let dir = target::directory(&flags.target, &flags.sets)?;

@@ -4,13 +4,13 @@ use serde_json::json;
 use smelt_exec::recorded::Death;
 
 use crate::commands::run::{Start, run_as};
+use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::ResumeFlags;
 use crate::history::History;
 use crate::reboot;
-use crate::say::{answer, tell};
 use crate::table::Table;
-use crate::unfinished::{self, Told};
+use crate::unfinished::{self, RunArguments};
 
 pub(crate) fn run(flags: &ResumeFlags) -> Result<Exit, Failed> {
     let history = History::open()?;
@@ -45,7 +45,7 @@ pub(crate) fn run(flags: &ResumeFlags) -> Result<Exit, Failed> {
 }
 
 /// In the directory it was started in, where relative paths of it lead.
-fn go_on(told: &Told, start: Start) -> Result<Exit, Failed> {
+fn go_on(told: &RunArguments, start: Start) -> Result<Exit, Failed> {
     let root = std::path::absolute(crate::load::root()?).unwrap_or_default();
     std::env::set_current_dir(&told.dir).map_err(|error| {
         Failed::new(Exit::StageFailed, format!("cannot go to {}: {error}", told.dir.display()))
@@ -61,15 +61,16 @@ fn go_on(told: &Told, start: Start) -> Result<Exit, Failed> {
 
 fn list(
     flags: &ResumeFlags,
-    open: &[(smelt_store::RunId, Told, smelt_exec::recorded::Open)],
+    open: &[(smelt_store::RunId, RunArguments, smelt_exec::recorded::Open)],
 ) -> Result<Exit, Failed> {
     if flags.json {
-        let row = |(run, told, open): &(smelt_store::RunId, Told, smelt_exec::recorded::Open)| {
-            json!({
-                "run": run.as_str(), "pipeline": open.pipeline, "why": unfinished::why(open),
-                "command": told,
-            })
-        };
+        let row =
+            |(run, told, open): &(smelt_store::RunId, RunArguments, smelt_exec::recorded::Open)| {
+                json!({
+                    "run": run.as_str(), "pipeline": open.pipeline, "why": unfinished::why(open),
+                    "command": told,
+                })
+            };
         let rows: Vec<_> = open.iter().map(row).collect();
         answer(format_args!("{}\n", json!({ "runs": rows })))?;
         return Ok(Exit::Ok);

@@ -21,19 +21,19 @@ use smelt_store::{Run, Store, StoreError, Wait};
 
 use crate::checkpoints::Checkpoints;
 use crate::commands::explain::Story;
+use crate::console::{answer, fail, tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
 use crate::forecast::{self, Alike};
-use crate::known;
 use crate::ladder;
-use crate::last::{self, Last};
+use crate::last_run::{self, LastRun};
 use crate::load::{self, Access, Loaded};
 use crate::memo::Memo;
 use crate::progress::Display;
 use crate::reboot;
-use crate::say::{answer, fail, tell, warn};
 use crate::towers::Towers;
-use crate::unfinished::{Left, Told};
+use crate::unfinished::{Left, RunArguments};
+use crate::user_signatures;
 use crate::{refusals, stage, table, tools};
 
 /// Who starts a run.
@@ -64,12 +64,12 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         require_confinement(plan, &confinement)?;
     }
     let mut wishes = wishes(flags, plan)?;
-    let signatures = &known::signatures(&flags.pipeline.pipeline)?;
+    let signatures = &user_signatures::signatures(&flags.pipeline.pipeline)?;
     ladder::check_warm_ups(&flags.pipeline.pipeline, plan)?;
     clear_dead(store)?;
-    let told = Told::of(flags);
+    let told = RunArguments::of(flags);
     let left = Left::by(told.as_ref().filter(|_| ladder::is_any(plan)), store)?;
-    let command = &Told::value(told.as_ref());
+    let command = &RunArguments::value(told.as_ref());
     if let Some(message) = ladder::used_up(plan, &left).filter(|_| start == Start::AfterBoot) {
         return ladder::give_up(store, plan, command, &message);
     }
@@ -80,7 +80,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         }
         begun => begun?,
     };
-    let last = Last::read(store, &flags.pipeline.pipeline);
+    let last = LastRun::read(store, &flags.pipeline.pipeline);
     if let Some(line) = tools::count_now(plan, &last) {
         tell(format_args!("smelt: {line}"));
     }
@@ -125,7 +125,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         report = with_checked(report, runner(again, wishes)?);
     }
     display.finish();
-    last::keep(store, &flags.pipeline.pipeline, plan, &report);
+    last_run::keep(store, &flags.pipeline.pipeline, plan, &report);
     Alike::keep(store, plan, &report);
     if let Some(memo) = memo.filter(|_| report.status == RunStatus::Ok) {
         // Without it the next run only takes a little longer.
@@ -140,7 +140,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
 }
 
 /// Says what will be refused at its end; the rest is built all the same, and is of use when that is mended.
-fn warn_of_refusals(loaded: &Loaded, last: &Last, wishes: &Wishes) -> Result<(), Failed> {
+fn warn_of_refusals(loaded: &Loaded, last: &LastRun, wishes: &Wishes) -> Result<(), Failed> {
     let plan = &loaded.plan;
     if refusals::may_be(plan) {
         let story = Story::of(loaded, last)?;

@@ -7,11 +7,11 @@ use smelt_exec::{RunReport, StageStatus};
 use smelt_store::{RunId, Store, Wait};
 
 use crate::commands::run::clear_dead;
+use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::{ForgetFlags, RunsCommand, RunsFlags};
 use crate::history::History;
 use crate::load;
-use crate::say::answer;
 use crate::table::{Table, bytes, seconds};
 
 pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {

@@ -11,21 +11,21 @@ use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::embed::{self, EmbedService};
-use smelt_runtime::image::Wish;
+use smelt_runtime::image::ImageOptions;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_serve::{
-    DECODING_BYTES, Ended, Found, Growth, Keys, Options, Progress, Purpose, Reach, Running,
-    ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
+    DECODING_BYTES, DeploymentInfo, Ended, Growth, Keys, Options, Progress, Purpose, Reach,
+    Running, ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
 };
 
 use super::open::{self, Does, Heading};
 use super::target;
 use crate::claim;
+use crate::console::{answer, begin_log, tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
-use crate::holds::Holds;
-use crate::say::{answer, begin_log, tell, warn};
+use crate::leases::Leases;
 use crate::stage;
 
 /// Answers at once, where nobody says how many.
@@ -55,7 +55,7 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     begin_log(flags.log_json);
     warnings.into_iter().for_each(warn);
     let names = flags.model_name.iter().cloned().map(Some).chain(std::iter::repeat(None));
-    let holds = Arc::new(Holds::new(flags.targets.len()));
+    let holds = Arc::new(Leases::new(flags.targets.len()));
     let loads: Vec<Load> = flags
         .targets
         .iter()
@@ -70,13 +70,13 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
             kv: kv(&flags.memory),
             limits: limits(flags),
             batch: flags.limits.batch,
-            wish: flags.eyes.wish(),
+            image_options: flags.eyes.image_options(),
             golden: flags.golden.clone(),
             template: flags.chat_template.clone(),
         })
         .collect();
     // What cannot be found is told before anything is listened to.
-    let found: Vec<Found> = loads.iter().map(Load::find).collect::<Result<_, _>>()?;
+    let found: Vec<DeploymentInfo> = loads.iter().map(Load::find).collect::<Result<_, _>>()?;
     let names: Vec<&str> = found.iter().map(|found| &found.name[..]).collect();
     if let Some(twice) = names.iter().find(|name| names.iter().filter(|n| n == name).count() > 1) {
         let why = format!("two models are called {twice:?}; tell them apart by --model-name");
@@ -126,7 +126,7 @@ fn growth(addr: &str, flags: &ServeFlags) -> Growth {
 struct Load {
     /// Which of the targets it is.
     at: usize,
-    holds: Arc<Holds>,
+    holds: Arc<Leases>,
     target: PathBuf,
     sets: Vec<String>,
     name: Option<String>,
@@ -135,14 +135,14 @@ struct Load {
     /// Answers at once, where the command line says so.
     batch: Option<u16>,
     /// How closely pictures are looked at whose senders say nothing.
-    wish: Wish,
+    image_options: ImageOptions,
     golden: Option<PathBuf>,
     template: Option<PathBuf>,
 }
 
 impl Load {
     /// What can be loaded; `known` is where it is now.
-    fn source(self, known: Found) -> Source<Failed> {
+    fn source(self, known: DeploymentInfo) -> Source<Failed> {
         let find = self.clone();
         Source {
             known,
@@ -156,7 +156,7 @@ impl Load {
     }
 
     /// Where the deployment is now; held from then on.
-    fn find(&self) -> Result<Found, Failed> {
+    fn find(&self) -> Result<DeploymentInfo, Failed> {
         let dir = target::directory(&self.target, &self.sets)?;
         self.holds.found(self.at, &dir)?;
         let Heading { model, engines, .. } = open::heading(&dir)?;
@@ -164,7 +164,7 @@ impl Load {
         let sizes = files.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
         let bytes = sizes.map(|file| file.len()).sum();
         let name = self.name.clone().unwrap_or(model);
-        Ok(Found { dir, name, bytes })
+        Ok(DeploymentInfo { dir, name, bytes })
     }
 
     /// Opens, checks and warms up the deployment in `dir`.
@@ -193,7 +193,7 @@ impl Load {
         let contexts_max = Some(batch * CONTEXTS_PER_ANSWER);
         let limits = service::Options { running_max: batch, contexts_max, ..self.limits };
         let deployment = open::deployment(dir, kv, &doing)?;
-        let deployment = deployment.with_wish(&self.wish);
+        let deployment = deployment.with_image_options(&self.image_options);
         let mut deployment = deployment.map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
         if let Some(file) = &self.template {
             let template = Template::open_file(file, dir).map_err(Failed::usage)?;

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use smelt_exec::{ATTEMPT_MARK, LOG_VARIABLE, log_last_line};
 use smelt_watch::processes::{Process, family, marked};
-use smelt_watch::tegrastats::Teller;
+use smelt_watch::tegrastats::TegrastatsProcess;
 use smelt_watch::{Cgroups, Survey};
 
+use crate::console::{answer, offer};
 use crate::exit::{Exit, Failed};
 use crate::flags::WatchFlags;
 use crate::live::{Foot, Size};
-use crate::say::{answer, offer};
 use crate::telling::Doing;
-use crate::view::{Change, Family, Stage, View};
+use crate::view::{Change, Stage, View, WatchedProcesses};
 
 /// Looking may take this part of one core: 1 %.
 const INTERVAL_PER_COST: u32 = 100;
@@ -52,9 +52,9 @@ pub(crate) fn run(flags: &WatchFlags) -> Result<Exit, Failed> {
 struct Watch {
     root: PathBuf,
     cgroups: Option<Cgroups>,
-    board: Option<Teller>,
+    board: Option<TegrastatsProcess>,
     whom: Whom,
-    family: Family,
+    family: WatchedProcesses,
     /// What stages say of their work, by their attempts' marks.
     doing: BTreeMap<String, Doing>,
     began: Instant,
@@ -76,10 +76,10 @@ enum Whom {
 }
 
 /// A reading, to be shown.
-struct Seen<'a> {
+struct Reading<'a> {
     survey: &'a Survey,
     change: Option<Change>,
-    family: Option<&'a Family>,
+    family: Option<&'a WatchedProcesses>,
     stages: Vec<Stage>,
     top: usize,
 }
@@ -109,13 +109,14 @@ impl Watch {
             Whom::Run { name, .. } => format!("run {name}"),
         };
         // A captured tree tells nothing of the board we are on.
-        let board = flags.root.is_none().then(|| Teller::start(flags.interval).ok()).flatten();
+        let board =
+            flags.root.is_none().then(|| TegrastatsProcess::start(flags.interval).ok()).flatten();
         Ok(Self {
             cgroups: Cgroups::find(&root),
             root,
             board,
             whom,
-            family: Family::new(name),
+            family: WatchedProcesses::new(name),
             doing: BTreeMap::new(),
             began: Instant::now(),
             last: None,
@@ -125,11 +126,11 @@ impl Watch {
     }
 
     /// Takes a reading; `None` when whoever is watched has ended.
-    fn look(&mut self) -> Result<Option<Seen<'_>>, Failed> {
+    fn look(&mut self) -> Result<Option<Reading<'_>>, Failed> {
         if self.last.is_none() {
             self.await_board();
         }
-        let said = self.board.as_ref().and_then(Teller::latest);
+        let said = self.board.as_ref().and_then(TegrastatsProcess::latest);
         let survey = Survey::read(&self.root, self.cgroups.as_ref(), said);
         let at = Instant::now();
         let members = members(&self.whom, &self.root, &survey.processes);
@@ -147,7 +148,7 @@ impl Watch {
         let stages = self.stages();
         let (_, survey) = self.last.insert((at, survey));
         let family = is_watched.then_some(&self.family);
-        Ok(Some(Seen { survey, change, family, stages, top: self.top }))
+        Ok(Some(Reading { survey, change, family, stages, top: self.top }))
     }
 
     /// How far the stages are that run, of the run that is watched or of all.
@@ -274,7 +275,7 @@ impl Screen {
     }
 
     /// Says whether anybody is there to read it.
-    fn show(&mut self, flags: &WatchFlags, seen: &Seen<'_>) -> Result<bool, Failed> {
+    fn show(&mut self, flags: &WatchFlags, seen: &Reading<'_>) -> Result<bool, Failed> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let view = View {
             at_s: now.map_or(0, |now| now.as_secs()),

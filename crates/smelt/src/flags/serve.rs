@@ -12,7 +12,7 @@ use smelt_runtime::image::FRAMES_MAX;
 use smelt_runtime::service::KvMemory;
 use smelt_serve::HeaderValue;
 
-use super::{EyesFlags, kv_type};
+use super::{ImageFlags, kv_type};
 
 /// More answers at once than this is a mistake: each has keys and values of its own.
 const BATCH_MAX: usize = 256;
@@ -51,7 +51,7 @@ pub(crate) struct ServeFlags {
     #[command(flatten)]
     pub(crate) memory: MemoryFlags,
     #[command(flatten)]
-    pub(crate) eyes: EyesFlags,
+    pub(crate) eyes: ImageFlags,
     /// Write the log as JSON, an object a line
     #[arg(long)]
     pub(crate) log_json: bool,

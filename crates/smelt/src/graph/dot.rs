@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use super::Picture;
+use super::Drawing;
 
 /// The whole graph.
-pub(crate) fn dot(picture: &Picture) -> String {
+pub(crate) fn dot(picture: &Drawing) -> String {
     let mut text = format!("digraph {} {{\n", quoted(&picture.name));
     text.push_str("  rankdir=LR;\n  node [shape=box, style=\"rounded,filled\", fillcolor=white, fontname=\"sans-serif\"];\n");
     for stage in &picture.boxes {

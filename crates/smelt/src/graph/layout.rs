@@ -4,8 +4,8 @@
 //! without changing order or touching: a least-squares problem that pooling solves exactly
 //! (isotonic regression).
 
-use super::Picture;
-use super::order::{Node, Order};
+use super::Drawing;
+use super::order::{Layering, Node};
 
 /// The height of a box and of a joint, and the space between two.
 pub(super) const BOX_HEIGHT: f64 = 40.0;
@@ -32,7 +32,7 @@ pub(super) struct Layout {
 }
 
 /// Lays the picture out.
-pub(super) fn layout(picture: &Picture, order: &Order) -> Layout {
+pub(super) fn layout(picture: &Drawing, order: &Layering) -> Layout {
     let heights: Vec<f64> = order.nodes.iter().map(height).collect();
     let middles = middles(order, &heights);
     let mut layout = Layout {
@@ -62,7 +62,7 @@ fn height(node: &Node) -> f64 {
     }
 }
 
-fn box_width(picture: &Picture, node: Node) -> f64 {
+fn box_width(picture: &Drawing, node: Node) -> f64 {
     let Node::Stage(at) = node else { return 0.0 };
     let stage = &picture.boxes[at];
     let letters = stage.name.chars().count().max(stage.kind.len());
@@ -70,7 +70,7 @@ fn box_width(picture: &Picture, node: Node) -> f64 {
 }
 
 /// The middle of each node, the topmost box at the margin.
-fn middles(order: &Order, heights: &[f64]) -> Vec<f64> {
+fn middles(order: &Layering, heights: &[f64]) -> Vec<f64> {
     let mut middles = vec![0.0; order.nodes.len()];
     for layer in &order.layers {
         settle(layer, heights, &mut middles, |_| None);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     /// A picture of `count` stages, each needing some before it, by a small generator.
-    fn random(seed: u64, count: usize) -> Picture {
+    fn random(seed: u64, count: usize) -> Drawing {
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let mut draw = move |below: usize| {
             state ^= state << 13;

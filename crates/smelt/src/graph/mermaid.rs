@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use super::{Mark, Picture};
+use super::{Drawing, Mark};
 
 /// The whole graph.  Boxes have ids of their own, since names such as `end` are words of the
 /// language.
-pub(crate) fn mermaid(picture: &Picture) -> String {
+pub(crate) fn mermaid(picture: &Drawing) -> String {
     let mut text = "flowchart LR\n".to_owned();
     for (at, stage) in picture.boxes.iter().enumerate() {
         let class = stage.mark.map_or_else(String::new, |mark| format!(":::{}", mark.name()));

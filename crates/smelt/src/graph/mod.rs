@@ -1,6 +1,6 @@
 //! Draws a pipeline: its stages, what each needs, and how each stands in the store.
 //!
-//! Pure: a [`Picture`] goes in, text comes out, the same for the same pipeline.
+//! Pure: a [`Drawing`] goes in, text comes out, the same for the same pipeline.
 
 mod dot;
 mod layout;
@@ -17,7 +17,7 @@ use smelt_plan::Plan;
 use crate::load::Standing;
 
 /// What is drawn.
-pub(crate) struct Picture {
+pub(crate) struct Drawing {
     /// The pipeline's name.
     pub(crate) name: String,
     /// Its stages, each after all it needs.
@@ -64,7 +64,7 @@ impl Mark {
     }
 }
 
-impl Picture {
+impl Drawing {
     /// The plan, with how its stages stand where that is known.
     pub(crate) fn of(plan: &Plan, standings: Option<&[Standing]>) -> Self {
         let mark = |standing: &Standing| match standing {
@@ -89,16 +89,16 @@ impl Picture {
 
 #[cfg(test)]
 mod testing {
-    use super::{Picture, StageBox};
+    use super::{Drawing, StageBox};
 
     /// Stages by what each needs.
-    pub(super) fn picture(needs: &[&[usize]]) -> Picture {
+    pub(super) fn picture(needs: &[&[usize]]) -> Drawing {
         let stage = |(at, needs): (usize, &&[usize])| StageBox {
             name: format!("s{at}"),
             kind: "command",
             mark: None,
             needs: needs.to_vec(),
         };
-        Picture { name: "p".to_owned(), boxes: needs.iter().enumerate().map(stage).collect() }
+        Drawing { name: "p".to_owned(), boxes: needs.iter().enumerate().map(stage).collect() }
     }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Picture;
+use super::Drawing;
 
 /// More sweeps than this change nothing any more on any pipeline we have.
 const SWEEPS: usize = 24;
@@ -28,7 +28,7 @@ pub(super) enum Node {
 
 /// Layers from left to right, each from top to bottom.
 #[derive(Debug, Default)]
-pub(super) struct Order {
+pub(super) struct Layering {
     /// Nodes, by index.
     pub(super) nodes: Vec<Node>,
     /// Indices of nodes.
@@ -40,7 +40,7 @@ pub(super) struct Order {
 }
 
 /// Orders the picture.
-pub(super) fn order(picture: &Picture) -> Order {
+pub(super) fn order(picture: &Drawing) -> Layering {
     let mut order = place(picture, &layers(picture));
     let mut best = order.layers.clone();
     let mut fewest = order.crossings();
@@ -59,7 +59,7 @@ pub(super) fn order(picture: &Picture) -> Order {
 }
 
 /// The layer of each stage.
-fn layers(picture: &Picture) -> Vec<usize> {
+fn layers(picture: &Drawing) -> Vec<usize> {
     let mut layers = vec![0; picture.boxes.len()];
     for (at, stage) in picture.boxes.iter().enumerate() {
         layers[at] = stage.needs.iter().map(|&need| layers[need] + 1).max().unwrap_or(0);
@@ -79,8 +79,8 @@ fn layers(picture: &Picture) -> Vec<usize> {
 }
 
 /// Stages and joints in their layers, in the order of the plan.
-fn place(picture: &Picture, layer_of: &[usize]) -> Order {
-    let mut order = Order::default();
+fn place(picture: &Drawing, layer_of: &[usize]) -> Layering {
+    let mut order = Layering::default();
     let mut index = BTreeMap::new();
     for (at, &layer) in layer_of.iter().enumerate() {
         order.add(&mut index, Node::Stage(at), layer);
@@ -100,7 +100,7 @@ fn place(picture: &Picture, layer_of: &[usize]) -> Order {
     order
 }
 
-impl Order {
+impl Layering {
     fn add(&mut self, index: &mut BTreeMap<Node, usize>, node: Node, layer: usize) {
         if index.contains_key(&node) {
             return;

@@ -4,8 +4,8 @@
 use std::fmt::Write;
 
 use super::layout::{BOX_HEIGHT, Layout, layout};
-use super::order::{Node, Order, order};
-use super::{Mark, Picture, StageBox};
+use super::order::{Layering, Node, order};
+use super::{Drawing, Mark, StageBox};
 
 /// The line under the picture that says what colours mean.
 const LEGEND_HEIGHT: f64 = 28.0;
@@ -25,7 +25,7 @@ text{fill:#e6e9ed}.kind{fill:#b3bcc7}rect{fill:#1d2126;stroke:#7d8793}path{strok
 .ground{fill:#14171b}.hit{fill:#1f4a34}.miss{fill:#5c3a20}.unknown{fill:#3a414a}}";
 
 /// The whole file.
-pub(crate) fn svg(picture: &Picture) -> String {
+pub(crate) fn svg(picture: &Drawing) -> String {
     let order = order(picture);
     let layout = layout(picture, &order);
     let marks: Vec<Mark> = Mark::ALL
@@ -62,12 +62,12 @@ const LEGEND_LEFT: f64 = 12.0;
 const LEGEND_STEP: f64 = 100.0;
 
 /// Stages are the first nodes, in their order.
-fn width_of(layout: &Layout, order: &Order, stage: usize) -> f64 {
+fn width_of(layout: &Layout, order: &Layering, stage: usize) -> f64 {
     debug_assert_eq!(order.nodes[stage], Node::Stage(stage));
     layout.widths[stage]
 }
 
-fn edges(order: &Order, layout: &Layout) -> String {
+fn edges(order: &Layering, layout: &Layout) -> String {
     let mut text = String::new();
     for (from, after) in order.after.iter().enumerate() {
         let ((left, y), width) = (layout.at[from], layout.widths[from]);

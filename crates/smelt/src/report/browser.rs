@@ -10,7 +10,7 @@ use image::RgbImage;
 use serde_json::Value;
 
 /// What a browser made of a page.
-pub(super) struct Seen {
+pub(super) struct RenderedPage {
     /// What the measuring script said.
     pub(super) facts: Value,
     /// What the browser's console said.
@@ -27,7 +27,7 @@ pub(super) struct Window {
 }
 
 /// Opens `page` and then asks `script`, the body of a function, for what it measured.
-pub(super) fn look(page: &str, window: Window, script: &str) -> Seen {
+pub(super) fn look(page: &str, window: Window, script: &str) -> RenderedPage {
     let dir = tempfile::tempdir().unwrap();
     let asking = format!(
         "<script>document.body.dataset.facts = JSON.stringify((() => {{ {script} }})())</script></body>"
@@ -41,7 +41,7 @@ pub(super) fn look(page: &str, window: Window, script: &str) -> Seen {
     let (dom, _) = chromium(dir.path(), window, "--dump-dom", &asked);
     let facts = dom.split("data-facts=\"").nth(1).and_then(|rest| rest.split('"').next());
     let facts = facts.expect("the script ran").replace("&quot;", "\"");
-    Seen {
+    RenderedPage {
         facts: serde_json::from_str(&facts).unwrap(),
         console,
         picture: image::open(&picture).unwrap().into_rgb8(),

@@ -12,7 +12,7 @@ use smelt_plan::retry::Rung;
 use smelt_plan::{FailureClass, Kind};
 use smelt_watch::curve::Point;
 
-use super::browser::{Seen, Window, look};
+use super::browser::{RenderedPage, Window, look};
 use super::{html, trace};
 
 const WIDE: Window = Window { width: 1100, height: 1400, is_dark: false };
@@ -98,7 +98,7 @@ fn report(status: RunStatus, wall_s: f64, stages: Vec<StageReport>) -> RunReport
 
 /// The page in both windows; what must hold of every page does.
 #[track_caller]
-fn seen(report: &RunReport) -> [Seen; 2] {
+fn seen(report: &RunReport) -> [RenderedPage; 2] {
     let page = html::page(report, "2026-11-21 15:42:33");
     assert!(!page.contains("<script") && !page.contains("http"), "a page needs nothing else");
     [WIDE, PHONE].map(|window| {
@@ -116,7 +116,7 @@ fn seen(report: &RunReport) -> [Seen; 2] {
 }
 
 /// How many pixels have about this colour.
-fn pixels(seen: &Seen, [r, g, b]: [u8; 3]) -> usize {
+fn pixels(seen: &RenderedPage, [r, g, b]: [u8; 3]) -> usize {
     let near = |a: u8, b: u8| a.abs_diff(b) < 12;
     let is = |pixel: &&image::Rgb<u8>| near(pixel[0], r) && near(pixel[1], g) && near(pixel[2], b);
     seen.picture.pixels().filter(is).count()

@@ -12,10 +12,10 @@ use smelt_backend::VisionEngine;
 use smelt_engine::vision as engines;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::reference::{self, Image};
+use smelt_model::reference::{self, PromptEmbeds};
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question;
-use smelt_runtime::image::{Mosaic, Picture, Tiling, tiles};
+use smelt_runtime::image::{Image, Mosaic, Tiling, tiles};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use super::deployment;
@@ -28,7 +28,7 @@ const PROMPTS_BYTES_MAX: u64 = 4 << 20;
 
 /// Who says something in a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Speaker {
+pub(crate) enum Role {
     /// A text that is part of no conversation.
     Nobody,
     User,
@@ -38,21 +38,21 @@ pub(crate) enum Speaker {
 /// What one says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
-    speaker: Speaker,
+    speaker: Role,
     text: String,
 }
 
 impl Turn {
     fn plain() -> Self {
-        Self { speaker: Speaker::Nobody, text: String::new() }
+        Self { speaker: Role::Nobody, text: String::new() }
     }
 
     fn user() -> Self {
-        Self { speaker: Speaker::User, text: String::new() }
+        Self { speaker: Role::User, text: String::new() }
     }
 
     fn assistant() -> Self {
-        Self { speaker: Speaker::Assistant, text: String::new() }
+        Self { speaker: Role::Assistant, text: String::new() }
     }
 
     fn saying(self, text: &str) -> Self {
@@ -163,7 +163,7 @@ pub(crate) fn watch(
     let mut all = Vec::new();
     for turns in given.chain(built_in) {
         // A question alone is followed by the place of its answer, a conversation has it.
-        let open = turns.len() == 1 && turns[0].speaker == Speaker::User;
+        let open = turns.len() == 1 && turns[0].speaker == Role::User;
         let mut tokens =
             tokenizer.encode(&chat(&tokenizer, &turns, open)).map_err(Failed::model)?;
         // What was given must fit; of what is ours a beginning will do.
@@ -193,7 +193,8 @@ fn thinned(prompts: Vec<Prompt>, tokens_max: usize) -> Vec<Prompt> {
 
 impl Prompt {
     fn of_reference(&self) -> reference::Prompt<'_> {
-        let image = self.image.as_ref().map(|(token, embeds)| Image { token: *token, embeds });
+        let image =
+            self.image.as_ref().map(|(token, embeds)| PromptEmbeds { token: *token, embeds });
         reference::Prompt::plain(&self.tokens, image)
     }
 }
@@ -215,9 +216,9 @@ fn chat(tokenizer: &Tokenizer, turns: &[Turn], open: bool) -> String {
 /// The same with what begins a turn before and behind its speaker, and what ends it.
 fn written(turns: &[Turn], open: bool, marks: Option<(&str, &str, &str)>) -> String {
     let name = |turn: &Turn| match turn.speaker {
-        Speaker::Nobody => None,
-        Speaker::User => Some("user"),
-        Speaker::Assistant => Some("assistant"),
+        Role::Nobody => None,
+        Role::User => Some("user"),
+        Role::Assistant => Some("assistant"),
     };
     let mut text = String::new();
     for turn in turns {
@@ -236,52 +237,53 @@ fn written(turns: &[Turn], open: bool, marks: Option<(&str, &str, &str)>) -> Str
 }
 
 /// Pictures to see, if any: what they are called, what is asked of them, and what is answered.
-struct Sight {
+struct ImagePrompt {
     name: String,
-    pictures: Vec<Picture>,
+    pictures: Vec<Image>,
     question: String,
     answer: Option<String>,
 }
 
 /// The pictures and questions that were given, or the built-in ones where nothing was and the model has eyes.
-fn sights(
+fn image_prompts(
     checkpoint: &Checkpoint,
     asked: &Asked<'_>,
     is_given: bool,
-) -> Result<Vec<Sight>, Failed> {
+) -> Result<Vec<ImagePrompt>, Failed> {
     if !is_given {
         let drawn = if checkpoint.internvl3().is_ok() { &set::PICTURES[..] } else { &[] };
-        let sight = |drawn: &set::Drawn| {
-            let picture = Picture::decode(drawn.png).map_err(Failed::model)?;
+        let image_prompt = |drawn: &set::Drawn| {
+            let picture = Image::decode(drawn.png).map_err(Failed::model)?;
             let (name, question) = (drawn.name.to_owned(), drawn.question.to_owned());
             let answer = Some(drawn.answer.to_owned());
-            Ok(Sight { name, pictures: vec![picture], question, answer })
+            Ok(ImagePrompt { name, pictures: vec![picture], question, answer })
         };
-        return drawn.iter().map(sight).collect();
+        return drawn.iter().map(image_prompt).collect();
     }
-    let sight = |path: &PathBuf| {
-        let picture = Picture::open(path).map_err(Failed::model)?;
+    let image_prompt = |path: &PathBuf| {
+        let picture = Image::open(path).map_err(Failed::model)?;
         let (name, question) = (path.display().to_string(), DESCRIBE.to_owned());
-        Ok(Sight { name, pictures: vec![picture], question, answer: None })
+        Ok(ImagePrompt { name, pictures: vec![picture], question, answer: None })
     };
-    let mut sights: Vec<Sight> = asked.pictures.iter().map(sight).collect::<Result<_, Failed>>()?;
+    let mut image_prompts: Vec<ImagePrompt> =
+        asked.pictures.iter().map(image_prompt).collect::<Result<_, Failed>>()?;
     if let Some(file) = &asked.questions {
-        sights.extend(questions(file)?);
+        image_prompts.extend(questions(file)?);
     }
-    Ok(sights)
+    Ok(image_prompts)
 }
 
 /// The questions of `file`, the pictures of which lie beside it.
-fn questions(file: &Path) -> Result<Vec<Sight>, Failed> {
+fn questions(file: &Path) -> Result<Vec<ImagePrompt>, Failed> {
     let folder = file.parent().unwrap_or(Path::new("."));
-    let sight = |(number, asked): (usize, question::Question)| {
-        let pictures = asked.images.iter().map(|image| Picture::open(&folder.join(image)));
+    let image_prompt = |(number, asked): (usize, question::Question)| {
+        let pictures = asked.images.iter().map(|image| Image::open(&folder.join(image)));
         let pictures = pictures.collect::<Result<_, _>>().map_err(Failed::model)?;
         let (name, question) = (format!("question {}", number + 1), asked.prompt());
-        Ok(Sight { name, pictures, question, answer: Some(asked.answer) })
+        Ok(ImagePrompt { name, pictures, question, answer: Some(asked.answer) })
     };
     let all = question::read(file, None).map_err(Failed::usage)?;
-    all.into_iter().enumerate().map(sight).collect()
+    all.into_iter().enumerate().map(image_prompt).collect()
 }
 
 /// A prompt for each of what there is to see, a picture as one tile.
@@ -292,14 +294,19 @@ fn seen(
     is_given: bool,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Prompt>, Failed> {
-    let sights = sights(checkpoint, asked, is_given)?;
-    let mut eyes = None;
+    let image_prompts = image_prompts(checkpoint, asked, is_given)?;
+    let mut image_encoder = None;
     let mut prompts = Vec::new();
-    for (number, sight) in sights.iter().enumerate() {
-        progress(&format!("seeing {} ({} of {})", sight.name, number + 1, sights.len()));
+    for (number, image_prompt) in image_prompts.iter().enumerate() {
+        progress(&format!(
+            "seeing {} ({} of {})",
+            image_prompt.name,
+            number + 1,
+            image_prompts.len()
+        ));
         let mut marks = String::new();
         let mut image = None;
-        if !sight.pictures.is_empty() {
+        if !image_prompt.pictures.is_empty() {
             let Some(token) = tokenizer.token(IMAGE_TOKEN) else {
                 if !is_given {
                     return Ok(Vec::new());
@@ -308,15 +315,15 @@ fn seen(
                 let why = format!("{dir}: {TOKENIZER_FILE} has no token {IMAGE_TOKEN}");
                 return Err(Failed::model(why));
             };
-            let eyes = match &mut eyes {
-                Some(eyes) => eyes,
-                none => none.insert(Eyes::open(checkpoint, asked.vision)?),
+            let image_encoder = match &mut image_encoder {
+                Some(image_encoder) => image_encoder,
+                none => none.insert(ImageEncoder::open(checkpoint, asked.vision)?),
             };
-            marks = eyes.mark().repeat(sight.pictures.len());
-            image = Some((token, eyes.embeds(&sight.pictures)?));
+            marks = image_encoder.mark().repeat(image_prompt.pictures.len());
+            image = Some((token, image_encoder.embeds(&image_prompt.pictures)?));
         }
-        let mut turns = vec![Turn::user().saying(&format!("{marks}{}", sight.question))];
-        let answer = sight.answer.as_ref();
+        let mut turns = vec![Turn::user().saying(&format!("{marks}{}", image_prompt.question))];
+        let answer = image_prompt.answer.as_ref();
         turns.extend(answer.map(|answer| Turn::assistant().saying(answer)));
         let text = chat(tokenizer, &turns, answer.is_none());
         let tokens = tokenizer.encode(&text).map_err(Failed::model)?;
@@ -326,7 +333,7 @@ fn seen(
 }
 
 /// What pictures are seen with.
-struct Eyes<'a> {
+struct ImageEncoder<'a> {
     checkpoint: &'a Checkpoint,
     /// The reference sees where there is none.
     engine: Option<VisionEngine>,
@@ -334,7 +341,7 @@ struct Eyes<'a> {
     tokens_per_tile: usize,
 }
 
-impl<'a> Eyes<'a> {
+impl<'a> ImageEncoder<'a> {
     fn open(checkpoint: &'a Checkpoint, vision: Option<&Path>) -> Result<Self, Failed> {
         let tower = checkpoint.internvl3().map_err(Failed::model)?;
         let engine = vision.map(engines::open).transpose().map_err(Failed::model)?;
@@ -348,7 +355,7 @@ impl<'a> Eyes<'a> {
     }
 
     /// What `pictures` are to the language model, one after another.
-    fn embeds(&mut self, pictures: &[Picture]) -> Result<Vec<f32>, Failed> {
+    fn embeds(&mut self, pictures: &[Image]) -> Result<Vec<f32>, Failed> {
         let mut embeds = Vec::new();
         for picture in pictures {
             let mut pixels = Vec::new();

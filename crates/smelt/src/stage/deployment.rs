@@ -12,12 +12,13 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
 use smelt_model::families::internvl3::InternVl3;
 use smelt_model::grid::Patching;
-use smelt_model::model::{Encoder, Model, Part, Vision};
-use smelt_runtime::deployment::{self, Deployment, FORMAT, Family, Serving, Spec, eos_tokens};
+use smelt_model::model::{Encoder, Model, ModelPart, Vision};
+use smelt_runtime::deployment::{self, Deployment, FORMAT, ModelFamily, Serving, Spec, eos_tokens};
 use smelt_runtime::embed::{self, Recipe, SentenceEncoder};
 use smelt_runtime::generate::try_once;
 use smelt_runtime::image::{
-    self, By, ClipPixels, Cutting, Eyes, Processor, Router, Scale, Tiling, Wish,
+    self, By, ClipPixels, Cutting, ImageOptions, ImageProcessor, PreprocessorConfig, Router, Scale,
+    Tiling,
 };
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::score::{self, CrossEncoder};
@@ -28,9 +29,9 @@ use smelt_runtime::vision;
 
 use super::phases::Phases;
 use super::request::{Request, say};
+use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::{Beside, MADE_DIR};
 use crate::exit::{Exit, Failed};
-use crate::fresh::FreshDir;
 use crate::photographs;
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
@@ -65,7 +66,7 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let dir = checkpoint.dir();
     let has_recipe = dir.join(embed::MODULES_FILE).exists();
-    if !has_recipe && checkpoint.has(Part::Classifier) {
+    if !has_recipe && checkpoint.has(ModelPart::Classifier) {
         let why = "has a classification head and no modules.json: to score pairs by it, export part = \"classifier\"";
         return Err(Failed::model(format!("{} {why}", dir.display())));
     }
@@ -187,7 +188,7 @@ fn place(engine: &Path) -> PathBuf {
 /// its files tell before anything is built of them.
 pub(crate) fn foresee(path: &Path, sees: bool) -> Result<(), Failed> {
     let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
-    let scratch = FreshDir::scratch(&std::env::temp_dir().join("smelt-plan"))?;
+    let scratch = AtomicDir::scratch(&std::env::temp_dir().join("smelt-plan"))?;
     let beside = Beside::of(&checkpoint, scratch.path())?;
     let own = checkpoint.path().display();
     let seen = foresee_in(beside.dir(), &checkpoint, sees);
@@ -252,7 +253,7 @@ fn clip(request: &Request) -> Result<Option<similarity::Spec>, Failed> {
             "\"clip\": {dir} is no checkpoint of a CLIP that reads"
         )));
     };
-    let processor = Processor::of_checkpoint(checkpoint.dir()).map_err(Failed::model)?;
+    let processor = PreprocessorConfig::of_checkpoint(checkpoint.dir()).map_err(Failed::model)?;
     Ok(Some(similarity::Spec {
         vision: beside(request.input("clip-vision")?)?,
         text: beside(request.input("clip-text")?)?,
@@ -293,16 +294,16 @@ pub(super) fn spec(
 }
 
 /// The family that a checkpoint's deployment is of.
-pub(super) fn family(checkpoint: &Checkpoint) -> Result<Family, Failed> {
+pub(super) fn family(checkpoint: &Checkpoint) -> Result<ModelFamily, Failed> {
     let name = checkpoint.model().family;
-    Family::named(name).ok_or_else(|| {
+    ModelFamily::named(name).ok_or_else(|| {
         let dir = checkpoint.dir().display();
         Failed::model(format!("{dir} is of {name}, which does not speak"))
     })
 }
 
 /// The words of a family's pictures, which are in its tokenizer, if its models see.
-pub(super) fn image_tokens(family: Family) -> Option<ImageTokens> {
+pub(super) fn image_tokens(family: ModelFamily) -> Option<ImageTokens> {
     let words = |start: &str, image: &str, end: &str, video: Option<&str>| ImageTokens {
         start: start.to_owned(),
         image: image.to_owned(),
@@ -310,20 +311,20 @@ pub(super) fn image_tokens(family: Family) -> Option<ImageTokens> {
         video: video.map(str::to_owned),
     };
     match family {
-        Family::InternVl3 => Some(words("<img>", "<IMG_CONTEXT>", "</img>", None)),
-        Family::Qwen25Vl | Family::Qwen3Vl => {
+        ModelFamily::InternVl3 => Some(words("<img>", "<IMG_CONTEXT>", "</img>", None)),
+        ModelFamily::Qwen25Vl | ModelFamily::Qwen3Vl => {
             let video = Some("<|video_pad|>");
             Some(words("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", video))
         }
-        Family::Qwen2 | Family::Qwen3 | Family::Llama => None,
+        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Llama => None,
     }
 }
 
 /// A family's preprocessing, by the checkpoint's own numbers.
 pub(super) fn cutting(checkpoint: &Checkpoint) -> Result<Cutting, Failed> {
     let dir = checkpoint.dir();
-    let processor = Processor::of_checkpoint(dir).map_err(Failed::model)?;
-    let clips = Processor::of_clips(dir).map_err(Failed::model)?;
+    let processor = PreprocessorConfig::of_checkpoint(dir).map_err(Failed::model)?;
+    let clips = PreprocessorConfig::of_clips(dir).map_err(Failed::model)?;
     let found = cutting_by(checkpoint.model(), &processor, &clips);
     found.ok_or_else(|| Failed::model(format!("{} does not see and speak", dir.display())))
 }
@@ -332,8 +333,8 @@ pub(super) fn cutting(checkpoint: &Checkpoint) -> Result<Cutting, Failed> {
 /// see and speak.
 pub(crate) fn cutting_by(
     model: &Model,
-    processor: &Processor,
-    clips: &Processor,
+    processor: &PreprocessorConfig,
+    clips: &PreprocessorConfig,
 ) -> Option<Cutting> {
     // What the published models have, where the checkpoint does not say.
     let patching =
@@ -412,10 +413,13 @@ fn costs(request: &Request, checkpoint: &Checkpoint, spec: &Spec) -> Option<Vec<
     };
     let context = spec.serving.max_seq_len.or_else(built_for)?;
     let (cutting, router) = (spec.image.clone()?, spec.router.clone());
-    let eyes = Eyes { cutting, grids: vision.grids(), router };
-    let wish = Wish { tiles_max: spec.serving.tiles, ..Wish::default() };
+    let image_processor = ImageProcessor { cutting, grids: vision.grids(), router };
+    let image_options = ImageOptions { tiles_max: spec.serving.tiles, ..ImageOptions::default() };
     let positions = checkpoint.decoder().ok()?.max_positions;
-    eyes.fault().is_none().then(|| photographs::lines(&eyes, &wish, [context, positions]))
+    image_processor
+        .fault()
+        .is_none()
+        .then(|| photographs::lines(&image_processor, &image_options, [context, positions]))
 }
 
 /// The same preprocessing for so many tiles a picture, the thumbnail not counted: models may be shown more

@@ -24,6 +24,6 @@ pub(super) fn run(arguments: &[OsString]) -> Result<Exit, Failed> {
         std::process::exit(ABSENT)
     };
     let cell = Cell { memory_bytes_max: MEMORY_BYTES_MAX, cpu_time_max: CPU_TIME_MAX };
-    crate::say::fail(Failed::new(Exit::StageFailed, cell.run(&program, arguments)));
+    crate::console::fail(Failed::new(Exit::StageFailed, cell.run(&program, arguments)));
     std::process::exit(UNFIT)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use smelt_engine::onnxruntime;
-use smelt_exec::{Order, Task};
+use smelt_exec::{ProcessSpec, Task};
 use smelt_hub::Settings;
 use smelt_plan::Kind;
 use smelt_plan::kind::{NEEDS_CAPABILITIES, WRITES};
@@ -19,7 +19,7 @@ use super::request::{Fetch, Request};
 use super::strict;
 
 /// The program of a stage of the pipeline in `folder`.
-pub(crate) fn order(task: &Task<'_>, folder: &Path) -> Order {
+pub(crate) fn order(task: &Task<'_>, folder: &Path) -> ProcessSpec {
     match task.stage.kind {
         Kind::Command => command(task, folder),
         Kind::Source
@@ -35,7 +35,7 @@ pub(crate) fn order(task: &Task<'_>, folder: &Path) -> Order {
     }
 }
 
-fn native(task: &Task<'_>) -> Order {
+fn native(task: &Task<'_>) -> ProcessSpec {
     let request = Request {
         kind: task.stage.kind,
         params: task.attempt.params.clone(),
@@ -54,7 +54,7 @@ fn native(task: &Task<'_>) -> Order {
     };
     let libraries = executes(task.stage.kind).then(onnxruntime).flatten();
     let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
-    Order {
+    ProcessSpec {
         argv: ["/proc/self/exe", "stage", "work", task.stage.name.as_str()]
             .map(str::to_owned)
             .into(),
@@ -111,7 +111,7 @@ fn place(text: &str, folder: &Path) -> PathBuf {
 /// Variables of ours that a program cannot do without; the rest of the environment is the stage's.
 const INHERITED: [&str; 2] = ["PATH", "HOME"];
 
-fn command(task: &Task<'_>, folder: &Path) -> Order {
+fn command(task: &Task<'_>, folder: &Path) -> ProcessSpec {
     let texts = |name: &str| -> Vec<String> {
         let list = task.attempt.params.get(name).and_then(Value::as_array);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -134,7 +134,7 @@ fn command(task: &Task<'_>, folder: &Path) -> Order {
         let path = std::path::absolute(&path).unwrap_or(path);
         *program = path.into_os_string().into_string().unwrap_or_else(|_| program.clone());
     }
-    Order {
+    ProcessSpec {
         argv,
         env,
         dir: task.out.to_owned(),

@@ -9,8 +9,8 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::Kind;
 
 use crate::checkpoint;
+use crate::console::tell;
 use crate::exit::Failed;
-use crate::say::tell;
 
 /// What a stage of smelt's own reads on its standard input.
 #[derive(Debug, Serialize, Deserialize)]

@@ -10,14 +10,14 @@ use smelt_engine::{graph, llm, onnxruntime};
 use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
 use smelt_model::grid::Grid;
-use smelt_model::model::Part;
+use smelt_model::model::ModelPart;
 use smelt_model::quantize::{BUDGET, Method, Options, Report, Scheme};
 use smelt_plan::Kind;
 
 use super::request::{Request, say};
 use super::{calibrate, deployment, source, surgery, verify};
-use crate::checkpoint::{self, Form};
-use crate::commands::export::Order;
+use crate::checkpoint::{self, QuantFormat};
+use crate::commands::export::ExportOptions;
 use crate::exit::{Exit, Failed};
 
 pub(crate) fn run(request: &str) -> Result<Exit, Failed> {
@@ -55,12 +55,12 @@ fn onnx_export(request: &Request) -> Result<(), Failed> {
     let grids = grids.iter().map(|grid| grid.parse()).collect::<Result<Vec<Grid>, _>>();
     let grids = grids.map_err(Failed::usage)?;
     let part = match request.word("part")? {
-        "llm" => Part::Llm,
-        "encoder" => Part::Encoder,
-        "classifier" => Part::Classifier,
-        _ => Part::Vision,
+        "llm" => ModelPart::Llm,
+        "encoder" => ModelPart::Encoder,
+        "classifier" => ModelPart::Classifier,
+        _ => ModelPart::Vision,
     };
-    let order = Order { dtype, input, probe: request.flag("probe"), grids };
+    let order = ExportOptions { dtype, input, probe: request.flag("probe"), grids };
     order.check(&[part])?;
     order.fill(&checkpoint, part, &request.out, &mut say).map_err(Failed::model)
 }
@@ -82,7 +82,7 @@ fn quantize(request: &Request) -> Result<(), Failed> {
         calibration: request.optional_input("calibration"),
         ..Options::plain(scheme("scheme", request.word("scheme")?)?)
     };
-    let form = Form::parse(request.word("format")?).map_err(Failed::usage)?;
+    let form = QuantFormat::parse(request.word("format")?).map_err(Failed::usage)?;
     let report = checkpoint::quantize(&checkpoint, &options, form, &request.out, &mut say)?;
     report.iter().flat_map(Report::table).for_each(|line| say(&line));
     Ok(())

@@ -147,10 +147,10 @@ impl Reader {
         let (mut folder, mut outer) = (folder.clone(), Vec::new());
         for part in Line::of(line).parts.into_iter().take(COMMANDS_MAX) {
             match part {
-                Part::Begin => outer.push(folder.clone()),
-                Part::End => folder = outer.pop().unwrap_or(folder),
-                Part::Within(line) => self.line(&line, &folder),
-                Part::Command(words) => self.command_of_a_line(&words, &mut folder),
+                ShellPart::Begin => outer.push(folder.clone()),
+                ShellPart::End => folder = outer.pop().unwrap_or(folder),
+                ShellPart::Within(line) => self.line(&line, &folder),
+                ShellPart::Command(words) => self.command_of_a_line(&words, &mut folder),
             }
         }
         self.depth -= 1;
@@ -302,7 +302,7 @@ fn without_assignments(words: &[Word]) -> &[Word] {
 
 /// A part of a line.
 #[derive(Debug, PartialEq, Eq)]
-enum Part {
+enum ShellPart {
     Command(Vec<Word>),
     /// A line whose output stands in a word.
     Within(String),
@@ -313,7 +313,7 @@ enum Part {
 
 /// A line, cut as a shell cuts it.
 struct Line {
-    parts: Vec<Part>,
+    parts: Vec<ShellPart>,
 }
 
 impl Line {
@@ -325,14 +325,14 @@ impl Line {
     }
 
     fn words(self) -> Vec<Word> {
-        let words = |part| if let Part::Command(words) = part { words } else { Vec::new() };
+        let words = |part| if let ShellPart::Command(words) = part { words } else { Vec::new() };
         self.parts.into_iter().flat_map(words).collect()
     }
 }
 
 struct Cutter<'a> {
     rest: Peekable<Chars<'a>>,
-    parts: Vec<Part>,
+    parts: Vec<ShellPart>,
     words: Vec<Word>,
 }
 
@@ -355,7 +355,7 @@ impl Cutter<'_> {
                 '(' | ')' => {
                     self.rest.next();
                     self.end_command();
-                    self.parts.push(if c == '(' { Part::Begin } else { Part::End });
+                    self.parts.push(if c == '(' { ShellPart::Begin } else { ShellPart::End });
                 }
                 '#' => while self.rest.next_if(|c| *c != '\n').is_some() {},
                 '<' | '>' => ends.extend(self.redirection()),
@@ -374,7 +374,7 @@ impl Cutter<'_> {
 
     fn end_command(&mut self) {
         if !self.words.is_empty() {
-            self.parts.push(Part::Command(std::mem::take(&mut self.words)));
+            self.parts.push(ShellPart::Command(std::mem::take(&mut self.words)));
         }
     }
 
@@ -457,14 +457,14 @@ impl Cutter<'_> {
         if sign == '`' {
             let line: String = self.rest.by_ref().take_while(|c| *c != '`').collect();
             text.push('`');
-            self.parts.push(Part::Within(line));
+            self.parts.push(ShellPart::Within(line));
             return true;
         }
         match self.rest.peek() {
             Some('(') => {
                 let line = self.within();
                 text.push_str("(…)");
-                self.parts.push(Part::Within(line));
+                self.parts.push(ShellPart::Within(line));
                 true
             }
             Some('{') => {

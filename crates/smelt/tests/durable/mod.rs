@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::world::World;
-use order::{CALLS, Seen, follow};
+use order::{CALLS, TraceReport, follow};
 
 /// One stage with a file in a directory, in a new store.
 const GOOD: &str = r#"
@@ -43,7 +43,7 @@ const GOOD: &str = r#"
 7 write(2</dev/pts/0>, "[1/1] a sealed in 0.1 s, peak RSS 7.9 MiB", 41) = 41
 "#;
 
-fn seen(trace: &str) -> Seen {
+fn seen(trace: &str) -> TraceReport {
     follow(trace, Path::new("/s"))
 }
 

@@ -17,7 +17,7 @@ pub(super) const CALLS: &str = "openat,write,pwrite64,writev,pwritev,pwritev2,se
 
 /// What a trace shows.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct TraceReport {
     /// What is out of order, with the line.
     pub(super) faults: Vec<String>,
     /// The stages whose result was acknowledged, by a line to the user and by the journal.
@@ -28,7 +28,7 @@ pub(super) struct Seen {
 }
 
 /// Follows the trace of a run in the store at `store`, which it makes.
-pub(super) fn follow(trace: &str, store: &Path) -> Seen {
+pub(super) fn follow(trace: &str, store: &Path) -> TraceReport {
     let calls = calls(trace);
     let mut steps: Vec<(usize, bool, &Call<'_>)> = Vec::new();
     for call in calls.iter().filter(|call| call.is_done) {
@@ -57,7 +57,7 @@ struct Record {
 #[derive(Default)]
 struct Disk {
     store: PathBuf,
-    seen: Seen,
+    seen: TraceReport,
     /// Changed contents, and modes; the line of the change.
     contents: BTreeMap<PathBuf, usize>,
     /// New names, in a directory that is not synced.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::cases::{Case, Work};
-use super::{Run, machine};
+use super::{ProcessRun, machine};
 use crate::bench::measure::median;
 use crate::bench::workflow::Check;
 
@@ -40,13 +40,14 @@ impl Row {
     pub(super) fn new(
         case: &Case,
         names: Vec<&'static str>,
-        taken: &[Vec<Run>],
+        taken: &[Vec<ProcessRun>],
         bytes: Option<f64>,
         bandwidth: f64,
     ) -> Result<Self> {
-        let medians: Vec<Run> = taken.iter().map(|runs| medians(runs)).collect();
+        let medians: Vec<ProcessRun> = taken.iter().map(|runs| medians(runs)).collect();
         let (ours, rivals) = medians.split_last().context("a case has sides")?;
-        let faster = |a: &(usize, &Run), b: &(usize, &Run)| a.1.speed.total_cmp(&b.1.speed);
+        let faster =
+            |a: &(usize, &ProcessRun), b: &(usize, &ProcessRun)| a.1.speed.total_cmp(&b.1.speed);
         let (at, theirs) = rivals.iter().enumerate().max_by(faster).context("it has a rival")?;
         let mut lines = lines(case, ours, theirs);
         if let Some(bytes) = bytes.filter(|_| !is_batched(case)) {
@@ -73,23 +74,23 @@ fn is_batched(case: &Case) -> bool {
     matches!(case.work, Work::Text { slots, .. } if slots > 1)
 }
 
-fn lines(case: &Case, ours: &Run, theirs: &Run) -> Vec<Line> {
+fn lines(case: &Case, ours: &ProcessRun, theirs: &ProcessRun) -> Vec<Line> {
     let targets = &case.targets;
     let speed = match case.work {
         Work::Text { .. } => "decode, tokens/s",
         Work::Pictures { .. } => "pictures/s",
     };
-    let faster = |what, of: fn(&Run) -> f64, min: Option<f64>| {
+    let faster = |what, of: fn(&ProcessRun) -> f64, min: Option<f64>| {
         let (ours, theirs) = (of(ours), of(theirs));
         let check = min.map(|min| Check::at_least("times the rival", ours / theirs, min));
         Line { what, ours, theirs: Some(theirs), check }
     };
-    let smaller = |what, of: fn(&Run) -> f64, max: Option<f64>| {
+    let smaller = |what, of: fn(&ProcessRun) -> f64, max: Option<f64>| {
         let (ours, theirs) = (of(ours), of(theirs));
         let check = max.map(|max| Check::at_most("of the rival's", ours / theirs, max));
         Line { what, ours, theirs: Some(theirs), check }
     };
-    let prefill = |run: &Run| run.prefill.unwrap_or(f64::NAN);
+    let prefill = |run: &ProcessRun| run.prefill.unwrap_or(f64::NAN);
     let mut lines = vec![faster(speed, |run| run.speed, targets.speed_min)];
     if ours.prefill.is_some() {
         lines.push(faster("prefill, tokens/s", prefill, targets.prefill_min));
@@ -101,10 +102,10 @@ fn lines(case: &Case, ours: &Run, theirs: &Run) -> Vec<Line> {
 }
 
 /// Each figure's own median.
-fn medians(runs: &[Run]) -> Run {
-    let of = |figure: fn(&Run) -> f64| median(runs.iter().map(figure));
+fn medians(runs: &[ProcessRun]) -> ProcessRun {
+    let of = |figure: fn(&ProcessRun) -> f64| median(runs.iter().map(figure));
     let has_prompts = runs.iter().all(|run| run.prefill.is_some());
-    Run {
+    ProcessRun {
         load_s: of(|run| run.load_s),
         prefill: has_prompts.then(|| of(|run| run.prefill.unwrap_or(f64::NAN))),
         speed: of(|run| run.speed),
@@ -183,8 +184,8 @@ mod tests {
     use super::*;
     use crate::bench::cpu::cases;
 
-    fn run(speed: f64, rss_mib: f64) -> Run {
-        Run { load_s: 0.01, prefill: Some(100.0), speed, rss_mib, cpu_s: 1.0 }
+    fn run(speed: f64, rss_mib: f64) -> ProcessRun {
+        ProcessRun { load_s: 0.01, prefill: Some(100.0), speed, rss_mib, cpu_s: 1.0 }
     }
 
     #[test]

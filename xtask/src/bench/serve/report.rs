@@ -29,7 +29,7 @@ const IDLE_MIB_MAX: f64 = 50.0;
 const FIRST_MAX: f64 = 1.2;
 
 /// Everything that was measured, both sides in the order smelt and rival.
-pub(super) struct Found {
+pub(super) struct Measurements {
     /// Streams at once, and what both sides did.
     pub(super) rows: Vec<(usize, [Figures; 2])>,
     /// Short texts beside long prompts: the client's rows of each side.
@@ -107,7 +107,7 @@ pub(super) fn write(
     facts: &Value,
     served: &Value,
     runs: usize,
-    found: &Found,
+    found: &Measurements,
     folder: &Path,
 ) -> Result<()> {
     let lines = lines(found)?;
@@ -138,7 +138,7 @@ pub(super) fn write(
     if missed.is_empty() { Ok(()) } else { bail!("targets missed: {}", missed.join("; ")) }
 }
 
-fn lines(found: &Found) -> Result<Vec<Line>> {
+fn lines(found: &Measurements) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
     let mut both = |what: String, [ours, theirs]: [f64; 2], check| {
         lines.push(Line { what, ours, theirs: Some(theirs), check });
@@ -190,7 +190,7 @@ fn lines(found: &Found) -> Result<Vec<Line>> {
 }
 
 /// What is measured of smelt alone.
-fn own_lines(found: &Found) -> Vec<Line> {
+fn own_lines(found: &Measurements) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut own = |what: String, ours, check| {
         lines.push(Line { what, ours, theirs: None, check: Some(check) });
@@ -255,7 +255,7 @@ mod tests {
             let per_s = json!({ "median": 1.0 / all });
             json!({ "ttft_text_ms": late(text), "ttft_image_ms": late(image), "ttft_all_ms": late(all), "requests_per_s": per_s })
         };
-        let found = Found {
+        let found = Measurements {
             rows: rows.to_vec(),
             beside_prompts: [vec![row(0.8, 1.0)], vec![row(1.0, 1.0)]],
             beside_streams: [vec![row(0.1, 0.6)], vec![row(0.9, 1.0)]],

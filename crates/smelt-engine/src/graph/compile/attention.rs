@@ -1,7 +1,7 @@
 //! Finds attention: a softmax between two products, scale and mask on the way.
 
 use super::super::op::{Binary, Op};
-use super::net::{Found, Kind, Net, Node, Wires};
+use super::net::{FusedNode, Kind, Net, Node, Wires};
 
 /// Makes one node of each softmax(q · k · scale + mask) · v.
 pub(super) fn fuse(net: &mut Net) {
@@ -23,7 +23,7 @@ impl<'a> Search<'a> {
     }
 
     /// Looks around the softmax at `index`.
-    fn from(mut self, index: usize) -> Option<Found> {
+    fn from(mut self, index: usize) -> Option<FusedNode> {
         let wires = self.wires;
         let node = &wires.net.nodes[index];
         let Kind::One(Op::Softmax { axis }) = node.kind else { return None };
@@ -60,7 +60,7 @@ impl<'a> Search<'a> {
             inputs: vec![Some(q), Some(k), Some(v), mask],
             outputs: mix.outputs.clone(),
         };
-        Some(Found { node, parts: self.parts })
+        Some(FusedNode { node, parts: self.parts })
     }
 
     /// The scores before a mask was added, and the mask.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::super::chain::{Chain, Link, Source};
 use super::super::op::{CastTo, Op};
-use super::net::{Found, Kind, Net, Node, Wires};
+use super::net::{FusedNode, Kind, Net, Node, Wires};
 
 /// More links than this would leave the first cache.
 const LINKS_MAX: usize = 12;
@@ -65,7 +65,7 @@ fn gather(wires: &Wires<'_>, last: usize) -> Vec<usize> {
 }
 
 /// The chain of the nodes `parts`.
-fn chained(wires: &Wires<'_>, parts: Vec<usize>) -> Found {
+fn chained(wires: &Wires<'_>, parts: Vec<usize>) -> FusedNode {
     let nodes: Vec<&Node> = parts.iter().map(|&part| &wires.net.nodes[part]).collect();
     let mut operands: Vec<Option<usize>> = Vec::new();
     let mut links = Vec::with_capacity(nodes.len());
@@ -95,5 +95,5 @@ fn chained(wires: &Wires<'_>, parts: Vec<usize>) -> Found {
         inputs: operands,
         outputs: last.outputs.clone(),
     };
-    Found { node, parts }
+    FusedNode { node, parts }
 }

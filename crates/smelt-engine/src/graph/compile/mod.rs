@@ -28,7 +28,7 @@ const ARENA_NUMBERS_MAX: usize = 1 << 30;
 
 /// What a program does for inputs of certain shapes.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct ExecutionPlan {
     pub(crate) tasks: Vec<Task>,
     /// Values known before anything runs, by place.
     pub(crate) known: Vec<Option<Value>>,
@@ -41,7 +41,7 @@ pub(crate) struct Plan {
     pub(crate) arena: usize,
 }
 
-impl Plan {
+impl ExecutionPlan {
     /// Compiles `program` for inputs of which `facts` are known; the error is one line that names
     /// the node.
     pub(crate) fn new(

@@ -7,8 +7,8 @@ use super::super::array::{Array, Value};
 use super::super::chain::Chain;
 use super::super::op::{CastTo, Op};
 use super::super::ops::Machine;
-use super::super::program::{Program, Step};
-use super::super::shapes::{Fact, Given, infer};
+use super::super::program::{Instruction, Program};
+use super::super::shapes::{Fact, InputFact, infer};
 
 /// Nodes in the order they run, and what is known of the places they read and write.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Net {
     }
 
     /// Whether `step` gives its input again.
-    fn changes_nothing(&self, step: &Step) -> bool {
+    fn changes_nothing(&self, step: &Instruction) -> bool {
         match step.op {
             Op::Identity => true,
             Op::Cast { to: CastTo::F32 } => {
@@ -106,7 +106,7 @@ impl Net {
     }
 
     /// Computes a step whose inputs are known, or makes a node of it.
-    fn take(&mut self, step: Step, machine: Machine<'_>) -> Result<(), String> {
+    fn take(&mut self, step: Instruction, machine: Machine<'_>) -> Result<(), String> {
         if self.take_shape(&step) {
             return Ok(());
         }
@@ -122,13 +122,13 @@ impl Net {
                 self.facts[*place] = Some(fact);
             }
         }
-        let Step { op, title, inputs, outputs } = step;
+        let Instruction { op, title, inputs, outputs } = step;
         self.nodes.push(Node { kind: Kind::One(op), title, inputs, outputs });
         Ok(())
     }
 
     /// Computes a Shape of a value whose shape is known.
-    fn take_shape(&mut self, step: &Step) -> bool {
+    fn take_shape(&mut self, step: &Instruction) -> bool {
         let (&Op::Shape { start, end }, &[Some(from)], &[Some(to)]) =
             (&step.op, &step.inputs[..], &step.outputs[..])
         else {
@@ -146,17 +146,17 @@ impl Net {
         true
     }
 
-    fn infer(&self, step: &Step) -> Option<Vec<Fact>> {
+    fn infer(&self, step: &Instruction) -> Option<Vec<Fact>> {
         infer(&step.op, &self.given(&step.inputs)?)
     }
 
     /// What is known of `places`, if it is something of each.
-    pub(super) fn given(&self, places: &[Option<usize>]) -> Option<Vec<Option<Given<'_>>>> {
+    pub(super) fn given(&self, places: &[Option<usize>]) -> Option<Vec<Option<InputFact<'_>>>> {
         let given = |place: &Option<usize>| match *place {
             None => Some(None),
             Some(place) => {
                 let fact = self.facts[place].as_ref()?;
-                Some(Some(Given { fact, known: self.known[place].as_ref() }))
+                Some(Some(InputFact { fact, known: self.known[place].as_ref() }))
             }
         };
         places.iter().map(given).collect()
@@ -178,10 +178,10 @@ impl Net {
     }
 
     /// Puts each node of `whole` in the place of the last of the nodes it stands for.
-    pub(super) fn replace(&mut self, whole: Vec<Found>) {
+    pub(super) fn replace(&mut self, whole: Vec<FusedNode>) {
         let mut nodes: Vec<Option<Node>> =
             std::mem::take(&mut self.nodes).into_iter().map(Some).collect();
-        for Found { node, parts } in whole {
+        for FusedNode { node, parts } in whole {
             parts.iter().for_each(|&part| nodes[part] = None);
             let last = parts.into_iter().max().expect("something was found");
             nodes[last] = Some(node);
@@ -191,7 +191,7 @@ impl Net {
 }
 
 /// A node that stands for several, and which.
-pub(super) struct Found {
+pub(super) struct FusedNode {
     pub(super) node: Node,
     pub(super) parts: Vec<usize>,
 }

@@ -3,7 +3,7 @@
 use super::super::array::Value;
 use super::super::op::{Binary, Op, Unary};
 use super::super::shapes::is_row_mean;
-use super::net::{Found, Kind, Net, Node, Norm, Wires};
+use super::net::{FusedNode, Kind, Net, Node, Norm, Wires};
 
 /// Makes one node of each norm over the last dimension.
 pub(super) fn fuse(net: &mut Net) {
@@ -14,7 +14,7 @@ pub(super) fn fuse(net: &mut Net) {
 }
 
 /// A LayerNormalization over the last dimension of which only the result is read.
-fn whole(wires: &Wires<'_>, index: usize) -> Option<Found> {
+fn whole(wires: &Wires<'_>, index: usize) -> Option<FusedNode> {
     let node = &wires.net.nodes[index];
     let Kind::One(Op::LayerNormalization { axis, eps }) = node.kind else { return None };
     let rank = wires.shape(node.inputs[0]?)?.len();
@@ -33,7 +33,7 @@ fn whole(wires: &Wires<'_>, index: usize) -> Option<Found> {
         inputs,
         outputs: node.outputs[..1].to_vec(),
     };
-    Some(Found { node, parts: vec![index] })
+    Some(FusedNode { node, parts: vec![index] })
 }
 
 /// Whether `place` is a constant of `width` numbers along the last dimension.
@@ -57,7 +57,7 @@ impl<'a> Search<'a> {
     }
 
     /// Looks around the mean of squares at `index`.
-    fn from(mut self, index: usize) -> Option<Found> {
+    fn from(mut self, index: usize) -> Option<FusedNode> {
         let wires = self.wires;
         let node = &wires.net.nodes[index];
         let Kind::One(op) = &node.kind else { return None };
@@ -81,7 +81,7 @@ impl<'a> Search<'a> {
             inputs: vec![Some(x), scale, bias],
             outputs: vec![Some(result)],
         };
-        Some(Found { node, parts: self.parts })
+        Some(FusedNode { node, parts: self.parts })
     }
 
     /// What `squares` are the squares of.

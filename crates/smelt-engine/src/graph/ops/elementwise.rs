@@ -245,7 +245,7 @@ struct Loop {
 }
 
 /// Neighbouring results: `len` of them, from `a` and `b` on with their steps.
-pub(super) struct Run {
+pub(super) struct ElementSpan {
     pub(super) len: usize,
     pub(super) a: usize,
     pub(super) b: usize,
@@ -278,7 +278,11 @@ impl Pairing {
     }
 
     /// Visits the results in `range` run by run, with the index of each run's first result.
-    pub(super) fn runs(&self, range: std::ops::Range<usize>, mut visit: impl FnMut(usize, Run)) {
+    pub(super) fn runs(
+        &self,
+        range: std::ops::Range<usize>,
+        mut visit: impl FnMut(usize, ElementSpan),
+    ) {
         let Some((inner, outer)) = self.loops.split_last() else { return };
         let mut at = range.start;
         while at < range.end {
@@ -292,7 +296,7 @@ impl Pairing {
                 b += index * dim.b_step;
             }
             let len = (inner.len - within).min(range.end - at);
-            visit(at, Run { len, a, b, a_step: inner.a_step, b_step: inner.b_step });
+            visit(at, ElementSpan { len, a, b, a_step: inner.a_step, b_step: inner.b_step });
             at += len;
         }
     }

@@ -137,15 +137,15 @@ impl HeadShape {
             }
             KvType::F16 => self.put(parts, position, rows, [to_halves; 2]),
             KvType::Int8 => {
-                let levels = rows.map(Levels::of);
-                number_slice(parts.key_scales)[position] = levels[0].scale;
-                number_slice(parts.value_scales)[position] = levels[1].scale;
+                let quants = rows.map(RowQuantizer::of);
+                number_slice(parts.key_scales)[position] = quants[0].scale;
+                number_slice(parts.value_scales)[position] = quants[1].scale;
                 let parts = Parts { keys: parts.keys, values: parts.values, ..Parts::default() };
                 self.put(
                     parts,
                     position,
                     rows,
-                    levels.map(|of| move |x: &[f32], to: &mut [i8]| of.levels(x, to)),
+                    quants.map(|of| move |x: &[f32], to: &mut [i8]| of.quants(x, to)),
                 );
             }
         }
@@ -208,18 +208,18 @@ fn to_halves(row: &[f32], to: &mut [u16]) {
     }
 }
 
-/// How one row becomes levels: `x ≈ level * scale`.
+/// How one row becomes quants: `x ≈ quant * scale`.
 #[derive(Clone, Copy)]
-struct Levels {
+struct RowQuantizer {
     scale: f32,
     inverse: f32,
 }
 
-impl Levels {
-    /// Largest level, so that both signs reach equally far.
+impl RowQuantizer {
+    /// Largest quant, so that both signs reach equally far.
     const MOST: f32 = 127.0;
 
-    /// The scale that lets the largest number reach the largest level.  Of a row with a number that
+    /// The scale that lets the largest number reach the largest quant.  Of a row with a number that
     /// is none it is NaN, so that what comes of it shows.
     fn of(row: &[f32]) -> Self {
         let largest = row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
@@ -229,8 +229,8 @@ impl Levels {
         Self { scale, inverse }
     }
 
-    /// The nearest levels, ties to even.
-    fn levels(&self, row: &[f32], to: &mut [i8]) {
+    /// The nearest quants, ties to even.
+    fn quants(&self, row: &[f32], to: &mut [i8]) {
         for (x, to) in row.iter().zip(to) {
             *to = (x * self.inverse + ROUND - ROUND) as i8;
         }

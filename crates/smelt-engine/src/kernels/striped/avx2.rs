@@ -6,14 +6,14 @@
 
 use std::arch::x86_64::*;
 
-use super::input::LevelTile;
+use super::input::QuantTile;
 use super::multiply::Outputs;
-use super::{Bits, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, STRIPE};
+use super::{Bits, MIDDLE_BYTE, MIDDLE_NIBBLE, QuantStripe, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of sixteen rows by four columns.
 pub(super) const STEP: usize = 64;
-/// How far ahead of their use levels are asked for: some 100 ns of one core's stream.
+/// How far ahead of their use quants are asked for: some 100 ns of one core's stream.
 const AHEAD: usize = 4096;
 
 /// Two registers: rows 0..8 and 8..16.
@@ -56,7 +56,7 @@ fn widen(bits: __m128i) -> __m256 {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
 }
 
-/// Four levels of one token, for every row.
+/// Four quants of one token, for every row.
 ///
 /// # Safety
 /// They are at `quad`.
@@ -67,24 +67,24 @@ pub(super) unsafe fn broadcast(quad: *const i8) -> __m256i {
     _mm256_set1_epi32(unsafe { quad.cast::<i32>().read_unaligned() })
 }
 
-/// Half `part` of the step at `levels`, after asking for what lies [`AHEAD`].
+/// Half `part` of the step at `quants`, after asking for what lies [`AHEAD`].
 ///
 /// # Safety
-/// There are 64 bytes at `levels`; what lies ahead need not be there.
+/// There are 64 bytes at `quants`; what lies ahead need not be there.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn stream(levels: *const u8, part: usize) -> __m256i {
+pub(super) unsafe fn stream(quants: *const u8, part: usize) -> __m256i {
     // SAFETY: promised by the caller; a prefetch is a hint, it may name any address and reads nothing.
     unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(levels.wrapping_add(AHEAD).cast());
-        _mm256_loadu_si256(levels.add(part * 32).cast())
+        _mm_prefetch::<_MM_HINT_T0>(quants.wrapping_add(AHEAD).cast());
+        _mm256_loadu_si256(quants.add(part * 32).cast())
     }
 }
 
-/// The levels that mean 0 in `group`, negated.
+/// The quants that mean 0 in `group`, negated.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn minus_zeros(stripe: &LevelStripe<'_>, group: usize) -> Pair<__m256i> {
+fn minus_zeros(stripe: &QuantStripe<'_>, group: usize) -> Pair<__m256i> {
     let Some(zeros) = stripe.zeros else {
         return [_mm256_set1_epi32(-i32::from(MIDDLE_NIBBLE)); 2];
     };
@@ -96,11 +96,11 @@ fn minus_zeros(stripe: &LevelStripe<'_>, group: usize) -> Pair<__m256i> {
     })
 }
 
-/// `N` tiles of `W` tokens by a stripe of levels, token after token: sixteen registers hold no more.
+/// `N` tiles of `W` tokens by a stripe of quants, token after token: sixteen registers hold no more.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn levels<const W: usize, const N: usize>(
-    stripe: LevelStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+pub(super) fn quants<const W: usize, const N: usize>(
+    stripe: QuantStripe<'_>,
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     let (outs, _) = out.as_chunks_mut::<W>();
@@ -117,8 +117,8 @@ pub(super) fn levels<const W: usize, const N: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tile_by<const W: usize, const NIBBLES: bool, const GROUPED: bool>(
-    stripe: LevelStripe<'_>,
-    tile: LevelTile<'_>,
+    stripe: QuantStripe<'_>,
+    tile: QuantTile<'_>,
     out: &mut [[f32; STRIPE]; W],
 ) {
     stripe.check();
@@ -141,9 +141,9 @@ fn tile_by<const W: usize, const NIBBLES: bool, const GROUPED: bool>(
         // SAFETY: `check` saw that stripe and tile have as many runs.
         let sums = unsafe {
             if NIBBLES {
-                run_nibbles::<W>(stripe.levels, tile, run, minus_zero)
+                run_nibbles::<W>(stripe.quants, tile, run, minus_zero)
             } else {
-                run_bytes::<W>(stripe.levels, tile, run)
+                run_bytes::<W>(stripe.quants, tile, run)
             }
         };
         for (token, total) in totals.iter_mut().enumerate() {
@@ -172,12 +172,12 @@ fn tile_by<const W: usize, const NIBBLES: bool, const GROUPED: bool>(
 /// 2 * 15 * 127 are 30,480.
 ///
 /// # Safety
-/// `levels` and `tile` have that run.
+/// `quants` and `tile` have that run.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn run_nibbles<const W: usize>(
-    levels: &[u8],
-    tile: LevelTile<'_>,
+    quants: &[u8],
+    tile: QuantTile<'_>,
     run: usize,
     minus_zero: Pair<__m256i>,
 ) -> [Pair<__m256i>; W] {
@@ -187,13 +187,13 @@ unsafe fn run_nibbles<const W: usize>(
         let at = run * 4 + step;
         for part in 0..2 {
             // SAFETY: a run has four steps of eight columns.
-            let pairs = unsafe { stream(levels.as_ptr().add(at * STEP), part) };
+            let pairs = unsafe { stream(quants.as_ptr().add(at * STEP), part) };
             let low = _mm256_and_si256(pairs, mask);
             let high = _mm256_and_si256(_mm256_srli_epi16::<4>(pairs), mask);
             for (token, narrow) in narrow.iter_mut().enumerate() {
                 // SAFETY: as above.
                 let (first, second) = unsafe {
-                    let quads = tile.levels.as_ptr().add((at * 2 * W + token) * 4);
+                    let quads = tile.quants.as_ptr().add((at * 2 * W + token) * 4);
                     (broadcast(quads), broadcast(quads.add(W * 4)))
                 };
                 let first = _mm256_maddubs_epi16(low, first);
@@ -215,17 +215,17 @@ unsafe fn run_nibbles<const W: usize>(
     sums
 }
 
-/// Sums of one run of bytes.  `maddubs` takes one unsigned factor: the sizes of the levels, whose signs
+/// Sums of one run of bytes.  `maddubs` takes one unsigned factor: the sizes of the quants, whose signs
 /// go to the activations (an activation is never -128, which has no negative); a pair is at most
 /// 2 * 128 * 127 and fits sixteen bits.
 ///
 /// # Safety
-/// `levels` and `tile` have that run.
+/// `quants` and `tile` have that run.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn run_bytes<const W: usize>(
-    levels: &[u8],
-    tile: LevelTile<'_>,
+    quants: &[u8],
+    tile: QuantTile<'_>,
     run: usize,
 ) -> [Pair<__m256i>; W] {
     let middle = _mm256_set1_epi8(MIDDLE_BYTE as i8);
@@ -235,13 +235,13 @@ unsafe fn run_bytes<const W: usize>(
         let at = run * 8 + step;
         for part in 0..2 {
             // SAFETY: a run has eight steps of four columns.
-            let level = unsafe { stream(levels.as_ptr().add(at * STEP), part) };
-            let level = _mm256_xor_si256(level, middle);
-            let size = _mm256_abs_epi8(level);
+            let quant = unsafe { stream(quants.as_ptr().add(at * STEP), part) };
+            let quant = _mm256_xor_si256(quant, middle);
+            let size = _mm256_abs_epi8(quant);
             for (token, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: as above.
-                let x = unsafe { broadcast(tile.levels.as_ptr().add((at * W + token) * 4)) };
-                let pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, level));
+                let x = unsafe { broadcast(tile.quants.as_ptr().add((at * W + token) * 4)) };
+                let pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(x, quant));
                 sums[part] = _mm256_add_epi32(sums[part], _mm256_madd_epi16(pairs, ones));
             }
         }

@@ -1,4 +1,4 @@
-//! Computes the kernels of stripes with AVX-512, levels with its VNNI.
+//! Computes the kernels of stripes with AVX-512, quants with its VNNI.
 //!
 //! Callers have detected the features.
 
@@ -6,14 +6,14 @@
 
 use std::arch::x86_64::*;
 
-use super::input::LevelTile;
+use super::input::QuantTile;
 use super::multiply::Outputs;
-use super::{LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
+use super::{MIDDLE_BYTE, MIDDLE_NIBBLE, QuantStripe, RUN, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of a register.
 pub(super) const VECTOR: usize = 64;
-/// How far ahead of their use levels are asked for: some 100 ns of one core's stream.
+/// How far ahead of their use quants are asked for: some 100 ns of one core's stream.
 const AHEAD: usize = 4096;
 
 /// Sixteen floats at `index` of `numbers`.
@@ -39,10 +39,10 @@ unsafe fn load(numbers: Elements<'_>, index: usize) -> __m512 {
     }
 }
 
-/// The levels that mean 0 in `group`, negated.
+/// The quants that mean 0 in `group`, negated.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-fn minus_zeros(stripe: &LevelStripe<'_>, group: usize, middle: u8) -> __m512i {
+fn minus_zeros(stripe: &QuantStripe<'_>, group: usize, middle: u8) -> __m512i {
     let Some(zeros) = stripe.zeros else { return _mm512_set1_epi32(-i32::from(middle)) };
     let zeros = &zeros[group * STRIPE..][..STRIPE];
     // SAFETY: `zeros` has sixteen bytes.
@@ -50,21 +50,21 @@ fn minus_zeros(stripe: &LevelStripe<'_>, group: usize, middle: u8) -> __m512i {
     _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_cvtepu8_epi32(zeros))
 }
 
-/// The register at `levels`, after asking for what lies [`AHEAD`].
+/// The register at `quants`, after asking for what lies [`AHEAD`].
 ///
 /// # Safety
-/// There are 64 bytes at `levels`; what lies ahead need not be there.
+/// There are 64 bytes at `quants`; what lies ahead need not be there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn stream(levels: *const u8) -> __m512i {
+pub(super) unsafe fn stream(quants: *const u8) -> __m512i {
     // SAFETY: promised by the caller; a prefetch is a hint, it may name any address and reads nothing.
     unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(levels.wrapping_add(AHEAD).cast());
-        _mm512_loadu_si512(levels.cast())
+        _mm_prefetch::<_MM_HINT_T0>(quants.wrapping_add(AHEAD).cast());
+        _mm512_loadu_si512(quants.cast())
     }
 }
 
-/// Four levels of one token, for every row.
+/// Four quants of one token, for every row.
 ///
 /// # Safety
 /// They are at `quad`.
@@ -75,14 +75,14 @@ pub(super) unsafe fn broadcast(quad: *const i8) -> __m512i {
     _mm512_set1_epi32(unsafe { quad.cast::<i32>().read_unaligned() })
 }
 
-/// Writes a kernel of levels; `$sum` adds a run's products to its sums.
-macro_rules! levels {
+/// Writes a kernel of quants; `$sum` adds a run's products to its sums.
+macro_rules! quants {
     ($name:ident, $sum:ident, $middle:expr) => {
-        /// `N` tiles of `W` tokens by a stripe of levels.
+        /// `N` tiles of `W` tokens by a stripe of quants.
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
         pub(super) fn $name<const W: usize, const N: usize>(
-            stripe: LevelStripe<'_>,
-            tiles: [LevelTile<'_>; N],
+            stripe: QuantStripe<'_>,
+            tiles: [QuantTile<'_>; N],
             out: &mut Outputs,
         ) {
             if stripe.is_grouped() {
@@ -94,8 +94,8 @@ macro_rules! levels {
     };
 }
 
-levels!(nibbles, sum_nibbles, MIDDLE_NIBBLE);
-levels!(bytes, sum_bytes, MIDDLE_BYTE);
+quants!(nibbles, sum_nibbles, MIDDLE_NIBBLE);
+quants!(bytes, sum_bytes, MIDDLE_BYTE);
 
 /// Writes the loop over runs of `$steps` registers; `$step` adds the products of one.
 macro_rules! sums {
@@ -103,8 +103,8 @@ macro_rules! sums {
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
         fn $name<const W: usize, const N: usize, const GROUPED: bool>(
-            stripe: LevelStripe<'_>,
-            tiles: [LevelTile<'_>; N],
+            stripe: QuantStripe<'_>,
+            tiles: [QuantTile<'_>; N],
             middle: u8,
             out: &mut Outputs,
         ) {
@@ -138,10 +138,10 @@ macro_rules! sums {
                     // quads as its steps read.
                     unsafe {
                         let at = run * $steps + step;
-                        let levels = stream(stripe.levels.as_ptr().add(at * VECTOR));
+                        let quants = stream(stripe.quants.as_ptr().add(at * VECTOR));
                         for n in 0..N {
-                            let quads = tiles[n].levels.as_ptr().add(at * (RUN / $steps) * W);
-                            $step::<W>(levels, quads, &mut sums[n]);
+                            let quads = tiles[n].quants.as_ptr().add(at * (RUN / $steps) * W);
+                            $step::<W>(quants, quads, &mut sums[n]);
                         }
                     }
                 }
@@ -195,10 +195,10 @@ unsafe fn step_nibbles<const W: usize>(pairs: __m512i, quads: *const i8, sums: &
 /// At `quads` lie those of the columns for `W` tokens.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn step_bytes<const W: usize>(levels: __m512i, quads: *const i8, sums: &mut [__m512i; W]) {
+unsafe fn step_bytes<const W: usize>(quants: __m512i, quads: *const i8, sums: &mut [__m512i; W]) {
     for (token, sum) in sums.iter_mut().enumerate() {
         // SAFETY: promised by the caller.
         let quad = unsafe { broadcast(quads.add(token * 4)) };
-        *sum = _mm512_dpbusd_epi32(*sum, levels, quad);
+        *sum = _mm512_dpbusd_epi32(*sum, quants, quad);
     }
 }

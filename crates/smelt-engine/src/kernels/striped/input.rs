@@ -13,15 +13,15 @@ use crate::kernels::threads::Threads;
 const TILE_TOKENS: usize = 4;
 /// Columns of half a run.
 const HALF: usize = RUN / 2;
-/// The largest level: -127..=127 is symmetric, and products of two levels then fit 16 bits in pairs.
-const LEVEL_MAX: f32 = 127.0;
+/// The largest quant: -127..=127 is symmetric, and products of two quants then fit 16 bits in pairs.
+const QUANT_MAX: f32 = 127.0;
 
 /// What becomes of activations before they are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     /// They stay f32.
     None,
-    /// Each token's run of [`RUN`] columns becomes 8-bit levels with a scale.
+    /// Each token's run of [`RUN`] columns becomes 8-bit quants with a scale.
     Runs,
 }
 
@@ -36,10 +36,10 @@ pub(crate) struct Input {
     /// `[tiles, columns, width]`, of [`Rounding::None`].
     floats: Vec<f32>,
     /// `[tiles, columns / 4, width, 4 columns]`, columns a multiple of [`RUN`].
-    levels: Vec<i8>,
+    quants: Vec<i8>,
     /// `[tiles, runs, width]`.
     scales: Vec<f32>,
-    /// Sums of levels, `[tiles, runs, width]`.
+    /// Sums of quants, `[tiles, runs, width]`.
     sums: Vec<i32>,
     /// The same of the first half of each run.
     firsts: Vec<i32>,
@@ -47,9 +47,9 @@ pub(crate) struct Input {
 
 /// Tokens of rounded activations.
 #[derive(Clone, Copy)]
-pub(super) struct LevelTile<'a> {
+pub(super) struct QuantTile<'a> {
     /// `[runs * 8, width, 4]`.
-    pub(super) levels: &'a [i8],
+    pub(super) quants: &'a [i8],
     /// `[runs, width]`.
     pub(super) scales: &'a [f32],
     /// `[runs, width]`.
@@ -58,10 +58,10 @@ pub(super) struct LevelTile<'a> {
     pub(super) firsts: &'a [i32],
 }
 
-impl LevelTile<'_> {
+impl QuantTile<'_> {
     /// Panics unless every part is as long as kernels read for `runs` of `width` tokens.
     pub(super) fn check(&self, runs: usize, width: usize) {
-        assert_eq!(self.levels.len(), runs * RUN * width, "levels of a tile");
+        assert_eq!(self.quants.len(), runs * RUN * width, "levels of a tile");
         assert_eq!(self.scales.len(), runs * width, "scales of a tile");
         assert_eq!(self.sums.len(), runs * width, "sums of a tile");
         assert_eq!(self.firsts.len(), runs * width, "sums of first halves");
@@ -76,7 +76,7 @@ impl Default for Input {
             columns: 0,
             width: 1,
             floats: Vec::new(),
-            levels: Vec::new(),
+            quants: Vec::new(),
             scales: Vec::new(),
             sums: Vec::new(),
             firsts: Vec::new(),
@@ -100,7 +100,7 @@ impl Input {
         (self.rounding, self.tokens, self.columns, self.width) = (rounding, tokens, columns, width);
         match rounding {
             Rounding::None => self.fill_floats(x, threads),
-            Rounding::Runs => self.fill_levels(x, isa, threads),
+            Rounding::Runs => self.fill_quants(x, isa, threads),
         }
     }
 
@@ -120,11 +120,11 @@ impl Input {
         });
     }
 
-    fn fill_levels(&mut self, x: &[f32], isa: Isa, threads: &Threads) {
+    fn fill_quants(&mut self, x: &[f32], isa: Isa, threads: &Threads) {
         let (columns, width, runs) = (self.columns, self.width, self.runs());
         let tiles = self.tiles();
-        self.levels.clear();
-        self.levels.resize(tiles * runs * RUN * width, 0);
+        self.quants.clear();
+        self.quants.resize(tiles * runs * RUN * width, 0);
         self.scales.clear();
         self.scales.resize(tiles * runs * width, 0.0);
         self.sums.clear();
@@ -132,12 +132,12 @@ impl Input {
         self.firsts.clear();
         self.firsts.resize(tiles * runs * width, 0);
         let mut parts: Vec<TileParts<'_>> = self
-            .levels
+            .quants
             .chunks_exact_mut((runs * RUN * width).max(1))
             .zip(self.scales.chunks_exact_mut((runs * width).max(1)))
             .zip(self.sums.chunks_exact_mut((runs * width).max(1)))
             .zip(self.firsts.chunks_exact_mut((runs * width).max(1)))
-            .map(|(((levels, scales), sums), firsts)| TileParts { levels, scales, sums, firsts })
+            .map(|(((quants, scales), sums), firsts)| TileParts { quants, scales, sums, firsts })
             .collect();
         // A number takes about as long as four products.
         threads.for_work(x.len() * 4).rows(&mut parts, 1, |first, parts| {
@@ -180,10 +180,10 @@ impl Input {
     }
 
     /// Tile `index` of rounded activations.
-    pub(super) fn level_tile(&self, index: usize) -> LevelTile<'_> {
+    pub(super) fn quant_tile(&self, index: usize) -> QuantTile<'_> {
         let runs = self.runs() * self.width;
-        LevelTile {
-            levels: &self.levels[index * runs * RUN..][..runs * RUN],
+        QuantTile {
+            quants: &self.quants[index * runs * RUN..][..runs * RUN],
             scales: &self.scales[index * runs..][..runs],
             sums: &self.sums[index * runs..][..runs],
             firsts: &self.firsts[index * runs..][..runs],
@@ -193,7 +193,7 @@ impl Input {
 
 /// Where the tokens of one tile go.
 struct TileParts<'a> {
-    levels: &'a mut [i8],
+    quants: &'a mut [i8],
     scales: &'a mut [f32],
     sums: &'a mut [i32],
     firsts: &'a mut [i32],
@@ -220,17 +220,17 @@ impl TileParts<'_> {
     /// Rounds the `row` of one token.
     #[inline(always)]
     fn round(&mut self, row: &[f32], token: usize, width: usize) {
-        let mut levels = [0; RUN];
+        let mut quants = [0; RUN];
         let (full, rest) = row.as_chunks::<RUN>();
         let mut last = [0.0; RUN];
         last[..rest.len()].copy_from_slice(rest);
         let runs = full.iter().chain((!rest.is_empty()).then_some(&last));
         for (run, numbers) in runs.enumerate() {
             let at = run * width + token;
-            let (scale, [first, second]) = round_run(numbers, &mut levels);
+            let (scale, [first, second]) = round_run(numbers, &mut quants);
             (self.scales[at], self.sums[at], self.firsts[at]) = (scale, first + second, first);
-            let quads = levels.as_chunks::<4>().0;
-            let out = self.levels[run * RUN * width..][..RUN * width].as_chunks_mut::<4>().0;
+            let quads = quants.as_chunks::<4>().0;
+            let out = self.quants[run * RUN * width..][..RUN * width].as_chunks_mut::<4>().0;
             for (out, quad) in out[token..].iter_mut().step_by(width).zip(quads) {
                 *out = *quad;
             }
@@ -238,23 +238,23 @@ impl TileParts<'_> {
     }
 }
 
-/// Rounds `numbers` to `levels`; gives their scale and the sums of the two halves of the levels.
+/// Rounds `numbers` to `quants`; gives their scale and the sums of the two halves of the quants.
 #[inline(always)]
-fn round_run(numbers: &[f32; RUN], levels: &mut [i8; RUN]) -> (f32, [i32; 2]) {
+fn round_run(numbers: &[f32; RUN], quants: &mut [i8; RUN]) -> (f32, [i32; 2]) {
     // Without their signs, floats are in the order of their bits, and NaN is above all.
     let size = |number: &f32| number.to_bits() & (u32::MAX >> 1);
     let max = f32::from_bits(numbers.iter().map(size).fold(0, u32::max));
     // Beside anything else, numbers this small are zeros; their inverse might be infinite.
-    let inverse = if max > f32::MIN_POSITIVE * LEVEL_MAX { LEVEL_MAX / max } else { 0.0 };
+    let inverse = if max > f32::MIN_POSITIVE * QUANT_MAX { QUANT_MAX / max } else { 0.0 };
     let mut sum = 0;
-    for (level, number) in levels.iter_mut().zip(numbers) {
+    for (quant, number) in quants.iter_mut().zip(numbers) {
         let whole = (number * inverse + ROUND).to_bits() as i32 - ROUND.to_bits() as i32;
-        *level = whole as i8;
-        sum += i32::from(*level);
+        *quant = whole as i8;
+        sum += i32::from(*quant);
     }
     // In a loop of its own: two sums in the one above, and the compiler makes no vectors of it.
-    let first = levels[..HALF].iter().copied().map(i32::from).sum();
-    (max / LEVEL_MAX, [first, sum - first])
+    let first = quants[..HALF].iter().copied().map(i32::from).sum();
+    (max / QUANT_MAX, [first, sum - first])
 }
 
 #[cfg(test)]
@@ -271,26 +271,26 @@ mod tests {
             let mut numbers = [0.0; RUN];
             let size = 10f32.powi(round % 60 - 30);
             numbers.iter_mut().for_each(|number| *number = random.signed() * size);
-            let mut levels = [9; RUN];
-            let (scale, sums) = round_run(&numbers, &mut levels);
+            let mut quants = [9; RUN];
+            let (scale, sums) = round_run(&numbers, &mut quants);
             let sum = |half: &[i8]| half.iter().copied().map(i32::from).sum::<i32>();
-            assert_eq!(sums, [sum(&levels[..HALF]), sum(&levels[HALF..])]);
-            for (number, level) in numbers.iter().zip(levels) {
-                let apart = (number - f32::from(level) * scale).abs();
-                assert!(apart <= scale * 0.501, "{number} became {level} of {scale}");
+            assert_eq!(sums, [sum(&quants[..HALF]), sum(&quants[HALF..])]);
+            for (number, quant) in numbers.iter().zip(quants) {
+                let apart = (number - f32::from(quant) * scale).abs();
+                assert!(apart <= scale * 0.501, "{number} became {quant} of {scale}");
             }
         }
     }
 
     #[test]
     fn zeros_stay_and_what_is_no_number_is_kept_as_such() {
-        let mut levels = [9; RUN];
-        assert_eq!(round_run(&[0.0; RUN], &mut levels), (0.0, [0, 0]));
-        assert_eq!(levels, [0; RUN]);
+        let mut quants = [9; RUN];
+        assert_eq!(round_run(&[0.0; RUN], &mut quants), (0.0, [0, 0]));
+        assert_eq!(quants, [0; RUN]);
         for odd in [f32::NAN, f32::INFINITY] {
             let mut numbers = [1.0; RUN];
             numbers[7] = odd;
-            assert!(!round_run(&numbers, &mut levels).0.is_finite());
+            assert!(!round_run(&numbers, &mut quants).0.is_finite());
         }
     }
 }

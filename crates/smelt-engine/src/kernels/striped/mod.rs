@@ -7,7 +7,7 @@
 //! Each output is summed in one order that depends on the weight's columns alone: any path, any
 //! number of threads and any company of other tokens give the same bits.  Levels (4 or 8 bits) are
 //! multiplied by activations rounded to 8 bits for each token and run of [`RUN`] columns; their
-//! integer sums are exact.  So are levels in the forms of ggml's blocks ([`Blocks`]).  Floats are
+//! integer sums are exact.  So are quants in the forms of ggml's blocks ([`Blocks`]).  Floats are
 //! multiplied in f32.  Knows nothing of layers or files.
 
 #[cfg(target_arch = "x86_64")]
@@ -41,12 +41,12 @@ pub(crate) const RUN: usize = 32;
 /// long sum grows with the length of its parts, and a processor works at several parts at once where
 /// one long chain of sums would wait for itself.
 const FLOAT_RUN: usize = 32;
-/// The level that means 0 where a 4-bit weight has no zero points.
+/// The quant that means 0 where a 4-bit weight has no zero points.
 const MIDDLE_NIBBLE: u8 = 8;
-/// The level that means 0 in 8 bits.
+/// The quant that means 0 in 8 bits.
 const MIDDLE_BYTE: u8 = 128;
 
-/// How weights that are levels are multiplied.
+/// How weights that are quants are multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
     /// By activations rounded to 8 bits, in integers.
@@ -55,7 +55,7 @@ pub enum Arithmetic {
     Floats,
 }
 
-/// Bits of a level.
+/// Bits of a quant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bits {
     Four,
@@ -75,22 +75,22 @@ pub(crate) struct Striped<'a> {
 enum Numbers<'a> {
     /// `[stripes, columns, 16]`.
     Floats(Elements<'a>),
-    Levels(Levels<'a>),
+    Quants(QuantizedStripes<'a>),
     Blocks(Blocks<'a>),
 }
 
-/// Levels with what turns them into numbers: `(level - zero) * scale`.
+/// Levels with what turns them into numbers: `(quant - zero) * scale`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Levels<'a> {
+pub(crate) struct QuantizedStripes<'a> {
     pub(crate) bits: Bits,
     /// 8 bits: `[stripes, runs * 8, 16 rows, 4 columns]`.  4 bits: `[stripes, runs * 4, 16 rows, 4
     /// columns]`, a low half being of columns `8i..8i + 4`, a high one of the four behind them.
-    pub(crate) levels: &'a [u8],
+    pub(crate) quants: &'a [u8],
     /// Runs that share a scale; all of a row where there is one group.
     pub(crate) group_runs: usize,
     /// `[stripes, groups, 16]`.
     pub(crate) scales: Elements<'a>,
-    /// `[stripes, groups, 16]`, of 4-bit levels; without them zero is the middle level.
+    /// `[stripes, groups, 16]`, of 4-bit quants; without them zero is the middle quant.
     pub(crate) zeros: Option<&'a [u8]>,
 }
 
@@ -102,10 +102,10 @@ pub(crate) fn stripes(rows: usize) -> usize {
 impl Bits {
     /// Bytes of a stripe of `columns` columns; `None` when no memory is that large.
     pub(crate) fn checked_stripe_bytes(self, columns: usize) -> Option<usize> {
-        let levels = columns.checked_next_multiple_of(RUN)?.checked_mul(STRIPE)?;
+        let quants = columns.checked_next_multiple_of(RUN)?.checked_mul(STRIPE)?;
         Some(match self {
-            Self::Four => levels / 2,
-            Self::Eight => levels,
+            Self::Four => quants / 2,
+            Self::Eight => quants,
         })
     }
 
@@ -125,16 +125,16 @@ impl<'a> Striped<'a> {
     }
 
     /// Levels of `columns` columns.  Panics where a part is too short: shapes are checked before.
-    pub(crate) fn levels(levels: Levels<'a>, rows: usize, columns: usize) -> Self {
+    pub(crate) fn quants(quants: QuantizedStripes<'a>, rows: usize, columns: usize) -> Self {
         let stripes = stripes(rows);
-        assert_eq!(levels.levels.len(), stripes * levels.bits.stripe_bytes(columns), "levels");
-        assert!(levels.group_runs > 0, "a group has columns");
-        let groups = columns.div_ceil(RUN).div_ceil(levels.group_runs);
-        assert_eq!(levels.scales.len(), stripes * groups * STRIPE, "one scale a row and group");
-        let zeros = levels.zeros.is_none_or(|zeros| zeros.len() == levels.scales.len());
+        assert_eq!(quants.quants.len(), stripes * quants.bits.stripe_bytes(columns), "levels");
+        assert!(quants.group_runs > 0, "a group has columns");
+        let groups = columns.div_ceil(RUN).div_ceil(quants.group_runs);
+        assert_eq!(quants.scales.len(), stripes * groups * STRIPE, "one scale a row and group");
+        let zeros = quants.zeros.is_none_or(|zeros| zeros.len() == quants.scales.len());
         assert!(zeros, "one zero a row and group");
-        assert!(levels.zeros.is_none() || levels.bits == Bits::Four, "only nibbles have zeros");
-        Self { rows, columns, numbers: Numbers::Levels(levels) }
+        assert!(quants.zeros.is_none() || quants.bits == Bits::Four, "only nibbles have zeros");
+        Self { rows, columns, numbers: Numbers::Quants(quants) }
     }
 
     /// Levels in a form of blocks.  Panics where a part is too short: shapes are checked before.
@@ -151,8 +151,8 @@ impl<'a> Striped<'a> {
         self.columns
     }
 
-    fn is_levels(&self) -> bool {
-        matches!(self.numbers, Numbers::Levels(_) | Numbers::Blocks(_))
+    fn is_quantized(&self) -> bool {
+        matches!(self.numbers, Numbers::Quants(_) | Numbers::Blocks(_))
     }
 
     /// What becomes of activations that meet these weights.
@@ -175,7 +175,7 @@ impl<'a> Striped<'a> {
                     *out = column[lane];
                 }
             }
-            Stripe::Levels(levels) => levels.widen_lane(lane, out),
+            Stripe::Quants(quants) => quants.widen_lane(lane, out),
             Stripe::Blocks(blocks) => blocks.widen_lane(lane, out),
         }
     }
@@ -190,19 +190,19 @@ impl<'a> Striped<'a> {
             Numbers::Blocks(blocks) => {
                 Stripe::Blocks(blocks.stripe(index, self.rows, self.columns))
             }
-            Numbers::Levels(levels) => {
+            Numbers::Quants(quants) => {
                 let runs = self.columns.div_ceil(RUN);
                 let (bytes, scales) = (
-                    levels.bits.stripe_bytes(self.columns),
-                    runs.div_ceil(levels.group_runs) * STRIPE,
+                    quants.bits.stripe_bytes(self.columns),
+                    runs.div_ceil(quants.group_runs) * STRIPE,
                 );
-                Stripe::Levels(LevelStripe {
-                    bits: levels.bits,
-                    levels: &levels.levels[index * bytes..][..bytes],
+                Stripe::Quants(QuantStripe {
+                    bits: quants.bits,
+                    quants: &quants.quants[index * bytes..][..bytes],
                     runs,
-                    group_runs: levels.group_runs,
-                    scales: levels.scales.part(index * scales, scales),
-                    zeros: levels.zeros.map(|zeros| &zeros[index * scales..][..scales]),
+                    group_runs: quants.group_runs,
+                    scales: quants.scales.part(index * scales, scales),
+                    zeros: quants.zeros.map(|zeros| &zeros[index * scales..][..scales]),
                 })
             }
         }
@@ -214,26 +214,26 @@ impl<'a> Striped<'a> {
 enum Stripe<'a> {
     /// `[columns, 16]`.
     Floats(Elements<'a>),
-    Levels(LevelStripe<'a>),
+    Quants(QuantStripe<'a>),
     Blocks(BlockStripe<'a>),
 }
 
 impl Stripe<'_> {
-    /// All sixteen rows of levels in f32, `[columns, 16]`.
+    /// All sixteen rows of quants in f32, `[columns, 16]`.
     fn widen(&self, out: &mut [f32]) {
         match self {
             Self::Floats(_) => unreachable!("floats are wide"),
-            Self::Levels(levels) => levels.widen(out),
+            Self::Quants(quants) => quants.widen(out),
             Self::Blocks(blocks) => blocks.widen(out),
         }
     }
 }
 
-/// Sixteen rows of levels.
+/// Sixteen rows of quants.
 #[derive(Clone, Copy)]
-struct LevelStripe<'a> {
+struct QuantStripe<'a> {
     bits: Bits,
-    levels: &'a [u8],
+    quants: &'a [u8],
     runs: usize,
     group_runs: usize,
     /// `[groups, 16]`.
@@ -242,12 +242,12 @@ struct LevelStripe<'a> {
     zeros: Option<&'a [u8]>,
 }
 
-impl LevelStripe<'_> {
+impl QuantStripe<'_> {
     /// Panics unless every part is as long as kernels read.
     fn check(&self) {
         let groups = self.runs.div_ceil(self.group_runs);
         assert!(self.runs > 0, "a weight has columns");
-        assert_eq!(self.levels.len(), self.bits.stripe_bytes(self.runs * RUN), "levels");
+        assert_eq!(self.quants.len(), self.bits.stripe_bytes(self.runs * RUN), "levels");
         assert_eq!(self.scales.len(), groups * STRIPE, "scales");
         assert!(self.zeros.is_none_or(|zeros| zeros.len() == groups * STRIPE), "zeros");
     }
@@ -257,18 +257,18 @@ impl LevelStripe<'_> {
         self.runs > self.group_runs
     }
 
-    /// The level of `lane` in `column`.
-    fn level(&self, lane: usize, column: usize) -> u8 {
+    /// The quant of `lane` in `column`.
+    fn quant(&self, lane: usize, column: usize) -> u8 {
         match self.bits {
-            Bits::Eight => self.levels[(column / 4 * STRIPE + lane) * 4 + column % 4],
+            Bits::Eight => self.quants[(column / 4 * STRIPE + lane) * 4 + column % 4],
             Bits::Four => {
-                let byte = self.levels[(column / 8 * STRIPE + lane) * 4 + column % 4];
+                let byte = self.quants[(column / 8 * STRIPE + lane) * 4 + column % 4];
                 if column % 8 < 4 { byte & 15 } else { byte >> 4 }
             }
         }
     }
 
-    /// The level of `lane` that means 0 in `group`.
+    /// The quant of `lane` that means 0 in `group`.
     fn zero(&self, lane: usize, group: usize) -> u8 {
         match self.bits {
             Bits::Eight => MIDDLE_BYTE,
@@ -284,8 +284,8 @@ impl LevelStripe<'_> {
             let first = group * self.group_runs * RUN;
             for (column, out) in (first..).zip(out.chunks_exact_mut(STRIPE)) {
                 for (lane, (out, scale)) in out.iter_mut().zip(scales).enumerate() {
-                    let level = f32::from(self.level(lane, column));
-                    *out = (level - f32::from(self.zero(lane, group))) * scale;
+                    let quant = f32::from(self.quant(lane, column));
+                    *out = (quant - f32::from(self.zero(lane, group))) * scale;
                 }
             }
         }
@@ -297,8 +297,8 @@ impl LevelStripe<'_> {
             self.scales.widen(group * STRIPE, &mut scales);
             let (scale, zero) = (scales[lane], self.zero(lane, group));
             for (column, out) in (group * self.group_runs * RUN..).zip(out) {
-                let level = self.level(lane, column);
-                *out = (f32::from(level) - f32::from(zero)) * scale;
+                let quant = self.quant(lane, column);
+                *out = (f32::from(quant) - f32::from(zero)) * scale;
             }
         }
     }

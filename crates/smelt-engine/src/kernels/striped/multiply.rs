@@ -8,12 +8,12 @@ use std::ops::Range;
 
 use super::blocks::{self, BlockStripe};
 use super::floats::floats;
-use super::input::{Input, LevelTile, Rounding};
+use super::input::{Input, QuantTile, Rounding};
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 #[cfg(target_arch = "x86_64")]
 use super::{Bits, avx2, avx512};
-use super::{LevelStripe, STRIPE, Stripe, Striped, plain, stripes};
+use super::{QuantStripe, STRIPE, Stripe, Striped, plain, stripes};
 use crate::kernels::isa::{Isa, Path};
 use crate::kernels::matrix::Elements;
 use crate::kernels::target::Target;
@@ -56,7 +56,7 @@ pub(crate) fn multiply(input: &Input, jobs: Vec<Job<'_>>, isa: Isa, threads: &Th
     for Job { weight, bias, out, stride } in jobs {
         assert_eq!(weight.columns(), input.columns(), "columns of weight and input");
         let rounded = input.rounding() == Rounding::Runs;
-        assert!(!rounded || weight.is_levels(), "floats meet activations as they are");
+        assert!(!rounded || weight.is_quantized(), "floats meet activations as they are");
         assert!(bias.is_none_or(|bias| bias.len() == weight.rows()), "one bias a row");
         assert!(stride >= weight.rows(), "output rows overlap");
         end += stripes(weight.rows());
@@ -79,7 +79,7 @@ impl Shared<'_> {
         let mut wide = Vec::new();
         for index in range {
             let mut stripe = self.weight.stripe(index);
-            if self.weight.is_levels() && input.rounding() == Rounding::None {
+            if self.weight.is_quantized() && input.rounding() == Rounding::None {
                 wide.resize(self.weight.columns() * STRIPE, 0.0);
                 stripe.widen(&mut wide);
                 stripe = Stripe::Floats(Elements::F32(&wide));
@@ -116,17 +116,17 @@ impl Shared<'_> {
 fn run(stripe: Stripe<'_>, input: &Input, tiles: Range<usize>, isa: Isa, out: &mut Outputs) {
     let is_wide = input.width() != 1;
     match stripe {
-        Stripe::Levels(stripe) => {
-            let tile = |index: usize| input.level_tile(tiles.start + index);
+        Stripe::Quants(stripe) => {
+            let tile = |index: usize| input.quant_tile(tiles.start + index);
             match (tiles.len(), is_wide) {
-                (1, false) => levels::<1, 1>(isa, stripe, [tile(0)], out),
-                (1, true) => levels::<4, 1>(isa, stripe, [tile(0)], out),
-                (2, _) => levels::<4, 2>(isa, stripe, [tile(0), tile(1)], out),
-                _ => levels::<4, 3>(isa, stripe, [tile(0), tile(1), tile(2)], out),
+                (1, false) => quants::<1, 1>(isa, stripe, [tile(0)], out),
+                (1, true) => quants::<4, 1>(isa, stripe, [tile(0)], out),
+                (2, _) => quants::<4, 2>(isa, stripe, [tile(0), tile(1)], out),
+                _ => quants::<4, 3>(isa, stripe, [tile(0), tile(1), tile(2)], out),
             }
         }
         Stripe::Blocks(stripe) => {
-            let tile = |index: usize| input.level_tile(tiles.start + index);
+            let tile = |index: usize| input.quant_tile(tiles.start + index);
             match (tiles.len(), is_wide) {
                 (1, false) => by_blocks::<1, 1>(isa, stripe, [tile(0)], out),
                 (1, true) => by_blocks::<4, 1>(isa, stripe, [tile(0)], out),
@@ -146,23 +146,23 @@ fn run(stripe: Stripe<'_>, input: &Input, tiles: Range<usize>, isa: Isa, out: &m
     }
 }
 
-/// `N` tiles of `W` tokens by a stripe of levels.
-fn levels<const W: usize, const N: usize>(
+/// `N` tiles of `W` tokens by a stripe of quants.
+fn quants<const W: usize, const N: usize>(
     isa: Isa,
-    stripe: LevelStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+    stripe: QuantStripe<'_>,
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     match isa.path() {
-        Path::Plain => plain::levels::<W, N>(stripe, tiles, out),
+        Path::Plain => plain::quants::<W, N>(stripe, tiles, out),
         #[cfg(target_arch = "aarch64")]
-        Path::Neon => plain::levels::<W, N>(stripe, tiles, out),
+        Path::Neon => plain::quants::<W, N>(stripe, tiles, out),
         // SAFETY: `Isa` gives this path only where the dot products were detected.
         #[cfg(target_arch = "aarch64")]
-        Path::NeonDot => unsafe { neon::levels::<W, N>(stripe, tiles, out) },
+        Path::NeonDot => unsafe { neon::quants::<W, N>(stripe, tiles, out) },
         // SAFETY: `Isa` gives these paths only where avx2, fma and f16c were detected.
         #[cfg(target_arch = "x86_64")]
-        Path::Avx2 | Path::Avx512 => unsafe { avx2::levels::<W, N>(stripe, tiles, out) },
+        Path::Avx2 | Path::Avx512 => unsafe { avx2::quants::<W, N>(stripe, tiles, out) },
         // SAFETY: `Isa` gives this path only where what the kernel uses was detected.
         #[cfg(target_arch = "x86_64")]
         Path::Avx512Vnni => unsafe {
@@ -178,7 +178,7 @@ fn levels<const W: usize, const N: usize>(
 fn by_blocks<const W: usize, const N: usize>(
     isa: Isa,
     stripe: BlockStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     match isa.path() {

@@ -1,4 +1,4 @@
-//! Computes the kernels of levels with NEON's dot products: a stripe is four registers wide.
+//! Computes the kernels of quants with NEON's dot products: a stripe is four registers wide.
 //!
 //! Callers have detected the feature.
 
@@ -7,9 +7,9 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::input::LevelTile;
+use super::input::QuantTile;
 use super::multiply::Outputs;
-use super::{Bits, LevelStripe, MIDDLE_BYTE, MIDDLE_NIBBLE, RUN, STRIPE};
+use super::{Bits, MIDDLE_BYTE, MIDDLE_NIBBLE, QuantStripe, RUN, STRIPE};
 use crate::kernels::matrix::Elements;
 
 /// Bytes of sixteen rows by four columns.
@@ -20,16 +20,16 @@ pub(super) const QUAD: usize = 4;
 /// Four registers: rows 0..4, 4..8, 8..12, 12..16.
 pub(super) type Rows<T> = [T; 4];
 
-/// Adds to each of four sums the products of its four levels with those at `LANE` of `x`.  The
+/// Adds to each of four sums the products of its four quants with those at `LANE` of `x`.  The
 /// intrinsic is not stable.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn dot<const LANE: usize>(mut sum: int32x4_t, levels: int8x16_t, x: int8x16_t) -> int32x4_t {
+fn dot<const LANE: usize>(mut sum: int32x4_t, quants: int8x16_t, x: int8x16_t) -> int32x4_t {
     // SAFETY: one instruction of the feature that this function is compiled for, registers in,
     // register out.
     unsafe {
-        asm!("sdot {sum:v}.4s, {levels:v}.16b, {x:v}.4b[{lane}]",
-            sum = inlateout(vreg) sum, levels = in(vreg) levels, x = in(vreg) x, lane = const LANE,
+        asm!("sdot {sum:v}.4s, {quants:v}.16b, {x:v}.4b[{lane}]",
+            sum = inlateout(vreg) sum, quants = in(vreg) quants, x = in(vreg) x, lane = const LANE,
             options(pure, nomem, nostack, preserves_flags));
     }
     sum
@@ -42,25 +42,25 @@ fn dot<const LANE: usize>(mut sum: int32x4_t, levels: int8x16_t, x: int8x16_t) -
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 pub(super) unsafe fn dots<const W: usize>(
-    levels: Rows<int8x16_t>,
+    quants: Rows<int8x16_t>,
     quads: *const i8,
     sums: &mut [Rows<int32x4_t>; W],
 ) {
     if W == 1 {
         // SAFETY: promised by the caller.
         let x = vreinterpretq_s8_s32(unsafe { vld1q_dup_s32(quads.cast()) });
-        for (sum, levels) in sums[0].iter_mut().zip(levels) {
-            *sum = dot::<0>(*sum, levels, x);
+        for (sum, quants) in sums[0].iter_mut().zip(quants) {
+            *sum = dot::<0>(*sum, quants, x);
         }
         return;
     }
     // SAFETY: promised by the caller, and tiles have one token or four.
     let x = unsafe { vld1q_s8(quads) };
-    for (part, levels) in levels.into_iter().enumerate() {
-        sums[0][part] = dot::<0>(sums[0][part], levels, x);
-        sums[1][part] = dot::<1>(sums[1][part], levels, x);
-        sums[2][part] = dot::<2>(sums[2][part], levels, x);
-        sums[3][part] = dot::<3>(sums[3][part], levels, x);
+    for (part, quants) in quants.into_iter().enumerate() {
+        sums[0][part] = dot::<0>(sums[0][part], quants, x);
+        sums[1][part] = dot::<1>(sums[1][part], quants, x);
+        sums[2][part] = dot::<2>(sums[2][part], quants, x);
+        sums[3][part] = dot::<3>(sums[3][part], quants, x);
     }
 }
 
@@ -74,10 +74,10 @@ fn load(scales: Elements<'_>, index: usize) -> Rows<float32x4_t> {
     [0, 4, 8, 12].map(|lane| unsafe { vld1q_f32(wide.as_ptr().add(lane)) })
 }
 
-/// The levels that mean 0 in `group`, negated; bytes are made signed instead.
+/// The quants that mean 0 in `group`, negated; bytes are made signed instead.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-fn minus_zeros(stripe: &LevelStripe<'_>, group: usize) -> Rows<int32x4_t> {
+fn minus_zeros(stripe: &QuantStripe<'_>, group: usize) -> Rows<int32x4_t> {
     [0, 1, 2, 3].map(|part| {
         let zero = |lane: usize| match (stripe.bits, stripe.zeros) {
             (Bits::Eight, _) => 0,
@@ -90,11 +90,11 @@ fn minus_zeros(stripe: &LevelStripe<'_>, group: usize) -> Rows<int32x4_t> {
     })
 }
 
-/// `N` tiles of `W` tokens by a stripe of levels, tile after tile: 32 registers hold no more.
+/// `N` tiles of `W` tokens by a stripe of quants, tile after tile: 32 registers hold no more.
 #[target_feature(enable = "neon,dotprod")]
-pub(super) fn levels<const W: usize, const N: usize>(
-    stripe: LevelStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+pub(super) fn quants<const W: usize, const N: usize>(
+    stripe: QuantStripe<'_>,
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     let (outs, _) = out.as_chunks_mut::<W>();
@@ -110,8 +110,8 @@ pub(super) fn levels<const W: usize, const N: usize>(
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn tile_by<const W: usize, const STEPS: usize>(
-    stripe: LevelStripe<'_>,
-    tile: LevelTile<'_>,
+    stripe: QuantStripe<'_>,
+    tile: QuantTile<'_>,
     out: &mut [[f32; STRIPE]; W],
 ) {
     stripe.check();
@@ -135,9 +135,9 @@ fn tile_by<const W: usize, const STEPS: usize>(
             let at = run * STEPS + step;
             // SAFETY: `check` saw that each run has as many steps, and each tile their activations.
             unsafe {
-                let levels = stripe.levels.as_ptr().add(at * STEP);
-                let quads = tile.levels.as_ptr().add(at * (RUN / STEPS) * W);
-                add_step::<W, STEPS>(levels, quads, &mut sums);
+                let quants = stripe.quants.as_ptr().add(at * STEP);
+                let quads = tile.quants.as_ptr().add(at * (RUN / STEPS) * W);
+                add_step::<W, STEPS>(quants, quads, &mut sums);
             }
         }
         let is_grouped = stripe.is_grouped();
@@ -165,16 +165,16 @@ fn tile_by<const W: usize, const STEPS: usize>(
 /// Adds the products of one step.
 ///
 /// # Safety
-/// At `levels` lie 64 bytes, at `quads` the activations of their columns for `W` tokens.
+/// At `quants` lie 64 bytes, at `quads` the activations of their columns for `W` tokens.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn add_step<const W: usize, const STEPS: usize>(
-    levels: *const u8,
+    quants: *const u8,
     quads: *const i8,
     sums: &mut [Rows<int32x4_t>; W],
 ) {
     // SAFETY: promised by the caller.
-    let bytes = [0, 16, 32, 48].map(|at| unsafe { vld1q_u8(levels.add(at)) });
+    let bytes = [0, 16, 32, 48].map(|at| unsafe { vld1q_u8(quants.add(at)) });
     if STEPS == 8 {
         let signed =
             bytes.map(|bytes| vreinterpretq_s8_u8(veorq_u8(bytes, vdupq_n_u8(MIDDLE_BYTE))));

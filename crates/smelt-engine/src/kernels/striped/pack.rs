@@ -16,7 +16,7 @@ pub(crate) fn stripe_elements(rows: &[u8], columns: usize, width: usize) -> Vec<
     out
 }
 
-/// Signed bytes: rows `[up to 16, columns]` to levels.
+/// Signed bytes: rows `[up to 16, columns]` to quants.
 pub(crate) fn stripe_bytes(rows: &[u8], columns: usize) -> Vec<u8> {
     let mut out = vec![MIDDLE_BYTE; Bits::Eight.stripe_bytes(columns)];
     for (lane, row) in rows.chunks_exact(columns.max(1)).enumerate() {
@@ -27,7 +27,7 @@ pub(crate) fn stripe_bytes(rows: &[u8], columns: usize) -> Vec<u8> {
     out
 }
 
-/// Nibbles, two columns a byte and the even one low: rows `[up to 16, ⌈columns / 2⌉]` to levels.
+/// Nibbles, two columns a byte and the even one low: rows `[up to 16, ⌈columns / 2⌉]` to quants.
 pub(crate) fn stripe_nibbles(rows: &[u8], columns: usize) -> Vec<u8> {
     let mut out = vec![0; Bits::Four.stripe_bytes(columns)];
     for (lane, row) in rows.chunks_exact(columns.div_ceil(2).max(1)).enumerate() {

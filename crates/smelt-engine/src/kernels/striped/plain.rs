@@ -1,13 +1,13 @@
 //! Computes the kernels of stripes in plain Rust, the measure of every other path.
 
-use super::input::LevelTile;
+use super::input::QuantTile;
 use super::multiply::Outputs;
-use super::{LevelStripe, RUN, STRIPE};
+use super::{QuantStripe, RUN, STRIPE};
 
-/// `N` tiles of `W` tokens by a stripe of levels.
-pub(super) fn levels<const W: usize, const N: usize>(
-    stripe: LevelStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+/// `N` tiles of `W` tokens by a stripe of quants.
+pub(super) fn quants<const W: usize, const N: usize>(
+    stripe: QuantStripe<'_>,
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     let mut scales = [0.0; STRIPE];
@@ -33,10 +33,10 @@ pub(super) fn levels<const W: usize, const N: usize>(
     }
 }
 
-/// `Σ (level - zero) * activation` over one run, for each row.
+/// `Σ (quant - zero) * activation` over one run, for each row.
 fn run_sums<const W: usize>(
-    stripe: &LevelStripe<'_>,
-    tile: LevelTile<'_>,
+    stripe: &QuantStripe<'_>,
+    tile: QuantTile<'_>,
     token: usize,
     run: usize,
 ) -> [i32; STRIPE] {
@@ -45,8 +45,8 @@ fn run_sums<const W: usize>(
     for (lane, total) in sums.iter_mut().enumerate() {
         *total = -i32::from(stripe.zero(lane, group)) * tile.sums[run * W + token];
         for column in run * RUN..(run + 1) * RUN {
-            let level = tile.levels[(column / 4 * W + token) * 4 + column % 4];
-            *total += i32::from(stripe.level(lane, column)) * i32::from(level);
+            let quant = tile.quants[(column / 4 * W + token) * 4 + column % 4];
+            *total += i32::from(stripe.quant(lane, column)) * i32::from(quant);
         }
     }
     sums

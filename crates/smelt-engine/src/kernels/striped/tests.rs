@@ -12,17 +12,17 @@ use crate::kernels::threads::Threads;
 struct Weights {
     rows: usize,
     columns: usize,
-    form: Form,
+    form: TestMatrix,
     /// `[rows, columns]` multiplied out.
     wide: Vec<f32>,
 }
 
-enum Form {
+enum TestMatrix {
     F32(Vec<f32>),
     Half(Vec<u16>, bool),
-    Levels {
+    Quants {
         bits: Bits,
-        levels: Vec<u8>,
+        quants: Vec<u8>,
         group_runs: usize,
         scales: Scales,
         zeros: Option<Vec<u8>>,
@@ -37,17 +37,21 @@ enum Scales {
 impl Weights {
     fn view(&self) -> Striped<'_> {
         match &self.form {
-            Form::F32(all) => Striped::floats(Elements::F32(all), self.rows, self.columns),
-            Form::Half(all, true) => Striped::floats(Elements::F16(all), self.rows, self.columns),
-            Form::Half(all, false) => Striped::floats(Elements::Bf16(all), self.rows, self.columns),
-            Form::Levels { bits, levels, group_runs, scales, zeros } => {
+            TestMatrix::F32(all) => Striped::floats(Elements::F32(all), self.rows, self.columns),
+            TestMatrix::Half(all, true) => {
+                Striped::floats(Elements::F16(all), self.rows, self.columns)
+            }
+            TestMatrix::Half(all, false) => {
+                Striped::floats(Elements::Bf16(all), self.rows, self.columns)
+            }
+            TestMatrix::Quants { bits, quants, group_runs, scales, zeros } => {
                 let scales = match scales {
                     Scales::F32(all) => Elements::F32(all),
                     Scales::F16(all) => Elements::F16(all),
                 };
                 let (bits, group_runs, zeros) = (*bits, *group_runs, zeros.as_deref());
-                let levels = Levels { bits, levels, group_runs, scales, zeros };
-                Striped::levels(levels, self.rows, self.columns)
+                let quants = QuantizedStripes { bits, quants, group_runs, scales, zeros };
+                Striped::quants(quants, self.rows, self.columns)
             }
         }
     }
@@ -84,15 +88,15 @@ fn float_weights(random: &mut Random, rows: usize, columns: usize, kind: usize) 
     let width = if kind == 0 { 4 } else { 2 };
     let striped = stripe_all(&bytes, columns * width, |rows| stripe_elements(rows, columns, width));
     let form = if kind == 0 {
-        Form::F32(floats(&striped))
+        TestMatrix::F32(floats(&striped))
     } else {
-        Form::Half(halves(&striped), kind == 1)
+        TestMatrix::Half(halves(&striped), kind == 1)
     };
     Weights { rows, columns, form, wide }
 }
 
 /// Levels with a scale for every `group` columns.
-fn level_weights(
+fn quantized_weights(
     random: &mut Random,
     [rows, columns, group]: [usize; 3],
     bits: Bits,
@@ -112,17 +116,17 @@ fn level_weights(
     let wide = (0..rows * columns).map(|at| {
         let (row, column) = (at / columns, at % columns);
         let group = row * groups + column / group;
-        let level = match bits {
+        let quant = match bits {
             Bits::Eight => f32::from(bytes[at] as i8),
             Bits::Four => {
                 let nibble = (bytes[row * row_bytes + column / 2] >> (column % 2 * 4)) & 15;
                 f32::from(nibble) - if asymmetric { f32::from(zeros[group]) } else { 8.0 }
             }
         };
-        level * scales[group]
+        quant * scales[group]
     });
     let wide = wide.collect();
-    let levels = stripe_all(&bytes, row_bytes, |rows| match bits {
+    let quants = stripe_all(&bytes, row_bytes, |rows| match bits {
         Bits::Four => stripe_nibbles(rows, columns),
         Bits::Eight => stripe_bytes(rows, columns),
     });
@@ -137,10 +141,15 @@ fn level_weights(
     let zeros =
         asymmetric.then(|| stripe_all(&zeros, groups, |rows| stripe_elements(rows, groups, 1)));
     let group_runs = group.div_ceil(RUN);
-    Weights { rows, columns, form: Form::Levels { bits, levels, group_runs, scales, zeros }, wide }
+    Weights {
+        rows,
+        columns,
+        form: TestMatrix::Quants { bits, quants, group_runs, scales, zeros },
+        wide,
+    }
 }
 
-/// The activations as the kernels of levels see them.
+/// The activations as the kernels of quants see them.
 fn rounded(x: &[f32], columns: usize) -> Vec<f32> {
     let mut out = Vec::new();
     for row in x.chunks(columns) {
@@ -157,7 +166,7 @@ fn product(weights: &Weights, x: &[f32], bias: &[f32]) -> Vec<f64> {
     floats_of(&weights.wide, weights.columns, x, bias, false)
 }
 
-/// The product of `wide` `[rows, columns]` and `x`, as it is or as the kernels of levels see it.
+/// The product of `wide` `[rows, columns]` and `x`, as it is or as the kernels of quants see it.
 pub(super) fn floats_of(
     wide: &[f32],
     columns: usize,
@@ -176,7 +185,7 @@ pub(super) fn floats_of(
     x.chunks(columns).flat_map(rows).collect()
 }
 
-fn run_levels(weights: &Weights, x: &[f32], bias: &[f32], isa: Isa, threads: &Threads) -> Vec<f32> {
+fn run_quants(weights: &Weights, x: &[f32], bias: &[f32], isa: Isa, threads: &Threads) -> Vec<f32> {
     run(Arithmetic::Integers, weights.view(), x, bias, isa, threads)
 }
 
@@ -202,16 +211,16 @@ fn check(weights: &Weights, tokens: usize, random: &mut Random, what: &str) {
     let x = random.noise(tokens * weights.columns);
     let bias = random.noise(weights.rows);
     let view = weights.view();
-    let seen = if view.is_levels() { rounded(&x, weights.columns) } else { x.clone() };
+    let seen = if view.is_quantized() { rounded(&x, weights.columns) } else { x.clone() };
     let expect = product(weights, &seen, &bias);
     let (one, many) = (Threads::new(1), Threads::new(3));
-    let first = run_levels(weights, &x, &bias, Isa::all()[0], &one);
+    let first = run_quants(weights, &x, &bias, Isa::all()[0], &one);
     close(&first, &expect, 3e-6, what);
     for isa in Isa::all() {
-        assert_eq!(run_levels(weights, &x, &bias, isa, &one), first, "{what} {isa:?}");
-        assert_eq!(run_levels(weights, &x, &bias, isa, &many), first, "{what} {isa:?} by threads");
+        assert_eq!(run_quants(weights, &x, &bias, isa, &one), first, "{what} {isa:?}");
+        assert_eq!(run_quants(weights, &x, &bias, isa, &many), first, "{what} {isa:?} by threads");
         for (token, row) in x.chunks(weights.columns).enumerate() {
-            let alone = run_levels(weights, row, &bias, isa, &one);
+            let alone = run_quants(weights, row, &bias, isa, &one);
             assert_eq!(alone[..], first[token * weights.rows..][..weights.rows], "{what} {isa:?}");
         }
     }
@@ -232,7 +241,7 @@ fn levels_of_odd_shapes_are_the_exact_sums_on_every_path() {
         let (rows, columns) = (1 + random.below(size(70)), 1 + random.below(size(400)));
         let group = if group == usize::MAX { columns } else { group };
         let bits = if round % 3 == 0 { Bits::Eight } else { Bits::Four };
-        let weights = level_weights(&mut random, [rows, columns, group], bits, round % 2 == 0);
+        let weights = quantized_weights(&mut random, [rows, columns, group], bits, round % 2 == 0);
         let tokens = 1 + random.below(size(if round % 5 == 0 { 30 } else { 9 }));
         let what = format!("{bits:?} {rows}x{columns} in {group}, {tokens} tokens");
         check(&weights, tokens, &mut random, &what);
@@ -258,10 +267,10 @@ fn extreme_levels_do_not_overflow() {
         for byte in [0u8, 0xff, 0x7f, 0x80] {
             let columns = 9000;
             let mut weights =
-                level_weights(&mut Random::new(1), [16, columns, columns], bits, false);
+                quantized_weights(&mut Random::new(1), [16, columns, columns], bits, false);
             let row = vec![byte; if bits == Bits::Four { columns / 2 } else { columns } * 16];
-            let Form::Levels { levels, .. } = &mut weights.form else { unreachable!() };
-            *levels = match bits {
+            let TestMatrix::Quants { quants, .. } = &mut weights.form else { unreachable!() };
+            *quants = match bits {
                 Bits::Four => stripe_nibbles(&row, columns),
                 Bits::Eight => stripe_bytes(&row, columns),
             };
@@ -269,10 +278,10 @@ fn extreme_levels_do_not_overflow() {
             x.iter_mut().skip(columns / 2).for_each(|x| *x = -1.0);
             let bias = vec![0.0; 16];
             let (isa, threads) = (Isa::all(), Threads::new(1));
-            let first = run_levels(&weights, &x, &bias, isa[0], &threads);
+            let first = run_quants(&weights, &x, &bias, isa[0], &threads);
             for isa in isa {
                 assert_eq!(
-                    run_levels(&weights, &x, &bias, isa, &threads),
+                    run_quants(&weights, &x, &bias, isa, &threads),
                     first,
                     "{bits:?} {byte:#x}"
                 );
@@ -285,7 +294,8 @@ fn extreme_levels_do_not_overflow() {
 fn jobs_share_an_input_and_leave_what_lies_between_their_rows() {
     let mut random = Random::new(23);
     let (threads, isa) = (Threads::new(2), Isa::detect());
-    let [a, b] = [40, 19].map(|rows| level_weights(&mut random, [rows, 96, 32], Bits::Four, true));
+    let [a, b] =
+        [40, 19].map(|rows| quantized_weights(&mut random, [rows, 96, 32], Bits::Four, true));
     let x = random.noise(5 * 96);
     let mut input = Input::default();
     input.fill(&x, 96, Rounding::Runs, isa, &threads);
@@ -295,8 +305,8 @@ fn jobs_share_an_input_and_leave_what_lies_between_their_rows() {
         Job { weight: b.view(), bias: None, out: &mut second, stride: 19 },
     ];
     multiply(&input, jobs, isa, &threads);
-    assert_eq!(second, run_levels(&b, &x, &[0.0; 19], isa, &threads));
-    let alone = run_levels(&a, &x, &[0.0; 40], isa, &threads);
+    assert_eq!(second, run_quants(&b, &x, &[0.0; 19], isa, &threads));
+    let alone = run_quants(&a, &x, &[0.0; 40], isa, &threads);
     for (row, alone) in first.chunks(50).zip(alone.chunks(40)) {
         assert_eq!(row[..40], *alone);
         assert_eq!(row[40..], [3.0; 10]);
@@ -306,12 +316,12 @@ fn jobs_share_an_input_and_leave_what_lies_between_their_rows() {
 #[test]
 fn numbers_that_are_none_are_not_hidden() {
     let mut random = Random::new(24);
-    let weights = level_weights(&mut random, [16, 64, 32], Bits::Four, false);
+    let weights = quantized_weights(&mut random, [16, 64, 32], Bits::Four, false);
     for odd in [f32::NAN, f32::INFINITY] {
         let mut x = random.noise(64);
         x[40] = odd;
         for isa in Isa::all() {
-            let out = run_levels(&weights, &x, &[0.0; 16], isa, &Threads::new(1));
+            let out = run_quants(&weights, &x, &[0.0; 16], isa, &Threads::new(1));
             assert!(out.iter().any(|out| !out.is_finite()), "{isa:?} {odd}");
         }
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{Config, InternVl3, TOP, VISION, VisionFields, check_norm, model, supported, vit};
 use crate::config::{ConfigProblem, Scope};
-use crate::decoder::{self, Family};
+use crate::decoder::{self, DecoderFamily};
 use crate::model::{Layout, Model};
 
 /// The model class of this layout.
@@ -155,11 +155,11 @@ pub(super) fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
 }
 
 /// The decoder by its class, which saved configurations may lack, or by its type.
-fn family(text: &Value) -> Result<&'static Family, ConfigProblem> {
+fn family(text: &Value) -> Result<&'static DecoderFamily, ConfigProblem> {
     let class = text["architectures"][0].as_str();
     let kind = text["model_type"].as_str();
-    let by_class = class.and_then(Family::of_architecture);
-    let found = if class.is_some() { by_class } else { kind.and_then(Family::named) };
+    let by_class = class.and_then(DecoderFamily::of_architecture);
+    let found = if class.is_some() { by_class } else { kind.and_then(DecoderFamily::named) };
     found.ok_or_else(|| {
         let found = format!("{ARCHITECTURE} with {}", class.or(kind).unwrap_or("(none named)"));
         ConfigProblem::UnknownArchitecture { found, supported: supported() }

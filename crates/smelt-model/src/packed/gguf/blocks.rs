@@ -124,7 +124,7 @@ impl Kind {
         }
     }
 
-    /// The form of the weight it makes, where that has more than levels and scales.
+    /// The form of the weight it makes, where that has more than quants and scales.
     pub(crate) fn form(self) -> Option<BlockForm> {
         match self {
             Self::Float(_) | Self::Q8_0 | Self::Q4_0 => None,
@@ -161,37 +161,37 @@ impl Kind {
         }
     }
 
-    /// The levels of one block, a byte each.
-    fn levels(self, block: &[u8]) -> [u8; SUPER_BLOCK] {
-        let mut levels = [0; SUPER_BLOCK];
+    /// The quants of one block, a byte each.
+    fn quants(self, block: &[u8]) -> [u8; SUPER_BLOCK] {
+        let mut quants = [0; SUPER_BLOCK];
         match self {
             Self::Float(_) | Self::Q8_0 => {}
-            Self::Q4_0 => halves(&block[2..], &[], &mut levels),
-            Self::Q4_1 => halves(&block[4..], &[], &mut levels),
-            Self::Q5_0 => halves(&block[6..], &block[2..6], &mut levels),
-            Self::Q5_1 => halves(&block[8..], &block[4..8], &mut levels),
-            Self::Q4K => pairs_of_groups(&block[16..], &[], &mut levels),
-            Self::Q5K => pairs_of_groups(&block[48..], &block[16..48], &mut levels),
-            Self::Q6K => quarters(&block[..128], &block[128..192], &mut levels),
+            Self::Q4_0 => halves(&block[2..], &[], &mut quants),
+            Self::Q4_1 => halves(&block[4..], &[], &mut quants),
+            Self::Q5_0 => halves(&block[6..], &block[2..6], &mut quants),
+            Self::Q5_1 => halves(&block[8..], &block[4..8], &mut quants),
+            Self::Q4K => pairs_of_groups(&block[16..], &[], &mut quants),
+            Self::Q5K => pairs_of_groups(&block[48..], &block[16..48], &mut quants),
+            Self::Q6K => quarters(&block[..128], &block[128..192], &mut quants),
         }
-        levels
+        quants
     }
 
-    /// The canonical bytes of one block's levels.
-    fn put_levels(self, block: &[u8], out: &mut [u8]) {
+    /// The canonical bytes of one block's quants.
+    fn put_quants(self, block: &[u8], out: &mut [u8]) {
         if self == Self::Q8_0 {
             return out.copy_from_slice(&block[SCALE_BYTES..]);
         }
-        let levels = self.levels(block);
-        for (out, pair) in out.iter_mut().zip(levels.as_chunks::<2>().0) {
+        let quants = self.quants(block);
+        for (out, pair) in out.iter_mut().zip(quants.as_chunks::<2>().0) {
             *out = pair[0] & 15 | (pair[1] & 15) << 4;
         }
     }
 
-    /// The canonical words of what is above four bits of one block's levels; `out` is zero.
+    /// The canonical words of what is above four bits of one block's quants; `out` is zero.
     fn put_high(self, block: &[u8], out: &mut [u8]) {
         let Some(form) = self.form() else { return };
-        form.put_high(&self.levels(block)[..self.block_elements()], out);
+        form.put_high(&self.quants(block)[..self.block_elements()], out);
     }
 
     /// The f16 that scales are, or are multiples of.
@@ -226,30 +226,30 @@ impl Kind {
 
 /// Levels of 32 elements: `low` has the first 16 in its low nibbles, the others in its high ones;
 /// `fifth`, where there are such, a bit for each element.
-fn halves(low: &[u8], fifth: &[u8], levels: &mut [u8]) {
-    for (column, level) in levels[..BLOCK].iter_mut().enumerate() {
+fn halves(low: &[u8], fifth: &[u8], quants: &mut [u8]) {
+    for (column, quant) in quants[..BLOCK].iter_mut().enumerate() {
         let high = fifth.get(column / 8).map_or(0, |byte| (byte >> (column % 8)) & 1);
-        *level = (low[column % 16] >> (column / 16 * 4)) & 15 | high << 4;
+        *quant = (low[column % 16] >> (column / 16 * 4)) & 15 | high << 4;
     }
 }
 
 /// Levels of 256 elements: 32 bytes of `low` for two groups of 32, of which the first has the low
 /// nibbles; a byte of `fifth`, where there are such, for a column of all eight groups.
-fn pairs_of_groups(low: &[u8], fifth: &[u8], levels: &mut [u8]) {
-    for (at, level) in levels.iter_mut().enumerate() {
+fn pairs_of_groups(low: &[u8], fifth: &[u8], quants: &mut [u8]) {
+    for (at, quant) in quants.iter_mut().enumerate() {
         let (group, column) = (at / 32, at % 32);
         let high = fifth.get(column).map_or(0, |byte| (byte >> group) & 1);
-        *level = (low[group / 2 * 32 + column] >> (group % 2 * 4)) & 15 | high << 4;
+        *quant = (low[group / 2 * 32 + column] >> (group % 2 * 4)) & 15 | high << 4;
     }
 }
 
 /// Levels of 256 elements of 6 bits, halves of 128 for themselves: 64 bytes of `low`, whose low nibbles
 /// come first; 32 of `high`, two bits for the same column of each quarter.
-fn quarters(low: &[u8], high: &[u8], levels: &mut [u8]) {
-    for (at, level) in levels.iter_mut().enumerate() {
+fn quarters(low: &[u8], high: &[u8], quants: &mut [u8]) {
+    for (at, quant) in quants.iter_mut().enumerate() {
         let (half, inside) = (at / 128, at % 128);
         let nibble = (low[half * 64 + inside % 64] >> (inside / 64 * 4)) & 15;
-        *level = nibble | ((high[half * 32 + inside % 32] >> (inside / 32 * 2)) & 3) << 4;
+        *quant = nibble | ((high[half * 32 + inside % 32] >> (inside / 32 * 2)) & 3) << 4;
     }
 }
 
@@ -268,9 +268,9 @@ fn six_bits(packed: &[u8], group: usize) -> [u8; 2] {
 pub(crate) enum Take {
     /// Everything, as it is.
     All,
-    /// The levels of blocks, in canonical form: all of them, or their low four bits.
+    /// The quants of blocks, in canonical form: all of them, or their low four bits.
     Levels,
-    /// What is above four bits of the levels.
+    /// What is above four bits of the quants.
     High,
     /// The scales of blocks, f16.
     Scales,
@@ -336,7 +336,7 @@ impl Blocks {
         for (block, out) in blocks.zip(out.chunks_exact_mut(bytes.max(1))) {
             match self.take {
                 Take::All => {}
-                Take::Levels => kind.put_levels(block, out),
+                Take::Levels => kind.put_quants(block, out),
                 Take::High => kind.put_high(block, out),
                 Take::Scales => out.copy_from_slice(&kind.scale(block)),
                 Take::Factors => kind.put_factors(block, out),

@@ -79,7 +79,7 @@ impl Gguf {
         let whole = Header { entries, data_start, tensors, kinds };
         let config = config::of(&whole, factors.as_deref()).map_err(lies)?;
         let is_interleaved = whole.text("general.architecture") == Some("llama");
-        let reader = |Part { path, file, header }: Part| {
+        let reader = |GgufShard { path, file, header }: GgufShard| {
             Reader::of_ranges(&path, file, header.data_start, header.tensors)
         };
         let readers = parts.into_iter().map(reader).collect();
@@ -98,8 +98,8 @@ impl Gguf {
 const FACTOR_BYTES_MAX: u64 = 16 << 10;
 
 /// The rotary factors of a file, if it has some.
-fn factors(part: &Part) -> Result<Option<Vec<f32>>, GgufError> {
-    let Part { path, file, header } = part;
+fn factors(part: &GgufShard) -> Result<Option<Vec<f32>>, GgufError> {
+    let GgufShard { path, file, header } = part;
     let is_one = |tensor: &&Tensor| {
         tensor.name == config::ROPE_FACTORS
             && tensor.dtype == Dtype::F32
@@ -128,13 +128,13 @@ pub(crate) fn side_files(
 }
 
 /// One of the files of a GGUF.
-struct Part {
+struct GgufShard {
     path: PathBuf,
     file: File,
     header: Header,
 }
 
-impl Part {
+impl GgufShard {
     fn open(path: &Path) -> Result<Self, GgufError> {
         let failed = |source| GgufError::Io { path: path.into(), source };
         let lies = |lie| GgufError::Lie { path: path.into(), lie };
@@ -145,9 +145,9 @@ impl Part {
 }
 
 /// The file at `path` with the other parts of it, if there are some.
-fn parts(path: &Path) -> Result<Vec<Part>, GgufError> {
+fn parts(path: &Path) -> Result<Vec<GgufShard>, GgufError> {
     let lies = |lie| GgufError::Lie { path: path.into(), lie };
-    let first = Part::open(path)?;
+    let first = GgufShard::open(path)?;
     let others = split::others(path, &first.header).map_err(lies)?;
     let mut parts = vec![first];
     for (number, other) in (1..).zip(others) {
@@ -155,7 +155,7 @@ fn parts(path: &Path) -> Result<Vec<Part>, GgufError> {
             let file = other.file_name().unwrap_or_default().to_string_lossy().into_owned();
             return Err(lies(GgufLie::MissingPart { file }));
         }
-        let part = Part::open(&other)?;
+        let part = GgufShard::open(&other)?;
         split::check(&part.header, number)
             .map_err(|lie| GgufError::Lie { path: other.clone(), lie })?;
         parts.push(part);

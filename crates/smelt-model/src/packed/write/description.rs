@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::Format;
-use super::plan::{Layer, Plan};
+use super::plan::{Layer, WritePlan};
 use crate::checkpoint::Checkpoint;
 
 /// The objects of a configuration that may describe the decoder.
@@ -25,7 +25,7 @@ const TIE: &str = "tie_word_embeddings";
 const HEAD: &str = "lm_head";
 
 /// The text of the configuration.
-pub(super) fn config(plan: &Plan, whole: &Checkpoint, format: Format) -> String {
+pub(super) fn config(plan: &WritePlan, whole: &Checkpoint, format: Format) -> String {
     // The text was parsed when the checkpoint was opened.
     let mut config: Value = serde_json::from_str(whole.config()).unwrap_or_else(|_| json!({}));
     // Code beside a checkpoint has a tree of its own.
@@ -43,7 +43,7 @@ pub(super) fn config(plan: &Plan, whole: &Checkpoint, format: Format) -> String 
 }
 
 /// Has every object say what holds now.
-fn settle(config: &mut Value, plan: &Plan) {
+fn settle(config: &mut Value, plan: &WritePlan) {
     change(config, plan);
     if let (true, Some(object)) = (plan.has_head, config.as_object_mut()) {
         // Where nothing is said transformers 5 ties some models' heads to the embedding.
@@ -57,7 +57,7 @@ fn settle(config: &mut Value, plan: &Plan) {
 }
 
 /// Removes what no longer holds.
-fn change(object: &mut Value, plan: &Plan) {
+fn change(object: &mut Value, plan: &WritePlan) {
     let Some(object) = object.as_object_mut() else { return };
     object.remove("quantization_config");
     object.remove("compression_config");
@@ -66,7 +66,7 @@ fn change(object: &mut Value, plan: &Plan) {
     }
 }
 
-fn awq(plan: &Plan, is_nested: bool) -> Value {
+fn awq(plan: &WritePlan, is_nested: bool) -> Value {
     let layer = first(plan);
     json!({
         "quant_method": "awq",
@@ -78,7 +78,7 @@ fn awq(plan: &Plan, is_nested: bool) -> Value {
     })
 }
 
-fn gptq(plan: &Plan, is_nested: bool) -> Value {
+fn gptq(plan: &WritePlan, is_nested: bool) -> Value {
     let layer = first(plan);
     let mut section = json!({
         "quant_method": "gptq",
@@ -99,7 +99,7 @@ fn gptq(plan: &Plan, is_nested: bool) -> Value {
     section
 }
 
-fn compressed_tensors(plan: &Plan) -> Value {
+fn compressed_tensors(plan: &WritePlan) -> Value {
     let mut kinds: BTreeMap<Layer, Vec<&str>> = BTreeMap::new();
     for (module, layer) in &plan.packed {
         kinds.entry(*layer).or_default().push(module);
@@ -158,7 +158,7 @@ fn weights(layer: Layer) -> Value {
     weights
 }
 
-fn first(plan: &Plan) -> Layer {
+fn first(plan: &WritePlan) -> Layer {
     plan.packed.first().expect("a checkpoint without packed weights is refused before").1
 }
 
@@ -176,7 +176,7 @@ enum Kept {
     Module(String),
 }
 
-fn kept(plan: &Plan) -> Vec<Kept> {
+fn kept(plan: &WritePlan) -> Vec<Kept> {
     let mut all = Vec::new();
     for module in &plan.kept {
         let is_packed = |word: &&str| {
@@ -197,7 +197,7 @@ fn kept(plan: &Plan) -> Vec<Kept> {
 
 /// The modules that stay floats as AWQ and GPTQ list them: servers look for such a word anywhere, transformers at the
 /// beginning or the end of a path in its own tree (`is_nested`: there parts lie in `model`).
-fn listed(plan: &Plan, is_nested: bool) -> Vec<String> {
+fn listed(plan: &WritePlan, is_nested: bool) -> Vec<String> {
     let holds = |word: &str| {
         let inner = |module: &String| module.split('.').rev().skip(1).any(|part| part == word);
         plan.kept.iter().any(inner)
@@ -230,11 +230,11 @@ fn anywhere(module: &str) -> String {
 mod tests {
     use super::*;
 
-    fn plan(packed: &[&str], kept: &[&str]) -> Plan {
+    fn plan(packed: &[&str], kept: &[&str]) -> WritePlan {
         let layer = Layer { bits: 4, group: Some(32), is_symmetric: true, has_order: false };
         let names = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect();
         let packed: Vec<String> = names(packed);
-        Plan {
+        WritePlan {
             items: Vec::new(),
             packed: packed.into_iter().map(|name| (name, layer)).collect(),
             kept: names(kept),
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    fn ignored(plan: &Plan) -> Value {
+    fn ignored(plan: &WritePlan) -> Value {
         compressed_tensors(plan)["ignore"].clone()
     }
 
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn a_head_of_its_own_is_never_tied() {
         let said = |has_head: bool, config: &str| {
-            let plan = Plan { has_head, ..plan(&[], &[]) };
+            let plan = WritePlan { has_head, ..plan(&[], &[]) };
             let mut config: Value = serde_json::from_str(config).unwrap();
             settle(&mut config, &plan);
             config["tie_word_embeddings"].clone()

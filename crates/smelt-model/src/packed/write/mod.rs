@@ -3,7 +3,7 @@
 //! The canonical weights of one checkpoint and the layout, configuration and other parts of another
 //! (or the same) become a directory.  `plan` lists the stored tensors and where their bytes come
 //! from, `description` writes `quantization_config`; here the bytes are moved, a block of rows at a
-//! time, turned ones straight to their places in the file.  Knows nothing of how levels were chosen.
+//! time, turned ones straight to their places in the file.  Knows nothing of how quants were chosen.
 
 mod description;
 mod plan;
@@ -165,11 +165,12 @@ fn put(item: &Item, ckpt: &Checkpoint, writer: &mut Writer) -> Result<(), WriteE
         Make::Given(bytes) => Ok(writer.write(bytes)?),
         Make::Copy { name, range } => copy(ckpt, name, range.clone(), writer),
         Make::Words { name, grid, columns, places, shift } => {
-            let levels = Levels { bits: grid.bits, columns: *columns, places: places.as_deref() };
-            put_words(ckpt, name, *grid, &levels, *shift, writer)
+            let quants =
+                QuantizedRows { bits: grid.bits, columns: *columns, places: places.as_deref() };
+            put_words(ckpt, name, *grid, &quants, *shift, writer)
         }
         Make::Zeros { name, grid, groups, shift } => {
-            let zeros = Levels { bits: 8, columns: *groups, places: None };
+            let zeros = QuantizedRows { bits: 8, columns: *groups, places: None };
             put_words(ckpt, name, *grid, &zeros, *shift, writer)
         }
         Make::Floats { name } => put_floats(ckpt, name, writer),
@@ -196,8 +197,8 @@ fn copy(
     Ok(())
 }
 
-/// How canonical rows hold levels.
-struct Levels<'a> {
+/// How canonical rows hold quants.
+struct QuantizedRows<'a> {
     /// 4: nibbles; 8: bytes.
     bits: u32,
     columns: usize,
@@ -205,7 +206,7 @@ struct Levels<'a> {
     places: Option<&'a [u32]>,
 }
 
-impl Levels<'_> {
+impl QuantizedRows<'_> {
     fn row_bytes(&self) -> usize {
         if self.bits == 4 { self.columns.div_ceil(2) } else { self.columns }
     }
@@ -217,17 +218,17 @@ impl Levels<'_> {
     }
 }
 
-/// Packs the canonical tensor `name` into words, `shift` added to each level.
+/// Packs the canonical tensor `name` into words, `shift` added to each quant.
 fn put_words(
     ckpt: &Checkpoint,
     name: &str,
     grid: WordLayout,
-    levels: &Levels<'_>,
+    quants: &QuantizedRows<'_>,
     shift: u8,
     writer: &mut Writer,
 ) -> Result<(), WriteError> {
-    let (height, row_bytes) = (ckpt.shape(name)?[0], levels.row_bytes());
-    let shape = [height, levels.columns];
+    let (height, row_bytes) = (ckpt.shape(name)?[0], quants.row_bytes());
+    let shape = [height, quants.columns];
     let mask = if grid.bits == 4 { 15 } else { 255 };
     let total = grid.stored_shape(shape).iter().product::<usize>() * super::words::WORD_BYTES;
     let mut rows = Vec::new();
@@ -235,8 +236,8 @@ fn put_words(
     for here in blocks(height, row_bytes) {
         rows.resize(here.len() * row_bytes, 0);
         ckpt.read_bytes(name, (here.start * row_bytes) as u64, &mut rows)?;
-        let stripe = grid.pack(&here, levels.columns, |row, channel| {
-            levels.get(&rows, row, channel).wrapping_add(shift) & mask
+        let stripe = grid.pack(&here, quants.columns, |row, channel| {
+            quants.get(&rows, row, channel).wrapping_add(shift) & mask
         });
         let mut rest = stripe.as_slice();
         for (at, len) in grid.runs(&here, shape).stretches() {

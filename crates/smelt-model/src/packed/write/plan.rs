@@ -10,14 +10,14 @@ use super::{Format, WriteError, pads};
 use crate::checkpoint::{Checkpoint, CheckpointError, PackedFacts};
 use crate::decoder::{EMBEDDING, LM_HEAD};
 use crate::dtype::Dtype;
-use crate::model::Part;
+use crate::model::ModelPart;
 use crate::packed::present::MIDDLE;
 use crate::packed::words::WordLayout;
 use crate::packed::{awq, compressed_tensors, gptq};
 use crate::safetensors::TensorSpec;
 
 /// What is written.
-pub(super) struct Plan {
+pub(super) struct WritePlan {
     /// The stored tensors, in the order of the file.
     pub(super) items: Vec<Item>,
     /// The packed modules, by their stored names.
@@ -58,13 +58,13 @@ pub(super) enum Make {
         name: String,
         range: std::ops::Range<u64>,
     },
-    /// The levels of a canonical weight.
+    /// The quants of a canonical weight.
     Words {
         name: String,
         grid: WordLayout,
         columns: usize,
         places: Option<Arc<[u32]>>,
-        /// Added to each level.
+        /// Added to each quant.
         shift: u8,
     },
     /// Canonical zeros.
@@ -92,11 +92,11 @@ pub(super) fn plan(
     packed: &Checkpoint,
     whole: &Checkpoint,
     format: Format,
-) -> Result<Plan, WriteError> {
+) -> Result<WritePlan, WriteError> {
     let model = whole.model();
-    let has = |part: &Part| packed.has(*part) || whole.has(*part);
-    let parts: Vec<Part> = model.parts().into_iter().filter(has).collect();
-    let mut plan = Plan {
+    let has = |part: &ModelPart| packed.has(*part) || whole.has(*part);
+    let parts: Vec<ModelPart> = model.parts().into_iter().filter(has).collect();
+    let mut plan = WritePlan {
         items: Vec::new(),
         packed: Vec::new(),
         kept: Vec::new(),
@@ -138,7 +138,7 @@ fn keep(
     sources: &[String],
     from: &Checkpoint,
     is_of_packed: bool,
-    plan: &mut Plan,
+    plan: &mut WritePlan,
 ) -> Result<(), CheckpointError> {
     let dtype = from.dtype(name)?;
     let mut piece = shape.to_vec();
@@ -168,7 +168,7 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    fn run(&self, plan: &mut Plan) -> Result<(), WriteError> {
+    fn run(&self, plan: &mut WritePlan) -> Result<(), WriteError> {
         self.check()?;
         let Some(module) = self.source.strip_suffix(".weight") else {
             return Err(self.refused("it is no module's weight"));
@@ -221,7 +221,7 @@ impl Task<'_> {
         }
         let grids = match self.format {
             Format::Awq => [awq::GRID; 2],
-            Format::Gptq => [gptq::levels_grid(bits), gptq::zeros_grid(bits)],
+            Format::Gptq => [gptq::quants_grid(bits), gptq::zeros_grid(bits)],
             Format::CompressedTensors => return Ok(()),
         };
         if grids.iter().any(|grid| pads(*grid, shape)) {
@@ -255,8 +255,8 @@ impl Task<'_> {
             Make::Zeros { name, grid, groups, shift }
         } else {
             let middle = if bits == 4 { MIDDLE } else { 128 };
-            let level = middle.wrapping_add(shift);
-            Make::Given(grid.pack(&(0..shape[0]), groups, |_, _| level))
+            let quant = middle.wrapping_add(shift);
+            Make::Given(grid.pack(&(0..shape[0]), groups, |_, _| quant))
         };
         (part, Dtype::I32, stored.to_vec(), make)
     }
@@ -283,25 +283,25 @@ impl Task<'_> {
     }
 
     fn awq(&self) -> Result<Vec<StoredPart>, CheckpointError> {
-        let levels = self.words(awq::GRID, "qweight");
-        Ok(vec![levels, self.zeros(awq::GRID, "qzeros", 0), self.scales("scales", true)?])
+        let quants = self.words(awq::GRID, "qweight");
+        Ok(vec![quants, self.zeros(awq::GRID, "qzeros", 0), self.scales("scales", true)?])
     }
 
     fn gptq(&self) -> Result<Vec<StoredPart>, CheckpointError> {
         let PackedFacts { bits, has_zeros, .. } = self.facts;
         // Version 1, where every zero is the middle, stores one less.
         let shift = if has_zeros { 0 } else { u8::MAX };
-        let levels = self.words(gptq::levels_grid(bits), "qweight");
+        let quants = self.words(gptq::quants_grid(bits), "qweight");
         let zeros = self.zeros(gptq::zeros_grid(bits), "qzeros", shift);
-        Ok(vec![levels, zeros, self.scales("scales", true)?, self.group_index("g_idx")])
+        Ok(vec![quants, zeros, self.scales("scales", true)?, self.group_index("g_idx")])
     }
 
     fn compressed_tensors(&self) -> Result<Vec<StoredPart>, CheckpointError> {
         let PackedFacts { bits, shape, has_zeros, ref order, .. } = self.facts;
-        let levels = self.words(compressed_tensors::levels_grid(bits), "weight_packed");
+        let quants = self.words(compressed_tensors::quants_grid(bits), "weight_packed");
         let sizes = shape.iter().flat_map(|&size| (size as i64).to_le_bytes()).collect();
         let sizes = ("weight_shape", Dtype::I64, vec![2], Make::Given(sizes));
-        let mut all = vec![levels, self.scales("weight_scale", false)?, sizes];
+        let mut all = vec![quants, self.scales("weight_scale", false)?, sizes];
         if has_zeros {
             all.push(self.zeros(compressed_tensors::zeros_grid(bits), "weight_zero_point", 0));
         }
@@ -316,7 +316,7 @@ impl Task<'_> {
 type StoredPart = (&'static str, Dtype, Vec<usize>, Make);
 
 /// AWQ and GPTQ describe all modules at once.  What smelt quantised can be quantised otherwise.
-fn check_uniform(plan: &Plan, format: Format, is_ours: bool) -> Result<(), WriteError> {
+fn check_uniform(plan: &WritePlan, format: Format, is_ours: bool) -> Result<(), WriteError> {
     if format == Format::CompressedTensors {
         return Ok(());
     }

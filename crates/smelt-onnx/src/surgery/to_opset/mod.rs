@@ -15,7 +15,7 @@ use crate::ElementType;
 use crate::check::label;
 use crate::model::{AttributeValue, Data, Graph, Initializer, Model, Node, ValueInfo};
 use crate::survey::Survey;
-use steps::Step;
+use steps::ConvertFn;
 
 /// Oldest operator set that models are converted to: the first with LayerNormalization.
 pub const TARGET_MIN: i64 = 17;
@@ -181,4 +181,4 @@ impl Conversion<'_, '_> {
 }
 
 /// The conversions of an operator between two sets, in order.
-type Steps = Vec<Step>;
+type Steps = Vec<ConvertFn>;

@@ -8,7 +8,7 @@ use crate::ElementType;
 use crate::model::{Attribute, AttributeValue, Node};
 
 /// A crossing.
-pub(super) type Step = fn(&mut Conversion<'_, '_>, Node) -> Result<Vec<Node>, String>;
+pub(super) type ConvertFn = fn(&mut Conversion<'_, '_>, Node) -> Result<Vec<Node>, String>;
 
 type Crossed = Result<Vec<Node>, String>;
 

@@ -3,11 +3,11 @@
 //! An operator that is in neither list is not of the default domain, or newer than set 21.
 
 use super::Steps;
-use super::steps::{self, Step};
+use super::steps::{self, ConvertFn};
 
 /// One change: the operator, the set it came with, and how to cross it up and down.  Sets up
 /// to 17 are crossed upwards only.
-type Change = (&'static str, i64, Step, Step);
+type Change = (&'static str, i64, ConvertFn, ConvertFn);
 
 /// Operators that begin after set 13, with the set they begin with.
 const BEGIN: [(&str, i64); 31] = [

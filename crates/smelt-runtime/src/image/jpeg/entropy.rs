@@ -53,7 +53,7 @@ fn named(listings: &[Option<Listing>; 4], number: usize) -> Result<&Listing, Jpe
 
 /// What a scan tells of a block.
 #[derive(Clone, Copy)]
-enum Told {
+enum ScanPass {
     /// Everything.
     All,
     /// The first coefficient, without its lowest bits.
@@ -76,7 +76,7 @@ struct Coder {
 /// A scan that is being read.
 pub(super) struct Entropy<'s, 'f> {
     stream: &'s mut Stream<'f>,
-    told: Told,
+    told: ScanPass,
     coders: Vec<Coder>,
     /// Blocks that follow without any more coefficients of the band.
     empty: u32,
@@ -101,15 +101,15 @@ impl<'s, 'f> Entropy<'s, 'f> {
         stream.drop_bits();
         let &Scan { first: from, last, to, .. } = scan;
         let told = match (frame.is_progressive, from, scan.from) {
-            (false, ..) => Told::All,
-            (true, 0, 0) => Told::First { to },
-            (true, 0, _) => Told::FirstBit { to },
-            (true, _, 0) => Told::Others { from, last, to },
-            (true, ..) => Told::OthersBit { from, last, to },
+            (false, ..) => ScanPass::All,
+            (true, 0, 0) => ScanPass::First { to },
+            (true, 0, _) => ScanPass::FirstBit { to },
+            (true, _, 0) => ScanPass::Others { from, last, to },
+            (true, ..) => ScanPass::OthersBit { from, last, to },
         };
         let coder = |plane: &Plane| {
-            let has_firsts = matches!(told, Told::All | Told::First { .. });
-            let has_others = !matches!(told, Told::First { .. } | Told::FirstBit { .. });
+            let has_firsts = matches!(told, ScanPass::All | ScanPass::First { .. });
+            let has_others = !matches!(told, ScanPass::First { .. } | ScanPass::FirstBit { .. });
             Ok(Coder {
                 firsts: has_firsts.then(|| listings.firsts(plane)).transpose()?,
                 others: has_others.then(|| listings.others(plane)).transpose()?,
@@ -192,19 +192,19 @@ impl<'s, 'f> Entropy<'s, 'f> {
         let Coder { firsts, others, last } = &mut self.coders[place];
         let stream = &mut *self.stream;
         match (self.told, firsts, others) {
-            (Told::All, Some(firsts), Some(others)) => {
+            (ScanPass::All, Some(firsts), Some(others)) => {
                 block[0] = first(stream, firsts, last) as i16;
                 all_others(stream, others, block);
             }
-            (Told::First { to }, Some(firsts), _) => {
+            (ScanPass::First { to }, Some(firsts), _) => {
                 block[0] = (first(stream, firsts, last) << to) as i16;
             }
-            (Told::FirstBit { to }, ..) => block[0] |= i16::from(stream.bit()) << to,
-            (Told::Others { from, last, to }, _, Some(codes)) => match self.empty {
+            (ScanPass::FirstBit { to }, ..) => block[0] |= i16::from(stream.bit()) << to,
+            (ScanPass::Others { from, last, to }, _, Some(codes)) => match self.empty {
                 0 => self.empty = band(stream, codes, from..=last, to, block),
                 _ => self.empty -= 1,
             },
-            (Told::OthersBit { from, last, to }, _, Some(codes)) => {
+            (ScanPass::OthersBit { from, last, to }, _, Some(codes)) => {
                 self.empty = refined(stream, codes, self.empty, from..=last, 1 << to, block);
             }
             _ => unreachable!("a scan has the codes of what it tells"),

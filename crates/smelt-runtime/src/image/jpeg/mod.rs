@@ -64,7 +64,7 @@ pub(super) struct Jpeg<'a> {
 }
 
 /// A header that is of a picture.
-enum Found<'a> {
+enum Segment<'a> {
     Frame(Frame),
     /// What is told of a scan.
     Scan(&'a [u8]),
@@ -102,16 +102,16 @@ impl<'a> Jpeg<'a> {
         let mut frame: Option<Frame> = None;
         loop {
             match (tables.next(&mut stream)?, &frame) {
-                (Found::Frame(found), None) => frame = Some(found),
-                (Found::Scan(segment), Some(found)) => {
+                (Segment::Frame(found), None) => frame = Some(found),
+                (Segment::Scan(segment), Some(found)) => {
                     let (frame, scan) = (found.clone(), found.scan(segment)?);
                     return Ok(Self { stream, tables, frame, scan });
                 }
-                (Found::Frame(_), Some(_)) => return Err(TWO_SIZES),
-                (Found::Scan(_), None) => {
+                (Segment::Frame(_), Some(_)) => return Err(TWO_SIZES),
+                (Segment::Scan(_), None) => {
                     return Err(JpegError::Damaged("pixels come before their size"));
                 }
-                (Found::End, _) => return Err(JpegError::Damaged("it has no pixels")),
+                (Segment::End, _) => return Err(JpegError::Damaged("it has no pixels")),
             }
         }
     }
@@ -187,9 +187,9 @@ impl<'a> Jpeg<'a> {
         }
         let behind = self.stream.rest();
         match self.tables.next(&mut self.stream) {
-            Ok(Found::End) => Ok(rows.into_rgb()),
-            Ok(Found::Frame(_)) => Err(TWO_SIZES),
-            Ok(Found::Scan(_)) => Err(JpegError::Damaged("it goes on behind its last pixel")),
+            Ok(Segment::End) => Ok(rows.into_rgb()),
+            Ok(Segment::Frame(_)) => Err(TWO_SIZES),
+            Ok(Segment::Scan(_)) => Err(JpegError::Damaged("it goes on behind its last pixel")),
             // What a false marker among the pixels makes of the rest is nothing, but the file is all there.
             Err(JpegError::Ends) if behind.windows(2).any(|two| two == [0xff, END]) => {
                 Ok(rows.into_rgb())
@@ -231,10 +231,10 @@ impl<'a> Jpeg<'a> {
     }
 
     /// Reads all scans.
-    fn read_scans(&mut self, blocks: &mut [Blocks]) -> Result<Told, JpegError> {
+    fn read_scans(&mut self, blocks: &mut [Blocks]) -> Result<ScanResult, JpegError> {
         let Self { stream, tables, frame, scan, .. } = self;
         let known = vec![Known::nothing(); frame.components.len()];
-        let mut told = Told { known, reached: 0, scans: 0 };
+        let mut told = ScanResult { known, reached: 0, scans: 0 };
         let mut scan = scan.clone();
         loop {
             told.scans += 1;
@@ -250,16 +250,16 @@ impl<'a> Jpeg<'a> {
             told.reached = blocks::read(&mut entropy, frame, &scan, blocks)?;
             entropy.check()?;
             scan = match tables.next(stream)? {
-                Found::Scan(segment) => frame.scan(segment)?,
-                Found::Frame(_) => return Err(TWO_SIZES),
-                Found::End => return Ok(told),
+                Segment::Scan(segment) => frame.scan(segment)?,
+                Segment::Frame(_) => return Err(TWO_SIZES),
+                Segment::End => return Ok(told),
             };
         }
     }
 }
 
 /// What the scans of a file told.
-struct Told {
+struct ScanResult {
     known: Vec<Known>,
     /// The last row of units that the last scan reached.
     reached: usize,
@@ -268,13 +268,13 @@ struct Told {
 
 impl Tables {
     /// Reads headers up to the next that is of a picture.
-    fn next<'a>(&mut self, stream: &mut Stream<'a>) -> Result<Found<'a>, JpegError> {
+    fn next<'a>(&mut self, stream: &mut Stream<'a>) -> Result<Segment<'a>, JpegError> {
         loop {
             let marker = stream.next_marker()?;
             match marker {
                 // For private use, and restarts that come too late.
                 0x01 | 0xd0..=0xd7 => {}
-                END => return Ok(Found::End),
+                END => return Ok(Segment::End),
                 0xc4 => self.listings.read(stream.segment()?)?,
                 0xdb => self.scales.read(stream.segment()?)?,
                 0xdd => {
@@ -283,9 +283,9 @@ impl Tables {
                         interval.map_err(|_| JpegError::Damaged("its restarts are wrong"))?;
                     self.interval = u16::from_be_bytes(interval);
                 }
-                0xda => return Ok(Found::Scan(stream.segment()?)),
+                0xda => return Ok(Segment::Scan(stream.segment()?)),
                 0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
-                    return Ok(Found::Frame(Frame::read(marker, stream.segment()?)?));
+                    return Ok(Segment::Frame(Frame::read(marker, stream.segment()?)?));
                 }
                 0xcc => return Err(JpegError::Kind("in arithmetic coding")),
                 // Heights that come behind the pixels, which libjpeg does not know.

@@ -1,16 +1,16 @@
 use std::sync::Arc;
 
 use smelt_runtime::dialect::{Calls, Dialect, Reader};
-use smelt_runtime::prepare::Seen;
+use smelt_runtime::generation::Finish;
+use smelt_runtime::prepare::ImageUsage;
 use smelt_runtime::sampling::Logprobs;
-use smelt_runtime::speaker::Finish;
 
+use super::super::accumulator::Accumulator;
 use super::super::chat::Chat;
 use super::super::completion::Completion;
-use super::super::whole::Gathered;
 use super::super::{Heading, Words};
 use super::*;
-use smelt_runtime::service::{Failure, TokenSaid};
+use smelt_runtime::service::{Failure, TokenInfo};
 
 fn heading() -> Heading {
     Heading { id: "id-1".into(), created: 5, model: "m".into() }
@@ -30,13 +30,13 @@ fn told_apart(usage: bool, dialect: Dialect, choices: usize) -> Chat {
     Chat { heading, usage, words, dialect, is_thinking: false, readers }
 }
 
-fn said(choice: usize, text: &str, tokens: Vec<TokenSaid>) -> Event {
-    Event::Said { choice, text: text.into(), tokens }
+fn said(choice: usize, text: &str, tokens: Vec<TokenInfo>) -> Event {
+    Event::Emitted { choice, text: text.into(), tokens }
 }
 
-fn likely(token: u32) -> TokenSaid {
+fn likely(token: u32) -> TokenInfo {
     let logprobs = Logprobs { chosen: -0.5, top: vec![(token, -0.5), (2, -1.0)] };
-    TokenSaid { token, logprobs: Some(logprobs) }
+    TokenInfo { token, logprobs: Some(logprobs) }
 }
 
 fn answer() -> [Event; 3] {
@@ -53,7 +53,10 @@ fn written(shape: impl Shape, choices: usize, usage: bool, events: &[Event]) -> 
     for event in events {
         stream.hear(event, &mut out);
     }
-    stream.end(Usage::of_prompt(4, 2, Seen { tokens: 1, ..Seen::default() }).said(3), &mut out);
+    stream.end(
+        Usage::of_prompt(4, 2, ImageUsage { tokens: 1, ..ImageUsage::default() }).said(3),
+        &mut out,
+    );
     String::from_utf8(out).unwrap()
 }
 
@@ -114,7 +117,7 @@ fn a_completion_has_offsets_that_go_on() {
 
 #[test]
 fn a_scored_prompt_comes_before_what_follows() {
-    let first = TokenSaid { token: 0, logprobs: None };
+    let first = TokenInfo { token: 0, logprobs: None };
     let tokens = vec![first, likely(1)];
     let read = Event::Read { prompt_tokens: 2, cached_tokens: 0 };
     let events = [read, Event::Scored { choice: 0, tokens }, said(0, "b", vec![likely(1)])];
@@ -122,7 +125,7 @@ fn a_scored_prompt_comes_before_what_follows() {
     let text = written(completion(), 1, false, &events);
     let (echo, scored) = (text.find(r#""text":"P""#).unwrap(), text.find(of_prompt).unwrap());
     assert!(echo < scored && scored < text.find(r#""text":"b""#).unwrap(), "{text}");
-    let mut gathered = Gathered::new(1);
+    let mut gathered = Accumulator::new(1);
     events.into_iter().for_each(|event| gathered.hear(event));
     let whole = completion().whole(&gathered.choices, Usage::default());
     let of_all = r#""tokens":["a","b","b"],"token_logprobs":[null,-0.5,-0.5]"#;
@@ -134,7 +137,7 @@ fn an_echo_comes_first() {
     let text = written(completion(), 1, false, &answer());
     let head = r#"data: {"id":"id-1","object":"text_completion","created":5,"model":"m","choices":[{"text":"P","index":0"#;
     assert!(text.starts_with(head), "{text}");
-    let mut gathered = Gathered::new(1);
+    let mut gathered = Accumulator::new(1);
     answer().into_iter().for_each(|event| gathered.hear(event));
     let whole = completion().whole(&gathered.choices, Usage::default());
     assert!(whole.contains(r#""text":"Pa \"b\"\n""#), "{whole}");
@@ -151,10 +154,10 @@ fn a_failure_is_told_where_the_answer_would_go_on() {
 
 #[test]
 fn a_whole_chat_is_what_its_stream_says() {
-    let mut gathered = Gathered::new(1);
+    let mut gathered = Accumulator::new(1);
     answer().into_iter().for_each(|event| gathered.hear(event));
     let whole =
-        chat(false).whole(&gathered.choices, Usage::of_prompt(4, 0, Seen::default()).said(3));
+        chat(false).whole(&gathered.choices, Usage::of_prompt(4, 0, ImageUsage::default()).said(3));
     assert_eq!(
         whole,
         "{\"id\":\"id-1\",\"object\":\"chat.completion\",\"created\":5,\"model\":\"m\",\"choices\":[{\"index\":0,\
@@ -189,7 +192,7 @@ fn what_is_thought_said_and_called_is_told_apart() {
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
-    let mut gathered = Gathered::new(1);
+    let mut gathered = Accumulator::new(1);
     calling().into_iter().for_each(|event| gathered.hear(event));
     let whole = told_apart(false, HERMES, 1).whole(&gathered.choices, Usage::default());
     let message = r#""message":{"role":"assistant","content":"I look.","refusal":null,"reasoning_content":"so","tool_calls":[{"id":"call_id-1_0_0","type":"function","function":{"name":"look","arguments":"{\"at\": 1}"}}]},"logprobs":null,"finish_reason":"tool_calls""#;

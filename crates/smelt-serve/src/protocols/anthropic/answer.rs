@@ -3,14 +3,14 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 use smelt_runtime::dialect::Reader;
+use smelt_runtime::generation::Finish;
 use smelt_runtime::service::Event;
-use smelt_runtime::speaker::Finish;
 
 use super::Why;
 use crate::answer::stream::{comment, error};
-use crate::answer::{Wire, json, whole};
+use crate::answer::{Wire, accumulator, json};
 use crate::protocols::events::put;
-use crate::protocols::sections::{Kind, Section, Sections, Step};
+use crate::protocols::sections::{Kind, Section, SectionEvent, Sections};
 
 /// What tells clients that a silent stream goes on.
 const PING: &[u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
@@ -153,20 +153,20 @@ impl Answer {
         Ended { stop_reason: Some(reason), stop_sequence: stop.map(String::as_str) }
     }
 
-    fn tell(&self, steps: Vec<(usize, Step)>, out: &mut Vec<u8>) {
+    fn tell(&self, steps: Vec<(usize, SectionEvent)>, out: &mut Vec<u8>) {
         for (index, step) in steps {
             let kind = &self.sections.all()[index].kind;
             match step {
-                Step::Begins => {
+                SectionEvent::Begins => {
                     let content_block =
                         self.block(index, &Section { kind: kind.clone(), text: String::new() });
                     put(out, "content_block_start", &Tells::BlockStart { index, content_block });
                 }
-                Step::GoesOn(text) => {
+                SectionEvent::GoesOn(text) => {
                     let delta = more(kind, &text);
                     put(out, "content_block_delta", &Tells::BlockDelta { index, delta });
                 }
-                Step::Ends => {
+                SectionEvent::Ends => {
                     if *kind == Kind::Thought {
                         let delta = Delta::Signature { signature: "" };
                         put(out, "content_block_delta", &Tells::BlockDelta { index, delta });
@@ -212,7 +212,7 @@ impl Wire for Answer {
                 self.begin(Usage::new(*prompt_tokens, *cached_tokens, 0), out);
             }
             Event::Scored { .. } => {}
-            Event::Said { text, .. } => {
+            Event::Emitted { text, .. } => {
                 let steps = self.sections.push(text);
                 self.tell(steps, out);
             }
@@ -243,7 +243,7 @@ impl Wire for Answer {
         PING
     }
 
-    fn whole(&mut self, choices: &[whole::Choice], usage: crate::answer::Usage) -> String {
+    fn whole(&mut self, choices: &[accumulator::Choice], usage: crate::answer::Usage) -> String {
         if let Some(choice) = choices.first() {
             self.sections.push(&choice.text);
             self.sections.finish();
@@ -259,7 +259,7 @@ impl Wire for Answer {
 mod tests {
     use serde_json::json;
     use smelt_runtime::dialect::{Calls, Dialect};
-    use smelt_runtime::prepare::Seen;
+    use smelt_runtime::prepare::ImageUsage;
     use smelt_runtime::service::Failure;
 
     use super::*;
@@ -274,7 +274,7 @@ mod tests {
     }
 
     fn usage() -> crate::answer::Usage {
-        crate::answer::Usage::of_prompt(4, 3, Seen::default()).said(5)
+        crate::answer::Usage::of_prompt(4, 3, ImageUsage::default()).said(5)
     }
 
     fn streamed(text: &str, finish: Finish) -> Vec<(String, Value)> {
@@ -282,7 +282,7 @@ mod tests {
         answer.hear(&Event::Read { prompt_tokens: 4, cached_tokens: 3 }, &mut out);
         for letter in text.chars() {
             let text = letter.to_string();
-            answer.hear(&Event::Said { choice: 0, text, tokens: vec![] }, &mut out);
+            answer.hear(&Event::Emitted { choice: 0, text, tokens: vec![] }, &mut out);
         }
         answer.hear(&Event::Ended { choice: 0, finish, tokens: 5 }, &mut out);
         answer.end(usage(), &mut out);
@@ -291,7 +291,7 @@ mod tests {
 
     fn whole(text: &str, finish: Finish) -> Value {
         let (text, finish) = (text.to_owned(), Some(finish));
-        let choice = whole::Choice { text, finish, ..Default::default() };
+        let choice = accumulator::Choice { text, finish, ..Default::default() };
         serde_json::from_str(&answer().whole(&[choice], usage())).unwrap()
     }
 

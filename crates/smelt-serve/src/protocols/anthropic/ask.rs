@@ -11,8 +11,8 @@ use crate::api::foreign::{self, Known};
 use crate::api::read::{self, Body};
 use crate::api::several::TextOr;
 use crate::error::ApiError;
+use crate::protocols::field_names::FieldNames;
 use crate::protocols::ours::Ours;
-use crate::protocols::places::Places;
 
 /// What `/v1/messages` and `/v1/messages/count_tokens` are asked.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -142,7 +142,7 @@ const FAILED: &str = "Error: ";
 pub(crate) struct Asking {
     /// In OpenAI's words.
     pub(crate) chat: Value,
-    pub(crate) places: Places,
+    pub(crate) places: FieldNames,
 }
 
 impl Ask {
@@ -201,7 +201,7 @@ impl Ask {
     /// # Errors
     /// 400, naming the field that is not understood.
     pub(crate) fn asking(&self) -> Result<Asking, ApiError> {
-        let mut turns = Turns { all: Vec::new(), places: Places::of(&NAMES) };
+        let mut turns = MessageBuilder { all: Vec::new(), places: FieldNames::of(&NAMES) };
         if let Some(system) = &self.system {
             let text = system_text("system", system)?;
             turns.push("system", json!({ "role": "system", "content": text }));
@@ -209,7 +209,7 @@ impl Ask {
         for (at, message) in self.messages.iter().flatten().enumerate() {
             turns.add(&format!("messages[{at}]"), message)?;
         }
-        let Turns { all, places } = turns;
+        let MessageBuilder { all, places } = turns;
         Ok(Asking { chat: self.chat(all)?, places })
     }
 
@@ -316,12 +316,12 @@ impl Ask {
 }
 
 /// A chat's turns so far, and what their fields are called.
-struct Turns {
+struct MessageBuilder {
     all: Vec<Value>,
-    places: Places,
+    places: FieldNames,
 }
 
-impl Turns {
+impl MessageBuilder {
     fn push(&mut self, at: &str, turn: Value) {
         self.places.note(format!("messages[{}]", self.all.len()), at.to_owned());
         self.all.push(turn);

@@ -8,7 +8,7 @@ use smelt_runtime::service::Event;
 
 use super::ask::Route;
 use crate::answer::stream::error;
-use crate::answer::{Usage, Wire, whole};
+use crate::answer::{Usage, Wire, accumulator};
 use crate::protocols::time;
 
 /// An answer to a chat or a prompt.
@@ -126,7 +126,7 @@ impl Wire for Answer {
                 self.read = Some(Instant::now());
                 return;
             }
-            Event::Said { text, .. } => {
+            Event::Emitted { text, .. } => {
                 let deltas = self.reader.push(text);
                 self.gather(deltas)
             }
@@ -162,7 +162,7 @@ impl Wire for Answer {
         b""
     }
 
-    fn whole(&mut self, choices: &[whole::Choice], usage: Usage) -> String {
+    fn whole(&mut self, choices: &[accumulator::Choice], usage: Usage) -> String {
         let Some(choice) = choices.first() else { return String::new() };
         let mut deltas = self.reader.push(&choice.text);
         deltas.extend(self.reader.finish());
@@ -192,9 +192,9 @@ fn put(out: &mut Vec<u8>, line: &Value) {
 #[cfg(test)]
 mod tests {
     use smelt_runtime::dialect::{Calls, Dialect};
-    use smelt_runtime::prepare::Seen;
+    use smelt_runtime::generation::Finish;
+    use smelt_runtime::prepare::ImageUsage;
     use smelt_runtime::service::Failure;
-    use smelt_runtime::speaker::Finish;
 
     use super::*;
 
@@ -206,7 +206,7 @@ mod tests {
     }
 
     fn usage() -> Usage {
-        Usage::of_prompt(4, 2, Seen::default()).said(3)
+        Usage::of_prompt(4, 2, ImageUsage::default()).said(3)
     }
 
     /// The lines of an answer that is said letter by letter.
@@ -215,7 +215,7 @@ mod tests {
         answer.hear(&Event::Read { prompt_tokens: 4, cached_tokens: 2 }, &mut out);
         for letter in text.chars() {
             let text = letter.to_string();
-            answer.hear(&Event::Said { choice: 0, text, tokens: vec![] }, &mut out);
+            answer.hear(&Event::Emitted { choice: 0, text, tokens: vec![] }, &mut out);
         }
         let finish = Finish::Length;
         answer.hear(&Event::Ended { choice: 0, finish, tokens: 3 }, &mut out);
@@ -248,7 +248,8 @@ mod tests {
             .map(|line| line["response"].as_str().unwrap().to_owned())
             .collect();
         assert_eq!(text, "a b");
-        let choice = whole::Choice { text: SAID.to_owned(), reason: "stop", ..Default::default() };
+        let choice =
+            accumulator::Choice { text: SAID.to_owned(), reason: "stop", ..Default::default() };
         let whole: Value =
             serde_json::from_str(&answer(Route::Chat).whole(&[choice], usage())).unwrap();
         assert_eq!(whole["message"]["thinking"], "hm");

@@ -75,7 +75,7 @@ fn capabilities(running: &Running) -> Vec<&'static str> {
     let dialect = service.text().dialect;
     let all = [
         ("completion", true),
-        ("vision", service.text().eyes.is_some()),
+        ("vision", service.text().image_processor.is_some()),
         ("tools", dialect.calls.is_some()),
         ("thinking", dialect.thinks),
     ];

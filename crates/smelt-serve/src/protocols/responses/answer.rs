@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use smelt_runtime::dialect::Reader;
+use smelt_runtime::generation::Finish;
 use smelt_runtime::service::Event;
-use smelt_runtime::speaker::Finish;
 
-use super::items::{self, Turns};
+use super::items::{self, ItemMessages};
 use super::kept::{Answered, Kept, Piece};
 use super::likely::Likely;
-use super::told::{
-    Asked, Events, Failure, Incomplete, InputDetails, Item, OutputDetails, Part, Place, Response,
-    Status, Tells, Text, response_id,
+use super::response_object::{
+    Asked, ContentLocation, Events, Failure, Incomplete, InputDetails, Item, OutputDetails,
+    OutputPart, Response, Status, Tells, Text, response_id,
 };
 use crate::answer::logprobs::ChatToken;
 use crate::answer::stream::{KEEP_ALIVE, comment, error};
-use crate::answer::{Usage, Wire, Words, json, whole};
-use crate::protocols::sections::{Kind, Section, Sections, Step};
+use crate::answer::{Usage, Wire, Words, accumulator, json};
+use crate::protocols::sections::{Kind, Section, SectionEvent, Sections};
 use crate::protocols::thought::Thought;
 
 /// An answer as it is told.
@@ -87,13 +87,13 @@ impl Answer {
         }
     }
 
-    fn tell(&mut self, steps: Vec<(usize, Step)>, out: &mut Vec<u8>) {
+    fn tell(&mut self, steps: Vec<(usize, SectionEvent)>, out: &mut Vec<u8>) {
         for (at, step) in steps {
             let Some(section) = self.sections.all().get(at).cloned() else { continue };
             match step {
-                Step::Begins => self.section_begins(at, &section.kind, out),
-                Step::GoesOn(text) => self.section_goes_on(at, &section.kind, &text, out),
-                Step::Ends => self.section_ends(at, &section, out),
+                SectionEvent::Begins => self.section_begins(at, &section.kind, out),
+                SectionEvent::GoesOn(text) => self.section_goes_on(at, &section.kind, &text, out),
+                SectionEvent::Ends => self.section_ends(at, &section, out),
             }
         }
     }
@@ -103,7 +103,7 @@ impl Answer {
         let tells = Tells::Item { output_index: at, item: &item };
         self.events.tell(out, "response.output_item.added", tells);
         if !matches!(kind, Kind::Call(_)) {
-            let part = Part::of(kind, "", Vec::new());
+            let part = OutputPart::of(kind, "", Vec::new());
             let tells = Tells::Part { place: place(&item, at), part };
             self.events.tell(out, "response.content_part.added", tells);
         }
@@ -159,7 +159,8 @@ impl Answer {
         };
         self.events.tell(out, word, tells);
         if !matches!(section.kind, Kind::Call(_)) {
-            let tells = Tells::Part { place, part: Part::of(&section.kind, all, self.likely(at)) };
+            let tells =
+                Tells::Part { place, part: OutputPart::of(&section.kind, all, self.likely(at)) };
             self.events.tell(out, "response.content_part.done", tells);
         }
         let tells = Tells::Item { output_index: at, item: &item };
@@ -202,11 +203,11 @@ impl Answer {
         }
     }
 
-    fn usage(&self, usage: Usage) -> super::told::Usage {
+    fn usage(&self, usage: Usage) -> super::response_object::Usage {
         let details = usage.prompt_tokens_details;
         let thinks = self.sections.all().iter().any(|section| section.kind == Kind::Thought);
         let reasoning_tokens = if thinks { self.thought.tokens() } else { 0 };
-        super::told::Usage {
+        super::response_object::Usage {
             input_tokens: usage.prompt_tokens,
             input_tokens_details: InputDetails {
                 cached_tokens: details.cached_tokens,
@@ -237,15 +238,15 @@ impl Keeping {
 fn turns_of(output: &str) -> String {
     let items: Vec<items::Item> =
         serde_json::from_str(output).expect("what was answered can be asked");
-    let mut turns = Turns::default();
+    let mut turns = ItemMessages::default();
     for item in &items {
         turns.add("output", item, &|_| None).expect("what was answered can be asked");
     }
     json(&turns.turns)
 }
 
-fn place(item: &Item, at: usize) -> Place<'_> {
-    Place { item_id: item.id(), output_index: at, content_index: 0 }
+fn place(item: &Item, at: usize) -> ContentLocation<'_> {
+    ContentLocation { item_id: item.id(), output_index: at, content_index: 0 }
 }
 
 fn now_s() -> u64 {
@@ -262,7 +263,7 @@ impl Wire for Answer {
             Event::Looking { part, parts } => comment(out, *part, *parts),
             Event::Read { .. } => self.begin(out),
             Event::Scored { .. } => {}
-            Event::Said { text, tokens, .. } => {
+            Event::Emitted { text, tokens, .. } => {
                 self.begin(out);
                 self.thought.take(tokens);
                 self.likely.iter_mut().for_each(|likely| likely.take(tokens));
@@ -301,7 +302,7 @@ impl Wire for Answer {
         KEEP_ALIVE
     }
 
-    fn whole(&mut self, choices: &[whole::Choice], usage: Usage) -> String {
+    fn whole(&mut self, choices: &[accumulator::Choice], usage: Usage) -> String {
         if let Some(choice) = choices.first() {
             self.thought.take(&choice.tokens);
             if let Some(likely) = &mut self.likely {
@@ -321,9 +322,9 @@ impl Wire for Answer {
 mod tests {
     use serde_json::{Value, json};
     use smelt_runtime::dialect::{Calls, Dialect};
-    use smelt_runtime::prepare::Seen;
+    use smelt_runtime::prepare::ImageUsage;
     use smelt_runtime::sampling::Logprobs;
-    use smelt_runtime::service::{Failure, TokenSaid};
+    use smelt_runtime::service::{Failure, TokenInfo};
 
     use super::*;
     use crate::api::weigh::weigh;
@@ -351,12 +352,12 @@ mod tests {
     }
 
     fn usage() -> Usage {
-        Usage::of_prompt(4, 2, Seen::default()).said(3)
+        Usage::of_prompt(4, 2, ImageUsage::default()).said(3)
     }
 
     fn letter(letter: char) -> Event {
-        let tokens = vec![TokenSaid { token: letter.into(), logprobs: None }];
-        Event::Said { choice: 0, text: letter.to_string(), tokens }
+        let tokens = vec![TokenInfo { token: letter.into(), logprobs: None }];
+        Event::Emitted { choice: 0, text: letter.to_string(), tokens }
     }
 
     /// The events of an answer that is said letter by letter.
@@ -419,10 +420,10 @@ mod tests {
         for (finish, status) in [(Finish::Stop, "completed"), (Finish::Length, "incomplete")] {
             let told = streamed(answer(None), finish);
             let tokens =
-                SAID.chars().map(|letter| TokenSaid { token: letter.into(), logprobs: None });
+                SAID.chars().map(|letter| TokenInfo { token: letter.into(), logprobs: None });
             let (text, tokens) = (SAID.to_owned(), tokens.collect());
             let choice =
-                whole::Choice { text, reason: finish.reason(), tokens, ..Default::default() };
+                accumulator::Choice { text, reason: finish.reason(), tokens, ..Default::default() };
             let mut whole: Value =
                 serde_json::from_str(&answer(None).whole(&[choice], usage())).unwrap();
             let mut streamed = told.last().unwrap().1["response"].clone();
@@ -443,16 +444,16 @@ mod tests {
         let words: Words =
             Arc::new(|token| [&b"I"[..], b" s", b"to", b"p", b"\xc3"][token as usize].to_vec());
         let token =
-            |token| TokenSaid { token, logprobs: Some(Logprobs { chosen: -1.0, top: vec![] }) };
+            |token| TokenInfo { token, logprobs: Some(Logprobs { chosen: -1.0, top: vec![] }) };
         // Two tokens begin the stop string " stop", with which the answer ends; of a letter only half is said.
         let stopped = (vec![("I", 0), ("", 1), ("", 2), ("", 3)], Finish::Text(0));
         let broken = (vec![("I", 0), ("\u{fffd}", 4)], Finish::Length);
         for (said, finish) in [stopped, broken] {
             let (mut answer, mut out) = (answer_in(None, Words::clone(&words), true), Vec::new());
-            let tokens: Vec<TokenSaid> = said.iter().map(|(_, at)| token(*at)).collect();
+            let tokens: Vec<TokenInfo> = said.iter().map(|(_, at)| token(*at)).collect();
             for ((text, _), token) in said.iter().zip(&tokens) {
                 let (text, tokens) = ((*text).to_owned(), vec![token.clone()]);
-                answer.hear(&Event::Said { choice: 0, text, tokens }, &mut out);
+                answer.hear(&Event::Emitted { choice: 0, text, tokens }, &mut out);
             }
             answer.hear(&Event::Ended { choice: 0, finish, tokens: said.len() }, &mut out);
             answer.end(usage(), &mut out);
@@ -463,7 +464,7 @@ mod tests {
                 .collect();
             let text = said.iter().map(|(text, _)| *text).collect();
             let choice =
-                whole::Choice { text, reason: finish.reason(), tokens, ..Default::default() };
+                accumulator::Choice { text, reason: finish.reason(), tokens, ..Default::default() };
             let whole = answer_in(None, Words::clone(&words), true).whole(&[choice], usage());
             let whole: Value = serde_json::from_str(&whole).unwrap();
             let all = &whole["output"][0]["content"][0]["logprobs"];

@@ -5,16 +5,16 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::items::{Item, Turns};
-use super::told::Asked;
+use super::items::{Item, ItemMessages};
+use super::response_object::Asked;
 use crate::answer;
 use crate::api::fields::fields;
 use crate::api::foreign::{self, Known};
 use crate::api::read::{self, Body};
 use crate::api::several::TextOr;
 use crate::error::ApiError;
+use crate::protocols::field_names::FieldNames;
 use crate::protocols::ours::Ours;
-use crate::protocols::places::Places;
 
 /// What `/v1/responses` is asked.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -107,7 +107,7 @@ const NAMES: [(&str, &str); 9] = [
 pub(crate) struct Asking {
     /// In OpenAI's older words.
     pub(crate) chat: Value,
-    pub(crate) places: Places,
+    pub(crate) places: FieldNames,
     /// The turns that are new, as JSON, where the answer is to be kept.
     pub(crate) turns: Option<String>,
 }
@@ -210,7 +210,7 @@ impl Ask {
         let system = self.instructions.as_ref().filter(|text| !text.is_empty());
         let system = system.map(|text| json!({ "role": "system", "content": text }));
         let before_all = before.len() + usize::from(system.is_some());
-        let mut new = Turns::behind(before_all, Places::of(&NAMES));
+        let mut new = ItemMessages::behind(before_all, FieldNames::of(&NAMES));
         match &self.input {
             None => return Err(ApiError::field("input", "is missing")),
             Some(TextOr::List(items)) if items.is_empty() => {
@@ -223,7 +223,7 @@ impl Ask {
                 }
             }
         }
-        let Turns { turns, places, .. } = new;
+        let ItemMessages { turns, places, .. } = new;
         let kept = self.is_kept().then(|| answer::json(&turns));
         let all: Vec<Value> = system.into_iter().chain(before).chain(turns).collect();
         Ok(Asking { chat: self.chat(all)?, places, turns: kept })

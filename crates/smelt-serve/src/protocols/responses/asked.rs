@@ -123,7 +123,7 @@ fn parts(turn: &Value, role: &str) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::items::{Item, Turns};
+    use super::super::items::{Item, ItemMessages};
     use super::*;
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
             { "type": "function_call_output", "call_id": "c", "output": "1" },
         ]);
         let items: Vec<Item> = serde_json::from_value(asked.clone()).unwrap();
-        let mut turns = Turns::default();
+        let mut turns = ItemMessages::default();
         items.iter().for_each(|item| turns.add("input", item, &|_| None).unwrap());
         let mut told = asked_items(&turns.turns, "resp_1");
         for (at, item) in told.iter_mut().enumerate() {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::several::TextOr;
 use crate::error::ApiError;
-use crate::protocols::places::Places;
+use crate::protocols::field_names::FieldNames;
 
 /// One item of a conversation.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -17,19 +17,19 @@ pub(crate) struct Item {
     #[serde(rename = "type")]
     kind: Option<String>,
     role: Option<String>,
-    content: Option<TextOr<Part>>,
+    content: Option<TextOr<InputPart>>,
     id: Option<String>,
     call_id: Option<String>,
     name: Option<String>,
     arguments: Option<String>,
-    output: Option<TextOr<Part>>,
-    summary: Option<Vec<Part>>,
+    output: Option<TextOr<InputPart>>,
+    summary: Option<Vec<InputPart>>,
     encrypted_content: Option<String>,
 }
 
 /// A piece of an item.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Part {
+pub(crate) struct InputPart {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -46,16 +46,16 @@ pub(crate) struct Part {
 
 /// A chat's turns so far, and what their fields are called.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub(crate) struct ItemMessages {
     pub(crate) turns: Vec<Value>,
     /// How many there are before these.
     before: usize,
-    pub(crate) places: Places,
+    pub(crate) places: FieldNames,
 }
 
-impl Turns {
+impl ItemMessages {
     /// Turns behind so many, of a chat whose other fields are called so.
-    pub(crate) fn behind(before: usize, places: Places) -> Self {
+    pub(crate) fn behind(before: usize, places: FieldNames) -> Self {
         Self { turns: Vec::new(), before, places }
     }
 
@@ -170,7 +170,7 @@ impl Turns {
     }
 
     /// What the next turn says, whose field is `at`.
-    fn content(&mut self, at: &str, content: &TextOr<Part>) -> Result<Value, ApiError> {
+    fn content(&mut self, at: &str, content: &TextOr<InputPart>) -> Result<Value, ApiError> {
         let parts = match content {
             TextOr::Text(text) => return Ok(text.clone().into()),
             TextOr::List(parts) => parts,
@@ -207,7 +207,7 @@ impl Item {
     }
 }
 
-impl Part {
+impl InputPart {
     /// As a chat has it; `at` is its own name.
     fn told(&self, at: &str) -> Result<Value, ApiError> {
         let missing = |field: &str| ApiError::field(format!("{at}.{field}"), "is missing");
@@ -245,13 +245,13 @@ impl Part {
 mod tests {
     use super::*;
 
-    fn turns(items: &Value) -> Result<Turns, ApiError> {
+    fn turns(items: &Value) -> Result<ItemMessages, ApiError> {
         let items: Vec<Item> = serde_json::from_value(items.clone()).unwrap();
         let kept: Item = serde_json::from_value(json!({ "type": "function_call", "call_id": "c",
             "name": "f", "arguments": "{}" }))
         .unwrap();
         let known = |id: &str| (id == "fc_1_0").then(|| kept.clone());
-        let mut turns = Turns::behind(2, Places::default());
+        let mut turns = ItemMessages::behind(2, FieldNames::default());
         for (at, item) in items.iter().enumerate() {
             turns.add(&format!("input[{at}]"), item, &known)?;
         }

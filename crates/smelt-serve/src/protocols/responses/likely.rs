@@ -4,11 +4,11 @@
 //! sections once more, and a token is of the section whose text it has a part in.
 
 use smelt_runtime::dialect::{CALL_TAGS, Reader, THINK_TAGS};
-use smelt_runtime::service::TokenSaid;
+use smelt_runtime::service::TokenInfo;
 
 use crate::answer::Words;
 use crate::answer::logprobs::ChatToken;
-use crate::protocols::sections::{Sections, Step};
+use crate::protocols::sections::{SectionEvent, Sections};
 
 /// The tokens of each section.
 pub(super) struct Likely {
@@ -30,7 +30,7 @@ impl Likely {
     }
 
     /// Takes more of the answer's tokens.
-    pub(super) fn take(&mut self, tokens: &[TokenSaid]) {
+    pub(super) fn take(&mut self, tokens: &[TokenInfo]) {
         for said in tokens {
             let Some(token) = ChatToken::of(said, &self.words) else { continue };
             self.bytes.extend_from_slice(token.bytes());
@@ -76,9 +76,9 @@ impl Likely {
     }
 
     /// Gives the tokens whose text went to sections to those.
-    fn part(&mut self, steps: Vec<(usize, Step)>) {
+    fn part(&mut self, steps: Vec<(usize, SectionEvent)>) {
         for (at, step) in steps {
-            let Step::GoesOn(more) = step else { continue };
+            let SectionEvent::GoesOn(more) = step else { continue };
             // Arguments of calls may be written otherwise than they were said.
             let begin = place_of(&more, &self.text);
             let end = (begin + more.len()).min(self.text.len());
@@ -153,7 +153,7 @@ mod tests {
         let dialect = Dialect { thinks: true, calls: Some(Calls::Hermes) };
         let words: Words = Arc::new(move |token| words[token as usize].to_vec());
         let mut likely = Likely::new(Arc::clone(&words), Reader::new(dialect, false));
-        let said = |token: u32| TokenSaid {
+        let said = |token: u32| TokenInfo {
             token,
             logprobs: Some(Logprobs { chosen: -(token as f32), top: Vec::new() }),
         };

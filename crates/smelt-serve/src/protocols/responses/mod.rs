@@ -9,4 +9,4 @@ pub(crate) mod asked;
 pub(crate) mod items;
 pub(crate) mod kept;
 mod likely;
-pub(crate) mod told;
+pub(crate) mod response_object;

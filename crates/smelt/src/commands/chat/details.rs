@@ -5,8 +5,8 @@ use std::path::Path;
 use smelt_engine::llm::KvType;
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::generate::Answer;
+use smelt_runtime::generation::Finish;
 use smelt_runtime::sampling::Settings;
-use smelt_runtime::speaker::Finish;
 
 use crate::table::{bytes, rate, seconds};
 
@@ -14,9 +14,10 @@ use crate::table::{bytes, rate, seconds};
 pub(super) fn of_model(dir: &Path, deployment: &Deployment, kv: KvType) -> Vec<String> {
     let text = &deployment.text;
     let (model, family) = (&text.spec.model, text.spec.family.name());
-    let sees = match &text.eyes {
-        Some(eyes) => {
-            let sizes = eyes.grids.iter().map(|grid| format!("{} ({})", grid.size, grid.tokens));
+    let sees = match &text.image_processor {
+        Some(image_processor) => {
+            let sizes =
+                image_processor.grids.iter().map(|grid| format!("{} ({})", grid.size, grid.tokens));
             let sizes = sizes.collect::<Vec<_>>().join(", ");
             format!("sees pictures of {sizes} image tokens")
         }

@@ -4,7 +4,7 @@
 
 use std::io::{self, IsTerminal as _};
 
-use crate::say::{is_quiet, tell_raw};
+use crate::console::{is_quiet, tell_raw};
 
 /// Goes to the line's beginning and empties it.
 const EMPTY: &str = "\r\x1b[K";

@@ -9,21 +9,21 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use smelt_exec::served;
 use smelt_runtime::deployment::{Deployment, Text};
-use smelt_runtime::image::{Picture, Shown};
+use smelt_runtime::generation::{Constraint, SamplingParams};
+use smelt_runtime::image::{Image, MediaItem};
+use smelt_runtime::media_plan::MediaPlan;
 use smelt_runtime::prepare::{Prepared, Question};
-use smelt_runtime::prompt::{Part, Turn};
+use smelt_runtime::prompt::{PromptPart, Turn};
 use smelt_runtime::service::{self, Client, Event, Options, Priority, Request, Service, Stats};
-use smelt_runtime::sight::Sight;
 use smelt_runtime::similarity::Asked;
-use smelt_runtime::speaker::{Form, Manner};
 use smelt_runtime::template::Context;
 
 use super::looking::Looking;
 use super::{film, smaller};
 use crate::claim;
+use crate::console::{answer, tell, tell_raw};
 use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, FrameFlags};
-use crate::say::{answer, tell, tell_raw};
 use crate::table;
 
 /// The longest line read: more than any context holds.
@@ -74,10 +74,10 @@ impl<'a> Line<'a> {
 #[derive(Default)]
 struct Conversation {
     turns: Vec<Turn>,
-    shown: Vec<Shown>,
+    shown: Vec<MediaItem>,
     /// Films and pictures that the next line shows.
-    films: Vec<Shown>,
-    next: Vec<Shown>,
+    films: Vec<MediaItem>,
+    next: Vec<MediaItem>,
 }
 
 impl Conversation {
@@ -101,7 +101,7 @@ impl Conversation {
 
     /// The model has said `line`, or nothing that can be said again.
     fn heard(&mut self, line: &str) {
-        match Turn::from_parts("assistant", &[Part::Text(line)]) {
+        match Turn::from_parts("assistant", &[PromptPart::Text(line)]) {
             Ok(turn) => self.turns.push(turn),
             Err(error) => tell(format_args!("the answer is not kept: {error}")),
         }
@@ -109,12 +109,12 @@ impl Conversation {
 
     /// Reads a picture for the next line, and tells its cost.
     fn show(&mut self, text: &Text, path: PathBuf) {
-        let picture = match Picture::open(&path) {
+        let picture = match Image::open(&path) {
             Ok(picture) => picture,
             Err(error) => return tell(error),
         };
         let what = format!("{}x{}", picture.width(), picture.height());
-        if let Some(shown) = counted(text, Shown::from(picture), (&path, &what)) {
+        if let Some(shown) = counted(text, MediaItem::from(picture), (&path, &what)) {
             self.next.push(shown);
         }
     }
@@ -129,9 +129,9 @@ impl Conversation {
 }
 
 /// What is to be shown, after its cost was told; nothing where it cannot be.
-fn counted(text: &Text, shown: Shown, (path, what): (&Path, &str)) -> Option<Shown> {
+fn counted(text: &Text, shown: MediaItem, (path, what): (&Path, &str)) -> Option<MediaItem> {
     // What will be asked is not known yet.
-    let tokens = match Sight::new(text, &shown, Asked { words: "", reuse: None }) {
+    let tokens = match MediaPlan::new(text, &shown, Asked { words: "", reuse: None }) {
         Ok(sight) => sight.tokens(),
         Err(error) => {
             tell(error);
@@ -145,7 +145,7 @@ fn counted(text: &Text, shown: Shown, (path, what): (&Path, &str)) -> Option<Sho
 /// Talks until standard input ends, beginning with the flags' pictures and films.
 pub(super) fn talk(
     deployment: Deployment,
-    manner: &Manner,
+    sampling_params: &SamplingParams,
     flags: &ChatFlags,
 ) -> Result<Exit, Failed> {
     let options = Options { queue_max: 1, running_max: 1, ..Options::default() };
@@ -156,7 +156,7 @@ pub(super) fn talk(
     let (text, frames) = (service.text(), flags.frames);
     flags.video.iter().for_each(|path| conversation.play(text, path, frames));
     flags.image.iter().for_each(|path| conversation.show(text, path.clone()));
-    let help = if service.text().eyes.is_some() { HELP } else { HELP_OF_TEXT };
+    let help = if service.text().image_processor.is_some() { HELP } else { HELP_OF_TEXT };
     let is_terminal = io::stdin().is_terminal();
     if service.text().template.forgets() {
         tell(FORGETS);
@@ -179,7 +179,7 @@ pub(super) fn talk(
             }
         }
         match Line::parse(&line) {
-            Line::Say(line) => turn(&service, manner, &mut conversation, line)?,
+            Line::Say(line) => turn(&service, sampling_params, &mut conversation, line)?,
             Line::Image(path) => conversation.show(service.text(), path),
             Line::Video(path) => conversation.play(service.text(), &path, flags.frames),
             Line::Clear => conversation = Conversation::default(),
@@ -194,12 +194,13 @@ pub(super) fn talk(
 /// One line and its answer.
 fn turn(
     service: &Service,
-    manner: &Manner,
+    sampling_params: &SamplingParams,
     conversation: &mut Conversation,
     line: &str,
 ) -> Result<(), Failed> {
     let start = Instant::now();
-    let prepared = match conversation.prepare(service.text(), line, manner.new_tokens_max) {
+    let prepared = match conversation.prepare(service.text(), line, sampling_params.new_tokens_max)
+    {
         Ok(prepared) => prepared,
         Err(why) => {
             tell(why);
@@ -207,22 +208,29 @@ fn turn(
         }
     };
     let client = Client::default();
-    let (form, priority, seen) = (Form::default(), Priority::Normal, prepared.seen);
-    let manners = vec![manner.clone()];
-    let request =
-        Request { client, prepared, manners, form, priority, deadline: None, scored: None };
+    let (constraint, priority, seen) = (Constraint::default(), Priority::Normal, prepared.seen);
+    let choice_params = vec![sampling_params.clone()];
+    let request = Request {
+        client,
+        prepared,
+        choice_params,
+        constraint,
+        priority,
+        deadline: None,
+        scored: None,
+    };
     let before = Steps::of(&service.stats());
-    let mut ticket = service.submit(request).map_err(Failed::usage)?;
+    let mut events = service.submit(request).map_err(Failed::usage)?;
     let (mut cost, mut looking) = (Cost::default(), Looking::new());
     let mut said = String::new();
-    while let Some(event) = ticket.wait() {
+    while let Some(event) = events.wait() {
         match event {
             Event::Looking { part, parts } => looking.at(part, parts),
             Event::Read { prompt_tokens, cached_tokens } => {
                 (cost.prompt, cost.cached) = (prompt_tokens, cached_tokens);
                 cost.first_s = start.elapsed().as_secs_f64();
             }
-            Event::Said { text, .. } => {
+            Event::Emitted { text, .. } => {
                 looking.clear();
                 answer(&text)?;
                 said += &text;

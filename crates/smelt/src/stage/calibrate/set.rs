@@ -89,7 +89,7 @@ pub(super) fn texts() -> Vec<Vec<Turn>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Speaker;
+    use super::super::Role;
     use super::*;
 
     #[test]
@@ -98,12 +98,12 @@ mod tests {
         assert!(all.len() > 70, "{}", all.len());
         for turns in &all {
             assert!(turns.iter().all(|turn| !turn.text.trim().is_empty()), "{turns:?}");
-            let speakers: Vec<Speaker> = turns.iter().map(|turn| turn.speaker).collect();
+            let speakers: Vec<Role> = turns.iter().map(|turn| turn.speaker).collect();
             let alternates = (0..turns.len()).map(|n| match n % 2 {
-                0 => Speaker::User,
-                _ => Speaker::Assistant,
+                0 => Role::User,
+                _ => Role::Assistant,
             });
-            assert!(speakers == [Speaker::Nobody] || speakers.into_iter().eq(alternates));
+            assert!(speakers == [Role::Nobody] || speakers.into_iter().eq(alternates));
         }
         let code = all.iter().find(|turns| turns[0].text.starts_with("use std")).unwrap();
         assert!(code[0].text.contains("\n    let mut counts = HashMap::new();\n"));

@@ -43,7 +43,7 @@ pub(super) enum Kept {
     /// In a smaller type, or in another form.
     Rounded,
     /// In 8 bits, which activations are rounded to as well.
-    Levels,
+    Quantized,
 }
 
 /// What an encoder of pictures may cost.
@@ -51,7 +51,7 @@ pub(super) fn vision(kept: Kept) -> Bound {
     match kept {
         Kept::Same => SAME_WEIGHTS,
         Kept::Rounded => ROUNDED_WEIGHTS,
-        Kept::Levels => ROUNDED_INPUTS,
+        Kept::Quantized => ROUNDED_INPUTS,
     }
 }
 
@@ -60,7 +60,7 @@ pub(super) fn plain(tower: Option<Kept>) -> Bound {
     match tower {
         None | Some(Kept::Same) => SAME_WEIGHTS,
         Some(Kept::Rounded) => ROUNDED_WEIGHTS,
-        Some(Kept::Levels) => ROUNDED_DECODER,
+        Some(Kept::Quantized) => ROUNDED_DECODER,
     }
 }
 
@@ -140,8 +140,8 @@ mod tests {
     fn a_tower_in_eight_bits_may_cost_something_behind_any_decoder() {
         assert_eq!(plain(None), SAME_WEIGHTS);
         assert_eq!(plain(Some(Kept::Same)), SAME_WEIGHTS);
-        let [rounded, levels] = [Kept::Rounded, Kept::Levels].map(|kept| plain(Some(kept)));
-        assert!(levels.cosine_min < rounded.cosine_min, "{levels:?}");
+        let [rounded, quantized] = [Kept::Rounded, Kept::Quantized].map(|kept| plain(Some(kept)));
+        assert!(quantized.cosine_min < rounded.cosine_min, "{quantized:?}");
         assert!(rounded.cosine_min < SAME_WEIGHTS.cosine_min, "{rounded:?}");
     }
 

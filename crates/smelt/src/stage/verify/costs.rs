@@ -1,7 +1,7 @@
 //! Guesses what the parts of a verification cost beside each other, so that its share grows evenly.
 
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::model::Part;
+use smelt_model::model::ModelPart;
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question;
 
@@ -48,8 +48,8 @@ pub(super) fn phases(parties: &Parties, request: &Request) -> Phases {
     let folder = request.optional_input("prompts");
     let prompts = folder.and_then(|folder| question::read(&folder.join(PROMPTS_FILE), None).ok());
     Phases::new(costs(&Sizes {
-        vision: numbers(against, Part::Vision),
-        llm: numbers(against, Part::Llm),
+        vision: numbers(against, ModelPart::Vision),
+        llm: numbers(against, ModelPart::Llm),
         image_tokens: image_tokens as f64,
         shown_tokens: shown_tokens as f64,
         has_own: weights.is_some(),
@@ -58,7 +58,7 @@ pub(super) fn phases(parties: &Parties, request: &Request) -> Phases {
     }))
 }
 
-fn numbers(checkpoint: &Checkpoint, part: Part) -> f64 {
+fn numbers(checkpoint: &Checkpoint, part: ModelPart) -> f64 {
     let tensors = checkpoint.model().tensors(&[part]);
     tensors.iter().map(|(_, shape)| shape.iter().product::<usize>() as f64).sum()
 }

@@ -8,9 +8,9 @@ use std::path::Path;
 use serde::Serialize;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::grid::Grid;
-use smelt_model::places::with_text;
-use smelt_model::reference::{self, Image, ReferenceError, Seen};
-use smelt_runtime::accuracy::golden::{self, Given};
+use smelt_model::position_ids::with_text;
+use smelt_model::reference::{self, ImageFeatures, PromptEmbeds, ReferenceError};
+use smelt_runtime::accuracy::golden::{self, GoldenResult};
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::image::Size;
@@ -76,7 +76,7 @@ pub(super) fn ask(
     Ok(complaints)
 }
 
-fn wrong(number: usize, question: &Question, given: &Given) -> String {
+fn wrong(number: usize, question: &Question, given: &GoldenResult) -> String {
     let pictures: Vec<String> =
         question.images.iter().map(|image| image.display().to_string()).collect();
     let on =
@@ -93,7 +93,7 @@ fn blame(
     against: &Checkpoint,
     deployment: &Deployment,
     (question, folder): (&Question, &Path),
-    given: &Given,
+    given: &GoldenResult,
 ) -> Result<String, Failed> {
     let parts = golden::parts(deployment, question, folder).map_err(Failed::model)?;
     let preferred = match preferred(against, &parts, deployment.text.image_token, given) {
@@ -111,9 +111,9 @@ fn preferred(
     against: &Checkpoint,
     parts: &[(Vec<f32>, Size)],
     image_token: Option<u32>,
-    given: &Given,
+    given: &GoldenResult,
 ) -> Result<Vec<u32>, ReferenceError> {
-    let mut seen = Seen::default();
+    let mut seen = ImageFeatures::default();
     for (numbers, Size { height, width }) in parts {
         let grid = Grid { height: *height, width: *width };
         seen.append(reference::see(against, numbers, grid, &mut say)?);
@@ -121,12 +121,16 @@ fn preferred(
     let prompt = &given.encoded.tokens;
     let tokens = [prompt.as_slice(), &given.tokens].concat();
     let image_token = image_token.filter(|_| !parts.is_empty());
-    let image = image_token.map(|token| Image { token, embeds: &seen.embeds });
-    let places = given.encoded.places.as_ref().map(|places| with_text(places, given.tokens.len()));
+    let image = image_token.map(|token| PromptEmbeds { token, embeds: &seen.embeds });
+    let position_ids = given
+        .encoded
+        .position_ids
+        .as_ref()
+        .map(|position_ids| with_text(position_ids, given.tokens.len()));
     let all = reference::Prompt {
         tokens: &tokens,
         image,
-        places: places.as_deref(),
+        position_ids: position_ids.as_deref(),
         deepstack: &seen.deepstack,
     };
     // The token behind the answer is its end.

@@ -176,7 +176,7 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
             for _ in 0..2 {
                 phases.next("");
             }
-            (HostFeatures::default(), reference::Seen::default())
+            (HostFeatures::default(), reference::ImageFeatures::default())
         }
     };
 
@@ -187,8 +187,10 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     say(&phases.next("decoder's reference"));
     let mut scored = None;
     if let Some(own) = weights.as_ref().or(is_own.then_some(against)) {
-        let given =
-            reference::Seen { embeds: seen.embeds.clone(), deepstack: seen.deepstack.clone() };
+        let given = reference::ImageFeatures {
+            embeds: seen.embeds.clone(),
+            deepstack: seen.deepstack.clone(),
+        };
         let told = &mut |line: &str| say(&phases.line(line));
         let expected = probe.logits(own, &answer, &given, told)?;
         let same = compare(&expected, &logits, decoder.vocab).map_err(Failed::invalid)?;
@@ -229,7 +231,7 @@ fn look(
     bound: Bound,
     found: &mut impl FnMut(Finding),
     phases: &mut Phases,
-) -> Result<(HostFeatures, reference::Seen), Failed> {
+) -> Result<(HostFeatures, reference::ImageFeatures), Failed> {
     let hidden = against.decoder().map_err(Failed::model)?.hidden;
     say(&phases.next("vision engine"));
     let seen = engine.features(probe.pixels().to_vec()).and_then(|features| features.to_host());

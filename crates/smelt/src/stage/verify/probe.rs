@@ -8,8 +8,8 @@ use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::grid::{Grid, Lattice, Patching};
 use smelt_model::model::Vision;
-use smelt_model::places::{Place, Shown, places, with_text};
-use smelt_model::reference::{self, Image};
+use smelt_model::position_ids::{MediaGrid, PositionId, rope_index, with_text};
+use smelt_model::reference::{self, PromptEmbeds};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use crate::exit::Failed;
@@ -42,13 +42,13 @@ const WORDS: &str = "The capital of France is Paris. Water boils at 100 degrees,
 /// A prompt, about a picture where the model sees.
 pub(super) struct Probe {
     tokens: Vec<u32>,
-    picture: Option<Picture>,
+    picture: Option<ProbeImage>,
     /// The places of the tokens, of decoders that take three of a token.
-    places: Option<Vec<Place>>,
+    position_ids: Option<Vec<PositionId>>,
 }
 
 /// What a probe shows.
-struct Picture {
+struct ProbeImage {
     /// The tokens that the tower makes of it, and how many of these the decoder is shown.
     made: usize,
     shown: usize,
@@ -107,15 +107,15 @@ impl Probe {
         let Some(patching) = patching else {
             let tower = checkpoint.internvl3().map_err(Failed::model)?;
             let pixels = tile(tower.vit.channels, tower.image_size);
-            let picture = Some(Picture { made, shown, pixels, token, grid });
-            return Ok(Self { tokens, picture, places: None });
+            let picture = Some(ProbeImage { made, shown, pixels, token, grid });
+            return Ok(Self { tokens, picture, position_ids: None });
         };
         let lattice = patching.lattice(grid).map_err(Failed::invalid)?;
-        let places = places(&tokens, token, &[Shown::still(lattice)]);
-        let places = Some(places.map_err(Failed::invalid)?.tokens);
+        let position_ids = rope_index(&tokens, token, &[MediaGrid::still(lattice)]);
+        let position_ids = Some(position_ids.map_err(Failed::invalid)?.tokens);
         let pixels = patches(patching, &lattice);
-        let picture = Some(Picture { made, shown, pixels, token, grid });
-        Ok(Self { tokens, picture, places })
+        let picture = Some(ProbeImage { made, shown, pixels, token, grid });
+        Ok(Self { tokens, picture, position_ids })
     }
 
     /// Of words alone by the tokenizer in `dir`, for an engine that holds `room` tokens with the answer.
@@ -127,7 +127,7 @@ impl Probe {
             // A vocabulary that has none of these words has a first one.
             tokens.push(0);
         }
-        Ok(Self { tokens, picture: None, places: None })
+        Ok(Self { tokens, picture: None, position_ids: None })
     }
 
     /// What the vision engine is given: nothing where the model reads text alone.
@@ -140,16 +140,16 @@ impl Probe {
         &self,
         checkpoint: &Checkpoint,
         progress: &mut dyn FnMut(&str),
-    ) -> Result<reference::Seen, Failed> {
-        let Some(Picture { pixels, grid, .. }) = &self.picture else {
-            return Ok(reference::Seen::default());
+    ) -> Result<reference::ImageFeatures, Failed> {
+        let Some(ProbeImage { pixels, grid, .. }) = &self.picture else {
+            return Ok(reference::ImageFeatures::default());
         };
         reference::see(checkpoint, pixels, *grid, progress).map_err(Failed::model)
     }
 
     /// Of the embeddings of all tokens those that the decoder is shown, equally far apart.
     fn shown(&self, embeds: &[f32]) -> Vec<f32> {
-        let Some(Picture { made, shown, .. }) = self.picture else { return embeds.to_vec() };
+        let Some(ProbeImage { made, shown, .. }) = self.picture else { return embeds.to_vec() };
         if shown == made {
             return embeds.to_vec();
         }
@@ -172,9 +172,9 @@ impl Probe {
     ) -> Result<(Vec<u32>, Vec<f32>), Failed> {
         let embeds = &self.shown(&seen.embeds);
         let image = self.image_token().map(|token| ImageEmbeds { token, embeds });
-        let places = self.places.as_deref();
+        let position_ids = self.position_ids.as_deref();
         let deepstack = &seen.deepstack;
-        let prompt = Prompt { places, deepstack, ..Prompt::plain(&self.tokens, image) };
+        let prompt = Prompt { position_ids, deepstack, ..Prompt::plain(&self.tokens, image) };
         let mut logits = llm.prefill(0, &prompt).map_err(Failed::invalid)?;
         let (mut answer, mut all) = (Vec::new(), Vec::new());
         loop {
@@ -198,17 +198,18 @@ impl Probe {
         &self,
         checkpoint: &Checkpoint,
         answer: &[u32],
-        seen: &reference::Seen,
+        seen: &reference::ImageFeatures,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Vec<f32>, Failed> {
         let last = self.tokens.len() - 1;
         let tokens = [&self.tokens, answer].concat();
-        let places = self.places.as_ref().map(|places| with_text(places, answer.len()));
+        let position_ids =
+            self.position_ids.as_ref().map(|position_ids| with_text(position_ids, answer.len()));
         let embeds = &self.shown(&seen.embeds);
         let prompt = reference::Prompt {
             tokens: &tokens,
-            image: self.image_token().map(|token| Image { token, embeds }),
-            places: places.as_deref(),
+            image: self.image_token().map(|token| PromptEmbeds { token, embeds }),
+            position_ids: position_ids.as_deref(),
             deepstack: &seen.deepstack,
         };
         // The last answered token is scored by nothing.

@@ -11,7 +11,7 @@ use smelt_backend::VisionEngine;
 use smelt_engine::llm::LlmEngine;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
-use smelt_model::model::Part;
+use smelt_model::model::ModelPart;
 
 use super::bounds::Kept;
 use crate::exit::Failed;
@@ -111,7 +111,7 @@ impl Weights {
     /// How the engine has the numbers of the checkpoint.
     pub(super) fn kept(&self) -> Kept {
         match (self.levels, self.rounded || !self.elsewhere.is_empty()) {
-            (true, _) => Kept::Levels,
+            (true, _) => Kept::Quantized,
             (false, true) => Kept::Rounded,
             (false, false) if self.faults.is_empty() => Kept::Same,
             (false, false) => Kept::Rounded,
@@ -215,8 +215,8 @@ pub(super) fn llm(
     checkpoint: &Checkpoint,
     told: &dyn Fn(&str),
 ) -> Result<Weights, Failed> {
-    let mut parts = vec![Part::Llm];
-    parts.extend(checkpoint.has_lm_head().then_some(Part::Head));
+    let mut parts = vec![ModelPart::Llm];
+    parts.extend(checkpoint.has_lm_head().then_some(ModelPart::Head));
     let mut weights = Weights::new("the llm engine");
     for (name, shape) in counted(checkpoint.model().tensors(&parts), told) {
         let tensor = engine.tensor(&name, &shape).map_err(Failed::invalid)?;
@@ -239,7 +239,7 @@ pub(super) fn vision(
     told: &dyn Fn(&str),
 ) -> Result<Weights, Failed> {
     let mut weights = Weights::new("the vision engine");
-    for (name, shape) in counted(checkpoint.model().tensors(&[Part::Vision]), told) {
+    for (name, shape) in counted(checkpoint.model().tensors(&[ModelPart::Vision]), told) {
         let count = shape.iter().product::<usize>();
         let constant = engine.constant(&name).filter(|constant| constant.count() == count);
         let Some(constant) = constant else {

@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::super::avx2::{Pair, STEP, broadcast, stream};
-use super::super::input::LevelTile;
+use super::super::input::QuantTile;
 use super::super::multiply::Outputs;
 use super::super::{RUN, STRIPE};
 use super::{BlockStripe, Halves, STEP_COLUMNS, group_sum};
@@ -16,7 +16,7 @@ use super::{BlockStripe, Halves, STEP_COLUMNS, group_sum};
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn blocks<const W: usize, const N: usize>(
     stripe: BlockStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     let (outs, _) = out.as_chunks_mut::<W>();
@@ -48,7 +48,7 @@ unsafe fn numbers(all: Halves<'_>, span: usize, group: usize) -> Pair<__m256> {
     })
 }
 
-/// The levels of eight columns, four in each register, and what is left of `high`.
+/// The quants of eight columns, four in each register, and what is left of `high`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn unpack<const BITS: u32>(pairs: __m256i, high: __m256i) -> ([__m256i; 2], __m256i) {
@@ -63,16 +63,16 @@ fn unpack<const BITS: u32>(pairs: __m256i, high: __m256i) -> ([__m256i; 2], __m2
     // What crosses from a byte to its neighbour lies outside of the bits that are kept.
     let kept = _mm256_set1_epi8(if BITS == 5 { 0x10 } else { 0x30 });
     let [first, second] = above.map(|above| _mm256_and_si256(above, kept));
-    let levels = [_mm256_or_si256(low[0], first), _mm256_or_si256(low[1], second)];
+    let quants = [_mm256_or_si256(low[0], first), _mm256_or_si256(low[1], second)];
     let rest = if BITS == 5 { _mm256_srli_epi16::<2>(high) } else { _mm256_srli_epi16::<4>(high) };
-    (levels, rest)
+    (quants, rest)
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tile_by<const W: usize, const BITS: u32>(
     stripe: BlockStripe<'_>,
-    tile: LevelTile<'_>,
+    tile: QuantTile<'_>,
     out: &mut [[f32; STRIPE]; W],
 ) {
     stripe.check();
@@ -111,7 +111,7 @@ fn tile_by<const W: usize, const BITS: u32>(
     }
 }
 
-/// Sums of levels times activations over one group.  Sixteen bits hold the products of four steps of
+/// Sums of quants times activations over one group.  Sixteen bits hold the products of four steps of
 /// nibbles (eight pairs of at most 2 * 15 * 127 are 30,480), of two steps of 5 bits (four pairs of 2 * 31
 /// * 127 are 31,496), of one of 6 (two pairs of 2 * 63 * 127 are 32,004).
 ///
@@ -121,7 +121,7 @@ fn tile_by<const W: usize, const BITS: u32>(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn group_sums<const W: usize, const BITS: u32>(
     stripe: BlockStripe<'_>,
-    tile: LevelTile<'_>,
+    tile: QuantTile<'_>,
     group: usize,
     width: usize,
 ) -> [Pair<__m256i>; W] {
@@ -148,7 +148,7 @@ unsafe fn group_sums<const W: usize, const BITS: u32>(
                 for (token, narrow) in narrow.iter_mut().enumerate() {
                     // SAFETY: as above.
                     let quads = unsafe {
-                        let quads = tile.levels.as_ptr().add((at * 2 * W + token) * 4);
+                        let quads = tile.quants.as_ptr().add((at * 2 * W + token) * 4);
                         [broadcast(quads), broadcast(quads.add(W * 4))]
                     };
                     let first = _mm256_maddubs_epi16(low, quads[0]);

@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::super::avx512::{VECTOR, broadcast, stream};
-use super::super::input::LevelTile;
+use super::super::input::QuantTile;
 use super::super::multiply::Outputs;
 use super::super::{RUN, STRIPE};
 use super::{BlockStripe, Halves, STEP_COLUMNS, group_sum};
@@ -16,7 +16,7 @@ use super::{BlockStripe, Halves, STEP_COLUMNS, group_sum};
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(in super::super) fn blocks<const W: usize, const N: usize>(
     stripe: BlockStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     match stripe.form.bits {
@@ -43,7 +43,7 @@ unsafe fn numbers(all: Halves<'_>, span: usize, group: usize) -> __m512 {
     }
 }
 
-/// The levels of eight columns, four in each register, and what is left of `high`.
+/// The quants of eight columns, four in each register, and what is left of `high`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn unpack<const BITS: u32>(pairs: __m512i, high: __m512i) -> ([__m512i; 2], __m512i) {
@@ -58,16 +58,16 @@ fn unpack<const BITS: u32>(pairs: __m512i, high: __m512i) -> ([__m512i; 2], __m5
     // What crosses from a byte to its neighbour lies outside of the bits that are kept.
     let kept = _mm512_set1_epi8(if BITS == 5 { 0x10 } else { 0x30 });
     let [first, second] = above.map(|above| _mm512_and_si512(above, kept));
-    let levels = [_mm512_or_si512(low[0], first), _mm512_or_si512(low[1], second)];
+    let quants = [_mm512_or_si512(low[0], first), _mm512_or_si512(low[1], second)];
     let rest = if BITS == 5 { _mm512_srli_epi16::<2>(high) } else { _mm512_srli_epi16::<4>(high) };
-    (levels, rest)
+    (quants, rest)
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 fn by_bits<const W: usize, const N: usize, const BITS: u32>(
     stripe: BlockStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     stripe.check();
@@ -105,7 +105,7 @@ fn by_bits<const W: usize, const N: usize, const BITS: u32>(
                     unpack::<BITS>(stream(stripe.nibbles.as_ptr().add(at * VECTOR)), high);
                 high = rest;
                 for n in 0..N {
-                    let quads = tiles[n].levels.as_ptr().add(at * STEP_COLUMNS * W);
+                    let quads = tiles[n].quants.as_ptr().add(at * STEP_COLUMNS * W);
                     for (w, sum) in sums[n].iter_mut().enumerate() {
                         *sum = _mm512_dpbusd_epi32(*sum, low, broadcast(quads.add(w * 4)));
                         *sum = _mm512_dpbusd_epi32(*sum, second, broadcast(quads.add((W + w) * 4)));

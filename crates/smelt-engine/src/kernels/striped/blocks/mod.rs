@@ -1,6 +1,6 @@
 //! Holds weights in the forms of ggml's blocks, in stripes, and multiplies by them.
 //!
-//! A group's sum of levels times activations is an exact integer; it joins the output times the
+//! A group's sum of quants times activations is an exact integer; it joins the output times the
 //! activations' scale, then times the group's.  Where groups have minima, the sum of the activations
 //! times their scale follows, times the minimum and subtracted.  That order is the same on every
 //! path.  The scale of a group and its minimum are multiplied out as they are met, and exact.
@@ -19,7 +19,7 @@ mod tests;
 use half::f16;
 use smelt_model::packed::form::BlockForm;
 
-use super::input::LevelTile;
+use super::input::QuantTile;
 use super::{RUN, STRIPE, stripes};
 
 /// Columns of a step: sixteen rows of them are a line of nibbles.
@@ -29,8 +29,8 @@ const STEP_COLUMNS: usize = 8;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks<'a> {
     pub(crate) form: BlockForm,
-    /// The low four bits of the levels, `[stripes, runs * 4, 16 rows, 4 columns]`; see
-    /// [`Levels`](super::Levels).
+    /// The low four bits of the quants, `[stripes, runs * 4, 16 rows, 4 columns]`; see
+    /// [`Levels`](super::QuantizedStripes).
     pub(crate) nibbles: &'a [u8],
     /// What is above them, `[stripes, words, 16 rows, 4 bytes]`; empty where there is nothing.
     pub(crate) high: &'a [u8],
@@ -142,8 +142,8 @@ impl BlockStripe<'_> {
         self.columns / self.form.group
     }
 
-    /// The level of `lane` in `column`.
-    fn level(&self, lane: usize, column: usize) -> u8 {
+    /// The quant of `lane` in `column`.
+    fn quant(&self, lane: usize, column: usize) -> u8 {
         let byte = self.nibbles[(column / 8 * STRIPE + lane) * 4 + column % 4];
         let low = if column % 8 < 4 { byte & 15 } else { byte >> 4 };
         let Some(width) = self.form.word_columns() else { return low };
@@ -154,8 +154,8 @@ impl BlockStripe<'_> {
 
     /// The number of `lane` in `column`.
     fn number(&self, lane: usize, column: usize, scale: f32, min: Option<f32>) -> f32 {
-        let level = i16::from(self.level(lane, column)) - i16::from(self.form.middle());
-        let product = f32::from(level) * scale;
+        let quant = i16::from(self.quant(lane, column)) - i16::from(self.form.middle());
+        let product = f32::from(quant) * scale;
         min.map_or(product, |min| product - min)
     }
 
@@ -188,7 +188,7 @@ impl BlockStripe<'_> {
 }
 
 /// The sum of a token's activations in a group of `columns` columns.
-fn group_sum(tile: &LevelTile<'_>, columns: usize, group: usize, at: usize) -> i32 {
+fn group_sum(tile: &QuantTile<'_>, columns: usize, group: usize, at: usize) -> i32 {
     match (columns, group % 2) {
         (RUN, _) => tile.sums[at],
         (_, 0) => tile.firsts[at],

@@ -6,7 +6,7 @@
 
 use std::arch::aarch64::*;
 
-use super::super::input::LevelTile;
+use super::super::input::QuantTile;
 use super::super::multiply::Outputs;
 use super::super::neon::{QUAD, Rows, STEP, dots};
 use super::super::{RUN, STRIPE};
@@ -16,7 +16,7 @@ use super::{BlockStripe, Halves, STEP_COLUMNS, group_sum};
 #[target_feature(enable = "neon,dotprod")]
 pub(in super::super) fn blocks<const W: usize, const N: usize>(
     stripe: BlockStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     let (outs, _) = out.as_chunks_mut::<W>();
@@ -41,7 +41,7 @@ fn numbers(all: Halves<'_>, stripe: &BlockStripe<'_>, group: usize) -> Rows<floa
     [0, 4, 8, 12].map(|lane| unsafe { vld1q_f32(wide.as_ptr().add(lane)) })
 }
 
-/// The levels of eight columns of four rows, four in each register, and what is left of `high`.
+/// The quants of eight columns of four rows, four in each register, and what is left of `high`.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn unpack<const BITS: u32>(pairs: uint8x16_t, high: uint8x16_t) -> ([int8x16_t; 2], uint8x16_t) {
@@ -52,15 +52,15 @@ fn unpack<const BITS: u32>(pairs: uint8x16_t, high: uint8x16_t) -> ([int8x16_t; 
         _ => ([vshlq_n_u8::<4>(high), vshlq_n_u8::<2>(high)], vshrq_n_u8::<4>(high)),
     };
     let kept = vdupq_n_u8(if BITS == 5 { 0x10 } else { 0x30 });
-    let levels = [0, 1].map(|at| vreinterpretq_s8_u8(vorrq_u8(low[at], vandq_u8(above[at], kept))));
-    (levels, rest)
+    let quants = [0, 1].map(|at| vreinterpretq_s8_u8(vorrq_u8(low[at], vandq_u8(above[at], kept))));
+    (quants, rest)
 }
 
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn tile_by<const W: usize, const BITS: u32>(
     stripe: BlockStripe<'_>,
-    tile: LevelTile<'_>,
+    tile: QuantTile<'_>,
     out: &mut [[f32; STRIPE]; W],
 ) {
     stripe.check();
@@ -96,7 +96,7 @@ fn tile_by<const W: usize, const BITS: u32>(
     }
 }
 
-/// Sums of levels times activations over one group.
+/// Sums of quants times activations over one group.
 ///
 /// # Safety
 /// `stripe` and `tile` have that group.
@@ -104,7 +104,7 @@ fn tile_by<const W: usize, const BITS: u32>(
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn group_sums<const W: usize, const BITS: u32>(
     stripe: BlockStripe<'_>,
-    tile: LevelTile<'_>,
+    tile: QuantTile<'_>,
     group: usize,
     width: usize,
 ) -> [Rows<int32x4_t>; W] {
@@ -117,18 +117,18 @@ unsafe fn group_sums<const W: usize, const BITS: u32>(
     }
     for step in 0..steps {
         let at = group * steps + step;
-        let mut levels = [[vdupq_n_s8(0); 4]; 2];
+        let mut quants = [[vdupq_n_s8(0); 4]; 2];
         for (part, high) in high.iter_mut().enumerate() {
             // SAFETY: a group has as many steps of 64 bytes.
             let pairs = unsafe { vld1q_u8(stripe.nibbles.as_ptr().add(at * STEP + part * 16)) };
             let ([first, second], rest) = unpack::<BITS>(pairs, *high);
-            (levels[0][part], levels[1][part], *high) = (first, second, rest);
+            (quants[0][part], quants[1][part], *high) = (first, second, rest);
         }
         // SAFETY: the tile has the activations of these columns, those of the second half behind.
         unsafe {
-            let quads = tile.levels.as_ptr().add(at * STEP_COLUMNS * W);
-            dots::<W>(levels[0], quads, &mut sums);
-            dots::<W>(levels[1], quads.add(W * QUAD), &mut sums);
+            let quads = tile.quants.as_ptr().add(at * STEP_COLUMNS * W);
+            dots::<W>(quants[0], quads, &mut sums);
+            dots::<W>(quants[1], quads.add(W * QUAD), &mut sums);
         }
     }
     sums

@@ -1,6 +1,6 @@
 //! Computes the kernel of blocks in plain Rust, the measure of every other path.
 
-use super::super::input::LevelTile;
+use super::super::input::QuantTile;
 use super::super::multiply::Outputs;
 use super::super::{RUN, STRIPE};
 use super::{BlockStripe, group_sum};
@@ -8,7 +8,7 @@ use super::{BlockStripe, group_sum};
 /// `N` tiles of `W` tokens by a stripe of blocks.
 pub(in super::super) fn blocks<const W: usize, const N: usize>(
     stripe: BlockStripe<'_>,
-    tiles: [LevelTile<'_>; N],
+    tiles: [QuantTile<'_>; N],
     out: &mut Outputs,
 ) {
     stripe.check();
@@ -23,8 +23,8 @@ pub(in super::super) fn blocks<const W: usize, const N: usize>(
             for (lane, out) in out.iter_mut().enumerate() {
                 let mut sum = -i32::from(form.middle()) * all;
                 for column in group * width..(group + 1) * width {
-                    let x = tile.levels[(column / 4 * W + token) * 4 + column % 4];
-                    sum += i32::from(stripe.level(lane, column)) * i32::from(x);
+                    let x = tile.quants[(column / 4 * W + token) * 4 + column % 4];
+                    sum += i32::from(stripe.quant(lane, column)) * i32::from(x);
                 }
                 let scale = stripe.scales.get(form, group, lane);
                 *out = (sum as f32 * by).mul_add(scale, *out);

@@ -59,29 +59,29 @@ impl Numbers {
 }
 
 impl Weights {
-    /// Random levels, or only `level`.
-    fn random(random: &mut Random, form: BlockForm, shape: [usize; 2], level: Option<u8>) -> Self {
+    /// Random quants, or only `quant`.
+    fn random(random: &mut Random, form: BlockForm, shape: [usize; 2], quant: Option<u8>) -> Self {
         let [rows, columns] = shape;
         let most = 1 << form.bits;
-        let level = |random: &mut Random| level.unwrap_or_else(|| random.below(most) as u8);
-        let levels: Vec<u8> = (0..rows * columns).map(|_| level(random)).collect();
+        let quant = |random: &mut Random| quant.unwrap_or_else(|| random.below(most) as u8);
+        let quants: Vec<u8> = (0..rows * columns).map(|_| quant(random)).collect();
         let scales = Numbers::random(random, form, shape);
         let mins = form.has_mins.then(|| Numbers::random(random, form, shape));
         let groups = columns / form.group;
-        let wide = levels.iter().enumerate().map(|(at, &level)| {
+        let wide = quants.iter().enumerate().map(|(at, &quant)| {
             let group = at / columns * groups + at % columns / form.group;
-            let level = f32::from(level) - f32::from(form.middle());
-            let product = level * scales.wide[group];
+            let quant = f32::from(quant) - f32::from(form.middle());
+            let product = quant * scales.wide[group];
             mins.as_ref().map_or(product, |mins| product - mins.wide[group])
         });
         let wide = wide.collect();
         let nibbles: Vec<u8> =
-            levels.as_chunks::<2>().0.iter().map(|two| two[0] & 15 | (two[1] & 15) << 4).collect();
+            quants.as_chunks::<2>().0.iter().map(|two| two[0] & 15 | (two[1] & 15) << 4).collect();
         let nibbles = stripe_all(&nibbles, columns / 2, |rows| stripe_nibbles(rows, columns));
         let high = form.word_columns().map_or_else(Vec::new, |width| {
             let words = columns / width;
             let rows: Vec<u8> =
-                levels.chunks(columns).flat_map(|levels| high_words(form, width, levels)).collect();
+                quants.chunks(columns).flat_map(|quants| high_words(form, width, quants)).collect();
             stripe_all(&rows, words * 4, |rows| stripe_elements(rows, words, 4))
         });
         Self { form, rows, columns, nibbles, high, scales, mins, wide }
@@ -99,16 +99,16 @@ impl Weights {
     }
 }
 
-/// What is above four bits of a row's levels, as [`BlockForm`] has it.
-fn high_words(form: BlockForm, width: usize, levels: &[u8]) -> Vec<u8> {
-    let word = |levels: &[u8]| {
+/// What is above four bits of a row's quants, as [`BlockForm`] has it.
+fn high_words(form: BlockForm, width: usize, quants: &[u8]) -> Vec<u8> {
+    let word = |quants: &[u8]| {
         let mut word = [0; 4];
-        for (column, level) in levels.iter().enumerate() {
-            word[column % 4] |= level >> 4 << (column / 4 * form.high_bits() as usize);
+        for (column, quant) in quants.iter().enumerate() {
+            word[column % 4] |= quant >> 4 << (column / 4 * form.high_bits() as usize);
         }
         word
     };
-    levels.chunks(width).flat_map(word).collect()
+    quants.chunks(width).flat_map(word).collect()
 }
 
 #[track_caller]
@@ -161,14 +161,14 @@ fn blocks_are_the_exact_sums_on_every_path() {
 #[cfg_attr(miri, ignore = "takes minutes")]
 fn the_largest_levels_do_not_overflow() {
     for form in BlockForm::ALL {
-        for level in [0, ((1_u32 << form.bits) - 1) as u8] {
-            let weights = Weights::random(&mut Random::new(5), form, [STRIPE, 512], Some(level));
+        for quant in [0, ((1_u32 << form.bits) - 1) as u8] {
+            let weights = Weights::random(&mut Random::new(5), form, [STRIPE, 512], Some(quant));
             let (view, bias, threads) = (weights.view(), [0.0; STRIPE], Threads::new(1));
             for x in [[1.0; 512], [-1.0; 512]] {
                 let expect = floats_of(&weights.wide, 512, &x, &bias, true);
                 for isa in Isa::all() {
                     let out = run(Arithmetic::Integers, view, &x, &bias, isa, &threads);
-                    close(&out, &expect, 1e-5, &format!("{} {level} {isa:?}", form.name));
+                    close(&out, &expect, 1e-5, &format!("{} {quant} {isa:?}", form.name));
                 }
             }
         }

@@ -1,0 +1,159 @@
+//! Compares engines with their digests before they answer, once a boot.
+//!
+//! Engines were whole when they were sealed; cards and disks lose bits afterwards, and a flipped bit of
+//! a weight is an answer that is wrong and looks right.  Reading everything takes about a second a
+//! gigabyte, so it is done once after each start of the machine and noted in the store; while their files look as
+//! they did, engines are opened without.  Notes may be lost at any time, and nobody else can write one.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use smelt_backend::OpenError;
+use smelt_exec::boot_id;
+use smelt_plan::Digest;
+use smelt_store::{Store, Wait};
+
+use crate::console::tell;
+use crate::exit::Failed;
+use crate::load;
+
+/// An engine larger than this is checked audibly: it takes a second or more.
+const AUDIBLE_BYTES: u64 = 1 << 30;
+
+/// Runs `check` unless the engines in `dirs` passed it since the machine was started, and are as they
+/// were.  Without a store nobody remembers.
+///
+/// # Errors
+/// When `check` finds damage.
+pub(crate) fn once_a_boot(
+    dirs: &[PathBuf],
+    check: impl FnOnce() -> Result<(), OpenError>,
+) -> Result<(), Failed> {
+    let root = load::root().ok().filter(|root| root.join("FORMAT").is_file());
+    let store = root.and_then(|root| {
+        let store = Store::open(&root, Wait::No);
+        store.or_else(|_| Store::open_read_only(&root, Wait::No)).ok()
+    });
+    once(store.as_ref(), dirs, check)
+}
+
+fn once(
+    store: Option<&Store>,
+    dirs: &[PathBuf],
+    check: impl FnOnce() -> Result<(), OpenError>,
+) -> Result<(), Failed> {
+    let (looks, bytes) = looks(dirs);
+    let (name, looks) = (name(dirs), format!("boot {}\n{looks}", boot_id()).into_bytes());
+    if store.and_then(|store| store.note(&name)).is_some_and(|noted| noted == looks) {
+        return Ok(());
+    }
+    if bytes >= AUDIBLE_BYTES {
+        let gigabytes = bytes as f64 / 1e9;
+        tell(format_args!("comparing {gigabytes:.1} GB with their digests, once a boot"));
+    }
+    check().map_err(Failed::invalid)?;
+    // Without a note the next start checks again.
+    _ = store.map(|store| store.keep_note(&name, &looks));
+    Ok(())
+}
+
+/// The name of a note on these engines.
+fn name(dirs: &[PathBuf]) -> Digest {
+    let dirs = dirs.iter().map(|dir| fs::canonicalize(dir).unwrap_or_else(|_| dir.clone()));
+    let dirs: Vec<String> = dirs.map(|dir| dir.display().to_string()).collect();
+    Digest::of(format!("whole engines\n{}", dirs.join("\n")).as_bytes())
+}
+
+/// How every file of the engines looks, a line each, and the bytes of all of them.
+fn looks(dirs: &[PathBuf]) -> (String, u64) {
+    let entries = dirs.iter().flat_map(fs::read_dir).flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    files.sort();
+    let (mut lines, mut bytes) = (String::new(), 0);
+    for path in files {
+        let path = fs::canonicalize(&path).unwrap_or(path);
+        let Ok(data) = fs::metadata(&path) else { continue };
+        bytes += data.len();
+        let (len, inode) = (data.len(), data.ino());
+        let changed = [data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()];
+        lines += &format!("{} {len} {inode} {changed:?}\n", path.display());
+    }
+    (lines, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smelt_engine::engine_file::{ENGINE_FILE, WEIGHTS_FILE};
+    use std::cell::Cell;
+    use tempfile::TempDir;
+
+    #[test]
+    fn engines_are_read_once_until_they_change() {
+        let (dir, root) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let store = Store::open(root.path(), Wait::No).unwrap();
+        let weights = dir.path().join(WEIGHTS_FILE);
+        fs::write(dir.path().join(ENGINE_FILE), "{}").unwrap();
+        fs::write(&weights, "12").unwrap();
+        let checked = Cell::new(0);
+        let open = || {
+            once(Some(&store), &[dir.path().to_owned()], || {
+                checked.set(checked.get() + 1);
+                Ok(())
+            })
+        };
+        open().unwrap();
+        open().unwrap();
+        assert_eq!(checked.get(), 1);
+        fs::write(&weights, "21").unwrap();
+        open().unwrap();
+        assert_eq!(checked.get(), 2);
+        // Other back ends keep weights under other names.
+        fs::write(dir.path().join("model.onnx"), "3").unwrap();
+        open().unwrap();
+        assert_eq!(checked.get(), 3);
+        // Without a store nobody remembers.
+        for _ in 0..2 {
+            let check = || {
+                checked.set(checked.get() + 1);
+                Ok(())
+            };
+            once(None, &[dir.path().to_owned()], check).unwrap();
+        }
+        assert_eq!(checked.get(), 5);
+    }
+
+    #[test]
+    fn nobody_else_can_say_that_engines_are_whole() {
+        let (dir, root) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let store = Store::open(root.path(), Wait::No).unwrap();
+        fs::write(dir.path().join(WEIGHTS_FILE), "12").unwrap();
+        let dirs = [dir.path().to_owned()];
+        // What was noted after an earlier start, or of other files, is no note.
+        for text in [looks(&dirs).0, format!("boot another\n{}", looks(&dirs).0)] {
+            store.keep_note(&name(&dirs), text.as_bytes()).unwrap();
+            let checked = Cell::new(false);
+            let check = || {
+                checked.set(true);
+                Ok(())
+            };
+            once(Some(&store), &dirs, check).unwrap();
+            assert!(checked.get(), "{text}");
+        }
+    }
+
+    #[test]
+    fn damage_is_told_each_time() {
+        let dir = TempDir::new().unwrap();
+        fs::write(dir.path().join(WEIGHTS_FILE), "12").unwrap();
+        let root = TempDir::new().unwrap();
+        let store = Store::open(root.path(), Wait::No).unwrap();
+        let damaged = || OpenError::Damaged { path: dir.path().into(), problem: "worn".into() };
+        for _ in 0..2 {
+            let dirs = [dir.path().to_owned()];
+            let failed = once(Some(&store), &dirs, || Err(damaged())).unwrap_err();
+            assert!(failed.to_string().contains("worn"), "{failed}");
+        }
+    }
+}
